@@ -1,0 +1,103 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "launcher/core/error.hpp"
+
+namespace dtrain {
+
+// What a job YAML asks for, after defaults, coercions and ${VAR}. Plain data: no file is read and
+// nothing is checked here but in validate().
+
+// Per rank. Absent means the default: GPU 1 with nproc_per_node "gpu", else CPU 1.
+struct Resources {
+  std::optional<double> cpu;           // CPUs
+  std::optional<int> gpu;              // GPUs
+  std::optional<std::uint64_t> memory; // bytes
+
+  bool operator==(const Resources&) const = default;
+};
+
+// nnodes: N, or "min:max".
+struct NodeCount {
+  int min = 1;
+  int max = 1;
+
+  bool operator==(const NodeCount&) const = default;
+};
+
+// nproc_per_node: N, "gpu" (all GPUs of the node) or "cpu" (all its CPUs).
+enum class ProcsKind : std::uint8_t { number, gpu, cpu };
+struct ProcsPerNode {
+  ProcsKind kind = ProcsKind::number;
+  int number = 1;
+
+  bool operator==(const ProcsPerNode&) const = default;
+};
+
+enum class ScoreOrder : std::uint8_t { max, min };
+struct CheckpointSpec {
+  std::optional<int> num_to_keep;               // absent: all
+  std::optional<std::string> score_attribute;   // a metric's name
+  ScoreOrder score_order = ScoreOrder::max;
+
+  bool operator==(const CheckpointSpec&) const = default;
+};
+
+// A secret's value comes from the CLI's environment variable of that name, or from a file.
+struct SecretSpec {
+  std::string name;                 // the environment variable that the ranks get
+  std::optional<std::string> file;  // absolute, or empty: the CLI's environment
+
+  bool operator==(const SecretSpec&) const = default;
+};
+
+enum class BundleMode : std::uint8_t { automatic, off };
+enum class OnHeadLost : std::uint8_t { go_on, stop };  // "continue", "stop"
+
+struct JobSpec {
+  std::string name;                  // default: the program's file name
+  std::vector<std::string> command;  // argv; for a string in the YAML: one element, and shell set
+  bool shell = false;                // run as /bin/sh -c command[0]
+  std::string workdir;               // absolute; default: the YAML's folder, else where submit ran
+  std::map<std::string, std::string> env;
+  std::vector<SecretSpec> secrets;
+  std::string setup;  // shell lines, once per node and attempt, before its ranks; empty: none
+  NodeCount nnodes;
+  ProcsPerNode nproc_per_node;
+  int max_restarts = 0;
+  Resources resources;
+  bool resources_given = false;  // a job that asks for nothing and is too large may run alone
+  std::string storage_path;      // absolute; empty: the head's own
+  CheckpointSpec checkpoint;
+  BundleMode bundle = BundleMode::automatic;
+  OnHeadLost on_head_lost = OnHeadLost::go_on;
+  std::chrono::seconds stop_grace{30};
+  std::optional<std::chrono::seconds> timeout;        // of one job, over all attempts
+  std::optional<std::chrono::seconds> queue_timeout;  // in state queued
+  int priority = 0;                                   // larger goes first
+  std::vector<std::string> after;                     // job ids that must have succeeded first
+
+  bool operator==(const JobSpec&) const = default;
+};
+
+// Every problem of the values at once (names by the allow-list, ranges, environment names, NUL,
+// sizes), without places in a file. Empty: fine. The head calls it on what comes over the wire, so
+// it trusts nothing.
+std::vector<Error> validate(const JobSpec& spec);
+
+// The wire and database form; keys as in the YAML (durations in seconds as stop_grace_s and so on).
+// from_json is strict about types and throws Error(invalid) naming the key; unknown keys are
+// ignored, since a newer CLI may speak.
+nlohmann::json to_json(const JobSpec& spec);
+JobSpec job_spec_from_json(const nlohmann::json& json);
+
+}  // namespace dtrain
