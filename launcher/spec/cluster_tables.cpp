@@ -232,7 +232,7 @@ const Table& cluster_table() {
           key("idle_timeout_minutes", Shape::number(0, kLarge), 5.0,
               "After how many idle minutes a node above `min_workers` goes."),
           example(required(expands(key("provider", Shape::special("mapping", json::object()),
-                                       nullptr, "where the nodes come from."))),
+                                       nullptr, "Where the nodes come from."))),
                   "provider: {type: local}"),
           expands(key("auth", Shape::mapping(auth_table()), nullptr, "How to log in to nodes.")),
           example(key("available_node_types", Shape::mappings(node_type_table()), json::object(),

@@ -128,7 +128,7 @@ class ClusterReader {
     const Path at = with(path, "type");
     if (type == nullptr || type->kind == Node::Kind::null) {
       source_.report.problem(at, type == nullptr ? node.place : type->place,
-                             "is missing: where the nodes come from",
+                             type == nullptr ? "is missing" : "is empty",
                              "for example: provider: {type: local}");
       return std::nullopt;
     }

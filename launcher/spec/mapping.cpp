@@ -105,7 +105,7 @@ Mapping::Mapping(const Node* node, const Table& table, Path path, Source source,
     if (!key.required || has(key.name.c_str())) continue;
     const Node* empty = node_->find(key.name);
     source_.report.problem(path_of(key.name), empty != nullptr ? empty->place : node_->place,
-                           (empty != nullptr ? "is empty: " : "is missing: ") + key.doc,
+                           empty != nullptr ? "is empty" : "is missing",
                            key.example.empty() ? "" : "for example: " + key.example);
   }
 }

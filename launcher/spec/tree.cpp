@@ -397,6 +397,14 @@ Place place_at(std::string_view text, std::size_t offset) {
   return {static_cast<int>(lines) + 1, static_cast<int>(column) + 1};
 }
 
+std::string_view line_of(std::string_view text, const YAML::Mark& mark) {
+  if (mark.is_null() || mark.pos < 0 || static_cast<std::size_t>(mark.pos) > text.size()) return {};
+  const auto at = static_cast<std::size_t>(mark.pos);
+  const std::size_t before = text.substr(0, at).rfind('\n');
+  const std::size_t start = before == std::string_view::npos ? 0 : before + 1;
+  return text.substr(start, std::min(text.find('\n', at), text.size()) - start);
+}
+
 [[noreturn]] void refuse(Report& report, Place place, const std::string& message,
                          const std::string& hint = {}) {
   report.problem({}, place, message, hint);
@@ -481,6 +489,9 @@ Tree parse_tree(std::string_view text, Report& report) {
         hint = entry.hint;
         break;
       }
+    }
+    if (line_of(text, error.mark).find("${") != std::string_view::npos) {
+      hint = "within { } and [ ], put quotes around a text that contains ${…}";
     }
     refuse(report, place_of(error.mark), "not YAML: " + printable(message, false), hint);
   } catch (const Error&) {
