@@ -142,23 +142,30 @@ using UnixSocket = asio::local::stream_protocol::socket;
 class Deadline {
  public:
   Deadline(tcp::socket& socket, std::chrono::milliseconds limit)
-      : timer_(socket.get_executor(), limit), fired_(std::make_shared<bool>(false)) {
-    timer_.async_wait([&socket, fired = fired_](error_code stopped) {
-      if (stopped) return;
-      *fired = true;
+      : timer_(socket.get_executor(), limit), state_(std::make_shared<State>(State{&socket})) {
+    timer_.async_wait([state = state_](error_code stopped) {
+      if (stopped || state->socket == nullptr) return;
+      state->fired = true;
       error_code ignored;
-      socket.close(ignored);
+      state->socket->close(ignored);
     });
   }
-  ~Deadline() { timer_.cancel(); }
+  ~Deadline() {
+    state_->socket = nullptr;
+    timer_.cancel();
+  }
   Deadline(const Deadline&) = delete;
   Deadline& operator=(const Deadline&) = delete;
 
-  bool fired() const { return *fired_; }
+  bool fired() const { return state_->fired; }
 
  private:
+  struct State {
+    tcp::socket* socket;
+    bool fired = false;
+  };
   asio::steady_timer timer_;
-  std::shared_ptr<bool> fired_;
+  std::shared_ptr<State> state_;
 };
 
 void tune(tcp::socket& socket) {
