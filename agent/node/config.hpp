@@ -15,8 +15,8 @@ namespace dtrain::node {
 struct NodeConfig {
   ClusterId cluster;
   NodeId node;
-  std::string address;      // as other nodes reach this one
-  std::string head_file;    // on the head's own machine: its head.json, read at each dial
+  std::string address;    // as other nodes reach this one
+  std::string head_file;  // on the head's own machine: its head.json, read at each dial
   std::vector<std::string> head_addresses;
   int head_port = 0;
 };
