@@ -1,0 +1,127 @@
+#include "launcher/core/files.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/ids.hpp"
+
+namespace dtrain {
+
+UniqueFd open_file(const fs::path& path, int flags, mode_t mode) {
+  while (true) {
+    const int fd = ::open(path.c_str(), flags | O_CLOEXEC, mode);
+    if (fd >= 0) return UniqueFd(fd);
+    if (errno != EINTR) throw errno_error("cannot open " + path.string(), errno);
+  }
+}
+
+std::string read_file(const fs::path& path, std::size_t limit) {
+  const UniqueFd fd = open_file(path, O_RDONLY);
+  std::string content;
+  std::array<char, 65536> buffer;
+  while (true) {
+    const ssize_t got = ::read(fd.get(), buffer.data(), buffer.size());
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      throw errno_error("cannot read " + path.string(), errno);
+    }
+    if (got == 0) return content;
+    content.append(buffer.data(), static_cast<std::size_t>(got));
+    if (content.size() > limit) {
+      throw Error(ErrorCode::exhausted,
+                  path.string() + " is larger than " + std::to_string(limit) + " bytes");
+    }
+  }
+}
+
+std::optional<std::string> read_file_if_there(const fs::path& path, std::size_t limit) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0 && errno == ENOENT) return std::nullopt;
+  return read_file(path, limit);
+}
+
+void write_all(int fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t wrote = ::write(fd, bytes.data(), bytes.size());
+    if (wrote < 0) {
+      if (errno == EINTR) continue;
+      throw errno_error("cannot write", errno);
+    }
+    bytes.remove_prefix(static_cast<std::size_t>(wrote));
+  }
+}
+
+void fsync_folder(const fs::path& folder) {
+  const UniqueFd fd = open_file(folder, O_RDONLY | O_DIRECTORY);
+  if (::fsync(fd.get()) != 0) throw errno_error("cannot fsync " + folder.string(), errno);
+}
+
+void write_file_atomic(const fs::path& path, std::string_view content, mode_t mode) {
+  const fs::path temporary =
+      path.parent_path() / ("." + path.filename().string() + ".tmp-" + random_hex(4));
+  try {
+    const UniqueFd fd = open_file(temporary, O_WRONLY | O_CREAT | O_EXCL, mode);
+    if (::fchmod(fd.get(), mode) != 0) throw errno_error("cannot chmod", errno);
+    write_all(fd.get(), content);
+    if (::fsync(fd.get()) != 0) throw errno_error("cannot fsync", errno);
+    if (::rename(temporary.c_str(), path.c_str()) != 0) throw errno_error("cannot rename", errno);
+  } catch (Error& error) {
+    ::unlink(temporary.c_str());
+    error.while_doing("writing " + path.string());
+    throw;
+  }
+  fsync_folder(path.parent_path());
+}
+
+void make_folders(const fs::path& folder) {
+  if (folder.empty() || fs::is_directory(folder)) return;
+  make_folders(folder.parent_path());
+  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
+    throw errno_error("cannot make folder " + folder.string(), errno);
+  }
+}
+
+void make_private_folder(const fs::path& folder) {
+  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
+    throw errno_error("cannot make folder " + folder.string(), errno);
+  }
+  struct stat status {};
+  if (::lstat(folder.c_str(), &status) != 0) {
+    throw errno_error("cannot look at " + folder.string(), errno);
+  }
+  if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid()) {
+    throw Error(ErrorCode::denied, folder.string() + " is not a folder of this user");
+  }
+  if ((status.st_mode & 077) != 0 && ::chmod(folder.c_str(), 0700) != 0) {
+    throw errno_error("cannot chmod " + folder.string(), errno);
+  }
+}
+
+void remove_tree(const fs::path& path) {
+  std::error_code failed;
+  fs::remove_all(path, failed);
+  if (failed) throw errno_error("cannot remove " + path.string(), failed.value());
+}
+
+std::optional<FileLock> FileLock::try_lock(const fs::path& path) {
+  UniqueFd fd = open_file(path, O_RDWR | O_CREAT);
+  if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) return FileLock(std::move(fd));
+  if (errno == EWOULDBLOCK) return std::nullopt;
+  throw errno_error("cannot lock " + path.string(), errno);
+}
+
+FileLock FileLock::wait(const fs::path& path) {
+  UniqueFd fd = open_file(path, O_RDWR | O_CREAT);
+  while (::flock(fd.get(), LOCK_EX) != 0) {
+    if (errno != EINTR) throw errno_error("cannot lock " + path.string(), errno);
+  }
+  return FileLock(std::move(fd));
+}
+
+}  // namespace dtrain

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <sys/types.h>
+
+#include "launcher/core/unique_fd.hpp"
+
+// Files that matter: written whole or not at all, read with a bound. All throw Error (io,
+// not_found, denied, exhausted) with the path in the message.
+namespace dtrain {
+
+namespace fs = std::filesystem;
+
+// open(2) with O_CLOEXEC, EINTR handled.
+UniqueFd open_file(const fs::path& path, int flags, mode_t mode = 0600);
+
+// At most `limit` bytes: a larger file is an Error(exhausted).
+std::string read_file(const fs::path& path, std::size_t limit = std::size_t{64} << 20);
+// Absent when there is no such file.
+std::optional<std::string> read_file_if_there(const fs::path& path,
+                                              std::size_t limit = std::size_t{64} << 20);
+
+// A temporary beside it, fsync, rename, fsync of the folder.
+void write_file_atomic(const fs::path& path, std::string_view content, mode_t mode = 0600);
+
+void write_all(int fd, std::string_view bytes);
+void fsync_folder(const fs::path& folder);
+
+// Makes the folder and those above it, 0700 each; an existing one is left as it is.
+void make_folders(const fs::path& folder);
+
+// A folder for sockets and the like under /tmp: ours (lstat: a folder, our uid, not a link), 0700,
+// made when missing. Throws Error(denied) when it is somebody else's.
+void make_private_folder(const fs::path& folder);
+
+// Removes a tree of ours without following links; a missing one is fine.
+void remove_tree(const fs::path& path);
+
+// Holds an exclusive flock(2) on a file for its lifetime. try_lock gives nothing when another
+// process holds it.
+class FileLock {
+ public:
+  static std::optional<FileLock> try_lock(const fs::path& path);
+  // Waits until it is free.
+  static FileLock wait(const fs::path& path);
+
+ private:
+  explicit FileLock(UniqueFd fd) : fd_(std::move(fd)) {}
+  UniqueFd fd_;
+};
+
+}  // namespace dtrain

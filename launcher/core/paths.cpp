@@ -1,0 +1,71 @@
+#include "launcher/core/paths.hpp"
+
+#include <unistd.h>
+
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+
+#include "launcher/core/error.hpp"
+
+namespace dtrain::paths {
+namespace {
+
+// FNV-1a, 64 bit: a short name for a path, not a secret.
+std::string short_hash(const std::string& text) {
+  std::uint64_t hash = 14695981039346656037ULL;
+  for (const char c : text) {
+    hash ^= static_cast<unsigned char>(c);
+    hash *= 1099511628211ULL;
+  }
+  std::array<char, 17> hex{};
+  std::snprintf(hex.data(), hex.size(), "%016llx", static_cast<unsigned long long>(hash));
+  return std::string(hex.data(), 12);
+}
+
+}  // namespace
+
+fs::path state_home() {
+  const char* xdg = std::getenv("XDG_STATE_HOME");
+  if (xdg != nullptr && xdg[0] == '/') return fs::path(xdg) / "dtrain";
+  const char* home = std::getenv("HOME");
+  if (home != nullptr && home[0] == '/') return fs::path(home) / ".local/state/dtrain";
+  throw Error(ErrorCode::invalid, "neither XDG_STATE_HOME nor HOME names a folder")
+      .with_hint("set HOME to your home folder");
+}
+
+fs::path cluster_state(const std::string& cluster_name) {
+  return state_home() / "clusters" / cluster_name;
+}
+
+fs::path current_cluster() {
+  return state_home() / "current";
+}
+
+AttemptRoot attempt(const NodeRoot& node, const JobId& job, int attempt) {
+  return {node.jobs() / job.str() / ("attempt-" + std::to_string(attempt))};
+}
+
+fs::path socket_folder(const fs::path& root) {
+  const fs::path user = "/tmp/dtrain-" + std::to_string(::geteuid());
+  make_private_folder(user);
+  const fs::path folder = user / short_hash(fs::absolute(root).lexically_normal().string());
+  make_private_folder(folder);
+  return folder;
+}
+
+fs::path head_socket(const fs::path& head_root) {
+  return socket_folder(head_root) / "head.sock";
+}
+
+fs::path supervisor_socket(const fs::path& node_root, const JobId& job, int attempt) {
+  return socket_folder(node_root) / (job.str() + "." + std::to_string(attempt) + ".ctl");
+}
+
+fs::path report_socket(const fs::path& node_root, const JobId& job, int attempt, int rank) {
+  return socket_folder(node_root) /
+         (job.str() + "." + std::to_string(attempt) + "." + std::to_string(rank));
+}
+
+}  // namespace dtrain::paths

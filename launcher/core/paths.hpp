@@ -1,0 +1,109 @@
+#pragma once
+
+#include <string>
+
+#include "launcher/core/files.hpp"
+#include "launcher/core/ids.hpp"
+
+// Where everything is. One function makes each path; nobody joins these names by hand.
+//
+// The laptop's side, a cache that `up` can make again:
+//   $XDG_STATE_HOME/dtrain/                  (default ~/.local/state/dtrain), 0700
+//     current                                name of the cluster of the last `up`
+//     clusters/NAME/
+//       lock                                 held by up and down
+//       cluster.json                         what is up: cluster id, provider, head, nodes
+//       nodes/NODE/, head/                   provider local only: the roots
+//
+// A node's root, ~/.dtrain/CLUSTER_ID/NODE_ID/ (local: as above):
+//   lock                                     held by the node agent, holds the boot id
+//   identity/{key.pem,cert.pem,ca.pem}       the node's own key never leaves it
+//   node.json                                cluster, node, head's address
+//   login_env                                NAME=VALUE, each ended by NUL
+//   node.log, watch.log
+//   watch.json, watch.pid                    what watch keeps alive
+//   jobs/JOB/attempt-N/
+//     spec.json, secrets.json                what the supervisor was told
+//     supervise.json                         its pid and start time
+//     supervise.log, setup.log
+//     ranks/R.out, ranks/R.err               the supervisor is their only writer
+//     errors/R.json                          TORCHELASTIC_ERROR_FILE
+//     exit.json                              how it ended; written once, last
+//
+// The head's root:
+//   ca/{key.pem,cert.pem}                    the cluster's own CA
+//   identity/…                               as a node's
+//   head.json, head.db, head.log
+//   secrets/JOB.json                         0600, gone at the job's end
+//   storage/JOB/checkpoints/…                the default storage
+//   mirror/JOB/attempt-N/NODE/R.out, …       logs of nodes on other machines
+//
+// Sockets, /tmp/dtrain-UID/HASH/, HASH of the root's path, because sun_path holds 108 bytes:
+//   head.sock, JOB.N.ctl (supervisor), JOB.N.R (reports of rank R)
+namespace dtrain::paths {
+
+fs::path state_home();  // from XDG_STATE_HOME, else HOME; Error(invalid) without both
+fs::path cluster_state(const std::string& cluster_name);
+fs::path current_cluster();
+
+struct NodeRoot {
+  fs::path root;
+
+  fs::path lock() const { return root / "lock"; }
+  fs::path identity() const { return root / "identity"; }
+  fs::path config() const { return root / "node.json"; }
+  fs::path login_env() const { return root / "login_env"; }
+  fs::path log() const { return root / "node.log"; }
+  fs::path jobs() const { return root / "jobs"; }
+};
+
+struct WatchRoot {
+  fs::path root;
+
+  fs::path config() const { return root / "watch.json"; }
+  fs::path pid() const { return root / "watch.pid"; }
+  fs::path log() const { return root / "watch.log"; }
+};
+
+struct HeadRoot {
+  fs::path root;
+
+  fs::path ca() const { return root / "ca"; }
+  fs::path identity() const { return root / "identity"; }
+  fs::path config() const { return root / "head.json"; }
+  fs::path database() const { return root / "head.db"; }
+  fs::path log() const { return root / "head.log"; }
+  fs::path lock() const { return root / "lock"; }
+  fs::path secrets(const JobId& job) const { return root / "secrets" / (job.str() + ".json"); }
+  fs::path storage(const JobId& job) const { return root / "storage" / job.str(); }
+  fs::path mirror(const JobId& job, int attempt, const NodeId& node) const {
+    return root / "mirror" / job.str() / ("attempt-" + std::to_string(attempt)) / node.str();
+  }
+};
+
+struct AttemptRoot {
+  fs::path root;
+
+  fs::path spec() const { return root / "spec.json"; }
+  fs::path secrets() const { return root / "secrets.json"; }
+  fs::path supervisor() const { return root / "supervise.json"; }
+  fs::path log() const { return root / "supervise.log"; }
+  fs::path setup_log() const { return root / "setup.log"; }
+  fs::path ranks() const { return root / "ranks"; }
+  fs::path out(int rank) const { return ranks() / (std::to_string(rank) + ".out"); }
+  fs::path err(int rank) const { return ranks() / (std::to_string(rank) + ".err"); }
+  fs::path errors() const { return root / "errors"; }
+  fs::path error_file(int rank) const { return errors() / (std::to_string(rank) + ".json"); }
+  fs::path exit() const { return root / "exit.json"; }
+};
+
+AttemptRoot attempt(const NodeRoot& node, const JobId& job, int attempt);
+
+// Makes /tmp/dtrain-UID and the folder below it when missing; throws Error(denied) when somebody
+// else holds the name.
+fs::path socket_folder(const fs::path& root);
+fs::path head_socket(const fs::path& head_root);
+fs::path supervisor_socket(const fs::path& node_root, const JobId& job, int attempt);
+fs::path report_socket(const fs::path& node_root, const JobId& job, int attempt, int rank);
+
+}  // namespace dtrain::paths

@@ -1,0 +1,145 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "launcher/core/clock.hpp"
+#include "launcher/core/ids.hpp"
+#include "launcher/core/process.hpp"
+#include "launcher/spec/job_spec.hpp"
+
+// What head, node and supervisor say to each other about one attempt. The supervisor speaks JSON,
+// one object a line, over its unix socket; the node passes its events on to the head, and the
+// head's commands on to it, unchanged inside its own messages. A new node must drive an old
+// supervisor: fields are only ever added, and unknown ones are ignored.
+namespace dtrain::wire {
+
+inline constexpr int kSuperviseVersion = 1;
+
+// One node's share of an attempt: spec.json in the attempt's folder. Secrets travel beside it and
+// lie in secrets.json, {NAME: VALUE}, 0600.
+struct AttemptSpec {
+  int version = kSuperviseVersion;
+  ClusterId cluster;
+  JobId job;
+  std::string job_name;
+  int attempt = 1;  // the epoch
+  NodeId node;
+  std::string token;  // DTRAIN_ATTEMPT_TOKEN
+
+  int node_rank = 0;   // GROUP_RANK
+  int nnodes = 1;      // GROUP_WORLD_SIZE
+  int first_rank = 0;  // RANK of this node's LOCAL_RANK 0
+  int nproc = 1;       // LOCAL_WORLD_SIZE
+  int world_size = 1;
+  std::vector<std::string> node_ips;  // by node rank
+  std::string master_addr;            // node_ips[0], or 127.0.0.1 when all nodes are one machine
+  int master_port = 0;                // 0 on node rank 0: choose one and say MasterReady
+
+  std::vector<std::string> command;
+  bool shell = false;
+  std::string workdir;
+  std::map<std::string, std::string> env;
+  std::string setup;
+  std::string storage_path;
+  std::optional<std::string> checkpoint;
+  std::vector<int> gpus;  // indices, for CUDA_VISIBLE_DEVICES; empty and gpus_assigned: none seen
+  bool gpus_assigned = false;
+  int max_restarts = 0;
+  std::chrono::seconds stop_grace{30};
+  OnHeadLost on_head_lost = OnHeadLost::go_on;
+  std::chrono::milliseconds lease{60000};
+};
+
+// ---- Supervisor to head, in order, each with a sequence number from 1. The supervisor keeps an
+// event until it is acknowledged, and sends again what is not after each reconnect.
+
+struct MasterReady {  // node rank 0 only, before its ranks are started
+  int port = 0;
+};
+struct SetupStarted {};
+struct RanksStarted {
+  struct Rank {
+    int rank = 0;
+    pid_t pid = 0;
+  };
+  std::vector<Rank> ranks;
+  WallTime time;
+};
+// A line from a rank that passed the checks of docs/rank_contract.md, whole.
+struct RankReport {
+  int rank = 0;
+  nlohmann::json body;
+};
+struct AttemptWarning {
+  std::optional<int> rank;
+  std::string message;
+};
+struct RankExited {
+  int rank = 0;
+  ProcessExit exit;
+  WallTime time;
+  bool stopped = false;                 // it was told to stop before it ended
+  std::string error_message;            // from TORCHELASTIC_ERROR_FILE, at most 16 KiB; empty: none
+  double error_time = 0;                // its timestamp, seconds since 1970; 0: none
+  std::vector<std::string> last_lines;  // of its stderr, else stdout: at most 20 lines of 500 bytes
+  bool address_in_use = false;          // rank 0 failed and its last lines say so
+};
+// The last event: no process of the attempt is left on this node, and all its output is on disk.
+struct NodeFinished {
+  enum class Outcome : std::uint8_t { succeeded, failed, stopped };
+  Outcome outcome = Outcome::succeeded;
+  std::string reason;               // a sentence; empty for succeeded
+  std::vector<pid_t> unkillable;    // in state D: reported, not waited for
+  std::uint64_t dropped_bytes = 0;  // of output, for want of disk
+};
+
+using AttemptEventBody = std::variant<MasterReady, SetupStarted, RanksStarted, RankReport,
+                                      AttemptWarning, RankExited, NodeFinished>;
+struct AttemptEvent {
+  std::uint64_t seq = 0;
+  AttemptEventBody body;
+};
+
+// ---- Head to supervisor.
+
+// The event is durable (and all before it). For a report with "ack": true, `answer` is the line
+// that the rank gets.
+struct EventAck {
+  std::uint64_t seq = 0;
+  std::optional<nlohmann::json> answer;
+};
+struct StopRanks {
+  std::optional<std::chrono::seconds> grace;  // absent: the spec's
+  std::string reason;
+};
+struct RenewLease {};  // the head was heard: the lease runs from now
+
+using AttemptCommand = std::variant<EventAck, StopRanks, RenewLease>;
+
+// Each is an object with "type" (master_ready, setup_started, ranks_started, report, warning,
+// rank_exited, finished; ack, stop, lease), an event also with "seq". from_json throws
+// Error(invalid) naming the field. An unknown type is Error(invalid) too.
+nlohmann::json to_json(const AttemptSpec& spec);
+AttemptSpec attempt_spec_from_json(const nlohmann::json& json);
+nlohmann::json to_json(const AttemptEvent& event);
+AttemptEvent attempt_event_from_json(const nlohmann::json& json);
+nlohmann::json to_json(const AttemptCommand& command);
+AttemptCommand attempt_command_from_json(const nlohmann::json& json);
+
+// ---- Reports of ranks (docs/rank_contract.md).
+
+inline constexpr std::size_t kReportLimit = 65536;  // bytes of a line, newline included
+
+// Parses and checks one line without its newline. Throws Error(invalid) saying what is wrong, with
+// at most 80 bytes of it quoted. Never more than bounded work: depth and counts are checked.
+nlohmann::json parse_report(std::string_view line);
+
+}  // namespace dtrain::wire

@@ -1,0 +1,151 @@
+#include "launcher/wire/json.hpp"
+
+#include <limits>
+
+#include "launcher/core/text.hpp"
+
+namespace dtrain::wire {
+namespace {
+
+[[noreturn]] void wrong(const char* key, const std::string& wanted, const nlohmann::json& found) {
+  throw Error(ErrorCode::invalid,
+              std::string("\"") + key + "\" must be " + wanted + ", not " + found.type_name());
+}
+
+}  // namespace
+
+nlohmann::json parse_json(std::string_view text, const std::string& what, std::size_t limit,
+                          int max_depth) {
+  if (text.size() > limit) {
+    throw Error(ErrorCode::invalid, what + " is larger than " + std::to_string(limit) + " bytes");
+  }
+  // The parser calls itself for each level, so the depth is checked before it runs.
+  int depth = 0;
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      if (c == '"') in_string = false;
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '[' || c == '{') {
+      if (++depth > max_depth) {
+        throw Error(ErrorCode::invalid,
+                    what + " is nested deeper than " + std::to_string(max_depth) + " levels");
+      }
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+  try {
+    return nlohmann::json::parse(text);
+  } catch (const nlohmann::json::exception& error) {
+    // It names the token that it read last, which may be as long as the text.
+    throw Error(ErrorCode::invalid,
+                what + " is not JSON: " + printable(std::string_view(error.what()).substr(0, 200)));
+  }
+}
+
+std::string dump(const nlohmann::json& json) {
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+const nlohmann::json& member(const nlohmann::json& object, const char* key) {
+  if (!object.is_object()) {
+    throw Error(ErrorCode::invalid,
+                std::string("an object with \"") + key + "\" is wanted, not " + object.type_name());
+  }
+  const auto found = object.find(key);
+  if (found == object.end()) {
+    throw Error(ErrorCode::invalid, std::string("\"") + key + "\" is missing");
+  }
+  return *found;
+}
+
+std::string get_string(const nlohmann::json& object, const char* key) {
+  const nlohmann::json& value = member(object, key);
+  if (!value.is_string()) wrong(key, "a string", value);
+  return value.get<std::string>();
+}
+
+std::string get_string(const nlohmann::json& object, const char* key, const std::string& fallback) {
+  return object.is_object() && !object.contains(key) ? fallback : get_string(object, key);
+}
+
+std::int64_t get_int(const nlohmann::json& object, const char* key, std::int64_t min,
+                     std::int64_t max) {
+  const nlohmann::json& value = member(object, key);
+  if (!value.is_number_integer()) wrong(key, "a whole number", value);
+  const bool too_large =
+      value.is_number_unsigned() && value.get<std::uint64_t>() > std::uint64_t{INT64_MAX};
+  const std::int64_t number = too_large ? INT64_MAX : value.get<std::int64_t>();
+  if (too_large || number < min || number > max) {
+    throw Error(ErrorCode::invalid, std::string("\"") + key + "\" must be from " +
+                                        std::to_string(min) + " to " + std::to_string(max) +
+                                        ", not " + value.dump());
+  }
+  return number;
+}
+
+std::int64_t get_int(const nlohmann::json& object, const char* key, std::int64_t min,
+                     std::int64_t max, std::int64_t fallback) {
+  return object.is_object() && !object.contains(key) ? fallback : get_int(object, key, min, max);
+}
+
+double get_number(const nlohmann::json& object, const char* key, double fallback) {
+  if (object.is_object() && !object.contains(key)) return fallback;
+  const nlohmann::json& value = member(object, key);
+  if (!value.is_number()) wrong(key, "a number", value);
+  return value.get<double>();
+}
+
+bool get_bool(const nlohmann::json& object, const char* key, bool fallback) {
+  if (object.is_object() && !object.contains(key)) return fallback;
+  const nlohmann::json& value = member(object, key);
+  if (!value.is_boolean()) wrong(key, "true or false", value);
+  return value.get<bool>();
+}
+
+std::vector<std::string> get_strings(const nlohmann::json& object, const char* key) {
+  const nlohmann::json& value = member(object, key);
+  if (!value.is_array()) wrong(key, "a list of strings", value);
+  std::vector<std::string> strings;
+  for (const nlohmann::json& item : value) {
+    if (!item.is_string()) wrong(key, "a list of strings", item);
+    strings.push_back(item.get<std::string>());
+  }
+  return strings;
+}
+
+nlohmann::json error_to_json(const Error& error) {
+  nlohmann::json body = {{"code", to_string(error.code())},
+                         {"message", error.message()},
+                         {"context", error.context()},
+                         {"hint", error.hint()},
+                         {"location", nullptr}};
+  if (error.location()) {
+    body["location"] = {{"file", error.location()->file},
+                        {"line", error.location()->line},
+                        {"column", error.location()->column}};
+  }
+  return {{"error", body}};
+}
+
+Error error_from_json(const nlohmann::json& json) {
+  const nlohmann::json& body = member(json, "error");
+  Error error(error_code_from(get_string(body, "code")), get_string(body, "message"));
+  if (body.contains("context")) {
+    for (const std::string& doing : get_strings(body, "context")) error.while_doing(doing);
+  }
+  error.with_hint(get_string(body, "hint", ""));
+  if (body.contains("location") && body["location"].is_object()) {
+    const nlohmann::json& place = body["location"];
+    constexpr auto kMax = std::numeric_limits<int>::max();
+    error.at({get_string(place, "file", ""), static_cast<int>(get_int(place, "line", 0, kMax, 0)),
+              static_cast<int>(get_int(place, "column", 0, kMax, 0))});
+  }
+  return error;
+}
+
+}  // namespace dtrain::wire

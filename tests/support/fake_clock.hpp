@@ -1,0 +1,22 @@
+#pragma once
+
+#include "launcher/core/clock.hpp"
+
+namespace dtrain::testing {
+
+// Time that moves only by hand, both kinds together.
+class FakeClock final : public Clock {
+ public:
+  Monotonic now() const override { return now_; }
+  WallTime wall() const override { return wall_; }
+  void advance(std::chrono::nanoseconds by) {
+    now_ += by;
+    wall_ += std::chrono::duration_cast<WallTime::duration>(by);
+  }
+
+ private:
+  Monotonic now_{std::chrono::hours(1)};
+  WallTime wall_{std::chrono::seconds(1767323045)};  // 2026-01-02T03:04:05Z
+};
+
+}  // namespace dtrain::testing
