@@ -66,6 +66,10 @@ void warn_ray_only(const Node& node, Place place, const Path& path, Report& repo
   if (!blank(node)) report.warning(path, place, "only makes sense for Ray; it has no effect here");
 }
 
+void warn_obsolete(const Node& node, Place place, const Path& path, Report& report) {
+  if (!blank(node)) report.warning(path, place, "has no effect; Ray itself has given it up");
+}
+
 Mapping::Mapping(const Node* node, const Table& table, Path path, Source source)
     : Mapping(node, table, std::move(path), source, nullptr) {}
 
@@ -89,6 +93,8 @@ Mapping::Mapping(const Node* node, const Table& table, Path path, Source source,
     if (key != nullptr) {
       if (key->use == Use::ray_only) {
         warn_ray_only(*entry.value, entry.place, path_of(entry.key), source_.report);
+      } else if (key->use == Use::obsolete) {
+        warn_obsolete(*entry.value, entry.place, path_of(entry.key), source_.report);
       }
       continue;
     }

@@ -93,5 +93,6 @@ class Mapping {
 
 // Warns about what a Ray-only key has in it; says nothing about an empty one.
 void warn_ray_only(const Node& node, Place place, const Path& path, Report& report);
+void warn_obsolete(const Node& node, Place place, const Path& path, Report& report);
 
 }  // namespace dtrain::spec

@@ -58,6 +58,10 @@ json key_schema(const Key& key) {
     schema["type"] = json::array({schema["type"], "null"});
   }
   std::string doc = key.doc;
+  if (key.use == Use::obsolete) {
+    doc = "No effect; Ray itself has given it up. " + doc;
+    schema["deprecated"] = true;
+  }
   if (key.use == Use::ray_only) {
     doc = "Ray only, no effect here: " + doc;
     schema["deprecated"] = true;
@@ -100,6 +104,7 @@ std::string cell(std::string text) {
 std::string row(const Key& key) {
   std::string doc = key.doc;
   if (key.use == Use::ray_only) doc = "*Ray only: a warning.* " + doc;
+  if (key.use == Use::obsolete) doc = "*No effect: a warning; Ray itself has given it up.* " + doc;
   if (key.required) doc = "*Needed.* " + doc;
   if (key.expands) doc += " `${VAR}` is replaced.";
   const std::string fallback = key.fallback.is_null() ? "" : "`" + key.fallback.dump() + "`";

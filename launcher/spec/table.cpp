@@ -130,6 +130,11 @@ Key ray_only(Key key) {
   return key;
 }
 
+Key obsolete(Key key) {
+  key.use = Use::obsolete;
+  return key;
+}
+
 Key silent(Key key) {
   key.use = Use::silent;
   return key;

@@ -55,6 +55,7 @@ struct Shape {
 enum class Use {
   honoured,
   ray_only,  // a warning with its line, if there is anything in it
+  obsolete,  // the same, in other words: Ray itself has given it up
   silent,    // known and without any effect, as in Ray
 };
 
@@ -80,6 +81,7 @@ struct Table {
 // A Key in one line: {"name", shape, default, "doc"} and then what is out of the ordinary.
 Key key(std::string name, Shape shape, nlohmann::json fallback, std::string doc);
 Key ray_only(Key key);
+Key obsolete(Key key);
 Key silent(Key key);
 Key expands(Key key);
 Key required(Key key);
