@@ -31,7 +31,7 @@ class FrameStream {
   // Queues a frame; frames go out in order. After the end it does nothing.
   virtual void send(Frame frame) = 0;
   void send_text(std::string text) { send({true, std::move(text)}); }
-  // Waits until less than `bytes` are queued, or the connection is over. One waiter.
+  // Waits until less than `bytes` are queued, or the connection is over.
   virtual asio::awaitable<void> queue_below(std::size_t bytes) = 0;
   // Sends what is queued and then the closing handshake; returns at once.
   virtual void close() = 0;
