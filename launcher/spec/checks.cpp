@@ -44,6 +44,11 @@ std::string to_string(const Path& path) {
   return text;
 }
 
+Path with(Path path, std::string step) {
+  path.push_back(std::move(step));
+  return path;
+}
+
 Error Problem::error() const {
   Error error(ErrorCode::invalid, path.empty() ? message : to_string(path) + ": " + message);
   if (!hint.empty()) error.with_hint(hint);

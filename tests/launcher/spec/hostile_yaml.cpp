@@ -142,3 +142,14 @@ TEST_CASE("many problems are kept at most by the hundred, and in order") {
   CHECK(problems.size() == 100);
   CHECK(problems.front().starts_with("3:"));
 }
+
+TEST_CASE("copies that a file asks for are bounded too") {
+  std::string text = "provider: {type: aws}\nhead_node_type: t0\navailable_node_types:\n";
+  for (int i = 0; i < 900; ++i) text += "  t" + std::to_string(i) + ": {}\n";
+  CHECK(cluster_problems(text).empty());
+  std::string commands = "initialization_commands:\n";
+  for (int i = 0; i < 40'000; ++i) commands += "  - x\n";
+  CHECK(contains(cluster_problems(text + commands), "available_node_types: is too large together"));
+  for (int i = 900; i < 2000; ++i) text += "  t" + std::to_string(i) + ": {}\n";
+  CHECK(contains(cluster_problems(text), "available_node_types: has more than 1000 types"));
+}
