@@ -192,7 +192,7 @@ class ClusterReader {
                                  " of provider.worker_ips are left out");
       out.worker_ips.resize(static_cast<std::size_t>(spec_.max_workers));
     }
-    spec_.max_workers = static_cast<int>(out.worker_ips.size());
+    spec_.max_workers = std::min(static_cast<int>(out.worker_ips.size()), limits::kNodes);
   }
 
   void read_others(Mapping& provider, ProviderKind kind) {

@@ -153,3 +153,13 @@ TEST_CASE("copies that a file asks for are bounded too") {
   for (int i = 900; i < 2000; ++i) text += "  t" + std::to_string(i) + ": {}\n";
   CHECK(contains(cluster_problems(text), "available_node_types: has more than 1000 types"));
 }
+
+TEST_CASE("long keys and values are cut in messages, at a character") {
+  std::string key = "a";  // so that the cut would fall within a character
+  for (int i = 0; i < 100; ++i) key += "é";
+  const auto problems = job_problems("command: x\n" + key + ": 1\nbundle: " + key + "\n");
+  REQUIRE(problems.size() == 2);
+  CHECK(problems[0].size() < 120);
+  CHECK(problems[0].find("é…: no such key") != std::string::npos);
+  CHECK(problems[1].find("é…'") != std::string::npos);
+}
