@@ -2,6 +2,8 @@
 
 #include <limits>
 
+#include "launcher/core/text.hpp"
+
 namespace dtrain::wire {
 namespace {
 
@@ -39,7 +41,9 @@ nlohmann::json parse_json(std::string_view text, const std::string& what, std::s
   try {
     return nlohmann::json::parse(text);
   } catch (const nlohmann::json::exception& error) {
-    throw Error(ErrorCode::invalid, what + " is not JSON: " + error.what());
+    // It names the token that it read last, which may be as long as the text.
+    throw Error(ErrorCode::invalid,
+                what + " is not JSON: " + printable(std::string_view(error.what()).substr(0, 200)));
   }
 }
 

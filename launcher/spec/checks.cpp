@@ -1,0 +1,137 @@
+#include "launcher/spec/checks.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <utility>
+
+#include "launcher/core/ids.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/spec/limits.hpp"
+
+namespace dtrain::spec {
+namespace {
+
+bool letter(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
+bool digit(char c) {
+  return c >= '0' && c <= '9';
+}
+
+bool only(std::string_view text, std::string_view marks) {
+  return std::all_of(text.begin(), text.end(), [&](char c) {
+    return letter(c) || digit(c) || marks.find(c) != std::string_view::npos;
+  });
+}
+
+std::string number_text(double value) {
+  char text[40];
+  const bool whole = std::abs(value) < 1e18 && value == std::floor(value);
+  std::snprintf(text, sizeof text, whole ? "%.0f" : "%g", value);
+  return text;
+}
+
+}  // namespace
+
+std::string to_string(const Path& path) {
+  std::string text;
+  for (const std::string& step : path) {
+    const bool index = step.size() > 2 && step.front() == '[' && step.back() == ']';
+    if (!text.empty() && !index) text += '.';
+    text += printable(step, false);
+  }
+  return text;
+}
+
+Error Problem::error() const {
+  Error error(ErrorCode::invalid, path.empty() ? message : to_string(path) + ": " + message);
+  if (!hint.empty()) error.with_hint(hint);
+  return error;
+}
+
+std::string shown(std::string_view text) {
+  constexpr std::size_t kShown = 60;
+  if (text.size() <= kShown) return "'" + printable(text, false) + "'";
+  std::size_t cut = kShown;  // not within a character
+  while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) --cut;
+  return "'" + printable(text.substr(0, cut), false) + "…'";
+}
+
+bool valid_environment_name(std::string_view name) noexcept {
+  return !name.empty() && name.size() <= 255 && !digit(name.front()) && only(name, "_");
+}
+
+bool valid_host(std::string_view text) noexcept {
+  return !text.empty() && text.size() <= 253 && text.front() != '-' && only(text, "._-:%");
+}
+
+bool valid_user(std::string_view text) noexcept {
+  return !text.empty() && text.size() <= 64 && text.front() != '-' && only(text, "._@+-");
+}
+
+void Checks::add(Path path, std::string message, std::string hint) {
+  problems_.push_back({std::move(path), std::move(message), std::move(hint)});
+}
+
+bool Checks::text(const Path& path, std::string_view value, std::size_t limit) {
+  if (value.find('\0') != std::string_view::npos) {
+    add(path, "contains a NUL character");
+  } else if (value.size() > limit) {
+    add(path, "is " + human_bytes(value.size()) + " long; at most " + human_bytes(limit) +
+                  " are possible");
+  } else if (!is_utf8(value)) {
+    add(path, "is not UTF-8: " + shown(value));
+  } else {
+    return true;
+  }
+  return false;
+}
+
+bool Checks::absolute(const Path& path, std::string_view value) {
+  if (!text(path, value, limits::kPathLength)) return false;
+  if (!value.empty() && value.front() == '/') return true;
+  add(path, value.empty() ? "is empty" : shown(value) + " is not an absolute path");
+  return false;
+}
+
+bool Checks::absolute_or_home(const Path& path, std::string_view value) {
+  if (!text(path, value, limits::kPathLength)) return false;
+  if (value == "~" || value.starts_with("~/") || value.starts_with('/')) return true;
+  add(path, value.empty() ? "is empty" : shown(value) + " is neither absolute nor below ~/");
+  return false;
+}
+
+bool Checks::name(const Path& path, std::string_view value, std::string_view example) {
+  if (valid_name(value) && value.size() <= limits::kNameLength) return true;
+  add(path,
+      value.empty() ? "is empty"
+                    : shown(value) + " is no name: 1 to " + std::to_string(limits::kNameLength) +
+                          " of a-z A-Z 0-9 . _ -, not beginning with . or -",
+      "for example: " + std::string(example));
+  return false;
+}
+
+bool Checks::host(const Path& path, std::string_view value) {
+  if (valid_host(value)) return true;
+  add(path, value.empty() ? "is empty"
+                          : shown(value) +
+                                " is neither an address nor a host name: letters, "
+                                "digits and . _ - : %, not beginning with -");
+  return false;
+}
+
+void Checks::range(const Path& path, double value, double min, double max) {
+  if (value >= min && value <= max) return;  // false for NaN
+  add(path,
+      "must be " + number_text(min) + " to " + number_text(max) + ", not " + number_text(value));
+}
+
+std::vector<Error> to_errors(const std::vector<Problem>& problems) {
+  std::vector<Error> errors;
+  errors.reserve(problems.size());
+  for (const Problem& problem : problems) errors.push_back(problem.error());
+  return errors;
+}
+
+}  // namespace dtrain::spec

@@ -1,0 +1,268 @@
+#include "launcher/spec/cluster_spec.hpp"
+
+#include <algorithm>
+#include <set>
+
+#include "launcher/spec/checks.hpp"
+#include "launcher/spec/limits.hpp"
+
+namespace dtrain {
+
+using nlohmann::json;
+
+const char* to_string(ProviderKind kind) noexcept {
+  switch (kind) {
+    case ProviderKind::local:
+      return "local";
+    case ProviderKind::ssh:
+      return "ssh";
+    case ProviderKind::aws:
+      return "aws";
+    case ProviderKind::gcp:
+      return "gcp";
+    case ProviderKind::azure:
+      return "azure";
+    case ProviderKind::kubernetes:
+      return "kubernetes";
+    case ProviderKind::slurm:
+      return "slurm";
+  }
+  return "?";
+}
+
+int ClusterSpec::promised_nodes() const {
+  if (provider.kind == ProviderKind::local) return provider.local_nodes;
+  if (provider.kind == ProviderKind::ssh) return 1 + static_cast<int>(provider.worker_ips.size());
+  int workers = 0;
+  for (const NodeType& type : node_types) {
+    const int wanted = std::min(type.min_workers, type.max_workers.value_or(type.min_workers));
+    workers = std::min(workers + std::clamp(wanted, 0, limits::kNodes), limits::kNodes);
+  }
+  return 1 + std::min(workers, std::max(max_workers, 0));
+}
+
+namespace spec {
+namespace {
+
+void check_commands(const Path& path, const std::vector<std::string>& commands, Checks& checks) {
+  for (std::size_t i = 0; i < commands.size(); ++i) {
+    Path item = path;
+    item.push_back("[" + std::to_string(i) + "]");
+    if (checks.text(item, commands[i], limits::kScriptLength) && commands[i].empty()) {
+      checks.add(item, "is empty");
+    }
+  }
+}
+
+void check_provider(const ProviderSpec& provider, Checks& checks) {
+  if (!provider.root.empty()) checks.absolute_or_home({"provider", "root"}, provider.root);
+  if (!provider.head_address.empty()) {
+    checks.host({"provider", "head_address"}, provider.head_address);
+  }
+  if (provider.head_port) {
+    checks.range({"provider", "head_port"}, *provider.head_port, 1, limits::kPort);
+  }
+  if (provider.kind == ProviderKind::local) {
+    checks.range({"provider", "nodes"}, provider.local_nodes, 1, limits::kLocalNodes);
+  }
+  if (provider.kind != ProviderKind::ssh) return;
+  checks.host({"provider", "head_ip"}, provider.head_ip);
+  if (!provider.external_head_ip.empty()) {
+    checks.host({"provider", "external_head_ip"}, provider.external_head_ip);
+  }
+  if (provider.worker_ips.size() >= static_cast<std::size_t>(limits::kNodes)) {
+    checks.add({"provider", "worker_ips"},
+               "has more than " + std::to_string(limits::kNodes - 1) + " addresses");
+    return;
+  }
+  std::set<std::string> seen{provider.head_ip};
+  for (std::size_t i = 0; i < provider.worker_ips.size(); ++i) {
+    const Path path{"provider", "worker_ips", "[" + std::to_string(i) + "]"};
+    const std::string& host = provider.worker_ips[i];
+    if (checks.host(path, host) && !seen.insert(host).second) {
+      checks.add(path,
+                 shown(host) + (host == provider.head_ip ? " is the head too" : " is there twice"));
+    }
+  }
+}
+
+void check_auth(const AuthSpec& auth, Checks& checks) {
+  if (!valid_user(auth.ssh_user)) {
+    checks.add({"auth", "ssh_user"},
+               auth.ssh_user.empty() ? "is empty"
+                                     : shown(auth.ssh_user) +
+                                           " is no login name: letters, digits and . _ @ + -, not "
+                                           "beginning with -",
+               "for example: ssh_user: ubuntu");
+  }
+  if (!auth.ssh_private_key.empty()) {
+    checks.absolute({"auth", "ssh_private_key"}, auth.ssh_private_key);
+  }
+  if (!auth.ssh_public_key.empty()) {
+    checks.absolute({"auth", "ssh_public_key"}, auth.ssh_public_key);
+  }
+  checks.text({"auth", "ssh_proxy_command"}, auth.ssh_proxy_command, limits::kScriptLength);
+}
+
+void check_node_type(const NodeType& type, Checks& checks) {
+  const Path path{"available_node_types", type.name};
+  const auto at = [&](const char* key) {
+    Path longer = path;
+    longer.emplace_back(key);
+    return longer;
+  };
+  checks.name(path, type.name, "gpu.worker");
+  checks.range(at("min_workers"), type.min_workers, 0, limits::kNodes);
+  if (type.max_workers) {
+    checks.range(at("max_workers"), *type.max_workers, 0, limits::kNodes);
+    if (*type.max_workers < type.min_workers) {
+      checks.add(at("max_workers"), "is " + std::to_string(*type.max_workers) +
+                                        ", less than min_workers, which is " +
+                                        std::to_string(type.min_workers));
+    }
+  }
+  for (const auto& [name, amount] : type.resources) {
+    Path item = at("resources");
+    item.push_back(name);
+    if (checks.text(item, name, limits::kMetricNameLength)) {
+      checks.range(item, amount, 0, static_cast<double>(limits::kMemory));
+    }
+  }
+  for (const auto& [name, value] : type.labels) {
+    Path item = at("labels");
+    item.push_back(name);
+    if (checks.text(item, name, limits::kMetricNameLength)) {
+      checks.text(item, value, limits::kArgumentLength);
+    }
+  }
+  check_commands(at("initialization_commands"), type.initialization_commands, checks);
+  if (type.worker_setup_commands) {
+    check_commands(at("worker_setup_commands"), *type.worker_setup_commands, checks);
+  }
+}
+
+void check_node_types(const ClusterSpec& spec, Checks& checks) {
+  std::set<std::string> names;
+  for (const NodeType& type : spec.node_types) {
+    if (!names.insert(type.name).second) {
+      checks.add({"available_node_types", type.name}, "is there twice");
+    }
+    check_node_type(type, checks);
+  }
+  const bool named = names.contains(spec.head_node_type);
+  const bool needed =
+      spec.provider.kind != ProviderKind::local && spec.provider.kind != ProviderKind::ssh;
+  if (needed && spec.node_types.empty()) {
+    checks.add({"available_node_types"}, "is missing: what kinds of nodes there are",
+               "for example: available_node_types: {head: {node_config: {}}}");
+  } else if (!named && (needed || !spec.head_node_type.empty())) {
+    checks.add({"head_node_type"},
+               spec.head_node_type.empty()
+                   ? "is missing: which of available_node_types the head is"
+                   : shown(spec.head_node_type) + " is not one of available_node_types");
+  }
+}
+
+void check_files(const ClusterSpec& spec, Checks& checks) {
+  for (const FileMount& mount : spec.file_mounts) {
+    const Path path{"file_mounts", mount.remote};
+    if (mount.remote.empty()) {
+      checks.add(path, "the path on the nodes is empty");
+    } else {
+      checks.absolute_or_home(path, mount.remote);
+    }
+    checks.absolute(path, mount.local);
+  }
+  const auto list = [&](const char* key, const std::vector<std::string>& items) {
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      const Path path{key, "[" + std::to_string(i) + "]"};
+      if (checks.text(path, items[i], limits::kPathLength) && items[i].empty()) {
+        checks.add(path, "is empty");
+      }
+    }
+  };
+  list("cluster_synced_files", spec.cluster_synced_files);
+  list("rsync_exclude", spec.rsync_exclude);
+  list("rsync_filter", spec.rsync_filter);
+}
+
+}  // namespace
+
+std::vector<Problem> problems_of(const ClusterSpec& spec) {
+  Checks checks;
+  checks.name({"cluster_name"}, spec.cluster_name, "cluster_name: local");
+  checks.range({"max_workers"}, spec.max_workers, 0, limits::kNodes);
+  const double largest = 1e9;
+  checks.range({"upscaling_speed"}, spec.upscaling_speed, 0, largest);
+  checks.range({"idle_timeout_minutes"}, spec.idle_timeout_minutes, 0, largest);
+  check_provider(spec.provider, checks);
+  check_auth(spec.auth, checks);
+  check_node_types(spec, checks);
+  check_files(spec, checks);
+  check_commands({"initialization_commands"}, spec.initialization_commands, checks);
+  check_commands({"setup_commands"}, spec.setup_commands, checks);
+  check_commands({"head_setup_commands"}, spec.head_setup_commands, checks);
+  check_commands({"worker_setup_commands"}, spec.worker_setup_commands, checks);
+  return checks.take();
+}
+
+}  // namespace spec
+
+std::vector<Error> validate(const ClusterSpec& spec) {
+  return spec::to_errors(spec::problems_of(spec));
+}
+
+json to_json(const ClusterSpec& spec) {
+  json provider{{"type", to_string(spec.provider.kind)},
+                {"root", spec.provider.root},
+                {"head_address", spec.provider.head_address},
+                {"use_internal_ips", spec.provider.use_internal_ips},
+                {"cache_stopped_nodes", spec.provider.cache_stopped_nodes},
+                {"other", spec.provider.other}};
+  if (spec.provider.head_port) provider["head_port"] = *spec.provider.head_port;
+  if (spec.provider.kind == ProviderKind::local) provider["nodes"] = spec.provider.local_nodes;
+  if (spec.provider.kind == ProviderKind::ssh) {
+    provider["head_ip"] = spec.provider.head_ip;
+    provider["worker_ips"] = spec.provider.worker_ips;
+    provider["external_head_ip"] = spec.provider.external_head_ip;
+  }
+
+  json types = json::object();
+  for (const NodeType& type : spec.node_types) {
+    json one{{"node_config", type.node_config},
+             {"resources", type.resources},
+             {"labels", type.labels},
+             {"min_workers", type.min_workers},
+             {"initialization_commands", type.initialization_commands}};
+    if (type.max_workers) one["max_workers"] = *type.max_workers;
+    if (type.worker_setup_commands) one["worker_setup_commands"] = *type.worker_setup_commands;
+    types[type.name] = std::move(one);
+  }
+
+  json mounts = json::object();
+  for (const FileMount& mount : spec.file_mounts) mounts[mount.remote] = mount.local;
+
+  return json{{"cluster_name", spec.cluster_name},
+              {"max_workers", spec.max_workers},
+              {"upscaling_speed", spec.upscaling_speed},
+              {"idle_timeout_minutes", spec.idle_timeout_minutes},
+              {"provider", std::move(provider)},
+              {"auth",
+               {{"ssh_user", spec.auth.ssh_user},
+                {"ssh_private_key", spec.auth.ssh_private_key},
+                {"ssh_public_key", spec.auth.ssh_public_key},
+                {"ssh_proxy_command", spec.auth.ssh_proxy_command}}},
+              {"head_node_type", spec.head_node_type},
+              {"available_node_types", std::move(types)},
+              {"file_mounts", std::move(mounts)},
+              {"cluster_synced_files", spec.cluster_synced_files},
+              {"file_mounts_sync_continuously", spec.file_mounts_sync_continuously},
+              {"rsync_exclude", spec.rsync_exclude},
+              {"rsync_filter", spec.rsync_filter},
+              {"initialization_commands", spec.initialization_commands},
+              {"setup_commands", spec.setup_commands},
+              {"head_setup_commands", spec.head_setup_commands},
+              {"worker_setup_commands", spec.worker_setup_commands}};
+}
+
+}  // namespace dtrain

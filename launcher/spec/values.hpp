@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "launcher/spec/cluster_spec.hpp"
+#include "launcher/spec/job_spec.hpp"
+
+// The values that have a written form of their own, for YAML, flags and JSON alike. The `parse_`
+// functions throw Error(invalid) that says what was expected, with an example as its hint; ranges
+// are validate()'s matter.
+namespace dtrain {
+
+NodeCount parse_node_count(std::string_view text);         // "4" or "2:8"
+ProcsPerNode parse_procs_per_node(std::string_view text);  // "4", "gpu" or "cpu"
+// Bytes: "1073741824", "4GiB", "500MB", "1.5Ti". Units of 1000: k M G T P; of 1024: Ki Mi Gi Ti
+// Pi; a B after either, upper or lower case alike.
+std::uint64_t parse_bytes(std::string_view text);
+
+BundleMode parse_bundle_mode(std::string_view text);   // "auto", "off"
+OnHeadLost parse_on_head_lost(std::string_view text);  // "continue", "stop"
+ScoreOrder parse_score_order(std::string_view text);   // "max", "min"
+
+std::string to_string(NodeCount count);
+std::string to_string(ProcsPerNode procs);
+const char* to_string(BundleMode mode) noexcept;
+const char* to_string(OnHeadLost what) noexcept;
+const char* to_string(ScoreOrder order) noexcept;
+
+// A job's name where none is given: the program's file name, for an interpreter (python train.py)
+// its script's, without what a name may not have; "job" if nothing is left.
+std::string default_job_name(const JobSpec& spec);
+
+// True for the names that a rank gets from dtrain (docs/rank_contract.md): the job's env and
+// secrets may not set them.
+bool reserved_environment_name(std::string_view name) noexcept;
+
+}  // namespace dtrain

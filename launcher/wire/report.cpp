@@ -1,0 +1,127 @@
+// parse_report of launcher/wire/attempt.hpp: docs/rank_contract.md, checked.
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <string_view>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/wire/attempt.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::wire {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::int64_t kStepMax = std::int64_t{1} << 53;
+constexpr std::int64_t kShardsMax = 1'000'000;
+constexpr std::size_t kMetricsMax = 256;
+constexpr std::size_t kMetricNameMax = 128;  // characters
+constexpr std::size_t kPathMax = 4096;       // bytes
+constexpr int kDepthMax = 16;
+constexpr std::size_t kQuoted = 80;  // bytes of what was wrong
+
+[[noreturn]] void wrong(const std::string& message) {
+  throw Error(ErrorCode::invalid, message);
+}
+
+// At most kQuoted bytes as they may stand in a message.
+std::string quote(std::string_view text) {
+  const bool cut = text.size() > kQuoted;
+  // Escaping makes bytes longer, so cut both before and after it.
+  std::string shown = printable(text.substr(0, kQuoted), false);
+  if (shown.size() > kQuoted) {
+    shown.resize(kQuoted);
+    while (!is_utf8(shown)) shown.pop_back();
+  }
+  return cut ? shown + "…" : shown;
+}
+
+void check_name(const std::string& name) {
+  const auto continuation = [](char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; };
+  const auto characters =
+      name.size() - static_cast<std::size_t>(std::count_if(name.begin(), name.end(), continuation));
+  if (characters < 1 || characters > kMetricNameMax) {
+    wrong("a metric's name must have 1 to 128 characters: " + quote(name));
+  }
+  if (printable(name, false) != name || name.find('\t') != std::string::npos) {
+    wrong("a metric's name must be printable: " + quote(name));
+  }
+}
+
+void check_metrics(const json& report) {
+  const json& metrics = member(report, "metrics");
+  if (!metrics.is_object()) wrong("\"metrics\" must be an object of numbers");
+  if (metrics.size() > kMetricsMax) wrong("\"metrics\" must be at most 256");
+  for (const auto& [name, value] : metrics.items()) {
+    check_name(name);
+    if (value.is_number()) {
+      if (!std::isfinite(value.get<double>())) wrong("metric " + quote(name) + " is too large");
+      continue;
+    }
+    if (value.is_string()) {
+      const auto& text = value.get_ref<const std::string&>();
+      if (text == "nan" || text == "inf" || text == "-inf") continue;
+    }
+    wrong("metric " + quote(name) + R"( must be a number, "nan", "inf" or "-inf")");
+  }
+}
+
+void check_text(const json& report, const char* key, std::size_t limit, bool may_be_empty) {
+  const std::string text = get_string(report, key);
+  if (text.size() > limit || (text.empty() && !may_be_empty)) {
+    wrong(std::string("\"") + key + "\" must have " + (may_be_empty ? "at most " : "1 to ") +
+          std::to_string(limit) + " bytes");
+  }
+  if (text.find('\0') != std::string::npos) wrong(std::string("\"") + key + "\" holds a NUL");
+}
+
+void check_checkpoint(const json& report) {
+  check_text(report, "path", kPathMax, false);
+  const std::int64_t shards = get_int(report, "shards", 1, kShardsMax, 1);
+  get_int(report, "shard", 0, shards - 1, 0);
+  get_bool(report, "keep", false);
+  if (report.contains("metrics")) check_metrics(report);
+}
+
+void check(const json& report) {
+  if (!report.is_object()) wrong("a report must be a JSON object");
+  const std::string type = get_string(report, "type");
+  const bool heartbeat = type == "heartbeat";
+  if (!heartbeat && type != "metrics" && type != "progress" && type != "checkpoint") {
+    wrong("\"type\" must be metrics, progress, heartbeat or checkpoint, not " + quote(type));
+  }
+  get_bool(report, "ack", false);
+  if (!heartbeat || report.contains("step")) get_int(report, "step", 0, kStepMax);
+  if (type == "metrics") check_metrics(report);
+  if (type == "checkpoint") check_checkpoint(report);
+  if (type == "progress") {
+    get_int(report, "total", 0, kStepMax, 0);
+    get_int(report, "epoch", 0, kStepMax, 0);
+    if (report.contains("message")) check_text(report, "message", kReportLimit, true);
+    if (report.contains("metrics")) check_metrics(report);
+  }
+}
+
+}  // namespace
+
+nlohmann::json parse_report(std::string_view line) {
+  try {
+    if (line.size() + 1 > kReportLimit) {
+      wrong("the line is longer than " + std::to_string(kReportLimit) + " bytes");
+    }
+    if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
+    json report = parse_json(line, "the line", kReportLimit, kDepthMax);
+    check(report);
+    return report;
+  } catch (Error& error) {
+    const bool not_a_number = line.find("NaN") != std::string_view::npos ||
+                              line.find("Infinity") != std::string_view::npos;
+    throw Error(ErrorCode::invalid, error.message() + ": " + quote(line))
+        .with_hint(not_a_number ? R"(write "nan", "inf" and "-inf" as JSON strings)" : "");
+  }
+}
+
+}  // namespace dtrain::wire
