@@ -35,7 +35,8 @@ int ClusterSpec::promised_nodes() const {
   if (provider.kind == ProviderKind::ssh) return 1 + static_cast<int>(provider.worker_ips.size());
   int workers = 0;
   for (const NodeType& type : node_types) {
-    const int wanted = std::min(type.min_workers, type.max_workers.value_or(type.min_workers));
+    const int most = type.name == head_node_type ? 0 : type.min_workers;
+    const int wanted = std::min(type.min_workers, type.max_workers.value_or(most));
     workers = std::min(workers + std::clamp(wanted, 0, limits::kNodes), limits::kNodes);
   }
   return 1 + std::min(workers, std::max(max_workers, 0));

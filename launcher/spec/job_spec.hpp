@@ -19,9 +19,9 @@ namespace dtrain {
 
 // Per rank. Absent means the default: GPU 1 with nproc_per_node "gpu", else CPU 1.
 struct Resources {
-  std::optional<double> cpu;           // CPUs
-  std::optional<int> gpu;              // GPUs
-  std::optional<std::uint64_t> memory; // bytes
+  std::optional<double> cpu;            // CPUs
+  std::optional<int> gpu;               // GPUs
+  std::optional<std::uint64_t> memory;  // bytes
 
   bool operator==(const Resources&) const = default;
 };
@@ -45,8 +45,8 @@ struct ProcsPerNode {
 
 enum class ScoreOrder : std::uint8_t { max, min };
 struct CheckpointSpec {
-  std::optional<int> num_to_keep;               // absent: all
-  std::optional<std::string> score_attribute;   // a metric's name
+  std::optional<int> num_to_keep;              // absent: all
+  std::optional<std::string> score_attribute;  // a metric's name
   ScoreOrder score_order = ScoreOrder::max;
 
   bool operator==(const CheckpointSpec&) const = default;

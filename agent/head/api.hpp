@@ -1,0 +1,55 @@
+#pragma once
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/local/stream_protocol.hpp>
+#include <functional>
+#include <string>
+
+#include "agent/head/engine.hpp"
+#include "agent/head/exec_hub.hpp"
+#include "agent/head/log_server.hpp"
+#include "agent/head/node_sessions.hpp"
+
+// The head's API (docs/api.md) on its unix socket. All on the io_context's thread.
+namespace dtrain::head {
+
+class Api {
+ public:
+  struct Parts {
+    Engine& engine;
+    NodeSessions& nodes;
+    LogServer& logs;
+    ExecHub& execs;
+  };
+  // `ended` is called once a shutdown has been answered.
+  Api(boost::asio::io_context& context, fs::path socket, Parts parts, std::function<void()> ended);
+  ~Api();
+
+  void serve();
+
+ private:
+  struct Request;
+  struct Response;
+  using Socket = boost::asio::local::stream_protocol::socket;
+
+  boost::asio::awaitable<void> accept_loop();
+  boost::asio::awaitable<void> converse(Socket socket);
+  boost::asio::awaitable<Response> answer(Request request);
+  boost::asio::awaitable<Response> answer_job(Request request, JobId job, std::string rest);
+  boost::asio::awaitable<nlohmann::json> submit(nlohmann::json body);
+  boost::asio::awaitable<nlohmann::json> shut_down();
+  // Every file of a job that `pull` may ask for, by its path in the API.
+  std::vector<std::pair<std::string, fs::path>> files(const JobId& job,
+                                                      nlohmann::json* listing) const;
+  // Takes the socket when the request is one for another server; true if it did.
+  bool hand_over(Socket& socket, const Request& request);
+
+  boost::asio::io_context& context_;
+  fs::path socket_path_;
+  Parts parts_;
+  std::function<void()> ended_;
+  boost::asio::local::stream_protocol::acceptor acceptor_;
+};
+
+}  // namespace dtrain::head

@@ -1,0 +1,166 @@
+#include "agent/head/exec_hub.hpp"
+
+#include <algorithm>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/ids.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::head {
+
+namespace asio = boost::asio;
+using nlohmann::json;
+
+namespace {
+
+constexpr std::size_t kClientQueue = std::size_t{512} << 10;
+
+}  // namespace
+
+struct ExecHub::Client {
+  wire::FrameStreamPtr stream;
+  std::set<std::string> execs;  // still running
+
+  void send(const json& frame) { stream->send_text(wire::dump(frame)); }
+};
+
+ExecHub::ExecHub(asio::io_context& context, NodeSessions& nodes)
+    : context_(context), nodes_(nodes) {
+  nodes_.on_bulk({[this](const NodeId& node, const wire::BulkMessage& message, std::string bytes) {
+                    from_node(node, message, std::move(bytes));
+                  },
+                  [this](const NodeId& node) { node_gone(node); }});
+}
+
+std::vector<NodeId> ExecHub::nodes_of(const json& wanted) const {
+  const std::vector<NodeId> connected = nodes_.connected_nodes();
+  if (wanted == "all") return connected;
+  if (wanted == "head") {
+    if (connected.empty()) throw Error(ErrorCode::unreachable, "no node is connected to the head");
+    return {connected.front()};  // those of the head's own machine come first
+  }
+  if (!wanted.is_array() || wanted.empty()) {
+    throw Error(ErrorCode::invalid, "\"nodes\" must be a list of nodes, \"all\" or \"head\"");
+  }
+  std::vector<NodeId> nodes;
+  for (const json& name : wanted) {
+    if (!name.is_string()) throw Error(ErrorCode::invalid, "a node's name must be a string");
+    NodeId node(name.get<std::string>());
+    if (!nodes_.connected(node)) {
+      throw Error(ErrorCode::not_found, "node " + node.str() + " is not connected")
+          .with_hint("`dtrain status` lists the nodes");
+    }
+    nodes.push_back(std::move(node));
+  }
+  return nodes;
+}
+
+asio::awaitable<void> ExecHub::serve(wire::FrameStreamPtr stream) {
+  const auto client = std::make_shared<Client>();
+  client->stream = stream;
+  try {
+    const wire::Frame first = co_await stream->read();
+    json request = wire::parse_json(first.bytes, "the request");
+    const std::vector<NodeId> nodes = nodes_of(wire::member(request, "nodes"));
+    for (const NodeId& node : nodes) {
+      const std::string exec = random_hex(8);
+      request["exec"] = exec;
+      request["type"] = "exec";
+      const wire::HeadMessage message = wire::head_message_from_json(request);
+      client->execs.insert(exec);
+      running_[exec] = {client, node};
+      nodes_.start_exec(node, std::get<wire::StartExec>(message));
+    }
+    while (true) {
+      wire::Frame frame = co_await stream->read();
+      if (!frame.text) {
+        for (const std::string& exec : client->execs) {
+          for (std::size_t at = 0; at < frame.bytes.size(); at += wire::kBulkFrame) {
+            std::string part = frame.bytes.substr(at, wire::kBulkFrame);
+            nodes_.send_bulk(running_[exec].node, wire::ExecInput{exec, part.size()}, part);
+          }
+        }
+        continue;
+      }
+      const json control = wire::parse_json(frame.bytes, "a control frame");
+      for (const std::string& exec : client->execs) {
+        wire::ExecControl passed;
+        passed.exec = exec;
+        passed.kind = wire::get_string(control, "type");
+        passed.rows = static_cast<int>(wire::get_int(control, "rows", 1, 10000, 24));
+        passed.cols = static_cast<int>(wire::get_int(control, "cols", 1, 10000, 80));
+        passed.signal = wire::get_string(control, "signal", "");
+        nodes_.send_bulk(running_[exec].node, passed);
+      }
+    }
+  } catch (const Error& error) {
+    if (stream->is_open()) {
+      client->send(wire::error_to_json(error));
+      stream->close();
+    }
+  }
+  for (const std::string& exec : client->execs) {
+    wire::ExecControl hang_up;
+    hang_up.exec = exec;
+    hang_up.kind = "hangup";
+    nodes_.send_bulk(running_[exec].node, hang_up);
+    running_.erase(exec);
+  }
+  client->execs.clear();
+}
+
+void ExecHub::from_node(const NodeId& node, const wire::BulkMessage& message, std::string bytes) {
+  if (const auto* output = std::get_if<wire::ExecOutput>(&message)) {
+    const auto found = running_.find(output->exec);
+    if (found == running_.end() || found->second.node != node) return;
+    const auto client = found->second.client;
+    client->send({{"type", "output"},
+                  {"node", node.str()},
+                  {"stream", output->error_stream ? "err" : "out"},
+                  {"bytes", bytes.size()}});
+    const std::size_t size = bytes.size();
+    client->stream->send({false, std::move(bytes)});
+    asio::co_spawn(context_, return_credit(client, output->exec, node, size), asio::detached);
+  } else if (const auto* exit = std::get_if<wire::ExecExit>(&message)) {
+    json frame = exit->error ? wire::error_to_json(*exit->error) : json::object();
+    if (exit->exit_code) frame["exit_code"] = *exit->exit_code;
+    finish(exit->exec, std::move(frame));
+  }
+}
+
+asio::awaitable<void> ExecHub::return_credit(std::shared_ptr<Client> client, std::string exec,
+                                             NodeId node, std::size_t bytes) {
+  co_await client->stream->queue_below(kClientQueue);
+  const wire::BulkMessage credit = wire::ExecCredit{exec, bytes};
+  nodes_.send_bulk(node, credit);
+}
+
+void ExecHub::node_gone(const NodeId& node) {
+  std::vector<std::string> lost;
+  for (const auto& [exec, running] : running_) {
+    if (running.node == node) lost.push_back(exec);
+  }
+  for (const std::string& exec : lost) {
+    finish(exec, wire::error_to_json(
+                     Error(ErrorCode::unreachable, "the connection to " + node.str() + " broke")));
+  }
+}
+
+void ExecHub::finish(const std::string& exec, json exit) {
+  const auto found = running_.find(exec);
+  if (found == running_.end()) return;
+  const Running running = found->second;
+  running_.erase(found);
+  running.client->execs.erase(exec);
+  exit["type"] = "exit";
+  exit["node"] = running.node.str();
+  running.client->send(exit);
+  if (running.client->execs.empty()) {
+    running.client->send({{"type", "end"}});
+    running.client->stream->close();
+  }
+}
+
+}  // namespace dtrain::head

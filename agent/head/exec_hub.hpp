@@ -1,0 +1,42 @@
+#pragma once
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/io_context.hpp>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "agent/head/node_sessions.hpp"
+#include "launcher/wire/frames.hpp"
+
+// `exec` and `attach`: joins a client's WebSocket to commands on nodes. All on the io_context's
+// thread.
+namespace dtrain::head {
+
+class ExecHub {
+ public:
+  ExecHub(boost::asio::io_context& context, NodeSessions& nodes);
+
+  // One client, from its first frame to the end (docs/api.md, Exec).
+  boost::asio::awaitable<void> serve(wire::FrameStreamPtr client);
+
+ private:
+  struct Client;
+  struct Running {
+    std::shared_ptr<Client> client;
+    NodeId node;
+  };
+  void from_node(const NodeId& node, const wire::BulkMessage& message, std::string bytes);
+  void node_gone(const NodeId& node);
+  void finish(const std::string& exec, nlohmann::json exit);
+  boost::asio::awaitable<void> return_credit(std::shared_ptr<Client> client, std::string exec,
+                                             NodeId node, std::size_t bytes);
+  std::vector<NodeId> nodes_of(const nlohmann::json& wanted) const;
+
+  boost::asio::io_context& context_;
+  NodeSessions& nodes_;
+  std::map<std::string, Running> running_;
+};
+
+}  // namespace dtrain::head

@@ -1,0 +1,77 @@
+#include "agent/head/head.hpp"
+
+#include <signal.h>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include "agent/head/api.hpp"
+#include "agent/head/engine.hpp"
+#include "agent/head/exec_hub.hpp"
+#include "agent/head/log_server.hpp"
+#include "agent/head/node_sessions.hpp"
+#include "agent/head/setup.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/core/log.hpp"
+
+namespace dtrain::head {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+
+int head_main(const paths::HeadRoot& root) {
+  log::open("head", root.log().string());
+  ::signal(SIGPIPE, SIG_IGN);
+  auto lock = FileLock::try_lock(root.lock());
+  if (!lock) {
+    log::info("another head holds this root; waiting for its end");
+    lock = FileLock::wait(root.lock());
+  }
+  const HeadConfig config = read_head_config(root);
+  const SystemClock clock;
+  asio::io_context context(1);
+  NodeSessions nodes(context, root, config);
+  nodes.listen();
+
+  asio::steady_timer timer(context);
+  LogServer* logs = nullptr;
+  Engine::Hooks hooks;
+  hooks.post = [&](std::function<void()> work) { asio::post(context, std::move(work)); };
+  hooks.timer = [&](std::chrono::milliseconds delay, std::function<void()> work) {
+    timer.expires_after(delay);
+    timer.async_wait([work = std::move(work)](error_code stopped) {
+      if (!stopped) work();
+    });
+  };
+  hooks.news = [&](const JobNews& news) {
+    if (logs != nullptr) logs->news(news);
+  };
+  EngineOptions options;
+  options.cluster = config.cluster;
+  options.cluster_name = config.name;
+  options.provider = config.provider;
+  options.root = root;
+  options.expected_nodes = config.expected_nodes;
+  Engine engine(options, clock, nodes, hooks);
+
+  LogServer log_server(context, engine);
+  logs = &log_server;
+  ExecHub execs(context, nodes);
+  Api api(context, paths::head_socket(root.root), {engine, nodes, log_server, execs},
+          [&] { context.stop(); });
+  asio::signal_set signals(context, SIGTERM, SIGINT);
+  signals.async_wait([&](error_code failed, int) {
+    if (!failed) context.stop();
+  });
+  nodes.serve(engine);
+  api.serve();
+  log::info("the head is up",
+            {{"port", std::to_string(nodes.port())}, {"root", root.root.string()}});
+  context.run();
+  log::info("the head ends");
+  return 0;
+}
+
+}  // namespace dtrain::head

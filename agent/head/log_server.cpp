@@ -1,0 +1,420 @@
+#include "agent/head/log_server.hpp"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <charconv>
+#include <deque>
+#include <set>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/log.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::head {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+using UnixSocket = asio::local::stream_protocol::socket;
+using nlohmann::json;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr std::size_t kChunk = std::size_t{256} << 10;
+constexpr std::size_t kQueue = std::size_t{1} << 20;
+constexpr auto kPollWhileWriting = 15ms;
+constexpr auto kPollWhileWaiting = 250ms;
+
+int number(const std::string& key, const std::string& value) {
+  int result = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
+  if (error != std::errc{} || end != value.data() + value.size() || result < 0) {
+    throw Error(ErrorCode::invalid, "\"" + key + "\" must be a whole number, not " + value);
+  }
+  return result;
+}
+
+// One stream of one rank of one attempt, as far as it has been sent.
+struct Tail {
+  int attempt;
+  int rank;
+  NodeId node;
+  bool error_stream;
+  fs::path path;
+  UniqueFd fd;
+  std::uint64_t offset = 0;
+};
+
+// What the engine knows, taken in one go on its thread.
+struct Snapshot {
+  json summary;
+  int newest_attempt = 0;
+  bool may_write = true;
+  std::vector<Engine::LogSource> sources;
+};
+
+}  // namespace
+
+FollowQuery parse_follow_query(const std::string& query) {
+  FollowQuery result;
+  if (query.empty()) return result;
+  for (const std::string& pair : split(query, '&')) {
+    const std::size_t equals = pair.find('=');
+    const std::string key = pair.substr(0, equals);
+    const std::string value = equals == std::string::npos ? "" : pair.substr(equals + 1);
+    const auto flag = [&] {
+      if (value != "0" && value != "1") {
+        throw Error(ErrorCode::invalid, "\"" + key + "\" must be 0 or 1, not " + value);
+      }
+      return value == "1";
+    };
+    if (key == "logs") {
+      result.logs = flag();
+    } else if (key == "events") {
+      result.events = flag();
+    } else if (key == "follow") {
+      result.follow = flag();
+    } else if (key == "rank") {
+      result.rank = number(key, value);
+    } else if (key == "attempt") {
+      result.attempt = number(key, value);
+    } else if (key == "tail") {
+      result.tail = number(key, value);
+    } else if (key == "stream" && (value == "out" || value == "err")) {
+      result.stream = value;
+    } else {
+      throw Error(ErrorCode::invalid, "no such part of a query: " + pair);
+    }
+  }
+  return result;
+}
+
+std::uint64_t tail_offset(int fd, int lines) {
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) return 0;
+  auto end = static_cast<std::uint64_t>(status.st_size);
+  if (lines == 0) return end;
+  std::array<char, 65536> buffer;
+  int seen = 0;
+  bool first = true;  // a newline at the very end closes the last line
+  while (end > 0) {
+    const std::uint64_t begin = end > buffer.size() ? end - buffer.size() : 0;
+    const ssize_t got = ::pread(fd, buffer.data(), end - begin, static_cast<off_t>(begin));
+    if (got <= 0) return end;
+    for (ssize_t i = got - 1; i >= 0; --i) {
+      if (buffer[static_cast<std::size_t>(i)] == '\n' && !first && ++seen == lines) {
+        return begin + static_cast<std::uint64_t>(i) + 1;
+      }
+      first = false;
+    }
+    end = begin;
+  }
+  return 0;
+}
+
+class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follower> {
+ public:
+  Follower(LogServer& server, JobId job, FollowQuery query)
+      : server_(server), job_(std::move(job)), query_(std::move(query)), wake_(server.context_) {}
+
+  // Log thread.
+  void hear(json frame) {
+    news_.push_back(std::move(frame));
+    wake_.cancel();
+  }
+
+  asio::awaitable<void> run(UnixSocket socket, std::string request) {
+    const auto self = shared_from_this();
+    try {
+      stream_ = co_await wire::accept_unix(std::move(socket), std::move(request));
+    } catch (const Error& error) {
+      log::debug("no follower after all", {{"reason", error.what()}});
+      co_return;
+    }
+    asio::co_spawn(
+        server_.context_, [self] { return self->watch_peer(); }, asio::detached);
+    try {
+      co_await follow();
+    } catch (const Error& error) {
+      stream_->send_text(wire::dump(wire::error_to_json(error)));
+    }
+    stream_->close();
+  }
+
+ private:
+  // The client says nothing; its end is noticed by reading.
+  asio::awaitable<void> watch_peer() {
+    const auto self = shared_from_this();
+    try {
+      while (true) co_await stream_->read();
+    } catch (const Error&) {
+      gone_ = true;
+      wake_.cancel();
+    }
+  }
+
+  asio::awaitable<Snapshot> ask() {
+    // The coroutine's frame, on the engine's thread, holds a copy of everything it uses.
+    co_return co_await asio::co_spawn(server_.engine_context_, snapshot(shared_from_this()),
+                                      asio::use_awaitable);
+  }
+
+  static asio::awaitable<Snapshot> snapshot(std::shared_ptr<Follower> self) {
+    Engine& engine = self->server_.engine_;
+    Snapshot now;
+    now.summary = engine.job(self->job_);
+    now.newest_attempt = engine.newest_attempt(self->job_);
+    now.may_write = engine.may_write(self->job_);
+    if (!self->listening_) {
+      // From this instant on nothing is missed: what was before is in the snapshot.
+      self->listening_ = true;
+      self->server_.followers_.emplace(self->job_, self);
+      self->first_attempt_ = self->query_.attempt.value_or(self->query_.follow && now.may_write
+                                                               ? std::max(1, now.newest_attempt)
+                                                               : now.newest_attempt);
+      if (self->query_.events && self->query_.follow) {
+        const json events = engine.job_events(self->job_);
+        self->past_events_ = events.value("events", json::array());
+      }
+    }
+    const int last = self->query_.attempt.value_or(now.newest_attempt);
+    for (int attempt = self->first_attempt_; attempt >= 1 && attempt <= last; ++attempt) {
+      for (Engine::LogSource& source : engine.logs(self->job_, attempt)) {
+        now.sources.push_back(std::move(source));
+      }
+    }
+    co_return now;
+  }
+
+  void send(const json& frame) { stream_->send_text(wire::dump(frame)); }
+
+  void send_state(const Snapshot& now) {
+    send({{"type", "state"},
+          {"job", job_.str()},
+          {"state", now.summary.value("state", "")},
+          {"reason", now.summary.value("reason", "")},
+          {"attempt", now.newest_attempt},
+          {"time", rfc3339(std::chrono::system_clock::now())}});
+  }
+
+  void send_event(json event) {
+    const auto number = event.value("event", std::int64_t{0});
+    if (!query_.events || !events_sent_.insert(number).second) return;
+    event["type"] = "event";
+    send(event);
+  }
+
+  void send_news() {
+    while (!news_.empty()) {
+      const json frame = std::move(news_.front());
+      news_.pop_front();
+      const std::string type = frame.value("type", "");
+      if (type == "event") {
+        send_event(frame);
+      } else if (type != "end" && (query_.events || type == "state")) {
+        send(frame);  // the end is said by follow(), behind the last byte
+      }
+    }
+  }
+
+  void open_tails(const std::vector<Engine::LogSource>& sources) {
+    for (const Engine::LogSource& source : sources) {
+      if (query_.rank && *query_.rank != source.rank) continue;
+      for (const bool error_stream : {false, true}) {
+        if (query_.stream && (*query_.stream == "err") != error_stream) continue;
+        if (!known_.insert({source.attempt, source.rank, error_stream}).second) continue;
+        const paths::AttemptRoot root = paths::attempt({source.node_root}, job_, source.attempt);
+        Tail tail{source.attempt,
+                  source.rank,
+                  source.node,
+                  error_stream,
+                  error_stream ? root.err(source.rank) : root.out(source.rank),
+                  {},
+                  0};
+        tails_.push_back(std::move(tail));
+      }
+    }
+  }
+
+  bool open(Tail& tail) {
+    if (tail.fd) return true;
+    tail.fd.reset(::open(tail.path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!tail.fd) return false;
+    // Only what was there at the beginning is cut; a later attempt is shown whole.
+    if (query_.tail && first_pass_) tail.offset = tail_offset(tail.fd.get(), *query_.tail);
+    return true;
+  }
+
+  // Sends what there is of each stream, a chunk of each at a time; false when there was nothing.
+  asio::awaitable<bool> send_logs() {
+    bool some = false;
+    std::string buffer;
+    for (Tail& tail : tails_) {
+      if (gone_) co_return some;
+      if (!open(tail)) continue;
+      buffer.resize(kChunk);
+      const ssize_t got =
+          ::pread(tail.fd.get(), buffer.data(), buffer.size(), static_cast<off_t>(tail.offset));
+      if (got <= 0) continue;
+      some = true;
+      buffer.resize(static_cast<std::size_t>(got));
+      send({{"type", "log"},
+            {"attempt", tail.attempt},
+            {"rank", tail.rank},
+            {"node", tail.node.str()},
+            {"stream", tail.error_stream ? "err" : "out"},
+            {"offset", tail.offset},
+            {"bytes", got}});
+      tail.offset += static_cast<std::uint64_t>(got);
+      stream_->send({false, std::move(buffer)});
+      buffer.clear();
+      co_await stream_->queue_below(kQueue);
+    }
+    co_return some;
+  }
+
+  asio::awaitable<void> follow() {
+    Snapshot now = co_await ask();
+    send_state(now);
+    for (const json& event : past_events_) send_event(event);
+    bool over = false;  // nothing will be written any more
+    while (!gone_) {
+      send_news();
+      if (query_.logs) {
+        open_tails(now.sources);
+        const bool some = co_await send_logs();
+        if (some) continue;
+      }
+      first_pass_ = false;
+      if (over || !query_.follow) break;
+      if (news_.empty()) {
+        const bool writing = now.summary.value("state", "") == "running" && query_.logs;
+        wake_.expires_after(writing ? asio::steady_timer::duration(kPollWhileWriting)
+                                    : asio::steady_timer::duration(kPollWhileWaiting));
+        error_code ignored;
+        co_await wake_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+        if (news_.empty() && writing) continue;
+      }
+      now = co_await ask();
+      // What was written before the engine said so is on disk: one more pass reads all of it.
+      over = !now.may_write || (query_.attempt && *query_.attempt < now.newest_attempt);
+    }
+    if (gone_) co_return;
+    send_news();
+    if (query_.follow) now = co_await ask();
+    json end = {{"type", "end"},
+                {"state", now.summary.value("state", "")},
+                {"exit_code",
+                 now.summary.contains("exit_code") ? now.summary["exit_code"] : json(nullptr)}};
+    send(end);
+  }
+
+  friend class LogServer;
+  LogServer& server_;
+  JobId job_;
+  FollowQuery query_;
+  wire::FrameStreamPtr stream_;
+  asio::steady_timer wake_;
+  std::deque<json> news_;
+  json past_events_ = json::array();
+  std::set<std::int64_t> events_sent_;
+  std::vector<Tail> tails_;
+  std::set<std::tuple<int, int, bool>> known_;
+  int first_attempt_ = 1;
+  bool listening_ = false;  // engine's thread
+  bool first_pass_ = true;
+  bool gone_ = false;
+};
+
+LogServer::LogServer(asio::io_context& engine_context, Engine& engine)
+    : engine_context_(engine_context), engine_(engine), thread_([this] {
+        const sched_param none{};
+        ::sched_setscheduler(0, SCHED_IDLE, &none);
+        const auto work = asio::make_work_guard(context_);
+        context_.run();
+      }) {}
+
+LogServer::~LogServer() {
+  context_.stop();
+  thread_.join();
+}
+
+void LogServer::news(const JobNews& news) {
+  const auto [first, last] = followers_.equal_range(news.job);
+  for (auto at = first; at != last;) {
+    if (const auto follower = at->second.lock()) {
+      asio::post(context_, [follower, frame = news.frame] { follower->hear(frame); });
+      ++at;
+    } else {
+      at = followers_.erase(at);
+    }
+  }
+}
+
+UnixSocket LogServer::move_here(UnixSocket socket) {
+  UnixSocket moved(context_);
+  moved.assign(asio::local::stream_protocol(), socket.release());
+  return moved;
+}
+
+void LogServer::follow(UnixSocket socket, std::string request, JobId job, FollowQuery query) {
+  const auto follower = std::make_shared<Follower>(*this, std::move(job), std::move(query));
+  asio::co_spawn(context_, follower->run(move_here(std::move(socket)), std::move(request)),
+                 asio::detached);
+}
+
+namespace {
+
+asio::awaitable<void> write_file(UnixSocket socket, fs::path path, std::uint64_t from,
+                                 bool is_range) {
+  error_code failed;
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat status {};
+  if (!fd || ::fstat(fd.get(), &status) != 0) co_return;
+  const auto size = static_cast<std::uint64_t>(status.st_size);
+  from = std::min(from, size);
+  std::string head =
+      is_range
+          ? "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes " + std::to_string(from) + "-" +
+                std::to_string(size == 0 ? 0 : size - 1) + "/" + std::to_string(size) + "\r\n"
+          : "HTTP/1.1 200 OK\r\n";
+  head += "Content-Type: application/octet-stream\r\nConnection: close\r\nContent-Length: " +
+          std::to_string(size - from) + "\r\n\r\n";
+  co_await asio::async_write(socket, asio::buffer(head),
+                             asio::redirect_error(asio::use_awaitable, failed));
+  std::string buffer(kChunk, '\0');
+  while (!failed && from < size) {
+    const ssize_t got =
+        ::pread(fd.get(), buffer.data(), std::min<std::uint64_t>(buffer.size(), size - from),
+                static_cast<off_t>(from));
+    if (got <= 0) co_return;  // it shrank: the client sees too few bytes
+    from += static_cast<std::uint64_t>(got);
+    co_await asio::async_write(socket, asio::buffer(buffer.data(), static_cast<std::size_t>(got)),
+                               asio::redirect_error(asio::use_awaitable, failed));
+  }
+}
+
+}  // namespace
+
+void LogServer::send_file(UnixSocket socket, fs::path path, std::uint64_t from, bool is_range) {
+  asio::co_spawn(context_,
+                 write_file(move_here(std::move(socket)), std::move(path), from, is_range),
+                 asio::detached);
+}
+
+}  // namespace dtrain::head

@@ -1,0 +1,293 @@
+#include "agent/head/node_sessions.hpp"
+
+#include <algorithm>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/ssl/context.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+
+#include "agent/node/facts.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/core/log.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::head {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+using tcp = asio::ip::tcp;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr int kFirstPort = 46500;
+constexpr int kLastPort = 46599;
+constexpr auto kGreetingLimit = 10s;
+
+std::string text_of(const wire::HeadMessage& message) {
+  return wire::dump(wire::to_json(message));
+}
+
+// Opens `port`; false when it is taken.
+bool open_port(tcp::acceptor& acceptor, const asio::ip::address& address, int port) {
+  const tcp::endpoint endpoint(address, static_cast<std::uint16_t>(port));
+  error_code failed;
+  acceptor.open(endpoint.protocol());
+  acceptor.set_option(asio::socket_base::reuse_address(true));
+  acceptor.bind(endpoint, failed);
+  if (!failed) acceptor.listen(asio::socket_base::max_listen_connections, failed);
+  if (failed) acceptor.close();
+  return !failed;
+}
+
+}  // namespace
+
+NodeSessions::NodeSessions(asio::io_context& context, paths::HeadRoot root, HeadConfig config)
+    : context_(context),
+      root_(std::move(root)),
+      config_(std::move(config)),
+      machine_(node::gather_facts().machine),
+      acceptor_(context) {}
+
+void NodeSessions::listen() {
+  // A local cluster's nodes are all on this machine, so nobody else finds even a port.
+  const asio::ip::address address = config_.provider == "local"
+                                        ? asio::ip::address(asio::ip::address_v4::loopback())
+                                        : asio::ip::address(asio::ip::address_v4::any());
+  std::vector<int> candidates;
+  if (config_.port != 0) candidates.push_back(config_.port);
+  if (config_.wanted_port != 0) {
+    candidates = {config_.wanted_port};
+  } else {
+    for (int port = kFirstPort; port <= kLastPort; ++port) candidates.push_back(port);
+  }
+  for (const int port : candidates) {
+    if (!open_port(acceptor_, address, port)) continue;
+    config_.port = port;
+    write_head_config(root_, config_);
+    return;
+  }
+  throw Error(ErrorCode::exhausted,
+              config_.wanted_port != 0
+                  ? "port " + std::to_string(config_.wanted_port) + " (provider.head_port) is taken"
+                  : "no port from 46500 to 46599 is free")
+      .with_hint("set provider.head_port to a free port");
+}
+
+void NodeSessions::serve(Engine& engine) {
+  engine_ = &engine;
+  asio::co_spawn(context_, accept_loop(), asio::detached);
+}
+
+asio::awaitable<void> NodeSessions::accept_loop() {
+  while (true) {
+    error_code failed;
+    tcp::socket socket =
+        co_await acceptor_.async_accept(asio::redirect_error(asio::use_awaitable, failed));
+    if (failed == asio::error::operation_aborted) co_return;
+    if (failed) {  // out of descriptors, say: not a reason to spin
+      asio::steady_timer pause(context_, 100ms);
+      co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, failed));
+      continue;
+    }
+    asio::co_spawn(context_, welcome(std::move(socket)), asio::detached);
+  }
+}
+
+asio::awaitable<void> NodeSessions::welcome(tcp::socket socket) {
+  try {
+    // Read anew each time: a renewed identity counts at once.
+    const auto tls = wire::tls_context(root_.identity(), wire::PeerName::Role::head);
+    wire::AcceptedPeer peer = co_await wire::accept_tls(std::move(socket), tls, kGreetingLimit);
+    if (peer.name.cluster != config_.cluster || peer.name.role != wire::PeerName::Role::node ||
+        !is_let_in(root_, peer.name.node)) {
+      peer.stream->abort();
+      throw Error(ErrorCode::denied, peer.name.uri() + " is not let in");
+    }
+    if (peer.path == "/v1/node/control") {
+      co_await serve_control(std::move(peer));
+    } else if (peer.path == "/v1/node/bulk") {
+      co_await serve_bulk(std::move(peer));
+    }
+  } catch (const Error& error) {
+    log::info("a connection ended", {{"reason", error.what()}});
+  }
+}
+
+asio::awaitable<void> NodeSessions::serve_control(wire::AcceptedPeer peer) {
+  const wire::FrameStreamPtr stream = peer.stream;
+  const NodeId id = peer.name.node;
+  const wire::Frame first = co_await stream->read();
+  wire::NodeMessage message =
+      wire::node_message_from_json(wire::parse_json(first.bytes, "a node's hello"));
+  const auto* hello = std::get_if<wire::Hello>(&message);
+  if (hello == nullptr || hello->node != id || hello->cluster != config_.cluster) {
+    stream->abort();
+    throw Error(ErrorCode::denied, id.str() + " does not say who its certificate says it is");
+  }
+  if (hello->version != wire::kNodeVersion) {
+    Error refusal(ErrorCode::conflict, "the node speaks version " + std::to_string(hello->version) +
+                                           " and this head version " +
+                                           std::to_string(wire::kNodeVersion));
+    refusal.with_hint("run `dtrain up` with one dtrain for all nodes");
+    const wire::HeadMessage refused = wire::Refused{refusal};
+    stream->send_text(text_of(refused));
+    stream->close();
+    throw refusal;
+  }
+  Session& session = sessions_[id];
+  if (session.control) session.control->abort();
+  session.control = stream;
+  session.same_machine = hello->machine == machine_;
+  const wire::HeadMessage greeting = wire::Welcome{};
+  stream->send_text(text_of(greeting));
+  log::info("a node joined", {{"node", id.str()}, {"address", hello->address}});
+  NodeInfo info;
+  info.node = id;
+  info.address = hello->address;
+  info.boot_id = hello->boot_id;
+  info.machine = hello->machine;
+  info.version = hello->agent_version;
+  info.root = hello->root;
+  info.log = hello->log;
+  info.cpus = hello->cpus;
+  info.gpus = hello->gpus;
+  info.memory = hello->memory;
+  info.attempts = hello->attempts;
+  engine_->joined(info);
+
+  std::string reason;
+  try {
+    while (true) {
+      const wire::Frame frame = co_await stream->read();
+      engine_->heard(id);
+      take(id, wire::node_message_from_json(wire::parse_json(frame.bytes, "a node's message")),
+           stream);
+    }
+  } catch (const Error& error) {
+    reason = error.what();
+  }
+  stream->abort();
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end() || found->second.control != stream) co_return;  // it came anew
+  log::warn("a node is gone", {{"node", id.str()}, {"reason", reason}});
+  if (found->second.bulk) found->second.bulk->abort();
+  sessions_.erase(found);
+  engine_->gone(id);
+}
+
+void NodeSessions::take(const NodeId& node, wire::NodeMessage message,
+                        const wire::FrameStreamPtr& stream) {
+  if (std::holds_alternative<wire::Heartbeat>(message)) {
+    const wire::HeadMessage answer = wire::Heartbeat{};
+    stream->send_text(text_of(answer));
+  } else if (const auto* event = std::get_if<wire::FromSupervisor>(&message)) {
+    engine_->event(node, event->job, event->attempt, event->event);
+  } else if (const auto* lost = std::get_if<wire::SupervisorLost>(&message)) {
+    engine_->supervisor_lost(node, lost->job, lost->attempt, lost->reason, lost->unkillable);
+  } else if (const auto* failed = std::get_if<wire::StartFailed>(&message)) {
+    engine_->start_failed(node, failed->job, failed->attempt, failed->error);
+  } else {
+    throw Error(ErrorCode::invalid, "a second hello");
+  }
+}
+
+asio::awaitable<void> NodeSessions::serve_bulk(wire::AcceptedPeer peer) {
+  const wire::FrameStreamPtr stream = peer.stream;
+  const NodeId id = peer.name.node;
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end()) {
+    stream->abort();
+    throw Error(ErrorCode::conflict, id.str() + " opened its bulk connection before it joined");
+  }
+  if (found->second.bulk) found->second.bulk->abort();
+  found->second.bulk = stream;
+  std::string reason;
+  try {
+    while (true) {
+      const wire::Frame frame = co_await stream->read();
+      engine_->heard(id);
+      const wire::BulkMessage message =
+          wire::bulk_message_from_json(wire::parse_json(frame.bytes, "a bulk message"));
+      std::string bytes;
+      if (std::holds_alternative<wire::ExecOutput>(message)) {
+        wire::Frame data = co_await stream->read();
+        bytes = std::move(data.bytes);
+      }
+      if (bulk_hooks_.message) bulk_hooks_.message(id, message, std::move(bytes));
+    }
+  } catch (const Error& error) {
+    reason = error.what();
+  }
+  stream->abort();
+  const auto still = sessions_.find(id);
+  if (still != sessions_.end() && still->second.bulk == stream) {
+    still->second.bulk.reset();
+    if (bulk_hooks_.gone) bulk_hooks_.gone(id);
+  }
+}
+
+void NodeSessions::tell(const NodeId& node, const wire::HeadMessage& message) {
+  const auto found = sessions_.find(node);
+  if (found != sessions_.end()) found->second.control->send_text(text_of(message));
+}
+
+void NodeSessions::start(const NodeId& node, const wire::AttemptSpec& spec,
+                         const std::map<std::string, std::string>& secrets) {
+  tell(node, wire::StartAttempt{spec, secrets});
+}
+
+void NodeSessions::send(const NodeId& node, const JobId& job, int attempt,
+                        const wire::AttemptCommand& command) {
+  tell(node, wire::ToSupervisor{job, attempt, command});
+}
+
+void NodeSessions::forget(const NodeId& node, const JobId& job) {
+  tell(node, wire::ForgetJob{job});
+}
+
+bool NodeSessions::connected(const NodeId& node) const {
+  return sessions_.contains(node);
+}
+
+std::vector<NodeId> NodeSessions::connected_nodes() const {
+  std::vector<NodeId> nodes;
+  for (const auto& [id, session] : sessions_) {
+    if (session.same_machine) nodes.push_back(id);
+  }
+  for (const auto& [id, session] : sessions_) {
+    if (!session.same_machine) nodes.push_back(id);
+  }
+  return nodes;
+}
+
+void NodeSessions::start_exec(const NodeId& node, const wire::StartExec& exec) {
+  tell(node, exec);
+}
+
+void NodeSessions::send_bulk(const NodeId& node, const wire::BulkMessage& message,
+                             std::string bytes) {
+  const auto found = sessions_.find(node);
+  if (found == sessions_.end() || !found->second.bulk) return;
+  found->second.bulk->send_text(wire::dump(wire::to_json(message)));
+  if (std::holds_alternative<wire::ExecInput>(message)) {
+    found->second.bulk->send({false, std::move(bytes)});
+  }
+}
+
+asio::awaitable<std::vector<NodeId>> NodeSessions::shut_down(std::chrono::milliseconds limit) {
+  const std::vector<NodeId> told = connected_nodes();
+  for (const NodeId& node : told) tell(node, wire::Shutdown{});
+  const auto until = std::chrono::steady_clock::now() + limit;
+  asio::steady_timer timer(context_);
+  while (!sessions_.empty() && std::chrono::steady_clock::now() < until) {
+    timer.expires_after(2ms);
+    error_code ignored;
+    co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+  }
+  co_return told;
+}
+
+}  // namespace dtrain::head

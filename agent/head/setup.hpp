@@ -1,0 +1,33 @@
+#pragma once
+
+#include <string>
+
+#include "launcher/core/ids.hpp"
+#include "launcher/core/paths.hpp"
+
+namespace dtrain::head {
+
+// head.json: what the head was told at `up`, and the port it found.
+struct HeadConfig {
+  ClusterId cluster;
+  std::string name;
+  std::string provider;
+  int expected_nodes = 1;
+  int wanted_port = 0;  // provider.head_port; 0: the first free one of 46500 to 46599
+  int port = 0;         // where it listens, kept over restarts; 0: not yet
+};
+
+HeadConfig read_head_config(const paths::HeadRoot& root);
+void write_head_config(const paths::HeadRoot& root, const HeadConfig& config);
+
+// The head's half of `up`, each a command of dtrain-agent, each harmless when repeated.
+
+// Makes the CA, the head's own identity and head.json.
+void init_head(const paths::HeadRoot& root, const HeadConfig& config);
+// Signs a node's request and lets the node in from now on. Returns its certificate and the CA's.
+std::string sign_node(const paths::HeadRoot& root, const NodeId& node,
+                      const std::string& request_pem);
+// Whether a node may come; a node that is not let in, or no more, may not, whatever it can show.
+bool is_let_in(const paths::HeadRoot& root, const NodeId& node);
+
+}  // namespace dtrain::head

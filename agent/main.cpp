@@ -1,0 +1,121 @@
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <iostream>
+#include <iterator>
+
+#include "agent/head/head.hpp"
+#include "agent/head/setup.hpp"
+#include "agent/node/config.hpp"
+#include "agent/node/node.hpp"
+#include "agent/supervise/supervise.hpp"
+#include "agent/watch/watch.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/core/log.hpp"
+
+// dtrain-agent: what runs on every node. People do not type these commands; `dtrain up` does.
+namespace {
+
+using namespace dtrain;
+
+std::string own_path() {
+  return fs::read_symlink("/proc/self/exe").string();
+}
+
+std::string read_stdin() {
+  return {std::istreambuf_iterator<char>(std::cin), {}};
+}
+
+struct Arguments {
+  std::string root;
+  std::string cluster;
+  std::string name;
+  std::string provider = "local";
+  std::string node;
+  std::string job;
+  int nodes = 1;
+  int port = 0;
+  int attempt = 1;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("The program that dtrain puts on every node.", "dtrain-agent");
+  app.set_version_flag("--version", std::string(DTRAIN_VERSION));
+  app.require_subcommand(1);
+  Arguments args;
+  int status = 0;
+  const auto command = [&](const char* verb, const char* what, auto run) {
+    CLI::App* sub = app.add_subcommand(verb, what);
+    sub->add_option("--root", args.root, "The folder that it keeps its files in")->required();
+    sub->callback([&args, &status, run] { status = run(args); });
+    return sub;
+  };
+
+  command("head", "Role: the head of a cluster",
+          [](Arguments& a) { return head::head_main({a.root}); });
+  command("node", "Role: the agent of a node", [](Arguments& a) {
+    return node::node_main({{a.root}, own_path()});
+  });
+  command("watch", "Role: starts head and node agents again",
+          [](Arguments& a) { return watch::watch_main({a.root}); });
+  CLI::App* supervise =
+      command("supervise", "Role: one attempt's ranks on this node", [](Arguments& a) {
+        return supervise::supervise_main({{a.root}, JobId(a.job), a.attempt});
+      });
+  supervise->add_option("--job", args.job)->required();
+  supervise->add_option("--attempt", args.attempt)->required();
+
+  CLI::App* init_head =
+      command("init-head", "Make a cluster's CA and the head's identity", [](Arguments& a) {
+        head::init_head({a.root}, {ClusterId(a.cluster), a.name, a.provider, a.nodes, a.port, 0});
+        return 0;
+      });
+  init_head->add_option("--cluster", args.cluster)->required();
+  init_head->add_option("--name", args.name)->required();
+  init_head->add_option("--provider", args.provider);
+  init_head->add_option("--nodes", args.nodes);
+  init_head->add_option("--port", args.port);
+
+  CLI::App* init_node =
+      command("init-node", "Make a node's key; prints a certificate request", [](Arguments& a) {
+        std::cout << node::init_node({a.root}, ClusterId(a.cluster), NodeId(a.node));
+        return 0;
+      });
+  init_node->add_option("--cluster", args.cluster)->required();
+  init_node->add_option("--node", args.node)->required();
+
+  CLI::App* sign = command("sign", "On the head: sign the request on stdin; prints certificates",
+                           [](Arguments& a) {
+                             std::cout << head::sign_node({a.root}, NodeId(a.node), read_stdin());
+                             return 0;
+                           });
+  sign->add_option("--node", args.node)->required();
+
+  command("install-identity", "Keep the certificates on stdin", [](Arguments& a) {
+    node::install_identity({a.root}, read_stdin());
+    return 0;
+  });
+  command("capture-env", "Keep the login shell's environment for ranks", [](Arguments& a) {
+    const std::string warning = node::capture_environment({a.root});
+    if (!warning.empty()) std::cerr << warning << "\n";
+    return 0;
+  });
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  } catch (const Error& error) {
+    log::error(error.what(), {{"hint", error.hint()}});
+    if (::isatty(STDERR_FILENO) == 0) std::cerr << error.what() << "\n";
+    return 1;
+  } catch (const std::exception& error) {
+    log::error(error.what());
+    return 1;
+  }
+  std::cout.flush();
+  return status;
+}

@@ -1,0 +1,309 @@
+#include "agent/node/attempts.hpp"
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/local/stream_protocol.hpp>
+#include <boost/asio/read_until.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <charconv>
+#include <deque>
+
+#include "agent/supervise/client.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/core/log.hpp"
+#include "launcher/core/process.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::node {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+using UnixSocket = asio::local::stream_protocol::socket;
+
+namespace {
+
+// An event is at most a report and its wrapping.
+constexpr std::size_t kLineLimit = std::size_t{4} << 20;
+constexpr std::chrono::seconds kStartLimit{10};
+
+// Behind the last acknowledged event: the head wants nothing more of this attempt.
+fs::path done_mark(const paths::AttemptRoot& root) {
+  return root.root / "done";
+}
+
+}  // namespace
+
+// One attempt: the connection to its supervisor, or what the supervisor left behind.
+class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
+ public:
+  Link(Attempts& owner, Key key)
+      : owner_(&owner),
+        key_(std::move(key)),
+        root_(paths::attempt(owner.root_, key_.first, key_.second)),
+        retry_(owner.executor_) {}
+
+  void orphan() { owner_ = nullptr; }
+  bool done() const { return done_; }
+
+  // Connects to the supervisor, newly if there is a connection; it sends what is not acknowledged.
+  void connect() {
+    if (done_ || owner_ == nullptr) return;
+    ++generation_;
+    if (socket_) {
+      error_code ignored;
+      socket_->close(ignored);
+    }
+    asio::co_spawn(
+        owner_->executor_,
+        [self = shared_from_this(), mine = generation_] { return self->run(mine); },
+        asio::detached);
+  }
+
+  void send(const wire::AttemptCommand& command) {
+    note_ack(command);
+    if (done_) return;
+    outgoing_.push_back(wire::dump(wire::to_json(command)) + "\n");
+    if (socket_ && socket_->is_open() && !writing_) {
+      writing_ = true;
+      asio::co_spawn(
+          owner_->executor_,
+          [self = shared_from_this(), mine = generation_] { return self->write_out(mine); },
+          asio::detached);
+    }
+  }
+
+  void mark_done() {
+    done_ = true;
+    try {
+      write_file_atomic(done_mark(root_), "");
+    } catch (const Error& error) {
+      log::warn("cannot mark the attempt as done", {{"error", error.what()}});
+    }
+  }
+
+ private:
+  asio::awaitable<void> run(int mine) {
+    const auto started = std::chrono::steady_clock::now();
+    while (mine == generation_ && owner_ != nullptr) {
+      auto socket = std::make_shared<UnixSocket>(owner_->executor_);
+      error_code failed;
+      const asio::local::stream_protocol::endpoint endpoint(
+          paths::supervisor_socket(owner_->root_.root, key_.first, key_.second).string());
+      co_await socket->async_connect(endpoint, asio::redirect_error(asio::use_awaitable, failed));
+      if (mine != generation_ || owner_ == nullptr) co_return;
+      if (!failed) {
+        socket_ = socket;
+        if (!outgoing_.empty() && !writing_) {
+          writing_ = true;
+          asio::co_spawn(
+              owner_->executor_,
+              [self = shared_from_this(), mine] { return self->write_out(mine); }, asio::detached);
+        }
+        co_await read_in(socket, mine);
+        if (mine != generation_ || owner_ == nullptr || done_) co_return;
+        socket_.reset();
+      }
+      // Not there: it has not opened its socket yet, or it has ended.
+      if (!supervise::supervisor_alive(root_)) {
+        const bool starting = starting_ && std::chrono::steady_clock::now() - started < kStartLimit;
+        if (!starting || fs::exists(root_.exit())) {
+          ended();
+          co_return;
+        }
+      }
+      retry_.expires_after(std::chrono::milliseconds(1));
+      co_await retry_.async_wait(asio::redirect_error(asio::use_awaitable, failed));
+    }
+  }
+
+  asio::awaitable<void> read_in(std::shared_ptr<UnixSocket> socket, int mine) {
+    std::string buffer;
+    error_code failed;
+    while (true) {
+      const std::size_t length =
+          co_await asio::async_read_until(*socket, asio::dynamic_buffer(buffer, kLineLimit), '\n',
+                                          asio::redirect_error(asio::use_awaitable, failed));
+      if (failed || mine != generation_ || owner_ == nullptr) co_return;
+      const std::string line = buffer.substr(0, length - 1);
+      buffer.erase(0, length);
+      take(line);
+    }
+  }
+
+  void take(const std::string& line) {
+    try {
+      const nlohmann::json json = wire::parse_json(line, "the supervisor's line", kLineLimit);
+      if (wire::get_string(json, "type") == "hello") {
+        starting_ = false;
+        return;
+      }
+      pass_on(wire::attempt_event_from_json(json));
+    } catch (const Error& error) {
+      // A newer supervisor may say what we do not know; the head cannot know it either.
+      log::warn("passed over a line of a supervisor",
+                {{"job", key_.first.str()}, {"error", error.what()}});
+    }
+  }
+
+  void pass_on(wire::AttemptEvent event) {
+    if (std::holds_alternative<wire::NodeFinished>(event.body)) last_seq_ = event.seq;
+    owner_->send_(wire::FromSupervisor{key_.first, key_.second, std::move(event)});
+  }
+
+  void note_ack(const wire::AttemptCommand& command) {
+    const auto* ack = std::get_if<wire::EventAck>(&command);
+    if (ack != nullptr && last_seq_ != 0 && ack->seq >= last_seq_ && !done_) {
+      // Passed on to the supervisor first, which then ends.
+      asio::post(owner_->executor_, [self = shared_from_this()] { self->mark_done(); });
+    }
+  }
+
+  // The supervisor is gone: it left exit.json, or it was killed.
+  void ended() {
+    outgoing_.clear();
+    if (const auto record = supervise::read_exit(root_)) {
+      for (const wire::AttemptEvent& event : record->events) pass_on(event);
+      return;
+    }
+    const std::vector<pid_t> left = supervise::clean_after(root_);
+    log::warn("a supervisor ended without a last word",
+              {{"job", key_.first.str()}, {"attempt", std::to_string(key_.second)}});
+    owner_->send_(wire::SupervisorLost{key_.first, key_.second,
+                                       "its supervisor was killed or crashed", left});
+  }
+
+  asio::awaitable<void> write_out(int mine) {
+    error_code failed;
+    while (!outgoing_.empty() && socket_ && mine == generation_) {
+      const std::string line = std::move(outgoing_.front());
+      outgoing_.pop_front();
+      const auto socket = socket_;
+      co_await asio::async_write(*socket, asio::buffer(line),
+                                 asio::redirect_error(asio::use_awaitable, failed));
+      if (failed) break;  // acknowledgements are repeated, stops too
+    }
+    writing_ = false;
+  }
+
+  friend class Attempts;
+  Attempts* owner_;
+  Key key_;
+  paths::AttemptRoot root_;
+  std::shared_ptr<UnixSocket> socket_;
+  asio::steady_timer retry_;
+  std::deque<std::string> outgoing_;
+  std::uint64_t last_seq_ = 0;  // of NodeFinished, once seen
+  int generation_ = 0;          // of the connection; an older coroutine ends when it sees a newer
+  bool writing_ = false;
+  bool starting_ = false;  // its supervisor has been started and has not said hello yet
+  bool done_ = false;
+};
+
+Attempts::Attempts(asio::any_io_executor executor, paths::NodeRoot root, std::string agent_binary,
+                   std::function<void(wire::NodeMessage)> send)
+    : executor_(std::move(executor)),
+      root_(std::move(root)),
+      agent_binary_(std::move(agent_binary)),
+      send_(std::move(send)) {}
+
+Attempts::~Attempts() {
+  for (const auto& [key, link] : links_) link->orphan();
+}
+
+std::shared_ptr<Attempts::Link> Attempts::link(const Key& key) {
+  auto& found = links_[key];
+  if (!found) found = std::make_shared<Link>(*this, key);
+  return found;
+}
+
+void Attempts::recover() {
+  std::error_code none;
+  for (const auto& job : fs::directory_iterator(root_.jobs(), none)) {
+    for (const auto& folder : fs::directory_iterator(job.path(), none)) {
+      const std::string name = folder.path().filename().string();
+      const std::string prefix = "attempt-";
+      int number = 0;
+      if (name.rfind(prefix, 0) != 0) continue;
+      std::from_chars(name.data() + prefix.size(), name.data() + name.size(), number);
+      if (number < 1 || fs::exists(done_mark({folder.path()}))) continue;
+      link({JobId(job.path().filename().string()), number});
+    }
+  }
+  // What died without a word is swept now, whether or not the head is there to hear of it.
+  for (const auto& [key, link] : links_) {
+    if (!supervise::supervisor_alive(link->root_) && !fs::exists(link->root_.exit())) {
+      supervise::clean_after(link->root_);
+    }
+  }
+}
+
+std::vector<std::pair<JobId, int>> Attempts::unfinished() const {
+  std::vector<Key> keys;
+  for (const auto& [key, link] : links_) {
+    if (!link->done()) keys.push_back(key);
+  }
+  return keys;
+}
+
+void Attempts::head_joined() {
+  for (const auto& [key, link] : links_) link->connect();
+}
+
+void Attempts::start(const wire::StartAttempt& start) {
+  const Key key{start.spec.job, start.spec.attempt};
+  const auto found = link(key);
+  const paths::AttemptRoot& root = found->root_;
+  try {
+    if (!fs::exists(root.spec())) {
+      make_folders(root.ranks());
+      make_folders(root.errors());
+      write_file_atomic(root.secrets(), wire::dump(nlohmann::json(start.secrets)), 0600);
+      write_file_atomic(root.spec(), wire::dump(wire::to_json(start.spec)), 0600);
+      SpawnOptions options;
+      options.argv = {agent_binary_, "supervise",     "--root",    root_.root.string(),
+                      "--job",       key.first.str(), "--attempt", std::to_string(key.second)};
+      options.env = current_environment();
+      options.workdir = "/";
+      options.new_session = true;
+      spawn(options);
+      found->starting_ = true;
+    }
+    found->connect();
+  } catch (Error& error) {
+    error.while_doing("starting attempt " + std::to_string(key.second) + " of " + key.first.str());
+    send_(wire::StartFailed{key.first, key.second, error});
+    found->mark_done();
+  }
+}
+
+void Attempts::command(const wire::ToSupervisor& command) {
+  const auto found = links_.find({command.job, command.attempt});
+  if (found == links_.end()) return;
+  found->second->send(command.command);
+}
+
+void Attempts::renew_leases() {
+  for (const auto& [key, link] : links_) {
+    if (!link->done() && link->socket_) link->send(wire::RenewLease{});
+  }
+}
+
+void Attempts::forget(const JobId& job) {
+  for (auto at = links_.begin(); at != links_.end();) {
+    if (at->first.first == job) {
+      at->second->mark_done();
+      at->second->orphan();
+      at = links_.erase(at);
+    } else {
+      ++at;
+    }
+  }
+  remove_tree(root_.jobs() / job.str());
+}
+
+}  // namespace dtrain::node

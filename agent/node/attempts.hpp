@@ -1,0 +1,57 @@
+#pragma once
+
+#include <boost/asio/any_io_executor.hpp>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "launcher/core/ids.hpp"
+#include "launcher/core/paths.hpp"
+#include "launcher/wire/node.hpp"
+
+// The supervisors of this node: started, spoken to, swept up after. A supervisor outlives this
+// process, so what is here is found again on disk at each start. All on the executor's thread.
+namespace dtrain::node {
+
+class Attempts {
+ public:
+  // `send` passes a message on to the head; while no head is connected it may drop it, since
+  // everything is sent again after head_joined().
+  Attempts(boost::asio::any_io_executor executor, paths::NodeRoot root, std::string agent_binary,
+           std::function<void(wire::NodeMessage)> send);
+  ~Attempts();
+
+  // Finds what is on disk: attempts with a live supervisor, with an exit.json that the head has not
+  // acknowledged, or with neither (the supervisor died with this node's processes: swept).
+  void recover();
+
+  // For Hello: all attempts that the head must still hear of.
+  std::vector<std::pair<JobId, int>> unfinished() const;
+
+  // The head is there (again): every supervisor is asked anew for what is not acknowledged.
+  void head_joined();
+
+  // Writes the attempt's folder and starts its supervisor. A repeat is harmless. What fails is sent
+  // as StartFailed.
+  void start(const wire::StartAttempt& start);
+  void command(const wire::ToSupervisor& command);
+  void renew_leases();
+  // The job's folder goes. Its attempts must be over.
+  void forget(const JobId& job);
+
+ private:
+  class Link;
+  using Key = std::pair<JobId, int>;
+  std::shared_ptr<Link> link(const Key& key);
+
+  boost::asio::any_io_executor executor_;
+  paths::NodeRoot root_;
+  std::string agent_binary_;
+  std::function<void(wire::NodeMessage)> send_;
+  std::map<Key, std::shared_ptr<Link>> links_;
+};
+
+}  // namespace dtrain::node

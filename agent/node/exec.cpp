@@ -1,0 +1,355 @@
+#include "agent/node/exec.hpp"
+
+#include <fcntl.h>
+#include <pty.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+
+#include <algorithm>
+#include <array>
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <deque>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/log.hpp"
+#include "launcher/core/process.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::node {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+using Descriptor = asio::posix::stream_descriptor;
+
+namespace {
+
+constexpr std::chrono::seconds kHangupGrace{5};
+// After the command's end: what a child of its that holds the pipe still writes is not waited for.
+constexpr std::chrono::milliseconds kDrainLimit{1000};
+
+std::string value_of(const std::vector<std::string>& env, const std::string& name,
+                     const std::string& fallback) {
+  for (const std::string& entry : env) {
+    if (entry.rfind(name + "=", 0) == 0) return entry.substr(name.size() + 1);
+  }
+  return fallback;
+}
+
+void set_value(std::vector<std::string>& env, const std::string& name, const std::string& value) {
+  std::erase_if(env, [&](const std::string& entry) { return entry.rfind(name + "=", 0) == 0; });
+  env.push_back(name + "=" + value);
+}
+
+int signal_number(const std::string& name) {
+  for (const int number : {SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2}) {
+    if (signal_name(number) == "SIG" + name) return number;
+  }
+  return 0;
+}
+
+std::array<UniqueFd, 2> make_pipe() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw errno_error("cannot make a pipe", errno);
+  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+}  // namespace
+
+class Execs::Command : public std::enable_shared_from_this<Execs::Command> {
+ public:
+  Command(Execs& owner, std::string exec)
+      : owner_(&owner),
+        exec_(std::move(exec)),
+        input_(owner.executor_),
+        outputs_{Descriptor(owner.executor_), Descriptor(owner.executor_)},
+        credit_wake_(owner.executor_, asio::steady_timer::time_point::max()),
+        timer_(owner.executor_) {}
+
+  void start(const wire::StartExec& request) {
+    SpawnOptions options;
+    options.env = owner_->environment_();
+    const std::string shell = value_of(options.env, "SHELL", "/bin/sh");
+    if (request.command.empty()) {
+      options.argv = {shell, "-l"};
+    } else if (request.shell) {
+      options.argv = {shell, "-c", request.command.front()};
+    } else {
+      options.argv = request.command;
+    }
+    options.workdir =
+        request.workdir.empty() ? value_of(options.env, "HOME", "/") : request.workdir;
+    options.new_session = true;
+    if (request.tty) {
+      start_on_terminal(request, options);
+    } else {
+      start_on_pipes(options);
+    }
+  }
+
+  pid_t pid() const { return exit_ ? 0 : pid_; }
+
+  void reap() {
+    if (exit_ || pid_ == 0) return;
+    exit_ = try_wait(pid_);
+    if (!exit_) return;
+    timer_.expires_after(kDrainLimit);
+    timer_.async_wait([self = shared_from_this()](error_code stopped) {
+      if (!stopped) self->finish();
+    });
+    if (open_outputs_ == 0) finish();
+  }
+
+  void credit(std::size_t bytes) {
+    in_flight_ -= std::min(bytes, in_flight_);
+    credit_wake_.cancel();
+  }
+
+  void input(std::string bytes) {
+    if (!input_.is_open()) return;
+    pending_input_.push_back(std::move(bytes));
+    feed();
+  }
+
+  void control(const wire::ExecControl& control) {
+    if (control.kind == "eof") {
+      input_ended_ = true;
+      feed();
+    } else if (control.kind == "resize" && terminal_) {
+      const winsize size{static_cast<unsigned short>(control.rows),
+                         static_cast<unsigned short>(control.cols), 0, 0};
+      ::ioctl(outputs_[0].native_handle(), TIOCSWINSZ, &size);
+    } else if (control.kind == "signal") {
+      if (const int number = signal_number(control.signal); number != 0) signal_all(number);
+    } else if (control.kind == "hangup") {
+      hang_up();
+    }
+  }
+
+  // The other side is gone: SIGHUP, later SIGKILL.
+  void hang_up() {
+    owner_gone_ = true;
+    credit_wake_.cancel();
+    if (exit_) {
+      finish();
+      return;
+    }
+    signal_all(SIGHUP);
+    timer_.expires_after(kHangupGrace);
+    timer_.async_wait([self = shared_from_this()](error_code stopped) {
+      if (!stopped) self->signal_all(SIGKILL);
+    });
+  }
+
+  void orphan() {
+    if (!exit_) signal_all(SIGHUP);
+    owner_ = nullptr;
+    close_all();
+  }
+
+ private:
+  void signal_all(int number) {
+    if (pid_ > 0 && !exit_) ::kill(-pid_, number);
+  }
+
+  void start_on_pipes(SpawnOptions& options) {
+    auto in = make_pipe();
+    auto out = make_pipe();
+    auto err = make_pipe();
+    options.stdin_fd = in[0].get();
+    options.stdout_fd = out[1].get();
+    options.stderr_fd = err[1].get();
+    pid_ = spawn(options);
+    ::fcntl(in[1].get(), F_SETFL, O_NONBLOCK);
+    input_.assign(in[1].release());
+    outputs_[0].assign(out[0].release());
+    outputs_[1].assign(err[0].release());
+    open_outputs_ = 2;
+    pump(0);
+    pump(1);
+  }
+
+  void start_on_terminal(const wire::StartExec& request, SpawnOptions& options) {
+    int master = -1;
+    int slave = -1;
+    winsize size{static_cast<unsigned short>(request.rows),
+                 static_cast<unsigned short>(request.cols), 0, 0};
+    if (::openpty(&master, &slave, nullptr, nullptr, &size) != 0) {
+      throw errno_error("cannot open a terminal", errno);
+    }
+    UniqueFd ours(master);
+    const UniqueFd theirs(slave);
+    ::fcntl(ours.get(), F_SETFD, FD_CLOEXEC);
+    if (!request.term.empty()) set_value(options.env, "TERM", request.term);
+    options.stdin_fd = options.stdout_fd = options.stderr_fd = theirs.get();
+    options.controlling_terminal = true;
+    terminal_ = true;
+    pid_ = spawn(options);
+    ::fcntl(ours.get(), F_SETFL, O_NONBLOCK);
+    const int copy = ::fcntl(ours.get(), F_DUPFD_CLOEXEC, 3);
+    if (copy >= 0) input_.assign(copy);
+    outputs_[0].assign(ours.release());
+    open_outputs_ = 1;
+    pump(0);
+  }
+
+  void pump(std::size_t which) {
+    asio::co_spawn(
+        owner_->executor_, [self = shared_from_this(), which] { return self->pump_out(which); },
+        asio::detached);
+  }
+
+  asio::awaitable<void> pump_out(std::size_t which) {
+    std::string buffer(wire::kBulkFrame, '\0');
+    error_code failed;
+    while (owner_ != nullptr) {
+      while (in_flight_ >= wire::kExecWindow && !owner_gone_) {
+        co_await credit_wake_.async_wait(asio::redirect_error(asio::use_awaitable, failed));
+      }
+      const std::size_t got = co_await outputs_[which].async_read_some(
+          asio::buffer(buffer), asio::redirect_error(asio::use_awaitable, failed));
+      if (failed || got == 0 || owner_ == nullptr) break;  // a closed terminal reads as EIO
+      if (owner_gone_ || !owner_->bulk_) continue;         // read on, so that it can end
+      in_flight_ += got;
+      const wire::BulkMessage header = wire::ExecOutput{exec_, which == 1, got};
+      owner_->bulk_->send_text(wire::dump(wire::to_json(header)));
+      owner_->bulk_->send({false, buffer.substr(0, got)});
+    }
+    --open_outputs_;
+    if (open_outputs_ == 0 && exit_) finish();
+  }
+
+  void feed() {
+    if (feeding_ || !input_.is_open()) return;
+    feeding_ = true;
+    asio::co_spawn(
+        owner_->executor_, [self = shared_from_this()] { return self->feed_in(); }, asio::detached);
+  }
+
+  asio::awaitable<void> feed_in() {
+    error_code failed;
+    while (!pending_input_.empty() && input_.is_open()) {
+      const std::string bytes = std::move(pending_input_.front());
+      pending_input_.pop_front();
+      co_await asio::async_write(input_, asio::buffer(bytes),
+                                 asio::redirect_error(asio::use_awaitable, failed));
+      if (failed) {
+        pending_input_.clear();
+        input_ended_ = true;
+      }
+    }
+    feeding_ = false;
+    if (!input_ended_ || !input_.is_open()) co_return;
+    if (terminal_ && !failed) {
+      const std::string end_of_file = "\x04";
+      co_await asio::async_write(input_, asio::buffer(end_of_file),
+                                 asio::redirect_error(asio::use_awaitable, failed));
+      input_ended_ = false;
+    } else {
+      input_.close(failed);
+    }
+  }
+
+  void finish() {
+    if (finished_) return;
+    finished_ = true;
+    timer_.cancel();
+    credit_wake_.cancel();
+    close_all();
+    if (owner_ == nullptr) return;
+    if (!owner_gone_ && owner_->bulk_) {
+      wire::ExecExit exit;
+      exit.exec = exec_;
+      exit.exit_code = exit_->shell_code();
+      owner_->bulk_->send_text(wire::dump(wire::to_json(wire::BulkMessage(exit))));
+    }
+    owner_->commands_.erase(exec_);
+  }
+
+  void close_all() {
+    error_code ignored;
+    input_.close(ignored);
+    for (Descriptor& output : outputs_) output.close(ignored);
+  }
+
+  Execs* owner_;
+  std::string exec_;
+  Descriptor input_;
+  std::array<Descriptor, 2> outputs_;  // stdout and stderr, or the terminal
+  asio::steady_timer credit_wake_;
+  asio::steady_timer timer_;
+  std::deque<std::string> pending_input_;
+  std::optional<ProcessExit> exit_;
+  pid_t pid_ = 0;
+  std::size_t in_flight_ = 0;
+  int open_outputs_ = 0;
+  bool terminal_ = false;
+  bool feeding_ = false;
+  bool input_ended_ = false;
+  bool owner_gone_ = false;
+  bool finished_ = false;
+};
+
+Execs::Execs(asio::any_io_executor executor, std::function<std::vector<std::string>()> environment)
+    : executor_(std::move(executor)), environment_(std::move(environment)) {}
+
+Execs::~Execs() {
+  for (const auto& [exec, command] : commands_) command->orphan();
+}
+
+void Execs::use(wire::FrameStreamPtr bulk) {
+  bulk_ = std::move(bulk);
+  const auto before = commands_;
+  for (const auto& [exec, command] : before) command->hang_up();
+}
+
+void Execs::message(const wire::BulkMessage& message, std::string bytes) {
+  const auto find = [&](const std::string& exec) -> std::shared_ptr<Command> {
+    const auto found = commands_.find(exec);
+    return found == commands_.end() ? nullptr : found->second;
+  };
+  if (const auto* input = std::get_if<wire::ExecInput>(&message)) {
+    if (const auto command = find(input->exec)) command->input(std::move(bytes));
+  } else if (const auto* credit = std::get_if<wire::ExecCredit>(&message)) {
+    if (const auto command = find(credit->exec)) command->credit(credit->bytes);
+  } else if (const auto* control = std::get_if<wire::ExecControl>(&message)) {
+    if (const auto command = find(control->exec)) command->control(*control);
+  }
+}
+
+void Execs::start(const wire::StartExec& start) {
+  const auto command = std::make_shared<Command>(*this, start.exec);
+  commands_[start.exec] = command;
+  try {
+    command->start(start);
+  } catch (Error& error) {
+    commands_.erase(start.exec);
+    if (!bulk_) return;
+    wire::ExecExit exit;
+    exit.exec = start.exec;
+    exit.error = error;
+    bulk_->send_text(wire::dump(wire::to_json(wire::BulkMessage(exit))));
+  }
+}
+
+void Execs::reap() {
+  const auto before = commands_;  // finish() takes commands out
+  for (const auto& [exec, command] : before) command->reap();
+}
+
+std::vector<pid_t> Execs::pids() const {
+  std::vector<pid_t> pids;
+  for (const auto& [exec, command] : commands_) {
+    if (command->pid() > 0) pids.push_back(command->pid());
+  }
+  return pids;
+}
+
+}  // namespace dtrain::node

@@ -1,0 +1,95 @@
+#include "agent/node/facts.hpp"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/files.hpp"
+#include "launcher/core/process.hpp"
+#include "launcher/core/text.hpp"
+
+namespace dtrain::node {
+namespace {
+
+// The folder of our cgroup (version 2), or empty.
+fs::path own_cgroup() {
+  const auto text = read_file_if_there("/proc/self/cgroup", 65536);
+  if (!text) return {};
+  for (const std::string& line : split(*text, '\n')) {
+    if (line.rfind("0::", 0) == 0) return fs::path("/sys/fs/cgroup" + line.substr(3));
+  }
+  return {};
+}
+
+// Calls `use` with the text of `name` in our cgroup and in each above it.
+template <typename Use>
+void each_cgroup(const char* name, Use use) {
+  fs::path folder = own_cgroup();
+  while (!folder.empty() && folder.string().rfind("/sys/fs/cgroup", 0) == 0) {
+    try {
+      if (const auto text = read_file_if_there(folder / name, 65536)) use(*text);
+    } catch (const Error&) {
+      // Not readable: no limit that we know of.
+    }
+    folder = folder.parent_path();
+  }
+}
+
+int usable_cpus() {
+  int cpus = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+  cpu_set_t set;
+  if (::sched_getaffinity(0, sizeof set, &set) == 0) cpus = CPU_COUNT(&set);
+  each_cgroup("cpu.max", [&](const std::string& text) {
+    const std::vector<std::string> words = split(text, ' ');
+    if (words.size() < 2 || words[0] == "max") return;
+    const double quota = std::strtod(words[0].c_str(), nullptr);
+    const double period = std::strtod(words[1].c_str(), nullptr);
+    if (quota > 0 && period > 0) {
+      cpus = std::min(cpus, std::max(1, static_cast<int>(std::ceil(quota / period))));
+    }
+  });
+  return std::max(1, cpus);
+}
+
+std::uint64_t usable_memory() {
+  std::uint64_t memory = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
+                         static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  each_cgroup("memory.max", [&](const std::string& text) {
+    const std::uint64_t limit = std::strtoull(text.c_str(), nullptr, 10);
+    if (limit > 0) memory = std::min(memory, limit);
+  });
+  return memory;
+}
+
+int count_gpus() {
+  std::error_code none;
+  int gpus = 0;
+  for ([[maybe_unused]] const auto& entry :
+       fs::directory_iterator("/proc/driver/nvidia/gpus", none)) {
+    ++gpus;
+  }
+  return gpus;
+}
+
+std::string namespace_of(const char* kind) {
+  std::error_code failed;
+  return fs::read_symlink(std::string("/proc/self/ns/") + kind, failed).string();
+}
+
+}  // namespace
+
+Facts gather_facts() {
+  Facts facts;
+  facts.cpus = usable_cpus();
+  facts.gpus = count_gpus();
+  facts.memory = usable_memory();
+  facts.boot_id = boot_id();
+  facts.machine = facts.boot_id + " " + namespace_of("net") + " " + namespace_of("mnt");
+  return facts;
+}
+
+}  // namespace dtrain::node

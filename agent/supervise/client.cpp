@@ -1,0 +1,68 @@
+#include "agent/supervise/client.hpp"
+
+#include <unistd.h>
+
+#include <chrono>
+
+#include "agent/supervise/record.hpp"
+#include "agent/supervise/unix_socket.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/core/process.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::supervise {
+
+std::optional<pid_t> supervisor_alive(const paths::AttemptRoot& root) {
+  const auto record = read_supervisor(root);
+  if (!record || record->boot_id != boot_id()) return std::nullopt;
+  if (start_time(record->pid) != record->start_time) return std::nullopt;
+  return record->pid;
+}
+
+std::optional<UniqueFd> connect_supervisor(const paths::NodeRoot& node, const JobId& job,
+                                           int attempt) {
+  return connect_unix(paths::supervisor_socket(node.root, job, attempt));
+}
+
+std::optional<FinishedRecord> read_exit(const paths::AttemptRoot& root) {
+  const auto text = read_file_if_there(root.exit());
+  if (!text) return std::nullopt;
+  return while_doing("reading " + root.exit().string(), [&] {
+    const nlohmann::json json = wire::parse_json(*text, "the file", std::size_t{64} << 20);
+    const nlohmann::json& events = wire::member(json, "events");
+    FinishedRecord record;
+    for (const nlohmann::json& event : events) {
+      record.events.push_back(wire::attempt_event_from_json(event));
+    }
+    const auto* last = record.events.empty()
+                           ? nullptr
+                           : std::get_if<wire::NodeFinished>(&record.events.back().body);
+    if (last == nullptr) throw Error(ErrorCode::invalid, "its last event is not \"finished\"");
+    record.finished = *last;
+    return std::optional(std::move(record));
+  });
+}
+
+std::vector<pid_t> clean_after(const paths::AttemptRoot& root) {
+  if (const auto pid = supervisor_alive(root)) {
+    throw Error(ErrorCode::conflict,
+                "the supervisor of " + root.root.string() + " lives, pid " + std::to_string(*pid));
+  }
+  const auto text = read_file_if_there(root.spec());
+  if (!text) return {};
+  const wire::AttemptSpec spec = while_doing("reading " + root.spec().string(), [&] {
+    return wire::attempt_spec_from_json(wire::parse_json(*text, "the file"));
+  });
+  const std::vector<pid_t> left =
+      sweep("DTRAIN_ATTEMPT_TOKEN", spec.token, std::chrono::seconds(1));
+  // NODE_ROOT/jobs/JOB/attempt-N, as paths.hpp draws it.
+  const fs::path node = root.root.parent_path().parent_path().parent_path();
+  ::unlink(paths::supervisor_socket(node, spec.job, spec.attempt).c_str());
+  for (int local = 0; local < spec.nproc; ++local) {
+    const int rank = spec.first_rank + local;
+    ::unlink(paths::report_socket(node, spec.job, spec.attempt, rank).c_str());
+  }
+  return left;
+}
+
+}  // namespace dtrain::supervise

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <optional>
+#include <vector>
+
+#include "launcher/core/paths.hpp"
+#include "launcher/core/unique_fd.hpp"
+#include "launcher/wire/attempt.hpp"
+
+// What the node agent needs of supervisors: to find one, to reach it, and to clean up after it.
+namespace dtrain::supervise {
+
+// The supervisor's pid while it lives, told apart from a later process of that pid by start time
+// and boot. Absent when there was none or it has ended.
+std::optional<pid_t> supervisor_alive(const paths::AttemptRoot& root);
+
+// A connection to its socket, non-blocking. Its first line is the hello
+// {"type":"hello","version","job","attempt","pid"}, then come the events that are not acknowledged.
+// A supervisor serves one: a new connection ends the one before. Absent when none listens.
+std::optional<UniqueFd> connect_supervisor(const paths::NodeRoot& node, const JobId& job,
+                                           int attempt);
+
+// How the attempt ended on this node.
+struct FinishedRecord {
+  // In order and without progress reports, so that numbers may be left out; the last is finished.
+  std::vector<wire::AttemptEvent> events;
+  wire::NodeFinished finished;
+};
+// Absent when it has not ended, or its supervisor died before it could say. Throws Error(invalid)
+// for a file that is not ours.
+std::optional<FinishedRecord> read_exit(const paths::AttemptRoot& root);
+
+// After a supervisor's death: kills what carries the attempt's token, for at most a second, and
+// removes the sockets. Returns what would not die. Throws Error(conflict) while the supervisor
+// lives.
+std::vector<pid_t> clean_after(const paths::AttemptRoot& root);
+
+}  // namespace dtrain::supervise

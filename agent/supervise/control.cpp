@@ -1,0 +1,193 @@
+#include "agent/supervise/control.hpp"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <optional>
+#include <utility>
+
+#include <boost/asio/posix/stream_descriptor.hpp>
+
+#include "agent/supervise/outbox.hpp"
+#include "agent/supervise/unix_socket.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/core/log.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::supervise {
+namespace {
+
+namespace asio = boost::asio;
+using Descriptor = asio::posix::stream_descriptor;
+
+constexpr std::size_t kCommandMax = std::size_t{1} << 20;   // bytes of a line from the client
+constexpr std::size_t kSendAhead = std::size_t{256} << 10;  // bytes made ready at once
+
+}  // namespace
+
+struct Control::Session {
+  Session(asio::io_context& io, int fd) : socket(io, fd) {}
+
+  Descriptor socket;
+  std::string in;
+  std::string out;
+  std::size_t out_sent = 0;
+  std::uint64_t last_put = 0;  // number of the last event in `out`
+  bool writing = false;        // a wait for room is pending
+  bool closed = false;
+};
+
+struct Control::Impl : std::enable_shared_from_this<Control::Impl> {
+  Impl(asio::io_context& context, const fs::path& socket_path, std::string hello_line,
+       const Outbox& events, Hooks callbacks)
+      : io(context),
+        path(socket_path),
+        hello(std::move(hello_line)),
+        outbox(events),
+        hooks(std::move(callbacks)),
+        listener(context, listen_unix(socket_path).release()) {}
+
+  asio::io_context& io;
+  fs::path path;
+  std::string hello;
+  const Outbox& outbox;
+  Hooks hooks;
+  Descriptor listener;
+  std::shared_ptr<Session> session;
+
+  void wait_accept() {
+    listener.async_wait(Descriptor::wait_read,
+                        [self = shared_from_this()](boost::system::error_code failed) {
+                          if (failed) return;
+                          self->accept();
+                          self->wait_accept();
+                        });
+  }
+
+  void accept() {
+    while (auto fd = accept_own(listener.native_handle())) {
+      if (session) close(session);
+      session = std::make_shared<Session>(io, fd->release());
+      session->out = hello + "\n";
+      log::info("the node agent is here");
+      hooks.changed();
+      wait_read(session);
+      send(session);
+    }
+  }
+
+  void close(const std::shared_ptr<Session>& which) {
+    if (which->closed) return;
+    which->closed = true;
+    which->socket.close();
+    if (session == which) {
+      session.reset();
+      log::info("the node agent is gone");
+      hooks.changed();
+    }
+  }
+
+  void wait_read(const std::shared_ptr<Session>& which) {
+    which->socket.async_wait(Descriptor::wait_read,
+                             [self = shared_from_this(), which](boost::system::error_code failed) {
+                               if (failed || which->closed) return;
+                               self->receive(which);
+                               if (!which->closed) self->wait_read(which);
+                             });
+  }
+
+  void receive(const std::shared_ptr<Session>& which) {
+    std::array<char, 65536> buffer;
+    const ssize_t got =
+        ::recv(which->socket.native_handle(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (got <= 0) {
+      close(which);
+      return;
+    }
+    which->in.append(buffer.data(), static_cast<std::size_t>(got));
+    try {
+      take_lines(which);
+    } catch (const Error& error) {
+      log::warn("a wrong command ends the connection", {{"error", error.what()}});
+      close(which);
+    }
+  }
+
+  void take_lines(const std::shared_ptr<Session>& which) {
+    std::size_t begin = 0;
+    // A command may close the session.
+    while (!which->closed) {
+      const std::size_t end = which->in.find('\n', begin);
+      if (end == std::string::npos) break;
+      const std::string_view line = std::string_view(which->in).substr(begin, end - begin);
+      auto command =
+          wire::attempt_command_from_json(wire::parse_json(line, "the command", kCommandMax));
+      begin = end + 1;
+      hooks.command(std::move(command));
+    }
+    which->in.erase(0, begin);
+    if (which->in.size() > kCommandMax) throw Error(ErrorCode::invalid, "a line is too long");
+  }
+
+  void send(const std::shared_ptr<Session>& which) {
+    while (!which->closed && !which->writing) {
+      if (which->out_sent == which->out.size()) refill(*which);
+      if (which->out.empty()) return;
+      const ssize_t sent =
+          ::send(which->socket.native_handle(), which->out.data() + which->out_sent,
+                 which->out.size() - which->out_sent, MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (sent >= 0) {
+        which->out_sent += static_cast<std::size_t>(sent);
+      } else if (errno == EAGAIN) {
+        wait_write(which);
+      } else if (errno != EINTR) {
+        close(which);
+      }
+    }
+  }
+
+  void refill(Session& which) const {
+    which.out.clear();
+    which.out_sent = 0;
+    const Outbox::Event* event = nullptr;
+    while (which.out.size() < kSendAhead && (event = outbox.after(which.last_put)) != nullptr) {
+      which.out += event->line;
+      which.last_put = event->seq;
+    }
+  }
+
+  void wait_write(const std::shared_ptr<Session>& which) {
+    which->writing = true;
+    which->socket.async_wait(Descriptor::wait_write,
+                             [self = shared_from_this(), which](boost::system::error_code failed) {
+                               which->writing = false;
+                               if (!failed) self->send(which);
+                             });
+  }
+};
+
+Control::Control(asio::io_context& io, const fs::path& path, std::string hello,
+                 const Outbox& outbox, Hooks hooks)
+    : impl_(std::make_shared<Impl>(io, path, std::move(hello), outbox, std::move(hooks))) {
+  impl_->wait_accept();
+}
+
+Control::~Control() {
+  impl_->hooks.changed = [] {};
+  impl_->listener.close();
+  if (impl_->session) impl_->close(impl_->session);
+  ::unlink(impl_->path.c_str());
+}
+
+void Control::kick() {
+  if (impl_->session) impl_->send(impl_->session);
+}
+
+bool Control::connected() const {
+  return impl_->session != nullptr;
+}
+
+}  // namespace dtrain::supervise

@@ -1,0 +1,120 @@
+#include "agent/supervise/environment.hpp"
+
+#include <array>
+#include <utility>
+
+#include "launcher/core/process.hpp"
+#include "launcher/core/text.hpp"
+
+namespace dtrain::supervise {
+namespace {
+
+// What the contract says may be absent: a value from beneath must not stand for it.
+constexpr std::array<const char*, 3> kAbsentUnlessOurs{
+    {"DTRAIN_CHECKPOINT", "DTRAIN_MASTER_LISTEN_FD", "DTRAIN_REPORT_SOCKET"}};
+// The variables of one rank, which `setup` does not get.
+constexpr std::array<const char*, 4> kOfOneRank{
+    {"RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_ERROR_FILE"}};
+
+void put_entry(Environment& env, std::string_view entry) {
+  const std::size_t equals = entry.find('=');
+  if (equals == std::string_view::npos || equals == 0) return;
+  env[std::string(entry.substr(0, equals))] = entry.substr(equals + 1);
+}
+
+void lay_over(Environment& env, const Environment& upper) {
+  for (const auto& [name, value] : upper) env[name] = value;
+}
+
+Environment beneath(const wire::AttemptSpec& spec, const Surroundings& surroundings) {
+  Environment env = surroundings.base;
+  lay_over(env, spec.env);
+  lay_over(env, surroundings.secrets);
+  for (const char* name : kAbsentUnlessOurs) env.erase(name);
+  return env;
+}
+
+// What all processes of the attempt on this node get.
+void put_attempt(Environment& env, const wire::AttemptSpec& spec, int master_port) {
+  env["WORLD_SIZE"] = std::to_string(spec.world_size);
+  env["LOCAL_WORLD_SIZE"] = std::to_string(spec.nproc);
+  env["GROUP_RANK"] = std::to_string(spec.node_rank);
+  env["GROUP_WORLD_SIZE"] = std::to_string(spec.nnodes);
+  env["NODE_RANK"] = std::to_string(spec.node_rank);
+  env["ROLE_NAME"] = "default";
+  env["ROLE_WORLD_SIZE"] = std::to_string(spec.world_size);
+  env["MASTER_ADDR"] = spec.master_addr;
+  env["MASTER_PORT"] = std::to_string(master_port);
+  env["TORCHELASTIC_RUN_ID"] = spec.job.str();
+  env["TORCHELASTIC_RESTART_COUNT"] = std::to_string(spec.attempt - 1);
+  env["TORCHELASTIC_MAX_RESTARTS"] = std::to_string(spec.max_restarts);
+  env["TORCHELASTIC_USE_AGENT_STORE"] = "False";
+  env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1";
+  env["PYTHONUNBUFFERED"] = "1";
+  env["DTRAIN_JOB_ID"] = spec.job.str();
+  env["DTRAIN_ATTEMPT"] = std::to_string(spec.attempt);
+  env["DTRAIN_ATTEMPT_TOKEN"] = spec.token;
+  env["DTRAIN_NODE_IPS"] = join(spec.node_ips, "\n");
+  env["DTRAIN_STORAGE_PATH"] = spec.storage_path;
+  if (spec.gpus_assigned) {
+    std::vector<std::string> indices;
+    for (const int gpu : spec.gpus) indices.push_back(std::to_string(gpu));
+    env["CUDA_VISIBLE_DEVICES"] = join(indices, ",");
+  }
+}
+
+std::vector<std::string> entries(const Environment& env) {
+  std::vector<std::string> out;
+  out.reserve(env.size());
+  for (const auto& [name, value] : env) out.push_back(name + "=" + value);
+  return out;
+}
+
+}  // namespace
+
+Environment parse_environment(std::string_view text) {
+  Environment env;
+  while (!text.empty()) {
+    const std::size_t end = text.find('\0');
+    put_entry(env, text.substr(0, end));
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+  }
+  return env;
+}
+
+Environment own_environment() {
+  Environment env;
+  for (const std::string& entry : current_environment()) {
+    if (!entry.starts_with("DTRAIN_")) put_entry(env, entry);
+  }
+  return env;
+}
+
+std::vector<std::string> rank_environment(const wire::AttemptSpec& spec,
+                                          const Surroundings& surroundings,
+                                          const RankPlace& place) {
+  Environment env = beneath(spec, surroundings);
+  if (spec.nproc > 1) env.emplace("OMP_NUM_THREADS", "1");
+  put_attempt(env, spec, surroundings.master_port);
+  const std::string rank = std::to_string(spec.first_rank + place.local_rank);
+  env["RANK"] = rank;
+  env["ROLE_RANK"] = rank;
+  env["LOCAL_RANK"] = std::to_string(place.local_rank);
+  env["TORCHELASTIC_ERROR_FILE"] = place.error_file;
+  env["DTRAIN_REPORT_SOCKET"] = place.report_socket;
+  if (spec.checkpoint) env["DTRAIN_CHECKPOINT"] = *spec.checkpoint;
+  if (place.master_listen_fd) {
+    env["DTRAIN_MASTER_LISTEN_FD"] = std::to_string(*place.master_listen_fd);
+  }
+  return entries(env);
+}
+
+std::vector<std::string> setup_environment(const wire::AttemptSpec& spec,
+                                           const Surroundings& surroundings) {
+  Environment env = beneath(spec, surroundings);
+  put_attempt(env, spec, surroundings.master_port);
+  for (const char* name : kOfOneRank) env.erase(name);
+  return entries(env);
+}
+
+}  // namespace dtrain::supervise

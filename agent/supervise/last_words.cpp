@@ -1,0 +1,129 @@
+#include "agent/supervise/last_words.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+
+#include <nlohmann/json.hpp>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::supervise {
+namespace {
+
+constexpr std::size_t kLines = 20;
+constexpr std::size_t kLineBytes = 500;
+constexpr std::size_t kTail = std::size_t{64} << 10;
+constexpr std::size_t kErrorFileMax = std::size_t{1} << 20;
+constexpr std::size_t kMessageMax = std::size_t{16} << 10;
+
+// Bytes of a plain file, at most `limit`, from its end or its beginning; no link is followed.
+std::string read_plain(const fs::path& path, std::size_t limit, bool from_end) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  struct stat status {};
+  if (!fd || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) return {};
+  const auto size = static_cast<std::size_t>(status.st_size);
+  std::string bytes(std::min(size, limit), '\0');
+  const std::size_t start = from_end ? size - bytes.size() : 0;
+  std::size_t have = 0;
+  while (have < bytes.size()) {
+    const ssize_t got = ::pread(fd.get(), bytes.data() + have, bytes.size() - have,
+                                static_cast<off_t>(start + have));
+    if (got <= 0) break;
+    have += static_cast<std::size_t>(got);
+  }
+  bytes.resize(have);
+  return bytes;
+}
+
+bool blank(std::string_view text) {
+  return std::all_of(text.begin(), text.end(),
+                     [](unsigned char c) { return std::isspace(c) != 0; });
+}
+
+// At most `limit` bytes of valid UTF-8 from the front.
+std::string cut(std::string text, std::size_t limit) {
+  if (text.size() <= limit) return text;
+  text.resize(limit);
+  for (int i = 0; i < 4 && !is_utf8(text); ++i) text.pop_back();
+  return text;
+}
+
+std::string shown_line(std::string_view line) {
+  while (!line.empty() && line.back() == '\r') line.remove_suffix(1);
+  const std::size_t drawn_over = line.rfind('\r');
+  if (drawn_over != std::string_view::npos) line.remove_prefix(drawn_over + 1);
+  return cut(printable(line.substr(0, kLineBytes), false), kLineBytes);
+}
+
+std::string shown_message(const std::string& text) {
+  std::string shown = cut(printable(text.substr(0, kMessageMax)), kMessageMax);
+  while (!shown.empty() && std::isspace(static_cast<unsigned char>(shown.back())) != 0) {
+    shown.pop_back();
+  }
+  return shown;
+}
+
+double timestamp(const nlohmann::json& extra) {
+  if (!extra.is_object() || !extra.contains("timestamp")) return 0;
+  const nlohmann::json& value = extra["timestamp"];
+  const double time = value.is_number()   ? value.get<double>()
+                      : value.is_string() ? std::strtod(value.get<std::string>().c_str(), nullptr)
+                                          : 0;
+  return time > 0 && time < 1e11 ? time : 0;
+}
+
+}  // namespace
+
+std::vector<std::string> last_lines(const fs::path& file) {
+  std::string tail = read_plain(file, kTail, true);
+  while (!tail.empty() && (tail.back() == '\n' || tail.back() == '\r' || tail.back() == ' ')) {
+    tail.pop_back();
+  }
+  if (blank(tail)) return {};
+  std::vector<std::string> lines;
+  std::string_view rest = tail;
+  while (lines.size() < kLines) {
+    const std::size_t newline = rest.rfind('\n');
+    if (newline == std::string_view::npos) {
+      lines.push_back(shown_line(rest));
+      break;
+    }
+    lines.push_back(shown_line(rest.substr(newline + 1)));
+    rest = rest.substr(0, newline);
+  }
+  std::reverse(lines.begin(), lines.end());
+  return lines;
+}
+
+ErrorFile read_error_file(const fs::path& file) {
+  const std::string text = read_plain(file, kErrorFileMax, false);
+  if (blank(text)) return {};
+  try {
+    const nlohmann::json json = wire::parse_json(text, "the error file", kErrorFileMax);
+    const nlohmann::json& message = wire::member(json, "message");
+    if (message.is_string()) return {shown_message(message.get<std::string>()), 0};
+    ErrorFile found{shown_message(wire::get_string(message, "message")), 0};
+    if (message.contains("extraInfo")) found.time = timestamp(message["extraInfo"]);
+    return found;
+  } catch (const Error&) {
+    return {shown_message(text), 0};
+  }
+}
+
+bool says_address_in_use(std::span<const std::string> lines) {
+  return std::any_of(lines.begin(), lines.end(), [](std::string line) {
+    std::transform(line.begin(), line.end(), line.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    return line.find("address already in use") != std::string::npos ||
+           line.find("eaddrinuse") != std::string::npos;
+  });
+}
+
+}  // namespace dtrain::supervise

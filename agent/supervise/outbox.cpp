@@ -1,0 +1,83 @@
+#include "agent/supervise/outbox.hpp"
+
+#include <utility>
+
+#include "launcher/core/error.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::supervise {
+namespace {
+
+std::string line_of(std::uint64_t seq, const wire::AttemptEventBody& body) {
+  return wire::dump(wire::to_json(wire::AttemptEvent{seq, body}));
+}
+
+}  // namespace
+
+std::uint64_t Outbox::append(const wire::AttemptEventBody& body, bool passing) {
+  events_.push_back({++last_seq_, line_of(last_seq_, body) + "\n", passing});
+  bytes_ += events_.back().line.size();
+  return last_seq_;
+}
+
+std::uint64_t Outbox::push(const wire::AttemptEventBody& body) {
+  return append(body, false);
+}
+
+void Outbox::push_passing(int rank, nlohmann::json body, Monotonic now) {
+  Passing& passing = passing_[rank];
+  if (wire::get_string(body, "type") == "heartbeat") {
+    // Anything else that is on its way says as well that the rank is alive.
+    if (passing.on_its_way != 0) return;
+    if (passing.last_heartbeat != Monotonic{} &&
+        now - passing.last_heartbeat < std::chrono::seconds(1)) {
+      return;
+    }
+    passing.last_heartbeat = now;
+  }
+  if (passing.on_its_way != 0) {
+    passing.waiting = std::move(body);
+    return;
+  }
+  passing.on_its_way = append(wire::RankReport{rank, std::move(body)}, true);
+}
+
+void Outbox::flush_passing(int rank) {
+  const auto found = passing_.find(rank);
+  if (found == passing_.end() || found->second.waiting.is_null()) return;
+  append(wire::RankReport{rank, std::exchange(found->second.waiting, nullptr)}, true);
+}
+
+void Outbox::acknowledge(std::uint64_t seq) {
+  if (seq > last_seq_) {
+    throw Error(ErrorCode::invalid, "event " + std::to_string(seq) + " has not been sent");
+  }
+  while (!events_.empty() && events_.front().seq <= seq) {
+    bytes_ -= events_.front().line.size();
+    events_.pop_front();
+  }
+  for (auto& [rank, passing] : passing_) {
+    if (passing.on_its_way == 0 || passing.on_its_way > seq) continue;
+    passing.on_its_way = 0;
+    if (passing.waiting.is_null()) continue;
+    passing.on_its_way =
+        append(wire::RankReport{rank, std::exchange(passing.waiting, nullptr)}, true);
+  }
+}
+
+const Outbox::Event* Outbox::after(std::uint64_t seq) const {
+  if (events_.empty() || seq >= last_seq_) return nullptr;
+  const std::uint64_t first = events_.front().seq;
+  return seq < first ? &events_.front() : &events_[static_cast<std::size_t>(seq + 1 - first)];
+}
+
+std::vector<std::string> Outbox::lasting(const wire::AttemptEventBody& last) const {
+  std::vector<std::string> lines;
+  for (const Event& event : events_) {
+    if (!event.passing) lines.push_back(event.line.substr(0, event.line.size() - 1));
+  }
+  lines.push_back(line_of(last_seq_ + 1, last));
+  return lines;
+}
+
+}  // namespace dtrain::supervise

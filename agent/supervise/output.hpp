@@ -1,0 +1,69 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "launcher/core/unique_fd.hpp"
+
+namespace dtrain::supervise {
+
+// Moves what ranks write from their pipes into files, by splice(2). It has a thread of its own, so
+// that a disk that hangs delays neither the lease nor a stop. A rank is never held up by a full
+// disk: what cannot be written is read, counted and dropped, and writing is tried again each
+// second.
+//
+// All functions are called from one thread, the supervisor's main one.
+class Output {
+ public:
+  struct Note {
+    int stream = 0;
+    enum class What : std::uint8_t { ended, dropping } what = What::ended;
+    std::string reason;  // dropping: what the file system said
+  };
+
+  Output();
+  // Stops the thread. If it hangs in the kernel for a second it is left to itself.
+  ~Output();
+  Output(const Output&) = delete;
+  Output& operator=(const Output&) = delete;
+
+  // Takes over the reading end of a pipe and a file open for writing without O_APPEND. The first
+  // call starts the thread. Returns the stream's number.
+  int add(UniqueFd pipe, UniqueFd file);
+
+  // Readable when there are notes.
+  int notify_fd() const noexcept { return notify_fd_; }
+  // Each stream gives `ended` once, at EOF of its pipe with all of it written, and `dropping` each
+  // time that it begins to drop.
+  std::vector<Note> take_notes();
+
+  std::uint64_t dropped_bytes() const noexcept;
+
+ private:
+  struct Stream;
+  struct Shared;
+  static void run(const std::shared_ptr<Shared>& shared);
+
+  std::shared_ptr<Shared> shared_;  // outlives this object when the thread hangs
+  int notify_fd_ = -1;
+  int next_stream_ = 0;
+  std::thread thread_;
+  std::future<void> done_;
+};
+
+// A pipe that holds up to 1 MiB (less where the kernel refuses); both ends close-on-exec, the
+// reading end non-blocking.
+struct OutputPipe {
+  UniqueFd reader;
+  UniqueFd writer;
+};
+OutputPipe make_output_pipe();
+
+}  // namespace dtrain::supervise

@@ -1,0 +1,321 @@
+#include "agent/supervise/reports.hpp"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <deque>
+#include <map>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <boost/asio/posix/stream_descriptor.hpp>
+
+#include "agent/supervise/unix_socket.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/wire/attempt.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::supervise {
+namespace {
+
+namespace asio = boost::asio;
+using Descriptor = asio::posix::stream_descriptor;
+
+constexpr std::size_t kConnectionsMax = 256;               // of one rank
+constexpr std::size_t kAnswersMax = std::size_t{1} << 20;  // bytes that a rank has not read
+constexpr std::size_t kWaitingMax = 1024;                  // answers owed on one connection
+constexpr int kReadsATurn = 16;                            // of one connection, before the next
+constexpr std::chrono::seconds kWarningEvery{1};
+
+const std::string kOk = "{\"ok\":true}\n";
+
+}  // namespace
+
+struct Reports::Connection {
+  Connection(asio::io_context& io, int rank_of, int fd) : rank(rank_of), socket(io, fd) {}
+
+  // One request's place in the order of answers.
+  struct Slot {
+    std::uint64_t seq = 0;
+    std::string line;  // empty: not known yet
+  };
+
+  int rank;
+  Descriptor socket;
+  std::string in;           // the beginning of a line
+  bool skipping = false;    // the rest of a line that is too long
+  bool reading = false;     // a wait is pending
+  bool read_ended = false;  // the rank will say no more here
+  bool writing = false;
+  bool closed = false;
+  std::deque<Slot> slots;
+  std::string out;
+};
+
+struct Reports::Impl : std::enable_shared_from_this<Reports::Impl> {
+  Impl(asio::io_context& context, const Clock& clock_of, Hooks callbacks)
+      : io(context), clock(clock_of), hooks(std::move(callbacks)) {}
+
+  struct Rank {
+    Rank(asio::io_context& io, int fd) : listener(io, fd) {}
+
+    Descriptor listener;
+    fs::path path;
+    std::vector<std::shared_ptr<Connection>> connections;
+    std::optional<Monotonic> warned;
+    std::uint64_t silent_warnings = 0;  // not said, for there were too many
+  };
+  // Which connection waits for the answer to an event.
+  struct Waiting {
+    std::weak_ptr<Connection> connection;
+    bool metrics = false;
+  };
+
+  asio::io_context& io;
+  const Clock& clock;
+  Hooks hooks;
+  std::map<int, Rank> ranks;
+  std::map<std::uint64_t, Waiting> waiting;
+  bool paused = false;
+
+  void wait_accept(int rank) {
+    ranks.at(rank).listener.async_wait(
+        Descriptor::wait_read, [self = shared_from_this(), rank](boost::system::error_code failed) {
+          if (failed) return;
+          self->accept(rank);
+          self->wait_accept(rank);
+        });
+  }
+
+  void accept(int rank) {
+    Rank& of = ranks.at(rank);
+    while (auto fd = accept_own(of.listener.native_handle())) {
+      if (of.connections.size() >= kConnectionsMax) {
+        warn(rank, "a connection for reports was refused: there are " +
+                       std::to_string(kConnectionsMax) + " already");
+        continue;
+      }
+      auto connection = std::make_shared<Connection>(io, rank, fd->release());
+      of.connections.push_back(connection);
+      wait_read(connection);
+    }
+  }
+
+  void wait_read(const std::shared_ptr<Connection>& which) {
+    if (paused || which->closed || which->reading || which->read_ended) return;
+    if (which->slots.size() >= kWaitingMax) return;  // goes on when some are answered
+    which->reading = true;
+    which->socket.async_wait(Descriptor::wait_read,
+                             [self = shared_from_this(), which](boost::system::error_code failed) {
+                               which->reading = false;
+                               if (failed || which->closed) return;
+                               if (!self->paused) self->receive(which, kReadsATurn);
+                               self->wait_read(which);
+                             });
+  }
+
+  // Reads until nothing is there, at most `reads` times.
+  void receive(const std::shared_ptr<Connection>& which, int reads) {
+    std::array<char, 65536> buffer;
+    while (!which->closed && !which->read_ended && reads-- > 0) {
+      const ssize_t got =
+          ::recv(which->socket.native_handle(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0 && errno == EAGAIN) return;
+      if (got <= 0) {
+        which->read_ended = true;
+        if (!which->in.empty()) line(which, std::exchange(which->in, {}));
+        close_if_done(which);
+        return;
+      }
+      consume(which, {buffer.data(), static_cast<std::size_t>(got)});
+    }
+  }
+
+  void consume(const std::shared_ptr<Connection>& which, std::string_view bytes) {
+    while (!bytes.empty() && !which->closed) {
+      const std::size_t end = bytes.find('\n');
+      const std::string_view part = bytes.substr(0, end);
+      const bool whole = end != std::string_view::npos;
+      bytes.remove_prefix(whole ? end + 1 : bytes.size());
+      if (which->skipping) {
+        which->skipping = !whole;
+        continue;
+      }
+      if (which->in.size() + part.size() >= wire::kReportLimit) {
+        which->in.clear();
+        which->skipping = !whole;
+        warn(which->rank, "a report was dropped: the line is longer than " +
+                              std::to_string(wire::kReportLimit) + " bytes");
+        continue;
+      }
+      if (!whole) {
+        which->in += part;
+      } else if (which->in.empty()) {
+        line(which, part);
+      } else {
+        which->in += part;
+        line(which, std::exchange(which->in, {}));
+      }
+    }
+  }
+
+  void line(const std::shared_ptr<Connection>& which, std::string_view text) {
+    if (text.empty()) return;
+    try {
+      nlohmann::json body = wire::parse_report(text);
+      const bool ack = wire::get_bool(body, "ack", false);
+      const bool metrics = wire::get_string(body, "type") == "metrics";
+      const auto seq = hooks.report(which->rank, std::move(body));
+      if (!ack) return;
+      which->slots.push_back({seq.value_or(0), seq ? "" : kOk});
+      if (seq) {
+        waiting[*seq] = {which, metrics};
+      } else {
+        flush(which);
+      }
+    } catch (const Error& error) {
+      const std::string hint = error.hint().empty() ? "" : " (" + error.hint() + ")";
+      warn(which->rank, "a report was dropped: " + error.message() + hint);
+    }
+  }
+
+  void warn(int rank, std::string message) {
+    Rank& of = ranks.at(rank);
+    const Monotonic now = clock.now();
+    if (of.warned && now - *of.warned < kWarningEvery) {
+      ++of.silent_warnings;
+      return;
+    }
+    of.warned = now;
+    if (of.silent_warnings > 0) {
+      message += "; and " + std::to_string(std::exchange(of.silent_warnings, 0)) + " more before";
+    }
+    hooks.warning(rank, std::move(message));
+  }
+
+  void settle(std::uint64_t seq, const std::string& text) {
+    const auto found = waiting.find(seq);
+    if (found == waiting.end()) return;
+    const auto connection = found->second.connection.lock();
+    waiting.erase(found);
+    if (!connection || connection->closed) return;
+    for (Connection::Slot& slot : connection->slots) {
+      if (slot.seq == seq) slot.line = text;
+    }
+    flush(connection);
+  }
+
+  // Sends the answers at the front of the order that are known.
+  void flush(const std::shared_ptr<Connection>& which) {
+    while (!which->slots.empty() && !which->slots.front().line.empty()) {
+      which->out += which->slots.front().line;
+      which->slots.pop_front();
+    }
+    send(which);
+    wait_read(which);
+  }
+
+  void send(const std::shared_ptr<Connection>& which) {
+    while (!which->closed && !which->writing && !which->out.empty()) {
+      const ssize_t sent = ::send(which->socket.native_handle(), which->out.data(),
+                                  which->out.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (sent >= 0) {
+        which->out.erase(0, static_cast<std::size_t>(sent));
+      } else if (errno == EAGAIN) {
+        wait_write(which);
+      } else if (errno != EINTR) {
+        which->out.clear();  // nobody reads; what is said there still counts
+        which->slots.clear();
+      }
+    }
+    if (which->out.size() > kAnswersMax) {
+      warn(which->rank, "a connection for reports was closed: its answers are not read");
+      close(which);
+      return;
+    }
+    close_if_done(which);
+  }
+
+  void wait_write(const std::shared_ptr<Connection>& which) {
+    which->writing = true;
+    which->socket.async_wait(Descriptor::wait_write,
+                             [self = shared_from_this(), which](boost::system::error_code failed) {
+                               which->writing = false;
+                               if (!failed) self->send(which);
+                             });
+  }
+
+  // A rank may stop sending and still wait for answers.
+  void close_if_done(const std::shared_ptr<Connection>& which) {
+    if (which->read_ended && which->slots.empty() && which->out.empty()) close(which);
+  }
+
+  void close(const std::shared_ptr<Connection>& which) {
+    if (which->closed) return;
+    which->closed = true;
+    which->socket.close();
+    std::erase(ranks.at(which->rank).connections, which);
+  }
+};
+
+Reports::Reports(asio::io_context& io, const Clock& clock, Hooks hooks)
+    : impl_(std::make_shared<Impl>(io, clock, std::move(hooks))) {}
+
+Reports::~Reports() {
+  for (auto& [rank, of] : impl_->ranks) {
+    of.listener.close();
+    ::unlink(of.path.c_str());
+    const auto connections = of.connections;
+    for (const auto& connection : connections) impl_->close(connection);
+  }
+}
+
+void Reports::listen(int rank, const fs::path& path) {
+  const auto added = impl_->ranks.try_emplace(rank, impl_->io, listen_unix(path).release()).first;
+  added->second.path = path;
+  impl_->wait_accept(rank);
+}
+
+void Reports::set_paused(bool paused) {
+  if (std::exchange(impl_->paused, paused) == paused || paused) return;
+  for (auto& [rank, of] : impl_->ranks) {
+    for (const auto& connection : of.connections) impl_->wait_read(connection);
+  }
+}
+
+void Reports::drain(int rank) {
+  impl_->accept(rank);
+  const auto connections = impl_->ranks.at(rank).connections;
+  // A socket's buffer holds a few hundred KiB; a grandchild that goes on writing must not keep us.
+  for (const auto& connection : connections) impl_->receive(connection, 64);
+  Impl::Rank& of = impl_->ranks.at(rank);
+  if (of.silent_warnings > 0) {
+    impl_->hooks.warning(
+        rank, std::to_string(std::exchange(of.silent_warnings, 0)) + " more reports were dropped");
+  }
+}
+
+void Reports::answer(std::uint64_t seq, const nlohmann::json& line) {
+  impl_->settle(seq, wire::dump(line) + "\n");
+}
+
+void Reports::durable(std::uint64_t seq) {
+  while (true) {
+    const auto found = std::find_if(impl_->waiting.begin(), impl_->waiting.upper_bound(seq),
+                                    [](const auto& entry) { return entry.second.metrics; });
+    if (found == impl_->waiting.upper_bound(seq)) return;
+    impl_->settle(found->first, kOk);
+  }
+}
+
+void Reports::refuse_all(const std::string& reason) {
+  const std::string text = wire::dump({{"error", reason}}) + "\n";
+  while (!impl_->waiting.empty()) impl_->settle(impl_->waiting.begin()->first, text);
+}
+
+}  // namespace dtrain::supervise

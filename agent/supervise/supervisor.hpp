@@ -1,0 +1,127 @@
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include "agent/supervise/control.hpp"
+#include "agent/supervise/environment.hpp"
+#include "agent/supervise/launch.hpp"
+#include "agent/supervise/outbox.hpp"
+#include "agent/supervise/output.hpp"
+#include "agent/supervise/reports.hpp"
+#include "agent/supervise/supervise.hpp"
+#include "launcher/core/clock.hpp"
+#include "launcher/core/paths.hpp"
+#include "launcher/core/process.hpp"
+#include "launcher/wire/attempt.hpp"
+
+namespace dtrain::supervise {
+
+// One attempt's share on this node, from its start to its last event. It owns the ranks and runs
+// wholly on the thread that calls run(); only Output has another.
+//
+//   setup? -> running -> (ending: SIGTERM, grace, SIGKILL until none is left) -> over
+class Supervisor {
+ public:
+  Supervisor(SuperviseOptions options, wire::AttemptSpec spec, Surroundings surroundings);
+  // Returns when the last event is acknowledged, or nobody came to hear it.
+  void run();
+
+ private:
+  using Outcome = wire::NodeFinished::Outcome;
+
+  struct Rank {
+    pid_t pid = 0;
+    std::vector<int> streams;  // that have not ended
+    std::optional<ProcessExit> exit;
+    WallTime ended_at;
+    Monotonic drain_until;
+    bool stopped = false;
+    bool told = false;  // RankExited is out
+  };
+  // How the processes are being ended.
+  struct Ending {
+    Outcome outcome = Outcome::succeeded;
+    std::string reason;
+    Monotonic kill_at;
+    std::optional<Monotonic> killed_at;  // SIGKILL is being sent since
+  };
+
+  void begin();
+  void start_setup_process();
+  void start_ranks();
+  int add_stream(UniqueFd pipe, const fs::path& file);
+
+  void wait_signal();
+  void wait_notes();
+  void wait_lease();
+  void on_child();
+  void setup_ended(const ProcessExit& exit);
+  void rank_ended(int number, Rank& rank, const ProcessExit& exit);
+  void on_notes();
+  std::optional<std::uint64_t> on_report(int rank, nlohmann::json body);
+  void on_command(const wire::AttemptCommand& command);
+  void on_ack(const wire::EventAck& ack);
+
+  // Begins to end all processes. When that is under way already the first reason stays, and only
+  // the grace may become shorter.
+  void end(Outcome outcome, std::string reason, std::chrono::milliseconds grace);
+  // Does what can be done now, and sets the alarm for what is next. Called after every change.
+  void advance();
+  bool setup_drained(Monotonic now) const;
+  void tell_setup_failure(Monotonic now);
+  void tell_exits(Monotonic now);
+  // No process is left, or only such as cannot be killed.
+  bool cleaned(Monotonic now);
+  bool drained(Monotonic now);
+  void finish();
+  void linger();
+  void set_alarm(Monotonic now);
+
+  void emit(const wire::AttemptEventBody& body);
+  void warn(std::optional<int> rank, std::string message);
+  bool direct_alive() const;
+  std::vector<pid_t> owned() const;
+  std::chrono::milliseconds lease_grace() const;
+
+  SuperviseOptions options_;
+  wire::AttemptSpec spec_;
+  Surroundings surroundings_;
+  paths::AttemptRoot root_;
+  SystemClock clock_;
+
+  boost::asio::io_context io_{1};
+  boost::asio::signal_set signals_{io_};
+  boost::asio::steady_timer alarm_{io_};
+  boost::asio::steady_timer linger_timer_{io_};
+  boost::asio::posix::stream_descriptor lease_timer_{io_};
+  Output output_;
+  boost::asio::posix::stream_descriptor notes_{io_};
+  Outbox outbox_;
+  std::optional<Control> control_;
+  std::optional<Reports> reports_;
+
+  MasterPort master_;
+  pid_t setup_pid_ = 0;  // 0: none runs
+  std::optional<int> setup_stream_;
+  std::optional<ProcessExit> setup_exit_;  // until the ranks are started
+  Monotonic setup_drain_until_;
+  std::map<int, Rank> ranks_;
+  std::deque<int> ended_ranks_;  // in the order of their ends, not told yet
+  std::optional<Ending> ending_;
+  std::vector<pid_t> unkillable_;
+  std::optional<Monotonic> clean_at_;  // no process is left since
+  std::optional<std::uint64_t> last_event_;
+  bool dropping_told_ = false;
+};
+
+}  // namespace dtrain::supervise

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "launcher/core/paths.hpp"
+
+namespace dtrain::watch {
+
+struct ChildSpec {
+  std::string name;
+  std::vector<std::string> argv;
+  bool operator==(const ChildSpec&) const = default;
+};
+
+// watch.json: {"children": [{"name": "node-0", "argv": ["/…/dtrain-agent", "node", …]}…]}.
+// Throws Error(invalid) with the path.
+std::vector<ChildSpec> read_children(const paths::WatchRoot& root);
+
+// When a child that ended is started again: at once after a life of 10 s or more, then after 100
+// ms, doubling up to 10 s. Pure.
+class Backoff {
+ public:
+  std::chrono::milliseconds next(std::chrono::milliseconds lived);
+
+ private:
+  std::chrono::milliseconds wait_{0};
+};
+
+// Parent of the head and node agents of one machine: starts each child of watch.json and starts a
+// dead one again. SIGTERM ends it and leaves the children running; SIGHUP reads watch.json again
+// and starts the children that are new in it. Writes watch.pid. Holds watch.lock; Error(conflict)
+// when another watch does.
+int watch_main(const paths::WatchRoot& root);
+
+}  // namespace dtrain::watch

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "launcher/core/files.hpp"
+
+namespace dtrain {
+
+// What a `down` would end or lose, for the question before it.
+struct DownSurvey {
+  bool there = false;                // there is anything to take down
+  bool head_answers = false;         // false: `running` is not known
+  std::vector<std::string> running;  // ids of jobs that have not ended
+  int checkpoints = 0;               // committed ones in the head's own storage
+  std::uint64_t checkpoint_bytes = 0;
+  std::vector<std::string> checkpoint_jobs;  // whose they are
+};
+DownSurvey survey_down(const std::string& name);
+
+struct DownOptions {
+  bool keep_files = false;
+  std::chrono::milliseconds stop_limit{90000};  // for jobs' grace and the nodes' end
+  std::function<void(const std::string&)> say = [](const std::string&) {};
+};
+
+// One line of the proof: what was there, and what is left of it.
+struct DownRow {
+  std::string what;  // "processes", "sockets", "port 46500", "files"
+  std::string had;   // "4"
+  std::string now;   // "0", or what would not go
+  std::string note;
+  bool gone = true;
+};
+struct DownReport {
+  std::string name;
+  bool was_there = false;
+  bool complete = true;  // every row is gone
+  std::vector<DownRow> rows;
+  fs::path kept;  // with keep_files: where the files are now
+};
+
+// Ends the cluster and looks for what is left. Takes the cluster's lock; idempotent; works without
+// a head from the state folder and the process table.
+DownReport down(const std::string& name, const DownOptions& options);
+
+// Kills what runs below a cluster's folder and empties it, the lock aside. For `up`, which holds
+// the lock, when it begins anew.
+void clear_away(const fs::path& folder);
+
+}  // namespace dtrain

@@ -1,0 +1,175 @@
+#include "launcher/cluster/state.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/paths.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain {
+namespace {
+
+fs::path state_file(const std::string& name) {
+  return paths::cluster_state(name) / "cluster.json";
+}
+
+Error no_cluster() {
+  return Error(ErrorCode::unreachable, "no cluster is up")
+      .with_hint("dtrain up configs/local.yaml, or for one job: dtrain submit --local …");
+}
+
+}  // namespace
+
+nlohmann::json to_json(const ClusterState& state) {
+  nlohmann::json nodes = nlohmann::json::array();
+  for (const Machine& machine : state.nodes) {
+    nodes.push_back({{"node", machine.node.str()},
+                     {"address", machine.address},
+                     {"root", machine.root.string()}});
+  }
+  return {{"version", 1},
+          {"name", state.name},
+          {"id", state.id.str()},
+          {"provider", state.provider},
+          {"nodes", nodes},
+          {"head_root", state.head_root.string()},
+          {"agent", state.agent},
+          {"spec", state.spec},
+          {"source", state.source},
+          {"created", state.created},
+          {"prepared", state.prepared}};
+}
+
+ClusterState cluster_state_from_json(const nlohmann::json& json) {
+  ClusterState state;
+  state.name = wire::get_string(json, "name");
+  state.id = ClusterId(wire::get_string(json, "id"));
+  state.provider = wire::get_string(json, "provider");
+  state.head_root = wire::get_string(json, "head_root");
+  state.agent = wire::get_string(json, "agent");
+  state.spec = wire::member(json, "spec");
+  state.source = wire::get_string(json, "source", "");
+  state.created = wire::get_string(json, "created", "");
+  state.prepared = wire::get_bool(json, "prepared", false);
+  for (const nlohmann::json& node : wire::member(json, "nodes")) {
+    state.nodes.push_back({NodeId(wire::get_string(node, "node")),
+                           wire::get_string(node, "address"), wire::get_string(node, "root")});
+  }
+  return state;
+}
+
+std::optional<ClusterState> load_cluster(const std::string& name) {
+  const fs::path file = state_file(name);
+  const std::optional<std::string> text = read_file_if_there(file);
+  if (!text) return std::nullopt;
+  try {
+    return cluster_state_from_json(wire::parse_json(*text, "the file"));
+  } catch (Error& error) {
+    error.at({file.string(), 0, 0});
+    error.with_hint("dtrain down -c " + name + " clears it away");
+    throw;
+  }
+}
+
+void save_cluster(const ClusterState& state) {
+  make_folders(paths::cluster_state(state.name));
+  write_file_atomic(state_file(state.name), to_json(state).dump(2) + "\n");
+}
+
+std::vector<std::string> known_clusters() {
+  std::vector<std::string> names;
+  std::error_code failed;
+  for (const auto& entry : fs::directory_iterator(paths::state_home() / "clusters", failed)) {
+    const std::string name = entry.path().filename().string();
+    if (valid_name(name) && fs::exists(entry.path() / "cluster.json", failed)) {
+      names.push_back(name);
+    }
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::string choose_cluster(const std::string& wanted) {
+  std::string name = wanted;
+  if (name.empty()) {
+    const char* variable = std::getenv("DTRAIN_CLUSTER");
+    if (variable != nullptr) name = variable;
+  }
+  if (name.empty()) name = current_cluster().value_or("");
+  if (name.empty()) throw no_cluster();
+  if (!valid_name(name)) {
+    throw Error(ErrorCode::usage, "\"" + name + "\" cannot be the name of a cluster")
+        .with_hint("letters, digits and . _ -, as in cluster_name of the cluster's YAML");
+  }
+  return name;
+}
+
+std::optional<std::string> current_cluster() {
+  std::optional<std::string> text = read_file_if_there(paths::current_cluster(), 4096);
+  if (!text) return std::nullopt;
+  while (!text->empty() && text->back() == '\n') text->pop_back();
+  if (!valid_name(*text)) return std::nullopt;
+  return text;
+}
+
+void set_current_cluster(const std::string& name) {
+  if (current_cluster() == name) return;
+  make_folders(paths::state_home());
+  write_file_atomic(paths::current_cluster(), name + "\n");
+}
+
+void clear_current_cluster(const std::string& name) {
+  if (current_cluster() != name) return;
+  std::error_code ignored;
+  fs::remove(paths::current_cluster(), ignored);
+}
+
+ClusterLock ClusterLock::take(const std::string& name, const std::function<void()>& waiting) {
+  const fs::path path = paths::cluster_state(name) / "lock";
+  bool told = false;
+  while (true) {
+    make_folders(path.parent_path());
+    UniqueFd fd;
+    try {
+      fd = open_file(path, O_RDWR | O_CREAT);
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::not_found) continue;  // a `down` took the folder away
+      throw;
+    }
+    if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno != EWOULDBLOCK) throw errno_error("cannot lock " + path.string(), errno);
+      if (!told && waiting) waiting();
+      told = true;
+      while (::flock(fd.get(), LOCK_EX) != 0) {
+        if (errno != EINTR) throw errno_error("cannot lock " + path.string(), errno);
+      }
+    }
+    // The one before us may have been a `down`, which removes the file that we now hold.
+    struct stat held {};
+    struct stat there {};
+    if (::fstat(fd.get(), &held) == 0 && ::stat(path.c_str(), &there) == 0 &&
+        held.st_ino == there.st_ino && held.st_dev == there.st_dev) {
+      return ClusterLock(std::move(fd));
+    }
+  }
+}
+
+fs::path head_socket_of(const std::string& cluster_name) {
+  const char* variable = std::getenv("DTRAIN_HEAD_SOCKET");
+  if (variable != nullptr && *variable != '\0') return variable;
+  const std::optional<ClusterState> state = load_cluster(cluster_name);
+  if (!state) {
+    throw Error(ErrorCode::unreachable, "cluster " + cluster_name + " is not up")
+        .with_hint("dtrain up CLUSTER.yaml");
+  }
+  return paths::head_socket(state->head_root);
+}
+
+}  // namespace dtrain

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "launcher/core/files.hpp"
+#include "launcher/core/ids.hpp"
+#include "launcher/core/unique_fd.hpp"
+#include "launcher/provider/provider.hpp"
+
+// What this machine remembers of its clusters, below paths::state_home(). A cache: the world is
+// asked before anything is believed.
+namespace dtrain {
+
+// cluster.json
+struct ClusterState {
+  std::string name;
+  ClusterId id;
+  std::string provider;
+  std::vector<Machine> nodes;
+  fs::path head_root;
+  std::string agent;      // the binary that its processes run
+  nlohmann::json spec;    // what `up` was asked for, to compare
+  std::string source;     // the cluster YAML; empty: none
+  std::string created;    // RFC 3339
+  bool prepared = false;  // every node has its identity: only processes may be missing
+};
+
+nlohmann::json to_json(const ClusterState& state);
+ClusterState cluster_state_from_json(const nlohmann::json& json);
+
+// Absent when there is no such cluster. Throws Error(invalid) naming the file when it is damaged.
+std::optional<ClusterState> load_cluster(const std::string& name);
+void save_cluster(const ClusterState& state);
+// Names of all clusters that have a cluster.json, sorted.
+std::vector<std::string> known_clusters();
+
+// The cluster that is meant: `wanted` if not empty, else DTRAIN_CLUSTER, else the current one.
+// Throws Error(unreachable) when there is none, Error(usage) for an unsafe name.
+std::string choose_cluster(const std::string& wanted);
+std::optional<std::string> current_cluster();
+void set_current_cluster(const std::string& name);
+void clear_current_cluster(const std::string& name);  // if it is that one
+
+// Held by up and down of one cluster. Waits for its turn; `waiting` is called once if it must.
+class ClusterLock {
+ public:
+  static ClusterLock take(const std::string& name, const std::function<void()>& waiting);
+
+ private:
+  explicit ClusterLock(UniqueFd fd) : fd_(std::move(fd)) {}
+  UniqueFd fd_;
+};
+
+// The head's socket as this machine meets it: DTRAIN_HEAD_SOCKET where set (for tests), else where
+// the cluster's head has it.
+fs::path head_socket_of(const std::string& cluster_name);
+
+}  // namespace dtrain

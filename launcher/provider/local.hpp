@@ -1,0 +1,24 @@
+#pragma once
+
+#include "launcher/provider/provider.hpp"
+
+namespace dtrain {
+
+// Nodes are folders below the cluster's state, and their agents processes of this machine.
+class LocalProvider final : public Provider {
+ public:
+  explicit LocalProvider(fs::path state) : state_(std::move(state)) {}
+
+  std::vector<Machine> list() override;
+  std::vector<NodeOutcome> create(const std::vector<NodeId>& nodes) override;
+  std::vector<NodeOutcome> release(const std::vector<NodeId>& nodes) override;
+  std::unique_ptr<Transport> reach(const Machine& machine) override;
+  fs::path head_root() const override { return state_ / "head"; }
+
+ private:
+  fs::path state_;
+};
+
+std::unique_ptr<Provider> make_local_provider(const ClusterSpec& spec, const fs::path& state);
+
+}  // namespace dtrain

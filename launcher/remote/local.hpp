@@ -1,0 +1,17 @@
+#pragma once
+
+#include "launcher/remote/transport.hpp"
+
+namespace dtrain {
+
+// This machine: processes of this user, files on this disk.
+class LocalTransport final : public Transport {
+ public:
+  Captured run(const std::vector<std::string>& argv, std::string_view input,
+               std::chrono::milliseconds deadline) override;
+  void put(std::string_view content, const fs::path& path, mode_t mode) override;
+  void start_detached(const std::vector<std::string>& argv) override;
+  fs::path head_socket(const fs::path& head_root) override;
+};
+
+}  // namespace dtrain

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "launcher/core/files.hpp"
+#include "launcher/core/process.hpp"
+
+namespace dtrain {
+
+// How one machine is reached: run something there, put a file there, meet its head's socket. The
+// plans of launcher/cluster know machines only through this. Safe to use from several threads at
+// once. Every method throws Error that names the machine's side of what failed.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  // Runs argv to its end with `input` as its stdin. A code other than 0 is not an exception: the
+  // caller knows what it means; Error(timeout) after `deadline`.
+  virtual Captured run(const std::vector<std::string>& argv, std::string_view input,
+                       std::chrono::milliseconds deadline) = 0;
+
+  // Puts `content` there as a whole file, or not at all; makes the folders above it, 0700.
+  virtual void put(std::string_view content, const fs::path& path, mode_t mode) = 0;
+
+  // Starts argv in a session of its own, stdio on /dev/null; it outlives us. Throws when it cannot
+  // be started; what becomes of it later is the caller's to observe.
+  virtual void start_detached(const std::vector<std::string>& argv) = 0;
+
+  // Where on this machine the socket of the head that runs there can be met: for a local head the
+  // socket itself, else one that is tunnelled.
+  virtual fs::path head_socket(const fs::path& head_root) = 0;
+};
+
+// run() for a program that must succeed: gives its stdout, else throws Error(failed) with `what`
+// and the last lines that it said.
+std::string run_or_throw(Transport& transport, const std::vector<std::string>& argv,
+                         std::string_view input, std::chrono::milliseconds deadline,
+                         const std::string& what);
+
+}  // namespace dtrain

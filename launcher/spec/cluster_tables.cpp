@@ -1,0 +1,290 @@
+#include <array>
+#include <vector>
+
+#include "launcher/spec/limits.hpp"
+#include "launcher/spec/table.hpp"
+
+namespace dtrain::spec {
+
+using nlohmann::json;
+
+namespace {
+
+constexpr double kLarge = 1e9;
+
+Shape nodes() {
+  return Shape::whole(0, limits::kNodes);
+}
+
+Shape text_map() {
+  return Shape::special("mapping of texts to texts",
+                        json{{"type", "object"}, {"additionalProperties", {{"type", "string"}}}});
+}
+
+}  // namespace
+
+const Table& docker_table() {
+  static const Table table{
+      "docker",
+      {
+          key("image", Shape::text(), "", "The image of all nodes."),
+          key("head_image", Shape::text(), "", "The head's image."),
+          key("worker_image", Shape::text(), "", "The workers' image."),
+          key("container_name", Shape::text(), "", "The container's name."),
+          key("pull_before_run", Shape::boolean(), true, "Whether to pull the image first."),
+          key("run_options", Shape::texts(), json::array(), "Options of docker run."),
+          key("head_run_options", Shape::texts(), json::array(), "The same for the head."),
+          key("worker_run_options", Shape::texts(), json::array(), "The same for the workers."),
+          key("disable_automatic_runtime_detection", Shape::boolean(), false,
+              "Not to look for the NVIDIA runtime."),
+          key("disable_shm_size_detection", Shape::boolean(), false, "Not to set --shm-size."),
+          key("use_podman", Shape::boolean(), false, "podman in place of docker."),
+      }};
+  return table;
+}
+
+const Table& node_type_docker_table() {
+  static const Table table{
+      "docker of a node type",
+      {
+          key("worker_image", Shape::text(), "", "The image of nodes of this type."),
+          key("pull_before_run", Shape::boolean(), true, "Whether to pull the image first."),
+          key("worker_run_options", Shape::texts(), json::array(), "Options of docker run."),
+      }};
+  return table;
+}
+
+const Table& auth_table() {
+  static const Table table{
+      "auth",
+      {
+          example(expands(key("ssh_user", Shape::text(), "ubuntu", "Who to log in as.")),
+                  "ssh_user: ubuntu"),
+          example(expands(key("ssh_private_key", Shape::text(), nullptr,
+                              "The key's file. Absent: what ssh itself would use.")),
+                  "ssh_private_key: ~/.ssh/id_ed25519"),
+          example(expands(key("ssh_public_key", Shape::text(), nullptr,
+                              "The file of its public half; azure needs it.")),
+                  "ssh_public_key: ~/.ssh/id_ed25519.pub"),
+          example(expands(key("ssh_proxy_command", Shape::text(), nullptr,
+                              "As OpenSSH's ProxyCommand.")),
+                  "ssh_proxy_command: \"ssh -W %h:%p bastion\""),
+      }};
+  return table;
+}
+
+const Table& node_type_table() {
+  static const Table table{
+      "a node type",
+      {
+          key("node_config", Shape::open(), json::object(),
+              "The node as the provider's own API describes it."),
+          example(
+              key("resources",
+                  Shape::special("mapping of names to amounts",
+                                 json{{"type", "object"},
+                                      {"additionalProperties", {{"type", {"number", "string"}}}}}),
+                  json::object(),
+                  "What a node has: CPU, GPU, memory (bytes, or 64GiB) and names of your own. "
+                  "Absent: what the node itself says."),
+              "resources: {CPU: 8, GPU: 1}"),
+          key("labels", text_map(), json::object(), "Labels of nodes of this type."),
+          key("min_workers", nodes(), 0, "How many there are at least."),
+          example(key("max_workers", nodes(), nullptr,
+                      "How many there are at most. Absent: the cluster's `max_workers`; 0 for the "
+                      "head's type."),
+                  "max_workers: 4"),
+          key("initialization_commands", Shape::texts(), nullptr,
+              "In place of the cluster's list."),
+          key("worker_setup_commands", Shape::texts(), nullptr, "In place of the cluster's list."),
+          key("docker", Shape::mapping(node_type_docker_table()), nullptr,
+              "Containers; not built yet: a warning."),
+      }};
+  return table;
+}
+
+const Table& provider_table(ProviderKind kind) {
+  static const std::vector<Table> tables = [] {
+    std::vector<std::string> names;
+    for (const ProviderKind each : kProviderKinds) names.emplace_back(to_string(each));
+    const std::vector<Key> common{
+        example(expands(required(
+                    key("type", Shape::choice(names), nullptr, "Where the nodes come from."))),
+                "provider: {type: local}"),
+        example(expands(key("root", Shape::text(), nullptr,
+                            "Where nodes keep their files: absolute, or below ~/. Absent: "
+                            "~/.dtrain.")),
+                "root: /data/dtrain"),
+        example(expands(key("head_address", Shape::text(), nullptr,
+                            "Where nodes find the head. Absent: each address of the head is "
+                            "tried.")),
+                "head_address: 10.0.0.5"),
+        example(expands(key("head_port", Shape::whole(1, limits::kPort), nullptr,
+                            "The head's TLS port. Absent: the first free one of 46500 to 46599, "
+                            "and then the same.")),
+                "head_port: 46500"),
+        expands(key("use_internal_ips", Shape::boolean(), false,
+                    "To reach nodes by their internal addresses.")),
+        expands(key("cache_stopped_nodes", Shape::boolean(), true,
+                    "To stop nodes rather than to delete them, and to use stopped ones again.")),
+        ray_only(key("disable_node_updaters", Shape::boolean(), false, "Ray's.")),
+        ray_only(key("module", Shape::text(), nullptr, "Ray's providers outside of Ray.")),
+    };
+    const std::vector<Key> hosts{
+        example(expands(key("head_ip", Shape::text(), nullptr,
+                            "The head: an address, a name, or an alias of ~/.ssh/config.")),
+                "head_ip: 10.0.0.5"),
+        example(expands(key("worker_ips", Shape::texts(), json::array(), "The other nodes.")),
+                "worker_ips: [10.0.0.6, 10.0.0.7]"),
+        example(expands(key("external_head_ip", Shape::text(), nullptr,
+                            "The head's address from here, where it is another one.")),
+                "external_head_ip: 192.0.2.10"),
+        ray_only(key("coordinator_address", Shape::text(), nullptr,
+                     "Ray's coordinator of hosts on premises; an error here: list the hosts.")),
+    };
+    const auto text = [](const char* name, json fallback, const char* doc) {
+      return expands(key(name, Shape::text(), std::move(fallback), doc));
+    };
+    const auto open = [](const char* name, const char* doc) {
+      return expands(key(name, Shape::open(), json::object(), doc));
+    };
+
+    std::vector<Table> made;
+    for (const ProviderKind each : kProviderKinds) {
+      Table table{std::string("provider with type ") + to_string(each), common};
+      const auto add = [&](const std::vector<Key>& keys) {
+        table.keys.insert(table.keys.end(), keys.begin(), keys.end());
+      };
+      switch (each) {
+        case ProviderKind::local:
+          add({example(expands(key("nodes", Shape::whole(1, limits::kLocalNodes), 1,
+                                   "How many nodes to simulate on this machine. With `head_ip` "
+                                   "this is Ray's `local`, which is `ssh` here.")),
+                       "nodes: 4")});
+          add(hosts);
+          break;
+        case ProviderKind::ssh:
+          add(hosts);
+          break;
+        case ProviderKind::aws:
+          add({text("region", "us-west-2", "The region."),
+               text("availability_zone", "us-west-2a,us-west-2b",
+                    "Zones with commas between, tried in order."),
+               open("security_group", "`GroupName` and `IpPermissions`."),
+               open("key_pair", "`key_name`."),
+               ray_only(open("cloudwatch", "Ray's agent and dashboard of CloudWatch."))});
+          break;
+        case ProviderKind::gcp:
+          add({text("region", "us-west1", "The region."),
+               text("availability_zone", "us-west1-a", "The zone."),
+               text("project_id", nullptr, "The project."),
+               open("gcp_credentials", "`type` and `credentials`.")});
+          break;
+        case ProviderKind::azure:
+          add({text("location", "westus2", "The location."),
+               text("resource_group", "ray-cluster", "The resource group."),
+               text("subscription_id", nullptr, "The subscription."),
+               text("availability_zone", nullptr, "auto, none, or zones with commas between."),
+               text("msi_name", nullptr, "The managed identity's name."),
+               text("msi_resource_group", nullptr, "Its resource group."),
+               text("msi_identity_id", nullptr, "Its id."),
+               text("msi_identity_principal_id", nullptr, "Its principal's id."),
+               text("subnet_id", nullptr, "The subnet."), open("tags", "Tags of all resources."),
+               expands(key("use_external_head_ip", Shape::boolean(), false,
+                           "To reach the head by its public address."))});
+          break;
+        case ProviderKind::kubernetes:
+          add({text("namespace", "default", "The namespace."),
+               text("context", nullptr, "The context of kubeconfig. Absent: the current one."),
+               text("kubeconfig", nullptr, "Its file. Absent: as kubectl finds it."),
+               ray_only(key("services", Shape::special("list of mappings", json{{"type", "array"}}),
+                            json::array(), "Ray's services.")),
+               ray_only(open("autoscaler_service_account", "Ray's.")),
+               ray_only(open("autoscaler_role", "Ray's.")),
+               ray_only(open("autoscaler_role_binding", "Ray's."))});
+          break;
+        case ProviderKind::slurm:
+          add({text("login_node", nullptr,
+                    "The host that has sbatch, reached by ssh. Absent: this machine."),
+               text("partition", nullptr, "The partition. Absent: Slurm's default."),
+               text("account", nullptr, "The account to charge."),
+               text("qos", nullptr, "The quality of service.")});
+          break;
+      }
+      made.push_back(std::move(table));
+    }
+    return made;
+  }();
+  return tables[static_cast<std::size_t>(kind)];
+}
+
+const Table& cluster_table() {
+  static const Table table{
+      "a cluster YAML",
+      {
+          example(key("cluster_name", Shape::text(), "default", "1 to 40 of a-z A-Z 0-9 . _ -."),
+                  "cluster_name: local"),
+          key("max_workers", nodes(), 2,
+              "How many nodes there are at most, without the head. It wins over `min_workers`. "
+              "With provider local and ssh: all, if absent."),
+          key("upscaling_speed", Shape::number(0, kLarge), 1.0,
+              "How many nodes may be coming, as a multiple of those that are there."),
+          key("idle_timeout_minutes", Shape::number(0, kLarge), 5.0,
+              "After how many idle minutes a node above `min_workers` goes."),
+          example(required(expands(key("provider", Shape::special("mapping", json::object()),
+                                       nullptr, "Where the nodes come from."))),
+                  "provider: {type: local}"),
+          expands(key("auth", Shape::mapping(auth_table()), nullptr, "How to log in to nodes.")),
+          example(key("available_node_types", Shape::mappings(node_type_table()), json::object(),
+                      "The kinds of nodes there may be."),
+                  "available_node_types: {head: {node_config: {}}}"),
+          example(key("head_node_type", Shape::text(), nullptr,
+                      "Which of `available_node_types` the head is."),
+                  "head_node_type: head"),
+          example(expands(key("file_mounts", text_map(), json::object(),
+                              "Files and folders to copy to all nodes: path there: path here.")),
+                  "file_mounts: {~/data: ./data}"),
+          key("cluster_synced_files", Shape::texts(), json::array(),
+              "Paths on the head to copy to the other nodes."),
+          key("file_mounts_sync_continuously", Shape::boolean(), false,
+              "To copy changes of `file_mounts` as they happen."),
+          example(key("rsync_exclude", Shape::texts(), json::array(), "Patterns not to copy."),
+                  "rsync_exclude: [\"**/.git\"]"),
+          example(key("rsync_filter", Shape::texts(), json::array(),
+                      "Names of files that hold such patterns."),
+                  "rsync_filter: [.gitignore]"),
+          key("initialization_commands", Shape::texts(), json::array(),
+              "Shell commands on each node, before anything else."),
+          key("setup_commands", Shape::texts(), json::array(),
+              "Shell commands on each node; they come before the next two."),
+          key("head_setup_commands", Shape::texts(), json::array(), "Shell commands on the head."),
+          key("worker_setup_commands", Shape::texts(), json::array(),
+              "Shell commands on the other nodes."),
+          example(key("head_node", Shape::open(), nullptr,
+                      "Ray's old form: `node_config` of the head, `resources` within."),
+                  "head_node: {InstanceType: m5.large}"),
+          example(key("worker_nodes", Shape::open(), nullptr,
+                      "Ray's old form: the same for all others."),
+                  "worker_nodes: {InstanceType: m5.large}"),
+          example(
+              key("min_workers", nodes(), nullptr, "Ray's old form: how many there are at least."),
+              "min_workers: 2"),
+          obsolete(key("initial_workers", nodes(), nullptr, "Of Ray's old form.")),
+          obsolete(key("autoscaling_mode", Shape::choice({"default", "aggressive"}), nullptr,
+                       "Of Ray's old form.")),
+          obsolete(key("target_utilization_fraction", Shape::number(0, 1), nullptr,
+                       "Of Ray's old form.")),
+          obsolete(key("worker_default_node_type", Shape::text(), nullptr, "Of Ray's old form.")),
+          ray_only(key("head_start_ray_commands", Shape::texts(), json::array(),
+                       "How Ray starts itself on the head.")),
+          ray_only(key("worker_start_ray_commands", Shape::texts(), json::array(),
+                       "How Ray starts itself on the other nodes.")),
+          ray_only(key("no_restart", Shape::boolean(), nullptr, "Set by `ray up --no-restart`.")),
+          silent(key("metadata", Shape::open(), nullptr, "Anything; Ray looks at it as little.")),
+          key("docker", Shape::mapping(docker_table()), nullptr,
+              "Containers; not built yet: a warning if there is an image."),
+      }};
+  return table;
+}
+
+}  // namespace dtrain::spec

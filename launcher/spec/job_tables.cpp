@@ -1,0 +1,164 @@
+#include "launcher/spec/limits.hpp"
+#include "launcher/spec/table.hpp"
+
+namespace dtrain::spec {
+
+using nlohmann::json;
+
+namespace {
+
+const json kNumber{{"type", "number"}};
+const json kWord{{"type", {"string", "number", "boolean"}}};
+
+json at_least_one_of(json first, json second) {
+  return json{{"anyOf", json::array({std::move(first), std::move(second)})}};
+}
+
+json secrets_schema() {
+  json from_file{{"type", "object"},
+                 {"properties", {{"file", {{"type", "string"}}}}},
+                 {"required", json::array({"file"})},
+                 {"additionalProperties", false}};
+  json named{{"type", "object"},
+             {"propertyNames", {{"pattern", "^[A-Za-z_][A-Za-z0-9_]*$"}}},
+             {"additionalProperties", from_file}};
+  json one = named;
+  one["minProperties"] = 1;
+  one["maxProperties"] = 1;
+  json name{{"type", "string"}, {"pattern", "^[A-Za-z_][A-Za-z0-9_]*$"}};
+  return at_least_one_of(
+      {{"type", "array"}, {"items", at_least_one_of(std::move(name), std::move(one))}},
+      std::move(named));
+}
+
+}  // namespace
+
+const Table& job_resources_table() {
+  static const Table table{
+      "resources",
+      {
+          example(key("CPU", Shape::number(0, limits::kCpus), nullptr,
+                      "CPUs of each rank. 1 if neither CPU nor GPU is given and `nproc_per_node` "
+                      "is not `gpu`."),
+                  "CPU: 4"),
+          example(key("GPU", Shape::whole(0, limits::kGpus), nullptr,
+                      "GPUs of each rank. 1 with `nproc_per_node: gpu`."),
+                  "GPU: 1"),
+          example(key("memory",
+                      Shape::special("amount of memory (4GiB, 500MB, or bytes)",
+                                     json{{"type", {"string", "integer", "null"}}}),
+                      nullptr, "Memory of each rank: the head places by it; nothing enforces it."),
+                  "memory: 4GiB"),
+      }};
+  return table;
+}
+
+const Table& job_checkpoint_table() {
+  static const Table table{
+      "checkpoint",
+      {
+          example(
+              key("num_to_keep", Shape::whole(1, limits::kKept), nullptr,
+                  "How many checkpoints to keep: the best by `score_attribute`, else the newest. "
+                  "The newest is always kept. Absent: all."),
+              "num_to_keep: 3"),
+          example(key("score_attribute", Shape::text(), nullptr,
+                      "The metric that says which checkpoint is better."),
+                  "score_attribute: val_accuracy"),
+          key("score_order", Shape::choice({"max", "min"}), "max",
+              "Whether more or less of it is better."),
+      }};
+  return table;
+}
+
+const Table& job_table() {
+  static const Table table{
+      "a job YAML",
+      {
+          example(key("name", Shape::text(), nullptr,
+                      "1 to 40 of a-z A-Z 0-9 . _ -. Absent: the program's file name."),
+                  "name: mnist"),
+          example(required(key(
+                      "command",
+                      Shape::special(
+                          "list of words, or text for a shell",
+                          at_least_one_of({{"type", "string"}, {"minLength", 1}},
+                                          {{"type", "array"}, {"items", kWord}, {"minItems", 1}})),
+                      nullptr,
+                      "What each rank runs: a list is started as it is, a text goes to "
+                      "/bin/sh -c.")),
+                  "command: [./train, --epochs, 3]"),
+          example(expands(key("workdir", Shape::text(), nullptr,
+                              "Where the ranks run. Relative to the YAML; absent: the YAML's "
+                              "folder.")),
+                  "workdir: ."),
+          example(expands(key("env",
+                              Shape::special(
+                                  "mapping of names to texts",
+                                  json{{"type", "object"},
+                                       {"propertyNames", {{"pattern", "^[A-Za-z_][A-Za-z0-9_]*$"}}},
+                                       {"additionalProperties", kWord}}),
+                              json::object(), "Environment variables of the ranks.")),
+                  "env: {OMP_NUM_THREADS: 4}"),
+          example(key("secrets",
+                      Shape::special("list of names, or mapping of names to {file: PATH}",
+                                     secrets_schema()),
+                      json::array(),
+                      "Environment variables whose values are not written down: taken from the "
+                      "environment of `dtrain submit`, or from a file. Never a value."),
+                  "secrets: [HF_TOKEN], or secrets: {HF_TOKEN: {file: ~/.hf_token}}"),
+          key("setup", Shape::text(), "",
+              "Shell lines that run once on each node before its ranks, in each attempt."),
+          example(key("nnodes",
+                      Shape::special(
+                          "whole number, or \"min:max\"",
+                          at_least_one_of(
+                              {{"type", "integer"}, {"minimum", 1}, {"maximum", limits::kNodes}},
+                              {{"type", "string"}, {"pattern", "^[0-9]+(:[0-9]+)?$"}})),
+                      1, "How many nodes, 1 to 10000, as torchrun's --nnodes."),
+                  "nnodes: 4, or nnodes: \"2:8\""),
+          example(key("nproc_per_node",
+                      Shape::special("whole number, gpu or cpu",
+                                     at_least_one_of({{"type", "integer"},
+                                                      {"minimum", 1},
+                                                      {"maximum", limits::kProcsPerNode}},
+                                                     {{"enum", {"gpu", "cpu"}}})),
+                      1,
+                      "How many ranks a node, 1 to 4096; `gpu`: one for each GPU, `cpu`: one for "
+                      "each CPU."),
+                  "nproc_per_node: 2, or nproc_per_node: gpu"),
+          key("max_restarts", Shape::whole(0, limits::kRestarts), 0,
+              "How many times all ranks are started anew, from the newest checkpoint, after one "
+              "has failed."),
+          example(key("resources", Shape::mapping(job_resources_table()), nullptr,
+                      "What each rank needs."),
+                  "resources: {CPU: 4, GPU: 1, memory: 8GiB}"),
+          example(expands(key("storage_path", Shape::text(), nullptr,
+                              "A folder that all nodes see, for checkpoints. Relative to the YAML; "
+                              "absent: on the head.")),
+                  "storage_path: /shared/checkpoints"),
+          example(key("checkpoint", Shape::mapping(job_checkpoint_table()), nullptr,
+                      "Which checkpoints are kept."),
+                  "checkpoint: {num_to_keep: 3, score_attribute: val_accuracy}"),
+          key("bundle", Shape::choice({"auto", "off"}), "auto",
+              "`auto`: the program's shared libraries go along to nodes that lack them."),
+          key("on_head_lost", Shape::choice({"continue", "stop"}), "continue",
+              "What ranks do when their node no longer reaches the head: go on, or stop before "
+              "the head may start them elsewhere."),
+          key("stop_grace_s", Shape::whole(0, static_cast<double>(limits::kGraceSeconds)), 30,
+              "Seconds from SIGTERM to SIGKILL."),
+          example(
+              key("timeout_s", Shape::whole(1, static_cast<double>(limits::kTimeoutSeconds)),
+                  nullptr, "Seconds that the job may run, over all attempts. Absent: no limit."),
+              "timeout_s: 3600"),
+          example(
+              key("queue_timeout_s", Shape::whole(0, static_cast<double>(limits::kTimeoutSeconds)),
+                  nullptr, "Seconds that the job may wait in the queue. Absent: no limit."),
+              "queue_timeout_s: 600"),
+          key("priority", Shape::whole(-limits::kPriority, limits::kPriority), 0,
+              "The larger goes first; of equals the older."),
+      }};
+  return table;
+}
+
+}  // namespace dtrain::spec

@@ -1,0 +1,204 @@
+#include <utility>
+
+#include "launcher/spec/limits.hpp"
+#include "launcher/spec/readers.hpp"
+#include "launcher/spec/values.hpp"
+#include "launcher/spec/yaml.hpp"
+
+namespace dtrain {
+namespace spec {
+namespace {
+
+Path with(Path path, std::string step) {
+  path.push_back(std::move(step));
+  return path;
+}
+
+void read_command(Mapping& top, JobSpec& spec) {
+  const Node* node = top.special("command");
+  if (node == nullptr) return;
+  const Path path = top.path_of("command");
+  if (node->kind == Node::Kind::scalar) {
+    spec.shell = true;
+    spec.command = {node->text};
+  } else if (node->kind == Node::Kind::sequence) {
+    for (std::size_t i = 0; i < node->items.size(); ++i) {
+      // 3 and true are words here, as they are written
+      auto word = top.word(*node->items[i], with(path, "[" + std::to_string(i) + "]"), false);
+      if (word) spec.command.push_back(std::move(*word));
+    }
+  } else {
+    top.problem("command", "must be a list of words, or a text for a shell",
+                "for example: command: [./train, --epochs, 3]");
+  }
+}
+
+void read_env(Mapping& top, JobSpec& spec) {
+  for (const Entry& entry : top.entries("env")) {
+    const Path path = with(top.path_of("env"), entry.key);
+    if (auto value = top.word(*entry.value, path, true, "env: {NAME: value}")) {
+      spec.env[entry.key] = std::move(*value);
+    }
+  }
+}
+
+class SecretsReader {
+ public:
+  SecretsReader(Mapping& top, JobSpec& spec, Source source)
+      : top_(top), spec_(spec), source_(source) {}
+
+  void read() {
+    const Node* node = top_.special("secrets");
+    if (node == nullptr) return;
+    if (node->kind == Node::Kind::mapping) {
+      for (const Entry& entry : node->entries) read_entry(entry);
+    } else if (node->kind == Node::Kind::sequence) {
+      for (const Node* item : node->items) read_item(*item);
+    } else {
+      problem({"secrets"}, node->place, "must be a list of names, or NAME: {file: PATH}");
+    }
+  }
+
+ private:
+  static constexpr const char* kHow =
+      "secrets: [NAME] takes the value from the environment of dtrain submit; secrets: {NAME: "
+      "{file: PATH}} from a file";
+
+  void problem(const Path& path, Place place, const std::string& message) {
+    source_.report.problem(path, place, message, kHow);
+  }
+
+  void read_item(const Node& item) {
+    if (item.kind == Node::Kind::mapping && item.entries.size() == 1) {
+      read_entry(item.entries.front());
+    } else if (item.kind != Node::Kind::scalar) {
+      problem({"secrets"}, item.place, "must be a name, not " + item.kind_name());
+    } else if (!valid_environment_name(item.text)) {
+      // Perhaps NAME=value: not repeated.
+      problem({"secrets"}, item.place,
+              item.text.find('=') != std::string::npos
+                  ? "a secret's value does not belong into the file"
+                  : "this is no name of an environment variable");
+    } else {
+      spec_.secrets.push_back({item.text, std::nullopt});
+    }
+  }
+
+  void read_entry(const Entry& entry) {
+    const Node& value = *entry.value;
+    if (!valid_environment_name(entry.key)) {
+      problem({"secrets"}, entry.place, "this is no name of an environment variable");
+      return;
+    }
+    const Path path{"secrets", entry.key};
+    if (value.kind == Node::Kind::null) {
+      spec_.secrets.push_back({entry.key, std::nullopt});
+      return;
+    }
+    if (value.kind != Node::Kind::mapping) {
+      problem(path, value.place, "a secret's value does not belong into the file");
+      return;
+    }
+    const Node* file = value.find("file");
+    if (file == nullptr || value.entries.size() != 1) {
+      problem(path, value.place, "must have the key file, and no other");
+      return;
+    }
+    if (file->kind != Node::Kind::scalar || file->text.empty()) {
+      problem(with(path, "file"), file->place, "must be the path of a file");
+      return;
+    }
+    const auto absolute = reported(source_.report, with(path, "file"), file->place,
+                                   [&] { return source_.expander.path(file->text); });
+    if (absolute) spec_.secrets.push_back({entry.key, *absolute});
+  }
+
+  Mapping& top_;
+  JobSpec& spec_;
+  Source source_;
+};
+
+// A special key that is one scalar, given to `parse`.
+template <typename Parse>
+auto scalar_value(Mapping& mapping, const char* name, Report& report, Parse parse)
+    -> std::optional<decltype(parse(std::string_view{}))> {
+  const Node* node = mapping.special(name);
+  if (node == nullptr) return std::nullopt;
+  const auto text = mapping.word(*node, mapping.path_of(name), false);
+  if (!text) return std::nullopt;
+  return reported(report, mapping.path_of(name), node->place, [&] { return parse(*text); });
+}
+
+void read_resources(Mapping resources, JobSpec& spec, Report& report) {
+  spec.resources.cpu = resources.optional_number("CPU");
+  if (const auto gpu = resources.optional_whole("GPU")) spec.resources.gpu = static_cast<int>(*gpu);
+  spec.resources.memory = scalar_value(resources, "memory", report, parse_bytes);
+  resources.finish();
+}
+
+void read_checkpoint(Mapping checkpoint, JobSpec& spec) {
+  if (const auto kept = checkpoint.optional_whole("num_to_keep")) {
+    spec.checkpoint.num_to_keep = static_cast<int>(*kept);
+  }
+  spec.checkpoint.score_attribute = checkpoint.optional_text("score_attribute");
+  spec.checkpoint.score_order = parse_score_order(checkpoint.choice("score_order"));
+  checkpoint.finish();
+}
+
+JobSpec read_job(const Tree& tree, Source source) {
+  Report& report = source.report;
+  Mapping top(&tree.root(), job_table(), {}, source, [](const std::string& key) -> std::string {
+    if (key == "provider" || key == "cluster_name") {
+      return "this is a cluster YAML: give it to dtrain up";
+    }
+    if (key == "num_nodes") return "the number of nodes is nnodes";
+    if (key == "envs") return "environment variables are env";
+    if (key == "run" || key == "entrypoint") return "what to run is command";
+    return "";
+  });
+  JobSpec spec;
+  read_command(top, spec);
+  const auto name = top.optional_text("name");
+  spec.name = name ? *name : default_job_name(spec);
+  const std::string workdir = top.path_text("workdir");
+  spec.workdir = workdir.empty() ? source.expander.folder() : workdir;
+  read_env(top, spec);
+  SecretsReader(top, spec, source).read();
+  spec.setup = top.text("setup");
+  spec.nnodes = scalar_value(top, "nnodes", report, parse_node_count).value_or(spec.nnodes);
+  spec.nproc_per_node = scalar_value(top, "nproc_per_node", report, parse_procs_per_node)
+                            .value_or(spec.nproc_per_node);
+  spec.max_restarts = static_cast<int>(top.whole("max_restarts"));
+  spec.resources_given = top.has("resources");
+  read_resources(top.mapping("resources"), spec, report);
+  spec.storage_path = top.path_text("storage_path");
+  read_checkpoint(top.mapping("checkpoint"), spec);
+  spec.bundle = parse_bundle_mode(top.choice("bundle"));
+  spec.on_head_lost = parse_on_head_lost(top.choice("on_head_lost"));
+  spec.stop_grace = std::chrono::seconds(top.whole("stop_grace_s"));
+  if (const auto timeout = top.optional_whole("timeout_s")) {
+    spec.timeout = std::chrono::seconds(*timeout);
+  }
+  if (const auto timeout = top.optional_whole("queue_timeout_s")) {
+    spec.queue_timeout = std::chrono::seconds(*timeout);
+  }
+  spec.priority = static_cast<int>(top.whole("priority"));
+  top.finish();
+  report_problems(problems_of(spec), tree, report);
+  return spec;
+}
+
+}  // namespace
+}  // namespace spec
+
+Read<JobSpec> parse_job_yaml(std::string_view text, const std::string& file,
+                             const Environment& environment) {
+  spec::Report report(file);
+  const spec::Tree tree = spec::parse_tree(text, report);
+  spec::Expander expander(environment, file);
+  JobSpec spec = spec::read_job(tree, {report, expander});
+  report.finish();
+  return {std::move(spec), report.take_warnings()};
+}
+
+}  // namespace dtrain

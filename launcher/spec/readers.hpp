@@ -1,0 +1,31 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launcher/spec/mapping.hpp"
+
+// What both readers share.
+namespace dtrain::spec {
+
+// Reports what validate() would, at its places in the file, but for what is already known.
+// `moved` says where the key of a problem stands in the file.
+void report_problems(const std::vector<Problem>& problems, const Tree& tree, Report& report,
+                     const std::function<Path(const Path&)>& moved = nullptr);
+
+// Runs `read`; an Error that it throws is a problem of that value. Absent when it throws.
+template <typename Body>
+auto reported(Report& report, const Path& path, Place place, Body&& read)
+    -> std::optional<decltype(read())> {
+  try {
+    return read();
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::internal) throw;
+    report.problem(path, place, error.message(), error.hint());
+    return std::nullopt;
+  }
+}
+
+}  // namespace dtrain::spec

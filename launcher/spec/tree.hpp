@@ -1,0 +1,70 @@
+#pragma once
+
+#include <deque>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "launcher/spec/report.hpp"
+
+namespace dtrain::spec {
+
+struct Node;
+
+struct Entry {
+  std::string key;
+  Place place;  // of the key
+  const Node* value = nullptr;
+};
+
+// What a plain scalar means. YAML's 1.2 rules, and yes, no, on and off as PyYAML reads them.
+enum class ScalarType { null, boolean, whole, number, text };
+
+// One value of the text. An alias is the same Node again: the tree is a graph without cycles, its
+// size after aliases is bounded.
+struct Node {
+  enum class Kind { null, scalar, sequence, mapping };
+
+  Kind kind = Kind::null;
+  Place place;
+  std::string text;    // scalar, as written
+  bool plain = false;  // scalar without quotes: its type is to be found
+  std::vector<const Node*> items;
+  std::vector<Entry> entries;  // no key twice; those of a merge (<<) come last
+
+  // After aliases: nodes, bytes and levels of this value.
+  std::size_t nodes = 1;
+  std::size_t bytes = 0;
+  std::size_t levels = 1;
+
+  const Node* find(std::string_view key) const;  // null when absent
+  ScalarType type() const;                       // of a scalar or null
+  std::string kind_name() const;                 // "a list", "a number", …
+};
+
+ScalarType scalar_type(std::string_view plain_text);
+
+class Tree {
+ public:
+  const Node& root() const noexcept { return *root_; }
+  // The place of the value at `path`, or of the nearest that contains it and exists.
+  Place place(const Path& path) const;
+
+ private:
+  friend class TreeBuilder;
+  std::deque<Node> nodes_;
+  const Node* root_ = nullptr;
+};
+
+inline constexpr std::size_t kMaxText = 4 * 1024 * 1024;
+inline constexpr std::size_t kMaxLevels = 100;
+inline constexpr std::size_t kMaxNodes = 100'000;
+inline constexpr std::size_t kMaxBytes = 4 * kMaxText;  // after aliases
+inline constexpr std::size_t kMaxKey = 4'096;           // bytes of one key
+inline constexpr std::size_t kMaxMarks = 500'000;       // [ ] { } , & * !, anywhere in the text
+
+// Reads one YAML document. Duplicate keys are problems in `report`, after which reading goes on;
+// what makes the text unreadable or too large throws SpecError at once. An empty text is null.
+Tree parse_tree(std::string_view text, Report& report);
+
+}  // namespace dtrain::spec

@@ -1,0 +1,472 @@
+#include "launcher/wire/client.hpp"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <utility>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/local/stream_protocol.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http.hpp>
+#include <boost/beast/websocket.hpp>
+#include <nlohmann/json.hpp>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/unique_fd.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::wire {
+namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = beast::http;
+namespace websocket = beast::websocket;
+using Socket = asio::local::stream_protocol::socket;
+using boost::system::error_code;
+
+constexpr std::size_t kAnswerLimit = std::size_t{64} << 20;
+constexpr std::size_t kFrameLimit = std::size_t{16} << 20;
+
+Error unreachable(const std::string& cluster, const std::string& why) {
+  return Error(ErrorCode::unreachable, "the head of cluster " + cluster + " " + why)
+      .with_hint("dtrain up brings it back; running jobs go on meanwhile");
+}
+
+UniqueFd connect_to(const fs::path& path, int& error) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::string text = path.string();
+  if (text.size() >= sizeof address.sun_path) {
+    error = ENAMETOOLONG;
+    return {};
+  }
+  std::memcpy(address.sun_path, text.c_str(), text.size() + 1);
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd) {
+    error = errno;
+    return {};
+  }
+  while (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    if (errno == EINTR) continue;
+    error = errno;
+    return {};
+  }
+  error = 0;
+  return fd;
+}
+
+Socket connect_or_throw(asio::io_context& io, const fs::path& path, const std::string& cluster) {
+  int error = 0;
+  UniqueFd fd = connect_to(path, error);
+  if (!fd) {
+    throw unreachable(cluster, "does not answer at " + path.string() + " (" +
+                                   std::string(std::strerror(error)) + ")");
+  }
+  return Socket(io, asio::local::stream_protocol(), fd.release());
+}
+
+// Runs what was started on `io` until `done`; false when the time is over first.
+bool run_until(asio::io_context& io, const bool& done, Monotonic deadline) {
+  while (!done) {
+    if (io.stopped()) io.restart();
+    io.run_one_until(deadline);
+    if (!done && std::chrono::steady_clock::now() >= deadline) return false;
+  }
+  return true;
+}
+
+// What an asynchronous operation left behind. Outlives the operation: the socket is closed and the
+// io_context is drained before it goes.
+struct Outcome {
+  bool done = false;
+  error_code error;
+};
+
+auto into(Outcome& outcome) {
+  return [&outcome](error_code error, std::size_t) {
+    outcome.done = true;
+    outcome.error = error;
+  };
+}
+
+// One exchange over a connection of its own.
+class Exchange {
+ public:
+  Exchange(const fs::path& path, const std::string& cluster, std::chrono::milliseconds limit)
+      : cluster_(cluster), limit_(limit), socket_(connect_or_throw(io_, path, cluster)) {}
+  ~Exchange() {
+    error_code ignored;
+    socket_.close(ignored);
+    io_.restart();
+    io_.poll();
+  }
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
+  template <typename Start>
+  error_code run(Start start) {
+    Outcome outcome;
+    start(into(outcome));
+    if (!run_until(io_, outcome.done, std::chrono::steady_clock::now() + limit_)) {
+      error_code ignored;
+      socket_.close(ignored);
+      io_.restart();
+      io_.poll();
+      throw Error(ErrorCode::timeout, "the head of cluster " + cluster_ + " took longer than " +
+                                          std::to_string(limit_.count() / 1000) + " s to answer");
+    }
+    return outcome.error;
+  }
+  template <typename Start>
+  void run_or_throw(Start start) {
+    if (const error_code error = run(start)) {
+      throw unreachable(cluster_, "broke the connection (" + error.message() + ")");
+    }
+  }
+
+  Socket& socket() { return socket_; }
+
+ private:
+  asio::io_context io_{1};
+  std::string cluster_;
+  std::chrono::milliseconds limit_;
+  Socket socket_;
+};
+
+http::request<http::string_body> make_request(http::verb verb, const std::string& target,
+                                              const std::string& body) {
+  http::request<http::string_body> request(verb, target, 11);
+  request.set(http::field::host, "dtrain");
+  request.set(http::field::user_agent, "dtrain/" DTRAIN_VERSION);
+  request.keep_alive(false);
+  if (!body.empty()) {
+    request.set(http::field::content_type, "application/json");
+    request.body() = body;
+  }
+  request.prepare_payload();
+  return request;
+}
+
+[[noreturn]] void throw_refusal(unsigned status, const std::string& body) {
+  std::optional<Error> refusal;
+  try {
+    refusal = error_from_json(parse_json(body, "the head's answer"));
+  } catch (const Error&) {
+    refusal = Error(ErrorCode::internal,
+                    "the head answered with status " + std::to_string(status) + " and no reason");
+  }
+  throw *refusal;
+}
+
+}  // namespace
+
+// ---- ApiStream
+
+struct ApiStream::Impl {
+  struct Watched {
+    explicit Watched(asio::io_context& io) : descriptor(io) {}
+    asio::posix::stream_descriptor descriptor;
+    bool pollable = true;
+    bool armed = false;
+    bool ready = false;
+  };
+  struct Outgoing {
+    bool text = true;
+    std::string bytes;
+  };
+
+  asio::io_context io{1};
+  websocket::stream<Socket, false> socket;
+  beast::flat_buffer buffer;
+  bool reading = false;
+  bool frame = false;     // a frame is in the buffer, not handed out yet
+  bool consumed = false;  // the frame was handed out and may go at the next wait()
+  bool broken = false;
+  bool writing = false;
+  std::deque<Outgoing> queue;
+  std::size_t queued = 0;
+  std::map<int, std::unique_ptr<Watched>> watched;
+
+  explicit Impl(Socket connected) : socket(std::move(connected)) {}
+  Impl(const fs::path& path, const std::string& cluster)
+      : socket(connect_or_throw(io, path, cluster)) {}
+  ~Impl() {
+    error_code ignored;
+    socket.next_layer().close(ignored);
+    for (auto& [fd, entry] : watched) entry->descriptor.release();
+    watched.clear();
+    io.restart();
+    io.poll();
+  }
+
+  void read() {
+    if (reading || frame || broken) return;
+    reading = true;
+    socket.async_read(buffer, [this](error_code error, std::size_t) {
+      reading = false;
+      if (error) {
+        broken = true;
+      } else {
+        frame = true;
+      }
+    });
+  }
+
+  void write() {
+    if (writing || queue.empty() || broken) return;
+    writing = true;
+    socket.text(queue.front().text);
+    socket.async_write(asio::buffer(queue.front().bytes), [this](error_code error, std::size_t) {
+      writing = false;
+      queued -= queue.front().bytes.size();
+      queue.pop_front();
+      if (!error) write();  // an error shows at the read too
+    });
+  }
+
+  void arm() {
+    for (auto& [fd, entry] : watched) {
+      if (entry->armed || entry->ready) continue;
+      if (!entry->pollable) {
+        entry->ready = true;
+        continue;
+      }
+      entry->armed = true;
+      Watched* target = entry.get();
+      entry->descriptor.async_wait(asio::posix::stream_descriptor::wait_read,
+                                   [target](error_code error) {
+                                     if (error == asio::error::operation_aborted) return;
+                                     target->armed = false;
+                                     target->ready = true;
+                                   });
+    }
+  }
+
+  void run(std::optional<Monotonic> deadline) {
+    if (io.stopped()) io.restart();
+    if (deadline) {
+      io.run_one_until(*deadline);
+    } else {
+      io.run_one();
+    }
+  }
+};
+
+ApiStream::ApiStream(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+ApiStream::ApiStream(ApiStream&&) noexcept = default;
+ApiStream& ApiStream::operator=(ApiStream&&) noexcept = default;
+ApiStream::~ApiStream() = default;
+
+void ApiStream::watch(int fd) {
+  auto entry = std::make_unique<Impl::Watched>(impl_->io);
+  error_code error;
+  entry->descriptor.assign(fd, error);
+  if (error) entry->pollable = false;
+  impl_->watched[fd] = std::move(entry);
+}
+
+void ApiStream::unwatch(int fd) {
+  const auto found = impl_->watched.find(fd);
+  if (found == impl_->watched.end()) return;
+  if (found->second->pollable) {
+    // The aborted handler still holds the entry's address: let it run before the entry goes.
+    found->second->descriptor.release();
+    if (impl_->io.stopped()) impl_->io.restart();
+    impl_->io.poll();
+  }
+  impl_->watched.erase(found);
+}
+
+bool ApiStream::ready() {
+  Impl& my = *impl_;
+  if (my.consumed) {
+    my.buffer.consume(my.buffer.size());
+    my.consumed = false;
+  }
+  my.read();
+  if (!my.frame) {
+    if (my.io.stopped()) my.io.restart();
+    my.io.poll();
+  }
+  return my.frame;
+}
+
+ApiStream::Event ApiStream::wait(std::optional<Monotonic> deadline) {
+  Impl& my = *impl_;
+  if (my.consumed) {
+    my.buffer.consume(my.buffer.size());
+    my.consumed = false;
+  }
+  my.arm();
+  while (true) {
+    my.read();
+    if (my.frame) {
+      my.frame = false;
+      my.consumed = true;
+      return {my.socket.got_text() ? What::text : What::binary, -1};
+    }
+    if (my.broken) return {What::closed, -1};
+    for (auto& [fd, entry] : my.watched) {
+      if (!entry->ready) continue;
+      entry->ready = false;
+      return {What::input, fd};
+    }
+    my.run(deadline);
+    if (!my.frame && deadline && std::chrono::steady_clock::now() >= *deadline) {
+      return {What::timeout, -1};
+    }
+  }
+}
+
+std::string_view ApiStream::data() const {
+  const auto bytes = impl_->buffer.data();
+  return {static_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+void ApiStream::send_text(std::string text) {
+  impl_->queued += text.size();
+  impl_->queue.push_back({true, std::move(text)});
+  impl_->write();
+}
+
+void ApiStream::send_binary(std::string bytes) {
+  impl_->queued += bytes.size();
+  impl_->queue.push_back({false, std::move(bytes)});
+  impl_->write();
+}
+
+std::size_t ApiStream::queued() const {
+  return impl_->queued;
+}
+
+// ---- ApiClient
+
+ApiClient::ApiClient(fs::path socket, std::string cluster)
+    : socket_(std::move(socket)), cluster_(std::move(cluster)) {}
+
+bool ApiClient::answers() const {
+  int error = 0;
+  return static_cast<bool>(connect_to(socket_, error));
+}
+
+nlohmann::json ApiClient::request(int verb, const std::string& target, const std::string& body,
+                                  std::chrono::milliseconds limit) const {
+  Exchange exchange(socket_, cluster_, limit);
+  auto request = make_request(static_cast<http::verb>(verb), target, body);
+  exchange.run_or_throw(
+      [&](auto done) { http::async_write(exchange.socket(), request, std::move(done)); });
+  beast::flat_buffer buffer;
+  http::response_parser<http::string_body> parser;
+  parser.body_limit(kAnswerLimit);
+  exchange.run_or_throw(
+      [&](auto done) { http::async_read(exchange.socket(), buffer, parser, std::move(done)); });
+  const auto& response = parser.get();
+  if (response.result_int() >= 400) throw_refusal(response.result_int(), response.body());
+  return parse_json(response.body(), "the head's answer", kAnswerLimit);
+}
+
+nlohmann::json ApiClient::get(const std::string& target, std::chrono::milliseconds limit) const {
+  return request(static_cast<int>(http::verb::get), target, {}, limit);
+}
+
+nlohmann::json ApiClient::post(const std::string& target, const nlohmann::json& body,
+                               std::chrono::milliseconds limit) const {
+  return request(static_cast<int>(http::verb::post), target, dump(body), limit);
+}
+
+nlohmann::json ApiClient::remove(const std::string& target, std::chrono::milliseconds limit) const {
+  return request(static_cast<int>(http::verb::delete_), target, {}, limit);
+}
+
+void ApiClient::download(const std::string& target, std::uint64_t offset,
+                         const std::function<void(std::string_view)>& sink,
+                         std::chrono::milliseconds silence_limit) const {
+  Exchange exchange(socket_, cluster_, silence_limit);
+  auto request = make_request(http::verb::get, target, {});
+  if (offset > 0) {
+    request.set(http::field::range, "bytes=" + std::to_string(offset) + "-");
+  }
+  exchange.run_or_throw(
+      [&](auto done) { http::async_write(exchange.socket(), request, std::move(done)); });
+  beast::flat_buffer buffer;
+  http::response_parser<http::buffer_body> parser;
+  parser.body_limit(boost::none);
+  exchange.run_or_throw([&](auto done) {
+    http::async_read_header(exchange.socket(), buffer, parser, std::move(done));
+  });
+  const unsigned status = parser.get().result_int();
+  std::string refusal;
+  // A server that does not know ranges sends all: what we have is passed over.
+  std::uint64_t skip = status == 206 ? 0 : offset;
+  std::array<char, 65536> piece;
+  while (!parser.is_done()) {
+    parser.get().body().data = piece.data();
+    parser.get().body().size = piece.size();
+    const error_code error = exchange.run(
+        [&](auto done) { http::async_read(exchange.socket(), buffer, parser, std::move(done)); });
+    if (error && error != http::error::need_buffer) {
+      throw unreachable(cluster_, "broke the connection (" + error.message() + ")");
+    }
+    std::string_view bytes(piece.data(), piece.size() - parser.get().body().size);
+    if (status >= 400) {
+      if (refusal.size() < kAnswerLimit) refusal += bytes;
+      continue;
+    }
+    const std::uint64_t passed = std::min<std::uint64_t>(skip, bytes.size());
+    skip -= passed;
+    bytes.remove_prefix(passed);
+    if (!bytes.empty()) sink(bytes);
+  }
+  if (status >= 400) throw_refusal(status, refusal);
+}
+
+ApiStream ApiClient::open(const std::string& target, std::chrono::milliseconds limit) const {
+  auto impl = std::make_unique<ApiStream::Impl>(socket_, cluster_);
+  impl->socket.read_message_max(kFrameLimit);
+  websocket::response_type response;
+  Outcome outcome;
+  impl->socket.async_handshake(response, "dtrain", target, [&outcome](error_code error) {
+    outcome.done = true;
+    outcome.error = error;
+  });
+  if (!run_until(impl->io, outcome.done, std::chrono::steady_clock::now() + limit)) {
+    impl.reset();  // runs the aborted handler while `outcome` lives
+    throw Error(ErrorCode::timeout, "the head of cluster " + cluster_ + " took longer than " +
+                                        std::to_string(limit.count() / 1000) + " s to answer");
+  }
+  if (outcome.error) {
+    if (response.result_int() >= 400) throw_refusal(response.result_int(), response.body());
+    throw unreachable(cluster_, "broke the connection (" + outcome.error.message() + ")");
+  }
+  return ApiStream(std::move(impl));
+}
+
+std::string percent_encode(std::string_view text, bool keep_slashes) {
+  static constexpr std::string_view kDigits = "0123456789ABCDEF";
+  std::string out;
+  for (const char c : text) {
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                       std::string_view("-._~").find(c) != std::string_view::npos ||
+                       (keep_slashes && c == '/');
+    if (plain) {
+      out += c;
+      continue;
+    }
+    const auto byte = static_cast<unsigned char>(c);
+    out += '%';
+    out += kDigits[byte >> 4];
+    out += kDigits[byte & 15];
+  }
+  return out;
+}
+
+}  // namespace dtrain::wire

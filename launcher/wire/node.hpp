@@ -1,0 +1,144 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/ids.hpp"
+#include "launcher/wire/attempt.hpp"
+
+// What head and node agent say to each other: JSON text frames of a WebSocket over mutual TLS. A
+// node dials two connections: /v1/node/control for these messages, /v1/node/bulk for bytes of
+// commands. Each begins with the node's Hello (bulk: the short form) and the head's Welcome. Fields
+// are only ever added; a version that differs in its major part is refused plainly.
+namespace dtrain::wire {
+
+inline constexpr int kNodeVersion = 1;
+
+// ---- Node to head, control.
+
+struct Hello {
+  int version = kNodeVersion;
+  std::vector<std::string> features;
+  ClusterId cluster;
+  NodeId node;
+  std::string agent_version;
+  std::string address;
+  std::string boot_id;
+  std::string machine;  // equal for nodes that share kernel, network and files
+  std::string root;
+  std::string log;
+  int cpus = 1;
+  int gpus = 0;
+  std::uint64_t memory = 0;                     // bytes
+  std::vector<std::pair<JobId, int>> attempts;  // with a supervisor, or a last event not yet acked
+};
+struct Heartbeat {};  // both ways; the head answers each, which renews the leases
+struct FromSupervisor {
+  JobId job;
+  int attempt = 0;
+  AttemptEvent event;
+};
+struct SupervisorLost {
+  JobId job;
+  int attempt = 0;
+  std::string reason;
+  std::vector<pid_t> unkillable;
+};
+struct StartFailed {
+  JobId job;
+  int attempt = 0;
+  Error error;
+};
+
+using NodeMessage = std::variant<Hello, Heartbeat, FromSupervisor, SupervisorLost, StartFailed>;
+
+// ---- Head to node, control.
+
+struct Welcome {
+  int version = kNodeVersion;
+  std::vector<std::string> features;
+  std::chrono::milliseconds heartbeat{5000};
+};
+struct Refused {
+  Error error;
+};
+struct StartAttempt {
+  AttemptSpec spec;
+  std::map<std::string, std::string> secrets;
+};
+struct ToSupervisor {
+  JobId job;
+  int attempt = 0;
+  AttemptCommand command;
+};
+struct ForgetJob {
+  JobId job;
+};
+struct StartExec {
+  std::string exec;                  // names the command on the bulk connection
+  std::vector<std::string> command;  // empty: the login shell
+  bool shell = false;
+  bool tty = false;
+  int rows = 24;
+  int cols = 80;
+  std::string term;
+  std::string workdir;
+};
+struct Shutdown {};  // end, jobs are over
+
+using HeadMessage = std::variant<Welcome, Refused, Heartbeat, StartAttempt, ToSupervisor, ForgetJob,
+                                 StartExec, Shutdown>;
+
+// ---- Bulk, both ways: text frames, an ExecOutput or ExecInput followed by one binary frame.
+
+struct BulkHello {
+  NodeId node;
+};
+struct ExecOutput {
+  std::string exec;
+  bool error_stream = false;
+  std::size_t bytes = 0;
+};
+struct ExecInput {
+  std::string exec;
+  std::size_t bytes = 0;
+};
+struct ExecCredit {  // the head has passed on so many bytes of output: so many more may come
+  std::string exec;
+  std::size_t bytes = 0;
+};
+struct ExecControl {
+  std::string exec;
+  std::string kind;  // eof, resize, signal, hangup
+  int rows = 0;
+  int cols = 0;
+  std::string signal;
+};
+struct ExecExit {
+  std::string exec;
+  std::optional<int> exit_code;
+  std::optional<Error> error;
+};
+
+using BulkMessage =
+    std::variant<BulkHello, ExecOutput, ExecInput, ExecCredit, ExecControl, ExecExit>;
+
+inline constexpr std::size_t kExecWindow = std::size_t{256} << 10;  // bytes on their way
+inline constexpr std::size_t kBulkFrame = std::size_t{64} << 10;    // bytes of a binary frame
+
+nlohmann::json to_json(const NodeMessage& message);
+NodeMessage node_message_from_json(const nlohmann::json& json);
+nlohmann::json to_json(const HeadMessage& message);
+HeadMessage head_message_from_json(const nlohmann::json& json);
+nlohmann::json to_json(const BulkMessage& message);
+BulkMessage bulk_message_from_json(const nlohmann::json& json);
+
+}  // namespace dtrain::wire

@@ -1,0 +1,117 @@
+#include "launcher/spec/cluster_spec.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+using namespace dtrain;
+
+namespace {
+
+ClusterSpec ssh() {
+  ClusterSpec spec;
+  spec.provider.kind = ProviderKind::ssh;
+  spec.provider.head_ip = "10.0.0.1";
+  spec.provider.worker_ips = {"10.0.0.2", "gpu-3.example"};
+  return spec;
+}
+
+ClusterSpec aws() {
+  ClusterSpec spec;
+  spec.provider.kind = ProviderKind::aws;
+  spec.max_workers = 10;
+  NodeType head;
+  head.name = "head";
+  NodeType gpu;
+  gpu.name = "gpu";
+  gpu.min_workers = 4;
+  spec.node_types = {head, gpu};
+  spec.head_node_type = "head";
+  return spec;
+}
+
+template <typename Change>
+std::vector<std::string> wrong(ClusterSpec spec, Change change) {
+  change(spec);
+  std::vector<std::string> messages;
+  for (const Error& error : validate(spec)) messages.push_back(error.message());
+  return messages;
+}
+
+}  // namespace
+
+TEST_CASE("a cluster promises its head and the least of its workers") {
+  ClusterSpec local;
+  CHECK(local.promised_nodes() == 1);
+  local.provider.local_nodes = 4;
+  CHECK(local.promised_nodes() == 4);
+  CHECK(ssh().promised_nodes() == 3);
+  CHECK(aws().promised_nodes() == 5);
+  ClusterSpec capped = aws();
+  capped.max_workers = 2;
+  CHECK(capped.promised_nodes() == 3);
+  ClusterSpec head_type = aws();
+  head_type.node_types[0].min_workers = 3;
+  CHECK(head_type.promised_nodes() == 5);  // the head's type has no workers unless it says so
+  head_type.node_types[0].max_workers = 3;
+  CHECK(head_type.promised_nodes() == 8);
+}
+
+TEST_CASE("clusters that are fine") {
+  CHECK(validate(ClusterSpec{}).empty());
+  CHECK(validate(ssh()).empty());
+  CHECK(validate(aws()).empty());
+}
+
+TEST_CASE("hosts and users come from an allow-list") {
+  for (const char* host : {"-oProxyCommand=x", "a b", "$(x)", "a;b", "a\nb", "", "a/b", "u@h"}) {
+    CAPTURE(host);
+    CHECK(wrong(ssh(), [&](ClusterSpec& s) { s.provider.head_ip = host; }).size() == 1);
+    CHECK(wrong(ssh(), [&](ClusterSpec& s) { s.provider.worker_ips[1] = host; }).size() == 1);
+  }
+  CHECK(wrong(ssh(), [](ClusterSpec& s) { s.provider.head_ip = "fe80::1%eth0"; }).empty());
+  for (const char* user : {"-l", "a b", "$(x)", "a;b", ""}) {
+    CAPTURE(user);
+    CHECK(wrong(ssh(), [&](ClusterSpec& s) { s.auth.ssh_user = user; }).size() == 1);
+  }
+  CHECK(wrong(ssh(), [](ClusterSpec& s) { s.cluster_name = "a/b"; }).size() == 1);
+}
+
+TEST_CASE("a host cannot be there twice") {
+  CHECK(wrong(ssh(), [](ClusterSpec& s) { s.provider.worker_ips[1] = "10.0.0.2"; }) ==
+        std::vector<std::string>{"provider.worker_ips[1]: '10.0.0.2' is there twice"});
+  CHECK(wrong(ssh(), [](ClusterSpec& s) { s.provider.worker_ips[1] = "10.0.0.1"; }) ==
+        std::vector<std::string>{"provider.worker_ips[1]: '10.0.0.1' is the head too"});
+}
+
+TEST_CASE("node types") {
+  CHECK(wrong(aws(), [](ClusterSpec& s) { s.head_node_type = "hed"; }) ==
+        std::vector<std::string>{"head_node_type: 'hed' is not one of available_node_types"});
+  CHECK(wrong(aws(), [](ClusterSpec& s) { s.node_types.clear(); }).size() == 1);
+  CHECK(wrong(aws(), [](ClusterSpec& s) { s.node_types[1].max_workers = 1; }) ==
+        std::vector<std::string>{
+            "available_node_types.gpu.max_workers: is 1, less than min_workers, which is 4"});
+  CHECK(wrong(aws(), [](ClusterSpec& s) { s.node_types[1].resources["CPU"] = -1; }).size() == 1);
+  CHECK(wrong(aws(), [](ClusterSpec& s) { s.node_types[1].resources["CPU"] = NAN; }).size() == 1);
+}
+
+TEST_CASE("paths of a cluster") {
+  CHECK(wrong(ssh(), [](ClusterSpec& s) { s.provider.root = "data"; }).size() == 1);
+  CHECK(wrong(ssh(), [](ClusterSpec& s) { s.provider.root = "~/data"; }).empty());
+  CHECK(wrong(ssh(), [](ClusterSpec& s) { s.file_mounts = {{"data", "/x", {}}}; }).size() == 1);
+  CHECK(wrong(ssh(), [](ClusterSpec& s) { s.file_mounts = {{"/data", "x", {}}}; }).size() == 1);
+  CHECK(wrong(ssh(), [](ClusterSpec& s) {
+          s.setup_commands = {"a", std::string(1, '\0')};
+        }) == std::vector<std::string>{"setup_commands[1]: contains a NUL character"});
+}
+
+TEST_CASE("the JSON of equal clusters is equal, of different ones it is not") {
+  CHECK(to_json(ssh()).dump() == to_json(ssh()).dump());
+  ClusterSpec other = ssh();
+  other.provider.worker_ips.pop_back();
+  CHECK(to_json(other) != to_json(ssh()));
+  other = ssh();
+  other.setup_commands = {"echo"};
+  CHECK(to_json(other) != to_json(ssh()));
+  CHECK(to_json(aws())["available_node_types"]["gpu"]["min_workers"] == 4);
+}

@@ -1,0 +1,245 @@
+#include "trainer/checkpoint/store.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <ctime>
+#include <limits>
+#include <set>
+
+#include "trainer/core/error.hpp"
+
+namespace dtrain::train {
+namespace fs = std::filesystem;
+namespace {
+
+std::string now_rfc3339() {
+  const auto now = std::chrono::system_clock::now();
+  const auto milliseconds =
+      std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count();
+  const std::time_t seconds = milliseconds / 1000;
+  std::tm utc{};
+  gmtime_r(&seconds, &utc);
+  char text[64];
+  const std::size_t size = std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &utc);
+  std::snprintf(text + size, sizeof text - size, ".%03dZ", static_cast<int>(milliseconds % 1000));
+  return text;
+}
+
+// Every file must be a regular one (no link) of its size.
+void check_size(const fs::path& folder, const FileRecord& file) {
+  const fs::path path = folder / file.path;
+  std::error_code error;
+  const fs::file_status status = fs::symlink_status(path, error);
+  if (status.type() == fs::file_type::not_found) throw Error(path.string() + ": is missing");
+  if (status.type() != fs::file_type::regular) throw Error(path.string() + ": not a regular file");
+  const std::uintmax_t size = fs::file_size(path, error);
+  if (error) throw Error("cannot stat " + path.string() + ": " + error.message());
+  if (size != file.size) {
+    throw Error(path.string() + ": has " + std::to_string(size) + " bytes, its record says " +
+                std::to_string(file.size));
+  }
+}
+
+void check_no_other_file(const fs::path& shard, const ShardRecord& record) {
+  std::set<std::string> known{"shard.json"};
+  for (const FileRecord& file : record.files) known.insert(file.path);
+  for (const auto& entry : fs::recursive_directory_iterator(shard)) {
+    if (entry.symlink_status().type() == fs::file_type::directory) continue;
+    const std::string path = entry.path().lexically_relative(shard).generic_string();
+    if (!known.contains(path)) {
+      throw Error(entry.path().string() + ": is not listed in shard.json");
+    }
+  }
+}
+
+std::int64_t next_number(const fs::path& folder) {
+  std::int64_t next = 0;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (const auto number = checkpoint_number(entry.path().filename().string())) {
+      next = std::max(next, *number + 1);
+    }
+  }
+  return next;
+}
+
+void make_folders(const fs::path& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) throw Error("cannot make folder " + path.string() + ": " + error.message());
+}
+
+}  // namespace
+
+ShardWriter::ShardWriter(const fs::path& storage, int attempt, std::int64_t step, int shard,
+                         int shards)
+    : folder_(fs::absolute(temporary_folder(storage, attempt, step)) /
+              shard_name(shard, shards)),
+      record_{shard, shards, step, {}} {
+  std::error_code error;
+  fs::remove_all(folder_, error);
+  if (error) throw Error("cannot clear " + folder_.string() + ": " + error.message());
+  make_folders(folder_);
+}
+
+FileSink ShardWriter::create(const std::string& path) const {
+  if (!is_plain_path(path) || path == "shard.json") {
+    throw Error("checkpoint: '" + path + "' cannot be a file of a shard");
+  }
+  const fs::path full = folder_ / path;
+  make_folders(full.parent_path());
+  return FileSink(full);
+}
+
+void ShardWriter::close(FileSink& sink) {
+  sink.finish();
+  record_.files.push_back({sink.path().lexically_relative(folder_).generic_string(), sink.size(),
+                           sink.sha256()});
+}
+
+void ShardWriter::finish() {
+  for (const auto& entry : fs::recursive_directory_iterator(folder_)) {
+    if (entry.is_directory()) sync_folder(entry.path());
+  }
+  sync_folder(folder_);
+  sync_folder(folder_.parent_path());
+  write_atomically(folder_ / "shard.json", to_json_text(record_));
+  sync_folder(folder_);
+}
+
+fs::path commit_checkpoint(const fs::path& storage, const CommitRequest& request) {
+  const fs::path folder = checkpoints_folder(storage);
+  const fs::path temporary = temporary_folder(storage, request.attempt, request.step);
+  Manifest manifest;
+  manifest.job = request.job;
+  manifest.attempt = request.attempt;
+  manifest.step = request.step;
+  manifest.world_size = request.world_size;
+  manifest.shards = request.shards;
+  manifest.metrics = request.metrics;
+  manifest.created = now_rfc3339();
+
+  std::set<std::string> shards;
+  for (int shard = 0; shard < request.shards; ++shard) {
+    const std::string name = shard_name(shard, request.shards);
+    shards.insert(name);
+    const ShardRecord record = read_shard_record(temporary / name);
+    if (record.shard != shard || record.shards != request.shards || record.step != request.step) {
+      throw Error((temporary / name / "shard.json").string() + ": is of another shard or step");
+    }
+    for (const FileRecord& file : record.files) {
+      check_size(temporary / name, file);
+      manifest.files.push_back({name + "/" + file.path, file.size, file.sha256});
+    }
+    check_no_other_file(temporary / name, record);
+  }
+  for (const auto& entry : fs::directory_iterator(temporary)) {
+    const std::string name = entry.path().filename().string();
+    if (!shards.contains(name) && !name.starts_with("manifest.json")) {
+      throw Error(entry.path().string() + ": is not a shard of this checkpoint");
+    }
+  }
+
+  manifest.number = next_number(folder);
+  write_atomically(temporary / "manifest.json", to_json_text(manifest));
+  sync_folder(temporary);
+  const fs::path final_folder = folder / checkpoint_name(manifest.number);
+  if (::rename(temporary.c_str(), final_folder.c_str()) != 0) {
+    throw errno_error("cannot rename " + temporary.string() + " to " + final_folder.string(),
+                      errno);
+  }
+  sync_folder(folder);
+  return final_folder;
+}
+
+Checkpoint open_checkpoint(const fs::path& folder) {
+  Checkpoint checkpoint{folder, read_manifest(folder)};
+  for (const FileRecord& file : checkpoint.manifest.files) check_size(folder, file);
+  return checkpoint;
+}
+
+void verify_checkpoint(const Checkpoint& checkpoint) {
+  for (const FileRecord& file : checkpoint.manifest.files) {
+    const fs::path path = checkpoint.folder / file.path;
+    if (sha256_of_file(path) != file.sha256) {
+      throw Error(path.string() + ": its content does not match its SHA-256 in the manifest");
+    }
+  }
+}
+
+std::vector<Checkpoint> list_checkpoints(const fs::path& storage, const Warn& warn) {
+  std::vector<Checkpoint> checkpoints;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(checkpoints_folder(storage), error)) {
+    const auto number = checkpoint_number(entry.path().filename().string());
+    if (!number) continue;
+    try {
+      checkpoints.push_back(open_checkpoint(entry.path()));
+      if (checkpoints.back().manifest.number != *number) {
+        checkpoints.pop_back();
+        throw Error(entry.path().string() + ": its manifest has another number");
+      }
+    } catch (const Error& problem) {
+      warn(std::string("passed over a checkpoint that is not whole: ") + problem.what());
+    }
+  }
+  std::sort(checkpoints.begin(), checkpoints.end(), [](const auto& a, const auto& b) {
+    return a.manifest.number < b.manifest.number;
+  });
+  return checkpoints;
+}
+
+std::optional<Checkpoint> newest_checkpoint(const fs::path& storage, const Warn& warn) {
+  std::vector<Checkpoint> checkpoints = list_checkpoints(storage, warn);
+  if (checkpoints.empty()) return std::nullopt;
+  return std::move(checkpoints.back());
+}
+
+std::vector<std::int64_t> checkpoints_to_remove(const std::vector<Checkpoint>& checkpoints,
+                                                const Retention& retention) {
+  if (!retention.num_to_keep || checkpoints.empty()) return {};
+  const auto score = [&](const Checkpoint& checkpoint) {
+    const auto found = checkpoint.manifest.metrics.find(retention.score_attribute);
+    const double worst = -std::numeric_limits<double>::infinity();
+    if (found == checkpoint.manifest.metrics.end() || std::isnan(found->second)) return worst;
+    return retention.higher_is_better ? found->second : -found->second;
+  };
+  std::vector<const Checkpoint*> best;
+  for (const Checkpoint& checkpoint : checkpoints) best.push_back(&checkpoint);
+  std::sort(best.begin(), best.end(), [&](const Checkpoint* a, const Checkpoint* b) {
+    if (!retention.score_attribute.empty() && score(*a) != score(*b)) return score(*a) > score(*b);
+    return a->manifest.number > b->manifest.number;  // of equals, the newer
+  });
+  std::int64_t newest = 0;
+  for (const Checkpoint& each : checkpoints) newest = std::max(newest, each.manifest.number);
+  std::vector<std::int64_t> gone;
+  for (std::size_t i = static_cast<std::size_t>(std::max(*retention.num_to_keep, 1));
+       i < best.size(); ++i) {
+    if (best[i]->manifest.number != newest) gone.push_back(best[i]->manifest.number);
+  }
+  std::sort(gone.begin(), gone.end());
+  return gone;
+}
+
+void remove_checkpoints(const fs::path& storage, const Retention& retention, const Warn& warn) {
+  for (const std::int64_t number :
+       checkpoints_to_remove(list_checkpoints(storage, warn), retention)) {
+    const fs::path folder = checkpoints_folder(storage) / checkpoint_name(number);
+    std::error_code error;
+    // The manifest goes first: half removed must not look whole.
+    fs::remove(folder / "manifest.json", error);
+    if (!error) fs::remove_all(folder, error);
+    if (error) warn("cannot remove " + folder.string() + ": " + error.message());
+  }
+}
+
+void remove_temporaries(const fs::path& storage) {
+  const fs::path folder = checkpoints_folder(storage) / ".tmp";
+  std::error_code error;
+  fs::remove_all(folder, error);
+  if (error) throw Error("cannot remove " + folder.string() + ": " + error.message());
+}
+
+}  // namespace dtrain::train

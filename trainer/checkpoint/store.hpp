@@ -1,0 +1,85 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trainer/checkpoint/layout.hpp"
+
+// Writing, committing and finding checkpoints below a storage path.
+namespace dtrain::train {
+
+// One shard of a checkpoint while its files are written. What lay there from an earlier try is
+// removed. Nobody takes the shard for whole before finish() has returned.
+class ShardWriter {
+ public:
+  ShardWriter(const std::filesystem::path& storage, int attempt, std::int64_t step, int shard = 0,
+              int shards = 1);
+
+  const std::filesystem::path& folder() const { return folder_; }
+  // A new file of the shard at a plain relative path; folders on the way are made. Write to it,
+  // then hand it to close().
+  FileSink create(const std::string& path) const;
+  void close(FileSink& sink);
+  // Makes everything durable and writes shard.json.
+  void finish();
+
+ private:
+  std::filesystem::path folder_;
+  ShardRecord record_;
+};
+
+struct CommitRequest {
+  std::string job;
+  int attempt = 1;
+  std::int64_t step = 0;
+  int world_size = 1;
+  int shards = 1;
+  Metrics metrics;
+};
+
+// Turns the finished shards of (attempt, step) into the next checkpoint_N and returns its folder.
+// Throws Error, and leaves the shards where they are, when one is missing, a file is missing or
+// has another size, or a file is there that no shard lists. One committer at a time.
+std::filesystem::path commit_checkpoint(const std::filesystem::path& storage,
+                                        const CommitRequest& request);
+
+struct Checkpoint {
+  std::filesystem::path folder;
+  Manifest manifest;
+};
+
+// Reads the manifest and checks that every file is there with its size. Throws Error.
+Checkpoint open_checkpoint(const std::filesystem::path& folder);
+
+// Checks the sums of all files. Throws Error that names the first that differs.
+void verify_checkpoint(const Checkpoint& checkpoint);
+
+// All whole checkpoints, by number. What is not whole is passed over and told to `warn`.
+using Warn = std::function<void(const std::string& message)>;
+std::vector<Checkpoint> list_checkpoints(const std::filesystem::path& storage, const Warn& warn);
+
+// The one with the highest number, if any.
+std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& storage,
+                                            const Warn& warn);
+
+// What is kept: docs/checkpoint_format.md.
+struct Retention {
+  std::optional<int> num_to_keep;  // all if not set
+  std::string score_attribute;     // the newest if empty
+  bool higher_is_better = true;
+};
+
+// Which of `checkpoints` (by number) go. Pure.
+std::vector<std::int64_t> checkpoints_to_remove(const std::vector<Checkpoint>& checkpoints,
+                                                const Retention& retention);
+void remove_checkpoints(const std::filesystem::path& storage, const Retention& retention,
+                        const Warn& warn);
+
+// Removes what earlier runs left uncommitted. For the one committer, before anyone writes.
+void remove_temporaries(const std::filesystem::path& storage);
+
+}  // namespace dtrain::train

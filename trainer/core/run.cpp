@@ -1,0 +1,69 @@
+#include "trainer/core/run.hpp"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "trainer/core/environment.hpp"
+
+namespace dtrain::train {
+namespace {
+
+// c10::Error's what() carries a native stack trace below its message; people want the message.
+std::string without_trace(std::string text) {
+  const auto trace = text.find("\nException raised from");
+  if (trace != std::string::npos) text.resize(trace);
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text;
+}
+
+[[noreturn]] void end_with(const std::string& message) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "error: %s\n", message.c_str());
+  std::fflush(stderr);
+  if (const auto file = process_variable("TORCHELASTIC_ERROR_FILE"); file && !file->empty()) {
+    write_error_file(*file, message);
+  }
+  std::_Exit(1);
+}
+
+}  // namespace
+
+bool write_error_file(const std::filesystem::path& path, const std::string& message) noexcept {
+  try {
+    const auto now = std::chrono::duration_cast<std::chrono::seconds>(
+        std::chrono::system_clock::now().time_since_epoch());
+    const nlohmann::json document = {
+        {"message",
+         {{"message", message}, {"extraInfo", {{"timestamp", std::to_string(now.count())}}}}}};
+    std::ofstream out(path, std::ios::trunc);
+    out << document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    out.close();
+    return out.good();
+  } catch (...) {
+    return false;
+  }
+}
+
+int run(const std::function<int()>& body) {
+  // stdio buffers whole blocks into a pipe; a person who follows the job wants whole lines.
+  if (process_variable("RANK")) std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  std::string message;
+  try {
+    const int code = body();
+    std::fflush(stdout);
+    return code;
+  } catch (const std::exception& error) {
+    message = without_trace(error.what());
+  } catch (...) {
+    message = "an exception of unknown type";
+  }
+  end_with(message);
+}
+
+}  // namespace dtrain::train

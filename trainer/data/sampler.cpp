@@ -1,0 +1,103 @@
+#include "trainer/data/sampler.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "trainer/core/error.hpp"
+
+namespace dtrain::train {
+namespace {
+
+// The finalizer of SplitMix64: every bit of the input moves every bit of the output.
+std::uint64_t mix(std::uint64_t value) {
+  value += 0x9e3779b97f4a7c15U;
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9U;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111ebU;
+  return value ^ (value >> 31);
+}
+
+}  // namespace
+
+Permutation::Permutation(std::int64_t size, std::uint64_t seed, std::int64_t epoch)
+    : size_(static_cast<std::uint64_t>(size)) {
+  while (half_bits_ < 31 && (std::uint64_t{1} << (2 * half_bits_)) < size_) ++half_bits_;
+  half_mask_ = (std::uint64_t{1} << half_bits_) - 1;
+  std::uint64_t key = mix(mix(seed) ^ static_cast<std::uint64_t>(epoch));
+  for (std::uint64_t& round : keys_) round = key = mix(key);
+}
+
+std::int64_t Permutation::operator[](std::int64_t position) const {
+  std::uint64_t value = static_cast<std::uint64_t>(position);
+  do {
+    std::uint64_t left = value >> half_bits_;
+    std::uint64_t right = value & half_mask_;
+    for (const std::uint64_t key : keys_) {
+      const std::uint64_t next = left ^ (mix(right ^ key) & half_mask_);
+      left = right;
+      right = next;
+    }
+    value = (left << half_bits_) | right;
+  } while (value >= size_);
+  return static_cast<std::int64_t>(value);
+}
+
+DistributedSampler::DistributedSampler(std::int64_t size, int rank, int ranks, Options options)
+    : size_(size),
+      rank_(rank),
+      ranks_(ranks),
+      options_(options),
+      order_(size, options.seed, 0) {
+  if (size < 0 || size > (std::int64_t{1} << 62)) {
+    throw Error("sampler: " + std::to_string(size) + " samples are not possible");
+  }
+  if (ranks < 1 || rank < 0 || rank >= ranks) {
+    throw Error("sampler: rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
+                " is not possible");
+  }
+}
+
+std::int64_t DistributedSampler::positions() const {
+  switch (options_.tail) {
+    case Tail::pad:
+      return (size_ + ranks_ - 1) / ranks_ * ranks_;
+    case Tail::drop:
+      return size_ / ranks_ * ranks_;
+    case Tail::keep:
+      break;
+  }
+  return size_;
+}
+
+void DistributedSampler::set_epoch(std::int64_t epoch, std::int64_t position) {
+  const std::int64_t last = (positions() + ranks_ - 1) / ranks_ * ranks_;
+  if (position < 0 || position > last || position % ranks_ != 0) {
+    throw Error("sampler: position " + std::to_string(position) +
+                " is not a multiple of the " + std::to_string(ranks_) + " ranks from 0 to " +
+                std::to_string(last));
+  }
+  epoch_ = epoch;
+  start_ = position;
+  order_ = Permutation(size_, options_.seed, epoch);
+}
+
+std::int64_t DistributedSampler::remaining() const {
+  const std::int64_t first = start_ + rank_;
+  const std::int64_t end = positions();
+  return first >= end ? 0 : (end - first + ranks_ - 1) / ranks_;
+}
+
+std::int64_t DistributedSampler::at(std::int64_t offset) const {
+  const std::int64_t position = start_ + rank_ + offset * ranks_;
+  if (offset < 0 || position >= positions()) {
+    throw Error("sampler: offset " + std::to_string(offset) + " is outside of the epoch");
+  }
+  const std::int64_t wrapped = position % size_;  // beyond size only where it is padded
+  return options_.shuffle ? order_[wrapped] : wrapped;
+}
+
+std::int64_t DistributedSampler::position_after(std::int64_t taken) const {
+  const std::int64_t last = (positions() + ranks_ - 1) / ranks_ * ranks_;
+  return std::min(start_ + taken * ranks_, last);
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,242 @@
+#include "trainer/train/context.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <fcntl.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#ifdef DTRAIN_CUDA
+#include <c10/cuda/CUDAFunctions.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#endif
+
+#include "trainer/core/error.hpp"
+
+namespace dtrain::train {
+namespace {
+
+constexpr std::chrono::seconds kGoodbye{10};
+constexpr const char* kLeftKey = "dtrain/left";
+
+using GlooDevice = std::shared_ptr<::gloo::transport::Device>;
+
+// The listening socket for the store, if the launcher holds one for this rank.
+std::optional<int> listening_fd(const Environment& env) {
+  if (!env.master_listen_fd) return std::nullopt;
+  const int fd = *env.master_listen_fd;
+  const std::string name = "DTRAIN_MASTER_LISTEN_FD=" + std::to_string(fd);
+  int type = 0;
+  socklen_t size = sizeof type;
+  if (::getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) != 0 || type != SOCK_STREAM) {
+    throw Error(name + " is not a stream socket that this process has inherited");
+  }
+  if (::listen(fd, SOMAXCONN) != 0) throw errno_error("cannot listen on " + name, errno);
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);  // programs that this one starts have no business with it
+  return fd;
+}
+
+c10::intrusive_ptr<c10d::TCPStore> open_store(const Environment& env,
+                                              const Context::Options& options) {
+  c10d::TCPStoreOptions store;
+  store.port = env.master_port;
+  store.isServer = env.rank == 0 && !env.agent_store;
+  store.numWorkers = static_cast<std::size_t>(env.world_size);
+  store.waitWorkers = !env.agent_store;
+  store.timeout = options.join_timeout;
+  store.masterListenFd = listening_fd(env);
+  // libuv's server answers an order of magnitude more clients; both take the fd.
+  store.useLibUV = true;
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(env.master_addr, store);
+  } catch (const c10::Error& error) {
+    throw Error("cannot " + std::string(store.isServer ? "open" : "reach") + " the group's store at " +
+                env.master_addr + ":" + std::to_string(env.master_port) + " as rank " +
+                std::to_string(env.rank) + " of " + std::to_string(env.world_size) + ": " +
+                error.what_without_backtrace());
+  }
+}
+
+std::vector<GlooDevice> gloo_devices(const Environment& env) {
+  std::vector<GlooDevice> devices;
+  const std::string interfaces = process_variable("GLOO_SOCKET_IFNAME").value_or("");
+  for (std::string::size_type begin = 0; begin < interfaces.size();) {
+    const auto end = std::min(interfaces.find(',', begin), interfaces.size());
+    const std::string name = interfaces.substr(begin, end - begin);
+    if (name.empty()) throw Error("GLOO_SOCKET_IFNAME='" + interfaces + "' has an empty name");
+    devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name));
+    begin = end + 1;
+  }
+  if (!devices.empty()) return devices;
+  if (env.one_node()) return {c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")};
+  if (!env.node_ips.empty()) {
+    const std::string& address = env.node_ips[static_cast<std::size_t>(env.node_rank)];
+    return {c10d::ProcessGroupGloo::createDeviceForHostname(address)};
+  }
+  return {c10d::ProcessGroupGloo::createDefaultDevice()};
+}
+
+c10::Device pick_device([[maybe_unused]] const Environment& env) {
+#ifdef DTRAIN_CUDA
+  const int visible = c10::cuda::device_count();
+  if (visible > 0) {
+    if (env.local_rank >= visible) {
+      throw Error("LOCAL_RANK=" + std::to_string(env.local_rank) + " but only " +
+                  std::to_string(visible) + " GPUs are visible");
+    }
+    const auto index = static_cast<c10::DeviceIndex>(env.local_rank);
+    c10::cuda::set_device(index);
+    return {c10::kCUDA, index};
+  }
+#endif
+  return c10::Device(c10::kCPU);
+}
+
+}  // namespace
+
+struct Context::State {
+  Environment environment;
+  c10::Device device{c10::kCPU};
+  c10::intrusive_ptr<c10d::TCPStore> tcp_store;
+  c10::intrusive_ptr<c10d::Store> store;
+  c10::intrusive_ptr<c10d::ProcessGroup> group;
+  int exceptions_at_birth = std::uncaught_exceptions();
+
+  void connect(const Options& options);
+  void leave();
+};
+
+void Context::State::connect(const Options& options) {
+  const Environment& env = environment;
+  tcp_store = open_store(env, options);
+  store = c10::make_intrusive<c10d::PrefixStore>("/worker/attempt_" + std::to_string(env.attempt - 1),
+                                                 tcp_store);
+  // Below, `group` must live on the heap: its operations take references of it.
+  group = c10::make_intrusive<c10d::ProcessGroup>(store, env.rank, env.world_size);
+  auto gloo_options = c10d::ProcessGroupGloo::Options::create(options.timeout);
+  gloo_options->devices = gloo_devices(env);
+  auto gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(
+      c10::make_intrusive<c10d::PrefixStore>("gloo", store), env.rank, env.world_size,
+      gloo_options);
+#ifdef DTRAIN_CUDA
+  if (device.is_cuda()) group->setBoundDeviceId(device);  // before setBackend, which hands it on
+#endif
+  group->setBackend(c10::kCPU, c10d::ProcessGroup::GLOO, gloo);
+  group->setDefaultBackend(c10d::ProcessGroup::GLOO);
+#ifdef DTRAIN_CUDA
+  if (device.is_cuda()) {
+    auto nccl_options = c10d::ProcessGroupNCCL::Options::create();
+    nccl_options->timeout = options.timeout;
+    auto nccl = c10::make_intrusive<c10d::ProcessGroupNCCL>(
+        c10::make_intrusive<c10d::PrefixStore>("nccl", store), env.rank, env.world_size,
+        nccl_options);
+    group->setBackend(c10::kCUDA, c10d::ProcessGroup::NCCL, nccl);
+    group->setDefaultBackend(c10d::ProcessGroup::NCCL);
+  }
+#endif
+}
+
+// Rank 0 hosts the store: it stays until every other rank has said that it is done.
+void Context::State::leave() {
+  if (!group) return;
+  if (std::uncaught_exceptions() > exceptions_at_birth) {
+    // Gloo's threads may wait for a peer for as long as its timeout. The process is about to end.
+    static_cast<void>(group.release());
+    static_cast<void>(store.release());
+    static_cast<void>(tcp_store.release());
+    return;
+  }
+  try {
+    at::Tensor token = at::zeros({1}, at::kFloat);
+    std::vector<at::Tensor> tensors{token};
+    group->getBackend(c10::kCPU)->allreduce(tensors)->wait(kGoodbye);
+    if (!environment.agent_store) {
+      const std::int64_t left = store->add(kLeftKey, 1);
+      if (left == environment.world_size) store->set("dtrain/all_left", std::vector<std::uint8_t>{1});
+      if (environment.rank == 0) store->wait({"dtrain/all_left"}, kGoodbye);
+    }
+  } catch (const std::exception&) {
+    // A peer that is gone already. This rank's work is done and checked; it just leaves.
+  }
+}
+
+Context::Context(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Context::Context(Context&&) noexcept = default;
+Context::~Context() {
+  if (state_) state_->leave();
+}
+
+Context Context::join() { return join(read_environment(), Options{}); }
+
+Context Context::join(const Environment& environment, const Options& options) {
+  if (options.num_threads > 0) at::set_num_threads(options.num_threads);
+  auto state = std::make_unique<State>();
+  state->environment = environment;
+  state->device = pick_device(environment);
+  if (environment.world_size > 1) state->connect(options);
+  return Context(std::move(state));
+}
+
+const Environment& Context::environment() const { return state_->environment; }
+int Context::rank() const { return state_->environment.rank; }
+int Context::world_size() const { return state_->environment.world_size; }
+c10::Device Context::device() const { return state_->device; }
+c10d::ProcessGroup* Context::process_group() const { return state_->group.get(); }
+
+void Context::barrier() { all_reduce_sum(at::zeros({1}, at::kFloat)); }
+
+void Context::all_reduce_sum(at::Tensor tensor) {
+  if (!state_->group) return;
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  state_->group->allreduce(tensors)->wait();
+}
+
+double Context::all_reduce_sum(double value) { return all_reduce_sum(std::vector{value}).front(); }
+
+std::vector<double> Context::all_reduce_sum(std::vector<double> values) {
+  // On the CPU in double, whatever the device: these are a few numbers, and must be exact.
+  at::Tensor tensor =
+      at::from_blob(values.data(), {static_cast<std::int64_t>(values.size())}, at::kDouble);
+  all_reduce_sum(tensor);
+  return values;
+}
+
+void Context::broadcast(at::Tensor tensor, int from) {
+  if (!state_->group) return;
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  c10d::BroadcastOptions options;
+  options.rootRank = from;
+  state_->group->broadcast(tensors, options)->wait();
+}
+
+std::string Context::broadcast(const std::string& text, int from) {
+  if (!state_->group) return text;
+  at::Tensor size = at::full({1}, static_cast<std::int64_t>(text.size()), at::kLong);
+  broadcast(size, from);
+  at::Tensor bytes = at::zeros({size.item<std::int64_t>()}, at::kByte);
+  if (rank() == from) std::memcpy(bytes.data_ptr(), text.data(), text.size());
+  if (bytes.numel() > 0) broadcast(bytes, from);
+  return {static_cast<const char*>(bytes.data_ptr()), static_cast<std::size_t>(bytes.numel())};
+}
+
+std::vector<at::Tensor> Context::all_gather(const at::Tensor& tensor) {
+  if (!state_->group) return {tensor.clone()};
+  std::vector<at::Tensor> inputs{tensor.contiguous()};
+  std::vector<std::vector<at::Tensor>> outputs(1);
+  for (int i = 0; i < world_size(); ++i) outputs[0].push_back(at::empty_like(inputs[0]));
+  state_->group->allgather(outputs, inputs)->wait();
+  return outputs[0];
+}
+
+void Context::seed(std::uint64_t seed) const {
+  at::manual_seed(seed + static_cast<std::uint64_t>(rank()));
+}
+
+}  // namespace dtrain::train

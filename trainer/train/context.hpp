@@ -1,0 +1,77 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trainer/core/environment.hpp"
+
+namespace c10d {
+class ProcessGroup;
+}
+
+namespace dtrain::train {
+
+// This process as a rank of its group: who it is, which device it has, and the collectives that
+// training programs need. With one rank there is no network and every collective is a no-op.
+//
+// All ranks call the same collectives in the same order, each from one thread. A peer that dies
+// makes them throw at once; one that hangs, after `timeout`.
+//
+// Leaving: the destructor says goodbye to the other ranks, so that none of them loses a connection
+// that it still needs. When it runs because an exception flies, it says nothing, waits for nobody
+// and leaves the network to the end of the process (see run.hpp).
+class Context {
+ public:
+  struct Options {
+    std::chrono::milliseconds timeout = std::chrono::minutes(30);      // of a collective
+    std::chrono::milliseconds join_timeout = std::chrono::minutes(5);  // until all ranks are there
+    int num_threads = 0;  // of ATen in this process; 0: OMP_NUM_THREADS, else its own choice
+  };
+
+  // Joins the group that the environment names: dtrain's, torchrun's, or nobody's. Blocks until
+  // all ranks are there. On CPU the backend is Gloo: on the interfaces of GLOO_SOCKET_IFNAME, else
+  // on loopback if all ranks are on one node, else on the node's address in DTRAIN_NODE_IPS. In a
+  // CUDA build with a visible GPU it is NCCL as well, and the device is cuda:LOCAL_RANK.
+  // Throws Error (or c10::Error) that names the address if the group does not come together.
+  static Context join();
+  static Context join(const Environment& environment, const Options& options);
+
+  ~Context();
+  Context(Context&&) noexcept;
+  Context& operator=(Context&&) = delete;
+
+  const Environment& environment() const;
+  int rank() const;
+  int world_size() const;
+  bool is_first() const { return rank() == 0; }
+  c10::Device device() const;
+
+  void barrier();
+  // In place, over all ranks. The tensor is on device() or on the CPU.
+  void all_reduce_sum(at::Tensor tensor);
+  double all_reduce_sum(double value);
+  std::vector<double> all_reduce_sum(std::vector<double> values);
+  void broadcast(at::Tensor tensor, int from = 0);
+  std::string broadcast(const std::string& text, int from = 0);
+  // A copy of every rank's tensor, by rank. All have the same shape and type.
+  std::vector<at::Tensor> all_gather(const at::Tensor& tensor);
+
+  // Seeds the generators of this rank: with seed + rank, so that ranks differ.
+  void seed(std::uint64_t seed) const;
+
+  // Null when there is one rank. For what c10d itself wants (trainer/train/ddp.cpp).
+  c10d::ProcessGroup* process_group() const;
+
+ private:
+  struct State;
+  explicit Context(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace dtrain::train

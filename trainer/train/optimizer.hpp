@@ -1,0 +1,124 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace dtrain::train {
+
+struct NamedParameter {
+  std::string name;
+  at::Tensor tensor;
+};
+
+// The parameters of a model that need a gradient, by name, each once.
+std::vector<NamedParameter> named_parameters(const torch::nn::Module& module);
+
+// An optimizer that updates all parameters in one fused pass, several times faster on a CPU than
+// torch::optim's loop of single operations, and keeps its state by the parameters' names, with
+// Python torch.optim's keys ("step", "exp_avg", …), so that it can be saved and moved.
+//
+// The state exists from the start, so that saving before the first step is no special case.
+// Parameters without a gradient are left alone. One thread at a time.
+class Optimizer {
+ public:
+  explicit Optimizer(std::vector<NamedParameter> parameters);
+  virtual ~Optimizer() = default;
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  virtual void step() = 0;
+  // Forgets the gradients, the cheapest way that also suits DDP's bucket views.
+  void zero_grad();
+
+  double lr() const { return lr_; }
+  void set_lr(double lr) { lr_ = lr; }
+
+  // "NAME/KEY" -> tensor. The tensors are the optimizer's own: copy them to keep them.
+  std::map<std::string, at::Tensor> state() const;
+  // Copies into its own tensors. Throws Error that names what is missing, unknown, or of another
+  // shape or type; nothing is changed then.
+  void load_state(const std::map<std::string, at::Tensor>& state);
+
+  // What else makes it what it is: its kind and its numbers (lr, betas, …).
+  virtual std::string kind() const = 0;
+  virtual std::map<std::string, double> numbers() const = 0;
+
+ protected:
+  struct Slot {
+    std::string key;
+    std::vector<at::Tensor> tensors;  // one for each parameter
+  };
+  // The gradients and what belongs to them, for those parameters that have one.
+  struct Active {
+    std::vector<at::Tensor> parameters;
+    std::vector<at::Tensor> gradients;
+    std::vector<std::vector<at::Tensor>> slots;  // as in slots_
+  };
+  Active active() const;
+  std::size_t add_slot(const std::string& key);        // like the parameters, zeros
+  std::size_t add_step_counter();                      // one float each, key "step"
+
+  double lr_ = 0;
+  std::vector<NamedParameter> parameters_;
+  std::vector<Slot> slots_;
+};
+
+struct AdamOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  bool amsgrad = false;
+};
+
+// Adam; weight decay is added to the gradient.
+class Adam : public Optimizer {
+ public:
+  Adam(std::vector<NamedParameter> parameters, AdamOptions options);
+  void step() override;
+  std::string kind() const override { return "Adam"; }
+  std::map<std::string, double> numbers() const override;
+
+ protected:
+  Adam(std::vector<NamedParameter> parameters, AdamOptions options, bool decoupled);
+
+ private:
+  AdamOptions options_;
+  bool decoupled_;
+};
+
+// AdamW: weight decay shrinks the parameter itself. Python's default is weight_decay = 0.01.
+class AdamW : public Adam {
+ public:
+  AdamW(std::vector<NamedParameter> parameters, AdamOptions options)
+      : Adam(std::move(parameters), options, true) {}
+  std::string kind() const override { return "AdamW"; }
+};
+
+struct SgdOptions {
+  double lr = 1e-2;
+  double momentum = 0;
+  double dampening = 0;
+  double weight_decay = 0;
+  bool nesterov = false;
+};
+
+class Sgd : public Optimizer {
+ public:
+  Sgd(std::vector<NamedParameter> parameters, SgdOptions options);
+  void step() override;
+  std::string kind() const override { return "SGD"; }
+  std::map<std::string, double> numbers() const override;
+
+ private:
+  SgdOptions options_;
+};
+
+}  // namespace dtrain::train
