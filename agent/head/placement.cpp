@@ -57,8 +57,7 @@ Fit fit(const NodeCapacity& node, const Demand& demand) {
   }
   const double free_cpus = std::max(0.0, node.cpus - node.cpus_used);
   if (share.cpus > free_cpus + kSlack) {
-    return {std::nullopt,
-            "has " + number(free_cpus) + " of " + count(node.cpus, "CPU") + " free"};
+    return {std::nullopt, "has " + number(free_cpus) + " of " + count(node.cpus, "CPU") + " free"};
   }
 
   const int wanted = share.nproc * demand.gpus;
@@ -75,8 +74,8 @@ Fit fit(const NodeCapacity& node, const Demand& demand) {
   const std::uint64_t free_memory =
       node.memory > node.memory_used ? node.memory - node.memory_used : 0;
   if (share.memory > free_memory) {
-    return {std::nullopt, "has " + human_bytes(free_memory) + " of " + human_bytes(node.memory) +
-                              " memory free"};
+    return {std::nullopt,
+            "has " + human_bytes(free_memory) + " of " + human_bytes(node.memory) + " memory free"};
   }
   return {share, {}};
 }
@@ -95,8 +94,9 @@ std::string needs(const Demand& demand) {
       if (demand.cpus > 0) parts.push_back(count(demand.procs.number * demand.cpus, "CPU"));
       if (demand.gpus > 0) parts.push_back(count(demand.procs.number * demand.gpus, "GPU"));
       if (demand.memory > 0) {
-        parts.push_back(human_bytes(static_cast<std::uint64_t>(demand.procs.number) *
-                                    demand.memory) + " of memory");
+        parts.push_back(
+            human_bytes(static_cast<std::uint64_t>(demand.procs.number) * demand.memory) +
+            " of memory");
       }
   }
   std::string text = "needs " + (parts.empty() ? std::string("room") : join(parts, ", "));
@@ -235,9 +235,9 @@ QueueDecision decide_queue(std::vector<NodeCapacity> nodes, std::vector<WaitingJ
     }
     const Placement when_empty = place(whole, job.demand);
     if (!when_empty.shares) {
-      reason = missing > 0 ? "waits for " + count(missing, "more node") + " to join: " +
-                                 when_empty.reason
-                           : "cannot fit even on the empty cluster: " + when_empty.reason;
+      reason = missing > 0
+                   ? "waits for " + count(missing, "more node") + " to join: " + when_empty.reason
+                   : "cannot fit even on the empty cluster: " + when_empty.reason;
       continue;
     }
     if (ahead != nullptr && place(here_empty, job.demand).shares) {

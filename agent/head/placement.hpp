@@ -33,7 +33,7 @@ struct Demand {
   ProcsPerNode procs;
   double cpus = 1;  // per rank, as the rest
   int gpus = 0;
-  std::uint64_t memory = 0;  // bytes
+  std::uint64_t memory = 0;    // bytes
   bool may_run_alone = false;  // asked for nothing: if it is larger than a node, it gets all of it
 };
 // CPU 1, or GPU 1 with nproc_per_node "gpu" or where only GPUs are asked for.

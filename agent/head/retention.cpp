@@ -15,15 +15,15 @@ std::vector<CheckpointRow> ranked(std::vector<CheckpointRow> checkpoints,
   const auto score = [&](const CheckpointRow& row) -> double {
     constexpr double kWorst = -std::numeric_limits<double>::infinity();
     if (!spec.score_attribute) return 0;
-    const auto value = score_of(nlohmann::json::parse(row.metrics, nullptr, false),
-                                *spec.score_attribute);
+    const auto value =
+        score_of(nlohmann::json::parse(row.metrics, nullptr, false), *spec.score_attribute);
     if (!value) return kWorst;
     return spec.score_order == ScoreOrder::max ? *value : -*value;
   };
   const auto scored = [&](const CheckpointRow& row) {
-    return spec.score_attribute && score_of(nlohmann::json::parse(row.metrics, nullptr, false),
-                                            *spec.score_attribute)
-                                       .has_value();
+    return spec.score_attribute &&
+           score_of(nlohmann::json::parse(row.metrics, nullptr, false), *spec.score_attribute)
+               .has_value();
   };
   std::sort(checkpoints.begin(), checkpoints.end(),
             [&](const CheckpointRow& a, const CheckpointRow& b) {

@@ -22,8 +22,8 @@ struct JobRow {
   JobState state = JobState::queued;
   std::string reason;
   std::optional<int> exit_code;
-  int attempt = 0;    // the newest, 0 before the first
-  int restarts = 0;   // of max_restarts
+  int attempt = 0;       // the newest, 0 before the first
+  int restarts = 0;      // of max_restarts
   int port_retries = 0;  // restarts after "address in use": outside max_restarts
   StopCause stop_cause = StopCause::none;
   std::optional<std::int64_t> stop_grace_s;

@@ -70,8 +70,8 @@ std::optional<std::string> unless_empty(const std::string& text) {
 template <typename Enum>
 Enum enum_from(std::int64_t number, Enum last) {
   if (number < 0 || number > static_cast<std::int64_t>(last)) {
-    throw Error(ErrorCode::invalid, "the database holds " + std::to_string(number) +
-                                        " where it cannot be");
+    throw Error(ErrorCode::invalid,
+                "the database holds " + std::to_string(number) + " where it cannot be");
   }
   return static_cast<Enum>(number);
 }
@@ -133,8 +133,7 @@ struct Writer::Statements {
   Statement count_metrics, thin_metrics;
 };
 
-Writer::Writer(Database& database)
-    : statements_(std::make_unique<Statements>(database.handle())) {}
+Writer::Writer(Database& database) : statements_(std::make_unique<Statements>(database.handle())) {}
 Writer::~Writer() = default;
 
 void Writer::write(const Changes& changes) {
@@ -193,7 +192,9 @@ std::int64_t Writer::count_metrics(const JobId& job) {
   return count;
 }
 
-void Writer::thin_metrics(const JobId& job) { statements_->thin_metrics.run(job.str()); }
+void Writer::thin_metrics(const JobId& job) {
+  statements_->thin_metrics.run(job.str());
+}
 
 Loaded read_all(Database& database) {
   sqlite3* db = database.handle();

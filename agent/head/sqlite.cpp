@@ -40,7 +40,9 @@ Statement::Statement(sqlite3* db, const char* sql) : db_(db) {
   check(sqlite3_prepare_v3(db, sql, -1, SQLITE_PREPARE_PERSISTENT, &statement_, nullptr));
 }
 
-Statement::~Statement() { sqlite3_finalize(statement_); }
+Statement::~Statement() {
+  sqlite3_finalize(statement_);
+}
 
 bool Statement::step() {
   const int code = sqlite3_step(statement_);
@@ -59,8 +61,12 @@ void Statement::run_bound() {
   }
 }
 
-std::int64_t Statement::integer(int column) { return sqlite3_column_int64(statement_, column); }
-double Statement::real(int column) { return sqlite3_column_double(statement_, column); }
+std::int64_t Statement::integer(int column) {
+  return sqlite3_column_int64(statement_, column);
+}
+double Statement::real(int column) {
+  return sqlite3_column_double(statement_, column);
+}
 bool Statement::null(int column) {
   return sqlite3_column_type(statement_, column) == SQLITE_NULL;
 }
@@ -85,9 +91,13 @@ void Statement::bind(int index, std::string_view value) {
 void Statement::bind_integer(int index, std::int64_t value) {
   check(sqlite3_bind_int64(statement_, index, value));
 }
-void Statement::bind_null(int index) { check(sqlite3_bind_null(statement_, index)); }
+void Statement::bind_null(int index) {
+  check(sqlite3_bind_null(statement_, index));
+}
 
-void Statement::reset() noexcept { sqlite3_reset(statement_); }
+void Statement::reset() noexcept {
+  sqlite3_reset(statement_);
+}
 
 void Statement::check(int code) const {
   if (code != SQLITE_OK) {
@@ -102,16 +112,18 @@ Database::Database(const fs::path& path, bool read_only) {
                     SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_EXRESCODE;
   const int code = sqlite3_open_v2(path.c_str(), &db_, flags, nullptr);
   if (code != SQLITE_OK) {
-    const SqliteError error(code, "cannot open the database: " +
-                                      std::string(db_ != nullptr ? sqlite3_errmsg(db_)
-                                                                 : sqlite3_errstr(code)));
+    const SqliteError error(
+        code, "cannot open the database: " +
+                  std::string(db_ != nullptr ? sqlite3_errmsg(db_) : sqlite3_errstr(code)));
     sqlite3_close(db_);
     throw error;
   }
   sqlite3_busy_timeout(db_, 2000);
 }
 
-Database::~Database() { sqlite3_close_v2(db_); }
+Database::~Database() {
+  sqlite3_close_v2(db_);
+}
 
 void Database::run(const char* sql) {
   const int code = sqlite3_exec(db_, sql, nullptr, nullptr, nullptr);
@@ -130,6 +142,8 @@ std::string Database::text(const char* sql) {
   return statement.step() ? statement.text(0) : std::string();
 }
 
-bool Database::in_transaction() const { return sqlite3_get_autocommit(db_) == 0; }
+bool Database::in_transaction() const {
+  return sqlite3_get_autocommit(db_) == 0;
+}
 
 }  // namespace dtrain::head

@@ -125,12 +125,22 @@ State from_name(const Names& names, const std::string& text) {
 
 }  // namespace
 
-std::span<const Transition<JobState, JobEvent>> job_transitions() { return kJob; }
-std::span<const Transition<AttemptState, AttemptEvent>> attempt_transitions() { return kAttempt; }
-std::span<const Transition<RankState, RankEvent>> rank_transitions() { return kRank; }
-std::span<const Transition<NodeState, NodeEvent>> node_transitions() { return kNode; }
+std::span<const Transition<JobState, JobEvent>> job_transitions() {
+  return kJob;
+}
+std::span<const Transition<AttemptState, AttemptEvent>> attempt_transitions() {
+  return kAttempt;
+}
+std::span<const Transition<RankState, RankEvent>> rank_transitions() {
+  return kRank;
+}
+std::span<const Transition<NodeState, NodeEvent>> node_transitions() {
+  return kNode;
+}
 
-std::optional<JobState> next(JobState state, JobEvent event) { return find(kJob, state, event); }
+std::optional<JobState> next(JobState state, JobEvent event) {
+  return find(kJob, state, event);
+}
 std::optional<AttemptState> next(AttemptState state, AttemptEvent event) {
   return find(kAttempt, state, event);
 }
@@ -141,11 +151,19 @@ std::optional<NodeState> next(NodeState state, NodeEvent event) {
   return find(kNode, state, event);
 }
 
-bool is_final(JobState state) { return leads_nowhere(kJob, state); }
-bool is_final(AttemptState state) { return leads_nowhere(kAttempt, state); }
-bool is_final(RankState state) { return leads_nowhere(kRank, state); }
+bool is_final(JobState state) {
+  return leads_nowhere(kJob, state);
+}
+bool is_final(AttemptState state) {
+  return leads_nowhere(kAttempt, state);
+}
+bool is_final(RankState state) {
+  return leads_nowhere(kRank, state);
+}
 
-const char* to_string(JobState state) noexcept { return kJobNames[static_cast<std::size_t>(state)]; }
+const char* to_string(JobState state) noexcept {
+  return kJobNames[static_cast<std::size_t>(state)];
+}
 const char* to_string(AttemptState state) noexcept {
   return kAttemptNames[static_cast<std::size_t>(state)];
 }
@@ -156,7 +174,9 @@ const char* to_string(NodeState state) noexcept {
   return kNodeNames[static_cast<std::size_t>(state)];
 }
 
-JobState job_state_from(const std::string& text) { return from_name<JobState>(kJobNames, text); }
+JobState job_state_from(const std::string& text) {
+  return from_name<JobState>(kJobNames, text);
+}
 AttemptState attempt_state_from(const std::string& text) {
   return from_name<AttemptState>(kAttemptNames, text);
 }

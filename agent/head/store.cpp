@@ -58,9 +58,8 @@ class SqliteStore final : public Store {
   }
 
   std::vector<MetricsRow> metrics(const JobId& job) override {
-    return merged(read_metrics, job, &Changes::metrics, [](const MetricsRow& row) {
-      return std::tuple(row.attempt, row.rank, row.seq);
-    });
+    return merged(read_metrics, job, &Changes::metrics,
+                  [](const MetricsRow& row) { return std::tuple(row.attempt, row.rank, row.seq); });
   }
 
   std::string trouble() const override {
@@ -239,10 +238,10 @@ class SqliteStore final : public Store {
   }
 
   StoreOptions options_;
-  std::unique_ptr<Database> database_;  // the store's thread only, once it runs
-  std::unique_ptr<Writer> writer_;      // the same
+  std::unique_ptr<Database> database_;    // the store's thread only, once it runs
+  std::unique_ptr<Writer> writer_;        // the same
   std::map<JobId, std::size_t> metrics_;  // rows per job, as far as counted; the same
-  std::unique_ptr<Database> reader_;    // the engine's thread
+  std::unique_ptr<Database> reader_;      // the engine's thread
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;

@@ -20,7 +20,9 @@ namespace {
 // Bounds what is_plain_relative_path looks at; PATH_MAX of Linux.
 constexpr std::size_t kPathLimit = 4096;
 
-std::string shown(const fs::path& path) { return printable(path.string(), false); }
+std::string shown(const fs::path& path) {
+  return printable(path.string(), false);
+}
 
 struct Walk {
   const FolderLimits& limits;
@@ -55,8 +57,8 @@ void walk(const fs::path& folder, const std::string& prefix, int depth, Walk& st
       state.entries.push_back({path, static_cast<std::uint64_t>(status.st_size), {}});
     } else {
       throw Error(ErrorCode::invalid,
-                  shown(file.path()) + (S_ISLNK(status.st_mode) ? " is a symbolic link"
-                                                                : " is not a regular file"));
+                  shown(file.path()) +
+                      (S_ISLNK(status.st_mode) ? " is a symbolic link" : " is not a regular file"));
     }
   }
 }

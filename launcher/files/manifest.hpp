@@ -13,9 +13,9 @@
 namespace dtrain {
 
 struct FileEntry {
-  std::string path;         // relative to the folder: plain components joined by '/'
-  std::uint64_t size = 0;   // bytes
-  std::string sha256;       // empty: not computed
+  std::string path;        // relative to the folder: plain components joined by '/'
+  std::uint64_t size = 0;  // bytes
+  std::string sha256;      // empty: not computed
 
   bool operator==(const FileEntry&) const = default;
 };
