@@ -43,12 +43,10 @@ std::optional<FinishedRecord> read_exit(const paths::AttemptRoot& root) {
   });
 }
 
-std::vector<pid_t> clean_after(const paths::NodeRoot& node, const JobId& job, int attempt) {
-  const paths::AttemptRoot root = paths::attempt(node, job, attempt);
+std::vector<pid_t> clean_after(const paths::AttemptRoot& root) {
   if (const auto pid = supervisor_alive(root)) {
-    throw Error(ErrorCode::conflict, "the supervisor of " + job.str() + " attempt " +
-                                         std::to_string(attempt) + " lives, pid " +
-                                         std::to_string(*pid));
+    throw Error(ErrorCode::conflict,
+                "the supervisor of " + root.root.string() + " lives, pid " + std::to_string(*pid));
   }
   const auto text = read_file_if_there(root.spec());
   if (!text) return {};
@@ -57,10 +55,12 @@ std::vector<pid_t> clean_after(const paths::NodeRoot& node, const JobId& job, in
   });
   const std::vector<pid_t> left =
       sweep("DTRAIN_ATTEMPT_TOKEN", spec.token, std::chrono::seconds(1));
-  ::unlink(paths::supervisor_socket(node.root, job, attempt).c_str());
+  // NODE_ROOT/jobs/JOB/attempt-N, as paths.hpp draws it.
+  const fs::path node = root.root.parent_path().parent_path().parent_path();
+  ::unlink(paths::supervisor_socket(node, spec.job, spec.attempt).c_str());
   for (int local = 0; local < spec.nproc; ++local) {
     const int rank = spec.first_rank + local;
-    ::unlink(paths::report_socket(node.root, job, attempt, rank).c_str());
+    ::unlink(paths::report_socket(node, spec.job, spec.attempt, rank).c_str());
   }
   return left;
 }

@@ -35,6 +35,6 @@ std::optional<FinishedRecord> read_exit(const paths::AttemptRoot& root);
 // After a supervisor's death: kills what carries the attempt's token, for at most a second, and
 // removes the sockets. Returns what would not die. Throws Error(conflict) while the supervisor
 // lives.
-std::vector<pid_t> clean_after(const paths::NodeRoot& node, const JobId& job, int attempt);
+std::vector<pid_t> clean_after(const paths::AttemptRoot& root);
 
 }  // namespace dtrain::supervise
