@@ -45,6 +45,7 @@ void Report::warning(const Path& path, Place place, const std::string& message) 
 }
 
 bool Report::knows(const Path& path) const {
+  if (paths_.contains("")) return true;  // the whole file
   for (Path part = path; !part.empty(); part.pop_back()) {
     if (paths_.contains(to_string(part))) return true;
   }

@@ -34,7 +34,7 @@ struct Reworded {
   const char* ours;
   const char* hint;
 };
-constexpr std::array<Reworded, 14> kReworded{{
+const std::array<Reworded, 14> kReworded{{
     {YAML::ErrorMsg::END_OF_MAP, "a key was expected here",
      "look at the indentation: the keys of one mapping stand in one column"},
     {YAML::ErrorMsg::END_OF_SEQ, "a list item ('- ') was expected here",
@@ -92,6 +92,8 @@ class TreeBuilder : public YAML::EventHandler {
   void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
     if (awaits_key()) fail(mark, "a key is empty");
     Node& node = make(mark, Node::Kind::null);
+    // An empty value's mark is that of what follows it, which may be lines below.
+    if (!frames_.empty() && frames_.back().has_key) node.place = frames_.back().key.place;
     place(&node, anchor);
   }
 
@@ -318,9 +320,7 @@ std::string_view line_of(std::string_view text, const YAML::Mark& mark) {
 // anything, at some 200 bytes of memory a token: so brackets are counted first.
 void check_text(std::string_view text, Report& report) {
   if (text.size() > kMaxText) {
-    refuse(report, {},
-           "the file is " + human_bytes(text.size()) + "; at most " + human_bytes(kMaxText) +
-               " are possible");
+    refuse(report, {}, "the file is larger than " + human_bytes(kMaxText));
   }
   std::size_t marks = 0;
   std::size_t open = 0;

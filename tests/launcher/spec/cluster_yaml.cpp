@@ -188,9 +188,9 @@ TEST_CASE("Ray's old form becomes two node types") {
 
 TEST_CASE("a problem of the old form is named as it stands in the file") {
   CHECK(contains(cluster_problems("provider: {type: aws}\nhead_node:\n  resources: {CPU: -1}\n"),
-                 "3:19 head_node.resources.CPU: must be 0 to"));
+                 "3:20 head_node.resources.CPU: must be 0 to"));
   CHECK(contains(cluster_problems("provider: {type: aws}\nhead_node:\n  resources: {CPU: x}\n"),
-                 "3:19 head_node.resources.CPU: must be a number, not a text"));
+                 "3:20 head_node.resources.CPU: must be a number, not a text"));
 }
 
 TEST_CASE("clouds have Ray's defaults") {
@@ -316,7 +316,7 @@ TEST_CASE("files that cannot be read, and files of the other kind") {
     read_job_yaml("/dev/zero", environment());
     FAIL("accepted");
   } catch (const SpecError& error) {
-    CHECK(std::string(error.what()).find("at most 4.0 MiB") != std::string::npos);
+    CHECK(std::string(error.what()).find("larger than 4.0 MiB") != std::string::npos);
   }
   const JobSpec job =
       read_job_yaml(write("j.yaml", "command: [a]\nworkdir: w"), environment()).spec;

@@ -29,14 +29,15 @@ TEST_CASE("deep nesting is refused, of every kind") {
   CHECK(only_problem(repeat("[", n)) == "1:1001 brackets nested too deep");
   CHECK(only_problem(repeat("{a: ", n)).find("nested too deep") != std::string::npos);
   CHECK(only_problem(repeat("- ", n)).find("nested more than 100 levels") != std::string::npos);
-  CHECK(only_problem(repeat("? ", n)).find("nested more than 100 levels") != std::string::npos);
-  CHECK(only_problem(repeat("[", 900)).find("nested more than 100 levels") != std::string::npos);
+  CHECK(only_problem(repeat("? ", n)).find("a key must be a text") != std::string::npos);
+  CHECK(only_problem(repeat("[", 900) + repeat("]", 900)).find("nested more than 100 levels") !=
+        std::string::npos);
   std::string block;
   for (std::size_t i = 0; i < 300; ++i) block += std::string(i, ' ') + "x:\n";
-  CHECK(only_problem(block) == "101:101 nested more than 100 levels deep");
+  CHECK(only_problem(block) == "100:100 nested more than 100 levels deep");
   // One hundred levels are fine: what is said is that this is no job.
-  CHECK(only_problem("x: " + repeat("[", 98) + repeat("]", 98)).find("nested") ==
-        std::string::npos);
+  CHECK(job_problems("command: x\nx: " + repeat("[", 98) + repeat("]", 98)) ==
+        std::vector<std::string>{"2:1 x: no such key in a job YAML"});
 }
 
 TEST_CASE("depth counts through aliases") {
@@ -91,7 +92,8 @@ TEST_CASE("keys that are no text") {
   CHECK(only_problem("{a: b}: c").find("a key must be a text") != std::string::npos);
   CHECK(only_problem(": b").find("a key is empty") != std::string::npos);
   CHECK(only_problem("~: b").find("a key is empty") != std::string::npos);
-  CHECK(only_problem(std::string(5000, 'k') + ": b").find("key is") != std::string::npos);
+  CHECK(only_problem("? " + std::string(5000, 'k') + "\n: b").find("a key is longer than") !=
+        std::string::npos);
 }
 
 TEST_CASE("duplicate keys, at any depth") {
@@ -121,15 +123,15 @@ TEST_CASE("mistakes of writing say what to do") {
 }
 
 TEST_CASE("huge files") {
-  CHECK(only_problem(std::string(5 * 1024 * 1024, ' ')).find("at most 4.0 MiB") !=
+  CHECK(only_problem(std::string(5 * 1024 * 1024, ' ')).find("larger than 4.0 MiB") !=
         std::string::npos);
-  const std::size_t n = 4 * 1024 * 1024;
+  const std::size_t n = 4 * 1024 * 1024 - 10;
   CHECK(only_problem("[" + repeat("a,", n - 1)).find("more than 500000 of the characters") !=
         std::string::npos);
   CHECK(only_problem(repeat("- a\n", n)).find("more than 100000 values") != std::string::npos);
   CHECK(only_problem(repeat("&a ", n)).find("more than 500000") != std::string::npos);
   std::string keys;
-  for (int i = 0; keys.size() < 1024 * 1024; ++i) keys += "key" + std::to_string(i) + ": v\n";
+  for (int i = 0; keys.size() < 500'000; ++i) keys += "key" + std::to_string(i) + ": v\n";
   CHECK(job_problems(keys).size() == 100);  // no more are kept, or looked for
 }
 

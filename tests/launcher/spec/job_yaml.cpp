@@ -76,12 +76,12 @@ TEST_CASE("numbers of nodes and ranks are written in several ways") {
 
 TEST_CASE("an empty value is an absent one where absence means something") {
   CHECK(job("command: x\ntimeout_s:\nworkdir: ~\nresources: null").workdir == "/work");
-  CHECK(job_problems("command: x\nmax_restarts:") ==
-        std::vector<std::string>{"2:14 max_restarts: must be a whole number of 0 to 1000000, not "
+  CHECK(job_problems("command: x\nmax_restarts:\nname: y\n") ==
+        std::vector<std::string>{"2:1 max_restarts: must be a whole number of 0 to 1000000, not "
                                  "empty [remove the key for its default]"});
   CHECK(job_problems("command: x\nenv: {A: }") ==
         std::vector<std::string>{
-            "2:10 env.A: must be a text, not empty [write \"\" for an empty text]"});
+            "2:7 env.A: must be a text, not empty [write \"\" for an empty text]"});
 }
 
 TEST_CASE("every problem at once, each in its place") {
