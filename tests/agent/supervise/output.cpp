@@ -57,19 +57,6 @@ TEST_CASE("bytes of several pipes end up in their files") {
   CHECK(output.dropped_bytes() == 0);
 }
 
-TEST_CASE("a file that splice refuses is written all the same") {
-  const dtrain::testing::TemporaryFolder folder;
-  Output output;
-  auto pipe = supervise::make_output_pipe();
-  // O_APPEND is one of the things that splice(2) refuses.
-  output.add(std::move(pipe.reader), file_at(folder / "f", O_APPEND));
-  write_all(pipe.writer.get(), "before ");
-  write_all(pipe.writer.get(), std::string(1 << 20, 'x'));
-  pipe.writer.reset();
-  until_ended(output, 1);
-  CHECK(read_file(folder / "f") == "before " + std::string(1 << 20, 'x'));
-}
-
 TEST_CASE("what cannot be written is counted, told once, and the writer goes on") {
   Output output;
   auto pipe = supervise::make_output_pipe();
