@@ -73,7 +73,7 @@ TEST_CASE("placement: GPUs, memory, fractions, whole nodes") {
   JobSpec all = job(1, 1);
   all.nproc_per_node.kind = ProcsKind::gpu;
   CHECK(place(nodes, demand_of(all)).reason ==
-        "needs all GPUs on a node; node-1 has no GPU, node-0 has 3 of 4 GPUs free");
+        "needs all GPUs on a node; node-0 has 3 of 4 GPUs free, node-1 has no GPU");
   nodes[0].gpus_used.clear();
   CHECK((*place(nodes, demand_of(all)).shares)[0].nproc == 4);
   JobSpec cpus = job(1, 1);

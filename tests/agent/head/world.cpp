@@ -3,6 +3,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <set>
 
 #include <doctest/doctest.h>
 
@@ -48,6 +49,9 @@ class DoorStore final : public Store {
       return;
     }
     ++in_flight_;
+    if (shut_) {
+      for (const JobRow& row : changes.jobs) states_.insert(to_string(row.state));
+    }
     auto task = [this, changes = std::move(changes), urgency, on_failure,
                  done = std::move(done)]() mutable {
       inner_->commit(std::move(changes), urgency, on_failure,
@@ -72,7 +76,9 @@ class DoorStore final : public Store {
     shut_ = false;
     for (auto& task : waiting_) task();
     waiting_.clear();
+    states_.clear();
   }
+  bool has_state(const std::string& state) const { return states_.contains(state); }
   void fill(bool full) { full_ = full; }
   int in_flight() const { return in_flight_; }
   std::size_t waiting() const { return waiting_.size(); }
@@ -81,6 +87,7 @@ class DoorStore final : public Store {
   bool shut_ = false;
   bool full_ = false;
   std::atomic<int> in_flight_{0};
+  std::set<std::string> states_;  // of jobs in commits that wait
   std::vector<std::function<void()>> waiting_;
   // Last: its destructor waits for the thread that calls back into the fields above.
   std::unique_ptr<Store> inner_;
@@ -312,6 +319,9 @@ void World::shut_door() {
 }
 void World::open_door() {
   store->open();
+}
+bool World::waiting_at_door(const std::string& state) const {
+  return store->has_state(state);
 }
 void World::fill_disk(bool full) {
   store->fill(full);

@@ -95,6 +95,7 @@ class World : public Nodes {
 
   void shut_door();
   void open_door();
+  bool waiting_at_door(const std::string& state) const;  // a commit that has a job in that state
   void fill_disk(bool full);
 
  private:
