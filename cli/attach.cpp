@@ -1,0 +1,42 @@
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+
+#include "cli/context.hpp"
+#include "cli/remote_command.hpp"
+#include "launcher/core/error.hpp"
+
+namespace dtrain::cli {
+namespace {
+
+struct Options {
+  std::string file;
+  std::string node;
+};
+
+int run_attach(Context& context, const Options& options) {
+  if (!options.file.empty()) choose_by_yaml(context, options.file);
+  if (::isatty(STDIN_FILENO) != 1) {
+    throw Error(ErrorCode::usage, "attach needs a terminal").with_hint("dtrain exec -- COMMAND");
+  }
+  if (context.globals.json) throw Error(ErrorCode::usage, "attach knows no --json");
+  RemoteCommand command;
+  command.tty = true;
+  if (!options.node.empty()) command.nodes.push_back(options.node);
+  return run_remote(context, command);
+}
+
+}  // namespace
+
+Verb add_attach(CLI::App& root) {
+  auto options = std::make_shared<Options>();
+  CLI::App* app = add_verb(root, "attach", "A login shell on a node (default: the head's)",
+                           "  dtrain attach\n"
+                           "  dtrain attach --node node-1\n");
+  app->add_option("file", options->file, "The cluster YAML, in place of -c")
+      ->type_name("CLUSTER.yaml");
+  app->add_option("--node", options->node, "On this node")->type_name("NODE");
+  return {app, [options](Context& context) { return run_attach(context, *options); }, kOwnTrouble};
+}
+
+}  // namespace dtrain::cli

@@ -1,0 +1,171 @@
+#include <array>
+#include <cstdlib>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "cli/context.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/core/files.hpp"
+#include "launcher/core/text.hpp"
+
+namespace dtrain::cli {
+namespace {
+
+constexpr const char* kGlobalGroup = "Everywhere";
+
+// The same four on the program and on every verb, so that they may stand before or after it.
+void add_globals(CLI::App& app, Globals& globals) {
+  app.add_option("-c,--cluster", globals.cluster,
+                 "The cluster (else $DTRAIN_CLUSTER, else that of the last up)")
+      ->group(kGlobalGroup)
+      ->type_name("NAME");
+  app.add_flag("--json", globals.json, "One JSON document, or one JSON line per event")
+      ->group(kGlobalGroup);
+  app.add_flag("-q,--quiet", globals.quiet, "Only results and errors")->group(kGlobalGroup);
+  app.add_flag("-v,--verbose", globals.verbose, "More of everything")->group(kGlobalGroup);
+}
+
+// All long and short names that `app` knows, for "did you mean".
+std::vector<std::string> known_options(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
+const CLI::App& chosen(const CLI::App& root) {
+  const auto used = root.get_subcommands();
+  return used.empty() ? root : *used.front();
+}
+
+// CLI11's complaint as ours: what is wrong, the nearest known word, where the help is.
+Error usage_error(const CLI::App& root, const CLI::ParseError& error,
+                  const std::vector<std::string>& words) {
+  const CLI::App& app = chosen(root);
+  const std::string verb = &app == &root ? "" : " " + app.get_name();
+  std::string message = error.what();
+  std::string hint = "dtrain" + verb + " --help";
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
+      dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
+    std::vector<std::string> extras = app.remaining(true);
+    if (extras.empty()) extras = root.remaining(true);
+    if (!extras.empty()) {
+      const std::string& first = extras.front();
+      const bool option = first.starts_with("-");
+      std::vector<std::string> known;
+      if (option) {
+        known = known_options(app);
+      } else if (&app == &root) {
+        for (const CLI::App* sub : root.get_subcommands({})) known.push_back(sub->get_name());
+      }
+      message = (option          ? "unknown option "
+                 : &app == &root ? "unknown command "
+                                 : "too many arguments: ") +
+                printable(first, false);
+      const std::string bare = first.substr(0, first.find('='));
+      if (const auto near = nearest(bare, known)) hint = *near + ", or dtrain" + verb + " --help";
+    } else if (&app == &root && words.empty()) {
+      message = "a command is wanted";
+    }
+  }
+  return Error(ErrorCode::usage, message).with_hint(hint);
+}
+
+void show_error(const Context& context, const Error& error) {
+  if (context.globals.json) context.print_json(error_json(error));
+  // With --json stdout has it all; stderr stays for people who look at it.
+  write_all(2, error_text(error, context.terminal.color_err, context.globals.verbose));
+}
+
+bool mentions(const std::vector<std::string>& words, std::string_view word) {
+  for (const std::string& each : words) {
+    if (each == word) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+CLI::App* add_verb(CLI::App& root, const std::string& name, const std::string& description,
+                   const std::string& examples) {
+  CLI::App* app = root.add_subcommand(name, description);
+  app->footer("Examples:\n" + examples);
+  return app;
+}
+
+CommandLine::CommandLine() : app(std::make_unique<CLI::App>()) {
+  app->name("dtrain");
+  app->description("Turns a cluster YAML into running machines and a program into ranks on them.");
+  app->set_version_flag("--version", std::string("dtrain ") + DTRAIN_VERSION);
+  app->require_subcommand(1);
+  app->get_formatter()->column_width(32);
+  app->footer(
+      "Examples:\n"
+      "  dtrain up configs/local.yaml\n"
+      "  dtrain submit train_job.yaml\n"
+      "  dtrain submit --local --nproc-per-node 2 -- ./train --epochs 3\n"
+      "  dtrain down\n");
+  add_globals(*app, globals);
+  for (const auto add : {add_up, add_down, add_status, add_submit, add_logs, add_stop, add_result,
+                         add_pull, add_rm, add_exec, add_attach, add_completion, add_version}) {
+    verbs.push_back(add(*app));
+    add_globals(*verbs.back().app, globals);
+  }
+}
+
+CommandLine::~CommandLine() = default;
+
+int run(int argc, char** argv) {
+  std::vector<std::string> words(argv + 1, argv + argc);
+  Context context;
+  context.terminal = detect_terminal();
+  // The words after `--` are the user's own: no option of ours is looked for in them.
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (words[i] != "--") continue;
+    context.tail.emplace(words.begin() + static_cast<std::ptrdiff_t>(i) + 1, words.end());
+    words.resize(i);
+    break;
+  }
+  std::optional<int> error_code;
+  try {
+    CommandLine line;
+    try {
+      std::vector<std::string> reversed(words.rbegin(), words.rend());
+      line.app->parse(reversed);
+    } catch (const CLI::Success& success) {  // --help, --version
+      return line.app->exit(success);
+    } catch (const CLI::ParseError& error) {
+      context.globals = line.globals;
+      // What was parsed before the complaint may not have reached --json yet.
+      context.globals.json = context.globals.json || mentions(words, "--json");
+      for (const Verb& verb : line.verbs) {
+        if (verb.app->parsed() && verb.error_code) error_code = verb.error_code;
+      }
+      throw usage_error(*line.app, error, words);
+    }
+    context.globals = line.globals;
+    for (const Verb& verb : line.verbs) {
+      if (!verb.app->parsed()) continue;
+      error_code = verb.error_code;
+      return verb.run(context);
+    }
+    throw Error(ErrorCode::internal, "a command without a body");
+  } catch (const Error& error) {
+    try {
+      show_error(context, error);
+    } catch (const Error&) {  // neither stdout nor stderr can be written
+    }
+    return error_code.value_or(exit_code_for(error));
+  } catch (const std::exception& error) {
+    const Error defect(ErrorCode::internal, std::string("a defect: ") + error.what());
+    try {
+      show_error(context, defect);
+    } catch (const Error&) {
+    }
+    return error_code.value_or(1);
+  }
+}
+
+}  // namespace dtrain::cli

@@ -1,0 +1,81 @@
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+
+#include "cli/context.hpp"
+#include "cli/remote_command.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/core/files.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/spec/yaml.hpp"
+
+namespace dtrain::cli {
+namespace {
+
+struct Options {
+  std::vector<std::string> words;
+  std::vector<std::string> nodes;
+  bool all = false;
+  bool tty = false;
+  std::string workdir;
+};
+
+bool names_cluster_yaml(const std::string& word) {
+  std::error_code failed;
+  return (word.ends_with(".yaml") || word.ends_with(".yml")) && fs::exists(word, failed) &&
+         looks_like_cluster_yaml(word);
+}
+
+int run_exec(Context& context, Options options) {
+  if (options.all && !options.nodes.empty()) {
+    throw Error(ErrorCode::usage, "--all and --node exclude each other");
+  }
+  if (!options.words.empty() && names_cluster_yaml(options.words.front())) {
+    choose_by_yaml(context, options.words.front());
+    options.words.erase(options.words.begin());
+  }
+  RemoteCommand command;
+  command.nodes = options.nodes;
+  command.all = options.all;
+  command.tty = options.tty;
+  command.workdir = options.workdir;
+  if (context.tail) {
+    if (!options.words.empty()) {
+      throw Error(ErrorCode::usage, "a command stands before and after --");
+    }
+    command.command = *context.tail;
+  } else if (options.words.size() == 1) {
+    // One word is a line for the shell, as Ray's users write it: dtrain exec 'ls | wc -l'.
+    command.command = options.words;
+    command.shell = true;
+  } else {
+    command.command = options.words;
+  }
+  if (command.command.empty()) {
+    throw Error(ErrorCode::usage, "a command is wanted")
+        .with_hint("dtrain exec -- hostname; for a shell: dtrain attach");
+  }
+  return run_remote(context, command);
+}
+
+}  // namespace
+
+Verb add_exec(CLI::App& root) {
+  auto options = std::make_shared<Options>();
+  CLI::App* app = add_verb(root, "exec", "Run a command on nodes (default: the head's)",
+                           "  dtrain exec -- nvidia-smi -L\n"
+                           "  dtrain exec --all -- df -h /\n"
+                           "  dtrain exec 'ls ~ | wc -l'     one word goes to the shell\n"
+                           "Exit code: the command's, the largest of all nodes; 255 for dtrain's "
+                           "own trouble.\n");
+  app->add_option("command", options->words, "The command, or after --")->type_name("CMD...");
+  app->add_option("--node", options->nodes, "On this node; again for more")
+      ->type_name("NODE")
+      ->allow_extra_args(false);
+  app->add_flag("--all", options->all, "On all nodes");
+  app->add_flag("-t,--tty", options->tty, "With a terminal");
+  app->add_option("--workdir", options->workdir, "Where it runs")->type_name("DIR");
+  return {app, [options](Context& context) { return run_exec(context, *options); }, kOwnTrouble};
+}
+
+}  // namespace dtrain::cli

@@ -1,0 +1,385 @@
+#include "cli/follow.hpp"
+
+#include <sched.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/jobs.hpp"
+#include "cli/log_printer.hpp"
+#include "cli/screen.hpp"
+#include "cli/signals.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::cli {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using What = wire::ApiStream::What;
+
+constexpr auto kLostLimit = seconds(60);
+constexpr auto kLivePeriod = milliseconds(200);
+constexpr std::uint64_t kMuchOutput = std::uint64_t{1} << 20;
+constexpr std::size_t kRemembered = 10000;  // events, to know them again after a reconnect
+
+// The ranks' machine may be this one: following takes what they leave.
+void go_idle() {
+  const sched_param parameter{};
+  ::sched_setscheduler(0, SCHED_IDLE, &parameter);
+  ::setpriority(PRIO_PROCESS, 0, 19);
+}
+
+class Follower {
+ public:
+  Follower(const Context& context, const wire::ApiClient& client, const FollowOptions& options)
+      : context_(context),
+        client_(client),
+        options_(options),
+        screen_(context.terminal, options.follow && options.states && !context.globals.json &&
+                                      !context.globals.quiet),
+        printer_(screen_, {options.prefix, context.globals.json}),
+        signals_{SIGINT, SIGTERM, SIGHUP, SIGWINCH},
+        begin_(std::chrono::steady_clock::now()) {}
+
+  FollowResult run();
+
+ private:
+  enum class Ended : std::uint8_t { end, closed, interrupted };
+
+  std::string target(std::optional<int> attempt, bool follow, bool events, bool tail) const;
+  Ended pump(wire::ApiStream& stream, bool only_logs);
+  bool reconnect(std::optional<wire::ApiStream>& stream);
+  void text_frame(const nlohmann::json& frame, bool only_logs);
+  void say(const std::string& text, Color color = Color::none);
+  void state(const nlohmann::json& frame);
+  void event(const nlohmann::json& frame);
+  bool catch_up(int newest);
+  void show_live();
+  bool interrupted(int signal);
+
+  const Context& context_;
+  const wire::ApiClient& client_;
+  const FollowOptions& options_;
+  Screen screen_;
+  LogPrinter printer_;
+  Signals signals_;
+  Monotonic begin_;
+
+  FollowResult result_;
+  int attempt_ = 0;  // the newest that we were told of
+  bool reconnected_ = false;
+  bool idle_ = false;
+  std::uint64_t reported_missing_ = 0;
+  nlohmann::json progress_;
+  int progress_rank_ = -1;
+  std::set<std::string> events_;
+  std::optional<nlohmann::json> log_;  // its bytes are the next frame
+};
+
+std::string Follower::target(std::optional<int> attempt, bool follow, bool events,
+                             bool tail) const {
+  std::string query = std::string("/follow?logs=") + (options_.logs ? "1" : "0") +
+                      "&events=" + (events ? "1" : "0") + "&follow=" + (follow ? "1" : "0");
+  if (attempt) query += "&attempt=" + std::to_string(*attempt);
+  if (options_.rank) query += "&rank=" + std::to_string(*options_.rank);
+  if (!options_.stream.empty()) query += "&stream=" + options_.stream;
+  if (tail && options_.tail) query += "&tail=" + std::to_string(*options_.tail);
+  return job_target(options_.job, query);
+}
+
+void Follower::say(const std::string& text, Color color) {
+  if (context_.globals.json || context_.globals.quiet) return;
+  const bool colors = context_.terminal.color_err;
+  screen_.err(paint("dtrain:", Color::dim, colors) + " " +
+              paint(printable(text, false), color, colors) + "\n");
+}
+
+void Follower::state(const nlohmann::json& frame) {
+  const std::string name = text_or(frame, "state");
+  const auto attempt = static_cast<int>(number_or(frame, "attempt", 0));
+  const bool news = name != result_.state || attempt != attempt_;
+  if (reconnected_ && !options_.attempt && attempt > attempt_ && attempt_ > 0 &&
+      !catch_up(attempt)) {
+    return;  // broken again: the next connection begins with this state
+  }
+  attempt_ = std::max(attempt_, attempt);
+  if (!news) return;
+  result_.state = name;
+  if (!options_.states) return;
+  if (context_.globals.json) {
+    screen_.out(wire::dump(frame) + "\n");
+    return;
+  }
+  std::string line = options_.job + " " + name;
+  if (attempt > 1) line += " (attempt " + std::to_string(attempt) + ")";
+  if (const std::string reason = text_or(frame, "reason"); !reason.empty()) line += ": " + reason;
+  say(line, job_ended(name) ? state_color(name) : Color::none);
+}
+
+void Follower::event(const nlohmann::json& frame) {
+  if (!options_.states) return;
+  // A new connection may begin with the events from the first on.
+  const std::string key =
+      text_or(frame, "time") + " " + text_or(frame, "event") + " " + text_or(frame, "message");
+  if (events_.size() < kRemembered && !events_.insert(key).second) return;
+  if (context_.globals.json) {
+    screen_.out(wire::dump(frame) + "\n");
+    return;
+  }
+  const std::string level = text_or(frame, "level", "info");
+  if (level == "info" && !context_.globals.verbose) return;
+  say(text_or(frame, "message", text_or(frame, "event")), level == "error"     ? Color::red
+                                                          : level == "warning" ? Color::yellow
+                                                                               : Color::dim);
+}
+
+// While we were away one attempt ended and another began: what the old ones wrote in between.
+bool Follower::catch_up(int newest) {
+  for (int attempt = attempt_; attempt < newest; ++attempt) {
+    std::optional<nlohmann::json> kept;
+    std::swap(kept, log_);
+    auto old = client_.open(target(attempt, false, false, false));
+    const Ended ended = pump(old, true);
+    std::swap(kept, log_);
+    if (ended != Ended::end) return false;
+  }
+  return true;
+}
+
+void Follower::text_frame(const nlohmann::json& frame, bool only_logs) {
+  const std::string type = text_or(frame, "type");
+  if (type == "log") {
+    log_ = frame;
+  } else if (only_logs) {
+    return;
+  } else if (type == "state") {
+    state(frame);
+  } else if (type == "event") {
+    event(frame);
+  } else if (type == "progress" || type == "metrics") {
+    if (context_.globals.json) {
+      if (options_.states) screen_.out(wire::dump(frame) + "\n");
+      return;
+    }
+    if (type != "progress") return;
+    const auto rank = static_cast<int>(number_or(frame, "rank", 0));
+    if (progress_rank_ < 0 || rank <= progress_rank_) {
+      progress_rank_ = rank;
+      progress_ = frame;
+    }
+  }
+}
+
+bool Follower::interrupted(int signal) {
+  if (signal == 0 || signal == SIGWINCH) return false;
+  result_.interrupted = signal;
+  return true;
+}
+
+void Follower::show_live() {
+  if (!screen_.has_live()) return;
+  std::string line = options_.job + " " + result_.state;
+  std::string progress = progress_line(progress_);
+  if (progress.empty()) progress = printable(printer_.open_line(), false);
+  if (!progress.empty()) line += "  " + progress;
+  line +=
+      "  " + human_duration(std::chrono::floor<seconds>(std::chrono::steady_clock::now() - begin_));
+  screen_.live(std::move(line));
+}
+
+Follower::Ended Follower::pump(wire::ApiStream& stream, bool only_logs) {
+  stream.watch(signals_.fd());
+  Monotonic next_live = std::chrono::steady_clock::now();
+  while (true) {
+    // Written when nothing more is at hand, so that much output goes out in large pieces.
+    if (!stream.ready()) {
+      show_live();
+      screen_.flush();
+    }
+    std::optional<Monotonic> deadline;
+    if (screen_.has_live()) deadline = std::chrono::steady_clock::now() + seconds(1);
+    const wire::ApiStream::Event event = stream.wait(deadline);
+    switch (event.what) {
+      case What::text: {
+        const nlohmann::json frame = wire::parse_json(stream.data(), "a frame of the head");
+        if (text_or(frame, "type") == "end") {
+          if (only_logs) return Ended::end;
+          result_.state = text_or(frame, "state", result_.state);
+          if (frame.contains("exit_code") && frame["exit_code"].is_number_integer()) {
+            result_.exit_code = frame["exit_code"].get<int>();
+          }
+          printer_.finish();
+          if (context_.globals.json && options_.states) screen_.out(wire::dump(frame) + "\n");
+          return Ended::end;
+        }
+        text_frame(frame, only_logs);
+        if (result_.interrupted != 0) return Ended::interrupted;
+        break;
+      }
+      case What::binary: {
+        if (!log_) break;  // a kind of frame that a newer head sends
+        LogPiece piece;
+        piece.attempt = static_cast<int>(number_or(*log_, "attempt", 1));
+        piece.rank = static_cast<int>(number_or(*log_, "rank", 0));
+        const std::string node = text_or(*log_, "node");
+        piece.node = node;
+        piece.err = text_or(*log_, "stream") == "err";
+        piece.offset = static_cast<std::uint64_t>(number_or(*log_, "offset", 0));
+        piece.bytes = stream.data();
+        printer_.piece(piece);
+        log_.reset();
+        if (!idle_ && printer_.received() > kMuchOutput) {
+          idle_ = true;
+          go_idle();
+        }
+        if (printer_.missing() > reported_missing_) {
+          context_.warn(std::to_string(printer_.missing() - reported_missing_) +
+                        " bytes of output are missing");
+          reported_missing_ = printer_.missing();
+        }
+        break;
+      }
+      case What::input:
+        if (interrupted(signals_.take())) return Ended::interrupted;
+        break;
+      case What::closed:
+        log_.reset();
+        return Ended::closed;
+      case What::timeout:
+        break;
+    }
+    if (screen_.has_live() && std::chrono::steady_clock::now() >= next_live) {
+      show_live();
+      screen_.flush();
+      next_live = std::chrono::steady_clock::now() + kLivePeriod;
+    }
+  }
+}
+
+// Gives false when a signal came while waiting.
+bool Follower::reconnect(std::optional<wire::ApiStream>& stream) {
+  stream.reset();
+  const auto until = std::chrono::steady_clock::now() + kLostLimit;
+  auto pause = milliseconds(10);
+  bool said = false;
+  while (true) {
+    try {
+      stream = client_.open(target(options_.attempt, options_.follow, true, !printer_.any()));
+      if (said) say("the head is back");
+      reconnected_ = true;
+      return true;
+    } catch (Error& error) {
+      const bool away =
+          error.code() == ErrorCode::unreachable || error.code() == ErrorCode::timeout;
+      if (!away || std::chrono::steady_clock::now() > until) {
+        error.while_doing("following " + options_.job);
+        throw;
+      }
+    }
+    if (!said && pause > milliseconds(200)) {
+      say("the head is away, waiting for it; the job goes on", Color::yellow);
+      said = true;
+      screen_.flush();
+    }
+    if (interrupted(signals_.wait(static_cast<int>(pause.count())))) return false;
+    pause = std::min(milliseconds(1000), pause * 2);
+  }
+}
+
+FollowResult Follower::run() {
+  std::optional<wire::ApiStream> stream =
+      client_.open(target(options_.attempt, options_.follow, true, true));
+  while (true) {
+    const Ended ended = pump(*stream, false);
+    if (ended == Ended::end) break;
+    if (ended == Ended::interrupted) break;
+    if (!reconnect(stream)) break;
+  }
+  if (result_.interrupted != 0) printer_.finish();
+  screen_.live({});
+  screen_.flush();
+  return result_;
+}
+
+}  // namespace
+
+FollowResult follow(const Context& context, const wire::ApiClient& client,
+                    const FollowOptions& options) {
+  Follower follower(context, client, options);
+  return follower.run();
+}
+
+int finish_following(const Context& context, const wire::ApiClient& client, const std::string& job,
+                     const FollowResult& result) {
+  if (result.interrupted != 0) {
+    const std::string option = context.cluster_option();
+    if (context.globals.json) {
+      context.print_json({{"type", "detached"}, {"job", job}, {"state", result.state}});
+    } else {
+      context.warn("detached; " + job + " goes on. Back to it: dtrain logs -f" + option + " " +
+                   job + "; end it: dtrain stop" + option + " " + job);
+    }
+    return 128 + result.interrupted;
+  }
+  if (result.state == "failed" && !context.globals.json) {
+    std::string why;
+    try {
+      why = failure_line(client, job);
+    } catch (const Error&) {  // the state is known, the reason is an extra
+    }
+    if (!why.empty()) context.warn("root cause: " + why);
+    context.note("more: dtrain result" + context.cluster_option() + " " + job);
+  }
+  return exit_code_for_state(result.state);
+}
+
+int exit_code_for_state(const std::string& state) noexcept {
+  if (state == "succeeded") return 0;
+  if (state == "stopped") return 3;
+  return 1;
+}
+
+std::string failure_line(const wire::ApiClient& client, const std::string& job) {
+  const nlohmann::json all = client.get(job_target(job));
+  const nlohmann::json& error = child(all, "error");
+  if (error.is_null()) return text_or(all, "reason");
+  std::string line = text_or(error, "message");
+  if (const std::string said = text_or(error, "error_message"); !said.empty()) {
+    line += (line.empty() ? "" : ": ") + said.substr(0, said.find('\n'));
+  }
+  return line;
+}
+
+std::string progress_line(const nlohmann::json& progress) {
+  if (!progress.is_object()) return {};
+  std::string line;
+  const auto add = [&](const std::string& text) {
+    if (text.empty()) return;
+    if (!line.empty()) line += "  ";
+    line += text;
+  };
+  if (progress.contains("epoch") && progress["epoch"].is_number()) {
+    add("epoch " + number(progress["epoch"]));
+  }
+  if (progress.contains("step") && progress["step"].is_number()) {
+    std::string step = "step " + number(progress["step"]);
+    const long long total = number_or(progress, "total", 0);
+    if (total > 0) {
+      const long long done = number_or(progress, "step", 0);
+      step += "/" + std::to_string(total) + " " +
+              std::to_string(std::clamp(done * 100 / total, 0LL, 100LL)) + " %";
+    }
+    add(step);
+  }
+  add(metrics_line(child(progress, "metrics")));
+  add(printable(text_or(progress, "message"), false));
+  return line;
+}
+
+}  // namespace dtrain::cli

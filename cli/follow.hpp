@@ -1,0 +1,49 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "cli/context.hpp"
+
+namespace dtrain::cli {
+
+struct FollowOptions {
+  std::string job;  // its id
+  bool follow = true;
+  bool logs = true;
+  bool states = true;  // say states and events; else only log bytes
+  std::optional<int> rank;
+  std::optional<int> attempt;
+  std::optional<int> tail;
+  std::string stream;  // "out", "err", or empty: both
+  bool prefix = true;
+};
+
+struct FollowResult {
+  std::string state;             // of the job, as it was last said
+  std::optional<int> exit_code;  // of the rank that was the root cause
+  int interrupted = 0;           // the signal that detached us; 0: followed to the end
+};
+
+// Prints what a job says until its end (or, without `follow`, what there is). When the head goes
+// away under it, waits for it and goes on where it was: no byte missing, none twice. Ctrl-C
+// detaches. Throws Error(unreachable) when the head stays away for a minute.
+FollowResult follow(const Context& context, const wire::ApiClient& client,
+                    const FollowOptions& options);
+
+// What is said after following: how to come back when detached, the root cause when it failed.
+// Gives the exit code.
+int finish_following(const Context& context, const wire::ApiClient& client, const std::string& job,
+                     const FollowResult& result);
+
+// The exit code of `submit` and `logs -f` for a job's last state.
+int exit_code_for_state(const std::string& state) noexcept;
+
+// The line that says why a failed job failed; asks the head. Empty when it does not say.
+std::string failure_line(const wire::ApiClient& client, const std::string& job);
+
+// For live lines: "epoch 2  step 230/469 49 %  loss 0.41".
+std::string progress_line(const nlohmann::json& progress);
+
+}  // namespace dtrain::cli

@@ -1,0 +1,167 @@
+#include "cli/job_flags.hpp"
+
+#include <filesystem>
+
+#include <CLI/CLI.hpp>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/files.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/spec/values.hpp"
+
+namespace dtrain::cli {
+namespace {
+
+constexpr std::size_t kSecretLimit = std::size_t{1} << 20;
+constexpr const char* kGroup = "Job (each also a key of the job YAML)";
+
+// A value's own complaint, with the flag in front of it.
+template <typename Parse>
+auto flag(const char* name, const Parse& parse) {
+  try {
+    return parse();
+  } catch (const Error& error) {
+    throw Error(ErrorCode::usage, std::string(name) + ": " + error.message())
+        .with_hint(error.hint());
+  }
+}
+
+std::string absolute(const std::string& path, const std::string& here) {
+  return (std::filesystem::path(here) / path).lexically_normal().string();
+}
+
+std::chrono::seconds not_negative(const char* name, int value) {
+  if (value < 0) throw Error(ErrorCode::usage, std::string(name) + " must not be negative");
+  return std::chrono::seconds(value);
+}
+
+}  // namespace
+
+void add_job_flags(CLI::App& app, JobFlags& flags) {
+  const auto option = [&](const char* names, auto& value, const char* text, const char* type) {
+    return app.add_option(names, value, text)->type_name(type)->group(kGroup);
+  };
+  option("--name", flags.name, "Name of the job (default: the program's)", "NAME");
+  option("--nnodes", flags.nnodes, "Nodes", "N|MIN:MAX");
+  option("--nproc-per-node", flags.nproc_per_node, "Ranks on each node", "N|gpu|cpu");
+  option("--workdir", flags.workdir, "Where the ranks run", "DIR");
+  option("--env", flags.env, "Environment of the ranks; NAME alone takes the value here",
+         "NAME[=VALUE]")
+      ->allow_extra_args(false);
+  option("--secret", flags.secrets, "A secret from the environment or a file", "NAME[=FILE]")
+      ->allow_extra_args(false);
+  option("--setup", flags.setup, "Shell lines to run once on each node before the ranks", "LINES");
+  option("--max-restarts", flags.max_restarts, "New attempts after failures", "N");
+  option("--cpus", flags.cpus, "CPUs for each rank", "N");
+  option("--gpus", flags.gpus, "GPUs for each rank", "N");
+  option("--memory", flags.memory, "Memory for each rank", "BYTES|4GiB");
+  option("--storage-path", flags.storage_path, "Where checkpoints go (a folder all nodes see)",
+         "DIR");
+  option("--num-to-keep", flags.num_to_keep, "Checkpoints to keep", "N");
+  option("--score-attribute", flags.score_attribute, "The metric that says which one is best",
+         "METRIC");
+  option("--score-order", flags.score_order, "Which value of it is best", "max|min");
+  option("--stop-grace-s", flags.stop_grace_s, "Seconds from SIGTERM to SIGKILL", "N");
+  option("--timeout-s", flags.timeout_s, "Seconds the job may take, all attempts together", "N");
+  option("--queue-timeout-s", flags.queue_timeout_s, "Seconds the job may wait for its turn", "N");
+  option("--priority", flags.priority, "Larger goes first", "N");
+  option("--on-head-lost", flags.on_head_lost, "What ranks do when the head is lost",
+         "continue|stop");
+  option("--after", flags.after, "Start when that job has succeeded", "JOB")
+      ->allow_extra_args(false);
+}
+
+void apply_job_flags(JobSpec& spec, const JobFlags& flags,
+                     const std::optional<std::vector<std::string>>& command,
+                     const std::string& here, const Lookup& environment) {
+  if (command) {
+    spec.command = *command;
+    spec.shell = false;
+  }
+  if (flags.nnodes) {
+    spec.nnodes = flag("--nnodes", [&] { return parse_node_count(*flags.nnodes); });
+  }
+  if (flags.nproc_per_node) {
+    spec.nproc_per_node =
+        flag("--nproc-per-node", [&] { return parse_procs_per_node(*flags.nproc_per_node); });
+  }
+  if (flags.workdir) spec.workdir = absolute(*flags.workdir, here);
+  if (spec.workdir.empty()) spec.workdir = here;
+  for (const std::string& entry : flags.env) {
+    const std::size_t equals = entry.find('=');
+    const std::string name = entry.substr(0, equals);
+    if (equals != std::string::npos) {
+      spec.env[name] = entry.substr(equals + 1);
+    } else if (const auto value = environment(name)) {
+      spec.env[name] = *value;
+    } else {
+      throw Error(ErrorCode::usage, "--env " + name + ": there is no such variable here")
+          .with_hint("--env " + name + "=VALUE");
+    }
+  }
+  for (const std::string& entry : flags.secrets) {
+    const std::size_t equals = entry.find('=');
+    SecretSpec secret{entry.substr(0, equals), std::nullopt};
+    if (equals != std::string::npos) secret.file = absolute(entry.substr(equals + 1), here);
+    std::erase_if(spec.secrets, [&](const SecretSpec& old) { return old.name == secret.name; });
+    spec.secrets.push_back(std::move(secret));
+  }
+  if (flags.setup) spec.setup = *flags.setup;
+  if (flags.max_restarts) spec.max_restarts = *flags.max_restarts;
+  if (flags.cpus) spec.resources.cpu = *flags.cpus;
+  if (flags.gpus) spec.resources.gpu = *flags.gpus;
+  if (flags.memory) {
+    spec.resources.memory = flag("--memory", [&] { return parse_bytes(*flags.memory); });
+  }
+  if (flags.cpus || flags.gpus || flags.memory) spec.resources_given = true;
+  if (flags.storage_path) spec.storage_path = absolute(*flags.storage_path, here);
+  if (flags.num_to_keep) spec.checkpoint.num_to_keep = *flags.num_to_keep;
+  if (flags.score_attribute) spec.checkpoint.score_attribute = *flags.score_attribute;
+  if (flags.score_order) {
+    spec.checkpoint.score_order =
+        flag("--score-order", [&] { return parse_score_order(*flags.score_order); });
+  }
+  if (flags.stop_grace_s) spec.stop_grace = not_negative("--stop-grace-s", *flags.stop_grace_s);
+  if (flags.timeout_s) spec.timeout = not_negative("--timeout-s", *flags.timeout_s);
+  if (flags.queue_timeout_s) {
+    spec.queue_timeout = not_negative("--queue-timeout-s", *flags.queue_timeout_s);
+  }
+  if (flags.priority) spec.priority = *flags.priority;
+  if (flags.on_head_lost) {
+    spec.on_head_lost =
+        flag("--on-head-lost", [&] { return parse_on_head_lost(*flags.on_head_lost); });
+  }
+  if (flags.name) spec.name = *flags.name;
+  if (spec.name.empty() && !spec.command.empty()) spec.name = default_job_name(spec);
+}
+
+std::map<std::string, std::string> read_secrets(const JobSpec& spec, const Lookup& environment) {
+  std::map<std::string, std::string> values;
+  for (const SecretSpec& secret : spec.secrets) {
+    std::string value;
+    if (secret.file) {
+      try {
+        value = read_file(*secret.file, kSecretLimit);
+      } catch (Error& error) {
+        error.while_doing("reading secret " + secret.name);
+        throw;
+      }
+      // Editors end files with a newline that no token has.
+      if (value.ends_with('\n')) value.pop_back();
+    } else if (const auto found = environment(secret.name)) {
+      value = *found;
+    } else {
+      throw Error(ErrorCode::invalid,
+                  "secret " + secret.name + " is not in the environment of this command")
+          .with_hint("export " + secret.name + "=…, or name a file: --secret " + secret.name +
+                     "=FILE");
+    }
+    if (value.find('\0') != std::string::npos) {
+      throw Error(ErrorCode::invalid, "the value of secret " + secret.name + " has a NUL in it");
+    }
+    values[secret.name] = std::move(value);
+  }
+  return values;
+}
+
+}  // namespace dtrain::cli

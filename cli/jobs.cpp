@@ -1,0 +1,100 @@
+#include "cli/jobs.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::cli {
+namespace {
+
+constexpr std::size_t kNamed = 5;
+
+std::string ids_of(const std::vector<const nlohmann::json*>& jobs) {
+  std::vector<std::string> ids;
+  for (const nlohmann::json* job : jobs) {
+    if (ids.size() == kNamed) {
+      ids.push_back("…");
+      break;
+    }
+    ids.push_back(wire::get_string(*job, "job"));
+  }
+  return join(ids, ", ");
+}
+
+}  // namespace
+
+bool job_ended(const std::string& state) noexcept {
+  return state == "succeeded" || state == "failed" || state == "stopped";
+}
+
+nlohmann::json resolve_job(const nlohmann::json& jobs, const std::string& reference,
+                           DefaultJob fallback) {
+  std::vector<const nlohmann::json*> candidates;
+  if (reference.empty()) {
+    for (const nlohmann::json& job : jobs) {
+      if (fallback == DefaultJob::newest) return job;
+      if (fallback == DefaultJob::only_one || !job_ended(wire::get_string(job, "state"))) {
+        candidates.push_back(&job);
+      }
+    }
+    if (candidates.size() == 1) return *candidates.front();
+    if (jobs.empty()) {
+      throw Error(ErrorCode::not_found, "there are no jobs yet").with_hint("dtrain submit --help");
+    }
+    if (candidates.empty()) throw Error(ErrorCode::not_found, "no job runs");
+    throw Error(ErrorCode::usage, "which job? There are " + ids_of(candidates))
+        .with_hint("name it by its id or the beginning of it");
+  }
+  std::vector<std::string> known;
+  for (const nlohmann::json& job : jobs) {
+    const std::string id = wire::get_string(job, "job");
+    if (id == reference) return job;
+    if (id.starts_with(reference)) candidates.push_back(&job);
+    known.push_back(id);
+    if (const std::string name = text_or(job, "name"); name != id) known.push_back(name);
+  }
+  if (candidates.size() == 1) return *candidates.front();
+  if (candidates.size() > 1) {
+    throw Error(ErrorCode::usage, "\"" + reference + "\" begins " +
+                                      std::to_string(candidates.size()) +
+                                      " jobs: " + ids_of(candidates))
+        .with_hint("give more of the id");
+  }
+  Error error(ErrorCode::not_found, "there is no job \"" + printable(reference, false) + "\"");
+  const auto near = nearest(reference, known);
+  error.with_hint(near ? *near + ", or dtrain status for all of them" : "dtrain status shows them");
+  throw error;
+}
+
+nlohmann::json find_job(const wire::ApiClient& client, const std::string& reference,
+                        DefaultJob fallback) {
+  const nlohmann::json answer = client.get("/v1/jobs");
+  return resolve_job(wire::member(answer, "jobs"), reference, fallback);
+}
+
+std::string job_target(const std::string& id, const std::string& rest) {
+  return "/v1/jobs/" + wire::percent_encode(id) + rest;
+}
+
+std::string text_or(const nlohmann::json& object, const char* key, const std::string& fallback) {
+  if (!object.is_object()) return fallback;
+  const auto found = object.find(key);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : fallback;
+}
+
+long long number_or(const nlohmann::json& object, const char* key, long long fallback) {
+  if (!object.is_object()) return fallback;
+  const auto found = object.find(key);
+  return found != object.end() && found->is_number() ? found->get<long long>() : fallback;
+}
+
+const nlohmann::json& child(const nlohmann::json& object, const char* key) {
+  static const nlohmann::json kNull;
+  if (!object.is_object()) return kNull;
+  const auto found = object.find(key);
+  return found != object.end() && found->is_structured() ? *found : kNull;
+}
+
+}  // namespace dtrain::cli

@@ -1,0 +1,119 @@
+#include "cli/log_printer.hpp"
+
+#include <openssl/evp.h>
+
+#include <nlohmann/json.hpp>
+
+#include "launcher/core/text.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::cli {
+namespace {
+
+std::string base64(std::string_view bytes) {
+  std::string out(4 * ((bytes.size() + 2) / 3) + 1, '\0');
+  const int length = EVP_EncodeBlock(reinterpret_cast<unsigned char*>(out.data()),
+                                     reinterpret_cast<const unsigned char*>(bytes.data()),
+                                     static_cast<int>(bytes.size()));
+  out.resize(static_cast<std::size_t>(length));
+  return out;
+}
+
+}  // namespace
+
+void LogPrinter::piece(const LogPiece& piece) {
+  const Key key{piece.attempt, piece.rank, piece.err};
+  auto [found, fresh] = streams_.try_emplace(key);
+  Stream& stream = found->second;
+  const bool terminal = piece.err ? screen_.terminal().err : screen_.terminal().out;
+  if (fresh) {
+    stream.next = piece.offset;
+    stream.line_at = piece.offset;
+    stream.node = piece.node;
+    if (style_.prefix) {
+      const bool color = piece.err ? screen_.terminal().color_err : screen_.terminal().color_out;
+      stream.prefix =
+          paint("[" + std::to_string(piece.rank) + "]", rank_color(piece.rank), color) + " ";
+    }
+  }
+  std::string_view bytes = piece.bytes;
+  if (piece.offset > stream.next) {
+    missing_ += piece.offset - stream.next;
+    stream.next = piece.offset;
+  }
+  const std::uint64_t seen = stream.next - piece.offset;
+  if (seen >= bytes.size()) return;
+  bytes.remove_prefix(seen);
+  stream.next += bytes.size();
+  received_ += bytes.size();
+  latest_ = &stream;
+
+  if (!style_.json && !style_.prefix && !terminal) {
+    if (piece.err) {
+      screen_.err(bytes);
+    } else {
+      screen_.out(bytes);
+    }
+    return;
+  }
+  if (!style_.json && !terminal && !piece.err) {
+    // The path of much output: prefix and line, straight into the buffer.
+    std::string& out = screen_.out_buffer();
+    stream.lines.feed(bytes, [&](std::string_view line, bool) {
+      out += stream.prefix;
+      out += line;
+      out += '\n';  // also after a part of a line: another rank may write next
+    });
+    screen_.grown();
+    return;
+  }
+  stream.lines.feed(bytes,
+                    [&](std::string_view line, bool whole) { print(key, stream, line, whole); });
+}
+
+void LogPrinter::print(const Key& key, Stream& stream, std::string_view line, bool whole) {
+  const auto& [attempt, rank, err] = key;
+  if (style_.json) {
+    nlohmann::json event = {{"type", "log"},
+                            {"attempt", attempt},
+                            {"rank", rank},
+                            {"node", stream.node},
+                            {"stream", err ? "err" : "out"},
+                            {"offset", stream.line_at}};
+    if (is_utf8(line)) {
+      event["text"] = line;
+    } else {
+      event["base64"] = base64(line);
+    }
+    if (!whole) event["partial"] = true;
+    stream.line_at += line.size() + (whole ? 1 : 0);
+    screen_.out(wire::dump(event) + "\n");
+    return;
+  }
+  const bool terminal = err ? screen_.terminal().err : screen_.terminal().out;
+  std::string text = stream.prefix;
+  if (terminal) {
+    text += printable(after_returns(line), false);
+  } else {
+    text += line;
+  }
+  text += '\n';
+  if (err) {
+    screen_.err(text);
+  } else {
+    screen_.out(text);
+  }
+}
+
+void LogPrinter::finish() {
+  for (auto& [key, stream] : streams_) {
+    stream.lines.finish(
+        [&](std::string_view line, bool whole) { print(key, stream, line, whole); });
+  }
+}
+
+std::string_view LogPrinter::open_line() const noexcept {
+  return latest_ == nullptr ? std::string_view() : after_returns(latest_->lines.pending());
+}
+
+}  // namespace dtrain::cli

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <tuple>
+
+#include "cli/lines.hpp"
+#include "cli/screen.hpp"
+
+namespace dtrain::cli {
+
+// Which bytes of a rank these are.
+struct LogPiece {
+  int attempt = 1;
+  int rank = 0;
+  std::string_view node;
+  bool err = false;  // stderr, else stdout
+  std::uint64_t offset = 0;
+  std::string_view bytes;
+};
+
+struct LogStyle {
+  bool prefix = true;  // "[1] " before each line; without it, and in no terminal, bytes go through
+  bool json = false;   // one JSON line per line
+};
+
+// Prints ranks' output: stdout of a rank to stdout, stderr to stderr. Remembers for every stream
+// which byte comes next, so that a server that begins again is never heard twice. On a terminal,
+// lines are whole, and control characters cannot drive it; into a pipe or file, bytes are as the
+// rank wrote them.
+class LogPrinter {
+ public:
+  LogPrinter(Screen& screen, LogStyle style) : screen_(screen), style_(style) {}
+
+  void piece(const LogPiece& piece);
+  // The end: what is left of lines without an end.
+  void finish();
+
+  std::uint64_t received() const noexcept { return received_; }  // new bytes, all streams
+  std::uint64_t missing() const noexcept { return missing_; }    // bytes that the server left out
+  bool any() const noexcept { return !streams_.empty(); }
+  // The open part of the line that came last, for a progress bar on the live line.
+  std::string_view open_line() const noexcept;
+
+ private:
+  struct Stream {
+    std::uint64_t next = 0;
+    std::uint64_t line_at = 0;  // offset of the first byte of the pending line
+    LineAssembler lines;
+    std::string prefix;
+    std::string node;
+  };
+  using Key = std::tuple<int, int, bool>;
+
+  void print(const Key& key, Stream& stream, std::string_view line, bool whole);
+
+  Screen& screen_;
+  LogStyle style_;
+  std::map<Key, Stream> streams_;
+  const Stream* latest_ = nullptr;
+  std::uint64_t received_ = 0;
+  std::uint64_t missing_ = 0;
+};
+
+}  // namespace dtrain::cli

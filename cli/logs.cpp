@@ -1,0 +1,74 @@
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "cli/context.hpp"
+#include "cli/follow.hpp"
+#include "cli/jobs.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::cli {
+namespace {
+
+struct Options {
+  std::string job;
+  bool follow = false;
+  bool out = false;
+  bool err = false;
+  bool no_prefix = false;
+  std::optional<int> rank;
+  std::optional<int> attempt;
+  std::optional<int> tail;
+};
+
+int run_logs(Context& context, const Options& options) {
+  if (options.out && options.err) {
+    throw Error(ErrorCode::usage, "--stdout and --stderr exclude each other")
+        .with_hint("without either, both are shown");
+  }
+  const wire::ApiClient client = context.client();
+  const nlohmann::json job = find_job(client, options.job, DefaultJob::newest);
+  FollowOptions how;
+  how.job = wire::get_string(job, "job");
+  how.follow = options.follow;
+  how.states = options.follow;
+  how.rank = options.rank;
+  how.attempt = options.attempt;
+  how.tail = options.tail;
+  how.stream = options.out ? "out" : options.err ? "err" : "";
+  how.prefix = !options.no_prefix && !options.rank && number_or(job, "world_size", 1) > 1;
+  const FollowResult result = follow(context, client, how);
+  if (options.follow || result.interrupted != 0) {
+    return finish_following(context, client, how.job, result);
+  }
+  return 0;
+}
+
+}  // namespace
+
+Verb add_logs(CLI::App& root) {
+  auto options = std::make_shared<Options>();
+  CLI::App* app = add_verb(root, "logs", "Show what the ranks of a job wrote",
+                           "  dtrain logs                    of the newest job\n"
+                           "  dtrain logs -f mnist           follow; Ctrl-C leaves the job alone\n"
+                           "  dtrain logs --rank 1 --stderr --tail 50\n");
+  app->add_option("job", options->job, "Id or the beginning of one (default: the newest)")
+      ->type_name("JOB");
+  app->add_flag("-f,--follow", options->follow,
+                "Go on to the job's end; the exit code is by its state");
+  app->add_option("--rank", options->rank, "Only this rank, without a prefix")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("R");
+  app->add_option("--attempt", options->attempt, "Only this attempt (default: the newest)")
+      ->check(CLI::PositiveNumber)
+      ->type_name("N");
+  app->add_option("--tail", options->tail, "Begin at the last N lines of each stream")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("N");
+  app->add_flag("--stdout", options->out, "Only what went to stdout");
+  app->add_flag("--stderr", options->err, "Only what went to stderr");
+  app->add_flag("--no-prefix", options->no_prefix, "No [RANK] before the lines");
+  return {app, [options](Context& context) { return run_logs(context, *options); }, std::nullopt};
+}
+
+}  // namespace dtrain::cli

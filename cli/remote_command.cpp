@@ -1,0 +1,278 @@
+#include "cli/remote_command.hpp"
+
+#include <sys/ioctl.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <map>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/jobs.hpp"
+#include "cli/lines.hpp"
+#include "cli/screen.hpp"
+#include "cli/signals.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::cli {
+namespace {
+
+using What = wire::ApiStream::What;
+
+constexpr std::size_t kQueueLimit = std::size_t{256} << 10;
+
+// The terminal passes every key on while this lives.
+class RawTerminal {
+ public:
+  RawTerminal() {
+    if (::tcgetattr(STDIN_FILENO, &before_) != 0) return;
+    termios raw = before_;
+    ::cfmakeraw(&raw);
+    active_ = ::tcsetattr(STDIN_FILENO, TCSADRAIN, &raw) == 0;
+  }
+  ~RawTerminal() {
+    if (active_) ::tcsetattr(STDIN_FILENO, TCSADRAIN, &before_);
+  }
+  RawTerminal(const RawTerminal&) = delete;
+  RawTerminal& operator=(const RawTerminal&) = delete;
+
+ private:
+  termios before_{};
+  bool active_ = false;
+};
+
+struct WindowSize {
+  int rows = 24;
+  int columns = 80;
+};
+
+WindowSize window_size() {
+  winsize size{};
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return {size.ws_row, size.ws_col};
+  }
+  return {};
+}
+
+class Session {
+ public:
+  Session(const Context& context, const RemoteCommand& command)
+      : context_(context),
+        command_(command),
+        screen_(context.terminal, false),
+        signals_{SIGINT, SIGTERM, SIGHUP, SIGWINCH} {}
+
+  int run();
+
+ private:
+  struct Source {
+    LineAssembler lines;
+    std::string prefix;
+  };
+
+  nlohmann::json opening() const;
+  void input(wire::ApiStream& stream);
+  void signal(wire::ApiStream& stream, int number);
+  void output(const nlohmann::json& header, std::string_view bytes);
+  void ended(const nlohmann::json& frame);
+  void finish();
+
+  const Context& context_;
+  const RemoteCommand& command_;
+  Screen screen_;
+  Signals signals_;
+  std::map<std::pair<std::string, bool>, Source> sources_;
+  std::optional<nlohmann::json> header_;
+  bool reading_ = false;  // stdin is watched
+  bool one_ = true;       // one node: our stdin is its stdin, and no prefix
+  int interrupts_ = 0;
+  int left_by_ = 0;  // the signal that made us leave
+  int code_ = 0;
+};
+
+nlohmann::json Session::opening() const {
+  const WindowSize size = window_size();
+  const char* term = std::getenv("TERM");
+  nlohmann::json nodes = command_.nodes;
+  if (command_.nodes.empty()) nodes = command_.all ? "all" : "head";
+  return {{"command", command_.command},
+          {"shell", command_.shell},
+          {"nodes", nodes},
+          {"tty", command_.tty},
+          {"rows", size.rows},
+          {"cols", size.columns},
+          {"term", term != nullptr && *term != '\0' ? term : "dumb"},
+          {"workdir", command_.workdir}};
+}
+
+void Session::input(wire::ApiStream& stream) {
+  std::array<char, 32768> buffer;
+  const ssize_t got = ::read(STDIN_FILENO, buffer.data(), buffer.size());
+  if (got > 0) {
+    stream.send_binary(std::string(buffer.data(), static_cast<std::size_t>(got)));
+    return;
+  }
+  if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
+  stream.unwatch(STDIN_FILENO);
+  reading_ = false;
+  stream.send_text(R"({"type":"eof"})");
+}
+
+void Session::signal(wire::ApiStream& stream, int number) {
+  if (number == 0) return;
+  if (number == SIGWINCH) {
+    if (!command_.tty) return;
+    const WindowSize size = window_size();
+    const nlohmann::json frame = {{"type", "resize"}, {"rows", size.rows}, {"cols", size.columns}};
+    stream.send_text(frame.dump());
+    return;
+  }
+  // The first Ctrl-C is for the command; the second for us.
+  if (number == SIGINT && ++interrupts_ == 1) {
+    stream.send_text(R"({"type":"signal","signal":"INT"})");
+    return;
+  }
+  left_by_ = number;
+}
+
+void Session::output(const nlohmann::json& header, std::string_view bytes) {
+  const std::string node = text_or(header, "node");
+  const bool err = text_or(header, "stream") == "err";
+  if (context_.globals.json) {
+    nlohmann::json event = {
+        {"type", "output"}, {"node", node}, {"stream", err ? "err" : "out"}, {"text", bytes}};
+    screen_.out(wire::dump(event) + "\n");
+    return;
+  }
+  if (one_) {
+    if (err) {
+      screen_.err(bytes);
+    } else {
+      screen_.out(bytes);
+    }
+    return;
+  }
+  Source& source = sources_[{node, err}];
+  const bool terminal = err ? screen_.terminal().err : screen_.terminal().out;
+  if (source.prefix.empty()) source.prefix = "[" + node + "] ";
+  source.lines.feed(bytes, [&](std::string_view line, bool) {
+    std::string text = source.prefix;
+    text += terminal ? printable(after_returns(line), false) : std::string(line);
+    text += '\n';
+    if (err) {
+      screen_.err(text);
+    } else {
+      screen_.out(text);
+    }
+  });
+}
+
+void Session::ended(const nlohmann::json& frame) {
+  if (context_.globals.json) screen_.out(wire::dump(frame) + "\n");
+  const std::string node = text_or(frame, "node");
+  if (frame.contains("error") && frame["error"].is_object()) {
+    code_ = std::max(code_, kOwnTrouble);
+    if (!context_.globals.json) {
+      const Error error = wire::error_from_json(frame);
+      screen_.err("dtrain: " + node + ": " + printable(error.message(), false) + "\n");
+    }
+    return;
+  }
+  const auto code = static_cast<int>(number_or(frame, "exit_code", kOwnTrouble));
+  code_ = std::max(code_, code);
+  if (!one_ && code != 0 && !context_.globals.json && !context_.globals.quiet) {
+    screen_.err("dtrain: " + node + ": exit code " + std::to_string(code) + "\n");
+  }
+}
+
+void Session::finish() {
+  for (auto& [key, source] : sources_) {
+    source.lines.finish([&](std::string_view line, bool) {
+      const std::string text = source.prefix + printable(line, false) + "\n";
+      if (key.second) {
+        screen_.err(text);
+      } else {
+        screen_.out(text);
+      }
+    });
+  }
+  screen_.flush();
+}
+
+int Session::run() {
+  const wire::ApiClient client = context_.client();
+  one_ = command_.nodes.size() <= 1 && !command_.all;
+  wire::ApiStream stream = client.open("/v1/exec");
+  stream.send_text(opening().dump());
+  std::optional<RawTerminal> raw;
+  if (command_.tty && ::isatty(STDIN_FILENO) == 1) raw.emplace();
+  stream.watch(signals_.fd());
+  if (one_) {
+    stream.watch(STDIN_FILENO);
+    reading_ = true;
+  }
+  bool paused = false;
+  while (left_by_ == 0) {
+    if (!stream.ready()) screen_.flush();
+    // A command that does not read its stdin must not make us hold all of it.
+    const bool full = stream.queued() > kQueueLimit;
+    if (reading_ && full != paused) {
+      if (full) {
+        stream.unwatch(STDIN_FILENO);
+      } else {
+        stream.watch(STDIN_FILENO);
+      }
+      paused = full;
+    }
+    std::optional<Monotonic> deadline;
+    if (paused) deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
+    const wire::ApiStream::Event event = stream.wait(deadline);
+    switch (event.what) {
+      case What::text: {
+        const nlohmann::json frame = wire::parse_json(stream.data(), "a frame of the head");
+        const std::string type = text_or(frame, "type");
+        if (type == "end") {
+          finish();
+          return code_;
+        }
+        if (type == "output") header_ = frame;
+        if (type == "exit") ended(frame);
+        if (type.empty() && frame.contains("error")) throw wire::error_from_json(frame);
+        break;
+      }
+      case What::binary:
+        if (header_) output(*header_, stream.data());
+        header_.reset();
+        break;
+      case What::input:
+        if (event.fd == STDIN_FILENO) {
+          input(stream);
+        } else {
+          signal(stream, signals_.take());
+        }
+        break;
+      case What::closed:
+        finish();
+        throw Error(ErrorCode::unreachable, "the head went away before the command ended");
+      case What::timeout:
+        break;
+    }
+  }
+  finish();
+  return 128 + left_by_;
+}
+
+}  // namespace
+
+int run_remote(const Context& context, const RemoteCommand& command) {
+  Session session(context, command);
+  return session.run();
+}
+
+}  // namespace dtrain::cli

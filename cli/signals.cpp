@@ -1,0 +1,46 @@
+#include "cli/signals.hpp"
+
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "launcher/core/error.hpp"
+
+namespace dtrain::cli {
+
+Signals::Signals(std::initializer_list<int> numbers) {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int number : numbers) sigaddset(&set, number);
+  ::pthread_sigmask(SIG_BLOCK, &set, &before_);
+  fd_.reset(::signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC));
+  if (!fd_) {
+    const int error = errno;
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    throw errno_error("cannot watch signals", error);
+  }
+}
+
+Signals::~Signals() {
+  // One that came too late for us to act on is dropped, not left to kill us now.
+  while (take() != 0) {
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
+int Signals::take() {
+  signalfd_siginfo info{};
+  return ::read(fd_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)
+             ? static_cast<int>(info.ssi_signo)
+             : 0;
+}
+
+int Signals::wait(int milliseconds) {
+  pollfd polled{fd_.get(), POLLIN, 0};
+  ::poll(&polled, 1, milliseconds);
+  return take();
+}
+
+}  // namespace dtrain::cli

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <signal.h>
+
+#include <initializer_list>
+
+#include "launcher/core/unique_fd.hpp"
+
+namespace dtrain::cli {
+
+// Signals as a descriptor that can be polled, for its lifetime; they do not interrupt anything
+// meanwhile. One at a time, in the main thread.
+class Signals {
+ public:
+  explicit Signals(std::initializer_list<int> numbers);
+  ~Signals();
+  Signals(const Signals&) = delete;
+  Signals& operator=(const Signals&) = delete;
+
+  int fd() const noexcept { return fd_.get(); }
+  // The next one that came; 0: none.
+  int take();
+  // Waits for one at most so long; 0: none came.
+  int wait(int milliseconds);
+
+ private:
+  sigset_t before_{};
+  UniqueFd fd_;
+};
+
+}  // namespace dtrain::cli

@@ -1,0 +1,120 @@
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "cli/context.hpp"
+#include "cli/follow.hpp"
+#include "cli/jobs.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::cli {
+namespace {
+
+struct Options {
+  std::string file;
+  bool all = false;
+};
+
+constexpr std::size_t kShownJobs = 20;
+
+std::string gpu_text(const nlohmann::json& node) {
+  const long long gpus = number_or(node, "gpus", 0);
+  return gpus == 0 ? "" : std::to_string(gpus);
+}
+
+std::string names(const nlohmann::json& list) {
+  std::vector<std::string> texts;
+  if (list.is_array()) {
+    for (const nlohmann::json& item : list) {
+      if (item.is_string()) texts.push_back(item.get<std::string>());
+    }
+  }
+  return join(texts, ",");
+}
+
+std::string when(const nlohmann::json& job) {
+  const std::string started = text_or(job, "started");
+  if (started.empty()) return ago(text_or(job, "created"));
+  return span(started, text_or(job, "ended"));
+}
+
+std::string why(const nlohmann::json& job) {
+  const std::string reason = text_or(job, "reason");
+  if (text_or(job, "state") != "running") return reason;
+  const std::string progress = progress_line(child(job, "progress"));
+  return progress.empty() ? reason : progress;
+}
+
+int run_status(Context& context, const Options& options) {
+  if (!options.file.empty()) choose_by_yaml(context, options.file);
+  const wire::ApiClient client = context.client();
+  const nlohmann::json status = client.get("/v1/status");
+  if (context.globals.json) {
+    context.print_json(status);
+    return 0;
+  }
+  const bool color = context.terminal.color_out;
+  const nlohmann::json& cluster = child(status, "cluster");
+  std::string text = paint(text_or(cluster, "name"), Color::bold, color) + "  " +
+                     text_or(cluster, "provider") + ", up since " +
+                     ago(text_or(cluster, "started")) + ", dtrain " + text_or(cluster, "version") +
+                     "\n";
+  const nlohmann::json& head = child(cluster, "head");
+  if (context.globals.verbose) {
+    text += "id " + text_or(cluster, "id") + ", head pid " +
+            std::to_string(number_or(head, "pid")) + ", port " +
+            std::to_string(number_or(head, "port")) + "\n" + "socket " + client.socket().string() +
+            "\nroot " + text_or(head, "root") + "\nlog " + text_or(head, "log") + "\n";
+  }
+  std::vector<std::vector<Cell>> rows;
+  for (const nlohmann::json& node : child(status, "nodes")) {
+    const std::string state = text_or(node, "state");
+    rows.push_back({text_or(node, "node"), Cell(state, state_color(state)),
+                    text_or(node, "address"), std::to_string(number_or(node, "cpus")),
+                    gpu_text(node),
+                    human_bytes(static_cast<std::uint64_t>(number_or(node, "memory"))),
+                    names(child(node, "jobs")), text_or(node, "reason")});
+  }
+  text +=
+      "\n" + table({"NODE", "STATE", "ADDRESS", "CPUS", "GPUS", "MEMORY", "JOBS", ""}, rows, color);
+  if (context.globals.verbose) {
+    // Long paths would push the columns apart: they stand below.
+    for (const nlohmann::json& node : child(status, "nodes")) {
+      text += text_or(node, "node") + ": dtrain " + text_or(node, "version") + "\n  root " +
+              text_or(node, "root") + "\n  log " + text_or(node, "log") + "\n";
+    }
+  }
+  rows.clear();
+  const nlohmann::json& jobs = child(status, "jobs");
+  for (const nlohmann::json& job : jobs) {
+    if (rows.size() == kShownJobs && !options.all) break;
+    const std::string state = text_or(job, "state");
+    rows.push_back({text_or(job, "job"), Cell(state, state_color(state)),
+                    std::to_string(number_or(job, "world_size", 0)), names(child(job, "nodes")),
+                    when(job), why(job)});
+  }
+  text += "\n";
+  text += rows.empty() ? "no jobs yet\n"
+                       : table({"JOB", "STATE", "RANKS", "NODES", "TIME", ""}, rows, color);
+  if (jobs.size() > rows.size()) {
+    text += "and " + std::to_string(jobs.size() - rows.size()) + " older: dtrain status --all\n";
+  }
+  context.print(text);
+  return 0;
+}
+
+}  // namespace
+
+Verb add_status(CLI::App& root) {
+  auto options = std::make_shared<Options>();
+  CLI::App* app = add_verb(root, "status", "Show the nodes, the jobs, and why a job waits",
+                           "  dtrain status\n"
+                           "  dtrain status -v              with folders and logs\n"
+                           "  dtrain status --json\n");
+  app->add_option("file", options->file, "The cluster YAML, in place of -c")
+      ->type_name("CLUSTER.yaml");
+  app->add_flag("-a,--all", options->all, "All jobs, not only the newest 20");
+  return {app, [options](Context& context) { return run_status(context, *options); }, std::nullopt};
+}
+
+}  // namespace dtrain::cli

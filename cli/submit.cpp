@@ -1,0 +1,216 @@
+#include <unistd.h>
+
+#include <filesystem>
+#include <thread>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "cli/bring_up.hpp"
+#include "cli/context.hpp"
+#include "cli/follow.hpp"
+#include "cli/job_flags.hpp"
+#include "cli/jobs.hpp"
+#include "launcher/cluster/processes.hpp"
+#include "launcher/cluster/state.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/core/ids.hpp"
+#include "launcher/core/paths.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/spec/yaml.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::cli {
+namespace {
+
+struct Options {
+  std::vector<std::string> files;
+  bool detach = false;
+  bool dry_run = false;
+  bool local = false;
+  bool no_prefix = false;
+  JobFlags flags;
+};
+
+constexpr auto kHeadBack = std::chrono::seconds(5);
+
+std::string here() {
+  std::error_code failed;
+  const fs::path path = fs::current_path(failed);
+  if (failed) throw errno_error("cannot tell the current folder", failed.value());
+  return path.string();
+}
+
+// Ray's form: the cluster's YAML first, then the program and its arguments.
+void take_ray_form(Context& context, Options& options) {
+  if (options.files.empty() || !looks_like_cluster_yaml(options.files.front())) return;
+  const ClusterSpec spec = read_cluster_yaml(options.files.front(), process_environment()).spec;
+  if (spec.provider.kind != ProviderKind::local) {
+    throw Error(ErrorCode::invalid, options.files.front() +
+                                        " is a cluster YAML: submitting to it in one step comes "
+                                        "with " +
+                                        to_string(spec.provider.kind) +
+                                        " clusters, which are not built yet")
+        .with_hint("dtrain submit JOB.yaml, on a cluster that is up");
+  }
+  std::vector<std::string> words(options.files.begin() + 1, options.files.end());
+  if (context.tail) words.insert(words.end(), context.tail->begin(), context.tail->end());
+  if (words.empty()) {
+    throw Error(ErrorCode::usage,
+                options.files.front() + " is a cluster YAML, and no program is given")
+        .with_hint("dtrain submit " + options.files.front() + " -- PROGRAM ARGS");
+  }
+  bring_up(context, spec);
+  context.globals.cluster = spec.cluster_name;
+  options.files.clear();
+  context.tail = std::move(words);
+}
+
+JobSpec make_spec(const Context& context, const Options& options) {
+  JobSpec spec;
+  if (options.files.size() > 1) {
+    throw Error(ErrorCode::usage, "too many arguments: " + options.files[1])
+        .with_hint("a program's arguments come after --: dtrain submit -- PROGRAM ARGS");
+  }
+  if (options.files.empty() && !context.tail) {
+    throw Error(ErrorCode::usage, "what is to be run?")
+        .with_hint("dtrain submit JOB.yaml, or dtrain submit -- PROGRAM ARGS");
+  }
+  if (context.tail && context.tail->empty()) {
+    throw Error(ErrorCode::usage, "a program is wanted after --");
+  }
+  if (!options.files.empty()) {
+    Read<JobSpec> read = read_job_yaml(options.files.front(), process_environment());
+    for (const Warning& warning : read.warnings) {
+      context.note(warning.location.str() + ": " + warning.message);
+    }
+    spec = std::move(read.spec);
+  }
+  apply_job_flags(spec, options.flags, context.tail, here(), process_environment());
+  std::vector<Error> problems = validate(spec);
+  if (!problems.empty()) throw SpecError(std::move(problems));
+  return spec;
+}
+
+// Repeated while a head that was started again comes back: the submission's id makes that harmless.
+nlohmann::json post_job(const wire::ApiClient& client, const std::string& cluster,
+                        const nlohmann::json& request) {
+  const auto until = std::chrono::steady_clock::now() + kHeadBack;
+  while (true) {
+    try {
+      return client.post("/v1/jobs", request);
+    } catch (const Error& error) {
+      const bool hope = error.code() == ErrorCode::unreachable &&
+                        std::chrono::steady_clock::now() < until &&
+                        living_watch(paths::cluster_state(cluster)).has_value();
+      if (!hope) throw;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+}
+
+int show_plan(const Context& context, const JobSpec& spec, const nlohmann::json& plan) {
+  const bool fits = plan.is_object() && plan.value("fits", false);
+  const bool now = plan.is_object() && plan.value("now", false);
+  if (context.globals.json) {
+    context.print_json(plan);
+    return fits ? 0 : 1;
+  }
+  const bool color = context.terminal.color_out;
+  const std::string reason = text_or(plan, "reason");
+  std::string text = paint(spec.name, Color::bold, color) + ": ";
+  text += now ? "would start at once" : fits ? "would wait" : "does not fit this cluster";
+  if (!reason.empty()) text += ": " + printable(reason, false);
+  text += "\n";
+  std::vector<std::vector<Cell>> rows;
+  for (const nlohmann::json& place : child(plan, "placement")) {
+    std::vector<std::string> ranks;
+    for (const nlohmann::json& rank : child(place, "ranks")) ranks.push_back(rank.dump());
+    rows.push_back({text_or(place, "node"), join(ranks, " ")});
+  }
+  if (!rows.empty()) text += table({"NODE", "RANKS"}, rows, color);
+  context.print(text);
+  return fits ? 0 : 1;
+}
+
+int run_submit(Context& context, Options options) {
+  if (!options.files.empty() && !fs::exists(options.files.front())) {
+    throw Error(ErrorCode::not_found, "there is no file " + options.files.front())
+        .with_hint("to run a program: dtrain submit -- " + shell_join(options.files));
+  }
+  take_ray_form(context, options);
+  JobSpec spec = make_spec(context, options);
+  const std::map<std::string, std::string> secrets = read_secrets(spec, process_environment());
+  if (options.local) {
+    // Current only when nothing else is: somebody's big cluster stays the one that is meant.
+    context.globals.cluster = "local";
+    const auto state = load_cluster("local");
+    ClusterSpec cluster = built_in_local();
+    if (state)
+      cluster = state->source.empty()
+                    ? cluster
+                    : read_cluster_yaml(state->source, process_environment()).spec;
+    if (state && state->source.empty()) {
+      cluster.provider.local_nodes = static_cast<int>(state->nodes.size());
+    }
+    bring_up(context, cluster);
+    if (!current_cluster()) set_current_cluster("local");
+  }
+  const std::string cluster = context.cluster();
+  const wire::ApiClient client = context.client();
+  for (const std::string& reference : options.flags.after) {
+    spec.after.push_back(wire::get_string(find_job(client, reference, DefaultJob::newest), "job"));
+  }
+  const nlohmann::json request = {{"submission_id", random_hex(16)},
+                                  {"spec", to_json(spec)},
+                                  {"secrets", secrets},
+                                  {"dry_run", options.dry_run}};
+  const nlohmann::json answer = post_job(client, cluster, request);
+  if (options.dry_run) return show_plan(context, spec, answer);
+
+  const std::string job = wire::get_string(answer, "job");
+  if (options.detach) {
+    if (context.globals.json) {
+      context.print_json(answer);
+    } else {
+      context.print(job + "\n");
+      context.note("follow it: dtrain logs -f" + context.cluster_option() + " " + job);
+    }
+    return 0;
+  }
+  if (context.globals.json) {
+    nlohmann::json submitted = answer;
+    submitted["type"] = "submitted";
+    context.print_json(submitted);
+  }
+  FollowOptions follow_options;
+  follow_options.job = job;
+  const bool one = spec.nnodes.max == 1 && spec.nproc_per_node.kind == ProcsKind::number &&
+                   spec.nproc_per_node.number == 1;
+  follow_options.prefix = !one && !options.no_prefix;
+  const FollowResult result = follow(context, client, follow_options);
+  return finish_following(context, client, job, result);
+}
+
+}  // namespace
+
+Verb add_submit(CLI::App& root) {
+  auto options = std::make_shared<Options>();
+  CLI::App* app = add_verb(
+      root, "submit", "Queue a job and follow it to its end",
+      "  dtrain submit train_job.yaml\n"
+      "  dtrain submit train_job.yaml --max-restarts 3 -d\n"
+      "  dtrain submit --local --nproc-per-node 2 -- ./train --epochs 3\n"
+      "  dtrain submit train_job.yaml --dry-run     would it fit, where, why not\n"
+      "Exit code: 0 succeeded, 1 failed, 3 stopped, 130 detached by Ctrl-C (the job goes on).\n");
+  app->add_option("file", options->files, "The job YAML; a program comes after --")
+      ->type_name("JOB.yaml");
+  app->add_flag("-d,--detach", options->detach, "Print the job's id and do not follow");
+  app->add_flag("-n,--dry-run", options->dry_run, "Only say whether, where and when it would run");
+  app->add_flag("--local", options->local, "On this machine; brings its cluster up if it is not");
+  app->add_flag("--no-prefix", options->no_prefix, "No [RANK] before the ranks' lines");
+  add_job_flags(*app, options->flags);
+  return {app, [options](Context& context) { return run_submit(context, *options); }, std::nullopt};
+}
+
+}  // namespace dtrain::cli
