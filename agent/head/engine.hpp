@@ -68,18 +68,23 @@ struct EngineOptions {
 
 class Engine {
  public:
-  // Opens the store and loads what it holds. `post` runs a function on the engine's thread later;
-  // `timer` does so after a delay, at most one is pending (a new one replaces it).
+  // Opens the store and loads what it holds. `post` runs a function on the engine's thread later
+  // and is called from any thread, until the engine's destructor returns; `timer` does so after a
+  // delay, at most one is pending (a new one replaces it).
   struct Hooks {
     std::function<void(std::function<void()>)> post;
     std::function<void(std::chrono::milliseconds, std::function<void()>)> timer;
     std::function<void(const JobNews&)> news;
   };
   Engine(EngineOptions options, const Clock& clock, Nodes& nodes, Hooks hooks);
+  // The same over a store that is open already; for tests.
+  Engine(EngineOptions options, const Clock& clock, Nodes& nodes, Hooks hooks,
+         std::unique_ptr<Store> store);
   ~Engine();
 
   // ---- From the API. Answers come through `done`, after what they say is durable; a refusal is
-  // thrown as Error at once.
+  // thrown as Error at once. What fails later, a disk that is full at submit, is the answer
+  // {"error": {…}} of wire::error_to_json.
   using Answer = std::function<void(nlohmann::json)>;
   void submit(const std::string& submission_id, JobSpec spec,
               std::map<std::string, std::string> secrets, Answer done);

@@ -34,7 +34,7 @@ struct Reworded {
   const char* ours;
   const char* hint;
 };
-constexpr std::array<Reworded, 14> kReworded{{
+const std::array<Reworded, 14> kReworded{{
     {YAML::ErrorMsg::END_OF_MAP, "a key was expected here",
      "look at the indentation: the keys of one mapping stand in one column"},
     {YAML::ErrorMsg::END_OF_SEQ, "a list item ('- ') was expected here",

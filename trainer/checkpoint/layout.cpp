@@ -127,7 +127,8 @@ std::optional<std::int64_t> checkpoint_number(const std::string& name) {
   const char* begin = name.data() + std::string_view(kPrefix).size();
   const char* end = name.data() + name.size();
   const auto [rest, error] = std::from_chars(begin, end, number);
-  if (error != std::errc() || rest != end || name != checkpoint_name(number)) return std::nullopt;
+  if (error != std::errc() || rest != end || number < 0) return std::nullopt;
+  if (name != checkpoint_name(number)) return std::nullopt;  // too few or too many zeros
   return number;
 }
 

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "launcher/core/clock.hpp"
+#include "launcher/core/files.hpp"
+#include "launcher/core/ids.hpp"
+#include "launcher/files/manifest.hpp"
+
+// Checkpoints on disk, by docs/checkpoint_format.md. Everything here reads and writes files, hashes
+// and fsyncs, so it runs on the worker's thread. `storage` is a job's DTRAIN_STORAGE_PATH. Throws
+// Error.
+namespace dtrain::head {
+
+struct CommittedCheckpoint {
+  int number = 0;
+  fs::path path;
+  int attempt = 0;
+  std::int64_t step = 0;
+  nlohmann::json metrics = nlohmann::json::object();
+  WallTime created;
+  std::uint64_t size = 0;  // bytes
+};
+
+// Committed ones by number. One that is not whole (no manifest, a file missing or of another size)
+// is left out and named in `broken`.
+struct StorageScan {
+  std::vector<CommittedCheckpoint> whole;
+  std::vector<std::string> broken;  // sentences
+  int highest = -1;                 // number in use, whole or not
+};
+StorageScan scan_storage(const fs::path& storage);
+
+// Before an attempt: makes the folders, and removes what older attempts left in .tmp.
+void clear_temporary(const fs::path& storage, int attempt);
+
+struct ShardReport {
+  JobId job;
+  int attempt = 1;
+  std::int64_t step = 0;
+  int shard = 0;
+  int shards = 1;
+  fs::path path;  // absolute
+  bool keep = false;
+};
+
+// Puts a reported folder in its place below .tmp and makes its shard.json if it has none: moved,
+// with `keep` or from another file system copied. Refused: what is not a folder of this user, what
+// holds `forbidden` ones (the storage, the head's root, the job's workdir, the home folder), links
+// and anything but regular files, more files than the limits.
+void place_shard(const fs::path& storage, const ShardReport& report,
+                 const std::vector<fs::path>& forbidden);
+
+struct CommitRequest {
+  JobId job;
+  int attempt = 1;
+  std::int64_t step = 0;
+  int shards = 1;
+  int world_size = 1;
+  nlohmann::json metrics = nlohmann::json::object();
+  WallTime created;
+  int least_number = 0;  // one more than any number that was ever used
+};
+// All shards are in their places: checks sizes, writes manifest.json, renames to checkpoint_N,
+// with an fsync at each step.
+CommittedCheckpoint commit_checkpoint(const fs::path& storage, const CommitRequest& request);
+
+// Removes a committed checkpoint, out of sight at once; a missing one is fine.
+void remove_checkpoint(const fs::path& storage, int number);
+
+// Parses and checks a manifest.json; throws Error(invalid).
+struct Manifest {
+  CommittedCheckpoint checkpoint;  // without path
+  std::vector<FileEntry> files;
+};
+Manifest read_manifest(const fs::path& folder);
+
+fs::path checkpoints_folder(const fs::path& storage);
+fs::path checkpoint_folder(const fs::path& storage, int number);
+fs::path temporary_folder(const fs::path& storage, int attempt, std::int64_t step);
+std::string shard_name(int shard, int shards);
+
+}  // namespace dtrain::head

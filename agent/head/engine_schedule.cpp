@@ -1,0 +1,586 @@
+#include <sys/statvfs.h>
+
+#include <algorithm>
+
+#include "agent/head/engine_impl.hpp"
+#include "agent/head/retention.hpp"
+#include "launcher/core/log.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/wire/json.hpp"
+
+// The queue, the start and the end of attempts, and what happens by the clock.
+namespace dtrain::head {
+namespace {
+
+constexpr int kNotedWaits = 20;  // changes of a job's reason to wait that become events
+constexpr std::chrono::hours kHousekeepingEvery{1};
+
+nlohmann::json error_json(const std::string& message, int attempt,
+                          const std::optional<RankRow>& cause) {
+  nlohmann::json error = {{"message", message},   {"attempt", attempt},
+                          {"rank", nullptr},      {"node", nullptr},
+                          {"exit_code", nullptr}, {"signal", nullptr},
+                          {"error_message", ""},  {"last_lines", nlohmann::json::array()}};
+  if (!cause) return error;
+  error["rank"] = cause->rank;
+  error["node"] = cause->node.str();
+  error["exit_code"] = ProcessExit{cause->code, cause->signal}.shell_code();
+  if (cause->signal != 0) error["signal"] = cause->signal;
+  error["error_message"] = cause->error_message;
+  error["last_lines"] = cause->last_lines;
+  return error;
+}
+
+std::uint64_t tree_size(const fs::path& folder) {
+  std::uint64_t total = 0;
+  std::error_code failed;
+  for (fs::recursive_directory_iterator it(folder, failed), end; !failed && it != end;
+       it.increment(failed)) {
+    std::error_code gone;
+    if (!it->is_regular_file(gone) || it->is_symlink(gone)) continue;
+    const std::uintmax_t size = it->file_size(gone);
+    if (!gone) total += size;
+  }
+  return total;
+}
+
+}  // namespace
+
+std::vector<NodeCapacity> Engine::Impl::capacities() const {
+  std::vector<NodeCapacity> result;
+  for (const auto& [id, node] : nodes) {
+    if (node.row.state == NodeState::gone) continue;
+    NodeCapacity capacity;
+    capacity.node = id;
+    capacity.cpus = node.row.cpus;
+    capacity.gpus = node.row.gpus;
+    capacity.memory = node.row.memory;
+    if (node.row.state != NodeState::ready || !node.connected) {
+      capacity.usable = false;
+      capacity.why_not =
+          std::string("is ") +
+          (node.row.state == NodeState::ready ? "not connected" : to_string(node.row.state));
+    } else if (!node.leftovers.empty()) {
+      capacity.usable = false;
+      capacity.why_not = "still stops an old attempt of " + node.leftovers.begin()->first.str();
+    }
+    result.push_back(std::move(capacity));
+  }
+  for (const JobId& id : live) {
+    const Job& job = jobs.at(id);
+    if (job.attempts.empty() || job.attempts.back().row.ended) continue;
+    for (const Share& share : job.attempts.back().shares) {
+      if (!share.live()) continue;
+      for (NodeCapacity& capacity : result) {
+        if (capacity.node != share.row.node) continue;
+        ++capacity.shares;
+        capacity.cpus_used += share.row.cpus;
+        capacity.memory_used += share.row.memory;
+        capacity.gpus_used.insert(share.row.gpus.begin(), share.row.gpus.end());
+      }
+    }
+  }
+  return result;
+}
+
+std::vector<WaitingJob> Engine::Impl::waiting() const {
+  std::vector<WaitingJob> queue;
+  for (const JobId& id : live) {
+    const Job& job = jobs.at(id);
+    const bool waits = job.row.state == JobState::queued || job.row.state == JobState::restarting;
+    if (!job.durable || !waits || job.preparing) continue;
+    queue.push_back({id, job.spec.priority, job.order, demand_of(job.spec), held(job)});
+  }
+  return queue;
+}
+
+int Engine::Impl::missing_nodes() const {
+  int known_nodes = 0;
+  for (const auto& [id, node] : nodes) known_nodes += node.row.state != NodeState::gone ? 1 : 0;
+  return std::max(0, options.expected_nodes - known_nodes);
+}
+
+std::string Engine::Impl::held(const Job& job) const {
+  if (job.not_before && *job.not_before > clock.now()) {
+    return "waits until the lease of a lost node has run out (" +
+           human_duration(*job.not_before - clock.now()) + ")";
+  }
+  for (const std::string& other : job.spec.after) {
+    const auto found = jobs.find(JobId(other));
+    if (found != jobs.end() && found->second.shown.state != JobState::succeeded) {
+      return "waits for " + other + " to succeed";
+    }
+  }
+  return {};
+}
+
+// Jobs that come after one that did not succeed end with it.
+void Engine::Impl::settle_dependents() {
+  bool again = true;
+  while (again) {
+    again = false;
+    const std::set<JobId> now = live;
+    for (const JobId& id : now) {
+      Job& job = jobs.at(id);
+      if (!job.durable || job.row.state != JobState::queued) continue;
+      for (const std::string& other : job.spec.after) {
+        const Job* before = find(JobId(other));
+        const bool failed = before == nullptr || (is_final(before->shown.state) &&
+                                                  before->shown.state != JobState::succeeded);
+        if (!failed) continue;
+        const std::string reason = "the job it comes after, " + other + ", " +
+                                   (before == nullptr ? std::string("is gone")
+                                    : before->shown.state == JobState::failed ? "failed"
+                                                                              : "was stopped");
+        if (job.preparing) {
+          job.attempts.pop_back();
+          job.preparing = false;
+        }
+        Tx tx;
+        note(tx, job, EventLevel::error, reason);
+        job.row.error = wire::dump(error_json(reason, 0, std::nullopt));
+        enter(tx, job, JobEvent::fail, reason);
+        tx.effects.push_back([this] { schedule(); });
+        commit(job, std::move(tx), Urgency::now);
+        again = true;
+        break;
+      }
+    }
+  }
+}
+
+void Engine::Impl::schedule() {
+  if (scheduling) return;
+  scheduling = true;
+  settle_dependents();
+  std::vector<WaitingJob> queue = waiting();
+  if (!queue.empty()) {
+    const QueueDecision decision = decide_queue(capacities(), std::move(queue), missing_nodes());
+    for (const QueueDecision::Start& start : decision.starts) {
+      begin_attempt(jobs.at(start.job), start.shares);
+    }
+    for (const auto& [id, reason] : decision.reasons) {
+      Job& job = jobs.at(id);
+      if (job.waits == reason) continue;
+      job.waits = reason;
+      tell_state(job);
+      // The lease's seconds run down; one line of it is enough.
+      if (job.waits_noted >= kNotedWaits || (job.not_before && job.waits_noted > 0)) continue;
+      ++job.waits_noted;
+      Tx tx;
+      note(tx, job, EventLevel::info, reason);
+      commit(job, std::move(tx), Urgency::soon);
+    }
+  }
+  scheduling = false;
+}
+
+void Engine::Impl::begin_attempt(Job& job, const std::vector<PlacedShare>& placed) {
+  const int number = job.row.attempt + 1;
+  Attempt& attempt = job.attempts.emplace_back();
+  attempt.row.job = job.row.id;
+  attempt.row.attempt = number;
+  attempt.row.token = random_hex(16);
+  attempt.row.created = clock.wall();
+  int node_rank = 0;
+  for (const PlacedShare& part : placed) {
+    const NodeRow& node = nodes.at(part.node).row;
+    Share& share = attempt.shares.emplace_back();
+    share.row.job = job.row.id;
+    share.row.attempt = number;
+    share.row.node = part.node;
+    share.row.node_rank = node_rank++;
+    share.row.first_rank = part.first_rank;
+    share.row.nproc = part.nproc;
+    share.row.cpus = part.cpus;
+    share.row.memory = part.memory;
+    share.row.gpus = part.gpus;
+    share.row.gpus_assigned = node.gpus > 0;
+    share.row.address = node.address;
+    share.row.machine = node.machine;
+    share.row.root = node.root;
+    attempt.row.world_size += part.nproc;
+  }
+  job.preparing = true;
+  work<Prepared>(
+      quick,
+      [folder = storage(job), number]() -> Prepared {
+        try {
+          make_folders(folder);
+          clear_temporary(folder, number);
+          return {scan_storage(folder), std::nullopt};
+        } catch (const Error& error) {
+          return {{}, error};
+        } catch (const std::exception& error) {
+          return {{}, Error(ErrorCode::io, error.what())};
+        }
+      },
+      [this, id = job.row.id, token = attempt.row.token](Prepared result) {
+        prepared(id, token, std::move(result));
+      });
+}
+
+void Engine::Impl::prepared(const JobId& id, const std::string& token, Prepared result) {
+  Job* found = find(id);
+  if (found == nullptr || !found->preparing || found->attempts.back().row.token != token) return;
+  Job& job = *found;
+  job.preparing = false;
+  Attempt& attempt = job.attempts.back();
+  Tx tx;
+  if (result.error) {
+    const std::string reason = "its storage cannot be used: " + std::string(result.error->what());
+    job.attempts.pop_back();
+    note(tx, job, EventLevel::error, reason);
+    job.row.error = wire::dump(error_json(reason, job.row.attempt, std::nullopt));
+    enter(tx, job, JobEvent::fail, reason);
+    commit(job, std::move(tx), Urgency::now);
+    schedule();
+    return;
+  }
+  // A node may have gone since; then the job waits again.
+  for (const Share& share : attempt.shares) {
+    const Node& node = nodes.at(share.row.node);
+    if (node.row.state == NodeState::ready && node.connected) continue;
+    job.attempts.pop_back();
+    schedule();
+    return;
+  }
+  reconcile(tx, job, result.scan);
+  job.row.attempt = attempt.row.attempt;
+  job.waits.clear();
+  job.not_before.reset();
+  if (!job.checkpoints.empty()) attempt.row.checkpoint = job.checkpoints.back().path;
+  if (!job.row.started) {
+    job.row.started = clock.wall();
+    job.started_at = clock.now();
+  }
+  std::vector<std::string> names;
+  for (const Share& share : attempt.shares) {
+    names.push_back(share.row.node.str());
+    tx.changes.shares.push_back(share.row);
+  }
+  tx.changes.attempts.push_back(attempt.row);
+  std::string message = "attempt " + std::to_string(attempt.row.attempt) + " starts with " +
+                        std::to_string(attempt.row.world_size) +
+                        (attempt.row.world_size == 1 ? " rank on " : " ranks on ") +
+                        join(names, ", ");
+  if (attempt.row.checkpoint) {
+    message += ", from " + fs::path(*attempt.row.checkpoint).filename().string() + " (step " +
+               std::to_string(job.checkpoints.back().step) + ")";
+  }
+  enter(tx, job, JobEvent::place, "");
+  note(tx, job, EventLevel::info, message);
+  tx.effects.push_back([this, id, number = attempt.row.attempt] {
+    Job* ready = find(id);
+    Attempt* started_attempt = ready == nullptr ? nullptr : ready->live_attempt();
+    if (started_attempt == nullptr || started_attempt->row.attempt != number) return;
+    started_attempt->durable = true;
+    advance(*ready, *started_attempt);
+  });
+  commit(job, std::move(tx), Urgency::now);
+  rearm();
+}
+
+// Starts what can be started now: the node of rank 0, and the others once its port is known.
+void Engine::Impl::advance(Job& job, Attempt& attempt) {
+  if (!attempt.durable || attempt.row.ended) return;
+  if (attempt.ending()) {
+    Tx tx;
+    drop_unsent(attempt, tx);
+    if (!tx.changes.shares.empty()) commit(job, std::move(tx), Urgency::soon);
+    check_end(job.row.id);
+    return;
+  }
+  for (Share& share : attempt.shares) {
+    if (share.start_sent || !share.live()) continue;
+    if (share.row.node_rank == 0 || attempt.row.master_port != 0) send_start(job, attempt, share);
+  }
+}
+
+void Engine::Impl::send_start(Job& job, Attempt& attempt, Share& share) {
+  share.start_sent = true;
+  wire::AttemptSpec spec;
+  spec.cluster = options.cluster;
+  spec.job = job.row.id;
+  spec.job_name = job.spec.name;
+  spec.attempt = attempt.row.attempt;
+  spec.node = share.row.node;
+  spec.token = attempt.row.token;
+  spec.node_rank = share.row.node_rank;
+  spec.nnodes = static_cast<int>(attempt.shares.size());
+  spec.first_rank = share.row.first_rank;
+  spec.nproc = share.row.nproc;
+  spec.world_size = attempt.row.world_size;
+  bool one_machine = true;
+  for (const Share& other : attempt.shares) {
+    spec.node_ips.push_back(other.row.address);
+    one_machine = one_machine && other.row.machine == attempt.shares.front().row.machine;
+  }
+  spec.master_addr = one_machine ? "127.0.0.1" : spec.node_ips.front();
+  spec.master_port = share.row.node_rank == 0 ? 0 : attempt.row.master_port;
+  spec.command = job.spec.command;
+  spec.shell = job.spec.shell;
+  spec.workdir = job.spec.workdir;
+  spec.env = job.spec.env;
+  spec.setup = job.spec.setup;
+  spec.storage_path = storage(job).string();
+  spec.checkpoint = attempt.row.checkpoint;
+  spec.gpus = share.row.gpus;
+  spec.gpus_assigned = share.row.gpus_assigned;
+  spec.max_restarts = job.spec.max_restarts;
+  spec.stop_grace = job.spec.stop_grace;
+  spec.on_head_lost = job.spec.on_head_lost;
+  spec.lease = options.lease;
+
+  std::map<std::string, std::string> secrets;
+  if (!job.spec.secrets.empty()) {
+    try {
+      secrets = wire::parse_json(read_file(options.root.secrets(job.row.id)), "the secrets")
+                    .get<std::map<std::string, std::string>>();
+    } catch (const std::exception& error) {
+      share_broken(share.row.node, job.row.id, attempt.row.attempt,
+                   std::string("its secrets cannot be read: ") + error.what(), false, {});
+      return;
+    }
+  }
+  nodes_out.start(share.row.node, spec, secrets);
+}
+
+void Engine::Impl::fail_attempt(Tx& tx, Job& job, Attempt& attempt, const std::string& reason,
+                                const NodeId& but) {
+  if (attempt.failure.empty()) {
+    attempt.failure = reason;
+    attempt.row.reason = reason;
+    note(tx, job, EventLevel::error, reason);
+  }
+  if (!attempt.ending()) enter(tx, attempt, AttemptEvent::stop);
+  drop_unsent(attempt, tx);
+  // At once, not when it is on disk: that a rank failed cannot be undone.
+  send_stops(job, attempt, but);
+}
+
+void Engine::Impl::send_stops(Job& job, Attempt& attempt, const NodeId& but) {
+  wire::StopRanks stop;
+  stop.reason = job.row.stop_cause != StopCause::none ? job.row.reason : attempt.failure;
+  if (job.row.stop_grace_s) stop.grace = std::chrono::seconds(*job.row.stop_grace_s);
+  for (const Share& share : attempt.shares) {
+    if (!share.live() || !share.start_sent || share.row.node == but) continue;
+    nodes_out.send(share.row.node, job.row.id, attempt.row.attempt, stop);
+  }
+}
+
+// Shares that were never told to start have nothing to end.
+void Engine::Impl::drop_unsent(Attempt& attempt, Tx& tx) {
+  if (!attempt.durable) return;
+  for (Share& share : attempt.shares) {
+    if (share.start_sent || !share.live()) continue;
+    share.row.state = ShareState::finished;
+    share.row.outcome = "stopped";
+    share.row.reason = "it was not started";
+    tx.changes.shares.push_back(share.row);
+  }
+}
+
+void Engine::Impl::check_end(const JobId& id) {
+  Job* job = find(id);
+  Attempt* attempt = job == nullptr || job->preparing ? nullptr : job->live_attempt();
+  if (attempt == nullptr || !attempt->durable || attempt->file_work > 0) return;
+  for (const Share& share : attempt->shares) {
+    if (share.live()) return;
+  }
+  end_attempt(*job, *attempt);
+}
+
+void Engine::Impl::end_attempt(Job& job, Attempt& attempt) {
+  Tx tx;
+  while (!attempt.collecting.empty()) {
+    drop_collecting(tx, job, attempt, attempt.collecting.begin()->first,
+                    "the attempt ended before all of its shards were reported");
+  }
+  std::vector<RankRow> ranks;
+  for (auto& [number, rank] : attempt.ranks) {
+    if (const auto lost = next(rank.state, RankEvent::lose)) {
+      rank.state = *lost;
+      tx.changes.ranks.push_back(rank);
+    }
+    ranks.push_back(rank);
+  }
+  const std::optional<RankRow> cause = root_cause(ranks);
+  bool lost = false;
+  bool failed = cause.has_value();
+  bool stopped = false;
+  std::string reason = cause ? describe(*cause) : "";
+  for (Share& share : attempt.shares) {
+    const bool bad = share.row.outcome == "failed" || share.row.outcome == "lost";
+    lost = lost || share.row.outcome == "lost";
+    failed = failed || bad;
+    stopped = stopped || share.row.outcome == "stopped";
+    if (bad && reason.empty()) reason = share.row.reason;
+    keep(tx, share);
+  }
+  // That nothing but a stop of ours ended it is the only case in which "stopped" is no failure.
+  const bool by_us = job.row.stop_cause != StopCause::none;
+  if (!failed && stopped && !by_us) {
+    failed = true;
+    for (const Share& share : attempt.shares) {
+      if (reason.empty() && share.row.outcome == "stopped") reason = share.row.reason;
+    }
+  }
+  if (by_us && !(failed && !attempt.failure.empty())) reason = job.row.reason;
+  if (reason.empty() && (failed || stopped)) reason = "it ended before it was done";
+
+  AttemptEvent event = AttemptEvent::succeed;
+  if (stopped) event = AttemptEvent::end_stopped;
+  if (failed) event = lost && !cause ? AttemptEvent::lose : AttemptEvent::fail;
+  attempt.row.reason = event == AttemptEvent::succeed ? "" : printable(reason);
+  enter(tx, attempt, event);
+
+  AttemptEnd end{attempt.row.state, attempt.row.reason, false};
+  for (const RankRow& rank : ranks) end.address_in_use = end.address_in_use || rank.address_in_use;
+  const RestartDecision decision = decide_restart(
+      end, job.row.stop_cause, {job.row.restarts, job.row.port_retries}, job.spec.max_restarts);
+  job.row.restarts = decision.so_far.restarts;
+  job.row.port_retries = decision.so_far.port_retries;
+  using What = RestartDecision::What;
+  switch (decision.what) {
+    case What::succeed:
+      job.row.exit_code = 0;
+      note(tx, job, EventLevel::info, "succeeded");
+      enter(tx, job, JobEvent::succeed, "");
+      break;
+    case What::stop:
+      note(tx, job, EventLevel::info, "stopped");
+      enter(tx, job, JobEvent::end_stopped, decision.reason);
+      break;
+    case What::fail:
+      if (cause) job.row.exit_code = ProcessExit{cause->code, cause->signal}.shell_code();
+      job.row.error = wire::dump(error_json(decision.reason, attempt.row.attempt, cause));
+      note(tx, job, EventLevel::error, "failed: " + decision.reason);
+      enter(tx, job, JobEvent::fail, decision.reason);
+      break;
+    case What::restart:
+      note(tx, job, EventLevel::warning, decision.reason);
+      job.progress = nullptr;
+      job.waits_noted = 0;
+      enter(tx, job, JobEvent::restart, decision.reason);
+      break;
+  }
+  attempt.ranks.clear();
+  tx.effects.push_back([this] {
+    schedule();  // those that come after it
+    rearm();
+  });
+  commit(job, std::move(tx), Urgency::now);
+  schedule();
+  rearm();
+}
+
+// ---- By the clock.
+
+void Engine::Impl::rearm() {
+  std::optional<Monotonic> first = next_housekeeping;
+  const auto at = [&](Monotonic time) { first = std::min(*first, time); };
+  for (const JobId& id : live) {
+    const Job& job = jobs.at(id);
+    if (job.spec.queue_timeout && job.row.state == JobState::queued) {
+      at(job.created_at + *job.spec.queue_timeout);
+    }
+    if (job.spec.timeout && job.started_at && job.row.stop_cause == StopCause::none) {
+      at(*job.started_at + *job.spec.timeout);
+    }
+    if (job.not_before) at(*job.not_before);
+  }
+  for (const auto& [id, node] : nodes) {
+    if (next(node.row.state, NodeEvent::silence)) at(node.heard + options.node_lost_after);
+  }
+  if (armed && *armed <= *first && *armed > clock.now()) return;
+  armed = first;
+  const auto delay = std::max(std::chrono::milliseconds(0),
+                              std::chrono::ceil<std::chrono::milliseconds>(*first - clock.now()));
+  hooks.timer(delay, [this, guard = std::weak_ptr<int>(alive)] {
+    if (guard.lock()) tick();
+  });
+}
+
+void Engine::Impl::tick() {
+  armed.reset();
+  const Monotonic now = clock.now();
+  std::vector<NodeId> silent;
+  for (const auto& [id, node] : nodes) {
+    if (next(node.row.state, NodeEvent::silence) && now - node.heard >= options.node_lost_after) {
+      silent.push_back(id);
+    }
+  }
+  for (const NodeId& id : silent) lose_node(nodes.at(id));
+  const std::set<JobId> all = live;
+  for (const JobId& id : all) {
+    Job* job = find(id);
+    if (job == nullptr || !job->durable || job->ended()) continue;
+    if (job->not_before && *job->not_before <= now) job->not_before.reset();
+    if (job->spec.queue_timeout && job->row.state == JobState::queued && !job->preparing &&
+        now - job->created_at >= *job->spec.queue_timeout) {
+      stop(*job, std::nullopt, StopCause::timeout,
+           "it waited longer than queue_timeout_s (" +
+               std::to_string(job->spec.queue_timeout->count()) + " s)" +
+               (job->waits.empty() ? "" : ": " + job->waits),
+           nullptr);
+    } else if (job->spec.timeout && job->started_at && job->row.stop_cause == StopCause::none &&
+               now - *job->started_at >= *job->spec.timeout) {
+      stop(*job, std::nullopt, StopCause::timeout,
+           "it ran longer than timeout_s (" + std::to_string(job->spec.timeout->count()) + " s)",
+           nullptr);
+    }
+  }
+  if (now >= next_housekeeping) housekeeping();
+  schedule();
+  rearm();
+}
+
+// Forgets jobs that ended long ago or fill the disk.
+void Engine::Impl::housekeeping() {
+  next_housekeeping = clock.now() + kHousekeepingEvery;
+  if (housekeeping_runs) return;
+  struct Folder {
+    EndedJob job;
+    fs::path storage;
+    fs::path mirror;
+  };
+  std::vector<Folder> ended;
+  for (const auto& [id, job] : jobs) {
+    if (!is_final(job.shown.state) || !job.row.ended) continue;
+    ended.push_back({{id, *job.row.ended, 0},
+                     options.root.storage(id),
+                     options.root.root / "mirror" / id.str()});
+  }
+  if (ended.empty()) return;
+  housekeeping_runs = true;
+  work<std::vector<JobId>>(
+      bulk,
+      [ended, now = clock.wall(), root = options.root.root]() mutable {
+        std::vector<EndedJob> list;
+        for (Folder& folder : ended) {
+          folder.job.bytes = tree_size(folder.storage) + tree_size(folder.mirror);
+          list.push_back(folder.job);
+        }
+        struct statvfs disk {};
+        const std::uint64_t bytes = ::statvfs(root.c_str(), &disk) == 0
+                                        ? std::uint64_t{disk.f_blocks} * disk.f_frsize
+                                        : UINT64_MAX;
+        return jobs_to_forget(std::move(list), now, bytes);
+      },
+      [this](std::vector<JobId> old) {
+        housekeeping_runs = false;
+        for (const JobId& id : old) {
+          Job* job = find(id);
+          if (job == nullptr) continue;
+          try {
+            remove(*job, nullptr);
+            log::info("an old job was forgotten", {{"job", id.str()}});
+          } catch (const Error& error) {
+            log::info("an old job stays", {{"job", id.str()}, {"why", error.what()}});
+          }
+        }
+      });
+}
+
+}  // namespace dtrain::head

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "launcher/core/clock.hpp"
+#include "launcher/core/ids.hpp"
+#include "launcher/spec/job_spec.hpp"
+
+// Which job starts where: pure, of what the nodes have and what is used of it. A job gets all its
+// nodes at once or none.
+namespace dtrain::head {
+
+struct NodeCapacity {
+  NodeId node;
+  bool usable = true;   // takes new ranks now
+  std::string why_not;  // when it is not usable: "was lost"
+  double cpus = 1;
+  int gpus = 0;
+  std::uint64_t memory = 0;  // bytes
+  int shares = 0;            // attempts that run there
+  double cpus_used = 0;
+  std::set<int> gpus_used;  // indices
+  std::uint64_t memory_used = 0;
+};
+
+// What a job asks for, with the defaults filled in.
+struct Demand {
+  NodeCount nnodes;
+  ProcsPerNode procs;
+  double cpus = 1;  // per rank, as the rest
+  int gpus = 0;
+  std::uint64_t memory = 0;    // bytes
+  bool may_run_alone = false;  // asked for nothing: if it is larger than a node, it gets all of it
+};
+// CPU 1, or GPU 1 with nproc_per_node "gpu" or where only GPUs are asked for.
+Demand demand_of(const JobSpec& spec);
+
+struct PlacedShare {
+  NodeId node;
+  int first_rank = 0;
+  int nproc = 1;
+  double cpus = 0;
+  std::uint64_t memory = 0;
+  std::vector<int> gpus;
+};
+
+struct Placement {
+  std::optional<std::vector<PlacedShare>> shares;  // by node rank; absent: not now
+  std::string reason;                              // why not
+};
+// With nnodes min:max as many as are free. Nodes without GPUs first for a job that needs none,
+// then by name.
+Placement place(const std::vector<NodeCapacity>& nodes, const Demand& demand);
+
+// The same nodes with nothing on them, all usable.
+std::vector<NodeCapacity> emptied(std::vector<NodeCapacity> nodes);
+
+struct WaitingJob {
+  JobId job;
+  int priority = 0;
+  std::int64_t order = 0;  // of submission
+  Demand demand;
+  std::string held;  // not to be started now, and why; nobody waits behind it
+};
+struct QueueDecision {
+  struct Start {
+    JobId job;
+    std::vector<PlacedShare> shares;
+  };
+  std::vector<Start> starts;
+  std::map<JobId, std::string> reasons;  // of those that do not start
+};
+// By priority, larger first, then by age, strictly: a job never overtakes one that waits for what
+// others use now, so none starves. One that could not run on the usable nodes even if they were
+// empty blocks nobody. `missing` is the number of nodes that are expected but never came.
+QueueDecision decide_queue(std::vector<NodeCapacity> nodes, std::vector<WaitingJob> queue,
+                           int missing);
+
+// node-2 before node-10.
+bool natural_less(const std::string& a, const std::string& b);
+
+}  // namespace dtrain::head

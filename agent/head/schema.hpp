@@ -1,0 +1,36 @@
+#pragma once
+
+#include <memory>
+
+#include "agent/head/rows.hpp"
+#include "agent/head/sqlite.hpp"
+
+// The tables of the head's database, and rows in and out of them. On the thread of the connection.
+namespace dtrain::head {
+
+inline constexpr int kSchemaVersion = 1;  // SQLite's user_version
+
+// Makes the tables in an empty database, or brings an older one up to date. Throws Error(invalid)
+// for one of a newer version.
+void prepare_schema(Database& database);
+
+// Writes rows of one connection, with prepared statements.
+class Writer {
+ public:
+  explicit Writer(Database& database);
+  ~Writer();
+  void write(const Changes& changes);
+  std::int64_t count_metrics(const JobId& job);
+  // Drops every second row of each rank, keeping the newest.
+  void thin_metrics(const JobId& job);
+
+ private:
+  struct Statements;
+  std::unique_ptr<Statements> statements_;
+};
+
+Loaded read_all(Database& database);
+std::vector<EventRow> read_events(Database& database, const JobId& job);
+std::vector<MetricsRow> read_metrics(Database& database, const JobId& job);
+
+}  // namespace dtrain::head

@@ -1,0 +1,93 @@
+#include "trainer/core/files.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "tests/trainer/support/temporary.hpp"
+#include "trainer/core/base64.hpp"
+#include "trainer/core/error.hpp"
+#include "trainer/core/metrics.hpp"
+#include "trainer/core/run.hpp"
+
+using namespace dtrain::train;
+using test::contains;
+using test::message_of;
+using test::read_file;
+using test::write_file;
+
+TEST_CASE("SHA-256 of a sink, of its file and of the standard's example agree") {
+  const test::TemporaryFolder folder;
+  FileSink sink(folder / "f");
+  sink.write(std::string_view("a"));
+  sink.write(std::string_view("bc"));
+  sink.finish();
+  CHECK(sink.size() == 3);
+  CHECK(sink.sha256() == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  CHECK(sha256_of_file(folder / "f") == sink.sha256());
+  CHECK(contains(message_of<Error>([&] { FileSink again(folder / "f"); }), "File exists"));
+}
+
+TEST_CASE("an atomic write replaces the whole file and leaves no temporary") {
+  const test::TemporaryFolder folder;
+  write_file(folder / "f", "a much longer old content");
+  write_atomically(folder / "f", "new");
+  CHECK(read_file(folder / "f") == "new");
+  CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);
+}
+
+TEST_CASE("reading is bounded and names the file") {
+  const test::TemporaryFolder folder;
+  write_file(folder / "f", "12345");
+  CHECK(read_text(folder / "f", 5) == "12345");
+  CHECK(contains(message_of<Error>([&] { read_text(folder / "f", 4); }), "larger than the 4"));
+  CHECK(contains(message_of<Error>([&] { read_text(folder / "none", 4); }), "none: No such file"));
+}
+
+TEST_CASE("a mapped file") {
+  const test::TemporaryFolder folder;
+  write_file(folder / "f", "xyz");
+  write_file(folder / "empty", "");
+  MappedFile moved = MappedFile(folder / "f");
+  CHECK(moved.bytes().size() == 3);
+  CHECK(moved.bytes()[2] == std::byte{'z'});
+  CHECK(MappedFile(folder / "empty").bytes().empty());
+  CHECK_THROWS_AS(MappedFile(folder.path()), Error);
+}
+
+TEST_CASE("base64 there and back") {
+  for (const std::string text : {"", "a", "ab", "abc", "abcd"}) {
+    const std::string coded = to_base64(std::as_bytes(std::span(text.data(), text.size())));
+    const auto bytes = from_base64(coded);
+    CHECK(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()) == text);
+  }
+  CHECK(to_base64(std::as_bytes(std::span("ab", 2))) == "YWI=");
+  CHECK_THROWS_AS(from_base64("YWI"), Error);
+  CHECK_THROWS_AS(from_base64("****"), Error);
+}
+
+TEST_CASE("metrics that are not finite travel as strings") {
+  const double inf = std::numeric_limits<double>::infinity();
+  const auto json = metrics_to_json({{"a", 0.5}, {"b", std::nan("")}, {"c", inf}, {"d", -inf}});
+  CHECK(json.dump() == R"({"a":0.5,"b":"nan","c":"inf","d":"-inf"})");
+  const Metrics back = metrics_from_json(json);
+  CHECK(back.at("a") == 0.5);
+  CHECK(std::isnan(back.at("b")));
+  CHECK(back.at("d") == -inf);
+  CHECK_THROWS_AS(metrics_from_json(nlohmann::json::parse(R"({"a":"much"})")), Error);
+}
+
+TEST_CASE("the error file is torchrun's JSON, whatever bytes the message has") {
+  const test::TemporaryFolder folder;
+  CHECK(write_error_file(folder / "e.json", "lost \xff it"));
+  const auto document = nlohmann::json::parse(read_file(folder / "e.json"));
+  CHECK(contains(document["message"]["message"].get<std::string>(), "lost "));
+  CHECK(std::stoll(document["message"]["extraInfo"]["timestamp"].get<std::string>()) > 1600000000);
+  CHECK_FALSE(write_error_file(folder / "no/such/folder/e.json", "x"));
+}
+
+TEST_CASE("run gives back the body's code") {
+  CHECK(run([] { return 7; }) == 7);
+}

@@ -1,0 +1,215 @@
+#include "tests/trainer/train/jobs.hpp"
+
+#include <ATen/ATen.h>
+#include <signal.h>
+#include <torch/nn/functional/dropout.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <stdexcept>
+
+#include "tests/trainer/train/small_model.hpp"
+#include "trainer/core/run.hpp"
+#include "trainer/train/batches.hpp"
+#include "trainer/train/context.hpp"
+#include "trainer/train/ddp.hpp"
+#include "trainer/train/session.hpp"
+#include "trainer/train/tensors.hpp"
+
+namespace dtrain::train::test {
+namespace {
+
+void write_out(const std::filesystem::path& folder, const std::string& name, int rank,
+               const TensorMap& tensors) {
+  FileSink sink(folder / (name + "-" + std::to_string(rank) + ".safetensors"));
+  write_tensors(sink, tensors);
+  sink.finish();
+}
+
+// This rank's share of the batch that the parent knows too.
+Examples share_of(const Context& context, const Examples& all) {
+  const std::int64_t size = all.inputs.size(0) / context.world_size();
+  return {all.inputs.narrow(0, context.rank() * size, size),
+          all.labels.narrow(0, context.rank() * size, size)};
+}
+
+// Ranks begin with weights of their own: rank 0's must win.
+std::shared_ptr<SmallModel> rank_model(const Context& context, const SmallOptions& options = {}) {
+  return make_small_model(100 + static_cast<std::uint64_t>(context.rank()), options);
+}
+
+DdpOptions ddp_options() {
+  DdpOptions options;
+  options.gradient_as_bucket_view = std::getenv("TEST_NO_BUCKET_VIEW") == nullptr;
+  // So small that a small model has several buckets.
+  options.first_bucket_bytes = 256;
+  options.bucket_bytes = 1024;
+  return options;
+}
+
+int gradients(Context& context, const std::filesystem::path& folder) {
+  Ddp ddp(rank_model(context), context, ddp_options());
+  // Twice: the second backward runs with buckets that were made anew after the first.
+  for (int round = 0; round < 2; ++round) {
+    for (const auto& p : ddp.module().parameters()) p.mutable_grad().reset();
+    const Examples mine = share_of(context, make_examples(round));
+    at::cross_entropy_loss(ddp(mine.inputs), mine.labels).backward();
+    write_out(folder, "gradients" + std::to_string(round), context.rank(),
+              gradients_of(ddp.module()));
+  }
+  return 0;
+}
+
+int steps(Context& context, const std::filesystem::path& folder) {
+  Ddp ddp(rank_model(context, {.batch_norm = true}), context, ddp_options());
+  Adam optimizer(named_parameters(ddp.module()), {.lr = 1e-2});
+  for (int step = 0; step < 6; ++step) {
+    const Examples mine = share_of(context, make_examples(step));
+    at::cross_entropy_loss(ddp(mine.inputs), mine.labels).backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  TensorMap parameters;
+  for (const auto& p : named_parameters(ddp.module())) parameters.emplace(p.name, p.tensor);
+  write_out(folder, "parameters", context.rank(), parameters);
+  return 0;
+}
+
+int accumulate(Context& context, const std::filesystem::path& folder) {
+  Ddp ddp(rank_model(context), context, ddp_options());
+  {
+    const auto guard = ddp.no_sync();
+    const Examples mine = share_of(context, make_examples(0));
+    at::cross_entropy_loss(ddp(mine.inputs), mine.labels).backward();
+    write_out(folder, "inside", context.rank(), gradients_of(ddp.module()));
+  }
+  const Examples mine = share_of(context, make_examples(1));
+  at::cross_entropy_loss(ddp(mine.inputs), mine.labels).backward();
+  write_out(folder, "after", context.rank(), gradients_of(ddp.module()));
+  return 0;
+}
+
+int buffers(Context& context, const std::filesystem::path& folder) {
+  Ddp ddp(rank_model(context, {.batch_norm = true}), context, ddp_options());
+  const auto mark = [&](float value) {
+    const at::NoGradGuard no_grad;
+    for (const at::Tensor& buffer : ddp.module().buffers()) at::Tensor(buffer).fill_(value);
+  };
+  ddp(make_examples(0).inputs).sum().backward();
+  ddp.module().eval();  // forward leaves the buffers alone from here on
+  mark(static_cast<float>(context.rank() + 5));
+  ddp(make_examples(0).inputs);
+  write_out(folder, "forward", context.rank(), {{"mean", ddp.module().buffers()[0]}});
+  mark(static_cast<float>(context.rank() + 5));
+  {
+    const at::NoGradGuard no_grad;  // an evaluation talks to nobody
+    ddp(make_examples(0).inputs);
+  }
+  write_out(folder, "evaluation", context.rank(), {{"mean", ddp.module().buffers()[0]}});
+  ddp.sync_buffers();
+  write_out(folder, "synced", context.rank(), {{"mean", ddp.module().buffers()[0]}});
+  return 0;
+}
+
+int unused(Context& context, const std::filesystem::path& folder) {
+  DdpOptions options = ddp_options();
+  options.find_unused_parameters = true;
+  Ddp ddp(rank_model(context, {.extra_layer = true}), context, options);
+  for (int step = 0; step < 2; ++step) {
+    for (const auto& p : ddp.module().parameters()) p.mutable_grad().reset();
+    const Examples mine = share_of(context, make_examples(step));
+    at::cross_entropy_loss(ddp(mine.inputs), mine.labels).backward();
+  }
+  write_out(folder, "gradients", context.rank(), gradients_of(ddp.module()));
+  return 0;
+}
+
+int mismatch(Context& context, const std::filesystem::path& /*folder*/) {
+  const Ddp ddp(rank_model(context, {.hidden = context.rank() == 0 ? 16 : 17}), context);
+  return 0;
+}
+
+int collectives(Context& context, const std::filesystem::path& /*folder*/) {
+  const auto require = [](bool condition, const char* what) {
+    if (!condition) throw std::runtime_error(what);
+  };
+  const int world = context.world_size();
+  const auto sum = static_cast<double>(world * (world + 1) / 2);
+  require(context.all_reduce_sum(context.rank() + 1.0) == sum, "sum");
+  // Above 2^24 a float would lose the one.
+  require(context.all_reduce_sum(std::vector{16777217.0, 1.0})[0] == 16777217.0 * world, "double");
+  const std::string text = "from rank 1";
+  require(context.broadcast(context.rank() == 1 ? text : "", 1) == text, "text");
+  require(context.broadcast("").empty(), "empty text");
+  const auto all = context.all_gather(at::full({2}, context.rank()));
+  for (int rank = 0; rank < world; ++rank) {
+    require(all[static_cast<std::size_t>(rank)].eq(rank).all().item<bool>(), "gather");
+  }
+  context.barrier();
+  return 0;
+}
+
+int dead_peer(Context& context, const std::filesystem::path& /*folder*/) {
+  if (context.rank() == 1) std::_Exit(3);
+  for (int i = 0; i < 100; ++i) context.barrier();
+  return 0;
+}
+
+// A training with everything that a resume must bring back: shuffled data, dropout, Adam, batch
+// norm. Writes each step's loss, and the weights at the end. TEST_DIE_AFTER kills the ranks.
+int resume(Context& context, const std::filesystem::path& folder) {
+  constexpr std::int64_t kSteps = 14;
+  const char* die_after = std::getenv("TEST_DIE_AFTER");
+  context.seed(7);
+  auto model = make_small_model(1, {.batch_norm = true, .dropout = true});
+  Ddp ddp(model, context, ddp_options());
+  Adam optimizer(named_parameters(*model), {.lr = 1e-2});
+  Session session(context, {.storage = folder / "storage", .retention = {}});
+  Place place = session.resume(*model, optimizer).value_or(Place{});
+  const auto data = make_images(40);
+  DistributedSampler sampler(data->size(), context.rank(), context.world_size(), {.seed = 3});
+  for (; place.step < kSteps; ++place.epoch, place.position = 0) {
+    sampler.set_epoch(place.epoch, place.position);
+    Loader<ImageBatch> batches(sampler, {.batch_size = 4, .workers = 2}, image_batches(data));
+    std::int64_t taken = 0;
+    while (auto batch = batches.next()) {
+      at::Tensor loss = at::cross_entropy_loss(ddp(batch->images.flatten(1)), batch->labels);
+      loss.backward();
+      optimizer.step();
+      optimizer.zero_grad();
+      ++place.step;
+      taken += batch->images.size(0);
+      place.position = sampler.position_after(taken);
+      std::FILE* losses = std::fopen(
+          (folder / ("losses-" + std::to_string(context.rank()))).c_str(), "a");
+      std::fprintf(losses, "%lld %a\n", static_cast<long long>(place.step), loss.item<double>());
+      std::fclose(losses);
+      if (place.step % 3 == 0) session.report(place, {{"loss", 0.5}}, *model, optimizer);
+      if (die_after != nullptr && place.step == std::atoi(die_after)) ::raise(SIGKILL);
+      if (place.step == kSteps) break;
+    }
+  }
+  ddp.sync_buffers();
+  write_out(folder, "final", context.rank(), state_dict(*model));
+  return 0;
+}
+
+}  // namespace
+
+int run_job(const std::string& name, const std::filesystem::path& folder) {
+  const std::map<std::string, std::function<int(Context&, const std::filesystem::path&)>> jobs{
+      {"gradients", gradients}, {"steps", steps},       {"accumulate", accumulate},
+      {"buffers", buffers},     {"unused", unused},     {"mismatch", mismatch},
+      {"collectives", collectives}, {"dead_peer", dead_peer}, {"resume", resume}};
+  return run([&] {
+    Context context = Context::join();
+    return jobs.at(name)(context, folder);
+  });
+}
+
+}  // namespace dtrain::train::test

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+// Tests of several ranks: the test program starts itself once for each rank, as a launcher would.
+namespace dtrain::train::test {
+
+// In a rank: runs the named job and returns the process's exit code.
+int run_job(const std::string& name, const std::filesystem::path& folder);
+
+struct Exit {
+  int code = 0;  // 128 + n for signal n
+  std::string error_file;
+};
+
+// In the test: starts `ranks` processes with torchrun's variables and a held master port, waits for
+// all of them, and returns how each ended. What they print goes to FOLDER/rank-R.log.
+std::vector<Exit> launch(const std::string& job, int ranks, const std::filesystem::path& folder,
+                         const std::map<std::string, std::string>& env = {});
+
+}  // namespace dtrain::train::test

@@ -1,0 +1,87 @@
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+
+#include <set>
+
+#include "trainer/models/mlp.hpp"
+#include "trainer/models/resnet.hpp"
+#include "trainer/train/tensors.hpp"
+
+using namespace dtrain::train;
+
+namespace {
+
+// torchvision.models.resnet18().state_dict(), written down from its rules.
+std::map<std::string, std::vector<std::int64_t>> torchvision_resnet18() {
+  std::map<std::string, std::vector<std::int64_t>> expected;
+  const auto batch_norm = [&](const std::string& name, std::int64_t channels) {
+    for (const char* tensor : {"weight", "bias", "running_mean", "running_var"}) {
+      expected[name + "." + tensor] = {channels};
+    }
+    expected[name + ".num_batches_tracked"] = {};
+  };
+  expected["conv1.weight"] = {64, 3, 7, 7};
+  batch_norm("bn1", 64);
+  std::int64_t inputs = 64;
+  for (int layer = 1; layer <= 4; ++layer) {
+    const std::int64_t outputs = std::int64_t{32} << layer;
+    for (int block = 0; block < 2; ++block) {
+      const std::string name = "layer" + std::to_string(layer) + "." + std::to_string(block) + ".";
+      expected[name + "conv1.weight"] = {outputs, inputs, 3, 3};
+      batch_norm(name + "bn1", outputs);
+      expected[name + "conv2.weight"] = {outputs, outputs, 3, 3};
+      batch_norm(name + "bn2", outputs);
+      if (layer > 1 && block == 0) {
+        expected[name + "downsample.0.weight"] = {outputs, inputs, 1, 1};
+        batch_norm(name + "downsample.1", outputs);
+      }
+      inputs = outputs;
+    }
+  }
+  expected["fc.weight"] = {1000, 512};
+  expected["fc.bias"] = {1000};
+  return expected;
+}
+
+}  // namespace
+
+TEST_CASE("ResNet-18 has torchvision's 122 names and shapes") {
+  const ResNet model = resnet18();
+  std::map<std::string, std::vector<std::int64_t>> found;
+  for (const auto& [name, tensor] : state_dict(*model)) found[name] = tensor.sizes().vec();
+  const auto expected = torchvision_resnet18();
+  CHECK(expected.size() == 122);
+  CHECK(found == expected);
+  std::int64_t numbers = 0;
+  for (const at::Tensor& parameter : model->parameters()) numbers += parameter.numel();
+  CHECK(numbers == 11'689'512);  // as torchvision's page says
+}
+
+TEST_CASE("ResNet-18 computes, and its first convolution can be replaced") {
+  ResNet model = resnet18(10);
+  model->eval();
+  const at::NoGradGuard no_grad;
+  CHECK(model->forward(at::zeros({2, 3, 64, 64})).sizes() == at::IntArrayRef({2, 10}));
+  model->replace_conv1(resnet_conv1(1));
+  CHECK(state_dict(*model).at("conv1.weight").sizes() == at::IntArrayRef({64, 1, 7, 7}));
+  CHECK(state_dict(*model).size() == 122);
+  CHECK(model->forward(at::zeros({2, 1, 28, 28})).sizes() == at::IntArrayRef({2, 10}));
+}
+
+TEST_CASE("ResNet-18's convolutions begin as torchvision's: normal, by what goes out") {
+  const ResNet model = resnet18();
+  const TensorMap tensors = state_dict(*model);
+  // kaiming_normal_, fan_out, relu: std = sqrt(2 / (512 * 9)).
+  CHECK(tensors.at("layer4.1.conv2.weight").std().item<double>() ==
+        doctest::Approx(std::sqrt(2.0 / (512 * 9))).epsilon(0.01));
+  CHECK(tensors.at("layer4.1.bn2.weight").eq(1).all().item<bool>());
+}
+
+TEST_CASE("the perceptron flattens its input") {
+  Mlp model(MlpOptions{.inputs = 6, .hidden = {5, 4}, .classes = 3});
+  CHECK(model->forward(at::zeros({2, 1, 2, 3})).sizes() == at::IntArrayRef({2, 3}));
+  std::set<std::string> names;
+  for (const auto& [name, tensor] : state_dict(*model)) names.insert(name);
+  CHECK(names == std::set<std::string>{"layers.0.bias", "layers.0.weight", "layers.2.bias",
+                                       "layers.2.weight", "layers.4.bias", "layers.4.weight"});
+}

@@ -1,0 +1,167 @@
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/trainer/support/temporary.hpp"
+#include "tests/trainer/train/jobs.hpp"
+#include "tests/trainer/train/small_model.hpp"
+#include "trainer/checkpoint/store.hpp"
+#include "trainer/train/tensors.hpp"
+
+using namespace dtrain::train;
+using test::contains;
+using test::launch;
+using test::read_file;
+using test::TemporaryFolder;
+
+namespace {
+
+TensorMap result(const TemporaryFolder& folder, const std::string& name, int rank) {
+  return read_tensors(folder / (name + "-" + std::to_string(rank) + ".safetensors"));
+}
+
+bool same_bits(const TensorMap& a, const TensorMap& b) {
+  if (a.size() != b.size() || a.empty()) return false;
+  for (const auto& [name, tensor] : a) {
+    if (!b.contains(name) || !tensor.equal(b.at(name))) return false;
+  }
+  return true;
+}
+
+bool nearly(const TensorMap& a, const TensorMap& b) {
+  if (a.size() != b.size() || a.empty()) return false;
+  for (const auto& [name, tensor] : a) {
+    if (!b.contains(name) || !tensor.allclose(b.at(name), 1e-5, 1e-7)) return false;
+  }
+  return true;
+}
+
+// What one process finds for the whole batch, with rank 0's weights.
+TensorMap whole_batch_gradients(const std::vector<int>& batches) {
+  auto model = test::make_small_model(100);
+  for (const int number : batches) {
+    const test::Examples all = test::make_examples(number);
+    at::cross_entropy_loss(model->forward(all.inputs), all.labels).backward();
+  }
+  return test::gradients_of(*model);
+}
+
+void succeed(const std::vector<test::Exit>& exits, const TemporaryFolder& folder) {
+  for (std::size_t rank = 0; rank < exits.size(); ++rank) {
+    CAPTURE(read_file(folder / ("rank-" + std::to_string(rank) + ".log")));
+    REQUIRE(exits[rank].code == 0);
+    REQUIRE(exits[rank].error_file.empty());
+  }
+}
+
+}  // namespace
+
+TEST_CASE("collectives of three ranks") {
+  const TemporaryFolder folder;
+  succeed(launch("collectives", 3, folder.path()), folder);
+}
+
+TEST_CASE("gradients are those of the joined batch, from rank 0's weights") {
+  for (const bool views : {true, false}) {
+    const TemporaryFolder folder;
+    succeed(launch("gradients", 2, folder.path(),
+                   views ? std::map<std::string, std::string>{}
+                         : std::map<std::string, std::string>{{"TEST_NO_BUCKET_VIEW", "1"}}),
+            folder);
+    for (int round = 0; round < 2; ++round) {
+      const TensorMap expected = whole_batch_gradients({round});
+      const std::string name = "gradients" + std::to_string(round);
+      CHECK(nearly(result(folder, name, 0), expected));
+      CHECK(same_bits(result(folder, name, 0), result(folder, name, 1)));
+    }
+  }
+}
+
+TEST_CASE("ranks stay bit-identical step after step") {
+  const TemporaryFolder folder;
+  succeed(launch("steps", 3, folder.path()), folder);
+  CHECK(same_bits(result(folder, "parameters", 0), result(folder, "parameters", 1)));
+  CHECK(same_bits(result(folder, "parameters", 0), result(folder, "parameters", 2)));
+}
+
+TEST_CASE("inside of no_sync nothing is sent; the next backward sends the sum") {
+  const TemporaryFolder folder;
+  succeed(launch("accumulate", 2, folder.path()), folder);
+  CHECK_FALSE(nearly(result(folder, "inside", 0), result(folder, "inside", 1)));
+  CHECK(nearly(result(folder, "after", 0), whole_batch_gradients({0, 1})));
+  CHECK(same_bits(result(folder, "after", 0), result(folder, "after", 1)));
+}
+
+TEST_CASE("buffers are rank 0's at each trained forward, and not in an evaluation") {
+  const TemporaryFolder folder;
+  succeed(launch("buffers", 2, folder.path()), folder);
+  const auto mean = [&](const std::string& name, int rank) {
+    return result(folder, name, rank).at("mean")[0].item<float>();
+  };
+  CHECK(mean("forward", 0) == 5);
+  CHECK(mean("forward", 1) == 5);
+  CHECK(mean("evaluation", 0) == 5);
+  CHECK(mean("evaluation", 1) == 6);
+  CHECK(mean("synced", 1) == 5);
+}
+
+TEST_CASE("parameters that forward does not use") {
+  const TemporaryFolder folder;
+  succeed(launch("unused", 2, folder.path()), folder);
+  const TensorMap gradients = result(folder, "gradients", 1);
+  CHECK(gradients.contains("first.weight"));
+  CHECK(same_bits(result(folder, "gradients", 0), gradients));
+}
+
+TEST_CASE("models that differ are refused on every rank, with an error file") {
+  const TemporaryFolder folder;
+  const auto exits = launch("mismatch", 2, folder.path());
+  for (const test::Exit& exit : exits) {
+    CHECK(exit.code == 1);
+    const auto document = nlohmann::json::parse(exit.error_file);
+    const std::string message = document["message"]["message"];
+    CHECK_FALSE(message.empty());
+    CHECK_FALSE(contains(message, "Exception raised from"));
+  }
+  // The rank that is not like rank 0 says what is wrong.
+  CHECK(contains(exits[1].error_file, "shape"));
+}
+
+TEST_CASE("a peer that dies ends the others at once") {
+  const TemporaryFolder folder;
+  const auto exits = launch("dead_peer", 2, folder.path());
+  CHECK(exits[0].code == 1);
+  CHECK(exits[1].code == 3);
+  CHECK(contains(exits[0].error_file, "message"));
+  CHECK(contains(read_file(folder / "rank-0.log"), "error: "));
+}
+
+TEST_CASE("a training that is killed goes on bit-exactly from its checkpoint") {
+  for (const int ranks : {1, 2}) {
+    CAPTURE(ranks);
+    const TemporaryFolder whole;
+    succeed(launch("resume", ranks, whole.path()), whole);
+    const TemporaryFolder killed;
+    const auto exits = launch("resume", ranks, killed.path(), {{"TEST_DIE_AFTER", "8"}});
+    for (const test::Exit& exit : exits) CHECK(exit.code == 128 + 9);
+    const auto warn = [](const std::string& text) { FAIL(text); };
+    const auto newest = newest_checkpoint(killed / "storage", warn);
+    REQUIRE(newest.has_value());
+    CHECK(newest->manifest.step == 6);
+    CHECK(newest->manifest.world_size == ranks);
+    succeed(launch("resume", ranks, killed.path()), killed);
+    CHECK(contains(read_file(killed / "rank-0.log"), "resumed from "));
+
+    for (int rank = 0; rank < ranks; ++rank) {
+      CHECK(same_bits(result(whole, "final", rank), result(killed, "final", rank)));
+      // Steps 1 to 8, then 7 to 14 again: each loss as in the training that was not killed.
+      const std::string name = "losses-" + std::to_string(rank);
+      const std::string expected = read_file(whole / name);
+      const auto seventh = expected.find("\n7 ") + 1;
+      const auto ninth = expected.find("\n9 ") + 1;
+      REQUIRE(seventh > 1);
+      CHECK(read_file(killed / name) == expected.substr(0, ninth) + expected.substr(seventh));
+    }
+  }
+}
