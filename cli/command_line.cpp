@@ -74,9 +74,11 @@ Error usage_error(const CLI::App& root, const CLI::ParseError& error,
 }
 
 void show_error(const Context& context, const Error& error) {
-  if (context.globals.json) context.print_json(error_json(error));
-  // With --json stdout has it all; stderr stays for people who look at it.
-  write_all(2, error_text(error, context.terminal.color_err, context.globals.verbose));
+  if (context.globals.json) {
+    context.print_json(error_json(error));
+  } else {
+    write_all(2, error_text(error, context.terminal.color_err, context.globals.verbose));
+  }
 }
 
 bool mentions(const std::vector<std::string>& words, std::string_view word) {

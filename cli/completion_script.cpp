@@ -44,7 +44,8 @@ Value value_of(const CLI::Option& option, std::vector<std::string>& words) {
     }
     return Value::words;
   }
-  return Value::files;
+  // A number, a name: nothing to propose.
+  return type.starts_with("CMD") ? Value::files : Value::words;
 }
 
 VerbInfo describe(const CLI::App& app) {
@@ -186,7 +187,7 @@ std::string zsh_value(Value value, const std::vector<std::string>& words) {
     case Value::none:
       return "";
     case Value::words:
-      return ":value:(" + join(words, " ") + ")";
+      return words.empty() ? ":value:" : ":value:(" + join(words, " ") + ")";
     case Value::files:
       return ":file:_files";
     case Value::folders:
@@ -248,7 +249,7 @@ std::string fish_value(Value value, const std::vector<std::string>& words) {
     case Value::none:
       return "";
     case Value::words:
-      return " -x -a " + fish_quote(join(words, " "));
+      return words.empty() ? " -x" : " -x -a " + fish_quote(join(words, " "));
     case Value::files:
       return " -r -F";
     case Value::folders:

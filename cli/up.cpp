@@ -3,7 +3,9 @@
 
 #include "cli/bring_up.hpp"
 #include "launcher/cluster/processes.hpp"
+#include "launcher/core/paths.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/provider/provider.hpp"
 #include "launcher/spec/yaml.hpp"
 
 namespace dtrain::cli {
@@ -97,6 +99,8 @@ ClusterSpec built_in_local() {
 }
 
 UpReport bring_up(const Context& context, const ClusterSpec& spec) {
+  // What cannot be brought up at all is said before anything else is looked for.
+  make_provider(spec, paths::cluster_state(spec.cluster_name));
   UpOptions options;
   options.agent = find_agent();
   options.say = [&](const std::string& text) { context.note(text); };

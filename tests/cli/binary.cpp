@@ -1,0 +1,495 @@
+// The real `dtrain` against a head that says what a test wants it to say.
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+
+#include <atomic>
+#include <future>
+
+#include <nlohmann/json.hpp>
+
+#include "launcher/core/process.hpp"
+#include "launcher/core/text.hpp"
+#include "tests/support/fake_head.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+using namespace dtrain;
+using dtrain::testing::FakeHead;
+using nlohmann::json;
+
+namespace {
+
+constexpr auto kLimit = std::chrono::seconds(60);
+
+json summary(const std::string& id, const std::string& state, int world_size = 2) {
+  return {{"job", id},
+          {"name", "job"},
+          {"state", state},
+          {"reason", ""},
+          {"exit_code", nullptr},
+          {"attempt", 1},
+          {"world_size", world_size},
+          {"nodes", {"node-0"}},
+          {"created", "2026-01-02T03:04:05.678Z"},
+          {"started", nullptr},
+          {"ended", nullptr},
+          {"progress", nullptr}};
+}
+
+struct House {
+  House() { work = fs::absolute(folder.path()); }
+
+  void serve(
+      FakeHead::OnRequest on_request, FakeHead::OnSocket on_socket = [](auto&) {}) {
+    head = std::make_unique<FakeHead>(socket(), std::move(on_request), std::move(on_socket));
+  }
+  // A head that takes any job as job-aaaaaa and follows it with `on_socket`.
+  void serve_job(FakeHead::OnSocket on_socket) {
+    serve(
+        [this](const FakeHead::Request& request) -> FakeHead::Response {
+          if (request.method == "POST") submitted = json::parse(request.body);
+          if (request.target == "/v1/jobs" && request.method == "GET") {
+            return {200, json{{"jobs", {summary("job-aaaaaa", "running")}}}.dump()};
+          }
+          if (request.target == "/v1/jobs/job-aaaaaa") {
+            json all = summary("job-aaaaaa", "failed");
+            all["error"] = {{"message", "rank 1 on node-0: exit code 3"},
+                            {"error_message", "boom"}};
+            return {200, all.dump()};
+          }
+          return {200, R"({"job":"job-aaaaaa","name":"job","state":"queued"})"};
+        },
+        std::move(on_socket));
+  }
+
+  fs::path socket() const { return work / "head.sock"; }
+  SpawnOptions options(std::vector<std::string> words) const {
+    SpawnOptions spawned;
+    spawned.argv = std::move(words);
+    spawned.argv.insert(spawned.argv.begin(), DTRAIN_BIN);
+    spawned.env = {"PATH=/usr/bin:/bin",
+                   "HOME=" + work.string(),
+                   "XDG_STATE_HOME=" + (work / "state").string(),
+                   "DTRAIN_CLUSTER=c",
+                   "DTRAIN_HEAD_SOCKET=" + socket().string(),
+                   "TOKEN=very-secret"};
+    spawned.workdir = work.string();
+    return spawned;
+  }
+  Captured run(std::vector<std::string> words, const std::string& input = {}) const {
+    return capture(options(std::move(words)), input, kLimit);
+  }
+
+  testing::TemporaryFolder folder;
+  fs::path work;
+  json submitted;
+  std::unique_ptr<FakeHead> head;
+};
+
+std::string state_frame(const std::string& state, int attempt = 1) {
+  return json{{"type", "state"}, {"job", "job-aaaaaa"}, {"state", state},
+              {"reason", ""},    {"attempt", attempt},  {"time", "2026-01-02T03:04:05.678Z"}}
+      .dump();
+}
+
+std::string end_frame(const std::string& state, int code) {
+  return json{{"type", "end"}, {"state", state}, {"exit_code", code}}.dump();
+}
+
+void log(FakeHead::Connection& connection, int rank, std::size_t offset, const std::string& bytes,
+         const std::string& stream = "out", int attempt = 1) {
+  connection.text(json{
+      {"type", "log"},
+      {"attempt", attempt},
+      {"rank", rank},
+      {"node", "node-0"},
+      {"stream", stream},
+      {"offset", offset},
+      {"bytes",
+       bytes.size()}}.dump());
+  connection.binary(bytes);
+}
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("submit: follows, and its exit code is the job's") {
+  for (const auto& [state, code] :
+       {std::pair{"succeeded", 0}, std::pair{"failed", 1}, std::pair{"stopped", 3}}) {
+    CAPTURE(state);
+    House house;
+    house.serve_job([state = std::string(state)](FakeHead::Connection& connection) {
+      connection.text(state_frame("queued"));
+      connection.text(state_frame("running"));
+      log(connection, 0, 0, "hello\n");
+      log(connection, 1, 0, "oops\n", "err");
+      connection.text(state_frame(state));
+      connection.text(end_frame(state, 3));
+      connection.close();
+    });
+    const Captured ran = house.run(
+        {"submit", "--nproc-per-node", "2", "--env", "A=b", "--", "./train", "--x", "-d"});
+    CHECK(ran.exit.code == code);
+    CHECK(ran.out == "[0] hello\n");
+    CHECK(has(ran.err, "[1] oops\n"));
+    CHECK(has(ran.err, "job-aaaaaa queued\n"));
+    CHECK(has(ran.err, std::string("job-aaaaaa ") + state));
+    CHECK(has(ran.err, "root cause: rank 1 on node-0: exit code 3: boom") == (code == 1));
+    CHECK(!has(ran.err, "\x1b"));
+    CHECK(house.submitted["spec"]["command"] == json({"./train", "--x", "-d"}));
+    CHECK(house.submitted["spec"]["nproc_per_node"] == 2);
+    CHECK(house.submitted["spec"]["env"]["A"] == "b");
+    CHECK(house.submitted["spec"]["workdir"] == house.work.string());
+    CHECK(house.submitted["submission_id"].get<std::string>().size() >= 16);
+  }
+}
+
+TEST_CASE("submit: a head that goes away is waited for; no byte is missing, none comes twice") {
+  House house;
+  std::string content[2];
+  for (int i = 0; i < 20000; ++i) {
+    content[0] += "first " + std::to_string(i) + "\n";
+    content[1] += "second attempt " + std::to_string(i) + "\n";
+  }
+  std::atomic<int> follows{0};
+  std::vector<std::string> targets;
+  house.serve_job([&](FakeHead::Connection& connection) {
+    const int time = ++follows;
+    const auto send = [&](int attempt, std::size_t from, std::size_t to) {
+      const std::string& text = content[attempt - 1];
+      for (std::size_t at = from; at < to; at += 7777) {
+        log(connection, 0, at, text.substr(at, std::min<std::size_t>(7777, to - at)), "out",
+            attempt);
+      }
+    };
+    if (time == 1) {
+      connection.text(state_frame("running", 1));
+      send(1, 0, 100000);
+      // Gone between a header and its bytes.
+      connection.text(json{
+          {"type", "log"},
+          {"attempt", 1},
+          {"rank", 0},
+          {"node", "node-0"},
+          {"stream", "out"},
+          {"offset", 100000},
+          {"bytes", 5}}.dump());
+    } else if (time == 2) {
+      // Meanwhile the first attempt has ended and the second runs.
+      connection.text(state_frame("running", 2));
+      send(2, 0, 50000);
+    } else if (has(connection.target(), "attempt=1")) {
+      targets.push_back(connection.target());
+      connection.text(state_frame("running", 2));
+      send(1, 0, content[0].size());
+      connection.text(end_frame("running", 0));
+      connection.close();
+    } else {
+      connection.text(state_frame("running", 2));
+      send(2, 0, content[1].size());
+      connection.text(state_frame("succeeded", 2));
+      connection.text(end_frame("succeeded", 0));
+      connection.close();
+    }
+  });
+  const Captured ran = house.run({"submit", "--", "./train"});
+  CHECK(ran.exit.code == 0);
+  REQUIRE(targets.size() == 1);
+  CHECK(has(targets[0], "follow=0"));
+  CHECK(ran.out.size() == content[0].size() + content[1].size());
+  std::string first;
+  std::string second;
+  for (const std::string& line : split(ran.out, '\n')) {
+    if (line.starts_with("first")) first += line + "\n";
+    if (line.starts_with("second")) second += line + "\n";
+  }
+  CHECK(first == content[0]);
+  CHECK(second == content[1]);
+  CHECK(has(ran.err, "(attempt 2)"));
+}
+
+TEST_CASE("submit: Ctrl-C detaches, says how to come back, and the job is not stopped") {
+  House house;
+  std::promise<void> following;
+  std::atomic<bool> stopped{false};
+  house.serve_job([&](FakeHead::Connection& connection) {
+    connection.text(state_frame("running"));
+    log(connection, 0, 0, "a line\n");
+    following.set_value();
+    while (connection.read()) stopped = true;
+  });
+  SpawnOptions options = house.options({"submit", "--", "./train"});
+  const UniqueFd err = open_file(house.work / "err", O_RDWR | O_CREAT);
+  const UniqueFd out = open_file(house.work / "out", O_RDWR | O_CREAT);
+  options.stderr_fd = err.get();
+  options.stdout_fd = out.get();
+  const pid_t pid = spawn(options);
+  REQUIRE(following.get_future().wait_for(kLimit) == std::future_status::ready);
+  ::kill(pid, SIGINT);
+  CHECK(wait(pid).code == 130);
+  const std::string said = read_file(house.work / "err");
+  CHECK(has(said, "dtrain logs -f -c c job-aaaaaa"));
+  CHECK(has(said, "dtrain stop -c c job-aaaaaa"));
+  house.head.reset();
+  CHECK(!stopped);
+}
+
+TEST_CASE("submit --json: one JSON object a line") {
+  House house;
+  house.serve_job([](FakeHead::Connection& connection) {
+    connection.text(state_frame("running"));
+    connection.text(R"({"type":"progress","rank":0,"step":3,"total":10})");
+    log(connection, 1, 0, "x\ny\n");
+    connection.text(state_frame("succeeded"));
+    connection.text(end_frame("succeeded", 0));
+    connection.close();
+  });
+  const Captured ran = house.run({"--json", "submit", "--nproc-per-node", "2", "--", "./train"});
+  CHECK(ran.exit.code == 0);
+  CHECK(ran.err == "");
+  std::vector<std::string> types;
+  for (const std::string& line : split(ran.out, '\n')) {
+    if (!line.empty()) types.push_back(json::parse(line)["type"]);
+  }
+  CHECK(types ==
+        std::vector<std::string>{"submitted", "state", "progress", "log", "log", "state", "end"});
+}
+
+TEST_CASE("submit -d prints the id alone; --dry-run says whether it fits") {
+  House house;
+  house.serve_job([](FakeHead::Connection&) {});
+  CHECK(house.run({"submit", "-d", "-q", "--", "./train"}).out == "job-aaaaaa\n");
+  house.serve([&](const FakeHead::Request& request) -> FakeHead::Response {
+    house.submitted = json::parse(request.body);
+    return {
+        200,
+        R"({"fits":false,"now":false,"reason":"asks for 9 CPUs, a node has 2","placement":[]})"};
+  });
+  const Captured ran = house.run({"submit", "--dry-run", "--", "./train"});
+  CHECK(ran.exit.code == 1);
+  CHECK(ran.out == "train: does not fit this cluster: asks for 9 CPUs, a node has 2\n");
+  CHECK(house.submitted["dry_run"] == true);
+}
+
+TEST_CASE("secrets travel in the request and are printed nowhere") {
+  House house;
+  house.serve_job([](FakeHead::Connection& connection) {
+    connection.text(end_frame("succeeded", 0));
+    connection.close();
+  });
+  const Captured ran = house.run({"submit", "-v", "--secret", "TOKEN", "--", "./train"});
+  CHECK(ran.exit.code == 0);
+  CHECK(house.submitted["secrets"] == json{{"TOKEN", "very-secret"}});
+  CHECK(!has(house.submitted["spec"].dump(), "very-secret"));
+  CHECK(!has(ran.out + ran.err, "very-secret"));
+  const Captured missing = house.run({"submit", "--secret", "NOT_SET", "--", "./train"});
+  CHECK(missing.exit.code == 2);
+  CHECK(has(missing.err, "secret NOT_SET is not in the environment"));
+}
+
+TEST_CASE("errors: exit codes, three lines, and JSON on stdout") {
+  House house;
+  CHECK(house.run({"status"}).exit.code == 4);
+  CHECK(house.run({"submitt"}).exit.code == 2);
+  CHECK(house.run({"exec", "--", "true"}).exit.code == 255);
+  CHECK(house.run({"submit", "no-such-file.yaml"}).exit.code == 2);
+  const Captured option = house.run({"submit", "--nproc-per-nod", "2", "--", "x"});
+  CHECK(option.exit.code == 2);
+  CHECK(has(option.err, "try: --nproc-per-node"));
+  write_file_atomic(house.work / "bad.yaml", "command: [x]\nnnodes: many\nnproc_per_nod: 2\n");
+  const Captured yaml = house.run({"submit", "bad.yaml"});
+  CHECK(yaml.exit.code == 2);
+  CHECK(has(yaml.err, "bad.yaml:2:"));
+  CHECK(has(yaml.err, "bad.yaml:3:"));
+
+  house.serve([](const FakeHead::Request&) -> FakeHead::Response {
+    return {
+        409,
+        R"({"error":{"code":"conflict","message":"not now","context":["asking"],"hint":"later"}})"};
+  });
+  const Captured refused = house.run({"status"});
+  CHECK(refused.exit.code == 1);
+  CHECK(refused.err == "dtrain: not now\n  while asking\n  try: later\n");
+  const Captured as_json = house.run({"status", "--json"});
+  CHECK(as_json.exit.code == 1);
+  CHECK(json::parse(as_json.out)["error"]["code"] == "conflict");
+}
+
+TEST_CASE("global options stand before or after the verb") {
+  House house;
+  house.serve([](const FakeHead::Request&) -> FakeHead::Response {
+    return {200, R"({"cluster":{"name":"c"},"nodes":[],"jobs":[]})"};
+  });
+  CHECK(house.run({"--json", "status"}).out == house.run({"status", "--json"}).out);
+  CHECK(json::parse(house.run({"-c", "c", "status", "--json"}).out)["cluster"]["name"] == "c");
+}
+
+TEST_CASE("logs: queries, the prefix, and the exit code only with -f") {
+  House house;
+  std::vector<std::string> targets;
+  house.serve_job([&](FakeHead::Connection& connection) {
+    targets.push_back(connection.target());
+    connection.text(state_frame("failed"));
+    log(connection, 1, 100, "x\n", "err");
+    connection.text(end_frame("failed", 3));
+    connection.close();
+  });
+  const Captured plain = house.run({"logs"});
+  CHECK(plain.exit.code == 0);
+  CHECK(plain.err == "[1] x\n");
+  CHECK(house.run({"logs", "-f", "job"}).exit.code == 1);
+  const Captured one =
+      house.run({"logs", "--rank", "1", "--stderr", "--tail", "5", "--attempt", "2"});
+  CHECK(one.err == "x\n");
+  REQUIRE(targets.size() == 3);
+  CHECK(has(targets[0], "follow=0"));
+  CHECK(has(targets[1], "follow=1"));
+  for (const char* part : {"rank=1", "stream=err", "tail=5", "attempt=2"}) {
+    CAPTURE(part);
+    CHECK(has(targets[2], part));
+  }
+  CHECK(house.run({"logs", "nothing"}).exit.code == 2);
+}
+
+TEST_CASE("result: Ray's Result as one object, and a table for people") {
+  House house;
+  house.serve([](const FakeHead::Request& request) -> FakeHead::Response {
+    if (request.target == "/v1/jobs")
+      return {200, json{{"jobs", {summary("job-aaaaaa", "failed")}}}.dump()};
+    json all = summary("job-aaaaaa", "failed");
+    all["exit_code"] = 3;
+    all["attempts"] = json::array();
+    all["metrics"] = {{"loss", 0.25}};
+    all["checkpoints"] = {{{"number", 0},
+                           {"path", "/s/checkpoint_000000"},
+                           {"step", 5},
+                           {"size", 2048},
+                           {"metrics", json::object()}}};
+    all["best_checkpoint"] = all["checkpoints"][0];
+    all["error"] = {{"message", "rank 1 on node-0: exit code 3"}, {"last_lines", {"Traceback"}}};
+    return {200, all.dump()};
+  });
+  const json result = json::parse(house.run({"result", "--json"}).out);
+  for (const char* key : {"job", "name", "state", "exit_code", "attempts", "metrics",
+                          "best_checkpoint", "checkpoints", "error"}) {
+    CAPTURE(key);
+    CHECK(result.contains(key));
+  }
+  CHECK(result["best_checkpoint"]["path"] == "/s/checkpoint_000000");
+  const std::string text = house.run({"result"}).out;
+  for (const char* part : {"failed, exit code 3", "loss 0.25", "step 5  /s/checkpoint_000000",
+                           "2.0 KiB", "rank 1 on node-0: exit code 3", "| Traceback"}) {
+    CAPTURE(part);
+    CHECK(has(text, part));
+  }
+}
+
+TEST_CASE("pull: interrupted downloads go on, and a path that leaves the folder is refused") {
+  House house;
+  std::atomic<int> downloads{0};
+  std::string range;
+  std::string path = "checkpoints/checkpoint_000000/x";
+  house.serve([&](const FakeHead::Request& request) -> FakeHead::Response {
+    if (request.target == "/v1/jobs")
+      return {200, json{{"jobs", {summary("job-aaaaaa", "succeeded")}}}.dump()};
+    if (request.target == "/v1/jobs/job-aaaaaa/files") {
+      return {
+          200,
+          json{{"files",
+                {{{"path", path},
+                  {"size", 10},
+                  {"sha256", "84d89877f0d4041efb6bf91a16f0248f2fd573e6af05c19f96bedb9f882f7882"}},
+                 {{"path", "logs/0.out"}, {"size", 0}, {"sha256", nullptr}}}}}
+              .dump()};
+    }
+    if (has(request.target, "logs/")) return {200, ""};
+    if (++downloads == 1) return {200, "0123456789", 4};
+    range = request.range;
+    return {206, "456789"};
+  });
+  const Captured ran = house.run({"pull", "-o", "got"});
+  CHECK(ran.exit.code == 0);
+  CHECK(range == "bytes=4-");
+  CHECK(read_file(house.work / "got" / path) == "0123456789");
+  CHECK(fs::exists(house.work / "got/logs/0.out"));
+  path = "../escaped";
+  CHECK(house.run({"pull", "-o", "got"}).exit.code == 1);
+  CHECK(!fs::exists(house.work / "escaped"));
+}
+
+TEST_CASE("stop needs a job unless one runs; rm refuses what runs") {
+  House house;
+  json jobs = {summary("a-aaaaaa", "running"), summary("b-bbbbbb", "running")};
+  std::vector<std::string> asked;
+  house.serve([&](const FakeHead::Request& request) -> FakeHead::Response {
+    if (request.method != "GET") asked.push_back(request.method + " " + request.target);
+    if (request.target == "/v1/jobs") return {200, json{{"jobs", jobs}}.dump()};
+    return {200, summary("b-bbbbbb", "stopped").dump()};
+  });
+  const Captured which = house.run({"stop"});
+  CHECK(which.exit.code == 2);
+  CHECK(has(which.err, "a-aaaaaa, b-bbbbbb"));
+  CHECK(house.run({"stop", "b"}).exit.code == 0);
+  CHECK(house.run({"rm", "b"}).exit.code == 1);
+  CHECK(asked == std::vector<std::string>{"POST /v1/jobs/b-bbbbbb/stop"});
+  jobs = {summary("b-bbbbbb", "stopped")};
+  CHECK(house.run({"rm", "b"}).exit.code == 0);
+  CHECK(asked.back() == "DELETE /v1/jobs/b-bbbbbb");
+}
+
+TEST_CASE("exec: stdin goes there, output comes back, the largest exit code wins") {
+  House house;
+  json opening;
+  house.serve([](const FakeHead::Request&) -> FakeHead::Response { return {}; },
+              [&](FakeHead::Connection& connection) {
+                opening = json::parse(connection.read().value_or("{}"));
+                if (opening["nodes"] != "all") {
+                  std::string input;
+                  while (auto frame = connection.read()) {
+                    if (*frame == R"({"type":"eof"})") break;
+                    input += *frame;
+                  }
+                  connection.text(R"({"type":"output","node":"node-0","stream":"out","bytes":1})");
+                  connection.binary(input);
+                  connection.text(R"({"type":"exit","node":"node-0","exit_code":7})");
+                } else {
+                  connection.text(R"({"type":"output","node":"node-1","stream":"out","bytes":3})");
+                  connection.binary("hi\n");
+                  connection.text(R"({"type":"exit","node":"node-0","exit_code":3})");
+                  connection.text(R"({"type":"exit","node":"node-1","exit_code":9})");
+                }
+                connection.text(R"({"type":"end"})");
+                connection.close();
+              });
+  std::string input;
+  for (int i = 0; i < 100000; ++i) input += "line\n";
+  const Captured one = house.run({"exec", "--node", "node-0", "--", "cat", "-n"}, input);
+  CHECK(one.exit.code == 7);
+  CHECK(one.out == input);
+  CHECK(opening["command"] == json({"cat", "-n"}));
+  CHECK(opening["nodes"] == json({"node-0"}));
+  CHECK(opening["shell"] == false);
+  const Captured all = house.run({"exec", "--all", "ls | wc -l"});
+  CHECK(all.exit.code == 9);
+  CHECK(all.out == "[node-1] hi\n");
+  CHECK(opening["shell"] == true);
+}
+
+TEST_CASE("without a cluster: down is done, others say how to begin") {
+  House house;
+  SpawnOptions options = house.options({"down"});
+  options.env = {"PATH=/usr/bin:/bin", "XDG_STATE_HOME=" + house.work.string()};
+  CHECK(capture(options, {}, kLimit).exit.code == 0);
+  options.argv = {DTRAIN_BIN, "logs"};
+  const Captured logs = capture(options, {}, kLimit);
+  CHECK(logs.exit.code == 4);
+  CHECK(has(logs.err, "dtrain up"));
+  options.argv = {DTRAIN_BIN, "up", DTRAIN_SOURCE_ROOT "/configs/aws.yaml"};
+  const Captured aws = capture(options, {}, kLimit);
+  CHECK(aws.exit.code == 2);
+  CHECK(has(aws.err, "provider aws is not built yet"));
+}

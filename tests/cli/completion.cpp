@@ -1,0 +1,55 @@
+#include <doctest/doctest.h>
+
+#include <CLI/CLI.hpp>
+
+#include "cli/completion_script.hpp"
+#include "cli/context.hpp"
+#include "launcher/core/process.hpp"
+
+using namespace dtrain;
+using namespace dtrain::cli;
+
+TEST_CASE("every verb and option is in every shell's script, and has a description") {
+  const CommandLine line;
+  for (const char* shell : {"bash", "zsh", "fish"}) {
+    CAPTURE(shell);
+    const std::string script = completion_script(*line.app, shell);
+    for (const CLI::App* verb : line.app->get_subcommands({})) {
+      CAPTURE(verb->get_name());
+      CHECK(script.find(verb->get_name()) != std::string::npos);
+      CHECK(!verb->get_description().empty());
+      CHECK(verb->get_footer().find("dtrain " + verb->get_name()) != std::string::npos);
+      for (const CLI::Option* option : verb->get_options()) {
+        CHECK(!option->get_description().empty());
+        for (const std::string& name : option->get_lnames()) {
+          CAPTURE(name);
+          const std::string wanted = std::string(shell) == "fish" ? "-l " + name : "--" + name;
+          CHECK(script.find(wanted) != std::string::npos);
+        }
+      }
+    }
+  }
+  CHECK_THROWS_AS(completion_script(*line.app, "tcsh"), Error);
+}
+
+TEST_CASE("bash completes verbs, options, values and files") {
+  const CommandLine line;
+  const std::string script = completion_script(*line.app, "bash");
+  const auto complete = [&](const std::string& words) {
+    SpawnOptions options;
+    options.argv = {"/bin/bash", "--norc", "-c",
+                    script + "COMP_WORDS=(" + words +
+                        "); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _dtrain; "
+                        "echo \"${COMPREPLY[*]}\""};
+    options.env = {"PATH=/usr/bin:/bin"};
+    const Captured captured = capture(options, {}, std::chrono::seconds(20));
+    CHECK(captured.err == "");
+    return captured.out;
+  };
+  CHECK(complete("dtrain sub") == "submit\n");
+  CHECK(complete("dtrain st") == "status stop\n");
+  CHECK(complete("dtrain submit --nproc") == "--nproc-per-node\n");
+  CHECK(complete("dtrain submit --nproc-per-node ''") == "gpu cpu\n");
+  CHECK(complete("dtrain -c x submit --score-order m") == "max min\n");
+  CHECK(complete("dtrain completion z") == "zsh\n");
+}

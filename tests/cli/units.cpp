@@ -1,0 +1,188 @@
+#include <doctest/doctest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/jobs.hpp"
+#include "cli/lines.hpp"
+#include "cli/pull.hpp"
+#include "cli/render.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/spec/yaml.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+using namespace dtrain;
+using namespace dtrain::cli;
+using nlohmann::json;
+
+namespace {
+
+struct Heard {
+  std::vector<std::pair<std::string, bool>> lines;
+  auto sink() {
+    return [this](std::string_view line, bool whole) { lines.emplace_back(line, whole); };
+  }
+};
+
+json job(const std::string& id, const std::string& state) {
+  return {{"job", id}, {"name", id.substr(0, id.rfind('-'))}, {"state", state}};
+}
+
+ErrorCode code_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.code();
+  }
+  FAIL("nothing was thrown");
+  return ErrorCode::internal;
+}
+
+}  // namespace
+
+TEST_CASE("lines: pieces become whole lines, whatever the cuts") {
+  const std::string text = "one\n\ntwo two\nlast";
+  for (std::size_t cut = 1; cut <= text.size(); ++cut) {
+    Heard heard;
+    LineAssembler lines;
+    for (std::size_t at = 0; at < text.size(); at += cut) {
+      lines.feed(text.substr(at, cut), heard.sink());
+    }
+    CHECK(lines.pending() == "last");
+    lines.finish(heard.sink());
+    CHECK(heard.lines == std::vector<std::pair<std::string, bool>>{
+                             {"one", true}, {"", true}, {"two two", true}, {"last", false}});
+  }
+}
+
+TEST_CASE("lines: a line without an end is held up to the limit, and nothing of it is lost") {
+  Heard heard;
+  LineAssembler lines(8);
+  lines.feed("0123456789", heard.sink());
+  lines.feed("abcdefghijk\nnext\n", heard.sink());
+  std::string all;
+  for (const auto& [line, whole] : heard.lines) {
+    CHECK(line.size() <= 8);
+    all += line;
+    if (whole) all += '\n';
+  }
+  CHECK(all == "0123456789abcdefghijk\nnext\n");
+  CHECK(lines.pending().empty());
+}
+
+TEST_CASE("progress bars: what a terminal would show") {
+  CHECK(after_returns("10%\r20%\r30%") == "30%");
+  CHECK(after_returns("10%\r20%\r") == "20%");
+  CHECK(after_returns("plain") == "plain");
+  CHECK(after_returns("\r\r") == "");
+}
+
+TEST_CASE("table: columns line up, control characters cannot get out, no trailing spaces") {
+  CHECK(table({"A", "LONGER"}, {{"x", "y"}, {"long cell", ""}}, false) ==
+        "A          LONGER\nx          y\nlong cell\n");
+  CHECK(table({}, {{"\x1b[31mred", "b"}}, false) == "\\x1b[31mred  b\n");
+  CHECK(table({}, {{"é", "b"}, {"ab", "c"}}, false) == "é   b\nab  c\n");
+  CHECK(table({"A"}, {{Cell("x", Color::red)}}, true) == "\x1b[2mA\x1b[0m\n\x1b[31mx\x1b[0m\n");
+}
+
+TEST_CASE("fit: cut at a code point") {
+  CHECK(fit("short", 5) == "short");
+  CHECK(fit("éééééé", 4) == "ééé…");
+  CHECK(fit("abc", 0) == "");
+}
+
+TEST_CASE("an error is three lines at most") {
+  Error error(ErrorCode::failed, "it broke");
+  error.while_doing("turning the key").while_doing("going home").with_hint("walk");
+  CHECK(error_text(error, false, false) ==
+        "dtrain: it broke\n  while turning the key, while going home\n  try: walk\n");
+  CHECK(error_text(error, false, true).find("code: failed") != std::string::npos);
+  const SpecError spec({Error(ErrorCode::invalid, "a").at({"f.yaml", 1, 2}),
+                        Error(ErrorCode::invalid, "b").at({"f.yaml", 3, 4})});
+  CHECK(error_text(spec, false, false) == "dtrain: f.yaml:1:2: a\ndtrain: f.yaml:3:4: b\n");
+  const json as_json = error_json(spec);
+  CHECK(as_json["error"]["problems"].size() == 2);
+  CHECK(as_json["error"]["problems"][1]["location"]["line"] == 3);
+}
+
+TEST_CASE("exit codes by the kind of error") {
+  CHECK(exit_code_for(Error(ErrorCode::usage, "")) == 2);
+  CHECK(exit_code_for(Error(ErrorCode::invalid, "")) == 2);
+  CHECK(exit_code_for(Error(ErrorCode::not_found, "")) == 2);
+  CHECK(exit_code_for(Error(ErrorCode::unreachable, "")) == 4);
+  CHECK(exit_code_for(Error(ErrorCode::conflict, "")) == 1);
+}
+
+TEST_CASE("which job is meant") {
+  const json jobs = {job("mnist-bbbbbb", "running"), job("mnist-aaaaaa", "failed"),
+                     job("env-cccccc", "succeeded")};
+  const auto id = [&](const std::string& reference, DefaultJob fallback) {
+    return resolve_job(jobs, reference, fallback)["job"].get<std::string>();
+  };
+  CHECK(id("", DefaultJob::newest) == "mnist-bbbbbb");
+  CHECK(id("", DefaultJob::only_running) == "mnist-bbbbbb");
+  CHECK(id("env", DefaultJob::newest) == "env-cccccc");
+  CHECK(id("mnist-a", DefaultJob::newest) == "mnist-aaaaaa");
+  CHECK(id("mnist-aaaaaa", DefaultJob::newest) == "mnist-aaaaaa");
+  CHECK(code_of([&] { id("mnist", DefaultJob::newest); }) == ErrorCode::usage);
+  CHECK(code_of([&] { id("", DefaultJob::only_one); }) == ErrorCode::usage);
+  CHECK(code_of([&] { id("nothing", DefaultJob::newest); }) == ErrorCode::not_found);
+  CHECK(code_of([&] { resolve_job(json::array(), "", DefaultJob::newest); }) ==
+        ErrorCode::not_found);
+  const json done = {job("env-cccccc", "succeeded")};
+  CHECK(code_of([&] { resolve_job(done, "", DefaultJob::only_running); }) == ErrorCode::not_found);
+  CHECK(resolve_job(done, "", DefaultJob::only_one)["job"] == "env-cccccc");
+}
+
+TEST_CASE("numbers and metrics as people read them") {
+  CHECK(number(json(0.421299)) == "0.4213");
+  CHECK(number(json(470)) == "470");
+  CHECK(number(json("nan")) == "nan");
+  CHECK(metrics_line({{"b", 1}, {"a", 0.5}}) == "a 0.5  b 1");
+}
+
+TEST_CASE("pull: nothing is written outside of the folder") {
+  CHECK(safe_below("/d", "logs/0.out") == "/d/logs/0.out");
+  for (const char* bad : {"../x", "/etc/passwd", "a/../../x", "a//b/..", "", "a/", "./a"}) {
+    CAPTURE(bad);
+    CHECK_THROWS_AS(safe_below("/d", bad), Error);
+  }
+}
+
+TEST_CASE("pull: goes on where it stopped, and checks the sum of the whole") {
+  const testing::TemporaryFolder folder;
+  const std::string content = "0123456789";
+  // printf 0123456789 | sha256sum
+  RemoteFile file{"x", content.size(),
+                  "84d89877f0d4041efb6bf91a16f0248f2fd573e6af05c19f96bedb9f882f7882"};
+  const fs::path target = folder.path() / "deep" / "x";
+  std::vector<std::uint64_t> offsets;
+  const Fetch fetch = [&](std::uint64_t offset, const auto& sink) {
+    offsets.push_back(offset);
+    sink(std::string_view(content).substr(offset));
+  };
+  const Fetch broken = [&](std::uint64_t, const auto& sink) {
+    sink(std::string_view(content).substr(0, 4));
+    throw Error(ErrorCode::unreachable, "gone");
+  };
+  CHECK_THROWS_AS(pull_file(file, target, broken), Error);
+  CHECK(!fs::exists(target));
+  CHECK(pull_file(file, target, fetch) == Pulled::resumed);
+  CHECK(offsets == std::vector<std::uint64_t>{4});
+  CHECK(read_file(target) == content);
+  CHECK(pull_file(file, target, fetch) == Pulled::already_here);
+  CHECK(offsets.size() == 1);
+
+  // A part of something else is thrown away, and the whole is fetched.
+  fs::remove(target);
+  write_file_atomic(target.string() + ".part", "xxxx");
+  offsets.clear();
+  pull_file(file, target, fetch);
+  CHECK(offsets == std::vector<std::uint64_t>{4, 0});
+  CHECK(read_file(target) == content);
+
+  file.sha256 = std::string(64, '0');
+  fs::remove(target);
+  CHECK(code_of([&] { pull_file(file, target, fetch); }) == ErrorCode::failed);
+  CHECK(!fs::exists(target));
+  CHECK(!fs::exists(target.string() + ".part"));
+}

@@ -1,0 +1,107 @@
+#include <doctest/doctest.h>
+#include <stdlib.h>
+
+#include "launcher/cluster/state.hpp"
+#include "launcher/cluster/up.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/core/paths.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+using namespace dtrain;
+
+namespace {
+
+ClusterSpec local(int nodes) {
+  ClusterSpec spec;
+  spec.cluster_name = "c";
+  spec.provider.local_nodes = nodes;
+  return spec;
+}
+
+ClusterState state_of(const ClusterSpec& spec) {
+  ClusterState state;
+  state.name = spec.cluster_name;
+  state.id = ClusterId("c-abcdef");
+  state.provider = to_string(spec.provider.kind);
+  for (int i = 0; i < spec.promised_nodes(); ++i) {
+    state.nodes.push_back({NodeId("node-" + std::to_string(i)), "127.0.0.1", "/x"});
+  }
+  state.head_root = "/x/head";
+  state.spec = to_json(spec);
+  state.prepared = true;
+  return state;
+}
+
+}  // namespace
+
+TEST_CASE("plan_up: what is there decides what is done") {
+  const ClusterSpec spec = local(2);
+  UpObserved seen;
+  CHECK(plan_up(spec, seen).action == UpAction::build);
+
+  seen.state = state_of(spec);
+  seen.state->prepared = false;
+  CHECK(plan_up(spec, seen).action == UpAction::build);
+
+  seen.state->prepared = true;
+  CHECK(plan_up(spec, seen).action == UpAction::start_watch);
+  seen.watch_lives = true;
+  CHECK(plan_up(spec, seen).action == UpAction::wait);
+  seen.all_ready = true;
+  CHECK(plan_up(spec, seen).action == UpAction::nothing);
+}
+
+TEST_CASE("plan_up: another shape is refused with the reason") {
+  UpObserved seen{state_of(local(2)), true, true};
+  const UpPlan more = plan_up(local(4), seen);
+  CHECK(more.action == UpAction::refuse);
+  CHECK(more.reason == "it is up with 2 nodes, not 4");
+
+  ClusterSpec other_port = local(2);
+  other_port.provider.head_port = 46555;
+  CHECK(plan_up(other_port, seen).action == UpAction::refuse);
+
+  ClusterSpec commands = local(2);
+  commands.max_workers = 9;  // of no consequence for what runs
+  CHECK(plan_up(commands, seen).action == UpAction::nothing);
+}
+
+TEST_CASE("cluster.json: what is saved is what is read; damage names the file") {
+  const testing::TemporaryFolder folder;
+  ::setenv("XDG_STATE_HOME", folder.path().c_str(), 1);
+  CHECK(!load_cluster("c"));
+  ClusterState state = state_of(local(2));
+  state.agent = "/a/dtrain-agent";
+  save_cluster(state);
+  const auto read = load_cluster("c");
+  REQUIRE(read);
+  CHECK(to_json(*read) == to_json(state));
+  CHECK(known_clusters() == std::vector<std::string>{"c"});
+
+  write_file_atomic(paths::cluster_state("c") / "cluster.json", "{\"name\": 3}");
+  try {
+    load_cluster("c");
+    FAIL("a damaged file was read");
+  } catch (const Error& error) {
+    CHECK(std::string(error.what()).find("cluster.json") != std::string::npos);
+    CHECK(error.hint().find("dtrain down -c c") != std::string::npos);
+  }
+}
+
+TEST_CASE("the chosen cluster: the option, then DTRAIN_CLUSTER, then the current one") {
+  const testing::TemporaryFolder folder;
+  ::setenv("XDG_STATE_HOME", folder.path().c_str(), 1);
+  ::unsetenv("DTRAIN_CLUSTER");
+  CHECK_THROWS_AS(choose_cluster(""), Error);
+  set_current_cluster("one");
+  CHECK(choose_cluster("") == "one");
+  ::setenv("DTRAIN_CLUSTER", "two", 1);
+  CHECK(choose_cluster("") == "two");
+  CHECK(choose_cluster("three") == "three");
+  CHECK_THROWS_AS(choose_cluster("../x"), Error);
+  ::unsetenv("DTRAIN_CLUSTER");
+  clear_current_cluster("two");
+  CHECK(choose_cluster("") == "one");
+  clear_current_cluster("one");
+  CHECK(!current_cluster());
+}

@@ -1,0 +1,163 @@
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "launcher/cluster/down.hpp"
+#include "launcher/cluster/processes.hpp"
+#include "launcher/cluster/up.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/core/paths.hpp"
+#include "launcher/core/process.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+using namespace dtrain;
+
+namespace {
+
+// A state folder of its own, and nothing left running at the end.
+struct House {
+  House() {
+    ::setenv("XDG_STATE_HOME", folder.path().c_str(), 1);
+    ::unsetenv("DTRAIN_HEAD_SOCKET");
+    ::unsetenv("DTRAIN_CLUSTER");
+    ::unsetenv("FAKE_AGENT_FAILS");
+    spec.cluster_name = "c";
+    spec.provider.local_nodes = 2;
+    options.agent = FAKE_AGENT;
+  }
+  ~House() {
+    for (const FoundProcess& process : cluster_processes(state())) {
+      signal_process(process, SIGKILL);
+      wait_gone(process, std::chrono::seconds(5));
+    }
+  }
+  fs::path state() const { return paths::cluster_state("c"); }
+  std::size_t running(const std::string& what) const {
+    std::size_t count = 0;
+    for (const FoundProcess& process : cluster_processes(state())) count += process.what == what;
+    return count;
+  }
+
+  testing::TemporaryFolder folder;
+  ClusterSpec spec;
+  UpOptions options;
+};
+
+}  // namespace
+
+TEST_CASE("up builds, a second up finds it, down leaves nothing") {
+  House house;
+  const UpReport first = up(house.spec, house.options);
+  CHECK(first.action == UpAction::build);
+  CHECK(first.nodes.size() == 2);
+  CHECK(house.running("watch") == 1);
+  CHECK(house.running("head") == 1);
+  CHECK(house.running("node") == 2);
+  CHECK(read_file(house.state() / "nodes/node-1/identity.txt") == "signed request of node-1\n");
+
+  CHECK(up(house.spec, house.options).action == UpAction::nothing);
+  house.spec.provider.local_nodes = 3;
+  CHECK_THROWS_AS(up(house.spec, house.options), Error);
+
+  const DownReport report = down("c", {});
+  CHECK(report.was_there);
+  CHECK(report.complete);
+  REQUIRE(!report.rows.empty());
+  CHECK(report.rows.front().had == "4");
+  CHECK(report.rows.front().note.find("killed") == std::string::npos);
+  CHECK(cluster_processes(house.state()).empty());
+  CHECK(!fs::exists(house.state()));
+  CHECK(!down("c", {}).was_there);
+}
+
+TEST_CASE("a killed watch is started again, its children are let be") {
+  House house;
+  up(house.spec, house.options);
+  const auto watch = living_watch(house.state());
+  REQUIRE(watch);
+  signal_process(*watch, SIGKILL);
+  REQUIRE(wait_gone(*watch, std::chrono::seconds(5)));
+  CHECK(house.running("node") == 2);
+  CHECK(up(house.spec, house.options).action == UpAction::start_watch);
+  CHECK(living_watch(house.state()));
+  CHECK(down("c", {}).complete);
+}
+
+TEST_CASE("down without a head kills what is left and says so") {
+  House house;
+  up(house.spec, house.options);
+  for (const FoundProcess& process : cluster_processes(house.state())) {
+    if (process.what == "head") signal_process(process, SIGKILL);
+  }
+  const DownReport report = down("c", {});
+  CHECK(report.complete);
+  CHECK(report.rows.front().note.find("killed: ") != std::string::npos);
+  CHECK(cluster_processes(house.state()).empty());
+}
+
+TEST_CASE("down ends what an attempt left behind, and nothing that only looks at its files") {
+  House house;
+  up(house.spec, house.options);
+  SpawnOptions rank;
+  rank.argv = {"/bin/sleep", "1000"};
+  rank.env = {"DTRAIN_ATTEMPT_TOKEN=t",
+              "TORCHELASTIC_ERROR_FILE=" + (house.state() / "nodes/node-0/errors/0.json").string()};
+  rank.new_session = true;
+  const pid_t left_over = spawn(rank);
+  SpawnOptions pager;
+  pager.argv = {"/usr/bin/tail", "-f", (house.state() / "cluster.json").string()};
+  const pid_t looking = spawn(pager);
+  CHECK(house.running("rank") == 1);
+  CHECK(down("c", {}).complete);
+  CHECK(wait(left_over).signal == SIGKILL);
+  CHECK(!try_wait(looking));
+  ::kill(looking, SIGKILL);
+  wait(looking);
+}
+
+TEST_CASE("a step that fails is named, and what was built is cleared away") {
+  House house;
+  ::setenv("FAKE_AGENT_FAILS", "sign", 1);
+  try {
+    up(house.spec, house.options);
+    FAIL("up succeeded");
+  } catch (const Error& error) {
+    const std::string what = error.what();
+    CHECK(what.find("signing the certificate of node-0") != std::string::npos);
+    CHECK(what.find("this is what went wrong") != std::string::npos);
+    CHECK(what.find("of which 2 failed") != std::string::npos);
+  }
+  ::unsetenv("FAKE_AGENT_FAILS");
+  CHECK(!load_cluster("c"));
+  CHECK(up(house.spec, house.options).action == UpAction::build);
+  CHECK(down("c", {}).complete);
+}
+
+TEST_CASE("a cluster that does not become ready says which part") {
+  House house;
+  ::setenv("FAKE_AGENT_FAILS", "head", 1);
+  house.options.ready_limit = std::chrono::milliseconds(300);
+  try {
+    up(house.spec, house.options);
+    FAIL("up succeeded");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::timeout);
+    CHECK(std::string(error.what()).find("the head of cluster c does not answer") !=
+          std::string::npos);
+  }
+  ::unsetenv("FAKE_AGENT_FAILS");
+  CHECK(down("c", {}).complete);
+}
+
+TEST_CASE("keep_files moves the folder aside") {
+  House house;
+  up(house.spec, house.options);
+  write_file_atomic(house.state() / "head/kept.txt", "x");
+  DownOptions options;
+  options.keep_files = true;
+  const DownReport report = down("c", options);
+  CHECK(report.complete);
+  CHECK(read_file(report.kept / "head/kept.txt") == "x");
+  CHECK(!fs::exists(house.state()));
+}
