@@ -409,8 +409,12 @@ UnixSocket LogServer::move_here(UnixSocket socket) {
 
 void LogServer::follow(UnixSocket socket, std::string request, JobId job, FollowQuery query) {
   const auto follower = std::make_shared<Follower>(*this, std::move(job), std::move(query));
-  asio::co_spawn(context_, follower->run(move_here(std::move(socket)), std::move(request)),
-                 asio::detached);
+  // The coroutine begins later and on the other thread: what it is called with keeps it alive.
+  asio::co_spawn(
+      context_,
+      [follower, moved = std::make_shared<UnixSocket>(move_here(std::move(socket))),
+       text = std::move(request)] { return follower->run(std::move(*moved), text); },
+      asio::detached);
 }
 
 namespace {
