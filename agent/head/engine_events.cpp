@@ -12,7 +12,6 @@ namespace dtrain::head {
 namespace {
 
 constexpr int kWarningsOfAttempt = 1000;
-constexpr std::uint64_t kBytesWorthAWord = 1;
 
 bool wants_answer(const nlohmann::json& report) {
   const auto ack = report.find("ack");
@@ -113,8 +112,11 @@ void Engine::Impl::event(const NodeId& node_id, const JobId& job_id, int number,
       }
       schedule();
       rearm();
-    } else if (node->second.leftovers.insert({job_id, number}).second) {
-      stop_leftover(node_id, job_id, number);
+    } else if (share == nullptr || share->row.state != ShareState::finished) {
+      const bool known_job = job != nullptr;
+      if (!known_job || node->second.leftovers.insert({job_id, number}).second) {
+        stop_leftover(node_id, job_id, number);
+      }
     }
     return;
   }
@@ -298,7 +300,7 @@ void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t
   }
   share.row.reason = body.reason;
   share.finish_seq = seq;
-  if (body.dropped_bytes >= kBytesWorthAWord) {
+  if (body.dropped_bytes > 0) {
     note(tx, job, EventLevel::warning,
          human_bytes(body.dropped_bytes) + " of output were dropped on " + share.row.node.str() +
              " for want of disk space");

@@ -67,14 +67,16 @@ void Engine::Impl::load() {
       node.row.reason = "the head was started anew and waits for it";
     }
   }
-  // Old epochs on nodes that were given up.
+  // Old epochs on nodes that were given up. When their leases end is not known any more, but no
+  // later than a lease from now.
   for (const JobId& id : live) {
-    for (const Attempt& attempt : jobs.at(id).attempts) {
+    Job& job = jobs.at(id);
+    for (const Attempt& attempt : job.attempts) {
       for (const Share& share : attempt.shares) {
         const auto node = nodes.find(share.row.node);
-        if (share.row.state == ShareState::lost && node != nodes.end()) {
-          node->second.leftovers.insert({id, attempt.row.attempt});
-        }
+        if (share.row.state != ShareState::lost || node == nodes.end()) continue;
+        node->second.leftovers.insert({id, attempt.row.attempt});
+        if (&attempt == &job.attempts.back()) job.not_before = clock.now() + options.lease;
       }
     }
   }

@@ -49,21 +49,18 @@ void Engine::Impl::joined(const NodeInfo& info) {
   set_node(tx, node, NodeEvent::join, "");
   commit_node(std::move(tx));
 
-  // What lives there and should not. What ended in order and only waits for its acknowledgement
-  // says so again, and is then taken off the list.
-  const auto is_live = [&](const JobId& id, int number) {
-    Job* job = find(id);
-    Attempt* attempt = job == nullptr ? nullptr : job->live_attempt();
-    if (attempt == nullptr || attempt->row.attempt != number) return false;
-    const Share* share = attempt->share(info.node);
-    return share != nullptr && share->row.state != ShareState::lost;
-  };
+  // What lives there and should not. Where the end is known, only its acknowledgement is missing;
+  // a forgotten job had ended.
   node.leftovers.clear();
   for (const auto& [id, number] : info.attempts) {
-    if (!is_live(id, number)) node.leftovers.insert({id, number});
+    Job* job = find(id);
+    Attempt* attempt = job == nullptr ? nullptr : job->find_attempt(number);
+    const Share* share = attempt == nullptr ? nullptr : attempt->share(info.node);
+    if (share != nullptr && share->row.state == ShareState::finished) continue;
+    if (share != nullptr && share->live() && attempt == job->live_attempt()) continue;
+    if (job != nullptr) node.leftovers.insert({id, number});
+    stop_leftover(info.node, id, number);
   }
-  const std::set<std::pair<JobId, int>> leftovers = node.leftovers;
-  for (const auto& [id, number] : leftovers) stop_leftover(info.node, id, number);
 
   const std::set<JobId> now = live;
   for (const JobId& id : now) {

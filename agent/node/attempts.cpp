@@ -110,7 +110,9 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
       }
       // Not there: it has not opened its socket yet, or it has ended.
       if (!supervise::supervisor_alive(root_)) {
-        const bool starting = starting_ && std::chrono::steady_clock::now() - started < kStartLimit;
+        // Until its first file is written, only the pid that we started tells that it lives.
+        const bool starting = starting_ && start_time(pid_).has_value() &&
+                              std::chrono::steady_clock::now() - started < kStartLimit;
         if (!starting || fs::exists(root_.exit())) {
           ended();
           co_return;
@@ -200,6 +202,7 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
   std::uint64_t last_seq_ = 0;  // of NodeFinished, once seen
   int generation_ = 0;          // of the connection; an older coroutine ends when it sees a newer
   bool writing_ = false;
+  pid_t pid_ = 0;          // of a supervisor that we started; 0 for one found
   bool starting_ = false;  // its supervisor has been started and has not said hello yet
   bool done_ = false;
 };
@@ -270,7 +273,7 @@ void Attempts::start(const wire::StartAttempt& start) {
       options.env = current_environment();
       options.workdir = "/";
       options.new_session = true;
-      spawn(options);
+      found->pid_ = spawn(options);
       found->starting_ = true;
     }
     found->connect();

@@ -14,10 +14,10 @@
 
 namespace dtrain::supervise {
 
-// Moves what ranks write from their pipes into files, by splice(2). It has a thread of its own, so
-// that a disk that hangs delays neither the lease nor a stop. A rank is never held up by a full
-// disk: what cannot be written is read, counted and dropped, and writing is tried again each
-// second.
+// Moves what ranks write from their pipes into files. It has threads of its own, about one a rank
+// and at most four, so that a disk that hangs delays neither the lease nor a stop. A rank is never
+// held up by a full disk: what cannot be written is read, counted and dropped, and writing is tried
+// again each second.
 //
 // All functions are called from one thread, the supervisor's main one.
 class Output {
@@ -29,13 +29,13 @@ class Output {
   };
 
   Output();
-  // Stops the thread. If it hangs in the kernel for a second it is left to itself.
+  // Stops the threads. One that hangs in the kernel for a second is left to itself.
   ~Output();
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
 
-  // Takes over the reading end of a pipe and a file open for writing without O_APPEND. The first
-  // call starts the thread. Returns the stream's number.
+  // Takes over the reading end of a pipe and a file open for writing. Returns the stream's number,
+  // from 0 upwards.
   int add(UniqueFd pipe, UniqueFd file);
 
   // Readable when there are notes.
@@ -49,13 +49,17 @@ class Output {
  private:
   struct Stream;
   struct Shared;
-  static void run(const std::shared_ptr<Shared>& shared);
+  struct Pump;
+  struct Worker {
+    std::shared_ptr<Pump> pump;  // outlives this object when its thread hangs
+    std::thread thread;
+    std::future<void> done;
+  };
 
-  std::shared_ptr<Shared> shared_;  // outlives this object when the thread hangs
+  std::shared_ptr<Shared> shared_;
   int notify_fd_ = -1;
   int next_stream_ = 0;
-  std::thread thread_;
-  std::future<void> done_;
+  std::vector<Worker> workers_;
 };
 
 // A pipe that holds up to 1 MiB (less where the kernel refuses); both ends close-on-exec, the

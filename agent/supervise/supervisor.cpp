@@ -118,7 +118,6 @@ void Supervisor::begin() {
 }
 
 int Supervisor::add_stream(UniqueFd pipe, const fs::path& file) {
-  // Without O_APPEND, which splice(2) refuses.
   return output_.add(std::move(pipe), open_file(file, O_WRONLY | O_CREAT | O_TRUNC));
 }
 

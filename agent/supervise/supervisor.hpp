@@ -27,7 +27,7 @@
 namespace dtrain::supervise {
 
 // One attempt's share on this node, from its start to its last event. It owns the ranks and runs
-// wholly on the thread that calls run(); only Output has another.
+// wholly on the thread that calls run(); only Output has others.
 //
 //   setup? -> running -> (ending: SIGTERM, grace, SIGKILL until none is left) -> over
 class Supervisor {

@@ -2,12 +2,12 @@
 
 #include <CLI/CLI.hpp>
 
-std::optional<int> read_flags(int argc, char** argv, const std::string& description,
-                              Flags& flags) {
+std::optional<int> read_flags(int argc, char** argv, const std::string& description, Flags& flags) {
   CLI::App app(description);
   app.add_option("--data", flags.data, "Folder with the four IDX files, plain or gzipped")
       ->capture_default_str();
-  app.add_option("--limit", flags.limit, "Use only the first N images for training, and for testing")
+  app.add_option("--limit", flags.limit,
+                 "Use only the first N images for training, and for testing")
       ->check(CLI::PositiveNumber);
   app.add_option("--epochs", flags.epochs, "Times over the data")
       ->check(CLI::PositiveNumber)

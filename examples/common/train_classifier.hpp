@@ -59,8 +59,8 @@ int train_classifier(const std::shared_ptr<Module>& model, dtrain::train::Contex
 
   const auto train = std::make_shared<const LabelledImages>(
       read_mnist(flags.data, MnistSplit::train, flags.limit));
-  const auto test = std::make_shared<const LabelledImages>(
-      read_mnist(flags.data, MnistSplit::test, flags.limit));
+  const auto test =
+      std::make_shared<const LabelledImages>(read_mnist(flags.data, MnistSplit::test, flags.limit));
 
   model->to(context.device());
   Ddp ddp(model, context);
@@ -75,13 +75,13 @@ int train_classifier(const std::shared_ptr<Module>& model, dtrain::train::Contex
   const std::int64_t batch_size = flags.batch_size_per_worker;
   const std::int64_t steps_per_epoch = (sampler.remaining() + batch_size - 1) / batch_size;
   session.say("training on " + std::to_string(train->size()) + " images with " +
-              std::to_string(context.world_size()) + " ranks, " +
-              std::to_string(steps_per_epoch) + " steps an epoch");
+              std::to_string(context.world_size()) + " ranks, " + std::to_string(steps_per_epoch) +
+              " steps an epoch");
 
   const std::int64_t first_step = place.step;
   auto started = Clock::now();
-  double seconds = 0;            // of training alone, after the warm-up
-  std::int64_t counted = 0;      // images of this rank in them
+  double seconds = 0;        // of training alone, after the warm-up
+  std::int64_t counted = 0;  // images of this rank in them
   double loss_value = 0;
   Score score;
   for (; place.epoch < flags.epochs; ++place.epoch, place.position = 0) {
@@ -114,8 +114,8 @@ int train_classifier(const std::shared_ptr<Module>& model, dtrain::train::Contex
                         .metrics = {{"loss", loss_value}}});
       if (place.step % kLogEvery == 0) session.report(place.step, {{"loss", loss_value}});
       const bool epoch_ends = taken == sampler.remaining();
-      if (flags.checkpoint_every > 0 && place.step % flags.checkpoint_every == 0 &&
-          !epoch_ends && session.can_checkpoint()) {
+      if (flags.checkpoint_every > 0 && place.step % flags.checkpoint_every == 0 && !epoch_ends &&
+          session.can_checkpoint()) {
         session.report(place, {{"loss", loss_value}}, *model, optimizer);
         started = Clock::now();
       }
@@ -124,8 +124,7 @@ int train_classifier(const std::shared_ptr<Module>& model, dtrain::train::Contex
     score = evaluate(ddp, context, test);
     Metrics metrics{{"loss", score.loss}, {"accuracy", score.accuracy}};
     if (seconds > 0) {
-      metrics["samples_per_second"] =
-          static_cast<double>(counted * context.world_size()) / seconds;
+      metrics["samples_per_second"] = static_cast<double>(counted * context.world_size()) / seconds;
     }
     if (session.can_checkpoint()) {
       // Where the next epoch begins: a resume has nothing of this one to do again.

@@ -173,6 +173,24 @@ ProcessExit exit_from(const siginfo_t& info) {
   return exit;
 }
 
+// Reaps a child that ends before the deadline.
+std::optional<ProcessExit> wait_until(pid_t pid, std::chrono::steady_clock::time_point deadline) {
+#ifdef SYS_pidfd_open
+  const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U)));
+#else
+  const UniqueFd process;
+#endif
+  while (true) {
+    if (const auto exit = try_wait(pid)) return exit;
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        deadline - std::chrono::steady_clock::now());
+    if (left.count() <= 0) return std::nullopt;
+    // Kernels before 5.3 have no descriptor to wait on: look every few milliseconds.
+    pollfd polled{process.get(), POLLIN, 0};
+    ::poll(&polled, 1, process ? static_cast<int>(left.count()) : 3);
+  }
+}
+
 std::vector<pid_t> all_pids() {
   std::vector<pid_t> pids;
   std::error_code failed;
@@ -365,7 +383,15 @@ Captured capture(SpawnOptions options, std::string_view input, std::chrono::mill
   while (::sigtimedwait(&pipe_signal, nullptr, &zero) > 0) {
   }
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (result.timed_out) ::kill(-pid, SIGKILL);
+  // It may have closed its outputs and run on.
+  if (!result.timed_out) {
+    if (const auto exit = wait_until(pid, until)) {
+      result.exit = *exit;
+      return result;
+    }
+    result.timed_out = true;
+  }
+  ::kill(-pid, SIGKILL);
   result.exit = wait(pid);
   return result;
 }

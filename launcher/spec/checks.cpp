@@ -25,6 +25,17 @@ bool only(std::string_view text, std::string_view marks) {
   });
 }
 
+constexpr std::size_t kShown = 60;  // bytes of a value or a key in a message
+
+// The first kShown bytes, less what is left of a character.
+std::string cut(std::string_view text) {
+  std::size_t end = std::min(kShown, text.size());
+  while (end > 0 && end < text.size() && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) {
+    --end;
+  }
+  return std::string(text.substr(0, end));
+}
+
 std::string number_text(double value) {
   char text[40];
   const bool whole = std::abs(value) < 1e18 && value == std::floor(value);
@@ -44,18 +55,24 @@ std::string to_string(const Path& path) {
   return text;
 }
 
+Path with(Path path, std::string step) {
+  path.push_back(std::move(step));
+  return path;
+}
+
 Error Problem::error() const {
-  Error error(ErrorCode::invalid, path.empty() ? message : to_string(path) + ": " + message);
+  Path brief = path;  // a key may be 4 KiB long
+  for (std::string& step : brief) {
+    if (step.size() > kShown) step = cut(step) + "…";
+  }
+  Error error(ErrorCode::invalid, path.empty() ? message : to_string(brief) + ": " + message);
   if (!hint.empty()) error.with_hint(hint);
   return error;
 }
 
 std::string shown(std::string_view text) {
-  constexpr std::size_t kShown = 60;
   if (text.size() <= kShown) return "'" + printable(text, false) + "'";
-  std::size_t cut = kShown;  // not within a character
-  while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) --cut;
-  return "'" + printable(text.substr(0, cut), false) + "…'";
+  return "'" + printable(cut(text), false) + "…'";
 }
 
 bool valid_environment_name(std::string_view name) noexcept {

@@ -15,6 +15,7 @@ namespace dtrain::spec {
 // Keys and indices from the top of the file: {"env", "RANK"}, {"command", "[0]"}.
 using Path = std::vector<std::string>;
 std::string to_string(const Path& path);  // "env.RANK", "command[0]"
+Path with(Path path, std::string step);
 
 struct Problem {
   Path path;

@@ -54,13 +54,13 @@ struct NodeType {
   std::map<std::string, std::string> labels;
   int min_workers = 0;
   std::optional<int> max_workers;  // absent: the cluster's max; 0 for the head's type
-  std::vector<std::string> initialization_commands;
+  std::vector<std::string> initialization_commands;  // the cluster's, unless it has its own
   std::optional<std::vector<std::string>> worker_setup_commands;  // replaces the cluster's list
 };
 
 struct ClusterSpec {
   std::string cluster_name = "default";
-  int max_workers = 2;
+  int max_workers = 2;  // the reader makes it all nodes but the head for local and ssh
   double upscaling_speed = 1.0;
   double idle_timeout_minutes = 5.0;
   ProviderSpec provider;

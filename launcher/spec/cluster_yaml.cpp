@@ -14,15 +14,6 @@ namespace {
 
 using nlohmann::json;
 
-// Ray's names of the node types that its old form is rewritten to.
-constexpr const char* kLegacyHead = "ray-legacy-head-node-type";
-constexpr const char* kLegacyWorker = "ray-legacy-worker-node-type";
-
-Path with(Path path, std::string step) {
-  path.push_back(std::move(step));
-  return path;
-}
-
 // The keys of ProviderSpec that have a field of their own.
 bool common_provider_key(std::string_view name) {
   static constexpr std::array<std::string_view, 12> kNames{"type",
@@ -55,8 +46,8 @@ class ClusterReader {
     read_auth();
     read_files();
     read_commands();
-    read_node_types();
-    read_docker(top_.mapping("docker"));
+    read_node_types(top_, tree_, source_, spec_);
+    read_docker(top_.mapping("docker"), tree_, source_.report);
     for (const char* name : {"initial_workers", "autoscaling_mode", "target_utilization_fraction",
                              "worker_default_node_type", "head_start_ray_commands",
                              "worker_start_ray_commands", "no_restart", "metadata"}) {
@@ -201,7 +192,7 @@ class ClusterReader {
                                  " of provider.worker_ips are left out");
       out.worker_ips.resize(static_cast<std::size_t>(spec_.max_workers));
     }
-    spec_.max_workers = static_cast<int>(out.worker_ips.size());
+    spec_.max_workers = std::min(static_cast<int>(out.worker_ips.size()), limits::kNodes);
   }
 
   void read_others(Mapping& provider, ProviderKind kind) {
@@ -263,180 +254,6 @@ class ClusterReader {
     };
     spec_.head_setup_commands = after_setup(top_.texts("head_setup_commands"));
     spec_.worker_setup_commands = after_setup(top_.texts("worker_setup_commands"));
-  }
-
-  bool fixed_hosts() const {
-    return spec_.provider.kind == ProviderKind::local || spec_.provider.kind == ProviderKind::ssh;
-  }
-
-  void read_node_types() {
-    const std::vector<Entry> types = top_.entries("available_node_types");
-    spec_.head_node_type = top_.text("head_node_type");
-    const json head = top_.open("head_node");
-    const json workers = top_.open("worker_nodes");
-    const auto min_workers = top_.optional_whole("min_workers");
-    for (const Entry& entry : types) read_node_type(entry);
-    if (source_.report.knows({"provider"}) || source_.report.knows({"provider", "type"})) return;
-    const bool typed = top_.has("available_node_types") || top_.has("head_node_type");
-    const bool legacy = top_.has("head_node") || top_.has("worker_nodes");
-    if (fixed_hosts()) {
-      refuse_node_types();
-      return;
-    }
-    if (typed) {
-      for (const char* name : {"head_node", "worker_nodes", "min_workers"}) {
-        if (top_.has(name)) {
-          source_.report.warning({name}, tree_.place({name}),
-                                 "has no effect beside available_node_types, as in Ray");
-        }
-      }
-      if (!top_.has("head_node_type")) {
-        top_.problem("head_node_type", "is missing: which of available_node_types the head is",
-                     types.empty() ? "" : "for example: head_node_type: " + types.front().key);
-      }
-      return;
-    }
-    if (legacy) {
-      add_legacy(head, workers, static_cast<int>(min_workers.value_or(0)));
-    } else {
-      add_default_types(static_cast<int>(min_workers.value_or(0)));
-    }
-  }
-
-  // Ray too: machines that exist have no types.
-  void refuse_node_types() {
-    for (const char* name :
-         {"available_node_types", "head_node_type", "head_node", "worker_nodes"}) {
-      const bool blank = top_.has(name) && tree_.root().find(name)->entries.empty() &&
-                         tree_.root().find(name)->kind == Node::Kind::mapping;
-      if (!top_.has(name) || blank) continue;
-      top_.problem(name, std::string("is not for provider ") + to_string(spec_.provider.kind) +
-                             ": its nodes are given by " +
-                             (spec_.provider.kind == ProviderKind::ssh ? "head_ip and worker_ips"
-                                                                       : "nodes"));
-    }
-  }
-
-  void read_node_type(const Entry& entry) {
-    Mapping mapping(entry.value, node_type_table(), {"available_node_types", entry.key}, source_);
-    NodeType type;
-    type.name = entry.key;
-    type.node_config = mapping.open("node_config");
-    if (const Node* resources = mapping.special("resources")) {
-      type.resources = read_resources(mapping, *resources, mapping.path_of("resources"));
-    }
-    for (const Entry& label : mapping.entries("labels")) {
-      const Path path = with(mapping.path_of("labels"), label.key);
-      if (auto text = mapping.word(*label.value, path, false)) type.labels[label.key] = *text;
-    }
-    type.min_workers = static_cast<int>(mapping.whole("min_workers"));
-    if (const auto most = mapping.optional_whole("max_workers")) {
-      type.max_workers = static_cast<int>(*most);
-    }
-    type.initialization_commands =
-        mapping.optional_texts("initialization_commands").value_or(spec_.initialization_commands);
-    type.worker_setup_commands = mapping.optional_texts("worker_setup_commands");
-    read_docker(mapping.mapping("docker"));
-    mapping.finish();
-    spec_.node_types.push_back(std::move(type));
-  }
-
-  std::map<std::string, double> read_resources(Mapping& mapping, const Node& node,
-                                               const Path& path) {
-    std::map<std::string, double> resources;
-    if (node.kind != Node::Kind::mapping) {
-      source_.report.problem(path, node.place, "must be a mapping, not " + node.kind_name(),
-                             "for example: resources: {CPU: 8, GPU: 1}");
-      return resources;
-    }
-    for (const Entry& entry : node.entries) {
-      const Path at = with(path, entry.key);
-      const auto text = mapping.word(*entry.value, at, false);
-      if (!text) continue;
-      const ScalarType type = entry.value->type();
-      const bool memory = entry.key == "memory" || entry.key == "object_store_memory";
-      if (memory) {
-        const auto bytes =
-            reported(source_.report, at, entry.value->place, [&] { return parse_bytes(*text); });
-        if (bytes) resources[entry.key] = static_cast<double>(*bytes);
-      } else if (type == ScalarType::whole || type == ScalarType::number) {
-        resources[entry.key] = mapping.json(*entry.value, at, false).get<double>();
-      } else {
-        source_.report.problem(at, entry.value->place,
-                               "must be a number, not " + entry.value->kind_name(),
-                               "for example: " + printable(entry.key, false) + ": 1");
-      }
-    }
-    if (resources.erase("object_store_memory") > 0) {
-      warn_ray_only(*node.find("object_store_memory"),
-                    tree_.place(with(path, "object_store_memory")),
-                    with(path, "object_store_memory"), source_.report);
-    }
-    return resources;
-  }
-
-  // The old form, as Ray rewrites it.
-  void add_legacy(const json& head, const json& workers, int min_workers) {
-    NodeType one;
-    one.name = kLegacyHead;
-    one.max_workers = 0;
-    NodeType others;
-    others.name = kLegacyWorker;
-    others.min_workers = std::min(min_workers, spec_.max_workers);
-    others.max_workers = spec_.max_workers;
-    fill_legacy(one, head, "head_node");
-    fill_legacy(others, workers, "worker_nodes");
-    spec_.head_node_type = kLegacyHead;
-    spec_.node_types = {std::move(one), std::move(others)};
-  }
-
-  void fill_legacy(NodeType& type, const json& config, const char* key) {
-    type.node_config = config;
-    type.initialization_commands = spec_.initialization_commands;
-    const Node* node = tree_.root().find(key);
-    const Node* resources = node == nullptr ? nullptr : node->find("resources");
-    if (resources == nullptr || resources->kind == Node::Kind::null) return;
-    Mapping probe(nullptr, node_type_table(), {key}, source_);
-    type.resources = read_resources(probe, *resources, {key, "resources"});
-    type.node_config.erase("resources");
-  }
-
-  // What Ray's defaults.yaml of these clouds has; kubernetes and slurm have no such default.
-  void add_default_types(int min_workers) {
-    json config;
-    if (spec_.provider.kind == ProviderKind::aws) config = {{"InstanceType", "m5.large"}};
-    if (spec_.provider.kind == ProviderKind::gcp) config = {{"machineType", "n1-standard-2"}};
-    if (spec_.provider.kind == ProviderKind::azure) {
-      config = {{"azure_arm_parameters", {{"vmSize", "Standard_D2s_v3"}}}};
-    }
-    if (config.is_null()) {
-      top_.problem("available_node_types", "is missing: the kinds of nodes there may be",
-                   "for example: available_node_types: {head: {node_config: {}}}");
-      return;
-    }
-    NodeType head;
-    head.name = "ray.head.default";
-    head.node_config = config;
-    head.max_workers = 0;
-    head.initialization_commands = spec_.initialization_commands;
-    NodeType worker = head;
-    worker.name = "ray.worker.default";
-    worker.min_workers = std::min(min_workers, spec_.max_workers);
-    worker.max_workers = std::nullopt;
-    spec_.head_node_type = head.name;
-    spec_.node_types = {std::move(head), std::move(worker)};
-  }
-
-  void read_docker(Mapping docker) {
-    for (const char* name : {"image", "head_image", "worker_image"}) {
-      if (docker.table().find(name) == nullptr || !docker.has(name)) continue;
-      if (!docker.text(name).empty()) {
-        source_.report.warning(docker.path_of(name), tree_.place(docker.path_of(name)),
-                               "containers are not built yet: commands and ranks run on the node "
-                               "itself");
-      }
-    }
-    docker.skip_all();
   }
 
   const Tree& tree_;

@@ -64,7 +64,7 @@ enum class BundleMode : std::uint8_t { automatic, off };
 enum class OnHeadLost : std::uint8_t { go_on, stop };  // "continue", "stop"
 
 struct JobSpec {
-  std::string name;                  // default: the program's file name
+  std::string name;                  // default: the program's file name, see values.hpp
   std::vector<std::string> command;  // argv; for a string in the YAML: one element, and shell set
   bool shell = false;                // run as /bin/sh -c command[0]
   std::string workdir;               // absolute; default: the YAML's folder, else where submit ran

@@ -9,11 +9,6 @@ namespace dtrain {
 namespace spec {
 namespace {
 
-Path with(Path path, std::string step) {
-  path.push_back(std::move(step));
-  return path;
-}
-
 void read_command(Mapping& top, JobSpec& spec) {
   const Node* node = top.special("command");
   if (node == nullptr) return;

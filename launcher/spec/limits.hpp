@@ -9,6 +9,7 @@ namespace dtrain::limits {
 
 inline constexpr std::size_t kNameLength = 40;  // so that NAME-xxxxxx fits wherever a name fits
 inline constexpr int kNodes = 10'000;
+inline constexpr std::size_t kNodeTypes = 1'000;
 inline constexpr int kLocalNodes = 1'000;
 inline constexpr int kProcsPerNode = 4'096;
 inline constexpr int kRestarts = 1'000'000;

@@ -28,4 +28,13 @@ auto reported(Report& report, const Path& path, Place place, Body&& read)
   }
 }
 
+// Ray's names of the node types that its old form is rewritten to.
+inline constexpr const char* kLegacyHead = "ray-legacy-head-node-type";
+inline constexpr const char* kLegacyWorker = "ray-legacy-worker-node-type";
+
+// All keys of a cluster YAML that are about node types; after provider and the commands.
+void read_node_types(Mapping& top, const Tree& tree, Source source, ClusterSpec& spec);
+// Warns about an image; everything else of `docker` says nothing.
+void read_docker(Mapping docker, const Tree& tree, Report& report);
+
 }  // namespace dtrain::spec

@@ -1,6 +1,8 @@
 #include "launcher/spec/tree.hpp"
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <initializer_list>
 
 namespace dtrain::spec {
@@ -49,6 +51,22 @@ ScalarType scalar_type(std::string_view text) {
     rest.remove_prefix(exponent);
   }
   return rest.empty() ? ScalarType::number : ScalarType::text;
+}
+
+bool boolean_value(std::string_view text) {
+  const char c = text.empty() ? 'n' : text.front();
+  if (c == 't' || c == 'T' || c == 'y' || c == 'Y') return true;
+  return text.size() == 2 && (c == 'o' || c == 'O');  // on, not off
+}
+
+std::optional<double> number_value(std::string_view text) {
+  if (!text.empty() && text.front() == '+') text.remove_prefix(1);
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || !std::isfinite(value)) {
+    return std::nullopt;
+  }
+  return value;
 }
 
 const Node* Node::find(std::string_view key) const {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <deque>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -43,6 +44,8 @@ struct Node {
 };
 
 ScalarType scalar_type(std::string_view plain_text);
+bool boolean_value(std::string_view text);                  // of a scalar of type boolean
+std::optional<double> number_value(std::string_view text);  // of whole or number, if it is finite
 
 class Tree {
  public:

@@ -40,13 +40,16 @@ struct Read {
   std::vector<Warning> warnings;
 };
 
-// Text of at most 4 MiB, at most 100 levels deep, at most 100,000 nodes after aliases. `file` is
-// for messages, and relative paths are relative to its folder. Throw SpecError.
+// Text of at most 4 MiB, at most 100 levels deep, at most 100,000 values and 16 MiB after aliases
+// and variables. `file` is for messages, and relative paths are relative to its folder. Throw
+// SpecError with at most 100 problems, in the order of the text; the spec that is returned has
+// passed validate(). No file but `file` is looked at: that hosts and paths exist is not checked.
 Read<ClusterSpec> parse_cluster_yaml(std::string_view text, const std::string& file,
                                      const Environment& environment);
 Read<JobSpec> parse_job_yaml(std::string_view text, const std::string& file,
                              const Environment& environment);
 
+// The same from a file; Error(not_found, denied, io, invalid) when it cannot be read.
 Read<ClusterSpec> read_cluster_yaml(const std::string& path, const Environment& environment);
 Read<JobSpec> read_job_yaml(const std::string& path, const Environment& environment);
 

@@ -119,7 +119,9 @@ std::string shard_name(int shard, int shards) {
   return "shard-" + padded(shard, 5) + "-of-" + padded(shards, 5);
 }
 
-std::string checkpoint_name(std::int64_t number) { return kPrefix + padded(number, 6); }
+std::string checkpoint_name(std::int64_t number) {
+  return kPrefix + padded(number, 6);
+}
 
 std::optional<std::int64_t> checkpoint_number(const std::string& name) {
   if (!name.starts_with(kPrefix)) return std::nullopt;
@@ -182,17 +184,13 @@ std::string to_json_text(const ShardRecord& record) {
 }
 
 std::string to_json_text(const Manifest& manifest) {
-  const json document = {{"format", "dtrain-checkpoint"},
-                         {"version", kVersion},
-                         {"number", manifest.number},
-                         {"job", manifest.job},
-                         {"attempt", manifest.attempt},
-                         {"step", manifest.step},
-                         {"world_size", manifest.world_size},
-                         {"shards", manifest.shards},
-                         {"created", manifest.created},
-                         {"metrics", metrics_to_json(manifest.metrics)},
-                         {"files", to_json(manifest.files)}};
+  const json document = {
+      {"format", "dtrain-checkpoint"},     {"version", kVersion},
+      {"number", manifest.number},         {"job", manifest.job},
+      {"attempt", manifest.attempt},       {"step", manifest.step},
+      {"world_size", manifest.world_size}, {"shards", manifest.shards},
+      {"created", manifest.created},       {"metrics", metrics_to_json(manifest.metrics)},
+      {"files", to_json(manifest.files)}};
   return document.dump(1) + "\n";
 }
 

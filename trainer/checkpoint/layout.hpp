@@ -42,8 +42,8 @@ struct Manifest {
 std::filesystem::path checkpoints_folder(const std::filesystem::path& storage);
 std::filesystem::path temporary_folder(const std::filesystem::path& storage, int attempt,
                                        std::int64_t step);
-std::string shard_name(int shard, int shards);          // shard-00000-of-00001
-std::string checkpoint_name(std::int64_t number);       // checkpoint_000000
+std::string shard_name(int shard, int shards);     // shard-00000-of-00001
+std::string checkpoint_name(std::int64_t number);  // checkpoint_000000
 std::optional<std::int64_t> checkpoint_number(const std::string& name);
 
 // Plain components joined by '/': not absolute, no '.', '..' or empty component, no NUL.

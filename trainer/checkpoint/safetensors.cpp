@@ -20,11 +20,21 @@ struct DTypeRow {
   std::size_t size;
 };
 constexpr std::array<DTypeRow, 15> kDTypes{{
-    {DType::boolean, "BOOL", 1}, {DType::u8, "U8", 1},           {DType::i8, "I8", 1},
-    {DType::f8_e4m3, "F8_E4M3", 1}, {DType::f8_e5m2, "F8_E5M2", 1}, {DType::i16, "I16", 2},
-    {DType::u16, "U16", 2},      {DType::f16, "F16", 2},         {DType::bf16, "BF16", 2},
-    {DType::i32, "I32", 4},      {DType::u32, "U32", 4},         {DType::f32, "F32", 4},
-    {DType::i64, "I64", 8},      {DType::u64, "U64", 8},         {DType::f64, "F64", 8},
+    {DType::boolean, "BOOL", 1},
+    {DType::u8, "U8", 1},
+    {DType::i8, "I8", 1},
+    {DType::f8_e4m3, "F8_E4M3", 1},
+    {DType::f8_e5m2, "F8_E5M2", 1},
+    {DType::i16, "I16", 2},
+    {DType::u16, "U16", 2},
+    {DType::f16, "F16", 2},
+    {DType::bf16, "BF16", 2},
+    {DType::i32, "I32", 4},
+    {DType::u32, "U32", 4},
+    {DType::f32, "F32", 4},
+    {DType::i64, "I64", 8},
+    {DType::u64, "U64", 8},
+    {DType::f64, "F64", 8},
 }};
 
 // Bytes of a tensor, or nullopt if they do not fit 64 bits.
@@ -112,8 +122,9 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
              " bytes, its offsets give " + std::to_string(entry.end - entry.begin));
     }
     if (entry.begin != covered) {
-      refuse(name + (entry.begin < covered ? ": overlaps the tensor before it at offset "
-                                           : ": leaves a gap before it, from offset ") +
+      refuse(name +
+             (entry.begin < covered ? ": overlaps the tensor before it at offset "
+                                    : ": leaves a gap before it, from offset ") +
              std::to_string(std::min(entry.begin, covered)));
     }
     covered = entry.end;

@@ -17,12 +17,26 @@
 namespace dtrain::train {
 
 enum class DType : std::uint8_t {
-  boolean, u8, i8, f8_e4m3, f8_e5m2, i16, u16, f16, bf16, i32, u32, f32, i64, u64, f64,
+  boolean,
+  u8,
+  i8,
+  f8_e4m3,
+  f8_e5m2,
+  i16,
+  u16,
+  f16,
+  bf16,
+  i32,
+  u32,
+  f32,
+  i64,
+  u64,
+  f64,
 };
 
-std::string_view to_string(DType dtype);                   // "F32"
+std::string_view to_string(DType dtype);  // "F32"
 std::optional<DType> dtype_from(std::string_view name);
-std::size_t size_of(DType dtype);                          // bytes of one element
+std::size_t size_of(DType dtype);  // bytes of one element
 
 // One tensor of a file: where its bytes lie within the file's data, checked.
 struct TensorEntry {

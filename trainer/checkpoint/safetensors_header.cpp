@@ -43,26 +43,45 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
           return true;
         }
         fail(where() + "unknown key '" + name + "'");
-      case At::start: case At::metadata_value: case At::tensor_value: case At::numbers:
-      case At::done: break;
+      case At::start:
+      case At::metadata_value:
+      case At::tensor_value:
+      case At::numbers:
+      case At::done:
+        break;
     }
     unexpected("a key");
   }
 
   bool start_object(std::size_t /*elements*/) override {
     switch (at_) {
-      case At::start: at_ = At::top; return true;
-      case At::metadata_value: at_ = At::metadata; return true;
-      case At::tensor_value: at_ = At::tensor; return true;
-      case At::top: case At::metadata: case At::tensor: case At::numbers: case At::done: break;
+      case At::start:
+        at_ = At::top;
+        return true;
+      case At::metadata_value:
+        at_ = At::metadata;
+        return true;
+      case At::tensor_value:
+        at_ = At::tensor;
+        return true;
+      case At::top:
+      case At::metadata:
+      case At::tensor:
+      case At::numbers:
+      case At::done:
+        break;
     }
     unexpected("an object");
   }
 
   bool end_object() override {
     switch (at_) {
-      case At::top: at_ = At::done; return true;
-      case At::metadata: at_ = At::top; return true;
+      case At::top:
+        at_ = At::done;
+        return true;
+      case At::metadata:
+        at_ = At::top;
+        return true;
       case At::tensor:
         for (unsigned i = 0; i < 3; ++i) {
           if ((seen_ & 1U << i) == 0) fail(where() + "'" + kKeys[i] + "' is missing");
@@ -70,8 +89,12 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
         header_.tensors.push_back(std::move(entry_));
         at_ = At::top;
         return true;
-      case At::start: case At::metadata_value: case At::tensor_value: case At::numbers:
-      case At::done: break;
+      case At::start:
+      case At::metadata_value:
+      case At::tensor_value:
+      case At::numbers:
+      case At::done:
+        break;
     }
     unexpected("the end of an object");
   }
@@ -134,7 +157,14 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 
  private:
   enum class At : std::uint8_t {
-    start, top, metadata_value, metadata, tensor_value, tensor, numbers, done,
+    start,
+    top,
+    metadata_value,
+    metadata,
+    tensor_value,
+    tensor,
+    numbers,
+    done,
   };
   static constexpr unsigned kDType = 0;
   static constexpr unsigned kShape = 1;

@@ -75,8 +75,7 @@ void make_folders(const fs::path& path) {
 
 ShardWriter::ShardWriter(const fs::path& storage, int attempt, std::int64_t step, int shard,
                          int shards)
-    : folder_(fs::absolute(temporary_folder(storage, attempt, step)) /
-              shard_name(shard, shards)),
+    : folder_(fs::absolute(temporary_folder(storage, attempt, step)) / shard_name(shard, shards)),
       record_{shard, shards, step, {}} {
   std::error_code error;
   fs::remove_all(folder_, error);
@@ -95,8 +94,8 @@ FileSink ShardWriter::create(const std::string& path) const {
 
 void ShardWriter::close(FileSink& sink) {
   sink.finish();
-  record_.files.push_back({sink.path().lexically_relative(folder_).generic_string(), sink.size(),
-                           sink.sha256()});
+  record_.files.push_back(
+      {sink.path().lexically_relative(folder_).generic_string(), sink.size(), sink.sha256()});
 }
 
 void ShardWriter::finish() {
@@ -185,9 +184,8 @@ std::vector<Checkpoint> list_checkpoints(const fs::path& storage, const Warn& wa
       warn(std::string("passed over a checkpoint that is not whole: ") + problem.what());
     }
   }
-  std::sort(checkpoints.begin(), checkpoints.end(), [](const auto& a, const auto& b) {
-    return a.manifest.number < b.manifest.number;
-  });
+  std::sort(checkpoints.begin(), checkpoints.end(),
+            [](const auto& a, const auto& b) { return a.manifest.number < b.manifest.number; });
   return checkpoints;
 }
 

@@ -63,8 +63,7 @@ using Warn = std::function<void(const std::string& message)>;
 std::vector<Checkpoint> list_checkpoints(const std::filesystem::path& storage, const Warn& warn);
 
 // The one with the highest number, if any.
-std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& storage,
-                                            const Warn& warn);
+std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& storage, const Warn& warn);
 
 // What is kept: docs/checkpoint_format.md.
 struct Retention {

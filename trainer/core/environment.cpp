@@ -24,8 +24,8 @@ class Numbers {
       throw Error("environment: " + name + "='" + *text + "' is not a whole number");
     }
     if (value < least || value > most) {
-      throw Error("environment: " + name + "=" + *text + " is not within " +
-                  std::to_string(least) + " to " + std::to_string(most));
+      throw Error("environment: " + name + "=" + *text + " is not within " + std::to_string(least) +
+                  " to " + std::to_string(most));
     }
     return value;
   }
@@ -112,8 +112,7 @@ Environment read_environment(const Lookup& lookup) {
   env.node_ips = lines_of(lookup("DTRAIN_NODE_IPS").value_or(""));
   if (!env.node_ips.empty() && static_cast<std::size_t>(env.node_rank) >= env.node_ips.size()) {
     throw Error("environment: NODE_RANK=" + std::to_string(env.node_rank) +
-                " but DTRAIN_NODE_IPS has only " + std::to_string(env.node_ips.size()) +
-                " lines");
+                " but DTRAIN_NODE_IPS has only " + std::to_string(env.node_ips.size()) + " lines");
   }
   return env;
 }

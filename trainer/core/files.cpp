@@ -37,7 +37,9 @@ FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
   return *this;
 }
 
-int FileDescriptor::release() { return std::exchange(fd_, -1); }
+int FileDescriptor::release() {
+  return std::exchange(fd_, -1);
+}
 
 void FileDescriptor::reset() {
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
@@ -58,7 +60,9 @@ void FileSink::write(std::span<const std::byte> bytes) {
   size_ += bytes.size();
 }
 
-void FileSink::write(std::string_view text) { write(bytes_of(text)); }
+void FileSink::write(std::string_view text) {
+  write(bytes_of(text));
+}
 
 void FileSink::finish() {
   if (::fsync(file_.get()) != 0) throw errno_error("cannot fsync " + path_.string(), errno);

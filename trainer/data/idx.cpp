@@ -40,7 +40,8 @@ class IdxReader {
       check_zlib(got, what);
       if (got == 0) {
         fail(what + " from offset " + std::to_string(begin) + ", " +
-             std::to_string(offset_ - begin + size) + " bytes", "the end of the file");
+                 std::to_string(offset_ - begin + size) + " bytes",
+             "the end of the file");
       }
       into += got;
       size -= got;
@@ -164,9 +165,8 @@ LabelledImages read_mnist(const std::filesystem::path& folder, MnistSplit split,
   data.images = read_idx_images(data.source, limit);
   data.labels = read_idx_labels(label_file, limit);
   if (static_cast<std::int64_t>(data.labels.size()) != data.images.count) {
-    throw Error(label_file.string() + ": " + std::to_string(data.labels.size()) +
-                " labels, but " + data.source.string() + " has " +
-                std::to_string(data.images.count) + " images");
+    throw Error(label_file.string() + ": " + std::to_string(data.labels.size()) + " labels, but " +
+                data.source.string() + " has " + std::to_string(data.images.count) + " images");
   }
   for (std::size_t i = 0; i < data.labels.size(); ++i) {
     if (data.labels[i] > 9) {

@@ -42,11 +42,7 @@ std::int64_t Permutation::operator[](std::int64_t position) const {
 }
 
 DistributedSampler::DistributedSampler(std::int64_t size, int rank, int ranks, Options options)
-    : size_(size),
-      rank_(rank),
-      ranks_(ranks),
-      options_(options),
-      order_(size, options.seed, 0) {
+    : size_(size), rank_(rank), ranks_(ranks), options_(options), order_(size, options.seed, 0) {
   if (size < 0 || size > (std::int64_t{1} << 62)) {
     throw Error("sampler: " + std::to_string(size) + " samples are not possible");
   }
@@ -71,9 +67,8 @@ std::int64_t DistributedSampler::positions() const {
 void DistributedSampler::set_epoch(std::int64_t epoch, std::int64_t position) {
   const std::int64_t last = (positions() + ranks_ - 1) / ranks_ * ranks_;
   if (position < 0 || position > last || position % ranks_ != 0) {
-    throw Error("sampler: position " + std::to_string(position) +
-                " is not a multiple of the " + std::to_string(ranks_) + " ranks from 0 to " +
-                std::to_string(last));
+    throw Error("sampler: position " + std::to_string(position) + " is not a multiple of the " +
+                std::to_string(ranks_) + " ranks from 0 to " + std::to_string(last));
   }
   epoch_ = epoch;
   start_ = position;

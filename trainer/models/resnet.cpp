@@ -18,7 +18,9 @@ torch::nn::Conv2d conv(std::int64_t inputs, std::int64_t outputs, std::int64_t k
 
 }  // namespace
 
-torch::nn::Conv2d resnet_conv1(std::int64_t channels) { return conv(channels, 64, 7, 2); }
+torch::nn::Conv2d resnet_conv1(std::int64_t channels) {
+  return conv(channels, 64, 7, 2);
+}
 
 BasicBlockImpl::BasicBlockImpl(std::int64_t inputs, std::int64_t outputs, std::int64_t stride) {
   conv1_ = register_module("conv1", conv(inputs, outputs, 3, stride));
@@ -27,8 +29,8 @@ BasicBlockImpl::BasicBlockImpl(std::int64_t inputs, std::int64_t outputs, std::i
   bn2_ = register_module("bn2", torch::nn::BatchNorm2d(outputs));
   if (stride != 1 || inputs != outputs) {
     downsample_ = register_module(
-        "downsample", torch::nn::Sequential(conv(inputs, outputs, 1, stride),
-                                            torch::nn::BatchNorm2d(outputs)));
+        "downsample",
+        torch::nn::Sequential(conv(inputs, outputs, 1, stride), torch::nn::BatchNorm2d(outputs)));
   }
 }
 

@@ -77,8 +77,8 @@ std::filesystem::path Reporter::checkpoint(std::int64_t step, const std::filesys
     throw Error(error.is_string() ? error.get<std::string>() : "an answer that is not understood");
   } catch (const Error& error) {
     socket_.reset();
-    throw Error("checkpoint of step " + std::to_string(step) + " was not committed: " +
-                error.what());
+    throw Error("checkpoint of step " + std::to_string(step) +
+                " was not committed: " + error.what());
   }
 }
 
@@ -137,8 +137,7 @@ void Reporter::connect() {
 void Reporter::send(const std::string& line) {
   std::size_t sent = 0;
   while (sent < line.size()) {
-    const ssize_t put =
-        ::send(socket_.get(), line.data() + sent, line.size() - sent, MSG_NOSIGNAL);
+    const ssize_t put = ::send(socket_.get(), line.data() + sent, line.size() - sent, MSG_NOSIGNAL);
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) throw errno_error("cannot write to report socket " + path_.string(), errno);
     sent += static_cast<std::size_t>(put);

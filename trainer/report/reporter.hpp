@@ -55,9 +55,9 @@ class Reporter {
 
   void send_quietly(const std::string& line);
   void deliver(const std::string& line);  // throws Error
-  void connect();                        // throws Error
-  void send(const std::string& line);    // throws Error
-  std::string receive_line();            // throws Error
+  void connect();                         // throws Error
+  void send(const std::string& line);     // throws Error
+  std::string receive_line();             // throws Error
 
   std::filesystem::path path_;
   Options options_;

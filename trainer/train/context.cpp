@@ -57,10 +57,10 @@ c10::intrusive_ptr<c10d::TCPStore> open_store(const Environment& env,
   try {
     return c10::make_intrusive<c10d::TCPStore>(env.master_addr, store);
   } catch (const c10::Error& error) {
-    throw Error("cannot " + std::string(store.isServer ? "open" : "reach") + " the group's store at " +
-                env.master_addr + ":" + std::to_string(env.master_port) + " as rank " +
-                std::to_string(env.rank) + " of " + std::to_string(env.world_size) + ": " +
-                error.what_without_backtrace());
+    throw Error("cannot " + std::string(store.isServer ? "open" : "reach") +
+                " the group's store at " + env.master_addr + ":" + std::to_string(env.master_port) +
+                " as rank " + std::to_string(env.rank) + " of " + std::to_string(env.world_size) +
+                ": " + error.what_without_backtrace());
   }
 }
 
@@ -116,8 +116,8 @@ struct Context::State {
 void Context::State::connect(const Options& options) {
   const Environment& env = environment;
   tcp_store = open_store(env, options);
-  store = c10::make_intrusive<c10d::PrefixStore>("/worker/attempt_" + std::to_string(env.attempt - 1),
-                                                 tcp_store);
+  store = c10::make_intrusive<c10d::PrefixStore>(
+      "/worker/attempt_" + std::to_string(env.attempt - 1), tcp_store);
   // Below, `group` must live on the heap: its operations take references of it.
   group = c10::make_intrusive<c10d::ProcessGroup>(store, env.rank, env.world_size);
   auto gloo_options = c10d::ProcessGroupGloo::Options::create(options.timeout);
@@ -159,7 +159,8 @@ void Context::State::leave() {
     group->getBackend(c10::kCPU)->allreduce(tensors)->wait(kGoodbye);
     if (!environment.agent_store) {
       const std::int64_t left = store->add(kLeftKey, 1);
-      if (left == environment.world_size) store->set("dtrain/all_left", std::vector<std::uint8_t>{1});
+      if (left == environment.world_size)
+        store->set("dtrain/all_left", std::vector<std::uint8_t>{1});
       if (environment.rank == 0) store->wait({"dtrain/all_left"}, kGoodbye);
     }
   } catch (const std::exception&) {
@@ -173,7 +174,9 @@ Context::~Context() {
   if (state_) state_->leave();
 }
 
-Context Context::join() { return join(read_environment(), Options{}); }
+Context Context::join() {
+  return join(read_environment(), Options{});
+}
 
 Context Context::join(const Environment& environment, const Options& options) {
   if (options.num_threads > 0) at::set_num_threads(options.num_threads);
@@ -184,13 +187,25 @@ Context Context::join(const Environment& environment, const Options& options) {
   return Context(std::move(state));
 }
 
-const Environment& Context::environment() const { return state_->environment; }
-int Context::rank() const { return state_->environment.rank; }
-int Context::world_size() const { return state_->environment.world_size; }
-c10::Device Context::device() const { return state_->device; }
-c10d::ProcessGroup* Context::process_group() const { return state_->group.get(); }
+const Environment& Context::environment() const {
+  return state_->environment;
+}
+int Context::rank() const {
+  return state_->environment.rank;
+}
+int Context::world_size() const {
+  return state_->environment.world_size;
+}
+c10::Device Context::device() const {
+  return state_->device;
+}
+c10d::ProcessGroup* Context::process_group() const {
+  return state_->group.get();
+}
 
-void Context::barrier() { all_reduce_sum(at::zeros({1}, at::kFloat)); }
+void Context::barrier() {
+  all_reduce_sum(at::zeros({1}, at::kFloat));
+}
 
 void Context::all_reduce_sum(at::Tensor tensor) {
   if (!state_->group) return;
@@ -198,7 +213,9 @@ void Context::all_reduce_sum(at::Tensor tensor) {
   state_->group->allreduce(tensors)->wait();
 }
 
-double Context::all_reduce_sum(double value) { return all_reduce_sum(std::vector{value}).front(); }
+double Context::all_reduce_sum(double value) {
+  return all_reduce_sum(std::vector{value}).front();
+}
 
 std::vector<double> Context::all_reduce_sum(std::vector<double> values) {
   // On the CPU in double, whatever the device: these are a few numbers, and must be exact.

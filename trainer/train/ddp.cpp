@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <sstream>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/comm.hpp>
@@ -39,17 +40,17 @@ std::unique_ptr<Reducer> make_reducer(ReducerArguments a, const DdpOptions& o) {
                           o.find_unused_parameters, o.gradient_as_bucket_view, a.names,
                           o.first_bucket_bytes, kSkipUnused, kPythonReducer, caps);
                 }) {  // 2.11 and later, which default what comes after it
-    return std::make_unique<Reducer>(
-        std::move(a.parameters), std::move(a.buckets), std::move(a.group),
-        std::move(a.expect_sparse), o.bucket_bytes, o.find_unused_parameters,
-        o.gradient_as_bucket_view, std::move(a.names), o.first_bucket_bytes, kSkipUnused,
-        kPythonReducer, caps);
+    return std::make_unique<Reducer>(std::move(a.parameters), std::move(a.buckets),
+                                     std::move(a.group), std::move(a.expect_sparse), o.bucket_bytes,
+                                     o.find_unused_parameters, o.gradient_as_bucket_view,
+                                     std::move(a.names), o.first_bucket_bytes, kSkipUnused,
+                                     kPythonReducer, caps);
   } else {  // without the list of caps
-    return std::make_unique<Reducer>(
-        std::move(a.parameters), std::move(a.buckets), std::move(a.group),
-        std::move(a.expect_sparse), o.bucket_bytes, o.find_unused_parameters,
-        o.gradient_as_bucket_view, std::move(a.names), o.first_bucket_bytes, kSkipUnused,
-        kPythonReducer);
+    return std::make_unique<Reducer>(std::move(a.parameters), std::move(a.buckets),
+                                     std::move(a.group), std::move(a.expect_sparse), o.bucket_bytes,
+                                     o.find_unused_parameters, o.gradient_as_bucket_view,
+                                     std::move(a.names), o.first_bucket_bytes, kSkipUnused,
+                                     kPythonReducer);
   }
 }
 
@@ -58,6 +59,46 @@ std::vector<at::Tensor> detached(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> result;
   for (const at::Tensor& tensor : tensors) result.push_back(tensor.detach());
   return result;
+}
+
+// One line for each parameter: what must be equal on all ranks.
+std::vector<std::string> describe(const ReducerArguments& arguments) {
+  std::vector<std::string> lines;
+  for (std::size_t i = 0; i < arguments.parameters.size(); ++i) {
+    const at::Tensor& p = arguments.parameters[i];
+    std::ostringstream line;
+    line << arguments.names.at(i) << " " << c10::toString(p.scalar_type()) << p.sizes();
+    if (!p.is_contiguous()) line << " strides " << p.strides();
+    lines.push_back(line.str());
+  }
+  return lines;
+}
+
+// c10d's own check compares shapes only and does not say which parameter it was. Every rank learns
+// of a difference and throws: none is left waiting for the others.
+void verify_same_model(Context& context, const std::vector<std::string>& mine) {
+  std::string text;
+  for (const std::string& line : mine) text += line + "\n";
+  std::istringstream first(context.broadcast(text));
+  std::string problem;
+  std::string theirs;
+  std::size_t i = 0;
+  for (; problem.empty() && std::getline(first, theirs); ++i) {
+    if (i < mine.size() && mine[i] == theirs) continue;
+    problem = "rank " + std::to_string(context.rank()) + " has " +
+              (i < mine.size() ? mine[i] : "no more parameters") + " where rank 0 has " + theirs;
+  }
+  if (problem.empty() && i < mine.size()) {
+    problem = "rank " + std::to_string(context.rank()) + " has " + mine[i] +
+              " where rank 0 has no more parameters";
+  }
+  const double others = context.all_reduce_sum(problem.empty() ? 0.0 : 1.0);
+  if (others == 0) return;
+  if (problem.empty()) {
+    problem =
+        std::to_string(static_cast<int>(others)) + " other ranks have another model than rank 0";
+  }
+  throw Error("DDP: the ranks' models differ: " + problem);
 }
 
 }  // namespace
@@ -97,7 +138,7 @@ DistributedDataParallel::DistributedDataParallel(std::shared_ptr<torch::nn::Modu
   arguments.expect_sparse.assign(arguments.parameters.size(), false);
   state.buffers = detached(state.module->buffers());
 
-  c10d::verify_params_across_processes(state.group, arguments.parameters, std::nullopt);
+  verify_same_model(context, describe(arguments));
   std::vector<at::Tensor> all = detached(state.module->parameters());
   all.insert(all.end(), state.buffers.begin(), state.buffers.end());
   c10d::broadcast_coalesced(state.group, all, kBroadcastBytes, 0);
@@ -140,14 +181,15 @@ void DistributedDataParallel::prepare_backward(const std::vector<at::Tensor>& ou
   if (!state.reducer || !c10::GradMode::is_enabled()) return;
   state.buffers_behind = state.sync;
   if (!state.sync) return;
-  state.reducer->prepare_for_backward(state.options.find_unused_parameters
-                                          ? outputs
-                                          : std::vector<at::Tensor>{});
+  state.reducer->prepare_for_backward(
+      state.options.find_unused_parameters ? outputs : std::vector<at::Tensor>{});
 }
 
 DistributedDataParallel::NoSync::NoSync(DistributedDataParallel& ddp)
     : ddp_(ddp), before_(std::exchange(ddp.state_->sync, false)) {}
 
-DistributedDataParallel::NoSync::~NoSync() { ddp_.state_->sync = before_; }
+DistributedDataParallel::NoSync::~NoSync() {
+  ddp_.state_->sync = before_;
+}
 
 }  // namespace dtrain::train

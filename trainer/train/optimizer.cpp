@@ -86,8 +86,8 @@ std::size_t Optimizer::add_slot(const std::string& key) {
 std::size_t Optimizer::add_step_counter() {
   Slot slot{"step", {}};
   for (const NamedParameter& p : parameters_) {
-    slot.tensors.push_back(at::zeros({}, p.tensor.options().dtype(at::kFloat)
-                                             .requires_grad(false)));
+    slot.tensors.push_back(
+        at::zeros({}, p.tensor.options().dtype(at::kFloat).requires_grad(false)));
   }
   slots_.push_back(std::move(slot));
   return slots_.size() - 1;

@@ -61,8 +61,8 @@ class Optimizer {
     std::vector<std::vector<at::Tensor>> slots;  // as in slots_
   };
   Active active() const;
-  std::size_t add_slot(const std::string& key);        // like the parameters, zeros
-  std::size_t add_step_counter();                      // one float each, key "step"
+  std::size_t add_slot(const std::string& key);  // like the parameters, zeros
+  std::size_t add_step_counter();                // one float each, key "step"
 
   double lr_ = 0;
   std::vector<NamedParameter> parameters_;

@@ -11,7 +11,9 @@ namespace {
 
 constexpr std::chrono::milliseconds kDrawInterval{200};
 
-void warn(const std::string& message) { std::fprintf(stderr, "warning: %s\n", message.c_str()); }
+void warn(const std::string& message) {
+  std::fprintf(stderr, "warning: %s\n", message.c_str());
+}
 
 std::string text_of(const Metrics& metrics) {
   std::string text;
@@ -37,7 +39,9 @@ Session::Session(Context& context, Options options)
   }
 }
 
-Session::~Session() { clear_line(); }
+Session::~Session() {
+  clear_line();
+}
 
 std::optional<Place> Session::resume(torch::nn::Module& model, Optimizer& optimizer) {
   std::string folder;
@@ -72,8 +76,7 @@ void Session::report(std::int64_t step, const Metrics& metrics) {
 }
 
 std::filesystem::path Session::report(const Place& place, const Metrics& metrics,
-                                      const torch::nn::Module& model,
-                                      const Optimizer& optimizer) {
+                                      const torch::nn::Module& model, const Optimizer& optimizer) {
   report(place.step, metrics);
   const std::vector<at::Tensor> generators =
       context_.all_gather(generator_state(context_.device()));
@@ -95,8 +98,9 @@ std::filesystem::path Session::save(const Place& place, const Metrics& metrics,
                                     const torch::nn::Module& model, const Optimizer& optimizer,
                                     const std::vector<at::Tensor>& generators) {
   if (!storage_) {
-    throw Error("there is nowhere to put checkpoints: give a storage path, or start the program "
-                "with dtrain submit");
+    throw Error(
+        "there is nowhere to put checkpoints: give a storage path, or start the program "
+        "with dtrain submit");
   }
   const Environment& env = context_.environment();
   ShardWriter shard(*storage_, env.attempt, place.step);
@@ -104,10 +108,13 @@ std::filesystem::path Session::save(const Place& place, const Metrics& metrics,
   shard.finish();
   if (reporter_) return reporter_->checkpoint(place.step, shard.folder(), 0, 1, metrics);
 
-  const std::filesystem::path committed = commit_checkpoint(
-      *storage_,
-      {.job = env.job, .attempt = env.attempt, .step = place.step,
-       .world_size = env.world_size, .shards = 1, .metrics = metrics});
+  const std::filesystem::path committed =
+      commit_checkpoint(*storage_, {.job = env.job,
+                                    .attempt = env.attempt,
+                                    .step = place.step,
+                                    .world_size = env.world_size,
+                                    .shards = 1,
+                                    .metrics = metrics});
   remove_checkpoints(*storage_, options_.retention, warn);
   return committed;
 }

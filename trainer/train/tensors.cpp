@@ -15,13 +15,20 @@ namespace dtrain::train {
 namespace {
 
 constexpr std::array<std::pair<DType, at::ScalarType>, 15> kTypes{{
-    {DType::boolean, at::kBool},     {DType::u8, at::kByte},
-    {DType::i8, at::kChar},          {DType::f8_e4m3, at::kFloat8_e4m3fn},
-    {DType::f8_e5m2, at::kFloat8_e5m2}, {DType::i16, at::kShort},
-    {DType::u16, at::kUInt16},       {DType::f16, at::kHalf},
-    {DType::bf16, at::kBFloat16},    {DType::i32, at::kInt},
-    {DType::u32, at::kUInt32},       {DType::f32, at::kFloat},
-    {DType::i64, at::kLong},         {DType::u64, at::kUInt64},
+    {DType::boolean, at::kBool},
+    {DType::u8, at::kByte},
+    {DType::i8, at::kChar},
+    {DType::f8_e4m3, at::kFloat8_e4m3fn},
+    {DType::f8_e5m2, at::kFloat8_e5m2},
+    {DType::i16, at::kShort},
+    {DType::u16, at::kUInt16},
+    {DType::f16, at::kHalf},
+    {DType::bf16, at::kBFloat16},
+    {DType::i32, at::kInt},
+    {DType::u32, at::kUInt32},
+    {DType::f32, at::kFloat},
+    {DType::i64, at::kLong},
+    {DType::u64, at::kUInt64},
     {DType::f64, at::kDouble},
 }};
 
@@ -47,7 +54,9 @@ void write_tensors(FileSink& sink, const TensorMap& tensors,
   for (const auto& [name, tensor] : tensors) {
     held.push_back(tensor.detach().to(at::kCPU).contiguous());
     const at::Tensor& flat = held.back();
-    sources.push_back({name, to_dtype(name, flat.scalar_type()), flat.sizes().vec(),
+    sources.push_back({name,
+                       to_dtype(name, flat.scalar_type()),
+                       flat.sizes().vec(),
                        {static_cast<const std::byte*>(flat.const_data_ptr()), flat.nbytes()}});
   }
   write_safetensors(sink, std::move(sources), metadata);

@@ -70,14 +70,14 @@ void write_training_state(ShardWriter& shard, const torch::nn::Module& model,
     states.push_back(
         to_base64({static_cast<const std::byte*>(flat.const_data_ptr()), flat.nbytes()}));
   }
-  const json document = {{"format", "dtrain-training-state"},
-                         {"version", 1},
-                         {"step", place.step},
-                         {"epoch", place.epoch},
-                         {"position", place.position},
-                         {"optimizer", {{"kind", optimizer.kind()},
-                                        {"numbers", optimizer.numbers()}}},
-                         {"generators", states}};
+  const json document = {
+      {"format", "dtrain-training-state"},
+      {"version", 1},
+      {"step", place.step},
+      {"epoch", place.epoch},
+      {"position", place.position},
+      {"optimizer", {{"kind", optimizer.kind()}, {"numbers", optimizer.numbers()}}},
+      {"generators", states}};
   FileSink state_file = shard.create(kState);
   state_file.write(document.dump(1) + "\n");
   shard.close(state_file);

@@ -142,3 +142,24 @@ TEST_CASE("many problems are kept at most by the hundred, and in order") {
   CHECK(problems.size() == 100);
   CHECK(problems.front().starts_with("3:"));
 }
+
+TEST_CASE("copies that a file asks for are bounded too") {
+  std::string text = "provider: {type: aws}\nhead_node_type: t0\navailable_node_types:\n";
+  for (int i = 0; i < 900; ++i) text += "  t" + std::to_string(i) + ": {}\n";
+  CHECK(cluster_problems(text).empty());
+  std::string commands = "initialization_commands:\n";
+  for (int i = 0; i < 40'000; ++i) commands += "  - x\n";
+  CHECK(contains(cluster_problems(text + commands), "available_node_types: is too large together"));
+  for (int i = 900; i < 2000; ++i) text += "  t" + std::to_string(i) + ": {}\n";
+  CHECK(contains(cluster_problems(text), "available_node_types: has more than 1000 types"));
+}
+
+TEST_CASE("long keys and values are cut in messages, at a character") {
+  std::string key = "a";  // so that the cut would fall within a character
+  for (int i = 0; i < 100; ++i) key += "é";
+  const auto problems = job_problems("command: x\n" + key + ": 1\nbundle: " + key + "\n");
+  REQUIRE(problems.size() == 2);
+  CHECK(problems[0].size() < 120);
+  CHECK(problems[0].find("é…: no such key") != std::string::npos);
+  CHECK(problems[1].find("é…'") != std::string::npos);
+}

@@ -47,8 +47,8 @@ TEST_CASE("golden: the committed checkpoint") {
 }
 
 TEST_CASE("golden: the tensors") {
-  const SafetensorsFile file(golden() /
-                             "checkpoints/checkpoint_000003/shard-00000-of-00002/model.safetensors");
+  const SafetensorsFile file(
+      golden() / "checkpoints/checkpoint_000003/shard-00000-of-00002/model.safetensors");
   REQUIRE(file.tensors().size() == 3);
   const TensorEntry* weight = file.find("fc.weight");
   REQUIRE(weight != nullptr);

@@ -42,11 +42,13 @@ std::string refusal(const std::string& header, std::size_t data = 0) {
 
 std::string tensor(const std::string& name, const std::string& dtype, const std::string& shape,
                    const std::string& offsets) {
-  return "\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape +
-         R"(,"data_offsets":)" + offsets + "}";
+  return "\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" +
+         offsets + "}";
 }
 
-std::span<const std::byte> bytes_of(const auto& values) { return std::as_bytes(std::span(values)); }
+std::span<const std::byte> bytes_of(const auto& values) {
+  return std::as_bytes(std::span(values));
+}
 
 }  // namespace
 
@@ -109,8 +111,9 @@ TEST_CASE("writing what cannot be read is refused") {
     return message_of<Error>([&] { write_safetensors(sink, std::move(tensors)); });
   };
   CHECK(contains(write({{"a", DType::f32, {3}, bytes_of(two)}}), "'a' has 8 bytes"));
-  CHECK(contains(write({{"a", DType::f32, {2}, bytes_of(two)}, {"a", DType::f32, {2}, bytes_of(two)}}),
-                 "'a' is given twice"));
+  CHECK(contains(
+      write({{"a", DType::f32, {2}, bytes_of(two)}, {"a", DType::f32, {2}, bytes_of(two)}}),
+      "'a' is given twice"));
   CHECK(contains(write({{"__metadata__", DType::f32, {2}, bytes_of(two)}}), "reserved"));
 }
 
@@ -128,7 +131,10 @@ TEST_CASE("hostile headers: lengths") {
 TEST_CASE("hostile headers: JSON") {
   CHECK(contains(refusal("{"), "not JSON"));
   CHECK(contains(refusal("{}x"), "not JSON"));
-  CHECK(contains(refusal(R"({"a)" "\xff" R"(":1})"), "not JSON"));
+  CHECK(contains(refusal(R"({"a)"
+                         "\xff"
+                         R"(":1})"),
+                 "not JSON"));
   CHECK(contains(refusal(R"({"a":1})"), "unexpected a number"));
   CHECK(contains(refusal(R"({"a":null})"), "unexpected null"));
   CHECK(contains(refusal(R"({"a":[]})"), "unexpected an array"));
@@ -139,7 +145,8 @@ TEST_CASE("hostile headers: JSON") {
   CHECK(contains(refusal(R"({"__metadata__":{"k":1}})"), "unexpected a number"));
   CHECK(contains(refusal(R"({"__metadata__":{"k":"1","k":"2"}})"), "metadata 'k' comes twice"));
   CHECK(contains(refusal("{" + tensor("a", "F32", "[0]", "[0,0]") + "," +
-                         tensor("a", "F32", "[0]", "[0,0]") + "}"), "'a' comes twice"));
+                         tensor("a", "F32", "[0]", "[0,0]") + "}"),
+                 "'a' comes twice"));
   const std::string deep = R"({"a":{"dtype":"F32","shape":)" + std::string(1'000'000, '[');
   CHECK(contains(refusal(deep), "unexpected an array"));
 }

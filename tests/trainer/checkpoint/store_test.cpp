@@ -32,8 +32,12 @@ void write_shard(const fs::path& storage, std::int64_t step, int shard = 0, int 
 
 fs::path commit(const fs::path& storage, std::int64_t step, Metrics metrics = {}, int shards = 1) {
   for (int shard = 0; shard < shards; ++shard) write_shard(storage, step, shard, shards);
-  return commit_checkpoint(storage, {.job = "", .attempt = 1, .step = step, .world_size = 2,
-                                     .shards = shards, .metrics = std::move(metrics)});
+  return commit_checkpoint(storage, {.job = "",
+                                     .attempt = 1,
+                                     .step = step,
+                                     .world_size = 2,
+                                     .shards = shards,
+                                     .metrics = std::move(metrics)});
 }
 
 std::string commit_refusal(const fs::path& storage, std::int64_t step, int shards = 1) {
@@ -129,19 +133,25 @@ TEST_CASE("the newest whole checkpoint is taken, a broken one passed over with a
   commit(storage.path(), 10);
   commit(storage.path(), 20);
   const fs::path third = commit(storage.path(), 30);
-  fs::create_directories(storage / "checkpoints/checkpoint_7");         // not a name of ours
+  fs::create_directories(storage / "checkpoints/checkpoint_7");  // not a name of ours
   fs::create_directories(storage / "checkpoints/checkpoint_000009.old");
   CHECK(newest_checkpoint(storage.path(), warnings.sink())->manifest.step == 30);
   CHECK(warnings.list.empty());
 
   const fs::path weights = third / "shard-00000-of-00001/weights.bin";
-  SUBCASE("cut off") { write_file(weights, "wei"); }
-  SUBCASE("gone") { fs::remove(weights); }
+  SUBCASE("cut off") {
+    write_file(weights, "wei");
+  }
+  SUBCASE("gone") {
+    fs::remove(weights);
+  }
   SUBCASE("manifest cut off") {
     const std::string text = read_file(third / "manifest.json");
     write_file(third / "manifest.json", text.substr(0, text.size() / 2));
   }
-  SUBCASE("no manifest") { fs::remove(third / "manifest.json"); }
+  SUBCASE("no manifest") {
+    fs::remove(third / "manifest.json");
+  }
   SUBCASE("a manifest that leads out of its folder") {
     std::string text = read_file(third / "manifest.json");
     const std::string path = "shard-00000-of-00001/weights.bin";
@@ -186,8 +196,9 @@ TEST_CASE("what is kept") {
   CHECK(checkpoints_to_remove(list, {.num_to_keep = 2, .score_attribute = ""}) == Numbers{0, 1, 2});
   // Two best are 1 and 3; the newest stays although it is the worst.
   CHECK(checkpoints_to_remove(list, {.num_to_keep = 2, .score_attribute = "a"}) == Numbers{0, 2});
-  CHECK(checkpoints_to_remove(list, {.num_to_keep = 2, .score_attribute = "a",
-                                     .higher_is_better = false}) == Numbers{1, 2, 3});
+  CHECK(checkpoints_to_remove(
+            list, {.num_to_keep = 2, .score_attribute = "a", .higher_is_better = false}) ==
+        Numbers{1, 2, 3});
   CHECK(checkpoints_to_remove(list, {.num_to_keep = 9, .score_attribute = "a"}).empty());
   const auto equal = checkpoints({{{"a", 1}}, {{"a", 1}}, {{"a", 1}}});
   CHECK(checkpoints_to_remove(equal, {.num_to_keep = 1, .score_attribute = "a"}) == Numbers{0, 1});

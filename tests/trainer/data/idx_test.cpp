@@ -74,8 +74,9 @@ TEST_CASE("wrong files: the file, the offset, what was expected") {
   CHECK(contains(refusal(file), "expected the number of images"));
   CHECK(contains(refusal(file), "found the end of the file"));
   write_file(file, images(5).substr(0, 16 + 10));
-  CHECK(refusal(file) == prefix + "26: expected the pixels from offset 16, 30 bytes, found the "
-                                  "end of the file");
+  CHECK(refusal(file) == prefix +
+                             "26: expected the pixels from offset 16, 30 bytes, found the "
+                             "end of the file");
   write_file(file, images(5) + "x");
   CHECK(refusal(file) == prefix + "46: expected the end of the file, found more bytes");
   write_file(file, number(0x803) + number(0xffffffff) + number(65536) + number(65536));

@@ -14,15 +14,20 @@ using Batch = std::vector<std::int64_t>;
 
 namespace {
 
-Batch copy(std::span<const std::int64_t> indices) { return {indices.begin(), indices.end()}; }
+Batch copy(std::span<const std::int64_t> indices) {
+  return {indices.begin(), indices.end()};
+}
 
-DistributedSampler in_order(std::int64_t size) { return {size, 0, 1, {.shuffle = false}}; }
+DistributedSampler in_order(std::int64_t size) {
+  return {size, 0, 1, {.shuffle = false}};
+}
 
 }  // namespace
 
 TEST_CASE("batches come in order, whatever the workers") {
   for (const int workers : {0, 1, 4}) {
-    Loader<Batch> loader(in_order(103), {.batch_size = 10, .workers = workers, .prefetch = 3}, copy);
+    Loader<Batch> loader(in_order(103), {.batch_size = 10, .workers = workers, .prefetch = 3},
+                         copy);
     CHECK(loader.batches() == 11);
     Batch all;
     while (auto batch = loader.next()) all.insert(all.end(), batch->begin(), batch->end());

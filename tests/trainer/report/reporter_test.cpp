@@ -45,7 +45,8 @@ TEST_CASE("reports are the contract's lines") {
         json::parse(R"({"type":"metrics","step":10,"metrics":{"loss":0.5,"worst":"nan"}})"));
   reporter.heartbeat(11);
   CHECK(supervisor.read_line() == json::parse(R"({"type":"heartbeat","step":11})"));
-  reporter.progress({.step = 12, .total = 20, .epoch = 1, .message = "a\nb", .metrics = {{"l", 1}}});
+  reporter.progress(
+      {.step = 12, .total = 20, .epoch = 1, .message = "a\nb", .metrics = {{"l", 1}}});
   CHECK(supervisor.read_line() ==
         json::parse(R"({"type":"progress","step":12,"total":20,"epoch":1,"message":"a\nb",)"
                     R"("metrics":{"l":1.0}})"));
@@ -148,7 +149,8 @@ TEST_CASE("a socket that nobody reads is given up after the send timeout") {
   Reporter reporter(world.socket(), options);
   const Metrics many = [] {
     Metrics metrics;
-    for (int i = 0; i < 200; ++i) metrics["metric_" + std::string(100, 'm') + std::to_string(i)] = i;
+    for (int i = 0; i < 200; ++i)
+      metrics["metric_" + std::string(100, 'm') + std::to_string(i)] = i;
     return metrics;
   }();
   for (int step = 0; step < 1000 && world.warnings.empty(); ++step) reporter.metrics(step, many);

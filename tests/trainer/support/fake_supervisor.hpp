@@ -27,8 +27,8 @@ class FakeSupervisor {
   explicit FakeSupervisor(const std::filesystem::path& path)
       : listener_(::socket(AF_UNIX, SOCK_STREAM, 0)) {
     const sockaddr_un address = address_of(path);
-    REQUIRE(::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address),
-                   sizeof address) == 0);
+    REQUIRE(::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) ==
+            0);
     REQUIRE(::listen(listener_.get(), 8) == 0);
   }
 

@@ -185,8 +185,8 @@ int resume(Context& context, const std::filesystem::path& folder) {
       ++place.step;
       taken += batch->images.size(0);
       place.position = sampler.position_after(taken);
-      std::FILE* losses = std::fopen(
-          (folder / ("losses-" + std::to_string(context.rank()))).c_str(), "a");
+      std::FILE* losses =
+          std::fopen((folder / ("losses-" + std::to_string(context.rank()))).c_str(), "a");
       std::fprintf(losses, "%lld %a\n", static_cast<long long>(place.step), loss.item<double>());
       std::fclose(losses);
       if (place.step % 3 == 0) session.report(place, {{"loss", 0.5}}, *model, optimizer);
@@ -203,8 +203,8 @@ int resume(Context& context, const std::filesystem::path& folder) {
 
 int run_job(const std::string& name, const std::filesystem::path& folder) {
   const std::map<std::string, std::function<int(Context&, const std::filesystem::path&)>> jobs{
-      {"gradients", gradients}, {"steps", steps},       {"accumulate", accumulate},
-      {"buffers", buffers},     {"unused", unused},     {"mismatch", mismatch},
+      {"gradients", gradients},     {"steps", steps},         {"accumulate", accumulate},
+      {"buffers", buffers},         {"unused", unused},       {"mismatch", mismatch},
       {"collectives", collectives}, {"dead_peer", dead_peer}, {"resume", resume}};
   return run([&] {
     Context context = Context::join();

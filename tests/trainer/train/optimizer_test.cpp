@@ -25,9 +25,10 @@ void backward(test::SmallModel& model, int number) {
 }
 
 // The largest difference of any weight after five steps of ours and of LibTorch's own.
-double difference(const std::function<std::unique_ptr<Optimizer>(std::vector<NamedParameter>)>& make,
-                  const std::function<std::unique_ptr<torch::optim::Optimizer>(
-                      std::vector<at::Tensor>)>& make_theirs) {
+double difference(
+    const std::function<std::unique_ptr<Optimizer>(std::vector<NamedParameter>)>& make,
+    const std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>&
+        make_theirs) {
   auto mine = test::make_small_model(1);
   auto theirs = test::make_small_model(1);
   const auto optimizer = make(named_parameters(*mine));
@@ -43,8 +44,8 @@ double difference(const std::function<std::unique_ptr<Optimizer>(std::vector<Nam
   CHECK((mine->parameters()[0] - before).abs().max().item<double>() > 1e-3);  // it moved
   double most = 0;
   for (std::size_t i = 0; i < mine->parameters().size(); ++i) {
-    most = std::max(most, (mine->parameters()[i] - theirs->parameters()[i])
-                              .abs().max().item<double>());
+    most = std::max(most,
+                    (mine->parameters()[i] - theirs->parameters()[i]).abs().max().item<double>());
   }
   return most;
 }
@@ -80,18 +81,19 @@ TEST_CASE("the fused optimizers do what LibTorch's do") {
       const double dampening = nesterov || momentum == 0 ? 0 : 0.5;
       CHECK(difference(
                 [=](std::vector<NamedParameter> p) -> std::unique_ptr<Optimizer> {
-                  return std::make_unique<Sgd>(
-                      std::move(p), SgdOptions{.lr = 0.1, .momentum = momentum,
-                                               .dampening = dampening, .weight_decay = 0.01,
-                                               .nesterov = nesterov});
+                  return std::make_unique<Sgd>(std::move(p), SgdOptions{.lr = 0.1,
+                                                                        .momentum = momentum,
+                                                                        .dampening = dampening,
+                                                                        .weight_decay = 0.01,
+                                                                        .nesterov = nesterov});
                 },
                 [=](std::vector<at::Tensor> p) {
-                  return std::make_unique<torch::optim::SGD>(
-                      std::move(p), torch::optim::SGDOptions(0.1)
-                                        .momentum(momentum)
-                                        .dampening(dampening)
-                                        .weight_decay(0.01)
-                                        .nesterov(nesterov));
+                  return std::make_unique<torch::optim::SGD>(std::move(p),
+                                                             torch::optim::SGDOptions(0.1)
+                                                                 .momentum(momentum)
+                                                                 .dampening(dampening)
+                                                                 .weight_decay(0.01)
+                                                                 .nesterov(nesterov));
                 }) < 1e-5);
     }
   }
@@ -113,7 +115,8 @@ TEST_CASE("the state has Python's keys, and moves to another optimizer") {
   Adam other(named_parameters(*other_model), {.lr = 1e-2});
   other.load_state(optimizer.state());
   for (const auto& [key, tensor] : optimizer.state()) CHECK(other.state().at(key).equal(tensor));
-  CHECK_FALSE(other.state().at("first.weight/exp_avg")
+  CHECK_FALSE(other.state()
+                  .at("first.weight/exp_avg")
                   .is_same(optimizer.state().at("first.weight/exp_avg")));
 }
 

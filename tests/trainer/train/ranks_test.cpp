@@ -124,8 +124,10 @@ TEST_CASE("models that differ are refused on every rank, with an error file") {
     CHECK_FALSE(message.empty());
     CHECK_FALSE(contains(message, "Exception raised from"));
   }
-  // The rank that is not like rank 0 says what is wrong.
-  CHECK(contains(exits[1].error_file, "shape"));
+  CHECK(contains(exits[0].error_file, "1 other ranks have another model"));
+  CHECK(
+      contains(exits[1].error_file,
+               "rank 1 has first.weight Float[17, 8] where rank 0 has first.weight Float[16, 8]"));
 }
 
 TEST_CASE("a peer that dies ends the others at once") {

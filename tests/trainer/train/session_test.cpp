@@ -103,9 +103,13 @@ TEST_CASE("under dtrain the head commits, and says where to resume from") {
   CHECK(line["type"] == "checkpoint");
   CHECK(line["path"] ==
         (temporary_folder(folder / "storage", 2, 7) / "shard-00000-of-00001").string());
-  const auto committed = commit_checkpoint(
-      folder / "storage", {.job = env.job, .attempt = 2, .step = 7, .world_size = 1, .shards = 1,
-                           .metrics = metrics_from_json(line["metrics"])});
+  const auto committed =
+      commit_checkpoint(folder / "storage", {.job = env.job,
+                                             .attempt = 2,
+                                             .step = 7,
+                                             .world_size = 1,
+                                             .shards = 1,
+                                             .metrics = metrics_from_json(line["metrics"])});
   supervisor.answer(json({{"ok", true}, {"path", committed.string()}}).dump());
   CHECK(path.get() == committed);
 

@@ -31,7 +31,7 @@ TEST_CASE("tensors of every type go to a file and come back") {
   REQUIRE(back.size() == tensors.size());
   for (const auto& [name, tensor] : tensors) {
     CAPTURE(name);
-    CHECK(back.at(name).scalar_type() == tensor.scalar_type());
+    CHECK((back.at(name).scalar_type() == tensor.scalar_type()));
     CHECK(back.at(name).sizes() == tensor.sizes());
     CHECK(back.at(name).to(at::kDouble).equal(tensor.to(at::kDouble)));
   }
@@ -86,6 +86,7 @@ TEST_CASE("samples of any data set, joined; a sample that fails is named") {
         return sum;
       });
   CHECK(make(std::vector<std::int64_t>{1, 2}) == 30);
-  CHECK(message_of<SampleError>([&] { make(std::vector<std::int64_t>{6, 7}); }) ==
-        "data set numbers, sample 7: unlucky");
+  CHECK(message_of<SampleError>([&] {
+          make(std::vector<std::int64_t>{6, 7});
+        }) == "data set numbers, sample 7: unlucky");
 }

@@ -1,0 +1,115 @@
+#include "agent/supervise/outbox.hpp"
+
+#include <doctest/doctest.h>
+
+#include "launcher/core/error.hpp"
+
+using namespace dtrain;
+using nlohmann::json;
+using supervise::Outbox;
+
+namespace {
+
+const Monotonic kStart{std::chrono::hours(1)};
+
+json progress(int step) {
+  return {{"type", "progress"}, {"step", step}};
+}
+json heartbeat() {
+  return {{"type", "heartbeat"}};
+}
+
+std::vector<int> steps_after(const Outbox& outbox, std::uint64_t seq) {
+  std::vector<int> steps;
+  while (const auto* event = outbox.after(seq)) {
+    seq = event->seq;
+    steps.push_back(json::parse(event->line)["body"].value("step", -1));
+  }
+  return steps;
+}
+
+}  // namespace
+
+TEST_CASE("events are kept in order until they are acknowledged") {
+  Outbox outbox;
+  CHECK(outbox.after(0) == nullptr);
+  CHECK(outbox.push(wire::SetupStarted{}) == 1);
+  CHECK(outbox.push(wire::MasterReady{1}) == 2);
+  CHECK(outbox.push(wire::MasterReady{2}) == 3);
+  CHECK(outbox.after(0)->seq == 1);
+  CHECK(outbox.after(2)->seq == 3);
+  CHECK(outbox.after(3) == nullptr);
+  outbox.acknowledge(2);
+  CHECK(outbox.after(0)->seq == 3);
+  CHECK(outbox.after(2)->seq == 3);
+  outbox.acknowledge(1);  // late, harmless
+  CHECK(outbox.after(0)->seq == 3);
+  CHECK_THROWS_AS(outbox.acknowledge(4), Error);
+  outbox.acknowledge(3);
+  CHECK(outbox.empty());
+  CHECK(outbox.push(wire::SetupStarted{}) == 4);
+}
+
+TEST_CASE("one progress of a rank is on its way, the newest waits") {
+  Outbox outbox;
+  for (int step = 1; step <= 100; ++step) outbox.push_passing(0, progress(step), kStart);
+  outbox.push_passing(1, progress(1000), kStart);
+  CHECK(steps_after(outbox, 0) == std::vector<int>{1, 1000});
+  outbox.acknowledge(1);
+  CHECK(steps_after(outbox, 2) == std::vector<int>{100});
+  outbox.acknowledge(3);
+  outbox.push_passing(0, progress(101), kStart);
+  outbox.push_passing(0, progress(102), kStart);
+  outbox.flush_passing(0);
+  outbox.flush_passing(0);
+  outbox.flush_passing(7);
+  CHECK(steps_after(outbox, 3) == std::vector<int>{101, 102});
+}
+
+TEST_CASE("heartbeats go out once a second, and not beside progress") {
+  Outbox outbox;
+  outbox.push_passing(0, heartbeat(), kStart);
+  CHECK(outbox.last_seq() == 1);
+  outbox.push_passing(0, heartbeat(), kStart + std::chrono::seconds(5));
+  CHECK(outbox.last_seq() == 1);  // one is on its way
+  outbox.acknowledge(1);
+  outbox.push_passing(0, heartbeat(), kStart + std::chrono::milliseconds(999));
+  CHECK(outbox.last_seq() == 1);
+  outbox.push_passing(0, heartbeat(), kStart + std::chrono::milliseconds(1000));
+  CHECK(outbox.last_seq() == 2);
+}
+
+TEST_CASE("it is full by number and by bytes, and relaxes at half") {
+  Outbox outbox;
+  SUBCASE("number") {
+    for (std::size_t i = 0; i < Outbox::kEventsMax; ++i) outbox.push(wire::SetupStarted{});
+    CHECK_FALSE(outbox.full());
+    outbox.push(wire::SetupStarted{});
+    CHECK(outbox.full());
+    outbox.acknowledge(Outbox::kEventsMax / 2);
+    CHECK_FALSE(outbox.full());
+    CHECK_FALSE(outbox.relaxed());
+    outbox.acknowledge(Outbox::kEventsMax / 2 + 1);
+    CHECK(outbox.relaxed());
+  }
+  SUBCASE("bytes") {
+    const wire::AttemptWarning large{std::nullopt, std::string(1 << 20, 'x')};
+    for (int i = 0; i < 16; ++i) outbox.push(large);
+    CHECK(outbox.full());
+    outbox.acknowledge(16);
+    CHECK(outbox.relaxed());
+  }
+}
+
+TEST_CASE("what lasts is all that is not acknowledged but progress, and the end") {
+  Outbox outbox;
+  outbox.push(wire::SetupStarted{});
+  outbox.push_passing(0, progress(1), kStart);
+  outbox.push(wire::AttemptWarning{0, "w"});
+  outbox.acknowledge(1);
+  const auto lines = outbox.lasting(wire::NodeFinished{});
+  REQUIRE(lines.size() == 2);
+  CHECK(json::parse(lines[0])["seq"] == 3);
+  CHECK(json::parse(lines[1])["seq"] == 4);
+  CHECK(json::parse(lines[1])["type"] == "finished");
+}

@@ -1,0 +1,83 @@
+#include "agent/supervise/output.hpp"
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "launcher/core/files.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+using namespace dtrain;
+using supervise::Output;
+
+namespace {
+
+// Takes notes until so many streams have ended; returns all.
+std::vector<Output::Note> until_ended(Output& output, int streams) {
+  std::vector<Output::Note> all;
+  while (streams > 0) {
+    pollfd polled{output.notify_fd(), POLLIN, 0};
+    REQUIRE(::poll(&polled, 1, 20000) == 1);
+    for (Output::Note& note : output.take_notes()) {
+      all.push_back(note);
+      if (note.what == Output::Note::What::ended) --streams;
+    }
+  }
+  return all;
+}
+
+UniqueFd file_at(const fs::path& path, int more = 0) {
+  return open_file(path, O_WRONLY | O_CREAT | O_TRUNC | more);
+}
+
+}  // namespace
+
+TEST_CASE("bytes of several pipes end up in their files") {
+  const dtrain::testing::TemporaryFolder folder;
+  Output output;
+  auto first = supervise::make_output_pipe();
+  auto second = supervise::make_output_pipe();
+  CHECK(output.add(std::move(first.reader), file_at(folder / "1")) == 0);
+  CHECK(output.add(std::move(second.reader), file_at(folder / "2")) == 1);
+  std::string expected;
+  for (int i = 0; i < 3000; ++i) {
+    const std::string line = std::string(static_cast<std::size_t>(i), 'a') + "\n";
+    write_all(first.writer.get(), line);
+    expected += line;
+  }
+  write_all(second.writer.get(), "no newline");
+  first.writer.reset();
+  second.writer.reset();
+  CHECK(until_ended(output, 2).size() == 2);
+  CHECK(read_file(folder / "1") == expected);
+  CHECK(read_file(folder / "2") == "no newline");
+  CHECK(output.dropped_bytes() == 0);
+}
+
+TEST_CASE("what cannot be written is counted, told once, and the writer goes on") {
+  Output output;
+  auto pipe = supervise::make_output_pipe();
+  // A file that says ENOSPC to every byte.
+  output.add(std::move(pipe.reader), open_file("/dev/full", O_WRONLY));
+  write_all(pipe.writer.get(), std::string(5 << 20, 'x'));
+  pipe.writer.reset();
+  const auto notes = until_ended(output, 1);
+  REQUIRE(notes.size() >= 2);
+  CHECK(notes[0].what == Output::Note::What::dropping);
+  CHECK(notes[0].reason == "No space left on device");
+  CHECK(output.dropped_bytes() == 5 << 20);
+}
+
+TEST_CASE("it can be taken down while pipes are open") {
+  const dtrain::testing::TemporaryFolder folder;
+  auto pipe = supervise::make_output_pipe();
+  {
+    Output output;
+    output.add(std::move(pipe.reader), file_at(folder / "f"));
+  }
+  ::signal(SIGPIPE, SIG_IGN);
+  CHECK(::write(pipe.writer.get(), "x", 1) < 0);  // nobody reads any more
+}

@@ -1,0 +1,228 @@
+// Reports of ranks, through a real supervisor; the test speaks on the ranks' sockets.
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+
+#include "agent/supervise/outbox.hpp"
+#include "tests/agent/supervise/driver.hpp"
+
+using namespace dtrain;
+using dtrain::testing::Driver;
+using dtrain::testing::LineReader;
+using nlohmann::json;
+
+namespace {
+
+// A rank that lives until `release` is called.
+struct Held : Driver {
+  explicit Held(int nproc = 1) { shell("mkfifo f$RANK; echo up >up$RANK; read x <f$RANK", nproc); }
+
+  void begin() {
+    start_and_connect();
+    until<wire::RanksStarted>();
+    for (int rank = 0; rank < spec.nproc; ++rank) wait_for_line("work/up" + std::to_string(rank));
+  }
+  void release() {
+    for (int rank = 0; rank < spec.nproc; ++rank) {
+      write_all(open_file(spec.workdir + "/f" + std::to_string(rank), O_RDWR).get(), "\n");
+    }
+  }
+  wire::RankReport report() { return until<wire::RankReport>(); }
+};
+
+std::string metrics(int step, bool ack = false) {
+  json body = {{"type", "metrics"}, {"step", step}, {"metrics", {{"loss", 0.5}}}};
+  if (ack) body["ack"] = true;
+  return body.dump() + "\n";
+}
+
+}  // namespace
+
+TEST_CASE("metrics and checkpoints arrive whole and in order") {
+  Held driver(2);
+  driver.begin();
+  const UniqueFd rank1 = driver.report_connection(1);
+  write_all(rank1.get(), metrics(1) + metrics(2));
+  // Cut anywhere, a line is a line.
+  write_all(rank1.get(), "{\"type\":\"checkpoint\",\"st");
+  write_all(rank1.get(), "ep\":3,\"path\":\"out/c\",\"keep\":true}\n");
+  CHECK(driver.report().body["step"] == 1);
+  CHECK(driver.report().body["step"] == 2);
+  const auto checkpoint = driver.report();
+  CHECK(checkpoint.rank == 1);
+  CHECK(checkpoint.body["keep"] == true);
+  CHECK(checkpoint.body["path"] == driver.spec.workdir + "/out/c");
+  driver.release();
+  driver.finish();
+}
+
+TEST_CASE("what a rank reported just before its end comes before its end") {
+  Held driver;
+  driver.begin();
+  UniqueFd rank0 = driver.report_connection(0);
+  std::string many;
+  for (int step = 0; step < 500; ++step) many += metrics(step);
+  write_all(rank0.get(), many);
+  driver.release();
+  rank0.reset();
+  driver.finish();
+  std::vector<int> steps;
+  for (const auto& event : driver.seen) {
+    if (const auto* report = std::get_if<wire::RankReport>(&event.body)) {
+      steps.push_back(report->body["step"].get<int>());
+    }
+  }
+  CHECK(steps.size() == 500);
+  CHECK(std::is_sorted(steps.begin(), steps.end()));
+  CHECK(std::holds_alternative<wire::RankExited>(driver.seen[driver.seen.size() - 2].body));
+}
+
+TEST_CASE("answers come to those who asked, in the order of their requests") {
+  Held driver;
+  driver.begin();
+  const UniqueFd rank0 = driver.report_connection(0);
+  LineReader answers(rank0.get());
+  write_all(rank0.get(), "{\"type\":\"checkpoint\",\"step\":1,\"path\":\"/c\",\"ack\":true}\n" +
+                             metrics(2, true) + metrics(3) +
+                             "{\"type\":\"heartbeat\",\"ack\":true}\n");
+  driver.report();
+  const std::uint64_t checkpoint = driver.seen.back().seq;
+  driver.report();
+  driver.report();
+  const std::uint64_t last = driver.seen.back().seq;
+  // All is durable: metrics are answered by that, but the checkpoint before them is not committed.
+  driver.ack(last);
+  driver.ack(checkpoint, json{{"ok", true}, {"path", "/final"}});
+  CHECK(*answers.next() == R"({"ok":true,"path":"/final"})");
+  CHECK(*answers.next() == R"({"ok":true})");
+  CHECK(*answers.next() == R"({"ok":true})");
+  SUBCASE("nobody is left waiting at the end") {
+    write_all(rank0.get(), "{\"type\":\"checkpoint\",\"step\":2,\"path\":\"/c\",\"ack\":true}\n");
+    driver.report();
+    driver.release();
+    driver.until<wire::NodeFinished>();
+    CHECK(json::parse(*answers.next()).contains("error"));
+    driver.ack(driver.seen.back().seq);
+    CHECK(driver.wait_exit() == 0);
+    return;
+  }
+  SUBCASE("a rank that has said all may still hear") {
+    write_all(rank0.get(), metrics(9, true));
+    ::shutdown(rank0.get(), SHUT_WR);
+    driver.report();
+    driver.ack(driver.seen.back().seq);
+    CHECK(*answers.next() == R"({"ok":true})");
+    CHECK_FALSE(answers.next().has_value());
+  }
+  driver.release();
+  driver.finish();
+}
+
+TEST_CASE("hostile lines are dropped with few warnings and hurt nothing") {
+  Held driver;
+  driver.begin();
+  const UniqueFd rank0 = driver.report_connection(0);
+  write_all(rank0.get(), std::string(5'000'000, 'x') + "\n");
+  std::string bad;
+  for (int i = 0; i < 1000; ++i) bad += "{\"type\":\"metrics\"}\n";
+  write_all(rank0.get(), bad + std::string(60000, '[') + "\n" + metrics(7));
+  CHECK(driver.report().body["step"] == 7);
+  std::vector<std::string> warnings;
+  for (const auto& event : driver.seen) {
+    if (const auto* warning = std::get_if<wire::AttemptWarning>(&event.body)) {
+      CHECK(warning->rank == 0);
+      warnings.push_back(warning->message);
+    }
+  }
+  REQUIRE_FALSE(warnings.empty());
+  CHECK(warnings.front().find("longer than 65536 bytes") != std::string::npos);
+  CHECK(warnings.size() < 20);
+  // Half a line at the end of a connection is dropped as well; the next connection is as good.
+  {
+    const UniqueFd other = driver.report_connection(0);
+    write_all(other.get(), "{\"type\":");
+  }
+  const UniqueFd third = driver.report_connection(0);
+  write_all(third.get(), metrics(8));
+  CHECK(driver.report().body["step"] == 8);
+  driver.release();
+  CHECK(driver.finish().outcome == wire::NodeFinished::Outcome::succeeded);
+  // How many there were is said at the end.
+  std::size_t counted = 0;
+  for (const auto& event : driver.seen) {
+    const auto* warning = std::get_if<wire::AttemptWarning>(&event.body);
+    if (warning != nullptr && warning->message.find("more") != std::string::npos) ++counted;
+  }
+  CHECK(counted >= 1);
+}
+
+TEST_CASE("of progress only the newest waits for a slow head") {
+  Held driver;
+  driver.begin();
+  const UniqueFd rank0 = driver.report_connection(0);
+  std::string many;
+  for (int step = 0; step <= 10000; ++step) {
+    many += json{{"type", "progress"}, {"step", step}}.dump() + "\n";
+  }
+  write_all(rank0.get(), many + metrics(1));
+  int progress = 0;
+  while (driver.report().body["type"] == "progress") ++progress;
+  CHECK(progress == 1);
+  driver.release();
+  const auto exited = driver.until<wire::RankExited>();
+  CHECK(exited.exit.ok());
+  // Before the end comes the newest.
+  const auto& before = std::get<wire::RankReport>(driver.seen[driver.seen.size() - 2].body);
+  CHECK(before.body["step"] == 10000);
+  driver.finish();
+  // And none of it is kept on disk.
+  const auto record = supervise::read_exit(driver.root);
+  REQUIRE(record.has_value());
+  for (const auto& event : record->events) {
+    if (const auto* report = std::get_if<wire::RankReport>(&event.body)) {
+      CHECK(report->body["type"] == "metrics");
+    }
+  }
+}
+
+TEST_CASE("a head that is away holds up those who report, and loses nothing") {
+  Held driver;
+  driver.begin();
+  driver.disconnect();
+  const UniqueFd rank0 = driver.report_connection(0);
+  ::fcntl(rank0.get(), F_SETFL, O_NONBLOCK);
+  constexpr int kReports = 20000;
+  int sent = 0;
+  std::string rest;
+  const auto send_more = [&] {  // false when the socket is full
+    while (sent < kReports || !rest.empty()) {
+      if (rest.empty()) rest = metrics(sent++);
+      const ssize_t wrote = ::send(rank0.get(), rest.data(), rest.size(), MSG_NOSIGNAL);
+      if (wrote < 0) return false;
+      rest.erase(0, static_cast<std::size_t>(wrote));
+    }
+    return true;
+  };
+  // Full for a while that is long against the time that reading takes.
+  auto full_since = std::chrono::steady_clock::now();
+  testing::wait_until("the rank is held up", [&] {
+    const int before = sent;
+    send_more();
+    if (sent != before) full_since = std::chrono::steady_clock::now();
+    return std::chrono::steady_clock::now() - full_since > std::chrono::milliseconds(300);
+  });
+  CHECK(sent < kReports);
+  CHECK(sent > static_cast<int>(supervise::Outbox::kEventsMax));
+  driver.connect();
+  for (int expected = 0; expected < kReports; ++expected) {
+    send_more();
+    const auto report = driver.report();
+    REQUIRE(report.body["step"] == expected);
+    driver.ack(driver.seen.back().seq);
+  }
+  driver.release();
+  CHECK(driver.finish().outcome == wire::NodeFinished::Outcome::succeeded);
+}

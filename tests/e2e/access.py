@@ -1,0 +1,111 @@
+"""exec, attach, and who may come in at all."""
+
+import pty
+import select
+import socket
+import ssl
+
+from harness import *
+
+
+class Access(ClusterCase):
+    nodes = 2
+
+    def test_exec_returns_output_and_code(self):
+        done = self.run_dtrain("exec", "--", "/bin/sh", "-c", "echo to out; echo to err >&2; exit 3")
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("to out", done.stdout)
+        self.assertIn("to err", done.stderr)
+        self.assertEqual(self.run_dtrain("exec", "--", "/no/such/program").returncode, 255)
+
+    def test_exec_on_all_nodes(self):
+        out = self.ok("exec", "--all", "--", "/bin/echo", "hello")
+        self.assertEqual(out.count("hello"), 2)
+        self.assertIn("node-1", out)
+
+    def test_exec_takes_stdin_and_much_output(self):
+        done = self.run_dtrain("exec", "--", "/bin/sh", "-c", "cat; seq 1 200000", input="from stdin\n",
+                               stdin=None)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("from stdin", done.stdout)
+        self.assertIn("200000", done.stdout)
+        self.assertEqual(len(done.stdout.split("\n")), 200002)
+
+    def test_attach_is_a_terminal(self):
+        pid, fd = pty.fork()
+        if pid == 0:
+            os.chdir(self.folder)
+            os.execve(str(DTRAIN), ["dtrain", "attach"], {**self.env, "SHELL": "/bin/sh"})
+        seen = b""
+
+        def read_until(text):
+            nonlocal seen
+            until = time.monotonic() + 30
+            while text not in seen:
+                self.assertLess(time.monotonic(), until, seen)
+                if select.select([fd], [], [], 0.1)[0]:
+                    try:
+                        seen += os.read(fd, 65536)
+                    except OSError:
+                        return
+
+        os.write(fd, b"test -t 0 && echo is''-a-terminal\n")
+        read_until(b"is-a-terminal")
+        os.write(fd, b"exit 6\n")
+        _, status = os.waitpid(pid, 0)
+        os.close(fd)
+        self.assertEqual(os.waitstatus_to_exitcode(status), 6)
+
+    def test_sockets_and_keys_are_for_their_owner_only(self):
+        for path in [*self.root().rglob("key.pem"), *Path(f"/tmp/dtrain-{os.getuid()}").rglob("*.sock")]:
+            self.assertEqual(path.stat().st_mode & 0o077, 0, path)
+        self.assertEqual(Path(f"/tmp/dtrain-{os.getuid()}").stat().st_mode & 0o777, 0o700)
+
+    @unittest.skipUnless(os.getuid() == 0, "needs root to become another user")
+    def test_another_user_is_hung_up_on(self):
+        port = self.json("status")["cluster"]["head"]["port"]
+        self.assertGreater(port, 0)
+        sockets = [s for s in Path("/tmp/dtrain-0").glob("*/head.sock")]
+        ours = [s for s in sockets if self.answers(s)]
+        self.assertTrue(ours)
+        # Even with the path open to all, the kernel's word for the peer's uid decides.
+        script = ("import os,socket,sys; s=socket.socket(socket.AF_UNIX); os.setuid(65534)\n"
+                  "try:\n s.connect(sys.argv[1]); s.sendall(b'GET /v1/status HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n'); d=s.recv(10)\n"
+                  "except OSError: d=b''\n"
+                  "sys.exit(1 if d else 0)")
+        for path in ours:
+            done = subprocess.run([sys_executable(), "-c", script, str(path)])
+            self.assertEqual(done.returncode, 0)
+
+    def answers(self, path):
+        with socket.socket(socket.AF_UNIX) as s:
+            try:
+                s.connect(str(path))
+                return True
+            except OSError:
+                return False
+
+    def test_the_port_wants_the_clusters_certificate(self):
+        port = self.json("status")["cluster"]["head"]["port"]
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        got = b""
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as raw:
+                with context.wrap_socket(raw) as tls:
+                    tls.sendall(b"GET /v1/node/control HTTP/1.1\r\nHost: x\r\n\r\n")
+                    got = tls.recv(100)
+        except OSError:
+            pass
+        self.assertEqual(got, b"")
+        self.assertEqual([n["state"] for n in self.json("status")["nodes"]], ["ready", "ready"])
+
+
+def sys_executable():
+    import sys
+    return sys.executable
+
+
+if __name__ == "__main__":
+    main()

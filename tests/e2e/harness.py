@@ -1,0 +1,162 @@
+"""Drives the real dtrain as a user would: each test has a state folder of its own, so that tests run
+side by side, and leaves nothing running."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+BUILD = Path(os.environ["DTRAIN_BUILD"]).resolve()
+SOURCE = Path(os.environ["DTRAIN_SOURCE"]).resolve()
+DTRAIN = BUILD / "cli" / "dtrain"
+
+# A step that takes longer than this is broken, however slow the machine is.
+DEADLINE = 60
+
+
+def eventually(condition, what, deadline=DEADLINE, pause=0.005):
+    """Waits for condition() to be true and returns its value."""
+    until = time.monotonic() + deadline
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > until:
+            raise AssertionError(f"not within {deadline} s: {what}")
+        time.sleep(pause)
+
+
+def processes_with(text):
+    """Pids of the processes whose command line holds `text`; never this one."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if text.encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+def processes_with_environment(entry):
+    """Pids of the living processes whose environment holds NAME=VALUE."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            if entry.encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+    return found
+
+
+class ClusterCase(unittest.TestCase):
+    """A test with a local cluster of its own. `nodes` is how many it has; 0: none is brought up."""
+
+    nodes = 1
+
+    def setUp(self):
+        # A space in the path, as a user may have one.
+        self.folder = Path(tempfile.mkdtemp(prefix="dtrain e2e "))
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.addCleanup(self.leave_nothing)
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith("DTRAIN_")}
+        self.env.update(XDG_STATE_HOME=str(self.folder / "state"), NO_COLOR="1")
+        self.started = []
+        if self.nodes:
+            self.write_cluster(self.nodes)
+            self.ok("up", self.folder / "cluster.yaml")
+
+    def leave_nothing(self):
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        if self.pids():
+            self.run_dtrain("down", "-y", "-c", self.name())
+        left = self.pids()
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+    def name(self):
+        return "e2e"
+
+    def write_cluster(self, nodes):
+        (self.folder / "cluster.yaml").write_text(
+            f"cluster_name: {self.name()}\nprovider:\n  type: local\n  nodes: {nodes}\n")
+
+    # ---- running dtrain
+
+    def run_dtrain(self, *args, env=None, deadline=DEADLINE, stdin=subprocess.DEVNULL, **more):
+        return subprocess.run([str(DTRAIN), *map(str, args)], env={**self.env, **(env or {})},
+                              stdin=stdin, capture_output=True, text=True, timeout=deadline,
+                              cwd=self.folder, **more)
+
+    def ok(self, *args, **more):
+        done = self.run_dtrain(*args, **more)
+        self.assertEqual(done.returncode, 0, f"dtrain {args}\n{done.stdout}\n{done.stderr}")
+        return done.stdout
+
+    def json(self, *args, **more):
+        return json.loads(self.ok(*args, "--json", **more))
+
+    def start(self, *args, **more):
+        """Starts dtrain in the background."""
+        more = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **more}
+        process = subprocess.Popen([str(DTRAIN), *map(str, args)], env=self.env, cwd=self.folder,
+                                   stdin=subprocess.DEVNULL, **more)
+        self.started.append(process)
+        return process
+
+    def submit(self, script, *flags, **more):
+        """Submits a shell script, detached; returns the job's id."""
+        answer = self.json("submit", "-d", *flags, "--", "/bin/sh", "-c", script, **more)
+        return answer["job"]
+
+    def job(self, job):
+        return self.json("result", job)
+
+    def state(self, job):
+        return next(j["state"] for j in self.json("status")["jobs"] if j["job"] == job)
+
+    def wait_state(self, job, *states, deadline=DEADLINE):
+        return eventually(lambda: (s := self.state(job)) in states and s,
+                          f"{job} is {' or '.join(states)}", deadline)
+
+    # ---- looking at the machine
+
+    def root(self):
+        return self.folder / "state" / "dtrain" / "clusters" / self.name()
+
+    def pids(self):
+        return processes_with(str(self.folder))
+
+    def agents(self, role):
+        """Pids of the agents of a role: head, node, supervise, watch."""
+        found = []
+        for pid in self.pids():
+            with contextlib.suppress(OSError, IndexError):
+                if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1].decode() == role:
+                    found.append(pid)
+        return found
+
+    def rank_output(self, job, rank, attempt=1, stream="out"):
+        return next(self.root().glob(f"nodes/*/jobs/{job}/attempt-{attempt}/ranks/{rank}.{stream}"))
+
+
+def main():
+    unittest.main(argv=[sys.argv[0], *sys.argv[1:]], verbosity=2)
+
+
+__all__ = ["BUILD", "SOURCE", "DTRAIN", "ClusterCase", "eventually", "main", "processes_with",
+           "processes_with_environment", "json", "os", "re", "signal", "subprocess", "time",
+           "unittest", "Path"]

@@ -1,0 +1,83 @@
+"""up and down: idempotent, quick, and nothing is left behind."""
+
+from harness import *
+
+
+class Life(ClusterCase):
+    nodes = 0
+
+    def test_up_twice_and_down_twice(self):
+        self.write_cluster(2)
+        yaml = self.folder / "cluster.yaml"
+        self.ok("up", yaml)
+        before = sorted(self.pids())
+        self.assertEqual(len(self.agents("head")), 1)
+        self.assertEqual(len(self.agents("node")), 2)
+        self.assertEqual(len(self.agents("watch")), 1)
+        self.ok("up", yaml)
+        self.assertEqual(sorted(self.pids()), before, "a second up started something")
+        status = self.json("status")
+        self.assertEqual([n["state"] for n in status["nodes"]], ["ready", "ready"])
+        port = status["cluster"]["head"]["port"]
+
+        self.ok("down", "-y")
+        self.assertEqual(self.pids(), [])
+        self.assertFalse(self.root().exists())
+        listening = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
+        self.assertNotRegex(listening, rf":{port:04X} \S+ 0A ")
+        self.assertEqual(list(Path(f"/tmp/dtrain-{os.getuid()}").glob("*/head.sock")),
+                         [s for s in Path(f"/tmp/dtrain-{os.getuid()}").glob("*/head.sock")
+                          if not self.is_ours(s)])
+        again = self.run_dtrain("down", "-y", yaml)
+        self.assertEqual(again.returncode, 0, again.stderr)
+
+    def is_ours(self, socket):
+        return bool(processes_with(str(self.folder))) and socket.exists()
+
+    def test_up_mends_a_killed_watch_and_head(self):
+        self.write_cluster(1)
+        yaml = self.folder / "cluster.yaml"
+        self.ok("up", yaml)
+        for pid in self.agents("watch") + self.agents("head"):
+            os.kill(pid, signal.SIGKILL)
+        self.ok("up", yaml)
+        self.assertEqual(len(self.agents("watch")), 1)
+        self.assertEqual([n["state"] for n in self.json("status")["nodes"]], ["ready"])
+
+    def test_no_cluster_is_said_plainly(self):
+        done = self.run_dtrain("status")
+        self.assertEqual(done.returncode, 4)
+        self.assertLessEqual(len(done.stderr.strip().split("\n")), 3)
+        done = self.run_dtrain("status", "--json")
+        self.assertIn("error", json.loads(done.stdout))
+
+    def test_a_wrong_yaml_names_each_place(self):
+        (self.folder / "wrong.yaml").write_text(
+            "cluster_nam: x\nprovider:\n  type: local\n  nodes: many\n")
+        done = self.run_dtrain("up", "wrong.yaml")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("wrong.yaml:1:", done.stderr)
+        self.assertIn("cluster_name", done.stderr)
+        self.assertIn("wrong.yaml:4:", done.stderr)
+
+    def test_a_provider_that_is_not_built_yet_says_so(self):
+        done = self.run_dtrain("up", SOURCE / "configs" / "aws.yaml")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("not built yet", done.stderr)
+
+
+class TwoClusters(ClusterCase):
+    def test_two_clusters_do_not_meet(self):
+        other = self.folder / "other.yaml"
+        other.write_text("cluster_name: other\nprovider: {type: local}\n")
+        self.ok("up", other)
+        job = self.json("submit", "-d", "-c", "other", "--", "/bin/true")["job"]
+        self.assertEqual(self.json("status", "-c", self.name())["jobs"], [])
+        self.assertEqual([j["job"] for j in self.json("status", "-c", "other")["jobs"]], [job])
+        self.ok("down", "-y", "-c", "other")
+        self.assertEqual([n["state"] for n in self.json("status", "-c", self.name())["nodes"]],
+                         ["ready"])
+
+
+if __name__ == "__main__":
+    main()

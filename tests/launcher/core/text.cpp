@@ -1,0 +1,77 @@
+#include "launcher/core/text.hpp"
+
+#include <doctest/doctest.h>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/process.hpp"
+
+using namespace dtrain;
+using Words = std::vector<std::string>;
+
+TEST_CASE("the nearest candidate, if it is near") {
+  const Words words{"workdir", "command", "env", "nnodes"};
+  CHECK(nearest("workdri", words) == "workdir");
+  CHECK(nearest("comand", words) == "command");
+  CHECK(nearest("evn", words) == "env");
+  CHECK_FALSE(nearest("xyz", words).has_value());
+  CHECK_FALSE(nearest("", words).has_value());
+  CHECK_FALSE(nearest(std::string(100000, 'x'), words).has_value());
+}
+
+TEST_CASE("split and join") {
+  CHECK(split("a,b,,c", ',') == Words{"a", "b", "", "c"});
+  CHECK(split("", ',') == Words{""});
+  CHECK(join(Words{"a", "b"}, ", ") == "a, b");
+  CHECK(join(Words{}, ", ").empty());
+}
+
+TEST_CASE("nothing printable drives a terminal") {
+  CHECK(printable("a\tb\nc") == "a\tb\nc");
+  CHECK(printable("a\tb\nc", false) == "a\tb\\x0ac");
+  CHECK(printable("\033[2J\r\x07\x7f") == "\\x1b[2J\\x0d\\x07\\x7f");
+  CHECK(printable("é€😀") == "é€😀");
+  CHECK(printable("\xc2\x9b"
+                  "31m") ==
+        "\\xc2\\x9b"
+        "31m");  // CSI of C1
+  CHECK(printable("\xff\xc3") == "\\xff\\xc3");
+  CHECK(printable(std::string("a\0b", 3)) == "a\\x00b");
+}
+
+TEST_CASE("UTF-8, as RFC 3629 has it") {
+  for (const char* good : {"", "abc", "é", "€", "😀", "\xef\xbf\xbd"}) CHECK(is_utf8(good));
+  for (const char* bad : {"\x80", "\xc0\xaf", "\xc3", "\xe0\x80\x80", "\xed\xa0\x80",
+                          "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xe2\x82", "a\xff"}) {
+    CHECK_FALSE(is_utf8(bad));
+  }
+}
+
+TEST_CASE("what is quoted, a shell reads back") {
+  CHECK(shell_quote("plain-1.0/x") == "plain-1.0/x");
+  CHECK(shell_quote("") == "''");
+  CHECK(shell_quote("it's") == "'it'\\''s'");
+  CHECK_THROWS_AS(shell_quote(std::string("a\0b", 3)), Error);
+  for (const std::string& word :
+       {std::string("a b"), std::string("$(touch x)`y`\\"), std::string("'\"'\"'"),
+        std::string("new\nline"), std::string("*?[]{}~#!&|;<>()"), std::string("-n"),
+        std::string("\xff\x01é")}) {
+    SpawnOptions options;
+    options.argv = {"/bin/sh", "-c", "printf %s " + shell_quote(word)};
+    options.env = {"PATH=/bin"};
+    CHECK(capture(options, "", std::chrono::seconds(20)).out == word);
+  }
+  CHECK(shell_join(Words{"a", "b c"}) == "a 'b c'");
+}
+
+TEST_CASE("durations and sizes for people") {
+  using namespace std::chrono_literals;
+  CHECK(human_duration(850ms) == "850 ms");
+  CHECK(human_duration(12300ms) == "12.3 s");
+  CHECK(human_duration(245s) == "4 m 05 s");
+  CHECK(human_duration(187min) == "3 h 07 m");
+  CHECK(human_bytes(17) == "17 B");
+  CHECK(human_bytes(1229) == "1.2 KiB");
+  CHECK(human_bytes(46871347) == "44.7 MiB");
+  const unsigned char bytes[] = {0x00, 0xff, 0x1a};
+  CHECK(to_hex(bytes) == "00ff1a");
+}

@@ -1,0 +1,190 @@
+#include "launcher/wire/frames.hpp"
+
+#include <doctest/doctest.h>
+
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/read.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/ssl/context.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+
+#include "launcher/core/error.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+using namespace dtrain;
+using namespace dtrain::wire;
+using namespace std::chrono_literals;
+using tcp = asio::ip::tcp;
+
+namespace {
+
+const ClusterId kCluster{"lab-abcdef"};
+
+// A cluster's CA, and identities signed by it, in a temporary folder.
+class Cluster {
+ public:
+  explicit Cluster(ClusterId id = kCluster)
+      : id_(std::move(id)), ca_(make_ca(id_, std::chrono::system_clock::now())) {}
+
+  fs::path identity(PeerName::Role role, const std::string& node,
+                    WallTime now = std::chrono::system_clock::now()) {
+    const fs::path path = folder_.path() / node;
+    const std::string key = make_key();
+    const PeerName name{id_, role, NodeId(node)};
+    save_identity(path, key, sign_request(ca_, make_request(key, name), name, now),
+                  ca_.certificate_pem);
+    return path;
+  }
+
+ private:
+  testing::TemporaryFolder folder_;
+  ClusterId id_;
+  CertifiedKey ca_;
+};
+
+// One attempt of a node to reach a head on loopback; what each side saw.
+struct Meeting {
+  std::string accepted;  // the peer's name, or the server's error
+  std::string dialled;   // "ok", or the client's error
+  std::string echoed;
+};
+
+asio::awaitable<void> serve_one(tcp::acceptor& acceptor, fs::path identity, Meeting& seen) {
+  tcp::socket socket = co_await acceptor.async_accept(asio::use_awaitable);
+  try {
+    AcceptedPeer peer =
+        co_await accept_tls(std::move(socket), tls_context(identity, PeerName::Role::head), 5s);
+    seen.accepted = peer.name.uri() + " " + peer.path;
+    Frame frame = co_await peer.stream->read();
+    peer.stream->send(std::move(frame));
+    peer.stream->close();
+  } catch (const Error& error) {
+    seen.accepted = error.what();
+  }
+}
+
+asio::awaitable<void> dial_one(std::uint16_t port, fs::path identity, ClusterId cluster,
+                               std::string payload, Meeting& seen) {
+  try {
+    FrameStreamPtr stream =
+        co_await dial_tls("127.0.0.1", port, tls_context(identity, PeerName::Role::node),
+                          PeerName::Role::head, cluster, "/v1/node/control", 5s);
+    seen.dialled = "ok";
+    stream->send({false, payload});
+    Frame frame = co_await stream->read();
+    seen.echoed = frame.bytes;
+    stream->close();
+  } catch (const Error& error) {
+    seen.dialled = error.what();
+  }
+}
+
+Meeting meet(const fs::path& head, const fs::path& node, const std::string& payload = "hello") {
+  asio::io_context context(1);
+  tcp::acceptor acceptor(context, tcp::endpoint(asio::ip::address_v4::loopback(), 0));
+  const std::uint16_t port = acceptor.local_endpoint().port();
+  Meeting seen;
+  asio::co_spawn(context, serve_one(acceptor, head, seen), asio::detached);
+  asio::co_spawn(context, dial_one(port, node, kCluster, payload, seen), asio::detached);
+  context.run();
+  return seen;
+}
+
+}  // namespace
+
+TEST_CASE("a node and its head find each other, and frames come whole") {
+  Cluster cluster;
+  const fs::path head = cluster.identity(PeerName::Role::head, "head");
+  const fs::path node = cluster.identity(PeerName::Role::node, "node-0");
+  const std::string large(3 << 20, 'x');
+  for (const std::string& payload : {std::string("hello"), std::string(), large}) {
+    const Meeting seen = meet(head, node, payload);
+    CHECK(seen.dialled == "ok");
+    CHECK(seen.accepted == "dtrain://lab-abcdef/node/node-0 /v1/node/control");
+    CHECK(seen.echoed == payload);
+  }
+}
+
+TEST_CASE("a certificate of another cluster is refused by both ends") {
+  Cluster ours;
+  Cluster theirs(ClusterId("other-abcdef"));
+  const fs::path head = ours.identity(PeerName::Role::head, "head");
+  const fs::path stranger = theirs.identity(PeerName::Role::node, "node-0");
+  const Meeting seen = meet(head, stranger);
+  CHECK(seen.dialled != "ok");
+  CHECK(seen.accepted.find("dtrain://") == std::string::npos);
+
+  const fs::path wrong_head = theirs.identity(PeerName::Role::head, "head");
+  const fs::path node = ours.identity(PeerName::Role::node, "node-0");
+  CHECK(meet(wrong_head, node).dialled != "ok");
+}
+
+TEST_CASE("a node's certificate does not make a head") {
+  Cluster cluster;
+  const fs::path impostor = cluster.identity(PeerName::Role::node, "node-7");
+  const fs::path node = cluster.identity(PeerName::Role::node, "node-0");
+  CHECK(meet(impostor, node).dialled != "ok");
+}
+
+TEST_CASE("an expired certificate is refused, a clock that is a day off is not") {
+  Cluster cluster;
+  const auto now = std::chrono::system_clock::now();
+  const fs::path head = cluster.identity(PeerName::Role::head, "head");
+  CHECK(meet(head, cluster.identity(PeerName::Role::node, "old", now - 31 * 24h)).dialled != "ok");
+  CHECK(meet(head, cluster.identity(PeerName::Role::node, "ahead", now + 24h)).dialled == "ok");
+}
+
+TEST_CASE("whoever shows no certificate is hung up on without a byte of ours") {
+  Cluster cluster;
+  const fs::path head = cluster.identity(PeerName::Role::head, "head");
+  asio::io_context context(1);
+  tcp::acceptor acceptor(context, tcp::endpoint(asio::ip::address_v4::loopback(), 0));
+  const auto endpoint = acceptor.local_endpoint();
+  Meeting seen;
+  asio::co_spawn(context, serve_one(acceptor, head, seen), asio::detached);
+  std::string heard;
+  asio::co_spawn(
+      context,
+      [](tcp::endpoint to, std::string& into) -> asio::awaitable<void> {
+        tcp::socket socket(co_await asio::this_coro::executor);
+        co_await socket.async_connect(to, asio::use_awaitable);
+        const std::string request = "GET /v1/node/control HTTP/1.1\r\nHost: x\r\n\r\n";
+        co_await asio::async_write(socket, asio::buffer(request), asio::use_awaitable);
+        boost::system::error_code ended;
+        co_await asio::async_read(socket, asio::dynamic_buffer(into),
+                                  asio::redirect_error(asio::use_awaitable, ended));
+      }(endpoint, heard),
+      asio::detached);
+  context.run();
+  CHECK(heard.find("HTTP") == std::string::npos);
+  CHECK(heard.size() < 16);  // at most a TLS alert
+  CHECK(seen.accepted.find("dtrain://") == std::string::npos);
+}
+
+TEST_CASE("a peer that says nothing is dropped at the deadline") {
+  Cluster cluster;
+  const fs::path head = cluster.identity(PeerName::Role::head, "head");
+  asio::io_context context(1);
+  tcp::acceptor acceptor(context, tcp::endpoint(asio::ip::address_v4::loopback(), 0));
+  tcp::socket silent(context);
+  silent.connect(acceptor.local_endpoint());
+  std::string outcome;
+  asio::co_spawn(
+      context,
+      [](tcp::acceptor& door, fs::path identity, std::string& said) -> asio::awaitable<void> {
+        tcp::socket socket = co_await door.async_accept(asio::use_awaitable);
+        try {
+          (void)co_await accept_tls(std::move(socket), tls_context(identity, PeerName::Role::head),
+                                    50ms);
+        } catch (const Error& error) {
+          said = to_string(error.code());
+        }
+      }(acceptor, head, outcome),
+      asio::detached);
+  context.run();
+  CHECK(outcome == "timeout");
+}
