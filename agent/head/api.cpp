@@ -322,7 +322,9 @@ asio::awaitable<Api::Response> Api::answer_job(Request request, JobId job, std::
   if (route == "GET files") {
     json listing = json::array();
     files(job, &listing);
-    co_return Response{200, {{"files", std::move(listing)}}};
+    Response response;
+    response.body["files"] = std::move(listing);
+    co_return response;
   }
   if (route == "POST stop") {
     const json body = request.body();
@@ -374,12 +376,15 @@ asio::awaitable<json> Api::shut_down() {
   };
   (void)co_await answer_of(std::move(start));
   const std::vector<NodeId> told = co_await parts_.nodes.shut_down(kShutdownLimit);
-  json nodes = json::array();
+  json answer;
+  answer["nodes"] = json::array();
   for (const NodeId& node : told) {
-    nodes.push_back(
-        {{"node", node.str()}, {"state", parts_.nodes.connected(node) ? "lost" : "gone"}});
+    json row;
+    row["node"] = node.str();
+    row["state"] = parts_.nodes.connected(node) ? "lost" : "gone";
+    answer["nodes"].push_back(std::move(row));
   }
-  co_return json{{"nodes", std::move(nodes)}};
+  co_return answer;
 }
 
 std::vector<std::pair<std::string, fs::path>> Api::files(const JobId& job, json* listing) const {

@@ -152,6 +152,8 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
       co_await follow();
     } catch (const Error& error) {
       stream_->send_text(wire::dump(wire::error_to_json(error)));
+    } catch (const std::exception& error) {
+      log::error("a follower failed", {{"error", error.what()}});
     }
     stream_->close();
   }
@@ -168,13 +170,35 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
     }
   }
 
-  asio::awaitable<Snapshot> ask() {
-    // The coroutine's frame, on the engine's thread, holds a copy of everything it uses.
-    co_return co_await asio::co_spawn(server_.engine_context_, snapshot(shared_from_this()),
-                                      asio::use_awaitable);
+  // Has the engine's thread make a snapshot, and waits for it. What goes wrong there is thrown
+  // here.
+  asio::awaitable<void> ask() {
+    answered_ = false;
+    asio::post(server_.engine_context_, [self = shared_from_this()] {
+      auto answer = std::make_shared<Snapshot>();
+      std::exception_ptr failed;
+      try {
+        *answer = snapshot(self);
+      } catch (...) {
+        failed = std::current_exception();
+      }
+      asio::post(self->server_.context_, [self, answer, failed] {
+        self->now_ = std::move(*answer);
+        self->ask_failed_ = failed;
+        self->answered_ = true;
+        self->wake_.cancel();
+      });
+    });
+    while (!answered_) {
+      wake_.expires_at(asio::steady_timer::time_point::max());
+      error_code ignored;
+      co_await wake_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+    }
+    if (ask_failed_) std::rethrow_exception(ask_failed_);
   }
 
-  static asio::awaitable<Snapshot> snapshot(std::shared_ptr<Follower> self) {
+  // Engine's thread.
+  static Snapshot snapshot(const std::shared_ptr<Follower>& self) {
     Engine& engine = self->server_.engine_;
     Snapshot now;
     now.summary = engine.job(self->job_);
@@ -198,18 +222,36 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
         now.sources.push_back(std::move(source));
       }
     }
-    co_return now;
+    return now;
   }
 
   void send(const json& frame) { stream_->send_text(wire::dump(frame)); }
 
-  void send_state(const Snapshot& now) {
+  void send_state() {
+    const Snapshot& now = now_;
     send({{"type", "state"},
           {"job", job_.str()},
           {"state", now.summary.value("state", "")},
           {"reason", now.summary.value("reason", "")},
           {"attempt", now.newest_attempt},
           {"time", rfc3339(std::chrono::system_clock::now())}});
+  }
+
+  // Frames are put together outside of coroutines: g++ 12 miscompiles some initializer lists there.
+  void send_header(const Tail& tail, std::size_t bytes) {
+    send({{"type", "log"},
+          {"attempt", tail.attempt},
+          {"rank", tail.rank},
+          {"node", tail.node.str()},
+          {"stream", tail.error_stream ? "err" : "out"},
+          {"offset", tail.offset},
+          {"bytes", bytes}});
+  }
+
+  void send_end() {
+    json end = {{"type", "end"}, {"state", now_.summary.value("state", "")}};
+    end["exit_code"] = now_.summary.contains("exit_code") ? now_.summary["exit_code"] : json();
+    send(end);
   }
 
   void send_event(json event) {
@@ -273,13 +315,7 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
       if (got <= 0) continue;
       some = true;
       buffer.resize(static_cast<std::size_t>(got));
-      send({{"type", "log"},
-            {"attempt", tail.attempt},
-            {"rank", tail.rank},
-            {"node", tail.node.str()},
-            {"stream", tail.error_stream ? "err" : "out"},
-            {"offset", tail.offset},
-            {"bytes", got}});
+      send_header(tail, buffer.size());
       tail.offset += static_cast<std::uint64_t>(got);
       stream_->send({false, std::move(buffer)});
       buffer.clear();
@@ -289,39 +325,35 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
   }
 
   asio::awaitable<void> follow() {
-    Snapshot now = co_await ask();
-    send_state(now);
+    co_await ask();
+    send_state();
     for (const json& event : past_events_) send_event(event);
     bool over = false;  // nothing will be written any more
     while (!gone_) {
       send_news();
       if (query_.logs) {
-        open_tails(now.sources);
+        open_tails(now_.sources);
         const bool some = co_await send_logs();
         if (some) continue;
       }
       first_pass_ = false;
       if (over || !query_.follow) break;
       if (news_.empty()) {
-        const bool writing = now.summary.value("state", "") == "running" && query_.logs;
+        const bool writing = now_.summary.value("state", "") == "running" && query_.logs;
         wake_.expires_after(writing ? asio::steady_timer::duration(kPollWhileWriting)
                                     : asio::steady_timer::duration(kPollWhileWaiting));
         error_code ignored;
         co_await wake_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
         if (news_.empty() && writing) continue;
       }
-      now = co_await ask();
+      co_await ask();
       // What was written before the engine said so is on disk: one more pass reads all of it.
-      over = !now.may_write || (query_.attempt && *query_.attempt < now.newest_attempt);
+      over = !now_.may_write || (query_.attempt && *query_.attempt < now_.newest_attempt);
     }
     if (gone_) co_return;
     send_news();
-    if (query_.follow) now = co_await ask();
-    json end = {{"type", "end"},
-                {"state", now.summary.value("state", "")},
-                {"exit_code",
-                 now.summary.contains("exit_code") ? now.summary["exit_code"] : json(nullptr)}};
-    send(end);
+    if (query_.follow) co_await ask();
+    send_end();
   }
 
   friend class LogServer;
@@ -331,6 +363,9 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
   wire::FrameStreamPtr stream_;
   asio::steady_timer wake_;
   std::deque<json> news_;
+  Snapshot now_;  // the newest one
+  std::exception_ptr ask_failed_;
+  bool answered_ = false;
   json past_events_ = json::array();
   std::set<std::int64_t> events_sent_;
   std::vector<Tail> tails_;
