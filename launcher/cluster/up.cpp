@@ -85,7 +85,8 @@ void wait_ready(const ClusterState& state, const fs::path& folder, const UpOptio
   bool watch_seen = false;
   while (true) {
     missing = not_ready(state);
-    if (missing && missing->empty()) return;
+    // Without a watch that can be found again, the next `up` would start a second one.
+    if (missing && missing->empty() && living_watch(folder)) return;
     const auto waited = std::chrono::steady_clock::now() - begin;
     // A watch that has said that it lives and is gone will not bring anything up any more.
     const bool watch_lives = living_watch(folder).has_value();

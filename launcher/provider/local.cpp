@@ -28,7 +28,12 @@ std::vector<NodeOutcome> LocalProvider::create(const std::vector<NodeId>& nodes)
   for (const NodeId& node : nodes) {
     NodeOutcome outcome{node, std::nullopt};
     try {
-      make_folders(state_ / "nodes" / node.str());
+      const fs::path root = state_ / "nodes" / node.str();
+      make_folders(root);
+      std::error_code failed;
+      if (!fs::is_directory(root, failed)) {
+        throw Error(ErrorCode::conflict, root.string() + " is not a folder");
+      }
     } catch (Error& error) {
       outcome.error = error.while_doing("making the folder of " + node.str());
     }

@@ -413,18 +413,19 @@ void ApiClient::download(const std::string& target, std::uint64_t offset,
     parser.get().body().size = piece.size();
     const error_code error = exchange.run(
         [&](auto done) { http::async_read(exchange.socket(), buffer, parser, std::move(done)); });
-    if (error && error != http::error::need_buffer) {
-      throw unreachable(cluster_, "broke the connection (" + error.message() + ")");
-    }
     std::string_view bytes(piece.data(), piece.size() - parser.get().body().size);
     if (status >= 400) {
       if (refusal.size() < kAnswerLimit) refusal += bytes;
-      continue;
+      bytes = {};
     }
     const std::uint64_t passed = std::min<std::uint64_t>(skip, bytes.size());
     skip -= passed;
     bytes.remove_prefix(passed);
     if (!bytes.empty()) sink(bytes);
+    // What came before the break is given all the same.
+    if (error && error != http::error::need_buffer) {
+      throw unreachable(cluster_, "broke the connection (" + error.message() + ")");
+    }
   }
   if (status >= 400) throw_refusal(status, refusal);
 }
