@@ -120,7 +120,9 @@ P
         status = {j["job"]: j for j in self.json("status")["jobs"]}
         self.assertEqual(status[low]["state"], "queued")
         self.assertTrue(status[low]["reason"])
-        plan = self.json("submit", "--dry-run", "--cpus", cpus * 100, "--", "/bin/true")
+        done = self.run_dtrain("submit", "--dry-run", "--json", "--cpus", cpus * 100, "--", "/bin/true")
+        self.assertEqual(done.returncode, 1)
+        plan = json.loads(done.stdout)
         self.assertFalse(plan["fits"])
         self.assertTrue(plan["reason"])
         after = self.submit("true", "--after", first)
@@ -139,7 +141,7 @@ P
         self.wait_state(running, "stopped")
         self.ok("rm", running)
         self.assertEqual(self.json("status")["jobs"], [])
-        self.assertEqual(list(self.root().glob(f"nodes/*/jobs/{running}")), [])
+        eventually(lambda: not list(self.root().glob(f"nodes/*/jobs/{running}")), "its folder is gone")
 
     def test_secrets_are_seen_by_ranks_only(self):
         secret = "hunter2-very-secret"
