@@ -115,8 +115,8 @@ P
         cpus = self.json("status")["nodes"][0]["cpus"]
         first = self.submit("sleep 1000", "--nproc-per-node", cpus)
         self.wait_state(first, "running")
-        low = self.submit("true")
-        high = self.submit("true", "--priority", "5")
+        low = self.submit("true", "--nproc-per-node", cpus)
+        high = self.submit("true", "--nproc-per-node", cpus, "--priority", "5")
         status = {j["job"]: j for j in self.json("status")["jobs"]}
         self.assertEqual(status[low]["state"], "queued")
         self.assertTrue(status[low]["reason"])
