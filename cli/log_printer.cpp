@@ -67,8 +67,9 @@ void LogPrinter::piece(const LogPiece& piece) {
     screen_.grown();
     return;
   }
-  stream.lines.feed(bytes,
-                    [&](std::string_view line, bool whole) { print(key, stream, line, whole); });
+  stream.lines.feed(bytes, [this, &of = key, &from = stream](std::string_view line, bool whole) {
+    print(of, from, line, whole);
+  });
 }
 
 void LogPrinter::print(const Key& key, Stream& stream, std::string_view line, bool whole) {
@@ -107,8 +108,9 @@ void LogPrinter::print(const Key& key, Stream& stream, std::string_view line, bo
 
 void LogPrinter::finish() {
   for (auto& [key, stream] : streams_) {
-    stream.lines.finish(
-        [&](std::string_view line, bool whole) { print(key, stream, line, whole); });
+    stream.lines.finish([this, &of = key, &from = stream](std::string_view line, bool whole) {
+      print(of, from, line, whole);
+    });
   }
 }
 

@@ -193,9 +193,9 @@ void Session::ended(const nlohmann::json& frame) {
 
 void Session::finish() {
   for (auto& [key, source] : sources_) {
-    source.lines.finish([&](std::string_view line, bool) {
-      const std::string text = source.prefix + printable(line, false) + "\n";
-      if (key.second) {
+    source.lines.finish([this, &from = source, err = key.second](std::string_view line, bool) {
+      const std::string text = from.prefix + printable(line, false) + "\n";
+      if (err) {
         screen_.err(text);
       } else {
         screen_.out(text);

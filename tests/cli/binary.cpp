@@ -118,8 +118,10 @@ bool has(const std::string& text, const std::string& part) {
 }  // namespace
 
 TEST_CASE("submit: follows, and its exit code is the job's") {
-  for (const auto& [state, code] :
+  for (const auto& expected :
        {std::pair{"succeeded", 0}, std::pair{"failed", 1}, std::pair{"stopped", 3}}) {
+    const char* state = expected.first;
+    const int code = expected.second;
     CAPTURE(state);
     House house;
     house.serve_job([state = std::string(state)](FakeHead::Connection& connection) {

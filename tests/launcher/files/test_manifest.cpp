@@ -42,8 +42,10 @@ TEST_CASE("paths that may stand in a list") {
     CAPTURE(good);
     CHECK(is_plain_relative_path(good));
   }
-  for (const std::string bad : {"", "/a", "a/", "a//b", ".", "..", "a/../b", "a/.", "a\nb", "a\xff",
-                                std::string(5000, 'a').c_str()}) {
+  for (const std::string& bad :
+       {std::string(), std::string("/a"), std::string("a/"), std::string("a//b"), std::string("."),
+        std::string(".."), std::string("a/../b"), std::string("a/."), std::string("a\nb"),
+        std::string("a\xff"), std::string(5000, 'a')}) {
     CAPTURE(bad);
     CHECK_FALSE(is_plain_relative_path(bad));
   }

@@ -129,7 +129,9 @@ std::string refusal(const Read& read) {
 TEST_CASE("golden files are read and written byte for byte") {
   const bool accept = std::getenv("DTRAIN_ACCEPT") != nullptr;
   std::set<std::string> known;
-  for (const auto& [name, golden] : all_messages()) {
+  for (const auto& entry : all_messages()) {
+    const auto& name = entry.first;
+    const auto& golden = entry.second;
     CAPTURE(name);
     const fs::path path = kGolden / (name + ".json");
     known.insert(path.filename().string());
@@ -145,7 +147,9 @@ TEST_CASE("golden files are read and written byte for byte") {
 }
 
 TEST_CASE("unknown fields are ignored: a newer head may speak") {
-  for (auto& [name, golden] : all_messages()) {
+  for (const auto& entry : all_messages()) {
+    const auto& name = entry.first;
+    const auto& golden = entry.second;
     CAPTURE(name);
     json more = golden.value;
     more["of_the_future"] = {1, 2};
@@ -163,8 +167,11 @@ TEST_CASE("a missing or wrong field is refused by name, whatever it is") {
                                true,
                                1e300,
                                18446744073709551615ULL};
-  for (const auto& [name, golden] : all_messages()) {
-    for (const auto& [key, value] : golden.value.items()) {
+  for (const auto& entry : all_messages()) {
+    const auto& name = entry.first;
+    const auto& golden = entry.second;
+    for (const auto& field : golden.value.items()) {
+      const auto& key = field.key();
       CAPTURE(name);
       CAPTURE(key);
       for (const json& wrong : wrong_values) {

@@ -89,7 +89,9 @@ json again(const std::string& name, const json& message) {
 
 TEST_CASE("messages of head and node are those of the golden files") {
   const bool accept = std::getenv("DTRAIN_ACCEPT") != nullptr;
-  for (const auto& [name, message] : messages()) {
+  for (const auto& entry : messages()) {
+    const auto& name = entry.first;
+    const auto& message = entry.second;
     CAPTURE(name);
     const fs::path path = kGolden / (name + ".json");
     if (accept) {
@@ -103,7 +105,9 @@ TEST_CASE("messages of head and node are those of the golden files") {
 }
 
 TEST_CASE("what a newer version adds is passed over") {
-  for (auto [name, message] : messages()) {
+  for (auto entry : messages()) {
+    auto name = entry.first;
+    auto message = entry.second;
     message["added_later"] = {1, 2, 3};
     CAPTURE(name);
     CHECK_NOTHROW(again(name, message));
@@ -111,8 +115,12 @@ TEST_CASE("what a newer version adds is passed over") {
 }
 
 TEST_CASE("a message with a field missing or of another type is an error that names it") {
-  for (const auto& [name, message] : messages()) {
-    for (const auto& [key, value] : message.items()) {
+  for (const auto& entry : messages()) {
+    const auto& name = entry.first;
+    const auto& message = entry.second;
+    for (const auto& field : message.items()) {
+      const auto& key = field.key();
+      const auto& value = field.value();
       if (key == "error" || key == "exit_code" || key == "hint") continue;  // either may be absent
       CAPTURE(name);
       CAPTURE(key);

@@ -82,7 +82,9 @@ TEST_CASE("what it refuses, and why") {
       {R"({"type":"checkpoint","step":1,"path":"/c","keep":"yes"})", "\"keep\""},
       {"{\"type\":\"heartbeat\",\"x\":\"\xff\"}", "is not JSON"},
   };
-  for (const auto& [line, why] : lines) {
+  for (const auto& entry : lines) {
+    const auto& line = entry.first;
+    const auto& why = entry.second;
     CAPTURE(line);
     CHECK(refusal(line).find(why) != std::string::npos);
   }
