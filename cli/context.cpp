@@ -2,18 +2,27 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <iostream>
+#include <thread>
 
 #include <nlohmann/json.hpp>
 
+#include "launcher/cluster/processes.hpp"
 #include "launcher/cluster/state.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
+#include "launcher/core/paths.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/spec/yaml.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::cli {
+namespace {
+
+constexpr std::chrono::seconds kRestartLimit{3};
+
+}  // namespace
 
 std::string Context::cluster() const {
   return choose_cluster(globals.cluster);
@@ -26,7 +35,14 @@ std::string Context::cluster_option() const {
 
 wire::ApiClient Context::client() const {
   const std::string name = cluster();
-  return wire::ApiClient(head_socket_of(name), name);
+  wire::ApiClient client(head_socket_of(name), name);
+  // A head that was killed is back in a moment, if its watch lives: not worth an error.
+  const auto until = std::chrono::steady_clock::now() + kRestartLimit;
+  while (!client.answers() && living_watch(paths::cluster_state(name)) &&
+         std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return client;
 }
 
 void Context::print(const std::string& text) const {

@@ -144,6 +144,8 @@ struct Engine::Impl {
   void post(std::function<void()> task);  // dropped when the engine is gone
   template <typename Result>
   void work(Worker& worker, std::function<Result()> task, std::function<void(Result)> then);
+
+  // engine_api.cpp
   void submitted(const JobId& id, std::exception_ptr failure);
   void submit(const std::string& submission_id, JobSpec spec,
               const std::map<std::string, std::string>& secrets, Answer done);
@@ -175,6 +177,8 @@ struct Engine::Impl {
   void drop_unsent(Attempt& attempt, Tx& tx);
   void check_end(const JobId& id);
   void end_attempt(Job& job, Attempt& attempt);
+
+  // engine_clock.cpp
   void tick();
   void rearm();
   void housekeeping();

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <thread>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
@@ -87,7 +88,13 @@ std::chrono::milliseconds Backoff::next(std::chrono::milliseconds lived) {
 
 int watch_main(const paths::WatchRoot& root) {
   log::open("watch", root.log().string());
-  const auto lock = FileLock::try_lock(root.root / "watch.lock");
+  // A watch that was killed a moment ago may still be on its way out.
+  const auto until = Clock::now() + 2s;
+  auto lock = FileLock::try_lock(root.root / "watch.lock");
+  while (!lock && Clock::now() < until) {
+    std::this_thread::sleep_for(10ms);
+    lock = FileLock::try_lock(root.root / "watch.lock");
+  }
   if (!lock) throw Error(ErrorCode::conflict, "another watch runs on " + root.root.string());
 
   sigset_t signals;

@@ -229,8 +229,10 @@ DownReport down(const std::string& name, const DownOptions& options) {
   if (port > 0) {
     const bool open = port_open(port);
     report.rows.push_back({"port " + std::to_string(port), status ? "open" : "?",
-                           open ? "open" : "closed",
-                           open ? "held by a process that is not this cluster's" : "", !open});
+                           open && !processes.gone ? "open" : "closed",
+                           // Ours is gone with its process: what listens there now is another's.
+                           open && processes.gone ? "another process has taken it" : "",
+                           !open || processes.gone});
   }
   std::uint64_t bytes = 0;
   const std::size_t files = count_files(folder, bytes);

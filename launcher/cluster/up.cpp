@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -78,7 +80,10 @@ void show_logs(const ClusterState& state, const fs::path& folder, const UpOption
   }
 }
 
-void wait_ready(const ClusterState& state, const fs::path& folder, const UpOptions& options) {
+// `start_watch` is called when the watch that was there is not any more: it may have been dying
+// when it was looked at.
+void wait_ready(const ClusterState& state, const fs::path& folder, const UpOptions& options,
+                std::function<void()> start_watch) {
   const auto begin = std::chrono::steady_clock::now();
   auto pause = milliseconds(5);
   std::optional<std::vector<std::string>> missing;
@@ -90,6 +95,7 @@ void wait_ready(const ClusterState& state, const fs::path& folder, const UpOptio
     const auto waited = std::chrono::steady_clock::now() - begin;
     // A watch that has said that it lives and is gone will not bring anything up any more.
     const bool watch_lives = living_watch(folder).has_value();
+    if (!watch_lives && start_watch) std::exchange(start_watch, nullptr)();
     watch_seen = watch_seen || watch_lives;
     const bool hopeless = watch_seen && !watch_lives;
     if (hopeless || waited > options.ready_limit) {
@@ -304,14 +310,17 @@ UpReport up(const ClusterSpec& spec, const UpOptions& options) {
       }
       break;
   }
-  if (plan.action == UpAction::build || plan.action == UpAction::start_watch) {
+  std::function<void()> start_watch = [&] {
     options.say("starting " + std::to_string(state.nodes.size() + 1) + " agents");
     const std::unique_ptr<Transport> head = provider->reach(state.nodes.front());
     std::error_code ignored;
     fs::remove(paths::WatchRoot{folder}.pid(), ignored);
     head->start_detached({state.agent, "watch", "--root", folder.string()});
+  };
+  if (plan.action == UpAction::build || plan.action == UpAction::start_watch) {
+    std::exchange(start_watch, nullptr)();
   }
-  if (plan.action != UpAction::nothing) wait_ready(state, folder, options);
+  if (plan.action != UpAction::nothing) wait_ready(state, folder, options, start_watch);
   report.id = state.id;
   report.nodes = state.nodes;
   return report;

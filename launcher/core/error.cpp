@@ -66,7 +66,9 @@ Error& Error::at(Location location) {
   return *this;
 }
 
-const char* Error::what() const noexcept { return what_.c_str(); }
+const char* Error::what() const noexcept {
+  return what_.c_str();
+}
 
 void Error::compose() {
   what_.clear();

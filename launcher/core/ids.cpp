@@ -45,7 +45,9 @@ bool valid_name(std::string_view text) noexcept {
   return true;
 }
 
-JobId make_job_id(std::string_view name) { return JobId(std::string(name) + "-" + random_letters(6)); }
+JobId make_job_id(std::string_view name) {
+  return JobId(std::string(name) + "-" + random_letters(6));
+}
 
 ClusterId make_cluster_id(std::string_view name) {
   return ClusterId(std::string(name) + "-" + random_letters(6));

@@ -8,8 +8,11 @@ from harness import *
 
 class Faults(ClusterCase):
     # Each rank writes numbered lines until it is told to end by a file.
+    # The others end first, with 0; then rank 0 fails with 5.
     COUNTER = ('i=0; while [ ! -e "$STOP" ]; do i=$((i+1)); echo "line $i of $RANK"; '
-               '[ $((i % 200)) = 0 ] && sleep 0.01; done; echo "end $i of $RANK"; exit 5')
+               '[ $((i % 200)) = 0 ] && sleep 0.01; done; echo "end $i of $RANK"; '
+               '[ $RANK = 0 ] || { touch "$STOP.$RANK"; exit 0; }; '
+               'while [ $(ls "$STOP".* | wc -l) -lt $((WORLD_SIZE - 1)) ]; do sleep 0.01; done; exit 5')
 
     def start_counting(self, ranks=2):
         stop = self.folder / "stop"
@@ -30,7 +33,8 @@ class Faults(ClusterCase):
         job, stop = self.start_counting()
         collected = []
         follower = self.start("logs", "-f", job)
-        reader = threading.Thread(target=lambda: collected.append(follower.stdout.read()))
+        first = follower.stdout.readline()
+        reader = threading.Thread(target=lambda: collected.append(first + follower.stdout.read()))
         reader.start()
         supervisors = self.agents("supervise")
         for role in roles:
@@ -42,12 +46,12 @@ class Faults(ClusterCase):
                    and not json.loads(s.stdout).get("error"), "the cluster is back", 20)
         took = time.monotonic() - killed
         self.assertEqual(self.agents("supervise"), supervisors)
-        self.assertEqual(self.state(job), "running")
+        self.wait_state(job, "running")
         stop.touch()
         self.wait_state(job, "failed")
         follower.wait(60)
         reader.join()
-        self.assertEqual(follower.returncode, 1)
+        self.assertEqual(follower.returncode, 1, collected[0][-500:])
         self.assert_whole(collected[0])
         self.assert_whole(self.ok("logs", job))
         self.assertEqual(self.job(job)["exit_code"], 5)

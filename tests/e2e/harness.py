@@ -107,7 +107,8 @@ class ClusterCase(unittest.TestCase):
         return done.stdout
 
     def json(self, *args, **more):
-        return json.loads(self.ok(*args, "--json", **more))
+        verb, *rest = args
+        return json.loads(self.ok(verb, "--json", *rest, **more))
 
     def start(self, *args, **more):
         """Starts dtrain in the background."""
@@ -148,6 +149,19 @@ class ClusterCase(unittest.TestCase):
                 if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1].decode() == role:
                     found.append(pid)
         return found
+
+    def sockets(self):
+        """Paths of the unix sockets that this cluster's processes listen on."""
+        inodes = set()
+        for pid in self.pids():
+            for fd in Path(f"/proc/{pid}/fd").glob("*"):
+                with contextlib.suppress(OSError):
+                    target = os.readlink(fd)
+                    if target.startswith("socket:["):
+                        inodes.add(target[8:-1])
+        rows = [line.split() for line in Path("/proc/net/unix").read_text().split("\n")[1:]]
+        return sorted({Path(row[7]) for row in rows if len(row) > 7 and row[6] in inodes
+                       and row[7].startswith("/tmp/dtrain-")})
 
     def rank_output(self, job, rank, attempt=1, stream="out"):
         return next(self.root().glob(f"nodes/*/jobs/{job}/attempt-{attempt}/ranks/{rank}.{stream}"))

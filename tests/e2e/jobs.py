@@ -115,12 +115,14 @@ P
         cpus = self.json("status")["nodes"][0]["cpus"]
         first = self.submit("sleep 1000", "--nproc-per-node", cpus)
         self.wait_state(first, "running")
-        low = self.submit("true")
-        high = self.submit("true", "--priority", "5")
+        low = self.submit("true", "--nproc-per-node", cpus)
+        high = self.submit("true", "--nproc-per-node", cpus, "--priority", "5")
         status = {j["job"]: j for j in self.json("status")["jobs"]}
         self.assertEqual(status[low]["state"], "queued")
         self.assertTrue(status[low]["reason"])
-        plan = self.json("submit", "--dry-run", "--cpus", cpus * 100, "--", "/bin/true")
+        done = self.run_dtrain("submit", "--dry-run", "--json", "--cpus", cpus * 100, "--", "/bin/true")
+        self.assertEqual(done.returncode, 1)
+        plan = json.loads(done.stdout)
         self.assertFalse(plan["fits"])
         self.assertTrue(plan["reason"])
         after = self.submit("true", "--after", first)
@@ -139,7 +141,7 @@ P
         self.wait_state(running, "stopped")
         self.ok("rm", running)
         self.assertEqual(self.json("status")["jobs"], [])
-        self.assertEqual(list(self.root().glob(f"nodes/*/jobs/{running}")), [])
+        eventually(lambda: not list(self.root().glob(f"nodes/*/jobs/{running}")), "its folder is gone")
 
     def test_secrets_are_seen_by_ranks_only(self):
         secret = "hunter2-very-secret"

@@ -8,7 +8,8 @@ class Logs(ClusterCase):
         job = self.submit("for i in 1 2 3 4 5; do echo out $i $RANK; echo err $i $RANK >&2; done",
                           "--nproc-per-node", "2")
         self.wait_state(job, "succeeded")
-        everything = self.ok("logs", job)
+        done = self.run_dtrain("logs", job)
+        everything = done.stdout + done.stderr
         for rank in (0, 1):
             for i in range(1, 6):
                 self.assertIn(f"out {i} {rank}", everything)
@@ -17,7 +18,9 @@ class Logs(ClusterCase):
         self.assertIn("out 5 1", one)
         self.assertNotRegex(one, r"out \d 0")
         self.assertNotIn("err", self.ok("logs", job, "--stdout"))
-        self.assertNotIn("out", self.ok("logs", job, "--stderr"))
+        done = self.run_dtrain("logs", job, "--stderr")
+        self.assertIn("err 5 0", done.stderr)
+        self.assertNotIn("out", done.stdout + done.stderr)
         tail = self.ok("logs", job, "--rank", "0", "--stdout", "--tail", "2")
         self.assertEqual(re.findall(r"out (\d) 0", tail), ["4", "5"])
         self.assertNotIn("\x1b", everything)

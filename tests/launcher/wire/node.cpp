@@ -1,0 +1,134 @@
+#include "launcher/wire/node.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <map>
+
+#include "launcher/core/files.hpp"
+#include "launcher/wire/json.hpp"
+
+using namespace dtrain;
+using namespace dtrain::wire;
+using nlohmann::json;
+
+namespace {
+
+// As for the messages about attempts: one file a message of version 1; DTRAIN_ACCEPT=1 writes anew.
+const fs::path kGolden = fs::path(DTRAIN_SOURCE_ROOT) / "tests/golden/wire/node/v1";
+
+Error full_error() {
+  Error error(ErrorCode::exhausted, "no space");
+  error.while_doing("writing spec.json");
+  error.with_hint("free some");
+  return error;
+}
+
+const JobId kJob("mnist-abcdef");
+
+std::map<std::string, json> messages() {
+  Hello hello;
+  hello.features = {"exec"};
+  hello.cluster = ClusterId("local-k3x7qa");
+  hello.node = NodeId("node-1");
+  hello.agent_version = "0.1.0";
+  hello.address = "10.0.0.2";
+  hello.boot_id = "boot";
+  hello.machine = "boot net:[1] mnt:[2]";
+  hello.root = "/home/ada/.dtrain";
+  hello.log = "/home/ada/.dtrain/node.log";
+  hello.cpus = 8;
+  hello.gpus = 2;
+  hello.memory = 1 << 30;
+  hello.attempts = {{kJob, 2}};
+  AttemptEvent event{7, MasterReady{29500}};
+  AttemptSpec spec;
+  spec.job = kJob;
+  spec.node = NodeId("node-1");
+  spec.command = {"./train"};
+  StartExec exec{"00ff", {"hostname"}, true, true, 50, 120, "xterm", "/tmp"};
+  ExecControl control{"00ff", "signal", 50, 120, "INT"};
+  ExecExit exited;
+  exited.exec = "00ff";
+  exited.exit_code = 3;
+  ExecExit failed;
+  failed.exec = "00ff";
+  failed.error = full_error();
+  return {
+      {"node_hello", to_json(NodeMessage(hello))},
+      {"node_heartbeat", to_json(NodeMessage(Heartbeat{}))},
+      {"node_event", to_json(NodeMessage(FromSupervisor{kJob, 2, event}))},
+      {"node_supervisor_lost", to_json(NodeMessage(SupervisorLost{kJob, 2, "killed", {17}}))},
+      {"node_start_failed", to_json(NodeMessage(StartFailed{kJob, 2, full_error()}))},
+      {"head_welcome", to_json(HeadMessage(Welcome{1, {"exec"}, std::chrono::seconds(5)}))},
+      {"head_refused", to_json(HeadMessage(Refused{full_error()}))},
+      {"head_heartbeat", to_json(HeadMessage(Heartbeat{}))},
+      {"head_start", to_json(HeadMessage(StartAttempt{spec, {{"API_KEY", "value"}}}))},
+      {"head_command", to_json(HeadMessage(ToSupervisor{kJob, 2, RenewLease{}}))},
+      {"head_forget", to_json(HeadMessage(ForgetJob{kJob}))},
+      {"head_exec", to_json(HeadMessage(exec))},
+      {"head_shutdown", to_json(HeadMessage(Shutdown{}))},
+      {"bulk_hello", to_json(BulkMessage(BulkHello{NodeId("node-1")}))},
+      {"bulk_output", to_json(BulkMessage(ExecOutput{"00ff", true, 65536}))},
+      {"bulk_input", to_json(BulkMessage(ExecInput{"00ff", 5}))},
+      {"bulk_credit", to_json(BulkMessage(ExecCredit{"00ff", 65536}))},
+      {"bulk_control", to_json(BulkMessage(control))},
+      {"bulk_exit", to_json(BulkMessage(exited))},
+      {"bulk_exit_error", to_json(BulkMessage(failed))},
+  };
+}
+
+// Reads a message as its kind and writes it again.
+json again(const std::string& name, const json& message) {
+  if (name.rfind("node_", 0) == 0) return to_json(node_message_from_json(message));
+  if (name.rfind("head_", 0) == 0) return to_json(head_message_from_json(message));
+  return to_json(bulk_message_from_json(message));
+}
+
+}  // namespace
+
+TEST_CASE("messages of head and node are those of the golden files") {
+  const bool accept = std::getenv("DTRAIN_ACCEPT") != nullptr;
+  for (const auto& [name, message] : messages()) {
+    CAPTURE(name);
+    const fs::path path = kGolden / (name + ".json");
+    if (accept) {
+      fs::create_directories(kGolden);
+      write_file_atomic(path, message.dump(2) + "\n", 0644);
+    }
+    const std::string golden = read_file(path);
+    CHECK(message.dump(2) + "\n" == golden);
+    CHECK(again(name, json::parse(golden)).dump(2) + "\n" == golden);
+  }
+}
+
+TEST_CASE("what a newer version adds is passed over") {
+  for (auto [name, message] : messages()) {
+    message["added_later"] = {1, 2, 3};
+    CAPTURE(name);
+    CHECK_NOTHROW(again(name, message));
+  }
+}
+
+TEST_CASE("a message with a field missing or of another type is an error that names it") {
+  for (const auto& [name, message] : messages()) {
+    for (const auto& [key, value] : message.items()) {
+      if (key == "error" || key == "exit_code" || key == "hint") continue;  // either may be absent
+      CAPTURE(name);
+      CAPTURE(key);
+      json wrong = message;
+      wrong[key] = value.is_object() ? json(1) : json::object();
+      CHECK_THROWS_AS(again(name, wrong), Error);
+    }
+  }
+  CHECK_THROWS_AS(node_message_from_json({{"type", "no such"}}), Error);
+  CHECK_THROWS_AS(head_message_from_json(json::array()), Error);
+  CHECK_THROWS_AS(
+      bulk_message_from_json(
+          {{"type", "output"}, {"exec", "x"}, {"stream", "out"}, {"bytes", kBulkFrame + 1}}),
+      Error);
+  CHECK_THROWS_AS(
+      node_message_from_json(
+          {{"type", "event"}, {"job", "../../etc"}, {"attempt", 1}, {"event", json::object()}}),
+      Error);
+}
