@@ -186,13 +186,13 @@ bool Follower::interrupted(int signal) {
 }
 
 void Follower::show_live() {
-  if (!screen_.has_live()) return;
+  if (!screen_.has_live() || result_.state.empty()) return;
   std::string line = options_.job + " " + result_.state;
   std::string progress = progress_line(progress_);
   if (progress.empty()) progress = printable(printer_.open_line(), false);
   if (!progress.empty()) line += "  " + progress;
-  line +=
-      "  " + human_duration(std::chrono::floor<seconds>(std::chrono::steady_clock::now() - begin_));
+  const auto passed = std::chrono::floor<seconds>(std::chrono::steady_clock::now() - begin_);
+  if (passed.count() > 0) line += "  " + human_duration(passed);
   screen_.live(std::move(line));
 }
 
