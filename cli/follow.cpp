@@ -118,7 +118,9 @@ void Follower::state(const nlohmann::json& frame) {
   }
   std::string line = options_.job + " " + name;
   if (attempt > 1) line += " (attempt " + std::to_string(attempt) + ")";
-  if (const std::string reason = text_or(frame, "reason"); !reason.empty()) line += ": " + reason;
+  // Why it failed is said once, at the end, as the root cause.
+  const std::string reason = name == "failed" ? "" : text_or(frame, "reason");
+  if (!reason.empty()) line += ": " + reason;
   say(line, job_ended(name) ? state_color(name) : Color::none);
 }
 
@@ -133,7 +135,8 @@ void Follower::event(const nlohmann::json& frame) {
     return;
   }
   const std::string level = text_or(frame, "level", "info");
-  if (level == "info" && !context_.globals.verbose) return;
+  // Errors end attempts: the states tell them.
+  if (level != "warning" && !context_.globals.verbose) return;
   say(text_or(frame, "message", text_or(frame, "event")), level == "error"     ? Color::red
                                                           : level == "warning" ? Color::yellow
                                                                                : Color::dim);
@@ -183,13 +186,13 @@ bool Follower::interrupted(int signal) {
 }
 
 void Follower::show_live() {
-  if (!screen_.has_live()) return;
+  if (!screen_.has_live() || result_.state.empty()) return;
   std::string line = options_.job + " " + result_.state;
   std::string progress = progress_line(progress_);
   if (progress.empty()) progress = printable(printer_.open_line(), false);
   if (!progress.empty()) line += "  " + progress;
-  line +=
-      "  " + human_duration(std::chrono::floor<seconds>(std::chrono::steady_clock::now() - begin_));
+  const auto passed = std::chrono::floor<seconds>(std::chrono::steady_clock::now() - begin_);
+  if (passed.count() > 0) line += "  " + human_duration(passed);
   screen_.live(std::move(line));
 }
 

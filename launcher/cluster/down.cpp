@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -141,6 +143,22 @@ void end_watch(const fs::path& folder) {
   wait_gone(*watch, seconds(2));
 }
 
+// After its watch was killed, a cluster has a second head and node agents, which wait for the
+// first ones' end to take over. Now nobody shall.
+void end_standbys(const fs::path& folder) {
+  std::vector<FoundProcess> all = cluster_processes(folder);
+  std::stable_sort(all.begin(), all.end(), [](const FoundProcess& a, const FoundProcess& b) {
+    return a.start_time < b.start_time;
+  });
+  std::set<std::pair<std::string, std::string>> first;
+  for (const FoundProcess& process : all) {
+    if (process.what != "head" && process.what != "node") continue;
+    if (first.insert({process.what, process.root}).second) continue;
+    signal_process(process, SIGKILL);
+    wait_gone(process, seconds(1));
+  }
+}
+
 }  // namespace
 
 DownSurvey survey_down(const std::string& name) {
@@ -195,6 +213,7 @@ DownReport down(const std::string& name, const DownOptions& options) {
 
   options.say("ending the watch");
   end_watch(folder);
+  end_standbys(folder);
   std::string how;
   if (status) {
     options.say("stopping jobs, nodes and head");

@@ -10,6 +10,8 @@
 #include <charconv>
 #include <cstdlib>
 #include <thread>
+#include <tuple>
+#include <utility>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/paths.hpp"
@@ -42,15 +44,16 @@ std::vector<std::string> read_words(const std::string& file) {
   }
 }
 
-std::optional<std::string> role_in(const std::vector<std::string>& argv,
-                                   const std::string& folder) {
+// Role and root of an agent of the cluster.
+std::optional<std::pair<std::string, std::string>> role_in(const std::vector<std::string>& argv,
+                                                           const std::string& folder) {
   if (argv.size() < 3 || basename_of(argv[0]) != "dtrain-agent") return std::nullopt;
   for (std::size_t i = 1; i < argv.size(); ++i) {
     const std::size_t equals = argv[i].find('=');
     const std::string value = argv[i].starts_with("--") && equals != std::string::npos
                                   ? argv[i].substr(equals + 1)
                                   : argv[i];
-    if (below(value, folder)) return argv[1];
+    if (below(value, folder)) return std::pair{argv[1], value};
   }
   return std::nullopt;
 }
@@ -106,11 +109,19 @@ std::vector<FoundProcess> cluster_processes(const fs::path& state) {
     if (error != std::errc{} || end != name.data() + name.size() || pid == ::getpid()) continue;
     struct stat owner {};
     if (::stat(entry.path().c_str(), &owner) != 0 || owner.st_uid != ::geteuid()) continue;
-    std::optional<std::string> what =
-        role_in(read_words(entry.path().string() + "/cmdline"), folder);
-    if (!what && rank_of(read_words(entry.path().string() + "/environ"), folder)) what = "rank";
-    if (!what) continue;
-    if (const auto started = start_time(pid)) found.push_back({pid, *started, *what});
+    FoundProcess process;
+    process.pid = pid;
+    if (const auto role = role_in(read_words(entry.path().string() + "/cmdline"), folder)) {
+      std::tie(process.what, process.root) = *role;
+    } else if (rank_of(read_words(entry.path().string() + "/environ"), folder)) {
+      process.what = "rank";
+    } else {
+      continue;
+    }
+    if (const auto started = start_time(pid)) {
+      process.start_time = *started;
+      found.push_back(std::move(process));
+    }
   }
   return found;
 }

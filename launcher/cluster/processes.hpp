@@ -21,6 +21,7 @@ struct FoundProcess {
   pid_t pid = 0;
   std::uint64_t start_time = 0;
   std::string what;  // "head", "node", "supervise", "watch", or "rank"
+  std::string root;  // an agent's; empty for a rank
 };
 
 // This user's processes that belong to the cluster whose folder is `state`: agents with a path

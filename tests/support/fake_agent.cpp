@@ -26,6 +26,7 @@ void wait_for_end(const sigset_t& signals) {
 
 int head(const fs::path& root, const sigset_t& signals) {
   const fs::path cluster = root.parent_path();
+  const FileLock lock = FileLock::wait(root / "lock");  // as the real one: a second waits
   const testing::FakeHead server(
       paths::head_socket(root),
       [&](const testing::FakeHead::Request& request) -> testing::FakeHead::Response {
@@ -97,6 +98,7 @@ int main(int argc, char** argv) {
   } else if (verb == "head") {
     return head(root, signals);
   } else if (verb == "node") {
+    const FileLock lock = FileLock::wait(root / "lock");
     wait_for_end(signals);
   } else if (verb == "watch") {
     return watch(root, signals);

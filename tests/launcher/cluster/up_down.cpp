@@ -81,7 +81,10 @@ TEST_CASE("a killed watch is started again, its children are let be") {
   CHECK(house.running("node") == 2);
   CHECK(up(house.spec, house.options).action == UpAction::start_watch);
   CHECK(living_watch(house.state()));
-  CHECK(down("c", {}).complete);
+  CHECK(house.running("node") == 4);  // two wait for the others' end
+  const DownReport report = down("c", {});
+  CHECK(report.complete);
+  CHECK(report.rows.front().note.find("killed") == std::string::npos);
 }
 
 TEST_CASE("down without a head kills what is left and says so") {
