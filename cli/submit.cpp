@@ -134,7 +134,8 @@ int show_plan(const Context& context, const JobSpec& spec, const nlohmann::json&
 }
 
 int run_submit(Context& context, Options options) {
-  if (!options.files.empty() && !fs::exists(options.files.front())) {
+  std::error_code unreadable;
+  if (!options.files.empty() && !fs::exists(options.files.front(), unreadable)) {
     throw Error(ErrorCode::not_found, "there is no file " + options.files.front())
         .with_hint("to run a program: dtrain submit -- " + shell_join(options.files));
   }

@@ -37,6 +37,7 @@ namespace {
 
 constexpr std::size_t kBodyLimit = std::size_t{16} << 20;
 constexpr auto kShutdownLimit = 5s;
+constexpr auto kDoorCheck = 5s;
 
 int status_of(ErrorCode code) {
   switch (code) {
@@ -159,6 +160,10 @@ Api::Api(asio::io_context& context, fs::path socket, Parts parts, std::function<
       parts_(parts),
       ended_(std::move(ended)),
       acceptor_(context) {
+  open_door();
+}
+
+void Api::open_door() {
   // The root's lock is ours, so a socket that is there is a dead head's.
   ::unlink(socket_path_.c_str());
   const mode_t before = ::umask(0177);
@@ -172,6 +177,31 @@ Api::Api(asio::io_context& context, fs::path socket, Parts parts, std::function<
     throw Error(ErrorCode::io,
                 "cannot listen on " + socket_path_.string() + ": " + failed.message());
   }
+  struct stat status {};
+  if (::stat(socket_path_.c_str(), &status) == 0) inode_ = status.st_ino;
+}
+
+asio::awaitable<void> Api::keep_door() {
+  asio::steady_timer timer(context_);
+  error_code ignored;
+  while (acceptor_.is_open()) {
+    timer.expires_after(kDoorCheck);
+    co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+    struct stat status {};
+    if (::stat(socket_path_.c_str(), &status) == 0 && status.st_ino == inode_) continue;
+    log::warn("the API's socket was taken away; it is made again");
+    acceptor_.close(ignored);
+    try {
+      make_private_folder(socket_path_.parent_path().parent_path());
+      make_private_folder(socket_path_.parent_path());
+      open_door();
+    } catch (const Error& error) {
+      log::error(error.what());
+      ended_();
+      co_return;
+    }
+    asio::co_spawn(context_, accept_loop(), asio::detached);
+  }
 }
 
 Api::~Api() {
@@ -180,6 +210,7 @@ Api::~Api() {
 
 void Api::serve() {
   asio::co_spawn(context_, accept_loop(), asio::detached);
+  asio::co_spawn(context_, keep_door(), asio::detached);
 }
 
 asio::awaitable<void> Api::accept_loop() {

@@ -6,6 +6,8 @@
 #include <functional>
 #include <string>
 
+#include <sys/types.h>
+
 #include "agent/head/engine.hpp"
 #include "agent/head/exec_hub.hpp"
 #include "agent/head/log_server.hpp"
@@ -33,6 +35,9 @@ class Api {
   struct Response;
   using Socket = boost::asio::local::stream_protocol::socket;
 
+  void open_door();
+  // A cleaner of /tmp may take the socket away: it is made again.
+  boost::asio::awaitable<void> keep_door();
   boost::asio::awaitable<void> accept_loop();
   boost::asio::awaitable<void> converse(Socket socket);
   boost::asio::awaitable<Response> answer(Request request);
@@ -47,6 +52,7 @@ class Api {
 
   boost::asio::io_context& context_;
   fs::path socket_path_;
+  ino_t inode_ = 0;  // of the socket's name, as it was bound
   Parts parts_;
   std::function<void()> ended_;
   boost::asio::local::stream_protocol::acceptor acceptor_;

@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/ids.hpp"
+#include "launcher/core/log.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::head {
@@ -20,8 +24,20 @@ constexpr std::size_t kClientQueue = std::size_t{512} << 10;
 }  // namespace
 
 struct ExecHub::Client {
+  Client(asio::io_context& context, wire::FrameStreamPtr frames)
+      : stream(std::move(frames)), credit(context, asio::steady_timer::time_point::max()) {}
+
   wire::FrameStreamPtr stream;
-  std::set<std::string> execs;  // still running
+  std::set<std::string> execs;                       // still running
+  std::map<std::string, std::size_t> input_waiting;  // bytes that a node has not passed on yet
+  asio::steady_timer credit;                         // some has been passed on, or a command ended
+
+  bool may_send_input() const {
+    return std::none_of(execs.begin(), execs.end(), [this](const std::string& exec) {
+      const auto found = input_waiting.find(exec);
+      return found != input_waiting.end() && found->second >= wire::kExecWindow;
+    });
+  }
 
   void send(const json& frame) { stream->send_text(wire::dump(frame)); }
 };
@@ -35,7 +51,7 @@ ExecHub::ExecHub(asio::io_context& context, NodeSessions& nodes)
 }
 
 std::vector<NodeId> ExecHub::nodes_of(const json& wanted) const {
-  const std::vector<NodeId> connected = nodes_.connected_nodes();
+  const std::vector<NodeId> connected = nodes_.nodes_for_commands();
   if (wanted == "all") return connected;
   if (wanted == "head") {
     if (connected.empty()) throw Error(ErrorCode::unreachable, "no node is connected to the head");
@@ -48,7 +64,7 @@ std::vector<NodeId> ExecHub::nodes_of(const json& wanted) const {
   for (const json& name : wanted) {
     if (!name.is_string()) throw Error(ErrorCode::invalid, "a node's name must be a string");
     NodeId node(name.get<std::string>());
-    if (!nodes_.connected(node)) {
+    if (!nodes_.takes_commands(node)) {
       throw Error(ErrorCode::not_found, "node " + node.str() + " is not connected")
           .with_hint("`dtrain status` lists the nodes");
     }
@@ -58,8 +74,7 @@ std::vector<NodeId> ExecHub::nodes_of(const json& wanted) const {
 }
 
 asio::awaitable<void> ExecHub::serve(wire::FrameStreamPtr stream) {
-  const auto client = std::make_shared<Client>();
-  client->stream = stream;
+  const auto client = std::make_shared<Client>(context_, stream);
   try {
     const wire::Frame first = co_await stream->read();
     json request = wire::parse_json(first.bytes, "the request");
@@ -68,10 +83,10 @@ asio::awaitable<void> ExecHub::serve(wire::FrameStreamPtr stream) {
       const std::string exec = random_hex(8);
       request["exec"] = exec;
       request["type"] = "exec";
-      const wire::HeadMessage message = wire::head_message_from_json(request);
+      const wire::BulkMessage message = wire::bulk_message_from_json(request);
       client->execs.insert(exec);
       running_[exec] = {client, node};
-      nodes_.start_exec(node, std::get<wire::StartExec>(message));
+      nodes_.send_bulk(node, message);
     }
     while (true) {
       wire::Frame frame = co_await stream->read();
@@ -79,8 +94,14 @@ asio::awaitable<void> ExecHub::serve(wire::FrameStreamPtr stream) {
         for (const std::string& exec : client->execs) {
           for (std::size_t at = 0; at < frame.bytes.size(); at += wire::kBulkFrame) {
             std::string part = frame.bytes.substr(at, wire::kBulkFrame);
+            client->input_waiting[exec] += part.size();
             nodes_.send_bulk(running_[exec].node, wire::ExecInput{exec, part.size()}, part);
           }
+        }
+        // No more is read from the client than the commands take: its socket fills, and it waits.
+        while (!client->may_send_input()) {
+          boost::system::error_code ignored;
+          co_await client->credit.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
         }
         continue;
       }
@@ -100,6 +121,9 @@ asio::awaitable<void> ExecHub::serve(wire::FrameStreamPtr stream) {
       client->send(wire::error_to_json(error));
       stream->close();
     }
+  } catch (const std::exception& error) {
+    log::error("a client of exec failed", {{"error", error.what()}});
+    stream->abort();
   }
   for (const std::string& exec : client->execs) {
     wire::ExecControl hang_up;
@@ -123,6 +147,12 @@ void ExecHub::from_node(const NodeId& node, const wire::BulkMessage& message, st
     const std::size_t size = bytes.size();
     client->stream->send({false, std::move(bytes)});
     asio::co_spawn(context_, return_credit(client, output->exec, node, size), asio::detached);
+  } else if (const auto* credit = std::get_if<wire::ExecCredit>(&message)) {
+    const auto found = running_.find(credit->exec);
+    if (found == running_.end() || found->second.node != node) return;
+    std::size_t& waiting = found->second.client->input_waiting[credit->exec];
+    waiting -= std::min(waiting, credit->bytes);
+    found->second.client->credit.cancel();
   } else if (const auto* exit = std::get_if<wire::ExecExit>(&message)) {
     json frame = exit->error ? wire::error_to_json(*exit->error) : json::object();
     if (exit->exit_code) frame["exit_code"] = *exit->exit_code;
@@ -154,6 +184,7 @@ void ExecHub::finish(const std::string& exec, json exit) {
   const Running running = found->second;
   running_.erase(found);
   running.client->execs.erase(exec);
+  running.client->credit.cancel();
   exit["type"] = "exit";
   exit["node"] = running.node.str();
   running.client->send(exit);

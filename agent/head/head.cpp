@@ -70,6 +70,10 @@ int head_main(const paths::HeadRoot& root) {
   log::info("the head is up",
             {{"port", std::to_string(nodes.port())}, {"root", root.root.string()}});
   context.run();
+  // What the log thread still asked of this one is answered here, while both exist.
+  log_server.stop();
+  context.restart();
+  context.poll();
   log::info("the head ends");
   return 0;
 }

@@ -156,6 +156,7 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
       log::error("a follower failed", {{"error", error.what()}});
     }
     stream_->close();
+    asio::post(server_.engine_context_, [self] { self->server_.forget(self); });
   }
 
  private:
@@ -184,6 +185,7 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
       }
       asio::post(self->server_.context_, [self, answer, failed] {
         self->now_ = std::move(*answer);
+        self->stale_ = false;
         self->ask_failed_ = failed;
         self->answered_ = true;
         self->wake_.cancel();
@@ -269,6 +271,7 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
       if (type == "event") {
         send_event(frame);
       } else if (type != "end" && (query_.events || type == "state")) {
+        stale_ = stale_ || type == "state";
         send(frame);  // the end is said by follow(), behind the last byte
       }
     }
@@ -338,13 +341,13 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
       }
       first_pass_ = false;
       if (over || !query_.follow) break;
-      if (news_.empty()) {
+      if (news_.empty() && !stale_) {
         const bool writing = now_.summary.value("state", "") == "running" && query_.logs;
         wake_.expires_after(writing ? asio::steady_timer::duration(kPollWhileWriting)
                                     : asio::steady_timer::duration(kPollWhileWaiting));
         error_code ignored;
         co_await wake_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
-        if (news_.empty() && writing) continue;
+        if (news_.empty() && writing && !stale_) continue;
       }
       co_await ask();
       // What was written before the engine said so is on disk: one more pass reads all of it.
@@ -366,6 +369,7 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
   Snapshot now_;  // the newest one
   std::exception_ptr ask_failed_;
   bool answered_ = false;
+  bool stale_ = false;  // a state was heard that now_ does not know yet
   json past_events_ = json::array();
   std::set<std::int64_t> events_sent_;
   std::vector<Tail> tails_;
@@ -385,8 +389,22 @@ LogServer::LogServer(asio::io_context& engine_context, Engine& engine)
       }) {}
 
 LogServer::~LogServer() {
+  stop();
+}
+
+void LogServer::stop() {
   context_.stop();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
+}
+
+void LogServer::forget(const std::shared_ptr<Follower>& follower) {
+  const auto [first, last] = followers_.equal_range(follower->job_);
+  for (auto at = first; at != last; ++at) {
+    if (at->second.lock() == follower) {
+      followers_.erase(at);
+      return;
+    }
+  }
 }
 
 void LogServer::news(const JobNews& news) {

@@ -38,6 +38,8 @@ class LogServer {
   // `engine_context` is where the engine runs.
   LogServer(boost::asio::io_context& engine_context, Engine& engine);
   ~LogServer();
+  // Ends the thread; nothing is served from then on.
+  void stop();
 
   // Engine's thread: something is new of a job; its followers hear of it.
   void news(const JobNews& news);
@@ -51,6 +53,7 @@ class LogServer {
 
  private:
   class Follower;
+  void forget(const std::shared_ptr<Follower>& follower);
   boost::asio::local::stream_protocol::socket move_here(
       boost::asio::local::stream_protocol::socket socket);
 

@@ -111,7 +111,7 @@ asio::awaitable<void> NodeSessions::welcome(tcp::socket socket) {
     } else if (peer.path == "/v1/node/bulk") {
       co_await serve_bulk(std::move(peer));
     }
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     log::info("a connection ended", {{"reason", error.what()}});
   }
 }
@@ -139,6 +139,11 @@ asio::awaitable<void> NodeSessions::serve_control(wire::AcceptedPeer peer) {
   }
   Session& session = sessions_[id];
   if (session.control) session.control->abort();
+  if (session.bulk) {
+    session.bulk->abort();
+    session.bulk.reset();
+    if (bulk_hooks_.gone) bulk_hooks_.gone(id);
+  }
   session.control = stream;
   session.same_machine = hello->machine == machine_;
   const wire::HeadMessage greeting = wire::Welcome{};
@@ -166,15 +171,17 @@ asio::awaitable<void> NodeSessions::serve_control(wire::AcceptedPeer peer) {
       take(id, wire::node_message_from_json(wire::parse_json(frame.bytes, "a node's message")),
            stream);
     }
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     reason = error.what();
   }
   stream->abort();
   const auto found = sessions_.find(id);
   if (found == sessions_.end() || found->second.control != stream) co_return;  // it came anew
   log::warn("a node is gone", {{"node", id.str()}, {"reason", reason}});
-  if (found->second.bulk) found->second.bulk->abort();
+  const bool had_bulk = found->second.bulk != nullptr;
+  if (had_bulk) found->second.bulk->abort();
   sessions_.erase(found);
+  if (had_bulk && bulk_hooks_.gone) bulk_hooks_.gone(id);
   engine_->gone(id);
 }
 
@@ -218,7 +225,7 @@ asio::awaitable<void> NodeSessions::serve_bulk(wire::AcceptedPeer peer) {
       }
       if (bulk_hooks_.message) bulk_hooks_.message(id, message, std::move(bytes));
     }
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     reason = error.what();
   }
   stream->abort();
@@ -252,19 +259,19 @@ bool NodeSessions::connected(const NodeId& node) const {
   return sessions_.contains(node);
 }
 
-std::vector<NodeId> NodeSessions::connected_nodes() const {
-  std::vector<NodeId> nodes;
-  for (const auto& [id, session] : sessions_) {
-    if (session.same_machine) nodes.push_back(id);
-  }
-  for (const auto& [id, session] : sessions_) {
-    if (!session.same_machine) nodes.push_back(id);
-  }
-  return nodes;
+bool NodeSessions::takes_commands(const NodeId& node) const {
+  const auto found = sessions_.find(node);
+  return found != sessions_.end() && found->second.bulk && found->second.bulk->is_open();
 }
 
-void NodeSessions::start_exec(const NodeId& node, const wire::StartExec& exec) {
-  tell(node, exec);
+std::vector<NodeId> NodeSessions::nodes_for_commands() const {
+  std::vector<NodeId> nodes;
+  for (const bool here : {true, false}) {
+    for (const auto& [id, session] : sessions_) {
+      if (session.same_machine == here && takes_commands(id)) nodes.push_back(id);
+    }
+  }
+  return nodes;
 }
 
 void NodeSessions::send_bulk(const NodeId& node, const wire::BulkMessage& message,
@@ -278,7 +285,8 @@ void NodeSessions::send_bulk(const NodeId& node, const wire::BulkMessage& messag
 }
 
 asio::awaitable<std::vector<NodeId>> NodeSessions::shut_down(std::chrono::milliseconds limit) {
-  const std::vector<NodeId> told = connected_nodes();
+  std::vector<NodeId> told;
+  for (const auto& [id, session] : sessions_) told.push_back(id);
   for (const NodeId& node : told) tell(node, wire::Shutdown{});
   const auto until = std::chrono::steady_clock::now() + limit;
   asio::steady_timer timer(context_);

@@ -34,9 +34,10 @@ class NodeSessions final : public Nodes {
   void forget(const NodeId& node, const JobId& job) override;
 
   bool connected(const NodeId& node) const;
-  // The connected nodes that share this machine, by name; then the others.
-  std::vector<NodeId> connected_nodes() const;
-  void start_exec(const NodeId& node, const wire::StartExec& exec);
+  // The nodes that can run a command now: both connections are open. Those that share this machine
+  // come first.
+  bool takes_commands(const NodeId& node) const;
+  std::vector<NodeId> nodes_for_commands() const;
   void send_bulk(const NodeId& node, const wire::BulkMessage& message, std::string bytes = {});
 
   struct BulkHooks {

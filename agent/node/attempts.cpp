@@ -30,6 +30,7 @@ namespace {
 // An event is at most a report and its wrapping.
 constexpr std::size_t kLineLimit = std::size_t{4} << 20;
 constexpr std::chrono::seconds kStartLimit{10};
+constexpr std::chrono::milliseconds kLongestPause{200};
 
 // Behind the last acknowledged event: the head wants nothing more of this attempt.
 fs::path done_mark(const paths::AttemptRoot& root) {
@@ -61,7 +62,7 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
     asio::co_spawn(
         owner_->executor_,
         [self = shared_from_this(), mine = generation_] { return self->run(mine); },
-        asio::detached);
+        [self = shared_from_this()](const std::exception_ptr& failed) { self->report(failed); });
   }
 
   void send(const wire::AttemptCommand& command) {
@@ -89,6 +90,7 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
  private:
   asio::awaitable<void> run(int mine) {
     const auto started = std::chrono::steady_clock::now();
+    std::chrono::milliseconds pause{1};
     while (mine == generation_ && owner_ != nullptr) {
       auto socket = std::make_shared<UnixSocket>(owner_->executor_);
       error_code failed;
@@ -98,6 +100,7 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
       if (mine != generation_ || owner_ == nullptr) co_return;
       if (!failed) {
         socket_ = socket;
+        pause = std::chrono::milliseconds(1);
         if (!outgoing_.empty() && !writing_) {
           writing_ = true;
           asio::co_spawn(
@@ -113,12 +116,14 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
         // Until its first file is written, only the pid that we started tells that it lives.
         const bool starting = starting_ && start_time(pid_).has_value() &&
                               std::chrono::steady_clock::now() - started < kStartLimit;
-        if (!starting || fs::exists(root_.exit())) {
+        std::error_code none_there;
+        if (!starting || fs::exists(root_.exit(), none_there)) {
           ended();
           co_return;
         }
       }
-      retry_.expires_after(std::chrono::milliseconds(1));
+      retry_.expires_after(pause);
+      pause = std::min(pause * 2, kLongestPause);
       co_await retry_.async_wait(asio::redirect_error(asio::use_awaitable, failed));
     }
   }
@@ -165,18 +170,41 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
     }
   }
 
+  void report(const std::exception_ptr& failed) const {
+    if (!failed) return;
+    try {
+      std::rethrow_exception(failed);
+    } catch (const std::exception& error) {
+      log::error("the link to a supervisor failed",
+                 {{"job", key_.first.str()}, {"error", error.what()}});
+    }
+  }
+
+  std::vector<pid_t> clean() {
+    try {
+      return supervise::clean_after(root_);
+    } catch (const std::exception& error) {
+      log::error("cannot clean after an attempt", {{"error", error.what()}});
+      return {};
+    }
+  }
+
   // The supervisor is gone: it left exit.json, or it was killed.
   void ended() {
     outgoing_.clear();
-    if (const auto record = supervise::read_exit(root_)) {
-      for (const wire::AttemptEvent& event : record->events) pass_on(event);
-      return;
+    std::string reason = "its supervisor was killed or crashed";
+    try {
+      if (const auto record = supervise::read_exit(root_)) {
+        for (const wire::AttemptEvent& event : record->events) pass_on(event);
+        return;
+      }
+    } catch (const std::exception& error) {
+      reason = std::string("its supervisor left no readable last word: ") + error.what();
     }
-    const std::vector<pid_t> left = supervise::clean_after(root_);
+    const std::vector<pid_t> left = clean();
     log::warn("a supervisor ended without a last word",
               {{"job", key_.first.str()}, {"attempt", std::to_string(key_.second)}});
-    owner_->send_(wire::SupervisorLost{key_.first, key_.second,
-                                       "its supervisor was killed or crashed", left});
+    owner_->send_(wire::SupervisorLost{key_.first, key_.second, reason, left});
   }
 
   asio::awaitable<void> write_out(int mine) {
@@ -233,14 +261,20 @@ void Attempts::recover() {
       int number = 0;
       if (name.rfind(prefix, 0) != 0) continue;
       std::from_chars(name.data() + prefix.size(), name.data() + name.size(), number);
-      if (number < 1 || fs::exists(done_mark({folder.path()}))) continue;
-      link({JobId(job.path().filename().string()), number});
+      const JobId id(job.path().filename().string());
+      std::error_code none_there;
+      if (number < 1 || !valid_name(id.str()) ||
+          fs::exists(done_mark({folder.path()}), none_there)) {
+        continue;
+      }
+      link({id, number});
     }
   }
   // What died without a word is swept now, whether or not the head is there to hear of it.
   for (const auto& [key, link] : links_) {
-    if (!supervise::supervisor_alive(link->root_) && !fs::exists(link->root_.exit())) {
-      supervise::clean_after(link->root_);
+    std::error_code none_there;
+    if (!supervise::supervisor_alive(link->root_) && !fs::exists(link->root_.exit(), none_there)) {
+      link->clean();
     }
   }
 }
@@ -262,7 +296,8 @@ void Attempts::start(const wire::StartAttempt& start) {
   const auto found = link(key);
   const paths::AttemptRoot& root = found->root_;
   try {
-    if (!fs::exists(root.spec())) {
+    std::error_code none_there;
+    if (!fs::exists(root.spec(), none_there)) {
       make_folders(root.ranks());
       make_folders(root.errors());
       write_file_atomic(root.secrets(), wire::dump(nlohmann::json(start.secrets)), 0600);

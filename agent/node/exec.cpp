@@ -32,6 +32,7 @@ using Descriptor = asio::posix::stream_descriptor;
 namespace {
 
 constexpr std::chrono::seconds kHangupGrace{5};
+constexpr std::chrono::milliseconds kSweepLimit{1000};
 // After the command's end: what a child of its that holds the pipe still writes is not waited for.
 constexpr std::chrono::milliseconds kDrainLimit{1000};
 
@@ -87,6 +88,8 @@ class Execs::Command : public std::enable_shared_from_this<Execs::Command> {
     options.workdir =
         request.workdir.empty() ? value_of(options.env, "HOME", "/") : request.workdir;
     options.new_session = true;
+    // By this mark what a killed agent leaves is found.
+    set_value(options.env, kExecMark, owner_->mark_);
     if (request.tty) {
       start_on_terminal(request, options);
     } else {
@@ -113,7 +116,10 @@ class Execs::Command : public std::enable_shared_from_this<Execs::Command> {
   }
 
   void input(std::string bytes) {
-    if (!input_.is_open()) return;
+    if (!input_.is_open()) {
+      return_credit(bytes.size());
+      return;
+    }
     pending_input_.push_back(std::move(bytes));
     feed();
   }
@@ -226,6 +232,13 @@ class Execs::Command : public std::enable_shared_from_this<Execs::Command> {
     if (open_outputs_ == 0 && exit_) finish();
   }
 
+  // Input that is passed on, or that nobody wants any more: more may come.
+  void return_credit(std::size_t bytes) {
+    if (owner_ == nullptr || owner_gone_ || !owner_->bulk_) return;
+    const wire::BulkMessage credit = wire::ExecCredit{exec_, bytes};
+    owner_->bulk_->send_text(wire::dump(wire::to_json(credit)));
+  }
+
   void feed() {
     if (feeding_ || !input_.is_open()) return;
     feeding_ = true;
@@ -240,7 +253,9 @@ class Execs::Command : public std::enable_shared_from_this<Execs::Command> {
       pending_input_.pop_front();
       co_await asio::async_write(input_, asio::buffer(bytes),
                                  asio::redirect_error(asio::use_awaitable, failed));
+      return_credit(bytes.size());
       if (failed) {
+        for (const std::string& dropped : pending_input_) return_credit(dropped.size());
         pending_input_.clear();
         input_ended_ = true;
       }
@@ -297,8 +312,12 @@ class Execs::Command : public std::enable_shared_from_this<Execs::Command> {
   bool finished_ = false;
 };
 
-Execs::Execs(asio::any_io_executor executor, std::function<std::vector<std::string>()> environment)
-    : executor_(std::move(executor)), environment_(std::move(environment)) {}
+Execs::Execs(asio::any_io_executor executor, std::function<std::vector<std::string>()> environment,
+             std::string mark)
+    : executor_(std::move(executor)), environment_(std::move(environment)), mark_(std::move(mark)) {
+  // What an agent before this one started and could not end.
+  sweep(kExecMark, mark_, kSweepLimit);
+}
 
 Execs::~Execs() {
   for (const auto& [exec, command] : commands_) command->orphan();
@@ -317,6 +336,8 @@ void Execs::message(const wire::BulkMessage& message, std::string bytes) {
   };
   if (const auto* input = std::get_if<wire::ExecInput>(&message)) {
     if (const auto command = find(input->exec)) command->input(std::move(bytes));
+  } else if (const auto* request = std::get_if<wire::StartExec>(&message)) {
+    start(*request);
   } else if (const auto* credit = std::get_if<wire::ExecCredit>(&message)) {
     if (const auto command = find(credit->exec)) command->credit(credit->bytes);
   } else if (const auto* control = std::get_if<wire::ExecControl>(&message)) {

@@ -14,11 +14,15 @@
 // one side, the bulk connection on the other. All on the executor's thread.
 namespace dtrain::node {
 
+// `down` looks for it too (launcher/cluster/processes.cpp).
+inline constexpr const char* kExecMark = "DTRAIN_EXEC_ROOT";
+
 class Execs {
  public:
-  // `environment` is the node's login environment, as NAME=VALUE.
+  // `environment` is the node's login environment, as NAME=VALUE. Every command carries kExecMark
+  // with the value `mark`, which is the node's root; commands that carry it already are ended.
   Execs(boost::asio::any_io_executor executor,
-        std::function<std::vector<std::string>()> environment);
+        std::function<std::vector<std::string>()> environment, std::string mark);
   ~Execs();
 
   // The bulk connection, newly open; the commands of the one before end with SIGHUP.
@@ -34,6 +38,7 @@ class Execs {
   class Command;
   boost::asio::any_io_executor executor_;
   std::function<std::vector<std::string>()> environment_;
+  std::string mark_;
   wire::FrameStreamPtr bulk_;
   std::map<std::string, std::shared_ptr<Command>> commands_;
 };

@@ -43,7 +43,9 @@ class Agent {
         facts_(gather_facts()),
         attempts_(context_.get_executor(), root_, options.agent_binary,
                   [this](const wire::NodeMessage& message) { tell_head(message); }),
-        execs_(context_.get_executor(), [this] { return login_environment(root_); }),
+        execs_(
+            context_.get_executor(), [this] { return login_environment(root_); },
+            root_.root.string()),
         signals_(context_, SIGTERM, SIGINT, SIGCHLD),
         heartbeat_(context_) {}
 
@@ -89,7 +91,7 @@ class Agent {
       std::string trouble;
       try {
         co_await serve(was_in);
-      } catch (const Error& error) {
+      } catch (const std::exception& error) {
         trouble = error.what();
       }
       control_.reset();
@@ -138,7 +140,7 @@ class Agent {
     was_in = true;
     log::info("joined the head");
     asio::co_spawn(
-        context_, [this] { return serve_bulk(); }, asio::detached);
+        context_, [this, control] { return serve_bulk(control); }, asio::detached);
     asio::co_spawn(
         context_, [this, control, every = welcome->heartbeat] { return beat(control, every); },
         asio::detached);
@@ -158,7 +160,7 @@ class Agent {
     }
   }
 
-  asio::awaitable<void> serve_bulk() {
+  asio::awaitable<void> serve_bulk(wire::FrameStreamPtr control) {
     try {
       const wire::FrameStreamPtr bulk = co_await dial("/v1/node/bulk");
       const wire::BulkMessage hello_there = wire::BulkHello{config_.node};
@@ -175,12 +177,12 @@ class Agent {
         }
         execs_.message(message, std::move(bytes));
       }
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       log::debug("the bulk connection ended", {{"reason", error.what()}});
     }
-    execs_.use(nullptr);
     // One without the other is of no use: both are dialled anew.
-    if (control_) control_->abort();
+    if (control_ == control) execs_.use(nullptr);
+    control->abort();
   }
 
   wire::Hello hello() const {
@@ -213,8 +215,6 @@ class Agent {
       attempts_.renew_leases();
     } else if (const auto* forget = std::get_if<wire::ForgetJob>(&message)) {
       attempts_.forget(forget->job);
-    } else if (const auto* exec = std::get_if<wire::StartExec>(&message)) {
-      execs_.start(*exec);
     } else if (std::holds_alternative<wire::Shutdown>(message)) {
       context_.stop();
     }

@@ -69,6 +69,14 @@ bool rank_of(const std::vector<std::string>& env, const std::string& folder) {
   return token && here;
 }
 
+// A command of `exec` or `attach`, by the mark that the node agent gives it (agent/node/exec.hpp).
+bool exec_of(const std::vector<std::string>& env, const std::string& folder) {
+  static constexpr std::string_view kMark = "DTRAIN_EXEC_ROOT=";
+  return std::any_of(env.begin(), env.end(), [&](const std::string& entry) {
+    return entry.starts_with(kMark) && below(entry.substr(kMark.size()), folder);
+  });
+}
+
 }  // namespace
 
 fs::path find_agent() {
@@ -113,10 +121,15 @@ std::vector<FoundProcess> cluster_processes(const fs::path& state) {
     process.pid = pid;
     if (const auto role = role_in(read_words(entry.path().string() + "/cmdline"), folder)) {
       std::tie(process.what, process.root) = *role;
-    } else if (rank_of(read_words(entry.path().string() + "/environ"), folder)) {
-      process.what = "rank";
     } else {
-      continue;
+      const std::vector<std::string> env = read_words(entry.path().string() + "/environ");
+      if (rank_of(env, folder)) {
+        process.what = "rank";
+      } else if (exec_of(env, folder)) {
+        process.what = "exec";
+      } else {
+        continue;
+      }
     }
     if (const auto started = start_time(pid)) {
       process.start_time = *started;

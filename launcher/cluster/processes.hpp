@@ -20,7 +20,7 @@ fs::path find_agent();
 struct FoundProcess {
   pid_t pid = 0;
   std::uint64_t start_time = 0;
-  std::string what;  // "head", "node", "supervise", "watch", or "rank"
+  std::string what;  // "head", "node", "supervise", "watch", "rank", or "exec"
   std::string root;  // an agent's; empty for a rank
 };
 

@@ -178,11 +178,6 @@ json to_json(const HeadMessage& message) {
                  [](const ForgetJob& m) -> json {
                    return {{"type", "forget"}, {"job", m.job.str()}};
                  },
-                 [](const StartExec& m) -> json {
-                   return {{"type", "exec"},   {"exec", m.exec}, {"command", m.command},
-                           {"shell", m.shell}, {"tty", m.tty},   {"rows", m.rows},
-                           {"cols", m.cols},   {"term", m.term}, {"workdir", m.workdir}};
-                 },
                  [](const Shutdown&) -> json {
                    return {{"type", "shutdown"}};
                  }},
@@ -213,45 +208,50 @@ HeadMessage head_message_from_json(const json& object) {
                         attempt_command_from_json(member(object, "command"))};
   }
   if (type == "forget") return ForgetJob{job_of(object)};
-  if (type == "exec") return exec_from(object);
   if (type == "shutdown") return Shutdown{};
   unknown(type);
 }
 
 json to_json(const BulkMessage& message) {
-  return std::visit(Overloaded{[](const BulkHello& m) -> json {
-                                 return {{"type", "hello"}, {"node", m.node.str()}};
-                               },
-                               [](const ExecOutput& m) -> json {
-                                 return {{"type", "output"},
-                                         {"exec", m.exec},
-                                         {"stream", m.error_stream ? "err" : "out"},
-                                         {"bytes", m.bytes}};
-                               },
-                               [](const ExecInput& m) -> json {
-                                 return {{"type", "input"}, {"exec", m.exec}, {"bytes", m.bytes}};
-                               },
-                               [](const ExecCredit& m) -> json {
-                                 return {{"type", "credit"}, {"exec", m.exec}, {"bytes", m.bytes}};
-                               },
-                               [](const ExecControl& m) -> json {
-                                 return {{"type", "control"}, {"exec", m.exec},
-                                         {"kind", m.kind},    {"rows", m.rows},
-                                         {"cols", m.cols},    {"signal", m.signal}};
-                               },
-                               [](const ExecExit& m) -> json {
-                                 json object = m.error ? error_to_json(*m.error) : json::object();
-                                 object["type"] = "exit";
-                                 object["exec"] = m.exec;
-                                 if (m.exit_code) object["exit_code"] = *m.exit_code;
-                                 return object;
-                               }},
-                    message);
+  return std::visit(
+      Overloaded{[](const BulkHello& m) -> json {
+                   return {{"type", "hello"}, {"node", m.node.str()}};
+                 },
+                 [](const StartExec& m) -> json {
+                   return {{"type", "exec"},   {"exec", m.exec}, {"command", m.command},
+                           {"shell", m.shell}, {"tty", m.tty},   {"rows", m.rows},
+                           {"cols", m.cols},   {"term", m.term}, {"workdir", m.workdir}};
+                 },
+                 [](const ExecOutput& m) -> json {
+                   return {{"type", "output"},
+                           {"exec", m.exec},
+                           {"stream", m.error_stream ? "err" : "out"},
+                           {"bytes", m.bytes}};
+                 },
+                 [](const ExecInput& m) -> json {
+                   return {{"type", "input"}, {"exec", m.exec}, {"bytes", m.bytes}};
+                 },
+                 [](const ExecCredit& m) -> json {
+                   return {{"type", "credit"}, {"exec", m.exec}, {"bytes", m.bytes}};
+                 },
+                 [](const ExecControl& m) -> json {
+                   return {{"type", "control"}, {"exec", m.exec}, {"kind", m.kind},
+                           {"rows", m.rows},    {"cols", m.cols}, {"signal", m.signal}};
+                 },
+                 [](const ExecExit& m) -> json {
+                   json object = m.error ? error_to_json(*m.error) : json::object();
+                   object["type"] = "exit";
+                   object["exec"] = m.exec;
+                   if (m.exit_code) object["exit_code"] = *m.exit_code;
+                   return object;
+                 }},
+      message);
 }
 
 BulkMessage bulk_message_from_json(const json& object) {
   const std::string type = get_string(object, "type");
   if (type == "hello") return BulkHello{NodeId(get_string(object, "node"))};
+  if (type == "exec") return exec_from(object);
   if (type == "output") {
     const std::string stream = get_string(object, "stream");
     if (stream != "out" && stream != "err") throw Error(ErrorCode::invalid, "no such stream");

@@ -82,8 +82,18 @@ struct ToSupervisor {
 struct ForgetJob {
   JobId job;
 };
+struct Shutdown {};  // end, jobs are over
+
+using HeadMessage =
+    std::variant<Welcome, Refused, Heartbeat, StartAttempt, ToSupervisor, ForgetJob, Shutdown>;
+
+// ---- Bulk, both ways: text frames, an ExecOutput or ExecInput followed by one binary frame.
+
+struct BulkHello {
+  NodeId node;
+};
 struct StartExec {
-  std::string exec;                  // names the command on the bulk connection
+  std::string exec;                  // names the command
   std::vector<std::string> command;  // empty: the login shell
   bool shell = false;
   bool tty = false;
@@ -91,16 +101,6 @@ struct StartExec {
   int cols = 80;
   std::string term;
   std::string workdir;
-};
-struct Shutdown {};  // end, jobs are over
-
-using HeadMessage = std::variant<Welcome, Refused, Heartbeat, StartAttempt, ToSupervisor, ForgetJob,
-                                 StartExec, Shutdown>;
-
-// ---- Bulk, both ways: text frames, an ExecOutput or ExecInput followed by one binary frame.
-
-struct BulkHello {
-  NodeId node;
 };
 struct ExecOutput {
   std::string exec;
@@ -111,7 +111,9 @@ struct ExecInput {
   std::string exec;
   std::size_t bytes = 0;
 };
-struct ExecCredit {  // the head has passed on so many bytes of output: so many more may come
+// Both ways: so many bytes of output (to the node) or input (to the head) have been passed on, and
+// so many more may come.
+struct ExecCredit {
   std::string exec;
   std::size_t bytes = 0;
 };
@@ -129,7 +131,7 @@ struct ExecExit {
 };
 
 using BulkMessage =
-    std::variant<BulkHello, ExecOutput, ExecInput, ExecCredit, ExecControl, ExecExit>;
+    std::variant<BulkHello, StartExec, ExecOutput, ExecInput, ExecCredit, ExecControl, ExecExit>;
 
 inline constexpr std::size_t kExecWindow = std::size_t{256} << 10;  // bytes on their way
 inline constexpr std::size_t kBulkFrame = std::size_t{64} << 10;    // bytes of a binary frame

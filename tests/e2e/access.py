@@ -31,6 +31,46 @@ class Access(ClusterCase):
         self.assertIn("200000", done.stdout)
         self.assertEqual(len(done.stdout.split("\n")), 200002)
 
+    def test_exec_on_a_node_that_is_just_coming_back(self):
+        for _ in range(3):
+            victim = next(p for p in self.agents("node")
+                          if b"node-1" in Path(f"/proc/{p}/cmdline").read_bytes())
+            os.kill(victim, signal.SIGKILL)
+            eventually(lambda: self.run_dtrain("exec", "--node", "node-1", "--", "/bin/true",
+                                               deadline=20).returncode == 0, "it answers")
+
+    def test_exec_input_waits_for_the_command(self):
+        """A command that does not read: what is sent to it does not pile up in our processes."""
+        feeder = subprocess.Popen(["head", "-c", "300M", "/dev/zero"], stdout=subprocess.PIPE)
+        process = subprocess.Popen([str(DTRAIN), "exec", "--", "/bin/sleep", "3"], env=self.env,
+                                   stdin=feeder.stdout, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL)
+        most = 0
+        while process.poll() is None:
+            for pid in self.agents("node") + self.agents("head"):
+                text = Path(f"/proc/{pid}/status").read_text()
+                most = max(most, int(re.search(r"VmRSS:\s+(\d+)", text).group(1)))
+            time.sleep(0.05)
+        feeder.kill()
+        feeder.communicate()
+        self.assertEqual(process.returncode, 0)
+        self.assertLess(most, 40000, "KiB resident")
+
+    def test_no_process_of_exec_outlives_down(self):
+        marker = f"{os.getpid()}77777"
+        self.start("exec", "--", "/bin/sleep", marker)
+        eventually(lambda: processes_with(f"/bin/sleep\0{marker}"), "it runs")
+        for pid in self.agents("node"):
+            os.kill(pid, signal.SIGKILL)
+        self.ok("down", "-y")
+        self.assertEqual([p for p in processes_with(f"/bin/sleep\0{marker}")
+                          if "dtrain" not in Path(f"/proc/{p}/cmdline").read_text()], [])
+
+    def test_the_sockets_are_made_again(self):
+        for path in self.sockets():
+            path.unlink()
+        eventually(lambda: self.run_dtrain("status").returncode == 0, "it answers again", 20)
+
     def test_attach_is_a_terminal(self):
         pid, fd = pty.fork()
         if pid == 0:

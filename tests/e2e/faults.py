@@ -90,6 +90,19 @@ class Faults(ClusterCase):
         self.wait_state(job, "failed")
         self.assertIn("supervisor", self.job(job)["error"]["message"])
 
+    def test_damaged_files_of_an_attempt_cost_that_attempt_only(self):
+        job = self.submit("sleep 1000")
+        self.wait_state(job, "running")
+        folder = next(self.root().glob(f"nodes/*/jobs/{job}/attempt-1"))
+        (folder / "exit.json").write_text("{")
+        stray = folder.parent.parent / "stray-abcdef" / "attempt-1"
+        stray.mkdir(parents=True)
+        (stray / "spec.json").write_text("garbage")
+        for pid in self.agents("supervise") + self.agents("node"):
+            os.kill(pid, signal.SIGKILL)
+        self.wait_state(job, "failed")
+        self.wait_state(self.submit("true"), "succeeded")
+
     def test_one_rank_fails_all_end_and_it_is_named(self):
         job = self.submit("[ $RANK = 1 ] && { sleep 0.2; echo about to fail >&2; exit 9; }; sleep 1000",
                           "--nproc-per-node", "2")
@@ -165,6 +178,13 @@ sys.exit(1)
 
 
 class LargeOutput(ClusterCase):
+    def test_a_follower_of_much_output_sees_the_end(self):
+        for _ in range(3):
+            done = self.run_dtrain("submit", "--nproc-per-node", "2", "--", "/bin/sh", "-c",
+                                   "head -c 20000000 /dev/zero | tr '\\0' 'x' | fold -w 99")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(sum(line.count("x") for line in done.stdout.split("\n")), 40000000)
+
     def test_every_byte_of_a_flood_comes_through(self):
         """Two ranks write 40 MB each, one of them a single line; sums are compared."""
         script = ("python3 -c \"import os,sys,random; r=int(os.environ['RANK']); "

@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/ids.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -59,7 +60,8 @@ class Recorder final : public wire::FrameStream {
 class Bench {
  public:
   Bench()
-      : execs(context.get_executor(), [] { return current_environment(); }),
+      : execs(
+            context.get_executor(), [] { return current_environment(); }, random_hex(8)),
         recorder(std::make_shared<Recorder>()),
         children_(context, SIGCHLD) {
     execs.use(recorder);

@@ -46,6 +46,7 @@ std::map<std::string, json> messages() {
   spec.job = kJob;
   spec.node = NodeId("node-1");
   spec.command = {"./train"};
+  spec.token = "00ff";
   StartExec exec{"00ff", {"hostname"}, true, true, 50, 120, "xterm", "/tmp"};
   ExecControl control{"00ff", "signal", 50, 120, "INT"};
   ExecExit exited;
@@ -66,9 +67,9 @@ std::map<std::string, json> messages() {
       {"head_start", to_json(HeadMessage(StartAttempt{spec, {{"API_KEY", "value"}}}))},
       {"head_command", to_json(HeadMessage(ToSupervisor{kJob, 2, RenewLease{}}))},
       {"head_forget", to_json(HeadMessage(ForgetJob{kJob}))},
-      {"head_exec", to_json(HeadMessage(exec))},
       {"head_shutdown", to_json(HeadMessage(Shutdown{}))},
       {"bulk_hello", to_json(BulkMessage(BulkHello{NodeId("node-1")}))},
+      {"bulk_exec", to_json(BulkMessage(exec))},
       {"bulk_output", to_json(BulkMessage(ExecOutput{"00ff", true, 65536}))},
       {"bulk_input", to_json(BulkMessage(ExecInput{"00ff", 5}))},
       {"bulk_credit", to_json(BulkMessage(ExecCredit{"00ff", 65536}))},
