@@ -438,7 +438,7 @@ TEST_CASE("stop needs a job unless one runs; rm refuses what runs") {
   CHECK(house.run({"stop", "b"}).exit.code == 0);
   CHECK(house.run({"rm", "b"}).exit.code == 1);
   CHECK(asked == std::vector<std::string>{"POST /v1/jobs/b-bbbbbb/stop"});
-  jobs = {summary("b-bbbbbb", "stopped")};
+  jobs = json::array({summary("b-bbbbbb", "stopped")});
   CHECK(house.run({"rm", "b"}).exit.code == 0);
   CHECK(asked.back() == "DELETE /v1/jobs/b-bbbbbb");
 }

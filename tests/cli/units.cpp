@@ -128,7 +128,7 @@ TEST_CASE("which job is meant") {
   CHECK(code_of([&] { id("nothing", DefaultJob::newest); }) == ErrorCode::not_found);
   CHECK(code_of([&] { resolve_job(json::array(), "", DefaultJob::newest); }) ==
         ErrorCode::not_found);
-  const json done = {job("env-cccccc", "succeeded")};
+  const json done = json::array({job("env-cccccc", "succeeded")});
   CHECK(code_of([&] { resolve_job(done, "", DefaultJob::only_running); }) == ErrorCode::not_found);
   CHECK(resolve_job(done, "", DefaultJob::only_one)["job"] == "env-cccccc");
 }
