@@ -287,7 +287,8 @@ void Engine::Impl::send_start(Job& job, Attempt& attempt, Share& share) {
   spec.job_name = job.spec.name;
   spec.attempt = attempt.row.attempt;
   spec.node = share.row.node;
-  spec.token = attempt.row.token;
+  // Of the node too: on one machine a supervisor's sweep must not reach another node's ranks.
+  spec.token = attempt.row.token + "-" + std::to_string(share.row.node_rank);
   spec.node_rank = share.row.node_rank;
   spec.nnodes = static_cast<int>(attempt.shares.size());
   spec.first_rank = share.row.first_rank;
