@@ -26,7 +26,9 @@ class Faults(ClusterCase):
         """No line missing, none doubled, in the order of each rank."""
         for rank in range(ranks):
             numbers = [int(n) for n in re.findall(rf"line (\d+) of {rank}\b", text)]
-            last = int(re.search(rf"end (\d+) of {rank}\b", text).group(1))
+            found = re.search(rf"end (\d+) of {rank}\b", text)
+            self.assertTrue(found, f"no end of rank {rank}: " + text[-400:])
+            last = int(found.group(1))
             self.assertEqual(numbers, list(range(1, last + 1)), f"rank {rank}")
 
     def killed_agent(self, roles):
