@@ -1,6 +1,8 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -9,6 +11,21 @@
 #include "launcher/core/process.hpp"
 
 namespace dtrain {
+
+// A program that runs there, with a socket here as its stdin and stdout. Destroying it closes the
+// socket; what the program makes of that is its affair (a shell and our agent end).
+class Channel {
+ public:
+  virtual ~Channel() = default;
+
+  // Both ways; shutdown(SHUT_WR) is the end of its input. Belongs to the channel.
+  virtual int fd() const = 0;
+  // The last 16 KiB of its stderr so far.
+  virtual std::string errors() = 0;
+  // Its exit, as a shell shows it, once it has ended and its output is read; absent after `limit`.
+  // Throws Error(unreachable) when the connection broke before that.
+  virtual std::optional<int> wait(std::chrono::milliseconds limit) = 0;
+};
 
 // How one machine is reached: run something there, put a file there, meet its head's socket. The
 // plans of launcher/cluster know machines only through this. Safe to use from several threads at
@@ -21,6 +38,9 @@ class Transport {
   // caller knows what it means; Error(timeout) after `deadline`.
   virtual Captured run(const std::vector<std::string>& argv, std::string_view input,
                        std::chrono::milliseconds deadline) = 0;
+
+  // Starts argv; words are quoted for the shell there, whichever it is.
+  virtual std::unique_ptr<Channel> open(const std::vector<std::string>& argv) = 0;
 
   // Puts `content` there as a whole file, or not at all; makes the folders above it, 0700.
   virtual void put(std::string_view content, const fs::path& path, mode_t mode) = 0;

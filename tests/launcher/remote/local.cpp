@@ -1,5 +1,7 @@
 #include "launcher/remote/local.hpp"
 
+#include <sys/socket.h>
+
 #include <doctest/doctest.h>
 #include <sys/stat.h>
 
@@ -55,4 +57,16 @@ TEST_CASE("put: whole, with its mode, folders made") {
   CHECK((status.st_mode & 0777) == 0600);
   REQUIRE(::stat(file.parent_path().c_str(), &status) == 0);
   CHECK((status.st_mode & 0777) == 0700);
+}
+
+TEST_CASE("local: a channel is a program's stdio, its errors and its exit") {
+  LocalTransport here;
+  const auto channel = here.open({"/bin/sh", "-c", "cat; echo trouble >&2; exit 3"});
+  write_all(channel->fd(), "hello\n");
+  ::shutdown(channel->fd(), SHUT_WR);
+  std::string out(6, '\0');
+  REQUIRE(::recv(channel->fd(), out.data(), out.size(), MSG_WAITALL) == 6);
+  CHECK(out == "hello\n");
+  CHECK(channel->wait(std::chrono::seconds(10)) == 3);
+  CHECK(channel->errors() == "trouble\n");
 }
