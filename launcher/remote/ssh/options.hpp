@@ -5,9 +5,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stop_token>
 #include <string>
 
+#include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
 #include "launcher/remote/ssh/login_gate.hpp"
 #include "launcher/remote/ssh/prompter.hpp"
@@ -50,6 +52,8 @@ class SshShared {
   struct Jump {
     std::mutex making;
     std::weak_ptr<SshConnection> connection;
+    std::optional<Error> failure;
+    std::chrono::steady_clock::time_point failed;
   };
   std::mutex jumps_mutex_;
   std::map<std::string, std::shared_ptr<Jump>> jumps_;
