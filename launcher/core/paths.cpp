@@ -59,6 +59,11 @@ fs::path head_socket(const fs::path& head_root) {
   return socket_folder(head_root) / "head.sock";
 }
 
+fs::path head_socket_of(unsigned uid, const fs::path& head_root) {
+  return fs::path("/tmp/dtrain-" + std::to_string(uid)) /
+         short_hash(head_root.lexically_normal().string()) / "head.sock";
+}
+
 fs::path supervisor_socket(const fs::path& node_root, const JobId& job, int attempt) {
   return socket_folder(node_root) / (job.str() + "." + std::to_string(attempt) + ".ctl");
 }

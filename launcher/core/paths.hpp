@@ -103,6 +103,9 @@ AttemptRoot attempt(const NodeRoot& node, const JobId& job, int attempt);
 // else holds the name.
 fs::path socket_folder(const fs::path& root);
 fs::path head_socket(const fs::path& head_root);
+// Where user `uid` of another machine has the socket of the head with this absolute root. Makes
+// nothing.
+fs::path head_socket_of(unsigned uid, const fs::path& head_root);
 fs::path supervisor_socket(const fs::path& node_root, const JobId& job, int attempt);
 fs::path report_socket(const fs::path& node_root, const JobId& job, int attempt, int rank);
 
