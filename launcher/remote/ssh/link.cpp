@@ -139,6 +139,11 @@ void Link::open_failed(const std::string& why) {
   finish(Error(ErrorCode::unreachable, loop_.name_ + ": " + what + ": " + printable(why, false)));
 }
 
+bool Link::may_open() const {
+  return state_ == State::waiting && (target_.kind != Target::Kind::exec ||
+                                      loop_.sessions_ < loop_.most_sessions_);
+}
+
 bool Link::wants_input() const {
   return state_ == State::running && !local_ended_ && input_.empty() && !remote_closed_ &&
          loop_.can_write() && ssh_channel_window_size(channel_) > 0;

@@ -231,7 +231,8 @@ void Loop::loop() {
       if (!link->spill_.empty() || link->held_) events |= POLLOUT;
       // A hangup is told even to those who want nothing: such are left out.
       polled.push_back({events == 0 ? -1 : link->local_.get(), events, 0});
-      if (link->leaving_) limit = milliseconds(50);
+      if (link->leaving_) limit = std::min(limit, milliseconds(50));
+      if (link->may_open()) limit = milliseconds(0);
     }
     const int ready = ::poll(polled.data(), polled.size(), static_cast<int>(limit.count()));
     if (ready < 0 && errno != EINTR) throw errno_error(name_ + ": cannot wait", errno);

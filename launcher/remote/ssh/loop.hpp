@@ -67,6 +67,7 @@ class Link {
   std::size_t give(std::string_view bytes);  // as much as the socket takes
   void grow_window();
   bool wants_input() const;
+  bool may_open() const;  // waits for nothing but its turn
   bool drained() const { return spill_.empty() && !held_; }
 
   Loop& loop_;
