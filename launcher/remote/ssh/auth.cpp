@@ -189,8 +189,9 @@ class Login {
     UniqueFd agent = connect_agent(settings_.agent_socket);
     if (!agent) return SSH_AUTH_DENIED;
     AgentStandIn stand_in(std::move(agent), {*candidate.held});
-    ssh_set_agent_socket(session_.get(), stand_in.take());
+    ssh_set_agent_socket(session_.get(), stand_in.fd());
     const int rc = step([&] { return ssh_userauth_agent(session_.get(), nullptr); });
+    ssh_set_agent_socket(session_.get(), SSH_INVALID_SOCKET);  // it is not the session's to close
     if (rc != SSH_AUTH_SUCCESS && rc != SSH_AUTH_ERROR) tried_.push_back(candidate.str());
     return rc;
   }
@@ -312,6 +313,8 @@ int drive(const Session& session, const Deadline& deadline, steady_clock::time_p
   while (true) {
     const int rc = step();
     if (rc != again) return rc;
+    // libssh itself would wait on a connection that the server has ended.
+    if (!ssh_is_connected(session.get())) return SSH_ERROR;
     deadline.check_stop();
     if (deadline.passed() || steady_clock::now() >= until) {
       throw Error(ErrorCode::timeout, std::string("the server accepted the connection, but ") +

@@ -32,8 +32,8 @@ class AgentStandIn {
   AgentStandIn(const AgentStandIn&) = delete;
   AgentStandIn& operator=(const AgentStandIn&) = delete;
 
-  // The end for libssh, once; it then belongs to the session.
-  int take() { return theirs_.release(); }
+  // The end for libssh; closed with this object.
+  int fd() const { return theirs_.get(); }
 
  private:
   void serve();

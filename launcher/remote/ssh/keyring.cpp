@@ -60,9 +60,7 @@ void Keyring::look_at(Entry& entry, const fs::path& file) {
     look.there = text.has_value();
     if (!text) {
       look.trouble = "there is no file " + file.native();
-      return;
-    }
-    if (const auto openssh = read_openssh_key(*text)) {
+    } else if (const auto openssh = read_openssh_key(*text)) {
       look.encrypted = openssh->encrypted;
       look.public_blob = openssh->public_blob;
     } else {

@@ -259,8 +259,17 @@ LoggedIn log_in(const Settings& settings, const std::shared_ptr<SshConnection>& 
   const auto refused_until = steady_clock::now() + options.refused_for;
   const int most_drops = settings.proxy_command.empty() ? kMostDrops : kMostProxyFailures;
   int drops = 0;
+  std::string last;  // how the last try that is worth another ended
+  const auto give_up = [&] {
+    std::string text = last;
+    if (drops > 0) {
+      text = "the server dropped " + std::to_string(drops) +
+             (drops == 1 ? " login: " : " logins: ") + last;
+    }
+    return Error(ErrorCode::unreachable, text);
+  };
   for (int tries = 0;; ++tries) {
-    {
+    try {
       LoginGate::Pass pass =
           options.shared->gate().enter(server, deadline.until(), deadline.stop());
       try {
@@ -269,18 +278,20 @@ LoggedIn log_in(const Settings& settings, const std::shared_ptr<SshConnection>& 
         return in;
       } catch (const Dropped& dropped) {
         pass.dropped();
-        if (++drops >= most_drops || deadline.passed()) {
-          throw Error(ErrorCode::unreachable,
-                      "the server dropped " + std::to_string(drops) +
-                          (drops == 1 ? " login: " : " logins: ") + dropped.how);
-        }
+        last = dropped.how;
+        ++drops;
+        if (drops >= most_drops) throw give_up();
       } catch (const Refused& refused) {
-        if (steady_clock::now() >= refused_until || deadline.passed()) {
-          throw Error(ErrorCode::unreachable, "cannot connect: " + refused.how);
-        }
+        last = "cannot connect: " + refused.how;
+        if (steady_clock::now() >= refused_until) throw give_up();
       }
+    } catch (const Error& error) {
+      // The deadline found us in one of several tries: why there were several says more.
+      if (error.code() == ErrorCode::timeout && !last.empty()) throw give_up();
+      throw;
     }
     pause(tries, deadline);
+    if (deadline.passed()) throw give_up();
   }
 }
 
