@@ -44,7 +44,7 @@ class SshServer {
   std::string log() const;            // what sshd said
   pid_t pid() const { return pid_; }
   void kill_sessions();  // the sshd of each connection, at once
-  void new_host_key();  // and starts anew, on the same port
+  void new_host_key();   // and starts anew, on the same port
   void authorize(const fs::path& public_key);
   std::string user() const;
 

@@ -42,9 +42,8 @@ class Login {
         if (!allows(SSH_AUTH_METHOD_PUBLICKEY)) break;
       }
     }
-    if (!asked_server_ && finished(step([&] {
-          return ssh_userauth_none(session_.get(), nullptr);
-        }))) {
+    if (!asked_server_ &&
+        finished(step([&] { return ssh_userauth_none(session_.get(), nullptr); }))) {
       return;
     }
     asked_server_ = true;
@@ -97,7 +96,8 @@ class Login {
   std::vector<Candidate> candidates() {
     Keyring& keys = options_.shared->keys();
     std::vector<AgentKey> held;
-    if (const UniqueFd agent = connect_agent(settings_.agent_socket)) held = agent_keys(agent.get());
+    if (const UniqueFd agent = connect_agent(settings_.agent_socket))
+      held = agent_keys(agent.get());
     // What libssh cannot read would end its walk through the agent's keys.
     held.erase(std::remove_if(held.begin(), held.end(),
                               [](const AgentKey& key) {
@@ -154,8 +154,8 @@ class Login {
       // The passphrase is only asked for a key that the server would take.
       const OwnedKey half = public_half(look.public_blob);
       if (half) {
-        const int rc = step(
-            [&] { return ssh_userauth_try_publickey(session_.get(), nullptr, half.get()); });
+        const int rc =
+            step([&] { return ssh_userauth_try_publickey(session_.get(), nullptr, half.get()); });
         if (rc != SSH_AUTH_SUCCESS) {
           tried_.push_back(candidate.str());
           return rc;
@@ -179,8 +179,7 @@ class Login {
       return SSH_AUTH_DENIED;
     }
     add_certificate(candidate.file, key.get());
-    const int rc =
-        step([&] { return ssh_userauth_publickey(session_.get(), nullptr, key.get()); });
+    const int rc = step([&] { return ssh_userauth_publickey(session_.get(), nullptr, key.get()); });
     if (rc != SSH_AUTH_SUCCESS && rc != SSH_AUTH_ERROR) tried_.push_back(candidate.str());
     return rc;
   }
@@ -197,9 +196,8 @@ class Login {
   }
 
   static OwnedKey public_half(const std::string& blob) {
-    for (const ssh_keytypes_e type :
-         {SSH_KEYTYPE_ED25519, SSH_KEYTYPE_RSA, SSH_KEYTYPE_ECDSA_P256, SSH_KEYTYPE_ECDSA_P384,
-          SSH_KEYTYPE_ECDSA_P521}) {
+    for (const ssh_keytypes_e type : {SSH_KEYTYPE_ED25519, SSH_KEYTYPE_RSA, SSH_KEYTYPE_ECDSA_P256,
+                                      SSH_KEYTYPE_ECDSA_P384, SSH_KEYTYPE_ECDSA_P521}) {
       ssh_key key = nullptr;
       if (ssh_pki_import_pubkey_base64(blob.c_str(), type, &key) != SSH_OK) continue;
       OwnedKey owned(key);
@@ -269,8 +267,8 @@ class Login {
     for (int round = 0; round < kTries; ++round) {
       auto answer = ask("Password of " + settings_.user + "@" + settings_.host + ": ", false);
       if (!answer) break;
-      const int rc = step(
-          [&] { return ssh_userauth_password(session_.get(), nullptr, answer->c_str()); });
+      const int rc =
+          step([&] { return ssh_userauth_password(session_.get(), nullptr, answer->c_str()); });
       OPENSSL_cleanse(answer->data(), answer->size());
       if (finished(rc)) return true;
       if (!allows(SSH_AUTH_METHOD_PASSWORD)) break;
@@ -317,8 +315,8 @@ int drive(const Session& session, const Deadline& deadline, steady_clock::time_p
     if (!ssh_is_connected(session.get())) return SSH_ERROR;
     deadline.check_stop();
     if (deadline.passed() || steady_clock::now() >= until) {
-      throw Error(ErrorCode::timeout, std::string("the server accepted the connection, but ") +
-                                          what + " in time");
+      throw Error(ErrorCode::timeout,
+                  std::string("the server accepted the connection, but ") + what + " in time");
     }
     const int flags = ssh_get_poll_flags(session.get());
     pollfd waiting{ssh_get_fd(session.get()), POLLIN, 0};

@@ -84,9 +84,8 @@ std::shared_ptr<SshConnection> SshConnection::make(Settings settings,
   std::shared_ptr<SshConnection> made(new SshConnection(std::move(settings)));
   made->via_ = via;
   made->shared_ = options.shared;
-  ssh::LoggedIn in = while_doing("connecting to " + made->name(), [&] {
-    return ssh::log_in(made->settings_, via, options);
-  });
+  ssh::LoggedIn in = while_doing("connecting to " + made->name(),
+                                 [&] { return ssh::log_in(made->settings_, via, options); });
   made->loop_ = std::make_shared<Loop>(std::move(in), made->name());
   made->loop_->start();
   return made;

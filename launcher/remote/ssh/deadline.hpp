@@ -21,8 +21,8 @@ class Deadline {
   // For poll(2): what is left up to `limit`, at most 100 ms, so that a stop is noticed.
   int slice(std::chrono::steady_clock::time_point limit) const {
     using std::chrono::milliseconds;
-    const auto left = std::chrono::duration_cast<milliseconds>(
-        std::min(limit, until_) - std::chrono::steady_clock::now());
+    const auto left = std::chrono::duration_cast<milliseconds>(std::min(limit, until_) -
+                                                               std::chrono::steady_clock::now());
     return static_cast<int>(std::clamp<long>(left.count() + 1, 0, 100));
   }
   void check_stop() const {

@@ -102,7 +102,8 @@ SshHost parse_host(std::string_view text) {
     if (end + 1 < rest.size()) port = rest.substr(end + 2);
     rest = rest.substr(1, end - 1);
   } else if (const std::size_t colon = rest.find(':');
-             colon != std::string_view::npos && rest.find(':', colon + 1) == std::string_view::npos) {
+             colon != std::string_view::npos &&
+             rest.find(':', colon + 1) == std::string_view::npos) {
     port = rest.substr(colon + 1);
     rest = rest.substr(0, colon);
   }

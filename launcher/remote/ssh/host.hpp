@@ -15,8 +15,8 @@ struct SshHost {
   std::string host;  // name, address or alias; IPv6 without brackets
   std::optional<int> port;
   std::string user;
-  fs::path identity;          // a private key file; tried before all others
-  std::string proxy_command;  // run by sh; %h %p %r %n %% are replaced
+  fs::path identity;           // a private key file; tried before all others
+  std::string proxy_command;   // run by sh; %h %p %r %n %% are replaced
   std::vector<SshHost> jumps;  // in order, the first one reached from here
 
   // "user@host:port" as far as written; IPv6 in brackets.

@@ -28,8 +28,9 @@ struct KnownKey {
 // What the files say of one name.
 struct KnownKeys {
   std::vector<KnownKey> keys;
-  std::vector<KnownKey> revoked;      // @revoked; of any name that matches
-  std::vector<KnownKey> authorities;  // @cert-authority: host certificates, which libssh cannot check
+  std::vector<KnownKey> revoked;  // @revoked; of any name that matches
+  std::vector<KnownKey>
+      authorities;  // @cert-authority: host certificates, which libssh cannot check
 };
 
 // Reads the lines that match `name` ("host" or "[host]:port"). A broken line is skipped, as OpenSSH

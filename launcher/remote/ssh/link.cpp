@@ -40,8 +40,8 @@ Link::Link(Loop& loop, Target target, UniqueFd local)
   callbacks_.userdata = this;
   callbacks_.channel_data_function = [](ssh_session, ssh_channel, void* data, uint32_t size,
                                         int is_error, void* self) {
-    return static_cast<int>(static_cast<Link*>(self)->take(
-        {static_cast<const char*>(data), size}, is_error != 0));
+    return static_cast<int>(
+        static_cast<Link*>(self)->take({static_cast<const char*>(data), size}, is_error != 0));
   };
   callbacks_.channel_eof_function = [](ssh_session, ssh_channel, void* self) {
     static_cast<Link*>(self)->remote_ended_ = true;
@@ -84,7 +84,9 @@ void Link::open() {
   }
   int rc = SSH_ERROR;
   switch (target_.kind) {
-    case Target::Kind::exec: rc = ssh_channel_open_session(channel_); break;
+    case Target::Kind::exec:
+      rc = ssh_channel_open_session(channel_);
+      break;
     case Target::Kind::unix_socket:
       rc = ssh_channel_open_forward_unix(channel_, target_.text.c_str(), "localhost", 0);
       break;
@@ -130,8 +132,12 @@ void Link::open_failed(const std::string& why) {
   }
   std::string what;
   switch (target_.kind) {
-    case Target::Kind::exec: what = "it starts no program"; break;
-    case Target::Kind::unix_socket: what = "it does not connect to its socket " + target_.text; break;
+    case Target::Kind::exec:
+      what = "it starts no program";
+      break;
+    case Target::Kind::unix_socket:
+      what = "it does not connect to its socket " + target_.text;
+      break;
     case Target::Kind::tcp:
       what = "it does not connect to " + target_.text + " port " + std::to_string(target_.port);
       break;
@@ -140,8 +146,8 @@ void Link::open_failed(const std::string& why) {
 }
 
 bool Link::may_open() const {
-  return state_ == State::waiting && (target_.kind != Target::Kind::exec ||
-                                      loop_.sessions_ < loop_.most_sessions_);
+  return state_ == State::waiting &&
+         (target_.kind != Target::Kind::exec || loop_.sessions_ < loop_.most_sessions_);
 }
 
 bool Link::wants_input() const {
@@ -189,8 +195,8 @@ std::size_t Link::give(std::string_view bytes) {
   std::size_t done = 0;
   while (done < bytes.size()) {
     if (local_gone_) return bytes.size();
-    const ssize_t sent = ::send(local_.get(), bytes.data() + done, bytes.size() - done,
-                                MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t sent =
+        ::send(local_.get(), bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent >= 0) {
       done += static_cast<std::size_t>(sent);
     } else if (errno == EAGAIN) {

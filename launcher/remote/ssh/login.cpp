@@ -27,20 +27,27 @@ constexpr milliseconds kFirstPause{40};
 constexpr milliseconds kLongestPause{1500};
 
 // Ours in the order of speed (AES has instructions for it everywhere), less what is not allowed.
-const std::vector<std::string> kCiphers = {
-    "aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "chacha20-poly1305@openssh.com",
-    "aes128-ctr", "aes192-ctr", "aes256-ctr"};
-const std::vector<std::string> kKex = {
-    "curve25519-sha256", "curve25519-sha256@libssh.org", "ecdh-sha2-nistp256",
-    "ecdh-sha2-nistp384", "ecdh-sha2-nistp521", "diffie-hellman-group18-sha512",
-    "diffie-hellman-group16-sha512", "diffie-hellman-group-exchange-sha256",
-    "diffie-hellman-group14-sha256"};
-const std::vector<std::string> kMacs = {
-    "hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256",
-    "hmac-sha2-512"};
-const std::vector<std::string> kHostKeys = {
-    "ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521",
-    "rsa-sha2-512", "rsa-sha2-256"};
+const std::vector<std::string> kCiphers = {"aes128-gcm@openssh.com",
+                                           "aes256-gcm@openssh.com",
+                                           "chacha20-poly1305@openssh.com",
+                                           "aes128-ctr",
+                                           "aes192-ctr",
+                                           "aes256-ctr"};
+const std::vector<std::string> kKex = {"curve25519-sha256",
+                                       "curve25519-sha256@libssh.org",
+                                       "ecdh-sha2-nistp256",
+                                       "ecdh-sha2-nistp384",
+                                       "ecdh-sha2-nistp521",
+                                       "diffie-hellman-group18-sha512",
+                                       "diffie-hellman-group16-sha512",
+                                       "diffie-hellman-group-exchange-sha256",
+                                       "diffie-hellman-group14-sha256"};
+const std::vector<std::string> kMacs = {"hmac-sha2-256-etm@openssh.com",
+                                        "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256",
+                                        "hmac-sha2-512"};
+const std::vector<std::string> kHostKeys = {"ssh-ed25519",         "ecdsa-sha2-nistp256",
+                                            "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521",
+                                            "rsa-sha2-512",        "rsa-sha2-256"};
 
 std::vector<std::string> allowed(const std::vector<std::string>& ours,
                                  const std::vector<std::string>& configured, const char* what) {
@@ -81,11 +88,11 @@ Session prepare(const Settings& settings, const KnownKeys& known) {
   set_option(session, SSH_OPTIONS_HMAC_S_C, join(macs, ","));
   set_option(session, SSH_OPTIONS_KEY_EXCHANGE,
              join(allowed(kKex, settings.kex, "key exchanges"), ","));
-  set_option(session, SSH_OPTIONS_HOSTKEYS,
-             join(order_algorithms(
-                      allowed(kHostKeys, settings.host_key_algorithms, "host key algorithms"),
-                      known),
-                  ","));
+  set_option(
+      session, SSH_OPTIONS_HOSTKEYS,
+      join(order_algorithms(allowed(kHostKeys, settings.host_key_algorithms, "host key algorithms"),
+                            known),
+           ","));
   ssh_set_blocking(session.get(), 0);
   return session;
 }
@@ -104,8 +111,9 @@ void await_banner(int fd, const Deadline& deadline, Carrier& carrier) {
     }
     if (text.rfind("Exceeded MaxStartups", 0) == 0) throw Dropped{"Exceeded MaxStartups"};
     if (text.rfind("Not allowed at this time", 0) == 0) {
-      throw Error(ErrorCode::denied, "the server turns this machine away for now "
-                                     "(PerSourcePenalties): it said 'Not allowed at this time'");
+      throw Error(ErrorCode::denied,
+                  "the server turns this machine away for now "
+                  "(PerSourcePenalties): it said 'Not allowed at this time'");
     }
     if (got > 0) return;
     deadline.check_stop();
@@ -151,9 +159,8 @@ LoggedIn log_in_once(const Settings& settings, const std::shared_ptr<SshConnecti
 
   const std::string name = settings.key_name();
   const KnownKeys users = known_keys(settings.known_hosts, name);
-  const KnownKeys pinned = options.known_hosts.empty()
-                               ? KnownKeys{}
-                               : known_keys({options.known_hosts}, name);
+  const KnownKeys pinned =
+      options.known_hosts.empty() ? KnownKeys{} : known_keys({options.known_hosts}, name);
   in.session = prepare(settings, users.keys.empty() ? pinned : users);
   const int number = fd.release();  // the session closes it from here on
   if (ssh_options_set(in.session.get(), SSH_OPTIONS_FD, &number) != SSH_OK) {
@@ -176,10 +183,10 @@ LoggedIn log_in_once(const Settings& settings, const std::shared_ptr<SshConnecti
 
 void pause(int tries, const Deadline& deadline) {
   static thread_local std::minstd_rand random{std::random_device{}()};
-  const auto longest = std::min<milliseconds>(kLongestPause, kFirstPause * (1 << std::min(tries, 8)));
-  const auto until =
-      steady_clock::now() +
-      milliseconds(std::uniform_int_distribution<long>(longest.count() / 2, longest.count())(random));
+  const auto longest =
+      std::min<milliseconds>(kLongestPause, kFirstPause * (1 << std::min(tries, 8)));
+  const auto until = steady_clock::now() + milliseconds(std::uniform_int_distribution<long>(
+                                               longest.count() / 2, longest.count())(random));
   while (steady_clock::now() < until && !deadline.passed()) {
     deadline.check_stop();
     std::this_thread::sleep_for(milliseconds(std::min(deadline.slice(until), 50)));
@@ -194,8 +201,10 @@ void check_host_key(const HostKey& key, const Settings& settings, const KnownKey
   const std::string print = key.type + " " + fingerprint(key);
   for (const KnownKeys* known : {&users, &pinned}) {
     switch (judge(*known, key)) {
-      case KeyVerdict::known: return;
-      case KeyVerdict::unknown: break;
+      case KeyVerdict::known:
+        return;
+      case KeyVerdict::unknown:
+        break;
       case KeyVerdict::revoked: {
         const auto line =
             std::find_if(known->revoked.begin(), known->revoked.end(),
@@ -206,18 +215,19 @@ void check_host_key(const HostKey& key, const Settings& settings, const KnownKey
       }
       case KeyVerdict::changed: {
         // The one of the same kind is the one to compare with.
-        auto expected = std::find_if(
-            known->keys.begin(), known->keys.end(),
-            [&](const KnownKey& entry) { return entry.key.type == key.type; });
+        auto expected =
+            std::find_if(known->keys.begin(), known->keys.end(),
+                         [&](const KnownKey& entry) { return entry.key.type == key.type; });
         if (expected == known->keys.end()) expected = known->keys.begin();
-        throw Error(ErrorCode::denied,
-                    "the host key of " + name + " has changed: expected " + expected->key.type +
-                        " " + fingerprint(expected->key) + " (" +
-                        Location{expected->file, expected->line, 0}.str() + "), but the server has " +
-                        print)
-            .with_hint("another machine may answer in its place: nothing was sent to it. If you "
-                       "know why the key changed: ssh-keygen -R '" +
-                       name + "' -f " + shell_quote(expected->file.native()));
+        throw Error(ErrorCode::denied, "the host key of " + name + " has changed: expected " +
+                                           expected->key.type + " " + fingerprint(expected->key) +
+                                           " (" +
+                                           Location{expected->file, expected->line, 0}.str() +
+                                           "), but the server has " + print)
+            .with_hint(
+                "another machine may answer in its place: nothing was sent to it. If you "
+                "know why the key changed: ssh-keygen -R '" +
+                name + "' -f " + shell_quote(expected->file.native()));
       }
     }
   }
@@ -243,8 +253,9 @@ void check_host_key(const HostKey& key, const Settings& settings, const KnownKey
     if (!yes) {
       throw Error(ErrorCode::denied,
                   "the host key of " + name + " is not known" + note + ": " + print)
-          .with_hint("compare it with `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` there, "
-                     "and accept it with --accept-new-host-keys");
+          .with_hint(
+              "compare it with `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` there, "
+              "and accept it with --accept-new-host-keys");
     }
   }
   if (!options.known_hosts.empty()) pin(options.known_hosts, name, key);
@@ -253,9 +264,10 @@ void check_host_key(const HostKey& key, const Settings& settings, const KnownKey
 LoggedIn log_in(const Settings& settings, const std::shared_ptr<SshConnection>& via,
                 const SshOptions& options) {
   Deadline deadline(options.deadline, options.stop);
-  const std::string server =
-      (via ? via->name() + " > " : settings.proxy_command.empty() ? "" : "proxy > ") +
-      settings.hostname + ":" + std::to_string(settings.port);
+  const std::string server = (via                              ? via->name() + " > "
+                              : settings.proxy_command.empty() ? ""
+                                                               : "proxy > ") +
+                             settings.hostname + ":" + std::to_string(settings.port);
   const auto refused_until = steady_clock::now() + options.refused_for;
   const int most_drops = settings.proxy_command.empty() ? kMostDrops : kMostProxyFailures;
   int drops = 0;

@@ -38,8 +38,9 @@ struct LoggedIn {
   Session session;  // ended before its carrier; non-blocking
 };
 
-// The whole way to an authenticated session: connect (or proxy command, or through `via`), host key,
-// keys. Tries again, under the gate, what an overloaded sshd drops. Errors as SshConnection::connect.
+// The whole way to an authenticated session: connect (or proxy command, or through `via`), host
+// key, keys. Tries again, under the gate, what an overloaded sshd drops. Errors as
+// SshConnection::connect.
 LoggedIn log_in(const Settings& settings, const std::shared_ptr<SshConnection>& via,
                 const SshOptions& options);
 

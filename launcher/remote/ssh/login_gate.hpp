@@ -16,9 +16,9 @@ namespace dtrain {
 class LoginGate {
  public:
   struct Limits {
-    double first = 8;    // a server's window to begin with
-    double most = 64;    // and at its largest
-    int together = 64;   // all servers
+    double first = 8;   // a server's window to begin with
+    double most = 64;   // and at its largest
+    int together = 64;  // all servers
   };
   LoginGate() : LoginGate(Limits{}) {}
   explicit LoginGate(Limits limits) : limits_(limits) {}

@@ -96,9 +96,8 @@ std::shared_ptr<Link> Loop::join(Target target, UniqueFd local) {
   wake();
   lock.lock();
   // A wait for MaxSessions is the link's own to limit.
-  const bool told = changed_.wait_for(lock, kAnswerLimit + std::chrono::seconds(5), [&] {
-    return link->shared.opened || link->shared.ended;
-  });
+  const bool told = changed_.wait_for(lock, kAnswerLimit + std::chrono::seconds(5),
+                                      [&] { return link->shared.opened || link->shared.ended; });
   if (!told) {
     link->shared.abandoned = true;
     throw Error(ErrorCode::timeout, name_ + ": no answer to the opening of a channel");
@@ -109,8 +108,8 @@ std::shared_ptr<Link> Loop::join(Target target, UniqueFd local) {
 
 void Loop::serve(UniqueFd listener, Target target, std::string path) {
   if (!alive()) throw Error(ErrorCode::unreachable, name_ + ": the connection has been closed");
-  auto held = std::make_shared<Listener>(
-      Listener{std::move(listener), std::move(target), std::move(path)});
+  auto held =
+      std::make_shared<Listener>(Listener{std::move(listener), std::move(target), std::move(path)});
   post([this, held] { listeners_.push_back(std::move(*held)); });
 }
 

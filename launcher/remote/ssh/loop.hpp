@@ -56,12 +56,12 @@ class Link {
   friend class Loop;
   enum class State { waiting, opening, running, done };
 
-  void open();          // waiting, opening
+  void open();  // waiting, opening
   void opened();
   void open_failed(const std::string& why);
-  void from_local();    // socket -> channel
-  void to_local();      // channel -> socket, what was held back
-  void advance();       // ends what has ended
+  void from_local();  // socket -> channel
+  void to_local();    // channel -> socket, what was held back
+  void advance();     // ends what has ended
   void finish(std::optional<Error> broken);
   std::size_t take(std::string_view bytes, bool is_error);
   std::size_t give(std::string_view bytes);  // as much as the socket takes
@@ -77,13 +77,13 @@ class Link {
   ssh_channel channel_ = nullptr;
   ssh_channel_callbacks_struct callbacks_{};
   std::optional<MarkerFilter> marker_;
-  bool requesting_ = false;   // exec: asked for, not yet answered
-  bool counted_ = false;      // among the sessions
-  std::string input_;         // read from the socket, not yet taken by the channel
+  bool requesting_ = false;  // exec: asked for, not yet answered
+  bool counted_ = false;     // among the sessions
+  std::string input_;        // read from the socket, not yet taken by the channel
   std::size_t input_at_ = 0;
-  std::string spill_;         // taken from libssh, not yet by the socket
+  std::string spill_;  // taken from libssh, not yet by the socket
   std::size_t spill_at_ = 0;
-  bool held_ = false;         // libssh holds more
+  bool held_ = false;  // libssh holds more
   std::size_t since_growth_ = 0;
   std::size_t window_ = 64000;
   bool local_ended_ = false;  // no more input from here

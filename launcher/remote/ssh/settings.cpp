@@ -85,7 +85,9 @@ struct Raw {  // values that can only be expanded when host, port and user are k
 };
 
 void take(std::string_view key, std::string_view value, Settings& settings, Raw& raw) {
-  const auto list = [&] { return value == "none" ? std::vector<std::string>{} : split(value, ','); };
+  const auto list = [&] {
+    return value == "none" ? std::vector<std::string>{} : split(value, ',');
+  };
   if (key == "hostname") {
     settings.hostname = value;
   } else if (key == "user") {
@@ -204,7 +206,8 @@ Settings by_libssh(const SshHost& host, const fs::path& config) {
   const Session session = make_session();
   set_option(session, SSH_OPTIONS_HOST, host.host);
   if (!host.user.empty()) set_option(session, SSH_OPTIONS_USER, host.user);
-  if (ssh_options_parse_config(session.get(), config.empty() ? nullptr : config.c_str()) != SSH_OK) {
+  if (ssh_options_parse_config(session.get(), config.empty() ? nullptr : config.c_str()) !=
+      SSH_OK) {
     throw Error(ErrorCode::invalid, std::string("the configuration of ssh cannot be read: ") +
                                         printable(ssh_get_error(session.get()), false));
   }
@@ -255,15 +258,33 @@ std::string expand_tokens(std::string_view text, const Settings& settings) {
     }
     const char token = ++i < text.size() ? text[i] : '\0';
     switch (token) {
-      case '%': out += '%'; break;
-      case 'h': out += settings.hostname; break;
-      case 'p': out += std::to_string(settings.port); break;
-      case 'r': out += settings.user; break;
-      case 'n': out += settings.host; break;
-      case 'k': out += settings.host_key_alias.empty() ? settings.host : settings.host_key_alias; break;
-      case 'u': out += local_user(); break;
-      case 'i': out += std::to_string(::getuid()); break;
-      case 'd': out += home(); break;
+      case '%':
+        out += '%';
+        break;
+      case 'h':
+        out += settings.hostname;
+        break;
+      case 'p':
+        out += std::to_string(settings.port);
+        break;
+      case 'r':
+        out += settings.user;
+        break;
+      case 'n':
+        out += settings.host;
+        break;
+      case 'k':
+        out += settings.host_key_alias.empty() ? settings.host : settings.host_key_alias;
+        break;
+      case 'u':
+        out += local_user();
+        break;
+      case 'i':
+        out += std::to_string(::getuid());
+        break;
+      case 'd':
+        out += home();
+        break;
       case 'l':
       case 'L': {
         std::string name(256, '\0');

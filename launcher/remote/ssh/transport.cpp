@@ -45,8 +45,7 @@ bool exchange(int fd, std::string_view input, std::string& out, steady_clock::ti
       ::shutdown(fd, SHUT_WR);
       sending = false;
     }
-    const auto left =
-        std::chrono::duration_cast<milliseconds>(until - steady_clock::now()).count();
+    const auto left = std::chrono::duration_cast<milliseconds>(until - steady_clock::now()).count();
     if (left <= 0) return false;
     pollfd waiting{fd, static_cast<short>(sending ? POLLIN | POLLOUT : POLLIN), 0};
     const int ready = ::poll(&waiting, 1, static_cast<int>(std::min<long>(left, 60000)));

@@ -173,8 +173,7 @@ TEST_CASE("exec: a program that nobody wants any more is ended") {
   {
     // sshd passes signals on for ordinary users only: of root's programs those end that read.
     const std::string last = ::geteuid() == 0 ? "exec cat" : "exec sleep 1000";
-    const auto channel =
-        connection->exec("echo $$ >" + pid_file.native() + "; echo up; " + last);
+    const auto channel = connection->exec("echo $$ >" + pid_file.native() + "; echo up; " + last);
     char up[3];
     REQUIRE(::recv(channel->fd(), up, sizeof up, MSG_WAITALL) == 3);
   }
@@ -284,8 +283,9 @@ TEST_CASE("transport: run, put, open, detached; whatever the login shell says") 
   SshServer server;
   const auto shared = server.connect();
   SshTransport transport(shared);
-  const std::vector<std::string> odd = {"a b",  "'",     "!x",   "back\\slash", "$HOME", "\"q\"",
-                                        "new\nline", "\xC3\xBC", "%s",   "`id`", "",      "~"};
+  const std::vector<std::string> odd = {"a b",   "'",     "!x",        "back\\slash",
+                                        "$HOME", "\"q\"", "new\nline", "\xC3\xBC",
+                                        "%s",    "`id`",  "",          "~"};
   std::vector<std::string> argv = {"printf", "<%s>"};
   argv.insert(argv.end(), odd.begin(), odd.end());
   std::string expected;
