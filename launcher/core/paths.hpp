@@ -22,6 +22,9 @@
 //   login_env                                NAME=VALUE, each ended by NUL
 //   node.log, watch.log
 //   watch.json, watch.pid                    what watch keeps alive
+//   marks.json                               what `up` notes of what it has put here
+//   setup/LIST.{json,log}                    a list of setup commands: how it went, what it said
+//   setup/LIST.plan.json, setup/LIST.lock    what is to run; held while it does
 //   jobs/JOB/attempt-N/
 //     spec.json, secrets.json                what the supervisor was told
 //     supervise.json                         its pid and start time
@@ -55,6 +58,12 @@ struct NodeRoot {
   fs::path login_env() const { return root / "login_env"; }
   fs::path log() const { return root / "node.log"; }
   fs::path jobs() const { return root / "jobs"; }
+  fs::path marks() const { return root / "marks.json"; }
+  fs::path setup() const { return root / "setup"; }
+  fs::path setup_status(const std::string& list) const { return setup() / (list + ".json"); }
+  fs::path setup_log(const std::string& list) const { return setup() / (list + ".log"); }
+  fs::path setup_plan(const std::string& list) const { return setup() / (list + ".plan.json"); }
+  fs::path setup_lock(const std::string& list) const { return setup() / (list + ".lock"); }
 };
 
 struct WatchRoot {

@@ -313,6 +313,8 @@ template <typename Item>
 void read(const json& object, const char* key, std::vector<Item>& to);
 template <typename Item>
 void read(const json& object, const char* key, std::optional<Item>& to);
+template <typename Message>
+void read_fields(const json& object, Message& to);
 
 void read(const json& object, const char* key, std::string& to) {
   to = get_string(object, key);
@@ -358,14 +360,14 @@ void read(const json& object, const char* key, std::vector<std::string>& to) {
   to = get_strings(object, key);
 }
 template <typename Message>
-void read_fields(const json& object, Message& to) {
-  fields(to, [&](const char* key, auto& value) { read(object, key, value); });
-}
-template <typename Message>
 void read(const json& object, const char* key, Message& to) requires requires {
   fields(to, [](const char*, auto&) {});
 }
 { read_fields(member(object, key), to); }
+template <typename Message>
+void read_fields(const json& object, Message& to) {
+  fields(to, [&](const char* key, auto& value) { read(object, key, value); });
+}
 template <typename Item>
 void read(const json& object, const char* key, std::vector<Item>& to) {
   const json& list = member(object, key);
