@@ -9,6 +9,9 @@
 #include "agent/head/setup.hpp"
 #include "agent/node/config.hpp"
 #include "agent/node/node.hpp"
+#include "agent/session/bridge.hpp"
+#include "agent/session/session.hpp"
+#include "agent/session/setup_run.hpp"
 #include "agent/supervise/supervise.hpp"
 #include "agent/watch/watch.hpp"
 #include "launcher/core/error.hpp"
@@ -34,9 +37,11 @@ struct Arguments {
   std::string provider = "local";
   std::string node;
   std::string job;
+  std::string list;
   int nodes = 1;
   int port = 0;
   int attempt = 1;
+  bool fresh = false;
 };
 
 }  // namespace
@@ -102,6 +107,21 @@ int main(int argc, char** argv) {
     const std::string warning = node::capture_environment({a.root});
     if (!warning.empty()) std::cerr << warning << "\n";
     return 0;
+  });
+
+  CLI::App* setup = command("setup", "Run a list of setup commands; a session starts it",
+                            [](Arguments& a) { return session::setup_main({a.root}, a.list); });
+  setup->add_option("--list", args.list)->required();
+  command("bridge", "Join stdin and stdout to the head's socket",
+          [](Arguments& a) { return session::bridge_main({a.root}); });
+  CLI::App* session =
+      app.add_subcommand("session", "What up and down do here, over stdin and stdout");
+  session->add_flag("--fresh", args.fresh, "The program has just been put here");
+  session->callback([&args, &status] {
+    session::SessionOptions options;
+    options.program = own_path();
+    options.fresh = args.fresh;
+    status = session::session_main(options);
   });
 
   try {

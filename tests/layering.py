@@ -31,6 +31,7 @@ AGENT = {
     "agent/node": ["agent/supervise"],
     "agent/head": ["agent/node/facts.hpp"],
     "agent/watch": [],
+    "agent/session": ["agent/node/config.hpp", "agent/node/facts.hpp", "agent/head/setup.hpp"],
 }
 # A library that only one place may use.
 ONLY = {

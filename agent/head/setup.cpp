@@ -65,6 +65,11 @@ std::string sign_node(const paths::HeadRoot& root, const NodeId& node,
   return certificate + ca.certificate_pem;
 }
 
+void turn_away(const paths::HeadRoot& root, const NodeId& node) {
+  if (!valid_name(node.str())) throw Error(ErrorCode::invalid, "that is no node's name");
+  remove_tree(guest_list(root) / node.str());
+}
+
 bool is_let_in(const paths::HeadRoot& root, const NodeId& node) {
   return valid_name(node.str()) && fs::exists(guest_list(root) / node.str());
 }

@@ -27,6 +27,8 @@ void init_head(const paths::HeadRoot& root, const HeadConfig& config);
 // Signs a node's request and lets the node in from now on. Returns its certificate and the CA's.
 std::string sign_node(const paths::HeadRoot& root, const NodeId& node,
                       const std::string& request_pem);
+// Lets the node in no more; one that was never let in is fine.
+void turn_away(const paths::HeadRoot& root, const NodeId& node);
 // Whether a node may come; a node that is not let in, or no more, may not, whatever it can show.
 bool is_let_in(const paths::HeadRoot& root, const NodeId& node);
 

@@ -47,10 +47,14 @@ AttemptRoot attempt(const NodeRoot& node, const JobId& job, int attempt) {
   return {node.jobs() / job.str() / ("attempt-" + std::to_string(attempt))};
 }
 
+fs::path socket_folder_name(const fs::path& root) {
+  return fs::path("/tmp/dtrain-" + std::to_string(::geteuid())) /
+         short_hash(fs::absolute(root).lexically_normal().string());
+}
+
 fs::path socket_folder(const fs::path& root) {
-  const fs::path user = "/tmp/dtrain-" + std::to_string(::geteuid());
-  make_private_folder(user);
-  const fs::path folder = user / short_hash(fs::absolute(root).lexically_normal().string());
+  const fs::path folder = socket_folder_name(root);
+  make_private_folder(folder.parent_path());
   make_private_folder(folder);
   return folder;
 }

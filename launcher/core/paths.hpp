@@ -111,6 +111,8 @@ AttemptRoot attempt(const NodeRoot& node, const JobId& job, int attempt);
 // Makes /tmp/dtrain-UID and the folder below it when missing; throws Error(denied) when somebody
 // else holds the name.
 fs::path socket_folder(const fs::path& root);
+// Where that is, nothing made.
+fs::path socket_folder_name(const fs::path& root);
 fs::path head_socket(const fs::path& head_root);
 fs::path supervisor_socket(const fs::path& node_root, const JobId& job, int attempt);
 fs::path report_socket(const fs::path& node_root, const JobId& job, int attempt, int rank);
