@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <optional>
 #include <utility>
@@ -68,6 +69,20 @@ void remove_stale_uploads(const fs::path& folder) {
   }
 }
 
+// Of the file that runs, whatever its name leads to by now.
+std::string own_sum() {
+  const UniqueFd file = open_file("/proc/self/exe", O_RDONLY);
+  Sha256 sum;
+  std::string piece(std::size_t{1} << 18, '\0');
+  while (true) {
+    const ssize_t got = ::read(file.get(), piece.data(), piece.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw errno_error("cannot read the agent's own file", errno);
+    if (got == 0) return sum.hex();
+    sum.add(std::string_view(piece).substr(0, static_cast<std::size_t>(got)));
+  }
+}
+
 class Session {
  public:
   Session(const SessionOptions& options, UniqueFd in, UniqueFd out)
@@ -75,7 +90,11 @@ class Session {
         in_(std::move(in)),
         out_(std::move(out)),
         stream_(in_.get(), out_.get()),
-        host_(gather_host_facts()) {}
+        host_(gather_host_facts()) {
+    // Where the home did not do for the agent, it will not do for programs of jobs either.
+    const std::string spare = spare_base().string();
+    if (options_.program.string().starts_with(spare + "/")) host_.base = spare;
+  }
 
   int run() {
     greet();
@@ -93,7 +112,7 @@ class Session {
     wire::SessionHello hello;
     hello.agent_version = DTRAIN_VERSION;
     hello.agent = options_.program.string();
-    hello.agent_sha256 = sum_file("/proc/self/exe").sha256;
+    hello.agent_sha256 = own_sum();
     for (const auto& [name, operation] : options_.streams) hello.features.push_back(name);
     hello.host = host_;
     hello.host.wall_ms = to_millis(std::chrono::system_clock::now());

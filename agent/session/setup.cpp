@@ -24,6 +24,7 @@ namespace {
 using wire::SetupState;
 
 constexpr std::chrono::milliseconds kCancelLimit{15000};
+constexpr std::chrono::milliseconds kLastBreath{5000};
 
 // Names the run whose output lies in the log; a list that had nothing to run keeps its last one.
 wire::SetupStatus fresh_status(const std::string& list, const std::vector<std::string>& commands) {
@@ -142,8 +143,16 @@ wire::SetupStatus start_setup(const paths::NodeRoot& root, const fs::path& progr
   check_list_name(list);
   make_folders(root.setup());
   wire::SetupStatus wanted = fresh_status(list, request.commands);
+  SetupWatch watch(root.setup());
+  const auto until = std::chrono::steady_clock::now() + kLastBreath;
   auto lock = try_lock_list(root, list);
-  const wire::SetupStatus before = read_status(root, list).value_or(wire::SetupStatus{});
+  wire::SetupStatus before = read_status(root, list).value_or(wire::SetupStatus{});
+  // A run that has said its last word is about to let go of the lock.
+  while (!lock && before.state != SetupState::running && std::chrono::steady_clock::now() < until) {
+    watch.wait(std::chrono::milliseconds(20), -1);
+    lock = try_lock_list(root, list);
+    before = read_status(root, list).value_or(wire::SetupStatus{});
+  }
   if (!lock) {
     if (before.state == SetupState::running && same_commands(before, wanted)) return before;
     throw Error(ErrorCode::conflict,

@@ -84,10 +84,13 @@ AgentSession AgentSession::open(Transport& transport, std::shared_ptr<const Agen
         if (state->hello.version == wire::kSessionVersion) return AgentSession(std::move(state));
         throw Error(ErrorCode::internal, "the agent speaks another version of the session");
       }
-      why = "it is not the file that was sent: its sum is " +
-            state->hello.agent_sha256.substr(0, 12) + "…";
-    }
-    if (started.sent) {
+      if (started.sent) {
+        throw Error(ErrorCode::failed,
+                    "the agent there is not the file that was sent: its sum is " +
+                        state->hello.agent_sha256.substr(0, 12) + "…, not " +
+                        binary->sha256.substr(0, 12) + "…");
+      }
+    } else if (started.sent) {
       throw ended_early(*state->channel, "the agent does not run there: " + why);
     }
     send_anyway = true;

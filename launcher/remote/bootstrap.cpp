@@ -50,11 +50,11 @@ std::string last_words(const std::string& text) {
 }
 
 // Reads to the end of the line that holds the marker, and not a byte more. Gives what stands behind
-// the marker. `noise` is what came before it.
-std::string read_marker(Channel& channel, const std::string& marker, Clock::time_point until,
-                        std::string& noise) {
+// the marker.
+std::string read_marker(Channel& channel, const std::string& marker, Clock::time_point until) {
   std::array<char, 4096> piece{};
   std::string text;
+  std::size_t line = 0;  // where the last line begins
   while (true) {
     if (!wait_for(channel.fd(), POLLIN, until)) {
       throw Error(ErrorCode::timeout,
@@ -66,21 +66,21 @@ std::string read_marker(Channel& channel, const std::string& marker, Clock::time
     const ssize_t seen = ::recv(channel.fd(), piece.data(), piece.size(), MSG_PEEK);
     if (seen < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (seen <= 0) throw ended_early(channel, "the machine's shell ended: " + last_words(text));
-    // A line at a time: what follows the marker's line is not ours to take.
-    const char* newline = std::find(piece.data(), piece.data() + seen, '\n');
-    const bool whole = newline != piece.data() + seen;
-    const auto take = static_cast<std::size_t>(newline - piece.data()) + (whole ? 1 : 0);
-    const ssize_t got = ::recv(channel.fd(), piece.data(), take, 0);
+    // Up to the end of the marker's line: what follows it is not ours to take.
+    const std::string now =
+        text.substr(line) + std::string(piece.data(), static_cast<std::size_t>(seen));
+    const std::size_t at = now.find(marker + " ");
+    const std::size_t newline = at == std::string::npos ? at : now.find('\n', at);
+    const std::size_t take = newline == std::string::npos ? static_cast<std::size_t>(seen)
+                                                          : newline + 1 - (text.size() - line);
+    const ssize_t got = ::recv(channel.fd(), piece.data(), take, MSG_WAITALL);
     if (got <= 0) continue;
-    text.append(piece.data(), static_cast<std::size_t>(got));
-    if (whole) {
-      // A profile that ends without a newline stands before it on its line.
-      const std::size_t at = text.rfind(marker + " ");
-      if (at != std::string::npos) {
-        noise = text.substr(0, at);
-        return text.substr(at + marker.size() + 1, text.size() - at - marker.size() - 2);
-      }
+    if (newline != std::string::npos) {
+      return now.substr(at + marker.size() + 1, newline - at - marker.size() - 1);
     }
+    text.append(piece.data(), static_cast<std::size_t>(got));
+    const std::size_t last = text.rfind('\n');
+    if (last != std::string::npos && at == std::string::npos) line = last + 1;
     if (text.size() > kNoiseLimit) {
       throw Error(ErrorCode::invalid, "the login there prints without end: " +
                                           last_words(text.substr(text.size() - 2000)));
@@ -167,9 +167,7 @@ Bootstrapped bootstrap(Transport& transport, const AgentBinary& binary,
                                       std::to_string(binary.content.size()),
                                       send_anyway ? "1" : "0"};
   result.channel = transport.open(argv);
-  std::string noise;
-  const std::vector<std::string> words =
-      split(read_marker(*result.channel, marker, until, noise), ' ');
+  const std::vector<std::string> words = split(read_marker(*result.channel, marker, until), ' ');
   if (words.size() < 4) throw ended_early(*result.channel, "the machine says not what it is");
   const std::string& system = words.front();
   const std::string& machine = words[words.size() - 2];
