@@ -133,12 +133,14 @@ class Run {
 
   // With all that it started and that did not hide its environment.
   ProcessExit end(pid_t pid) {
-    for (const pid_t each : find_by_environment(kSetupToken, order_.token)) ::kill(each, SIGTERM);
     const auto until = std::chrono::steady_clock::now() + kGrace;
     std::optional<ProcessExit> exit;
+    // Again and again: an interactive bash ignores SIGTERM, and goes on to what it starts next.
     while (!(exit = try_wait(pid)) && std::chrono::steady_clock::now() < until) {
-      // An interactive bash ignores SIGTERM: it ends with the command that it waits for.
-      const timespec pause{0, 100'000'000};
+      for (const pid_t each : find_by_environment(kSetupToken, order_.token)) {
+        ::kill(each, SIGTERM);
+      }
+      const timespec pause{0, 50'000'000};
       ::sigtimedwait(&signals_, nullptr, &pause);
     }
     if (!exit) ::kill(pid, SIGKILL);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <signal.h>
 #include <stdlib.h>
 
 #include <memory>
@@ -66,7 +67,7 @@ class ShellTransport final : public Transport {
 
 class Home {
  public:
-  Home() : home_("HOME", folder_.path().string()) {}
+  Home() : home_("HOME", folder_.path().string()) { ::signal(SIGPIPE, SIG_IGN); }
   ~Home() {
     for (const FoundProcess& process : cluster_processes(folder_.path())) {
       signal_process(process, 9);
