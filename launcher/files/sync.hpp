@@ -57,6 +57,7 @@ struct MountOutcome {
   std::uint64_t entries = 0;  // of the source
   std::uint64_t files = 0;    // sent
   std::uint64_t bytes = 0;    // of their content
+  std::uint64_t made = 0;     // folders and links
   std::uint64_t touched = 0;  // had the content, got mode or mtime
   std::uint64_t removed = 0;
   std::vector<std::string> sent_paths;     // the first 1000, sorted
@@ -69,7 +70,9 @@ struct MountOutcome {
   std::vector<std::string> changing;
   std::vector<SyncNote> left_out;  // what sync does not carry (Scan::left_out)
 
-  bool nothing_done() const noexcept { return files == 0 && touched == 0 && removed == 0; }
+  bool nothing_done() const noexcept {
+    return files == 0 && made == 0 && touched == 0 && removed == 0;
+  }
 };
 
 struct SyncOutcome {
