@@ -1,3 +1,4 @@
+#include <signal.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -13,6 +14,7 @@
 #include "agent/watch/watch.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
+#include "launcher/files/sync.hpp"
 
 // dtrain-agent: what runs on every node. People do not type these commands; `dtrain up` does.
 namespace {
@@ -25,6 +27,18 @@ std::string own_path() {
 
 std::string read_stdin() {
   return {std::istreambuf_iterator<char>(std::cin), {}};
+}
+
+// The other end of `dtrain sync`, over stdio.
+int sync_main(const std::string& state, const std::string& name) {
+  ::signal(SIGPIPE, SIG_IGN);
+  const char* home = std::getenv("HOME");
+  ReceiveOptions options;
+  options.home = home != nullptr && *home == '/' ? home : "/";
+  options.state = state.empty() ? options.home / ".dtrain" / "sync" : fs::path(state);
+  options.name = name;
+  FramedStream stream(STDIN_FILENO, STDOUT_FILENO);
+  return serve_sync(stream, options);
 }
 
 struct Arguments {
@@ -103,6 +117,13 @@ int main(int argc, char** argv) {
     if (!warning.empty()) std::cerr << warning << "\n";
     return 0;
   });
+
+  std::string sync_state;
+  std::string sync_name;
+  CLI::App* sync = app.add_subcommand("sync", "The other end of dtrain sync, over stdio");
+  sync->add_option("--state", sync_state, "Where it keeps what it knows (default: ~/.dtrain/sync)");
+  sync->add_option("--name", sync_name, "The node's name, for messages");
+  sync->callback([&] { status = sync_main(sync_state, sync_name); });
 
   try {
     app.parse(argc, argv);

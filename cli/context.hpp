@@ -71,6 +71,7 @@ Verb add_pull(CLI::App& root);
 Verb add_rm(CLI::App& root);
 Verb add_exec(CLI::App& root);
 Verb add_attach(CLI::App& root);
+Verb add_sync(CLI::App& root);
 Verb add_completion(CLI::App& root);
 Verb add_version(CLI::App& root);
 

@@ -44,7 +44,13 @@ class Agent {
         attempts_(context_.get_executor(), root_, options.agent_binary,
                   [this](const wire::NodeMessage& message) { tell_head(message); }),
         execs_(
-            context_.get_executor(), [this] { return login_environment(root_); },
+            context_.get_executor(),
+            [this, agent = options.agent_binary] {
+              std::vector<std::string> env = login_environment(root_);
+              // So that `dtrain sync` finds its other end here.
+              env.push_back("DTRAIN_NODE_AGENT=" + agent);
+              return env;
+            },
             root_.root.string()),
         signals_(context_, SIGTERM, SIGINT, SIGCHLD),
         heartbeat_(context_) {}

@@ -207,7 +207,7 @@ IgnoreList::IgnoreList(std::string_view text, std::string base) : base_(std::mov
     const std::size_t end = text.find('\n');
     std::string_view line = text.substr(0, end);
     text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
-    if (end != std::string_view::npos && line.ends_with('\r')) line.remove_suffix(1);
+    if (line.ends_with('\r')) line.remove_suffix(1);
     if (!line.starts_with('#')) add(without_trailing_spaces(line.substr(0, line.find('\0'))));
   }
 }

@@ -280,6 +280,8 @@ std::vector<SyncNote> Landing::run(Journal& journal) {
   std::set<std::string> lost;
   std::set<std::string> touched;
   const std::string temporary = stage_name_ + "-";
+  // Much may have been moved since it was compared.
+  files_->forget();
   for (const Operation& operation : journal.operations) {
     hook("operation");
     const auto reason = perform(*files_, stage_.get(), temporary, operation);
