@@ -445,7 +445,10 @@ ApiStream ApiClient::open(const std::string& target, std::chrono::milliseconds l
                                         std::to_string(limit.count() / 1000) + " s to answer");
   }
   if (outcome.error) {
-    if (response.result_int() >= 400) throw_refusal(response.result_int(), response.body());
+    // Only then is there an answer: Beast puts 500 into `response` before anything has come.
+    if (outcome.error == websocket::error::upgrade_declined) {
+      throw_refusal(response.result_int(), response.body());
+    }
     throw unreachable(cluster_, "broke the connection (" + outcome.error.message() + ")");
   }
   return ApiStream(std::move(impl));
