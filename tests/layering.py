@@ -14,7 +14,7 @@ MAY = {
     "launcher/core": [],
     "launcher/spec": ["launcher/core"],
     "launcher/files": ["launcher/core"],
-    "launcher/wire": ["launcher/core", "launcher/spec"],
+    "launcher/wire": ["launcher/core", "launcher/files", "launcher/spec"],
     "launcher/remote": ["launcher/core", "launcher/spec", "launcher/wire", "launcher/files"],
     "launcher/provider": ["launcher/core", "launcher/spec", "launcher/wire", "launcher/files",
                           "launcher/remote"],
@@ -28,8 +28,9 @@ MAY = {
 # Inside the agent: each role by itself, but for what the roles say of themselves.
 AGENT = {
     "agent/supervise": [],
-    "agent/node": ["agent/supervise"],
-    "agent/head": ["agent/node/facts.hpp"],
+    "agent/link": [],
+    "agent/node": ["agent/link", "agent/supervise"],
+    "agent/head": ["agent/link", "agent/node/facts.hpp"],
     "agent/watch": [],
 }
 # A library that only one place may use.

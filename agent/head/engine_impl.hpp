@@ -14,7 +14,7 @@
 #include "agent/head/restart.hpp"
 #include "agent/head/rows.hpp"
 #include "agent/head/store.hpp"
-#include "agent/head/worker.hpp"
+#include "launcher/core/worker.hpp"
 
 // The engine's inside, for its own files only. Everything here is the engine's thread's.
 //

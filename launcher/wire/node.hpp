@@ -12,17 +12,31 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/ids.hpp"
+#include "launcher/files/manifest.hpp"
 #include "launcher/wire/attempt.hpp"
 
 // What head and node agent say to each other: JSON text frames of a WebSocket over mutual TLS. A
 // node dials two connections: /v1/node/control for these messages, /v1/node/bulk for bytes of
 // commands. Each begins with the node's Hello (bulk: the short form) and the head's Welcome. Fields
-// are only ever added; a version that differs in its major part is refused plainly.
+// are only ever added; a version that differs in its major part is refused plainly. What came after
+// the first version is said only to a side that has named the feature: "mirror" (logs), "prepare"
+// (PrepareAttempt, trees), "pairs", "renew", "setup", "forward".
 namespace dtrain::wire {
 
 inline constexpr int kNodeVersion = 1;
 
+inline const std::vector<std::string> kNodeFeatures{"mirror", "prepare", "pairs",
+                                                    "renew",  "setup",   "forward"};
+
 // ---- Node to head, control.
+
+// An address of the node's, with the interface that has it.
+struct Interface {
+  std::string name;
+  std::string address;
+
+  bool operator==(const Interface&) const = default;
+};
 
 struct Hello {
   int version = kNodeVersion;
@@ -31,6 +45,8 @@ struct Hello {
   NodeId node;
   std::string agent_version;
   std::string address;
+  std::string interface;              // that has `address`; empty: not known
+  std::vector<Interface> interfaces;  // without loopback
   std::string boot_id;
   std::string machine;  // equal for nodes that share kernel, network and files
   std::string root;
@@ -58,7 +74,36 @@ struct StartFailed {
   Error error;
 };
 
-using NodeMessage = std::variant<Hello, Heartbeat, FromSupervisor, SupervisorLost, StartFailed>;
+// What PrepareAttempt asked for is there, or cannot be had.
+struct AttemptPrepared {
+  JobId job;
+  int attempt = 0;
+  std::optional<Error> error;
+};
+// The port that OpenPair asked for; or why there is none.
+struct PairOpened {
+  std::string test;
+  int port = 0;
+  std::optional<Error> error;
+};
+// The answer to DialPairs: those that could not be reached.
+struct PairResult {
+  struct Failure {
+    NodeId node;
+    std::string address;
+    int port = 0;
+    std::string reason;
+  };
+  std::string test;
+  std::vector<Failure> failures;
+};
+// A request for exactly this node's name, for a key that it has made anew.
+struct RenewCertificate {
+  std::string request;  // PEM
+};
+
+using NodeMessage = std::variant<Hello, Heartbeat, FromSupervisor, SupervisorLost, StartFailed,
+                                 AttemptPrepared, PairOpened, PairResult, RenewCertificate>;
 
 // ---- Head to node, control.
 
@@ -66,6 +111,7 @@ struct Welcome {
   int version = kNodeVersion;
   std::vector<std::string> features;
   std::chrono::milliseconds heartbeat{5000};
+  bool mirror = false;  // the head reads no files of this node: it wants copies of its logs
 };
 struct Refused {
   Error error;
@@ -84,10 +130,45 @@ struct ForgetJob {
 };
 struct Shutdown {};  // end, jobs are over
 
-using HeadMessage =
-    std::variant<Welcome, Refused, Heartbeat, StartAttempt, ToSupervisor, ForgetJob, Shutdown>;
+// Before StartAttempt: what must be on the node first. Answered by AttemptPrepared; a repeat is
+// harmless.
+struct PrepareAttempt {
+  JobId job;
+  int attempt = 0;
+  std::optional<int> checkpoint;  // its number: to be at NodeRoot::checkpoint(), from the head
+  // A file of the storage that all nodes must see, and what it holds; empty: nothing to look at.
+  std::string token_file;
+  std::string token;
+};
+// A port for a pair test: TLS, let in is who shows a certificate of the cluster and `token`.
+struct OpenPair {
+  std::string test;
+  std::string token;
+  std::chrono::milliseconds limit{5000};  // it closes then, whatever happens
+};
+struct DialPairs {
+  struct Target {
+    NodeId node;
+    std::string address;
+    int port = 0;
+    std::string token;
+  };
+  std::string test;
+  std::vector<Target> targets;
+  std::chrono::milliseconds limit{3000};
+};
+struct ClosePair {
+  std::string test;
+};
+struct NewCertificate {
+  std::string certificates;  // the node's and the CA's, PEM
+};
 
-// ---- Bulk, both ways: text frames, an ExecOutput or ExecInput followed by one binary frame.
+using HeadMessage =
+    std::variant<Welcome, Refused, Heartbeat, StartAttempt, ToSupervisor, ForgetJob, Shutdown,
+                 PrepareAttempt, OpenPair, DialPairs, ClosePair, NewCertificate>;
+
+// ---- Bulk, both ways: text frames; those that carry bytes are followed by one binary frame.
 
 struct BulkHello {
   NodeId node;
@@ -130,9 +211,113 @@ struct ExecExit {
   std::optional<Error> error;
 };
 
-using BulkMessage =
-    std::variant<BulkHello, StartExec, ExecOutput, ExecInput, ExecCredit, ExecControl, ExecExit>;
+// A connection to 127.0.0.1:port on the node, `exec` naming it: from there on it is like a command
+// whose stdin and stdout are the connection, with exit code 0 when it was closed in good order.
+struct StartForward {
+  std::string exec;
+  int port = 0;
+};
 
+// Copies of logs. The node opens each file of an attempt; the head says how much of it it has; the
+// node sends the rest as it grows, at most kLogWindow bytes ahead of what was taken. A LogFrom may
+// come again at any time: send from there.
+struct LogName {
+  JobId job;
+  int attempt = 0;
+  std::string file;  // R.out, R.err, setup.log or supervise.log
+
+  auto operator<=>(const LogName&) const = default;
+};
+struct LogOpen {
+  LogName log;
+};
+struct LogFrom {
+  LogName log;
+  std::uint64_t offset = 0;
+};
+struct LogData {
+  LogName log;
+  std::uint64_t offset = 0;
+  std::size_t bytes = 0;
+};
+struct LogTaken {
+  LogName log;
+  std::uint64_t offset = 0;  // all before it is in the head's file
+};
+struct LogRefused {  // of a job that the head has forgotten
+  LogName log;
+};
+
+// A folder of files, in either direction: the shard of a checkpoint to the head, a committed
+// checkpoint to a node. The one that wants it asks; the other lists the files with their sums, is
+// told where to begin, and sends under credit of kTreeWindow bytes, never past the end of a file in
+// one frame. After a new connection the asking side asks again and goes on where it was.
+struct ShardAsk {  // to the node; once it is taken whole, a folder without `keep` is removed
+  std::string transfer;
+  JobId job;
+  std::string path;
+  int shard = 0;
+  int shards = 1;
+  std::int64_t step = 0;
+  bool keep = false;
+  std::vector<std::string> forbidden;  // folders that must not lie in it
+};
+struct CheckpointAsk {  // to the head
+  std::string transfer;
+  JobId job;
+  int number = 0;
+};
+struct TreeFiles {
+  std::string transfer;
+  std::vector<FileEntry> files;
+};
+struct TreeGo {
+  std::string transfer;
+  std::size_t file = 0;
+  std::uint64_t offset = 0;
+};
+struct TreeData {
+  std::string transfer;
+  std::size_t file = 0;
+  std::uint64_t offset = 0;
+  std::size_t bytes = 0;
+};
+struct TreeCredit {
+  std::string transfer;
+  std::size_t bytes = 0;
+};
+struct TreeEnd {  // from the one that asked: all is there, or it wants no more; from the other: why
+                  // not
+  std::string transfer;
+  std::optional<Error> error;
+};
+
+// What the node keeps of its own setup: the ends of setup/*.log.
+struct SetupAsk {
+  std::string request;
+};
+struct SetupLogs {
+  struct Log {
+    std::string name;  // of the list of commands
+    std::string text;  // at most kSetupText bytes, the last ones
+  };
+  std::string request;
+  std::vector<Log> logs;
+};
+
+using BulkMessage = std::variant<BulkHello, StartExec, ExecOutput, ExecInput, ExecCredit,
+                                 ExecControl, ExecExit, StartForward, LogOpen, LogFrom, LogData,
+                                 LogTaken, LogRefused, ShardAsk, CheckpointAsk, TreeFiles, TreeGo,
+                                 TreeData, TreeCredit, TreeEnd, SetupAsk, SetupLogs>;
+
+// Whether a binary frame comes behind it.
+bool carries_bytes(const BulkMessage& message);
+// A name that a LogName may have: "0.out", "12.err", "setup.log", "supervise.log".
+bool is_log_file(const std::string& name);
+
+inline constexpr std::size_t kLogWindow = std::size_t{512} << 10;
+inline constexpr std::size_t kTreeWindow = std::size_t{1} << 20;
+inline constexpr std::size_t kSetupText = std::size_t{256} << 10;
 inline constexpr std::size_t kExecWindow = std::size_t{256} << 10;  // bytes on their way
 inline constexpr std::size_t kBulkFrame = std::size_t{64} << 10;    // bytes of a binary frame
 

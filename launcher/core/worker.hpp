@@ -6,7 +6,7 @@
 #include <mutex>
 #include <thread>
 
-namespace dtrain::head {
+namespace dtrain {
 
 // One thread for work on files that would hold the engine up: one thing after the other. A task
 // catches what it throws. The destructor lets the running task end and drops the rest.
@@ -29,4 +29,4 @@ class Worker {
   std::thread thread_;
 };
 
-}  // namespace dtrain::head
+}  // namespace dtrain

@@ -1,6 +1,6 @@
-#include "agent/head/worker.hpp"
+#include "launcher/core/worker.hpp"
 
-namespace dtrain::head {
+namespace dtrain {
 
 Worker::Worker() : thread_([this] { serve(); }) {}
 
@@ -34,4 +34,4 @@ void Worker::serve() {
   }
 }
 
-}  // namespace dtrain::head
+}  // namespace dtrain
