@@ -22,6 +22,8 @@
 //   login_env                                NAME=VALUE, each ended by NUL
 //   node.log, watch.log
 //   watch.json, watch.pid                    what watch keeps alive
+//   setup/LIST.log                           what the commands of a setup list said
+//   jobs/JOB/storage/…, checkpoints/…        where the node does not see the head's storage
 //   jobs/JOB/attempt-N/
 //     spec.json, secrets.json                what the supervisor was told
 //     supervise.json                         its pid and start time
@@ -55,6 +57,13 @@ struct NodeRoot {
   fs::path login_env() const { return root / "login_env"; }
   fs::path log() const { return root / "node.log"; }
   fs::path jobs() const { return root / "jobs"; }
+  fs::path setup() const { return root / "setup"; }
+  // For a node that does not see the head's storage: where its ranks write their shards, and the
+  // checkpoint that they resume from.
+  fs::path storage(const JobId& job) const { return jobs() / job.str() / "storage"; }
+  fs::path checkpoint(const JobId& job, int number) const {
+    return jobs() / job.str() / "checkpoints" / ("checkpoint_" + std::to_string(number));
+  }
 };
 
 struct WatchRoot {
