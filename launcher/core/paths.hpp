@@ -22,6 +22,8 @@
 //   login_env                                NAME=VALUE, each ended by NUL
 //   node.log, watch.log
 //   watch.json, watch.pid                    what watch keeps alive
+//   content/                                 what jobs' workdirs and bundles are made of, by SHA-256
+//   jobs/JOB/workdir-N/                      attempt N's own copy of the workdir, if it was sent here
 //   jobs/JOB/attempt-N/
 //     spec.json, secrets.json                what the supervisor was told
 //     supervise.json                         its pid and start time
@@ -35,6 +37,7 @@
 //   identity/…                               as a node's
 //   head.json, head.db, head.log
 //   secrets/JOB.json                         0600, gone at the job's end
+//   content/                                 what was submitted, by SHA-256
 //   storage/JOB/checkpoints/…                the default storage
 //   mirror/JOB/attempt-N/NODE/R.out, …       logs of nodes on other machines
 //
@@ -55,6 +58,10 @@ struct NodeRoot {
   fs::path login_env() const { return root / "login_env"; }
   fs::path log() const { return root / "node.log"; }
   fs::path jobs() const { return root / "jobs"; }
+  fs::path content() const { return root / "content"; }
+  fs::path workdir(const JobId& job, int attempt) const {
+    return jobs() / job.str() / ("workdir-" + std::to_string(attempt));
+  }
 };
 
 struct WatchRoot {
@@ -74,6 +81,7 @@ struct HeadRoot {
   fs::path database() const { return root / "head.db"; }
   fs::path log() const { return root / "head.log"; }
   fs::path lock() const { return root / "lock"; }
+  fs::path content() const { return root / "content"; }
   fs::path secrets(const JobId& job) const { return root / "secrets" / (job.str() + ".json"); }
   fs::path storage(const JobId& job) const { return root / "storage" / job.str(); }
   fs::path mirror(const JobId& job, int attempt, const NodeId& node) const {

@@ -44,6 +44,10 @@ std::size_t bytes_of(const json& object, std::size_t limit) {
   return static_cast<std::size_t>(get_int(object, "bytes", 0, static_cast<std::int64_t>(limit)));
 }
 
+std::uint64_t count_of(const json& object, const char* key) {
+  return static_cast<std::uint64_t>(get_int(object, key, 0, INT64_MAX));
+}
+
 [[noreturn]] void unknown(const std::string& type) {
   throw Error(ErrorCode::invalid, "unknown message \"" + type + "\"");
 }
@@ -66,6 +70,7 @@ Hello hello_from(const json& object) {
   for (const json& item : list_of(object, "attempts")) {
     hello.attempts.emplace_back(job_of(item), attempt_of(item));
   }
+  hello.glibc = get_string(object, "glibc", "");
   return hello;
 }
 
@@ -100,7 +105,8 @@ json to_json(const NodeMessage& message) {
                                          {"cpus", m.cpus},
                                          {"gpus", m.gpus},
                                          {"memory", m.memory},
-                                         {"attempts", attempts_to_json(m.attempts)}};
+                                         {"attempts", attempts_to_json(m.attempts)},
+                                         {"glibc", m.glibc}};
                                },
                                [](const Heartbeat&) -> json {
                                  return {{"type", "heartbeat"}};
@@ -124,6 +130,14 @@ json to_json(const NodeMessage& message) {
                                  object["job"] = m.job.str();
                                  object["attempt"] = m.attempt;
                                  return object;
+                               },
+                               [](const Staging& m) -> json {
+                                 return {{"type", "staging"},
+                                         {"job", m.job.str()},
+                                         {"attempt", m.attempt},
+                                         {"done", m.done},
+                                         {"total", m.total},
+                                         {"ready", m.ready}};
                                }},
                     message);
 }
@@ -146,6 +160,10 @@ NodeMessage node_message_from_json(const json& object) {
   }
   if (type == "start_failed") {
     return StartFailed{job_of(object), attempt_of(object), error_from_json(object)};
+  }
+  if (type == "staging") {
+    return Staging{job_of(object), attempt_of(object), count_of(object, "done"),
+                   count_of(object, "total"), get_bool(object, "ready", false)};
   }
   unknown(type);
 }
@@ -180,6 +198,15 @@ json to_json(const HeadMessage& message) {
                  },
                  [](const Shutdown&) -> json {
                    return {{"type", "shutdown"}};
+                 },
+                 [](const Stage& m) -> json {
+                   return {{"type", "stage"},
+                           {"job", m.job.str()},
+                           {"attempt", m.attempt},
+                           {"content", to_json(m.content)}};
+                 },
+                 [](const Unstage& m) -> json {
+                   return {{"type", "unstage"}, {"job", m.job.str()}, {"attempt", m.attempt}};
                  }},
       message);
 }
@@ -209,6 +236,11 @@ HeadMessage head_message_from_json(const json& object) {
   }
   if (type == "forget") return ForgetJob{job_of(object)};
   if (type == "shutdown") return Shutdown{};
+  if (type == "stage") {
+    return Stage{job_of(object), attempt_of(object),
+                 job_content_from_json(member(object, "content"))};
+  }
+  if (type == "unstage") return Unstage{job_of(object), attempt_of(object)};
   unknown(type);
 }
 
@@ -276,6 +308,57 @@ BulkMessage bulk_message_from_json(const json& object) {
     if (object.contains("error")) exit.error = error_from_json(object);
     return exit;
   }
+  unknown(type);
+}
+
+json to_json(const ContentMessage& message) {
+  return std::visit(
+      Overloaded{
+          [](const ContentHello& m) -> json {
+            return {
+                {"type", "hello"}, {"job", m.job.str()}, {"attempt", m.attempt}, {"zstd", m.zstd}};
+          },
+          [](const ContentGrant& m) -> json {
+            return {{"type", "grant"}, {"content", to_json(m.content)}};
+          },
+          [](const ContentWant& m) -> json {
+            json blobs = json::array();
+            for (const ContentWant::Blob& blob : m.blobs) {
+              blobs.push_back({{"sha256", blob.sha256}, {"offset", blob.offset}});
+            }
+            return {{"type", "want"}, {"blobs", std::move(blobs)}};
+          },
+          [](const ContentStream& m) -> json {
+            return {{"type", "stream"}, {"bytes", m.bytes}};
+          },
+          [](const ContentEnd&) -> json {
+            return {{"type", "end"}};
+          },
+          [](const ContentRefused& m) -> json {
+            json object = error_to_json(m.error);
+            object["type"] = "refused";
+            return object;
+          }},
+      message);
+}
+
+ContentMessage content_message_from_json(const json& object) {
+  const std::string type = get_string(object, "type");
+  if (type == "hello") {
+    return ContentHello{job_of(object), attempt_of(object), get_bool(object, "zstd", false)};
+  }
+  if (type == "grant") return ContentGrant{job_content_from_json(member(object, "content"))};
+  if (type == "want") {
+    ContentWant want;
+    for (const json& blob : list_of(object, "blobs")) {
+      if (want.blobs.size() == kWantLimit) throw Error(ErrorCode::invalid, "too many \"blobs\"");
+      want.blobs.push_back({get_string(blob, "sha256"), count_of(blob, "offset")});
+    }
+    return want;
+  }
+  if (type == "stream") return ContentStream{count_of(object, "bytes")};
+  if (type == "end") return ContentEnd{};
+  if (type == "refused") return ContentRefused{error_from_json(object)};
   unknown(type);
 }
 

@@ -39,6 +39,7 @@ struct Hello {
   int gpus = 0;
   std::uint64_t memory = 0;                     // bytes
   std::vector<std::pair<JobId, int>> attempts;  // with a supervisor, or a last event not yet acked
+  std::string glibc;  // of its machine, "2.36"; empty: none, or not known
 };
 struct Heartbeat {};  // both ways; the head answers each, which renews the leases
 struct FromSupervisor {
@@ -58,7 +59,18 @@ struct StartFailed {
   Error error;
 };
 
-using NodeMessage = std::variant<Hello, Heartbeat, FromSupervisor, SupervisorLost, StartFailed>;
+// Feature "content". How far the node is with what Stage asked for, in bytes; when `ready` all of it
+// is in place. What fails is StartFailed.
+struct Staging {
+  JobId job;
+  int attempt = 0;
+  std::uint64_t done = 0;
+  std::uint64_t total = 0;
+  bool ready = false;
+};
+
+using NodeMessage =
+    std::variant<Hello, Heartbeat, FromSupervisor, SupervisorLost, StartFailed, Staging>;
 
 // ---- Head to node, control.
 
@@ -83,9 +95,21 @@ struct ForgetJob {
   JobId job;
 };
 struct Shutdown {};  // end, jobs are over
+// Bring this attempt's content here; a repeat is harmless. StartAttempt does so by itself if need
+// be, but then the ranks of other nodes wait for it.
+struct Stage {
+  JobId job;
+  int attempt = 0;
+  JobContent content;
+};
+// The attempt will not start here: what Stage began is given up.
+struct Unstage {
+  JobId job;
+  int attempt = 0;
+};
 
-using HeadMessage =
-    std::variant<Welcome, Refused, Heartbeat, StartAttempt, ToSupervisor, ForgetJob, Shutdown>;
+using HeadMessage = std::variant<Welcome, Refused, Heartbeat, StartAttempt, ToSupervisor, ForgetJob,
+                                 Shutdown, Stage, Unstage>;
 
 // ---- Bulk, both ways: text frames, an ExecOutput or ExecInput followed by one binary frame.
 
@@ -133,6 +157,40 @@ struct ExecExit {
 using BulkMessage =
     std::variant<BulkHello, StartExec, ExecOutput, ExecInput, ExecCredit, ExecControl, ExecExit>;
 
+// ---- Content, /v1/node/content (feature "content"): one connection for one attempt. The node says
+// what it is for and which blobs it lacks; the head answers each ContentWant with a ContentStream,
+// binary frames that are one stream of launcher/files/blob_stream.hpp, and a ContentEnd. Only what
+// the attempt's trees name is given, and only to a node that the attempt was given to.
+
+struct ContentHello {
+  JobId job;
+  int attempt = 0;
+  bool zstd = false;
+};
+// Head to node: this is what the attempt has.
+struct ContentGrant {
+  JobContent content;
+};
+struct ContentWant {
+  struct Blob {
+    std::string sha256;
+    std::uint64_t offset = 0;  // bytes of it that are there
+  };
+  std::vector<Blob> blobs;
+};
+struct ContentStream {
+  std::uint64_t bytes = 0;  // of blobs, that will come
+};
+struct ContentEnd {};
+struct ContentRefused {
+  Error error;
+};
+
+using ContentMessage = std::variant<ContentHello, ContentGrant, ContentWant, ContentStream,
+                                    ContentEnd, ContentRefused>;
+
+inline constexpr std::size_t kWantLimit = 20000;  // blobs of one ContentWant
+
 inline constexpr std::size_t kExecWindow = std::size_t{256} << 10;  // bytes on their way
 inline constexpr std::size_t kBulkFrame = std::size_t{64} << 10;    // bytes of a binary frame
 
@@ -142,5 +200,7 @@ nlohmann::json to_json(const HeadMessage& message);
 HeadMessage head_message_from_json(const nlohmann::json& json);
 nlohmann::json to_json(const BulkMessage& message);
 BulkMessage bulk_message_from_json(const nlohmann::json& json);
+nlohmann::json to_json(const ContentMessage& message);
+ContentMessage content_message_from_json(const nlohmann::json& json);
 
 }  // namespace dtrain::wire
