@@ -22,9 +22,9 @@
 //   login_env                                NAME=VALUE, each ended by NUL
 //   node.log, watch.log
 //   watch.json, watch.pid                    what watch keeps alive
-//   content/                                 what jobs' workdirs and bundles are made of, by SHA-256
-//   jobs/JOB/workdir-N/                      attempt N's own copy of the workdir, if it was sent here
-//   jobs/JOB/attempt-N/
+//   content/                                 what jobs' workdirs and bundles are made of, by
+//   SHA-256 jobs/JOB/workdir-N/                      attempt N's own copy of the workdir, if it was
+//   sent here jobs/JOB/attempt-N/
 //     spec.json, secrets.json                what the supervisor was told
 //     supervise.json                         its pid and start time
 //     supervise.log, setup.log

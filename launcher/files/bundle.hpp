@@ -9,8 +9,8 @@
 #include "launcher/files/hash_cache.hpp"
 #include "launcher/files/tree.hpp"
 
-// A program's shared libraries, found as the dynamic loader would find them here, so that it runs on
-// machines that lack them. What every Linux has stays behind: glibc's own libraries, which fit
+// A program's shared libraries, found as the dynamic loader would find them here, so that it runs
+// on machines that lack them. What every Linux has stays behind: glibc's own libraries, which fit
 // their kernel and each other, and the NVIDIA driver's, which fit its kernel module.
 //
 // In the bundle every library lies flat in lib/, under each name by which it is asked for: the node
@@ -19,26 +19,26 @@
 namespace dtrain {
 
 struct BundleFile {
-  std::string name;    // as it is asked for: libtorch_cpu.so
-  fs::path file;       // here
+  std::string name;  // as it is asked for: libtorch_cpu.so
+  fs::path file;     // here
   std::uint64_t size = 0;
   bool taken = false;  // false: it stays behind
   std::string reason;  // "needed by train, found by its RPATH"
 };
 
 struct BundlePlan {
-  fs::path program;               // here, absolute
-  bool wanted = false;            // there is something to take along
-  std::string why_not;            // else
-  std::vector<BundleFile> files;  // in the order in which the loader would meet them
-  std::vector<std::string> missing;  // needed, and not here either: name and by whom
+  fs::path program;                   // here, absolute
+  bool wanted = false;                // there is something to take along
+  std::string why_not;                // else
+  std::vector<BundleFile> files;      // in the order in which the loader would meet them
+  std::vector<std::string> missing;   // needed, and not here either: name and by whom
   std::optional<GlibcVersion> glibc;  // the oldest that will do
   std::string glibc_of;               // the file that wants it
 };
 
 struct BundleOptions {
-  std::string library_path;       // LD_LIBRARY_PATH of here
-  fs::path root = "/";            // of the machine; for tests
+  std::string library_path;  // LD_LIBRARY_PATH of here
+  fs::path root = "/";       // of the machine; for tests
 };
 
 // The walk. Reads a few pages of each file, and all of one once for the names in it (cached).

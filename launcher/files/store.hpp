@@ -41,8 +41,8 @@ class ContentStore {
   // Whole and unspoiled (`size`, where known, is compared). One stat; one that was touched is read,
   // and removed if it is damaged.
   bool has(const std::string& sha256, std::optional<std::uint64_t> size = std::nullopt) const;
-  // Bytes of it that an earlier try has left in incoming.
-  std::uint64_t partial(const std::string& sha256) const;
+  // Bytes of it that an earlier try has left in incoming; what is longer than `size` is removed.
+  std::uint64_t partial(const std::string& sha256, std::uint64_t size) const;
 
   void put(const std::string& sha256, std::string_view bytes) const;
   // All of a blob, its sum checked. Error(not_found) when it is missing or damaged.

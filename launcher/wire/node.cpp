@@ -132,12 +132,9 @@ json to_json(const NodeMessage& message) {
                                  return object;
                                },
                                [](const Staging& m) -> json {
-                                 return {{"type", "staging"},
-                                         {"job", m.job.str()},
-                                         {"attempt", m.attempt},
-                                         {"done", m.done},
-                                         {"total", m.total},
-                                         {"ready", m.ready}};
+                                 return {{"type", "staging"},    {"job", m.job.str()},
+                                         {"attempt", m.attempt}, {"done", m.done},
+                                         {"total", m.total},     {"ready", m.ready}};
                                }},
                     message);
 }

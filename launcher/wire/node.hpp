@@ -39,7 +39,7 @@ struct Hello {
   int gpus = 0;
   std::uint64_t memory = 0;                     // bytes
   std::vector<std::pair<JobId, int>> attempts;  // with a supervisor, or a last event not yet acked
-  std::string glibc;  // of its machine, "2.36"; empty: none, or not known
+  std::string glibc;                            // of its machine, "2.36"; empty: none, or not known
 };
 struct Heartbeat {};  // both ways; the head answers each, which renews the leases
 struct FromSupervisor {
@@ -59,8 +59,8 @@ struct StartFailed {
   Error error;
 };
 
-// Feature "content". How far the node is with what Stage asked for, in bytes; when `ready` all of it
-// is in place. What fails is StartFailed.
+// Feature "content". How far the node is with what Stage asked for, in bytes; when `ready` all of
+// it is in place. What fails is StartFailed.
 struct Staging {
   JobId job;
   int attempt = 0;
