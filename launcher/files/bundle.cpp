@@ -59,7 +59,7 @@ struct Candidate {
 
 class Walk {
  public:
-  Walk(BundlePlan& plan, const BundleOptions& options, HashCache& cache)
+  Walk(BundlePlan& plan, const BundleOptions& options, FileFactsCache& cache)
       : plan_(plan), options_(options), cache_(cache) {
     if (!options.library_path.empty()) {
       for (std::string part : split(options.library_path, ':')) {
@@ -286,7 +286,7 @@ class Walk {
 
   BundlePlan& plan_;
   const BundleOptions& options_;
-  HashCache& cache_;
+  FileFactsCache& cache_;
   std::vector<fs::path> library_path_;
   std::map<std::string, std::string> system_;
   std::vector<Object> objects_;
@@ -323,7 +323,8 @@ bool is_base_library(std::string_view name) {
          std::find(kDriver.begin(), kDriver.end(), base) != kDriver.end();
 }
 
-BundlePlan plan_bundle(const fs::path& program, const BundleOptions& options, HashCache& cache) {
+BundlePlan plan_bundle(const fs::path& program, const BundleOptions& options,
+                       FileFactsCache& cache) {
   BundlePlan plan;
   std::error_code failed;
   plan.program = fs::absolute(program, failed).lexically_normal();
@@ -356,9 +357,9 @@ BundlePlan plan_bundle(const fs::path& program, const BundleOptions& options, Ha
   return plan;
 }
 
-Tree bundle_tree(const BundlePlan& plan, bool with_program, HashCache& cache,
-                 std::map<std::string, fs::path>& sources) {
-  Tree tree;
+ContentTree bundle_tree(const BundlePlan& plan, bool with_program, FileFactsCache& cache,
+                        std::map<std::string, fs::path>& sources) {
+  ContentTree tree;
   std::map<fs::path, std::string> names;  // a file's first name in the bundle
   std::set<std::string> used;
   const auto add_file = [&](const std::string& path, const fs::path& file, bool executable) {
@@ -366,7 +367,7 @@ Tree bundle_tree(const BundlePlan& plan, bool with_program, HashCache& cache,
     if (::stat(file.c_str(), &status) != 0) {
       throw errno_error("cannot look at " + file.string(), errno);
     }
-    TreeEntry entry;
+    ContentEntry entry;
     entry.path = path;
     entry.sha256 = cache.facts(file, status).sha256;
     entry.size = static_cast<std::uint64_t>(status.st_size);
@@ -377,9 +378,9 @@ Tree bundle_tree(const BundlePlan& plan, bool with_program, HashCache& cache,
   for (const BundleFile& file : plan.files) {
     if (!file.taken || !used.insert(file.name).second) continue;
     if (const auto first = names.find(file.file); first != names.end()) {
-      TreeEntry link;
+      ContentEntry link;
       link.path = "lib/" + file.name;
-      link.kind = TreeEntry::Kind::link;
+      link.kind = ContentEntry::Kind::link;
       link.mode = 0777;
       link.target = first->second;
       tree.entries.push_back(std::move(link));
@@ -390,7 +391,7 @@ Tree bundle_tree(const BundlePlan& plan, bool with_program, HashCache& cache,
   }
   if (with_program) add_file("bin/" + plan.program.filename().string(), plan.program, true);
   std::sort(tree.entries.begin(), tree.entries.end(),
-            [](const TreeEntry& a, const TreeEntry& b) { return a.path < b.path; });
+            [](const ContentEntry& a, const ContentEntry& b) { return a.path < b.path; });
   return tree;
 }
 

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "launcher/files/content_tree.hpp"
 #include "launcher/files/elf.hpp"
-#include "launcher/files/hash_cache.hpp"
-#include "launcher/files/tree.hpp"
+#include "launcher/files/file_facts.hpp"
 
 // A program's shared libraries, found as the dynamic loader would find them here, so that it runs
 // on machines that lack them. What every Linux has stays behind: glibc's own libraries, which fit
@@ -43,12 +43,13 @@ struct BundleOptions {
 
 // The walk. Reads a few pages of each file, and all of one once for the names in it (cached).
 // Throws Error when the program cannot be read.
-BundlePlan plan_bundle(const fs::path& program, const BundleOptions& options, HashCache& cache);
+BundlePlan plan_bundle(const fs::path& program, const BundleOptions& options,
+                       FileFactsCache& cache);
 
 // The plan as a tree: lib/NAME, and bin/PROGRAM with `with_program`. `sources` gets where to read
 // each sum's bytes.
-Tree bundle_tree(const BundlePlan& plan, bool with_program, HashCache& cache,
-                 std::map<std::string, fs::path>& sources);
+ContentTree bundle_tree(const BundlePlan& plan, bool with_program, FileFactsCache& cache,
+                        std::map<std::string, fs::path>& sources);
 
 // "libc.so.6", "libcuda.so.1": what the machine that runs the program brings itself.
 bool is_base_library(std::string_view name);

@@ -23,7 +23,7 @@ void check_stop(const std::atomic<bool>* stop) {
   if (stop != nullptr && stop->load()) throw Error(ErrorCode::conflict, "it was given up");
 }
 
-[[noreturn]] void damaged(const ContentStore& store, const TreeEntry& entry) {
+[[noreturn]] void damaged(const ContentStore& store, const ContentEntry& entry) {
   ::unlink(store.blob(entry.sha256).c_str());
   throw Error(ErrorCode::not_found, "the content of " + printable(entry.path, false) +
                                         " is damaged below " + store.root().string());
@@ -31,7 +31,7 @@ void check_stop(const std::atomic<bool>* stop) {
 
 // The bytes of a blob, summed on their way. Large ones are on disk since before they counted, and
 // sealed, so a reflink or the kernel's own copy of them is as good.
-void copy_blob(const ContentStore& store, const TreeEntry& entry, const fs::path& to,
+void copy_blob(const ContentStore& store, const ContentEntry& entry, const fs::path& to,
                const std::atomic<bool>* stop) {
   UniqueFd from;
   try {
@@ -62,21 +62,21 @@ void copy_blob(const ContentStore& store, const TreeEntry& entry, const fs::path
 // Makes `name` below `folder` from one entry. Entries come sorted, and none lies below a link, so
 // nothing is ever written through one.
 template <typename MakeFile>
-void make_entry(const TreeEntry& entry, const fs::path& folder, fs::path& last_parent,
+void make_entry(const ContentEntry& entry, const fs::path& folder, fs::path& last_parent,
                 MakeFile make_file) {
   const fs::path path = folder / entry.path;
-  const fs::path parent = entry.kind == TreeEntry::Kind::folder ? path : path.parent_path();
+  const fs::path parent = entry.kind == ContentEntry::Kind::folder ? path : path.parent_path();
   if (parent != last_parent) {
     std::error_code failed;
     fs::create_directories(parent, failed);
     if (failed) throw errno_error("cannot make " + parent.string(), failed.value());
     last_parent = parent;
   }
-  if (entry.kind == TreeEntry::Kind::link) {
+  if (entry.kind == ContentEntry::Kind::link) {
     if (::symlink(entry.target.c_str(), path.c_str()) != 0) {
       throw errno_error("cannot make the link " + path.string(), errno);
     }
-  } else if (entry.kind == TreeEntry::Kind::file) {
+  } else if (entry.kind == ContentEntry::Kind::file) {
     make_file(path);
   }
 }
@@ -94,11 +94,11 @@ struct Begun {
   }
 };
 
-bool unspoiled(const ContentStore& store, const Tree& tree, const fs::path& folder) {
-  for (const TreeEntry& entry : tree.entries) {
+bool unspoiled(const ContentStore& store, const ContentTree& tree, const fs::path& folder) {
+  for (const ContentEntry& entry : tree.entries) {
     struct stat status {};
     if (::lstat((folder / entry.path).c_str(), &status) != 0) return false;
-    if (entry.kind != TreeEntry::Kind::file) continue;
+    if (entry.kind != ContentEntry::Kind::file) continue;
     if (static_cast<std::uint64_t>(status.st_size) != entry.size || status.st_mtim.tv_sec != 1) {
       return false;
     }
@@ -108,14 +108,14 @@ bool unspoiled(const ContentStore& store, const Tree& tree, const fs::path& fold
 
 }  // namespace
 
-void make_copy(const ContentStore& store, const Tree& tree, const fs::path& target,
+void make_copy(const ContentStore& store, const ContentTree& tree, const fs::path& target,
                const std::atomic<bool>* stop) {
   const fs::path part = target.string() + ".part";
   remove_tree(part);
   make_folders(part);
   Begun begun{part};
   fs::path last_parent = part;
-  for (const TreeEntry& entry : tree.entries) {
+  for (const ContentEntry& entry : tree.entries) {
     check_stop(stop);
     make_entry(entry, part, last_parent,
                [&](const fs::path& path) { copy_blob(store, entry, path, stop); });
@@ -126,7 +126,7 @@ void make_copy(const ContentStore& store, const Tree& tree, const fs::path& targ
   begun.folder.clear();
 }
 
-void make_bundle(const ContentStore& store, const Tree& tree, const std::string& name) {
+void make_bundle(const ContentStore& store, const ContentTree& tree, const std::string& name) {
   const fs::path target = store.bundle(name);
   make_folders(target.parent_path());
   if (unspoiled(store, tree, target)) return;
@@ -134,11 +134,11 @@ void make_bundle(const ContentStore& store, const Tree& tree, const std::string&
   make_folders(part);
   Begun begun{part};
   fs::path last_parent = part;
-  for (const TreeEntry& entry : tree.entries) {
+  for (const ContentEntry& entry : tree.entries) {
     make_entry(entry, part, last_parent, [&](const fs::path& path) {
       if (!store.has(entry.sha256, entry.size)) damaged(store, entry);
       if (::link(store.blob(entry.sha256).c_str(), path.c_str()) == 0) return;
-      TreeEntry copy = entry;
+      ContentEntry copy = entry;
       copy.mode = 0555;
       copy_blob(store, copy, path, nullptr);
       const UniqueFd fd = open_file(path, O_RDONLY);

@@ -26,7 +26,7 @@ constexpr unsigned kThreads = 4;
 constexpr std::size_t kFilesPerThread = 256;  // fewer are read by one thread
 
 struct Found {
-  TreeEntry entry;
+  ContentEntry entry;
   struct stat status {};
 };
 
@@ -75,7 +75,7 @@ void walk(const fs::path& folder, const std::string& prefix, int depth, Walk& st
     Found found{{}, status};
     found.entry.path = path;
     if (S_ISLNK(status.st_mode)) {
-      found.entry.kind = TreeEntry::Kind::link;
+      found.entry.kind = ContentEntry::Kind::link;
       found.entry.mode = 0777;
       found.entry.target = fs::read_symlink(file.path(), failed).string();
       if (failed) throw errno_error("cannot read the link " + shown(file.path()), failed.value());
@@ -91,14 +91,14 @@ void walk(const fs::path& folder, const std::string& prefix, int depth, Walk& st
   if (empty && !prefix.empty()) {
     Found found;
     found.entry.path = prefix.substr(0, prefix.size() - 1);
-    found.entry.kind = TreeEntry::Kind::folder;
+    found.entry.kind = ContentEntry::Kind::folder;
     found.entry.mode = 0755;
     state.found.push_back(std::move(found));
   }
 }
 
 // The sum of a file that may be written to just now: a few tries, each with its newest stat.
-void sum_one(const fs::path& path, Found& found, HashCache& cache) {
+void sum_one(const fs::path& path, Found& found, FileFactsCache& cache) {
   for (int attempt = 1;; ++attempt) {
     try {
       found.entry.sha256 = cache.facts(path, found.status).sha256;
@@ -118,13 +118,13 @@ void sum_one(const fs::path& path, Found& found, HashCache& cache) {
   }
 }
 
-void sum_all(const fs::path& folder, std::vector<Found>& all, HashCache& cache) {
+void sum_all(const fs::path& folder, std::vector<Found>& all, FileFactsCache& cache) {
   std::atomic<std::size_t> next{0};
   std::mutex mutex;
   std::exception_ptr failure;
   const auto work = [&] {
     for (std::size_t i = next++; i < all.size(); i = next++) {
-      if (all[i].entry.kind != TreeEntry::Kind::file) continue;
+      if (all[i].entry.kind != ContentEntry::Kind::file) continue;
       try {
         sum_one(folder / all[i].entry.path, all[i], cache);
       } catch (...) {
@@ -157,7 +157,8 @@ bool is_version_control(const std::string& path, bool) {
   return std::find(kStores.begin(), kStores.end(), name) != kStores.end();
 }
 
-Snapshot take_snapshot(const fs::path& folder, const SnapshotOptions& options, HashCache& cache) {
+Snapshot take_snapshot(const fs::path& folder, const SnapshotOptions& options,
+                       FileFactsCache& cache) {
   Walk state{options, {}, {}, {}};
   for (fs::path path : options.always) {
     for (; !path.empty() && path != "."; path = path.parent_path()) {
@@ -171,7 +172,7 @@ Snapshot take_snapshot(const fs::path& folder, const SnapshotOptions& options, H
   std::sort(state.found.begin(), state.found.end(),
             [](const Found& a, const Found& b) { return a.entry.path < b.entry.path; });
   for (Found& found : state.found) {
-    if (found.entry.kind == TreeEntry::Kind::file) {
+    if (found.entry.kind == ContentEntry::Kind::file) {
       snapshot.files.emplace(found.entry.sha256, folder / found.entry.path);
       snapshot.size += found.entry.size;
     }

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "launcher/files/hash_cache.hpp"
-#include "launcher/files/tree.hpp"
+#include "launcher/files/content_tree.hpp"
+#include "launcher/files/file_facts.hpp"
 
 // A folder of the user's as a tree, read once and never written.
 namespace dtrain {
@@ -21,7 +21,7 @@ struct SnapshotOptions {
 };
 
 struct Snapshot {
-  Tree tree;
+  ContentTree tree;
   std::map<std::string, fs::path> files;  // by sum: where to read its bytes
   std::vector<std::string> skipped;       // sockets, devices, FIFOs: named, not sent
   std::uint64_t size = 0;                 // bytes, each file counted
@@ -29,7 +29,8 @@ struct Snapshot {
 
 // Links are kept as links. Throws Error naming a file that cannot be read; Error(conflict) when one
 // changes again and again while it is read.
-Snapshot take_snapshot(const fs::path& folder, const SnapshotOptions& options, HashCache& cache);
+Snapshot take_snapshot(const fs::path& folder, const SnapshotOptions& options,
+                       FileFactsCache& cache);
 
 // What is always left out: the stores of version control.
 bool is_version_control(const std::string& path, bool is_folder);

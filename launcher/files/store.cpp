@@ -193,11 +193,12 @@ void check_room(const fs::path& folder, std::uint64_t wanted) {
   check_room(folder, wanted, static_cast<std::uint64_t>(status.f_bavail) * status.f_frsize);
 }
 
-std::vector<MissingBlob> missing_blobs(const ContentStore& store, const Tree& tree) {
+std::vector<MissingBlob> missing_blobs(const ContentStore& store, const ContentTree& tree) {
   std::map<std::string_view, bool> seen;
   std::vector<MissingBlob> missing;
-  for (const TreeEntry& entry : tree.entries) {
-    if (entry.kind != TreeEntry::Kind::file || !seen.emplace(entry.sha256, true).second) continue;
+  for (const ContentEntry& entry : tree.entries) {
+    if (entry.kind != ContentEntry::Kind::file || !seen.emplace(entry.sha256, true).second)
+      continue;
     if (!store.has(entry.sha256, entry.size)) missing.push_back({entry.sha256, entry.size});
   }
   return missing;

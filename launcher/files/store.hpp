@@ -11,8 +11,8 @@
 
 #include "launcher/core/files.hpp"
 #include "launcher/core/unique_fd.hpp"
+#include "launcher/files/content_tree.hpp"
 #include "launcher/files/sha256.hpp"
-#include "launcher/files/tree.hpp"
 
 // Content by its SHA-256, each once, on one machine:
 //
@@ -46,8 +46,8 @@ class ContentStore {
 
   void put(const std::string& sha256, std::string_view bytes) const;
   // All of a blob, its sum checked. Error(not_found) when it is missing or damaged.
-  std::string read(const std::string& sha256, std::size_t limit = kTreeTextLimit) const;
-  Tree tree(const std::string& sha256) const { return tree_from_text(read(sha256)); }
+  std::string read(const std::string& sha256, std::size_t limit = kContentTextLimit) const;
+  ContentTree tree(const std::string& sha256) const { return content_tree_from_text(read(sha256)); }
 
   // Takes a blob that another store on this machine holds, by a hard link where the file system
   // allows it; false when that store has none.
@@ -88,19 +88,19 @@ struct MissingBlob {
   std::string sha256;
   std::uint64_t size = 0;
 };
-std::vector<MissingBlob> missing_blobs(const ContentStore& store, const Tree& tree);
+std::vector<MissingBlob> missing_blobs(const ContentStore& store, const ContentTree& tree);
 
 // Makes `target`, which must not be there, from a tree whose blobs are all in the store: the files
 // are copies that belong to whoever writes into them (reflinks where the file system has them).
 // Built beside it and renamed, so it is there whole or not at all. Error(not_found) names a blob
 // that is missing or damaged, which is then removed from the store; Error(conflict) when `stop`
 // became true.
-void make_copy(const ContentStore& store, const Tree& tree, const fs::path& target,
+void make_copy(const ContentStore& store, const ContentTree& tree, const fs::path& target,
                const std::atomic<bool>* stop = nullptr);
 
 // Makes store.bundle(name) from a tree, of hard links to the blobs, or of copies where there are no
 // links. One that is there and unspoiled is left as it is. For what nobody writes into.
-void make_bundle(const ContentStore& store, const Tree& tree, const std::string& name);
+void make_bundle(const ContentStore& store, const ContentTree& tree, const std::string& name);
 
 // Throws Error(exhausted) that names both numbers and the folder when `wanted` bytes more do not
 // fit its file system.

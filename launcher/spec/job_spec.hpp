@@ -64,7 +64,7 @@ enum class BundleMode : std::uint8_t { automatic, off };
 enum class OnHeadLost : std::uint8_t { go_on, stop };  // "continue", "stop"
 
 // What of a job was sent to the cluster by content; filled in by `submit`, never by a YAML. Trees
-// are those of launcher/files/tree.hpp, by their SHA-256.
+// are those of launcher/files/content_tree.hpp, by their SHA-256.
 struct JobContent {
   std::string workdir_tree;  // each attempt on each node gets a folder made from it
   std::string bundle_tree;   // shared libraries; empty: none

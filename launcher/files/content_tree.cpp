@@ -1,4 +1,4 @@
-#include "launcher/files/tree.hpp"
+#include "launcher/files/content_tree.hpp"
 
 #include <algorithm>
 #include <cstdint>
@@ -27,18 +27,18 @@ std::string text_of(const json& item, const char* key) {
   return found->get<std::string>();
 }
 
-TreeEntry entry_from(const json& item) {
+ContentEntry entry_from(const json& item) {
   if (!item.is_object()) wrong("an entry is no object");
-  TreeEntry entry;
+  ContentEntry entry;
   entry.path = text_of(item, "path");
   if (!is_plain_relative_path(entry.path)) {
     wrong("the path " + printable(entry.path.substr(0, 80), false) + " is not plain");
   }
   if (item.contains("folder")) {
-    entry.kind = TreeEntry::Kind::folder;
+    entry.kind = ContentEntry::Kind::folder;
     entry.mode = 0755;
   } else if (item.contains("link")) {
-    entry.kind = TreeEntry::Kind::link;
+    entry.kind = ContentEntry::Kind::link;
     entry.target = text_of(item, "link");
     entry.mode = 0777;
     if (entry.target.empty() || entry.target.size() > kTargetLimit ||
@@ -63,40 +63,40 @@ TreeEntry entry_from(const json& item) {
 }
 
 // Sorted as text, "a" comes before "a/b", with "a.b" and the like between them.
-void check_order(const std::vector<TreeEntry>& entries) {
-  const TreeEntry* last = nullptr;
-  std::vector<const TreeEntry*> solid;  // files and links that are above in text
-  for (const TreeEntry& entry : entries) {
+void check_order(const std::vector<ContentEntry>& entries) {
+  const ContentEntry* last = nullptr;
+  std::vector<const ContentEntry*> solid;  // files and links that are above in text
+  for (const ContentEntry& entry : entries) {
     if (last != nullptr && last->path >= entry.path) {
       wrong("its paths are not sorted, or one comes twice: " + printable(entry.path, false));
     }
     last = &entry;
     // What cannot be a prefix of this one any more cannot be of later ones either.
     while (!solid.empty() && !entry.path.starts_with(solid.back()->path)) solid.pop_back();
-    for (const TreeEntry* one : solid) {
+    for (const ContentEntry* one : solid) {
       if (entry.path[one->path.size()] == '/') {
         wrong(printable(entry.path, false) + " lies below what is no folder");
       }
     }
-    if (entry.kind != TreeEntry::Kind::folder) solid.push_back(&entry);
+    if (entry.kind != ContentEntry::Kind::folder) solid.push_back(&entry);
   }
 }
 
 }  // namespace
 
-std::string to_text(const Tree& tree) {
+std::string to_text(const ContentTree& tree) {
   // By hand, since a tree may have a hundred thousand entries; the strings are json's.
   std::string text = "[";
-  for (const TreeEntry& entry : tree.entries) {
+  for (const ContentEntry& entry : tree.entries) {
     text += text.size() == 1 ? "\n{" : ",\n{";
     switch (entry.kind) {
-      case TreeEntry::Kind::folder:
+      case ContentEntry::Kind::folder:
         text += "\"folder\":true";
         break;
-      case TreeEntry::Kind::link:
+      case ContentEntry::Kind::link:
         text += "\"link\":" + json(entry.target).dump();
         break;
-      case TreeEntry::Kind::file:
+      case ContentEntry::Kind::file:
         if ((entry.mode & 0111) != 0) text += "\"executable\":true,";
         text += "\"sha256\":\"" + entry.sha256 + "\",\"size\":" + std::to_string(entry.size);
         break;
@@ -106,9 +106,9 @@ std::string to_text(const Tree& tree) {
   return text + "\n]\n";
 }
 
-Tree tree_from_text(std::string_view text) {
-  if (text.size() > kTreeTextLimit) wrong("it is larger than " + human_bytes(kTreeTextLimit));
-  Tree tree;
+ContentTree content_tree_from_text(std::string_view text) {
+  if (text.size() > kContentTextLimit) wrong("it is larger than " + human_bytes(kContentTextLimit));
+  ContentTree tree;
   // An entry at a time: only one is in memory as json, and nothing nests.
   const auto take = [&](int depth, json::parse_event_t event, json& parsed) {
     using Event = json::parse_event_t;
@@ -117,7 +117,7 @@ Tree tree_from_text(std::string_view text) {
     }
     if (depth == 0 && event == Event::object_start) wrong("it is no list");
     if (depth == 1 && event == Event::object_end) {
-      if (tree.entries.size() == kTreeEntryLimit) wrong("it has too many entries");
+      if (tree.entries.size() == kContentEntryLimit) wrong("it has too many entries");
       tree.entries.push_back(entry_from(parsed));
       return false;
     }
@@ -135,18 +135,18 @@ Tree tree_from_text(std::string_view text) {
   return tree;
 }
 
-std::uint64_t total_size(const Tree& tree) {
+std::uint64_t total_size(const ContentTree& tree) {
   std::uint64_t total = 0;
-  for (const TreeEntry& entry : tree.entries) {
-    if (entry.kind == TreeEntry::Kind::file) total += entry.size;
+  for (const ContentEntry& entry : tree.entries) {
+    if (entry.kind == ContentEntry::Kind::file) total += entry.size;
   }
   return total;
 }
 
-std::size_t file_count(const Tree& tree) {
-  return static_cast<std::size_t>(
-      std::count_if(tree.entries.begin(), tree.entries.end(),
-                    [](const TreeEntry& entry) { return entry.kind == TreeEntry::Kind::file; }));
+std::size_t file_count(const ContentTree& tree) {
+  return static_cast<std::size_t>(std::count_if(
+      tree.entries.begin(), tree.entries.end(),
+      [](const ContentEntry& entry) { return entry.kind == ContentEntry::Kind::file; }));
 }
 
 }  // namespace dtrain

@@ -1,4 +1,4 @@
-#include "launcher/files/hash_cache.hpp"
+#include "launcher/files/file_facts.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -92,9 +92,9 @@ std::vector<std::string> LibraryNames::names() const {
   return names;
 }
 
-// ---- HashCache
+// ---- FileFactsCache
 
-HashCache::HashCache(fs::path file) : file_(std::move(file)) {
+FileFactsCache::FileFactsCache(fs::path file) : file_(std::move(file)) {
   if (file_.empty()) return;
   std::optional<std::string> text;
   try {
@@ -130,13 +130,13 @@ HashCache::HashCache(fs::path file) : file_(std::move(file)) {
   }
 }
 
-HashCache::Key HashCache::key_of(const struct stat& status) {
+FileFactsCache::Key FileFactsCache::key_of(const struct stat& status) {
   return {static_cast<std::uint64_t>(status.st_dev), static_cast<std::uint64_t>(status.st_ino),
           static_cast<std::uint64_t>(status.st_size), nanoseconds(status.st_mtim),
           nanoseconds(status.st_ctim)};
 }
 
-FileFacts HashCache::facts(const fs::path& path, const struct stat& status) {
+FileFacts FileFactsCache::facts(const fs::path& path, const struct stat& status) {
   const Key key = key_of(status);
   {
     const std::lock_guard lock(mutex_);
@@ -182,12 +182,12 @@ FileFacts HashCache::facts(const fs::path& path, const struct stat& status) {
   return facts;
 }
 
-std::uint64_t HashCache::bytes_read() const {
+std::uint64_t FileFactsCache::bytes_read() const {
   const std::lock_guard lock(mutex_);
   return bytes_read_;
 }
 
-void HashCache::save() {
+void FileFactsCache::save() {
   const std::lock_guard lock(mutex_);
   if (!changed_ || file_.empty()) return;
   std::string text(kFirstLine);

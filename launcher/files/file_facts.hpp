@@ -23,10 +23,10 @@ struct FileFacts {
 };
 
 // Any thread.
-class HashCache {
+class FileFactsCache {
  public:
   // Empty: nothing is kept. A file that cannot be read is as good as none.
-  explicit HashCache(fs::path file = {});
+  explicit FileFactsCache(fs::path file = {});
 
   // Reads the file unless it is known. Error(conflict) when it changed while it was read.
   FileFacts facts(const fs::path& path, const struct stat& status);
