@@ -293,6 +293,11 @@ bool Api::hand_over(Socket& socket, const Request& request) {
         asio::detached);
     return true;
   }
+  if (request.path == "/v1/content/upload") {
+    if (!request.is_websocket()) throw Error(ErrorCode::invalid, "this route is a WebSocket");
+    parts_.contents.upload(std::move(socket), as_text());
+    return true;
+  }
   // /v1/jobs/ID/follow, /v1/jobs/ID/files/PATH
   if (parts.size() < 5 || parts[1] != "v1" || parts[2] != "jobs") return false;
   const JobId job(parts[3]);
@@ -392,6 +397,14 @@ asio::awaitable<json> Api::submit(json body) {
       if (!value.is_string()) throw Error(ErrorCode::invalid, "secret " + name + " is no string");
       secrets[name] = value.get<std::string>();
     }
+  }
+  parts_.engine.check_content(spec);
+  if (spec.content) {
+    std::function<void(Engine::Answer)> look = [&](Engine::Answer done) {
+      parts_.contents.missing(*spec.content, std::move(done));
+    };
+    json missing = co_await answer_of(std::move(look));
+    if (!missing["missing"].empty()) co_return missing;
   }
   std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
     parts_.engine.submit(submission, spec, secrets, std::move(done));

@@ -8,6 +8,7 @@
 
 #include <sys/types.h>
 
+#include "agent/head/content_server.hpp"
 #include "agent/head/engine.hpp"
 #include "agent/head/exec_hub.hpp"
 #include "agent/head/log_server.hpp"
@@ -23,6 +24,7 @@ class Api {
     NodeSessions& nodes;
     LogServer& logs;
     ExecHub& execs;
+    ContentServer& contents;
   };
   // `ended` is called once a shutdown has been answered.
   Api(boost::asio::io_context& context, fs::path socket, Parts parts, std::function<void()> ended);

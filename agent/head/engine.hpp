@@ -14,6 +14,7 @@
 #include "launcher/core/paths.hpp"
 #include "launcher/spec/job_spec.hpp"
 #include "launcher/wire/attempt.hpp"
+#include "launcher/wire/node.hpp"
 
 // What the head decides. The engine has no sockets: it is told what happened and says what is to be
 // done. It runs on one thread, the head's main one; the store's thread calls back by `post`.
@@ -33,6 +34,7 @@ struct NodeInfo {
   int cpus = 1;
   int gpus = 0;
   std::uint64_t memory = 0;  // bytes
+  std::string glibc;         // of its machine; empty: none, or not known
   // The attempts whose supervisor lives there, or whose last events are not acknowledged yet.
   std::vector<std::pair<JobId, int>> attempts;
 };
@@ -48,6 +50,9 @@ class Nodes {
                     const wire::AttemptCommand& command) = 0;
   // The job is forgotten: its folder on the node goes.
   virtual void forget(const NodeId& node, const JobId& job) = 0;
+  // An attempt's content is to be brought there; answered by Engine::staging or start_failed.
+  virtual void stage(const NodeId&, const wire::Stage&) {}
+  virtual void unstage(const NodeId&, const JobId&, int) {}
 };
 
 // What a follower is told. Called on the engine's thread.
@@ -89,6 +94,8 @@ class Engine {
   void submit(const std::string& submission_id, JobSpec spec,
               std::map<std::string, std::string> secrets, Answer done);
   nlohmann::json plan(const JobSpec& spec) const;  // dry_run
+  // Error(conflict) when the nodes' systems are too old for the job's program.
+  void check_content(const JobSpec& spec) const;
   nlohmann::json status() const;
   nlohmann::json jobs() const;
   nlohmann::json job(const JobId& id) const;          // Error(not_found)
@@ -125,6 +132,10 @@ class Engine {
   // `unkillable`.
   void supervisor_lost(const NodeId& node, const JobId& job, int attempt, const std::string& reason,
                        const std::vector<pid_t>& unkillable);
+  // How far a node is with an attempt's content.
+  void staging(const NodeId& node, const wire::Staging& news);
+  // What the attempt is made of, if it is under way and has ranks on the node.
+  std::optional<JobContent> content_for(const NodeId& node, const JobId& job, int attempt) const;
   // The node could not start the attempt at all.
   void start_failed(const NodeId& node, const JobId& job, int attempt, const Error& error);
 

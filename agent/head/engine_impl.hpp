@@ -32,6 +32,11 @@ struct PendingAck {
 struct Share {
   ShareRow row;
   bool start_sent = false;
+  // Of the attempt's content there.
+  bool stage_sent = false;
+  bool staged = false;
+  std::uint64_t stage_done = 0;  // bytes
+  std::uint64_t stage_total = 0;
   std::uint64_t seen = 0;                    // the newest event, durable or not
   std::set<std::uint64_t> open_checkpoints;  // reports that are being worked on, by seq
   std::optional<std::uint64_t> finish_seq;   // of NodeFinished, until a commit has it
@@ -89,6 +94,7 @@ struct Job {
   int waits_noted = 0;
   std::optional<Monotonic> not_before;  // a lost node's lease runs until then
   bool preparing = false;               // the newest attempt is with the worker
+  Monotonic staging_told;               // when followers last heard how far it is
   std::vector<Engine::Answer> submitters;
 
   // What the world has been told.
@@ -110,6 +116,7 @@ struct Job {
 
 struct Node {
   NodeRow row;
+  std::string glibc;
   bool connected = false;
   Monotonic heard;
   std::set<std::pair<JobId, int>> leftovers;  // old epochs that may still live there
@@ -174,9 +181,18 @@ struct Engine::Impl {
   void fail_attempt(Tx& tx, Job& job, Attempt& attempt, const std::string& reason,
                     const NodeId& but);
   void send_stops(Job& job, Attempt& attempt, const NodeId& but);
-  void drop_unsent(Attempt& attempt, Tx& tx);
+  void drop_unsent(const Job& job, Attempt& attempt, Tx& tx);
   void check_end(const JobId& id);
   void end_attempt(Job& job, Attempt& attempt);
+
+  // engine_content.cpp
+  void check_glibc(const JobSpec& spec) const;  // Error(conflict)
+  bool content_in_place(Job& job, Attempt& attempt);
+  void staging(const NodeId& node, const wire::Staging& news);
+  void unstage(const Job& job, const Attempt& attempt, Share& share);
+  std::optional<JobContent> content_for(const NodeId& node, const JobId& id, int number);
+  static std::string staging_reason(const Job& job);
+  std::string reason_of(const Job& job) const;  // as it is shown
 
   // engine_clock.cpp
   void tick();

@@ -43,6 +43,7 @@ void Engine::Impl::joined(const NodeInfo& info) {
   node.row.cpus = info.cpus;
   node.row.gpus = info.gpus;
   node.row.memory = info.memory;
+  node.glibc = info.glibc;
   node.connected = true;
   node.heard = clock.now();
   Tx tx;
@@ -76,6 +77,7 @@ void Engine::Impl::joined(const NodeInfo& info) {
       if (attempt->ending()) send_stops(*job, *attempt, NodeId());
     } else if (share->row.state == ShareState::waiting) {
       share->start_sent = false;
+      share->stage_sent = false;
       advance(*job, *attempt);
     } else {
       share_broken(info.node, id, attempt->row.attempt,

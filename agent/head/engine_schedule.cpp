@@ -2,6 +2,7 @@
 
 #include "agent/head/engine_impl.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/files/elf.hpp"
 #include "launcher/wire/json.hpp"
 
 // The queue, and the start and the end of attempts.
@@ -37,6 +38,7 @@ std::vector<NodeCapacity> Engine::Impl::capacities() const {
     capacity.cpus = node.row.cpus;
     capacity.gpus = node.row.gpus;
     capacity.memory = node.row.memory;
+    capacity.glibc = parse_glibc_version(node.glibc);
     if (node.row.state != NodeState::ready || !node.connected) {
       capacity.usable = false;
       capacity.why_not =
@@ -250,7 +252,7 @@ void Engine::Impl::prepared(const JobId& id, const std::string& token, Prepared 
     message += ", from " + fs::path(*attempt.row.checkpoint).filename().string() + " (step " +
                std::to_string(job.checkpoints.back().step) + ")";
   }
-  enter(tx, job, JobEvent::place, "");
+  enter(tx, job, job.spec.content ? JobEvent::stage : JobEvent::place, "");
   note(tx, job, EventLevel::info, message);
   tx.effects.push_back([this, id, number = attempt.row.attempt] {
     Job* ready = find(id);
@@ -268,11 +270,12 @@ void Engine::Impl::advance(Job& job, Attempt& attempt) {
   if (!attempt.durable || attempt.row.ended) return;
   if (attempt.ending()) {
     Tx tx;
-    drop_unsent(attempt, tx);
+    drop_unsent(job, attempt, tx);
     if (!tx.changes.shares.empty()) commit(job, std::move(tx), Urgency::soon);
     check_end(job.row.id);
     return;
   }
+  if (!content_in_place(job, attempt)) return;
   for (Share& share : attempt.shares) {
     if (share.start_sent || !share.live()) continue;
     if (share.row.node_rank == 0 || attempt.row.master_port != 0) send_start(job, attempt, share);
@@ -314,6 +317,7 @@ void Engine::Impl::send_start(Job& job, Attempt& attempt, Share& share) {
   spec.stop_grace = job.spec.stop_grace;
   spec.on_head_lost = job.spec.on_head_lost;
   spec.lease = options.lease;
+  spec.content = job.spec.content;
 
   std::map<std::string, std::string> secrets;
   if (!job.spec.secrets.empty()) {
@@ -337,7 +341,7 @@ void Engine::Impl::fail_attempt(Tx& tx, Job& job, Attempt& attempt, const std::s
     note(tx, job, EventLevel::error, reason);
   }
   if (!attempt.ending()) enter(tx, attempt, AttemptEvent::stop);
-  drop_unsent(attempt, tx);
+  drop_unsent(job, attempt, tx);
   // At once, not when it is on disk: that a rank failed cannot be undone.
   send_stops(job, attempt, but);
 }
@@ -353,10 +357,11 @@ void Engine::Impl::send_stops(Job& job, Attempt& attempt, const NodeId& but) {
 }
 
 // Shares that were never told to start have nothing to end.
-void Engine::Impl::drop_unsent(Attempt& attempt, Tx& tx) {
+void Engine::Impl::drop_unsent(const Job& job, Attempt& attempt, Tx& tx) {
   if (!attempt.durable) return;
   for (Share& share : attempt.shares) {
     if (share.start_sent || !share.live()) continue;
+    unstage(job, attempt, share);
     share.row.state = ShareState::finished;
     share.row.outcome = "stopped";
     share.row.reason = "it was not started";

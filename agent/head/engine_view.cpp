@@ -133,11 +133,10 @@ nlohmann::json Engine::Impl::summary(const Job& job) const {
              job.spec.nnodes.min == job.spec.nnodes.max) {
     world_size = job.spec.nnodes.min * job.spec.nproc_per_node.number;
   }
-  const bool waits = shown.state == JobState::queued || shown.state == JobState::restarting;
   return {{"job", job.row.id.str()},
           {"name", job.spec.name},
           {"state", to_string(shown.state)},
-          {"reason", waits && !job.waits.empty() ? job.waits : shown.reason},
+          {"reason", reason_of(job)},
           {"exit_code", shown.exit_code ? nlohmann::json(*shown.exit_code) : nlohmann::json()},
           {"attempt", job.row.attempt},
           {"world_size", world_size},
@@ -216,6 +215,7 @@ nlohmann::json Engine::status() const {
 nlohmann::json Engine::plan(const JobSpec& spec) const {
   const std::vector<Error> problems = validate(spec);
   if (!problems.empty()) throw problems.front();
+  impl_->check_glibc(spec);
   return impl_->plan(spec);
 }
 

@@ -8,6 +8,7 @@
 #include <boost/asio/steady_timer.hpp>
 
 #include "agent/head/api.hpp"
+#include "agent/head/content_server.hpp"
 #include "agent/head/engine.hpp"
 #include "agent/head/exec_hub.hpp"
 #include "agent/head/log_server.hpp"
@@ -59,7 +60,9 @@ int head_main(const paths::HeadRoot& root) {
   LogServer log_server(context, engine);
   logs = &log_server;
   ExecHub execs(context, nodes);
-  Api api(context, paths::head_socket(root.root), {engine, nodes, log_server, execs},
+  ContentServer contents(context, engine, root.content());
+  nodes.on_content([&](wire::CallerPtr caller) { contents.serve_node(std::move(caller)); });
+  Api api(context, paths::head_socket(root.root), {engine, nodes, log_server, execs, contents},
           [&] { context.stop(); });
   asio::signal_set signals(context, SIGTERM, SIGINT);
   signals.async_wait([&](error_code failed, int) {
@@ -72,6 +75,7 @@ int head_main(const paths::HeadRoot& root) {
   context.run();
   // What the log thread still asked of this one is answered here, while both exist.
   log_server.stop();
+  contents.stop();
   context.restart();
   context.poll();
   log::info("the head ends");

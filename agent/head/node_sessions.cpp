@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/ssl/context.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -100,12 +101,19 @@ asio::awaitable<void> NodeSessions::welcome(tcp::socket socket) {
   try {
     // Read anew each time: a renewed identity counts at once.
     const auto tls = wire::tls_context(root_.identity(), wire::PeerName::Role::head);
-    wire::AcceptedPeer peer = co_await wire::accept_tls(std::move(socket), tls, kGreetingLimit);
+    const wire::CallerPtr caller = co_await wire::greet_tls(std::move(socket), tls, kGreetingLimit);
+    wire::AcceptedPeer peer;
+    peer.name = caller->name();
+    peer.path = caller->path();
     if (peer.name.cluster != config_.cluster || peer.name.role != wire::PeerName::Role::node ||
         !is_let_in(root_, peer.name.node)) {
-      peer.stream->abort();
       throw Error(ErrorCode::denied, peer.name.uri() + " is not let in");
     }
+    if (peer.path == "/v1/node/content") {
+      if (take_content_) take_content_(caller);
+      co_return;
+    }
+    peer.stream = co_await caller->accept();
     if (peer.path == "/v1/node/control") {
       co_await serve_control(std::move(peer));
     } else if (peer.path == "/v1/node/bulk") {
@@ -146,6 +154,8 @@ asio::awaitable<void> NodeSessions::serve_control(wire::AcceptedPeer peer) {
   }
   session.control = stream;
   session.same_machine = hello->machine == machine_;
+  session.takes_content =
+      std::find(hello->features.begin(), hello->features.end(), "content") != hello->features.end();
   const wire::HeadMessage greeting = wire::Welcome{};
   stream->send_text(text_of(greeting));
   log::info("a node joined", {{"node", id.str()}, {"address", hello->address}});
@@ -160,6 +170,7 @@ asio::awaitable<void> NodeSessions::serve_control(wire::AcceptedPeer peer) {
   info.cpus = hello->cpus;
   info.gpus = hello->gpus;
   info.memory = hello->memory;
+  info.glibc = hello->glibc;
   info.attempts = hello->attempts;
   engine_->joined(info);
 
@@ -196,6 +207,8 @@ void NodeSessions::take(const NodeId& node, wire::NodeMessage message,
     engine_->supervisor_lost(node, lost->job, lost->attempt, lost->reason, lost->unkillable);
   } else if (const auto* failed = std::get_if<wire::StartFailed>(&message)) {
     engine_->start_failed(node, failed->job, failed->attempt, failed->error);
+  } else if (const auto* staging = std::get_if<wire::Staging>(&message)) {
+    engine_->staging(node, *staging);
   } else {
     throw Error(ErrorCode::invalid, "a second hello");
   }
@@ -253,6 +266,27 @@ void NodeSessions::send(const NodeId& node, const JobId& job, int attempt,
 
 void NodeSessions::forget(const NodeId& node, const JobId& job) {
   tell(node, wire::ForgetJob{job});
+}
+
+void NodeSessions::stage(const NodeId& node, const wire::Stage& wanted) {
+  const auto found = sessions_.find(node);
+  if (found == sessions_.end()) return;
+  if (found->second.takes_content) {
+    tell(node, wanted);
+    return;
+  }
+  asio::post(context_, [this, node, wanted] {
+    Error error(ErrorCode::conflict, "its agent is too old to bring a job's files");
+    error.with_hint("`dtrain up` with this dtrain brings it up to date");
+    engine_->start_failed(node, wanted.job, wanted.attempt, error);
+  });
+}
+
+void NodeSessions::unstage(const NodeId& node, const JobId& job, int attempt) {
+  const auto found = sessions_.find(node);
+  if (found != sessions_.end() && found->second.takes_content) {
+    tell(node, wire::Unstage{job, attempt});
+  }
 }
 
 bool NodeSessions::connected(const NodeId& node) const {

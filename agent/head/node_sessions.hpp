@@ -32,6 +32,8 @@ class NodeSessions final : public Nodes {
   void send(const NodeId& node, const JobId& job, int attempt,
             const wire::AttemptCommand& command) override;
   void forget(const NodeId& node, const JobId& job) override;
+  void stage(const NodeId& node, const wire::Stage& wanted) override;
+  void unstage(const NodeId& node, const JobId& job, int attempt) override;
 
   bool connected(const NodeId& node) const;
   // The nodes that can run a command now: both connections are open. Those that share this machine
@@ -44,6 +46,8 @@ class NodeSessions final : public Nodes {
     std::function<void(const NodeId&, const wire::BulkMessage&, std::string bytes)> message;
     std::function<void(const NodeId&)> gone;
   };
+  // A let-in node that has dialled for content.
+  void on_content(std::function<void(wire::CallerPtr)> take) { take_content_ = std::move(take); }
   void on_bulk(BulkHooks hooks) { bulk_hooks_ = std::move(hooks); }
 
   // Tells every node to end and waits for their connections to close, at most `limit`.
@@ -55,6 +59,7 @@ class NodeSessions final : public Nodes {
     wire::FrameStreamPtr control;
     wire::FrameStreamPtr bulk;
     bool same_machine = false;
+    bool takes_content = false;
   };
 
   boost::asio::awaitable<void> accept_loop();
@@ -71,6 +76,7 @@ class NodeSessions final : public Nodes {
   boost::asio::ip::tcp::acceptor acceptor_;
   Engine* engine_ = nullptr;
   BulkHooks bulk_hooks_;
+  std::function<void(wire::CallerPtr)> take_content_;
   std::map<NodeId, Session> sessions_;
 };
 

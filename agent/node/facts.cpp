@@ -11,6 +11,7 @@
 #include "launcher/core/files.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/files/elf.hpp"
 
 namespace dtrain::node {
 namespace {
@@ -89,6 +90,7 @@ Facts gather_facts() {
   facts.memory = usable_memory();
   facts.boot_id = boot_id();
   facts.machine = facts.boot_id + " " + namespace_of("net") + " " + namespace_of("mnt");
+  if (const auto glibc = machine_glibc()) facts.glibc = glibc->str();
   return facts;
 }
 

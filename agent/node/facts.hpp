@@ -14,6 +14,7 @@ struct Facts {
   // Equal for agents that share kernel, network and file system, so that one can read the other's
   // files and reach its loopback.
   std::string machine;
+  std::string glibc;  // of the machine, "2.36"; empty: none
 };
 
 Facts gather_facts();

@@ -14,8 +14,10 @@
 
 #include "agent/node/attempts.hpp"
 #include "agent/node/config.hpp"
+#include "agent/node/dial.hpp"
 #include "agent/node/exec.hpp"
 #include "agent/node/facts.hpp"
+#include "agent/node/staging.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/process.hpp"
@@ -31,7 +33,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kDialLimit = 10s;
 constexpr auto kFirstRetry = 20ms;
 constexpr auto kLastRetry = 5s;
 
@@ -43,6 +44,8 @@ class Agent {
         facts_(gather_facts()),
         attempts_(context_.get_executor(), root_, options.agent_binary,
                   [this](const wire::NodeMessage& message) { tell_head(message); }),
+        staging_(context_.get_executor(), root_, config_,
+                 [this](const wire::NodeMessage& message) { tell_head(message); }),
         execs_(
             context_.get_executor(), [this] { return login_environment(root_); },
             root_.root.string()),
@@ -113,19 +116,8 @@ class Agent {
   }
 
   asio::awaitable<wire::FrameStreamPtr> dial(std::string path) {
-    const HeadPlace place = head_place(config_);
-    const auto tls = wire::tls_context(root_.identity(), wire::PeerName::Role::node);
-    std::optional<Error> first;
-    for (const std::string& address : place.addresses) {
-      try {
-        co_return co_await wire::dial_tls(address, static_cast<std::uint16_t>(place.port), tls,
-                                          wire::PeerName::Role::head, config_.cluster, path,
-                                          kDialLimit);
-      } catch (const Error& error) {
-        if (!first) first = error;
-      }
-    }
-    throw first.value_or(Error(ErrorCode::unreachable, "the head has no address"));
+    wire::FrameStreamPtr stream = co_await dial_head(root_, config_, std::move(path));
+    co_return stream;
   }
 
   // One connection's life: dial, greet, obey until it ends (an Error says how).
@@ -199,6 +191,8 @@ class Agent {
     hello.gpus = facts_.gpus;
     hello.memory = facts_.memory;
     hello.attempts = attempts_.unfinished();
+    hello.features.emplace_back("content");
+    hello.glibc = facts_.glibc;
     return hello;
   }
 
@@ -208,12 +202,18 @@ class Agent {
 
   void obey(const wire::HeadMessage& message) {
     if (const auto* start = std::get_if<wire::StartAttempt>(&message)) {
-      attempts_.start(*start);
+      staging_.before_start(*start,
+                            [this](const wire::StartAttempt& ready) { attempts_.start(ready); });
     } else if (const auto* command = std::get_if<wire::ToSupervisor>(&message)) {
       attempts_.command(*command);
     } else if (std::holds_alternative<wire::Heartbeat>(message)) {
       attempts_.renew_leases();
+    } else if (const auto* stage = std::get_if<wire::Stage>(&message)) {
+      staging_.stage(*stage);
+    } else if (const auto* unstage = std::get_if<wire::Unstage>(&message)) {
+      staging_.give_up(unstage->job, unstage->attempt);
     } else if (const auto* forget = std::get_if<wire::ForgetJob>(&message)) {
+      staging_.forget(forget->job);
       attempts_.forget(forget->job);
     } else if (std::holds_alternative<wire::Shutdown>(message)) {
       context_.stop();
@@ -225,6 +225,7 @@ class Agent {
   NodeConfig config_;
   Facts facts_;
   Attempts attempts_;
+  Staging staging_;
   Execs execs_;
   asio::signal_set signals_;
   asio::steady_timer heartbeat_;
