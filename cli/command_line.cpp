@@ -111,7 +111,7 @@ CommandLine::CommandLine() : app(std::make_unique<CLI::App>()) {
       "  dtrain down\n");
   add_globals(*app, globals);
   for (const auto add : {add_up, add_down, add_status, add_submit, add_logs, add_stop, add_result,
-                         add_pull, add_rm, add_exec, add_attach, add_completion, add_version}) {
+                         add_pull, add_rm, add_bundle, add_exec, add_attach, add_completion, add_version}) {
     verbs.push_back(add(*app));
     add_globals(*verbs.back().app, globals);
   }

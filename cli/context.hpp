@@ -69,6 +69,7 @@ Verb add_stop(CLI::App& root);
 Verb add_result(CLI::App& root);
 Verb add_pull(CLI::App& root);
 Verb add_rm(CLI::App& root);
+Verb add_bundle(CLI::App& root);
 Verb add_exec(CLI::App& root);
 Verb add_attach(CLI::App& root);
 Verb add_completion(CLI::App& root);

@@ -72,7 +72,8 @@ class Follower {
   Monotonic begin_;
 
   FollowResult result_;
-  int attempt_ = 0;  // the newest that we were told of
+  std::string staging_;  // how far the nodes are with the job's files
+  int attempt_ = 0;      // the newest that we were told of
   bool reconnected_ = false;
   bool idle_ = false;
   std::uint64_t reported_missing_ = 0;
@@ -109,6 +110,7 @@ void Follower::state(const nlohmann::json& frame) {
     return;  // broken again: the next connection begins with this state
   }
   attempt_ = std::max(attempt_, attempt);
+  staging_ = name == "staging" ? text_or(frame, "reason") : "";
   if (!news) return;
   result_.state = name;
   if (!options_.states) return;
@@ -190,6 +192,7 @@ void Follower::show_live() {
   std::string line = options_.job + " " + result_.state;
   std::string progress = progress_line(progress_);
   if (progress.empty()) progress = printable(printer_.open_line(), false);
+  if (progress.empty()) progress = printable(staging_, false);
   if (!progress.empty()) line += "  " + progress;
   const auto passed = std::chrono::floor<seconds>(std::chrono::steady_clock::now() - begin_);
   if (passed.count() > 0) line += "  " + human_duration(passed);

@@ -11,6 +11,7 @@
 #include "cli/follow.hpp"
 #include "cli/job_flags.hpp"
 #include "cli/jobs.hpp"
+#include "cli/staging.hpp"
 #include "launcher/cluster/processes.hpp"
 #include "launcher/cluster/state.hpp"
 #include "launcher/core/error.hpp"
@@ -33,6 +34,7 @@ struct Options {
 };
 
 constexpr auto kHeadBack = std::chrono::seconds(5);
+constexpr int kStageTries = 4;
 
 std::string here() {
   std::error_code failed;
@@ -109,6 +111,36 @@ nlohmann::json post_job(const wire::ApiClient& client, const std::string& cluste
   }
 }
 
+// The job as it is sent, with its files where the cluster is elsewhere.
+nlohmann::json submit_job(const Context& context, const wire::ApiClient& client,
+                          const std::string& cluster, JobSpec spec, nlohmann::json request) {
+  if (!sends_files(client, cluster)) {
+    request["spec"] = to_json(spec);
+    return post_job(client, cluster, request);
+  }
+  // Over ssh every byte counts; between two processes of one machine none does.
+  const auto state = load_cluster(cluster);
+  const bool zstd = !state || state->provider != "local";
+  FileFactsCache cache(sums_file());
+  for (int attempt = 1;; ++attempt) {
+    const StagedFiles files = stage_job(context, spec, cache);
+    request["spec"] = to_json(spec);
+    // What nobody changed is there already: then this is all.
+    nlohmann::json answer = post_job(client, cluster, request);
+    if (!answer.contains("missing")) return answer;
+    if (attempt == kStageTries) {
+      throw Error(ErrorCode::failed, "the job's files do not become whole on the head");
+    }
+    try {
+      send_files(context, client, files, zstd);
+    } catch (const Error& error) {
+      // A file that changed while it was sent is read anew.
+      const bool changed = error.code() == ErrorCode::conflict || error.code() == ErrorCode::failed;
+      if (!changed || attempt + 1 == kStageTries) throw;
+    }
+  }
+}
+
 int show_plan(const Context& context, const JobSpec& spec, const nlohmann::json& plan) {
   const bool fits = plan.is_object() && plan.value("fits", false);
   const bool now = plan.is_object() && plan.value("now", false);
@@ -162,11 +194,9 @@ int run_submit(Context& context, Options options) {
   for (const std::string& reference : options.flags.after) {
     spec.after.push_back(wire::get_string(find_job(client, reference, DefaultJob::newest), "job"));
   }
-  const nlohmann::json request = {{"submission_id", random_hex(16)},
-                                  {"spec", to_json(spec)},
-                                  {"secrets", secrets},
-                                  {"dry_run", options.dry_run}};
-  const nlohmann::json answer = post_job(client, cluster, request);
+  nlohmann::json request = {
+      {"submission_id", random_hex(16)}, {"secrets", secrets}, {"dry_run", options.dry_run}};
+  const nlohmann::json answer = submit_job(context, client, cluster, spec, std::move(request));
   if (options.dry_run) return show_plan(context, spec, answer);
 
   const std::string job = wire::get_string(answer, "job");

@@ -341,6 +341,7 @@ BundlePlan plan_bundle(const fs::path& program, const BundleOptions& options,
     throw Error(ErrorCode::invalid, printable(plan.program.string(), false) +
                                         " is a program for another kind of machine than x86-64");
   }
+  plan.ours = true;
   if (!elf->dynamic || (elf->needed.empty() && elf->interpreter.empty())) {
     plan.why_not = "it is static: it needs no libraries";
     return plan;

@@ -28,6 +28,7 @@ struct BundleFile {
 
 struct BundlePlan {
   fs::path program;                   // here, absolute
+  bool ours = false;                  // an ELF program that the nodes need not have
   bool wanted = false;                // there is something to take along
   std::string why_not;                // else
   std::vector<BundleFile> files;      // in the order in which the loader would meet them

@@ -41,7 +41,8 @@ std::string shown(const fs::path& path) {
   return printable(path.string(), false);
 }
 
-void walk(const fs::path& folder, const std::string& prefix, int depth, Walk& state) {
+void walk(const fs::path& folder, const std::string& prefix, int depth, bool left_out,
+          Walk& state) {
   if (depth > kDepth) {
     throw Error(ErrorCode::invalid, shown(folder) + " is too deep: more than 128 folders");
   }
@@ -57,10 +58,9 @@ void walk(const fs::path& folder, const std::string& prefix, int depth, Walk& st
       throw errno_error("cannot look at " + shown(file.path()), errno);
     }
     const bool is_folder = S_ISDIR(status.st_mode);
-    if (state.options.ignore && state.options.ignore(path, is_folder) &&
-        !state.always.contains(path)) {
-      continue;
-    }
+    // Below a folder that is left out only what must go along counts.
+    const bool out = left_out || (state.options.ignore && state.options.ignore(path, is_folder));
+    if (out && !state.always.contains(path)) continue;
     if (!is_plain_relative_path(path)) {
       throw Error(ErrorCode::invalid, shown(file.path()) +
                                           " has a name that cannot be sent: only "
@@ -69,7 +69,7 @@ void walk(const fs::path& folder, const std::string& prefix, int depth, Walk& st
     }
     empty = false;
     if (is_folder) {
-      walk(file.path(), path + "/", depth + 1, state);
+      walk(file.path(), path + "/", depth + 1, out, state);
       continue;
     }
     Found found{{}, status};
@@ -165,7 +165,7 @@ Snapshot take_snapshot(const fs::path& folder, const SnapshotOptions& options,
       state.always.insert(path.string());
     }
   }
-  walk(folder, "", 1, state);
+  walk(folder, "", 1, false, state);
   sum_all(folder, state.found, cache);
   Snapshot snapshot;
   snapshot.skipped = std::move(state.skipped);

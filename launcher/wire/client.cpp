@@ -348,6 +348,24 @@ std::size_t ApiStream::queued() const {
   return impl_->queued;
 }
 
+bool ApiStream::send_below(std::size_t bytes, std::chrono::milliseconds silence) {
+  Impl& my = *impl_;
+  std::size_t before = my.queued;
+  auto until = std::chrono::steady_clock::now() + silence;
+  while (my.queued >= bytes) {
+    if (ready() || my.broken) return false;
+    if (my.queued < bytes) break;
+    my.run(until);
+    if (my.queued != before) {
+      before = my.queued;
+      until = std::chrono::steady_clock::now() + silence;
+    } else if (std::chrono::steady_clock::now() >= until) {
+      return false;
+    }
+  }
+  return true;
+}
+
 // ---- ApiClient
 
 ApiClient::ApiClient(fs::path socket, std::string cluster)
