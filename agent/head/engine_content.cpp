@@ -87,9 +87,7 @@ std::string Engine::Impl::staging_reason(const Job& job) {
     constexpr std::size_t kNamed = 4;
     if (parts.size() == kNamed) {
       ++others;
-    } else if (share.stage_total == 0) {
-      parts.push_back(share.row.node.str() + " begins");
-    } else {
+    } else if (share.stage_total > 0) {
       parts.push_back(share.row.node.str() + " has " + human_bytes(share.stage_done) + " of " +
                       human_bytes(share.stage_total));
     }

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <vector>
 
@@ -18,6 +19,7 @@ namespace dtrain {
 namespace {
 
 constexpr std::size_t kBuffer = std::size_t{256} << 10;
+constexpr std::size_t kKernelPiece = std::size_t{64} << 20;
 
 void check_stop(const std::atomic<bool>* stop) {
   if (stop != nullptr && stop->load()) throw Error(ErrorCode::conflict, "it was given up");
@@ -29,8 +31,26 @@ void check_stop(const std::atomic<bool>* stop) {
                                         " is damaged below " + store.root().string());
 }
 
+// A reflink, or the kernel's own copy; false where there is neither, with nothing written.
+bool copy_in_kernel(int from, int to, const ContentEntry& entry, const fs::path& path,
+                    const std::atomic<bool>* stop) {
+  if (::ioctl(to, FICLONE, from) == 0) return true;
+  std::uint64_t left = entry.size;
+  while (left > 0) {
+    check_stop(stop);
+    const auto piece = static_cast<std::size_t>(std::min<std::uint64_t>(left, kKernelPiece));
+    const ssize_t got = ::copy_file_range(from, nullptr, to, nullptr, piece, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0 && left == entry.size) return false;
+    if (got < 0) throw errno_error("cannot write " + path.string(), errno);
+    if (got == 0) throw Error(ErrorCode::io, "cannot copy all of " + path.string());
+    left -= static_cast<std::uint64_t>(got);
+  }
+  return true;
+}
+
 // The bytes of a blob, summed on their way. Large ones are on disk since before they counted, and
-// sealed, so a reflink or the kernel's own copy of them is as good.
+// sealed, so the kernel's own copy of them is as good.
 void copy_blob(const ContentStore& store, const ContentEntry& entry, const fs::path& to,
                const std::atomic<bool>* stop) {
   UniqueFd from;
@@ -41,7 +61,10 @@ void copy_blob(const ContentStore& store, const ContentEntry& entry, const fs::p
     throw;
   }
   const UniqueFd out = open_file(to, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, entry.mode);
-  if (entry.size > kBuffer && ::ioctl(out.get(), FICLONE, from.get()) == 0) return;
+  if (entry.size > kBuffer && store.has(entry.sha256, entry.size) &&
+      copy_in_kernel(from.get(), out.get(), entry, to, stop)) {
+    return;
+  }
   Sha256 sum;
   std::vector<char> buffer(std::min<std::uint64_t>(kBuffer, entry.size + 1));
   std::uint64_t copied = 0;

@@ -16,11 +16,14 @@ int main() { std::printf("answer %d\\n", answer()); }
 
 
 class Content(ClusterCase):
-    nodes = 3
+    nodes = 0
 
     def setUp(self):
         super().setUp()
-        self.env["DTRAIN_STAGE"] = "1"
+        # Over the network, though these nodes are on the head's machine.
+        self.env.update(DTRAIN_STAGE="1", DTRAIN_CONTENT_FETCH="network")
+        self.write_cluster(3)
+        self.ok("up", self.folder / "cluster.yaml")
 
     # ---- helpers
 
@@ -216,6 +219,20 @@ class Content(ClusterCase):
             if Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").endswith(mark.encode()):
                 return pid
         raise AssertionError(f"no agent of node-{number}")
+
+
+class OnTheHeadsMachine(ClusterCase):
+    def test_content_is_linked_and_not_kept_twice(self):
+        self.env["DTRAIN_STAGE"] = "1"
+        (self.folder / "work").mkdir()
+        (self.folder / "work" / "data").write_bytes(b"data" * 100000)
+        self.ok("submit", "--workdir", self.folder / "work", "--", "/bin/sh", "-c",
+                "test $(wc -c < data) = 400000 && echo more >> data")
+        name = hashlib.sha256(b"data" * 100000).hexdigest()
+        ours = self.root() / "head" / "content" / "blobs" / name[:2] / name
+        nodes = self.root() / "nodes" / "node-0" / "content" / "blobs" / name[:2] / name
+        self.assertEqual(ours.stat().st_ino, nodes.stat().st_ino)
+        self.assertEqual(hashlib.sha256(ours.read_bytes()).hexdigest(), name)
 
 
 if __name__ == "__main__":
