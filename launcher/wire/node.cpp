@@ -91,22 +91,23 @@ StartExec exec_from(const json& object) {
 
 json to_json(const NodeMessage& message) {
   return std::visit(Overloaded{[](const Hello& m) -> json {
-                                 return {{"type", "hello"},
-                                         {"version", m.version},
-                                         {"features", m.features},
-                                         {"cluster", m.cluster.str()},
-                                         {"node", m.node.str()},
-                                         {"agent_version", m.agent_version},
-                                         {"address", m.address},
-                                         {"boot_id", m.boot_id},
-                                         {"machine", m.machine},
-                                         {"root", m.root},
-                                         {"log", m.log},
-                                         {"cpus", m.cpus},
-                                         {"gpus", m.gpus},
-                                         {"memory", m.memory},
-                                         {"attempts", attempts_to_json(m.attempts)},
-                                         {"glibc", m.glibc}};
+                                 json object = {{"type", "hello"},
+                                                {"version", m.version},
+                                                {"features", m.features},
+                                                {"cluster", m.cluster.str()},
+                                                {"node", m.node.str()},
+                                                {"agent_version", m.agent_version},
+                                                {"address", m.address},
+                                                {"boot_id", m.boot_id},
+                                                {"machine", m.machine},
+                                                {"root", m.root},
+                                                {"log", m.log},
+                                                {"cpus", m.cpus},
+                                                {"gpus", m.gpus},
+                                                {"memory", m.memory},
+                                                {"attempts", attempts_to_json(m.attempts)}};
+                                 if (!m.glibc.empty()) object["glibc"] = m.glibc;
+                                 return object;
                                },
                                [](const Heartbeat&) -> json {
                                  return {{"type", "heartbeat"}};

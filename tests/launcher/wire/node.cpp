@@ -41,6 +41,15 @@ std::map<std::string, json> messages() {
   hello.gpus = 2;
   hello.memory = 1 << 30;
   hello.attempts = {{kJob, 2}};
+  Hello with_glibc = hello;
+  with_glibc.glibc = "2.36";
+  JobContent content;
+  content.workdir_tree = std::string(64, 'a');
+  content.bundle_tree = std::string(64, 'b');
+  content.program = "bin/train";
+  content.glibc = "2.34";
+  content.glibc_of = "libc10.so";
+  content.size = 1 << 20;
   AttemptEvent event{7, MasterReady{29500}};
   AttemptSpec spec;
   spec.job = kJob;
@@ -57,6 +66,16 @@ std::map<std::string, json> messages() {
   failed.error = full_error();
   return {
       {"node_hello", to_json(NodeMessage(hello))},
+      {"node_hello_glibc", to_json(NodeMessage(with_glibc))},
+      {"node_staging", to_json(NodeMessage(Staging{kJob, 2, 5, 10, true}))},
+      {"head_stage", to_json(HeadMessage(Stage{kJob, 2, content}))},
+      {"head_unstage", to_json(HeadMessage(Unstage{kJob, 2}))},
+      {"content_hello", to_json(ContentMessage(ContentHello{kJob, 2, true}))},
+      {"content_grant", to_json(ContentMessage(ContentGrant{content}))},
+      {"content_want", to_json(ContentMessage(ContentWant{{{std::string(64, 'a'), 5}}}))},
+      {"content_stream", to_json(ContentMessage(ContentStream{10}))},
+      {"content_end", to_json(ContentMessage(ContentEnd{}))},
+      {"content_refused", to_json(ContentMessage(ContentRefused{full_error()}))},
       {"node_heartbeat", to_json(NodeMessage(Heartbeat{}))},
       {"node_event", to_json(NodeMessage(FromSupervisor{kJob, 2, event}))},
       {"node_supervisor_lost", to_json(NodeMessage(SupervisorLost{kJob, 2, "killed", {17}}))},
@@ -83,6 +102,7 @@ std::map<std::string, json> messages() {
 json again(const std::string& name, const json& message) {
   if (name.rfind("node_", 0) == 0) return to_json(node_message_from_json(message));
   if (name.rfind("head_", 0) == 0) return to_json(head_message_from_json(message));
+  if (name.rfind("content_", 0) == 0) return to_json(content_message_from_json(message));
   return to_json(bulk_message_from_json(message));
 }
 
