@@ -34,7 +34,7 @@ NETWORKS = {"lab0": "10.77.0", "lab1": "10.78.0"}  # of the second only hosts kn
 
 def make_networks():
     for bridge, prefix in NETWORKS.items():
-        if not Path(f"/sys/class/net/{bridge}").exists():
+        if not sh("ip", "link", "show", bridge, check=False):
             batch = f"link add {bridge} type bridge\nlink set {bridge} up\n"
             if bridge == "lab0":
                 batch += f"addr add {prefix}.1/24 dev {bridge}\n"

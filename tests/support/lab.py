@@ -17,6 +17,8 @@ OLD_SYSTEM = SOURCE / ".deps" / "hosts" / "bullseye"
 # Beside this machine's own system, what a test host may have of it.
 SYSTEM = ("bin", "etc", "lib", "lib32", "lib64", "libx32", "sbin", "usr")
 EMPTY = ("boot", "dev", "home", "media", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp", "var")
+# What the old system is bare of too, though its package manager brings it.
+BARE = ("usr/bin/tar", "usr/bin/perl*", "usr/lib/x86_64-linux-gnu/libstdc++.so*")
 PROGRAMS = {"ip": "iproute2", "nft": "nftables", "tc": "iproute2", "tini-static": "tini",
             "sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client",
             "unshare": "util-linux", "nsenter": "util-linux", "pivot_root": "util-linux"}
@@ -117,7 +119,8 @@ def known_hosts():
 
 
 def old_system():
-    """A bare Debian 11 as a host's system: glibc 2.31, no Python, no rsync. None where it is not."""
+    """A bare Debian 11 as a host's system: glibc 2.31, no Python, rsync, tar or C++ runtime. None
+    where it is not there."""
     return OLD_SYSTEM if (OLD_SYSTEM / ".complete").exists() else None
 
 
@@ -133,9 +136,13 @@ def make_skeleton():
         if own_system:
             for entry in Path("/").iterdir():
                 if entry.name not in SYSTEM + EMPTY:
-                    os.mknod(layer / entry.name, 0o020000, os.makedev(0, 0))  # overlayfs: not there
+                    whiteout(layer / entry.name)
             for folder in (*EMPTY, "usr/local"):
                 opaque(layer / folder)
+        elif old_system():
+            for pattern in BARE:
+                for path in old_system().glob(pattern):
+                    whiteout(layer / path.relative_to(old_system()))
         for folder in (*EMPTY, "etc/ssh", "root/.ssh", "usr/local/bin", "var/tmp", "var/log", "var/lib", "var/cache"):
             (layer / folder).mkdir(parents=True, exist_ok=True)
         for folder in ("tmp", "var/tmp"):
@@ -146,6 +153,13 @@ def make_skeleton():
         shutil.copy(which("tini-static"), layer / "usr/local/bin/lab-init")
 
 
+def whiteout(path):
+    """What lies below overlayfs at this path is not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mknod(path, 0o020000, os.makedev(0, 0))
+
+
 def opaque(folder):
+    """The folder is there, with nothing of what lies below it."""
     folder.mkdir(parents=True)
     os.setxattr(folder, "trusted.overlay.opaque", b"y")
