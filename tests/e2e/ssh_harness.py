@@ -2,13 +2,18 @@
 them as a person at a laptop would. Without root or namespaces every test is skipped, with the
 reason, and counted as skipped."""
 
+import fcntl
+import pty
+import select
+import struct
 import sys
+import termios
 
 from harness import *
 
 sys.path.insert(0, str(SOURCE / "tests" / "support"))
 
-from hosts import Hosts, UID, USER  # noqa: E402
+from hosts import Hosts, UID, USER, write_yaml  # noqa: E402
 import lab as laboratory  # noqa: E402
 
 old_system = laboratory.old_system
@@ -69,17 +74,24 @@ class HostsCase(ClusterCase):
             host.wipe()
         self.lab.trust()
 
-    def node(self, index):
-        """The name of the node that host `index` is."""
-        return next(n["node"] for n in self.json("status")["nodes"]
-                    if self.lab[index].address in n["address"])
-
     def states(self):
-        """{address: state} of the nodes."""
-        return {n["address"].split(":")[0]: n["state"] for n in self.json("status")["nodes"]}
+        """{node: state}; a node has its host's name."""
+        return {n["node"]: n["state"] for n in self.json("status")["nodes"]}
 
-    def all_ready(self, *indexes):
-        return all(self.states().get(self.lab[i].address) == "ready" for i in indexes)
+    def assert_ready(self, *indexes):
+        """These hosts are nodes and ready, and nobody else is."""
+        self.assertEqual({node: state for node, state in self.states().items() if state != "gone"},
+                         {f"h{index}": "ready" for index in indexes})
+
+    def refused(self, *args, code=1, deadline=DEADLINE, **more):
+        """Runs what must fail with `code`, and gives all that was said."""
+        done = self.run_dtrain(*args, deadline=deadline, **more)
+        self.assertEqual(done.returncode, code, f"dtrain {args}\n{done.stdout}\n{done.stderr}")
+        return done.stdout + done.stderr
+
+    def terminal(self, *args, size=(24, 80)):
+        """Starts dtrain in a terminal of that many rows and columns."""
+        return Terminal([str(DTRAIN), *map(str, args)], self.env, self.folder, size)
 
     def lines(self, index, path):
         """The lines of a file in the user's home of a host; none if it is not there."""
@@ -89,10 +101,59 @@ class HostsCase(ClusterCase):
     def left_on(self, index):
         """What of ours is on a host: processes, ports, files."""
         host = self.lab[index]
-        files = [str(p.relative_to(host.root)) for folder in ("~/.dtrain", f"/tmp/dtrain-{UID}", f"/var/tmp/dtrain-{UID}")
-                 if (top := host.path(folder)).exists() for p in [top, *top.rglob("*")] if not p.is_dir()]
-        return ([Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in host.processes(UID)],
-                [port for port in host.listening() if port != 22], files)
+        processes = [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in host.processes(UID)]
+        tops = [host.path(top) for top in ("~/.dtrain", f"/tmp/dtrain-{UID}", f"/var/tmp/dtrain-{UID}")]
+        files = [str(path.relative_to(host.root)) for top in tops if top.exists()
+                 for path in [top, *top.rglob("*")] if not path.is_dir()]
+        return [*(p for p in processes if not p.startswith("sshd:")),
+                *(f"port {port}" for port in host.listening() if port != 22), *files]
+
+    def assert_clean(self, *indexes):
+        """Nothing of ours is left on these hosts. A connection's end may be a moment away."""
+        for index in indexes:
+            with contextlib.suppress(AssertionError):
+                eventually(lambda: not self.left_on(index), "clean", 3)
+            self.assertEqual(self.left_on(index), [], f"left on h{index}")
+
+
+class Terminal:
+    """A program in a pseudo-terminal, as a person has it before them."""
+
+    def __init__(self, argv, env, folder, size):
+        self.seen = b""
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.chdir(folder)
+            os.execve(argv[0], argv, {**env, "TERM": "xterm"})
+        self.resize(*size)
+
+    def resize(self, rows, columns):
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def type(self, text):
+        os.write(self.fd, text.encode())
+
+    def read_until(self, text, deadline=30):
+        """Reads until `text` is seen, and forgets what was before its end."""
+        until = time.monotonic() + deadline
+        while text.encode() not in self.seen:
+            if time.monotonic() > until:
+                raise AssertionError(f"not seen in {deadline} s: {text!r}, but {self.seen!r}")
+            if select.select([self.fd], [], [], 0.1)[0]:
+                try:
+                    self.seen += os.read(self.fd, 65536)
+                except OSError:
+                    raise AssertionError(f"ended without {text!r}: {self.seen!r}") from None
+        self.seen = self.seen.split(text.encode(), 1)[1]
+
+    def end(self):
+        """Its exit code, once it ends of itself."""
+        with contextlib.suppress(OSError):
+            while os.read(self.fd, 65536):
+                pass
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self.fd)
+        return os.waitstatus_to_exitcode(status)
 
 
 def main():
@@ -104,6 +165,6 @@ def main():
     sys.exit(0 if result.wasSuccessful() else 1)
 
 
-__all__ = ["BUILD", "DEADLINE", "SOURCE", "DTRAIN", "HostsCase", "Hosts", "UID", "USER", "contextlib", "eventually",
+__all__ = ["BUILD", "DEADLINE", "SOURCE", "DTRAIN", "HostsCase", "Hosts", "UID", "USER", "write_yaml", "contextlib", "eventually",
            "known_hosts", "laboratory", "main", "json", "old_system", "os", "re", "signal", "subprocess", "sys", "time",
            "unittest", "Path"]

@@ -362,6 +362,12 @@ class Host:
         return Path(f"/proc/{self.init}/root{path}")
 
 
+def write_yaml(path, document):
+    """Each key on a line of its own, its value as JSON, which is YAML too."""
+    Path(path).write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in document.items()
+                                  if value is not None))
+
+
 def has_netem():
     sh("ip", "link", "add", "probe", "type", "dummy", check=False)
     done = subprocess.run(["tc", "qdisc", "add", "dev", "probe", "root", "netem", "delay", "1ms"], capture_output=True)
@@ -429,14 +435,18 @@ class Hosts:
     def forget(self):
         known_hosts().unlink(missing_ok=True)
 
-    def cluster_yaml(self, path, name="lab", members=None, user=USER, **more):
-        """Writes a cluster YAML with these hosts, the first of `members` as the head."""
-        members = list(self.hosts) if members is None else [self.hosts[m] for m in members]
-        provider = {"type": "ssh", "head_ip": members[0].address,
-                    "worker_ips": [host.address for host in members[1:]], **more.pop("provider", {})}
-        auth = {"ssh_user": user, "ssh_private_key": str(private_key()), **more.pop("auth", {})}
-        document = {"cluster_name": name, "provider": provider, "auth": auth, **more}
-        Path(path).write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in document.items()))
+    def cluster_yaml(self, path, name="lab", members=None, user=USER, each=None, **more):
+        """Writes a cluster YAML with these hosts, the first of `members` as the head. `each` is
+        {index: {key: value}} for single hosts; a key of `more` that is None is left out."""
+        members = range(len(self.hosts)) if members is None else members
+        document = {
+            "cluster_name": name,
+            "provider": {"type": "ssh", "hosts": [
+                {"host": self.hosts[m].address, "node": self.hosts[m].name, **(each or {}).get(m, {})}
+                for m in members]},
+            "auth": {"ssh_user": user, "ssh_private_key": str(private_key())},
+            **more}
+        write_yaml(path, document)
         return Path(path)
 
     def ssh(self, index, *words, user=USER, **more):
