@@ -2,6 +2,7 @@
 
 import socket
 
+from harness import processes_with
 from ssh_harness import *
 
 
@@ -92,6 +93,24 @@ class Lab(HostsCase):
         begin = time.monotonic()
         self.assertEqual(len(self.lab.ssh(0, "head -c 2000000 /dev/zero", text=False).stdout), 2000000)
         self.assertGreater(time.monotonic() - begin, 0.3)
+
+
+class Alone(HostsCase):
+    count = 0
+
+    def test_sigkill_leaves_nothing(self):
+        """A lab within this one, whose program is killed."""
+        env = {k: v for k, v in os.environ.items() if k != "DTRAIN_LAB"}
+        process = subprocess.Popen([sys.executable, SOURCE / "tests/support/hosts.py", "2", "--", "/bin/sh", "-c",
+                                    "echo up; exec sleep 1000"], env=env, stdout=subprocess.PIPE, text=True)
+        self.addCleanup(process.stdout.close)
+        self.assertEqual(process.stdout.readline(), "up\n")
+        mounts = Path("/proc/mounts").read_text()
+        self.assertTrue(processes_with("lab-init"))
+        process.kill()
+        process.wait()
+        eventually(lambda: not processes_with("lab-init") and not processes_with("sshd_config"), "all gone", 10)
+        self.assertEqual(Path("/proc/mounts").read_text(), mounts)
 
 
 class Old(HostsCase):

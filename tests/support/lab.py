@@ -65,7 +65,7 @@ def free_folder():
     """A folder of every Debian that may be covered, as nothing that we need is below it."""
     needed = [SOURCE, Path(sys.executable).resolve(), Path(os.environ.get("DTRAIN_BUILD", "/")).resolve()]
     return next(folder for folder in map(Path, ("/media", "/srv", "/mnt"))
-                if folder.is_dir() and not any(path.is_relative_to(folder) for path in needed))
+                if folder.is_dir() and not os.path.ismount(folder) and not any(path.is_relative_to(folder) for path in needed))
 
 
 def sh(*argv, check=True, **more):
