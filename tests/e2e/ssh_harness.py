@@ -74,6 +74,10 @@ class HostsCase(ClusterCase):
             host.wipe()
         self.lab.trust()
 
+    def json(self, verb, *args, **more):
+        """The answer's document; of what streams, the last one."""
+        return json.loads(self.ok(verb, "--json", *args, **more).strip().split("\n")[-1])
+
     def states(self):
         """{node: state}; a node has its host's name."""
         return {n["node"]: n["state"] for n in self.json("status")["nodes"]}
