@@ -20,7 +20,14 @@ class CollectiveError : public Error {
   using Error::Error;
 };
 
-enum class Kind : std::uint32_t { none, barrier, all_reduce, reduce_scatter, all_gather, broadcast };
+enum class Kind : std::uint32_t {
+  none,
+  barrier,
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  broadcast
+};
 const char* name_of(Kind kind);
 
 // One rank's call, as its peers see it.
@@ -54,6 +61,7 @@ class SharedGroup {
     std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
     // Pauses before a wait sleeps; -1: 2,000, or none when there are more ranks than cores.
     int spins = -1;
+    std::size_t stage = 0;  // bytes that a rank stages at a time, up to 1 MiB; 0: chosen. Rank 0's
     std::string name = "default";  // in messages
   };
 
@@ -110,11 +118,13 @@ class SharedGroup {
   void sync();                  // arrive, and wait for all
   void wait_for(int peer, std::uint32_t target);
   void compare(const Post& mine);
-  void check_peers(int awaited);
+  void check_peers();
   [[noreturn]] void fail(const std::string& message);
   std::string others(const Post& mine, std::uint32_t target) const;
 
   bool all_shared(std::uint64_t sequence) const;
+  bool any_shared(std::uint64_t sequence) const;
+  std::size_t stage_bytes() const;
   std::byte* peer_data(int peer, std::uint64_t sequence) const;
 
   Meeting meeting_;
@@ -122,7 +132,7 @@ class SharedGroup {
   const int size_;
   Options options_;
   std::uint64_t sequence_ = 0;
-  std::uint64_t turn_ = 0;      // of the stages, which take turns
+  std::uint64_t turn_ = 0;  // of the stages, which take turns
   std::uint32_t arrived_ = 0;
   Post current_;
   std::string failure_;

@@ -22,18 +22,17 @@ constexpr std::size_t kPass = 2048;
 
 // The additions that training spends its time on, for the widest registers that there are. Chosen
 // by hand and not by target_clones: its resolvers run before the sanitizers do.
-#define DTRAIN_DEFINE_ADD(name, type, attribute)                                        \
-  attribute void name(type* out, const type* a, const type* b, std::size_t count) {    \
-    DTRAIN_VECTORIZE                                                                    \
-    for (std::size_t i = 0; i < count; ++i) out[i] = a[i] + b[i];                       \
+#define DTRAIN_DEFINE_ADD(name, type, attribute)                                    \
+  attribute void name(type* out, const type* a, const type* b, std::size_t count) { \
+    DTRAIN_VECTORIZE                                                                \
+    for (std::size_t i = 0; i < count; ++i) out[i] = a[i] + b[i];                   \
   }
 DTRAIN_DEFINE_ADD(add_f32, float, )
 DTRAIN_DEFINE_ADD(add_f64, double, )
 #if defined(__x86_64__)
 DTRAIN_DEFINE_ADD(add_f32_avx2, float, __attribute__((target("avx2"))))
 DTRAIN_DEFINE_ADD(add_f64_avx2, double, __attribute__((target("avx2"))))
-DTRAIN_DEFINE_ADD(add_f32_avx512, float,
-                  __attribute__((target("avx512f,prefer-vector-width=512"))))
+DTRAIN_DEFINE_ADD(add_f32_avx512, float, __attribute__((target("avx512f,prefer-vector-width=512"))))
 DTRAIN_DEFINE_ADD(add_f64_avx512, double,
                   __attribute__((target("avx512f,prefer-vector-width=512"))))
 #endif
@@ -112,12 +111,16 @@ void combine(Reduction reduction, T* out, const T* a, const T* b, std::size_t co
       if constexpr (std::is_same_v<T, float>) return kAddF32(out, a, b, count);
       if constexpr (std::is_same_v<T, double>) return kAddF64(out, a, b, count);
       return apply(out, a, b, count, O::sum);
-    case Reduction::product: return apply(out, a, b, count, O::product);
-    case Reduction::min: return apply(out, a, b, count, O::min);
-    case Reduction::max: return apply(out, a, b, count, O::max);
+    case Reduction::product:
+      return apply(out, a, b, count, O::product);
+    case Reduction::min:
+      return apply(out, a, b, count, O::min);
+    case Reduction::max:
+      return apply(out, a, b, count, O::max);
     case Reduction::bit_and:
     case Reduction::bit_or:
-    case Reduction::bit_xor: break;
+    case Reduction::bit_xor:
+      break;
   }
   if constexpr (std::is_integral_v<T>) {
     if (reduction == Reduction::bit_and) {
@@ -203,54 +206,82 @@ std::size_t size_of(Element element) {
   switch (element) {
     case Element::boolean:
     case Element::u8:
-    case Element::i8: return 1;
+    case Element::i8:
+      return 1;
     case Element::u16:
     case Element::i16:
     case Element::f16:
-    case Element::bf16: return 2;
+    case Element::bf16:
+      return 2;
     case Element::u32:
     case Element::i32:
-    case Element::f32: return 4;
+    case Element::f32:
+      return 4;
     case Element::u64:
     case Element::i64:
     case Element::f64:
-    case Element::c64: return 8;
-    case Element::c128: return 16;
+    case Element::c64:
+      return 8;
+    case Element::c128:
+      return 16;
   }
   return 0;
 }
 
 const char* name_of(Element element) {
   switch (element) {
-    case Element::boolean: return "bool";
-    case Element::u8: return "u8";
-    case Element::i8: return "i8";
-    case Element::u16: return "u16";
-    case Element::i16: return "i16";
-    case Element::u32: return "u32";
-    case Element::i32: return "i32";
-    case Element::u64: return "u64";
-    case Element::i64: return "i64";
-    case Element::f16: return "f16";
-    case Element::bf16: return "bf16";
-    case Element::f32: return "f32";
-    case Element::f64: return "f64";
-    case Element::c64: return "c64";
-    case Element::c128: return "c128";
+    case Element::boolean:
+      return "bool";
+    case Element::u8:
+      return "u8";
+    case Element::i8:
+      return "i8";
+    case Element::u16:
+      return "u16";
+    case Element::i16:
+      return "i16";
+    case Element::u32:
+      return "u32";
+    case Element::i32:
+      return "i32";
+    case Element::u64:
+      return "u64";
+    case Element::i64:
+      return "i64";
+    case Element::f16:
+      return "f16";
+    case Element::bf16:
+      return "bf16";
+    case Element::f32:
+      return "f32";
+    case Element::f64:
+      return "f64";
+    case Element::c64:
+      return "c64";
+    case Element::c128:
+      return "c128";
   }
   return "?";
 }
 
 const char* name_of(Reduction reduction) {
   switch (reduction) {
-    case Reduction::sum: return "sum";
-    case Reduction::average: return "average";
-    case Reduction::product: return "product";
-    case Reduction::min: return "min";
-    case Reduction::max: return "max";
-    case Reduction::bit_and: return "bit_and";
-    case Reduction::bit_or: return "bit_or";
-    case Reduction::bit_xor: return "bit_xor";
+    case Reduction::sum:
+      return "sum";
+    case Reduction::average:
+      return "average";
+    case Reduction::product:
+      return "product";
+    case Reduction::min:
+      return "min";
+    case Reduction::max:
+      return "max";
+    case Reduction::bit_and:
+      return "bit_and";
+    case Reduction::bit_or:
+      return "bit_or";
+    case Reduction::bit_xor:
+      return "bit_xor";
   }
   return "?";
 }
@@ -260,14 +291,18 @@ bool can_reduce(Reduction reduction, Element element) {
   const bool is_fraction = element == Element::f16 || element == Element::bf16 ||
                            element == Element::f32 || element == Element::f64;
   switch (reduction) {
-    case Reduction::sum: return true;
-    case Reduction::average: return element != Element::boolean;
+    case Reduction::sum:
+      return true;
+    case Reduction::average:
+      return element != Element::boolean;
     case Reduction::product:
     case Reduction::min:
-    case Reduction::max: return !is_complex;
+    case Reduction::max:
+      return !is_complex;
     case Reduction::bit_and:
     case Reduction::bit_or:
-    case Reduction::bit_xor: return !is_complex && !is_fraction;
+    case Reduction::bit_xor:
+      return !is_complex && !is_fraction;
   }
   return false;
 }
@@ -275,21 +310,36 @@ bool can_reduce(Reduction reduction, Element element) {
 void reduce(Reduction reduction, Element element, void* out, const void* const* sources, int n,
             std::size_t count) {
   switch (element) {
-    case Element::boolean: return reduce_plain<bool>(reduction, out, sources, n, count);
-    case Element::u8: return reduce_plain<std::uint8_t>(reduction, out, sources, n, count);
-    case Element::i8: return reduce_plain<std::int8_t>(reduction, out, sources, n, count);
-    case Element::u16: return reduce_plain<std::uint16_t>(reduction, out, sources, n, count);
-    case Element::i16: return reduce_plain<std::int16_t>(reduction, out, sources, n, count);
-    case Element::u32: return reduce_plain<std::uint32_t>(reduction, out, sources, n, count);
-    case Element::i32: return reduce_plain<std::int32_t>(reduction, out, sources, n, count);
-    case Element::u64: return reduce_plain<std::uint64_t>(reduction, out, sources, n, count);
-    case Element::i64: return reduce_plain<std::int64_t>(reduction, out, sources, n, count);
-    case Element::f16: return reduce_widened<c10::Half>(reduction, out, sources, n, count);
-    case Element::bf16: return reduce_widened<c10::BFloat16>(reduction, out, sources, n, count);
-    case Element::f32: return reduce_plain<float>(reduction, out, sources, n, count);
-    case Element::f64: return reduce_plain<double>(reduction, out, sources, n, count);
-    case Element::c64: return reduce_plain<float>(reduction, out, sources, n, 2 * count);
-    case Element::c128: return reduce_plain<double>(reduction, out, sources, n, 2 * count);
+    case Element::boolean:
+      return reduce_plain<bool>(reduction, out, sources, n, count);
+    case Element::u8:
+      return reduce_plain<std::uint8_t>(reduction, out, sources, n, count);
+    case Element::i8:
+      return reduce_plain<std::int8_t>(reduction, out, sources, n, count);
+    case Element::u16:
+      return reduce_plain<std::uint16_t>(reduction, out, sources, n, count);
+    case Element::i16:
+      return reduce_plain<std::int16_t>(reduction, out, sources, n, count);
+    case Element::u32:
+      return reduce_plain<std::uint32_t>(reduction, out, sources, n, count);
+    case Element::i32:
+      return reduce_plain<std::int32_t>(reduction, out, sources, n, count);
+    case Element::u64:
+      return reduce_plain<std::uint64_t>(reduction, out, sources, n, count);
+    case Element::i64:
+      return reduce_plain<std::int64_t>(reduction, out, sources, n, count);
+    case Element::f16:
+      return reduce_widened<c10::Half>(reduction, out, sources, n, count);
+    case Element::bf16:
+      return reduce_widened<c10::BFloat16>(reduction, out, sources, n, count);
+    case Element::f32:
+      return reduce_plain<float>(reduction, out, sources, n, count);
+    case Element::f64:
+      return reduce_plain<double>(reduction, out, sources, n, count);
+    case Element::c64:
+      return reduce_plain<float>(reduction, out, sources, n, 2 * count);
+    case Element::c128:
+      return reduce_plain<double>(reduction, out, sources, n, 2 * count);
   }
 }
 

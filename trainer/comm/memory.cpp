@@ -35,8 +35,8 @@ Mapping::Mapping(int fd, std::size_t size) : size_(size) {
       ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
   if (address == MAP_FAILED) throw errno_error("cannot map shared memory", errno);
   data_ = static_cast<std::byte*>(address);
-  ::madvise(address, size, MADV_HUGEPAGE);   // where the kernel's settings leave it to us
-  ::madvise(address, size, MADV_DONTDUMP);   // a core file of a rank need not hold its peers
+  ::madvise(address, size, MADV_HUGEPAGE);  // where the kernel's settings leave it to us
+  ::madvise(address, size, MADV_DONTDUMP);  // a core file of a rank need not hold its peers
 }
 
 Mapping::~Mapping() {
@@ -135,8 +135,8 @@ bool SharedHeap::contains(const void* pointer) const {
 
 std::optional<std::uint64_t> SharedHeap::offset_of(const void* pointer, std::size_t bytes) const {
   if (!contains(pointer)) return std::nullopt;
-  const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(pointer) -
-                                               mapping_.data());
+  const auto offset =
+      static_cast<std::size_t>(static_cast<const std::byte*>(pointer) - mapping_.data());
   if (bytes > mapping_.size() - offset) return std::nullopt;
   return offset;
 }
