@@ -32,7 +32,7 @@ const char* to_string(ProviderKind kind) noexcept {
 
 int ClusterSpec::promised_nodes() const {
   if (provider.kind == ProviderKind::local) return provider.local_nodes;
-  if (provider.kind == ProviderKind::ssh) return 1 + static_cast<int>(provider.worker_ips.size());
+  if (provider.kind == ProviderKind::ssh) return static_cast<int>(provider.hosts.size());
   int workers = 0;
   for (const NodeType& type : node_types) {
     const int most = type.name == head_node_type ? 0 : type.min_workers;
@@ -55,6 +55,72 @@ void check_commands(const Path& path, const std::vector<std::string>& commands, 
   }
 }
 
+bool check_user(const Path& path, const std::string& user, Checks& checks) {
+  if (valid_user(user)) return true;
+  checks.add(path,
+             user.empty() ? "is empty"
+                          : shown(user) +
+                                " is no login name: letters, digits and . _ @ + -, not "
+                                "beginning with -",
+             "for example: ssh_user: ubuntu");
+  return false;
+}
+
+// [user@]host[:port], as in OpenSSH's ProxyJump.
+void check_jumps(const Path& path, const std::vector<std::string>& jumps, Checks& checks) {
+  constexpr std::size_t kMostJumps = 8;
+  if (jumps.size() > kMostJumps) {
+    checks.add(path, "has more than " + std::to_string(kMostJumps) + " hosts");
+  }
+  for (std::size_t i = 0; i < jumps.size(); ++i) {
+    if (!parse_jump(jumps[i])) {
+      checks.add(with(path, "[" + std::to_string(i) + "]"),
+                 shown(jumps[i]) + " is no host to go through",
+                 "for example: ssh_proxy_jump: [me@bastion:22]");
+    }
+  }
+}
+
+void check_hosts(const std::vector<HostSpec>& hosts, Checks& checks) {
+  if (hosts.empty()) {
+    checks.add({"provider", "hosts"}, "is empty", "for example: hosts: [gpu-1, gpu-2]");
+    return;
+  }
+  if (hosts.size() > static_cast<std::size_t>(limits::kNodes)) {
+    checks.add({"provider", "hosts"}, "has more than " + std::to_string(limits::kNodes) + " hosts");
+    return;
+  }
+  std::set<std::string> nodes;
+  std::set<std::string> addresses;
+  for (std::size_t i = 0; i < hosts.size(); ++i) {
+    const HostSpec& host = hosts[i];
+    const Path path{"provider", "hosts", "[" + std::to_string(i) + "]"};
+    if (!checks.host(with(path, "host"), host.host)) continue;
+    const std::string place =
+        host.ssh_user + "@" + host.host + ":" + std::to_string(host.ssh_port.value_or(0));
+    if (!addresses.insert(place).second) {
+      checks.add(path, shown(host.host) + (host.host == hosts.front().host ? " is the head too"
+                                                                           : " is there twice"));
+      continue;
+    }
+    if (!host.node.empty() && checks.name(with(path, "node"), host.node.str(), "node: gpu-1") &&
+        !nodes.insert(host.node.str()).second) {
+      checks.add(with(path, "node"), shown(host.node.str()) + " is there twice",
+                 "give one of them another name: node: NAME");
+    }
+    if (!host.address.empty()) checks.host(with(path, "address"), host.address);
+    if (!host.ssh_user.empty()) check_user(with(path, "ssh_user"), host.ssh_user, checks);
+    if (host.ssh_port) {
+      checks.range(with(path, "ssh_port"), *host.ssh_port, 1, limits::kPort);
+    }
+    if (!host.ssh_private_key.empty()) {
+      checks.absolute(with(path, "ssh_private_key"), host.ssh_private_key);
+    }
+    checks.text(with(path, "ssh_proxy_command"), host.ssh_proxy_command, limits::kScriptLength);
+    check_jumps(with(path, "ssh_proxy_jump"), host.ssh_proxy_jump, checks);
+  }
+}
+
 void check_provider(const ProviderSpec& provider, Checks& checks) {
   if (!provider.root.empty()) checks.absolute_or_home({"provider", "root"}, provider.root);
   if (!provider.head_address.empty()) {
@@ -66,36 +132,16 @@ void check_provider(const ProviderSpec& provider, Checks& checks) {
   if (provider.kind == ProviderKind::local) {
     checks.range({"provider", "nodes"}, provider.local_nodes, 1, limits::kLocalNodes);
   }
-  if (provider.kind != ProviderKind::ssh) return;
-  checks.host({"provider", "head_ip"}, provider.head_ip);
-  if (!provider.external_head_ip.empty()) {
-    checks.host({"provider", "external_head_ip"}, provider.external_head_ip);
-  }
-  if (provider.worker_ips.size() >= static_cast<std::size_t>(limits::kNodes)) {
-    checks.add({"provider", "worker_ips"},
-               "has more than " + std::to_string(limits::kNodes - 1) + " addresses");
-    return;
-  }
-  std::set<std::string> seen{provider.head_ip};
-  for (std::size_t i = 0; i < provider.worker_ips.size(); ++i) {
-    const Path path{"provider", "worker_ips", "[" + std::to_string(i) + "]"};
-    const std::string& host = provider.worker_ips[i];
-    if (checks.host(path, host) && !seen.insert(host).second) {
-      checks.add(path,
-                 shown(host) + (host == provider.head_ip ? " is the head too" : " is there twice"));
-    }
-  }
+  if (provider.kind == ProviderKind::ssh) check_hosts(provider.hosts, checks);
 }
 
-void check_auth(const AuthSpec& auth, Checks& checks) {
-  if (!valid_user(auth.ssh_user)) {
-    checks.add({"auth", "ssh_user"},
-               auth.ssh_user.empty() ? "is empty"
-                                     : shown(auth.ssh_user) +
-                                           " is no login name: letters, digits and . _ @ + -, not "
-                                           "beginning with -",
-               "for example: ssh_user: ubuntu");
+void check_auth(const AuthSpec& auth, ProviderKind kind, Checks& checks) {
+  // Empty with hosts that exist: ssh's own.
+  if (!auth.ssh_user.empty() || kind != ProviderKind::ssh) {
+    check_user({"auth", "ssh_user"}, auth.ssh_user, checks);
   }
+  if (auth.ssh_port) checks.range({"auth", "ssh_port"}, *auth.ssh_port, 1, limits::kPort);
+  check_jumps({"auth", "ssh_proxy_jump"}, auth.ssh_proxy_jump, checks);
   if (!auth.ssh_private_key.empty()) {
     checks.absolute({"auth", "ssh_private_key"}, auth.ssh_private_key);
   }
@@ -197,13 +243,14 @@ std::vector<Problem> problems_of(const ClusterSpec& spec) {
   checks.range({"upscaling_speed"}, spec.upscaling_speed, 0, largest);
   checks.range({"idle_timeout_minutes"}, spec.idle_timeout_minutes, 0, largest);
   check_provider(spec.provider, checks);
-  check_auth(spec.auth, checks);
+  check_auth(spec.auth, spec.provider.kind, checks);
   check_node_types(spec, checks);
   check_files(spec, checks);
   check_commands({"initialization_commands"}, spec.initialization_commands, checks);
   check_commands({"setup_commands"}, spec.setup_commands, checks);
   check_commands({"head_setup_commands"}, spec.head_setup_commands, checks);
   check_commands({"worker_setup_commands"}, spec.worker_setup_commands, checks);
+  checks.text({"ready", "command"}, spec.ready.command, limits::kScriptLength);
   return checks.take();
 }
 
@@ -223,9 +270,9 @@ json to_json(const ClusterSpec& spec) {
   if (spec.provider.head_port) provider["head_port"] = *spec.provider.head_port;
   if (spec.provider.kind == ProviderKind::local) provider["nodes"] = spec.provider.local_nodes;
   if (spec.provider.kind == ProviderKind::ssh) {
-    provider["head_ip"] = spec.provider.head_ip;
-    provider["worker_ips"] = spec.provider.worker_ips;
-    provider["external_head_ip"] = spec.provider.external_head_ip;
+    json hosts = json::array();
+    for (const HostSpec& host : spec.provider.hosts) hosts.push_back(to_json(host));
+    provider["hosts"] = std::move(hosts);
   }
 
   json types = json::object();
@@ -252,7 +299,9 @@ json to_json(const ClusterSpec& spec) {
                {{"ssh_user", spec.auth.ssh_user},
                 {"ssh_private_key", spec.auth.ssh_private_key},
                 {"ssh_public_key", spec.auth.ssh_public_key},
-                {"ssh_proxy_command", spec.auth.ssh_proxy_command}}},
+                {"ssh_proxy_command", spec.auth.ssh_proxy_command},
+                {"ssh_proxy_jump", spec.auth.ssh_proxy_jump},
+                {"ssh_port", spec.auth.ssh_port ? json(*spec.auth.ssh_port) : json()}}},
               {"head_node_type", spec.head_node_type},
               {"available_node_types", std::move(types)},
               {"file_mounts", std::move(mounts)},
@@ -263,7 +312,11 @@ json to_json(const ClusterSpec& spec) {
               {"initialization_commands", spec.initialization_commands},
               {"setup_commands", spec.setup_commands},
               {"head_setup_commands", spec.head_setup_commands},
-              {"worker_setup_commands", spec.worker_setup_commands}};
+              {"worker_setup_commands", spec.worker_setup_commands},
+              {"ready",
+               {{"command", spec.ready.command},
+                {"gpus", spec.ready.gpus ? json(*spec.ready.gpus) : json()},
+                {"timeout_s", spec.ready.timeout.count()}}}};
 }
 
 }  // namespace dtrain

@@ -1,14 +1,17 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/ids.hpp"
 #include "launcher/spec/job_spec.hpp"
 
 namespace dtrain {
@@ -19,15 +22,41 @@ namespace dtrain {
 enum class ProviderKind : std::uint8_t { local, ssh, aws, gcp, azure, kubernetes, slurm };
 const char* to_string(ProviderKind kind) noexcept;
 
+// One machine that is there already, and how ssh reaches it. What is empty is left to the user's
+// ~/.ssh/config.
+struct HostSpec {
+  NodeId node;          // its name in the cluster: as given, else made of `host`
+  std::string host;     // as ssh from here knows it: an address, a name, an alias
+  std::string address;  // as the other nodes reach it; empty: `host`'s own
+  std::optional<int> ssh_port;
+  std::string ssh_user;
+  std::string ssh_private_key;              // absolute
+  std::string ssh_proxy_command;            // as OpenSSH's ProxyCommand
+  std::vector<std::string> ssh_proxy_jump;  // [user@]host[:port], the first is met first
+
+  bool operator==(const HostSpec&) const = default;
+};
+nlohmann::json to_json(const HostSpec& host);
+// Throws Error(invalid).
+HostSpec host_spec_from_json(const nlohmann::json& json);
+// The name of a host's node where none is given: the host's, with - for what a name may not have.
+NodeId node_of_host(std::string_view host);
+
+// One item of ssh_proxy_jump; absent when it is none.
+struct SshJump {
+  std::string user;  // empty: as ssh itself would
+  std::string host;
+  std::optional<int> port;
+};
+std::optional<SshJump> parse_jump(std::string_view text);
+
 struct ProviderSpec {
   ProviderKind kind = ProviderKind::local;
   std::string root;  // where nodes keep their files; absolute or ~/…; empty: the default
   std::string head_address;
   std::optional<int> head_port;
-  int local_nodes = 1;  // local: how many simulated nodes
-  std::string head_ip;  // ssh
-  std::vector<std::string> worker_ips;
-  std::string external_head_ip;
+  int local_nodes = 1;          // local: how many simulated nodes
+  std::vector<HostSpec> hosts;  // ssh: the head first; what `auth` says is in each
   bool use_internal_ips = false;
   bool cache_stopped_nodes = true;
   // Every key of the provider's own (region, availability_zone, project_id, …), as written.
@@ -35,10 +64,19 @@ struct ProviderSpec {
 };
 
 struct AuthSpec {
-  std::string ssh_user = "ubuntu";
+  std::string ssh_user = "ubuntu";  // provider ssh: empty unless it is given
+  std::optional<int> ssh_port;
   std::string ssh_private_key;  // absolute; empty: the SSH client's defaults
   std::string ssh_public_key;
   std::string ssh_proxy_command;
+  std::vector<std::string> ssh_proxy_jump;
+};
+
+// When a node is ready to run jobs, beyond being up.
+struct ReadySpec {
+  std::string command;      // a shell command that must exit with 0; empty: none
+  std::optional<int> gpus;  // how many GPUs a node must have
+  std::chrono::seconds timeout{60};
 };
 
 struct FileMount {
@@ -76,6 +114,7 @@ struct ClusterSpec {
   std::vector<std::string> setup_commands;  // already in front of the next two, as Ray does it
   std::vector<std::string> head_setup_commands;
   std::vector<std::string> worker_setup_commands;
+  ReadySpec ready;
   std::string source;  // the YAML's absolute path; empty: made by the program
 
   // The number of nodes that `up` promises: the head and each type's min_workers.

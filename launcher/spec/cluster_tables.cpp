@@ -58,8 +58,12 @@ const Table& auth_table() {
   static const Table table{
       "auth",
       {
-          example(expands(key("ssh_user", Shape::text(), "ubuntu", "Who to log in as.")),
+          example(expands(key("ssh_user", Shape::text(), "ubuntu",
+                              "Who to log in as. With provider ssh, absent: as ssh itself would.")),
                   "ssh_user: ubuntu"),
+          example(expands(key("ssh_port", Shape::whole(1, limits::kPort), nullptr,
+                              "sshd's port. Absent: as ssh itself would.")),
+                  "ssh_port: 22"),
           example(expands(key("ssh_private_key", Shape::text(), nullptr,
                               "The key's file. Absent: what ssh itself would use.")),
                   "ssh_private_key: ~/.ssh/id_ed25519"),
@@ -69,6 +73,57 @@ const Table& auth_table() {
           example(expands(key("ssh_proxy_command", Shape::text(), nullptr,
                               "As OpenSSH's ProxyCommand.")),
                   "ssh_proxy_command: \"ssh -W %h:%p bastion\""),
+          example(expands(key("ssh_proxy_jump", Shape::texts(), json::array(),
+                              "Hosts to go through, [user@]host[:port], the first one first.")),
+                  "ssh_proxy_jump: [me@bastion]"),
+      }};
+  return table;
+}
+
+const Table& host_table() {
+  static const Table table{
+      "an item of provider.hosts",
+      {
+          example(required(expands(key("host", Shape::text(), nullptr,
+                                       "An address, a name, or an alias of ~/.ssh/config."))),
+                  "host: 10.0.0.6"),
+          example(
+              key("node", Shape::text(), nullptr, "The node's name. Absent: made of the host's."),
+              "node: gpu-1"),
+          example(expands(key("address", Shape::text(), nullptr,
+                              "Where the other nodes reach it, if that differs.")),
+                  "address: 10.0.0.6"),
+          example(expands(key("ssh_user", Shape::text(), nullptr, "In place of auth.ssh_user.")),
+                  "ssh_user: ubuntu"),
+          example(expands(key("ssh_port", Shape::whole(1, limits::kPort), nullptr,
+                              "In place of auth.ssh_port.")),
+                  "ssh_port: 22"),
+          example(expands(key("ssh_private_key", Shape::text(), nullptr,
+                              "In place of auth.ssh_private_key.")),
+                  "ssh_private_key: ~/.ssh/id_ed25519"),
+          example(expands(key("ssh_proxy_command", Shape::text(), nullptr,
+                              "In place of auth.ssh_proxy_command.")),
+                  "ssh_proxy_command: \"ssh -W %h:%p bastion\""),
+          example(expands(key("ssh_proxy_jump", Shape::texts(), nullptr,
+                              "In place of auth.ssh_proxy_jump.")),
+                  "ssh_proxy_jump: [me@bastion]"),
+      }};
+  return table;
+}
+
+const Table& ready_table() {
+  static const Table table{
+      "ready",
+      {
+          example(key("command", Shape::text(), "",
+                      "A shell command that exits with 0 when a node is ready for jobs."),
+                  "command: nvidia-smi -L"),
+          example(key("gpus", Shape::whole(0, limits::kGpus), nullptr,
+                      "How many GPUs each node must have."),
+                  "gpus: 8"),
+          example(key("timeout_s", Shape::whole(1, limits::kGraceSeconds), 60,
+                      "How long the command may take."),
+                  "timeout_s: 60"),
       }};
   return table;
 }
@@ -164,6 +219,15 @@ const Table& provider_table(ProviderKind kind) {
           add(hosts);
           break;
         case ProviderKind::ssh:
+          add({example(
+              expands(key("hosts",
+                          Shape::special(
+                              "list of texts or mappings",
+                              json{{"type", "array"}, {"items", {{"type", {"string", "object"}}}}}),
+                          nullptr,
+                          "The machines, the head first: each a host, or a mapping (below). "
+                          "In place of `head_ip` and `worker_ips`.")),
+              "hosts: [gpu-1, gpu-2]")});
           add(hosts);
           break;
         case ProviderKind::aws:
@@ -260,6 +324,9 @@ const Table& cluster_table() {
           key("head_setup_commands", Shape::texts(), json::array(), "Shell commands on the head."),
           key("worker_setup_commands", Shape::texts(), json::array(),
               "Shell commands on the other nodes."),
+          example(key("ready", Shape::mapping(ready_table()), nullptr,
+                      "What must hold before a node counts as ready."),
+                  "ready: {command: nvidia-smi -L, gpus: 8}"),
           example(key("head_node", Shape::open(), nullptr,
                       "Ray's old form: `node_config` of the head, `resources` within."),
                   "head_node: {InstanceType: m5.large}"),

@@ -16,7 +16,7 @@ using nlohmann::json;
 
 // The keys of ProviderSpec that have a field of their own.
 bool common_provider_key(std::string_view name) {
-  static constexpr std::array<std::string_view, 12> kNames{"type",
+  static constexpr std::array<std::string_view, 13> kNames{"type",
                                                            "root",
                                                            "head_address",
                                                            "head_port",
@@ -27,7 +27,8 @@ bool common_provider_key(std::string_view name) {
                                                            "external_head_ip",
                                                            "cache_stopped_nodes",
                                                            "module",
-                                                           "coordinator_address"};
+                                                           "coordinator_address",
+                                                           "hosts"};
   return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
 }
 
@@ -46,6 +47,7 @@ class ClusterReader {
     read_auth();
     read_files();
     read_commands();
+    read_ready();
     read_node_types(top_, tree_, source_, spec_);
     read_docker(top_.mapping("docker"), tree_, source_.report);
     for (const char* name : {"initial_workers", "autoscaling_mode", "target_utilization_fraction",
@@ -54,7 +56,8 @@ class ClusterReader {
       top_.skip(name);
     }
     top_.finish();
-    report_problems(problems_of(spec_), tree_, source_.report, moved);
+    report_problems(problems_of(spec_), tree_, source_.report,
+                    [this](const Path& path) { return moved(path); });
     return std::move(spec_);
   }
 
@@ -67,11 +70,18 @@ class ClusterReader {
       return "it belongs under provider";
     }
     if (auth_table().find(key) != nullptr) return "it belongs under auth";
+    if (ready_table().find(key) != nullptr) return "it belongs under ready";
     return "";
   }
 
-  // Where in the file the parts of the old form stand.
-  static Path moved(const Path& path) {
+  // Where in the file hosts and the parts of the old form stand.
+  Path moved(const Path& path) const {
+    if (path.size() >= 3 && path[0] == "provider" && path[1] == "hosts") {
+      const auto host = static_cast<std::size_t>(std::stoul(path[2].substr(1)));
+      Path there = host < host_paths_.size() ? host_paths_[host] : path;
+      if (path.size() > 3 && there.size() > 1 && there[1] == "hosts") there.push_back(path[3]);
+      return there;
+    }
     if (path.size() < 2 || path[0] != "available_node_types") return path;
     if (path[1] != kLegacyHead && path[1] != kLegacyWorker) return path;
     const bool top = path.size() == 3 && path[2].ends_with("_workers");
@@ -150,9 +160,9 @@ class ClusterReader {
 
   void read_hosts(Mapping& provider, ProviderKind kind) {
     ProviderSpec& out = spec_.provider;
-    out.head_ip = provider.text("head_ip");
-    out.worker_ips = provider.texts("worker_ips");
-    out.external_head_ip = provider.text("external_head_ip");
+    const std::string head_ip = provider.text("head_ip");
+    const std::vector<std::string> worker_ips = provider.texts("worker_ips");
+    const std::string external_head_ip = provider.text("external_head_ip");
     provider.skip("coordinator_address");
     if (provider.has("coordinator_address")) {
       provider.problem("coordinator_address", "Ray's coordinator does not exist here",
@@ -167,14 +177,70 @@ class ClusterReader {
                            "either nodes: N for this machine, or head_ip and worker_ips");
         }
         out.local_nodes = 1;
-      } else if (!out.worker_ips.empty()) {
+      } else if (!worker_ips.empty()) {
         provider.problem("worker_ips", "there is no head_ip", "for example: head_ip: 10.0.0.5");
       }
+    } else if (const spec::Node* hosts = provider.special("hosts")) {
+      for (const char* name : {"head_ip", "worker_ips", "external_head_ip"}) {
+        if (provider.has(name)) provider.problem(name, "hosts says all that it says");
+      }
+      read_host_list(*hosts, provider.path_of("hosts"));
     } else if (!provider.has("head_ip")) {
       provider.problem("head_ip", "is missing: the host that is the head",
-                       "for example: head_ip: 10.0.0.5");
+                       "for example: head_ip: 10.0.0.5, or hosts: [10.0.0.5, 10.0.0.6]");
+    }
+    if (provider.has("head_ip")) {
+      HostSpec head;
+      head.host = external_head_ip.empty() ? head_ip : external_head_ip;
+      if (!external_head_ip.empty()) head.address = head_ip;
+      host_paths_.push_back(
+          provider.path_of(external_head_ip.empty() ? "head_ip" : "external_head_ip"));
+      out.hosts.push_back(std::move(head));
+      for (std::size_t i = 0; i < worker_ips.size(); ++i) {
+        HostSpec host;
+        host.host = worker_ips[i];
+        host_paths_.push_back(with(provider.path_of("worker_ips"), "[" + std::to_string(i) + "]"));
+        out.hosts.push_back(std::move(host));
+      }
     }
     limit_hosts();
+  }
+
+  void read_host_list(const spec::Node& list, const Path& path) {
+    if (list.kind != Node::Kind::sequence || list.items.empty()) {
+      source_.report.problem(path, list.place,
+                             list.kind == Node::Kind::sequence
+                                 ? "is empty"
+                                 : "must be a list, not " + list.kind_name(),
+                             "for example: hosts: [gpu-1, gpu-2]");
+      return;
+    }
+    for (std::size_t i = 0; i < list.items.size() && source_.report.open(); ++i) {
+      const Node& item = *list.items[i];
+      const Path at = with(path, "[" + std::to_string(i) + "]");
+      HostSpec host;
+      if (item.kind == Node::Kind::mapping) {
+        Mapping mapping(&item, host_table(), at, source_);
+        host.host = mapping.text("host");
+        host.node = NodeId(mapping.text("node"));
+        host.address = mapping.text("address");
+        host.ssh_user = mapping.text("ssh_user");
+        if (const auto port = mapping.optional_whole("ssh_port")) {
+          host.ssh_port = static_cast<int>(*port);
+        }
+        host.ssh_private_key = mapping.path_text("ssh_private_key");
+        host.ssh_proxy_command = mapping.text("ssh_proxy_command");
+        host.ssh_proxy_jump = mapping.texts("ssh_proxy_jump");
+        mapping.finish();
+      } else {
+        Mapping probe(nullptr, host_table(), at, source_);
+        const auto word = probe.word(item, at, true, "hosts: [gpu-1, gpu-2]");
+        if (!word) continue;
+        host.host = *word;
+      }
+      host_paths_.push_back(at);
+      spec_.provider.hosts.push_back(std::move(host));
+    }
   }
 
   // max_workers wins over the list, as in Ray; absent, it is the whole list.
@@ -184,15 +250,16 @@ class ClusterReader {
       spec_.max_workers = out.local_nodes - 1;
       return;
     }
-    const int hosts = static_cast<int>(out.worker_ips.size());
-    if (top_.has("max_workers") && spec_.max_workers < hosts) {
+    const int workers = std::max(static_cast<int>(out.hosts.size()) - 1, 0);
+    if (top_.has("max_workers") && spec_.max_workers < workers) {
       source_.report.warning({"max_workers"}, tree_.place({"max_workers"}),
                              "is " + std::to_string(spec_.max_workers) + ": the last " +
-                                 std::to_string(hosts - spec_.max_workers) +
-                                 " of provider.worker_ips are left out");
-      out.worker_ips.resize(static_cast<std::size_t>(spec_.max_workers));
+                                 std::to_string(workers - spec_.max_workers) +
+                                 " of the workers are left out");
+      out.hosts.resize(static_cast<std::size_t>(spec_.max_workers) + 1);
     }
-    spec_.max_workers = std::min(static_cast<int>(out.worker_ips.size()), limits::kNodes);
+    spec_.max_workers =
+        std::min(std::max(static_cast<int>(out.hosts.size()) - 1, 0), limits::kNodes);
   }
 
   void read_others(Mapping& provider, ProviderKind kind) {
@@ -218,10 +285,38 @@ class ClusterReader {
   void read_auth() {
     Mapping auth = top_.mapping("auth");
     spec_.auth.ssh_user = auth.text("ssh_user");
+    const bool hosts = spec_.provider.kind == ProviderKind::ssh;
+    if (hosts && !auth.has("ssh_user")) spec_.auth.ssh_user.clear();
+    if (const auto port = auth.optional_whole("ssh_port")) {
+      spec_.auth.ssh_port = static_cast<int>(*port);
+    }
     spec_.auth.ssh_private_key = auth.path_text("ssh_private_key");
     spec_.auth.ssh_public_key = auth.path_text("ssh_public_key");
     spec_.auth.ssh_proxy_command = auth.text("ssh_proxy_command");
+    spec_.auth.ssh_proxy_jump = auth.texts("ssh_proxy_jump");
     auth.finish();
+    for (HostSpec& host : spec_.provider.hosts) complete(host);
+  }
+
+  // What the host itself does not say, auth says for all.
+  void complete(HostSpec& host) const {
+    const AuthSpec& auth = spec_.auth;
+    if (host.ssh_user.empty()) host.ssh_user = auth.ssh_user;
+    if (!host.ssh_port) host.ssh_port = auth.ssh_port;
+    if (host.ssh_private_key.empty()) host.ssh_private_key = auth.ssh_private_key;
+    if (host.ssh_proxy_command.empty() && host.ssh_proxy_jump.empty()) {
+      host.ssh_proxy_command = auth.ssh_proxy_command;
+      host.ssh_proxy_jump = auth.ssh_proxy_jump;
+    }
+    if (host.node.empty()) host.node = node_of_host(host.host);
+  }
+
+  void read_ready() {
+    Mapping ready = top_.mapping("ready");
+    spec_.ready.command = ready.text("command");
+    if (const auto gpus = ready.optional_whole("gpus")) spec_.ready.gpus = static_cast<int>(*gpus);
+    spec_.ready.timeout = std::chrono::seconds(ready.whole("timeout_s"));
+    ready.finish();
   }
 
   void read_files() {
@@ -260,6 +355,7 @@ class ClusterReader {
   Source source_;
   Mapping top_;
   ClusterSpec spec_;
+  std::vector<Path> host_paths_;  // where each host stands in the file
 };
 
 }  // namespace

@@ -79,7 +79,7 @@ class NodeTypesReader {
       if (!top_.has(name) || blank) continue;
       top_.problem(name, std::string("is not for provider ") + to_string(spec_.provider.kind) +
                              ": its nodes are given by " +
-                             (spec_.provider.kind == ProviderKind::ssh ? "head_ip and worker_ips"
+                             (spec_.provider.kind == ProviderKind::ssh ? "hosts, or head_ip and worker_ips"
                                                                        : "nodes"));
     }
   }

@@ -93,6 +93,8 @@ const Table& job_checkpoint_table();
 
 const Table& cluster_table();
 const Table& auth_table();
+const Table& host_table();
+const Table& ready_table();
 const Table& node_type_table();
 const Table& docker_table();
 const Table& node_type_docker_table();

@@ -11,8 +11,12 @@ namespace {
 ClusterSpec ssh() {
   ClusterSpec spec;
   spec.provider.kind = ProviderKind::ssh;
-  spec.provider.head_ip = "10.0.0.1";
-  spec.provider.worker_ips = {"10.0.0.2", "gpu-3.example"};
+  for (const char* host : {"10.0.0.1", "10.0.0.2", "gpu-3.example"}) {
+    HostSpec one;
+    one.host = host;
+    one.node = node_of_host(host);
+    spec.provider.hosts.push_back(one);
+  }
   return spec;
 }
 
@@ -66,22 +70,28 @@ TEST_CASE("clusters that are fine") {
 TEST_CASE("hosts and users come from an allow-list") {
   for (const char* host : {"-oProxyCommand=x", "a b", "$(x)", "a;b", "a\nb", "", "a/b", "u@h"}) {
     CAPTURE(host);
-    CHECK(wrong(ssh(), [&](ClusterSpec& s) { s.provider.head_ip = host; }).size() == 1);
-    CHECK(wrong(ssh(), [&](ClusterSpec& s) { s.provider.worker_ips[1] = host; }).size() == 1);
+    CHECK(wrong(ssh(), [&](ClusterSpec& s) { s.provider.hosts[0].host = host; }).size() == 1);
+    CHECK(wrong(ssh(), [&](ClusterSpec& s) {
+            s.provider.hosts[1].ssh_proxy_jump = {host};
+          }).size() == (std::string(host) == "u@h" ? 0 : 1));
   }
-  CHECK(wrong(ssh(), [](ClusterSpec& s) { s.provider.head_ip = "fe80::1%eth0"; }).empty());
+  CHECK(wrong(ssh(), [](ClusterSpec& s) { s.provider.hosts[0].host = "fe80::1%eth0"; }).empty());
   for (const char* user : {"-l", "a b", "$(x)", "a;b", ""}) {
     CAPTURE(user);
-    CHECK(wrong(ssh(), [&](ClusterSpec& s) { s.auth.ssh_user = user; }).size() == 1);
+    CHECK(wrong(aws(), [&](ClusterSpec& s) { s.auth.ssh_user = user; }).size() == 1);
+    if (*user == '\0') continue;  // for a host: whoever ssh logs in as
+    CHECK(wrong(ssh(), [&](ClusterSpec& s) { s.provider.hosts[2].ssh_user = user; }).size() == 1);
   }
   CHECK(wrong(ssh(), [](ClusterSpec& s) { s.cluster_name = "a/b"; }).size() == 1);
 }
 
 TEST_CASE("a host cannot be there twice") {
-  CHECK(wrong(ssh(), [](ClusterSpec& s) { s.provider.worker_ips[1] = "10.0.0.2"; }) ==
-        std::vector<std::string>{"provider.worker_ips[1]: '10.0.0.2' is there twice"});
-  CHECK(wrong(ssh(), [](ClusterSpec& s) { s.provider.worker_ips[1] = "10.0.0.1"; }) ==
-        std::vector<std::string>{"provider.worker_ips[1]: '10.0.0.1' is the head too"});
+  CHECK(wrong(ssh(), [](ClusterSpec& s) { s.provider.hosts[2].host = "10.0.0.2"; }) ==
+        std::vector<std::string>{"provider.hosts[2]: '10.0.0.2' is there twice"});
+  CHECK(wrong(ssh(), [](ClusterSpec& s) { s.provider.hosts[2].host = "10.0.0.1"; }) ==
+        std::vector<std::string>{"provider.hosts[2]: '10.0.0.1' is the head too"});
+  CHECK(wrong(ssh(), [](ClusterSpec& s) { s.provider.hosts[2].node = NodeId("10.0.0.2"); }) ==
+        std::vector<std::string>{"provider.hosts[2].node: '10.0.0.2' is there twice"});
 }
 
 TEST_CASE("node types") {
@@ -108,10 +118,54 @@ TEST_CASE("paths of a cluster") {
 TEST_CASE("the JSON of equal clusters is equal, of different ones it is not") {
   CHECK(to_json(ssh()).dump() == to_json(ssh()).dump());
   ClusterSpec other = ssh();
-  other.provider.worker_ips.pop_back();
+  other.provider.hosts.pop_back();
   CHECK(to_json(other) != to_json(ssh()));
   other = ssh();
   other.setup_commands = {"echo"};
   CHECK(to_json(other) != to_json(ssh()));
   CHECK(to_json(aws())["available_node_types"]["gpu"]["min_workers"] == 4);
+}
+
+TEST_CASE("hosts to go through") {
+  const auto all = parse_jump("me@bastion:2222");
+  REQUIRE(all);
+  CHECK(all->user == "me");
+  CHECK(all->host == "bastion");
+  CHECK(all->port == 2222);
+  const auto plain = parse_jump("10.0.0.1");
+  REQUIRE(plain);
+  CHECK(plain->user.empty());
+  CHECK(plain->host == "10.0.0.1");
+  CHECK(!plain->port);
+  const auto six = parse_jump("[fe80::1]:22");
+  REQUIRE(six);
+  CHECK(six->host == "fe80::1");
+  CHECK(six->port == 22);
+  const auto bare_six = parse_jump("fe80::1");
+  REQUIRE(bare_six);
+  CHECK(bare_six->host == "fe80::1");
+  for (const char* wrong :
+       {"", "@h", "h:", "h:0", "h:65536", "h:22x", "[h", "[h]22", "-h", "a b"}) {
+    CAPTURE(wrong);
+    CHECK(!parse_jump(wrong));
+  }
+}
+
+TEST_CASE("a host's JSON and back") {
+  HostSpec host;
+  host.node = NodeId("gpu-1");
+  host.host = "gpu1.lab";
+  host.address = "10.0.0.1";
+  host.ssh_port = 2222;
+  host.ssh_user = "me";
+  host.ssh_private_key = "/k";
+  host.ssh_proxy_jump = {"a", "b"};
+  CHECK(host_spec_from_json(to_json(host)) == host);
+  CHECK_THROWS_AS(host_spec_from_json(nlohmann::json::object()), Error);
+}
+
+TEST_CASE("a node's name is made of its host's") {
+  CHECK(node_of_host("gpu-1.lab") == NodeId("gpu-1.lab"));
+  CHECK(node_of_host("fe80::1%eth0") == NodeId("fe80--1-eth0"));
+  CHECK(node_of_host("::1") == NodeId("1"));
 }

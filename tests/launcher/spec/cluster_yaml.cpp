@@ -46,10 +46,18 @@ TEST_CASE("this machine") {
   CHECK(cluster("provider: {type: local, nodes: 4}").max_workers == 3);
 }
 
+namespace {
+std::vector<std::string> hosts_of(const ClusterSpec& spec) {
+  std::vector<std::string> hosts;
+  for (const HostSpec& host : spec.provider.hosts) hosts.push_back(host.host);
+  return hosts;
+}
+}  // namespace
+
 TEST_CASE("Ray's local with hosts is ssh") {
   const ClusterSpec spec = cluster("provider: {type: local, head_ip: a, worker_ips: [b, c]}");
   CHECK(spec.provider.kind == ProviderKind::ssh);
-  CHECK(spec.provider.worker_ips == std::vector<std::string>{"b", "c"});
+  CHECK(hosts_of(spec) == std::vector<std::string>{"a", "b", "c"});
   CHECK(spec.max_workers == 2);
   CHECK(cluster("provider: {type: ssh, head_ip: a}").promised_nodes() == 1);
   CHECK(contains(cluster_problems("provider: {type: ssh}"), "provider.head_ip: is missing"));
@@ -61,14 +69,52 @@ TEST_CASE("Ray's local with hosts is ssh") {
                  "provider.coordinator_address: Ray's coordinator does not exist here"));
 }
 
+TEST_CASE("our own list of hosts") {
+  const ClusterSpec spec = cluster(
+      "provider:\n"
+      "  type: ssh\n"
+      "  hosts:\n"
+      "    - gpu-1\n"
+      "    - {host: 10.0.0.7, node: big, ssh_port: 2222, ssh_user: me, ssh_proxy_jump: [bastion]}\n"
+      "auth: {ssh_private_key: /k, ssh_proxy_command: nc %h %p}\n"
+      "ready: {command: nvidia-smi -L, gpus: 8}\n");
+  CHECK(spec.promised_nodes() == 2);
+  const HostSpec& first = spec.provider.hosts.at(0);
+  CHECK(first.node == NodeId("gpu-1"));
+  CHECK(first.ssh_user.empty());
+  CHECK(first.ssh_private_key == "/k");
+  CHECK(first.ssh_proxy_command == "nc %h %p");
+  const HostSpec& second = spec.provider.hosts.at(1);
+  CHECK(second.node == NodeId("big"));
+  CHECK(second.host == "10.0.0.7");
+  CHECK(second.ssh_port == 2222);
+  CHECK(second.ssh_user == "me");
+  CHECK(second.ssh_private_key == "/k");
+  CHECK(second.ssh_proxy_command.empty());  // it has a way of its own
+  CHECK(second.ssh_proxy_jump == std::vector<std::string>{"bastion"});
+  CHECK(spec.ready.command == "nvidia-smi -L");
+  CHECK(spec.ready.gpus == 8);
+  CHECK(contains(cluster_problems("provider: {type: ssh, hosts: []}"), "provider.hosts: is empty"));
+  CHECK(contains(cluster_problems("provider: {type: ssh, hosts: [a], head_ip: a}"),
+                 "provider.head_ip: hosts says all that it says"));
+  CHECK(contains(cluster_problems("provider: {type: ssh, hosts: [a, {node: b}]}"),
+                 "provider.hosts[1].host: is missing"));
+  CHECK(contains(cluster_problems("provider: {type: ssh, hosts: [a, {host: '-x'}]}"),
+                 "provider.hosts[1].host"));
+  CHECK(contains(cluster_problems("provider: {type: ssh, head_ip: a, worker_ips: [b, '-x']}"),
+                 "provider.worker_ips[1]"));
+  CHECK(cluster("provider: {type: local, head_ip: in, external_head_ip: out}")
+            .provider.hosts.at(0)
+            .address == "in");
+}
+
 TEST_CASE("max_workers wins over the list of hosts") {
   const auto read =
       parse_cluster_yaml("max_workers: 1\nprovider: {type: ssh, head_ip: a, worker_ips: [b, c, d]}",
                          "c.yaml", environment());
   CHECK(read.spec.promised_nodes() == 2);
   CHECK(messages(read.warnings) ==
-        std::vector<std::string>{
-            "1:14 max_workers: is 1: the last 2 of provider.worker_ips are left out"});
+        std::vector<std::string>{"1:14 max_workers: is 1: the last 2 of the workers are left out"});
 }
 
 TEST_CASE("the keys of our own in provider") {
@@ -119,8 +165,8 @@ TEST_CASE("paths of a cluster YAML are relative to it") {
 TEST_CASE("Ray's example for machines on premises") {
   const auto [spec, warnings] = golden("ray-local.yaml");
   CHECK(spec.provider.kind == ProviderKind::ssh);
-  CHECK(spec.provider.head_ip == "192.0.2.1");
-  CHECK(spec.provider.worker_ips == std::vector<std::string>{"192.0.2.2", "host-3.example"});
+  CHECK(hosts_of(spec) == std::vector<std::string>{"192.0.2.1", "192.0.2.2", "host-3.example"});
+  CHECK(spec.provider.hosts[2].ssh_user == spec.auth.ssh_user);
   CHECK(spec.promised_nodes() == 3);
   CHECK(spec.auth.ssh_private_key == "/home/me/.ssh/id_rsa");
   CHECK(spec.rsync_filter == std::vector<std::string>{".gitignore"});
