@@ -17,6 +17,8 @@ class ProcessGroup;
 
 namespace dtrain::train {
 
+enum class Transport : std::uint8_t { automatic, gloo, shared_memory };
+
 // This process as a rank of its group: who it is, which device it has, and the collectives that
 // training programs need. With one rank there is no network and every collective is a no-op.
 //
@@ -32,12 +34,15 @@ class Context {
     std::chrono::milliseconds timeout = std::chrono::minutes(30);      // of a collective
     std::chrono::milliseconds join_timeout = std::chrono::minutes(5);  // until all ranks are there
     int num_threads = 0;  // of ATen in this process; 0: OMP_NUM_THREADS, else its own choice
+    Transport transport = Transport::automatic;  // of CPU tensors; DTRAIN_TRANSPORT overrides it
+    bool communication_thread = false;  // collectives in shared memory beside backward: comm/
   };
 
-  // Joins the group that the environment names: dtrain's, torchrun's, or nobody's. Blocks until
-  // all ranks are there. On CPU the backend is Gloo: on the interfaces of GLOO_SOCKET_IFNAME, else
-  // on loopback if all ranks are on one node, else on the node's address in DTRAIN_NODE_IPS. In a
-  // CUDA build with a visible GPU it is NCCL as well, and the device is cuda:LOCAL_RANK.
+  // Joins the group that the environment names: dtrain's, torchrun's, Slurm's, or nobody's. Blocks
+  // until all ranks are there. CPU tensors go through shared memory if all ranks can share it,
+  // else through Gloo: on the interfaces of GLOO_SOCKET_IFNAME, else on loopback if all ranks are
+  // on one node, else on the node's address in DTRAIN_NODE_IPS. In a CUDA build with a visible GPU
+  // it is NCCL as well, and the device is cuda:LOCAL_RANK.
   // Throws Error (or c10::Error) that names the address if the group does not come together.
   static Context join();
   static Context join(const Environment& environment, const Options& options);
@@ -51,6 +56,10 @@ class Context {
   int world_size() const;
   bool is_first() const { return rank() == 0; }
   c10::Device device() const;
+  // What carries CPU tensors; automatic with one rank, which sends nothing.
+  Transport transport() const;
+  // Why it is not shared memory; empty if it is, or if something else was asked for.
+  const std::string& no_shared_memory() const;
 
   void barrier();
   // In place, over all ranks. The tensor is on device() or on the CPU.

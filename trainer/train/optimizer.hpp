@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +20,17 @@ struct NamedParameter {
 // The parameters of a model that need a gradient, by name, each once.
 std::vector<NamedParameter> named_parameters(const torch::nn::Module& module);
 
+// Parameters that are trained in one way.
+struct ParameterGroup {
+  std::vector<NamedParameter> parameters;
+  double lr_scale = 1;                 // its rate is the optimizer's times this
+  std::optional<double> weight_decay;  // instead of the optimizer's
+};
+
+// The usual two groups: what multiplies (two dimensions and more) decays, while biases, norms and
+// other vectors do not. No group is empty.
+std::vector<ParameterGroup> decay_groups(const torch::nn::Module& module);
+
 // An optimizer that updates all parameters in one fused pass, several times faster on a CPU than
 // torch::optim's loop of single operations, and keeps its state by the parameters' names, with
 // Python torch.optim's keys ("step", "exp_avg", …), so that it can be saved and moved.
@@ -27,7 +39,8 @@ std::vector<NamedParameter> named_parameters(const torch::nn::Module& module);
 // Parameters without a gradient are left alone. One thread at a time.
 class Optimizer {
  public:
-  explicit Optimizer(std::vector<NamedParameter> parameters);
+  // Throws Error when there is nothing to train, or one parameter comes twice.
+  explicit Optimizer(std::vector<ParameterGroup> groups);
   virtual ~Optimizer() = default;
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
@@ -38,12 +51,18 @@ class Optimizer {
 
   double lr() const { return lr_; }
   void set_lr(double lr) { lr_ = lr; }
+  // What a one-cycle schedule moves: SGD's momentum, Adam's beta1.
+  virtual double momentum() const = 0;
+  virtual void set_momentum(double momentum) = 0;
 
   // "NAME/KEY" -> tensor. The tensors are the optimizer's own: copy them to keep them.
   std::map<std::string, at::Tensor> state() const;
   // Copies into its own tensors. Throws Error that names what is missing, unknown, or of another
   // shape or type; nothing is changed then.
   void load_state(const std::map<std::string, at::Tensor>& state);
+
+  // True if state() holds this rank's part only, and the other ranks hold the rest.
+  virtual bool state_is_sharded() const { return false; }
 
   // What else makes it what it is: its kind and its numbers (lr, betas, …).
   virtual std::string kind() const = 0;
@@ -54,20 +73,31 @@ class Optimizer {
     std::string key;
     std::vector<at::Tensor> tensors;  // one for each parameter
   };
-  // The gradients and what belongs to them, for those parameters that have one.
+  // A group's parameters are one piece of parameters_.
+  struct Group {
+    std::size_t begin = 0;
+    std::size_t end = 0;
+    double lr_scale = 1;
+    std::optional<double> weight_decay;
+  };
+  // The gradients and what belongs to them, for those parameters of a group that have one.
   struct Active {
     std::vector<at::Tensor> parameters;
     std::vector<at::Tensor> gradients;
     std::vector<std::vector<at::Tensor>> slots;  // as in slots_
   };
-  Active active() const;
+  Active active(const Group& group) const;
   std::size_t add_slot(const std::string& key);  // like the parameters, zeros
   std::size_t add_step_counter();                // one float each, key "step"
 
   double lr_ = 0;
-  std::vector<NamedParameter> parameters_;
+  std::vector<NamedParameter> parameters_;  // of all groups
+  std::vector<Group> groups_;
   std::vector<Slot> slots_;
 };
+
+// All parameters as one group.
+std::vector<ParameterGroup> one_group(std::vector<NamedParameter> parameters);
 
 struct AdamOptions {
   double lr = 1e-3;
@@ -81,13 +111,18 @@ struct AdamOptions {
 // Adam; weight decay is added to the gradient.
 class Adam : public Optimizer {
  public:
-  Adam(std::vector<NamedParameter> parameters, AdamOptions options);
+  Adam(std::vector<NamedParameter> parameters, AdamOptions options)
+      : Adam(one_group(std::move(parameters)), options) {}
+  Adam(std::vector<ParameterGroup> groups, AdamOptions options)
+      : Adam(std::move(groups), options, false) {}
   void step() override;
+  double momentum() const override { return options_.beta1; }
+  void set_momentum(double momentum) override { options_.beta1 = momentum; }
   std::string kind() const override { return "Adam"; }
   std::map<std::string, double> numbers() const override;
 
  protected:
-  Adam(std::vector<NamedParameter> parameters, AdamOptions options, bool decoupled);
+  Adam(std::vector<ParameterGroup> groups, AdamOptions options, bool decoupled);
 
  private:
   AdamOptions options_;
@@ -98,7 +133,9 @@ class Adam : public Optimizer {
 class AdamW : public Adam {
  public:
   AdamW(std::vector<NamedParameter> parameters, AdamOptions options)
-      : Adam(std::move(parameters), options, true) {}
+      : AdamW(one_group(std::move(parameters)), options) {}
+  AdamW(std::vector<ParameterGroup> groups, AdamOptions options)
+      : Adam(std::move(groups), options, true) {}
   std::string kind() const override { return "AdamW"; }
 };
 
@@ -112,8 +149,13 @@ struct SgdOptions {
 
 class Sgd : public Optimizer {
  public:
-  Sgd(std::vector<NamedParameter> parameters, SgdOptions options);
+  Sgd(std::vector<NamedParameter> parameters, SgdOptions options)
+      : Sgd(one_group(std::move(parameters)), options) {}
+  Sgd(std::vector<ParameterGroup> groups, SgdOptions options);
   void step() override;
+  double momentum() const override { return options_.momentum; }
+  // Throws Error if it was made without momentum: there is no buffer for it.
+  void set_momentum(double momentum) override;
   std::string kind() const override { return "SGD"; }
   std::map<std::string, double> numbers() const override;
 

@@ -18,6 +18,7 @@
 #include "trainer/train/batches.hpp"
 #include "trainer/train/context.hpp"
 #include "trainer/train/ddp.hpp"
+#include "trainer/train/measures.hpp"
 #include "trainer/train/session.hpp"
 #include "trainer/train/tensors.hpp"
 
@@ -154,6 +155,35 @@ int collectives(Context& context, const std::filesystem::path& /*folder*/) {
   return 0;
 }
 
+// Rank r has r batches: rank 0 none.
+int measures(Context& context, const std::filesystem::path& /*folder*/) {
+  const auto batch = [](int number) {
+    const Examples examples = make_examples(number);
+    return Examples{examples.inputs.narrow(1, 0, 3).narrow(0, 0, 5 + number),
+                    examples.labels.narrow(0, 0, 5 + number)};
+  };
+  const auto count = [&](Context& of, const std::vector<int>& batches) {
+    WeightedMean mean;
+    Accuracy accuracy(2);
+    ConfusionMatrix confusion(3);
+    for (const int number : batches) {
+      const Examples examples = batch(number);
+      mean.add(examples.inputs.mean().item<double>(), examples.inputs.size(0));
+      accuracy.add(examples.inputs, examples.labels);
+      confusion.add(examples.inputs, examples.labels);
+    }
+    return std::tuple{mean.over(of), accuracy.over(of), confusion.over(of)};
+  };
+  const std::vector<std::vector<int>> share{{}, {0}, {1, 2}};
+  const auto mine = count(context, share[static_cast<std::size_t>(context.rank())]);
+  Context alone = Context::join(Environment{}, {});
+  const auto all = count(alone, {0, 1, 2});
+  const bool same = std::abs(std::get<0>(mine) - std::get<0>(all)) < 1e-12 &&
+                    std::get<1>(mine) == std::get<1>(all) &&
+                    std::get<2>(mine).equal(std::get<2>(all));
+  return same ? 0 : 1;
+}
+
 int dead_peer(Context& context, const std::filesystem::path& /*folder*/) {
   if (context.rank() == 1) std::_Exit(3);
   for (int i = 0; i < 100; ++i) context.barrier();
@@ -205,7 +235,8 @@ int run_job(const std::string& name, const std::filesystem::path& folder) {
   const std::map<std::string, std::function<int(Context&, const std::filesystem::path&)>> jobs{
       {"gradients", gradients},     {"steps", steps},         {"accumulate", accumulate},
       {"buffers", buffers},         {"unused", unused},       {"mismatch", mismatch},
-      {"collectives", collectives}, {"dead_peer", dead_peer}, {"resume", resume}};
+      {"collectives", collectives}, {"dead_peer", dead_peer}, {"resume", resume},
+      {"measures", measures}};
   return run([&] {
     Context context = Context::join();
     return jobs.at(name)(context, folder);
