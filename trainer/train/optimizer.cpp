@@ -25,6 +25,10 @@ std::vector<NamedParameter> named_parameters(const torch::nn::Module& module) {
   return parameters;
 }
 
+void zero_grad(torch::nn::Module& module) {
+  for (const at::Tensor& parameter : module.parameters()) parameter.mutable_grad().reset();
+}
+
 std::vector<ParameterGroup> one_group(std::vector<NamedParameter> parameters) {
   std::vector<ParameterGroup> groups(1);
   groups[0].parameters = std::move(parameters);

@@ -20,6 +20,9 @@ struct NamedParameter {
 // The parameters of a model that need a gradient, by name, each once.
 std::vector<NamedParameter> named_parameters(const torch::nn::Module& module);
 
+// Forgets all gradients of a model, the cheapest way that also suits DDP's bucket views.
+void zero_grad(torch::nn::Module& module);
+
 // Parameters that are trained in one way.
 struct ParameterGroup {
   std::vector<NamedParameter> parameters;

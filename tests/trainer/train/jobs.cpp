@@ -239,7 +239,8 @@ int run_job(const std::string& name, const std::filesystem::path& folder) {
       {"measures", measures}};
   return run([&] {
     Context context = Context::join();
-    return jobs.at(name)(context, folder);
+    const auto found = ddp_jobs().find(name);
+    return (found != ddp_jobs().end() ? found->second : jobs.at(name))(context, folder);
   });
 }
 

@@ -1,15 +1,23 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
+
+namespace dtrain::train {
+class Context;
+}
 
 // Tests of several ranks: the test program starts itself once for each rank, as a launcher would.
 namespace dtrain::train::test {
 
 // In a rank: runs the named job and returns the process's exit code.
 int run_job(const std::string& name, const std::filesystem::path& folder);
+
+using Job = std::function<int(Context&, const std::filesystem::path&)>;
+const std::map<std::string, Job>& ddp_jobs();  // ddp_jobs.cpp
 
 struct Exit {
   int code = 0;  // 128 + n for signal n
