@@ -5,11 +5,17 @@
 #include <string>
 #include <vector>
 
+#include "trainer/train/context.hpp"
+
 // Tests of several ranks: the test program starts itself once for each rank, as a launcher would.
 namespace dtrain::train::test {
 
 // In a rank: runs the named job and returns the process's exit code.
 int run_job(const std::string& name, const std::filesystem::path& folder);
+
+// Its part for checkpoints: checkpoint_jobs.cpp.
+int run_checkpoint_job(const std::string& name, Context& context,
+                       const std::filesystem::path& folder);
 
 struct Exit {
   int code = 0;  // 128 + n for signal n
