@@ -17,7 +17,7 @@ struct Kind {
   std::vector<std::string> train;
   std::vector<std::string> test;
   const char* names;
-  std::size_t labels;      // bytes of labels before the pixels; the last one counts
+  std::size_t labels;  // bytes of labels before the pixels; the last one counts
   std::int64_t classes;
 };
 

@@ -9,6 +9,7 @@
 #include <cstring>
 
 extern "C" {
+#include <jerror.h>
 #include <jpeglib.h>
 }
 
@@ -36,9 +37,22 @@ void on_jpeg_error(j_common_ptr info) {
   std::longjmp(errors->leave, 1);
 }
 
-// Damage that libjpeg would paint over in grey is an error too: nobody should train on it.
+// Damage that libjpeg would paint over in grey is an error too: nobody should train on it. What
+// cameras do wrong without harm is not.
 void on_jpeg_message(j_common_ptr info, int level) {
-  if (level < 0) on_jpeg_error(info);
+  const int code = info->err->msg_code;
+  if (level < 0 && code != JWRN_EXTRANEOUS_DATA && code != JWRN_ADOBE_XFORM &&
+      code != JWRN_JFIF_MAJOR) {
+    on_jpeg_error(info);
+  }
+}
+
+// A progressive file may have any number of scans, each of which costs a pass over the image.
+void on_jpeg_progress(j_common_ptr info) {
+  constexpr int kMostScans = 500;
+  if (reinterpret_cast<j_decompress_ptr>(info)->input_scan_number > kMostScans) {
+    ERREXIT(info, JERR_BAD_PROGRESSION);
+  }
 }
 
 jpeg_error_mgr* prepare(JpegErrors& errors) {
@@ -64,6 +78,9 @@ JpegOutcome decode_jpeg(std::span<const std::byte> bytes, std::vector<std::uint8
     return JpegOutcome::damaged;
   }
   jpeg_create_decompress(&info);
+  jpeg_progress_mgr progress{};
+  progress.progress_monitor = on_jpeg_progress;
+  info.progress = &progress;
   jpeg_mem_src(&info, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
   jpeg_read_header(&info, TRUE);
   size = {info.image_height, info.image_width};
@@ -120,9 +137,6 @@ ImageView decode_png(std::span<const std::byte> bytes, std::vector<std::uint8_t>
   if (png_image_finish_read(&image, &black, pixels.data(), 0, nullptr) == 0) {
     throw Error(std::string("a damaged PNG: ") + image.message);
   }
-  if (image.warning_or_error != 0) {
-    throw Error(std::string("a damaged PNG: ") + image.message);
-  }
   return ImageView::interleaved(pixels.data(), 3, rows, columns);
 }
 
@@ -144,8 +158,8 @@ std::vector<std::uint8_t> interleave(const ImageView& image) {
   return pixels;
 }
 
-bool write_jpeg(const std::uint8_t* pixels, const ImageView& image, int quality,
-                JpegErrors& errors, unsigned char** out, unsigned long* size) {
+bool write_jpeg(const std::uint8_t* pixels, const ImageView& image, int quality, JpegErrors& errors,
+                unsigned char** out, unsigned long* size) {
   jpeg_compress_struct info;
   info.err = prepare(errors);
   if (setjmp(errors.leave) != 0) {
@@ -162,8 +176,8 @@ bool write_jpeg(const std::uint8_t* pixels, const ImageView& image, int quality,
   jpeg_set_quality(&info, quality, TRUE);
   jpeg_start_compress(&info, TRUE);
   while (info.next_scanline < info.image_height) {
-    auto* row = const_cast<std::uint8_t*>(pixels) +
-                info.next_scanline * image.columns * image.channels;
+    auto* row =
+        const_cast<std::uint8_t*>(pixels) + info.next_scanline * image.columns * image.channels;
     jpeg_write_scanlines(&info, &row, 1);
   }
   jpeg_finish_compress(&info);

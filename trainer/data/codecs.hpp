@@ -17,9 +17,7 @@ struct Image {
   std::int64_t columns = 0;
   std::vector<std::uint8_t> pixels;
 
-  ImageView view() const {
-    return ImageView::interleaved(pixels.data(), channels, rows, columns);
-  }
+  ImageView view() const { return ImageView::interleaved(pixels.data(), channels, rows, columns); }
 };
 
 // Decodes a JPEG (libjpeg-turbo) or a PNG (libpng), told apart by their first bytes, to RGB, into

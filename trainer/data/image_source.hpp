@@ -24,8 +24,8 @@ struct ImageView {
                           std::int64_t columns) {
     return {pixels, channels, rows, columns, rows * columns, columns, 1};
   }
-  static ImageView interleaved(const std::uint8_t* pixels, std::int64_t channels,
-                               std::int64_t rows, std::int64_t columns) {
+  static ImageView interleaved(const std::uint8_t* pixels, std::int64_t channels, std::int64_t rows,
+                               std::int64_t columns) {
     return {pixels, channels, rows, columns, 1, columns * channels, channels};
   }
 };

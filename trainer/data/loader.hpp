@@ -22,9 +22,9 @@ namespace dtrain::train {
 
 // Where a loader's time went, since it was made.
 struct LoaderStats {
-  std::int64_t batches = 0;             // given out
-  std::chrono::nanoseconds waited{};    // in next(), by the training
-  std::chrono::nanoseconds made{};      // by all threads together, making batches
+  std::int64_t batches = 0;           // given out
+  std::chrono::nanoseconds waited{};  // in next(), by the training
+  std::chrono::nanoseconds made{};    // by all threads together, making batches
 };
 
 struct LoaderOptions {

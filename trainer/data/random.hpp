@@ -11,8 +11,8 @@ namespace dtrain::train {
 class SampleRandom {
  public:
   SampleRandom(std::uint64_t seed, std::int64_t epoch, std::int64_t index)
-      : state_(mix(mix(seed, static_cast<std::uint64_t>(epoch)),
-                   static_cast<std::uint64_t>(index))) {}
+      : state_(
+            mix(mix(seed, static_cast<std::uint64_t>(epoch)), static_cast<std::uint64_t>(index))) {}
 
   std::uint64_t next() { return mix(state_ += 0x9e3779b97f4a7c15U); }
   // From 0 to n - 1; n is at least 1.

@@ -46,7 +46,8 @@ class DistributedSampler {
   DistributedSampler(std::int64_t size, int rank, int ranks, Options options);
 
   // The order of `epoch` from its beginning, or from `position`, which may have been counted by
-  // another number of ranks; beyond the epoch's end nothing remains. Throws Error on a negative one.
+  // another number of ranks; beyond the epoch's end nothing remains. Throws Error on a negative
+  // one.
   void set_epoch(std::int64_t epoch, std::int64_t position = 0);
 
   std::int64_t epoch() const { return epoch_; }

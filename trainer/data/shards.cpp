@@ -39,14 +39,17 @@ std::string at_sample(const std::string& file, const std::string& key) {
 class Shards : public ImageSource {
  public:
   Shards(const fs::path& folder, std::size_t most_open)
-      : folder_(folder), index_(read_shard_index(folder)), most_open_(std::max<std::size_t>(most_open, 1)) {
+      : folder_(folder),
+        index_(read_shard_index(folder)),
+        most_open_(std::max<std::size_t>(most_open, 1)) {
     for (const ShardIndex::Shard& shard : index_.shards) {
       std::error_code error;
       const std::uintmax_t size = fs::file_size(folder / shard.file, error);
       if (error || size != shard.size) {
         throw Error((folder / shard.file).string() + ": " +
-                    (error ? error.message() : "has another size than " + std::string(kShardIndex) +
-                                                   " says; write the index anew"));
+                    (error ? error.message()
+                           : "has another size than " + std::string(kShardIndex) +
+                                 " says; write the index anew"));
       }
       size_ += shard.samples;
       ends_.push_back(size_);
@@ -190,10 +193,8 @@ ShardIndex write_shard_index(const fs::path& folder, std::vector<std::string> cl
     shards.push_back(
         {{"file", name}, {"size", index.shards.back().size}, {"samples", shard.samples()}});
   }
-  const json document = {{"format", "dtrain-shards"},
-                         {"version", 1},
-                         {"classes", index.classes},
-                         {"shards", shards}};
+  const json document = {
+      {"format", "dtrain-shards"}, {"version", 1}, {"classes", index.classes}, {"shards", shards}};
   write_atomically(folder / kShardIndex,
                    document.dump(1, ' ', false, json::error_handler_t::replace) + "\n");
   return index;

@@ -37,7 +37,9 @@ struct TarShard::State {
 
   explicit State(const std::filesystem::path& from) : path(from), file(from) {}
 
-  [[noreturn]] void refuse(const std::string& why) const { throw Error(path.string() + ": " + why); }
+  [[noreturn]] void refuse(const std::string& why) const {
+    throw Error(path.string() + ": " + why);
+  }
 
   void add(const std::string& name, std::uint64_t begin, std::uint64_t size) {
     const auto slash = name.rfind('/');

@@ -19,8 +19,8 @@ struct Box {
 // The largest part of the wanted shape, in the middle.
 Box middle(const ImageView& image, double shape) {
   Box box;
-  box.columns = std::min(static_cast<double>(image.columns),
-                         static_cast<double>(image.rows) * shape);
+  box.columns =
+      std::min(static_cast<double>(image.columns), static_cast<double>(image.rows) * shape);
   box.rows = box.columns / shape;
   box.row = (static_cast<double>(image.rows) - box.rows) / 2;
   box.column = (static_cast<double>(image.columns) - box.columns) / 2;
@@ -62,8 +62,8 @@ std::vector<Tap> taps(double begin, double length, std::int64_t outputs, std::in
     Tap tap;
     tap.first = static_cast<std::int64_t>(inside);
     tap.second = std::min(tap.first + 1, inputs - 1);
-    tap.weight = static_cast<std::int32_t>(
-        std::lround((inside - static_cast<double>(tap.first)) * 256));
+    tap.weight =
+        static_cast<std::int32_t>(std::lround((inside - static_cast<double>(tap.first)) * 256));
     result[static_cast<std::size_t>(reversed ? outputs - 1 - i : i)] = tap;
   }
   return result;
@@ -125,8 +125,8 @@ void Transformer::write_as(const ImageView& image, SampleRandom random, Value* o
 
   if (t.fit != Transform::Fit::exact) {
     const double shape = static_cast<double>(t.columns) / static_cast<double>(t.rows);
-    const Box box = t.fit == Transform::Fit::resize ? middle(image, shape)
-                                                    : random_part(image, shape, random);
+    const Box box =
+        t.fit == Transform::Fit::resize ? middle(image, shape) : random_part(image, shape, random);
     const std::vector<Tap> rows = taps(box.row, box.rows, t.rows, image.rows, false);
     const std::vector<Tap> columns = taps(box.column, box.columns, t.columns, image.columns, flip);
     for (std::int64_t channel = 0; channel < channels_; ++channel) {
@@ -138,7 +138,8 @@ void Transformer::write_as(const ImageView& image, SampleRandom random, Value* o
         for (const Tap& column : columns) {
           const std::int64_t left = column.first * image.column_stride;
           const std::int64_t right = column.second * image.column_stride;
-          const std::int32_t up = above[left] * (256 - column.weight) + above[right] * column.weight;
+          const std::int32_t up =
+              above[left] * (256 - column.weight) + above[right] * column.weight;
           const std::int32_t down =
               below[left] * (256 - column.weight) + below[right] * column.weight;
           const std::int32_t sum = up * (256 - row.weight) + down * row.weight;
@@ -156,8 +157,7 @@ void Transformer::write_as(const ImageView& image, SampleRandom random, Value* o
                 ", too small for " + std::to_string(t.rows) + "x" + std::to_string(t.columns));
   }
   // The output's first row and column, in the image's: negative ones are padding.
-  const std::int64_t top =
-      (t.random_crop ? random.below(spare_rows + 1) : spare_rows / 2) - t.pad;
+  const std::int64_t top = (t.random_crop ? random.below(spare_rows + 1) : spare_rows / 2) - t.pad;
   const std::int64_t left =
       (t.random_crop ? random.below(spare_columns + 1) : spare_columns / 2) - t.pad;
   // The columns of the image that are seen, and the padding on both sides of them.
@@ -201,9 +201,8 @@ void Transformer::write(const ImageView& image, SampleRandom random, float* out)
 }
 
 void Transformer::write(const ImageView& image, SampleRandom random, std::uint8_t* out) const {
-  write_as(image, random, out, [](std::int64_t) {
-    return [](std::uint8_t value) { return value; };
-  });
+  write_as(image, random, out,
+           [](std::int64_t) { return [](std::uint8_t value) { return value; }; });
 }
 
 }  // namespace dtrain::train
