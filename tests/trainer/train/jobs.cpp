@@ -1,12 +1,10 @@
 #include "tests/trainer/train/jobs.hpp"
 
 #include <ATen/ATen.h>
-#include <signal.h>
 #include <torch/nn/functional/dropout.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -19,7 +17,7 @@
 #include "trainer/train/context.hpp"
 #include "trainer/train/ddp.hpp"
 #include "trainer/train/measures.hpp"
-#include "trainer/train/session.hpp"
+#include "trainer/train/optimizer.hpp"
 #include "trainer/train/tensors.hpp"
 
 namespace dtrain::train::test {
@@ -190,57 +188,21 @@ int dead_peer(Context& context, const std::filesystem::path& /*folder*/) {
   return 0;
 }
 
-// A training with everything that a resume must bring back: shuffled data, dropout, Adam, batch
-// norm. Writes each step's loss, and the weights at the end. TEST_DIE_AFTER kills the ranks.
-int resume(Context& context, const std::filesystem::path& folder) {
-  constexpr std::int64_t kSteps = 14;
-  const char* die_after = std::getenv("TEST_DIE_AFTER");
-  context.seed(7);
-  auto model = make_small_model(1, {.batch_norm = true, .dropout = true});
-  Ddp ddp(model, context, ddp_options());
-  Adam optimizer(named_parameters(*model), {.lr = 1e-2});
-  Session session(context, {.storage = folder / "storage", .retention = {}});
-  Place place = session.resume(*model, optimizer).value_or(Place{});
-  const auto data = make_images(40);
-  DistributedSampler sampler(data->size(), context.rank(), context.world_size(), {.seed = 3});
-  for (; place.step < kSteps; ++place.epoch, place.position = 0) {
-    sampler.set_epoch(place.epoch, place.position);
-    Loader<ImageBatch> batches(sampler, {.batch_size = 4, .workers = 2}, image_batches(data));
-    std::int64_t taken = 0;
-    while (auto batch = batches.next()) {
-      at::Tensor loss = at::cross_entropy_loss(ddp(batch->images.flatten(1)), batch->labels);
-      loss.backward();
-      optimizer.step();
-      optimizer.zero_grad();
-      ++place.step;
-      taken += batch->images.size(0);
-      place.position = sampler.position_after(taken);
-      std::FILE* losses =
-          std::fopen((folder / ("losses-" + std::to_string(context.rank()))).c_str(), "a");
-      std::fprintf(losses, "%lld %a\n", static_cast<long long>(place.step), loss.item<double>());
-      std::fclose(losses);
-      if (place.step % 3 == 0) session.report(place, {{"loss", 0.5}}, *model, optimizer);
-      if (die_after != nullptr && place.step == std::atoi(die_after)) ::raise(SIGKILL);
-      if (place.step == kSteps) break;
-    }
-  }
-  ddp.sync_buffers();
-  write_out(folder, "final", context.rank(), state_dict(*model));
-  return 0;
-}
-
 }  // namespace
 
 int run_job(const std::string& name, const std::filesystem::path& folder) {
   const std::map<std::string, std::function<int(Context&, const std::filesystem::path&)>> jobs{
       {"gradients", gradients},     {"steps", steps},         {"accumulate", accumulate},
       {"buffers", buffers},         {"unused", unused},       {"mismatch", mismatch},
-      {"collectives", collectives}, {"dead_peer", dead_peer}, {"resume", resume},
-      {"measures", measures}};
+      {"collectives", collectives}, {"dead_peer", dead_peer}, {"measures", measures}};
   return run([&] {
     Context context = Context::join();
-    const auto found = ddp_jobs().find(name);
-    return (found != ddp_jobs().end() ? found->second : jobs.at(name))(context, folder);
+    if (const auto found = ddp_jobs().find(name); found != ddp_jobs().end()) {
+      return found->second(context, folder);
+    }
+    const auto job = jobs.find(name);
+    return job == jobs.end() ? run_checkpoint_job(name, context, folder)
+                             : job->second(context, folder);
   });
 }
 

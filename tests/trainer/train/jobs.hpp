@@ -6,9 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace dtrain::train {
-class Context;
-}
+#include "trainer/train/context.hpp"
 
 // Tests of several ranks: the test program starts itself once for each rank, as a launcher would.
 namespace dtrain::train::test {
@@ -18,6 +16,10 @@ int run_job(const std::string& name, const std::filesystem::path& folder);
 
 using Job = std::function<int(Context&, const std::filesystem::path&)>;
 const std::map<std::string, Job>& ddp_jobs();  // ddp_jobs.cpp
+
+// Its part for checkpoints: checkpoint_jobs.cpp.
+int run_checkpoint_job(const std::string& name, Context& context,
+                       const std::filesystem::path& folder);
 
 struct Exit {
   int code = 0;  // 128 + n for signal n
