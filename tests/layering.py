@@ -39,7 +39,7 @@ ONLY = {
     "libssh/": ["launcher/remote/"],
     "sqlite3.h": ["agent/head/"],
     "torch/": ["trainer/", "examples/"],
-    "CLI/": ["cli/", "agent/main.cpp", "examples/"],
+    "CLI/": ["cli/", "agent/main.cpp", "examples/", "trainer/tools/"],
 }
 HEADERS_WITHOUT = ["boost/beast", "openssl/", "CLI/"]  # costly: they stay inside .cpp files
 

@@ -245,27 +245,31 @@ std::optional<Checkpoint> newest_checkpoint(const fs::path& storage, const Warn&
   return std::move(checkpoints.back());
 }
 
-std::vector<std::int64_t> checkpoints_to_remove(const std::vector<Checkpoint>& checkpoints,
-                                                const Retention& retention) {
-  if (!retention.num_to_keep || checkpoints.empty()) return {};
+std::vector<Checkpoint> best_first(std::vector<Checkpoint> checkpoints,
+                                   const Retention& retention) {
   const auto score = [&](const Checkpoint& checkpoint) {
     const auto found = checkpoint.manifest.metrics.find(retention.score_attribute);
     const double worst = -std::numeric_limits<double>::infinity();
     if (found == checkpoint.manifest.metrics.end() || std::isnan(found->second)) return worst;
     return retention.higher_is_better ? found->second : -found->second;
   };
-  std::vector<const Checkpoint*> best;
-  for (const Checkpoint& checkpoint : checkpoints) best.push_back(&checkpoint);
-  std::sort(best.begin(), best.end(), [&](const Checkpoint* a, const Checkpoint* b) {
-    if (!retention.score_attribute.empty() && score(*a) != score(*b)) return score(*a) > score(*b);
-    return a->manifest.number > b->manifest.number;  // of equals, the newer
+  std::sort(checkpoints.begin(), checkpoints.end(), [&](const Checkpoint& a, const Checkpoint& b) {
+    if (!retention.score_attribute.empty() && score(a) != score(b)) return score(a) > score(b);
+    return a.manifest.number > b.manifest.number;  // of equals, the newer
   });
+  return checkpoints;
+}
+
+std::vector<std::int64_t> checkpoints_to_remove(const std::vector<Checkpoint>& checkpoints,
+                                                const Retention& retention) {
+  if (!retention.num_to_keep || checkpoints.empty()) return {};
+  const std::vector<Checkpoint> best = best_first(checkpoints, retention);
   std::int64_t newest = 0;
   for (const Checkpoint& each : checkpoints) newest = std::max(newest, each.manifest.number);
   std::vector<std::int64_t> gone;
   for (std::size_t i = static_cast<std::size_t>(std::max(*retention.num_to_keep, 1));
        i < best.size(); ++i) {
-    if (best[i]->manifest.number != newest) gone.push_back(best[i]->manifest.number);
+    if (best[i].manifest.number != newest) gone.push_back(best[i].manifest.number);
   }
   std::sort(gone.begin(), gone.end());
   return gone;

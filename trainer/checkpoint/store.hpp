@@ -86,6 +86,8 @@ struct Retention {
   bool higher_is_better = true;
 };
 
+// `checkpoints` with the best first; of equals, and without a score, the newer one. Pure.
+std::vector<Checkpoint> best_first(std::vector<Checkpoint> checkpoints, const Retention& retention);
 // Which of `checkpoints` (by number) go. Pure.
 std::vector<std::int64_t> checkpoints_to_remove(const std::vector<Checkpoint>& checkpoints,
                                                 const Retention& retention);

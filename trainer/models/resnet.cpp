@@ -65,7 +65,7 @@ ResNetImpl::ResNetImpl(std::array<std::int64_t, 4> blocks, std::int64_t classes)
 torch::Tensor ResNetImpl::forward(const torch::Tensor& images) {
   torch::Tensor x = bn1_->forward(conv1_->forward(images));
   torch::relu_(x);
-  x = torch::max_pool2d(x, /*kernel_size=*/3, /*stride=*/2, /*padding=*/1);
+  if (max_pool_) x = torch::max_pool2d(x, /*kernel_size=*/3, /*stride=*/2, /*padding=*/1);
   for (torch::nn::Sequential& layer : layers_) x = layer->forward(x);
   x = torch::adaptive_avg_pool2d(x, {1, 1}).flatten(1);
   return fc_->forward(x);

@@ -38,12 +38,15 @@ class ResNetImpl : public torch::nn::Module {
   //     model.conv1 = nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)
   // and its initialization is Conv2d's own, as there.
   void replace_conv1(torch::nn::Conv2d conv1);
+  // model.maxpool = nn.Identity(): for pictures so small that halving them costs too much.
+  void without_max_pool() { max_pool_ = false; }
 
  private:
   torch::nn::Conv2d conv1_{nullptr};
   torch::nn::BatchNorm2d bn1_{nullptr};
   std::array<torch::nn::Sequential, 4> layers_;
   torch::nn::Linear fc_{nullptr};
+  bool max_pool_ = true;
 };
 TORCH_MODULE(ResNet);
 
