@@ -210,8 +210,8 @@ inline Recipe mnist_recipe(const Flags& flags, const std::string& model) {
   recipe.test = open(MnistSplit::test);
   recipe.train_transform.rows = recipe.train_transform.columns = 28;
   recipe.test_transform = recipe.train_transform;
-  recipe.optimizer = [lr = flags.lr](const torch::nn::Module& model) {
-    return std::make_unique<Adam>(named_parameters(model), AdamOptions{.lr = lr});
+  recipe.optimizer = [lr = flags.lr](const torch::nn::Module& module) {
+    return std::make_unique<Adam>(named_parameters(module), AdamOptions{.lr = lr});
   };
   return recipe;
 }
