@@ -298,6 +298,31 @@ std::vector<at::Tensor> Context::all_gather(const at::Tensor& tensor) {
   return outputs[0];
 }
 
+std::vector<std::string> Context::all_gather(const std::string& text) {
+  if (!state_->group) return {text};
+  const auto size = static_cast<std::int64_t>(text.size());
+  std::vector<std::int64_t> sizes;
+  std::int64_t longest = 0;
+  for (const at::Tensor& each : all_gather(at::full({1}, size, at::kLong))) {
+    sizes.push_back(each.item<std::int64_t>());
+    longest = std::max(longest, sizes.back());
+  }
+  std::vector<std::string> texts(sizes.size());
+  if (longest == 0) return texts;
+  const at::Tensor bytes = at::zeros({longest}, at::kByte);
+  std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  const std::vector<at::Tensor> all = all_gather(bytes);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    texts[i].assign(static_cast<const char*>(all[i].const_data_ptr()),
+                    static_cast<std::size_t>(sizes[i]));
+  }
+  return texts;
+}
+
+void Context::set_step(std::int64_t step) {
+  if (state_->shared) state_->shared->set_step(step);
+}
+
 void Context::seed(std::uint64_t seed) const {
   at::manual_seed(seed + static_cast<std::uint64_t>(rank()));
 }

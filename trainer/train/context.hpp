@@ -55,6 +55,11 @@ class Context {
   int rank() const;
   int world_size() const;
   bool is_first() const { return rank() == 0; }
+  int local_rank() const { return environment().local_rank; }
+  int local_world_size() const { return environment().local_world_size; }
+  int node_rank() const { return environment().node_rank; }
+  const std::string& run_name() const { return environment().run; }  // empty if nobody gave one
+  int restart_count() const { return environment().attempt - 1; }
   c10::Device device() const;
   // What carries CPU tensors; automatic with one rank, which sends nothing.
   Transport transport() const;
@@ -70,6 +75,11 @@ class Context {
   std::string broadcast(const std::string& text, int from = 0);
   // A copy of every rank's tensor, by rank. All have the same shape and type.
   std::vector<at::Tensor> all_gather(const at::Tensor& tensor);
+  // Every rank's text, by rank, each of its own length. (JSON: trainer/train/objects.hpp.)
+  std::vector<std::string> all_gather(const std::string& text);
+
+  // Tells the peers which step this rank works on, for their messages when it does not come.
+  void set_step(std::int64_t step);
 
   // Seeds the generators of this rank: with seed + rank, so that ranks differ.
   void seed(std::uint64_t seed) const;

@@ -73,6 +73,11 @@ void verify_same_model(Context& context, const std::vector<std::string>& mine) {
   throw Error("DDP: the ranks' models differ: " + problem);
 }
 
+// Each element is summed in the order of the ranks, or there are only two summands.
+bool layout_changes_nothing(const Context& context) {
+  return context.transport() == Transport::shared_memory || context.world_size() == 2;
+}
+
 BucketIndices indices_of(const BucketLayout& layout, const ReducerArguments& arguments) {
   std::unordered_map<std::string, std::size_t> index_of;
   for (const auto& [index, name] : arguments.names) index_of.emplace(name, index);
@@ -232,8 +237,7 @@ DistributedDataParallel::DistributedDataParallel(std::shared_ptr<torch::nn::Modu
   }
   state.reducer = make_reducer(arguments, o);
   if (o.bucket_layout) state.reducer->keep_buckets();
-  const bool bits_are_safe =
-      context.transport() == Transport::shared_memory || context.world_size() == 2;
+  const bool bits_are_safe = layout_changes_nothing(context);
   if (!o.bucket_layout && !o.deterministic && !o.find_unused_parameters && !o.static_graph &&
       o.tune_buckets.value_or(bits_are_safe && o.bucket_bytes == DdpOptions{}.bucket_bytes)) {
     state.tuner.emplace(bytes);
@@ -254,6 +258,26 @@ BucketLayout DistributedDataParallel::bucket_layout() const {
     }
   }
   return layout;
+}
+
+BucketLayout DistributedDataParallel::layout_to_keep() {
+  State& state = *state_;
+  if (!state.reducer || layout_changes_nothing(state.context)) return {};
+  if (!state.reducer->has_final_buckets()) {
+    const comm::SharedTensors in_shared_memory;
+    state.reducer->rebuild_buckets();  // as the next step would
+  }
+  return state.reducer->has_final_buckets() ? bucket_layout() : BucketLayout{};
+}
+
+void DistributedDataParallel::use_layout(const BucketLayout& layout) {
+  State& state = *state_;
+  if (!state.reducer) return;
+  state.arguments.buckets = indices_of(layout, state.arguments);
+  state.tuner.reset();
+  state.reducer.reset();  // takes its hooks along
+  state.reducer = make_reducer(state.arguments, state.options);
+  state.reducer->keep_buckets();
 }
 
 std::int64_t DistributedDataParallel::bucket_bytes() const {

@@ -121,6 +121,12 @@ class DistributedDataParallel {
   // The layout that is used now. Before the first backward has shown the order of the gradients,
   // and with find_unused_parameters, it is made from the order of the parameters.
   BucketLayout bucket_layout() const;
+  // What a checkpoint must hold for a bit-exact resume: the layout that the next step will have.
+  // Empty where the layout cannot change a bit (one or two ranks, or shared memory), and before
+  // the first backward. Call it between steps.
+  BucketLayout layout_to_keep();
+  // From the next step on, and for good. Throws Error if it is not of this model. For a resume.
+  void use_layout(const BucketLayout& layout);
   // The bytes that bucket tuning has chosen, or was told.
   std::int64_t bucket_bytes() const;
   // Still trying bucket sizes: times of steps say little yet.

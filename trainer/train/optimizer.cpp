@@ -95,6 +95,26 @@ void Optimizer::load_state(const std::map<std::string, at::Tensor>& state) {
   for (const auto& [key, tensor] : mine) tensor.copy_(state.at(key));
 }
 
+void Optimizer::keep_only(const std::function<bool(const std::string& name)>& keeps) {
+  std::vector<NamedParameter> parameters;
+  std::vector<Slot> slots;
+  for (const Slot& slot : slots_) slots.push_back({slot.key, {}});
+  for (Group& group : groups_) {
+    const std::size_t begin = parameters.size();
+    for (std::size_t i = group.begin; i < group.end; ++i) {
+      if (!keeps(parameters_[i].name)) continue;
+      parameters.push_back(parameters_[i]);
+      for (std::size_t s = 0; s < slots.size(); ++s) {
+        slots[s].tensors.push_back(slots_[s].tensors[i]);
+      }
+    }
+    group.begin = begin;
+    group.end = parameters.size();
+  }
+  parameters_ = std::move(parameters);
+  slots_ = std::move(slots);
+}
+
 Optimizer::Active Optimizer::active(const Group& group) const {
   Active active;
   active.slots.resize(slots_.size());

@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -59,13 +60,22 @@ class Optimizer {
   virtual void set_momentum(double momentum) = 0;
 
   // "NAME/KEY" -> tensor. The tensors are the optimizer's own: copy them to keep them.
-  std::map<std::string, at::Tensor> state() const;
+  virtual std::map<std::string, at::Tensor> state() const;
   // Copies into its own tensors. Throws Error that names what is missing, unknown, or of another
   // shape or type; nothing is changed then.
-  void load_state(const std::map<std::string, at::Tensor>& state);
+  virtual void load_state(const std::map<std::string, at::Tensor>& state);
 
   // True if state() holds this rank's part only, and the other ranks hold the rest.
   virtual bool state_is_sharded() const { return false; }
+
+  // What it trains, in the order of its groups.
+  const std::vector<NamedParameter>& parameters() const { return parameters_; }
+
+  // True if each parameter's update needs nothing of the other parameters, so that ranks can share
+  // them out (ZeroOptimizer). An optimizer of one's own says so by overriding it.
+  virtual bool updates_apart() const { return false; }
+  // Forgets the other parameters, and their state: what is left may be nothing.
+  void keep_only(const std::function<bool(const std::string& name)>& keeps);
 
   // What else makes it what it is: its kind and its numbers (lr, betas, …).
   virtual std::string kind() const = 0;
@@ -121,6 +131,7 @@ class Adam : public Optimizer {
   void step() override;
   double momentum() const override { return options_.beta1; }
   void set_momentum(double momentum) override { options_.beta1 = momentum; }
+  bool updates_apart() const override { return true; }
   std::string kind() const override { return "Adam"; }
   std::map<std::string, double> numbers() const override;
 
@@ -159,11 +170,64 @@ class Sgd : public Optimizer {
   double momentum() const override { return options_.momentum; }
   // Throws Error if it was made without momentum: there is no buffer for it.
   void set_momentum(double momentum) override;
+  bool updates_apart() const override { return true; }
   std::string kind() const override { return "SGD"; }
   std::map<std::string, double> numbers() const override;
 
  private:
   SgdOptions options_;
+};
+
+struct RmsPropOptions {
+  double lr = 1e-2;
+  double alpha = 0.99;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  double momentum = 0;
+  bool centered = false;
+};
+
+class RmsProp : public Optimizer {
+ public:
+  RmsProp(std::vector<NamedParameter> parameters, RmsPropOptions options)
+      : RmsProp(one_group(std::move(parameters)), options) {}
+  RmsProp(std::vector<ParameterGroup> groups, RmsPropOptions options);
+  void step() override;
+  double momentum() const override { return options_.momentum; }
+  // Throws Error if it was made without momentum: there is no buffer for it.
+  void set_momentum(double momentum) override;
+  bool updates_apart() const override { return true; }
+  std::string kind() const override { return "RMSprop"; }
+  std::map<std::string, double> numbers() const override;
+
+ private:
+  RmsPropOptions options_;
+  std::size_t momentum_buffer_ = 0;  // its slots
+  std::size_t gradient_average_ = 0;
+};
+
+struct AdagradOptions {
+  double lr = 1e-2;
+  double lr_decay = 0;
+  double weight_decay = 0;
+  double initial_accumulator_value = 0;
+  double eps = 1e-10;
+};
+
+class Adagrad : public Optimizer {
+ public:
+  Adagrad(std::vector<NamedParameter> parameters, AdagradOptions options)
+      : Adagrad(one_group(std::move(parameters)), options) {}
+  Adagrad(std::vector<ParameterGroup> groups, AdagradOptions options);
+  void step() override;
+  double momentum() const override { return 0; }
+  void set_momentum(double momentum) override;  // throws Error: it has none
+  bool updates_apart() const override { return true; }
+  std::string kind() const override { return "Adagrad"; }
+  std::map<std::string, double> numbers() const override;
+
+ private:
+  AdagradOptions options_;
 };
 
 }  // namespace dtrain::train

@@ -80,6 +80,7 @@ class Session {
               Optimizer& optimizer);
   // False if nobody said where checkpoints go; then the report above is an Error.
   bool can_checkpoint() const { return storage_.has_value(); }
+  const std::optional<std::filesystem::path>& storage() const { return storage_; }
 
   // Waits until the last checkpoint is committed. Collective. Throws Error, on every rank, if it
   // was not. The path is known to rank 0, and to all ranks under dtrain.

@@ -197,8 +197,10 @@ int run_job(const std::string& name, const std::filesystem::path& folder) {
       {"collectives", collectives}, {"dead_peer", dead_peer}, {"measures", measures}};
   return run([&] {
     Context context = Context::join();
-    if (const auto found = ddp_jobs().find(name); found != ddp_jobs().end()) {
-      return found->second(context, folder);
+    for (const auto* more : {&ddp_jobs(), &shared_jobs()}) {
+      if (const auto found = more->find(name); found != more->end()) {
+        return found->second(context, folder);
+      }
     }
     const auto job = jobs.find(name);
     return job == jobs.end() ? run_checkpoint_job(name, context, folder)

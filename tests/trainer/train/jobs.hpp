@@ -15,7 +15,8 @@ namespace dtrain::train::test {
 int run_job(const std::string& name, const std::filesystem::path& folder);
 
 using Job = std::function<int(Context&, const std::filesystem::path&)>;
-const std::map<std::string, Job>& ddp_jobs();  // ddp_jobs.cpp
+const std::map<std::string, Job>& ddp_jobs();     // ddp_jobs.cpp
+const std::map<std::string, Job>& shared_jobs();  // shared_jobs.cpp
 
 // Its part for checkpoints: checkpoint_jobs.cpp.
 int run_checkpoint_job(const std::string& name, Context& context,
