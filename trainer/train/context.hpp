@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "trainer/core/environment.hpp"
+#include "trainer/core/libtorch_check.hpp"
 
 namespace c10d {
 class ProcessGroup;
