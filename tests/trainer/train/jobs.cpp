@@ -197,7 +197,7 @@ int run_job(const std::string& name, const std::filesystem::path& folder) {
       {"collectives", collectives}, {"dead_peer", dead_peer}, {"measures", measures}};
   return run([&] {
     Context context = Context::join();
-    for (const auto* more : {&ddp_jobs(), &shared_jobs()}) {
+    for (const auto* more : {&ddp_jobs(), &parity_jobs(), &shared_jobs()}) {
       if (const auto found = more->find(name); found != more->end()) {
         return found->second(context, folder);
       }
