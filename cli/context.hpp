@@ -67,6 +67,7 @@ Verb add_submit(CLI::App& root);
 Verb add_logs(CLI::App& root);
 Verb add_stop(CLI::App& root);
 Verb add_result(CLI::App& root);
+Verb add_plot(CLI::App& root);
 Verb add_pull(CLI::App& root);
 Verb add_rm(CLI::App& root);
 Verb add_exec(CLI::App& root);

@@ -33,6 +33,9 @@ std::optional<int> read_flags(int argc, char** argv, const std::string& descript
   app.add_option("--workers", flags.workers, "Threads of each rank that make batches")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  app.add_option("--precision", flags.precision, "bf16 computes forward passes in 16 bits")
+      ->check(CLI::IsMember({"32", "bf16"}))
+      ->capture_default_str();
   app.add_option("--tensorboard", flags.tensorboard, "Folder for TensorBoard's event files");
   app.add_option("--metrics-file", flags.metrics_file, "File for metrics, a JSON line each");
   try {

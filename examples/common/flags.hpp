@@ -18,6 +18,7 @@ struct Flags {
   int workers = 1;  // threads that make batches
   std::string tensorboard;
   std::string metrics_file;
+  std::string precision = "32";  // or bf16: autocast
 };
 
 // Reads them into `flags`, whose values are the defaults. Returns an exit code if the program is

@@ -17,6 +17,7 @@
 #include "trainer/train/ddp.hpp"
 #include "trainer/train/measures.hpp"
 #include "trainer/train/optimizer.hpp"
+#include "trainer/train/precision.hpp"
 #include "trainer/train/scheduler.hpp"
 #include "trainer/train/session.hpp"
 
@@ -81,6 +82,8 @@ int train_classifier(const std::shared_ptr<Module>& model, dtrain::train::Contex
   const std::int64_t steps_per_epoch = (sampler.remaining() + batch_size - 1) / batch_size;
   const std::int64_t all_steps = flags.epochs * steps_per_epoch;
 
+  const Precision precision = precision_of(flags.precision);
+
   Session::Options session_options;
   if (!flags.storage.empty()) session_options.storage = flags.storage;
   if (!flags.tensorboard.empty()) session_options.tensorboard = flags.tensorboard;
@@ -129,7 +132,11 @@ int train_classifier(const std::shared_ptr<Module>& model, dtrain::train::Contex
       const at::Tensor images = batch->images.to(context.device(), /*non_blocking=*/true);
       const at::Tensor labels = batch->labels.to(context.device(), /*non_blocking=*/true);
       times.lap(Part::copy);
-      at::Tensor loss = at::cross_entropy_loss(ddp(images), labels);
+      at::Tensor loss;
+      {
+        const Autocast in_precision(context.device(), precision);
+        loss = at::cross_entropy_loss(ddp(images), labels);
+      }
       loss.backward();
       optimizer->step();
       optimizer->zero_grad();

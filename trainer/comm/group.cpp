@@ -13,6 +13,8 @@
 #include <cstring>
 #include <new>
 #include <vector>
+
+#include "trainer/core/stacks.hpp"
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -323,6 +325,7 @@ void SharedGroup::wait_for(int peer, std::uint32_t target) {
       char seconds[32];
       std::snprintf(seconds, sizeof seconds, "%g",
                     std::chrono::duration<double>(options_.timeout).count());
+      note_stacks(native_stacks());
       fail(describe(current_) + " of group '" + options_.name + "' timed out after " + seconds +
            " s on rank " + std::to_string(rank_) + ": " + others(current_, target));
     }

@@ -20,6 +20,9 @@
 
 #include "trainer/comm/backend.hpp"
 #include "trainer/core/error.hpp"
+#include "trainer/core/stacks.hpp"
+#include "trainer/train/processor.hpp"
+#include "trainer/train/watch.hpp"
 
 namespace dtrain::train {
 namespace {
@@ -117,6 +120,7 @@ struct Context::State {
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::ProcessGroup> group;
   std::shared_ptr<comm::SharedGroup> shared;  // null: CPU tensors go through Gloo
+  std::unique_ptr<Watch> watch;
   std::string no_shared_memory;
   int exceptions_at_birth = std::uncaught_exceptions();
 
@@ -218,11 +222,13 @@ Context Context::join() {
 }
 
 Context Context::join(const Environment& environment, const Options& options) {
+  prepare_processor(environment.local_rank == 0);
   if (options.num_threads > 0) at::set_num_threads(options.num_threads);
   auto state = std::make_unique<State>();
   state->environment = environment;
   state->device = pick_device(environment);
   if (environment.world_size > 1) state->connect(options);
+  state->watch = std::make_unique<Watch>(environment, state->shared);
   return Context(std::move(state));
 }
 
@@ -320,6 +326,8 @@ std::vector<std::string> Context::all_gather(const std::string& text) {
 }
 
 void Context::set_step(std::int64_t step) {
+  set_crash_step(step);
+  state_->watch->set_step(step);
   if (state_->shared) state_->shared->set_step(step);
 }
 

@@ -79,7 +79,8 @@ class Context {
   // Every rank's text, by rank, each of its own length. (JSON: trainer/train/objects.hpp.)
   std::vector<std::string> all_gather(const std::string& text);
 
-  // Tells the peers which step this rank works on, for their messages when it does not come.
+  // The step that this rank works on: for its heartbeats, its crash report, and its peers' messages
+  // when it does not come. Session::progress() calls it.
   void set_step(std::int64_t step);
 
   // Seeds the generators of this rank: with seed + rank, so that ranks differ.

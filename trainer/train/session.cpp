@@ -197,6 +197,7 @@ void Session::check_loss(std::int64_t step, double loss) {
 }
 
 void Session::progress(const Progress& progress) {
+  context_.set_step(progress.step);
   if (writer_ && context_.is_first()) {
     if (const auto path = writer_->newly_committed()) say("checkpoint " + path->string());
   }

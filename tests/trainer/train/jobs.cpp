@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <functional>
 #include <stdexcept>
+#include <thread>
 
 #include "tests/trainer/train/small_model.hpp"
 #include "trainer/core/run.hpp"
@@ -182,6 +183,21 @@ int measures(Context& context, const std::filesystem::path& /*folder*/) {
   return same ? 0 : 1;
 }
 
+// Rank 1 does not come, and waits until its own error file says why the others left.
+int hanging_peer(Context& context, const std::filesystem::path& folder) {
+  context.set_step(41 + context.rank());
+  context.barrier();
+  if (context.rank() == 1) {
+    const auto file = folder / "error-1.json";
+    for (int i = 0; i < 2000 && !std::filesystem::exists(file); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    std::_Exit(5);
+  }
+  context.barrier();
+  return 0;
+}
+
 int dead_peer(Context& context, const std::filesystem::path& /*folder*/) {
   if (context.rank() == 1) std::_Exit(3);
   for (int i = 0; i < 100; ++i) context.barrier();
@@ -192,11 +208,16 @@ int dead_peer(Context& context, const std::filesystem::path& /*folder*/) {
 
 int run_job(const std::string& name, const std::filesystem::path& folder) {
   const std::map<std::string, std::function<int(Context&, const std::filesystem::path&)>> jobs{
-      {"gradients", gradients},     {"steps", steps},         {"accumulate", accumulate},
-      {"buffers", buffers},         {"unused", unused},       {"mismatch", mismatch},
-      {"collectives", collectives}, {"dead_peer", dead_peer}, {"measures", measures}};
+      {"gradients", gradients},      {"steps", steps},         {"accumulate", accumulate},
+      {"buffers", buffers},          {"unused", unused},       {"mismatch", mismatch},
+      {"collectives", collectives},  {"dead_peer", dead_peer}, {"measures", measures},
+      {"hanging_peer", hanging_peer}};
   return run([&] {
-    Context context = Context::join();
+    Context::Options options;
+    if (const char* limit = std::getenv("TEST_TIMEOUT_MS")) {
+      options.timeout = std::chrono::milliseconds(std::atoi(limit));
+    }
+    Context context = Context::join(read_environment(), options);
     for (const auto* more : {&ddp_jobs(), &parity_jobs(), &shared_jobs()}) {
       if (const auto found = more->find(name); found != more->end()) {
         return found->second(context, folder);

@@ -137,3 +137,19 @@ TEST_CASE("a peer that dies ends the others at once") {
   CHECK(contains(exits[0].error_file, "message"));
   CHECK(contains(read_file(folder / "rank-0.log"), "error: "));
 }
+
+TEST_CASE("a peer that hangs: every rank's error file has step, last call and stacks") {
+  const TemporaryFolder folder;
+  const auto exits = launch("hanging_peer", 2, folder.path(),
+                            {{"TEST_TIMEOUT_MS", "500"}, {"DTRAIN_TRANSPORT", "shared_memory"}});
+  CAPTURE(exits[0].error_file);
+  CAPTURE(exits[1].error_file);
+  CHECK(exits[0].code == 1);
+  CHECK(contains(exits[0].error_file, "timed out after 0.5 s"));
+  CHECK(contains(exits[0].error_file, "rank 1"));
+  CHECK(contains(exits[0].error_file, "42"));  // the step that rank 1 works on
+  CHECK(contains(exits[0].error_file, "native_stack"));
+  CHECK(exits[1].code == 5);
+  CHECK(contains(exits[1].error_file, "after step 42, last call"));
+  CHECK(contains(exits[1].error_file, "nanosleep"));
+}
