@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "trainer/core/error.hpp"
+#include "trainer/train/processor.hpp"
 
 namespace dtrain::train {
 
@@ -22,6 +23,7 @@ Precision precision_of(const std::string& name) {
 Autocast::Autocast(c10::Device device, Precision precision)
     : type_(device.type()), on_(precision != Precision::fp32) {
   if (!on_) return;
+  if (device.is_cpu()) tell_of_processor();
   was_on_ = at::autocast::is_autocast_enabled(type_);
   dtype_before_ = at::autocast::get_autocast_dtype(type_);
   at::autocast::set_autocast_enabled(type_, true);

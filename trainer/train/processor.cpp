@@ -12,6 +12,7 @@
 #include <unistd.h>
 #endif
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 
@@ -36,6 +37,7 @@ bool product_works() {
     ::setrlimit(RLIMIT_CORE, &no_core);
     ::signal(SIGILL, SIG_DFL);
     ::alarm(10);  // it must not hang the parent, whatever happens
+    at::set_num_threads(1);  // a pool, if there is one, has no threads here
     const at::Tensor ones = at::ones({64, 64}, at::kBFloat16);
     at::matmul(ones, ones);
     ::_exit(0);
@@ -47,24 +49,29 @@ bool product_works() {
 }
 #endif
 
+std::atomic<bool> must_tell{false};
+
 }  // namespace
 
-void prepare_processor([[maybe_unused]] bool warns) {
+void prepare_processor([[maybe_unused]] bool tells) {
 #if defined(__x86_64__) && defined(__linux__)
-  static const bool once = [warns] {
+  static const bool once = [tells] {
     if (std::getenv("ONEDNN_MAX_CPU_ISA") != nullptr || !has_tiles() || product_works()) {
       return true;
     }
     ::setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16", /*overwrite=*/0);
-    if (warns) {
-      std::fprintf(stderr,
-                   "warning: this machine's AMX does not work with LibTorch: doing without it "
-                   "(ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16)\n");
-    }
+    must_tell = tells;
     return true;
   }();
   static_cast<void>(once);
 #endif
+}
+
+void tell_of_processor() {
+  if (!must_tell.exchange(false)) return;
+  std::fprintf(stderr,
+               "warning: this machine's AMX does not work with LibTorch: doing without it "
+               "(ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16)\n");
 }
 
 }  // namespace dtrain::train
