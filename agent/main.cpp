@@ -1,18 +1,28 @@
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <iterator>
+#include <thread>
 
 #include "agent/head/head.hpp"
 #include "agent/head/setup.hpp"
 #include "agent/node/config.hpp"
 #include "agent/node/node.hpp"
+#include "agent/session/bridge.hpp"
+#include "agent/session/session.hpp"
+#include "agent/session/setup_run.hpp"
 #include "agent/supervise/supervise.hpp"
 #include "agent/watch/watch.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
+#include "launcher/files/sync.hpp"
 
 // dtrain-agent: what runs on every node. People do not type these commands; `dtrain up` does.
 namespace {
@@ -27,6 +37,46 @@ std::string read_stdin() {
   return {std::istreambuf_iterator<char>(std::cin), {}};
 }
 
+// When we are told to go, our stdio ends: then a transfer that is under way cleans up after itself.
+// To be called before any other thread is there.
+void end_stdio_on_hangup() {
+  ::signal(SIGUSR1, [](int) {});  // only to wake the main thread up
+  sigset_t told{};
+  ::sigemptyset(&told);
+  ::sigaddset(&told, SIGHUP);
+  ::sigaddset(&told, SIGTERM);
+  ::pthread_sigmask(SIG_BLOCK, &told, nullptr);
+  std::thread([told, main = ::pthread_self()] {
+    int number = 0;
+    ::sigwait(&told, &number);
+    const UniqueFd nothing = open_file("/dev/null", O_RDWR);
+    ::dup2(nothing.get(), STDIN_FILENO);
+    ::dup2(nothing.get(), STDOUT_FILENO);
+    // It may just be about to wait for what is no longer there.
+    while (true) {
+      ::pthread_kill(main, SIGUSR1);
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  }).detach();
+}
+
+// The other end of `dtrain sync`, over stdio.
+int sync_here(FramedStream& stream, const fs::path& state, const std::string& name) {
+  const char* home = std::getenv("HOME");
+  ReceiveOptions options;
+  options.home = home != nullptr && *home == '/' ? home : "/";
+  options.state = state;
+  options.name = name;
+  return serve_sync(stream, options);
+}
+
+int sync_main(const std::string& state, const std::string& name) {
+  ::signal(SIGPIPE, SIG_IGN);
+  end_stdio_on_hangup();
+  FramedStream stream(STDIN_FILENO, STDOUT_FILENO);
+  return sync_here(stream, state, name);
+}
+
 struct Arguments {
   std::string root;
   std::string cluster;
@@ -34,9 +84,11 @@ struct Arguments {
   std::string provider = "local";
   std::string node;
   std::string job;
+  std::string list;
   int nodes = 1;
   int port = 0;
   int attempt = 1;
+  bool fresh = false;
 };
 
 }  // namespace
@@ -103,6 +155,31 @@ int main(int argc, char** argv) {
     if (!warning.empty()) std::cerr << warning << "\n";
     return 0;
   });
+
+  CLI::App* setup = command("setup", "Run a list of setup commands; a session starts it",
+                            [](Arguments& a) { return session::setup_main({a.root}, a.list); });
+  setup->add_option("--list", args.list)->required();
+  command("bridge", "Join stdin and stdout to the head's socket",
+          [](Arguments& a) { return session::bridge_main({a.root}); });
+  CLI::App* session =
+      app.add_subcommand("session", "What up and down do here, over stdin and stdout");
+  session->add_flag("--fresh", args.fresh, "The program has just been put here");
+  session->callback([&args, &status] {
+    session::SessionOptions options;
+    options.program = own_path();
+    options.fresh = args.fresh;
+    options.streams["sync"] = [](const session::NodePlace& place, const nlohmann::json&,
+                                 FramedStream& stream, const wire::HostFacts&) {
+      sync_here(stream, place.sync_records(), place.node.str());
+    };
+    status = session::session_main(options);
+  });
+  std::string sync_state;
+  std::string sync_name;
+  CLI::App* sync = app.add_subcommand("sync", "The other end of dtrain sync, over stdio");
+  sync->add_option("--state", sync_state, "Where it keeps what it knows")->required();
+  sync->add_option("--name", sync_name, "The node's name, for messages");
+  sync->callback([&] { status = sync_main(sync_state, sync_name); });
 
   try {
     app.parse(argc, argv);

@@ -2,7 +2,10 @@
 
 #include <CLI/CLI.hpp>
 
+#include "cli/bring_up.hpp"
 #include "cli/context.hpp"
+#include "cli/multiplexer.hpp"
+#include "cli/ray.hpp"
 #include "cli/remote_command.hpp"
 #include "launcher/core/error.hpp"
 
@@ -12,16 +15,19 @@ namespace {
 struct Options {
   std::string file;
   std::string node;
+  Multiplexer multiplexer;
+  bool start = false;
 };
 
 int run_attach(Context& context, const Options& options) {
-  if (!options.file.empty()) choose_by_yaml(context, options.file);
+  if (!options.file.empty()) choose_and_start(context, options.file, options.start);
   if (::isatty(STDIN_FILENO) != 1) {
     throw Error(ErrorCode::usage, "attach needs a terminal").with_hint("dtrain exec -- COMMAND");
   }
   if (context.globals.json) throw Error(ErrorCode::usage, "attach knows no --json");
   RemoteCommand command;
   command.tty = true;
+  if (options.multiplexer.wanted()) command.command = options.multiplexer.attach();
   if (!options.node.empty()) command.nodes.push_back(options.node);
   return run_remote(context, command);
 }
@@ -32,10 +38,14 @@ Verb add_attach(CLI::App& root) {
   auto options = std::make_shared<Options>();
   CLI::App* app = add_verb(root, "attach", "A login shell on a node (default: the head's)",
                            "  dtrain attach\n"
-                           "  dtrain attach --node node-1\n");
+                           "  dtrain attach --node node-1\n"
+                           "  dtrain attach --tmux           what runs there goes on without you\n");
   app->add_option("file", options->file, "The cluster YAML, in place of -c")
       ->type_name("CLUSTER.yaml");
   app->add_option("--node", options->node, "On this node")->type_name("NODE");
+  options->multiplexer.add_flags(*app);
+  app->add_flag("--start", options->start, "Bring the YAML's cluster up first if it is not");
+  add_ray_flags(*app);
   return {app, [options](Context& context) { return run_attach(context, *options); }, kOwnTrouble};
 }
 

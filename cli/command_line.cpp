@@ -16,10 +16,14 @@ constexpr const char* kGlobalGroup = "Everywhere";
 
 // The same four on the program and on every verb, so that they may stand before or after it.
 void add_globals(CLI::App& app, Globals& globals) {
-  app.add_option("-c,--cluster", globals.cluster,
+  app.add_option("-c,--cluster,--cluster-name", globals.cluster,
                  "The cluster (else $DTRAIN_CLUSTER, else that of the last up)")
       ->group(kGlobalGroup)
       ->type_name("NAME");
+  // Ray's short name, where nothing else has it.
+  if (app.get_parent() != nullptr && app.get_option_no_throw("-n") == nullptr) {
+    app.add_option("-n", globals.cluster)->group("");
+  }
   app.add_flag("--json", globals.json, "One JSON document, or one JSON line per event")
       ->group(kGlobalGroup);
   app.add_flag("-q,--quiet", globals.quiet, "Only results and errors")->group(kGlobalGroup);
@@ -110,8 +114,12 @@ CommandLine::CommandLine() : app(std::make_unique<CLI::App>()) {
       "  dtrain submit --local --nproc-per-node 2 -- ./train --epochs 3\n"
       "  dtrain down\n");
   add_globals(*app, globals);
-  for (const auto add : {add_up, add_down, add_status, add_submit, add_logs, add_stop, add_result,
-                         add_pull, add_rm, add_exec, add_attach, add_completion, add_version}) {
+  for (const auto add :
+       {add_up,         add_down,       add_status,      add_submit,         add_logs,
+        add_stop,       add_result,     add_plot,        add_pull,           add_rm,
+        add_bundle,     add_exec,       add_attach,      add_forward,        add_sync,
+        add_rsync_up,   add_rsync_down, add_get_head_ip, add_get_worker_ips, add_monitor,
+        add_completion, add_version}) {
     verbs.push_back(add(*app));
     add_globals(*verbs.back().app, globals);
   }

@@ -53,6 +53,7 @@ VerbInfo describe(const CLI::App& app) {
   verb.name = app.get_name();
   verb.description = app.get_description();
   for (const CLI::Option* option : app.get_options()) {
+    if (option->get_group().empty()) continue;  // not for show
     if (option->get_positional()) {
       verb.positional = value_of(*option, verb.words);
       continue;

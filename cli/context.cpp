@@ -14,6 +14,7 @@
 #include "launcher/core/files.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/remote/ssh/options.hpp"
 #include "launcher/spec/yaml.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -35,7 +36,11 @@ std::string Context::cluster_option() const {
 
 wire::ApiClient Context::client() const {
   const std::string name = cluster();
-  wire::ApiClient client(head_socket_of(name), name);
+  if (!door_ || door_to_ != name) {
+    door_ = std::make_shared<HeadDoor>(HeadDoor::open(name, access()));
+    door_to_ = name;
+  }
+  wire::ApiClient client(door_->socket(), name);
   // A head that was killed is back in a moment, if its watch lives: not worth an error.
   const auto until = std::chrono::steady_clock::now() + kRestartLimit;
   while (!client.answers() && living_watch(paths::cluster_state(name)) &&
@@ -43,6 +48,20 @@ wire::ApiClient Context::client() const {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   return client;
+}
+
+Access Context::access(bool ask) const {
+  if (!ssh_) ssh_ = std::make_shared<SshShared>(ask ? terminal_prompter() : nullptr);
+  Access access;
+  access.ssh = ssh_;
+  // A copy: what warns may outlive this object's place.
+  access.warn = [quiet = globals.quiet || globals.json, color = terminal.color_err](
+                    const std::string& text) {
+    if (quiet) return;
+    write_all(STDERR_FILENO,
+              paint("dtrain:", Color::dim, color) + " " + printable(text, true) + "\n");
+  };
+  return access;
 }
 
 void Context::print(const std::string& text) const {
@@ -70,8 +89,21 @@ std::optional<bool> Context::ask(const std::string& question) const {
   return answer == "y" || answer == "Y" || answer == "yes";
 }
 
-void choose_by_yaml(Context& context, const std::string& path) {
-  context.globals.cluster = read_cluster_yaml(path, process_environment()).spec.cluster_name;
+bool names_cluster_yaml(const std::string& word) {
+  std::error_code failed;
+  return (word.ends_with(".yaml") || word.ends_with(".yml")) && fs::exists(word, failed) &&
+         looks_like_cluster_yaml(word);
+}
+
+ClusterSpec choose_by_yaml(Context& context, const std::string& path) {
+  ClusterSpec spec = read_cluster_yaml(path, process_environment()).spec;
+  // Ray's --cluster-name: the YAML's cluster by another name.
+  if (!context.globals.cluster.empty()) spec.cluster_name = context.globals.cluster;
+  context.globals.cluster = spec.cluster_name;
+  const char* socket = std::getenv("DTRAIN_HEAD_SOCKET");
+  const bool known = load_cluster(spec.cluster_name) || (socket != nullptr && *socket != '\0');
+  if (!known && !spec.provider.hosts.empty()) adopt(spec, find_agent(), context.access());
+  return spec;
 }
 
 }  // namespace dtrain::cli

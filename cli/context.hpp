@@ -9,6 +9,9 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "cli/render.hpp"
+#include "launcher/cluster/door.hpp"
+#include "launcher/provider/provider.hpp"
+#include "launcher/spec/cluster_spec.hpp"
 #include "launcher/wire/client.hpp"
 
 namespace CLI {
@@ -37,8 +40,13 @@ class Context {
   std::string cluster() const;
   // " -c NAME" for commands that we propose, empty when NAME is the current cluster.
   std::string cluster_option() const;
-  // To the head of the chosen cluster; throws Error(unreachable) when it is not up.
+  // To the head of the chosen cluster; throws Error(unreachable) when it is not up. With a cluster
+  // of hosts the first call logs in, and the login is kept.
   wire::ApiClient client() const;
+  // The next client() finds the way to the head anew.
+  void reopen() const { door_.reset(); }
+  // Who may be asked for passphrases and about host keys: the terminal, or nobody.
+  Access access(bool ask = true) const;
 
   // To stdout at once.
   void print(const std::string& text) const;
@@ -50,6 +58,11 @@ class Context {
   void warn(const std::string& text) const;
   // Asks on the terminal; absent when there is nobody to ask.
   std::optional<bool> ask(const std::string& question) const;
+
+ private:
+  mutable std::shared_ptr<HeadDoor> door_;
+  mutable std::string door_to_;  // the cluster that door_ leads to
+  mutable std::shared_ptr<SshShared> ssh_;
 };
 
 // A verb: its part of the command line and what it does. `run` gives the exit code or throws Error.
@@ -67,10 +80,20 @@ Verb add_submit(CLI::App& root);
 Verb add_logs(CLI::App& root);
 Verb add_stop(CLI::App& root);
 Verb add_result(CLI::App& root);
+Verb add_plot(CLI::App& root);
 Verb add_pull(CLI::App& root);
 Verb add_rm(CLI::App& root);
+Verb add_bundle(CLI::App& root);
 Verb add_exec(CLI::App& root);
 Verb add_attach(CLI::App& root);
+Verb add_forward(CLI::App& root);
+Verb add_sync(CLI::App& root);
+// Ray's spellings.
+Verb add_rsync_up(CLI::App& root);
+Verb add_rsync_down(CLI::App& root);
+Verb add_get_head_ip(CLI::App& root);
+Verb add_get_worker_ips(CLI::App& root);
+Verb add_monitor(CLI::App& root);
 Verb add_completion(CLI::App& root);
 Verb add_version(CLI::App& root);
 
@@ -93,8 +116,10 @@ struct CommandLine {
 // Everything from argv on; returns the exit code. Throws nothing.
 int run(int argc, char** argv);
 
-// A positional that is a cluster YAML (as Ray's users write it): its cluster's name becomes the
-// chosen one.
-void choose_by_yaml(Context& context, const std::string& path);
+// Whether a positional is a cluster YAML, as Ray's users write it.
+bool names_cluster_yaml(const std::string& word);
+// Its cluster becomes the chosen one. Where this machine does not know it, the host that the YAML
+// calls the head is asked, so that a cluster can be used from any laptop. Gives what the YAML says.
+ClusterSpec choose_by_yaml(Context& context, const std::string& path);
 
 }  // namespace dtrain::cli

@@ -1,9 +1,17 @@
 #include "launcher/cluster/down.hpp"
 
+#include <algorithm>
+
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "cli/bring_up.hpp"
 #include "cli/context.hpp"
+#include "cli/node_lines.hpp"
+#include "cli/ray.hpp"
+#include "launcher/cluster/processes.hpp"
+#include "launcher/cluster/state.hpp"
+#include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
 
 namespace dtrain::cli {
@@ -13,6 +21,7 @@ struct Options {
   std::string file;
   bool yes = false;
   bool keep_files = false;
+  bool workers_only = false;
 };
 
 // What would be ended or lost; empty: nothing that deserves a question.
@@ -33,6 +42,15 @@ std::string question_of(const DownSurvey& survey, const std::string& name, bool 
   return text;
 }
 
+// With hosts, what each of them is at is told while it lasts.
+DownReport down_with_lines(const Context& context, const std::string& name, DownOptions& how) {
+  NodeLines lines(node_lines_form(context), context.terminal, {});
+  how.progress = [&](const NodeProgress& progress) { lines.take(progress); };
+  DownReport report = down(name, how);
+  lines.finish();
+  return report;
+}
+
 int run_down(Context& context, const Options& options) {
   if (!options.file.empty()) choose_by_yaml(context, options.file);
   std::string name;
@@ -50,8 +68,21 @@ int run_down(Context& context, const Options& options) {
     }
     return 0;
   }
+  if (options.workers_only) {
+    const auto state = load_cluster(name);
+    if (state && state->provider == "local") {
+      throw Error(ErrorCode::usage, "a local cluster has no workers of its own")
+          .with_hint("dtrain down takes all of it");
+    }
+  }
+  DownOptions how;
+  how.keep_files = options.keep_files;
+  how.workers_only = options.workers_only;
+  how.say = [&](const std::string& text) { context.note(text); };
+  how.agent = find_agent();
+  how.access = context.access();
   if (!options.yes) {
-    const DownSurvey survey = survey_down(name);
+    const DownSurvey survey = survey_down(name, how);
     const std::string question =
         question_of(survey, name, options.keep_files, context.cluster_option());
     if (!question.empty()) {
@@ -67,14 +98,12 @@ int run_down(Context& context, const Options& options) {
       }
     }
   }
-  DownOptions how;
-  how.keep_files = options.keep_files;
-  how.say = [&](const std::string& text) { context.note(text); };
-  const DownReport report = down(name, how);
+  const DownReport report = down_with_lines(context, name, how);
   if (context.globals.json) {
     nlohmann::json rows = nlohmann::json::array();
     for (const DownRow& row : report.rows) {
-      rows.push_back({{"what", row.what},
+      rows.push_back({{"node", row.node},
+                      {"what", row.what},
                       {"had", row.had},
                       {"now", row.now},
                       {"note", row.note},
@@ -89,17 +118,28 @@ int run_down(Context& context, const Options& options) {
   } else if (!report.was_there) {
     if (!context.globals.quiet) context.print("cluster " + name + " is not up\n");
   } else if (!context.globals.quiet || !report.complete) {
+    const bool nodes = std::any_of(report.rows.begin(), report.rows.end(),
+                                   [](const DownRow& row) { return !row.node.empty(); });
     std::vector<std::vector<Cell>> rows;
     for (const DownRow& row : report.rows) {
       rows.push_back(
           {row.what, row.had, Cell(row.now, row.gone ? Color::green : Color::red), row.note});
+      if (nodes) rows.back().insert(rows.back().begin(), row.node);
     }
-    context.print(table({"GIVEN BACK", "HAD", "NOW", ""}, rows, context.terminal.color_out));
+    std::vector<std::string> header{"GIVEN BACK", "HAD", "NOW", ""};
+    if (nodes) header.insert(header.begin(), "NODE");
+    context.print(table(header, rows, context.terminal.color_out));
   }
   return report.complete ? 0 : 1;
 }
 
 }  // namespace
+
+int take_down(Context& context) {
+  Options options;
+  options.yes = true;
+  return run_down(context, options);
+}
 
 Verb add_down(CLI::App& root) {
   auto options = std::make_shared<Options>();
@@ -109,7 +149,9 @@ Verb add_down(CLI::App& root) {
   app->add_option("file", options->file, "The cluster YAML, in place of -c")
       ->type_name("CLUSTER.yaml");
   app->add_flag("-y,--yes", options->yes, "Do not ask, also when jobs run");
-  app->add_flag("--keep-files", options->keep_files, "Keep logs and checkpoints of local nodes");
+  app->add_flag("--keep-files", options->keep_files, "Keep logs and checkpoints there, in kept/");
+  app->add_flag("--workers-only", options->workers_only, "Leave the head and what it keeps");
+  add_ray_flags(*app);
   return {app, [options](Context& context) { return run_down(context, *options); }, std::nullopt};
 }
 

@@ -2,10 +2,14 @@
 
 #include <CLI/CLI.hpp>
 
+#include "cli/bring_up.hpp"
 #include "cli/context.hpp"
+#include "cli/multiplexer.hpp"
+#include "cli/ray.hpp"
 #include "cli/remote_command.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
+#include "launcher/core/ids.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/spec/yaml.hpp"
 
@@ -17,21 +21,18 @@ struct Options {
   std::vector<std::string> nodes;
   bool all = false;
   bool tty = false;
+  bool start = false;
+  bool stop = false;
+  Multiplexer multiplexer;
   std::string workdir;
 };
-
-bool names_cluster_yaml(const std::string& word) {
-  std::error_code failed;
-  return (word.ends_with(".yaml") || word.ends_with(".yml")) && fs::exists(word, failed) &&
-         looks_like_cluster_yaml(word);
-}
 
 int run_exec(Context& context, Options options) {
   if (options.all && !options.nodes.empty()) {
     throw Error(ErrorCode::usage, "--all and --node exclude each other");
   }
   if (!options.words.empty() && names_cluster_yaml(options.words.front())) {
-    choose_by_yaml(context, options.words.front());
+    choose_and_start(context, options.words.front(), options.start);
     options.words.erase(options.words.begin());
   }
   RemoteCommand command;
@@ -55,7 +56,25 @@ int run_exec(Context& context, Options options) {
     throw Error(ErrorCode::usage, "a command is wanted")
         .with_hint("dtrain exec -- hostname; for a shell: dtrain attach");
   }
-  return run_remote(context, command);
+  if (options.multiplexer.wanted()) {
+    if (options.stop || options.tty) {
+      throw Error(ErrorCode::usage, "a command in tmux or screen is not waited for")
+          .with_hint("without --stop and --tty");
+    }
+    const std::string session = "dtrain-" + random_hex(2);
+    command.command = options.multiplexer.run(session, command.command, command.shell);
+    command.shell = false;
+    const int code = run_remote(context, command);
+    if (code == 0) {
+      context.note("it runs in session " + session + "; dtrain attach " +
+                   (options.multiplexer.tmux ? "--tmux" : "--screen"));
+    }
+    return code;
+  }
+  const int code = run_remote(context, command);
+  if (!options.stop) return code;
+  const int down = take_down(context);
+  return code != 0 ? code : down;
 }
 
 }  // namespace
@@ -66,6 +85,7 @@ Verb add_exec(CLI::App& root) {
                            "  dtrain exec -- nvidia-smi -L\n"
                            "  dtrain exec --all -- df -h /\n"
                            "  dtrain exec 'ls ~ | wc -l'     one word goes to the shell\n"
+                           "  dtrain exec --tmux -- ./long   goes on when this machine sleeps\n"
                            "Exit code: the command's, the largest of all nodes; 255 for dtrain's "
                            "own trouble.\n");
   app->add_option("command", options->words, "The command, or after --")->type_name("CMD...");
@@ -74,6 +94,10 @@ Verb add_exec(CLI::App& root) {
       ->allow_extra_args(false);
   app->add_flag("--all", options->all, "On all nodes");
   app->add_flag("-t,--tty", options->tty, "With a terminal");
+  options->multiplexer.add_flags(*app);
+  app->add_flag("--start", options->start, "Bring the YAML's cluster up first if it is not");
+  app->add_flag("--stop", options->stop, "Take the cluster down when the command has ended");
+  add_ray_flags(*app);
   app->add_option("--workdir", options->workdir, "Where it runs")->type_name("DIR");
   return {app, [options](Context& context) { return run_exec(context, *options); }, kOwnTrouble};
 }

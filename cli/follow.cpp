@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -72,8 +73,10 @@ class Follower {
   Monotonic begin_;
 
   FollowResult result_;
-  int attempt_ = 0;  // the newest that we were told of
+  std::string staging_;  // how far the nodes are with the job's files
+  int attempt_ = 0;      // the newest that we were told of
   bool reconnected_ = false;
+  bool start_over_ = false;  // what was missed could not be caught up with
   bool idle_ = false;
   std::uint64_t reported_missing_ = 0;
   nlohmann::json progress_;
@@ -106,9 +109,11 @@ void Follower::state(const nlohmann::json& frame) {
   const bool news = name != result_.state || attempt != attempt_;
   if (reconnected_ && !options_.attempt && attempt > attempt_ && attempt_ > 0 &&
       !catch_up(attempt)) {
-    return;  // broken again: the next connection begins with this state
+    start_over_ = true;  // the next connection begins with this state
+    return;
   }
   attempt_ = std::max(attempt_, attempt);
+  staging_ = name == "staging" ? text_or(frame, "reason") : "";
   if (!news) return;
   result_.state = name;
   if (!options_.states) return;
@@ -147,8 +152,14 @@ bool Follower::catch_up(int newest) {
   for (int attempt = attempt_; attempt < newest; ++attempt) {
     std::optional<nlohmann::json> kept;
     std::swap(kept, log_);
-    auto old = client_.open(target(attempt, false, false, false));
-    const Ended ended = pump(old, true);
+    Ended ended = Ended::closed;
+    try {
+      auto old = client_.open(target(attempt, false, false, false));
+      ended = pump(old, true);
+    } catch (const Error& error) {
+      // The head went away again. Whoever follows finds that its own connection broke, too.
+      if (error.code() != ErrorCode::unreachable && error.code() != ErrorCode::timeout) throw;
+    }
     std::swap(kept, log_);
     if (ended != Ended::end) return false;
   }
@@ -190,6 +201,7 @@ void Follower::show_live() {
   std::string line = options_.job + " " + result_.state;
   std::string progress = progress_line(progress_);
   if (progress.empty()) progress = printable(printer_.open_line(), false);
+  if (progress.empty()) progress = printable(staging_, false);
   if (!progress.empty()) line += "  " + progress;
   const auto passed = std::chrono::floor<seconds>(std::chrono::steady_clock::now() - begin_);
   if (passed.count() > 0) line += "  " + human_duration(passed);
@@ -223,6 +235,7 @@ Follower::Ended Follower::pump(wire::ApiStream& stream, bool only_logs) {
         }
         text_frame(frame, only_logs);
         if (result_.interrupted != 0) return Ended::interrupted;
+        if (std::exchange(start_over_, false)) return Ended::closed;
         break;
       }
       case What::binary: {

@@ -4,6 +4,7 @@
 #include "cli/context.hpp"
 #include "cli/follow.hpp"
 #include "cli/jobs.hpp"
+#include "cli/setup_logs.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -12,6 +13,7 @@ namespace {
 
 struct Options {
   std::string job;
+  std::string setup;  // a node
   bool follow = false;
   bool out = false;
   bool err = false;
@@ -25,6 +27,10 @@ int run_logs(Context& context, const Options& options) {
   if (options.out && options.err) {
     throw Error(ErrorCode::usage, "--stdout and --stderr exclude each other")
         .with_hint("without either, both are shown");
+  }
+  if (!options.setup.empty()) {
+    if (!options.job.empty()) throw Error(ErrorCode::usage, "--setup is of a node, not of a job");
+    return print_setup_logs(context, options.setup);
   }
   const wire::ApiClient client = context.client();
   const nlohmann::json job = find_job(client, options.job, DefaultJob::newest);
@@ -51,7 +57,8 @@ Verb add_logs(CLI::App& root) {
   CLI::App* app = add_verb(root, "logs", "Show what the ranks of a job wrote",
                            "  dtrain logs                    of the newest job\n"
                            "  dtrain logs -f mnist           follow; Ctrl-C leaves the job alone\n"
-                           "  dtrain logs --rank 1 --stderr --tail 50\n");
+                           "  dtrain logs --rank 1 --stderr --tail 50\n"
+                           "  dtrain logs --setup node-1     what its setup commands wrote\n");
   app->add_option("job", options->job, "Id or the beginning of one (default: the newest)")
       ->type_name("JOB");
   app->add_flag("-f,--follow", options->follow,
@@ -67,6 +74,8 @@ Verb add_logs(CLI::App& root) {
       ->type_name("N");
   app->add_flag("--stdout", options->out, "Only what went to stdout");
   app->add_flag("--stderr", options->err, "Only what went to stderr");
+  app->add_option("--setup", options->setup, "What the setup commands of this node wrote")
+      ->type_name("NODE");
   app->add_flag("--no-prefix", options->no_prefix, "No [RANK] before the lines");
   return {app, [options](Context& context) { return run_logs(context, *options); }, std::nullopt};
 }

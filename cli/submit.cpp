@@ -11,6 +11,8 @@
 #include "cli/follow.hpp"
 #include "cli/job_flags.hpp"
 #include "cli/jobs.hpp"
+#include "cli/ray.hpp"
+#include "cli/staging.hpp"
 #include "launcher/cluster/processes.hpp"
 #include "launcher/cluster/state.hpp"
 #include "launcher/core/error.hpp"
@@ -28,11 +30,14 @@ struct Options {
   bool detach = false;
   bool dry_run = false;
   bool local = false;
+  bool start = false;
+  bool stop = false;
   bool no_prefix = false;
   JobFlags flags;
 };
 
 constexpr auto kHeadBack = std::chrono::seconds(5);
+constexpr int kStageTries = 4;
 
 std::string here() {
   std::error_code failed;
@@ -44,15 +49,6 @@ std::string here() {
 // Ray's form: the cluster's YAML first, then the program and its arguments.
 void take_ray_form(Context& context, Options& options) {
   if (options.files.empty() || !looks_like_cluster_yaml(options.files.front())) return;
-  const ClusterSpec spec = read_cluster_yaml(options.files.front(), process_environment()).spec;
-  if (spec.provider.kind != ProviderKind::local) {
-    throw Error(ErrorCode::invalid, options.files.front() +
-                                        " is a cluster YAML: submitting to it in one step comes "
-                                        "with " +
-                                        to_string(spec.provider.kind) +
-                                        " clusters, which are not built yet")
-        .with_hint("dtrain submit JOB.yaml, on a cluster that is up");
-  }
   std::vector<std::string> words(options.files.begin() + 1, options.files.end());
   if (context.tail) words.insert(words.end(), context.tail->begin(), context.tail->end());
   if (words.empty()) {
@@ -60,9 +56,19 @@ void take_ray_form(Context& context, Options& options) {
                 options.files.front() + " is a cluster YAML, and no program is given")
         .with_hint("dtrain submit " + options.files.front() + " -- PROGRAM ARGS");
   }
-  bring_up(context, spec);
-  context.globals.cluster = spec.cluster_name;
+  const ClusterSpec spec = read_cluster_yaml(options.files.front(), process_environment()).spec;
+  // This machine costs nothing to bring up; for others that is asked for.
+  const bool start = options.start || spec.provider.kind == ProviderKind::local;
+  choose_and_start(context, options.files.front(), start);
   options.files.clear();
+  // Ray runs a script by Python; a program of the current folder needs no ./ there.
+  std::error_code none;
+  if (fs::is_regular_file(words.front(), none) && words.front().find('/') == std::string::npos) {
+    words.front() = "./" + words.front();
+  }
+  if (words.front().ends_with(".py") && ::access(words.front().c_str(), X_OK) != 0) {
+    words.insert(words.begin(), "python3");
+  }
   context.tail = std::move(words);
 }
 
@@ -106,6 +112,36 @@ nlohmann::json post_job(const wire::ApiClient& client, const std::string& cluste
       if (!hope) throw;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+}
+
+// The job as it is sent, with its files where the cluster is elsewhere.
+nlohmann::json submit_job(const Context& context, const wire::ApiClient& client,
+                          const std::string& cluster, JobSpec spec, nlohmann::json request) {
+  if (!sends_files(client, cluster)) {
+    request["spec"] = to_json(spec);
+    return post_job(client, cluster, request);
+  }
+  // Over ssh every byte counts; between two processes of one machine none does.
+  const auto state = load_cluster(cluster);
+  const bool zstd = !state || state->provider != "local";
+  FileFactsCache cache(sums_file());
+  for (int attempt = 1;; ++attempt) {
+    const StagedFiles files = stage_job(context, spec, cache);
+    request["spec"] = to_json(spec);
+    // What nobody changed is there already: then this is all.
+    nlohmann::json answer = post_job(client, cluster, request);
+    if (!answer.contains("missing")) return answer;
+    if (attempt == kStageTries) {
+      throw Error(ErrorCode::failed, "the job's files do not become whole on the head");
+    }
+    try {
+      send_files(context, client, files, zstd);
+    } catch (const Error& error) {
+      // A file that changed while it was sent is read anew.
+      const bool changed = error.code() == ErrorCode::conflict || error.code() == ErrorCode::failed;
+      if (!changed || attempt + 1 == kStageTries) throw;
+    }
   }
 }
 
@@ -162,11 +198,9 @@ int run_submit(Context& context, Options options) {
   for (const std::string& reference : options.flags.after) {
     spec.after.push_back(wire::get_string(find_job(client, reference, DefaultJob::newest), "job"));
   }
-  const nlohmann::json request = {{"submission_id", random_hex(16)},
-                                  {"spec", to_json(spec)},
-                                  {"secrets", secrets},
-                                  {"dry_run", options.dry_run}};
-  const nlohmann::json answer = post_job(client, cluster, request);
+  nlohmann::json request = {
+      {"submission_id", random_hex(16)}, {"secrets", secrets}, {"dry_run", options.dry_run}};
+  const nlohmann::json answer = submit_job(context, client, cluster, spec, std::move(request));
   if (options.dry_run) return show_plan(context, spec, answer);
 
   const std::string job = wire::get_string(answer, "job");
@@ -190,7 +224,10 @@ int run_submit(Context& context, Options options) {
                    spec.nproc_per_node.number == 1;
   follow_options.prefix = !one && !options.no_prefix;
   const FollowResult result = follow(context, client, follow_options);
-  return finish_following(context, client, job, result);
+  const int code = finish_following(context, client, job, result);
+  if (!options.stop || result.interrupted != 0) return code;
+  const int down = take_down(context);
+  return code != 0 ? code : down;
 }
 
 }  // namespace
@@ -203,12 +240,16 @@ Verb add_submit(CLI::App& root) {
       "  dtrain submit train_job.yaml --max-restarts 3 -d\n"
       "  dtrain submit --local --nproc-per-node 2 -- ./train --epochs 3\n"
       "  dtrain submit train_job.yaml --dry-run     would it fit, where, why not\n"
+      "  dtrain submit cluster.yaml -- ./train --epochs 3   as Ray writes it\n"
       "Exit code: 0 succeeded, 1 failed, 3 stopped, 130 detached by Ctrl-C (the job goes on).\n");
   app->add_option("file", options->files, "The job YAML; a program comes after --")
       ->type_name("JOB.yaml");
   app->add_flag("-d,--detach", options->detach, "Print the job's id and do not follow");
   app->add_flag("-n,--dry-run", options->dry_run, "Only say whether, where and when it would run");
   app->add_flag("--local", options->local, "On this machine; brings its cluster up if it is not");
+  app->add_flag("--start", options->start, "Bring the cluster of a cluster YAML up first");
+  app->add_flag("--stop", options->stop, "Take the cluster down when the job has ended");
+  add_ray_flags(*app);
   app->add_flag("--no-prefix", options->no_prefix, "No [RANK] before the ranks' lines");
   add_job_flags(*app, options->flags);
   return {app, [options](Context& context) { return run_submit(context, *options); }, std::nullopt};

@@ -1,7 +1,20 @@
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <thread>
+#include <utility>
+
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "cli/bring_up.hpp"
+#include "cli/node_lines.hpp"
+#include "cli/ray.hpp"
+#include "cli/signals.hpp"
 #include "launcher/cluster/processes.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/text.hpp"
@@ -14,6 +27,14 @@ namespace {
 struct Options {
   std::string file;
   bool yes = false;
+  bool dry_run = false;
+  bool force = false;
+  bool no_setup = false;
+  bool no_restart = false;
+  bool persist = false;
+  bool accept_new_host_keys = false;
+  int min_nodes = 0;
+  std::optional<int> workers;  // Ray's; with machines that are there the YAML says which
 };
 
 const char* action_name(UpAction action) {
@@ -26,17 +47,21 @@ const char* action_name(UpAction action) {
       return "started";
     case UpAction::build:
       return "built";
+    case UpAction::change:
+      return "changed";
+    case UpAction::plan:
+      return "planned";
     case UpAction::refuse:
       return "refused";
   }
   return "none";
 }
 
-int run_up(Context& context, const Options& options) {
-  const auto begin = std::chrono::steady_clock::now();
+// What the command line asks for: a file, or what is current or named as it was asked for, or this
+// machine.
+ClusterSpec spec_of(const Context& context, const Options& options) {
   ClusterSpec spec;
   if (options.file.empty()) {
-    // Without a file: what is current or named, as it was asked for; else this machine.
     std::string name = context.globals.cluster;
     if (name.empty()) name = current_cluster().value_or("local");
     const auto state = load_cluster(name);
@@ -57,28 +82,132 @@ int run_up(Context& context, const Options& options) {
     spec = std::move(read.spec);
   }
   if (!context.globals.cluster.empty()) spec.cluster_name = context.globals.cluster;
-  const UpReport report = bring_up(context, spec);
-  set_current_cluster(report.name);
+  return spec;
+}
+
+// What a person reads of each node when all is over: what failed, with its last lines, and what
+// they should know.
+void tell_nodes(const Context& context, const UpReport& report) {
+  for (const NodeUp& node : report.each) {
+    for (const std::string& warning : node.warnings) {
+      context.note(node.machine.node.str() + ": " + warning);
+    }
+  }
+  for (const NodeUp& node : report.each) {
+    if (!node.error) continue;
+    for (const std::string& line : node.tail) context.warn("  " + line);
+    if (!context.globals.json) {
+      write_all(STDERR_FILENO,
+                error_text(*node.error, context.terminal.color_err, context.globals.verbose));
+    }
+  }
+  for (const std::string& removed : report.removed) context.note(removed);
+}
+
+void print_plan(const Context& context, const UpReport& report) {
+  std::vector<std::vector<Cell>> rows;
+  for (const NodeUp& node : report.each) {
+    std::string name = node.machine.node.str();
+    if (node.error) rows.push_back({name, Cell("failed", Color::red), node.error->message()});
+    if (!node.error && node.steps.empty()) rows.push_back({name, "nothing", ""});
+    for (const NodeUp::Step& step : node.steps) {
+      rows.push_back({std::exchange(name, ""), step.step, step.text});
+    }
+  }
+  context.print(table({"NODE", "WOULD DO", ""}, rows, context.terminal.color_out));
+  for (const std::string& removed : report.removed) context.print(removed + "\n");
+}
+
+nlohmann::json report_json(const ClusterSpec& spec, const UpReport& report) {
+  nlohmann::json nodes = nlohmann::json::array();
+  for (const Machine& machine : report.nodes) {
+    nodes.push_back({{"node", machine.node.str()},
+                     {"address", machine.address},
+                     {"root", machine.root.string()},
+                     {"state", "ready"}});
+  }
+  nlohmann::json json{{"cluster", report.name},
+                      {"id", report.id.str()},
+                      {"provider", to_string(spec.provider.kind)},
+                      {"action", action_name(report.action)},
+                      {"nodes", nodes},
+                      {"state_folder", report.state.string()}};
+  if (report.each.empty()) return json;
+  nlohmann::json each = nlohmann::json::array();
+  for (const NodeUp& node : report.each) {
+    nlohmann::json steps = nlohmann::json::array();
+    for (const NodeUp::Step& step : node.steps) {
+      steps.push_back({{"step", step.step}, {"text", step.text}});
+    }
+    each.push_back({{"node", node.machine.node.str()},
+                    {"steps", steps},
+                    {"warnings", node.warnings},
+                    {"last_lines", node.tail},
+                    {"error", node.error ? error_json(*node.error)["error"] : nlohmann::json()}});
+  }
+  json["each"] = std::move(each);
+  json["removed"] = report.removed;
+  json["complete"] = report.complete;
+  return json;
+}
+
+// A local cluster's nodes are this machine, as it is.
+void warn_of_local(const Context& context, const ClusterSpec& spec) {
+  std::vector<std::string> unused;
+  if (!spec.file_mounts.empty()) unused.emplace_back("file_mounts");
+  if (!spec.cluster_synced_files.empty()) unused.emplace_back("cluster_synced_files");
+  if (!spec.initialization_commands.empty() || !spec.head_setup_commands.empty() ||
+      !spec.worker_setup_commands.empty()) {
+    unused.emplace_back("setup commands");
+  }
+  if (!spec.ready.command.empty() || spec.ready.gpus) unused.emplace_back("ready");
+  if (unused.empty()) return;
+  context.note("provider local: the nodes are this machine as it is; not used: " +
+               join(unused, ", "));
+}
+
+int run_up(Context& context, const Options& options) {
+  const auto begin = std::chrono::steady_clock::now();
+  const ClusterSpec spec = spec_of(context, options);
+  if (options.workers) {
+    context.note("--min-workers and --max-workers have no effect: the YAML lists the machines");
+  }
+  UpOptions how;
+  how.dry_run = options.dry_run;
+  how.force = options.force;
+  how.no_setup = options.no_setup;
+  how.no_restart = options.no_restart;
+  how.persist = options.persist;
+  how.min_nodes = options.min_nodes;
+  how.access = context.access(!options.yes);
+  how.access.accept_new_host_keys = options.accept_new_host_keys;
+  if (spec.provider.kind == ProviderKind::local) warn_of_local(context, spec);
+  const UpReport report = bring_up(context, spec, std::move(how));
+  if (!options.dry_run && !report.id.str().empty()) set_current_cluster(report.name);
   const auto took = std::chrono::steady_clock::now() - begin;
   if (context.globals.json) {
-    nlohmann::json nodes = nlohmann::json::array();
-    for (const Machine& machine : report.nodes) {
-      nodes.push_back({{"node", machine.node.str()},
-                       {"address", machine.address},
-                       {"root", machine.root.string()},
-                       {"state", "ready"}});
-    }
-    context.print_json({{"cluster", report.name},
-                        {"id", report.id.str()},
-                        {"provider", to_string(spec.provider.kind)},
-                        {"action", action_name(report.action)},
-                        {"nodes", nodes},
-                        {"state_folder", report.state.string()}});
-    return 0;
+    context.print_json(report_json(spec, report));
+    return report.complete ? 0 : 1;
   }
+  tell_nodes(context, report);
+  if (report.action == UpAction::plan) {
+    print_plan(context, report);
+    return report.complete ? 0 : 1;
+  }
+  const auto counted = [](std::size_t count) {
+    return std::to_string(count) + (count == 1 ? " node" : " nodes");
+  };
+  if (!report.complete || report.nodes.size() < report.each.size()) {
+    std::vector<std::string> missing;
+    for (const NodeUp& node : report.each) {
+      if (node.error) missing.push_back(node.machine.node.str());
+    }
+    context.warn("cluster " + report.name + ": " + counted(report.nodes.size()) + " ready of " +
+                 std::to_string(report.each.size()) + "; not: " + join(missing, ", "));
+  }
+  if (!report.complete) return 1;
   if (context.globals.quiet) return 0;
-  const std::string size =
-      std::to_string(report.nodes.size()) + (report.nodes.size() == 1 ? " node" : " nodes");
+  const std::string size = counted(report.nodes.size());
   if (report.action == UpAction::nothing) {
     context.print("cluster " + report.name + " is already up: " + size + " ready\n");
   } else {
@@ -98,14 +227,56 @@ ClusterSpec built_in_local() {
   return spec;
 }
 
-UpReport bring_up(const Context& context, const ClusterSpec& spec) {
+UpReport bring_up(const Context& context, const ClusterSpec& spec, UpOptions options) {
   // What cannot be brought up at all is said before anything else is looked for.
   make_provider(spec, paths::cluster_state(spec.cluster_name));
-  UpOptions options;
   options.agent = find_agent();
   options.say = [&](const std::string& text) { context.note(text); };
   options.evidence = [&](const std::string& line) { context.warn(line); };
+  if (spec.provider.kind == ProviderKind::local) return up(spec, options);
+
+  std::vector<NodeId> nodes;
+  for (const HostSpec& host : spec.provider.hosts) nodes.push_back(host.node);
+  // Ctrl-C ends it cleanly: what is done stays, and the next `up` goes on from there. Before any
+  // thread is started, so that all of them leave the signal to this one.
+  std::stop_source stop;
+  options.access.stop = stop.get_token();
+  Signals signals({SIGINT, SIGTERM});
+  NodeLines lines(options.dry_run ? NodeLines::Form::none : node_lines_form(context),
+                  context.terminal, std::move(nodes));
+  options.progress = [&](const NodeProgress& progress) { lines.take(progress); };
+  options.access.warn = [&](const std::string& text) {
+    lines.say("dtrain: " + printable(text, true) + "\n");
+  };
+  if (context.globals.verbose) {
+    options.setup_line = [&](const NodeId& node, const std::string& line) {
+      lines.say(node.str() + ": " + printable(line, false) + "\n");
+    };
+  }
+  const UniqueFd done(::eventfd(0, EFD_CLOEXEC));
+  std::jthread listener([&] {
+    std::array<pollfd, 2> polled{{{signals.fd(), POLLIN, 0}, {done.get(), POLLIN, 0}}};
+    while (::poll(polled.data(), polled.size(), -1) < 0 && errno == EINTR) {
+    }
+    if (polled[0].revents == 0) return;
+    lines.say("dtrain: stopping; dtrain up goes on from here\n");
+    stop.request_stop();
+  });
+  const std::shared_ptr<void> over(nullptr, [&](void*) { ::eventfd_write(done.get(), 1); });
   return up(spec, options);
+}
+
+ClusterSpec choose_and_start(Context& context, const std::string& path, bool start) {
+  if (!start) return choose_by_yaml(context, path);
+  ClusterSpec spec = read_cluster_yaml(path, process_environment()).spec;
+  if (!context.globals.cluster.empty()) spec.cluster_name = context.globals.cluster;
+  context.globals.cluster = spec.cluster_name;
+  const UpReport report = bring_up(context, spec);
+  if (!report.complete) {
+    tell_nodes(context, report);
+    throw Error(ErrorCode::failed, "cluster " + spec.cluster_name + " did not come up");
+  }
+  return spec;
 }
 
 Verb add_up(CLI::App& root) {
@@ -114,7 +285,22 @@ Verb add_up(CLI::App& root) {
                            "  dtrain up configs/local.yaml\n"
                            "  dtrain up                      again, as last time\n");
   app->add_option("file", options->file, "The cluster YAML")->type_name("CLUSTER.yaml");
-  app->add_flag("-y,--yes", options->yes, "Ask nothing (up asks nothing yet; for Ray's users)");
+  app->add_flag("-y,--yes", options->yes, "Ask nothing: unknown host keys are refused");
+  app->add_flag("--dry-run", options->dry_run, "Show what would be done on each node");
+  app->add_flag("--force", options->force, "Do everything again, whatever is there");
+  app->add_flag("--no-setup", options->no_setup, "Run no setup commands");
+  app->add_flag("--no-restart", options->no_restart, "Leave agents that run as they are");
+  app->add_flag("--restart-only", options->no_setup, "Ray's spelling of --no-setup")->group("");
+  for (const char* ray : {"--min-workers", "--max-workers"}) {
+    app->add_option(ray, options->workers)->group("");
+  }
+  add_ray_flags(*app);
+  app->add_flag("--persist", options->persist, "Start the agents again after a reboot");
+  app->add_flag("--accept-new-host-keys", options->accept_new_host_keys,
+                "Pin unknown host keys without asking");
+  app->add_option("--min-nodes", options->min_nodes, "Go on with so many nodes")
+      ->type_name("N")
+      ->check(CLI::Range(1, 10000));
   return {app, [options](Context& context) { return run_up(context, *options); }, std::nullopt};
 }
 

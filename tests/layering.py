@@ -14,7 +14,7 @@ MAY = {
     "launcher/core": [],
     "launcher/spec": ["launcher/core"],
     "launcher/files": ["launcher/core"],
-    "launcher/wire": ["launcher/core", "launcher/spec"],
+    "launcher/wire": ["launcher/core", "launcher/files", "launcher/spec"],
     "launcher/remote": ["launcher/core", "launcher/spec", "launcher/wire", "launcher/files"],
     "launcher/provider": ["launcher/core", "launcher/spec", "launcher/wire", "launcher/files",
                           "launcher/remote"],
@@ -28,9 +28,11 @@ MAY = {
 # Inside the agent: each role by itself, but for what the roles say of themselves.
 AGENT = {
     "agent/supervise": [],
-    "agent/node": ["agent/supervise"],
-    "agent/head": ["agent/node/facts.hpp"],
+    "agent/link": [],
+    "agent/node": ["agent/link", "agent/supervise"],
+    "agent/head": ["agent/link", "agent/node/facts.hpp"],
     "agent/watch": [],
+    "agent/session": ["agent/node/config.hpp", "agent/node/facts.hpp", "agent/head/setup.hpp"],
 }
 # A library that only one place may use.
 ONLY = {
@@ -39,7 +41,7 @@ ONLY = {
     "libssh/": ["launcher/remote/"],
     "sqlite3.h": ["agent/head/"],
     "torch/": ["trainer/", "examples/"],
-    "CLI/": ["cli/", "agent/main.cpp", "examples/"],
+    "CLI/": ["cli/", "agent/main.cpp", "examples/", "trainer/tools/"],
 }
 HEADERS_WITHOUT = ["boost/beast", "openssl/", "CLI/"]  # costly: they stay inside .cpp files
 
@@ -100,9 +102,12 @@ class Layering(unittest.TestCase):
         self.assertEqual(wrong, [])
 
     def test_costly_headers_stay_out_of_headers(self):
+        # What is split over several files has an inside, NAME_impl.hpp, that only they include.
         wrong = [f"{name} includes {path}" for name in sources() if name.endswith(".hpp")
-                 and name.startswith(("launcher/", "agent/"))
+                 and name.startswith(("launcher/", "agent/")) and not name.endswith("_impl.hpp")
                  for _, path in includes(name) if path.startswith(tuple(HEADERS_WITHOUT))]
+        wrong += [f"{name} includes {path}" for name in sources() if name.endswith(".hpp")
+                  for _, path in includes(name) if path.endswith("_impl.hpp")]
         self.assertEqual(wrong, [])
 
     def test_each_folder_has_its_readme(self):

@@ -1,5 +1,7 @@
 #include "agent/head/api.hpp"
 
+#include "agent/head/api_impl.hpp"
+
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -35,7 +37,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr std::size_t kBodyLimit = std::size_t{16} << 20;
 constexpr auto kShutdownLimit = 5s;
 constexpr auto kDoorCheck = 5s;
 
@@ -63,8 +64,29 @@ int status_of(ErrorCode code) {
   return 500;
 }
 
-// The engine answers through a callback; here it is awaited. What `start` throws is thrown here,
-// and so is an answer that is an error.
+bool same_user(int fd) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return false;
+  if (peer.uid == ::geteuid()) return true;
+  log::warn("refused a connection of another user",
+            {{"uid", std::to_string(peer.uid)}, {"pid", std::to_string(peer.pid)}});
+  return false;
+}
+
+// "bytes=N-" as N; any other range is not honoured, which HTTP allows.
+std::optional<std::uint64_t> range_start(std::string_view header) {
+  constexpr std::string_view kUnit = "bytes=";
+  if (header.substr(0, kUnit.size()) != kUnit || header.back() != '-') return std::nullopt;
+  const std::string_view digits = header.substr(kUnit.size(), header.size() - kUnit.size() - 1);
+  std::uint64_t start = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), start);
+  if (error != std::errc{} || end != digits.data() + digits.size()) return std::nullopt;
+  return start;
+}
+
+}  // namespace
+
 asio::awaitable<json> answer_of(std::function<void(Engine::Answer)> start) {
   const auto executor = co_await asio::this_coro::executor;
   json answer =
@@ -89,70 +111,6 @@ asio::awaitable<json> answer_of(std::function<void(Engine::Answer)> start) {
   }
   co_return answer;
 }
-
-bool same_user(int fd) {
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return false;
-  if (peer.uid == ::geteuid()) return true;
-  log::warn("refused a connection of another user",
-            {{"uid", std::to_string(peer.uid)}, {"pid", std::to_string(peer.pid)}});
-  return false;
-}
-
-// "bytes=N-" as N; any other range is not honoured, which HTTP allows.
-std::optional<std::uint64_t> range_start(std::string_view header) {
-  constexpr std::string_view kUnit = "bytes=";
-  if (header.substr(0, kUnit.size()) != kUnit || header.back() != '-') return std::nullopt;
-  const std::string_view digits = header.substr(kUnit.size(), header.size() - kUnit.size() - 1);
-  std::uint64_t start = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), start);
-  if (error != std::errc{} || end != digits.data() + digits.size()) return std::nullopt;
-  return start;
-}
-
-std::string percent_decode(std::string_view text) {
-  std::string out;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    int value = 0;
-    if (text[i] == '%' && i + 2 < text.size() &&
-        std::from_chars(&text[i + 1], &text[i + 3], value, 16).ptr == &text[i + 3]) {
-      out += static_cast<char>(value);
-      i += 2;
-    } else {
-      out += text[i];
-    }
-  }
-  return out;
-}
-
-}  // namespace
-
-struct Api::Request {
-  http::request<http::string_body> http;
-  std::string method;
-  std::string path;   // decoded, without the query
-  std::string query;  // behind '?', as it came
-
-  explicit Request(http::request<http::string_body> message) : http(std::move(message)) {
-    method = std::string(http.method_string());
-    const std::string target(http.target());
-    const std::size_t mark = target.find('?');
-    path = percent_decode(target.substr(0, mark));
-    if (mark != std::string::npos) query = target.substr(mark + 1);
-  }
-  bool is_websocket() const { return beast::websocket::is_upgrade(http); }
-  json body() const {
-    return http.body().empty() ? json::object()
-                               : wire::parse_json(http.body(), "the body", kBodyLimit);
-  }
-};
-
-struct Api::Response {
-  int status = 200;
-  json body;
-  bool last = false;  // nothing is served behind it
-};
 
 Api::Api(asio::io_context& context, fs::path socket, Parts parts, std::function<void()> ended)
     : context_(context),
@@ -293,6 +251,33 @@ bool Api::hand_over(Socket& socket, const Request& request) {
         asio::detached);
     return true;
   }
+  if (request.path == "/v1/content/upload") {
+    if (!request.is_websocket()) throw Error(ErrorCode::invalid, "this route is a WebSocket");
+    parts_.contents.upload(std::move(socket), as_text());
+    return true;
+  }
+  if (request.path == "/v1/forward") {
+    if (!request.is_websocket()) throw Error(ErrorCode::invalid, "this route is a WebSocket");
+    const auto [node, port] = forward_query(request.query);
+    if (!parts_.nodes.takes_commands(node)) {
+      throw Error(ErrorCode::not_found, "node " + node.str() + " is not connected")
+          .with_hint("`dtrain status` lists the nodes");
+    }
+    asio::co_spawn(
+        context_,
+        [](ExecHub& execs, Socket moved, std::string text, NodeId to,
+           int to_port) -> asio::awaitable<void> {
+          try {
+            const wire::FrameStreamPtr stream =
+                co_await wire::accept_unix(std::move(moved), std::move(text));
+            co_await execs.forward(stream, to, to_port);
+          } catch (const Error& error) {
+            log::debug("a forward ended", {{"reason", error.what()}});
+          }
+        }(parts_.execs, std::move(socket), as_text(), node, port),
+        asio::detached);
+    return true;
+  }
   // /v1/jobs/ID/follow, /v1/jobs/ID/files/PATH
   if (parts.size() < 5 || parts[1] != "v1" || parts[2] != "jobs") return false;
   const JobId job(parts[3]);
@@ -322,6 +307,7 @@ asio::awaitable<Api::Response> Api::answer(Request request) {
   if (route == "GET /v1/status") {
     json status = parts_.engine.status();
     status["cluster"]["head"]["port"] = parts_.nodes.port();
+    status["cluster"]["open_ports"] = parts_.nodes.pair_tests().open_ports();
     co_return Response{200, std::move(status)};
   }
   if (route == "GET /v1/jobs") co_return Response{200, parts_.engine.jobs()};
@@ -334,6 +320,10 @@ asio::awaitable<Api::Response> Api::answer(Request request) {
     co_return Response{200, std::move(answered), true};
   }
   const std::vector<std::string> parts = split(request.path, '/');
+  if (route == "POST /v1/cluster" || (parts.size() == 5 && parts[2] == "nodes")) {
+    Response answered = co_await answer_node(std::move(request));
+    co_return answered;
+  }
   if (parts.size() >= 4 && parts[1] == "v1" && parts[2] == "jobs") {
     const JobId job(parts[3]);
     const std::string rest = parts.size() == 5 ? parts[4] : "";
@@ -393,6 +383,14 @@ asio::awaitable<json> Api::submit(json body) {
       secrets[name] = value.get<std::string>();
     }
   }
+  parts_.engine.check_content(spec);
+  if (spec.content) {
+    std::function<void(Engine::Answer)> look = [&](Engine::Answer done) {
+      parts_.contents.missing(*spec.content, std::move(done));
+    };
+    json missing = co_await answer_of(std::move(look));
+    if (!missing["missing"].empty()) co_return missing;
+  }
   std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
     parts_.engine.submit(submission, spec, secrets, std::move(done));
   };
@@ -436,12 +434,13 @@ std::vector<std::pair<std::string, fs::path>> Api::files(const JobId& job, json*
     add(base + "manifest.json", folder / "manifest.json", nullptr);
   }
   for (int attempt = 1; attempt <= parts_.engine.newest_attempt(job); ++attempt) {
+    const std::string base = "logs/attempt-" + std::to_string(attempt) + "/";
     for (const Engine::LogSource& source : parts_.engine.logs(job, attempt)) {
-      const paths::AttemptRoot root = paths::attempt({source.node_root}, job, attempt);
-      const std::string base =
-          "logs/attempt-" + std::to_string(attempt) + "/" + std::to_string(source.rank);
-      add(base + ".out", root.out(source.rank), nullptr);
-      add(base + ".err", root.err(source.rank), nullptr);
+      add(base + std::to_string(source.rank) + ".out", source.out(), nullptr);
+      add(base + std::to_string(source.rank) + ".err", source.err(), nullptr);
+    }
+    for (const auto& [name, path] : parts_.engine.other_logs(job, attempt)) {
+      add(base + name, path, nullptr);
     }
   }
   return found;

@@ -8,10 +8,12 @@
 
 #include <sys/types.h>
 
+#include "agent/head/content_server.hpp"
 #include "agent/head/engine.hpp"
 #include "agent/head/exec_hub.hpp"
 #include "agent/head/log_server.hpp"
 #include "agent/head/node_sessions.hpp"
+#include "agent/head/setup_asks.hpp"
 
 // The head's API (docs/api.md) on its unix socket. All on the io_context's thread.
 namespace dtrain::head {
@@ -23,6 +25,8 @@ class Api {
     NodeSessions& nodes;
     LogServer& logs;
     ExecHub& execs;
+    ContentServer& contents;
+    SetupAsks& setups;
   };
   // `ended` is called once a shutdown has been answered.
   Api(boost::asio::io_context& context, fs::path socket, Parts parts, std::function<void()> ended);
@@ -42,6 +46,7 @@ class Api {
   boost::asio::awaitable<void> converse(Socket socket);
   boost::asio::awaitable<Response> answer(Request request);
   boost::asio::awaitable<Response> answer_job(Request request, JobId job, std::string rest);
+  boost::asio::awaitable<Response> answer_node(Request request);
   boost::asio::awaitable<nlohmann::json> submit(nlohmann::json body);
   boost::asio::awaitable<nlohmann::json> shut_down();
   // Every file of a job that `pull` may ask for, by its path in the API.

@@ -200,7 +200,9 @@ void clear_temporary(const fs::path& storage, int attempt) {
   for (const fs::directory_entry& entry : fs::directory_iterator(temporary)) {
     const std::string name = entry.path().filename().string();
     const auto of = attempt_of(name);
-    if ((of && *of < attempt) || name.starts_with("deleted-")) remove_tree(entry.path());
+    if ((of && *of < attempt) || name.starts_with("deleted-") || name.starts_with("token-")) {
+      remove_tree(entry.path());
+    }
   }
 }
 
@@ -258,6 +260,40 @@ void place_shard(const fs::path& storage, const ShardReport& report,
   compute_sums(place, files);
   fsync_tree(place, files);
   write_shard(place, report, files);
+}
+
+bool has_shard(const fs::path& storage, const ShardReport& report) {
+  const fs::path place = temporary_folder(storage, report.attempt, report.step) /
+                         shard_name(report.shard, report.shards);
+  if (!fs::exists(place / "shard.json")) return false;
+  verify_shard(place, read_shard(place, report.shard, report.shards, report.step));
+  return true;
+}
+
+fs::path incoming_folder(const fs::path& storage, const ShardReport& report) {
+  return temporary_folder(storage, report.attempt, report.step).string() + "-incoming-" +
+         std::to_string(report.shard);
+}
+
+void take_incoming(const fs::path& storage, const ShardReport& report,
+                   const std::vector<FileEntry>& files) {
+  if (files.empty()) throw Error(ErrorCode::invalid, "the folder of the checkpoint is empty");
+  const fs::path incoming = incoming_folder(storage, report);
+  verify_sizes(incoming, files, true);
+  fsync_tree(incoming, files);
+  write_shard(incoming, report, files);
+  const fs::path place = temporary_folder(storage, report.attempt, report.step) /
+                         shard_name(report.shard, report.shards);
+  make_folders(place.parent_path());
+  remove_tree(place);
+  if (::rename(incoming.c_str(), place.c_str()) != 0) {
+    throw errno_error("cannot move a shard to " + place.string(), errno);
+  }
+  fsync_folder(place.parent_path());
+}
+
+fs::path token_file(const fs::path& storage, const std::string& token) {
+  return checkpoints_folder(storage) / ".tmp" / ("token-" + token.substr(0, 16));
 }
 
 CommittedCheckpoint commit_checkpoint(const fs::path& storage, const CommitRequest& request) {

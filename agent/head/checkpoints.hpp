@@ -57,6 +57,16 @@ struct ShardReport {
 void place_shard(const fs::path& storage, const ShardReport& report,
                  const std::vector<fs::path>& forbidden);
 
+// The shard lies in its place already, whole: a head before us took it.
+bool has_shard(const fs::path& storage, const ShardReport& report);
+// Where the files of a shard are gathered that comes from another machine; goes with its attempt.
+fs::path incoming_folder(const fs::path& storage, const ShardReport& report);
+// All files of a shard are there, their sums verified: writes shard.json and puts it in its place.
+void take_incoming(const fs::path& storage, const ShardReport& report,
+                   const std::vector<FileEntry>& files);
+// By which nodes are asked whether they see the same storage; goes before the next attempt.
+fs::path token_file(const fs::path& storage, const std::string& token);
+
 struct CommitRequest {
   JobId job;
   int attempt = 1;

@@ -147,12 +147,11 @@ void Engine::Impl::note(Tx& tx, Job& job, EventLevel level, const std::string& m
 }
 
 void Engine::Impl::tell_state(const Job& job) const {
-  const bool waits = job.shown.state == JobState::queued || job.shown.state == JobState::restarting;
   hooks.news({job.row.id,
               {{"type", "state"},
                {"job", job.row.id.str()},
                {"state", to_string(job.shown.state)},
-               {"reason", waits && !job.waits.empty() ? job.waits : job.shown.reason},
+               {"reason", reason_of(job)},
                {"attempt", job.row.attempt},
                {"time", rfc3339(clock.wall())}}});
 }

@@ -14,6 +14,7 @@
 #include "launcher/core/paths.hpp"
 #include "launcher/spec/job_spec.hpp"
 #include "launcher/wire/attempt.hpp"
+#include "launcher/wire/node.hpp"
 
 // What the head decides. The engine has no sockets: it is told what happened and says what is to be
 // done. It runs on one thread, the head's main one; the store's thread calls back by `post`.
@@ -24,7 +25,10 @@ class Store;
 // What a node says of itself when it joins.
 struct NodeInfo {
   NodeId node;
-  std::string address;  // as other nodes reach it
+  std::string address;       // as other nodes reach it
+  std::string head_address;  // of the head, as this node has reached it; empty: not known
+  std::vector<wire::Interface> interfaces;
+  std::vector<std::string> features;
   std::string boot_id;
   std::string machine;  // equal for nodes of one machine
   std::string version;
@@ -33,6 +37,7 @@ struct NodeInfo {
   int cpus = 1;
   int gpus = 0;
   std::uint64_t memory = 0;  // bytes
+  std::string glibc;         // of its machine; empty: none, or not known
   // The attempts whose supervisor lives there, or whose last events are not acknowledged yet.
   std::vector<std::pair<JobId, int>> attempts;
 };
@@ -48,6 +53,33 @@ class Nodes {
                     const wire::AttemptCommand& command) = 0;
   // The job is forgotten: its folder on the node goes.
   virtual void forget(const NodeId& node, const JobId& job) = 0;
+
+  // Answered by Engine::attempt_prepared.
+  virtual void prepare(const NodeId& node, const wire::PrepareAttempt& what) = 0;
+  // Whether each of these reaches the others; answered by Engine::pairs_checked, within seconds. A
+  // new question about the same attempt takes the place of the one before.
+  struct PairMember {
+    NodeId node;
+    std::string address;
+  };
+  virtual void check_pairs(const JobId& job, int attempt, std::vector<PairMember> members) = 0;
+  // Brings the folder of `ask` (its transfer is given here) into `folder` on this machine, sums
+  // verified. Goes on over new connections of the node until give_up(). Several at a time. Returns
+  // its name for shard_taken().
+  using Fetched = std::function<void(std::optional<Error>, std::vector<FileEntry>)>;
+  virtual std::string fetch_shard(const NodeId& node, wire::ShardAsk ask, const fs::path& folder,
+                                  Fetched done) = 0;
+  // What was fetched is safe here, so that the node's own may go; or it was for nothing.
+  virtual void shard_taken(const NodeId& node, const std::string& transfer,
+                           const std::optional<Error>& error) = 0;
+  // The node is lost: nothing more is awaited from it.
+  virtual void give_up(const NodeId& node) = 0;
+  // The node has left: it is let in no more, and its connections end.
+  virtual void revoke(const NodeId& node) = 0;
+
+  // An attempt's content is to be brought there; answered by Engine::staging or start_failed.
+  virtual void stage(const NodeId&, const wire::Stage&) {}
+  virtual void unstage(const NodeId&, const JobId&, int) {}
 };
 
 // What a follower is told. Called on the engine's thread.
@@ -62,6 +94,7 @@ struct EngineOptions {
   std::string provider;
   paths::HeadRoot root;
   int expected_nodes = 1;
+  std::string machine;  // the head's own; a node of another one has its logs copied here
   std::chrono::milliseconds lease{60000};
   std::chrono::milliseconds node_lost_after{30000};  // of silence
 };
@@ -89,6 +122,8 @@ class Engine {
   void submit(const std::string& submission_id, JobSpec spec,
               std::map<std::string, std::string> secrets, Answer done);
   nlohmann::json plan(const JobSpec& spec) const;  // dry_run
+  // Error(conflict) when the nodes' systems are too old for the job's program.
+  void check_content(const JobSpec& spec) const;
   nlohmann::json status() const;
   nlohmann::json jobs() const;
   nlohmann::json job(const JobId& id) const;          // Error(not_found)
@@ -98,16 +133,34 @@ class Engine {
   void remove(const JobId& id, Answer done);
   // Stops every job; `done` when none is left.
   void stop_all(Answer done);
+  // The node gets no new ranks, and is "drained" when none run there; `undo` takes it back.
+  // Error(not_found); Error(conflict) when it is lost.
+  nlohmann::json drain(const NodeId& node, bool undo);
+  // The node leaves: its certificate is worth nothing from now on. With ranks on it an
+  // Error(conflict), unless `force`: then they are ended, and their attempts fail.
+  nlohmann::json remove_node(const NodeId& node, bool force);
+  // How many nodes the cluster is to have; jobs that need more wait for those that are missing.
+  void expect_nodes(int count);
 
   // Where the logs of a rank are and whether more may come; for the log readers.
   struct LogSource {
     int attempt = 1;
     int rank = 0;
     NodeId node;
-    std::string node_root;  // of the node, as it said
-    std::string machine;
+    bool copied = false;  // the node is on another machine: these are the head's copies
+    bool lost = false;    // the node was given up: what it wrote last is not here
+    fs::path folder;      // that holds R.out and R.err
+
+    fs::path out() const { return folder / (std::to_string(rank) + ".out"); }
+    fs::path err() const { return folder / (std::to_string(rank) + ".err"); }
   };
   std::vector<LogSource> logs(const JobId& id, std::optional<int> attempt) const;
+  // Logs that are no rank's, by their names in the API: setup.log of each node.
+  std::vector<std::pair<std::string, fs::path>> other_logs(const JobId& id, int attempt) const;
+  // The node has, or had, ranks of the attempt, and may send their logs.
+  bool knows_share(const NodeId& node, const JobId& job, int attempt) const;
+  // Where a committed checkpoint is; absent when there is no such.
+  std::optional<fs::path> checkpoint(const JobId& id, int number) const;
   // Some attempt of the job may still write, or a new one may come.
   bool may_write(const JobId& id) const;
   // Number of the newest attempt, 0 before the first.
@@ -125,6 +178,15 @@ class Engine {
   // `unkillable`.
   void supervisor_lost(const NodeId& node, const JobId& job, int attempt, const std::string& reason,
                        const std::vector<pid_t>& unkillable);
+  // What prepare() asked for is there, or why not.
+  void attempt_prepared(const NodeId& node, const JobId& job, int attempt,
+                        const std::optional<Error>& error);
+  // Sentences about those that cannot talk; none: all is well.
+  void pairs_checked(const JobId& job, int attempt, const std::vector<std::string>& broken);
+  // How far a node is with an attempt's content.
+  void staging(const NodeId& node, const wire::Staging& news);
+  // What the attempt is made of, if it is under way and has ranks on the node.
+  std::optional<JobContent> content_for(const NodeId& node, const JobId& job, int attempt) const;
   // The node could not start the attempt at all.
   void start_failed(const NodeId& node, const JobId& job, int attempt, const Error& error);
 

@@ -118,12 +118,13 @@ void Engine::Impl::checkpoint_report(Job& job, Attempt& attempt, Share& share, s
   std::vector<fs::path> forbidden = {storage(job), options.root.root, job.spec.workdir,
                                      home != nullptr ? home : ""};
   for (const Share& each : attempt.shares) forbidden.emplace_back(each.row.root);
+  const bool far = remote(share) && job.spec.storage_path.empty();
   std::vector<int> known_numbers;
   for (const CheckpointRow& row : job.checkpoints) known_numbers.push_back(row.number);
   ++attempt.file_work;
   work<Placed>(
       bulk,
-      [task, forbidden, known_numbers, folder = storage(job),
+      [task, forbidden, known_numbers, far, folder = storage(job),
        repeated = attempt.from_store]() -> Placed {
         try {
           if (repeated) {
@@ -132,19 +133,72 @@ void Engine::Impl::checkpoint_report(Job& job, Attempt& attempt, Share& share, s
               if (whole.attempt == task.attempt && whole.step == task.step &&
                   std::find(known_numbers.begin(), known_numbers.end(), whole.number) ==
                       known_numbers.end()) {
-                return {std::move(whole), std::nullopt};
+                return {std::move(whole), std::nullopt, false};
               }
             }
           }
+          if (far) return {std::nullopt, std::nullopt, !has_shard(folder, task)};
           place_shard(folder, task, forbidden);
           return {};
         } catch (const std::exception& error) {
-          return {std::nullopt, as_error(error)};
+          return {std::nullopt, as_error(error), false};
         }
       },
-      [this, id = job.row.id, number = attempt.row.attempt, step, shard](Placed result) {
-        shard_placed(id, number, step, shard, std::move(result));
+      [this, task, node = share.row.node](Placed result) {
+        if (result.fetch) {
+          fetch_shard(task.job, task, node);
+        } else {
+          shard_placed(task.job, task.attempt, task.step, task.shard, std::move(result));
+        }
       });
+}
+
+// The shard lies on a machine whose files we do not see.
+void Engine::Impl::fetch_shard(const JobId& id, const ShardReport& task, const NodeId& node) {
+  const auto fail = [this, task](const Error& error) {
+    shard_placed(task.job, task.attempt, task.step, task.shard, {std::nullopt, error, false});
+  };
+  Job* job = find(id);
+  Attempt* attempt = job == nullptr ? nullptr : job->find_attempt(task.attempt);
+  Share* share = attempt == nullptr ? nullptr : attempt->share(node);
+  if (share == nullptr) return;
+  if (share->row.state == ShareState::lost) {
+    fail(Error(ErrorCode::unreachable, node.str() + " was lost"));
+    return;
+  }
+  wire::ShardAsk ask;
+  ask.job = id;
+  ask.path = task.path.string();
+  ask.shard = task.shard;
+  ask.shards = task.shards;
+  ask.step = task.step;
+  ask.keep = task.keep;
+  ask.forbidden = {job->spec.workdir, storage_of(*job, *share)};
+  const fs::path folder = storage(*job);
+  const auto transfer = std::make_shared<std::string>();
+  auto fetched = [this, task, folder, fail, node, transfer, guard = std::weak_ptr<int>(alive)](
+                     std::optional<Error> error, std::vector<FileEntry> files) {
+    if (!guard.lock()) return;
+    if (error) {
+      fail(*error);
+      return;
+    }
+    work<Placed>(
+        bulk,
+        [task, folder, files = std::move(files)]() -> Placed {
+          try {
+            take_incoming(folder, task, files);
+            return {};
+          } catch (const std::exception& failed) {
+            return {std::nullopt, as_error(failed), false};
+          }
+        },
+        [this, task, node, transfer](Placed result) {
+          nodes_out.shard_taken(node, *transfer, result.error);
+          shard_placed(task.job, task.attempt, task.step, task.shard, std::move(result));
+        });
+  };
+  *transfer = nodes_out.fetch_shard(node, ask, incoming_folder(folder, task), std::move(fetched));
 }
 
 void Engine::Impl::shard_placed(const JobId& id, int number, std::int64_t step, int shard,

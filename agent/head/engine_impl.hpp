@@ -14,7 +14,7 @@
 #include "agent/head/restart.hpp"
 #include "agent/head/rows.hpp"
 #include "agent/head/store.hpp"
-#include "agent/head/worker.hpp"
+#include "launcher/core/worker.hpp"
 
 // The engine's inside, for its own files only. Everything here is the engine's thread's.
 //
@@ -32,6 +32,13 @@ struct PendingAck {
 struct Share {
   ShareRow row;
   bool start_sent = false;
+  bool prepare_sent = false;
+  bool prepared = false;
+  // Of the attempt's content there.
+  bool stage_sent = false;
+  bool staged = false;
+  std::uint64_t stage_done = 0;  // bytes
+  std::uint64_t stage_total = 0;
   std::uint64_t seen = 0;                    // the newest event, durable or not
   std::set<std::uint64_t> open_checkpoints;  // reports that are being worked on, by seq
   std::optional<std::uint64_t> finish_seq;   // of NodeFinished, until a commit has it
@@ -63,6 +70,11 @@ struct Attempt {
   int file_work = 0;                              // tasks of its checkpoints at the worker
   int warnings = 0;
   std::string failure;  // why it is being ended, other than a stop
+  // Before its ranks start.
+  std::string token_file;  // in a storage that all nodes must see
+  std::string token;
+  bool pairs_asked = false;
+  bool pairs_passed = false;
 
   Share* share(const NodeId& node);
   bool ending() const { return row.state == AttemptState::stopping; }
@@ -89,6 +101,7 @@ struct Job {
   int waits_noted = 0;
   std::optional<Monotonic> not_before;  // a lost node's lease runs until then
   bool preparing = false;               // the newest attempt is with the worker
+  Monotonic staging_told;               // when followers last heard how far it is
   std::vector<Engine::Answer> submitters;
 
   // What the world has been told.
@@ -110,8 +123,12 @@ struct Job {
 
 struct Node {
   NodeRow row;
+  std::string glibc;
   bool connected = false;
   Monotonic heard;
+  std::string head_address;
+  std::vector<wire::Interface> interfaces;
+  std::set<std::string> features;
   std::set<std::pair<JobId, int>> leftovers;  // old epochs that may still live there
 };
 
@@ -122,6 +139,9 @@ struct Tx {
   std::vector<std::function<void()>> effects;
   std::vector<std::function<void()>> when_durable;  // also for Urgency::soon; for acknowledgements
 };
+
+// The error of docs/api.md for a failure that no rank is the cause of.
+nlohmann::json error_without_rank(const std::string& message, int attempt);
 
 struct Engine::Impl {
   Impl(EngineOptions o, const Clock& c, Nodes& n, Hooks h, std::unique_ptr<Store> s);
@@ -169,14 +189,43 @@ struct Engine::Impl {
   };
   void prepared(const JobId& id, const std::string& token, Prepared result);
   void advance(Job& job, Attempt& attempt);
+
+  // engine_prepare.cpp
+  bool remote(const Share& share) const;  // on another machine than the head
+  bool many_machines(const Attempt& attempt) const;
+  // As the node of the share sees them.
+  std::string storage_of(const Job& job, const Share& share) const;
+  std::optional<std::string> checkpoint_of(const Job& job, const Attempt& attempt,
+                                           const Share& share) const;
+  void choose_addresses(Attempt& attempt) const;
+  // Asks for what is missing; true once all of it is there.
+  bool ready_to_start(Job& job, Attempt& attempt);
+  bool prepare_share(Job& job, Attempt& attempt, Share& share);
+  void attempt_prepared(const NodeId& node, const JobId& job, int attempt,
+                        const std::optional<Error>& error);
+  void pairs_checked(const JobId& job, int attempt, const std::vector<std::string>& broken);
+  void give_up_start(Job& job, Attempt& attempt, const std::string& reason);
+
+  // engine_schedule.cpp
   void send_start(Job& job, Attempt& attempt, Share& share);
+
+  // engine_end.cpp
   // Ends the ranks of all shares but `but`, for a reason that is not a stop.
   void fail_attempt(Tx& tx, Job& job, Attempt& attempt, const std::string& reason,
                     const NodeId& but);
   void send_stops(Job& job, Attempt& attempt, const NodeId& but);
-  void drop_unsent(Attempt& attempt, Tx& tx);
+  void drop_unsent(const Job& job, Attempt& attempt, Tx& tx);
   void check_end(const JobId& id);
   void end_attempt(Job& job, Attempt& attempt);
+
+  // engine_content.cpp
+  void check_glibc(const JobSpec& spec) const;  // Error(conflict)
+  bool content_in_place(Job& job, Attempt& attempt);
+  void staging(const NodeId& node, const wire::Staging& news);
+  void unstage(const Job& job, const Attempt& attempt, Share& share);
+  std::optional<JobContent> content_for(const NodeId& node, const JobId& id, int number);
+  static std::string staging_reason(const Job& job);
+  std::string reason_of(const Job& job) const;  // as it is shown
 
   // engine_clock.cpp
   void tick();
@@ -190,6 +239,12 @@ struct Engine::Impl {
   void lose_node(Node& node);
   void set_node(Tx& tx, Node& node, NodeEvent event, const std::string& reason);
   void commit_node(Tx tx);
+  Node& known_node(const NodeId& id);  // Error(not_found)
+  bool has_ranks(const NodeId& id) const;
+  void settle_drains();
+  nlohmann::json drain(const NodeId& id, bool undo);
+  nlohmann::json remove_node(const NodeId& id, bool force);
+  void lose_shares(Node& node, const std::string& reason);
   void stop_leftover(const NodeId& node, const JobId& job, int attempt);
   void share_broken(const NodeId& node, const JobId& job, int attempt, const std::string& reason,
                     bool lost_supervisor, const std::vector<pid_t>& unkillable);
@@ -228,7 +283,9 @@ struct Engine::Impl {
   struct Placed {
     std::optional<CommittedCheckpoint> adopted;  // it had been committed before a crash
     std::optional<Error> error;
+    bool fetch = false;  // it is to be brought from its node first
   };
+  void fetch_shard(const JobId& id, const ShardReport& task, const NodeId& node);
   void shard_placed(const JobId& id, int attempt, std::int64_t step, int shard, Placed result);
   struct Committed {
     std::optional<CommittedCheckpoint> checkpoint;
@@ -247,6 +304,7 @@ struct Engine::Impl {
   nlohmann::json summary(const Job& job) const;
   nlohmann::json details(const Job& job) const;
   nlohmann::json plan(const JobSpec& spec) const;
+  fs::path log_folder(const Share& share) const;
 
   EngineOptions options;
   const Clock& clock;

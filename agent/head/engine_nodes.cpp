@@ -35,6 +35,9 @@ void Engine::Impl::joined(const NodeInfo& info) {
   const bool other_boot = !node.row.boot_id.empty() && node.row.boot_id != info.boot_id;
   node.row.node = info.node;
   node.row.address = info.address;
+  node.head_address = info.head_address;
+  node.interfaces = info.interfaces;
+  node.features = {info.features.begin(), info.features.end()};
   node.row.boot_id = info.boot_id;
   node.row.machine = info.machine;
   node.row.version = info.version;
@@ -43,6 +46,7 @@ void Engine::Impl::joined(const NodeInfo& info) {
   node.row.cpus = info.cpus;
   node.row.gpus = info.gpus;
   node.row.memory = info.memory;
+  node.glibc = info.glibc;
   node.connected = true;
   node.heard = clock.now();
   Tx tx;
@@ -76,6 +80,10 @@ void Engine::Impl::joined(const NodeInfo& info) {
       if (attempt->ending()) send_stops(*job, *attempt, NodeId());
     } else if (share->row.state == ShareState::waiting) {
       share->start_sent = false;
+      share->prepare_sent = false;
+      share->prepared = false;
+      if (!attempt->pairs_passed) attempt->pairs_asked = false;
+      share->stage_sent = false;
       advance(*job, *attempt);
     } else {
       share_broken(info.node, id, attempt->row.attempt,
@@ -123,6 +131,14 @@ void Engine::Impl::gone(const NodeId& id) {
   Tx tx;
   set_node(tx, node, NodeEvent::disconnect, "its connection closed; waiting for it to come back");
   commit_node(std::move(tx));
+  // What was asked of it before a start is asked again when it is back.
+  for (const JobId& job_id : live) {
+    Attempt* attempt = jobs.at(job_id).live_attempt();
+    Share* share = attempt == nullptr ? nullptr : attempt->share(id);
+    if (share == nullptr) continue;
+    share->prepare_sent = false;
+    if (!attempt->pairs_passed) attempt->pairs_asked = false;
+  }
   schedule();
   rearm();
 }
@@ -135,13 +151,18 @@ void Engine::Impl::lose_node(Node& node) {
   commit_node(std::move(node_tx));
   log::warn("a node is lost", {{"node", id.str()}, {"why", silence}});
 
+  nodes_out.give_up(id);
+  lose_shares(node, id.str() + " was lost: " + silence);
+}
+
+void Engine::Impl::lose_shares(Node& node, const std::string& reason) {
+  const NodeId id = node.row.node;
   const std::set<JobId> now = live;
   for (const JobId& job_id : now) {
     Job* job = find(job_id);
     Attempt* attempt = job == nullptr ? nullptr : job->live_attempt();
     Share* share = attempt == nullptr || !attempt->durable ? nullptr : attempt->share(id);
     if (share == nullptr || !share->live()) continue;
-    const std::string reason = id.str() + " was lost: " + silence;
     Tx tx;
     share->row.state = ShareState::lost;
     share->row.outcome = "lost";
@@ -160,6 +181,10 @@ void Engine::Impl::lose_node(Node& node) {
     }
     tx.changes.shares.push_back(share->row);
     fail_attempt(tx, *job, *attempt, reason, id);
+    if (remote(*share)) {
+      note(tx, *job, EventLevel::warning,
+           "what its ranks on " + id.str() + " wrote after the head last heard of it is not here");
+    }
     commit(*job, std::move(tx), Urgency::now);
     check_end(job_id);
   }

@@ -2,6 +2,7 @@
 
 #include "agent/head/engine_impl.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/files/elf.hpp"
 #include "launcher/wire/json.hpp"
 
 // The queue, and the start and the end of attempts.
@@ -9,22 +10,6 @@ namespace dtrain::head {
 namespace {
 
 constexpr int kNotedWaits = 20;  // changes of a job's reason to wait that become events
-
-nlohmann::json error_json(const std::string& message, int attempt,
-                          const std::optional<RankRow>& cause) {
-  nlohmann::json error = {{"message", message},   {"attempt", attempt},
-                          {"rank", nullptr},      {"node", nullptr},
-                          {"exit_code", nullptr}, {"signal", nullptr},
-                          {"error_message", ""},  {"last_lines", nlohmann::json::array()}};
-  if (!cause) return error;
-  error["rank"] = cause->rank;
-  error["node"] = cause->node.str();
-  error["exit_code"] = ProcessExit{cause->code, cause->signal}.shell_code();
-  if (cause->signal != 0) error["signal"] = cause->signal;
-  error["error_message"] = cause->error_message;
-  error["last_lines"] = cause->last_lines;
-  return error;
-}
 
 }  // namespace
 
@@ -37,6 +22,7 @@ std::vector<NodeCapacity> Engine::Impl::capacities() const {
     capacity.cpus = node.row.cpus;
     capacity.gpus = node.row.gpus;
     capacity.memory = node.row.memory;
+    capacity.glibc = parse_glibc_version(node.glibc);
     if (node.row.state != NodeState::ready || !node.connected) {
       capacity.usable = false;
       capacity.why_not =
@@ -120,7 +106,7 @@ void Engine::Impl::settle_dependents() {
         }
         Tx tx;
         note(tx, job, EventLevel::error, reason);
-        job.row.error = wire::dump(error_json(reason, 0, std::nullopt));
+        job.row.error = wire::dump(error_without_rank(reason, 0));
         enter(tx, job, JobEvent::fail, reason);
         tx.effects.push_back([this] { schedule(); });
         commit(job, std::move(tx), Urgency::now);
@@ -134,6 +120,7 @@ void Engine::Impl::settle_dependents() {
 void Engine::Impl::schedule() {
   if (scheduling) return;
   scheduling = true;
+  settle_drains();
   settle_dependents();
   std::vector<WaitingJob> queue = waiting();
   if (!queue.empty()) {
@@ -183,13 +170,23 @@ void Engine::Impl::begin_attempt(Job& job, const std::vector<PlacedShare>& place
     share.row.root = node.root;
     attempt.row.world_size += part.nproc;
   }
+  choose_addresses(attempt);
+  const bool shared = !job.spec.storage_path.empty() &&
+                      std::any_of(attempt.shares.begin(), attempt.shares.end(),
+                                  [this](const Share& share) { return remote(share); });
+  if (shared) {
+    attempt.token = random_hex(16);
+    attempt.token_file = token_file(storage(job), attempt.token).string();
+  }
   job.preparing = true;
   work<Prepared>(
       quick,
-      [folder = storage(job), number]() -> Prepared {
+      [folder = storage(job), number, token_file = attempt.token_file,
+       token = attempt.token]() -> Prepared {
         try {
           make_folders(folder);
           clear_temporary(folder, number);
+          if (!token_file.empty()) write_file_atomic(token_file, token);
           return {scan_storage(folder), std::nullopt};
         } catch (const Error& error) {
           return {{}, error};
@@ -213,7 +210,7 @@ void Engine::Impl::prepared(const JobId& id, const std::string& token, Prepared 
     const std::string reason = "its storage cannot be used: " + std::string(result.error->what());
     job.attempts.pop_back();
     note(tx, job, EventLevel::error, reason);
-    job.row.error = wire::dump(error_json(reason, job.row.attempt, std::nullopt));
+    job.row.error = wire::dump(error_without_rank(reason, job.row.attempt));
     enter(tx, job, JobEvent::fail, reason);
     commit(job, std::move(tx), Urgency::now);
     schedule();
@@ -250,7 +247,7 @@ void Engine::Impl::prepared(const JobId& id, const std::string& token, Prepared 
     message += ", from " + fs::path(*attempt.row.checkpoint).filename().string() + " (step " +
                std::to_string(job.checkpoints.back().step) + ")";
   }
-  enter(tx, job, JobEvent::place, "");
+  enter(tx, job, job.spec.content ? JobEvent::stage : JobEvent::place, "");
   note(tx, job, EventLevel::info, message);
   tx.effects.push_back([this, id, number = attempt.row.attempt] {
     Job* ready = find(id);
@@ -268,11 +265,13 @@ void Engine::Impl::advance(Job& job, Attempt& attempt) {
   if (!attempt.durable || attempt.row.ended) return;
   if (attempt.ending()) {
     Tx tx;
-    drop_unsent(attempt, tx);
+    drop_unsent(job, attempt, tx);
     if (!tx.changes.shares.empty()) commit(job, std::move(tx), Urgency::soon);
     check_end(job.row.id);
     return;
   }
+  if (!ready_to_start(job, attempt)) return;
+  if (!content_in_place(job, attempt)) return;
   for (Share& share : attempt.shares) {
     if (share.start_sent || !share.live()) continue;
     if (share.row.node_rank == 0 || attempt.row.master_port != 0) send_start(job, attempt, share);
@@ -294,26 +293,23 @@ void Engine::Impl::send_start(Job& job, Attempt& attempt, Share& share) {
   spec.first_rank = share.row.first_rank;
   spec.nproc = share.row.nproc;
   spec.world_size = attempt.row.world_size;
-  bool one_machine = true;
-  for (const Share& other : attempt.shares) {
-    spec.node_ips.push_back(other.row.address);
-    one_machine = one_machine && other.row.machine == attempt.shares.front().row.machine;
-  }
-  spec.master_addr = one_machine ? "127.0.0.1" : spec.node_ips.front();
+  for (const Share& other : attempt.shares) spec.node_ips.push_back(other.row.address);
+  spec.master_addr = many_machines(attempt) ? spec.node_ips.front() : "127.0.0.1";
   spec.master_port = share.row.node_rank == 0 ? 0 : attempt.row.master_port;
   spec.command = job.spec.command;
   spec.shell = job.spec.shell;
   spec.workdir = job.spec.workdir;
   spec.env = job.spec.env;
   spec.setup = job.spec.setup;
-  spec.storage_path = storage(job).string();
-  spec.checkpoint = attempt.row.checkpoint;
+  spec.storage_path = storage_of(job, share);
+  spec.checkpoint = checkpoint_of(job, attempt, share);
   spec.gpus = share.row.gpus;
   spec.gpus_assigned = share.row.gpus_assigned;
   spec.max_restarts = job.spec.max_restarts;
   spec.stop_grace = job.spec.stop_grace;
   spec.on_head_lost = job.spec.on_head_lost;
   spec.lease = options.lease;
+  spec.content = job.spec.content;
 
   std::map<std::string, std::string> secrets;
   if (!job.spec.secrets.empty()) {
@@ -327,135 +323,6 @@ void Engine::Impl::send_start(Job& job, Attempt& attempt, Share& share) {
     }
   }
   nodes_out.start(share.row.node, spec, secrets);
-}
-
-void Engine::Impl::fail_attempt(Tx& tx, Job& job, Attempt& attempt, const std::string& reason,
-                                const NodeId& but) {
-  if (attempt.failure.empty()) {
-    attempt.failure = reason;
-    attempt.row.reason = reason;
-    note(tx, job, EventLevel::error, reason);
-  }
-  if (!attempt.ending()) enter(tx, attempt, AttemptEvent::stop);
-  drop_unsent(attempt, tx);
-  // At once, not when it is on disk: that a rank failed cannot be undone.
-  send_stops(job, attempt, but);
-}
-
-void Engine::Impl::send_stops(Job& job, Attempt& attempt, const NodeId& but) {
-  wire::StopRanks stop;
-  stop.reason = job.row.stop_cause != StopCause::none ? job.row.reason : attempt.failure;
-  if (job.row.stop_grace_s) stop.grace = std::chrono::seconds(*job.row.stop_grace_s);
-  for (const Share& share : attempt.shares) {
-    if (!share.live() || !share.start_sent || share.row.node == but) continue;
-    nodes_out.send(share.row.node, job.row.id, attempt.row.attempt, stop);
-  }
-}
-
-// Shares that were never told to start have nothing to end.
-void Engine::Impl::drop_unsent(Attempt& attempt, Tx& tx) {
-  if (!attempt.durable) return;
-  for (Share& share : attempt.shares) {
-    if (share.start_sent || !share.live()) continue;
-    share.row.state = ShareState::finished;
-    share.row.outcome = "stopped";
-    share.row.reason = "it was not started";
-    tx.changes.shares.push_back(share.row);
-  }
-}
-
-void Engine::Impl::check_end(const JobId& id) {
-  Job* job = find(id);
-  Attempt* attempt = job == nullptr || job->preparing ? nullptr : job->live_attempt();
-  if (attempt == nullptr || !attempt->durable || attempt->file_work > 0) return;
-  for (const Share& share : attempt->shares) {
-    if (share.live()) return;
-  }
-  end_attempt(*job, *attempt);
-}
-
-void Engine::Impl::end_attempt(Job& job, Attempt& attempt) {
-  Tx tx;
-  while (!attempt.collecting.empty()) {
-    drop_collecting(tx, job, attempt, attempt.collecting.begin()->first,
-                    "the attempt ended before all of its shards were reported");
-  }
-  std::vector<RankRow> ranks;
-  for (auto& [number, rank] : attempt.ranks) {
-    if (const auto lost = next(rank.state, RankEvent::lose)) {
-      rank.state = *lost;
-      tx.changes.ranks.push_back(rank);
-    }
-    ranks.push_back(rank);
-  }
-  const std::optional<RankRow> cause = root_cause(ranks);
-  bool lost = false;
-  bool failed = cause.has_value();
-  bool stopped = false;
-  std::string reason = cause ? describe(*cause) : "";
-  for (Share& share : attempt.shares) {
-    const bool bad = share.row.outcome == "failed" || share.row.outcome == "lost";
-    lost = lost || share.row.outcome == "lost";
-    failed = failed || bad;
-    stopped = stopped || share.row.outcome == "stopped";
-    if (bad && reason.empty()) reason = share.row.reason;
-    keep(tx, share);
-  }
-  // That nothing but a stop of ours ended it is the only case in which "stopped" is no failure.
-  const bool by_us = job.row.stop_cause != StopCause::none;
-  if (!failed && stopped && !by_us) {
-    failed = true;
-    for (const Share& share : attempt.shares) {
-      if (reason.empty() && share.row.outcome == "stopped") reason = share.row.reason;
-    }
-  }
-  if (by_us && !(failed && !attempt.failure.empty())) reason = job.row.reason;
-  if (reason.empty() && (failed || stopped)) reason = "it ended before it was done";
-
-  AttemptEvent event = AttemptEvent::succeed;
-  if (stopped) event = AttemptEvent::end_stopped;
-  if (failed) event = lost && !cause ? AttemptEvent::lose : AttemptEvent::fail;
-  attempt.row.reason = event == AttemptEvent::succeed ? "" : printable(reason);
-  enter(tx, attempt, event);
-
-  AttemptEnd end{attempt.row.state, attempt.row.reason, false};
-  for (const RankRow& rank : ranks) end.address_in_use = end.address_in_use || rank.address_in_use;
-  const RestartDecision decision = decide_restart(
-      end, job.row.stop_cause, {job.row.restarts, job.row.port_retries}, job.spec.max_restarts);
-  job.row.restarts = decision.so_far.restarts;
-  job.row.port_retries = decision.so_far.port_retries;
-  using What = RestartDecision::What;
-  switch (decision.what) {
-    case What::succeed:
-      job.row.exit_code = 0;
-      note(tx, job, EventLevel::info, "succeeded");
-      enter(tx, job, JobEvent::succeed, "");
-      break;
-    case What::stop:
-      note(tx, job, EventLevel::info, "stopped");
-      enter(tx, job, JobEvent::end_stopped, decision.reason);
-      break;
-    case What::fail:
-      if (cause) job.row.exit_code = ProcessExit{cause->code, cause->signal}.shell_code();
-      job.row.error = wire::dump(error_json(decision.reason, attempt.row.attempt, cause));
-      note(tx, job, EventLevel::error, "failed: " + decision.reason);
-      enter(tx, job, JobEvent::fail, decision.reason);
-      break;
-    case What::restart:
-      note(tx, job, EventLevel::warning, decision.reason);
-      job.progress = nullptr;
-      job.waits_noted = 0;
-      enter(tx, job, JobEvent::restart, decision.reason);
-      break;
-  }
-  attempt.ranks.clear();
-  tx.effects.push_back([this] {
-    schedule();  // those that come after it
-    rearm();
-  });
-  commit(job, std::move(tx), Urgency::now);
-  schedule();
-  rearm();
 }
 
 }  // namespace dtrain::head

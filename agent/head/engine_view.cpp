@@ -69,6 +69,11 @@ nlohmann::json Engine::Impl::status() const {
   });
   for (const Node* node : order) {
     const NodeRow& row = node->row;
+    if (row.state == NodeState::gone) continue;
+    nlohmann::json interfaces = nlohmann::json::array();
+    for (const wire::Interface& each : node->interfaces) {
+      interfaces.push_back({{"name", each.name}, {"address", each.address}});
+    }
     nlohmann::json here = nlohmann::json::array();
     for (const JobId& id : live) {
       for (const Attempt& attempt : jobs.at(id).attempts) {
@@ -86,6 +91,7 @@ nlohmann::json Engine::Impl::status() const {
     node_list.push_back({{"node", row.node.str()},
                          {"state", to_string(row.state)},
                          {"address", row.address},
+                         {"interfaces", std::move(interfaces)},
                          {"reason", reason},
                          {"cpus", row.cpus},
                          {"gpus", row.gpus},
@@ -133,11 +139,10 @@ nlohmann::json Engine::Impl::summary(const Job& job) const {
              job.spec.nnodes.min == job.spec.nnodes.max) {
     world_size = job.spec.nnodes.min * job.spec.nproc_per_node.number;
   }
-  const bool waits = shown.state == JobState::queued || shown.state == JobState::restarting;
   return {{"job", job.row.id.str()},
           {"name", job.spec.name},
           {"state", to_string(shown.state)},
-          {"reason", waits && !job.waits.empty() ? job.waits : shown.reason},
+          {"reason", reason_of(job)},
           {"exit_code", shown.exit_code ? nlohmann::json(*shown.exit_code) : nlohmann::json()},
           {"attempt", job.row.attempt},
           {"world_size", world_size},
@@ -216,6 +221,7 @@ nlohmann::json Engine::status() const {
 nlohmann::json Engine::plan(const JobSpec& spec) const {
   const std::vector<Error> problems = validate(spec);
   if (!problems.empty()) throw problems.front();
+  impl_->check_glibc(spec);
   return impl_->plan(spec);
 }
 
@@ -262,12 +268,58 @@ std::vector<Engine::LogSource> Engine::logs(const JobId& id, std::optional<int> 
   std::vector<LogSource> sources;
   if (found == nullptr || !found->durable) return sources;
   for (const Share& share : found->shares) {
+    LogSource source;
+    source.attempt = found->row.attempt;
+    source.node = share.row.node;
+    source.folder = impl_->log_folder(share);
+    source.copied = impl_->remote(share);
+    source.lost = share.row.state == ShareState::lost;
     for (int i = 0; i < share.row.nproc; ++i) {
-      sources.push_back({found->row.attempt, share.row.first_rank + i, share.row.node,
-                         share.row.root, share.row.machine});
+      source.rank = share.row.first_rank + i;
+      sources.push_back(source);
     }
   }
   return sources;
+}
+
+// After a reboot the head's machine has another name: what is not among the copies is looked for
+// where it was written.
+fs::path Engine::Impl::log_folder(const Share& share) const {
+  const fs::path copy = options.root.mirror(share.row.job, share.row.attempt, share.row.node);
+  const fs::path here = paths::attempt({share.row.root}, share.row.job, share.row.attempt).ranks();
+  std::error_code none;
+  if (!remote(share) || (!fs::exists(copy, none) && fs::exists(here, none))) return here;
+  return copy;
+}
+
+std::vector<std::pair<std::string, fs::path>> Engine::other_logs(const JobId& id,
+                                                                 int attempt) const {
+  const Attempt* found = impl_->known(id).find_attempt(attempt);
+  std::vector<std::pair<std::string, fs::path>> logs;
+  if (found == nullptr || !found->durable) return logs;
+  for (const Share& share : found->shares) {
+    const fs::path ranks = impl_->log_folder(share);
+    const fs::path folder = ranks.filename() == "ranks" ? ranks.parent_path() : ranks;
+    for (const char* name : {"setup.log", "supervise.log"}) {
+      logs.emplace_back(share.row.node.str() + "/" + name, folder / name);
+    }
+  }
+  return logs;
+}
+
+bool Engine::knows_share(const NodeId& node, const JobId& id, int attempt) const {
+  Job* job = impl_->find(id);
+  Attempt* found = job == nullptr ? nullptr : job->find_attempt(attempt);
+  return found != nullptr && found->share(node) != nullptr;
+}
+
+std::optional<fs::path> Engine::checkpoint(const JobId& id, int number) const {
+  const Job* job = impl_->find(id);
+  if (job == nullptr) return std::nullopt;
+  for (const CheckpointRow& row : job->checkpoints) {
+    if (row.number == number) return fs::path(row.path);
+  }
+  return std::nullopt;
 }
 
 bool Engine::may_write(const JobId& id) const {

@@ -28,6 +28,7 @@ struct ExecHub::Client {
       : stream(std::move(frames)), credit(context, asio::steady_timer::time_point::max()) {}
 
   wire::FrameStreamPtr stream;
+  bool raw = false;                                  // bytes go as they are: a forward
   std::set<std::string> execs;                       // still running
   std::map<std::string, std::size_t> input_waiting;  // bytes that a node has not passed on yet
   asio::steady_timer credit;                         // some has been passed on, or a command ended
@@ -44,10 +45,12 @@ struct ExecHub::Client {
 
 ExecHub::ExecHub(asio::io_context& context, NodeSessions& nodes)
     : context_(context), nodes_(nodes) {
-  nodes_.on_bulk({[this](const NodeId& node, const wire::BulkMessage& message, std::string bytes) {
-                    from_node(node, message, std::move(bytes));
-                  },
-                  [this](const NodeId& node) { node_gone(node); }});
+  NodeSessions::BulkHooks hooks;
+  hooks.message = [this](const NodeId& node, const wire::BulkMessage& message, std::string& bytes) {
+    from_node(node, message, bytes);
+  };
+  hooks.gone = [this](const NodeId& node) { node_gone(node); };
+  nodes_.on_bulk(std::move(hooks));
 }
 
 std::vector<NodeId> ExecHub::nodes_of(const json& wanted) const {
@@ -88,34 +91,7 @@ asio::awaitable<void> ExecHub::serve(wire::FrameStreamPtr stream) {
       running_[exec] = {client, node};
       nodes_.send_bulk(node, message);
     }
-    while (true) {
-      wire::Frame frame = co_await stream->read();
-      if (!frame.text) {
-        for (const std::string& exec : client->execs) {
-          for (std::size_t at = 0; at < frame.bytes.size(); at += wire::kBulkFrame) {
-            std::string part = frame.bytes.substr(at, wire::kBulkFrame);
-            client->input_waiting[exec] += part.size();
-            nodes_.send_bulk(running_[exec].node, wire::ExecInput{exec, part.size()}, part);
-          }
-        }
-        // No more is read from the client than the commands take: its socket fills, and it waits.
-        while (!client->may_send_input()) {
-          boost::system::error_code ignored;
-          co_await client->credit.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
-        }
-        continue;
-      }
-      const json control = wire::parse_json(frame.bytes, "a control frame");
-      for (const std::string& exec : client->execs) {
-        wire::ExecControl passed;
-        passed.exec = exec;
-        passed.kind = wire::get_string(control, "type");
-        passed.rows = static_cast<int>(wire::get_int(control, "rows", 1, 10000, 24));
-        passed.cols = static_cast<int>(wire::get_int(control, "cols", 1, 10000, 80));
-        passed.signal = wire::get_string(control, "signal", "");
-        nodes_.send_bulk(running_[exec].node, passed);
-      }
-    }
+    co_await pass_on(client);
   } catch (const Error& error) {
     if (stream->is_open()) {
       client->send(wire::error_to_json(error));
@@ -125,25 +101,79 @@ asio::awaitable<void> ExecHub::serve(wire::FrameStreamPtr stream) {
     log::error("a client of exec failed", {{"error", error.what()}});
     stream->abort();
   }
-  for (const std::string& exec : client->execs) {
-    wire::ExecControl hang_up;
-    hang_up.exec = exec;
-    hang_up.kind = "hangup";
-    nodes_.send_bulk(running_[exec].node, hang_up);
-    running_.erase(exec);
-  }
-  client->execs.clear();
+  hang_up(*client);
 }
 
-void ExecHub::from_node(const NodeId& node, const wire::BulkMessage& message, std::string bytes) {
+asio::awaitable<void> ExecHub::forward(wire::FrameStreamPtr stream, NodeId node, int port) {
+  const auto client = std::make_shared<Client>(context_, stream);
+  client->raw = true;
+  const std::string exec = random_hex(8);
+  client->execs.insert(exec);
+  running_[exec] = {client, node};
+  nodes_.send_bulk(node, wire::StartForward{exec, port});
+  try {
+    co_await pass_on(client);
+  } catch (const std::exception& error) {
+    log::debug("a forward's client is gone", {{"reason", error.what()}});
+    stream->abort();
+  }
+  hang_up(*client);
+}
+
+asio::awaitable<void> ExecHub::pass_on(std::shared_ptr<Client> client) {
+  const wire::FrameStreamPtr stream = client->stream;
+  while (true) {
+    wire::Frame frame = co_await stream->read();
+    if (!frame.text) {
+      for (const std::string& exec : client->execs) {
+        for (std::size_t at = 0; at < frame.bytes.size(); at += wire::kBulkFrame) {
+          std::string part = frame.bytes.substr(at, wire::kBulkFrame);
+          client->input_waiting[exec] += part.size();
+          nodes_.send_bulk(running_[exec].node, wire::ExecInput{exec, part.size()}, part);
+        }
+      }
+      // No more is read from the client than the commands take: its socket fills, and it waits.
+      while (!client->may_send_input()) {
+        boost::system::error_code ignored;
+        co_await client->credit.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+      }
+      continue;
+    }
+    const json control = wire::parse_json(frame.bytes, "a control frame");
+    for (const std::string& exec : client->execs) {
+      wire::ExecControl passed;
+      passed.exec = exec;
+      passed.kind = wire::get_string(control, "type");
+      passed.rows = static_cast<int>(wire::get_int(control, "rows", 1, 10000, 24));
+      passed.cols = static_cast<int>(wire::get_int(control, "cols", 1, 10000, 80));
+      passed.signal = wire::get_string(control, "signal", "");
+      nodes_.send_bulk(running_[exec].node, passed);
+    }
+  }
+}
+
+void ExecHub::hang_up(Client& client) {
+  for (const std::string& exec : client.execs) {
+    wire::ExecControl control;
+    control.exec = exec;
+    control.kind = "hangup";
+    nodes_.send_bulk(running_[exec].node, control);
+    running_.erase(exec);
+  }
+  client.execs.clear();
+}
+
+void ExecHub::from_node(const NodeId& node, const wire::BulkMessage& message, std::string& bytes) {
   if (const auto* output = std::get_if<wire::ExecOutput>(&message)) {
     const auto found = running_.find(output->exec);
     if (found == running_.end() || found->second.node != node) return;
     const auto client = found->second.client;
-    client->send({{"type", "output"},
-                  {"node", node.str()},
-                  {"stream", output->error_stream ? "err" : "out"},
-                  {"bytes", bytes.size()}});
+    if (!client->raw) {
+      client->send({{"type", "output"},
+                    {"node", node.str()},
+                    {"stream", output->error_stream ? "err" : "out"},
+                    {"bytes", bytes.size()}});
+    }
     const std::size_t size = bytes.size();
     client->stream->send({false, std::move(bytes)});
     asio::co_spawn(context_, return_credit(client, output->exec, node, size), asio::detached);
@@ -185,6 +215,12 @@ void ExecHub::finish(const std::string& exec, json exit) {
   running_.erase(found);
   running.client->execs.erase(exec);
   running.client->credit.cancel();
+  if (running.client->raw) {
+    exit["type"] = "end";
+    running.client->send(exit);
+    running.client->stream->close();
+    return;
+  }
   exit["type"] = "exit";
   exit["node"] = running.node.str();
   running.client->send(exit);

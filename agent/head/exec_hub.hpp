@@ -20,6 +20,8 @@ class ExecHub {
 
   // One client, from its first frame to the end (docs/api.md, Exec).
   boost::asio::awaitable<void> serve(wire::FrameStreamPtr client);
+  // One client whose binary frames are a connection to a port of a node's loopback (Forward).
+  boost::asio::awaitable<void> forward(wire::FrameStreamPtr client, NodeId node, int port);
 
  private:
   struct Client;
@@ -27,7 +29,10 @@ class ExecHub {
     std::shared_ptr<Client> client;
     NodeId node;
   };
-  void from_node(const NodeId& node, const wire::BulkMessage& message, std::string bytes);
+  void from_node(const NodeId& node, const wire::BulkMessage& message, std::string& bytes);
+  // Passes on what the client says until it goes away.
+  boost::asio::awaitable<void> pass_on(std::shared_ptr<Client> client);
+  void hang_up(Client& client);
   void node_gone(const NodeId& node);
   void finish(const std::string& exec, nlohmann::json exit);
   boost::asio::awaitable<void> return_credit(std::shared_ptr<Client> client, std::string exec,

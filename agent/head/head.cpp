@@ -8,11 +8,15 @@
 #include <boost/asio/steady_timer.hpp>
 
 #include "agent/head/api.hpp"
+#include "agent/head/content_server.hpp"
 #include "agent/head/engine.hpp"
 #include "agent/head/exec_hub.hpp"
+#include "agent/head/log_copies.hpp"
 #include "agent/head/log_server.hpp"
 #include "agent/head/node_sessions.hpp"
 #include "agent/head/setup.hpp"
+#include "agent/head/setup_asks.hpp"
+#include "agent/head/trees.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 
@@ -54,12 +58,20 @@ int head_main(const paths::HeadRoot& root) {
   options.provider = config.provider;
   options.root = root;
   options.expected_nodes = config.expected_nodes;
+  options.machine = nodes.machine();
   Engine engine(options, clock, nodes, hooks);
 
   LogServer log_server(context, engine);
   logs = &log_server;
+  LogCopies copies(context, root, engine, nodes);
+  Trees trees(context, engine, nodes);
+  nodes.use(trees);
   ExecHub execs(context, nodes);
-  Api api(context, paths::head_socket(root.root), {engine, nodes, log_server, execs},
+  ContentServer contents(context, engine, root.content());
+  nodes.on_content([&](wire::CallerPtr caller) { contents.serve_node(std::move(caller)); });
+  SetupAsks setups(context, nodes);
+  Api api(context, paths::head_socket(root.root),
+          {engine, nodes, log_server, execs, contents, setups},
           [&] { context.stop(); });
   asio::signal_set signals(context, SIGTERM, SIGINT);
   signals.async_wait([&](error_code failed, int) {
@@ -72,6 +84,7 @@ int head_main(const paths::HeadRoot& root) {
   context.run();
   // What the log thread still asked of this one is answered here, while both exist.
   log_server.stop();
+  contents.stop();
   context.restart();
   context.poll();
   log::info("the head ends");

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/ssl/context.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
+#include "agent/head/trees.hpp"
 #include "agent/node/facts.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
@@ -22,9 +24,8 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr int kFirstPort = 46500;
-constexpr int kLastPort = 46599;
 constexpr auto kGreetingLimit = 10s;
+constexpr auto kLookAtCertificate = 1h;
 
 std::string text_of(const wire::HeadMessage& message) {
   return wire::dump(wire::to_json(message));
@@ -49,7 +50,13 @@ NodeSessions::NodeSessions(asio::io_context& context, paths::HeadRoot root, Head
       root_(std::move(root)),
       config_(std::move(config)),
       machine_(node::gather_facts().machine),
-      acceptor_(context) {}
+      acceptor_(context),
+      pairs_(
+          context,
+          [this](const NodeId& node, const wire::HeadMessage& message) { tell(node, message); },
+          [this](const JobId& job, int attempt, const std::vector<std::string>& broken) {
+            engine_->pairs_checked(job, attempt, broken);
+          }) {}
 
 void NodeSessions::listen() {
   // A local cluster's nodes are all on this machine, so nobody else finds even a port.
@@ -79,6 +86,24 @@ void NodeSessions::listen() {
 void NodeSessions::serve(Engine& engine) {
   engine_ = &engine;
   asio::co_spawn(context_, accept_loop(), asio::detached);
+  asio::co_spawn(context_, keep_own_certificate(), asio::detached);
+}
+
+// Half of its life is over: a new one, from our own CA. Read anew at each connection.
+asio::awaitable<void> NodeSessions::keep_own_certificate() {
+  asio::steady_timer timer(context_);
+  while (acceptor_.is_open()) {
+    try {
+      if (renew_head(root_, std::chrono::system_clock::now())) {
+        log::info("the head's certificate is renewed");
+      }
+    } catch (const Error& error) {
+      log::warn("the head's certificate cannot be renewed", {{"why", error.what()}});
+    }
+    timer.expires_after(kLookAtCertificate);
+    error_code ignored;
+    co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+  }
 }
 
 asio::awaitable<void> NodeSessions::accept_loop() {
@@ -100,12 +125,19 @@ asio::awaitable<void> NodeSessions::welcome(tcp::socket socket) {
   try {
     // Read anew each time: a renewed identity counts at once.
     const auto tls = wire::tls_context(root_.identity(), wire::PeerName::Role::head);
-    wire::AcceptedPeer peer = co_await wire::accept_tls(std::move(socket), tls, kGreetingLimit);
+    const wire::CallerPtr caller = co_await wire::greet_tls(std::move(socket), tls, kGreetingLimit);
+    wire::AcceptedPeer peer;
+    peer.name = caller->name();
+    peer.path = caller->path();
     if (peer.name.cluster != config_.cluster || peer.name.role != wire::PeerName::Role::node ||
         !is_let_in(root_, peer.name.node)) {
-      peer.stream->abort();
       throw Error(ErrorCode::denied, peer.name.uri() + " is not let in");
     }
+    if (peer.path == "/v1/node/content") {
+      if (take_content_) take_content_(caller);
+      co_return;
+    }
+    peer.stream = co_await caller->accept();
     if (peer.path == "/v1/node/control") {
       co_await serve_control(std::move(peer));
     } else if (peer.path == "/v1/node/bulk") {
@@ -142,16 +174,23 @@ asio::awaitable<void> NodeSessions::serve_control(wire::AcceptedPeer peer) {
   if (session.bulk) {
     session.bulk->abort();
     session.bulk.reset();
-    if (bulk_hooks_.gone) bulk_hooks_.gone(id);
+    bulk_gone(id);
   }
   session.control = stream;
   session.same_machine = hello->machine == machine_;
-  const wire::HeadMessage greeting = wire::Welcome{};
+  session.features = {hello->features.begin(), hello->features.end()};
+  wire::Welcome welcome;
+  welcome.features = wire::kNodeFeatures;
+  welcome.mirror = !session.same_machine && session.features.contains("mirror");
+  const wire::HeadMessage greeting = welcome;
   stream->send_text(text_of(greeting));
   log::info("a node joined", {{"node", id.str()}, {"address", hello->address}});
   NodeInfo info;
   info.node = id;
   info.address = hello->address;
+  info.head_address = stream->local_address();
+  info.interfaces = hello->interfaces;
+  info.features = hello->features;
   info.boot_id = hello->boot_id;
   info.machine = hello->machine;
   info.version = hello->agent_version;
@@ -160,6 +199,7 @@ asio::awaitable<void> NodeSessions::serve_control(wire::AcceptedPeer peer) {
   info.cpus = hello->cpus;
   info.gpus = hello->gpus;
   info.memory = hello->memory;
+  info.glibc = hello->glibc;
   info.attempts = hello->attempts;
   engine_->joined(info);
 
@@ -167,6 +207,8 @@ asio::awaitable<void> NodeSessions::serve_control(wire::AcceptedPeer peer) {
   try {
     while (true) {
       const wire::Frame frame = co_await stream->read();
+      const auto mine = sessions_.find(id);
+      if (mine == sessions_.end() || mine->second.control != stream) break;  // revoked, or anew
       engine_->heard(id);
       take(id, wire::node_message_from_json(wire::parse_json(frame.bytes, "a node's message")),
            stream);
@@ -181,7 +223,8 @@ asio::awaitable<void> NodeSessions::serve_control(wire::AcceptedPeer peer) {
   const bool had_bulk = found->second.bulk != nullptr;
   if (had_bulk) found->second.bulk->abort();
   sessions_.erase(found);
-  if (had_bulk && bulk_hooks_.gone) bulk_hooks_.gone(id);
+  if (had_bulk) bulk_gone(id);
+  pairs_.gone(id);
   engine_->gone(id);
 }
 
@@ -196,6 +239,16 @@ void NodeSessions::take(const NodeId& node, wire::NodeMessage message,
     engine_->supervisor_lost(node, lost->job, lost->attempt, lost->reason, lost->unkillable);
   } else if (const auto* failed = std::get_if<wire::StartFailed>(&message)) {
     engine_->start_failed(node, failed->job, failed->attempt, failed->error);
+  } else if (const auto* staging = std::get_if<wire::Staging>(&message)) {
+    engine_->staging(node, *staging);
+  } else if (const auto* prepared = std::get_if<wire::AttemptPrepared>(&message)) {
+    engine_->attempt_prepared(node, prepared->job, prepared->attempt, prepared->error);
+  } else if (const auto* opened = std::get_if<wire::PairOpened>(&message)) {
+    pairs_.opened(node, *opened);
+  } else if (const auto* pairs = std::get_if<wire::PairResult>(&message)) {
+    pairs_.dialled(node, *pairs);
+  } else if (const auto* request = std::get_if<wire::RenewCertificate>(&message)) {
+    renew(node, request->request);
   } else {
     throw Error(ErrorCode::invalid, "a second hello");
   }
@@ -211,6 +264,9 @@ asio::awaitable<void> NodeSessions::serve_bulk(wire::AcceptedPeer peer) {
   }
   if (found->second.bulk) found->second.bulk->abort();
   found->second.bulk = stream;
+  for (const BulkHooks& hooks : bulk_hooks_) {
+    if (hooks.opened) hooks.opened(id);
+  }
   std::string reason;
   try {
     while (true) {
@@ -219,11 +275,15 @@ asio::awaitable<void> NodeSessions::serve_bulk(wire::AcceptedPeer peer) {
       const wire::BulkMessage message =
           wire::bulk_message_from_json(wire::parse_json(frame.bytes, "a bulk message"));
       std::string bytes;
-      if (std::holds_alternative<wire::ExecOutput>(message)) {
+      if (wire::carries_bytes(message)) {
         wire::Frame data = co_await stream->read();
         bytes = std::move(data.bytes);
       }
-      if (bulk_hooks_.message) bulk_hooks_.message(id, message, std::move(bytes));
+      const auto mine = sessions_.find(id);
+      if (mine == sessions_.end() || mine->second.bulk != stream) break;  // revoked, or anew
+      for (const BulkHooks& hooks : bulk_hooks_) {
+        if (hooks.message) hooks.message(id, message, bytes);
+      }
     }
   } catch (const std::exception& error) {
     reason = error.what();
@@ -232,7 +292,24 @@ asio::awaitable<void> NodeSessions::serve_bulk(wire::AcceptedPeer peer) {
   const auto still = sessions_.find(id);
   if (still != sessions_.end() && still->second.bulk == stream) {
     still->second.bulk.reset();
-    if (bulk_hooks_.gone) bulk_hooks_.gone(id);
+    bulk_gone(id);
+  }
+}
+
+void NodeSessions::bulk_gone(const NodeId& node) {
+  for (const BulkHooks& hooks : bulk_hooks_) {
+    if (hooks.gone) hooks.gone(node);
+  }
+}
+
+// For exactly the name of the certificate that this connection was made with.
+void NodeSessions::renew(const NodeId& node, const std::string& request) {
+  try {
+    tell(node,
+         wire::NewCertificate{sign_again(root_, node, request, std::chrono::system_clock::now())});
+    log::info("a node's certificate is renewed", {{"node", node.str()}});
+  } catch (const Error& error) {
+    log::warn("a node's certificate is not renewed", {{"node", node.str()}, {"why", error.what()}});
   }
 }
 
@@ -253,6 +330,72 @@ void NodeSessions::send(const NodeId& node, const JobId& job, int attempt,
 
 void NodeSessions::forget(const NodeId& node, const JobId& job) {
   tell(node, wire::ForgetJob{job});
+}
+
+void NodeSessions::stage(const NodeId& node, const wire::Stage& wanted) {
+  const auto found = sessions_.find(node);
+  if (found == sessions_.end()) return;
+  if (found->second.features.contains("content")) {
+    tell(node, wanted);
+    return;
+  }
+  asio::post(context_, [this, node, wanted] {
+    Error error(ErrorCode::conflict, "its agent is too old to bring a job's files");
+    error.with_hint("`dtrain up` with this dtrain brings it up to date");
+    engine_->start_failed(node, wanted.job, wanted.attempt, error);
+  });
+}
+
+void NodeSessions::unstage(const NodeId& node, const JobId& job, int attempt) {
+  const auto found = sessions_.find(node);
+  if (found != sessions_.end() && found->second.features.contains("content")) {
+    tell(node, wire::Unstage{job, attempt});
+  }
+}
+
+void NodeSessions::prepare(const NodeId& node, const wire::PrepareAttempt& what) {
+  tell(node, what);
+}
+
+void NodeSessions::check_pairs(const JobId& job, int attempt, std::vector<PairMember> members) {
+  pairs_.start(job, attempt, std::move(members));
+}
+
+std::string NodeSessions::fetch_shard(const NodeId& node, wire::ShardAsk ask,
+                                      const fs::path& folder, Fetched done) {
+  return trees_->fetch(node, std::move(ask), folder, std::move(done));
+}
+
+void NodeSessions::shard_taken(const NodeId& node, const std::string& transfer,
+                               const std::optional<Error>& error) {
+  trees_->taken(node, transfer, error);
+}
+
+void NodeSessions::give_up(const NodeId& node) {
+  trees_->give_up(node);
+}
+
+void NodeSessions::revoke(const NodeId& node) {
+  shut_out(root_, node);
+  config_.expected_nodes = std::max(1, config_.expected_nodes - 1);
+  write_head_config(root_, config_);
+  const auto found = sessions_.find(node);
+  if (found == sessions_.end()) return;
+  const wire::FrameStreamPtr control = found->second.control;
+  const wire::FrameStreamPtr bulk = found->second.bulk;
+  sessions_.erase(found);
+  if (bulk) {
+    bulk->abort();
+    bulk_gone(node);
+  }
+  pairs_.gone(node);
+  // What it is still to be told, that its ranks are to end, goes out first; nothing is heard.
+  control->close();
+}
+
+void NodeSessions::expect_nodes(int count) {
+  config_.expected_nodes = count;
+  write_head_config(root_, config_);
 }
 
 bool NodeSessions::connected(const NodeId& node) const {
@@ -279,9 +422,7 @@ void NodeSessions::send_bulk(const NodeId& node, const wire::BulkMessage& messag
   const auto found = sessions_.find(node);
   if (found == sessions_.end() || !found->second.bulk) return;
   found->second.bulk->send_text(wire::dump(wire::to_json(message)));
-  if (std::holds_alternative<wire::ExecInput>(message)) {
-    found->second.bulk->send({false, std::move(bytes)});
-  }
+  if (wire::carries_bytes(message)) found->second.bulk->send({false, std::move(bytes)});
 }
 
 asio::awaitable<std::vector<NodeId>> NodeSessions::shut_down(std::chrono::milliseconds limit) {

@@ -6,16 +6,20 @@
 #include <chrono>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "agent/head/engine.hpp"
+#include "agent/head/pair_tests.hpp"
 #include "agent/head/setup.hpp"
 #include "launcher/wire/frames.hpp"
 #include "launcher/wire/node.hpp"
 
 // The nodes' connections: the one TLS port of a cluster. All on the io_context's thread.
 namespace dtrain::head {
+
+class Trees;
 
 class NodeSessions final : public Nodes {
  public:
@@ -32,6 +36,23 @@ class NodeSessions final : public Nodes {
   void send(const NodeId& node, const JobId& job, int attempt,
             const wire::AttemptCommand& command) override;
   void forget(const NodeId& node, const JobId& job) override;
+  void stage(const NodeId& node, const wire::Stage& wanted) override;
+  void unstage(const NodeId& node, const JobId& job, int attempt) override;
+  void prepare(const NodeId& node, const wire::PrepareAttempt& what) override;
+  void check_pairs(const JobId& job, int attempt, std::vector<PairMember> members) override;
+  std::string fetch_shard(const NodeId& node, wire::ShardAsk ask, const fs::path& folder,
+                          Fetched done) override;
+  void shard_taken(const NodeId& node, const std::string& transfer,
+                   const std::optional<Error>& error) override;
+  void give_up(const NodeId& node) override;
+  void revoke(const NodeId& node) override;
+
+  // Who brings folders to and from nodes; set before serve().
+  void use(Trees& trees) { trees_ = &trees; }
+  const PairTests& pair_tests() const { return pairs_; }
+  const std::string& machine() const { return machine_; }  // as nodes say it of theirs
+  // Kept in head.json. Throws Error.
+  void expect_nodes(int count);
 
   bool connected(const NodeId& node) const;
   // The nodes that can run a command now: both connections are open. Those that share this machine
@@ -40,11 +61,15 @@ class NodeSessions final : public Nodes {
   std::vector<NodeId> nodes_for_commands() const;
   void send_bulk(const NodeId& node, const wire::BulkMessage& message, std::string bytes = {});
 
+  // Everybody hears every message and takes what is his, its bytes too.
   struct BulkHooks {
-    std::function<void(const NodeId&, const wire::BulkMessage&, std::string bytes)> message;
+    std::function<void(const NodeId&, const wire::BulkMessage&, std::string& bytes)> message;
     std::function<void(const NodeId&)> gone;
+    std::function<void(const NodeId&)> opened;
   };
-  void on_bulk(BulkHooks hooks) { bulk_hooks_ = std::move(hooks); }
+  // A let-in node that has dialled for content.
+  void on_content(std::function<void(wire::CallerPtr)> take) { take_content_ = std::move(take); }
+  void on_bulk(BulkHooks hooks) { bulk_hooks_.push_back(std::move(hooks)); }
 
   // Tells every node to end and waits for their connections to close, at most `limit`.
   // Returns the nodes that were told.
@@ -55,6 +80,7 @@ class NodeSessions final : public Nodes {
     wire::FrameStreamPtr control;
     wire::FrameStreamPtr bulk;
     bool same_machine = false;
+    std::set<std::string> features;
   };
 
   boost::asio::awaitable<void> accept_loop();
@@ -63,6 +89,9 @@ class NodeSessions final : public Nodes {
   boost::asio::awaitable<void> serve_bulk(wire::AcceptedPeer peer);
   void take(const NodeId& node, wire::NodeMessage message, const wire::FrameStreamPtr& stream);
   void tell(const NodeId& node, const wire::HeadMessage& message);
+  void bulk_gone(const NodeId& node);
+  void renew(const NodeId& node, const std::string& request);
+  boost::asio::awaitable<void> keep_own_certificate();
 
   boost::asio::io_context& context_;
   paths::HeadRoot root_;
@@ -70,7 +99,10 @@ class NodeSessions final : public Nodes {
   std::string machine_;
   boost::asio::ip::tcp::acceptor acceptor_;
   Engine* engine_ = nullptr;
-  BulkHooks bulk_hooks_;
+  std::function<void(wire::CallerPtr)> take_content_;
+  std::vector<BulkHooks> bulk_hooks_;
+  Trees* trees_ = nullptr;
+  PairTests pairs_;
   std::map<NodeId, Session> sessions_;
 };
 

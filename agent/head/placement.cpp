@@ -43,6 +43,9 @@ int ranks_on(const NodeCapacity& node, const Demand& demand) {
 
 Fit fit(const NodeCapacity& node, const Demand& demand) {
   if (!node.usable) return {std::nullopt, node.why_not};
+  if (demand.glibc && node.glibc && *node.glibc < *demand.glibc) {
+    return {std::nullopt, "has glibc " + node.glibc->str() + ", older than " + demand.glibc->str()};
+  }
   PlacedShare share;
   share.node = node.node;
   share.nproc = ranks_on(node, demand);
@@ -127,6 +130,7 @@ Demand demand_of(const JobSpec& spec) {
   demand.cpus = spec.resources.cpu.value_or(demand.gpus > 0 ? 0 : 1);
   demand.memory = spec.resources.memory.value_or(0);
   demand.may_run_alone = !spec.resources_given;
+  if (spec.content) demand.glibc = parse_glibc_version(spec.content->glibc);
   return demand;
 }
 

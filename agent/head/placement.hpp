@@ -8,6 +8,7 @@
 
 #include "launcher/core/clock.hpp"
 #include "launcher/core/ids.hpp"
+#include "launcher/files/elf.hpp"
 #include "launcher/spec/job_spec.hpp"
 
 // Which job starts where: pure, of what the nodes have and what is used of it. A job gets all its
@@ -25,6 +26,7 @@ struct NodeCapacity {
   double cpus_used = 0;
   std::set<int> gpus_used;  // indices
   std::uint64_t memory_used = 0;
+  std::optional<GlibcVersion> glibc;  // absent: not known
 };
 
 // What a job asks for, with the defaults filled in.
@@ -33,7 +35,8 @@ struct Demand {
   ProcsPerNode procs;
   double cpus = 1;  // per rank, as the rest
   int gpus = 0;
-  std::uint64_t memory = 0;    // bytes
+  std::uint64_t memory = 0;           // bytes
+  std::optional<GlibcVersion> glibc;  // the oldest that will do; absent: any
   bool may_run_alone = false;  // asked for nothing: if it is larger than a node, it gets all of it
 };
 // CPU 1, or GPU 1 with nproc_per_node "gpu" or where only GPUs are asked for.

@@ -1,6 +1,10 @@
 #include "agent/head/setup.hpp"
 
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 #include "launcher/core/error.hpp"
+#include "launcher/core/unique_fd.hpp"
 #include "launcher/wire/identity.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -9,6 +13,25 @@ namespace {
 
 fs::path guest_list(const paths::HeadRoot& root) {
   return root.root / "nodes";
+}
+
+bool is_free(int port) {
+  const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int on = 1;
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  return ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 &&
+         ::listen(fd.get(), 1) == 0;
+}
+
+// 0: none is free, which the head itself will say.
+int first_free_port() {
+  for (int port = kFirstPort; port <= kLastPort; ++port) {
+    if (is_free(port)) return port;
+  }
+  return 0;
 }
 
 }  // namespace
@@ -40,6 +63,11 @@ void init_head(const paths::HeadRoot& root, const HeadConfig& config) {
   make_folders(guest_list(root));
   HeadConfig kept = config;
   if (fs::exists(root.config())) kept.port = read_head_config(root).port;
+  if (kept.wanted_port != 0) {
+    kept.port = kept.wanted_port;
+  } else if (kept.port == 0 && kept.provider != "local") {
+    kept.port = first_free_port();
+  }
   if (!fs::exists(root.ca() / "cert.pem")) {
     const WallTime now = std::chrono::system_clock::now();
     const wire::CertifiedKey ca = wire::make_ca(config.cluster, now);
@@ -55,14 +83,52 @@ void init_head(const paths::HeadRoot& root, const HeadConfig& config) {
   write_head_config(root, kept);
 }
 
+namespace {
+
+wire::CertifiedKey read_ca(const paths::HeadRoot& root) {
+  return {read_file(root.ca() / "key.pem"), read_file(root.ca() / "cert.pem")};
+}
+
+std::string sign(const paths::HeadRoot& root, const NodeId& node, const std::string& request_pem,
+                 WallTime now) {
+  const wire::CertifiedKey ca = read_ca(root);
+  const wire::PeerName name{read_head_config(root).cluster, wire::PeerName::Role::node, node};
+  return wire::sign_request(ca, request_pem, name, now) + ca.certificate_pem;
+}
+
+}  // namespace
+
 std::string sign_node(const paths::HeadRoot& root, const NodeId& node,
                       const std::string& request_pem) {
-  const wire::CertifiedKey ca{read_file(root.ca() / "key.pem"), read_file(root.ca() / "cert.pem")};
-  const wire::PeerName name{read_head_config(root).cluster, wire::PeerName::Role::node, node};
-  const std::string certificate =
-      wire::sign_request(ca, request_pem, name, std::chrono::system_clock::now());
+  std::string certificates = sign(root, node, request_pem, std::chrono::system_clock::now());
   write_file_atomic(guest_list(root) / node.str(), "");
-  return certificate + ca.certificate_pem;
+  return certificates;
+}
+
+std::string sign_again(const paths::HeadRoot& root, const NodeId& node,
+                       const std::string& request_pem, WallTime now) {
+  if (!is_let_in(root, node)) throw Error(ErrorCode::denied, node.str() + " is not let in");
+  return sign(root, node, request_pem, now);
+}
+
+bool renew_head(const paths::HeadRoot& root, WallTime now) {
+  if (!wire::renewal_due(read_file(root.identity() / "cert.pem"), now)) return false;
+  const wire::CertifiedKey ca = read_ca(root);
+  const wire::PeerName name{read_head_config(root).cluster, wire::PeerName::Role::head,
+                            NodeId("head")};
+  const std::string key = wire::make_key();
+  wire::replace_identity(root.identity(), key,
+                         wire::sign_request(ca, wire::make_request(key, name), name, now),
+                         ca.certificate_pem);
+  return true;
+}
+
+void shut_out(const paths::HeadRoot& root, const NodeId& node) {
+  if (!valid_name(node.str())) return;
+  std::error_code failed;
+  fs::remove(guest_list(root) / node.str(), failed);
+  if (failed) throw Error(ErrorCode::io, "cannot take " + node.str() + " off the list of nodes");
+  fsync_folder(guest_list(root));
 }
 
 bool is_let_in(const paths::HeadRoot& root, const NodeId& node) {

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "launcher/core/clock.hpp"
 #include "launcher/core/ids.hpp"
 #include "launcher/core/paths.hpp"
 
@@ -17,16 +18,28 @@ struct HeadConfig {
   int port = 0;         // where it listens, kept over restarts; 0: not yet
 };
 
+// What is tried where no port is wished for.
+inline constexpr int kFirstPort = 46500;
+inline constexpr int kLastPort = 46599;
+
 HeadConfig read_head_config(const paths::HeadRoot& root);
 void write_head_config(const paths::HeadRoot& root, const HeadConfig& config);
 
 // The head's half of `up`, each a command of dtrain-agent, each harmless when repeated.
 
-// Makes the CA, the head's own identity and head.json.
+// Makes the CA, the head's own identity and head.json; with other machines it chooses the port too,
+// which their nodes are told before the head runs.
 void init_head(const paths::HeadRoot& root, const HeadConfig& config);
 // Signs a node's request and lets the node in from now on. Returns its certificate and the CA's.
 std::string sign_node(const paths::HeadRoot& root, const NodeId& node,
                       const std::string& request_pem);
+// A certificate for a node that has one and is let in, as sign_node returns it.
+std::string sign_again(const paths::HeadRoot& root, const NodeId& node,
+                       const std::string& request_pem, WallTime now);
+// A new certificate for the head itself when half of the old one's life is over; true if so.
+bool renew_head(const paths::HeadRoot& root, WallTime now);
+// The node may come no more.
+void shut_out(const paths::HeadRoot& root, const NodeId& node);
 // Whether a node may come; a node that is not let in, or no more, may not, whatever it can show.
 bool is_let_in(const paths::HeadRoot& root, const NodeId& node);
 

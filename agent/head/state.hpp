@@ -64,6 +64,7 @@ enum class NodeEvent : std::uint8_t {
   silence,     // not heard of for too long
   drain,       // gets nothing new
   drained,     // and has nothing left
+  resume,      // is taken back after all
   leave,       // given back
 };
 

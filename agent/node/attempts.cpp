@@ -31,6 +31,9 @@ namespace {
 constexpr std::size_t kLineLimit = std::size_t{4} << 20;
 constexpr std::chrono::seconds kStartLimit{10};
 constexpr std::chrono::milliseconds kLongestPause{200};
+// How long the end of an attempt is not told for its logs' sake. A good end is not in a hurry.
+constexpr std::chrono::hours kLogsLimit{24};
+constexpr std::chrono::seconds kLogsLimitOfLost{10};
 
 // Behind the last acknowledged event: the head wants nothing more of this attempt.
 fs::path done_mark(const paths::AttemptRoot& root) {
@@ -158,8 +161,24 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
   }
 
   void pass_on(wire::AttemptEvent event) {
-    if (std::holds_alternative<wire::NodeFinished>(event.body)) last_seq_ = event.seq;
-    owner_->send_(wire::FromSupervisor{key_.first, key_.second, std::move(event)});
+    if (!std::holds_alternative<wire::NodeFinished>(event.body)) {
+      owner_->hooks_.send(wire::FromSupervisor{key_.first, key_.second, std::move(event)});
+      return;
+    }
+    last_seq_ = event.seq;
+    after_logs(kLogsLimit, wire::FromSupervisor{key_.first, key_.second, std::move(event)});
+  }
+
+  // Told when the head has the logs: who follows them until the end sees all of them.
+  void after_logs(std::chrono::milliseconds limit, wire::NodeMessage message) {
+    if (!owner_->hooks_.after_logs) {
+      owner_->hooks_.send(std::move(message));
+      return;
+    }
+    owner_->hooks_.after_logs(key_, limit,
+                              [self = shared_from_this(), message = std::move(message)] {
+                                if (self->owner_ != nullptr) self->owner_->hooks_.send(message);
+                              });
   }
 
   void note_ack(const wire::AttemptCommand& command) {
@@ -204,7 +223,7 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
     const std::vector<pid_t> left = clean();
     log::warn("a supervisor ended without a last word",
               {{"job", key_.first.str()}, {"attempt", std::to_string(key_.second)}});
-    owner_->send_(wire::SupervisorLost{key_.first, key_.second, reason, left});
+    after_logs(kLogsLimitOfLost, wire::SupervisorLost{key_.first, key_.second, reason, left});
   }
 
   asio::awaitable<void> write_out(int mine) {
@@ -236,11 +255,11 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
 };
 
 Attempts::Attempts(asio::any_io_executor executor, paths::NodeRoot root, std::string agent_binary,
-                   std::function<void(wire::NodeMessage)> send)
+                   Hooks hooks)
     : executor_(std::move(executor)),
       root_(std::move(root)),
       agent_binary_(std::move(agent_binary)),
-      send_(std::move(send)) {}
+      hooks_(std::move(hooks)) {}
 
 Attempts::~Attempts() {
   for (const auto& [key, link] : links_) link->orphan();
@@ -248,7 +267,10 @@ Attempts::~Attempts() {
 
 std::shared_ptr<Attempts::Link> Attempts::link(const Key& key) {
   auto& found = links_[key];
-  if (!found) found = std::make_shared<Link>(*this, key);
+  if (!found) {
+    found = std::make_shared<Link>(*this, key);
+    if (hooks_.known) hooks_.known(key);
+  }
   return found;
 }
 
@@ -301,7 +323,9 @@ void Attempts::start(const wire::StartAttempt& start) {
       make_folders(root.ranks());
       make_folders(root.errors());
       write_file_atomic(root.secrets(), wire::dump(nlohmann::json(start.secrets)), 0600);
-      write_file_atomic(root.spec(), wire::dump(wire::to_json(start.spec)), 0600);
+      wire::AttemptSpec spec = start.spec;
+      if (hooks_.complete) hooks_.complete(spec);
+      write_file_atomic(root.spec(), wire::dump(wire::to_json(spec)), 0600);
       SpawnOptions options;
       options.argv = {agent_binary_, "supervise",     "--root",    root_.root.string(),
                       "--job",       key.first.str(), "--attempt", std::to_string(key.second)};
@@ -314,7 +338,7 @@ void Attempts::start(const wire::StartAttempt& start) {
     found->connect();
   } catch (Error& error) {
     error.while_doing("starting attempt " + std::to_string(key.second) + " of " + key.first.str());
-    send_(wire::StartFailed{key.first, key.second, error});
+    hooks_.send(wire::StartFailed{key.first, key.second, error});
     found->mark_done();
   }
 }

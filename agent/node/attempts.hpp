@@ -1,6 +1,7 @@
 #pragma once
 
 #include <boost/asio/any_io_executor.hpp>
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -19,9 +20,21 @@ namespace dtrain::node {
 class Attempts {
  public:
   // `send` passes a message on to the head; while no head is connected it may drop it, since
-  // everything is sent again after head_joined().
+  // everything is sent again after head_joined(). Hooks but `send` may be empty.
+  struct Hooks {
+    std::function<void(wire::NodeMessage)> send;
+    // An attempt that is not over is known from now on.
+    std::function<void(const std::pair<JobId, int>&)> known;
+    // Runs `then` once the head has the attempt's logs, at the latest after `limit`: its last event
+    // is said behind them.
+    std::function<void(const std::pair<JobId, int>&, std::chrono::milliseconds limit,
+                       std::function<void()> then)>
+        after_logs;
+    // What the node itself knows better is put into a spec before its supervisor is started.
+    std::function<void(wire::AttemptSpec&)> complete;
+  };
   Attempts(boost::asio::any_io_executor executor, paths::NodeRoot root, std::string agent_binary,
-           std::function<void(wire::NodeMessage)> send);
+           Hooks hooks);
   ~Attempts();
 
   // Finds what is on disk: attempts with a live supervisor, with an exit.json that the head has not
@@ -50,7 +63,7 @@ class Attempts {
   boost::asio::any_io_executor executor_;
   paths::NodeRoot root_;
   std::string agent_binary_;
-  std::function<void(wire::NodeMessage)> send_;
+  Hooks hooks_;
   std::map<Key, std::shared_ptr<Link>> links_;
 };
 

@@ -60,6 +60,17 @@ bool of_the_shell(const std::string& entry) {
   return entry.find('=') == std::string::npos;
 }
 
+// The node's certificate and the CA's.
+std::pair<std::string, std::string> two_certificates(const std::string& pems) {
+  const std::string begin = "-----BEGIN CERTIFICATE-----";
+  const std::size_t first = pems.find(begin);
+  const std::size_t second = first == std::string::npos ? first : pems.find(begin, first + 1);
+  if (second == std::string::npos) {
+    throw Error(ErrorCode::invalid, "two certificates in PEM are wanted: the node's and the CA's");
+  }
+  return {pems.substr(first, second - first), pems.substr(second)};
+}
+
 }  // namespace
 
 NodeConfig read_node_config(const paths::NodeRoot& root) {
@@ -68,7 +79,8 @@ NodeConfig read_node_config(const paths::NodeRoot& root) {
     NodeConfig config;
     config.cluster = ClusterId(wire::get_string(json, "cluster"));
     config.node = NodeId(wire::get_string(json, "node"));
-    config.address = wire::get_string(json, "address");
+    config.address = wire::get_string(json, "address", "");
+    config.interface = wire::get_string(json, "interface", "");
     const nlohmann::json& head = wire::member(json, "head");
     config.head_file = wire::get_string(head, "file", "");
     if (config.head_file.empty()) {
@@ -101,14 +113,14 @@ std::string init_node(const paths::NodeRoot& root, const ClusterId& cluster, con
 }
 
 void install_identity(const paths::NodeRoot& root, const std::string& pems) {
-  const std::string begin = "-----BEGIN CERTIFICATE-----";
-  const std::size_t first = pems.find(begin);
-  const std::size_t second = first == std::string::npos ? first : pems.find(begin, first + 1);
-  if (second == std::string::npos) {
-    throw Error(ErrorCode::invalid, "two certificates in PEM are wanted: the node's and the CA's");
-  }
-  wire::save_identity(root.identity(), read_file(root.identity() / "key.pem"),
-                      pems.substr(first, second - first), pems.substr(second));
+  const auto [certificate, ca] = two_certificates(pems);
+  wire::save_identity(root.identity(), read_file(root.identity() / "key.pem"), certificate, ca);
+}
+
+void renew_identity(const paths::NodeRoot& root, const std::string& key_pem,
+                    const std::string& pems) {
+  const auto [certificate, ca] = two_certificates(pems);
+  wire::replace_identity(root.identity(), key_pem, certificate, ca);
 }
 
 std::string capture_environment(const paths::NodeRoot& root) {

@@ -1,5 +1,9 @@
 #include "agent/node/facts.hpp"
 
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -11,6 +15,7 @@
 #include "launcher/core/files.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/files/elf.hpp"
 
 namespace dtrain::node {
 namespace {
@@ -80,7 +85,56 @@ std::string namespace_of(const char* kind) {
   return fs::read_symlink(std::string("/proc/self/ns/") + kind, failed).string();
 }
 
+// The address as a number; empty for one of another family.
+std::string address_of(const sockaddr* address) {
+  char text[INET6_ADDRSTRLEN] = {};
+  if (address == nullptr) return {};
+  if (address->sa_family == AF_INET) {
+    const auto* v4 = reinterpret_cast<const sockaddr_in*>(address);
+    ::inet_ntop(AF_INET, &v4->sin_addr, text, sizeof text);
+  } else if (address->sa_family == AF_INET6) {
+    const auto* v6 = reinterpret_cast<const sockaddr_in6*>(address);
+    if (!IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr)) {
+      ::inet_ntop(AF_INET6, &v6->sin6_addr, text, sizeof text);
+    }
+  }
+  return text;
+}
+
+// Calls `use` with name, address and flags of each address of an interface that is up.
+template <typename Use>
+void each_address(Use use) {
+  ifaddrs* all = nullptr;
+  if (::getifaddrs(&all) != 0) return;
+  for (const ifaddrs* each = all; each != nullptr; each = each->ifa_next) {
+    const std::string address = address_of(each->ifa_addr);
+    if (!address.empty() && (each->ifa_flags & IFF_UP) != 0) {
+      use(std::string(each->ifa_name), address, each->ifa_flags);
+    }
+  }
+  ::freeifaddrs(all);
+}
+
 }  // namespace
+
+std::vector<wire::Interface> gather_interfaces() {
+  std::vector<wire::Interface> found;
+  each_address([&](const std::string& name, const std::string& address, unsigned flags) {
+    if ((flags & IFF_LOOPBACK) == 0) found.push_back({name, address});
+  });
+  std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
+    return (a.address.find(':') == std::string::npos) > (b.address.find(':') == std::string::npos);
+  });
+  return found;
+}
+
+std::string interface_with(const std::string& wanted) {
+  std::string found;
+  each_address([&](const std::string& name, const std::string& address, unsigned) {
+    if (found.empty() && address == wanted) found = name;
+  });
+  return found;
+}
 
 Facts gather_facts() {
   Facts facts;
@@ -89,6 +143,7 @@ Facts gather_facts() {
   facts.memory = usable_memory();
   facts.boot_id = boot_id();
   facts.machine = facts.boot_id + " " + namespace_of("net") + " " + namespace_of("mnt");
+  if (const auto glibc = machine_glibc()) facts.glibc = glibc->str();
   return facts;
 }
 

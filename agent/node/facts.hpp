@@ -2,6 +2,9 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
+
+#include "launcher/wire/node.hpp"
 
 // What a node says of its machine.
 namespace dtrain::node {
@@ -14,8 +17,15 @@ struct Facts {
   // Equal for agents that share kernel, network and file system, so that one can read the other's
   // files and reach its loopback.
   std::string machine;
+  std::string glibc;  // of the machine, "2.36"; empty: none
 };
 
 Facts gather_facts();
+
+// The addresses of the interfaces that are up, as they are now; IPv4 before IPv6, without loopback
+// and link-local ones.
+std::vector<wire::Interface> gather_interfaces();
+// The interface that has this address, loopback too; empty: none has.
+std::string interface_with(const std::string& address);
 
 }  // namespace dtrain::node

@@ -11,14 +11,25 @@
 #include <boost/asio/ssl/context.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <cstdlib>
+#include <set>
+#include <utility>
 
 #include "agent/node/attempts.hpp"
 #include "agent/node/config.hpp"
+#include "agent/node/dial.hpp"
 #include "agent/node/exec.hpp"
 #include "agent/node/facts.hpp"
+#include "agent/node/forward.hpp"
+#include "agent/node/mirror.hpp"
+#include "agent/node/pairs.hpp"
+#include "agent/node/setup_logs.hpp"
+#include "agent/node/staging.hpp"
+#include "agent/node/trees.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/process.hpp"
+#include "launcher/core/text.hpp"
 #include "launcher/wire/frames.hpp"
 #include "launcher/wire/json.hpp"
 #include "launcher/wire/node.hpp"
@@ -31,9 +42,9 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kDialLimit = 10s;
 constexpr auto kFirstRetry = 20ms;
 constexpr auto kLastRetry = 5s;
+constexpr auto kLookAtCertificate = 1h;
 
 class Agent {
  public:
@@ -41,13 +52,43 @@ class Agent {
       : root_(options.root),
         config_(read_node_config(root_)),
         facts_(gather_facts()),
-        attempts_(context_.get_executor(), root_, options.agent_binary,
-                  [this](const wire::NodeMessage& message) { tell_head(message); }),
+        mirror_(context_.get_executor(), root_,
+                [this](const wire::BulkMessage& message, std::string bytes) {
+                  send_bulk(message, std::move(bytes));
+                }),
+        trees_(
+            context_.get_executor(), root_,
+            [this](const wire::BulkMessage& message, std::string bytes) {
+              send_bulk(message, std::move(bytes));
+            },
+            [this](const wire::AttemptPrepared& answer) { tell_head(answer); }),
+        pairs_(context_.get_executor(), root_.identity(), config_.cluster,
+               [this](const wire::NodeMessage& message) { tell_head(message); }),
+        forwards_(context_.get_executor()),
+        attempts_(context_.get_executor(), root_, options.agent_binary, attempt_hooks()),
+        staging_(context_.get_executor(), root_, config_,
+                 [this](const wire::NodeMessage& message) { tell_head(message); }),
         execs_(
-            context_.get_executor(), [this] { return login_environment(root_); },
+            context_.get_executor(),
+            [this, agent = options.agent_binary] {
+              std::vector<std::string> env = login_environment(root_);
+              // So that `dtrain sync` finds its other end here.
+              env.push_back("DTRAIN_NODE_AGENT=" + agent);
+              const char* home = std::getenv("HOME");
+              env.push_back("DTRAIN_NODE_SYNC=" +
+                            paths::sync_records(home == nullptr ? "/" : home, config_.cluster).string());
+              return env;
+            },
             root_.root.string()),
         signals_(context_, SIGTERM, SIGINT, SIGCHLD),
-        heartbeat_(context_) {}
+        heartbeat_(context_),
+        renewal_(context_) {
+    // For tests: nodes of one machine that must not know so of each other.
+    if (const char* apart = std::getenv("DTRAIN_TEST_MACHINES");
+        apart != nullptr && std::string(apart) == "apart") {
+      facts_.machine += " " + config_.node.str();
+    }
+  }
 
   int run() {
     attempts_.recover();
@@ -76,6 +117,38 @@ class Agent {
     });
   }
 
+  Attempts::Hooks attempt_hooks() {
+    Attempts::Hooks hooks;
+    hooks.send = [this](const wire::NodeMessage& message) { tell_head(message); };
+    hooks.known = [this](const Mirror::Key& key) { mirror_.follow(key); };
+    hooks.after_logs = [this](const Mirror::Key& key, std::chrono::milliseconds limit,
+                              std::function<void()> then) {
+      mirror_.drain(key, limit, std::move(then));
+    };
+    hooks.complete = [this](wire::AttemptSpec& spec) { complete(spec); };
+    return hooks;
+  }
+
+  // What this node knows of itself: its interface, unless the user has chosen; its own storage.
+  void complete(wire::AttemptSpec& spec) {
+    const fs::path storage = root_.storage(spec.job);
+    if (spec.storage_path == storage) clear_storage(storage, spec.attempt);
+    if (spec.nnodes < 2 || spec.master_addr == "127.0.0.1" || interface_.empty()) return;
+    const std::vector<std::string> login = login_environment(root_);
+    for (const std::string name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
+      const bool chosen = std::any_of(login.begin(), login.end(), [&](const std::string& entry) {
+        return entry.starts_with(name + "=");
+      });
+      if (!chosen) spec.env.emplace(name, interface_);
+    }
+  }
+
+  void send_bulk(const wire::BulkMessage& message, std::string bytes) {
+    if (!bulk_) return;
+    bulk_->send_text(wire::dump(wire::to_json(message)));
+    if (wire::carries_bytes(message)) bulk_->send({false, std::move(bytes)});
+  }
+
   void tell_head(const wire::NodeMessage& message) {
     if (control_ && control_->is_open()) {
       control_->send_text(wire::dump(wire::to_json(message)));
@@ -96,6 +169,7 @@ class Agent {
       }
       control_.reset();
       heartbeat_.cancel();
+      pairs_.close_all();
       // Said once, not at each try.
       if (was_in) {
         wait = kFirstRetry;
@@ -113,24 +187,15 @@ class Agent {
   }
 
   asio::awaitable<wire::FrameStreamPtr> dial(std::string path) {
-    const HeadPlace place = head_place(config_);
-    const auto tls = wire::tls_context(root_.identity(), wire::PeerName::Role::node);
-    std::optional<Error> first;
-    for (const std::string& address : place.addresses) {
-      try {
-        co_return co_await wire::dial_tls(address, static_cast<std::uint16_t>(place.port), tls,
-                                          wire::PeerName::Role::head, config_.cluster, path,
-                                          kDialLimit);
-      } catch (const Error& error) {
-        if (!first) first = error;
-      }
-    }
-    throw first.value_or(Error(ErrorCode::unreachable, "the head has no address"));
+    wire::FrameStreamPtr stream = co_await dial_head(root_, config_, std::move(path));
+    co_return stream;
   }
 
   // One connection's life: dial, greet, obey until it ends (an Error says how).
   asio::awaitable<void> serve(bool& was_in) {
     const wire::FrameStreamPtr control = co_await dial("/v1/node/control");
+    address_ = config_.address.empty() ? control->local_address() : config_.address;
+    interface_ = config_.interface.empty() ? interface_with(address_) : config_.interface;
     control->send_text(wire::dump(wire::to_json(wire::NodeMessage(hello()))));
     const wire::HeadMessage answer = read_head_message(co_await control->read());
     if (const auto* refused = std::get_if<wire::Refused>(&answer)) throw refused->error;
@@ -138,6 +203,8 @@ class Agent {
     if (welcome == nullptr) throw Error(ErrorCode::invalid, "the head did not say welcome");
     control_ = control;
     was_in = true;
+    head_features_ = {welcome->features.begin(), welcome->features.end()};
+    mirror_.enable(welcome->mirror);
     log::info("joined the head");
     asio::co_spawn(
         context_, [this, control] { return serve_bulk(control); }, asio::detached);
@@ -145,6 +212,7 @@ class Agent {
         context_, [this, control, every = welcome->heartbeat] { return beat(control, every); },
         asio::detached);
     attempts_.head_joined();
+    renew_if_due();
     while (true) {
       const wire::Frame frame = co_await control->read();
       obey(read_head_message(frame));
@@ -165,24 +233,76 @@ class Agent {
       const wire::FrameStreamPtr bulk = co_await dial("/v1/node/bulk");
       const wire::BulkMessage hello_there = wire::BulkHello{config_.node};
       bulk->send_text(wire::dump(wire::to_json(hello_there)));
-      execs_.use(bulk);
+      use_bulk(bulk);
       while (true) {
         const wire::Frame frame = co_await bulk->read();
         const wire::BulkMessage message =
             wire::bulk_message_from_json(wire::parse_json(frame.bytes, "a bulk message"));
         std::string bytes;
-        if (std::holds_alternative<wire::ExecInput>(message)) {
+        if (wire::carries_bytes(message)) {
           wire::Frame data = co_await bulk->read();
           bytes = std::move(data.bytes);
         }
-        execs_.message(message, std::move(bytes));
+        take_bulk(message, std::move(bytes));
       }
     } catch (const std::exception& error) {
       log::debug("the bulk connection ended", {{"reason", error.what()}});
     }
     // One without the other is of no use: both are dialled anew.
-    if (control_ == control) execs_.use(nullptr);
+    if (control_ == control) use_bulk(nullptr);
     control->abort();
+  }
+
+  void use_bulk(wire::FrameStreamPtr bulk) {
+    bulk_ = bulk;
+    execs_.use(bulk);
+    forwards_.use(bulk);
+    mirror_.connected(bulk != nullptr);
+    trees_.connected(bulk != nullptr);
+  }
+
+  void take_bulk(const wire::BulkMessage& message, std::string bytes) {
+    if (std::holds_alternative<wire::LogFrom>(message) ||
+        std::holds_alternative<wire::LogTaken>(message) ||
+        std::holds_alternative<wire::LogRefused>(message)) {
+      mirror_.message(message);
+    } else if (std::holds_alternative<wire::TreeData>(message)) {
+      trees_.message(message, std::move(bytes));
+    } else if (const auto* setup = std::get_if<wire::SetupAsk>(&message)) {
+      send_bulk(read_setup_logs(root_, setup->request), {});
+    } else {
+      trees_.message(message, {});
+      forwards_.message(message, bytes);
+      execs_.message(message, std::move(bytes));
+    }
+  }
+
+  // Half of the certificate's life is over: a new key, for which the head signs.
+  void renew_if_due() {
+    renewal_.expires_after(kLookAtCertificate);
+    renewal_.async_wait([this](error_code stopped) {
+      if (!stopped) renew_if_due();
+    });
+    if (!control_ || !head_features_.contains("renew")) return;
+    try {
+      const std::string certificate = read_file(root_.identity() / "cert.pem");
+      if (!wire::renewal_due(certificate, std::chrono::system_clock::now())) return;
+      new_key_ = wire::make_key();
+      const wire::PeerName name{config_.cluster, wire::PeerName::Role::node, config_.node};
+      tell_head(wire::RenewCertificate{wire::make_request(new_key_, name)});
+    } catch (const Error& error) {
+      log::warn("the certificate cannot be renewed", {{"why", error.what()}});
+    }
+  }
+
+  void take_certificate(const wire::NewCertificate& message) {
+    if (new_key_.empty()) return;
+    try {
+      renew_identity(root_, std::exchange(new_key_, {}), message.certificates);
+      log::info("the certificate is renewed; the next connection shows it");
+    } catch (const Error& error) {
+      log::warn("the new certificate cannot be kept", {{"why", error.what()}});
+    }
   }
 
   wire::Hello hello() const {
@@ -190,7 +310,10 @@ class Agent {
     hello.cluster = config_.cluster;
     hello.node = config_.node;
     hello.agent_version = DTRAIN_VERSION;
-    hello.address = config_.address;
+    hello.features = wire::kNodeFeatures;
+    hello.address = address_;
+    hello.interface = interface_;
+    hello.interfaces = gather_interfaces();
     hello.boot_id = facts_.boot_id;
     hello.machine = facts_.machine;
     hello.root = root_.root.string();
@@ -199,6 +322,7 @@ class Agent {
     hello.gpus = facts_.gpus;
     hello.memory = facts_.memory;
     hello.attempts = attempts_.unfinished();
+    hello.glibc = facts_.glibc;
     return hello;
   }
 
@@ -208,13 +332,30 @@ class Agent {
 
   void obey(const wire::HeadMessage& message) {
     if (const auto* start = std::get_if<wire::StartAttempt>(&message)) {
-      attempts_.start(*start);
+      staging_.before_start(*start,
+                            [this](const wire::StartAttempt& ready) { attempts_.start(ready); });
     } else if (const auto* command = std::get_if<wire::ToSupervisor>(&message)) {
       attempts_.command(*command);
     } else if (std::holds_alternative<wire::Heartbeat>(message)) {
       attempts_.renew_leases();
+    } else if (const auto* stage = std::get_if<wire::Stage>(&message)) {
+      staging_.stage(*stage);
+    } else if (const auto* unstage = std::get_if<wire::Unstage>(&message)) {
+      staging_.give_up(unstage->job, unstage->attempt);
     } else if (const auto* forget = std::get_if<wire::ForgetJob>(&message)) {
+      staging_.forget(forget->job);
       attempts_.forget(forget->job);
+      mirror_.forget(forget->job);
+    } else if (const auto* prepare = std::get_if<wire::PrepareAttempt>(&message)) {
+      trees_.prepare(*prepare);
+    } else if (const auto* open = std::get_if<wire::OpenPair>(&message)) {
+      pairs_.open(*open);
+    } else if (const auto* dial = std::get_if<wire::DialPairs>(&message)) {
+      pairs_.dial(*dial);
+    } else if (const auto* close = std::get_if<wire::ClosePair>(&message)) {
+      pairs_.close(*close);
+    } else if (const auto* certificate = std::get_if<wire::NewCertificate>(&message)) {
+      take_certificate(*certificate);
     } else if (std::holds_alternative<wire::Shutdown>(message)) {
       context_.stop();
     }
@@ -224,11 +365,22 @@ class Agent {
   paths::NodeRoot root_;
   NodeConfig config_;
   Facts facts_;
+  std::string address_;    // by which it reaches the head, unless node.json says another
+  std::string interface_;  // that has it
+  std::set<std::string> head_features_;
+  std::string new_key_;  // for which a certificate has been asked
+  wire::FrameStreamPtr control_;
+  wire::FrameStreamPtr bulk_;
+  Mirror mirror_;
+  Trees trees_;
+  Pairs pairs_;
+  Forwards forwards_;
   Attempts attempts_;
+  Staging staging_;
   Execs execs_;
   asio::signal_set signals_;
   asio::steady_timer heartbeat_;
-  wire::FrameStreamPtr control_;
+  asio::steady_timer renewal_;
 };
 
 }  // namespace

@@ -102,6 +102,11 @@ std::vector<std::string> rank_environment(const wire::AttemptSpec& spec,
   env["LOCAL_RANK"] = std::to_string(place.local_rank);
   env["TORCHELASTIC_ERROR_FILE"] = place.error_file;
   env["DTRAIN_REPORT_SOCKET"] = place.report_socket;
+  // The ranks' alone: what `setup` runs is mostly the system's own, with the system's libraries.
+  if (!spec.library_path.empty()) {
+    std::string& path = env["LD_LIBRARY_PATH"];
+    path = path.empty() ? spec.library_path : spec.library_path + ":" + path;
+  }
   if (spec.checkpoint) env["DTRAIN_CHECKPOINT"] = *spec.checkpoint;
   if (place.master_listen_fd) {
     env["DTRAIN_MASTER_LISTEN_FD"] = std::to_string(*place.master_listen_fd);

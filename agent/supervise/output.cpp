@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <array>
@@ -62,6 +63,8 @@ struct Output::Stream {
   int number = 0;
   UniqueFd pipe;
   UniqueFd file;
+  // Set before bytes leave the pipe and cleared when they are in the file.
+  std::shared_ptr<std::atomic<bool>> moving;
   bool dropping = false;
   std::chrono::steady_clock::time_point retry_at;
 
@@ -71,6 +74,14 @@ struct Output::Stream {
   // goes page by page, took twice the processor time of read and write on ext4, and keeps the
   // writer out of the pipe meanwhile.
   Step step(Shared& shared, std::vector<char>& buffer, std::size_t& moved) {
+    moving->store(true);
+    const Step done = move(shared, buffer, moved);
+    moving->store(false);
+    return done;
+  }
+
+ private:
+  Step move(Shared& shared, std::vector<char>& buffer, std::size_t& moved) {
     const ssize_t got = ::read(pipe.get(), buffer.data(), buffer.size());
     if (got < 0 && errno == EAGAIN) return Step::nothing;
     if (got < 0 && errno == EINTR) return Step::moved;
@@ -86,7 +97,6 @@ struct Output::Stream {
     return Step::moved;
   }
 
- private:
   void write_out(Shared& shared, const char* data, std::size_t size) {
     while (size > 0) {
       const ssize_t wrote = ::write(file.get(), data, size);
@@ -106,6 +116,13 @@ struct Output::Stream {
     retry_at = std::chrono::steady_clock::now() + kRetry;
     shared.note({number, Note::What::dropping, std::strerror(error)});
   }
+};
+
+// A stream as its owner sees it: another descriptor of the pipe's reading end, closed at its end.
+struct Output::Watched {
+  int number = 0;
+  UniqueFd pipe;
+  std::shared_ptr<std::atomic<bool>> moving;
 };
 
 // A thread, and what the owner tells it.
@@ -203,6 +220,9 @@ int Output::add(UniqueFd pipe, UniqueFd file) {
   stream.number = number;
   stream.pipe = std::move(pipe);
   stream.file = std::move(file);
+  stream.moving = std::make_shared<std::atomic<bool>>(false);
+  UniqueFd copy(::fcntl(stream.pipe.get(), F_DUPFD_CLOEXEC, 0));
+  if (copy) open_.push_back({number, std::move(copy), stream.moving});
   {
     const std::lock_guard lock(pump.mutex);
     pump.incoming.push_back(std::move(stream));
@@ -213,8 +233,26 @@ int Output::add(UniqueFd pipe, UniqueFd file) {
 
 std::vector<Output::Note> Output::take_notes() {
   clear_eventfd(notify_fd_);
-  const std::lock_guard lock(shared_->mutex);
-  return std::exchange(shared_->notes, {});
+  std::vector<Note> notes;
+  {
+    const std::lock_guard lock(shared_->mutex);
+    notes = std::exchange(shared_->notes, {});
+  }
+  for (const Note& note : notes) {
+    if (note.what != Note::What::ended) continue;
+    std::erase_if(open_, [&](const Watched& each) { return each.number == note.stream; });
+  }
+  return notes;
+}
+
+bool Output::busy() const {
+  for (const Watched& stream : open_) {
+    // In this order: bytes that left the pipe before the first look are seen by the second.
+    int waiting = 0;
+    if (::ioctl(stream.pipe.get(), FIONREAD, &waiting) == 0 && waiting > 0) return true;
+    if (*stream.moving) return true;
+  }
+  return false;
 }
 
 std::uint64_t Output::dropped_bytes() const noexcept {

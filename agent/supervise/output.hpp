@@ -38,6 +38,11 @@ class Output {
   // from 0 upwards.
   int add(UniqueFd pipe, UniqueFd file);
 
+  // Whether bytes of a stream that has not ended are still on their way to its file: in the pipe,
+  // or in a write that has not returned. Else it is open only because some process holds its other
+  // end.
+  bool busy() const;
+
   // Readable when there are notes.
   int notify_fd() const noexcept { return notify_fd_; }
   // Each stream gives `ended` once, at EOF of its pipe with all of it written, and `dropping` each
@@ -50,6 +55,7 @@ class Output {
   struct Stream;
   struct Shared;
   struct Pump;
+  struct Watched;
   struct Worker {
     std::shared_ptr<Pump> pump;  // outlives this object when its thread hangs
     std::thread thread;
@@ -59,6 +65,7 @@ class Output {
   std::shared_ptr<Shared> shared_;
   int notify_fd_ = -1;
   int next_stream_ = 0;
+  std::vector<Watched> open_;  // streams that have not ended, as busy() sees them
   std::vector<Worker> workers_;
 };
 

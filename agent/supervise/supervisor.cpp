@@ -26,6 +26,7 @@ using Descriptor = boost::asio::posix::stream_descriptor;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kDrain{1000};          // for a pipe that a grandchild holds
+constexpr milliseconds kSlowDisk{60000};      // for bytes that are on their way to the disk
 constexpr milliseconds kLeftoverGrace{1000};  // for what ranks that succeeded have left
 constexpr milliseconds kUnkillable{5000};     // of SIGKILL without effect
 constexpr milliseconds kLookAgain{100};       // at what is no child of ours, in its grace
@@ -395,7 +396,9 @@ bool Supervisor::cleaned(Monotonic now) {
 }
 
 bool Supervisor::drained(Monotonic now) {
-  if (clean_at_ && now >= *clean_at_ + kDrain) return true;
+  // No process of the attempt is left: what is in the pipes is all there will be, and a disk that
+  // is slow must not cost the last lines.
+  if (clean_at_ && now >= *clean_at_ + (output_.busy() ? kSlowDisk : kDrain)) return true;
   return !setup_stream_ && std::all_of(ranks_.begin(), ranks_.end(), [](const auto& entry) {
     return entry.second.streams.empty();
   });
@@ -446,7 +449,7 @@ void Supervisor::set_alarm(Monotonic now) {
   std::optional<Monotonic> at;
   const auto due = [&at](Monotonic when) { at = at ? std::min(*at, when) : when; };
   if (!ended_ranks_.empty()) due(ranks_.at(ended_ranks_.front()).drain_until);
-  if (clean_at_) due(*clean_at_ + kDrain);
+  if (clean_at_) due(std::max(*clean_at_ + kDrain, now + kLookAfterKill));
   if (ending_ && !clean_at_) {
     // What is no child of ours ends without a signal to us, so look again.
     if (now >= ending_->kill_at) {

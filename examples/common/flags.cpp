@@ -4,8 +4,7 @@
 
 std::optional<int> read_flags(int argc, char** argv, const std::string& description, Flags& flags) {
   CLI::App app(description);
-  app.add_option("--data", flags.data, "Folder with the four IDX files, plain or gzipped")
-      ->capture_default_str();
+  app.add_option("--data", flags.data, "Folder with the data set")->capture_default_str();
   app.add_option("--limit", flags.limit,
                  "Use only the first N images for training, and for testing")
       ->check(CLI::PositiveNumber);
@@ -15,7 +14,7 @@ std::optional<int> read_flags(int argc, char** argv, const std::string& descript
   app.add_option("--batch-size-per-worker", flags.batch_size_per_worker, "Images a rank and step")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--lr", flags.lr, "Adam's learning rate")
+  app.add_option("--lr", flags.lr, "Learning rate")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--seed", flags.seed, "Of the first weights and the order of the images")
@@ -31,6 +30,14 @@ std::optional<int> read_flags(int argc, char** argv, const std::string& descript
   app.add_option("--storage", flags.storage,
                  "Folder for checkpoints when dtrain does not start the program; a run with the "
                  "same folder goes on from its newest one");
+  app.add_option("--workers", flags.workers, "Threads of each rank that make batches")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--precision", flags.precision, "bf16 computes forward passes in 16 bits")
+      ->check(CLI::IsMember({"32", "bf16"}))
+      ->capture_default_str();
+  app.add_option("--tensorboard", flags.tensorboard, "Folder for TensorBoard's event files");
+  app.add_option("--metrics-file", flags.metrics_file, "File for metrics, a JSON line each");
   try {
     app.parse(argc, argv);
     return std::nullopt;

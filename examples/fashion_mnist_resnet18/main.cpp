@@ -17,7 +17,7 @@ int train_resnet(const Flags& flags) {
   context.seed(flags.seed);
   dt::ResNet model = dt::resnet18(/*classes=*/10);
   model->replace_conv1(dt::resnet_conv1(/*channels=*/1));
-  return train_classifier(model.ptr(), context, flags);
+  return train_classifier(model.ptr(), context, flags, mnist_recipe(flags, "resnet18-grey"));
 }
 
 }  // namespace

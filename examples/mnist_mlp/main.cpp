@@ -24,7 +24,7 @@ int train_mlp(const Flags& flags) {
       dt::Context::join(dt::read_environment(), {.num_threads = flags.num_threads});
   context.seed(flags.seed);
   const dt::Mlp model(dt::MlpOptions{});
-  return train_classifier(model.ptr(), context, flags);
+  return train_classifier(model.ptr(), context, flags, mnist_recipe(flags, "mlp"));
 }
 
 }  // namespace

@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "launcher/cluster/progress.hpp"
 #include "launcher/core/files.hpp"
+#include "launcher/provider/provider.hpp"
 
 namespace dtrain {
 
@@ -19,16 +21,24 @@ struct DownSurvey {
   std::uint64_t checkpoint_bytes = 0;
   std::vector<std::string> checkpoint_jobs;  // whose they are
 };
-DownSurvey survey_down(const std::string& name);
 
 struct DownOptions {
   bool keep_files = false;
   std::chrono::milliseconds stop_limit{90000};  // for jobs' grace and the nodes' end
   std::function<void(const std::string&)> say = [](const std::string&) {};
+
+  // Machines that are there already; provider local knows none of these.
+  fs::path agent;
+  Access access;
+  ProgressSink progress = [](const NodeProgress&) {};
+  bool workers_only = false;  // the head stays, and with it all that it keeps
 };
+
+DownSurvey survey_down(const std::string& name, const DownOptions& options);
 
 // One line of the proof: what was there, and what is left of it.
 struct DownRow {
+  std::string node;  // empty: of this machine, or of the whole
   std::string what;  // "processes", "sockets", "port 46500", "files"
   std::string had;   // "4"
   std::string now;   // "0", or what would not go

@@ -30,9 +30,11 @@ Error no_cluster() {
 nlohmann::json to_json(const ClusterState& state) {
   nlohmann::json nodes = nlohmann::json::array();
   for (const Machine& machine : state.nodes) {
-    nodes.push_back({{"node", machine.node.str()},
-                     {"address", machine.address},
-                     {"root", machine.root.string()}});
+    nlohmann::json node{{"node", machine.node.str()},
+                        {"address", machine.address},
+                        {"root", machine.root.string()}};
+    if (machine.host) node["host"] = to_json(*machine.host);
+    nodes.push_back(std::move(node));
   }
   return {{"version", 1},
           {"name", state.name},
@@ -40,6 +42,7 @@ nlohmann::json to_json(const ClusterState& state) {
           {"provider", state.provider},
           {"nodes", nodes},
           {"head_root", state.head_root.string()},
+          {"head_socket", state.head_socket.string()},
           {"agent", state.agent},
           {"spec", state.spec},
           {"source", state.source},
@@ -53,14 +56,17 @@ ClusterState cluster_state_from_json(const nlohmann::json& json) {
   state.id = ClusterId(wire::get_string(json, "id"));
   state.provider = wire::get_string(json, "provider");
   state.head_root = wire::get_string(json, "head_root");
+  state.head_socket = wire::get_string(json, "head_socket", "");
   state.agent = wire::get_string(json, "agent");
   state.spec = wire::member(json, "spec");
   state.source = wire::get_string(json, "source", "");
   state.created = wire::get_string(json, "created", "");
   state.prepared = wire::get_bool(json, "prepared", false);
   for (const nlohmann::json& node : wire::member(json, "nodes")) {
-    state.nodes.push_back({NodeId(wire::get_string(node, "node")),
-                           wire::get_string(node, "address"), wire::get_string(node, "root")});
+    Machine machine{NodeId(wire::get_string(node, "node")), wire::get_string(node, "address"),
+                    wire::get_string(node, "root"), std::nullopt};
+    if (node.contains("host")) machine.host = host_spec_from_json(node["host"]);
+    state.nodes.push_back(std::move(machine));
   }
   return state;
 }
@@ -159,17 +165,6 @@ ClusterLock ClusterLock::take(const std::string& name, const std::function<void(
       return ClusterLock(std::move(fd));
     }
   }
-}
-
-fs::path head_socket_of(const std::string& cluster_name) {
-  const char* variable = std::getenv("DTRAIN_HEAD_SOCKET");
-  if (variable != nullptr && *variable != '\0') return variable;
-  const std::optional<ClusterState> state = load_cluster(cluster_name);
-  if (!state) {
-    throw Error(ErrorCode::unreachable, "cluster " + cluster_name + " is not up")
-        .with_hint("dtrain up CLUSTER.yaml");
-  }
-  return paths::head_socket(state->head_root);
 }
 
 }  // namespace dtrain

@@ -23,6 +23,7 @@ struct ClusterState {
   std::string provider;
   std::vector<Machine> nodes;
   fs::path head_root;
+  fs::path head_socket;   // of a head on another machine, as that one knows it
   std::string agent;      // the binary that its processes run
   nlohmann::json spec;    // what `up` was asked for, to compare
   std::string source;     // the cluster YAML; empty: none
@@ -55,9 +56,5 @@ class ClusterLock {
   explicit ClusterLock(UniqueFd fd) : fd_(std::move(fd)) {}
   UniqueFd fd_;
 };
-
-// The head's socket as this machine meets it: DTRAIN_HEAD_SOCKET where set (for tests), else where
-// the cluster's head has it.
-fs::path head_socket_of(const std::string& cluster_name);
 
 }  // namespace dtrain

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "launcher/cluster/progress.hpp"
 #include "launcher/cluster/state.hpp"
 #include "launcher/core/files.hpp"
 #include "launcher/provider/provider.hpp"
@@ -13,7 +14,7 @@
 
 namespace dtrain {
 
-// What `up` found before it did anything.
+// What `up` found before it did anything; provider local.
 struct UpObserved {
   std::optional<ClusterState> state;
   bool watch_lives = false;
@@ -25,6 +26,8 @@ enum class UpAction : std::uint8_t {
   wait,         // its processes run: only wait until every node is ready
   start_watch,  // it is prepared, its watch is not there
   build,        // from nothing (what an interrupted `up` left is cleared first)
+  change,       // some of its nodes lacked something
+  plan,         // dry run: what would be done is in the report
   refuse,       // it is up in another shape
 };
 struct UpPlan {
@@ -40,19 +43,54 @@ struct UpOptions {
   std::chrono::milliseconds ready_limit{30000};
   std::function<void(const std::string&)> say = [](const std::string&) {};  // steps, for people
   std::function<void(const std::string&)> evidence = [](const std::string&) {};  // lines of logs
+
+  // Machines that are there already; provider local knows none of these.
+  ProgressSink progress = [](const NodeProgress&) {};
+  // Lines that setup commands print; from several threads at once.
+  std::function<void(const NodeId&, const std::string&)> setup_line;
+  Access access;
+  bool dry_run = false;
+  bool force = false;       // everything again, whatever is there
+  bool no_setup = false;    // no setup commands
+  bool no_restart = false;  // agents that run stay as they are
+  bool persist = false;     // a service of systemd's user manager starts them after a reboot
+  int min_nodes = 0;        // go on with so many nodes; 0: all of them
+  std::chrono::milliseconds drain_limit{std::chrono::hours(24)};  // for ranks on a node that goes
+};
+
+// What an `up` did, or would do, on one node.
+struct NodeUp {
+  Machine machine;
+  struct Step {
+    std::string step;  // agent, identity, files, setup, start, …
+    std::string text;  // "3 files, 12 KiB", "from command 2 of 3 on"
+  };
+  std::vector<Step> steps;            // what was not as it should be; empty: nothing was done
+  std::vector<std::string> warnings;  // what a person should know of this node
+  std::optional<Error> error;         // the node is not ready
+  std::vector<std::string> tail;      // of a command that failed: its last lines
 };
 
 struct UpReport {
   UpAction action = UpAction::nothing;
   std::string name;
   ClusterId id;
-  std::vector<Machine> nodes;
+  std::vector<Machine> nodes;  // that are ready
   fs::path state;
+  std::vector<NodeUp> each;          // of every promised node; empty for provider local
+  std::vector<std::string> removed;  // nodes that left, each with what became of it
+  bool complete = true;              // everything that was promised is ready, or min_nodes of it
 };
 
 // Brings the cluster up, or finds that it is. Takes the cluster's lock. Throws Error; what was
 // built until then is cleared away again, unless processes were started: those stay, to be looked
-// at, and the next `up` or `down` goes on from there.
+// at, and the next `up` or `down` goes on from there. With many machines, what fails on one of them
+// is in the report.
 UpReport up(const ClusterSpec& spec, const UpOptions& options);
+
+// Promised nodes that are not ready as the head says, each with its reason; absent when the head
+// does not answer at `socket`.
+std::optional<std::vector<std::pair<NodeId, std::string>>> nodes_not_ready(
+    const fs::path& socket, const std::string& cluster, const std::vector<Machine>& nodes);
 
 }  // namespace dtrain

@@ -75,6 +75,11 @@ bool FramedStream::read_exactly(char* to, std::size_t size, bool may_end,
   return true;
 }
 
+bool FramedStream::has_input() const noexcept {
+  pollfd waiting{in_, POLLIN, 0};
+  return ::poll(&waiting, 1, 0) > 0;
+}
+
 std::optional<FramedStream::Message> FramedStream::read(std::chrono::milliseconds silence) {
   std::array<char, kHead> head{};
   if (!read_exactly(head.data(), head.size(), true, silence)) return std::nullopt;

@@ -37,6 +37,9 @@ class FramedStream {
   // the middle, Error(invalid) for what no message begins with or one longer than kLimit.
   std::optional<Message> read(std::chrono::milliseconds silence = kSilence);
 
+  // True when read() would find a byte, or the end, at once.
+  bool has_input() const noexcept;
+
   static constexpr std::chrono::milliseconds kSilence{60000};
   static constexpr std::size_t kLimit = std::size_t{16} << 20;
 

@@ -24,6 +24,10 @@ std::string short_hash(const std::string& text) {
   return std::string(hex.data(), 12);
 }
 
+fs::path user_folder(std::int64_t uid) {
+  return "/tmp/dtrain-" + std::to_string(uid);
+}
+
 }  // namespace
 
 fs::path state_home() {
@@ -43,20 +47,31 @@ fs::path current_cluster() {
   return state_home() / "current";
 }
 
+fs::path sync_records(const fs::path& home, const ClusterId& cluster) {
+  return home / ".dtrain" / cluster.str() / "sync";
+}
+
 AttemptRoot attempt(const NodeRoot& node, const JobId& job, int attempt) {
   return {node.jobs() / job.str() / ("attempt-" + std::to_string(attempt))};
 }
 
+fs::path socket_folder_name(const fs::path& root) {
+  return user_folder(::geteuid()) / short_hash(fs::absolute(root).lexically_normal().string());
+}
+
 fs::path socket_folder(const fs::path& root) {
-  const fs::path user = "/tmp/dtrain-" + std::to_string(::geteuid());
-  make_private_folder(user);
-  const fs::path folder = user / short_hash(fs::absolute(root).lexically_normal().string());
+  const fs::path folder = socket_folder_name(root);
+  make_private_folder(folder.parent_path());
   make_private_folder(folder);
   return folder;
 }
 
 fs::path head_socket(const fs::path& head_root) {
   return socket_folder(head_root) / "head.sock";
+}
+
+fs::path head_socket_of(unsigned uid, const fs::path& head_root) {
+  return user_folder(uid) / short_hash(head_root.lexically_normal().string()) / "head.sock";
 }
 
 fs::path supervisor_socket(const fs::path& node_root, const JobId& job, int attempt) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "launcher/core/files.hpp"
@@ -22,6 +23,12 @@
 //   login_env                                NAME=VALUE, each ended by NUL
 //   node.log, watch.log
 //   watch.json, watch.pid                    what watch keeps alive
+//   marks.json                               what `up` notes of what it has put here
+//   setup/LIST.{json,log}                    a list of setup commands: how it went, what it said
+//   setup/LIST.plan.json, setup/LIST.lock    what is to run; held while it does
+//   jobs/JOB/storage/…, checkpoints/…        where the node does not see the head's storage
+//   content/                                 what workdirs and bundles are made of, by SHA-256
+//   jobs/JOB/workdir-N/                      attempt N's own copy of the workdir, if it was sent
 //   jobs/JOB/attempt-N/
 //     spec.json, secrets.json                what the supervisor was told
 //     supervise.json                         its pid and start time
@@ -30,11 +37,15 @@
 //     errors/R.json                          TORCHELASTIC_ERROR_FILE
 //     exit.json                              how it ended; written once, last
 //
+// What file sync wrote on a machine for a cluster, ~/.dtrain/CLUSTER_ID/sync/ (local, and what
+// `sync down` wrote: the laptop's sync/); in the home also where that is shared, as its files are.
+//
 // The head's root:
 //   ca/{key.pem,cert.pem}                    the cluster's own CA
 //   identity/…                               as a node's
 //   head.json, head.db, head.log
 //   secrets/JOB.json                         0600, gone at the job's end
+//   content/                                 what was submitted, by SHA-256
 //   storage/JOB/checkpoints/…                the default storage
 //   mirror/JOB/attempt-N/NODE/R.out, …       logs of nodes on other machines
 //
@@ -45,6 +56,7 @@ namespace dtrain::paths {
 fs::path state_home();  // from XDG_STATE_HOME, else HOME; Error(invalid) without both
 fs::path cluster_state(const std::string& cluster_name);
 fs::path current_cluster();
+fs::path sync_records(const fs::path& home, const ClusterId& cluster);
 
 struct NodeRoot {
   fs::path root;
@@ -55,6 +67,22 @@ struct NodeRoot {
   fs::path login_env() const { return root / "login_env"; }
   fs::path log() const { return root / "node.log"; }
   fs::path jobs() const { return root / "jobs"; }
+  fs::path marks() const { return root / "marks.json"; }
+  fs::path setup() const { return root / "setup"; }
+  fs::path setup_status(const std::string& list) const { return setup() / (list + ".json"); }
+  fs::path setup_log(const std::string& list) const { return setup() / (list + ".log"); }
+  fs::path setup_plan(const std::string& list) const { return setup() / (list + ".plan.json"); }
+  fs::path setup_lock(const std::string& list) const { return setup() / (list + ".lock"); }
+  // For a node that does not see the head's storage: where its ranks write their shards, and the
+  // checkpoint that they resume from.
+  fs::path storage(const JobId& job) const { return jobs() / job.str() / "storage"; }
+  fs::path checkpoint(const JobId& job, int number) const {
+    return jobs() / job.str() / "checkpoints" / ("checkpoint_" + std::to_string(number));
+  }
+  fs::path content() const { return root / "content"; }
+  fs::path workdir(const JobId& job, int attempt) const {
+    return jobs() / job.str() / ("workdir-" + std::to_string(attempt));
+  }
 };
 
 struct WatchRoot {
@@ -74,6 +102,7 @@ struct HeadRoot {
   fs::path database() const { return root / "head.db"; }
   fs::path log() const { return root / "head.log"; }
   fs::path lock() const { return root / "lock"; }
+  fs::path content() const { return root / "content"; }
   fs::path secrets(const JobId& job) const { return root / "secrets" / (job.str() + ".json"); }
   fs::path storage(const JobId& job) const { return root / "storage" / job.str(); }
   fs::path mirror(const JobId& job, int attempt, const NodeId& node) const {
@@ -102,7 +131,12 @@ AttemptRoot attempt(const NodeRoot& node, const JobId& job, int attempt);
 // Makes /tmp/dtrain-UID and the folder below it when missing; throws Error(denied) when somebody
 // else holds the name.
 fs::path socket_folder(const fs::path& root);
+// Where that is, nothing made.
+fs::path socket_folder_name(const fs::path& root);
 fs::path head_socket(const fs::path& head_root);
+// Where user `uid` of another machine has the socket of the head with this absolute root. Makes
+// nothing.
+fs::path head_socket_of(unsigned uid, const fs::path& head_root);
 fs::path supervisor_socket(const fs::path& node_root, const JobId& job, int attempt);
 fs::path report_socket(const fs::path& node_root, const JobId& job, int attempt, int rank);
 

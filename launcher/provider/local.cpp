@@ -12,7 +12,7 @@ std::vector<Machine> LocalProvider::list() {
   for (const auto& entry : fs::directory_iterator(state_ / "nodes", failed)) {
     const std::string name = entry.path().filename().string();
     if (!entry.is_directory(failed) || !valid_name(name)) continue;
-    machines.push_back({NodeId(name), "127.0.0.1", entry.path()});
+    machines.push_back({NodeId(name), "127.0.0.1", entry.path(), std::nullopt});
   }
   // By number: node-10 comes after node-9.
   std::sort(machines.begin(), machines.end(), [](const Machine& a, const Machine& b) {
@@ -60,7 +60,8 @@ std::unique_ptr<Transport> LocalProvider::reach(const Machine&) {
   return std::make_unique<LocalTransport>();
 }
 
-std::unique_ptr<Provider> make_local_provider(const ClusterSpec&, const fs::path& state) {
+std::unique_ptr<Provider> make_local_provider(const ClusterSpec&, const fs::path& state,
+                                              const Access&) {
   return std::make_unique<LocalProvider>(state);
 }
 

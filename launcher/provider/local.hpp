@@ -13,12 +13,12 @@ class LocalProvider final : public Provider {
   std::vector<NodeOutcome> create(const std::vector<NodeId>& nodes) override;
   std::vector<NodeOutcome> release(const std::vector<NodeId>& nodes) override;
   std::unique_ptr<Transport> reach(const Machine& machine) override;
-  fs::path head_root() const override { return state_ / "head"; }
 
  private:
   fs::path state_;
 };
 
-std::unique_ptr<Provider> make_local_provider(const ClusterSpec& spec, const fs::path& state);
+std::unique_ptr<Provider> make_local_provider(const ClusterSpec& spec, const fs::path& state,
+                                              const Access& access);
 
 }  // namespace dtrain

@@ -4,13 +4,14 @@
 
 #include "launcher/core/text.hpp"
 #include "launcher/provider/local.hpp"
+#include "launcher/provider/ssh.hpp"
 
 namespace dtrain {
 namespace {
 
 constexpr std::array<ProviderEntry, 7> kProviders{{
     {ProviderKind::local, "local", make_local_provider},
-    {ProviderKind::ssh, "ssh", nullptr},
+    {ProviderKind::ssh, "ssh", make_ssh_provider},
     {ProviderKind::aws, "aws", nullptr},
     {ProviderKind::gcp, "gcp", nullptr},
     {ProviderKind::azure, "azure", nullptr},
@@ -40,10 +41,11 @@ std::span<const ProviderEntry> providers() noexcept {
   return kProviders;
 }
 
-std::unique_ptr<Provider> make_provider(const ClusterSpec& spec, const fs::path& state) {
+std::unique_ptr<Provider> make_provider(const ClusterSpec& spec, const fs::path& state,
+                                        const Access& access) {
   for (const ProviderEntry& entry : kProviders) {
     if (entry.kind != spec.provider.kind) continue;
-    if (entry.make != nullptr) return entry.make(spec, state);
+    if (entry.make != nullptr) return entry.make(spec, state, access);
     Error error(ErrorCode::invalid, std::string("provider ") + entry.name + " is not built yet");
     error.with_hint("provider {type: local} runs on this machine");
     if (!spec.source.empty()) error.at({spec.source, provider_line(spec.source), 0});

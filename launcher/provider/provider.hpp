@@ -1,8 +1,10 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -14,11 +16,14 @@
 
 namespace dtrain {
 
+class SshShared;
+
 // One machine of a cluster.
 struct Machine {
   NodeId node;
   std::string address;  // as the other nodes reach it
-  fs::path root;        // the node's root there
+  fs::path root;        // the node's root there; empty: not known yet
+  std::optional<HostSpec> host;  // how ssh reaches it, where it does
 };
 
 // What became of an operation on one node. An operation on N nodes gives N of these: one failure
@@ -40,10 +45,19 @@ class Provider {
   // Gives the machines back, with all that is on them; one that is gone is fine.
   virtual std::vector<NodeOutcome> release(const std::vector<NodeId>& nodes) = 0;
 
+  // Throws Error that names the machine. From several threads at once.
   virtual std::unique_ptr<Transport> reach(const Machine& machine) = 0;
 
-  // Where the head keeps its files, on the machine of the head's node.
-  virtual fs::path head_root() const = 0;
+  // Breaks all connections, so that what waits for a machine ends. Any thread.
+  virtual void hang_up() {}
+};
+
+// What reaching machines needs of the person at the terminal.
+struct Access {
+  std::shared_ptr<SshShared> ssh;     // null: nobody is asked anything
+  bool accept_new_host_keys = false;  // unknown ones are pinned without asking
+  std::stop_token stop;               // ends what waits
+  std::function<void(const std::string&)> warn;  // from any thread; may be empty
 };
 
 // All providers by name, built or not.
@@ -51,12 +65,14 @@ struct ProviderEntry {
   ProviderKind kind;
   const char* name;
   // Null: known, and not built yet. `state` is the cluster's folder on this machine.
-  std::unique_ptr<Provider> (*make)(const ClusterSpec& spec, const fs::path& state);
+  std::unique_ptr<Provider> (*make)(const ClusterSpec& spec, const fs::path& state,
+                                    const Access& access);
 };
 std::span<const ProviderEntry> providers() noexcept;
 
 // Throws Error(invalid), at the YAML's `provider` line where the file is known, when that provider
 // is not built yet.
-std::unique_ptr<Provider> make_provider(const ClusterSpec& spec, const fs::path& state);
+std::unique_ptr<Provider> make_provider(const ClusterSpec& spec, const fs::path& state,
+                                        const Access& access = {});
 
 }  // namespace dtrain

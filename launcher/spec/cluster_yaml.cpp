@@ -336,6 +336,11 @@ class ClusterReader {
     }
     spec_.cluster_synced_files = top_.texts("cluster_synced_files");
     spec_.file_mounts_sync_continuously = top_.boolean("file_mounts_sync_continuously");
+    if (spec_.file_mounts_sync_continuously) {
+      source_.report.warning({"file_mounts_sync_continuously"},
+                             tree_.place({"file_mounts_sync_continuously"}),
+                             "nothing is copied as it changes here; dtrain sync up does it");
+    }
     spec_.rsync_exclude = top_.texts("rsync_exclude");
     spec_.rsync_filter = top_.texts("rsync_filter");
   }

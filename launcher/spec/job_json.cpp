@@ -28,6 +28,7 @@ json to_json(const JobSpec& spec) {
   } else {
     out["command"] = spec.command;
   }
+  if (spec.content) out["content"] = to_json(*spec.content);
   json secrets = json::array();
   for (const SecretSpec& secret : spec.secrets) {
     if (secret.file) {
@@ -244,7 +245,28 @@ JobSpec job_spec_from_json(const json& object) {
   spec.queue_timeout = fields.seconds("queue_timeout_s");
   spec.priority = fields.small("priority").value_or(spec.priority);
   fields.texts("after", spec.after);
+  if (const json* content = fields.find("content")) spec.content = job_content_from_json(*content);
   return spec;
+}
+
+json to_json(const JobContent& content) {
+  return {{"workdir_tree", content.workdir_tree}, {"bundle_tree", content.bundle_tree},
+          {"program", content.program},           {"glibc", content.glibc},
+          {"glibc_of", content.glibc_of},         {"size", content.size}};
+}
+
+JobContent job_content_from_json(const json& object) {
+  const Fields fields(object, "content");
+  JobContent content;
+  fields.text("workdir_tree", content.workdir_tree);
+  fields.text("bundle_tree", content.bundle_tree);
+  fields.text("program", content.program);
+  fields.text("glibc", content.glibc);
+  fields.text("glibc_of", content.glibc_of);
+  if (const json* size = fields.find("size"); size != nullptr && size->is_number_unsigned()) {
+    content.size = size->get<std::uint64_t>();
+  }
+  return content;
 }
 
 }  // namespace dtrain

@@ -139,6 +139,27 @@ void check_checkpoint(const CheckpointSpec& checkpoint, Checks& checks) {
   }
 }
 
+bool sum_or_nothing(const std::string& text) {
+  return text.empty() ||
+         (text.size() == 64 && text.find_first_not_of("0123456789abcdef") == std::string::npos);
+}
+
+void check_content(const JobContent& content, Checks& checks) {
+  if (!sum_or_nothing(content.workdir_tree) || !sum_or_nothing(content.bundle_tree)) {
+    checks.add({"content"}, "names a tree by what is no SHA-256");
+  }
+  const std::string& program = content.program;
+  const bool in_bin = program.starts_with("bin/") && program.size() > 4 &&
+                      program.find('/', 4) == std::string::npos && program != "bin/.." &&
+                      program != "bin/." && !content.bundle_tree.empty();
+  if (!program.empty() && !in_bin) {
+    checks.add({"content"}, "names a program that lies elsewhere than in the bundle");
+  }
+  checks.text({"content"}, program, limits::kArgumentLength);
+  checks.text({"content"}, content.glibc, limits::kMetricNameLength);
+  checks.text({"content"}, content.glibc_of, limits::kArgumentLength);
+}
+
 }  // namespace
 
 std::vector<Problem> problems_of(const JobSpec& spec) {
@@ -159,6 +180,7 @@ std::vector<Problem> problems_of(const JobSpec& spec) {
   if (spec.nproc_per_node.kind == ProcsKind::number) {
     checks.range({"nproc_per_node"}, spec.nproc_per_node.number, 1, limits::kProcsPerNode);
   }
+  if (spec.content) check_content(*spec.content, checks);
   checks.range({"max_restarts"}, spec.max_restarts, 0, limits::kRestarts);
   check_resources(spec, checks);
   if (!spec.storage_path.empty()) checks.absolute({"storage_path"}, spec.storage_path);

@@ -63,6 +63,19 @@ struct SecretSpec {
 enum class BundleMode : std::uint8_t { automatic, off };
 enum class OnHeadLost : std::uint8_t { go_on, stop };  // "continue", "stop"
 
+// What of a job was sent to the cluster by content; filled in by `submit`, never by a YAML. Trees
+// are those of launcher/files/content_tree.hpp, by their SHA-256.
+struct JobContent {
+  std::string workdir_tree;  // each attempt on each node gets a folder made from it
+  std::string bundle_tree;   // shared libraries; empty: none
+  std::string program;       // command[0] in the bundle's tree; empty: as the command says
+  std::string glibc;         // the oldest that will do, "2.34"; empty: any
+  std::string glibc_of;      // the file that wants it
+  std::uint64_t size = 0;    // bytes of both trees, for people
+
+  bool operator==(const JobContent&) const = default;
+};
+
 struct JobSpec {
   std::string name;                  // default: the program's file name, see values.hpp
   std::vector<std::string> command;  // argv; for a string in the YAML: one element, and shell set
@@ -85,6 +98,7 @@ struct JobSpec {
   std::optional<std::chrono::seconds> queue_timeout;  // in state queued
   int priority = 0;                                   // larger goes first
   std::vector<std::string> after;                     // job ids that must have succeeded first
+  std::optional<JobContent> content;  // absent: the job runs in place, where it was submitted
 
   bool operator==(const JobSpec&) const = default;
 };
@@ -99,5 +113,7 @@ std::vector<Error> validate(const JobSpec& spec);
 // ignored, since a newer CLI may speak.
 nlohmann::json to_json(const JobSpec& spec);
 JobSpec job_spec_from_json(const nlohmann::json& json);
+nlohmann::json to_json(const JobContent& content);
+JobContent job_content_from_json(const nlohmann::json& json);
 
 }  // namespace dtrain

@@ -241,6 +241,8 @@ nlohmann::json to_json(const AttemptSpec& spec) {
                  {"on_head_lost", name_of(kOnHeadLost, spec.on_head_lost)},
                  {"lease_ms", spec.lease.count()}};
   if (spec.checkpoint) object["checkpoint"] = *spec.checkpoint;
+  if (spec.content) object["content"] = to_json(*spec.content);
+  if (!spec.library_path.empty()) object["library_path"] = spec.library_path;
   return object;
 }
 
@@ -281,6 +283,10 @@ AttemptSpec attempt_spec_from_json(const nlohmann::json& object) {
   spec.stop_grace = std::chrono::seconds(get_int(object, "stop_grace_s", 0, kIntMax, 30));
   spec.on_head_lost = value_of(kOnHeadLost, object, "on_head_lost");
   spec.lease = std::chrono::milliseconds(get_int(object, "lease_ms", 1, kExactMax, 60000));
+  if (object.contains("content")) {
+    spec.content = job_content_from_json(object_member(object, "content"));
+  }
+  spec.library_path = get_string(object, "library_path", "");
   return spec;
 }
 

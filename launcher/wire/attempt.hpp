@@ -56,6 +56,10 @@ struct AttemptSpec {
   std::chrono::seconds stop_grace{30};
   OnHeadLost on_head_lost = OnHeadLost::go_on;
   std::chrono::milliseconds lease{60000};
+  // What the node brings here before the ranks start; absent: the job runs in place. The supervisor
+  // is told what has become of it: workdir and command are as they are on the node then.
+  std::optional<JobContent> content;
+  std::string library_path;  // in front of the ranks' LD_LIBRARY_PATH; empty: nothing
 };
 
 // ---- Supervisor to head, in order, each with a sequence number from 1. The supervisor keeps an

@@ -175,6 +175,7 @@ struct ApiStream::Impl {
   struct Watched {
     explicit Watched(asio::io_context& io) : descriptor(io) {}
     asio::posix::stream_descriptor descriptor;
+    int flags = 0;  // of the descriptor, as its owner has it
     bool pollable = true;
     bool armed = false;
     bool ready = false;
@@ -248,6 +249,8 @@ struct ApiStream::Impl {
                                      target->armed = false;
                                      target->ready = true;
                                    });
+      // Asio has made it non-blocking, for all who share it: writers to it would lose bytes.
+      if (entry->flags >= 0) ::fcntl(fd, F_SETFL, entry->flags);
     }
   }
 
@@ -269,6 +272,7 @@ ApiStream::~ApiStream() = default;
 void ApiStream::watch(int fd) {
   auto entry = std::make_unique<Impl::Watched>(impl_->io);
   error_code error;
+  entry->flags = ::fcntl(fd, F_GETFL);
   entry->descriptor.assign(fd, error);
   if (error) entry->pollable = false;
   impl_->watched[fd] = std::move(entry);
@@ -346,6 +350,24 @@ void ApiStream::send_binary(std::string bytes) {
 
 std::size_t ApiStream::queued() const {
   return impl_->queued;
+}
+
+bool ApiStream::send_below(std::size_t bytes, std::chrono::milliseconds silence) {
+  Impl& my = *impl_;
+  std::size_t before = my.queued;
+  auto until = std::chrono::steady_clock::now() + silence;
+  while (my.queued >= bytes) {
+    if (ready() || my.broken) return false;
+    if (my.queued < bytes) break;
+    my.run(until);
+    if (my.queued != before) {
+      before = my.queued;
+      until = std::chrono::steady_clock::now() + silence;
+    } else if (std::chrono::steady_clock::now() >= until) {
+      return false;
+    }
+  }
+  return true;
 }
 
 // ---- ApiClient
@@ -445,7 +467,10 @@ ApiStream ApiClient::open(const std::string& target, std::chrono::milliseconds l
                                         std::to_string(limit.count() / 1000) + " s to answer");
   }
   if (outcome.error) {
-    if (response.result_int() >= 400) throw_refusal(response.result_int(), response.body());
+    // Only then is there an answer: Beast puts 500 into `response` before anything has come.
+    if (outcome.error == websocket::error::upgrade_declined) {
+      throw_refusal(response.result_int(), response.body());
+    }
     throw unreachable(cluster_, "broke the connection (" + outcome.error.message() + ")");
   }
   return ApiStream(std::move(impl));

@@ -38,7 +38,7 @@ class ApiStream {
   ~ApiStream();
 
   // Reports `fd` as readable from now on. A descriptor that cannot be polled (a regular file) is
-  // always readable. It stays the caller's.
+  // always readable. It stays the caller's, blocking or not as it was.
   void watch(int fd);
   void unwatch(int fd);
 
@@ -54,6 +54,9 @@ class ApiStream {
   void send_binary(std::string bytes);
   // Bytes queued and not yet written: stop reading your input while this is large.
   std::size_t queued() const;
+  // Sends until less than `bytes` are queued. False when something arrived or the connection ended
+  // first, or nothing was taken for `silence`: wait() says what.
+  bool send_below(std::size_t bytes, std::chrono::milliseconds silence);
 
  private:
   friend class ApiClient;

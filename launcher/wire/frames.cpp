@@ -5,6 +5,7 @@
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/ssl/context.hpp>
 #include <boost/asio/ssl/stream.hpp>
@@ -17,8 +18,10 @@
 #include <boost/beast/websocket/ssl.hpp>
 #include <boost/beast/websocket/stream.hpp>
 #include <deque>
+#include <utility>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/unique_fd.hpp"
 
 namespace dtrain::wire {
 namespace {
@@ -92,6 +95,16 @@ class Stream final : public FrameStream, public std::enable_shared_from_this<Str
   }
 
   bool is_open() const override { return !over_ && !closing_; }
+
+  std::string local_address() const override {
+    if constexpr (std::is_same_v<Layer, asio::local::stream_protocol::socket>) {
+      return {};
+    } else {
+      error_code failed;
+      const auto endpoint = beast::get_lowest_layer(socket_).local_endpoint(failed);
+      return failed ? std::string() : endpoint.address().to_string();
+    }
+  }
 
  private:
   void finish() {
@@ -222,35 +235,119 @@ asio::awaitable<FrameStreamPtr> dial_tls(std::string address, std::uint16_t port
   co_return stream;
 }
 
-asio::awaitable<AcceptedPeer> accept_tls(tcp::socket accepted,
-                                         std::shared_ptr<asio::ssl::context> context,
-                                         std::chrono::milliseconds deadline) {
-  websocket::stream<TlsLayer> socket(std::move(accepted), *context);
-  tcp::socket& lowest = beast::get_lowest_layer(socket);
+namespace {
+
+using TlsSocket = websocket::stream<TlsLayer>;
+using Upgrade = http::request<http::string_body>;
+
+// A connection on its way to another thread: its descriptor and its TLS session.
+struct Moving {
+  Moving(int socket, SSL* session) : fd(socket), ssl(session) {}
+  ~Moving() {
+    if (ssl != nullptr) ::SSL_free(ssl);
+  }
+  Moving(const Moving&) = delete;
+  Moving& operator=(const Moving&) = delete;
+
+  UniqueFd fd;
+  SSL* ssl;
+};
+
+asio::awaitable<FrameStreamPtr> upgrade(std::shared_ptr<TlsSocket> socket,
+                                        std::shared_ptr<Upgrade> request) {
+  error_code failed;
+  co_await socket->async_accept(*request, asio::redirect_error(asio::use_awaitable, failed));
+  if (failed) throw Error(ErrorCode::unreachable, "the connection ended: " + failed.message());
+  auto stream = std::make_shared<Stream<TlsLayer>>(std::move(*socket));
+  stream->start();
+  co_return stream;
+}
+
+class TlsCaller final : public Caller {
+ public:
+  TlsCaller(std::shared_ptr<TlsSocket> socket, PeerName name, Upgrade request)
+      : socket_(std::move(socket)),
+        name_(std::move(name)),
+        path_(request.target()),
+        request_(std::make_shared<Upgrade>(std::move(request))) {}
+
+  const PeerName& name() const override { return name_; }
+  const std::string& path() const override { return path_; }
+
+  asio::awaitable<FrameStreamPtr> accept() override {
+    auto socket = std::move(socket_);
+    FrameStreamPtr stream = co_await upgrade(std::move(socket), request_);
+    co_return stream;
+  }
+
+  void accept_on(asio::io_context& there, std::function<void(FrameStreamPtr)> then) override {
+    // The peer is silent until it has our answer, so nothing is on its way through the layers
+    // that are taken off here; the session goes on over new ones.
+    SSL* const ssl = socket_->next_layer().native_handle();
+    tcp::socket& lowest = beast::get_lowest_layer(*socket_);
+    const tcp protocol = lowest.local_endpoint().protocol();
+    ::SSL_up_ref(ssl);
+    const auto moving = std::make_shared<Moving>(lowest.release(), ssl);
+    socket_.reset();
+    asio::post(there, [&there, moving, protocol, request = request_, then = std::move(then)] {
+      tcp::socket lower(there);
+      error_code failed;
+      lower.assign(protocol, moving->fd.get(), failed);
+      if (failed) return;
+      (void)moving->fd.release();
+      SSL* const session = std::exchange(moving->ssl, nullptr);
+      auto socket = std::make_shared<TlsSocket>(TlsLayer(std::move(lower), session));
+      asio::co_spawn(there, upgrade(std::move(socket), request),
+                     [then](const std::exception_ptr& broken, FrameStreamPtr stream) {
+                       if (!broken) then(std::move(stream));
+                     });
+    });
+  }
+
+ private:
+  std::shared_ptr<TlsSocket> socket_;
+  PeerName name_;
+  std::string path_;
+  std::shared_ptr<Upgrade> request_;
+};
+
+}  // namespace
+
+asio::awaitable<CallerPtr> greet_tls(tcp::socket accepted,
+                                     std::shared_ptr<asio::ssl::context> context,
+                                     std::chrono::milliseconds deadline) {
+  const auto socket = std::make_shared<TlsSocket>(std::move(accepted), *context);
+  tcp::socket& lowest = beast::get_lowest_layer(*socket);
   error_code failed;
   const auto remote = lowest.remote_endpoint(failed);
   const std::string where = failed ? "a peer" : remote.address().to_string();
   const Deadline limit(lowest, deadline);
   tune(lowest);
-  co_await socket.next_layer().async_handshake(asio::ssl::stream_base::server,
-                                               asio::redirect_error(asio::use_awaitable, failed));
+  co_await socket->next_layer().async_handshake(asio::ssl::stream_base::server,
+                                                asio::redirect_error(asio::use_awaitable, failed));
   if (failed) throw connection_error(limit, failed, where);
-  AcceptedPeer peer;
-  peer.name = peer_name(socket.next_layer().native_handle());
+  PeerName name = peer_name(socket->next_layer().native_handle());
   beast::flat_buffer buffer;
   http::request_parser<http::string_body> parser;
   parser.header_limit(kMaxUpgradeBytes);
   parser.body_limit(kMaxUpgradeBytes);
-  co_await http::async_read(socket.next_layer(), buffer, parser,
+  co_await http::async_read(socket->next_layer(), buffer, parser,
                             asio::redirect_error(asio::use_awaitable, failed));
   if (failed) throw connection_error(limit, failed, where);
-  const http::request<http::string_body> request = parser.release();
-  peer.path = std::string(request.target());
-  co_await socket.async_accept(request, asio::redirect_error(asio::use_awaitable, failed));
-  if (failed) throw connection_error(limit, failed, where);
-  auto stream = std::make_shared<Stream<TlsLayer>>(std::move(socket));
-  stream->start();
-  peer.stream = stream;
+  if (buffer.size() > 0) {
+    throw Error(ErrorCode::invalid, where + " speaks before it is answered");
+  }
+  co_return std::make_shared<TlsCaller>(socket, std::move(name), parser.release());
+}
+
+asio::awaitable<AcceptedPeer> accept_tls(tcp::socket accepted,
+                                         std::shared_ptr<asio::ssl::context> context,
+                                         std::chrono::milliseconds deadline) {
+  const CallerPtr caller = co_await greet_tls(std::move(accepted), context, deadline);
+  AcceptedPeer peer;
+  peer.name = caller->name();
+  peer.path = caller->path();
+  peer.stream = co_await caller->accept();
   co_return peer;
 }
 

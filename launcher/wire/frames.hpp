@@ -1,9 +1,11 @@
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
+#include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -38,6 +40,8 @@ class FrameStream {
   // Drops the connection.
   virtual void abort() = 0;
   virtual bool is_open() const = 0;
+  // Our own end's address as a number; empty for a unix socket.
+  virtual std::string local_address() const = 0;
 };
 
 using FrameStreamPtr = std::shared_ptr<FrameStream>;
@@ -62,6 +66,26 @@ struct AcceptedPeer {
 asio::awaitable<AcceptedPeer> accept_tls(asio::ip::tcp::socket socket,
                                          std::shared_ptr<asio::ssl::context> context,
                                          std::chrono::milliseconds deadline);
+
+// A peer that has proven who it is and asked for a WebSocket, which it has not been given yet. One
+// of the two is called, once; a caller that is let go of is hung up on.
+class Caller {
+ public:
+  virtual ~Caller() = default;
+  virtual const PeerName& name() const = 0;
+  virtual const std::string& path() const = 0;
+  // Gives it the WebSocket, on this thread. Throws Error as accept_tls.
+  virtual asio::awaitable<FrameStreamPtr> accept() = 0;
+  // The same on the thread of another context, where the connection's TLS is done from then on:
+  // what carries gigabytes keeps nobody else waiting. `then` is called there, if all goes well.
+  virtual void accept_on(asio::io_context& there, std::function<void(FrameStreamPtr)> then) = 0;
+};
+using CallerPtr = std::shared_ptr<Caller>;
+
+// The first half of accept_tls.
+asio::awaitable<CallerPtr> greet_tls(asio::ip::tcp::socket socket,
+                                     std::shared_ptr<asio::ssl::context> context,
+                                     std::chrono::milliseconds deadline);
 
 // Answers a WebSocket upgrade whose HTTP request, head and all, has been read as `request`.
 asio::awaitable<FrameStreamPtr> accept_unix(asio::local::stream_protocol::socket socket,

@@ -1,5 +1,6 @@
 #include "launcher/wire/identity.hpp"
 
+#include <fcntl.h>
 #include <openssl/bio.h>
 #include <openssl/ec.h>
 #include <openssl/err.h>
@@ -9,10 +10,15 @@
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <array>
 #include <boost/asio/ssl/context.hpp>
 #include <boost/system/system_error.hpp>
+#include <cerrno>
+#include <cstdio>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
@@ -259,23 +265,71 @@ void save_identity(const fs::path& folder, const std::string& key_pem,
   write_file_atomic(folder / "cert.pem", certificate_pem, 0600);
 }
 
-std::shared_ptr<boost::asio::ssl::context> tls_context(const fs::path& identity_folder,
-                                                       PeerName::Role our_role) {
-  namespace ssl = boost::asio::ssl;
-  auto context = std::make_shared<ssl::context>(
-      our_role == PeerName::Role::head ? ssl::context::tls_server : ssl::context::tls_client);
+void replace_identity(const fs::path& folder, const std::string& key_pem,
+                      const std::string& certificate_pem, const std::string& ca_pem) {
+  const Key key = read_key(key_pem);
+  const Certificate certificate = read_certificate(certificate_pem);
+  if (X509_check_private_key(certificate.get(), key.get()) != 1) {
+    ERR_clear_error();
+    throw Error(ErrorCode::denied, "the certificate is not for this key");
+  }
+  const fs::path fresh = folder.string() + ".new";
+  remove_tree(fresh);
+  save_identity(fresh, key_pem, certificate_pem, ca_pem);
+  ::chmod(fresh.c_str(), 0700);
+  // The two change places at once, where the file system can do that.
+  if (::syscall(SYS_renameat2, AT_FDCWD, fresh.c_str(), AT_FDCWD, folder.c_str(),
+                RENAME_EXCHANGE) != 0) {
+    const fs::path old = folder.string() + ".old";
+    remove_tree(old);
+    if (::rename(folder.c_str(), old.c_str()) != 0 ||
+        ::rename(fresh.c_str(), folder.c_str()) != 0) {
+      throw errno_error("cannot put a new identity in place of " + folder.string(), errno);
+    }
+    remove_tree(old);
+  }
+  fsync_folder(folder.parent_path());
+  remove_tree(fresh);
+}
+
+bool renewal_due(const std::string& certificate_pem, WallTime now) {
+  return expires(certificate_pem) - now <= kCertificateLife / 2;
+}
+
+namespace {
+
+using SslContext = boost::asio::ssl::context;
+
+std::shared_ptr<SslContext> context_of(const fs::path& identity_folder, SslContext::method method) {
+  auto context = std::make_shared<SslContext>(method);
   try {
     SSL_CTX_set_min_proto_version(context->native_handle(), TLS1_3_VERSION);
     SSL_CTX_set_session_cache_mode(context->native_handle(), SSL_SESS_CACHE_OFF);
     SSL_CTX_set_num_tickets(context->native_handle(), 0);
-    context->use_private_key_file((identity_folder / "key.pem").string(), ssl::context::pem);
+    context->use_private_key_file((identity_folder / "key.pem").string(), SslContext::pem);
     context->use_certificate_chain_file((identity_folder / "cert.pem").string());
     context->load_verify_file((identity_folder / "ca.pem").string());
-    context->set_verify_mode(ssl::verify_peer | ssl::verify_fail_if_no_peer_cert);
+    context->set_verify_mode(boost::asio::ssl::verify_peer |
+                             boost::asio::ssl::verify_fail_if_no_peer_cert);
   } catch (const boost::system::system_error& error) {
     throw Error(ErrorCode::invalid, error.what())
         .while_doing("reading the identity in " + identity_folder.string());
   }
+  return context;
+}
+
+}  // namespace
+
+std::shared_ptr<boost::asio::ssl::context> tls_context(const fs::path& identity_folder,
+                                                       PeerName::Role our_role) {
+  return context_of(identity_folder, our_role == PeerName::Role::head ? SslContext::tls_server
+                                                                      : SslContext::tls_client);
+}
+
+std::shared_ptr<boost::asio::ssl::context> tls_pair_context(const fs::path& identity_folder) {
+  auto context = context_of(identity_folder, SslContext::tls);
+  // A node's certificate is for dialling; here one of them listens, and says by its name who it is.
+  X509_VERIFY_PARAM_set_purpose(SSL_CTX_get0_param(context->native_handle()), X509_PURPOSE_ANY);
   return context;
 }
 

@@ -55,10 +55,21 @@ WallTime expires(const std::string& certificate_pem);
 void save_identity(const fs::path& folder, const std::string& key_pem,
                    const std::string& certificate_pem, const std::string& ca_pem);
 
+// The same in place of one that is there, in one step: whoever reads the folder finds the old or
+// the new one. Error(denied) when the certificate is not for the key.
+void replace_identity(const fs::path& folder, const std::string& key_pem,
+                      const std::string& certificate_pem, const std::string& ca_pem);
+
 // A context for one end: TLS 1.3, our certificate, the peer's demanded and checked against the CA.
 // Throws Error with the folder when a file is missing or wrong.
 std::shared_ptr<boost::asio::ssl::context> tls_context(const fs::path& identity_folder,
                                                        PeerName::Role our_role);
+
+// The same for a node that meets another node: either may be the one that listens.
+std::shared_ptr<boost::asio::ssl::context> tls_pair_context(const fs::path& identity_folder);
+
+// Half of its life is over: it is to be renewed.
+bool renewal_due(const std::string& certificate_pem, WallTime now);
 
 // After the handshake: the peer's name. Error(denied) when its certificate names none.
 PeerName peer_name(ssl_st* tls);

@@ -12,15 +12,23 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/ids.hpp"
+#include "launcher/files/manifest.hpp"
 #include "launcher/wire/attempt.hpp"
+#include "launcher/wire/interface.hpp"
 
 // What head and node agent say to each other: JSON text frames of a WebSocket over mutual TLS. A
 // node dials two connections: /v1/node/control for these messages, /v1/node/bulk for bytes of
 // commands. Each begins with the node's Hello (bulk: the short form) and the head's Welcome. Fields
-// are only ever added; a version that differs in its major part is refused plainly.
+// are only ever added; a version that differs in its major part is refused plainly. What came after
+// the first version is said only to a side that has named the feature: "mirror" (logs), "prepare"
+// (PrepareAttempt, trees), "pairs", "renew", "setup", "forward",
+// "content" (Stage, Unstage, /v1/node/content).
 namespace dtrain::wire {
 
 inline constexpr int kNodeVersion = 1;
+
+inline const std::vector<std::string> kNodeFeatures{"mirror", "prepare", "pairs",  "renew",
+                                                    "setup",  "forward", "content"};
 
 // ---- Node to head, control.
 
@@ -31,6 +39,8 @@ struct Hello {
   NodeId node;
   std::string agent_version;
   std::string address;
+  std::string interface;              // that has `address`; empty: not known
+  std::vector<Interface> interfaces;  // without loopback
   std::string boot_id;
   std::string machine;  // equal for nodes that share kernel, network and files
   std::string root;
@@ -39,6 +49,7 @@ struct Hello {
   int gpus = 0;
   std::uint64_t memory = 0;                     // bytes
   std::vector<std::pair<JobId, int>> attempts;  // with a supervisor, or a last event not yet acked
+  std::string glibc;                            // of its machine, "2.36"; empty: none, or not known
 };
 struct Heartbeat {};  // both ways; the head answers each, which renews the leases
 struct FromSupervisor {
@@ -58,7 +69,46 @@ struct StartFailed {
   Error error;
 };
 
-using NodeMessage = std::variant<Hello, Heartbeat, FromSupervisor, SupervisorLost, StartFailed>;
+// What PrepareAttempt asked for is there, or cannot be had.
+struct AttemptPrepared {
+  JobId job;
+  int attempt = 0;
+  std::optional<Error> error;
+};
+// The port that OpenPair asked for; or why there is none.
+struct PairOpened {
+  std::string test;
+  int port = 0;
+  std::optional<Error> error;
+};
+// The answer to DialPairs: those that could not be reached.
+struct PairResult {
+  struct Failure {
+    NodeId node;
+    std::string address;
+    int port = 0;
+    std::string reason;
+  };
+  std::string test;
+  std::vector<Failure> failures;
+};
+// A request for exactly this node's name, for a key that it has made anew.
+struct RenewCertificate {
+  std::string request;  // PEM
+};
+
+// Feature "content". How far the node is with what Stage asked for, in bytes; when `ready` all of
+// it is in place. What fails is StartFailed.
+struct Staging {
+  JobId job;
+  int attempt = 0;
+  std::uint64_t done = 0;
+  std::uint64_t total = 0;
+  bool ready = false;
+};
+
+using NodeMessage = std::variant<Hello, Heartbeat, FromSupervisor, SupervisorLost, StartFailed,
+                                 AttemptPrepared, PairOpened, PairResult, RenewCertificate, Staging>;
 
 // ---- Head to node, control.
 
@@ -66,6 +116,7 @@ struct Welcome {
   int version = kNodeVersion;
   std::vector<std::string> features;
   std::chrono::milliseconds heartbeat{5000};
+  bool mirror = false;  // the head reads no files of this node: it wants copies of its logs
 };
 struct Refused {
   Error error;
@@ -83,11 +134,59 @@ struct ForgetJob {
   JobId job;
 };
 struct Shutdown {};  // end, jobs are over
+// Bring this attempt's content here; a repeat is harmless. StartAttempt does so by itself if need
+// be, but then the ranks of other nodes wait for it.
+struct Stage {
+  JobId job;
+  int attempt = 0;
+  JobContent content;
+};
+// The attempt will not start here: what Stage began is given up.
+struct Unstage {
+  JobId job;
+  int attempt = 0;
+};
+
+// Before StartAttempt: what must be on the node first. Answered by AttemptPrepared; a repeat is
+// harmless.
+struct PrepareAttempt {
+  JobId job;
+  int attempt = 0;
+  std::optional<int> checkpoint;  // its number: to be at NodeRoot::checkpoint(), from the head
+  // A file of the storage that all nodes must see, and what it holds; empty: nothing to look at.
+  std::string token_file;
+  std::string token;
+};
+// A port for a pair test: TLS, let in is who shows a certificate of the cluster and `token`.
+struct OpenPair {
+  std::string test;
+  std::string token;
+  std::chrono::milliseconds limit{5000};  // it closes then, whatever happens
+};
+struct DialPairs {
+  struct Target {
+    NodeId node;
+    std::string address;
+    int port = 0;
+    std::string token;
+  };
+  std::string test;
+  std::vector<Target> targets;
+  std::chrono::milliseconds limit{3000};
+};
+struct ClosePair {
+  std::string test;
+};
+struct NewCertificate {
+  std::string certificates;  // the node's and the CA's, PEM
+};
+
 
 using HeadMessage =
-    std::variant<Welcome, Refused, Heartbeat, StartAttempt, ToSupervisor, ForgetJob, Shutdown>;
+    std::variant<Welcome, Refused, Heartbeat, StartAttempt, ToSupervisor, ForgetJob, Shutdown,
+                 PrepareAttempt, OpenPair, DialPairs, ClosePair, NewCertificate, Stage, Unstage>;
 
-// ---- Bulk, both ways: text frames, an ExecOutput or ExecInput followed by one binary frame.
+// ---- Bulk, both ways: text frames; those that carry bytes are followed by one binary frame.
 
 struct BulkHello {
   NodeId node;
@@ -130,8 +229,147 @@ struct ExecExit {
   std::optional<Error> error;
 };
 
-using BulkMessage =
-    std::variant<BulkHello, StartExec, ExecOutput, ExecInput, ExecCredit, ExecControl, ExecExit>;
+// A connection to 127.0.0.1:port on the node, `exec` naming it: from there on it is like a command
+// whose stdin and stdout are the connection, with exit code 0 when it was closed in good order.
+struct StartForward {
+  std::string exec;
+  int port = 0;
+};
+
+// Copies of logs. The node opens each file of an attempt; the head says how much of it it has; the
+// node sends the rest as it grows, at most kLogWindow bytes ahead of what was taken. A LogFrom may
+// come again at any time: send from there.
+struct LogName {
+  JobId job;
+  int attempt = 0;
+  std::string file;  // R.out, R.err, setup.log or supervise.log
+
+  auto operator<=>(const LogName&) const = default;
+};
+struct LogOpen {
+  LogName log;
+};
+struct LogFrom {
+  LogName log;
+  std::uint64_t offset = 0;
+};
+struct LogData {
+  LogName log;
+  std::uint64_t offset = 0;
+  std::size_t bytes = 0;
+};
+struct LogTaken {
+  LogName log;
+  std::uint64_t offset = 0;  // all before it is in the head's file
+};
+struct LogRefused {  // of a job that the head has forgotten
+  LogName log;
+};
+
+// A folder of files, in either direction: the shard of a checkpoint to the head, a committed
+// checkpoint to a node. The one that wants it asks; the other lists the files with their sums, is
+// told where to begin, and sends under credit of kTreeWindow bytes, never past the end of a file in
+// one frame. After a new connection the asking side asks again and goes on where it was.
+struct ShardAsk {  // to the node; once it is taken whole, a folder without `keep` is removed
+  std::string transfer;
+  JobId job;
+  std::string path;
+  int shard = 0;
+  int shards = 1;
+  std::int64_t step = 0;
+  bool keep = false;
+  std::vector<std::string> forbidden;  // folders that must not lie in it
+};
+struct CheckpointAsk {  // to the head
+  std::string transfer;
+  JobId job;
+  int number = 0;
+};
+struct TreeFiles {
+  std::string transfer;
+  std::vector<FileEntry> files;
+};
+struct TreeGo {
+  std::string transfer;
+  std::size_t file = 0;
+  std::uint64_t offset = 0;
+};
+struct TreeData {
+  std::string transfer;
+  std::size_t file = 0;
+  std::uint64_t offset = 0;
+  std::size_t bytes = 0;
+};
+struct TreeCredit {
+  std::string transfer;
+  std::size_t bytes = 0;
+};
+struct TreeEnd {  // from the one that asked: all is there, or it wants no more; from the other: why
+                  // not
+  std::string transfer;
+  std::optional<Error> error;
+};
+
+// What the node keeps of its own setup: the ends of setup/*.log.
+struct SetupAsk {
+  std::string request;
+};
+struct SetupLogs {
+  struct Log {
+    std::string name;  // of the list of commands
+    std::string text;  // at most kSetupText bytes, the last ones
+  };
+  std::string request;
+  std::vector<Log> logs;
+};
+
+using BulkMessage = std::variant<BulkHello, StartExec, ExecOutput, ExecInput, ExecCredit,
+                                 ExecControl, ExecExit, StartForward, LogOpen, LogFrom, LogData,
+                                 LogTaken, LogRefused, ShardAsk, CheckpointAsk, TreeFiles, TreeGo,
+                                 TreeData, TreeCredit, TreeEnd, SetupAsk, SetupLogs>;
+
+// Whether a binary frame comes behind it.
+bool carries_bytes(const BulkMessage& message);
+// A name that a LogName may have: "0.out", "12.err", "setup.log", "supervise.log".
+bool is_log_file(const std::string& name);
+
+inline constexpr std::size_t kLogWindow = std::size_t{512} << 10;
+inline constexpr std::size_t kTreeWindow = std::size_t{1} << 20;
+inline constexpr std::size_t kSetupText = std::size_t{256} << 10;
+
+// ---- Content, /v1/node/content (feature "content"): one connection for one attempt. The node says
+// what it is for and which blobs it lacks; the head answers each ContentWant with a ContentStream,
+// binary frames that are one stream of launcher/files/blob_stream.hpp, and a ContentEnd. Only what
+// the attempt's trees name is given, and only to a node that the attempt was given to.
+
+struct ContentHello {
+  JobId job;
+  int attempt = 0;
+  bool zstd = false;
+};
+// Head to node: this is what the attempt has.
+struct ContentGrant {
+  JobContent content;
+};
+struct ContentWant {
+  struct Blob {
+    std::string sha256;
+    std::uint64_t offset = 0;  // bytes of it that are there
+  };
+  std::vector<Blob> blobs;
+};
+struct ContentStream {
+  std::uint64_t bytes = 0;  // of blobs, that will come
+};
+struct ContentEnd {};
+struct ContentRefused {
+  Error error;
+};
+
+using ContentMessage = std::variant<ContentHello, ContentGrant, ContentWant, ContentStream,
+                                    ContentEnd, ContentRefused>;
+
+inline constexpr std::size_t kWantLimit = 20000;  // blobs of one ContentWant
 
 inline constexpr std::size_t kExecWindow = std::size_t{256} << 10;  // bytes on their way
 inline constexpr std::size_t kBulkFrame = std::size_t{64} << 10;    // bytes of a binary frame
@@ -142,5 +380,7 @@ nlohmann::json to_json(const HeadMessage& message);
 HeadMessage head_message_from_json(const nlohmann::json& json);
 nlohmann::json to_json(const BulkMessage& message);
 BulkMessage bulk_message_from_json(const nlohmann::json& json);
+nlohmann::json to_json(const ContentMessage& message);
+ContentMessage content_message_from_json(const nlohmann::json& json);
 
 }  // namespace dtrain::wire

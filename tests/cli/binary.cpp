@@ -198,8 +198,19 @@ TEST_CASE("submit: a head that goes away is waited for; no byte is missing, none
       connection.close();
     }
   });
+  // A head that dies in the middle of a handshake: at the second connection, and while the CLI
+  // catches up.
+  std::atomic<int> asked{0};
+  std::atomic<bool> caught{false};
+  house.head->hang_up_at([&](const std::string& target) {
+    if (!has(target, "/follow")) return false;
+    if (has(target, "attempt=1")) return !caught.exchange(true);
+    return ++asked == 2;
+  });
   const Captured ran = house.run({"submit", "--", "./train"});
   CHECK(ran.exit.code == 0);
+  CHECK(caught);
+  CHECK(asked >= 3);
   REQUIRE(targets.size() == 1);
   CHECK(has(targets[0], "follow=0"));
   CHECK(ran.out.size() == content[0].size() + content[1].size());
@@ -266,6 +277,7 @@ TEST_CASE("submit -d prints the id alone; --dry-run says whether it fits") {
   house.serve_job([](FakeHead::Connection&) {});
   CHECK(house.run({"submit", "-d", "-q", "--", "./train"}).out == "job-aaaaaa\n");
   house.serve([&](const FakeHead::Request& request) -> FakeHead::Response {
+    if (request.method == "GET") return {200, R"({"cluster":{"provider":"local"}})"};
     house.submitted = json::parse(request.body);
     return {
         200,

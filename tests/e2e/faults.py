@@ -74,7 +74,7 @@ class Faults(ClusterCase):
         for pid in self.agents("watch") + self.agents("head") + self.agents("node"):
             os.kill(pid, signal.SIGKILL)
         self.ok("up", self.folder / "cluster.yaml")
-        self.assertEqual(self.state(job), "running")
+        self.wait_state(job, "running")
         stop.touch()
         self.wait_state(job, "failed")
         self.assert_whole(self.ok("logs", job))

@@ -171,6 +171,6 @@ def main():
     unittest.main(argv=[sys.argv[0], *sys.argv[1:]], verbosity=2)
 
 
-__all__ = ["BUILD", "SOURCE", "DTRAIN", "ClusterCase", "eventually", "main", "processes_with",
+__all__ = ["BUILD", "DEADLINE", "SOURCE", "DTRAIN", "ClusterCase", "contextlib", "eventually", "main", "processes_with",
            "processes_with_environment", "json", "os", "re", "signal", "subprocess", "time",
            "unittest", "Path"]

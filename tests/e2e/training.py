@@ -70,6 +70,24 @@ class Training(ClusterCase):
             self.assertEqual(hashlib.sha256(content).hexdigest(), file["sha256"], file["path"])
 
 
+class Examples(ClusterCase):
+    nodes = 2
+
+    def test_every_example_trains_with_two_ranks(self):
+        tool = BUILD / "trainer" / "tools" / "dtrain-data"
+        for form in ("cifar10", "idx"):
+            subprocess.run([tool, "make", form, self.folder / form, "--samples", "64", "--test", "16"],
+                           check=True, stdout=subprocess.DEVNULL)
+        for name, form in (("mnist_mlp", "idx"), ("fashion_mnist_resnet18", "idx"),
+                           ("cifar10_resnet18", "cifar10"), ("cifar10_vit", "cifar10")):
+            for shape in (("--nproc-per-node", "2"), ("--nnodes", "2")):
+                out = self.ok("submit", *shape, "--", BUILD / "examples" / name / name, "--data",
+                              self.folder / form, "--limit", "16", "--batch-size-per-worker", "4",
+                              deadline=120)
+                self.assertIn("images with 2 ranks", out, name)
+                self.assertIn("accuracy", self.json("result")["metrics"], name)
+
+
 class Python(ClusterCase):
     nodes = 2
 

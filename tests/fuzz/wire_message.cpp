@@ -7,6 +7,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/wire/attempt.hpp"
 #include "launcher/wire/json.hpp"
+#include "launcher/wire/node.hpp"
 
 namespace {
 
@@ -36,5 +37,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   try_as(json, wire::attempt_event_from_json);
   try_as(json, wire::attempt_command_from_json);
   try_as(json, wire::attempt_spec_from_json);
+  try_as(json, wire::node_message_from_json);
+  try_as(json, wire::head_message_from_json);
+  try_as(json, wire::bulk_message_from_json);
   return 0;
 }

@@ -17,10 +17,10 @@ def count(test):
     """The (passed, failed, skipped) of one record of testlog.json."""
     output = (test.get("stdout") or "") + (test.get("stderr") or "")
     ok = test["result"] in ("OK", "EXPECTEDFAIL")
-    if test["result"] == "SKIP":
-        return 0, 0, 1
     doctest = DOCTEST.findall(output)
     unittest = UNITTEST.search(output)
+    if test["result"] == "SKIP":
+        return 0, 0, int(unittest.group(1)) if unittest else 1
     if doctest:
         passed, failed, skipped = (sum(int(row[i]) for row in doctest) for i in range(3))
         skipped = 0  # doctest calls cases that a filter left out skipped

@@ -64,6 +64,7 @@ struct FakeHead::Impl {
   asio::local::stream_protocol::acceptor acceptor{io};
   OnRequest on_request;
   OnSocket on_socket;
+  std::function<bool(const std::string&)> hang_up;
   std::mutex mutex;
   std::list<Socket> sockets;
   std::vector<std::thread> threads;
@@ -88,7 +89,10 @@ struct FakeHead::Impl {
     http::request<http::string_body> request;
     beast::error_code error;
     http::read(socket, buffer, request, error);
-    if (!error && websocket::is_upgrade(request)) {
+    const bool upgrade = !error && websocket::is_upgrade(request);
+    if (upgrade && hang_up && hang_up(std::string(request.target()))) {
+      // Gone in the middle of the handshake.
+    } else if (upgrade) {
       websocket::stream<Socket&, false> stream(socket);
       stream.accept(request, error);
       if (!error) {
@@ -120,6 +124,10 @@ FakeHead::FakeHead(const fs::path& socket, OnRequest on_request, OnSocket on_soc
   impl_->acceptor.bind(endpoint);
   impl_->acceptor.listen();
   impl_->accepting = std::thread([my = impl_.get()] { my->accept(); });
+}
+
+void FakeHead::hang_up_at(std::function<bool(const std::string&)> decide) {
+  impl_->hang_up = std::move(decide);
 }
 
 FakeHead::~FakeHead() {

@@ -43,6 +43,9 @@ class FakeHead {
   FakeHead(const fs::path& socket, OnRequest on_request, OnSocket on_socket);
   // Hangs up on everybody and waits for the handlers.
   ~FakeHead();
+  // Asked at each WebSocket request, on any thread; true: the connection breaks before an answer.
+  // Set before anybody comes.
+  void hang_up_at(std::function<bool(const std::string& target)> decide);
   FakeHead(const FakeHead&) = delete;
   FakeHead& operator=(const FakeHead&) = delete;
 

@@ -4,9 +4,11 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <cstdio>
 #include <ctime>
 #include <limits>
+#include <mutex>
 #include <set>
 
 #include "trainer/core/error.hpp"
@@ -14,6 +16,8 @@
 namespace dtrain::train {
 namespace fs = std::filesystem;
 namespace {
+
+constexpr std::size_t kLongestReason = 4096;
 
 std::string now_rfc3339() {
   const auto now = std::chrono::system_clock::now();
@@ -80,6 +84,7 @@ ShardWriter::ShardWriter(const fs::path& storage, int attempt, std::int64_t step
   std::error_code error;
   fs::remove_all(folder_, error);
   if (error) throw Error("cannot clear " + folder_.string() + ": " + error.message());
+  fs::remove(folder_.parent_path() / ("failed-" + folder_.filename().string()), error);
   make_folders(folder_);
 }
 
@@ -106,6 +111,49 @@ void ShardWriter::finish() {
   sync_folder(folder_.parent_path());
   write_atomically(folder_ / "shard.json", to_json_text(record_));
   sync_folder(folder_);
+}
+
+bool wait_for_shards(const fs::path& storage, int attempt, std::int64_t step, int shards,
+                     const std::stop_token& stop, std::chrono::milliseconds limit) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kLongestPause{100};
+  const fs::path temporary = temporary_folder(storage, attempt, step);
+  const auto deadline = Clock::now() + limit;
+  std::chrono::milliseconds pause{2};
+  std::mutex mutex;
+  std::condition_variable_any never;
+  std::unique_lock lock(mutex);
+  for (int shard = 0; shard < shards;) {
+    const std::string name = shard_name(shard, shards);
+    if (fs::exists(temporary / name / "shard.json")) {
+      ++shard;
+      continue;
+    }
+    const fs::path failed = temporary / ("failed-" + name);
+    if (fs::exists(failed)) {
+      throw Error("shard " + std::to_string(shard) + " of " + std::to_string(shards) +
+                  " could not be written: " + read_text(failed, kLongestReason));
+    }
+    if (Clock::now() > deadline) {
+      throw Error((temporary / name).string() + ": was not finished in time");
+    }
+    if (never.wait_for(lock, stop, pause, [] { return false; }) || stop.stop_requested()) {
+      return false;
+    }
+    pause = std::min(pause * 2, kLongestPause);
+  }
+  return true;
+}
+
+void mark_shard_failed(const fs::path& storage, int attempt, std::int64_t step, int shard,
+                       int shards, const std::string& why) noexcept {
+  try {
+    const fs::path temporary = temporary_folder(storage, attempt, step);
+    fs::create_directories(temporary);
+    write_atomically(temporary / ("failed-" + shard_name(shard, shards)),
+                     why.substr(0, kLongestReason));
+  } catch (...) {  // NOLINT(bugprone-empty-catch): the committer's deadline remains
+  }
 }
 
 fs::path commit_checkpoint(const fs::path& storage, const CommitRequest& request) {
@@ -159,10 +207,12 @@ Checkpoint open_checkpoint(const fs::path& folder) {
   return checkpoint;
 }
 
-void verify_checkpoint(const Checkpoint& checkpoint) {
-  for (const FileRecord& file : checkpoint.manifest.files) {
-    const fs::path path = checkpoint.folder / file.path;
-    if (sha256_of_file(path) != file.sha256) {
+void verify_checkpoint(const Checkpoint& checkpoint, int part, int parts) {
+  const std::vector<FileRecord>& files = checkpoint.manifest.files;
+  for (std::size_t i = static_cast<std::size_t>(part); i < files.size();
+       i += static_cast<std::size_t>(parts)) {
+    const fs::path path = checkpoint.folder / files[i].path;
+    if (sha256_of_file(path) != files[i].sha256) {
       throw Error(path.string() + ": its content does not match its SHA-256 in the manifest");
     }
   }
@@ -195,27 +245,31 @@ std::optional<Checkpoint> newest_checkpoint(const fs::path& storage, const Warn&
   return std::move(checkpoints.back());
 }
 
-std::vector<std::int64_t> checkpoints_to_remove(const std::vector<Checkpoint>& checkpoints,
-                                                const Retention& retention) {
-  if (!retention.num_to_keep || checkpoints.empty()) return {};
+std::vector<Checkpoint> best_first(std::vector<Checkpoint> checkpoints,
+                                   const Retention& retention) {
   const auto score = [&](const Checkpoint& checkpoint) {
     const auto found = checkpoint.manifest.metrics.find(retention.score_attribute);
     const double worst = -std::numeric_limits<double>::infinity();
     if (found == checkpoint.manifest.metrics.end() || std::isnan(found->second)) return worst;
     return retention.higher_is_better ? found->second : -found->second;
   };
-  std::vector<const Checkpoint*> best;
-  for (const Checkpoint& checkpoint : checkpoints) best.push_back(&checkpoint);
-  std::sort(best.begin(), best.end(), [&](const Checkpoint* a, const Checkpoint* b) {
-    if (!retention.score_attribute.empty() && score(*a) != score(*b)) return score(*a) > score(*b);
-    return a->manifest.number > b->manifest.number;  // of equals, the newer
+  std::sort(checkpoints.begin(), checkpoints.end(), [&](const Checkpoint& a, const Checkpoint& b) {
+    if (!retention.score_attribute.empty() && score(a) != score(b)) return score(a) > score(b);
+    return a.manifest.number > b.manifest.number;  // of equals, the newer
   });
+  return checkpoints;
+}
+
+std::vector<std::int64_t> checkpoints_to_remove(const std::vector<Checkpoint>& checkpoints,
+                                                const Retention& retention) {
+  if (!retention.num_to_keep || checkpoints.empty()) return {};
+  const std::vector<Checkpoint> best = best_first(checkpoints, retention);
   std::int64_t newest = 0;
   for (const Checkpoint& each : checkpoints) newest = std::max(newest, each.manifest.number);
   std::vector<std::int64_t> gone;
   for (std::size_t i = static_cast<std::size_t>(std::max(*retention.num_to_keep, 1));
        i < best.size(); ++i) {
-    if (best[i]->manifest.number != newest) gone.push_back(best[i]->manifest.number);
+    if (best[i].manifest.number != newest) gone.push_back(best[i].manifest.number);
   }
   std::sort(gone.begin(), gone.end());
   return gone;

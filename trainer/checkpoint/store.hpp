@@ -1,9 +1,11 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -47,6 +49,17 @@ struct CommitRequest {
 std::filesystem::path commit_checkpoint(const std::filesystem::path& storage,
                                         const CommitRequest& request);
 
+// Between the writers of one checkpoint's shards, where no launcher collects them: the committer
+// waits until all are finished, and a writer that fails says why. Throws Error with that reason, or
+// after `limit`; returns false when it was asked to stop. The shards lie in a folder that all ranks
+// see: it is looked at, first every few milliseconds, later ten times a second.
+bool wait_for_shards(const std::filesystem::path& storage, int attempt, std::int64_t step,
+                     int shards, const std::stop_token& stop,
+                     std::chrono::milliseconds limit = std::chrono::minutes(30));
+// Best effort: the writer may have failed because nothing can be written.
+void mark_shard_failed(const std::filesystem::path& storage, int attempt, std::int64_t step,
+                       int shard, int shards, const std::string& why) noexcept;
+
 struct Checkpoint {
   std::filesystem::path folder;
   Manifest manifest;
@@ -55,8 +68,9 @@ struct Checkpoint {
 // Reads the manifest and checks that every file is there with its size. Throws Error.
 Checkpoint open_checkpoint(const std::filesystem::path& folder);
 
-// Checks the sums of all files. Throws Error that names the first that differs.
-void verify_checkpoint(const Checkpoint& checkpoint);
+// Checks the sums of all files, or, for several processes that share the work, of every
+// `parts`-th from `part` on. Throws Error that names the first that differs.
+void verify_checkpoint(const Checkpoint& checkpoint, int part = 0, int parts = 1);
 
 // All whole checkpoints, by number. What is not whole is passed over and told to `warn`.
 using Warn = std::function<void(const std::string& message)>;
@@ -72,6 +86,8 @@ struct Retention {
   bool higher_is_better = true;
 };
 
+// `checkpoints` with the best first; of equals, and without a score, the newer one. Pure.
+std::vector<Checkpoint> best_first(std::vector<Checkpoint> checkpoints, const Retention& retention);
 // Which of `checkpoints` (by number) go. Pure.
 std::vector<std::int64_t> checkpoints_to_remove(const std::vector<Checkpoint>& checkpoints,
                                                 const Retention& retention);

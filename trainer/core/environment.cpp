@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "trainer/core/error.hpp"
+#include "trainer/core/slurm.hpp"
 
 namespace dtrain::train {
 namespace {
@@ -12,7 +13,9 @@ namespace {
 // Reads whole numbers, and says which variable was wrong.
 class Numbers {
  public:
-  explicit Numbers(const Lookup& lookup) : lookup_(lookup) {}
+  // `set`: the variable that makes others needed.
+  explicit Numbers(const Lookup& lookup, std::string set = "RANK")
+      : lookup_(lookup), set_(std::move(set)) {}
 
   std::optional<int> find(const std::string& name, int least, int most) const {
     const std::optional<std::string> text = lookup_(name);
@@ -33,14 +36,16 @@ class Numbers {
   int need(const std::string& name, int least, int most) const {
     const std::optional<int> value = find(name, least, most);
     if (!value) {
-      throw Error("environment: RANK is set but " + name +
-                  " is not; start the program with dtrain submit or torchrun, or unset RANK");
+      throw Error("environment: " + set_ + " is set but " + name +
+                  " is not; start the program with dtrain submit, torchrun or srun, or unset " +
+                  set_);
     }
     return *value;
   }
 
  private:
   const Lookup& lookup_;
+  std::string set_;
 };
 
 std::optional<std::filesystem::path> path_of(const Lookup& lookup, const std::string& name) {
@@ -61,6 +66,47 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
+std::string first_of(const Lookup& lookup, std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    if (const auto text = lookup(name); text && !text->empty()) return *text;
+  }
+  return {};
+}
+
+void read_slurm(const Lookup& lookup, Environment& env) {
+  constexpr int kMost = std::numeric_limits<int>::max();
+  const Numbers numbers(lookup, "SLURM_PROCID");
+  env.started_by = StartedBy::slurm;
+  env.world_size = numbers.need("SLURM_NTASKS", 1, kMost);
+  env.rank = numbers.need("SLURM_PROCID", 0, env.world_size - 1);
+  env.local_rank = numbers.need("SLURM_LOCALID", 0, env.world_size - 1);
+  env.node_rank = numbers.need("SLURM_NODEID", 0, kMost);
+  env.attempt = numbers.find("SLURM_RESTART_COUNT", 0, kMost - 1).value_or(0) + 1;
+
+  const std::string list =
+      first_of(lookup, {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"});
+  if (list.empty()) throw Error("environment: SLURM_PROCID is set but SLURM_JOB_NODELIST is not");
+  const std::vector<std::string> hosts = slurm_hosts(list);
+  const std::string tasks = first_of(lookup, {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"});
+  const auto node = static_cast<std::size_t>(env.node_rank);
+  if (hosts.size() == 1) {
+    env.local_world_size = env.world_size;
+  } else if (const std::vector<int> by_node =
+                 tasks.empty() ? std::vector<int>{} : slurm_tasks_by_node(tasks);
+             node < by_node.size()) {
+    env.local_world_size = by_node[node];
+  } else {  // as srun deals them out when nothing else is asked for
+    env.local_world_size =
+        std::max(env.local_rank + 1, env.world_size / static_cast<int>(hosts.size()));
+  }
+  env.master_addr = first_of(lookup, {"MASTER_ADDR"});
+  if (env.master_addr.empty()) env.master_addr = hosts.size() == 1 ? "127.0.0.1" : hosts.front();
+  const auto port = numbers.find("MASTER_PORT", 1, 65535);
+  env.master_port = port ? static_cast<std::uint16_t>(*port)
+                         : slurm_port(first_of(lookup, {"SLURM_JOB_ID", "SLURM_JOBID"}),
+                                      first_of(lookup, {"SLURM_STEP_ID", "SLURM_STEPID"}));
+}
+
 }  // namespace
 
 std::optional<std::string> process_variable(const std::string& name) {
@@ -79,7 +125,11 @@ Environment read_environment(const Lookup& lookup) {
   env.report_socket = path_of(lookup, "DTRAIN_REPORT_SOCKET");
   env.error_file = path_of(lookup, "TORCHELASTIC_ERROR_FILE");
   env.job = lookup("DTRAIN_JOB_ID").value_or("");
-  if (!lookup("RANK")) return env;
+  env.run = first_of(lookup, {"DTRAIN_JOB_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"});
+  if (!lookup("RANK")) {
+    if (lookup("SLURM_PROCID") && lookup("SLURM_NTASKS")) read_slurm(lookup, env);
+    return env;
+  }
 
   env.started_by = env.job.empty() ? StartedBy::torchrun : StartedBy::dtrain;
   env.world_size = numbers.need("WORLD_SIZE", 1, kMost);

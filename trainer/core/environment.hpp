@@ -14,6 +14,7 @@ enum class StartedBy : std::uint8_t {
   nobody,    // no RANK: one rank, no network
   torchrun,  // RANK and MASTER_ADDR, and perhaps torchrun's own store
   dtrain,    // DTRAIN_JOB_ID as well
+  slurm,     // no RANK, but srun's SLURM_PROCID and SLURM_NTASKS
 };
 
 // What a rank is told by its launcher: docs/rank_contract.md and torchrun's documentation. Plain
@@ -34,6 +35,7 @@ struct Environment {
   std::vector<std::string> node_ips;    // by node rank; empty if not known
 
   std::string job;  // DTRAIN_JOB_ID, else empty
+  std::string run;  // the same, or TORCHELASTIC_RUN_ID, or SLURM_JOB_ID; else empty
   std::optional<std::filesystem::path> storage_path;
   std::optional<std::filesystem::path> checkpoint;     // committed; to resume from
   std::optional<std::filesystem::path> report_socket;  // unix stream socket
@@ -47,8 +49,11 @@ using Lookup = std::function<std::optional<std::string>(const std::string& name)
 
 std::optional<std::string> process_variable(const std::string& name);
 
-// Reads and checks all variables. Throws Error that names the variable, its value and what is
-// wrong with it: missing (RANK without WORLD_SIZE), not a whole number, out of its range.
+// Reads and checks all variables. RANK comes before Slurm's: torchrun and dtrain may run inside of
+// a Slurm job. Without MASTER_ADDR and MASTER_PORT, Slurm's ranks meet at the first host of
+// SLURM_JOB_NODELIST (on loopback if it is the only one), at a port made of job and step. Throws
+// Error that names the variable, its value and what is wrong with it: missing (RANK without
+// WORLD_SIZE), not a whole number, out of its range.
 Environment read_environment(const Lookup& lookup = process_variable);
 
 }  // namespace dtrain::train

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "trainer/core/environment.hpp"
+#include "trainer/core/stacks.hpp"
 
 namespace dtrain::train {
 namespace {
@@ -38,9 +39,9 @@ bool write_error_file(const std::filesystem::path& path, const std::string& mess
   try {
     const auto now = std::chrono::duration_cast<std::chrono::seconds>(
         std::chrono::system_clock::now().time_since_epoch());
-    const nlohmann::json document = {
-        {"message",
-         {{"message", message}, {"extraInfo", {{"timestamp", std::to_string(now.count())}}}}}};
+    nlohmann::json extra = {{"timestamp", std::to_string(now.count())}};
+    if (const std::string stacks = noted_stacks(); !stacks.empty()) extra["native_stack"] = stacks;
+    const nlohmann::json document = {{"message", {{"message", message}, {"extraInfo", extra}}}};
     std::ofstream out(path, std::ios::trunc);
     out << document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     out.close();
@@ -51,6 +52,7 @@ bool write_error_file(const std::filesystem::path& path, const std::string& mess
 }
 
 int run(const std::function<int()>& body) {
+  install_crash_reports();
   // stdio buffers whole blocks into a pipe; a person who follows the job wants whole lines.
   if (process_variable("RANK")) std::setvbuf(stdout, nullptr, _IOLBF, 0);
   std::string message;

@@ -7,12 +7,14 @@
 namespace dtrain::train {
 
 // The body of a training program's main(): makes stdout line-buffered when a launcher reads it,
-// calls `body`, and returns its result. An exception that leaves `body` is printed on stderr and
-// written to TORCHELASTIC_ERROR_FILE, and the process ends at once with code 1: static destructors
-// and LibTorch's threads, which may wait for peers, are not given a chance to hang it.
+// calls `body`, and returns its result. A fatal signal leaves its stack (stacks.hpp). An exception
+// that leaves `body` is printed on stderr and written to TORCHELASTIC_ERROR_FILE, and the process
+// ends at once with code 1: static destructors and LibTorch's threads, which may wait for peers,
+// are not given a chance to hang it.
 int run(const std::function<int()>& body);
 
-// Writes torchrun's error file: {"message":{"message":…,"extraInfo":{"timestamp":…}}}. Returns
+// Writes torchrun's error file: {"message":{"message":…,"extraInfo":{"timestamp":…}}}, with the
+// stacks that note_stacks() has got as "native_stack" beside the timestamp. Returns
 // false if that was not possible; never throws, since it runs while another error is handled.
 bool write_error_file(const std::filesystem::path& path, const std::string& message) noexcept;
 

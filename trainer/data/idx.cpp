@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 #include <string>
+#include <utility>
 
 #include "trainer/core/error.hpp"
 #include "trainer/core/files.hpp"
@@ -106,6 +107,29 @@ std::filesystem::path find_file(const std::filesystem::path& folder, const std::
   throw Error("cannot find " + name + " or " + name + ".gz in " + folder.string());
 }
 
+class IdxSource : public ImageSource {
+ public:
+  explicit IdxSource(std::shared_ptr<const LabelledImages> data) : data_(std::move(data)) {}
+
+  std::string name() const override { return data_->source.string(); }
+  std::int64_t size() const override { return data_->size(); }
+  const std::vector<std::string>& classes() const override { return no_names_; }
+  std::int64_t class_count() const override { return 10; }
+  ImageView image(std::int64_t index, std::vector<std::uint8_t>& /*scratch*/,
+                  std::int64_t /*least*/) const override {
+    const IdxImages& images = data_->images;
+    return ImageView::planar(images.pixels.data() + index * images.pixels_of_one(), 1, images.rows,
+                             images.columns);
+  }
+  std::int64_t label(std::int64_t index) const override {
+    return data_->labels[static_cast<std::size_t>(index)];
+  }
+
+ private:
+  std::shared_ptr<const LabelledImages> data_;
+  std::vector<std::string> no_names_;
+};
+
 }  // namespace
 
 IdxImages read_idx_images(const std::filesystem::path& path, std::optional<std::int64_t> limit) {
@@ -175,6 +199,10 @@ LabelledImages read_mnist(const std::filesystem::path& folder, MnistSplit split,
     }
   }
   return data;
+}
+
+std::shared_ptr<const ImageSource> as_image_source(std::shared_ptr<const LabelledImages> data) {
+  return std::make_shared<IdxSource>(std::move(data));
 }
 
 bool has_mnist(const std::filesystem::path& folder) {

@@ -2,8 +2,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <vector>
+
+#include "trainer/data/image_source.hpp"
 
 namespace dtrain::train {
 
@@ -41,6 +44,9 @@ enum class MnistSplit : std::uint8_t { train, test };
 // without .gz. Labels must be as many as the images, and below 10.
 LabelledImages read_mnist(const std::filesystem::path& folder, MnistSplit split,
                           std::optional<std::int64_t> limit = std::nullopt);
+
+// The same images for loaders that take any source. `data` must not change.
+std::shared_ptr<const ImageSource> as_image_source(std::shared_ptr<const LabelledImages> data);
 
 // True if `folder` holds the files of both splits.
 bool has_mnist(const std::filesystem::path& folder);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -9,21 +10,21 @@
 #include <mutex>
 #include <optional>
 #include <span>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "trainer/core/error.hpp"
+#include "trainer/data/sample_error.hpp"
 #include "trainer/data/sampler.hpp"
 
 namespace dtrain::train {
 
-// Says which sample of which data set could not be had.
-class SampleError : public Error {
- public:
-  SampleError(const std::string& dataset, std::int64_t index, const std::string& why)
-      : Error("data set " + dataset + ", sample " + std::to_string(index) + ": " + why) {}
+// Where a loader's time went, since it was made.
+struct LoaderStats {
+  std::int64_t batches = 0;           // given out
+  std::chrono::nanoseconds waited{};  // in next(), by the training
+  std::chrono::nanoseconds made{};    // by all threads together, making batches
 };
 
 struct LoaderOptions {
@@ -66,14 +67,22 @@ class Loader {
   Loader& operator=(const Loader&) = delete;
 
   std::int64_t batches() const { return batches_; }
+  LoaderStats stats() const {
+    const std::lock_guard lock(mutex_);
+    return stats_;
+  }
 
   // The next batch, or nullopt after the last one.
   std::optional<Batch> next() {
     if (given_ >= batches_) return std::nullopt;
+    const auto started = Clock::now();
     if (workers_.empty()) {
       const std::int64_t number = std::exchange(given_, batches_);
       Batch batch = make_(indices_of(number));  // when it throws, this pass is over
       given_ = number + 1;
+      const auto took = Clock::now() - started;
+      const std::lock_guard lock(mutex_);
+      stats_ = {stats_.batches + 1, stats_.waited + took, stats_.made + took};
       return batch;
     }
     std::unique_lock lock(mutex_);
@@ -84,12 +93,16 @@ class Loader {
       std::rethrow_exception(node.mapped().error);
     }
     ++given_;
+    ++stats_.batches;
+    stats_.waited += Clock::now() - started;
     lock.unlock();
     changed_.notify_all();
     return std::move(node.mapped().batch);
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   struct Made {
     std::optional<Batch> batch;
     std::exception_ptr error;
@@ -115,6 +128,7 @@ class Loader {
         number = taken_++;
       }
       Made made;
+      const auto started = Clock::now();
       try {
         made.batch = make_(indices_of(number));
       } catch (...) {
@@ -122,6 +136,7 @@ class Loader {
       }
       {
         const std::lock_guard lock(mutex_);
+        stats_.made += Clock::now() - started;
         if (made.error) taken_ = batches_;  // nothing behind it will be asked for
         ready_.emplace(number, std::move(made));
       }
@@ -134,8 +149,9 @@ class Loader {
   const Make make_;
   std::int64_t batches_ = 0;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable_any changed_;
+  LoaderStats stats_;
   std::int64_t taken_ = 0;  // the next batch that a worker will make
   std::int64_t given_ = 0;  // the next batch that next() will give
   std::map<std::int64_t, Made> ready_;

@@ -4,25 +4,15 @@
 #include <string>
 
 #include "trainer/core/error.hpp"
+#include "trainer/core/mix.hpp"
 
 namespace dtrain::train {
-namespace {
-
-// The finalizer of SplitMix64: every bit of the input moves every bit of the output.
-std::uint64_t mix(std::uint64_t value) {
-  value += 0x9e3779b97f4a7c15U;
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9U;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111ebU;
-  return value ^ (value >> 31);
-}
-
-}  // namespace
 
 Permutation::Permutation(std::int64_t size, std::uint64_t seed, std::int64_t epoch)
     : size_(static_cast<std::uint64_t>(size)) {
   while (half_bits_ < 31 && (std::uint64_t{1} << (2 * half_bits_)) < size_) ++half_bits_;
   half_mask_ = (std::uint64_t{1} << half_bits_) - 1;
-  std::uint64_t key = mix(mix(seed) ^ static_cast<std::uint64_t>(epoch));
+  std::uint64_t key = mix(seed, static_cast<std::uint64_t>(epoch));
   for (std::uint64_t& round : keys_) round = key = mix(key);
 }
 
@@ -52,12 +42,14 @@ DistributedSampler::DistributedSampler(std::int64_t size, int rank, int ranks, O
   }
 }
 
-std::int64_t DistributedSampler::positions() const {
+std::int64_t DistributedSampler::end() const {
+  if (start_ >= size_) return start_;
+  const std::int64_t left = size_ - start_;
   switch (options_.tail) {
     case Tail::pad:
-      return (size_ + ranks_ - 1) / ranks_ * ranks_;
+      return start_ + (left + ranks_ - 1) / ranks_ * ranks_;
     case Tail::drop:
-      return size_ / ranks_ * ranks_;
+      return start_ + left / ranks_ * ranks_;
     case Tail::keep:
       break;
   }
@@ -65,10 +57,8 @@ std::int64_t DistributedSampler::positions() const {
 }
 
 void DistributedSampler::set_epoch(std::int64_t epoch, std::int64_t position) {
-  const std::int64_t last = (positions() + ranks_ - 1) / ranks_ * ranks_;
-  if (position < 0 || position > last || position % ranks_ != 0) {
-    throw Error("sampler: position " + std::to_string(position) + " is not a multiple of the " +
-                std::to_string(ranks_) + " ranks from 0 to " + std::to_string(last));
+  if (position < 0) {
+    throw Error("sampler: position " + std::to_string(position) + " is not possible");
   }
   epoch_ = epoch;
   start_ = position;
@@ -77,13 +67,13 @@ void DistributedSampler::set_epoch(std::int64_t epoch, std::int64_t position) {
 
 std::int64_t DistributedSampler::remaining() const {
   const std::int64_t first = start_ + rank_;
-  const std::int64_t end = positions();
-  return first >= end ? 0 : (end - first + ranks_ - 1) / ranks_;
+  const std::int64_t last = end();
+  return first >= last ? 0 : (last - first + ranks_ - 1) / ranks_;
 }
 
 std::int64_t DistributedSampler::at(std::int64_t offset) const {
   const std::int64_t position = start_ + rank_ + offset * ranks_;
-  if (offset < 0 || position >= positions()) {
+  if (offset < 0 || position >= end()) {
     throw Error("sampler: offset " + std::to_string(offset) + " is outside of the epoch");
   }
   const std::int64_t wrapped = position % size_;  // beyond size only where it is padded
@@ -91,7 +81,7 @@ std::int64_t DistributedSampler::at(std::int64_t offset) const {
 }
 
 std::int64_t DistributedSampler::position_after(std::int64_t taken) const {
-  const std::int64_t last = (positions() + ranks_ - 1) / ranks_ * ranks_;
+  const std::int64_t last = start_ + (end() - start_ + ranks_ - 1) / ranks_ * ranks_;
   return std::min(start_ + taken * ranks_, last);
 }
 

@@ -45,8 +45,9 @@ class DistributedSampler {
   // Throws Error on a negative size, or a rank outside of ranks.
   DistributedSampler(std::int64_t size, int rank, int ranks, Options options);
 
-  // The order of `epoch` from its beginning, or from `position` (a multiple of the ranks, at most
-  // the epoch's length; anything else is an Error).
+  // The order of `epoch` from its beginning, or from `position`, which may have been counted by
+  // another number of ranks; beyond the epoch's end nothing remains. Throws Error on a negative
+  // one.
   void set_epoch(std::int64_t epoch, std::int64_t position = 0);
 
   std::int64_t epoch() const { return epoch_; }
@@ -58,7 +59,7 @@ class DistributedSampler {
   std::int64_t position_after(std::int64_t taken) const;
 
  private:
-  std::int64_t positions() const;  // of one epoch, all ranks together
+  std::int64_t end() const;  // of the epoch's positions, from the current one, all ranks together
 
   std::int64_t size_;
   int rank_;

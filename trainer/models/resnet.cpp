@@ -24,13 +24,12 @@ torch::nn::Conv2d resnet_conv1(std::int64_t channels) {
 
 BasicBlockImpl::BasicBlockImpl(std::int64_t inputs, std::int64_t outputs, std::int64_t stride) {
   conv1_ = register_module("conv1", conv(inputs, outputs, 3, stride));
-  bn1_ = register_module("bn1", torch::nn::BatchNorm2d(outputs));
+  bn1_ = register_module("bn1", BatchNorm(outputs));
   conv2_ = register_module("conv2", conv(outputs, outputs, 3, 1));
-  bn2_ = register_module("bn2", torch::nn::BatchNorm2d(outputs));
+  bn2_ = register_module("bn2", BatchNorm(outputs));
   if (stride != 1 || inputs != outputs) {
     downsample_ = register_module(
-        "downsample",
-        torch::nn::Sequential(conv(inputs, outputs, 1, stride), torch::nn::BatchNorm2d(outputs)));
+        "downsample", torch::nn::Sequential(conv(inputs, outputs, 1, stride), BatchNorm(outputs)));
   }
 }
 
@@ -44,7 +43,7 @@ torch::Tensor BasicBlockImpl::forward(const torch::Tensor& input) {
 
 ResNetImpl::ResNetImpl(std::array<std::int64_t, 4> blocks, std::int64_t classes) {
   conv1_ = register_module("conv1", resnet_conv1(3));
-  bn1_ = register_module("bn1", torch::nn::BatchNorm2d(64));
+  bn1_ = register_module("bn1", BatchNorm(64));
   std::int64_t inputs = 64;
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const std::int64_t outputs = std::int64_t{64} << i;
@@ -65,7 +64,7 @@ ResNetImpl::ResNetImpl(std::array<std::int64_t, 4> blocks, std::int64_t classes)
 torch::Tensor ResNetImpl::forward(const torch::Tensor& images) {
   torch::Tensor x = bn1_->forward(conv1_->forward(images));
   torch::relu_(x);
-  x = torch::max_pool2d(x, /*kernel_size=*/3, /*stride=*/2, /*padding=*/1);
+  if (max_pool_) x = torch::max_pool2d(x, /*kernel_size=*/3, /*stride=*/2, /*padding=*/1);
   for (torch::nn::Sequential& layer : layers_) x = layer->forward(x);
   x = torch::adaptive_avg_pool2d(x, {1, 1}).flatten(1);
   return fc_->forward(x);

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <torch/nn/module.h>
-#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
@@ -9,6 +8,8 @@
 
 #include <array>
 #include <cstdint>
+
+#include "trainer/train/batch_norm.hpp"
 
 namespace dtrain::train {
 
@@ -20,9 +21,9 @@ class BasicBlockImpl : public torch::nn::Module {
 
  private:
   torch::nn::Conv2d conv1_{nullptr};
-  torch::nn::BatchNorm2d bn1_{nullptr};
+  BatchNorm bn1_{nullptr};
   torch::nn::Conv2d conv2_{nullptr};
-  torch::nn::BatchNorm2d bn2_{nullptr};
+  BatchNorm bn2_{nullptr};
   torch::nn::Sequential downsample_{nullptr};  // only where shape changes
 };
 TORCH_MODULE(BasicBlock);
@@ -38,12 +39,15 @@ class ResNetImpl : public torch::nn::Module {
   //     model.conv1 = nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)
   // and its initialization is Conv2d's own, as there.
   void replace_conv1(torch::nn::Conv2d conv1);
+  // model.maxpool = nn.Identity(): for pictures so small that halving them costs too much.
+  void without_max_pool() { max_pool_ = false; }
 
  private:
   torch::nn::Conv2d conv1_{nullptr};
-  torch::nn::BatchNorm2d bn1_{nullptr};
+  BatchNorm bn1_{nullptr};
   std::array<torch::nn::Sequential, 4> layers_;
   torch::nn::Linear fc_{nullptr};
+  bool max_pool_ = true;
 };
 TORCH_MODULE(ResNet);
 

@@ -54,8 +54,10 @@ void Reporter::progress(const Progress& progress) {
   send_quietly(line_of(message));
 }
 
-void Reporter::heartbeat(std::int64_t step) {
-  send_quietly(line_of({{"type", "heartbeat"}, {"step", step}}));
+void Reporter::heartbeat(std::int64_t step, std::optional<std::uint64_t> collective) {
+  nlohmann::json report = {{"type", "heartbeat"}, {"step", step}};
+  if (collective) report["collective"] = *collective;
+  send_quietly(line_of(report));
 }
 
 std::filesystem::path Reporter::checkpoint(std::int64_t step, const std::filesystem::path& folder,

@@ -44,7 +44,8 @@ class Reporter {
   void metrics(std::int64_t step, const Metrics& metrics);
   // Drops what comes too soon after the last one; the last step (step == total) always goes.
   void progress(const Progress& progress);
-  void heartbeat(std::int64_t step);
+  // `collective`: how many collectives this rank has begun.
+  void heartbeat(std::int64_t step, std::optional<std::uint64_t> collective = {});
   // Reports a finished shard and waits until the checkpoint is committed, which may be after the
   // other shards have come. Returns its final path. Throws Error with the head's reason.
   std::filesystem::path checkpoint(std::int64_t step, const std::filesystem::path& folder,

@@ -2,26 +2,46 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "trainer/data/idx.hpp"
+#include "trainer/data/image_source.hpp"
 #include "trainer/data/loader.hpp"
+#include "trainer/data/transform.hpp"
+#include "trainer/train/buffer_pool.hpp"
 
 namespace dtrain::train {
 
 struct ImageBatch {
-  at::Tensor images;  // float32 [batch, 1, rows, columns], normalized
-  at::Tensor labels;  // int64 [batch]
+  at::Tensor images;                  // float32, or uint8, [batch, channels, rows, columns]
+  at::Tensor labels;                  // int64 [batch]
+  std::vector<std::int64_t> indices;  // of the samples in their data set
 };
 
-// (x / 255 - mean) / std, for each pixel.
+// How batches are made from a source of images.
+struct ImageBatches {
+  Transform transform;     // its rows and columns, if 0, are those of the first image
+  std::uint64_t seed = 0;  // of the transform's randomness
+  std::int64_t epoch = 0;
+  bool as_bytes = false;      // uint8, not normalized: a quarter to copy to a device
+  std::int64_t channels = 0;  // 0: as the first image has them
+  BufferPool pool{};          // give the same one to each epoch's loader
+};
+
+// Each sample goes from where it lies (or from its decoder) to its place in the batch in one pass:
+// no tensor for each sample, no copy between. A sample that fails arrives as SampleError. May be
+// called from several threads at once.
+Loader<ImageBatch>::Make image_batches(Images images, ImageBatches options);
+
+// A value for all channels: (x / 255 - mean) / std.
 struct Normalize {
   float mean = 0.5F;
   float std = 0.5F;
 };
 
-// Batches straight from the bytes of an IDX data set: one table look-up a pixel, no tensor for
-// each sample. The data set is shared with the loader's threads and must not change.
+// The same for an IDX data set, as it is.
 Loader<ImageBatch>::Make image_batches(std::shared_ptr<const LabelledImages> data,
                                        Normalize normalize = {});
 

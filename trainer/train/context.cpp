@@ -18,7 +18,11 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #endif
 
+#include "trainer/comm/backend.hpp"
 #include "trainer/core/error.hpp"
+#include "trainer/core/stacks.hpp"
+#include "trainer/train/processor.hpp"
+#include "trainer/train/watch.hpp"
 
 namespace dtrain::train {
 namespace {
@@ -99,6 +103,14 @@ c10::Device pick_device([[maybe_unused]] const Environment& env) {
   return c10::Device(c10::kCPU);
 }
 
+Transport wanted_transport(const Context::Options& options) {
+  const std::string name = process_variable("DTRAIN_TRANSPORT").value_or("");
+  if (name.empty()) return options.transport;
+  if (name == "gloo") return Transport::gloo;
+  if (name == "shared_memory") return Transport::shared_memory;
+  throw Error("environment: DTRAIN_TRANSPORT='" + name + "' is neither gloo nor shared_memory");
+}
+
 }  // namespace
 
 struct Context::State {
@@ -107,11 +119,46 @@ struct Context::State {
   c10::intrusive_ptr<c10d::TCPStore> tcp_store;
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::ProcessGroup> group;
+  std::shared_ptr<comm::SharedGroup> shared;  // null: CPU tensors go through Gloo
+  std::unique_ptr<Watch> watch;
+  std::string no_shared_memory;
   int exceptions_at_birth = std::uncaught_exceptions();
 
   void connect(const Options& options);
+  void connect_cpu(const Options& options);
   void leave();
 };
+
+void Context::State::connect_cpu(const Options& options) {
+  const Environment& env = environment;
+  const Transport wanted = wanted_transport(options);
+  if (wanted != Transport::gloo) {
+    comm::BackendOptions shared_options;
+    shared_options.timeout = options.timeout;
+    shared_options.join_timeout = options.join_timeout;
+    shared_options.thread = options.communication_thread;
+    comm::SharedBackend made =
+        comm::make_shared_backend(c10::make_intrusive<c10d::PrefixStore>("shared_memory", store),
+                                  env.rank, env.world_size, shared_options);
+    if (made.backend) {
+      shared = std::move(made.group);
+      group->setBackend(c10::kCPU, c10d::ProcessGroup::CUSTOM, made.backend);
+      group->setDefaultBackend(c10d::ProcessGroup::CUSTOM);
+      return;
+    }
+    if (wanted == Transport::shared_memory) {
+      throw Error("the ranks cannot share memory: " + made.problem);
+    }
+    no_shared_memory = std::move(made.problem);
+  }
+  auto gloo_options = c10d::ProcessGroupGloo::Options::create(options.timeout);
+  gloo_options->devices = gloo_devices(env);
+  auto gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(
+      c10::make_intrusive<c10d::PrefixStore>("gloo", store), env.rank, env.world_size,
+      gloo_options);
+  group->setBackend(c10::kCPU, c10d::ProcessGroup::GLOO, gloo);
+  group->setDefaultBackend(c10d::ProcessGroup::GLOO);
+}
 
 void Context::State::connect(const Options& options) {
   const Environment& env = environment;
@@ -120,16 +167,10 @@ void Context::State::connect(const Options& options) {
       "/worker/attempt_" + std::to_string(env.attempt - 1), tcp_store);
   // Below, `group` must live on the heap: its operations take references of it.
   group = c10::make_intrusive<c10d::ProcessGroup>(store, env.rank, env.world_size);
-  auto gloo_options = c10d::ProcessGroupGloo::Options::create(options.timeout);
-  gloo_options->devices = gloo_devices(env);
-  auto gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(
-      c10::make_intrusive<c10d::PrefixStore>("gloo", store), env.rank, env.world_size,
-      gloo_options);
 #ifdef DTRAIN_CUDA
   if (device.is_cuda()) group->setBoundDeviceId(device);  // before setBackend, which hands it on
 #endif
-  group->setBackend(c10::kCPU, c10d::ProcessGroup::GLOO, gloo);
-  group->setDefaultBackend(c10d::ProcessGroup::GLOO);
+  connect_cpu(options);
 #ifdef DTRAIN_CUDA
   if (device.is_cuda()) {
     auto nccl_options = c10d::ProcessGroupNCCL::Options::create();
@@ -154,9 +195,11 @@ void Context::State::leave() {
     return;
   }
   try {
-    at::Tensor token = at::zeros({1}, at::kFloat);
-    std::vector<at::Tensor> tensors{token};
-    group->getBackend(c10::kCPU)->allreduce(tensors)->wait(kGoodbye);
+    if (!shared) {  // shared memory outlives the ranks, connections do not
+      at::Tensor token = at::zeros({1}, at::kFloat);
+      std::vector<at::Tensor> tensors{token};
+      group->getBackend(c10::kCPU)->allreduce(tensors)->wait(kGoodbye);
+    }
     if (!environment.agent_store) {
       const std::int64_t left = store->add(kLeftKey, 1);
       if (left == environment.world_size)
@@ -179,11 +222,13 @@ Context Context::join() {
 }
 
 Context Context::join(const Environment& environment, const Options& options) {
+  prepare_processor(environment.local_rank == 0);
   if (options.num_threads > 0) at::set_num_threads(options.num_threads);
   auto state = std::make_unique<State>();
   state->environment = environment;
   state->device = pick_device(environment);
   if (environment.world_size > 1) state->connect(options);
+  state->watch = std::make_unique<Watch>(environment, state->shared);
   return Context(std::move(state));
 }
 
@@ -198,6 +243,13 @@ int Context::world_size() const {
 }
 c10::Device Context::device() const {
   return state_->device;
+}
+Transport Context::transport() const {
+  if (!state_->group) return Transport::automatic;
+  return state_->shared ? Transport::shared_memory : Transport::gloo;
+}
+const std::string& Context::no_shared_memory() const {
+  return state_->no_shared_memory;
 }
 c10d::ProcessGroup* Context::process_group() const {
   return state_->group.get();
@@ -250,6 +302,33 @@ std::vector<at::Tensor> Context::all_gather(const at::Tensor& tensor) {
   for (int i = 0; i < world_size(); ++i) outputs[0].push_back(at::empty_like(inputs[0]));
   state_->group->allgather(outputs, inputs)->wait();
   return outputs[0];
+}
+
+std::vector<std::string> Context::all_gather(const std::string& text) {
+  if (!state_->group) return {text};
+  const auto size = static_cast<std::int64_t>(text.size());
+  std::vector<std::int64_t> sizes;
+  std::int64_t longest = 0;
+  for (const at::Tensor& each : all_gather(at::full({1}, size, at::kLong))) {
+    sizes.push_back(each.item<std::int64_t>());
+    longest = std::max(longest, sizes.back());
+  }
+  std::vector<std::string> texts(sizes.size());
+  if (longest == 0) return texts;
+  const at::Tensor bytes = at::zeros({longest}, at::kByte);
+  std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  const std::vector<at::Tensor> all = all_gather(bytes);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    texts[i].assign(static_cast<const char*>(all[i].const_data_ptr()),
+                    static_cast<std::size_t>(sizes[i]));
+  }
+  return texts;
+}
+
+void Context::set_step(std::int64_t step) {
+  set_crash_step(step);
+  state_->watch->set_step(step);
+  if (state_->shared) state_->shared->set_step(step);
 }
 
 void Context::seed(std::uint64_t seed) const {

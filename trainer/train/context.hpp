@@ -10,12 +10,15 @@
 #include <vector>
 
 #include "trainer/core/environment.hpp"
+#include "trainer/core/libtorch_check.hpp"
 
 namespace c10d {
 class ProcessGroup;
 }
 
 namespace dtrain::train {
+
+enum class Transport : std::uint8_t { automatic, gloo, shared_memory };
 
 // This process as a rank of its group: who it is, which device it has, and the collectives that
 // training programs need. With one rank there is no network and every collective is a no-op.
@@ -32,12 +35,15 @@ class Context {
     std::chrono::milliseconds timeout = std::chrono::minutes(30);      // of a collective
     std::chrono::milliseconds join_timeout = std::chrono::minutes(5);  // until all ranks are there
     int num_threads = 0;  // of ATen in this process; 0: OMP_NUM_THREADS, else its own choice
+    Transport transport = Transport::automatic;  // of CPU tensors; DTRAIN_TRANSPORT overrides it
+    bool communication_thread = false;  // collectives in shared memory beside backward: comm/
   };
 
-  // Joins the group that the environment names: dtrain's, torchrun's, or nobody's. Blocks until
-  // all ranks are there. On CPU the backend is Gloo: on the interfaces of GLOO_SOCKET_IFNAME, else
-  // on loopback if all ranks are on one node, else on the node's address in DTRAIN_NODE_IPS. In a
-  // CUDA build with a visible GPU it is NCCL as well, and the device is cuda:LOCAL_RANK.
+  // Joins the group that the environment names: dtrain's, torchrun's, Slurm's, or nobody's. Blocks
+  // until all ranks are there. CPU tensors go through shared memory if all ranks can share it,
+  // else through Gloo: on the interfaces of GLOO_SOCKET_IFNAME, else on loopback if all ranks are
+  // on one node, else on the node's address in DTRAIN_NODE_IPS. In a CUDA build with a visible GPU
+  // it is NCCL as well, and the device is cuda:LOCAL_RANK.
   // Throws Error (or c10::Error) that names the address if the group does not come together.
   static Context join();
   static Context join(const Environment& environment, const Options& options);
@@ -50,7 +56,16 @@ class Context {
   int rank() const;
   int world_size() const;
   bool is_first() const { return rank() == 0; }
+  int local_rank() const { return environment().local_rank; }
+  int local_world_size() const { return environment().local_world_size; }
+  int node_rank() const { return environment().node_rank; }
+  const std::string& run_name() const { return environment().run; }  // empty if nobody gave one
+  int restart_count() const { return environment().attempt - 1; }
   c10::Device device() const;
+  // What carries CPU tensors; automatic with one rank, which sends nothing.
+  Transport transport() const;
+  // Why it is not shared memory; empty if it is, or if something else was asked for.
+  const std::string& no_shared_memory() const;
 
   void barrier();
   // In place, over all ranks. The tensor is on device() or on the CPU.
@@ -61,6 +76,12 @@ class Context {
   std::string broadcast(const std::string& text, int from = 0);
   // A copy of every rank's tensor, by rank. All have the same shape and type.
   std::vector<at::Tensor> all_gather(const at::Tensor& tensor);
+  // Every rank's text, by rank, each of its own length. (JSON: trainer/train/objects.hpp.)
+  std::vector<std::string> all_gather(const std::string& text);
+
+  // The step that this rank works on: for its heartbeats, its crash report, and its peers' messages
+  // when it does not come. Session::progress() calls it.
+  void set_step(std::int64_t step);
 
   // Seeds the generators of this rank: with seed + rank, so that ranks differ.
   void seed(std::uint64_t seed) const;

@@ -1,58 +1,30 @@
 #include "trainer/train/ddp.hpp"
 
+#include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include <torch/csrc/autograd/engine.h>
 #include <algorithm>
+#include <chrono>
 #include <limits>
+#include <numeric>
 #include <sstream>
 #include <string>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/csrc/distributed/c10d/comm.hpp>
-#include <torch/csrc/distributed/c10d/reducer.hpp>
-#include <unordered_map>
 #include <unordered_set>
 
+#include "trainer/comm/allocator.hpp"
 #include "trainer/core/error.hpp"
+#include "trainer/train/ddp_reducer.hpp"
 
 namespace dtrain::train {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr std::size_t kBroadcastBytes = std::size_t{250} << 20;
-
-using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
-
-struct ReducerArguments {
-  std::vector<at::Tensor> parameters;
-  std::vector<std::vector<std::size_t>> buckets;
-  Group group;
-  std::vector<bool> expect_sparse;
-  std::unordered_map<std::size_t, std::string> names;
-};
-
-// The constructor grows arguments from release to release; take the form that this one has.
-template <typename Reducer>
-std::unique_ptr<Reducer> make_reducer(ReducerArguments a, const DdpOptions& o) {
-  constexpr bool kSkipUnused = false;
-  constexpr bool kPythonReducer = false;
-  const std::vector<std::int64_t> caps{};
-  if constexpr (requires {
-                  Reducer(a.parameters, a.buckets, a.group, a.expect_sparse, o.bucket_bytes,
-                          o.find_unused_parameters, o.gradient_as_bucket_view, a.names,
-                          o.first_bucket_bytes, kSkipUnused, kPythonReducer, caps);
-                }) {  // 2.11 and later, which default what comes after it
-    return std::make_unique<Reducer>(std::move(a.parameters), std::move(a.buckets),
-                                     std::move(a.group), std::move(a.expect_sparse), o.bucket_bytes,
-                                     o.find_unused_parameters, o.gradient_as_bucket_view,
-                                     std::move(a.names), o.first_bucket_bytes, kSkipUnused,
-                                     kPythonReducer, caps);
-  } else {  // without the list of caps
-    return std::make_unique<Reducer>(std::move(a.parameters), std::move(a.buckets),
-                                     std::move(a.group), std::move(a.expect_sparse), o.bucket_bytes,
-                                     o.find_unused_parameters, o.gradient_as_bucket_view,
-                                     std::move(a.names), o.first_bucket_bytes, kSkipUnused,
-                                     kPythonReducer);
-  }
-}
+// What tuning tries, in steps each of which the first does not count: it touches new memory.
+constexpr std::int64_t kSizesToTry[] = {1 << 20, 4 << 20, 25 << 20, 128 << 20};
+constexpr int kStepsToTry = 4;
 
 // broadcast_coalesced writes in place, which autograd forbids on the parameters themselves.
 std::vector<at::Tensor> detached(const std::vector<at::Tensor>& tensors) {
@@ -101,36 +73,140 @@ void verify_same_model(Context& context, const std::vector<std::string>& mine) {
   throw Error("DDP: the ranks' models differ: " + problem);
 }
 
+// Each element is summed in the order of the ranks, or there are only two summands.
+bool layout_changes_nothing(const Context& context) {
+  return context.transport() == Transport::shared_memory || context.world_size() == 2;
+}
+
+BucketIndices indices_of(const BucketLayout& layout, const ReducerArguments& arguments) {
+  std::unordered_map<std::string, std::size_t> index_of;
+  for (const auto& [index, name] : arguments.names) index_of.emplace(name, index);
+  BucketIndices indices;
+  for (const std::vector<std::string>& bucket : layout) {
+    indices.emplace_back();
+    for (const std::string& name : bucket) {
+      const auto found = index_of.find(name);
+      if (found == index_of.end()) {
+        throw Error("DDP: the layout of buckets names '" + name +
+                    "', which is given twice or not a parameter of the model");
+      }
+      indices.back().push_back(found->second);
+      index_of.erase(found);
+    }
+  }
+  if (!index_of.empty()) {
+    throw Error("DDP: the layout of buckets misses '" + index_of.begin()->first + "'");
+  }
+  return indices;
+}
+
+// A parameter's place in its flat bucket, in the layout that its gradient has.
+at::Tensor view_of(const at::Tensor& flat, std::int64_t offset, const at::Tensor& parameter) {
+  const at::Tensor part = flat.narrow(0, offset, parameter.numel());
+  if (parameter.is_non_overlapping_and_dense()) {
+    return part.as_strided(parameter.sizes(), parameter.strides(), part.storage_offset());
+  }
+  return part.view(parameter.sizes());
+}
+
+// Tries bucket sizes, one after the other, and keeps the fastest one.
+class Tuner {
+ public:
+  // `total`: bytes of all gradients; sizes that make no other buckets than a smaller one are left
+  // out.
+  explicit Tuner(std::int64_t total) {
+    for (const std::int64_t size : kSizesToTry) {
+      sizes_.push_back(size);
+      if (size >= total) break;
+    }
+    best_.assign(sizes_.size(), std::numeric_limits<double>::infinity());
+  }
+  // At the beginning of each step. Returns the size to go on with when it is another one.
+  template <typename Agree>
+  std::optional<std::int64_t> step(Agree agree) {
+    const Clock::time_point now = Clock::now();
+    std::optional<std::int64_t> next;
+    if (steps_ > 1) {  // the first step of a size was not measured
+      best_[current_] =
+          std::min(best_[current_], std::chrono::duration<double>(now - began_).count());
+    }
+    if (steps_ == 0) next = sizes_[0];
+    if (steps_ == kStepsToTry) {
+      steps_ = 0;
+      if (++current_ < sizes_.size()) {
+        next = sizes_[current_];
+      } else {
+        const auto fastest = std::min_element(best_.begin(), best_.end()) - best_.begin();
+        next = sizes_[static_cast<std::size_t>(agree(static_cast<std::int64_t>(fastest)))];
+        done_ = true;
+      }
+    }
+    ++steps_;
+    began_ = Clock::now();
+    return next;
+  }
+  bool done() const { return done_; }
+
+ private:
+  std::vector<std::int64_t> sizes_;
+  std::vector<double> best_;  // seconds of a step
+  std::size_t current_ = 0;
+  int steps_ = 0;
+  bool done_ = false;
+  Clock::time_point began_;
+};
+
 }  // namespace
 
 struct DistributedDataParallel::State {
+  State(std::shared_ptr<torch::nn::Module> its_module, Context& its_context, DdpOptions its_options)
+      : module(std::move(its_module)), context(its_context), options(std::move(its_options)) {}
+
   std::shared_ptr<torch::nn::Module> module;
+  Context& context;
   DdpOptions options;
   Group group;
-  std::unique_ptr<c10d::Reducer> reducer;
+  ReducerArguments arguments;
+  std::unique_ptr<DdpReducer> reducer;
   std::vector<at::Tensor> buffers;
+  std::optional<Tuner> tuner;
   bool sync = true;             // false inside of no_sync
   bool buffers_behind = false;  // a synchronized forward came before: buffers may differ by now
+  int buffers_from = 0;
+
+  // Static graph: its first synchronized backward calls delay_all_reduce() at its end, once.
+  bool first_backward_done = false;
+  std::optional<DdpReducer::HookCounts> hook_counts;
+
+  bool joining = false;
+  int active_ranks = 0;
+
+  void begin_step();
+  void tune();
+  void keep_hook_counts();
+  std::pair<int, bool> announce(bool active);
+  std::int64_t index_of(const at::Tensor& parameter) const;
+  void follow(const std::function<void()>& step);
 };
 
 DistributedDataParallel::DistributedDataParallel(std::shared_ptr<torch::nn::Module> module,
                                                  Context& context, DdpOptions options)
-    : state_(std::make_unique<State>()) {
+    : state_(std::make_shared<State>(std::move(module), context, std::move(options))) {
   State& state = *state_;
-  state.module = std::move(module);
-  state.options = options;
   if (context.process_group() == nullptr) return;
   state.group = Group::reclaim_copy(context.process_group());
 
-  ReducerArguments arguments;
+  ReducerArguments& arguments = state.arguments;
   arguments.group = state.group;
   std::unordered_set<c10::TensorImpl*> seen;  // tied parameters come by several names
+  std::int64_t bytes = 0;
   for (const auto& item : state.module->named_parameters()) {
     if (!item.value().requires_grad() || !seen.insert(item.value().unsafeGetTensorImpl()).second) {
       continue;
     }
     arguments.names[arguments.parameters.size()] = item.key();
     arguments.parameters.push_back(item.value());
+    bytes += static_cast<std::int64_t>(item.value().nbytes());
   }
   if (arguments.parameters.empty()) {
     throw Error("DDP: the model has no parameter that needs a gradient");
@@ -143,30 +219,166 @@ DistributedDataParallel::DistributedDataParallel(std::shared_ptr<torch::nn::Modu
   all.insert(all.end(), state.buffers.begin(), state.buffers.end());
   c10d::broadcast_coalesced(state.group, all, kBroadcastBytes, 0);
 
-  // One bucket without a limit until the first backward has shown the order of the gradients; the
-  // reducer then makes its own by the two sizes. With find_unused_parameters it never does, so
-  // they are made here at once.
-  std::vector<std::size_t> limits{std::numeric_limits<std::size_t>::max()};
-  if (options.find_unused_parameters) {
-    limits = {static_cast<std::size_t>(options.first_bucket_bytes),
-              static_cast<std::size_t>(options.bucket_bytes)};
+  const DdpOptions& o = state.options;
+  if (o.bucket_layout) {
+    arguments.buckets = indices_of(*o.bucket_layout, arguments);
+  } else {
+    // One bucket without a limit until the first backward has shown the order of the gradients;
+    // the reducer then makes its own by the two sizes. With find_unused_parameters it never does,
+    // so they are made here at once, from the last parameter to the first.
+    std::vector<std::size_t> limits{std::numeric_limits<std::size_t>::max()};
+    if (o.find_unused_parameters && !o.static_graph) {
+      limits = {static_cast<std::size_t>(o.first_bucket_bytes),
+                static_cast<std::size_t>(o.bucket_bytes)};
+    }
+    std::vector<std::int64_t> order(arguments.parameters.size());
+    std::iota(order.rbegin(), order.rend(), 0);
+    arguments.buckets = buckets_of(arguments, order, limits);
   }
-  arguments.buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(
-      arguments.parameters, limits, arguments.expect_sparse));
-  std::reverse(arguments.buckets.begin(), arguments.buckets.end());
-  state.reducer = make_reducer<c10d::Reducer>(std::move(arguments), options);
+  state.reducer = make_reducer(arguments, o);
+  if (o.bucket_layout) state.reducer->keep_buckets();
+  const bool bits_are_safe = layout_changes_nothing(context);
+  if (!o.bucket_layout && !o.deterministic && !o.find_unused_parameters && !o.static_graph &&
+      o.tune_buckets.value_or(bits_are_safe && o.bucket_bytes == DdpOptions{}.bucket_bytes)) {
+    state.tuner.emplace(bytes);
+  }
 }
 
 DistributedDataParallel::~DistributedDataParallel() {
   if (state_->reducer) state_->reducer->remove_autograd_hooks();
 }
 
+BucketLayout DistributedDataParallel::bucket_layout() const {
+  BucketLayout layout;
+  if (!state_->reducer) return layout;
+  for (const auto& bucket : state_->reducer->layout()) {
+    layout.emplace_back();
+    for (const std::size_t index : bucket) {
+      layout.back().push_back(state_->arguments.names.at(index));
+    }
+  }
+  return layout;
+}
+
+BucketLayout DistributedDataParallel::layout_to_keep() {
+  State& state = *state_;
+  if (!state.reducer || layout_changes_nothing(state.context)) return {};
+  if (!state.reducer->has_final_buckets()) {
+    const comm::SharedTensors in_shared_memory;
+    state.reducer->rebuild_buckets();  // as the next step would
+  }
+  return state.reducer->has_final_buckets() ? bucket_layout() : BucketLayout{};
+}
+
+void DistributedDataParallel::use_layout(const BucketLayout& layout) {
+  State& state = *state_;
+  if (!state.reducer) return;
+  state.arguments.buckets = indices_of(layout, state.arguments);
+  state.tuner.reset();
+  state.reducer.reset();  // takes its hooks along
+  state.reducer = make_reducer(state.arguments, state.options);
+  state.reducer->keep_buckets();
+}
+
+std::int64_t DistributedDataParallel::bucket_bytes() const {
+  return state_->options.bucket_bytes;
+}
+
+bool DistributedDataParallel::tuning() const {
+  return state_->tuner.has_value();
+}
+
+// What every rank does at the beginning of a step, also one that has no batch for it.
+void DistributedDataParallel::State::begin_step() {
+  {
+    const comm::SharedTensors in_shared_memory;
+    reducer->rebuild_buckets();
+  }
+  if (tuner && sync && reducer->has_final_buckets()) tune();
+  if (options.broadcast_buffers && buffers_behind) {
+    buffers_behind = false;
+    if (!buffers.empty()) {
+      c10d::broadcast_coalesced(group, buffers, kBroadcastBytes, buffers_from);
+    }
+  }
+}
+
+void DistributedDataParallel::State::tune() {
+  const auto size = tuner->step([this](std::int64_t mine) {
+    at::Tensor choice = at::full({1}, mine, at::TensorOptions(at::kLong).device(context.device()));
+    context.broadcast(choice);
+    return choice.item<std::int64_t>();
+  });
+  if (tuner->done()) tuner.reset();
+  if (!size) return;
+  options.bucket_bytes = *size;
+  std::vector<std::int64_t> order;
+  for (const auto& bucket : reducer->layout())
+    order.insert(order.end(), bucket.begin(), bucket.end());
+  arguments.buckets =
+      buckets_of(arguments, order,
+                 {static_cast<std::size_t>(std::min(options.first_bucket_bytes, *size)),
+                  static_cast<std::size_t>(*size)});
+  reducer.reset();  // takes its hooks along
+  reducer = make_reducer(arguments, options);
+  reducer->keep_buckets();
+}
+
+// The reducer counts hooks in every backward between the static graph's first two synchronized
+// steps, those inside of no_sync too, and would then wait for as many in one step. The counts of
+// the first one are the right ones.
+void DistributedDataParallel::State::keep_hook_counts() {
+  if (!options.static_graph || reducer->synchronized_steps() > 1) return;
+  if (reducer->synchronized_steps() == 0) {
+    reducer->forget_backwards();  // those inside of no_sync
+    return;
+  }
+  if (!hook_counts) {
+    hook_counts = reducer->hook_counts();
+  } else {
+    reducer->set_hook_counts(*hook_counts);
+  }
+}
+
+// Join: what each rank tells the others at the beginning of a step. Returns how many have a batch,
+// and whether they synchronize.
+std::pair<int, bool> DistributedDataParallel::State::announce(bool active) {
+  const int world = context.world_size();
+  std::vector<double> words(static_cast<std::size_t>(world) + 1);
+  if (active) {
+    words[static_cast<std::size_t>(context.rank())] = 1;
+    words.back() = sync ? 1 : 0;
+  }
+  words = context.all_reduce_sum(words);
+  int count = 0;
+  for (int rank = world - 1; rank >= 0; --rank) {
+    if (words[static_cast<std::size_t>(rank)] == 0) continue;
+    ++count;
+    buffers_from = rank;  // the first of those that have batches
+  }
+  const int syncing = static_cast<int>(words.back());
+  if (syncing != 0 && syncing != count) {
+    throw Error("DDP: " + std::to_string(syncing) + " of " + std::to_string(count) +
+                " ranks synchronize in this step and the others are inside of no_sync");
+  }
+  return {count, syncing != 0};
+}
+
 void DistributedDataParallel::prepare_forward() {
   State& state = *state_;
   if (!state.reducer || !c10::GradMode::is_enabled()) return;
+  state.keep_hook_counts();
+  if (state.joining) {
+    const auto [active, syncs] = state.announce(true);
+    // Gradients are divided by the number of ranks that have a batch.
+    auto future =
+        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    future->markCompleted(
+        c10::IValue(std::vector<at::Tensor>{at::full({1}, static_cast<double>(active))}));
+    state.reducer->set_forward_pass_work_handle(c10d::Work::create_from_future(future), false);
+  }
   if (state.sync) state.reducer->prepare_for_forward();
-  state.reducer->rebuild_buckets();
-  if (state.options.broadcast_buffers && state.buffers_behind) sync_buffers();
+  state.begin_step();
 }
 
 void DistributedDataParallel::sync_buffers() {
@@ -176,13 +388,109 @@ void DistributedDataParallel::sync_buffers() {
   c10d::broadcast_coalesced(state.group, state.buffers, kBroadcastBytes, 0);
 }
 
-void DistributedDataParallel::prepare_backward(const std::vector<at::Tensor>& outputs) {
+std::vector<at::Tensor> DistributedDataParallel::prepare_backward(std::vector<at::Tensor> outputs) {
   State& state = *state_;
-  if (!state.reducer || !c10::GradMode::is_enabled()) return;
+  if (!state.reducer || !c10::GradMode::is_enabled()) return outputs;
   state.buffers_behind = state.sync;
-  if (!state.sync) return;
-  state.reducer->prepare_for_backward(
-      state.options.find_unused_parameters ? outputs : std::vector<at::Tensor>{});
+  if (!state.sync) return outputs;
+  const bool finds = state.options.find_unused_parameters && !state.options.static_graph;
+  state.reducer->prepare_for_backward(finds ? outputs : std::vector<at::Tensor>{});
+  if (finds) return sink(std::move(outputs), {});
+  if (!state.options.static_graph) return outputs;
+  // In the first step the sink reaches all outputs, and the hooks of parameters behind those that
+  // the loss does not use are counted too: of several outputs it must be there in each step.
+  if (state.first_backward_done) {
+    return outputs.size() > 1 ? sink(std::move(outputs), {}) : outputs;
+  }
+  // Without this the first step's gradients would never be reduced, and nobody would say so.
+  const std::weak_ptr<State> weak = state_;
+  return sink(std::move(outputs), [weak] {
+    const std::shared_ptr<State> its = weak.lock();
+    if (!its || its->first_backward_done) return;
+    its->first_backward_done = true;
+    torch::autograd::Engine::get_default_engine().queue_callback([weak] {
+      if (const std::shared_ptr<State> still = weak.lock()) still->reducer->delay_all_reduce();
+    });
+  });
+}
+
+std::int64_t DistributedDataParallel::State::index_of(const at::Tensor& parameter) const {
+  const auto found = std::find_if(arguments.parameters.begin(), arguments.parameters.end(),
+                                  [&](const at::Tensor& each) { return each.is_same(parameter); });
+  return found - arguments.parameters.begin();
+}
+
+// A rank without batches: the collectives of the others' steps, in their order.
+void DistributedDataParallel::State::follow(const std::function<void()>& step) {
+  for (;;) {
+    const auto [active, syncs] = announce(false);
+    if (active == 0) break;
+    keep_hook_counts();
+    if (options.static_graph && !first_backward_done) {
+      throw Error("DDP: with static_graph every rank needs a batch in the first step");
+    }
+    const bool before = std::exchange(sync, syncs);
+    begin_step();
+    sync = before;
+    buffers_behind = syncs;
+    if (!syncs) continue;
+
+    const c10::NoGradGuard no_grad;
+    const bool finds = options.find_unused_parameters && !options.static_graph;
+    at::Tensor used = at::zeros({static_cast<std::int64_t>(arguments.parameters.size())}, at::kInt);
+    std::vector<c10d::GradBucket> buckets = reducer->get_grad_buckets(true);
+    std::vector<c10::intrusive_ptr<c10::ivalue::Future>> sums;
+    for (c10d::GradBucket& bucket : buckets) {
+      // Zeros, but for what this rank has gathered inside of no_sync and not yet sent.
+      std::int64_t offset = 0;
+      for (const at::Tensor& parameter : bucket.getParameters()) {
+        if (parameter.grad().defined()) {
+          at::Tensor place = view_of(bucket.getBuffer(), offset, parameter);
+          place.copy_(parameter.grad());
+          // A hook takes the average itself.
+          if (options.gradient_type == GradientType::as_it_is) place.div_(active);
+          used[index_of(parameter)] = 1;
+        }
+        offset += parameter.numel();
+      }
+      sums.push_back(reducer->run_comm_hook(bucket));
+    }
+    if (finds) {
+      at::Tensor all = used.to(context.device());
+      context.all_reduce_sum(all);
+      used = all.cpu();
+    }
+    for (std::size_t b = 0; b < buckets.size(); ++b) {
+      sums[b]->waitAndThrow();
+      const at::Tensor flat = c10d::detail::parseCppCommHookResult(sums[b]->constValue());
+      std::int64_t offset = 0;
+      for (at::Tensor parameter : buckets[b].getParameters()) {
+        const bool is_used = !finds || used[index_of(parameter)].item<int>() != 0;
+        if (is_used) parameter.mutable_grad() = view_of(flat, offset, parameter);
+        offset += parameter.numel();
+      }
+    }
+    if (reducer->should_rebuild_buckets()) reducer->push_rebuilt_params_for_all_indices();
+    step();
+  }
+  if (!buffers.empty()) c10d::broadcast_coalesced(group, buffers, kBroadcastBytes, buffers_from);
+  buffers_behind = false;
+  buffers_from = 0;
+}
+
+DistributedDataParallel::Join::Join(DistributedDataParallel& ddp) : ddp_(ddp) {
+  ddp.state_->joining = ddp.state_->reducer != nullptr;
+}
+
+DistributedDataParallel::Join::~Join() {
+  ddp_.state_->joining = false;
+}
+
+void DistributedDataParallel::Join::finish(const std::function<void()>& step) {
+  State& state = *ddp_.state_;
+  if (!state.joining) return;
+  state.joining = false;
+  state.follow(step);
 }
 
 DistributedDataParallel::NoSync::NoSync(DistributedDataParallel& ddp)

@@ -25,7 +25,42 @@ std::vector<NamedParameter> named_parameters(const torch::nn::Module& module) {
   return parameters;
 }
 
-Optimizer::Optimizer(std::vector<NamedParameter> parameters) : parameters_(std::move(parameters)) {
+void zero_grad(torch::nn::Module& module) {
+  for (const at::Tensor& parameter : module.parameters()) parameter.mutable_grad().reset();
+}
+
+std::vector<ParameterGroup> one_group(std::vector<NamedParameter> parameters) {
+  std::vector<ParameterGroup> groups(1);
+  groups[0].parameters = std::move(parameters);
+  return groups;
+}
+
+std::vector<ParameterGroup> decay_groups(const torch::nn::Module& module) {
+  ParameterGroup decay;
+  ParameterGroup no_decay;
+  no_decay.weight_decay = 0;
+  for (NamedParameter& parameter : named_parameters(module)) {
+    (parameter.tensor.dim() >= 2 ? decay : no_decay).parameters.push_back(std::move(parameter));
+  }
+  std::vector<ParameterGroup> groups;
+  for (ParameterGroup* group : {&decay, &no_decay}) {
+    if (!group->parameters.empty()) groups.push_back(std::move(*group));
+  }
+  return groups;
+}
+
+Optimizer::Optimizer(std::vector<ParameterGroup> groups) {
+  std::unordered_set<c10::TensorImpl*> seen;
+  for (ParameterGroup& group : groups) {
+    const std::size_t begin = parameters_.size();
+    for (NamedParameter& parameter : group.parameters) {
+      if (!seen.insert(parameter.tensor.unsafeGetTensorImpl()).second) {
+        throw Error("optimizer: parameter '" + parameter.name + "' is given twice");
+      }
+      parameters_.push_back(std::move(parameter));
+    }
+    groups_.push_back({begin, parameters_.size(), group.lr_scale, group.weight_decay});
+  }
   if (parameters_.empty()) throw Error("optimizer: there are no parameters to train");
 }
 
@@ -60,10 +95,30 @@ void Optimizer::load_state(const std::map<std::string, at::Tensor>& state) {
   for (const auto& [key, tensor] : mine) tensor.copy_(state.at(key));
 }
 
-Optimizer::Active Optimizer::active() const {
+void Optimizer::keep_only(const std::function<bool(const std::string& name)>& keeps) {
+  std::vector<NamedParameter> parameters;
+  std::vector<Slot> slots;
+  for (const Slot& slot : slots_) slots.push_back({slot.key, {}});
+  for (Group& group : groups_) {
+    const std::size_t begin = parameters.size();
+    for (std::size_t i = group.begin; i < group.end; ++i) {
+      if (!keeps(parameters_[i].name)) continue;
+      parameters.push_back(parameters_[i]);
+      for (std::size_t s = 0; s < slots.size(); ++s) {
+        slots[s].tensors.push_back(slots_[s].tensors[i]);
+      }
+    }
+    group.begin = begin;
+    group.end = parameters.size();
+  }
+  parameters_ = std::move(parameters);
+  slots_ = std::move(slots);
+}
+
+Optimizer::Active Optimizer::active(const Group& group) const {
   Active active;
   active.slots.resize(slots_.size());
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+  for (std::size_t i = group.begin; i < group.end; ++i) {
     const at::Tensor& gradient = parameters_[i].tensor.grad();
     if (!gradient.defined()) continue;
     active.parameters.push_back(parameters_[i].tensor);
@@ -93,11 +148,8 @@ std::size_t Optimizer::add_step_counter() {
   return slots_.size() - 1;
 }
 
-Adam::Adam(std::vector<NamedParameter> parameters, AdamOptions options)
-    : Adam(std::move(parameters), options, false) {}
-
-Adam::Adam(std::vector<NamedParameter> parameters, AdamOptions options, bool decoupled)
-    : Optimizer(std::move(parameters)), options_(options), decoupled_(decoupled) {
+Adam::Adam(std::vector<ParameterGroup> groups, AdamOptions options, bool decoupled)
+    : Optimizer(std::move(groups)), options_(options), decoupled_(decoupled) {
   lr_ = options.lr;
   add_step_counter();
   add_slot("exp_avg");
@@ -107,19 +159,23 @@ Adam::Adam(std::vector<NamedParameter> parameters, AdamOptions options, bool dec
 
 void Adam::step() {
   const c10::NoGradGuard no_grad;
-  Active a = active();
-  if (a.parameters.empty()) return;
-  const std::vector<at::Tensor> no_maxima;
-  const std::vector<at::Tensor>& maxima = options_.amsgrad ? a.slots[3] : no_maxima;
-  at::_foreach_add_(a.slots[0], 1);
-  if (decoupled_) {
-    at::_fused_adamw_(a.parameters, a.gradients, a.slots[1], a.slots[2], maxima, a.slots[0], lr_,
-                      options_.beta1, options_.beta2, options_.weight_decay, options_.eps,
-                      options_.amsgrad, /*maximize=*/false);
-  } else {
-    at::_fused_adam_(a.parameters, a.gradients, a.slots[1], a.slots[2], maxima, a.slots[0], lr_,
-                     options_.beta1, options_.beta2, options_.weight_decay, options_.eps,
-                     options_.amsgrad, /*maximize=*/false);
+  for (const Group& group : groups_) {
+    Active a = active(group);
+    if (a.parameters.empty()) continue;
+    const std::vector<at::Tensor> no_maxima;
+    const std::vector<at::Tensor>& maxima = options_.amsgrad ? a.slots[3] : no_maxima;
+    const double lr = lr_ * group.lr_scale;
+    const double decay = group.weight_decay.value_or(options_.weight_decay);
+    at::_foreach_add_(a.slots[0], 1);
+    if (decoupled_) {
+      at::_fused_adamw_(a.parameters, a.gradients, a.slots[1], a.slots[2], maxima, a.slots[0], lr,
+                        options_.beta1, options_.beta2, decay, options_.eps, options_.amsgrad,
+                        /*maximize=*/false);
+    } else {
+      at::_fused_adam_(a.parameters, a.gradients, a.slots[1], a.slots[2], maxima, a.slots[0], lr,
+                       options_.beta1, options_.beta2, decay, options_.eps, options_.amsgrad,
+                       /*maximize=*/false);
+    }
   }
 }
 
@@ -132,8 +188,8 @@ std::map<std::string, double> Adam::numbers() const {
           {"amsgrad", options_.amsgrad ? 1.0 : 0.0}};
 }
 
-Sgd::Sgd(std::vector<NamedParameter> parameters, SgdOptions options)
-    : Optimizer(std::move(parameters)), options_(options) {
+Sgd::Sgd(std::vector<ParameterGroup> groups, SgdOptions options)
+    : Optimizer(std::move(groups)), options_(options) {
   lr_ = options.lr;
   if (options.nesterov && (options.momentum <= 0 || options.dampening != 0)) {
     throw Error("SGD: nesterov needs a momentum above 0 and no dampening");
@@ -144,40 +200,46 @@ Sgd::Sgd(std::vector<NamedParameter> parameters, SgdOptions options)
   }
 }
 
+void Sgd::set_momentum(double momentum) {
+  if (slots_.empty()) throw Error("SGD was made without momentum, which cannot be given later");
+  options_.momentum = momentum;
+}
+
 void Sgd::step() {
   const c10::NoGradGuard no_grad;
-  Active a = active();
-  if (a.parameters.empty()) return;
-  if (options_.momentum == 0) {
-    // The fused operation wants a list of buffers even when it does not use them.
-    for (const NamedParameter& p : parameters_) {
-      if (p.tensor.grad().defined()) {
-        at::Tensor step = p.tensor.grad();
-        if (options_.weight_decay != 0) step = step.add(p.tensor, options_.weight_decay);
-        at::Tensor parameter = p.tensor;
-        parameter.add_(step, -lr_);
+  for (const Group& group : groups_) {
+    Active a = active(group);
+    if (a.parameters.empty()) continue;
+    const double lr = lr_ * group.lr_scale;
+    const double decay = group.weight_decay.value_or(options_.weight_decay);
+    if (slots_.empty()) {
+      // The fused operation wants a list of buffers even when it does not use them.
+      for (std::size_t i = 0; i < a.parameters.size(); ++i) {
+        at::Tensor step = a.gradients[i];
+        if (decay != 0) step = step.add(a.parameters[i], decay);
+        a.parameters[i].add_(step, -lr);
       }
+      continue;
     }
-    return;
+    // A parameter's first step sets its buffer to the gradient, without dampening: the fused
+    // operation takes that as one flag for all, so the two kinds go apart.
+    std::vector<at::Tensor> parameters[2];
+    std::vector<at::Tensor> gradients[2];
+    std::vector<at::Tensor> buffers[2];
+    for (std::size_t i = 0; i < a.parameters.size(); ++i) {
+      const std::size_t first = a.slots[1][i].item<float>() == 0 ? 1 : 0;
+      parameters[first].push_back(a.parameters[i]);
+      gradients[first].push_back(a.gradients[i]);
+      buffers[first].push_back(a.slots[0][i]);
+    }
+    for (std::size_t first = 0; first < 2; ++first) {
+      if (parameters[first].empty()) continue;
+      at::_fused_sgd_(parameters[first], gradients[first], buffers[first], decay, options_.momentum,
+                      lr, options_.dampening, options_.nesterov,
+                      /*maximize=*/false, /*is_first_step=*/first == 1);
+    }
+    at::_foreach_add_(a.slots[1], 1);
   }
-  // A parameter's first step sets its buffer to the gradient, without dampening: the fused
-  // operation takes that as one flag for all, so the two kinds go apart.
-  std::vector<at::Tensor> parameters[2];
-  std::vector<at::Tensor> gradients[2];
-  std::vector<at::Tensor> buffers[2];
-  for (std::size_t i = 0; i < a.parameters.size(); ++i) {
-    const std::size_t first = a.slots[1][i].item<float>() == 0 ? 1 : 0;
-    parameters[first].push_back(a.parameters[i]);
-    gradients[first].push_back(a.gradients[i]);
-    buffers[first].push_back(a.slots[0][i]);
-  }
-  for (std::size_t first = 0; first < 2; ++first) {
-    if (parameters[first].empty()) continue;
-    at::_fused_sgd_(parameters[first], gradients[first], buffers[first], options_.weight_decay,
-                    options_.momentum, lr_, options_.dampening, options_.nesterov,
-                    /*maximize=*/false, /*is_first_step=*/first == 1);
-  }
-  at::_foreach_add_(a.slots[1], 1);
 }
 
 std::map<std::string, double> Sgd::numbers() const {

@@ -4,7 +4,9 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +21,20 @@ struct NamedParameter {
 // The parameters of a model that need a gradient, by name, each once.
 std::vector<NamedParameter> named_parameters(const torch::nn::Module& module);
 
+// Forgets all gradients of a model, the cheapest way that also suits DDP's bucket views.
+void zero_grad(torch::nn::Module& module);
+
+// Parameters that are trained in one way.
+struct ParameterGroup {
+  std::vector<NamedParameter> parameters;
+  double lr_scale = 1;                 // its rate is the optimizer's times this
+  std::optional<double> weight_decay;  // instead of the optimizer's
+};
+
+// The usual two groups: what multiplies (two dimensions and more) decays, while biases, norms and
+// other vectors do not. No group is empty.
+std::vector<ParameterGroup> decay_groups(const torch::nn::Module& module);
+
 // An optimizer that updates all parameters in one fused pass, several times faster on a CPU than
 // torch::optim's loop of single operations, and keeps its state by the parameters' names, with
 // Python torch.optim's keys ("step", "exp_avg", …), so that it can be saved and moved.
@@ -27,7 +43,8 @@ std::vector<NamedParameter> named_parameters(const torch::nn::Module& module);
 // Parameters without a gradient are left alone. One thread at a time.
 class Optimizer {
  public:
-  explicit Optimizer(std::vector<NamedParameter> parameters);
+  // Throws Error when there is nothing to train, or one parameter comes twice.
+  explicit Optimizer(std::vector<ParameterGroup> groups);
   virtual ~Optimizer() = default;
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
@@ -38,12 +55,27 @@ class Optimizer {
 
   double lr() const { return lr_; }
   void set_lr(double lr) { lr_ = lr; }
+  // What a one-cycle schedule moves: SGD's momentum, Adam's beta1.
+  virtual double momentum() const = 0;
+  virtual void set_momentum(double momentum) = 0;
 
   // "NAME/KEY" -> tensor. The tensors are the optimizer's own: copy them to keep them.
-  std::map<std::string, at::Tensor> state() const;
+  virtual std::map<std::string, at::Tensor> state() const;
   // Copies into its own tensors. Throws Error that names what is missing, unknown, or of another
   // shape or type; nothing is changed then.
-  void load_state(const std::map<std::string, at::Tensor>& state);
+  virtual void load_state(const std::map<std::string, at::Tensor>& state);
+
+  // True if state() holds this rank's part only, and the other ranks hold the rest.
+  virtual bool state_is_sharded() const { return false; }
+
+  // What it trains, in the order of its groups.
+  const std::vector<NamedParameter>& parameters() const { return parameters_; }
+
+  // True if each parameter's update needs nothing of the other parameters, so that ranks can share
+  // them out (ZeroOptimizer). An optimizer of one's own says so by overriding it.
+  virtual bool updates_apart() const { return false; }
+  // Forgets the other parameters, and their state: what is left may be nothing.
+  void keep_only(const std::function<bool(const std::string& name)>& keeps);
 
   // What else makes it what it is: its kind and its numbers (lr, betas, …).
   virtual std::string kind() const = 0;
@@ -54,20 +86,31 @@ class Optimizer {
     std::string key;
     std::vector<at::Tensor> tensors;  // one for each parameter
   };
-  // The gradients and what belongs to them, for those parameters that have one.
+  // A group's parameters are one piece of parameters_.
+  struct Group {
+    std::size_t begin = 0;
+    std::size_t end = 0;
+    double lr_scale = 1;
+    std::optional<double> weight_decay;
+  };
+  // The gradients and what belongs to them, for those parameters of a group that have one.
   struct Active {
     std::vector<at::Tensor> parameters;
     std::vector<at::Tensor> gradients;
     std::vector<std::vector<at::Tensor>> slots;  // as in slots_
   };
-  Active active() const;
+  Active active(const Group& group) const;
   std::size_t add_slot(const std::string& key);  // like the parameters, zeros
   std::size_t add_step_counter();                // one float each, key "step"
 
   double lr_ = 0;
-  std::vector<NamedParameter> parameters_;
+  std::vector<NamedParameter> parameters_;  // of all groups
+  std::vector<Group> groups_;
   std::vector<Slot> slots_;
 };
+
+// All parameters as one group.
+std::vector<ParameterGroup> one_group(std::vector<NamedParameter> parameters);
 
 struct AdamOptions {
   double lr = 1e-3;
@@ -81,13 +124,19 @@ struct AdamOptions {
 // Adam; weight decay is added to the gradient.
 class Adam : public Optimizer {
  public:
-  Adam(std::vector<NamedParameter> parameters, AdamOptions options);
+  Adam(std::vector<NamedParameter> parameters, AdamOptions options)
+      : Adam(one_group(std::move(parameters)), options) {}
+  Adam(std::vector<ParameterGroup> groups, AdamOptions options)
+      : Adam(std::move(groups), options, false) {}
   void step() override;
+  double momentum() const override { return options_.beta1; }
+  void set_momentum(double momentum) override { options_.beta1 = momentum; }
+  bool updates_apart() const override { return true; }
   std::string kind() const override { return "Adam"; }
   std::map<std::string, double> numbers() const override;
 
  protected:
-  Adam(std::vector<NamedParameter> parameters, AdamOptions options, bool decoupled);
+  Adam(std::vector<ParameterGroup> groups, AdamOptions options, bool decoupled);
 
  private:
   AdamOptions options_;
@@ -98,7 +147,9 @@ class Adam : public Optimizer {
 class AdamW : public Adam {
  public:
   AdamW(std::vector<NamedParameter> parameters, AdamOptions options)
-      : Adam(std::move(parameters), options, true) {}
+      : AdamW(one_group(std::move(parameters)), options) {}
+  AdamW(std::vector<ParameterGroup> groups, AdamOptions options)
+      : Adam(std::move(groups), options, true) {}
   std::string kind() const override { return "AdamW"; }
 };
 
@@ -112,13 +163,71 @@ struct SgdOptions {
 
 class Sgd : public Optimizer {
  public:
-  Sgd(std::vector<NamedParameter> parameters, SgdOptions options);
+  Sgd(std::vector<NamedParameter> parameters, SgdOptions options)
+      : Sgd(one_group(std::move(parameters)), options) {}
+  Sgd(std::vector<ParameterGroup> groups, SgdOptions options);
   void step() override;
+  double momentum() const override { return options_.momentum; }
+  // Throws Error if it was made without momentum: there is no buffer for it.
+  void set_momentum(double momentum) override;
+  bool updates_apart() const override { return true; }
   std::string kind() const override { return "SGD"; }
   std::map<std::string, double> numbers() const override;
 
  private:
   SgdOptions options_;
+};
+
+struct RmsPropOptions {
+  double lr = 1e-2;
+  double alpha = 0.99;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  double momentum = 0;
+  bool centered = false;
+};
+
+class RmsProp : public Optimizer {
+ public:
+  RmsProp(std::vector<NamedParameter> parameters, RmsPropOptions options)
+      : RmsProp(one_group(std::move(parameters)), options) {}
+  RmsProp(std::vector<ParameterGroup> groups, RmsPropOptions options);
+  void step() override;
+  double momentum() const override { return options_.momentum; }
+  // Throws Error if it was made without momentum: there is no buffer for it.
+  void set_momentum(double momentum) override;
+  bool updates_apart() const override { return true; }
+  std::string kind() const override { return "RMSprop"; }
+  std::map<std::string, double> numbers() const override;
+
+ private:
+  RmsPropOptions options_;
+  std::size_t momentum_buffer_ = 0;  // its slots
+  std::size_t gradient_average_ = 0;
+};
+
+struct AdagradOptions {
+  double lr = 1e-2;
+  double lr_decay = 0;
+  double weight_decay = 0;
+  double initial_accumulator_value = 0;
+  double eps = 1e-10;
+};
+
+class Adagrad : public Optimizer {
+ public:
+  Adagrad(std::vector<NamedParameter> parameters, AdagradOptions options)
+      : Adagrad(one_group(std::move(parameters)), options) {}
+  Adagrad(std::vector<ParameterGroup> groups, AdagradOptions options);
+  void step() override;
+  double momentum() const override { return 0; }
+  void set_momentum(double momentum) override;  // throws Error: it has none
+  bool updates_apart() const override { return true; }
+  std::string kind() const override { return "Adagrad"; }
+  std::map<std::string, double> numbers() const override;
+
+ private:
+  AdagradOptions options_;
 };
 
 }  // namespace dtrain::train

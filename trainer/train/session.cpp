@@ -2,13 +2,19 @@
 
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
+#include <exception>
 
 #include "trainer/core/error.hpp"
+#include "trainer/report/metrics_file.hpp"
+#include "trainer/report/tensorboard.hpp"
+#include "trainer/train/checkpoint_writer.hpp"
 
 namespace dtrain::train {
 namespace {
 
+using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kDrawInterval{200};
 
 void warn(const std::string& message) {
@@ -25,27 +31,76 @@ std::string text_of(const Metrics& metrics) {
   return text;
 }
 
+// Makes one rank's trouble every rank's: all throw, with the words of the first rank that has any.
+void agree(Context& context, const std::optional<std::string>& trouble) {
+  std::vector<double> flags(static_cast<std::size_t>(context.world_size()), 0);
+  flags[static_cast<std::size_t>(context.rank())] = trouble ? 1 : 0;
+  flags = context.all_reduce_sum(std::move(flags));
+  for (std::size_t rank = 0; rank < flags.size(); ++rank) {
+    if (flags[rank] == 0) continue;
+    const std::string text = context.broadcast(trouble.value_or(""), static_cast<int>(rank));
+    throw Error(context.world_size() > 1 ? "rank " + std::to_string(rank) + ": " + text : text);
+  }
+}
+
 }  // namespace
 
 Session::Session(Context& context, Options options)
-    : context_(context), options_(std::move(options)) {
+    : context_(context),
+      options_(std::move(options)),
+      exceptions_at_birth_(std::uncaught_exceptions()) {
   const Environment& env = context.environment();
   storage_ = env.storage_path ? env.storage_path : options_.storage;
   if (env.report_socket) {
     reporter_ = std::make_unique<Reporter>(*env.report_socket);
-  } else if (context.is_first()) {
-    draws_ = ::isatty(STDOUT_FILENO) == 1;
-    if (storage_) remove_temporaries(*storage_);
+  } else {
+    draws_ = context.is_first() && ::isatty(STDOUT_FILENO) == 1;
+    if (storage_) {
+      std::optional<std::string> trouble;
+      try {
+        if (context.is_first()) remove_temporaries(*storage_);
+      } catch (const std::exception& error) {
+        trouble = error.what();
+      }
+      agree(context_, trouble);
+    }
   }
+  if (storage_) {
+    writer_ = std::make_unique<CheckpointWriter>(context, *storage_, options_.retention);
+  }
+  if (!context.is_first()) return;
+  if (options_.metrics_file) metrics_file_ = std::make_unique<MetricsFile>(*options_.metrics_file);
+  if (options_.tensorboard) tensorboard_ = std::make_unique<TensorBoard>(*options_.tensorboard);
 }
 
 Session::~Session() {
+  if (writer_) {
+    if (std::uncaught_exceptions() > exceptions_at_birth_) {
+      writer_->stop();
+    } else if (const auto trouble = writer_->wait()) {
+      warn(*trouble);
+    }
+  }
   clear_line();
 }
 
+void Session::keep(const std::string& name, Kept kept) {
+  if (!states_.emplace(name, std::move(kept)).second) {
+    throw Error("session: there are two states '" + name + "' to keep");
+  }
+}
+
+void Session::keep_tensors(const std::string& name, std::function<TensorMap()> tensors) {
+  if (!is_plain_path(name) || name == "model" || name == "optimizer" ||
+      !tensors_.emplace(name, std::move(tensors)).second) {
+    throw Error("session: '" + name + "' cannot be a name of tensors to keep");
+  }
+}
+
 std::optional<Place> Session::resume(torch::nn::Module& model, Optimizer& optimizer) {
-  std::string folder;
+  const Training training{model, optimizer, states_, tensors_};
   const Environment& env = context_.environment();
+  std::string folder;
   if (env.checkpoint) {
     folder = env.checkpoint->string();
   } else if (!reporter_) {
@@ -55,77 +110,103 @@ std::optional<Place> Session::resume(torch::nn::Module& model, Optimizer& optimi
     }
     folder = context_.broadcast(folder);
   }
-  if (folder.empty()) return std::nullopt;
-
-  const Checkpoint checkpoint = open_checkpoint(folder);
-  if (env.local_rank == 0) verify_checkpoint(checkpoint);
-  const RestoredState restored = read_training_state(
-      checkpoint.folder / shard_name(0, checkpoint.manifest.shards), model, optimizer);
-  const auto rank = static_cast<std::size_t>(context_.rank());
-  if (rank < restored.generators.size()) {
-    set_generator_state(restored.generators[rank], context_.device());
+  std::optional<Place> place;
+  std::optional<std::string> trouble;
+  try {
+    if (!folder.empty()) {
+      const Checkpoint checkpoint = open_checkpoint(folder);
+      verify_checkpoint(checkpoint, env.local_rank, env.local_world_size);
+      place = load_training(checkpoint, training, context_, [this](const std::string& text) {
+        if (context_.is_first()) warn(text);
+      });
+    }
+    if (writer_) writer_->reserve(training);
+  } catch (const std::exception& error) {
+    trouble = error.what();
   }
-  say("resumed from " + folder + ", step " + std::to_string(restored.place.step));
-  return restored.place;
+  agree(context_, trouble);
+  if (!place) return std::nullopt;
+  if (tensorboard_) tensorboard_->restart_at(place->step);
+  say("resumed from " + folder + ", step " + std::to_string(place->step));
+  return place;
 }
 
 void Session::report(std::int64_t step, const Metrics& metrics) {
   if (!context_.is_first()) return;
   if (options_.print_metrics) say("step " + std::to_string(step) + "  " + text_of(metrics));
+  record(step, metrics);
+}
+
+void Session::record(std::int64_t step, const Metrics& metrics) {
   if (reporter_) reporter_->metrics(step, metrics);
+  if (metrics_file_) metrics_file_->write(step, metrics);
+  if (tensorboard_) tensorboard_->scalars(step, metrics);
 }
 
-std::filesystem::path Session::report(const Place& place, const Metrics& metrics,
-                                      const torch::nn::Module& model, const Optimizer& optimizer) {
-  report(place.step, metrics);
-  const std::vector<at::Tensor> generators =
-      context_.all_gather(generator_state(context_.device()));
-  // Rank 0 tells the others how it went; "!" marks a failure, since a path may be anything else.
-  std::string outcome;
-  if (context_.is_first()) {
-    try {
-      outcome = "=" + save(place, metrics, model, optimizer, generators).string();
-    } catch (const std::exception& error) {
-      outcome = std::string("!") + error.what();
-    }
-  }
-  outcome = context_.broadcast(outcome);
-  if (outcome.front() == '!') throw Error(outcome.substr(1));
-  return outcome.substr(1);
-}
-
-std::filesystem::path Session::save(const Place& place, const Metrics& metrics,
-                                    const torch::nn::Module& model, const Optimizer& optimizer,
-                                    const std::vector<at::Tensor>& generators) {
-  if (!storage_) {
+void Session::report(const Place& place, const Metrics& metrics, torch::nn::Module& model,
+                     Optimizer& optimizer) {
+  if (!writer_) {
     throw Error(
         "there is nowhere to put checkpoints: give a storage path, or start the program "
         "with dtrain submit");
   }
-  const Environment& env = context_.environment();
-  ShardWriter shard(*storage_, env.attempt, place.step);
-  write_training_state(shard, model, optimizer, place, generators);
-  shard.finish();
-  if (reporter_) return reporter_->checkpoint(place.step, shard.folder(), 0, 1, metrics);
+  const auto started = Clock::now();
+  agree(context_, writer_->wait());
+  writer_->start({model, optimizer, states_, tensors_}, place, metrics, options_.hyperparameters);
+  blocked_.last = Clock::now() - started;
+  blocked_.total += blocked_.last;
+  ++blocked_.checkpoints;
+  if (!context_.is_first()) return;
+  if (options_.print_metrics) say("step " + std::to_string(place.step) + "  " + text_of(metrics));
+  Metrics with_time = metrics;
+  with_time["checkpoint_blocked_ms"] =
+      std::chrono::duration<double, std::milli>(blocked_.last).count();
+  record(place.step, with_time);
+}
 
-  const std::filesystem::path committed =
-      commit_checkpoint(*storage_, {.job = env.job,
-                                    .attempt = env.attempt,
-                                    .step = place.step,
-                                    .world_size = env.world_size,
-                                    .shards = 1,
-                                    .metrics = metrics});
-  remove_checkpoints(*storage_, options_.retention, warn);
-  return committed;
+std::optional<std::filesystem::path> Session::finish() {
+  std::optional<std::string> trouble;
+  if (writer_) trouble = writer_->wait();
+  agree(context_, trouble);
+  if (!writer_) return std::nullopt;
+  if (const auto path = writer_->newly_committed()) say("checkpoint " + path->string());
+  return writer_->committed();
+}
+
+std::optional<std::filesystem::path> Session::last_checkpoint() const {
+  return writer_ ? writer_->committed() : std::nullopt;
+}
+
+bool Session::preempted() {
+  if (!preemption_) preemption_ = std::make_unique<Preemption>(context_);
+  return preemption_->agreed();
+}
+
+void Session::check_loss(std::int64_t step, double loss) {
+  if (std::isfinite(loss)) {
+    loss_is_bad_ = false;
+    return;
+  }
+  char value[40];
+  std::snprintf(value, sizeof value, "%g", loss);
+  const std::string text = "the loss is " + std::string(value) + " at step " +
+                           std::to_string(step) + " on rank " + std::to_string(context_.rank());
+  if (options_.stop_on_bad_loss) throw Error(text);
+  if (!loss_is_bad_) warn(text);
+  loss_is_bad_ = true;
 }
 
 void Session::progress(const Progress& progress) {
+  context_.set_step(progress.step);
+  if (writer_ && context_.is_first()) {
+    if (const auto path = writer_->newly_committed()) say("checkpoint " + path->string());
+  }
   if (reporter_) {
     reporter_->progress(progress);
     return;
   }
   if (!draws_) return;
-  const auto now = std::chrono::steady_clock::now();
+  const auto now = Clock::now();
   const bool last = progress.total && progress.step >= *progress.total;
   if (!last && drawn_at_ && now - *drawn_at_ < kDrawInterval) return;
   drawn_at_ = now;

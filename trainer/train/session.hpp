@@ -2,9 +2,11 @@
 
 #include <torch/nn/module.h>
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
@@ -12,15 +14,26 @@
 #include "trainer/report/reporter.hpp"
 #include "trainer/train/context.hpp"
 #include "trainer/train/optimizer.hpp"
+#include "trainer/train/preemption.hpp"
 #include "trainer/train/training_state.hpp"
 
 namespace dtrain::train {
 
+class CheckpointWriter;
+class MetricsFile;
+class TensorBoard;
+
 // What a training tells the world, and what it comes back from: metrics, progress, checkpoints.
 //
-// Under dtrain all goes through the rank's report socket, and the head commits checkpoints.
+// Under dtrain all goes through the ranks' report sockets, and the head commits checkpoints.
 // Without it, rank 0 draws a progress line if stdout is a terminal, and commits checkpoints
-// itself, by the same rules. The context must outlive the session.
+// itself, by the same rules. The context must outlive the session. One thread uses it.
+//
+// A checkpoint stops the training while a copy of this rank's share of it is taken in memory;
+// writing, sums, fsync and commit go on behind, on one thread of low priority. The next checkpoint
+// waits until the last is done. finish() waits for the end and is what a program calls last: the
+// destructor waits too, but can only print what went wrong, and waits for nothing when it runs
+// because of an exception.
 class Session {
  public:
   struct Options {
@@ -29,46 +42,91 @@ class Session {
     // What is kept of them when dtrain does not do it.
     Retention retention;
     bool print_metrics = true;  // by rank 0, a line for each report
+    // Rank 0 also writes its metrics there: a JSON line each; event files for TensorBoard.
+    std::optional<std::filesystem::path> metrics_file;
+    std::optional<std::filesystem::path> tensorboard;
+    nlohmann::json hyperparameters = nlohmann::json::object();  // kept in each checkpoint
+    bool stop_on_bad_loss = false;                              // see check_loss
   };
 
+  // Collective, when dtrain has not started the program and there is a storage: what earlier runs
+  // left unfinished in it is removed before anyone writes.
   Session(Context& context, Options options);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
+  // Makes something else a part of the state: call it before resume(). The functions are called
+  // by report() and resume(), and must stay good as long as the session.
+  void keep(const std::string& name, Kept kept);
+  void keep_tensors(const std::string& name, std::function<TensorMap()> tensors);
+
   // Loads the newest checkpoint, if there is one: DTRAIN_CHECKPOINT, else, without dtrain, the
-  // newest one in the storage. Restores model, optimizer and this rank's generators, on every
-  // rank, and returns where to go on: the continuation is bit-identical to a training that never
-  // stopped, with up to two ranks of the same number (with more, the order in which Gloo adds up
-  // is not the same before and after the first backward; rounding differs).
+  // newest one in the storage. Restores model, optimizer, what is kept and this rank's generators,
+  // on every rank, and returns where to go on. With as many ranks as before the continuation is
+  // bit-identical to a training that never stopped (with three ranks and more over Gloo or NCCL
+  // the buckets' layout must be kept too). With another number the same samples come in the same
+  // order. It also reserves the memory for checkpoints.
   // Collective. Throws Error if the checkpoint cannot be read or does not fit.
   std::optional<Place> resume(torch::nn::Module& model, Optimizer& optimizer);
 
   // Metrics of a step. Every rank may call it; rank 0's are kept.
   void report(std::int64_t step, const Metrics& metrics);
 
-  // Metrics together with a checkpoint of the whole state. Collective; returns the committed
-  // checkpoint's path on every rank. Throws Error on every rank if it could not be committed.
-  std::filesystem::path report(const Place& place, const Metrics& metrics,
-                               const torch::nn::Module& model, const Optimizer& optimizer);
+  // Metrics together with a checkpoint of the whole state. Returns when the state is copied; rank
+  // 0's metrics then have checkpoint_blocked_ms as well. Collective. Throws Error on every rank if
+  // there is nowhere to put it, or if the one before could not be committed.
+  void report(const Place& place, const Metrics& metrics, torch::nn::Module& model,
+              Optimizer& optimizer);
   // False if nobody said where checkpoints go; then the report above is an Error.
   bool can_checkpoint() const { return storage_.has_value(); }
+  const std::optional<std::filesystem::path>& storage() const { return storage_; }
+
+  // Waits until the last checkpoint is committed. Collective. Throws Error, on every rank, if it
+  // was not. The path is known to rank 0, and to all ranks under dtrain.
+  std::optional<std::filesystem::path> finish();
+  // The newest that is committed, without waiting.
+  std::optional<std::filesystem::path> last_checkpoint() const;
+
+  // For how long checkpoints have held this rank up: waiting for the last one, and copying.
+  struct Blocked {
+    std::chrono::nanoseconds last{};
+    std::chrono::nanoseconds total{};
+    std::int64_t checkpoints = 0;
+  };
+  const Blocked& blocked() const { return blocked_; }
+
+  // From the first call on SIGTERM does not end the process: true, on all ranks after the same
+  // step, once any of them has got it. Then report() a checkpoint, finish() and return
+  // kExitPreempted from main. Collective: each rank calls it once a step.
+  bool preempted();
+
+  // Says so, once in a row of them, when a loss is not a number or infinite: with step and rank.
+  // Throws Error with the same words when Options::stop_on_bad_loss is set. Not collective.
+  void check_loss(std::int64_t step, double loss);
 
   void progress(const Progress& progress);
   // Rank 0 prints a line on stdout, above the progress line if there is one.
   void say(const std::string& line);
 
  private:
-  std::filesystem::path save(const Place& place, const Metrics& metrics,
-                             const torch::nn::Module& model, const Optimizer& optimizer,
-                             const std::vector<at::Tensor>& generators);
+  void record(std::int64_t step, const Metrics& metrics);
   void clear_line();
 
   Context& context_;
   Options options_;
   std::optional<std::filesystem::path> storage_;
   std::unique_ptr<Reporter> reporter_;  // null without dtrain
-  bool draws_ = false;                  // the progress line
+  std::unique_ptr<MetricsFile> metrics_file_;
+  std::unique_ptr<TensorBoard> tensorboard_;
+  KeptStates states_;
+  KeptTensors tensors_;
+  std::unique_ptr<CheckpointWriter> writer_;  // null without a storage
+  std::unique_ptr<Preemption> preemption_;
+  Blocked blocked_;
+  int exceptions_at_birth_;
+  bool loss_is_bad_ = false;
+  bool draws_ = false;  // the progress line
   bool line_drawn_ = false;
   std::optional<std::chrono::steady_clock::time_point> drawn_at_;
 };

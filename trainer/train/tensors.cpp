@@ -1,10 +1,13 @@
 #include "trainer/train/tensors.hpp"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 
 #include <array>
+#include <cstdint>
 #include <cstring>
+#include <memory>
 #include <sstream>
 #include <utility>
 #include <vector>
@@ -32,13 +35,6 @@ constexpr std::array<std::pair<DType, at::ScalarType>, 15> kTypes{{
     {DType::f64, at::kDouble},
 }};
 
-DType to_dtype(const std::string& name, at::ScalarType type) {
-  for (const auto& [ours, theirs] : kTypes) {
-    if (theirs == type) return ours;
-  }
-  throw Error("tensor '" + name + "': safetensors does not know the type " + c10::toString(type));
-}
-
 std::string describe(const at::Tensor& tensor) {
   std::ostringstream text;
   text << c10::toString(tensor.scalar_type()) << tensor.sizes();
@@ -46,6 +42,13 @@ std::string describe(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+DType to_dtype(const std::string& name, at::ScalarType type) {
+  for (const auto& [ours, theirs] : kTypes) {
+    if (theirs == type) return ours;
+  }
+  throw Error("tensor '" + name + "': safetensors does not know the type " + c10::toString(type));
+}
 
 void write_tensors(FileSink& sink, const TensorMap& tensors,
                    const std::map<std::string, std::string>& metadata) {
@@ -82,6 +85,27 @@ TensorMap read_tensors(const std::filesystem::path& path) {
   return tensors;
 }
 
+TensorMap map_tensors(const std::filesystem::path& path) {
+  const auto file = std::make_shared<const SafetensorsFile>(path);
+  TensorMap tensors;
+  for (const TensorEntry& entry : file->tensors()) {
+    const std::span<const std::byte> bytes = file->bytes(entry);
+    const auto address = reinterpret_cast<std::uintptr_t>(bytes.data());
+    if (bytes.empty() || address % size_of(entry.dtype) != 0) {
+      tensors.emplace(entry.name, to_tensor(*file, entry));
+      continue;
+    }
+    for (const auto& [ours, theirs] : kTypes) {
+      if (ours != entry.dtype) continue;
+      // ATen has no tensors of constant memory; the mapping itself is read-only.
+      tensors.emplace(entry.name, at::from_blob(
+                                      const_cast<std::byte*>(bytes.data()), entry.shape,
+                                      [file](void*) {}, theirs));
+    }
+  }
+  return tensors;
+}
+
 TensorMap state_dict(const torch::nn::Module& module) {
   TensorMap tensors;
   for (const auto& item : module.named_parameters()) tensors.emplace(item.key(), item.value());
@@ -90,8 +114,11 @@ TensorMap state_dict(const torch::nn::Module& module) {
 }
 
 void load_state_dict(torch::nn::Module& module, const TensorMap& tensors) {
+  load_tensors("model", state_dict(module), tensors);
+}
+
+void load_tensors(const std::string& what, const TensorMap& mine, const TensorMap& tensors) {
   const c10::NoGradGuard no_grad;
-  const TensorMap mine = state_dict(module);
   std::string problems;
   const auto problem = [&](const std::string& text) {
     problems += (problems.empty() ? "" : "; ") + text;
@@ -102,14 +129,14 @@ void load_state_dict(torch::nn::Module& module, const TensorMap& tensors) {
       problem("'" + name + "' is missing");
     } else if (found->second.sizes() != tensor.sizes() ||
                found->second.scalar_type() != tensor.scalar_type()) {
-      problem("'" + name + "' is " + describe(found->second) + ", the model has " +
+      problem("'" + name + "' is " + describe(found->second) + ", the " + what + " has " +
               describe(tensor));
     }
   }
   for (const auto& [name, tensor] : tensors) {
-    if (!mine.contains(name)) problem("'" + name + "' is not in the model");
+    if (!mine.contains(name)) problem("'" + name + "' is not in the " + what);
   }
-  if (!problems.empty()) throw Error("the weights do not fit the model: " + problems);
+  if (!problems.empty()) throw Error("the weights do not fit the " + what + ": " + problems);
   for (const auto& [name, tensor] : mine) tensor.copy_(tensors.at(name));
 }
 

@@ -19,8 +19,14 @@ using TensorMap = std::map<std::string, at::Tensor>;
 void write_tensors(FileSink& sink, const TensorMap& tensors,
                    const std::map<std::string, std::string>& metadata = {});
 
+// The format's type for ATen's. Throws Error with the tensor's name on one that it does not know.
+DType to_dtype(const std::string& name, at::ScalarType type);
+
 // All tensors of a file, on the CPU, each in memory of its own.
 TensorMap read_tensors(const std::filesystem::path& path);
+// The same as views of the mapped file, which lives as long as one of them: to read once from,
+// never to write to.
+TensorMap map_tensors(const std::filesystem::path& path);
 at::Tensor to_tensor(const SafetensorsFile& file, const TensorEntry& entry);
 
 // A module's parameters and buffers by the names that Python's state_dict() gives them. The
@@ -30,5 +36,7 @@ TensorMap state_dict(const torch::nn::Module& module);
 // Copies into the module's own tensors, strictly: throws Error that names every tensor that is
 // missing, not known to the module, or of another shape or type, and then changes nothing.
 void load_state_dict(torch::nn::Module& module, const TensorMap& tensors);
+// The same for any tensors: `into` and `tensors` have the same names. `what` is for messages.
+void load_tensors(const std::string& what, const TensorMap& into, const TensorMap& tensors);
 
 }  // namespace dtrain::train

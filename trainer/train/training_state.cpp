@@ -1,40 +1,115 @@
 #include "trainer/train/training_state.hpp"
 
 #include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <torch/version.h>
 
 #include <cstring>
-#include <nlohmann/json.hpp>
-#include <string>
 
 #include "trainer/core/base64.hpp"
 #include "trainer/core/error.hpp"
+#include "trainer/core/mix.hpp"
 #include "trainer/train/tensors.hpp"
 
 namespace dtrain::train {
 namespace {
 
 using nlohmann::json;
+namespace fs = std::filesystem;
 
 constexpr const char* kModel = "model.safetensors";
 constexpr const char* kOptimizer = "optimizer.safetensors";
 constexpr const char* kState = "state.json";
+constexpr const char* kRank = "rank.json";
 constexpr std::size_t kLargestState = std::size_t{256} << 20;
 
 at::Generator generator_of(c10::Device device) {
   return at::globalContext().defaultGenerator(device);
 }
 
-json read_state_json(const std::filesystem::path& path) {
+json read_state(const fs::path& path, const char* format) {
   json state = json::parse(read_text(path, kLargestState), nullptr, /*allow_exceptions=*/false);
-  if (!state.is_object() || state.value("format", json()) != "dtrain-training-state") {
+  if (!state.is_object() || state.value("format", json()) != format) {
     throw Error(path.string() + ": not the state of a training");
   }
   if (state.value("version", json()) != 1) {
     throw Error(path.string() + ": of a version that is not known here");
   }
   return state;
+}
+
+// What decides about the last bits of a result.
+json made_by() {
+  return {{"libtorch", TORCH_VERSION},
+          {"cpu", at::get_cpu_capability()},
+          {"threads", at::get_num_threads()}};
+}
+
+json states_of(const KeptStates& states, bool alike) {
+  json result = json::object();
+  for (const auto& [name, kept] : states) {
+    if (kept.alike == alike) result[name] = kept.save();
+  }
+  return result;
+}
+
+void load_states(const json& saved, const KeptStates& states, bool alike, const Warn& warn) {
+  for (const auto& [name, kept] : states) {
+    if (kept.alike != alike) continue;
+    if (saved.contains(name)) {
+      kept.load(saved.at(name));
+    } else {
+      warn("the checkpoint has no state '" + name + "': it begins anew");
+    }
+  }
+  for (const auto& [name, value] : saved.items()) {
+    if (!states.contains(name)) warn("nobody takes the checkpoint's state '" + name + "'");
+  }
+}
+
+// A file of which each shard holds a part.
+TensorMap map_parts(const Checkpoint& checkpoint, const std::string& name) {
+  TensorMap all;
+  const int shards = checkpoint.manifest.shards;
+  for (int shard = 0; shard < shards; ++shard) {
+    const fs::path path = checkpoint.folder / shard_name(shard, shards) / name;
+    if (fs::exists(path)) all.merge(map_tensors(path));
+  }
+  return all;
+}
+
+void warn_of_differences(const json& then, const Warn& warn) {
+  const json now = made_by();
+  for (const auto& [what, value] : now.items()) {
+    if (then.contains(what) && then.at(what) != value) {
+      warn("the checkpoint was made with " + what + " " + then.at(what).dump() + ", this is " +
+           value.dump() + ": results may differ in their last bits");
+    }
+  }
+}
+
+void restore_generators(const Checkpoint& checkpoint, const json& common, const Training& training,
+                        const Context& context, const Place& place, const Warn& warn) {
+  const Manifest& manifest = checkpoint.manifest;
+  const int rank = context.rank();
+  if (manifest.world_size != context.world_size() || manifest.shards != manifest.world_size) {
+    const std::uint64_t seed =
+        mix(mix(common.at("seed").get<std::uint64_t>(), static_cast<std::uint64_t>(rank)),
+            static_cast<std::uint64_t>(place.step));
+    generator_of(c10::kCPU).set_current_seed(seed);
+    if (!context.device().is_cpu()) generator_of(context.device()).set_current_seed(seed);
+    return;
+  }
+  const fs::path path = checkpoint.folder / shard_name(rank, manifest.shards) / kRank;
+  const json own = read_state(path, "dtrain-rank-state");
+  const std::vector<std::byte> bytes = from_base64(own.at("generator").get<std::string>());
+  at::Tensor state = at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
+  if (!bytes.empty()) std::memcpy(state.mutable_data_ptr(), bytes.data(), bytes.size());
+  set_generator_state(state, context.device());
+  load_states(own.at("kept"), training.states, false, warn);
 }
 
 }  // namespace
@@ -54,69 +129,77 @@ void set_generator_state(const at::Tensor& state, c10::Device device) {
   generator_of(device).set_state(state.narrow(0, size, state.numel() - size).clone());
 }
 
-void write_training_state(ShardWriter& shard, const torch::nn::Module& model,
-                          const Optimizer& optimizer, const Place& place,
-                          const std::vector<at::Tensor>& generators) {
-  FileSink model_file = shard.create(kModel);
-  write_tensors(model_file, state_dict(model));
-  shard.close(model_file);
-  FileSink optimizer_file = shard.create(kOptimizer);
-  write_tensors(optimizer_file, optimizer.state());
-  shard.close(optimizer_file);
-
-  json states = json::array();
-  for (const at::Tensor& state : generators) {
-    const at::Tensor flat = state.contiguous();
-    states.push_back(
-        to_base64({static_cast<const std::byte*>(flat.const_data_ptr()), flat.nbytes()}));
-  }
-  const json document = {
-      {"format", "dtrain-training-state"},
-      {"version", 1},
-      {"step", place.step},
-      {"epoch", place.epoch},
-      {"position", place.position},
-      {"optimizer", {{"kind", optimizer.kind()}, {"numbers", optimizer.numbers()}}},
-      {"generators", states}};
-  FileSink state_file = shard.create(kState);
-  state_file.write(document.dump(1) + "\n");
-  shard.close(state_file);
+TensorFiles tensors_to_write(const Training& training, const Context& context) {
+  TensorFiles alike;
+  alike[kModel] = state_dict(training.model);
+  const bool sharded = training.optimizer.state_is_sharded();
+  if (!sharded) alike[kOptimizer] = training.optimizer.state();
+  for (const auto& [name, tensors] : training.tensors) alike[name + ".safetensors"] = tensors();
+  TensorFiles share = share_of_rank(alike, kModel, context.rank(), context.world_size());
+  if (sharded) share[kOptimizer] = training.optimizer.state();
+  return share;
 }
 
-RestoredState read_training_state(const std::filesystem::path& shard_folder,
-                                  torch::nn::Module& model, Optimizer& optimizer) {
-  const std::filesystem::path path = shard_folder / kState;
-  const json document = read_state_json(path);
-  RestoredState restored;
-  double lr = 0;
-  std::string kind;
+json common_state(const Training& training, const Place& place, const json& hyperparameters) {
+  return {{"format", "dtrain-training-state"},
+          {"version", 1},
+          {"step", place.step},
+          {"epoch", place.epoch},
+          {"position", place.position},
+          {"optimizer",
+           {{"kind", training.optimizer.kind()}, {"numbers", training.optimizer.numbers()}}},
+          {"kept", states_of(training.states, true)},
+          {"seed", generator_of(c10::kCPU).current_seed()},
+          {"hyperparameters", hyperparameters},
+          {"made_by", made_by()}};
+}
+
+json rank_state(const Training& training, const Context& context) {
+  const at::Tensor state = generator_state(context.device()).contiguous();
+  return {{"format", "dtrain-rank-state"},
+          {"version", 1},
+          {"rank", context.rank()},
+          {"generator",
+           to_base64({static_cast<const std::byte*>(state.const_data_ptr()), state.nbytes()})},
+          {"kept", states_of(training.states, false)}};
+}
+
+Place load_training(const Checkpoint& checkpoint, const Training& training, const Context& context,
+                    const Warn& warn) {
+  const fs::path first = checkpoint.folder / shard_name(0, checkpoint.manifest.shards);
+  const fs::path path = first / kState;
+  const json common = read_state(path, "dtrain-training-state");
+  Place place;
   try {
-    restored.place.step = document.at("step").get<std::int64_t>();
-    restored.place.epoch = document.at("epoch").get<std::int64_t>();
-    restored.place.position = document.at("position").get<std::int64_t>();
-    kind = document.at("optimizer").at("kind").get<std::string>();
-    lr = document.at("optimizer").at("numbers").at("lr").get<double>();
-    for (const json& text : document.at("generators")) {
-      const std::vector<std::byte> bytes = from_base64(text.get<std::string>());
-      at::Tensor state = at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
-      std::memcpy(state.mutable_data_ptr(), bytes.data(), bytes.size());
-      restored.generators.push_back(std::move(state));
+    place.step = common.at("step").get<std::int64_t>();
+    place.epoch = common.at("epoch").get<std::int64_t>();
+    place.position = common.at("position").get<std::int64_t>();
+    const auto kind = common.at("optimizer").at("kind").get<std::string>();
+    const auto lr = common.at("optimizer").at("numbers").at("lr").get<double>();
+    if (kind != training.optimizer.kind()) {
+      throw Error("the optimizer was " + kind + ", this one is " + training.optimizer.kind());
     }
+    load_state_dict(training.model, map_tensors(first / kModel));
+    training.optimizer.load_state(map_parts(checkpoint, kOptimizer));
+    training.optimizer.set_lr(lr);
+    for (const auto& [name, tensors] : training.tensors) {
+      const std::string file = name + ".safetensors";
+      const TensorMap saved = map_parts(checkpoint, file);
+      if (saved.empty()) {
+        warn("the checkpoint has no tensors '" + name + "': they begin anew");
+      } else {
+        load_tensors(name, tensors(), saved);
+      }
+    }
+    load_states(common.at("kept"), training.states, true, warn);
+    restore_generators(checkpoint, common, training, context, place, warn);
+    warn_of_differences(common.at("made_by"), warn);
   } catch (const json::exception& error) {
     throw Error(path.string() + ": " + error.what());
-  }
-  if (kind != optimizer.kind()) {
-    throw Error(path.string() + ": the optimizer was " + kind + ", this one is " +
-                optimizer.kind());
-  }
-  try {
-    load_state_dict(model, read_tensors(shard_folder / kModel));
-    optimizer.load_state(read_tensors(shard_folder / kOptimizer));
   } catch (const Error& error) {
-    throw Error(std::string(error.what()) + ", while loading " + shard_folder.string());
+    throw Error(std::string(error.what()) + ", while loading " + checkpoint.folder.string());
   }
-  optimizer.set_lr(lr);
-  return restored;
+  return place;
 }
 
 }  // namespace dtrain::train

@@ -5,10 +5,15 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
 #include <vector>
 
 #include "trainer/checkpoint/store.hpp"
+#include "trainer/train/context.hpp"
 #include "trainer/train/optimizer.hpp"
+#include "trainer/train/snapshot.hpp"
 
 namespace dtrain::train {
 
@@ -23,20 +28,43 @@ struct Place {
 at::Tensor generator_state(c10::Device device);
 void set_generator_state(const at::Tensor& state, c10::Device device);
 
-// Writes model.safetensors, optimizer.safetensors and state.json into a shard. `generators` holds
-// generator_state() of every rank.
-void write_training_state(ShardWriter& shard, const torch::nn::Module& model,
-                          const Optimizer& optimizer, const Place& place,
-                          const std::vector<at::Tensor>& generators);
+// What a training remembers beside model and optimizer: a scheduler, a scaler, how an iterable data
+// set stands. `alike`: the same on every rank, and kept once; else each rank's own, which is there
+// again only for the same number of ranks.
+struct Kept {
+  std::function<nlohmann::json()> save;
+  std::function<void(const nlohmann::json&)> load;
+  bool alike = true;
+};
+using KeptStates = std::map<std::string, Kept>;
 
-struct RestoredState {
-  Place place;
-  std::vector<at::Tensor> generators;  // by the rank that had it
+// Tensors beside model and optimizer, the same on every rank (averaged weights): they are copied
+// from at a checkpoint, and into at a resume.
+using KeptTensors = std::map<std::string, std::function<TensorMap()>>;
+
+// All that a checkpoint holds, by reference.
+struct Training {
+  torch::nn::Module& model;
+  Optimizer& optimizer;
+  const KeptStates& states;
+  const KeptTensors& tensors;
 };
 
-// Loads model and optimizer (with its learning rate) from a shard's folder. Throws Error that
-// names the file and what does not fit.
-RestoredState read_training_state(const std::filesystem::path& shard_folder,
-                                  torch::nn::Module& model, Optimizer& optimizer);
+// The tensors that this rank writes. docs/checkpoint_format.md has the files' names.
+TensorFiles tensors_to_write(const Training& training, const Context& context);
+
+// The two documents: what all ranks have in common (state.json, by rank 0), and this rank's own
+// (rank.json).
+nlohmann::json common_state(const Training& training, const Place& place,
+                            const nlohmann::json& hyperparameters);
+nlohmann::json rank_state(const Training& training, const Context& context);
+
+// Loads everything from a committed checkpoint: model, optimizer (with its learning rate), what is
+// kept, and this rank's generators. With another number of ranks than it was written with, each
+// rank's generators begin anew, from the seed, the rank and the step. Told to `warn`: what is kept
+// on one side only, and what can change bits (LibTorch's version, the processor, the threads).
+// Throws Error that names the file and what does not fit.
+Place load_training(const Checkpoint& checkpoint, const Training& training, const Context& context,
+                    const Warn& warn);
 
 }  // namespace dtrain::train

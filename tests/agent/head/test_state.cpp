@@ -42,7 +42,7 @@ TEST_CASE("every pair of state and event") {
   walk(job_transitions(), 9, 8, JobState::queued);
   walk(attempt_transitions(), 7, 6, AttemptState::starting);
   walk(rank_transitions(), 5, 4, RankState::starting);
-  walk(node_transitions(), 6, 6, NodeState::joining);
+  walk(node_transitions(), 6, 7, NodeState::joining);
 }
 
 TEST_CASE("final states are the ones that nothing leads out of") {

@@ -157,6 +157,8 @@ void World::join(const std::string& node, std::vector<std::pair<JobId, int>> att
   info.cpus = cpus;
   info.memory = std::uint64_t{8} << 30;
   info.attempts = std::move(attempts);
+  info.features = wire::kNodeFeatures;
+  info.head_address = "10.0.0.100";
   engine->joined(info);
 }
 
@@ -222,6 +224,34 @@ void World::send(const NodeId& node, const JobId& job, int attempt,
 
 void World::forget(const NodeId& node, const JobId& job) {
   forgotten.emplace_back(node, job);
+}
+
+void World::prepare(const NodeId& node, const wire::PrepareAttempt& what) {
+  prepares.emplace_back(node, what);
+}
+
+void World::check_pairs(const JobId& job, int attempt, std::vector<PairMember> members) {
+  pair_tests.push_back(std::move(members));
+  if (pairs_pass) queue_->add([this, job, attempt] { engine->pairs_checked(job, attempt, {}); });
+}
+
+std::string World::fetch_shard(const NodeId& node, wire::ShardAsk ask,
+                               const fs::path& folder_for_it, Fetched done) {
+  fetches.push_back({node, std::move(ask), folder_for_it, std::move(done)});
+  return "fetch-" + std::to_string(fetches.size());
+}
+
+void World::shard_taken(const NodeId&, const std::string& transfer,
+                        const std::optional<Error>& error) {
+  if (!error) taken.push_back(transfer);
+}
+
+void World::give_up(const NodeId& node) {
+  given_up.push_back(node);
+}
+
+void World::revoke(const NodeId& node) {
+  revoked.push_back(node);
 }
 
 JobSpec World::spec(const std::string& name) {

@@ -65,6 +65,14 @@ class World : public Nodes {
   void send(const NodeId& node, const JobId& job, int attempt,
             const wire::AttemptCommand& command) override;
   void forget(const NodeId& node, const JobId& job) override;
+  void prepare(const NodeId& node, const wire::PrepareAttempt& what) override;
+  void check_pairs(const JobId& job, int attempt, std::vector<PairMember> members) override;
+  std::string fetch_shard(const NodeId& node, wire::ShardAsk ask, const fs::path& folder,
+                          Fetched done) override;
+  void shard_taken(const NodeId& node, const std::string& transfer,
+                   const std::optional<Error>& error) override;
+  void give_up(const NodeId& node) override;
+  void revoke(const NodeId& node) override;
 
   // ---- Jobs
   static JobSpec spec(const std::string& name = "job");
@@ -91,6 +99,20 @@ class World : public Nodes {
   std::vector<Sent> sent;
   std::vector<JobNews> news;
   std::vector<std::pair<NodeId, JobId>> forgotten;
+  std::vector<std::pair<NodeId, wire::PrepareAttempt>> prepares;
+  // Pair tests pass by themselves, unless this is off; then the test answers.
+  bool pairs_pass = true;
+  std::vector<std::vector<PairMember>> pair_tests;
+  struct Fetch {
+    NodeId node;
+    wire::ShardAsk ask;
+    fs::path folder;
+    Fetched done;
+  };
+  std::vector<Fetch> fetches;
+  std::vector<std::string> taken;  // names of fetches that came to a good end
+  std::vector<NodeId> given_up;
+  std::vector<NodeId> revoked;
   std::map<std::tuple<std::string, std::string, int>, std::uint64_t> seqs;
 
   void shut_door();

@@ -44,6 +44,7 @@ class Recorder final : public wire::FrameStream {
   void close() override {}
   void abort() override {}
   bool is_open() const override { return true; }
+  std::string local_address() const override { return {}; }
 
   std::string out;
   std::string err;

@@ -135,6 +135,20 @@ TEST_CASE("setup has what the ranks have but what is one rank's") {
   }
 }
 
+TEST_CASE("a bundle's libraries come before all others, for the ranks alone") {
+  wire::AttemptSpec spec = two_by_two();
+  spec.library_path = "/bundle/lib";
+  CHECK(environment(spec, {}).at("LD_LIBRARY_PATH") == "/bundle/lib");
+  supervise::Surroundings around;
+  around.base = {{"LD_LIBRARY_PATH", "/of/the/node"}};
+  CHECK(environment(spec, around).at("LD_LIBRARY_PATH") == "/bundle/lib:/of/the/node");
+  spec.env["LD_LIBRARY_PATH"] = "/of/the/job";
+  CHECK(environment(spec, around).at("LD_LIBRARY_PATH") == "/bundle/lib:/of/the/job");
+  for (const std::string& entry : supervise::setup_environment(spec, around)) {
+    CHECK(entry.find("/bundle") == std::string::npos);
+  }
+}
+
 TEST_CASE("env -0 is read back") {
   const std::string text("A=1\0MULTI=a\nb=c\0EMPTY=\0nonsense\0=x\0A=2\0LAST=y", 46);
   const Environment expected{{"A", "2"}, {"MULTI", "a\nb=c"}, {"EMPTY", ""}, {"LAST", "y"}};

@@ -81,3 +81,33 @@ TEST_CASE("it can be taken down while pipes are open") {
   ::signal(SIGPIPE, SIG_IGN);
   CHECK(::write(pipe.writer.get(), "x", 1) < 0);  // nobody reads any more
 }
+
+TEST_CASE("bytes on their way to a slow file are told from a pipe that is only held open") {
+  const dtrain::testing::TemporaryFolder folder;
+  // A file whose writes hang until somebody reads: a full pipe.
+  int slow[2];
+  REQUIRE(::pipe2(slow, O_CLOEXEC) == 0);
+  const UniqueFd reader(slow[0]);
+  auto pipe = supervise::make_output_pipe();
+  Output output;
+  output.add(std::move(pipe.reader), UniqueFd(slow[1]));
+  CHECK_FALSE(output.busy());
+  const std::string much(300000, 'x');
+  write_all(pipe.writer.get(), much);
+  CHECK(output.busy());
+  std::string got;
+  std::vector<char> buffer(65536);
+  while (got.size() < much.size()) {
+    const ssize_t some = ::read(reader.get(), buffer.data(), buffer.size());
+    REQUIRE(some > 0);
+    got.append(buffer.data(), static_cast<std::size_t>(some));
+    if (got.size() < 200000) CHECK(output.busy());
+  }
+  // The write that has returned is noticed; the writer still holds its end.
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (output.busy()) REQUIRE(std::chrono::steady_clock::now() < until);
+  CHECK(output.take_notes().empty());
+  pipe.writer.reset();
+  until_ended(output, 1);
+  CHECK_FALSE(output.busy());
+}

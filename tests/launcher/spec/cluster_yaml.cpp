@@ -337,7 +337,9 @@ TEST_CASE("the examples in configs/ are fine") {
     if (entry.path().extension() != ".yaml") continue;
     CAPTURE(entry.path().string());
     const auto read = read_cluster_yaml(entry.path().string(), environment());
-    CHECK(read.warnings.empty());
+    // Ray's own start commands, on the head and on the workers, give a warning each.
+    const bool of_ray = entry.path().filename().string().starts_with("ray-");
+    CHECK(read.warnings.size() == (of_ray ? 2U : 0U));
     CHECK(looks_like_cluster_yaml(entry.path().string()));
     ++count;
   }

@@ -54,6 +54,15 @@ wire::AttemptSpec full_spec() {
   return spec;
 }
 
+// Of a job whose files were sent.
+wire::AttemptSpec sent_spec() {
+  wire::AttemptSpec spec = full_spec();
+  spec.content = JobContent{
+      std::string(64, 'a'), std::string(64, 'b'), "bin/train", "2.34", "libc10.so", 1 << 20};
+  spec.library_path = "/roots/content/bundles/b/lib";
+  return spec;
+}
+
 wire::RankExited full_exit() {
   wire::RankExited exited;
   exited.rank = 1;
@@ -94,6 +103,7 @@ std::map<std::string, Golden> all_messages() {
   const json report = {{"type", "metrics"}, {"step", 10}, {"metrics", {{"loss", 0.5}}}};
   return {
       {"spec", {wire::to_json(full_spec()), read_spec}},
+      {"spec_sent", {wire::to_json(sent_spec()), read_spec}},
       {"event_master_ready", event(1, wire::MasterReady{29500})},
       {"event_setup_started", event(2, wire::SetupStarted{})},
       {"event_ranks_started", event(3, wire::RanksStarted{{{0, 4001}, {1, 4002}}, kTime})},

@@ -41,6 +41,15 @@ std::map<std::string, json> messages() {
   hello.gpus = 2;
   hello.memory = 1 << 30;
   hello.attempts = {{kJob, 2}};
+  Hello with_glibc = hello;
+  with_glibc.glibc = "2.36";
+  JobContent content;
+  content.workdir_tree = std::string(64, 'a');
+  content.bundle_tree = std::string(64, 'b');
+  content.program = "bin/train";
+  content.glibc = "2.34";
+  content.glibc_of = "libc10.so";
+  content.size = 1 << 20;
   AttemptEvent event{7, MasterReady{29500}};
   AttemptSpec spec;
   spec.job = kJob;
@@ -55,8 +64,62 @@ std::map<std::string, json> messages() {
   ExecExit failed;
   failed.exec = "00ff";
   failed.error = full_error();
+  Hello with_interfaces = hello;
+  with_interfaces.interface = "eth0";
+  with_interfaces.interfaces = {{"eth0", "10.0.0.2"}, {"eth1", "192.168.0.2"}};
+  AttemptPrepared not_prepared{kJob, 2, full_error()};
+  PairOpened not_opened{"00ff", 0, full_error()};
+  PairResult pairs{"00ff", {{NodeId("node-2"), "10.0.0.3", 43210, "connection refused"}}};
+  PrepareAttempt prepare{kJob, 2, 3, "/shared/mnist-abcdef/.token", "00ff"};
+  DialPairs dial{
+      "00ff", {{NodeId("node-2"), "10.0.0.3", 43210, "beef"}}, std::chrono::milliseconds(3000)};
+  const LogName log{kJob, 2, "12.err"};
+  ShardAsk shard{"00ff", kJob, "/tmp/shard", 1, 4, 470, true, {"/home/ada"}};
+  TreeFiles files{"00ff", {{"a/model.safetensors", 12, std::string(64, 'a')}}};
+  SetupLogs setup{"00ff", {{"setup_commands", "done\n"}}};
   return {
+      {"node_hello_interfaces", to_json(NodeMessage(with_interfaces))},
+      {"node_prepared", to_json(NodeMessage(AttemptPrepared{kJob, 2, std::nullopt}))},
+      {"node_prepared_error", to_json(NodeMessage(not_prepared))},
+      {"node_pair_opened", to_json(NodeMessage(PairOpened{"00ff", 43210, std::nullopt}))},
+      {"node_pair_opened_error", to_json(NodeMessage(not_opened))},
+      {"node_pair_result", to_json(NodeMessage(pairs))},
+      {"node_renew", to_json(NodeMessage(RenewCertificate{"PEM"}))},
+      {"head_welcome_mirror",
+       to_json(HeadMessage(Welcome{1, {"mirror"}, std::chrono::seconds(5), true}))},
+      {"head_prepare", to_json(HeadMessage(prepare))},
+      {"head_open_pair",
+       to_json(HeadMessage(OpenPair{"00ff", "beef", std::chrono::milliseconds(5000)}))},
+      {"head_dial_pairs", to_json(HeadMessage(dial))},
+      {"head_close_pair", to_json(HeadMessage(ClosePair{"00ff"}))},
+      {"head_certificate", to_json(HeadMessage(NewCertificate{"PEM"}))},
+      {"bulk_forward", to_json(BulkMessage(StartForward{"00ff", 8080}))},
+      {"bulk_log_open", to_json(BulkMessage(LogOpen{log}))},
+      {"bulk_log_from", to_json(BulkMessage(LogFrom{log, 70000}))},
+      {"bulk_log", to_json(BulkMessage(LogData{log, 70000, 65536}))},
+      {"bulk_log_taken", to_json(BulkMessage(LogTaken{log, 135536}))},
+      {"bulk_log_refused", to_json(BulkMessage(LogRefused{log}))},
+      {"bulk_shard_ask", to_json(BulkMessage(shard))},
+      {"bulk_checkpoint_ask", to_json(BulkMessage(CheckpointAsk{"00ff", kJob, 3}))},
+      {"bulk_tree_files", to_json(BulkMessage(files))},
+      {"bulk_tree_go", to_json(BulkMessage(TreeGo{"00ff", 1, 70000}))},
+      {"bulk_tree", to_json(BulkMessage(TreeData{"00ff", 1, 70000, 65536}))},
+      {"bulk_tree_credit", to_json(BulkMessage(TreeCredit{"00ff", 65536}))},
+      {"bulk_tree_end", to_json(BulkMessage(TreeEnd{"00ff", std::nullopt}))},
+      {"bulk_tree_end_error", to_json(BulkMessage(TreeEnd{"00ff", full_error()}))},
+      {"bulk_setup_ask", to_json(BulkMessage(SetupAsk{"00ff"}))},
+      {"bulk_setup_logs", to_json(BulkMessage(setup))},
       {"node_hello", to_json(NodeMessage(hello))},
+      {"node_hello_glibc", to_json(NodeMessage(with_glibc))},
+      {"node_staging", to_json(NodeMessage(Staging{kJob, 2, 5, 10, true}))},
+      {"head_stage", to_json(HeadMessage(Stage{kJob, 2, content}))},
+      {"head_unstage", to_json(HeadMessage(Unstage{kJob, 2}))},
+      {"content_hello", to_json(ContentMessage(ContentHello{kJob, 2, true}))},
+      {"content_grant", to_json(ContentMessage(ContentGrant{content}))},
+      {"content_want", to_json(ContentMessage(ContentWant{{{std::string(64, 'a'), 5}}}))},
+      {"content_stream", to_json(ContentMessage(ContentStream{10}))},
+      {"content_end", to_json(ContentMessage(ContentEnd{}))},
+      {"content_refused", to_json(ContentMessage(ContentRefused{full_error()}))},
       {"node_heartbeat", to_json(NodeMessage(Heartbeat{}))},
       {"node_event", to_json(NodeMessage(FromSupervisor{kJob, 2, event}))},
       {"node_supervisor_lost", to_json(NodeMessage(SupervisorLost{kJob, 2, "killed", {17}}))},
@@ -83,6 +146,7 @@ std::map<std::string, json> messages() {
 json again(const std::string& name, const json& message) {
   if (name.rfind("node_", 0) == 0) return to_json(node_message_from_json(message));
   if (name.rfind("head_", 0) == 0) return to_json(head_message_from_json(message));
+  if (name.rfind("content_", 0) == 0) return to_json(content_message_from_json(message));
   return to_json(bulk_message_from_json(message));
 }
 
@@ -136,6 +200,13 @@ TEST_CASE("a message with a field missing or of another type is an error that na
       bulk_message_from_json(
           {{"type", "output"}, {"exec", "x"}, {"stream", "out"}, {"bytes", kBulkFrame + 1}}),
       Error);
+  for (const char* file : {"../1.out", "01.out", "1", "out", "x.out", "1.outer", "12345678.out"}) {
+    CAPTURE(file);
+    CHECK_THROWS_AS(
+        bulk_message_from_json(
+            {{"type", "log_open"}, {"job", "mnist-abcdef"}, {"attempt", 1}, {"file", file}}),
+        Error);
+  }
   CHECK_THROWS_AS(
       node_message_from_json(
           {{"type", "event"}, {"job", "../../etc"}, {"attempt", 1}, {"event", json::object()}}),

@@ -124,3 +124,43 @@ TEST_CASE("wrong variables are named with their value") {
     CHECK(contains(refusal(variables), std::string("RANK is set but ") + name));
   }
 }
+
+TEST_CASE("srun's variables, and where its ranks meet") {
+  const Variables srun{{"SLURM_PROCID", "5"},       {"SLURM_NTASKS", "7"},
+                       {"SLURM_LOCALID", "1"},      {"SLURM_NODEID", "2"},
+                       {"SLURM_JOB_ID", "4711"},    {"SLURM_JOB_NODELIST", "gpu[08-09,11],big1"},
+                       {"SLURM_RESTART_COUNT", "1"}};
+  const Environment env = read(srun);
+  CHECK(env.started_by == StartedBy::slurm);
+  CHECK(env.rank == 5);
+  CHECK(env.world_size == 7);
+  CHECK(env.local_rank == 1);
+  CHECK(env.node_rank == 2);
+  CHECK(env.attempt == 2);
+  CHECK(env.run == "4711");
+  CHECK(env.master_addr == "gpu08");
+  CHECK(env.master_port >= 20000);
+  CHECK(env.master_port < 30000);
+  CHECK(read(with(srun, "SLURM_PROCID", "0")).master_port == env.master_port);
+  CHECK(read(with(srun, "SLURM_JOB_ID", "4712")).master_port != env.master_port);
+  CHECK(read(with(srun, "SLURM_TASKS_PER_NODE", "1,2(x2),2")).local_world_size == 2);
+  CHECK(read(with(srun, "MASTER_PORT", "29500")).master_port == 29500);
+
+  const Environment one = read(with(srun, "SLURM_JOB_NODELIST", "gpu08"));
+  CHECK(one.one_node());
+  CHECK(one.master_addr == "127.0.0.1");
+
+  const auto problem = [](const Variables& variables) {
+    return message_of<Error>([&] { read(variables); });
+  };
+  CHECK(contains(problem(with(srun, "SLURM_PROCID", "7")), "SLURM_PROCID=7"));
+  CHECK(contains(problem(with(srun, "SLURM_JOB_NODELIST", "gpu[1-")), "gpu[1-"));
+  CHECK(contains(problem(with(srun, "SLURM_JOB_NODELIST", "gpu[9-1]")), "gpu[9-1]"));
+  CHECK(contains(problem(with(srun, "SLURM_JOB_NODELIST", "gpu[1-99999999]")), "gpu[1-9999"));
+}
+
+TEST_CASE("torchrun's variables come before Slurm's") {
+  Variables both = torchrun();
+  both.insert({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}});
+  CHECK(read(both).started_by == StartedBy::torchrun);
+}

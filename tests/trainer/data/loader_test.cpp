@@ -99,3 +99,14 @@ TEST_CASE("impossible options are refused") {
   CHECK_THROWS_AS(Loader<Batch>(in_order(1), {.batch_size = 0}, copy), Error);
   CHECK_THROWS_AS(Loader<Batch>(in_order(1), {.prefetch = 0}, copy), Error);
 }
+
+TEST_CASE("a loader knows where its time went") {
+  for (const int workers : {0, 1}) {
+    Loader<Batch> loader(in_order(20), {.batch_size = 10, .workers = workers}, copy);
+    while (loader.next()) {
+    }
+    CHECK(loader.stats().batches == 2);
+    CHECK(loader.stats().made.count() > 0);
+    CHECK(loader.stats().waited.count() > 0);
+  }
+}

@@ -133,12 +133,37 @@ TEST_CASE("a place in the epoch is taken up again, by any number of ranks") {
   CHECK(sampler.remaining() == 0);
 }
 
+TEST_CASE("a place that another number of ranks counted need not divide by these") {
+  // Two ranks took 2 each, then three go on: 6 of 10 are left, and each comes once.
+  for (const Tail tail : {Tail::pad, Tail::drop, Tail::keep}) {
+    std::multiset<std::int64_t> seen;
+    const auto order = epoch_of(10, 0, 1, {.seed = 3});
+    for (int rank = 0; rank < 3; ++rank) {
+      for (const auto i : epoch_of(10, rank, 3, {.tail = tail, .seed = 3}, 0, 4)) seen.insert(i);
+    }
+    CHECK(seen == std::multiset<std::int64_t>(order.begin() + 4, order.end()));
+  }
+  // Five are left for three ranks: padded to six from the order's beginning, or cut to three.
+  std::vector<std::size_t> padded;
+  std::size_t dropped = 0;
+  for (int rank = 0; rank < 3; ++rank) {
+    padded.push_back(epoch_of(10, rank, 3, {.seed = 3}, 0, 5).size());
+    dropped += epoch_of(10, rank, 3, {.tail = Tail::drop, .seed = 3}, 0, 5).size();
+  }
+  CHECK(padded == std::vector<std::size_t>{2, 2, 2});
+  CHECK(dropped == 3);
+  DistributedSampler sampler(10, 1, 3, {.seed = 3});
+  sampler.set_epoch(0, 5);
+  CHECK(sampler.position_after(2) == 11);
+  sampler.set_epoch(0, 11);
+  CHECK(sampler.remaining() == 0);
+}
+
 TEST_CASE("impossible samplers are refused") {
   CHECK_THROWS_AS(DistributedSampler(-1, 0, 1, {}), Error);
   CHECK_THROWS_AS(DistributedSampler(10, 2, 2, {}), Error);
   DistributedSampler sampler(10, 0, 2, {});
-  CHECK_THROWS_AS(sampler.set_epoch(0, 3), Error);   // not a multiple of the ranks
-  CHECK_THROWS_AS(sampler.set_epoch(0, 12), Error);  // beyond the end
+  CHECK_THROWS_AS(sampler.set_epoch(0, -1), Error);
   CHECK_THROWS_AS(sampler.at(5), Error);
   CHECK(DistributedSampler(0, 0, 2, {}).remaining() == 0);
 }

@@ -1,24 +1,24 @@
 #include "tests/trainer/train/jobs.hpp"
 
 #include <ATen/ATen.h>
-#include <signal.h>
 #include <torch/nn/functional/dropout.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <stdexcept>
+#include <thread>
 
 #include "tests/trainer/train/small_model.hpp"
 #include "trainer/core/run.hpp"
 #include "trainer/train/batches.hpp"
 #include "trainer/train/context.hpp"
 #include "trainer/train/ddp.hpp"
-#include "trainer/train/session.hpp"
+#include "trainer/train/measures.hpp"
+#include "trainer/train/optimizer.hpp"
 #include "trainer/train/tensors.hpp"
 
 namespace dtrain::train::test {
@@ -154,48 +154,53 @@ int collectives(Context& context, const std::filesystem::path& /*folder*/) {
   return 0;
 }
 
-int dead_peer(Context& context, const std::filesystem::path& /*folder*/) {
-  if (context.rank() == 1) std::_Exit(3);
-  for (int i = 0; i < 100; ++i) context.barrier();
+// Rank r has r batches: rank 0 none.
+int measures(Context& context, const std::filesystem::path& /*folder*/) {
+  const auto batch = [](int number) {
+    const Examples examples = make_examples(number);
+    return Examples{examples.inputs.narrow(1, 0, 3).narrow(0, 0, 5 + number),
+                    examples.labels.narrow(0, 0, 5 + number)};
+  };
+  const auto count = [&](Context& of, const std::vector<int>& batches) {
+    WeightedMean mean;
+    Accuracy accuracy(2);
+    ConfusionMatrix confusion(3);
+    for (const int number : batches) {
+      const Examples examples = batch(number);
+      mean.add(examples.inputs.mean().item<double>(), examples.inputs.size(0));
+      accuracy.add(examples.inputs, examples.labels);
+      confusion.add(examples.inputs, examples.labels);
+    }
+    return std::tuple{mean.over(of), accuracy.over(of), confusion.over(of)};
+  };
+  const std::vector<std::vector<int>> share{{}, {0}, {1, 2}};
+  const auto mine = count(context, share[static_cast<std::size_t>(context.rank())]);
+  Context alone = Context::join(Environment{}, {});
+  const auto all = count(alone, {0, 1, 2});
+  const bool same = std::abs(std::get<0>(mine) - std::get<0>(all)) < 1e-12 &&
+                    std::get<1>(mine) == std::get<1>(all) &&
+                    std::get<2>(mine).equal(std::get<2>(all));
+  return same ? 0 : 1;
+}
+
+// Rank 1 does not come, and waits until its own error file says why the others left.
+int hanging_peer(Context& context, const std::filesystem::path& folder) {
+  context.set_step(41 + context.rank());
+  context.barrier();
+  if (context.rank() == 1) {
+    const auto file = folder / "error-1.json";
+    for (int i = 0; i < 2000 && !std::filesystem::exists(file); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    std::_Exit(5);
+  }
+  context.barrier();
   return 0;
 }
 
-// A training with everything that a resume must bring back: shuffled data, dropout, Adam, batch
-// norm. Writes each step's loss, and the weights at the end. TEST_DIE_AFTER kills the ranks.
-int resume(Context& context, const std::filesystem::path& folder) {
-  constexpr std::int64_t kSteps = 14;
-  const char* die_after = std::getenv("TEST_DIE_AFTER");
-  context.seed(7);
-  auto model = make_small_model(1, {.batch_norm = true, .dropout = true});
-  Ddp ddp(model, context, ddp_options());
-  Adam optimizer(named_parameters(*model), {.lr = 1e-2});
-  Session session(context, {.storage = folder / "storage", .retention = {}});
-  Place place = session.resume(*model, optimizer).value_or(Place{});
-  const auto data = make_images(40);
-  DistributedSampler sampler(data->size(), context.rank(), context.world_size(), {.seed = 3});
-  for (; place.step < kSteps; ++place.epoch, place.position = 0) {
-    sampler.set_epoch(place.epoch, place.position);
-    Loader<ImageBatch> batches(sampler, {.batch_size = 4, .workers = 2}, image_batches(data));
-    std::int64_t taken = 0;
-    while (auto batch = batches.next()) {
-      at::Tensor loss = at::cross_entropy_loss(ddp(batch->images.flatten(1)), batch->labels);
-      loss.backward();
-      optimizer.step();
-      optimizer.zero_grad();
-      ++place.step;
-      taken += batch->images.size(0);
-      place.position = sampler.position_after(taken);
-      std::FILE* losses =
-          std::fopen((folder / ("losses-" + std::to_string(context.rank()))).c_str(), "a");
-      std::fprintf(losses, "%lld %a\n", static_cast<long long>(place.step), loss.item<double>());
-      std::fclose(losses);
-      if (place.step % 3 == 0) session.report(place, {{"loss", 0.5}}, *model, optimizer);
-      if (die_after != nullptr && place.step == std::atoi(die_after)) ::raise(SIGKILL);
-      if (place.step == kSteps) break;
-    }
-  }
-  ddp.sync_buffers();
-  write_out(folder, "final", context.rank(), state_dict(*model));
+int dead_peer(Context& context, const std::filesystem::path& /*folder*/) {
+  if (context.rank() == 1) std::_Exit(3);
+  for (int i = 0; i < 100; ++i) context.barrier();
   return 0;
 }
 
@@ -203,12 +208,24 @@ int resume(Context& context, const std::filesystem::path& folder) {
 
 int run_job(const std::string& name, const std::filesystem::path& folder) {
   const std::map<std::string, std::function<int(Context&, const std::filesystem::path&)>> jobs{
-      {"gradients", gradients},     {"steps", steps},         {"accumulate", accumulate},
-      {"buffers", buffers},         {"unused", unused},       {"mismatch", mismatch},
-      {"collectives", collectives}, {"dead_peer", dead_peer}, {"resume", resume}};
+      {"gradients", gradients},      {"steps", steps},         {"accumulate", accumulate},
+      {"buffers", buffers},          {"unused", unused},       {"mismatch", mismatch},
+      {"collectives", collectives},  {"dead_peer", dead_peer}, {"measures", measures},
+      {"hanging_peer", hanging_peer}};
   return run([&] {
-    Context context = Context::join();
-    return jobs.at(name)(context, folder);
+    Context::Options options;
+    if (const char* limit = std::getenv("TEST_TIMEOUT_MS")) {
+      options.timeout = std::chrono::milliseconds(std::atoi(limit));
+    }
+    Context context = Context::join(read_environment(), options);
+    for (const auto* more : {&ddp_jobs(), &parity_jobs(), &shared_jobs()}) {
+      if (const auto found = more->find(name); found != more->end()) {
+        return found->second(context, folder);
+      }
+    }
+    const auto job = jobs.find(name);
+    return job == jobs.end() ? run_checkpoint_job(name, context, folder)
+                             : job->second(context, folder);
   });
 }
 

@@ -158,6 +158,6 @@ TEST_CASE("parameters without a gradient are left alone, and do not count steps"
 
 TEST_CASE("impossible optimizers are refused") {
   auto model = test::make_small_model(1);
-  CHECK_THROWS_AS(Adam({}, {}), Error);
+  CHECK_THROWS_AS(Adam(std::vector<NamedParameter>{}, {}), Error);
   CHECK_THROWS_AS(Sgd(named_parameters(*model), {.nesterov = true}), Error);
 }

@@ -6,7 +6,6 @@
 #include "tests/trainer/support/temporary.hpp"
 #include "tests/trainer/train/jobs.hpp"
 #include "tests/trainer/train/small_model.hpp"
-#include "trainer/checkpoint/store.hpp"
 #include "trainer/train/tensors.hpp"
 
 using namespace dtrain::train;
@@ -139,31 +138,18 @@ TEST_CASE("a peer that dies ends the others at once") {
   CHECK(contains(read_file(folder / "rank-0.log"), "error: "));
 }
 
-TEST_CASE("a training that is killed goes on bit-exactly from its checkpoint") {
-  for (const int ranks : {1, 2}) {
-    CAPTURE(ranks);
-    const TemporaryFolder whole;
-    succeed(launch("resume", ranks, whole.path()), whole);
-    const TemporaryFolder killed;
-    const auto exits = launch("resume", ranks, killed.path(), {{"TEST_DIE_AFTER", "8"}});
-    for (const test::Exit& exit : exits) CHECK(exit.code == 128 + 9);
-    const auto warn = [](const std::string& text) { FAIL(text); };
-    const auto newest = newest_checkpoint(killed / "storage", warn);
-    REQUIRE(newest.has_value());
-    CHECK(newest->manifest.step == 6);
-    CHECK(newest->manifest.world_size == ranks);
-    succeed(launch("resume", ranks, killed.path()), killed);
-    CHECK(contains(read_file(killed / "rank-0.log"), "resumed from "));
-
-    for (int rank = 0; rank < ranks; ++rank) {
-      CHECK(same_bits(result(whole, "final", rank), result(killed, "final", rank)));
-      // Steps 1 to 8, then 7 to 14 again: each loss as in the training that was not killed.
-      const std::string name = "losses-" + std::to_string(rank);
-      const std::string expected = read_file(whole / name);
-      const auto seventh = expected.find("\n7 ") + 1;
-      const auto ninth = expected.find("\n9 ") + 1;
-      REQUIRE(seventh > 1);
-      CHECK(read_file(killed / name) == expected.substr(0, ninth) + expected.substr(seventh));
-    }
-  }
+TEST_CASE("a peer that hangs: every rank's error file has step, last call and stacks") {
+  const TemporaryFolder folder;
+  const auto exits = launch("hanging_peer", 2, folder.path(),
+                            {{"TEST_TIMEOUT_MS", "500"}, {"DTRAIN_TRANSPORT", "shared_memory"}});
+  CAPTURE(exits[0].error_file);
+  CAPTURE(exits[1].error_file);
+  CHECK(exits[0].code == 1);
+  CHECK(contains(exits[0].error_file, "timed out after 0.5 s"));
+  CHECK(contains(exits[0].error_file, "rank 1"));
+  CHECK(contains(exits[0].error_file, "42"));  // the step that rank 1 works on
+  CHECK(contains(exits[0].error_file, "native_stack"));
+  CHECK(exits[1].code == 5);
+  CHECK(contains(exits[1].error_file, "after step 42, last call"));
+  CHECK(contains(exits[1].error_file, "nanosleep"));
 }

@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 
-#include <future>
+#include <cmath>
 
 #include "tests/trainer/support/fake_supervisor.hpp"
 #include "tests/trainer/support/temporary.hpp"
@@ -29,13 +29,20 @@ TEST_CASE("alone, the session commits and finds its checkpoints itself") {
   Context context = Context::join(Environment{}, {});
   auto model = test::make_small_model(1);
   Adam optimizer(named_parameters(*model), {.lr = 0.25});
+  at::Tensor drawn;
+  at::Tensor saved;
   {
     Session session(context, quiet(storage.path()));
     CHECK_FALSE(session.resume(*model, optimizer).has_value());
-    const auto path = session.report(Place{12, 3, 40}, {{"a", 1}}, *model, optimizer);
-    CHECK(path == storage / "checkpoints/checkpoint_000000");
+    session.report(Place{12, 3, 40}, {{"a", 1}}, *model, optimizer);
+    drawn = at::rand({4});  // what comes after the checkpoint
+    saved = model->parameters()[0].detach().clone();
+    at::NoGradGuard no_grad;
+    model->parameters()[0].zero_();  // the checkpoint has its copy
+    CHECK(session.finish() == storage / "checkpoints/checkpoint_000000");
+    CHECK(session.last_checkpoint() == storage / "checkpoints/checkpoint_000000");
+    CHECK(session.blocked().checkpoints == 1);
   }
-  const at::Tensor drawn = at::rand({4});  // what comes after the checkpoint
 
   auto other = test::make_small_model(2);
   Adam other_optimizer(named_parameters(*other), {.lr = 0.5});
@@ -46,7 +53,7 @@ TEST_CASE("alone, the session commits and finds its checkpoints itself") {
   CHECK(place->epoch == 3);
   CHECK(place->position == 40);
   CHECK(other_optimizer.lr() == 0.25);
-  CHECK(other->parameters()[0].equal(model->parameters()[0]));
+  CHECK(other->parameters()[0].equal(saved));
   CHECK(at::rand({4}).equal(drawn));
 }
 
@@ -56,7 +63,8 @@ TEST_CASE("a checkpoint that does not fit is refused with its file") {
   auto model = test::make_small_model(1);
   Adam optimizer(named_parameters(*model), {});
   Session session(context, quiet(storage.path()));
-  const auto path = session.report(Place{}, {}, *model, optimizer);
+  session.report(Place{}, {}, *model, optimizer);
+  const auto path = session.finish().value();
   const auto refusal = [&](torch::nn::Module& module, Optimizer& its) {
     return message_of<Error>([&] { session.resume(module, its); });
   };
@@ -95,14 +103,18 @@ TEST_CASE("under dtrain the head commits, and says where to resume from") {
   auto model = test::make_small_model(1);
   Adam optimizer(named_parameters(*model), {});
   Session session(context, quiet(folder / "ignored"));
-  auto path = std::async(std::launch::async, [&] {
-    return session.report(Place{7, 0, 0}, {{"accuracy", 0.5}}, *model, optimizer);
-  });
-  CHECK(supervisor.read_line()["type"] == "metrics");
+  session.report(Place{7, 0, 0}, {{"accuracy", 0.5}}, *model, optimizer);
+  const json metrics = supervisor.read_line();
+  CHECK(metrics["type"] == "metrics");
+  CHECK(metrics["metrics"].contains("checkpoint_blocked_ms"));
+  // The shard comes on a connection of its own, from behind the training.
+  supervisor.hang_up();
   const json line = supervisor.read_line();
   CHECK(line["type"] == "checkpoint");
+  CHECK(line["metrics"] == json{{"accuracy", 0.5}});
   CHECK(line["path"] ==
         (temporary_folder(folder / "storage", 2, 7) / "shard-00000-of-00001").string());
+  CHECK_FALSE(session.last_checkpoint().has_value());
   const auto committed =
       commit_checkpoint(folder / "storage", {.job = env.job,
                                              .attempt = 2,
@@ -111,10 +123,82 @@ TEST_CASE("under dtrain the head commits, and says where to resume from") {
                                              .shards = 1,
                                              .metrics = metrics_from_json(line["metrics"])});
   supervisor.answer(json({{"ok", true}, {"path", committed.string()}}).dump());
-  CHECK(path.get() == committed);
+  CHECK(session.finish() == committed);
+
+  session.report(Place{8, 0, 0}, {}, *model, optimizer);
+  CHECK(supervisor.read_line()["step"] == 8);
+  supervisor.answer(R"({"error":"no space"})");
+  // Told where it is waited for, once; the training may go on.
+  CHECK(contains(message_of<Error>([&] {
+                   session.report(Place{9, 0, 0}, {}, *model, optimizer);
+                 }),
+                 "checkpoint of step 8 was not committed: no space"));
+  CHECK(session.finish() == committed);
 
   env.checkpoint = committed;
   Context next = Context::join(env, {});
   Session resumed(next, quiet());
   CHECK(resumed.resume(*model, optimizer)->step == 7);
+}
+
+TEST_CASE("what is kept beside model and optimizer comes back") {
+  const test::TemporaryFolder storage;
+  Context context = Context::join(Environment{}, {});
+  auto model = test::make_small_model(1);
+  Adam optimizer(named_parameters(*model), {});
+  int counter = 41;
+  at::Tensor average = at::full({3}, 2.5);
+  const auto keep = [&](Session& session, const std::string& name) {
+    session.keep(name, {.save =
+                            [&] {
+                              return json{{"n", counter}};
+                            },
+                        .load = [&](const json& state) { counter = state.at("n").get<int>(); },
+                        .alike = true});
+    session.keep(name + " of the rank",
+                 {.save = [&] { return json(counter + 1); },
+                  .load = [&](const json& state) { counter += state.get<int>(); },
+                  .alike = false});
+    session.keep_tensors("ema", [&] { return TensorMap{{"w", average}}; });
+  };
+  {
+    Session session(context, quiet(storage.path()));
+    keep(session, "counter");
+    CHECK_THROWS_AS(session.keep("counter", {}), Error);
+    CHECK_THROWS_AS(session.keep_tensors("model", {}), Error);
+    session.report(Place{}, {}, *model, optimizer);
+    session.finish();
+  }
+  counter = 0;
+  average.zero_();
+  Session session(context, quiet(storage.path()));
+  keep(session, "counter");
+  session.resume(*model, optimizer);
+  CHECK(counter == 41 + 42);
+  CHECK(average.eq(2.5).all().item<bool>());
+}
+
+TEST_CASE("a loss that is no number is named with step and rank") {
+  Context context = Context::join(Environment{}, {});
+  Session::Options options = quiet();
+  options.stop_on_bad_loss = true;
+  Session session(context, options);
+  session.check_loss(4, 0.5);
+  CHECK(message_of<Error>([&] { session.check_loss(5, std::nan("")); }) ==
+        "the loss is nan at step 5 on rank 0");
+  CHECK(contains(message_of<Error>([&] { session.check_loss(6, -INFINITY); }), "the loss is -inf"));
+}
+
+TEST_CASE("metrics also go to a file and to TensorBoard") {
+  const test::TemporaryFolder folder;
+  Context context = Context::join(Environment{}, {});
+  Session::Options options = quiet();
+  options.metrics_file = folder / "run/metrics.jsonl";
+  options.tensorboard = folder / "run/tb";
+  Session session(context, options);
+  session.report(3, {{"loss", 0.25}, {"bad", std::nan("")}});
+  const json line = json::parse(test::read_file(folder / "run/metrics.jsonl"));
+  CHECK(line["step"] == 3);
+  CHECK(line["metrics"] == json{{"loss", 0.25}, {"bad", "nan"}});
+  CHECK(std::distance(std::filesystem::directory_iterator(folder / "run/tb"), {}) == 1);
 }

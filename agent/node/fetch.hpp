@@ -1,0 +1,38 @@
+#pragma once
+
+#include <atomic>
+#include <boost/asio/awaitable.hpp>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "agent/node/config.hpp"
+#include "launcher/core/ids.hpp"
+#include "launcher/files/store.hpp"
+#include "launcher/spec/job_spec.hpp"
+
+// Brings an attempt's content to this node: what its trees name and the store lacks, from the head
+// over a connection of its own. For a thread that may block on the disk.
+namespace dtrain::node {
+
+struct FetchJob {
+  paths::NodeRoot root;
+  NodeConfig config;
+  JobId job;
+  int attempt = 0;
+  JobContent content;
+  std::shared_ptr<std::atomic<bool>> stop;
+  // Bytes that are here, and that there will be.
+  std::function<void(std::uint64_t done, std::uint64_t total)> progress;
+};
+
+// Returns when all of it is in the store. A connection that breaks is dialled again, and goes on
+// where it was, until `stop`. Throws Error(exhausted) when it will not fit the disk, Error(denied)
+// when the head does not grant it, Error(conflict) when stopped.
+boost::asio::awaitable<void> fetch_content(std::shared_ptr<FetchJob> job);
+
+// True when nothing is missing, without a connection.
+bool content_is_here(const ContentStore& store, const JobContent& content);
+
+}  // namespace dtrain::node

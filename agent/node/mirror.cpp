@@ -1,0 +1,299 @@
+#include "agent/node/mirror.hpp"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/asio/post.hpp>
+#include <cerrno>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/log.hpp"
+
+namespace dtrain::node {
+
+namespace asio = boost::asio;
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+constexpr auto kPause = 100ms;      // between looks while little is written
+constexpr auto kShortPause = 10ms;  // while somebody waits for the end
+
+bool is_lasting(const std::string& file) {
+  return file != "supervise.log";  // which goes on after the attempt's end
+}
+
+fs::path path_of(const paths::AttemptRoot& root, const std::string& file) {
+  if (file == "setup.log") return root.setup_log();
+  if (file == "supervise.log") return root.log();
+  return root.ranks() / file;
+}
+
+std::vector<std::string> names_of(const paths::AttemptRoot& root) {
+  std::vector<std::string> names;
+  std::error_code none;
+  for (const char* name : {"setup.log", "supervise.log"}) {
+    if (fs::exists(path_of(root, name), none)) names.emplace_back(name);
+  }
+  for (const auto& entry : fs::directory_iterator(root.ranks(), none)) {
+    std::string name = entry.path().filename().string();
+    if (wire::is_log_file(name)) names.push_back(std::move(name));
+  }
+  return names;
+}
+
+std::string read_at(const fs::path& path, std::uint64_t offset, std::size_t most) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (!fd) return {};
+  std::string bytes(most, '\0');
+  ssize_t got = 0;
+  do {
+    got = ::pread(fd.get(), bytes.data(), most, static_cast<off_t>(offset));
+  } while (got < 0 && errno == EINTR);
+  bytes.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  return bytes;
+}
+
+}  // namespace
+
+struct Mirror::Look {
+  struct Piece {
+    Key key;
+    std::string file;
+    std::uint64_t offset = 0;
+    std::string bytes;
+  };
+  int connection = 0;
+  std::size_t room = 0;  // bytes that may be read
+  std::map<Key, paths::AttemptRoot> roots;
+  std::map<Key, std::map<std::string, std::uint64_t>> offsets;  // of the files that are open
+  std::set<Key> draining;
+  // Found:
+  std::map<Key, std::vector<std::string>> names;
+  std::vector<Piece> pieces;
+  bool cut_short = false;  // there is more than fitted
+
+  void run() {
+    for (const auto& [key, root] : roots) names[key] = names_of(root);
+    for (const auto& [key, files] : offsets) {
+      for (const auto& [file, offset] : files) {
+        const std::size_t most = std::min(room, wire::kBulkFrame);
+        if (most == 0) {
+          cut_short = true;
+          return;
+        }
+        Piece piece{key, file, offset, read_at(path_of(roots.at(key), file), offset, most)};
+        if (piece.bytes.empty()) continue;
+        room -= piece.bytes.size();
+        cut_short = cut_short || piece.bytes.size() == most;
+        pieces.push_back(std::move(piece));
+      }
+    }
+  }
+};
+
+Mirror::Mirror(asio::any_io_executor executor, paths::NodeRoot root, Send send)
+    : executor_(std::move(executor)),
+      root_(std::move(root)),
+      send_(std::move(send)),
+      timer_(executor_) {
+  // Ranks come first: the reading takes what they leave.
+  reader_.add([] {
+    const sched_param none{};
+    ::sched_setscheduler(0, SCHED_IDLE, &none);
+  });
+}
+
+Mirror::~Mirror() {
+  alive_.reset();
+}
+
+void Mirror::enable(bool wanted) {
+  wanted_ = wanted;
+  settle_drains();
+  if (wanted_) wake(0ms);
+}
+
+void Mirror::connected(bool is_open) {
+  connected_ = is_open;
+  ++connection_;
+  for (auto& [key, attempt] : attempts_) {
+    attempt.refused = false;
+    for (auto& [name, file] : attempt.files) file = File{};
+    for (Drain& drain : attempt.drains) drain.scanned = false;
+  }
+  if (is_open) wake(0ms);
+}
+
+void Mirror::follow(const Key& key) {
+  attempts_.try_emplace(key);
+  wake(0ms);
+}
+
+void Mirror::drain(const Key& key, std::chrono::milliseconds limit, std::function<void()> done) {
+  if (!wanted_) {
+    done();
+    return;
+  }
+  attempts_[key].drains.push_back({std::move(done), Clock::now() + limit, false});
+  wake(0ms);
+}
+
+void Mirror::forget(const JobId& job) {
+  std::erase_if(attempts_, [&](const auto& entry) { return entry.first.first == job; });
+}
+
+std::size_t Mirror::in_flight() const {
+  std::uint64_t bytes = 0;
+  for (const auto& [key, attempt] : attempts_) {
+    for (const auto& [name, file] : attempt.files) bytes += file.sent - file.taken;
+  }
+  return static_cast<std::size_t>(bytes);
+}
+
+void Mirror::wake(std::chrono::milliseconds after) {
+  if (!wanted_ || attempts_.empty()) return;
+  if (looking_) {
+    again_ = again_ || after == 0ms;
+    return;
+  }
+  timer_.expires_after(after);
+  timer_.async_wait([this, guard = std::weak_ptr<int>(alive_)](boost::system::error_code stopped) {
+    if (!stopped && guard.lock()) look();
+  });
+}
+
+void Mirror::look() {
+  if (looking_ || !wanted_) return;
+  settle_drains();
+  if (attempts_.empty()) return;
+  if (!connected_) {
+    wake(kPause);  // for the limits of those who wait
+    return;
+  }
+  looking_ = true;
+  again_ = false;
+  auto look = std::make_shared<Look>();
+  look->connection = connection_;
+  const std::size_t on_the_way = in_flight();
+  look->room = on_the_way < wire::kLogWindow ? wire::kLogWindow - on_the_way : 0;
+  for (const auto& [key, attempt] : attempts_) {
+    if (attempt.refused) continue;
+    look->roots[key] = paths::attempt(root_, key.first, key.second);
+    if (!attempt.drains.empty()) look->draining.insert(key);
+    for (const auto& [name, file] : attempt.files) {
+      if (file.open) look->offsets[key][name] = file.sent;
+    }
+  }
+  reader_.add([this, look, executor = executor_, guard = std::weak_ptr<int>(alive_)] {
+    look->run();
+    asio::post(executor, [this, look, guard] {
+      if (guard.lock()) found(std::move(*look));
+    });
+  });
+}
+
+void Mirror::found(Look look) {
+  looking_ = false;
+  if (look.connection != connection_ || !connected_) {
+    wake(0ms);
+    return;
+  }
+  for (const auto& [key, names] : look.names) {
+    const auto attempt = attempts_.find(key);
+    if (attempt == attempts_.end()) continue;
+    for (const std::string& name : names) {
+      File& file = attempt->second.files[name];
+      if (file.asked) continue;
+      file.asked = true;
+      send_(wire::LogOpen{{key.first, key.second, name}}, {});
+    }
+  }
+  std::set<Key> with_more;
+  for (Look::Piece& piece : look.pieces) {
+    with_more.insert(piece.key);
+    const auto attempt = attempts_.find(piece.key);
+    if (attempt == attempts_.end()) continue;
+    File& file = attempt->second.files[piece.file];
+    if (!file.open || file.sent != piece.offset) continue;  // the head has said otherwise meanwhile
+    file.sent += piece.bytes.size();
+    const std::size_t size = piece.bytes.size();
+    send_(wire::LogData{{piece.key.first, piece.key.second, piece.file}, piece.offset, size},
+          std::move(piece.bytes));
+  }
+  for (const Key& key : look.draining) {
+    const auto attempt = attempts_.find(key);
+    if (attempt == attempts_.end() || look.cut_short || with_more.contains(key)) continue;
+    const bool all_open = std::all_of(attempt->second.files.begin(), attempt->second.files.end(),
+                                      [](const auto& entry) { return entry.second.open; });
+    // A file that was not open yet when the thread looked was not read.
+    const bool all_read = look.offsets[key].size() == attempt->second.files.size();
+    for (Drain& drain : attempt->second.drains) drain.scanned = all_open && all_read;
+  }
+  settle_drains();
+  const bool hurry = std::any_of(attempts_.begin(), attempts_.end(),
+                                 [](const auto& entry) { return !entry.second.drains.empty(); });
+  const bool room = in_flight() < wire::kLogWindow;
+  if (again_ || (look.cut_short && room)) {
+    wake(0ms);
+  } else {
+    wake(hurry ? std::chrono::milliseconds(kShortPause) : std::chrono::milliseconds(kPause));
+  }
+}
+
+void Mirror::settle_drains() {
+  std::vector<std::function<void()>> over;
+  for (auto at = attempts_.begin(); at != attempts_.end();) {
+    Attempt& attempt = at->second;
+    const bool taken =
+        std::all_of(attempt.files.begin(), attempt.files.end(), [](const auto& entry) {
+          return !is_lasting(entry.first) || entry.second.taken == entry.second.sent;
+        });
+    bool ended = false;
+    std::erase_if(attempt.drains, [&](Drain& drain) {
+      const bool whole = !wanted_ || attempt.refused || (drain.scanned && taken && connected_);
+      if (!whole && Clock::now() < drain.until) return false;
+      if (!whole) {
+        log::warn("the head has not taken all logs of an attempt in time",
+                  {{"job", at->first.first.str()}});
+      }
+      ended = true;
+      over.push_back(std::move(drain.done));
+      return true;
+    });
+    at = ended && attempt.drains.empty() ? attempts_.erase(at) : std::next(at);
+  }
+  for (const auto& done : over) done();
+}
+
+void Mirror::message(const wire::BulkMessage& message) {
+  const auto find = [&](const wire::LogName& log) -> Attempt* {
+    const auto found = attempts_.find({log.job, log.attempt});
+    return found == attempts_.end() ? nullptr : &found->second;
+  };
+  if (const auto* from = std::get_if<wire::LogFrom>(&message)) {
+    Attempt* attempt = find(from->log);
+    if (attempt == nullptr) return;
+    File& file = attempt->files[from->log.file];
+    file.asked = file.open = true;
+    file.sent = file.taken = from->offset;
+    for (Drain& drain : attempt->drains) drain.scanned = false;
+  } else if (const auto* taken = std::get_if<wire::LogTaken>(&message)) {
+    Attempt* attempt = find(taken->log);
+    if (attempt == nullptr) return;
+    File& file = attempt->files[taken->log.file];
+    file.taken = std::clamp(taken->offset, file.taken, file.sent);
+    settle_drains();
+  } else if (const auto* refused = std::get_if<wire::LogRefused>(&message)) {
+    Attempt* attempt = find(refused->log);
+    if (attempt == nullptr) return;
+    attempt->refused = true;
+    settle_drains();
+  }
+  wake(0ms);
+}
+
+}  // namespace dtrain::node

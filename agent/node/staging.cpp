@@ -1,0 +1,222 @@
+#include "agent/node/staging.hpp"
+
+#include <atomic>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <chrono>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "agent/node/fetch.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/core/log.hpp"
+#include "launcher/files/store.hpp"
+
+namespace dtrain::node {
+
+namespace asio = boost::asio;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr auto kSayEvery = 300ms;
+
+}  // namespace
+
+// One attempt's bringing. Its thread touches what stands above the line; the rest is the
+// executor's.
+struct Staging::Work : std::enable_shared_from_this<Staging::Work> {
+  Key key;
+  JobContent content;
+  paths::NodeRoot root;
+  NodeConfig config;
+  std::shared_ptr<std::atomic<bool>> stop = std::make_shared<std::atomic<bool>>(false);
+  std::function<void(std::uint64_t, std::uint64_t)> progress;
+  asio::io_context context{1};
+
+  // ----
+  std::thread thread;
+  std::optional<Error> failure;
+  bool done = false;
+  bool asked = false;  // the head wants to hear of it
+  std::vector<std::function<void()>> then;
+
+  // On its thread.
+  void run() {
+    const ContentStore store(root.content());
+    // Twice: what turns out to be damaged when it is used is fetched anew.
+    for (int attempt = 1;; ++attempt) {
+      fetch(store);
+      try {
+        put_in_place(store);
+        return;
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::not_found || attempt == 2) throw;
+        log::warn("content was damaged and is fetched again", {{"why", error.what()}});
+      }
+    }
+  }
+
+  void fetch(const ContentStore& store) {
+    if (content_is_here(store, content)) return;
+    auto job = std::make_shared<FetchJob>();
+    job->root = root;
+    job->config = config;
+    job->job = key.first;
+    job->attempt = key.second;
+    job->content = content;
+    job->stop = stop;
+    job->progress = progress;
+    std::exception_ptr failed;
+    context.restart();
+    asio::co_spawn(context, fetch_content(job),
+                   [&failed](const std::exception_ptr& error) { failed = error; });
+    context.run();
+    // Stopped from outside: what was awaited is gone with the context.
+    if (stop->load()) throw Error(ErrorCode::conflict, "it was given up");
+    if (failed) std::rethrow_exception(failed);
+  }
+
+  void put_in_place(const ContentStore& store) {
+    if (!content.bundle_tree.empty()) {
+      make_bundle(store, store.tree(content.bundle_tree), content.bundle_tree);
+    }
+    const fs::path folder = root.workdir(key.first, key.second);
+    std::error_code none;
+    if (fs::exists(folder, none)) return;
+    make_folders(folder.parent_path());
+    const ContentTree tree =
+        content.workdir_tree.empty() ? ContentTree{} : store.tree(content.workdir_tree);
+    make_copy(store, tree, folder, stop.get());
+  }
+
+  void end() {
+    stop->store(true);
+    // Not stop(): a context that is about to begin must see it too.
+    asio::post(context, [this] { context.stop(); });
+    if (thread.joinable()) thread.join();
+  }
+};
+
+Staging::Staging(asio::any_io_executor executor, paths::NodeRoot root, NodeConfig config,
+                 std::function<void(wire::NodeMessage)> say)
+    : executor_(std::move(executor)),
+      root_(std::move(root)),
+      config_(std::move(config)),
+      say_(std::move(say)) {}
+
+Staging::~Staging() {
+  for (const auto& [key, work] : works_) work->end();
+}
+
+std::shared_ptr<Staging::Work> Staging::begin(const Key& key, const JobContent& content) {
+  auto& found = works_[key];
+  // One that failed is tried again when it is asked for again.
+  if (found && !(found->done && found->failure)) return found;
+  if (found) found->end();
+  found = std::make_shared<Work>();
+  const std::shared_ptr<Work> work = found;
+  work->key = key;
+  work->content = content;
+  work->root = root_;
+  work->config = config_;
+  auto last = std::make_shared<std::chrono::steady_clock::time_point>();
+  work->progress = [this, weak = std::weak_ptr<Work>(work), last, executor = executor_](
+                       std::uint64_t done, std::uint64_t total) {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - *last < kSayEvery) return;
+    *last = now;
+    asio::post(executor, [this, weak, done, total] {
+      const auto living = weak.lock();
+      if (!living || living->stop->load() || !living->asked || living->done) return;
+      say_(wire::Staging{living->key.first, living->key.second, done, total, false});
+    });
+  };
+  work->thread = std::thread([this, work, executor = executor_] {
+    std::optional<Error> failure;
+    try {
+      work->run();
+    } catch (const Error& error) {
+      failure = error;
+    } catch (const std::exception& error) {
+      failure = Error(ErrorCode::internal, error.what());
+    }
+    asio::post(executor, [this, weak = std::weak_ptr<Work>(work), failure] {
+      const auto living = weak.lock();
+      if (!living || living->stop->load()) return;
+      living->failure = failure;
+      living->done = true;
+      ended(living);
+    });
+  });
+  return work;
+}
+
+void Staging::ended(const std::shared_ptr<Work>& work) {
+  if (work->thread.joinable()) work->thread.join();
+  const auto& [job, attempt] = work->key;
+  std::vector<std::function<void()>> then = std::move(work->then);
+  work->then.clear();
+  if (work->failure) {
+    Error error = *work->failure;
+    error.while_doing("bringing its files here");
+    log::warn("an attempt's content cannot be had", {{"job", job.str()}, {"why", error.what()}});
+    if (work->asked || !then.empty()) say_(wire::StartFailed{job, attempt, error});
+    return;
+  }
+  if (work->asked) say_(wire::Staging{job, attempt, work->content.size, work->content.size, true});
+  for (const auto& each : then) each();
+}
+
+void Staging::stage(const wire::Stage& wanted) {
+  const std::shared_ptr<Work> work = begin({wanted.job, wanted.attempt}, wanted.content);
+  work->asked = true;
+  if (work->done) ended(work);
+}
+
+wire::StartAttempt Staging::placed(const wire::StartAttempt& start) const {
+  wire::StartAttempt here = start;
+  wire::AttemptSpec& spec = here.spec;
+  const JobContent& content = *spec.content;
+  spec.workdir = root_.workdir(spec.job, spec.attempt).string();
+  if (content.bundle_tree.empty()) return here;
+  const fs::path bundle = ContentStore(root_.content()).bundle(content.bundle_tree);
+  spec.library_path = (bundle / "lib").string();
+  if (!content.program.empty()) spec.command.front() = (bundle / content.program).string();
+  return here;
+}
+
+void Staging::before_start(const wire::StartAttempt& start,
+                           std::function<void(const wire::StartAttempt&)> go) {
+  const wire::AttemptSpec& spec = start.spec;
+  std::error_code none;
+  const bool started = fs::exists(paths::attempt(root_, spec.job, spec.attempt).spec(), none);
+  if (!spec.content || started) {
+    go(start);  // started: a repeat, which has its files
+    return;
+  }
+  const std::shared_ptr<Work> work = begin({spec.job, spec.attempt}, *spec.content);
+  work->then.push_back([this, start, go = std::move(go)] { go(placed(start)); });
+  if (work->done) {
+    work->asked = false;
+    ended(work);
+  }
+}
+
+void Staging::give_up(const JobId& job, int attempt) {
+  const auto found = works_.find({job, attempt});
+  if (found == works_.end()) return;
+  found->second->end();
+  works_.erase(found);
+}
+
+void Staging::forget(const JobId& job) {
+  for (auto at = works_.lower_bound({job, 0}); at != works_.end() && at->first.first == job;) {
+    at->second->end();
+    at = works_.erase(at);
+  }
+}
+
+}  // namespace dtrain::node

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <boost/asio/any_io_executor.hpp>
+#include <functional>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "agent/node/config.hpp"
+#include "launcher/wire/node.hpp"
+
+// What must lie on this node before an attempt's ranks start: its own copy of the workdir, and its
+// bundle. Each attempt is brought by a thread of its own, so that neither the network nor the disk
+// keeps this process from its heartbeats. All calls on the executor's thread.
+namespace dtrain::node {
+
+class Staging {
+ public:
+  // `say` passes a message on to the head; it may be dropped while there is none.
+  Staging(boost::asio::any_io_executor executor, paths::NodeRoot root, NodeConfig config,
+          std::function<void(wire::NodeMessage)> say);
+  // Gives up what is under way.
+  ~Staging();
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+
+  // Brings an attempt's content, and says how far it is; last that it is ready, or StartFailed.
+  void stage(const wire::Stage& wanted);
+  // Calls `go` with a start whose workdir, command and library path are this node's: at once, if
+  // there is nothing to bring, else when it is here. What fails is said as StartFailed.
+  void before_start(const wire::StartAttempt& start,
+                    std::function<void(const wire::StartAttempt&)> go);
+  void give_up(const JobId& job, int attempt);
+  // Of all attempts of the job; nothing of it is being written when this returns.
+  void forget(const JobId& job);
+
+ private:
+  struct Work;
+  using Key = std::pair<JobId, int>;
+  std::shared_ptr<Work> begin(const Key& key, const JobContent& content);
+  void ended(const std::shared_ptr<Work>& work);
+  wire::StartAttempt placed(const wire::StartAttempt& start) const;
+
+  boost::asio::any_io_executor executor_;
+  paths::NodeRoot root_;
+  NodeConfig config_;
+  std::function<void(wire::NodeMessage)> say_;
+  std::map<Key, std::shared_ptr<Work>> works_;
+};
+
+}  // namespace dtrain::node

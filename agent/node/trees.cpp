@@ -1,0 +1,329 @@
+#include "agent/node/trees.hpp"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/asio/post.hpp>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/log.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::node {
+
+namespace asio = boost::asio;
+
+namespace {
+
+constexpr std::size_t kListLimit = std::size_t{64} << 20;  // bytes of a shard.json
+
+Error as_error(const std::exception& error) {
+  if (const auto* known = dynamic_cast<const Error*>(&error)) return *known;
+  return Error(ErrorCode::io, error.what());
+}
+
+bool holds(const fs::path& outer, const fs::path& inner) {
+  const auto [rest, unused] = std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end());
+  return rest == outer.end();
+}
+
+void look_at_token(const wire::PrepareAttempt& request) {
+  if (request.token_file.empty()) return;
+  std::optional<std::string> found;
+  try {
+    found = read_file_if_there(request.token_file, 4096);
+  } catch (const Error&) {
+    // Not readable is as good as not there.
+  }
+  if (found == request.token) return;
+  const fs::path storage = fs::path(request.token_file).parent_path().parent_path().parent_path();
+  throw Error(ErrorCode::invalid,
+              "storage_path is not the same folder here as on the head: what "
+              "the head wrote below " +
+                  storage.string() + " is not seen")
+      .with_hint(
+          "storage_path must be a folder that all nodes share; without it the head's own is "
+          "used");
+}
+
+}  // namespace
+
+ShardFolder look_at_shard(const wire::ShardAsk& request) {
+  const std::string shown = printable(request.path, false);
+  fs::path path = fs::path(request.path).lexically_normal();
+  if (!path.is_absolute()) {
+    throw Error(ErrorCode::invalid, "the path of a checkpoint must be absolute");
+  }
+  if (!path.has_filename()) path = path.parent_path();
+  std::error_code failed;
+  const fs::path parent = fs::canonical(path.parent_path(), failed);
+  if (failed) throw errno_error("cannot look at " + shown, failed.value());
+  path = parent / path.filename();
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0) throw errno_error("cannot look at " + shown, errno);
+  if (!S_ISDIR(status.st_mode)) throw Error(ErrorCode::invalid, shown + " is not a folder");
+  if (status.st_uid != ::geteuid()) {
+    throw Error(ErrorCode::denied, shown + " belongs to another user");
+  }
+  for (const std::string& each : request.forbidden) {
+    if (!each.empty() && holds(path, fs::weakly_canonical(each))) {
+      throw Error(ErrorCode::denied,
+                  shown + " cannot be taken as a checkpoint: " + each + " lies in it");
+    }
+  }
+  ShardFolder found;
+  found.folder = path;
+  const auto listed = read_file_if_there(path / "shard.json", kListLimit);
+  if (!listed) {
+    found.files = list_files(path);
+    if (found.files.empty()) {
+      throw Error(ErrorCode::invalid, "the folder of the checkpoint is empty");
+    }
+    compute_sums(path, found.files);
+    return found;
+  }
+  while_doing("reading " + (path / "shard.json").string(), [&] {
+    const nlohmann::json json = wire::parse_json(*listed, "it", kListLimit);
+    if (wire::get_string(json, "format") != "dtrain-shard" ||
+        wire::get_int(json, "version", 1, INT32_MAX) != 1) {
+      throw Error(ErrorCode::invalid, "it is not in a format that this dtrain knows");
+    }
+    if (wire::get_int(json, "shard", 0, INT32_MAX) != request.shard ||
+        wire::get_int(json, "shards", 1, INT32_MAX) != request.shards ||
+        wire::get_int(json, "step", 0, INT64_MAX) != request.step) {
+      throw Error(ErrorCode::invalid, "it is of another shard or step than was reported");
+    }
+    found.files = file_entries_from_json(wire::member(json, "files"));
+  });
+  std::vector<FileEntry> all = found.files;
+  all.push_back({"shard.json", listed->size(), {}});
+  verify_sizes(path, all, true);
+  return found;
+}
+
+void clear_storage(const fs::path& storage, int attempt) {
+  const fs::path temporary = storage / "checkpoints" / ".tmp";
+  make_folders(temporary);
+  for (const fs::directory_entry& entry : fs::directory_iterator(temporary)) {
+    int of = 0;
+    const std::string name = entry.path().filename().string();
+    if (std::sscanf(name.c_str(), "attempt-%d-", &of) == 1 && of < attempt) {
+      remove_tree(entry.path());
+    }
+  }
+}
+
+// A shard on its way to the head.
+struct Trees::Shard {
+  wire::ShardAsk request;
+  ShardFolder folder;
+  std::shared_ptr<link::TreeSender> sender;
+};
+
+// A checkpoint on its way from it.
+struct Trees::Fetch {
+  wire::PrepareAttempt request;
+  std::string transfer;
+  fs::path place;
+  std::shared_ptr<link::TreeReceiver> receiver;
+};
+
+Trees::Trees(asio::any_io_executor executor, paths::NodeRoot root, Send send, Prepared prepared)
+    : executor_(std::move(executor)),
+      root_(std::move(root)),
+      send_(std::move(send)),
+      prepared_(std::move(prepared)),
+      post_([executor = executor_, guard = std::weak_ptr<int>(alive_)](std::function<void()> task) {
+        asio::post(executor, [guard, task = std::move(task)] {
+          if (guard.lock()) task();
+        });
+      }) {}
+
+Trees::~Trees() {
+  alive_.reset();
+}
+
+void Trees::connected(bool is_open) {
+  connected_ = is_open;
+  shards_.clear();  // the head asks for them again
+  if (!is_open) return;
+  for (const auto& [transfer, fetch] : fetches_) ask(*fetch);
+}
+
+void Trees::prepare(const wire::PrepareAttempt& request) {
+  wire::AttemptPrepared answer{request.job, request.attempt, std::nullopt};
+  for (const auto& [transfer, fetch] : fetches_) {
+    if (fetch->request.job == request.job && fetch->request.attempt == request.attempt) return;
+  }
+  const auto checked = std::make_shared<std::optional<Error>>();
+  const auto there = std::make_shared<bool>(true);
+  fs::path place;
+  if (request.checkpoint) place = root_.checkpoint(request.job, *request.checkpoint);
+  worker_.add([this, request, answer, checked, there, place, post = post_]() mutable {
+    try {
+      look_at_token(request);
+      if (!place.empty()) {
+        // An older one is not wanted any more; a newer one was never committed.
+        std::error_code none;
+        for (const auto& entry : fs::directory_iterator(place.parent_path(), none)) {
+          if (entry.path() != place) remove_tree(entry.path());
+        }
+        *there = fs::exists(place / "manifest.json", none);
+      }
+    } catch (const std::exception& error) {
+      *checked = as_error(error);
+    }
+    post([this, request, answer, checked, there, place]() mutable {
+      answer.error = *checked;
+      if (answer.error || *there) {
+        prepared_(answer);
+        return;
+      }
+      auto fetch = std::make_shared<Fetch>();
+      fetch->request = request;
+      fetch->transfer = random_hex(8);
+      fetch->place = place;
+      fetches_[fetch->transfer] = fetch;
+      if (connected_) ask(*fetch);
+    });
+  });
+}
+
+void Trees::ask(Fetch& fetch) {
+  send_(wire::CheckpointAsk{fetch.transfer, fetch.request.job, *fetch.request.checkpoint}, {});
+}
+
+void Trees::finish(const std::string& transfer, std::optional<Error> error) {
+  const auto found = fetches_.find(transfer);
+  if (found == fetches_.end()) return;
+  const std::shared_ptr<Fetch> fetch = found->second;
+  fetches_.erase(found);
+  send_(wire::TreeEnd{transfer, error}, {});
+  wire::AttemptPrepared answer{fetch->request.job, fetch->request.attempt, std::move(error)};
+  if (answer.error) {
+    answer.error->while_doing("bringing the checkpoint from the head");
+    prepared_(answer);
+    return;
+  }
+  worker_.add([this, fetch, answer, post = post_]() mutable {
+    try {
+      remove_tree(fetch->place);
+      fs::rename(fetch->place.string() + ".incoming", fetch->place);
+    } catch (const std::exception& failed) {
+      answer.error = as_error(failed);
+    }
+    post([this, answer] { prepared_(answer); });
+  });
+}
+
+// The head has listed the files of a checkpoint.
+void Trees::begin(const std::string& transfer, const wire::TreeFiles& files) {
+  const auto found = fetches_.find(transfer);
+  if (found == fetches_.end()) return;
+  Fetch& fetch = *found->second;
+  if (fetch.receiver && fetch.receiver->files() != files.files) fetch.receiver.reset();
+  if (!fetch.receiver) {
+    link::TreeReceiver::Hooks hooks;
+    hooks.credit = [this, transfer](std::size_t bytes) {
+      send_(wire::TreeCredit{transfer, bytes}, {});
+    };
+    hooks.done = [this, transfer](std::optional<Error> error) {
+      finish(transfer, std::move(error));
+    };
+    try {
+      fetch.receiver = std::make_shared<link::TreeReceiver>(
+          worker_, post_, fetch.place.string() + ".incoming", files.files, std::move(hooks));
+    } catch (const Error& error) {
+      finish(transfer, error);
+      return;
+    }
+    fetch.receiver->start();
+  }
+  send_(wire::TreeGo{transfer, fetch.receiver->next_file(), fetch.receiver->next_offset()}, {});
+}
+
+void Trees::send_shard(const wire::ShardAsk& request) {
+  const auto shard = std::make_shared<Shard>();
+  shard->request = request;
+  // Not above what holds the user's own things either.
+  if (const char* home = std::getenv("HOME")) shard->request.forbidden.emplace_back(home);
+  shard->request.forbidden.push_back(root_.root.string());
+  shards_[request.transfer] = shard;
+  worker_.add([this, shard, post = post_] {
+    std::optional<Error> failed;
+    try {
+      shard->folder = look_at_shard(shard->request);
+    } catch (const std::exception& error) {
+      failed = as_error(error);
+    }
+    post([this, shard, failed] {
+      const std::string& transfer = shard->request.transfer;
+      const auto found = shards_.find(transfer);
+      if (found == shards_.end() || found->second != shard) return;  // asked for again meanwhile
+      if (failed) {
+        shards_.erase(found);
+        send_(wire::TreeEnd{transfer, failed}, {});
+        return;
+      }
+      link::TreeSender::Hooks hooks;
+      hooks.send = [this](const wire::TreeData& data, std::string bytes) {
+        send_(data, std::move(bytes));
+      };
+      hooks.failed = [this, transfer](const Error& error) {
+        shards_.erase(transfer);
+        send_(wire::TreeEnd{transfer, error}, {});
+      };
+      shard->sender = std::make_shared<link::TreeSender>(
+          worker_, post_, transfer, shard->folder.folder, shard->folder.files, std::move(hooks));
+      send_(wire::TreeFiles{transfer, shard->folder.files}, {});
+    });
+  });
+}
+
+void Trees::message(const wire::BulkMessage& message, std::string bytes) {
+  if (const auto* ask_for = std::get_if<wire::ShardAsk>(&message)) {
+    send_shard(*ask_for);
+  } else if (const auto* files = std::get_if<wire::TreeFiles>(&message)) {
+    begin(files->transfer, *files);
+  } else if (const auto* data = std::get_if<wire::TreeData>(&message)) {
+    const auto found = fetches_.find(data->transfer);
+    if (found != fetches_.end() && found->second->receiver) {
+      found->second->receiver->take(*data, std::move(bytes));
+    }
+  } else if (const auto* go = std::get_if<wire::TreeGo>(&message)) {
+    const auto found = shards_.find(go->transfer);
+    if (found != shards_.end() && found->second->sender) {
+      found->second->sender->go(go->file, go->offset);
+    }
+  } else if (const auto* credit = std::get_if<wire::TreeCredit>(&message)) {
+    const auto found = shards_.find(credit->transfer);
+    if (found != shards_.end() && found->second->sender) {
+      found->second->sender->credit(credit->bytes);
+    }
+  } else if (const auto* end = std::get_if<wire::TreeEnd>(&message)) {
+    if (fetches_.contains(end->transfer)) {
+      finish(end->transfer,
+             end->error.value_or(Error(ErrorCode::failed, "the head ended it in the middle")));
+      return;
+    }
+    const auto found = shards_.find(end->transfer);
+    if (found == shards_.end()) return;
+    const std::shared_ptr<Shard> shard = found->second;
+    shards_.erase(found);
+    if (end->error || shard->request.keep) return;
+    worker_.add([folder = shard->folder.folder] {
+      try {
+        remove_tree(folder);
+      } catch (const Error& error) {
+        log::warn("a shard stays", {{"why", error.what()}});
+      }
+    });
+  }
+}
+
+}  // namespace dtrain::node

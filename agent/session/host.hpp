@@ -1,0 +1,35 @@
+#pragma once
+
+#include <string>
+
+#include "launcher/core/files.hpp"
+#include "launcher/wire/session.hpp"
+
+// What is to be known of a machine before anything is put on it. Reads files and asks the kernel;
+// starts no program and asks no name service, which a static program cannot.
+namespace dtrain::session {
+
+// `root` stands for / where configuration files are read, for tests.
+wire::HostFacts gather_host_facts(const fs::path& root = "/");
+
+// Whether a file system is shared between machines, or has no shared memory over its files: WAL and
+// locks cannot be relied on there. `magic` as statfs(2) gives it.
+bool is_network_filesystem(std::uint64_t magic) noexcept;
+
+// "2.36" from the bytes of a libc.so.6; empty when they hold no such words.
+std::string glibc_version(std::string_view library);
+
+// Whether logind ends the processes of `user` at logout: logind.conf and its drop-ins below `root`.
+// What they leave open is as the distribution built it, which its own file says in a comment.
+bool logind_kills(const fs::path& root, const std::string& user);
+
+// HOME, else from /etc/passwd; Error(invalid) without either.
+fs::path home_folder();
+
+// "~", "~/x" and absolute paths; Error(invalid) for others.
+fs::path expand_base(const std::string& base, const fs::path& home);
+
+// /var/tmp/dtrain-UID: for roots where the home will not do.
+fs::path spare_base();
+
+}  // namespace dtrain::session

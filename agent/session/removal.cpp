@@ -1,0 +1,218 @@
+#include "agent/session/removal.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+
+#include "agent/session/agents.hpp"
+#include "agent/session/host.hpp"
+#include "agent/session/systemd.hpp"
+#include "launcher/core/cluster_processes.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/files/sync.hpp"
+
+namespace dtrain::session {
+namespace {
+
+std::vector<fs::path> roots_of(const NodePlace& place, bool head) {
+  std::vector<fs::path> roots{place.root().root};
+  if (head) roots.push_back(place.head().root);
+  return roots;
+}
+
+void count_files(const fs::path& folder, std::int64_t& files, std::int64_t& bytes) {
+  std::error_code failed;
+  for (auto it = fs::recursive_directory_iterator(
+           folder, fs::directory_options::skip_permission_denied, failed);
+       it != fs::recursive_directory_iterator(); it.increment(failed)) {
+    if (failed) break;
+    std::error_code gone;
+    if (it->is_symlink(gone) || !it->is_regular_file(gone)) continue;
+    const auto size = it->file_size(gone);
+    if (gone) continue;
+    ++files;
+    bytes += static_cast<std::int64_t>(size);
+  }
+}
+
+void count_checkpoints(const NodePlace& place, wire::SurveyReport& report) {
+  std::error_code none;
+  for (const auto& job : fs::directory_iterator(place.head().root / "storage", none)) {
+    bool any = false;
+    for (const auto& entry : fs::directory_iterator(job.path() / "checkpoints", none)) {
+      if (!entry.path().filename().string().starts_with("checkpoint_")) continue;
+      any = true;
+      ++report.checkpoints;
+      std::int64_t files = 0;
+      count_files(entry.path(), files, report.checkpoint_bytes);
+    }
+    if (any) report.checkpoint_jobs.push_back(job.path().filename().string());
+    for ([[maybe_unused]] const auto& entry : fs::directory_iterator(job.path() / "shards", none)) {
+      ++report.uncommitted;
+    }
+  }
+  std::sort(report.checkpoint_jobs.begin(), report.checkpoint_jobs.end());
+}
+
+// Removes `path`, and says what it could not.
+void remove(const fs::path& path, wire::RemoveReport& report) {
+  try {
+    remove_tree(path);
+  } catch (const Error& error) {
+    report.left.push_back(path.string() + ": " + error.message());
+  }
+}
+
+void remove_if_empty(const fs::path& folder) {
+  ::rmdir(folder.c_str());
+}
+
+void keep(const fs::path& root, const fs::path& kept, wire::RemoveReport& report) {
+  std::error_code failed;
+  if (!fs::exists(root, failed)) return;
+  // Keys are of no use to a cluster that is gone, and to nobody else either.
+  for (const char* secret : {"identity", "ca", "secrets"}) remove(root / secret, report);
+  make_folders(kept);
+  fs::path to = kept / root.filename();
+  for (int i = 1; fs::exists(to, failed); ++i) {
+    to = kept / (root.filename().string() + "." + std::to_string(i));
+  }
+  fs::rename(root, to, failed);
+  if (failed) report.left.push_back(root.string() + ": " + failed.message());
+}
+
+// The programs that this user's processes run, this one aside.
+std::set<std::string> programs_in_use() {
+  std::set<std::string> programs;
+  std::error_code failed;
+  for (const auto& entry : fs::directory_iterator("/proc", failed)) {
+    const std::string name = entry.path().filename().string();
+    pid_t pid = 0;
+    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), pid);
+    if (error != std::errc{} || end != name.data() + name.size() || pid == ::getpid()) continue;
+    std::error_code none;
+    const std::string program = fs::read_symlink(entry.path() / "exe", none).string();
+    if (!none) programs.insert(program);
+  }
+  return programs;
+}
+
+// What file sync brought goes, unless somebody has changed it since. A home that several machines
+// have is cleaned by the head's alone, for the others may go earlier.
+void remove_synced_files(const NodePlace& place, const wire::RemoveFiles& request,
+                         const wire::HostFacts& host, wire::RemoveReport& report) {
+  if (host.home_on_network && !request.head) return;
+  std::error_code none;
+  const fs::path records = place.sync_records();
+  if (!fs::exists(records, none)) return;
+  try {
+    if (!request.keep_files) {
+      for (const fs::path& path : remove_synced(records)) report.changed.push_back(path.string());
+    }
+    remove(records, report);
+  } catch (const Error& error) {
+    report.left.push_back(records.string() + ": " + error.message());
+  }
+  remove_if_empty(records.parent_path());
+}
+
+// What the base holds beside folders of clusters: binaries, what `down` kept.
+bool has_clusters(const fs::path& base) {
+  static const std::set<std::string> kOthers{"agents", "kept"};
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(base, none)) {
+    const std::string name = entry.path().filename().string();
+    if (!kOthers.contains(name) && entry.is_directory(none)) return true;
+  }
+  return false;
+}
+
+void remove_agents(const NodePlace& place, wire::RemoveReport& report) {
+  const std::set<fs::path> bases{place.base, home_folder() / ".dtrain", spare_base()};
+  if (std::any_of(bases.begin(), bases.end(), has_clusters)) return;
+  const std::set<std::string> used = programs_in_use();
+  for (const fs::path& base : bases) {
+    std::error_code none;
+    std::vector<fs::path> agents;
+    for (const auto& entry : fs::directory_iterator(base / "agents", none)) {
+      agents.push_back(entry.path());
+    }
+    for (const fs::path& agent : agents) {
+      if (!used.contains((agent / "dtrain-agent").string())) remove(agent, report);
+    }
+    remove_if_empty(base / "agents");
+    remove_if_empty(base);
+  }
+}
+
+}  // namespace
+
+wire::SurveyReport survey(const NodePlace& place, const wire::Survey& request) {
+  wire::SurveyReport report;
+  report.processes = running_agents(place, request.head);
+  std::error_code none;
+  for (const fs::path& root : roots_of(place, request.head)) {
+    for (const auto& entry : fs::directory_iterator(paths::socket_folder_name(root), none)) {
+      if (entry.is_socket(none)) ++report.sockets;
+    }
+    if (!fs::exists(root, none)) continue;
+    report.paths.push_back(root.string());
+    count_files(root, report.files, report.bytes);
+  }
+  report.unit = unit_installed(place);
+  if (request.head) {
+    count_checkpoints(place, report);
+    try {
+      report.port = describe_head(place.head()).port;
+      report.port_open = report.port > 0 && port_open(report.port);
+    } catch (const Error&) {
+      report.port = 0;
+    }
+  }
+  return report;
+}
+
+wire::RemoveReport remove_files(const NodePlace& place, const wire::RemoveFiles& request,
+                                const wire::HostFacts& host) {
+  const std::vector<wire::AgentProcess> alive = running_agents(place, request.head);
+  if (!alive.empty()) {
+    std::vector<std::string> names;
+    for (const wire::AgentProcess& process : alive) {
+      names.push_back(process.what + " " + std::to_string(process.pid));
+    }
+    throw Error(ErrorCode::conflict, "its processes run: " + join(names, ", "));
+  }
+  wire::RemoveReport report;
+  remove_unit(place);
+  const fs::path kept = place.base / "kept" / place.cluster.str();
+  for (const fs::path& root : roots_of(place, request.head)) {
+    const fs::path sockets = paths::socket_folder_name(root);
+    remove(sockets, report);
+    remove_if_empty(sockets.parent_path());
+    if (request.keep_files) {
+      keep(root, kept, report);
+    } else {
+      remove(root, report);
+    }
+  }
+  if (request.keep_files) report.kept = kept.string();
+  // What all nodes of the cluster on this machine share goes with the last of them.
+  std::error_code none;
+  bool last = true;
+  for (const auto& entry : fs::directory_iterator(place.folder(), none)) {
+    const bool a_root = fs::exists(paths::NodeRoot{entry.path()}.config(), none) ||
+                        fs::exists(paths::HeadRoot{entry.path()}.config(), none);
+    last = last && !a_root;
+  }
+  if (last) {
+    remove_synced_files(place, request, host, report);
+    remove(place.folder(), report);
+    remove_agents(place, report);
+  }
+  return report;
+}
+
+}  // namespace dtrain::session

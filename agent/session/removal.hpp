@@ -1,0 +1,15 @@
+#pragma once
+
+#include "agent/session/place.hpp"
+
+// What `down` must know of a node's leavings, and their end.
+namespace dtrain::session {
+
+wire::SurveyReport survey(const NodePlace& place, const wire::Survey& request);
+
+// Root, head's root, sockets and unit; the cluster's folder with the last of its nodes here; and
+// with the last cluster of this user the agents' binaries that nobody runs, this session's too.
+wire::RemoveReport remove_files(const NodePlace& place, const wire::RemoveFiles& request,
+                                const wire::HostFacts& host);
+
+}  // namespace dtrain::session

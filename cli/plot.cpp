@@ -1,0 +1,224 @@
+#include "cli/plot.hpp"
+
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "cli/context.hpp"
+#include "cli/jobs.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/core/process.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::cli {
+namespace {
+
+struct Options {
+  std::vector<std::string> jobs;
+  std::vector<std::string> metrics;
+  std::string output;
+};
+
+// A value as the contract writes it; "nan" and "inf" have no place on paper.
+std::optional<double> finite(const nlohmann::json& value) {
+  if (!value.is_number()) return std::nullopt;
+  const auto number = value.get<double>();
+  return std::isfinite(number) ? std::optional(number) : std::nullopt;
+}
+
+std::string short_number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.9g", value);
+  return text;
+}
+
+int run_plot(Context& context, const Options& options) {
+  PlotKind kind = PlotKind::terminal;
+  if (!options.output.empty()) {
+    const auto known = plot_kind_of(options.output);
+    if (!known) {
+      throw Error(ErrorCode::usage, "'" + options.output + "' ends neither in .svg nor in .png");
+    }
+    kind = *known;
+  }
+  const wire::ApiClient client = context.client();
+  std::vector<std::pair<std::string, nlohmann::json>> jobs;
+  std::vector<std::string> wanted = options.jobs;
+  if (wanted.empty()) wanted.emplace_back();
+  for (const std::string& reference : wanted) {
+    const nlohmann::json job = find_job(client, reference, DefaultJob::newest);
+    const std::string id = wire::get_string(job, "job");
+    jobs.emplace_back(id, client.get(job_target(id, "/metrics")));
+  }
+  const std::vector<Chart> charts = charts_of(jobs, options.metrics);
+  if (context.globals.json) {
+    nlohmann::json all = nlohmann::json::array();
+    for (const Chart& chart : charts) {
+      nlohmann::json curves = nlohmann::json::array();
+      for (const Curve& curve : chart.curves) {
+        curves.push_back({{"job", curve.label}, {"points", curve.points}});
+      }
+      all.push_back({{"metric", chart.metric}, {"curves", curves}});
+    }
+    context.print_json({{"charts", all}});
+    return 0;
+  }
+  std::pair<int, int> size{100, 24};
+  winsize window{};
+  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 20) {
+    size = {window.ws_col, std::min<int>(window.ws_row > 10 ? window.ws_row - 2 : 24, 30)};
+  }
+  std::fflush(stdout);
+  run_gnuplot(gnuplot_script(charts, kind, options.output, size));
+  if (kind != PlotKind::terminal) context.print("wrote " + options.output + "\n");
+  return 0;
+}
+
+// Between double quotes of gnuplot, where enhanced text is off. There, backquotes run commands.
+std::string quoted(const std::string& text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') result += '\\';
+    result += static_cast<unsigned char>(c) < 0x20 ? ' ' : c == '`' ? '\'' : c;
+  }
+  return result + "\"";
+}
+
+}  // namespace
+
+std::optional<PlotKind> plot_kind_of(const std::filesystem::path& file) {
+  const std::string ending = file.extension().string();
+  if (ending == ".svg") return PlotKind::svg;
+  if (ending == ".png") return PlotKind::png;
+  return std::nullopt;
+}
+
+std::vector<Chart> charts_of(const std::vector<std::pair<std::string, nlohmann::json>>& jobs,
+                             const std::vector<std::string>& metrics) {
+  std::map<std::string, Chart> charts;
+  std::set<std::string> known;
+  for (const auto& [id, answer] : jobs) {
+    // A step that came twice, after a restart, is drawn as it came last. Rank 0 speaks for all.
+    std::map<std::string, std::map<double, double>> curves;
+    for (const nlohmann::json& row : child(answer, "metrics")) {
+      if (number_or(row, "rank") != 0) continue;
+      const auto step = static_cast<double>(number_or(row, "step"));
+      for (const auto& [name, value] : child(row, "metrics").items()) {
+        if (const auto number = finite(value)) curves[name][step] = *number;
+      }
+    }
+    for (const auto& [name, points] : curves) {
+      known.insert(name);
+      const bool by_default =
+          name.find("loss") != std::string::npos || name.find("accuracy") != std::string::npos;
+      const bool asked = std::find(metrics.begin(), metrics.end(), name) != metrics.end();
+      if (metrics.empty() ? !by_default : !asked) continue;
+      charts[name].metric = name;
+      charts[name].curves.push_back({id, {points.begin(), points.end()}});
+    }
+  }
+  std::vector<Chart> result;
+  if (metrics.empty()) {
+    for (auto& [name, chart] : charts) result.push_back(std::move(chart));
+  }
+  for (const std::string& name : metrics) {
+    if (charts.contains(name)) result.push_back(charts.at(name));
+  }
+  if (result.empty() || (!metrics.empty() && result.size() < metrics.size())) {
+    std::string names;
+    for (const std::string& name : known) names += (names.empty() ? "" : ", ") + name;
+    throw Error(ErrorCode::not_found, names.empty() ? "no metrics have been reported yet"
+                                                    : "no such metric; there are: " + names);
+  }
+  return result;
+}
+
+std::string gnuplot_script(const std::vector<Chart>& charts, PlotKind kind,
+                           const std::string& output, std::pair<int, int> size) {
+  const int count = static_cast<int>(charts.size());
+  std::string script;
+  if (kind == PlotKind::svg) {
+    script = "set terminal svg noenhanced size 800," + std::to_string(400 * count) +
+             " background rgb 'white'\n";
+  } else if (kind == PlotKind::png) {
+    script = "set terminal pngcairo noenhanced size 800," + std::to_string(400 * count) + "\n";
+  } else {
+    script = "set terminal dumb noenhanced size " + std::to_string(size.first) + "," +
+             std::to_string(size.second) + "\n";
+  }
+  if (kind != PlotKind::terminal) {
+    script += "set output " + quoted(output) + "\n";
+    if (count > 1) script += "set multiplot layout " + std::to_string(count) + ",1\n";
+    script += "set grid\n";
+  }
+  script += "set xlabel 'step'\nset key top right\n";
+  for (const Chart& chart : charts) {
+    for (std::size_t i = 0; i < chart.curves.size(); ++i) {
+      script += "$curve" + std::to_string(i) + " << END\n";
+      for (const auto& [step, value] : chart.curves[i].points) {
+        script += short_number(step) + " " + short_number(value) + "\n";
+      }
+      script += "END\n";
+    }
+    script += "set title " + quoted(chart.metric) + "\nplot ";
+    for (std::size_t i = 0; i < chart.curves.size(); ++i) {
+      const Curve& curve = chart.curves[i];
+      script += (i == 0 ? "" : ", ") + ("$curve" + std::to_string(i)) + " using 1:2 with " +
+                (curve.points.size() == 1 ? "points" : "lines") + " title " + quoted(curve.label);
+    }
+    script += "\n";
+  }
+  if (kind != PlotKind::terminal && count > 1) script += "unset multiplot\n";
+  return script;
+}
+
+void run_gnuplot(const std::string& script) {
+  UniqueFd file(::memfd_create("plot", MFD_CLOEXEC));
+  if (!file ||
+      ::write(file.get(), script.data(), script.size()) != static_cast<ssize_t>(script.size())) {
+    throw Error(ErrorCode::io, "cannot hold the plot in memory");
+  }
+  ::lseek(file.get(), 0, SEEK_SET);
+  SpawnOptions options;
+  options.argv = {"gnuplot", "-"};
+  for (char** item = environ; *item != nullptr; ++item) options.env.emplace_back(*item);
+  options.stdin_fd = file.get();
+  options.stdout_fd = STDOUT_FILENO;
+  options.stderr_fd = STDERR_FILENO;
+  pid_t pid = 0;
+  try {
+    pid = spawn(options);
+  } catch (const Error&) {
+    throw Error(ErrorCode::not_found,
+                "plots are drawn by gnuplot, which is not installed: apt-get install gnuplot-nox");
+  }
+  if (const ProcessExit ended = wait(pid); !ended.ok()) {
+    throw Error(ErrorCode::failed, "gnuplot failed: " + ended.str());
+  }
+}
+
+Verb add_plot(CLI::App& root) {
+  auto options = std::make_shared<Options>();
+  CLI::App* app = add_verb(root, "plot", "Draw a job's metrics over its steps, several in one",
+                           "  dtrain plot\n"
+                           "  dtrain plot mnist-a mnist-b --metric loss -o loss.svg\n");
+  app->add_option("job", options->jobs, "Ids or the beginnings of some (default: the newest)")
+      ->type_name("JOB");
+  app->add_option("--metric", options->metrics,
+                  "Which metrics (default: all with loss or accuracy in their names)")
+      ->type_name("NAME");
+  app->add_option("-o,--output", options->output,
+                  "A file that ends in .svg or .png (default: drawn in the terminal)")
+      ->type_name("FILE");
+  return {app, [options](Context& context) { return run_plot(context, *options); }, std::nullopt};
+}
+
+}  // namespace dtrain::cli

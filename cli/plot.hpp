@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace dtrain::cli {
+
+// A metric over steps, of one job.
+struct Curve {
+  std::string label;
+  std::vector<std::pair<double, double>> points;  // step, value; by step
+};
+// A picture: one metric, of every job that has it.
+struct Chart {
+  std::string metric;
+  std::vector<Curve> curves;
+};
+
+enum class PlotKind : std::uint8_t { terminal, svg, png };
+// By the file's ending; absent if it is none of them.
+std::optional<PlotKind> plot_kind_of(const std::filesystem::path& file);
+
+// From what GET /v1/jobs/ID/metrics answers, by job id: rank 0's finite values. Without `metrics`
+// all whose names have loss or accuracy in them. Throws Error(not_found) that says which there are.
+std::vector<Chart> charts_of(const std::vector<std::pair<std::string, nlohmann::json>>& jobs,
+                             const std::vector<std::string>& metrics);
+
+// What gnuplot is told: one chart below the other. `size`: columns and rows of the terminal.
+std::string gnuplot_script(const std::vector<Chart>& charts, PlotKind kind,
+                           const std::string& output, std::pair<int, int> size);
+
+// Runs gnuplot with our stdout. Throws Error, in one line, when it is not installed or fails.
+void run_gnuplot(const std::string& script);
+
+}  // namespace dtrain::cli

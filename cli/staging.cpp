@@ -1,0 +1,324 @@
+#include "cli/staging.hpp"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/jobs.hpp"
+#include "launcher/cluster/state.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/core/paths.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/files/blob_stream.hpp"
+#include "launcher/files/ignore.hpp"
+#include "launcher/files/snapshot.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::uint64_t kLarge = std::uint64_t{1} << 30;  // bytes of a workdir that is remarkable
+constexpr std::size_t kManyFiles = 100'000;               // as is this number of files
+constexpr std::uint64_t kWorthSaying = std::uint64_t{8} << 20;  // bytes that take a moment to send
+constexpr std::size_t kQueue = std::size_t{4} << 20;            // bytes on their way
+constexpr std::size_t kOffer = 50'000;                          // blobs of one offer
+constexpr std::chrono::seconds kSilence{120};
+constexpr std::chrono::milliseconds kShowEvery{200};
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+bool is_program(const fs::path& path) {
+  struct stat status {};
+  return ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
+         ::access(path.c_str(), X_OK) == 0;
+}
+
+// `path` relative to `folder`, if it lies below it.
+std::optional<std::string> below(const fs::path& path, const fs::path& folder) {
+  const fs::path relative = path.lexically_normal().lexically_relative(folder.lexically_normal());
+  if (relative.empty() || relative.is_absolute() || *relative.begin() == ".." || relative == ".") {
+    return std::nullopt;
+  }
+  return relative.string();
+}
+
+// The first word of a line for the shell, if it is a plain one.
+std::string first_word(const std::string& line) {
+  const std::size_t begin = line.find_first_not_of(" \t\n");
+  if (begin == std::string::npos) return {};
+  const std::size_t end = line.find_first_not_of(
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._/+-@%", begin);
+  if (end != std::string::npos && line[end] != ' ' && line[end] != '\t' && line[end] != '\n') {
+    return {};
+  }
+  return line.substr(begin, end == std::string::npos ? end : end - begin);
+}
+
+void add_tree(StagedFiles& files, std::string& name, const ContentTree& tree) {
+  std::string text = to_text(tree);
+  Sha256 sum;
+  sum.add(text);
+  name = sum.hex();
+  const std::uint64_t size = text.size();
+  files.blobs[name] = {{}, std::move(text), size};
+}
+
+void add_files(StagedFiles& files, const ContentTree& tree,
+               const std::map<std::string, fs::path>& sources) {
+  for (const ContentEntry& entry : tree.entries) {
+    if (entry.kind != ContentEntry::Kind::file) continue;
+    files.blobs[entry.sha256] = {sources.at(entry.sha256), {}, entry.size};
+  }
+}
+
+// A folder that nobody means to send whole.
+bool is_home_or_root(const fs::path& folder) {
+  const std::string home = environment("HOME");
+  const fs::path plain = (folder / "").lexically_normal();
+  return plain == "/" || (!home.empty() && plain == (fs::path(home) / "").lexically_normal());
+}
+
+Snapshot snapshot_of(const Context& context, const JobSpec& spec,
+                     const std::optional<std::string>& program, FileFactsCache& cache) {
+  const fs::path folder = spec.workdir;
+  std::error_code failed;
+  if (!fs::is_directory(folder, failed)) {
+    throw Error(ErrorCode::not_found, "there is no folder " + printable(spec.workdir, false))
+        .with_hint("workdir is the folder that goes to the nodes");
+  }
+  if (is_home_or_root(folder)) {
+    context.note("the workdir is " + spec.workdir +
+                 ", which is not sent: the ranks start in an empty folder");
+    return {};
+  }
+  IgnoreList ignored;
+  if (const auto text = read_file_if_there(folder / ".dtrainignore", std::size_t{1} << 20)) {
+    ignored = IgnoreList(*text, "");
+  }
+  SnapshotOptions options;
+  options.ignore = [&ignored](const std::string& path, bool is_folder) {
+    return is_version_control(path, is_folder) ||
+           ignored.judge(path, is_folder) == IgnoreList::Verdict::out;
+  };
+  if (program) options.always.push_back(*program);
+  Snapshot snapshot = take_snapshot(folder, options, cache);
+  for (const std::string& path : snapshot.skipped) {
+    context.note(printable(path, false) + " is no file or folder, and stays behind");
+  }
+  const std::size_t count = file_count(snapshot.tree);
+  if (snapshot.size > kLarge || count > kManyFiles) {
+    context.note("the workdir " + spec.workdir + " has " + human_bytes(snapshot.size) + " in " +
+                 std::to_string(count) +
+                 " files, and all of it goes to each node; .dtrainignore leaves things out");
+  }
+  return snapshot;
+}
+
+// A line that says how far it is, on a terminal.
+class Progress {
+ public:
+  Progress(const Context& context, std::uint64_t total)
+      : shown_(total >= kWorthSaying && context.terminal.err && !context.terminal.dumb &&
+               !context.globals.quiet && !context.globals.json),
+        total_(total),
+        begin_(std::chrono::steady_clock::now()),
+        last_(begin_) {}
+  ~Progress() {
+    if (printed_) write("\r\033[K");
+  }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void at(std::uint64_t done) {
+    const auto now = std::chrono::steady_clock::now();
+    if (!shown_ || now - last_ < kShowEvery) return;
+    last_ = now;
+    const double seconds = std::chrono::duration<double>(now - begin_).count();
+    const auto rate = static_cast<std::uint64_t>(static_cast<double>(done) / seconds);
+    std::string line = "sending " + human_bytes(done) + " of " + human_bytes(total_) + ", " +
+                       human_bytes(rate) + "/s";
+    if (rate > 0) {
+      line += ", " +
+              human_duration(std::chrono::seconds((total_ - std::min(total_, done)) / rate)) +
+              " left";
+    }
+    write("\r\033[K" + line);
+    printed_ = true;
+  }
+
+ private:
+  static void write(const std::string& text) {
+    try {
+      write_all(STDERR_FILENO, text);
+    } catch (const Error&) {
+      // Nobody looks.
+    }
+  }
+
+  bool shown_;
+  bool printed_ = false;
+  std::uint64_t total_;
+  Monotonic begin_;
+  Monotonic last_;
+};
+
+// The next text frame; its error, if it is one, is thrown.
+json next_answer(wire::ApiStream& stream) {
+  while (true) {
+    const auto event = stream.wait(std::chrono::steady_clock::now() + kSilence);
+    if (event.what == wire::ApiStream::What::timeout) {
+      throw Error(ErrorCode::timeout, "the head says nothing while files are sent");
+    }
+    if (event.what == wire::ApiStream::What::closed) {
+      throw Error(ErrorCode::unreachable, "the head hung up while files were sent");
+    }
+    if (event.what != wire::ApiStream::What::text) continue;
+    json answer = wire::parse_json(stream.data(), "the head's answer", std::size_t{64} << 20);
+    if (answer.is_object() && answer.contains("error")) throw wire::error_from_json(answer);
+    return answer;
+  }
+}
+
+}  // namespace
+
+bool sends_files(const wire::ApiClient& client, const std::string& cluster) {
+  if (environment("DTRAIN_STAGE") == "1") return true;
+  if (const auto state = load_cluster(cluster)) return state->provider != "local";
+  return text_or(child(client.get("/v1/status"), "cluster"), "provider") != "local";
+}
+
+fs::path sums_file() {
+  return paths::state_home() / "sums";
+}
+
+BundleOptions bundle_options() {
+  BundleOptions options;
+  options.library_path = environment("LD_LIBRARY_PATH");
+  return options;
+}
+
+std::optional<fs::path> program_of(const JobSpec& spec, const std::string& path_variable) {
+  if (spec.command.empty()) return std::nullopt;
+  const std::string word = spec.shell ? first_word(spec.command.front()) : spec.command.front();
+  if (word.empty()) return std::nullopt;
+  if (word.find('/') != std::string::npos) {
+    const fs::path path = (fs::path(spec.workdir) / word).lexically_normal();
+    return is_program(path) ? std::optional(path) : std::nullopt;
+  }
+  for (const std::string& folder : split(path_variable, ':')) {
+    if (folder.empty() || folder.front() != '/') continue;
+    if (is_program(fs::path(folder) / word)) return fs::path(folder) / word;
+  }
+  return std::nullopt;
+}
+
+StagedFiles stage_job(const Context& context, JobSpec& spec, FileFactsCache& cache) {
+  StagedFiles files;
+  JobContent content;
+  const std::optional<fs::path> program = program_of(spec, environment("PATH"));
+  std::optional<std::string> inside;
+  // What a link leads to outside is not in the workdir.
+  std::error_code none;
+  if (program && below(fs::canonical(*program, none), fs::canonical(spec.workdir, none))) {
+    inside = below(*program, spec.workdir);
+  }
+
+  const Snapshot workdir = snapshot_of(context, spec, inside, cache);
+  add_tree(files, content.workdir_tree, workdir.tree);
+  add_files(files, workdir.tree, workdir.files);
+  content.size = workdir.size;
+  if (inside && !spec.shell && fs::path(spec.command.front()).is_absolute()) {
+    spec.command.front() = "./" + *inside;
+  }
+
+  if (program && spec.bundle == BundleMode::automatic) {
+    const BundlePlan plan = plan_bundle(*program, bundle_options(), cache);
+    for (const std::string& missing : plan.missing) {
+      context.note("not found here, so the nodes must have it: " + printable(missing, false));
+    }
+    // In the workdir it goes along with that; for a line of the shell its path stands as it is.
+    const bool with_program = plan.ours && !inside && !spec.shell;
+    if (plan.glibc) {
+      content.glibc = plan.glibc->str();
+      content.glibc_of = printable(plan.glibc_of, false);
+    }
+    if (plan.wanted || with_program) {
+      std::map<std::string, fs::path> sources;
+      const ContentTree tree = bundle_tree(plan, with_program, cache, sources);
+      add_tree(files, content.bundle_tree, tree);
+      add_files(files, tree, sources);
+      content.size += total_size(tree);
+      if (with_program) content.program = "bin/" + plan.program.filename().string();
+    }
+  }
+  cache.save();
+  spec.content = std::move(content);
+  return files;
+}
+
+void send_files(const Context& context, const wire::ApiClient& client, const StagedFiles& files,
+                bool zstd) {
+  wire::ApiStream stream = client.open("/v1/content/upload");
+  auto next = files.blobs.begin();
+  while (next != files.blobs.end()) {
+    json blobs = json::array();
+    for (std::size_t i = 0; i < kOffer && next != files.blobs.end(); ++i, ++next) {
+      blobs.push_back({{"sha256", next->first}, {"size", next->second.size}});
+    }
+    json offer;
+    offer["type"] = "offer";
+    offer["zstd"] = zstd;
+    offer["blobs"] = std::move(blobs);
+    stream.send_text(wire::dump(offer));
+    const json wanted = next_answer(stream);
+    std::vector<BlobSender::Source> sources;
+    std::uint64_t total = 0;
+    for (const json& want : wire::member(wanted, "blobs")) {
+      const std::string sha256 = wire::get_string(want, "sha256");
+      const auto found = files.blobs.find(sha256);
+      if (found == files.blobs.end()) {
+        throw Error(ErrorCode::denied, "the head asks for a file that was not offered");
+      }
+      const StagedFiles::Blob& blob = found->second;
+      BlobSender::Source source;
+      source.sha256 = sha256;
+      source.file = blob.file;
+      source.text = blob.text;
+      source.size = blob.size;
+      source.offset = static_cast<std::uint64_t>(
+          wire::get_int(want, "offset", 0, static_cast<std::int64_t>(blob.size)));
+      total += source.size - source.offset;
+      sources.push_back(std::move(source));
+    }
+    if (sources.empty()) continue;
+    const auto begin = std::chrono::steady_clock::now();
+    const std::size_t count = sources.size();
+    Progress progress(context, total);
+    BlobSender sender(std::move(sources), zstd);
+    for (std::string piece = sender.next(); !piece.empty(); piece = sender.next()) {
+      stream.send_binary(std::move(piece));
+      if (!stream.send_below(kQueue, kSilence)) (void)next_answer(stream);  // its error, or its end
+      progress.at(sender.read());
+    }
+    stream.send_text(R"({"type":"end"})");
+    (void)next_answer(stream);
+    if (total >= kWorthSaying) {
+      context.note("sent " + human_bytes(total) + " in " + std::to_string(count) +
+                   (count == 1 ? " file, " : " files, ") +
+                   human_duration(std::chrono::steady_clock::now() - begin));
+    }
+  }
+}
+
+}  // namespace dtrain::cli

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "cli/context.hpp"
+#include "launcher/files/bundle.hpp"
+#include "launcher/spec/job_spec.hpp"
+
+// A job's files on their way to a cluster: its workdir as it is now, and its program's libraries.
+namespace dtrain::cli {
+
+// What the job needs, by sum.
+struct StagedFiles {
+  struct Blob {
+    fs::path file;     // empty: `text`
+    std::string text;  // of a tree
+    std::uint64_t size = 0;
+  };
+  std::map<std::string, Blob> blobs;
+};
+
+// Jobs of this cluster are sent; those of a local one run in place (DTRAIN_STAGE=1 sends them too).
+bool sends_files(const wire::ApiClient& client, const std::string& cluster);
+
+// The program that a job's ranks run, as a file here; absent when it is none of ours to look at: a
+// line for the shell that begins with something else, or a name that is not found.
+std::optional<fs::path> program_of(const JobSpec& spec, const std::string& path_variable);
+
+// Where the sums of files are remembered.
+fs::path sums_file();
+BundleOptions bundle_options();
+
+// Reads what is to be sent and fills in `spec.content`; a program that is named by its whole path
+// is named relative to its workdir then.
+StagedFiles stage_job(const Context& context, JobSpec& spec, FileFactsCache& cache);
+
+// Sends what the head lacks of it. Throws Error(conflict) or Error(failed) when a file changed
+// meanwhile: to be staged again.
+void send_files(const Context& context, const wire::ApiClient& client, const StagedFiles& files,
+                bool zstd);
+
+}  // namespace dtrain::cli

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <memory>
+
+#include "launcher/cluster/state.hpp"
+#include "launcher/core/files.hpp"
+#include "launcher/provider/provider.hpp"
+
+namespace dtrain {
+
+// The way to a cluster's head from here, held open: its API's socket as this machine meets it, and
+// what carries it there. For provider local the socket itself; with hosts one SSH login.
+class HeadDoor {
+ public:
+  // DTRAIN_HEAD_SOCKET goes before all (for tests). Throws Error(unreachable) when there is no such
+  // cluster, or its head's machine cannot be reached.
+  static HeadDoor open(const std::string& cluster_name, const Access& access);
+  // Over connections that `provider` has; it must outlive the door.
+  static HeadDoor open(const ClusterState& state, Provider& provider);
+
+  const fs::path& socket() const noexcept { return socket_; }
+
+ private:
+  fs::path socket_;
+  std::unique_ptr<Provider> provider_;
+  std::unique_ptr<Transport> transport_;
+};
+
+// A provider for the machines of a cluster that is up.
+std::unique_ptr<Provider> provider_of(const ClusterState& state, const Access& access);
+
+// provider.root of its YAML, for OpenNode; empty for the default.
+std::string base_of(const ClusterState& state);
+
+// Learns of a cluster that was brought up from another machine: asks the host that the YAML calls
+// the head. Writes cluster.json. Throws Error(unreachable) when there is no such cluster.
+ClusterState adopt(const ClusterSpec& spec, const fs::path& agent, const Access& access);
+
+}  // namespace dtrain

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "launcher/core/ids.hpp"
+
+namespace dtrain {
+
+// What an `up` or `down` of many nodes tells while it is at work. Called from several threads, one
+// at a time; must not throw.
+struct NodeProgress {
+  enum class State : std::uint8_t {
+    at_work,  // `step` has begun, or `text` is new in it
+    done,     // `step` is done, after `took`
+    ready,    // the node is done with everything
+    failed,   // the node is out; `text` says why in one line
+  };
+  NodeId node;
+  State state = State::at_work;
+  std::string step;  // connect, check, agent, identity, files, setup, start, join, …
+  std::string text;  // what exactly, for people; one line
+  std::chrono::milliseconds took{0};
+};
+using ProgressSink = std::function<void(const NodeProgress&)>;
+
+const char* to_string(NodeProgress::State state) noexcept;
+
+}  // namespace dtrain

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launcher/core/files.hpp"
+
+// The processes of a cluster on this machine, found without its help.
+namespace dtrain {
+
+// A setup command carries it, with its node's root as value (agent/session/).
+inline constexpr const char* kSetupMark = "DTRAIN_SETUP_ROOT";
+
+struct FoundProcess {
+  pid_t pid = 0;
+  std::uint64_t start_time = 0;
+  std::string what;  // "head", "node", "supervise", "watch", "setup", "rank", "exec", "command"
+  std::string root;  // an agent's; empty for the last three
+};
+
+// This user's processes that belong to what lies below `folder`, be it all of a cluster or one
+// node's root: agents with a path below it in their arguments, and what an attempt or a setup list
+// of its nodes started, known by its environment. A pager or editor that shows one of its files is
+// not among them.
+std::vector<FoundProcess> cluster_processes(const fs::path& folder);
+
+// The watch of that folder, if the one that watch.pid names lives.
+std::optional<FoundProcess> living_watch(const fs::path& folder);
+
+// Sends the signal if it is still the same process.
+void signal_process(const FoundProcess& process, int signal);
+// Waits until it has ended; false after `limit`.
+bool wait_gone(const FoundProcess& process, std::chrono::milliseconds limit);
+
+// True when something on this machine accepts connections at 127.0.0.1:port.
+bool port_open(int port);
+
+}  // namespace dtrain

@@ -1,0 +1,494 @@
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <set>
+#include <unordered_map>
+
+#include "launcher/core/text.hpp"
+#include "launcher/files/archive.hpp"
+#include "launcher/files/blocks.hpp"
+#include "launcher/files/comparison.hpp"
+#include "launcher/files/file_identity.hpp"
+#include "launcher/files/landing.hpp"
+#include "launcher/files/sha256.hpp"
+#include "launcher/files/sync.hpp"
+#include "launcher/files/sync_wire.hpp"
+
+namespace dtrain {
+
+using namespace sync;
+
+namespace {
+
+constexpr std::size_t kMounts = 1000;
+constexpr std::uint64_t kHashedHoles = std::uint64_t{1} << 30;
+constexpr std::chrono::milliseconds kWatchEvery{50};
+
+std::string text_of(const fs::path& path) {
+  return printable(path.string(), false);
+}
+
+// Takes the archive apart into staging folders, on a thread of its own.
+class Unstager {
+ public:
+  struct Mount {
+    const Tree* tree = nullptr;
+    Landing* landing = nullptr;
+    std::set<std::uint32_t> wanted;
+    std::unordered_map<std::uint32_t, Staged> staged;
+  };
+
+  Unstager(std::vector<Mount>& mounts, const ReceiveOptions& options, SyncProgress progress)
+      : mounts_(mounts), options_(options), progress_(progress), zeros_(64 << 10, '\0') {}
+
+  void run(BoundedQueue<std::string>& blocks) {
+    std::string block;
+    ArchiveReader reader([&]() -> std::string_view {
+      auto next = blocks.pop();
+      if (!next) return {};
+      block = std::move(*next);
+      return std::string_view(block).substr(1);
+    });
+    while (const auto file = reader.next()) stage(reader, *file);
+    // What is behind the archive's end marks.
+    while (blocks.pop()) {
+    }
+    watch(true);
+  }
+
+ private:
+  void stage(ArchiveReader& reader, const ArchiveReader::File& file) {
+    Mount* mount = file.name.mount < mounts_.size() ? &mounts_[file.name.mount] : nullptr;
+    if (mount == nullptr || mount->wanted.count(file.name.entry) == 0 ||
+        mount->staged.count(file.name.entry) > 0) {
+      throw Error(ErrorCode::invalid, "the archive holds a file that was not asked for");
+    }
+    const TreeEntry& entry = mount->tree->entries[file.name.entry];
+    if (file.size != entry.size) {
+      throw Error(ErrorCode::invalid, "the archive holds " + printable(entry.path, false) +
+                                          " with another size than was said");
+    }
+    const fs::path shown = mount->landing->base() / entry.path;
+    const std::string number = std::to_string(file.name.entry);
+    const UniqueFd fd(::openat(mount->landing->stage(), number.c_str(),
+                               O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, entry.mode));
+    if (!fd) refused(shown, errno);
+    mount->staged[file.name.entry] = write(reader, entry, fd.get(), shown);
+    ++progress_.files;
+    watch(false);
+  }
+
+  Staged write(ArchiveReader& reader, const TreeEntry& entry, int fd, const fs::path& shown) {
+    Sha256 sum;
+    std::uint64_t at = 0;
+    std::uint64_t holes = 0;
+    while (const auto piece = reader.piece()) {
+      holes += piece->offset - at;
+      if (holes <= kHashedHoles) add_zeros(sum, piece->offset - at);
+      sum.add(piece->bytes);
+      pwrite_all(fd, piece->bytes, piece->offset, shown);
+      at = piece->offset + piece->bytes.size();
+      progress_.bytes += piece->bytes.size();
+      watch(false);
+    }
+    if (at < entry.size) {
+      holes += entry.size - at;
+      if (holes <= kHashedHoles) add_zeros(sum, entry.size - at);
+      if (::ftruncate(fd, static_cast<off_t>(entry.size)) != 0) refused(shown, errno);
+    }
+    timespec time{};
+    time.tv_sec = static_cast<time_t>(entry.mtime_ns / 1'000'000'000);
+    time.tv_nsec = static_cast<long>(entry.mtime_ns % 1'000'000'000);
+    if (time.tv_nsec < 0) {
+      time.tv_nsec += 1'000'000'000;
+      --time.tv_sec;
+    }
+    const timespec times[2] = {{0, UTIME_OMIT}, time};
+    struct stat status {};
+    if (::futimens(fd, times) != 0 || ::fstat(fd, &status) != 0) refused(shown, errno);
+    if ((status.st_mode & 07777) != entry.mode && ::fchmod(fd, entry.mode) != 0) {
+      refused(shown, errno);
+    }
+    Staged staged;
+    if (holes <= kHashedHoles) staged.sha256 = sum.hex();
+    staged.size = entry.size;
+    staged.disk_mtime_ns = identity_of(status).mtime_ns;
+    return staged;
+  }
+
+  void add_zeros(Sha256& sum, std::uint64_t count) const {
+    while (count > 0) {
+      const std::size_t part = std::min<std::uint64_t>(count, zeros_.size());
+      sum.add({zeros_.data(), part});
+      count -= part;
+    }
+  }
+
+  static void pwrite_all(int fd, std::string_view bytes, std::uint64_t offset,
+                         const fs::path& shown) {
+    while (!bytes.empty()) {
+      const ssize_t wrote = ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+      if (wrote < 0 && errno == EINTR) continue;
+      if (wrote < 0) refused(shown, errno);
+      offset += static_cast<std::uint64_t>(wrote);
+      bytes.remove_prefix(static_cast<std::size_t>(wrote));
+    }
+  }
+
+  [[noreturn]] static void refused(const fs::path& path, int error) {
+    if (error == ENOSPC || error == EDQUOT) {
+      throw Error(ErrorCode::exhausted,
+                  "no space is left for " + text_of(path) + "; nothing was changed");
+    }
+    throw errno_error("cannot write " + text_of(path), error);
+  }
+
+  void watch(bool now) {
+    if (!options_.watch) return;
+    const auto moment = std::chrono::steady_clock::now();
+    if (!now && moment - watched_ < kWatchEvery) return;
+    watched_ = moment;
+    options_.watch(progress_);
+  }
+
+  std::vector<Mount>& mounts_;
+  const ReceiveOptions& options_;
+  SyncProgress progress_;
+  std::chrono::steady_clock::time_point watched_;
+  std::string zeros_;
+};
+
+class Receiver {
+ public:
+  Receiver(Wire& wire, const ReceiveOptions& options) : wire_(wire), options_(options) {}
+
+  SyncOutcome run() {
+    hello();
+    open();
+    trees();
+    ask();
+    if (!dry_run_) {
+      fetch();
+      apply();
+    }
+    return finish();
+  }
+
+ private:
+  struct Mount {
+    Offer offer;
+    std::unique_ptr<Landing> landing;
+    bool needed = false;
+    Tree tree;
+    std::unique_ptr<Comparison> comparison;
+    MountOutcome outcome;
+  };
+
+  void hello() {
+    const json message = wire_.expect("sync");
+    if (number_in(message, "version") != kVersion) {
+      throw Error(ErrorCode::conflict, "the other side's dtrain syncs in another way than this one")
+          .with_hint("`dtrain up` brings the nodes to the version of this dtrain");
+    }
+    dry_run_ = flag_in(message, "dry_run");
+    const json& list = list_in(message, "mounts");
+    if (list.size() > kMounts) throw Error(ErrorCode::invalid, "too many mounts in one sync");
+    if (!options_.targets.empty() && options_.targets.size() != list.size()) {
+      throw Error(ErrorCode::invalid, "the other side sends another number of mounts");
+    }
+    for (const json& each : list) {
+      Mount mount;
+      mount.offer.target = text_in(each, "target");
+      mount.offer.name = text_in(each, "name");
+      mount.offer.single = flag_in(each, "single");
+      mount.offer.tree = text_in(each, "tree");
+      mount.offer.entries = number_in(each, "entries");
+      mount.offer.bytes = number_in(each, "bytes");
+      mount.offer.remove = flag_in(each, "remove");
+      mount.offer.overwrite = flag_in(each, "overwrite");
+      const std::string& name = mount.offer.name;
+      if (mount.offer.single && (name.empty() || name == "." || name == ".." ||
+                                 name.find_first_of(std::string_view("/\0", 2)) != name.npos)) {
+        throw Error(ErrorCode::invalid, "the source's name is no file's name");
+      }
+      mounts_.push_back(std::move(mount));
+    }
+  }
+
+  void open() {
+    std::vector<std::size_t> order;
+    for (std::size_t i = 0; i < mounts_.size(); ++i) {
+      Mount& mount = mounts_[i];
+      const fs::path target = options_.targets.empty()
+                                  ? resolve_target(mount.offer.target, options_.home)
+                                  : options_.targets[i];
+      mount.landing = std::make_unique<Landing>(mount.offer, target, options_);
+      order.push_back(i);
+    }
+    // Always in the same order, so that two syncs cannot wait for each other.
+    const auto target_of = [this](std::size_t i) { return mounts_[i].landing->target(); };
+    std::sort(order.begin(), order.end(),
+              [&](std::size_t a, std::size_t b) { return target_of(a) < target_of(b); });
+    for (std::size_t i = 1; i < order.size(); ++i) {
+      if (target_of(order[i]) == target_of(order[i - 1])) {
+        throw Error(ErrorCode::invalid,
+                    "two mounts go to the same place: " + text_of(target_of(order[i])));
+      }
+    }
+    for (const std::size_t i : order) mounts_[i].landing->open(dry_run_);
+  }
+
+  void trees() {
+    json needed = json::array();
+    for (std::size_t i = 0; i < mounts_.size(); ++i) {
+      Mount& mount = mounts_[i];
+      mount.outcome.target = mount.landing->target().string();
+      mount.outcome.entries = mount.offer.entries;
+      mount.needed =
+          mount.landing->record().tree != mount.offer.tree || !mount.landing->is_intact();
+      if (mount.needed) needed.push_back(i);
+    }
+    if (needed.empty()) return;
+    wire_.say({{"type", "need"}, {"trees", needed}});
+    for (Mount& mount : mounts_) {
+      if (!mount.needed) continue;
+      const json message = wire_.expect("tree");
+      if (number_in(message, "mount") != static_cast<std::size_t>(&mount - mounts_.data())) {
+        throw Error(ErrorCode::invalid, "the other side sends another tree than was asked for");
+      }
+      const std::string bytes = wire_.blob();
+      Sha256 sum;
+      sum.add(bytes);
+      if (sum.hex() != mount.offer.tree) {
+        throw Error(ErrorCode::invalid, "the list of files is not the one that was announced");
+      }
+      mount.tree = decode_tree(bytes);
+      if (mount.tree.single != mount.offer.single) {
+        throw Error(ErrorCode::invalid, "the list of files is of another kind than was announced");
+      }
+      if (mount.tree.single) mount.tree.entries[0].path = mount.landing->name();
+      mount.comparison = std::make_unique<Comparison>(mount.tree, *mount.landing, mount.offer);
+    }
+  }
+
+  void ask() {
+    std::vector<EntryName> names;
+    for (std::uint32_t m = 0; m < mounts_.size(); ++m) {
+      if (!mounts_[m].comparison) continue;
+      for (const std::uint32_t entry : mounts_[m].comparison->questions()) {
+        names.push_back({m, entry});
+      }
+    }
+    if (names.empty()) return;
+    wire_.say({{"type", "hash"}});
+    wire_.blob(encode_names(names));
+    wire_.expect("hashes");
+    const std::string sums = wire_.blob();
+    if (sums.size() != names.size() * 32) {
+      throw Error(ErrorCode::invalid, "the other side answers with another number of sums");
+    }
+    std::size_t at = 0;
+    for (Mount& mount : mounts_) {
+      if (!mount.comparison) continue;
+      std::vector<std::string> answers;
+      for (std::size_t i = 0; i < mount.comparison->questions().size(); ++i, at += 32) {
+        const std::string raw = sums.substr(at, 32);
+        const bool known = raw != std::string(32, '\0');
+        answers.push_back(
+            known ? to_hex({reinterpret_cast<const unsigned char*>(raw.data()), raw.size()}) : "");
+      }
+      if (!answers.empty()) mount.comparison->answer(answers);
+    }
+  }
+
+  void fetch() {
+    staged_.resize(mounts_.size());
+    std::vector<EntryName> names;
+    SyncProgress progress;
+    progress.phase = SyncPhase::sending;
+    for (std::uint32_t m = 0; m < mounts_.size(); ++m) {
+      Mount& mount = mounts_[m];
+      if (!mount.comparison) continue;
+      staged_[m].tree = &mount.tree;
+      staged_[m].landing = mount.landing.get();
+      for (const std::uint32_t entry : mount.comparison->wanted()) {
+        names.push_back({m, entry});
+        staged_[m].wanted.insert(entry);
+        progress.bytes_total += mount.tree.entries[entry].size;
+      }
+    }
+    progress.files_total = names.size();
+    if (!names.empty()) {
+      wire_.say({{"type", "want"}, {"files", names.size()}, {"bytes", progress.bytes_total}});
+      wire_.blob(encode_names(names));
+    }
+    const json space = names.empty() ? json() : list_in(wire_.expect("archive"), "bytes");
+    if (!names.empty() && space.size() != mounts_.size()) {
+      throw Error(ErrorCode::invalid, "the other side counts other mounts");
+    }
+    for (std::size_t m = 0; m < mounts_.size(); ++m) {
+      Mount& mount = mounts_[m];
+      if (!mount.comparison) continue;
+      const bool sized = !names.empty() && space[m].is_number_unsigned();
+      mount.landing->begin(sized ? space[m].get<std::uint64_t>() : 0, mount.tree.mode);
+    }
+    if (!names.empty()) archive(progress);
+  }
+
+  void archive(const SyncProgress& progress) {
+    BoundedQueue<std::string> packed(kBlocksWaiting);
+    BoundedQueue<std::string> plain(kBlocksWaiting);
+    std::exception_ptr failure;
+    std::mutex failing;
+    const auto failed = [&](std::exception_ptr error) {
+      {
+        const std::lock_guard lock(failing);
+        if (!failure) failure = error;
+      }
+      packed.fail(error);
+      plain.fail(error);
+    };
+    json sent;
+    {
+      Stage unpacking(
+          [&] {
+            Unpacker unpacker;
+            while (auto block = packed.pop()) plain.push(unpacker.unpack(std::move(*block)));
+            plain.close();
+          },
+          failed);
+      Unstager unstager(staged_, options_, progress);
+      Stage writing([&] { unstager.run(plain); }, failed);
+      try {
+        while (true) {
+          FramedStream::Message message = wire_.next();
+          if (message.kind == FrameKind::bytes) {
+            outcome_.wire_bytes += message.bytes.size();
+            packed.push(std::move(message.bytes));
+            continue;
+          }
+          sent = wire_.parse(message);
+          if (text_in(sent, "type") != "sent") {
+            throw Error(ErrorCode::invalid, "the other side broke the archive off");
+          }
+          packed.close();
+          break;
+        }
+      } catch (...) {
+        failed(std::current_exception());
+      }
+    }
+    if (failure) std::rethrow_exception(failure);
+    check(sent);
+  }
+
+  // All that was wanted is staged, but for what changed while it was read.
+  void check(const json& sent) {
+    for (const json& each : list_in(sent, "changing")) {
+      if (!each.is_array() || each.size() != 2 || !each[0].is_number_unsigned() ||
+          !each[1].is_number_unsigned() || each[0].get<std::uint64_t>() >= mounts_.size() ||
+          staged_[each[0].get<std::size_t>()].wanted.erase(each[1].get<std::uint32_t>()) == 0) {
+        throw Error(ErrorCode::invalid, "the other side names a file that was not asked for");
+      }
+      const auto m = each[0].get<std::size_t>();
+      const auto entry = each[1].get<std::uint32_t>();
+      Mount& mount = mounts_[m];
+      if (staged_[m].staged.erase(entry) > 0) {
+        ::unlinkat(mount.landing->stage(), std::to_string(entry).c_str(), 0);
+      }
+      mount.outcome.changing.push_back(mount.tree.entries[entry].path);
+    }
+    for (const Unstager::Mount& mount : staged_) {
+      if (mount.wanted.size() != mount.staged.size()) {
+        throw Error(ErrorCode::invalid, "the archive ends before all files are there");
+      }
+    }
+  }
+
+  void apply() {
+    if (options_.watch) options_.watch({SyncPhase::applying, 0, 0, 0, 0});
+    for (std::size_t m = 0; m < mounts_.size(); ++m) {
+      Mount& mount = mounts_[m];
+      if (!mount.comparison) continue;
+      for (const std::uint32_t link : mount.comparison->links()) {
+        const TreeEntry& entry = mount.tree.entries[link];
+        if (::symlinkat(entry.target.c_str(), mount.landing->stage(),
+                        std::to_string(link).c_str()) != 0) {
+          throw errno_error("cannot make the link " + text_of(mount.landing->base() / entry.path),
+                            errno);
+        }
+      }
+    }
+    for (std::size_t m = 0; m < mounts_.size(); ++m) {
+      Mount& mount = mounts_[m];
+      if (mount.comparison) mount.landing->commit(mount.comparison->journal(staged_[m].staged));
+    }
+    for (Mount& mount : mounts_) {
+      if (mount.comparison) late_left_.push_back(mount.landing->apply());
+    }
+  }
+
+  SyncOutcome finish() {
+    std::size_t applied = 0;
+    for (Mount& mount : mounts_) {
+      if (mount.comparison) {
+        MountOutcome done = mount.comparison->outcome();
+        done.changing = std::move(mount.outcome.changing);
+        for (const std::string& path : done.changing) {
+          --done.files;
+          std::erase(done.sent_paths, path);
+        }
+        if (!dry_run_) {
+          for (SyncNote& note : late_left_[applied++]) {
+            if (std::erase(done.removed_paths, note.path) > 0) --done.removed;
+            done.left.push_back(std::move(note));
+            ++done.left_count;
+          }
+        }
+        mount.outcome = std::move(done);
+      }
+      outcome_.mounts.push_back(std::move(mount.outcome));
+    }
+    outcome_.dry_run = dry_run_;
+    return std::move(outcome_);
+  }
+
+  Wire& wire_;
+  const ReceiveOptions& options_;
+  bool dry_run_ = false;
+  std::vector<Mount> mounts_;
+  std::vector<Unstager::Mount> staged_;
+  std::vector<std::vector<SyncNote>> late_left_;
+  SyncOutcome outcome_;
+};
+
+SyncOutcome receive(Wire& wire, const ReceiveOptions& options) {
+  try {
+    return Receiver(wire, options).run();
+  } catch (PeerError&) {
+    throw;
+  } catch (Error& error) {
+    if (!options.name.empty()) error.while_doing("receiving on " + options.name);
+    throw;
+  }
+}
+
+}  // namespace
+
+SyncOutcome receive_trees(FramedStream& stream, const ReceiveOptions& options) {
+  Wire wire(stream, options.silence);
+  try {
+    SyncOutcome outcome = receive(wire, options);
+    json message = outcome_to_json(outcome);
+    message["type"] = "result";
+    wire.result(message);
+    return outcome;
+  } catch (...) {
+    wire.fail();
+  }
+}
+
+}  // namespace dtrain

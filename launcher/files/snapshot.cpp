@@ -1,0 +1,159 @@
+#include "launcher/files/snapshot.hpp"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/files/manifest.hpp"
+#include "launcher/files/scan.hpp"
+
+namespace dtrain {
+namespace {
+
+constexpr std::size_t kDepth = 128;  // folders in folders, the first one counted
+constexpr int kTries = 5;
+constexpr unsigned kThreads = 4;
+constexpr std::size_t kFilesPerThread = 256;  // fewer are read by one thread
+
+struct Found {
+  ContentEntry entry;
+  FileIdentity identity;  // of a file
+};
+
+std::string shown(const fs::path& path) {
+  return printable(path.string(), false);
+}
+
+// What a scan found, as a tree by content has it. A folder that holds something needs no entry.
+std::vector<Found> found_by(Scan& scan, const fs::path& folder) {
+  std::vector<TreeEntry>& entries = scan.tree.entries;
+  std::vector<Found> all;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    TreeEntry& entry = entries[i];
+    if (!is_plain_relative_path(entry.path)) {
+      throw Error(ErrorCode::invalid, shown(folder / entry.path) +
+                                          " has a name that cannot be sent: only "
+                                          "plain UTF-8 text can")
+          .with_hint("rename it, or leave it out by a line in .dtrainignore");
+    }
+    Found found;
+    switch (entry.kind) {
+      case EntryKind::folder:
+        if (i + 1 < entries.size() && entries[i + 1].path.starts_with(entry.path + "/")) continue;
+        found.entry.kind = ContentEntry::Kind::folder;
+        found.entry.mode = 0755;
+        break;
+      case EntryKind::link:
+        found.entry.kind = ContentEntry::Kind::link;
+        found.entry.mode = 0777;
+        found.entry.target = std::move(entry.target);
+        break;
+      case EntryKind::file:
+        found.identity = scan.identities[i];
+        found.entry.size = entry.size;
+        found.entry.mode = (entry.mode & 0111) != 0 ? 0755 : 0644;
+        break;
+    }
+    found.entry.path = std::move(entry.path);
+    all.push_back(std::move(found));
+  }
+  return all;
+}
+
+// The sum of a file that may be written to just now: a few tries, each with its newest identity.
+void sum_one(const fs::path& path, Found& found, FileFactsCache& cache) {
+  for (int attempt = 1;; ++attempt) {
+    try {
+      found.entry.sha256 = cache.facts(path, found.identity).sha256;
+      found.entry.size = found.identity.size;
+      return;
+    } catch (Error& error) {
+      if (error.code() != ErrorCode::conflict || attempt == kTries) {
+        if (error.code() == ErrorCode::conflict) {
+          error.with_hint("leave it out by a line in .dtrainignore");
+        }
+        throw;
+      }
+    }
+    struct stat status {};
+    if (::lstat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) {
+      throw errno_error("cannot look at " + shown(path), errno);
+    }
+    found.identity = identity_of(status);
+  }
+}
+
+void sum_all(const fs::path& folder, std::vector<Found>& all, FileFactsCache& cache) {
+  std::atomic<std::size_t> next{0};
+  std::mutex mutex;
+  std::exception_ptr failure;
+  const auto work = [&] {
+    for (std::size_t i = next++; i < all.size(); i = next++) {
+      if (all[i].entry.kind != ContentEntry::Kind::file) continue;
+      try {
+        sum_one(folder / all[i].entry.path, all[i], cache);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (!failure) failure = std::current_exception();
+        next = all.size();
+      }
+    }
+  };
+  std::uint64_t bytes = 0;
+  for (const Found& found : all) bytes += found.entry.size;
+  const std::size_t wanted = all.size() / kFilesPerThread + bytes / (std::uint64_t{64} << 20);
+  std::vector<std::thread> helpers;
+  const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
+  while (helpers.size() + 1 < std::min<std::size_t>({wanted, kThreads, cores})) {
+    helpers.emplace_back(work);
+  }
+  work();
+  for (std::thread& helper : helpers) helper.join();
+  if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace
+
+bool is_version_control(const std::string& path, bool) {
+  constexpr std::array<std::string_view, 4> kStores{{".git", ".hg", ".svn", ".bzr"}};
+  const std::size_t slash = path.rfind('/');
+  const std::string_view name =
+      slash == std::string::npos ? path : std::string_view(path).substr(slash + 1);
+  return std::find(kStores.begin(), kStores.end(), name) != kStores.end();
+}
+
+Snapshot take_snapshot(const fs::path& folder, const SnapshotOptions& options,
+                       FileFactsCache& cache) {
+  ScanOptions looking;
+  looking.ignore = options.ignore;
+  looking.always = options.always;
+  looking.set_user_id = true;  // a tree by content has no such bits
+  looking.limits.depth = kDepth - 1;
+  Scan scan = scan_tree(folder, looking);
+  if (scan.tree.single) throw Error(ErrorCode::invalid, shown(folder) + " is no folder");
+  Snapshot snapshot;
+  for (LeftOut& left : scan.left_out) snapshot.skipped.push_back(std::move(left.path));
+  std::vector<Found> all = found_by(scan, folder);
+  sum_all(folder, all, cache);
+  std::sort(all.begin(), all.end(),
+            [](const Found& a, const Found& b) { return a.entry.path < b.entry.path; });
+  for (Found& found : all) {
+    if (found.entry.kind == ContentEntry::Kind::file) {
+      snapshot.files.emplace(found.entry.sha256, folder / found.entry.path);
+      snapshot.size += found.entry.size;
+    }
+    snapshot.tree.entries.push_back(std::move(found.entry));
+  }
+  return snapshot;
+}
+
+}  // namespace dtrain

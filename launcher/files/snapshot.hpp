@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "launcher/files/content_tree.hpp"
+#include "launcher/files/file_facts.hpp"
+
+// A folder of the user's as a tree, read once and never written.
+namespace dtrain {
+
+struct SnapshotOptions {
+  // True for what stays behind; `path` is relative to the folder, '/' between. A folder that is
+  // left out is not entered.
+  std::function<bool(const std::string& path, bool is_folder)> ignore;
+  // Relative paths that go along whatever `ignore` says.
+  std::vector<std::string> always;
+};
+
+struct Snapshot {
+  ContentTree tree;
+  std::map<std::string, fs::path> files;  // by sum: where to read its bytes
+  std::vector<std::string> skipped;       // sockets, devices, FIFOs: named, not sent
+  std::uint64_t size = 0;                 // bytes, each file counted
+};
+
+// Links are kept as links. Throws Error naming a file that cannot be read; Error(conflict) when one
+// changes again and again while it is read.
+Snapshot take_snapshot(const fs::path& folder, const SnapshotOptions& options,
+                       FileFactsCache& cache);
+
+// What is always left out: the stores of version control.
+bool is_version_control(const std::string& path, bool is_folder);
+
+}  // namespace dtrain

@@ -1,0 +1,154 @@
+#include "launcher/files/sync.hpp"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "launcher/core/text.hpp"
+#include "launcher/files/beneath.hpp"
+#include "launcher/files/operations.hpp"
+#include "launcher/files/record.hpp"
+#include "launcher/files/sync_wire.hpp"
+
+namespace dtrain {
+
+using namespace sync;
+
+const char* to_string(SyncPhase phase) noexcept {
+  switch (phase) {
+    case SyncPhase::scanning:
+      return "scanning";
+    case SyncPhase::comparing:
+      return "comparing";
+    case SyncPhase::sending:
+      return "sending";
+    case SyncPhase::applying:
+      return "applying";
+  }
+  return "";
+}
+
+bool SyncOutcome::complete() const noexcept {
+  return std::all_of(mounts.begin(), mounts.end(), [](const MountOutcome& mount) {
+    return mount.left_count == 0 && mount.changing.empty();
+  });
+}
+
+fs::path resolve_target(const std::string& target, const fs::path& home) {
+  if (target.empty() || target.find('\0') != std::string::npos) {
+    throw Error(ErrorCode::invalid, "a path is empty, or has a NUL in it");
+  }
+  if (target.front() == '/') return target;
+  if (target.front() != '~') return home / target;
+  if (target == "~") return home;
+  if (target[1] == '/')
+    return home / target.substr(target.find_first_not_of('/', 1) == std::string::npos
+                                    ? target.size()
+                                    : target.find_first_not_of('/', 1));
+  throw Error(ErrorCode::invalid,
+              as_text(target) + ": another user's home is not looked up; write its path");
+}
+
+void request_receive(FramedStream& stream) {
+  stream.send(FrameKind::text, R"({"role":"receive"})");
+}
+
+void request_send(FramedStream& stream, const std::vector<SyncMount>& mounts, bool dry_run) {
+  json list = json::array();
+  for (const SyncMount& mount : mounts) {
+    list.push_back({{"source", mount.source.string()},
+                    {"exclude", mount.exclude},
+                    {"filter_files", mount.filter_files},
+                    {"remove", mount.remove},
+                    {"overwrite", mount.overwrite}});
+  }
+  const json request = {{"role", "send"}, {"mounts", std::move(list)}, {"dry_run", dry_run}};
+  stream.send(FrameKind::text, request.dump(-1, ' ', false, json::error_handler_t::replace));
+}
+
+int serve_sync(FramedStream& stream, const ReceiveOptions& options) {
+  const auto request = stream.read(options.silence);
+  if (!request) return 0;
+  json asked = json::parse(request->bytes, nullptr, false);
+  if (request->kind != FrameKind::text || !asked.is_object()) return 2;
+  try {
+    if (text_in(asked, "role") == "receive") {
+      receive_trees(stream, options);
+      return 0;
+    }
+    std::vector<SyncMount> mounts;
+    SendOptions sending;
+    sending.silence = options.silence;
+    sending.dry_run = flag_in(asked, "dry_run");
+    sending.hash_cache = options.state / "hashes";
+    for (const json& each : list_in(asked, "mounts")) {
+      SyncMount mount;
+      mount.source = resolve_target(text_in(each, "source"), options.home);
+      mount.remove = flag_in(each, "remove");
+      mount.overwrite = flag_in(each, "overwrite");
+      for (const json& pattern : list_in(each, "exclude")) mount.exclude.push_back(pattern);
+      for (const json& name : list_in(each, "filter_files")) mount.filter_files.push_back(name);
+      mounts.push_back(std::move(mount));
+    }
+    send_trees(stream, mounts, sending);
+    return 0;
+  } catch (const Error&) {  // the other side knows it
+    return 1;
+  } catch (const json::exception&) {
+    return 2;
+  }
+}
+
+std::vector<fs::path> remove_synced(const fs::path& state) {
+  std::vector<fs::path> left;
+  std::error_code failed;
+  std::vector<fs::path> records;
+  for (const fs::directory_entry& file : fs::directory_iterator(state, failed)) {
+    if (file.path().extension() == ".record") records.push_back(file.path());
+  }
+  for (const fs::path& file : records) {
+    const Record record = decode_record(read_file(file, std::size_t{2} << 30));
+    fs::path base = record.target;
+    if (record.single) base = base.parent_path();
+    if (fs::is_directory(base, failed)) {
+      Beneath files(base);
+      std::vector<const Written*> entries;
+      for (const Written& entry : record.entries) entries.push_back(&entry);
+      std::sort(entries.begin(), entries.end(),
+                [](const Written* a, const Written* b) { return a->path > b->path; });
+      for (const Written* entry : entries) {
+        const bool folder = entry->kind == EntryKind::folder;
+        if (folder && (entry->mode & 0700) != 0700) {
+          Operation open;
+          open.kind = Operation::Kind::set_mode;
+          open.path = entry->path;
+          open.mode = entry->mode | 0700;
+          perform(files, -1, "", open);
+        }
+      }
+      for (const Written* entry : entries) {
+        Operation operation;
+        operation.path = entry->path;
+        operation.kind = entry->kind == EntryKind::folder ? Operation::Kind::remove_folder
+                                                          : Operation::Kind::remove_file;
+        operation.expect.what =
+            entry->kind == EntryKind::link ? Expect::What::link : Expect::What::file;
+        operation.expect.size = entry->size;
+        operation.expect.mtime_ns = entry->kind == EntryKind::file ? entry->disk_mtime_ns : 0;
+        operation.expect.target = entry->target;
+        if (perform(files, -1, "", operation)) left.push_back(base / entry->path);
+      }
+    }
+    for (auto made = record.made.rbegin(); made != record.made.rend(); ++made) {
+      ::rmdir(made->c_str());  // as far as they are empty
+    }
+    fs::path lock = file;
+    ::unlink(file.c_str());
+    ::unlink(lock.replace_extension(".lock").c_str());
+  }
+  return left;
+}
+
+}  // namespace dtrain

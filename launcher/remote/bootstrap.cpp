@@ -1,0 +1,187 @@
+#include "launcher/remote/bootstrap.hpp"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <optional>
+#include <vector>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/ids.hpp"
+#include "launcher/core/text.hpp"
+
+namespace dtrain {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kNoiseLimit = std::size_t{1} << 20;  // of a profile, before the marker
+constexpr std::size_t kSendPiece = std::size_t{256} << 10;
+constexpr std::chrono::seconds kLastWords{5};
+
+milliseconds left_until(Clock::time_point until) {
+  return std::max(milliseconds(0), std::chrono::ceil<milliseconds>(until - Clock::now()));
+}
+
+// False when nothing came until then.
+bool wait_for(int fd, short what, Clock::time_point until) {
+  while (true) {
+    pollfd waiting{fd, what, 0};
+    const int ready = ::poll(&waiting, 1, static_cast<int>(left_until(until).count()));
+    if (ready > 0) return true;
+    if (ready == 0) return false;
+    if (errno != EINTR) throw errno_error("cannot wait for the machine", errno);
+  }
+}
+
+// What the last lines before an end say, for people.
+std::string last_words(const std::string& text) {
+  std::vector<std::string> lines;
+  for (std::string& line : split(text, '\n')) {
+    if (line.find_first_not_of(" \t\r") != std::string::npos) lines.push_back(std::move(line));
+  }
+  if (lines.size() > 5) lines.erase(lines.begin(), lines.end() - 5);
+  return printable(join(lines, " | "), false);
+}
+
+// Reads to the end of the line that holds the marker, and not a byte more. Gives what stands behind
+// the marker.
+std::string read_marker(Channel& channel, const std::string& marker, Clock::time_point until) {
+  std::array<char, 4096> piece{};
+  std::string text;
+  std::size_t line = 0;  // where the last line begins
+  while (true) {
+    if (!wait_for(channel.fd(), POLLIN, until)) {
+      throw Error(ErrorCode::timeout,
+                  "the machine's shell does not answer" +
+                      (text.empty() ? std::string() : "; it has said: " + last_words(text)))
+          .with_hint(
+              "a profile that waits for input, or starts a program, keeps it from answering");
+    }
+    const ssize_t seen = ::recv(channel.fd(), piece.data(), piece.size(), MSG_PEEK);
+    if (seen < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (seen <= 0) throw ended_early(channel, "the machine's shell ended: " + last_words(text));
+    // Up to the end of the marker's line: what follows it is not ours to take.
+    const std::string now =
+        text.substr(line) + std::string(piece.data(), static_cast<std::size_t>(seen));
+    const std::size_t at = now.find(marker + " ");
+    const std::size_t newline = at == std::string::npos ? at : now.find('\n', at);
+    const std::size_t take = newline == std::string::npos ? static_cast<std::size_t>(seen)
+                                                          : newline + 1 - (text.size() - line);
+    const ssize_t got = ::recv(channel.fd(), piece.data(), take, MSG_WAITALL);
+    if (got <= 0) continue;
+    if (newline != std::string::npos) {
+      return now.substr(at + marker.size() + 1, newline - at - marker.size() - 1);
+    }
+    text.append(piece.data(), static_cast<std::size_t>(got));
+    const std::size_t last = text.rfind('\n');
+    if (last != std::string::npos && at == std::string::npos) line = last + 1;
+    if (text.size() > kNoiseLimit) {
+      throw Error(ErrorCode::invalid, "the login there prints without end: " +
+                                          last_words(text.substr(text.size() - 2000)));
+    }
+  }
+}
+
+void send_binary(Channel& channel, const std::string& content, milliseconds silence) {
+  std::size_t done = 0;
+  while (done < content.size()) {
+    if (!wait_for(channel.fd(), POLLOUT, Clock::now() + silence)) {
+      throw Error(ErrorCode::timeout,
+                  "the machine took nothing of the agent for " + human_duration(silence));
+    }
+    const std::size_t piece = std::min(kSendPiece, content.size() - done);
+    const ssize_t sent =
+        ::send(channel.fd(), content.data() + done, piece, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent > 0) {
+      done += static_cast<std::size_t>(sent);
+    } else if (sent < 0 && errno != EAGAIN && errno != EINTR) {
+      throw ended_early(channel, "the agent could not be put there");
+    }
+  }
+}
+
+}  // namespace
+
+std::string bootstrap_script() {
+  return
+      // $o is where the agent goes when the home will not do: full of others, so it must be ours.
+      R"~(umask 077; x=$(uname -srm); o=/var/tmp/dtrain-$(id -u); )~"
+      R"~(a=$HOME/.dtrain/agents/$2; b=$o/agents/$2; w=need; )~"
+      R"~(if [ "$4" = 0 ]; then if [ -x "$a/dtrain-agent" ]; then w=have; )~"
+      R"~(elif [ -O "$o" ] && [ -x "$b/dtrain-agent" ]; then w=have; a=$b; fi; fi; )~"
+      R"~(echo "$1 $x $w"; case $x in Linux*x86_64) ;; *) exit 91;; esac; )~"
+      R"~(f=; if [ $w = need ]; then f=--fresh; k=; for d in "$a" "$b"; do )~"
+      R"~(if [ "$d" = "$b" ]; then mkdir "$o" 2>/dev/null; )~"
+      R"~(if [ -O "$o" ] && [ -d "$o" ]; then if [ -L "$o" ]; then continue; fi; )~"
+      R"~(else continue; fi; fi; t=$d/.$1; )~"
+      // A file system mounted noexec says so here, before anything is sent.
+      R"~(if mkdir -p "$d" && true >"$t" && chmod 700 "$t" && [ -x "$t" ]; then k=1; break; fi; )~"
+      R"~(rm -f "$t"; done; )~"
+      R"~(if [ -z "$k" ]; then echo "no folder there can hold a program: tried $a and $b" >&2; )~"
+      R"~(exit 92; fi; )~"
+      R"~(if head -c "$3" >"$t" && [ "$(wc -c <"$t")" -eq "$3" ] && mv -f "$t" "$d/dtrain-agent"; )~"
+      R"~(then a=$d; else rm -f "$t"; echo "the agent could not be written to $d" >&2; exit 93; fi; )~"
+      R"~(fi; exec "$a/dtrain-agent" session $f)~";
+}
+
+Error ended_early(Channel& channel, const std::string& what) {
+  std::optional<int> code;
+  std::string lost;
+  try {
+    code = channel.wait(kLastWords);
+  } catch (const Error& error) {
+    lost = error.message();
+  }
+  const std::string said = last_words(channel.errors());
+  std::string message = what;
+  if (!said.empty()) message += ": " + said;
+  if (code && *code != 0) message += " (exit code " + std::to_string(*code) + ")";
+  if (!lost.empty()) message += ": " + lost;
+  const bool full = said.find("No space left") != std::string::npos ||
+                    said.find("Disk quota exceeded") != std::string::npos;
+  if (full) {
+    return Error(ErrorCode::exhausted, message)
+        .with_hint("make room in the home folder there, or name another place for provider.root");
+  }
+  return Error(code && *code != 0 ? ErrorCode::failed : ErrorCode::unreachable, message);
+}
+
+Bootstrapped bootstrap(Transport& transport, const AgentBinary& binary,
+                       const SessionOptions& options, bool send_anyway) {
+  const Clock::time_point until = Clock::now() + options.open_limit;
+  // No profile can know it, so none can say it.
+  const std::string marker = "dtrain-" + random_hex(12);
+  Bootstrapped result;
+  const std::vector<std::string> argv{"/bin/sh",
+                                      "-c",
+                                      bootstrap_script(),
+                                      "dtrain",
+                                      marker,
+                                      binary.sha256,
+                                      std::to_string(binary.content.size()),
+                                      send_anyway ? "1" : "0"};
+  result.channel = transport.open(argv);
+  const std::vector<std::string> words = split(read_marker(*result.channel, marker, until), ' ');
+  if (words.size() < 4) throw ended_early(*result.channel, "the machine says not what it is");
+  const std::string& system = words.front();
+  const std::string& machine = words[words.size() - 2];
+  if (system != "Linux" || machine != "x86_64") {
+    throw Error(ErrorCode::conflict, "the machine runs " + printable(system, false) + " on " +
+                                         printable(machine, false) +
+                                         "; dtrain's agent is built for Linux on x86_64")
+        .with_hint("take this host out of the cluster");
+  }
+  if (words.back() == "need") {
+    send_binary(*result.channel, binary.content, options.send_silence);
+    result.sent = true;
+  }
+  return result;
+}
+
+}  // namespace dtrain

@@ -1,0 +1,243 @@
+#include "launcher/remote/ssh/connection.hpp"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include <array>
+#include <cerrno>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/remote/ssh/loop.hpp"
+
+namespace dtrain {
+namespace {
+
+using ssh::Link;
+using ssh::Loop;
+using ssh::Settings;
+using ssh::Target;
+
+constexpr int kMostNested = 8;
+constexpr int kSocketBuffer = 1 << 20;
+
+// Our end is for the loop, the other for the caller.
+std::pair<UniqueFd, UniqueFd> socket_pair() {
+  std::array<int, 2> ends{};
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) {
+    throw errno_error("cannot make a socket pair", errno);
+  }
+  for (const int fd : ends) {
+    ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &kSocketBuffer, sizeof kSocketBuffer);
+  }
+  ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+class SshChannel final : public Channel {
+ public:
+  SshChannel(std::shared_ptr<Loop> loop, std::shared_ptr<Link> link, UniqueFd fd)
+      : loop_(std::move(loop)), link_(std::move(link)), fd_(std::move(fd)) {}
+  ~SshChannel() override {
+    fd_.reset();
+    loop_->abandon(link_);
+  }
+
+  int fd() const override { return fd_.get(); }
+  std::string errors() override { return loop_->errors(*link_); }
+  std::optional<int> wait(std::chrono::milliseconds limit) override {
+    return loop_->wait(*link_, limit);
+  }
+
+ private:
+  std::shared_ptr<Loop> loop_;
+  std::shared_ptr<Link> link_;
+  UniqueFd fd_;
+};
+
+std::string name_of(const Settings& settings) {
+  std::string name = settings.user + "@" + settings.host;
+  if (settings.hostname != settings.host || settings.port != 22) {
+    name += " (" + settings.hostname + ":" + std::to_string(settings.port) + ")";
+  }
+  return name;
+}
+
+void warn_of(const Settings& settings, const SshOptions& options) {
+  if (!options.warn) return;
+  for (const std::string& warning : settings.warnings) options.warn(warning);
+}
+
+}  // namespace
+
+std::string SshConnection::name() const {
+  return name_of(settings_);
+}
+
+std::shared_ptr<SshConnection> SshConnection::make(Settings settings,
+                                                   std::shared_ptr<SshConnection> via,
+                                                   const SshOptions& options) {
+  warn_of(settings, options);
+  std::shared_ptr<SshConnection> made(new SshConnection(std::move(settings)));
+  made->via_ = via;
+  made->shared_ = options.shared;
+  ssh::LoggedIn in = while_doing("connecting to " + made->name(),
+                                 [&] { return ssh::log_in(made->settings_, via, options); });
+  made->loop_ = std::make_shared<Loop>(std::move(in), made->name());
+  made->loop_->start();
+  return made;
+}
+
+namespace {
+
+// Jumps in a row, each through the one before; the first may have a way of its own configured.
+std::shared_ptr<SshConnection> reach_jumps(
+    const std::vector<SshHost>& jumps, const SshOptions& options, int depth,
+    const std::function<std::shared_ptr<SshConnection>(const SshHost&, int)>& first) {
+  std::shared_ptr<SshConnection> via;
+  std::string key = options.known_hosts.native() + "|" + options.config.native();
+  for (const SshHost& jump : jumps) {
+    key += " > " + jump.str() + "|" + jump.identity.native() + "|" + jump.proxy_command;
+    via = options.shared->jump(key, [&] {
+      return via ? SshConnection::connect_through(via, jump, options) : first(jump, depth + 1);
+    });
+  }
+  return via;
+}
+
+}  // namespace
+
+std::shared_ptr<SshConnection> SshConnection::connect(const SshHost& host,
+                                                      const SshOptions& options) {
+  const std::function<std::shared_ptr<SshConnection>(const SshHost&, int)> reach =
+      [&](const SshHost& to, int depth) -> std::shared_ptr<SshConnection> {
+    if (depth > kMostNested) {
+      throw Error(ErrorCode::invalid, "the jump hosts of " + host.host + " lead in a circle");
+    }
+    Settings settings = ssh::resolve(to, options.config);
+    std::shared_ptr<SshConnection> via;
+    if (!settings.jumps.empty()) {
+      // OpenSSH names the target itself as a jump in `Host *` rules: that is no jump.
+      via = while_doing("reaching the jump host of " + to.host,
+                        [&] { return reach_jumps(settings.jumps, options, depth, reach); });
+    }
+    return make(std::move(settings), via, options);
+  };
+  return reach(host, 0);
+}
+
+std::shared_ptr<SshConnection> SshConnection::connect_through(std::shared_ptr<SshConnection> jump,
+                                                              const SshHost& host,
+                                                              const SshOptions& options) {
+  Settings settings = ssh::resolve(host, options.config);
+  settings.jumps.clear();
+  settings.proxy_command.clear();
+  return make(std::move(settings), std::move(jump), options);
+}
+
+SshConnection::~SshConnection() {
+  close();
+}
+
+void SshConnection::close() {
+  if (loop_) loop_->stop();
+}
+
+bool SshConnection::alive() const {
+  return loop_->alive();
+}
+
+bool SshConnection::wait_ended(std::chrono::milliseconds limit) const {
+  return loop_->wait_ended(limit);
+}
+
+std::unique_ptr<Channel> SshConnection::exec(const std::string& command, const SshExec& options) {
+  auto [ours, theirs] = socket_pair();
+  Target target;
+  target.kind = Target::Kind::exec;
+  target.text = command;
+  target.marker = options.marker;
+  target.errors_kept = options.errors_kept;
+  auto link = loop_->join(std::move(target), std::move(ours));
+  return std::make_unique<SshChannel>(loop_, std::move(link), std::move(theirs));
+}
+
+UniqueFd SshConnection::open_unix(const std::string& path) {
+  auto [ours, theirs] = socket_pair();
+  Target target;
+  target.kind = Target::Kind::unix_socket;
+  target.text = path;
+  loop_->join(std::move(target), std::move(ours));
+  return std::move(theirs);
+}
+
+UniqueFd SshConnection::open_tcp(const std::string& host, int port) {
+  ssh::check_host(host);
+  ssh::check_port(port);
+  auto [ours, theirs] = socket_pair();
+  Target target;
+  target.kind = Target::Kind::tcp;
+  target.text = host;
+  target.port = port;
+  loop_->join(std::move(target), std::move(ours));
+  return std::move(theirs);
+}
+
+void SshConnection::serve_unix(const fs::path& local_path, const std::string& remote_path,
+                               const std::string& bridge) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::string& path = local_path.native();
+  if (path.size() >= sizeof address.sun_path) {
+    throw Error(ErrorCode::invalid, "the path is too long for a socket: " + path);
+  }
+  path.copy(address.sun_path, path.size());
+  UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  // Under another name first, so that nobody meets it before it is private and listens.
+  const std::string fresh = path + ".new";
+  if (fresh.size() < sizeof address.sun_path) {
+    fresh.copy(address.sun_path, fresh.size());
+    address.sun_path[fresh.size()] = '\0';
+  }
+  const std::string bound = address.sun_path;
+  ::unlink(bound.c_str());
+  if (::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
+      ::chmod(bound.c_str(), 0600) != 0 || ::listen(listener.get(), SOMAXCONN) != 0 ||
+      (bound != path && ::rename(bound.c_str(), path.c_str()) != 0)) {
+    throw errno_error("cannot listen on " + path, errno);
+  }
+  Target target;
+  target.kind = Target::Kind::unix_socket;
+  target.text = remote_path;
+  target.bridge = bridge;
+  loop_->serve(std::move(listener), std::move(target), path);
+}
+
+int SshConnection::serve_tcp(int local_port, const std::string& remote_host, int remote_port) {
+  ssh::check_host(remote_host);
+  ssh::check_port(remote_port);
+  UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const int on = 1;
+  ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<std::uint16_t>(local_port));
+  socklen_t size = sizeof address;
+  if (::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 ||
+      ::listen(listener.get(), SOMAXCONN) != 0 ||
+      ::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
+    throw errno_error("cannot listen on 127.0.0.1 port " + std::to_string(local_port), errno);
+  }
+  Target target;
+  target.kind = Target::Kind::tcp;
+  target.text = remote_host;
+  target.port = remote_port;
+  loop_->serve(std::move(listener), std::move(target), {});
+  return ntohs(address.sin_port);
+}
+
+}  // namespace dtrain

@@ -1,0 +1,107 @@
+#include "agent/head/setup.hpp"
+
+#include <doctest/doctest.h>
+
+#include "agent/node/config.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/wire/identity.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+using namespace dtrain;
+using namespace std::chrono_literals;
+using dtrain::testing::TemporaryFolder;
+
+namespace {
+
+const ClusterId kCluster("lab-abcdef");
+const NodeId kNode("node-1");
+
+struct House {
+  TemporaryFolder folder;
+  paths::HeadRoot head{folder.path() / "head"};
+  paths::NodeRoot node{folder.path() / "node-1"};
+
+  House() { head::init_head(head, {kCluster, "lab", "ssh", 2, 0, 0}); }
+  void let_in() {
+    const std::string request = node::init_node(node, kCluster, kNode);
+    node::install_identity(node, head::sign_node(head, kNode, request));
+  }
+  std::string certificate(const fs::path& identity) const { return read_file(identity / "cert.pem"); }
+};
+
+}  // namespace
+
+TEST_CASE("the port is known before the head runs, where others must be told it") {
+  const House house;
+  const int port = head::read_head_config(house.head).port;
+  CHECK(port >= head::kFirstPort);
+  CHECK(port <= head::kLastPort);
+  // It stays what it was; one that is wished for counts.
+  head::init_head(house.head, {kCluster, "lab", "ssh", 3, 0, 0});
+  CHECK(head::read_head_config(house.head).port == port);
+  head::init_head(house.head, {kCluster, "lab", "ssh", 3, 40000, 0});
+  CHECK(head::read_head_config(house.head).port == 40000);
+}
+
+TEST_CASE("certificates are renewed at half of their life, with clocks an hour off") {
+  House house;
+  house.let_in();
+  const WallTime now = std::chrono::system_clock::now();
+  const auto half = wire::kCertificateLife / 2;
+  const std::string before = house.certificate(house.head.identity());
+  CHECK_FALSE(head::renew_head(house.head, now));
+  CHECK_FALSE(head::renew_head(house.head, now + half - 2h));
+  CHECK(house.certificate(house.head.identity()) == before);
+  for (const auto off : {-1h, 0h, 1h}) {
+    CAPTURE(off.count());
+    CHECK(wire::renewal_due(before, now + half + 2h + off));
+    // A new one made by a clock that is an hour off is good at once, and for long.
+    const std::string pems = head::sign_again(
+        house.head, kNode,
+        wire::make_request(wire::make_key(), {kCluster, wire::PeerName::Role::node, kNode}),
+        now + off);
+    CHECK_FALSE(wire::renewal_due(pems, now));
+    CHECK(wire::expires(pems) > now + wire::kCertificateLife - 2h);
+  }
+  CHECK(head::renew_head(house.head, now + half + 1h));
+  CHECK(house.certificate(house.head.identity()) != before);
+  CHECK_FALSE(head::renew_head(house.head, now + half + 1h));
+}
+
+TEST_CASE("a node renews with a key of its own, all in one step") {
+  House house;
+  house.let_in();
+  const std::string before = house.certificate(house.node.identity());
+  const std::string key = wire::make_key();
+  const std::string request =
+      wire::make_request(key, {kCluster, wire::PeerName::Role::node, kNode});
+  const std::string pems =
+      head::sign_again(house.head, kNode, request, std::chrono::system_clock::now());
+  // For another key: what is there stays.
+  CHECK_THROWS_AS(node::renew_identity(house.node, wire::make_key(), pems), Error);
+  CHECK(house.certificate(house.node.identity()) == before);
+  node::renew_identity(house.node, key, pems);
+  CHECK(house.certificate(house.node.identity()) != before);
+  CHECK(read_file(house.node.identity() / "key.pem") == key);
+}
+
+TEST_CASE("a node that has left gets nothing, and nobody gets another's name") {
+  House house;
+  house.let_in();
+  CHECK(head::is_let_in(house.head, kNode));
+  const auto now = std::chrono::system_clock::now();
+  const auto ask = [&](wire::PeerName name) { return wire::make_request(wire::make_key(), name); };
+  const wire::PeerName other{kCluster, wire::PeerName::Role::node, NodeId("node-2")};
+  const wire::PeerName head_name{kCluster, wire::PeerName::Role::head, NodeId("head")};
+  CHECK_THROWS_AS(head::sign_again(house.head, kNode, ask(other), now), Error);
+  CHECK_THROWS_AS(head::sign_again(house.head, kNode, ask(head_name), now), Error);
+  CHECK_THROWS_AS(head::sign_node(house.head, kNode, ask(head_name)), Error);
+  head::shut_out(house.head, kNode);
+  head::shut_out(house.head, kNode);  // again is fine
+  CHECK_FALSE(head::is_let_in(house.head, kNode));
+  CHECK_THROWS_AS(
+      head::sign_again(house.head, kNode,
+                       ask({kCluster, wire::PeerName::Role::node, kNode}), now),
+      Error);
+  CHECK_FALSE(head::is_let_in(house.head, NodeId("../head.json")));
+}

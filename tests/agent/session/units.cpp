@@ -1,0 +1,93 @@
+#include <doctest/doctest.h>
+
+#include "agent/session/host.hpp"
+#include "agent/session/setup.hpp"
+#include "agent/session/shell.hpp"
+#include "launcher/core/error.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+using namespace dtrain;
+using namespace dtrain::session;
+using dtrain::testing::TemporaryFolder;
+
+namespace {
+
+void write(const fs::path& file, const std::string& text) {
+  make_folders(file.parent_path());
+  write_file_atomic(file, text);
+}
+
+}  // namespace
+
+TEST_CASE("glibc's version is read from its own words") {
+  CHECK(glibc_version("x\0GNU C Library (Debian GLIBC 2.36-9+deb12u10) stable release version "
+                      "2.36.\nCopyright") == "");  // the literal ends at its NUL
+  using namespace std::string_literals;
+  CHECK(glibc_version("x\0GNU C Library (Debian GLIBC 2.36-9) stable release version 2.36.\nC"s) ==
+        "2.36");
+  CHECK(glibc_version("GNU C Library stable release version 2.12, by Roland") == "2.12");
+  CHECK(glibc_version("musl libc") == "");
+  CHECK(glibc_version("GNU C Library and then nothing") == "");
+  CHECK(glibc_version("GNU C Library version ") == "");
+}
+
+TEST_CASE("file systems of the network are known") {
+  CHECK(is_network_filesystem(0x6969));      // NFS
+  CHECK(is_network_filesystem(0x0BD00BD0));  // Lustre
+  CHECK_FALSE(is_network_filesystem(0xEF53));
+  CHECK_FALSE(is_network_filesystem(0x12345678));
+}
+
+TEST_CASE("logind: its file, drop-ins, and what it was built with") {
+  const TemporaryFolder root;
+  const fs::path conf = root / "etc/systemd/logind.conf";
+  CHECK_FALSE(logind_kills(root.path(), "ada"));
+  write(conf, "[Login]\n#KillUserProcesses=yes\n");
+  CHECK(logind_kills(root.path(), "ada"));
+  CHECK_FALSE(logind_kills(root.path(), "root"));  // KillExcludeUsers has root unless it is set
+  write(conf, "[Login]\n#KillUserProcesses=no\n");
+  CHECK_FALSE(logind_kills(root.path(), "ada"));
+  write(conf, "[Login]\nKillUserProcesses = yes\nKillExcludeUsers=root ada\n");
+  CHECK_FALSE(logind_kills(root.path(), "ada"));
+  CHECK(logind_kills(root.path(), "bob"));
+  write(conf, "[Login]\nKillUserProcesses=yes\nKillOnlyUsers=bob\n");
+  CHECK_FALSE(logind_kills(root.path(), "ada"));
+  CHECK(logind_kills(root.path(), "bob"));
+  // A later name wins, whichever folder it lies in.
+  write(root / "run/systemd/logind.conf.d/90-late.conf", "[Login]\nKillUserProcesses=no\n");
+  write(root / "etc/systemd/logind.conf.d/10-early.conf", "[Login]\nKillUserProcesses=yes\n");
+  CHECK_FALSE(logind_kills(root.path(), "bob"));
+}
+
+TEST_CASE("bases: absolute or below the home") {
+  CHECK(expand_base("~", "/home/ada") == "/home/ada");
+  CHECK(expand_base("~/x y", "/home/ada") == "/home/ada/x y");
+  CHECK(expand_base("/scratch/../data", "/home/ada") == "/data");
+  for (const char* wrong : {"", "x", "~bob/x", "./x"}) {
+    CAPTURE(wrong);
+    CHECK_THROWS_AS(expand_base(wrong, "/home/ada"), Error);
+  }
+}
+
+TEST_CASE("a command's hash is of it and all before it") {
+  const auto one = setup_chain({"a", "b", "c"});
+  const auto two = setup_chain({"a", "x", "c"});
+  CHECK(one[0] == two[0]);
+  CHECK(one[1] != two[1]);
+  CHECK(one[2] != two[2]);
+  CHECK(setup_chain({"a\nb"})[0] != setup_chain({"a", "b"})[1]);
+  CHECK(setup_chain({}).empty());
+}
+
+TEST_CASE("the last lines, as they may be shown") {
+  CHECK(last_lines("", 5).empty());
+  CHECK(last_lines("a\nb\nc\n\n", 2) == std::vector<std::string>{"b", "c"});
+  CHECK(last_lines("10%\r50%\r100%\r\nend\x1b[2J", 5) ==
+        std::vector<std::string>{"100%", "end\\x1b[2J"});
+}
+
+TEST_CASE("an environment over another") {
+  CHECK(shell_environment({"A=1", "B=2", "odd"}, {{"B", "3"}, {"C", "x=y"}}) ==
+        std::vector<std::string>{"A=1", "B=3", "C=x=y", "TERM=dumb"});
+  CHECK(shell_environment({"TERM=xterm"}, {}) == std::vector<std::string>{"TERM=xterm"});
+}

@@ -1,0 +1,119 @@
+"""Hosts that fail: what is said, what is kept, how it goes on."""
+
+from ssh_harness import *
+
+
+class Faults(HostsCase):
+    count = 3
+    options = {"disk": "300m"}
+
+    def test_a_full_disk_is_named(self):
+        self.lab[1].fill()
+        said = self.refused("up", self.write())
+        self.assertIn("h1", said)
+        self.assertRegex(said.lower(), "space|disk")
+        self.lab[1].unfill()
+        self.up()
+        self.assert_ready(0, 1, 2)
+
+    def test_a_disk_that_fills_while_files_come(self):
+        data = self.folder / "data"
+        data.mkdir()
+        (data / "big").write_bytes(os.urandom(80_000_000))
+        self.lab[2].path("~/data").mkdir()
+        self.lab[2].path("~/data/big").write_text("the user's own")
+        subprocess.run(["chown", "-R", f"{UID}:{UID}", self.lab[2].path("~/data")], check=True)
+        self.lab[1].fill(leave=60_000_000)
+        said = self.refused("up", self.write([0, 1], file_mounts={"~/data": "data"}))
+        self.assertIn("h1", said)
+        self.assertFalse(self.lab[1].path("~/data/big").exists(), "no half a file")
+        self.lab[1].unfill()
+        self.up()
+        self.assertEqual(self.lab[1].path("~/data/big").stat().st_size, 80_000_000)
+
+    def test_a_host_that_is_not_there(self):
+        self.lab[2].crash()
+        (laboratory.home() / ".ssh" / "config").write_text("Host *\n  ConnectTimeout 2\n")
+        self.addCleanup((laboratory.home() / ".ssh" / "config").unlink)
+        said = self.refused("up", self.write())
+        self.assertIn("h2", said)
+        self.ok("up", self.yaml, "--min-nodes", "2")
+        self.assertEqual({n: s for n, s in self.states().items() if s == "ready"}, {"h0": "ready", "h1": "ready"})
+        self.lab[2].boot()
+        self.up()
+        self.assert_ready(0, 1, 2)
+
+    def test_down_lists_what_it_cannot_reach(self):
+        (laboratory.home() / ".ssh" / "config").write_text("Host *\n  ConnectTimeout 2\n")
+        self.addCleanup((laboratory.home() / ".ssh" / "config").unlink)
+        self.up()
+        self.lab[2].cut()
+        done = self.run_dtrain("down", "-y")
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertIn("h2", done.stdout + done.stderr)
+        self.assert_clean(0, 1)
+        self.lab[2].join()
+        self.ok("down", "-y", self.yaml)
+        self.assert_clean(2)
+
+    def test_a_node_that_reboots_comes_back_with_up(self):
+        self.write(setup_commands=["echo ran >>~/setup"])
+        self.up()
+        self.lab[1].reboot()
+        eventually(lambda: self.states().get("h1") != "ready", "its loss is seen")
+        self.up()
+        self.assert_ready(0, 1, 2)
+        self.assertEqual(self.lines(1, "~/setup"), ["ran"], "setup is not run again")
+        self.assertIn("h1", self.ok("exec", "--node", "h1", "--", "hostname"))
+
+    def test_the_head_that_reboots_knows_its_jobs(self):
+        self.up()
+        done = self.submit("echo done before")
+        self.wait_state(done, "succeeded")
+        self.lab[0].reboot()
+        self.up()
+        self.assert_ready(0, 1, 2)
+        self.assertEqual(self.state(done), "succeeded")
+        self.assertIn("done before", self.ok("logs", done))
+        self.assertIn("again", self.ok("submit", "--nnodes", "3", "--", "echo", "again"))
+
+    def test_a_node_that_vanishes_leaves_what_it_had_said(self):
+        self.up()
+        job = self.submit('echo "rank $RANK says this"; while :; do sleep 0.1; done', "--nnodes", "3")
+        eventually(lambda: self.ok("logs", job).count("says this") == 3, "all have spoken")
+        self.lab[2].crash()
+        self.wait_state(job, "failed", deadline=90)
+        self.assertIn("h2", json.dumps(self.job(job)["error"]))
+        self.assertIn("rank 2 says this", self.ok("logs", job))
+        for index in (0, 1):
+            eventually(lambda: not self.lab[index].processes(UID, "sleep"), "no rank is left")
+        self.lab[2].boot()
+        self.up()
+        self.assert_ready(0, 1, 2)
+        self.assertIn("on 3", self.ok("submit", "--nnodes", "3", "--", "/bin/sh", "-c", "echo on $WORLD_SIZE"))
+
+    def test_a_cut_cable_for_a_moment_does_not_end_a_job(self):
+        self.up()
+        job = self.submit("while [ ! -e ~/stop ]; do sleep 0.05; done; echo rank $RANK ended", "--nnodes", "3")
+        self.wait_state(job, "running")
+        self.lab[1].cut()
+        time.sleep(2)
+        self.lab[1].join()
+        for host in self.lab:
+            host.path("~/stop").touch()
+        self.wait_state(job, "succeeded")
+        self.assertEqual(len(self.job(job)["attempts"]), 1)
+        for rank in range(3):
+            self.assertIn(f"rank {rank} ended", self.ok("logs", job))
+
+    def test_a_pair_that_cannot_talk_is_named(self):
+        self.up()
+        self.lab[1].drop(self.lab[2])
+        done = self.run_dtrain("submit", "--nnodes", "3", "--", "/bin/sh", "-c", "sleep 1", deadline=90)
+        self.assertNotEqual(done.returncode, 0)
+        said = done.stdout + done.stderr + self.ok("result")
+        self.assertRegex(said, "h1.*h2|h2.*h1")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""Jobs on hosts: training over several of them, logs, files, terminals."""
+
+import hashlib
+import shutil
+import threading
+
+from ssh_harness import *
+
+MLP = BUILD / "examples" / "mnist_mlp" / "mnist_mlp"
+IMAGES = Path("/usr/share/datasets/fashion-mnist")
+
+
+class Training(HostsCase):
+    """The example, as it was built here, on hosts that have no LibTorch."""
+
+    count = 4
+    options = {"disk": "2g"}
+
+    @classmethod
+    def unavailable(cls):
+        return None if MLP.exists() else "the examples are not built (trainer disabled)"
+
+    def test_ddp_over_four_hosts(self):
+        self.write(file_mounts={"~/images": str(IMAGES)})
+        self.up()
+        for host in self.lab:
+            self.assertFalse(list(host.root.rglob("libtorch_cpu.so")))
+        train = ("--nnodes", "4", "--", MLP, "--limit", "4000", "--epochs", "1", "--batch-size-per-worker", "32",
+                 "--data", f"/home/{USER}/images")
+        out = self.ok("submit", *train, deadline=120)
+        result = self.json("result")
+        self.assertEqual(result["state"], "succeeded")
+        self.assertGreater(result["metrics"]["accuracy"], 0.4)
+        self.assertIn("step", out)
+        self.assertIn("4 ranks", out)
+        begin = time.monotonic()
+        self.ok("submit", *train)  # the second time nothing needs to be sent
+        print(f"    again in {time.monotonic() - begin:.1f} s")
+        target = self.folder / "pulled"
+        self.ok("pull", "--best", "-o", target)
+        manifest = next(target.rglob("manifest.json"))
+        for file in json.loads(manifest.read_text())["files"]:
+            content = (manifest.parent / file["path"]).read_bytes()
+            self.assertEqual(hashlib.sha256(content).hexdigest(), file["sha256"], file["path"])
+        self.assertIn("libtorch_cpu.so", self.ok("bundle", MLP))
+
+
+class Jobs(HostsCase):
+    count = 3
+
+    def test_the_laptop_may_close_its_lid(self):
+        self.up()
+        job = self.submit('i=0; while [ ! -e ~/stop ]; do i=$((i+1)); echo "line $i of $RANK"; sleep 0.002; done; '
+                          'echo "end $i of $RANK"', "--nnodes", "3")
+        follower = self.start("logs", "-f", job)
+        follower.stdout.readline()
+        follower.kill()
+        self.assertEqual(self.state(job), "running")
+        follower = self.start("logs", "-f", job)
+        said = []
+        reader = threading.Thread(target=lambda: said.append(follower.stdout.read()))
+        reader.start()
+        for host in self.lab:
+            host.path("~/stop").touch()
+        self.assertEqual(follower.wait(DEADLINE), 0)
+        reader.join()
+        for rank in range(3):
+            numbers = [int(n) for n in re.findall(rf"line (\d+) of {rank}\b", said[0])]
+            last = int(re.search(rf"end (\d+) of {rank}\b", said[0]).group(1))
+            self.assertEqual(numbers, list(range(1, last + 1)), f"rank {rank}")
+        self.ok("pull", job, "--logs", "-o", self.folder / "pulled")
+        pulled = "".join(p.read_text() for p in (self.folder / "pulled").rglob("*") if p.is_file())
+        for rank in range(3):
+            self.assertIn(f"end {last}"[:3], pulled)
+            self.assertRegex(pulled, rf"line 1 of {rank}\b")
+
+    def test_two_workdirs_at_once(self):
+        self.up()
+        jobs = []
+        for name in ("one", "two"):
+            folder = self.folder / name
+            folder.mkdir()
+            (folder / "which").write_text(f"this is {name}\n")
+            jobs.append(self.json("submit", "-d", "--nnodes", "2", "--workdir", folder, "--", "/bin/sh", "-c",
+                                  "while [ ! -e ~/stop ]; do sleep 0.02; done; cat which; echo mine >>written; "
+                                  "wc -l <written")["job"])
+        for job in jobs:
+            self.wait_state(job, "running")
+        for host in self.lab:
+            host.path("~/stop").touch()
+        for job, name in zip(jobs, ("one", "two")):
+            self.wait_state(job, "succeeded", "failed")
+            out = self.ok("logs", job)
+            self.assertEqual(out.count(f"this is {name}"), 2, out)
+            self.assertEqual(out.count("this is"), 2, out)
+
+    def test_exec_on_hosts(self):
+        self.up()
+        out = self.ok("exec", "--all", "--", "hostname")
+        for name in ("h0", "h1", "h2"):
+            self.assertRegex(out, rf"(?m)^\W*{name}\W.*{name}$")
+        self.assertEqual(self.run_dtrain("exec", "--all", "--", "sh", "-c", "[ $(hostname) != h1 ] || exit 7").returncode, 7)
+        done = self.run_dtrain("exec", "--node", "h2", "--", "cat", input="through it", stdin=None)
+        self.assertEqual((done.returncode, done.stdout), (0, "through it"))
+
+    def test_attach_is_a_terminal_with_its_size_and_exit_code(self):
+        self.up()
+        for flags, name in (((), "h0"), (("--node", "h1"), "h1")):
+            terminal = self.terminal("attach", *flags, size=(33, 101))
+            terminal.type("echo $(hostname)-'is'-here; stty size\n")
+            terminal.read_until(f"{name}-is-here")
+            terminal.read_until("33 101")
+            terminal.resize(40, 120)
+            terminal.type("sleep 0.2; stty size\n")
+            terminal.read_until("40 120")
+            terminal.type("exit 6\n")
+            self.assertEqual(terminal.end(), 6)
+
+    @unittest.skipUnless(shutil.which("tmux"), "there is no tmux")
+    def test_what_runs_in_tmux_goes_on_and_goes_with_down(self):
+        self.up()
+        said = self.run_dtrain("exec", "--node", "h1", "--tmux", "--", "sh", "-c", "echo begun >~/seen; sleep 1000")
+        self.assertEqual(said.returncode, 0, said.stderr)
+        self.assertIn("attach --tmux", said.stderr)
+        eventually(lambda: self.lines(1, "~/seen"), "it runs")
+        self.assertTrue(self.lab[1].processes(UID, "sleep 1000"))
+        terminal = self.terminal("attach", "--node", "h1", "--tmux")
+        terminal.read_until("dtrain-")
+        self.assertEqual(self.run_dtrain("exec", "--tmux", "--stop", "--", "true").returncode, 255)
+        self.ok("down", "-y")
+        self.assert_clean(1)
+
+    def test_forward_to_a_node(self):
+        self.up()
+        server = ("import socket\ns = socket.create_server(('127.0.0.1', 8000))\n"
+                  "while True:\n c, _ = s.accept()\n c.sendall(c.recv(100).upper())\n c.close()\n")
+        host = self.lab[1]
+        process = subprocess.Popen(["nsenter", "-t", str(host.init), "--net", sys.executable, "-c", server])
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        eventually(lambda: "0100007F:1F40" in Path(f"/proc/{host.init}/net/tcp").read_text(), "the server listens")
+        import socket
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        self.start("forward", f"{port}:h1:8000")
+
+        def answer():
+            try:
+                with socket.create_connection(("127.0.0.1", port), 5) as connection:
+                    connection.sendall(b"hello")
+                    return connection.recv(100) == b"HELLO"
+            except OSError:
+                return False
+        eventually(answer, "the answer comes through", 20)
+        self.assertTrue(answer())
+
+    def test_sync_up_and_down(self):
+        self.up()
+        source = self.folder / "source"
+        (source / "deep").mkdir(parents=True)
+        (source / "deep" / "file").write_text("there and back\n")
+        (source / "link").symlink_to("deep/file")
+        self.ok("sync", "up", source, "~/synced")
+        for index in range(3):
+            self.assertEqual(self.lines(index, "~/synced/deep/file"), ["there and back"], f"h{index}")
+            self.assertEqual(os.readlink(self.lab[index].path("~/synced/link")), "deep/file")
+        self.ok("sync", "down", "--node", "h2", "~/synced", self.folder / "back")
+        self.assertEqual((self.folder / "back" / "deep" / "file").read_text(), "there and back\n")
+
+
+class Old(HostsCase):
+    """A system of 2021 with glibc 2.31, no Python, rsync, tar or C++ runtime."""
+
+    count = 2
+
+    @classmethod
+    def unavailable(cls):
+        cls.options = {"lower": old_system()}
+        return None if old_system() else "there is no Debian 11 in .deps/hosts (scripts/setup --tests)"
+
+    def test_up_and_jobs(self):
+        data = self.folder / "data"
+        data.mkdir()
+        (data / "file").write_text("arrived\n")
+        self.write(file_mounts={"~/data": "data"}, setup_commands=["cat ~/data/file >~/said"])
+        self.up()
+        self.assertEqual(self.lines(1, "~/said"), ["arrived"])
+        out = self.ok("submit", "--nnodes", "2", "--", "/bin/sh", "-c", "echo $RANK: $(ldd --version | head -1)")
+        self.assertEqual(len(re.findall(r"(?m)^.*2\.31$", out)), 2, out)
+        self.assertTrue(self.json("down", "-y")["complete"])
+        self.assert_clean(0, 1)
+
+    def test_a_program_brings_its_libraries(self):
+        """A program with a shared library of its own, which asks nothing new of glibc."""
+        (self.folder / "greet.c").write_text(
+            '#include <unistd.h>\nvoid greet(void) { write(1, "greetings by bundle\\n", 20); }\n')
+        (self.folder / "main.c").write_text(
+            "#include <unistd.h>\nvoid greet(void);\nvoid _start(void) { greet(); _exit(0); }\n")
+        lib = self.folder / "lib"
+        lib.mkdir()
+        for argv in (["-shared", "-fPIC", "-o", lib / "libgreet.so", "greet.c"],
+                     ["-nostartfiles", "-o", "program", "main.c", f"-L{lib}", "-lgreet", f"-Wl,-rpath,{lib}"]):
+            subprocess.run(["cc", *map(str, argv)], cwd=self.folder, check=True)
+        self.write()
+        self.up()
+        self.assertEqual(self.lab.ssh(1, f"ls {lib}").returncode, 2)
+        out = self.ok("submit", "--nnodes", "2", "--", self.folder / "program")
+        self.assertEqual(out.count("greetings by bundle"), 2, out)
+
+    @unittest.skipUnless(MLP.exists(), "the examples are not built (trainer disabled)")
+    def test_a_program_too_new_is_told_before_anything_is_sent(self):
+        self.up()
+        done = self.run_dtrain("submit", "--nnodes", "2", "--", MLP, "--limit", "100")
+        self.assertNotEqual(done.returncode, 0)
+        said = done.stdout + done.stderr
+        self.assertIn("2.31", said)
+        self.assertRegex(said, r"2\.3[2-9]")
+        self.assertEqual(list(self.lab[0].path("~/.dtrain").rglob("*torch*")), [])
+        big = [p for host in self.lab for p in host.path("~/.dtrain").rglob("*")
+               if p.is_file() and not p.is_symlink() and p.stat().st_size > 60_000_000]
+        self.assertEqual(big, [])
+
+
+if __name__ == "__main__":
+    main()

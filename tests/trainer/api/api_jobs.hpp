@@ -1,0 +1,53 @@
+#pragma once
+
+#include <torch/nn/modules/linear.h>
+
+#include <filesystem>
+#include <string>
+
+#include "trainer/trainer.hpp"
+
+namespace dtrain::train::test {
+
+// In a rank: runs the named job and returns the process's exit code.
+int run_api_job(const std::string& name, const std::filesystem::path& folder);
+
+class SmallNet : public torch::nn::Module {
+ public:
+  SmallNet(std::int64_t hidden, bool dropout);
+  at::Tensor forward(const at::Tensor& inputs);  // [batch, 8] -> [batch, 3]
+
+ private:
+  bool dropout_;
+  torch::nn::Linear first_;
+  torch::nn::Linear second_;
+};
+
+struct Samples {
+  at::Tensor inputs;  // [count, 8]
+  at::Tensor labels;  // [count]
+};
+Samples make_samples(std::int64_t count);
+
+class SmallModule : public Module {
+ public:
+  struct Options {
+    std::int64_t samples = 40;  // in batches of 4 for each rank
+    bool dropout = false;
+    bool plain_sgd = false;  // SGD without momentum and schedule, data in order
+  };
+  explicit SmallModule(Options options);
+  at::Tensor training_step(const Batch& batch, std::int64_t index) override;
+  void validation_step(const Batch& batch, std::int64_t index) override;
+  Optimizers configure_optimizers() override;
+  DataLoader train_dataloader() override;
+  std::optional<DataLoader> val_dataloader() override;
+
+  SmallNet& net() { return *net_; }
+
+ private:
+  Options options_;
+  std::shared_ptr<SmallNet> net_;
+};
+
+}  // namespace dtrain::train::test

@@ -1,0 +1,12 @@
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <doctest/doctest.h>
+
+#include "tests/trainer/api/api_jobs.hpp"
+
+// The tests, or, with --job NAME FOLDER, one rank of a test of several ranks.
+int main(int argc, char** argv) {
+  if (argc == 4 && std::string(argv[1]) == "--job") {
+    return dtrain::train::test::run_api_job(argv[2], argv[3]);
+  }
+  return doctest::Context(argc, argv).run();
+}

@@ -1,0 +1,357 @@
+#include "trainer/api/trainer.hpp"
+
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+
+#include "tests/trainer/api/api_jobs.hpp"
+#include "tests/trainer/support/temporary.hpp"
+#include "tests/trainer/train/jobs.hpp"
+#include "trainer/core/error.hpp"
+
+using namespace dtrain::train;
+using test::contains;
+using test::launch;
+using test::message_of;
+using test::read_file;
+using test::SmallModule;
+using test::TemporaryFolder;
+
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+void expect(const std::string& job, int ranks, const TemporaryFolder& folder, int code,
+            const Variables& env = {}) {
+  const auto exits = launch(job, ranks, folder.path(), env);
+  for (std::size_t rank = 0; rank < exits.size(); ++rank) {
+    CHECK_MESSAGE(exits[rank].code == code,
+                  read_file(folder / ("rank-" + std::to_string(rank) + ".log")));
+  }
+}
+
+std::shared_ptr<SmallModule> small(bool plain = true) {
+  SmallModule::Options options;
+  options.plain_sgd = plain;
+  at::manual_seed(11);
+  return std::make_shared<SmallModule>(options);
+}
+
+// The same training by hand: SGD with lr 0.1 on the mean gradient of each window.
+void train_by_hand(torch::nn::Module& module, test::SmallNet& net, std::int64_t window_size,
+                   std::int64_t batches, std::optional<double> clip) {
+  const test::Samples all = test::make_samples(40);
+  const auto parameters = named_parameters(module);
+  for (std::int64_t first = 0; first < batches; first += window_size) {
+    const std::int64_t size = std::min(window_size, batches - first);
+    // One backward of the joined batches: all have 4 samples.
+    at::cross_entropy_loss(net.forward(all.inputs.narrow(0, first * 4, size * 4)),
+                           all.labels.narrow(0, first * 4, size * 4))
+        .backward();
+    if (clip) clip_gradient_norm(parameters, *clip);
+    const at::NoGradGuard no_grad;
+    for (const NamedParameter& p : parameters) {
+      at::Tensor parameter = p.tensor;
+      parameter.add_(parameter.grad(), -0.1);
+      parameter.mutable_grad().reset();
+    }
+  }
+}
+
+bool near(const torch::nn::Module& a, const torch::nn::Module& b) {
+  const auto theirs = b.named_parameters();
+  for (const auto& item : a.named_parameters()) {
+    if (!item.value().allclose(theirs[item.key()], 1e-4, 1e-5)) return false;
+  }
+  return true;
+}
+
+// How often things happened.
+class Counter final : public Callback {
+ public:
+  std::string name() const override { return "counter"; }
+  void on_train_batch_end(Trainer&, Module&) override { ++batches; }
+  void on_before_optimizer_step(Trainer&, Module&, Optimizer&) override { ++before_step; }
+  void on_step_end(Trainer&, Module&) override { ++steps; }
+  void on_validation_end(Trainer& trainer, Module&) override {
+    validated_at.push_back(trainer.global_step());
+  }
+  void on_train_epoch_end(Trainer&, Module&) override { ++epochs; }
+  int batches = 0;
+  int before_step = 0;
+  int steps = 0;
+  int epochs = 0;
+  std::vector<std::int64_t> validated_at;
+};
+
+}  // namespace
+
+TEST_CASE(
+    "accumulation: a window's step has the mean of its batches, the last one of what it has") {
+  for (const bool clips : {false, true}) {
+    auto module = small();
+    auto by_hand = small();
+    const auto counter = std::make_shared<Counter>();
+    TrainerOptions options;
+    options.accumulate_grad_batches = 4;  // of 10: 4, 4, 2
+    options.callbacks = {counter};
+    if (clips) options.gradient_clip_val = 0.2;
+    Trainer trainer(options);
+    CHECK(trainer.fit(module) == 0);
+    CHECK(trainer.global_step() == 3);
+    CHECK(counter->batches == 10);
+    CHECK(counter->before_step == 3);
+    CHECK(counter->steps == 3);
+    const double norm = clips ? trainer.callback_metrics().at("grad_norm") : 1;
+    CHECK(norm > 0.2);  // so that clipping did something, at the boundary only
+    train_by_hand(*by_hand, by_hand->net(), 4, 10, options.gradient_clip_val);
+    CHECK(near(*module, *by_hand));
+  }
+}
+
+TEST_CASE("a training that is killed within a window goes on at the last one's end, bit-exactly") {
+  const auto weights = [](const TemporaryFolder& folder, int rank) {
+    return read_tensors(folder / ("final-" + std::to_string(rank) + ".safetensors"));
+  };
+  for (const int ranks : {1, 2}) {
+    for (const char* strategy : {"", "1"}) {
+      if (ranks == 1 && *strategy != 0) continue;
+      Variables env;
+      if (*strategy != 0) env["TEST_ZERO"] = strategy;
+      const TemporaryFolder whole;
+      expect("fit", ranks, whole, 0, env);
+      // Micro batch 16 is the second of a window, 27 the third.
+      for (const auto& [variable, at, code] :
+           {std::tuple{"TEST_DIE_AT", "16", 128 + 9}, {"TEST_TERM_AT", "27", 143}}) {
+        CAPTURE(ranks);
+        CAPTURE(variable);
+        const TemporaryFolder folder;
+        Variables dying = env;
+        dying[variable] = at;
+        expect("fit", ranks, folder, code, dying);
+        CHECK(!std::filesystem::exists(folder / "final-0.safetensors"));
+        expect("fit", ranks, folder, 0, env);
+        CHECK(contains(read_file(folder / "rank-0.log"), "resumed from"));
+        for (int rank = 0; rank < ranks; ++rank) {
+          const TensorMap expected = weights(whole, rank);
+          for (const auto& [name, tensor] : weights(folder, rank)) {
+            CHECK(tensor.equal(expected.at(name)));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("how long, and how much of the data") {
+  const auto run = [](TrainerOptions options) {
+    const auto counter = std::make_shared<Counter>();
+    options.callbacks.push_back(counter);
+    Trainer trainer(options);
+    trainer.fit(small(false));
+    return counter;
+  };
+  TrainerOptions options;
+  SUBCASE("epochs") {
+    options.max_epochs = 2;
+    const auto counter = run(options);
+    CHECK(counter->steps == 20);
+    CHECK(counter->epochs == 2);
+    CHECK(counter->validated_at == std::vector<std::int64_t>{10, 20});
+  }
+  SUBCASE("steps, over epochs") {
+    options.max_epochs = -1;
+    options.max_steps = 13;
+    CHECK(run(options)->steps == 13);
+  }
+  SUBCASE("a part of an epoch, and a number of batches") {
+    options.limit_train_batches = 0.5;
+    options.limit_val_batches = 0;
+    CHECK(run(options)->batches == 5);
+    CHECK(run(options)->validated_at.empty());
+    options.limit_train_batches = 3;
+    CHECK(run(options)->batches == 3);
+  }
+  SUBCASE("validation within an epoch") {
+    options.val_check_interval = 4;
+    CHECK(run(options)->validated_at == std::vector<std::int64_t>{4, 8});
+    options.val_check_interval = 0.25;
+    CHECK(run(options)->validated_at == std::vector<std::int64_t>{2, 4, 6, 8, 10});
+  }
+  SUBCASE("validation within a window comes at its end") {
+    options.val_check_interval = 5;
+    options.accumulate_grad_batches = 4;
+    CHECK(run(options)->validated_at == std::vector<std::int64_t>{2, 3});
+  }
+  SUBCASE("one batch of each") {
+    const TemporaryFolder folder;
+    options.fast_dev_run = true;
+    options.max_epochs = 9;
+    options.accumulate_grad_batches = 4;
+    options.default_root_dir = folder.path() / "storage";
+    options.metrics_file = folder.path() / "metrics";
+    const auto counter = run(options);
+    CHECK(counter->batches == 1);
+    CHECK(counter->validated_at.size() == 1);
+    CHECK(!std::filesystem::exists(folder.path() / "metrics"));
+    CHECK(!std::filesystem::exists(folder.path() / "storage/checkpoints/checkpoint_000000"));
+  }
+}
+
+TEST_CASE("options that make no sense are refused with their names") {
+  const auto problem = [](auto change) {
+    TrainerOptions options;
+    change(options);
+    return message_of<Error>([&] {
+      Trainer trainer(options);
+      trainer.fit(small());
+    });
+  };
+  CHECK(contains(problem([](auto& o) { o.accumulate_grad_batches = 0; }), "accumulate_grad"));
+  CHECK(contains(problem([](auto& o) { o.precision = "8"; }), "precision '8'"));
+  CHECK(contains(problem([](auto& o) { o.strategy = "fsdp"; }), "strategy 'fsdp'"));
+  CHECK(contains(problem([](auto& o) { o.max_epochs = -1; }), "max_epochs"));
+  CHECK(contains(problem([](auto& o) { o.limit_train_batches = 1.5; }), "limit_train_batches"));
+  CHECK(contains(problem([](auto& o) { o.gradient_clip_val = 0; }), "gradient_clip_val"));
+  CHECK(contains(problem([](auto& o) {
+                   o.callbacks = {std::make_shared<Counter>(), std::make_shared<Counter>()};
+                 }),
+                 "'counter'"));
+  CHECK(contains(problem([](auto& o) {
+                   EarlyStopping::Options stopping;
+                   stopping.monitor = "no_such";
+                   o.callbacks = {std::make_shared<EarlyStopping>(stopping)};
+                 }),
+                 "no metric 'no_such'"));
+  CHECK((strategy_of("horovod") == strategy_of("ring")));
+}
+
+TEST_CASE("early stopping ends it, and its count is kept") {
+  EarlyStopping::Options stopping;
+  stopping.min_delta = 1e9;  // nothing is ever better
+  stopping.patience = 2;
+  const auto callback = std::make_shared<EarlyStopping>(stopping);
+  TrainerOptions options;
+  options.max_epochs = 50;
+  options.callbacks = {callback};
+  Trainer trainer(options);
+  trainer.fit(small());
+  CHECK(trainer.current_epoch() == 3);
+  EarlyStopping other(stopping);
+  other.load_state(callback->state());
+  CHECK(other.waited() == 2);
+}
+
+TEST_CASE("monitors add to what is reported, and all is read back from the metrics file") {
+  const TemporaryFolder folder;
+  TrainerOptions options;
+  options.log_every_n_steps = 5;
+  options.metrics_file = folder / "metrics";
+  ThroughputMonitor::Options throughput;
+  throughput.flops_per_sample = 100;
+  throughput.peak_flops = 1e9;
+  options.callbacks = {std::make_shared<LearningRateMonitor>(),
+                       std::make_shared<ThroughputMonitor>(throughput)};
+  Trainer trainer(options);
+  trainer.fit(small(false));
+  for (const char* name : {"lr", "samples_per_second", "mfu", "train_loss", "val_loss"}) {
+    CAPTURE(name);
+    CHECK(trainer.callback_metrics().contains(name));
+    CHECK(contains(read_file(folder / "metrics"), name));
+  }
+}
+
+TEST_CASE("the best checkpoints are kept, by what is monitored") {
+  const TemporaryFolder folder;
+  ModelCheckpoint::Options keep;
+  keep.save_top_k = 2;
+  keep.monitor = "val_loss";
+  TrainerOptions options;
+  options.max_epochs = 5;
+  options.default_root_dir = folder / "storage";
+  options.callbacks = {std::make_shared<ModelCheckpoint>(keep)};
+  Trainer trainer(options);
+  trainer.fit(small());
+  int kept = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "storage/checkpoints")) {
+    kept += entry.path().filename().string().starts_with("checkpoint_") ? 1 : 0;
+  }
+  CHECK(kept >= 2);
+  CHECK(kept <= 3);  // the two best, and the newest if it is not among them
+}
+
+TEST_CASE("averaged weights are validated with, and trained weights stay") {
+  const auto ema = std::make_shared<EmaWeights>(0.5);
+  auto module = small();
+  auto by_hand = small();
+  TrainerOptions options;
+  options.callbacks = {ema};
+  Trainer trainer(options);
+  trainer.fit(module);
+  train_by_hand(*by_hand, by_hand->net(), 1, 10, {});
+  CHECK(near(*module, *by_hand));
+  // The average lags behind: it is neither the weights nor what they were.
+  const auto& [name, average] = *ema->average().begin();
+  const at::Tensor weights = module->named_parameters()[name];
+  const at::Tensor before = small()->named_parameters()[name];
+  const double lag = (average - weights).abs().max().item<double>();
+  CHECK(lag > 0);
+  CHECK(lag < (average - before).abs().max().item<double>());
+}
+
+TEST_CASE("a profile of some steps is a trace") {
+  const TemporaryFolder folder;
+  TrainerOptions options;
+  options.profile = ProfileOptions{.first_step = 3, .last_step = 4, .trace = folder / "trace.json"};
+  Trainer trainer(options);
+  trainer.fit(small());
+  const std::string trace = read_file(folder / "trace.json");
+  CHECK(contains(trace, "traceEvents"));
+  CHECK(contains(trace, "aten::"));
+}
+
+TEST_CASE("bf16 and fp16 train too") {
+  for (const char* precision : {"bf16", "16"}) {
+    CAPTURE(precision);
+    TrainerOptions options;
+    options.precision = precision;
+    options.max_epochs = 3;
+    options.gradient_clip_val = 1.0;
+    options.scaler.init_scale = 1e10;  // the first steps are left out, until it has fallen
+    Trainer trainer(options);
+    auto module = small();
+    const at::Tensor before = module->parameters()[0].detach().clone();
+    trainer.fit(module);
+    CHECK((module->parameters()[0].scalar_type() == c10::ScalarType::Float));
+    CHECK(module->parameters()[0].isfinite().all().item<bool>());
+    CHECK(!module->parameters()[0].equal(before));
+  }
+}
+
+TEST_CASE("the functions, with ZeRO-1, and again from the checkpoint") {
+  const TemporaryFolder folder;
+  expect("functions", 2, folder, 0);
+  expect("functions", 2, folder, 0, {{"TEST_EPOCH", "1"}});
+}
+
+TEST_CASE("functions before init() say what is missing") {
+  CHECK(contains(message_of<Error>([] { context(); }), "init()"));
+  init();
+  CHECK(contains(message_of<Error>([] { zero_grad(); }), "prepare_model"));
+  CHECK(contains(message_of<Error>([] { init(); }), "already"));
+  shutdown();
+}
+
+TEST_CASE("what is logged is the mean over all samples of all ranks") {
+  const TemporaryFolder folder;
+  expect("logging", 2, folder, 0);
+}
+
+TEST_CASE("one rank's stop() is every rank's") {
+  const TemporaryFolder folder;
+  expect("stops", 2, folder, 0);
+}
+
+TEST_CASE("creators, as RaySGD's TorchTrainer") {
+  const TemporaryFolder folder;
+  expect("creators", 2, folder, 0);
+}

@@ -1,0 +1,168 @@
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+
+#include <random>
+#include <sstream>
+
+#include "tests/trainer/support/temporary.hpp"
+#include "tests/trainer/train/jobs.hpp"
+#include "trainer/checkpoint/store.hpp"
+#include "trainer/train/tensors.hpp"
+
+using namespace dtrain::train;
+using test::contains;
+using test::launch;
+using test::read_file;
+using test::TemporaryFolder;
+
+namespace {
+
+using Env = std::map<std::string, std::string>;
+
+void expect_codes(const std::vector<test::Exit>& exits, int code, const TemporaryFolder& folder) {
+  for (std::size_t rank = 0; rank < exits.size(); ++rank) {
+    CAPTURE(rank);
+    CAPTURE(read_file(folder / ("rank-" + std::to_string(rank) + ".log")));
+    REQUIRE(exits[rank].code == code);
+  }
+}
+
+bool same_weights(const TemporaryFolder& a, const TemporaryFolder& b, int rank) {
+  const std::string name = "final-" + std::to_string(rank) + ".safetensors";
+  const TensorMap left = read_tensors(a / name);
+  const TensorMap right = read_tensors(b / name);
+  if (left.size() != right.size() || left.empty()) return false;
+  for (const auto& [key, tensor] : left) {
+    if (!right.contains(key) || !tensor.equal(right.at(key))) return false;
+  }
+  return true;
+}
+
+// "STEP loss samples…" by step; of a step that came twice, both lines must be equal.
+std::map<int, std::string> lines_by_step(const TemporaryFolder& folder, int rank) {
+  std::map<int, std::string> lines;
+  std::istringstream in(read_file(folder / ("losses-" + std::to_string(rank))));
+  for (std::string line; std::getline(in, line);) {
+    const auto [at, fresh] = lines.emplace(std::stoi(line), line);
+    if (!fresh) CHECK(at->second == line);
+  }
+  return lines;
+}
+
+std::int64_t newest_step(const TemporaryFolder& folder) {
+  const auto newest =
+      newest_checkpoint(folder / "storage", [](const std::string& text) { FAIL_CHECK(text); });
+  return newest ? newest->manifest.step : 0;
+}
+
+}  // namespace
+
+TEST_CASE("a training that is killed at any step goes on bit-exactly") {
+  // Steps from the clock, printed when one fails: a fixed list would never find another.
+  std::random_device device;
+  const unsigned seed = device();
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  const auto check = [&](int ranks, const Env& env) {
+    CAPTURE(ranks);
+    CAPTURE(env.size());
+    const TemporaryFolder whole;
+    expect_codes(launch("train", ranks, whole.path(), env), 0, whole);
+    for (int round = 0; round < 2; ++round) {
+      const int step = static_cast<int>(random() % 13) + 1;
+      CAPTURE(step);
+      const TemporaryFolder killed;
+      Env dying = env;
+      dying["TEST_DIE_AFTER"] = std::to_string(step);
+      expect_codes(launch("train", ranks, killed.path(), dying), 128 + 9, killed);
+      CHECK(newest_step(killed) <= step);
+      expect_codes(launch("train", ranks, killed.path(), env), 0, killed);
+      for (int rank = 0; rank < ranks; ++rank) {
+        CHECK(same_weights(whole, killed, rank));
+        CHECK(lines_by_step(whole, rank) == lines_by_step(killed, rank));
+      }
+    }
+  };
+  SUBCASE("one rank, SGD") {
+    check(1, {{"TEST_SGD", "1"}});
+  }
+  SUBCASE("one rank, AdamW") {
+    check(1, {});
+  }
+  SUBCASE("two ranks, SGD") {
+    check(2, {{"TEST_SGD", "1"}});
+  }
+  SUBCASE("two ranks, AdamW") {
+    check(2, {});
+  }
+  SUBCASE("three ranks, AdamW") {
+    check(3, {});
+  }
+}
+
+TEST_CASE("another number of ranks sees the samples that are left, in the same order") {
+  // The order in which all ranks together saw the first epoch's samples.
+  const auto order_of = [](const TemporaryFolder& folder, int ranks, int first, int last) {
+    std::vector<std::vector<std::int64_t>> by_rank(static_cast<std::size_t>(ranks));
+    for (int rank = 0; rank < ranks; ++rank) {
+      for (const auto& [step, line] : lines_by_step(folder, rank)) {
+        if (step < first || step > last) continue;
+        std::istringstream in(line);
+        std::string word;
+        in >> word >> word;
+        for (std::int64_t i = 0; in >> i;) by_rank[static_cast<std::size_t>(rank)].push_back(i);
+      }
+    }
+    std::vector<std::int64_t> order;
+    for (std::size_t i = 0; i < by_rank[0].size(); ++i) {
+      for (const auto& samples : by_rank) {
+        if (i < samples.size()) order.push_back(samples[i]);
+      }
+    }
+    return order;
+  };
+  const TemporaryFolder one;
+  expect_codes(launch("train", 1, one.path()), 0, one);
+  const std::vector<std::int64_t> expected = order_of(one, 1, 1, 10);
+  REQUIRE(expected.size() == 40);
+
+  // Two ranks leave after 4 steps of 4 samples each, so 32 are seen; three ranks take the other 8,
+  // and, to be even, the first one again, in one step.
+  const TemporaryFolder two;
+  expect_codes(launch("train", 2, two.path(), {{"TEST_TERM_AFTER", "3"}}), 143, two);
+  REQUIRE(newest_step(two) == 4);
+  const std::vector<std::int64_t> begun = order_of(two, 2, 1, 4);
+  CHECK(begun == std::vector(expected.begin(), expected.begin() + 32));
+  const TemporaryFolder three;
+  std::filesystem::copy(two / "storage", three / "storage",
+                        std::filesystem::copy_options::recursive);
+  expect_codes(launch("train", 3, three.path()), 0, three);
+  std::vector<std::int64_t> left(expected.begin() + 32, expected.end());
+  left.push_back(expected.front());
+  CHECK(order_of(three, 3, 5, 5) == left);
+}
+
+TEST_CASE("SIGTERM on one rank: all save the same step and leave, and go on later") {
+  const TemporaryFolder folder;
+  expect_codes(launch("train", 2, folder.path(), {{"TEST_TERM_AFTER", "5"}}), 143, folder);
+  CHECK(lines_by_step(folder, 0).rbegin()->first == 6);
+  CHECK(lines_by_step(folder, 1).rbegin()->first == 6);
+  CHECK(newest_step(folder) == 6);
+  expect_codes(launch("train", 2, folder.path()), 0, folder);
+  const TemporaryFolder whole;
+  expect_codes(launch("train", 2, whole.path()), 0, whole);
+  CHECK(same_weights(whole, folder, 0));
+}
+
+TEST_CASE("a shard that cannot be written is every rank's error") {
+  const TemporaryFolder folder;
+  const auto exits = launch("broken_shard", 2, folder.path());
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::string log = read_file(folder / ("rank-" + std::to_string(rank) + ".log"));
+    CAPTURE(log);
+    CHECK(exits[static_cast<std::size_t>(rank)].code == 7);
+    CHECK(contains(log, "told: "));
+    CHECK(contains(log, "File name too long"));
+  }
+  CHECK(newest_step(folder) == 0);
+}

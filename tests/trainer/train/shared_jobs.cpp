@@ -1,0 +1,316 @@
+// Ranks that share an optimizer's state, batch norm's statistics, a loss scale, and objects.
+#include <ATen/ATen.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/utils/clip_grad.h>
+
+#include <limits>
+#include <stdexcept>
+
+#include "tests/trainer/train/jobs.hpp"
+#include "tests/trainer/train/small_model.hpp"
+#include "trainer/core/error.hpp"
+#include "trainer/train/batch_norm.hpp"
+#include "trainer/train/ddp.hpp"
+#include "trainer/train/gradients.hpp"
+#include "trainer/train/objects.hpp"
+#include "trainer/train/precision.hpp"
+#include "trainer/train/session.hpp"
+#include "trainer/train/zero.hpp"
+
+namespace dtrain::train::test {
+namespace {
+
+void require(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error("not so: " + what);
+}
+
+Examples share_of(const Context& context, const Examples& all) {
+  const std::int64_t size = all.inputs.size(0) / context.world_size();
+  return {all.inputs.narrow(0, context.rank() * size, size),
+          all.labels.narrow(0, context.rank() * size, size)};
+}
+
+using MakeOptimizer = std::function<std::unique_ptr<Optimizer>(const torch::nn::Module&)>;
+
+const std::map<std::string, MakeOptimizer>& optimizers() {
+  static const std::map<std::string, MakeOptimizer> all{
+      {"adam",
+       [](const auto& m) { return std::make_unique<Adam>(named_parameters(m), AdamOptions{}); }},
+      {"adamw",
+       [](const auto& m) {
+         return std::make_unique<AdamW>(decay_groups(m), AdamOptions{.weight_decay = 0.1});
+       }},
+      {"sgd",
+       [](const auto& m) {
+         return std::make_unique<Sgd>(named_parameters(m), SgdOptions{.momentum = 0.9});
+       }},
+      {"rmsprop",
+       [](const auto& m) {
+         return std::make_unique<RmsProp>(named_parameters(m),
+                                          RmsPropOptions{.momentum = 0.9, .centered = true});
+       }},
+      {"adagrad",
+       [](const auto& m) {
+         return std::make_unique<Adagrad>(named_parameters(m), AdagradOptions{});
+       }},
+  };
+  return all;
+}
+
+// Each optimizer, shared out, trains bit for bit as unshared, with clipping in between.
+int zero1(Context& context, const std::filesystem::path& /*folder*/) {
+  for (const auto& [name, make] : optimizers()) {
+    Ddp shared(make_small_model(1), context);
+    Ddp whole(make_small_model(1), context);
+    ZeroOptimizer zero(make(shared.module()), context);
+    const std::unique_ptr<Optimizer> plain = make(whole.module());
+    for (int step = 0; step < 5; ++step) {
+      const Examples mine = share_of(context, make_examples(step));
+      at::cross_entropy_loss(shared(mine.inputs), mine.labels).backward();
+      at::cross_entropy_loss(whole(mine.inputs), mine.labels).backward();
+      const double norm = clip_gradient_norm(zero.parameters(), 0.05);
+      require(norm == clip_gradient_norm(plain->parameters(), 0.05), name + ": the same norm");
+      zero.step();
+      zero.zero_grad();
+      plain->step();
+      plain->zero_grad();
+    }
+    const auto expected = whole.module().named_parameters();
+    for (const auto& item : shared.module().named_parameters()) {
+      require(item.value().equal(expected[item.key()]), name + ": " + item.key() + " is the same");
+      require(!item.value().grad().defined(), name + ": " + item.key() + " has no gradient left");
+    }
+    // Each state is with one rank, and all are there.
+    const std::map<std::string, at::Tensor> all = plain->state();
+    std::map<std::string, at::Tensor> joined;
+    double states = 0;
+    for (const auto& [key, tensor] : zero.state()) {
+      require(tensor.equal(all.at(key)), name + ": state " + key);
+      ++states;
+    }
+    require(context.all_reduce_sum(states) == static_cast<double>(all.size()),
+            name + ": every state once");
+    zero.load_state(all);
+    std::map<std::string, at::Tensor> wrong = all;
+    wrong["no.such/step"] = at::zeros({});
+    bool refused = false;
+    try {
+      zero.load_state(wrong);
+    } catch (const Error&) {
+      refused = true;
+    }
+    require(refused, name + ": an unknown state is refused");
+  }
+  return 0;
+}
+
+// Saved by all ranks with ZeRO-1; then loaded with and without it.
+int zero1_checkpoint(Context& context, const std::filesystem::path& folder) {
+  const bool shares = std::getenv("TEST_NO_ZERO") == nullptr;
+  Ddp ddp(make_small_model(1), context);
+  std::unique_ptr<Optimizer> optimizer = optimizers().at("adamw")(ddp.module());
+  if (shares) optimizer = std::make_unique<ZeroOptimizer>(std::move(optimizer), context);
+  Session session(context, {.storage = folder / "storage", .retention = {}});
+  Place place = session.resume(ddp.module(), *optimizer).value_or(Place{});
+  for (int i = 0; i < 3; ++i) {
+    // Every rank the same batch: then any number of ranks computes the same.
+    const Examples all = make_examples(static_cast<int>(place.step));
+    at::cross_entropy_loss(ddp(all.inputs), all.labels).backward();
+    optimizer->step();
+    optimizer->zero_grad();
+    ++place.step;
+  }
+  session.report(place, {}, ddp.module(), *optimizer);
+  session.finish();
+  if (place.step == 9) {  // after three runs: as if there had been one
+    auto reference = make_small_model(1);
+    const auto plain = optimizers().at("adamw")(*reference);
+    for (int step = 0; step < 9; ++step) {
+      const Examples all = make_examples(step);
+      at::cross_entropy_loss(reference->forward(all.inputs), all.labels).backward();
+      plain->step();
+      plain->zero_grad();
+    }
+    const auto expected = reference->named_parameters();
+    for (const auto& item : ddp.module().named_parameters()) {
+      require(item.value().allclose(expected[item.key()], 1e-5, 1e-6), item.key() + " went on");
+    }
+  }
+  return 0;
+}
+
+class Stubborn final : public Sgd {
+ public:
+  using Sgd::Sgd;
+  bool updates_apart() const override { return false; }
+};
+
+int zero1_refuses(Context& context, const std::filesystem::path& /*folder*/) {
+  auto model = make_small_model(1);
+  try {
+    const ZeroOptimizer zero(std::make_unique<Stubborn>(named_parameters(*model), SgdOptions{}),
+                             context);
+  } catch (const Error& error) {
+    return std::string(error.what()).find("updates_apart") != std::string::npos ? 0 : 1;
+  }
+  return 1;
+}
+
+class Normed : public torch::nn::Module {
+ public:
+  Normed() : norm(register_module("norm", BatchNorm(4))) {}
+  at::Tensor forward(const at::Tensor& x) { return norm->forward(x); }
+  BatchNorm norm;
+};
+
+// Over ranks with different numbers of samples, as torch's batch norm over all samples.
+int sync_norm(Context& context, const std::filesystem::path& /*folder*/) {
+  at::manual_seed(3);
+  for (const std::vector<std::int64_t>& rest :
+       {std::vector<std::int64_t>{}, std::vector<std::int64_t>{3, 2}}) {
+    std::vector<std::int64_t> shape{12, 4};
+    shape.insert(shape.end(), rest.begin(), rest.end());
+    const at::Tensor all = at::randn(shape) * 3 + 1;
+    const at::Tensor weights = at::randn(shape);  // of the loss
+    const auto rank = static_cast<std::int64_t>(context.rank());
+    const auto world = static_cast<std::int64_t>(context.world_size());
+    // 12 samples: all but the last have rank + 1 each.
+    const std::int64_t begin = rank * (rank + 1) / 2;
+    const std::int64_t size = rank + 1 == world ? 12 - begin : rank + 1;
+
+    Normed model;
+    sync_batch_norm(model, context);
+    at::Tensor mine = all.narrow(0, begin, size).clone().set_requires_grad(true);
+    (model.forward(mine) * weights.narrow(0, begin, size)).sum().backward();
+
+    at::Tensor joined = all.clone().set_requires_grad(true);
+    at::Tensor weight = at::ones({4}).set_requires_grad(true);
+    at::Tensor bias = at::zeros({4}).set_requires_grad(true);
+    at::Tensor mean = at::zeros({4});
+    at::Tensor variance = at::ones({4});
+    const at::Tensor expected =
+        at::batch_norm(joined, weight, bias, mean, variance, true, 0.1, 1e-5, false);
+    (expected * weights).sum().backward();
+
+    const auto near = [](const at::Tensor& a, const at::Tensor& b, const char* what) {
+      require(a.allclose(b, 1e-4, 1e-5), std::string("batch norm: ") + what);
+    };
+    near(mine.grad(), joined.grad().narrow(0, begin, size), "gradient of the input");
+    at::Tensor weight_gradient = model.norm->weight.grad().clone();
+    at::Tensor bias_gradient = model.norm->bias.grad().clone();
+    context.all_reduce_sum(weight_gradient);
+    context.all_reduce_sum(bias_gradient);
+    near(weight_gradient, weight.grad(), "gradient of the weight");
+    near(bias_gradient, bias.grad(), "gradient of the bias");
+    near(model.norm->running_mean, mean, "running mean");
+    near(model.norm->running_var, variance, "running variance");
+    require(model.norm->num_batches_tracked.item<std::int64_t>() == 1, "one batch");
+    model.eval();
+    near(model.forward(mine),
+         at::batch_norm(mine, weight, bias, mean, variance, false, 0.1, 1e-5, false), "evaluation");
+  }
+  return 0;
+}
+
+// One rank's infinite gradient is every rank's left out step.
+int scaler(Context& context, const std::filesystem::path& /*folder*/) {
+  auto model = make_small_model(1);
+  Sgd optimizer(named_parameters(*model), {.lr = 0.1});
+  GradScaler scaler(context, {.init_scale = 1024, .growth_interval = 2});
+  const auto backward = [&](bool breaks) {
+    const Examples all = make_examples(0);
+    scaler.scale(at::cross_entropy_loss(model->forward(all.inputs), all.labels)).backward();
+    if (breaks)
+      optimizer.parameters()[0].tensor.grad().view({-1})[0] =
+          std::numeric_limits<float>::infinity();
+  };
+  backward(false);
+  const at::Tensor scaled = optimizer.parameters()[0].tensor.grad().clone();
+  scaler.unscale(optimizer);
+  require(optimizer.parameters()[0].tensor.grad().allclose(scaled / 1024), "divided again");
+  require(scaler.step(optimizer), "a good step is taken");
+  optimizer.zero_grad();
+  const at::Tensor before = optimizer.parameters()[0].tensor.detach().clone();
+  backward(context.rank() == 1);
+  require(!scaler.step(optimizer), "no rank takes a step of which one gradient is infinite");
+  optimizer.zero_grad();
+  require(optimizer.parameters()[0].tensor.equal(before), "weights stay");
+  require(scaler.scale() == 512, "the scale falls");
+  for (int i = 0; i < 2; ++i) {
+    backward(false);
+    require(scaler.step(optimizer), "and on");
+    optimizer.zero_grad();
+  }
+  require(scaler.scale() == 1024, "the scale grows");
+  GradScaler other(context, {});
+  other.load_state(scaler.state());
+  require(other.scale() == 1024 && other.skipped() == 1, "its state");
+  return 0;
+}
+
+int objects(Context& context, const std::filesystem::path& /*folder*/) {
+  const int rank = context.rank();
+  const nlohmann::json mine{{"rank", rank},
+                            {"text", std::string(static_cast<std::size_t>(rank), 'x')}};
+  const std::vector<nlohmann::json> all = all_gather_objects(context, mine);
+  require(all.size() == static_cast<std::size_t>(context.world_size()), "one of each");
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    require(all[i]["rank"] == i && all[i]["text"].get<std::string>().size() == i, "by rank");
+  }
+  require(broadcast_object(context, mine, 1)["rank"] == 1, "from rank 1");
+  require(context.all_gather(std::string()).size() == all.size(), "no text at all");
+  return 0;
+}
+
+// Three ranks over Gloo, where the layout of buckets decides the last bits: a training that begins
+// anew after some steps, with the layout that was kept, ends as one that went on.
+int kept_layout(Context& context, const std::filesystem::path& /*folder*/) {
+  const DdpOptions options{.bucket_bytes = 700, .first_bucket_bytes = 256, .tune_buckets = false};
+  const auto train = [&](Ddp<SmallModel>& ddp, int from, int to) {
+    Sgd optimizer(named_parameters(ddp.module()), {.lr = 0.1});
+    for (int step = from; step < to; ++step) {
+      const Examples mine = share_of(context, make_examples(step));
+      at::cross_entropy_loss(ddp(mine.inputs), mine.labels).backward();
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+  };
+  for (const int stop : {1, 3}) {
+    Ddp whole(make_small_model(1), context, options);
+    train(whole, 0, 6);
+    Ddp first(make_small_model(1), context, options);
+    train(first, 0, stop);
+    const BucketLayout layout = first.layout_to_keep();
+    require(layout.size() > 1, "several buckets are kept");
+    auto model = make_small_model(1);
+    {
+      const at::NoGradGuard no_grad;
+      for (const auto& item : model->named_parameters()) {
+        item.value().copy_(first.module().named_parameters()[item.key()]);
+      }
+    }
+    Ddp second(model, context, options);
+    second.use_layout(layout);
+    train(second, stop, 6);
+    for (const auto& item : whole.module().named_parameters()) {
+      require(item.value().equal(model->named_parameters()[item.key()]), item.key() + " went on");
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+const std::map<std::string, Job>& shared_jobs() {
+  static const std::map<std::string, Job> jobs{{"zero1", zero1},
+                                               {"zero1_checkpoint", zero1_checkpoint},
+                                               {"sync_norm", sync_norm},
+                                               {"zero1_refuses", zero1_refuses},
+                                               {"scaler", scaler},
+                                               {"objects", objects},
+                                               {"kept_layout", kept_layout}};
+  return jobs;
+}
+
+}  // namespace dtrain::train::test

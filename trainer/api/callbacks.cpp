@@ -1,0 +1,102 @@
+#include "trainer/api/callbacks.hpp"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include "trainer/api/functions.hpp"
+#include "trainer/api/trainer.hpp"
+#include "trainer/core/error.hpp"
+
+namespace dtrain::train {
+
+void EarlyStopping::look(Trainer& trainer) {
+  const Metrics& metrics = trainer.callback_metrics();
+  const auto found = metrics.find(options_.monitor);
+  if (found == metrics.end()) {
+    std::string known;
+    for (const auto& [name, value] : metrics) known += (known.empty() ? "" : ", ") + name;
+    throw Error("early stopping: no metric '" + options_.monitor + "'; there are: " + known);
+  }
+  const double value = found->second;
+  const bool lower = options_.mode == Best::min;
+  const bool better =
+      !best_ || (lower ? value < *best_ - options_.min_delta : value > *best_ + options_.min_delta);
+  if (better) {
+    best_ = value;
+    waited_ = 0;
+  } else if (++waited_ >= options_.patience) {
+    trainer.stop();
+  }
+}
+
+void EarlyStopping::on_validation_end(Trainer& trainer, Module& /*module*/) {
+  look(trainer);
+}
+
+void EarlyStopping::on_train_epoch_end(Trainer& trainer, Module& /*module*/) {
+  if (!trainer.validates()) look(trainer);
+}
+
+nlohmann::json EarlyStopping::state() const {
+  nlohmann::json state{{"waited", waited_}};
+  if (best_) state["best"] = metrics_to_json({{"best", *best_}});  // it may be infinite
+  return state;
+}
+
+void EarlyStopping::load_state(const nlohmann::json& state) {
+  waited_ = state.at("waited").get<std::int64_t>();
+  if (state.contains("best")) best_ = metrics_from_json(state.at("best")).at("best");
+}
+
+Metrics LearningRateMonitor::step_metrics(Trainer& trainer) {
+  const Optimizer& optimizer = trainer.optimizer();
+  Metrics metrics{{"lr", optimizer.lr()}};
+  if (optimizer.momentum() != 0) metrics["momentum"] = optimizer.momentum();
+  return metrics;
+}
+
+Metrics ThroughputMonitor::step_metrics(Trainer& trainer) {
+  Metrics metrics = trainer.times().take();
+  const auto found = metrics.find("samples_per_second");
+  if (found == metrics.end()) return metrics;
+  if (options_.flops_per_sample > 0 && options_.peak_flops > 0) {
+    metrics["mfu"] = found->second * options_.flops_per_sample / options_.peak_flops;
+  }
+  found->second *= context().world_size();
+  return metrics;
+}
+
+void EmaWeights::on_fit_start(Trainer& /*trainer*/, Module& module) {
+  for (const auto& item : module.named_parameters()) {
+    average_.emplace(item.key(), item.value().detach().clone());
+  }
+  session().keep_tensors("ema", [this] { return average_; });
+}
+
+void EmaWeights::on_step_end(Trainer& /*trainer*/, Module& module) {
+  const c10::NoGradGuard no_grad;
+  for (const auto& item : module.named_parameters()) {
+    average_.at(item.key()).lerp_(item.value(), 1 - decay_);
+  }
+}
+
+void EmaWeights::swap(Module& module) {
+  const c10::NoGradGuard no_grad;
+  for (const auto& item : module.named_parameters()) {
+    at::Tensor& average = average_.at(item.key());
+    const at::Tensor weights = item.value().detach().clone();
+    at::Tensor parameter = item.value();
+    parameter.copy_(average);
+    average.copy_(weights);
+  }
+}
+
+void EmaWeights::on_validation_start(Trainer& /*trainer*/, Module& module) {
+  swap(module);
+}
+
+void EmaWeights::on_validation_end(Trainer& /*trainer*/, Module& module) {
+  swap(module);
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,100 @@
+#include "trainer/api/data_loader.hpp"
+
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/tensor.h>
+
+#include "trainer/core/error.hpp"
+
+namespace dtrain::train {
+
+DataLoader::DataLoader(std::int64_t samples, Make make, DataLoaderOptions options)
+    : samples_(samples), make_(std::move(make)), options_(options) {
+  if (samples < 1) throw Error("data loader: the data set has no samples");
+  if (options.batch_size < 1) throw Error("data loader: batch_size must be at least 1");
+  if (options.workers < 0 || options.prefetch < 1) {
+    throw Error("data loader: workers must be at least 0 and prefetch at least 1");
+  }
+}
+
+DataLoader DataLoader::of_tensors(std::vector<at::Tensor> tensors, DataLoaderOptions options) {
+  if (tensors.empty()) throw Error("data loader: there are no tensors");
+  const std::int64_t samples = tensors[0].size(0);
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.size(0) != samples) {
+      throw Error("data loader: tensors of " + std::to_string(samples) + " and of " +
+                  std::to_string(tensor.size(0)) + " samples");
+    }
+  }
+  return {samples,
+          [tensors = std::move(tensors)](std::span<const std::int64_t> indices,
+                                         std::int64_t /*epoch*/) {
+            const at::Tensor rows =
+                at::tensor(at::ArrayRef<std::int64_t>(indices.data(), indices.size()), at::kLong);
+            Batch batch;
+            for (const at::Tensor& tensor : tensors) {
+              batch.tensors.push_back(tensor.index_select(0, rows));
+            }
+            batch.indices.assign(indices.begin(), indices.end());
+            return batch;
+          },
+          options};
+}
+
+DataLoader DataLoader::of_images(Images images, const ImageBatches& batches,
+                                 DataLoaderOptions options) {
+  const std::int64_t samples = images->size();
+  return {samples,
+          [images = std::move(images), batches](std::span<const std::int64_t> indices,
+                                                std::int64_t epoch) {
+            ImageBatches of_epoch = batches;
+            of_epoch.epoch = epoch;
+            ImageBatch made = image_batches(images, std::move(of_epoch))(indices);
+            return Batch{{std::move(made.images), std::move(made.labels)}, std::move(made.indices)};
+          },
+          options};
+}
+
+DataLoader DataLoader::shared(const Context& context, bool evaluates) const {
+  DataLoader mine = *this;
+  mine.rank_ = context.rank();
+  mine.ranks_ = context.world_size();
+  mine.evaluates_ = evaluates;
+  return mine;
+}
+
+DistributedSampler DataLoader::sampler(std::int64_t epoch, std::int64_t position) const {
+  DistributedSampler sampler(samples_, rank_, ranks_,
+                             {.shuffle = options_.shuffle,
+                              .tail = evaluates_ ? Tail::keep : Tail::pad,
+                              .seed = options_.seed});
+  sampler.set_epoch(epoch, position);
+  return sampler;
+}
+
+std::int64_t DataLoader::batches() const {
+  const std::int64_t samples = sampler(0, 0).remaining();
+  return options_.drop_last ? samples / options_.batch_size
+                            : (samples + options_.batch_size - 1) / options_.batch_size;
+}
+
+DataLoader::Pass DataLoader::pass(std::int64_t epoch, std::int64_t position) const {
+  DistributedSampler from = sampler(epoch, position);
+  const LoaderOptions options{.batch_size = options_.batch_size,
+                              .workers = options_.workers,
+                              .prefetch = options_.prefetch,
+                              .drop_last = options_.drop_last};
+  auto loader = std::make_unique<Loader<Batch>>(
+      from, options, [make = make_, epoch](std::span<const std::int64_t> indices) {
+        return make(indices, epoch);
+      });
+  return {std::move(from), std::move(loader)};
+}
+
+Batch to_device(Batch batch, c10::Device device) {
+  for (at::Tensor& tensor : batch.tensors) {
+    if (tensor.device() != device) tensor = tensor.to(device, /*non_blocking=*/true);
+  }
+  return batch;
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,101 @@
+#include "trainer/api/module.hpp"
+
+#include "trainer/core/error.hpp"
+#include "trainer/train/objects.hpp"
+
+namespace dtrain::train {
+
+void MetricLog::add(const std::string& name, double value, std::int64_t samples,
+                    const LogOptions& options) {
+  Entry& entry = entries_[name];
+  entry.options = options;
+  entry.on_step = options.on_step.value_or(on_step_);
+  entry.on_epoch = options.on_epoch.value_or(on_epoch_);
+  entry.last = value;
+  entry.is_new = true;
+  entry.sum += value * static_cast<double>(samples);
+  entry.samples += static_cast<double>(samples);
+  if (options.prog_bar) progress_bar_[name] = value;
+}
+
+// With both, the two are told apart as in Lightning.
+std::string MetricLog::step_name(const std::string& name, const Entry& entry) const {
+  return entry.on_step && entry.on_epoch ? name + "_step" : name;
+}
+
+Metrics MetricLog::take_step(Context& context, bool flushes) {
+  Metrics metrics;
+  std::vector<double> synced;
+  for (auto& [name, entry] : entries_) {
+    if (!entry.on_step || !entry.is_new) continue;
+    entry.is_new = false;
+    if (!flushes) continue;
+    if (entry.options.sync_dist) synced.push_back(entry.last);
+    metrics[step_name(name, entry)] = entry.last;
+  }
+  if (!flushes || synced.empty()) return metrics;
+  synced = context.all_reduce_sum(std::move(synced));
+  std::size_t next = 0;
+  for (const auto& [name, entry] : entries_) {
+    const auto found = metrics.find(step_name(name, entry));
+    if (found == metrics.end() || !entry.options.sync_dist) continue;
+    found->second = synced[next++] / context.world_size();
+  }
+  return metrics;
+}
+
+Metrics MetricLog::take_epoch(Context& context) {
+  // A rank without batches knows no names: the sums go as objects.
+  nlohmann::json mine = nlohmann::json::object();
+  for (const auto& [name, entry] : entries_) {
+    if (!entry.on_epoch) continue;
+    const std::string shown = entry.on_step ? name + "_epoch" : name;
+    mine[shown] = {entry.options.sync_dist, entry.sum, entry.samples};
+  }
+  struct Sum {
+    double sum = 0;
+    double samples = 0;
+  };
+  std::map<std::string, Sum> sums;
+  const std::vector<nlohmann::json> all = all_gather_objects(context, mine);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    for (const auto& [name, value] : all[rank].items()) {
+      const bool own = static_cast<int>(rank) == context.rank();
+      // What is not synced stays this rank's own.
+      if (!value.at(0).get<bool>() && !own) continue;
+      sums[name].sum += value.at(1).get<double>();
+      sums[name].samples += value.at(2).get<double>();
+    }
+  }
+  entries_.clear();
+  progress_bar_.clear();
+  Metrics metrics;
+  for (const auto& [name, sum] : sums) {
+    if (sum.samples > 0) metrics[name] = sum.sum / sum.samples;
+  }
+  return metrics;
+}
+
+void Module::validation_step(const Batch& /*batch*/, std::int64_t /*batch_index*/) {
+  throw Error("the module has a val_dataloader but no validation_step");
+}
+
+void Module::log(const std::string& name, double value, const LogOptions& options) {
+  if (log_ == nullptr) throw Error("log('" + name + "'): no Trainer runs this module");
+  log_->add(name, value, samples_, options);
+}
+
+void Module::log(const std::string& name, const at::Tensor& value, const LogOptions& options) {
+  log(name, value.item<double>(), options);
+}
+
+std::vector<NamedParameter> Module::trained_parameters() const {
+  return train::named_parameters(*this);
+}
+
+Trainer& Module::trainer() const {
+  if (trainer_ == nullptr) throw Error("no Trainer has this module yet");
+  return *trainer_;
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,253 @@
+#include "trainer/data/codecs.hpp"
+
+#include <png.h>
+
+#include <algorithm>
+#include <csetjmp>
+#include <cstdio>  // jpeglib.h needs it before
+#include <cstdlib>
+#include <cstring>
+
+extern "C" {
+#include <jerror.h>
+#include <jpeglib.h>
+}
+
+namespace dtrain::train {
+namespace {
+
+constexpr std::int64_t kMostPixels = std::int64_t{1} << 28;
+
+[[noreturn]] void refuse_size(std::int64_t rows, std::int64_t columns) {
+  throw Error("an image of " + std::to_string(rows) + "x" + std::to_string(columns) +
+              " pixels is too large");
+}
+
+// libjpeg reports by leaving through longjmp: between setjmp and that, nothing that has a
+// destructor may come to life.
+struct JpegErrors {
+  jpeg_error_mgr base;
+  std::jmp_buf leave;
+  char message[JMSG_LENGTH_MAX];
+};
+
+void on_jpeg_error(j_common_ptr info) {
+  auto* errors = reinterpret_cast<JpegErrors*>(info->err);
+  info->err->format_message(info, errors->message);
+  std::longjmp(errors->leave, 1);
+}
+
+// Damage that libjpeg would paint over in grey is an error too: nobody should train on it. What
+// cameras do wrong without harm is not.
+void on_jpeg_message(j_common_ptr info, int level) {
+  const int code = info->err->msg_code;
+  if (level < 0 && code != JWRN_EXTRANEOUS_DATA && code != JWRN_ADOBE_XFORM &&
+      code != JWRN_JFIF_MAJOR) {
+    on_jpeg_error(info);
+  }
+}
+
+// A progressive file may have any number of scans, each of which costs a pass over the image.
+void on_jpeg_progress(j_common_ptr info) {
+  constexpr int kMostScans = 500;
+  if (reinterpret_cast<j_decompress_ptr>(info)->input_scan_number > kMostScans) {
+    ERREXIT(info, JERR_BAD_PROGRESSION);
+  }
+}
+
+jpeg_error_mgr* prepare(JpegErrors& errors) {
+  jpeg_error_mgr* base = jpeg_std_error(&errors.base);
+  base->error_exit = on_jpeg_error;
+  base->emit_message = on_jpeg_message;
+  return base;
+}
+
+struct JpegSize {
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+};
+
+enum class JpegOutcome : std::uint8_t { fine, damaged, too_large };
+
+JpegOutcome decode_jpeg(std::span<const std::byte> bytes, std::vector<std::uint8_t>& pixels,
+                        std::int64_t least, JpegErrors& errors, JpegSize& size) {
+  jpeg_decompress_struct info;
+  info.err = prepare(errors);
+  if (setjmp(errors.leave) != 0) {
+    jpeg_destroy_decompress(&info);
+    return JpegOutcome::damaged;
+  }
+  jpeg_create_decompress(&info);
+  jpeg_progress_mgr progress{};
+  progress.progress_monitor = on_jpeg_progress;
+  info.progress = &progress;
+  jpeg_mem_src(&info, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+  jpeg_read_header(&info, TRUE);
+  size = {info.image_height, info.image_width};
+  if (size.rows * size.columns > kMostPixels) {
+    jpeg_destroy_decompress(&info);
+    return JpegOutcome::too_large;
+  }
+  info.out_color_space = JCS_RGB;
+  info.scale_num = 1;
+  info.scale_denom = 1;
+  while (least > 0 && info.scale_denom < 8 &&
+         std::min(size.rows, size.columns) / (2 * static_cast<std::int64_t>(info.scale_denom)) >=
+             least) {
+    info.scale_denom *= 2;
+  }
+  jpeg_start_decompress(&info);
+  size = {info.output_height, info.output_width};
+  const std::size_t row = static_cast<std::size_t>(info.output_width) * 3;
+  pixels.resize(row * info.output_height);
+  while (info.output_scanline < info.output_height) {
+    JSAMPROW rows[4];
+    const unsigned left = info.output_height - info.output_scanline;
+    const unsigned count = left < 4 ? left : 4;
+    for (unsigned i = 0; i < count; ++i) {
+      rows[i] = pixels.data() + (info.output_scanline + i) * row;
+    }
+    jpeg_read_scanlines(&info, rows, count);
+  }
+  jpeg_finish_decompress(&info);
+  jpeg_destroy_decompress(&info);
+  return JpegOutcome::fine;
+}
+
+ImageView decode_png(std::span<const std::byte> bytes, std::vector<std::uint8_t>& pixels) {
+  png_image image{};
+  image.version = PNG_IMAGE_VERSION;
+  if (png_image_begin_read_from_memory(&image, bytes.data(), bytes.size()) == 0) {
+    throw Error(std::string("not a good PNG: ") + image.message);
+  }
+  const auto rows = static_cast<std::int64_t>(image.height);
+  const auto columns = static_cast<std::int64_t>(image.width);
+  if (rows * columns > kMostPixels) {
+    png_image_free(&image);
+    refuse_size(rows, columns);
+  }
+  image.format = PNG_FORMAT_RGB;  // transparent parts are laid on black
+  try {
+    pixels.resize(PNG_IMAGE_SIZE(image));
+  } catch (...) {
+    png_image_free(&image);
+    throw;
+  }
+  const png_color black{0, 0, 0};
+  if (png_image_finish_read(&image, &black, pixels.data(), 0, nullptr) == 0) {
+    throw Error(std::string("a damaged PNG: ") + image.message);
+  }
+  return ImageView::interleaved(pixels.data(), 3, rows, columns);
+}
+
+// Pixel after pixel, whatever the view's strides.
+std::vector<std::uint8_t> interleave(const ImageView& image) {
+  if (image.channels != 1 && image.channels != 3) {
+    throw Error("an image of " + std::to_string(image.channels) + " channels cannot be encoded");
+  }
+  std::vector<std::uint8_t> pixels;
+  pixels.reserve(static_cast<std::size_t>(image.rows * image.columns * image.channels));
+  for (std::int64_t row = 0; row < image.rows; ++row) {
+    for (std::int64_t column = 0; column < image.columns; ++column) {
+      for (std::int64_t channel = 0; channel < image.channels; ++channel) {
+        pixels.push_back(image.pixels[channel * image.channel_stride + row * image.row_stride +
+                                      column * image.column_stride]);
+      }
+    }
+  }
+  return pixels;
+}
+
+bool write_jpeg(const std::uint8_t* pixels, const ImageView& image, int quality, JpegErrors& errors,
+                unsigned char** out, unsigned long* size) {
+  jpeg_compress_struct info;
+  info.err = prepare(errors);
+  if (setjmp(errors.leave) != 0) {
+    jpeg_destroy_compress(&info);
+    return false;
+  }
+  jpeg_create_compress(&info);
+  jpeg_mem_dest(&info, out, size);
+  info.image_width = static_cast<JDIMENSION>(image.columns);
+  info.image_height = static_cast<JDIMENSION>(image.rows);
+  info.input_components = static_cast<int>(image.channels);
+  info.in_color_space = image.channels == 1 ? JCS_GRAYSCALE : JCS_RGB;
+  jpeg_set_defaults(&info);
+  jpeg_set_quality(&info, quality, TRUE);
+  jpeg_start_compress(&info, TRUE);
+  while (info.next_scanline < info.image_height) {
+    auto* row =
+        const_cast<std::uint8_t*>(pixels) + info.next_scanline * image.columns * image.channels;
+    jpeg_write_scanlines(&info, &row, 1);
+  }
+  jpeg_finish_compress(&info);
+  jpeg_destroy_compress(&info);
+  return true;
+}
+
+}  // namespace
+
+ImageView decode_image(std::span<const std::byte> bytes, std::vector<std::uint8_t>& pixels,
+                       std::int64_t least) {
+  constexpr std::uint8_t kPng[] = {0x89, 'P', 'N', 'G'};
+  constexpr std::uint8_t kJpeg[] = {0xff, 0xd8, 0xff};
+  if (bytes.size() > sizeof kPng && std::memcmp(bytes.data(), kPng, sizeof kPng) == 0) {
+    return decode_png(bytes, pixels);
+  }
+  if (bytes.size() <= sizeof kJpeg || std::memcmp(bytes.data(), kJpeg, sizeof kJpeg) != 0) {
+    throw Error("neither a JPEG nor a PNG");
+  }
+  JpegErrors errors{};
+  JpegSize size;
+  switch (decode_jpeg(bytes, pixels, least, errors, size)) {
+    case JpegOutcome::fine:
+      break;
+    case JpegOutcome::damaged:
+      throw Error(std::string("a damaged JPEG: ") + errors.message);
+    case JpegOutcome::too_large:
+      refuse_size(size.rows, size.columns);
+  }
+  return ImageView::interleaved(pixels.data(), 3, size.rows, size.columns);
+}
+
+std::vector<std::byte> encode_png(const ImageView& view) {
+  const std::vector<std::uint8_t> pixels = interleave(view);
+  png_image image{};
+  image.version = PNG_IMAGE_VERSION;
+  image.width = static_cast<png_uint_32>(view.columns);
+  image.height = static_cast<png_uint_32>(view.rows);
+  image.format = view.channels == 1 ? PNG_FORMAT_GRAY : PNG_FORMAT_RGB;
+  png_alloc_size_t size = PNG_IMAGE_PNG_SIZE_MAX(image);
+  std::vector<std::byte> bytes(size);
+  if (png_image_write_to_memory(&image, bytes.data(), &size, 0, pixels.data(), 0, nullptr) == 0) {
+    throw Error(std::string("cannot encode a PNG: ") + image.message);
+  }
+  bytes.resize(size);
+  return bytes;
+}
+
+std::vector<std::byte> encode_jpeg(const ImageView& image, int quality) {
+  const std::vector<std::uint8_t> pixels = interleave(image);
+  JpegErrors errors{};
+  unsigned char* out = nullptr;
+  unsigned long size = 0;
+  const bool fine = write_jpeg(pixels.data(), image, quality, errors, &out, &size);
+  std::vector<std::byte> bytes;
+  if (fine) {
+    const auto* begin = reinterpret_cast<const std::byte*>(out);
+    bytes.assign(begin, begin + size);
+  }
+  std::free(out);
+  if (!fine) throw Error(std::string("cannot encode a JPEG: ") + errors.message);
+  return bytes;
+}
+
+bool has_image_name(const std::string& name) {
+  const auto dot = name.rfind('.');
+  if (dot == std::string::npos) return false;
+  std::string ending = name.substr(dot + 1);
+  for (char& c : ending) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c);
+  return ending == "jpg" || ending == "jpeg" || ending == "png";
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <filesystem>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "trainer/checkpoint/background.hpp"
+#include "trainer/report/reporter.hpp"
+#include "trainer/train/snapshot.hpp"
+#include "trainer/train/training_state.hpp"
+
+namespace dtrain::train {
+
+// One rank's part in checkpoints: a copy of its share, then, behind the training, files, sums,
+// fsync, and the commit. Under dtrain each rank tells the head of its shard; without, rank 0 waits
+// for all shards and commits. Its methods belong to the training's thread.
+class CheckpointWriter {
+ public:
+  CheckpointWriter(const Context& context, std::filesystem::path storage, Retention retention);
+  ~CheckpointWriter();
+
+  // Touches the memory that the first checkpoint will need.
+  void reserve(const Training& training);
+  // The last one must be done (wait()). Copies, and hands the copy over.
+  void start(const Training& training, const Place& place, const Metrics& metrics,
+             const nlohmann::json& hyperparameters);
+  // Until the last one is done; its error text, if it failed. The error is told once.
+  std::optional<std::string> wait();
+  // Gives up what is going on, as soon as it can.
+  void stop() { background_.stop(); }
+
+  std::optional<std::filesystem::path> committed() const;
+  // The same, once for each new one.
+  std::optional<std::filesystem::path> newly_committed();
+
+ private:
+  struct Task;
+  void write(const Task& task, const std::stop_token& stop);
+
+  const Environment environment_;
+  const bool on_gpu_;
+  const Context& context_;  // not in the background
+  const std::filesystem::path storage_;
+  const Retention retention_;
+  Snapshot snapshot_;
+  std::optional<Reporter> reporter_;  // a connection of its own, for the background
+
+  mutable std::mutex mutex_;
+  std::optional<std::filesystem::path> committed_;
+  bool told_ = true;
+  Background background_;  // last: it ends before what it uses
+};
+
+}  // namespace dtrain::train

@@ -1,0 +1,59 @@
+#include "trainer/train/scheduler.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include "trainer/core/error.hpp"
+
+namespace dtrain::train {
+
+Scheduler::Scheduler(Optimizer& optimizer, SchedulePtr schedule, Per per)
+    : optimizer_(optimizer), schedule_(std::move(schedule)), per_(per), base_(optimizer.lr()) {
+  if (!schedule_) throw Error("scheduler: there is no schedule");
+  apply();
+}
+
+void Scheduler::after_step() {
+  if (per_ != Per::step) return;
+  ++done_;
+  apply();
+}
+
+void Scheduler::after_epoch() {
+  if (per_ != Per::epoch) return;
+  ++done_;
+  apply();
+}
+
+void Scheduler::apply() {
+  const Rate rate = schedule_->at(base_, done_);
+  optimizer_.set_lr(rate.lr);
+  if (rate.momentum) optimizer_.set_momentum(*rate.momentum);
+}
+
+nlohmann::json Scheduler::state() const {
+  return {{"done", done_},
+          {"base", base_},
+          {"per", per_ == Per::step ? "step" : "epoch"},
+          {"schedule", schedule_->describe()}};
+}
+
+void Scheduler::load_state(const nlohmann::json& state) {
+  const nlohmann::json mine = this->state();
+  try {
+    for (const char* key : {"per", "schedule"}) {
+      if (state.at(key) != mine.at(key)) {
+        throw Error("scheduler: the checkpoint has " + std::string(key) + " " +
+                    state.at(key).dump() + ", this one has " + mine.at(key).dump());
+      }
+    }
+    const auto done = state.at("done").get<std::int64_t>();
+    if (done < 0) throw Error("scheduler: " + std::to_string(done) + " steps are not possible");
+    base_ = state.at("base").get<double>();
+    done_ = done;
+  } catch (const nlohmann::json::exception& error) {
+    throw Error(std::string("scheduler: not its state: ") + error.what());
+  }
+  apply();
+}
+
+}  // namespace dtrain::train
