@@ -254,8 +254,27 @@ worker_start_ray_commands:
         script.write_text("#!/bin/sh\necho script on $(hostname) with $1\n")
         script.chmod(0o755)
         self.assertIn("script on h0 with argument", self.ok("submit", self.yaml, script, "argument"))
-        self.ok("down", "-y", self.yaml)
-        self.assert_clean(0)
+        (self.folder / "more").mkdir()
+        (self.folder / "more" / "a").write_text("sent\n")
+        (self.folder / "more" / "b.bin").write_text("left out by rsync_exclude\n")
+        self.ok("rsync-up", self.yaml, self.folder / "more", "~/more")
+        self.assertEqual(self.lines(0, "~/more/a"), ["sent"])
+        self.assertFalse(self.lab[0].path("~/more/b.bin").exists())
+        self.assertFalse(self.lab[1].path("~/more").exists(), "the head's node alone")
+        self.ok("rsync-up", "-A", self.yaml, self.folder / "more", "~/more")
+        self.assertEqual(self.lines(1, "~/more/a"), ["sent"])
+        self.ok("rsync-down", self.yaml, "~/order", self.folder / "order")
+        self.assertEqual((self.folder / "order").read_text(), "common\nhead\n")
+        monitor = self.start("monitor", self.yaml, "--lines", "1000")
+        self.assertTrue(any("the head is up" in line for line in iter(monitor.stdout.readline, "")))
+        monitor.terminate()
+        self.ok("exec", "--no-config-cache", self.yaml, "true", "--stop")
+        self.assert_clean(0, 1)
+        # Another laptop, in one step: up, run, down.
+        other = {"XDG_STATE_HOME": str(self.folder / "other laptop")}
+        self.assertIn("script on h0 with again",
+                      self.ok("submit", "--start", "--stop", self.yaml, script, "again", env=other))
+        self.assert_clean(0, 1)
 
 
 if __name__ == "__main__":
