@@ -17,6 +17,11 @@ std::vector<std::string> script(const std::string& program, const std::string& l
               line};
 }
 
+// Containers and machines without systemd have no folder for screen's sockets.
+constexpr const char* kScreen =
+    "[ -d /run/screen ] || { : \"${SCREENDIR:=$HOME/.screen}\"; export SCREENDIR; "
+    "mkdir -p -m 700 \"$SCREENDIR\"; }\nexec screen ";
+
 }  // namespace
 
 void Multiplexer::add_flags(CLI::App& app) {
@@ -26,7 +31,7 @@ void Multiplexer::add_flags(CLI::App& app) {
 }
 
 std::vector<std::string> Multiplexer::attach() const {
-  if (screen) return script("screen", "exec screen -xRR");
+  if (screen) return script("screen", std::string(kScreen) + "-xRR");
   return script("tmux", "tmux has-session 2>/dev/null && exec tmux attach\nexec tmux new-session");
 }
 
@@ -35,7 +40,7 @@ std::vector<std::string> Multiplexer::run(const std::string& session,
                                           bool shell) const {
   const std::string line = shell ? command.front() : shell_join(command);
   if (screen) {
-    return script("screen", "exec screen -dmS " + shell_quote(session) + " /bin/sh -c " +
+    return script("screen", std::string(kScreen) + "-dmS " + shell_quote(session) + " /bin/sh -c " +
                                 shell_quote(line));
   }
   return script("tmux",

@@ -116,19 +116,27 @@ class Jobs(HostsCase):
             terminal.type("exit 6\n")
             self.assertEqual(terminal.end(), 6)
 
-    @unittest.skipUnless(shutil.which("tmux"), "there is no tmux")
-    def test_what_runs_in_tmux_goes_on_and_goes_with_down(self):
+    def goes_on_and_goes_with_down(self, program, seen):
         self.up()
-        said = self.run_dtrain("exec", "--node", "h1", "--tmux", "--", "sh", "-c", "echo begun >~/seen; sleep 1000")
+        said = self.run_dtrain("exec", "--node", "h1", f"--{program}", "--", "sh", "-c",
+                               "echo begun | tee ~/seen; exec sleep 1000")
         self.assertEqual(said.returncode, 0, said.stderr)
-        self.assertIn("attach --tmux", said.stderr)
+        self.assertIn(f"attach --{program}", said.stderr)
         eventually(lambda: self.lines(1, "~/seen"), "it runs")
         self.assertTrue(self.lab[1].processes(UID, "sleep 1000"))
-        terminal = self.terminal("attach", "--node", "h1", "--tmux")
-        terminal.read_until("dtrain-")
-        self.assertEqual(self.run_dtrain("exec", "--tmux", "--stop", "--", "true").returncode, 255)
+        terminal = self.terminal("attach", "--node", "h1", f"--{program}")
+        terminal.read_until(seen)
+        self.assertEqual(self.run_dtrain("exec", f"--{program}", "--stop", "--", "true").returncode, 255)
         self.ok("down", "-y")
         self.assert_clean(1)
+
+    @unittest.skipUnless(shutil.which("tmux"), "there is no tmux")
+    def test_what_runs_in_tmux_goes_on_and_goes_with_down(self):
+        self.goes_on_and_goes_with_down("tmux", "dtrain-")
+
+    @unittest.skipUnless(shutil.which("screen"), "there is no screen")
+    def test_what_runs_in_screen_goes_on_and_goes_with_down(self):
+        self.goes_on_and_goes_with_down("screen", "begun")
 
     def test_forward_to_a_node(self):
         self.up()
