@@ -3,7 +3,10 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <mutex>
 #include <thread>
 
 #include <nlohmann/json.hpp>
@@ -195,25 +198,29 @@ void run_transfers(const Context& context, Transfers& transfers,
                    const std::function<void(Transfer&)>& body) {
   ::signal(SIGPIPE, SIG_IGN);
   std::atomic<std::size_t> next{0};
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::size_t at_work = std::min(kAtOnce, transfers.size());
   std::vector<std::thread> threads;
-  for (std::size_t i = 0; i < std::min(kAtOnce, transfers.size()); ++i) {
+  for (std::size_t i = at_work; i > 0; --i) {
     threads.emplace_back([&] {
       for (std::size_t mine = next++; mine < transfers.size(); mine = next++) {
         body(*transfers[mine]);
       }
+      const std::lock_guard lock(mutex);
+      --at_work;
+      changed.notify_all();
     });
   }
   Screen screen(context.terminal, !context.globals.quiet && !context.globals.json);
   const auto begin = std::chrono::steady_clock::now();
-  const auto all_done = [&] {
-    return std::all_of(transfers.begin(), transfers.end(),
-                       [](const auto& t) { return t->done.load(); });
-  };
-  while (screen.has_live() && !all_done()) {
+  std::unique_lock lock(mutex);
+  while (screen.has_live() && at_work > 0) {
     screen.live(live_line(transfers, std::chrono::steady_clock::now() - begin));
     screen.flush();
-    for (int i = 0; i < 10 && !all_done(); ++i) std::this_thread::sleep_for(kDraw / 10);
+    changed.wait_for(lock, kDraw, [&] { return at_work == 0; });
   }
+  lock.unlock();
   for (std::thread& thread : threads) thread.join();
   screen.live({});
   screen.flush();
