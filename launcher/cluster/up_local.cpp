@@ -27,6 +27,7 @@ using std::chrono::seconds;
 
 constexpr milliseconds kStepLimit = seconds(20);
 constexpr std::size_t kSideBySide = 8;  // nodes prepared at once
+constexpr auto kSilence = std::chrono::seconds(1);  // longer, and the user is told what is waited for
 
 std::vector<NodeId> node_names(int count) {
   std::vector<NodeId> names;
@@ -74,6 +75,7 @@ void wait_ready(const ClusterState& state, const fs::path& folder, const UpOptio
   auto pause = milliseconds(5);
   std::optional<std::vector<std::string>> missing;
   bool watch_seen = false;
+  bool said = false;
   while (true) {
     missing = not_ready(state);
     // Without a watch that can be found again, the next `up` would start a second one.
@@ -81,7 +83,10 @@ void wait_ready(const ClusterState& state, const fs::path& folder, const UpOptio
     const auto waited = std::chrono::steady_clock::now() - begin;
     // A watch that has said that it lives and is gone will not bring anything up any more.
     const bool watch_lives = living_watch(folder).has_value();
-    if (!watch_lives && start_watch) std::exchange(start_watch, nullptr)();
+    if (!watch_lives && start_watch) {
+      std::exchange(start_watch, nullptr)();
+      watch_seen = false;  // that was the one before
+    }
     watch_seen = watch_seen || watch_lives;
     const bool hopeless = watch_seen && !watch_lives;
     if (hopeless || waited > options.ready_limit) {
@@ -99,6 +104,10 @@ void wait_ready(const ClusterState& state, const fs::path& folder, const UpOptio
       throw Error(hopeless ? ErrorCode::failed : ErrorCode::timeout, message)
           .with_hint("logs are below " + folder.string() + "; dtrain down -c " + state.name +
                      " clears it away");
+    }
+    if (!said && waited > kSilence) {
+      options.say(missing ? "waiting for " + join(*missing, ", ") : "waiting for the head");
+      said = true;
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(milliseconds(100), pause + pause / 2);

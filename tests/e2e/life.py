@@ -38,6 +38,21 @@ class Life(ClusterCase):
         self.assertEqual(len(self.agents("watch")), 1)
         self.assertEqual([n["state"] for n in self.json("status")["nodes"]], ["ready"])
 
+    def test_up_mends_a_watch_that_dies_while_it_waits(self):
+        self.write_cluster(1)
+        yaml = self.folder / "cluster.yaml"
+        self.ok("up", yaml)
+        watch = self.agents("watch")[0]
+        os.kill(watch, signal.SIGSTOP)  # lives, and starts no head
+        for pid in self.agents("head"):
+            os.kill(pid, signal.SIGKILL)
+        up = self.start("up", yaml, stderr=subprocess.PIPE, text=True)
+        self.assertIn("waiting", up.stderr.readline())
+        os.kill(watch, signal.SIGKILL)
+        rest = up.communicate(timeout=DEADLINE)[1]
+        self.assertEqual(up.returncode, 0, rest)
+        self.assertEqual(len(self.agents("watch")), 1)
+
     def test_no_cluster_is_said_plainly(self):
         done = self.run_dtrain("status")
         self.assertEqual(done.returncode, 4)
