@@ -13,16 +13,18 @@
 
 namespace dtrain {
 
-UniqueFd open_file(const fs::path& path, int flags, mode_t mode) {
-  while (true) {
-    const int fd = ::open(path.c_str(), flags | O_CLOEXEC, mode);
-    if (fd >= 0) return UniqueFd(fd);
-    if (errno != EINTR) throw errno_error("cannot open " + path.string(), errno);
-  }
+namespace {
+
+// Invalid, and errno says why.
+UniqueFd try_open(const fs::path& path, int flags, mode_t mode) {
+  int fd = -1;
+  do {
+    fd = ::open(path.c_str(), flags | O_CLOEXEC, mode);
+  } while (fd < 0 && errno == EINTR);
+  return UniqueFd(fd);
 }
 
-std::string read_file(const fs::path& path, std::size_t limit) {
-  const UniqueFd fd = open_file(path, O_RDONLY);
+std::string read_all(const UniqueFd& fd, const fs::path& path, std::size_t limit) {
   std::string content;
   std::array<char, 65536> buffer;
   while (true) {
@@ -40,10 +42,24 @@ std::string read_file(const fs::path& path, std::size_t limit) {
   }
 }
 
+}  // namespace
+
+UniqueFd open_file(const fs::path& path, int flags, mode_t mode) {
+  UniqueFd fd = try_open(path, flags, mode);
+  if (!fd) throw errno_error("cannot open " + path.string(), errno);
+  return fd;
+}
+
+std::string read_file(const fs::path& path, std::size_t limit) {
+  return read_all(open_file(path, O_RDONLY), path, limit);
+}
+
 std::optional<std::string> read_file_if_there(const fs::path& path, std::size_t limit) {
-  struct stat status {};
-  if (::stat(path.c_str(), &status) != 0 && errno == ENOENT) return std::nullopt;
-  return read_file(path, limit);
+  // No look first: the file may go between a look and the opening.
+  const UniqueFd fd = try_open(path, O_RDONLY, 0);
+  if (fd) return read_all(fd, path, limit);
+  if (errno == ENOENT) return std::nullopt;
+  throw errno_error("cannot open " + path.string(), errno);
 }
 
 void write_all(int fd, std::string_view bytes) {

@@ -42,7 +42,11 @@ std::pair<UniqueFd, int> listen_anywhere() {
 std::vector<pid_t> children_of(pid_t pid) {
   const std::string task = std::to_string(pid);
   std::vector<pid_t> found;
-  const auto text = read_file_if_there("/proc/" + task + "/task/" + task + "/children");
+  std::optional<std::string> text;
+  try {
+    text = read_file_if_there("/proc/" + task + "/task/" + task + "/children");
+  } catch (const Error&) {  // it ended while it was read
+  }
   for (const std::string& word : split(text.value_or(""), ' ')) {
     if (!word.empty()) found.push_back(std::stoi(word));
   }
