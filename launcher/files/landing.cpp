@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <map>
 #include <set>
+#include <string_view>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/process.hpp"
@@ -75,7 +77,10 @@ void Landing::open(bool look_only) {
 }
 
 Landing::~Landing() {
-  if (journal_) return;  // a repeat will finish it
+  // What a journal speaks of stays until it is done: a repeat will finish it. Without the lock what
+  // is there is another's.
+  std::error_code failed;
+  if (!lock_ || journal_ || fs::exists(journal_file(), failed)) return;
   try {
     remove_stage();
   } catch (const Error&) {  // the next sync of this target removes it
@@ -131,8 +136,7 @@ void Landing::load() {
 }
 
 void Landing::recover() {
-  const fs::path file = options_.state / (key_ + ".journal");
-  const auto bytes = read_file_if_there(file, std::size_t{2} << 30);
+  const auto bytes = read_file_if_there(journal_file(), std::size_t{2} << 30);
   if (!bytes) {
     remove_stage();
     return;
@@ -146,23 +150,26 @@ void Landing::recover() {
     record_ = journal.after;
     other_boot_ = record_.boot != boot_id();
   } else {
-    ::unlink(file.c_str());  // the whole target was removed meanwhile
+    ::unlink(journal_file().c_str());  // the whole target was removed meanwhile
   }
 }
 
 // The machine went down after the journal was written: what is staged may not have reached the
 // disk, then it is as good as not sent.
 void Landing::drop_unsafe(Journal& journal) {
+  std::map<std::string_view, const Written*> wanted;
+  for (const Written& entry : journal.after.entries) {
+    if (entry.kind == EntryKind::file) wanted.emplace(entry.path, &entry);
+  }
   std::set<std::string> dropped;
   for (const Operation& operation : journal.operations) {
     if (operation.kind != Operation::Kind::put) continue;
-    const auto entry = std::find_if(journal.after.entries.begin(), journal.after.entries.end(),
-                                    [&](const Written& e) { return e.path == operation.path; });
-    if (entry == journal.after.entries.end() || entry->kind != EntryKind::file) continue;
+    const auto entry = wanted.find(operation.path);
+    if (entry == wanted.end()) continue;
     const fs::path staged = base_ / stage_name_ / std::to_string(operation.number);
     std::error_code failed;
     if (!fs::exists(fs::symlink_status(staged, failed))) continue;
-    if (sum_file(staged).sha256 != entry->sha256) dropped.insert(operation.path);
+    if (sum_file(staged).sha256 != entry->second->sha256) dropped.insert(operation.path);
   }
   if (dropped.empty()) return;
   const auto is_dropped = [&](const auto& item) { return dropped.count(item.path) > 0; };
@@ -246,6 +253,10 @@ std::string Landing::staged_path(std::uint64_t number) const {
   return (base_ / stage_name_ / std::to_string(number)).string();
 }
 
+fs::path Landing::journal_file() const {
+  return options_.state / (key_ + ".journal");
+}
+
 void Landing::save(const Record& record) {
   write_file_atomic(options_.state / (key_ + ".record"), encode_record(record));
 }
@@ -258,7 +269,7 @@ void Landing::commit(Journal journal) {
   for (const std::string& folder : made_) journal.after.made.push_back(folder);
   if (!journal.operations.empty()) {
     hook("journal");
-    write_file_atomic(options_.state / (key_ + ".journal"), encode_journal(journal));
+    write_file_atomic(journal_file(), encode_journal(journal));
   }
   journal_ = std::move(journal);
 }
@@ -309,7 +320,7 @@ std::vector<SyncNote> Landing::run(Journal& journal) {
   hook("end");
   remove_stage();
   hook("end");
-  const fs::path file = options_.state / (key_ + ".journal");
+  const fs::path file = journal_file();
   if (::unlink(file.c_str()) != 0 && errno != ENOENT) {
     throw errno_error("cannot remove " + file.string(), errno);
   }

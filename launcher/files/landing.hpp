@@ -30,7 +30,8 @@ class Landing {
  public:
   // Finds where the target is.
   Landing(const Offer& offer, const fs::path& target, const ReceiveOptions& options);
-  // Removes what was staged, and the folders made for it, unless it was applied.
+  // Removes what was staged, and the folders made for it, unless it was applied or a journal still
+  // speaks of it.
   ~Landing();
   Landing(const Landing&) = delete;
   Landing& operator=(const Landing&) = delete;
@@ -74,6 +75,7 @@ class Landing {
   void remove_stage();
   void drop_unsafe(Journal& journal);
   std::vector<SyncNote> run(Journal& journal);
+  fs::path journal_file() const;
   void save(const Record& record);
   void hook(const char* step) const {
     if (options_.hook) options_.hook(step);

@@ -147,6 +147,21 @@ TEST_CASE("a file that changes between a crash and its repeat is left") {
   CHECK(outcome.mounts[0].left_count == 1);
 }
 
+TEST_CASE("a look between a crash and its repeat loses nothing") {
+  SyncWorld world;
+  world.write("a", "1");
+  world.sync();
+  world.write("a", "22");
+  world.write("b", "2");
+  REQUIRE(sync_and_kill(world, 1));
+  world.sending.dry_run = true;
+  world.sync();
+  world.sending.dry_run = false;
+  world.sync();
+  CHECK(picture(world.source()) == picture(world.target()));
+  CHECK(left_overs(world.home()).empty());
+}
+
 TEST_CASE("the machine goes down: what did not reach its disk comes again") {
   SyncWorld world;
   world.write("whole", "content");
