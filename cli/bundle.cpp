@@ -4,6 +4,7 @@
 #include "cli/context.hpp"
 #include "cli/staging.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/paths.hpp"
 #include "launcher/core/text.hpp"
 
 namespace dtrain::cli {
@@ -43,7 +44,7 @@ int run_bundle(Context& context, const std::string& program) {
   if (!found) {
     throw Error(ErrorCode::not_found, "there is no program " + printable(program, false));
   }
-  FileFactsCache cache(sums_file());
+  FileFactsCache cache(paths::file_sums());
   const BundlePlan plan = plan_bundle(*found, bundle_options(), cache);
   cache.save();
   const int code = plan.missing.empty() ? 0 : 1;

@@ -198,10 +198,6 @@ bool sends_files(const wire::ApiClient& client, const std::string& cluster) {
   return text_or(child(client.get("/v1/status"), "cluster"), "provider") != "local";
 }
 
-fs::path sums_file() {
-  return paths::state_home() / "sums";
-}
-
 BundleOptions bundle_options() {
   BundleOptions options;
   options.library_path = environment("LD_LIBRARY_PATH");

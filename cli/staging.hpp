@@ -29,8 +29,6 @@ bool sends_files(const wire::ApiClient& client, const std::string& cluster);
 // line for the shell that begins with something else, or a name that is not found.
 std::optional<fs::path> program_of(const JobSpec& spec, const std::string& path_variable);
 
-// Where the sums of files are remembered.
-fs::path sums_file();
 BundleOptions bundle_options();
 
 // Reads what is to be sent and fills in `spec.content`; a program that is named by its whole path

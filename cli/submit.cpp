@@ -125,7 +125,7 @@ nlohmann::json submit_job(const Context& context, const wire::ApiClient& client,
   // Over ssh every byte counts; between two processes of one machine none does.
   const auto state = load_cluster(cluster);
   const bool zstd = !state || state->provider != "local";
-  FileFactsCache cache(sums_file());
+  FileFactsCache cache(paths::file_sums());
   for (int attempt = 1;; ++attempt) {
     const StagedFiles files = stage_job(context, spec, cache);
     request["spec"] = to_json(spec);

@@ -143,7 +143,7 @@ int sync_up(Context& context, const SyncRequest& options) {
       sending.dry_run = options.dry_run;
       sending.watch = [&each](const SyncProgress& progress) { each.watch(progress); };
       const std::unique_lock lock(cache, std::try_to_lock);
-      if (lock) sending.hash_cache = sums_file();
+      if (lock) sending.hash_cache = paths::file_sums();
       request_receive(stream);
       return send_trees(stream, mounts, sending);
     });

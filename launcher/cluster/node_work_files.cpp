@@ -33,7 +33,7 @@ void NodeWork::files() {
 void NodeWork::send(const std::vector<SyncMount>& mounts) {
   SendOptions how;
   how.dry_run = options_.dry_run;
-  how.hash_cache = paths::cluster_state(spec_.cluster_name) / "hashes";
+  how.hash_cache = paths::file_sums();
   how.watch = [&](const SyncProgress& progress) {
     if (progress.phase != SyncPhase::sending)
       return tell(State::at_work, to_string(progress.phase));

@@ -47,6 +47,10 @@ fs::path current_cluster() {
   return state_home() / "current";
 }
 
+fs::path file_sums() {
+  return state_home() / "sums";
+}
+
 fs::path sync_records(const fs::path& home, const ClusterId& cluster) {
   return home / ".dtrain" / cluster.str() / "sync";
 }

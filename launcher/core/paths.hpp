@@ -11,6 +11,7 @@
 // The laptop's side, a cache that `up` can make again:
 //   $XDG_STATE_HOME/dtrain/                  (default ~/.local/state/dtrain), 0700
 //     current                                name of the cluster of the last `up`
+//     sums                                   sums of files that were read once
 //     clusters/NAME/
 //       lock                                 held by up and down
 //       cluster.json                         what is up: cluster id, provider, head, nodes
@@ -56,6 +57,7 @@ namespace dtrain::paths {
 fs::path state_home();  // from XDG_STATE_HOME, else HOME; Error(invalid) without both
 fs::path cluster_state(const std::string& cluster_name);
 fs::path current_cluster();
+fs::path file_sums();  // what is remembered of files that were hashed, of all clusters
 fs::path sync_records(const fs::path& home, const ClusterId& cluster);
 
 struct NodeRoot {
