@@ -1,7 +1,5 @@
 #include "cli/sync_transfer.hpp"
 
-#include <signal.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -196,7 +194,6 @@ void run_transfer(const wire::ApiClient& client, const std::vector<std::string>&
 
 void run_transfers(const Context& context, Transfers& transfers,
                    const std::function<void(Transfer&)>& body) {
-  ::signal(SIGPIPE, SIG_IGN);
   std::atomic<std::size_t> next{0};
   std::mutex mutex;
   std::condition_variable changed;

@@ -1,7 +1,7 @@
 #include "launcher/core/framed.hpp"
 
-#include <fcntl.h>
 #include <poll.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -30,8 +30,7 @@ void wait_for(int fd, short what, std::chrono::milliseconds silence) {
 
 }  // namespace
 
-void FramedStream::send(FrameKind kind, std::string_view bytes,
-                        std::chrono::milliseconds silence) {
+void FramedStream::send(FrameKind kind, std::string_view bytes, std::chrono::milliseconds silence) {
   if (bytes.size() > kLimit) throw Error(ErrorCode::internal, "a message is too long to be sent");
   const auto size = static_cast<std::uint32_t>(bytes.size());
   std::array<char, kHead> head{static_cast<char>(kind), static_cast<char>(size >> 24),
@@ -46,7 +45,13 @@ void FramedStream::send(FrameKind kind, std::string_view bytes,
     if (sent < bytes.size()) {
       parts[count++] = {const_cast<char*>(bytes.data()) + sent, bytes.size() - sent};
     }
-    const ssize_t wrote = ::writev(out_, parts.data(), count);
+    // A socket whose other end is gone says so, and ends nobody by SIGPIPE; a full one is waited
+    // for below, where there is a limit.
+    msghdr message{};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = static_cast<std::size_t>(count);
+    ssize_t wrote = ::sendmsg(out_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (wrote < 0 && errno == ENOTSOCK) wrote = ::writev(out_, parts.data(), count);
     if (wrote >= 0) {
       done += static_cast<std::size_t>(wrote);
     } else if (errno == EAGAIN) {
@@ -92,8 +97,7 @@ std::optional<FramedStream::Message> FramedStream::read(std::chrono::millisecond
     size = size << 8 | static_cast<unsigned char>(head[i]);
   }
   if (size > kLimit) {
-    throw Error(ErrorCode::invalid,
-                "the other side announces a message of " + human_bytes(size));
+    throw Error(ErrorCode::invalid, "the other side announces a message of " + human_bytes(size));
   }
   Message message{static_cast<FrameKind>(kind), std::string(size, '\0')};
   read_exactly(message.bytes.data(), size, false, silence);

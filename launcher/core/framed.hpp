@@ -16,7 +16,7 @@ enum class FrameKind : char {
 };
 
 // Does not own its descriptors; one thread may read while another writes. After an Error the stream
-// is of no more use. SIGPIPE must be ignored by the process.
+// is of no more use. Where it writes to a pipe, the process must ignore SIGPIPE.
 class FramedStream {
  public:
   // As one side of its own stdio (0, 1), or twice the same socket.
@@ -29,8 +29,7 @@ class FramedStream {
 
   // Blocks until all is handed to the kernel. Throws Error(unreachable) when nobody reads any more,
   // Error(timeout) when the other side takes nothing for `silence`.
-  void send(FrameKind kind, std::string_view bytes,
-            std::chrono::milliseconds silence = kSilence);
+  void send(FrameKind kind, std::string_view bytes, std::chrono::milliseconds silence = kSilence);
 
   // The next message; absent when the other side ended in good order, between messages. Throws
   // Error(timeout) when nothing comes for `silence`, Error(unreachable) when the stream breaks in

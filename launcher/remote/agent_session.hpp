@@ -38,9 +38,9 @@ struct SetupProgress {
   std::int64_t offset = 0;  // bytes of output that were handed on
 };
 
-// One program on one machine, over one channel. Used by one thread; SIGPIPE must be ignored. After
-// an Error other than what the agent answers (unreachable, timeout, invalid), usable() is false:
-// open another; nothing on the machine is lost by it, for what takes long runs there by itself.
+// One program on one machine, over one channel. Used by one thread. After an Error other
+// than what the agent answers (unreachable, timeout, invalid), usable() is false: open another;
+// nothing on the machine is lost by it, for what takes long runs there by itself.
 class AgentSession {
  public:
   // Throws Error(unreachable or timeout) when the machine does not answer as it should, with the

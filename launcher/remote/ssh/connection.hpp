@@ -24,7 +24,7 @@ struct SshExec {
 
 // One SSH connection to one host, which serves everything: programs, sockets, forwards. After
 // connect() a thread of its own owns it; all methods are safe from any thread, and block only for
-// the answer of the host (at most 30 s, then Error(timeout)). The process must ignore SIGPIPE.
+// the answer of the host (at most 30 s, then Error(timeout)).
 //
 // When the connection breaks (half-open ones are noticed within 15 s), every channel and forward
 // ends, Channel::wait and new calls throw Error(unreachable) with the host's name.

@@ -67,7 +67,7 @@ class ShellTransport final : public Transport {
 
 class Home {
  public:
-  Home() : home_("HOME", folder_.path().string()) { ::signal(SIGPIPE, SIG_IGN); }
+  Home() : home_("HOME", folder_.path().string()) {}
   ~Home() {
     for (const FoundProcess& process : cluster_processes(folder_.path())) {
       signal_process(process, 9);
