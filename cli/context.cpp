@@ -34,13 +34,26 @@ std::string Context::cluster_option() const {
   return current_cluster() == name ? "" : " -c " + name;
 }
 
+const fs::path& Context::head_socket(const std::string& cluster_name,
+                                     const std::stop_token& stop) const {
+  if (!door_ || door_to_ != cluster_name) {
+    Access with = access();
+    with.stop = stop;
+    door_ = std::make_shared<HeadDoor>(HeadDoor::open(cluster_name, with));
+    door_to_ = cluster_name;
+  }
+  return door_->socket();
+}
+
+wire::ApiClient Context::new_client(const std::stop_token& stop) const {
+  door_.reset();
+  const std::string name = cluster();
+  return {head_socket(name, stop), name};
+}
+
 wire::ApiClient Context::client() const {
   const std::string name = cluster();
-  if (!door_ || door_to_ != name) {
-    door_ = std::make_shared<HeadDoor>(HeadDoor::open(name, access()));
-    door_to_ = name;
-  }
-  wire::ApiClient client(door_->socket(), name);
+  wire::ApiClient client(head_socket(name, {}), name);
   // A head that was killed is back in a moment, if its watch lives: not worth an error.
   const auto until = std::chrono::steady_clock::now() + kRestartLimit;
   while (!client.answers() && living_watch(paths::cluster_state(name)) &&
@@ -55,8 +68,8 @@ Access Context::access(bool ask) const {
   Access access;
   access.ssh = ssh_;
   // A copy: what warns may outlive this object's place.
-  access.warn = [quiet = globals.quiet || globals.json, color = terminal.color_err](
-                    const std::string& text) {
+  access.warn = [quiet = globals.quiet || globals.json,
+                 color = terminal.color_err](const std::string& text) {
     if (quiet) return;
     write_all(STDERR_FILENO,
               paint("dtrain:", Color::dim, color) + " " + printable(text, true) + "\n");
@@ -95,14 +108,18 @@ bool names_cluster_yaml(const std::string& word) {
          looks_like_cluster_yaml(word);
 }
 
-ClusterSpec choose_by_yaml(Context& context, const std::string& path) {
+ClusterSpec choose_by_yaml(Context& context, const std::string& path, bool may_be_down) {
   ClusterSpec spec = read_cluster_yaml(path, process_environment()).spec;
   // Ray's --cluster-name: the YAML's cluster by another name.
   if (!context.globals.cluster.empty()) spec.cluster_name = context.globals.cluster;
   context.globals.cluster = spec.cluster_name;
   const char* socket = std::getenv("DTRAIN_HEAD_SOCKET");
   const bool known = load_cluster(spec.cluster_name) || (socket != nullptr && *socket != '\0');
-  if (!known && !spec.provider.hosts.empty()) adopt(spec, find_agent(), context.access());
+  if (!known && !spec.provider.hosts.empty() && !adopt(spec, find_agent(), context.access()) &&
+      !may_be_down) {
+    throw Error(ErrorCode::unreachable, "cluster " + spec.cluster_name + " is not up")
+        .with_hint("dtrain up " + path);
+  }
   return spec;
 }
 

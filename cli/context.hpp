@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -43,8 +44,8 @@ class Context {
   // To the head of the chosen cluster; throws Error(unreachable) when it is not up. With a cluster
   // of hosts the first call logs in, and the login is kept.
   wire::ApiClient client() const;
-  // The next client() finds the way to the head anew.
-  void reopen() const { door_.reset(); }
+  // The same by a way found anew, where the old one may have broken; waits for no head that starts.
+  wire::ApiClient new_client(const std::stop_token& stop = {}) const;
   // Who may be asked for passphrases and about host keys: the terminal, or nobody.
   Access access(bool ask = true) const;
 
@@ -60,6 +61,9 @@ class Context {
   std::optional<bool> ask(const std::string& question) const;
 
  private:
+  // `stop` ends the login.
+  const fs::path& head_socket(const std::string& cluster_name, const std::stop_token& stop) const;
+
   mutable std::shared_ptr<HeadDoor> door_;
   mutable std::string door_to_;  // the cluster that door_ leads to
   mutable std::shared_ptr<SshShared> ssh_;
@@ -120,6 +124,7 @@ int run(int argc, char** argv);
 bool names_cluster_yaml(const std::string& word);
 // Its cluster becomes the chosen one. Where this machine does not know it, the host that the YAML
 // calls the head is asked, so that a cluster can be used from any laptop. Gives what the YAML says.
-ClusterSpec choose_by_yaml(Context& context, const std::string& path);
+// Throws Error(unreachable) when there is none, unless it `may_be_down`.
+ClusterSpec choose_by_yaml(Context& context, const std::string& path, bool may_be_down = false);
 
 }  // namespace dtrain::cli

@@ -52,7 +52,7 @@ DownReport down_with_lines(const Context& context, const std::string& name, Down
 }
 
 int run_down(Context& context, const Options& options) {
-  if (!options.file.empty()) choose_by_yaml(context, options.file);
+  if (!options.file.empty()) choose_by_yaml(context, options.file, true);
   std::string name;
   try {
     name = context.cluster();

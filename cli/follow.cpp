@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <set>
+#include <stop_token>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -65,7 +66,7 @@ class Follower {
   bool interrupted(int signal);
 
   const Context& context_;
-  const wire::ApiClient& client_;
+  wire::ApiClient client_;
   const FollowOptions& options_;
   Screen screen_;
   LogPrinter printer_;
@@ -304,6 +305,16 @@ bool Follower::reconnect(std::optional<wire::ApiStream>& stream) {
       screen_.flush();
     }
     if (interrupted(signals_.wait(static_cast<int>(pause.count())))) return false;
+    // Nobody there at all: the way to the head may be what broke.
+    if (said && !client_.answers()) {
+      std::stop_source stop;
+      const OnSignal interrupt(signals_, [&] { stop.request_stop(); });
+      try {
+        client_ = context_.new_client(stop.get_token());
+      } catch (const Error&) {  // not yet
+      }
+      if (interrupted(signals_.take())) return false;
+    }
     pause = std::min(milliseconds(1000), pause * 2);
   }
 }
@@ -331,8 +342,7 @@ FollowResult follow(const Context& context, const wire::ApiClient& client,
   return follower.run();
 }
 
-int finish_following(const Context& context, const wire::ApiClient& client, const std::string& job,
-                     const FollowResult& result) {
+int finish_following(const Context& context, const std::string& job, const FollowResult& result) {
   if (result.interrupted != 0) {
     const std::string option = context.cluster_option();
     if (context.globals.json) {
@@ -346,7 +356,7 @@ int finish_following(const Context& context, const wire::ApiClient& client, cons
   if (result.state == "failed" && !context.globals.json) {
     std::string why;
     try {
-      why = failure_line(client, job);
+      why = failure_line(context.client(), job);
     } catch (const Error&) {  // the state is known, the reason is an extra
     }
     if (!why.empty()) context.warn("root cause: " + why);

@@ -34,8 +34,7 @@ FollowResult follow(const Context& context, const wire::ApiClient& client,
 
 // What is said after following: how to come back when detached, the root cause when it failed.
 // Gives the exit code.
-int finish_following(const Context& context, const wire::ApiClient& client, const std::string& job,
-                     const FollowResult& result);
+int finish_following(const Context& context, const std::string& job, const FollowResult& result);
 
 // The exit code of `submit` and `logs -f` for a job's last state.
 int exit_code_for_state(const std::string& state) noexcept;

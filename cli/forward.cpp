@@ -168,13 +168,9 @@ class Forwarder {
     for (int attempt = 1;; ++attempt) {
       try {
         const std::lock_guard lock(opening_);
-        return context_.client().open(target);
+        return (attempt == 1 ? context_.client() : context_.new_client()).open(target);
       } catch (const Error& error) {
         if (error.code() != ErrorCode::unreachable || attempt == kTries) throw;
-      }
-      {
-        const std::lock_guard lock(opening_);
-        context_.reopen();
       }
       std::this_thread::sleep_for(pause);
       pause *= 2;

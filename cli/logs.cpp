@@ -45,7 +45,7 @@ int run_logs(Context& context, const Options& options) {
   how.prefix = !options.no_prefix && !options.rank && number_or(job, "world_size", 1) > 1;
   const FollowResult result = follow(context, client, how);
   if (options.follow || result.interrupted != 0) {
-    return finish_following(context, client, how.job, result);
+    return finish_following(context, how.job, result);
   }
   return 0;
 }

@@ -1,10 +1,13 @@
 #include "cli/signals.hpp"
 
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <utility>
 
 #include "launcher/core/error.hpp"
 
@@ -41,6 +44,21 @@ int Signals::wait(int milliseconds) {
   pollfd polled{fd_.get(), POLLIN, 0};
   ::poll(&polled, 1, milliseconds);
   return take();
+}
+
+OnSignal::OnSignal(const Signals& signals, std::function<void()> then)
+    : over_(::eventfd(0, EFD_CLOEXEC)) {
+  thread_ = std::thread([fds = std::array{signals.fd(), over_.get()}, then = std::move(then)] {
+    std::array<pollfd, 2> polled{{{fds[0], POLLIN, 0}, {fds[1], POLLIN, 0}}};
+    while (::poll(polled.data(), polled.size(), -1) < 0 && errno == EINTR) {
+    }
+    if (polled[0].revents != 0) then();
+  });
+}
+
+OnSignal::~OnSignal() {
+  ::eventfd_write(over_.get(), 1);
+  thread_.join();
 }
 
 }  // namespace dtrain::cli

@@ -2,7 +2,9 @@
 
 #include <signal.h>
 
+#include <functional>
 #include <initializer_list>
+#include <thread>
 
 #include "launcher/core/unique_fd.hpp"
 
@@ -26,6 +28,20 @@ class Signals {
  private:
   sigset_t before_{};
   UniqueFd fd_;
+};
+
+// While it lives, a signal that comes calls `then`, once, in a thread of its own. The signal stays
+// there to be taken.
+class OnSignal {
+ public:
+  OnSignal(const Signals& signals, std::function<void()> then);
+  ~OnSignal();
+  OnSignal(const OnSignal&) = delete;
+  OnSignal& operator=(const OnSignal&) = delete;
+
+ private:
+  UniqueFd over_;  // an eventfd
+  std::thread thread_;
 };
 
 }  // namespace dtrain::cli

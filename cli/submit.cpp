@@ -224,7 +224,7 @@ int run_submit(Context& context, Options options) {
                    spec.nproc_per_node.number == 1;
   follow_options.prefix = !one && !options.no_prefix;
   const FollowResult result = follow(context, client, follow_options);
-  const int code = finish_following(context, client, job, result);
+  const int code = finish_following(context, job, result);
   if (!options.stop || result.interrupted != 0) return code;
   const int down = take_down(context);
   return code != 0 ? code : down;

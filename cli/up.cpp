@@ -1,11 +1,6 @@
-#include <poll.h>
 #include <signal.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <array>
-#include <cerrno>
-#include <thread>
 #include <utility>
 
 #include <CLI/CLI.hpp>
@@ -253,16 +248,10 @@ UpReport bring_up(const Context& context, const ClusterSpec& spec, UpOptions opt
       lines.say(node.str() + ": " + printable(line, false) + "\n");
     };
   }
-  const UniqueFd done(::eventfd(0, EFD_CLOEXEC));
-  std::jthread listener([&] {
-    std::array<pollfd, 2> polled{{{signals.fd(), POLLIN, 0}, {done.get(), POLLIN, 0}}};
-    while (::poll(polled.data(), polled.size(), -1) < 0 && errno == EINTR) {
-    }
-    if (polled[0].revents == 0) return;
+  const OnSignal interrupt(signals, [&] {
     lines.say("dtrain: stopping; dtrain up goes on from here\n");
     stop.request_stop();
   });
-  const std::shared_ptr<void> over(nullptr, [&](void*) { ::eventfd_write(done.get(), 1); });
   return up(spec, options);
 }
 

@@ -1,5 +1,7 @@
 """Hosts that fail: what is said, what is kept, how it goes on."""
 
+import threading
+
 from ssh_harness import *
 
 
@@ -105,6 +107,31 @@ class Faults(HostsCase):
         self.assertEqual(len(self.job(job)["attempts"]), 1)
         for rank in range(3):
             self.assertIn(f"rank {rank} ended", self.ok("logs", job))
+
+    def test_who_follows_comes_back_after_a_long_silence(self):
+        self.up()
+        job = self.submit('i=0; while [ ! -e ~/stop ]; do i=$((i+1)); echo "line $i"; sleep 0.01; done; '
+                          'echo "end $i"')
+        self.wait_state(job, "running")
+        follower = self.start("logs", "-f", job, stderr=subprocess.PIPE)
+        follower.stdout.readline()
+        said = []
+        reader = threading.Thread(target=lambda: said.append(follower.stdout.read()))
+        reader.start()
+        self.lab[0].cut()
+        try:
+            # Until the connection has been given up, and not only the line is dead.
+            while "the head is away" not in (line := follower.stderr.readline()):
+                self.assertTrue(line, "it ended")
+        finally:
+            self.lab[0].join()
+        self.assertIn("the head is back", follower.stderr.readline())
+        for host in self.lab:
+            host.path("~/stop").touch()
+        self.assertEqual(follower.wait(DEADLINE), 0)
+        reader.join()
+        last = int(re.search(r"end (\d+)", said[0]).group(1))
+        self.assertEqual([int(n) for n in re.findall(r"line (\d+)", said[0])], list(range(2, last + 1)))
 
     def test_a_pair_that_cannot_talk_is_named(self):
         self.up()
