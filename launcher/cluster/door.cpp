@@ -5,6 +5,7 @@
 #include "launcher/core/clock.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/paths.hpp"
+#include "launcher/core/text.hpp"
 #include "launcher/remote/agent_session.hpp"
 #include "launcher/remote/ssh/transport.hpp"
 
@@ -64,18 +65,32 @@ std::string base_of(const ClusterState& state) {
   return provider.value("root", "");
 }
 
-ClusterState adopt(const ClusterSpec& spec, const fs::path& agent, const Access& access) {
+namespace {
+
+// Any folder in which clusters are kept.
+bool has_anything(Transport& transport, const std::string& base) {
+  std::string folder = base;
+  if (folder == "~" || folder.starts_with("~/"))
+    folder = "$HOME" + shell_quote(folder.substr(1));
+  else if (!folder.empty())
+    folder = shell_quote(folder);
+  std::string script = "[ -d \"$HOME/.dtrain\" ] || [ -d \"/var/tmp/dtrain-$(id -u)\" ]";
+  if (!folder.empty()) script += " || [ -d " + folder + " ]";
+  return transport.run({"/bin/sh", "-c", script}, {}, std::chrono::seconds(30)).exit.code == 0;
+}
+
+}  // namespace
+
+std::optional<ClusterState> adopt(const ClusterSpec& spec, const fs::path& agent,
+                                  const Access& access) {
   const std::unique_ptr<Provider> provider =
       make_provider(spec, paths::cluster_state(spec.cluster_name), access);
   const std::vector<Machine> machines = provider->list();
   const std::unique_ptr<Transport> transport = provider->reach(machines.front());
+  if (!has_anything(*transport, spec.provider.root)) return std::nullopt;
   AgentSession session = AgentSession::open(*transport, AgentBinary::load(agent));
   const wire::FoundClusters found = session.find_clusters({spec.cluster_name, spec.provider.root});
-  if (found.clusters.empty()) {
-    throw Error(ErrorCode::unreachable,
-                "there is no cluster " + spec.cluster_name + " on " + machines.front().node.str())
-        .with_hint(spec.source.empty() ? "" : "dtrain up " + spec.source);
-  }
+  if (found.clusters.empty()) return std::nullopt;
   const wire::HeadFound& head = found.clusters.front();
   ClusterState state;
   state.name = spec.cluster_name;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "launcher/cluster/state.hpp"
 #include "launcher/core/files.hpp"
@@ -33,7 +34,9 @@ std::unique_ptr<Provider> provider_of(const ClusterState& state, const Access& a
 std::string base_of(const ClusterState& state);
 
 // Learns of a cluster that was brought up from another machine: asks the host that the YAML calls
-// the head. Writes cluster.json. Throws Error(unreachable) when there is no such cluster.
-ClusterState adopt(const ClusterSpec& spec, const fs::path& agent, const Access& access);
+// the head. Writes cluster.json. Absent when there is no such cluster; a host that has nothing of
+// ours is left so. Throws Error when it cannot be reached.
+std::optional<ClusterState> adopt(const ClusterSpec& spec, const fs::path& agent,
+                                  const Access& access);
 
 }  // namespace dtrain

@@ -24,6 +24,7 @@ std::string files_in_words(std::int64_t files, std::int64_t bytes) {
 // Stops the jobs and the nodes in order, through the head. Empty when that went well.
 std::string end_in_order(const ClusterState& state, Provider& provider,
                          const DownOptions& options) {
+  std::string trouble;
   try {
     const HeadDoor door = HeadDoor::open(state, provider);
     const wire::ApiClient client(door.socket(), state.name);
@@ -34,9 +35,13 @@ std::string end_in_order(const ClusterState& state, Provider& provider,
     for (std::size_t i = 1; i < state.nodes.size(); ++i) {
       const std::string route = "/v1/nodes/" + wire::percent_encode(state.nodes[i].node.str());
       // The jobs on it end: whoever asked for this has been told.
-      client.post(route + "/remove", {{"force", true}}, options.stop_limit);
+      try {
+        client.post(route + "/remove", {{"force", true}}, options.stop_limit);
+      } catch (const Error& error) {  // the others are asked all the same
+        trouble = error.what();
+      }
     }
-    return {};
+    return trouble;
   } catch (const Error& error) {
     return error.what();
   }
@@ -54,17 +59,19 @@ void add_rows(const NodeDown& node, DownReport& report) {
     report.rows.push_back(row);
     return;
   }
-  report.rows.push_back(
-      {row.node, "processes", std::to_string(node.processes), "0", node.note, true});
+  report.rows.push_back({row.node, "processes", std::to_string(node.processes),
+                         std::to_string(node.processes_now), node.note, node.processes_now == 0});
   row.what = "files";
   row.had = files_in_words(node.files, node.bytes);
-  row.now = node.kept.empty() ? "0" : "kept";
+  row.now = node.kept.empty() ? std::to_string(node.files_now) : "kept";
   row.note = node.kept;
+  row.gone = node.files_now == 0 || !node.kept.empty();
   report.rows.push_back(row);
   if (!node.changed.empty()) {
     row.what = "synced files";
     row.had = std::to_string(node.changed.size()) + " changed since";
     row.now = "kept";
+    row.gone = true;
     row.note = node.changed.front() + (node.changed.size() > 1 ? ", …" : "");
     report.rows.push_back(row);
   }
@@ -133,6 +140,10 @@ DownReport down_hosts(const ClusterState& state, const DownOptions& options) {
     add_rows(nodes[i], report);
     if (!nodes[i].complete()) left.nodes.push_back(state.nodes[i]);
     if (i == 0 && !nodes[i].kept.empty()) report.kept = nodes[i].kept;
+  }
+  // The first is the head's, also when only others are left: to take it down again harms nothing.
+  if (!left.nodes.empty() && left.nodes.front().node != state.nodes.front().node) {
+    left.nodes.insert(left.nodes.begin(), state.nodes.front());
   }
   for (const DownRow& row : report.rows) report.complete = report.complete && row.gone;
   if (left.nodes.empty()) {

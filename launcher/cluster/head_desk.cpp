@@ -5,16 +5,20 @@
 namespace dtrain {
 
 template <typename Ready>
-void HeadDesk::wait(const std::stop_token& stop, Ready ready) {
-  std::unique_lock lock(mutex_);
+void HeadDesk::wait(std::unique_lock<std::mutex>& lock, const std::stop_token& stop, Ready ready) {
   changed_.wait(lock, stop, [&] { return error_.has_value() || ready(); });
   if (ready()) return;
-  if (error_) throw Error(ErrorCode::failed, "the head is not there: " + error_->message());
+  if (error_) {
+    const auto code =
+        error_->code() == ErrorCode::not_found ? ErrorCode::not_found : ErrorCode::failed;
+    throw Error(code, "the head is not there: " + error_->message());
+  }
   throw Error(ErrorCode::failed, "stopped");
 }
 
 void HeadDesk::open(Head head, std::function<std::string(const NodeId&, const std::string&)> sign) {
   const std::lock_guard lock(mutex_);
+  if (head_) return;  // the head's thread goes through its steps again: others hold on to this
   head_ = std::move(head);
   sign_ = std::move(sign);
   changed_.notify_all();
@@ -32,8 +36,9 @@ void HeadDesk::fail(const Error& error) {
   changed_.notify_all();
 }
 
-const HeadDesk::Head& HeadDesk::head(const std::stop_token& stop) {
-  wait(stop, [&] { return head_.has_value(); });
+HeadDesk::Head HeadDesk::head(const std::stop_token& stop) {
+  std::unique_lock lock(mutex_);
+  wait(lock, stop, [&] { return head_.has_value(); });
   return *head_;
 }
 
@@ -48,7 +53,8 @@ std::string HeadDesk::sign(const NodeId& node, const std::string& request) {
 }
 
 fs::path HeadDesk::files(const std::stop_token& stop) {
-  wait(stop, [&] { return files_.has_value(); });
+  std::unique_lock lock(mutex_);
+  wait(lock, stop, [&] { return files_.has_value(); });
   return *files_;
 }
 

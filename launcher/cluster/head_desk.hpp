@@ -27,20 +27,21 @@ class HeadDesk {
     std::int64_t uid = 0;
   };
 
-  // The head's thread: it is there, or it failed.
+  // The head's thread: it is there (the first call counts), or it failed.
   void open(Head head, std::function<std::string(const NodeId&, const std::string&)> sign);
   void open_files(fs::path folder);  // what the head gives to the others lies in this folder here
   void fail(const Error& error);
 
-  // The others wait here. Error(failed) when the head failed, or `stop` was asked for.
-  const Head& head(const std::stop_token& stop);
+  // The others wait here. Error(failed) when the head failed, or `stop` was asked for;
+  // Error(not_found) when there is none and a dry run makes none.
+  Head head(const std::stop_token& stop);
   std::string sign(const NodeId& node, const std::string& request);
   fs::path files(const std::stop_token& stop);
   std::optional<Head> head_if_open();
 
  private:
   template <typename Ready>
-  void wait(const std::stop_token& stop, Ready ready);
+  void wait(std::unique_lock<std::mutex>& lock, const std::stop_token& stop, Ready ready);
 
   std::mutex mutex_;
   std::condition_variable_any changed_;

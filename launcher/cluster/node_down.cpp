@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "launcher/cluster/door.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/client.hpp"
@@ -19,6 +20,8 @@ std::string in_words(const wire::AgentProcess& process) {
 
 void survey_again(AgentSession& session, const NodeDownTask& task, NodeDown& result) {
   const wire::SurveyReport after = session.survey({task.head});
+  result.processes_now = after.processes.size();
+  result.files_now = after.files;
   for (const wire::AgentProcess& process : after.processes) {
     result.left.push_back("process " + in_words(process));
   }
@@ -121,6 +124,7 @@ NodeGone take_node_away(Provider& provider, const ClusterState& state, const Mac
   NodeDownTask task;
   task.machine = machine;
   task.cluster = state.id;
+  task.base = base_of(state);
   const NodeDown gone =
       take_node_down(provider, AgentBinary::load(options.agent), task, options.progress);
   if (gone.error) return {"left the cluster; not cleaned: " + gone.error->message(), false};

@@ -17,8 +17,10 @@ struct NodeDown {
   std::size_t processes = 0;  // that were there
   std::int64_t files = 0;
   std::int64_t bytes = 0;
-  std::vector<std::string> left;  // what is still there, each with why; empty: nothing
-  std::string kept;               // with keep_files: where the files are
+  std::size_t processes_now = 0;  // that are still there
+  std::int64_t files_now = 0;
+  std::vector<std::string> left;     // what is still there, each with why; empty: nothing
+  std::string kept;                  // with keep_files: where the files are
   std::vector<std::string> changed;  // brought by file sync and changed since: they stay
   std::string note;
   std::optional<Error> error;  // it could not be looked at

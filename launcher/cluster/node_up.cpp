@@ -114,6 +114,8 @@ NodeUp bring_up_node(const ClusterSpec& spec, const UpOptions& options, Provider
     options.progress({task.machine.node, NodeProgress::State::failed, work.step(),
                       report.error->message(), milliseconds(0)});
     if (task.head) desk.fail(*report.error);
+  } else if (task.head && !desk.head_if_open()) {
+    desk.fail(Error(ErrorCode::not_found, "there is no cluster yet"));
   }
   return report;
 }

@@ -9,6 +9,11 @@
 
 // The user's files, and the user's setup commands.
 namespace dtrain {
+namespace {
+
+constexpr std::size_t kLongestLine = 4096;  // of a setup command's output, as it is shown
+
+}  // namespace
 
 std::vector<SyncMount> NodeWork::mounts() const {
   std::vector<SyncMount> mounts;
@@ -135,6 +140,7 @@ void NodeWork::run_list(const wire::SetupList& list) {
         show_output(output);
         return !stopped();
       });
+  show_output("\n");  // a last line without its end
   if (stopped() && status.state == wire::SetupState::running) {
     session_->cancel_setup(list.list);
     throw Error(ErrorCode::failed, "stopped in " + list.list);
@@ -150,12 +156,16 @@ void NodeWork::run_list(const wire::SetupList& list) {
 }
 
 void NodeWork::show_output(std::string_view output) {
-  partial_ += output;
-  std::size_t end = 0;
   std::string last;
-  while ((end = partial_.find('\n')) != std::string::npos) {
-    last = partial_.substr(0, end);
-    partial_.erase(0, end + 1);
+  for (std::size_t end = 0; !output.empty(); output.remove_prefix(end)) {
+    // A progress bar goes on with \r.
+    end = output.find_first_of("\r\n");
+    const bool whole = end != std::string_view::npos;
+    partial_ += output.substr(0, whole ? end : output.size());
+    end = whole ? end + 1 : output.size();
+    if (!whole && partial_.size() < kLongestLine) continue;
+    if (partial_.empty()) continue;
+    last = std::exchange(partial_, {});
     if (options_.setup_line) options_.setup_line(task_.machine.node, last);
   }
   if (!last.empty()) tell(State::at_work, last);

@@ -94,7 +94,11 @@ void NodeWork::check() {
 void NodeWork::find_cluster() {
   if (!task_.head) {
     begin("wait", "for the head");
-    cluster_ = desk_.head(options_.access.stop).cluster;
+    try {
+      cluster_ = desk_.head(options_.access.stop).cluster;
+    } catch (const Error& error) {
+      if (!options_.dry_run || error.code() != ErrorCode::not_found) throw;
+    }
     return;
   }
   const wire::FoundClusters found =
@@ -191,7 +195,7 @@ std::string NodeWork::node_config() const {
   if (task_.head) {
     config["head"] = {{"file", node_.head->root + "/head.json"}};
   } else {
-    const HeadDesk::Head& head = desk_.head({});
+    const HeadDesk::Head head = desk_.head({});
     config["head"] = {{"addresses", head.addresses}, {"port", head.found.port}};
   }
   return config.dump(2) + "\n";
@@ -207,7 +211,7 @@ std::string NodeWork::own_address() const {
 
 std::string NodeWork::head_ip() const {
   if (task_.head) return own_address();
-  const HeadDesk::Head& head = desk_.head({});
+  const HeadDesk::Head head = desk_.head({});
   return head.addresses.empty() ? "" : head.addresses.front();
 }
 

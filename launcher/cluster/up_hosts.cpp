@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <atomic>
 #include <set>
 #include <thread>
 #include <utility>
@@ -61,7 +60,6 @@ class HostsUp {
     const auto binary = AgentBinary::load(options_.agent);
     const std::vector<Machine> machines = provider_->list();
     report_.each.resize(machines.size());
-    std::atomic<std::size_t> left{machines.size()};
     std::vector<std::thread> threads;
     for (std::size_t i = 0; i < machines.size(); ++i) {
       threads.emplace_back([&, i] {
@@ -70,7 +68,6 @@ class HostsUp {
         task.head = i == 0;
         if (before_) task.known = before_->id;
         report_.each[i] = bring_up_node(spec_, options_, *provider_, binary, desk_, task);
-        if (--left == 0) left.notify_all();
       });
     }
     // Ctrl-C: each machine's thread sees it between two steps; what waits for a machine that says
@@ -78,11 +75,12 @@ class HostsUp {
     std::jthread cutter([&](const std::stop_token& over) {
       std::mutex mutex;
       std::condition_variable_any changed;
-      std::unique_lock lock(mutex);
+      // Before the lock: a stop that was asked for already calls it at once.
       const std::stop_callback wake(options_.access.stop, [&] {
         const std::lock_guard inside(mutex);
         changed.notify_all();
       });
+      std::unique_lock lock(mutex);
       const auto asked = [&] { return options_.access.stop.stop_requested(); };
       changed.wait(lock, over, asked);
       if (over.stop_requested()) return;

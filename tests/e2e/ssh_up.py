@@ -103,6 +103,20 @@ class Up(HostsCase):
         said = self.ok("up", self.yaml, "--dry-run")
         self.assertEqual(self.lines(0, "~/data/a.txt"), ["one"])
 
+    def test_dry_run_where_workers_have_an_agent_and_the_head_has_none(self):
+        self.up()
+        self.lab[0].wipe()
+        said = self.ok("up", self.yaml, "--dry-run")
+        for host in self.lab:
+            self.assertIn(host.name, said)
+        self.assertFalse(self.lab[0].path("~/.dtrain/agents").exists())
+
+    def test_down_of_what_is_not_up_is_no_failure(self):
+        self.with_everything()
+        self.ok("down", "-y", self.yaml)
+        for host in self.lab:
+            self.assertFalse(host.path("~/.dtrain").exists())
+
     def test_hosts_come_and_go_under_a_running_job(self):
         self.with_everything([0, 1])
         self.up()

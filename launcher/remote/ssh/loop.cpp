@@ -299,7 +299,9 @@ void Loop::keep_alive() {
 
 void Loop::drop_listeners() {
   for (const Listener& listener : listeners_) {
-    if (!listener.path.empty()) ::unlink(listener.path.c_str());
+    if (listener.path.empty()) continue;
+    ::unlink(listener.path.c_str());
+    ::rmdir(fs::path(listener.path).parent_path().c_str());  // made for it; else it is not empty
   }
   listeners_.clear();
 }
