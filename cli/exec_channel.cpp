@@ -12,6 +12,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cli/input_window.hpp"
 #include "cli/jobs.hpp"
 #include "cli/remote_command.hpp"
 #include "launcher/core/text.hpp"
@@ -22,9 +23,7 @@ namespace {
 
 using What = wire::ApiStream::What;
 
-constexpr std::size_t kQueueLimit = std::size_t{1} << 20;
 constexpr std::size_t kErrorsKept = std::size_t{16} << 10;
-constexpr std::chrono::milliseconds kQueuePause{5};
 
 }  // namespace
 
@@ -47,37 +46,21 @@ struct ExecChannel::Impl {
   void run() {
     bool out_follows = false;
     bool err_follows = false;
-    bool reading = true;
-    bool paused = false;
     stream.watch(stop.get());
-    stream.watch(theirs.get());
+    // What the program does not take waits in the caller's socket.
+    InputWindow input(stream, theirs.get());
     while (true) {
-      // What the program does not take waits in the caller's socket.
-      const bool full = stream.queued() > kQueueLimit;
-      if (reading && full != paused) {
-        if (full) {
-          stream.unwatch(theirs.get());
-        } else {
-          stream.watch(theirs.get());
-        }
-        paused = full;
-      }
-      std::optional<Monotonic> deadline;
-      if (paused) deadline = std::chrono::steady_clock::now() + kQueuePause;
-      const wire::ApiStream::Event event = stream.wait(deadline);
+      const wire::ApiStream::Event event = stream.wait();
       switch (event.what) {
         case What::input:
           if (event.fd == stop.get()) return;
-          if (!input()) {
-            stream.unwatch(theirs.get());
-            reading = false;
-            stream.send_text(R"({"type":"eof"})");
-          }
+          input.read();
           break;
         case What::text: {
           const nlohmann::json frame = wire::parse_json(stream.data(), "a frame of the head");
           const std::string type = text_or(frame, "type");
           if (type == "end") return;
+          if (type == "credit") input.credit(frame);
           out_follows = type == "output" && text_or(frame, "stream") != "err";
           err_follows = type == "output" && !out_follows;
           if (frame.contains("error") && frame["error"].is_object()) {
@@ -105,16 +88,6 @@ struct ExecChannel::Impl {
           break;
       }
     }
-  }
-
-  // False at the end of what the caller sends.
-  bool input() {
-    std::array<char, 65536> buffer;
-    const ssize_t got = ::recv(theirs.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
-    if (got < 0 && (errno == EINTR || errno == EAGAIN)) return true;
-    if (got <= 0) return false;
-    stream.send_binary(std::string(buffer.data(), static_cast<std::size_t>(got)));
-    return true;
   }
 
   void output(std::string_view bytes) {

@@ -16,6 +16,7 @@
 
 #include "cli/context.hpp"
 #include "cli/forward.hpp"
+#include "cli/input_window.hpp"
 #include "cli/jobs.hpp"
 #include "cli/signals.hpp"
 #include "launcher/core/error.hpp"
@@ -27,8 +28,6 @@ namespace {
 
 using What = wire::ApiStream::What;
 
-constexpr std::size_t kQueueLimit = std::size_t{1} << 20;
-constexpr std::chrono::milliseconds kQueuePause{5};
 constexpr int kTries = 6;  // of one connection, while the way to the head comes back
 constexpr std::chrono::milliseconds kFirstPause{200};
 
@@ -76,36 +75,21 @@ void send_all(int fd, std::string_view bytes) {
 
 // Both ways until either side has ended.
 void carry(wire::ApiStream& stream, int fd) {
-  bool reading = true;
-  bool paused = false;
-  stream.watch(fd);
+  InputWindow input(stream, fd);
   while (true) {
-    const bool full = stream.queued() > kQueueLimit;
-    if (reading && full != paused) {
-      full ? stream.unwatch(fd) : stream.watch(fd);
-      paused = full;
-    }
-    std::optional<Monotonic> deadline;
-    if (paused) deadline = std::chrono::steady_clock::now() + kQueuePause;
-    const wire::ApiStream::Event event = stream.wait(deadline);
+    const wire::ApiStream::Event event = stream.wait();
     if (event.what == What::closed) return;
     if (event.what == What::binary) send_all(fd, stream.data());
+    if (event.what == What::input) input.read();
     if (event.what == What::text) {
       const nlohmann::json frame = wire::parse_json(stream.data(), "a frame of the head");
+      if (text_or(frame, "type") == "credit") {
+        input.credit(frame);
+        continue;
+      }
       if (frame.contains("error")) throw wire::error_from_json(frame);
       return;  // the program there has ended the connection
     }
-    if (event.what != What::input) continue;
-    std::array<char, 65536> buffer;
-    const ssize_t got = ::recv(fd, buffer.data(), buffer.size(), MSG_DONTWAIT);
-    if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-    if (got > 0) {
-      stream.send_binary(std::string(buffer.data(), static_cast<std::size_t>(got)));
-      continue;
-    }
-    stream.unwatch(fd);
-    reading = false;
-    stream.send_text(R"({"type":"eof"})");
   }
 }
 

@@ -5,13 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <cstdlib>
 #include <map>
 
 #include <nlohmann/json.hpp>
 
+#include "cli/input_window.hpp"
 #include "cli/jobs.hpp"
 #include "cli/lines.hpp"
 #include "cli/screen.hpp"
@@ -24,8 +23,6 @@ namespace dtrain::cli {
 namespace {
 
 using What = wire::ApiStream::What;
-
-constexpr std::size_t kQueueLimit = std::size_t{256} << 10;
 
 // The terminal passes every key on while this lives.
 class RawTerminal {
@@ -77,7 +74,6 @@ class Session {
   };
 
   nlohmann::json opening() const;
-  void input(wire::ApiStream& stream);
   void signal(wire::ApiStream& stream, int number);
   void output(const nlohmann::json& header, std::string_view bytes);
   void ended(const nlohmann::json& frame);
@@ -89,8 +85,7 @@ class Session {
   Signals signals_;
   std::map<std::pair<std::string, bool>, Source> sources_;
   std::optional<nlohmann::json> header_;
-  bool reading_ = false;  // stdin is watched
-  bool one_ = true;       // one node: our stdin is its stdin, and no prefix
+  bool one_ = true;  // one node: our stdin is its stdin, and no prefix
   int interrupts_ = 0;
   int left_by_ = 0;  // the signal that made us leave
   int code_ = 0;
@@ -109,19 +104,6 @@ nlohmann::json Session::opening() const {
           {"cols", size.columns},
           {"term", term != nullptr && *term != '\0' ? term : "dumb"},
           {"workdir", command_.workdir}};
-}
-
-void Session::input(wire::ApiStream& stream) {
-  std::array<char, 32768> buffer;
-  const ssize_t got = ::read(STDIN_FILENO, buffer.data(), buffer.size());
-  if (got > 0) {
-    stream.send_binary(std::string(buffer.data(), static_cast<std::size_t>(got)));
-    return;
-  }
-  if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
-  stream.unwatch(STDIN_FILENO);
-  reading_ = false;
-  stream.send_text(R"({"type":"eof"})");
 }
 
 void Session::signal(wire::ApiStream& stream, int number) {
@@ -213,26 +195,11 @@ int Session::run() {
   std::optional<RawTerminal> raw;
   if (command_.tty && ::isatty(STDIN_FILENO) == 1) raw.emplace();
   stream.watch(signals_.fd());
-  if (one_) {
-    stream.watch(STDIN_FILENO);
-    reading_ = true;
-  }
-  bool paused = false;
+  std::optional<InputWindow> input;
+  if (one_) input.emplace(stream, STDIN_FILENO);
   while (left_by_ == 0) {
     if (!stream.ready()) screen_.flush();
-    // A command that does not read its stdin must not make us hold all of it.
-    const bool full = stream.queued() > kQueueLimit;
-    if (reading_ && full != paused) {
-      if (full) {
-        stream.unwatch(STDIN_FILENO);
-      } else {
-        stream.watch(STDIN_FILENO);
-      }
-      paused = full;
-    }
-    std::optional<Monotonic> deadline;
-    if (paused) deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
-    const wire::ApiStream::Event event = stream.wait(deadline);
+    const wire::ApiStream::Event event = stream.wait();
     switch (event.what) {
       case What::text: {
         const nlohmann::json frame = wire::parse_json(stream.data(), "a frame of the head");
@@ -242,6 +209,7 @@ int Session::run() {
           return code_;
         }
         if (type == "output") header_ = frame;
+        if (type == "credit" && input) input->credit(frame);
         if (type == "exit") ended(frame);
         if (type.empty() && frame.contains("error")) throw wire::error_from_json(frame);
         break;
@@ -252,7 +220,7 @@ int Session::run() {
         break;
       case What::input:
         if (event.fd == STDIN_FILENO) {
-          input(stream);
+          input->read();
         } else {
           signal(stream, signals_.take());
         }

@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
-#include <boost/asio/redirect_error.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/ids.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/wire/json.hpp"
+#include "launcher/wire/limits.hpp"
 
 namespace dtrain::head {
 
@@ -24,23 +23,31 @@ constexpr std::size_t kClientQueue = std::size_t{512} << 10;
 }  // namespace
 
 struct ExecHub::Client {
-  Client(asio::io_context& context, wire::FrameStreamPtr frames)
-      : stream(std::move(frames)), credit(context, asio::steady_timer::time_point::max()) {}
+  explicit Client(wire::FrameStreamPtr frames) : stream(std::move(frames)) {}
 
   wire::FrameStreamPtr stream;
-  bool raw = false;                                  // bytes go as they are: a forward
-  std::set<std::string> execs;                       // still running
-  std::map<std::string, std::size_t> input_waiting;  // bytes that a node has not passed on yet
-  asio::steady_timer credit;                         // some has been passed on, or a command ended
-
-  bool may_send_input() const {
-    return std::none_of(execs.begin(), execs.end(), [this](const std::string& exec) {
-      const auto found = input_waiting.find(exec);
-      return found != input_waiting.end() && found->second >= wire::kExecWindow;
-    });
-  }
+  bool raw = false;                            // bytes go as they are: a forward
+  std::map<std::string, std::uint64_t> execs;  // still running; bytes of input that each has taken
+  std::uint64_t input = 0;                     // bytes that came
+  std::uint64_t credited = 0;                  // of these, those that the client was told are taken
 
   void send(const json& frame) { stream->send_text(wire::dump(frame)); }
+
+  void take_input(std::size_t bytes) {
+    input += bytes;
+    if (input - credited > 2 * wire::kInputWindow) {
+      throw Error(ErrorCode::invalid, "a client sends more input than its commands take");
+    }
+  }
+
+  // Now and then, not for each key.
+  void return_credit() {
+    std::uint64_t taken = input;
+    for (const auto& [exec, of_it] : execs) taken = std::min(taken, of_it);
+    if (taken < credited + wire::kInputWindow / 4) return;
+    send({{"type", "credit"}, {"bytes", taken - credited}});
+    credited = taken;
+  }
 };
 
 ExecHub::ExecHub(asio::io_context& context, NodeSessions& nodes)
@@ -77,7 +84,7 @@ std::vector<NodeId> ExecHub::nodes_of(const json& wanted) const {
 }
 
 asio::awaitable<void> ExecHub::serve(wire::FrameStreamPtr stream) {
-  const auto client = std::make_shared<Client>(context_, stream);
+  const auto client = std::make_shared<Client>(stream);
   try {
     const wire::Frame first = co_await stream->read();
     json request = wire::parse_json(first.bytes, "the request");
@@ -87,7 +94,7 @@ asio::awaitable<void> ExecHub::serve(wire::FrameStreamPtr stream) {
       request["exec"] = exec;
       request["type"] = "exec";
       const wire::BulkMessage message = wire::bulk_message_from_json(request);
-      client->execs.insert(exec);
+      client->execs[exec] = 0;
       running_[exec] = {client, node};
       nodes_.send_bulk(node, message);
     }
@@ -105,10 +112,10 @@ asio::awaitable<void> ExecHub::serve(wire::FrameStreamPtr stream) {
 }
 
 asio::awaitable<void> ExecHub::forward(wire::FrameStreamPtr stream, NodeId node, int port) {
-  const auto client = std::make_shared<Client>(context_, stream);
+  const auto client = std::make_shared<Client>(stream);
   client->raw = true;
   const std::string exec = random_hex(8);
-  client->execs.insert(exec);
+  client->execs[exec] = 0;
   running_[exec] = {client, node};
   nodes_.send_bulk(node, wire::StartForward{exec, port});
   try {
@@ -125,22 +132,17 @@ asio::awaitable<void> ExecHub::pass_on(std::shared_ptr<Client> client) {
   while (true) {
     wire::Frame frame = co_await stream->read();
     if (!frame.text) {
-      for (const std::string& exec : client->execs) {
+      client->take_input(frame.bytes.size());
+      for (const auto& [exec, taken] : client->execs) {
         for (std::size_t at = 0; at < frame.bytes.size(); at += wire::kBulkFrame) {
           std::string part = frame.bytes.substr(at, wire::kBulkFrame);
-          client->input_waiting[exec] += part.size();
           nodes_.send_bulk(running_[exec].node, wire::ExecInput{exec, part.size()}, part);
         }
-      }
-      // No more is read from the client than the commands take: its socket fills, and it waits.
-      while (!client->may_send_input()) {
-        boost::system::error_code ignored;
-        co_await client->credit.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
       }
       continue;
     }
     const json control = wire::parse_json(frame.bytes, "a control frame");
-    for (const std::string& exec : client->execs) {
+    for (const auto& [exec, taken] : client->execs) {
       wire::ExecControl passed;
       passed.exec = exec;
       passed.kind = wire::get_string(control, "type");
@@ -153,7 +155,7 @@ asio::awaitable<void> ExecHub::pass_on(std::shared_ptr<Client> client) {
 }
 
 void ExecHub::hang_up(Client& client) {
-  for (const std::string& exec : client.execs) {
+  for (const auto& [exec, taken] : client.execs) {
     wire::ExecControl control;
     control.exec = exec;
     control.kind = "hangup";
@@ -180,9 +182,10 @@ void ExecHub::from_node(const NodeId& node, const wire::BulkMessage& message, st
   } else if (const auto* credit = std::get_if<wire::ExecCredit>(&message)) {
     const auto found = running_.find(credit->exec);
     if (found == running_.end() || found->second.node != node) return;
-    std::size_t& waiting = found->second.client->input_waiting[credit->exec];
-    waiting -= std::min(waiting, credit->bytes);
-    found->second.client->credit.cancel();
+    Client& client = *found->second.client;
+    std::uint64_t& taken = client.execs[credit->exec];
+    taken = std::min(client.input, taken + credit->bytes);
+    client.return_credit();
   } else if (const auto* exit = std::get_if<wire::ExecExit>(&message)) {
     json frame = exit->error ? wire::error_to_json(*exit->error) : json::object();
     if (exit->exit_code) frame["exit_code"] = *exit->exit_code;
@@ -214,7 +217,6 @@ void ExecHub::finish(const std::string& exec, json exit) {
   const Running running = found->second;
   running_.erase(found);
   running.client->execs.erase(exec);
-  running.client->credit.cancel();
   if (running.client->raw) {
     exit["type"] = "end";
     running.client->send(exit);
@@ -227,6 +229,8 @@ void ExecHub::finish(const std::string& exec, json exit) {
   if (running.client->execs.empty()) {
     running.client->send({{"type", "end"}});
     running.client->stream->close();
+  } else {
+    running.client->return_credit();
   }
 }
 

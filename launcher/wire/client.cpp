@@ -22,6 +22,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/unique_fd.hpp"
 #include "launcher/wire/json.hpp"
+#include "launcher/wire/limits.hpp"
 
 namespace dtrain::wire {
 namespace {
@@ -34,7 +35,6 @@ using Socket = asio::local::stream_protocol::socket;
 using boost::system::error_code;
 
 constexpr std::size_t kAnswerLimit = std::size_t{64} << 20;
-constexpr std::size_t kFrameLimit = std::size_t{16} << 20;
 
 Error unreachable(const std::string& cluster, const std::string& why) {
   return Error(ErrorCode::unreachable, "the head of cluster " + cluster + " " + why)

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "launcher/wire/identity.hpp"
+#include "launcher/wire/limits.hpp"
 
 // WebSocket connections as streams of frames, over TLS between head and nodes, over a unix socket
 // between CLI and head. Beast stays behind this header.
@@ -45,8 +46,6 @@ class FrameStream {
 };
 
 using FrameStreamPtr = std::shared_ptr<FrameStream>;
-
-inline constexpr std::size_t kFrameLimit = std::size_t{16} << 20;  // of a frame that is read
 
 // Dials `address` (a numeric one: the static agent resolves no names), proves who we are, checks
 // that the other end is `expected` of our cluster, and opens the WebSocket at `path`.

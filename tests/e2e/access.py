@@ -56,6 +56,20 @@ class Access(ClusterCase):
         self.assertEqual(process.returncode, 0)
         self.assertLess(most, 40000, "KiB resident")
 
+    def test_a_signal_passes_input_that_waits(self):
+        marker = f"{os.getpid()}66666"
+        with open(self.folder / "big", "wb") as big:
+            big.truncate(64 << 20)
+        with open(self.folder / "big", "rb") as big:
+            process = self.start("exec", "--", "/bin/sleep", marker, stdin=big)
+            sent = Path(f"/proc/{process.pid}/fdinfo/0")
+            # As much as may be on its way: nothing more is taken.
+            eventually(lambda: int(re.search(r"pos:\s+(\d+)", sent.read_text()).group(1)) >= 2 << 20,
+                       "the input waits")
+            process.send_signal(signal.SIGINT)
+            self.assertEqual(process.wait(DEADLINE), 130)
+        eventually(lambda: not processes_with(marker), "the command is gone")
+
     def test_no_process_of_exec_outlives_down(self):
         marker = f"{os.getpid()}77777"
         self.start("exec", "--", "/bin/sleep", marker)

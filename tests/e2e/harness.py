@@ -112,9 +112,9 @@ class ClusterCase(unittest.TestCase):
 
     def start(self, *args, **more):
         """Starts dtrain in the background."""
-        more = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **more}
-        process = subprocess.Popen([str(DTRAIN), *map(str, args)], env=self.env, cwd=self.folder,
-                                   stdin=subprocess.DEVNULL, **more)
+        more = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT,
+                "text": True, **more}
+        process = subprocess.Popen([str(DTRAIN), *map(str, args)], env=self.env, cwd=self.folder, **more)
         self.started.append(process)
         return process
 
