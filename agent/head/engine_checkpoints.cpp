@@ -15,11 +15,6 @@ namespace {
 constexpr int kMaxShards = 100000;
 constexpr std::size_t kMaxCollecting = 64;  // steps of an attempt whose shards are not all there
 
-Error as_error(const std::exception& error) {
-  if (const auto* known = dynamic_cast<const Error*>(&error)) return *known;
-  return Error(ErrorCode::io, error.what());
-}
-
 }  // namespace
 
 fs::path Engine::Impl::storage(const Job& job) const {

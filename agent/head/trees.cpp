@@ -10,15 +10,6 @@ namespace dtrain::head {
 
 namespace asio = boost::asio;
 
-namespace {
-
-Error as_error(const std::exception& error) {
-  if (const auto* known = dynamic_cast<const Error*>(&error)) return *known;
-  return Error(ErrorCode::io, error.what());
-}
-
-}  // namespace
-
 struct Trees::Fetch {
   wire::ShardAsk ask;
   fs::path folder;
@@ -148,6 +139,7 @@ void Trees::send_checkpoint(const NodeId& node, const wire::CheckpointAsk& reque
       files = read_manifest(path).files;
       const FileSum sum = sum_file(path / "manifest.json");
       files.push_back({"manifest.json", sum.size, sum.sha256});
+      link::check_list({key.second, files});
     } catch (const std::exception& error) {
       failed = as_error(error);
     }

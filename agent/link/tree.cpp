@@ -10,14 +10,11 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/sha256.hpp"
+#include "launcher/wire/frames.hpp"
+#include "launcher/wire/json.hpp"
 
 namespace dtrain::link {
 namespace {
-
-Error as_error(const std::exception& error) {
-  if (const auto* known = dynamic_cast<const Error*>(&error)) return *known;
-  return Error(ErrorCode::io, error.what());
-}
 
 // Exactly `size` bytes; a file that is shorter is an error.
 std::string read_piece(const fs::path& path, std::uint64_t offset, std::size_t size) {
@@ -38,6 +35,13 @@ std::string read_piece(const fs::path& path, std::uint64_t offset, std::size_t s
 }
 
 }  // namespace
+
+void check_list(const wire::TreeFiles& list) {
+  if (wire::dump(wire::to_json(wire::BulkMessage(list))).size() <= wire::kFrameLimit) return;
+  throw Error(ErrorCode::exhausted, "a checkpoint of " + std::to_string(list.files.size()) +
+                                        " files cannot be sent: their list is longer than " +
+                                        human_bytes(wire::kFrameLimit));
+}
 
 // ---- Sending
 

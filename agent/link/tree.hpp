@@ -20,6 +20,9 @@ namespace dtrain::link {
 // Runs a function on the owner's thread, later; called on the worker's.
 using Post = std::function<void(std::function<void()>)>;
 
+// Throws Error(exhausted) when the list is longer than one message may be. Any thread.
+void check_list(const wire::TreeFiles& list);
+
 // Gives the bytes of files in order, at most wire::kTreeWindow ahead of the credit.
 class TreeSender : public std::enable_shared_from_this<TreeSender> {
  public:

@@ -22,11 +22,6 @@ namespace {
 
 constexpr std::size_t kListLimit = std::size_t{64} << 20;  // bytes of a shard.json
 
-Error as_error(const std::exception& error) {
-  if (const auto* known = dynamic_cast<const Error*>(&error)) return *known;
-  return Error(ErrorCode::io, error.what());
-}
-
 bool holds(const fs::path& outer, const fs::path& inner) {
   const auto [rest, unused] = std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end());
   return rest == outer.end();
@@ -129,8 +124,11 @@ struct Trees::Shard {
 struct Trees::Fetch {
   wire::PrepareAttempt request;
   std::string transfer;
-  fs::path place;
+  fs::path place;       // empty: there is none to go on from
+  bool wanted = false;  // it is not here, and the head is asked for it
   std::shared_ptr<link::TreeReceiver> receiver;
+
+  fs::path incoming() const { return place.string() + ".incoming-" + transfer; }
 };
 
 Trees::Trees(asio::any_io_executor executor, paths::NodeRoot root, Send send, Prepared prepared)
@@ -152,49 +150,74 @@ void Trees::connected(bool is_open) {
   connected_ = is_open;
   shards_.clear();  // the head asks for them again
   if (!is_open) return;
-  for (const auto& [transfer, fetch] : fetches_) ask(*fetch);
+  for (const auto& [transfer, fetch] : fetches_) {
+    if (fetch->wanted) ask(*fetch);
+  }
 }
 
 void Trees::prepare(const wire::PrepareAttempt& request) {
-  wire::AttemptPrepared answer{request.job, request.attempt, std::nullopt};
   for (const auto& [transfer, fetch] : fetches_) {
     if (fetch->request.job == request.job && fetch->request.attempt == request.attempt) return;
   }
-  const auto checked = std::make_shared<std::optional<Error>>();
-  const auto there = std::make_shared<bool>(true);
-  fs::path place;
-  if (request.checkpoint) place = root_.checkpoint(request.job, *request.checkpoint);
-  worker_.add([this, request, answer, checked, there, place, post = post_]() mutable {
+  forget(request.job);  // what another attempt of it was waiting for
+  const auto fetch = std::make_shared<Fetch>();
+  fetch->request = request;
+  fetch->transfer = random_hex(8);
+  if (request.checkpoint) fetch->place = root_.checkpoint(request.job, *request.checkpoint);
+  fetches_[fetch->transfer] = fetch;
+  worker_.add([this, fetch, post = post_] {
+    std::optional<Error> failed;
+    bool there = true;
     try {
-      look_at_token(request);
-      if (!place.empty()) {
+      look_at_token(fetch->request);
+      if (!fetch->place.empty()) {
         // An older one is not wanted any more; a newer one was never committed.
         std::error_code none;
-        for (const auto& entry : fs::directory_iterator(place.parent_path(), none)) {
-          if (entry.path() != place) remove_tree(entry.path());
+        for (const auto& entry : fs::directory_iterator(fetch->place.parent_path(), none)) {
+          if (entry.path() != fetch->place) remove_tree(entry.path());
         }
-        *there = fs::exists(place / "manifest.json", none);
+        there = fs::exists(fetch->place / "manifest.json", none);
       }
     } catch (const std::exception& error) {
-      *checked = as_error(error);
+      failed = as_error(error);
     }
-    post([this, request, answer, checked, there, place]() mutable {
-      answer.error = *checked;
-      if (answer.error || *there) {
-        prepared_(answer);
-        return;
-      }
-      auto fetch = std::make_shared<Fetch>();
-      fetch->request = request;
-      fetch->transfer = random_hex(8);
-      fetch->place = place;
-      fetches_[fetch->transfer] = fetch;
-      if (connected_) ask(*fetch);
-    });
+    post([this, fetch, failed, there] { looked(fetch, failed, there); });
   });
 }
 
-void Trees::ask(Fetch& fetch) {
+void Trees::looked(const std::shared_ptr<Fetch>& fetch, std::optional<Error> error, bool there) {
+  if (!fetches_.contains(fetch->transfer)) return;  // given up meanwhile
+  if (error || there) {
+    fetches_.erase(fetch->transfer);
+    prepared_({fetch->request.job, fetch->request.attempt, std::move(error)});
+    return;
+  }
+  fetch->wanted = true;
+  if (connected_) ask(*fetch);
+}
+
+void Trees::forget(const JobId& job) {
+  for (auto at = fetches_.begin(); at != fetches_.end();) {
+    if (at->second->request.job != job) {
+      ++at;
+      continue;
+    }
+    const std::shared_ptr<Fetch> fetch = at->second;
+    at = fetches_.erase(at);
+    if (!fetch->wanted) continue;
+    send_(wire::TreeEnd{fetch->transfer, Error(ErrorCode::conflict, "it is not wanted any more")},
+          {});
+    worker_.add([folder = fetch->incoming()] {
+      try {
+        remove_tree(folder);
+      } catch (const Error& failed) {
+        log::warn("a part of a checkpoint stays", {{"why", failed.what()}});
+      }
+    });
+  }
+}
+
+void Trees::ask(const Fetch& fetch) {
   send_(wire::CheckpointAsk{fetch.transfer, fetch.request.job, *fetch.request.checkpoint}, {});
 }
 
@@ -213,7 +236,7 @@ void Trees::finish(const std::string& transfer, std::optional<Error> error) {
   worker_.add([this, fetch, answer, post = post_]() mutable {
     try {
       remove_tree(fetch->place);
-      fs::rename(fetch->place.string() + ".incoming", fetch->place);
+      fs::rename(fetch->incoming(), fetch->place);
     } catch (const std::exception& failed) {
       answer.error = as_error(failed);
     }
@@ -236,8 +259,8 @@ void Trees::begin(const std::string& transfer, const wire::TreeFiles& files) {
       finish(transfer, std::move(error));
     };
     try {
-      fetch.receiver = std::make_shared<link::TreeReceiver>(
-          worker_, post_, fetch.place.string() + ".incoming", files.files, std::move(hooks));
+      fetch.receiver = std::make_shared<link::TreeReceiver>(worker_, post_, fetch.incoming(),
+                                                            files.files, std::move(hooks));
     } catch (const Error& error) {
       finish(transfer, error);
       return;
@@ -258,6 +281,7 @@ void Trees::send_shard(const wire::ShardAsk& request) {
     std::optional<Error> failed;
     try {
       shard->folder = look_at_shard(shard->request);
+      link::check_list({shard->request.transfer, shard->folder.files});
     } catch (const std::exception& error) {
       failed = as_error(error);
     }

@@ -28,13 +28,16 @@ class Trees {
   // Looks at the storage's token, brings the checkpoint; answers when it is there. A repeat is
   // harmless.
   void prepare(const wire::PrepareAttempt& request);
+  // No checkpoint is brought for the job any more.
+  void forget(const JobId& job);
   // ShardAsk, and the messages of trees.
   void message(const wire::BulkMessage& message, std::string bytes);
 
  private:
   struct Fetch;
   struct Shard;
-  void ask(Fetch& fetch);
+  void ask(const Fetch& fetch);
+  void looked(const std::shared_ptr<Fetch>& fetch, std::optional<Error> error, bool there);
   void send_shard(const wire::ShardAsk& request);
   void begin(const std::string& transfer, const wire::TreeFiles& files);
   void finish(const std::string& transfer, std::optional<Error> error);

@@ -86,4 +86,9 @@ Error errno_error(const std::string& what, int error_number) {
   return Error(code, what + ": " + strerror_r(error_number, buffer.data(), buffer.size()));
 }
 
+Error as_error(const std::exception& error) {
+  if (const auto* known = dynamic_cast<const Error*>(&error)) return *known;
+  return Error(ErrorCode::io, error.what());
+}
+
 }  // namespace dtrain

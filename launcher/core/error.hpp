@@ -71,6 +71,9 @@ class Error : public std::exception {
 // An Error with errno's text: "cannot open /x: No such file or directory".
 Error errno_error(const std::string& what, int error_number);
 
+// What was thrown, where it is one of ours; anything else as an Error(io) with its text.
+Error as_error(const std::exception& error);
+
 // Runs `body`; an Error that leaves it is given `doing` as context.
 template <typename Body>
 decltype(auto) while_doing(const std::string& doing, Body&& body) {
