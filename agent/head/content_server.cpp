@@ -30,17 +30,9 @@ namespace {
 constexpr std::size_t kQueue = std::size_t{1} << 20;     // bytes on their way to one node
 constexpr std::size_t kOfferLimit = kContentEntryLimit;  // blobs of one upload
 
-std::vector<std::string> trees_of(const JobContent& content) {
-  std::vector<std::string> trees;
-  for (const std::string& tree : {content.workdir_tree, content.bundle_tree}) {
-    if (!tree.empty()) trees.push_back(tree);
-  }
-  return trees;
-}
-
 json missing_trees(const ContentStore& store, const JobContent& content) {
   json missing = json::array();
-  for (const std::string& name : trees_of(content)) {
+  for (const std::string& name : content.trees()) {
     bool whole = store.has(name);
     try {
       whole = whole && missing_blobs(store, store.tree(name)).empty();
@@ -93,7 +85,7 @@ Offer read_offer(const ContentStore& store, const std::string& text) {
 // All that the attempt's trees name, and the trees themselves: sum to size.
 std::map<std::string, std::uint64_t> allowed(const ContentStore& store, const JobContent& content) {
   std::map<std::string, std::uint64_t> sums;
-  for (const std::string& name : trees_of(content)) {
+  for (const std::string& name : content.trees()) {
     const std::string text = store.read(name);
     sums[name] = text.size();
     for (const ContentEntry& entry : content_tree_from_text(text).entries) {
@@ -153,7 +145,7 @@ void ContentServer::missing(const JobContent& content, std::function<void(json)>
     try {
       answer = missing_trees(store_, content);
     } catch (const std::exception& error) {
-      answer = wire::error_to_json(Error(ErrorCode::io, error.what()));
+      answer = wire::error_to_json(as_error(error));
     }
     asio::post(engine_context_, [done, answer = std::move(answer)] { done(answer); });
   });

@@ -35,7 +35,6 @@ class ContentServer {
   void serve_node(wire::CallerPtr caller);
 
  private:
-  struct Client;
   boost::asio::awaitable<void> take_upload(boost::asio::local::stream_protocol::socket socket,
                                            std::string request);
   boost::asio::awaitable<void> give(NodeId node, wire::FrameStreamPtr stream);

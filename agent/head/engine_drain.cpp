@@ -70,13 +70,14 @@ nlohmann::json Engine::Impl::remove_node(const NodeId& id, bool force) {
     if (share == nullptr || !share->live() || !share->start_sent) continue;
     stop_leftover(id, job, attempt->row.attempt);
   }
+  // Before it is written that it left: what left must not come back.
+  nodes_out.revoke(id);
   lose_shares(node, id.str() + " was removed from the cluster");
   node.connected = false;
   node.leftovers.clear();
   Tx tx;
   set_node(tx, node, NodeEvent::leave, "it was removed from the cluster");
   commit_node(std::move(tx));
-  nodes_out.revoke(id);
   nodes_out.give_up(id);
   options.expected_nodes = std::max(1, options.expected_nodes - 1);
   schedule();

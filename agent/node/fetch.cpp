@@ -34,14 +34,6 @@ constexpr int kBadRounds = 3;  // that bring nothing new
 // Above what is wanted: the attempt's own files, logs and the like.
 constexpr std::uint64_t kSpare = std::uint64_t{16} << 20;
 
-std::vector<std::string> trees_of(const JobContent& content) {
-  std::vector<std::string> trees;
-  for (const std::string& tree : {content.workdir_tree, content.bundle_tree}) {
-    if (!tree.empty()) trees.push_back(tree);
-  }
-  return trees;
-}
-
 // What is missing now, sum to size. The trees themselves come first: without them nobody knows what
 // else is; they are told by `whole` being false.
 struct Lack {
@@ -55,7 +47,7 @@ struct Lack {
 Lack lacking(const ContentStore& store, const JobContent& content) {
   Lack lack;
   std::set<std::string> counted;
-  for (const std::string& name : trees_of(content)) {
+  for (const std::string& name : content.trees()) {
     if (!store.has(name)) {
       lack.blobs[name] = kContentTextLimit;
       lack.whole = false;

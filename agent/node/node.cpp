@@ -75,8 +75,9 @@ class Agent {
               // So that `dtrain sync` finds its other end here.
               env.push_back("DTRAIN_NODE_AGENT=" + agent);
               const char* home = std::getenv("HOME");
-              env.push_back("DTRAIN_NODE_SYNC=" +
-                            paths::sync_records(home == nullptr ? "/" : home, config_.cluster).string());
+              env.push_back(
+                  "DTRAIN_NODE_SYNC=" +
+                  paths::sync_records(home == nullptr ? "/" : home, config_.cluster).string());
               return env;
             },
             root_.root.string()),
@@ -344,6 +345,7 @@ class Agent {
       staging_.give_up(unstage->job, unstage->attempt);
     } else if (const auto* forget = std::get_if<wire::ForgetJob>(&message)) {
       staging_.forget(forget->job);
+      trees_.forget(forget->job);
       attempts_.forget(forget->job);
       mirror_.forget(forget->job);
     } else if (const auto* prepare = std::get_if<wire::PrepareAttempt>(&message)) {

@@ -34,7 +34,7 @@ struct Staging::Work : std::enable_shared_from_this<Staging::Work> {
   NodeConfig config;
   std::shared_ptr<std::atomic<bool>> stop = std::make_shared<std::atomic<bool>>(false);
   std::function<void(std::uint64_t, std::uint64_t)> progress;
-  asio::io_context context{1};
+  std::unique_ptr<asio::io_context> context = std::make_unique<asio::io_context>(1);
 
   // ----
   std::thread thread;
@@ -70,10 +70,10 @@ struct Staging::Work : std::enable_shared_from_this<Staging::Work> {
     job->stop = stop;
     job->progress = progress;
     std::exception_ptr failed;
-    context.restart();
-    asio::co_spawn(context, fetch_content(job),
+    context->restart();
+    asio::co_spawn(*context, fetch_content(job),
                    [&failed](const std::exception_ptr& error) { failed = error; });
-    context.run();
+    context->run();
     // Stopped from outside: what was awaited is gone with the context.
     if (stop->load()) throw Error(ErrorCode::conflict, "it was given up");
     if (failed) std::rethrow_exception(failed);
@@ -81,7 +81,7 @@ struct Staging::Work : std::enable_shared_from_this<Staging::Work> {
 
   void put_in_place(const ContentStore& store) {
     if (!content.bundle_tree.empty()) {
-      make_bundle(store, store.tree(content.bundle_tree), content.bundle_tree);
+      make_bundle(store, store.tree(content.bundle_tree), content.bundle_tree, stop.get());
     }
     const fs::path folder = root.workdir(key.first, key.second);
     std::error_code none;
@@ -95,7 +95,7 @@ struct Staging::Work : std::enable_shared_from_this<Staging::Work> {
   void end() {
     stop->store(true);
     // Not stop(): a context that is about to begin must see it too.
-    asio::post(context, [this] { context.stop(); });
+    if (context) asio::post(*context, [this] { context->stop(); });
     if (thread.joinable()) thread.join();
   }
 };
@@ -156,6 +156,7 @@ std::shared_ptr<Staging::Work> Staging::begin(const Key& key, const JobContent& 
 
 void Staging::ended(const std::shared_ptr<Work>& work) {
   if (work->thread.joinable()) work->thread.join();
+  work->context.reset();  // and its descriptors; that it is done is remembered as long as its job
   const auto& [job, attempt] = work->key;
   std::vector<std::function<void()>> then = std::move(work->then);
   work->then.clear();

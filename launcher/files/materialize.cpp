@@ -149,7 +149,8 @@ void make_copy(const ContentStore& store, const ContentTree& tree, const fs::pat
   begun.folder.clear();
 }
 
-void make_bundle(const ContentStore& store, const ContentTree& tree, const std::string& name) {
+void make_bundle(const ContentStore& store, const ContentTree& tree, const std::string& name,
+                 const std::atomic<bool>* stop) {
   const fs::path target = store.bundle(name);
   make_folders(target.parent_path());
   if (unspoiled(store, tree, target)) return;
@@ -158,12 +159,13 @@ void make_bundle(const ContentStore& store, const ContentTree& tree, const std::
   Begun begun{part};
   fs::path last_parent = part;
   for (const ContentEntry& entry : tree.entries) {
+    check_stop(stop);
     make_entry(entry, part, last_parent, [&](const fs::path& path) {
       if (!store.has(entry.sha256, entry.size)) damaged(store, entry);
       if (::link(store.blob(entry.sha256).c_str(), path.c_str()) == 0) return;
       ContentEntry copy = entry;
       copy.mode = 0555;
-      copy_blob(store, copy, path, nullptr);
+      copy_blob(store, copy, path, stop);
       const UniqueFd fd = open_file(path, O_RDONLY);
       const timespec times[2] = {{0, UTIME_OMIT}, {1, 0}};
       ::futimens(fd.get(), times);

@@ -100,7 +100,9 @@ void make_copy(const ContentStore& store, const ContentTree& tree, const fs::pat
 
 // Makes store.bundle(name) from a tree, of hard links to the blobs, or of copies where there are no
 // links. One that is there and unspoiled is left as it is. For what nobody writes into.
-void make_bundle(const ContentStore& store, const ContentTree& tree, const std::string& name);
+// Error(conflict) when `stop` became true.
+void make_bundle(const ContentStore& store, const ContentTree& tree, const std::string& name,
+                 const std::atomic<bool>* stop = nullptr);
 
 // Throws Error(exhausted) that names both numbers and the folder when `wanted` bytes more do not
 // fit its file system.

@@ -214,4 +214,12 @@ std::vector<Error> validate(const JobSpec& spec) {
   return spec::to_errors(spec::problems_of(spec));
 }
 
+std::vector<std::string> JobContent::trees() const {
+  std::vector<std::string> trees;
+  for (const std::string& tree : {workdir_tree, bundle_tree}) {
+    if (!tree.empty()) trees.push_back(tree);
+  }
+  return trees;
+}
+
 }  // namespace dtrain

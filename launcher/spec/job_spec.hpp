@@ -73,6 +73,7 @@ struct JobContent {
   std::string glibc_of;      // the file that wants it
   std::uint64_t size = 0;    // bytes of both trees, for people
 
+  std::vector<std::string> trees() const;  // those that there are
   bool operator==(const JobContent&) const = default;
 };
 
