@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <boost/asio/post.hpp>
 #include <cerrno>
+#include <tuple>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
@@ -69,28 +70,22 @@ struct Mirror::Look {
   int connection = 0;
   std::size_t room = 0;  // bytes that may be read
   std::map<Key, paths::AttemptRoot> roots;
-  std::map<Key, std::map<std::string, std::uint64_t>> offsets;  // of the files that are open
+  std::vector<Piece> pieces;  // of the files that are open, in the order to be read; then filled
+  std::map<Key, std::size_t> open_files;
   std::set<Key> draining;
   // Found:
   std::map<Key, std::vector<std::string>> names;
-  std::vector<Piece> pieces;
-  bool cut_short = false;  // there is more than fitted
+  std::set<Key> with_more;  // not all of it was read
 
   void run() {
     for (const auto& [key, root] : roots) names[key] = names_of(root);
-    for (const auto& [key, files] : offsets) {
-      for (const auto& [file, offset] : files) {
-        const std::size_t most = std::min(room, wire::kBulkFrame);
-        if (most == 0) {
-          cut_short = true;
-          return;
-        }
-        Piece piece{key, file, offset, read_at(path_of(roots.at(key), file), offset, most)};
-        if (piece.bytes.empty()) continue;
-        room -= piece.bytes.size();
-        cut_short = cut_short || piece.bytes.size() == most;
-        pieces.push_back(std::move(piece));
+    for (Piece& piece : pieces) {
+      const std::size_t most = std::min(room, wire::kBulkFrame);
+      if (most > 0) {
+        piece.bytes = read_at(path_of(roots.at(piece.key), piece.file), piece.offset, most);
       }
+      room -= piece.bytes.size();
+      if (piece.bytes.size() == most) with_more.insert(piece.key);
     }
   }
 };
@@ -185,9 +180,16 @@ void Mirror::look() {
     look->roots[key] = paths::attempt(root_, key.first, key.second);
     if (!attempt.drains.empty()) look->draining.insert(key);
     for (const auto& [name, file] : attempt.files) {
-      if (file.open) look->offsets[key][name] = file.sent;
+      if (!file.open) continue;
+      look->pieces.push_back({key, name, file.sent, {}});
+      ++look->open_files[key];
     }
   }
+  // Behind the one that was read last, so that one that never ends leaves room for the others.
+  const auto next = std::find_if(look->pieces.begin(), look->pieces.end(), [&](const auto& piece) {
+    return std::tie(piece.key, piece.file) > std::tie(last_.first, last_.second);
+  });
+  std::rotate(look->pieces.begin(), next, look->pieces.end());
   reader_.add([this, look, executor = executor_, guard = std::weak_ptr<int>(alive_)] {
     look->run();
     asio::post(executor, [this, look, guard] {
@@ -212,9 +214,11 @@ void Mirror::found(Look look) {
       send_(wire::LogOpen{{key.first, key.second, name}}, {});
     }
   }
-  std::set<Key> with_more;
+  std::set<Key> moved;
   for (Look::Piece& piece : look.pieces) {
-    with_more.insert(piece.key);
+    if (piece.bytes.empty()) continue;
+    moved.insert(piece.key);
+    last_ = {piece.key, piece.file};
     const auto attempt = attempts_.find(piece.key);
     if (attempt == attempts_.end()) continue;
     File& file = attempt->second.files[piece.file];
@@ -226,18 +230,20 @@ void Mirror::found(Look look) {
   }
   for (const Key& key : look.draining) {
     const auto attempt = attempts_.find(key);
-    if (attempt == attempts_.end() || look.cut_short || with_more.contains(key)) continue;
+    if (attempt == attempts_.end() || look.with_more.contains(key) || moved.contains(key)) {
+      continue;
+    }
     const bool all_open = std::all_of(attempt->second.files.begin(), attempt->second.files.end(),
                                       [](const auto& entry) { return entry.second.open; });
     // A file that was not open yet when the thread looked was not read.
-    const bool all_read = look.offsets[key].size() == attempt->second.files.size();
+    const bool all_read = look.open_files[key] == attempt->second.files.size();
     for (Drain& drain : attempt->second.drains) drain.scanned = all_open && all_read;
   }
   settle_drains();
   const bool hurry = std::any_of(attempts_.begin(), attempts_.end(),
                                  [](const auto& entry) { return !entry.second.drains.empty(); });
   const bool room = in_flight() < wire::kLogWindow;
-  if (again_ || (look.cut_short && room)) {
+  if (again_ || (!look.with_more.empty() && room)) {
     wake(0ms);
   } else {
     wake(hurry ? std::chrono::milliseconds(kShortPause) : std::chrono::milliseconds(kPause));

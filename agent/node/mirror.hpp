@@ -77,6 +77,7 @@ class Mirror {
   bool connected_ = false;
   bool looking_ = false;
   bool again_ = false;  // as soon as the look under way is over
+  std::pair<Key, std::string> last_{{JobId{}, 0}, {}};  // the file that was read last
   int connection_ = 0;
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
   Worker reader_;
