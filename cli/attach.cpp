@@ -4,6 +4,7 @@
 
 #include "cli/bring_up.hpp"
 #include "cli/context.hpp"
+#include "cli/forward.hpp"
 #include "cli/multiplexer.hpp"
 #include "cli/ray.hpp"
 #include "cli/remote_command.hpp"
@@ -16,6 +17,7 @@ struct Options {
   std::string file;
   std::string node;
   Multiplexer multiplexer;
+  std::vector<int> ports;
   bool start = false;
 };
 
@@ -29,6 +31,7 @@ int run_attach(Context& context, const Options& options) {
   command.tty = true;
   if (options.multiplexer.wanted()) command.command = options.multiplexer.attach();
   if (!options.node.empty()) command.nodes.push_back(options.node);
+  const auto forwarding = forward_ports(context, options.ports);
   return run_remote(context, command);
 }
 
@@ -45,6 +48,7 @@ Verb add_attach(CLI::App& root) {
   app->add_option("--node", options->node, "On this node")->type_name("NODE");
   options->multiplexer.add_flags(*app);
   app->add_flag("--start", options->start, "Bring the YAML's cluster up first if it is not");
+  add_port_forward(*app, options->ports);
   add_ray_flags(*app);
   return {app, [options](Context& context) { return run_attach(context, *options); }, kOwnTrouble};
 }

@@ -4,6 +4,7 @@
 
 #include "cli/bring_up.hpp"
 #include "cli/context.hpp"
+#include "cli/forward.hpp"
 #include "cli/multiplexer.hpp"
 #include "cli/ray.hpp"
 #include "cli/remote_command.hpp"
@@ -24,6 +25,7 @@ struct Options {
   bool start = false;
   bool stop = false;
   Multiplexer multiplexer;
+  std::vector<int> ports;
   std::string workdir;
 };
 
@@ -57,9 +59,9 @@ int run_exec(Context& context, Options options) {
         .with_hint("dtrain exec -- hostname; for a shell: dtrain attach");
   }
   if (options.multiplexer.wanted()) {
-    if (options.stop || options.tty) {
+    if (options.stop || options.tty || !options.ports.empty()) {
       throw Error(ErrorCode::usage, "a command in tmux or screen is not waited for")
-          .with_hint("without --stop and --tty");
+          .with_hint("without --stop, --tty and --port-forward");
     }
     const std::string session = "dtrain-" + random_hex(2);
     command.command = options.multiplexer.run(session, command.command, command.shell);
@@ -71,7 +73,9 @@ int run_exec(Context& context, Options options) {
     }
     return code;
   }
+  auto forwarding = forward_ports(context, options.ports);
   const int code = run_remote(context, command);
+  forwarding.reset();
   if (!options.stop) return code;
   const int down = take_down(context);
   return code != 0 ? code : down;
@@ -97,6 +101,7 @@ Verb add_exec(CLI::App& root) {
   options->multiplexer.add_flags(*app);
   app->add_flag("--start", options->start, "Bring the YAML's cluster up first if it is not");
   app->add_flag("--stop", options->stop, "Take the cluster down when the command has ended");
+  add_port_forward(*app, options->ports);
   add_ray_flags(*app);
   app->add_option("--workdir", options->workdir, "Where it runs")->type_name("DIR");
   return {app, [options](Context& context) { return run_exec(context, *options); }, kOwnTrouble};

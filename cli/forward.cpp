@@ -1,9 +1,10 @@
 #include <netinet/in.h>
 #include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <array>
 #include <atomic>
 #include <cerrno>
 #include <charconv>
@@ -93,80 +94,6 @@ void carry(wire::ApiStream& stream, int fd) {
   }
 }
 
-// All forwards of one command: threads that carry connections, over one way to the head.
-class Forwarder {
- public:
-  explicit Forwarder(Context& context) : context_(context) {}
-
-  ~Forwarder() {
-    {
-      const std::lock_guard lock(mutex_);
-      for (Carried& each : carried_) ::shutdown(each.fd.get(), SHUT_RDWR);
-    }
-    for (Carried& each : carried_) each.thread.join();
-  }
-
-  void accept(int listener, const Forward& forward) {
-    UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
-    if (!fd) return;
-    const std::lock_guard lock(mutex_);
-    reap();
-    carried_.emplace_back();
-    Carried& mine = carried_.back();
-    mine.fd = std::move(fd);
-    mine.thread = std::thread([this, &mine, forward] {
-      try {
-        wire::ApiStream stream = open(forward);
-        carry(stream, mine.fd.get());
-      } catch (const std::exception& error) {
-        context_.note(forward.text() + ": " + error.what());
-      }
-      ::shutdown(mine.fd.get(), SHUT_RDWR);
-      mine.done = true;
-    });
-  }
-
- private:
-  struct Carried {
-    UniqueFd fd;
-    std::thread thread;
-    std::atomic<bool> done = false;
-  };
-
-  void reap() {
-    for (auto it = carried_.begin(); it != carried_.end();) {
-      if (!it->done) {
-        ++it;
-        continue;
-      }
-      it->thread.join();
-      it = carried_.erase(it);
-    }
-  }
-
-  // A head that was started again, or an SSH connection that broke, is met anew.
-  wire::ApiStream open(const Forward& forward) {
-    const std::string target = "/v1/forward?node=" + wire::percent_encode(forward.node) +
-                               "&port=" + std::to_string(forward.port);
-    std::chrono::milliseconds pause = kFirstPause;
-    for (int attempt = 1;; ++attempt) {
-      try {
-        const std::lock_guard lock(opening_);
-        return (attempt == 1 ? context_.client() : context_.new_client()).open(target);
-      } catch (const Error& error) {
-        if (error.code() != ErrorCode::unreachable || attempt == kTries) throw;
-      }
-      std::this_thread::sleep_for(pause);
-      pause *= 2;
-    }
-  }
-
-  Context& context_;
-  std::mutex mutex_;
-  std::mutex opening_;
-  std::list<Carried> carried_;
-};
-
 int run_forward(Context& context, const std::vector<std::string>& texts) {
   if (context.globals.json) throw Error(ErrorCode::usage, "forward knows no --json");
   std::vector<Forward> forwards;
@@ -174,13 +101,22 @@ int run_forward(Context& context, const std::vector<std::string>& texts) {
   if (forwards.empty()) {
     throw Error(ErrorCode::usage, "which port?").with_hint("dtrain forward 6006:NODE:6006");
   }
-  return forward_until_stopped(context, forwards);
+  Signals signals({SIGINT, SIGTERM});
+  const Forwarding forwarding(context, std::move(forwards));
+  for (const Forward& forward : forwarding.forwards()) {
+    context.print("forwarding " + forward.text() + "\n");
+  }
+  context.note("Ctrl-C ends it");
+  while (signals.wait(-1) == 0) {
+  }
+  return 0;
 }
 
 }  // namespace
 
 std::string Forward::text() const {
-  return "localhost:" + std::to_string(local) + " to " + node + ":" + std::to_string(port);
+  return "localhost:" + std::to_string(local) + " to " + (node.empty() ? "the head's node" : node) +
+         ":" + std::to_string(port);
 }
 
 Forward parse_forward(const std::string& text) {
@@ -200,29 +136,129 @@ Forward parse_forward(const std::string& text) {
   return forward;
 }
 
-int forward_until_stopped(Context& context, std::vector<Forward> forwards) {
-  context.client();  // the login, before anything is promised
-  Signals signals({SIGINT, SIGTERM});
-  Forwarder forwarder(context);
+struct Forwarding::Impl {
+  struct Carried {
+    UniqueFd fd;
+    std::thread thread;
+    std::atomic<bool> done = false;
+  };
+
+  explicit Impl(const Context& to) : context(to) {}
+
+  Context context;  // a copy, whose way to the head is these threads' alone
+  std::mutex opening;
+  std::vector<Forward> forwards;
   std::vector<UniqueFd> listeners;
-  std::vector<pollfd> polled;
+  UniqueFd over{::eventfd(0, EFD_CLOEXEC)};
+  std::list<Carried> carried;  // the listening thread's, and after it the destructor's
+  std::thread thread;
+
+  void run() {
+    std::vector<pollfd> polled{{over.get(), POLLIN, 0}};
+    for (const UniqueFd& listener : listeners) polled.push_back({listener.get(), POLLIN, 0});
+    while (true) {
+      if (::poll(polled.data(), polled.size(), -1) < 0) continue;
+      if (polled[0].revents != 0) return;
+      for (std::size_t i = 0; i < forwards.size(); ++i) {
+        if (polled[i + 1].revents != 0) accept(polled[i + 1].fd, forwards[i]);
+      }
+    }
+  }
+
+  void accept(int listener, const Forward& forward) {
+    UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+    if (!fd) return;
+    reap();
+    carried.emplace_back();
+    Carried& mine = carried.back();
+    mine.fd = std::move(fd);
+    mine.thread = std::thread([this, &mine, forward] {
+      try {
+        wire::ApiStream stream = open(forward);
+        carry(stream, mine.fd.get());
+      } catch (const std::exception& error) {
+        context.note(forward.text() + ": " + error.what());
+      }
+      ::shutdown(mine.fd.get(), SHUT_RDWR);
+      mine.done = true;
+    });
+  }
+
+  void reap() {
+    for (auto it = carried.begin(); it != carried.end();) {
+      if (!it->done) {
+        ++it;
+        continue;
+      }
+      it->thread.join();
+      it = carried.erase(it);
+    }
+  }
+
+  // A head that was started again, or an SSH connection that broke, is met anew.
+  wire::ApiStream open(const Forward& forward) {
+    std::string target = "/v1/forward?port=" + std::to_string(forward.port);
+    if (!forward.node.empty()) target += "&node=" + wire::percent_encode(forward.node);
+    std::chrono::milliseconds pause = kFirstPause;
+    for (int attempt = 1;; ++attempt) {
+      try {
+        const std::lock_guard lock(opening);
+        return (attempt == 1 ? context.client() : context.new_client()).open(target);
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::unreachable || attempt == kTries) throw;
+      }
+      std::this_thread::sleep_for(pause);
+      pause *= 2;
+    }
+  }
+};
+
+Forwarding::Forwarding(const Context& context, std::vector<Forward> forwards) {
+  context.client();  // the login, before anything is promised
+  impl_ = std::make_unique<Impl>(context);
+  Impl& my = *impl_;
   for (Forward& forward : forwards) {
-    listeners.push_back(listen_on(forward.local));
-    forward.local = port_of(listeners.back().get());
-    polled.push_back({listeners.back().get(), POLLIN, 0});
-    context.print("forwarding " + forward.text() + "\n");
+    my.listeners.push_back(listen_on(forward.local));
+    forward.local = port_of(my.listeners.back().get());
   }
-  context.note("Ctrl-C ends it");
-  polled.push_back({signals.fd(), POLLIN, 0});
-  while (true) {
-    if (::poll(polled.data(), polled.size(), -1) < 0 && errno != EINTR) {
-      throw errno_error("cannot wait for connections", errno);
-    }
-    if (polled.back().revents != 0) return 0;
-    for (std::size_t i = 0; i < forwards.size(); ++i) {
-      if (polled[i].revents != 0) forwarder.accept(polled[i].fd, forwards[i]);
-    }
+  my.forwards = std::move(forwards);
+  // Signals are for the thread that waits for them.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  my.thread = std::thread([&my] { my.run(); });
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Forwarding::~Forwarding() {
+  ::eventfd_write(impl_->over.get(), 1);
+  impl_->thread.join();
+  for (Impl::Carried& each : impl_->carried) {
+    ::shutdown(each.fd.get(), SHUT_RDWR);
+    each.thread.join();
   }
+}
+
+const std::vector<Forward>& Forwarding::forwards() const {
+  return impl_->forwards;
+}
+
+void add_port_forward(CLI::App& app, std::vector<int>& ports) {
+  app.add_option("-p,--port-forward", ports,
+                 "Bring this port of the head's node here meanwhile; again for more")
+      ->type_name("PORT")
+      ->allow_extra_args(false)
+      ->check(CLI::Range(1, 65535));
+}
+
+std::unique_ptr<Forwarding> forward_ports(const Context& context, const std::vector<int>& ports) {
+  if (ports.empty()) return nullptr;
+  std::vector<Forward> forwards;
+  for (const int port : ports) forwards.push_back({port, "", port});
+  auto forwarding = std::make_unique<Forwarding>(context, std::move(forwards));
+  for (const Forward& each : forwarding->forwards()) context.note("forwarding " + each.text());
+  return forwarding;
 }
 
 Verb add_forward(CLI::App& root) {

@@ -9,6 +9,7 @@
 #include "cli/bring_up.hpp"
 #include "cli/context.hpp"
 #include "cli/follow.hpp"
+#include "cli/forward.hpp"
 #include "cli/job_flags.hpp"
 #include "cli/jobs.hpp"
 #include "cli/ray.hpp"
@@ -33,6 +34,7 @@ struct Options {
   bool start = false;
   bool stop = false;
   bool no_prefix = false;
+  std::vector<int> ports;
   JobFlags flags;
 };
 
@@ -223,7 +225,9 @@ int run_submit(Context& context, Options options) {
   const bool one = spec.nnodes.max == 1 && spec.nproc_per_node.kind == ProcsKind::number &&
                    spec.nproc_per_node.number == 1;
   follow_options.prefix = !one && !options.no_prefix;
+  auto forwarding = forward_ports(context, options.ports);
   const FollowResult result = follow(context, client, follow_options);
+  forwarding.reset();
   const int code = finish_following(context, job, result);
   if (!options.stop || result.interrupted != 0) return code;
   const int down = take_down(context);
@@ -249,6 +253,7 @@ Verb add_submit(CLI::App& root) {
   app->add_flag("--local", options->local, "On this machine; brings its cluster up if it is not");
   app->add_flag("--start", options->start, "Bring the cluster of a cluster YAML up first");
   app->add_flag("--stop", options->stop, "Take the cluster down when the job has ended");
+  add_port_forward(*app, options->ports);
   add_ray_flags(*app);
   app->add_flag("--no-prefix", options->no_prefix, "No [RANK] before the ranks' lines");
   add_job_flags(*app, options->flags);

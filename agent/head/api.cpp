@@ -258,7 +258,8 @@ bool Api::hand_over(Socket& socket, const Request& request) {
   }
   if (request.path == "/v1/forward") {
     if (!request.is_websocket()) throw Error(ErrorCode::invalid, "this route is a WebSocket");
-    const auto [node, port] = forward_query(request.query);
+    auto [node, port] = forward_query(request.query);
+    if (node.str().empty()) node = parts_.execs.nodes_of("head").front();
     if (!parts_.nodes.takes_commands(node)) {
       throw Error(ErrorCode::not_found, "node " + node.str() + " is not connected")
           .with_hint("`dtrain status` lists the nodes");

@@ -22,6 +22,7 @@ inline constexpr std::size_t kBodyLimit = std::size_t{16} << 20;
 
 std::string percent_decode(std::string_view text);
 // "node=N&port=P". Error(invalid) names what is wrong.
+// An empty node is the head's.
 std::pair<NodeId, int> forward_query(const std::string& query);
 
 // The engine answers through a callback; here it is awaited. What `start` throws is thrown here,

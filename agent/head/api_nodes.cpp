@@ -46,9 +46,7 @@ std::pair<NodeId, int> forward_query(const std::string& query) {
                   "a forward takes node=NODE and port=1..65535, not " + printable(pair, false));
     }
   }
-  if (node.str().empty() || port == 0) {
-    throw Error(ErrorCode::invalid, "a forward takes node=NODE and port=1..65535");
-  }
+  if (port == 0) throw Error(ErrorCode::invalid, "a forward takes node=NODE and port=1..65535");
   return {node, port};
 }
 

@@ -18,6 +18,10 @@ class ExecHub {
  public:
   ExecHub(boost::asio::io_context& context, NodeSessions& nodes);
 
+  // A list of names, "all", or "head": those that are connected. Throws Error(not_found), or
+  // Error(unreachable) when none is.
+  std::vector<NodeId> nodes_of(const nlohmann::json& wanted) const;
+
   // One client, from its first frame to the end (docs/api.md, Exec).
   boost::asio::awaitable<void> serve(wire::FrameStreamPtr client);
   // One client whose binary frames are a connection to a port of a node's loopback (Forward).
@@ -37,7 +41,6 @@ class ExecHub {
   void finish(const std::string& exec, nlohmann::json exit);
   boost::asio::awaitable<void> return_credit(std::shared_ptr<Client> client, std::string exec,
                                              NodeId node, std::size_t bytes);
-  std::vector<NodeId> nodes_of(const nlohmann::json& wanted) const;
 
   boost::asio::io_context& context_;
   NodeSessions& nodes_;

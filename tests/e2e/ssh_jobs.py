@@ -2,6 +2,7 @@
 
 import hashlib
 import shutil
+import socket
 import threading
 
 from ssh_harness import *
@@ -138,29 +139,42 @@ class Jobs(HostsCase):
     def test_what_runs_in_screen_goes_on_and_goes_with_down(self):
         self.goes_on_and_goes_with_down("screen", "begun")
 
-    def test_forward_to_a_node(self):
-        self.up()
+    def serve(self, host):
+        """A program there that answers on port 8000 of its loopback."""
         server = ("import socket\ns = socket.create_server(('127.0.0.1', 8000))\n"
                   "while True:\n c, _ = s.accept()\n c.sendall(c.recv(100).upper())\n c.close()\n")
-        host = self.lab[1]
         process = subprocess.Popen(["nsenter", "-t", str(host.init), "--net", sys.executable, "-c", server])
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
         eventually(lambda: "0100007F:1F40" in Path(f"/proc/{host.init}/net/tcp").read_text(), "the server listens")
-        import socket
+
+    def answers(self, port):
+        try:
+            with socket.create_connection(("127.0.0.1", port), 5) as connection:
+                connection.sendall(b"hello")
+                return connection.recv(100) == b"HELLO"
+        except OSError:
+            return False
+
+    def test_forward_to_a_node(self):
+        self.up()
+        self.serve(self.lab[1])
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
         self.start("forward", f"{port}:h1:8000")
+        eventually(lambda: self.answers(port), "the answer comes through", 20)
+        self.assertTrue(self.answers(port))
 
-        def answer():
-            try:
-                with socket.create_connection(("127.0.0.1", port), 5) as connection:
-                    connection.sendall(b"hello")
-                    return connection.recv(100) == b"HELLO"
-            except OSError:
-                return False
-        eventually(answer, "the answer comes through", 20)
-        self.assertTrue(answer())
+    def test_ports_come_along_with_a_command(self):
+        self.up()
+        self.serve(self.lab[0])
+        command = self.start("exec", "-p", "8000", "--", "/bin/sh", "-c", "echo runs; read line; exit 7",
+                             stdin=subprocess.PIPE)
+        self.assertIn("forwarding", command.stdout.readline())
+        self.assertTrue(self.answers(8000))
+        command.communicate(timeout=DEADLINE)  # the end of its stdin
+        self.assertEqual(command.returncode, 7)
+        self.assertFalse(self.answers(8000))
 
     def test_sync_up_and_down(self):
         self.up()
