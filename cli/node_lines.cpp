@@ -42,8 +42,8 @@ Color color_of(State state) {
 }  // namespace
 
 NodeLines::Form node_lines_form(const Context& context) {
-  if (context.globals.json) return NodeLines::Form::json;
   if (context.globals.quiet) return NodeLines::Form::none;
+  if (context.globals.json) return NodeLines::Form::json;
   if (context.terminal.err && !context.terminal.dumb) return NodeLines::Form::live;
   return NodeLines::Form::plain;
 }

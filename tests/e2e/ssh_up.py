@@ -63,6 +63,13 @@ class Up(HostsCase):
                                   for host in self.lab])
         self.assertEqual(pids, [host.processes(UID, "dtrain-agent") for host in self.lab])
 
+    def test_quiet_json_is_the_result_alone(self):
+        self.with_everything([0, 1])
+        events = [json.loads(line) for line in self.ok("up", "--json", self.yaml).splitlines()]
+        self.assertGreater(len(events), 1)
+        result = [json.loads(line) for line in self.ok("up", "--json", "-q", self.yaml).splitlines()]
+        self.assertEqual([set(each) for each in result], [set(events[-1])])
+
     def test_a_changed_file_is_sent_and_no_setup_runs(self):
         self.with_everything()
         self.up()
