@@ -47,7 +47,9 @@ void CheckpointWriter::start(const Training& training, const Place& place, const
                              const nlohmann::json& hyperparameters) {
   snapshot_.take(tensors_to_write(training, context_), on_gpu_);
   Task task{place.step, metrics, nullptr, rank_state(training, context_)};
-  if (context_.is_first()) task.common = common_state(training, place, hyperparameters);
+  // By every rank: what is kept may take a collective to tell (the layout of DDP's buckets).
+  nlohmann::json common = common_state(training, place, hyperparameters);
+  if (context_.is_first()) task.common = std::move(common);
   background_.start(
       [this, task = std::move(task)](const std::stop_token& stop) { write(task, stop); });
 }

@@ -168,6 +168,31 @@ int stops(const std::filesystem::path& /*folder*/) {
   return 0;
 }
 
+// A checkpoint after the first step, before DDP has made its buckets anew.
+int early_checkpoint(const std::filesystem::path& folder) {
+  InitOptions options;
+  options.session.storage = folder / "storage";
+  options.context.timeout = std::chrono::seconds(10);
+  init(options);
+  PrepareModel prepare;
+  prepare.ddp.first_bucket_bytes = 64;
+  prepare.ddp.bucket_bytes = 64;
+  auto model = prepare_model(std::make_shared<SmallNet>(8, false), prepare);
+  auto optimizer = prepare_optimizer(
+      std::make_shared<Sgd>(named_parameters(model->module()), SgdOptions{.lr = 0.1}));
+  const Samples all = make_samples(4);
+  const std::int64_t begins = get_checkpoint().value_or(Place{}).step;
+  require(begins == number_of("TEST_STEP", 0), "goes on where it was");
+  for (std::int64_t step = begins + 1; step <= begins + 3; ++step) {
+    backward(at::cross_entropy_loss((*model)(all.inputs), all.labels));
+    optimizer_step();
+    report({}, Place{step, 0, 0});
+    session().finish();
+  }
+  shutdown();
+  return 0;
+}
+
 int creators(const std::filesystem::path& folder) {
   TorchTrainer::Options options;
   options.config = {{"lr", 0.05}, {"hidden", 12}};
@@ -225,6 +250,7 @@ int run_api_job(const std::string& name, const std::filesystem::path& folder) {
       {"functions", functions},
       {"logging", logging},
       {"creators", creators},
+      {"early_checkpoint", early_checkpoint},
       {"stops", stops}};
   return run([&] { return jobs.at(name)(folder); });
 }

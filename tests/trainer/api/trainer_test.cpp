@@ -333,6 +333,13 @@ TEST_CASE("the functions, with ZeRO-1, and again from the checkpoint") {
   expect("functions", 2, folder, 0, {{"TEST_EPOCH", "1"}});
 }
 
+TEST_CASE("a checkpoint after the first step: what it tells of DDP is every rank's work") {
+  const TemporaryFolder folder;
+  const Variables env{{"DTRAIN_TRANSPORT", "gloo"}};
+  expect("early_checkpoint", 3, folder, 0, env);
+  expect("early_checkpoint", 3, folder, 0, {{"DTRAIN_TRANSPORT", "gloo"}, {"TEST_STEP", "3"}});
+}
+
 TEST_CASE("functions before init() say what is missing") {
   CHECK(contains(message_of<Error>([] { context(); }), "init()"));
   init();
