@@ -122,6 +122,7 @@ struct Context::State {
   std::shared_ptr<comm::SharedGroup> shared;  // null: CPU tensors go through Gloo
   std::unique_ptr<Watch> watch;
   std::string no_shared_memory;
+  std::uint64_t notes = 0;
   int exceptions_at_birth = std::uncaught_exceptions();
 
   void connect(const Options& options);
@@ -323,6 +324,29 @@ std::vector<std::string> Context::all_gather(const std::string& text) {
                     static_cast<std::size_t>(sizes[i]));
   }
   return texts;
+}
+
+std::string Context::new_note() {
+  return "dtrain/note/" + std::to_string(++state_->notes);
+}
+
+void Context::write_note(const std::string& name, const std::string& text) const noexcept {
+  if (!state_->store) return;
+  try {
+    state_->store->set(name, std::vector<std::uint8_t>(text.begin(), text.end()));
+  } catch (...) {  // NOLINT(bugprone-empty-catch): the store is gone, and so are the readers
+  }
+}
+
+std::optional<std::string> Context::read_note(const std::string& name) const noexcept {
+  if (!state_->store) return std::nullopt;
+  try {
+    if (!state_->store->check({name})) return std::nullopt;
+    const std::vector<std::uint8_t> text = state_->store->get(name);
+    return std::string(text.begin(), text.end());
+  } catch (...) {
+    return std::nullopt;
+  }
 }
 
 void Context::set_step(std::int64_t step) {
