@@ -90,7 +90,6 @@ struct Trainer::State {
   bool stops = false;      // on this rank
   bool has_ended = false;  // on all
   bool preempted = false;
-  bool checkpoint_is_due = false;
   std::int64_t checkpointed_at = -1;  // step
 
   template <typename Call>
@@ -182,6 +181,7 @@ void Trainer::State::begin(Trainer& trainer, std::shared_ptr<Module> its_module)
   if (options.deterministic) at::globalContext().setDeterministicAlgorithms(true, false);
   if (options.seed) set_seed(*options.seed);
   if (!session().can_checkpoint()) checkpoints = nullptr;
+  if (stops) session().request_stop();
 
   module = std::move(its_module);
   module->trainer_ = &trainer;
@@ -305,7 +305,6 @@ bool Trainer::State::agree_to_stop() {
 }
 
 void Trainer::State::checkpoint(const Place& at) {
-  checkpoint_is_due = false;
   if (checkpoints == nullptr) return;
   report(metrics, at);
   checkpointed_at = place.step;
@@ -403,7 +402,7 @@ void Trainer::State::run_epoch(Trainer& trainer) {
         place.step % checkpoints->every_n_train_steps == 0 && index < train_batches) {
       checkpoint(place);
     }
-    if (stops && context().world_size() == 1) has_ended = true;
+    if (session().stop_agreed()) has_ended = true;
     times.begin();
   }
   const bool whole = index >= train_batches;
@@ -491,6 +490,7 @@ bool Trainer::validates() const {
 }
 void Trainer::stop() {
   state_->stops = true;
+  if (is_initialized()) session().request_stop();
 }
 const TrainerOptions& Trainer::options() const {
   return state_->options;

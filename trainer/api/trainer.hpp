@@ -102,7 +102,8 @@ class Trainer {
   Optimizer& optimizer() const;  // throws Error before fit()
   StepTimes& times();
   bool validates() const;  // the module has a val_dataloader, and its limit is above 0
-  // All ranks leave after the batch window, or validation, in which one of them says so.
+  // Any rank may call it, alone: all leave together, after the validation or epoch in which it
+  // does, else after the step in which it does (with several ranks, after the next one).
   void stop();
   const TrainerOptions& options() const;
 

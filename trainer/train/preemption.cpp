@@ -24,9 +24,10 @@ void remember(int /*signal*/) {
 struct Preemption::State {
   c10d::ProcessGroup* group = nullptr;
   struct sigaction before {};
-  at::Tensor word;
+  at::Tensor words;                     // told to go; wants to stop
   c10::intrusive_ptr<c10d::Work> sent;  // null before the first call
   bool decided = false;
+  bool stop_decided = false;
 };
 
 Preemption::Preemption(Context& context) : state_(std::make_unique<State>()) {
@@ -50,21 +51,30 @@ Preemption::~Preemption() {
   }
 }
 
-bool Preemption::agreed() {
+bool Preemption::agreed(bool stop) {
   State& state = *state_;
   if (state.decided) return true;
-  if (state.group == nullptr) return state.decided = told_to_go != 0;
+  if (state.group == nullptr) {
+    state.stop_decided = state.stop_decided || stop;
+    return state.decided = told_to_go != 0;
+  }
   if (state.sent) {
     std::exchange(state.sent, nullptr)->wait();
-    state.decided = state.word.item<float>() > 0;
+    state.decided = state.words[0].item<float>() > 0;
+    state.stop_decided = state.stop_decided || state.words[1].item<float>() > 0;
     if (state.decided) return true;
   }
   // On the CPU whatever the device: nothing must wait for it there.
-  state.word = at::zeros({1}, at::kFloat);
-  if (told_to_go != 0) state.word.fill_(1);
-  std::vector<at::Tensor> tensors{state.word};
+  state.words = at::zeros({2}, at::kFloat);
+  if (told_to_go != 0) state.words[0].fill_(1);
+  if (stop) state.words[1].fill_(1);
+  std::vector<at::Tensor> tensors{state.words};
   state.sent = state.group->allreduce(tensors);
   return false;
+}
+
+bool Preemption::stop_agreed() const {
+  return state_->stop_decided;
 }
 
 }  // namespace dtrain::train

@@ -100,6 +100,10 @@ class Session {
   // step, once any of them has got it. Then report() a checkpoint, finish() and return
   // kExitPreempted from main. Collective: each rank calls it once a step.
   bool preempted();
+  // This rank wants the training to end, for a reason of its own: the next preempted() tells the
+  // others, and the one after it makes stop_agreed() true on all ranks (with one rank, the next).
+  void request_stop() { wants_stop_ = true; }
+  bool stop_agreed() const;
 
   // Says so, once in a row of them, when a loss is not a number or infinite: with step and rank.
   // Throws Error with the same words when Options::stop_on_bad_loss is set. Not collective.
@@ -125,6 +129,7 @@ class Session {
   std::unique_ptr<Preemption> preemption_;
   Blocked blocked_;
   int exceptions_at_birth_;
+  bool wants_stop_ = false;
   bool loss_is_bad_ = false;
   bool draws_ = false;  // the progress line
   bool line_drawn_ = false;

@@ -150,7 +150,31 @@ int logging(const std::filesystem::path& folder) {
   return 0;
 }
 
-// One rank asks to stop: all do, in the same step.
+// One rank asks to stop in the middle of an epoch: all do, after the same step.
+int stops_within(const std::filesystem::path& folder) {
+  class Stopper final : public Callback {
+   public:
+    std::string name() const override { return "stopper"; }
+    void on_step_end(Trainer& trainer, Module& /*module*/) override {
+      if (context().rank() + 1 == context().world_size() && trainer.global_step() == 3) {
+        trainer.stop();
+      }
+    }
+  };
+  TrainerOptions options;
+  options.max_epochs = 100;
+  options.default_root_dir = folder / "storage";
+  options.callbacks = {std::make_shared<Stopper>()};
+  Trainer trainer(options);
+  SmallModule::Options small;
+  small.samples = 200;
+  require(trainer.fit(std::make_shared<SmallModule>(small)) == 0, "not preempted");
+  require(trainer.global_step() == (context().world_size() == 1 ? 3 : 4), "after that step");
+  require(trainer.current_epoch() == 0, "within the first epoch");
+  return 0;
+}
+
+// One rank asks to stop at an epoch's end: all do, there.
 int stops(const std::filesystem::path& /*folder*/) {
   class Stopper final : public Callback {
    public:
@@ -251,7 +275,8 @@ int run_api_job(const std::string& name, const std::filesystem::path& folder) {
       {"logging", logging},
       {"creators", creators},
       {"early_checkpoint", early_checkpoint},
-      {"stops", stops}};
+      {"stops", stops},
+      {"stops_within", stops_within}};
   return run([&] { return jobs.at(name)(folder); });
 }
 

@@ -356,6 +356,10 @@ TEST_CASE("what is logged is the mean over all samples of all ranks") {
 TEST_CASE("one rank's stop() is every rank's") {
   const TemporaryFolder folder;
   expect("stops", 2, folder, 0);
+  for (const int ranks : {1, 2, 3}) {
+    const TemporaryFolder own;
+    expect("stops_within", ranks, own, 0);
+  }
 }
 
 TEST_CASE("creators, as RaySGD's TorchTrainer") {
