@@ -74,7 +74,7 @@ struct Trainer::State {
   std::shared_ptr<Module> module;
   std::shared_ptr<DistributedDataParallel> ddp;
   std::shared_ptr<Optimizer> optimizer;
-  std::optional<Scheduler> scheduler;
+  std::shared_ptr<Scheduler> scheduler;  // null: constant
   std::optional<DataLoader> train_data;
   std::optional<DataLoader> val_data;
   std::int64_t train_batches = 0;  // of an epoch, limited
@@ -194,10 +194,13 @@ void Trainer::State::begin(Trainer& trainer, std::shared_ptr<Module> its_module)
   if (!configured.optimizer) throw Error("trainer: configure_optimizers gave no optimizer");
   optimizer = prepare_optimizer(configured.optimizer, strategy_of(options.strategy));
   if (configured.schedule) {
-    scheduler.emplace(*optimizer, configured.schedule, configured.per);
-    session().keep("scheduler", {.save = [this] { return scheduler->state(); },
-                                 .load = [this](const auto& it) { scheduler->load_state(it); },
-                                 .alike = true});
+    scheduler = std::make_shared<Scheduler>(*optimizer, configured.schedule, configured.per);
+    // The session may outlive this Trainer, so that it holds on to what it keeps.
+    session().keep(
+        "scheduler",
+        {.save = [it = scheduler, of = optimizer] { return it->state(); },
+         .load = [it = scheduler, of = optimizer](const auto& state) { it->load_state(state); },
+         .alike = true});
   }
 
   train_data = prepare_data_loader(module->train_dataloader());
@@ -215,13 +218,13 @@ void Trainer::State::begin(Trainer& trainer, std::shared_ptr<Module> its_module)
   module->log_ = nullptr;
   module->on_fit_start();
   each([&](Callback& callback) { callback.on_fit_start(trainer, *module); });
-  each([&](Callback& callback) {
-    if (callback.state().is_null()) return;
-    session().keep("callback/" + callback.name(),
-                   {.save = [&callback] { return callback.state(); },
-                    .load = [&callback](const auto& it) { callback.load_state(it); },
+  for (const std::shared_ptr<Callback>& callback : options.callbacks) {
+    if (callback->state().is_null()) continue;
+    session().keep("callback/" + callback->name(),
+                   {.save = [callback] { return callback->state(); },
+                    .load = [callback](const auto& it) { callback->load_state(it); },
                     .alike = true});
-  });
+  }
   place = get_checkpoint().value_or(Place{});
   if (place.step > 0) checkpointed_at = place.step;
 }

@@ -57,7 +57,8 @@ class Session {
   Session& operator=(const Session&) = delete;
 
   // Makes something else a part of the state: call it before resume(). The functions are called
-  // by report() and resume(), and must stay good as long as the session.
+  // by report() and resume(), and must stay good as long as the session: let them own what they
+  // use.
   void keep(const std::string& name, Kept kept);
   void keep_tensors(const std::string& name, std::function<TensorMap()> tensors);
 
