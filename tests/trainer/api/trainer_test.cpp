@@ -298,6 +298,33 @@ TEST_CASE("averaged weights are validated with, and trained weights stay") {
   CHECK(lag < (average - before).abs().max().item<double>());
 }
 
+TEST_CASE("the session goes on keeping what a Trainer gave it when the Trainer is gone") {
+  const TemporaryFolder folder;
+  InitOptions options;
+  options.session.storage = folder / "storage";
+  init(std::move(options));
+  std::weak_ptr<EarlyStopping> stopping;
+  {
+    TrainerOptions its;
+    const auto callback = std::make_shared<EarlyStopping>(EarlyStopping::Options{});
+    stopping = callback;
+    its.callbacks = {callback, std::make_shared<EmaWeights>(0.5)};
+    Trainer trainer(its);
+    trainer.fit(small(false));  // with a schedule
+  }
+  REQUIRE(!stopping.expired());
+  report({}, Place{11, 1, 0});
+  const auto path = session().finish();
+  REQUIRE(path.has_value());
+  const auto shard = *path / "shard-00000-of-00001";
+  const auto state = nlohmann::json::parse(read_file(shard / "state.json"));
+  CHECK(state["kept"]["callback/early_stopping"]["waited"] == 0);
+  CHECK(state["kept"]["scheduler"].is_object());
+  CHECK(!read_tensors(shard / "ema.safetensors").empty());
+  shutdown();
+  CHECK(stopping.expired());
+}
+
 TEST_CASE("a profile of some steps is a trace") {
   const TemporaryFolder folder;
   TrainerOptions options;
@@ -345,6 +372,22 @@ TEST_CASE("functions before init() say what is missing") {
   init();
   CHECK(contains(message_of<Error>([] { zero_grad(); }), "prepare_model"));
   CHECK(contains(message_of<Error>([] { init(); }), "already"));
+  shutdown();
+}
+
+TEST_CASE("a shutdown() whose checkpoint fails is a shutdown all the same") {
+  const TemporaryFolder folder;
+  InitOptions options;
+  options.session.storage = folder / "storage";
+  init(options);
+  prepare_optimizer(std::make_shared<Sgd>(
+      named_parameters(prepare_model(std::make_shared<test::SmallNet>(4, false))->module()),
+      SgdOptions{}));
+  session().keep_tensors(std::string(300, 'n'), [] { return TensorMap{}; });
+  report({}, Place{1, 0, 0});
+  CHECK(contains(message_of<Error>([] { shutdown(); }), "File name too long"));
+  CHECK(!is_initialized());
+  init();
   shutdown();
 }
 
