@@ -87,6 +87,8 @@ struct Trainer::State {
   Metrics metrics;  // callback_metrics
   StepTimes times;
   std::optional<Profile> profile;
+  bool was_profiled = false;
+  std::int64_t profiled_from = 0;
   bool stops = false;      // on this rank
   bool has_ended = false;  // on all
   bool preempted = false;
@@ -108,7 +110,8 @@ struct Trainer::State {
   void validate(Trainer& trainer);
   void checkpoint(const Place& at);
   bool agree_to_stop();
-  void profile_step();
+  void begin_profile();
+  void end_profile();
 };
 
 Trainer::Trainer(TrainerOptions options) : state_(std::make_unique<State>(std::move(options))) {
@@ -229,17 +232,25 @@ void Trainer::State::begin(Trainer& trainer, std::shared_ptr<Module> its_module)
   if (place.step > 0) checkpointed_at = place.step;
 }
 
-void Trainer::State::profile_step() {
-  if (!options.profile) return;
-  const ProfileOptions& range = *options.profile;
-  if (place.step + 1 == range.first_step) profile.emplace();
-  if (!profile || place.step < range.last_step) return;
-  std::filesystem::path path = range.trace;
+// Before a step: once, and from the middle of the range on where a resume begins there.
+void Trainer::State::begin_profile() {
+  if (!options.profile || was_profiled) return;
+  const std::int64_t next = place.step + 1;
+  if (next < options.profile->first_step || next > options.profile->last_step) return;
+  was_profiled = true;
+  profiled_from = next;
+  profile.emplace();
+}
+
+// After the last step of the range, or of the training.
+void Trainer::State::end_profile() {
+  if (!profile) return;
+  std::filesystem::path path = options.profile->trace;
   if (!context().is_first()) path += ".rank" + std::to_string(context().rank());
   profile->save(path);
   profile.reset();
-  session().say("profile of steps " + std::to_string(range.first_step) + " to " +
-                std::to_string(range.last_step) + " in " + path.string());
+  session().say("profile of steps " + std::to_string(profiled_from) + " to " +
+                std::to_string(place.step) + " in " + path.string());
 }
 
 // One batch's part of a window's gradients. Returns its loss.
@@ -279,7 +290,7 @@ void Trainer::State::end_window(Trainer& trainer, double loss) {
   context().set_step(place.step);
   session().check_loss(place.step, loss);
   each([&](Callback& callback) { callback.on_step_end(trainer, *module); });
-  profile_step();
+  if (profile && place.step >= options.profile->last_step) end_profile();
 
   const bool logs = place.step % options.log_every_n_steps == 0;
   Metrics step_metrics = train_log.take_step(context(), logs);
@@ -364,9 +375,7 @@ void Trainer::State::run_epoch(Trainer& trainer) {
     // A window: the last one of an epoch may be shorter.
     const std::int64_t window = std::min(options.accumulate_grad_batches, train_batches - index);
     double loss = 0;
-    if (options.profile && place.step + 1 == options.profile->first_step && !profile) {
-      profile.emplace();
-    }
+    begin_profile();
     std::int64_t done = 0;
     std::int64_t samples = 0;
     for (; done < window; ++done) {
@@ -444,6 +453,7 @@ int Trainer::run_until(std::int64_t epochs) {
 
 void Trainer::finish() {
   State& s = *state_;
+  s.end_profile();
   if (s.preempted) session().say("told to go, after step " + std::to_string(s.place.step));
   s.module->on_fit_end();
   s.each([&](Callback& callback) { callback.on_fit_end(*this, *s.module); });

@@ -29,7 +29,8 @@ class Limit {
   std::variant<double, std::int64_t> value_;
 };
 
-// A range of steps whose operations are written to a file that chrome://tracing and Perfetto read.
+// A range of steps whose operations are written to a file that chrome://tracing and Perfetto read;
+// of a training that ends within it, the steps that it had.
 struct ProfileOptions {
   std::int64_t first_step = 1;
   std::int64_t last_step = 3;

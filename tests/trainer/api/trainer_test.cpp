@@ -336,6 +336,16 @@ TEST_CASE("a profile of some steps is a trace") {
   CHECK(contains(trace, "aten::"));
 }
 
+TEST_CASE("a training that ends within the profile's range has one of the steps that it had") {
+  const TemporaryFolder folder;
+  TrainerOptions options;
+  options.max_steps = 4;
+  options.profile = ProfileOptions{.first_step = 3, .last_step = 9, .trace = folder / "trace.json"};
+  Trainer trainer(options);
+  trainer.fit(small());
+  CHECK(contains(read_file(folder / "trace.json"), "aten::"));
+}
+
 TEST_CASE("bf16 and fp16 train too") {
   for (const char* precision : {"bf16", "16"}) {
     CAPTURE(precision);
