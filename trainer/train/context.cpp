@@ -151,6 +151,10 @@ void Context::State::connect_cpu(const Options& options) {
       throw Error("the ranks cannot share memory: " + made.problem);
     }
     no_shared_memory = std::move(made.problem);
+    if (env.rank == 0) {
+      std::fprintf(stderr, "note: the ranks talk by Gloo, not by shared memory: %s\n",
+                   no_shared_memory.c_str());
+    }
   }
   auto gloo_options = c10d::ProcessGroupGloo::Options::create(options.timeout);
   gloo_options->devices = gloo_devices(env);
