@@ -396,11 +396,12 @@ bool SharedGroup::any_shared(std::uint64_t sequence) const {
   return false;
 }
 
-std::byte* SharedGroup::peer_data(int peer, std::uint64_t sequence) const {
+std::byte* SharedGroup::peer_data(int peer, std::uint64_t sequence) {
   const std::uint64_t offset = block(peer).posts[sequence % 2].load().offset;
   const Mapping& heap = meeting_.peers[static_cast<std::size_t>(peer)].heap;
   if (offset > heap.size() || current_.bytes > heap.size() - offset) {
-    throw CollectiveError("rank " + std::to_string(peer) + " names memory that it does not share");
+    fail(describe(current_) + " of group '" + options_.name + "': rank " + std::to_string(peer) +
+         " names memory that it does not share");
   }
   return heap.data() + offset;
 }

@@ -125,7 +125,7 @@ class SharedGroup {
   bool all_shared(std::uint64_t sequence) const;
   bool any_shared(std::uint64_t sequence) const;
   std::size_t stage_bytes() const;
-  std::byte* peer_data(int peer, std::uint64_t sequence) const;
+  std::byte* peer_data(int peer, std::uint64_t sequence);  // fails the group if it is not there
 
   Meeting meeting_;
   const int rank_;
