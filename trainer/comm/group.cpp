@@ -343,9 +343,7 @@ void SharedGroup::sync() {
     all = static_cast<std::int32_t>(value - arrived_) >= 0;
   }
   if (all) return;
-  const Clock::time_point began = Clock::now();
   for (int i = 1; i < size_; ++i) wait_for((rank_ + i) % size_, arrived_);
-  statistics_.waiting += Clock::now() - began;
 }
 
 Post SharedGroup::make_post(Kind kind, std::size_t bytes, const void* data) const {
@@ -364,8 +362,6 @@ void SharedGroup::post(const Post& post) {
   current_.sequence = ++sequence_;
   if (broken()) check_peers();  // throws: this call would never be whole
   block(rank_).posts[sequence_ % 2].store(current_);
-  ++statistics_.calls;
-  statistics_.bytes += post.bytes;
 }
 
 // After the first meeting of a call: whether all mean the same one.
@@ -406,10 +402,9 @@ std::byte* SharedGroup::peer_data(int peer, std::uint64_t sequence) {
   return heap.data() + offset;
 }
 
-// A call: its time is counted, and only one thread is in it.
+// A call: only one thread is in it.
 struct SharedGroup::Call {
   explicit Call(SharedGroup& its) : group(its), lock(its.mutex_) {}
-  ~Call() { group.statistics_.busy += Clock::now() - began; }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
@@ -432,7 +427,6 @@ struct SharedGroup::Call {
 
   SharedGroup& group;
   const std::lock_guard<std::mutex> lock;
-  const Clock::time_point began = Clock::now();
 };
 
 void SharedGroup::barrier() {
@@ -518,7 +512,7 @@ void SharedGroup::all_reduce(void* data, std::size_t count, Element element, Red
 
   // All of it lies where every rank can reach it: each rank reduces its chunk and writes the result
   // to all, pass by pass, while it is in the cache.
-  ++statistics_.in_place;
+  ++in_place_calls_;
   std::vector<std::byte*> where(static_cast<std::size_t>(size_));
   for (int r = 0; r < size_; ++r) {
     where[static_cast<std::size_t>(r)] = r == rank_ ? own : peer_data(r, sequence_);
@@ -603,7 +597,7 @@ void SharedGroup::reduce_scatter(void* out, const void* in, std::size_t count, E
     return;
   }
 
-  ++statistics_.in_place;
+  ++in_place_calls_;
   std::vector<const std::byte*> where(static_cast<std::size_t>(size_));
   for (int r = 0; r < size_; ++r) {
     where[static_cast<std::size_t>(r)] = (r == rank_ ? own : peer_data(r, sequence_)) + first;
@@ -667,7 +661,7 @@ void SharedGroup::all_gather(void* out, const void* in, std::size_t bytes, Eleme
     keep_own();
     return;
   }
-  ++statistics_.in_place;
+  ++in_place_calls_;
   for (int i = 1; i < size_; ++i) {
     const int r = (rank_ + i) % size_;
     std::memcpy(slot(r), peer_data(r, sequence_), bytes);
@@ -719,7 +713,7 @@ void SharedGroup::broadcast(void* data, std::size_t bytes, int root, Element ele
         pieces, true, false, true, fill, [](std::size_t) {}, take);
     return;
   }
-  ++statistics_.in_place;
+  ++in_place_calls_;
   if (!is_root) std::memcpy(data, peer_data(root, sequence_), bytes);
   sync();
 }

@@ -280,10 +280,6 @@ void DistributedDataParallel::use_layout(const BucketLayout& layout) {
   state.reducer->keep_buckets();
 }
 
-std::int64_t DistributedDataParallel::bucket_bytes() const {
-  return state_->options.bucket_bytes;
-}
-
 bool DistributedDataParallel::tuning() const {
   return state_->tuner.has_value();
 }
