@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <deque>
 #include <exception>
 #include <limits>
 
@@ -60,6 +61,11 @@ std::int64_t Limit::of(std::int64_t all, const char* name) const {
                 " is a part of all batches from 0.0 to 1.0, or a whole number of them");
   }
   if (part == 0 || all == 0) return 0;
+  if (all == DataLoader::kUnknown) {
+    if (part == 1) return all;
+    throw Error(std::string("trainer: ") + name +
+                " must be 1.0, 0.0 or a number of batches: the length of a stream is not known");
+  }
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(part * static_cast<double>(all)));
 }
 
@@ -77,7 +83,7 @@ struct Trainer::State {
   std::shared_ptr<Scheduler> scheduler;  // null: constant
   std::optional<DataLoader> train_data;
   std::optional<DataLoader> val_data;
-  std::int64_t train_batches = 0;  // of an epoch, limited
+  std::int64_t train_batches = 0;  // of an epoch, limited; of a stream kUnknown, if it is not
   std::int64_t val_batches = 0;
   std::int64_t val_every = 0;  // batches; 0: never
 
@@ -104,6 +110,7 @@ struct Trainer::State {
 
   void begin(Trainer& trainer, std::shared_ptr<Module> its_module);
   void run_epoch(Trainer& trainer);
+  std::int64_t fill_window(DataLoader::Pass& pass, std::deque<Batch>& ready, std::int64_t window);
   double train_batch(Trainer& trainer, const Batch& batch, std::int64_t index,
                      std::int64_t in_window, std::int64_t window);
   void end_window(Trainer& trainer, double loss);
@@ -149,9 +156,11 @@ Trainer::~Trainer() {
 // Steps of the whole training, for the progress line; none if it has no end of its own.
 std::int64_t Trainer::State::total_steps() const {
   const std::int64_t window = options.accumulate_grad_batches;
-  const std::int64_t per_epoch = (train_batches + window - 1) / window;
-  std::int64_t steps = options.max_epochs < 0 ? std::numeric_limits<std::int64_t>::max()
-                                              : options.max_epochs * per_epoch;
+  const std::int64_t per_epoch =
+      train_batches / window + static_cast<std::int64_t>(train_batches % window != 0);
+  std::int64_t steps = options.max_epochs < 0 || train_data->is_stream()
+                           ? std::numeric_limits<std::int64_t>::max()
+                           : options.max_epochs * per_epoch;
   if (options.max_steps >= 0) steps = std::min(steps, options.max_steps);
   return steps;
 }
@@ -211,10 +220,10 @@ void Trainer::State::begin(Trainer& trainer, std::shared_ptr<Module> its_module)
   if (std::optional<DataLoader> data = module->val_dataloader()) {
     val_data = prepare_data_loader(*data, /*evaluates=*/true);
     // Parts of what the rank with most has, so that all ranks validate or none.
-    const auto most = static_cast<std::int64_t>((val_data->samples() + val_data->ranks() - 1) /
-                                                val_data->ranks());
-    const std::int64_t size = val_data->options().batch_size;
-    val_batches = options.limit_val_batches.of((most + size - 1) / size, "limit_val_batches");
+    const std::int64_t of_all = val_data->options().batch_size * val_data->ranks();
+    const std::int64_t most =
+        val_data->is_stream() ? DataLoader::kUnknown : (val_data->samples() + of_all - 1) / of_all;
+    val_batches = options.limit_val_batches.of(most, "limit_val_batches");
     val_every = options.val_check_interval.of(train_batches, "val_check_interval");
   }
 
@@ -251,6 +260,37 @@ void Trainer::State::end_profile() {
   profile.reset();
   session().say("profile of steps " + std::to_string(profiled_from) + " to " +
                 std::to_string(place.step) + " in " + path.string());
+}
+
+// Of a stream: up to `window` batches, the same number on every rank, of which at least one rank
+// has not had its batches in this epoch. The others begin their parts anew. None at the epoch's
+// end.
+std::int64_t Trainer::State::fill_window(DataLoader::Pass& pass, std::deque<Batch>& ready,
+                                         std::int64_t window) {
+  const auto wanted = [&](std::int64_t count) {
+    return static_cast<std::int64_t>(ready.size()) < count;
+  };
+  while (!pass.has_ended() && wanted(window)) {
+    if (std::optional<Batch> batch = pass.next()) ready.push_back(std::move(*batch));
+  }
+  std::vector<double> fresh(static_cast<std::size_t>(context().world_size()));
+  fresh[static_cast<std::size_t>(context().rank())] =
+      pass.is_empty() ? -1.0 : static_cast<double>(ready.size());
+  fresh = context().all_reduce_sum(std::move(fresh));
+  for (std::size_t rank = 0; rank < fresh.size(); ++rank) {
+    if (fresh[rank] >= 0) continue;
+    throw Error("trainer: rank " + std::to_string(rank) +
+                "'s part of the training stream has no batch");
+  }
+  const auto most = static_cast<std::int64_t>(*std::max_element(fresh.begin(), fresh.end()));
+  while (wanted(most)) {
+    if (std::optional<Batch> batch = pass.next()) {
+      ready.push_back(std::move(*batch));
+    } else {
+      pass.again();
+    }
+  }
+  return most;
 }
 
 // One batch's part of a window's gradients. Returns its loss.
@@ -370,16 +410,30 @@ void Trainer::State::run_epoch(Trainer& trainer) {
   bool any = false;
   DataLoader::Pass pass = train_data->pass(place.epoch, began_at);
   std::int64_t taken = 0;
+  const std::int64_t first = index;
+  bool stream_has_ended = false;
   times.begin();
   while (index < train_batches && !has_ended && !is_last_step()) {
     // A window: the last one of an epoch may be shorter.
-    const std::int64_t window = std::min(options.accumulate_grad_batches, train_batches - index);
+    std::int64_t window = std::min(options.accumulate_grad_batches, train_batches - index);
+    std::deque<Batch> ready;
+    if (train_data->is_stream()) {
+      window = fill_window(pass, ready, window);
+      stream_has_ended = window == 0;
+      if (stream_has_ended) break;
+    }
     double loss = 0;
     begin_profile();
     std::int64_t done = 0;
     std::int64_t samples = 0;
     for (; done < window; ++done) {
-      std::optional<Batch> batch = pass.next();
+      std::optional<Batch> batch;
+      if (ready.empty()) {
+        batch = pass.next();
+      } else {
+        batch = std::move(ready.front());
+        ready.pop_front();
+      }
       if (!batch) break;
       times.lap(Part::wait);
       const Batch here = to_device(std::move(*batch), context().device());
@@ -395,7 +449,7 @@ void Trainer::State::run_epoch(Trainer& trainer) {
     any = true;
     index += done;
     taken += samples;
-    place.position = pass.position_after(taken);
+    place.position = pass.position_after(taken, index - first);
 
     if (validates_now && index / val_every > (index - done) / val_every) {
       validate(trainer);
@@ -417,7 +471,12 @@ void Trainer::State::run_epoch(Trainer& trainer) {
     if (session().stop_agreed()) has_ended = true;
     times.begin();
   }
-  const bool whole = index >= train_batches;
+  const bool whole = stream_has_ended || index >= train_batches;
+  // Where the end was not known before it came.
+  if (validates_now && stream_has_ended && val_every == train_batches) {
+    validate(trainer);
+    validated_at = index;
+  }
   if (any || begins) {
     for (const auto& [name, value] : train_log.take_epoch(context())) metrics[name] = value;
   }

@@ -3,6 +3,9 @@
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 
+#include <map>
+#include <sstream>
+
 #include "tests/trainer/api/api_jobs.hpp"
 #include "tests/trainer/support/temporary.hpp"
 #include "tests/trainer/train/jobs.hpp"
@@ -412,6 +415,54 @@ TEST_CASE("one rank's stop() is every rank's") {
   for (const int ranks : {1, 2, 3}) {
     const TemporaryFolder own;
     expect("stops_within", ranks, own, 0);
+  }
+}
+
+TEST_CASE("a stream: uneven parts train together, and a resume sees what is left, bit-exactly") {
+  const auto weights = [](const TemporaryFolder& folder) {
+    return read_tensors(folder / "final-1.safetensors");
+  };
+  const auto lines = [](const TemporaryFolder& folder, int rank) {
+    std::map<std::string, std::string> seen;
+    std::istringstream in(read_file(folder / ("seen-" + std::to_string(rank))));
+    for (std::string line; std::getline(in, line);) {
+      const auto [at, fresh] = seen.emplace(line.substr(0, line.find(':')), line);
+      if (!fresh) CHECK(at->second == line);
+    }
+    return seen;
+  };
+  for (const char* window : {"1", "3"}) {
+    CAPTURE(window);
+    const TemporaryFolder whole;
+    expect("streams", 2, whole, 0, {{"TEST_WINDOW", window}});
+    // 7 batches of rank 0, and 3 of rank 1, which begins anew until rank 0 has ended.
+    const auto first = lines(whole, 0);
+    const auto second = lines(whole, 1);
+    CHECK(first.size() == 14);
+    CHECK(second.size() == 14);
+    CHECK(first.at("0.0") == "0.0: 0 1");
+    CHECK(first.at("0.6") == "0.6: 12");
+    CHECK(first.at("1.0") == "1.0: 1 2");
+    CHECK(second.at("0.2") == "0.2: 104 105");
+    CHECK(second.at("0.3") == "0.3: 100 101");
+    CHECK(second.at("0.6") == "0.6: 100 101");
+    CHECK(second.at("1.6") == "1.6: 101 102");
+    for (const char* dies : {"2", "5", "14"}) {
+      CAPTURE(dies);
+      const TemporaryFolder folder;
+      expect("streams", 2, folder, 128 + 9, {{"TEST_WINDOW", window}, {"TEST_DIE_AT", dies}});
+      expect("streams", 2, folder, 0, {{"TEST_WINDOW", window}});
+      CHECK(lines(folder, 0) == first);
+      CHECK(lines(folder, 1) == second);
+      const TensorMap expected = weights(whole);
+      for (const auto& [name, tensor] : weights(folder)) CHECK(tensor.equal(expected.at(name)));
+    }
+  }
+  const TemporaryFolder folder;
+  const auto exits = launch("streams", 2, folder.path(), {{"TEST_SHORT", "0"}});
+  for (const test::Exit& exit : exits) {
+    CHECK(exit.code == 1);
+    CHECK(contains(exit.error_file, "rank 1's part of the training stream has no batch"));
   }
 }
 
