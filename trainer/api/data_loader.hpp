@@ -51,6 +51,8 @@ struct DataLoaderOptions {
 // cut into parts, one for each worker of each rank, which may be uneven. A resume reads what it has
 // seen of the epoch and leaves it out; with as many ranks and workers as before it sees the same
 // batches as a training that was never stopped, with another number other ones.
+// The Trainer evens the ranks' parts out (Module::train_dataloader); a loop of one's own has
+// DistributedDataParallel::Join for that.
 class DataLoader {
  public:
   // Makes the batch of these samples; from several threads at once. A transform's randomness

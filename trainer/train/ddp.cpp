@@ -5,7 +5,6 @@
 
 #include <torch/csrc/autograd/engine.h>
 #include <algorithm>
-#include <chrono>
 #include <limits>
 #include <numeric>
 #include <sstream>

@@ -418,6 +418,64 @@ TEST_CASE("one rank's stop() is every rank's") {
   }
 }
 
+TEST_CASE("a stream of one rank: its end, its beginning anew, and a place in it") {
+  class Counting final : public SampleStream<int> {
+   public:
+    Counting(int count, std::int64_t epoch) : count_(count), next_(static_cast<int>(epoch) * 10) {}
+    std::optional<int> next() override {
+      return count_-- > 0 ? std::optional(next_++) : std::nullopt;
+    }
+
+   private:
+    int count_;
+    int next_;
+  };
+  int opened = 0;
+  const auto loader_of = [&](const std::vector<int>& counts, DataLoaderOptions options) {
+    return DataLoader::of_stream<int>(
+        "counting",
+        [&opened, counts](StreamShare, std::int64_t epoch) {
+          const auto which =
+              std::min<std::size_t>(static_cast<std::size_t>(opened++), counts.size() - 1);
+          return std::make_unique<Counting>(counts[which], epoch);
+        },
+        [](const std::vector<int>& samples) {
+          return Batch{{at::tensor(samples, at::kLong)}, {}};
+        },
+        options);
+  };
+  const DataLoader loader = loader_of({5}, {.batch_size = 2});
+  CHECK(loader.is_stream());
+  CHECK(loader.batches() == DataLoader::kUnknown);
+  auto pass = loader.pass(3);
+  CHECK(pass.next()->tensors[0].equal(at::tensor({30, 31}, at::kLong)));
+  CHECK(pass.next()->size() == 2);
+  CHECK(pass.next()->size() == 1);
+  CHECK_FALSE(pass.has_ended());
+  CHECK_FALSE(pass.next().has_value());
+  CHECK(pass.has_ended());
+  CHECK_FALSE(pass.is_empty());
+  pass.again();
+  CHECK(pass.next()->tensors[0].equal(at::tensor({30, 31}, at::kLong)));
+  // Four batches of a part of three: the next one is the second, in its second round.
+  auto later = loader.pass(3, pass.position_after(7, 4));
+  CHECK(later.has_ended());
+  CHECK(later.next()->tensors[0].equal(at::tensor({32, 33}, at::kLong)));
+  CHECK(later.position_after(2, 1) == 10);
+
+  opened = 0;
+  auto once = loader_of({1, 0}, {.batch_size = 2}).pass(0);
+  CHECK(once.next().has_value());
+  CHECK_FALSE(once.next().has_value());
+  once.again();
+  CHECK(contains(message_of<Error>([&] { once.next(); }), "has none when it is opened again"));
+  CHECK(contains(message_of<Error>([&] { loader_of({1}, {.shuffle = true}); }), "shuffle"));
+  CHECK(contains(message_of<Error>([] { Limit(0.5).of(DataLoader::kUnknown, "limit"); }),
+                 "length of a stream"));
+  CHECK(Limit(1.0).of(DataLoader::kUnknown, "limit") == DataLoader::kUnknown);
+  CHECK(Limit(7).of(DataLoader::kUnknown, "limit") == 7);
+}
+
 TEST_CASE("a stream: uneven parts train together, and a resume sees what is left, bit-exactly") {
   const auto weights = [](const TemporaryFolder& folder) {
     return read_tensors(folder / "final-1.safetensors");

@@ -1,6 +1,8 @@
 #include "tests/trainer/train/jobs.hpp"
 
 #include <ATen/ATen.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <torch/nn/functional/dropout.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/dropout.h>
@@ -233,6 +235,11 @@ int run_job(const std::string& name, const std::filesystem::path& folder) {
       {"hanging_backward", hanging_backward}};
   return run([&] {
     Context::Options options;
+    if (std::getenv("TEST_SMALL_FILES") != nullptr) {  // memory to share is a file too
+      ::signal(SIGXFSZ, SIG_IGN);
+      const rlimit small{1 << 20, 1 << 20};
+      ::setrlimit(RLIMIT_FSIZE, &small);
+    }
     if (const char* limit = std::getenv("TEST_TIMEOUT_MS")) {
       options.timeout = std::chrono::milliseconds(std::atoi(limit));
     }

@@ -61,6 +61,18 @@ TEST_CASE("collectives of three ranks") {
   succeed(launch("collectives", 3, folder.path()), folder);
 }
 
+TEST_CASE("ranks that cannot share memory talk by Gloo, and rank 0 says why, once") {
+  const TemporaryFolder folder;
+  succeed(launch("collectives", 2, folder.path(), {{"TEST_SMALL_FILES", "1"}}), folder);
+  const std::string said = "note: the ranks talk by Gloo, not by shared memory: rank 0 ";
+  const std::string log = read_file(folder / "rank-0.log");
+  CAPTURE(log);
+  const auto at = log.find(said);
+  REQUIRE(at != std::string::npos);
+  CHECK(log.find(said, at + 1) == std::string::npos);
+  CHECK_FALSE(contains(read_file(folder / "rank-1.log"), "note: "));
+}
+
 TEST_CASE("gradients are those of the joined batch, from rank 0's weights") {
   for (const bool views : {true, false}) {
     const TemporaryFolder folder;
