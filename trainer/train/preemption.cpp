@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <atomic>
+#include <exception>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
@@ -28,6 +29,7 @@ struct Preemption::State {
   c10::intrusive_ptr<c10d::Work> sent;  // null before the first call
   bool decided = false;
   bool stop_decided = false;
+  int exceptions_at_birth = std::uncaught_exceptions();
 };
 
 Preemption::Preemption(Context& context) : state_(std::make_unique<State>()) {
@@ -44,7 +46,8 @@ Preemption::Preemption(Context& context) : state_(std::make_unique<State>()) {
 Preemption::~Preemption() {
   ::sigaction(SIGTERM, &state_->before, nullptr);
   in_use = false;
-  if (!state_->sent) return;
+  // An exception ends the training: nobody is waited for.
+  if (!state_->sent || std::uncaught_exceptions() > state_->exceptions_at_birth) return;
   try {
     state_->sent->wait();
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): a peer has gone, so do we
