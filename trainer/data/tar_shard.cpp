@@ -2,7 +2,6 @@
 #include <archive_entry.h>
 #include <fcntl.h>
 
-#include <unordered_set>
 
 #include "trainer/core/files.hpp"
 #include "trainer/data/shards.hpp"
@@ -11,7 +10,6 @@ namespace dtrain::train {
 namespace {
 
 constexpr std::size_t kMostMembers = 1 << 22;
-constexpr std::size_t kBlock = 64 << 10;
 
 struct CloseArchive {
   void operator()(archive* a) const { archive_read_free(a); }
