@@ -2,7 +2,6 @@
 #include <archive_entry.h>
 #include <fcntl.h>
 
-
 #include "trainer/core/files.hpp"
 #include "trainer/data/shards.hpp"
 
@@ -17,7 +16,8 @@ struct CloseArchive {
 
 }  // namespace
 
-// Flat arrays, since all shards of a set may be held: a set of a million samples takes some 60 MB.
+// Flat arrays, since all shards of a set may be held: a million samples of two members take some 75
+// MB.
 class TarIndex {
  public:
   struct Member {
