@@ -70,7 +70,8 @@ void EmaWeights::on_fit_start(Trainer& /*trainer*/, Module& module) {
   for (const auto& item : module.named_parameters()) {
     average_.emplace(item.key(), item.value().detach().clone());
   }
-  session().keep_tensors("ema", [this] { return average_; });
+  // The tensors themselves, which outlive this callback if the session does.
+  session().keep_tensors("ema", [average = average_] { return average; });
 }
 
 void EmaWeights::on_step_end(Trainer& /*trainer*/, Module& module) {

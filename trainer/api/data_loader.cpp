@@ -3,17 +3,33 @@
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/tensor.h>
 
+#include <utility>
+
 #include "trainer/core/error.hpp"
 
 namespace dtrain::train {
 
-DataLoader::DataLoader(std::int64_t samples, Make make, DataLoaderOptions options)
-    : samples_(samples), make_(std::move(make)), options_(options) {
-  if (samples < 1) throw Error("data loader: the data set has no samples");
+namespace {
+
+void check(const DataLoaderOptions& options) {
   if (options.batch_size < 1) throw Error("data loader: batch_size must be at least 1");
   if (options.workers < 0 || options.prefetch < 1) {
     throw Error("data loader: workers must be at least 0 and prefetch at least 1");
   }
+}
+
+}  // namespace
+
+DataLoader::DataLoader(std::int64_t samples, Make make, DataLoaderOptions options)
+    : samples_(samples), make_(std::move(make)), options_(options) {
+  if (samples < 1) throw Error("data loader: the data set has no samples");
+  check(options);
+}
+
+DataLoader::DataLoader(OpenPart open, DataLoaderOptions options)
+    : samples_(0), open_(std::move(open)), options_(options) {
+  check(options);
+  if (options.shuffle) throw Error("data loader: a stream has its own order: shuffle it inside");
 }
 
 DataLoader DataLoader::of_tensors(std::vector<at::Tensor> tensors, DataLoaderOptions options) {
@@ -72,12 +88,19 @@ DistributedSampler DataLoader::sampler(std::int64_t epoch, std::int64_t position
 }
 
 std::int64_t DataLoader::batches() const {
+  if (is_stream()) return kUnknown;
   const std::int64_t samples = sampler(0, 0).remaining();
   return options_.drop_last ? samples / options_.batch_size
                             : (samples + options_.batch_size - 1) / options_.batch_size;
 }
 
 DataLoader::Pass DataLoader::pass(std::int64_t epoch, std::int64_t position) const {
+  if (is_stream()) {
+    const std::int64_t of_all = options_.batch_size * ranks_;
+    return {
+        [open = open_, rank = rank_, ranks = ranks_, epoch] { return open(rank, ranks, epoch); },
+        (position + of_all - 1) / of_all, of_all};
+  }
   DistributedSampler from = sampler(epoch, position);
   const LoaderOptions options{.batch_size = options_.batch_size,
                               .workers = options_.workers,
@@ -88,6 +111,40 @@ DataLoader::Pass DataLoader::pass(std::int64_t epoch, std::int64_t position) con
         return make(indices, epoch);
       });
   return {std::move(from), std::move(loader)};
+}
+
+DataLoader::Pass::Pass(std::function<Next()> open, std::int64_t seen, std::int64_t of_all)
+    : open_(std::move(open)), next_(open_()), seen_(seen), of_all_(of_all) {
+  for (std::int64_t i = 0; i < seen;) {
+    if (next()) {
+      ++i;
+    } else if (is_empty()) {
+      break;
+    } else {
+      again();
+    }
+  }
+}
+
+std::optional<Batch> DataLoader::Pass::next() {
+  if (loader_) return loader_->next();
+  std::optional<Batch> batch = next_();
+  if (std::exchange(is_anew_, false) && !batch) {
+    throw Error("data loader: a stream that had batches has none when it is opened again");
+  }
+  has_begun_ = has_begun_ || batch.has_value();
+  has_ended_ = has_ended_ || !batch;
+  return batch;
+}
+
+void DataLoader::Pass::again() {
+  next_ = nullptr;  // its threads first
+  next_ = open_();
+  is_anew_ = true;
+}
+
+std::int64_t DataLoader::Pass::position_after(std::int64_t samples, std::int64_t batches) const {
+  return sampler_ ? sampler_->position_after(samples) : (seen_ + batches) * of_all_;
 }
 
 Batch to_device(Batch batch, c10::Device device) {

@@ -2,15 +2,19 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "trainer/data/loader.hpp"
 #include "trainer/data/sampler.hpp"
+#include "trainer/data/stream_loader.hpp"
 #include "trainer/train/batches.hpp"
 #include "trainer/train/context.hpp"
 
@@ -22,7 +26,11 @@ struct Batch {
   std::vector<std::int64_t> indices;  // of the samples in their data set
 
   const at::Tensor& operator[](std::size_t i) const { return tensors.at(i); }
-  std::int64_t size() const { return static_cast<std::int64_t>(indices.size()); }
+  // Samples. Those of a stream have no indices: the rows of the first tensor.
+  std::int64_t size() const {
+    if (!indices.empty() || tensors.empty()) return static_cast<std::int64_t>(indices.size());
+    return tensors[0].dim() == 0 ? 0 : tensors[0].size(0);
+  }
 };
 
 struct DataLoaderOptions {
@@ -34,9 +42,17 @@ struct DataLoaderOptions {
   std::uint64_t seed = 0;
 };
 
-// A map-style data set and how batches are made of it. A value that is cheap to copy. The order of
-// an epoch is a function of (seed, epoch, index): a resume costs nothing, and any number of ranks
-// sees the same one.
+// A data set and how batches are made of it. A value that is cheap to copy.
+//
+// Of a map-style set the order of an epoch is a function of (seed, epoch, index): a resume costs
+// nothing, and any number of ranks sees the same one.
+//
+// A stream (of_stream) has an order of its own and a length that nobody knows before its end. It is
+// cut into parts, one for each worker of each rank, which may be uneven. A resume reads what it has
+// seen of the epoch and leaves it out; with as many ranks and workers as before it sees the same
+// batches as a training that was never stopped, with another number other ones.
+// The Trainer evens the ranks' parts out (Module::train_dataloader); a loop of one's own has
+// DistributedDataParallel::Join for that.
 class DataLoader {
  public:
   // Makes the batch of these samples; from several threads at once. A transform's randomness
@@ -52,44 +68,97 @@ class DataLoader {
   static DataLoader of_images(Images images, const ImageBatches& batches,
                               DataLoaderOptions options);
 
+  // Samples that come one after the other: `open` makes the stream of one of the parts of an epoch,
+  // `collate` a batch of its samples. From the workers' threads, one stream in each; there is
+  // always at least one. Each part has its own order: `shuffle` is an Error. `name` is for
+  // messages.
+  template <typename Sample>
+  static DataLoader of_stream(
+      std::string name,
+      std::function<std::unique_ptr<SampleStream<Sample>>(StreamShare, std::int64_t epoch)> open,
+      std::function<Batch(std::vector<Sample>)> collate, DataLoaderOptions options);
+
   // This rank's share: what prepare_data_loader does. With `evaluates` each sample comes to exactly
   // one rank, so ranks may have different numbers of batches; else all have as many.
   DataLoader shared(const Context& context, bool evaluates) const;
 
-  std::int64_t samples() const { return samples_; }
+  bool is_stream() const { return static_cast<bool>(open_); }
+  std::int64_t samples() const { return samples_; }  // 0 of a stream: not known
   const DataLoaderOptions& options() const { return options_; }
   int ranks() const { return ranks_; }
-  // Of a whole epoch, for this rank.
+  // Of a whole epoch, for this rank; kUnknown of a stream.
+  static constexpr std::int64_t kUnknown = std::numeric_limits<std::int64_t>::max();
   std::int64_t batches() const;
 
-  // One pass, from a place in the epoch on.
+  // One pass, from a place in the epoch on. Of a stream the place is counted in full batches of all
+  // ranks, and what this rank has seen is left out when the pass is made.
   class Pass {
    public:
-    std::optional<Batch> next() { return loader_->next(); }
-    std::int64_t batches() const { return loader_->batches(); }
-    LoaderStats stats() const { return loader_->stats(); }
-    // Where all ranks together stand after this rank has taken so many samples.
-    std::int64_t position_after(std::int64_t taken) const { return sampler_.position_after(taken); }
+    // After the last one of this rank: nothing. Of a stream, again() begins this rank's part anew;
+    // next() throws Error if it then has nothing.
+    std::optional<Batch> next();
+    void again();
+    // Of a stream: whether this rank's part has ended once, and whether it had no batch at all.
+    bool has_ended() const { return has_ended_; }
+    bool is_empty() const { return has_ended_ && !has_begun_; }
+    std::int64_t batches() const { return loader_ ? loader_->batches() : kUnknown; }
+    LoaderStats stats() const { return loader_ ? loader_->stats() : LoaderStats{}; }
+    // Where all ranks together stand after this rank has taken so many samples, in so many batches.
+    std::int64_t position_after(std::int64_t samples, std::int64_t batches) const;
 
    private:
     friend class DataLoader;
+    using Next = std::function<std::optional<Batch>()>;
     Pass(DistributedSampler sampler, std::unique_ptr<Loader<Batch>> loader)
         : sampler_(std::move(sampler)), loader_(std::move(loader)) {}
-    DistributedSampler sampler_;
+    Pass(std::function<Next()> open, std::int64_t seen, std::int64_t of_all);
+
+    std::optional<DistributedSampler> sampler_;  // neither of a stream
     std::unique_ptr<Loader<Batch>> loader_;
+    std::function<Next()> open_;  // of a stream
+    Next next_;
+    std::int64_t seen_ = 0;    // batches of this rank, when the pass was made
+    std::int64_t of_all_ = 0;  // samples that a batch of each rank has
+    bool has_begun_ = false;
+    bool has_ended_ = false;
+    bool is_anew_ = false;  // again() was the last call
   };
   Pass pass(std::int64_t epoch, std::int64_t position = 0) const;
 
  private:
+  // The batches of one of `ranks` parts, by a stream loader.
+  using OpenPart = std::function<Pass::Next(int rank, int ranks, std::int64_t epoch)>;
+  DataLoader(OpenPart open, DataLoaderOptions options);
   DistributedSampler sampler(std::int64_t epoch, std::int64_t position) const;
 
   std::int64_t samples_;
   Make make_;
+  OpenPart open_;  // of a stream
   DataLoaderOptions options_;
   int rank_ = 0;
   int ranks_ = 1;
   bool evaluates_ = false;
 };
+
+template <typename Sample>
+DataLoader DataLoader::of_stream(
+    std::string name,
+    std::function<std::unique_ptr<SampleStream<Sample>>(StreamShare, std::int64_t epoch)> open,
+    std::function<Batch(std::vector<Sample>)> collate, DataLoaderOptions options) {
+  StreamOptions part{.batch_size = options.batch_size,
+                     .workers = std::max(1, options.workers),
+                     .prefetch = options.prefetch,
+                     .drop_last = options.drop_last};
+  return DataLoader(
+      [=](int rank, int ranks, std::int64_t epoch) mutable -> Pass::Next {
+        part.rank = rank;
+        part.ranks = ranks;
+        const auto loader = std::make_shared<StreamLoader<Sample, Batch>>(
+            name, part, [open, epoch](StreamShare share) { return open(share, epoch); }, collate);
+        return [loader] { return loader->next(); };
+      },
+      options);
+}
 
 // A batch on the device; copies nothing that is there already.
 Batch to_device(Batch batch, c10::Device device);

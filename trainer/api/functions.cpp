@@ -63,9 +63,10 @@ bool is_initialized() {
 
 void shutdown() {
   if (!slot()) return;
-  // An exception flies: nobody is waited for.
-  if (std::uncaught_exceptions() == 0) slot()->session->finish();
-  slot().reset();
+  // The training ends here, also when its last checkpoint was not committed: then, and when an
+  // exception flies already, nobody is waited for.
+  const std::unique_ptr<Current> current = std::move(slot());
+  if (std::uncaught_exceptions() == 0) current->session->finish();
 }
 
 Context& context() {

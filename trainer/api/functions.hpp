@@ -54,7 +54,8 @@ Context& init(InitOptions options = {});
 bool is_initialized();
 // Waits for the last checkpoint and leaves the group, in that order. Collective. What was prepared
 // must not be used any more. Without it the process's end does the same, and can only print what
-// went wrong.
+// went wrong. Throws Error on every rank if the checkpoint was not committed; the training is over
+// all the same.
 void shutdown();
 
 // Throw Error before init(). World size, ranks, node, device, storage, run name, restart count.

@@ -94,6 +94,8 @@ class Module : public torch::nn::Module {
   // collectives are not possible here.
   virtual void validation_step(const Batch& batch, std::int64_t batch_index);
   virtual Optimizers configure_optimizers() = 0;
+  // Of a stream an epoch lasts until the longest of the ranks' parts has ended, and a rank whose
+  // part is shorter begins it anew: no sample is left out, and all ranks have as many batches.
   virtual DataLoader train_dataloader() = 0;
   // Without one there is no validation.
   virtual std::optional<DataLoader> val_dataloader() { return std::nullopt; }

@@ -29,7 +29,8 @@ class Limit {
   std::variant<double, std::int64_t> value_;
 };
 
-// A range of steps whose operations are written to a file that chrome://tracing and Perfetto read.
+// A range of steps whose operations are written to a file that chrome://tracing and Perfetto read;
+// of a training that ends within it, the steps that it had.
 struct ProfileOptions {
   std::int64_t first_step = 1;
   std::int64_t last_step = 3;
@@ -102,7 +103,8 @@ class Trainer {
   Optimizer& optimizer() const;  // throws Error before fit()
   StepTimes& times();
   bool validates() const;  // the module has a val_dataloader, and its limit is above 0
-  // All ranks leave after the batch window, or validation, in which one of them says so.
+  // Any rank may call it, alone: all leave together, after the validation or epoch in which it
+  // does, else after the step in which it does (with several ranks, after the next one).
   void stop();
   const TrainerOptions& options() const;
 

@@ -44,11 +44,6 @@ void Background::wait() {
   if (auto error = std::exchange(error_, nullptr)) std::rethrow_exception(error);
 }
 
-bool Background::busy() const {
-  const std::lock_guard lock(mutex_);
-  return static_cast<bool>(work_);
-}
-
 void Background::loop(std::stop_token stop) {
   lower_priority();
   std::unique_lock lock(mutex_);

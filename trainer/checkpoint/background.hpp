@@ -27,14 +27,13 @@ class Background {
   void start(Work work);
   // Waits until nothing is being done. Throws what the last piece threw, once.
   void wait();
-  bool busy() const;
   // Lets the work know that it is to give up.
   void stop() { thread_.request_stop(); }
 
  private:
   void loop(std::stop_token stop);
 
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::condition_variable_any changed_;
   Work work_;  // set from start() until it is done
   std::exception_ptr error_;

@@ -17,8 +17,6 @@ namespace dtrain::train {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::size_t kLongestReason = 4096;
-
 std::string now_rfc3339() {
   const auto now = std::chrono::system_clock::now();
   const auto milliseconds =
@@ -84,7 +82,6 @@ ShardWriter::ShardWriter(const fs::path& storage, int attempt, std::int64_t step
   std::error_code error;
   fs::remove_all(folder_, error);
   if (error) throw Error("cannot clear " + folder_.string() + ": " + error.message());
-  fs::remove(folder_.parent_path() / ("failed-" + folder_.filename().string()), error);
   make_folders(folder_);
 }
 
@@ -113,8 +110,10 @@ void ShardWriter::finish() {
   sync_folder(folder_);
 }
 
-bool wait_for_shards(const fs::path& storage, int attempt, std::int64_t step, int shards,
-                     const std::stop_token& stop, std::chrono::milliseconds limit) {
+void wait_for_shards(const fs::path& storage, int attempt, std::int64_t step, int shards,
+                     const std::stop_token& stop,
+                     const std::function<std::optional<std::string>()>& trouble,
+                     std::chrono::milliseconds limit) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds kLongestPause{100};
   const fs::path temporary = temporary_folder(storage, attempt, step);
@@ -129,30 +128,14 @@ bool wait_for_shards(const fs::path& storage, int attempt, std::int64_t step, in
       ++shard;
       continue;
     }
-    const fs::path failed = temporary / ("failed-" + name);
-    if (fs::exists(failed)) {
-      throw Error("shard " + std::to_string(shard) + " of " + std::to_string(shards) +
-                  " could not be written: " + read_text(failed, kLongestReason));
-    }
+    if (const std::optional<std::string> why = trouble()) throw Error(*why);
     if (Clock::now() > deadline) {
       throw Error((temporary / name).string() + ": was not finished in time");
     }
     if (never.wait_for(lock, stop, pause, [] { return false; }) || stop.stop_requested()) {
-      return false;
+      throw Error("the checkpoint of step " + std::to_string(step) + " was given up");
     }
     pause = std::min(pause * 2, kLongestPause);
-  }
-  return true;
-}
-
-void mark_shard_failed(const fs::path& storage, int attempt, std::int64_t step, int shard,
-                       int shards, const std::string& why) noexcept {
-  try {
-    const fs::path temporary = temporary_folder(storage, attempt, step);
-    fs::create_directories(temporary);
-    write_atomically(temporary / ("failed-" + shard_name(shard, shards)),
-                     why.substr(0, kLongestReason));
-  } catch (...) {  // NOLINT(bugprone-empty-catch): the committer's deadline remains
   }
 }
 

@@ -50,15 +50,14 @@ std::filesystem::path commit_checkpoint(const std::filesystem::path& storage,
                                         const CommitRequest& request);
 
 // Between the writers of one checkpoint's shards, where no launcher collects them: the committer
-// waits until all are finished, and a writer that fails says why. Throws Error with that reason, or
-// after `limit`; returns false when it was asked to stop. The shards lie in a folder that all ranks
-// see: it is looked at, first every few milliseconds, later ten times a second.
-bool wait_for_shards(const std::filesystem::path& storage, int attempt, std::int64_t step,
+// waits until all are finished. The shards lie in a folder that all ranks see: it is looked at,
+// first every few milliseconds, later ten times a second, and so is `trouble`, which says what
+// keeps another writer from finishing, if anything does. Throws Error with its words, after
+// `limit`, or when it is asked to stop.
+void wait_for_shards(const std::filesystem::path& storage, int attempt, std::int64_t step,
                      int shards, const std::stop_token& stop,
+                     const std::function<std::optional<std::string>()>& trouble,
                      std::chrono::milliseconds limit = std::chrono::minutes(30));
-// Best effort: the writer may have failed because nothing can be written.
-void mark_shard_failed(const std::filesystem::path& storage, int attempt, std::int64_t step,
-                       int shard, int shards, const std::string& why) noexcept;
 
 struct Checkpoint {
   std::filesystem::path folder;

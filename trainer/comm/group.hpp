@@ -95,14 +95,8 @@ class SharedGroup {
   // Whether an error was seen by any rank. Any thread.
   bool broken() const;
 
-  struct Statistics {
-    std::uint64_t calls = 0;
-    std::uint64_t bytes = 0;
-    std::chrono::nanoseconds busy{0};     // inside calls
-    std::chrono::nanoseconds waiting{0};  // of it, for peers
-    std::uint64_t in_place = 0;           // calls that needed no staging
-  };
-  const Statistics& statistics() const { return statistics_; }
+  // Calls that needed no staging: all ranks' data lay in their heaps.
+  std::uint64_t in_place_calls() const { return in_place_calls_; }
 
  private:
   struct RankBlock;
@@ -125,7 +119,7 @@ class SharedGroup {
   bool all_shared(std::uint64_t sequence) const;
   bool any_shared(std::uint64_t sequence) const;
   std::size_t stage_bytes() const;
-  std::byte* peer_data(int peer, std::uint64_t sequence) const;
+  std::byte* peer_data(int peer, std::uint64_t sequence);  // fails the group if it is not there
 
   Meeting meeting_;
   const int rank_;
@@ -136,7 +130,7 @@ class SharedGroup {
   std::uint32_t arrived_ = 0;
   Post current_;
   std::string failure_;
-  Statistics statistics_;
+  std::uint64_t in_place_calls_ = 0;
   std::mutex mutex_;
 };
 

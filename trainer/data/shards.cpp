@@ -55,6 +55,7 @@ class Shards : public ImageSource {
       ends_.push_back(size_);
     }
     class_count_ = static_cast<std::int64_t>(index_.classes.size());
+    headers_.resize(index_.shards.size());
   }
 
   std::string name() const override { return folder_.string(); }
@@ -113,6 +114,7 @@ class Shards : public ImageSource {
   }
 
   std::shared_ptr<const TarShard> open(std::size_t number) const {
+    std::shared_ptr<const TarIndex> headers;
     {
       const std::lock_guard lock(mutex_);
       for (auto it = open_.begin(); it != open_.end(); ++it) {
@@ -120,15 +122,18 @@ class Shards : public ImageSource {
         open_.splice(open_.begin(), open_, it);  // the last one used comes first
         return it->shard;
       }
+      headers = headers_[number];
     }
     // Outside of the lock: others go on with what is open. Two may do this at once for one shard.
-    auto shard = std::make_shared<const TarShard>(folder_ / index_.shards[number].file);
+    const fs::path path = folder_ / index_.shards[number].file;
+    auto shard = headers ? std::make_shared<const TarShard>(path, headers)
+                         : std::make_shared<const TarShard>(path);
     if (shard->samples() != index_.shards[number].samples) {
-      throw Error((folder_ / index_.shards[number].file).string() + ": has " +
-                  std::to_string(shard->samples()) + " samples, " + kShardIndex + " says " +
-                  std::to_string(index_.shards[number].samples));
+      throw Error(path.string() + ": has " + std::to_string(shard->samples()) + " samples, " +
+                  kShardIndex + " says " + std::to_string(index_.shards[number].samples));
     }
     const std::lock_guard lock(mutex_);
+    headers_[number] = shard->index();
     open_.push_front({number, shard});
     if (open_.size() > most_open_) open_.pop_back();
     return shard;
@@ -142,6 +147,7 @@ class Shards : public ImageSource {
   std::int64_t class_count_ = 0;
   mutable std::mutex mutex_;
   mutable std::list<Open> open_;
+  mutable std::vector<std::shared_ptr<const TarIndex>> headers_;  // by shard; null: not read yet
 };
 
 }  // namespace

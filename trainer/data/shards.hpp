@@ -14,6 +14,9 @@
 // and have one name up to the first dot of its last part: a/0001.jpg, a/0001.cls.
 namespace dtrain::train {
 
+// Where the members of a shard lie, by what its headers say: some tens of bytes for each.
+class TarIndex;
+
 // One shard, its headers read, its data mapped. Throws Error, with the file and what is wrong: not
 // a plain tar (a compressed one has no random access), a member that goes beyond the file, too
 // many members, a name without an ending, or twice in a sample. Links, folders and the like are
@@ -21,14 +24,18 @@ namespace dtrain::train {
 class TarShard {
  public:
   explicit TarShard(const std::filesystem::path& path);
+  // With the index that an earlier one has made of the same file: no header is read. Throws Error
+  // if the file has another size by now.
+  TarShard(const std::filesystem::path& path, std::shared_ptr<const TarIndex> index);
   ~TarShard();
   TarShard(const TarShard&) = delete;
   TarShard& operator=(const TarShard&) = delete;
 
   std::int64_t samples() const;
-  const std::string& key(std::int64_t sample) const;
+  std::string key(std::int64_t sample) const;
   // A sample's members by their ending ("jpg", "cls", "seg.png").
   std::map<std::string, std::span<const std::byte>> members(std::int64_t sample) const;
+  const std::shared_ptr<const TarIndex>& index() const;
 
  private:
   struct State;
@@ -58,8 +65,8 @@ ShardIndex write_shard_index(const std::filesystem::path& folder,
                              std::vector<std::string> classes = {});
 
 // The images (jpg, jpeg or png) and labels (cls: a number as text) of a folder of shards with its
-// index. At most `open_shards` shards are held open. Throws Error when there is no index, or it is
-// not of these files (their sizes differ).
+// index. At most `open_shards` shards are held open; what the headers of a shard say is read once
+// and kept. Throws Error when there is no index, or it is not of these files (their sizes differ).
 Images open_shards(const std::filesystem::path& folder, std::size_t open_shards = 64);
 
 }  // namespace dtrain::train

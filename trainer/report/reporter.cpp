@@ -5,6 +5,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -18,6 +19,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kLongestLine = 65536;  // with its newline
+constexpr std::chrono::milliseconds kLook{100};
 
 std::string line_of(const json& message) {
   return message.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
@@ -60,8 +62,10 @@ void Reporter::heartbeat(std::int64_t step, std::optional<std::uint64_t> collect
   send_quietly(line_of(report));
 }
 
-std::filesystem::path Reporter::checkpoint(std::int64_t step, const std::filesystem::path& folder,
-                                           int shard, int shards, const Metrics& metrics) {
+std::filesystem::path Reporter::checkpoint(
+    std::int64_t step, const std::filesystem::path& folder, int shard, int shards,
+    const Metrics& metrics, const std::stop_token& stop,
+    const std::function<std::optional<std::string>()>& trouble) {
   try {
     deliver(line_of({{"type", "checkpoint"},
                      {"step", step},
@@ -70,7 +74,8 @@ std::filesystem::path Reporter::checkpoint(std::int64_t step, const std::filesys
                      {"shards", shards},
                      {"metrics", metrics_to_json(metrics)},
                      {"ack", true}}));
-    const json answer = json::parse(receive_line(), nullptr, /*allow_exceptions=*/false);
+    const json answer =
+        json::parse(receive_line(stop, trouble), nullptr, /*allow_exceptions=*/false);
     if (answer.is_object() && answer.value("ok", json()) == true) {
       const json path = answer.value("path", json());
       return path.is_string() ? std::filesystem::path(path.get<std::string>()) : folder;
@@ -146,7 +151,8 @@ void Reporter::send(const std::string& line) {
   }
 }
 
-std::string Reporter::receive_line() {
+std::string Reporter::receive_line(const std::stop_token& stop,
+                                   const std::function<std::optional<std::string>()>& trouble) {
   const TimePoint deadline = std::chrono::steady_clock::now() + options_.commit_timeout;
   std::string line;
   for (;;) {
@@ -154,9 +160,13 @@ std::string Reporter::receive_line() {
         deadline - std::chrono::steady_clock::now());
     if (left.count() <= 0) throw Error("no answer in time on report socket " + path_.string());
     pollfd event{socket_.get(), POLLIN, 0};
-    const int ready = ::poll(&event, 1, static_cast<int>(left.count()));
+    const int ready = ::poll(&event, 1, static_cast<int>(std::min(left, kLook).count()));
     if (ready < 0 && errno != EINTR) throw errno_error("cannot poll the report socket", errno);
-    if (ready <= 0) continue;
+    if (ready <= 0) {
+      if (stop.stop_requested()) throw Error("it was given up");
+      if (const auto why = trouble ? trouble() : std::nullopt) throw Error(*why);
+      continue;
+    }
     char c = 0;
     const ssize_t got = ::recv(socket_.get(), &c, 1, 0);
     if (got < 0 && errno == EINTR) continue;

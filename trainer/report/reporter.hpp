@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <stop_token>
 #include <string>
 
 #include "trainer/core/files.hpp"
@@ -47,9 +48,13 @@ class Reporter {
   // `collective`: how many collectives this rank has begun.
   void heartbeat(std::int64_t step, std::optional<std::uint64_t> collective = {});
   // Reports a finished shard and waits until the checkpoint is committed, which may be after the
-  // other shards have come. Returns its final path. Throws Error with the head's reason.
+  // other shards have come. Returns its final path. Throws Error with the head's reason, when it is
+  // asked to stop, or with the words of `trouble`, which is asked ten times a second what keeps
+  // another shard from coming.
   std::filesystem::path checkpoint(std::int64_t step, const std::filesystem::path& folder,
-                                   int shard, int shards, const Metrics& metrics);
+                                   int shard, int shards, const Metrics& metrics,
+                                   const std::stop_token& stop = {},
+                                   const std::function<std::optional<std::string>()>& trouble = {});
 
  private:
   using TimePoint = std::chrono::steady_clock::time_point;
@@ -58,7 +63,8 @@ class Reporter {
   void deliver(const std::string& line);  // throws Error
   void connect();                         // throws Error
   void send(const std::string& line);     // throws Error
-  std::string receive_line();             // throws Error
+  std::string receive_line(const std::stop_token& stop,
+                           const std::function<std::optional<std::string>()>& trouble);  // Error
 
   std::filesystem::path path_;
   Options options_;

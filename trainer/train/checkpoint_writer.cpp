@@ -25,9 +25,10 @@ struct CheckpointWriter::Task {
   Metrics metrics;
   nlohmann::json common;  // rank 0's only
   nlohmann::json own;
+  std::string note;  // where a rank that fails says why
 };
 
-CheckpointWriter::CheckpointWriter(const Context& context, std::filesystem::path storage,
+CheckpointWriter::CheckpointWriter(Context& context, std::filesystem::path storage,
                                    Retention retention)
     : environment_(context.environment()),
       on_gpu_(!context.device().is_cpu()),
@@ -46,8 +47,10 @@ void CheckpointWriter::reserve(const Training& training) {
 void CheckpointWriter::start(const Training& training, const Place& place, const Metrics& metrics,
                              const nlohmann::json& hyperparameters) {
   snapshot_.take(tensors_to_write(training, context_), on_gpu_);
-  Task task{place.step, metrics, nullptr, rank_state(training, context_)};
-  if (context_.is_first()) task.common = common_state(training, place, hyperparameters);
+  Task task{place.step, metrics, nullptr, rank_state(training, context_), context_.new_note()};
+  // By every rank: what is kept may take a collective to tell (the layout of DDP's buckets).
+  nlohmann::json common = common_state(training, place, hyperparameters);
+  if (context_.is_first()) task.common = std::move(common);
   background_.start(
       [this, task = std::move(task)](const std::stop_token& stop) { write(task, stop); });
 }
@@ -61,46 +64,60 @@ std::optional<std::string> CheckpointWriter::wait() {
   }
 }
 
+// A rank that fails says so at once: the others would wait for its shard.
 void CheckpointWriter::write(const Task& task, const std::stop_token& stop) {
-  const int rank = environment_.rank;
-  const int ranks = environment_.world_size;
-  std::filesystem::path folder;
   try {
-    ShardWriter shard(storage_, environment_.attempt, task.step, rank, ranks);
-    for (const auto& [name, tensors] : snapshot_.sources()) {
-      if (stop.stop_requested()) return;
-      FileSink sink = shard.create(name);
-      write_safetensors(sink, tensors);
-      shard.close(sink);
-    }
-    if (!task.common.is_null()) write_document(shard, "state.json", task.common);
-    write_document(shard, "rank.json", task.own);
-    shard.finish();
-    folder = shard.folder();
+    const std::filesystem::path folder = write_shard(task, stop);
+    const std::optional<std::filesystem::path> path = commit(task, folder, stop);
+    if (!path) return;
+    const std::lock_guard lock(mutex_);
+    committed_ = path;
+    told_ = false;
   } catch (const std::exception& error) {
-    if (!reporter_) {
-      mark_shard_failed(storage_, environment_.attempt, task.step, rank, ranks, error.what());
+    if (!context_.read_note(task.note)) {
+      context_.write_note(task.note,
+                          "rank " + std::to_string(environment_.rank) + ": " + error.what());
     }
     throw;
   }
+}
 
-  std::filesystem::path path;
-  if (reporter_) {
-    path = reporter_->checkpoint(task.step, folder, rank, ranks, task.metrics);
-  } else {
-    if (rank != 0) return;
-    if (!wait_for_shards(storage_, environment_.attempt, task.step, ranks, stop)) return;
-    path = commit_checkpoint(storage_, {.job = environment_.job,
-                                        .attempt = environment_.attempt,
-                                        .step = task.step,
-                                        .world_size = ranks,
-                                        .shards = ranks,
-                                        .metrics = task.metrics});
-    remove_checkpoints(storage_, retention_, warn);
+std::filesystem::path CheckpointWriter::write_shard(const Task& task, const std::stop_token& stop) {
+  ShardWriter shard(storage_, environment_.attempt, task.step, environment_.rank,
+                    environment_.world_size);
+  for (const auto& [name, tensors] : snapshot_.sources()) {
+    if (stop.stop_requested()) {
+      throw Error("the checkpoint of step " + std::to_string(task.step) + " was given up");
+    }
+    FileSink sink = shard.create(name);
+    write_safetensors(sink, tensors);
+    shard.close(sink);
   }
-  const std::lock_guard lock(mutex_);
-  committed_ = path;
-  told_ = false;
+  if (!task.common.is_null()) write_document(shard, "state.json", task.common);
+  write_document(shard, "rank.json", task.own);
+  shard.finish();
+  return shard.folder();
+}
+
+std::optional<std::filesystem::path> CheckpointWriter::commit(const Task& task,
+                                                              const std::filesystem::path& folder,
+                                                              const std::stop_token& stop) {
+  const int ranks = environment_.world_size;
+  const auto trouble = [&] { return context_.read_note(task.note); };
+  if (reporter_) {
+    return reporter_->checkpoint(task.step, folder, environment_.rank, ranks, task.metrics, stop,
+                                 trouble);
+  }
+  if (environment_.rank != 0) return std::nullopt;
+  wait_for_shards(storage_, environment_.attempt, task.step, ranks, stop, trouble);
+  const std::filesystem::path path = commit_checkpoint(storage_, {.job = environment_.job,
+                                                                  .attempt = environment_.attempt,
+                                                                  .step = task.step,
+                                                                  .world_size = ranks,
+                                                                  .shards = ranks,
+                                                                  .metrics = task.metrics});
+  remove_checkpoints(storage_, retention_, warn);
+  return path;
 }
 
 std::optional<std::filesystem::path> CheckpointWriter::committed() const {

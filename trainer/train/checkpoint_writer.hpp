@@ -15,10 +15,11 @@ namespace dtrain::train {
 
 // One rank's part in checkpoints: a copy of its share, then, behind the training, files, sums,
 // fsync, and the commit. Under dtrain each rank tells the head of its shard; without, rank 0 waits
-// for all shards and commits. Its methods belong to the training's thread.
+// for all shards and commits. A rank that fails leaves a note, so that the others do not wait for
+// it: all of them fail soon, with its rank and reason. Its methods belong to the training's thread.
 class CheckpointWriter {
  public:
-  CheckpointWriter(const Context& context, std::filesystem::path storage, Retention retention);
+  CheckpointWriter(Context& context, std::filesystem::path storage, Retention retention);
   ~CheckpointWriter();
 
   // Touches the memory that the first checkpoint will need.
@@ -38,10 +39,14 @@ class CheckpointWriter {
  private:
   struct Task;
   void write(const Task& task, const std::stop_token& stop);
+  std::filesystem::path write_shard(const Task& task, const std::stop_token& stop);
+  // Nothing where another rank commits.
+  std::optional<std::filesystem::path> commit(const Task& task, const std::filesystem::path& folder,
+                                              const std::stop_token& stop);
 
   const Environment environment_;
   const bool on_gpu_;
-  const Context& context_;  // not in the background
+  Context& context_;  // in the background: its notes only
   const std::filesystem::path storage_;
   const Retention retention_;
   Snapshot snapshot_;

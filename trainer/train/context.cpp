@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -21,6 +22,7 @@
 #include "trainer/comm/backend.hpp"
 #include "trainer/core/error.hpp"
 #include "trainer/core/stacks.hpp"
+#include "trainer/train/named_gloo.hpp"
 #include "trainer/train/processor.hpp"
 #include "trainer/train/watch.hpp"
 
@@ -119,13 +121,17 @@ struct Context::State {
   c10::intrusive_ptr<c10d::TCPStore> tcp_store;
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::ProcessGroup> group;
-  std::shared_ptr<comm::SharedGroup> shared;  // null: CPU tensors go through Gloo
-  std::unique_ptr<Watch> watch;
+  std::shared_ptr<comm::SharedGroup> shared;       // null: CPU tensors go through Gloo
+  std::shared_ptr<Calls> calls;                    // null: they go through shared memory
+  std::shared_ptr<std::weak_ptr<Watch>> explains;  // set before the first call
+  std::shared_ptr<Watch> watch;
   std::string no_shared_memory;
+  std::uint64_t notes = 0;
   int exceptions_at_birth = std::uncaught_exceptions();
 
   void connect(const Options& options);
   void connect_cpu(const Options& options);
+  void begin_watch(const Options& options);
   void leave();
 };
 
@@ -150,12 +156,22 @@ void Context::State::connect_cpu(const Options& options) {
       throw Error("the ranks cannot share memory: " + made.problem);
     }
     no_shared_memory = std::move(made.problem);
+    if (env.rank == 0) {
+      std::fprintf(stderr, "note: the ranks talk by Gloo, not by shared memory: %s\n",
+                   no_shared_memory.c_str());
+    }
   }
   auto gloo_options = c10d::ProcessGroupGloo::Options::create(options.timeout);
   gloo_options->devices = gloo_devices(env);
-  auto gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(
-      c10::make_intrusive<c10d::PrefixStore>("gloo", store), env.rank, env.world_size,
-      gloo_options);
+  calls = std::make_shared<Calls>();
+  // By a weak reference: Gloo's threads may outlive all else when an exception ends the training.
+  explains = std::make_shared<std::weak_ptr<Watch>>();
+  auto gloo =
+      make_named_gloo(c10::make_intrusive<c10d::PrefixStore>("gloo", store), env.rank,
+                      env.world_size, gloo_options, calls, [by = explains](const Call& failed) {
+                        const std::shared_ptr<Watch> its = by->lock();
+                        return its ? its->explain(failed) : std::string();
+                      });
   group->setBackend(c10::kCPU, c10d::ProcessGroup::GLOO, gloo);
   group->setDefaultBackend(c10d::ProcessGroup::GLOO);
 }
@@ -184,8 +200,29 @@ void Context::State::connect(const Options& options) {
 #endif
 }
 
+void Context::State::begin_watch(const Options& options) {
+  Watch::Joined joined{shared, calls, {}};
+  if (store) {
+    joined.board.write = [to = store](const std::string& name, const std::string& text) {
+      to->set(name, std::vector<std::uint8_t>(text.begin(), text.end()));
+    };
+    joined.board.read = [from = store](const std::string& name) -> std::optional<std::string> {
+      if (!from->check({name})) return std::nullopt;
+      const std::vector<std::uint8_t> text = from->get(name);
+      return std::string(text.begin(), text.end());
+    };
+  }
+  Watch::Options its;
+  // Several times within a collective's timeout, so that what the ranks say of themselves is new.
+  its.beat = std::clamp(options.timeout / 4, std::chrono::milliseconds(10), its.beat);
+  watch = std::make_shared<Watch>(environment, std::move(joined), its);
+  if (explains) *explains = watch;
+}
+
 // Rank 0 hosts the store: it stays until every other rank has said that it is done.
 void Context::State::leave() {
+  // It looks at the store, which is about to go.
+  if (!watch->end()) static_cast<void>(new std::shared_ptr<Watch>(std::move(watch)));
   if (!group) return;
   if (std::uncaught_exceptions() > exceptions_at_birth) {
     // Gloo's threads may wait for a peer for as long as its timeout. The process is about to end.
@@ -228,7 +265,7 @@ Context Context::join(const Environment& environment, const Options& options) {
   state->environment = environment;
   state->device = pick_device(environment);
   if (environment.world_size > 1) state->connect(options);
-  state->watch = std::make_unique<Watch>(environment, state->shared);
+  state->begin_watch(options);
   return Context(std::move(state));
 }
 
@@ -323,6 +360,18 @@ std::vector<std::string> Context::all_gather(const std::string& text) {
                     static_cast<std::size_t>(sizes[i]));
   }
   return texts;
+}
+
+std::string Context::new_note() {
+  return "dtrain/note/" + std::to_string(++state_->notes);
+}
+
+void Context::write_note(const std::string& name, const std::string& text) const {
+  state_->watch->write(name, text);
+}
+
+std::optional<std::string> Context::read_note(const std::string& name) const {
+  return state_->watch->read(name);
 }
 
 void Context::set_step(std::int64_t step) {

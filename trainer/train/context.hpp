@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -78,6 +79,15 @@ class Context {
   std::vector<at::Tensor> all_gather(const at::Tensor& tensor);
   // Every rank's text, by rank, each of its own length. (JSON: trainer/train/objects.hpp.)
   std::vector<std::string> all_gather(const std::string& text);
+
+  // Notes: short texts beside the collectives, kept by the group's store, for what one rank must
+  // tell the others while they are busy. new_note() names one, the same on all ranks that call it
+  // equally often, on the training's thread; the other two are for any thread and best effort: a
+  // store that does not answer within a second takes nothing and has nothing. With one rank there
+  // is nobody to tell.
+  std::string new_note();
+  void write_note(const std::string& name, const std::string& text) const;
+  std::optional<std::string> read_note(const std::string& name) const;
 
   // The step that this rank works on: for its heartbeats, its crash report, and its peers' messages
   // when it does not come. Session::progress() calls it.

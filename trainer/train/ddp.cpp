@@ -5,7 +5,6 @@
 
 #include <torch/csrc/autograd/engine.h>
 #include <algorithm>
-#include <chrono>
 #include <limits>
 #include <numeric>
 #include <sstream>
@@ -14,17 +13,10 @@
 
 #include "trainer/comm/allocator.hpp"
 #include "trainer/core/error.hpp"
-#include "trainer/train/ddp_reducer.hpp"
+#include "trainer/train/ddp_state.hpp"
 
 namespace dtrain::train {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-constexpr std::size_t kBroadcastBytes = std::size_t{250} << 20;
-// What tuning tries, in steps each of which the first does not count: it touches new memory.
-constexpr std::int64_t kSizesToTry[] = {1 << 20, 4 << 20, 25 << 20, 128 << 20};
-constexpr int kStepsToTry = 4;
 
 // broadcast_coalesced writes in place, which autograd forbids on the parameters themselves.
 std::vector<at::Tensor> detached(const std::vector<at::Tensor>& tensors) {
@@ -100,94 +92,7 @@ BucketIndices indices_of(const BucketLayout& layout, const ReducerArguments& arg
   return indices;
 }
 
-// A parameter's place in its flat bucket, in the layout that its gradient has.
-at::Tensor view_of(const at::Tensor& flat, std::int64_t offset, const at::Tensor& parameter) {
-  const at::Tensor part = flat.narrow(0, offset, parameter.numel());
-  if (parameter.is_non_overlapping_and_dense()) {
-    return part.as_strided(parameter.sizes(), parameter.strides(), part.storage_offset());
-  }
-  return part.view(parameter.sizes());
-}
-
-// Tries bucket sizes, one after the other, and keeps the fastest one.
-class Tuner {
- public:
-  // `total`: bytes of all gradients; sizes that make no other buckets than a smaller one are left
-  // out.
-  explicit Tuner(std::int64_t total) {
-    for (const std::int64_t size : kSizesToTry) {
-      sizes_.push_back(size);
-      if (size >= total) break;
-    }
-    best_.assign(sizes_.size(), std::numeric_limits<double>::infinity());
-  }
-  // At the beginning of each step. Returns the size to go on with when it is another one.
-  template <typename Agree>
-  std::optional<std::int64_t> step(Agree agree) {
-    const Clock::time_point now = Clock::now();
-    std::optional<std::int64_t> next;
-    if (steps_ > 1) {  // the first step of a size was not measured
-      best_[current_] =
-          std::min(best_[current_], std::chrono::duration<double>(now - began_).count());
-    }
-    if (steps_ == 0) next = sizes_[0];
-    if (steps_ == kStepsToTry) {
-      steps_ = 0;
-      if (++current_ < sizes_.size()) {
-        next = sizes_[current_];
-      } else {
-        const auto fastest = std::min_element(best_.begin(), best_.end()) - best_.begin();
-        next = sizes_[static_cast<std::size_t>(agree(static_cast<std::int64_t>(fastest)))];
-        done_ = true;
-      }
-    }
-    ++steps_;
-    began_ = Clock::now();
-    return next;
-  }
-  bool done() const { return done_; }
-
- private:
-  std::vector<std::int64_t> sizes_;
-  std::vector<double> best_;  // seconds of a step
-  std::size_t current_ = 0;
-  int steps_ = 0;
-  bool done_ = false;
-  Clock::time_point began_;
-};
-
 }  // namespace
-
-struct DistributedDataParallel::State {
-  State(std::shared_ptr<torch::nn::Module> its_module, Context& its_context, DdpOptions its_options)
-      : module(std::move(its_module)), context(its_context), options(std::move(its_options)) {}
-
-  std::shared_ptr<torch::nn::Module> module;
-  Context& context;
-  DdpOptions options;
-  Group group;
-  ReducerArguments arguments;
-  std::unique_ptr<DdpReducer> reducer;
-  std::vector<at::Tensor> buffers;
-  std::optional<Tuner> tuner;
-  bool sync = true;             // false inside of no_sync
-  bool buffers_behind = false;  // a synchronized forward came before: buffers may differ by now
-  int buffers_from = 0;
-
-  // Static graph: its first synchronized backward calls delay_all_reduce() at its end, once.
-  bool first_backward_done = false;
-  std::optional<DdpReducer::HookCounts> hook_counts;
-
-  bool joining = false;
-  int active_ranks = 0;
-
-  void begin_step();
-  void tune();
-  void keep_hook_counts();
-  std::pair<int, bool> announce(bool active);
-  std::int64_t index_of(const at::Tensor& parameter) const;
-  void follow(const std::function<void()>& step);
-};
 
 DistributedDataParallel::DistributedDataParallel(std::shared_ptr<torch::nn::Module> module,
                                                  Context& context, DdpOptions options)
@@ -280,10 +185,6 @@ void DistributedDataParallel::use_layout(const BucketLayout& layout) {
   state.reducer->keep_buckets();
 }
 
-std::int64_t DistributedDataParallel::bucket_bytes() const {
-  return state_->options.bucket_bytes;
-}
-
 bool DistributedDataParallel::tuning() const {
   return state_->tuner.has_value();
 }
@@ -340,30 +241,6 @@ void DistributedDataParallel::State::keep_hook_counts() {
   }
 }
 
-// Join: what each rank tells the others at the beginning of a step. Returns how many have a batch,
-// and whether they synchronize.
-std::pair<int, bool> DistributedDataParallel::State::announce(bool active) {
-  const int world = context.world_size();
-  std::vector<double> words(static_cast<std::size_t>(world) + 1);
-  if (active) {
-    words[static_cast<std::size_t>(context.rank())] = 1;
-    words.back() = sync ? 1 : 0;
-  }
-  words = context.all_reduce_sum(words);
-  int count = 0;
-  for (int rank = world - 1; rank >= 0; --rank) {
-    if (words[static_cast<std::size_t>(rank)] == 0) continue;
-    ++count;
-    buffers_from = rank;  // the first of those that have batches
-  }
-  const int syncing = static_cast<int>(words.back());
-  if (syncing != 0 && syncing != count) {
-    throw Error("DDP: " + std::to_string(syncing) + " of " + std::to_string(count) +
-                " ranks synchronize in this step and the others are inside of no_sync");
-  }
-  return {count, syncing != 0};
-}
-
 void DistributedDataParallel::prepare_forward() {
   State& state = *state_;
   if (!state.reducer || !c10::GradMode::is_enabled()) return;
@@ -412,85 +289,6 @@ std::vector<at::Tensor> DistributedDataParallel::prepare_backward(std::vector<at
       if (const std::shared_ptr<State> still = weak.lock()) still->reducer->delay_all_reduce();
     });
   });
-}
-
-std::int64_t DistributedDataParallel::State::index_of(const at::Tensor& parameter) const {
-  const auto found = std::find_if(arguments.parameters.begin(), arguments.parameters.end(),
-                                  [&](const at::Tensor& each) { return each.is_same(parameter); });
-  return found - arguments.parameters.begin();
-}
-
-// A rank without batches: the collectives of the others' steps, in their order.
-void DistributedDataParallel::State::follow(const std::function<void()>& step) {
-  for (;;) {
-    const auto [active, syncs] = announce(false);
-    if (active == 0) break;
-    keep_hook_counts();
-    if (options.static_graph && !first_backward_done) {
-      throw Error("DDP: with static_graph every rank needs a batch in the first step");
-    }
-    const bool before = std::exchange(sync, syncs);
-    begin_step();
-    sync = before;
-    buffers_behind = syncs;
-    if (!syncs) continue;
-
-    const c10::NoGradGuard no_grad;
-    const bool finds = options.find_unused_parameters && !options.static_graph;
-    at::Tensor used = at::zeros({static_cast<std::int64_t>(arguments.parameters.size())}, at::kInt);
-    std::vector<c10d::GradBucket> buckets = reducer->get_grad_buckets(true);
-    std::vector<c10::intrusive_ptr<c10::ivalue::Future>> sums;
-    for (c10d::GradBucket& bucket : buckets) {
-      // Zeros, but for what this rank has gathered inside of no_sync and not yet sent.
-      std::int64_t offset = 0;
-      for (const at::Tensor& parameter : bucket.getParameters()) {
-        if (parameter.grad().defined()) {
-          at::Tensor place = view_of(bucket.getBuffer(), offset, parameter);
-          place.copy_(parameter.grad());
-          // A hook takes the average itself.
-          if (options.gradient_type == GradientType::as_it_is) place.div_(active);
-          used[index_of(parameter)] = 1;
-        }
-        offset += parameter.numel();
-      }
-      sums.push_back(reducer->run_comm_hook(bucket));
-    }
-    if (finds) {
-      at::Tensor all = used.to(context.device());
-      context.all_reduce_sum(all);
-      used = all.cpu();
-    }
-    for (std::size_t b = 0; b < buckets.size(); ++b) {
-      sums[b]->waitAndThrow();
-      const at::Tensor flat = c10d::detail::parseCppCommHookResult(sums[b]->constValue());
-      std::int64_t offset = 0;
-      for (at::Tensor parameter : buckets[b].getParameters()) {
-        const bool is_used = !finds || used[index_of(parameter)].item<int>() != 0;
-        if (is_used) parameter.mutable_grad() = view_of(flat, offset, parameter);
-        offset += parameter.numel();
-      }
-    }
-    if (reducer->should_rebuild_buckets()) reducer->push_rebuilt_params_for_all_indices();
-    step();
-  }
-  if (!buffers.empty()) c10d::broadcast_coalesced(group, buffers, kBroadcastBytes, buffers_from);
-  buffers_behind = false;
-  buffers_from = 0;
-}
-
-DistributedDataParallel::Join::Join(DistributedDataParallel& ddp) : ddp_(ddp) {
-  ddp.state_->joining = ddp.state_->reducer != nullptr;
-}
-
-DistributedDataParallel::Join::~Join() {
-  ddp_.state_->joining = false;
-}
-
-void DistributedDataParallel::Join::finish(const std::function<void()>& step) {
-  State& state = *ddp_.state_;
-  if (!state.joining) return;
-  state.joining = false;
-  state.follow(step);
 }
 
 DistributedDataParallel::NoSync::NoSync(DistributedDataParallel& ddp)

@@ -127,8 +127,6 @@ class DistributedDataParallel {
   BucketLayout layout_to_keep();
   // From the next step on, and for good. Throws Error if it is not of this model. For a resume.
   void use_layout(const BucketLayout& layout);
-  // The bytes that bucket tuning has chosen, or was told.
-  std::int64_t bucket_bytes() const;
   // Still trying bucket sizes: times of steps say little yet.
   bool tuning() const;
 

@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <atomic>
+#include <exception>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
@@ -24,9 +25,11 @@ void remember(int /*signal*/) {
 struct Preemption::State {
   c10d::ProcessGroup* group = nullptr;
   struct sigaction before {};
-  at::Tensor word;
+  at::Tensor words;                     // told to go; wants to stop
   c10::intrusive_ptr<c10d::Work> sent;  // null before the first call
   bool decided = false;
+  bool stop_decided = false;
+  int exceptions_at_birth = std::uncaught_exceptions();
 };
 
 Preemption::Preemption(Context& context) : state_(std::make_unique<State>()) {
@@ -43,28 +46,38 @@ Preemption::Preemption(Context& context) : state_(std::make_unique<State>()) {
 Preemption::~Preemption() {
   ::sigaction(SIGTERM, &state_->before, nullptr);
   in_use = false;
-  if (!state_->sent) return;
+  // An exception ends the training: nobody is waited for.
+  if (!state_->sent || std::uncaught_exceptions() > state_->exceptions_at_birth) return;
   try {
     state_->sent->wait();
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): a peer has gone, so do we
   }
 }
 
-bool Preemption::agreed() {
+bool Preemption::agreed(bool stop) {
   State& state = *state_;
   if (state.decided) return true;
-  if (state.group == nullptr) return state.decided = told_to_go != 0;
+  if (state.group == nullptr) {
+    state.stop_decided = state.stop_decided || stop;
+    return state.decided = told_to_go != 0;
+  }
   if (state.sent) {
     std::exchange(state.sent, nullptr)->wait();
-    state.decided = state.word.item<float>() > 0;
+    state.decided = state.words[0].item<float>() > 0;
+    state.stop_decided = state.stop_decided || state.words[1].item<float>() > 0;
     if (state.decided) return true;
   }
   // On the CPU whatever the device: nothing must wait for it there.
-  state.word = at::zeros({1}, at::kFloat);
-  if (told_to_go != 0) state.word.fill_(1);
-  std::vector<at::Tensor> tensors{state.word};
+  state.words = at::zeros({2}, at::kFloat);
+  if (told_to_go != 0) state.words[0].fill_(1);
+  if (stop) state.words[1].fill_(1);
+  std::vector<at::Tensor> tensors{state.words};
   state.sent = state.group->allreduce(tensors);
   return false;
+}
+
+bool Preemption::stop_agreed() const {
+  return state_->stop_decided;
 }
 
 }  // namespace dtrain::train

@@ -21,8 +21,11 @@ class Preemption {
 
   // True, on all ranks in the same step, once any rank has got SIGTERM: one step after it did,
   // since each call sends this rank's word and reads what all said in the call before, so that
-  // nobody waits. Collective: every rank calls it once in each step, at the same place.
-  bool agreed();
+  // nobody waits. Collective: every rank calls it once in each step, at the same place. `stop` goes
+  // with it: this rank wants all of them to end for a reason of the program's own.
+  bool agreed(bool stop = false);
+  // Whether some rank had said so by what the last agreed() has read: alike on all ranks.
+  bool stop_agreed() const;
 
  private:
   struct State;

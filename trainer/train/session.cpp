@@ -179,7 +179,11 @@ std::optional<std::filesystem::path> Session::last_checkpoint() const {
 
 bool Session::preempted() {
   if (!preemption_) preemption_ = std::make_unique<Preemption>(context_);
-  return preemption_->agreed();
+  return preemption_->agreed(wants_stop_);
+}
+
+bool Session::stop_agreed() const {
+  return preemption_ && preemption_->stop_agreed();
 }
 
 void Session::check_loss(std::int64_t step, double loss) {

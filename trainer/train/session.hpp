@@ -57,7 +57,8 @@ class Session {
   Session& operator=(const Session&) = delete;
 
   // Makes something else a part of the state: call it before resume(). The functions are called
-  // by report() and resume(), and must stay good as long as the session.
+  // by report() and resume(), and must stay good as long as the session: let them own what they
+  // use.
   void keep(const std::string& name, Kept kept);
   void keep_tensors(const std::string& name, std::function<TensorMap()> tensors);
 
@@ -100,6 +101,10 @@ class Session {
   // step, once any of them has got it. Then report() a checkpoint, finish() and return
   // kExitPreempted from main. Collective: each rank calls it once a step.
   bool preempted();
+  // This rank wants the training to end, for a reason of its own: the next preempted() tells the
+  // others, and the one after it makes stop_agreed() true on all ranks (with one rank, the next).
+  void request_stop() { wants_stop_ = true; }
+  bool stop_agreed() const;
 
   // Says so, once in a row of them, when a loss is not a number or infinite: with step and rank.
   // Throws Error with the same words when Options::stop_on_bad_loss is set. Not collective.
@@ -125,6 +130,7 @@ class Session {
   std::unique_ptr<Preemption> preemption_;
   Blocked blocked_;
   int exceptions_at_birth_;
+  bool wants_stop_ = false;
   bool loss_is_bad_ = false;
   bool draws_ = false;  // the progress line
   bool line_drawn_ = false;

@@ -30,7 +30,8 @@ void set_generator_state(const at::Tensor& state, c10::Device device);
 
 // What a training remembers beside model and optimizer: a scheduler, a scaler, how an iterable data
 // set stands. `alike`: the same on every rank, and kept once; else each rank's own, which is there
-// again only for the same number of ranks.
+// again only for the same number of ranks. Both functions are called on every rank, and may be
+// collective.
 struct Kept {
   std::function<nlohmann::json()> save;
   std::function<void(const nlohmann::json&)> load;
@@ -54,7 +55,7 @@ struct Training {
 TensorFiles tensors_to_write(const Training& training, const Context& context);
 
 // The two documents: what all ranks have in common (state.json, by rank 0), and this rank's own
-// (rank.json).
+// (rank.json). Every rank calls both: what is kept may be collective.
 nlohmann::json common_state(const Training& training, const Place& place,
                             const nlohmann::json& hyperparameters);
 nlohmann::json rank_state(const Training& training, const Context& context);

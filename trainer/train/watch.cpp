@@ -2,8 +2,7 @@
 
 #include <signal.h>
 
-#include <chrono>
-#include <optional>
+#include <cstdlib>
 
 #include "trainer/core/run.hpp"
 #include "trainer/core/stacks.hpp"
@@ -12,17 +11,22 @@
 namespace dtrain::train {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-constexpr std::chrono::milliseconds kLook{200};
-constexpr std::chrono::seconds kBeat{10};
+constexpr std::chrono::milliseconds kLook{200};  // at shared memory
 // The rank that waits in the collective learns of it by itself and says more.
 constexpr std::chrono::seconds kOwnWords{1};
+constexpr std::chrono::seconds kAnswer{1};
+constexpr std::chrono::seconds kEnd{2};
+constexpr const char* kBroken = "dtrain/broken";
+
+std::string name_of_calls(int rank) {
+  return "dtrain/calls/" + std::to_string(rank);
+}
 
 }  // namespace
 
-Watch::Watch(const Environment& environment, std::shared_ptr<comm::SharedGroup> group)
-    : environment_(environment), group_(std::move(group)) {
-  if (!group_ && !environment_.report_socket) return;
+Watch::Watch(const Environment& environment, Joined joined, Options options)
+    : environment_(environment), joined_(std::move(joined)), options_(options) {
+  if (!joined_.board.read && !joined_.group && !environment_.report_socket) return;
   // Signals are for the training's thread.
   sigset_t all;
   sigset_t before;
@@ -38,18 +42,123 @@ Watch::~Watch() {
     const std::lock_guard lock(mutex_);
     ends_ = true;
   }
-  changed_.notify_one();
+  changed_.notify_all();
   thread_.join();
 }
 
+bool Watch::end() {
+  if (!thread_.joinable()) return true;
+  std::unique_lock lock(mutex_);
+  ends_ = true;
+  changed_.notify_all();
+  return changed_.wait_for(lock, kEnd, [this] { return ended_; });
+}
+
+std::optional<std::string> Watch::ask(std::function<std::optional<std::string>()> what) {
+  if (!joined_.board.read) return std::nullopt;
+  Task task(std::move(what));
+  std::future<std::optional<std::string>> answer = task.get_future();
+  {
+    const std::lock_guard lock(mutex_);
+    if (ends_) return std::nullopt;
+    tasks_.push_back(std::move(task));
+  }
+  changed_.notify_all();
+  if (answer.wait_for(kAnswer) != std::future_status::ready) return std::nullopt;
+  try {
+    return answer.get();
+  } catch (const std::exception&) {
+    return std::nullopt;  // the store is gone, and whoever would read or write there
+  }
+}
+
+void Watch::write(const std::string& name, const std::string& text) {
+  ask([this, name, text] {
+    joined_.board.write(name, text);
+    return std::nullopt;
+  });
+}
+
+std::optional<std::string> Watch::read(const std::string& name) {
+  return ask([this, name] { return joined_.board.read(name); });
+}
+
+std::string Watch::explain(const Call& failed) {
+  if (Clock::now() - failed.begun < 2 * options_.beat) return "";
+  gave_up_ = true;
+  note_stacks(native_stacks());
+  return ask([this, failed] {
+           joined_.board.write(kBroken, std::to_string(environment_.rank));
+           return std::optional(who_is_behind(failed));
+         })
+      .value_or("; the group's store does not answer");
+}
+
+// The one with the lowest sequence, by what the ranks have put on the board.
+std::string Watch::who_is_behind(const Call& failed) const {
+  std::uint64_t least = failed.sequence;
+  std::string text = "; every rank has come to it";
+  for (int rank = 0; rank < environment_.world_size; ++rank) {
+    if (rank == environment_.rank) continue;
+    const std::optional<std::string> words = joined_.board.read(name_of_calls(rank));
+    if (!words) return "; the slowest is rank " + std::to_string(rank) + ", which says nothing";
+    char* rest = nullptr;
+    const std::uint64_t sequence = std::strtoull(words->c_str(), &rest, 10);
+    if (sequence >= least) continue;
+    least = sequence;
+    text = "; the slowest is rank " + std::to_string(rank) + ": its last call was" + rest;
+  }
+  return text;
+}
+
+std::string Watch::last_call() const {
+  if (joined_.group) return comm::describe(joined_.group->last_post(environment_.rank));
+  return joined_.calls ? describe(joined_.calls->last()) : "nothing yet";
+}
+
 void Watch::report_break() const {
-  const comm::Post last = group_->last_post(group_->rank());
-  const std::string message =
-      "a collective failed on another rank while this one was elsewhere: "
-      "after step " +
-      std::to_string(step_.load()) + ", last call " + describe(last);
+  const std::string message = std::string(why_broken_) +
+                              " while this one was elsewhere: after step " +
+                              std::to_string(step_.load()) + ", last call " + last_call();
   note_stacks(native_stacks());
   if (environment_.error_file) write_error_file(*environment_.error_file, message);
+}
+
+void Watch::publish() {
+  const Call last = joined_.calls->last();
+  const std::string words = std::to_string(last.sequence) + " " + describe(last) + ", at step " +
+                            std::to_string(step_.load());
+  if (words == published_) return;
+  joined_.board.write(name_of_calls(environment_.rank), words);
+  published_ = words;
+}
+
+void Watch::look_for_break() {
+  if (broken_at_ || gave_up_) return;
+  bool broken = false;
+  why_broken_ = "a collective failed on another rank";
+  if (joined_.group) {
+    broken = joined_.group->broken();
+  } else if (joined_.calls) {
+    try {
+      publish();
+      broken = joined_.board.read(kBroken).has_value();
+    } catch (const std::exception&) {
+      broken = true;
+      why_broken_ = "the group's store has gone with rank 0";
+    }
+  }
+  if (broken) broken_at_ = Clock::now();
+}
+
+void Watch::run_tasks(std::unique_lock<std::mutex>& lock) {
+  while (!tasks_.empty()) {
+    Task task = std::move(tasks_.front());
+    tasks_.pop_front();
+    lock.unlock();
+    task();
+    lock.lock();
+  }
 }
 
 void Watch::work() {
@@ -59,25 +168,42 @@ void Watch::work() {
     options.warn = [](const std::string&) {};  // the training's own reporter says it
     reporter.emplace(*environment_.report_socket, options);
   }
-  Clock::time_point beat = Clock::now();
-  std::optional<Clock::time_point> broken_at;
+  const std::chrono::milliseconds pause =
+      joined_.group ? std::min<std::chrono::milliseconds>(kLook, options_.beat) : options_.beat;
+  Clock::time_point next_look = Clock::now();  // at once: the peers know that this rank is here
+  Clock::time_point next_beat = next_look + options_.beat;
+  bool reported = false;
   std::unique_lock lock(mutex_);
   while (!ends_) {
-    changed_.wait_for(lock, kLook, [this] { return ends_; });
-    if (ends_) return;
+    run_tasks(lock);
+    lock.unlock();
     const Clock::time_point now = Clock::now();
-    if (reporter && now - beat >= kBeat) {
-      beat = now;
+    if (now >= next_look) {
+      next_look = now + pause;
+      look_for_break();
+    }
+    if (reporter && now >= next_beat) {
+      next_beat = now + options_.beat;
       std::optional<std::uint64_t> sequence;
-      if (group_) sequence = group_->last_post(group_->rank()).sequence;
+      if (joined_.group) sequence = joined_.group->last_post(environment_.rank).sequence;
+      if (joined_.calls) sequence = joined_.calls->last().sequence;
       reporter->heartbeat(step_.load(), sequence);
     }
-    if (group_ && !broken_at && group_->broken()) broken_at = now;
-    if (broken_at && now - *broken_at >= kOwnWords) {
-      broken_at = Clock::time_point::max() - kOwnWords;
-      report_break();
+    Clock::time_point until = std::min(next_look, reporter ? next_beat : next_look);
+    if (broken_at_ && !reported) {
+      if (now >= *broken_at_ + kOwnWords) {
+        reported = true;
+        if (!gave_up_) report_break();
+      } else {
+        until = std::min(until, *broken_at_ + kOwnWords);
+      }
     }
+    lock.lock();
+    changed_.wait_until(lock, until, [this] { return ends_ || !tasks_.empty(); });
   }
+  run_tasks(lock);
+  ended_ = true;
+  changed_.notify_all();
 }
 
 }  // namespace dtrain::train

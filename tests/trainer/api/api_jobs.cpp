@@ -8,6 +8,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <stdexcept>
 
 #include "trainer/core/error.hpp"
@@ -150,7 +151,31 @@ int logging(const std::filesystem::path& folder) {
   return 0;
 }
 
-// One rank asks to stop: all do, in the same step.
+// One rank asks to stop in the middle of an epoch: all do, after the same step.
+int stops_within(const std::filesystem::path& folder) {
+  class Stopper final : public Callback {
+   public:
+    std::string name() const override { return "stopper"; }
+    void on_step_end(Trainer& trainer, Module& /*module*/) override {
+      if (context().rank() + 1 == context().world_size() && trainer.global_step() == 3) {
+        trainer.stop();
+      }
+    }
+  };
+  TrainerOptions options;
+  options.max_epochs = 100;
+  options.default_root_dir = folder / "storage";
+  options.callbacks = {std::make_shared<Stopper>()};
+  Trainer trainer(options);
+  SmallModule::Options small;
+  small.samples = 200;
+  require(trainer.fit(std::make_shared<SmallModule>(small)) == 0, "not preempted");
+  require(trainer.global_step() == (context().world_size() == 1 ? 3 : 4), "after that step");
+  require(trainer.current_epoch() == 0, "within the first epoch");
+  return 0;
+}
+
+// One rank asks to stop at an epoch's end: all do, there.
 int stops(const std::filesystem::path& /*folder*/) {
   class Stopper final : public Callback {
    public:
@@ -166,6 +191,106 @@ int stops(const std::filesystem::path& /*folder*/) {
   trainer.fit(std::make_shared<SmallModule>(SmallModule::Options{}));
   require(trainer.current_epoch() == 2, "after the second epoch");
   return 0;
+}
+
+// A checkpoint after the first step, before DDP has made its buckets anew.
+int early_checkpoint(const std::filesystem::path& folder) {
+  InitOptions options;
+  options.session.storage = folder / "storage";
+  options.context.timeout = std::chrono::seconds(10);
+  init(options);
+  PrepareModel prepare;
+  prepare.ddp.first_bucket_bytes = 64;
+  prepare.ddp.bucket_bytes = 64;
+  auto model = prepare_model(std::make_shared<SmallNet>(8, false), prepare);
+  auto optimizer = prepare_optimizer(
+      std::make_shared<Sgd>(named_parameters(model->module()), SgdOptions{.lr = 0.1}));
+  const Samples all = make_samples(4);
+  const std::int64_t begins = get_checkpoint().value_or(Place{}).step;
+  require(begins == number_of("TEST_STEP", 0), "goes on where it was");
+  for (std::int64_t step = begins + 1; step <= begins + 3; ++step) {
+    backward(at::cross_entropy_loss((*model)(all.inputs), all.labels));
+    optimizer_step();
+    report({}, Place{step, 0, 0});
+    session().finish();
+  }
+  shutdown();
+  return 0;
+}
+
+// Numbers that come one after the other: rank 0's part has 13 of them, rank 1's 6, each in an order
+// that is the epoch's own. Each rank writes down what it was given.
+struct Number {
+  std::int64_t value;
+};
+
+class Numbers final : public SampleStream<Number> {
+ public:
+  Numbers(StreamShare share, std::int64_t epoch)
+      : count_(share.part == 0 ? 13 : number_of("TEST_SHORT", 6)),
+        base_(share.part * 100),
+        epoch_(epoch) {}
+  std::optional<Number> next() override {
+    if (given_ == count_) return std::nullopt;
+    return Number{base_ + (given_++ + epoch_) % count_};
+  }
+
+ private:
+  std::int64_t count_;
+  std::int64_t base_;
+  std::int64_t epoch_;
+  std::int64_t given_ = 0;
+};
+
+class Streaming final : public SmallModule {
+ public:
+  explicit Streaming(std::filesystem::path folder)
+      : SmallModule({.dropout = true}), folder_(std::move(folder)) {}
+  DataLoader train_dataloader() override {
+    return DataLoader::of_stream<Number>(
+        "numbers",
+        [](StreamShare share, std::int64_t epoch) {
+          return std::make_unique<Numbers>(share, epoch);
+        },
+        [](const std::vector<Number>& numbers) {
+          std::vector<std::int64_t> values;
+          for (const Number& number : numbers) values.push_back(number.value);
+          const at::Tensor value = at::tensor(values, at::kLong);
+          const at::Tensor inputs = at::sin(at::arange(8) * 0.7 + value.unsqueeze(1));
+          return Batch{{inputs, value.remainder(3), value}, {}};
+        },
+        {.batch_size = 2});
+  }
+  at::Tensor training_step(const Batch& batch, std::int64_t index) override {
+    std::ofstream seen(folder_ / ("seen-" + std::to_string(context().rank())), std::ios::app);
+    seen << trainer().current_epoch() << "." << index << ":";
+    for (std::int64_t i = 0; i < batch.size(); ++i) seen << " " << batch[2][i].item<std::int64_t>();
+    seen << "\n";
+    const int at = static_cast<int>(trainer().current_epoch() * 10 + index);
+    if (at == number_of("TEST_DIE_AT", -1)) ::raise(SIGKILL);
+    return SmallModule::training_step(batch, index);
+  }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+int streams(const std::filesystem::path& folder) {
+  TrainerOptions options;
+  options.max_epochs = 2;
+  options.accumulate_grad_batches = number_of("TEST_WINDOW", 1);
+  options.default_root_dir = folder / "storage";
+  options.seed = 5;
+  options.callbacks = {
+      std::make_shared<ModelCheckpoint>(ModelCheckpoint::Options{.every_n_train_steps = 1})};
+  Trainer trainer(options);
+  at::manual_seed(4);
+  auto module = std::make_shared<Streaming>(folder);
+  const int code = trainer.fit(module);
+  require(trainer.current_epoch() == 2, "two epochs");
+  require(trainer.callback_metrics().contains("val_loss"), "validated at the end of an epoch");
+  write_weights(folder / ("final-" + std::to_string(context().rank()) + ".safetensors"), *module);
+  return code;
 }
 
 int creators(const std::filesystem::path& folder) {
@@ -225,7 +350,10 @@ int run_api_job(const std::string& name, const std::filesystem::path& folder) {
       {"functions", functions},
       {"logging", logging},
       {"creators", creators},
-      {"stops", stops}};
+      {"early_checkpoint", early_checkpoint},
+      {"stops", stops},
+      {"streams", streams},
+      {"stops_within", stops_within}};
   return run([&] { return jobs.at(name)(folder); });
 }
 

@@ -3,6 +3,9 @@
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 
+#include <map>
+#include <sstream>
+
 #include "tests/trainer/api/api_jobs.hpp"
 #include "tests/trainer/support/temporary.hpp"
 #include "tests/trainer/train/jobs.hpp"
@@ -122,8 +125,9 @@ TEST_CASE("a training that is killed within a window goes on at the last one's e
       // Micro batch 16 is the second of a window, 27 the third.
       for (const auto& [variable, at, code] :
            {std::tuple{"TEST_DIE_AT", "16", 128 + 9}, {"TEST_TERM_AT", "27", 143}}) {
+        const char* const how = variable;  // clang 14 captures no structured binding
         CAPTURE(ranks);
-        CAPTURE(variable);
+        CAPTURE(how);
         const TemporaryFolder folder;
         Variables dying = env;
         dying[variable] = at;
@@ -298,6 +302,33 @@ TEST_CASE("averaged weights are validated with, and trained weights stay") {
   CHECK(lag < (average - before).abs().max().item<double>());
 }
 
+TEST_CASE("the session goes on keeping what a Trainer gave it when the Trainer is gone") {
+  const TemporaryFolder folder;
+  InitOptions options;
+  options.session.storage = folder / "storage";
+  init(std::move(options));
+  std::weak_ptr<EarlyStopping> stopping;
+  {
+    TrainerOptions its;
+    const auto callback = std::make_shared<EarlyStopping>(EarlyStopping::Options{});
+    stopping = callback;
+    its.callbacks = {callback, std::make_shared<EmaWeights>(0.5)};
+    Trainer trainer(its);
+    trainer.fit(small(false));  // with a schedule
+  }
+  REQUIRE(!stopping.expired());
+  report({}, Place{11, 1, 0});
+  const auto path = session().finish();
+  REQUIRE(path.has_value());
+  const auto shard = *path / "shard-00000-of-00001";
+  const auto state = nlohmann::json::parse(read_file(shard / "state.json"));
+  CHECK(state["kept"]["callback/early_stopping"]["waited"] == 0);
+  CHECK(state["kept"]["scheduler"].is_object());
+  CHECK(!read_tensors(shard / "ema.safetensors").empty());
+  shutdown();
+  CHECK(stopping.expired());
+}
+
 TEST_CASE("a profile of some steps is a trace") {
   const TemporaryFolder folder;
   TrainerOptions options;
@@ -307,6 +338,16 @@ TEST_CASE("a profile of some steps is a trace") {
   const std::string trace = read_file(folder / "trace.json");
   CHECK(contains(trace, "traceEvents"));
   CHECK(contains(trace, "aten::"));
+}
+
+TEST_CASE("a training that ends within the profile's range has one of the steps that it had") {
+  const TemporaryFolder folder;
+  TrainerOptions options;
+  options.max_steps = 4;
+  options.profile = ProfileOptions{.first_step = 3, .last_step = 9, .trace = folder / "trace.json"};
+  Trainer trainer(options);
+  trainer.fit(small());
+  CHECK(contains(read_file(folder / "trace.json"), "aten::"));
 }
 
 TEST_CASE("bf16 and fp16 train too") {
@@ -333,11 +374,34 @@ TEST_CASE("the functions, with ZeRO-1, and again from the checkpoint") {
   expect("functions", 2, folder, 0, {{"TEST_EPOCH", "1"}});
 }
 
+TEST_CASE("a checkpoint after the first step: what it tells of DDP is every rank's work") {
+  const TemporaryFolder folder;
+  const Variables env{{"DTRAIN_TRANSPORT", "gloo"}};
+  expect("early_checkpoint", 3, folder, 0, env);
+  expect("early_checkpoint", 3, folder, 0, {{"DTRAIN_TRANSPORT", "gloo"}, {"TEST_STEP", "3"}});
+}
+
 TEST_CASE("functions before init() say what is missing") {
   CHECK(contains(message_of<Error>([] { context(); }), "init()"));
   init();
   CHECK(contains(message_of<Error>([] { zero_grad(); }), "prepare_model"));
   CHECK(contains(message_of<Error>([] { init(); }), "already"));
+  shutdown();
+}
+
+TEST_CASE("a shutdown() whose checkpoint fails is a shutdown all the same") {
+  const TemporaryFolder folder;
+  InitOptions options;
+  options.session.storage = folder / "storage";
+  init(options);
+  prepare_optimizer(std::make_shared<Sgd>(
+      named_parameters(prepare_model(std::make_shared<test::SmallNet>(4, false))->module()),
+      SgdOptions{}));
+  session().keep_tensors(std::string(300, 'n'), [] { return TensorMap{}; });
+  report({}, Place{1, 0, 0});
+  CHECK(contains(message_of<Error>([] { shutdown(); }), "File name too long"));
+  CHECK(!is_initialized());
+  init();
   shutdown();
 }
 
@@ -349,6 +413,116 @@ TEST_CASE("what is logged is the mean over all samples of all ranks") {
 TEST_CASE("one rank's stop() is every rank's") {
   const TemporaryFolder folder;
   expect("stops", 2, folder, 0);
+  for (const int ranks : {1, 2, 3}) {
+    const TemporaryFolder own;
+    expect("stops_within", ranks, own, 0);
+  }
+}
+
+TEST_CASE("a stream of one rank: its end, its beginning anew, and a place in it") {
+  class Counting final : public SampleStream<int> {
+   public:
+    Counting(int count, std::int64_t epoch) : count_(count), next_(static_cast<int>(epoch) * 10) {}
+    std::optional<int> next() override {
+      return count_-- > 0 ? std::optional(next_++) : std::nullopt;
+    }
+
+   private:
+    int count_;
+    int next_;
+  };
+  int opened = 0;
+  const auto loader_of = [&](const std::vector<int>& counts, DataLoaderOptions options) {
+    return DataLoader::of_stream<int>(
+        "counting",
+        [&opened, counts](StreamShare, std::int64_t epoch) {
+          const auto which =
+              std::min<std::size_t>(static_cast<std::size_t>(opened++), counts.size() - 1);
+          return std::make_unique<Counting>(counts[which], epoch);
+        },
+        [](const std::vector<int>& samples) {
+          return Batch{{at::tensor(samples, at::kLong)}, {}};
+        },
+        options);
+  };
+  const DataLoader loader = loader_of({5}, {.batch_size = 2});
+  CHECK(loader.is_stream());
+  CHECK(loader.batches() == DataLoader::kUnknown);
+  auto pass = loader.pass(3);
+  CHECK(pass.next()->tensors[0].equal(at::tensor({30, 31}, at::kLong)));
+  CHECK(pass.next()->size() == 2);
+  CHECK(pass.next()->size() == 1);
+  CHECK_FALSE(pass.has_ended());
+  CHECK_FALSE(pass.next().has_value());
+  CHECK(pass.has_ended());
+  CHECK_FALSE(pass.is_empty());
+  pass.again();
+  CHECK(pass.next()->tensors[0].equal(at::tensor({30, 31}, at::kLong)));
+  // Four batches of a part of three: the next one is the second, in its second round.
+  auto later = loader.pass(3, pass.position_after(7, 4));
+  CHECK(later.has_ended());
+  CHECK(later.next()->tensors[0].equal(at::tensor({32, 33}, at::kLong)));
+  CHECK(later.position_after(2, 1) == 10);
+
+  opened = 0;
+  auto once = loader_of({1, 0}, {.batch_size = 2}).pass(0);
+  CHECK(once.next().has_value());
+  CHECK_FALSE(once.next().has_value());
+  once.again();
+  CHECK(contains(message_of<Error>([&] { once.next(); }), "has none when it is opened again"));
+  CHECK(contains(message_of<Error>([&] { loader_of({1}, {.shuffle = true}); }), "shuffle"));
+  CHECK(contains(message_of<Error>([] { Limit(0.5).of(DataLoader::kUnknown, "limit"); }),
+                 "length of a stream"));
+  CHECK(Limit(1.0).of(DataLoader::kUnknown, "limit") == DataLoader::kUnknown);
+  CHECK(Limit(7).of(DataLoader::kUnknown, "limit") == 7);
+}
+
+TEST_CASE("a stream: uneven parts train together, and a resume sees what is left, bit-exactly") {
+  const auto weights = [](const TemporaryFolder& folder) {
+    return read_tensors(folder / "final-1.safetensors");
+  };
+  const auto lines = [](const TemporaryFolder& folder, int rank) {
+    std::map<std::string, std::string> seen;
+    std::istringstream in(read_file(folder / ("seen-" + std::to_string(rank))));
+    for (std::string line; std::getline(in, line);) {
+      const auto [at, fresh] = seen.emplace(line.substr(0, line.find(':')), line);
+      if (!fresh) CHECK(at->second == line);
+    }
+    return seen;
+  };
+  for (const char* window : {"1", "3"}) {
+    CAPTURE(window);
+    const TemporaryFolder whole;
+    expect("streams", 2, whole, 0, {{"TEST_WINDOW", window}});
+    // 7 batches of rank 0, and 3 of rank 1, which begins anew until rank 0 has ended.
+    const auto first = lines(whole, 0);
+    const auto second = lines(whole, 1);
+    CHECK(first.size() == 14);
+    CHECK(second.size() == 14);
+    CHECK(first.at("0.0") == "0.0: 0 1");
+    CHECK(first.at("0.6") == "0.6: 12");
+    CHECK(first.at("1.0") == "1.0: 1 2");
+    CHECK(second.at("0.2") == "0.2: 104 105");
+    CHECK(second.at("0.3") == "0.3: 100 101");
+    CHECK(second.at("0.6") == "0.6: 100 101");
+    CHECK(second.at("1.6") == "1.6: 101 102");
+    for (const char* dies : {"2", "5", "14"}) {
+      CAPTURE(dies);
+      const TemporaryFolder folder;
+      expect("streams", 2, folder, 128 + 9, {{"TEST_WINDOW", window}, {"TEST_DIE_AT", dies}});
+      expect("streams", 2, folder, 0, {{"TEST_WINDOW", window}});
+      CHECK(lines(folder, 0) == first);
+      CHECK(lines(folder, 1) == second);
+      const TensorMap expected = weights(whole);
+      for (const auto& [name, tensor] : weights(folder)) CHECK(tensor.equal(expected.at(name)));
+    }
+  }
+  const TemporaryFolder folder;
+  const auto exits = launch("streams", 2, folder.path(), {{"TEST_SHORT", "0"}});
+  for (const test::Exit& exit : exits) {
+    CHECK(exit.code == 1);
+    CHECK(contains(exit.error_file, "rank 1's part of the training stream has no batch"));
+  }
 }
 
 TEST_CASE("creators, as RaySGD's TorchTrainer") {

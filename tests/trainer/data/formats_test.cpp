@@ -211,6 +211,24 @@ TEST_CASE("shards: what is written is read, by index") {
   for (std::int64_t i = 24; i >= 0; --i) CHECK(images->label(i) == i % 4);
 }
 
+TEST_CASE("the headers of a shard are read once, though it is closed and opened again") {
+  const TemporaryFolder folder;
+  const Synthetic what{.samples = 20, .classes = 4, .rows = 8, .columns = 8};
+  write_shards(folder.path(), what, ImageFile::png, 10);
+  const Images images = open_shards(folder.path(), 1);
+  CHECK(images->label(3) == 3);
+  CHECK(images->label(13) == 1);  // the first one is closed
+  const auto path = folder / read_shard_index(folder.path()).shards[0].file;
+  std::string content = test::read_file(path);
+  content.replace(0, 512, std::string(512, '?'));
+  test::write_file(path, content);
+  CHECK(images->label(3) == 3);
+  CHECK_FALSE(message_of<Error>([&] { open_shards(folder.path())->label(3); }).empty());
+  test::write_file(path, content + "more");
+  CHECK(images->label(13) == 1);
+  CHECK(contains(message_of<Error>([&] { images->label(3); }), "another size"));
+}
+
 TEST_CASE("shards of others: folders, long names, further members") {
   const TemporaryFolder folder;
   const std::string deep = std::string(120, 'd') + "/" + std::string(90, 'k');

@@ -1,5 +1,5 @@
 """Installs the training library into a folder and builds examples/own_project with it, outside of
-the tree, by CMake and by pkg-config; each must train. Another LibTorch is refused in one line."""
+the tree, by CMake, by Meson and by pkg-config; each must train. Another LibTorch is refused in one line."""
 
 import os
 import re
@@ -64,6 +64,18 @@ class OwnProject(unittest.TestCase):
         self.assertEqual(code, 0, text)
         self.check_trains(self.folder / "cmake" / "circle")
 
+    def test_meson(self):
+        for tool in ("meson", "ninja"):
+            if not shutil.which(tool):
+                self.skipTest(f"{tool} is not installed")
+        code, text = run("meson", "setup", self.folder / "meson", self.project,
+                         f"--pkg-config-path={self.pc.parent}",
+                         env={**self.env, "CXX": " ".join(CXX)})
+        self.assertEqual(code, 0, text)
+        code, text = run("ninja", "-C", self.folder / "meson", env=self.env)
+        self.assertEqual(code, 0, text)
+        self.check_trains(self.folder / "meson" / "circle")
+
     def test_pkg_config(self):
         program = self.folder / "circle"
         code, text = run(*CXX, "-std=c++20", "-O2", *self.pkg_config("--cflags"), "-o", program,
@@ -103,4 +115,4 @@ class OwnProject(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=sys.argv[:1])
+    unittest.main(argv=sys.argv[:1], verbosity=2)  # skips say why

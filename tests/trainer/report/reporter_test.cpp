@@ -106,6 +106,24 @@ TEST_CASE("a checkpoint that is refused, or that nobody confirms, is an error") 
   CHECK(contains(refusal([&] { supervisor.answer("[1]"); }), "not understood"));
 }
 
+TEST_CASE("a checkpoint that another rank's trouble keeps from coming, or a stop, is given up") {
+  World world;
+  FakeSupervisor supervisor(world.socket());  // it never answers
+  Reporter reporter(world.socket(), world.options());
+  std::stop_source stop;
+  int asked = 0;
+  const auto trouble = [&] {
+    return ++asked < 2 ? std::nullopt : std::optional<std::string>("rank 1: no space");
+  };
+  CHECK(message_of<Error>([&] {
+          reporter.checkpoint(5, "/x", 0, 2, {}, stop.get_token(), trouble);
+        }) == "checkpoint of step 5 was not committed: rank 1: no space");
+  CHECK(asked == 2);
+  stop.request_stop();
+  CHECK(message_of<Error>([&] { reporter.checkpoint(5, "/x", 0, 2, {}, stop.get_token()); }) ==
+        "checkpoint of step 5 was not committed: it was given up");
+}
+
 TEST_CASE("a dead socket warns once and stops nothing; when it is back, reports are too") {
   World world;
   Reporter reporter(world.socket(), world.options());

@@ -4,6 +4,7 @@
 #include <random>
 #include <sstream>
 
+#include "tests/trainer/support/fake_supervisor.hpp"
 #include "tests/trainer/support/temporary.hpp"
 #include "tests/trainer/train/jobs.hpp"
 #include "trainer/checkpoint/store.hpp"
@@ -161,8 +162,23 @@ TEST_CASE("a shard that cannot be written is every rank's error") {
     const std::string log = read_file(folder / ("rank-" + std::to_string(rank) + ".log"));
     CAPTURE(log);
     CHECK(exits[static_cast<std::size_t>(rank)].code == 7);
-    CHECK(contains(log, "told: "));
+    CHECK(contains(log, "told: rank 0: rank 1: "));
     CHECK(contains(log, "File name too long"));
   }
   CHECK(newest_step(folder) == 0);
+}
+
+TEST_CASE("and under a launcher that goes on waiting for it") {
+  const TemporaryFolder folder;
+  const test::FakeSupervisor supervisor(folder / "s");  // takes everything and never answers
+  const auto exits = launch("broken_shard", 2, folder.path(),
+                            {{"DTRAIN_REPORT_SOCKET", (folder / "s").string()},
+                             {"DTRAIN_STORAGE_PATH", (folder / "storage").string()}});
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::string log = read_file(folder / ("rank-" + std::to_string(rank) + ".log"));
+    CAPTURE(log);
+    CHECK(exits[static_cast<std::size_t>(rank)].code == 7);
+    CHECK(contains(log, "told: rank 0: checkpoint of step 0 was not committed: rank 1: "));
+    CHECK(contains(log, "File name too long"));
+  }
 }

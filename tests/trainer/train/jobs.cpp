@@ -1,6 +1,8 @@
 #include "tests/trainer/train/jobs.hpp"
 
 #include <ATen/ATen.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <torch/nn/functional/dropout.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/dropout.h>
@@ -183,17 +185,29 @@ int measures(Context& context, const std::filesystem::path& /*folder*/) {
   return same ? 0 : 1;
 }
 
-// Rank 1 does not come, and waits until its own error file says why the others left.
+// A rank that does not come, and waits until its own error file says why the others left.
+[[noreturn]] void hang(const Context& context, const std::filesystem::path& folder) {
+  const auto file = folder / ("error-" + std::to_string(context.rank()) + ".json");
+  for (int i = 0; i < 2000 && !std::filesystem::exists(file); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  std::_Exit(5);
+}
+
+int hanging_backward(Context& context, const std::filesystem::path& folder) {
+  Ddp ddp(rank_model(context), context, ddp_options());
+  const Examples mine = share_of(context, make_examples(0));
+  at::cross_entropy_loss(ddp(mine.inputs), mine.labels).backward();
+  if (context.rank() == 1) hang(context, folder);
+  at::cross_entropy_loss(ddp(mine.inputs), mine.labels).backward();
+  return 0;
+}
+
 int hanging_peer(Context& context, const std::filesystem::path& folder) {
   context.set_step(41 + context.rank());
   context.barrier();
-  if (context.rank() == 1) {
-    const auto file = folder / "error-1.json";
-    for (int i = 0; i < 2000 && !std::filesystem::exists(file); ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    std::_Exit(5);
-  }
+  const char* who = std::getenv("TEST_HANGING_RANK");
+  if (context.rank() == (who == nullptr ? 1 : std::atoi(who))) hang(context, folder);
   context.barrier();
   return 0;
 }
@@ -208,12 +222,24 @@ int dead_peer(Context& context, const std::filesystem::path& /*folder*/) {
 
 int run_job(const std::string& name, const std::filesystem::path& folder) {
   const std::map<std::string, std::function<int(Context&, const std::filesystem::path&)>> jobs{
-      {"gradients", gradients},      {"steps", steps},         {"accumulate", accumulate},
-      {"buffers", buffers},          {"unused", unused},       {"mismatch", mismatch},
-      {"collectives", collectives},  {"dead_peer", dead_peer}, {"measures", measures},
-      {"hanging_peer", hanging_peer}};
+      {"gradients", gradients},
+      {"steps", steps},
+      {"accumulate", accumulate},
+      {"buffers", buffers},
+      {"unused", unused},
+      {"mismatch", mismatch},
+      {"collectives", collectives},
+      {"dead_peer", dead_peer},
+      {"measures", measures},
+      {"hanging_peer", hanging_peer},
+      {"hanging_backward", hanging_backward}};
   return run([&] {
     Context::Options options;
+    if (std::getenv("TEST_SMALL_FILES") != nullptr) {  // memory to share is a file too
+      ::signal(SIGXFSZ, SIG_IGN);
+      const rlimit small{1 << 20, 1 << 20};
+      ::setrlimit(RLIMIT_FSIZE, &small);
+    }
     if (const char* limit = std::getenv("TEST_TIMEOUT_MS")) {
       options.timeout = std::chrono::milliseconds(std::atoi(limit));
     }

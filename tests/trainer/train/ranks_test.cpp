@@ -61,6 +61,18 @@ TEST_CASE("collectives of three ranks") {
   succeed(launch("collectives", 3, folder.path()), folder);
 }
 
+TEST_CASE("ranks that cannot share memory talk by Gloo, and rank 0 says why, once") {
+  const TemporaryFolder folder;
+  succeed(launch("collectives", 2, folder.path(), {{"TEST_SMALL_FILES", "1"}}), folder);
+  const std::string said = "note: the ranks talk by Gloo, not by shared memory: rank 0 ";
+  const std::string log = read_file(folder / "rank-0.log");
+  CAPTURE(log);
+  const auto at = log.find(said);
+  REQUIRE(at != std::string::npos);
+  CHECK(log.find(said, at + 1) == std::string::npos);
+  CHECK_FALSE(contains(read_file(folder / "rank-1.log"), "note: "));
+}
+
 TEST_CASE("gradients are those of the joined batch, from rank 0's weights") {
   for (const bool views : {true, false}) {
     const TemporaryFolder folder;
@@ -136,6 +148,45 @@ TEST_CASE("a peer that dies ends the others at once") {
   CHECK(exits[1].code == 3);
   CHECK(contains(exits[0].error_file, "message"));
   CHECK(contains(read_file(folder / "rank-0.log"), "error: "));
+}
+
+TEST_CASE(
+    "over Gloo the error names the call, this rank, and the slowest one, which leaves its stacks") {
+  for (const int hangs : {0, 1}) {
+    CAPTURE(hangs);
+    const TemporaryFolder folder;
+    const auto exits = launch("hanging_peer", 2, folder.path(),
+                              {{"TEST_TIMEOUT_MS", "1000"},
+                               {"TEST_HANGING_RANK", std::to_string(hangs)},
+                               {"DTRAIN_TRANSPORT", "gloo"}});
+    const auto waits = static_cast<std::size_t>(1 - hangs);
+    const std::string& error = exits[waits].error_file;
+    CAPTURE(error);
+    CHECK(exits[waits].code == 1);
+    CHECK(contains(error,
+                   "allreduce #2 (1 Float) failed on rank " + std::to_string(waits) + " of 2: "));
+    CHECK(contains(error, "Timed out waiting 1000ms"));
+    CHECK(contains(error, "the slowest is rank " + std::to_string(hangs) +
+                              ": its last call was allreduce #1 (1 Float), at step " +
+                              std::to_string(41 + hangs)));
+    CHECK(contains(error, "native_stack"));
+    const std::string& other = exits[static_cast<std::size_t>(hangs)].error_file;
+    CAPTURE(other);
+    CHECK(exits[static_cast<std::size_t>(hangs)].code == 5);
+    CHECK(contains(other, "after step " + std::to_string(41 + hangs) + ", last call allreduce #1"));
+    CHECK(contains(other, "nanosleep"));
+  }
+}
+
+TEST_CASE("over Gloo a backward that waits for a rank says so too") {
+  const TemporaryFolder folder;
+  const auto exits = launch("hanging_backward", 2, folder.path(),
+                            {{"TEST_TIMEOUT_MS", "1000"}, {"DTRAIN_TRANSPORT", "gloo"}});
+  CAPTURE(exits[0].error_file);
+  CHECK(exits[0].code == 1);
+  CHECK(contains(exits[0].error_file, "allreduce #"));
+  CHECK(contains(exits[0].error_file, " failed on rank 0 of 2: "));
+  CHECK(contains(exits[0].error_file, "the slowest is rank 1: its last call was "));
 }
 
 TEST_CASE("a peer that hangs: every rank's error file has step, last call and stacks") {

@@ -1,0 +1,268 @@
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "trainer/api/trainer_state.hpp"
+#include "trainer/core/error.hpp"
+
+namespace dtrain::train {
+
+// Before a step: once, and from the middle of the range on where a resume begins there.
+void Trainer::State::begin_profile() {
+  if (!options.profile || was_profiled) return;
+  const std::int64_t next = place.step + 1;
+  if (next < options.profile->first_step || next > options.profile->last_step) return;
+  was_profiled = true;
+  profiled_from = next;
+  profile.emplace();
+}
+
+// After the last step of the range, or of the training.
+void Trainer::State::end_profile() {
+  if (!profile) return;
+  std::filesystem::path path = options.profile->trace;
+  if (!context().is_first()) path += ".rank" + std::to_string(context().rank());
+  profile->save(path);
+  profile.reset();
+  session().say("profile of steps " + std::to_string(profiled_from) + " to " +
+                std::to_string(place.step) + " in " + path.string());
+}
+
+// Of a stream: up to `window` batches, the same number on every rank, of which at least one rank
+// has not had its batches in this epoch. The others begin their parts anew. None at the epoch's
+// end.
+std::int64_t Trainer::State::fill_window(DataLoader::Pass& pass, std::deque<Batch>& ready,
+                                         std::int64_t window) {
+  const auto wanted = [&](std::int64_t count) {
+    return static_cast<std::int64_t>(ready.size()) < count;
+  };
+  while (!pass.has_ended() && wanted(window)) {
+    if (std::optional<Batch> batch = pass.next()) ready.push_back(std::move(*batch));
+  }
+  std::vector<double> fresh(static_cast<std::size_t>(context().world_size()));
+  fresh[static_cast<std::size_t>(context().rank())] =
+      pass.is_empty() ? -1.0 : static_cast<double>(ready.size());
+  fresh = context().all_reduce_sum(std::move(fresh));
+  for (std::size_t rank = 0; rank < fresh.size(); ++rank) {
+    if (fresh[rank] >= 0) continue;
+    throw Error("trainer: rank " + std::to_string(rank) +
+                "'s part of the training stream has no batch");
+  }
+  const auto most = static_cast<std::int64_t>(*std::max_element(fresh.begin(), fresh.end()));
+  while (wanted(most)) {
+    if (std::optional<Batch> batch = pass.next()) {
+      ready.push_back(std::move(*batch));
+    } else {
+      pass.again();
+    }
+  }
+  return most;
+}
+
+// One batch's part of a window's gradients. Returns its loss.
+double Trainer::State::train_batch(Trainer& trainer, const Batch& batch, std::int64_t index,
+                                   std::int64_t in_window, std::int64_t window) {
+  std::optional<DistributedDataParallel::NoSync> silent;
+  if (in_window + 1 < window) silent.emplace(*ddp);
+  module->samples_ = batch.size();
+  ddp->prepare_forward();
+  at::Tensor loss;
+  {
+    const std::unique_ptr<Autocast> in_precision = autocast();
+    loss = module->training_step(batch, index);
+  }
+  if (!loss.defined() || loss.numel() != 1) {
+    throw Error("trainer: training_step must return the loss, one number");
+  }
+  const at::Tensor shared = window > 1 ? loss / static_cast<double>(window) : loss;
+  backward(ddp->prepare_backward({shared})[0]);
+  const double value = loss.item<double>();
+  each([&](Callback& callback) { callback.on_train_batch_end(trainer, *module); });
+  return value;
+}
+
+void Trainer::State::end_window(Trainer& trainer, double loss) {
+  if (options.gradient_clip_val) {
+    metrics["grad_norm"] = clip_gradients(*options.gradient_clip_val);
+  } else {
+    unscale_gradients();
+  }
+  module->on_before_optimizer_step(*optimizer);
+  each(
+      [&](Callback& callback) { callback.on_before_optimizer_step(trainer, *module, *optimizer); });
+  const bool taken = optimizer_step();
+  if (scheduler && taken) scheduler->after_step();
+  ++place.step;
+  context().set_step(place.step);
+  session().check_loss(place.step, loss);
+  each([&](Callback& callback) { callback.on_step_end(trainer, *module); });
+  if (profile && place.step >= options.profile->last_step) end_profile();
+
+  const bool logs = place.step % options.log_every_n_steps == 0;
+  Metrics step_metrics = train_log.take_step(context(), logs);
+  if (logs) {
+    step_metrics.try_emplace("loss", loss);
+    if (options.gradient_clip_val) step_metrics["grad_norm"] = metrics.at("grad_norm");
+    each([&](Callback& callback) { step_metrics.merge(callback.step_metrics(trainer)); });
+    for (const auto& [name, value] : step_metrics) metrics[name] = value;
+    report(place.step, step_metrics);
+  }
+  Progress progress{.step = place.step,
+                    .total = {},
+                    .epoch = place.epoch,
+                    .message = "",
+                    .metrics = train_log.progress_bar()};
+  progress.metrics.try_emplace("loss", loss);
+  const std::int64_t total = total_steps();
+  if (total != std::numeric_limits<std::int64_t>::max()) progress.total = total;
+  session().progress(progress);
+}
+
+bool Trainer::State::agree_to_stop() {
+  // Only where a callback may have said so, or a signal: one small collective each.
+  if (context().all_reduce_sum(stops ? 1.0 : 0.0) > 0) has_ended = true;
+  return has_ended;
+}
+
+void Trainer::State::checkpoint(const Place& at) {
+  if (checkpoints == nullptr) return;
+  report(metrics, at);
+  checkpointed_at = place.step;
+}
+
+void Trainer::State::validate(Trainer& trainer) {
+  const bool was_training = module->is_training();
+  ddp->sync_buffers();
+  module->eval();
+  module->on_validation_epoch_start();
+  each([&](Callback& callback) { callback.on_validation_start(trainer, *module); });
+  module->log_ = &val_log;
+  {
+    const c10::NoGradGuard no_grad;
+    const std::unique_ptr<Autocast> in_precision = autocast();
+    if (val_data->batches() > 0) {
+      DataLoader::Pass pass = val_data->pass(0);
+      for (std::int64_t index = 0; index < val_batches; ++index) {
+        std::optional<Batch> batch = pass.next();
+        if (!batch) break;
+        module->samples_ = batch->size();
+        module->validation_step(to_device(std::move(*batch), context().device()), index);
+        val_log.take_step(context(), false);
+      }
+    }
+  }
+  for (const auto& [name, value] : val_log.take_epoch(context())) metrics[name] = value;
+  module->on_validation_epoch_end();
+  each([&](Callback& callback) { callback.on_validation_end(trainer, *module); });
+  module->log_ = &train_log;
+  if (was_training) module->train();
+  agree_to_stop();
+}
+
+void Trainer::State::run_epoch(Trainer& trainer) {
+  using Part = StepTimes::Part;
+  const std::int64_t began_at = place.position;
+  std::int64_t index = batches_done();
+  const bool begins = index == 0;
+  module->train();
+  module->log_ = &train_log;
+  if (begins) {
+    module->on_train_epoch_start();
+    each([&](Callback& callback) { callback.on_train_epoch_start(trainer, *module); });
+  }
+  const bool validates_now =
+      val_every > 0 && val_batches > 0 && (place.epoch + 1) % options.check_val_every_n_epoch == 0;
+  std::int64_t validated_at = -1;
+  bool any = false;
+  DataLoader::Pass pass = train_data->pass(place.epoch, began_at);
+  std::int64_t taken = 0;
+  const std::int64_t first = index;
+  bool stream_has_ended = false;
+  times.begin();
+  while (index < train_batches && !has_ended && !is_last_step()) {
+    // A window: the last one of an epoch may be shorter.
+    std::int64_t window = std::min(options.accumulate_grad_batches, train_batches - index);
+    std::deque<Batch> ready;
+    if (train_data->is_stream()) {
+      window = fill_window(pass, ready, window);
+      stream_has_ended = window == 0;
+      if (stream_has_ended) break;
+    }
+    double loss = 0;
+    begin_profile();
+    std::int64_t done = 0;
+    std::int64_t samples = 0;
+    for (; done < window; ++done) {
+      std::optional<Batch> batch;
+      if (ready.empty()) {
+        batch = pass.next();
+      } else {
+        batch = std::move(ready.front());
+        ready.pop_front();
+      }
+      if (!batch) break;
+      times.lap(Part::wait);
+      const Batch here = to_device(std::move(*batch), context().device());
+      times.lap(Part::copy);
+      loss += train_batch(trainer, here, index + done, done, window);
+      samples += here.size();
+      times.lap(Part::compute);
+    }
+    if (done < window) throw Error("trainer: the data ended before its epoch");
+    end_window(trainer, loss / static_cast<double>(window));
+    times.lap(Part::compute);
+    times.step(samples);
+    any = true;
+    index += done;
+    taken += samples;
+    place.position = pass.position_after(taken, index - first);
+
+    if (validates_now && index / val_every > (index - done) / val_every) {
+      validate(trainer);
+      validated_at = index;
+    }
+    if (session().preempted()) {
+      preempted = true;
+      has_ended = true;
+      if (index < train_batches) {
+        checkpoint(place);
+        module->log_ = nullptr;
+        return;
+      }
+    }
+    if (checkpoints != nullptr && checkpoints->every_n_train_steps > 0 &&
+        place.step % checkpoints->every_n_train_steps == 0 && index < train_batches) {
+      checkpoint(place);
+    }
+    if (session().stop_agreed()) has_ended = true;
+    times.begin();
+  }
+  const bool whole = stream_has_ended || index >= train_batches;
+  // Where the end was not known before it came.
+  if (validates_now && stream_has_ended && val_every == train_batches) {
+    validate(trainer);
+    validated_at = index;
+  }
+  if (any || begins) {
+    for (const auto& [name, value] : train_log.take_epoch(context())) metrics[name] = value;
+  }
+  if (whole) {
+    if (scheduler) scheduler->after_epoch();
+    module->on_train_epoch_end();
+    each([&](Callback& callback) { callback.on_train_epoch_end(trainer, *module); });
+    agree_to_stop();
+  }
+  module->log_ = nullptr;
+  const Place next = whole ? Place{place.step, place.epoch + 1, 0} : place;
+  const bool by_epoch = checkpoints != nullptr && checkpoints->every_n_epochs > 0 &&
+                        (place.epoch + 1) % checkpoints->every_n_epochs == 0;
+  if ((whole && by_epoch) || preempted) {
+    checkpoint(next);
+  } else if (!metrics.empty() && (whole || validated_at >= 0)) {
+    report(place.step, metrics);
+  }
+  place = next;
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "trainer/comm/group.hpp"
+
+// What lies in the memory of a SharedGroup: for group.cpp, which waits and fails, and
+// group_calls.cpp, which has the collectives.
+namespace dtrain::train::comm {
+
+inline constexpr std::size_t kLine = 128;  // two cache lines: the prefetcher takes pairs
+// Contributions up to this size travel in the call itself: one meeting of the ranks, no more.
+inline constexpr std::size_t kSmall = std::size_t{32} << 10;
+inline constexpr std::size_t kStage = std::size_t{1} << 20;  // the most that a stage can be
+inline constexpr std::size_t kDefaultStage = std::size_t{256} << 10;
+inline constexpr std::uint64_t kTurns = 3;  // one stage fills, one is reduced, one is read
+inline constexpr std::size_t kReasonSize = 1024;
+
+// Post, in words that may be read while another process writes them.
+struct SharedPost {
+  std::atomic<std::uint64_t> sequence, bytes, offset, kinds, root;
+
+  void store(const Post& post) {
+    const auto relaxed = std::memory_order_relaxed;
+    bytes.store(post.bytes, relaxed);
+    offset.store(post.offset, relaxed);
+    kinds.store(static_cast<std::uint64_t>(post.kind) |
+                    static_cast<std::uint64_t>(post.element) << 32 |
+                    static_cast<std::uint64_t>(post.reduction) << 40,
+                relaxed);
+    root.store(static_cast<std::uint64_t>(post.root + 1), relaxed);
+    sequence.store(post.sequence, relaxed);
+  }
+  Post load() const {
+    const auto relaxed = std::memory_order_relaxed;
+    const std::uint64_t kind = kinds.load(relaxed);
+    Post post;
+    post.sequence = sequence.load(relaxed);
+    post.bytes = bytes.load(relaxed);
+    post.offset = offset.load(relaxed);
+    post.kind = static_cast<Kind>(static_cast<std::uint32_t>(kind));
+    post.element = static_cast<Element>((kind >> 32) & 0xFF);
+    post.reduction = static_cast<Reduction>((kind >> 40) & 0xFF);
+    post.root = static_cast<std::int32_t>(root.load(relaxed)) - 1;
+    return post;
+  }
+};
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+struct alignas(kLine) SharedGroup::RankBlock {
+  std::atomic<std::uint32_t> arrived;  // meetings that this rank has come to; a futex
+  std::atomic<std::uint32_t> waiters;  // who sleep on it
+  alignas(kLine) SharedPost posts[2];  // of calls with an even and an odd sequence
+  std::atomic<std::int64_t> step;
+};
+
+// The group's memory: this, then for each rank its two small buffers and its stages.
+struct Header {
+  std::atomic<std::uint32_t> broken;  // 1 + the rank that saw an error first
+  std::atomic<std::uint32_t> reason_ready;
+  std::atomic<std::uint32_t> stage;  // bytes; what rank 0 has, since all must agree
+  char reason[kReasonSize];
+};
+inline constexpr std::size_t kHeaderSize = 4096;
+static_assert(sizeof(Header) <= kHeaderSize);
+inline constexpr std::size_t kRankSize = 2 * kSmall + kTurns * kStage;
+
+inline Header& header_of(const Meeting& meeting) {
+  return *reinterpret_cast<Header*>(meeting.control.data());
+}
+
+}  // namespace dtrain::train::comm

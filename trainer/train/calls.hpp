@@ -1,0 +1,33 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+namespace dtrain::train {
+
+// One rank's collective, where its peers cannot see it in shared memory.
+struct Call {
+  std::uint64_t sequence = 0;  // of this rank's group, from 1; 0: there was none
+  const char* operation = "";  // "allreduce": static text
+  const char* type = "";       // of the elements; static text, empty if it has none
+  std::int64_t elements = 0;   // of this rank's contribution
+  std::chrono::steady_clock::time_point begun{};
+};
+
+// "allreduce #12 (4096 Float)"
+std::string describe(const Call& call);
+
+// The collectives that this rank has begun. Any thread.
+class Calls {
+ public:
+  Call begin(const char* operation, const char* type, std::int64_t elements);
+  Call last() const;
+
+ private:
+  mutable std::mutex mutex_;
+  Call last_;
+};
+
+}  // namespace dtrain::train
