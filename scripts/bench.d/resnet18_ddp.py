@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-WARM_UP_STEPS = 10
+WARM_UP_STEPS = 20
 
 
 class BasicBlock(nn.Module):

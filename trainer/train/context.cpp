@@ -22,6 +22,7 @@
 #include "trainer/comm/backend.hpp"
 #include "trainer/core/error.hpp"
 #include "trainer/core/stacks.hpp"
+#include "trainer/train/tensor_cache.hpp"
 #include "trainer/train/named_gloo.hpp"
 #include "trainer/train/processor.hpp"
 #include "trainer/train/watch.hpp"
@@ -264,6 +265,7 @@ Context Context::join(const Environment& environment, const Options& options) {
   auto state = std::make_unique<State>();
   state->environment = environment;
   state->device = pick_device(environment);
+  if (state->device.is_cpu()) install_tensor_cache();
   if (environment.world_size > 1) state->connect(options);
   state->begin_watch(options);
   return Context(std::move(state));
