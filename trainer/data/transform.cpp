@@ -1,9 +1,11 @@
 #include "trainer/data/transform.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <type_traits>
 
 namespace dtrain::train {
 namespace {
@@ -112,6 +114,64 @@ std::int64_t Transformer::least() const {
   return 2 * std::max(transform_.rows, transform_.columns);
 }
 
+namespace {
+
+// `count` bytes from the last to the first, eight at a time.
+void copy_reversed(std::uint8_t* to, const std::uint8_t* from, std::int64_t count) {
+  std::int64_t left = count;
+  for (; left >= 8; left -= 8, to += 8) {
+    std::uint64_t eight = 0;
+    std::memcpy(&eight, from + left - 8, 8);
+    eight = __builtin_bswap64(eight);
+    std::memcpy(to, &eight, 8);
+  }
+  while (left > 0) *to++ = from[--left];
+}
+
+// Pixels that lie one after the other and stay as they are.
+struct AsTheyAre {
+  std::uint8_t operator()(std::uint8_t value) const { return value; }
+};
+
+// One row's pixels, `stride` apart.
+template <typename Value, typename Pixel>
+void write_row(Value* to, const std::uint8_t* from, std::int64_t count, std::int64_t stride,
+               bool flip, const Pixel& pixel) {
+  if constexpr (std::is_same_v<Pixel, AsTheyAre>) {
+    if (stride == 1) {
+      if (flip) {
+        copy_reversed(to, from, count);
+      } else {
+        std::memcpy(to, from, static_cast<std::size_t>(count));
+      }
+      return;
+    }
+  }
+  if (flip) {
+    for (std::int64_t i = count - 1; i >= 0; --i) *to++ = pixel(from[i * stride]);
+  } else if (stride == 1) {
+    std::int64_t i = 0;
+    for (; i + 8 <= count; i += 8) {  // one load for eight
+      std::uint64_t eight = 0;
+      std::memcpy(&eight, from + i, 8);
+      if constexpr (std::endian::native == std::endian::big) eight = __builtin_bswap64(eight);
+      to[i] = pixel(static_cast<std::uint8_t>(eight));
+      to[i + 1] = pixel(static_cast<std::uint8_t>(eight >> 8));
+      to[i + 2] = pixel(static_cast<std::uint8_t>(eight >> 16));
+      to[i + 3] = pixel(static_cast<std::uint8_t>(eight >> 24));
+      to[i + 4] = pixel(static_cast<std::uint8_t>(eight >> 32));
+      to[i + 5] = pixel(static_cast<std::uint8_t>(eight >> 40));
+      to[i + 6] = pixel(static_cast<std::uint8_t>(eight >> 48));
+      to[i + 7] = pixel(static_cast<std::uint8_t>(eight >> 56));
+    }
+    for (; i < count; ++i) to[i] = pixel(from[i]);
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) to[i] = pixel(from[i * stride]);
+  }
+}
+
+}  // namespace
+
 template <typename Value, typename Convert>
 void Transformer::write_as(const ImageView& image, SampleRandom random, Value* out,
                            const Convert& convert) const {
@@ -165,9 +225,19 @@ void Transformer::write_as(const ImageView& image, SampleRandom random, Value* o
   const std::int64_t last = std::max(std::min(left + t.columns, image.columns), first);
   const std::int64_t before = std::min(first - left, t.columns);
   const std::int64_t after = t.columns - before - (last - first);
+  const bool whole_rows = !flip && image.column_stride == 1 && image.row_stride == t.columns &&
+                          left == 0 && last == t.columns && top >= 0 && top + t.rows <= image.rows;
   for (std::int64_t channel = 0; channel < channels_; ++channel) {
     const auto pixel = convert(channel);
     const Value black = pixel(0);
+    if constexpr (std::is_same_v<Value, std::uint8_t>) {
+      if (whole_rows) {
+        const auto size = static_cast<std::size_t>(t.rows * t.columns);
+        std::memcpy(out, image.pixels + channel * channel_stride + top * image.row_stride, size);
+        out += size;
+        continue;
+      }
+    }
     for (std::int64_t r = 0; r < t.rows; ++r, out += t.columns) {
       const std::int64_t row = top + r;
       if (row < 0 || row >= image.rows) {
@@ -179,15 +249,8 @@ void Transformer::write_as(const ImageView& image, SampleRandom random, Value* o
       Value* to = out;
       std::fill_n(to, flip ? after : before, black);
       to += flip ? after : before;
-      const std::int64_t count = last - first;
-      if (flip) {
-        for (std::int64_t i = count - 1; i >= 0; --i) *to++ = pixel(from[i * image.column_stride]);
-      } else if (image.column_stride == 1) {
-        for (std::int64_t i = 0; i < count; ++i) to[i] = pixel(from[i]);
-        to += count;
-      } else {
-        for (std::int64_t i = 0; i < count; ++i) *to++ = pixel(from[i * image.column_stride]);
-      }
+      write_row(to, from, last - first, image.column_stride, flip, pixel);
+      to += last - first;
       std::fill_n(to, flip ? before : after, black);
     }
   }
@@ -201,8 +264,7 @@ void Transformer::write(const ImageView& image, SampleRandom random, float* out)
 }
 
 void Transformer::write(const ImageView& image, SampleRandom random, std::uint8_t* out) const {
-  write_as(image, random, out,
-           [](std::int64_t) { return [](std::uint8_t value) { return value; }; });
+  write_as(image, random, out, [](std::int64_t) { return AsTheyAre{}; });
 }
 
 }  // namespace dtrain::train
