@@ -53,7 +53,7 @@ def main():
     parser.add_argument("--precision", choices=["32", "bf16"], default="32")
     parser.add_argument("--fused", action="store_true")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--warm-up-steps", type=int, default=10)
+    parser.add_argument("--warm-up-steps", type=int, default=20)
     args = parser.parse_args()
 
     gpu = torch.cuda.is_available()
