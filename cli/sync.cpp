@@ -10,6 +10,7 @@
 #include "cli/jobs.hpp"
 #include "cli/staging.hpp"
 #include "cli/sync_transfer.hpp"
+#include "launcher/cluster/session_sync.hpp"
 #include "launcher/cluster/state.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/paths.hpp"
@@ -82,16 +83,7 @@ std::vector<SyncMount> mounts_of_yaml(const Context& context) {
     throw Error(ErrorCode::usage, spec.source + " has no file_mounts")
         .with_hint("dtrain sync up LOCAL REMOTE");
   }
-  std::vector<SyncMount> mounts;
-  for (const FileMount& each : spec.file_mounts) {
-    SyncMount mount;
-    mount.target = each.remote;
-    mount.source = each.local;
-    mount.exclude = spec.rsync_exclude;
-    mount.filter_files = spec.rsync_filter;
-    mounts.push_back(std::move(mount));
-  }
-  return mounts;
+  return mounts_of(spec, false);
 }
 
 }  // namespace

@@ -68,7 +68,6 @@ class NodeWork {
   void environment();
 
   // node_work_files.cpp
-  std::vector<SyncMount> mounts() const;
   void files();
   void send(const std::vector<SyncMount>& mounts);
   // The head gives them to the others by way of this machine.

@@ -15,24 +15,10 @@ constexpr std::size_t kLongestLine = 4096;  // of a setup command's output, as i
 
 }  // namespace
 
-std::vector<SyncMount> NodeWork::mounts() const {
-  std::vector<SyncMount> mounts;
-  for (const FileMount& mount : spec_.file_mounts) {
-    SyncMount one;
-    one.target = mount.remote;
-    one.source = mount.local;
-    one.exclude = spec_.rsync_exclude;
-    one.filter_files = spec_.rsync_filter;
-    one.overwrite = options_.force;
-    mounts.push_back(std::move(one));
-  }
-  return mounts;
-}
-
 void NodeWork::files() {
   if (spec_.file_mounts.empty()) return;
   begin("files");
-  send(mounts());
+  send(mounts_of(spec_, options_.force));
 }
 
 void NodeWork::send(const std::vector<SyncMount>& mounts) {

@@ -1,5 +1,7 @@
 #include "launcher/cluster/session_sync.hpp"
 
+#include <utility>
+
 #include "launcher/core/error.hpp"
 
 namespace dtrain {
@@ -19,6 +21,20 @@ auto over(AgentSession& session, Body&& body) {
 }
 
 }  // namespace
+
+std::vector<SyncMount> mounts_of(const ClusterSpec& spec, bool overwrite) {
+  std::vector<SyncMount> mounts;
+  for (const FileMount& each : spec.file_mounts) {
+    SyncMount mount;
+    mount.target = each.remote;
+    mount.source = each.local;
+    mount.exclude = spec.rsync_exclude;
+    mount.filter_files = spec.rsync_filter;
+    mount.overwrite = overwrite;
+    mounts.push_back(std::move(mount));
+  }
+  return mounts;
+}
 
 SyncOutcome sync_to(AgentSession& session, const std::vector<SyncMount>& mounts,
                     const SendOptions& options) {
