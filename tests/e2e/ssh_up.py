@@ -51,17 +51,25 @@ class Up(HostsCase):
             self.assertEqual(self.lines(index, "~/data/results"), ["theirs"], "the user's own files stay")
             self.assertFalse(self.lab[index].path("~/data/a.txt").exists(), "what sync brought goes")
 
+    def agents(self):
+        """Those that last, by host."""
+        return [sorted(pid for role in ("watch", "head", "node")
+                       for pid in host.processes(UID, f"dtrain-agent {role}")) for host in self.lab]
+
     def test_up_again_does_nothing(self):
         self.with_everything()
         self.up()
         before = [{str(p): p.stat().st_mtime_ns for p in host.path("~/data").rglob("*")} for host in self.lab]
-        pids = [host.processes(UID, "dtrain-agent") for host in self.lab]
+        pids = self.agents()
+        self.assertEqual([len(each) for each in pids], [3, 2, 2])
         self.assertEqual(self.json("up", self.yaml)["action"], "none")
         self.assertEqual(self.runs("setup-1"), [1, 1, 1])
         self.assertEqual(self.runs("initialization"), [1, 1, 1])
         self.assertEqual(before, [{str(p): p.stat().st_mtime_ns for p in host.path("~/data").rglob("*")}
                                   for host in self.lab])
-        self.assertEqual(pids, [host.processes(UID, "dtrain-agent") for host in self.lab])
+        self.assertEqual(pids, self.agents())
+        # What `up` had running there for itself ends with its connection.
+        eventually(lambda: pids == [host.processes(UID, "dtrain-agent") for host in self.lab], "nothing else stays")
 
     def test_quiet_json_is_the_result_alone(self):
         self.with_everything([0, 1])
