@@ -2,11 +2,13 @@
 
 #include <nlohmann/json.hpp>
 
+#include "agent/head/migrations.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::head {
 namespace {
 
+// Of today's version: what the last of migrations() makes of an older one.
 constexpr const char* kTables = R"sql(
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE jobs (
@@ -78,23 +80,18 @@ Enum enum_from(std::int64_t number, Enum last) {
 
 }  // namespace
 
-void prepare_schema(Database& database) {
-  const std::int64_t version = database.integer("PRAGMA user_version");
-  if (version > kSchemaVersion) {
-    throw Error(ErrorCode::invalid, "the database was written by a newer dtrain (its version is " +
-                                        std::to_string(version) + ", this one knows " +
-                                        std::to_string(kSchemaVersion) + ")")
-        .with_hint("start the head with that newer dtrain-agent");
+void prepare_schema(Database& database, const fs::path& file) {
+  if (database.integer("PRAGMA user_version") > 0) {
+    migrate(database, file, migrations());
+    return;
   }
-  if (version == kSchemaVersion) return;
   if (database.integer("SELECT count(*) FROM sqlite_master") != 0) {
     throw Error(ErrorCode::invalid, "the database is not one of dtrain's")
         .with_hint("move it away to start with an empty one");
   }
   database.run("BEGIN IMMEDIATE");
   database.run(kTables);
-  database.run("INSERT INTO meta VALUES ('written_by', 'dtrain " DTRAIN_VERSION "')");
-  database.run(("PRAGMA user_version = " + std::to_string(kSchemaVersion)).c_str());
+  set_version(database, version_after(migrations()));
   database.run("COMMIT");
 }
 

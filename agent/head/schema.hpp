@@ -8,11 +8,9 @@
 // The tables of the head's database, and rows in and out of them. On the thread of the connection.
 namespace dtrain::head {
 
-inline constexpr int kSchemaVersion = 1;  // SQLite's user_version
-
-// Makes the tables in an empty database, or brings an older one up to date. Throws Error(invalid)
-// for one of a newer version.
-void prepare_schema(Database& database);
+// Makes the tables in an empty database, or brings an older one up to date (migrations.hpp, with
+// what it throws). Error(invalid) for one that is not dtrain's.
+void prepare_schema(Database& database, const fs::path& file);
 
 // Writes rows of one connection, with prepared statements.
 class Writer {

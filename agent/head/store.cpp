@@ -72,11 +72,11 @@ class SqliteStore final : public Store {
     try {
       database_ = std::make_unique<Database>(options_.path);
       database_->run("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;");
-      prepare_schema(*database_);
       if (fs::file_size(options_.path) < kCheckWholeBelow) {
         const std::string found = database_->text("PRAGMA quick_check(1)");
         if (found != "ok") throw SqliteError(11 /* SQLITE_CORRUPT */, found);
       }
+      prepare_schema(*database_, options_.path);
       if (options_.max_pages > 0) {
         database_->run(("PRAGMA max_page_count = " + std::to_string(options_.max_pages)).c_str());
       }

@@ -45,6 +45,7 @@
 //   ca/{key.pem,cert.pem}                    the cluster's own CA
 //   identity/…                               as a node's
 //   head.json, head.db, head.log
+//   head.db.vN.bak                           the database before a newer dtrain changed its schema
 //   secrets/JOB.json                         0600, gone at the job's end
 //   content/                                 what was submitted, by SHA-256
 //   storage/JOB/checkpoints/…                the default storage

@@ -6,10 +6,12 @@
 
 #include "agent/head/sqlite.hpp"
 #include "agent/head/store.hpp"
+#include "tests/agent/head/sample_rows.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
 using namespace dtrain::head;
+using namespace dtrain::head::testing;
 using dtrain::testing::TemporaryFolder;
 
 namespace {
@@ -36,26 +38,9 @@ class Outcomes {
   std::vector<std::pair<std::string, bool>> told_;
 };
 
-JobRow job_row(const std::string& id) {
-  JobRow row;
-  row.id = JobId(id);
-  row.submission_id = "sub-" + id;
-  row.spec = "{}";
-  row.metrics = "{}";
-  row.state = JobState::running;
-  row.reason = "because";
-  row.attempt = 2;
-  row.stop_cause = StopCause::timeout;
-  row.stop_grace_s = 7;
-  row.created = from_millis(1767323045123);
-  row.started = from_millis(1767323046123);
-  row.step = 12;
-  return row;
-}
-
 Changes one_job(const std::string& id) {
   Changes changes;
-  changes.jobs.push_back(job_row(id));
+  changes.jobs.push_back(sample_job(id));
   return changes;
 }
 
@@ -63,55 +48,7 @@ Changes one_job(const std::string& id) {
 
 TEST_CASE("every row comes back as it went") {
   const TemporaryFolder folder;
-  Changes changes = one_job("a");
-  AttemptRow attempt{JobId("a"),
-                     2,
-                     AttemptState::running,
-                     "r",
-                     "token",
-                     4,
-                     29500,
-                     "/cp",
-                     from_millis(5),
-                     from_millis(6),
-                     std::nullopt};
-  changes.attempts.push_back(attempt);
-  ShareRow share;
-  share.job = JobId("a");
-  share.attempt = 2;
-  share.node = NodeId("node-1");
-  share.node_rank = 1;
-  share.first_rank = 2;
-  share.nproc = 2;
-  share.cpus = 0.5;
-  share.memory = std::uint64_t{1} << 40;
-  share.gpus = {0, 3};
-  share.gpus_assigned = true;
-  share.address = "10.0.0.1";
-  share.state = ShareState::running;
-  share.ranks_started = true;
-  share.outcome = "";
-  share.seq = 9;
-  changes.shares.push_back(share);
-  RankRow rank;
-  rank.job = JobId("a");
-  rank.attempt = 2;
-  rank.rank = 3;
-  rank.node = NodeId("node-1");
-  rank.state = RankState::killed;
-  rank.signal = 9;
-  rank.ended = from_millis(77);
-  rank.error_message = "\xff not UTF-8";
-  rank.last_lines = {"x", "y"};
-  changes.ranks.push_back(rank);
-  NodeRow node{NodeId("node-1"),       "10.0.0.1",          "boot", "m", "0.1", "/r", "/l", 8, 2,
-               std::uint64_t{1} << 36, NodeState::draining, "why"};
-  changes.nodes.push_back(node);
-  CheckpointRow checkpoint{JobId("a"), 3, 2, 470, "/p", R"({"acc":1})", from_millis(8), 99};
-  changes.checkpoints.push_back(checkpoint);
-  changes.events.push_back(
-      {41, JobId("a"), 2, from_millis(1), EventKind::message, EventLevel::warning, "hm"});
-  changes.metrics.push_back({JobId("a"), 2, 0, 5, 10, from_millis(2), R"({"l":1})"});
+  const Changes changes = sample_changes();
   {
     const auto store = open_store({.path = folder / "head.db"});
     Outcomes outcomes;
@@ -232,15 +169,6 @@ TEST_CASE("a removed job leaves nothing") {
 TEST_CASE("databases that are not ours to open") {
   const TemporaryFolder folder;
   const fs::path path = folder / "head.db";
-  SUBCASE("of a newer dtrain") {
-    { const auto store = open_store({.path = path}); }
-    {
-      Database database(path);
-      database.run("PRAGMA user_version = 999");
-    }
-    CHECK_THROWS_WITH_AS(open_store({.path = path}), doctest::Contains("written by a newer dtrain"),
-                         Error);
-  }
   SUBCASE("not a database") {
     std::ofstream(path) << std::string(8192, 'x');
     CHECK_THROWS_WITH_AS(open_store({.path = path}), doctest::Contains("damaged"), Error);
