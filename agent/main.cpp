@@ -88,6 +88,7 @@ struct Arguments {
   int nodes = 1;
   int port = 0;
   int attempt = 1;
+  int lock = -1;
   bool fresh = false;
 };
 
@@ -115,10 +116,11 @@ int main(int argc, char** argv) {
           [](Arguments& a) { return watch::watch_main({a.root}); });
   CLI::App* supervise =
       command("supervise", "Role: one attempt's ranks on this node", [](Arguments& a) {
-        return supervise::supervise_main({{a.root}, JobId(a.job), a.attempt});
+        return supervise::supervise_main({a.root, JobId(a.job), a.attempt, a.lock});
       });
   supervise->add_option("--job", args.job)->required();
   supervise->add_option("--attempt", args.attempt)->required();
+  supervise->add_option("--lock", args.lock, "The descriptor that is the attempt's lock");
 
   CLI::App* init_head =
       command("init-head", "Make a cluster's CA and the head's identity", [](Arguments& a) {

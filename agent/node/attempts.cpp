@@ -1,5 +1,7 @@
 #include "agent/node/attempts.hpp"
 
+#include <signal.h>
+
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -17,6 +19,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/process.hpp"
+#include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::node {
@@ -29,7 +32,6 @@ namespace {
 
 // An event is at most a report and its wrapping.
 constexpr std::size_t kLineLimit = std::size_t{4} << 20;
-constexpr std::chrono::seconds kStartLimit{10};
 constexpr std::chrono::milliseconds kLongestPause{200};
 // How long the end of an attempt is not told for its logs' sake. A good end is not in a hurry.
 constexpr std::chrono::hours kLogsLimit{24};
@@ -92,7 +94,6 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
 
  private:
   asio::awaitable<void> run(int mine) {
-    const auto started = std::chrono::steady_clock::now();
     std::chrono::milliseconds pause{1};
     while (mine == generation_ && owner_ != nullptr) {
       auto socket = std::make_shared<UnixSocket>(owner_->executor_);
@@ -115,16 +116,8 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
         socket_.reset();
       }
       // Not there: it has not opened its socket yet, or it has ended.
-      if (!supervise::supervisor_alive(root_)) {
-        // Until its first file is written, only the pid that we started tells that it lives.
-        const bool starting = starting_ && start_time(pid_).has_value() &&
-                              std::chrono::steady_clock::now() - started < kStartLimit;
-        std::error_code none_there;
-        if (!starting || fs::exists(root_.exit(), none_there)) {
-          ended();
-          co_return;
-        }
-      }
+      if (look_for_end()) co_return;
+      kill_if_stuck();
       retry_.expires_after(pause);
       pause = std::min(pause * 2, kLongestPause);
       co_await retry_.async_wait(asio::redirect_error(asio::use_awaitable, failed));
@@ -199,9 +192,44 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
     }
   }
 
-  std::vector<pid_t> clean() {
+  // Tells its end, if no supervisor lives. What cannot be looked at may live.
+  bool look_for_end() {
     try {
-      return supervise::clean_after(root_);
+      const auto lock = supervise::AttemptLock::take(root_);
+      if (lock) ended(clean(*lock));
+      return lock.has_value();
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::not_found) {
+        lost_reason_ = "its folder on the node is gone";
+        ended({});
+        return true;
+      }
+      if (error.what() != trouble_) {
+        log::warn("cannot look for a supervisor", {{"error", error.what()}});
+      }
+      trouble_ = error.what();
+      return false;
+    }
+  }
+
+  // That it is dead then is seen by its lock.
+  void kill_if_stuck() {
+    const std::chrono::milliseconds limit = owner_->options_.start_limit;
+    if (!starting_ || std::chrono::steady_clock::now() - started_ < limit) return;
+    if (!born_ || start_time(pid_) != born_) return;
+    lost_reason_ =
+        "its supervisor did not start within " + human_duration(limit) + " and was killed";
+    log::warn("a supervisor does not start and is killed",
+              {{"job", key_.first.str()}, {"pid", std::to_string(pid_)}});
+    ::kill(pid_, SIGKILL);
+    starting_ = false;
+  }
+
+  // What a supervisor without a last word left behind; those that would not die.
+  std::vector<pid_t> clean(const supervise::AttemptLock& lock) {
+    try {
+      if (fs::exists(root_.exit())) return {};
+      return supervise::clean_after(root_, lock);
     } catch (const std::exception& error) {
       log::error("cannot clean after an attempt", {{"error", error.what()}});
       return {};
@@ -209,9 +237,9 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
   }
 
   // The supervisor is gone: it left exit.json, or it was killed.
-  void ended() {
+  void ended(const std::vector<pid_t>& left) {
     outgoing_.clear();
-    std::string reason = "its supervisor was killed or crashed";
+    std::string reason = lost_reason_;
     try {
       if (const auto record = supervise::read_exit(root_)) {
         for (const wire::AttemptEvent& event : record->events) pass_on(event);
@@ -220,7 +248,6 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
     } catch (const std::exception& error) {
       reason = std::string("its supervisor left no readable last word: ") + error.what();
     }
-    const std::vector<pid_t> left = clean();
     log::warn("a supervisor ended without a last word",
               {{"job", key_.first.str()}, {"attempt", std::to_string(key_.second)}});
     after_logs(kLogsLimitOfLost, wire::SupervisorLost{key_.first, key_.second, reason, left});
@@ -249,17 +276,23 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
   std::uint64_t last_seq_ = 0;  // of NodeFinished, once seen
   int generation_ = 0;          // of the connection; an older coroutine ends when it sees a newer
   bool writing_ = false;
-  pid_t pid_ = 0;          // of a supervisor that we started; 0 for one found
-  bool starting_ = false;  // its supervisor has been started and has not said hello yet
+  // Of a supervisor that we started, our child, until it has said hello.
+  bool starting_ = false;
+  pid_t pid_ = 0;
+  std::optional<std::uint64_t> born_;  // its start_time
+  std::chrono::steady_clock::time_point started_;
+  std::string lost_reason_ = "its supervisor was killed or crashed";
+  std::string trouble_;  // why its lock could not be looked at, as was said
   bool done_ = false;
 };
 
 Attempts::Attempts(asio::any_io_executor executor, paths::NodeRoot root, std::string agent_binary,
-                   Hooks hooks)
+                   Hooks hooks, Options options)
     : executor_(std::move(executor)),
       root_(std::move(root)),
       agent_binary_(std::move(agent_binary)),
-      hooks_(std::move(hooks)) {}
+      hooks_(std::move(hooks)),
+      options_(options) {}
 
 Attempts::~Attempts() {
   for (const auto& [key, link] : links_) link->orphan();
@@ -294,9 +327,10 @@ void Attempts::recover() {
   }
   // What died without a word is swept now, whether or not the head is there to hear of it.
   for (const auto& [key, link] : links_) {
-    std::error_code none_there;
-    if (!supervise::supervisor_alive(link->root_) && !fs::exists(link->root_.exit(), none_there)) {
-      link->clean();
+    try {
+      if (const auto lock = supervise::AttemptLock::take(link->root_)) link->clean(*lock);
+    } catch (const Error& error) {
+      log::warn("cannot look for a supervisor", {{"error", error.what()}});
     }
   }
 }
@@ -321,18 +355,16 @@ void Attempts::start(const wire::StartAttempt& start) {
     std::error_code none_there;
     if (!fs::exists(root.spec(), none_there)) {
       make_folders(root.ranks());
+      const auto lock = supervise::AttemptLock::take(root);
+      if (!lock) throw Error(ErrorCode::conflict, "it is supervised already");
       make_folders(root.errors());
       write_file_atomic(root.secrets(), wire::dump(nlohmann::json(start.secrets)), 0600);
       wire::AttemptSpec spec = start.spec;
       if (hooks_.complete) hooks_.complete(spec);
       write_file_atomic(root.spec(), wire::dump(wire::to_json(spec)), 0600);
-      SpawnOptions options;
-      options.argv = {agent_binary_, "supervise",     "--root",    root_.root.string(),
-                      "--job",       key.first.str(), "--attempt", std::to_string(key.second)};
-      options.env = current_environment();
-      options.workdir = "/";
-      options.new_session = true;
-      found->pid_ = spawn(options);
+      found->pid_ = supervise::start_supervisor(agent_binary_, root_, key.first, key.second, *lock);
+      found->born_ = start_time(found->pid_);
+      found->started_ = std::chrono::steady_clock::now();
       found->starting_ = true;
     }
     found->connect();

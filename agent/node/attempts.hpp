@@ -33,8 +33,13 @@ class Attempts {
     // What the node itself knows better is put into a spec before its supervisor is started.
     std::function<void(wire::AttemptSpec&)> complete;
   };
+  struct Options {
+    // A supervisor that was started here and has not said hello for so long is killed. Whether it
+    // is dead is not for the clock to say: its lock tells.
+    std::chrono::milliseconds start_limit{60000};
+  };
   Attempts(boost::asio::any_io_executor executor, paths::NodeRoot root, std::string agent_binary,
-           Hooks hooks);
+           Hooks hooks, Options options);
   ~Attempts();
 
   // Finds what is on disk: attempts with a live supervisor, with an exit.json that the head has not
@@ -64,6 +69,7 @@ class Attempts {
   paths::NodeRoot root_;
   std::string agent_binary_;
   Hooks hooks_;
+  Options options_;
   std::map<Key, std::shared_ptr<Link>> links_;
 };
 

@@ -65,7 +65,7 @@ class Agent {
         pairs_(context_.get_executor(), root_.identity(), config_.cluster,
                [this](const wire::NodeMessage& message) { tell_head(message); }),
         forwards_(context_.get_executor()),
-        attempts_(context_.get_executor(), root_, options.agent_binary, attempt_hooks()),
+        attempts_(context_.get_executor(), root_, options.agent_binary, attempt_hooks(), {}),
         staging_(context_.get_executor(), root_, config_,
                  [this](const wire::NodeMessage& message) { tell_head(message); }),
         execs_(

@@ -4,7 +4,6 @@
 
 #include <chrono>
 
-#include "agent/supervise/record.hpp"
 #include "agent/supervise/unix_socket.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/process.hpp"
@@ -12,11 +11,19 @@
 
 namespace dtrain::supervise {
 
-std::optional<pid_t> supervisor_alive(const paths::AttemptRoot& root) {
-  const auto record = read_supervisor(root);
-  if (!record || record->boot_id != boot_id()) return std::nullopt;
-  if (start_time(record->pid) != record->start_time) return std::nullopt;
-  return record->pid;
+pid_t start_supervisor(const std::string& agent, const paths::NodeRoot& node, const JobId& job,
+                       int attempt, const AttemptLock& lock) {
+  SpawnOptions options;
+  options.argv = {agent,       "supervise",
+                  "--root",    node.root.string(),
+                  "--job",     job.str(),
+                  "--attempt", std::to_string(attempt),
+                  "--lock",    std::to_string(AttemptLock::kInherited)};
+  options.env = current_environment();
+  options.workdir = "/";
+  options.new_session = true;
+  options.inherit = {{lock.fd(), AttemptLock::kInherited}};
+  return spawn(options);
 }
 
 std::optional<UniqueFd> connect_supervisor(const paths::NodeRoot& node, const JobId& job,
@@ -43,11 +50,7 @@ std::optional<FinishedRecord> read_exit(const paths::AttemptRoot& root) {
   });
 }
 
-std::vector<pid_t> clean_after(const paths::AttemptRoot& root) {
-  if (const auto pid = supervisor_alive(root)) {
-    throw Error(ErrorCode::conflict,
-                "the supervisor of " + root.root.string() + " lives, pid " + std::to_string(*pid));
-  }
+std::vector<pid_t> clean_after(const paths::AttemptRoot& root, const AttemptLock&) {
   const auto text = read_file_if_there(root.spec());
   if (!text) return {};
   const wire::AttemptSpec spec = while_doing("reading " + root.spec().string(), [&] {

@@ -3,8 +3,10 @@
 #include <sys/types.h>
 
 #include <optional>
+#include <string>
 #include <vector>
 
+#include "agent/supervise/lock.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/unique_fd.hpp"
 #include "launcher/wire/attempt.hpp"
@@ -12,9 +14,10 @@
 // What the node agent needs of supervisors: to find one, to reach it, and to clean up after it.
 namespace dtrain::supervise {
 
-// The supervisor's pid while it lives, told apart from a later process of that pid by start time
-// and boot. Absent when there was none or it has ended.
-std::optional<pid_t> supervisor_alive(const paths::AttemptRoot& root);
+// Starts `agent supervise`, which inherits the lock; the caller lets go of his own. Returns its
+// pid, for the caller to reap.
+pid_t start_supervisor(const std::string& agent, const paths::NodeRoot& node, const JobId& job,
+                       int attempt, const AttemptLock& lock);
 
 // A connection to its socket, non-blocking. Its first line is the hello
 // {"type":"hello","version","job","attempt","pid"}, then come the events that are not acknowledged.
@@ -33,8 +36,7 @@ struct FinishedRecord {
 std::optional<FinishedRecord> read_exit(const paths::AttemptRoot& root);
 
 // After a supervisor's death: kills what carries the attempt's token, for at most a second, and
-// removes the sockets. Returns what would not die. Throws Error(conflict) while the supervisor
-// lives.
-std::vector<pid_t> clean_after(const paths::AttemptRoot& root);
+// removes the sockets. Returns what would not die. The lock is the proof of its death.
+std::vector<pid_t> clean_after(const paths::AttemptRoot& root, const AttemptLock& lock);
 
 }  // namespace dtrain::supervise

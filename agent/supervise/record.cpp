@@ -5,7 +5,6 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <limits>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
@@ -26,20 +25,6 @@ void write_supervisor(const paths::AttemptRoot& root, const SupervisorRecord& re
   if (std::rename(temporary.c_str(), root.supervisor().c_str()) != 0) {
     throw errno_error("cannot write " + root.supervisor().string(), errno);
   }
-}
-
-std::optional<SupervisorRecord> read_supervisor(const paths::AttemptRoot& root) {
-  const auto text = read_file_if_there(root.supervisor(), 65536);
-  if (!text) return std::nullopt;
-  return while_doing("reading " + root.supervisor().string(), [&] {
-    const nlohmann::json json = wire::parse_json(*text, "the file");
-    SupervisorRecord record;
-    record.pid =
-        static_cast<pid_t>(wire::get_int(json, "pid", 1, std::numeric_limits<pid_t>::max()));
-    record.start_time = static_cast<std::uint64_t>(wire::get_int(json, "start_time", 0, INT64_MAX));
-    record.boot_id = wire::get_string(json, "boot_id");
-    return std::optional(record);
-  });
 }
 
 void write_exit(const paths::AttemptRoot& root, const JobId& job, int attempt,

@@ -13,7 +13,8 @@ namespace dtrain::supervise {
 
 inline constexpr int kRecordVersion = 1;
 
-// supervise.json: who supervises. Within one boot a pid with its start time names one process.
+// supervise.json: who supervises, for people and for older agents; ours go by the lock. Within one
+// boot a pid with its start time names one process.
 struct SupervisorRecord {
   pid_t pid = 0;
   std::uint64_t start_time = 0;
@@ -21,8 +22,6 @@ struct SupervisorRecord {
 };
 // Renamed into place, but not fsynced: after a crash of the machine another boot id says it all.
 void write_supervisor(const paths::AttemptRoot& root, const SupervisorRecord& record);
-// Absent when there is none. Throws Error(invalid).
-std::optional<SupervisorRecord> read_supervisor(const paths::AttemptRoot& root);
 
 // exit.json: the last event and all before it that may not have been heard, each a line as it
 // would be sent. Written whole and fsynced.

@@ -1,8 +1,6 @@
 #include "agent/supervise/supervise.hpp"
 
-#include <fcntl.h>
 #include <signal.h>
-#include <sys/file.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -10,6 +8,7 @@
 #include <exception>
 #include <utility>
 
+#include "agent/supervise/lock.hpp"
 #include "agent/supervise/record.hpp"
 #include "agent/supervise/supervisor.hpp"
 #include "launcher/core/error.hpp"
@@ -20,13 +19,10 @@
 namespace dtrain::supervise {
 namespace {
 
-// Held for the process's life, so that no attempt is supervised twice.
-UniqueFd lock_attempt(const fs::path& folder) {
-  UniqueFd fd = open_file(folder, O_RDONLY | O_DIRECTORY);
-  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
-    throw Error(ErrorCode::conflict, "another supervisor has " + folder.string());
-  }
-  return fd;
+AttemptLock lock_attempt(const paths::AttemptRoot& root, int inherited) {
+  if (inherited >= 0) return AttemptLock::inherit(root, inherited);
+  if (auto lock = AttemptLock::take(root)) return std::move(*lock);
+  throw Error(ErrorCode::conflict, "another supervisor has " + root.root.string());
 }
 
 wire::AttemptSpec read_spec(const paths::AttemptRoot& root, const SuperviseOptions& options) {
@@ -108,7 +104,7 @@ int supervise_main(const SuperviseOptions& given) {
     const paths::AttemptRoot root = paths::attempt({options.root}, options.job, options.attempt);
     log::open("supervise", root.log().string());
     prepare_process();
-    const UniqueFd lock = lock_attempt(root.root);
+    const AttemptLock lock = lock_attempt(root, options.lock);
     if (fs::exists(root.exit())) {
       throw Error(ErrorCode::conflict, "the attempt has ended: " + root.exit().string());
     }

@@ -13,13 +13,15 @@ struct SuperviseOptions {
   fs::path root;  // the node's
   JobId job;
   int attempt = 1;
+  int lock = -1;  // the attempt's lock, inherited (lock.hpp); -1: it takes the lock itself
   // How long it waits, once all is over, for a node agent to hear the last event.
   std::chrono::milliseconds linger{60000};
 };
 
 // Runs to the attempt's end on the calling thread, which must be the process's only one. The
-// process should be a session of its own with nothing open. Returns the process's exit code: 0 when
-// the attempt's end has been told or recorded, whatever it was; 1 when it could not begin.
+// process should be a session of its own with nothing open but the lock. Returns the process's exit
+// code: 0 when the attempt's end has been told or recorded, whatever it was; 1 when it could not
+// begin.
 int supervise_main(const SuperviseOptions& options);
 
 }  // namespace dtrain::supervise

@@ -210,14 +210,16 @@ TEST_CASE("kill -9 of the supervisor: ranks die by themselves, clean_after ends 
   driver.wait_for_line("work/up0");
   driver.wait_for_line("work/up1");
   const pid_t left = std::stoi(driver.wait_for_line("work/left"));
-  CHECK_THROWS_AS(supervise::clean_after(driver.root), Error);  // it lives
+  CHECK_FALSE(supervise::AttemptLock::take(driver.root));  // it lives
   driver.kill_supervisor();
-  CHECK_FALSE(supervise::supervisor_alive(driver.root).has_value());
   for (const auto& rank : started.ranks) {
     wait_until("the ranks' death", [&] { return gone(rank.pid); });
   }
   CHECK_FALSE(gone(left));
-  CHECK(supervise::clean_after(driver.root).empty());
+  // What it left does not hold the lock.
+  const auto lock = supervise::AttemptLock::take(driver.root);
+  REQUIRE(lock.has_value());
+  CHECK(supervise::clean_after(driver.root, *lock).empty());
   CHECK(gone(left));
   CHECK(driver.carriers().empty());
   CHECK_FALSE(supervise::read_exit(driver.root).has_value());

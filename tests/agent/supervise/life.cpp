@@ -220,7 +220,7 @@ TEST_CASE("without a client it lingers, then goes; exit.json says it all") {
   driver.shell("echo last >&2; exit 3");
   driver.start();
   CHECK(driver.wait_exit() == 0);
-  CHECK_FALSE(supervise::supervisor_alive(driver.root).has_value());
+  CHECK(supervise::AttemptLock::take(driver.root));
   const auto record = supervise::read_exit(driver.root);
   REQUIRE(record.has_value());
   CHECK(record->finished.outcome == Outcome::failed);
@@ -234,7 +234,9 @@ TEST_CASE("an attempt is supervised once") {
   driver.shell("mkfifo f; read x <f");
   driver.start_and_connect();
   driver.until<wire::RanksStarted>();
-  CHECK(supervise::supervisor_alive(driver.root) == driver.supervisor());
+  CHECK_FALSE(supervise::AttemptLock::take(driver.root));
+  const auto record = nlohmann::json::parse(read_file(driver.root.supervisor()));
+  CHECK(record["pid"] == driver.supervisor());
   SpawnOptions options;
   options.argv = {SUPERVISE_PROCESS, driver.node.root.string(), driver.spec.job.str(), "1", "1"};
   options.env = current_environment();

@@ -1,15 +1,16 @@
-// The role alone, as `dtrain-agent supervise` runs it: NODE_ROOT JOB ATTEMPT LINGER_MS.
+// The role alone, as `dtrain-agent supervise` runs it: NODE_ROOT JOB ATTEMPT LINGER_MS [LOCK].
 
 #include <cstdlib>
 
 #include "agent/supervise/supervise.hpp"
 
 int main(int argc, char** argv) {
-  if (argc != 5) return 2;
+  if (argc < 5 || argc > 6) return 2;
   dtrain::supervise::SuperviseOptions options;
   options.root = argv[1];
   options.job = dtrain::JobId(argv[2]);
   options.attempt = std::atoi(argv[3]);
+  if (argc == 6) options.lock = std::atoi(argv[5]);
   options.linger = std::chrono::milliseconds(std::atoi(argv[4]));
   return dtrain::supervise::supervise_main(options);
 }

@@ -1,0 +1,174 @@
+#include "agent/node/attempts.hpp"
+
+#include <doctest/doctest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <fstream>
+#include <optional>
+
+#include "agent/supervise/client.hpp"
+#include "launcher/core/process.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+using namespace dtrain;
+using dtrain::testing::TemporaryFolder;
+
+namespace {
+
+const JobId kJob("job-abcdef");
+
+// A node's supervisors, and what the head hears of them. The agent that it starts them with is a
+// script, which does as the test wants before it becomes a supervisor.
+struct World {
+  TemporaryFolder folder;
+  paths::NodeRoot root{folder / "node"};
+  boost::asio::io_context context;
+  boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work{
+      context.get_executor()};
+  std::vector<wire::NodeMessage> told;
+  std::optional<node::Attempts> attempts;
+  wire::StartAttempt start;
+  std::vector<pid_t> children;
+
+  explicit World(const std::string& before) {
+    const fs::path script = folder / "agent";
+    std::ofstream(script) << "#!/bin/sh\necho $$ >>" << (folder / "pid").string() << "\n"
+                          << before
+                          << "\nexec " SUPERVISE_PROCESS " \"$3\" \"$5\" \"$7\" 20000 $9\n";
+    fs::permissions(script, fs::perms::owner_all);
+    wire::AttemptSpec& spec = start.spec;
+    spec.cluster = ClusterId("test-abcdef");
+    spec.job = kJob;
+    spec.job_name = "job";
+    spec.node = NodeId("node-0");
+    spec.token = random_hex(16);
+    spec.node_ips = {"127.0.0.1"};
+    spec.master_addr = "127.0.0.1";
+    spec.workdir = folder.path().string();
+    spec.storage_path = (folder / "storage").string();
+    spec.command = {"echo started >>ranks; sleep 1000"};
+    spec.shell = true;
+    spec.nproc = 1;
+    spec.world_size = 1;
+    make_folders(root.root);
+  }
+  ~World() {
+    attempts.reset();
+    for (const pid_t pid : children) {
+      ::kill(pid, SIGKILL);
+      (void)try_wait(pid);
+    }
+    sweep("DTRAIN_ATTEMPT_TOKEN", start.spec.token, std::chrono::seconds(5));
+    remove_tree(paths::socket_folder(root.root));
+  }
+
+  // As a node agent that is started newly.
+  void begin(std::chrono::milliseconds start_limit = std::chrono::seconds(60)) {
+    node::Attempts::Hooks hooks;
+    hooks.send = [this](wire::NodeMessage message) { told.push_back(std::move(message)); };
+    attempts.emplace(context.get_executor(), root, (folder / "agent").string(), hooks,
+                     node::Attempts::Options{start_limit});
+    attempts->recover();
+    attempts->head_joined();
+  }
+
+  void run_until(const std::function<bool()>& ready) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!ready()) {
+      REQUIRE(std::chrono::steady_clock::now() < until);
+      context.run_one_for(std::chrono::milliseconds(5));
+    }
+  }
+
+  // The pid of what was started.
+  pid_t supervisor() {
+    std::string text;
+    run_until([&] {
+      text = read_file_if_there(folder / "pid").value_or("");
+      return text.ends_with("\n");
+    });
+    children.push_back(std::stoi(text));
+    return children.back();
+  }
+  const wire::SupervisorLost* lost() const {
+    for (const wire::NodeMessage& message : told) {
+      if (const auto* found = std::get_if<wire::SupervisorLost>(&message)) return found;
+    }
+    return nullptr;
+  }
+  bool ranks_told() const {
+    return std::any_of(told.begin(), told.end(), [](const wire::NodeMessage& message) {
+      const auto* event = std::get_if<wire::FromSupervisor>(&message);
+      return event != nullptr && std::holds_alternative<wire::RanksStarted>(event->event.body);
+    });
+  }
+  std::string ranks() const { return read_file_if_there(folder / "ranks").value_or(""); }
+};
+
+// State of a process as in /proc; 0 when it is gone.
+char state_of(pid_t pid) {
+  const auto text = read_file_if_there("/proc/" + std::to_string(pid) + "/stat");
+  return text ? text->at(text->rfind(')') + 2) : '\0';
+}
+
+bool ended(pid_t pid) {
+  const char state = state_of(pid);
+  return state == '\0' || state == 'Z';
+}
+
+}  // namespace
+
+TEST_CASE("a supervisor that does not come to its start is ended before it is said to be lost") {
+  World world("kill -STOP $$");
+  world.begin(std::chrono::milliseconds(50));
+  world.attempts->start(world.start);
+  const pid_t pid = world.supervisor();
+  world.run_until([&] { return world.lost() != nullptr; });
+  CHECK(ended(pid));
+  CAPTURE(world.lost()->reason);
+  CHECK(world.lost()->reason.find("was killed") != std::string::npos);
+  CHECK(world.ranks().empty());
+}
+
+TEST_CASE("a supervisor that is slow to start is waited for, by the next node agent too") {
+  World world("kill -STOP $$");
+  world.begin();
+  world.attempts->start(world.start);
+  const pid_t pid = world.supervisor();
+  world.run_until([&] { return state_of(pid) == 'T'; });
+  world.begin(std::chrono::milliseconds(1));  // the limit is for what it started itself
+  CHECK(world.attempts->unfinished() ==
+        std::vector<std::pair<JobId, int>>{{world.start.spec.job, 1}});
+  // It has tried to connect, and found that nobody listens.
+  for (int turn = 0; turn < 5; ++turn) world.context.run_one_for(std::chrono::milliseconds(100));
+  CHECK(world.lost() == nullptr);
+  ::kill(pid, SIGCONT);
+  world.run_until([&] { return world.ranks_told(); });
+  world.run_until([&] { return !world.ranks().empty(); });
+  world.attempts->start(world.start);  // a repeat starts nothing
+  world.attempts->command({kJob, 1, wire::StopRanks{}});
+  world.run_until([&] {
+    const auto* event = std::get_if<wire::FromSupervisor>(&world.told.back());
+    return event != nullptr && std::holds_alternative<wire::NodeFinished>(event->event.body);
+  });
+  CHECK(world.lost() == nullptr);
+  CHECK(world.ranks() == "started\n");
+}
+
+TEST_CASE("one that dies before it has said a word is lost at once") {
+  World world("");
+  SUBCASE("to who started it") {
+    std::ofstream(world.folder / "agent") << "#!/bin/sh\nexit 1\n";
+    world.begin();
+    world.attempts->start(world.start);
+  }
+  SUBCASE("to who comes after") {
+    make_folders(paths::attempt(world.root, kJob, 1).root);
+    world.begin();
+  }
+  world.run_until([&] { return world.lost() != nullptr; });
+  CHECK(world.lost()->reason.find("killed or crashed") != std::string::npos);
+}
