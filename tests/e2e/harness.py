@@ -20,6 +20,8 @@ DTRAIN = BUILD / "cli" / "dtrain"
 
 # A step that takes longer than this is broken, however slow the machine is.
 DEADLINE = 60
+# No handler of an event loop may take so long: launcher/wire/loop.hpp.
+HANDLER_LIMIT_MS = 50
 
 
 def eventually(condition, what, deadline=DEADLINE, pause=0.005):
@@ -69,7 +71,8 @@ class ClusterCase(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
         self.addCleanup(self.leave_nothing)
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("DTRAIN_")}
-        self.env.update(XDG_STATE_HOME=str(self.folder / "state"), NO_COLOR="1")
+        self.env.update(XDG_STATE_HOME=str(self.folder / "state"), NO_COLOR="1",
+                        DTRAIN_HANDLER_LIMIT_MS=str(HANDLER_LIMIT_MS))
         self.started = []
         if self.nodes:
             self.write_cluster(self.nodes)
@@ -80,12 +83,14 @@ class ClusterCase(unittest.TestCase):
             if process.poll() is None:
                 process.kill()
             process.communicate()
+        held_up = self.handlers_too_long()
         if self.pids():
             self.run_dtrain("down", "-y", "-c", self.name())
         left = self.pids()
         for pid in left:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
+        self.assertEqual(held_up, [], f"handlers took longer than {HANDLER_LIMIT_MS} ms")
 
     def name(self):
         return "e2e"
@@ -162,6 +167,15 @@ class ClusterCase(unittest.TestCase):
         rows = [line.split() for line in Path("/proc/net/unix").read_text().split("\n")[1:]]
         return sorted({Path(row[7]) for row in rows if len(row) > 7 and row[6] in inodes
                        and row[7].startswith("/tmp/dtrain-")})
+
+    def handlers_too_long(self):
+        """Lines of the agents' logs about handlers that held an event loop up."""
+        lines = []
+        for log in (self.folder / "state").rglob("*.log*"):
+            with contextlib.suppress(OSError):
+                lines += [line for line in log.read_text(errors="replace").split("\n")
+                          if "a handler held the loop up" in line]
+        return lines
 
     def rank_output(self, job, rank, attempt=1, stream="out"):
         return next(self.root().glob(f"nodes/*/jobs/{job}/attempt-{attempt}/ranks/{rank}.{stream}"))
