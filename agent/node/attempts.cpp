@@ -15,6 +15,7 @@
 #include <charconv>
 #include <deque>
 
+#include "agent/node/trees.hpp"
 #include "agent/supervise/client.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
@@ -58,7 +59,7 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
 
   // Connects to the supervisor, newly if there is a connection; it sends what is not acknowledged.
   void connect() {
-    if (done_ || owner_ == nullptr) return;
+    if (done_ || preparing_ || owner_ == nullptr) return;
     ++generation_;
     if (socket_) {
       error_code ignored;
@@ -85,14 +86,78 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
 
   void mark_done() {
     done_ = true;
-    try {
-      write_file_atomic(done_mark(root_), "");
-    } catch (const Error& error) {
-      log::warn("cannot mark the attempt as done", {{"error", error.what()}});
-    }
+    if (owner_ == nullptr) return;
+    owner_->files_.add([root = root_] {
+      try {
+        write_file_atomic(done_mark(root), "");
+      } catch (const Error& error) {
+        log::warn("cannot mark the attempt as done", {{"error", error.what()}});
+      }
+    });
+  }
+
+  // Starts a supervisor for what is told; of a repeat nothing but a new connection comes.
+  void start(const wire::StartAttempt& told, wire::AttemptSpec spec) {
+    if (preparing_) return;
+    preparing_ = true;
+    owner_->files_.add([self = shared_from_this(), node = owner_->root_,
+                        executor = owner_->executor_, secrets = told.secrets,
+                        spec = std::move(spec)] {
+      std::optional<Error> failed;
+      HeldLock lock;
+      try {
+        lock = self->write_files(node, spec, secrets);
+      } catch (const std::exception& error) {
+        failed = as_error(error);
+      }
+      asio::post(executor, [self, lock, failed] { self->prepared(lock, failed); });
+    });
+  }
+
+  void start_failed(Error error) {
+    error.while_doing("starting attempt " + std::to_string(key_.second) + " of " +
+                      key_.first.str());
+    owner_->hooks_.send(wire::StartFailed{key_.first, key_.second, error});
+    mark_done();
   }
 
  private:
+  using HeldLock = std::shared_ptr<const supervise::AttemptLock>;
+
+  // On the files' thread. Null when they are there already.
+  HeldLock write_files(const paths::NodeRoot& node, const wire::AttemptSpec& spec,
+                       const std::map<std::string, std::string>& secrets) const {
+    std::error_code none_there;
+    if (fs::exists(root_.spec(), none_there)) return nullptr;
+    const fs::path storage = node.storage(spec.job);
+    if (spec.storage_path == storage) clear_storage(storage, spec.attempt);
+    make_folders(root_.ranks());
+    auto lock = supervise::AttemptLock::take(root_);
+    if (!lock) throw Error(ErrorCode::conflict, "it is supervised already");
+    make_folders(root_.errors());
+    write_file_atomic(root_.secrets(), wire::dump(nlohmann::json(secrets)), 0600);
+    write_file_atomic(root_.spec(), wire::dump(wire::to_json(spec)), 0600);
+    return std::make_shared<const supervise::AttemptLock>(std::move(*lock));
+  }
+
+  void prepared(const HeldLock& lock, const std::optional<Error>& failed) {
+    preparing_ = false;
+    if (owner_ == nullptr) return;
+    try {
+      if (failed) throw *failed;
+      if (lock) {
+        pid_ = supervise::start_supervisor(owner_->agent_binary_, owner_->root_, key_.first,
+                                           key_.second, *lock);
+        born_ = start_time(pid_);
+        started_ = std::chrono::steady_clock::now();
+        starting_ = true;
+      }
+      connect();
+    } catch (const Error& error) {
+      start_failed(error);
+    }
+  }
+
   asio::awaitable<void> run(int mine) {
     std::chrono::milliseconds pause{1};
     while (mine == generation_ && owner_ != nullptr) {
@@ -195,9 +260,14 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
   // Tells its end, if no supervisor lives. What cannot be looked at may live.
   bool look_for_end() {
     try {
-      const auto lock = supervise::AttemptLock::take(root_);
-      if (lock) ended(clean(*lock));
-      return lock.has_value();
+      auto lock = supervise::AttemptLock::take(root_);
+      if (!lock) return false;
+      if (fs::exists(root_.exit())) {
+        ended({});
+      } else {
+        sweep(std::make_shared<const supervise::AttemptLock>(std::move(*lock)));
+      }
+      return true;
     } catch (const Error& error) {
       if (error.code() == ErrorCode::not_found) {
         lost_reason_ = "its folder on the node is gone";
@@ -210,6 +280,18 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
       trouble_ = error.what();
       return false;
     }
+  }
+
+  // Kills what is left, and tells the end then.
+  void sweep(HeldLock lock) {
+    owner_->files_.add([self = shared_from_this(), lock = std::move(lock), mine = generation_,
+                        executor = owner_->executor_] {
+      const std::vector<pid_t> left = self->clean(*lock);
+      asio::post(executor, [self, mine, left] {
+        // Who has connected anew meanwhile finds the same end.
+        if (mine == self->generation_ && self->owner_ != nullptr) self->ended(left);
+      });
+    });
   }
 
   // That it is dead then is seen by its lock.
@@ -226,7 +308,7 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
   }
 
   // What a supervisor without a last word left behind; those that would not die.
-  std::vector<pid_t> clean(const supervise::AttemptLock& lock) {
+  std::vector<pid_t> clean(const supervise::AttemptLock& lock) const {
     try {
       if (fs::exists(root_.exit())) return {};
       return supervise::clean_after(root_, lock);
@@ -276,6 +358,7 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
   std::uint64_t last_seq_ = 0;  // of NodeFinished, once seen
   int generation_ = 0;          // of the connection; an older coroutine ends when it sees a newer
   bool writing_ = false;
+  bool preparing_ = false;  // its files are being written; there is no supervisor yet
   // Of a supervisor that we started, our child, until it has said hello.
   bool starting_ = false;
   pid_t pid_ = 0;
@@ -292,7 +375,8 @@ Attempts::Attempts(asio::any_io_executor executor, paths::NodeRoot root, std::st
       root_(std::move(root)),
       agent_binary_(std::move(agent_binary)),
       hooks_(std::move(hooks)),
-      options_(options) {}
+      options_(options),
+      trash_(root_.trash()) {}
 
 Attempts::~Attempts() {
   for (const auto& [key, link] : links_) link->orphan();
@@ -348,30 +432,13 @@ void Attempts::head_joined() {
 }
 
 void Attempts::start(const wire::StartAttempt& start) {
-  const Key key{start.spec.job, start.spec.attempt};
-  const auto found = link(key);
-  const paths::AttemptRoot& root = found->root_;
+  wire::AttemptSpec spec = start.spec;
+  const auto found = link({spec.job, spec.attempt});
   try {
-    std::error_code none_there;
-    if (!fs::exists(root.spec(), none_there)) {
-      make_folders(root.ranks());
-      const auto lock = supervise::AttemptLock::take(root);
-      if (!lock) throw Error(ErrorCode::conflict, "it is supervised already");
-      make_folders(root.errors());
-      write_file_atomic(root.secrets(), wire::dump(nlohmann::json(start.secrets)), 0600);
-      wire::AttemptSpec spec = start.spec;
-      if (hooks_.complete) hooks_.complete(spec);
-      write_file_atomic(root.spec(), wire::dump(wire::to_json(spec)), 0600);
-      found->pid_ = supervise::start_supervisor(agent_binary_, root_, key.first, key.second, *lock);
-      found->born_ = start_time(found->pid_);
-      found->started_ = std::chrono::steady_clock::now();
-      found->starting_ = true;
-    }
-    found->connect();
-  } catch (Error& error) {
-    error.while_doing("starting attempt " + std::to_string(key.second) + " of " + key.first.str());
-    hooks_.send(wire::StartFailed{key.first, key.second, error});
-    found->mark_done();
+    if (hooks_.complete) hooks_.complete(spec);
+    found->start(start, std::move(spec));
+  } catch (const Error& error) {
+    found->start_failed(error);
   }
 }
 
@@ -397,7 +464,13 @@ void Attempts::forget(const JobId& job) {
       ++at;
     }
   }
-  remove_tree(root_.jobs() / job.str());
+  files_.add([this, folder = root_.jobs() / job.str()] {
+    try {
+      trash_.take(folder);
+    } catch (const Error& error) {
+      log::warn("the files of a job stay", {{"why", error.what()}});
+    }
+  });
 }
 
 }  // namespace dtrain::node

@@ -11,6 +11,8 @@
 
 #include "launcher/core/ids.hpp"
 #include "launcher/core/paths.hpp"
+#include "launcher/core/trash.hpp"
+#include "launcher/core/worker.hpp"
 #include "launcher/wire/node.hpp"
 
 // The supervisors of this node: started, spoken to, swept up after. A supervisor outlives this
@@ -71,6 +73,8 @@ class Attempts {
   Hooks hooks_;
   Options options_;
   std::map<Key, std::shared_ptr<Link>> links_;
+  Trash trash_;
+  Worker files_;  // writes, sweeps and throws away, so that the executor waits for no disk
 };
 
 }  // namespace dtrain::node

@@ -32,6 +32,7 @@
 #include "launcher/core/text.hpp"
 #include "launcher/wire/frames.hpp"
 #include "launcher/wire/json.hpp"
+#include "launcher/wire/loop.hpp"
 #include "launcher/wire/node.hpp"
 
 namespace dtrain::node {
@@ -99,7 +100,7 @@ class Agent {
         [](const std::exception_ptr& failed) {
           if (failed) std::rethrow_exception(failed);
         });
-    context_.run();
+    wire::run_loop(context_);
     log::info("the node agent ends");
     return 0;
   }
@@ -130,10 +131,8 @@ class Agent {
     return hooks;
   }
 
-  // What this node knows of itself: its interface, unless the user has chosen; its own storage.
+  // What this node knows of itself: its interface, unless the user has chosen.
   void complete(wire::AttemptSpec& spec) {
-    const fs::path storage = root_.storage(spec.job);
-    if (spec.storage_path == storage) clear_storage(storage, spec.attempt);
     if (spec.nnodes < 2 || spec.master_addr == "127.0.0.1" || interface_.empty()) return;
     const std::vector<std::string> login = login_environment(root_);
     for (const std::string name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
@@ -328,7 +327,9 @@ class Agent {
   }
 
   static wire::HeadMessage read_head_message(const wire::Frame& frame) {
-    return wire::head_message_from_json(wire::parse_json(frame.bytes, "the head's message"));
+    const nlohmann::json json = wire::parse_json(frame.bytes, "the head's message");
+    wire::handler_does(wire::get_string(json, "type"));
+    return wire::head_message_from_json(json);
   }
 
   void obey(const wire::HeadMessage& message) {

@@ -18,6 +18,7 @@
 #include "launcher/core/log.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
+#include "launcher/wire/loop.hpp"
 
 namespace dtrain::supervise {
 namespace {
@@ -89,7 +90,7 @@ void Supervisor::run() {
   }
   while (true) {
     try {
-      io_.run();
+      wire::run_loop(io_);
       return;
     } catch (const std::exception& error) {
       // Whatever it was, no rank may be left without somebody who ends it.
@@ -237,7 +238,7 @@ void Supervisor::on_notes() {
 
 std::optional<std::uint64_t> Supervisor::on_report(int rank, nlohmann::json body) {
   const std::string type = wire::get_string(body, "type");
-  if (last_event_) throw Error(ErrorCode::conflict, "the attempt has ended");
+  if (recorder_) throw Error(ErrorCode::conflict, "the attempt has ended");
   if (type == "progress" || type == "heartbeat") {
     outbox_.push_passing(rank, std::move(body), clock_.now());
     control_->kick();
@@ -300,7 +301,7 @@ milliseconds Supervisor::lease_grace() const {
 // ---- The end.
 
 void Supervisor::end(Outcome outcome, std::string reason, milliseconds grace) {
-  if (last_event_ || clean_at_) return;  // too late: it has ended by itself
+  if (recorder_ || clean_at_) return;  // too late: it has ended by itself
   const Monotonic kill_at = clock_.now() + grace;
   if (ending_) {
     ending_->kill_at = std::min(ending_->kill_at, kill_at);
@@ -313,7 +314,7 @@ void Supervisor::end(Outcome outcome, std::string reason, milliseconds grace) {
 }
 
 void Supervisor::advance() {
-  if (last_event_) return;
+  if (recorder_) return;
   const Monotonic now = clock_.now();
   // What a setup has left running stays: it may be what the ranks need.
   if (setup_exit_ && setup_exit_->ok() && !ending_ && setup_drained(now)) {
@@ -422,14 +423,20 @@ void Supervisor::finish() {
   for (const auto& [number, rank] : ranks_) outbox_.flush_passing(number);
   reports_->refuse_all("the attempt has ended");
   log::info("the attempt is over", {{"reason", event.reason}});
-  try {
-    write_exit(root_, spec_.job, spec_.attempt, outbox_.lasting(event));
-  } catch (const Error& error) {
-    log::error("how it ended could not be recorded", {{"error", error.what()}});
-  }
-  last_event_ = outbox_.push(event);
-  control_->kick();
-  linger();
+  // The disk may take its time; who asks meanwhile gets an answer.
+  recorder_.emplace();
+  recorder_->add([this, event, events = outbox_.lasting(event)] {
+    try {
+      write_exit(root_, spec_.job, spec_.attempt, events);
+    } catch (const Error& error) {
+      log::error("how it ended could not be recorded", {{"error", error.what()}});
+    }
+    boost::asio::post(io_, [this, event] {
+      last_event_ = outbox_.push(event);
+      control_->kick();
+      linger();
+    });
+  });
 }
 
 void Supervisor::linger() {
@@ -475,7 +482,7 @@ void Supervisor::emit(const wire::AttemptEventBody& body) {
 
 void Supervisor::warn(std::optional<int> rank, std::string message) {
   log::warn(message, {{"rank", rank ? std::to_string(*rank) : "-"}});
-  if (!last_event_) emit(wire::AttemptWarning{rank, std::move(message)});
+  if (!recorder_) emit(wire::AttemptWarning{rank, std::move(message)});
 }
 
 bool Supervisor::direct_alive() const {

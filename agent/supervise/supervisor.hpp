@@ -22,6 +22,7 @@
 #include "launcher/core/clock.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/process.hpp"
+#include "launcher/core/worker.hpp"
 #include "launcher/wire/attempt.hpp"
 
 namespace dtrain::supervise {
@@ -122,6 +123,7 @@ class Supervisor {
   std::optional<Monotonic> clean_at_;  // no process is left since
   std::optional<std::uint64_t> last_event_;
   bool dropping_told_ = false;
+  std::optional<Worker> recorder_;  // writes exit.json; there once nothing more can happen
 };
 
 }  // namespace dtrain::supervise

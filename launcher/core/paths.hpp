@@ -29,6 +29,7 @@
 //   setup/LIST.plan.json, setup/LIST.lock    what is to run; held while it does
 //   jobs/JOB/storage/…, checkpoints/…        where the node does not see the head's storage
 //   content/                                 what workdirs and bundles are made of, by SHA-256
+//   trash/                                   what is being deleted
 //   jobs/JOB/workdir-N/                      attempt N's own copy of the workdir, if it was sent
 //   jobs/JOB/attempt-N/
 //     spec.json, secrets.json                what the supervisor was told
@@ -53,6 +54,8 @@
 //
 // Sockets, /tmp/dtrain-UID/HASH/, HASH of the root's path, because sun_path holds 108 bytes:
 //   head.sock, JOB.N.ctl (supervisor), JOB.N.R (reports of rank R)
+// Where another user has made /tmp/dtrain-UID: /tmp/dtrain-UID.RANDOM/s/, to which ROOT/sockets, a
+// link, leads.
 namespace dtrain::paths {
 
 fs::path state_home();  // from XDG_STATE_HOME, else HOME; Error(invalid) without both
@@ -83,6 +86,7 @@ struct NodeRoot {
     return jobs() / job.str() / "checkpoints" / ("checkpoint_" + std::to_string(number));
   }
   fs::path content() const { return root / "content"; }
+  fs::path trash() const { return root / "trash"; }
   fs::path workdir(const JobId& job, int attempt) const {
     return jobs() / job.str() / ("workdir-" + std::to_string(attempt));
   }
@@ -93,6 +97,7 @@ struct WatchRoot {
 
   fs::path config() const { return root / "watch.json"; }
   fs::path pid() const { return root / "watch.pid"; }
+  fs::path lock() const { return root / "watch.lock"; }
   fs::path log() const { return root / "watch.log"; }
 };
 
@@ -131,14 +136,14 @@ struct AttemptRoot {
 
 AttemptRoot attempt(const NodeRoot& node, const JobId& job, int attempt);
 
-// Makes /tmp/dtrain-UID and the folder below it when missing; throws Error(denied) when somebody
-// else holds the name.
+// Makes the folder of the root's sockets, and the one above it, when missing. A root that is not
+// there has one all the same, which nobody else finds where the name is another user's.
 fs::path socket_folder(const fs::path& root);
 // Where that is, nothing made.
 fs::path socket_folder_name(const fs::path& root);
 fs::path head_socket(const fs::path& head_root);
-// Where user `uid` of another machine has the socket of the head with this absolute root. Makes
-// nothing.
+// Where user `uid` of another machine has the socket of the head with this absolute root, unless
+// the name was taken there: then the bridge finds it. Makes nothing.
 fs::path head_socket_of(unsigned uid, const fs::path& head_root);
 fs::path supervisor_socket(const fs::path& node_root, const JobId& job, int attempt);
 fs::path report_socket(const fs::path& node_root, const JobId& job, int attempt, int rank);

@@ -1,0 +1,71 @@
+#include "launcher/core/trash.hpp"
+
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <thread>
+
+#include "launcher/core/error.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+using namespace dtrain;
+
+namespace {
+
+void make_tree(const fs::path& root, int folders, int files) {
+  for (int folder = 0; folder < folders; ++folder) {
+    const fs::path below = root / std::to_string(folder);
+    fs::create_directories(below);
+    for (int file = 0; file < files; ++file) {
+      write_all(open_file(below / std::to_string(file), O_WRONLY | O_CREAT).get(), "x");
+    }
+  }
+}
+
+bool wait_empty(const fs::path& folder) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!fs::is_empty(folder)) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("trash: what is taken is gone at once, and unlinked in the end") {
+  const testing::TemporaryFolder folder;
+  make_tree(folder / "job", 20, 50);
+  fs::create_directory(folder / "outside");
+  make_tree(folder / "outside", 1, 1);
+  fs::create_directory_symlink(folder / "outside", folder / "job" / "link");
+  Trash trash(folder / "trash");
+  trash.take(folder / "job");
+  CHECK_FALSE(fs::exists(folder / "job"));
+  // The same name again, while the first may still lie there.
+  make_tree(folder / "job", 1, 1);
+  trash.take(folder / "job");
+  trash.take(folder / "job");  // nothing there: fine
+  CHECK(wait_empty(folder / "trash"));
+  CHECK(fs::exists(folder / "outside" / "0" / "0"));  // a link is not followed
+}
+
+TEST_CASE("trash: what a dead process left is unlinked by the next") {
+  const testing::TemporaryFolder folder;
+  make_tree(folder / "trash" / "job.0123", 3, 3);
+  const Trash trash(folder / "trash");
+  CHECK(wait_empty(folder / "trash"));
+}
+
+TEST_CASE("trash: a process that ends does not wait until all is unlinked") {
+  const testing::TemporaryFolder folder;
+  make_tree(folder / "job", 100, 200);
+  std::size_t left = 0;
+  { Trash(folder / "trash").take(folder / "job"); }
+  for (const auto& entry : fs::recursive_directory_iterator(folder / "trash")) {
+    left += entry.is_regular_file() ? 1U : 0U;
+  }
+  CHECK(left > 0);
+  const Trash next(folder / "trash");
+  CHECK(wait_empty(folder / "trash"));
+}
