@@ -21,6 +21,8 @@
 namespace dtrain::cli {
 namespace {
 
+constexpr int kPoints = 2000;  // of each curve of a picture
+
 struct Options {
   std::vector<std::string> jobs;
   std::vector<std::string> metrics;
@@ -56,7 +58,9 @@ int run_plot(Context& context, const Options& options) {
   for (const std::string& reference : wanted) {
     const nlohmann::json job = find_job(client, reference, DefaultJob::newest);
     const std::string id = wire::get_string(job, "job");
-    jobs.emplace_back(id, client.get(job_target(id, "/metrics")));
+    // Of a picture nobody sees more; --json is for who wants all.
+    const std::string most = context.globals.json ? "" : "&points=" + std::to_string(kPoints);
+    jobs.emplace_back(id, client.get(job_target(id, "/metrics") + "?rank=0" + most));
   }
   const std::vector<Chart> charts = charts_of(jobs, options.metrics);
   if (context.globals.json) {

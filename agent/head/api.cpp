@@ -25,6 +25,7 @@
 #include "launcher/core/log.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
+#include "launcher/wire/loop.hpp"
 
 namespace dtrain::head {
 
@@ -201,6 +202,7 @@ asio::awaitable<void> Api::converse(Socket socket) {
     Response response;
     std::optional<Error> refusal;
     try {
+      wire::handler_does(request.method + " " + request.path);
       if (hand_over(socket, request)) co_return;
       response = co_await answer(request);
     } catch (const Error& error) {
@@ -216,7 +218,7 @@ asio::awaitable<void> Api::converse(Socket socket) {
                                               request.http.version());
     message.set(http::field::content_type, "application/json");
     message.keep_alive(request.http.keep_alive() && !response.last);
-    message.body() = wire::dump(response.body) + "\n";
+    message.body() = response.text() + "\n";
     message.prepare_payload();
     co_await http::async_write(socket, message, asio::redirect_error(asio::use_awaitable, failed));
     if (response.last) {
@@ -339,7 +341,15 @@ asio::awaitable<Api::Response> Api::answer(Request request) {
 asio::awaitable<Api::Response> Api::answer_job(Request request, JobId job, std::string rest) {
   const std::string route = request.method + " " + rest;
   if (route == "GET ") co_return Response{200, parts_.engine.job(job)};
-  if (route == "GET metrics") co_return Response{200, parts_.engine.job_metrics(job)};
+  if (route == "GET metrics") {
+    const Engine::MetricsQuery query = metrics_query(request.query);
+    std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
+      parts_.engine.job_metrics(job, query, std::move(done));
+    };
+    Response response;
+    response.body = co_await answer_of(std::move(start));
+    co_return response;
+  }
   if (route == "GET events") co_return Response{200, parts_.engine.job_events(job)};
   if (route == "GET files") {
     json listing = json::array();

@@ -25,6 +25,9 @@ std::string percent_decode(std::string_view text);
 // An empty node is the head's.
 std::pair<NodeId, int> forward_query(const std::string& query);
 
+// "rank=R&points=N", each optional. Error(invalid) as above.
+Engine::MetricsQuery metrics_query(const std::string& query);
+
 // The engine answers through a callback; here it is awaited. What `start` throws is thrown here,
 // and so is an answer that is an error.
 asio::awaitable<nlohmann::json> answer_of(std::function<void(Engine::Answer)> start);
@@ -51,8 +54,10 @@ struct Api::Request {
 
 struct Api::Response {
   int status = 200;
-  nlohmann::json body;
-  bool last = false;  // nothing is served behind it
+  nlohmann::json body;  // a string: the text as it is to be sent
+  bool last = false;    // nothing is served behind it
+
+  std::string text() const { return body.is_string() ? body.get<std::string>() : wire::dump(body); }
 };
 
 }  // namespace dtrain::head

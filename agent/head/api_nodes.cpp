@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <charconv>
 
 #include "agent/head/api.hpp"
@@ -5,7 +6,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
 
-// The routes about nodes.
+// The routes about nodes, and what stands behind a '?'.
 namespace dtrain::head {
 
 using nlohmann::json;
@@ -48,6 +49,29 @@ std::pair<NodeId, int> forward_query(const std::string& query) {
   }
   if (port == 0) throw Error(ErrorCode::invalid, "a forward takes node=NODE and port=1..65535");
   return {node, port};
+}
+
+Engine::MetricsQuery metrics_query(const std::string& query) {
+  Engine::MetricsQuery wanted;
+  if (query.empty()) return wanted;
+  for (const std::string& pair : split(query, '&')) {
+    const std::size_t equals = std::min(pair.find('='), pair.size());
+    const std::string key = pair.substr(0, equals);
+    int number = -1;
+    const char* end = pair.data() + pair.size();
+    const bool whole = equals < pair.size() &&
+                       std::from_chars(pair.data() + equals + 1, end, number).ptr == end &&
+                       number >= 0;
+    if (whole && key == "rank") {
+      wanted.rank = number;
+    } else if (whole && key == "points" && number > 0) {
+      wanted.points = static_cast<std::size_t>(number);
+    } else {
+      throw Error(ErrorCode::invalid,
+                  "metrics take rank=R and points=N from 1, not " + printable(pair, false));
+    }
+  }
+  return wanted;
 }
 
 asio::awaitable<Api::Response> Api::answer_node(Request request) {

@@ -126,8 +126,15 @@ class Engine {
   void check_content(const JobSpec& spec) const;
   nlohmann::json status() const;
   nlohmann::json jobs() const;
-  nlohmann::json job(const JobId& id) const;          // Error(not_found)
-  nlohmann::json job_metrics(const JobId& id) const;  // reads the store
+  nlohmann::json job(const JobId& id) const;  // Error(not_found)
+  // Of GET …/metrics: of each rank and set of names at most so many rows, evenly over the steps and
+  // the newest among them. Without `points` all.
+  struct MetricsQuery {
+    std::optional<int> rank;
+    std::optional<std::size_t> points;
+  };
+  // Read and written by a thread of its own; `done` gets the answer's JSON as one string.
+  void job_metrics(const JobId& id, const MetricsQuery& query, Answer done) const;
   nlohmann::json job_events(const JobId& id) const;
   void stop(const JobId& id, std::optional<std::chrono::seconds> grace, Answer done);
   void remove(const JobId& id, Answer done);

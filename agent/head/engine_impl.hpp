@@ -331,6 +331,7 @@ struct Engine::Impl {
   // Last, so that they end first: starts of attempts do not wait behind gigabytes of checkpoints.
   Worker quick;
   Worker bulk;
+  Worker history;  // what is read from the store and may be long
 };
 
 template <typename Result>

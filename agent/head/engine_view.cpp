@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "agent/head/engine_impl.hpp"
+#include "agent/head/history.hpp"
 #include "agent/head/retention.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -233,17 +234,18 @@ nlohmann::json Engine::job(const JobId& id) const {
   return impl_->details(impl_->known(id));
 }
 
-nlohmann::json Engine::job_metrics(const JobId& id) const {
+void Engine::job_metrics(const JobId& id, const MetricsQuery& query, Answer done) const {
   impl_->known(id);
-  nlohmann::json list = nlohmann::json::array();
-  for (const MetricsRow& row : impl_->store->metrics(id)) {
-    list.push_back({{"attempt", row.attempt},
-                    {"rank", row.rank},
-                    {"step", row.step},
-                    {"time", rfc3339(row.time)},
-                    {"metrics", parsed(row.metrics)}});
-  }
-  return {{"metrics", list}};
+  impl_->work<nlohmann::json>(
+      impl_->history,
+      [store = impl_->store.get(), id, query]() -> nlohmann::json {
+        try {
+          return metrics_text(thinned(store->metrics(id), query));
+        } catch (const std::exception& error) {
+          return wire::error_to_json(as_error(error));
+        }
+      },
+      std::move(done));
 }
 
 nlohmann::json Engine::job_events(const JobId& id) const {

@@ -10,7 +10,7 @@
 #include "launcher/core/files.hpp"
 
 // Where the head keeps what it knows. A thread of the store's own writes and fsyncs; the engine's
-// thread never waits for a disk, but for load() and the two readers.
+// thread never waits for a disk, but for load() and events().
 namespace dtrain::head {
 
 enum class Urgency : std::uint8_t {
@@ -34,7 +34,8 @@ class Store {
   virtual void commit(Changes changes, Urgency urgency, OnFailure on_failure,
                       std::function<void(std::exception_ptr)> done) = 0;
 
-  // What was committed so far, durable or not, oldest first.
+  // What was committed so far, durable or not, oldest first. events() on the thread of load(),
+  // metrics() on any one other, for they may be long.
   virtual std::vector<EventRow> events(const JobId& job) = 0;
   virtual std::vector<MetricsRow> metrics(const JobId& job) = 0;
 

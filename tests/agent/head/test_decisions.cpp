@@ -1,7 +1,9 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "agent/head/history.hpp"
 #include "agent/head/placement.hpp"
 #include "agent/head/restart.hpp"
 #include "agent/head/retention.hpp"
@@ -231,4 +233,48 @@ TEST_CASE("which ended jobs are forgotten") {
   CHECK(jobs_to_forget({ended("new", 1, 60), ended("old", 2, 60), ended("empty", 3, 0)}, now,
                        1000) == std::vector<JobId>{JobId("old")});
   CHECK(jobs_to_forget({ended("a", 1, 50), ended("b", 2, 50)}, now, 1000).empty());
+}
+
+TEST_CASE("metrics: a long history is thinned by rank and by what was reported") {
+  std::vector<MetricsRow> rows;
+  for (int step = 1; step <= 1000; ++step) {
+    for (const int rank : {0, 1}) {
+      MetricsRow row;
+      row.rank = rank;
+      row.step = step;
+      row.metrics = step % 100 == 0 ? R"({"accuracy":0.5})" : R"({"loss":1.0})";
+      rows.push_back(row);
+    }
+  }
+  CHECK(thinned(rows, {}).size() == 2000);
+  const std::vector<MetricsRow> one = thinned(rows, {.rank = 1, .points = 50});
+  std::vector<std::int64_t> losses;
+  std::vector<std::int64_t> accuracies;
+  for (const MetricsRow& row : one) {
+    CHECK(row.rank == 1);
+    (row.metrics.find("loss") != std::string::npos ? losses : accuracies).push_back(row.step);
+  }
+  CHECK(accuracies.size() == 10);  // all of them
+  CHECK(losses.size() <= 50);
+  CHECK(losses.size() > 40);
+  CHECK(losses.back() == 999);  // the newest
+  CHECK(std::is_sorted(losses.begin(), losses.end()));
+  CHECK(thinned(rows, {.rank = 2, .points = 1}).empty());
+  CHECK(thinned(rows, {.points = 1}).size() == 4);
+}
+
+TEST_CASE("metrics: the text is what the API has always said") {
+  MetricsRow row;
+  row.attempt = 2;
+  row.rank = 1;
+  row.step = 7;
+  row.metrics = R"({"loss":0.5})";
+  CHECK(metrics_text({}) == R"({"metrics":[]})");
+  const nlohmann::json said = nlohmann::json::parse(metrics_text({row, row}));
+  CHECK(said.at("metrics").size() == 2);
+  CHECK(said.at("metrics").at(1) == nlohmann::json{{"attempt", 2},
+                                                   {"rank", 1},
+                                                   {"step", 7},
+                                                   {"time", rfc3339(row.time)},
+                                                   {"metrics", {{"loss", 0.5}}}});
 }

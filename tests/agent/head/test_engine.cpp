@@ -442,13 +442,13 @@ TEST_CASE("metrics and progress") {
   CHECK(world.engine->job(id).at("metrics").at("loss") == 0.4);
   CHECK(world.engine->job(id).at("step") == 2);
   CHECK(world.engine->job(id).at("progress").at("total") == 9);
-  CHECK(world.engine->job_metrics(id).at("metrics").size() == 3);
+  CHECK(world.metrics(id).size() == 3);
   world.settle();
   world.restart();
   world.join("node-0", {{id, 1}});
   world.repeat("node-0", id, 1, 4, wire::RankReport{0, metrics(2, 0.4, true)});
   world.settle();
-  CHECK(world.engine->job_metrics(id).at("metrics").size() == 3);
+  CHECK(world.metrics(id).size() == 3);
   CHECK(world.engine->job(id).at("metrics").at("loss") == 0.4);
 }
 
@@ -548,7 +548,7 @@ TEST_CASE("the head may die after any step") {
     CHECK(job.at("exit_code") == 0);
     CHECK(job.at("attempts").size() == 1);
     CHECK(job.at("metrics").at("loss") == 0.25);
-    CHECK(world.engine->job_metrics(id).at("metrics").size() == 1);
+    CHECK(world.metrics(id).size() == 1);
     CHECK(world.submit(World::spec(), "one") == id);
   }
 }

@@ -344,6 +344,13 @@ std::vector<std::string> World::messages(const JobId& job) {
   return all;
 }
 
+nlohmann::json World::metrics(const JobId& job) {
+  nlohmann::json text;
+  engine->job_metrics(job, {}, [&](nlohmann::json answer) { text = std::move(answer); });
+  until([&] { return !text.is_null(); });
+  return nlohmann::json::parse(text.get<std::string>()).at("metrics");
+}
+
 void World::shut_door() {
   store->shut();
 }
