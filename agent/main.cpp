@@ -19,6 +19,7 @@
 #include "agent/session/session.hpp"
 #include "agent/session/setup_run.hpp"
 #include "agent/supervise/supervise.hpp"
+#include "agent/watch/keeper.hpp"
 #include "agent/watch/watch.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
@@ -107,9 +108,12 @@ int main(int argc, char** argv) {
     return sub;
   };
 
-  command("head", "Role: the head of a cluster",
-          [](Arguments& a) { return head::head_main({a.root}); });
+  command("head", "Role: the head of a cluster", [](Arguments& a) {
+    watch::keep_watch(own_path());
+    return head::head_main({a.root});
+  });
   command("node", "Role: the agent of a node", [](Arguments& a) {
+    watch::keep_watch(own_path());
     return node::node_main({{a.root}, own_path()});
   });
   command("watch", "Role: starts head and node agents again",

@@ -87,6 +87,7 @@ void end_watch(const NodePlace& place) {
   }
   for (const FoundProcess& watch : watches) {
     end_process(watch, SIGTERM, kWatchEnd);
+    forget_watch(place.watch());
     end_process(watch, SIGKILL, kWatchEnd);
   }
 }
@@ -94,8 +95,7 @@ void end_watch(const NodePlace& place) {
 // Outside of the login's own processes, where logind would end those with it.
 std::string launch_watch(const NodePlace& place, const wire::HostFacts& host,
                          std::string& warning) {
-  std::error_code ignored;
-  fs::remove(place.watch().pid(), ignored);
+  forget_watch(place.watch());
   if (unit_installed(place)) {
     start_unit(place);
     return "unit";

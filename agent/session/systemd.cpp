@@ -80,6 +80,7 @@ std::string unit_text(const NodePlace& place) {
          "Restart=always\n"
          "RestartSec=2\n"
          "LimitNOFILE=infinity\n"
+         "Environment=DTRAIN_WATCH_UNIT=1\n"
          "\n[Install]\n"
          "WantedBy=default.target\n";
 }

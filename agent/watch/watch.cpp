@@ -1,15 +1,22 @@
 #include "agent/watch/watch.hpp"
 
+#include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
+#include <cstdlib>
 #include <map>
 #include <optional>
 #include <thread>
 
+#include "agent/watch/keeper.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/process.hpp"
@@ -28,17 +35,67 @@ namespace {
 
 struct Child {
   ChildSpec spec;
-  pid_t pid = 0;  // 0: not running
+  pid_t pid = 0;     // 0: not running
+  UniqueFd adopted;  // a pidfd: it was there before us, and another reaps it
   Clock::time_point started;
   Clock::time_point due;  // when to start it again
   Backoff backoff;
 };
 
-void start(Child& child) {
+// The oldest process of this user that runs just that.
+std::optional<pid_t> find_running(const std::vector<std::string>& argv) {
+  std::string wanted;
+  for (const std::string& word : argv) wanted += word + '\0';
+  std::optional<pid_t> found;
+  std::uint64_t oldest = 0;
+  std::error_code failed;
+  for (const auto& entry : fs::directory_iterator("/proc", failed)) {
+    const pid_t pid = std::atoi(entry.path().filename().c_str());  // 0 for what is no number
+    struct stat status {};
+    if (pid < 1 || ::stat(entry.path().c_str(), &status) != 0 || status.st_uid != ::geteuid()) {
+      continue;
+    }
+    try {
+      if (read_file_if_there(entry.path() / "cmdline") != wanted) continue;
+    } catch (const Error&) {
+      continue;  // it has just ended
+    }
+    const auto since = start_time(pid);
+    if (since && (!found || *since < oldest)) {
+      found = pid;
+      oldest = *since;
+    }
+  }
+  return found;
+}
+
+// What another watch has left running goes on. Without pidfds (Linux 5.3) there is no way to hear
+// of its end: then a second one is started, which waits for the first one's lock.
+bool adopt(Child& child) {
+  const auto pid = find_running(child.spec.argv);
+  if (!pid) return false;
+  UniqueFd handle(static_cast<int>(::syscall(SYS_pidfd_open, *pid, 0)));
+  if (!handle) return false;
+  child.started = Clock::now();
+  child.pid = *pid;
+  child.adopted = std::move(handle);
+  log::info("found running", {{"child", child.spec.name}, {"pid", std::to_string(*pid)}});
+  return true;
+}
+
+std::vector<std::string> environment_for_children(const paths::WatchRoot& root) {
+  std::vector<std::string> env = current_environment();
+  const std::string mark = std::string(kWatchRoot) + "=";
+  std::erase_if(env, [&](const std::string& entry) { return entry.starts_with(mark); });
+  env.push_back(mark + root.root.string());
+  return env;
+}
+
+void start(Child& child, const paths::WatchRoot& root) {
   child.started = Clock::now();
   SpawnOptions options;
   options.argv = child.spec.argv;
-  options.env = current_environment();
+  options.env = environment_for_children(root);
   options.workdir = "/";
   options.new_session = true;
   try {
@@ -53,13 +110,21 @@ void start(Child& child) {
 
 void reap(Child& child) {
   if (child.pid == 0) return;
-  const auto exit = try_wait(child.pid);
-  if (!exit) return;
+  std::string how = "found running, so nobody knows how";
+  if (child.adopted) {
+    pollfd ended{child.adopted.get(), POLLIN, 0};
+    if (::poll(&ended, 1, 0) <= 0) return;
+    child.adopted.reset();
+  } else {
+    const auto exit = try_wait(child.pid);
+    if (!exit) return;
+    how = exit->str();
+  }
   const auto lived =
       std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - child.started);
   child.pid = 0;
   child.due = Clock::now() + child.backoff.next(lived);
-  log::warn("ended", {{"child", child.spec.name}, {"how", exit->str()}});
+  log::warn("ended", {{"child", child.spec.name}, {"how", how}});
 }
 
 // Gives back the pages of the program's code that starting touched: waiting needs few of them, and
@@ -70,6 +135,23 @@ void forget_code_pages() {
       (reinterpret_cast<std::uintptr_t>(&__executable_start) + page - 1) / page * page;
   const auto end = reinterpret_cast<std::uintptr_t>(&etext) / page * page;
   if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
+// Waits for a signal of the set, the end of an adopted child, or `limit`. Gives the signal, or 0.
+int wait_for_news(int signals, const std::map<std::string, Child>& children,
+                  std::optional<Clock::duration> limit) {
+  std::vector<pollfd> awaited{{signals, POLLIN, 0}};
+  for (const auto& [name, child] : children) {
+    if (child.adopted) awaited.push_back({child.adopted.get(), POLLIN, 0});
+  }
+  timespec left{};
+  if (limit) {
+    const auto count = std::chrono::duration_cast<std::chrono::nanoseconds>(*limit).count();
+    left = {static_cast<time_t>(count / 1000000000), static_cast<long>(count % 1000000000)};
+  }
+  ::ppoll(awaited.data(), awaited.size(), limit ? &left : nullptr, nullptr);
+  signalfd_siginfo news{};
+  return ::read(signals, &news, sizeof news) == sizeof news ? static_cast<int>(news.ssi_signo) : 0;
 }
 
 void write_pid(const paths::WatchRoot& root) {
@@ -106,10 +188,10 @@ int watch_main(const paths::WatchRoot& root) {
   log::open("watch", root.log().string());
   // A watch that was killed a moment ago may still be on its way out.
   const auto until = Clock::now() + 2s;
-  auto lock = FileLock::try_lock(root.root / "watch.lock");
+  auto lock = FileLock::try_lock(root.lock());
   while (!lock && Clock::now() < until) {
     std::this_thread::sleep_for(10ms);
-    lock = FileLock::try_lock(root.root / "watch.lock");
+    lock = FileLock::try_lock(root.lock());
   }
   if (!lock) throw Error(ErrorCode::conflict, "another watch runs on " + root.root.string());
 
@@ -117,6 +199,8 @@ int watch_main(const paths::WatchRoot& root) {
   sigemptyset(&signals);
   for (const int number : {SIGCHLD, SIGTERM, SIGINT, SIGHUP}) sigaddset(&signals, number);
   ::sigprocmask(SIG_BLOCK, &signals, nullptr);
+  const UniqueFd signal_fd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!signal_fd) throw errno_error("cannot wait for signals", errno);
 
   std::map<std::string, Child> children;
   const auto load = [&] {
@@ -124,7 +208,7 @@ int watch_main(const paths::WatchRoot& root) {
       if (children.contains(spec.name)) continue;
       Child& child = children[spec.name];
       child.spec = spec;
-      start(child);
+      if (!adopt(child)) start(child, root);
     }
   };
   load();
@@ -134,17 +218,10 @@ int watch_main(const paths::WatchRoot& root) {
     for (const auto& [name, child] : children) {
       if (child.pid == 0 && (!due || child.due < *due)) due = child.due;
     }
-    int number = 0;
-    if (due) {
-      const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(
-          std::max(*due - Clock::now(), Clock::duration::zero()));
-      const timespec wait{static_cast<time_t>(left.count() / 1000000000),
-                          static_cast<long>(left.count() % 1000000000)};
-      number = ::sigtimedwait(&signals, nullptr, &wait);
-    } else {
-      forget_code_pages();
-      number = ::sigwaitinfo(&signals, nullptr);
-    }
+    if (!due) forget_code_pages();
+    const int number = wait_for_news(
+        signal_fd.get(), children,
+        due ? std::optional(std::max(*due - Clock::now(), Clock::duration::zero())) : std::nullopt);
     if (number == SIGTERM || number == SIGINT) {
       log::info("watch ends; its children go on");
       ::unlink(root.pid().c_str());
@@ -159,7 +236,7 @@ int watch_main(const paths::WatchRoot& root) {
     }
     for (auto& [name, child] : children) {
       reap(child);
-      if (child.pid == 0 && child.due <= Clock::now()) start(child);
+      if (child.pid == 0 && child.due <= Clock::now()) start(child, root);
     }
   }
 }

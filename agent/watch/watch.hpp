@@ -28,10 +28,10 @@ class Backoff {
   std::chrono::milliseconds wait_{0};
 };
 
-// Parent of the head and node agents of one machine: starts each child of watch.json and starts a
-// dead one again. SIGTERM ends it and leaves the children running; SIGHUP reads watch.json again
-// and starts the children that are new in it. Writes watch.pid. Holds watch.lock; Error(conflict)
-// when another watch does.
+// Parent of the head and node agents of one machine: starts each child of watch.json that does not
+// run yet, and starts a dead one again. SIGTERM ends it and leaves the children running; SIGHUP
+// reads watch.json again and starts the children that are new in it. Writes watch.pid. Holds
+// watch.lock; Error(conflict) when another watch does.
 int watch_main(const paths::WatchRoot& root);
 
 }  // namespace dtrain::watch

@@ -42,6 +42,7 @@ std::string kinds(const std::vector<FoundProcess>& processes) {
 // SIGKILL to all until none is left; gives those that would not die.
 std::vector<FoundProcess> kill_all(const fs::path& folder) {
   const auto until = std::chrono::steady_clock::now() + kEndLimit;
+  forget_watch({folder});
   while (true) {
     std::vector<FoundProcess> left = cluster_processes(folder);
     // Watch first: it would start the others again.
@@ -126,6 +127,7 @@ void end_watch(const fs::path& folder) {
   if (!watch) return;
   signal_process(*watch, SIGTERM);
   if (wait_gone(*watch, seconds(2))) return;
+  forget_watch({folder});
   signal_process(*watch, SIGKILL);
   wait_gone(*watch, seconds(2));
 }

@@ -133,6 +133,11 @@ std::optional<FoundProcess> living_watch(const fs::path& folder) {
   }
 }
 
+void forget_watch(const paths::WatchRoot& watch) {
+  std::error_code ignored;
+  fs::remove(watch.pid(), ignored);
+}
+
 void signal_process(const FoundProcess& process, int signal) {
   if (start_time(process.pid) == process.start_time) ::kill(process.pid, signal);
 }

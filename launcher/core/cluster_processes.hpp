@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "launcher/core/files.hpp"
+#include "launcher/core/paths.hpp"
 
 // The processes of a cluster on this machine, found without its help.
 namespace dtrain {
@@ -31,6 +32,9 @@ std::vector<FoundProcess> cluster_processes(const fs::path& folder);
 
 // The watch of that folder, if the one that watch.pid names lives.
 std::optional<FoundProcess> living_watch(const fs::path& folder);
+
+// From now on nobody starts that watch again when it dies.
+void forget_watch(const paths::WatchRoot& watch);
 
 // Sends the signal if it is still the same process.
 void signal_process(const FoundProcess& process, int signal);
