@@ -1,11 +1,15 @@
 #include "launcher/core/paths.hpp"
 
+#include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 
 #include "launcher/core/error.hpp"
 
@@ -26,6 +30,47 @@ std::string short_hash(const std::string& text) {
 
 fs::path user_folder(std::int64_t uid) {
   return "/tmp/dtrain-" + std::to_string(uid);
+}
+
+// Whether it is a folder of this user; `there` is false where nothing has the name.
+bool is_ours(const fs::path& folder, bool& there) {
+  struct stat status {};
+  there = ::lstat(folder.c_str(), &status) == 0;
+  return there && S_ISDIR(status.st_mode) && status.st_uid == ::geteuid();
+}
+
+// Anybody may make /tmp/dtrain-UID before this user does.
+bool taken_by_another(const fs::path& folder) {
+  bool there = false;
+  return !is_ours(folder, there) && there;
+}
+
+// Where the folder is whose name nobody could foresee.
+fs::path socket_link(const fs::path& root) {
+  return root / "sockets";
+}
+
+std::optional<fs::path> linked_folder(const fs::path& root) {
+  std::error_code none;
+  fs::path folder = fs::read_symlink(socket_link(root), none);
+  bool there = false;
+  if (none || !is_ours(folder.parent_path(), there)) return std::nullopt;
+  return folder;
+}
+
+// A folder with a name of chance; the root, if there is one, leads others there.
+fs::path hidden_folder(const fs::path& root) {
+  std::string pattern = user_folder(::geteuid()).string() + ".XXXXXX";
+  if (::mkdtemp(pattern.data()) == nullptr) throw errno_error("cannot make " + pattern, errno);
+  const fs::path folder = fs::path(pattern) / "s";
+  std::error_code none;
+  if (!fs::is_directory(root, none)) return folder;
+  fs::remove(socket_link(root), none);  // it led to nothing: the machine was started again
+  if (::symlink(folder.c_str(), socket_link(root).c_str()) == 0) return folder;
+  const int why = errno;
+  ::rmdir(pattern.c_str());
+  if (const auto quicker = linked_folder(root)) return *quicker;
+  throw errno_error("cannot make " + socket_link(root).string(), why);
 }
 
 }  // namespace
@@ -60,11 +105,13 @@ AttemptRoot attempt(const NodeRoot& node, const JobId& job, int attempt) {
 }
 
 fs::path socket_folder_name(const fs::path& root) {
+  if (const auto folder = linked_folder(root)) return *folder;
   return user_folder(::geteuid()) / short_hash(fs::absolute(root).lexically_normal().string());
 }
 
 fs::path socket_folder(const fs::path& root) {
-  const fs::path folder = socket_folder_name(root);
+  fs::path folder = socket_folder_name(root);
+  if (taken_by_another(folder.parent_path())) folder = hidden_folder(root);
   make_private_folder(folder.parent_path());
   make_private_folder(folder);
   return folder;
