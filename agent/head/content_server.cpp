@@ -198,12 +198,38 @@ asio::awaitable<void> ContentServer::take_upload(UnixSocket socket, std::string 
   stream->close();
 }
 
+// A node's connection, from its call to its end. The thread's, but for the node.
+struct ContentServer::Guest {
+  NodeId node;
+  wire::FrameStreamPtr stream;  // null until it has been given its WebSocket
+  bool ended = false;
+};
+
 void ContentServer::serve_node(wire::CallerPtr caller) {
-  const NodeId node = caller->name().node;
-  caller->accept_on(context_, [this, node](wire::FrameStreamPtr stream) {
+  const auto guest = std::make_shared<Guest>();
+  guest->node = caller->name().node;
+  std::erase_if(guests_, [](const auto& each) { return each.second.expired(); });
+  guests_.emplace(guest->node, guest);
+  caller->accept_on(context_, [this, guest](wire::FrameStreamPtr stream) {
+    guest->stream = std::move(stream);
+    if (guest->ended) {
+      guest->stream->abort();
+      return;
+    }
     asio::co_spawn(
-        context_, [this, node, stream] { return give(node, stream); }, asio::detached);
+        context_, [this, guest] { return give(guest); }, asio::detached);
   });
+}
+
+void ContentServer::end(const NodeId& node) {
+  const auto [first, last] = guests_.equal_range(node);
+  for (auto at = first; at != last; ++at) {
+    asio::post(context_, [guest = at->second.lock()] {
+      if (!guest) return;
+      guest->ended = true;
+      if (guest->stream) guest->stream->abort();
+    });
+  }
 }
 
 asio::awaitable<std::optional<JobContent>> ContentServer::ask_engine(NodeId node, JobId job,
@@ -231,7 +257,9 @@ asio::awaitable<std::optional<JobContent>> ContentServer::ask_engine(NodeId node
   co_return asked->content;
 }
 
-asio::awaitable<void> ContentServer::give(NodeId node, wire::FrameStreamPtr stream) {
+asio::awaitable<void> ContentServer::give(std::shared_ptr<Guest> guest) {
+  const NodeId node = guest->node;
+  const wire::FrameStreamPtr stream = guest->stream;
   try {
     wire::Frame frame = co_await stream->read();
     wire::ContentMessage message =

@@ -3,6 +3,8 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
 #include <functional>
+#include <map>
+#include <memory>
 #include <string>
 #include <thread>
 
@@ -33,16 +35,20 @@ class ContentServer {
   void upload(boost::asio::local::stream_protocol::socket socket, std::string request);
   // A node wants what an attempt of it needs.
   void serve_node(wire::CallerPtr caller);
+  // The node gets nothing any more, in the middle of a file too; until it calls again.
+  void end(const NodeId& node);
 
  private:
+  struct Guest;
   boost::asio::awaitable<void> take_upload(boost::asio::local::stream_protocol::socket socket,
                                            std::string request);
-  boost::asio::awaitable<void> give(NodeId node, wire::FrameStreamPtr stream);
+  boost::asio::awaitable<void> give(std::shared_ptr<Guest> guest);
   boost::asio::awaitable<std::optional<JobContent>> ask_engine(NodeId node, JobId job, int attempt);
 
   boost::asio::io_context& engine_context_;
   Engine& engine_;
   ContentStore store_;
+  std::multimap<NodeId, std::weak_ptr<Guest>> guests_;  // the engine's thread
   boost::asio::io_context context_{1};
   std::thread thread_;
   Worker checks_;

@@ -19,6 +19,7 @@
 #include "agent/head/trees.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
+#include "launcher/wire/loop.hpp"
 
 namespace dtrain::head {
 
@@ -68,11 +69,11 @@ int head_main(const paths::HeadRoot& root) {
   nodes.use(trees);
   ExecHub execs(context, nodes);
   ContentServer contents(context, engine, root.content());
-  nodes.on_content([&](wire::CallerPtr caller) { contents.serve_node(std::move(caller)); });
+  nodes.on_content([&](wire::CallerPtr caller) { contents.serve_node(std::move(caller)); },
+                   [&](const NodeId& node) { contents.end(node); });
   SetupAsks setups(context, nodes);
   Api api(context, paths::head_socket(root.root),
-          {engine, nodes, log_server, execs, contents, setups},
-          [&] { context.stop(); });
+          {engine, nodes, log_server, execs, contents, setups}, [&] { context.stop(); });
   asio::signal_set signals(context, SIGTERM, SIGINT);
   signals.async_wait([&](error_code failed, int) {
     if (!failed) context.stop();
@@ -81,7 +82,7 @@ int head_main(const paths::HeadRoot& root) {
   api.serve();
   log::info("the head is up",
             {{"port", std::to_string(nodes.port())}, {"root", root.root.string()}});
-  context.run();
+  wire::run_loop(context);
   // What the log thread still asked of this one is answered here, while both exist.
   log_server.stop();
   contents.stop();

@@ -1,8 +1,13 @@
 #include "agent/head/node_sessions.hpp"
 
+#include <sys/resource.h>
+
 #include <algorithm>
+#include <boost/asio/bind_cancellation_slot.hpp>
+#include <boost/asio/cancellation_signal.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
+#include <boost/asio/ip/network_v6.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/ssl/context.hpp>
@@ -14,6 +19,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/wire/json.hpp"
+#include "launcher/wire/loop.hpp"
 
 namespace dtrain::head {
 
@@ -26,6 +32,23 @@ namespace {
 
 constexpr auto kGreetingLimit = 10s;
 constexpr auto kLookAtCertificate = 1h;
+constexpr auto kTellDropsEvery = 1min;
+// Connections that have not proven who they are, of one address and in all; docs/ssh.md.
+constexpr std::size_t kMostGreetingsOfSource = 64;
+constexpr std::size_t kMostGreetings = 256;
+
+// The rest of this process's descriptors is for those who have.
+std::size_t most_greetings() {
+  rlimit files{};
+  if (::getrlimit(RLIMIT_NOFILE, &files) != 0) return kMostGreetings;
+  return std::clamp<std::size_t>(files.rlim_cur / 4, 1, kMostGreetings);
+}
+
+// Whom an address belongs to: of IPv6 anybody has 64 bits to choose from.
+std::string source_of(const asio::ip::address& address) {
+  if (address.is_v4() || address.to_v6().is_v4_mapped()) return address.to_string();
+  return asio::ip::make_network_v6(address.to_v6(), 64).network().to_string();
+}
 
 std::string text_of(const wire::HeadMessage& message) {
   return wire::dump(wire::to_json(message));
@@ -51,6 +74,7 @@ NodeSessions::NodeSessions(asio::io_context& context, paths::HeadRoot root, Head
       config_(std::move(config)),
       machine_(node::gather_facts().machine),
       acceptor_(context),
+      greetings_(kMostGreetingsOfSource, most_greetings()),
       pairs_(
           context,
           [this](const NodeId& node, const wire::HeadMessage& message) { tell(node, message); },
@@ -112,19 +136,57 @@ asio::awaitable<void> NodeSessions::accept_loop() {
     tcp::socket socket =
         co_await acceptor_.async_accept(asio::redirect_error(asio::use_awaitable, failed));
     if (failed == asio::error::operation_aborted) co_return;
-    if (failed) {  // out of descriptors, say: not a reason to spin
+    // Out of descriptors: one of those that prove nothing gives its own up.
+    if (failed && greetings_.drop_one()) tell_drops();
+    if (failed) {  // not a reason to spin
       asio::steady_timer pause(context_, 100ms);
       co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, failed));
       continue;
     }
-    asio::co_spawn(context_, welcome(std::move(socket)), asio::detached);
+    greet(std::move(socket));
   }
 }
 
-asio::awaitable<void> NodeSessions::welcome(tcp::socket socket) {
+// From here until it has proven who it is, it may be dropped for another.
+void NodeSessions::greet(tcp::socket socket) {
+  error_code unknown;
+  const auto remote = socket.remote_endpoint(unknown);
+  if (unknown) return;  // it is gone again
+  const auto end = std::make_shared<asio::cancellation_signal>();
+  const std::uint64_t number = greetings_.enter(
+      source_of(remote.address()), [end] { end->emit(asio::cancellation_type::terminal); });
+  tell_drops();
+  asio::co_spawn(
+      context_, welcome(std::move(socket), number),
+      asio::bind_cancellation_slot(end->slot(), [this, end, number](const std::exception_ptr&) {
+        greetings_.leave(number);
+      }));
+}
+
+// Read anew when it has been written anew: a renewed identity counts at once, and whoever only
+// knocks costs little.
+std::shared_ptr<asio::ssl::context> NodeSessions::own_identity() {
+  const auto written = fs::last_write_time(root_.identity() / "cert.pem");
+  if (!identity_ || written != identity_written_) {
+    identity_ = wire::tls_context(root_.identity(), wire::PeerName::Role::head);
+    identity_written_ = written;
+  }
+  return identity_;
+}
+
+void NodeSessions::tell_drops() {
+  const auto now = std::chrono::steady_clock::now();
+  if (greetings_.dropped() == drops_told_ || now - drops_told_at_ < kTellDropsEvery) return;
+  log::warn("connections that did not say who they are were dropped for others",
+            {{"count", std::to_string(greetings_.dropped() - drops_told_)}});
+  drops_told_ = greetings_.dropped();
+  drops_told_at_ = now;
+}
+
+asio::awaitable<void> NodeSessions::welcome(tcp::socket socket, std::uint64_t number) {
+  bool proven = false;
   try {
-    // Read anew each time: a renewed identity counts at once.
-    const auto tls = wire::tls_context(root_.identity(), wire::PeerName::Role::head);
+    const auto tls = own_identity();
     const wire::CallerPtr caller = co_await wire::greet_tls(std::move(socket), tls, kGreetingLimit);
     wire::AcceptedPeer peer;
     peer.name = caller->name();
@@ -133,6 +195,8 @@ asio::awaitable<void> NodeSessions::welcome(tcp::socket socket) {
         !is_let_in(root_, peer.name.node)) {
       throw Error(ErrorCode::denied, peer.name.uri() + " is not let in");
     }
+    proven = true;
+    greetings_.leave(number);
     if (peer.path == "/v1/node/content") {
       if (take_content_) take_content_(caller);
       co_return;
@@ -144,7 +208,9 @@ asio::awaitable<void> NodeSessions::welcome(tcp::socket socket) {
       co_await serve_bulk(std::move(peer));
     }
   } catch (const std::exception& error) {
-    log::info("a connection ended", {{"reason", error.what()}});
+    // Strangers shall not fill the log either.
+    const log::Level level = proven ? log::Level::info : log::Level::debug;
+    log::write(level, "a connection ended", {{"reason", error.what()}});
   }
 }
 
@@ -158,6 +224,10 @@ asio::awaitable<void> NodeSessions::serve_control(wire::AcceptedPeer peer) {
   if (hello == nullptr || hello->node != id || hello->cluster != config_.cluster) {
     stream->abort();
     throw Error(ErrorCode::denied, id.str() + " does not say who its certificate says it is");
+  }
+  if (!is_let_in(root_, id)) {  // revoked while it kept silent
+    stream->abort();
+    throw Error(ErrorCode::denied, id.str() + " is not let in any more");
   }
   if (hello->version != wire::kNodeVersion) {
     Error refusal(ErrorCode::conflict, "the node speaks version " + std::to_string(hello->version) +
@@ -210,8 +280,9 @@ asio::awaitable<void> NodeSessions::serve_control(wire::AcceptedPeer peer) {
       const auto mine = sessions_.find(id);
       if (mine == sessions_.end() || mine->second.control != stream) break;  // revoked, or anew
       engine_->heard(id);
-      take(id, wire::node_message_from_json(wire::parse_json(frame.bytes, "a node's message")),
-           stream);
+      const nlohmann::json json = wire::parse_json(frame.bytes, "a node's message");
+      wire::handler_does(wire::get_string(json, "type") + " of " + id.str());
+      take(id, wire::node_message_from_json(json), stream);
     }
   } catch (const std::exception& error) {
     reason = error.what();
@@ -379,6 +450,7 @@ void NodeSessions::revoke(const NodeId& node) {
   shut_out(root_, node);
   config_.expected_nodes = std::max(1, config_.expected_nodes - 1);
   write_head_config(root_, config_);
+  if (end_content_) end_content_(node);
   const auto found = sessions_.find(node);
   if (found == sessions_.end()) return;
   const wire::FrameStreamPtr control = found->second.control;

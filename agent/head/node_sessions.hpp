@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "agent/head/engine.hpp"
+#include "agent/head/greetings.hpp"
 #include "agent/head/pair_tests.hpp"
 #include "agent/head/setup.hpp"
 #include "launcher/wire/frames.hpp"
@@ -67,8 +68,12 @@ class NodeSessions final : public Nodes {
     std::function<void(const NodeId&)> gone;
     std::function<void(const NodeId&)> opened;
   };
-  // A let-in node that has dialled for content.
-  void on_content(std::function<void(wire::CallerPtr)> take) { take_content_ = std::move(take); }
+  // A let-in node that has dialled for content; and one whose content is to end, being revoked.
+  void on_content(std::function<void(wire::CallerPtr)> take,
+                  std::function<void(const NodeId&)> end) {
+    take_content_ = std::move(take);
+    end_content_ = std::move(end);
+  }
   void on_bulk(BulkHooks hooks) { bulk_hooks_.push_back(std::move(hooks)); }
 
   // Tells every node to end and waits for their connections to close, at most `limit`.
@@ -84,7 +89,10 @@ class NodeSessions final : public Nodes {
   };
 
   boost::asio::awaitable<void> accept_loop();
-  boost::asio::awaitable<void> welcome(boost::asio::ip::tcp::socket socket);
+  void greet(boost::asio::ip::tcp::socket socket);
+  void tell_drops();
+  std::shared_ptr<boost::asio::ssl::context> own_identity();
+  boost::asio::awaitable<void> welcome(boost::asio::ip::tcp::socket socket, std::uint64_t number);
   boost::asio::awaitable<void> serve_control(wire::AcceptedPeer peer);
   boost::asio::awaitable<void> serve_bulk(wire::AcceptedPeer peer);
   void take(const NodeId& node, wire::NodeMessage message, const wire::FrameStreamPtr& stream);
@@ -100,6 +108,12 @@ class NodeSessions final : public Nodes {
   boost::asio::ip::tcp::acceptor acceptor_;
   Engine* engine_ = nullptr;
   std::function<void(wire::CallerPtr)> take_content_;
+  std::function<void(const NodeId&)> end_content_;
+  std::shared_ptr<boost::asio::ssl::context> identity_;  // null before the first connection
+  fs::file_time_type identity_written_;
+  Greetings greetings_;
+  std::uint64_t drops_told_ = 0;
+  std::chrono::steady_clock::time_point drops_told_at_;
   std::vector<BulkHooks> bulk_hooks_;
   Trees* trees_ = nullptr;
   PairTests pairs_;
