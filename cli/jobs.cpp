@@ -48,13 +48,16 @@ nlohmann::json resolve_job(const nlohmann::json& jobs, const std::string& refere
         .with_hint("name it by its id or the beginning of it");
   }
   std::vector<std::string> known;
+  const nlohmann::json* named = nullptr;
   for (const nlohmann::json& job : jobs) {
     const std::string id = wire::get_string(job, "job");
     if (id == reference) return job;
+    if (named == nullptr && text_or(job, "name") == reference) named = &job;
     if (id.starts_with(reference)) candidates.push_back(&job);
     known.push_back(id);
     if (const std::string name = text_or(job, "name"); name != id) known.push_back(name);
   }
+  if (named != nullptr) return *named;
   if (candidates.size() == 1) return *candidates.front();
   if (candidates.size() > 1) {
     throw Error(ErrorCode::usage, "\"" + reference + "\" begins " +
@@ -66,6 +69,16 @@ nlohmann::json resolve_job(const nlohmann::json& jobs, const std::string& refere
   const auto near = nearest(reference, known);
   error.with_hint(near ? *near + ", or dtrain status for all of them" : "dtrain status shows them");
   throw error;
+}
+
+std::string meant_by_name(const nlohmann::json& jobs, const std::string& reference,
+                          const std::string& id) {
+  std::vector<const nlohmann::json*> others;
+  for (const nlohmann::json& job : jobs) {
+    if (text_or(job, "job") != id && text_or(job, "name") == reference) others.push_back(&job);
+  }
+  if (reference == id || others.empty()) return {};
+  return reference + " means " + id + ", the newest of that name; older: " + ids_of(others);
 }
 
 nlohmann::json find_job(const wire::ApiClient& client, const std::string& reference,

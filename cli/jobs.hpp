@@ -18,12 +18,16 @@ enum class DefaultJob : std::uint8_t {
 // True for a job that will never change any more.
 bool job_ended(const std::string& state) noexcept;
 
-// Pure: the summary that `reference` (an id, a unique beginning of one, or empty) means among
-// `jobs` (newest first, as GET /v1/jobs gives them). Throws Error(not_found) or Error(usage) that
-// names the candidates.
+// Pure: the summary that `reference` means among `jobs` (newest first, as GET /v1/jobs gives them):
+// an id, else a name, of which the newest is meant, else a beginning of an id that only one has; or
+// empty. Throws Error(not_found) or Error(usage) that names the candidates.
 nlohmann::json resolve_job(const nlohmann::json& jobs, const std::string& reference,
                            DefaultJob fallback);
-// The same, asking the head.
+// A sentence for verbs that change something: which job a name with several jobs has come to mean.
+// Empty when there is nothing to say.
+std::string meant_by_name(const nlohmann::json& jobs, const std::string& reference,
+                          const std::string& id);
+// As resolve_job(), asking the head.
 nlohmann::json find_job(const wire::ApiClient& client, const std::string& reference,
                         DefaultJob fallback);
 

@@ -59,7 +59,7 @@ Verb add_logs(CLI::App& root) {
                            "  dtrain logs -f mnist           follow; Ctrl-C leaves the job alone\n"
                            "  dtrain logs --rank 1 --stderr --tail 50\n"
                            "  dtrain logs --setup node-1     what its setup commands wrote\n");
-  app->add_option("job", options->job, "Id or the beginning of one (default: the newest)")
+  app->add_option("job", options->job, "Id, name or beginning of an id (default: the newest)")
       ->type_name("JOB");
   app->add_flag("-f,--follow", options->follow,
                 "Go on to the job's end; the exit code is by its state");

@@ -140,7 +140,7 @@ Verb add_pull(CLI::App& root) {
                            "  dtrain pull                    all of the newest job\n"
                            "  dtrain pull mnist --best -o ./model\n"
                            "  dtrain pull mnist --logs\n");
-  app->add_option("job", options->job, "Id or the beginning of one (default: the newest)")
+  app->add_option("job", options->job, "Id, name or beginning of an id (default: the newest)")
       ->type_name("JOB");
   app->add_option("-o,--output", options->output, "Where to (default: a folder named by the job)")
       ->type_name("DIR");

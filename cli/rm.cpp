@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
@@ -24,7 +26,10 @@ int run_rm(Context& context, const Options& options) {
     chosen.push_back(resolve_job(known, "", DefaultJob::only_one));
   }
   for (const std::string& reference : options.jobs) {
-    chosen.push_back(resolve_job(known, reference, DefaultJob::only_one));
+    const nlohmann::json job = resolve_job(known, reference, DefaultJob::only_one);
+    const std::string meant = meant_by_name(known, reference, wire::get_string(job, "job"));
+    if (!meant.empty()) context.note(meant);
+    if (std::find(chosen.begin(), chosen.end(), job) == chosen.end()) chosen.push_back(job);
   }
   for (const nlohmann::json& job : chosen) {
     const std::string id = wire::get_string(job, "job");
@@ -62,7 +67,8 @@ Verb add_rm(CLI::App& root) {
   CLI::App* app = add_verb(
       root, "rm", "Forget jobs that have ended: records, logs, checkpoints in the head's storage",
       "  dtrain rm mnist-k3x7qa\n");
-  app->add_option("jobs", options->jobs, "Ids or their beginnings")->type_name("JOB...");
+  app->add_option("jobs", options->jobs, "Ids, names (the newest of each) or beginnings of ids")
+      ->type_name("JOB...");
   app->add_flag("-y,--yes", options->yes, "Do not ask (without a terminal nothing is asked)");
   return {app, [options](Context& context) { return run_rm(context, *options); }, std::nullopt};
 }

@@ -17,8 +17,12 @@ struct Options {
 
 int run_stop(Context& context, const Options& options) {
   const wire::ApiClient client = context.client();
-  const nlohmann::json job = find_job(client, options.job, DefaultJob::only_running);
-  const std::string id = wire::get_string(job, "job");
+  const nlohmann::json answer = client.get("/v1/jobs");
+  const nlohmann::json& known = wire::member(answer, "jobs");
+  const std::string id =
+      wire::get_string(resolve_job(known, options.job, DefaultJob::only_running), "job");
+  const std::string meant = meant_by_name(known, options.job, id);
+  if (!meant.empty()) context.note(meant);
   nlohmann::json body = nlohmann::json::object();
   if (options.grace_s) body["grace_s"] = *options.grace_s;
   nlohmann::json summary = client.post(job_target(id, "/stop"), body);
@@ -50,9 +54,12 @@ Verb add_stop(CLI::App& root) {
   auto options = std::make_shared<Options>();
   CLI::App* app = add_verb(root, "stop", "Stop a job and wait until none of its processes is left",
                            "  dtrain stop mnist-k3x7qa\n"
+                           "  dtrain stop mnist              the newest job of that name\n"
                            "  dtrain stop --grace-s 5        the one that runs\n");
-  app->add_option("job", options->job,
-                  "Id or the beginning of one (default: the one that runs, if it is one)")
+  app->add_option(
+         "job", options->job,
+         "Id, name (the newest of it) or beginning of an id (default: the one that runs, if "
+         "it is one)")
       ->type_name("JOB");
   app->add_option("--grace-s", options->grace_s,
                   "Seconds from SIGTERM to SIGKILL (default: the job's stop_grace_s)")

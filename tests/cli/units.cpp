@@ -123,7 +123,7 @@ TEST_CASE("which job is meant") {
   CHECK(id("env", DefaultJob::newest) == "env-cccccc");
   CHECK(id("mnist-a", DefaultJob::newest) == "mnist-aaaaaa");
   CHECK(id("mnist-aaaaaa", DefaultJob::newest) == "mnist-aaaaaa");
-  CHECK(code_of([&] { id("mnist", DefaultJob::newest); }) == ErrorCode::usage);
+  CHECK(code_of([&] { id("mni", DefaultJob::newest); }) == ErrorCode::usage);
   CHECK(code_of([&] { id("", DefaultJob::only_one); }) == ErrorCode::usage);
   CHECK(code_of([&] { id("nothing", DefaultJob::newest); }) == ErrorCode::not_found);
   CHECK(code_of([&] { resolve_job(json::array(), "", DefaultJob::newest); }) ==
@@ -131,6 +131,28 @@ TEST_CASE("which job is meant") {
   const json done = json::array({job("env-cccccc", "succeeded")});
   CHECK(code_of([&] { resolve_job(done, "", DefaultJob::only_running); }) == ErrorCode::not_found);
   CHECK(resolve_job(done, "", DefaultJob::only_one)["job"] == "env-cccccc");
+}
+
+TEST_CASE("a job by its name: an id first, then the newest of the name, then beginnings of ids") {
+  const auto named = [](const std::string& name, const std::string& id) {
+    json each = job(id, "failed");
+    each["name"] = name;
+    return each;
+  };
+  const json jobs = {named("mnist-large", "mnist-large-bbbbbb"), named("mnist", "mnist-cccccc"),
+                     named("mnist", "mnist-aaaaaa"), named("mnist-aaaaaa", "mnist-aaaaaa-dddddd")};
+  const auto id = [&](const std::string& reference) {
+    return resolve_job(jobs, reference, DefaultJob::only_one)["job"].get<std::string>();
+  };
+  CHECK(id("mnist") == "mnist-cccccc");
+  CHECK(id("mnist-aaaaaa") == "mnist-aaaaaa");
+  CHECK(id("mnist-aaaaaa-") == "mnist-aaaaaa-dddddd");
+  CHECK(id("mnist-l") == "mnist-large-bbbbbb");
+  CHECK(code_of([&] { id("mnist-a"); }) == ErrorCode::usage);
+  CHECK(meant_by_name(jobs, "mnist", "mnist-cccccc") ==
+        "mnist means mnist-cccccc, the newest of that name; older: mnist-aaaaaa");
+  CHECK(meant_by_name(jobs, "mnist-large", "mnist-large-bbbbbb") == "");
+  CHECK(meant_by_name(jobs, "mnist-aaaaaa", "mnist-aaaaaa") == "");
 }
 
 TEST_CASE("numbers and metrics as people read them") {
