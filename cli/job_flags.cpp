@@ -137,6 +137,7 @@ void apply_job_flags(JobSpec& spec, const JobFlags& flags,
 
 std::map<std::string, std::string> read_secrets(const JobSpec& spec, const Lookup& environment) {
   std::map<std::string, std::string> values;
+  std::vector<std::string> missing;
   for (const SecretSpec& secret : spec.secrets) {
     std::string value;
     if (secret.file) {
@@ -151,15 +152,21 @@ std::map<std::string, std::string> read_secrets(const JobSpec& spec, const Looku
     } else if (const auto found = environment(secret.name)) {
       value = *found;
     } else {
-      throw Error(ErrorCode::invalid,
-                  "secret " + secret.name + " is not in the environment of this command")
-          .with_hint("export " + secret.name + "=…, or name a file: --secret " + secret.name +
-                     "=FILE");
+      missing.push_back(secret.name);
+      continue;
     }
     if (value.find('\0') != std::string::npos) {
       throw Error(ErrorCode::invalid, "the value of secret " + secret.name + " has a NUL in it");
     }
     values[secret.name] = std::move(value);
+  }
+  if (!missing.empty()) {
+    throw Error(ErrorCode::invalid,
+                (missing.size() == 1 ? "secret " + missing.front() + " is"
+                                     : "secrets " + join(missing, ", ") + " are") +
+                    " not in the environment of this command")
+        .with_hint("export " + missing.front() + "=…, or name a file: --secret " + missing.front() +
+                   "=FILE");
   }
   return values;
 }

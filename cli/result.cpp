@@ -16,9 +16,9 @@ struct Options {
 // Ray's Result as one object.
 nlohmann::json result_json(const nlohmann::json& job) {
   nlohmann::json result = nlohmann::json::object();
-  for (const char* key :
-       {"job", "name", "state", "reason", "exit_code", "created", "started", "ended", "attempts",
-        "metrics", "step", "best_checkpoint", "checkpoints", "error"}) {
+  for (const char* key : {"job", "name", "state", "reason", "exit_code", "created", "started",
+                          "ended", "attempts", "metrics", "step", "best_checkpoint", "checkpoints",
+                          "error", "resumed_from", "resumed_by", "started_from"}) {
     result[key] = job.contains(key) ? job[key] : nlohmann::json();
   }
   return result;
@@ -53,6 +53,15 @@ int run_result(Context& context, const Options& options) {
   if (const std::string time = span(text_or(job, "started"), text_or(job, "ended"));
       !time.empty()) {
     rows.push_back({"time", time});
+  }
+  if (const std::string from = text_or(job, "resumed_from"); !from.empty()) {
+    rows.push_back({"resumed from", from});
+  }
+  if (const std::string from = text_or(job, "started_from"); !from.empty()) {
+    rows.push_back({"started from", from});
+  }
+  for (const nlohmann::json& by : child(job, "resumed_by")) {
+    if (by.is_string()) rows.push_back({"resumed by", by.get<std::string>()});
   }
   const nlohmann::json& attempts = child(job, "attempts");
   if (attempts.size() > 1) {
@@ -104,7 +113,7 @@ Verb add_result(CLI::App& root) {
       add_verb(root, "result", "Show how a job ended: metrics, checkpoints, the root cause",
                "  dtrain result\n"
                "  dtrain result mnist --json | jq .best_checkpoint.path\n");
-  app->add_option("job", options->job, "Id or the beginning of one (default: the newest)")
+  app->add_option("job", options->job, "Id, name or beginning of an id (default: the newest)")
       ->type_name("JOB");
   return {app, [options](Context& context) { return run_result(context, *options); }, std::nullopt};
 }

@@ -17,7 +17,6 @@
 #include "launcher/core/text.hpp"
 #include "launcher/files/blob_stream.hpp"
 #include "launcher/files/ignore.hpp"
-#include "launcher/files/snapshot.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::cli {
@@ -65,13 +64,14 @@ std::string first_word(const std::string& line) {
   return line.substr(begin, end == std::string::npos ? end : end - begin);
 }
 
-void add_tree(StagedFiles& files, std::string& name, const ContentTree& tree) {
+std::string add_tree(StagedFiles& files, const ContentTree& tree) {
   std::string text = to_text(tree);
   Sha256 sum;
   sum.add(text);
-  name = sum.hex();
+  const std::string name = sum.hex();
   const std::uint64_t size = text.size();
   files.blobs[name] = {{}, std::move(text), size};
+  return name;
 }
 
 void add_files(StagedFiles& files, const ContentTree& tree,
@@ -219,6 +219,11 @@ std::optional<fs::path> program_of(const JobSpec& spec, const std::string& path_
   return std::nullopt;
 }
 
+std::string add_snapshot(StagedFiles& files, const Snapshot& snapshot) {
+  add_files(files, snapshot.tree, snapshot.files);
+  return add_tree(files, snapshot.tree);
+}
+
 StagedFiles stage_job(const Context& context, JobSpec& spec, FileFactsCache& cache) {
   StagedFiles files;
   JobContent content;
@@ -231,8 +236,7 @@ StagedFiles stage_job(const Context& context, JobSpec& spec, FileFactsCache& cac
   }
 
   const Snapshot workdir = snapshot_of(context, spec, inside, cache);
-  add_tree(files, content.workdir_tree, workdir.tree);
-  add_files(files, workdir.tree, workdir.files);
+  content.workdir_tree = add_snapshot(files, workdir);
   content.size = workdir.size;
   if (inside && !spec.shell && fs::path(spec.command.front()).is_absolute()) {
     spec.command.front() = "./" + *inside;
@@ -252,7 +256,7 @@ StagedFiles stage_job(const Context& context, JobSpec& spec, FileFactsCache& cac
     if (plan.wanted || with_program) {
       std::map<std::string, fs::path> sources;
       const ContentTree tree = bundle_tree(plan, with_program, cache, sources);
-      add_tree(files, content.bundle_tree, tree);
+      content.bundle_tree = add_tree(files, tree);
       add_files(files, tree, sources);
       content.size += total_size(tree);
       if (with_program) content.program = "bin/" + plan.program.filename().string();

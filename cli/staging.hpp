@@ -7,6 +7,7 @@
 
 #include "cli/context.hpp"
 #include "launcher/files/bundle.hpp"
+#include "launcher/files/snapshot.hpp"
 #include "launcher/spec/job_spec.hpp"
 
 // A job's files on their way to a cluster: its workdir as it is now, and its program's libraries.
@@ -34,6 +35,9 @@ BundleOptions bundle_options();
 // Reads what is to be sent and fills in `spec.content`; a program that is named by its whole path
 // is named relative to its workdir then.
 StagedFiles stage_job(const Context& context, JobSpec& spec, FileFactsCache& cache);
+
+// Adds a folder as it was read; gives the name of its tree.
+std::string add_snapshot(StagedFiles& files, const Snapshot& snapshot);
 
 // Sends what the head lacks of it. Throws Error(conflict) or Error(failed) when a file changed
 // meanwhile: to be staged again.

@@ -12,6 +12,7 @@
 #include "cli/forward.hpp"
 #include "cli/job_flags.hpp"
 #include "cli/jobs.hpp"
+#include "cli/origin.hpp"
 #include "cli/ray.hpp"
 #include "cli/staging.hpp"
 #include "launcher/cluster/processes.hpp"
@@ -30,16 +31,20 @@ struct Options {
   std::vector<std::string> files;
   bool detach = false;
   bool dry_run = false;
+  bool wait = false;
   bool local = false;
   bool start = false;
   bool stop = false;
   bool no_prefix = false;
   std::vector<int> ports;
   JobFlags flags;
+  OriginFlags origin;
 };
 
 constexpr auto kHeadBack = std::chrono::seconds(5);
 constexpr int kStageTries = 4;
+// An old job's checkpoints are taken over before the answer: where they cannot be linked, copied.
+constexpr auto kTakingOver = std::chrono::minutes(10);
 
 std::string here() {
   std::error_code failed;
@@ -74,13 +79,15 @@ void take_ray_form(Context& context, Options& options) {
   context.tail = std::move(words);
 }
 
-JobSpec make_spec(const Context& context, const Options& options) {
+JobSpec make_spec(const Context& context, const Options& options,
+                  const std::optional<ResumedJob>& resumed) {
   JobSpec spec;
+  if (resumed) spec = resumed->spec;
   if (options.files.size() > 1) {
     throw Error(ErrorCode::usage, "too many arguments: " + options.files[1])
         .with_hint("a program's arguments come after --: dtrain submit -- PROGRAM ARGS");
   }
-  if (options.files.empty() && !context.tail) {
+  if (options.files.empty() && !context.tail && !resumed) {
     throw Error(ErrorCode::usage, "what is to be run?")
         .with_hint("dtrain submit JOB.yaml, or dtrain submit -- PROGRAM ARGS");
   }
@@ -93,20 +100,25 @@ JobSpec make_spec(const Context& context, const Options& options) {
       context.note(warning.location.str() + ": " + warning.message);
     }
     spec = std::move(read.spec);
+    if (resumed) {
+      spec.resumes = resumed->id;
+      spec.start = resumed->spec.start;
+    }
   }
   apply_job_flags(spec, options.flags, context.tail, here(), process_environment());
   std::vector<Error> problems = validate(spec);
   if (!problems.empty()) throw SpecError(std::move(problems));
+  if (resumed) keep_content_if_same(spec, resumed->spec);
   return spec;
 }
 
 // Repeated while a head that was started again comes back: the submission's id makes that harmless.
 nlohmann::json post_job(const wire::ApiClient& client, const std::string& cluster,
-                        const nlohmann::json& request) {
+                        const nlohmann::json& request, std::chrono::milliseconds limit) {
   const auto until = std::chrono::steady_clock::now() + kHeadBack;
   while (true) {
     try {
-      return client.post("/v1/jobs", request);
+      return client.post("/v1/jobs", request, limit);
     } catch (const Error& error) {
       const bool hope = error.code() == ErrorCode::unreachable &&
                         std::chrono::steady_clock::now() < until &&
@@ -120,19 +132,35 @@ nlohmann::json post_job(const wire::ApiClient& client, const std::string& cluste
 // The job as it is sent, with its files where the cluster is elsewhere.
 nlohmann::json submit_job(const Context& context, const wire::ApiClient& client,
                           const std::string& cluster, JobSpec spec, nlohmann::json request) {
+  const bool takes_over = !spec.resumes.empty() || spec.start;
+  const auto limit = takes_over ? kTakingOver : wire::ApiClient::kLimit;
   if (!sends_files(client, cluster)) {
+    spec.content.reset();
     request["spec"] = to_json(spec);
-    return post_job(client, cluster, request);
+    return post_job(client, cluster, request, limit);
   }
   // Over ssh every byte counts; between two processes of one machine none does.
   const auto state = load_cluster(cluster);
   const bool zstd = !state || state->provider != "local";
   FileFactsCache cache(paths::file_sums());
+  if (spec.content) {
+    // The files that the resumed job had, if the head still has them.
+    request["spec"] = to_json(spec);
+    nlohmann::json answer = post_job(client, cluster, request, limit);
+    if (!answer.contains("missing")) {
+      context.note("its files are those of " + spec.resumes +
+                   "; a job YAML or --workdir sends them as they are now");
+      return answer;
+    }
+    context.note("the head has the files of " + spec.resumes + " no more; " + spec.workdir +
+                 " is sent as it is now");
+  }
   for (int attempt = 1;; ++attempt) {
-    const StagedFiles files = stage_job(context, spec, cache);
+    StagedFiles files = stage_job(context, spec, cache);
+    if (sends_start(spec)) stage_start(files, spec, cache);
     request["spec"] = to_json(spec);
     // What nobody changed is there already: then this is all.
-    nlohmann::json answer = post_job(client, cluster, request);
+    nlohmann::json answer = post_job(client, cluster, request, limit);
     if (!answer.contains("missing")) return answer;
     if (attempt == kStageTries) {
       throw Error(ErrorCode::failed, "the job's files do not become whole on the head");
@@ -171,6 +199,21 @@ int show_plan(const Context& context, const JobSpec& spec, const nlohmann::json&
   return fits ? 0 : 1;
 }
 
+// The built-in cluster of this machine. Current only when nothing else is: somebody's big cluster
+// stays the one that is meant.
+void use_local(Context& context) {
+  context.globals.cluster = "local";
+  const auto state = load_cluster("local");
+  ClusterSpec cluster = built_in_local();
+  if (state && !state->source.empty()) {
+    cluster = read_cluster_yaml(state->source, process_environment()).spec;
+  } else if (state) {
+    cluster.provider.local_nodes = static_cast<int>(state->nodes.size());
+  }
+  bring_up(context, cluster);
+  if (!current_cluster()) set_current_cluster("local");
+}
+
 int run_submit(Context& context, Options options) {
   std::error_code unreadable;
   if (!options.files.empty() && !fs::exists(options.files.front(), unreadable)) {
@@ -178,30 +221,32 @@ int run_submit(Context& context, Options options) {
         .with_hint("to run a program: dtrain submit -- " + shell_join(options.files));
   }
   take_ray_form(context, options);
-  JobSpec spec = make_spec(context, options);
-  const std::map<std::string, std::string> secrets = read_secrets(spec, process_environment());
-  if (options.local) {
-    // Current only when nothing else is: somebody's big cluster stays the one that is meant.
-    context.globals.cluster = "local";
-    const auto state = load_cluster("local");
-    ClusterSpec cluster = built_in_local();
-    if (state)
-      cluster = state->source.empty()
-                    ? cluster
-                    : read_cluster_yaml(state->source, process_environment()).spec;
-    if (state && state->source.empty()) {
-      cluster.provider.local_nodes = static_cast<int>(state->nodes.size());
-    }
-    bring_up(context, cluster);
-    if (!current_cluster()) set_current_cluster("local");
+  const OriginFlags& origin = options.origin;
+  if (!origin.resume.empty() && !origin.from_checkpoint.empty()) {
+    throw Error(ErrorCode::usage,
+                "--resume goes on from the job's own newest checkpoint, "
+                "--from-checkpoint begins a new one: one of them");
   }
+  std::optional<ResumedJob> resumed;
+  if (!origin.resume.empty()) {
+    if (options.local) use_local(context);
+    resumed = job_to_resume(context, context.client(), origin.resume);
+  }
+  JobSpec spec = make_spec(context, options, resumed);
+  const std::map<std::string, std::string> secrets = read_secrets(spec, process_environment());
+  if (options.local && !resumed) use_local(context);
   const std::string cluster = context.cluster();
   const wire::ApiClient client = context.client();
   for (const std::string& reference : options.flags.after) {
     spec.after.push_back(wire::get_string(find_job(client, reference, DefaultJob::newest), "job"));
   }
-  nlohmann::json request = {
-      {"submission_id", random_hex(16)}, {"secrets", secrets}, {"dry_run", options.dry_run}};
+  if (!origin.from_checkpoint.empty()) {
+    spec.start = start_checkpoint(client, origin.from_checkpoint, here());
+  }
+  nlohmann::json request = {{"submission_id", random_hex(16)},
+                            {"secrets", secrets},
+                            {"dry_run", options.dry_run},
+                            {"wait", options.wait}};
   const nlohmann::json answer = submit_job(context, client, cluster, spec, std::move(request));
   if (options.dry_run) return show_plan(context, spec, answer);
 
@@ -244,18 +289,23 @@ Verb add_submit(CLI::App& root) {
       "  dtrain submit train_job.yaml --max-restarts 3 -d\n"
       "  dtrain submit --local --nproc-per-node 2 -- ./train --epochs 3\n"
       "  dtrain submit train_job.yaml --dry-run     would it fit, where, why not\n"
+      "  dtrain submit --resume mnist --timeout-s 7200   go on with a job that ended\n"
+      "  dtrain submit train_job.yaml --from-checkpoint mnist:3   a warm start\n"
       "  dtrain submit cluster.yaml -- ./train --epochs 3   as Ray writes it\n"
       "Exit code: 0 succeeded, 1 failed, 3 stopped, 130 detached by Ctrl-C (the job goes on).\n");
   app->add_option("file", options->files, "The job YAML; a program comes after --")
       ->type_name("JOB.yaml");
   app->add_flag("-d,--detach", options->detach, "Print the job's id and do not follow");
   app->add_flag("-n,--dry-run", options->dry_run, "Only say whether, where and when it would run");
+  app->add_flag("--wait", options->wait,
+                "Queue it though it can never run on the nodes that there are: others will come");
   app->add_flag("--local", options->local, "On this machine; brings its cluster up if it is not");
   app->add_flag("--start", options->start, "Bring the cluster of a cluster YAML up first");
   app->add_flag("--stop", options->stop, "Take the cluster down when the job has ended");
   add_port_forward(*app, options->ports);
   add_ray_flags(*app);
   app->add_flag("--no-prefix", options->no_prefix, "No [RANK] before the ranks' lines");
+  add_origin_flags(*app, options->origin);
   add_job_flags(*app, options->flags);
   return {app, [options](Context& context) { return run_submit(context, *options); }, std::nullopt};
 }

@@ -395,9 +395,11 @@ asio::awaitable<json> Api::submit(json body) {
     }
   }
   parts_.engine.check_content(spec);
-  if (spec.content) {
+  if (!wire::get_bool(body, "wait", false)) parts_.engine.check_fits(spec);
+  const std::vector<std::string> trees = parts_.engine.content_wanted(spec);
+  if (!trees.empty()) {
     std::function<void(Engine::Answer)> look = [&](Engine::Answer done) {
-      parts_.contents.missing(*spec.content, std::move(done));
+      parts_.contents.missing(trees, std::move(done));
     };
     json missing = co_await answer_of(std::move(look));
     if (!missing["missing"].empty()) co_return missing;

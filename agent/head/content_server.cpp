@@ -30,9 +30,9 @@ namespace {
 constexpr std::size_t kQueue = std::size_t{1} << 20;     // bytes on their way to one node
 constexpr std::size_t kOfferLimit = kContentEntryLimit;  // blobs of one upload
 
-json missing_trees(const ContentStore& store, const JobContent& content) {
+json missing_trees(const ContentStore& store, const std::vector<std::string>& trees) {
   json missing = json::array();
-  for (const std::string& name : content.trees()) {
+  for (const std::string& name : trees) {
     bool whole = store.has(name);
     try {
       whole = whole && missing_blobs(store, store.tree(name)).empty();
@@ -138,12 +138,13 @@ void ContentServer::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-void ContentServer::missing(const JobContent& content, std::function<void(json)> done) {
+void ContentServer::missing(const std::vector<std::string>& trees,
+                            std::function<void(json)> done) {
   // Not by the idle thread: somebody waits for the answer.
-  checks_.add([this, content, done = std::move(done)] {
+  checks_.add([this, trees, done = std::move(done)] {
     json answer;
     try {
-      answer = missing_trees(store_, content);
+      answer = missing_trees(store_, trees);
     } catch (const std::exception& error) {
       answer = wire::error_to_json(as_error(error));
     }

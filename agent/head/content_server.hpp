@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -30,7 +31,7 @@ class ContentServer {
   void stop();
 
   // Engine's thread, as the rest. Which of a job's trees are not here, whole: {"missing": [sums…]}.
-  void missing(const JobContent& content, std::function<void(nlohmann::json)> done);
+  void missing(const std::vector<std::string>& trees, std::function<void(nlohmann::json)> done);
   // The socket's request, head and all, is a WebSocket upgrade for /v1/content/upload.
   void upload(boost::asio::local::stream_protocol::socket socket, std::string request);
   // A node wants what an attempt of it needs.

@@ -122,6 +122,11 @@ class Engine {
   void submit(const std::string& submission_id, JobSpec spec,
               std::map<std::string, std::string> secrets, Answer done);
   nlohmann::json plan(const JobSpec& spec) const;  // dry_run
+  // Error(conflict) when the job could not run on the cluster as it is meant to be, even with nothing
+  // else on it: nodes that are lost count with what they have, those that never came as fitting.
+  void check_fits(const JobSpec& spec) const;
+  // Trees that must be in the content store before submit().
+  std::vector<std::string> content_wanted(const JobSpec& spec) const;
   // Error(conflict) when the nodes' systems are too old for the job's program.
   void check_content(const JobSpec& spec) const;
   nlohmann::json status() const;
@@ -166,7 +171,8 @@ class Engine {
   std::vector<std::pair<std::string, fs::path>> other_logs(const JobId& id, int attempt) const;
   // The node has, or had, ranks of the attempt, and may send their logs.
   bool knows_share(const NodeId& node, const JobId& job, int attempt) const;
-  // Where a committed checkpoint is; absent when there is no such.
+  // Where a committed checkpoint is, or with lineage.hpp's kStartNumber the one that the job starts
+  // from; absent when there is no such.
   std::optional<fs::path> checkpoint(const JobId& id, int number) const;
   // Some attempt of the job may still write, or a new one may come.
   bool may_write(const JobId& id) const;

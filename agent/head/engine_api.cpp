@@ -77,6 +77,8 @@ void Engine::Impl::submit(const std::string& submission_id, JobSpec spec,
     }
   }
 
+  check_origin(spec);
+
   JobId id = make_job_id(spec.name);
   while (jobs.contains(id)) id = make_job_id(spec.name);
   if (!secrets.empty()) {
@@ -95,8 +97,15 @@ void Engine::Impl::submit(const std::string& submission_id, JobSpec spec,
   job.created_at = clock.now();
   job.submitters.push_back(std::move(done));
   if (!submission_id.empty()) submissions[submission_id] = id;
+  if (job.spec.resumes.empty() && !job.spec.start) {
+    keep_submitted(job, {});
+  } else {
+    take_over(job);
+  }
+}
 
-  Tx tx;
+void Engine::Impl::keep_submitted(Job& job, Tx tx) {
+  const JobId id = job.row.id;
   note(tx, job, EventLevel::info, "submitted");
   EventRow state;
   state.id = ++last_event;
@@ -132,6 +141,7 @@ void Engine::Impl::submitted(const JobId& id, std::exception_ptr failure) {
     std::error_code ignored;
     fs::remove(options.root.secrets(id), ignored);
     submissions.erase(job->row.submission_id);
+    drop_storage(*job);
     jobs.erase(id);
     answer = error_answer(failure);
   } else {
@@ -213,6 +223,13 @@ void Engine::Impl::remove(Job& job, Answer done) {
     const std::vector<std::string>& after = jobs.at(other).spec.after;
     if (std::find(after.begin(), after.end(), id.str()) != after.end()) {
       throw Error(ErrorCode::conflict, other.str() + " waits to come after " + id.str());
+    }
+  }
+  for (const auto& [other, taking] : jobs) {
+    const bool reads = taking.spec.resumes == id.str() ||
+                       (taking.spec.start && taking.spec.start->job == id.str());
+    if (reads && !taking.durable) {
+      throw Error(ErrorCode::conflict, "a job that is being submitted takes over from " + id.str());
     }
   }
   std::set<NodeId> used;

@@ -54,7 +54,7 @@ bool Engine::Impl::content_in_place(Job& job, Attempt& attempt) {
   }
   if (!all) return false;
   Tx tx;
-  enter(tx, job, JobEvent::place, "");
+  enter(tx, job, JobEvent::place, job.overtakes);
   commit(job, std::move(tx), Urgency::soon);
   return true;
 }

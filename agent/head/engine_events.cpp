@@ -167,7 +167,7 @@ void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t
   if (all && !attempt.ending() && attempt.row.state == AttemptState::starting) {
     attempt.row.started = clock.wall();
     enter(tx, attempt, AttemptEvent::run);
-    if (job.row.state == JobState::starting) enter(tx, job, JobEvent::run, "");
+    if (job.row.state == JobState::starting) enter(tx, job, JobEvent::run, job.overtakes);
   }
   keep(tx, share);
   ack_when_durable(tx, share, seq);

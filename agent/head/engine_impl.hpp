@@ -10,7 +10,7 @@
 
 #include "agent/head/checkpoints.hpp"
 #include "agent/head/engine.hpp"
-#include "agent/head/placement.hpp"
+#include "agent/head/queue.hpp"
 #include "agent/head/restart.hpp"
 #include "agent/head/rows.hpp"
 #include "agent/head/store.hpp"
@@ -97,7 +97,8 @@ struct Job {
   int least_number = 0;                               // of the next checkpoint
   nlohmann::json metrics = nlohmann::json::object();  // {name: {"value", "rank"}}
   nlohmann::json progress;                            // the newest, or null
-  std::string waits;                                  // placement's reason
+  std::string waits;                                  // the queue's reason
+  std::string overtakes;                              // why its attempt starts before another's
   int waits_noted = 0;
   std::optional<Monotonic> not_before;  // a lost node's lease runs until then
   bool preparing = false;               // the newest attempt is with the worker
@@ -169,6 +170,8 @@ struct Engine::Impl {
   void submitted(const JobId& id, std::exception_ptr failure);
   void submit(const std::string& submission_id, JobSpec spec,
               const std::map<std::string, std::string>& secrets, Answer done);
+  // The job's first rows go to the store, with what `tx` has of it.
+  void keep_submitted(Job& job, Tx tx);
   void stop(Job& job, std::optional<std::chrono::seconds> grace, StopCause cause,
             const std::string& reason, Answer done);
   void remove(Job& job, Answer done);
@@ -178,11 +181,12 @@ struct Engine::Impl {
   // engine_schedule.cpp
   std::vector<NodeCapacity> capacities() const;
   std::vector<WaitingJob> waiting() const;
+  std::vector<RunningJob> running() const;
   int missing_nodes() const;
   std::string held(const Job& job) const;
   void schedule();
   void settle_dependents();
-  void begin_attempt(Job& job, const std::vector<PlacedShare>& placed);
+  void begin_attempt(Job& job, const QueueDecision::Start& start);
   struct Prepared {
     StorageScan scan;
     std::optional<Error> error;
@@ -298,6 +302,16 @@ struct Engine::Impl {
                        const std::string& why);
   void reconcile(Tx& tx, Job& job, const StorageScan& scan);
   static CheckpointRow row_of(const JobId& job, const CommittedCheckpoint& checkpoint);
+
+  // engine_lineage.cpp
+  void check_origin(const JobSpec& spec) const;  // throws Error
+  std::vector<std::string> content_wanted(const JobSpec& spec) const;
+  void take_over(Job& job);
+  void taken_over(const JobId& id, Prepared result);
+  void drop_storage(const Job& job);
+  std::string start_path(const Job& job) const;  // of a job with `start`, as the head sees it
+  // By which nodes know the checkpoint of an attempt.
+  std::optional<int> checkpoint_number(const Job& job, const std::string& path) const;
 
   // engine_view.cpp
   nlohmann::json status() const;

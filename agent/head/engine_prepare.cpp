@@ -36,11 +36,9 @@ std::optional<std::string> Engine::Impl::checkpoint_of(const Job& job, const Att
   if (!attempt.row.checkpoint || !remote(share) || !job.spec.storage_path.empty()) {
     return attempt.row.checkpoint;
   }
-  const auto found =
-      std::find_if(job.checkpoints.begin(), job.checkpoints.end(),
-                   [&](const CheckpointRow& row) { return row.path == *attempt.row.checkpoint; });
-  if (found == job.checkpoints.end()) return std::nullopt;
-  return paths::NodeRoot{share.row.root}.checkpoint(job.row.id, found->number).string();
+  const std::optional<int> number = checkpoint_number(job, *attempt.row.checkpoint);
+  if (!number) return std::nullopt;
+  return paths::NodeRoot{share.row.root}.checkpoint(job.row.id, *number).string();
 }
 
 // The node beside the head dials it by loopback, which says nothing to other machines: they reach
@@ -72,9 +70,7 @@ bool Engine::Impl::prepare_share(Job& job, Attempt& attempt, Share& share) {
   what.job = job.row.id;
   what.attempt = attempt.row.attempt;
   if (own_storage && attempt.row.checkpoint) {
-    for (const CheckpointRow& row : job.checkpoints) {
-      if (row.path == *attempt.row.checkpoint) what.checkpoint = row.number;
-    }
+    what.checkpoint = checkpoint_number(job, *attempt.row.checkpoint);
   }
   if (look) {
     what.token_file = attempt.token_file;

@@ -11,6 +11,18 @@ namespace {
 
 constexpr int kNotedWaits = 20;  // changes of a job's reason to wait that become events
 
+// How long the job may still take at most, an end by timeout_s included; absent: not known, or it
+// should have ended already.
+std::optional<std::chrono::seconds> longest(const Job& job, Monotonic now) {
+  if (!job.spec.timeout) return std::nullopt;
+  const std::chrono::seconds grace =
+      job.row.stop_grace_s ? std::chrono::seconds(*job.row.stop_grace_s) : job.spec.stop_grace;
+  const auto ran = job.started_at ? now - *job.started_at : Monotonic::duration::zero();
+  const auto left = std::chrono::ceil<std::chrono::seconds>(*job.spec.timeout + grace - ran);
+  if (left <= std::chrono::seconds::zero()) return std::nullopt;
+  return left;
+}
+
 }  // namespace
 
 std::vector<NodeCapacity> Engine::Impl::capacities() const {
@@ -57,9 +69,26 @@ std::vector<WaitingJob> Engine::Impl::waiting() const {
     const Job& job = jobs.at(id);
     const bool waits = job.row.state == JobState::queued || job.row.state == JobState::restarting;
     if (!job.durable || !waits || job.preparing) continue;
-    queue.push_back({id, job.spec.priority, job.order, demand_of(job.spec), held(job)});
+    queue.push_back({id, job.spec.priority, job.order, demand_of(job.spec), held(job),
+                     longest(job, clock.now())});
   }
   return queue;
+}
+
+std::vector<RunningJob> Engine::Impl::running() const {
+  std::vector<RunningJob> result;
+  for (const JobId& id : live) {
+    const Job& job = jobs.at(id);
+    if (job.attempts.empty() || job.attempts.back().row.ended) continue;
+    RunningJob& each = result.emplace_back();
+    each.left = longest(job, clock.now());
+    for (const Share& share : job.attempts.back().shares) {
+      if (!share.live()) continue;
+      each.shares.push_back({share.row.node, share.row.first_rank, share.row.nproc, share.row.cpus,
+                             share.row.memory, share.row.gpus});
+    }
+  }
+  return result;
 }
 
 int Engine::Impl::missing_nodes() const {
@@ -124,9 +153,10 @@ void Engine::Impl::schedule() {
   settle_dependents();
   std::vector<WaitingJob> queue = waiting();
   if (!queue.empty()) {
-    const QueueDecision decision = decide_queue(capacities(), std::move(queue), missing_nodes());
+    const QueueDecision decision =
+        decide_queue(capacities(), std::move(queue), missing_nodes(), running());
     for (const QueueDecision::Start& start : decision.starts) {
-      begin_attempt(jobs.at(start.job), start.shares);
+      begin_attempt(jobs.at(start.job), start);
     }
     for (const auto& [id, reason] : decision.reasons) {
       Job& job = jobs.at(id);
@@ -144,7 +174,8 @@ void Engine::Impl::schedule() {
   scheduling = false;
 }
 
-void Engine::Impl::begin_attempt(Job& job, const std::vector<PlacedShare>& placed) {
+void Engine::Impl::begin_attempt(Job& job, const QueueDecision::Start& start) {
+  job.overtakes = start.reason;
   const int number = job.row.attempt + 1;
   Attempt& attempt = job.attempts.emplace_back();
   attempt.row.job = job.row.id;
@@ -152,7 +183,7 @@ void Engine::Impl::begin_attempt(Job& job, const std::vector<PlacedShare>& place
   attempt.row.token = random_hex(16);
   attempt.row.created = clock.wall();
   int node_rank = 0;
-  for (const PlacedShare& part : placed) {
+  for (const PlacedShare& part : start.shares) {
     const NodeRow& node = nodes.at(part.node).row;
     Share& share = attempt.shares.emplace_back();
     share.row.job = job.row.id;
@@ -228,7 +259,11 @@ void Engine::Impl::prepared(const JobId& id, const std::string& token, Prepared 
   job.row.attempt = attempt.row.attempt;
   job.waits.clear();
   job.not_before.reset();
-  if (!job.checkpoints.empty()) attempt.row.checkpoint = job.checkpoints.back().path;
+  if (!job.checkpoints.empty()) {
+    attempt.row.checkpoint = job.checkpoints.back().path;
+  } else if (job.spec.start) {
+    attempt.row.checkpoint = start_path(job);
+  }
   if (!job.row.started) {
     job.row.started = clock.wall();
     job.started_at = clock.now();
@@ -243,11 +278,14 @@ void Engine::Impl::prepared(const JobId& id, const std::string& token, Prepared 
                         std::to_string(attempt.row.world_size) +
                         (attempt.row.world_size == 1 ? " rank on " : " ranks on ") +
                         join(names, ", ");
-  if (attempt.row.checkpoint) {
+  if (job.checkpoints.empty() && job.spec.start) {
+    message += ", from " + job.spec.start->str();
+  } else if (attempt.row.checkpoint) {
     message += ", from " + fs::path(*attempt.row.checkpoint).filename().string() + " (step " +
                std::to_string(job.checkpoints.back().step) + ")";
   }
-  enter(tx, job, job.spec.content ? JobEvent::stage : JobEvent::place, "");
+  if (!job.overtakes.empty()) note(tx, job, EventLevel::info, job.overtakes);
+  enter(tx, job, job.spec.content ? JobEvent::stage : JobEvent::place, job.overtakes);
   note(tx, job, EventLevel::info, message);
   tx.effects.push_back([this, id, number = attempt.row.attempt] {
     Job* ready = find(id);

@@ -174,6 +174,15 @@ nlohmann::json Engine::Impl::details(const Job& job) const {
   all["error"] = parsed(job.shown.error);
   all["storage_path"] = storage(job).string();
   all["restarts"] = job.row.restarts;
+  all["resumed_from"] =
+      job.spec.resumes.empty() ? nlohmann::json() : nlohmann::json(job.spec.resumes);
+  all["resumed_by"] = nlohmann::json::array();
+  for (const auto& [id, other] : jobs) {
+    if (other.durable && other.spec.resumes == job.row.id.str()) {
+      all["resumed_by"].push_back(id.str());
+    }
+  }
+  all["started_from"] = job.spec.start ? nlohmann::json(job.spec.start->str()) : nlohmann::json();
   return all;
 }
 
@@ -183,8 +192,9 @@ nlohmann::json Engine::Impl::plan(const JobSpec& spec) const {
   const std::vector<NodeCapacity> now = capacities();
   const Placement whole = place(emptied(now), demand);
   std::vector<WaitingJob> queue = waiting();
-  queue.push_back({asked, spec.priority, last_order + 1, demand, ""});
-  const QueueDecision decision = decide_queue(now, queue, missing_nodes());
+  queue.push_back({asked, spec.priority, last_order + 1, demand, "", std::nullopt});
+  if (spec.timeout) queue.back().longest = *spec.timeout + spec.stop_grace;
+  const QueueDecision decision = decide_queue(now, queue, missing_nodes(), running());
   nlohmann::json result = {{"fits", whole.shares.has_value()},
                            {"now", false},
                            {"reason", ""},
@@ -223,6 +233,7 @@ nlohmann::json Engine::plan(const JobSpec& spec) const {
   const std::vector<Error> problems = validate(spec);
   if (!problems.empty()) throw problems.front();
   impl_->check_glibc(spec);
+  impl_->check_origin(spec);
   return impl_->plan(spec);
 }
 
@@ -261,6 +272,20 @@ nlohmann::json Engine::job_events(const JobId& id) const {
                     {"message", row.message}});
   }
   return {{"events", list}};
+}
+
+void Engine::check_fits(const JobSpec& spec) const {
+  Demand demand = demand_of(spec);
+  const NodeCount wanted = demand.nnodes;
+  demand.nnodes.min = wanted.min - impl_->missing_nodes();
+  if (demand.nnodes.min <= 0) return;
+  const std::vector<NodeCapacity> empty = emptied(impl_->capacities());
+  if (place(empty, demand).shares) return;
+  demand.nnodes = wanted;
+  throw Error(ErrorCode::conflict,
+              "it can never run on this cluster, even when nothing else does: it " +
+                  place(empty, demand).reason)
+      .with_hint("--wait queues it all the same, for nodes that are still to come");
 }
 
 std::vector<Engine::LogSource> Engine::logs(const JobId& id, std::optional<int> attempt) const {
@@ -313,15 +338,6 @@ bool Engine::knows_share(const NodeId& node, const JobId& id, int attempt) const
   Job* job = impl_->find(id);
   Attempt* found = job == nullptr ? nullptr : job->find_attempt(attempt);
   return found != nullptr && found->share(node) != nullptr;
-}
-
-std::optional<fs::path> Engine::checkpoint(const JobId& id, int number) const {
-  const Job* job = impl_->find(id);
-  if (job == nullptr) return std::nullopt;
-  for (const CheckpointRow& row : job->checkpoints) {
-    if (row.number == number) return fs::path(row.path);
-  }
-  return std::nullopt;
 }
 
 bool Engine::may_write(const JobId& id) const {

@@ -4,7 +4,6 @@
 #include <cctype>
 #include <cmath>
 #include <cstdio>
-#include <tuple>
 
 #include "launcher/core/text.hpp"
 
@@ -23,12 +22,6 @@ std::string count(double value, const char* noun) {
   return number(value) + " " + noun + (std::abs(value - 1) < kSlack ? "" : "s");
 }
 
-// One node's part: the share, or what is short there ("has 1 of 2 CPUs free").
-struct Fit {
-  std::optional<PlacedShare> share;
-  std::string shortage;
-};
-
 int ranks_on(const NodeCapacity& node, const Demand& demand) {
   switch (demand.procs.kind) {
     case ProcsKind::gpu:
@@ -41,26 +34,36 @@ int ranks_on(const NodeCapacity& node, const Demand& demand) {
   return demand.procs.number;
 }
 
-Fit fit(const NodeCapacity& node, const Demand& demand) {
-  if (!node.usable) return {std::nullopt, node.why_not};
+// One node's part. Without it `shortage`, if wanted, says what is short there: "has 1 of 2 CPUs
+// free".
+std::optional<PlacedShare> fit(const NodeCapacity& node, const Demand& demand,
+                               std::string* shortage) {
+  const auto short_of = [&](const auto& text) {
+    if (shortage != nullptr) *shortage = text();
+    return std::nullopt;
+  };
+  if (!node.usable) return short_of([&] { return node.why_not; });
   if (demand.glibc && node.glibc && *node.glibc < *demand.glibc) {
-    return {std::nullopt, "has glibc " + node.glibc->str() + ", older than " + demand.glibc->str()};
+    return short_of(
+        [&] { return "has glibc " + node.glibc->str() + ", older than " + demand.glibc->str(); });
   }
   PlacedShare share;
   share.node = node.node;
   share.nproc = ranks_on(node, demand);
-  if (share.nproc < 1) return {std::nullopt, "has no GPU"};
+  if (share.nproc < 1) return short_of([] { return "has no GPU"; });
 
   share.cpus = share.nproc * demand.cpus;
   if (share.cpus > node.cpus + kSlack && demand.may_run_alone) {
     if (node.shares > 0) {
-      return {std::nullopt, "has only " + count(node.cpus, "CPU") + ", so it must be empty first"};
+      return short_of(
+          [&] { return "has only " + count(node.cpus, "CPU") + ", so it must be empty first"; });
     }
     share.cpus = node.cpus;
   }
   const double free_cpus = std::max(0.0, node.cpus - node.cpus_used);
   if (share.cpus > free_cpus + kSlack) {
-    return {std::nullopt, "has " + number(free_cpus) + " of " + count(node.cpus, "CPU") + " free"};
+    return short_of(
+        [&] { return "has " + number(free_cpus) + " of " + count(node.cpus, "CPU") + " free"; });
   }
 
   const int wanted = share.nproc * demand.gpus;
@@ -68,19 +71,22 @@ Fit fit(const NodeCapacity& node, const Demand& demand) {
     if (!node.gpus_used.contains(i)) share.gpus.push_back(i);
   }
   if (static_cast<int>(share.gpus.size()) < wanted) {
-    const auto free_gpus = node.gpus - static_cast<int>(node.gpus_used.size());
-    if (node.gpus == 0) return {std::nullopt, "has no GPU"};
-    return {std::nullopt, "has " + number(free_gpus) + " of " + count(node.gpus, "GPU") + " free"};
+    return short_of([&]() -> std::string {
+      const auto free_gpus = node.gpus - static_cast<int>(node.gpus_used.size());
+      if (node.gpus == 0) return "has no GPU";
+      return "has " + number(free_gpus) + " of " + count(node.gpus, "GPU") + " free";
+    });
   }
 
   share.memory = static_cast<std::uint64_t>(share.nproc) * demand.memory;
   const std::uint64_t free_memory =
       node.memory > node.memory_used ? node.memory - node.memory_used : 0;
   if (share.memory > free_memory) {
-    return {std::nullopt,
-            "has " + human_bytes(free_memory) + " of " + human_bytes(node.memory) + " memory free"};
+    return short_of([&] {
+      return "has " + human_bytes(free_memory) + " of " + human_bytes(node.memory) + " memory free";
+    });
   }
-  return {share, {}};
+  return share;
 }
 
 // "needs 4 CPUs and 2 GPUs on each of 2 nodes"
@@ -105,18 +111,6 @@ std::string needs(const Demand& demand) {
   std::string text = "needs " + (parts.empty() ? std::string("room") : join(parts, ", "));
   if (demand.nnodes.min == 1) return text + " on a node";
   return text + " on each of " + std::to_string(demand.nnodes.min) + " nodes";
-}
-
-void take(std::vector<NodeCapacity>& nodes, const std::vector<PlacedShare>& shares) {
-  for (const PlacedShare& share : shares) {
-    for (NodeCapacity& node : nodes) {
-      if (node.node != share.node) continue;
-      ++node.shares;
-      node.cpus_used += share.cpus;
-      node.memory_used += share.memory;
-      node.gpus_used.insert(share.gpus.begin(), share.gpus.end());
-    }
-  }
 }
 
 }  // namespace
@@ -160,44 +154,64 @@ bool natural_less(const std::string& a, const std::string& b) {
   return a.size() - i != b.size() - j ? i == a.size() : a < b;
 }
 
-Placement place(const std::vector<NodeCapacity>& nodes, const Demand& demand) {
-  std::vector<const NodeCapacity*> order;
-  for (const NodeCapacity& node : nodes) order.push_back(&node);
-  const bool wants_gpus = demand.gpus > 0;
-  std::stable_sort(order.begin(), order.end(), [&](const NodeCapacity* a, const NodeCapacity* b) {
-    if (!wants_gpus && (a->gpus > 0) != (b->gpus > 0)) return a->gpus == 0;
-    return natural_less(a->node.str(), b->node.str());
+void order_by_name(std::vector<NodeCapacity>& nodes) {
+  std::stable_sort(nodes.begin(), nodes.end(), [](const NodeCapacity& a, const NodeCapacity& b) {
+    return natural_less(a.node.str(), b.node.str());
   });
+}
 
+Placement place(std::vector<NodeCapacity> nodes, const Demand& demand) {
+  order_by_name(nodes);
+  return place_in_order(nodes, demand);
+}
+
+Placement place_in_order(const std::vector<NodeCapacity>& nodes, const Demand& demand) {
+  constexpr std::size_t kNamed = 4;
   std::vector<PlacedShare> shares;
   std::vector<std::string> shortages;
-  for (const NodeCapacity* node : order) {
-    if (static_cast<int>(shares.size()) == demand.nnodes.max) break;
-    Fit part = fit(*node, demand);
-    if (part.share) {
-      shares.push_back(std::move(*part.share));
-    } else {
-      shortages.push_back(node->node.str() + " " + part.shortage);
+  std::size_t short_nodes = 0;
+  const auto offer = [&](const NodeCapacity& node) {
+    if (static_cast<int>(shares.size()) == demand.nnodes.max) return;
+    std::string shortage;
+    if (auto part = fit(node, demand, shortages.size() < kNamed ? &shortage : nullptr)) {
+      shares.push_back(std::move(*part));
+      return;
     }
+    ++short_nodes;
+    if (shortages.size() < kNamed) shortages.push_back(node.node.str() + " " + shortage);
+  };
+  bool in_order = true;
+  if (demand.gpus > 0) {
+    for (const NodeCapacity& node : nodes) offer(node);
+  } else {
+    for (const NodeCapacity& node : nodes) {
+      if (node.gpus == 0) offer(node);
+    }
+    const std::size_t without = shares.size();
+    for (const NodeCapacity& node : nodes) {
+      if (node.gpus > 0) offer(node);
+    }
+    in_order = without == 0 || without == shares.size();
   }
   if (static_cast<int>(shares.size()) < demand.nnodes.min) {
-    constexpr std::size_t kNamed = 4;
     std::string reason = needs(demand);
     if (static_cast<int>(nodes.size()) < demand.nnodes.min) {
       reason += "; the cluster has " + count(static_cast<double>(nodes.size()), "node");
     }
-    for (std::size_t i = 0; i < std::min(kNamed, shortages.size()); ++i) {
+    for (std::size_t i = 0; i < shortages.size(); ++i) {
       reason += (i == 0 ? "; " : ", ") + shortages[i];
     }
-    if (shortages.size() > kNamed) {
-      reason += " and " + std::to_string(shortages.size() - kNamed) + " more";
+    if (short_nodes > shortages.size()) {
+      reason += " and " + std::to_string(short_nodes - shortages.size()) + " more";
     }
     return {std::nullopt, reason};
   }
   // Rank 0 on the first by name, whatever was preferred above.
-  std::sort(shares.begin(), shares.end(), [](const PlacedShare& a, const PlacedShare& b) {
-    return natural_less(a.node.str(), b.node.str());
-  });
+  if (!in_order) {
+    std::sort(shares.begin(), shares.end(), [](const PlacedShare& a, const PlacedShare& b) {
+      return natural_less(a.node.str(), b.node.str());
+    });
+  }
   int rank = 0;
   for (PlacedShare& share : shares) {
     share.first_rank = rank;
@@ -215,51 +229,6 @@ std::vector<NodeCapacity> emptied(std::vector<NodeCapacity> nodes) {
     node.memory_used = 0;
   }
   return nodes;
-}
-
-QueueDecision decide_queue(std::vector<NodeCapacity> nodes, std::vector<WaitingJob> queue,
-                           int missing) {
-  std::stable_sort(queue.begin(), queue.end(), [](const WaitingJob& a, const WaitingJob& b) {
-    return std::tuple(-a.priority, a.order) < std::tuple(-b.priority, b.order);
-  });
-  const std::vector<NodeCapacity> whole = emptied(nodes);
-  std::vector<NodeCapacity> here;
-  for (const NodeCapacity& node : nodes) {
-    if (node.usable) here.push_back(node);
-  }
-  const std::vector<NodeCapacity> here_empty = emptied(here);
-
-  QueueDecision decision;
-  const WaitingJob* ahead = nullptr;
-  for (const WaitingJob& job : queue) {
-    std::string& reason = decision.reasons[job.job];
-    if (!job.held.empty()) {
-      reason = job.held;
-      continue;
-    }
-    const Placement when_empty = place(whole, job.demand);
-    if (!when_empty.shares) {
-      reason = missing > 0
-                   ? "waits for " + count(missing, "more node") + " to join: " + when_empty.reason
-                   : "cannot fit even on the empty cluster: " + when_empty.reason;
-      continue;
-    }
-    if (ahead != nullptr && place(here_empty, job.demand).shares) {
-      reason = "waits behind " + ahead->job.str() + " (priority " +
-               std::to_string(ahead->priority) + ")";
-      continue;
-    }
-    Placement now = place(nodes, job.demand);
-    if (now.shares) {
-      take(nodes, *now.shares);
-      decision.starts.push_back({job.job, std::move(*now.shares)});
-      decision.reasons.erase(job.job);
-      continue;
-    }
-    reason = now.reason;
-    if (ahead == nullptr && place(here_empty, job.demand).shares) ahead = &job;
-  }
-  return decision;
 }
 
 }  // namespace dtrain::head

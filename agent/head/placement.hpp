@@ -11,8 +11,8 @@
 #include "launcher/files/elf.hpp"
 #include "launcher/spec/job_spec.hpp"
 
-// Which job starts where: pure, of what the nodes have and what is used of it. A job gets all its
-// nodes at once or none.
+// Where a job runs: pure, of what the nodes have and what is used of it. A job gets all its nodes
+// at once or none. Which job's turn it is: queue.hpp.
 namespace dtrain::head {
 
 struct NodeCapacity {
@@ -57,31 +57,13 @@ struct Placement {
 };
 // With nnodes min:max as many as are free. Nodes without GPUs first for a job that needs none,
 // then by name.
-Placement place(const std::vector<NodeCapacity>& nodes, const Demand& demand);
+Placement place(std::vector<NodeCapacity> nodes, const Demand& demand);
+// The same of nodes that are ordered by name already: linear in them.
+Placement place_in_order(const std::vector<NodeCapacity>& nodes, const Demand& demand);
+void order_by_name(std::vector<NodeCapacity>& nodes);
 
 // The same nodes with nothing on them, all usable.
 std::vector<NodeCapacity> emptied(std::vector<NodeCapacity> nodes);
-
-struct WaitingJob {
-  JobId job;
-  int priority = 0;
-  std::int64_t order = 0;  // of submission
-  Demand demand;
-  std::string held;  // not to be started now, and why; nobody waits behind it
-};
-struct QueueDecision {
-  struct Start {
-    JobId job;
-    std::vector<PlacedShare> shares;
-  };
-  std::vector<Start> starts;
-  std::map<JobId, std::string> reasons;  // of those that do not start
-};
-// By priority, larger first, then by age, strictly: a job never overtakes one that waits for what
-// others use now, so none starves. One that could not run on the usable nodes even if they were
-// empty blocks nobody. `missing` is the number of nodes that are expected but never came.
-QueueDecision decide_queue(std::vector<NodeCapacity> nodes, std::vector<WaitingJob> queue,
-                           int missing);
 
 // node-2 before node-10.
 bool natural_less(const std::string& a, const std::string& b);

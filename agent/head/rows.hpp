@@ -163,6 +163,13 @@ struct CheckpointRow {
   bool operator==(const CheckpointRow&) const = default;
 };
 
+// The metrics of `from` become `to`'s too, as of attempts that lie before its first.
+struct MetricsInherited {
+  JobId from;
+  JobId to;
+  int attempts = 0;  // of `from`: its newest becomes attempt 0
+};
+
 // What one thing that happened changes: written whole or not at all.
 struct Changes {
   std::vector<JobRow> jobs;
@@ -171,6 +178,7 @@ struct Changes {
   std::vector<RankRow> ranks;
   std::vector<NodeRow> nodes;
   std::vector<EventRow> events;
+  std::vector<MetricsInherited> metrics_inherited;
   std::vector<MetricsRow> metrics;
   std::vector<CheckpointRow> checkpoints;
   std::vector<std::pair<JobId, int>> checkpoints_deleted;

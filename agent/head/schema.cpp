@@ -108,6 +108,9 @@ struct Writer::Statements {
         node(db, "INSERT OR REPLACE INTO nodes VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"),
         event(db, "INSERT INTO events VALUES (?,?,?,?,?,?,?)"),
         metrics(db, "INSERT OR IGNORE INTO metrics VALUES (?,?,?,?,?,?,?)"),
+        inherit(db,
+                "INSERT OR IGNORE INTO metrics SELECT ?2, attempt - ?3, rank, seq, step, time, "
+                "metrics FROM metrics WHERE job = ?1"),
         checkpoint(db, "INSERT OR REPLACE INTO checkpoints VALUES (?,?,?,?,?,?,?,?)"),
         drop_checkpoint(db, "DELETE FROM checkpoints WHERE job = ? AND number = ?"),
         drop_job(db, "DELETE FROM jobs WHERE job = ?"),
@@ -124,7 +127,7 @@ struct Writer::Statements {
                      "(PARTITION BY rank ORDER BY attempt DESC, seq DESC) AS age FROM metrics "
                      "WHERE job = ?1) WHERE age % 2 = 0)") {}
 
-  Statement job, attempt, share, rank, node, event, metrics, checkpoint, drop_checkpoint;
+  Statement job, attempt, share, rank, node, event, metrics, inherit, checkpoint, drop_checkpoint;
   Statement drop_job, drop_attempts, drop_shares, drop_ranks, drop_events, drop_metrics,
       drop_checkpoints;
   Statement count_metrics, thin_metrics;
@@ -163,6 +166,9 @@ void Writer::write(const Changes& changes) {
   for (const EventRow& r : changes.events) {
     s.event.run(r.id, r.job.str(), r.attempt, to_millis(r.time), static_cast<int>(r.kind),
                 static_cast<int>(r.level), r.message);
+  }
+  for (const MetricsInherited& r : changes.metrics_inherited) {
+    s.inherit.run(r.from.str(), r.to.str(), r.attempts);
   }
   for (const MetricsRow& r : changes.metrics) {
     s.metrics.run(r.job.str(), r.attempt, r.rank, r.seq, r.step, to_millis(r.time), r.metrics);

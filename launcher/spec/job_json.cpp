@@ -10,6 +10,17 @@ namespace dtrain {
 
 using nlohmann::json;
 
+namespace {
+
+json start_to_json(const StartCheckpoint& start) {
+  if (!start.job.empty()) return {{"job", start.job}, {"number", start.number}};
+  json out{{"path", start.path}};
+  if (!start.tree.empty()) out["tree"] = start.tree;
+  return out;
+}
+
+}  // namespace
+
 json to_json(const JobSpec& spec) {
   json out{{"name", spec.name},
            {"workdir", spec.workdir},
@@ -28,6 +39,8 @@ json to_json(const JobSpec& spec) {
   } else {
     out["command"] = spec.command;
   }
+  if (!spec.resumes.empty()) out["resumes"] = spec.resumes;
+  if (spec.start) out["start"] = start_to_json(*spec.start);
   if (spec.content) out["content"] = to_json(*spec.content);
   json secrets = json::array();
   for (const SecretSpec& secret : spec.secrets) {
@@ -194,6 +207,17 @@ void read_resources(const Fields& fields, JobSpec& spec) {
   }
 }
 
+void read_start(const Fields& fields, JobSpec& spec) {
+  const json* object = fields.find("start");
+  if (object == nullptr) return;
+  const Fields start(*object, "start");
+  StartCheckpoint& checkpoint = spec.start.emplace();
+  start.text("job", checkpoint.job);
+  checkpoint.number = start.small("number").value_or(0);
+  start.text("path", checkpoint.path);
+  start.text("tree", checkpoint.tree);
+}
+
 }  // namespace
 
 JobSpec job_spec_from_json(const json& object) {
@@ -245,6 +269,8 @@ JobSpec job_spec_from_json(const json& object) {
   spec.queue_timeout = fields.seconds("queue_timeout_s");
   spec.priority = fields.small("priority").value_or(spec.priority);
   fields.texts("after", spec.after);
+  fields.text("resumes", spec.resumes);
+  read_start(fields, spec);
   if (const json* content = fields.find("content")) spec.content = job_content_from_json(*content);
   return spec;
 }

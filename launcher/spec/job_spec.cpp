@@ -160,6 +160,22 @@ void check_content(const JobContent& content, Checks& checks) {
   checks.text({"content"}, content.glibc_of, limits::kArgumentLength);
 }
 
+void check_origin(const JobSpec& spec, Checks& checks) {
+  if (!spec.resumes.empty() && !valid_name(spec.resumes)) {
+    checks.add({"resumes"}, shown(spec.resumes) + " is no job id");
+  }
+  if (!spec.start) return;
+  const StartCheckpoint& start = *spec.start;
+  if (start.job.empty()) {
+    checks.absolute({"start", "path"}, start.path);
+  } else if (!valid_name(start.job) || start.number < 0) {
+    checks.add({"start"}, shown(start.job) + " is no job id, or its number is negative");
+  }
+  if (!sum_or_nothing(start.tree)) {
+    checks.add({"start", "tree"}, "names a tree by what is no SHA-256");
+  }
+}
+
 }  // namespace
 
 std::vector<Problem> problems_of(const JobSpec& spec) {
@@ -180,6 +196,7 @@ std::vector<Problem> problems_of(const JobSpec& spec) {
   if (spec.nproc_per_node.kind == ProcsKind::number) {
     checks.range({"nproc_per_node"}, spec.nproc_per_node.number, 1, limits::kProcsPerNode);
   }
+  check_origin(spec, checks);
   if (spec.content) check_content(*spec.content, checks);
   checks.range({"max_restarts"}, spec.max_restarts, 0, limits::kRestarts);
   check_resources(spec, checks);
@@ -212,6 +229,10 @@ std::vector<Problem> problems_of(const JobSpec& spec) {
 
 std::vector<Error> validate(const JobSpec& spec) {
   return spec::to_errors(spec::problems_of(spec));
+}
+
+std::string StartCheckpoint::str() const {
+  return job.empty() ? path : "checkpoint " + std::to_string(number) + " of " + job;
 }
 
 std::vector<std::string> JobContent::trees() const {

@@ -77,6 +77,18 @@ struct JobContent {
   bool operator==(const JobContent&) const = default;
 };
 
+// A committed checkpoint that a job starts from though no job of its line made it; filled in by
+// `submit`, never by a YAML.
+struct StartCheckpoint {
+  std::string job;  // one of this cluster, and its `number`; empty: `path`
+  int number = 0;
+  std::string path;  // absolute, of the folder where it was submitted
+  std::string tree;  // the folder by content, where it was sent; empty: it is read in place
+
+  std::string str() const;  // for people
+  bool operator==(const StartCheckpoint&) const = default;
+};
+
 struct JobSpec {
   std::string name;                  // default: the program's file name, see values.hpp
   std::vector<std::string> command;  // argv; for a string in the YAML: one element, and shell set
@@ -99,6 +111,8 @@ struct JobSpec {
   std::optional<std::chrono::seconds> queue_timeout;  // in state queued
   int priority = 0;                                   // larger goes first
   std::vector<std::string> after;                     // job ids that must have succeeded first
+  std::string resumes;  // id of the ended job that this one goes on with; empty: none
+  std::optional<StartCheckpoint> start;
   std::optional<JobContent> content;  // absent: the job runs in place, where it was submitted
 
   bool operator==(const JobSpec&) const = default;

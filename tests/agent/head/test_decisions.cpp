@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "agent/head/history.hpp"
-#include "agent/head/placement.hpp"
+#include "agent/head/queue.hpp"
 #include "agent/head/restart.hpp"
 #include "agent/head/retention.hpp"
 
