@@ -101,16 +101,16 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
     if (preparing_) return;
     preparing_ = true;
     owner_->files_.add([self = shared_from_this(), node = owner_->root_,
-                        executor = owner_->executor_, secrets = told.secrets,
-                        spec = std::move(spec)] {
+                        agent = owner_->agent_binary_, executor = owner_->executor_,
+                        secrets = told.secrets, spec = std::move(spec)] {
       std::optional<Error> failed;
-      HeldLock lock;
+      std::optional<pid_t> pid;
       try {
-        lock = self->write_files(node, spec, secrets);
+        pid = self->start_here(agent, node, spec, secrets);
       } catch (const std::exception& error) {
         failed = as_error(error);
       }
-      asio::post(executor, [self, lock, failed] { self->prepared(lock, failed); });
+      asio::post(executor, [self, pid, failed] { self->started(pid, failed); });
     });
   }
 
@@ -122,40 +122,38 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
   }
 
  private:
-  using HeldLock = std::shared_ptr<const supervise::AttemptLock>;
-
-  // On the files' thread. Null when they are there already.
-  HeldLock write_files(const paths::NodeRoot& node, const wire::AttemptSpec& spec,
-                       const std::map<std::string, std::string>& secrets) const {
+  // On the files' thread: a busy machine takes its time for a new process too. Absent when it has
+  // been started before.
+  std::optional<pid_t> start_here(const std::string& agent, const paths::NodeRoot& node,
+                                  const wire::AttemptSpec& spec,
+                                  const std::map<std::string, std::string>& secrets) const {
     std::error_code none_there;
-    if (fs::exists(root_.spec(), none_there)) return nullptr;
+    if (fs::exists(root_.spec(), none_there)) return std::nullopt;
     const fs::path storage = node.storage(spec.job);
     if (spec.storage_path == storage) clear_storage(storage, spec.attempt);
     make_folders(root_.ranks());
-    auto lock = supervise::AttemptLock::take(root_);
+    const auto lock = supervise::AttemptLock::take(root_);
     if (!lock) throw Error(ErrorCode::conflict, "it is supervised already");
     make_folders(root_.errors());
     write_file_atomic(root_.secrets(), wire::dump(nlohmann::json(secrets)), 0600);
     write_file_atomic(root_.spec(), wire::dump(wire::to_json(spec)), 0600);
-    return std::make_shared<const supervise::AttemptLock>(std::move(*lock));
+    return supervise::start_supervisor(agent, node, key_.first, key_.second, *lock);
   }
 
-  void prepared(const HeldLock& lock, const std::optional<Error>& failed) {
+  void started(std::optional<pid_t> pid, const std::optional<Error>& failed) {
     preparing_ = false;
     if (owner_ == nullptr) return;
-    try {
-      if (failed) throw *failed;
-      if (lock) {
-        pid_ = supervise::start_supervisor(owner_->agent_binary_, owner_->root_, key_.first,
-                                           key_.second, *lock);
-        born_ = start_time(pid_);
-        started_ = std::chrono::steady_clock::now();
-        starting_ = true;
-      }
-      connect();
-    } catch (const Error& error) {
-      start_failed(error);
+    if (failed) {
+      start_failed(*failed);
+      return;
     }
+    if (pid) {
+      pid_ = *pid;
+      born_ = start_time(pid_);
+      started_ = std::chrono::steady_clock::now();
+      starting_ = true;
+    }
+    connect();
   }
 
   asio::awaitable<void> run(int mine) {
@@ -283,7 +281,7 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
   }
 
   // Kills what is left, and tells the end then.
-  void sweep(HeldLock lock) {
+  void sweep(std::shared_ptr<const supervise::AttemptLock> lock) {
     owner_->files_.add([self = shared_from_this(), lock = std::move(lock), mine = generation_,
                         executor = owner_->executor_] {
       const std::vector<pid_t> left = self->clean(*lock);

@@ -236,8 +236,9 @@ class Agent {
       use_bulk(bulk);
       while (true) {
         const wire::Frame frame = co_await bulk->read();
-        const wire::BulkMessage message =
-            wire::bulk_message_from_json(wire::parse_json(frame.bytes, "a bulk message"));
+        const nlohmann::json json = wire::parse_json(frame.bytes, "a bulk message");
+        wire::handler_does(wire::get_string(json, "type"));
+        const wire::BulkMessage message = wire::bulk_message_from_json(json);
         std::string bytes;
         if (wire::carries_bytes(message)) {
           wire::Frame data = co_await bulk->read();

@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <fcntl.h>
+
 #include <chrono>
 #include <thread>
 
