@@ -11,6 +11,7 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/files/beneath.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::head {
@@ -62,6 +63,16 @@ void require_own_folder(const fs::path& path) {
   if (status.st_uid != ::geteuid()) {
     throw Error(ErrorCode::denied, shown + " belongs to another user");
   }
+}
+
+// The same of what lies below the storage, and no link on the way there.
+void require_real_folder(const fs::path& storage, const fs::path& path) {
+  const auto status = Beneath(storage).status(path.lexically_relative(storage).string());
+  if (!status) {
+    throw Error(ErrorCode::not_found,
+                printable(path.string(), false) + " is not there, or a link leads to it");
+  }
+  require_own_folder(path);
 }
 
 // True when `inner` is `outer` or lies below it.
@@ -222,9 +233,7 @@ void place_shard(const fs::path& storage, const ShardReport& report,
   path = parent / path.filename();
   require_own_folder(path);
 
-  const fs::path place =
-      temporary_folder(fs::weakly_canonical(storage), report.attempt, report.step) /
-      shard_name(report.shard, report.shards);
+  const fs::path place = shard_place(fs::weakly_canonical(storage), report);
   if (path != place) {
     for (const fs::path& each : forbidden) {
       if (!each.empty() && holds(path, fs::weakly_canonical(each))) {
@@ -238,8 +247,9 @@ void place_shard(const fs::path& storage, const ShardReport& report,
                                          " lies among committed checkpoints or other shards");
     }
     const std::vector<FileEntry> files = list_files(path);
-    remove_tree(place);  // what an earlier try left
     make_folders(place.parent_path());
+    require_real_folder(fs::weakly_canonical(storage), place.parent_path());
+    remove_tree(place);  // what an earlier try left
     if (report.keep) {
       copy_tree(path, place, files);
     } else if (::rename(path.c_str(), place.c_str()) != 0) {
@@ -250,9 +260,16 @@ void place_shard(const fs::path& storage, const ShardReport& report,
     }
   }
 
+  const bool listed = fs::exists(place / "shard.json");
+  take_placed(storage, report);
+  if (listed && path != place) fsync_tree(place, list_files(place));
+}
+
+void take_placed(const fs::path& storage, const ShardReport& report) {
+  const fs::path place = shard_place(storage, report);
+  require_real_folder(storage, place);
   if (fs::exists(place / "shard.json")) {
     verify_shard(place, read_shard(place, report.shard, report.shards, report.step));
-    if (path != place) fsync_tree(place, list_files(place));
     return;
   }
   std::vector<FileEntry> files = list_files(place);
@@ -263,11 +280,15 @@ void place_shard(const fs::path& storage, const ShardReport& report,
 }
 
 bool has_shard(const fs::path& storage, const ShardReport& report) {
-  const fs::path place = temporary_folder(storage, report.attempt, report.step) /
-                         shard_name(report.shard, report.shards);
+  const fs::path place = shard_place(storage, report);
   if (!fs::exists(place / "shard.json")) return false;
   verify_shard(place, read_shard(place, report.shard, report.shards, report.step));
   return true;
+}
+
+fs::path shard_place(const fs::path& storage, const ShardReport& report) {
+  return temporary_folder(storage, report.attempt, report.step) /
+         shard_name(report.shard, report.shards);
 }
 
 fs::path incoming_folder(const fs::path& storage, const ShardReport& report) {
@@ -282,9 +303,9 @@ void take_incoming(const fs::path& storage, const ShardReport& report,
   verify_sizes(incoming, files, true);
   fsync_tree(incoming, files);
   write_shard(incoming, report, files);
-  const fs::path place = temporary_folder(storage, report.attempt, report.step) /
-                         shard_name(report.shard, report.shards);
+  const fs::path place = shard_place(storage, report);
   make_folders(place.parent_path());
+  require_real_folder(storage, place.parent_path());
   remove_tree(place);
   if (::rename(incoming.c_str(), place.c_str()) != 0) {
     throw errno_error("cannot move a shard to " + place.string(), errno);
@@ -301,7 +322,7 @@ CommittedCheckpoint commit_checkpoint(const fs::path& storage, const CommitReque
   std::vector<FileEntry> files;
   for (int shard = 0; shard < request.shards; ++shard) {
     const std::string name = shard_name(shard, request.shards);
-    require_own_folder(folder / name);
+    require_real_folder(storage, folder / name);
     std::vector<FileEntry> part = read_shard(folder / name, shard, request.shards, request.step);
     verify_shard(folder / name, part);
     for (FileEntry& entry : part) {

@@ -57,6 +57,12 @@ struct ShardReport {
 void place_shard(const fs::path& storage, const ShardReport& report,
                  const std::vector<fs::path>& forbidden);
 
+// The folder in which a shard is gathered before its checkpoint is committed.
+fs::path shard_place(const fs::path& storage, const ShardReport& report);
+// As place_shard, for what its writer put in its place: looks there and nowhere else. Refused too
+// when a link is on the way from the storage.
+void take_placed(const fs::path& storage, const ShardReport& report);
+
 // The shard lies in its place already, whole: a head before us took it.
 bool has_shard(const fs::path& storage, const ShardReport& report);
 // Where the files of a shard are gathered that comes from another machine; goes with its attempt.

@@ -113,13 +113,18 @@ void Engine::Impl::checkpoint_report(Job& job, Attempt& attempt, Share& share, s
   std::vector<fs::path> forbidden = {storage(job), options.root.root, job.spec.workdir,
                                      home != nullptr ? home : ""};
   for (const Share& each : attempt.shares) forbidden.emplace_back(each.row.root);
-  const bool far = remote(share) && job.spec.storage_path.empty();
+  // A path means the machine of the rank that named it. Of another machine's files the head knows
+  // but one: what was written into its place in a storage that both see.
+  const bool far = remote(share) && (job.spec.storage_path.empty() ||
+                                     task.path.lexically_normal() !=
+                                         shard_place(storage(job), task).lexically_normal());
+  const bool in_place = remote(share);
   std::vector<int> known_numbers;
   for (const CheckpointRow& row : job.checkpoints) known_numbers.push_back(row.number);
   ++attempt.file_work;
   work<Placed>(
       bulk,
-      [task, forbidden, known_numbers, far, folder = storage(job),
+      [task, forbidden, known_numbers, far, in_place, folder = storage(job),
        repeated = attempt.from_store]() -> Placed {
         try {
           if (repeated) {
@@ -133,7 +138,11 @@ void Engine::Impl::checkpoint_report(Job& job, Attempt& attempt, Share& share, s
             }
           }
           if (far) return {std::nullopt, std::nullopt, !has_shard(folder, task)};
-          place_shard(folder, task, forbidden);
+          if (in_place) {
+            take_placed(folder, task);
+          } else {
+            place_shard(folder, task, forbidden);
+          }
           return {};
         } catch (const std::exception& error) {
           return {std::nullopt, as_error(error), false};
@@ -148,7 +157,7 @@ void Engine::Impl::checkpoint_report(Job& job, Attempt& attempt, Share& share, s
       });
 }
 
-// The shard lies on a machine whose files we do not see.
+// The shard lies on another machine.
 void Engine::Impl::fetch_shard(const JobId& id, const ShardReport& task, const NodeId& node) {
   const auto fail = [this, task](const Error& error) {
     shard_placed(task.job, task.attempt, task.step, task.shard, {std::nullopt, error, false});
@@ -169,6 +178,11 @@ void Engine::Impl::fetch_shard(const JobId& id, const ShardReport& task, const N
   ask.step = task.step;
   ask.keep = task.keep;
   ask.forbidden = {job->spec.workdir, storage_of(*job, *share)};
+  if (!job->spec.storage_path.empty()) {
+    ask.storage = storage_of(*job, *share);
+    // It could not tell that it was to remove what lies in the storage.
+    if (!nodes.at(node).features.contains("shared")) ask.keep = true;
+  }
   const fs::path folder = storage(*job);
   const auto transfer = std::make_shared<std::string>();
   auto fetched = [this, task, folder, fail, node, transfer, guard = std::weak_ptr<int>(alive)](

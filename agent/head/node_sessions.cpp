@@ -247,7 +247,10 @@ asio::awaitable<void> NodeSessions::serve_control(wire::AcceptedPeer peer) {
     bulk_gone(id);
   }
   session.control = stream;
-  session.same_machine = hello->machine == machine_;
+  // What a node says of its machine is believed of ours only when it comes from here: on it stands
+  // which of its files are taken to be the head's own.
+  const bool claims_ours = hello->machine == machine_;
+  session.same_machine = claims_ours && stream->peer_is_here();
   session.features = {hello->features.begin(), hello->features.end()};
   wire::Welcome welcome;
   welcome.features = wire::kNodeFeatures;
@@ -263,6 +266,7 @@ asio::awaitable<void> NodeSessions::serve_control(wire::AcceptedPeer peer) {
   info.features = hello->features;
   info.boot_id = hello->boot_id;
   info.machine = hello->machine;
+  if (claims_ours && !session.same_machine) info.machine += " seen from " + id.str();
   info.version = hello->agent_version;
   info.root = hello->root;
   info.log = hello->log;

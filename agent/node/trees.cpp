@@ -73,6 +73,15 @@ ShardFolder look_at_shard(const wire::ShardAsk& request) {
   }
   ShardFolder found;
   found.folder = path;
+  found.keep = request.keep;
+  if (!request.storage.empty()) {
+    // The head has this folder before its eyes too, maybe by another name.
+    const fs::path checkpoints = fs::weakly_canonical(fs::path(request.storage) / "checkpoints");
+    found.keep = found.keep || holds(checkpoints, path);
+    if (holds(checkpoints, path) && !holds(checkpoints / ".tmp", path)) {
+      throw Error(ErrorCode::denied, shown + " lies among committed checkpoints");
+    }
+  }
   const auto listed = read_file_if_there(path / "shard.json", kListLimit);
   if (!listed) {
     found.files = list_files(path);
@@ -339,7 +348,7 @@ void Trees::message(const wire::BulkMessage& message, std::string bytes) {
     if (found == shards_.end()) return;
     const std::shared_ptr<Shard> shard = found->second;
     shards_.erase(found);
-    if (end->error || shard->request.keep) return;
+    if (end->error || shard->folder.keep) return;
     worker_.add([folder = shard->folder.folder] {
       try {
         remove_tree(folder);

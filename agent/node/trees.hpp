@@ -56,9 +56,10 @@ class Trees {
 
 // The files of a folder that a rank reported as a shard, with their sums: by its shard.json where
 // it has one, checked; else computed. Throws Error for what is no folder of this user, holds one of
-// `forbidden`, or has anything but regular files in it. Any thread.
+// `forbidden`, is a committed checkpoint, or has anything but regular files in it. Any thread.
 struct ShardFolder {
-  fs::path folder;  // links in what is above it resolved
+  fs::path folder;    // links in what is above it resolved
+  bool keep = false;  // once it is taken it stays: as was asked, or because it lies in the storage
   std::vector<FileEntry> files;
 };
 ShardFolder look_at_shard(const wire::ShardAsk& request);

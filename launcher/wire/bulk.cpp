@@ -86,6 +86,7 @@ ShardAsk shard_from(const json& object) {
   ask.step = get_int(object, "step", 0, INT64_MAX);
   ask.keep = get_bool(object, "keep", false);
   ask.forbidden = get_strings(object, "forbidden");
+  ask.storage = get_string(object, "storage", "");
   return ask;
 }
 
@@ -162,9 +163,12 @@ json to_json(const BulkMessage& message) {
           [](const LogTaken& m) { return log_json("log_taken", m.log, m.offset); },
           [](const LogRefused& m) { return log_json("log_refused", m.log); },
           [](const ShardAsk& m) -> json {
-            return {{"type", "shard_ask"}, {"transfer", m.transfer}, {"job", m.job.str()},
-                    {"path", m.path},      {"shard", m.shard},       {"shards", m.shards},
-                    {"step", m.step},      {"keep", m.keep},         {"forbidden", m.forbidden}};
+            json object = {
+                {"type", "shard_ask"}, {"transfer", m.transfer}, {"job", m.job.str()},
+                {"path", m.path},      {"shard", m.shard},       {"shards", m.shards},
+                {"step", m.step},      {"keep", m.keep},         {"forbidden", m.forbidden}};
+            if (!m.storage.empty()) object["storage"] = m.storage;
+            return object;
           },
           [](const CheckpointAsk& m) -> json {
             return {{"type", "checkpoint_ask"},

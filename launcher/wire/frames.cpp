@@ -106,6 +106,18 @@ class Stream final : public FrameStream, public std::enable_shared_from_this<Str
     }
   }
 
+  bool peer_is_here() const override {
+    if constexpr (std::is_same_v<Layer, asio::local::stream_protocol::socket>) {
+      return true;
+    } else {
+      const auto& lowest = beast::get_lowest_layer(socket_);
+      error_code failed;
+      const auto peer = lowest.remote_endpoint(failed).address();
+      if (failed) return false;
+      return peer.is_loopback() || (peer == lowest.local_endpoint(failed).address() && !failed);
+    }
+  }
+
  private:
   void finish() {
     over_ = true;

@@ -43,6 +43,8 @@ class FrameStream {
   virtual bool is_open() const = 0;
   // Our own end's address as a number; empty for a unix socket.
   virtual std::string local_address() const = 0;
+  // The other end is on this machine: it came by loopback, or by an address of ours.
+  virtual bool peer_is_here() const = 0;
 };
 
 using FrameStreamPtr = std::shared_ptr<FrameStream>;

@@ -22,13 +22,13 @@
 // are only ever added; a version that differs in its major part is refused plainly. What came after
 // the first version is said only to a side that has named the feature: "mirror" (logs), "prepare"
 // (PrepareAttempt, trees), "pairs", "renew", "setup", "forward",
-// "content" (Stage, Unstage, /v1/node/content).
+// "content" (Stage, Unstage, /v1/node/content), "shared" (ShardAsk's storage).
 namespace dtrain::wire {
 
 inline constexpr int kNodeVersion = 1;
 
-inline const std::vector<std::string> kNodeFeatures{"mirror", "prepare", "pairs",  "renew",
-                                                    "setup",  "forward", "content"};
+inline const std::vector<std::string> kNodeFeatures{"mirror", "prepare", "pairs",   "renew",
+                                                    "setup",  "forward", "content", "shared"};
 
 // ---- Node to head, control.
 
@@ -107,8 +107,9 @@ struct Staging {
   bool ready = false;
 };
 
-using NodeMessage = std::variant<Hello, Heartbeat, FromSupervisor, SupervisorLost, StartFailed,
-                                 AttemptPrepared, PairOpened, PairResult, RenewCertificate, Staging>;
+using NodeMessage =
+    std::variant<Hello, Heartbeat, FromSupervisor, SupervisorLost, StartFailed, AttemptPrepared,
+                 PairOpened, PairResult, RenewCertificate, Staging>;
 
 // ---- Head to node, control.
 
@@ -180,7 +181,6 @@ struct ClosePair {
 struct NewCertificate {
   std::string certificates;  // the node's and the CA's, PEM
 };
-
 
 using HeadMessage =
     std::variant<Welcome, Refused, Heartbeat, StartAttempt, ToSupervisor, ForgetJob, Shutdown,
@@ -279,6 +279,9 @@ struct ShardAsk {  // to the node; once it is taken whole, a folder without `kee
   std::int64_t step = 0;
   bool keep = false;
   std::vector<std::string> forbidden;  // folders that must not lie in it
+  // Of a storage that node and head share (feature "shared"): what lies among its checkpoints is
+  // the head's to remove, or not to be named at all. Empty: the node's own storage.
+  std::string storage;
 };
 struct CheckpointAsk {  // to the head
   std::string transfer;

@@ -45,6 +45,7 @@ class Recorder final : public wire::FrameStream {
   void abort() override {}
   bool is_open() const override { return true; }
   std::string local_address() const override { return {}; }
+  bool peer_is_here() const override { return true; }
 
   std::string out;
   std::string err;

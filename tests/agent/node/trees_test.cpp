@@ -88,3 +88,24 @@ TEST_CASE("a newer attempt's checkpoint takes the place of what an older one wai
   world.trees.forget(JobId("job-1"));
   CHECK(std::get<wire::TreeEnd>(world.sent[3]).transfer == second.transfer);
 }
+
+TEST_CASE("a shard that lies in the shared storage is not the node's to remove") {
+  const TemporaryFolder folder;
+  const fs::path storage = folder / "storage";
+  wire::ShardAsk request;
+  request.storage = (folder / "alias").string();
+  fs::create_directory_symlink(storage, folder / "alias");
+  const auto look = [&](const fs::path& path) {
+    make_folders(path);
+    write_file_atomic(path / "model", "weights");
+    request.path = path.string();
+    return node::look_at_shard(request);
+  };
+  CHECK(look(storage / "checkpoints/.tmp/attempt-1-step-5/shard-00000-of-00001").keep);
+  CHECK_FALSE(look(storage / "mine").keep);
+  CHECK_FALSE(look(folder / "elsewhere").keep);
+  CHECK_THROWS_WITH_AS(look(storage / "checkpoints/checkpoint_000001"),
+                       doctest::Contains("committed checkpoints"), Error);
+  request.keep = true;
+  CHECK(look(folder / "elsewhere").keep);
+}
