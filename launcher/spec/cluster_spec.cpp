@@ -233,6 +233,20 @@ void check_files(const ClusterSpec& spec, Checks& checks) {
   list("rsync_filter", spec.rsync_filter);
 }
 
+void check_storage(const StorageSpec& storage, Checks& checks) {
+  if (storage.retention_days) {
+    checks.range({"retention", "days"}, *storage.retention_days, 1, limits::kRetentionDays);
+  }
+  const auto bytes = [&](const Path& path, const std::optional<std::uint64_t>& value,
+                         std::uint64_t least) {
+    if (!value || (*value >= least && *value <= limits::kMemory)) return;
+    checks.add(path, "must be " + std::to_string(least) + " bytes to 1 EiB, not " +
+                         std::to_string(*value));
+  };
+  bytes({"retention", "size"}, storage.retention_size, 1);
+  bytes({"content_cache_size"}, storage.content_cache_size, 0);
+}
+
 }  // namespace
 
 std::vector<Problem> problems_of(const ClusterSpec& spec) {
@@ -251,6 +265,7 @@ std::vector<Problem> problems_of(const ClusterSpec& spec) {
   check_commands({"head_setup_commands"}, spec.head_setup_commands, checks);
   check_commands({"worker_setup_commands"}, spec.worker_setup_commands, checks);
   checks.text({"ready", "command"}, spec.ready.command, limits::kScriptLength);
+  check_storage(spec.storage, checks);
   return checks.take();
 }
 
@@ -289,6 +304,7 @@ json to_json(const ClusterSpec& spec) {
 
   json mounts = json::object();
   for (const FileMount& mount : spec.file_mounts) mounts[mount.remote] = mount.local;
+  json storage = to_json(spec.storage);
 
   return json{{"cluster_name", spec.cluster_name},
               {"max_workers", spec.max_workers},
@@ -313,6 +329,8 @@ json to_json(const ClusterSpec& spec) {
               {"setup_commands", spec.setup_commands},
               {"head_setup_commands", spec.head_setup_commands},
               {"worker_setup_commands", spec.worker_setup_commands},
+              {"retention", std::move(storage["retention"])},
+              {"content_cache_size", std::move(storage["content_cache_size"])},
               {"ready",
                {{"command", spec.ready.command},
                 {"gpus", spec.ready.gpus ? json(*spec.ready.gpus) : json()},

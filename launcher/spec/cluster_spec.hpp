@@ -13,6 +13,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/ids.hpp"
 #include "launcher/spec/job_spec.hpp"
+#include "launcher/spec/storage_spec.hpp"
 
 namespace dtrain {
 
@@ -115,6 +116,7 @@ struct ClusterSpec {
   std::vector<std::string> head_setup_commands;
   std::vector<std::string> worker_setup_commands;
   ReadySpec ready;
+  StorageSpec storage;
   std::string source;  // the YAML's absolute path; empty: made by the program
 
   // The number of nodes that `up` promises: the head and each type's min_workers.

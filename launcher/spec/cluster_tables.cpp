@@ -21,6 +21,11 @@ Shape text_map() {
                         json{{"type", "object"}, {"additionalProperties", {{"type", "string"}}}});
 }
 
+Shape amount_of_bytes() {
+  return Shape::special("amount of bytes (50GiB, 500MB, or bytes)",
+                        json{{"type", {"string", "integer", "null"}}});
+}
+
 }  // namespace
 
 const Table& docker_table() {
@@ -124,6 +129,22 @@ const Table& ready_table() {
           example(key("timeout_s", Shape::whole(1, limits::kGraceSeconds), 60,
                       "How long the command may take."),
                   "timeout_s: 60"),
+      }};
+  return table;
+}
+
+const Table& retention_table() {
+  static const Table table{
+      "retention",
+      {
+          example(key("days", Shape::whole(1, limits::kRetentionDays), nullptr,
+                      "Jobs that ended so many days ago are forgotten, with logs and checkpoints. "
+                      "Absent: time alone removes nothing."),
+                  "days: 30"),
+          example(key("size", amount_of_bytes(), nullptr,
+                      "While the jobs that have ended fill more of the head's disk, the oldest are "
+                      "forgotten. Absent: size alone removes nothing."),
+                  "size: 50GiB"),
       }};
   return table;
 }
@@ -327,6 +348,14 @@ const Table& cluster_table() {
           example(key("ready", Shape::mapping(ready_table()), nullptr,
                       "What must hold before a node counts as ready."),
                   "ready: {command: nvidia-smi -L, gpus: 8}"),
+          example(
+              key("retention", Shape::mapping(retention_table()), nullptr,
+                  "When jobs that have ended are forgotten. Absent: never, but by `dtrain rm`."),
+              "retention: {days: 30, size: 50GiB}"),
+          example(key("content_cache_size", amount_of_bytes(), nullptr,
+                      "How much of jobs' files that no job needs now the head and each node keep "
+                      "for the next one. Absent: 10 % of the disk there."),
+                  "content_cache_size: 20GiB"),
           example(key("head_node", Shape::open(), nullptr,
                       "Ray's old form: `node_config` of the head, `resources` within."),
                   "head_node: {InstanceType: m5.large}"),

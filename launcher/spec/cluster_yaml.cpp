@@ -48,6 +48,7 @@ class ClusterReader {
     read_files();
     read_commands();
     read_ready();
+    read_storage();
     read_node_types(top_, tree_, source_, spec_);
     read_docker(top_.mapping("docker"), tree_, source_.report);
     for (const char* name : {"initial_workers", "autoscaling_mode", "target_utilization_fraction",
@@ -71,6 +72,7 @@ class ClusterReader {
     }
     if (auth_table().find(key) != nullptr) return "it belongs under auth";
     if (ready_table().find(key) != nullptr) return "it belongs under ready";
+    if (retention_table().find(key) != nullptr) return "it belongs under retention";
     return "";
   }
 
@@ -317,6 +319,17 @@ class ClusterReader {
     if (const auto gpus = ready.optional_whole("gpus")) spec_.ready.gpus = static_cast<int>(*gpus);
     spec_.ready.timeout = std::chrono::seconds(ready.whole("timeout_s"));
     ready.finish();
+  }
+
+  void read_storage() {
+    Mapping retention = top_.mapping("retention");
+    if (const auto days = retention.optional_whole("days")) {
+      spec_.storage.retention_days = static_cast<int>(*days);
+    }
+    spec_.storage.retention_size = scalar_value(retention, "size", source_.report, parse_bytes);
+    retention.finish();
+    spec_.storage.content_cache_size =
+        scalar_value(top_, "content_cache_size", source_.report, parse_bytes);
   }
 
   void read_files() {

@@ -113,17 +113,6 @@ class SecretsReader {
   Source source_;
 };
 
-// A special key that is one scalar, given to `parse`.
-template <typename Parse>
-auto scalar_value(Mapping& mapping, const char* name, Report& report, Parse parse)
-    -> std::optional<decltype(parse(std::string_view{}))> {
-  const Node* node = mapping.special(name);
-  if (node == nullptr) return std::nullopt;
-  const auto text = mapping.word(*node, mapping.path_of(name), false);
-  if (!text) return std::nullopt;
-  return reported(report, mapping.path_of(name), node->place, [&] { return parse(*text); });
-}
-
 void read_resources(Mapping resources, JobSpec& spec, Report& report) {
   spec.resources.cpu = resources.optional_number("CPU");
   if (const auto gpu = resources.optional_whole("GPU")) spec.resources.gpu = static_cast<int>(*gpu);

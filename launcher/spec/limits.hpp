@@ -18,6 +18,7 @@ inline constexpr int kKept = 1'000'000;
 inline constexpr int kCpus = 1'000'000;
 inline constexpr int kGpus = 1'024;
 inline constexpr std::uint64_t kMemory = std::uint64_t{1} << 60;  // bytes
+inline constexpr int kRetentionDays = 36'500;
 inline constexpr std::int64_t kGraceSeconds = 86'400;
 inline constexpr std::int64_t kTimeoutSeconds = 10LL * 365 * 86'400;
 inline constexpr int kPort = 65'535;

@@ -28,6 +28,17 @@ auto reported(Report& report, const Path& path, Place place, Body&& read)
   }
 }
 
+// A special key that is one scalar, given to `parse`.
+template <typename Parse>
+auto scalar_value(Mapping& mapping, const char* name, Report& report, Parse parse)
+    -> std::optional<decltype(parse(std::string_view{}))> {
+  const Node* node = mapping.special(name);
+  if (node == nullptr) return std::nullopt;
+  const auto text = mapping.word(*node, mapping.path_of(name), false);
+  if (!text) return std::nullopt;
+  return reported(report, mapping.path_of(name), node->place, [&] { return parse(*text); });
+}
+
 // Ray's names of the node types that its old form is rewritten to.
 inline constexpr const char* kLegacyHead = "ray-legacy-head-node-type";
 inline constexpr const char* kLegacyWorker = "ray-legacy-worker-node-type";

@@ -77,7 +77,9 @@ TEST_CASE("our own list of hosts") {
       "    - gpu-1\n"
       "    - {host: 10.0.0.7, node: big, ssh_port: 2222, ssh_user: me, ssh_proxy_jump: [bastion]}\n"
       "auth: {ssh_private_key: /k, ssh_proxy_command: nc %h %p}\n"
-      "ready: {command: nvidia-smi -L, gpus: 8}\n");
+      "ready: {command: nvidia-smi -L, gpus: 8}\n"
+      "retention: {days: 30, size: 50GiB}\n"
+      "content_cache_size: 0\n");
   CHECK(spec.promised_nodes() == 2);
   const HostSpec& first = spec.provider.hosts.at(0);
   CHECK(first.node == NodeId("gpu-1"));
@@ -94,6 +96,12 @@ TEST_CASE("our own list of hosts") {
   CHECK(second.ssh_proxy_jump == std::vector<std::string>{"bastion"});
   CHECK(spec.ready.command == "nvidia-smi -L");
   CHECK(spec.ready.gpus == 8);
+  CHECK(spec.storage.retention_days == 30);
+  CHECK(spec.storage.retention_size == std::uint64_t{50} << 30);
+  CHECK(spec.storage.content_cache_size == 0);
+  CHECK(storage_spec_from_json(to_json(spec.storage)) == spec.storage);
+  CHECK(storage_spec_from_json(nlohmann::json::object()) == StorageSpec{});
+  CHECK_THROWS_AS(storage_spec_from_json({{"retention", {{"days", 0}}}}), Error);
   CHECK(contains(cluster_problems("provider: {type: ssh, hosts: []}"), "provider.hosts: is empty"));
   CHECK(contains(cluster_problems("provider: {type: ssh, hosts: [a], head_ip: a}"),
                  "provider.head_ip: hosts says all that it says"));
