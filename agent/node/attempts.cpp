@@ -425,6 +425,16 @@ std::vector<std::pair<JobId, int>> Attempts::unfinished() const {
   return keys;
 }
 
+std::vector<JobId> Attempts::on_disk() const {
+  std::vector<JobId> jobs;
+  std::error_code none;
+  for (const auto& folder : fs::directory_iterator(root_.jobs(), none)) {
+    const std::string name = folder.path().filename().string();
+    if (valid_name(name)) jobs.emplace_back(name);
+  }
+  return jobs;
+}
+
 void Attempts::head_joined() {
   for (const auto& [key, link] : links_) link->connect();
 }

@@ -51,6 +51,9 @@ class Attempts {
   // For Hello: all attempts that the head must still hear of.
   std::vector<std::pair<JobId, int>> unfinished() const;
 
+  // For Hello: the jobs that have a folder here.
+  std::vector<JobId> on_disk() const;
+
   // The head is there (again): every supervisor is asked anew for what is not acknowledged.
   void head_joined();
 

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "agent/node/attempts.hpp"
+#include "agent/node/collector.hpp"
 #include "agent/node/config.hpp"
 #include "agent/node/dial.hpp"
 #include "agent/node/exec.hpp"
@@ -69,6 +70,12 @@ class Agent {
         attempts_(context_.get_executor(), root_, options.agent_binary, attempt_hooks(), {}),
         staging_(context_.get_executor(), root_, config_,
                  [this](const wire::NodeMessage& message) { tell_head(message); }),
+        collector_(
+            context_.get_executor(), root_,
+            [this] {
+              return Collector::InUse{staging_.trees(), attempts_.unfinished()};
+            },
+            [this](const wire::BulkMessage& message, std::string) { send_bulk(message, {}); }),
         execs_(
             context_.get_executor(),
             [this, agent = options.agent_binary] {
@@ -272,6 +279,7 @@ class Agent {
     } else if (const auto* setup = std::get_if<wire::SetupAsk>(&message)) {
       send_bulk(read_setup_logs(root_, setup->request), {});
     } else {
+      collector_.message(message);
       trees_.message(message, {});
       forwards_.message(message, bytes);
       execs_.message(message, std::move(bytes));
@@ -323,6 +331,7 @@ class Agent {
     hello.gpus = facts_.gpus;
     hello.memory = facts_.memory;
     hello.attempts = attempts_.unfinished();
+    hello.jobs = attempts_.on_disk();
     hello.glibc = facts_.glibc;
     return hello;
   }
@@ -381,6 +390,7 @@ class Agent {
   Forwards forwards_;
   Attempts attempts_;
   Staging staging_;
+  Collector collector_;
   Execs execs_;
   asio::signal_set signals_;
   asio::steady_timer heartbeat_;

@@ -4,8 +4,11 @@
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
+#include <charconv>
 #include <chrono>
+#include <iterator>
 #include <optional>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -22,6 +25,43 @@ using namespace std::chrono_literals;
 namespace {
 
 constexpr auto kSayEvery = 300ms;
+
+// Attempt N's of "workdir-N" and of "workdir-N.part"; absent for any other name.
+std::optional<int> workdir_number(const std::string& name) {
+  constexpr std::string_view kPrefix = "workdir-";
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  const char* const begin = name.data() + kPrefix.size();
+  const char* const end = name.data() + name.size();
+  int number = 0;
+  const auto [rest, failed] = std::from_chars(begin, end, number);
+  const std::string_view tail(rest, static_cast<std::size_t>(end - rest));
+  if (failed != std::errc() || number < 1 || !(tail.empty() || tail == ".part")) {
+    return std::nullopt;
+  }
+  return number;
+}
+
+// Those of attempts before `attempt` go, but for the newest: it failed, and can be looked at until
+// the next one fails.
+void clear_old_workdirs(const fs::path& job, int attempt) {
+  std::map<int, std::vector<fs::path>> old;
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(job, none)) {
+    const std::string name = entry.path().filename().string();
+    const auto number = workdir_number(name);
+    if (number && *number < attempt) old[*number].push_back(entry.path());
+  }
+  if (!old.empty()) old.erase(std::prev(old.end()));
+  for (const auto& [number, folders] : old) {
+    for (const fs::path& folder : folders) {
+      try {
+        remove_tree(folder);
+      } catch (const Error& error) {
+        log::warn("an old workdir stays", {{"why", error.what()}});
+      }
+    }
+  }
+}
 
 }  // namespace
 
@@ -87,6 +127,7 @@ struct Staging::Work : std::enable_shared_from_this<Staging::Work> {
     std::error_code none;
     if (fs::exists(folder, none)) return;
     make_folders(folder.parent_path());
+    clear_old_workdirs(folder.parent_path(), key.second);
     const ContentTree tree =
         content.workdir_tree.empty() ? ContentTree{} : store.tree(content.workdir_tree);
     make_copy(store, tree, folder, stop.get());
@@ -204,6 +245,17 @@ void Staging::before_start(const wire::StartAttempt& start,
     work->asked = false;
     ended(work);
   }
+}
+
+std::set<std::string> Staging::trees() const {
+  std::set<std::string> trees;
+  for (const auto& [key, work] : works_) {
+    std::error_code none;
+    const paths::AttemptRoot attempt = paths::attempt(root_, key.first, key.second);
+    if (fs::exists(attempt.exit(), none)) continue;  // it is over
+    for (const std::string& tree : work->content.trees()) trees.insert(tree);
+  }
+  return trees;
 }
 
 void Staging::give_up(const JobId& job, int attempt) {

@@ -4,6 +4,8 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "agent/node/config.hpp"
@@ -31,6 +33,8 @@ class Staging {
   void before_start(const wire::StartAttempt& start,
                     std::function<void(const wire::StartAttempt&)> go);
   void give_up(const JobId& job, int attempt);
+  // What was brought, or is being brought, for attempts whose start may follow.
+  std::set<std::string> trees() const;
   // Of all attempts of the job; nothing of it is being written when this returns.
   void forget(const JobId& job);
 

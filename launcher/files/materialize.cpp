@@ -129,6 +129,14 @@ bool unspoiled(const ContentStore& store, const ContentTree& tree, const fs::pat
   return missing_blobs(store, tree).empty();
 }
 
+// Its folder's time of change says so to collections, which look at it under the same lock.
+void note_use_of(const ContentStore& store, const fs::path& bundle) {
+  std::error_code none;
+  if (!fs::exists(bundle, none)) return;
+  const ContentLock lock(store, LOCK_SH);
+  ::utimensat(AT_FDCWD, bundle.c_str(), nullptr, AT_SYMLINK_NOFOLLOW);  // gone: made anew
+}
+
 }  // namespace
 
 void make_copy(const ContentStore& store, const ContentTree& tree, const fs::path& target,
@@ -153,6 +161,7 @@ void make_bundle(const ContentStore& store, const ContentTree& tree, const std::
                  const std::atomic<bool>* stop) {
   const fs::path target = store.bundle(name);
   make_folders(target.parent_path());
+  note_use_of(store, target);
   if (unspoiled(store, tree, target)) return;
   const fs::path part = target.string() + "." + random_hex(8);
   make_folders(part);

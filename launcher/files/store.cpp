@@ -34,7 +34,7 @@ void check_name(const std::string& sha256) {
 
 // Seals the blob behind `fd`: read-only for all, executable for whoever links to it, and stamped.
 void seal(int fd, const fs::path& path) {
-  const std::array<timespec, 2> times{{{0, UTIME_OMIT}, {kWholeStamp, 0}}};
+  const std::array<timespec, 2> times{{{0, UTIME_NOW}, {kWholeStamp, 0}}};
   if (::fchmod(fd, 0555) != 0 || ::futimens(fd, times.data()) != 0) {
     throw errno_error("cannot seal " + path.string(), errno);
   }
@@ -43,6 +43,19 @@ void seal(int fd, const fs::path& path) {
 bool sealed(const struct stat& status) {
   return S_ISREG(status.st_mode) && status.st_mtim.tv_sec == kWholeStamp &&
          status.st_mtim.tv_nsec == 0;
+}
+
+// Notes that the blob is in use; false when it is not there any more.
+bool note_use(const ContentStore& store, const fs::path& path, const struct stat& status) {
+  timespec now{};
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  const auto age = now.tv_sec - status.st_atim.tv_sec;
+  if (age >= 0 && age < kUseNoted.count()) return true;
+  const ContentLock lock(store, LOCK_SH);
+  const std::array<timespec, 2> times{{{0, UTIME_NOW}, {0, UTIME_OMIT}}};
+  if (::utimensat(AT_FDCWD, path.c_str(), times.data(), AT_SYMLINK_NOFOLLOW) == 0) return true;
+  if (errno == ENOENT) return false;
+  throw errno_error("cannot note the use of " + path.string(), errno);
 }
 
 Error missing_blob(const std::string& sha256) {
@@ -61,7 +74,7 @@ bool ContentStore::has(const std::string& sha256, std::optional<std::uint64_t> s
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0) return false;
   const bool right_size = !size || static_cast<std::uint64_t>(status.st_size) == *size;
-  if (sealed(status) && right_size) return true;
+  if (sealed(status) && right_size) return note_use(*this, path, status);
   // Somebody wrote into it, or a power cut took its end.
   try {
     if (right_size && S_ISREG(status.st_mode) && sum_file(path).sha256 == sha256) {
@@ -115,6 +128,13 @@ bool ContentStore::adopt(const ContentStore& other, const std::string& sha256) c
     return has(sha256);
   }
   return false;  // another file system, or one without links
+}
+
+ContentLock::ContentLock(const ContentStore& store, int how)
+    : fd_(open_file(store.root() / "blobs", O_RDONLY | O_DIRECTORY)) {
+  while (::flock(fd_.get(), how) != 0) {
+    if (errno != EINTR) throw errno_error("cannot lock " + store.root().string(), errno);
+  }
 }
 
 // ---- BlobWriter

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -25,6 +26,9 @@
 // so a damaged blob is seen by a stat, and then read and thrown away. Large blobs are on disk
 // before they count; small ones are summed again whenever they are copied out.
 //
+// Its time of access says when has() was last asked for it: collections (content_collection.hpp) go
+// by that.
+//
 // Any number of threads and processes may use one root at once. Everything throws Error; no space
 // is Error(exhausted).
 namespace dtrain {
@@ -38,8 +42,9 @@ class ContentStore {
   fs::path blob(const std::string& sha256) const;
   fs::path bundle(const std::string& tree) const { return root_ / "bundles" / tree; }
 
-  // Whole and unspoiled (`size`, where known, is compared). One stat; one that was touched is read,
-  // and removed if it is damaged.
+  // Whole and unspoiled (`size`, where known, is compared), and from now on in use. One stat, and a
+  // note of the use if the last one is older than kUseNoted; one that was touched is read, and
+  // removed if it is damaged.
   bool has(const std::string& sha256, std::optional<std::uint64_t> size = std::nullopt) const;
   // Bytes of it that an earlier try has left in incoming; what is longer than `size` is removed.
   std::uint64_t partial(const std::string& sha256, std::uint64_t size) const;
@@ -55,6 +60,18 @@ class ContentStore {
 
  private:
   fs::path root_;
+};
+
+inline constexpr std::chrono::seconds kUseNoted{10};
+
+// flock(2) on the store, for the moment in which a use is noted (LOCK_SH) or something that is not
+// in use goes (LOCK_EX). Throws Error; a store that is not there cannot be locked.
+class ContentLock {
+ public:
+  ContentLock(const ContentStore& store, int how);
+
+ private:
+  UniqueFd fd_;
 };
 
 // One blob on its way in.

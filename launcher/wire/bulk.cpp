@@ -36,8 +36,12 @@ std::size_t bytes_of(const json& object, std::size_t limit) {
   return static_cast<std::size_t>(get_int(object, "bytes", 0, static_cast<std::int64_t>(limit)));
 }
 
+std::uint64_t count_of(const json& object, const char* key) {
+  return static_cast<std::uint64_t>(get_int(object, key, 0, INT64_MAX));
+}
+
 std::uint64_t offset_of(const json& object) {
-  return static_cast<std::uint64_t>(get_int(object, "offset", 0, INT64_MAX));
+  return count_of(object, "offset");
 }
 
 StartExec exec_from(const json& object) {
@@ -112,6 +116,37 @@ BulkMessage tree_message(const std::string& type, const json& object) {
     return end;
   }
   unknown(type);
+}
+
+}  // namespace
+
+namespace {
+
+json collected_to_json(const Collected& m) {
+  json items = json::array();
+  for (const Collected::Item& each : m.items) {
+    items.push_back({{"kind", each.kind}, {"count", each.count}, {"bytes", each.bytes}});
+  }
+  json object = m.error ? error_to_json(*m.error) : json::object();
+  object["type"] = "collected";
+  object["request"] = m.request;
+  object["items"] = std::move(items);
+  object["disk_total"] = m.disk_total;
+  object["disk_free"] = m.disk_free;
+  return object;
+}
+
+Collected collected_from(const json& object) {
+  Collected collected;
+  collected.request = get_string(object, "request");
+  for (const json& item : list_of(object, "items")) {
+    collected.items.push_back(
+        {get_string(item, "kind"), count_of(item, "count"), count_of(item, "bytes")});
+  }
+  collected.disk_total = count_of(object, "disk_total");
+  collected.disk_free = count_of(object, "disk_free");
+  if (object.contains("error")) collected.error = error_from_json(object);
+  return collected;
 }
 
 }  // namespace
@@ -212,7 +247,16 @@ json to_json(const BulkMessage& message) {
               logs.push_back({{"name", each.name}, {"text", each.text}});
             }
             return {{"type", "setup_logs"}, {"request", m.request}, {"logs", std::move(logs)}};
-          }},
+          },
+          [](const CollectAsk& m) -> json {
+            json object{{"type", "collect"},
+                        {"request", m.request},
+                        {"dry_run", m.dry_run},
+                        {"asked", m.asked}};
+            if (m.cache_size) object["cache_size"] = *m.cache_size;
+            return object;
+          },
+          [](const Collected& m) -> json { return collected_to_json(m); }},
       message);
 }
 
@@ -260,6 +304,15 @@ BulkMessage bulk_message_from_json(const json& object) {
     }
     return setup;
   }
+  if (type == "collect") {
+    CollectAsk ask;
+    ask.request = get_string(object, "request");
+    ask.dry_run = get_bool(object, "dry_run", false);
+    ask.asked = get_bool(object, "asked", false);
+    if (object.contains("cache_size")) ask.cache_size = count_of(object, "cache_size");
+    return ask;
+  }
+  if (type == "collected") return collected_from(object);
   unknown(type);
 }
 

@@ -80,6 +80,7 @@ json hello_to_json(const Hello& m) {
                  {"memory", m.memory},
                  {"attempts", attempts_to_json(m.attempts)}};
   if (!m.glibc.empty()) object["glibc"] = m.glibc;
+  for (const JobId& job : m.jobs) object["jobs"].push_back(job.str());
   if (!m.interface.empty()) object["interface"] = m.interface;
   if (!m.interfaces.empty()) {
     json list = json::array();
@@ -148,6 +149,9 @@ Hello hello_from(const json& object) {
     hello.attempts.emplace_back(job_of(item), attempt_of(item));
   }
   hello.glibc = get_string(object, "glibc", "");
+  if (object.contains("jobs")) {
+    for (const std::string& job : get_strings(object, "jobs")) hello.jobs.emplace_back(job);
+  }
   return hello;
 }
 

@@ -10,6 +10,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "launcher/core/clock.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/ids.hpp"
 #include "launcher/files/manifest.hpp"
@@ -22,13 +23,13 @@
 // are only ever added; a version that differs in its major part is refused plainly. What came after
 // the first version is said only to a side that has named the feature: "mirror" (logs), "prepare"
 // (PrepareAttempt, trees), "pairs", "renew", "setup", "forward",
-// "content" (Stage, Unstage, /v1/node/content), "shared" (ShardAsk's storage).
+// "content" (Stage, Unstage, /v1/node/content), "shared" (ShardAsk's storage), "collect".
 namespace dtrain::wire {
 
 inline constexpr int kNodeVersion = 1;
 
-inline const std::vector<std::string> kNodeFeatures{"mirror", "prepare", "pairs",   "renew",
-                                                    "setup",  "forward", "content", "shared"};
+inline const std::vector<std::string> kNodeFeatures{"mirror", "prepare", "pairs",   "renew",  "setup",
+                                                    "forward", "content", "shared", "collect"};
 
 // ---- Node to head, control.
 
@@ -50,6 +51,7 @@ struct Hello {
   std::uint64_t memory = 0;                     // bytes
   std::vector<std::pair<JobId, int>> attempts;  // with a supervisor, or a last event not yet acked
   std::string glibc;                            // of its machine, "2.36"; empty: none, or not known
+  std::vector<JobId> jobs;                      // that have a folder there
 };
 struct Heartbeat {};  // both ways; the head answers each, which renews the leases
 struct FromSupervisor {
@@ -326,10 +328,33 @@ struct SetupLogs {
   std::vector<Log> logs;
 };
 
-using BulkMessage = std::variant<BulkHello, StartExec, ExecOutput, ExecInput, ExecCredit,
-                                 ExecControl, ExecExit, StartForward, LogOpen, LogFrom, LogData,
-                                 LogTaken, LogRefused, ShardAsk, CheckpointAsk, TreeFiles, TreeGo,
-                                 TreeData, TreeCredit, TreeEnd, SetupAsk, SetupLogs>;
+// Feature "collect": content that no job needs any more is removed, or counted with `dry_run`.
+// Answered by Collected.
+struct CollectAsk {
+  std::string request;
+  bool dry_run = false;
+  bool asked = false;                       // by a person: nothing stays for later
+  std::optional<std::uint64_t> cache_size;  // bytes that may stay; absent: a part of the disk
+  WallTime gathered;  // not sent: when what must stay was gathered, on this machine's clock
+};
+struct Collected {
+  struct Item {
+    std::string kind;  // for people
+    std::uint64_t count = 0;
+    std::uint64_t bytes = 0;
+  };
+  std::string request;
+  std::vector<Item> items;
+  std::uint64_t disk_total = 0;  // bytes, before; 0: not known
+  std::uint64_t disk_free = 0;
+  std::optional<Error> error;
+};
+
+using BulkMessage =
+    std::variant<BulkHello, StartExec, ExecOutput, ExecInput, ExecCredit, ExecControl, ExecExit,
+                 StartForward, LogOpen, LogFrom, LogData, LogTaken, LogRefused, ShardAsk,
+                 CheckpointAsk, TreeFiles, TreeGo, TreeData, TreeCredit, TreeEnd, SetupAsk,
+                 SetupLogs, CollectAsk, Collected>;
 
 // Whether a binary frame comes behind it.
 bool carries_bytes(const BulkMessage& message);

@@ -64,6 +64,8 @@ std::map<std::string, json> messages() {
   ExecExit failed;
   failed.exec = "00ff";
   failed.error = full_error();
+  Hello with_jobs = hello;
+  with_jobs.jobs = {kJob, JobId("old-abcdef")};
   Hello with_interfaces = hello;
   with_interfaces.interface = "eth0";
   with_interfaces.interfaces = {{"eth0", "10.0.0.2"}, {"eth1", "192.168.0.2"}};
@@ -107,9 +109,13 @@ std::map<std::string, json> messages() {
       {"bulk_tree_credit", to_json(BulkMessage(TreeCredit{"00ff", 65536}))},
       {"bulk_tree_end", to_json(BulkMessage(TreeEnd{"00ff", std::nullopt}))},
       {"bulk_tree_end_error", to_json(BulkMessage(TreeEnd{"00ff", full_error()}))},
+      {"bulk_collect", to_json(BulkMessage(CollectAsk{"00ff", true, true, 1000, {}}))},
+      {"bulk_collected",
+       to_json(BulkMessage(Collected{"00ff", {{"content", 3, 4096}}, 10000, 5000, std::nullopt}))},
       {"bulk_setup_ask", to_json(BulkMessage(SetupAsk{"00ff"}))},
       {"bulk_setup_logs", to_json(BulkMessage(setup))},
       {"node_hello", to_json(NodeMessage(hello))},
+      {"node_hello_jobs", to_json(NodeMessage(with_jobs))},
       {"node_hello_glibc", to_json(NodeMessage(with_glibc))},
       {"node_staging", to_json(NodeMessage(Staging{kJob, 2, 5, 10, true}))},
       {"head_stage", to_json(HeadMessage(Stage{kJob, 2, content}))},

@@ -1,0 +1,97 @@
+#include "launcher/files/stored_checkpoints.hpp"
+
+#include <algorithm>
+#include <charconv>
+
+#include <nlohmann/json.hpp>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/log.hpp"
+
+namespace dtrain {
+namespace {
+
+constexpr std::string_view kCommitted = "checkpoint_";
+constexpr std::size_t kListLimit = std::size_t{16} << 20;  // bytes of .pulled
+
+fs::path pulled_list(const fs::path& checkpoints) {
+  return checkpoints / ".pulled";
+}
+
+}  // namespace
+
+std::uint64_t folder_bytes(const fs::path& folder) {
+  std::uint64_t total = 0;
+  std::error_code failed;
+  for (fs::recursive_directory_iterator it(folder, failed), end; !failed && it != end;
+       it.increment(failed)) {
+    std::error_code gone;
+    if (it->is_symlink(gone) || !it->is_regular_file(gone)) continue;
+    const std::uintmax_t size = it->file_size(gone);
+    if (!gone) total += size;
+  }
+  return total;
+}
+
+std::optional<int> checkpoint_number(const std::string& folder) {
+  if (!folder.starts_with(kCommitted)) return std::nullopt;
+  const std::string digits = folder.substr(kCommitted.size());
+  int number = 0;
+  const auto [end, failed] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  if (failed != std::errc() || end != digits.data() + digits.size() || digits.size() < 6 ||
+      number < 0) {
+    return std::nullopt;
+  }
+  return number;
+}
+
+std::set<int> pulled_checkpoints(const fs::path& checkpoints) {
+  const fs::path path = pulled_list(checkpoints);
+  const auto text = read_file_if_there(path, kListLimit);
+  if (!text) return {};
+  try {
+    return nlohmann::json::parse(*text).at("numbers").get<std::set<int>>();
+  } catch (const nlohmann::json::exception& error) {
+    throw Error(ErrorCode::invalid, path.string() + " is damaged: " + error.what());
+  }
+}
+
+void mark_pulled(const fs::path& checkpoints, const std::set<int>& numbers) {
+  std::set<int> all;
+  try {
+    all = pulled_checkpoints(checkpoints);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::invalid) throw;
+    log::warn("a list of pulled checkpoints is begun anew", {{"why", error.what()}});
+  }
+  all.insert(numbers.begin(), numbers.end());
+  write_file_atomic(pulled_list(checkpoints), nlohmann::json{{"numbers", all}}.dump() + "\n");
+}
+
+std::vector<StoredCheckpoints> unpulled_checkpoints(const fs::path& storage) {
+  std::vector<StoredCheckpoints> jobs;
+  std::error_code none;
+  for (const auto& job : fs::directory_iterator(storage, none)) {
+    const fs::path folder = job.path() / "checkpoints";
+    std::set<int> pulled;
+    try {
+      pulled = pulled_checkpoints(folder);
+    } catch (const Error& error) {
+      log::debug("which checkpoints were pulled is not known", {{"why", error.what()}});
+    }
+    StoredCheckpoints stored{job.path().filename().string()};
+    std::error_code unreadable;
+    for (const auto& entry : fs::directory_iterator(folder, unreadable)) {
+      const auto number = checkpoint_number(entry.path().filename().string());
+      if (!number || pulled.contains(*number)) continue;
+      ++stored.count;
+      stored.bytes += folder_bytes(entry.path());
+    }
+    if (stored.count > 0) jobs.push_back(std::move(stored));
+  }
+  std::sort(jobs.begin(), jobs.end(),
+            [](const StoredCheckpoints& a, const StoredCheckpoints& b) { return a.job < b.job; });
+  return jobs;
+}
+
+}  // namespace dtrain
