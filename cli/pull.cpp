@@ -7,6 +7,7 @@
 
 #include "cli/context.hpp"
 #include "cli/jobs.hpp"
+#include "cli/pull_mark.hpp"
 #include "cli/screen.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
@@ -120,6 +121,9 @@ int run_pull(Context& context, const Options& options) {
   }
   screen.live({});
   screen.flush();
+  if (const std::string trouble = tell_pulled(client, id, files); !trouble.empty()) {
+    context.warn(trouble);
+  }
   if (context.globals.json) {
     context.print_json({{"job", id}, {"folder", folder.string()}, {"files", listed}});
   } else if (!context.globals.quiet) {

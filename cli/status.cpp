@@ -16,6 +16,7 @@ struct Options {
 };
 
 constexpr std::size_t kShownJobs = 20;
+constexpr std::size_t kShownForgotten = 3;
 
 std::string gpu_text(const nlohmann::json& node) {
   const long long gpus = number_or(node, "gpus", 0);
@@ -65,6 +66,21 @@ int run_status(Context& context, const Options& options) {
             std::to_string(number_or(head, "pid")) + ", port " +
             std::to_string(number_or(head, "port")) + "\n" + "socket " + client.socket().string() +
             "\nroot " + text_or(head, "root") + "\nlog " + text_or(head, "log") + "\n";
+  }
+  for (const nlohmann::json& warning : child(cluster, "warnings")) {
+    if (!warning.is_string()) continue;
+    text += paint("warning: ", Color::yellow, color) + warning.get<std::string>() + "\n";
+  }
+  const nlohmann::json& forgotten = child(cluster, "forgotten");
+  std::size_t told = 0;
+  for (const nlohmann::json& job : forgotten) {
+    if (told++ == kShownForgotten) break;
+    text += "forgotten " + ago(text_or(job, "time")) + ": " + text_or(job, "job") + " (" +
+            text_or(job, "reason") + ")\n";
+  }
+  if (forgotten.size() > kShownForgotten) {
+    text += "and " + std::to_string(forgotten.size() - kShownForgotten) +
+            " more: dtrain status --json\n";
   }
   std::vector<std::vector<Cell>> rows;
   for (const nlohmann::json& node : child(status, "nodes")) {

@@ -318,6 +318,10 @@ asio::awaitable<Api::Response> Api::answer(Request request) {
     json answered = co_await submit(request.body());
     co_return Response{200, std::move(answered)};
   }
+  if (route == "POST /v1/settings" || route == "POST /v1/prune") {
+    Response answered = co_await answer_storage(std::move(request));
+    co_return answered;
+  }
   if (route == "POST /v1/shutdown") {
     json answered = co_await shut_down();
     co_return Response{200, std::move(answered), true};
@@ -368,6 +372,10 @@ asio::awaitable<Api::Response> Api::answer_job(Request request, JobId job, std::
       parts_.engine.stop(job, grace, std::move(done));
     };
     json answered = co_await answer_of(std::move(start));
+    co_return Response{200, std::move(answered)};
+  }
+  if (route == "POST pulled") {
+    json answered = co_await pulled(job, request.body());
     co_return Response{200, std::move(answered)};
   }
   if (route == "DELETE ") {

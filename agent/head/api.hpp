@@ -13,6 +13,7 @@
 #include "agent/head/exec_hub.hpp"
 #include "agent/head/log_server.hpp"
 #include "agent/head/node_sessions.hpp"
+#include "agent/head/prunes.hpp"
 #include "agent/head/setup_asks.hpp"
 
 // The head's API (docs/api.md) on its unix socket. All on the io_context's thread.
@@ -27,6 +28,7 @@ class Api {
     ExecHub& execs;
     ContentServer& contents;
     SetupAsks& setups;
+    Prunes& prunes;
   };
   // `ended` is called once a shutdown has been answered.
   Api(boost::asio::io_context& context, fs::path socket, Parts parts, std::function<void()> ended);
@@ -47,6 +49,10 @@ class Api {
   boost::asio::awaitable<Response> answer(Request request);
   boost::asio::awaitable<Response> answer_job(Request request, JobId job, std::string rest);
   boost::asio::awaitable<Response> answer_node(Request request);
+  boost::asio::awaitable<Response> answer_storage(Request request);
+  boost::asio::awaitable<nlohmann::json> prune(bool dry_run);
+  boost::asio::awaitable<nlohmann::json> pulled(JobId job, nlohmann::json body);
+  nlohmann::json settings(const nlohmann::json& body);
   boost::asio::awaitable<nlohmann::json> submit(nlohmann::json body);
   boost::asio::awaitable<nlohmann::json> shut_down();
   // Every file of a job that `pull` may ask for, by its path in the API.

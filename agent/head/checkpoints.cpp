@@ -12,6 +12,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/beneath.hpp"
+#include "launcher/files/stored_checkpoints.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::head {
@@ -19,19 +20,6 @@ namespace {
 
 constexpr int kFormatVersion = 1;
 constexpr std::size_t kListLimit = std::size_t{64} << 20;  // bytes of a manifest or shard.json
-constexpr std::string_view kCommitted = "checkpoint_";
-
-std::optional<int> number_of(const std::string& name) {
-  if (!name.starts_with(kCommitted)) return std::nullopt;
-  const std::string digits = name.substr(kCommitted.size());
-  int number = 0;
-  const auto [end, failed] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-  if (failed != std::errc() || end != digits.data() + digits.size() || digits.size() < 6 ||
-      number < 0) {
-    return std::nullopt;
-  }
-  return number;
-}
 
 // A of "attempt-A-step-S".
 std::optional<int> attempt_of(const std::string& name) {
@@ -181,7 +169,7 @@ StorageScan scan_storage(const fs::path& storage) {
   std::vector<int> numbers;
   for (const fs::directory_entry& entry :
        fs::directory_iterator(checkpoints_folder(storage), none)) {
-    if (const auto number = number_of(entry.path().filename().string())) {
+    if (const auto number = checkpoint_number(entry.path().filename().string())) {
       numbers.push_back(*number);
     }
   }
@@ -346,7 +334,7 @@ CommittedCheckpoint commit_checkpoint(const fs::path& storage, const CommitReque
 
   int highest = request.least_number - 1;
   for (const fs::directory_entry& entry : fs::directory_iterator(checkpoints_folder(storage))) {
-    highest = std::max(highest, number_of(entry.path().filename().string()).value_or(-1));
+    highest = std::max(highest, checkpoint_number(entry.path().filename().string()).value_or(-1));
   }
   const int number = highest + 1;
   const nlohmann::json manifest = {{"format", "dtrain-checkpoint"},

@@ -54,6 +54,7 @@ void send(const wire::FrameStreamPtr& stream, const wire::ContentMessage& messag
 // What the client offers and this store lacks: sum to size.
 struct Offer {
   std::map<std::string, std::uint64_t> wanted;
+  std::vector<std::string> all;
   json answer;
   bool zstd = false;
 };
@@ -71,6 +72,7 @@ Offer read_offer(const ContentStore& store, const std::string& text) {
   for (const json& blob : blobs) {
     const std::string sha256 = wire::get_string(blob, "sha256");
     const auto size = static_cast<std::uint64_t>(wire::get_int(blob, "size", 0, INT64_MAX));
+    result.all.push_back(sha256);
     if (store.has(sha256, size) || !result.wanted.emplace(sha256, size).second) continue;
     const std::uint64_t offset = store.partial(sha256, size);
     bytes += size - offset;
@@ -161,6 +163,43 @@ void ContentServer::upload(UnixSocket socket, std::string request) {
       asio::detached);
 }
 
+std::set<std::string> ContentServer::held() const {
+  const std::lock_guard lock(held_mutex_);
+  std::set<std::string> all;
+  for (const std::set<std::string>& each : held_) all.insert(each.begin(), each.end());
+  return all;
+}
+
+// Holds what one upload offers for as long as it lasts; then each is noted as used, and the job
+// that names them follows.
+class ContentServer::Held {
+ public:
+  explicit Held(ContentServer& server) : server_(server) {
+    const std::lock_guard lock(server_.held_mutex_);
+    mine_ = server_.held_.emplace(server_.held_.end());
+  }
+  ~Held() {
+    try {
+      for (const std::string& sha256 : *mine_) server_.store_.has(sha256);
+    } catch (const Error& error) {
+      log::warn("the use of content cannot be noted", {{"why", error.what()}});
+    }
+    const std::lock_guard lock(server_.held_mutex_);
+    server_.held_.erase(mine_);
+  }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+
+  void add(const std::vector<std::string>& sums) {
+    const std::lock_guard lock(server_.held_mutex_);
+    mine_->insert(sums.begin(), sums.end());
+  }
+
+ private:
+  ContentServer& server_;
+  std::list<std::set<std::string>>::iterator mine_;
+};
+
 asio::awaitable<void> ContentServer::take_upload(UnixSocket socket, std::string request) {
   wire::FrameStreamPtr stream;
   try {
@@ -169,11 +208,13 @@ asio::awaitable<void> ContentServer::take_upload(UnixSocket socket, std::string 
     log::debug("no upload after all", {{"reason", error.what()}});
     co_return;
   }
+  Held held(*this);
   try {
     // A large offer comes in several frames; what is wanted is said of each.
     while (true) {
       const wire::Frame first = co_await stream->read();
       Offer offer = read_offer(store_, first.bytes);
+      held.add(offer.all);
       stream->send_text(wire::dump(offer.answer));
       if (offer.wanted.empty()) continue;
       BlobReceiver receiver(store_, std::move(offer.wanted), offer.zstd);

@@ -3,8 +3,11 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -38,9 +41,12 @@ class ContentServer {
   void serve_node(wire::CallerPtr caller);
   // The node gets nothing any more, in the middle of a file too; until it calls again.
   void end(const NodeId& node);
+  // Any thread: what uploads that are under way have offered: jobs that are about to be.
+  std::set<std::string> held() const;
 
  private:
   struct Guest;
+  class Held;
   boost::asio::awaitable<void> take_upload(boost::asio::local::stream_protocol::socket socket,
                                            std::string request);
   boost::asio::awaitable<void> give(std::shared_ptr<Guest> guest);
@@ -50,6 +56,8 @@ class ContentServer {
   Engine& engine_;
   ContentStore store_;
   std::multimap<NodeId, std::weak_ptr<Guest>> guests_;  // the engine's thread
+  mutable std::mutex held_mutex_;
+  std::list<std::set<std::string>> held_;  // by each upload
   boost::asio::io_context context_{1};
   std::thread thread_;
   Worker checks_;

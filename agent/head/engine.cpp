@@ -50,6 +50,7 @@ Engine::Impl::Impl(EngineOptions o, const Clock& c, Nodes& n, Hooks h, std::uniq
       hooks(std::move(h)),
       started(clock.wall()),
       next_housekeeping(clock.now()),
+      next_disk_look(clock.now()),
       store(std::move(s)) {}
 
 Engine::Impl::~Impl() {
@@ -63,6 +64,12 @@ Job* Engine::Impl::find(const JobId& id) {
 
 const Job& Engine::Impl::known(const JobId& id) const {
   const auto found = jobs.find(id);
+  if (const auto gone = forgotten.find(id); gone != forgotten.end()) {
+    const std::string why = gone->second.reason;
+    throw Error(ErrorCode::not_found, "the job " + id.str() + " was removed on " +
+                                          rfc3339(gone->second.time) +
+                                          (why.empty() ? "" : ": " + why));
+  }
   if (found == jobs.end() || !found->second.durable) {
     throw Error(ErrorCode::not_found, "there is no job " + printable(id.str(), false))
         .with_hint("dtrain status lists the jobs");
@@ -233,7 +240,7 @@ void Engine::stop(const JobId& id, std::optional<std::chrono::seconds> grace, An
 }
 
 void Engine::remove(const JobId& id, Answer done) {
-  impl_->remove(impl_->known(id), std::move(done));
+  impl_->remove(impl_->known(id), "", std::move(done));
 }
 
 void Engine::stop_all(Answer done) {

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "launcher/core/ids.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/spec/job_spec.hpp"
+#include "launcher/spec/storage_spec.hpp"
 #include "launcher/wire/attempt.hpp"
 #include "launcher/wire/node.hpp"
 
@@ -40,6 +42,7 @@ struct NodeInfo {
   std::string glibc;         // of its machine; empty: none, or not known
   // The attempts whose supervisor lives there, or whose last events are not acknowledged yet.
   std::vector<std::pair<JobId, int>> attempts;
+  std::vector<JobId> jobs;  // that have a folder there
 };
 
 // How the engine reaches nodes: the server has the real one, tests a fake. Sending to a node that
@@ -94,7 +97,8 @@ struct EngineOptions {
   std::string provider;
   paths::HeadRoot root;
   int expected_nodes = 1;
-  std::string machine;  // the head's own; a node of another one has its logs copied here
+  std::string machine;       // the head's own; a node of another one has its logs copied here
+  StorageSpec storage = {};  // what may be deleted without being asked
   std::chrono::milliseconds lease{60000};
   std::chrono::milliseconds node_lost_after{30000};  // of silence
 };
@@ -143,6 +147,8 @@ class Engine {
   nlohmann::json job_events(const JobId& id) const;
   void stop(const JobId& id, std::optional<std::chrono::seconds> grace, Answer done);
   void remove(const JobId& id, Answer done);
+  // These checkpoints were brought home, whole: nobody need be asked before they go.
+  void pulled(const JobId& id, const std::set<int>& checkpoints, Answer done);
   // Stops every job; `done` when none is left.
   void stop_all(Answer done);
   // The node gets no new ranks, and is "drained" when none run there; `undo` takes it back.
@@ -153,6 +159,12 @@ class Engine {
   nlohmann::json remove_node(const NodeId& node, bool force);
   // How many nodes the cluster is to have; jobs that need more wait for those that are missing.
   void expect_nodes(int count);
+  // What may be deleted from now on. What has been forgotten by the settings before stays so.
+  void set_storage(const StorageSpec& settings);
+  const StorageSpec& storage() const;
+  // Of every job that is known: what it was made of must stay at hand.
+  std::set<std::string> content_trees() const;
+  std::vector<NodeId> nodes() const;  // all but those that left, by name
 
   // Where the logs of a rank are and whether more may come; for the log readers.
   struct LogSource {

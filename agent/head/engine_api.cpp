@@ -80,7 +80,7 @@ void Engine::Impl::submit(const std::string& submission_id, JobSpec spec,
   check_origin(spec);
 
   JobId id = make_job_id(spec.name);
-  while (jobs.contains(id)) id = make_job_id(spec.name);
+  while (jobs.contains(id) || forgotten.contains(id)) id = make_job_id(spec.name);
   if (!secrets.empty()) {
     const fs::path path = options.root.secrets(id);
     make_folders(path.parent_path());
@@ -213,25 +213,13 @@ void Engine::Impl::stop(Job& job, std::optional<std::chrono::seconds> grace, Sto
   rearm();
 }
 
-void Engine::Impl::remove(Job& job, Answer done) {
+void Engine::Impl::remove(Job& job, const std::string& reason, Answer done) {
   const JobId id = job.row.id;
   if (!is_final(job.shown.state)) {
     throw Error(ErrorCode::conflict, id.str() + " is " + to_string(job.shown.state))
         .with_hint("dtrain stop " + id.str() + " ends it");
   }
-  for (const JobId& other : live) {
-    const std::vector<std::string>& after = jobs.at(other).spec.after;
-    if (std::find(after.begin(), after.end(), id.str()) != after.end()) {
-      throw Error(ErrorCode::conflict, other.str() + " waits to come after " + id.str());
-    }
-  }
-  for (const auto& [other, taking] : jobs) {
-    const bool reads = taking.spec.resumes == id.str() ||
-                       (taking.spec.start && taking.spec.start->job == id.str());
-    if (reads && !taking.durable) {
-      throw Error(ErrorCode::conflict, "a job that is being submitted takes over from " + id.str());
-    }
-  }
+  if (const auto why = held_by(id)) throw Error(ErrorCode::conflict, *why);
   std::set<NodeId> used;
   for (const Attempt& attempt : job.attempts) {
     for (const Share& share : attempt.shares) used.insert(share.row.node);
@@ -239,27 +227,29 @@ void Engine::Impl::remove(Job& job, Answer done) {
   // Out of sight at once; a head that dies before the commit shows it again.
   submissions.erase(job.row.submission_id);
   jobs.erase(id);
+  const ForgottenRow row{id, clock.wall(), reason};
+  forgotten[id] = row;
   Changes changes;
-  changes.jobs_deleted.push_back(id);
+  changes.jobs_forgotten.push_back(row);
   const std::weak_ptr<int> guard = alive;
-  store->commit(std::move(changes), Urgency::now, OnFailure::retry,
-                [this, guard, id, used, done, post_out = hooks.post](std::exception_ptr) {
-                  post_out([this, guard, id, used, done] {
-                    if (!guard.lock()) return;
-                    for (const NodeId& node : used) nodes_out.forget(node, id);
-                    // Checkpoints elsewhere than in the head's own storage are the user's.
-                    bulk.add([storage = options.root.storage(id),
-                              mirror = options.root.root / "mirror" / id.str(), id] {
-                      try {
-                        remove_tree(storage);
-                        remove_tree(mirror);
-                      } catch (const Error& error) {
-                        log::warn("a job's files stay", {{"job", id.str()}, {"why", error.what()}});
-                      }
-                    });
-                    if (done) done({{"job", id.str()}, {"removed", true}});
-                  });
-                });
+  store->commit(
+      std::move(changes), Urgency::now, OnFailure::retry,
+      [this, guard, id, used, done, post_out = hooks.post](std::exception_ptr) {
+        post_out([this, guard, id, used, done] {
+          if (!guard.lock()) return;
+          for (const NodeId& node : used) nodes_out.forget(node, id);
+          // Checkpoints elsewhere than in the head's own storage are the user's.
+          tidy.add([storage = options.root.storage(id), mirror = options.root.mirror(id), id] {
+            try {
+              remove_tree(storage);
+              remove_tree(mirror);
+            } catch (const Error& error) {
+              log::warn("a job's files stay", {{"job", id.str()}, {"why", error.what()}});
+            }
+          });
+          if (done) done({{"job", id.str()}, {"removed", true}});
+        });
+      });
 }
 
 void Engine::Impl::stop_all(Answer done) {

@@ -1,34 +1,11 @@
-#include <sys/statvfs.h>
-
 #include <algorithm>
 
 #include "agent/head/engine_impl.hpp"
-#include "agent/head/retention.hpp"
-#include "launcher/core/log.hpp"
 
-// What happens by the clock: silence, timeouts, leases, and what is old.
+// What happens by the clock: silence, timeouts, leases.
 namespace dtrain::head {
-namespace {
-
-constexpr std::chrono::hours kHousekeepingEvery{1};
-
-std::uint64_t tree_size(const fs::path& folder) {
-  std::uint64_t total = 0;
-  std::error_code failed;
-  for (fs::recursive_directory_iterator it(folder, failed), end; !failed && it != end;
-       it.increment(failed)) {
-    std::error_code gone;
-    if (!it->is_regular_file(gone) || it->is_symlink(gone)) continue;
-    const std::uintmax_t size = it->file_size(gone);
-    if (!gone) total += size;
-  }
-  return total;
-}
-
-}  // namespace
-
 void Engine::Impl::rearm() {
-  std::optional<Monotonic> first = next_housekeeping;
+  std::optional<Monotonic> first = std::min(next_housekeeping, next_disk_look);
   const auto at = [&](Monotonic time) { first = std::min(*first, time); };
   for (const JobId& id : live) {
     const Job& job = jobs.at(id);
@@ -82,55 +59,9 @@ void Engine::Impl::tick() {
     }
   }
   if (now >= next_housekeeping) housekeeping();
+  if (now >= next_disk_look) look_at_disk();
   schedule();
   rearm();
-}
-
-// Forgets jobs that ended long ago or fill the disk.
-void Engine::Impl::housekeeping() {
-  next_housekeeping = clock.now() + kHousekeepingEvery;
-  if (housekeeping_runs) return;
-  struct Folder {
-    EndedJob job;
-    fs::path storage;
-    fs::path mirror;
-  };
-  std::vector<Folder> ended;
-  for (const auto& [id, job] : jobs) {
-    if (!is_final(job.shown.state) || !job.row.ended) continue;
-    ended.push_back({{id, *job.row.ended, 0},
-                     options.root.storage(id),
-                     options.root.root / "mirror" / id.str()});
-  }
-  if (ended.empty()) return;
-  housekeeping_runs = true;
-  work<std::vector<JobId>>(
-      bulk,
-      [ended, now = clock.wall(), root = options.root.root]() mutable {
-        std::vector<EndedJob> list;
-        for (Folder& folder : ended) {
-          folder.job.bytes = tree_size(folder.storage) + tree_size(folder.mirror);
-          list.push_back(folder.job);
-        }
-        struct statvfs disk {};
-        const std::uint64_t bytes = ::statvfs(root.c_str(), &disk) == 0
-                                        ? std::uint64_t{disk.f_blocks} * disk.f_frsize
-                                        : UINT64_MAX;
-        return jobs_to_forget(std::move(list), now, bytes);
-      },
-      [this](std::vector<JobId> old) {
-        housekeeping_runs = false;
-        for (const JobId& id : old) {
-          Job* job = find(id);
-          if (job == nullptr) continue;
-          try {
-            remove(*job, nullptr);
-            log::info("an old job was forgotten", {{"job", id.str()}});
-          } catch (const Error& error) {
-            log::info("an old job stays", {{"job", id.str()}, {"why", error.what()}});
-          }
-        }
-      });
 }
 
 }  // namespace dtrain::head

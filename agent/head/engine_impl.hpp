@@ -12,6 +12,7 @@
 #include "agent/head/engine.hpp"
 #include "agent/head/queue.hpp"
 #include "agent/head/restart.hpp"
+#include "agent/head/retention.hpp"
 #include "agent/head/rows.hpp"
 #include "agent/head/store.hpp"
 #include "launcher/core/worker.hpp"
@@ -174,7 +175,8 @@ struct Engine::Impl {
   void keep_submitted(Job& job, Tx tx);
   void stop(Job& job, std::optional<std::chrono::seconds> grace, StopCause cause,
             const std::string& reason, Answer done);
-  void remove(Job& job, Answer done);
+  // `reason`: why it goes by itself; empty: somebody asked for it.
+  void remove(Job& job, const std::string& reason, Answer done);
   void stop_all(Answer done);
   void check_drained();
 
@@ -234,7 +236,17 @@ struct Engine::Impl {
   // engine_clock.cpp
   void tick();
   void rearm();
+
+  // engine_storage.cpp
+  std::optional<std::string> held_by(const JobId& id) const;
+  void finish_deletions();
+  void clear_forgotten(const NodeId& node, const std::vector<JobId>& on_disk);
+  nlohmann::json forgotten_lately() const;
+  void pulled(const Job& job, const std::set<int>& numbers, Answer done);
+  void look_at_disk();
   void housekeeping();
+  void forget_by_setting(const Forgetting& what);
+  void set_storage(const StorageSpec& settings);
 
   // engine_nodes.cpp
   void joined(const NodeInfo& info);
@@ -329,6 +341,7 @@ struct Engine::Impl {
   std::set<JobId> live;  // jobs that have not ended
   std::map<std::string, JobId> submissions;
   std::map<NodeId, Node> nodes;
+  std::map<JobId, ForgottenRow> forgotten;
   std::int64_t last_event = 0;
   std::int64_t last_order = 0;
   std::uint64_t commits = 0;
@@ -336,6 +349,9 @@ struct Engine::Impl {
   std::optional<Monotonic> armed;
   Monotonic next_housekeeping;
   bool housekeeping_runs = false;
+  Monotonic next_disk_look;
+  bool disk_look_runs = false;
+  DiskUse disk;
   bool scheduling = false;
   bool shutting_down = false;
   std::vector<Answer> drained;
@@ -346,6 +362,7 @@ struct Engine::Impl {
   Worker quick;
   Worker bulk;
   Worker history;  // what is read from the store and may be long
+  Worker tidy;  // what nobody waits for: sizes, and what is deleted
 };
 
 template <typename Result>

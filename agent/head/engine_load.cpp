@@ -80,6 +80,8 @@ void Engine::Impl::load() {
       }
     }
   }
+  for (ForgottenRow& row : all.forgotten) forgotten[row.job] = std::move(row);
+  finish_deletions();
   clear_old_secrets();
   // Attempts whose last event was kept, but not what followed from it.
   post([this] {

@@ -55,6 +55,7 @@ void Engine::Impl::joined(const NodeInfo& info) {
 
   // What lives there and should not. Where the end is known, only its acknowledgement is missing;
   // a forgotten job had ended.
+  clear_forgotten(info.node, info.jobs);
   node.leftovers.clear();
   for (const auto& [id, number] : info.attempts) {
     Job* job = find(id);

@@ -14,6 +14,7 @@
 #include "agent/head/log_copies.hpp"
 #include "agent/head/log_server.hpp"
 #include "agent/head/node_sessions.hpp"
+#include "agent/head/prunes.hpp"
 #include "agent/head/setup.hpp"
 #include "agent/head/setup_asks.hpp"
 #include "agent/head/trees.hpp"
@@ -60,6 +61,7 @@ int head_main(const paths::HeadRoot& root) {
   options.root = root;
   options.expected_nodes = config.expected_nodes;
   options.machine = nodes.machine();
+  options.storage = config.storage;
   Engine engine(options, clock, nodes, hooks);
 
   LogServer log_server(context, engine);
@@ -72,14 +74,16 @@ int head_main(const paths::HeadRoot& root) {
   nodes.on_content([&](wire::CallerPtr caller) { contents.serve_node(std::move(caller)); },
                    [&](const NodeId& node) { contents.end(node); });
   SetupAsks setups(context, nodes);
+  Prunes prunes(context, engine, nodes, contents, root);
   Api api(context, paths::head_socket(root.root),
-          {engine, nodes, log_server, execs, contents, setups}, [&] { context.stop(); });
+          {engine, nodes, log_server, execs, contents, setups, prunes}, [&] { context.stop(); });
   asio::signal_set signals(context, SIGTERM, SIGINT);
   signals.async_wait([&](error_code failed, int) {
     if (!failed) context.stop();
   });
   nodes.serve(engine);
   api.serve();
+  prunes.serve();
   log::info("the head is up",
             {{"port", std::to_string(nodes.port())}, {"root", root.root.string()}});
   wire::run_loop(context);

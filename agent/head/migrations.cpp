@@ -80,7 +80,13 @@ void step(Database& database, const fs::path& backup, int from, Migration migrat
 }  // namespace
 
 const std::vector<Migration>& migrations() {
-  static const std::vector<Migration> steps;
+  static const std::vector<Migration> steps{
+      [](Database& database) {
+        database.run(
+            "CREATE TABLE forgotten (job TEXT PRIMARY KEY, time INTEGER NOT NULL, "
+            "reason TEXT NOT NULL) WITHOUT ROWID");
+      },
+  };
   return steps;
 }
 

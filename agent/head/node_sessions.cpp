@@ -275,6 +275,7 @@ asio::awaitable<void> NodeSessions::serve_control(wire::AcceptedPeer peer) {
   info.memory = hello->memory;
   info.glibc = hello->glibc;
   info.attempts = hello->attempts;
+  info.jobs = hello->jobs;
   engine_->joined(info);
 
   std::string reason;
@@ -474,8 +475,18 @@ void NodeSessions::expect_nodes(int count) {
   write_head_config(root_, config_);
 }
 
+void NodeSessions::keep(const StorageSpec& storage) {
+  config_.storage = storage;
+  write_head_config(root_, config_);
+}
+
 bool NodeSessions::connected(const NodeId& node) const {
   return sessions_.contains(node);
+}
+
+bool NodeSessions::has_feature(const NodeId& node, const std::string& feature) const {
+  const auto found = sessions_.find(node);
+  return found != sessions_.end() && found->second.features.contains(feature);
 }
 
 bool NodeSessions::takes_commands(const NodeId& node) const {

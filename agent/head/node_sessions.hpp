@@ -54,8 +54,10 @@ class NodeSessions final : public Nodes {
   const std::string& machine() const { return machine_; }  // as nodes say it of theirs
   // Kept in head.json. Throws Error.
   void expect_nodes(int count);
+  void keep(const StorageSpec& storage);
 
   bool connected(const NodeId& node) const;
+  bool has_feature(const NodeId& node, const std::string& feature) const;
   // The nodes that can run a command now: both connections are open. Those that share this machine
   // come first.
   bool takes_commands(const NodeId& node) const;

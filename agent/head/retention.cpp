@@ -6,6 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "launcher/core/text.hpp"
+
 namespace dtrain::head {
 namespace {
 
@@ -73,21 +75,51 @@ std::vector<int> checkpoints_to_delete(const std::vector<CheckpointRow>& checkpo
   return deleted;
 }
 
-std::vector<JobId> jobs_to_forget(std::vector<EndedJob> jobs, WallTime now,
-                                  std::uint64_t disk_bytes) {
+std::vector<Forgetting> jobs_to_forget(std::vector<EndedJob> jobs, WallTime now,
+                                       const StorageSpec& settings) {
   std::sort(jobs.begin(), jobs.end(),
             [](const EndedJob& a, const EndedJob& b) { return a.ended < b.ended; });
   std::uint64_t total = 0;
   for (const EndedJob& job : jobs) total += job.bytes;
-  const std::uint64_t limit = disk_bytes / 100 * kEndedJobsDiskPercent;
-  std::vector<JobId> forgotten;
+  std::vector<Forgetting> forgotten;
   for (const EndedJob& job : jobs) {
-    const bool old = now - job.ended > kKeepEndedJobs;
-    if (!old && (total <= limit || job.bytes == 0)) continue;
-    forgotten.push_back(job.job);
+    if (job.held) continue;
+    const std::chrono::hours limit(24 * settings.retention_days.value_or(0));
+    if (settings.retention_days && now - job.ended > limit) {
+      forgotten.push_back({job.job, "it ended " +
+                                        std::to_string((now - job.ended) / std::chrono::hours(24)) +
+                                        " days ago, and retention.days is " +
+                                        std::to_string(*settings.retention_days)});
+    } else if (settings.retention_size && total > *settings.retention_size && job.bytes > 0) {
+      forgotten.push_back({job.job, "jobs that had ended filled " + human_bytes(total) +
+                                        ", and retention.size is " +
+                                        human_bytes(*settings.retention_size)});
+    } else {
+      continue;
+    }
     total -= job.bytes;
   }
   return forgotten;
+}
+
+std::vector<std::string> disk_warnings(const DiskUse& disk) {
+  std::vector<std::string> warnings;
+  if (disk.total == 0) return warnings;
+  const auto percent = [&](std::uint64_t bytes) {
+    return static_cast<int>(static_cast<double>(bytes) / static_cast<double>(disk.total) * 100);
+  };
+  const std::string held = human_bytes(disk.ended_jobs) + " of jobs that have ended";
+  if (percent(disk.free) < kDiskLowPercent) {
+    warnings.push_back("the head's disk has " + human_bytes(disk.free) + " free of " +
+                       human_bytes(disk.total) + ", and holds " + held +
+                       ": dtrain prune clears what no job needs, dtrain rm JOB a job");
+  } else if (percent(disk.ended_jobs) > kEndedJobsPercent) {
+    warnings.push_back("the head's disk holds " + held + ", " +
+                       std::to_string(percent(disk.ended_jobs)) +
+                       " % of it: dtrain rm JOB removes one, and `retention` in the cluster YAML "
+                       "old ones");
+  }
+  return warnings;
 }
 
 }  // namespace dtrain::head

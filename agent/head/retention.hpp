@@ -8,6 +8,7 @@
 
 #include "agent/head/rows.hpp"
 #include "launcher/spec/job_spec.hpp"
+#include "launcher/spec/storage_spec.hpp"
 
 // What is kept and what goes: pure. docs/checkpoint_format.md has the rules for checkpoints.
 namespace dtrain::head {
@@ -28,13 +29,31 @@ struct EndedJob {
   JobId job;
   WallTime ended;
   std::uint64_t bytes = 0;  // of its logs and checkpoints in the head's own folders
+  bool held = false;        // another job needs it: it counts, and stays
 };
-inline constexpr std::chrono::hours kKeepEndedJobs{24 * 30};
-inline constexpr int kEndedJobsDiskPercent = 10;
+struct Forgetting {
+  JobId job;
+  std::string reason;
 
-// Those that ended more than 30 days ago, and the oldest ones while all of them together fill more
-// than 10 % of the disk.
-std::vector<JobId> jobs_to_forget(std::vector<EndedJob> jobs, WallTime now,
-                                  std::uint64_t disk_bytes);
+  bool operator==(const Forgetting&) const = default;
+};
+// What the user's own settings say is to go: nothing without them. The oldest goes first.
+std::vector<Forgetting> jobs_to_forget(std::vector<EndedJob> jobs, WallTime now,
+                                       const StorageSpec& settings);
+
+// Of the file system that the head's root lies on, as it was measured last.
+struct DiskUse {
+  std::uint64_t total = 0;       // bytes; 0: not measured
+  std::uint64_t free = 0;        // bytes that this user can have
+  std::uint64_t ended_jobs = 0;  // bytes of EndedJob
+
+  bool operator==(const DiskUse&) const = default;
+};
+inline constexpr int kDiskLowPercent = 15;    // free, and less is told
+inline constexpr int kEndedJobsPercent = 50;  // of the disk, and more is told
+
+// Sentences for whoever looks at the cluster, each with what can be done. Long before it is full:
+// nothing is deleted by itself to make room.
+std::vector<std::string> disk_warnings(const DiskUse& disk);
 
 }  // namespace dtrain::head

@@ -170,6 +170,16 @@ struct MetricsInherited {
   int attempts = 0;  // of `from`: its newest becomes attempt 0
 };
 
+// A job that was removed, with all that is theirs: what of it lies on a node that is away, or was
+// being deleted when the head died, still goes. Its id never comes again.
+struct ForgottenRow {
+  JobId job;
+  WallTime time;
+  std::string reason;  // why it went by itself; empty: somebody asked for it
+
+  bool operator==(const ForgottenRow&) const = default;
+};
+
 // What one thing that happened changes: written whole or not at all.
 struct Changes {
   std::vector<JobRow> jobs;
@@ -182,7 +192,7 @@ struct Changes {
   std::vector<MetricsRow> metrics;
   std::vector<CheckpointRow> checkpoints;
   std::vector<std::pair<JobId, int>> checkpoints_deleted;
-  std::vector<JobId> jobs_deleted;  // with all that is theirs
+  std::vector<ForgottenRow> jobs_forgotten;  // the rows of these jobs go
 };
 
 // All but events and metrics, which are read when asked for.
@@ -193,6 +203,7 @@ struct Loaded {
   std::vector<RankRow> ranks;  // of attempts that have not ended, and of those that failed
   std::vector<NodeRow> nodes;
   std::vector<CheckpointRow> checkpoints;  // by number
+  std::vector<ForgottenRow> forgotten;
   std::int64_t last_event = 0;
 };
 

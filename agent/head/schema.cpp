@@ -52,6 +52,8 @@ CREATE TABLE checkpoints (
   job TEXT NOT NULL, number INTEGER NOT NULL, attempt INTEGER NOT NULL, step INTEGER NOT NULL,
   path TEXT NOT NULL, metrics TEXT NOT NULL, created INTEGER NOT NULL, size INTEGER NOT NULL,
   PRIMARY KEY (job, number)) WITHOUT ROWID;
+CREATE TABLE forgotten (
+  job TEXT PRIMARY KEY, time INTEGER NOT NULL, reason TEXT NOT NULL) WITHOUT ROWID;
 )sql";
 
 std::optional<std::int64_t> millis(const std::optional<WallTime>& time) {
@@ -112,6 +114,7 @@ struct Writer::Statements {
                 "INSERT OR IGNORE INTO metrics SELECT ?2, attempt - ?3, rank, seq, step, time, "
                 "metrics FROM metrics WHERE job = ?1"),
         checkpoint(db, "INSERT OR REPLACE INTO checkpoints VALUES (?,?,?,?,?,?,?,?)"),
+        forgotten(db, "INSERT OR REPLACE INTO forgotten VALUES (?,?,?)"),
         drop_checkpoint(db, "DELETE FROM checkpoints WHERE job = ? AND number = ?"),
         drop_job(db, "DELETE FROM jobs WHERE job = ?"),
         drop_attempts(db, "DELETE FROM attempts WHERE job = ?"),
@@ -127,7 +130,8 @@ struct Writer::Statements {
                      "(PARTITION BY rank ORDER BY attempt DESC, seq DESC) AS age FROM metrics "
                      "WHERE job = ?1) WHERE age % 2 = 0)") {}
 
-  Statement job, attempt, share, rank, node, event, metrics, inherit, checkpoint, drop_checkpoint;
+  Statement job, attempt, share, rank, node, event, metrics, inherit, checkpoint, forgotten,
+      drop_checkpoint;
   Statement drop_job, drop_attempts, drop_shares, drop_ranks, drop_events, drop_metrics,
       drop_checkpoints;
   Statement count_metrics, thin_metrics;
@@ -180,10 +184,11 @@ void Writer::write(const Changes& changes) {
   for (const auto& [job, number] : changes.checkpoints_deleted) {
     s.drop_checkpoint.run(job.str(), number);
   }
-  for (const JobId& job : changes.jobs_deleted) {
+  for (const ForgottenRow& r : changes.jobs_forgotten) {
+    s.forgotten.run(r.job.str(), to_millis(r.time), r.reason);
     for (Statement* drop : {&s.drop_job, &s.drop_attempts, &s.drop_shares, &s.drop_ranks,
                             &s.drop_events, &s.drop_metrics, &s.drop_checkpoints}) {
-      drop->run(job.str());
+      drop->run(r.job.str());
     }
   }
 }
@@ -313,6 +318,11 @@ Loaded read_all(Database& database) {
     r.created = from_millis(checkpoints.integer(6));
     r.size = static_cast<std::uint64_t>(checkpoints.integer(7));
     all.checkpoints.push_back(std::move(r));
+  }
+  Statement forgotten(db, "SELECT * FROM forgotten ORDER BY time, job");
+  while (forgotten.step()) {
+    all.forgotten.push_back(
+        {JobId(forgotten.text(0)), from_millis(forgotten.integer(1)), forgotten.text(2)});
   }
   all.last_event = database.integer("SELECT max(event) FROM events");
   return all;

@@ -46,6 +46,7 @@ HeadConfig read_head_config(const paths::HeadRoot& root) {
     config.expected_nodes = static_cast<int>(wire::get_int(json, "expected_nodes", 1, 1000000));
     config.wanted_port = static_cast<int>(wire::get_int(json, "wanted_port", 0, 65535, 0));
     config.port = static_cast<int>(wire::get_int(json, "port", 0, 65535, 0));
+    if (json.contains("storage")) config.storage = storage_spec_from_json(json["storage"]);
     return config;
   });
 }
@@ -54,7 +55,8 @@ void write_head_config(const paths::HeadRoot& root, const HeadConfig& config) {
   const nlohmann::json json = {
       {"cluster", config.cluster.str()},   {"name", config.name},
       {"provider", config.provider},       {"expected_nodes", config.expected_nodes},
-      {"wanted_port", config.wanted_port}, {"port", config.port}};
+      {"wanted_port", config.wanted_port}, {"port", config.port},
+      {"storage", to_json(config.storage)}};
   write_file_atomic(root.config(), json.dump(2) + "\n");
 }
 
@@ -62,7 +64,11 @@ void init_head(const paths::HeadRoot& root, const HeadConfig& config) {
   make_folders(root.root);
   make_folders(guest_list(root));
   HeadConfig kept = config;
-  if (fs::exists(root.config())) kept.port = read_head_config(root).port;
+  if (fs::exists(root.config())) {
+    const HeadConfig before = read_head_config(root);
+    kept.port = before.port;
+    kept.storage = before.storage;
+  }
   if (kept.wanted_port != 0) {
     kept.port = kept.wanted_port;
   } else if (kept.port == 0 && kept.provider != "local") {

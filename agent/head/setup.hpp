@@ -5,6 +5,7 @@
 #include "launcher/core/clock.hpp"
 #include "launcher/core/ids.hpp"
 #include "launcher/core/paths.hpp"
+#include "launcher/spec/storage_spec.hpp"
 
 namespace dtrain::head {
 
@@ -14,8 +15,9 @@ struct HeadConfig {
   std::string name;
   std::string provider;
   int expected_nodes = 1;
-  int wanted_port = 0;  // provider.head_port; 0: the first free one of 46500 to 46599
-  int port = 0;         // where it listens, kept over restarts; 0: not yet
+  int wanted_port = 0;       // provider.head_port; 0: the first free one of 46500 to 46599
+  int port = 0;              // where it listens, kept over restarts; 0: not yet
+  StorageSpec storage = {};  // as the newest `up` said
 };
 
 // What is tried where no port is wished for.

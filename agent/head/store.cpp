@@ -200,7 +200,7 @@ class SqliteStore final : public Store {
   }
 
   void bound_metrics(const Changes& changes) {
-    for (const JobId& job : changes.jobs_deleted) metrics_.erase(job);
+    for (const ForgottenRow& row : changes.jobs_forgotten) metrics_.erase(row.job);
     std::map<JobId, std::size_t> added;
     for (const MetricsRow& row : changes.metrics) ++added[row.job];
     for (const auto& [job, count] : added) {

@@ -12,6 +12,7 @@
 #include "launcher/core/cluster_processes.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/files/stored_checkpoints.hpp"
 #include "launcher/files/sync.hpp"
 
 namespace dtrain::session {
@@ -39,22 +40,17 @@ void count_files(const fs::path& folder, std::int64_t& files, std::int64_t& byte
 }
 
 void count_checkpoints(const NodePlace& place, wire::SurveyReport& report) {
+  for (const StoredCheckpoints& job : unpulled_checkpoints(place.head().storage())) {
+    report.checkpoints += job.count;
+    report.checkpoint_bytes += static_cast<std::int64_t>(job.bytes);
+    report.checkpoint_jobs.push_back(job.job);
+  }
   std::error_code none;
-  for (const auto& job : fs::directory_iterator(place.head().root / "storage", none)) {
-    bool any = false;
-    for (const auto& entry : fs::directory_iterator(job.path() / "checkpoints", none)) {
-      if (!entry.path().filename().string().starts_with("checkpoint_")) continue;
-      any = true;
-      ++report.checkpoints;
-      std::int64_t files = 0;
-      count_files(entry.path(), files, report.checkpoint_bytes);
-    }
-    if (any) report.checkpoint_jobs.push_back(job.path().filename().string());
+  for (const auto& job : fs::directory_iterator(place.head().storage(), none)) {
     for ([[maybe_unused]] const auto& entry : fs::directory_iterator(job.path() / "shards", none)) {
       ++report.uncommitted;
     }
   }
-  std::sort(report.checkpoint_jobs.begin(), report.checkpoint_jobs.end());
 }
 
 // Removes `path`, and says what it could not.

@@ -17,7 +17,8 @@ struct DownSurvey {
   bool there = false;                // there is anything to take down
   bool head_answers = false;         // false: `running` is not known
   std::vector<std::string> running;  // ids of jobs that have not ended
-  int checkpoints = 0;               // committed ones in the head's own storage
+  // Committed ones in the head's own storage that nobody has pulled whole.
+  int checkpoints = 0;
   std::uint64_t checkpoint_bytes = 0;
   std::vector<std::string> checkpoint_jobs;  // whose they are
 };

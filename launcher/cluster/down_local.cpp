@@ -18,6 +18,7 @@
 #include "launcher/core/paths.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/files/stored_checkpoints.hpp"
 #include "launcher/wire/client.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -160,17 +161,12 @@ DownSurvey survey_local(const std::string& name) {
     survey.head_answers = true;
     survey.running = running_jobs(*status);
   }
-  for (const auto& job : fs::directory_iterator(folder / "head" / "storage", failed)) {
-    bool any = false;
-    for (const auto& entry : fs::directory_iterator(job.path() / "checkpoints", failed)) {
-      if (!entry.path().filename().string().starts_with("checkpoint_")) continue;
-      any = true;
-      ++survey.checkpoints;
-      count_files(entry.path(), survey.checkpoint_bytes);
-    }
-    if (any) survey.checkpoint_jobs.push_back(job.path().filename().string());
+  for (const StoredCheckpoints& job :
+       unpulled_checkpoints(paths::HeadRoot{folder / "head"}.storage())) {
+    survey.checkpoints += job.count;
+    survey.checkpoint_bytes += job.bytes;
+    survey.checkpoint_jobs.push_back(job.job);
   }
-  std::sort(survey.checkpoint_jobs.begin(), survey.checkpoint_jobs.end());
   return survey;
 }
 

@@ -9,6 +9,7 @@
 #include "launcher/cluster/head_desk.hpp"
 #include "launcher/cluster/node_down.hpp"
 #include "launcher/cluster/node_up.hpp"
+#include "launcher/cluster/settings.hpp"
 #include "launcher/cluster/up_parts.hpp"
 #include "launcher/core/clock.hpp"
 #include "launcher/core/error.hpp"
@@ -43,6 +44,9 @@ class HostsUp {
     if (head) save(*head);
     if (!head || report_.each.front().error) return failed();
     join();
+    if (apply_settings(door_->socket(), spec_)) {
+      report_.each.front().steps.push_back({"settings", "told the head what it may delete"});
+    }
     let_go();
     decide();
     return std::move(report_);

@@ -11,6 +11,7 @@
 
 #include "launcher/cluster/down.hpp"
 #include "launcher/cluster/processes.hpp"
+#include "launcher/cluster/settings.hpp"
 #include "launcher/core/clock.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/paths.hpp"
@@ -27,7 +28,8 @@ using std::chrono::seconds;
 
 constexpr milliseconds kStepLimit = seconds(20);
 constexpr std::size_t kSideBySide = 8;  // nodes prepared at once
-constexpr auto kSilence = std::chrono::seconds(1);  // longer, and the user is told what is waited for
+constexpr auto kSilence =
+    std::chrono::seconds(1);  // longer, and the user is told what is waited for
 
 std::vector<NodeId> node_names(int count) {
   std::vector<NodeId> names;
@@ -339,6 +341,8 @@ UpReport up_local(const ClusterSpec& spec, const UpOptions& options) {
     std::exchange(start_watch, nullptr)();
   }
   if (plan.action != UpAction::nothing) wait_ready(state, folder, options, start_watch);
+  const bool news = apply_settings(paths::head_socket(state.head_root), spec);
+  if (news && plan.action == UpAction::nothing) report.action = UpAction::change;
   report.id = state.id;
   report.nodes = state.nodes;
   return report;

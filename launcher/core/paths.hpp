@@ -112,9 +112,12 @@ struct HeadRoot {
   fs::path lock() const { return root / "lock"; }
   fs::path content() const { return root / "content"; }
   fs::path secrets(const JobId& job) const { return root / "secrets" / (job.str() + ".json"); }
-  fs::path storage(const JobId& job) const { return root / "storage" / job.str(); }
+  fs::path storage() const { return root / "storage"; }
+  fs::path storage(const JobId& job) const { return storage() / job.str(); }
+  fs::path mirror() const { return root / "mirror"; }
+  fs::path mirror(const JobId& job) const { return mirror() / job.str(); }
   fs::path mirror(const JobId& job, int attempt, const NodeId& node) const {
-    return root / "mirror" / job.str() / ("attempt-" + std::to_string(attempt)) / node.str();
+    return mirror(job) / ("attempt-" + std::to_string(attempt)) / node.str();
   }
 };
 

@@ -74,6 +74,7 @@ inline Changes sample_changes() {
   changes.events.push_back(
       {41, JobId("a"), 2, from_millis(1), EventKind::message, EventLevel::warning, "hm"});
   changes.metrics.push_back({JobId("a"), 2, 0, 5, 10, from_millis(2), R"({"l":1})"});
+  changes.jobs_forgotten.push_back({JobId("gone"), from_millis(3), "old"});
   return changes;
 }
 

@@ -223,18 +223,6 @@ TEST_CASE("which checkpoints are kept") {
   CHECK_FALSE(best_checkpoint({}, spec).has_value());
 }
 
-TEST_CASE("which ended jobs are forgotten") {
-  const WallTime now{std::chrono::hours(24 * 365)};
-  const auto ended = [&](const std::string& id, int days, std::uint64_t bytes) {
-    return EndedJob{JobId(id), now - std::chrono::hours(24 * days), bytes};
-  };
-  CHECK(jobs_to_forget({ended("a", 31, 1), ended("b", 29, 1)}, now, 1000) ==
-        std::vector<JobId>{JobId("a")});
-  CHECK(jobs_to_forget({ended("new", 1, 60), ended("old", 2, 60), ended("empty", 3, 0)}, now,
-                       1000) == std::vector<JobId>{JobId("old")});
-  CHECK(jobs_to_forget({ended("a", 1, 50), ended("b", 2, 50)}, now, 1000).empty());
-}
-
 TEST_CASE("metrics: a long history is thinned by rank and by what was reported") {
   std::vector<MetricsRow> rows;
   for (int step = 1; step <= 1000; ++step) {

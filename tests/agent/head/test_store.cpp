@@ -158,7 +158,7 @@ TEST_CASE("a removed job leaves nothing") {
   changes.metrics.push_back({JobId("a"), 1, 0, 1, 1, {}, "{}"});
   store->commit(changes, Urgency::now, OnFailure::retry, outcomes.next("in"));
   Changes removal;
-  removal.jobs_deleted.push_back(JobId("a"));
+  removal.jobs_forgotten.push_back({JobId("a"), from_millis(9), ""});
   store->commit(removal, Urgency::now, OnFailure::retry, outcomes.next("out"));
   outcomes.wait(2);
   CHECK(store->load().jobs.empty());
