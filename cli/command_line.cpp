@@ -1,9 +1,12 @@
+#include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <set>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "cli/command_words.hpp"
 #include "cli/context.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
@@ -44,6 +47,25 @@ const CLI::App& chosen(const CLI::App& root) {
   return used.empty() ? root : *used.front();
 }
 
+// "dtrain submit job.yaml -- python3 fit.py --lr 1": where the program's own options begin. Absent
+// for other verbs, and where no program stands before them.
+std::optional<std::string> with_separator(const CLI::App& app,
+                                          const std::vector<std::string>& words) {
+  const CLI::Option* words_of =
+      app.get_option_no_throw(app.get_name() == "submit" ? "file" : "command");
+  if (words_of == nullptr || (app.get_name() != "submit" && app.get_name() != "exec")) {
+    return std::nullopt;
+  }
+  for (const std::string& word : words_of->results()) {
+    if (word.ends_with(".yaml") || word.ends_with(".yml")) continue;
+    const auto at = std::find(words.begin(), words.end(), word);
+    if (at == words.end()) return std::nullopt;
+    return "dtrain " + shell_join(std::vector<std::string>(words.begin(), at)) + " -- " +
+           shell_join(started_words({at, words.end()}));
+  }
+  return std::nullopt;
+}
+
 // CLI11's complaint as ours: what is wrong, the nearest known word, where the help is.
 Error usage_error(const CLI::App& root, const CLI::ParseError& error,
                   const std::vector<std::string>& words) {
@@ -70,6 +92,9 @@ Error usage_error(const CLI::App& root, const CLI::ParseError& error,
                 printable(first, false);
       const std::string bare = first.substr(0, first.find('='));
       if (const auto near = nearest(bare, known)) hint = *near + ", or dtrain" + verb + " --help";
+      if (const auto separated = option ? with_separator(app, words) : std::nullopt) {
+        hint = "a program's own options come after --: " + *separated;
+      }
     } else if (&app == &root && words.empty()) {
       message = "a command is wanted";
     }
@@ -82,6 +107,23 @@ void show_error(const Context& context, const Error& error) {
     context.print_json(error_json(error));
   } else {
     write_all(2, error_text(error, context.terminal.color_err, context.globals.verbose));
+  }
+}
+
+// torchrun writes --nproc_per_node: any option of ours may be written with _ for -.
+void put_dashes(std::vector<std::string>& words, const std::vector<Verb>& verbs) {
+  std::set<std::string> known;
+  for (std::string& word : words) {
+    const std::string name = word.substr(0, word.find('='));
+    if (!name.starts_with("--") || name.find('_') == std::string::npos) continue;
+    if (known.empty()) {
+      for (const Verb& verb : verbs) {
+        for (std::string& option : known_options(*verb.app)) known.insert(std::move(option));
+      }
+    }
+    std::string dashed = name;
+    std::replace(dashed.begin(), dashed.end(), '_', '-');
+    if (known.contains(dashed)) word.replace(0, name.size(), dashed);
   }
 }
 
@@ -143,6 +185,7 @@ int run(int argc, char** argv) {
   std::optional<int> error_code;
   try {
     CommandLine line;
+    put_dashes(words, line.verbs);
     try {
       std::vector<std::string> reversed(words.rbegin(), words.rend());
       line.app->parse(reversed);

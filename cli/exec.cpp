@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/bring_up.hpp"
+#include "cli/command_words.hpp"
 #include "cli/context.hpp"
 #include "cli/forward.hpp"
 #include "cli/multiplexer.hpp"
@@ -42,22 +43,13 @@ int run_exec(Context& context, Options options) {
   command.all = options.all;
   command.tty = options.tty;
   command.workdir = options.workdir;
-  if (context.tail) {
-    if (!options.words.empty()) {
-      throw Error(ErrorCode::usage, "a command stands before and after --");
-    }
-    command.command = *context.tail;
-  } else if (options.words.size() == 1) {
-    // One word is a line for the shell, as Ray's users write it: dtrain exec 'ls | wc -l'.
-    command.command = options.words;
-    command.shell = true;
-  } else {
-    command.command = options.words;
-  }
-  if (command.command.empty()) {
+  const auto given = command_words(context.tail, options.words);
+  if (!given) {
     throw Error(ErrorCode::usage, "a command is wanted")
         .with_hint("dtrain exec -- hostname; for a shell: dtrain attach");
   }
+  command.command = given->words;
+  command.shell = given->shell;
   if (options.multiplexer.wanted()) {
     if (options.stop || options.tty || !options.ports.empty()) {
       throw Error(ErrorCode::usage, "a command in tmux or screen is not waited for")
@@ -88,7 +80,7 @@ Verb add_exec(CLI::App& root) {
   CLI::App* app = add_verb(root, "exec", "Run a command on nodes (default: the head's)",
                            "  dtrain exec -- nvidia-smi -L\n"
                            "  dtrain exec --all -- df -h /\n"
-                           "  dtrain exec 'ls ~ | wc -l'     one word goes to the shell\n"
+                           "  dtrain exec 'ls ~ | wc -l'     one argument goes to the shell\n"
                            "  dtrain exec --tmux -- ./long   goes on when this machine sleeps\n"
                            "Exit code: the command's, the largest of all nodes; 255 for dtrain's "
                            "own trouble.\n");

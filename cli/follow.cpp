@@ -10,6 +10,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cli/colours.hpp"
 #include "cli/jobs.hpp"
 #include "cli/log_printer.hpp"
 #include "cli/screen.hpp"
@@ -45,7 +46,8 @@ class Follower {
         options_(options),
         screen_(context.terminal, options.follow && options.states && !context.globals.json &&
                                       !context.globals.quiet),
-        printer_(screen_, {options.prefix, context.globals.json}),
+        printer_(screen_,
+                 {options.prefix, context.globals.json, options.setup == SetupOutput::alone}),
         signals_{SIGINT, SIGTERM, SIGHUP, SIGWINCH},
         begin_(std::chrono::steady_clock::now()) {}
 
@@ -74,6 +76,7 @@ class Follower {
   Monotonic begin_;
 
   FollowResult result_;
+  std::string said_;     // the event that was printed last
   std::string staging_;  // how far the nodes are with the job's files
   int attempt_ = 0;      // the newest that we were told of
   bool reconnected_ = false;
@@ -92,6 +95,8 @@ std::string Follower::target(std::optional<int> attempt, bool follow, bool event
                       "&events=" + (events ? "1" : "0") + "&follow=" + (follow ? "1" : "0");
   if (attempt) query += "&attempt=" + std::to_string(*attempt);
   if (options_.rank) query += "&rank=" + std::to_string(*options_.rank);
+  if (options_.setup == SetupOutput::alone) query += "&stream=setup";
+  if (options_.setup == SetupOutput::too) query += "&setup=1";
   if (!options_.stream.empty()) query += "&stream=" + options_.stream;
   if (tail && options_.tail) query += "&tail=" + std::to_string(*options_.tail);
   return job_target(options_.job, query);
@@ -124,9 +129,9 @@ void Follower::state(const nlohmann::json& frame) {
   }
   std::string line = options_.job + " " + name;
   if (attempt > 1) line += " (attempt " + std::to_string(attempt) + ")";
-  // Why it failed is said once, at the end, as the root cause.
+  // Why it failed is said once, at the end, as the root cause; why it restarts, by an event.
   const std::string reason = name == "failed" ? "" : text_or(frame, "reason");
-  if (!reason.empty()) line += ": " + reason;
+  if (!reason.empty() && reason != said_) line += ": " + reason;
   say(line, job_ended(name) ? state_color(name) : Color::none);
 }
 
@@ -143,9 +148,8 @@ void Follower::event(const nlohmann::json& frame) {
   const std::string level = text_or(frame, "level", "info");
   // Errors end attempts: the states tell them.
   if (level != "warning" && !context_.globals.verbose) return;
-  say(text_or(frame, "message", text_or(frame, "event")), level == "error"     ? Color::red
-                                                          : level == "warning" ? Color::yellow
-                                                                               : Color::dim);
+  said_ = text_or(frame, "message", text_or(frame, "event"));
+  say(said_, level == "error" ? Color::red : level == "warning" ? Color::yellow : Color::dim);
 }
 
 // While we were away one attempt ended and another began: what the old ones wrote in between.
@@ -201,7 +205,7 @@ void Follower::show_live() {
   if (!screen_.has_live() || result_.state.empty()) return;
   std::string line = options_.job + " " + result_.state;
   std::string progress = progress_line(progress_);
-  if (progress.empty()) progress = printable(printer_.open_line(), false);
+  if (progress.empty()) progress = with_colours(printer_.open_line(), false);
   if (progress.empty()) progress = printable(staging_, false);
   if (!progress.empty()) line += "  " + progress;
   const auto passed = std::chrono::floor<seconds>(std::chrono::steady_clock::now() - begin_);
@@ -247,6 +251,7 @@ Follower::Ended Follower::pump(wire::ApiStream& stream, bool only_logs) {
         const std::string node = text_or(*log_, "node");
         piece.node = node;
         piece.err = text_or(*log_, "stream") == "err";
+        piece.setup = text_or(*log_, "stream") == "setup";
         piece.offset = static_cast<std::uint64_t>(number_or(*log_, "offset", 0));
         piece.bytes = stream.data();
         printer_.piece(piece);
@@ -331,6 +336,7 @@ FollowResult Follower::run() {
   if (result_.interrupted != 0) printer_.finish();
   screen_.live({});
   screen_.flush();
+  result_.any_output = printer_.any();
   return result_;
 }
 
@@ -363,49 +369,6 @@ int finish_following(const Context& context, const std::string& job, const Follo
     context.note("more: dtrain result" + context.cluster_option() + " " + job);
   }
   return exit_code_for_state(result.state);
-}
-
-int exit_code_for_state(const std::string& state) noexcept {
-  if (state == "succeeded") return 0;
-  if (state == "stopped") return 3;
-  return 1;
-}
-
-std::string failure_line(const wire::ApiClient& client, const std::string& job) {
-  const nlohmann::json all = client.get(job_target(job));
-  const nlohmann::json& error = child(all, "error");
-  if (error.is_null()) return text_or(all, "reason");
-  std::string line = text_or(error, "message");
-  if (const std::string said = text_or(error, "error_message"); !said.empty()) {
-    line += (line.empty() ? "" : ": ") + said.substr(0, said.find('\n'));
-  }
-  return line;
-}
-
-std::string progress_line(const nlohmann::json& progress) {
-  if (!progress.is_object()) return {};
-  std::string line;
-  const auto add = [&](const std::string& text) {
-    if (text.empty()) return;
-    if (!line.empty()) line += "  ";
-    line += text;
-  };
-  if (progress.contains("epoch") && progress["epoch"].is_number()) {
-    add("epoch " + number(progress["epoch"]));
-  }
-  if (progress.contains("step") && progress["step"].is_number()) {
-    std::string step = "step " + number(progress["step"]);
-    const long long total = number_or(progress, "total", 0);
-    if (total > 0) {
-      const long long done = number_or(progress, "step", 0);
-      step += "/" + std::to_string(total) + " " +
-              std::to_string(std::clamp(done * 100 / total, 0LL, 100LL)) + " %";
-    }
-    add(step);
-  }
-  add(metrics_line(child(progress, "metrics")));
-  add(printable(text_or(progress, "message"), false));
-  return line;
 }
 
 }  // namespace dtrain::cli

@@ -8,6 +8,9 @@
 
 namespace dtrain::cli {
 
+// Whether what the job's setup writes is printed, line by line with its node.
+enum class SetupOutput { none, too, alone };
+
 struct FollowOptions {
   std::string job;  // its id
   bool follow = true;
@@ -18,11 +21,13 @@ struct FollowOptions {
   std::optional<int> tail;
   std::string stream;  // "out", "err", or empty: both
   bool prefix = true;
+  SetupOutput setup = SetupOutput::none;
 };
 
 struct FollowResult {
   std::string state;             // of the job, as it was last said
   std::optional<int> exit_code;  // of the rank that was the root cause
+  bool any_output = false;       // of ranks, or of setup
   int interrupted = 0;           // the signal that detached us; 0: followed to the end
 };
 

@@ -72,11 +72,11 @@ void add_job_flags(CLI::App& app, JobFlags& flags) {
 }
 
 void apply_job_flags(JobSpec& spec, const JobFlags& flags,
-                     const std::optional<std::vector<std::string>>& command,
-                     const std::string& here, const Lookup& environment) {
+                     const std::optional<CommandWords>& command, const std::string& here,
+                     const Lookup& environment) {
   if (command) {
-    spec.command = *command;
-    spec.shell = false;
+    spec.command = command->words;
+    spec.shell = command->shell;
   }
   if (flags.nnodes) {
     spec.nnodes = flag("--nnodes", [&] { return parse_node_count(*flags.nnodes); });

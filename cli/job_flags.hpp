@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/command_words.hpp"
 #include "launcher/spec/job_spec.hpp"
 
 namespace CLI {
@@ -47,8 +48,8 @@ using Lookup = std::function<std::optional<std::string>(const std::string& name)
 // Relative paths are relative to `here`. A spec without a name gets one from its program. Throws
 // Error(usage) naming the flag.
 void apply_job_flags(JobSpec& spec, const JobFlags& flags,
-                     const std::optional<std::vector<std::string>>& command,
-                     const std::string& here, const Lookup& environment);
+                     const std::optional<CommandWords>& command, const std::string& here,
+                     const Lookup& environment);
 
 // The values of the spec's secrets, from the environment or their files, for the submit request
 // alone. Throws Error(invalid) naming the secret; never a value.

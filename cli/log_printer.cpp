@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cli/colours.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -22,16 +23,21 @@ std::string base64(std::string_view bytes) {
 }  // namespace
 
 void LogPrinter::piece(const LogPiece& piece) {
-  const Key key{piece.attempt, piece.rank, piece.err};
+  const Key key{piece.attempt, piece.rank, piece.err,
+                piece.setup ? std::string(piece.node) : std::string()};
   auto [found, fresh] = streams_.try_emplace(key);
   Stream& stream = found->second;
-  const bool terminal = piece.err ? screen_.terminal().err : screen_.terminal().out;
+  const bool err = to_err(key);
+  const bool terminal = err ? screen_.terminal().err : screen_.terminal().out;
   if (fresh) {
     stream.next = piece.offset;
     stream.line_at = piece.offset;
     stream.node = piece.node;
-    if (style_.prefix) {
-      const bool color = piece.err ? screen_.terminal().color_err : screen_.terminal().color_out;
+    const bool color = err ? screen_.terminal().color_err : screen_.terminal().color_out;
+    if (piece.setup) {
+      stream.prefix =
+          paint("[setup " + printable(piece.node, false) + "]", Color::dim, color) + " ";
+    } else if (style_.prefix) {
       stream.prefix =
           paint("[" + std::to_string(piece.rank) + "]", rank_color(piece.rank), color) + " ";
     }
@@ -48,7 +54,7 @@ void LogPrinter::piece(const LogPiece& piece) {
   received_ += bytes.size();
   latest_ = &stream;
 
-  if (!style_.json && !style_.prefix && !terminal) {
+  if (!style_.json && !style_.prefix && !terminal && !piece.setup) {
     if (piece.err) {
       screen_.err(bytes);
     } else {
@@ -56,7 +62,7 @@ void LogPrinter::piece(const LogPiece& piece) {
     }
     return;
   }
-  if (!style_.json && !terminal && !piece.err) {
+  if (!style_.json && !terminal && !err) {
     // The path of much output: prefix and line, straight into the buffer.
     std::string& out = screen_.out_buffer();
     stream.lines.feed(bytes, [&](std::string_view line, bool) {
@@ -73,14 +79,19 @@ void LogPrinter::piece(const LogPiece& piece) {
 }
 
 void LogPrinter::print(const Key& key, Stream& stream, std::string_view line, bool whole) {
-  const auto& [attempt, rank, err] = key;
+  const auto& [attempt, rank, is_err, setup_node] = key;
+  const bool err = to_err(key);
   if (style_.json) {
     nlohmann::json event = {{"type", "log"},
                             {"attempt", attempt},
                             {"rank", rank},
                             {"node", stream.node},
-                            {"stream", err ? "err" : "out"},
+                            {"stream", is_err ? "err" : "out"},
                             {"offset", stream.line_at}};
+    if (!setup_node.empty()) {
+      event["rank"] = nullptr;
+      event["stream"] = "setup";
+    }
     if (is_utf8(line)) {
       event["text"] = line;
     } else {
@@ -94,7 +105,8 @@ void LogPrinter::print(const Key& key, Stream& stream, std::string_view line, bo
   const bool terminal = err ? screen_.terminal().err : screen_.terminal().out;
   std::string text = stream.prefix;
   if (terminal) {
-    text += printable(after_returns(line), false);
+    const bool color = err ? screen_.terminal().color_err : screen_.terminal().color_out;
+    text += with_colours(after_returns(line), color);
   } else {
     text += line;
   }
@@ -104,6 +116,11 @@ void LogPrinter::print(const Key& key, Stream& stream, std::string_view line, bo
   } else {
     screen_.out(text);
   }
+}
+
+bool LogPrinter::to_err(const Key& key) const {
+  const bool setup = !std::get<std::string>(key).empty();
+  return setup ? !style_.setup_to_out : std::get<bool>(key);
 }
 
 void LogPrinter::finish() {

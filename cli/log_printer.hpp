@@ -19,17 +19,19 @@ struct LogPiece {
   bool err = false;  // stderr, else stdout
   std::uint64_t offset = 0;
   std::string_view bytes;
+  bool setup = false;  // of no rank, but of the job's setup on the node
 };
 
 struct LogStyle {
   bool prefix = true;  // "[1] " before each line; without it, and in no terminal, bytes go through
   bool json = false;   // one JSON line per line
+  bool setup_to_out = false;  // what setup wrote goes to stdout, else to stderr
 };
 
-// Prints ranks' output: stdout of a rank to stdout, stderr to stderr. Remembers for every stream
-// which byte comes next, so that a server that begins again is never heard twice. On a terminal,
-// lines are whole, and control characters cannot drive it; into a pipe or file, bytes are as the
-// rank wrote them.
+// Prints ranks' output: stdout of a rank to stdout, stderr to stderr; and setup's, line by line
+// with its node. Remembers for every stream which byte comes next, so that a server that begins
+// again is never heard twice. On a terminal, lines are whole, and control characters cannot drive
+// it, but for colours; into a pipe or file, bytes are as the rank wrote them.
 class LogPrinter {
  public:
   LogPrinter(Screen& screen, LogStyle style) : screen_(screen), style_(style) {}
@@ -52,8 +54,10 @@ class LogPrinter {
     std::string prefix;
     std::string node;
   };
-  using Key = std::tuple<int, int, bool>;
+  // Attempt, rank, stderr; the node of a setup, else nothing.
+  using Key = std::tuple<int, int, bool, std::string>;
 
+  bool to_err(const Key& key) const;
   void print(const Key& key, Stream& stream, std::string_view line, bool whole);
 
   Screen& screen_;

@@ -13,7 +13,8 @@ namespace {
 
 struct Options {
   std::string job;
-  std::string setup;  // a node
+  std::string node;
+  bool setup = false;
   bool follow = false;
   bool out = false;
   bool err = false;
@@ -23,14 +24,29 @@ struct Options {
   std::optional<int> tail;
 };
 
+SetupOutput setup_output(const Context& context, const Options& options) {
+  if (options.setup) return SetupOutput::alone;
+  const bool chosen = options.rank || options.out || options.err;
+  return options.follow && !chosen && !context.globals.quiet ? SetupOutput::too : SetupOutput::none;
+}
+
 int run_logs(Context& context, const Options& options) {
   if (options.out && options.err) {
     throw Error(ErrorCode::usage, "--stdout and --stderr exclude each other")
         .with_hint("without either, both are shown");
   }
-  if (!options.setup.empty()) {
-    if (!options.job.empty()) throw Error(ErrorCode::usage, "--setup is of a node, not of a job");
-    return print_setup_logs(context, options.setup);
+  if (!options.node.empty()) {
+    if (!options.setup || !options.job.empty()) {
+      throw Error(ErrorCode::usage, "--node goes with --setup alone: what a node's setup wrote")
+          .with_hint("dtrain logs --setup --node " + options.node);
+    }
+    return print_setup_logs(context, options.node);
+  }
+  if (options.setup && names_node(context, options.job)) {
+    return print_setup_logs(context, options.job);
+  }
+  if (options.setup && (options.rank || options.out || options.err)) {
+    throw Error(ErrorCode::usage, "--setup is of no rank and has one stream");
   }
   const wire::ApiClient client = context.client();
   const nlohmann::json job = find_job(client, options.job, DefaultJob::newest);
@@ -42,8 +58,11 @@ int run_logs(Context& context, const Options& options) {
   how.attempt = options.attempt;
   how.tail = options.tail;
   how.stream = options.out ? "out" : options.err ? "err" : "";
+  how.setup = setup_output(context, options);
   how.prefix = !options.no_prefix && !options.rank && number_or(job, "world_size", 1) > 1;
   const FollowResult result = follow(context, client, how);
+  if (options.setup && !result.any_output)
+    context.note("no setup of " + how.job + " wrote anything");
   if (options.follow || result.interrupted != 0) {
     return finish_following(context, how.job, result);
   }
@@ -58,7 +77,8 @@ Verb add_logs(CLI::App& root) {
                            "  dtrain logs                    of the newest job\n"
                            "  dtrain logs -f mnist           follow; Ctrl-C leaves the job alone\n"
                            "  dtrain logs --rank 1 --stderr --tail 50\n"
-                           "  dtrain logs --setup node-1     what its setup commands wrote\n");
+                           "  dtrain logs --setup            what the job's setup wrote\n"
+                           "  dtrain logs --setup --node node-1   what the node's setup wrote\n");
   app->add_option("job", options->job, "Id, name or beginning of an id (default: the newest)")
       ->type_name("JOB");
   app->add_flag("-f,--follow", options->follow,
@@ -74,7 +94,8 @@ Verb add_logs(CLI::App& root) {
       ->type_name("N");
   app->add_flag("--stdout", options->out, "Only what went to stdout");
   app->add_flag("--stderr", options->err, "Only what went to stderr");
-  app->add_option("--setup", options->setup, "What the setup commands of this node wrote")
+  app->add_flag("--setup", options->setup, "What the job's setup wrote; with --node, the node's");
+  app->add_option("--node", options->node, "With --setup: what the setup lists of this node wrote")
       ->type_name("NODE");
   app->add_flag("--no-prefix", options->no_prefix, "No [RANK] before the lines");
   return {app, [options](Context& context) { return run_logs(context, *options); }, std::nullopt};

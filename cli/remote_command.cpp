@@ -10,6 +10,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cli/colours.hpp"
+#include "cli/command_words.hpp"
 #include "cli/input_window.hpp"
 #include "cli/jobs.hpp"
 #include "cli/lines.hpp"
@@ -145,7 +147,8 @@ void Session::output(const nlohmann::json& header, std::string_view bytes) {
   if (source.prefix.empty()) source.prefix = "[" + node + "] ";
   source.lines.feed(bytes, [&](std::string_view line, bool) {
     std::string text = source.prefix;
-    text += terminal ? printable(after_returns(line), false) : std::string(line);
+    const bool color = err ? screen_.terminal().color_err : screen_.terminal().color_out;
+    text += terminal ? with_colours(after_returns(line), color) : std::string(line);
     text += '\n';
     if (err) {
       screen_.err(text);
@@ -163,6 +166,11 @@ void Session::ended(const nlohmann::json& frame) {
     if (!context_.globals.json) {
       const Error error = wire::error_from_json(frame);
       screen_.err("dtrain: " + node + ": " + printable(error.message(), false) + "\n");
+      const std::string& word = command_.command.empty() ? "" : command_.command.front();
+      if (!command_.shell && command_.command.size() == 1 && is_shell_line(word)) {
+        screen_.err("  try: dtrain exec " + shell_quote(word) +
+                    " (a line for the shell is one argument without --)\n");
+      }
     }
     return;
   }

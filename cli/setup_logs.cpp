@@ -37,11 +37,10 @@ std::optional<Logs> ask_head(const Context& context, const std::string& node) {
 Logs read_there(const Context& context, const std::string& node) {
   const std::string name = context.cluster();
   const auto state = load_cluster(name);
-  const auto machine = !state ? std::vector<Machine>::const_iterator{}
-                              : std::find_if(state->nodes.begin(), state->nodes.end(),
-                                             [&](const Machine& each) {
-                                               return each.node.str() == node;
-                                             });
+  const auto machine =
+      !state ? std::vector<Machine>::const_iterator{}
+             : std::find_if(state->nodes.begin(), state->nodes.end(),
+                            [&](const Machine& each) { return each.node.str() == node; });
   if (!state || machine == state->nodes.end() || !machine->host) {
     throw Error(ErrorCode::not_found, "cluster " + name + " has no node " + node + " to ask")
         .with_hint("dtrain status lists the nodes");
@@ -50,6 +49,20 @@ Logs read_there(const Context& context, const std::string& node) {
 }
 
 }  // namespace
+
+bool names_node(const Context& context, const std::string& word) {
+  if (word.empty()) return false;
+  if (const auto state = load_cluster(context.cluster())) {
+    for (const Machine& machine : state->nodes) {
+      if (machine.node.str() == word) return true;
+    }
+  }
+  const nlohmann::json status = context.client().get("/v1/status");
+  for (const nlohmann::json& node : child(status, "nodes")) {
+    if (text_or(node, "node") == word) return true;
+  }
+  return false;
+}
 
 int print_setup_logs(const Context& context, const std::string& node) {
   std::optional<Logs> logs = ask_head(context, node);

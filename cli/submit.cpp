@@ -1,5 +1,3 @@
-#include <unistd.h>
-
 #include <filesystem>
 #include <thread>
 
@@ -7,14 +5,17 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/bring_up.hpp"
+#include "cli/command_words.hpp"
 #include "cli/context.hpp"
 #include "cli/follow.hpp"
 #include "cli/forward.hpp"
 #include "cli/job_flags.hpp"
 #include "cli/jobs.hpp"
 #include "cli/origin.hpp"
+#include "cli/program_check.hpp"
 #include "cli/ray.hpp"
 #include "cli/staging.hpp"
+#include "cli/torchrun_flags.hpp"
 #include "launcher/cluster/processes.hpp"
 #include "launcher/cluster/state.hpp"
 #include "launcher/core/error.hpp"
@@ -39,6 +40,7 @@ struct Options {
   std::vector<int> ports;
   JobFlags flags;
   OriginFlags origin;
+  TorchrunFlags torchrun;
 };
 
 constexpr auto kHeadBack = std::chrono::seconds(5);
@@ -53,49 +55,68 @@ std::string here() {
   return path.string();
 }
 
+// What the words before and after `--` say.
+struct Wanted {
+  std::string yaml;  // the job's; empty: none
+  std::optional<CommandWords> command;
+};
+
 // Ray's form: the cluster's YAML first, then the program and its arguments.
-void take_ray_form(Context& context, Options& options) {
-  if (options.files.empty() || !looks_like_cluster_yaml(options.files.front())) return;
-  std::vector<std::string> words(options.files.begin() + 1, options.files.end());
-  if (context.tail) words.insert(words.end(), context.tail->begin(), context.tail->end());
-  if (words.empty()) {
-    throw Error(ErrorCode::usage,
-                options.files.front() + " is a cluster YAML, and no program is given")
-        .with_hint("dtrain submit " + options.files.front() + " -- PROGRAM ARGS");
+CommandWords take_ray_form(Context& context, const Options& options) {
+  const std::string& yaml = options.files.front();
+  const std::vector<std::string> words(options.files.begin() + 1, options.files.end());
+  std::optional<CommandWords> command = command_words(context.tail, words);
+  if (!command) {
+    throw Error(ErrorCode::usage, yaml + " is a cluster YAML, and no program is given")
+        .with_hint("dtrain submit " + yaml + " -- PROGRAM ARGS");
   }
-  const ClusterSpec spec = read_cluster_yaml(options.files.front(), process_environment()).spec;
+  const ClusterSpec spec = read_cluster_yaml(yaml, process_environment()).spec;
   // This machine costs nothing to bring up; for others that is asked for.
   const bool start = options.start || spec.provider.kind == ProviderKind::local;
-  choose_and_start(context, options.files.front(), start);
-  options.files.clear();
-  // Ray runs a script by Python; a program of the current folder needs no ./ there.
+  choose_and_start(context, yaml, start);
+  // One word that is a file is Ray's script, and no line for the shell.
   std::error_code none;
-  if (fs::is_regular_file(words.front(), none) && words.front().find('/') == std::string::npos) {
-    words.front() = "./" + words.front();
-  }
-  if (words.front().ends_with(".py") && ::access(words.front().c_str(), X_OK) != 0) {
-    words.insert(words.begin(), "python3");
-  }
-  context.tail = std::move(words);
+  command->shell = command->shell && !fs::is_regular_file(words.front(), none);
+  // Ray runs a script by Python; a program of the current folder needs no ./ there.
+  if (!command->shell) command->words = started_words(std::move(command->words));
+  return *command;
 }
 
-JobSpec make_spec(const Context& context, const Options& options,
-                  const std::optional<ResumedJob>& resumed) {
-  JobSpec spec;
-  if (resumed) spec = resumed->spec;
-  if (options.files.size() > 1) {
-    throw Error(ErrorCode::usage, "too many arguments: " + options.files[1])
-        .with_hint("a program's arguments come after --: dtrain submit -- PROGRAM ARGS");
-  }
-  if (options.files.empty() && !context.tail && !resumed) {
+Wanted wanted(Context& context, const Options& options) {
+  const std::vector<std::string>& files = options.files;
+  if (files.empty()) {
+    Wanted command{"", command_words(context.tail, {})};
+    if (command.command || !options.origin.resume.empty()) return command;
     throw Error(ErrorCode::usage, "what is to be run?")
         .with_hint("dtrain submit JOB.yaml, or dtrain submit -- PROGRAM ARGS");
   }
-  if (context.tail && context.tail->empty()) {
-    throw Error(ErrorCode::usage, "a program is wanted after --");
+  const std::string& first = files.front();
+  std::error_code unreadable;
+  const bool there = fs::exists(first, unreadable);
+  if (!there && files.size() == 1 && is_shell_line(first)) {
+    return {"", command_words(context.tail, files)};
   }
-  if (!options.files.empty()) {
-    Read<JobSpec> read = read_job_yaml(options.files.front(), process_environment());
+  if (!there || looks_like_program(first)) {
+    throw Error(there ? ErrorCode::usage : ErrorCode::not_found,
+                there ? first + " is a program, and no job YAML" : "there is no file " + first)
+        .with_hint("to run a program: dtrain submit -- " + shell_join(started_words(files)));
+  }
+  if (looks_like_cluster_yaml(first)) return {"", take_ray_form(context, options)};
+  const std::vector<std::string> words(files.begin() + 1, files.end());
+  if (!words.empty() && (words.size() > 1 || !is_shell_line(words.front()))) {
+    throw Error(ErrorCode::usage, "too many arguments: " + words.front())
+        .with_hint("a program's arguments come after --: dtrain submit " + shell_quote(first) +
+                   " -- " + shell_join(started_words(words)));
+  }
+  return {first, command_words(context.tail, words)};
+}
+
+JobSpec make_spec(const Context& context, const Options& options, const Wanted& what,
+                  const std::optional<ResumedJob>& resumed) {
+  JobSpec spec;
+  if (resumed) spec = resumed->spec;
+  if (!what.yaml.empty()) {
+    Read<JobSpec> read = read_job_yaml(what.yaml, process_environment());
     for (const Warning& warning : read.warnings) {
       context.note(warning.location.str() + ": " + warning.message);
     }
@@ -105,7 +126,7 @@ JobSpec make_spec(const Context& context, const Options& options,
       spec.start = resumed->spec.start;
     }
   }
-  apply_job_flags(spec, options.flags, context.tail, here(), process_environment());
+  apply_job_flags(spec, options.flags, what.command, here(), process_environment());
   std::vector<Error> problems = validate(spec);
   if (!problems.empty()) throw SpecError(std::move(problems));
   if (resumed) keep_content_if_same(spec, resumed->spec);
@@ -129,13 +150,29 @@ nlohmann::json post_job(const wire::ApiClient& client, const std::string& cluste
   }
 }
 
+JobPlace job_place(const std::string& cluster, bool sent) {
+  JobPlace place;
+  place.here = !sent;
+  const auto state = sent ? std::nullopt : load_cluster(cluster);
+  if (!state || state->nodes.empty()) return place;
+  const auto login = read_file_if_there(paths::NodeRoot{state->nodes.front().root}.login_env());
+  if (!login) return place;
+  for (const std::string& entry : split(*login, '\0')) {
+    if (entry.starts_with("PATH=")) place.login_path = entry.substr(5);
+  }
+  return place;
+}
+
 // The job as it is sent, with its files where the cluster is elsewhere.
 nlohmann::json submit_job(const Context& context, const wire::ApiClient& client,
                           const std::string& cluster, JobSpec spec, nlohmann::json request) {
   const bool takes_over = !spec.resumes.empty() || spec.start;
   const auto limit = takes_over ? kTakingOver : wire::ApiClient::kLimit;
-  if (!sends_files(client, cluster)) {
+  const bool sent = sends_files(client, cluster);
+  const JobPlace place = job_place(cluster, sent);
+  if (!sent) {
     spec.content.reset();
+    check_program(spec, place);
     request["spec"] = to_json(spec);
     return post_job(client, cluster, request, limit);
   }
@@ -155,6 +192,7 @@ nlohmann::json submit_job(const Context& context, const wire::ApiClient& client,
     context.note("the head has the files of " + spec.resumes + " no more; " + spec.workdir +
                  " is sent as it is now");
   }
+  check_program(spec, place);
   for (int attempt = 1;; ++attempt) {
     StagedFiles files = stage_job(context, spec, cache);
     if (sends_start(spec)) stage_start(files, spec, cache);
@@ -214,25 +252,21 @@ void use_local(Context& context) {
   if (!current_cluster()) set_current_cluster("local");
 }
 
-int run_submit(Context& context, Options options) {
-  std::error_code unreadable;
-  if (!options.files.empty() && !fs::exists(options.files.front(), unreadable)) {
-    throw Error(ErrorCode::not_found, "there is no file " + options.files.front())
-        .with_hint("to run a program: dtrain submit -- " + shell_join(options.files));
-  }
-  take_ray_form(context, options);
+int run_submit(Context& context, const Options& options) {
+  heed_torchrun_flags(context, options.torchrun);
   const OriginFlags& origin = options.origin;
   if (!origin.resume.empty() && !origin.from_checkpoint.empty()) {
     throw Error(ErrorCode::usage,
                 "--resume goes on from the job's own newest checkpoint, "
                 "--from-checkpoint begins a new one: one of them");
   }
+  const Wanted what = wanted(context, options);
   std::optional<ResumedJob> resumed;
   if (!origin.resume.empty()) {
     if (options.local) use_local(context);
     resumed = job_to_resume(context, context.client(), origin.resume);
   }
-  JobSpec spec = make_spec(context, options, resumed);
+  JobSpec spec = make_spec(context, options, what, resumed);
   const std::map<std::string, std::string> secrets = read_secrets(spec, process_environment());
   if (options.local && !resumed) use_local(context);
   const std::string cluster = context.cluster();
@@ -270,6 +304,7 @@ int run_submit(Context& context, Options options) {
   const bool one = spec.nnodes.max == 1 && spec.nproc_per_node.kind == ProcsKind::number &&
                    spec.nproc_per_node.number == 1;
   follow_options.prefix = !one && !options.no_prefix;
+  follow_options.setup = spec.setup.empty() ? SetupOutput::none : SetupOutput::too;
   auto forwarding = forward_ports(context, options.ports);
   const FollowResult result = follow(context, client, follow_options);
   forwarding.reset();
@@ -291,6 +326,7 @@ Verb add_submit(CLI::App& root) {
       "  dtrain submit train_job.yaml --dry-run     would it fit, where, why not\n"
       "  dtrain submit --resume mnist --timeout-s 7200   go on with a job that ended\n"
       "  dtrain submit train_job.yaml --from-checkpoint mnist:3   a warm start\n"
+      "  dtrain submit 'make && ./train'            one argument goes to the shell\n"
       "  dtrain submit cluster.yaml -- ./train --epochs 3   as Ray writes it\n"
       "Exit code: 0 succeeded, 1 failed, 3 stopped, 130 detached by Ctrl-C (the job goes on).\n");
   app->add_option("file", options->files, "The job YAML; a program comes after --")
@@ -307,6 +343,7 @@ Verb add_submit(CLI::App& root) {
   app->add_flag("--no-prefix", options->no_prefix, "No [RANK] before the ranks' lines");
   add_origin_flags(*app, options->origin);
   add_job_flags(*app, options->flags);
+  add_torchrun_flags(*app, options->torchrun);
   return {app, [options](Context& context) { return run_submit(context, *options); }, std::nullopt};
 }
 

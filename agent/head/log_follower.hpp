@@ -31,10 +31,13 @@ inline constexpr std::size_t kFollowerQueue = std::size_t{1} << 20;
 inline constexpr std::chrono::milliseconds kFollowerPoll{15};   // while ranks write
 inline constexpr std::chrono::milliseconds kFollowerWait{250};  // while nothing runs
 
-// One stream of one rank of one attempt, as far as it has been sent.
+inline constexpr int kNoRank = -1;
+
+// One stream of one rank of one attempt, or what its setup wrote on a node, as far as it has been
+// sent.
 struct FollowerTail {
   int attempt;
-  int rank;
+  int rank;  // kNoRank: the setup's
   NodeId node;
   bool error_stream;
   fs::path path;
@@ -48,6 +51,7 @@ struct FollowerSnapshot {
   int newest_attempt = 0;
   bool may_write = true;
   std::vector<Engine::LogSource> sources;
+  std::vector<FollowerTail> setups;  // nothing of them is sent yet
 };
 
 class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follower> {
@@ -136,6 +140,8 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
       self->first_attempt_ = self->query_.attempt.value_or(self->query_.follow && now.may_write
                                                                ? std::max(1, now.newest_attempt)
                                                                : now.newest_attempt);
+      // It may have run in the first attempt alone.
+      if (self->query_.stream == "setup" && !self->query_.attempt) self->first_attempt_ = 1;
       if (self->query_.events && self->query_.follow) {
         const json events = engine.job_events(self->job_);
         self->past_events_ = events.value("events", json::array());
@@ -146,8 +152,18 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
       for (Engine::LogSource& source : engine.logs(self->job_, attempt)) {
         now.sources.push_back(std::move(source));
       }
+      if (self->query_.setup) add_setups(engine, self->job_, attempt, now.setups);
     }
     return now;
+  }
+
+  static void add_setups(const Engine& engine, const JobId& job, int attempt,
+                         std::vector<FollowerTail>& tails) {
+    for (auto& [name, path] : engine.other_logs(job, attempt)) {
+      if (path.filename() != "setup.log") continue;
+      tails.push_back(
+          {attempt, kNoRank, NodeId(name.substr(0, name.rfind('/'))), false, std::move(path), {}});
+    }
   }
 
   void send(const json& frame) { stream_->send_text(wire::dump(frame)); }
@@ -164,13 +180,18 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
 
   // Frames are put together outside of coroutines: g++ 12 miscompiles some initializer lists there.
   void send_header(const FollowerTail& tail, std::size_t bytes) {
-    send({{"type", "log"},
-          {"attempt", tail.attempt},
-          {"rank", tail.rank},
-          {"node", tail.node.str()},
-          {"stream", tail.error_stream ? "err" : "out"},
-          {"offset", tail.offset},
-          {"bytes", bytes}});
+    json header = {{"type", "log"},
+                   {"attempt", tail.attempt},
+                   {"rank", tail.rank},
+                   {"node", tail.node.str()},
+                   {"stream", tail.error_stream ? "err" : "out"},
+                   {"offset", tail.offset},
+                   {"bytes", bytes}};
+    if (tail.rank == kNoRank) {
+      header["rank"] = nullptr;
+      header["stream"] = "setup";
+    }
+    send(header);
   }
 
   void send_end() {
@@ -215,7 +236,15 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
     }
   }
 
+  void open_setups(std::vector<FollowerTail>& setups) {
+    for (FollowerTail& tail : setups) {
+      if (known_setups_.insert({tail.attempt, tail.node}).second) tails_.push_back(std::move(tail));
+    }
+    setups.clear();
+  }
+
   void open_tails(const std::vector<Engine::LogSource>& sources) {
+    if (query_.stream == "setup") return;
     for (const Engine::LogSource& source : sources) {
       if (query_.rank && *query_.rank != source.rank) continue;
       for (const bool error_stream : {false, true}) {
@@ -272,6 +301,7 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
     while (!gone_) {
       send_news();
       if (query_.logs) {
+        open_setups(now_.setups);
         open_tails(now_.sources);
         const bool some = co_await send_logs();
         if (some) continue;
@@ -312,6 +342,7 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
   std::set<std::int64_t> events_sent_;
   std::vector<FollowerTail> tails_;
   std::set<std::tuple<int, int, bool>> known_;
+  std::set<std::pair<int, NodeId>> known_setups_;
   int first_attempt_ = 1;
   bool listening_ = false;  // engine's thread
   bool first_pass_ = true;

@@ -69,14 +69,17 @@ FollowQuery parse_follow_query(const std::string& query) {
       result.events = flag();
     } else if (key == "follow") {
       result.follow = flag();
+    } else if (key == "setup") {
+      result.setup = flag();
     } else if (key == "rank") {
       result.rank = number(key, value);
     } else if (key == "attempt") {
       result.attempt = number(key, value);
     } else if (key == "tail") {
       result.tail = number(key, value);
-    } else if (key == "stream" && (value == "out" || value == "err")) {
+    } else if (key == "stream" && (value == "out" || value == "err" || value == "setup")) {
       result.stream = value;
+      result.setup = result.setup || value == "setup";
     } else {
       throw Error(ErrorCode::invalid, "no such part of a query: " + pair);
     }

@@ -23,7 +23,8 @@ struct FollowQuery {
   bool follow = true;
   std::optional<int> rank;
   std::optional<int> attempt;
-  std::optional<std::string> stream;  // out or err
+  std::optional<std::string> stream;  // out, err, or setup: what the job's setup wrote
+  bool setup = false;                 // that too
   std::optional<int> tail;            // lines
 };
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "agent/node/fetch.hpp"
+#include "agent/supervise/setup_mark.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/files/store.hpp"
@@ -124,6 +125,7 @@ struct Staging::Work : std::enable_shared_from_this<Staging::Work> {
       make_bundle(store, store.tree(content.bundle_tree), content.bundle_tree, stop.get());
     }
     const fs::path folder = root.workdir(key.first, key.second);
+    supervise::hand_on_workdir(root, key.first, key.second);
     std::error_code none;
     if (fs::exists(folder, none)) return;
     make_folders(folder.parent_path());

@@ -1,20 +1,13 @@
 #include "agent/supervise/environment.hpp"
 
-#include <array>
 #include <utility>
 
 #include "launcher/core/process.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/spec/contract.hpp"
 
 namespace dtrain::supervise {
 namespace {
-
-// What the contract says may be absent: a value from beneath must not stand for it.
-constexpr std::array<const char*, 3> kAbsentUnlessOurs{
-    {"DTRAIN_CHECKPOINT", "DTRAIN_MASTER_LISTEN_FD", "DTRAIN_REPORT_SOCKET"}};
-// The variables of one rank, which `setup` does not get.
-constexpr std::array<const char*, 4> kOfOneRank{
-    {"RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_ERROR_FILE"}};
 
 void put_entry(Environment& env, std::string_view entry) {
   const std::size_t equals = entry.find('=');
@@ -30,7 +23,10 @@ Environment beneath(const wire::AttemptSpec& spec, const Surroundings& surroundi
   Environment env = surroundings.base;
   lay_over(env, spec.env);
   lay_over(env, surroundings.secrets);
-  for (const char* name : kAbsentUnlessOurs) env.erase(name);
+  // Some may be absent: a value from beneath must not stand for them.
+  for (const std::string_view name : contract::kOfRank) env.erase(std::string(name));
+  env.emplace("PYTHONUNBUFFERED", "1");
+  env.emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
   return env;
 }
 
@@ -49,8 +45,7 @@ void put_attempt(Environment& env, const wire::AttemptSpec& spec, int master_por
   env["TORCHELASTIC_RESTART_COUNT"] = std::to_string(spec.attempt - 1);
   env["TORCHELASTIC_MAX_RESTARTS"] = std::to_string(spec.max_restarts);
   env["TORCHELASTIC_USE_AGENT_STORE"] = "False";
-  env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1";
-  env["PYTHONUNBUFFERED"] = "1";
+  env["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
   env["DTRAIN_JOB_ID"] = spec.job.str();
   env["DTRAIN_ATTEMPT"] = std::to_string(spec.attempt);
   env["DTRAIN_ATTEMPT_TOKEN"] = spec.token;
@@ -118,7 +113,6 @@ std::vector<std::string> setup_environment(const wire::AttemptSpec& spec,
                                            const Surroundings& surroundings) {
   Environment env = beneath(spec, surroundings);
   put_attempt(env, spec, surroundings.master_port);
-  for (const char* name : kOfOneRank) env.erase(name);
   return entries(env);
 }
 

@@ -3,7 +3,6 @@
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -12,6 +11,7 @@
 #include "agent/supervise/output.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/process.hpp"
+#include "launcher/core/program.hpp"
 
 namespace dtrain::supervise {
 namespace {
@@ -49,15 +49,25 @@ int port_of(int fd) {
   return ntohs(reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
 }
 
-// A file that is there and yet "not found" lacks its interpreter or dynamic loader.
-std::string advice(const wire::AttemptSpec& spec) {
-  const fs::path program = fs::path(spec.workdir) / spec.command.front();
-  struct stat status {};
-  if (spec.shell || spec.command.front().find('/') == std::string::npos) return {};
-  if (::stat(program.c_str(), &status) != 0) return {};
-  if (S_ISDIR(status.st_mode)) return " (it is a folder)";
-  if (::access(program.c_str(), X_OK) != 0) return " (it is not executable)";
-  return " (is the interpreter or dynamic loader that it names there?)";
+std::string path_of(const std::vector<std::string>& env) {
+  for (const std::string& entry : env) {
+    if (entry.starts_with("PATH=")) return entry.substr(5);
+  }
+  return {};
+}
+
+// Why the program could not be started, with what may have been meant; absent where nothing is seen
+// of it.
+std::optional<std::string> why_not(const wire::AttemptSpec& spec, const std::string& path) {
+  const std::string& word = spec.command.front();
+  const fs::path folder = spec.workdir;
+  if (spec.shell) return std::nullopt;
+  if (word.find('/') != std::string::npos) {
+    return why_not_startable(folder / word, word, Interpreters::here, path);
+  }
+  const auto found = find_in_path(word, path);
+  return found ? why_not_startable(*found, word, Interpreters::here, path)
+               : why_not_in_path(word, folder, path);
 }
 
 Started start(const wire::AttemptSpec& spec, SpawnOptions options, bool one_stream) {
@@ -96,12 +106,22 @@ Started start_rank(const wire::AttemptSpec& spec, std::vector<std::string> env, 
   SpawnOptions options;
   options.argv = spec.command;
   if (spec.shell) options.argv = {"/bin/sh", "-c", spec.command.front()};
+  const std::string path = path_of(env);
   options.env = std::move(env);
   if (master >= 0) options.inherit = {{master, kMasterListenFd}};
   try {
     return start(spec, std::move(options), false);
-  } catch (Error& error) {
-    throw Error(error.code(), error.message() + ", in folder " + spec.workdir + advice(spec));
+  } catch (const NotStartable& error) {
+    std::error_code none;
+    if (!fs::is_directory(spec.workdir, none)) throw;
+    const std::string where = ", in folder " + spec.workdir;
+    if (const auto why = why_not(spec, path)) {
+      throw NotStartable(error.code(), "the program " + spec.command.front() + where + ", " + *why);
+    }
+    throw NotStartable(error.code(), error.message() + where +
+                                         " (does it want a dynamic loader that is not there?)");
+  } catch (const Error& error) {
+    throw Error(error.code(), error.message() + ", in folder " + spec.workdir);
   }
 }
 

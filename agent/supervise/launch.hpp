@@ -32,7 +32,7 @@ struct Started {
 };
 
 // Starts a rank in a session of its own, killed when the calling thread ends. `master` -1: none.
-// Throws Error naming program and folder.
+// Throws Error naming program and folder, NotStartable as spawn() does.
 Started start_rank(const wire::AttemptSpec& spec, std::vector<std::string> env, int master);
 
 // Starts the job's `setup` the same way; both of its streams come out of `out`.

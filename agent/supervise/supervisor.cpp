@@ -13,6 +13,7 @@
 
 #include "agent/supervise/last_words.hpp"
 #include "agent/supervise/record.hpp"
+#include "agent/supervise/setup_mark.hpp"
 #include "agent/supervise/tree.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
@@ -26,7 +27,6 @@ namespace {
 using Descriptor = boost::asio::posix::stream_descriptor;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kDrain{1000};          // for a pipe that a grandchild holds
 constexpr milliseconds kSlowDisk{60000};      // for bytes that are on their way to the disk
 constexpr milliseconds kLeftoverGrace{1000};  // for what ranks that succeeded have left
 constexpr milliseconds kUnkillable{5000};     // of SIGKILL without effect
@@ -86,7 +86,7 @@ void Supervisor::run() {
   try {
     begin();
   } catch (const Error& error) {
-    end(Outcome::failed, error.what(), milliseconds(0));
+    fail_start(error);
   }
   while (true) {
     try {
@@ -112,7 +112,8 @@ void Supervisor::begin() {
   } else {
     surroundings_.master_port = spec_.master_port;
   }
-  if (spec_.setup.empty()) {
+  if (spec_.setup.empty() ||
+      setup_has_run({options_.root}, spec_.job, spec_.attempt, !spec_.content)) {
     start_ranks();
   } else {
     start_setup_process();
@@ -121,14 +122,6 @@ void Supervisor::begin() {
 
 int Supervisor::add_stream(UniqueFd pipe, const fs::path& file) {
   return output_.add(std::move(pipe), open_file(file, O_WRONLY | O_CREAT | O_TRUNC));
-}
-
-void Supervisor::start_setup_process() {
-  Started started = start_setup(spec_, setup_environment(spec_, surroundings_));
-  setup_pid_ = started.pid;
-  setup_stream_ = add_stream(std::move(started.out), root_.setup_log());
-  log::info("setup started", {{"pid", std::to_string(setup_pid_)}});
-  emit(wire::SetupStarted{});
 }
 
 void Supervisor::start_ranks() {
@@ -182,13 +175,6 @@ void Supervisor::on_child() {
   }
   reap_orphans(owned());
   advance();
-}
-
-void Supervisor::setup_ended(const ProcessExit& exit) {
-  setup_pid_ = 0;
-  setup_exit_ = exit;
-  setup_drain_until_ = clock_.now() + kDrain;
-  log::info("setup ended", {{"exit", exit.str()}});
 }
 
 void Supervisor::rank_ended(int number, Rank& rank, const ProcessExit& exit) {
@@ -313,16 +299,21 @@ void Supervisor::end(Outcome outcome, std::string reason, milliseconds grace) {
   boost::asio::post(io_, [this] { advance(); });
 }
 
+void Supervisor::fail_start(const Error& error) {
+  end(Outcome::failed, "on " + spec_.node.str() + ": " + error.what(), milliseconds(0));
+}
+
 void Supervisor::advance() {
   if (recorder_) return;
   const Monotonic now = clock_.now();
   // What a setup has left running stays: it may be what the ranks need.
   if (setup_exit_ && setup_exit_->ok() && !ending_ && setup_drained(now)) {
     setup_exit_.reset();
+    remember_setup();
     try {
       start_ranks();
     } catch (const Error& error) {
-      end(Outcome::failed, error.what(), milliseconds(0));
+      fail_start(error);
     }
     return;
   }
@@ -356,20 +347,6 @@ void Supervisor::tell_exits(Monotonic now) {
     ended_ranks_.pop_front();
     emit(event);
   }
-}
-
-bool Supervisor::setup_drained(Monotonic now) const {
-  return !setup_stream_ || now >= setup_drain_until_;
-}
-
-void Supervisor::tell_setup_failure(Monotonic now) {
-  if (ending_ || !setup_exit_ || !setup_drained(now)) return;
-  const std::vector<std::string> lines = last_lines(root_.setup_log());
-  if (!lines.empty()) warn(std::nullopt, "setup failed, its last lines:\n" + join(lines, "\n"));
-  end(Outcome::failed,
-      "setup on " + spec_.node.str() + ": " + setup_exit_->str() +
-          (lines.empty() ? "" : ": " + lines.back()),
-      spec_.stop_grace);
 }
 
 bool Supervisor::cleaned(Monotonic now) {

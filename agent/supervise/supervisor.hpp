@@ -39,6 +39,8 @@ class Supervisor {
 
  private:
   using Outcome = wire::NodeFinished::Outcome;
+  // For a pipe that a grandchild holds.
+  static constexpr std::chrono::milliseconds kDrain{1000};
 
   struct Rank {
     pid_t pid = 0;
@@ -76,9 +78,12 @@ class Supervisor {
   // Begins to end all processes. When that is under way already the first reason stays, and only
   // the grace may become shorter.
   void end(Outcome outcome, std::string reason, std::chrono::milliseconds grace);
+  // The same when processes could not be started.
+  void fail_start(const Error& error);
   // Does what can be done now, and sets the alarm for what is next. Called after every change.
   void advance();
   bool setup_drained(Monotonic now) const;
+  void remember_setup();
   void tell_setup_failure(Monotonic now);
   void tell_exits(Monotonic now);
   // No process is left, or only such as cannot be killed.

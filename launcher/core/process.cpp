@@ -23,6 +23,7 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
+#include "launcher/core/program.hpp"
 #include "launcher/core/text.hpp"
 
 extern char** environ;
@@ -50,23 +51,19 @@ std::string value_of(const std::vector<std::string>& env, std::string_view name)
   return {};
 }
 
-bool executable_file(const std::string& path) {
-  struct stat status {};
-  return ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
-         ::access(path.c_str(), X_OK) == 0;
-}
-
 std::string find_program(const SpawnOptions& options) {
   const std::string& name = options.argv.front();
   if (name.find('/') != std::string::npos) return name;
   std::string path = value_of(options.env, "PATH");
   if (path.empty()) path = "/usr/local/bin:/usr/bin:/bin";
-  for (const std::string& folder : split(path, ':')) {
-    if (folder.empty()) continue;
-    const std::string candidate = folder + "/" + name;
-    if (executable_file(candidate)) return candidate;
-  }
-  throw Error(ErrorCode::not_found, "no program " + name + " in PATH (" + path + ")");
+  if (const auto found = find_in_path(name, path)) return found->string();
+  throw NotStartable(ErrorCode::not_found, "no program " + name + " in PATH (" + path + ")");
+}
+
+[[noreturn]] void refuse(const std::string& what, int error) {
+  const Error why = errno_error(what, error);
+  if (fails_again(error)) throw NotStartable(why.code(), why.message());
+  throw why;
 }
 
 struct Failure {
@@ -263,9 +260,8 @@ pid_t spawn(const SpawnOptions& options) {
   } while (got < 0 && errno == EINTR);
   if (got <= 0) return pid;  // closed by exec
   wait(pid);
-  if (failure.step == 1) {
-    throw errno_error("cannot start in folder " + options.workdir, failure.error);
-  }
+  if (failure.step == 1) refuse("cannot start in folder " + options.workdir, failure.error);
+  if (failure.step == 0) refuse("cannot start " + program, failure.error);
   throw errno_error("cannot start " + program, failure.error);
 }
 

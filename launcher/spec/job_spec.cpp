@@ -6,6 +6,7 @@
 #include "launcher/core/ids.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/spec/checks.hpp"
+#include "launcher/spec/contract.hpp"
 #include "launcher/spec/limits.hpp"
 #include "launcher/spec/values.hpp"
 
@@ -57,7 +58,7 @@ void check_variable_name(const Path& path, const std::string& name, Checks& chec
     checks.add(path, shown(name) +
                          " is no name of an environment variable: letters, digits and "
                          "_, not beginning with a digit");
-  } else if (reserved_environment_name(name)) {
+  } else if (contract::sets(name)) {
     checks.add(path, "is set by dtrain for each rank, so it cannot be set here",
                name == "CUDA_VISIBLE_DEVICES"
                    ? "ask for GPUs with resources: {GPU: 1}; none are given with GPU: 0"

@@ -108,7 +108,7 @@ const Table& job_table() {
                       "environment of `dtrain submit`, or from a file. Never a value."),
                   "secrets: [HF_TOKEN], or secrets: {HF_TOKEN: {file: ~/.hf_token}}"),
           key("setup", Shape::text(), "",
-              "Shell lines that run once on each node before its ranks, in each attempt."),
+              "Shell lines that run once on each node before the job's first ranks there."),
           example(key("nnodes",
                       Shape::special(
                           "whole number, or \"min:max\"",

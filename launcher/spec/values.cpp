@@ -204,22 +204,4 @@ std::string default_job_name(const JobSpec& spec) {
   return name.empty() ? "job" : name;
 }
 
-bool reserved_environment_name(std::string_view name) noexcept {
-  static constexpr std::array<std::string_view, 13> kNames{"RANK",
-                                                           "WORLD_SIZE",
-                                                           "LOCAL_RANK",
-                                                           "LOCAL_WORLD_SIZE",
-                                                           "GROUP_RANK",
-                                                           "NODE_RANK",
-                                                           "GROUP_WORLD_SIZE",
-                                                           "ROLE_NAME",
-                                                           "ROLE_RANK",
-                                                           "ROLE_WORLD_SIZE",
-                                                           "MASTER_ADDR",
-                                                           "MASTER_PORT",
-                                                           "CUDA_VISIBLE_DEVICES"};
-  return std::find(kNames.begin(), kNames.end(), name) != kNames.end() ||
-         name.starts_with("DTRAIN_") || name.starts_with("TORCHELASTIC_");
-}
-
 }  // namespace dtrain

@@ -32,8 +32,4 @@ const char* to_string(ScoreOrder order) noexcept;
 // its script's, without what a name may not have; "job" if nothing is left.
 std::string default_job_name(const JobSpec& spec);
 
-// True for the names that a rank gets from dtrain (docs/rank_contract.md): the job's env and
-// secrets may not set them.
-bool reserved_environment_name(std::string_view name) noexcept;
-
 }  // namespace dtrain

@@ -38,7 +38,10 @@ json summary(const std::string& id, const std::string& state, int world_size = 2
 }
 
 struct House {
-  House() { work = fs::absolute(folder.path()); }
+  House() {
+    work = fs::absolute(folder.path());
+    write_file_atomic(work / "train", "#!/bin/sh\n", 0755);
+  }
 
   void serve(
       FakeHead::OnRequest on_request, FakeHead::OnSocket on_socket = [](auto&) {}) {

@@ -17,7 +17,7 @@ const Lookup kEnvironment = [](const std::string& name) -> std::optional<std::st
 };
 
 JobSpec applied(JobSpec spec, const JobFlags& flags,
-                const std::optional<std::vector<std::string>>& command = std::nullopt) {
+                const std::optional<CommandWords>& command = std::nullopt) {
   apply_job_flags(spec, flags, command, "/work dir", kEnvironment);
   return spec;
 }
@@ -69,7 +69,7 @@ TEST_CASE("flags win over the YAML, key by key") {
   flags.num_to_keep = 2;
   flags.score_attribute = "loss";
   flags.score_order = "min";
-  const JobSpec merged = applied(spec, flags, std::vector<std::string>{"./new", "--x"});
+  const JobSpec merged = applied(spec, flags, CommandWords{{"./new", "--x"}, false});
   CHECK(merged.name == "job");
   CHECK(merged.command == std::vector<std::string>{"./new", "--x"});
   CHECK(!merged.shell);
@@ -96,7 +96,7 @@ TEST_CASE("flags win over the YAML, key by key") {
 }
 
 TEST_CASE("a program alone gets a name and this folder") {
-  const JobSpec spec = applied({}, {}, std::vector<std::string>{"./bin/train", "--epochs", "3"});
+  const JobSpec spec = applied({}, {}, CommandWords{{"./bin/train", "--epochs", "3"}, false});
   CHECK(spec.name == "train");
   CHECK(spec.workdir == "/work dir");
 }

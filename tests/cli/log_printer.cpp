@@ -77,6 +77,35 @@ TEST_CASE("on a terminal: colours for ranks, escapes shown and not obeyed, bars 
   CHECK(plain.said() == "[1] x\n");
 }
 
+TEST_CASE("on a terminal: colours of ranks pass, and end with the line") {
+  Stage stage(a_terminal(true), {.prefix = false, .json = false});
+  stage.piece(0, 0, "\x1b[31mred\nnot red\n");
+  CHECK(stage.said() == "\x1b[31mred\x1b[0m\nnot red\n");
+  Stage plain(a_terminal(false), {.prefix = false, .json = false});
+  plain.piece(0, 0, "\x1b[31mred\n");
+  CHECK(plain.said() == "red\n");
+}
+
+TEST_CASE("setup's lines name their node, and go to stderr unless they are what was asked for") {
+  Stage stage({}, {.prefix = false, .json = false});
+  const auto setup = [&](const std::string& node, std::uint64_t offset, std::string_view bytes) {
+    stage.printer.piece({1, 0, node, false, offset, bytes, true});
+  };
+  setup("node-0", 0, "mak");
+  setup("node-1", 0, "make\n");
+  setup("node-0", 3, "e\n");
+  CHECK(stage.complained() == "[setup node-1] make\n[setup node-0] make\n");
+  CHECK(stage.said().empty());
+  Stage alone({}, {.prefix = false, .json = false, .setup_to_out = true});
+  alone.printer.piece({1, 0, "node-0", false, 0, "x\n", true});
+  CHECK(alone.said() == "[setup node-0] x\n");
+  Stage json({}, {.prefix = false, .json = true});
+  json.printer.piece({1, 0, "node-0", false, 0, "x\n", true});
+  const auto event = nlohmann::json::parse(json.said() + json.complained());
+  CHECK(event["stream"] == "setup");
+  CHECK(event["rank"].is_null());
+}
+
 TEST_CASE("a server that begins again is not heard twice; a gap is counted") {
   Stage stage;
   stage.piece(0, 0, "one\ntwo\n");

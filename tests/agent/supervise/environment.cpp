@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include "launcher/spec/contract.hpp"
+
 using namespace dtrain;
 using supervise::Environment;
 
@@ -66,6 +68,7 @@ TEST_CASE("a rank's environment, all of it") {
                              {"TORCHELASTIC_MAX_RESTARTS", "5"},
                              {"TORCHELASTIC_RESTART_COUNT", "2"},
                              {"TORCHELASTIC_RUN_ID", "mnist-abcdef"},
+                             {"TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"},
                              {"TORCHELASTIC_USE_AGENT_STORE", "False"},
                              {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
                              {"WORLD_SIZE", "4"}};
@@ -74,6 +77,11 @@ TEST_CASE("a rank's environment, all of it") {
   spec.gpus_assigned = true;
   spec.checkpoint = "/storage/checkpoint_000001";
   CHECK(environment(spec, around, 127) == expected);
+  // Just the names that a job may not set, and defaults.
+  std::size_t ours = 0;
+  for (const auto& [name, value] : expected) ours += contract::sets(name) ? 1 : 0;
+  CHECK(ours == contract::kOfAttempt.size() + contract::kOfRank.size());
+  CHECK(expected.size() - ours == 3);
 }
 
 TEST_CASE("who lies over whom") {
@@ -89,6 +97,14 @@ TEST_CASE("who lies over whom") {
   CHECK(env["RANK"] == "3");
   CHECK(env["WORLD_SIZE"] == "4");
   CHECK(env["MASTER_ADDR"] == "10.0.0.1");
+}
+
+TEST_CASE("what torchrun sets only by default is the job's to set") {
+  wire::AttemptSpec spec = two_by_two();
+  CHECK(environment(spec)["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1");
+  spec.env = {{"TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"}, {"PYTHONUNBUFFERED", ""}};
+  CHECK(environment(spec)["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3");
+  CHECK(environment(spec)["PYTHONUNBUFFERED"].empty());
 }
 
 TEST_CASE("OMP_NUM_THREADS is ours only where it was unset and there are several ranks") {

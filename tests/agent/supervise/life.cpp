@@ -9,8 +9,10 @@
 #include <map>
 
 #include "agent/supervise/environment.hpp"
+#include "agent/supervise/setup_mark.hpp"
 #include "launcher/core/error.hpp"
 #include "tests/agent/supervise/driver.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
 using dtrain::testing::Driver;
@@ -161,6 +163,7 @@ TEST_CASE("programs: by PATH of the rank, relative to workdir, and not to be fou
     const auto finished = driver.finish();
     CHECK(finished.outcome == Outcome::failed);
     CHECK(finished.reason.find("./missing") != std::string::npos);
+    CHECK(finished.reason.find("node-0") != std::string::npos);
     CHECK(finished.reason.find(driver.spec.workdir) != std::string::npos);
   }
   SUBCASE("not executable") {
@@ -176,6 +179,54 @@ TEST_CASE("programs: by PATH of the rank, relative to workdir, and not to be fou
     CHECK(finished.outcome == Outcome::failed);
     CHECK(finished.reason.find("/gone") != std::string::npos);
   }
+}
+
+TEST_CASE("setup runs once: the next attempt finds what it has made") {
+  Driver driver;
+  const paths::NodeRoot& node = driver.node;
+  const JobId job = driver.spec.job;
+  const int attempt = driver.spec.attempt;
+  driver.spec.setup = "echo made >>made";
+  SUBCASE("it is marked") {
+    driver.shell("cat made");
+    driver.start_and_connect();
+    CHECK(driver.finish().outcome == Outcome::succeeded);
+    CHECK(supervise::setup_has_run(node, job, attempt, false));
+    CHECK(supervise::setup_has_run(node, job, attempt + 1, true));
+    CHECK_FALSE(supervise::setup_has_run(node, job, attempt + 1, false));
+  }
+  SUBCASE("it has run already") {
+    supervise::mark_setup(node, job, 1);
+    driver.shell("test ! -e made");
+    driver.start_and_connect();
+    CHECK(driver.finish().outcome == Outcome::succeeded);
+  }
+  SUBCASE("it left a process, which ends with the attempt") {
+    driver.spec.setup = "sleep 1000 >/dev/null 2>&1 &";
+    driver.shell("true");
+    driver.start_and_connect();
+    CHECK(driver.finish().outcome == Outcome::succeeded);
+    CHECK_FALSE(supervise::setup_has_run(node, job, attempt, true));
+  }
+}
+
+TEST_CASE("the folder of a setup becomes that of the next attempt, unless there is one") {
+  const testing::TemporaryFolder folder;
+  const paths::NodeRoot node{folder.path()};
+  const JobId job("j-abcdef");
+  supervise::hand_on_workdir(node, job, 2);  // nothing is there
+  make_folders(node.workdir(job, 1));
+  write_file_atomic(node.workdir(job, 1) / "built", "");
+  supervise::mark_setup(node, job, 1);
+  supervise::hand_on_workdir(node, job, 3);
+  CHECK(fs::exists(node.workdir(job, 3) / "built"));
+  CHECK_FALSE(fs::exists(node.workdir(job, 1)));
+  CHECK(supervise::setup_has_run(node, job, 3, false));
+  make_folders(node.workdir(job, 4));
+  supervise::hand_on_workdir(node, job, 4);
+  CHECK_FALSE(supervise::setup_has_run(node, job, 4, false));
+  write_file_atomic(node.jobs() / job.str() / "setup.json", R"({"attempt": 3, "boot_id": "another"})");
+  CHECK_FALSE(supervise::setup_has_run(node, job, 3, false));
 }
 
 TEST_CASE("events wait for a client, and what is not acknowledged is sent again") {

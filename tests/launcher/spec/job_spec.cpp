@@ -190,7 +190,7 @@ TEST_CASE("environment names") {
   CHECK(wrong([](JobSpec& s) { s.env["RANK"] = "3"; }) ==
         std::vector<std::string>{
             "env.RANK: is set by dtrain for each rank, so it cannot be set here"});
-  CHECK(wrong([](JobSpec& s) { s.env["DTRAIN_X"] = "3"; }).size() == 1);
+  CHECK(wrong([](JobSpec& s) { s.env["DTRAIN_ATTEMPT"] = "3"; }).size() == 1);
   CHECK(wrong([](JobSpec& s) { s.env["A-B"] = "3"; }).size() == 1);
   CHECK(wrong([](JobSpec& s) { s.env[""] = "3"; }).size() == 1);
   CHECK(wrong([](JobSpec& s) { s.env["1A"] = "3"; }).size() == 1);

@@ -67,13 +67,3 @@ TEST_CASE("a job is named after its program") {
   CHECK(name({}) == "job");
   CHECK(name({std::string(100, 'a')}).size() == 40);
 }
-
-TEST_CASE("names that a rank gets from dtrain are reserved") {
-  for (const char* ours : {"RANK", "MASTER_ADDR", "DTRAIN_X", "TORCHELASTIC_RUN_ID", "LOCAL_RANK",
-                           "CUDA_VISIBLE_DEVICES"}) {
-    CHECK(reserved_environment_name(ours));
-  }
-  for (const char* free : {"OMP_NUM_THREADS", "PYTHONUNBUFFERED", "RANKS", "PATH", "DTRAINX"}) {
-    CHECK_FALSE(reserved_environment_name(free));
-  }
-}

@@ -1,0 +1,51 @@
+#include <utility>
+
+#include "agent/supervise/last_words.hpp"
+#include "agent/supervise/setup_mark.hpp"
+#include "agent/supervise/supervisor.hpp"
+#include "agent/supervise/tree.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/core/log.hpp"
+
+// The job's setup, before its ranks.
+namespace dtrain::supervise {
+
+void Supervisor::start_setup_process() {
+  Started started = start_setup(spec_, setup_environment(spec_, surroundings_));
+  setup_pid_ = started.pid;
+  setup_stream_ = add_stream(std::move(started.out), root_.setup_log());
+  log::info("setup started", {{"pid", std::to_string(setup_pid_)}});
+  emit(wire::SetupStarted{});
+}
+
+void Supervisor::setup_ended(const ProcessExit& exit) {
+  setup_pid_ = 0;
+  setup_exit_ = exit;
+  setup_drain_until_ = clock_.now() + kDrain;
+  log::info("setup ended", {{"exit", exit.str()}});
+}
+
+bool Supervisor::setup_drained(Monotonic now) const {
+  return !setup_stream_ || now >= setup_drain_until_;
+}
+
+void Supervisor::remember_setup() {
+  // What it has left running ends with this attempt, so the next one needs it again.
+  if (!attempt_processes(spec_.token).empty()) return;
+  try {
+    mark_setup({options_.root}, spec_.job, spec_.attempt);
+  } catch (const Error& error) {
+    log::warn("setup will run again", {{"why", error.what()}});
+  }
+}
+
+void Supervisor::tell_setup_failure(Monotonic now) {
+  if (ending_ || !setup_exit_ || !setup_drained(now)) return;
+  const std::vector<std::string> lines = last_lines(root_.setup_log());
+  end(Outcome::failed,
+      "setup on " + spec_.node.str() + ": " + setup_exit_->str() +
+          (lines.empty() ? "" : ": " + lines.back()),
+      spec_.stop_grace);
+}
+
+}  // namespace dtrain::supervise

@@ -1,0 +1,55 @@
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/follow.hpp"
+#include "cli/jobs.hpp"
+#include "launcher/core/text.hpp"
+
+// What is said of a job's state, apart from following it.
+namespace dtrain::cli {
+
+int exit_code_for_state(const std::string& state) noexcept {
+  if (state == "succeeded") return 0;
+  if (state == "stopped") return 3;
+  return 1;
+}
+
+std::string failure_line(const wire::ApiClient& client, const std::string& job) {
+  const nlohmann::json all = client.get(job_target(job));
+  const nlohmann::json& error = child(all, "error");
+  if (error.is_null()) return text_or(all, "reason");
+  std::string line = text_or(error, "message");
+  if (const std::string said = text_or(error, "error_message"); !said.empty()) {
+    line += (line.empty() ? "" : ": ") + said.substr(0, said.find('\n'));
+  }
+  return line;
+}
+
+std::string progress_line(const nlohmann::json& progress) {
+  if (!progress.is_object()) return {};
+  std::string line;
+  const auto add = [&](const std::string& text) {
+    if (text.empty()) return;
+    if (!line.empty()) line += "  ";
+    line += text;
+  };
+  if (progress.contains("epoch") && progress["epoch"].is_number()) {
+    add("epoch " + number(progress["epoch"]));
+  }
+  if (progress.contains("step") && progress["step"].is_number()) {
+    std::string step = "step " + number(progress["step"]);
+    const long long total = number_or(progress, "total", 0);
+    if (total > 0) {
+      const long long done = number_or(progress, "step", 0);
+      step += "/" + std::to_string(total) + " " +
+              std::to_string(std::clamp(done * 100 / total, 0LL, 100LL)) + " %";
+    }
+    add(step);
+  }
+  add(metrics_line(child(progress, "metrics")));
+  add(printable(text_or(progress, "message"), false));
+  return line;
+}
+
+}  // namespace dtrain::cli

@@ -1,0 +1,43 @@
+"""Words and small ways of the command line, each as somebody met it."""
+
+from harness import *
+
+
+class SmallThings(ClusterCase):
+    def test_status_says_how_long_it_is_up(self):
+        self.assertRegex(self.ok("status"), r"local, up for \d[\d.]* (ms|s|m .*),")
+
+    def test_a_restart_says_its_reason_once(self):
+        done = self.run_dtrain("submit", "--max-restarts", "1", "--", "/bin/sh", "-c", "exit 3")
+        self.assertEqual(done.stderr.count("restart 1 of 1 after rank 0"), 1, done.stderr)
+
+    def test_keys_that_differ_in_case_alone(self):
+        (self.folder / "job.yaml").write_text("command: [true]\nresources: {cpu: 1}\n")
+        done = self.run_dtrain("submit", "job.yaml")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("did you mean CPU?", done.stderr)
+
+    def test_forward_to_a_node_that_is_not_there(self):
+        done = self.run_dtrain("forward", "0:node-7:80", deadline=20)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("there is no node node-7", done.stderr)
+        self.assertIn("node-0", done.stderr)
+
+    def test_a_plot_of_one_point_warns_of_nothing(self):
+        report = ("import json,os,socket; s=socket.socket(socket.AF_UNIX); s.connect(os.environ['DTRAIN_REPORT_SOCKET']);"
+                  "s.sendall(json.dumps({'type':'metrics','step':1,'metrics':{'loss':0.5},'ack':True}).encode()+b'\\n');"
+                  "s.recv(100)")
+        self.ok("submit", "--", "python3", "-c", report)
+        done = self.run_dtrain("plot")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("arning", done.stderr)
+        self.assertIn("loss", done.stdout)
+
+    def test_up_of_a_name_that_is_not_known(self):
+        done = self.run_dtrain("-c", "new", "up")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("Cluster new is not known here", done.stderr)
+
+
+if __name__ == "__main__":
+    main()
