@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <charconv>
@@ -71,6 +72,28 @@ void send_all(int fd, std::string_view bytes) {
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0) throw errno_error("the connection here is gone", errno);
     bytes.remove_prefix(static_cast<std::size_t>(sent));
+  }
+}
+
+// Throws Error(not_found) for a node that the cluster does not have.
+void check_nodes(const wire::ApiClient& client, const std::vector<Forward>& forwards) {
+  std::vector<std::string> known;
+  for (const Forward& forward : forwards) {
+    if (forward.node.empty()) continue;
+    if (known.empty()) {
+      const nlohmann::json status = client.get("/v1/status");
+      for (const nlohmann::json& node : child(status, "nodes")) {
+        known.push_back(text_or(node, "node"));
+      }
+    }
+    if (std::find(known.begin(), known.end(), forward.node) != known.end()) continue;
+    constexpr std::size_t kNamed = 20;
+    const bool many = known.size() > kNamed;
+    const auto near = nearest(forward.node, known);
+    if (many) known.resize(kNamed);
+    throw Error(ErrorCode::not_found, "there is no node " + printable(forward.node, false))
+        .with_hint(near ? "did you mean " + *near + "?"
+                        : "the nodes are " + join(known, ", ") + (many ? ", …" : ""));
   }
 }
 
@@ -214,7 +237,7 @@ struct Forwarding::Impl {
 };
 
 Forwarding::Forwarding(const Context& context, std::vector<Forward> forwards) {
-  context.client();  // the login, before anything is promised
+  check_nodes(context.client(), forwards);  // and the login, before anything is promised
   impl_ = std::make_unique<Impl>(context);
   Impl& my = *impl_;
   for (Forward& forward : forwards) {

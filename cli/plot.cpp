@@ -86,6 +86,15 @@ int run_plot(Context& context, const Options& options) {
   return 0;
 }
 
+// The range of an axis: gnuplot's own choice, but for a single value, which it warns about.
+std::string range_of(const char* axis, const std::vector<double>& values) {
+  const auto [least, most] = std::minmax_element(values.begin(), values.end());
+  if (values.empty() || !(*least == *most)) return std::string("set autoscale ") + axis + "\n";
+  const double margin = std::max(1.0, std::abs(*least) / 10);
+  return std::string("set ") + axis + "range [" + short_number(*least - margin) + ":" +
+         short_number(*most + margin) + "]\n";
+}
+
 // Between double quotes of gnuplot, where enhanced text is off. There, backquotes run commands.
 std::string quoted(const std::string& text) {
   std::string result = "\"";
@@ -165,13 +174,18 @@ std::string gnuplot_script(const std::vector<Chart>& charts, PlotKind kind,
   }
   script += "set xlabel 'step'\nset key top right\n";
   for (const Chart& chart : charts) {
+    std::vector<double> xs;
+    std::vector<double> ys;
     for (std::size_t i = 0; i < chart.curves.size(); ++i) {
       script += "$curve" + std::to_string(i) + " << END\n";
       for (const auto& [step, value] : chart.curves[i].points) {
         script += short_number(step) + " " + short_number(value) + "\n";
+        xs.push_back(step);
+        ys.push_back(value);
       }
       script += "END\n";
     }
+    script += range_of("x", xs) + range_of("y", ys);
     script += "set title " + quoted(chart.metric) + "\nplot ";
     for (std::size_t i = 0; i < chart.curves.size(); ++i) {
       const Curve& curve = chart.curves[i];

@@ -57,9 +57,9 @@ int run_status(Context& context, const Options& options) {
   const bool color = context.terminal.color_out;
   const nlohmann::json& cluster = child(status, "cluster");
   std::string text = paint(text_or(cluster, "name"), Color::bold, color) + "  " +
-                     text_or(cluster, "provider") + ", up since " +
-                     ago(text_or(cluster, "started")) + ", dtrain " + text_or(cluster, "version") +
-                     "\n";
+                     text_or(cluster, "provider") + ", up for " +
+                     span(text_or(cluster, "started"), "") + ", dtrain " +
+                     text_or(cluster, "version") + "\n";
   const nlohmann::json& head = child(cluster, "head");
   if (context.globals.verbose) {
     text += "id " + text_or(cluster, "id") + ", head pid " +

@@ -72,7 +72,10 @@ NodeDown take_node_down(Provider& provider, const std::shared_ptr<const AgentBin
     tell(result.left.empty() ? NodeProgress::State::ready : NodeProgress::State::failed,
          join(result.left, ", "));
   } catch (Error& error) {
-    error.while_doing(step + " on " + task.machine.node.str());
+    // The connection says itself where it was going.
+    if (step != "connect" || error.context().empty()) {
+      error.while_doing(step + " on " + task.machine.node.str());
+    }
     result.error = error;
     tell(NodeProgress::State::failed, error.message());
   }

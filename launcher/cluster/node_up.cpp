@@ -105,7 +105,10 @@ NodeUp bring_up_node(const ClusterSpec& spec, const UpOptions& options, Provider
   try {
     work.run();
   } catch (Error& error) {
-    error.while_doing(work.step() + " on " + task.machine.node.str());
+    // The connection says itself where it was going.
+    if (work.step() != "connect" || error.context().empty()) {
+      error.while_doing(work.step() + " on " + task.machine.node.str());
+    }
     report.error = error;
   } catch (const std::exception& error) {
     report.error = Error(ErrorCode::internal, std::string("a defect: ") + error.what());

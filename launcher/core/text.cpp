@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstdio>
 
 #include "launcher/core/error.hpp"
@@ -61,6 +62,15 @@ std::optional<std::string> nearest(std::string_view word, std::span<const std::s
   const std::size_t limit = std::max<std::size_t>(1, word.size() / 3);
   std::optional<std::string> best;
   std::size_t best_distance = limit + 1;
+  const auto same_letters = [](char a, char b) {
+    return std::tolower(static_cast<unsigned char>(a)) ==
+           std::tolower(static_cast<unsigned char>(b));
+  };
+  for (const std::string& candidate : candidates) {
+    if (std::equal(word.begin(), word.end(), candidate.begin(), candidate.end(), same_letters)) {
+      return candidate;
+    }
+  }
   for (const std::string& candidate : candidates) {
     if (candidate.size() > word.size() + limit || word.size() > candidate.size() + limit) continue;
     const std::size_t distance = edit_distance(word, candidate);
