@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/cluster/processes.hpp"
+#include "launcher/cluster/reach_watch.hpp"
 #include "launcher/cluster/state.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
@@ -73,6 +74,12 @@ Access Context::access(bool ask) const {
     if (quiet) return;
     write_all(STDERR_FILENO,
               paint("dtrain:", Color::dim, color) + " " + printable(text, true) + "\n");
+  };
+  // Whoever shows more of each node watches in its own place.
+  const auto watch = std::make_shared<ReachWatch>(
+      [warn = access.warn](const NodeProgress& told) { warn(told.node.str() + ": " + told.text); });
+  access.reaching = [watch](const NodeId& node, const std::optional<ReachTry>& last) {
+    watch->take(node, last);
   };
   return access;
 }

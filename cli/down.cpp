@@ -7,9 +7,11 @@
 
 #include "cli/bring_up.hpp"
 #include "cli/context.hpp"
+#include "cli/host_flags.hpp"
 #include "cli/node_lines.hpp"
 #include "cli/ray.hpp"
 #include "launcher/cluster/processes.hpp"
+#include "launcher/cluster/reach_watch.hpp"
 #include "launcher/cluster/state.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
@@ -22,6 +24,7 @@ struct Options {
   bool yes = false;
   bool keep_files = false;
   bool workers_only = false;
+  HostFlags hosts;
 };
 
 constexpr std::size_t kNamedJobs = 10;
@@ -57,12 +60,27 @@ std::string question_of(const DownSurvey& survey, const std::string& name, bool 
 }
 
 // With hosts, what each of them is at is told while it lasts.
-DownReport down_with_lines(const Context& context, const std::string& name, DownOptions& how) {
+DownReport down_with_lines(const Context& context, const std::string& name, ReachWatch& watch,
+                           DownOptions& how) {
   NodeLines lines(node_lines_form(context), context.terminal, {});
   how.progress = [&](const NodeProgress& progress) { lines.take(progress); };
+  watch.tell(how.progress);
   DownReport report = down(name, how);
+  watch.tell({});
   lines.finish();
   return report;
+}
+
+// Of the hosts, only which are not reached: there is nothing done yet.
+DownSurvey survey_with_lines(const Context& context, const std::string& name, ReachWatch& watch,
+                             const DownOptions& how) {
+  const NodeLines::Form form = node_lines_form(context);
+  NodeLines lines(form == NodeLines::Form::live ? NodeLines::Form::plain : form, context.terminal,
+                  {});
+  watch.tell([&](const NodeProgress& progress) { lines.take(progress); });
+  DownSurvey survey = survey_down(name, how);
+  watch.tell({});
+  return survey;
 }
 
 int run_down(Context& context, const Options& options) {
@@ -95,8 +113,14 @@ int run_down(Context& context, const Options& options) {
   how.say = [&](const std::string& text) { context.note(text); };
   how.agent = find_agent();
   how.access = context.access();
+  options.hosts.apply(how);
+  const auto watch = std::make_shared<ReachWatch>(ProgressSink());
+  how.access.reaching = [watch](const NodeId& node, const std::optional<ReachTry>& last) {
+    watch->take(node, last);
+  };
   if (!options.yes) {
-    const DownSurvey survey = survey_down(name, how);
+    const DownSurvey survey = survey_with_lines(context, name, *watch, how);
+    how.provider = survey.provider;
     const std::string question =
         question_of(survey, name, options.keep_files, context.cluster_option());
     if (!question.empty()) {
@@ -112,7 +136,7 @@ int run_down(Context& context, const Options& options) {
       }
     }
   }
-  const DownReport report = down_with_lines(context, name, how);
+  const DownReport report = down_with_lines(context, name, *watch, how);
   if (context.globals.json) {
     nlohmann::json rows = nlohmann::json::array();
     for (const DownRow& row : report.rows) {
@@ -165,6 +189,7 @@ Verb add_down(CLI::App& root) {
   app->add_flag("-y,--yes", options->yes, "Do not ask, also when jobs run");
   app->add_flag("--keep-files", options->keep_files, "Keep logs and checkpoints there, in kept/");
   app->add_flag("--workers-only", options->workers_only, "Leave the head and what it keeps");
+  options->hosts.add(*app);
   add_ray_flags(*app);
   return {app, [options](Context& context) { return run_down(context, *options); }, std::nullopt};
 }

@@ -29,6 +29,7 @@ std::size_t terminal_rows() {
 Color color_of(State state) {
   switch (state) {
     case State::at_work:
+    case State::waiting:
     case State::done:
       return Color::none;
     case State::ready:

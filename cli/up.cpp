@@ -7,10 +7,12 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/bring_up.hpp"
+#include "cli/host_flags.hpp"
 #include "cli/node_lines.hpp"
 #include "cli/ray.hpp"
 #include "cli/signals.hpp"
 #include "launcher/cluster/processes.hpp"
+#include "launcher/cluster/reach_watch.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/provider/provider.hpp"
@@ -29,6 +31,7 @@ struct Options {
   bool persist = false;
   bool accept_new_host_keys = false;
   int min_nodes = 0;
+  HostFlags hosts;
   std::optional<int> workers;  // Ray's; with machines that are there the YAML says which
 };
 
@@ -176,6 +179,7 @@ int run_up(Context& context, const Options& options) {
   how.min_nodes = options.min_nodes;
   how.access = context.access(!options.yes);
   how.access.accept_new_host_keys = options.accept_new_host_keys;
+  options.hosts.apply(how);
   if (spec.provider.kind == ProviderKind::local) warn_of_local(context, spec);
   const UpReport report = bring_up(context, spec, std::move(how));
   if (!options.dry_run && !report.id.str().empty()) set_current_cluster(report.name);
@@ -240,6 +244,10 @@ UpReport bring_up(const Context& context, const ClusterSpec& spec, UpOptions opt
   NodeLines lines(options.dry_run ? NodeLines::Form::none : node_lines_form(context),
                   context.terminal, std::move(nodes));
   options.progress = [&](const NodeProgress& progress) { lines.take(progress); };
+  ReachWatch watch([&](const NodeProgress& progress) { lines.take(progress); });
+  options.access.reaching = [&](const NodeId& node, const std::optional<ReachTry>& last) {
+    watch.take(node, last);
+  };
   options.access.warn = [&](const std::string& text) {
     lines.say("dtrain: " + printable(text, true) + "\n");
   };
@@ -290,6 +298,7 @@ Verb add_up(CLI::App& root) {
   app->add_option("--min-nodes", options->min_nodes, "Go on with so many nodes")
       ->type_name("N")
       ->check(CLI::Range(1, 10000));
+  options->hosts.add(*app);
   return {app, [options](Context& context) { return run_up(context, *options); }, std::nullopt};
 }
 

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@ struct DownSurvey {
   int checkpoints = 0;
   std::uint64_t checkpoint_bytes = 0;
   std::vector<std::string> checkpoint_jobs;  // whose they are
+  std::shared_ptr<Provider> provider;        // with the connections that were made, for `down`
 };
 
 struct DownOptions {
@@ -31,6 +33,8 @@ struct DownOptions {
   // Machines that are there already; provider local knows none of these.
   fs::path agent;
   Access access;
+  std::shared_ptr<Provider> provider;  // of a survey before; null: none
+  int max_parallel = kMaxParallel;
   ProgressSink progress = [](const NodeProgress&) {};
   bool workers_only = false;  // the head stays, and with it all that it keeps
 };

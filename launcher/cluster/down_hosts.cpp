@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -9,6 +8,7 @@
 #include "launcher/cluster/node_down.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/paths.hpp"
+#include "launcher/core/side_by_side.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/client.hpp"
 
@@ -19,6 +19,18 @@ namespace {
 std::string files_in_words(std::int64_t files, std::int64_t bytes) {
   return std::to_string(files) + (files == 1 ? " file, " : " files, ") +
          human_bytes(static_cast<std::uint64_t>(std::max<std::int64_t>(bytes, 0)));
+}
+
+// All of them, so that those which cannot be reached take their time together; what became of it is
+// the provider's to remember.
+void reach_all(Provider& provider, const ClusterState& state, const DownOptions& options) {
+  side_by_side(state.nodes.size(), static_cast<std::size_t>(options.max_parallel),
+               [&](std::size_t i) {
+                 try {
+                   provider.reach(state.nodes[i]);
+                 } catch (const std::exception&) {  // told by whoever needs it
+                 }
+               });
 }
 
 // Stops the jobs and the nodes in order, through the head. Empty when that went well.
@@ -86,7 +98,9 @@ DownSurvey survey_hosts(const ClusterState& state, const DownOptions& options) {
   DownSurvey survey;
   survey.there = true;
   try {
-    const std::unique_ptr<Provider> provider = provider_of(state, options.access);
+    survey.provider = provider_of(state, options.access);
+    Provider* const provider = survey.provider.get();
+    reach_all(*provider, state, options);
     const HeadDoor door = HeadDoor::open(state, *provider);
     if (const auto status = ask_head(door.socket(), state.name)) {
       survey.head_answers = true;
@@ -108,7 +122,9 @@ DownReport down_hosts(const ClusterState& state, const DownOptions& options) {
   DownReport report;
   report.name = state.name;
   report.was_there = true;
-  const std::unique_ptr<Provider> provider = provider_of(state, options.access);
+  const std::shared_ptr<Provider> provider =
+      options.provider ? options.provider : provider_of(state, options.access);
+  reach_all(*provider, state, options);
   options.say("stopping jobs and nodes");
   const std::string trouble = end_in_order(state, *provider, options);
   if (!trouble.empty()) options.say("not in order, so by force: " + trouble);
@@ -116,19 +132,17 @@ DownReport down_hosts(const ClusterState& state, const DownOptions& options) {
   const auto binary = AgentBinary::load(options.agent);
   const std::size_t first = options.workers_only ? 1 : 0;
   std::vector<NodeDown> nodes(state.nodes.size());
-  std::vector<std::thread> threads;
-  for (std::size_t i = first; i < state.nodes.size(); ++i) {
-    threads.emplace_back([&, i] {
-      NodeDownTask task;
-      task.machine = state.nodes[i];
-      task.cluster = state.id;
-      task.base = base_of(state);
-      task.head = i == 0;
-      task.keep_files = options.keep_files;
-      nodes[i] = take_node_down(*provider, binary, task, options.progress);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  side_by_side(nodes.size() - first, static_cast<std::size_t>(options.max_parallel),
+               [&](std::size_t number) {
+                 const std::size_t i = first + number;
+                 NodeDownTask task;
+                 task.machine = state.nodes[i];
+                 task.cluster = state.id;
+                 task.base = base_of(state);
+                 task.head = i == 0;
+                 task.keep_files = options.keep_files;
+                 nodes[i] = take_node_down(*provider, binary, task, options.progress);
+               });
 
   ClusterState left = state;
   left.nodes.clear();

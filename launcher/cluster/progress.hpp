@@ -14,6 +14,7 @@ namespace dtrain {
 struct NodeProgress {
   enum class State : std::uint8_t {
     at_work,  // `step` has begun, or `text` is new in it
+    waiting,  // `step` takes long; `text` says what for, and until when
     done,     // `step` is done, after `took`
     ready,    // the node is done with everything
     failed,   // the node is out; `text` says why in one line
@@ -25,6 +26,9 @@ struct NodeProgress {
   std::chrono::milliseconds took{0};
 };
 using ProgressSink = std::function<void(const NodeProgress&)>;
+
+// On how many machines an `up` or `down` works at once, unless it is told.
+inline constexpr int kMaxParallel = 64;
 
 const char* to_string(NodeProgress::State state) noexcept;
 

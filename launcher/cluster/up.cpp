@@ -14,6 +14,8 @@ const char* to_string(NodeProgress::State state) noexcept {
   switch (state) {
     case NodeProgress::State::at_work:
       return "at_work";
+    case NodeProgress::State::waiting:
+      return "waiting";
     case NodeProgress::State::done:
       return "done";
     case NodeProgress::State::ready:

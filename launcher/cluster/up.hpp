@@ -54,7 +54,8 @@ struct UpOptions {
   bool no_setup = false;    // no setup commands
   bool no_restart = false;  // agents that run stay as they are
   bool persist = false;     // a service of systemd's user manager starts them after a reboot
-  int min_nodes = 0;        // go on with so many nodes; 0: all of them
+  int max_parallel = kMaxParallel;
+  int min_nodes = 0;  // go on with so many nodes; 0: all of them
   std::chrono::milliseconds drain_limit{std::chrono::hours(24)};  // for ranks on a node that goes
 };
 

@@ -14,6 +14,7 @@
 #include "launcher/core/clock.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/paths.hpp"
+#include "launcher/core/side_by_side.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/client.hpp"
 
@@ -64,17 +65,7 @@ class HostsUp {
     const auto binary = AgentBinary::load(options_.agent);
     const std::vector<Machine> machines = provider_->list();
     report_.each.resize(machines.size());
-    std::vector<std::thread> threads;
-    for (std::size_t i = 0; i < machines.size(); ++i) {
-      threads.emplace_back([&, i] {
-        NodeTask task;
-        task.machine = machines[i];
-        task.head = i == 0;
-        if (before_) task.known = before_->id;
-        report_.each[i] = bring_up_node(spec_, options_, *provider_, binary, desk_, task);
-      });
-    }
-    // Ctrl-C: each machine's thread sees it between two steps; what waits for a machine that says
+    // Ctrl-C: each machine's work sees it between two steps; what waits for a machine that says
     // nothing is cut off a little later.
     std::jthread cutter([&](const std::stop_token& over) {
       std::mutex mutex;
@@ -91,7 +82,15 @@ class HostsUp {
       changed.wait_for(lock, over, seconds(3), [] { return false; });
       if (!over.stop_requested()) provider_->hang_up();
     });
-    for (std::thread& thread : threads) thread.join();
+    // The head is the first, and so begun before any that waits for it.
+    side_by_side(
+        machines.size(), static_cast<std::size_t>(options_.max_parallel), [&](std::size_t i) {
+          NodeTask task;
+          task.machine = machines[i];
+          task.head = i == 0;
+          if (before_) task.known = before_->id;
+          report_.each[i] = bring_up_node(spec_, options_, *provider_, binary, desk_, task);
+        });
   }
 
   UpReport planned(const std::optional<HeadDesk::Head>& head) {

@@ -21,8 +21,8 @@ class SshShared;
 // One machine of a cluster.
 struct Machine {
   NodeId node;
-  std::string address;  // as the other nodes reach it
-  fs::path root;        // the node's root there; empty: not known yet
+  std::string address;           // as the other nodes reach it
+  fs::path root;                 // the node's root there; empty: not known yet
   std::optional<HostSpec> host;  // how ssh reaches it, where it does
 };
 
@@ -45,7 +45,8 @@ class Provider {
   // Gives the machines back, with all that is on them; one that is gone is fine.
   virtual std::vector<NodeOutcome> release(const std::vector<NodeId>& nodes) = 0;
 
-  // Throws Error that names the machine. From several threads at once.
+  // Throws Error that names the machine. From several threads at once. One that let nobody in is
+  // not tried again: the same error at once.
   virtual std::unique_ptr<Transport> reach(const Machine& machine) = 0;
 
   // Breaks all connections, so that what waits for a machine ends. Any thread.
@@ -54,10 +55,15 @@ class Provider {
 
 // What reaching machines needs of the person at the terminal.
 struct Access {
-  std::shared_ptr<SshShared> ssh;     // null: nobody is asked anything
-  bool accept_new_host_keys = false;  // unknown ones are pinned without asking
-  std::stop_token stop;               // ends what waits
+  std::shared_ptr<SshShared> ssh;                // null: nobody is asked anything
+  bool accept_new_host_keys = false;             // unknown ones are pinned without asking
+  std::stop_token stop;                          // ends what waits
   std::function<void(const std::string&)> warn;  // from any thread; may be empty
+  // How it stands with a machine that is being reached; absent: that is over. Likewise.
+  std::function<void(const NodeId&, const std::optional<ReachTry>&)> reaching;
+  // For how long one that has let nobody in is tried, whatever keeps it from that. Absent: 30 s at
+  // most, and less where trying again seldom helps (nothing listens there, nobody answers).
+  std::optional<std::chrono::milliseconds> reach_limit;
 };
 
 // All providers by name, built or not.

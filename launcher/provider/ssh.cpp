@@ -7,9 +7,9 @@
 namespace dtrain {
 namespace {
 
-constexpr std::chrono::seconds kLoginLimit{60};
-// A host that may also be reached through the head is not waited for so long.
-constexpr std::chrono::seconds kDirectLimit{15};
+using std::chrono::milliseconds;
+
+constexpr milliseconds kReachLimit{30000};
 
 bool may_be_the_way(const Error& error) {
   return error.code() == ErrorCode::unreachable || error.code() == ErrorCode::timeout;
@@ -51,17 +51,6 @@ std::vector<NodeOutcome> SshProvider::release(const std::vector<NodeId>& nodes) 
   return create(nodes);
 }
 
-SshOptions SshProvider::options() const {
-  SshOptions options;
-  options.known_hosts = state_ / "known_hosts";
-  options.accept_new = access_.accept_new_host_keys;
-  options.deadline = kLoginLimit;
-  options.shared = access_.ssh;
-  options.stop = access_.stop;
-  options.warn = access_.warn;
-  return options;
-}
-
 std::shared_ptr<SshConnection> SshProvider::connect(const HostSpec& host) {
   std::shared_ptr<Held> held;
   {
@@ -72,7 +61,13 @@ std::shared_ptr<SshConnection> SshProvider::connect(const HostSpec& host) {
   }
   const std::lock_guard lock(held->connecting);
   if (!held->connection || !held->connection->alive()) {
-    held->connection = connect_anew(host);
+    if (held->failure) throw *held->failure;
+    try {
+      held->connection = connect_anew(host);
+    } catch (const Error& error) {
+      if (!held->connection) held->failure = error;
+      throw;
+    }
     const std::lock_guard also(mutex_);
     connected_[host.node] = held->connection;
   }
@@ -80,21 +75,52 @@ std::shared_ptr<SshConnection> SshProvider::connect(const HostSpec& host) {
 }
 
 std::shared_ptr<SshConnection> SshProvider::connect_anew(const HostSpec& host) {
+  SshOptions how;
+  how.known_hosts = state_ / "known_hosts";
+  how.accept_new = access_.accept_new_host_keys;
+  how.is_patient = access_.reach_limit.has_value();
+  how.deadline = access_.reach_limit.value_or(kReachLimit);
+  how.shared = access_.ssh;
+  how.stop = access_.stop;
+  how.warn = access_.warn;
+  if (!access_.reaching) return reach_anew(host, how);
+
+  // Of all ways to this host together.
+  const auto begun = std::chrono::steady_clock::now();
+  const auto until = begun + how.deadline;
+  int tries = 0;
+  how.on_try = [&](ReachTry at) {
+    at.tries = at.tries > 0 ? ++tries : tries;
+    at.begun = begun;
+    at.until = until;
+    access_.reaching(host.node, at);
+  };
+  how.on_try({"no answer yet", 0, begun, until});
+  const std::shared_ptr<void> over(nullptr,
+                                   [&](void*) { access_.reaching(host.node, std::nullopt); });
+  return reach_anew(host, how);
+}
+
+std::shared_ptr<SshConnection> SshProvider::reach_anew(const HostSpec& host, SshOptions how) {
   const SshHost there = ssh_host_of(host);
   const bool has_way = !there.proxy_command.empty() || !there.jumps.empty();
   const bool is_head = !hosts_.empty() && hosts_.front().node == host.node;
-  SshOptions how = options();
   if (has_way || is_head || hosts_.empty()) return SshConnection::connect(there, how);
-  how.deadline = kDirectLimit;
+  const auto until = std::chrono::steady_clock::now() + how.deadline;
+  // Half of the time: it may also be reached through the head.
+  how.deadline /= 2;
   try {
     return SshConnection::connect(there, how);
   } catch (Error& direct) {
     if (!may_be_the_way(direct) || access_.stop.stop_requested()) throw;
-    how.deadline = kLoginLimit;
     SshHost from_head = there;
     if (!host.address.empty()) from_head.host = host.address;
     try {
-      return SshConnection::connect_through(connect(hosts_.front()), from_head, how);
+      const auto head = connect(hosts_.front());
+      how.deadline =
+          std::max(milliseconds(0),
+                   std::chrono::ceil<milliseconds>(until - std::chrono::steady_clock::now()));
+      return SshConnection::connect_through(head, from_head, how);
     } catch (const Error& through) {
       // A refusal behind the head says more than the silence in front of it.
       if (!may_be_the_way(through)) throw;

@@ -28,10 +28,11 @@ class SshProvider final : public Provider {
   struct Held {
     std::mutex connecting;
     std::shared_ptr<SshConnection> connection;
+    std::optional<Error> failure;  // of the first time
   };
   std::shared_ptr<SshConnection> connect(const HostSpec& host);
   std::shared_ptr<SshConnection> connect_anew(const HostSpec& host);
-  SshOptions options() const;
+  std::shared_ptr<SshConnection> reach_anew(const HostSpec& host, SshOptions how);
 
   std::vector<HostSpec> hosts_;
   fs::path state_;

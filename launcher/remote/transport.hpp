@@ -12,6 +12,14 @@
 
 namespace dtrain {
 
+// How it stands with reaching a machine.
+struct ReachTry {
+  std::string why;  // it is not reached yet
+  int tries = 0;    // that have ended so
+  std::chrono::steady_clock::time_point begun;
+  std::chrono::steady_clock::time_point until;  // the latest that it is given up
+};
+
 // A program that runs there, with a socket here as its stdin and stdout. Destroying it closes the
 // socket; what the program makes of that is its affair (a shell and our agent end).
 class Channel {

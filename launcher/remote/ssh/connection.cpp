@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 
+#include "launcher/core/address.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/remote/ssh/loop.hpp"
@@ -61,7 +62,7 @@ class SshChannel final : public Channel {
 std::string name_of(const Settings& settings) {
   std::string name = settings.user + "@" + settings.host;
   if (settings.hostname != settings.host || settings.port != 22) {
-    name += " (" + settings.hostname + ":" + std::to_string(settings.port) + ")";
+    name += " (" + host_and_port(settings.hostname, settings.port) + ")";
   }
   return name;
 }
@@ -174,7 +175,8 @@ UniqueFd SshConnection::open_unix(const std::string& path) {
   return std::move(theirs);
 }
 
-UniqueFd SshConnection::open_tcp(const std::string& host, int port) {
+UniqueFd SshConnection::open_tcp(const std::string& host, int port,
+                                 std::chrono::milliseconds limit) {
   ssh::check_host(host);
   ssh::check_port(port);
   auto [ours, theirs] = socket_pair();
@@ -182,7 +184,7 @@ UniqueFd SshConnection::open_tcp(const std::string& host, int port) {
   target.kind = Target::Kind::tcp;
   target.text = host;
   target.port = port;
-  loop_->join(std::move(target), std::move(ours));
+  loop_->join(std::move(target), std::move(ours), limit);
   return std::move(theirs);
 }
 

@@ -52,7 +52,9 @@ class SshConnection : public std::enable_shared_from_this<SshConnection> {
 
   // A socket to one there: Error(unreachable) when there is none or the server forbids it.
   UniqueFd open_unix(const std::string& path);
-  UniqueFd open_tcp(const std::string& host, int port);
+  // Error(timeout) after `limit`, if that is less than for all.
+  UniqueFd open_tcp(const std::string& host, int port,
+                    std::chrono::milliseconds limit = std::chrono::milliseconds::max());
 
   // Listens on a socket here (0600; its folder must be private) and takes each connection to
   // `remote_path` there; when the server refuses that (AllowStreamLocalForwarding no), to the stdio

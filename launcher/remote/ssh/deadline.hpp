@@ -18,6 +18,10 @@ class Deadline {
   std::chrono::steady_clock::time_point until() const { return until_; }
   const std::stop_token& stop() const { return stop_; }
   bool passed() const { return std::chrono::steady_clock::now() >= until_; }
+  std::chrono::milliseconds left() const {
+    return std::max(std::chrono::milliseconds(0), std::chrono::ceil<std::chrono::milliseconds>(
+                                                      until_ - std::chrono::steady_clock::now()));
+  }
   // For poll(2): what is left up to `limit`, at most 100 ms, so that a stop is noticed.
   int slice(std::chrono::steady_clock::time_point limit) const {
     using std::chrono::milliseconds;

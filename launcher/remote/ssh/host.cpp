@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "launcher/core/address.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
 
@@ -46,10 +47,7 @@ void check_no_control(std::string_view text, const char* what) {
 
 std::string SshHost::str() const {
   std::string text = user.empty() ? "" : user + "@";
-  const bool brackets = port && host.find(':') != std::string::npos;
-  text += brackets ? "[" + host + "]" : host;
-  if (port) text += ":" + std::to_string(*port);
-  return text;
+  return text + (port ? host_and_port(host, *port) : host);
 }
 
 namespace ssh {

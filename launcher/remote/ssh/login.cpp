@@ -8,6 +8,7 @@
 #include <random>
 #include <thread>
 
+#include "launcher/core/address.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/remote/ssh/blob.hpp"
 #include "launcher/remote/ssh/connection.hpp"
@@ -21,7 +22,6 @@ using std::chrono::steady_clock;
 
 // How long a server may be silent before it says what it is, and in each step after that.
 constexpr std::chrono::seconds kSilence{15};
-constexpr int kMostDrops = 24;
 constexpr int kMostProxyFailures = 4;
 constexpr milliseconds kFirstPause{40};
 constexpr milliseconds kLongestPause{1500};
@@ -148,7 +148,7 @@ LoggedIn log_in_once(const Settings& settings, const std::shared_ptr<SshConnecti
   UniqueFd fd;
   if (via) {
     in.carrier.via = via;
-    fd = via->open_tcp(settings.hostname, settings.port);
+    fd = via->open_tcp(settings.hostname, settings.port, deadline.left());
     ::fcntl(fd.get(), F_SETFL, O_NONBLOCK);
   } else if (!settings.proxy_command.empty()) {
     fd = start_proxy(settings, in.carrier);
@@ -267,20 +267,25 @@ LoggedIn log_in(const Settings& settings, const std::shared_ptr<SshConnection>& 
   const std::string server = (via                              ? via->name() + " > "
                               : settings.proxy_command.empty() ? ""
                                                                : "proxy > ") +
-                             settings.hostname + ":" + std::to_string(settings.port);
-  const auto refused_until = steady_clock::now() + options.refused_for;
-  const int most_drops = settings.proxy_command.empty() ? kMostDrops : kMostProxyFailures;
+                             host_and_port(settings.hostname, settings.port);
+  const auto begun = steady_clock::now();
+  const auto refused_until = begun + options.refused_for;
   int drops = 0;
-  std::string last;  // how the last try that is worth another ended
+  int tries = 0;
+  // How the last try that is worth another ended.
+  std::optional<Error> last;
   const auto give_up = [&] {
-    std::string text = last;
-    if (drops > 0) {
-      text = "the server dropped " + std::to_string(drops) +
-             (drops == 1 ? " login: " : " logins: ") + last;
-    }
-    return Error(ErrorCode::unreachable, text);
+    if (drops == 0) return *last;
+    return Error(ErrorCode::unreachable, "the server dropped " + std::to_string(drops) +
+                                             (drops == 1 ? " login: " : " logins: ") +
+                                             last->message());
   };
-  for (int tries = 0;; ++tries) {
+  const auto tell = [&](const std::string& why) {
+    if (options.on_try) options.on_try({why, tries, begun, deadline.until()});
+  };
+  tell("no answer from " + server);
+  for (;; ++tries) {
+    if (tries > 0) tell(last->message());
     try {
       LoginGate::Pass pass =
           options.shared->gate().enter(server, deadline.until(), deadline.stop());
@@ -290,17 +295,20 @@ LoggedIn log_in(const Settings& settings, const std::shared_ptr<SshConnection>& 
         return in;
       } catch (const Dropped& dropped) {
         pass.dropped();
-        last = dropped.how;
+        last = Error(ErrorCode::unreachable, dropped.how);
         ++drops;
-        if (drops >= most_drops) throw give_up();
+        const bool is_proxy = !settings.proxy_command.empty();
+        if (is_proxy && !options.is_patient && drops >= kMostProxyFailures) throw give_up();
       } catch (const Refused& refused) {
-        last = "cannot connect: " + refused.how;
-        if (steady_clock::now() >= refused_until) throw give_up();
+        last = Error(ErrorCode::unreachable, "cannot connect: " + refused.how);
+        if (!options.is_patient && steady_clock::now() >= refused_until) throw give_up();
       }
     } catch (const Error& error) {
+      const bool is_timeout = error.code() == ErrorCode::timeout;
       // The deadline found us in one of several tries: why there were several says more.
-      if (error.code() == ErrorCode::timeout && !last.empty()) throw give_up();
-      throw;
+      if (is_timeout && last && (deadline.passed() || !options.is_patient)) throw give_up();
+      if (!options.is_patient || (!is_timeout && error.code() != ErrorCode::unreachable)) throw;
+      last = error;
     }
     pause(tries, deadline);
     if (deadline.passed()) throw give_up();

@@ -58,6 +58,12 @@ LoginGate::Pass LoginGate::enter(const std::string& name,
   return Pass(this, name);
 }
 
+void LoginGate::allow_together(int logins) {
+  const std::lock_guard lock(mutex_);
+  limits_.together = logins;
+  changed_.notify_all();
+}
+
 double LoginGate::window(const std::string& name) const {
   const std::lock_guard guard(mutex_);
   const auto found = servers_.find(name);

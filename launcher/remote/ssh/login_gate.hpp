@@ -44,6 +44,7 @@ class LoginGate {
   Pass enter(const std::string& server, std::chrono::steady_clock::time_point until,
              const std::stop_token& stop = {});
 
+  void allow_together(int logins);  // of all servers, from now on
   double window(const std::string& server) const;
 
  private:

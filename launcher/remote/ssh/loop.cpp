@@ -84,7 +84,7 @@ void Loop::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-std::shared_ptr<Link> Loop::join(Target target, UniqueFd local) {
+std::shared_ptr<Link> Loop::join(Target target, UniqueFd local, milliseconds limit) {
   auto link = std::make_shared<Link>(*this, std::move(target), std::move(local));
   std::unique_lock lock(mutex_);
   if (ended_ || stopping_) {
@@ -96,7 +96,8 @@ std::shared_ptr<Link> Loop::join(Target target, UniqueFd local) {
   wake();
   lock.lock();
   // A wait for MaxSessions is the link's own to limit.
-  const bool told = changed_.wait_for(lock, kAnswerLimit + std::chrono::seconds(5),
+  const milliseconds longest = kAnswerLimit + std::chrono::seconds(5);
+  const bool told = changed_.wait_for(lock, std::min(longest, limit),
                                       [&] { return link->shared.opened || link->shared.ended; });
   if (!told) {
     link->shared.abandoned = true;

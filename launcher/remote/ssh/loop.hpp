@@ -108,8 +108,10 @@ class Loop : public std::enable_shared_from_this<Loop> {
   Loop& operator=(const Loop&) = delete;
 
   void start();
-  // Joins `local` to a new channel, and waits until the host has answered. Throws as SshConnection.
-  std::shared_ptr<Link> join(Target target, UniqueFd local);
+  // Joins `local` to a new channel, and waits until the host has answered, at most `limit` and what
+  // is the limit for all. Throws as SshConnection.
+  std::shared_ptr<Link> join(Target target, UniqueFd local,
+                             std::chrono::milliseconds limit = std::chrono::milliseconds::max());
   // Takes each connection to `listener` to the target. `path` goes with it, if it is a socket's.
   void serve(UniqueFd listener, Target target, std::string path);
   // Of a channel's owner, from any thread.

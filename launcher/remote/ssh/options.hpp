@@ -13,6 +13,7 @@
 #include "launcher/core/files.hpp"
 #include "launcher/remote/ssh/login_gate.hpp"
 #include "launcher/remote/ssh/prompter.hpp"
+#include "launcher/remote/transport.hpp"
 
 namespace dtrain {
 
@@ -66,10 +67,14 @@ struct SshOptions {
   std::chrono::milliseconds deadline{60000};
   // For how long a port that refuses is tried again: sshd starts anew, say.
   std::chrono::milliseconds refused_for{2000};
+  // Tries again until the deadline whatever keeps it from being reached.
+  bool is_patient = false;
   std::shared_ptr<SshShared> shared = std::make_shared<SshShared>();
   fs::path config;       // in place of ~/.ssh/config; empty: the user's and the system's
   std::stop_token stop;  // ends a login within 100 ms, with Error(failed)
   std::function<void(const std::string&)> warn;  // called on the connecting thread; may be empty
+  // How it stands, at the beginning and after each try that is not the last; likewise.
+  std::function<void(const ReachTry&)> on_try;
 };
 
 }  // namespace dtrain

@@ -1,0 +1,33 @@
+#include "launcher/core/address.hpp"
+
+#include <arpa/inet.h>
+
+#include <array>
+
+namespace dtrain {
+namespace {
+
+bool parses(int family, const std::string& text) {
+  std::array<unsigned char, sizeof(in6_addr)> bytes{};
+  return ::inet_pton(family, text.c_str(), bytes.data()) == 1;
+}
+
+}  // namespace
+
+bool is_ipv6_address(std::string_view text) {
+  const std::size_t zone = text.find('%');
+  if (zone != std::string_view::npos && zone + 1 == text.size()) return false;
+  return parses(AF_INET6, std::string(text.substr(0, zone)));
+}
+
+bool is_numeric_address(std::string_view text) {
+  return parses(AF_INET, std::string(text)) || is_ipv6_address(text);
+}
+
+std::string host_and_port(std::string_view host, int port) {
+  const bool brackets = host.find(':') != std::string_view::npos;
+  return (brackets ? "[" + std::string(host) + "]" : std::string(host)) + ":" +
+         std::to_string(port);
+}
+
+}  // namespace dtrain

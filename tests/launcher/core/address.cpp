@@ -1,0 +1,19 @@
+#include "launcher/core/address.hpp"
+
+#include <doctest/doctest.h>
+
+using namespace dtrain;
+
+TEST_CASE("addresses of both families, with ports") {
+  CHECK(is_numeric_address("10.0.0.1"));
+  CHECK(is_numeric_address("fd00::1"));
+  CHECK(is_numeric_address("fe80::1%eth0"));
+  for (const char* none : {"", "box0", "10.0.0", "10.0.0.1:22", "[fd00::1]", "fe80::1%", "::g"}) {
+    CHECK_MESSAGE(!is_numeric_address(none), none);
+  }
+  CHECK(is_ipv6_address("::1"));
+  CHECK(!is_ipv6_address("127.0.0.1"));
+  CHECK(host_and_port("10.0.0.1", 22) == "10.0.0.1:22");
+  CHECK(host_and_port("box0", 2200) == "box0:2200");
+  CHECK(host_and_port("fd00::1", 22) == "[fd00::1]:22");
+}
