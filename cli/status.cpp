@@ -67,6 +67,9 @@ int run_status(Context& context, const Options& options) {
             std::to_string(number_or(head, "port")) + "\n" + "socket " + client.socket().string() +
             "\nroot " + text_or(head, "root") + "\nlog " + text_or(head, "log") + "\n";
   }
+  if (const std::string problem = text_or(head, "problem"); !problem.empty()) {
+    text += paint("head: " + problem, Color::red, color) + "\n";
+  }
   for (const nlohmann::json& warning : child(cluster, "warnings")) {
     if (!warning.is_string()) continue;
     text += paint("warning: ", Color::yellow, color) + warning.get<std::string>() + "\n";

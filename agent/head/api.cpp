@@ -310,6 +310,7 @@ asio::awaitable<Api::Response> Api::answer(Request request) {
   if (route == "GET /v1/status") {
     json status = parts_.engine.status();
     status["cluster"]["head"]["port"] = parts_.nodes.port();
+    status["cluster"]["head"]["problem"] = parts_.nodes.problem();
     status["cluster"]["open_ports"] = parts_.nodes.pair_tests().open_ports();
     co_return Response{200, std::move(status)};
   }

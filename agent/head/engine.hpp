@@ -50,6 +50,8 @@ struct NodeInfo {
 class Nodes {
  public:
   virtual ~Nodes() = default;
+  // False while no node can reach the head, through no fault of its own: silence says nothing then.
+  virtual bool can_come() const { return true; }
   virtual void start(const NodeId& node, const wire::AttemptSpec& spec,
                      const std::map<std::string, std::string>& secrets) = 0;
   virtual void send(const NodeId& node, const JobId& job, int attempt,

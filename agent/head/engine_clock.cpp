@@ -33,7 +33,8 @@ void Engine::Impl::tick() {
   armed.reset();
   const Monotonic now = clock.now();
   std::vector<NodeId> silent;
-  for (const auto& [id, node] : nodes) {
+  for (auto& [id, node] : nodes) {
+    if (!nodes_out.can_come()) node.heard = now;
     if (next(node.row.state, NodeEvent::silence) && now - node.heard >= options.node_lost_after) {
       silent.push_back(id);
     }

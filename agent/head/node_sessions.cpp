@@ -54,18 +54,6 @@ std::string text_of(const wire::HeadMessage& message) {
   return wire::dump(wire::to_json(message));
 }
 
-// Opens `port`; false when it is taken.
-bool open_port(tcp::acceptor& acceptor, const asio::ip::address& address, int port) {
-  const tcp::endpoint endpoint(address, static_cast<std::uint16_t>(port));
-  error_code failed;
-  acceptor.open(endpoint.protocol());
-  acceptor.set_option(asio::socket_base::reuse_address(true));
-  acceptor.bind(endpoint, failed);
-  if (!failed) acceptor.listen(asio::socket_base::max_listen_connections, failed);
-  if (failed) acceptor.close();
-  return !failed;
-}
-
 }  // namespace
 
 NodeSessions::NodeSessions(asio::io_context& context, paths::HeadRoot root, HeadConfig config)
@@ -73,7 +61,9 @@ NodeSessions::NodeSessions(asio::io_context& context, paths::HeadRoot root, Head
       root_(std::move(root)),
       config_(std::move(config)),
       machine_(node::gather_facts().machine),
-      acceptor_(context),
+      // A local cluster's nodes are all on this machine, so nobody else finds even a port.
+      port_(context, config_.provider == "local" ? HeadPort::Reach::this_machine
+                                                 : HeadPort::Reach::everybody),
       greetings_(kMostGreetingsOfSource, most_greetings()),
       pairs_(
           context,
@@ -83,40 +73,54 @@ NodeSessions::NodeSessions(asio::io_context& context, paths::HeadRoot root, Head
           }) {}
 
 void NodeSessions::listen() {
-  // A local cluster's nodes are all on this machine, so nobody else finds even a port.
-  const asio::ip::address address = config_.provider == "local"
-                                        ? asio::ip::address(asio::ip::address_v4::loopback())
-                                        : asio::ip::address(asio::ip::address_v4::any());
-  std::vector<int> candidates;
-  if (config_.port != 0) candidates.push_back(config_.port);
-  if (config_.wanted_port != 0) {
-    candidates = {config_.wanted_port};
-  } else {
-    for (int port = kFirstPort; port <= kLastPort; ++port) candidates.push_back(port);
+  const int kept = config_.wanted_port != 0 ? config_.wanted_port : config_.port;
+  std::vector<int> ports;
+  if (kept != 0) ports.push_back(kept);
+  // Nodes of this machine read the port from head.json; others know it from `up` alone.
+  if (kept == 0 || (config_.wanted_port == 0 && config_.provider == "local")) {
+    for (int port = kFirstPort; port <= kLastPort; ++port) ports.push_back(port);
   }
-  for (const int port : candidates) {
-    if (!open_port(acceptor_, address, port)) continue;
-    config_.port = port;
-    write_head_config(root_, config_);
+  if (const int opened = port_.open(ports)) {
+    opened_at(opened);
     return;
   }
-  throw Error(ErrorCode::exhausted,
-              config_.wanted_port != 0
-                  ? "port " + std::to_string(config_.wanted_port) + " (provider.head_port) is taken"
-                  : "no port from 46500 to 46599 is free")
-      .with_hint("set provider.head_port to a free port");
+  if (kept == 0) {
+    throw Error(ErrorCode::exhausted, "no port from " + std::to_string(kFirstPort) + " to " +
+                                          std::to_string(kLastPort) + " is free")
+        .with_hint("set provider.head_port to a free port");
+  }
+  problem_ = "port " + std::to_string(kept) +
+             " is taken by another program, so no node can join; it is tried on";
+  log::error("the head cannot listen", {{"why", problem_}});
+  asio::co_spawn(context_, wait_for_port(kept), asio::detached);
+}
+
+asio::awaitable<void> NodeSessions::wait_for_port(int port) {
+  co_await port_.open_when_free(port);
+  opened_at(port);
+  log::info("the head's port is free again", {{"port", std::to_string(port)}});
+}
+
+void NodeSessions::opened_at(int port) {
+  problem_.clear();
+  config_.port = port;
+  write_head_config(root_, config_);
 }
 
 void NodeSessions::serve(Engine& engine) {
   engine_ = &engine;
-  asio::co_spawn(context_, accept_loop(), asio::detached);
+  // Out of descriptors: one of those that prove nothing gives its own up.
+  port_.serve([this](tcp::socket socket) { greet(std::move(socket)); },
+              [this] {
+                if (greetings_.drop_one()) tell_drops();
+              });
   asio::co_spawn(context_, keep_own_certificate(), asio::detached);
 }
 
 // Half of its life is over: a new one, from our own CA. Read anew at each connection.
 asio::awaitable<void> NodeSessions::keep_own_certificate() {
   asio::steady_timer timer(context_);
-  while (acceptor_.is_open()) {
+  while (true) {
     try {
       if (renew_head(root_, std::chrono::system_clock::now())) {
         log::info("the head's certificate is renewed");
@@ -127,23 +131,6 @@ asio::awaitable<void> NodeSessions::keep_own_certificate() {
     timer.expires_after(kLookAtCertificate);
     error_code ignored;
     co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
-  }
-}
-
-asio::awaitable<void> NodeSessions::accept_loop() {
-  while (true) {
-    error_code failed;
-    tcp::socket socket =
-        co_await acceptor_.async_accept(asio::redirect_error(asio::use_awaitable, failed));
-    if (failed == asio::error::operation_aborted) co_return;
-    // Out of descriptors: one of those that prove nothing gives its own up.
-    if (failed && greetings_.drop_one()) tell_drops();
-    if (failed) {  // not a reason to spin
-      asio::steady_timer pause(context_, 100ms);
-      co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, failed));
-      continue;
-    }
-    greet(std::move(socket));
   }
 }
 

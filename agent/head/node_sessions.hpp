@@ -12,6 +12,7 @@
 
 #include "agent/head/engine.hpp"
 #include "agent/head/greetings.hpp"
+#include "agent/head/head_port.hpp"
 #include "agent/head/pair_tests.hpp"
 #include "agent/head/setup.hpp"
 #include "launcher/wire/frames.hpp"
@@ -26,11 +27,15 @@ class NodeSessions final : public Nodes {
  public:
   NodeSessions(boost::asio::io_context& context, paths::HeadRoot root, HeadConfig config);
 
-  // Opens the port and writes it to head.json. Throws Error(exhausted) when none is free.
+  // Opens the port and writes it to head.json. The one that the nodes know is kept: when it is
+  // taken it is tried again until it is free, and problem() says so. Throws Error(exhausted) when
+  // there is none yet and none is free.
   void listen();
   // From now on nodes are let in.
   void serve(Engine& engine);
   int port() const { return config_.port; }
+  bool can_come() const override { return problem_.empty(); }
+  const std::string& problem() const { return problem_; }  // with the port; empty: none
 
   void start(const NodeId& node, const wire::AttemptSpec& spec,
              const std::map<std::string, std::string>& secrets) override;
@@ -90,7 +95,8 @@ class NodeSessions final : public Nodes {
     std::set<std::string> features;
   };
 
-  boost::asio::awaitable<void> accept_loop();
+  boost::asio::awaitable<void> wait_for_port(int port);
+  void opened_at(int port);
   void greet(boost::asio::ip::tcp::socket socket);
   void tell_drops();
   std::shared_ptr<boost::asio::ssl::context> own_identity();
@@ -107,7 +113,8 @@ class NodeSessions final : public Nodes {
   paths::HeadRoot root_;
   HeadConfig config_;
   std::string machine_;
-  boost::asio::ip::tcp::acceptor acceptor_;
+  HeadPort port_;
+  std::string problem_;
   Engine* engine_ = nullptr;
   std::function<void(wire::CallerPtr)> take_content_;
   std::function<void(const NodeId&)> end_content_;

@@ -3,6 +3,8 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <cerrno>
+
 #include "launcher/core/error.hpp"
 #include "launcher/core/unique_fd.hpp"
 #include "launcher/wire/identity.hpp"
@@ -15,21 +17,28 @@ fs::path guest_list(const paths::HeadRoot& root) {
   return root.root / "nodes";
 }
 
-bool is_free(int port) {
-  const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+// On all addresses of the family, or the machine has none of that.
+bool is_free(int family, int port) {
+  const UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd) return true;
   const int on = 1;
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<std::uint16_t>(port));
-  return ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 &&
-         ::listen(fd.get(), 1) == 0;
+  ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);  // in vain with IPv4
+  sockaddr_storage address{};
+  address.ss_family = static_cast<sa_family_t>(family);
+  // The port stands at the same place in both.
+  reinterpret_cast<sockaddr_in*>(&address)->sin_port = htons(static_cast<std::uint16_t>(port));
+  const socklen_t size = family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0) {
+    return errno == EADDRNOTAVAIL;
+  }
+  return ::listen(fd.get(), 1) == 0;
 }
 
 // 0: none is free, which the head itself will say.
 int first_free_port() {
   for (int port = kFirstPort; port <= kLastPort; ++port) {
-    if (is_free(port)) return port;
+    if (is_free(AF_INET6, port) && is_free(AF_INET, port)) return port;
   }
   return 0;
 }

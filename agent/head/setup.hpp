@@ -15,14 +15,15 @@ struct HeadConfig {
   std::string name;
   std::string provider;
   int expected_nodes = 1;
-  int wanted_port = 0;       // provider.head_port; 0: the first free one of 46500 to 46599
+  int wanted_port = 0;       // provider.head_port; 0: the first free one of kFirstPort to kLastPort
   int port = 0;              // where it listens, kept over restarts; 0: not yet
   StorageSpec storage = {};  // as the newest `up` said
 };
 
-// What is tried where no port is wished for.
-inline constexpr int kFirstPort = 46500;
-inline constexpr int kLastPort = 46599;
+// What is tried where no port is wished for: registered for nothing, and below the ports that
+// kernels give to whoever asks for any (Linux: from 32768 on).
+inline constexpr int kFirstPort = 28500;
+inline constexpr int kLastPort = 28599;
 
 HeadConfig read_head_config(const paths::HeadRoot& root);
 void write_head_config(const paths::HeadRoot& root, const HeadConfig& config);

@@ -12,7 +12,7 @@ namespace dtrain::node {
 // node.json: who this node is and where its head is. Written by `up`.
 //   {"cluster": "…", "node": "node-0", "address": "127.0.0.1",
 //    "interface": "eth1" (optional),
-//    "head": {"file": "/…/head.json"} or {"addresses": ["10.0.0.1"], "port": 46500}}
+//    "head": {"file": "/…/head.json"} or {"addresses": ["10.0.0.1"], "port": 28500}}
 struct NodeConfig {
   ClusterId cluster;
   NodeId node;

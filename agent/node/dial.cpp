@@ -13,8 +13,8 @@ constexpr std::chrono::seconds kDialLimit{10};
 
 }  // namespace
 
-boost::asio::awaitable<wire::FrameStreamPtr> dial_head(paths::NodeRoot root, NodeConfig config,
-                                                       std::string path) {
+boost::asio::awaitable<wire::FrameStreamPtr> dial_head(paths::NodeRoot root, std::string path) {
+  const NodeConfig config = read_node_config(root);
   const HeadPlace place = head_place(config);
   const auto tls = wire::tls_context(root.identity(), wire::PeerName::Role::node);
   std::optional<Error> first;

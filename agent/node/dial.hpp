@@ -10,7 +10,6 @@ namespace dtrain::node {
 
 // Opens one of the head's WebSockets for nodes, on whatever executor it is awaited: the head's
 // addresses are tried in turn. Throws the first Error when none answers.
-boost::asio::awaitable<wire::FrameStreamPtr> dial_head(paths::NodeRoot root, NodeConfig config,
-                                                       std::string path);
+boost::asio::awaitable<wire::FrameStreamPtr> dial_head(paths::NodeRoot root, std::string path);
 
 }  // namespace dtrain::node

@@ -194,7 +194,7 @@ class Agent {
   }
 
   asio::awaitable<wire::FrameStreamPtr> dial(std::string path) {
-    wire::FrameStreamPtr stream = co_await dial_head(root_, config_, std::move(path));
+    wire::FrameStreamPtr stream = co_await dial_head(root_, std::move(path));
     co_return stream;
   }
 

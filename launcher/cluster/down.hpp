@@ -44,7 +44,7 @@ DownSurvey survey_down(const std::string& name, const DownOptions& options);
 // One line of the proof: what was there, and what is left of it.
 struct DownRow {
   std::string node;  // empty: of this machine, or of the whole
-  std::string what;  // "processes", "sockets", "port 46500", "files"
+  std::string what;  // "processes", "sockets", "port 28500", "files"
   std::string had;   // "4"
   std::string now;   // "0", or what would not go
   std::string note;

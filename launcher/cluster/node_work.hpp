@@ -96,6 +96,7 @@ class NodeWork {
   std::optional<ClusterId> cluster_;
   wire::NodeFound node_;
   std::string certificates_;  // to be installed
+  bool is_changed_ = false;   // what the agents that run were told is not what they should know
   std::map<std::string, SetupProgress> progress_;
   std::string partial_;  // of a line of setup output
   std::string step_ = "connect";

@@ -1,13 +1,11 @@
-#include <arpa/inet.h>
-
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "launcher/cluster/counted.hpp"
 #include "launcher/cluster/node_work.hpp"
+#include "launcher/core/address.hpp"
 #include "launcher/core/text.hpp"
 
 // Reaching the machine, and what makes it a node of the cluster: the agent's session, its place in
@@ -23,10 +21,9 @@ constexpr seconds kClockTold{60};                            // a difference tha
 constexpr std::chrono::hours kClockLimit{24};                // certificates begin 48 h back
 constexpr std::chrono::hours kRenewBefore{24 * 15};
 
-bool is_numeric(const std::string& address) {
-  std::array<unsigned char, sizeof(in6_addr)> buffer{};
-  return ::inet_pton(AF_INET, address.c_str(), buffer.data()) == 1 ||
-         ::inet_pton(AF_INET6, address.c_str(), buffer.data()) == 1;
+// What another machine can use: no name, and no zone, which means something on one machine alone.
+bool is_for_others(const std::string& address) {
+  return is_numeric_address(address) && address.find('%') == std::string::npos;
 }
 
 }  // namespace
@@ -136,8 +133,10 @@ void NodeWork::identity() {
       init.expected_nodes = spec_.promised_nodes();
       init.wanted_port = spec_.provider.head_port.value_or(0);
       const bool had = node_.head.has_value();
+      const int port = had ? node_.head->port : 0;
       node_.head = session_->init_head(init);
       if (!had) did("made the cluster's CA");
+      is_changed_ = is_changed_ || (had && node_.head->port != port);
     }
     if (node_.head) open_desk();
   }
@@ -160,8 +159,9 @@ void NodeWork::open_desk() {
   head.found = *node_.head;
   head.agent = session_->hello().agent;
   head.uid = session_->hello().host.uid;
-  const auto add = [&](const std::string& address) {
-    if (is_numeric(address) &&
+  const auto add = [&](const std::string& as_written) {
+    const std::string address = canonical_address(as_written);
+    if (is_for_others(address) &&
         std::find(head.addresses.begin(), head.addresses.end(), address) == head.addresses.end()) {
       head.addresses.push_back(address);
     }
@@ -202,11 +202,13 @@ std::string NodeWork::node_config() const {
 }
 
 std::string NodeWork::own_address() const {
-  if (is_numeric(task_.machine.address)) return task_.machine.address;
-  for (const wire::Interface& each : session_->hello().host.interfaces) {
-    if (each.address.find(':') == std::string::npos) return each.address;
+  const std::string& told = task_.machine.address;
+  if (is_for_others(told)) return canonical_address(told);
+  const std::vector<wire::Interface>& interfaces = session_->hello().host.interfaces;
+  for (const wire::Interface& each : interfaces) {
+    if (!is_ipv6_address(each.address)) return each.address;
   }
-  return task_.machine.address;
+  return interfaces.empty() ? told : interfaces.front().address;
 }
 
 std::string NodeWork::head_ip() const {
@@ -231,6 +233,7 @@ void NodeWork::environment() {
   }
   begin("environment");
   const wire::Configured configured = session_->configure(parts);
+  is_changed_ = is_changed_ || !parts.node_config.empty() || !certificates_.empty();
   if (!configured.warning.empty()) warn(configured.warning);
   if (!configured.changed.empty()) did(join(configured.changed, ", "));
 }

@@ -37,7 +37,7 @@ void NodeWork::ready_probe() {
 }
 
 void NodeWork::start() {
-  const bool current = node_.agents_current && certificates_.empty();
+  const bool current = node_.agents_current && !is_changed_;
   if (!current || options_.force) {
     if (options_.no_restart && !node_.agents.empty()) return;
     begin("start");
@@ -46,7 +46,7 @@ void NodeWork::start() {
                                : "agents anew; ranks go on");
     } else {
       const wire::AgentsStarted started =
-          session_->start_agents({task_.head, options_.force || !certificates_.empty()});
+          session_->start_agents({task_.head, options_.force || is_changed_});
       if (!started.warning.empty()) warn(started.warning);
       if (started.changed) did(node_.agents.empty() ? "started" : "started anew; ranks go on");
     }

@@ -33,6 +33,9 @@ std::optional<std::vector<std::pair<NodeId, std::string>>> nodes_not_ready(
     if (!client.answers()) return std::nullopt;
     const nlohmann::json status = client.get("/v1/status", std::chrono::seconds(5));
     std::vector<std::pair<NodeId, std::string>> missing;
+    // A head of an earlier version says nothing of this.
+    const std::string problem =
+        wire::get_string(wire::member(wire::member(status, "cluster"), "head"), "problem", "");
     for (const Machine& machine : nodes) {
       std::string said = "not heard of";
       for (const nlohmann::json& node : wire::member(status, "nodes")) {
@@ -41,7 +44,9 @@ std::optional<std::vector<std::pair<NodeId, std::string>>> nodes_not_ready(
         const std::string reason = wire::get_string(node, "reason", "");
         if (said != "ready" && !reason.empty()) said += ", " + reason;
       }
-      if (said != "ready") missing.emplace_back(machine.node, said);
+      if (said == "ready") continue;
+      if (!problem.empty()) said += "; the head: " + problem;
+      missing.emplace_back(machine.node, said);
     }
     return missing;
   } catch (const Error&) {

@@ -24,6 +24,16 @@ bool is_numeric_address(std::string_view text) {
   return parses(AF_INET, std::string(text)) || is_ipv6_address(text);
 }
 
+std::string canonical_address(std::string_view text) {
+  for (const int family : {AF_INET, AF_INET6}) {
+    std::array<unsigned char, sizeof(in6_addr)> bytes{};
+    std::array<char, INET6_ADDRSTRLEN> written{};
+    if (::inet_pton(family, std::string(text).c_str(), bytes.data()) != 1) continue;
+    return ::inet_ntop(family, bytes.data(), written.data(), written.size());
+  }
+  return std::string(text);
+}
+
 std::string host_and_port(std::string_view host, int port) {
   const bool brackets = host.find(':') != std::string_view::npos;
   return (brackets ? "[" + std::string(host) + "]" : std::string(host)) + ":" +

@@ -196,9 +196,9 @@ const Table& provider_table(ProviderKind kind) {
                             "tried.")),
                 "head_address: 10.0.0.5"),
         example(expands(key("head_port", Shape::whole(1, limits::kPort), nullptr,
-                            "The head's TLS port. Absent: the first free one of 46500 to 46599, "
+                            "The head's TLS port. Absent: the first free one of 28500 to 28599, "
                             "and then the same.")),
-                "head_port: 46500"),
+                "head_port: 28500"),
         expands(key("use_internal_ips", Shape::boolean(), false,
                     "To reach nodes by their internal addresses.")),
         expands(key("cache_stopped_nodes", Shape::boolean(), true,
@@ -246,7 +246,8 @@ const Table& provider_table(ProviderKind kind) {
                               "list of texts or mappings",
                               json{{"type", "array"}, {"items", {{"type", {"string", "object"}}}}}),
                           nullptr,
-                          "The machines, the head first: each a host, or a mapping (below). "
+                          "The machines, the head first: each a host, host:port, [IPv6]:port, or "
+                          "a mapping (below). "
                           "In place of `head_ip` and `worker_ips`.")),
               "hosts: [gpu-1, gpu-2]")});
           add(hosts);

@@ -237,6 +237,26 @@ TEST_CASE("a lost node: restarted elsewhere after its lease, the old epoch stopp
   CHECK(world.state(id) == "starting");
 }
 
+TEST_CASE("nodes that cannot come while the head has no port are not lost") {
+  World world(1);
+  world.join("node-0");
+  const JobId id = world.submit(World::spec());
+  world.started("node-0", id, 1);
+  world.start_ranks("node-0", id, 1, 0, 1);
+  world.settle();
+  world.engine->gone(NodeId("node-0"));
+  world.head_has_port = false;
+  for (int i = 0; i < 40; ++i) world.advance(5s);
+  CHECK(world.engine->status().at("nodes")[0].at("state") != "lost");
+  CHECK(world.state(id) == "running");
+  // Once it has it, they have their time to come.
+  world.head_has_port = true;
+  world.advance(25s);
+  CHECK(world.engine->status().at("nodes")[0].at("state") != "lost");
+  for (int i = 0; i < 3; ++i) world.advance(5s);
+  CHECK(world.engine->status().at("nodes")[0].at("state") == "lost");
+}
+
 TEST_CASE("a supervisor that is gone fails the attempt with that reason") {
   World world;
   world.join("node-0");

@@ -1,9 +1,12 @@
 #include "agent/head/setup.hpp"
 
 #include <doctest/doctest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include "agent/node/config.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/unique_fd.hpp"
 #include "launcher/wire/identity.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -26,7 +29,9 @@ struct House {
     const std::string request = node::init_node(node, kCluster, kNode);
     node::install_identity(node, head::sign_node(head, kNode, request));
   }
-  std::string certificate(const fs::path& identity) const { return read_file(identity / "cert.pem"); }
+  std::string certificate(const fs::path& identity) const {
+    return read_file(identity / "cert.pem");
+  }
 };
 
 }  // namespace
@@ -41,6 +46,23 @@ TEST_CASE("the port is known before the head runs, where others must be told it"
   CHECK(head::read_head_config(house.head).port == port);
   head::init_head(house.head, {kCluster, "lab", "ssh", 3, 40000, 0});
   CHECK(head::read_head_config(house.head).port == 40000);
+}
+
+TEST_CASE("a port that somebody has for either family is passed over") {
+  for (const int family : {AF_INET, AF_INET6}) {
+    const UniqueFd holder(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (!holder) continue;  // a machine without IPv6
+    const int on = 1;
+    ::setsockopt(holder.get(), IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
+    const int first = head::read_head_config(House().head).port;
+    sockaddr_storage address{};
+    address.ss_family = static_cast<sa_family_t>(family);
+    reinterpret_cast<sockaddr_in*>(&address)->sin_port = htons(static_cast<std::uint16_t>(first));
+    const socklen_t size = family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+    if (::bind(holder.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0) continue;
+    REQUIRE(::listen(holder.get(), 1) == 0);
+    CHECK(head::read_head_config(House().head).port != first);
+  }
 }
 
 TEST_CASE("certificates are renewed at half of their life, with clocks an hour off") {
@@ -100,8 +122,7 @@ TEST_CASE("a node that has left gets nothing, and nobody gets another's name") {
   head::shut_out(house.head, kNode);  // again is fine
   CHECK_FALSE(head::is_let_in(house.head, kNode));
   CHECK_THROWS_AS(
-      head::sign_again(house.head, kNode,
-                       ask({kCluster, wire::PeerName::Role::node, kNode}), now),
+      head::sign_again(house.head, kNode, ask({kCluster, wire::PeerName::Role::node, kNode}), now),
       Error);
   CHECK_FALSE(head::is_let_in(house.head, NodeId("../head.json")));
 }

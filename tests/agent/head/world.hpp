@@ -60,6 +60,7 @@ class World : public Nodes {
   // One node, one rank: from started to the end with a code.
   void run_through(const std::string& node, const JobId& job, int attempt, int code);
 
+  bool can_come() const override { return head_has_port; }
   void start(const NodeId& node, const wire::AttemptSpec& spec,
              const std::map<std::string, std::string>& secrets) override;
   void send(const NodeId& node, const JobId& job, int attempt,
@@ -103,6 +104,7 @@ class World : public Nodes {
   std::vector<std::pair<NodeId, wire::PrepareAttempt>> prepares;
   // Pair tests pass by themselves, unless this is off; then the test answers.
   bool pairs_pass = true;
+  bool head_has_port = true;
   std::vector<std::vector<PairMember>> pair_tests;
   struct Fetch {
     NodeId node;

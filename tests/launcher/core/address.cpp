@@ -13,6 +13,10 @@ TEST_CASE("addresses of both families, with ports") {
   }
   CHECK(is_ipv6_address("::1"));
   CHECK(!is_ipv6_address("127.0.0.1"));
+  CHECK(canonical_address("FD00:0:0::A") == "fd00::a");
+  CHECK(canonical_address("10.0.0.1") == "10.0.0.1");
+  CHECK(canonical_address("fe80::1%eth0") == "fe80::1%eth0");
+  CHECK(canonical_address("box0") == "box0");
   CHECK(host_and_port("10.0.0.1", 22) == "10.0.0.1:22");
   CHECK(host_and_port("box0", 2200) == "box0:2200");
   CHECK(host_and_port("fd00::1", 22) == "[fd00::1]:22");
