@@ -239,6 +239,12 @@ class ClusterReader {
         const auto word = probe.word(item, at, true, "hosts: [gpu-1, gpu-2]");
         if (!word) continue;
         host.host = *word;
+        // What is none of these is told of as a host that cannot be.
+        if (const auto place = parse_jump(*word)) {
+          host.host = place->host;
+          host.ssh_user = place->user;
+          host.ssh_port = place->port;
+        }
       }
       host_paths_.push_back(at);
       spec_.provider.hosts.push_back(std::move(host));

@@ -30,6 +30,7 @@ from lab import available, base, enter, home, known_hosts, old_system, private_k
 
 USER, UID = "dev", 2001
 NETWORKS = {"lab0": "10.77.0", "lab1": "10.78.0"}  # of the second only hosts know
+NETWORKS6 = {"lab0": "fd00:77:", "lab1": "fd00:78:"}  # for hosts with IPv6 alone
 
 
 def make_networks():
@@ -37,7 +38,8 @@ def make_networks():
         if not sh("ip", "link", "show", bridge, check=False):
             batch = f"link add {bridge} type bridge\nlink set {bridge} up\n"
             if bridge == "lab0":
-                batch += f"addr add {prefix}.1/24 dev {bridge}\n"
+                batch += (f"addr add {prefix}.1/24 dev {bridge}\n"
+                          f"addr add {NETWORKS6[bridge]}:1/64 dev {bridge} nodad\n")
             sh("ip", "-batch", "-", input=batch)
 
 
@@ -80,10 +82,14 @@ class Host:
         self.folder = base() / self.name
         self.root = self.folder / "root"  # its file system, whether it is up or not
         self.networks = options["networks"]
-        self.address = f"{NETWORKS[self.networks[0]]}.{10 + index}"
+        self.address = self.address_in(self.networks[0])
         self.unshare = None
         self.init = None
         self.user_home = Path(options["home"])
+
+    def address_in(self, network):
+        return (f"{NETWORKS6[network]}:{10 + self.index:x}" if self.options["ipv6"]
+                else f"{NETWORKS[network]}.{10 + self.index}")
 
     # ---- life
 
@@ -115,8 +121,8 @@ class Host:
         for number, network in enumerate(self.networks):
             outer += (f"link add {self.link(network)} type veth peer name eth{number} netns {self.folder}/net\n"
                       f"link set {self.link(network)} master {network} up\n")
-            inner += (f"addr add {NETWORKS[network]}.{10 + self.index}/24 dev eth{number}\n"
-                      f"link set eth{number} up\n")
+            address = self.address_in(network) + ("/64 nodad" if self.options["ipv6"] else "/24")
+            inner += f"addr add {address} dev eth{number}\nlink set eth{number} up\n"
         sh("ip", "-batch", "-", input=outer)
         self.in_network("ip", "-batch", "-", input=inner)
 
@@ -312,12 +318,13 @@ class Host:
     def drop(self, other):
         """Silently drops what goes between this host and `other` (a Host or an address)."""
         address = getattr(other, "address", other)
+        family = "ip6" if ":" in address else "ip"
         self.in_network("nft", "-f", "-", input=(
             "add table inet lab\n"
             "add chain inet lab in { type filter hook input priority 0; }\n"
             "add chain inet lab out { type filter hook output priority 0; }\n"
-            f"add rule inet lab in ip saddr {address} drop\n"
-            f"add rule inet lab out ip daddr {address} drop\n"))
+            f"add rule inet lab in {family} saddr {address} drop\n"
+            f"add rule inet lab out {family} daddr {address} drop\n"))
 
     def undrop(self):
         self.in_network("nft", "delete", "table", "inet", "lab", check=False)
@@ -393,10 +400,11 @@ class Hosts:
     sshd      further lines of sshd_config                ()
     networks  ("lab0",) is reached from here; ("lab1",) only through a host with both
     share     folders of this machine that the host sees too, read-only
+    ipv6      it has IPv6 alone, but for its own loopback     False
     """
 
     DEFAULTS = {"shell": "/bin/bash", "profile": "", "home": f"/home/{USER}", "lower": None, "disk": "1g", "sshd": (),
-                "networks": ("lab0",), "share": ()}
+                "networks": ("lab0",), "share": (), "ipv6": False}
 
     def __init__(self, count, only=None, **options):
         unknown = set(options) - set(self.DEFAULTS)

@@ -54,6 +54,22 @@ std::vector<std::string> hosts_of(const ClusterSpec& spec) {
 }
 }  // namespace
 
+TEST_CASE("hosts with ports and users, and of IPv6") {
+  const ClusterSpec spec = cluster(
+      "provider: {type: ssh, hosts: ['fd00::1', '[fd00::2]:2200', '10.0.0.3:2201', 'me@box']}\n"
+      "auth: {ssh_user: all}\n");
+  CHECK(hosts_of(spec) == std::vector<std::string>{"fd00::1", "fd00::2", "10.0.0.3", "box"});
+  const std::vector<HostSpec>& hosts = spec.provider.hosts;
+  CHECK(!hosts[0].ssh_port);
+  CHECK(hosts[0].ssh_user == "all");
+  CHECK(hosts[0].node == NodeId("fd00--1"));
+  CHECK(hosts[1].ssh_port == 2200);
+  CHECK(hosts[2].ssh_port == 2201);
+  CHECK(hosts[3].ssh_user == "me");
+  CHECK(
+      contains(cluster_problems("provider: {type: ssh, hosts: ['[fd00::2]:70000']}"), "[fd00::2]"));
+}
+
 TEST_CASE("Ray's local with hosts is ssh") {
   const ClusterSpec spec = cluster("provider: {type: local, head_ip: a, worker_ips: [b, c]}");
   CHECK(spec.provider.kind == ProviderKind::ssh);
