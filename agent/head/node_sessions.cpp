@@ -90,7 +90,7 @@ void NodeSessions::listen() {
         .with_hint("set provider.head_port to a free port");
   }
   problem_ = "port " + std::to_string(kept) +
-             " is taken by another program, so no node can join; it is tried on";
+             " is taken by another program; no node can join until it is free";
   log::error("the head cannot listen", {{"why", problem_}});
   asio::co_spawn(context_, wait_for_port(kept), asio::detached);
 }
@@ -103,6 +103,7 @@ asio::awaitable<void> NodeSessions::wait_for_port(int port) {
 
 void NodeSessions::opened_at(int port) {
   problem_.clear();
+  if (config_.port == port) return;
   config_.port = port;
   write_head_config(root_, config_);
 }
