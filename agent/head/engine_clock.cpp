@@ -4,6 +4,13 @@
 
 // What happens by the clock: silence, timeouts, leases.
 namespace dtrain::head {
+namespace {
+
+// While no node can come: once they can, they have all of their time but for this.
+constexpr std::chrono::seconds kLookWhileShut{1};
+
+}  // namespace
+
 void Engine::Impl::rearm() {
   std::optional<Monotonic> first = std::min(next_housekeeping, next_disk_look);
   const auto at = [&](Monotonic time) { first = std::min(*first, time); };
@@ -17,6 +24,7 @@ void Engine::Impl::rearm() {
     }
     if (job.not_before) at(*job.not_before);
   }
+  if (!nodes_out.can_come()) at(clock.now() + kLookWhileShut);
   for (const auto& [id, node] : nodes) {
     if (next(node.row.state, NodeEvent::silence)) at(node.heard + options.node_lost_after);
   }
