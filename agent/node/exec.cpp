@@ -17,6 +17,7 @@
 #include <boost/asio/write.hpp>
 #include <deque>
 
+#include "agent/node/drain.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/process.hpp"
@@ -33,8 +34,10 @@ namespace {
 
 constexpr std::chrono::seconds kHangupGrace{5};
 constexpr std::chrono::milliseconds kSweepLimit{1000};
-// After the command's end: what a child of its that holds the pipe still writes is not waited for.
-constexpr std::chrono::milliseconds kDrainLimit{1000};
+constexpr const char* kLeftBehind =
+    "dtrain: a process that the command left behind still holds its output; what it writes from "
+    "now "
+    "on is not shown\n";
 
 std::string value_of(const std::vector<std::string>& env, const std::string& name,
                      const std::string& fallback) {
@@ -54,6 +57,12 @@ int signal_number(const std::string& name) {
     if (signal_name(number) == "SIG" + name) return number;
   }
   return 0;
+}
+
+std::uint64_t waiting_in(Descriptor& output) {
+  int bytes = 0;
+  if (!output.is_open() || ::ioctl(output.native_handle(), FIONREAD, &bytes) != 0) return 0;
+  return static_cast<std::uint64_t>(std::max(0, bytes));
 }
 
 std::array<UniqueFd, 2> make_pipe() {
@@ -103,11 +112,12 @@ class Execs::Command : public std::enable_shared_from_this<Execs::Command> {
     if (exit_ || pid_ == 0) return;
     exit_ = try_wait(pid_);
     if (!exit_) return;
-    timer_.expires_after(kDrainLimit);
-    timer_.async_wait([self = shared_from_this()](error_code stopped) {
-      if (!stopped) self->finish();
-    });
-    if (open_outputs_ == 0) finish();
+    timer_.cancel();
+    std::uint64_t left = 0;
+    for (Descriptor& output : outputs_) left += waiting_in(output);
+    drain_.emplace(left, std::chrono::steady_clock::now());
+    if (held_back_ > 0) drain_->stop(std::chrono::steady_clock::now());
+    settle();
   }
 
   void credit(std::size_t bytes) {
@@ -216,20 +226,53 @@ class Execs::Command : public std::enable_shared_from_this<Execs::Command> {
     std::string buffer(wire::kBulkFrame, '\0');
     error_code failed;
     while (owner_ != nullptr) {
+      hold_back(true);
       while (in_flight_ >= wire::kExecWindow && !owner_gone_) {
         co_await credit_wake_.async_wait(asio::redirect_error(asio::use_awaitable, failed));
       }
+      hold_back(false);
       const std::size_t got = co_await outputs_[which].async_read_some(
           asio::buffer(buffer), asio::redirect_error(asio::use_awaitable, failed));
       if (failed || got == 0 || owner_ == nullptr) break;  // a closed terminal reads as EIO
-      if (owner_gone_ || !owner_->bulk_) continue;         // read on, so that it can end
+      if (drain_) drain_->took(got);
+      if (owner_gone_ || !owner_->bulk_) continue;  // read on, so that it can end
       in_flight_ += got;
-      const wire::BulkMessage header = wire::ExecOutput{exec_, which == 1, got};
-      owner_->bulk_->send_text(wire::dump(wire::to_json(header)));
-      owner_->bulk_->send({false, buffer.substr(0, got)});
+      send_output(which == 1, buffer.substr(0, got));
     }
     --open_outputs_;
-    if (open_outputs_ == 0 && exit_) finish();
+    settle();
+  }
+
+  void send_output(bool error_stream, std::string bytes) {
+    const wire::BulkMessage header = wire::ExecOutput{exec_, error_stream, bytes.size()};
+    owner_->bulk_->send_text(wire::dump(wire::to_json(header)));
+    owner_->bulk_->send({false, std::move(bytes)});
+  }
+
+  // While the reader keeps us waiting, the time for what is left behind stands still.
+  void hold_back(bool held) {
+    held_back_ += held ? 1 : -1;
+    if (!drain_) return;
+    const auto now = std::chrono::steady_clock::now();
+    if (held && held_back_ == 1) drain_->stop(now);
+    if (!held && held_back_ == 0) drain_->go_on(now);
+    settle();
+  }
+
+  // After the command's end: at its output's end, or when nothing of it is left in the pipes and
+  // others that hold them had their time.
+  void settle() {
+    if (!exit_ || finished_) return;
+    const std::optional<Drain::Duration> wait = drain_->left(std::chrono::steady_clock::now());
+    if (open_outputs_ == 0 || owner_gone_ || wait == Drain::Duration{}) {
+      finish();
+      return;
+    }
+    if (!wait) return;
+    timer_.expires_after(*wait);
+    timer_.async_wait([self = shared_from_this()](error_code stopped) {
+      if (!stopped) self->settle();
+    });
   }
 
   // Input that is passed on, or that nobody wants any more: more may come.
@@ -280,6 +323,7 @@ class Execs::Command : public std::enable_shared_from_this<Execs::Command> {
     close_all();
     if (owner_ == nullptr) return;
     if (!owner_gone_ && owner_->bulk_) {
+      if (open_outputs_ > 0) send_output(true, kLeftBehind);
       wire::ExecExit exit;
       exit.exec = exec_;
       exit.exit_code = exit_->shell_code();
@@ -302,9 +346,11 @@ class Execs::Command : public std::enable_shared_from_this<Execs::Command> {
   asio::steady_timer timer_;
   std::deque<std::string> pending_input_;
   std::optional<ProcessExit> exit_;
+  std::optional<Drain> drain_;  // once it has ended
   pid_t pid_ = 0;
   std::size_t in_flight_ = 0;
   int open_outputs_ = 0;
+  int held_back_ = 0;  // of these, those that wait for the reader
   bool terminal_ = false;
   bool feeding_ = false;
   bool input_ended_ = false;
