@@ -1,7 +1,6 @@
 #include "agent/head/backfill.hpp"
 
 #include <algorithm>
-#include <array>
 
 namespace dtrain::head {
 namespace {
@@ -48,6 +47,13 @@ Backfill::Backfill(std::vector<NodeCapacity> nodes, std::vector<RunningJob> runn
       who_(waits.job.str() + ", which " + reason.substr(0, reason.find(';'))),
       demand_(waits.demand) {
   demand_.nnodes.max = demand_.nnodes.min;
+  Demand one = demand_;
+  one.nnodes = {1, 1};
+  for (const NodeCapacity& node : now_) {
+    useless_.push_back(!place_in_order(emptied({node}), one).shares.has_value());
+    open_.push_back(useless_.back() || place_in_order({node}, one).shares.has_value());
+  }
+  unreserved_.assign(now_.size(), true);
   std::erase_if(running, [](const RunningJob& job) { return !job.left.has_value(); });
   std::sort(running.begin(), running.end(),
             [](const RunningJob& a, const RunningJob& b) { return *a.left < *b.left; });
@@ -69,22 +75,32 @@ Backfill::Backfill(std::vector<NodeCapacity> nodes, std::vector<RunningJob> runn
   while (enough < running.size() && *running[enough].left == *moment_) ++enough;
   then_ = after(enough);
   const Placement reservation = place_in_order(then_, demand_);
-  for (const PlacedShare& share : *reservation.shares) reserved_.insert(share.node);
+  for (const PlacedShare& share : *reservation.shares) {
+    const NodeCapacity* node = find_node(then_, share.node);
+    unreserved_[static_cast<std::size_t>(node - then_.data())] = false;
+  }
 }
 
-bool Backfill::leaves_all(const std::vector<PlacedShare>& shares) const {
+// No node is of less use to the one that waits than before.
+bool Backfill::leaves_all(const std::vector<PlacedShare>& shares) {
   Demand one = demand_;
   one.nnodes = {1, 1};
   for (const PlacedShare& share : shares) {
-    const auto node = std::find_if(now_.begin(), now_.end(), [&](const NodeCapacity& each) {
-      return each.node == share.node;
-    });
-    if (!place_in_order(emptied({*node}), one).shares) continue;  // of no use to it ever
+    const NodeCapacity* node = find_node(now_, share.node);
+    if (useless_[static_cast<std::size_t>(node - now_.data())]) continue;
     std::vector<NodeCapacity> with = {*node};
     take(with, {share});
     if (!place_in_order(with, one).shares) return false;
   }
   return true;
+}
+
+bool Backfill::fits_then_beside(const std::vector<PlacedShare>& shares) {
+  if (!moment_) return false;
+  take(then_, shares);
+  const bool fits = place_in_order(then_, demand_).shares.has_value();
+  release(then_, shares);
+  return fits;
 }
 
 std::optional<QueueDecision::Start> Backfill::start(const WaitingJob& job) {
@@ -95,19 +111,13 @@ std::optional<QueueDecision::Start> Backfill::start(const WaitingJob& job) {
     return QueueDecision::Start{job.job, std::move(*anywhere.shares),
                                 "starts before " + who_ + ": it ends by then"};
   }
-  std::vector<NodeCapacity> others = now_;
-  std::erase_if(others, [&](const NodeCapacity& node) { return reserved_.contains(node.node); });
-  for (Placement& placement : std::array{place_in_order(others, job.demand), anywhere}) {
+  using Among = const std::vector<bool>*;
+  for (const Among among : {Among(&useless_), Among(&open_), Among(&unreserved_), Among(nullptr)}) {
+    Placement placement = place_in_order(now_, job.demand, among);
     if (!placement.shares) continue;
-    bool may = leaves_all(*placement.shares);
-    std::vector<NodeCapacity> then = then_;
-    if (moment_) {
-      take(then, *placement.shares);
-      may = may || place_in_order(then, demand_).shares.has_value();
-    }
-    if (!may) continue;
+    if (!leaves_all(*placement.shares) && !fits_then_beside(*placement.shares)) continue;
     take(now_, *placement.shares);
-    then_ = std::move(then);
+    if (moment_) take(then_, *placement.shares);
     return QueueDecision::Start{job.job, std::move(*placement.shares),
                                 "starts before " + who_ + ": it takes nothing of that"};
   }

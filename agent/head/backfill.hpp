@@ -1,7 +1,5 @@
 #pragma once
 
-#include <set>
-
 #include "agent/head/queue.hpp"
 
 // Small jobs before a large one that waits, without delaying it (EASY backfill): pure.
@@ -18,7 +16,7 @@
 // when it would have.
 namespace dtrain::head {
 
-// What is started beside a job that was placed, or has ended.
+// What a job's shares use, taken on or given back. `nodes` by name.
 void take(std::vector<NodeCapacity>& nodes, const std::vector<PlacedShare>& shares);
 void release(std::vector<NodeCapacity>& nodes, const std::vector<PlacedShare>& shares);
 
@@ -35,14 +33,18 @@ class Backfill {
   std::optional<QueueDecision::Start> start(const WaitingJob& job);
 
  private:
-  bool leaves_all(const std::vector<PlacedShare>& shares) const;
+  bool leaves_all(const std::vector<PlacedShare>& shares);
+  bool fits_then_beside(const std::vector<PlacedShare>& shares);
 
   std::vector<NodeCapacity> now_;
   std::vector<NodeCapacity> then_;  // at the moment
   std::string who_;                 // "big-abcdef, which needs 4 CPUs on each of 2 nodes"
   Demand demand_;
   std::optional<std::chrono::seconds> moment_;
-  std::set<NodeId> reserved_;  // nodes
+  // Nodes by their place in the lists.
+  std::vector<bool> useless_;     // to the one that waits, whatever happens
+  std::vector<bool> open_;        // the same, and those that it can use now
+  std::vector<bool> unreserved_;  // not needed at the moment
 };
 
 }  // namespace dtrain::head

@@ -165,13 +165,16 @@ Placement place(std::vector<NodeCapacity> nodes, const Demand& demand) {
   return place_in_order(nodes, demand);
 }
 
-Placement place_in_order(const std::vector<NodeCapacity>& nodes, const Demand& demand) {
+Placement place_in_order(const std::vector<NodeCapacity>& nodes, const Demand& demand,
+                         const std::vector<bool>* among) {
   constexpr std::size_t kNamed = 4;
   std::vector<PlacedShare> shares;
   std::vector<std::string> shortages;
   std::size_t short_nodes = 0;
-  const auto offer = [&](const NodeCapacity& node) {
+  const auto offer = [&](std::size_t i) {
     if (static_cast<int>(shares.size()) == demand.nnodes.max) return;
+    if (among != nullptr && !(*among)[i]) return;
+    const NodeCapacity& node = nodes[i];
     std::string shortage;
     if (auto part = fit(node, demand, shortages.size() < kNamed ? &shortage : nullptr)) {
       shares.push_back(std::move(*part));
@@ -182,14 +185,14 @@ Placement place_in_order(const std::vector<NodeCapacity>& nodes, const Demand& d
   };
   bool in_order = true;
   if (demand.gpus > 0) {
-    for (const NodeCapacity& node : nodes) offer(node);
+    for (std::size_t i = 0; i < nodes.size(); ++i) offer(i);
   } else {
-    for (const NodeCapacity& node : nodes) {
-      if (node.gpus == 0) offer(node);
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+      if (nodes[i].gpus == 0) offer(i);
     }
     const std::size_t without = shares.size();
-    for (const NodeCapacity& node : nodes) {
-      if (node.gpus > 0) offer(node);
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+      if (nodes[i].gpus > 0) offer(i);
     }
     in_order = without == 0 || without == shares.size();
   }

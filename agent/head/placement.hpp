@@ -58,8 +58,10 @@ struct Placement {
 // With nnodes min:max as many as are free. Nodes without GPUs first for a job that needs none,
 // then by name.
 Placement place(std::vector<NodeCapacity> nodes, const Demand& demand);
-// The same of nodes that are ordered by name already: linear in them.
-Placement place_in_order(const std::vector<NodeCapacity>& nodes, const Demand& demand);
+// The same of nodes that are ordered by name already: linear in them. With `among` only of those
+// whose place in the list is set there.
+Placement place_in_order(const std::vector<NodeCapacity>& nodes, const Demand& demand,
+                         const std::vector<bool>* among = nullptr);
 void order_by_name(std::vector<NodeCapacity>& nodes);
 
 // The same nodes with nothing on them, all usable.

@@ -199,10 +199,6 @@ struct Simulation {
     }
     return first;
   }
-
-  void run(int now, std::size_t depth) {
-    for (; now != std::numeric_limits<int>::max(); now = next(now)) decide(now, depth);
-  }
 };
 
 enum class Ends : std::uint8_t { known, early, unknown, mixed };
@@ -216,13 +212,15 @@ Simulation random_queue(std::mt19937& random, Ends ends) {
   for (int i = 0; i < count; ++i) {
     all.nodes.push_back(node("n" + std::to_string(i), i < 2 ? 4 : pick(1, 4)));
   }
-  for (int i = 0; i < 25; ++i) {
+  int arrives = 0;
+  for (int i = 0; i < 20; ++i) {
     Simulation::Job job;
     const bool wide = pick(0, 3) == 0;
     // Every one fits when all is empty: the first two nodes have 4 CPUs.
     job.waiting = waiting("j" + std::to_string(i), i, wide ? 2 : 1, wide ? pick(2, 4) : pick(1, 4));
     job.takes = pick(1, 60);
-    job.arrives = pick(0, 1) * pick(0, 100);
+    arrives += pick(0, 1) * pick(0, 12);
+    job.arrives = arrives;
     const bool known = ends != Ends::unknown && (ends != Ends::mixed || pick(0, 1) == 0);
     if (known) {
       job.waiting.longest =
@@ -235,7 +233,7 @@ Simulation random_queue(std::mt19937& random, Ends ends) {
 
 // When the first of the queue at `now` starts, if nothing overtakes it from now on.
 int start_without(Simulation from, int now, const JobId& first) {
-  from.run(now, 0);
+  for (; from.of(first).started < 0; now = from.next(now)) from.decide(now, 0);
   return from.of(first).started;
 }
 
@@ -246,7 +244,7 @@ TEST_CASE("random queues: the first one that waits is never delayed") {
   int overtaken = 0;
   for (const Ends ends : {Ends::known, Ends::early, Ends::unknown, Ends::mixed}) {
     CAPTURE(static_cast<int>(ends));
-    for (int round = 0; round < 60; ++round) {
+    for (int round = 0; round < 15; ++round) {
       CAPTURE(round);
       Simulation with = random_queue(random, ends);
       std::map<std::string, int> without;  // of each that was once the first to wait
@@ -279,5 +277,5 @@ TEST_CASE("random queues: the first one that waits is never delayed") {
       for (const Simulation::Job& job : with.jobs) CHECK(job.started >= job.arrives);
     }
   }
-  CHECK(overtaken > 200);  // or it says nothing
+  CHECK(overtaken > 50);  // or it says nothing
 }
