@@ -1,6 +1,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include <CLI/CLI.hpp>
@@ -11,6 +12,7 @@
 #include "cli/node_lines.hpp"
 #include "cli/ray.hpp"
 #include "cli/signals.hpp"
+#include "launcher/cluster/local_paths.hpp"
 #include "launcher/cluster/processes.hpp"
 #include "launcher/cluster/reach_watch.hpp"
 #include "launcher/core/paths.hpp"
@@ -217,6 +219,24 @@ int run_up(Context& context, const Options& options) {
   return 0;
 }
 
+// What cannot be brought up at all is said before anything else is looked for, and all at once.
+void refuse_what_cannot_be(const ClusterSpec& spec) {
+  std::vector<Error> problems = missing_local_paths(spec);
+  try {
+    make_provider(spec, paths::cluster_state(spec.cluster_name));
+  } catch (Error& error) {
+    if (problems.empty() && error.location()) {
+      error.with_hint("the file has no errors; " + error.hint());
+    }
+    problems.push_back(error);
+  }
+  std::stable_sort(problems.begin(), problems.end(), [](const Error& a, const Error& b) {
+    return a.location().value_or(Location{}).line < b.location().value_or(Location{}).line;
+  });
+  if (problems.size() == 1) throw problems.front();
+  if (!problems.empty()) throw SpecError(std::move(problems));
+}
+
 }  // namespace
 
 ClusterSpec built_in_local() {
@@ -227,8 +247,7 @@ ClusterSpec built_in_local() {
 }
 
 UpReport bring_up(const Context& context, const ClusterSpec& spec, UpOptions options) {
-  // What cannot be brought up at all is said before anything else is looked for.
-  make_provider(spec, paths::cluster_state(spec.cluster_name));
+  refuse_what_cannot_be(spec);
   options.agent = find_agent();
   options.say = [&](const std::string& text) { context.note(text); };
   options.evidence = [&](const std::string& line) { context.warn(line); };

@@ -10,6 +10,7 @@
 #include <cstdlib>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/names.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -18,6 +19,18 @@ namespace {
 
 fs::path state_file(const std::string& name) {
   return paths::cluster_state(name) / "cluster.json";
+}
+
+// The name of the cluster whose folder this is: that of a long one is cut.
+std::string name_of_folder(const std::string& folder) {
+  if (folder.size() < kShortName) return folder;
+  try {
+    const std::optional<ClusterState> state = load_cluster(folder);
+    if (state && short_name(state->name) == folder) return state->name;
+  } catch (const Error&) {
+    // damaged: what asks for it next says so
+  }
+  return folder;
 }
 
 Error no_cluster() {
@@ -95,7 +108,7 @@ std::vector<std::string> known_clusters() {
   for (const auto& entry : fs::directory_iterator(paths::state_home() / "clusters", failed)) {
     const std::string name = entry.path().filename().string();
     if (valid_name(name) && fs::exists(entry.path() / "cluster.json", failed)) {
-      names.push_back(name);
+      names.push_back(name_of_folder(name));
     }
   }
   std::sort(names.begin(), names.end());
@@ -110,7 +123,7 @@ std::string choose_cluster(const std::string& wanted) {
   }
   if (name.empty()) name = current_cluster().value_or("");
   if (name.empty()) throw no_cluster();
-  if (!valid_name(name)) {
+  if (!valid_cluster_name(name)) {
     throw Error(ErrorCode::usage, "\"" + name + "\" cannot be the name of a cluster")
         .with_hint("letters, digits and . _ -, as in cluster_name of the cluster's YAML");
   }
@@ -121,7 +134,7 @@ std::optional<std::string> current_cluster() {
   std::optional<std::string> text = read_file_if_there(paths::current_cluster(), 4096);
   if (!text) return std::nullopt;
   while (!text->empty() && text->back() == '\n') text->pop_back();
-  if (!valid_name(*text)) return std::nullopt;
+  if (!valid_cluster_name(*text)) return std::nullopt;
   return text;
 }
 

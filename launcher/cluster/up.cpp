@@ -4,6 +4,7 @@
 
 #include "launcher/cluster/up_parts.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/names.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/wire/client.hpp"
 #include "launcher/wire/json.hpp"
@@ -55,7 +56,7 @@ std::optional<std::vector<std::pair<NodeId, std::string>>> nodes_not_ready(
 }
 
 UpReport up(const ClusterSpec& spec, const UpOptions& options) {
-  if (!valid_name(spec.cluster_name)) {
+  if (!valid_cluster_name(spec.cluster_name)) {
     throw Error(ErrorCode::invalid, "\"" + spec.cluster_name + "\" cannot be a cluster's name");
   }
   make_provider(spec, paths::cluster_state(spec.cluster_name));  // a provider that is not built yet

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/names.hpp"
 #include "launcher/core/text.hpp"
 
 namespace dtrain {
@@ -36,13 +37,8 @@ std::string random_letters(std::size_t count) {
 }  // namespace
 
 bool valid_name(std::string_view text) noexcept {
-  if (text.empty() || text.size() > 63 || text.front() == '.' || text.front() == '-') return false;
-  for (const char c : text) {
-    const bool allowed = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-                         (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
-    if (!allowed) return false;
-  }
-  return true;
+  constexpr std::size_t kLongest = 63;
+  return text.size() <= kLongest && valid_cluster_name(text);
 }
 
 JobId make_job_id(std::string_view name) {
@@ -50,7 +46,7 @@ JobId make_job_id(std::string_view name) {
 }
 
 ClusterId make_cluster_id(std::string_view name) {
-  return ClusterId(std::string(name) + "-" + random_letters(6));
+  return ClusterId(short_name(name) + "-" + random_letters(6));
 }
 
 std::string random_hex(std::size_t bytes) {

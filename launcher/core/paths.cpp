@@ -4,28 +4,19 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <optional>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/names.hpp"
 
 namespace dtrain::paths {
 namespace {
 
-// FNV-1a, 64 bit: a short name for a path, not a secret.
-std::string short_hash(const std::string& text) {
-  std::uint64_t hash = 14695981039346656037ULL;
-  for (const char c : text) {
-    hash ^= static_cast<unsigned char>(c);
-    hash *= 1099511628211ULL;
-  }
-  std::array<char, 17> hex{};
-  std::snprintf(hex.data(), hex.size(), "%016llx", static_cast<unsigned long long>(hash));
-  return std::string(hex.data(), 12);
+std::string short_hash(const std::string& path) {
+  return short_sum(path).substr(0, 12);
 }
 
 fs::path user_folder(std::int64_t uid) {
@@ -85,7 +76,7 @@ fs::path state_home() {
 }
 
 fs::path cluster_state(const std::string& cluster_name) {
-  return state_home() / "clusters" / cluster_name;
+  return state_home() / "clusters" / short_name(cluster_name);
 }
 
 fs::path current_cluster() {

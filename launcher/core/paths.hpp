@@ -12,7 +12,7 @@
 //   $XDG_STATE_HOME/dtrain/                  (default ~/.local/state/dtrain), 0700
 //     current                                name of the cluster of the last `up`
 //     sums                                   sums of files that were read once
-//     clusters/NAME/
+//     clusters/NAME/                       a long name is cut, see short_name()
 //       lock                                 held by up and down
 //       cluster.json                         what is up: cluster id, provider, head, nodes
 //       nodes/NODE/, head/                   provider local only: the roots

@@ -27,6 +27,14 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return d[a.size()][b.size()];
 }
 
+std::string lower_case(std::string_view text) {
+  std::string lower(text);
+  for (char& c : lower) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
+  return lower;
+}
+
 // Length of the well-formed UTF-8 sequence at the front of `text`, 0 if there is none.
 std::size_t utf8_sequence(std::string_view text) noexcept {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
@@ -59,6 +67,7 @@ std::size_t utf8_sequence(std::string_view text) noexcept {
 
 std::optional<std::string> nearest(std::string_view word, std::span<const std::string> candidates) {
   if (word.empty() || word.size() > 128) return std::nullopt;
+  const std::string wanted = lower_case(word);
   const std::size_t limit = std::max<std::size_t>(1, word.size() / 3);
   std::optional<std::string> best;
   std::size_t best_distance = limit + 1;
@@ -73,7 +82,7 @@ std::optional<std::string> nearest(std::string_view word, std::span<const std::s
   }
   for (const std::string& candidate : candidates) {
     if (candidate.size() > word.size() + limit || word.size() > candidate.size() + limit) continue;
-    const std::size_t distance = edit_distance(word, candidate);
+    const std::size_t distance = edit_distance(wanted, lower_case(candidate));
     if (distance < best_distance) {
       best_distance = distance;
       best = candidate;

@@ -9,8 +9,8 @@
 
 namespace dtrain {
 
-// The candidate nearest to `word` by edit distance (transpositions count one), if it is near
-// enough to be a slip: at most a third of the word's length, and at least 1. For "did you mean".
+// The candidate nearest to `word` by edit distance (transpositions count one, case none), if it is
+// near enough to be a slip: at most a third of the word's length, at least 1. For "did you mean".
 std::optional<std::string> nearest(std::string_view word, std::span<const std::string> candidates);
 
 // Splits at each separator; an empty text gives one empty part.

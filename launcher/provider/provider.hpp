@@ -76,7 +76,7 @@ struct ProviderEntry {
 };
 std::span<const ProviderEntry> providers() noexcept;
 
-// Throws Error(invalid), at the YAML's `provider` line where the file is known, when that provider
+// Throws Error(invalid), at the provider's type in the YAML where that is known, when that provider
 // is not built yet.
 std::unique_ptr<Provider> make_provider(const ClusterSpec& spec, const fs::path& state,
                                         const Access& access = {});

@@ -25,6 +25,16 @@ bool only(std::string_view text, std::string_view marks) {
   });
 }
 
+// 10.0.0.5: four numbers of 0 to 255.
+bool four_bytes(std::string_view text) {
+  const std::vector<std::string> parts = split(text, '.');
+  return parts.size() == 4 && std::all_of(parts.begin(), parts.end(), [](const std::string& part) {
+           return !part.empty() && part.size() <= 3 && std::stoi(part) <= 255;
+         });
+}
+
+static_assert(limits::kNameLength == kShortName);
+
 constexpr std::size_t kShown = 60;  // bytes of a value or a key in a message
 
 // The first kShown bytes, less what is left of a character.
@@ -80,7 +90,15 @@ bool valid_environment_name(std::string_view name) noexcept {
 }
 
 bool valid_host(std::string_view text) noexcept {
-  return !text.empty() && text.size() <= 253 && text.front() != '-' && only(text, "._-:%");
+  if (text.empty() || text.size() > 253 || text.front() == '-' || !only(text, "._-:%"))
+    return false;
+  if (text.front() == '.' || text.find("..") != std::string_view::npos) return false;
+  if (std::none_of(text.begin(), text.end(), [](char c) { return letter(c) || digit(c); })) {
+    return false;
+  }
+  const bool numbers =
+      std::all_of(text.begin(), text.end(), [](char c) { return digit(c) || c == '.'; });
+  return !numbers || std::count(text.begin(), text.end(), '.') < 3 || four_bytes(text);
 }
 
 bool valid_user(std::string_view text) noexcept {
@@ -119,11 +137,12 @@ bool Checks::absolute_or_home(const Path& path, std::string_view value) {
   return false;
 }
 
-bool Checks::name(const Path& path, std::string_view value, std::string_view example) {
-  if (valid_name(value) && value.size() <= limits::kNameLength) return true;
+bool Checks::name(const Path& path, std::string_view value, std::string_view example,
+                  std::size_t longest) {
+  if (valid_cluster_name(value) && value.size() <= longest) return true;
   add(path,
       value.empty() ? "is empty"
-                    : shown(value) + " is no name: 1 to " + std::to_string(limits::kNameLength) +
+                    : shown(value) + " is no name: 1 to " + std::to_string(longest) +
                           " of a-z A-Z 0-9 . _ -, not beginning with . or -",
       "for example: " + std::string(example));
   return false;
@@ -131,10 +150,14 @@ bool Checks::name(const Path& path, std::string_view value, std::string_view exa
 
 bool Checks::host(const Path& path, std::string_view value) {
   if (valid_host(value)) return true;
-  add(path, value.empty() ? "is empty"
-                          : shown(value) +
-                                " is neither an address nor a host name: letters, "
-                                "digits and . _ - : %, not beginning with -");
+  std::string message = "is empty";
+  if (!value.empty()) {
+    message = shown(value) + " is neither an address nor a host name";
+    if (!only(value, "._-:%") || value.front() == '-') {
+      message += ": letters, digits and . _ - : %, not beginning with -";
+    }
+  }
+  add(path, message);
   return false;
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/names.hpp"
 #include "launcher/spec/cluster_spec.hpp"
 #include "launcher/spec/job_spec.hpp"
 
@@ -33,8 +34,9 @@ std::string shown(std::string_view text);
 
 // [A-Za-z_][A-Za-z0-9_]*, at most 255 bytes.
 bool valid_environment_name(std::string_view name) noexcept;
-// A host name, an address or an alias of ~/.ssh/config: letters, digits and . _ - : %, not
-// beginning with '-', at most 253 bytes.
+// A host name, an address or an alias of ~/.ssh/config: letters, digits and . _ - : %, at least one
+// of the first two, not beginning with '-' or '.', no "..", at most 253 bytes. What looks like an
+// IPv4 address is one.
 bool valid_host(std::string_view text) noexcept;
 // A login name: letters, digits and . _ @ + -, not beginning with '-', at most 64 bytes.
 bool valid_user(std::string_view text) noexcept;
@@ -50,7 +52,8 @@ class Checks {
   bool absolute(const Path& path, std::string_view value);
   // Also absolute or ~/…
   bool absolute_or_home(const Path& path, std::string_view value);
-  bool name(const Path& path, std::string_view value, std::string_view example);
+  bool name(const Path& path, std::string_view value, std::string_view example,
+            std::size_t longest = kShortName);
   bool host(const Path& path, std::string_view value);
   void range(const Path& path, double value, double min, double max);
 

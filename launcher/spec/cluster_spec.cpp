@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "launcher/core/text.hpp"
 #include "launcher/spec/checks.hpp"
 #include "launcher/spec/limits.hpp"
 
@@ -203,10 +204,13 @@ void check_node_types(const ClusterSpec& spec, Checks& checks) {
     checks.add({"available_node_types"}, "is missing: what kinds of nodes there are",
                "for example: available_node_types: {head: {node_config: {}}}");
   } else if (!named && (needed || !spec.head_node_type.empty())) {
+    const auto near =
+        nearest(spec.head_node_type, std::vector<std::string>(names.begin(), names.end()));
     checks.add({"head_node_type"},
                spec.head_node_type.empty()
                    ? "is missing: which of available_node_types the head is"
-                   : shown(spec.head_node_type) + " is not one of available_node_types");
+                   : shown(spec.head_node_type) + " is not one of available_node_types",
+               near ? "did you mean " + printable(*near, false) + "?" : "");
   }
 }
 
@@ -251,7 +255,7 @@ void check_storage(const StorageSpec& storage, Checks& checks) {
 
 std::vector<Problem> problems_of(const ClusterSpec& spec) {
   Checks checks;
-  checks.name({"cluster_name"}, spec.cluster_name, "cluster_name: local");
+  checks.name({"cluster_name"}, spec.cluster_name, "cluster_name: local", kClusterNameLength);
   checks.range({"max_workers"}, spec.max_workers, 0, limits::kNodes);
   const double largest = 1e9;
   checks.range({"upscaling_speed"}, spec.upscaling_speed, 0, largest);
@@ -296,8 +300,10 @@ json to_json(const ClusterSpec& spec) {
              {"resources", type.resources},
              {"labels", type.labels},
              {"min_workers", type.min_workers},
+             {"priority", type.priority},
              {"initialization_commands", type.initialization_commands}};
     if (type.max_workers) one["max_workers"] = *type.max_workers;
+    if (type.idle_timeout_s) one["idle_timeout_s"] = *type.idle_timeout_s;
     if (type.worker_setup_commands) one["worker_setup_commands"] = *type.worker_setup_commands;
     types[type.name] = std::move(one);
   }

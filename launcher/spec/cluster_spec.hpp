@@ -60,6 +60,7 @@ struct ProviderSpec {
   std::vector<HostSpec> hosts;  // ssh: the head first; what `auth` says is in each
   bool use_internal_ips = false;
   bool cache_stopped_nodes = true;
+  Location location;  // where the YAML says which type it is; line 0: not known
   // Every key of the provider's own (region, availability_zone, project_id, …), as written.
   nlohmann::json other = nlohmann::json::object();
 };
@@ -83,6 +84,15 @@ struct ReadySpec {
 struct FileMount {
   std::string remote;
   std::string local;  // absolute
+};
+
+// A file or folder of this machine that the YAML names: it is to be there before any node is
+// reached. That it is there is not the reader's matter.
+struct LocalPath {
+  enum class What : std::uint8_t { mount, key };
+  What what = What::mount;
+  std::string key;   // as in messages: "auth.ssh_private_key"
+  std::string path;  // absolute
   Location location;
 };
 
@@ -92,7 +102,9 @@ struct NodeType {
   std::map<std::string, double> resources;  // CPU, GPU, memory (bytes), custom
   std::map<std::string, std::string> labels;
   int min_workers = 0;
-  std::optional<int> max_workers;  // absent: the cluster's max; 0 for the head's type
+  std::optional<int> max_workers;        // absent: the cluster's max; 0 for the head's type
+  std::optional<double> idle_timeout_s;  // in place of the cluster's idle_timeout_minutes
+  int priority = 0;                      // of types that fit as well, the larger is started
   std::vector<std::string> initialization_commands;  // the cluster's, unless it has its own
   std::optional<std::vector<std::string>> worker_setup_commands;  // replaces the cluster's list
 };
@@ -117,6 +129,7 @@ struct ClusterSpec {
   std::vector<std::string> worker_setup_commands;
   ReadySpec ready;
   StorageSpec storage;
+  std::vector<LocalPath> local_paths;
   std::string source;  // the YAML's absolute path; empty: made by the program
 
   // The number of nodes that `up` promises: the head and each type's min_workers.

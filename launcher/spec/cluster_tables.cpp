@@ -81,6 +81,8 @@ const Table& auth_table() {
           example(expands(key("ssh_proxy_jump", Shape::texts(), json::array(),
                               "Hosts to go through, [user@]host[:port], the first one first.")),
                   "ssh_proxy_jump: [me@bastion]"),
+          ray_only(key("ssh_proxy_use_node_id", Shape::boolean(), false,
+                       "To give a proxy the provider's id of a node in place of its address.")),
       }};
   return table;
 }
@@ -166,10 +168,18 @@ const Table& node_type_table() {
               "resources: {CPU: 8, GPU: 1}"),
           key("labels", text_map(), json::object(), "Labels of nodes of this type."),
           key("min_workers", nodes(), 0, "How many there are at least."),
-          example(key("max_workers", nodes(), nullptr,
-                      "How many there are at most. Absent: the cluster's `max_workers`; 0 for the "
-                      "head's type."),
-                  "max_workers: 4"),
+          example(
+              clamped(key("max_workers", nodes(), nullptr,
+                          "How many there are at most. Absent: the cluster's `max_workers`; 0 for "
+                          "the head's type.")),
+              "max_workers: 4"),
+          example(key("idle_timeout_s", Shape::number(0, kLarge), nullptr,
+                      "After how many idle seconds a node of this type goes. Absent: the "
+                      "cluster's `idle_timeout_minutes`."),
+                  "idle_timeout_s: 300"),
+          example(key("priority", Shape::whole(-limits::kPriority, limits::kPriority), 0,
+                      "Of types that fit as well, the one with the larger is started."),
+                  "priority: 1"),
           key("initialization_commands", Shape::texts(), nullptr,
               "In place of the cluster's list."),
           key("worker_setup_commands", Shape::texts(), nullptr, "In place of the cluster's list."),
@@ -258,7 +268,10 @@ const Table& provider_table(ProviderKind kind) {
                     "Zones with commas between, tried in order."),
                open("security_group", "`GroupName` and `IpPermissions`."),
                open("key_pair", "`key_name`."),
-               ray_only(open("cloudwatch", "Ray's agent and dashboard of CloudWatch."))});
+               ray_only(open("cloudwatch", "Ray's agent and dashboard of CloudWatch.")),
+               ray_only(open("aws_credentials",
+                             "Credentials as Ray hands them to boto3; they are not read: here aws "
+                             "finds its own."))});
           break;
         case ProviderKind::gcp:
           add({text("region", "us-west1", "The region."),
@@ -275,7 +288,10 @@ const Table& provider_table(ProviderKind kind) {
                text("msi_resource_group", nullptr, "Its resource group."),
                text("msi_identity_id", nullptr, "Its id."),
                text("msi_identity_principal_id", nullptr, "Its principal's id."),
-               text("subnet_id", nullptr, "The subnet."), open("tags", "Tags of all resources."),
+               text("subnet_id", nullptr, "The subnet."),
+               text("subnet_mask", nullptr, "The addresses of a subnet that is made."),
+               text("unique_id", nullptr, "What is added to the names of resources."),
+               open("tags", "Tags of all resources."),
                expands(key("use_external_head_ip", Shape::boolean(), false,
                            "To reach the head by its public address."))});
           break;
@@ -308,11 +324,12 @@ const Table& cluster_table() {
   static const Table table{
       "a cluster YAML",
       {
-          example(key("cluster_name", Shape::text(), "default", "1 to 40 of a-z A-Z 0-9 . _ -."),
+          example(key("cluster_name", Shape::text(), "default", "1 to 255 of a-z A-Z 0-9 . _ -."),
                   "cluster_name: local"),
-          key("max_workers", nodes(), 2,
-              "How many nodes there are at most, without the head. It wins over `min_workers`. "
-              "With provider local and ssh: all, if absent."),
+          clamped(
+              key("max_workers", nodes(), 2,
+                  "How many nodes there are at most, without the head. It wins over `min_workers`. "
+                  "With provider local and ssh: all, if absent.")),
           key("upscaling_speed", Shape::number(0, kLarge), 1.0,
               "How many nodes may be coming, as a multiple of those that are there."),
           key("idle_timeout_minutes", Shape::number(0, kLarge), 5.0,
@@ -325,7 +342,9 @@ const Table& cluster_table() {
                       "The kinds of nodes there may be."),
                   "available_node_types: {head: {node_config: {}}}"),
           example(key("head_node_type", Shape::text(), nullptr,
-                      "Which of `available_node_types` the head is."),
+                      "Which of `available_node_types` the head is. Absent: Ray's default, where "
+                      "there is a type of that name: `ray.head.default` with aws and azure, "
+                      "`ray_head_default` with gcp, `head_node` with kubernetes."),
                   "head_node_type: head"),
           example(expands(key("file_mounts", text_map(), json::object(),
                               "Files and folders to copy to all nodes: path there: path here.")),
@@ -371,6 +390,7 @@ const Table& cluster_table() {
                        "Of Ray's old form.")),
           obsolete(key("target_utilization_fraction", Shape::number(0, 1), nullptr,
                        "Of Ray's old form.")),
+          obsolete(key("terminate_failed_nodes", Shape::boolean(), nullptr, "Of Ray's old form.")),
           obsolete(key("worker_default_node_type", Shape::text(), nullptr, "Of Ray's old form.")),
           ray_only(key("head_start_ray_commands", Shape::texts(), json::array(),
                        "How Ray starts itself on the head.")),

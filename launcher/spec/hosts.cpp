@@ -1,5 +1,6 @@
 #include <charconv>
 
+#include "launcher/core/names.hpp"
 #include "launcher/spec/checks.hpp"
 #include "launcher/spec/cluster_spec.hpp"
 #include "launcher/spec/limits.hpp"
@@ -17,7 +18,7 @@ NodeId node_of_host(std::string_view host) {
     name += fine ? c : '-';
   }
   while (!name.empty() && (name.front() == '-' || name.front() == '.')) name.erase(0, 1);
-  return NodeId(name.substr(0, limits::kNameLength));
+  return NodeId(short_name(name));
 }
 
 std::optional<SshJump> parse_jump(std::string_view text) {

@@ -179,6 +179,7 @@ Read<JobSpec> parse_job_yaml(std::string_view text, const std::string& file,
                              const Environment& environment) {
   spec::Report report(file);
   const spec::Tree tree = spec::parse_tree(text, report);
+  spec::report_repeated(tree, report, false);
   spec::Expander expander(environment, file);
   JobSpec spec = spec::read_job(tree, {report, expander});
   report.finish();

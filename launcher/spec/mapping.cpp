@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "launcher/core/text.hpp"
+#include "launcher/spec/syntax.hpp"
 
 namespace dtrain::spec {
 namespace {
@@ -31,6 +32,34 @@ std::string found(const Node& node) {
   return node.type() == ScalarType::text ? "the text " + shortened : "the number " + node.text;
 }
 
+constexpr double kMostClamped = 1e9;  // what is larger was hardly meant as "as many as can be"
+
+// True if `node` is a text in quotes that would be what `shape` wants without them.
+bool needlessly_quoted(const Node& node, const Shape& shape) {
+  if (node.kind != Node::Kind::scalar || node.plain) return false;
+  const ScalarType type = scalar_type(node.text);
+  if (shape.kind == Shape::Kind::boolean) return type == ScalarType::boolean;
+  if (shape.kind == Shape::Kind::whole) return type == ScalarType::whole;
+  return shape.kind == Shape::Kind::number &&
+         (type == ScalarType::whole || type == ScalarType::number);
+}
+
+// What was meant by an unknown key: a slip of writing, the end of a longer name (user: ssh_user),
+// a key and its value without a space between.
+std::string near_key(const Table& table, const std::string& key) {
+  const std::vector<std::string> names = table.names();
+  if (const auto spaced = with_space_after_colon(key);
+      spaced && table.find(key.substr(0, key.find(':'))) != nullptr) {
+    return "put a space after the colon: " + *spaced;
+  }
+  if (const auto near = nearest(key, names)) return "did you mean " + *near + "?";
+  std::vector<std::string> longer;
+  for (const std::string& name : names) {
+    if (name.ends_with("_" + key)) longer.push_back(name);
+  }
+  return longer.size() == 1 ? "did you mean " + longer.front() + "?" : "";
+}
+
 bool blank(const Node& node) {
   switch (node.kind) {
     case Node::Kind::null:
@@ -45,7 +74,19 @@ bool blank(const Node& node) {
   return false;
 }
 
+// A value that changes nothing, also where the key has its effect.
+bool says_default(const Key& key, const Node& node) {
+  return key.fallback.is_boolean() && node.kind == Node::Kind::scalar &&
+         node.type() == ScalarType::boolean && boolean_value(node.text) == key.fallback.get<bool>();
+}
+
 }  // namespace
+
+std::string colon_hint(const Node& node, std::string otherwise) {
+  if (node.kind != Node::Kind::scalar || !node.plain) return otherwise;
+  const auto spaced = with_space_after_colon(node.text);
+  return spaced ? "put a space after the colon: " + *spaced : otherwise;
+}
 
 void warn_ray_only(const Node& node, Place place, const Path& path, Report& report) {
   if (!blank(node)) report.warning(path, place, "only makes sense for Ray; it has no effect here");
@@ -68,7 +109,8 @@ Mapping::Mapping(const Node* node, const Table& table, Path path, Source source,
     source_.report.problem(
         path_, node_->place,
         path_.empty() ? "the file must be a mapping (key: value), but it is " + node_->kind_name()
-                      : "must be a mapping, not " + node_->kind_name());
+                      : "must be a mapping, not " + node_->kind_name(),
+        colon_hint(*node_));
     node_ = nullptr;
     return;
   }
@@ -76,6 +118,8 @@ Mapping::Mapping(const Node* node, const Table& table, Path path, Source source,
     if (!source_.report.open()) break;
     const Key* key = table_.find(entry.key);
     if (key != nullptr) {
+      owner_ = unindented_below(*key) ? &entry : nullptr;
+      if (says_default(*key, *entry.value)) continue;
       if (key->use == Use::ray_only) {
         warn_ray_only(*entry.value, entry.place, path_of(entry.key), source_.report);
       } else if (key->use == Use::obsolete) {
@@ -83,22 +127,39 @@ Mapping::Mapping(const Node* node, const Table& table, Path path, Source source,
       }
       continue;
     }
-    std::string hint = explain ? explain(entry.key) : "";
-    if (hint.empty()) {
-      if (const auto near = nearest(entry.key, table_.names())) {
-        hint = "did you mean " + *near + "?";
-      }
-    }
+    std::string hint = misplaced(entry);
+    if (hint.empty() && explain) hint = explain(entry.key);
+    if (hint.empty()) hint = near_key(table_, entry.key);
     source_.report.problem(path_of(entry.key), entry.place, "no such key in " + table_.title,
                            std::move(hint));
   }
   for (const Key& key : table_.keys) {
     if (!key.required || has(key.name.c_str())) continue;
     const Node* empty = node_->find(key.name);
+    std::string hint = key.example.empty() ? "" : "for example: " + key.example;
+    if (unindented_below(key)) hint = "indent the lines below it";
     source_.report.problem(path_of(key.name), empty != nullptr ? empty->place : node_->place,
-                           empty != nullptr ? "is empty" : "is missing",
-                           key.example.empty() ? "" : "for example: " + key.example);
+                           empty != nullptr ? "is empty" : "is missing", std::move(hint));
   }
+}
+
+// True if `key` wants a mapping and is empty, and the entry right below it is no key of this one:
+// it was to be within.
+bool Mapping::unindented_below(const Key& key) const {
+  const auto& entries = node_->entries;
+  const auto empty = std::find_if(entries.begin(), entries.end(),
+                                  [&](const Entry& entry) { return entry.key == key.name; });
+  if (empty == entries.end() || empty->value->kind != Node::Kind::null) return false;
+  const auto next = std::next(empty);
+  return key.shape.holds_mapping() && next != entries.end() &&
+         next->place.column == empty->place.column && table_.find(next->key) == nullptr;
+}
+
+// A hint for an unknown key that stands below such an empty one.
+std::string Mapping::misplaced(const Entry& unknown) const {
+  if (owner_ == nullptr || unknown.place.column != owner_->place.column) return "";
+  return "indent it: it seems to belong to " + printable(owner_->key, false) + " in line " +
+         std::to_string(owner_->place.line);
 }
 
 Path Mapping::path_of(const std::string& name) const {
@@ -146,6 +207,9 @@ void Mapping::wrong(const Key& key, const Node& node) {
     hint = "for example: " + key.name + ": [\"" +
            (node.text.size() < 40 ? printable(node.text, false) : "…") + "\"]";
   }
+  if (key.shape.holds_mapping()) hint = colon_hint(node, std::move(hint));
+  if (unindented_below(key)) hint = "indent the lines below it";
+  if (needlessly_quoted(node, key.shape)) hint = "remove the quotes";
   if (node.kind == Node::Kind::null && hint.empty()) hint = "remove the key for its default";
   source_.report.problem(path_of(key.name), node.place,
                          "must be " + expectation(key.shape) + ", not " + found(node),
@@ -214,9 +278,15 @@ std::optional<double> Mapping::number_of(const Key& key, const Node& node, bool 
   const auto text = scalar(key, node, {ScalarType::whole, ScalarType::number});
   if (!text) return std::nullopt;
   const auto value = number_value(*text);
-  const bool fits = value && *value >= key.shape.min && *value <= key.shape.max &&
-                    (!whole || *value == std::floor(*value));
-  if (fits) return value;
+  const bool possible =
+      value && *value >= key.shape.min && (!whole || *value == std::floor(*value));
+  if (possible && *value <= key.shape.max) return value;
+  if (possible && key.clamped && *value <= kMostClamped) {
+    const std::string most = std::to_string(static_cast<std::int64_t>(key.shape.max));
+    source_.report.warning(path_of(key.name), node.place,
+                           "is more than there can be: " + most + " is taken");
+    return key.shape.max;
+  }
   source_.report.problem(path_of(key.name), node.place,
                          "must be " + expectation(key.shape) + ", not " + printable(*text, false),
                          key.example.empty() ? "" : "for example: " + key.example);

@@ -75,6 +75,8 @@ class Mapping {
 
  private:
   nlohmann::json json_below(const Node& node, Path& path, bool expand);
+  bool unindented_below(const Key& key) const;
+  std::string misplaced(const Entry& unknown) const;
   const Key& key(const char* name, Shape::Kind kind);
   const Node* given(const char* name) const;
   void wrong(const Key& key, const Node& node);
@@ -89,7 +91,11 @@ class Mapping {
   Path path_;
   Source source_;
   std::set<std::string> read_;
+  const Entry* owner_ = nullptr;  // an empty entry that the unknown keys below it belong to
 };
+
+// A hint for what is no mapping: for `key:value`, that the space is missing; else `otherwise`.
+std::string colon_hint(const Node& node, std::string otherwise = {});
 
 // Warns about what a Ray-only key has in it; says nothing about an empty one.
 void warn_ray_only(const Node& node, Place place, const Path& path, Report& report);

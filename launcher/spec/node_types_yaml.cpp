@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "launcher/core/text.hpp"
@@ -12,6 +13,37 @@ namespace dtrain::spec {
 using nlohmann::json;
 
 namespace {
+
+// Ray's name of the one type of machines that exist.
+constexpr const char* kRayLocalType = "local.cluster.node";
+
+// What Ray's defaults.yaml of a provider says of node types.
+struct RayDefaults {
+  ProviderKind kind;
+  const char* head;
+  const char* worker;
+  json node_config;
+};
+
+// Null for a provider that Ray does not have, or that has no types.
+const RayDefaults* ray_defaults(ProviderKind kind) {
+  static const std::array<RayDefaults, 4> defaults{{
+      {ProviderKind::aws, "ray.head.default", "ray.worker.default", {{"InstanceType", "m5.large"}}},
+      {ProviderKind::gcp,
+       "ray_head_default",
+       "ray_worker_small",
+       {{"machineType", "n1-standard-2"}}},
+      {ProviderKind::azure,
+       "ray.head.default",
+       "ray.worker.default",
+       {{"azure_arm_parameters", {{"vmSize", "Standard_D2s_v3"}}}}},
+      {ProviderKind::kubernetes, "head_node", "worker_node", json::object()},
+  }};
+  for (const RayDefaults& each : defaults) {
+    if (each.kind == kind) return &each;
+  }
+  return nullptr;
+}
 
 class NodeTypesReader {
  public:
@@ -30,7 +62,8 @@ class NodeTypesReader {
     const bool typed = top_.has("available_node_types") || top_.has("head_node_type");
     const bool legacy = top_.has("head_node") || top_.has("worker_nodes");
     if (fixed_hosts()) {
-      refuse_node_types();
+      if (!take_local_type()) refuse_node_types();
+      if (min_workers) check_few_hosts("min_workers", static_cast<int>(*min_workers));
       return;
     }
     if (typed) {
@@ -40,10 +73,7 @@ class NodeTypesReader {
                                  "has no effect beside available_node_types, as in Ray");
         }
       }
-      if (!top_.has("head_node_type")) {
-        top_.problem("head_node_type", "is missing: which of available_node_types the head is",
-                     types.empty() ? "" : "for example: head_node_type: " + types.front().key);
-      }
+      if (!top_.has("head_node_type")) find_head_type(types);
       return;
     }
     if (legacy) {
@@ -70,6 +100,48 @@ class NodeTypesReader {
     return false;
   }
 
+  // Ray fills in its default; else it is for the user to say.
+  void find_head_type(const std::vector<Entry>& types) {
+    if (types.empty()) return;  // said elsewhere: there are none
+    const RayDefaults* defaults = ray_defaults(spec_.provider.kind);
+    std::vector<std::string> possible;
+    for (const NodeType& type : spec_.node_types) {
+      if (defaults != nullptr && type.name == defaults->head) {
+        spec_.head_node_type = type.name;
+        return;
+      }
+      if (type.max_workers == 0 || types.size() == 1) possible.push_back(type.name);
+    }
+    std::vector<std::string> names;
+    for (const Entry& entry : types) names.push_back(printable(entry.key, false));
+    const std::string hint = possible.size() == 1
+                                 ? "write head_node_type: " + printable(possible.front(), false)
+                                 : "head_node_type is one of: " + join(names, ", ");
+    top_.problem("head_node_type", "is missing: which of available_node_types the head is",
+                 names.size() > 20 ? "" : hint);
+  }
+
+  void check_few_hosts(const char* name, int wanted) {
+    const int there = spec_.max_workers;
+    if (wanted > there) warn_of_few_hosts(name, wanted, there, tree_, source_.report);
+  }
+
+  // What Ray itself writes for machines that exist, in the file that it puts on the head: one type
+  // of a name that is its own.
+  bool take_local_type() {
+    if (spec_.node_types.size() != 1 || spec_.node_types.front().name != kRayLocalType)
+      return false;
+    if (spec_.head_node_type != kRayLocalType && !spec_.head_node_type.empty()) return false;
+    if (!spec_.node_types.front().resources.empty()) {
+      const Path path{"available_node_types", kRayLocalType, "resources"};
+      source_.report.warning(path, tree_.place(path),
+                             "has no effect: what a host has is asked of the host");
+    }
+    spec_.node_types.clear();
+    spec_.head_node_type.clear();
+    return true;
+  }
+
   // Ray too: machines that exist have no types.
   void refuse_node_types() {
     for (const char* name :
@@ -77,10 +149,11 @@ class NodeTypesReader {
       const bool blank = top_.has(name) && tree_.root().find(name)->entries.empty() &&
                          tree_.root().find(name)->kind == Node::Kind::mapping;
       if (!top_.has(name) || blank) continue;
-      top_.problem(name, std::string("is not for provider ") + to_string(spec_.provider.kind) +
-                             ": its nodes are given by " +
-                             (spec_.provider.kind == ProviderKind::ssh ? "hosts, or head_ip and worker_ips"
-                                                                       : "nodes"));
+      top_.problem(
+          name, std::string("is not for provider ") + to_string(spec_.provider.kind) +
+                    ": its nodes are given by " +
+                    (spec_.provider.kind == ProviderKind::ssh ? "hosts, or head_ip and worker_ips"
+                                                              : "nodes"));
     }
   }
 
@@ -100,6 +173,8 @@ class NodeTypesReader {
     if (const auto most = mapping.optional_whole("max_workers")) {
       type.max_workers = static_cast<int>(*most);
     }
+    type.idle_timeout_s = mapping.optional_number("idle_timeout_s");
+    type.priority = static_cast<int>(mapping.whole("priority"));
     type.initialization_commands =
         mapping.optional_texts("initialization_commands").value_or(spec_.initialization_commands);
     type.worker_setup_commands = mapping.optional_texts("worker_setup_commands");
@@ -168,26 +243,20 @@ class NodeTypesReader {
     type.node_config.erase("resources");
   }
 
-  // What Ray's defaults.yaml of these clouds has; kubernetes and slurm have no such default.
   void add_default_types(int min_workers) {
-    json config;
-    if (spec_.provider.kind == ProviderKind::aws) config = {{"InstanceType", "m5.large"}};
-    if (spec_.provider.kind == ProviderKind::gcp) config = {{"machineType", "n1-standard-2"}};
-    if (spec_.provider.kind == ProviderKind::azure) {
-      config = {{"azure_arm_parameters", {{"vmSize", "Standard_D2s_v3"}}}};
-    }
-    if (config.is_null()) {
+    const RayDefaults* defaults = ray_defaults(spec_.provider.kind);
+    if (defaults == nullptr) {
       top_.problem("available_node_types", "is missing: the kinds of nodes there may be",
                    "for example: available_node_types: {head: {node_config: {}}}");
       return;
     }
     NodeType head;
-    head.name = "ray.head.default";
-    head.node_config = config;
+    head.name = defaults->head;
+    head.node_config = defaults->node_config;
     head.max_workers = 0;
     head.initialization_commands = spec_.initialization_commands;
     NodeType worker = head;
-    worker.name = "ray.worker.default";
+    worker.name = defaults->worker;
     worker.min_workers = std::min(min_workers, spec_.max_workers);
     worker.max_workers = std::nullopt;
     spec_.head_node_type = head.name;
@@ -212,6 +281,13 @@ void read_docker(Mapping docker, const Tree& tree, Report& report) {
     }
   }
   docker.skip_all();
+}
+
+void warn_of_few_hosts(const char* name, int wanted, int there, const Tree& tree, Report& report) {
+  report.warning({name}, tree.place({name}),
+                 "is " + std::to_string(wanted) + ", and there " +
+                     (there == 1 ? "is 1 worker" : "are " + std::to_string(there) + " workers") +
+                     ": no more can be");
 }
 
 void read_node_types(Mapping& top, const Tree& tree, Source source, ClusterSpec& spec) {

@@ -52,6 +52,7 @@ json shape_schema(const Shape& shape) {
 
 json key_schema(const Key& key) {
   json schema = shape_schema(key.shape);
+  if (key.clamped) schema.erase("maximum");
   // An empty value means the default where that is "absent".
   if (key.fallback.is_null() && !key.required && schema.contains("type") &&
       schema["type"].is_string()) {

@@ -76,6 +76,11 @@ Shape Shape::special(std::string words, nlohmann::json schema) {
   return shape;
 }
 
+bool Shape::holds_mapping() const {
+  return kind == Kind::mapping || kind == Kind::mappings || kind == Kind::open ||
+         (kind == Kind::special && words.starts_with("mapping"));
+}
+
 std::string Shape::in_words() const {
   switch (kind) {
     case Kind::text:
@@ -147,6 +152,12 @@ Key expands(Key key) {
 
 Key required(Key key) {
   key.required = true;
+  return key;
+}
+
+Key clamped(Key key) {
+  key.clamped = true;
+  key.doc += " A larger number means the largest, with a warning.";
   return key;
 }
 

@@ -49,6 +49,7 @@ struct Shape {
   static Shape open();
   static Shape special(std::string words, nlohmann::json schema);
 
+  bool holds_mapping() const;    // what belongs to it stands below it, indented
   std::string in_words() const;  // "whole number of 1 to 10000"
 };
 
@@ -67,7 +68,8 @@ struct Key {
   Use use = Use::honoured;
   bool expands = false;  // ${VAR} is replaced in it
   bool required = false;
-  std::string example;  // shown when the value is of the wrong type
+  bool clamped = false;  // a number that is too large means the largest, with a warning
+  std::string example;   // shown when the value is of the wrong type
 };
 
 struct Table {
@@ -85,6 +87,7 @@ Key obsolete(Key key);
 Key silent(Key key);
 Key expands(Key key);
 Key required(Key key);
+Key clamped(Key key);
 Key example(Key key, std::string text);
 
 const Table& job_table();

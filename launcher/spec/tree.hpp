@@ -47,9 +47,18 @@ ScalarType scalar_type(std::string_view plain_text);
 bool boolean_value(std::string_view text);                  // of a scalar of type boolean
 std::optional<double> number_value(std::string_view text);  // of whole or number, if it is finite
 
+// A key that stands twice in one mapping. The last one counts, as with PyYAML.
+struct Repeated {
+  Path path;
+  Place first;
+  Place last;
+};
+
 class Tree {
  public:
   const Node& root() const noexcept { return *root_; }
+  // At most Report::kMost; whether they are problems is the reader's matter.
+  const std::vector<Repeated>& repeated() const noexcept { return repeated_; }
   // The place of the value at `path`, or of the nearest that contains it and exists.
   Place place(const Path& path) const;
 
@@ -57,6 +66,7 @@ class Tree {
   friend class TreeBuilder;
   std::deque<Node> nodes_;
   const Node* root_ = nullptr;
+  std::vector<Repeated> repeated_;
 };
 
 inline constexpr std::size_t kMaxText = 4 * 1024 * 1024;
@@ -66,8 +76,8 @@ inline constexpr std::size_t kMaxBytes = 4 * kMaxText;  // after aliases
 inline constexpr std::size_t kMaxKey = 4'096;           // bytes of one key
 inline constexpr std::size_t kMaxMarks = 500'000;       // [ ] { } , & * !, anywhere in the text
 
-// Reads one YAML document. Duplicate keys are problems in `report`, after which reading goes on;
-// what makes the text unreadable or too large throws SpecError at once. An empty text is null.
+// Reads one YAML document. What makes the text unreadable or too large throws SpecError at once. An
+// empty text is null.
 Tree parse_tree(std::string_view text, Report& report);
 
 }  // namespace dtrain::spec

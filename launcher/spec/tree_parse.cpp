@@ -5,19 +5,19 @@
 #include <yaml-cpp/parser.h>
 
 #include <algorithm>
-#include <array>
 #include <istream>
 #include <streambuf>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include "launcher/core/text.hpp"
+#include "launcher/spec/syntax.hpp"
 
 namespace dtrain::spec {
 namespace {
 
 constexpr std::string_view kCoreTag = "tag:yaml.org,2002:";
+constexpr std::string_view kByteOrder = "\xef\xbb\xbf";  // a mark that yaml-cpp does not count
 
 bool any_of(std::string_view text, std::initializer_list<std::string_view> words) {
   return std::find(words.begin(), words.end(), text) != words.end();
@@ -27,41 +27,6 @@ Place place_of(const YAML::Mark& mark) {
   if (mark.is_null()) return {};
   return {mark.line + 1, mark.column + 1};
 }
-
-// yaml-cpp's messages name its inner states; these say what a person did.
-struct Reworded {
-  const char* theirs;
-  const char* ours;
-  const char* hint;
-};
-const std::array<Reworded, 14> kReworded{{
-    {YAML::ErrorMsg::END_OF_MAP, "a key was expected here",
-     "look at the indentation: the keys of one mapping stand in one column"},
-    {YAML::ErrorMsg::END_OF_SEQ, "a list item ('- ') was expected here",
-     "look at the indentation: the dashes of one list stand in one column"},
-    {YAML::ErrorMsg::END_OF_MAP_FLOW,
-     "a '}' is missing: this '{' is never closed, or a ',' between "
-     "two of its entries is missing",
-     ""},
-    {YAML::ErrorMsg::END_OF_SEQ_FLOW,
-     "a ']' is missing: this '[' is never closed, or a ',' between "
-     "two of its items is missing",
-     ""},
-    {YAML::ErrorMsg::MAP_VALUE, "a ':' is not possible here",
-     "put quotes around a text that contains ': '"},
-    {YAML::ErrorMsg::MAP_KEY, "a key is not possible here", ""},
-    {YAML::ErrorMsg::BLOCK_ENTRY, "a list item ('- ') is not possible here", ""},
-    {YAML::ErrorMsg::FLOW_END, "this bracket closes nothing", ""},
-    {YAML::ErrorMsg::TAB_IN_INDENTATION, "a tab in the indentation", "indent with spaces"},
-    {YAML::ErrorMsg::EOF_IN_SCALAR, "the file ends within quotes", ""},
-    {YAML::ErrorMsg::DOC_IN_SCALAR, "'---' or '...' within quotes", ""},
-    {YAML::ErrorMsg::UNKNOWN_ANCHOR, "this alias (*name) has no anchor (&name) before it",
-     "put quotes around a text that begins with *"},
-    {YAML::ErrorMsg::UNKNOWN_TOKEN, "no value can begin with this character",
-     "put quotes around a text that begins with @, `, % or |"},
-    {YAML::ErrorMsg::CHAR_IN_ALIAS, "a character that a name after * cannot have",
-     "put quotes around a text that begins with *"},
-}};
 
 class ViewBuffer : public std::streambuf {
  public:
@@ -77,7 +42,7 @@ class ViewBuffer : public std::streambuf {
 // bounds, whatever the text is.
 class TreeBuilder : public YAML::EventHandler {
  public:
-  explicit TreeBuilder(Report& report) : report_(report) {}
+  TreeBuilder(std::string_view text, Report& report) : text_(text), report_(report) {}
 
   Tree take() {
     if (tree_.root_ == nullptr) tree_.root_ = &tree_.nodes_.emplace_back();
@@ -117,6 +82,7 @@ class TreeBuilder : public YAML::EventHandler {
     if (const std::size_t nul = value.find('\0'); nul != std::string::npos) {
       fail(mark, "a text contains a NUL character");
     }
+    if (!plain) check_quotes(mark);
     if (awaits_key()) {
       if (anchor != 0) fail(mark, "an anchor on a key is not understood");
       if (value.size() > kMaxKey) fail(mark, "a key is longer than " + human_bytes(kMaxKey));
@@ -154,7 +120,7 @@ class TreeBuilder : public YAML::EventHandler {
     bool has_key = false;
     bool merge = false;
     Entry key;
-    std::unordered_set<std::string> seen;
+    std::unordered_map<std::string, std::size_t> seen;  // key: index among the node's entries
     std::vector<std::pair<Place, const Node*>> merges;
   };
 
@@ -168,6 +134,17 @@ class TreeBuilder : public YAML::EventHandler {
   [[noreturn]] void refuse_tag(const YAML::Mark& mark, const std::string& tag) {
     fail(mark, "the tag " + shown(tag) + " is not understood",
          "put quotes around a text that begins with !");
+  }
+
+  // yaml-cpp takes the end of the file for the end of quotes.
+  void check_quotes(const YAML::Mark& mark) {
+    if (mark.is_null() || mark.pos < 0) return;
+    const std::size_t at =
+        static_cast<std::size_t>(mark.pos) + (text_.starts_with(kByteOrder) ? 3 : 0);
+    if (at >= text_.size() || (text_[at] != '"' && text_[at] != '\'')) return;  // a block, or a tag
+    if (closing_quote(text_, at) == std::string_view::npos) {
+      fail(mark, "not YAML: the quote that opens here is never closed");
+    }
   }
 
   bool awaits_key() const {
@@ -241,8 +218,14 @@ class TreeBuilder : public YAML::EventHandler {
       frame.merges.emplace_back(frame.key.place, node);
       return;
     }
-    if (!frame.seen.insert(frame.key.key).second) {
-      report_.problem(key_path(), frame.key.place, "is there twice in this mapping");
+    const auto [seen, is_new] = frame.seen.emplace(frame.key.key, parent.entries.size());
+    if (!is_new) {
+      Entry& before = parent.entries[seen->second];
+      if (tree_.repeated_.size() < Report::kMost) {
+        tree_.repeated_.push_back({key_path(), before.place, frame.key.place});
+      }
+      before.place = frame.key.place;
+      before.value = node;
       return;
     }
     parent.entries.push_back({std::move(frame.key.key), frame.key.place, node});
@@ -276,12 +259,15 @@ class TreeBuilder : public YAML::EventHandler {
           continue;
         }
         for (const Entry& entry : base->entries) {
-          if (frame.seen.insert(entry.key).second) frame.node->entries.push_back(entry);
+          if (frame.seen.emplace(entry.key, frame.node->entries.size()).second) {
+            frame.node->entries.push_back(entry);
+          }
         }
       }
     }
   }
 
+  std::string_view text_;
   Report& report_;
   Tree tree_;
   std::vector<Frame> frames_;
@@ -293,89 +279,17 @@ class TreeBuilder : public YAML::EventHandler {
 
 namespace {
 
-Place place_at(std::string_view text, std::size_t offset) {
-  const std::string_view before = text.substr(0, offset);
-  const auto lines = std::count(before.begin(), before.end(), '\n');
-  const std::size_t start = before.rfind('\n');
-  const std::size_t column = start == std::string_view::npos ? offset : offset - start - 1;
-  return {static_cast<int>(lines) + 1, static_cast<int>(column) + 1};
-}
-
-std::string_view line_of(std::string_view text, const YAML::Mark& mark) {
-  if (mark.is_null() || mark.pos < 0 || static_cast<std::size_t>(mark.pos) > text.size()) return {};
-  const auto at = static_cast<std::size_t>(mark.pos);
-  const std::size_t before = text.substr(0, at).rfind('\n');
-  const std::size_t start = before == std::string_view::npos ? 0 : before + 1;
-  return text.substr(start, std::min(text.find('\n', at), text.size()) - start);
-}
-
-[[noreturn]] void refuse(Report& report, Place place, const std::string& message,
-                         const std::string& hint = {}) {
-  report.problem({}, place, message, hint);
+[[noreturn]] void refuse(Report& report, const Mistake& mistake) {
+  report.problem({}, mistake.place, mistake.message, mistake.hint);
   report.finish();
-  throw Error(ErrorCode::internal, message);  // not reached: finish() throws
-}
-
-// What can be told without parsing. yaml-cpp looks ahead for the end of each bracket before it says
-// anything, at some 200 bytes of memory a token: so brackets are counted first.
-void check_text(std::string_view text, Report& report) {
-  if (text.size() > kMaxText) {
-    refuse(report, {}, "the file is larger than " + human_bytes(kMaxText));
-  }
-  std::size_t marks = 0;
-  std::size_t open = 0;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    const auto byte = static_cast<unsigned char>(c);
-    if ((byte < 0x20 && c != '\t' && c != '\n' && c != '\r') || byte == 0x7F) {
-      refuse(report, place_at(text, i),
-             c == '\0' ? "a NUL character" : "a control character: " + printable({&c, 1}),
-             c == '\0' ? "is this a text file, and UTF-8?" : "");
-    }
-    switch (c) {
-      case '[':
-      case '{':
-        ++open;
-        ++marks;
-        break;
-      case ']':
-      case '}':
-        if (open > 0) --open;
-        ++marks;
-        break;
-      case ',':
-      case '&':
-      case '*':
-      case '!':
-        ++marks;
-        break;
-      default:
-        break;
-    }
-    if (open > 10 * kMaxLevels) refuse(report, place_at(text, i), "brackets nested too deep");
-    if (marks > kMaxMarks) {
-      refuse(report, place_at(text, i),
-             "more than " + std::to_string(kMaxMarks) + " of the characters [ ] { } , & * !");
-    }
-  }
-  if (!is_utf8(text)) {
-    std::size_t good = 0;
-    std::size_t line = 1;
-    while (good < text.size()) {  // a line that is not UTF-8 is place enough
-      const std::size_t end = std::min(text.find('\n', good), text.size() - 1) + 1;
-      if (!is_utf8(text.substr(good, end - good))) break;
-      good = end;
-      ++line;
-    }
-    refuse(report, {static_cast<int>(line), 1}, "this line is not UTF-8");
-  }
+  throw Error(ErrorCode::internal, mistake.message);  // not reached: finish() throws
 }
 
 }  // namespace
 
 Tree parse_tree(std::string_view text, Report& report) {
-  check_text(text, report);
-  TreeBuilder builder(report);
+  if (const auto mistake = mistake_in(text)) refuse(report, *mistake);
+  TreeBuilder builder(text, report);
   ViewBuffer buffer(text);
   std::istream in(&buffer);
   try {
@@ -383,23 +297,11 @@ Tree parse_tree(std::string_view text, Report& report) {
     while (parser.HandleNextDocument(builder)) {
     }
   } catch (const YAML::Exception& error) {
-    std::string message = error.msg;
-    std::string hint;
-    for (const Reworded& entry : kReworded) {
-      if (message == entry.theirs) {
-        message = entry.ours;
-        hint = entry.hint;
-        break;
-      }
-    }
-    if (line_of(text, error.mark).find("${") != std::string_view::npos) {
-      hint = "within { } and [ ], put quotes around a text that contains ${…}";
-    }
-    refuse(report, place_of(error.mark), "not YAML: " + printable(message, false), hint);
+    refuse(report, explain_syntax(text, place_of(error.mark), error.msg));
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {  // what yaml-cpp lets through of its own
-    refuse(report, {}, std::string("not YAML: ") + printable(error.what(), false));
+    refuse(report, {{}, std::string("not YAML: ") + printable(error.what(), false), ""});
   }
   return builder.take();
 }

@@ -50,6 +50,20 @@ void report_problems(const std::vector<Problem>& problems, const Tree& tree, Rep
   }
 }
 
+void report_repeated(const Tree& tree, Report& report, bool of_ray) {
+  for (const Repeated& repeated : tree.repeated()) {
+    const std::string first = std::to_string(repeated.first.line);
+    if (of_ray) {
+      report.warning(
+          repeated.path, repeated.last,
+          "is there twice: this one counts, as in Ray, and line " + first + " has no effect");
+    } else {
+      report.problem(repeated.path, repeated.last,
+                     "is there twice in this mapping, first in line " + first);
+    }
+  }
+}
+
 }  // namespace spec
 
 Environment process_environment() {

@@ -509,4 +509,20 @@ TEST_CASE("without a cluster: down is done, others say how to begin") {
   const Captured aws = capture(options, {}, kLimit);
   CHECK(aws.exit.code == 2);
   CHECK(has(aws.err, "provider aws is not built yet"));
+  CHECK(has(aws.err, "the file has no errors"));
+}
+
+TEST_CASE("up finds what is missing here before it reaches for a host") {
+  House house;
+  const std::string file = (house.work / "c.yaml").string();
+  write_file_atomic(file,
+                    "provider: {type: ssh, hosts: [127.0.0.1]}\nauth: {ssh_private_key: nokey}\n"
+                    "file_mounts: {~/a: ./none, ~/b: .}\n");
+  for (const char* flag : {"--dry-run", "--yes"}) {
+    const Captured done = capture(house.options({"up", flag, file}), {}, kLimit);
+    CHECK(done.exit.code == 2);
+    CHECK(has(done.err, file + ":2:25: auth.ssh_private_key: there is no "));
+    CHECK(has(done.err, file + ":3:20: file_mounts.~/a: there is no "));
+    CHECK_FALSE(has(done.err, "connect"));
+  }
 }

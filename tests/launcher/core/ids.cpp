@@ -4,6 +4,8 @@
 
 #include <set>
 
+#include "launcher/core/names.hpp"
+
 using namespace dtrain;
 
 TEST_CASE("the allow-list of names") {
@@ -17,6 +19,24 @@ TEST_CASE("the allow-list of names") {
     CAPTURE(name);
     CHECK_FALSE(valid_name(name));
   }
+}
+
+TEST_CASE("a long name of a cluster is cut where it becomes part of something") {
+  CHECK(short_name("gpu-cluster") == "gpu-cluster");
+  CHECK(short_name(std::string(40, 'x')) == std::string(40, 'x'));
+  const std::string one = std::string(80, 'x') + "1";
+  const std::string two = std::string(80, 'x') + "2";
+  CHECK(short_name(one).size() == 40);
+  CHECK(short_name(one).starts_with("xxxx"));
+  CHECK(short_name(one) != short_name(two));
+  CHECK(short_name(short_name(one)) == short_name(one));
+  CHECK(valid_cluster_name(one));
+  CHECK(valid_cluster_name(std::string(255, 'x')));
+  CHECK_FALSE(valid_cluster_name(std::string(256, 'x')));
+  CHECK_FALSE(valid_cluster_name("../" + one));
+  CHECK_FALSE(valid_cluster_name(""));
+  CHECK(valid_name(make_cluster_id(one).str()));
+  CHECK(make_cluster_id(one).str().starts_with(short_name(one) + "-"));
 }
 
 TEST_CASE("ids are the name, six letters, and never the same") {

@@ -13,6 +13,8 @@ TEST_CASE("the nearest candidate, if it is near") {
   CHECK(nearest("workdri", words) == "workdir");
   CHECK(nearest("comand", words) == "command");
   CHECK(nearest("evn", words) == "env");
+  CHECK(nearest("EVN", words) == "env");
+  CHECK(nearest("cpu", Words{"CPU", "GPU"}) == "CPU");
   CHECK_FALSE(nearest("xyz", words).has_value());
   CHECK_FALSE(nearest("", words).has_value());
   CHECK_FALSE(nearest(std::string(100000, 'x'), words).has_value());

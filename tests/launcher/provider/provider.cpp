@@ -24,13 +24,12 @@ TEST_CASE("a provider that is not built says so at its line") {
   const testing::TemporaryFolder folder;
   ClusterSpec spec;
   spec.provider.kind = ProviderKind::aws;
-  spec.source = (folder / "c.yaml").string();
-  write_file_atomic(spec.source, "cluster_name: c\n\nprovider:\n  type: aws\n");
+  spec.provider.location = {"c.yaml", 4, 9};
   try {
     make_provider(spec, folder.path());
     FAIL("it was made");
   } catch (const Error& error) {
-    CHECK(std::string(error.what()) == spec.source + ":3: provider aws is not built yet");
+    CHECK(std::string(error.what()) == "c.yaml:4:9: provider aws is not built yet");
   }
 }
 

@@ -108,8 +108,12 @@ TEST_CASE("node types") {
 TEST_CASE("paths of a cluster") {
   CHECK(wrong(ssh(), [](ClusterSpec& s) { s.provider.root = "data"; }).size() == 1);
   CHECK(wrong(ssh(), [](ClusterSpec& s) { s.provider.root = "~/data"; }).empty());
-  CHECK(wrong(ssh(), [](ClusterSpec& s) { s.file_mounts = {{"data", "/x", {}}}; }).size() == 1);
-  CHECK(wrong(ssh(), [](ClusterSpec& s) { s.file_mounts = {{"/data", "x", {}}}; }).size() == 1);
+  CHECK(wrong(ssh(), [](ClusterSpec& s) {
+          s.file_mounts = {FileMount{"data", "/x"}};
+        }).size() == 1);
+  CHECK(wrong(ssh(), [](ClusterSpec& s) {
+          s.file_mounts = {FileMount{"/data", "x"}};
+        }).size() == 1);
   CHECK(wrong(ssh(), [](ClusterSpec& s) {
           s.setup_commands = {"a", std::string(1, '\0')};
         }) == std::vector<std::string>{"setup_commands[1]: contains a NUL character"});

@@ -183,7 +183,7 @@ TEST_CASE("paths of a cluster YAML are relative to it") {
   CHECK(spec.auth.ssh_public_key == "/home/me/p");
   CHECK(spec.file_mounts.at(0).remote == "~/data");
   CHECK(spec.file_mounts.at(0).local == "/work/data");
-  CHECK(spec.file_mounts.at(0).location.line == 3);
+  CHECK(spec.local_paths.back().location.line == 3);
 }
 
 TEST_CASE("Ray's example for machines on premises") {

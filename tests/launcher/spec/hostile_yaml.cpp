@@ -99,8 +99,9 @@ TEST_CASE("keys that are no text") {
 TEST_CASE("duplicate keys, at any depth") {
   CHECK(contains(job_problems("command: x\nenv:\n  A: 1\n  A: 2\n"),
                  "4:3 env.A: is there twice in this mapping"));
-  CHECK(contains(cluster_problems("provider: {type: aws}\nhead_node: {a: [{b: 1, b: 2}]}"),
-                 "head_node.a[0].b: is there twice"));
+  CHECK(contains(cluster_problems("provider: {type: aws}\nhead_node_type: h\n"
+                                  "available_node_types: {h: {node_config: {a: [{b: 1, b: 2}]}}}"),
+                 "node_config.a[0].b: is there twice"));
 }
 
 TEST_CASE("tags and documents") {
@@ -117,7 +118,8 @@ TEST_CASE("mistakes of writing say what to do") {
         std::string::npos);
   CHECK(only_problem("command: x\n\tname: y\n").find("1:") == std::string::npos);
   CHECK(only_problem("command: [a, b").find("a ']' is missing") != std::string::npos);
-  CHECK(only_problem("command: \"abc").find("the file ends within quotes") != std::string::npos);
+  CHECK(only_problem("command: \"abc").find("the quote that opens here is never closed") !=
+        std::string::npos);
   CHECK(only_problem("command: @x").find("put quotes around") != std::string::npos);
   CHECK(only_problem("command: *.txt").find("put quotes around") != std::string::npos);
 }

@@ -1,0 +1,50 @@
+#include "launcher/cluster/local_paths.hpp"
+
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <optional>
+
+#include "launcher/core/text.hpp"
+
+namespace dtrain {
+namespace {
+
+// errno of a look at it; 0: it is there.
+int look(const std::string& path) {
+  struct stat status {};
+  return ::stat(path.c_str(), &status) == 0 ? 0 : errno;
+}
+
+std::optional<Error> missing(const LocalPath& local) {
+  const int failed = look(local.path);
+  if (failed == 0) return std::nullopt;
+  const bool absent = failed == ENOENT || failed == ENOTDIR;
+  if (absent && local.what == LocalPath::What::key && look(local.path + ".pub") == 0) {
+    return std::nullopt;
+  }
+  const std::string path = printable(local.path, false);
+  if (!absent) {
+    return Error(ErrorCode::invalid,
+                 errno_error(local.key + ": cannot look at " + path, failed).message())
+        .at(local.location);
+  }
+  return Error(ErrorCode::invalid, local.key + ": there is no " + path)
+      .with_hint(local.what == LocalPath::What::mount
+                     ? "it is path there: path here; a relative one is below the YAML's folder"
+                     : "without this key, ssh itself chooses one")
+      .at(local.location);
+}
+
+}  // namespace
+
+std::vector<Error> missing_local_paths(const ClusterSpec& spec) {
+  std::vector<Error> errors;
+  if (spec.provider.kind == ProviderKind::local) return errors;
+  for (const LocalPath& local : spec.local_paths) {
+    if (auto error = missing(local)) errors.push_back(std::move(*error));
+  }
+  return errors;
+}
+
+}  // namespace dtrain
