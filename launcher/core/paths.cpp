@@ -36,7 +36,7 @@ bool taken_by_another(const fs::path& folder) {
   return !is_ours(folder, there) && there;
 }
 
-// Where the folder is whose name nobody could foresee.
+// Leads to the root's sockets: who trusts the root need not trust /tmp.
 fs::path socket_link(const fs::path& root) {
   return root / "sockets";
 }
@@ -49,17 +49,20 @@ std::optional<fs::path> linked_folder(const fs::path& root) {
   return folder;
 }
 
-// A folder with a name of chance; the root, if there is one, leads others there.
-fs::path hidden_folder(const fs::path& root) {
+// In a folder whose name nobody can foresee.
+fs::path hidden_folder() {
   std::string pattern = user_folder(::geteuid()).string() + ".XXXXXX";
   if (::mkdtemp(pattern.data()) == nullptr) throw errno_error("cannot make " + pattern, errno);
-  const fs::path folder = fs::path(pattern) / "s";
+  return fs::path(pattern) / "s";
+}
+
+// Makes the link; where another process was quicker, its folder counts.
+fs::path lead_to(const fs::path& folder, const fs::path& root) {
   std::error_code none;
   if (!fs::is_directory(root, none)) return folder;
-  fs::remove(socket_link(root), none);  // it led to nothing: the machine was started again
+  fs::remove(socket_link(root), none);  // what it led to is not ours, or not there any more
   if (::symlink(folder.c_str(), socket_link(root).c_str()) == 0) return folder;
   const int why = errno;
-  ::rmdir(pattern.c_str());
   if (const auto quicker = linked_folder(root)) return *quicker;
   throw errno_error("cannot make " + socket_link(root).string(), why);
 }
@@ -102,7 +105,13 @@ fs::path socket_folder_name(const fs::path& root) {
 
 fs::path socket_folder(const fs::path& root) {
   fs::path folder = socket_folder_name(root);
-  if (taken_by_another(folder.parent_path())) folder = hidden_folder(root);
+  if (folder != linked_folder(root)) {
+    if (taken_by_another(folder.parent_path())) folder = hidden_folder();
+    make_private_folder(folder.parent_path());
+    const fs::path chosen = lead_to(folder, root);
+    if (chosen != folder) ::rmdir(folder.parent_path().c_str());  // if it was one of chance
+    folder = chosen;
+  }
   make_private_folder(folder.parent_path());
   make_private_folder(folder);
   return folder;
@@ -112,8 +121,8 @@ fs::path head_socket(const fs::path& head_root) {
   return socket_folder(head_root) / "head.sock";
 }
 
-fs::path head_socket_of(unsigned uid, const fs::path& head_root) {
-  return user_folder(uid) / short_hash(head_root.lexically_normal().string()) / "head.sock";
+fs::path head_socket_of(unsigned, const fs::path& head_root) {
+  return socket_link(head_root.lexically_normal()) / "head.sock";
 }
 
 fs::path supervisor_socket(const fs::path& node_root, const JobId& job, int attempt) {

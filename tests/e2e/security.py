@@ -177,6 +177,7 @@ class TakenName(ClusterCase):
         self.write_cluster(2)
         self.ok("up", self.folder / "cluster.yaml")
         hidden = {s.parent.parent for s in self.sockets()}
+        self.assertEqual((self.root() / "head" / "sockets").readlink().parent, *hidden)
         self.assertEqual(len(hidden), 1, hidden)  # the head's; nodes make theirs with the first job
         self.assertTrue(all(re.fullmatch(rf"/tmp/dtrain-{self.uid}\.\w{{6}}", str(h)) for h in hidden))
         done = self.run_dtrain("submit", "--nnodes", "2", "--", "sh", "-c", "echo rank $RANK is here")

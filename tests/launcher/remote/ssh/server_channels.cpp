@@ -322,6 +322,7 @@ TEST_CASE("transport: the head's socket is met through a forward") {
   const auto shared = server.connect();
   SshTransport transport(shared);
   const fs::path root = server.folder() / "head";
+  fs::create_directories(root);
   const fs::path there = paths::head_socket(root);  // the same machine, so the same function
   const Echo echo(there);
   const fs::path here = transport.head_socket(root);
