@@ -23,6 +23,7 @@
 #include "agent/watch/watch.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
+#include "launcher/core/open_files.hpp"
 #include "launcher/files/sync.hpp"
 
 // dtrain-agent: what runs on every node. People do not type these commands; `dtrain up` does.
@@ -96,6 +97,7 @@ struct Arguments {
 }  // namespace
 
 int main(int argc, char** argv) {
+  raise_open_files();
   CLI::App app("The program that dtrain puts on every node.", "dtrain-agent");
   app.set_version_flag("--version", std::string(DTRAIN_VERSION));
   app.require_subcommand(1);

@@ -10,6 +10,7 @@
 #include "cli/context.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
+#include "launcher/core/open_files.hpp"
 #include "launcher/core/text.hpp"
 
 namespace dtrain::cli {
@@ -172,6 +173,7 @@ CommandLine::CommandLine() : app(std::make_unique<CLI::App>()) {
 CommandLine::~CommandLine() = default;
 
 int run(int argc, char** argv) {
+  raise_open_files();  // for many followed streams and forwarded connections
   std::vector<std::string> words(argv + 1, argv + argc);
   Context context;
   context.terminal = detect_terminal();

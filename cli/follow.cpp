@@ -4,7 +4,6 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <set>
 #include <stop_token>
 #include <utility>
 
@@ -29,7 +28,6 @@ using What = wire::ApiStream::What;
 constexpr auto kLostLimit = seconds(60);
 constexpr auto kLivePeriod = milliseconds(200);
 constexpr std::uint64_t kMuchOutput = std::uint64_t{1} << 20;
-constexpr std::size_t kRemembered = 10000;  // events, to know them again after a reconnect
 
 // The ranks' machine may be this one: following takes what they leave.
 void go_idle() {
@@ -58,6 +56,7 @@ class Follower {
 
   std::string target(std::optional<int> attempt, bool follow, bool events, bool tail) const;
   Ended pump(wire::ApiStream& stream, bool only_logs);
+  wire::ApiStream open_again();
   bool reconnect(std::optional<wire::ApiStream>& stream);
   void text_frame(const nlohmann::json& frame, bool only_logs);
   void say(const std::string& text, Color color = Color::none);
@@ -85,7 +84,9 @@ class Follower {
   std::uint64_t reported_missing_ = 0;
   nlohmann::json progress_;
   int progress_rank_ = -1;
-  std::set<std::string> events_;
+  long long last_event_ = 0;           // its number
+  int first_attempt_ = 0;              // that was followed; 0: none yet
+  bool takes_start_ = true;            // the head begins where it is told to; older ones do not
   std::optional<nlohmann::json> log_;  // its bytes are the next frame
 };
 
@@ -113,12 +114,13 @@ void Follower::state(const nlohmann::json& frame) {
   const std::string name = text_or(frame, "state");
   const auto attempt = static_cast<int>(number_or(frame, "attempt", 0));
   const bool news = name != result_.state || attempt != attempt_;
-  if (reconnected_ && !options_.attempt && attempt > attempt_ && attempt_ > 0 &&
+  if (reconnected_ && !takes_start_ && !options_.attempt && attempt > attempt_ && attempt_ > 0 &&
       !catch_up(attempt)) {
     start_over_ = true;  // the next connection begins with this state
     return;
   }
   attempt_ = std::max(attempt_, attempt);
+  if (first_attempt_ == 0) first_attempt_ = std::max(1, attempt);
   staging_ = name == "staging" ? text_or(frame, "reason") : "";
   if (!news) return;
   result_.state = name;
@@ -137,10 +139,10 @@ void Follower::state(const nlohmann::json& frame) {
 
 void Follower::event(const nlohmann::json& frame) {
   if (!options_.states) return;
-  // A new connection may begin with the events from the first on.
-  const std::string key =
-      text_or(frame, "time") + " " + text_or(frame, "event") + " " + text_or(frame, "message");
-  if (events_.size() < kRemembered && !events_.insert(key).second) return;
+  // An older head begins a new connection with the events from the first on.
+  const long long number = number_or(frame, "event", last_event_ + 1);
+  if (number <= last_event_) return;
+  last_event_ = number;
   if (context_.globals.json) {
     screen_.out(wire::dump(frame) + "\n");
     return;
@@ -173,6 +175,12 @@ bool Follower::catch_up(int newest) {
 
 void Follower::text_frame(const nlohmann::json& frame, bool only_logs) {
   const std::string type = text_or(frame, "type");
+  if (type.empty() && frame.contains("error")) {
+    printer_.finish();
+    screen_.live({});
+    screen_.flush();
+    throw wire::error_from_json(frame);
+  }
   if (type == "log") {
     log_ = frame;
   } else if (only_logs) {
@@ -284,6 +292,26 @@ Follower::Ended Follower::pump(wire::ApiStream& stream, bool only_logs) {
   }
 }
 
+// A connection that begins behind what is here already.
+wire::ApiStream Follower::open_again() {
+  const std::string usual = target(options_.attempt, options_.follow, true, !printer_.any());
+  if (takes_start_ && first_attempt_ > 0) {
+    try {
+      wire::ApiStream stream = client_.open(usual + "&from=1");
+      const nlohmann::json start = {{"type", "from"},
+                                    {"attempt", first_attempt_},
+                                    {"event", last_event_},
+                                    {"logs", printer_.places()}};
+      stream.send_text(wire::dump(start));
+      return stream;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::invalid) throw;
+      takes_start_ = false;
+    }
+  }
+  return client_.open(usual);
+}
+
 // Gives false when a signal came while waiting.
 bool Follower::reconnect(std::optional<wire::ApiStream>& stream) {
   stream.reset();
@@ -292,7 +320,7 @@ bool Follower::reconnect(std::optional<wire::ApiStream>& stream) {
   bool said = false;
   while (true) {
     try {
-      stream = client_.open(target(options_.attempt, options_.follow, true, !printer_.any()));
+      stream = open_again();
       if (said) say("the head is back");
       reconnected_ = true;
       return true;
@@ -346,29 +374,6 @@ FollowResult follow(const Context& context, const wire::ApiClient& client,
                     const FollowOptions& options) {
   Follower follower(context, client, options);
   return follower.run();
-}
-
-int finish_following(const Context& context, const std::string& job, const FollowResult& result) {
-  if (result.interrupted != 0) {
-    const std::string option = context.cluster_option();
-    if (context.globals.json) {
-      context.print_json({{"type", "detached"}, {"job", job}, {"state", result.state}});
-    } else {
-      context.warn("detached; " + job + " goes on. Back to it: dtrain logs -f" + option + " " +
-                   job + "; end it: dtrain stop" + option + " " + job);
-    }
-    return 128 + result.interrupted;
-  }
-  if (result.state == "failed" && !context.globals.json) {
-    std::string why;
-    try {
-      why = failure_line(context.client(), job);
-    } catch (const Error&) {  // the state is known, the reason is an extra
-    }
-    if (!why.empty()) context.warn("root cause: " + why);
-    context.note("more: dtrain result" + context.cluster_option() + " " + job);
-  }
-  return exit_code_for_state(result.state);
 }
 
 }  // namespace dtrain::cli

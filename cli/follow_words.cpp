@@ -1,13 +1,38 @@
+// What is said of a job that is, or was, followed.
 #include <algorithm>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/follow.hpp"
 #include "cli/jobs.hpp"
+#include "cli/render.hpp"
+#include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
 
-// What is said of a job's state, apart from following it.
 namespace dtrain::cli {
+
+int finish_following(const Context& context, const std::string& job, const FollowResult& result) {
+  if (result.interrupted != 0) {
+    const std::string option = context.cluster_option();
+    if (context.globals.json) {
+      context.print_json({{"type", "detached"}, {"job", job}, {"state", result.state}});
+    } else {
+      context.warn("detached; " + job + " goes on. Back to it: dtrain logs -f" + option + " " +
+                   job + "; end it: dtrain stop" + option + " " + job);
+    }
+    return 128 + result.interrupted;
+  }
+  if (result.state == "failed" && !context.globals.json) {
+    std::string why;
+    try {
+      why = failure_line(context.client(), job);
+    } catch (const Error&) {  // the state is known, the reason is an extra
+    }
+    if (!why.empty()) context.warn("root cause: " + why);
+    context.note("more: dtrain result" + context.cluster_option() + " " + job);
+  }
+  return exit_code_for_state(result.state);
+}
 
 int exit_code_for_state(const std::string& state) noexcept {
   if (state == "succeeded") return 0;

@@ -97,12 +97,19 @@ void check_nodes(const wire::ApiClient& client, const std::vector<Forward>& forw
   }
 }
 
-// Both ways until either side has ended.
+// Whoever is at the other end must not take a connection that broke for one that has ended.
+void reset(int fd) {
+  sockaddr nobody{};
+  nobody.sa_family = AF_UNSPEC;
+  ::connect(fd, &nobody, sizeof nobody);
+}
+
+// Both ways until either side has ended. Throws Error when the connection breaks.
 void carry(wire::ApiStream& stream, int fd) {
   InputWindow input(stream, fd);
   while (true) {
     const wire::ApiStream::Event event = stream.wait();
-    if (event.what == What::closed) return;
+    if (event.what == What::closed) throw Error(ErrorCode::unreachable, "the head went away");
     if (event.what == What::binary) send_all(fd, stream.data());
     if (event.what == What::input) input.read();
     if (event.what == What::text) {
@@ -201,6 +208,7 @@ struct Forwarding::Impl {
         carry(stream, mine.fd.get());
       } catch (const std::exception& error) {
         context.note(forward.text() + ": " + error.what());
+        reset(mine.fd.get());
       }
       ::shutdown(mine.fd.get(), SHUT_RDWR);
       mine.done = true;

@@ -131,6 +131,19 @@ void LogPrinter::finish() {
   }
 }
 
+nlohmann::json LogPrinter::places() const {
+  nlohmann::json rows = nlohmann::json::array();
+  std::pair<int, int> last{-1, -1};
+  for (const auto& [key, stream] : streams_) {
+    const auto& [attempt, rank, err, setup_node] = key;
+    if (!setup_node.empty()) continue;
+    if (last != std::pair(attempt, rank)) rows.push_back({attempt, rank, 0, 0});
+    last = {attempt, rank};
+    rows.back()[err ? 3 : 2] = stream.next;
+  }
+  return rows;
+}
+
 std::string_view LogPrinter::open_line() const noexcept {
   return latest_ == nullptr ? std::string_view() : after_returns(latest_->lines.pending());
 }

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <tuple>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "cli/lines.hpp"
 #include "cli/screen.hpp"
 
@@ -43,6 +45,9 @@ class LogPrinter {
   std::uint64_t received() const noexcept { return received_; }  // new bytes, all streams
   std::uint64_t missing() const noexcept { return missing_; }    // bytes that the server left out
   bool any() const noexcept { return !streams_.empty(); }
+  // Of each rank, [attempt, rank, bytes of stdout that are here, of stderr]: where a new connection
+  // is to begin.
+  nlohmann::json places() const;
   // The open part of the line that came last, for a progress bar on the live line.
   std::string_view open_line() const noexcept;
 

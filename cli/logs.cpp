@@ -4,6 +4,7 @@
 #include "cli/context.hpp"
 #include "cli/follow.hpp"
 #include "cli/jobs.hpp"
+#include "cli/numbers.hpp"
 #include "cli/setup_logs.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/wire/json.hpp"
@@ -84,13 +85,13 @@ Verb add_logs(CLI::App& root) {
   app->add_flag("-f,--follow", options->follow,
                 "Go on to the job's end; the exit code is by its state");
   app->add_option("--rank", options->rank, "Only this rank, without a prefix")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->type_name("R");
   app->add_option("--attempt", options->attempt, "Only this attempt (default: the newest)")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->type_name("N");
   app->add_option("--tail", options->tail, "Begin at the last N lines of each stream")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->type_name("N");
   app->add_flag("--stdout", options->out, "Only what went to stdout");
   app->add_flag("--stderr", options->err, "Only what went to stderr");

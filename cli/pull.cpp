@@ -2,6 +2,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <deque>
+#include <set>
+
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
@@ -11,6 +15,7 @@
 #include "cli/screen.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/wire/downloads.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::cli {
@@ -25,6 +30,7 @@ struct Options {
 };
 
 constexpr int kTries = 5;
+constexpr std::size_t kAhead = 256;  // files that are looked at before the first of them is here
 
 // "checkpoint_000003" of the job's best checkpoint.
 std::string best_folder(const nlohmann::json& job) {
@@ -42,10 +48,16 @@ bool has_component(const std::string& path, const std::string& name) {
   return false;
 }
 
+bool is_wanted(const std::string& path, bool checkpoint, const Options& options,
+               const std::string& best) {
+  if (!options.checkpoints && !options.logs && !options.best) return true;
+  return (options.logs && !checkpoint) || (options.checkpoints && checkpoint) ||
+         (options.best && checkpoint && has_component(path, best));
+}
+
 std::vector<RemoteFile> wanted_files(const nlohmann::json& list, const Options& options,
                                      const std::string& best) {
   std::vector<RemoteFile> files;
-  const bool everything = !options.checkpoints && !options.logs && !options.best;
   for (const nlohmann::json& entry : list) {
     RemoteFile file;
     file.path = wire::get_string(entry, "path");
@@ -54,12 +66,156 @@ std::vector<RemoteFile> wanted_files(const nlohmann::json& list, const Options& 
       file.sha256 = entry["sha256"].get<std::string>();
     }
     const bool checkpoint = file.path.starts_with("checkpoints/") || file.sha256.has_value();
-    const bool wanted = everything || (options.logs && !checkpoint) ||
-                        (options.checkpoints && checkpoint) ||
-                        (options.best && checkpoint && has_component(file.path, best));
-    if (wanted) files.push_back(std::move(file));
+    if (is_wanted(file.path, checkpoint, options, best)) files.push_back(std::move(file));
   }
   return files;
+}
+
+// What the head has of the job and cannot read, as far as it was asked for.
+std::vector<std::string> troubles(const nlohmann::json& answer, const Options& options,
+                                  const std::string& best) {
+  std::vector<std::string> found;
+  for (const nlohmann::json& row : child(answer, "troubles")) {
+    const std::string path = text_or(row, "path");
+    if (!is_wanted(path, path.starts_with("checkpoints/"), options, best)) continue;
+    found.push_back(path + ": " + wire::error_from_json(row).message());
+  }
+  return found;
+}
+
+// Brings files here over one connection, in their order.
+class Puller {
+ public:
+  Puller(Context& context, std::string job, fs::path folder)
+      : job_(std::move(job)),
+        folder_(std::move(folder)),
+        screen_(context.terminal, !context.globals.quiet && !context.globals.json),
+        downloads_(context.client().socket(), context.cluster()) {}
+
+  void pull(const std::vector<RemoteFile>& files);
+
+  const nlohmann::json& listed() const { return listed_; }
+  std::uint64_t moved() const { return moved_; }
+  std::size_t kept() const { return kept_; }
+
+ private:
+  void begin(const RemoteFile& file);
+  void ask(const Incoming& file);
+  void end_first();
+  void fetch(Incoming& file);
+  void done(const Incoming& file, Pulled how);
+  void show(const std::string& path);
+
+  std::string job_;
+  fs::path folder_;
+  Screen screen_;
+  wire::Downloads downloads_;
+  Arrivals arrivals_;
+  std::deque<Incoming> coming_;  // those that want bytes are asked for, in this order
+  std::set<std::string> again_;  // paths that are asked for a second time
+  nlohmann::json listed_ = nlohmann::json::array();
+  std::uint64_t total_ = 0;
+  std::uint64_t done_ = 0;
+  std::uint64_t moved_ = 0;
+  std::size_t kept_ = 0;
+};
+
+void Puller::show(const std::string& path) {
+  if (!screen_.has_live()) return;
+  screen_.live(human_bytes(done_) + " of " + human_bytes(total_) + "  " + printable(path, false));
+  screen_.flush();
+}
+
+void Puller::done(const Incoming& file, Pulled how) {
+  static constexpr const char* kHow[] = {"already_here", "resumed", "whole"};
+  const RemoteFile& of = file.file();
+  listed_.push_back({{"path", file.target().string()},
+                     {"size", of.size},
+                     {"sha256", of.sha256 ? nlohmann::json(*of.sha256) : nlohmann::json()},
+                     {"how", kHow[static_cast<int>(how)]}});
+}
+
+void Puller::ask(const Incoming& file) {
+  downloads_.ask(job_target(job_, "/files/" + wire::percent_encode(file.file().path, true)),
+                 file.offset());
+}
+
+void Puller::begin(const RemoteFile& file) {
+  Incoming incoming(file, safe_below(folder_, file.path));
+  if (incoming.already_here()) {
+    ++kept_;
+    done_ += file.size;
+    done(incoming, Pulled::already_here);
+    return;
+  }
+  if (incoming.wants_bytes()) ask(incoming);
+  coming_.push_back(std::move(incoming));
+}
+
+void Puller::fetch(Incoming& file) {
+  for (int attempt = 1;; ++attempt) {
+    try {
+      downloads_.take([&](std::string_view bytes) {
+        file.take(bytes);
+        moved_ += bytes.size();
+        done_ += bytes.size();
+        show(file.file().path);
+      });
+      return;
+    } catch (const Error& error) {
+      // A head that is started again meanwhile: go on where the bytes stopped.
+      if (error.code() != ErrorCode::unreachable || attempt == kTries) throw;
+      ::usleep(200000U * static_cast<unsigned>(attempt));
+    }
+  }
+}
+
+// The first of those that come is brought to its end.
+void Puller::end_first() {
+  Incoming file = std::move(coming_.front());
+  coming_.pop_front();
+  try {
+    done_ += file.offset();
+    if (file.wants_bytes()) fetch(file);
+    if (!file.whole()) {
+      // A part of something else, or damaged on the way: once more from its beginning, behind the
+      // others that are asked for already.
+      if (!again_.insert(file.file().path).second) {
+        std::error_code ignored;
+        fs::remove(file.part(), ignored);
+        throw Error(ErrorCode::failed, file.file().path +
+                                           " arrives damaged: its size or SHA-256 is not what "
+                                           "its manifest says");
+      }
+      done_ -= std::min(done_, file.file().size);
+      file.start_over();
+      ask(file);
+      coming_.push_back(std::move(file));
+      return;
+    }
+    arrivals_.add(file);
+    done(file, file.how());
+  } catch (Error& error) {
+    error.while_doing("pulling " + file.file().path);
+    if (error.hint().empty()) error.with_hint("the same command again goes on where it stopped");
+    throw;
+  }
+}
+
+void Puller::pull(const std::vector<RemoteFile>& files) {
+  for (const RemoteFile& file : files) total_ += file.size;
+  try {
+    for (std::size_t next = 0; next < files.size() || !coming_.empty();) {
+      while (next < files.size() && coming_.size() < kAhead) begin(files[next++]);
+      if (!coming_.empty()) end_first();
+    }
+  } catch (const Error&) {
+    arrivals_.settle();  // what came is kept
+    throw;
+  }
+  arrivals_.settle();
+  screen_.live({});
+  screen_.flush();
 }
 
 int run_pull(Context& context, const Options& options) {
@@ -70,70 +226,26 @@ int run_pull(Context& context, const Options& options) {
   const std::vector<RemoteFile> files = wanted_files(wire::member(answer, "files"), options, best);
   const fs::path folder = options.output.empty() ? fs::path(id) : fs::path(options.output);
 
-  std::uint64_t total = 0;
-  for (const RemoteFile& file : files) total += file.size;
-  Screen screen(context.terminal, !context.globals.quiet && !context.globals.json);
-  nlohmann::json listed = nlohmann::json::array();
-  std::uint64_t done = 0;
-  std::uint64_t moved = 0;
-  std::size_t kept = 0;
-  for (const RemoteFile& file : files) {
-    const fs::path target = safe_below(folder, file.path);
-    const std::string source = job_target(id, "/files/" + wire::percent_encode(file.path, true));
-    std::uint64_t here = 0;
-    const auto fetch = [&](std::uint64_t offset, const auto& sink) {
-      here = offset;
-      // A head that is started again meanwhile: go on where the bytes stopped.
-      for (int attempt = 1;; ++attempt) {
-        try {
-          client.download(source, here, [&](std::string_view bytes) {
-            sink(bytes);
-            here += bytes.size();
-            moved += bytes.size();
-            if (screen.has_live()) {
-              screen.live(human_bytes(done + here) + " of " + human_bytes(total) + "  " +
-                          printable(file.path, false));
-              screen.flush();
-            }
-          });
-          return;
-        } catch (const Error& error) {
-          if (error.code() != ErrorCode::unreachable || attempt == kTries) throw;
-          ::usleep(200000U * static_cast<unsigned>(attempt));
-        }
-      }
-    };
-    Pulled how{};
-    try {
-      how = pull_file(file, target, fetch);
-    } catch (Error& error) {
-      error.while_doing("pulling " + file.path);
-      if (error.hint().empty()) error.with_hint("the same command again goes on where it stopped");
-      throw;
-    }
-    done += file.size;
-    if (how == Pulled::already_here) ++kept;
-    static constexpr const char* kHow[] = {"already_here", "resumed", "whole"};
-    listed.push_back({{"path", target.string()},
-                      {"size", file.size},
-                      {"sha256", file.sha256 ? nlohmann::json(*file.sha256) : nlohmann::json()},
-                      {"how", kHow[static_cast<int>(how)]}});
-  }
-  screen.live({});
-  screen.flush();
+  Puller puller(context, id, folder);
+  puller.pull(files);
   if (const std::string trouble = tell_pulled(client, id, files); !trouble.empty()) {
     context.warn(trouble);
   }
+  const std::vector<std::string> missing = troubles(answer, options, best);
   if (context.globals.json) {
-    context.print_json({{"job", id}, {"folder", folder.string()}, {"files", listed}});
+    context.print_json({{"job", id},
+                        {"folder", folder.string()},
+                        {"files", puller.listed()},
+                        {"troubles", missing}});
   } else if (!context.globals.quiet) {
     std::string line = std::to_string(files.size()) + (files.size() == 1 ? " file" : " files") +
-                       " of " + id + " in " + folder.string() + " (" + human_bytes(moved) +
+                       " of " + id + " in " + folder.string() + " (" + human_bytes(puller.moved()) +
                        " moved";
-    if (kept > 0) line += ", " + std::to_string(kept) + " were here already";
+    if (puller.kept() > 0) line += ", " + std::to_string(puller.kept()) + " were here already";
     context.print(line + ")\n");
   }
-  return 0;
+  for (const std::string& each : missing) context.warn("the head cannot read " + each);
+  return missing.empty() ? 0 : 1;
 }
 
 }  // namespace

@@ -1,10 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "launcher/core/files.hpp"
 
@@ -23,14 +24,56 @@ enum class Pulled : std::uint8_t { already_here, resumed, whole };
 // it.
 fs::path safe_below(const fs::path& folder, const std::string& relative);
 
-// The hexadecimal SHA-256 of a file.
-std::string sha256_of(const fs::path& file);
+// A file on its way here, into `target`.part, where an interrupted pull goes on. All throw Error.
+class Incoming {
+ public:
+  Incoming(RemoteFile file, fs::path target);
+  ~Incoming();
+  Incoming(Incoming&&) noexcept;
+  Incoming& operator=(Incoming&&) noexcept;
 
-// Brings a file to `target`: into `target`.part, going on where an interrupted pull stopped, then
-// checked by size and sum, fsynced and renamed. `fetch` gives the bytes from an offset on. A part
-// whose sum is wrong is fetched anew once; then Error(failed).
-using Fetch =
-    std::function<void(std::uint64_t offset, const std::function<void(std::string_view)>& sink)>;
-Pulled pull_file(const RemoteFile& file, const fs::path& target, const Fetch& fetch);
+  const RemoteFile& file() const { return file_; }
+  const fs::path& target() const { return target_; }
+  fs::path part() const { return target_.string() + ".part"; }
+  // What is there has the right size and sum.
+  bool already_here() const;
+  // Where the bytes are to begin; the file's size when none are missing.
+  std::uint64_t offset() const { return offset_; }
+  bool wants_bytes() const { return offset_ < file_.size || file_.size == 0; }
+  Pulled how() const { return offset_ > 0 ? Pulled::resumed : Pulled::whole; }
+
+  void take(std::string_view bytes);
+  // After the last byte: whether size and sum are right. They need not be for a part of something
+  // else; then start_over() once.
+  bool whole();
+  void start_over();
+
+ private:
+  struct Writing;
+  void open();
+
+  RemoteFile file_;
+  fs::path target_;
+  std::uint64_t offset_ = 0;
+  std::unique_ptr<Writing> writing_;
+};
+
+// Files that came whole, on their way to their names. They are made durable before they get them:
+// a large one by itself, many small ones together, for an fsync each would take longer than all
+// else. What is not settled when the program ends is found by the next pull.
+class Arrivals {
+ public:
+  void add(const Incoming& file);
+  // All that were added have their names, durably. Throws Error.
+  void settle();
+
+ private:
+  struct Arrival {
+    fs::path part;
+    fs::path target;
+  };
+  std::vector<Arrival> waiting_;
+  std::uint64_t bytes_ = 0;
+};
 
 }  // namespace dtrain::cli

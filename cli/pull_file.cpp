@@ -5,6 +5,7 @@
 #include <array>
 #include <cerrno>
 #include <memory>
+#include <set>
 
 #include <openssl/evp.h>
 
@@ -15,17 +16,55 @@
 namespace dtrain::cli {
 namespace {
 
+constexpr std::size_t kSettleFiles = 1000;
+constexpr std::uint64_t kSettleBytes = std::uint64_t{64} << 20;
+
 std::optional<std::uint64_t> size_of(const fs::path& file) {
   struct stat status {};
   if (::lstat(file.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return std::nullopt;
   return static_cast<std::uint64_t>(status.st_size);
 }
 
-// What is there has the right size and sum.
-bool right(const RemoteFile& file, const fs::path& path) {
-  const auto size = size_of(path);
-  if (!size || *size != file.size) return false;
-  return !file.sha256 || sha256_of(path) == *file.sha256;
+class Sha256 {
+ public:
+  Sha256() : context_(EVP_MD_CTX_new(), EVP_MD_CTX_free) {
+    check(context_ && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1);
+  }
+  void add(std::string_view bytes) {
+    check(EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()) == 1);
+  }
+  // The first `bytes` of a file.
+  void add_file(const fs::path& path, std::uint64_t bytes) {
+    const UniqueFd fd = open_file(path, O_RDONLY);
+    std::array<char, 65536> piece;
+    while (bytes > 0) {
+      const ssize_t got =
+          ::read(fd.get(), piece.data(), std::min<std::uint64_t>(bytes, piece.size()));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) throw errno_error("cannot read " + path.string(), errno);
+      if (got == 0) return;
+      add({piece.data(), static_cast<std::size_t>(got)});
+      bytes -= static_cast<std::uint64_t>(got);
+    }
+  }
+  std::string hex() {
+    std::array<unsigned char, 32> sum{};
+    check(EVP_DigestFinal_ex(context_.get(), sum.data(), nullptr) == 1);
+    return to_hex(sum);
+  }
+
+ private:
+  static void check(bool good) {
+    if (!good) throw Error(ErrorCode::internal, "SHA-256 failed");
+  }
+  std::unique_ptr<EVP_MD_CTX, void (*)(EVP_MD_CTX*)> context_;
+};
+
+void fsync_or_throw(const fs::path& path, bool whole_file_system) {
+  const UniqueFd fd = open_file(path, O_RDONLY);
+  if ((whole_file_system ? ::syncfs(fd.get()) : ::fsync(fd.get())) != 0) {
+    throw errno_error("cannot write " + path.string(), errno);
+  }
 }
 
 }  // namespace
@@ -44,58 +83,89 @@ fs::path safe_below(const fs::path& folder, const std::string& relative) {
   return folder / path;
 }
 
-std::string sha256_of(const fs::path& file) {
-  const UniqueFd fd = open_file(file, O_RDONLY);
-  const std::unique_ptr<EVP_MD_CTX, void (*)(EVP_MD_CTX*)> context(EVP_MD_CTX_new(),
-                                                                   EVP_MD_CTX_free);
-  std::array<unsigned char, 65536> piece;
-  std::array<unsigned char, 32> sum{};
-  bool good = context && EVP_DigestInit_ex(context.get(), EVP_sha256(), nullptr) == 1;
-  while (good) {
-    const ssize_t got = ::read(fd.get(), piece.data(), piece.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw errno_error("cannot read " + file.string(), errno);
-    if (got == 0) break;
-    good = EVP_DigestUpdate(context.get(), piece.data(), static_cast<std::size_t>(got)) == 1;
-  }
-  if (!good || EVP_DigestFinal_ex(context.get(), sum.data(), nullptr) != 1) {
-    throw Error(ErrorCode::internal, "SHA-256 failed");
-  }
-  return to_hex(sum);
+struct Incoming::Writing {
+  UniqueFd fd;
+  Sha256 sum;
+};
+
+Incoming::Incoming(RemoteFile file, fs::path target)
+    : file_(std::move(file)), target_(std::move(target)) {
+  offset_ = size_of(part()).value_or(0);
+  if (offset_ > file_.size) offset_ = 0;
+}
+Incoming::~Incoming() = default;
+Incoming::Incoming(Incoming&&) noexcept = default;
+Incoming& Incoming::operator=(Incoming&&) noexcept = default;
+
+bool Incoming::already_here() const {
+  if (size_of(target_) != file_.size) return false;
+  if (!file_.sha256) return true;
+  Sha256 sum;
+  sum.add_file(target_, file_.size);
+  return sum.hex() == *file_.sha256;
 }
 
-Pulled pull_file(const RemoteFile& file, const fs::path& target, const Fetch& fetch) {
-  if (right(file, target)) return Pulled::already_here;
+void Incoming::open() {
   std::error_code failed;
-  fs::create_directories(target.parent_path(), failed);
-  if (failed) throw errno_error("cannot make " + target.parent_path().string(), failed.value());
-  const fs::path part = target.string() + ".part";
-  bool resumed = false;
-  for (int attempt = 0; attempt < 2; ++attempt) {
-    std::uint64_t offset = size_of(part).value_or(0);
-    // A log that grows is whole only when fetched in one go; a sum says whether pieces fit.
-    if (attempt > 0 || offset > file.size) offset = 0;
-    resumed = offset > 0;
-    const UniqueFd fd =
-        open_file(part, O_WRONLY | O_CREAT | O_NOFOLLOW | (offset == 0 ? O_TRUNC : 0), 0644);
-    if (::lseek(fd.get(), static_cast<off_t>(offset), SEEK_SET) < 0) {
-      throw errno_error("cannot seek in " + part.string(), errno);
-    }
-    if (offset < file.size || file.size == 0) {
-      fetch(offset, [&](std::string_view bytes) { write_all(fd.get(), bytes); });
-    }
-    if (::fsync(fd.get()) != 0) throw errno_error("cannot write " + part.string(), errno);
-    const bool good = file.sha256 ? right(file, part) : size_of(part).value_or(0) >= file.size;
-    if (!good) continue;
-    if (::rename(part.c_str(), target.c_str()) != 0) {
-      throw errno_error("cannot rename " + part.string(), errno);
-    }
-    return resumed ? Pulled::resumed : Pulled::whole;
+  fs::create_directories(target_.parent_path(), failed);
+  if (failed) throw errno_error("cannot make " + target_.parent_path().string(), failed.value());
+  auto writing = std::make_unique<Writing>();
+  if (file_.sha256 && offset_ > 0) writing->sum.add_file(part(), offset_);
+  writing->fd =
+      open_file(part(), O_WRONLY | O_CREAT | O_NOFOLLOW | (offset_ == 0 ? O_TRUNC : 0), 0644);
+  if (::lseek(writing->fd.get(), static_cast<off_t>(offset_), SEEK_SET) < 0) {
+    throw errno_error("cannot seek in " + part().string(), errno);
   }
-  fs::remove(part, failed);
-  throw Error(ErrorCode::failed, file.path +
-                                     " arrives damaged: its size or SHA-256 is not what "
-                                     "its manifest says");
+  writing_ = std::move(writing);
+}
+
+void Incoming::take(std::string_view bytes) {
+  if (!writing_) open();
+  write_all(writing_->fd.get(), bytes);
+  if (file_.sha256) writing_->sum.add(bytes);
+}
+
+bool Incoming::whole() {
+  if (!writing_) open();
+  const std::unique_ptr<Writing> written = std::move(writing_);
+  const std::uint64_t size = size_of(part()).value_or(0);
+  // A log may have grown since it was listed.
+  if (!file_.sha256) return size >= file_.size;
+  return size == file_.size && written->sum.hex() == *file_.sha256;
+}
+
+void Incoming::start_over() {
+  writing_.reset();
+  offset_ = 0;
+}
+
+void Arrivals::add(const Incoming& file) {
+  waiting_.push_back({file.part(), file.target()});
+  bytes_ += file.file().size;
+  if (waiting_.size() >= kSettleFiles || bytes_ >= kSettleBytes) settle();
+}
+
+void Arrivals::settle() {
+  std::set<dev_t> disks;
+  std::set<fs::path> folders;
+  for (const Arrival& each : waiting_) {
+    struct stat status {};
+    if (::lstat(each.part.c_str(), &status) != 0) {
+      throw errno_error("cannot look at " + each.part.string(), errno);
+    }
+    if (disks.insert(status.st_dev).second || waiting_.size() == 1) {
+      fsync_or_throw(each.part, waiting_.size() > 1);
+    }
+  }
+  for (const Arrival& each : waiting_) {
+    if (::rename(each.part.c_str(), each.target.c_str()) != 0) {
+      throw errno_error("cannot rename " + each.part.string(), errno);
+    }
+    folders.insert(each.target.parent_path());
+  }
+  for (const fs::path& folder : folders) fsync_folder(folder.empty() ? "." : folder);
+  waiting_.clear();
+  bytes_ = 0;
 }
 
 }  // namespace dtrain::cli

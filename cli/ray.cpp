@@ -3,6 +3,7 @@
 
 #include "cli/bring_up.hpp"
 #include "cli/context.hpp"
+#include "cli/numbers.hpp"
 #include "cli/ray.hpp"
 #include "cli/remote_command.hpp"
 #include "cli/sync.hpp"
@@ -150,7 +151,7 @@ Verb add_monitor(CLI::App& root) {
   auto options = with_file(*app);
   app->add_option("--lines", options->lines, "Begin with the last N lines (default: 100)")
       ->type_name("N")
-      ->check(CLI::NonNegativeNumber);
+      ->check(at_least(0));
   return {app,
           [options](Context& context) {
             choose(context, *options);

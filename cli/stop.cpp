@@ -4,6 +4,7 @@
 #include "cli/context.hpp"
 #include "cli/follow.hpp"
 #include "cli/jobs.hpp"
+#include "cli/numbers.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::cli {
@@ -63,7 +64,7 @@ Verb add_stop(CLI::App& root) {
       ->type_name("JOB");
   app->add_option("--grace-s", options->grace_s,
                   "Seconds from SIGTERM to SIGKILL (default: the job's stop_grace_s)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->type_name("N");
   app->add_flag("-d,--detach", options->detach, "Do not wait for its end");
   return {app, [options](Context& context) { return run_stop(context, *options); }, std::nullopt};

@@ -12,13 +12,13 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <boost/beast/core/buffers_to_string.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/read.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <boost/beast/http/write.hpp>
 #include <boost/beast/websocket/rfc6455.hpp>
-#include <charconv>
 #include <sstream>
 
 #include "launcher/core/error.hpp"
@@ -40,6 +40,18 @@ namespace {
 
 constexpr auto kShutdownLimit = 5s;
 constexpr auto kDoorCheck = 5s;
+
+bool same_user(int fd) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return false;
+  if (peer.uid == ::geteuid()) return true;
+  log::warn("refused a connection of another user",
+            {{"uid", std::to_string(peer.uid)}, {"pid", std::to_string(peer.pid)}});
+  return false;
+}
+
+}  // namespace
 
 int status_of(ErrorCode code) {
   switch (code) {
@@ -64,29 +76,6 @@ int status_of(ErrorCode code) {
   }
   return 500;
 }
-
-bool same_user(int fd) {
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return false;
-  if (peer.uid == ::geteuid()) return true;
-  log::warn("refused a connection of another user",
-            {{"uid", std::to_string(peer.uid)}, {"pid", std::to_string(peer.pid)}});
-  return false;
-}
-
-// "bytes=N-" as N; any other range is not honoured, which HTTP allows.
-std::optional<std::uint64_t> range_start(std::string_view header) {
-  constexpr std::string_view kUnit = "bytes=";
-  if (header.substr(0, kUnit.size()) != kUnit || header.back() != '-') return std::nullopt;
-  const std::string_view digits = header.substr(kUnit.size(), header.size() - kUnit.size() - 1);
-  std::uint64_t start = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), start);
-  if (error != std::errc{} || end != digits.data() + digits.size()) return std::nullopt;
-  return start;
-}
-
-}  // namespace
 
 asio::awaitable<json> answer_of(std::function<void(Engine::Answer)> start) {
   const auto executor = co_await asio::this_coro::executor;
@@ -203,7 +192,8 @@ asio::awaitable<void> Api::converse(Socket socket) {
     std::optional<Error> refusal;
     try {
       wire::handler_does(request.method + " " + request.path);
-      if (hand_over(socket, request)) co_return;
+      const std::string behind = beast::buffers_to_string(buffer.data());
+      if (hand_over(socket, request, behind)) co_return;
       response = co_await answer(request);
     } catch (const Error& error) {
       refusal = error;
@@ -230,7 +220,7 @@ asio::awaitable<void> Api::converse(Socket socket) {
   }
 }
 
-bool Api::hand_over(Socket& socket, const Request& request) {
+bool Api::hand_over(Socket& socket, const Request& request, std::string behind) {
   const std::vector<std::string> parts = split(request.path, '/');
   const auto as_text = [&] {
     std::ostringstream text;
@@ -290,17 +280,9 @@ bool Api::hand_over(Socket& socket, const Request& request) {
     parts_.logs.follow(std::move(socket), as_text(), job, parse_follow_query(request.query));
     return true;
   }
-  if (parts.size() > 5 && parts[4] == "files" && request.method == "GET") {
-    const std::string wanted = request.path.substr(("/v1/jobs/" + job.str() + "/files/").size());
-    // Only what the listing names is ever opened.
-    for (const auto& [name, path] : files(job, nullptr)) {
-      if (name != wanted) continue;
-      const std::string header(request.http[http::field::range]);
-      const auto from = header.empty() ? std::nullopt : range_start(header);
-      parts_.logs.send_file(std::move(socket), path, from.value_or(0), from.has_value());
-      return true;
-    }
-    throw Error(ErrorCode::not_found, "job " + job.str() + " has no file " + wanted);
+  if (parts[4] == "files" && request.method == "GET") {
+    parts_.files.serve(std::move(socket), as_text(), std::move(behind), job);
+    return true;
   }
   return false;
 }
@@ -356,13 +338,6 @@ asio::awaitable<Api::Response> Api::answer_job(Request request, JobId job, std::
     co_return response;
   }
   if (route == "GET events") co_return Response{200, parts_.engine.job_events(job)};
-  if (route == "GET files") {
-    json listing = json::array();
-    files(job, &listing);
-    Response response;
-    response.body["files"] = std::move(listing);
-    co_return response;
-  }
   if (route == "POST stop") {
     const json body = request.body();
     std::optional<std::chrono::seconds> grace;
@@ -436,36 +411,6 @@ asio::awaitable<json> Api::shut_down() {
     answer["nodes"].push_back(std::move(row));
   }
   co_return answer;
-}
-
-std::vector<std::pair<std::string, fs::path>> Api::files(const JobId& job, json* listing) const {
-  std::vector<std::pair<std::string, fs::path>> found;
-  const auto add = [&](const std::string& name, const fs::path& path, const json& sum) {
-    std::error_code missing;
-    const auto size = fs::file_size(path, missing);
-    if (missing) return;
-    found.emplace_back(name, path);
-    if (listing != nullptr) listing->push_back({{"path", name}, {"size", size}, {"sha256", sum}});
-  };
-  for (const auto& [folder, manifest] : parts_.engine.checkpoints(job)) {
-    const std::string base = "checkpoints/" + folder.filename().string() + "/";
-    for (const json& file : manifest.value("files", json::array())) {
-      const std::string name = file.value("path", "");
-      add(base + name, folder / name, file.value("sha256", ""));
-    }
-    add(base + "manifest.json", folder / "manifest.json", nullptr);
-  }
-  for (int attempt = 1; attempt <= parts_.engine.newest_attempt(job); ++attempt) {
-    const std::string base = "logs/attempt-" + std::to_string(attempt) + "/";
-    for (const Engine::LogSource& source : parts_.engine.logs(job, attempt)) {
-      add(base + std::to_string(source.rank) + ".out", source.out(), nullptr);
-      add(base + std::to_string(source.rank) + ".err", source.err(), nullptr);
-    }
-    for (const auto& [name, path] : parts_.engine.other_logs(job, attempt)) {
-      add(base + name, path, nullptr);
-    }
-  }
-  return found;
 }
 
 }  // namespace dtrain::head

@@ -11,6 +11,7 @@
 #include "agent/head/content_server.hpp"
 #include "agent/head/engine.hpp"
 #include "agent/head/exec_hub.hpp"
+#include "agent/head/file_server.hpp"
 #include "agent/head/log_server.hpp"
 #include "agent/head/node_sessions.hpp"
 #include "agent/head/prunes.hpp"
@@ -25,6 +26,7 @@ class Api {
     Engine& engine;
     NodeSessions& nodes;
     LogServer& logs;
+    FileServer& files;
     ExecHub& execs;
     ContentServer& contents;
     SetupAsks& setups;
@@ -55,11 +57,9 @@ class Api {
   nlohmann::json settings(const nlohmann::json& body);
   boost::asio::awaitable<nlohmann::json> submit(nlohmann::json body);
   boost::asio::awaitable<nlohmann::json> shut_down();
-  // Every file of a job that `pull` may ask for, by its path in the API.
-  std::vector<std::pair<std::string, fs::path>> files(const JobId& job,
-                                                      nlohmann::json* listing) const;
-  // Takes the socket when the request is one for another server; true if it did.
-  bool hand_over(Socket& socket, const Request& request);
+  // Takes the socket when the request is one for another server; true if it did. `behind` are bytes
+  // that came after it.
+  bool hand_over(Socket& socket, const Request& request, std::string behind);
 
   boost::asio::io_context& context_;
   fs::path socket_path_;

@@ -21,6 +21,7 @@ namespace http = beast::http;
 inline constexpr std::size_t kBodyLimit = std::size_t{16} << 20;
 
 std::string percent_decode(std::string_view text);
+int status_of(ErrorCode code);
 // "node=N&port=P". Error(invalid) names what is wrong.
 // An empty node is the head's.
 std::pair<NodeId, int> forward_query(const std::string& query);

@@ -11,6 +11,7 @@
 #include "agent/head/content_server.hpp"
 #include "agent/head/engine.hpp"
 #include "agent/head/exec_hub.hpp"
+#include "agent/head/file_server.hpp"
 #include "agent/head/log_copies.hpp"
 #include "agent/head/log_server.hpp"
 #include "agent/head/node_sessions.hpp"
@@ -66,6 +67,7 @@ int head_main(const paths::HeadRoot& root) {
 
   LogServer log_server(context, engine);
   logs = &log_server;
+  FileServer files(context, engine);
   LogCopies copies(context, root, engine, nodes);
   Trees trees(context, engine, nodes);
   nodes.use(trees);
@@ -76,7 +78,8 @@ int head_main(const paths::HeadRoot& root) {
   SetupAsks setups(context, nodes);
   Prunes prunes(context, engine, nodes, contents, root);
   Api api(context, paths::head_socket(root.root),
-          {engine, nodes, log_server, execs, contents, setups, prunes}, [&] { context.stop(); });
+          {engine, nodes, log_server, files, execs, contents, setups, prunes},
+          [&] { context.stop(); });
   asio::signal_set signals(context, SIGTERM, SIGINT);
   signals.async_wait([&](error_code failed, int) {
     if (!failed) context.stop();
@@ -89,6 +92,7 @@ int head_main(const paths::HeadRoot& root) {
   wire::run_loop(context);
   // What the log thread still asked of this one is answered here, while both exist.
   log_server.stop();
+  files.stop();
   contents.stop();
   context.restart();
   context.poll();

@@ -10,9 +10,10 @@
 #include <vector>
 
 #include "agent/head/engine.hpp"
+#include "agent/head/log_files.hpp"
 #include "launcher/wire/frames.hpp"
 
-// Serves the bytes of logs and files. It has a thread of its own, in idle priority: reading logs
+// Serves followers of jobs. It has a thread of its own, in idle priority: reading logs
 // must not take the ranks' time, nor the head's. Connections are handed to it once their request is
 // read; what it needs to know it asks the engine for on the engine's thread.
 namespace dtrain::head {
@@ -21,6 +22,7 @@ struct FollowQuery {
   bool logs = true;
   bool events = true;
   bool follow = true;
+  bool from = false;  // the client's first frame says where it wants to begin
   std::optional<int> rank;
   std::optional<int> attempt;
   std::optional<std::string> stream;  // out, err, or setup: what the job's setup wrote
@@ -30,9 +32,6 @@ struct FollowQuery {
 
 // From the part of a request's target behind '?'. Error(invalid) names the key.
 FollowQuery parse_follow_query(const std::string& query);
-
-// Where the last `lines` lines of a file begin; 0 when it has no more.
-std::uint64_t tail_offset(int fd, int lines);
 
 class LogServer {
  public:
@@ -48,9 +47,6 @@ class LogServer {
   // Engine's thread. The socket's request, head and all, is a WebSocket upgrade for a job's follow.
   void follow(boost::asio::local::stream_protocol::socket socket, std::string request, JobId job,
               FollowQuery query);
-  // Engine's thread. Answers a GET of `path` from byte `from` on, and closes.
-  void send_file(boost::asio::local::stream_protocol::socket socket, fs::path path,
-                 std::uint64_t from, bool is_range);
 
  private:
   class Follower;
@@ -60,6 +56,7 @@ class LogServer {
 
   boost::asio::io_context& engine_context_;
   Engine& engine_;
+  LogFiles files_;  // log thread's
   boost::asio::io_context context_{1};
   std::multimap<JobId, std::weak_ptr<Follower>> followers_;  // engine's thread
   std::thread thread_;

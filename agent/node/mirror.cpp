@@ -8,6 +8,7 @@
 #include <boost/asio/post.hpp>
 #include <cerrno>
 #include <tuple>
+#include <utility>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
@@ -33,28 +34,40 @@ fs::path path_of(const paths::AttemptRoot& root, const std::string& file) {
   return root.ranks() / file;
 }
 
+// The logs that there are. Throws Error when that cannot be seen.
 std::vector<std::string> names_of(const paths::AttemptRoot& root) {
   std::vector<std::string> names;
-  std::error_code none;
+  std::error_code failed;
   for (const char* name : {"setup.log", "supervise.log"}) {
-    if (fs::exists(path_of(root, name), none)) names.emplace_back(name);
+    if (fs::exists(path_of(root, name), failed)) names.emplace_back(name);
   }
-  for (const auto& entry : fs::directory_iterator(root.ranks(), none)) {
-    std::string name = entry.path().filename().string();
+  fs::directory_iterator entry(root.ranks(), failed);
+  if (failed && failed != std::errc::no_such_file_or_directory) {
+    throw errno_error("cannot look into " + root.ranks().string(), failed.value());
+  }
+  for (; entry != fs::directory_iterator(); entry.increment(failed)) {
+    std::string name = entry->path().filename().string();
     if (wire::is_log_file(name)) names.push_back(std::move(name));
   }
   return names;
 }
 
+// Empty at the end of the file, and when there is none. Throws Error for every other reason.
 std::string read_at(const fs::path& path, std::uint64_t offset, std::size_t most) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  if (!fd) return {};
+  UniqueFd fd;
+  try {
+    fd = open_file(path, O_RDONLY | O_NOFOLLOW);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::not_found) return {};
+    throw;
+  }
   std::string bytes(most, '\0');
   ssize_t got = 0;
   do {
     got = ::pread(fd.get(), bytes.data(), most, static_cast<off_t>(offset));
   } while (got < 0 && errno == EINTR);
-  bytes.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  if (got < 0) throw errno_error("cannot read " + path.string(), errno);
+  bytes.resize(static_cast<std::size_t>(got));
   return bytes;
 }
 
@@ -74,18 +87,35 @@ struct Mirror::Look {
   std::map<Key, std::size_t> open_files;
   std::set<Key> draining;
   // Found:
+  std::set<Key> failed;
   std::map<Key, std::vector<std::string>> names;
   std::set<Key> with_more;  // not all of it was read
+  std::string trouble;      // why something could not be read
 
   void run() {
-    for (const auto& [key, root] : roots) names[key] = names_of(root);
+    for (const auto& [key, root] : roots) {
+      attempt(key, [&] { names[key] = names_of(root); });
+    }
     for (Piece& piece : pieces) {
       const std::size_t most = std::min(room, wire::kBulkFrame);
       if (most > 0) {
-        piece.bytes = read_at(path_of(roots.at(piece.key), piece.file), piece.offset, most);
+        attempt(piece.key, [&] {
+          piece.bytes = read_at(path_of(roots.at(piece.key), piece.file), piece.offset, most);
+        });
       }
       room -= piece.bytes.size();
       if (piece.bytes.size() == most) with_more.insert(piece.key);
+    }
+  }
+
+  // What cannot be read now is not at its end: it is tried again.
+  template <typename Read>
+  void attempt(const Key& key, const Read& read) {
+    try {
+      read();
+    } catch (const Error& error) {
+      trouble = error.what();
+      failed.insert(key);
     }
   }
 };
@@ -228,9 +258,15 @@ void Mirror::found(Look look) {
     send_(wire::LogData{{piece.key.first, piece.key.second, piece.file}, piece.offset, size},
           std::move(piece.bytes));
   }
+  if (look.trouble.empty()) {
+    trouble_said_ = false;
+  } else if (!std::exchange(trouble_said_, true)) {
+    log::warn("logs cannot be read; trying again", {{"why", look.trouble}});
+  }
   for (const Key& key : look.draining) {
     const auto attempt = attempts_.find(key);
-    if (attempt == attempts_.end() || look.with_more.contains(key) || moved.contains(key)) {
+    if (look.failed.contains(key) || attempt == attempts_.end() || look.with_more.contains(key) ||
+        moved.contains(key)) {
       continue;
     }
     const bool all_open = std::all_of(attempt->second.files.begin(), attempt->second.files.end(),

@@ -76,7 +76,8 @@ class Mirror {
   bool wanted_ = false;
   bool connected_ = false;
   bool looking_ = false;
-  bool again_ = false;  // as soon as the look under way is over
+  bool again_ = false;                                  // as soon as the look under way is over
+  bool trouble_said_ = false;                           // about logs that cannot be read
   std::pair<Key, std::string> last_{{JobId{}, 0}, {}};  // the file that was read last
   int connection_ = 0;
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);

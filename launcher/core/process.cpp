@@ -23,6 +23,7 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
+#include "launcher/core/open_files.hpp"
 #include "launcher/core/program.hpp"
 #include "launcher/core/text.hpp"
 
@@ -132,6 +133,7 @@ struct Failure {
   ::syscall(SYS_close_range, static_cast<unsigned>(last + 1), ~0U, 0U);
 #endif
   if (options.controlling_terminal && ::ioctl(0, TIOCSCTTY, 0) != 0) fail(2);
+  restore_open_files();
   if (options.raise_limits) {
     for (const auto resource : {RLIMIT_NOFILE, RLIMIT_MEMLOCK}) {
       struct rlimit limit {};

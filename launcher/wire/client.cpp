@@ -1,173 +1,23 @@
 #include "launcher/wire/client.hpp"
 
 #include <fcntl.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
 
-#include <array>
-#include <cstring>
 #include <deque>
 #include <map>
 #include <utility>
 
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/local/stream_protocol.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/http.hpp>
 #include <boost/beast/websocket.hpp>
 #include <nlohmann/json.hpp>
 
 #include "launcher/core/error.hpp"
-#include "launcher/core/unique_fd.hpp"
+#include "launcher/wire/downloads.hpp"
+#include "launcher/wire/exchange.hpp"
 #include "launcher/wire/json.hpp"
 #include "launcher/wire/limits.hpp"
 
 namespace dtrain::wire {
-namespace {
-
-namespace asio = boost::asio;
-namespace beast = boost::beast;
-namespace http = beast::http;
 namespace websocket = beast::websocket;
-using Socket = asio::local::stream_protocol::socket;
-using boost::system::error_code;
-
-constexpr std::size_t kAnswerLimit = std::size_t{64} << 20;
-
-Error unreachable(const std::string& cluster, const std::string& why) {
-  return Error(ErrorCode::unreachable, "the head of cluster " + cluster + " " + why)
-      .with_hint("dtrain up brings it back; running jobs go on meanwhile");
-}
-
-UniqueFd connect_to(const fs::path& path, int& error) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  const std::string text = path.string();
-  if (text.size() >= sizeof address.sun_path) {
-    error = ENAMETOOLONG;
-    return {};
-  }
-  std::memcpy(address.sun_path, text.c_str(), text.size() + 1);
-  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!fd) {
-    error = errno;
-    return {};
-  }
-  while (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-    if (errno == EINTR) continue;
-    error = errno;
-    return {};
-  }
-  error = 0;
-  return fd;
-}
-
-Socket connect_or_throw(asio::io_context& io, const fs::path& path, const std::string& cluster) {
-  int error = 0;
-  UniqueFd fd = connect_to(path, error);
-  if (!fd) {
-    throw unreachable(cluster, "does not answer at " + path.string() + " (" +
-                                   std::string(std::strerror(error)) + ")");
-  }
-  return Socket(io, asio::local::stream_protocol(), fd.release());
-}
-
-// Runs what was started on `io` until `done`; false when the time is over first.
-bool run_until(asio::io_context& io, const bool& done, Monotonic deadline) {
-  while (!done) {
-    if (io.stopped()) io.restart();
-    io.run_one_until(deadline);
-    if (!done && std::chrono::steady_clock::now() >= deadline) return false;
-  }
-  return true;
-}
-
-// What an asynchronous operation left behind. Outlives the operation: the socket is closed and the
-// io_context is drained before it goes.
-struct Outcome {
-  bool done = false;
-  error_code error;
-};
-
-auto into(Outcome& outcome) {
-  return [&outcome](error_code error, std::size_t) {
-    outcome.done = true;
-    outcome.error = error;
-  };
-}
-
-// One exchange over a connection of its own.
-class Exchange {
- public:
-  Exchange(const fs::path& path, const std::string& cluster, std::chrono::milliseconds limit)
-      : cluster_(cluster), limit_(limit), socket_(connect_or_throw(io_, path, cluster)) {}
-  ~Exchange() {
-    error_code ignored;
-    socket_.close(ignored);
-    io_.restart();
-    io_.poll();
-  }
-  Exchange(const Exchange&) = delete;
-  Exchange& operator=(const Exchange&) = delete;
-
-  template <typename Start>
-  error_code run(Start start) {
-    Outcome outcome;
-    start(into(outcome));
-    if (!run_until(io_, outcome.done, std::chrono::steady_clock::now() + limit_)) {
-      error_code ignored;
-      socket_.close(ignored);
-      io_.restart();
-      io_.poll();
-      throw Error(ErrorCode::timeout, "the head of cluster " + cluster_ + " took longer than " +
-                                          std::to_string(limit_.count() / 1000) + " s to answer");
-    }
-    return outcome.error;
-  }
-  template <typename Start>
-  void run_or_throw(Start start) {
-    if (const error_code error = run(start)) {
-      throw unreachable(cluster_, "broke the connection (" + error.message() + ")");
-    }
-  }
-
-  Socket& socket() { return socket_; }
-
- private:
-  asio::io_context io_{1};
-  std::string cluster_;
-  std::chrono::milliseconds limit_;
-  Socket socket_;
-};
-
-http::request<http::string_body> make_request(http::verb verb, const std::string& target,
-                                              const std::string& body) {
-  http::request<http::string_body> request(verb, target, 11);
-  request.set(http::field::host, "dtrain");
-  request.set(http::field::user_agent, "dtrain/" DTRAIN_VERSION);
-  request.keep_alive(false);
-  if (!body.empty()) {
-    request.set(http::field::content_type, "application/json");
-    request.body() = body;
-  }
-  request.prepare_payload();
-  return request;
-}
-
-[[noreturn]] void throw_refusal(unsigned status, const std::string& body) {
-  std::optional<Error> refusal;
-  try {
-    refusal = error_from_json(parse_json(body, "the head's answer"));
-  } catch (const Error&) {
-    refusal = Error(ErrorCode::internal,
-                    "the head answered with status " + std::to_string(status) + " and no reason");
-  }
-  throw *refusal;
-}
-
-}  // namespace
 
 // ---- ApiStream
 
@@ -412,44 +262,9 @@ nlohmann::json ApiClient::remove(const std::string& target, std::chrono::millise
 void ApiClient::download(const std::string& target, std::uint64_t offset,
                          const std::function<void(std::string_view)>& sink,
                          std::chrono::milliseconds silence_limit) const {
-  Exchange exchange(socket_, cluster_, silence_limit);
-  auto request = make_request(http::verb::get, target, {});
-  if (offset > 0) {
-    request.set(http::field::range, "bytes=" + std::to_string(offset) + "-");
-  }
-  exchange.run_or_throw(
-      [&](auto done) { http::async_write(exchange.socket(), request, std::move(done)); });
-  beast::flat_buffer buffer;
-  http::response_parser<http::buffer_body> parser;
-  parser.body_limit(boost::none);
-  exchange.run_or_throw([&](auto done) {
-    http::async_read_header(exchange.socket(), buffer, parser, std::move(done));
-  });
-  const unsigned status = parser.get().result_int();
-  std::string refusal;
-  // A server that does not know ranges sends all: what we have is passed over.
-  std::uint64_t skip = status == 206 ? 0 : offset;
-  std::array<char, 65536> piece;
-  while (!parser.is_done()) {
-    parser.get().body().data = piece.data();
-    parser.get().body().size = piece.size();
-    const error_code error = exchange.run(
-        [&](auto done) { http::async_read(exchange.socket(), buffer, parser, std::move(done)); });
-    std::string_view bytes(piece.data(), piece.size() - parser.get().body().size);
-    if (status >= 400) {
-      if (refusal.size() < kAnswerLimit) refusal += bytes;
-      bytes = {};
-    }
-    const std::uint64_t passed = std::min<std::uint64_t>(skip, bytes.size());
-    skip -= passed;
-    bytes.remove_prefix(passed);
-    if (!bytes.empty()) sink(bytes);
-    // What came before the break is given all the same.
-    if (error && error != http::error::need_buffer) {
-      throw unreachable(cluster_, "broke the connection (" + error.message() + ")");
-    }
-  }
-  if (status >= 400) throw_refusal(status, refusal);
+  Downloads downloads(socket_, cluster_, silence_limit);
+  downloads.ask(target, offset);
+  downloads.take(sink);
 }
 
 ApiStream ApiClient::open(const std::string& target, std::chrono::milliseconds limit) const {

@@ -153,7 +153,56 @@ TEST_CASE("submit: follows, and its exit code is the job's") {
   }
 }
 
-TEST_CASE("submit: a head that goes away is waited for; no byte is missing, none comes twice") {
+TEST_CASE("submit: a head that comes back is told where to go on, and sends nothing twice") {
+  House house;
+  std::atomic<int> follows{0};
+  std::string target;
+  json start;
+  house.serve_job([&](FakeHead::Connection& connection) {
+    if (++follows == 1) {
+      connection.text(state_frame("running", 1));
+      connection.text(R"({"type":"event","event":7,"level":"warning","message":"take care"})");
+      log(connection, 0, 0, "one\n");
+      log(connection, 1, 0, "half a");
+      log(connection, 1, 0, "oh\n", "err");
+      return;  // a broken connection
+    }
+    target = connection.target();
+    start = json::parse(connection.read().value_or("null"));
+    connection.text(state_frame("running", 2));
+    log(connection, 0, 4, "two\n");
+    log(connection, 1, 6, " line\n");
+    log(connection, 0, 0, "three\n", "out", 2);
+    connection.text(state_frame("succeeded", 2));
+    connection.text(end_frame("succeeded", 0));
+    connection.close();
+  });
+  const Captured ran = house.run({"submit", "--no-prefix", "--", "./train"});
+  CHECK(ran.exit.code == 0);
+  CHECK(follows == 2);
+  CHECK(has(target, "from=1"));
+  CHECK(start == json::parse(R"({"type": "from", "attempt": 1, "event": 7,
+                                 "logs": [[1, 0, 4, 0], [1, 1, 6, 3]]})"));
+  for (const char* line : {"one\n", "two\n", "half a line\n", "three\n"}) CHECK(has(ran.out, line));
+  CHECK(has(ran.err, "oh\n"));
+}
+
+TEST_CASE("logs: what ends the following with an error is an error") {
+  House house;
+  house.serve_job([&](FakeHead::Connection& connection) {
+    connection.text(state_frame("running"));
+    log(connection, 0, 0, "a line\n");
+    connection.text(
+        R"({"error":{"code":"io","message":"cannot open 0.err: Too many open files"}})");
+    connection.close();
+  });
+  const Captured ran = house.run({"logs", "-f", "job"});
+  CHECK(ran.exit.code == 1);
+  CHECK(has(ran.out, "a line\n"));
+  CHECK(has(ran.err, "Too many open files"));
+}
+
+TEST_CASE("submit: an older head that goes away is waited for; no byte is missing or comes twice") {
   House house;
   std::string content[2];
   for (int i = 0; i < 20000; ++i) {
@@ -210,6 +259,7 @@ TEST_CASE("submit: a head that goes away is waited for; no byte is missing, none
     if (has(target, "attempt=1")) return !caught.exchange(true);
     return ++asked == 2;
   });
+  house.head->refuse_at([](const std::string& target) { return has(target, "from="); });
   const Captured ran = house.run({"submit", "--", "./train"});
   CHECK(ran.exit.code == 0);
   CHECK(caught);

@@ -177,34 +177,55 @@ TEST_CASE("pull: goes on where it stopped, and checks the sum of the whole") {
   RemoteFile file{"x", content.size(),
                   "84d89877f0d4041efb6bf91a16f0248f2fd573e6af05c19f96bedb9f882f7882"};
   const fs::path target = folder.path() / "deep" / "x";
-  std::vector<std::uint64_t> offsets;
-  const Fetch fetch = [&](std::uint64_t offset, const auto& sink) {
-    offsets.push_back(offset);
-    sink(std::string_view(content).substr(offset));
-  };
-  const Fetch broken = [&](std::uint64_t, const auto& sink) {
-    sink(std::string_view(content).substr(0, 4));
-    throw Error(ErrorCode::unreachable, "gone");
-  };
-  CHECK_THROWS_AS(pull_file(file, target, broken), Error);
+  Incoming(file, target).take("0123");  // and then it breaks off
   CHECK(!fs::exists(target));
-  CHECK(pull_file(file, target, fetch) == Pulled::resumed);
-  CHECK(offsets == std::vector<std::uint64_t>{4});
+  Incoming rest(file, target);
+  CHECK(!rest.already_here());
+  CHECK(rest.offset() == 4);
+  rest.take("456789");
+  REQUIRE(rest.whole());
+  CHECK(rest.how() == Pulled::resumed);
+  Arrivals arrivals;
+  arrivals.add(rest);
+  arrivals.settle();
   CHECK(read_file(target) == content);
-  CHECK(pull_file(file, target, fetch) == Pulled::already_here);
-  CHECK(offsets.size() == 1);
+  CHECK(!fs::exists(rest.part()));
+  CHECK(Incoming(file, target).already_here());
 
-  // A part of something else is thrown away, and the whole is fetched.
-  fs::remove(target);
-  write_file_atomic(target.string() + ".part", "xxxx");
-  offsets.clear();
-  pull_file(file, target, fetch);
-  CHECK(offsets == std::vector<std::uint64_t>{4, 0});
-  CHECK(read_file(target) == content);
+  // All of it is here, but for its name.
+  fs::rename(target, rest.part());
+  Incoming named(file, target);
+  CHECK(!named.wants_bytes());
+  CHECK(named.whole());
 
-  file.sha256 = std::string(64, '0');
-  fs::remove(target);
-  CHECK(code_of([&] { pull_file(file, target, fetch); }) == ErrorCode::failed);
-  CHECK(!fs::exists(target));
-  CHECK(!fs::exists(target.string() + ".part"));
+  // A part of something else.
+  write_file_atomic(rest.part(), "xxxx");
+  Incoming other(file, target);
+  CHECK(other.offset() == 4);
+  other.take("456789");
+  CHECK(!other.whole());
+  other.start_over();
+  CHECK(other.offset() == 0);
+  other.take(content);
+  CHECK(other.whole());
+  CHECK(other.how() == Pulled::whole);
+}
+
+TEST_CASE("pull: many files get their names at once, an empty one too") {
+  const testing::TemporaryFolder folder;
+  Arrivals arrivals;
+  for (int i = 0; i < 3; ++i) {
+    const std::string content(static_cast<std::size_t>(i), 'x');
+    const std::string name = std::to_string(i);
+    Incoming file({name, content.size(), std::nullopt}, folder.path() / name / "file");
+    if (!content.empty()) file.take(content);
+    REQUIRE(file.whole());
+    arrivals.add(file);
+    CHECK(!fs::exists(folder.path() / name / "file"));
+  }
+  arrivals.settle();
+  for (int i = 0; i < 3; ++i) {
+    CHECK(read_file(folder.path() / std::to_string(i) / "file").size() ==
+          static_cast<std::size_t>(i));
+  }
 }

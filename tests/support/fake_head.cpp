@@ -65,6 +65,7 @@ struct FakeHead::Impl {
   OnRequest on_request;
   OnSocket on_socket;
   std::function<bool(const std::string&)> hang_up;
+  std::function<bool(const std::string&)> refuse;
   std::mutex mutex;
   std::list<Socket> sockets;
   std::vector<std::thread> threads;
@@ -92,6 +93,12 @@ struct FakeHead::Impl {
     const bool upgrade = !error && websocket::is_upgrade(request);
     if (upgrade && hang_up && hang_up(std::string(request.target()))) {
       // Gone in the middle of the handshake.
+    } else if (upgrade && refuse && refuse(std::string(request.target()))) {
+      const std::string body = R"({"error": {"code": "invalid", "message": "no such thing"}})";
+      const std::string text =
+          "HTTP/1.1 400 No\r\nConnection: close\r\nContent-Length: " + std::to_string(body.size()) +
+          "\r\n\r\n" + body;
+      asio::write(socket, asio::buffer(text), error);
     } else if (upgrade) {
       websocket::stream<Socket&, false> stream(socket);
       stream.accept(request, error);
@@ -103,9 +110,10 @@ struct FakeHead::Impl {
       Request asked{std::string(request.method_string()), std::string(request.target()),
                     request.body(), std::string(request[http::field::range])};
       const Response response = on_request(asked);
-      std::string text = "HTTP/1.1 " + std::to_string(response.status) +
-                         " Said\r\nContent-Length: " + std::to_string(response.body.size()) +
-                         "\r\n\r\n";
+      std::string text =
+          "HTTP/1.1 " + std::to_string(response.status) +
+          " Said\r\nConnection: close\r\nContent-Length: " + std::to_string(response.body.size()) +
+          "\r\n\r\n";
       text += response.body.substr(0, response.cut.value_or(response.body.size()));
       asio::write(socket, asio::buffer(text), error);
     }
@@ -124,6 +132,10 @@ FakeHead::FakeHead(const fs::path& socket, OnRequest on_request, OnSocket on_soc
   impl_->acceptor.bind(endpoint);
   impl_->acceptor.listen();
   impl_->accepting = std::thread([my = impl_.get()] { my->accept(); });
+}
+
+void FakeHead::refuse_at(std::function<bool(const std::string&)> decide) {
+  impl_->refuse = std::move(decide);
 }
 
 void FakeHead::hang_up_at(std::function<bool(const std::string&)> decide) {

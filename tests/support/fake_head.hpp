@@ -46,6 +46,8 @@ class FakeHead {
   // Asked at each WebSocket request, on any thread; true: the connection breaks before an answer.
   // Set before anybody comes.
   void hang_up_at(std::function<bool(const std::string& target)> decide);
+  // The same; true: the request is refused as invalid, as a head does that does not know it.
+  void refuse_at(std::function<bool(const std::string& target)> decide);
   FakeHead(const FakeHead&) = delete;
   FakeHead& operator=(const FakeHead&) = delete;
 
