@@ -11,8 +11,8 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/core/error.hpp"
+#include "launcher/wire/client_impl.hpp"
 #include "launcher/wire/downloads.hpp"
-#include "launcher/wire/exchange.hpp"
 #include "launcher/wire/json.hpp"
 #include "launcher/wire/limits.hpp"
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "launcher/core/error.hpp"
-#include "launcher/wire/exchange.hpp"
+#include "launcher/wire/client_impl.hpp"
 
 namespace dtrain::wire {
 namespace {

@@ -1,4 +1,4 @@
-#include "launcher/wire/exchange.hpp"
+#include "launcher/wire/client_impl.hpp"
 
 #include <sys/socket.h>
 #include <sys/un.h>

@@ -170,8 +170,8 @@ TEST_CASE("submit: a head that comes back is told where to go on, and sends noth
     target = connection.target();
     start = json::parse(connection.read().value_or("null"));
     connection.text(state_frame("running", 2));
+    log(connection, 1, 6, " line\n");  // into a pipe bytes go through as they come
     log(connection, 0, 4, "two\n");
-    log(connection, 1, 6, " line\n");
     log(connection, 0, 0, "three\n", "out", 2);
     connection.text(state_frame("succeeded", 2));
     connection.text(end_frame("succeeded", 0));
