@@ -228,10 +228,10 @@ int run_pull(Context& context, const Options& options) {
 
   Puller puller(context, id, folder);
   puller.pull(files);
-  if (const std::string trouble = tell_pulled(client, id, files); !trouble.empty()) {
-    context.warn(trouble);
-  }
   const std::vector<std::string> missing = troubles(answer, options, best);
+  // With troubles some checkpoint is not whole here.
+  const std::string unmarked = missing.empty() ? tell_pulled(client, id, files) : "";
+  if (!unmarked.empty()) context.warn(unmarked);
   if (context.globals.json) {
     context.print_json({{"job", id},
                         {"folder", folder.string()},
