@@ -1,6 +1,7 @@
 #include "launcher/core/trash.hpp"
 
-#include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -11,11 +12,15 @@
 #include "launcher/core/log.hpp"
 
 namespace dtrain {
+namespace {
+
+constexpr int kNice = 10;  // of the thread: ranks and heartbeats go first
+
+}  // namespace
 
 Trash::Trash(fs::path folder) : folder_(std::move(folder)) {
   worker_.add([this] {
-    const sched_param none{};
-    ::sched_setscheduler(0, SCHED_IDLE, &none);
+    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kNice);
     std::error_code missing;
     for (const auto& left : fs::directory_iterator(folder_, missing)) unlink_all(left.path());
   });

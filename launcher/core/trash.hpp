@@ -8,7 +8,7 @@
 namespace dtrain {
 
 // Deletes trees of any size without keeping anybody waiting: they are renamed into a folder at
-// once, and unlinked from there by a thread of idle priority. A process that ends in the middle
+// once, and unlinked from there by a thread of low priority. A process that ends in the middle
 // leaves the rest in the folder, and the next one goes on with it.
 class Trash {
  public:

@@ -17,7 +17,7 @@ class Loops(ClusterCase):
         folder = next(self.root().glob(f"nodes/*/jobs/{job}"))
         for part in range(20):
             (folder / str(part)).mkdir()
-            for number in range(1500):
+            for number in range(750):
                 (folder / str(part) / str(number)).touch()
         trash = folder.parent.parent / "trash"
         self.ok("rm", job)
