@@ -98,8 +98,7 @@ std::optional<ClusterState> adopt(const ClusterSpec& spec, const fs::path& agent
   state.provider = to_string(spec.provider.kind);
   state.nodes = machines;
   state.head_root = head.root;
-  state.head_socket =
-      paths::head_socket_of(static_cast<unsigned>(session.hello().host.uid), head.root);
+  state.head_socket = paths::head_socket_of(head.root);
   state.agent = session.hello().agent;
   state.spec = to_json(spec);
   state.source = spec.source;

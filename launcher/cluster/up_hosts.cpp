@@ -128,7 +128,7 @@ class HostsUp {
     state_.id = head.cluster;
     state_.provider = to_string(spec_.provider.kind);
     state_.head_root = head.found.root;
-    state_.head_socket = paths::head_socket_of(static_cast<unsigned>(head.uid), head.found.root);
+    state_.head_socket = paths::head_socket_of(head.found.root);
     state_.agent = head.agent;
     state_.spec = to_json(spec_);
     state_.source = spec_.source;

@@ -121,7 +121,7 @@ fs::path head_socket(const fs::path& head_root) {
   return socket_folder(head_root) / "head.sock";
 }
 
-fs::path head_socket_of(unsigned, const fs::path& head_root) {
+fs::path head_socket_of(const fs::path& head_root) {
   return socket_link(head_root.lexically_normal()) / "head.sock";
 }
 

@@ -54,8 +54,8 @@
 //
 // Sockets, /tmp/dtrain-UID/HASH/, HASH of the root's path, because sun_path holds 108 bytes:
 //   head.sock, JOB.N.ctl (supervisor), JOB.N.R (reports of rank R)
-// Where another user has made /tmp/dtrain-UID: /tmp/dtrain-UID.RANDOM/s/, to which ROOT/sockets, a
-// link, leads.
+// Where another user has made /tmp/dtrain-UID: /tmp/dtrain-UID.RANDOM/s/. ROOT/sockets is a link to
+// it, wherever it is.
 namespace dtrain::paths {
 
 fs::path state_home();  // from XDG_STATE_HOME, else HOME; Error(invalid) without both
@@ -145,9 +145,10 @@ fs::path socket_folder(const fs::path& root);
 // Where that is, nothing made.
 fs::path socket_folder_name(const fs::path& root);
 fs::path head_socket(const fs::path& head_root);
-// Where user `uid` of another machine has the socket of the head with this absolute root, unless
-// the name was taken there: then the bridge finds it. Makes nothing.
-fs::path head_socket_of(unsigned uid, const fs::path& head_root);
+// Where another machine has the socket of the head with this absolute root: by the link, since its
+// /tmp may have a folder of somebody else by our name. It may be too long for sun_path; then, and
+// where an older agent has made no link, the bridge finds the socket. Makes nothing.
+fs::path head_socket_of(const fs::path& head_root);
 fs::path supervisor_socket(const fs::path& node_root, const JobId& job, int attempt);
 fs::path report_socket(const fs::path& node_root, const JobId& job, int attempt, int rank);
 
