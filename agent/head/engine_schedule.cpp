@@ -151,10 +151,9 @@ void Engine::Impl::schedule() {
   scheduling = true;
   settle_drains();
   settle_dependents();
-  std::vector<WaitingJob> queue = waiting();
+  const std::vector<WaitingJob> queue = waiting();
   if (!queue.empty()) {
-    const QueueDecision decision =
-        decide_queue(capacities(), std::move(queue), missing_nodes(), running());
+    const QueueDecision decision = decide_queue(capacities(), queue, missing_nodes(), running());
     for (const QueueDecision::Start& start : decision.starts) {
       begin_attempt(jobs.at(start.job), start);
     }

@@ -44,10 +44,13 @@ std::string nodes_text(int count) {
 
 }  // namespace
 
-QueueDecision decide_queue(std::vector<NodeCapacity> nodes, std::vector<WaitingJob> queue,
+QueueDecision decide_queue(std::vector<NodeCapacity> nodes, const std::vector<WaitingJob>& queue,
                            int missing, std::vector<RunningJob> running, std::size_t depth) {
-  std::stable_sort(queue.begin(), queue.end(), [](const WaitingJob& a, const WaitingJob& b) {
-    return std::tuple(-a.priority, a.order) < std::tuple(-b.priority, b.order);
+  std::vector<const WaitingJob*> turns;
+  turns.reserve(queue.size());
+  for (const WaitingJob& job : queue) turns.push_back(&job);
+  std::stable_sort(turns.begin(), turns.end(), [](const WaitingJob* a, const WaitingJob* b) {
+    return std::tuple(-a->priority, a->order) < std::tuple(-b->priority, b->order);
   });
   order_by_name(nodes);
   std::vector<NodeCapacity> usable;
@@ -62,7 +65,10 @@ QueueDecision decide_queue(std::vector<NodeCapacity> nodes, std::vector<WaitingJ
   const WaitingJob* first = nullptr;  // the first one that waits for what others use
   std::optional<Backfill> backfill;
   std::size_t looked_at = 0;
-  for (const WaitingJob& job : queue) {
+  const std::string too_far =
+      "waits for its turn, behind more than " + std::to_string(depth) + " others";
+  for (const WaitingJob* each : turns) {
+    const WaitingJob& job = *each;
     std::string& reason = decision.reasons[job.job];
     if (!job.held.empty()) {
       reason = job.held;
@@ -70,7 +76,7 @@ QueueDecision decide_queue(std::vector<NodeCapacity> nodes, std::vector<WaitingJ
     }
     if (first != nullptr && looked_at == depth) {
       // The same for all of them and at all times, so that they are not told anew again and again.
-      reason = "waits for its turn, behind more than " + std::to_string(depth) + " others";
+      reason = too_far;
       continue;
     }
     const Placement& empty = when_empty.of(job.demand);

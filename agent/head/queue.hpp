@@ -45,7 +45,7 @@ inline constexpr std::size_t kBackfillDepth = 100;
 // delayed by what comes behind it (backfill.hpp), so that none starves. One that could not run on
 // the usable nodes even if they were empty blocks nobody. `missing` is the number of nodes that are
 // expected but never came.
-QueueDecision decide_queue(std::vector<NodeCapacity> nodes, std::vector<WaitingJob> queue,
+QueueDecision decide_queue(std::vector<NodeCapacity> nodes, const std::vector<WaitingJob>& queue,
                            int missing, std::vector<RunningJob> running = {},
                            std::size_t depth = kBackfillDepth);
 

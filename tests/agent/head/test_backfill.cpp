@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <limits>
 #include <map>
 #include <random>
@@ -115,16 +116,14 @@ TEST_CASE("only so many are looked at behind the one that waits") {
     running.push_back({{share(nodes.back().node.str(), 3)}, std::chrono::seconds(100 + i)});
   }
   for (const RunningJob& job : running) take(nodes, job.shares);
-  const auto begin = std::chrono::steady_clock::now();
+  const std::clock_t begin = std::clock();  // of the processor: other tests run beside it
   const QueueDecision d = decide_queue(nodes, queue, 0, running);
-  const auto took = std::chrono::steady_clock::now() - begin;
+  const double took = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
   CHECK(d.starts.empty());
   CHECK(d.reasons.at(JobId("j100")) == "waits behind wide (priority 0)");
   CHECK(d.reasons.at(JobId("j101")) == "waits for its turn, behind more than 100 others");
-  CHECK(took <
-        2s);  // some 10 ms, optimized; all 10000 placed on 100 nodes would be many times that
-  MESSAGE("10000 waiting, 100 nodes: "
-          << std::chrono::duration_cast<std::chrono::microseconds>(took).count() << " us");
+  CHECK(took < 1);  // some ms, optimized; every one of them placed anew would be hundreds
+  MESSAGE("10000 waiting, 100 nodes: " << took * 1000 << " ms");
 }
 
 namespace {
