@@ -90,13 +90,20 @@ void Engine::Impl::end_attempt(Job& job, Attempt& attempt) {
     }
     ranks.push_back(rank);
   }
-  const std::optional<RankRow> cause = root_cause(ranks);
+  std::optional<RankRow> cause = root_cause(ranks);
+  // That ranks could not be started is the cause, whatever others did meanwhile.
+  const auto lasting =
+      std::find_if(attempt.shares.begin(), attempt.shares.end(),
+                   [](const Share& share) { return share.row.outcome == "lasting"; });
+  if (lasting != attempt.shares.end()) cause.reset();
   bool lost = false;
   bool failed = cause.has_value();
   bool stopped = false;
   std::string reason = cause ? describe(*cause) : "";
+  if (lasting != attempt.shares.end()) reason = lasting->row.reason;
   for (Share& share : attempt.shares) {
-    const bool bad = share.row.outcome == "failed" || share.row.outcome == "lost";
+    const bool bad = share.row.outcome == "failed" || share.row.outcome == "lasting" ||
+                     share.row.outcome == "lost";
     lost = lost || share.row.outcome == "lost";
     failed = failed || bad;
     stopped = stopped || share.row.outcome == "stopped";
@@ -121,7 +128,7 @@ void Engine::Impl::end_attempt(Job& job, Attempt& attempt) {
   attempt.row.reason = event == AttemptEvent::succeed ? "" : printable(reason);
   enter(tx, attempt, event);
 
-  AttemptEnd end{attempt.row.state, attempt.row.reason, false};
+  AttemptEnd end{attempt.row.state, attempt.row.reason, false, lasting != attempt.shares.end()};
   for (const RankRow& rank : ranks) end.address_in_use = end.address_in_use || rank.address_in_use;
   const RestartDecision decision = decide_restart(
       end, job.row.stop_cause, {job.row.restarts, job.row.port_retries}, job.spec.max_restarts);

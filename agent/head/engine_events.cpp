@@ -292,7 +292,7 @@ void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t
       share.row.outcome = "succeeded";
       break;
     case wire::NodeFinished::Outcome::failed:
-      share.row.outcome = "failed";
+      share.row.outcome = body.lasting ? "lasting" : "failed";
       break;
     case wire::NodeFinished::Outcome::stopped:
       share.row.outcome = "stopped";
@@ -313,7 +313,7 @@ void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t
   }
   const bool more_live = std::any_of(attempt.shares.begin(), attempt.shares.end(),
                                      [](const Share& each) { return each.live(); });
-  if (share.row.outcome == "failed" && more_live) {
+  if (body.outcome == wire::NodeFinished::Outcome::failed && more_live) {
     fail_attempt(tx, job, attempt,
                  body.reason.empty() ? "it failed on " + share.row.node.str() : body.reason,
                  share.row.node);

@@ -330,7 +330,10 @@ void Engine::Impl::send_start(Job& job, Attempt& attempt, Share& share) {
   spec.first_rank = share.row.first_rank;
   spec.nproc = share.row.nproc;
   spec.world_size = attempt.row.world_size;
-  for (const Share& other : attempt.shares) spec.node_ips.push_back(other.row.address);
+  for (const Share& other : attempt.shares) {
+    spec.node_ips.push_back(other.row.address);
+    if (other.row.machine == share.row.machine) spec.machine_ranks += other.row.nproc;
+  }
   spec.master_addr = many_machines(attempt) ? spec.node_ips.front() : "127.0.0.1";
   spec.master_port = share.row.node_rank == 0 ? 0 : attempt.row.master_port;
   spec.command = job.spec.command;

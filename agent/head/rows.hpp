@@ -77,7 +77,9 @@ struct ShareRow {
   std::string root;
   ShareState state = ShareState::waiting;
   bool ranks_started = false;
-  std::string outcome;  // succeeded, failed, stopped, lost; empty while it lives
+  // succeeded, failed, lasting (failed, as each further attempt would), stopped, lost; empty while
+  // it lives
+  std::string outcome;
   std::string reason;
   std::uint64_t seq = 0;  // of the last event that took effect
 

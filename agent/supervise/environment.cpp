@@ -1,5 +1,6 @@
 #include "agent/supervise/environment.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "launcher/core/process.hpp"
@@ -89,7 +90,8 @@ std::vector<std::string> rank_environment(const wire::AttemptSpec& spec,
                                           const Surroundings& surroundings,
                                           const RankPlace& place) {
   Environment env = beneath(spec, surroundings);
-  if (spec.nproc > 1) env.emplace("OMP_NUM_THREADS", "1");
+  // Several ranks of one machine share its CPUs.
+  if (std::max(spec.machine_ranks, spec.nproc) > 1) env.emplace("OMP_NUM_THREADS", "1");
   put_attempt(env, spec, surroundings.master_port);
   const std::string rank = std::to_string(spec.first_rank + place.local_rank);
   env["RANK"] = rank;

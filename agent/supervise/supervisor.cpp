@@ -17,6 +17,7 @@
 #include "agent/supervise/tree.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
+#include "launcher/core/program.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
 #include "launcher/wire/loop.hpp"
@@ -300,6 +301,7 @@ void Supervisor::end(Outcome outcome, std::string reason, milliseconds grace) {
 }
 
 void Supervisor::fail_start(const Error& error) {
+  if (!ending_) lasting_ = dynamic_cast<const NotStartable*>(&error) != nullptr;
   end(Outcome::failed, "on " + spec_.node.str() + ": " + error.what(), milliseconds(0));
 }
 
@@ -387,6 +389,7 @@ void Supervisor::finish() {
   if (ending_) {
     event.outcome = ending_->outcome;
     event.reason = ending_->reason;
+    event.lasting = lasting_;
   }
   event.unkillable = unkillable_;
   event.dropped_bytes = output_.dropped_bytes();

@@ -128,6 +128,7 @@ class Supervisor {
   std::optional<Monotonic> clean_at_;  // no process is left since
   std::optional<std::uint64_t> last_event_;
   bool dropping_told_ = false;
+  bool lasting_ = false;  // see NodeFinished
   std::optional<Worker> recorder_;  // writes exit.json; there once nothing more can happen
 };
 

@@ -149,11 +149,13 @@ json body_to_json(const RankExited& event) {
 }
 
 json body_to_json(const NodeFinished& event) {
-  return {{"type", "finished"},
-          {"outcome", name_of(kOutcomes, event.outcome)},
-          {"reason", event.reason},
-          {"unkillable", event.unkillable},
-          {"dropped_bytes", event.dropped_bytes}};
+  json body = {{"type", "finished"},
+               {"outcome", name_of(kOutcomes, event.outcome)},
+               {"reason", event.reason},
+               {"unkillable", event.unkillable},
+               {"dropped_bytes", event.dropped_bytes}};
+  if (event.lasting) body["lasting"] = true;
+  return body;
 }
 
 RanksStarted ranks_started(const json& object) {
@@ -184,6 +186,7 @@ NodeFinished node_finished(const json& object) {
   NodeFinished event;
   event.outcome = value_of(kOutcomes, object, "outcome");
   event.reason = get_string(object, "reason", "");
+  event.lasting = get_bool(object, "lasting", false);
   for (const int pid : int_list(object, "unkillable")) event.unkillable.push_back(pid);
   event.dropped_bytes =
       static_cast<std::uint64_t>(get_int(object, "dropped_bytes", 0, INT64_MAX, 0));
@@ -240,6 +243,7 @@ nlohmann::json to_json(const AttemptSpec& spec) {
                  {"stop_grace_s", spec.stop_grace.count()},
                  {"on_head_lost", name_of(kOnHeadLost, spec.on_head_lost)},
                  {"lease_ms", spec.lease.count()}};
+  if (spec.machine_ranks > 0) object["machine_ranks"] = spec.machine_ranks;
   if (spec.checkpoint) object["checkpoint"] = *spec.checkpoint;
   if (spec.content) object["content"] = to_json(*spec.content);
   if (!spec.library_path.empty()) object["library_path"] = spec.library_path;
@@ -266,6 +270,7 @@ AttemptSpec attempt_spec_from_json(const nlohmann::json& object) {
   spec.first_rank = int_of(object, "first_rank", 0);
   spec.nproc = int_of(object, "nproc", 1, 65536);
   spec.world_size = int_of(object, "world_size", 1);
+  spec.machine_ranks = int_of(object, "machine_ranks", 0, kIntMax, 0);
   spec.node_ips = get_strings(object, "node_ips");
   spec.master_addr = get_string(object, "master_addr");
   spec.master_port = int_of(object, "master_port", 0, 65535);

@@ -39,6 +39,7 @@ struct AttemptSpec {
   int first_rank = 0;  // RANK of this node's LOCAL_RANK 0
   int nproc = 1;       // LOCAL_WORLD_SIZE
   int world_size = 1;
+  int machine_ranks = 0;  // ranks of the attempt on this node's machine; 0: an older head
   std::vector<std::string> node_ips;  // by node rank
   std::string master_addr;            // node_ips[0], or 127.0.0.1 when all nodes are one machine
   int master_port = 0;                // 0 on node rank 0: choose one and say MasterReady
@@ -103,6 +104,7 @@ struct NodeFinished {
   std::string reason;               // a sentence; empty for succeeded
   std::vector<pid_t> unkillable;    // in state D: reported, not waited for
   std::uint64_t dropped_bytes = 0;  // of output, for want of disk
+  bool lasting = false;             // it failed, and another attempt here would fail likewise
 };
 
 using AttemptEventBody = std::variant<MasterReady, SetupStarted, RanksStarted, RankReport,

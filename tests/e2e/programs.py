@@ -38,6 +38,18 @@ class Programs(ClusterCase):
         self.assertEqual(self.run_dtrain("submit", "--", "./train").returncode, 0)
         self.assertEqual(self.run_dtrain("submit", "--", "python3", "train.py").returncode, 0)
 
+    def test_what_only_the_node_can_find_ends_the_job_at_once(self):
+        # A setup might have made the program, so submit cannot know.
+        done = self.run_dtrain("submit", "--max-restarts", "3", "--setup", "true", "--", "./built")
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        result = self.json("result")
+        self.assertEqual(len(result["attempts"]), 1, result)
+        self.assertIn("node-0", result["error"]["message"])
+        self.assertIn("./built", result["error"]["message"])
+        self.assertIn(str(self.folder), result["error"]["message"])
+        # One that is made is started.
+        self.ok("submit", "--setup", "printf '#!/bin/sh\\necho made\\n' >built; chmod +x built", "--", "./built")
+
     def test_torchruns_spellings(self):
         out = self.ok("submit", "--nproc_per_node=2", "--max_restarts", "1", "--", "/bin/sh", "-c",
                       "echo $RANK of $WORLD_SIZE, $TORCHELASTIC_MAX_RESTARTS")
@@ -88,6 +100,18 @@ class Programs(ClusterCase):
         done = self.run_dtrain("submit", "fit.py")
         self.assertEqual(done.returncode, 2)
         self.assertIn("dtrain submit -- python3 ./fit.py", done.stderr)
+
+
+class ManyNodes(ClusterCase):
+    nodes = 3
+
+    def test_nodes_of_one_machine_share_its_cpus(self):
+        show = ["/bin/sh", "-c", "echo ${OMP_NUM_THREADS-unset}"]
+        out = self.ok("submit", "--nnodes", "3", "--no-prefix", "--", *show)
+        self.assertEqual(out.split(), ["1"] * 3)
+        self.assertEqual(self.ok("submit", "--", *show).split(), ["unset"])
+        out = self.ok("submit", "--nnodes", "3", "--no-prefix", "--env", "OMP_NUM_THREADS=2", "--", *show)
+        self.assertEqual(out.split(), ["2"] * 3)
 
 
 if __name__ == "__main__":

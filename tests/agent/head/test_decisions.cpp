@@ -180,6 +180,9 @@ TEST_CASE("restart or end") {
   const AttemptEnd port{AttemptState::failed, "rank 0 on n: exit code 1", true};
   const AttemptEnd done{AttemptState::succeeded, "", false};
   const AttemptEnd stopped{AttemptState::stopped, "stopped by the user", false};
+  const AttemptEnd lasting{AttemptState::failed, "no program", false, true};
+  CHECK(decide_restart(lasting, StopCause::none, {0, 0}, 3).what == What::fail);
+  CHECK(decide_restart(lasting, StopCause::none, {0, 0}, 3).so_far.restarts == 0);
   CHECK(decide_restart(done, StopCause::user, {0, 0}, 3).what == What::succeed);
   CHECK(decide_restart(failed, StopCause::none, {0, 0}, 0).what == What::fail);
   CHECK(decide_restart(failed, StopCause::none, {1, 0}, 2).what == What::restart);

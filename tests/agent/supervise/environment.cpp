@@ -99,6 +99,15 @@ TEST_CASE("who lies over whom") {
   CHECK(env["MASTER_ADDR"] == "10.0.0.1");
 }
 
+TEST_CASE("nodes of one machine share its CPUs") {
+  wire::AttemptSpec spec = two_by_two();
+  spec.nproc = 1;
+  spec.machine_ranks = 2;
+  CHECK(environment(spec)["OMP_NUM_THREADS"] == "1");
+  spec.machine_ranks = 1;
+  CHECK(environment(spec).count("OMP_NUM_THREADS") == 0);
+}
+
 TEST_CASE("what torchrun sets only by default is the job's to set") {
   wire::AttemptSpec spec = two_by_two();
   CHECK(environment(spec)["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1");

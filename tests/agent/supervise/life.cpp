@@ -164,6 +164,7 @@ TEST_CASE("programs: by PATH of the rank, relative to workdir, and not to be fou
     CHECK(finished.outcome == Outcome::failed);
     CHECK(finished.reason.find("./missing") != std::string::npos);
     CHECK(finished.reason.find("node-0") != std::string::npos);
+    CHECK(finished.lasting);
     CHECK(finished.reason.find(driver.spec.workdir) != std::string::npos);
   }
   SUBCASE("not executable") {

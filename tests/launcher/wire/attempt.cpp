@@ -54,6 +54,13 @@ wire::AttemptSpec full_spec() {
   return spec;
 }
 
+// Of a machine that other nodes of the attempt are on, too.
+wire::AttemptSpec machine_spec() {
+  wire::AttemptSpec spec = full_spec();
+  spec.machine_ranks = 4;
+  return spec;
+}
+
 // Of a job whose files were sent.
 wire::AttemptSpec sent_spec() {
   wire::AttemptSpec spec = full_spec();
@@ -103,6 +110,7 @@ std::map<std::string, Golden> all_messages() {
   const json report = {{"type", "metrics"}, {"step", 10}, {"metrics", {{"loss", 0.5}}}};
   return {
       {"spec", {wire::to_json(full_spec()), read_spec}},
+      {"spec_machine", {wire::to_json(machine_spec()), read_spec}},
       {"spec_sent", {wire::to_json(sent_spec()), read_spec}},
       {"event_master_ready", event(1, wire::MasterReady{29500})},
       {"event_setup_started", event(2, wire::SetupStarted{})},
@@ -114,6 +122,8 @@ std::map<std::string, Golden> all_messages() {
       {"event_finished",
        event(8, wire::NodeFinished{Outcome::failed, "rank 1 on node-1: exit code 3", {77}, 4096})},
       {"event_finished_succeeded", event(9, wire::NodeFinished{})},
+      {"event_finished_lasting",
+       event(9, wire::NodeFinished{Outcome::failed, "on node-1: no program x", {}, 0, true})},
       {"event_finished_stopped", event(10, wire::NodeFinished{Outcome::stopped, "by ada", {}, 0})},
       {"command_ack", command(wire::EventAck{7, std::nullopt})},
       {"command_ack_answer", command(wire::EventAck{8, json{{"ok", true}, {"path", "/c"}}})},
