@@ -30,6 +30,7 @@ struct Options {
   bool force = false;
   bool no_setup = false;
   bool no_restart = false;
+  bool downgrade = false;
   bool persist = false;
   bool accept_new_host_keys = false;
   int min_nodes = 0;
@@ -177,6 +178,7 @@ int run_up(Context& context, const Options& options) {
   how.force = options.force;
   how.no_setup = options.no_setup;
   how.no_restart = options.no_restart;
+  how.downgrade = options.downgrade;
   how.persist = options.persist;
   how.min_nodes = options.min_nodes;
   how.access = context.access(!options.yes);
@@ -306,6 +308,8 @@ Verb add_up(CLI::App& root) {
   app->add_flag("--force", options->force, "Do everything again, whatever is there");
   app->add_flag("--no-setup", options->no_setup, "Run no setup commands");
   app->add_flag("--no-restart", options->no_restart, "Leave agents that run as they are");
+  app->add_flag("--downgrade", options->downgrade,
+                "Replace agents that run by older ones: those of this dtrain");
   app->add_flag("--restart-only", options->no_setup, "Ray's spelling of --no-setup")->group("");
   for (const char* ray : {"--min-workers", "--max-workers"}) {
     app->add_option(ray, options->workers)->group("");

@@ -48,6 +48,7 @@ void NodeWork::go_through() {
   find_cluster();
   if (options_.dry_run && !cluster_) return all_is_to_be_done();
   open();
+  check_versions();
   identity();
   environment();
   files();

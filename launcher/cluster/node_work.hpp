@@ -57,6 +57,7 @@ class NodeWork {
   // The head's machine knows whether the cluster is there already; it makes the id if not.
   void find_cluster();
   void open();
+  void check_versions();  // of the agents that would be replaced
   void identity();
   void open_desk();
   // What the node agent is told: who it is and where the head is.

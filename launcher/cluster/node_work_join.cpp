@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -119,6 +120,21 @@ void NodeWork::open() {
   wanted.lists = lists();
   node_ = session_->open_node(wanted);
   report_.machine.root = node_.root;
+}
+
+void NodeWork::check_versions() {
+  if (node_.agents_current || options_.no_restart || options_.downgrade) return;
+  begin("check");
+  const wire::SessionHello& ours = session_->hello();
+  std::set<std::string> seen{ours.agent};
+  for (const wire::AgentProcess& each : node_.agents) {
+    if (!seen.insert(each.program).second) continue;
+    // The file may be gone, the program that runs is not.
+    const Captured said = transport_->run(
+        {"/proc/" + std::to_string(each.pid) + "/exe", "--version"}, {}, seconds(30));
+    if (said.exit.ok())
+      refuse_downgrade(said.out.substr(0, said.out.find('\n')), ours.agent_version);
+  }
 }
 
 void NodeWork::identity() {

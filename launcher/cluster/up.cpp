@@ -6,6 +6,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/names.hpp"
 #include "launcher/core/paths.hpp"
+#include "launcher/core/version.hpp"
 #include "launcher/wire/client.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -53,6 +54,14 @@ std::optional<std::vector<std::pair<NodeId, std::string>>> nodes_not_ready(
   } catch (const Error&) {
     return std::nullopt;
   }
+}
+
+void refuse_downgrade(const std::string& running, const std::string& wanted) {
+  if (!is_newer_version(running, wanted)) return;
+  throw Error(ErrorCode::conflict, "the agents that run are of dtrain " + running +
+                                       ", which is newer than this one's, " + wanted)
+      .with_hint("use dtrain " + running + " or later; --downgrade replaces them all the same, " +
+                 "and --no-restart leaves them as they are");
 }
 
 UpReport up(const ClusterSpec& spec, const UpOptions& options) {

@@ -53,6 +53,7 @@ struct UpOptions {
   bool force = false;       // everything again, whatever is there
   bool no_setup = false;    // no setup commands
   bool no_restart = false;  // agents that run stay as they are
+  bool downgrade = false;   // agents that run may be replaced by older ones
   bool persist = false;     // a service of systemd's user manager starts them after a reboot
   int max_parallel = kMaxParallel;
   int min_nodes = 0;  // go on with so many nodes; 0: all of them
@@ -82,6 +83,10 @@ struct UpReport {
   std::vector<std::string> removed;  // nodes that left, each with what became of it
   bool complete = true;              // everything that was promised is ready, or min_nodes of it
 };
+
+// Throws Error(conflict) when the agent that runs is of a newer version than the one that would
+// take its place: what it has written may be more than the older one understands.
+void refuse_downgrade(const std::string& running, const std::string& wanted);
 
 // Brings the cluster up, or finds that it is. Takes the cluster's lock. Throws Error; what was
 // built until then is cleared away again, unless processes were started: those stay, to be looked
