@@ -89,6 +89,7 @@ ClusterSpec spec_of(const Context& context, const Options& options) {
 // What a person reads of each node when all is over: what failed, with its last lines, and what
 // they should know.
 void tell_nodes(const Context& context, const UpReport& report) {
+  for (const std::string& warning : report.warnings) context.note("warning: " + warning);
   for (const NodeUp& node : report.each) {
     for (const std::string& warning : node.warnings) {
       context.note(node.machine.node.str() + ": " + warning);
@@ -132,7 +133,8 @@ nlohmann::json report_json(const ClusterSpec& spec, const UpReport& report) {
                       {"provider", to_string(spec.provider.kind)},
                       {"action", action_name(report.action)},
                       {"nodes", nodes},
-                      {"state_folder", report.state.string()}};
+                      {"state_folder", report.state.string()},
+                      {"warnings", report.warnings}};
   if (report.each.empty()) return json;
   nlohmann::json each = nlohmann::json::array();
   for (const NodeUp& node : report.each) {

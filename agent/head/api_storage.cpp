@@ -16,6 +16,7 @@ json Api::settings(const json& body) {
   }
   json answer = to_json(wanted);
   answer["changed"] = changed;
+  answer["warnings"] = parts_.engine.warnings();
   return answer;
 }
 

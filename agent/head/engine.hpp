@@ -128,14 +128,17 @@ class Engine {
   void submit(const std::string& submission_id, JobSpec spec,
               std::map<std::string, std::string> secrets, Answer done);
   nlohmann::json plan(const JobSpec& spec) const;  // dry_run
-  // Error(conflict) when the job could not run on the cluster as it is meant to be, even with nothing
-  // else on it: nodes that are lost count with what they have, those that never came as fitting.
+  // Error(conflict) when the job could not run on the cluster as it is meant to be, even with
+  // nothing else on it: nodes that are lost count with what they have, those that never came as
+  // fitting.
   void check_fits(const JobSpec& spec) const;
   // Trees that must be in the content store before submit().
   std::vector<std::string> content_wanted(const JobSpec& spec) const;
   // Error(conflict) when the nodes' systems are too old for the job's program.
   void check_content(const JobSpec& spec) const;
   nlohmann::json status() const;
+  // Sentences about the head's machine that a person should read.
+  std::vector<std::string> warnings() const;
   nlohmann::json jobs() const;
   nlohmann::json job(const JobId& id) const;  // Error(not_found)
   // Of GET …/metrics: of each rank and set of names at most so many rows, evenly over the steps and

@@ -327,6 +327,7 @@ struct Engine::Impl {
 
   // engine_view.cpp
   nlohmann::json status() const;
+  std::vector<std::string> warnings() const;
   nlohmann::json summary(const Job& job) const;
   nlohmann::json details(const Job& job) const;
   nlohmann::json plan(const JobSpec& spec) const;
@@ -362,7 +363,7 @@ struct Engine::Impl {
   Worker quick;
   Worker bulk;
   Worker history;  // what is read from the store and may be long
-  Worker tidy;  // what nobody waits for: sizes, and what is deleted
+  Worker tidy;     // what nobody waits for: sizes, and what is deleted
 };
 
 template <typename Result>

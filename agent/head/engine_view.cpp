@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "agent/head/descriptors.hpp"
 #include "agent/head/engine_impl.hpp"
 #include "agent/head/history.hpp"
 #include "agent/head/retention.hpp"
+#include "launcher/core/open_files.hpp"
 #include "launcher/wire/json.hpp"
 
 // What the API shows: docs/api.md.
@@ -118,7 +120,7 @@ nlohmann::json Engine::Impl::status() const {
             {"started", rfc3339(started)},
             {"expected_nodes", options.expected_nodes},
             {"trouble", store->trouble()},
-            {"warnings", disk_warnings(disk)},
+            {"warnings", warnings()},
             {"forgotten", forgotten_lately()},
             {"disk", {{"total", disk.total}, {"free", disk.free}, {"ended_jobs", disk.ended_jobs}}},
             {"head",
@@ -226,6 +228,17 @@ nlohmann::json Engine::Impl::plan(const JobSpec& spec) const {
     }
   }
   return result;
+}
+
+std::vector<std::string> Engine::Impl::warnings() const {
+  std::vector<std::string> all = disk_warnings(disk);
+  std::string few = too_few_descriptors(most_open_files(), options.expected_nodes);
+  if (!few.empty()) all.push_back(std::move(few));
+  return all;
+}
+
+std::vector<std::string> Engine::warnings() const {
+  return impl_->warnings();
 }
 
 nlohmann::json Engine::status() const {

@@ -79,9 +79,10 @@ struct UpReport {
   ClusterId id;
   std::vector<Machine> nodes;  // that are ready
   fs::path state;
-  std::vector<NodeUp> each;          // of every promised node; empty for provider local
-  std::vector<std::string> removed;  // nodes that left, each with what became of it
-  bool complete = true;              // everything that was promised is ready, or min_nodes of it
+  std::vector<NodeUp> each;           // of every promised node; empty for provider local
+  std::vector<std::string> removed;   // nodes that left, each with what became of it
+  std::vector<std::string> warnings;  // what a person should know of the head's machine
+  bool complete = true;               // everything that was promised is ready, or min_nodes of it
 };
 
 // Throws Error(conflict) when the agent that runs is of a newer version than the one that would

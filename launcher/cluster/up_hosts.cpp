@@ -45,7 +45,9 @@ class HostsUp {
     if (head) save(*head);
     if (!head || report_.each.front().error) return failed();
     join();
-    if (apply_settings(door_->socket(), spec_)) {
+    SettingsApplied settings = apply_settings(door_->socket(), spec_);
+    report_.warnings = std::move(settings.warnings);
+    if (settings.changed) {
       report_.each.front().steps.push_back({"settings", "told the head what it may delete"});
     }
     let_go();

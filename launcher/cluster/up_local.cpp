@@ -341,8 +341,9 @@ UpReport up_local(const ClusterSpec& spec, const UpOptions& options) {
     std::exchange(start_watch, nullptr)();
   }
   if (plan.action != UpAction::nothing) wait_ready(state, folder, options, start_watch);
-  const bool news = apply_settings(paths::head_socket(state.head_root), spec);
-  if (news && plan.action == UpAction::nothing) report.action = UpAction::change;
+  SettingsApplied settings = apply_settings(paths::head_socket(state.head_root), spec);
+  report.warnings = std::move(settings.warnings);
+  if (settings.changed && plan.action == UpAction::nothing) report.action = UpAction::change;
   report.id = state.id;
   report.nodes = state.nodes;
   return report;

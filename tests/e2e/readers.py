@@ -73,6 +73,17 @@ class ManyFollowers(ClusterCase):
             self.assertEqual(len(said), self.ranks, out)
 
 
+class FewDescriptors(ClusterCase):
+    nodes = 0
+
+    def test_up_says_where_the_hard_limit_is_too_small_for_the_head(self):
+        self.write_cluster(1)
+        done = self.run_dtrain("up", self.folder / "cluster.yaml", preexec_fn=lambda: resource.setrlimit(
+            resource.RLIMIT_NOFILE, (300, 300)))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("open 300 files", done.stdout + done.stderr)
+
+
 class Logs(ClusterCase):
     def test_a_log_that_cannot_be_opened_is_an_error(self):
         job = self.submit("echo something")
