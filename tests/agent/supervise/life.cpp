@@ -197,6 +197,7 @@ TEST_CASE("setup runs once: the next attempt finds what it has made") {
     CHECK_FALSE(supervise::setup_has_run(node, job, attempt + 1, false));
   }
   SUBCASE("it has run already") {
+    make_folders(node.jobs() / job.str());
     supervise::mark_setup(node, job, 1);
     driver.shell("test ! -e made");
     driver.start_and_connect();
@@ -226,7 +227,8 @@ TEST_CASE("the folder of a setup becomes that of the next attempt, unless there 
   make_folders(node.workdir(job, 4));
   supervise::hand_on_workdir(node, job, 4);
   CHECK_FALSE(supervise::setup_has_run(node, job, 4, false));
-  write_file_atomic(node.jobs() / job.str() / "setup.json", R"({"attempt": 3, "boot_id": "another"})");
+  write_file_atomic(node.jobs() / job.str() / "setup.json",
+                    R"({"attempt": 3, "boot_id": "another"})");
   CHECK_FALSE(supervise::setup_has_run(node, job, 3, false));
 }
 
