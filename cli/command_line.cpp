@@ -51,7 +51,8 @@ const CLI::App& chosen(const CLI::App& root) {
 // "dtrain submit job.yaml -- python3 fit.py --lr 1": where the program's own options begin. Absent
 // for other verbs, and where no program stands before them.
 std::optional<std::string> with_separator(const CLI::App& app,
-                                          const std::vector<std::string>& words) {
+                                          const std::vector<std::string>& words,
+                                          const std::string& unknown) {
   const CLI::Option* words_of =
       app.get_option_no_throw(app.get_name() == "submit" ? "file" : "command");
   if (words_of == nullptr || (app.get_name() != "submit" && app.get_name() != "exec")) {
@@ -60,7 +61,7 @@ std::optional<std::string> with_separator(const CLI::App& app,
   for (const std::string& word : words_of->results()) {
     if (word.ends_with(".yaml") || word.ends_with(".yml")) continue;
     const auto at = std::find(words.begin(), words.end(), word);
-    if (at == words.end()) return std::nullopt;
+    if (at >= std::find(words.begin(), words.end(), unknown)) return std::nullopt;
     return "dtrain " + shell_join(std::vector<std::string>(words.begin(), at)) + " -- " +
            shell_join(started_words({at, words.end()}));
   }
@@ -93,7 +94,7 @@ Error usage_error(const CLI::App& root, const CLI::ParseError& error,
                 printable(first, false);
       const std::string bare = first.substr(0, first.find('='));
       if (const auto near = nearest(bare, known)) hint = *near + ", or dtrain" + verb + " --help";
-      if (const auto separated = option ? with_separator(app, words) : std::nullopt) {
+      if (const auto separated = option ? with_separator(app, words, first) : std::nullopt) {
         hint = "a program's own options come after --: " + *separated;
       }
     } else if (&app == &root && words.empty()) {
