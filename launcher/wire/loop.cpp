@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/epoll.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <array>
@@ -24,6 +25,13 @@ using std::chrono::nanoseconds;
 // before a handler may be taken for its own.
 constexpr milliseconds kLookEvery{1};
 
+// What this thread has had of processors, ever.
+nanoseconds processor_time() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + nanoseconds(time.tv_nsec);
+}
+
 // Times the handlers of one thread. A handler begins when the one before it has ended or, if the
 // loop has waited for something to do, when that wait is over.
 class Stopwatch {
@@ -34,7 +42,7 @@ class Stopwatch {
         mark_(Clock::now()) {}
 
   void handler_begins() {
-    mark_ = Clock::now();
+    begin();
     look();
     what_.clear();
   }
@@ -45,18 +53,24 @@ class Stopwatch {
     if (whole > limit_) {
       const nanoseconds before = waited_;
       look();
+      const nanoseconds worked = processor_time() - worked_before_;
       const nanoseconds own = whole - (waited_ - before);
-      if (own > limit_) tell(own, whole);
+      if (worked > limit_ || own > limit_ * kWaitingFactor) tell(worked, own);
     } else if (now - looked_ > kLookEvery) {
       look();
     }
-    mark_ = Clock::now();
+    begin();
     what_.clear();
   }
 
   void handler_does(std::string_view what) { what_ = what; }
 
  private:
+  void begin() {
+    mark_ = Clock::now();
+    worked_before_ = processor_time();
+  }
+
   // Reads how long this thread has been ready to run without a processor, ever.
   void look() {
     looked_ = Clock::now();
@@ -68,16 +82,17 @@ class Stopwatch {
     }
   }
 
-  void tell(nanoseconds own, nanoseconds whole) const {
+  void tell(nanoseconds worked, nanoseconds own) const {
     const auto text = [](nanoseconds time) {
       return std::to_string(std::chrono::duration_cast<milliseconds>(time).count()) + " ms";
     };
-    log::error(kHandlerTooLong, {{"took", text(own)}, {"in", text(whole)}, {"what", what_}});
+    log::error(kHandlerTooLong, {{"worked", text(worked)}, {"took", text(own)}, {"what", what_}});
   }
 
   milliseconds limit_;
   UniqueFd schedstat_;
   Clock::time_point mark_;
+  nanoseconds worked_before_ = processor_time();
   Clock::time_point looked_;
   nanoseconds waited_{0};
   std::string what_;

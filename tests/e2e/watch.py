@@ -18,7 +18,7 @@ class Watch(ClusterCase):
 
     def assert_all_well(self):
         eventually(lambda: (s := self.run_dtrain("status", "--json")).returncode == 0
-                   and json.loads(s.stdout).get("nodes", [{}])[0].get("state") == "ready",
+                   and (json.loads(s.stdout).get("nodes") or [{}])[0].get("state") == "ready",
                    "the cluster is back")
 
     def test_it_is_started_again_and_keeps_what_it_finds(self):
