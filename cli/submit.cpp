@@ -129,7 +129,12 @@ JobSpec make_spec(const Context& context, const Options& options, const Wanted& 
   apply_job_flags(spec, options.flags, what.command, here(), process_environment());
   std::vector<Error> problems = validate(spec);
   if (!problems.empty()) throw SpecError(std::move(problems));
-  if (resumed) keep_content_if_same(spec, resumed->spec);
+  // A YAML or --workdir means the files as they are now.
+  if (resumed && options.files.empty() && !options.flags.workdir) {
+    keep_content_if_same(spec, resumed->spec);
+  } else {
+    spec.content.reset();
+  }
   return spec;
 }
 
