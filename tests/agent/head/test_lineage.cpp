@@ -71,10 +71,9 @@ std::string weights(const fs::path& checkpoint) {
   return read_file(checkpoint / "shard-00000-of-00001" / "model");
 }
 
-std::vector<std::int64_t> steps_of(const World& world, const JobId& id) {
-  const nlohmann::json answer = world.engine->job_metrics(id);
+std::vector<std::int64_t> steps_of(World& world, const JobId& id) {
   std::vector<std::int64_t> steps;
-  for (const auto& row : answer.at("metrics")) steps.push_back(row.at("step"));
+  for (const auto& row : world.metrics(id)) steps.push_back(row.at("step"));
   return steps;
 }
 
@@ -137,7 +136,7 @@ TEST_CASE("a resumed job goes on with checkpoints, numbers, metrics and step") {
   job = world.engine->job(id);
   CHECK(job.at("resumed_from") == old.str());
   CHECK(weights(job.at("checkpoints")[0].at("path").get<std::string>()) == "nine");
-  CHECK(world.engine->job_metrics(id).at("metrics").size() == 3);
+  CHECK(world.metrics(id).size() == 3);
 }
 
 TEST_CASE("a job can be resumed again and again, and before its first attempt") {
@@ -203,7 +202,7 @@ TEST_CASE("a warm start: the first attempt has the checkpoint, and nothing else 
   CHECK(job.at("step").is_null());
   CHECK(job.at("resumed_from").is_null());
   CHECK(job.at("started_from") == "checkpoint 0 of " + source.str());
-  CHECK(world.engine->job_metrics(id).at("metrics").empty());
+  CHECK(world.metrics(id).empty());
   // The source may go; the next attempt starts from the job's own.
   bool removed = false;
   world.engine->remove(source, [&](const nlohmann::json&) { removed = true; });
