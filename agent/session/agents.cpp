@@ -148,8 +148,19 @@ void wait_for_watch(const NodePlace& place) {
   }
 }
 
-// A new watch, and the end of the agents that were there before it: the new ones, which wait for
-// the lock, take over.
+// Each role that the watch is to keep has a process; what hinders that is in the logs.
+void wait_for_roles(const NodePlace& place, bool head) {
+  const auto until = Clock::now() + kWatchStart;
+  while (Clock::now() < until) {
+    std::set<std::string> there;
+    for (const FoundProcess& process : processes_of(place, head)) there.insert(process.what);
+    if (there.contains("node") && (!head || there.contains("head"))) return;
+    std::this_thread::sleep_for(milliseconds(2));
+  }
+}
+
+// A new watch, which takes over the agents that were there before it, and the end of those: it
+// starts new ones in their place.
 std::string replace(const NodePlace& place, bool head, const wire::HostFacts& host,
                     std::string& warning) {
   // The unit would start its watch again at once.
@@ -164,6 +175,7 @@ std::string replace(const NodePlace& place, bool head, const wire::HostFacts& ho
   for (const FoundProcess& process : old) {
     if (!wait_gone(process, kAgentEnd)) end_process(process, SIGKILL, kAgentEnd);
   }
+  wait_for_roles(place, head);
   return how;
 }
 
