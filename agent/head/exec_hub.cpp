@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
+#include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
 #include "launcher/core/error.hpp"
@@ -14,10 +15,12 @@
 namespace dtrain::head {
 
 namespace asio = boost::asio;
+using boost::system::error_code;
 using nlohmann::json;
 
 namespace {
 
+constexpr std::chrono::seconds kBulkLimit{2};  // from a node's joining to its bulk connection
 constexpr std::size_t kClientQueue = std::size_t{512} << 10;
 
 }  // namespace
@@ -53,6 +56,9 @@ struct ExecHub::Client {
 ExecHub::ExecHub(asio::io_context& context, NodeSessions& nodes)
     : context_(context), nodes_(nodes) {
   NodeSessions::BulkHooks hooks;
+  hooks.opened = [this](const NodeId&) {
+    for (asio::steady_timer* timer : waiting_) timer->cancel();
+  };
   hooks.message = [this](const NodeId& node, const wire::BulkMessage& message, std::string& bytes) {
     from_node(node, message, bytes);
   };
@@ -62,10 +68,10 @@ ExecHub::ExecHub(asio::io_context& context, NodeSessions& nodes)
 
 std::vector<NodeId> ExecHub::nodes_of(const json& wanted) const {
   const std::vector<NodeId> connected = nodes_.nodes_for_commands();
-  if (wanted == "all") return connected;
-  if (wanted == "head") {
+  if (wanted == "all" || wanted == "head") {
     if (connected.empty()) throw Error(ErrorCode::unreachable, "no node is connected to the head");
-    return {connected.front()};  // those of the head's own machine come first
+    // Those of the head's own machine come first.
+    return wanted == "all" ? connected : std::vector<NodeId>{connected.front()};
   }
   if (!wanted.is_array() || wanted.empty()) {
     throw Error(ErrorCode::invalid, "\"nodes\" must be a list of nodes, \"all\" or \"head\"");
@@ -83,11 +89,24 @@ std::vector<NodeId> ExecHub::nodes_of(const json& wanted) const {
   return nodes;
 }
 
+// A node that has just joined opens its bulk connection a moment later.
+asio::awaitable<void> ExecHub::wait_for_bulk() {
+  const auto until = std::chrono::steady_clock::now() + kBulkLimit;
+  while (nodes_.opens_bulk() && std::chrono::steady_clock::now() < until) {
+    asio::steady_timer timer(context_, until);
+    waiting_.insert(&timer);
+    error_code ignored;
+    co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+    waiting_.erase(&timer);
+  }
+}
+
 asio::awaitable<void> ExecHub::serve(wire::FrameStreamPtr stream) {
   const auto client = std::make_shared<Client>(stream);
   try {
     const wire::Frame first = co_await stream->read();
     json request = wire::parse_json(first.bytes, "the request");
+    co_await wait_for_bulk();
     const std::vector<NodeId> nodes = nodes_of(wire::member(request, "nodes"));
     for (const NodeId& node : nodes) {
       const std::string exec = random_hex(8);

@@ -2,6 +2,7 @@
 
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <map>
 #include <memory>
 #include <set>
@@ -33,6 +34,7 @@ class ExecHub {
     std::shared_ptr<Client> client;
     NodeId node;
   };
+  boost::asio::awaitable<void> wait_for_bulk();
   void from_node(const NodeId& node, const wire::BulkMessage& message, std::string& bytes);
   // Passes on what the client says until it goes away.
   boost::asio::awaitable<void> pass_on(std::shared_ptr<Client> client);
@@ -45,6 +47,7 @@ class ExecHub {
   boost::asio::io_context& context_;
   NodeSessions& nodes_;
   std::map<std::string, Running> running_;
+  std::set<boost::asio::steady_timer*> waiting_;  // for a node's bulk connection
 };
 
 }  // namespace dtrain::head

@@ -326,7 +326,10 @@ asio::awaitable<void> NodeSessions::serve_bulk(wire::AcceptedPeer peer) {
     stream->abort();
     throw Error(ErrorCode::conflict, id.str() + " opened its bulk connection before it joined");
   }
-  if (found->second.bulk) found->second.bulk->abort();
+  if (found->second.bulk) {
+    found->second.bulk->abort();
+    bulk_gone(id);
+  }
   found->second.bulk = stream;
   for (const BulkHooks& hooks : bulk_hooks_) {
     if (hooks.opened) hooks.opened(id);
@@ -490,6 +493,11 @@ std::vector<NodeId> NodeSessions::nodes_for_commands() const {
     }
   }
   return nodes;
+}
+
+bool NodeSessions::opens_bulk() const {
+  return std::any_of(sessions_.begin(), sessions_.end(),
+                     [](const auto& each) { return each.second.control && !each.second.bulk; });
 }
 
 void NodeSessions::send_bulk(const NodeId& node, const wire::BulkMessage& message,

@@ -67,6 +67,8 @@ class NodeSessions final : public Nodes {
   // come first.
   bool takes_commands(const NodeId& node) const;
   std::vector<NodeId> nodes_for_commands() const;
+  // Some node has joined and not opened its bulk connection yet.
+  bool opens_bulk() const;
   void send_bulk(const NodeId& node, const wire::BulkMessage& message, std::string bytes = {});
 
   // Everybody hears every message and takes what is his, its bytes too.

@@ -93,8 +93,8 @@ struct Mirror::Look {
   std::string trouble;      // why something could not be read
 
   void run() {
-    for (const auto& [key, root] : roots) {
-      attempt(key, [&] { names[key] = names_of(root); });
+    for (const auto& each : roots) {
+      attempt(each.first, [&] { names[each.first] = names_of(each.second); });
     }
     for (Piece& piece : pieces) {
       const std::size_t most = std::min(room, wire::kBulkFrame);

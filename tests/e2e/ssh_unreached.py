@@ -66,7 +66,7 @@ class Unreached(HostsCase):
         self.assertLess(took, 30)
         each = {node["node"]: node["error"] for node in events[-1][1]["each"]}
         self.assertIsNone(each["h0"])
-        self.assertIn("h1", json.dumps(each["h1"]))
+        self.assertIn("10.77.0.11", json.dumps(each["h1"]))
 
     def test_other_verbs_say_it_too(self):
         self.up()
