@@ -262,13 +262,17 @@ TEST_CASE("random queues: the first one that waits is never delayed") {
         }
         if (!without.contains(id)) without[id] = start_without(before, now, first->waiting.job);
       }
-      for (const auto& [id, moment] : with.promised) {
+      for (const auto& each : with.promised) {
+        const auto& id = each.first;
+        const auto& moment = each.second;
         CAPTURE(id);
         CHECK(with.of(JobId(id)).started <= moment);
       }
       // With ends that come as they were told, or of which nothing is known, not by a second.
       if (ends == Ends::known || ends == Ends::unknown) {
-        for (const auto& [id, moment] : without) {
+        for (const auto& each : without) {
+          const auto& id = each.first;
+          const auto& moment = each.second;
           CAPTURE(id);
           CHECK(with.of(JobId(id)).started <= moment);
         }

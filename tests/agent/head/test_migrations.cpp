@@ -101,12 +101,16 @@ Rows rows_of(const fs::path& path) {
 
 // Tables, columns and rows that came later may be there; all that was is as it was.
 void check_kept(const Rows& before, const Rows& after) {
-  for (const auto& [table, rows] : before) {
+  for (const auto& each : before) {
+    const auto& table = each.first;
+    const auto& rows = each.second;
     CAPTURE(table);
     REQUIRE(after.contains(table));
     REQUIRE(after.at(table).size() == rows.size());
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      for (const auto& [column, value] : rows[i]) {
+      for (const auto& field : rows[i]) {
+        const auto& column = field.first;
+        const auto& value = field.second;
         CAPTURE(column);
         REQUIRE(after.at(table)[i].contains(column));
         CHECK(after.at(table)[i].at(column) == value);
@@ -153,8 +157,8 @@ TEST_CASE("golden databases of each version become one of today, and keep their 
     const fs::path path = folder / ("v" + std::to_string(version) + ".db");
     fs::copy_file(golden(version), path);
     const Rows before = rows_of(path);
-    for (const auto& [table, rows] : before) {
-      CHECK_MESSAGE(!rows.empty(), "no row in ", table);
+    for (const auto& each : before) {
+      CHECK_MESSAGE(!each.second.empty(), "no row in ", each.first);
     }
     CHECK(open_store({.path = path})->load().jobs.size() == 1);
     CHECK(schema_of(path) == schema_of(fresh));
