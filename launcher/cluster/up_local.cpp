@@ -333,8 +333,7 @@ UpReport up_local(const ClusterSpec& spec, const UpOptions& options) {
   std::function<void()> start_watch = [&] {
     options.say("starting " + std::to_string(state.nodes.size() + 1) + " agents");
     const std::unique_ptr<Transport> head = provider->reach(state.nodes.front());
-    std::error_code ignored;
-    fs::remove(paths::WatchRoot{folder}.pid(), ignored);
+    // Head and node agent may be starting one too: the first one holds, and writes who it is.
     head->start_detached({state.agent, "watch", "--root", folder.string()});
   };
   if (plan.action == UpAction::build || plan.action == UpAction::start_watch) {
