@@ -259,14 +259,6 @@ nlohmann::json ApiClient::remove(const std::string& target, std::chrono::millise
   return request(static_cast<int>(http::verb::delete_), target, {}, limit);
 }
 
-void ApiClient::download(const std::string& target, std::uint64_t offset,
-                         const std::function<void(std::string_view)>& sink,
-                         std::chrono::milliseconds silence_limit) const {
-  Downloads downloads(socket_, cluster_, silence_limit);
-  downloads.ask(target, offset);
-  downloads.take(sink);
-}
-
 ApiStream ApiClient::open(const std::string& target, std::chrono::milliseconds limit) const {
   auto impl = std::make_unique<ApiStream::Impl>(socket_, cluster_);
   impl->socket.read_message_max(kFrameLimit);

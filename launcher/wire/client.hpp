@@ -79,12 +79,6 @@ class ApiClient {
                       std::chrono::milliseconds limit = kLimit) const;
   nlohmann::json remove(const std::string& target, std::chrono::milliseconds limit = kLimit) const;
 
-  // Gives the bytes of `target` from `offset` on to `sink`, in order; what the sink throws ends it.
-  // Throws Error(unreachable) when the connection breaks half way: what was given was right.
-  void download(const std::string& target, std::uint64_t offset,
-                const std::function<void(std::string_view)>& sink,
-                std::chrono::milliseconds silence_limit = kLimit) const;
-
   ApiStream open(const std::string& target, std::chrono::milliseconds limit = kLimit) const;
 
   // True when somebody accepts connections at the socket; takes microseconds.
