@@ -74,8 +74,8 @@ void Link::open() {
     if (is_session && !loop_.session_free()) {
       if (steady_clock::now() - since_ > kSessionWait) {
         finish(Error(ErrorCode::exhausted,
-                     "the server allows " + std::to_string(loop_.most_sessions_) +
-                         " programs at once (MaxSessions of its sshd), and none of them ended"));
+                     loop_.name_ + ": it starts no further program, and none of those that run " +
+                         "there has ended (MaxSessions of its sshd)"));
       }
       return;
     }
@@ -107,7 +107,10 @@ void Link::open() {
 
 void Link::opened() {
   state_ = State::running;
-  if (target_.kind == Target::Kind::exec) requesting_ = true;
+  if (target_.kind == Target::Kind::exec) {
+    requesting_ = true;
+    loop_.had_sessions_ = true;
+  }
   {
     const std::lock_guard guard(loop_.mutex_);
     shared.opened = true;
@@ -124,8 +127,9 @@ void Link::open_failed(const std::string& why) {
     counted_ = false;
   }
   if (!ssh_is_connected(loop_.session_.get())) return;  // the loop breaks it with the rest
-  if (target_.kind == Target::Kind::exec && loop_.sessions_ > 0) {
-    // So many it allows: wait for one of them to end. It may count some that have ended here.
+  if (target_.kind == Target::Kind::exec && (loop_.sessions_ > 0 || loop_.had_sessions_)) {
+    // So many it allows: wait for one of them to end. It may count some that have ended here, and
+    // those alone.
     loop_.most_sessions_ = loop_.sessions_;
     loop_.most_until_ = steady_clock::now() + kSessionPause;
     state_ = State::waiting;

@@ -168,6 +168,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   std::chrono::steady_clock::time_point heard_{};
   std::chrono::steady_clock::time_point asked_{};
   std::size_t sessions_ = 0;
+  bool had_sessions_ = false;             // so that the server does start programs
   std::size_t most_sessions_ = SIZE_MAX;  // as far as the server let us know, until then
   std::chrono::steady_clock::time_point most_until_{};
   bool sockets_prohibited_ = false;  // streamlocal forwards

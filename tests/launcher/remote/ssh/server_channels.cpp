@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <doctest/doctest.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -164,6 +165,23 @@ TEST_CASE("exec: more programs than MaxSessions wait for each other") {
     }));
   }
   for (int i = 0; i < 40; ++i) CHECK(programs[static_cast<std::size_t>(i)].get() == i);
+}
+
+TEST_CASE("exec: MaxSessions counts a program that has ended for us alone") {
+  // With a forced command sshd passes no signals on: what nobody wants any more goes on there.
+  SshServer server("MaxSessions 1\nForceCommand /bin/sh -c \"$SSH_ORIGINAL_COMMAND\"");
+  const auto connection = server.connect();
+  const fs::path fifo = server.folder() / "fifo";
+  REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
+  {
+    const auto channel = connection->exec("echo up; exec cat " + fifo.native());
+    char up[3];
+    REQUIRE(::recv(channel->fd(), up, sizeof up, MSG_WAITALL) == 3);
+  }
+  auto next = std::async(std::launch::async, [&] { return connection->exec("exit 7"); });
+  CHECK(next.wait_for(seconds(3)) == std::future_status::timeout);
+  write_all(open_file(fifo, O_WRONLY).get(), "end\n");
+  CHECK(next.get()->wait(seconds(20)) == 7);
 }
 
 TEST_CASE("exec: a program that nobody wants any more is ended") {
