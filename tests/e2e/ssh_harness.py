@@ -116,10 +116,11 @@ class HostsCase(ClusterCase):
                 *(f"port {port}" for port in host.listening() if port != 22), *files]
 
     def assert_clean(self, *indexes):
-        """Nothing of ours is left on these hosts. A connection's end may be a moment away."""
+        """Nothing of ours is left on these hosts. A connection's end may be a moment away, and longer on a
+        busy machine."""
         for index in indexes:
             with contextlib.suppress(AssertionError):
-                eventually(lambda: not self.left_on(index), "clean", 3)
+                eventually(lambda: not self.left_on(index), "clean")
             self.assertEqual(self.left_on(index), [], f"left on h{index}")
 
 

@@ -263,9 +263,15 @@ class Host:
                         entry.unlink()
 
     def kill_user(self):
-        for pid in self.processes(uid=UID):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, 9)
+        """All of them, and what they start again while they die."""
+        until = time.monotonic() + 20
+        while pids := self.processes(uid=UID):
+            if time.monotonic() > until:
+                raise RuntimeError(f"{self.name}: the user's processes do not end: {pids}")
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, 9)
+            time.sleep(0.005)
 
     # ---- looking and acting, beside ssh
 

@@ -9,6 +9,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/process.hpp"
+#include "tests/support/end_processes.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -26,12 +27,7 @@ struct House {
     spec.provider.local_nodes = 2;
     options.agent = FAKE_AGENT;
   }
-  ~House() {
-    for (const FoundProcess& process : cluster_processes(state())) {
-      signal_process(process, SIGKILL);
-      wait_gone(process, std::chrono::seconds(5));
-    }
-  }
+  ~House() { testing::end_processes(state()); }
   fs::path state() const { return paths::cluster_state("c"); }
   std::size_t running(const std::string& what) const {
     std::size_t count = 0;

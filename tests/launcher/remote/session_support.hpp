@@ -1,6 +1,5 @@
 #pragma once
 
-#include <signal.h>
 #include <stdlib.h>
 
 #include <memory>
@@ -12,6 +11,7 @@
 #include "launcher/core/text.hpp"
 #include "launcher/remote/agent_session.hpp"
 #include "launcher/remote/local.hpp"
+#include "tests/support/end_processes.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 // A machine of its own for sessions: a home in a temporary folder, and this machine's processes.
@@ -68,12 +68,7 @@ class ShellTransport final : public Transport {
 class Home {
  public:
   Home() : home_("HOME", folder_.path().string()) {}
-  ~Home() {
-    for (const FoundProcess& process : cluster_processes(folder_.path())) {
-      signal_process(process, 9);
-      wait_gone(process, std::chrono::seconds(5));
-    }
-  }
+  ~Home() { end_processes(folder_.path()); }
 
   fs::path path() const { return folder_.path(); }
   fs::path agent_file() const { return agents() / binary()->sha256 / "dtrain-agent"; }
