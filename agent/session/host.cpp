@@ -216,6 +216,8 @@ fs::path expand_base(const std::string& base, const fs::path& home) {
 }
 
 fs::path spare_base() {
+  const std::string named = from_environment("DTRAIN_SPARE_ROOT");
+  if (named.starts_with('/')) return named;
   return "/var/tmp/dtrain-" + std::to_string(::geteuid());
 }
 

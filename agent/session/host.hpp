@@ -29,7 +29,7 @@ fs::path home_folder();
 // "~", "~/x" and absolute paths; Error(invalid) for others.
 fs::path expand_base(const std::string& base, const fs::path& home);
 
-// /var/tmp/dtrain-UID: for roots where the home will not do.
+// $DTRAIN_SPARE_ROOT, else /var/tmp/dtrain-UID: for roots where the home will not do.
 fs::path spare_base();
 
 }  // namespace dtrain::session

@@ -111,7 +111,7 @@ void send_binary(Channel& channel, const std::string& content, milliseconds sile
 std::string bootstrap_script() {
   return
       // $o is where the agent goes when the home will not do: full of others, so it must be ours.
-      R"~(umask 077; x=$(uname -srm); o=/var/tmp/dtrain-$(id -u); )~"
+      R"~(umask 077; x=$(uname -srm); o=${DTRAIN_SPARE_ROOT:-/var/tmp/dtrain-$(id -u)}; )~"
       R"~(a=$HOME/.dtrain/agents/$2; b=$o/agents/$2; w=need; )~"
       R"~(if [ "$4" = 0 ]; then if [ -x "$a/dtrain-agent" ]; then w=have; )~"
       R"~(elif [ -O "$o" ] && [ -x "$b/dtrain-agent" ]; then w=have; a=$b; fi; fi; )~"

@@ -268,9 +268,10 @@ TEST_CASE("bootstrap: a full disk is said as such") {
 }
 
 TEST_CASE("bootstrap: a home that cannot hold it, or may not run it") {
-  const TemporaryFolder tools;
-  const fs::path spare = "/var/tmp/dtrain-" + std::to_string(::geteuid());
+  const TemporaryFolder folder;
+  const fs::path spare = folder / "spare";
   const VariableIs home("HOME", "/proc");
+  const VariableIs spare_root("DTRAIN_SPARE_ROOT", spare.string());
   LocalTransport here;
   {
     const AgentSession session = AgentSession::open(here, Home::binary());
@@ -279,7 +280,4 @@ TEST_CASE("bootstrap: a home that cannot hold it, or may not run it") {
     CHECK(session.hello().host.base == spare.string());
   }
   CHECK_FALSE(AgentSession::open(here, Home::binary()).sent_binary());
-  fs::remove_all(spare / "agents" / Home::binary()->sha256);
-  ::rmdir((spare / "agents").c_str());
-  ::rmdir(spare.c_str());
 }

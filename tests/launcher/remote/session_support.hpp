@@ -102,6 +102,7 @@ class Home {
  private:
   TemporaryFolder folder_;
   VariableIs home_;
+  VariableIs spare_{"DTRAIN_SPARE_ROOT", (folder_.path() / "spare").string()};
   VariableIs config_{"XDG_CONFIG_HOME", std::nullopt};
 };
 
