@@ -107,8 +107,11 @@ Snapshot snapshot_of(const Context& context, const JobSpec& spec,
     ignored = IgnoreList(*text, "");
   }
   SnapshotOptions options;
-  options.ignore = [&ignored](const std::string& path, bool is_folder) {
-    return is_version_control(path, is_folder) ||
+  // Keys of clusters, which go to nobody, and files that dtrain writes while it sends them.
+  const auto own =
+      below(fs::weakly_canonical(paths::state_home(), failed), fs::canonical(folder, failed));
+  options.ignore = [&ignored, &own](const std::string& path, bool is_folder) {
+    return is_version_control(path, is_folder) || (own && path == *own) ||
            ignored.judge(path, is_folder) == IgnoreList::Verdict::out;
   };
   if (program) options.always.push_back(*program);

@@ -39,6 +39,10 @@ std::string bytes_of_hex(const std::string& hex) {
   return out;
 }
 
+Error changed(const fs::path& file) {
+  return Error(ErrorCode::conflict, printable(file.string(), false) + " changed while it was sent");
+}
+
 [[noreturn]] void zstd_failed(std::size_t code) {
   throw Error(ErrorCode::invalid,
               std::string("the stream of content is damaged: ") + ZSTD_getErrorName(code));
@@ -80,6 +84,8 @@ std::string BlobSender::plain(std::size_t limit) {
       put_number(out, source.offset);
       put_number(out, source.size - source.offset);
       if (!source.file.empty()) fd_ = open_file(source.file, O_RDONLY);
+      sum_.reset();
+      if (!source.file.empty() && source.offset == 0) sum_.emplace();
       position_ = source.offset;
       in_blob_ = true;
     }
@@ -99,16 +105,15 @@ std::string BlobSender::plain(std::size_t limit) {
       if (got < 0 && errno != EINTR)
         throw errno_error("cannot read " + source.file.string(), errno);
       out.resize(before + static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
-      if (got == 0) {
-        throw Error(ErrorCode::conflict,
-                    printable(source.file.string(), false) + " changed while it was sent");
-      }
+      if (got == 0) throw changed(source.file);
       if (got > 0) {
+        if (sum_) sum_->add(std::string_view(out).substr(before));
         position_ += static_cast<std::uint64_t>(got);
         read_ += static_cast<std::uint64_t>(got);
       }
     }
     if (position_ == source.size) {
+      if (sum_ && sum_->hex() != source.sha256) throw changed(source.file);
       in_blob_ = false;
       fd_.reset();
       ++at_;

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "launcher/files/sha256.hpp"
 #include "launcher/files/store.hpp"
 
 // Many blobs as one stream of bytes, so that ten thousand small files need no round trip each. For
@@ -38,7 +39,7 @@ class BlobSender {
 
   static constexpr std::size_t kPiece = std::size_t{64} << 10;
   // The next piece of the stream, at most kPiece bytes; empty at its end. Error(conflict) naming a
-  // file that has become shorter.
+  // file that is another than was announced; of one that is sent in part the receiver finds out.
   std::string next();
   std::uint64_t read() const noexcept { return read_; }  // bytes of blobs so far
 
@@ -51,6 +52,7 @@ class BlobSender {
   std::size_t at_ = 0;
   bool in_blob_ = false;
   UniqueFd fd_;
+  std::optional<Sha256> sum_;  // of a file that is sent whole
   std::uint64_t position_ = 0;
   std::uint64_t read_ = 0;
   bool ended_ = false;

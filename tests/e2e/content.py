@@ -90,6 +90,10 @@ class Content(ClusterCase):
         self.assertIn("one", out)
         self.assertNotIn("mine-0", out)
 
+    def test_the_keys_of_clusters_stay_behind_wherever_they_are(self):
+        out = self.submit_in(self.folder, "ls -A state | wc -l; ls cluster.yaml", "--no-prefix")
+        self.assertEqual(out.split(), ["0", "cluster.yaml"])
+
     def test_two_jobs_with_different_workdirs_do_not_see_each_other(self):
         script = "cat who; while [ ! -e go ]; do sleep 0.02; done; cat who"
         jobs = {}

@@ -290,6 +290,26 @@ TEST_CASE("blobs as one stream, packed or not, from files and from memory") {
   }
 }
 
+TEST_CASE("a file that is another than was announced is named by who sends it") {
+  TemporaryFolder folder;
+  BlobSender::Source source;
+  source.file = folder / "growing.log";
+  const std::string announced = long_text(1000);
+  source.sha256 = sum_of(announced);
+  source.size = announced.size();
+  for (const std::string& now : {"and more " + announced, announced.substr(1)}) {
+    std::ofstream(source.file, std::ios::binary | std::ios::trunc) << now;
+    try {
+      BlobSender sender({source}, false);
+      while (!sender.next().empty()) continue;
+      FAIL("it was sent");
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::conflict);
+      CHECK(error.message().find("growing.log changed while it was sent") != std::string::npos);
+    }
+  }
+}
+
 TEST_CASE("a stream that is not what was asked for is refused") {
   TemporaryFolder folder;
   const ContentStore store(folder / "content");
