@@ -253,7 +253,9 @@ void use_local(Context& context) {
   } else if (state) {
     cluster.provider.local_nodes = static_cast<int>(state->nodes.size());
   }
-  bring_up(context, cluster);
+  UpOptions options;
+  options.no_restart = true;  // whose version they are is for `up`
+  bring_up(context, cluster, std::move(options));
   if (!current_cluster()) set_current_cluster("local");
 }
 

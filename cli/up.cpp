@@ -48,6 +48,7 @@ const char* action_name(UpAction action) {
       return "started";
     case UpAction::build:
       return "built";
+    case UpAction::replace:
     case UpAction::change:
       return "changed";
     case UpAction::plan:

@@ -23,7 +23,6 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-constexpr milliseconds kWatchEnd{2000};
 constexpr milliseconds kWatchStart{10000};
 constexpr milliseconds kAgentEnd{5000};
 constexpr milliseconds kKillLimit{5000};
@@ -65,31 +64,7 @@ std::string wanted_watch(const NodePlace& place, bool head) {
   }
   children.push_back({{"name", place.node.str()},
                       {"argv", {program, "node", "--root", place.root().root.string()}}});
-  return nlohmann::json{{"children", children}}.dump(2) + "\n";
-}
-
-bool is_role(const FoundProcess& process) {
-  return process.what == "head" || process.what == "node";
-}
-
-// Sessions start processes that they may have to end again: those are their children.
-void end_process(const FoundProcess& process, int signal, milliseconds limit) {
-  signal_process(process, signal);
-  wait_gone(process, limit);
-}
-
-void end_watch(const NodePlace& place) {
-  std::vector<FoundProcess> watches;
-  if (auto watch = living_watch(place.watch().root)) watches.push_back(*watch);
-  // One that has not written its pid yet, or whose file is damaged.
-  for (const FoundProcess& process : cluster_processes(place.watch().root)) {
-    if (process.what == "watch") watches.push_back(process);
-  }
-  for (const FoundProcess& watch : watches) {
-    end_process(watch, SIGTERM, kWatchEnd);
-    forget_watch(place.watch());
-    end_process(watch, SIGKILL, kWatchEnd);
-  }
+  return nlohmann::json{{"version", DTRAIN_VERSION}, {"children", children}}.dump(2) + "\n";
 }
 
 // Outside of the login's own processes, where logind would end those with it.
@@ -165,16 +140,13 @@ std::string replace(const NodePlace& place, bool head, const wire::HostFacts& ho
                     std::string& warning) {
   // The unit would start its watch again at once.
   stop_unit(place);
-  end_watch(place);
+  end_watch(place.watch());
   std::vector<FoundProcess> old = processes_of(place, true);
   write_file_atomic(place.watch().config(), wanted_watch(place, head));
   const std::string how = launch_watch(place, host, warning);
   wait_for_watch(place);
   std::erase_if(old, [](const FoundProcess& process) { return !is_role(process); });
-  for (const FoundProcess& process : old) signal_process(process, SIGTERM);
-  for (const FoundProcess& process : old) {
-    if (!wait_gone(process, kAgentEnd)) end_process(process, SIGKILL, kAgentEnd);
-  }
+  end_processes(old, kAgentEnd);
   wait_for_roles(place, head);
   return how;
 }
@@ -227,7 +199,7 @@ wire::StopReport stop_agents(const NodePlace& place, const wire::StopAgents& req
   wire::StopReport report;
   report.found = running_agents(place, request.head);
   stop_unit(place);
-  end_watch(place);
+  end_watch(place.watch());
   std::vector<FoundProcess> left = processes_of(place, request.head);
   // Ranks are their supervisor's to end, within the job's own grace.
   for (const FoundProcess& process : left) {

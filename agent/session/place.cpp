@@ -12,6 +12,7 @@
 #include "agent/session/setup.hpp"
 #include "agent/session/systemd.hpp"
 #include "launcher/core/clock.hpp"
+#include "launcher/core/cluster_processes.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/files/sha256.hpp"
 #include "launcher/wire/identity.hpp"
@@ -126,6 +127,7 @@ wire::NodeFound open_node(const NodePlace& place, const wire::OpenNode& which) {
   }
   found.agents = running_agents(place, which.head);
   found.agents_current = agents_current(place, which.head);
+  found.version = version_of(place.watch());
   found.persists = unit_installed(place);
   if (which.head && fs::exists(place.head().config(), none)) {
     found.head = describe_head(place.head());

@@ -118,21 +118,6 @@ std::optional<nlohmann::json> ask_status(const std::string& name) {
   return ask_head(paths::head_socket(paths::cluster_state(name) / "head"), name);
 }
 
-void end_watch(const fs::path& folder) {
-  std::optional<FoundProcess> watch = living_watch(folder);
-  if (!watch) {
-    for (const FoundProcess& process : cluster_processes(folder)) {
-      if (process.what == "watch") watch = process;
-    }
-  }
-  if (!watch) return;
-  signal_process(*watch, SIGTERM);
-  if (wait_gone(*watch, seconds(2))) return;
-  forget_watch({folder});
-  signal_process(*watch, SIGKILL);
-  wait_gone(*watch, seconds(2));
-}
-
 // After its watch was killed, a cluster has a second head and node agents, which wait for the
 // first ones' end to take over. Now nobody shall.
 void end_standbys(const fs::path& folder) {
@@ -142,7 +127,7 @@ void end_standbys(const fs::path& folder) {
   });
   std::set<std::pair<std::string, std::string>> first;
   for (const FoundProcess& process : all) {
-    if (process.what != "head" && process.what != "node") continue;
+    if (!is_role(process)) continue;
     if (first.insert({process.what, process.root}).second) continue;
     signal_process(process, SIGKILL);
     wait_gone(process, seconds(1));
@@ -191,7 +176,7 @@ DownReport down_local(const std::string& name, const DownOptions& options) {
   }
 
   options.say("ending the watch");
-  end_watch(folder);
+  end_watch({folder});
   end_standbys(folder);
   std::string how;
   if (status) {

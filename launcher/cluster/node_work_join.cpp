@@ -123,9 +123,11 @@ void NodeWork::open() {
 }
 
 void NodeWork::check_versions() {
-  if (node_.agents_current || options_.no_restart || options_.downgrade) return;
+  if (node_.agents_current || options_.downgrade) return;
+  if (options_.no_restart && !node_.agents.empty()) return;
   begin("check");
   const wire::SessionHello& ours = session_->hello();
+  refuse_downgrade(node_.version, ours.agent_version);
   std::set<std::string> seen{ours.agent};
   for (const wire::AgentProcess& each : node_.agents) {
     if (!seen.insert(each.program).second) continue;

@@ -58,7 +58,7 @@ std::optional<std::vector<std::pair<NodeId, std::string>>> nodes_not_ready(
 
 void refuse_downgrade(const std::string& running, const std::string& wanted) {
   if (!is_newer_version(running, wanted)) return;
-  throw Error(ErrorCode::conflict, "the agents that run are of dtrain " + running +
+  throw Error(ErrorCode::conflict, "the agents that are there are of dtrain " + running +
                                        ", which is newer than this one's, " + wanted)
       .with_hint("use dtrain " + running + " or later; --downgrade replaces them all the same, " +
                  "and --no-restart leaves them as they are");

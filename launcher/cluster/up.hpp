@@ -19,12 +19,14 @@ struct UpObserved {
   std::optional<ClusterState> state;
   bool watch_lives = false;
   bool all_ready = false;  // the head answers and every promised node is ready
+  std::string replace;     // why agents that run give way to new ones; empty: they do not
 };
 
 enum class UpAction : std::uint8_t {
   nothing,      // it is up as asked
   wait,         // its processes run: only wait until every node is ready
   start_watch,  // it is prepared, its watch is not there
+  replace,      // its agents give way to new ones; ranks go on
   build,        // from nothing (what an interrupted `up` left is cleared first)
   change,       // some of its nodes lacked something
   plan,         // dry run: what would be done is in the report
@@ -85,8 +87,8 @@ struct UpReport {
   bool complete = true;               // everything that was promised is ready, or min_nodes of it
 };
 
-// Throws Error(conflict) when the agent that runs is of a newer version than the one that would
-// take its place: what it has written may be more than the older one understands.
+// Throws Error(conflict) when the agents that are there are of a newer version than those that would
+// take their place: what they have written may be more than older ones understand.
 void refuse_downgrade(const std::string& running, const std::string& wanted);
 
 // Brings the cluster up, or finds that it is. Takes the cluster's lock. Throws Error; what was

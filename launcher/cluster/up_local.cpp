@@ -9,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "launcher/cluster/agents_local.hpp"
 #include "launcher/cluster/down.hpp"
 #include "launcher/cluster/processes.hpp"
 #include "launcher/cluster/settings.hpp"
@@ -174,18 +175,6 @@ void prepare_nodes(const ClusterState& state, Provider& provider, const std::str
   throw error;
 }
 
-void write_watch(const ClusterState& state, const fs::path& folder, Transport& head) {
-  nlohmann::json children = nlohmann::json::array();
-  children.push_back(
-      {{"name", "head"}, {"argv", {state.agent, "head", "--root", state.head_root.string()}}});
-  for (const Machine& machine : state.nodes) {
-    children.push_back({{"name", machine.node.str()},
-                        {"argv", {state.agent, "node", "--root", machine.root.string()}}});
-  }
-  const nlohmann::json config = {{"children", children}};
-  head.put(config.dump(2) + "\n", paths::WatchRoot{folder}.config(), 0600);
-}
-
 ClusterState build(const ClusterSpec& spec, Provider& provider, const fs::path& folder,
                    const UpOptions& options) {
   ClusterState state;
@@ -251,6 +240,7 @@ UpPlan plan_up(const ClusterSpec& wanted, const UpObserved& observed) {
   if (shape(state.spec) != shape(to_json(wanted))) {
     return {UpAction::refuse, "it is up with another provider section"};
   }
+  if (!observed.replace.empty()) return {UpAction::replace, observed.replace};
   if (!observed.watch_lives) return {UpAction::start_watch, "its watch is not running"};
   if (!observed.all_ready) return {UpAction::wait, "it is not ready yet"};
   return {UpAction::nothing, "nothing has changed"};
@@ -291,6 +281,9 @@ UpReport up_local(const ClusterSpec& spec, const UpOptions& options) {
     observed.watch_lives = living_watch(folder).has_value();
     const auto missing = not_ready(*observed.state);
     observed.all_ready = missing && missing->empty();
+    const std::vector<FoundProcess> running = running_agents(folder);
+    observed.replace = why_replace(running, options);
+    if (!observed.replace.empty() || running.empty()) check_versions(folder, running, options);
   }
   const UpPlan plan = plan_up(spec, observed);
   UpReport report;
@@ -311,6 +304,7 @@ UpReport up_local(const ClusterSpec& spec, const UpOptions& options) {
       state = *observed.state;
       break;
     case UpAction::start_watch:
+    case UpAction::replace:
       state = *observed.state;
       state.agent = options.agent.string();
       state.spec = to_json(spec);
@@ -336,7 +330,10 @@ UpReport up_local(const ClusterSpec& spec, const UpOptions& options) {
     // Head and node agent may be starting one too: the first one holds, and writes who it is.
     head->start_detached({state.agent, "watch", "--root", folder.string()});
   };
-  if (plan.action == UpAction::build || plan.action == UpAction::start_watch) {
+  if (plan.action == UpAction::replace) {
+    options.say("starting the agents anew; ranks go on");
+    replace_agents(folder, std::exchange(start_watch, nullptr));
+  } else if (plan.action == UpAction::build || plan.action == UpAction::start_watch) {
     std::exchange(start_watch, nullptr)();
   }
   if (plan.action != UpAction::nothing) wait_ready(state, folder, options, start_watch);

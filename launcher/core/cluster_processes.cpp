@@ -23,6 +23,15 @@
 namespace dtrain {
 namespace {
 
+constexpr std::chrono::seconds kWatchEnd{2};
+constexpr std::chrono::seconds kKilled{5};
+constexpr std::chrono::seconds kVersionLimit{10};
+constexpr std::size_t kProgramLimit = std::size_t{1} << 30;
+
+fs::path executable_of(const FoundProcess& process) {
+  return "/proc/" + std::to_string(process.pid) + "/exe";
+}
+
 // True for `folder` itself and all below it.
 bool below(const std::string& path, const std::string& folder) {
   return path.starts_with(folder) && (path.size() == folder.size() || path[folder.size()] == '/');
@@ -78,6 +87,10 @@ bool marked(const std::vector<std::string>& env, const std::string& mark,
 }
 
 }  // namespace
+
+bool is_role(const FoundProcess& process) {
+  return process.what == "head" || process.what == "node";
+}
 
 std::vector<FoundProcess> cluster_processes(const fs::path& below_it) {
   const std::string folder = below_it.string();
@@ -136,6 +149,65 @@ std::optional<FoundProcess> living_watch(const fs::path& folder) {
 void forget_watch(const paths::WatchRoot& watch) {
   std::error_code ignored;
   fs::remove(watch.pid(), ignored);
+}
+
+void end_watch(const paths::WatchRoot& watch) {
+  std::vector<FoundProcess> watches;
+  if (const auto found = living_watch(watch.root)) watches.push_back(*found);
+  for (const FoundProcess& process : cluster_processes(watch.root)) {
+    if (process.what == "watch") watches.push_back(process);
+  }
+  for (const FoundProcess& process : watches) {
+    signal_process(process, SIGTERM);
+    wait_gone(process, kWatchEnd);
+    forget_watch(watch);
+    signal_process(process, SIGKILL);
+    wait_gone(process, kWatchEnd);
+  }
+}
+
+void end_processes(const std::vector<FoundProcess>& processes, std::chrono::milliseconds limit) {
+  for (const FoundProcess& process : processes) signal_process(process, SIGTERM);
+  for (const FoundProcess& process : processes) {
+    if (wait_gone(process, limit)) continue;
+    signal_process(process, SIGKILL);
+    wait_gone(process, kKilled);
+  }
+}
+
+bool runs_program(const FoundProcess& process, const fs::path& program) {
+  const fs::path running = executable_of(process);
+  struct stat ours {};
+  struct stat theirs {};
+  if (::stat(running.c_str(), &theirs) != 0 || ::stat(program.c_str(), &ours) != 0) return false;
+  if (ours.st_dev == theirs.st_dev && ours.st_ino == theirs.st_ino) return true;
+  return ours.st_size == theirs.st_size &&
+         read_file(running, kProgramLimit) == read_file(program, kProgramLimit);
+}
+
+std::string version_of(const fs::path& program) {
+  SpawnOptions options;
+  options.argv = {program.string(), "--version"};
+  options.env = current_environment();
+  try {
+    const Captured said = capture(std::move(options), {}, kVersionLimit);
+    return said.exit.ok() ? said.out.substr(0, said.out.find('\n')) : std::string();
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+std::string version_of(const FoundProcess& process) {
+  return version_of(executable_of(process));
+}
+
+std::string version_of(const paths::WatchRoot& watch) {
+  try {
+    const std::optional<std::string> text = read_file_if_there(watch.config());
+    return text ? nlohmann::json::parse(*text).value("version", std::string()) : std::string();
+  } catch (const std::exception&) {
+    return {};  // damaged: whoever reads it next will say so
+  }
 }
 
 void signal_process(const FoundProcess& process, int signal) {

@@ -24,6 +24,9 @@ struct FoundProcess {
   std::string root;  // an agent's; empty for the last three
 };
 
+// Head or node agent.
+bool is_role(const FoundProcess& process);
+
 // This user's processes that belong to what lies below `folder`, be it all of a cluster or one
 // node's root: agents with a path below it in their arguments, and what an attempt or a setup list
 // of its nodes started, known by its environment. A pager or editor that shows one of its files is
@@ -35,6 +38,23 @@ std::optional<FoundProcess> living_watch(const fs::path& folder);
 
 // From now on nobody starts that watch again when it dies.
 void forget_watch(const paths::WatchRoot& watch);
+
+// Ends the watch of that folder, also one that has not written its pid, by force if it must. The
+// agents that it keeps go on.
+void end_watch(const paths::WatchRoot& watch);
+
+// SIGTERM to all of them, SIGKILL to those that live on after `limit`.
+void end_processes(const std::vector<FoundProcess>& processes, std::chrono::milliseconds limit);
+
+// Whether the process runs what the file `program` holds now: that very file, or the same bytes.
+bool runs_program(const FoundProcess& process, const fs::path& program);
+
+// What `program --version` says: "0.1.0". Empty when it says nothing within 10 s.
+std::string version_of(const fs::path& program);
+// The same of what a process runs, though its file may be gone.
+std::string version_of(const FoundProcess& process);
+// Of the agents that were last brought to that folder, by its watch.json. Empty: not known.
+std::string version_of(const paths::WatchRoot& watch);
 
 // Sends the signal if it is still the same process.
 void signal_process(const FoundProcess& process, int signal);

@@ -197,6 +197,7 @@ void fields(Is<NodeFound> auto& m, auto&& f) {
   f("lists", m.lists);
   f("agents", m.agents);
   f("agents_current", m.agents_current);
+  f("version", m.version);
   f("persists", m.persists);
   f("head", m.head);
 }

@@ -242,6 +242,7 @@ struct NodeFound {
   std::vector<SetupPlan> lists;
   std::vector<AgentProcess> agents;
   bool agents_current = false;  // StartAgents would find nothing to do
+  std::string version;          // of the agents that were last brought; empty: not known
   bool persists = false;
   std::optional<HeadFound> head;
 };

@@ -143,6 +143,18 @@ class ClusterCase(unittest.TestCase):
         return eventually(lambda: (s := self.state(job)) in states and s,
                           f"{job} is {' or '.join(states)}", deadline)
 
+    def newer_agent(self):
+        """The agent as a later dtrain would bring it: another number, all else alike."""
+        program = (BUILD / "agent" / "dtrain-agent").read_bytes()
+        version = self.json("version")["version"]
+        later = "9" + version[1:]
+        path = self.folder / "dtrain-agent"
+        path.write_bytes(program.replace(b"\0" + version.encode() + b"\0", b"\0" + later.encode() + b"\0"))
+        path.chmod(0o755)
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+        self.assertEqual(said, later)
+        return path, version, later
+
     # ---- looking at the machine
 
     def root(self):

@@ -49,6 +49,9 @@ TEST_CASE("plan_up: what is there decides what is done") {
   CHECK(plan_up(spec, seen).action == UpAction::wait);
   seen.all_ready = true;
   CHECK(plan_up(spec, seen).action == UpAction::nothing);
+  seen.replace = "its agents run another build";
+  CHECK(plan_up(spec, seen).action == UpAction::replace);
+  CHECK(plan_up(spec, seen).reason == seen.replace);
 }
 
 TEST_CASE("plan_up: another shape is refused with the reason") {

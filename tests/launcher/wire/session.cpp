@@ -113,6 +113,7 @@ std::map<std::string, Case> messages() {
   found.lists = {{"setup", 1, 3, true}};
   found.agents = {watch};
   found.agents_current = true;
+  found.version = "0.1.0";
   found.persists = true;
   found.head = head_found();
   NodeFound bare = found;

@@ -1,0 +1,71 @@
+#include "launcher/cluster/agents_local.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include <nlohmann/json.hpp>
+
+#include "launcher/core/paths.hpp"
+
+namespace dtrain {
+namespace {
+
+constexpr std::chrono::seconds kWatchStart{20};
+constexpr std::chrono::seconds kAgentEnd{5};
+
+}  // namespace
+
+std::vector<FoundProcess> running_agents(const fs::path& folder) {
+  std::vector<FoundProcess> agents = cluster_processes(folder);
+  std::erase_if(agents, [](const FoundProcess& process) {
+    return !is_role(process) && process.what != "watch";
+  });
+  return agents;
+}
+
+std::string why_replace(const std::vector<FoundProcess>& running, const UpOptions& options) {
+  if (running.empty() || options.no_restart) return {};
+  if (options.force) return "told to do everything again";
+  const bool ours = std::all_of(running.begin(), running.end(), [&](const FoundProcess& process) {
+    return runs_program(process, options.agent);
+  });
+  return ours ? "" : "its agents run another build of dtrain";
+}
+
+void check_versions(const fs::path& folder, const std::vector<FoundProcess>& running,
+                    const UpOptions& options) {
+  if (options.downgrade || (options.no_restart && !running.empty())) return;
+  const std::string wanted = version_of(options.agent);
+  refuse_downgrade(version_of(paths::WatchRoot{folder}), wanted);
+  for (const FoundProcess& process : running) {
+    if (!runs_program(process, options.agent)) refuse_downgrade(version_of(process), wanted);
+  }
+}
+
+void replace_agents(const fs::path& folder, const std::function<void()>& start_watch) {
+  std::vector<FoundProcess> old = running_agents(folder);
+  end_watch({folder});
+  start_watch();
+  const auto until = std::chrono::steady_clock::now() + kWatchStart;
+  while (!living_watch(folder) && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  std::erase_if(old, [](const FoundProcess& process) { return !is_role(process); });
+  end_processes(old, kAgentEnd);
+}
+
+void write_watch(const ClusterState& state, const fs::path& folder, Transport& head) {
+  nlohmann::json children = nlohmann::json::array();
+  children.push_back(
+      {{"name", "head"}, {"argv", {state.agent, "head", "--root", state.head_root.string()}}});
+  for (const Machine& machine : state.nodes) {
+    children.push_back({{"name", machine.node.str()},
+                        {"argv", {state.agent, "node", "--root", machine.root.string()}}});
+  }
+  const nlohmann::json config = {{"version", version_of(fs::path(state.agent))},
+                                 {"children", children}};
+  head.put(config.dump(2) + "\n", paths::WatchRoot{folder}.config(), 0600);
+}
+
+}  // namespace dtrain
