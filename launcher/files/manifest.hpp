@@ -50,7 +50,7 @@ std::uint64_t total_size(const std::vector<FileEntry>& entries);
 nlohmann::json to_json(const std::vector<FileEntry>& entries);
 std::vector<FileEntry> file_entries_from_json(const nlohmann::json& json);
 
-// fsyncs every file and folder of the list, and the folder itself.
+// fsyncs every file and folder of the list, and the folder itself; up to 32 files side by side.
 void fsync_tree(const fs::path& folder, const std::vector<FileEntry>& entries);
 
 }  // namespace dtrain
