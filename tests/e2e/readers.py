@@ -118,6 +118,50 @@ class Logs(ClusterCase):
         self.assertLess(len(done.stderr), 200, done.stderr)
 
 
+class Offsets(ClusterCase):
+    def frames(self, target, first):
+        """What the head says to one who begins with that frame: [(is text, bytes)]."""
+        [path] = [path for path in self.sockets() if path.name == "head.sock"]
+        stream = socket.socket(socket.AF_UNIX)
+        stream.settimeout(DEADLINE)
+        stream.connect(str(path))
+        self.addCleanup(stream.close)
+        stream.sendall(f"GET {target} HTTP/1.1\r\nHost: dtrain\r\nUpgrade: websocket\r\n"
+                       "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+                       "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode())
+        reader = stream.makefile("rb")
+        self.assertIn(b" 101 ", reader.readline())
+        while reader.readline() != b"\r\n":
+            pass
+        text = json.dumps(first).encode()
+        stream.sendall(b"\x81" + bytes([0x80 | len(text)]) + bytes(4) + text)
+        found = []
+        while (head := reader.read(2)) and head[0] & 0xF != 8:
+            size = head[1] & 0x7F
+            if size > 125:
+                size = int.from_bytes(reader.read(2 if size == 126 else 8), "big")
+            found.append((head[0] & 0xF == 1, reader.read(size)))
+        return found
+
+    def test_who_comes_back_is_sent_only_what_it_lacks(self):
+        script = "i=0; while [ $i -lt 2000 ]; do echo rank $RANK line $i; i=$((i+1)); done; echo end >&2"
+        job = self.submit(script, "--nproc-per-node", "2")
+        self.wait_state(job, "succeeded")
+        whole = [b"".join(b"rank %d line %d\n" % (rank, i) for i in range(2000)) for rank in (0, 1)]
+        have = [len(whole[0]) - 15, len(whole[1])]
+        frames = self.frames(f"/v1/jobs/{job}/follow?from=1&follow=1",
+                             {"type": "from", "attempt": 1, "event": 0,
+                              "logs": [[1, 0, have[0], 4], [1, 1, have[1], 0]]})
+        sent = {}
+        for (is_text, header), (_, data) in zip(frames, frames[1:]):
+            if is_text and (header := json.loads(header))["type"] == "log":
+                self.assertEqual(header["bytes"], len(data))
+                stream = (header["rank"], header["stream"])
+                sent.setdefault(stream, (header["offset"], b""))
+                sent[stream] = (sent[stream][0], sent[stream][1] + data)
+        self.assertEqual(sent, {(0, "out"): (have[0], whole[0][have[0]:]), (1, "err"): (0, b"end\n")})
+
+
 class Forward(ClusterCase):
     def test_a_connection_that_breaks_does_not_look_as_if_it_had_ended(self):
         listener = socket.create_server(("127.0.0.1", 0))
