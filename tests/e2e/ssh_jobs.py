@@ -95,6 +95,31 @@ class Jobs(HostsCase):
             self.assertEqual(out.count(f"this is {name}"), 2, out)
             self.assertEqual(out.count("this is"), 2, out)
 
+    def test_the_path_of_a_checkpoint_means_the_machine_of_its_rank(self):
+        self.up()
+        (self.folder / "save.py").write_text("""
+import json, os, socket
+rank = int(os.environ["RANK"])
+folder = "/tmp/checkpoint"
+os.mkdir(folder)
+with open(f"{folder}/weights", "w") as file:
+    file.write(f"of rank {rank}" * 1000)
+stream = socket.socket(socket.AF_UNIX)
+stream.connect(os.environ["DTRAIN_REPORT_SOCKET"])
+stream.sendall(json.dumps({"type": "checkpoint", "step": 1, "path": folder, "shard": rank, "shards": 3,
+                           "keep": rank == 1, "ack": True}).encode() + b"\\n")
+answer = json.loads(stream.makefile().readline())
+assert answer["ok"], answer
+""")
+        job = self.json("submit", "-d", "--nnodes", "3", "--", "python3", "save.py")["job"]
+        self.wait_state(job, "succeeded")
+        self.ok("pull", job, "--checkpoints", "-o", self.folder / "pulled")
+        for rank in range(3):
+            [weights] = (self.folder / "pulled").rglob(f"shard-0000{rank}-of-00003/weights")
+            self.assertEqual(weights.read_text(), f"of rank {rank}" * 1000)
+        there = [host.path("/tmp/checkpoint/weights").exists() for host in self.lab[:3]]
+        self.assertEqual(there, [False, True, False], "what is not kept is moved, on its own machine")
+
     def test_exec_on_hosts(self):
         self.up()
         out = self.ok("exec", "--all", "--", "hostname")

@@ -87,6 +87,20 @@ class Security(HostsCase):
             done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True)
             self.assertTrue(done.returncode != 0 or done.stdout == "b''\n", done.stdout)
 
+    def test_another_user_who_has_taken_the_name_of_the_folder_of_sockets_is_no_obstacle(self):
+        for host in self.lab[:2]:
+            taken = host.path(f"/tmp/dtrain-{UID}")
+            taken.mkdir(mode=0o700)  # root's
+            self.addCleanup(taken.rmdir)
+        self.up()
+        self.assert_ready(0, 1, 2)
+        out = self.ok("submit", "--nnodes", "3", "--", "sh", "-c", "echo rank $RANK is here")
+        self.assertEqual(sorted(re.findall(r"rank (\d) is here", out)), ["0", "1", "2"])
+        self.assertIn("bridged", self.ok("exec", "--node", "h1", "--", "echo", "bridged"))
+        self.ok("down", "-y")
+        for host in self.lab:
+            self.assertEqual(list(host.path("/tmp").glob(f"dtrain-{UID}.*")), [])
+
     def test_secrets_are_in_no_argument_log_or_state(self):
         secret = "s3cret-" + os.urandom(8).hex()
         self.up()
