@@ -337,7 +337,13 @@ asio::awaitable<Api::Response> Api::answer_job(Request request, JobId job, std::
     response.body = co_await answer_of(std::move(start));
     co_return response;
   }
-  if (route == "GET events") co_return Response{200, parts_.engine.job_events(job)};
+  if (route == "GET events") {
+    std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
+      parts_.engine.job_events(job, std::move(done));
+    };
+    json answered = co_await answer_of(std::move(start));
+    co_return Response{200, std::move(answered)};
+  }
   if (route == "POST stop") {
     const json body = request.body();
     std::optional<std::chrono::seconds> grace;

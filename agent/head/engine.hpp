@@ -147,9 +147,10 @@ class Engine {
     std::optional<int> rank;
     std::optional<std::size_t> points;
   };
-  // Read and written by a thread of its own; `done` gets the answer's JSON as one string.
+  // Both are read by a thread of its own. The metrics' JSON comes as one string. Of the events those
+  // that followers have been told of until this call; what fails is {"error"}.
   void job_metrics(const JobId& id, const MetricsQuery& query, Answer done) const;
-  nlohmann::json job_events(const JobId& id) const;
+  void job_events(const JobId& id, Answer done) const;
   void stop(const JobId& id, std::optional<std::chrono::seconds> grace, Answer done);
   void remove(const JobId& id, Answer done);
   // These checkpoints were brought home, whole: nobody need be asked before they go.

@@ -81,11 +81,6 @@ void Engine::Impl::submit(const std::string& submission_id, JobSpec spec,
 
   JobId id = make_job_id(spec.name);
   while (jobs.contains(id) || forgotten.contains(id)) id = make_job_id(spec.name);
-  if (!secrets.empty()) {
-    const fs::path path = options.root.secrets(id);
-    make_folders(path.parent_path());
-    write_file_atomic(path, wire::dump(nlohmann::json(secrets)), 0600);
-  }
   Job& job = jobs[id];
   job.row.id = id;
   job.row.submission_id = submission_id;
@@ -97,6 +92,36 @@ void Engine::Impl::submit(const std::string& submission_id, JobSpec spec,
   job.created_at = clock.now();
   job.submitters.push_back(std::move(done));
   if (!submission_id.empty()) submissions[submission_id] = id;
+  if (secrets.empty()) {
+    prepare_submitted(job);
+  } else {
+    keep_secrets(job, wire::dump(nlohmann::json(secrets)));
+  }
+}
+
+void Engine::Impl::keep_secrets(Job& job, std::string text) {
+  work<std::optional<Error>>(
+      quick,
+      [path = options.root.secrets(job.row.id),
+       text = std::move(text)]() -> std::optional<Error> {
+        try {
+          make_folders(path.parent_path());
+          write_file_atomic(path, text, 0600);
+          return std::nullopt;
+        } catch (const std::exception& error) {
+          return as_error(error);
+        }
+      },
+      [this, id = job.row.id](std::optional<Error> failure) {
+        if (failure) {
+          submitted(id, std::make_exception_ptr(*failure));
+        } else if (Job* kept = find(id)) {
+          prepare_submitted(*kept);
+        }
+      });
+}
+
+void Engine::Impl::prepare_submitted(Job& job) {
   if (job.spec.resumes.empty() && !job.spec.start) {
     keep_submitted(job, {});
   } else {

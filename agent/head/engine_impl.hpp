@@ -171,6 +171,9 @@ struct Engine::Impl {
   void submitted(const JobId& id, std::exception_ptr failure);
   void submit(const std::string& submission_id, JobSpec spec,
               const std::map<std::string, std::string>& secrets, Answer done);
+  // Secrets are on the disk before anything is known of their job.
+  void keep_secrets(Job& job, std::string text);
+  void prepare_submitted(Job& job);
   // The job's first rows go to the store, with what `tx` has of it.
   void keep_submitted(Job& job, Tx tx);
   void stop(Job& job, std::optional<std::chrono::seconds> grace, StopCause cause,

@@ -275,19 +275,30 @@ void Engine::job_metrics(const JobId& id, const MetricsQuery& query, Answer done
       std::move(done));
 }
 
-nlohmann::json Engine::job_events(const JobId& id) const {
-  const Job& job = impl_->known(id);
-  static constexpr const char* kLevels[] = {"info", "warning", "error"};
-  nlohmann::json list = nlohmann::json::array();
-  for (const EventRow& row : impl_->store->events(id)) {
-    // Later ones are still on their way to the followers.
-    if (row.kind != EventKind::message || row.id > job.shown.event) continue;
-    list.push_back({{"event", row.id},
-                    {"time", rfc3339(row.time)},
-                    {"level", kLevels[static_cast<std::size_t>(row.level)]},
-                    {"message", row.message}});
-  }
-  return {{"events", list}};
+void Engine::job_events(const JobId& id, Answer done) const {
+  const std::int64_t last = impl_->known(id).shown.event;
+  impl_->work<nlohmann::json>(
+      impl_->history,
+      [store = impl_->store.get(), id, last]() -> nlohmann::json {
+        static constexpr const char* kLevels[] = {"info", "warning", "error"};
+        try {
+          nlohmann::json list = nlohmann::json::array();
+          for (const EventRow& row : store->events(id)) {
+            // Later ones are still on their way to the followers.
+            if (row.kind != EventKind::message || row.id > last) continue;
+            list.push_back({{"event", row.id},
+                            {"time", rfc3339(row.time)},
+                            {"level", kLevels[static_cast<std::size_t>(row.level)]},
+                            {"message", row.message}});
+          }
+          nlohmann::json answer;
+          answer["events"] = std::move(list);
+          return answer;
+        } catch (const std::exception& error) {
+          return wire::error_to_json(as_error(error));
+        }
+      },
+      std::move(done));
 }
 
 void Engine::check_fits(const JobSpec& spec) const {

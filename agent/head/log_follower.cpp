@@ -116,20 +116,29 @@ asio::awaitable<void> LogServer::Follower::ask(bool events) {
   answered_ = false;
   asio::post(server_.engine_context_, [self = shared_from_this(), events] {
     auto answer = std::make_shared<FollowerSnapshot>();
-    std::exception_ptr failed;
+    const auto tell = [self, answer](std::exception_ptr failed) {
+      asio::post(self->server_.context_, [self, answer, failed] {
+        self->now_ = std::move(*answer);
+        self->stale_ = false;
+        self->look_back_ = true;
+        self->ask_failed_ = failed;
+        self->answered_ = true;
+        self->wake_.cancel();
+      });
+    };
     try {
-      *answer = snapshot(self, events);
+      *answer = snapshot(self);
+      if (!events) return tell(nullptr);
+      self->server_.engine_.job_events(self->job_, [answer, tell](json read) {
+        if (!read.contains("events")) {
+          return tell(std::make_exception_ptr(wire::error_from_json(read)));
+        }
+        answer->events = std::move(read["events"]);
+        tell(nullptr);
+      });
     } catch (...) {
-      failed = std::current_exception();
+      tell(std::current_exception());
     }
-    asio::post(self->server_.context_, [self, answer, failed] {
-      self->now_ = std::move(*answer);
-      self->stale_ = false;
-      self->look_back_ = true;
-      self->ask_failed_ = failed;
-      self->answered_ = true;
-      self->wake_.cancel();
-    });
   });
   while (!answered_) {
     wake_.expires_at(asio::steady_timer::time_point::max());
@@ -140,7 +149,7 @@ asio::awaitable<void> LogServer::Follower::ask(bool events) {
 }
 
 // Engine's thread. The log thread waits for the answer, so that what it owns may be read here.
-FollowerSnapshot LogServer::Follower::snapshot(const std::shared_ptr<Follower>& self, bool events) {
+FollowerSnapshot LogServer::Follower::snapshot(const std::shared_ptr<Follower>& self) {
   Engine& engine = self->server_.engine_;
   FollowerSnapshot now;
   now.summary = engine.job(self->job_);
@@ -160,7 +169,6 @@ FollowerSnapshot LogServer::Follower::snapshot(const std::shared_ptr<Follower>& 
       self->first_attempt_ = std::min(self->first_attempt_, self->start_attempt_);
     }
   }
-  if (events) now.events = engine.job_events(self->job_).at("events");
   const int last = self->query_.attempt.value_or(now.newest_attempt);
   for (int attempt = self->first_attempt_; attempt >= 1 && attempt <= last; ++attempt) {
     for (Engine::LogSource& source : engine.logs(self->job_, attempt)) {

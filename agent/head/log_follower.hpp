@@ -52,7 +52,7 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
  private:
   boost::asio::awaitable<void> watch_peer();
   boost::asio::awaitable<void> ask(bool events);
-  static FollowerSnapshot snapshot(const std::shared_ptr<Follower>& self, bool events);
+  static FollowerSnapshot snapshot(const std::shared_ptr<Follower>& self);
   boost::asio::awaitable<void> follow();
   boost::asio::awaitable<void> send_news();
   boost::asio::awaitable<bool> send_logs();

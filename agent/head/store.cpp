@@ -54,12 +54,12 @@ class SqliteStore final : public Store {
   }
 
   std::vector<EventRow> events(const JobId& job) override {
-    return merged(*reader_, read_events, job, &Changes::events,
+    return merged(read_events, job, &Changes::events,
                   [](const EventRow& row) { return row.id; });
   }
 
   std::vector<MetricsRow> metrics(const JobId& job) override {
-    return merged(*history_, read_metrics, job, &Changes::metrics,
+    return merged(read_metrics, job, &Changes::metrics,
                   [](const MetricsRow& row) { return std::tuple(row.attempt, row.rank, row.seq); });
   }
 
@@ -84,8 +84,6 @@ class SqliteStore final : public Store {
       writer_ = std::make_unique<Writer>(*database_);
       reader_ = std::make_unique<Database>(options_.path);
       reader_->run("PRAGMA query_only = 1");
-      history_ = std::make_unique<Database>(options_.path);
-      history_->run("PRAGMA query_only = 1");
     } catch (SqliteError& error) {
       if (error.may_pass()) throw;
       throw Error(ErrorCode::io, "the head's database is damaged: " + error.message())
@@ -94,11 +92,11 @@ class SqliteStore final : public Store {
     }
   }
 
-  // Called by the readers' thread. What is queued or being written is looked at before the
+  // Called by the reader. What is queued or being written is looked at before the
   // database is, so that nothing is missed; what is found twice is dropped.
   template <typename Row, typename Key>
-  std::vector<Row> merged(Database& database, std::vector<Row> (*read)(Database&, const JobId&),
-                          const JobId& job, std::vector<Row> Changes::*member, Key key) {
+  std::vector<Row> merged(std::vector<Row> (*read)(Database&, const JobId&), const JobId& job,
+                          std::vector<Row> Changes::*member, Key key) {
     std::map<decltype(key(std::declval<Row>())), Row> pending;
     {
       const std::lock_guard lock(mutex_);
@@ -110,7 +108,7 @@ class SqliteStore final : public Store {
         }
       }
     }
-    std::vector<Row> rows = read(database, job);
+    std::vector<Row> rows = read(*reader_, job);
     for (const Row& row : rows) pending.erase(key(row));
     for (auto& [unused, row] : pending) rows.push_back(std::move(row));
     return rows;
@@ -244,8 +242,7 @@ class SqliteStore final : public Store {
   std::unique_ptr<Database> database_;    // the store's thread only, once it runs
   std::unique_ptr<Writer> writer_;        // the same
   std::map<JobId, std::size_t> metrics_;  // rows per job, as far as counted; the same
-  std::unique_ptr<Database> reader_;      // the engine's thread
-  std::unique_ptr<Database> history_;     // that of metrics()
+  std::unique_ptr<Database> reader_;      // of load(), events() and metrics()
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;

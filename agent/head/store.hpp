@@ -34,8 +34,8 @@ class Store {
   virtual void commit(Changes changes, Urgency urgency, OnFailure on_failure,
                       std::function<void(std::exception_ptr)> done) = 0;
 
-  // What was committed so far, durable or not, oldest first. events() on the thread of load(),
-  // metrics() on any one other, for they may be long.
+  // What was committed so far, durable or not, oldest first; it may be long. One thread at a time,
+  // which need not be that of load().
   virtual std::vector<EventRow> events(const JobId& job) = 0;
   virtual std::vector<MetricsRow> metrics(const JobId& job) = 0;
 

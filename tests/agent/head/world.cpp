@@ -337,7 +337,9 @@ std::uint64_t World::acknowledged(const std::string& node, const JobId& job, int
 
 std::vector<std::string> World::messages(const JobId& job) {
   std::vector<std::string> all;
-  const nlohmann::json answer = engine->job_events(job);
+  nlohmann::json answer;
+  engine->job_events(job, [&](nlohmann::json read) { answer = std::move(read); });
+  until([&] { return !answer.is_null(); });
   for (const auto& event : answer.at("events")) {
     all.push_back(event.at("message").get<std::string>());
   }
