@@ -9,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "agent/session/removal.hpp"
 #include "agent/session/shell.hpp"
 #include "agent/session/systemd.hpp"
 #include "launcher/core/cluster_processes.hpp"
@@ -188,6 +189,8 @@ wire::AgentsStarted start_agents(const NodePlace& place, const wire::StartAgents
     std::string warning;
     started.how = replace(place, request.head, host, warning);
     if (!warning.empty()) started.warning = warning;
+    const std::string stay = remove_old_agents(place, host);
+    if (started.warning.empty()) started.warning = stay;
   } else {
     started.how = unit_installed(place) ? "unit" : "session";
   }

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <set>
 
 #include "agent/session/agents.hpp"
 #include "agent/session/host.hpp"
 #include "agent/session/systemd.hpp"
+#include "agent/watch/watch.hpp"
 #include "launcher/core/cluster_processes.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
@@ -17,6 +19,9 @@
 
 namespace dtrain::session {
 namespace {
+
+// Another `up` may have sent an agent that it has not started yet.
+constexpr std::chrono::hours kAgentGrace{1};
 
 std::vector<fs::path> roots_of(const NodePlace& place, bool head) {
   std::vector<fs::path> roots{place.root().root};
@@ -126,19 +131,46 @@ bool has_clusters(const fs::path& base) {
   return false;
 }
 
-void remove_agents(const NodePlace& place, wire::RemoveReport& report) {
-  const std::set<fs::path> bases{place.base, home_folder() / ".dtrain", spare_base()};
-  if (std::any_of(bases.begin(), bases.end(), has_clusters)) return;
+std::set<fs::path> all_bases(const NodePlace& place) {
+  return {place.base, home_folder() / ".dtrain", spare_base()};
+}
+
+// Folders of agents that no process runs.
+std::vector<fs::path> idle_agents(const NodePlace& place) {
   const std::set<std::string> used = programs_in_use();
-  for (const fs::path& base : bases) {
+  std::vector<fs::path> idle;
+  for (const fs::path& base : all_bases(place)) {
     std::error_code none;
-    std::vector<fs::path> agents;
     for (const auto& entry : fs::directory_iterator(base / "agents", none)) {
-      agents.push_back(entry.path());
+      if (!used.contains((entry.path() / "dtrain-agent").string())) idle.push_back(entry.path());
     }
-    for (const fs::path& agent : agents) {
-      if (!used.contains((agent / "dtrain-agent").string())) remove(agent, report);
+  }
+  return idle;
+}
+
+// Those that a cluster of this user starts when it is up again.
+std::set<std::string> programs_of_clusters(const NodePlace& place) {
+  std::set<std::string> programs;
+  for (const fs::path& base : all_bases(place)) {
+    std::error_code none;
+    for (const auto& cluster : fs::directory_iterator(base, none)) {
+      for (const auto& node : fs::directory_iterator(cluster.path(), none)) {
+        const paths::WatchRoot watch{node.path()};
+        if (!fs::exists(watch.config(), none)) continue;
+        for (const watch::ChildSpec& child : watch::read_children(watch)) {
+          programs.insert(child.argv.front());
+        }
+      }
     }
+  }
+  return programs;
+}
+
+void remove_agents(const NodePlace& place, wire::RemoveReport& report) {
+  const std::set<fs::path> bases = all_bases(place);
+  if (std::any_of(bases.begin(), bases.end(), has_clusters)) return;
+  for (const fs::path& agent : idle_agents(place)) remove(agent, report);
+  for (const fs::path& base : bases) {
     remove_if_empty(base / "agents");
     remove_if_empty(base);
   }
@@ -169,6 +201,24 @@ wire::SurveyReport survey(const NodePlace& place, const wire::Survey& request) {
     }
   }
   return report;
+}
+
+std::string remove_old_agents(const NodePlace& place, const wire::HostFacts& host) {
+  // Other machines may run what lies in a home that they share.
+  if (host.home_on_network) return {};
+  try {
+    const std::set<std::string> wanted = programs_of_clusters(place);
+    const auto grace = fs::file_time_type::clock::now() - kAgentGrace;
+    for (const fs::path& folder : idle_agents(place)) {
+      const fs::path agent = folder / "dtrain-agent";
+      std::error_code none;
+      if (wanted.contains(agent.string()) || fs::last_write_time(folder, none) > grace) continue;
+      remove_tree(folder);
+    }
+    return {};
+  } catch (const Error& error) {
+    return std::string("agents of earlier versions stay: ") + error.what();
+  }
 }
 
 wire::RemoveReport remove_files(const NodePlace& place, const wire::RemoveFiles& request,

@@ -588,6 +588,31 @@ TEST_CASE("agents: another binary takes over") {
   CHECK_FALSE(fs::exists(home.agents() / upgraded.hello().agent_sha256));
 }
 
+TEST_CASE("agents: binaries that nobody needs any more are removed, an hour after they came") {
+  const Home home;
+  const auto put = [&](const std::string& name, bool old) {
+    const fs::path folder = home.agents() / name;
+    make_folders(folder);
+    write_file_atomic(folder / "dtrain-agent", "an agent", 0700);
+    if (old) fs::last_write_time(folder, fs::file_time_type::clock::now() - std::chrono::hours(2));
+    return folder;
+  };
+  const fs::path needed = put("needed", true);
+  const fs::path idle = put("idle", true);
+  const fs::path young = put("young", false);
+  const paths::WatchRoot other{home.path() / ".dtrain/other-abcdef/node-0"};
+  make_folders(other.root);
+  write_file_atomic(other.config(), R"({"children": [{"name": "node-0", "argv": [")" +
+                                        (needed / "dtrain-agent").string() + R"(", "node"]}]})");
+  AgentSession session = home.open();
+  bring_up(session, home);
+  CHECK_FALSE(fs::exists(idle));
+  CHECK(fs::exists(needed));
+  CHECK(fs::exists(young));
+  CHECK(fs::exists(home.agent_file()));
+  CHECK(session.stop_agents({true, 10000}).left.empty());
+}
+
 TEST_CASE("remove: files are kept without their keys") {
   const Home home;
   AgentSession session = home.open();
