@@ -71,8 +71,10 @@ class ClusterCase(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
         self.addCleanup(self.leave_nothing)
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("DTRAIN_")}
-        self.env.update(XDG_STATE_HOME=str(self.folder / "state"), NO_COLOR="1",
+        # Login shells of tests read no files of the user's, which may take their time.
+        self.env.update(HOME=str(self.folder / "home"), XDG_STATE_HOME=str(self.folder / "state"), NO_COLOR="1",
                         DTRAIN_HANDLER_LIMIT_MS=str(HANDLER_LIMIT_MS))
+        (self.folder / "home").mkdir()
         self.started = []
         if self.nodes:
             self.write_cluster(self.nodes)

@@ -46,6 +46,7 @@ class HostsCase(ClusterCase):
         if self.reason:
             self.skipTest(self.reason)
         super().setUp()
+        self.env["HOME"] = os.environ["HOME"]  # the laboratory's, which ssh looks at
         self.yaml = self.folder / "cluster.yaml"
 
     def name(self):

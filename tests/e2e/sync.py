@@ -11,7 +11,7 @@ class Sync(ClusterCase):
         self.home = self.folder / "home of mine"
         self.home.mkdir()
 
-    # The agents were started with the user's own HOME: targets are absolute here.
+    # Beside the agents' own home: targets are absolute here.
     def target(self, name="there"):
         return self.home / name
 
