@@ -18,7 +18,7 @@ int train_vit(const Flags& flags) {
   Recipe recipe = cifar10_recipe(flags, "vit");
   recipe.optimizer = [&](const torch::nn::Module& module) {
     return std::make_unique<dt::AdamW>(dt::decay_groups(module),
-                                       dt::AdamOptions{.lr = flags.lr, .weight_decay = 1e-2});
+                                       dt::AdamWOptions{.lr = flags.lr, .weight_decay = 1e-2});
   };
   return train_classifier(model.ptr(), context, flags, recipe);
 }

@@ -143,13 +143,24 @@ class Adam : public Optimizer {
   bool decoupled_;
 };
 
-// AdamW: weight decay shrinks the parameter itself. Python's default is weight_decay = 0.01.
+// With torch.optim.AdamW's defaults.
+struct AdamWOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0.01;
+  bool amsgrad = false;
+};
+
+// AdamW; weight decay shrinks the parameter itself.
 class AdamW : public Adam {
  public:
-  AdamW(std::vector<NamedParameter> parameters, AdamOptions options)
+  AdamW(std::vector<NamedParameter> parameters, AdamWOptions options)
       : AdamW(one_group(std::move(parameters)), options) {}
-  AdamW(std::vector<ParameterGroup> groups, AdamOptions options)
-      : Adam(std::move(groups), options, true) {}
+  AdamW(std::vector<ParameterGroup> groups, AdamWOptions o)
+      : Adam(std::move(groups),
+             AdamOptions{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.amsgrad}, true) {}
   std::string kind() const override { return "AdamW"; }
 };
 

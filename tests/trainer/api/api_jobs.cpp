@@ -395,7 +395,7 @@ Optimizers SmallModule::configure_optimizers() {
     return {std::make_shared<Sgd>(trained_parameters(), SgdOptions{.lr = 0.1}), nullptr};
   }
   return {
-      std::make_shared<AdamW>(decay_groups(*this), AdamOptions{.lr = 1e-2, .weight_decay = 0.1}),
+      std::make_shared<AdamW>(decay_groups(*this), AdamWOptions{.lr = 1e-2, .weight_decay = 0.1}),
       linear_schedule(0.1, 1, 5)};
 }
 

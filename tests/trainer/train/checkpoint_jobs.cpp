@@ -63,7 +63,8 @@ std::unique_ptr<Optimizer> make_optimizer(const torch::nn::Module& model) {
     return std::make_unique<Sgd>(decay_groups(model),
                                  SgdOptions{.lr = 0.05, .momentum = 0.9, .weight_decay = 0.01});
   }
-  return std::make_unique<AdamW>(decay_groups(model), AdamOptions{.lr = 1e-2, .weight_decay = 0.1});
+  return std::make_unique<AdamW>(decay_groups(model),
+                                 AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
 }
 
 // A training with everything that a resume must bring back: shuffled and augmented data, dropout,

@@ -69,7 +69,7 @@ TEST_CASE("the fused optimizers do what LibTorch's do") {
   CHECK(difference(
             [](std::vector<NamedParameter> p) -> std::unique_ptr<Optimizer> {
               return std::make_unique<AdamW>(std::move(p),
-                                             AdamOptions{.lr = 1e-2, .weight_decay = 0.1});
+                                             AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
             },
             [](std::vector<at::Tensor> p) {
               return std::make_unique<torch::optim::AdamW>(

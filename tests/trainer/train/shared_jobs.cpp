@@ -39,7 +39,7 @@ const std::map<std::string, MakeOptimizer>& optimizers() {
        [](const auto& m) { return std::make_unique<Adam>(named_parameters(m), AdamOptions{}); }},
       {"adamw",
        [](const auto& m) {
-         return std::make_unique<AdamW>(decay_groups(m), AdamOptions{.weight_decay = 0.1});
+         return std::make_unique<AdamW>(decay_groups(m), AdamWOptions{.weight_decay = 0.1});
        }},
       {"sgd",
        [](const auto& m) {
