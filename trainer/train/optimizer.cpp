@@ -14,13 +14,15 @@
 
 namespace dtrain::train {
 
-std::vector<NamedParameter> named_parameters(const torch::nn::Module& module) {
+std::vector<NamedParameter> named_parameters(const torch::nn::Module& module,
+                                             const std::string& prefix) {
+  const std::string before = prefix.empty() ? "" : prefix + ".";
   std::vector<NamedParameter> parameters;
   std::unordered_set<c10::TensorImpl*> seen;
   for (const auto& item : module.named_parameters()) {
     if (!item.value().requires_grad()) continue;
     if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
-    parameters.push_back({item.key(), item.value()});
+    parameters.push_back({before + item.key(), item.value()});
   }
   return parameters;
 }
@@ -35,11 +37,12 @@ std::vector<ParameterGroup> one_group(std::vector<NamedParameter> parameters) {
   return groups;
 }
 
-std::vector<ParameterGroup> decay_groups(const torch::nn::Module& module) {
+std::vector<ParameterGroup> decay_groups(const torch::nn::Module& module,
+                                         const std::string& prefix) {
   ParameterGroup decay;
   ParameterGroup no_decay;
   no_decay.weight_decay = 0;
-  for (NamedParameter& parameter : named_parameters(module)) {
+  for (NamedParameter& parameter : named_parameters(module, prefix)) {
     (parameter.tensor.dim() >= 2 ? decay : no_decay).parameters.push_back(std::move(parameter));
   }
   std::vector<ParameterGroup> groups;
@@ -51,11 +54,17 @@ std::vector<ParameterGroup> decay_groups(const torch::nn::Module& module) {
 
 Optimizer::Optimizer(std::vector<ParameterGroup> groups) {
   std::unordered_set<c10::TensorImpl*> seen;
+  std::unordered_set<std::string> names;
   for (ParameterGroup& group : groups) {
     const std::size_t begin = parameters_.size();
     for (NamedParameter& parameter : group.parameters) {
       if (!seen.insert(parameter.tensor.unsafeGetTensorImpl()).second) {
         throw Error("optimizer: parameter '" + parameter.name + "' is given twice");
+      }
+      if (!names.insert(parameter.name).second) {
+        throw Error("optimizer: two parameters are called '" + parameter.name +
+                    "', and their state is kept by name: take the names of the whole model, or "
+                    "give those of each part a prefix (named_parameters(part, \"encoder\"))");
       }
       parameters_.push_back(std::move(parameter));
     }

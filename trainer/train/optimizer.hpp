@@ -18,8 +18,10 @@ struct NamedParameter {
   at::Tensor tensor;
 };
 
-// The parameters of a model that need a gradient, by name, each once.
-std::vector<NamedParameter> named_parameters(const torch::nn::Module& module);
+// The parameters of a model that need a gradient, by name, each once. For a part of a model that
+// is trained beside other parts: `prefix` and a dot come before each name.
+std::vector<NamedParameter> named_parameters(const torch::nn::Module& module,
+                                             const std::string& prefix = "");
 
 // Forgets all gradients of a model, the cheapest way that also suits DDP's bucket views.
 void zero_grad(torch::nn::Module& module);
@@ -32,8 +34,9 @@ struct ParameterGroup {
 };
 
 // The usual two groups: what multiplies (two dimensions and more) decays, while biases, norms and
-// other vectors do not. No group is empty.
-std::vector<ParameterGroup> decay_groups(const torch::nn::Module& module);
+// other vectors do not. No group is empty. `prefix` as for named_parameters.
+std::vector<ParameterGroup> decay_groups(const torch::nn::Module& module,
+                                         const std::string& prefix = "");
 
 // An optimizer that updates all parameters in one fused pass, several times faster on a CPU than
 // torch::optim's loop of single operations, and keeps its state by the parameters' names, with
@@ -43,7 +46,8 @@ std::vector<ParameterGroup> decay_groups(const torch::nn::Module& module);
 // Parameters without a gradient are left alone. One thread at a time.
 class Optimizer {
  public:
-  // Throws Error when there is nothing to train, or one parameter comes twice.
+  // Throws Error when there is nothing to train, one parameter comes twice, or two have one name:
+  // the state is kept by name.
   explicit Optimizer(std::vector<ParameterGroup> groups);
   virtual ~Optimizer() = default;
   Optimizer(const Optimizer&) = delete;

@@ -76,7 +76,13 @@ TensorMap map_parts(const Checkpoint& checkpoint, const std::string& name) {
   const int shards = checkpoint.manifest.shards;
   for (int shard = 0; shard < shards; ++shard) {
     const fs::path path = checkpoint.folder / shard_name(shard, shards) / name;
-    if (fs::exists(path)) all.merge(map_tensors(path));
+    if (!fs::exists(path)) continue;
+    TensorMap part = map_tensors(path);
+    all.merge(part);
+    if (!part.empty()) {
+      throw Error(path.string() + ": has '" + part.begin()->first +
+                  "', which another shard has too");
+    }
   }
   return all;
 }

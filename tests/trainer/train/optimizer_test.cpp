@@ -161,3 +161,42 @@ TEST_CASE("impossible optimizers are refused") {
   CHECK_THROWS_AS(Adam(std::vector<NamedParameter>{}, {}), Error);
   CHECK_THROWS_AS(Sgd(named_parameters(*model), {.nesterov = true}), Error);
 }
+
+TEST_CASE("parameters of two parts need names of their own: the state is kept by them") {
+  auto encoder = test::make_small_model(1);
+  auto decoder = test::make_small_model(2);
+  const auto groups = [&](const std::string& a, const std::string& b) {
+    std::vector<ParameterGroup> both(2);
+    both[0].parameters = named_parameters(*encoder, a);
+    both[1].parameters = named_parameters(*decoder, b);
+    both[1].lr_scale = 0.5;
+    return both;
+  };
+  CHECK(contains(message_of<Error>([&] { Adam(groups("", ""), {}); }),
+                 "two parameters are called 'first.weight'"));
+  Adam adam(groups("encoder", "decoder"), {});
+  CHECK(adam.state().size() == 24);
+  CHECK(adam.state().contains("decoder.first.weight/exp_avg"));
+  CHECK(adam.parameters()[0].name == "encoder.first.weight");
+  CHECK(decay_groups(*encoder, "encoder")[0].parameters[0].name == "encoder.first.weight");
+  backward(*encoder, 0);
+  backward(*decoder, 0);
+  adam.step();
+  Adam other(groups("encoder", "decoder"), {});
+  other.load_state(adam.state());
+  for (const auto& [key, tensor] : adam.state()) CHECK(other.state().at(key).equal(tensor));
+}
+
+TEST_CASE("AdamW decays when nothing is said about it, as PyTorch's") {
+  CHECK(difference(
+            [](std::vector<NamedParameter> p) -> std::unique_ptr<Optimizer> {
+              return std::make_unique<AdamW>(std::move(p), AdamWOptions{.lr = 1e-2});
+            },
+            [](std::vector<at::Tensor> p) {
+              return std::make_unique<torch::optim::AdamW>(std::move(p),
+                                                           torch::optim::AdamWOptions(1e-2));
+            }) < 1e-6);
+  auto model = test::make_small_model(1);
+  CHECK(AdamW(named_parameters(*model), {}).numbers().at("weight_decay") == 0.01);
+  CHECK(Adam(named_parameters(*model), {}).numbers().at("weight_decay") == 0);
+}
