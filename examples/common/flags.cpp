@@ -36,10 +36,18 @@ std::optional<int> read_flags(int argc, char** argv, const std::string& descript
   app.add_option("--precision", flags.precision, "bf16 computes forward passes in 16 bits")
       ->check(CLI::IsMember({"32", "bf16"}))
       ->capture_default_str();
+  std::string bad_samples = "error";
+  app.add_option(
+         "--bad-samples", bad_samples,
+         "What a picture that cannot be read does: it is an error, or is left out, told and "
+         "counted")
+      ->check(CLI::IsMember({"error", "skip"}))
+      ->capture_default_str();
   app.add_option("--tensorboard", flags.tensorboard, "Folder for TensorBoard's event files");
   app.add_option("--metrics-file", flags.metrics_file, "File for metrics, a JSON line each");
   try {
     app.parse(argc, argv);
+    flags.skip_bad_samples = bad_samples == "skip";
     return std::nullopt;
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;

@@ -19,6 +19,7 @@ struct Flags {
   std::string tensorboard;
   std::string metrics_file;
   std::string precision = "32";  // or bf16: autocast
+  bool skip_bad_samples = false;
 };
 
 // Reads them into `flags`, whose values are the defaults. Returns an exit code if the program is

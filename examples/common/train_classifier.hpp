@@ -43,7 +43,7 @@ struct Score {
 // Over all test images, each seen by exactly one rank, so that the result is exact.
 template <typename Module>
 Score evaluate(dtrain::train::Ddp<Module>& ddp, dtrain::train::Context& context,
-               const Recipe& recipe, const dtrain::train::BufferPool& pool) {
+               const Recipe& recipe, const dtrain::train::ImageBatches& like) {
   using namespace dtrain::train;
   ddp.sync_buffers();
   ddp.module().eval();
@@ -52,7 +52,9 @@ Score evaluate(dtrain::train::Ddp<Module>& ddp, dtrain::train::Context& context,
                                    {.shuffle = false, .tail = Tail::keep});
   ImageBatches options;
   options.transform = recipe.test_transform;
-  options.pool = pool;
+  options.pool = like.pool;
+  options.bad_samples = like.bad_samples;
+  options.skipped = like.skipped;
   Loader<ImageBatch> batches(sampler, {.batch_size = 256}, image_batches(recipe.test, options));
   WeightedMean loss;
   Accuracy accuracy;
@@ -114,6 +116,7 @@ int train_classifier(const std::shared_ptr<Module>& model, dtrain::train::Contex
   train_batches.transform = recipe.train_transform;
   train_batches.seed = flags.seed;
   train_batches.pool = BufferPool(!context.device().is_cpu());
+  if (flags.skip_bad_samples) train_batches.bad_samples = BadSamples::skip;
   const std::int64_t first_step = place.step;
   StepTimes times;
   Metrics speed;  // of the last epoch
@@ -125,7 +128,6 @@ int train_classifier(const std::shared_ptr<Module>& model, dtrain::train::Contex
     train_batches.epoch = place.epoch;
     Loader<ImageBatch> batches(sampler, {.batch_size = batch_size, .workers = flags.workers},
                                image_batches(recipe.train, train_batches));
-    std::int64_t taken = 0;
     times.begin();
     while (auto batch = batches.next()) {
       times.lap(Part::wait);
@@ -145,9 +147,8 @@ int train_classifier(const std::shared_ptr<Module>& model, dtrain::train::Contex
       times.lap(Part::compute);
       times.step(images.size(0));
 
-      taken += images.size(0);
       ++place.step;
-      place.position = sampler.position_after(taken);
+      place.position = sampler.position_after(batches.dealt());
       if (place.step - first_step == kWarmUpSteps) times.take();
       session.check_loss(place.step, loss_value);
       session.progress({.step = place.step,
@@ -166,7 +167,7 @@ int train_classifier(const std::shared_ptr<Module>& model, dtrain::train::Contex
         session.say("told to go, after step " + std::to_string(place.step));
         return kExitPreempted;
       }
-      const bool epoch_ends = taken == sampler.remaining();
+      const bool epoch_ends = batches.dealt() == sampler.remaining();
       if (flags.checkpoint_every > 0 && place.step % flags.checkpoint_every == 0 && !epoch_ends &&
           session.can_checkpoint()) {
         session.report(place, {{"loss", loss_value}}, *model, *optimizer);
@@ -175,12 +176,16 @@ int train_classifier(const std::shared_ptr<Module>& model, dtrain::train::Contex
     }
 
     if (place.step - first_step > kWarmUpSteps) speed = times.take();
-    score = evaluate(ddp, context, recipe, train_batches.pool);
+    score = evaluate(ddp, context, recipe, train_batches);
     Metrics metrics{{"loss", score.loss}, {"accuracy", score.accuracy}};
     if (speed.contains("samples_per_second")) {
       speed["samples_per_second"] *= context.world_size();
       metrics["samples_per_second"] = speed["samples_per_second"];
       metrics["data_wait_percent"] = speed["data_wait_percent"];
+    }
+    if (flags.skip_bad_samples) {
+      metrics["skipped_samples"] =
+          context.all_reduce_sum(static_cast<double>(train_batches.skipped->count()));
     }
     if (session.can_checkpoint()) {
       // Where the next epoch begins: a resume has nothing of this one to do again.

@@ -59,15 +59,19 @@ DataLoader DataLoader::of_tensors(std::vector<at::Tensor> tensors, DataLoaderOpt
 DataLoader DataLoader::of_images(Images images, const ImageBatches& batches,
                                  DataLoaderOptions options) {
   const std::int64_t samples = images->size();
-  return {samples,
-          [images = std::move(images), batches](std::span<const std::int64_t> indices,
-                                                std::int64_t epoch) {
-            ImageBatches of_epoch = batches;
-            of_epoch.epoch = epoch;
-            ImageBatch made = image_batches(images, std::move(of_epoch))(indices);
-            return Batch{{std::move(made.images), std::move(made.labels)}, std::move(made.indices)};
-          },
-          options};
+  const ImageBatches shaped = with_shape(*images, batches);
+  DataLoader loader(
+      samples,
+      [images = std::move(images), shaped](std::span<const std::int64_t> indices,
+                                           std::int64_t epoch) {
+        ImageBatches of_epoch = shaped;
+        of_epoch.epoch = epoch;
+        ImageBatch made = image_batches(images, std::move(of_epoch))(indices);
+        return Batch{{std::move(made.images), std::move(made.labels)}, std::move(made.indices)};
+      },
+      options);
+  if (batches.bad_samples == BadSamples::skip) loader.skipped_ = batches.skipped;
+  return loader;
 }
 
 DataLoader DataLoader::shared(const Context& context, bool evaluates) const {
@@ -76,6 +80,12 @@ DataLoader DataLoader::shared(const Context& context, bool evaluates) const {
   mine.ranks_ = context.world_size();
   mine.evaluates_ = evaluates;
   return mine;
+}
+
+DataLoader DataLoader::on(c10::Device device) const {
+  DataLoader there = *this;
+  there.device_ = device;
+  return there;
 }
 
 DistributedSampler DataLoader::sampler(std::int64_t epoch, std::int64_t position) const {
@@ -97,9 +107,11 @@ std::int64_t DataLoader::batches() const {
 DataLoader::Pass DataLoader::pass(std::int64_t epoch, std::int64_t position) const {
   if (is_stream()) {
     const std::int64_t of_all = options_.batch_size * ranks_;
-    return {
+    Pass pass(
         [open = open_, rank = rank_, ranks = ranks_, epoch] { return open(rank, ranks, epoch); },
-        (position + of_all - 1) / of_all, of_all};
+        (position + of_all - 1) / of_all, of_all);
+    pass.device_ = device_;
+    return pass;
   }
   DistributedSampler from = sampler(epoch, position);
   const LoaderOptions options{.batch_size = options_.batch_size,
@@ -110,13 +122,15 @@ DataLoader::Pass DataLoader::pass(std::int64_t epoch, std::int64_t position) con
       from, options, [make = make_, epoch](std::span<const std::int64_t> indices) {
         return make(indices, epoch);
       });
-  return {std::move(from), std::move(loader)};
+  Pass pass(std::move(from), std::move(loader));
+  pass.device_ = device_;
+  return pass;
 }
 
 DataLoader::Pass::Pass(std::function<Next()> open, std::int64_t seen, std::int64_t of_all)
     : open_(std::move(open)), next_(open_()), seen_(seen), of_all_(of_all) {
   for (std::int64_t i = 0; i < seen;) {
-    if (next()) {
+    if (next_of_stream()) {
       ++i;
     } else if (is_empty()) {
       break;
@@ -127,7 +141,13 @@ DataLoader::Pass::Pass(std::function<Next()> open, std::int64_t seen, std::int64
 }
 
 std::optional<Batch> DataLoader::Pass::next() {
-  if (loader_) return loader_->next();
+  std::optional<Batch> batch = loader_ ? loader_->next() : next_of_stream();
+  if (!batch) return batch;
+  ++given_;
+  return device_ ? to_device(std::move(*batch), *device_) : std::move(batch);
+}
+
+std::optional<Batch> DataLoader::Pass::next_of_stream() {
   std::optional<Batch> batch = next_();
   if (std::exchange(is_anew_, false) && !batch) {
     throw Error("data loader: a stream that had batches has none when it is opened again");
@@ -141,6 +161,10 @@ void DataLoader::Pass::again() {
   next_ = nullptr;  // its threads first
   next_ = open_();
   is_anew_ = true;
+}
+
+std::int64_t DataLoader::Pass::position() const {
+  return position_after(loader_ ? loader_->dealt() : 0, given_);
 }
 
 std::int64_t DataLoader::Pass::position_after(std::int64_t samples, std::int64_t batches) const {

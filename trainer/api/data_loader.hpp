@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -81,11 +82,15 @@ class DataLoader {
   // This rank's share: what prepare_data_loader does. With `evaluates` each sample comes to exactly
   // one rank, so ranks may have different numbers of batches; else all have as many.
   DataLoader shared(const Context& context, bool evaluates) const;
+  // Gives its batches on that device; else they are where `make` has them, on the CPU.
+  DataLoader on(c10::Device device) const;
 
   bool is_stream() const { return static_cast<bool>(open_); }
   std::int64_t samples() const { return samples_; }  // 0 of a stream: not known
   const DataLoaderOptions& options() const { return options_; }
   int ranks() const { return ranks_; }
+  // Samples that this process has left out (BadSamples::skip), null where none ever is.
+  const std::shared_ptr<const SkippedSamples>& skipped() const { return skipped_; }
   // Of a whole epoch, for this rank; kUnknown of a stream.
   static constexpr std::int64_t kUnknown = std::numeric_limits<std::int64_t>::max();
   std::int64_t batches() const;
@@ -103,7 +108,10 @@ class DataLoader {
     bool is_empty() const { return has_ended_ && !has_begun_; }
     std::int64_t batches() const { return loader_ ? loader_->batches() : kUnknown; }
     LoaderStats stats() const { return loader_ ? loader_->stats() : LoaderStats{}; }
-    // Where all ranks together stand after this rank has taken so many samples, in so many batches.
+    // Where all ranks together stand after what next() has given so far: a checkpoint's
+    // Place::position, once all of it is trained on.
+    std::int64_t position() const;
+    // The same after so many samples, in so many batches, that this rank was dealt.
     std::int64_t position_after(std::int64_t samples, std::int64_t batches) const;
 
    private:
@@ -113,11 +121,15 @@ class DataLoader {
         : sampler_(std::move(sampler)), loader_(std::move(loader)) {}
     Pass(std::function<Next()> open, std::int64_t seen, std::int64_t of_all);
 
+    std::optional<Batch> next_of_stream();
+
+    std::optional<c10::Device> device_;
     std::optional<DistributedSampler> sampler_;  // neither of a stream
     std::unique_ptr<Loader<Batch>> loader_;
     std::function<Next()> open_;  // of a stream
     Next next_;
     std::int64_t seen_ = 0;    // batches of this rank, when the pass was made
+    std::int64_t given_ = 0;   // batches of this rank, since then
     std::int64_t of_all_ = 0;  // samples that a batch of each rank has
     bool has_begun_ = false;
     bool has_ended_ = false;
@@ -138,6 +150,8 @@ class DataLoader {
   int rank_ = 0;
   int ranks_ = 1;
   bool evaluates_ = false;
+  std::optional<c10::Device> device_;
+  std::shared_ptr<const SkippedSamples> skipped_;
 };
 
 template <typename Sample>

@@ -145,7 +145,7 @@ std::shared_ptr<Optimizer> prepare_optimizer(std::shared_ptr<Optimizer> optimize
 }
 
 DataLoader prepare_data_loader(const DataLoader& loader, bool evaluates) {
-  return loader.shared(context(), evaluates);
+  return loader.shared(context(), evaluates).on(context().device());
 }
 
 std::unique_ptr<Autocast> autocast() {

@@ -160,10 +160,11 @@ void Trainer::State::begin(Trainer& trainer, std::shared_ptr<Module> its_module)
          .alike = true});
   }
 
-  train_data = prepare_data_loader(module->train_dataloader());
+  // Not prepare_data_loader: the loop moves batches by itself, and measures it.
+  train_data = module->train_dataloader().shared(context(), /*evaluates=*/false);
   train_batches = options.limit_train_batches.of(train_data->batches(), "limit_train_batches");
   if (std::optional<DataLoader> data = module->val_dataloader()) {
-    val_data = prepare_data_loader(*data, /*evaluates=*/true);
+    val_data = data->shared(context(), /*evaluates=*/true);
     // Parts of what the rank with most has, so that all ranks validate or none.
     const std::int64_t of_all = val_data->options().batch_size * val_data->ranks();
     const std::int64_t most =

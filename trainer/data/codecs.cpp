@@ -67,6 +67,24 @@ struct JpegSize {
   std::int64_t columns = 0;
 };
 
+// `ink` and `black` are inverted: 255 is none of it. Pillow's rounding, so that its pixels and ours
+// are the same.
+std::uint8_t rgb_of(unsigned ink, unsigned black) {
+  const unsigned product = (255 - ink) * black + 128;
+  return static_cast<std::uint8_t>(black - ((product + (product >> 8)) >> 8));
+}
+
+// A row from 4 bytes a pixel to 3, in place.
+void cmyk_to_rgb(std::uint8_t* row, std::int64_t columns) {
+  for (std::int64_t i = 0; i < columns; ++i) {
+    const std::uint8_t* from = row + 4 * i;
+    const std::uint8_t black = from[3];
+    const std::uint8_t rgb[3] = {rgb_of(from[0], black), rgb_of(from[1], black),
+                                 rgb_of(from[2], black)};
+    std::memcpy(row + 3 * i, rgb, sizeof rgb);
+  }
+}
+
 enum class JpegOutcome : std::uint8_t { fine, damaged, too_large };
 
 JpegOutcome decode_jpeg(std::span<const std::byte> bytes, std::vector<std::uint8_t>& pixels,
@@ -88,7 +106,9 @@ JpegOutcome decode_jpeg(std::span<const std::byte> bytes, std::vector<std::uint8
     jpeg_destroy_decompress(&info);
     return JpegOutcome::too_large;
   }
-  info.out_color_space = JCS_RGB;
+  // libjpeg makes CMYK of both, and nothing else.
+  const bool inks = info.jpeg_color_space == JCS_CMYK || info.jpeg_color_space == JCS_YCCK;
+  info.out_color_space = inks ? JCS_CMYK : JCS_RGB;
   info.scale_num = 1;
   info.scale_denom = 1;
   while (least > 0 && info.scale_denom < 8 &&
@@ -99,15 +119,17 @@ JpegOutcome decode_jpeg(std::span<const std::byte> bytes, std::vector<std::uint8
   jpeg_start_decompress(&info);
   size = {info.output_height, info.output_width};
   const std::size_t row = static_cast<std::size_t>(info.output_width) * 3;
-  pixels.resize(row * info.output_height);
+  // The last rows of CMYK reach behind the last ones of RGB until they are converted.
+  pixels.resize(row * info.output_height + (inks ? 4 * std::size_t{info.output_width} : 0));
   while (info.output_scanline < info.output_height) {
     JSAMPROW rows[4];
     const unsigned left = info.output_height - info.output_scanline;
-    const unsigned count = left < 4 ? left : 4;
+    const unsigned count = inks ? 1 : left < 4 ? left : 4;
     for (unsigned i = 0; i < count; ++i) {
       rows[i] = pixels.data() + (info.output_scanline + i) * row;
     }
     jpeg_read_scanlines(&info, rows, count);
+    if (inks) cmyk_to_rgb(rows[0], info.output_width);
   }
   jpeg_finish_decompress(&info);
   jpeg_destroy_decompress(&info);

@@ -67,6 +67,10 @@ class Loader {
   Loader& operator=(const Loader&) = delete;
 
   std::int64_t batches() const { return batches_; }
+  // Samples of the batches given out, also those that `make` has left out of them.
+  std::int64_t dealt() const {
+    return std::min(given_ * options_.batch_size, sampler_.remaining());
+  }
   LoaderStats stats() const {
     const std::lock_guard lock(mutex_);
     return stats_;

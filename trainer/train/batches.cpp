@@ -2,23 +2,33 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace dtrain::train {
 
-Loader<ImageBatch>::Make image_batches(Images images, ImageBatches options) {
-  if (images->size() > 0) {
-    Transform& t = options.transform;
-    std::vector<std::uint8_t> scratch;
-    if (t.rows == 0 || t.columns == 0 || options.channels == 0) {
-      const ImageView first = images->image(0, scratch, 0);
+ImageBatches with_shape(const ImageSource& images, ImageBatches options) {
+  if (images.size() == 0) throw Error("data set " + images.name() + " is empty");
+  Transform& t = options.transform;
+  const bool skips = options.bad_samples == BadSamples::skip;
+  std::vector<std::uint8_t> scratch;
+  for (std::int64_t index = 0; t.rows == 0 || t.columns == 0 || options.channels == 0; ++index) {
+    try {
+      const ImageView first = images.image(index, scratch, 0);
       if (t.rows == 0) t.rows = first.rows;
       if (t.columns == 0) t.columns = first.columns;
       if (options.channels == 0) options.channels = first.channels;
+    } catch (const std::exception& error) {
+      // It is told and counted where a batch wants it.
+      if (skips && index + 1 < std::min(kMostTriedForShape, images.size())) continue;
+      throw SampleError(images.name(), index, error.what());
     }
-  } else {
-    throw Error("data set " + images->name() + " is empty");
   }
+  return options;
+}
+
+Loader<ImageBatch>::Make image_batches(Images images, ImageBatches options) {
+  options = with_shape(*images, std::move(options));
   const auto transformer = std::make_shared<const Transformer>(options.transform, options.channels);
   return [images = std::move(images), options,
           transformer](std::span<const std::int64_t> indices) mutable {
@@ -33,6 +43,8 @@ Loader<ImageBatch>::Make image_batches(Images images, ImageBatches options) {
     auto* bytes = options.as_bytes ? batch.images.mutable_data_ptr<std::uint8_t>() : nullptr;
     auto* floats = options.as_bytes ? nullptr : batch.images.mutable_data_ptr<float>();
     auto* labels = batch.labels.mutable_data_ptr<std::int64_t>();
+    std::int64_t good = 0;
+    std::string last;  // of those that were left out
     // Decoders fill it; each thread keeps its own from batch to batch.
     thread_local std::vector<std::uint8_t> scratch;
     for (const std::int64_t index : indices) {
@@ -44,16 +56,27 @@ Loader<ImageBatch>::Make image_batches(Images images, ImageBatches options) {
         const ImageView image = images->image(index, scratch, least);
         const SampleRandom random(options.seed, options.epoch, index);
         if (bytes != nullptr) {
-          transformer->write(image, random, bytes);
-          bytes += one;
+          transformer->write(image, random, bytes + good * one);
         } else {
-          transformer->write(image, random, floats);
-          floats += one;
+          transformer->write(image, random, floats + good * one);
         }
-        *labels++ = images->label(index);
+        labels[good] = images->label(index);
+        batch.indices[static_cast<std::size_t>(good++)] = index;
       } catch (const std::exception& error) {
-        throw SampleError(images->name(), index, error.what());
+        const SampleError failed(images->name(), index, error.what());
+        if (options.bad_samples == BadSamples::error) throw failed;
+        options.skipped->add(failed);
+        last = failed.what();
       }
+    }
+    if (good == 0 && count > 0) {
+      throw Error("none of the " + std::to_string(count) +
+                  " samples of a batch can be read; the last one: " + last);
+    }
+    if (good < count) {
+      batch.images = batch.images.narrow(0, 0, good);
+      batch.labels = batch.labels.narrow(0, 0, good);
+      batch.indices.resize(static_cast<std::size_t>(good));
     }
     return batch;
   };

@@ -28,11 +28,19 @@ struct ImageBatches {
   bool as_bytes = false;      // uint8, not normalized: a quarter to copy to a device
   std::int64_t channels = 0;  // 0: as the first image has them
   BufferPool pool{};          // give the same one to each epoch's loader
+  // A batch of which no sample can be read is an error all the same.
+  BadSamples bad_samples = BadSamples::error;
+  std::shared_ptr<SkippedSamples> skipped = std::make_shared<SkippedSamples>();
 };
 
+// The same with rows, columns and channels of the first image where they are 0; with `skip`, of
+// the first that can be read among kMostTriedForShape.
+inline constexpr std::int64_t kMostTriedForShape = 100;
+ImageBatches with_shape(const ImageSource& images, ImageBatches options);
+
 // Each sample goes from where it lies (or from its decoder) to its place in the batch in one pass:
-// no tensor for each sample, no copy between. A sample that fails arrives as SampleError. May be
-// called from several threads at once.
+// no tensor for each sample, no copy between. A sample that fails arrives as SampleError, or, with
+// BadSamples::skip, makes the batch shorter. May be called from several threads at once.
 Loader<ImageBatch>::Make image_batches(Images images, ImageBatches options);
 
 // A value for all channels: (x / 255 - mean) / std.

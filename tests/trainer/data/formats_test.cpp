@@ -2,8 +2,15 @@
 #include <archive_entry.h>
 #include <doctest/doctest.h>
 
+#include <array>
+#include <cstdio>  // jpeglib.h needs it before
+#include <cstdlib>
 #include <cstring>
 #include <nlohmann/json.hpp>
+
+extern "C" {
+#include <jpeglib.h>
+}
 
 #include "tests/trainer/support/temporary.hpp"
 #include "trainer/data/codecs.hpp"
@@ -195,6 +202,65 @@ TEST_CASE("damaged images are refused") {
   REQUIRE(frame != std::string::npos);
   huge.replace(frame + 5, 4, "\x75\x30\x75\x30");
   CHECK(contains(refusal(huge), "30000x30000 pixels is too large"));
+}
+
+namespace {
+
+// A picture of one colour in four inks, inverted as Adobe writes them. Without an error handler of
+// its own: libjpeg ends the program, and the test with it.
+std::vector<std::byte> ink_jpeg(const std::array<std::uint8_t, 4>& inks, J_COLOR_SPACE space) {
+  jpeg_compress_struct info;
+  jpeg_error_mgr errors;
+  info.err = jpeg_std_error(&errors);
+  jpeg_create_compress(&info);
+  unsigned char* out = nullptr;
+  unsigned long size = 0;
+  jpeg_mem_dest(&info, &out, &size);
+  info.image_width = 20;
+  info.image_height = 12;
+  info.input_components = 4;
+  info.in_color_space = JCS_CMYK;
+  jpeg_set_defaults(&info);
+  jpeg_set_colorspace(&info, space);
+  jpeg_set_quality(&info, 100, TRUE);
+  jpeg_start_compress(&info, TRUE);
+  std::vector<std::uint8_t> row;
+  for (int i = 0; i < 20; ++i) row.insert(row.end(), inks.begin(), inks.end());
+  while (info.next_scanline < info.image_height) {
+    JSAMPROW rows[1] = {row.data()};
+    jpeg_write_scanlines(&info, rows, 1);
+  }
+  jpeg_finish_compress(&info);
+  jpeg_destroy_compress(&info);
+  const auto* begin = reinterpret_cast<const std::byte*>(out);
+  std::vector<std::byte> bytes(begin, begin + size);
+  std::free(out);
+  return bytes;
+}
+
+}  // namespace
+
+TEST_CASE("a JPEG in CMYK or YCCK is RGB when it is decoded, of Pillow's values") {
+  for (const J_COLOR_SPACE space : {JCS_CMYK, JCS_YCCK}) {
+    CAPTURE(space);
+    const auto bytes = ink_jpeg({200, 100, 50, 180}, space);
+    std::vector<std::uint8_t> pixels;
+    const ImageView image = decode_image(bytes, pixels);
+    CHECK(image.channels == 3);
+    CHECK(image.rows == 12);
+    CHECK(image.columns == 20);
+    // Pillow 13: Image.open(...).convert("RGB").
+    const std::array<int, 3> expected{141, 71, 35};
+    for (const std::int64_t at : {0, 19, 11 * 20, 12 * 20 - 1}) {
+      for (std::int64_t c = 0; c < 3; ++c) {
+        CHECK(std::abs(image.pixels[at * 3 + c] - expected[static_cast<std::size_t>(c)]) <= 2);
+      }
+    }
+    CHECK(decode_image(bytes, pixels, 6).rows == 6);
+    // Cut off, it is damaged as any other is.
+    const auto half = std::span(bytes).first(bytes.size() / 2);
+    CHECK(contains(message_of<Error>([&] { decode_image(half, pixels); }), "a damaged JPEG"));
+  }
 }
 
 TEST_CASE("shards: what is written is read, by index") {
