@@ -41,8 +41,29 @@ Autocast::~Autocast() {
 GradScaler::GradScaler(Context& context, Options options)
     : context_(context), options_(options), scale_(options.enabled ? options.init_scale : 1) {}
 
-at::Tensor GradScaler::scale(const at::Tensor& loss) const {
-  return options_.enabled ? loss * scale_ : loss;
+at::Tensor GradScaler::scale(const at::Tensor& loss) {
+  if (!options_.enabled) return loss;
+  if (unscaled_) give_up_step();
+  return loss * scale_;
+}
+
+void GradScaler::give_up_step() {
+  for (const at::Tensor& parameter : unscaled_parameters_) {
+    const at::Tensor& gradient = parameter.grad();
+    // Zeroed in place is dropped too; what is not finite is not zero.
+    if (!gradient.defined() || !gradient.ne(0).any().item<bool>()) continue;
+    throw Error(
+        "scaler: the gradients are unscaled already: before the next backward() comes the step, "
+        "or zero_grad()");
+  }
+  unscaled_ = false;
+  if (found_inf_) back_off();
+}
+
+void GradScaler::back_off() {
+  scale_ *= options_.backoff_factor;
+  good_steps_ = 0;
+  ++skipped_;
 }
 
 void GradScaler::unscale(Optimizer& optimizer) {
@@ -50,8 +71,11 @@ void GradScaler::unscale(Optimizer& optimizer) {
   if (unscaled_) throw Error("scaler: the gradients of this step are unscaled already");
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> gradients;
+  unscaled_parameters_.clear();
   for (const NamedParameter& parameter : optimizer.parameters()) {
-    if (parameter.tensor.grad().defined()) gradients.push_back(parameter.tensor.grad());
+    if (!parameter.tensor.grad().defined()) continue;
+    gradients.push_back(parameter.tensor.grad());
+    unscaled_parameters_.push_back(parameter.tensor);
   }
   if (gradients.empty()) throw Error("scaler: no parameter has a gradient");
   const at::TensorOptions place = gradients[0].options().dtype(at::kFloat);
@@ -70,9 +94,7 @@ bool GradScaler::step(Optimizer& optimizer) {
   if (!unscaled_) unscale(optimizer);
   unscaled_ = false;
   if (found_inf_) {
-    scale_ *= options_.backoff_factor;
-    good_steps_ = 0;
-    ++skipped_;
+    back_off();
     return false;
   }
   optimizer.step();

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <vector>
 
 #include "trainer/train/context.hpp"
 #include "trainer/train/optimizer.hpp"
@@ -41,7 +42,7 @@ class Autocast {
 //     scaler.scale(loss).backward();
 //     scaler.unscale(optimizer);  // then clip, if wanted
 //     scaler.step(optimizer);     // unscales if that was not done
-//     optimizer.zero_grad();
+//     optimizer.zero_grad();      // in place of step() too: the step is given up
 class GradScaler {
  public:
   struct Options {
@@ -54,7 +55,9 @@ class GradScaler {
 
   GradScaler(Context& context, Options options);
 
-  at::Tensor scale(const at::Tensor& loss) const;
+  // Begins a new step where gradients were unscaled and then dropped (zero_grad) without step().
+  // Throws Error where they are still there: scaled ones would be added to them.
+  at::Tensor scale(const at::Tensor& loss);
   void unscale(Optimizer& optimizer);  // collective
   // True if the optimizer took the step. Collective.
   bool step(Optimizer& optimizer);
@@ -68,9 +71,13 @@ class GradScaler {
   void load_state(const nlohmann::json& state);
 
  private:
+  void give_up_step();
+  void back_off();
+
   Context& context_;
   Options options_;
   double scale_;
+  std::vector<at::Tensor> unscaled_parameters_;
   std::int64_t good_steps_ = 0;  // since the scale was changed
   std::int64_t skipped_ = 0;
   bool unscaled_ = false;
