@@ -17,15 +17,16 @@ int train(const std::string& data, std::int64_t images) {
       prepare_data_loader(fashion_mnist(data, images, {.batch_size = 128, .shuffle = true}));
 
   Place place = get_checkpoint().value_or(Place{});
-  for (; place.epoch < 2; ++place.epoch) {
-    auto pass = loader.pass(place.epoch);
+  for (; place.epoch < 2; ++place.epoch, place.position = 0) {
+    auto pass = loader.pass(place.epoch, place.position);
     double last = 0;
     while (auto batch = pass.next()) {
       const at::Tensor loss = at::cross_entropy_loss((*model)((*batch)[0]), (*batch)[1]);
       backward(loss);
       optimizer_step();
       last = loss.item<double>();
-      ++place.step;
+      place.position = pass.position();
+      if (++place.step % 200 == 0) report({{"loss", last}}, place);
     }
     report({{"loss", last}}, Place{place.step, place.epoch + 1, 0});
   }

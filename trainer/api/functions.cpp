@@ -25,6 +25,7 @@ struct Current {
   std::shared_ptr<Optimizer> optimizer;
   std::optional<GradScaler> scaler;
   Precision precision = Precision::fp32;
+  bool has_resumed = false;
 };
 
 std::unique_ptr<Current>& slot() {
@@ -47,6 +48,14 @@ Current& with_optimizer() {
   Current& t = with_model();
   if (!t.optimizer) throw Error("there is no optimizer yet: call prepare_optimizer() first");
   return t;
+}
+
+// A checkpoint without its scheduler would begin the schedule anew, and nobody would see it.
+void check_schedulers(const Current& t) {
+  if (t.optimizer->unkept_schedulers() == 0) return;
+  throw Error(
+      "a Scheduler moves the optimizer's rate and checkpoints do not keep it: "
+      "call prepare_scheduler() before get_checkpoint()");
 }
 
 }  // namespace
@@ -138,10 +147,35 @@ std::shared_ptr<Optimizer> prepare_optimizer(std::shared_ptr<Optimizer> optimize
   Current& t = with_model();
   if (t.optimizer) throw Error("prepare_optimizer() was called already");
   if (strategy == Strategy::zero1) {
+    if (optimizer->unkept_schedulers() > 0) {
+      throw Error(
+          "zero1 takes the optimizer's place: make the Scheduler on what "
+          "prepare_optimizer() returns");
+    }
     optimizer = std::make_shared<ZeroOptimizer>(std::move(optimizer), t.context);
   }
   t.optimizer = std::move(optimizer);
   return t.optimizer;
+}
+
+std::shared_ptr<Scheduler> prepare_scheduler(std::shared_ptr<Scheduler> scheduler,
+                                             const std::string& name) {
+  Current& t = with_optimizer();
+  if (&scheduler->optimizer() != t.optimizer.get()) {
+    throw Error(
+        "prepare_scheduler: the scheduler is of another optimizer than the one that "
+        "prepare_optimizer() returned");
+  }
+  if (t.has_resumed) {
+    throw Error("prepare_scheduler() comes too late: get_checkpoint() would have loaded its state");
+  }
+  t.session->keep(
+      name,
+      {.save = [scheduler, of = t.optimizer] { return scheduler->state(); },
+       .load = [scheduler, of = t.optimizer](const auto& state) { scheduler->load_state(state); },
+       .alike = true});
+  scheduler->set_kept();
+  return scheduler;
 }
 
 DataLoader prepare_data_loader(const DataLoader& loader, bool evaluates) {
@@ -188,11 +222,14 @@ void report(std::int64_t step, const Metrics& metrics) {
 
 void report(const Metrics& metrics, const Place& place) {
   Current& t = with_optimizer();
+  check_schedulers(t);
   t.session->report(place, metrics, *t.model, *t.optimizer);
 }
 
 std::optional<Place> get_checkpoint() {
   Current& t = with_optimizer();
+  check_schedulers(t);
+  t.has_resumed = true;
   return t.session->resume(*t.model, *t.optimizer);
 }
 

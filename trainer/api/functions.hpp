@@ -14,6 +14,7 @@
 #include "trainer/train/ddp.hpp"
 #include "trainer/train/optimizer.hpp"
 #include "trainer/train/precision.hpp"
+#include "trainer/train/scheduler.hpp"
 #include "trainer/train/session.hpp"
 
 // Training as functions, like Python's ray.train and ray.train.torch: one training in a process,
@@ -94,7 +95,13 @@ std::shared_ptr<Ddp<Impl>> prepare_model(const torch::nn::ModuleHolder<Impl>& mo
 std::shared_ptr<Optimizer> prepare_optimizer(std::shared_ptr<Optimizer> optimizer,
                                              Strategy strategy = Strategy::ddp);
 
-// This rank's share of it; see DataLoader::shared.
+// Checkpoints keep it, so that a resume goes on along the schedule. Made on what prepare_optimizer
+// returned, before get_checkpoint(). A scheduler of the optimizer that was not prepared makes
+// get_checkpoint() and report() with a checkpoint throw Error. `name` tells several apart.
+std::shared_ptr<Scheduler> prepare_scheduler(std::shared_ptr<Scheduler> scheduler,
+                                             const std::string& name = "scheduler");
+
+// This rank's share of it, as batches on the context's device; see DataLoader::shared and ::on.
 DataLoader prepare_data_loader(const DataLoader& loader, bool evaluates = false);
 
 // Forward passes while it lives compute in the model's precision.
@@ -115,7 +122,7 @@ void zero_grad();
 void report(std::int64_t step, const Metrics& metrics);
 void report(const Metrics& metrics, const Place& place);
 // Loads the newest checkpoint, if there is one, into what was prepared, and says where it stood.
-// Once, after the prepare_ functions. Collective.
+// Once, after the prepare_ functions of model, optimizer and schedulers. Collective.
 std::optional<Place> get_checkpoint();
 
 void barrier();

@@ -151,13 +151,8 @@ void Trainer::State::begin(Trainer& trainer, std::shared_ptr<Module> its_module)
   if (!configured.optimizer) throw Error("trainer: configure_optimizers gave no optimizer");
   optimizer = prepare_optimizer(configured.optimizer, strategy_of(options.strategy));
   if (configured.schedule) {
-    scheduler = std::make_shared<Scheduler>(*optimizer, configured.schedule, configured.per);
-    // The session may outlive this Trainer, so that it holds on to what it keeps.
-    session().keep(
-        "scheduler",
-        {.save = [it = scheduler, of = optimizer] { return it->state(); },
-         .load = [it = scheduler, of = optimizer](const auto& state) { it->load_state(state); },
-         .alike = true});
+    scheduler = prepare_scheduler(
+        std::make_shared<Scheduler>(*optimizer, configured.schedule, configured.per));
   }
 
   // Not prepare_data_loader: the loop moves batches by itself, and measures it.

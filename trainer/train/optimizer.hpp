@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -72,6 +73,9 @@ class Optimizer {
   // True if state() holds this rank's part only, and the other ranks hold the rest.
   virtual bool state_is_sharded() const { return false; }
 
+  // Schedulers that move its rate and that no checkpoint keeps (Scheduler::set_kept).
+  int unkept_schedulers() const { return *unkept_schedulers_; }
+
   // What it trains, in the order of its groups.
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
 
@@ -111,6 +115,10 @@ class Optimizer {
   std::vector<NamedParameter> parameters_;  // of all groups
   std::vector<Group> groups_;
   std::vector<Slot> slots_;
+
+ private:
+  friend class Scheduler;
+  std::shared_ptr<int> unkept_schedulers_ = std::make_shared<int>(0);
 };
 
 // All parameters as one group.

@@ -1,6 +1,7 @@
 #include "trainer/train/scheduler.hpp"
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "trainer/core/error.hpp"
 
@@ -10,6 +11,16 @@ Scheduler::Scheduler(Optimizer& optimizer, SchedulePtr schedule, Per per)
     : optimizer_(optimizer), schedule_(std::move(schedule)), per_(per), base_(optimizer.lr()) {
   if (!schedule_) throw Error("scheduler: there is no schedule");
   apply();
+  unkept_ = optimizer.unkept_schedulers_;
+  ++*unkept_;
+}
+
+Scheduler::~Scheduler() {
+  if (unkept_) --*unkept_;
+}
+
+void Scheduler::set_kept() {
+  if (unkept_) --*std::exchange(unkept_, nullptr);
 }
 
 void Scheduler::after_step() {

@@ -3,6 +3,8 @@
 #include <torch/nn/modules/linear.h>
 
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <string>
 
 #include "trainer/trainer.hpp"
