@@ -35,13 +35,20 @@ void check_size(const fs::path& folder, const FileRecord& file) {
   const fs::path path = folder / file.path;
   std::error_code error;
   const fs::file_status status = fs::symlink_status(path, error);
-  if (status.type() == fs::file_type::not_found) throw Error(path.string() + ": is missing");
-  if (status.type() != fs::file_type::regular) throw Error(path.string() + ": not a regular file");
+  if (status.type() == fs::file_type::not_found) {
+    throw DamagedCheckpoint(path.string() + ": is missing");
+  }
+  if (status.type() == fs::file_type::none) {
+    throw Error("cannot stat " + path.string() + ": " + error.message());
+  }
+  if (status.type() != fs::file_type::regular) {
+    throw DamagedCheckpoint(path.string() + ": not a regular file");
+  }
   const std::uintmax_t size = fs::file_size(path, error);
   if (error) throw Error("cannot stat " + path.string() + ": " + error.message());
   if (size != file.size) {
-    throw Error(path.string() + ": has " + std::to_string(size) + " bytes, its record says " +
-                std::to_string(file.size));
+    throw DamagedCheckpoint(path.string() + ": has " + std::to_string(size) +
+                            " bytes, its record says " + std::to_string(file.size));
   }
 }
 
@@ -60,7 +67,9 @@ void check_no_other_file(const fs::path& shard, const ShardRecord& record) {
 std::int64_t next_number(const fs::path& folder) {
   std::int64_t next = 0;
   for (const auto& entry : fs::directory_iterator(folder)) {
-    if (const auto number = checkpoint_number(entry.path().filename().string())) {
+    std::string name = entry.path().filename().string();
+    if (name.ends_with(kBadSuffix)) name.resize(name.size() - std::string_view(kBadSuffix).size());
+    if (const auto number = checkpoint_number(name)) {
       next = std::max(next, *number + 1);
     }
   }
@@ -196,7 +205,8 @@ void verify_checkpoint(const Checkpoint& checkpoint, int part, int parts) {
        i += static_cast<std::size_t>(parts)) {
     const fs::path path = checkpoint.folder / files[i].path;
     if (sha256_of_file(path) != files[i].sha256) {
-      throw Error(path.string() + ": its content does not match its SHA-256 in the manifest");
+      throw DamagedCheckpoint(path.string() +
+                              ": its content does not match its SHA-256 in the manifest");
     }
   }
 }

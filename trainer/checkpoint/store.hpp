@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "trainer/checkpoint/layout.hpp"
+#include "trainer/core/error.hpp"
 
 // Writing, committing and finding checkpoints below a storage path.
 namespace dtrain::train {
@@ -59,17 +60,29 @@ void wait_for_shards(const std::filesystem::path& storage, int attempt, std::int
                      const std::function<std::optional<std::string>()>& trouble,
                      std::chrono::milliseconds limit = std::chrono::minutes(30));
 
+// A checkpoint that was committed and is not whole any more: a file is missing, or has another size
+// or other content. One that cannot be read is an Error of another type.
+class DamagedCheckpoint : public Error {
+ public:
+  using Error::Error;
+};
+
 struct Checkpoint {
   std::filesystem::path folder;
   Manifest manifest;
 };
 
-// Reads the manifest and checks that every file is there with its size. Throws Error.
+// Reads the manifest and checks that every file is there with its size. Throws Error, of a file
+// that is not so DamagedCheckpoint.
 Checkpoint open_checkpoint(const std::filesystem::path& folder);
 
 // Checks the sums of all files, or, for several processes that share the work, of every
-// `parts`-th from `part` on. Throws Error that names the first that differs.
+// `parts`-th from `part` on. Throws DamagedCheckpoint that names the first that differs.
 void verify_checkpoint(const Checkpoint& checkpoint, int part = 0, int parts = 1);
+
+// What is appended to the name of a damaged checkpoint that was set aside. Its number is not given
+// again.
+inline constexpr const char* kBadSuffix = ".bad";
 
 // All whole checkpoints, by number. What is not whole is passed over and told to `warn`.
 using Warn = std::function<void(const std::string& message)>;

@@ -10,6 +10,7 @@
 #include "trainer/report/metrics_file.hpp"
 #include "trainer/report/tensorboard.hpp"
 #include "trainer/train/checkpoint_writer.hpp"
+#include "trainer/train/session_start.hpp"
 
 namespace dtrain::train {
 namespace {
@@ -29,18 +30,6 @@ std::string text_of(const Metrics& metrics) {
     text += (text.empty() ? "" : "  ") + name + " " + number;
   }
   return text;
-}
-
-// Makes one rank's trouble every rank's: all throw, with the words of the first rank that has any.
-void agree(Context& context, const std::optional<std::string>& trouble) {
-  std::vector<double> flags(static_cast<std::size_t>(context.world_size()), 0);
-  flags[static_cast<std::size_t>(context.rank())] = trouble ? 1 : 0;
-  flags = context.all_reduce_sum(std::move(flags));
-  for (std::size_t rank = 0; rank < flags.size(); ++rank) {
-    if (flags[rank] == 0) continue;
-    const std::string text = context.broadcast(trouble.value_or(""), static_cast<int>(rank));
-    throw Error(context.world_size() > 1 ? "rank " + std::to_string(rank) + ": " + text : text);
-  }
 }
 
 }  // namespace
@@ -63,6 +52,7 @@ Session::Session(Context& context, Options options)
         trouble = error.what();
       }
       agree(context_, trouble);
+      probe_storage(context_, *storage_, options_.storage_probe);
     }
   }
   if (storage_) {
@@ -99,24 +89,16 @@ void Session::keep_tensors(const std::string& name, std::function<TensorMap()> t
 
 std::optional<Place> Session::resume(torch::nn::Module& model, Optimizer& optimizer) {
   const Training training{model, optimizer, states_, tensors_};
-  const Environment& env = context_.environment();
-  std::string folder;
-  if (env.checkpoint) {
-    folder = env.checkpoint->string();
-  } else if (!reporter_) {
-    // One rank looks, so that all take the same.
-    if (context_.is_first() && storage_) {
-      if (const auto newest = newest_checkpoint(*storage_, warn)) folder = newest->folder.string();
-    }
-    folder = context_.broadcast(folder);
-  }
+  ResumeFrom from{.checkpoint = context_.environment().checkpoint,
+                  .storage = {},
+                  .falls_back = reporter_ != nullptr};
+  if (!from.checkpoint && !reporter_) from.storage = storage_;
+  const std::optional<Checkpoint> checkpoint = choose_checkpoint(context_, from, warn);
   std::optional<Place> place;
   std::optional<std::string> trouble;
   try {
-    if (!folder.empty()) {
-      const Checkpoint checkpoint = open_checkpoint(folder);
-      verify_checkpoint(checkpoint, env.local_rank, env.local_world_size);
-      place = load_training(checkpoint, training, context_, [this](const std::string& text) {
+    if (checkpoint) {
+      place = load_training(*checkpoint, training, context_, [this](const std::string& text) {
         if (context_.is_first()) warn(text);
       });
     }
@@ -127,7 +109,7 @@ std::optional<Place> Session::resume(torch::nn::Module& model, Optimizer& optimi
   agree(context_, trouble);
   if (!place) return std::nullopt;
   if (tensorboard_) tensorboard_->restart_at(place->step);
-  say("resumed from " + folder + ", step " + std::to_string(place->step));
+  say("resumed from " + checkpoint->folder.string() + ", step " + std::to_string(place->step));
   return place;
 }
 

@@ -47,10 +47,13 @@ class Session {
     std::optional<std::filesystem::path> tensorboard;
     nlohmann::json hyperparameters = nlohmann::json::object();  // kept in each checkpoint
     bool stop_on_bad_loss = false;                              // see check_loss
+    // For how long a rank looks at the start for what rank 0 has written in the storage.
+    std::chrono::milliseconds storage_probe = std::chrono::seconds(15);
   };
 
   // Collective, when dtrain has not started the program and there is a storage: what earlier runs
-  // left unfinished in it is removed before anyone writes.
+  // left unfinished in it is removed before anyone writes, and ranks that do not share it are an
+  // Error.
   Session(Context& context, Options options);
   ~Session();
   Session(const Session&) = delete;
@@ -67,7 +70,8 @@ class Session {
   // on every rank, and returns where to go on. With as many ranks as before the continuation is
   // bit-identical to a training that never stopped (with three ranks and more over Gloo or NCCL
   // the buckets' layout must be kept too). With another number the same samples come in the same
-  // order. It also reserves the memory for checkpoints.
+  // order. It also reserves the memory for checkpoints. A damaged checkpoint is passed over for the
+  // one before it, and said (choose_checkpoint).
   // Collective. Throws Error if the checkpoint cannot be read or does not fit.
   std::optional<Place> resume(torch::nn::Module& model, Optimizer& optimizer);
 

@@ -101,6 +101,25 @@ TEST_CASE("a training that is killed at any step goes on bit-exactly") {
   }
 }
 
+TEST_CASE("a damaged shard of one rank: all of them go on from the checkpoint before") {
+  const TemporaryFolder whole;
+  expect_codes(launch("train", 2, whole.path()), 0, whole);
+  const TemporaryFolder killed;
+  expect_codes(launch("train", 2, killed.path(), {{"TEST_TERM_AFTER", "8"}}), 143, killed);
+  REQUIRE(newest_step(killed) == 9);
+  const auto newest = newest_checkpoint(killed / "storage", [](const std::string&) {})->folder;
+  const auto shard = newest / "shard-00001-of-00002/optimizer.safetensors";
+  std::string content = read_file(shard);
+  content.back() = static_cast<char>(~content.back());
+  test::write_file(shard, content);
+  expect_codes(launch("train", 2, killed.path()), 0, killed);
+  const std::string log = read_file(killed / "rank-0.log");
+  CHECK(contains(log, "a checkpoint is damaged"));
+  CHECK(contains(log, shard.string()));
+  CHECK(contains(log, newest.filename().string() + ".bad"));
+  for (int rank = 0; rank < 2; ++rank) CHECK(same_weights(whole, killed, rank));
+}
+
 TEST_CASE("another number of ranks sees the samples that are left, in the same order") {
   // The order in which all ranks together saw the first epoch's samples.
   const auto order_of = [](const TemporaryFolder& folder, int ranks, int first, int last) {

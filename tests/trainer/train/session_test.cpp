@@ -81,6 +81,77 @@ TEST_CASE("a checkpoint that does not fit is refused with its file") {
   CHECK(contains(refusal(*model, optimizer), "does not match its SHA-256"));
 }
 
+namespace {
+
+void damage(const std::filesystem::path& checkpoint) {
+  const auto weights = checkpoint / "shard-00000-of-00001/model.safetensors";
+  std::string content = test::read_file(weights);
+  content.back() = static_cast<char>(~content.back());
+  test::write_file(weights, content);
+}
+
+}  // namespace
+
+TEST_CASE("a damaged checkpoint is set aside for the one before it") {
+  const test::TemporaryFolder storage;
+  const auto checkpoints = storage / "checkpoints";
+  Context context = Context::join(Environment{}, {});
+  auto model = test::make_small_model(1);
+  Adam optimizer(named_parameters(*model), {});
+  Session session(context, quiet(storage.path()));
+  for (std::int64_t step = 1; step <= 3; ++step) {
+    session.report(Place{step, 0, 0}, {}, *model, optimizer);
+    session.finish();
+  }
+  damage(checkpoints / "checkpoint_000002");
+  std::filesystem::remove(checkpoints /
+                          "checkpoint_000001/shard-00000-of-00001/optimizer.safetensors");
+  CHECK(session.resume(*model, optimizer)->step == 1);
+  CHECK_FALSE(std::filesystem::exists(checkpoints / "checkpoint_000002"));
+  CHECK(std::filesystem::exists(checkpoints / "checkpoint_000002.bad/manifest.json"));
+  session.report(Place{4, 0, 0}, {}, *model, optimizer);
+  CHECK(session.finish() == checkpoints / "checkpoint_000003");  // its number is not given again
+  CHECK(session.resume(*model, optimizer)->step == 4);
+
+  // With no whole one left nothing begins anew by itself.
+  damage(checkpoints / "checkpoint_000003");
+  damage(checkpoints / "checkpoint_000000");
+  const auto refusal = [&] { session.resume(*model, optimizer); };
+  CHECK(contains(message_of<Error>(refusal), "remove it to begin anew"));
+  CHECK(contains(message_of<Error>(refusal), "checkpoint_000000"));
+  CHECK(std::filesystem::exists(checkpoints / "checkpoint_000003"));
+}
+
+TEST_CASE("under dtrain a damaged checkpoint is passed over, and stays the head's") {
+  const test::TemporaryFolder folder;
+  const test::FakeSupervisor supervisor(folder / "s");
+  Context alone = Context::join(Environment{}, {});
+  auto model = test::make_small_model(1);
+  Adam optimizer(named_parameters(*model), {});
+  {
+    Session session(alone, quiet(folder / "storage"));
+    for (std::int64_t step = 1; step <= 3; ++step) {
+      session.report(Place{step, 0, 0}, {}, *model, optimizer);
+      session.finish();
+    }
+  }
+  const auto checkpoints = folder / "storage/checkpoints";
+  damage(checkpoints / "checkpoint_000001");
+  Environment env;
+  env.checkpoint = checkpoints / "checkpoint_000001";
+  {
+    // A person who names a checkpoint means that one.
+    Context context = Context::join(env, {});
+    Session session(context, quiet());
+    CHECK(contains(message_of<Error>([&] { session.resume(*model, optimizer); }), "SHA-256"));
+  }
+  env.report_socket = folder / "s";
+  Context context = Context::join(env, {});
+  Session session(context, quiet());
+  CHECK(session.resume(*model, optimizer)->step == 1);  // never a newer one
+  CHECK(std::filesystem::exists(checkpoints / "checkpoint_000001"));
+}
+
 TEST_CASE("without a storage path a checkpoint is an error that says what to do") {
   Context context = Context::join(Environment{}, {});
   auto model = test::make_small_model(1);
