@@ -81,6 +81,14 @@ void read_slurm(const Lookup& lookup, Environment& env) {
   env.rank = numbers.need("SLURM_PROCID", 0, env.world_size - 1);
   env.local_rank = numbers.need("SLURM_LOCALID", 0, env.world_size - 1);
   env.node_rank = numbers.need("SLURM_NODEID", 0, kMost);
+  // "2", or with the GPUs' type "a100:2"; what else Slurm may write there says nothing to us.
+  const std::string own = first_of(lookup, {"SLURM_GPUS_PER_TASK"});
+  const std::string count = own.substr(own.rfind(':') + 1);
+  int gpus = 0;
+  const auto [rest, error] = std::from_chars(count.data(), count.data() + count.size(), gpus);
+  if (error == std::errc() && rest == count.data() + count.size() && gpus > 0) {
+    env.gpus_per_task = gpus;
+  }
   env.attempt = numbers.find("SLURM_RESTART_COUNT", 0, kMost - 1).value_or(0) + 1;
 
   const std::string list =
@@ -108,6 +116,14 @@ void read_slurm(const Lookup& lookup, Environment& env) {
 }
 
 }  // namespace
+
+int gpu_index(const Environment& env, int visible) {
+  const bool own = env.gpus_per_task && visible == *env.gpus_per_task;
+  if (own || (env.started_by == StartedBy::slurm && visible == 1)) return 0;
+  if (env.local_rank < visible) return env.local_rank;
+  throw Error("LOCAL_RANK=" + std::to_string(env.local_rank) + " but only " +
+              std::to_string(visible) + (visible == 1 ? " GPU is" : " GPUs are") + " visible");
+}
 
 std::optional<std::string> process_variable(const std::string& name) {
   const char* value = std::getenv(name.c_str());

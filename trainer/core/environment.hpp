@@ -41,8 +41,16 @@ struct Environment {
   std::optional<std::filesystem::path> report_socket;  // unix stream socket
   std::optional<std::filesystem::path> error_file;     // where to leave torchrun's JSON
 
+  // Slurm's --gpus-per-task: each rank sees its own GPUs only.
+  std::optional<int> gpus_per_task;
+
   bool one_node() const { return local_world_size == world_size; }
 };
+
+// Which of the GPUs that this rank sees is its own: as LOCAL_RANK says where the ranks of a node
+// see the same ones, the first where Slurm shows each rank its own only (--gpus-per-task, or a
+// binding that leaves one). Throws Error when there are too few.
+int gpu_index(const Environment& environment, int visible);
 
 // Looks up one variable; nullopt when it is not set.
 using Lookup = std::function<std::optional<std::string>(const std::string& name)>;

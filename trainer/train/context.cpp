@@ -94,11 +94,7 @@ c10::Device pick_device([[maybe_unused]] const Environment& env) {
 #ifdef DTRAIN_CUDA
   const int visible = c10::cuda::device_count();
   if (visible > 0) {
-    if (env.local_rank >= visible) {
-      throw Error("LOCAL_RANK=" + std::to_string(env.local_rank) + " but only " +
-                  std::to_string(visible) + " GPUs are visible");
-    }
-    const auto index = static_cast<c10::DeviceIndex>(env.local_rank);
+    const auto index = static_cast<c10::DeviceIndex>(gpu_index(env, visible));
     c10::cuda::set_device(index);
     return {c10::kCUDA, index};
   }

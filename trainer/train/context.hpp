@@ -44,7 +44,7 @@ class Context {
   // until all ranks are there. CPU tensors go through shared memory if all ranks can share it,
   // else through Gloo: on the interfaces of GLOO_SOCKET_IFNAME, else on loopback if all ranks are
   // on one node, else on the node's address in DTRAIN_NODE_IPS. In a CUDA build with a visible GPU
-  // it is NCCL as well, and the device is cuda:LOCAL_RANK.
+  // it is NCCL as well, and the device is cuda:LOCAL_RANK (gpu_index in core/environment.hpp).
   // Throws Error (or c10::Error) that names the address if the group does not come together.
   static Context join();
   static Context join(const Environment& environment, const Options& options);

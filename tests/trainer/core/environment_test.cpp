@@ -164,3 +164,25 @@ TEST_CASE("torchrun's variables come before Slurm's") {
   both.insert({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}});
   CHECK(read(both).started_by == StartedBy::torchrun);
 }
+
+TEST_CASE("the GPU of a rank: its own where Slurm shows it no others") {
+  const auto index = [](const Variables& variables, int visible) {
+    return gpu_index(read(variables), visible);
+  };
+  Variables srun{{"SLURM_PROCID", "3"},
+                 {"SLURM_NTASKS", "4"},
+                 {"SLURM_LOCALID", "1"},
+                 {"SLURM_NODEID", "1"},
+                 {"SLURM_JOB_NODELIST", "n[1-2]"}};
+  CHECK(index(srun, 2) == 1);
+  CHECK(index(srun, 1) == 0);  // a binding that leaves one
+  CHECK(index(with(srun, "SLURM_GPUS_PER_TASK", "1"), 1) == 0);
+  CHECK(index(with(srun, "SLURM_GPUS_PER_TASK", "a100:2"), 2) == 0);
+  CHECK(index(with(srun, "SLURM_GPUS_PER_TASK", "2"), 8) == 1);  // it was not bound
+  CHECK(index(with(srun, "SLURM_GPUS_PER_TASK", "many"), 8) == 1);
+  CHECK(index(torchrun(), 2) == 1);
+  CHECK(message_of<Error>([&] { index(torchrun(), 1); }) ==
+        "LOCAL_RANK=1 but only 1 GPU is visible");
+  // torchrun inside of a Slurm job: its ranks share what it sees.
+  CHECK(index(with(torchrun(), "SLURM_GPUS_PER_TASK", "2"), 2) == 1);
+}
