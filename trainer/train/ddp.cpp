@@ -65,11 +65,6 @@ void verify_same_model(Context& context, const std::vector<std::string>& mine) {
   throw Error("DDP: the ranks' models differ: " + problem);
 }
 
-// Each element is summed in the order of the ranks, or there are only two summands.
-bool layout_changes_nothing(const Context& context) {
-  return context.transport() == Transport::shared_memory || context.world_size() == 2;
-}
-
 BucketIndices indices_of(const BucketLayout& layout, const ReducerArguments& arguments) {
   std::unordered_map<std::string, std::size_t> index_of;
   for (const auto& [index, name] : arguments.names) index_of.emplace(name, index);
@@ -92,7 +87,16 @@ BucketIndices indices_of(const BucketLayout& layout, const ReducerArguments& arg
   return indices;
 }
 
+bool layout_changes_nothing(const Context& context, const ReducerArguments& arguments) {
+  return layout_changes_nothing(context.transport(), arguments.parameters.at(0).device(),
+                                context.world_size());
+}
+
 }  // namespace
+
+bool layout_changes_nothing(Transport of_cpu, c10::Device device, int ranks) {
+  return ranks <= 2 || (device.is_cpu() && of_cpu == Transport::shared_memory);
+}
 
 DistributedDataParallel::DistributedDataParallel(std::shared_ptr<torch::nn::Module> module,
                                                  Context& context, DdpOptions options)
@@ -142,7 +146,7 @@ DistributedDataParallel::DistributedDataParallel(std::shared_ptr<torch::nn::Modu
   }
   state.reducer = make_reducer(arguments, o);
   if (o.bucket_layout) state.reducer->keep_buckets();
-  const bool bits_are_safe = layout_changes_nothing(context);
+  const bool bits_are_safe = layout_changes_nothing(context, arguments);
   if (!o.bucket_layout && !o.deterministic && !o.find_unused_parameters && !o.static_graph &&
       o.tune_buckets.value_or(bits_are_safe && o.bucket_bytes == DdpOptions{}.bucket_bytes)) {
     state.tuner.emplace(bytes);
@@ -167,7 +171,7 @@ BucketLayout DistributedDataParallel::bucket_layout() const {
 
 BucketLayout DistributedDataParallel::layout_to_keep() {
   State& state = *state_;
-  if (!state.reducer || layout_changes_nothing(state.context)) return {};
+  if (!state.reducer || layout_changes_nothing(state.context, state.arguments)) return {};
   if (!state.reducer->has_final_buckets()) {
     const comm::SharedTensors in_shared_memory;
     state.reducer->rebuild_buckets();  // as the next step would

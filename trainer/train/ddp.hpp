@@ -45,6 +45,11 @@ struct DdpOptions {
   std::optional<BucketLayout> bucket_layout;
 };
 
+// Whether sums over all ranks have the same bits whatever the buckets: CPU tensors in shared memory
+// are summed in the order of the ranks, and of two summands the order is no matter. `of_cpu` is
+// Context::transport(), which says nothing about tensors on a GPU: those go through NCCL.
+bool layout_changes_nothing(Transport of_cpu, c10::Device device, int ranks);
+
 // Keeps a model's replicas equal: averages gradients over all ranks while backward still runs, in
 // buckets, by c10d::Reducer, as Python's DistributedDataParallel does.
 //

@@ -72,3 +72,14 @@ TEST_CASE("a layout that is given stays") {
 TEST_CASE("buckets lie in shared memory, and only they") {
   holds("in_place", 2, {"shared_memory"});
 }
+
+TEST_CASE("where the buckets' layout cannot change a bit") {
+  const c10::Device cpu(c10::kCPU);
+  const c10::Device gpu(c10::kCUDA, 0);
+  CHECK(layout_changes_nothing(Transport::shared_memory, cpu, 3));
+  CHECK_FALSE(layout_changes_nothing(Transport::gloo, cpu, 3));
+  CHECK(layout_changes_nothing(Transport::gloo, cpu, 2));
+  // Shared memory carries CPU tensors; those of a GPU go through NCCL.
+  CHECK_FALSE(layout_changes_nothing(Transport::shared_memory, gpu, 3));
+  CHECK(layout_changes_nothing(Transport::shared_memory, gpu, 2));
+}
