@@ -146,7 +146,8 @@ std::span<const std::byte> SafetensorsFile::bytes(const TensorEntry& entry) cons
 }
 
 void write_safetensors(FileSink& sink, std::vector<TensorSource> tensors,
-                       const std::map<std::string, std::string>& metadata) {
+                       const std::map<std::string, std::string>& metadata,
+                       const std::function<void()>& between) {
   std::sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) {
     const std::size_t left = size_of(a.dtype);
     const std::size_t right = size_of(b.dtype);
@@ -182,7 +183,12 @@ void write_safetensors(FileSink& sink, std::vector<TensorSource> tensors,
   }
   sink.write(length);
   sink.write(text);
-  for (const TensorSource& tensor : tensors) sink.write(tensor.bytes);
+  for (const TensorSource& tensor : tensors) {
+    for (std::size_t at = 0; at < tensor.bytes.size(); at += kWritePiece) {
+      if (between) between();
+      sink.write(tensor.bytes.subspan(at, std::min(kWritePiece, tensor.bytes.size() - at)));
+    }
+  }
 }
 
 }  // namespace dtrain::train

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -82,8 +83,11 @@ struct TensorSource {
 
 // Writes header and tensors into `sink` (which the caller finishes). Larger elements come first,
 // so that every tensor is aligned; among equals by name, so that equal content gives equal files.
-// Throws Error on a name given twice, "__metadata__", or bytes that do not fit the shape.
+// Throws Error on a name given twice, "__metadata__", or bytes that do not fit the shape. `between`
+// is called before each piece of at most kWritePiece bytes: it may throw, to give the file up.
+inline constexpr std::size_t kWritePiece = std::size_t{16} << 20;
 void write_safetensors(FileSink& sink, std::vector<TensorSource> tensors,
-                       const std::map<std::string, std::string>& metadata = {});
+                       const std::map<std::string, std::string>& metadata = {},
+                       const std::function<void()>& between = {});
 
 }  // namespace dtrain::train

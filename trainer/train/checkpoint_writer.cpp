@@ -85,12 +85,15 @@ void CheckpointWriter::write(const Task& task, const std::stop_token& stop) {
 std::filesystem::path CheckpointWriter::write_shard(const Task& task, const std::stop_token& stop) {
   ShardWriter shard(storage_, environment_.attempt, task.step, environment_.rank,
                     environment_.world_size);
-  for (const auto& [name, tensors] : snapshot_.sources()) {
+  const auto go_on = [&] {
     if (stop.stop_requested()) {
       throw Error("the checkpoint of step " + std::to_string(task.step) + " was given up");
     }
+  };
+  for (const auto& [name, tensors] : snapshot_.sources()) {
     FileSink sink = shard.create(name);
-    write_safetensors(sink, tensors);
+    write_safetensors(sink, tensors, {}, go_on);
+    go_on();  // closing waits for the disk
     shard.close(sink);
   }
   if (!task.common.is_null()) write_document(shard, "state.json", task.common);

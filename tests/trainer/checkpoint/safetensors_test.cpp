@@ -188,3 +188,26 @@ TEST_CASE("hostile headers: offsets") {
   CHECK(contains(two("[0]", "[4,8]", 8), "data_offsets needs two numbers"));
   CHECK(contains(two("[0,4,8]", "[4,8]", 8), "data_offsets needs two numbers"));
 }
+
+TEST_CASE("a large tensor is written in pieces, between which the file can be given up") {
+  const test::TemporaryFolder folder;
+  const std::vector<std::byte> bytes(2 * kWritePiece + 8, std::byte{7});
+  const std::vector<TensorSource> tensors{
+      {"w", DType::u8, {static_cast<std::int64_t>(bytes.size())}, bytes}};
+  int pieces = 0;
+  {
+    FileSink sink(folder / "whole");
+    write_safetensors(sink, tensors, {}, [&] { ++pieces; });
+    sink.finish();
+  }
+  CHECK(pieces == 3);
+  const SafetensorsFile file(folder / "whole");
+  CHECK(std::ranges::equal(file.bytes(*file.find("w")), bytes));
+  FileSink sink(folder / "given up");
+  CHECK(test::message_of<Error>([&] {
+          write_safetensors(sink, tensors, {}, [&] {
+            if (--pieces == 1) throw Error("enough");
+          });
+        }) == "enough");
+  CHECK(std::filesystem::file_size(folder / "given up") < 2 * kWritePiece);
+}
