@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include <unordered_map>
+
 #include "trainer/api/functions.hpp"
 #include "trainer/api/trainer.hpp"
 #include "trainer/core/error.hpp"
@@ -67,8 +69,14 @@ Metrics ThroughputMonitor::step_metrics(Trainer& trainer) {
 }
 
 void EmaWeights::on_fit_start(Trainer& /*trainer*/, Module& module) {
+  std::unordered_map<c10::TensorImpl*, at::Tensor> averages;
   for (const auto& item : module.named_parameters()) {
-    average_.emplace(item.key(), item.value().detach().clone());
+    at::Tensor& average = averages[item.value().unsafeGetTensorImpl()];
+    if (!average.defined()) {
+      average = item.value().detach().clone();
+      names_.push_back(item.key());
+    }
+    average_.emplace(item.key(), average);
   }
   // The tensors themselves, which outlive this callback if the session does.
   session().keep_tensors("ema", [average = average_] { return average; });
@@ -76,17 +84,19 @@ void EmaWeights::on_fit_start(Trainer& /*trainer*/, Module& module) {
 
 void EmaWeights::on_step_end(Trainer& /*trainer*/, Module& module) {
   const c10::NoGradGuard no_grad;
-  for (const auto& item : module.named_parameters()) {
-    average_.at(item.key()).lerp_(item.value(), 1 - decay_);
+  const auto parameters = module.named_parameters();
+  for (const std::string& name : names_) {
+    average_.at(name).lerp_(parameters[name], 1 - decay_);
   }
 }
 
 void EmaWeights::swap(Module& module) {
   const c10::NoGradGuard no_grad;
-  for (const auto& item : module.named_parameters()) {
-    at::Tensor& average = average_.at(item.key());
-    const at::Tensor weights = item.value().detach().clone();
-    at::Tensor parameter = item.value();
+  const auto parameters = module.named_parameters();
+  for (const std::string& name : names_) {
+    at::Tensor& average = average_.at(name);
+    at::Tensor parameter = parameters[name];
+    const at::Tensor weights = parameter.detach().clone();
     parameter.copy_(average);
     average.copy_(weights);
   }

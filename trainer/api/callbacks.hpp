@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "trainer/core/metrics.hpp"
 #include "trainer/report/step_times.hpp"
@@ -115,7 +116,8 @@ class ThroughputMonitor final : public Callback {
 };
 
 // Keeps an exponential moving average of the weights, validates with it, and saves it in each
-// checkpoint as ema.safetensors. Buffers are the model's.
+// checkpoint as ema.safetensors. Buffers are the model's. A parameter with several names (tied
+// weights) has one average, under all of them.
 class EmaWeights final : public Callback {
  public:
   explicit EmaWeights(double decay = 0.999) : decay_(decay) {}
@@ -130,7 +132,8 @@ class EmaWeights final : public Callback {
   void swap(Module& module);
 
   double decay_;
-  TensorMap average_;  // by the parameters' names
+  TensorMap average_;               // by the parameters' names
+  std::vector<std::string> names_;  // of each parameter one
 };
 
 }  // namespace dtrain::train

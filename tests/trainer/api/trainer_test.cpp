@@ -302,6 +302,26 @@ TEST_CASE("averaged weights are validated with, and trained weights stay") {
   CHECK(lag < (average - before).abs().max().item<double>());
 }
 
+TEST_CASE("weights that are tied have one average, and come back after each validation") {
+  const auto tied = [] {
+    auto module = small();
+    module->register_parameter("tied", module->net().named_parameters()["first.weight"]);
+    return module;
+  };
+  const auto ema = std::make_shared<EmaWeights>(0.5);
+  auto module = tied();
+  auto by_hand = tied();
+  TrainerOptions options;
+  options.val_check_interval = 3;
+  options.callbacks = {ema};
+  Trainer trainer(options);
+  trainer.fit(module);
+  train_by_hand(*by_hand, by_hand->net(), 1, 10, {});
+  CHECK(near(*module, *by_hand));
+  CHECK(ema->average().at("tied").is_same(ema->average().at("net.first.weight")));
+  CHECK_FALSE(ema->average().at("tied").equal(module->named_parameters()["tied"]));
+}
+
 TEST_CASE("the session goes on keeping what a Trainer gave it when the Trainer is gone") {
   const TemporaryFolder folder;
   InitOptions options;
