@@ -127,6 +127,17 @@ void internal::keep_model(std::shared_ptr<torch::nn::Module> model,
                                     if (!layout.empty()) t.ddp->use_layout(layout);
                                   },
                               .alike = true});
+  // Each rank has buffers of its own then: the model's in the checkpoint are rank 0's.
+  if (!options.ddp.broadcast_buffers && t.context.world_size() > 1) {
+    t.session->keep_tensors(
+        "buffers",
+        [its = t.model] {
+          TensorMap buffers;
+          for (const auto& item : its->named_buffers()) buffers.emplace(item.key(), item.value());
+          return buffers;
+        },
+        /*alike=*/false);
+  }
   if (scaler.enabled) {
     t.session->keep("scaler", {.save = [&t] { return t.scaler->state(); },
                                .load = [&t](const auto& state) { t.scaler->load_state(state); },

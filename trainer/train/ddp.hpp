@@ -33,7 +33,9 @@ struct DdpOptions {
   // The same parameters are used in each step, in the same order: the first one is looked at, then
   // parameters that are used several times or never cost nothing more.
   bool static_graph = false;
-  bool broadcast_buffers = true;  // rank 0's buffers, before each forward that is trained
+  // Rank 0's buffers, before each forward that is trained. Without it each rank has buffers of its
+  // own, also in evaluations of the Trainer and in checkpoints (prepare_model).
+  bool broadcast_buffers = true;
   GradientType gradient_type = GradientType::as_it_is;
   // Tries several bucket sizes in the first steps and keeps the fastest one. Unset: where the
   // layout cannot change a bit of the sums (shared memory, or two ranks). Not with static_graph,

@@ -80,9 +80,10 @@ void Session::keep(const std::string& name, Kept kept) {
   }
 }
 
-void Session::keep_tensors(const std::string& name, std::function<TensorMap()> tensors) {
+void Session::keep_tensors(const std::string& name, std::function<TensorMap()> tensors,
+                           bool alike) {
   if (!is_plain_path(name) || name == "model" || name == "optimizer" ||
-      !tensors_.emplace(name, std::move(tensors)).second) {
+      !tensors_.emplace(name, KeptTensorMap{std::move(tensors), alike}).second) {
     throw Error("session: '" + name + "' cannot be a name of tensors to keep");
   }
 }

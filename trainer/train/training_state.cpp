@@ -87,6 +87,33 @@ TensorMap map_parts(const Checkpoint& checkpoint, const std::string& name) {
   return all;
 }
 
+bool has_as_many_ranks(const Manifest& manifest, const Context& context) {
+  return manifest.world_size == context.world_size() && manifest.shards == manifest.world_size;
+}
+
+void load_kept_tensors(const Checkpoint& checkpoint, const KeptTensors& all, const Context& context,
+                       const Warn& warn) {
+  const Manifest& manifest = checkpoint.manifest;
+  for (const auto& [name, kept] : all) {
+    const std::string file = name + ".safetensors";
+    TensorMap saved;
+    if (kept.alike) {
+      saved = map_parts(checkpoint, file);
+    } else if (has_as_many_ranks(manifest, context)) {
+      const fs::path path = checkpoint.folder / shard_name(context.rank(), manifest.shards) / file;
+      if (fs::exists(path)) saved = map_tensors(path);
+    } else {
+      continue;
+    }
+    const TensorMap mine = kept.tensors();
+    if (saved.empty() && !mine.empty()) {
+      warn("the checkpoint has no tensors '" + name + "': they begin anew");
+    } else {
+      load_tensors(name, mine, saved);
+    }
+  }
+}
+
 void warn_of_differences(const json& then, const Warn& warn) {
   const json now = made_by();
   for (const auto& [what, value] : now.items()) {
@@ -101,7 +128,7 @@ void restore_generators(const Checkpoint& checkpoint, const json& common, const 
                         const Context& context, const Place& place, const Warn& warn) {
   const Manifest& manifest = checkpoint.manifest;
   const int rank = context.rank();
-  if (manifest.world_size != context.world_size() || manifest.shards != manifest.world_size) {
+  if (!has_as_many_ranks(manifest, context)) {
     const std::uint64_t seed =
         mix(mix(common.at("seed").get<std::uint64_t>(), static_cast<std::uint64_t>(rank)),
             static_cast<std::uint64_t>(place.step));
@@ -140,9 +167,13 @@ TensorFiles tensors_to_write(const Training& training, const Context& context) {
   alike[kModel] = state_dict(training.model);
   const bool sharded = training.optimizer.state_is_sharded();
   if (!sharded) alike[kOptimizer] = training.optimizer.state();
-  for (const auto& [name, tensors] : training.tensors) alike[name + ".safetensors"] = tensors();
+  TensorFiles own;
+  for (const auto& [name, kept] : training.tensors) {
+    (kept.alike ? alike : own)[name + ".safetensors"] = kept.tensors();
+  }
   TensorFiles share = share_of_rank(alike, kModel, context.rank(), context.world_size());
   if (sharded) share[kOptimizer] = training.optimizer.state();
+  share.merge(own);
   return share;
 }
 
@@ -188,15 +219,7 @@ Place load_training(const Checkpoint& checkpoint, const Training& training, cons
     load_state_dict(training.model, map_tensors(first / kModel));
     training.optimizer.load_state(map_parts(checkpoint, kOptimizer));
     training.optimizer.set_lr(lr);
-    for (const auto& [name, tensors] : training.tensors) {
-      const std::string file = name + ".safetensors";
-      const TensorMap saved = map_parts(checkpoint, file);
-      if (saved.empty()) {
-        warn("the checkpoint has no tensors '" + name + "': they begin anew");
-      } else {
-        load_tensors(name, tensors(), saved);
-      }
-    }
+    load_kept_tensors(checkpoint, training.tensors, context, warn);
     load_states(common.at("kept"), training.states, true, warn);
     restore_generators(checkpoint, common, training, context, place, warn);
     warn_of_differences(common.at("made_by"), warn);

@@ -39,9 +39,14 @@ struct Kept {
 };
 using KeptStates = std::map<std::string, Kept>;
 
-// Tensors beside model and optimizer, the same on every rank (averaged weights): they are copied
-// from at a checkpoint, and into at a resume.
-using KeptTensors = std::map<std::string, std::function<TensorMap()>>;
+// Tensors beside model and optimizer: they are copied from at a checkpoint, and into at a resume.
+// `alike`: the same on every rank (averaged weights); else each rank's own (its batch norms'
+// statistics), which come back only for the same number of ranks.
+struct KeptTensorMap {
+  std::function<TensorMap()> tensors;
+  bool alike = true;
+};
+using KeptTensors = std::map<std::string, KeptTensorMap>;
 
 // All that a checkpoint holds, by reference.
 struct Training {
