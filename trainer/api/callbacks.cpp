@@ -110,4 +110,8 @@ void EmaWeights::on_validation_end(Trainer& /*trainer*/, Module& module) {
   swap(module);
 }
 
+void EmaWeights::on_validation_broken_off(Trainer& /*trainer*/, Module& module) {
+  swap(module);
+}
+
 }  // namespace dtrain::train

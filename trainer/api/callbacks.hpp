@@ -31,6 +31,8 @@ class Callback {
   virtual void on_step_end(Trainer&, Module&) {}  // after each optimizer step
   virtual void on_validation_start(Trainer&, Module&) {}
   virtual void on_validation_end(Trainer&, Module&) {}
+  // In place of it, where SIGTERM came: the next start begins this validation anew.
+  virtual void on_validation_broken_off(Trainer&, Module&) {}
   virtual void on_train_epoch_end(Trainer&, Module&) {}
   virtual void on_fit_end(Trainer&, Module&) {}
 
@@ -126,6 +128,7 @@ class EmaWeights final : public Callback {
   void on_step_end(Trainer& trainer, Module& module) override;
   void on_validation_start(Trainer& trainer, Module& module) override;
   void on_validation_end(Trainer& trainer, Module& module) override;
+  void on_validation_broken_off(Trainer& trainer, Module& module) override;
   const TensorMap& average() const { return average_; }
 
  private:

@@ -76,6 +76,31 @@ Metrics MetricLog::take_epoch(Context& context) {
   return metrics;
 }
 
+nlohmann::json MetricLog::state() const {
+  nlohmann::json state = nlohmann::json::object();
+  for (const auto& [name, entry] : entries_) {
+    state[name] = {{"sync_dist", entry.options.sync_dist},
+                   {"on_step", entry.on_step},
+                   {"on_epoch", entry.on_epoch},
+                   // As metrics: a sum may be infinite, or no number.
+                   {"sums", metrics_to_json({{"sum", entry.sum}, {"samples", entry.samples}})}};
+  }
+  return state;
+}
+
+void MetricLog::load_state(const nlohmann::json& state) {
+  entries_.clear();
+  for (const auto& [name, saved] : state.items()) {
+    Entry& entry = entries_[name];
+    entry.options.sync_dist = saved.at("sync_dist").get<bool>();
+    entry.on_step = saved.at("on_step").get<bool>();
+    entry.on_epoch = saved.at("on_epoch").get<bool>();
+    const Metrics sums = metrics_from_json(saved.at("sums"));
+    entry.sum = sums.at("sum");
+    entry.samples = sums.at("samples");
+  }
+}
+
 void Module::validation_step(const Batch& /*batch*/, std::int64_t /*batch_index*/) {
   throw Error("the module has a val_dataloader but no validation_step");
 }

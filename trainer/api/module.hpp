@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -46,6 +47,10 @@ class MetricLog {
   Metrics take_epoch(Context& context);
   const Metrics& progress_bar() const { return progress_bar_; }
 
+  // What is summed up so far, for a checkpoint within an epoch: of this rank.
+  nlohmann::json state() const;
+  void load_state(const nlohmann::json& state);
+
  private:
   struct Entry {
     LogOptions options;
@@ -83,7 +88,8 @@ class MetricLog {
 //     return trainer.fit(std::make_shared<Classifier>());
 //
 // The Trainer moves batches to the device, runs training_step in training mode under DDP and the
-// precision asked for, and validation_step in evaluation mode without gradients. All methods run on
+// precision asked for, and validation_step in evaluation mode without gradients. Submodules that a
+// program has put into evaluation mode (frozen layers) stay in it. All methods run on
 // the training's thread. train_dataloader's samples are shared out over the ranks by the Trainer.
 class Module : public torch::nn::Module {
  public:

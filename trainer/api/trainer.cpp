@@ -142,6 +142,8 @@ void Trainer::State::begin(Trainer& trainer, std::shared_ptr<Module> its_module)
 
   module = std::move(its_module);
   module->trainer_ = &trainer;
+  // As a whole; parts of it that are frozen by eval() stay so.
+  if (!module->is_training()) module->train();
   ddp = prepare_module(module, {.ddp = options.ddp,
                                 .sync_batch_norm = options.sync_batchnorm,
                                 .channels_last = options.channels_last,
@@ -178,8 +180,37 @@ void Trainer::State::begin(Trainer& trainer, std::shared_ptr<Module> its_module)
                     .load = [callback](const auto& it) { callback->load_state(it); },
                     .alike = true});
   }
+  keep_loop();
   place = get_checkpoint().value_or(Place{});
   if (place.step > 0) checkpointed_at = place.step;
+}
+
+// Callbacks decide by metrics: after a resume they must see what they would have seen.
+void Trainer::State::keep_loop() {
+  session().keep("trainer", {.save =
+                                 [its = kept] {
+                                   return nlohmann::json{{"metrics", metrics_to_json(its->metrics)},
+                                                         {"validation_due", its->validation_due}};
+                                 },
+                             .load =
+                                 [its = kept](const nlohmann::json& state) {
+                                   its->metrics = metrics_from_json(state.at("metrics"));
+                                   its->validation_due = state.at("validation_due").get<bool>();
+                                 },
+                             .alike = true});
+  // Metrics that are not synced, and sums, are each rank's own.
+  session().keep("trainer_rank", {.save =
+                                      [its = kept] {
+                                        return nlohmann::json{
+                                            {"metrics", metrics_to_json(its->metrics)},
+                                            {"train_log", its->train_log.state()}};
+                                      },
+                                  .load =
+                                      [its = kept](const nlohmann::json& state) {
+                                        its->metrics = metrics_from_json(state.at("metrics"));
+                                        its->train_log.load_state(state.at("train_log"));
+                                      },
+                                  .alike = false});
 }
 
 void Trainer::prepare(std::shared_ptr<Module> module) {
@@ -220,7 +251,7 @@ Metrics Trainer::validate(std::shared_ptr<Module> module) {
   State& s = *state_;
   prepare(std::move(module));
   if (!validates()) throw Error("trainer: the module has no val_dataloader to validate with");
-  s.validate(*this);
+  s.validate(*this, /*may_leave=*/false);
   s.module->log_ = nullptr;
   return s.metrics;
 }

@@ -80,8 +80,10 @@ struct TrainerOptions {
 //   end: unscale, clip, on_before_optimizer_step, step, schedule; validation where
 //   val_check_interval says; on_train_epoch_end; checkpoint.
 //
-// A resume goes on from the newest checkpoint by itself. SIGTERM on any rank: all finish the same
-// step, write a checkpoint, and fit() returns 143. One fit() for a Trainer; collective. The
+// A resume goes on from the newest checkpoint by itself; with as many ranks, metrics and the means
+// of an epoch come out as if it had never stopped. SIGTERM on any rank: all finish the same step,
+// write a checkpoint, and fit() returns 143; a validation is broken off, and is the first thing
+// that the next start does. One fit() for a Trainer; collective. The
 // destructor leaves the group if the Trainer has joined it.
 class Trainer {
  public:

@@ -2,11 +2,35 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "trainer/api/trainer_state.hpp"
 #include "trainer/core/error.hpp"
 
 namespace dtrain::train {
+namespace {
+
+// Which parts of a module train: those that a program has frozen by eval() stay as they are.
+class ModuleModes {
+ public:
+  explicit ModuleModes(const torch::nn::Module& module) {
+    for (const auto& part : module.modules()) modes_.push_back(part->is_training());
+  }
+  // train() reaches all parts below: from the top down each has the last word about its own.
+  void restore(const torch::nn::Module& module) const {
+    std::size_t next = 0;
+    for (const auto& part : module.modules()) {
+      const bool mode = modes_.at(next++);
+      if (part->is_training() != mode) part->train(mode);
+    }
+  }
+
+ private:
+  std::vector<bool> modes_;
+};
+
+}  // namespace
 
 // Before a step: once, and from the middle of the range on where a resume begins there.
 void Trainer::State::begin_profile() {
@@ -125,15 +149,22 @@ bool Trainer::State::agree_to_stop() {
   return has_ended;
 }
 
+bool Trainer::State::checkpoint_due() const {
+  return checkpoints != nullptr && checkpoints->every_n_train_steps > 0 && place.step > 0 &&
+         place.step % checkpoints->every_n_train_steps == 0;
+}
+
 void Trainer::State::checkpoint(const Place& at) {
   if (checkpoints == nullptr) return;
   report(metrics, at);
   checkpointed_at = place.step;
 }
 
-void Trainer::State::validate(Trainer& trainer) {
-  const bool was_training = module->is_training();
-  ddp->sync_buffers();
+bool Trainer::State::validate(Trainer& trainer, bool may_leave) {
+  const ModuleModes modes(*module);
+  const at::Tensor generators = generator_state(context().device());
+  bool told = false;
+  if (options.ddp.broadcast_buffers) ddp->sync_buffers();
   module->eval();
   module->on_validation_epoch_start();
   each([&](Callback& callback) { callback.on_validation_start(trainer, *module); });
@@ -144,6 +175,7 @@ void Trainer::State::validate(Trainer& trainer) {
     if (val_data->batches() > 0) {
       DataLoader::Pass pass = val_data->pass(0);
       for (std::int64_t index = 0; index < val_batches; ++index) {
+        if ((told = may_leave && session().told_to_go())) break;
         std::optional<Batch> batch = pass.next();
         if (!batch) break;
         module->samples_ = batch->size();
@@ -152,12 +184,31 @@ void Trainer::State::validate(Trainer& trainer) {
       }
     }
   }
-  for (const auto& [name, value] : val_log.take_epoch(context())) metrics[name] = value;
+  const Metrics means = val_log.take_epoch(context());
+  // Ranks have different numbers of batches, so that they agree here only.
+  if (context().all_reduce_sum(told ? 1.0 : 0.0) > 0) {
+    each([&](Callback& callback) { callback.on_validation_broken_off(trainer, *module); });
+    set_generator_state(generators, context().device());
+    modes.restore(*module);
+    module->log_ = &train_log;
+    return false;
+  }
+  for (const auto& [name, value] : means) metrics[name] = value;
   module->on_validation_epoch_end();
   each([&](Callback& callback) { callback.on_validation_end(trainer, *module); });
   module->log_ = &train_log;
-  if (was_training) module->train();
+  modes.restore(*module);
   agree_to_stop();
+  return true;
+}
+
+// A validation was broken off: the next start begins with it.
+void Trainer::State::leave_for_validation() {
+  preempted = true;
+  has_ended = true;
+  kept->validation_due = true;
+  checkpoint(place);
+  module->log_ = nullptr;
 }
 
 void Trainer::State::run_epoch(Trainer& trainer) {
@@ -165,7 +216,6 @@ void Trainer::State::run_epoch(Trainer& trainer) {
   const std::int64_t began_at = place.position;
   std::int64_t index = batches_done();
   const bool begins = index == 0;
-  module->train();
   module->log_ = &train_log;
   if (begins) {
     module->on_train_epoch_start();
@@ -176,9 +226,11 @@ void Trainer::State::run_epoch(Trainer& trainer) {
   std::int64_t validated_at = -1;
   bool any = false;
   DataLoader::Pass pass = train_data->pass(place.epoch, began_at);
-  std::int64_t taken = 0;
-  const std::int64_t first = index;
   bool stream_has_ended = false;
+  if (std::exchange(kept->validation_due, false)) {
+    if (!validate(trainer, /*may_leave=*/true)) return leave_for_validation();
+    validated_at = index;
+  }
   times.begin();
   while (index < train_batches && !has_ended && !is_last_step()) {
     // A window: the last one of an epoch may be shorter.
@@ -215,11 +267,10 @@ void Trainer::State::run_epoch(Trainer& trainer) {
     times.step(samples);
     any = true;
     index += done;
-    taken += samples;
-    place.position = pass.position_after(taken, index - first);
+    place.position = pass.position();
 
     if (validates_now && index / val_every > (index - done) / val_every) {
-      validate(trainer);
+      if (!validate(trainer, /*may_leave=*/true)) return leave_for_validation();
       validated_at = index;
     }
     if (session().preempted()) {
@@ -231,21 +282,22 @@ void Trainer::State::run_epoch(Trainer& trainer) {
         return;
       }
     }
-    if (checkpoints != nullptr && checkpoints->every_n_train_steps > 0 &&
-        place.step % checkpoints->every_n_train_steps == 0 && index < train_batches) {
-      checkpoint(place);
-    }
+    if (checkpoint_due() && index < train_batches) checkpoint(place);
     if (session().stop_agreed()) has_ended = true;
     times.begin();
   }
   const bool whole = stream_has_ended || index >= train_batches;
   // Where the end was not known before it came.
-  if (validates_now && stream_has_ended && val_every == train_batches) {
-    validate(trainer);
+  if (validates_now && stream_has_ended && val_every == train_batches && validated_at != index) {
+    if (!validate(trainer, /*may_leave=*/true)) return leave_for_validation();
     validated_at = index;
   }
-  if (any || begins) {
+  if (any || begins || whole) {
     for (const auto& [name, value] : train_log.take_epoch(context())) metrics[name] = value;
+  }
+  if (train_data->skipped()) {
+    metrics["skipped_samples"] =
+        all_reduce_sum(static_cast<double>(train_data->skipped()->count()));
   }
   if (whole) {
     if (scheduler) scheduler->after_epoch();
@@ -257,7 +309,9 @@ void Trainer::State::run_epoch(Trainer& trainer) {
   const Place next = whole ? Place{place.step, place.epoch + 1, 0} : place;
   const bool by_epoch = checkpoints != nullptr && checkpoints->every_n_epochs > 0 &&
                         (place.epoch + 1) % checkpoints->every_n_epochs == 0;
-  if ((whole && by_epoch) || preempted) {
+  // The last step's own waited for the epoch's end, where a resume has nothing of it to do again.
+  const bool by_step = checkpoint_due() && checkpointed_at != place.step;
+  if ((whole && (by_epoch || by_step)) || preempted) {
     checkpoint(next);
   } else if (!metrics.empty() && (whole || validated_at >= 0)) {
     report(place.step, metrics);

@@ -32,9 +32,16 @@ struct Trainer::State {
   std::int64_t val_every = 0;  // batches; 0: never
 
   Place place;
-  MetricLog train_log{true, false};
+  // What checkpoints keep of the loop itself. The session, which keeps it, may outlive the Trainer.
+  struct Kept {
+    MetricLog train_log{true, false};
+    Metrics metrics;              // callback_metrics
+    bool validation_due = false;  // one was broken off: it comes before the next step
+  };
+  const std::shared_ptr<Kept> kept = std::make_shared<Kept>();
+  MetricLog& train_log = kept->train_log;
+  Metrics& metrics = kept->metrics;
   MetricLog val_log{false, true};
-  Metrics metrics;  // callback_metrics
   StepTimes times;
   std::optional<Profile> profile;
   bool was_profiled = false;
@@ -58,7 +65,11 @@ struct Trainer::State {
   double train_batch(Trainer& trainer, const Batch& batch, std::int64_t index,
                      std::int64_t in_window, std::int64_t window);
   void end_window(Trainer& trainer, double loss);
-  void validate(Trainer& trainer);
+  void keep_loop();
+  // False if it was broken off, on all ranks, because one of them was told to go and it may leave.
+  bool validate(Trainer& trainer, bool may_leave);
+  void leave_for_validation();
+  bool checkpoint_due() const;  // by every_n_train_steps, after this step
   void checkpoint(const Place& at);
   bool agree_to_stop();
   void begin_profile();

@@ -76,6 +76,10 @@ bool Preemption::agreed(bool stop) {
   return false;
 }
 
+bool Preemption::told() const {
+  return told_to_go != 0;
+}
+
 bool Preemption::stop_agreed() const {
   return state_->stop_decided;
 }

@@ -26,6 +26,8 @@ class Preemption {
   bool agreed(bool stop = false);
   // Whether some rank had said so by what the last agreed() has read: alike on all ranks.
   bool stop_agreed() const;
+  // Whether this process has got SIGTERM.
+  bool told() const;
 
  private:
   struct State;

@@ -17,6 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kDrawInterval{200};
+constexpr std::chrono::milliseconds kAskInterval{500};
 
 void warn(const std::string& message) {
   std::fprintf(stderr, "warning: %s\n", message.c_str());
@@ -161,8 +162,23 @@ std::optional<std::filesystem::path> Session::last_checkpoint() const {
 }
 
 bool Session::preempted() {
-  if (!preemption_) preemption_ = std::make_unique<Preemption>(context_);
+  if (!preemption_) {
+    preemption_ = std::make_unique<Preemption>(context_);
+    told_note_ = context_.new_note();
+  }
   return preemption_->agreed(wants_stop_);
+}
+
+bool Session::told_to_go() {
+  if (!preemption_ || told_) return told_;
+  if (preemption_->told()) {
+    context_.write_note(told_note_, "told");
+    return told_ = true;
+  }
+  const auto now = Clock::now();
+  if (now - asked_at_ < kAskInterval) return false;
+  asked_at_ = now;
+  return told_ = context_.read_note(told_note_).has_value();
 }
 
 bool Session::stop_agreed() const {

@@ -105,6 +105,9 @@ class Session {
   // step, once any of them has got it. Then report() a checkpoint, finish() and return
   // kExitPreempted from main. Collective: each rank calls it once a step.
   bool preempted();
+  // Whether this rank or, a moment ago, another one has got SIGTERM since then: for long work
+  // between two steps, which may then be broken off. Not collective, and not alike on all ranks.
+  bool told_to_go();
   // This rank wants the training to end, for a reason of its own: the next preempted() tells the
   // others, and the one after it makes stop_agreed() true on all ranks (with one rank, the next).
   void request_stop() { wants_stop_ = true; }
@@ -132,6 +135,9 @@ class Session {
   KeptTensors tensors_;
   std::unique_ptr<CheckpointWriter> writer_;  // null without a storage
   std::unique_ptr<Preemption> preemption_;
+  std::string told_note_;  // where a rank that got SIGTERM says so
+  bool told_ = false;
+  std::chrono::steady_clock::time_point asked_at_;
   Blocked blocked_;
   int exceptions_at_birth_;
   bool wants_stop_ = false;

@@ -23,17 +23,6 @@ void require(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error("not so: " + what);
 }
 
-int number_of(const char* variable, int otherwise) {
-  const char* text = std::getenv(variable);
-  return text == nullptr ? otherwise : std::atoi(text);
-}
-
-void write_weights(const std::filesystem::path& path, const torch::nn::Module& module) {
-  FileSink sink(path);
-  write_tensors(sink, state_dict(module));
-  sink.finish();
-}
-
 // A Lightning-like training with accumulation, clipping, a schedule, EMA and early stopping that
 // is killed or told to go after some micro batches, and goes on when it is started again.
 //
@@ -345,16 +334,27 @@ int creators(const std::filesystem::path& folder) {
 }  // namespace
 
 int run_api_job(const std::string& name, const std::filesystem::path& folder) {
-  const std::map<std::string, std::function<int(const std::filesystem::path&)>> jobs{
-      {"fit", fit},
-      {"functions", functions},
-      {"logging", logging},
-      {"creators", creators},
-      {"early_checkpoint", early_checkpoint},
-      {"stops", stops},
-      {"streams", streams},
-      {"stops_within", stops_within}};
+  ApiJobs jobs{{"fit", fit},
+               {"functions", functions},
+               {"logging", logging},
+               {"creators", creators},
+               {"early_checkpoint", early_checkpoint},
+               {"stops", stops},
+               {"streams", streams},
+               {"stops_within", stops_within}};
+  jobs.insert(resume_jobs().begin(), resume_jobs().end());
   return run([&] { return jobs.at(name)(folder); });
+}
+
+int number_of(const char* variable, int otherwise) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? otherwise : std::atoi(text);
+}
+
+void write_weights(const std::filesystem::path& path, const torch::nn::Module& module) {
+  FileSink sink(path);
+  write_tensors(sink, state_dict(module));
+  sink.finish();
 }
 
 SmallNet::SmallNet(std::int64_t hidden, bool dropout)

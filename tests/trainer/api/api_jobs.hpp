@@ -14,6 +14,12 @@ namespace dtrain::train::test {
 // In a rank: runs the named job and returns the process's exit code.
 int run_api_job(const std::string& name, const std::filesystem::path& folder);
 
+using ApiJobs = std::map<std::string, std::function<int(const std::filesystem::path&)>>;
+const ApiJobs& resume_jobs();  // resume_jobs.cpp
+
+int number_of(const char* variable, int otherwise);
+void write_weights(const std::filesystem::path& path, const torch::nn::Module& module);
+
 class SmallNet : public torch::nn::Module {
  public:
   SmallNet(std::int64_t hidden, bool dropout);

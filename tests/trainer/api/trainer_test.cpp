@@ -7,30 +7,22 @@
 #include <sstream>
 
 #include "tests/trainer/api/api_jobs.hpp"
+#include "tests/trainer/api/expect.hpp"
 #include "tests/trainer/support/temporary.hpp"
 #include "tests/trainer/train/jobs.hpp"
 #include "trainer/core/error.hpp"
 
 using namespace dtrain::train;
 using test::contains;
+using test::expect;
 using test::launch;
 using test::message_of;
 using test::read_file;
 using test::SmallModule;
 using test::TemporaryFolder;
+using test::Variables;
 
 namespace {
-
-using Variables = std::map<std::string, std::string>;
-
-void expect(const std::string& job, int ranks, const TemporaryFolder& folder, int code,
-            const Variables& env = {}) {
-  const auto exits = launch(job, ranks, folder.path(), env);
-  for (std::size_t rank = 0; rank < exits.size(); ++rank) {
-    CHECK_MESSAGE(exits[rank].code == code,
-                  read_file(folder / ("rank-" + std::to_string(rank) + ".log")));
-  }
-}
 
 std::shared_ptr<SmallModule> small(bool plain = true) {
   SmallModule::Options options;

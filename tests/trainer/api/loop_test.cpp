@@ -1,0 +1,160 @@
+// The Trainer's loop: modes of modules, checkpoints between, and what a resume brings back.
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+
+#include <map>
+#include <sstream>
+
+#include "tests/trainer/api/api_jobs.hpp"
+#include "tests/trainer/api/expect.hpp"
+#include "trainer/core/error.hpp"
+#include "trainer/trainer.hpp"
+
+using namespace dtrain::train;
+using test::contains;
+using test::expect;
+using test::launch;
+using test::read_file;
+using test::SmallModule;
+using test::TemporaryFolder;
+using test::Variables;
+
+namespace {
+
+// Lines by their place; of a place that came twice, both must be equal.
+std::map<std::string, std::string> metrics_of(const TemporaryFolder& folder, int rank) {
+  std::map<std::string, std::string> lines;
+  std::istringstream in(read_file(folder / ("metrics-" + std::to_string(rank))));
+  for (std::string line; std::getline(in, line);) {
+    const auto [at, fresh] = lines.emplace(line.substr(0, line.find(':')), line);
+    if (!fresh) CHECK(at->second == line);
+  }
+  return lines;
+}
+
+void check_same_end(const TemporaryFolder& whole, const TemporaryFolder& resumed, int ranks) {
+  for (int rank = 0; rank < ranks; ++rank) {
+    CAPTURE(rank);
+    const std::string name = "final-" + std::to_string(rank) + ".safetensors";
+    const TensorMap expected = read_tensors(whole / name);
+    REQUIRE(!expected.empty());
+    for (const auto& [key, tensor] : read_tensors(resumed / name)) {
+      CHECK(tensor.equal(expected.at(key)));
+    }
+    CHECK(metrics_of(whole, rank) == metrics_of(resumed, rank));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("submodules that are frozen by eval() stay so, within epochs and over them") {
+  class Freezing final : public SmallModule {
+   public:
+    using SmallModule::SmallModule;
+    void on_fit_start() override { net().children()[0]->eval(); }
+    at::Tensor training_step(const Batch& batch, std::int64_t index) override {
+      train_modes.push_back({is_training(), net().is_training(), net().children()[0]->is_training(),
+                             net().children()[1]->is_training()});
+      return SmallModule::training_step(batch, index);
+    }
+    void validation_step(const Batch& batch, std::int64_t index) override {
+      for (const auto& part : modules()) evaluates = evaluates && !part->is_training();
+      SmallModule::validation_step(batch, index);
+    }
+    std::vector<std::vector<bool>> train_modes;
+    bool evaluates = true;
+  };
+  TrainerOptions options;
+  options.max_epochs = 2;
+  options.val_check_interval = 4;
+  Trainer trainer(options);
+  auto module = std::make_shared<Freezing>(SmallModule::Options{});
+  module->eval();  // as a whole: not meant to last
+  trainer.fit(module);
+  CHECK(module->train_modes.size() == 20);
+  CHECK(module->train_modes ==
+        std::vector<std::vector<bool>>(20, std::vector<bool>{true, true, false, true}));
+  CHECK(module->evaluates);
+}
+
+TEST_CASE("checkpoints between come at every such step, also the last of an epoch") {
+  const auto steps_of = [](ModelCheckpoint::Options keep) {
+    const TemporaryFolder folder;
+    TrainerOptions options;
+    options.max_epochs = 2;  // of 10 steps
+    options.default_root_dir = folder / "storage";
+    options.callbacks = {std::make_shared<ModelCheckpoint>(keep)};
+    Trainer trainer(options);
+    trainer.fit(std::make_shared<SmallModule>(SmallModule::Options{}));
+    std::vector<std::int64_t> steps;
+    for (const Checkpoint& each :
+         list_checkpoints(folder / "storage", [](const std::string& text) { FAIL_CHECK(text); })) {
+      steps.push_back(each.manifest.step);
+    }
+    return steps;
+  };
+  ModelCheckpoint::Options keep;
+  keep.every_n_epochs = 0;
+  keep.every_n_train_steps = 5;
+  CHECK(steps_of(keep) == std::vector<std::int64_t>{5, 10, 15, 20});
+  keep.every_n_epochs = 1;
+  CHECK(steps_of(keep) == std::vector<std::int64_t>{5, 10, 15, 20});
+  keep.every_n_epochs = 2;
+  keep.every_n_train_steps = 4;
+  CHECK(steps_of(keep) == std::vector<std::int64_t>{4, 8, 12, 16, 20});
+}
+
+TEST_CASE("a resume within an epoch knows its sums and the metrics before") {
+  for (const int ranks : {1, 2}) {
+    CAPTURE(ranks);
+    const TemporaryFolder whole;
+    expect("recorded", ranks, whole, 0);
+    CHECK(metrics_of(whole, 0).contains("epoch30"));
+    CHECK(contains(metrics_of(whole, 0).at("step16"), "val_loss"));
+    CHECK(contains(metrics_of(whole, 0).at("step16"), "shared_epoch"));
+    const TemporaryFolder killed;
+    expect("recorded", ranks, killed, 128 + 9, {{"TEST_DIE_AT", "17"}});
+    expect("recorded", ranks, killed, 0);
+    CHECK(contains(read_file(killed / "rank-0.log"), "checkpoint_000005, step 15"));
+    check_same_end(whole, killed, ranks);
+  }
+}
+
+TEST_CASE("SIGTERM in a validation breaks it off, and the next start begins with it") {
+  for (const char* every : {"10", "4"}) {  // at an epoch's end, and within
+    for (const int ranks : {1, 2}) {
+      CAPTURE(ranks);
+      CAPTURE(every);
+      const TemporaryFolder whole;
+      expect("recorded", ranks, whole, 0, {{"TEST_VALIDATE_EVERY", every}});
+      const TemporaryFolder told;
+      // 9 samples in batches of 2: 5 batches, or 3 and 2 of two ranks. In the second validation.
+      const int batch = ranks == 1 ? 7 : 3;
+      expect("recorded", ranks, told, 143,
+             {{"TEST_VALIDATE_EVERY", every}, {"TEST_TERM_IN_VALIDATION", std::to_string(batch)}});
+      CHECK(read_file(told / ("validated-" + std::to_string(ranks - 1))) == std::to_string(batch));
+      expect("recorded", ranks, told, 0, {{"TEST_VALIDATE_EVERY", every}});
+      check_same_end(whole, told, ranks);
+    }
+  }
+}
+
+TEST_CASE("ranks that do not share their storage are told at the start, all of them") {
+  const TemporaryFolder folder;
+  for (const test::Exit& exit : launch("apart", 2, folder.path())) {
+    CHECK(exit.code == 1);
+    CHECK(contains(exit.error_file, "rank 1: this rank, on node 0, does not see what rank 0"));
+    CHECK(contains(exit.error_file, "a folder that all nodes share"));
+  }
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder / "storage-0")) {
+    CHECK(entry.is_directory());  // nothing is left behind
+  }
+}
+
+TEST_CASE("buffers that are each rank's own are there again, for as many ranks") {
+  const TemporaryFolder folder;
+  expect("own_buffers", 2, folder, 0);
+  CHECK(read_file(folder / "buffers-0.safetensors") != read_file(folder / "buffers-1.safetensors"));
+  expect("own_buffers", 2, folder, 0);
+  expect("own_buffers", 3, folder, 0, {{"TEST_BUFFERS_OF", "0"}});
+}
