@@ -2,6 +2,8 @@
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 
+#include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <sstream>
 
@@ -157,4 +159,22 @@ TEST_CASE("buffers that are each rank's own are there again, for as many ranks")
   CHECK(read_file(folder / "buffers-0.safetensors") != read_file(folder / "buffers-1.safetensors"));
   expect("own_buffers", 2, folder, 0);
   expect("own_buffers", 3, folder, 0, {{"TEST_BUFFERS_OF", "0"}});
+}
+
+TEST_CASE("golden: a training that an earlier version has left is gone on with") {
+  const char* golden = std::getenv("DTRAIN_GOLDEN");
+  REQUIRE_MESSAGE(golden != nullptr, "DTRAIN_GOLDEN is not set; run meson test");
+  const auto training = std::filesystem::path(golden) / "training";
+  const TemporaryFolder folder;
+  const auto checkpoints = folder / "storage/checkpoints";
+  std::filesystem::create_directories(checkpoints);
+  std::filesystem::copy(training / "checkpoint_000004", checkpoints / "checkpoint_000004",
+                        std::filesystem::copy_options::recursive);
+  expect("fit", 1, folder, 0);
+  CHECK(contains(read_file(folder / "rank-0.log"), "checkpoint_000004, step 8"));
+  // To the bit only on the processor that it was made on.
+  const TensorMap expected = read_tensors(training / "final.safetensors");
+  for (const auto& [name, tensor] : read_tensors(folder / "final-0.safetensors")) {
+    CHECK(tensor.allclose(expected.at(name), 1e-3, 1e-4));
+  }
 }
