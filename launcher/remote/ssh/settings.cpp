@@ -17,7 +17,7 @@
 namespace dtrain::ssh {
 namespace {
 
-constexpr std::chrono::seconds kAskingLimit{10};
+constexpr std::chrono::seconds kAskingLimit{30};  // many at once on a busy machine
 
 struct Person {
   std::string name, home;
@@ -352,7 +352,8 @@ Settings resolve(const SshHost& host, const fs::path& config) {
     throw;
   }
   if (asked.timed_out) {
-    throw Error(ErrorCode::timeout, "ssh -G " + host.host + " did not end within 10 s")
+    throw Error(ErrorCode::timeout, "ssh -G " + host.host + " did not end within " +
+                                        human_duration(kAskingLimit))
         .with_hint("a `Match exec` in your ssh configuration may hang");
   }
   if (!asked.exit.ok()) {
