@@ -43,6 +43,9 @@ std::string named(std::vector<std::string> jobs) {
 std::string question_of(const DownSurvey& survey, const std::string& name, bool keep_files,
                         const std::string& option) {
   std::string text;
+  if (survey.there && !survey.head_answers) {
+    text += "the head of " + name + " does not answer: which jobs run is not known\n";
+  }
   if (!survey.running.empty()) {
     text += std::to_string(survey.running.size()) +
             (survey.running.size() == 1 ? " job runs" : " jobs run") + " on " + name + ": " +

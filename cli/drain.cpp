@@ -1,7 +1,9 @@
 #include <signal.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/context.hpp"
 #include "cli/jobs.hpp"
@@ -20,6 +22,7 @@ struct Options {
 };
 
 constexpr int kLookEveryMs = 200;
+constexpr std::chrono::seconds kAwayLimit{60};
 
 // The node's entry in the status; null when it has left.
 nlohmann::json node_of(const wire::ApiClient& client, const std::string& name) {
@@ -57,8 +60,22 @@ int run_drain(Context& context, const Options& options) {
       "/v1/nodes/" + wire::percent_encode(options.node) + "/drain", {{"undo", options.undo}});
   std::vector<std::string> told;
   std::string state = text_or(answer, "state");
+  std::optional<std::chrono::steady_clock::time_point> away_since;  // of the head
   while (true) {
-    const nlohmann::json node = node_of(client, options.node);
+    nlohmann::json node;
+    try {
+      node = node_of(client, options.node);
+      away_since.reset();
+    } catch (Error& error) {
+      // A head that is started again: the node goes on draining.
+      const auto now = std::chrono::steady_clock::now();
+      if (!away_since) away_since = now;
+      if (error.code() != ErrorCode::unreachable || now - *away_since > kAwayLimit) {
+        throw error.with_hint(options.node + " goes on draining; back: " + back);
+      }
+      if (const int number = signals.wait(kLookEveryMs); number != 0) return 128 + number;
+      continue;
+    }
     if (!node.is_null()) state = text_or(node, "state");
     const std::vector<std::string> jobs = jobs_on(node);
     if (node.is_null()) return finish(context, options.node, "gone", {});

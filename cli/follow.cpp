@@ -56,7 +56,9 @@ class Follower {
 
   std::string target(std::optional<int> attempt, bool follow, bool events, bool tail) const;
   Ended pump(wire::ApiStream& stream, bool only_logs);
+  wire::ApiStream open_first();
   wire::ApiStream open_again();
+  bool without_setup(const Error& refusal);
   bool reconnect(std::optional<wire::ApiStream>& stream);
   void text_frame(const nlohmann::json& frame, bool only_logs);
   void say(const std::string& text, Color color = Color::none);
@@ -87,6 +89,7 @@ class Follower {
   long long last_event_ = 0;           // its number
   int first_attempt_ = 0;              // that was followed; 0: none yet
   bool takes_start_ = true;            // the head begins where it is told to; older ones do not
+  bool takes_setup_ = true;            // nor do those give what setup prints
   std::optional<nlohmann::json> log_;  // its bytes are the next frame
 };
 
@@ -97,7 +100,7 @@ std::string Follower::target(std::optional<int> attempt, bool follow, bool event
   if (attempt) query += "&attempt=" + std::to_string(*attempt);
   if (options_.rank) query += "&rank=" + std::to_string(*options_.rank);
   if (options_.setup == SetupOutput::alone) query += "&stream=setup";
-  if (options_.setup == SetupOutput::too) query += "&setup=1";
+  if (options_.setup == SetupOutput::too && takes_setup_) query += "&setup=1";
   if (!options_.stream.empty()) query += "&stream=" + options_.stream;
   if (tail && options_.tail) query += "&tail=" + std::to_string(*options_.tail);
   return job_target(options_.job, query);
@@ -292,6 +295,22 @@ Follower::Ended Follower::pump(wire::ApiStream& stream, bool only_logs) {
   }
 }
 
+// Whether it may be an older head, which knows nothing of setup's output: it is not asked again.
+bool Follower::without_setup(const Error& refusal) {
+  if (refusal.code() != ErrorCode::invalid || options_.setup != SetupOutput::too) return false;
+  return std::exchange(takes_setup_, false);
+}
+
+wire::ApiStream Follower::open_first() {
+  while (true) {
+    try {
+      return client_.open(target(options_.attempt, options_.follow, true, true));
+    } catch (const Error& error) {
+      if (!without_setup(error)) throw;
+    }
+  }
+}
+
 // A connection that begins behind what is here already.
 wire::ApiStream Follower::open_again() {
   const std::string usual = target(options_.attempt, options_.follow, true, !printer_.any());
@@ -306,6 +325,7 @@ wire::ApiStream Follower::open_again() {
       return stream;
     } catch (const Error& error) {
       if (error.code() != ErrorCode::invalid) throw;
+      if (without_setup(error)) return open_again();
       takes_start_ = false;
     }
   }
@@ -353,8 +373,7 @@ bool Follower::reconnect(std::optional<wire::ApiStream>& stream) {
 }
 
 FollowResult Follower::run() {
-  std::optional<wire::ApiStream> stream =
-      client_.open(target(options_.attempt, options_.follow, true, true));
+  std::optional<wire::ApiStream> stream = open_first();
   while (true) {
     const Ended ended = pump(*stream, false);
     if (ended == Ended::end) break;

@@ -49,11 +49,13 @@ void check_program(const JobSpec& spec, const JobPlace& place) {
   }
   // What a line for the shell begins with may be anything that the shell knows.
   if (spec.shell || spec.command.empty()) return;
+  // What setup, or a job before it, makes or mends is not seen yet.
+  if (!spec.setup.empty() || (place.here && !spec.after.empty())) return;
   const std::string& word = spec.command.front();
   const bool shell_line = spec.command.size() == 1 && is_shell_line(word);
   const std::string path = path_of(spec, place);
   if (word.find('/') == std::string::npos) {
-    if (find_in_path(word, path) || !spec.setup.empty()) return;
+    if (find_in_path(word, path)) return;
     // Other machines have other programs, but none has a script of ours or a line of words.
     const bool ours = shell_line || fs::is_regular_file(workdir / word, none);
     if (!place.here && !ours) return;
@@ -61,7 +63,6 @@ void check_program(const JobSpec& spec, const JobPlace& place) {
   }
   const fs::path file = workdir / word;
   const bool there = fs::exists(file, none);
-  if (!there && !spec.setup.empty()) return;
   if (!place.here && !lies_in(file, workdir)) return;
   const auto why = why_not_startable(
       file, word, place.here ? Interpreters::here : Interpreters::elsewhere, path);

@@ -210,7 +210,10 @@ void Puller::pull(const std::vector<RemoteFile>& files) {
       if (!coming_.empty()) end_first();
     }
   } catch (const Error&) {
-    arrivals_.settle();  // what came is kept
+    try {
+      arrivals_.settle();  // what came is kept
+    } catch (const Error&) {  // the first error is the one to tell
+    }
     throw;
   }
   arrivals_.settle();

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <memory>
 #include <set>
+#include <utility>
 
 #include <openssl/evp.h>
 
@@ -146,26 +147,27 @@ void Arrivals::add(const Incoming& file) {
 }
 
 void Arrivals::settle() {
+  // Whatever fails: the kernel tells of what it could not write only once.
+  const std::vector<Arrival> waiting = std::exchange(waiting_, {});
+  bytes_ = 0;
   std::set<dev_t> disks;
   std::set<fs::path> folders;
-  for (const Arrival& each : waiting_) {
+  for (const Arrival& each : waiting) {
     struct stat status {};
     if (::lstat(each.part.c_str(), &status) != 0) {
       throw errno_error("cannot look at " + each.part.string(), errno);
     }
-    if (disks.insert(status.st_dev).second || waiting_.size() == 1) {
-      fsync_or_throw(each.part, waiting_.size() > 1);
+    if (disks.insert(status.st_dev).second || waiting.size() == 1) {
+      fsync_or_throw(each.part, waiting.size() > 1);
     }
   }
-  for (const Arrival& each : waiting_) {
+  for (const Arrival& each : waiting) {
     if (::rename(each.part.c_str(), each.target.c_str()) != 0) {
       throw errno_error("cannot rename " + each.part.string(), errno);
     }
     folders.insert(each.target.parent_path());
   }
   for (const fs::path& folder : folders) fsync_folder(folder.empty() ? "." : folder);
-  waiting_.clear();
-  bytes_ = 0;
 }
 
 }  // namespace dtrain::cli

@@ -118,8 +118,9 @@ json list_files(const JobFiles& files) {
         if (!file.contains("sha256")) file["sha256"] = nullptr;
         listing.push_back(std::move(file));
       }
-      const std::uint64_t size = size_of(folder / "manifest.json").value_or(0);
-      listing.push_back({{"path", base + "manifest.json"}, {"size", size}, {"sha256", nullptr}});
+      const FileSum sum = sum_file(folder / "manifest.json");
+      listing.push_back(
+          {{"path", base + "manifest.json"}, {"size", sum.size}, {"sha256", sum.sha256}});
     } catch (const Error& error) {
       trouble(base, error);
     }

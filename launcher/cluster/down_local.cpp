@@ -142,6 +142,7 @@ DownSurvey survey_local(const std::string& name) {
   std::error_code failed;
   if (!fs::exists(folder, failed)) return survey;
   survey.there = true;
+  survey.head_answers = cluster_processes(folder).empty();  // nothing runs that it could tell of
   if (const auto status = ask_status(name)) {
     survey.head_answers = true;
     survey.running = running_jobs(*status);

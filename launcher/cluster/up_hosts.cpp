@@ -45,11 +45,7 @@ class HostsUp {
     if (head) save(*head);
     if (!head || report_.each.front().error) return failed();
     join();
-    SettingsApplied settings = apply_settings(door_->socket(), spec_);
-    report_.warnings = std::move(settings.warnings);
-    if (settings.changed) {
-      report_.each.front().steps.push_back({"settings", "told the head what it may delete"});
-    }
+    tell_settings();
     let_go();
     decide();
     return std::move(report_);
@@ -93,6 +89,22 @@ class HostsUp {
           if (before_) task.known = before_->id;
           report_.each[i] = bring_up_node(spec_, options_, *provider_, binary, desk_, task);
         });
+  }
+
+  // What hinders it is the head's machine's trouble: what is known of the others is told all the
+  // same.
+  void tell_settings() {
+    NodeUp& head = report_.each.front();
+    if (head.error) return;
+    try {
+      SettingsApplied settings = apply_settings(door_->socket(), spec_);
+      report_.warnings = std::move(settings.warnings);
+      if (settings.changed) {
+        head.steps.push_back({"settings", "told the head what it may delete"});
+      }
+    } catch (const Error& error) {
+      head.error = error;
+    }
   }
 
   UpReport planned(const std::optional<HeadDesk::Head>& head) {

@@ -60,11 +60,15 @@ fs::path hidden_folder() {
 fs::path lead_to(const fs::path& folder, const fs::path& root) {
   std::error_code none;
   if (!fs::is_directory(root, none)) return folder;
-  fs::remove(socket_link(root), none);  // what it led to is not ours, or not there any more
-  if (::symlink(folder.c_str(), socket_link(root).c_str()) == 0) return folder;
-  const int why = errno;
-  if (const auto quicker = linked_folder(root)) return *quicker;
-  throw errno_error("cannot make " + socket_link(root).string(), why);
+  for (int tries = 0; ::symlink(folder.c_str(), socket_link(root).c_str()) != 0; ++tries) {
+    const int why = errno;
+    if (const auto quicker = linked_folder(root)) return *quicker;
+    if (why != EEXIST || tries == 2) {
+      throw errno_error("cannot make " + socket_link(root).string(), why);
+    }
+    fs::remove(socket_link(root), none);  // what it led to is not ours, or not there any more
+  }
+  return folder;
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <fstream>
@@ -68,7 +69,9 @@ std::optional<std::string> wrong_interpreter(std::string_view line, std::string_
            " (dos2unix mends it)";
   }
   std::vector<std::string> words;
-  for (std::string& word : split(line.substr(2), ' ')) {
+  std::string rest(line.substr(2));
+  std::replace(rest.begin(), rest.end(), '\t', ' ');  // the kernel takes both
+  for (std::string& word : split(rest, ' ')) {
     if (!word.empty()) words.push_back(std::move(word));
   }
   if (words.empty()) return "names no interpreter behind its #!";

@@ -43,6 +43,10 @@ void Trash::take(const fs::path& path) {
 void Trash::unlink_all(const fs::path& tree) {
   std::error_code failed;
   std::error_code kept;
+  if (fs::is_symlink(fs::symlink_status(tree, kept))) {  // what it leads to is somebody else's
+    fs::remove(tree, kept);
+    return;
+  }
   for (fs::recursive_directory_iterator at(tree, failed), end; !failed && at != end;
        at.increment(failed)) {
     if (ending_) return;

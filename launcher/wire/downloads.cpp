@@ -75,12 +75,13 @@ void Downloads::take(const Sink& sink) {
     sink(bytes);
     given += bytes.size();
   };
+  std::optional<Error> refusal;
   try {
     if (!connection_) {
       connection_ = std::make_unique<Connection>(socket_, cluster_, silence_limit_);
     }
     send_requests();
-    receive(counting);
+    refusal = receive(counting);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::unreachable || error.code() == ErrorCode::timeout) {
       asked_.front().offset += given;
@@ -88,9 +89,10 @@ void Downloads::take(const Sink& sink) {
     }
     throw;
   }
+  if (refusal) throw *refusal;
 }
 
-void Downloads::receive(const Sink& sink) {
+std::optional<Error> Downloads::receive(const Sink& sink) {
   Exchange& exchange = connection_->exchange;
   http::response_parser<http::buffer_body> parser;
   parser.body_limit(boost::none);
@@ -127,7 +129,12 @@ void Downloads::receive(const Sink& sink) {
     one_at_a_time_ = true;
     disconnect();
   }
-  if (status >= 400) throw_refusal(status, refusal);
+  if (status < 400) return std::nullopt;
+  try {
+    throw_refusal(status, refusal);
+  } catch (const Error& error) {
+    return error;
+  }
 }
 
 }  // namespace dtrain::wire

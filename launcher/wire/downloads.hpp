@@ -5,9 +5,11 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
+#include "launcher/core/error.hpp"
 #include "launcher/wire/client.hpp"
 
 namespace dtrain::wire {
@@ -45,7 +47,7 @@ class Downloads {
     std::size_t bytes = 0;  // of the request that was sent on this connection; 0: none was
   };
   void send_requests();
-  void receive(const Sink& sink);
+  std::optional<Error> receive(const Sink& sink);  // the refusal, if the head refuses
   void disconnect();
   void drop_first();
 

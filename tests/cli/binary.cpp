@@ -187,6 +187,25 @@ TEST_CASE("submit: a head that comes back is told where to go on, and sends noth
   CHECK(has(ran.err, "oh\n"));
 }
 
+TEST_CASE("logs: an older head is followed without what setup prints") {
+  House house;
+  std::vector<std::string> targets;
+  house.serve_job([&](FakeHead::Connection& connection) {
+    targets.push_back(connection.target());
+    connection.text(state_frame("running"));
+    log(connection, 0, 0, targets.size() == 1 ? "one\n" : "one\ntwo\n");
+    if (targets.size() == 1) return;  // a broken connection
+    connection.text(end_frame("succeeded", 0));
+    connection.close();
+  });
+  house.head->refuse_at(
+      [](const std::string& target) { return has(target, "setup=") || has(target, "from="); });
+  const Captured ran = house.run({"logs", "-f", "--no-prefix", "job"});
+  CHECK(ran.exit.code == 0);
+  CHECK(ran.out == "one\ntwo\n");
+  CHECK(targets.size() == 2);
+}
+
 TEST_CASE("logs: what ends the following with an error is an error") {
   House house;
   house.serve_job([&](FakeHead::Connection& connection) {

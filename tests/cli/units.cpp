@@ -149,6 +149,15 @@ TEST_CASE("a job by its name: an id first, then the newest of the name, then beg
   CHECK(id("mnist-aaaaaa-") == "mnist-aaaaaa-dddddd");
   CHECK(id("mnist-l") == "mnist-large-bbbbbb");
   CHECK(code_of([&] { id("mnist-a"); }) == ErrorCode::usage);
+  // What is to be stopped is what runs, though another of the name came later and has ended.
+  json running = jobs;
+  running[2]["state"] = "running";
+  const auto stopped = [&] {
+    return resolve_job(running, "mnist", DefaultJob::only_running)["job"].get<std::string>();
+  };
+  CHECK(stopped() == "mnist-aaaaaa");
+  running[1]["state"] = "queued";
+  CHECK(code_of([&] { stopped(); }) == ErrorCode::usage);
   CHECK(meant_by_name(jobs, "mnist", "mnist-cccccc") ==
         "mnist means mnist-cccccc, the newest of that name; older: mnist-aaaaaa");
   CHECK(meant_by_name(jobs, "mnist-large", "mnist-large-bbbbbb") == "");

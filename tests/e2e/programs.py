@@ -48,6 +48,12 @@ class Programs(ClusterCase):
         self.assertIn("./built", result["error"]["message"])
         self.assertIn(str(self.folder), result["error"]["message"])
         # One that is made is started.
+        (self.folder / "late").write_text("#!/bin/sh\necho late\n")
+        self.ok("submit", "--setup", "chmod +x late", "--", "./late")
+        first = self.submit("while [ ! -e go ]; do sleep 0.05; done; printf '#!/bin/sh\necho new\n' >new; chmod +x new")
+        second = self.start("submit", "--after", first, "--", "./new")
+        (self.folder / "go").touch()
+        self.assertEqual(second.wait(DEADLINE), 0)
         self.ok("submit", "--setup", "printf '#!/bin/sh\\necho made\\n' >built; chmod +x built", "--", "./built")
 
     def test_torchruns_spellings(self):

@@ -60,6 +60,8 @@ TEST_CASE("interpreters are looked for on their own machine only") {
   CHECK(in.why("./env") == "wants the interpreter no-such-python, which PATH does not have");
   in.make("split", "#!/usr/bin/env -S no-such-python -u\n");
   CHECK(in.why("./split").empty());
+  in.make("tab", "#!/bin/sh\t-e\n");
+  CHECK(in.why("./tab").empty());
   in.make("windows", "#!/bin/sh\r\n");
   CHECK(in.why("./windows").starts_with("has Windows' line ends"));
   in.make("nothing", "#!\n");

@@ -52,6 +52,18 @@ TEST_CASE("trash: what is taken is gone at once, and unlinked in the end") {
   CHECK(fs::exists(folder / "outside" / "0" / "0"));  // a link is not followed
 }
 
+TEST_CASE("trash: of a link only the link goes") {
+  const testing::TemporaryFolder folder;
+  fs::create_directory(folder / "outside");
+  make_tree(folder / "outside", 1, 1);
+  fs::create_directory_symlink(folder / "outside", folder / "job");
+  Trash trash(folder / "trash");
+  trash.take(folder / "job");
+  CHECK(wait_empty(folder / "trash"));
+  CHECK_FALSE(fs::is_symlink(folder / "job"));
+  CHECK(fs::exists(folder / "outside" / "0" / "0"));
+}
+
 TEST_CASE("trash: what a dead process left is unlinked by the next") {
   const testing::TemporaryFolder folder;
   make_tree(folder / "trash" / "job.0123", 3, 3);
