@@ -165,10 +165,13 @@ Manifest read_manifest(const fs::path& folder) {
 
 StorageScan scan_storage(const fs::path& storage) {
   StorageScan scan;
-  std::error_code none;
+  std::error_code failed;
   std::vector<int> numbers;
-  for (const fs::directory_entry& entry :
-       fs::directory_iterator(checkpoints_folder(storage), none)) {
+  const fs::directory_iterator entries(checkpoints_folder(storage), failed);
+  if (failed && failed != std::errc::no_such_file_or_directory) {
+    throw errno_error("cannot list " + checkpoints_folder(storage).string(), failed.value());
+  }
+  for (const fs::directory_entry& entry : entries) {
     if (const auto number = checkpoint_number(entry.path().filename().string())) {
       numbers.push_back(*number);
     }

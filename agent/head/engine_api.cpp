@@ -91,6 +91,7 @@ void Engine::Impl::submit(const std::string& submission_id, JobSpec spec,
   job.order = ++last_order;
   job.created_at = clock.now();
   job.submitters.push_back(std::move(done));
+  submitting.insert(id);
   if (!submission_id.empty()) submissions[submission_id] = id;
   if (secrets.empty()) {
     prepare_submitted(job);
@@ -161,6 +162,7 @@ void Engine::Impl::submitted(const JobId& id, std::exception_ptr failure) {
   if (job == nullptr) return;
   const std::vector<Answer> answers = std::move(job->submitters);
   job->submitters.clear();
+  submitting.erase(id);
   nlohmann::json answer;
   if (failure) {
     std::error_code ignored;
@@ -175,7 +177,9 @@ void Engine::Impl::submitted(const JobId& id, std::exception_ptr failure) {
     answer = {{"job", id.str()}, {"name", job->spec.name}, {"state", to_string(job->row.state)}};
   }
   for (const Answer& each : answers) each(answer);
-  if (job != nullptr && !failure && shutting_down) {
+  if (failure) {
+    check_drained();
+  } else if (shutting_down) {
     stop(*job, std::nullopt, StopCause::user, "the cluster is being shut down", nullptr);
   }
 }

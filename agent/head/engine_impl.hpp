@@ -342,7 +342,8 @@ struct Engine::Impl {
   Hooks hooks;
   WallTime started;
   std::map<JobId, Job> jobs;
-  std::set<JobId> live;  // jobs that have not ended
+  std::set<JobId> live;        // jobs that have not ended
+  std::set<JobId> submitting;  // those that are not durable yet
   std::map<std::string, JobId> submissions;
   std::map<NodeId, Node> nodes;
   std::map<JobId, ForgottenRow> forgotten;

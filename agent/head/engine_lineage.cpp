@@ -118,6 +118,13 @@ void Engine::Impl::taken_over(const JobId& id, Prepared result) {
   }
   Tx tx;
   if (const Job* old = find(JobId(job->spec.resumes))) {
+    if (!old->checkpoints.empty() && result.scan.whole.empty()) {
+      std::string message = "no checkpoint of " + job->spec.resumes + " is whole: it has " +
+                            std::to_string(old->checkpoints.size()) + " on record";
+      for (const std::string& broken : result.scan.broken) message += "; " + broken;
+      submitted(id, std::make_exception_ptr(Error(ErrorCode::failed, message)));
+      return;
+    }
     // The rows of this job's own attempts stay the newer ones.
     tx.changes.metrics_inherited.push_back({old->row.id, id, old->row.attempt});
     note(tx, *job, EventLevel::info,

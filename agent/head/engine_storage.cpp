@@ -112,15 +112,19 @@ void Engine::pulled(const JobId& id, const std::set<int>& numbers, Answer done) 
 
 // Why the job cannot be removed now: another needs it, or its files.
 std::optional<std::string> Engine::Impl::held_by(const JobId& id) const {
-  for (const JobId& other : live) {
-    const std::vector<std::string>& after = jobs.at(other).spec.after;
-    if (std::find(after.begin(), after.end(), id.str()) != after.end()) {
-      return other.str() + " waits to come after " + id.str();
+  for (const std::set<JobId>* waiting : {&live, &submitting}) {
+    for (const JobId& other : *waiting) {
+      const std::vector<std::string>& after = jobs.at(other).spec.after;
+      if (std::find(after.begin(), after.end(), id.str()) != after.end()) {
+        return other.str() + " waits to come after " + id.str();
+      }
     }
-    const Job& taking = jobs.at(other);
-    const bool reads = taking.spec.resumes == id.str() ||
-                       (taking.spec.start && taking.spec.start->job == id.str());
-    if (reads && !taking.durable) return other.str() + " is being submitted and takes over from it";
+  }
+  for (const JobId& other : submitting) {
+    const JobSpec& taking = jobs.at(other).spec;
+    if (taking.resumes == id.str() || (taking.start && taking.start->job == id.str())) {
+      return other.str() + " is being submitted and takes over from it";
+    }
   }
   return std::nullopt;
 }
@@ -171,8 +175,13 @@ void Engine::Impl::housekeeping() {
         found.old = jobs_to_forget(std::move(list), now, settings);
         return found;
       },
-      [this](Found found) {
+      [this, settings = options.storage](Found found) {
         housekeeping_runs = false;
+        if (settings != options.storage) {  // what was found is by settings that are no more
+          next_housekeeping = clock.now();
+          rearm();
+          return;
+        }
         disk.ended_jobs = found.bytes;
         for (const Forgetting& each : found.old) forget_by_setting(each);
       });
@@ -200,6 +209,10 @@ void Engine::Impl::set_storage(const StorageSpec& settings) {
 std::set<std::string> Engine::content_trees() const {
   std::set<std::string> trees;
   for (const auto& [id, job] : impl_->jobs) {
+    // Of a checkpoint that was sent, until it has been unpacked.
+    if (!job.durable && job.spec.start && !job.spec.start->tree.empty()) {
+      trees.insert(job.spec.start->tree);
+    }
     if (!job.spec.content) continue;
     for (const std::string& tree : job.spec.content->trees()) trees.insert(tree);
   }

@@ -362,7 +362,8 @@ asio::awaitable<void> LogServer::Follower::follow() {
   co_await ask(query_.events && query_.follow);
   send_state();
   send_events();
-  bool over = !query_.follow;  // nothing will be written any more, or is wanted
+  const auto earlier = [&] { return query_.attempt && *query_.attempt < now_.newest_attempt; };
+  bool over = !query_.follow || earlier();  // nothing will be written any more, or is wanted
   while (!gone_) {
     check_choice(over);
     co_await send_news();
@@ -381,7 +382,7 @@ asio::awaitable<void> LogServer::Follower::follow() {
     }
     co_await ask(false);
     // What was written before the engine said so is on disk: one more pass reads all of it.
-    over = !now_.may_write || (query_.attempt && *query_.attempt < now_.newest_attempt);
+    over = !now_.may_write || earlier();
   }
   if (gone_) co_return;
   co_await send_news();

@@ -1,5 +1,7 @@
 #include "launcher/files/stored_checkpoints.hpp"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <charconv>
 
@@ -25,10 +27,9 @@ std::uint64_t folder_bytes(const fs::path& folder) {
   std::error_code failed;
   for (fs::recursive_directory_iterator it(folder, failed), end; !failed && it != end;
        it.increment(failed)) {
-    std::error_code gone;
-    if (it->is_symlink(gone) || !it->is_regular_file(gone)) continue;
-    const std::uintmax_t size = it->file_size(gone);
-    if (!gone) total += size;
+    struct stat status {};
+    if (::lstat(it->path().c_str(), &status) != 0 || !S_ISREG(status.st_mode)) continue;
+    total += static_cast<std::uint64_t>(status.st_size) / std::max<nlink_t>(status.st_nlink, 1);
   }
   return total;
 }

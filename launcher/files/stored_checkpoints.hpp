@@ -33,7 +33,8 @@ std::set<int> pulled_checkpoints(const fs::path& checkpoints);
 // N of "checkpoint_N"; absent for any other name.
 std::optional<int> checkpoint_number(const std::string& folder);
 
-// Of all regular files below it, links not followed; 0 for one that is not there.
+// Of all regular files below it, links not followed; 0 for one that is not there. A file of several
+// names, as jobs that go on with each other have them, counts in each place for its part.
 std::uint64_t folder_bytes(const fs::path& folder);
 
 }  // namespace dtrain

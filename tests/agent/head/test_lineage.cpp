@@ -93,6 +93,13 @@ bool has(const std::vector<std::string>& lines, const std::string& part) {
   return false;
 }
 
+void break_checkpoints(World& world, const JobId& id) {
+  const nlohmann::json job = world.engine->job(id);
+  for (const nlohmann::json& each : job.at("checkpoints")) {
+    fs::remove(fs::path(each.at("path").get<std::string>()) / "manifest.json");
+  }
+}
+
 }  // namespace
 
 TEST_CASE("a resumed job goes on with checkpoints, numbers, metrics and step") {
@@ -184,6 +191,44 @@ TEST_CASE("a resume whose checkpoints cannot be taken over leaves no job and no 
   CHECK(world.engine->status().at("jobs").size() == 1);
   spec.storage_path.clear();
   CHECK(world.answer_to_submit(spec, "once").contains("job"));
+}
+
+TEST_CASE("a resume without one whole checkpoint of those on record is refused") {
+  World world;
+  world.join("node-0");
+  const JobId old = failed_job(world);
+  break_checkpoints(world, old);
+  const nlohmann::json answer = world.answer_to_submit(resumed(old), "once");
+  REQUIRE(answer.contains("error"));
+  CHECK(answer["error"]["message"].get<std::string>().find("2 on record") != std::string::npos);
+  CHECK(world.engine->status().at("jobs").size() == 1);
+}
+
+TEST_CASE("what a submission takes over from cannot be removed meanwhile") {
+  World world;
+  world.join("node-0");
+  const JobId old = failed_job(world);
+  bool submitted = false;
+  world.engine->submit("once", resumed(old), {},
+                       [&](const nlohmann::json& answer) { submitted = answer.contains("job"); });
+  CHECK_THROWS_AS(world.engine->remove(old, [](const nlohmann::json&) {}), Error);
+  // A shutdown waits for it, and stops it.
+  bool drained = false;
+  world.engine->stop_all([&](const nlohmann::json&) { drained = true; });
+  world.until([&] { return submitted && drained; });
+}
+
+TEST_CASE("a shutdown does not wait for a submission that is refused") {
+  World world;
+  world.join("node-0");
+  const JobId old = failed_job(world);
+  break_checkpoints(world, old);
+  bool refused = false;
+  world.engine->submit("once", resumed(old), {},
+                       [&](const nlohmann::json& answer) { refused = answer.contains("error"); });
+  bool drained = false;
+  world.engine->stop_all([&](const nlohmann::json&) { drained = true; });
+  world.until([&] { return refused && drained; });
 }
 
 TEST_CASE("a warm start: the first attempt has the checkpoint, and nothing else goes on") {
