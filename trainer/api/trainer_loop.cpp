@@ -227,7 +227,7 @@ void Trainer::State::run_epoch(Trainer& trainer) {
   bool any = false;
   DataLoader::Pass pass = train_data->pass(place.epoch, began_at);
   bool stream_has_ended = false;
-  if (std::exchange(kept->validation_due, false)) {
+  if (std::exchange(kept->validation_due, false) && trainer.validates()) {
     if (!validate(trainer, /*may_leave=*/true)) return leave_for_validation();
     validated_at = index;
   }

@@ -139,6 +139,10 @@ std::optional<Checkpoint> choose_checkpoint(Context& context, const ResumeFrom& 
     std::optional<std::string> trouble;
     std::string damage;
     try {
+      // A node may have been brought the newest one only.
+      if (!damaged.empty() && !fs::exists(folder)) {
+        throw DamagedCheckpoint(folder.string() + ": is not there");
+      }
       checkpoint = open_checkpoint(folder);
       verify_checkpoint(*checkpoint, env.local_rank, env.local_world_size);
     } catch (const DamagedCheckpoint& error) {
@@ -156,8 +160,7 @@ std::optional<Checkpoint> choose_checkpoint(Context& context, const ResumeFrom& 
       return checkpoint;
     }
     last = words_of(context, static_cast<std::size_t>(found - flags.begin()), damage);
-    if (context.is_first())
-      warn("a checkpoint is damaged, the one before it is looked at: " + last);
+    if (context.is_first()) warn("a checkpoint is damaged: " + last);
     damaged.push_back(folder);
   }
   if (damaged.empty()) return std::nullopt;

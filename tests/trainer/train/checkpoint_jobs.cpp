@@ -13,6 +13,7 @@
 #include "trainer/train/ddp.hpp"
 #include "trainer/train/scheduler.hpp"
 #include "trainer/train/session.hpp"
+#include "trainer/train/session_start.hpp"
 #include "trainer/train/tensors.hpp"
 
 namespace dtrain::train::test {
@@ -152,12 +153,24 @@ int broken_shard(Context& context, const std::filesystem::path& folder) {
   return 0;
 }
 
+// Each rank with a folder of its own, as on nodes to which a launcher has brought checkpoints.
+int choose(Context& context, const std::filesystem::path& folder) {
+  const auto node = folder / ("node-" + std::to_string(context.rank()));
+  const auto chosen = choose_checkpoint(
+      context,
+      {.checkpoint = node / "checkpoints/checkpoint_000002", .storage = {}, .falls_back = true},
+      [](const std::string& text) { std::printf("warned: %s\n", text.c_str()); });
+  std::printf("chose step %lld\n", static_cast<long long>(chosen.value().manifest.step));
+  std::fflush(stdout);
+  return 0;
+}
+
 }  // namespace
 
 int run_checkpoint_job(const std::string& name, Context& context,
                        const std::filesystem::path& folder) {
   const std::map<std::string, std::function<int(Context&, const std::filesystem::path&)>> jobs{
-      {"train", train}, {"broken_shard", broken_shard}};
+      {"train", train}, {"broken_shard", broken_shard}, {"choose", choose}};
   return jobs.at(name)(context, folder);
 }
 

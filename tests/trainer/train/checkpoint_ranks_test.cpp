@@ -120,6 +120,31 @@ TEST_CASE("a damaged shard of one rank: all of them go on from the checkpoint be
   for (int rank = 0; rank < 2; ++rank) CHECK(same_weights(whole, killed, rank));
 }
 
+TEST_CASE("where nodes were brought different checkpoints, one that all of them have is taken") {
+  const TemporaryFolder folder;
+  expect_codes(launch("train", 2, folder.path(), {{"TEST_TERM_AFTER", "8"}}), 143, folder);
+  REQUIRE(newest_step(folder) == 9);
+  for (const char* node : {"node-0", "node-1"}) {
+    std::filesystem::copy(folder / "storage", folder / node,
+                          std::filesystem::copy_options::recursive);
+  }
+  test::write_file(folder / "node-1/checkpoints/checkpoint_000002/shard-00001-of-00002/rank.json",
+                   "?");
+  std::filesystem::remove_all(folder / "node-1/checkpoints/checkpoint_000001");
+  expect_codes(launch("choose", 2, folder.path()), 0, folder);
+  for (const char* name : {"rank-0.log", "rank-1.log"}) {
+    CHECK(contains(read_file(folder / name), "chose step 3"));
+  }
+  CHECK(contains(read_file(folder / "rank-0.log"), "checkpoint_000001: is not there"));
+  CHECK(std::filesystem::exists(folder / "node-1/checkpoints/checkpoint_000002"));
+
+  std::filesystem::remove_all(folder / "node-1/checkpoints/checkpoint_000000");
+  for (const test::Exit& exit : launch("choose", 2, folder.path())) {
+    CHECK(exit.code == 1);
+    CHECK(contains(exit.error_file, "so are all before it"));
+  }
+}
+
 TEST_CASE("another number of ranks sees the samples that are left, in the same order") {
   // The order in which all ranks together saw the first epoch's samples.
   const auto order_of = [](const TemporaryFolder& folder, int ranks, int first, int last) {
