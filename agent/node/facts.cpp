@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "launcher/core/cgroup.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
 #include "launcher/core/process.hpp"
@@ -20,21 +21,12 @@
 namespace dtrain::node {
 namespace {
 
-// The folder of our cgroup (version 2), or empty.
-fs::path own_cgroup() {
-  const auto text = read_file_if_there("/proc/self/cgroup", 65536);
-  if (!text) return {};
-  for (const std::string& line : split(*text, '\n')) {
-    if (line.rfind("0::", 0) == 0) return fs::path("/sys/fs/cgroup" + line.substr(3));
-  }
-  return {};
-}
-
 // Calls `use` with the text of `name` in our cgroup and in each above it.
 template <typename Use>
 void each_cgroup(const char* name, Use use) {
-  fs::path folder = own_cgroup();
-  while (!folder.empty() && folder.string().rfind("/sys/fs/cgroup", 0) == 0) {
+  fs::path folder = cgroup::own().value_or("");
+  std::error_code none;
+  while (!folder.empty() && fs::exists(folder / "cgroup.controllers", none)) {
     try {
       if (const auto text = read_file_if_there(folder / name, 65536)) use(*text);
     } catch (const Error&) {

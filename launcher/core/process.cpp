@@ -21,6 +21,7 @@
 #include <string_view>
 #include <thread>
 
+#include "launcher/core/cgroup.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
 #include "launcher/core/open_files.hpp"
@@ -68,13 +69,14 @@ std::string find_program(const SpawnOptions& options) {
 }
 
 struct Failure {
-  int step;  // 0 exec, 1 chdir, 2 other
+  int step;  // 0 exec, 1 chdir, 2 other, 3 cgroup
   int error;
 };
 
 // Runs in the child between fork and exec: only async-signal-safe calls.
-[[noreturn]] void become(const SpawnOptions& options, const char* program, char* const* argv,
-                         char* const* envp, int report_fd, pid_t parent, int highest_fd) {
+[[noreturn]] void become(const SpawnOptions& options, int cgroup_procs, const char* program,
+                         char* const* argv, char* const* envp, int report_fd, pid_t parent,
+                         int highest_fd) {
   const auto fail = [&](int step) {
     const Failure failure{step, errno};
     [[maybe_unused]] const ssize_t n = ::write(report_fd, &failure, sizeof failure);
@@ -84,6 +86,7 @@ struct Failure {
     if (::prctl(PR_SET_PDEATHSIG, *options.death_signal) != 0) fail(2);
     if (::getppid() != parent) ::_exit(127);
   }
+  if (cgroup_procs >= 0 && ::write(cgroup_procs, "0", 1) != 1) fail(3);
   for (int number = 1; number < NSIG; ++number) {
     struct sigaction action {};
     action.sa_handler = SIG_DFL;
@@ -231,6 +234,10 @@ std::string ProcessExit::str() const {
 }
 
 pid_t spawn(const SpawnOptions& options) {
+  return cgroup::spawn(options, -1);
+}
+
+pid_t cgroup::spawn(const SpawnOptions& options, int procs) {
   if (options.argv.empty()) throw Error(ErrorCode::invalid, "there is no program to start");
   const std::string program = find_program(options);
   const std::vector<char*> argv = pointers(options.argv);
@@ -249,7 +256,8 @@ pid_t spawn(const SpawnOptions& options) {
   const pid_t pid = ::fork();
   const int fork_error = errno;
   if (pid == 0) {
-    become(options, program.c_str(), argv.data(), envp.data(), writer.get(), parent, highest);
+    become(options, procs, program.c_str(), argv.data(), envp.data(), writer.get(), parent,
+           highest);
   }
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (pid < 0) throw errno_error("cannot start " + program, fork_error);
@@ -263,6 +271,9 @@ pid_t spawn(const SpawnOptions& options) {
   if (got <= 0) return pid;  // closed by exec
   wait(pid);
   if (failure.step == 1) refuse("cannot start in folder " + options.workdir, failure.error);
+  if (failure.step == 3) {
+    throw errno_error("cannot start " + program + " in its cgroup", failure.error);
+  }
   if (failure.step == 0) refuse("cannot start " + program, failure.error);
   throw errno_error("cannot start " + program, failure.error);
 }
