@@ -211,14 +211,7 @@ void Engine::Impl::stop(Job& job, std::optional<std::chrono::seconds> grace, Sto
     const bool timed_out = cause == StopCause::timeout;
     note(tx, job, timed_out ? EventLevel::error : EventLevel::info, reason);
     if (timed_out) {
-      job.row.error = wire::dump({{"message", reason},
-                                  {"attempt", job.row.attempt},
-                                  {"rank", nullptr},
-                                  {"node", nullptr},
-                                  {"exit_code", nullptr},
-                                  {"signal", nullptr},
-                                  {"error_message", ""},
-                                  {"last_lines", nlohmann::json::array()}});
+      job.row.error = wire::dump(error_without_rank(reason, job.row.attempt));
     }
     enter(tx, job, timed_out ? JobEvent::fail : JobEvent::end_stopped, reason);
   } else if (job.row.state != JobState::stopping) {

@@ -10,15 +10,16 @@ namespace {
 
 nlohmann::json error_json(const std::string& message, int attempt,
                           const std::optional<RankRow>& cause) {
-  nlohmann::json error = {{"message", message},   {"attempt", attempt},
-                          {"rank", nullptr},      {"node", nullptr},
-                          {"exit_code", nullptr}, {"signal", nullptr},
-                          {"error_message", ""},  {"last_lines", nlohmann::json::array()}};
+  nlohmann::json error = {
+      {"message", message}, {"attempt", attempt},   {"rank", nullptr},
+      {"node", nullptr},    {"exit_code", nullptr}, {"signal", nullptr},
+      {"cause", ""},        {"error_message", ""},  {"last_lines", nlohmann::json::array()}};
   if (!cause) return error;
   error["rank"] = cause->rank;
   error["node"] = cause->node.str();
   error["exit_code"] = ProcessExit{cause->code, cause->signal}.shell_code();
   if (cause->signal != 0) error["signal"] = cause->signal;
+  error["cause"] = cause->cause;
   error["error_message"] = cause->error_message;
   error["last_lines"] = cause->last_lines;
   return error;

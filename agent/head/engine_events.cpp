@@ -268,6 +268,7 @@ void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t
   rank.signal = body.exit.signal;
   rank.ended = body.time;
   rank.stopped = body.stopped;
+  rank.cause = printable(body.cause, false);
   rank.error_message = body.error_message;
   rank.error_time = body.error_time;
   rank.last_lines = body.last_lines;

@@ -345,11 +345,18 @@ void Engine::Impl::send_start(Job& job, Attempt& attempt, Share& share) {
   spec.checkpoint = checkpoint_of(job, attempt, share);
   spec.gpus = share.row.gpus;
   spec.gpus_assigned = share.row.gpus_assigned;
+  spec.rank_memory = job.spec.resources.memory.value_or(0);
   spec.max_restarts = job.spec.max_restarts;
   spec.stop_grace = job.spec.stop_grace;
   spec.on_head_lost = job.spec.on_head_lost;
   spec.lease = options.lease;
   spec.content = job.spec.content;
+  if (spec.rank_memory > 0 && !nodes.at(share.row.node).features.contains("memory")) {
+    Tx tx;
+    warn(tx, job, attempt,
+         share.row.node.str() + ": memory is not enforced: its agent is older than the head's");
+    commit(job, std::move(tx), Urgency::soon);
+  }
 
   std::map<std::string, std::string> secrets;
   if (!job.spec.secrets.empty()) {

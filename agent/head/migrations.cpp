@@ -86,6 +86,9 @@ const std::vector<Migration>& migrations() {
             "CREATE TABLE forgotten (job TEXT PRIMARY KEY, time INTEGER NOT NULL, "
             "reason TEXT NOT NULL) WITHOUT ROWID");
       },
+      [](Database& database) {
+        database.run("ALTER TABLE ranks ADD COLUMN cause TEXT NOT NULL DEFAULT ''");
+      },
   };
   return steps;
 }

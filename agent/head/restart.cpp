@@ -25,7 +25,7 @@ std::optional<RankRow> root_cause(const std::vector<RankRow>& ranks) {
 
 std::string describe(const RankRow& rank) {
   return "rank " + std::to_string(rank.rank) + " on " + rank.node.str() + ": " +
-         ProcessExit{rank.code, rank.signal}.str();
+         ProcessExit{rank.code, rank.signal}.str() + (rank.cause.empty() ? "" : ", " + rank.cause);
 }
 
 RestartDecision decide_restart(const AttemptEnd& end, StopCause cause, RestartsSoFar so_far,

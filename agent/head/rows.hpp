@@ -101,6 +101,7 @@ struct RankRow {
   double error_time = 0;  // seconds since 1970; 0: none
   std::vector<std::string> last_lines;
   bool address_in_use = false;
+  std::string cause;  // what ended it, if its node knows more than its exit says
 
   bool operator==(const RankRow&) const = default;
 };

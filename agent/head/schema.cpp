@@ -33,7 +33,7 @@ CREATE TABLE ranks (
   job TEXT NOT NULL, attempt INTEGER NOT NULL, rank INTEGER NOT NULL, node TEXT NOT NULL,
   state TEXT NOT NULL, pid INTEGER NOT NULL, code INTEGER NOT NULL, signal INTEGER NOT NULL,
   ended INTEGER, stopped INTEGER NOT NULL, error_message TEXT NOT NULL, error_time REAL NOT NULL,
-  last_lines TEXT NOT NULL, address_in_use INTEGER NOT NULL,
+  last_lines TEXT NOT NULL, address_in_use INTEGER NOT NULL, cause TEXT NOT NULL DEFAULT '',
   PRIMARY KEY (job, attempt, rank)) WITHOUT ROWID;
 CREATE TABLE nodes (
   node TEXT PRIMARY KEY, address TEXT NOT NULL, boot_id TEXT NOT NULL, machine TEXT NOT NULL,
@@ -106,7 +106,7 @@ struct Writer::Statements {
             "ended=?14, error=?15, metrics=?16, step=?17"),
         attempt(db, "INSERT OR REPLACE INTO attempts VALUES (?,?,?,?,?,?,?,?,?,?,?)"),
         share(db, "INSERT OR REPLACE INTO shares VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),
-        rank(db, "INSERT OR REPLACE INTO ranks VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),
+        rank(db, "INSERT OR REPLACE INTO ranks VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),
         node(db, "INSERT OR REPLACE INTO nodes VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"),
         event(db, "INSERT INTO events VALUES (?,?,?,?,?,?,?)"),
         metrics(db, "INSERT OR IGNORE INTO metrics VALUES (?,?,?,?,?,?,?)"),
@@ -161,7 +161,7 @@ void Writer::write(const Changes& changes) {
   for (const RankRow& r : changes.ranks) {
     s.rank.run(r.job.str(), r.attempt, r.rank, r.node.str(), to_string(r.state), r.pid, r.code,
                r.signal, millis(r.ended), r.stopped, r.error_message, r.error_time,
-               wire::dump(r.last_lines), r.address_in_use);
+               wire::dump(r.last_lines), r.address_in_use, r.cause);
   }
   for (const NodeRow& r : changes.nodes) {
     s.node.run(r.node.str(), r.address, r.boot_id, r.machine, r.version, r.root, r.log, r.cpus,
@@ -287,6 +287,7 @@ Loaded read_all(Database& database) {
     r.error_time = ranks.real(11);
     r.last_lines = wire::parse_json(ranks.text(12), "last_lines").get<std::vector<std::string>>();
     r.address_in_use = ranks.integer(13) != 0;
+    r.cause = ranks.text(14);
     all.ranks.push_back(std::move(r));
   }
   Statement nodes(db, "SELECT * FROM nodes ORDER BY node");

@@ -137,15 +137,17 @@ json body_to_json(const AttemptWarning& event) {
 }
 
 json body_to_json(const RankExited& event) {
-  return {{"type", "rank_exited"},
-          {"rank", event.rank},
-          {"exit", exit_to_json(event.exit)},
-          {"time", to_millis(event.time)},
-          {"stopped", event.stopped},
-          {"error_message", event.error_message},
-          {"error_time", event.error_time},
-          {"last_lines", event.last_lines},
-          {"address_in_use", event.address_in_use}};
+  json body = {{"type", "rank_exited"},
+               {"rank", event.rank},
+               {"exit", exit_to_json(event.exit)},
+               {"time", to_millis(event.time)},
+               {"stopped", event.stopped},
+               {"error_message", event.error_message},
+               {"error_time", event.error_time},
+               {"last_lines", event.last_lines},
+               {"address_in_use", event.address_in_use}};
+  if (!event.cause.empty()) body["cause"] = event.cause;
+  return body;
 }
 
 json body_to_json(const NodeFinished& event) {
@@ -175,6 +177,7 @@ RankExited rank_exited(const json& object) {
   event.exit = exit_from_json(object, "exit");
   event.time = time_of(object, "time");
   event.stopped = get_bool(object, "stopped", false);
+  event.cause = get_string(object, "cause", "");
   event.error_message = get_string(object, "error_message", "");
   event.error_time = get_number(object, "error_time", 0);
   event.last_lines = get_strings(object, "last_lines");
@@ -246,6 +249,7 @@ nlohmann::json to_json(const AttemptSpec& spec) {
   if (spec.machine_ranks > 0) object["machine_ranks"] = spec.machine_ranks;
   if (spec.checkpoint) object["checkpoint"] = *spec.checkpoint;
   if (spec.content) object["content"] = to_json(*spec.content);
+  if (spec.rank_memory > 0) object["rank_memory"] = spec.rank_memory;
   if (!spec.library_path.empty()) object["library_path"] = spec.library_path;
   return object;
 }
@@ -291,6 +295,7 @@ AttemptSpec attempt_spec_from_json(const nlohmann::json& object) {
   if (object.contains("content")) {
     spec.content = job_content_from_json(object_member(object, "content"));
   }
+  spec.rank_memory = static_cast<std::uint64_t>(get_int(object, "rank_memory", 0, INT64_MAX, 0));
   spec.library_path = get_string(object, "library_path", "");
   return spec;
 }

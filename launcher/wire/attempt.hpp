@@ -60,6 +60,7 @@ struct AttemptSpec {
   // What the node brings here before the ranks start; absent: the job runs in place. The supervisor
   // is told what has become of it: workdir and command are as they are on the node then.
   std::optional<JobContent> content;
+  std::uint64_t rank_memory = 0;  // bytes that each rank may use; 0: as many as there are
   std::string library_path;  // in front of the ranks' LD_LIBRARY_PATH; empty: nothing
 };
 
@@ -96,6 +97,7 @@ struct RankExited {
   double error_time = 0;                // its timestamp, seconds since 1970; 0: none
   std::vector<std::string> last_lines;  // of its stderr, else stdout: at most 20 lines of 500 bytes
   bool address_in_use = false;          // rank 0 failed and its last lines say so
+  std::string cause;                    // what ended it, where more is known than its exit says
 };
 // The last event: no process of the attempt is left on this node, and all its output is on disk.
 struct NodeFinished {

@@ -23,13 +23,15 @@
 // are only ever added; a version that differs in its major part is refused plainly. What came after
 // the first version is said only to a side that has named the feature: "mirror" (logs), "prepare"
 // (PrepareAttempt, trees), "pairs", "renew", "setup", "forward",
-// "content" (Stage, Unstage, /v1/node/content), "shared" (ShardAsk's storage), "collect".
+// "content" (Stage, Unstage, /v1/node/content), "shared" (ShardAsk's storage), "collect",
+// "memory" (AttemptSpec's rank_memory).
 namespace dtrain::wire {
 
 inline constexpr int kNodeVersion = 1;
 
-inline const std::vector<std::string> kNodeFeatures{"mirror", "prepare", "pairs",   "renew",  "setup",
-                                                    "forward", "content", "shared", "collect"};
+inline const std::vector<std::string> kNodeFeatures{"mirror",  "prepare", "pairs",   "renew",
+                                                    "setup",   "forward", "content", "shared",
+                                                    "collect", "memory"};
 
 // ---- Node to head, control.
 

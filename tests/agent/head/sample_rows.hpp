@@ -65,6 +65,7 @@ inline Changes sample_changes() {
   rank.ended = from_millis(77);
   rank.error_message = "\xff not UTF-8";
   rank.last_lines = {"x", "y"};
+  rank.cause = "killed for memory";
   changes.ranks.push_back(rank);
   NodeRow node{NodeId("node-1"),       "10.0.0.1",          "boot", "m", "0.1", "/r", "/l", 8, 2,
                std::uint64_t{1} << 36, NodeState::draining, "why"};

@@ -171,6 +171,9 @@ TEST_CASE("the root cause is the first failure that nobody asked for") {
   killed.state = RankState::killed;
   killed.signal = 9;
   CHECK(describe(*root_cause({killed})) == "rank 3 on n: signal 9 (SIGKILL)");
+  killed.cause = "killed for memory: it used 1.0 GiB of 1.0 GiB";
+  CHECK(describe(*root_cause({killed})) ==
+        "rank 3 on n: signal 9 (SIGKILL), killed for memory: it used 1.0 GiB of 1.0 GiB");
 }
 
 TEST_CASE("restart or end") {

@@ -161,6 +161,52 @@ TEST_CASE("a failure names its root cause, and other nodes are stopped at once")
   CHECK(job.at("reason") == "rank 3 on node-1: exit code 7");
 }
 
+TEST_CASE(
+    "a job's memory goes to its nodes, and being killed for it is the cause, whatever head ends "
+    "it") {
+  World world;
+  world.join("node-0");
+  JobSpec spec = World::spec();
+  spec.resources.memory = std::uint64_t{1} << 20;
+  const JobId id = world.submit(spec);
+  CHECK(world.started("node-0", id, 1).rank_memory == std::uint64_t{1} << 20);
+  world.say("node-0", id, 1, wire::MasterReady{29500});
+  world.start_ranks("node-0", id, 1, 0, 1);
+  wire::RankExited killed;
+  killed.exit.signal = 9;
+  killed.time = world.clock.wall();
+  killed.cause = "killed for memory: it used 1.0 MiB of 1.0 MiB";
+  world.say("node-0", id, 1, killed);
+  world.settle();
+  world.restart();
+  world.join("node-0", {{id, 1}});
+  world.finish("node-0", id, 1, Outcome::failed, "rank 0");
+  world.until([&] { return world.state(id) == "failed"; });
+  const auto job = world.engine->job(id);
+  CHECK(job.at("error").at("cause") == killed.cause);
+  CHECK(job.at("reason") == "rank 0 on node-0: signal 9 (SIGKILL), " + killed.cause);
+  CHECK(job.at("exit_code") == 137);
+}
+
+TEST_CASE("memory that an older node agent knows nothing of is said not to be enforced") {
+  World world;
+  NodeInfo older;
+  older.node = NodeId("node-0");
+  older.address = "10.0.0.0";
+  older.cpus = 4;
+  older.memory = std::uint64_t{1} << 30;
+  older.features = {"prepare"};
+  world.engine->joined(older);
+  JobSpec spec = World::spec();
+  spec.resources.memory = std::uint64_t{1} << 20;
+  const JobId id = world.submit(spec);
+  world.started("node-0", id, 1);
+  world.settle();
+  std::string said;
+  for (const JobNews& each : world.news) said += each.frame.dump() + "\n";
+  CHECK(said.find("node-0: memory is not enforced: its agent is older") != std::string::npos);
+}
+
 TEST_CASE("restarts, and no more than asked for") {
   World world;
   world.join("node-0");

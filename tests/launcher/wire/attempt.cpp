@@ -70,6 +70,13 @@ wire::AttemptSpec sent_spec() {
   return spec;
 }
 
+// Of a job whose ranks' memory is limited.
+wire::AttemptSpec memory_spec() {
+  wire::AttemptSpec spec = full_spec();
+  spec.rank_memory = std::uint64_t{2} << 30;
+  return spec;
+}
+
 wire::RankExited full_exit() {
   wire::RankExited exited;
   exited.rank = 1;
@@ -94,6 +101,12 @@ json read_command(const json& text) {
   return wire::to_json(wire::attempt_command_from_json(text));
 }
 
+wire::RankExited killed_for_memory() {
+  wire::RankExited exited = full_exit();
+  exited.cause = "killed for memory: it used 2.0 GiB of 2.0 GiB";
+  return exited;
+}
+
 struct Golden {
   json value;
   Read read;
@@ -112,6 +125,7 @@ std::map<std::string, Golden> all_messages() {
       {"spec", {wire::to_json(full_spec()), read_spec}},
       {"spec_machine", {wire::to_json(machine_spec()), read_spec}},
       {"spec_sent", {wire::to_json(sent_spec()), read_spec}},
+      {"spec_memory", {wire::to_json(memory_spec()), read_spec}},
       {"event_master_ready", event(1, wire::MasterReady{29500})},
       {"event_setup_started", event(2, wire::SetupStarted{})},
       {"event_ranks_started", event(3, wire::RanksStarted{{{0, 4001}, {1, 4002}}, kTime})},
@@ -119,6 +133,7 @@ std::map<std::string, Golden> all_messages() {
       {"event_warning", event(5, wire::AttemptWarning{std::nullopt, "no space"})},
       {"event_warning_rank", event(6, wire::AttemptWarning{1, "a report was dropped"})},
       {"event_rank_exited", event(7, full_exit())},
+      {"event_rank_exited_cause", event(7, killed_for_memory())},
       {"event_finished",
        event(8, wire::NodeFinished{Outcome::failed, "rank 1 on node-1: exit code 3", {77}, 4096})},
       {"event_finished_succeeded", event(9, wire::NodeFinished{})},
