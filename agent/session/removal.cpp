@@ -234,6 +234,7 @@ wire::RemoveReport remove_files(const NodePlace& place, const wire::RemoveFiles&
   wire::RemoveReport report;
   remove_unit(place);
   const fs::path kept = place.base / "kept" / place.cluster.str();
+  clear_cgroups(place.root());
   for (const fs::path& root : roots_of(place, request.head)) {
     const fs::path sockets = paths::socket_folder_name(root);
     remove(sockets, report);

@@ -2,14 +2,35 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 
+#include "agent/supervise/group.hpp"
+#include "agent/supervise/record.hpp"
 #include "agent/supervise/unix_socket.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/log.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::supervise {
+namespace {
+
+constexpr std::chrono::seconds kKillLimit{1};
+
+// What its supervisor wrote down of its control group, if that was in this boot.
+std::vector<pid_t> clean_group_of(const paths::AttemptRoot& root, const wire::AttemptSpec& spec) {
+  try {
+    const auto record = read_supervisor(root);
+    if (!record || record->cgroup.empty() || record->boot_id != boot_id()) return {};
+    return clean_group(record->cgroup, spec, kKillLimit);
+  } catch (const Error& error) {
+    log::warn("an attempt's cgroup cannot be cleaned", {{"error", error.what()}});
+    return {};
+  }
+}
+
+}  // namespace
 
 pid_t start_supervisor(const std::string& agent, const paths::NodeRoot& node, const JobId& job,
                        int attempt, const AttemptLock& lock) {
@@ -56,8 +77,10 @@ std::vector<pid_t> clean_after(const paths::AttemptRoot& root, const AttemptLock
   const wire::AttemptSpec spec = while_doing("reading " + root.spec().string(), [&] {
     return wire::attempt_spec_from_json(wire::parse_json(*text, "the file"));
   });
-  const std::vector<pid_t> left =
-      sweep("DTRAIN_ATTEMPT_TOKEN", spec.token, std::chrono::seconds(1));
+  std::vector<pid_t> left = clean_group_of(root, spec);
+  for (const pid_t pid : sweep("DTRAIN_ATTEMPT_TOKEN", spec.token, kKillLimit)) {
+    if (std::find(left.begin(), left.end(), pid) == left.end()) left.push_back(pid);
+  }
   // NODE_ROOT/jobs/JOB/attempt-N, as paths.hpp draws it.
   const fs::path node = root.root.parent_path().parent_path().parent_path();
   ::unlink(paths::supervisor_socket(node, spec.job, spec.attempt).c_str());

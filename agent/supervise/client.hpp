@@ -35,8 +35,9 @@ struct FinishedRecord {
 // for a file that is not ours.
 std::optional<FinishedRecord> read_exit(const paths::AttemptRoot& root);
 
-// After a supervisor's death: kills what carries the attempt's token, for at most a second, and
-// removes the sockets. Returns what would not die. The lock is the proof of its death.
+// After a supervisor's death: kills what is in the attempt's control group and what carries its
+// token, for at most a second each, and removes group and sockets. Returns what would not die. The
+// lock is the proof of its death.
 std::vector<pid_t> clean_after(const paths::AttemptRoot& root, const AttemptLock& lock);
 
 }  // namespace dtrain::supervise

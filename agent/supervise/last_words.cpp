@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
+#include <cerrno>
 #include <cstdlib>
 
 #include <nlohmann/json.hpp>
@@ -22,6 +24,10 @@ constexpr std::size_t kLineBytes = 500;
 constexpr std::size_t kTail = std::size_t{64} << 10;
 constexpr std::size_t kErrorFileMax = std::size_t{1} << 20;
 constexpr std::size_t kMessageMax = std::size_t{16} << 10;
+constexpr std::size_t kKillsMax = 1000;
+// The kernel's words (mm/oom_kill.c), and its own namespace (PROC_PID_INIT_INO).
+constexpr const char* kKilled = "Killed process ";
+constexpr const char* kFirstPidNamespace = "pid:[4026531836]";
 
 // Bytes of a plain file, at most `limit`, from its end or its beginning; no link is followed.
 std::string read_plain(const fs::path& path, std::size_t limit, bool from_end) {
@@ -124,6 +130,39 @@ bool says_address_in_use(std::span<const std::string> lines) {
     return line.find("address already in use") != std::string::npos ||
            line.find("eaddrinuse") != std::string::npos;
   });
+}
+
+KernelLog::KernelLog(const fs::path& log, const fs::path& pid_namespace) {
+  std::error_code none;
+  if (fs::read_symlink(pid_namespace, none) != kFirstPidNamespace) return;
+  fd_.reset(::open(log.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  if (fd_) ::lseek(fd_.get(), 0, SEEK_END);
+}
+
+void KernelLog::read_on() {
+  std::array<char, 8192> record;  // the longest is shorter
+  while (fd_) {
+    const ssize_t got = ::read(fd_.get(), record.data(), record.size());
+    if (got < 0 && errno == EPIPE) continue;  // some were overwritten; on with the next
+    if (got <= 0) return;
+    for (std::string& line : split({record.data(), static_cast<std::size_t>(got)}, '\n')) {
+      if (line.find(kKilled) == std::string::npos) continue;
+      if (kills_.size() == kKillsMax) kills_.erase(kills_.begin());
+      kills_.push_back(std::move(line));
+    }
+  }
+}
+
+std::string KernelLog::memory_end(pid_t pid) {
+  read_on();
+  const std::string said = std::string(kKilled) + std::to_string(pid) + " (";
+  for (const std::string& line : kills_) {
+    if (line.find(said) == std::string::npos) continue;
+    return line.find("Memory cgroup out of memory") != std::string::npos
+               ? "killed for memory: a limit that others set for it was reached"
+               : "killed for memory: its machine had none left";
+  }
+  return {};
 }
 
 }  // namespace dtrain::supervise

@@ -1,10 +1,13 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <span>
 #include <string>
 #include <vector>
 
 #include "launcher/core/files.hpp"
+#include "launcher/core/unique_fd.hpp"
 
 // What an ended rank left behind that says why. The files are a rank's: any bytes, any size, even
 // no plain file. Nothing here throws or blocks; what cannot be read is empty.
@@ -23,5 +26,21 @@ ErrorFile read_error_file(const fs::path& file);
 
 // The lines say that a port was taken, in the words of libc, Python or libuv.
 bool says_address_in_use(std::span<const std::string> lines);
+
+// What the kernel's log says from this object's beginning on, where this process may read it and
+// the kernel's pids are ours (not in a container).
+class KernelLog {
+ public:
+  explicit KernelLog(const fs::path& log = "/dev/kmsg",
+                     const fs::path& pid_namespace = "/proc/self/ns/pid");
+  // "killed for memory: …" where it says so of that process; else empty.
+  std::string memory_end(pid_t pid);
+
+ private:
+  void read_on();
+
+  UniqueFd fd_;
+  std::vector<std::string> kills_;  // its lines about them
+};
 
 }  // namespace dtrain::supervise

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "agent/supervise/output.hpp"
+#include "launcher/core/cgroup.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/program.hpp"
@@ -70,7 +71,7 @@ std::optional<std::string> why_not(const wire::AttemptSpec& spec, const std::str
                : why_not_in_path(word, folder, path);
 }
 
-Started start(const wire::AttemptSpec& spec, SpawnOptions options, bool one_stream) {
+Started start(const wire::AttemptSpec& spec, SpawnOptions options, int cgroup, bool one_stream) {
   OutputPipe out = make_output_pipe();
   OutputPipe err = one_stream ? OutputPipe{} : make_output_pipe();
   options.workdir = spec.workdir;
@@ -79,7 +80,7 @@ Started start(const wire::AttemptSpec& spec, SpawnOptions options, bool one_stre
   options.new_session = true;
   options.death_signal = SIGKILL;
   options.raise_limits = true;
-  const pid_t pid = spawn(options);
+  const pid_t pid = cgroup::spawn(options, cgroup);
   return {pid, std::move(out.reader), std::move(err.reader)};
 }
 
@@ -102,7 +103,8 @@ MasterPort bind_master(int port) {
   throw errno_error("cannot make a socket for the master port", errno);
 }
 
-Started start_rank(const wire::AttemptSpec& spec, std::vector<std::string> env, int master) {
+Started start_rank(const wire::AttemptSpec& spec, std::vector<std::string> env, int master,
+                   int cgroup) {
   SpawnOptions options;
   options.argv = spec.command;
   if (spec.shell) options.argv = {"/bin/sh", "-c", spec.command.front()};
@@ -110,7 +112,7 @@ Started start_rank(const wire::AttemptSpec& spec, std::vector<std::string> env, 
   options.env = std::move(env);
   if (master >= 0) options.inherit = {{master, kMasterListenFd}};
   try {
-    return start(spec, std::move(options), false);
+    return start(spec, std::move(options), cgroup, false);
   } catch (const NotStartable& error) {
     std::error_code none;
     if (!fs::is_directory(spec.workdir, none)) throw;
@@ -125,11 +127,11 @@ Started start_rank(const wire::AttemptSpec& spec, std::vector<std::string> env, 
   }
 }
 
-Started start_setup(const wire::AttemptSpec& spec, std::vector<std::string> env) {
+Started start_setup(const wire::AttemptSpec& spec, std::vector<std::string> env, int cgroup) {
   SpawnOptions options;
   options.argv = {"/bin/sh", "-c", spec.setup};
   options.env = std::move(env);
-  return start(spec, std::move(options), true);
+  return start(spec, std::move(options), cgroup, true);
 }
 
 }  // namespace dtrain::supervise

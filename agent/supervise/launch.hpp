@@ -31,11 +31,13 @@ struct Started {
   UniqueFd err;
 };
 
-// Starts a rank in a session of its own, killed when the calling thread ends. `master` -1: none.
-// Throws Error naming program and folder, NotStartable as spawn() does.
-Started start_rank(const wire::AttemptSpec& spec, std::vector<std::string> env, int master);
+// Starts a rank in a session of its own, killed when the calling thread ends. `master` and
+// `cgroup` (an open cgroup.procs) -1: none. Throws Error naming program and folder, NotStartable
+// as spawn() does.
+Started start_rank(const wire::AttemptSpec& spec, std::vector<std::string> env, int master,
+                   int cgroup);
 
 // Starts the job's `setup` the same way; both of its streams come out of `out`.
-Started start_setup(const wire::AttemptSpec& spec, std::vector<std::string> env);
+Started start_setup(const wire::AttemptSpec& spec, std::vector<std::string> env, int cgroup);
 
 }  // namespace dtrain::supervise

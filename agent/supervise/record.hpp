@@ -19,9 +19,12 @@ struct SupervisorRecord {
   pid_t pid = 0;
   std::uint64_t start_time = 0;
   std::string boot_id;
+  std::string cgroup;  // the attempt's control group; empty: none, or an older supervisor
 };
 // Renamed into place, but not fsynced: after a crash of the machine another boot id says it all.
 void write_supervisor(const paths::AttemptRoot& root, const SupervisorRecord& record);
+// Absent when there is none. Throws Error(invalid) for one that is not ours.
+std::optional<SupervisorRecord> read_supervisor(const paths::AttemptRoot& root);
 
 // exit.json: the last event and all before it that may not have been heard, each a line as it
 // would be sent. Written whole and fsynced.

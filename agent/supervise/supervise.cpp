@@ -84,8 +84,11 @@ int supervise_locked(const SuperviseOptions& options, const paths::AttemptRoot& 
     surroundings.secrets = take_secrets(root);
     surroundings.base = login_environment(options.root);
     const pid_t pid = ::getpid();
-    write_supervisor(root, {pid, start_time(pid).value_or(0), boot_id()});
-    Supervisor supervisor(options, std::move(spec), std::move(surroundings));
+    // On disk before it is made, so that whoever comes after us finds it.
+    AttemptGroup group(options.places, spec);
+    if (group.folder().empty()) log::info("no cgroup for the attempt", {{"why", group.why()}});
+    write_supervisor(root, {pid, start_time(pid).value_or(0), boot_id(), group.folder().string()});
+    Supervisor supervisor(options, std::move(spec), std::move(surroundings), std::move(group));
     supervisor.run();
     return 0;
   } catch (const std::exception& error) {

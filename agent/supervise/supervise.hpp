@@ -2,6 +2,7 @@
 
 #include <chrono>
 
+#include "agent/supervise/group.hpp"
 #include "launcher/core/files.hpp"
 #include "launcher/core/ids.hpp"
 
@@ -16,6 +17,7 @@ struct SuperviseOptions {
   int lock = -1;  // the attempt's lock, inherited (lock.hpp); -1: it takes the lock itself
   // How long it waits, once all is over, for a node agent to hear the last event.
   std::chrono::milliseconds linger{60000};
+  GroupPlaces places;
 };
 
 // Runs to the attempt's end on the calling thread, which must be the process's only one. The

@@ -9,15 +9,9 @@
 #include <cerrno>
 #include <utility>
 
-#include <boost/asio/post.hpp>
-
-#include "agent/supervise/last_words.hpp"
-#include "agent/supervise/record.hpp"
 #include "agent/supervise/setup_mark.hpp"
-#include "agent/supervise/tree.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
-#include "launcher/core/program.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
 #include "launcher/wire/loop.hpp"
@@ -27,12 +21,6 @@ namespace {
 
 using Descriptor = boost::asio::posix::stream_descriptor;
 using std::chrono::milliseconds;
-
-constexpr milliseconds kSlowDisk{60000};      // for bytes that are on their way to the disk
-constexpr milliseconds kLeftoverGrace{1000};  // for what ranks that succeeded have left
-constexpr milliseconds kUnkillable{5000};     // of SIGKILL without effect
-constexpr milliseconds kLookAgain{100};       // at what is no child of ours, in its grace
-constexpr milliseconds kLookAfterKill{20};
 
 UniqueFd make_lease_timer() {
   // Time asleep counts for a lease, for the head does not sleep with us.
@@ -48,13 +36,20 @@ UniqueFd duplicate(int fd) {
   return copy;
 }
 
+std::string part_of(int rank) {
+  return "rank-" + std::to_string(rank);
+}
+
 }  // namespace
 
-Supervisor::Supervisor(SuperviseOptions options, wire::AttemptSpec spec, Surroundings surroundings)
+Supervisor::Supervisor(SuperviseOptions options, wire::AttemptSpec spec, Surroundings surroundings,
+                       AttemptGroup group)
     : options_(std::move(options)),
       spec_(std::move(spec)),
       surroundings_(std::move(surroundings)),
-      root_(paths::attempt({options_.root}, options_.job, options_.attempt)) {}
+      root_(paths::attempt({options_.root}, options_.job, options_.attempt)),
+      group_(std::move(group)),
+      kernel_log_(options_.places.root / "dev/kmsg", options_.places.proc / "ns/pid") {}
 
 void Supervisor::run() {
   signals_.add(SIGCHLD);
@@ -106,6 +101,7 @@ void Supervisor::run() {
 void Supervisor::begin() {
   make_folders(root_.ranks());
   make_folders(root_.errors());
+  group_.make();
   if (spec_.node_rank == 0) {
     master_ = bind_master(spec_.master_port);
     surroundings_.master_port = master_.port;
@@ -119,6 +115,16 @@ void Supervisor::begin() {
   } else {
     start_setup_process();
   }
+}
+
+UniqueFd Supervisor::enter(const std::string& part, std::uint64_t memory) {
+  UniqueFd entry = group_.entry(part, memory);
+  if (spec_.rank_memory > 0 && !group_.why_no_memory().empty() &&
+      !std::exchange(no_limit_told_, true)) {
+    warn(std::nullopt, "memory is not enforced: " + group_.why_no_memory() +
+                           "; see \"Memory\" in docs/job_yaml.md");
+  }
+  return entry;
 }
 
 int Supervisor::add_stream(UniqueFd pipe, const fs::path& file) {
@@ -139,7 +145,9 @@ void Supervisor::start_ranks() {
     if (master >= 0) place.master_listen_fd = kMasterListenFd;
 
     reports_->listen(number, socket);
-    Started started = start_rank(spec_, rank_environment(spec_, surroundings_, place), master);
+    const UniqueFd cgroup = enter(part_of(number), spec_.rank_memory);
+    Started started =
+        start_rank(spec_, rank_environment(spec_, surroundings_, place), master, cgroup.get());
     Rank& rank = ranks_[number];
     rank.pid = started.pid;
     rank.streams.push_back(add_stream(std::move(started.out), root_.out(number)));
@@ -183,6 +191,8 @@ void Supervisor::rank_ended(int number, Rank& rank, const ProcessExit& exit) {
   rank.ended_at = clock_.wall();
   rank.drain_until = clock_.now() + kDrain;
   rank.stopped = ending_.has_value();
+  rank.cause = group_.memory_end(part_of(number), spec_.rank_memory);
+  if (rank.cause.empty() && exit.signal == SIGKILL) rank.cause = kernel_log_.memory_end(rank.pid);
   ended_ranks_.push_back(number);
   log::info("rank ended", {{"rank", std::to_string(number)}, {"exit", exit.str()}});
   // A store that nobody serves must refuse, and not keep others waiting.
@@ -191,7 +201,8 @@ void Supervisor::rank_ended(int number, Rank& rank, const ProcessExit& exit) {
   outbox_.flush_passing(number);
   if (!exit.ok() && !rank.stopped) {
     end(Outcome::failed,
-        "rank " + std::to_string(number) + " on " + spec_.node.str() + ": " + exit.str(),
+        "rank " + std::to_string(number) + " on " + spec_.node.str() + ": " + exit.str() +
+            (rank.cause.empty() ? "" : ", " + rank.cause),
         spec_.stop_grace);
   }
 }
@@ -283,174 +294,6 @@ void Supervisor::wait_lease() {
 // The ranks must be gone before the lease is over, so the grace ends before it.
 milliseconds Supervisor::lease_grace() const {
   return std::min<milliseconds>(spec_.stop_grace, spec_.lease * 15 / 100);
-}
-
-// ---- The end.
-
-void Supervisor::end(Outcome outcome, std::string reason, milliseconds grace) {
-  if (recorder_ || clean_at_) return;  // too late: it has ended by itself
-  const Monotonic kill_at = clock_.now() + grace;
-  if (ending_) {
-    ending_->kill_at = std::min(ending_->kill_at, kill_at);
-  } else {
-    log::info("ending the attempt", {{"reason", reason}, {"grace", human_duration(grace)}});
-    ending_ = Ending{outcome, std::move(reason), kill_at, std::nullopt};
-    terminate(attempt_processes(spec_.token));
-  }
-  boost::asio::post(io_, [this] { advance(); });
-}
-
-void Supervisor::fail_start(const Error& error) {
-  if (!ending_) lasting_ = dynamic_cast<const NotStartable*>(&error) != nullptr;
-  end(Outcome::failed, "on " + spec_.node.str() + ": " + error.what(), milliseconds(0));
-}
-
-void Supervisor::advance() {
-  if (recorder_) return;
-  const Monotonic now = clock_.now();
-  // What a setup has left running stays: it may be what the ranks need.
-  if (setup_exit_ && setup_exit_->ok() && !ending_ && setup_drained(now)) {
-    setup_exit_.reset();
-    remember_setup();
-    try {
-      start_ranks();
-    } catch (const Error& error) {
-      fail_start(error);
-    }
-    return;
-  }
-  tell_setup_failure(now);
-  tell_exits(now);
-  const bool over = cleaned(now) && ended_ranks_.empty() && drained(now);
-  if (over) {
-    finish();
-  } else {
-    set_alarm(now);
-  }
-}
-
-void Supervisor::tell_exits(Monotonic now) {
-  // In the order in which they ended, so that the first failure is heard first.
-  while (!ended_ranks_.empty()) {
-    const int number = ended_ranks_.front();
-    Rank& rank = ranks_.at(number);
-    if (!rank.streams.empty() && now < rank.drain_until) return;
-    wire::RankExited event;
-    event.rank = number;
-    event.exit = *rank.exit;
-    event.time = rank.ended_at;
-    event.stopped = rank.stopped;
-    ErrorFile error = read_error_file(root_.error_file(number));
-    event.error_message = std::move(error.message);
-    event.error_time = error.time;
-    event.last_lines = last_lines(root_.err(number));
-    if (event.last_lines.empty()) event.last_lines = last_lines(root_.out(number));
-    event.address_in_use = number == 0 && !event.exit.ok() && says_address_in_use(event.last_lines);
-    ended_ranks_.pop_front();
-    emit(event);
-  }
-}
-
-bool Supervisor::cleaned(Monotonic now) {
-  if (clean_at_) return true;
-  if (setup_exit_ && !ending_) return false;  // the ranks have not begun
-  if (direct_alive() && (!ending_ || now < ending_->kill_at)) return false;
-  const std::vector<pid_t> left = attempt_processes(spec_.token);
-  if (left.empty() && !direct_alive()) {
-    clean_at_ = now;
-    return true;
-  }
-  if (!ending_) {
-    log::info("ranks have left processes behind", {{"count", std::to_string(left.size())}});
-    const auto grace = std::min<milliseconds>(spec_.stop_grace, kLeftoverGrace);
-    ending_ = Ending{Outcome::succeeded, "", now + grace, std::nullopt};
-    terminate(left);
-  }
-  if (now < ending_->kill_at) return false;
-  if (!ending_->killed_at) ending_->killed_at = now;
-  kill_now(left);
-  if (now - *ending_->killed_at < kUnkillable) return false;
-  unkillable_ = left;
-  clean_at_ = now;
-  return true;
-}
-
-bool Supervisor::drained(Monotonic now) {
-  // No process of the attempt is left: what is in the pipes is all there will be, and a disk that
-  // is slow must not cost the last lines.
-  if (clean_at_ && now >= *clean_at_ + (output_.busy() ? kSlowDisk : kDrain)) return true;
-  return !setup_stream_ && std::all_of(ranks_.begin(), ranks_.end(), [](const auto& entry) {
-    return entry.second.streams.empty();
-  });
-}
-
-void Supervisor::finish() {
-  wire::NodeFinished event;
-  if (ending_) {
-    event.outcome = ending_->outcome;
-    event.reason = ending_->reason;
-    event.lasting = lasting_;
-  }
-  event.unkillable = unkillable_;
-  event.dropped_bytes = output_.dropped_bytes();
-  if (event.dropped_bytes > 0) {
-    warn(std::nullopt, human_bytes(event.dropped_bytes) + " of output could not be written (" +
-                           std::to_string(event.dropped_bytes) + " bytes)");
-  }
-  if (!unkillable_.empty()) {
-    warn(std::nullopt, std::to_string(unkillable_.size()) + " processes could not be killed");
-  }
-  for (const auto& [number, rank] : ranks_) outbox_.flush_passing(number);
-  reports_->refuse_all("the attempt has ended");
-  log::info("the attempt is over", {{"reason", event.reason}});
-  // The disk may take its time; who asks meanwhile gets an answer.
-  recorder_.emplace();
-  recorder_->add([this, event, events = outbox_.lasting(event)] {
-    try {
-      write_exit(root_, spec_.job, spec_.attempt, events);
-    } catch (const Error& error) {
-      log::error("how it ended could not be recorded", {{"error", error.what()}});
-    }
-    boost::asio::post(io_, [this, event] {
-      last_event_ = outbox_.push(event);
-      control_->kick();
-      linger();
-    });
-  });
-}
-
-void Supervisor::linger() {
-  if (!last_event_) return;
-  linger_timer_.cancel();
-  if (control_->connected()) return;
-  linger_timer_.expires_after(options_.linger);
-  linger_timer_.async_wait([this](boost::system::error_code failed) {
-    if (failed) return;
-    log::info("nobody came to hear how it ended; the record stays");
-    io_.stop();
-  });
-}
-
-// The next moment at which something is due without anything happening.
-void Supervisor::set_alarm(Monotonic now) {
-  std::optional<Monotonic> at;
-  const auto due = [&at](Monotonic when) { at = at ? std::min(*at, when) : when; };
-  if (!ended_ranks_.empty()) due(ranks_.at(ended_ranks_.front()).drain_until);
-  if (clean_at_) due(std::max(*clean_at_ + kDrain, now + kLookAfterKill));
-  if (ending_ && !clean_at_) {
-    // What is no child of ours ends without a signal to us, so look again.
-    if (now >= ending_->kill_at) {
-      due(now + kLookAfterKill);
-    } else {
-      due(direct_alive() ? ending_->kill_at : std::min(ending_->kill_at, now + kLookAgain));
-    }
-  }
-  if (setup_exit_ && !ending_) due(setup_drain_until_);
-  if (!at) return;
-  alarm_.expires_at(std::max(*at, now + milliseconds(1)));
-  alarm_.async_wait([this](boost::system::error_code failed) {
-    if (!failed) advance();
-  });
 }
 
 // ---- Small things.

@@ -14,6 +14,8 @@
 
 #include "agent/supervise/control.hpp"
 #include "agent/supervise/environment.hpp"
+#include "agent/supervise/group.hpp"
+#include "agent/supervise/last_words.hpp"
 #include "agent/supervise/launch.hpp"
 #include "agent/supervise/outbox.hpp"
 #include "agent/supervise/output.hpp"
@@ -33,7 +35,8 @@ namespace dtrain::supervise {
 //   setup? -> running -> (ending: SIGTERM, grace, SIGKILL until none is left) -> over
 class Supervisor {
  public:
-  Supervisor(SuperviseOptions options, wire::AttemptSpec spec, Surroundings surroundings);
+  Supervisor(SuperviseOptions options, wire::AttemptSpec spec, Surroundings surroundings,
+             AttemptGroup group);
   // Returns when the last event is acknowledged, or nobody came to hear it.
   void run();
 
@@ -50,6 +53,7 @@ class Supervisor {
     Monotonic drain_until;
     bool stopped = false;
     bool told = false;  // RankExited is out
+    std::string cause;  // see RankExited
   };
   // How the processes are being ended.
   struct Ending {
@@ -62,6 +66,8 @@ class Supervisor {
   void begin();
   void start_setup_process();
   void start_ranks();
+  // The way into the attempt's group for one part of it; says once where memory is not limited.
+  UniqueFd enter(const std::string& part, std::uint64_t memory);
   int add_stream(UniqueFd pipe, const fs::path& file);
 
   void wait_signal();
@@ -82,10 +88,13 @@ class Supervisor {
   void fail_start(const Error& error);
   // Does what can be done now, and sets the alarm for what is next. Called after every change.
   void advance();
+  std::uint64_t setup_memory() const;
   bool setup_drained(Monotonic now) const;
   void remember_setup();
   void tell_setup_failure(Monotonic now);
   void tell_exits(Monotonic now);
+  // Live ones, wherever they are.
+  std::vector<pid_t> processes_left() const;
   // No process is left, or only such as cannot be killed.
   bool cleaned(Monotonic now);
   bool drained(Monotonic now);
@@ -103,6 +112,8 @@ class Supervisor {
   wire::AttemptSpec spec_;
   Surroundings surroundings_;
   paths::AttemptRoot root_;
+  AttemptGroup group_;
+  KernelLog kernel_log_;
   SystemClock clock_;
 
   boost::asio::io_context io_{1};
@@ -128,7 +139,8 @@ class Supervisor {
   std::optional<Monotonic> clean_at_;  // no process is left since
   std::optional<std::uint64_t> last_event_;
   bool dropping_told_ = false;
-  bool lasting_ = false;  // see NodeFinished
+  bool no_limit_told_ = false;
+  bool lasting_ = false;            // see NodeFinished
   std::optional<Worker> recorder_;  // writes exit.json; there once nothing more can happen
 };
 

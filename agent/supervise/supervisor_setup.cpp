@@ -11,7 +11,8 @@
 namespace dtrain::supervise {
 
 void Supervisor::start_setup_process() {
-  Started started = start_setup(spec_, setup_environment(spec_, surroundings_));
+  const UniqueFd cgroup = enter("setup", setup_memory());
+  Started started = start_setup(spec_, setup_environment(spec_, surroundings_), cgroup.get());
   setup_pid_ = started.pid;
   setup_stream_ = add_stream(std::move(started.out), root_.setup_log());
   log::info("setup started", {{"pid", std::to_string(setup_pid_)}});
@@ -25,13 +26,18 @@ void Supervisor::setup_ended(const ProcessExit& exit) {
   log::info("setup ended", {{"exit", exit.str()}});
 }
 
+// All that its node's ranks have together: none of them runs yet.
+std::uint64_t Supervisor::setup_memory() const {
+  return spec_.rank_memory * static_cast<std::uint64_t>(spec_.nproc);
+}
+
 bool Supervisor::setup_drained(Monotonic now) const {
   return !setup_stream_ || now >= setup_drain_until_;
 }
 
 void Supervisor::remember_setup() {
   // What it has left running ends with this attempt, so the next one needs it again.
-  if (!attempt_processes(spec_.token).empty()) return;
+  if (!processes_left().empty()) return;
   try {
     mark_setup({options_.root}, spec_.job, spec_.attempt);
   } catch (const Error& error) {
@@ -42,9 +48,10 @@ void Supervisor::remember_setup() {
 void Supervisor::tell_setup_failure(Monotonic now) {
   if (ending_ || !setup_exit_ || !setup_drained(now)) return;
   const std::vector<std::string> lines = last_lines(root_.setup_log());
+  const std::string cause = group_.memory_end("setup", setup_memory());
   end(Outcome::failed,
       "setup on " + spec_.node.str() + ": " + setup_exit_->str() +
-          (lines.empty() ? "" : ": " + lines.back()),
+          (cause.empty() ? "" : ", " + cause) + (lines.empty() ? "" : ": " + lines.back()),
       spec_.stop_grace);
 }
 

@@ -73,11 +73,13 @@ std::vector<fs::path> roots_below(const fs::path& folder) {
   return roots;
 }
 
-// Removes the roots' folders of sockets; gives how many sockets were in them.
+// Removes the roots' folders of sockets, and control groups that killed supervisors have left;
+// gives how many sockets were there.
 std::size_t remove_sockets(const fs::path& folder) {
   std::size_t count = 0;
   std::error_code failed;
   for (const fs::path& root : roots_below(folder)) {
+    clear_cgroups({root});
     const fs::path sockets = paths::socket_folder(root);
     for (const auto& entry : fs::directory_iterator(sockets, failed)) {
       if (entry.is_socket(failed)) ++count;

@@ -14,7 +14,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "launcher/core/cgroup.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/log.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/text.hpp"
@@ -84,6 +86,19 @@ bool marked(const std::vector<std::string>& env, const std::string& mark,
   return std::any_of(env.begin(), env.end(), [&](const std::string& entry) {
     return entry.starts_with(mark) && below(entry.substr(mark.size()), folder);
   });
+}
+
+// What the attempt's supervisor wrote down; empty when there is none, or it was of another boot or
+// cannot be this attempt's.
+fs::path recorded_cgroup(const fs::path& attempt, const std::string& boot) {
+  const auto text = read_file_if_there(paths::AttemptRoot{attempt}.supervisor());
+  const auto json = nlohmann::json::parse(text.value_or(""), nullptr, false);
+  if (!json.is_object() || json.value("boot_id", "") != boot) return {};
+  const fs::path group = json.value("cgroup", "");
+  const std::string number = attempt.filename().string().substr(std::string("attempt-").size());
+  const std::string end = "-" + attempt.parent_path().filename().string() + "." + number;
+  const std::string name = group.filename().string();
+  return name.starts_with("dtrain-") && name.ends_with(end) ? group : fs::path();
 }
 
 }  // namespace
@@ -231,6 +246,24 @@ bool port_open(int port) {
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   return fd &&
          ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+}
+
+void clear_cgroups(const paths::NodeRoot& node) {
+  constexpr std::chrono::seconds kLimit{1};
+  const std::string boot = boot_id();
+  std::error_code none;
+  for (const auto& job : fs::directory_iterator(node.jobs(), none)) {
+    for (const auto& attempt : fs::directory_iterator(job.path(), none)) {
+      if (!attempt.path().filename().string().starts_with("attempt-")) continue;
+      try {
+        const fs::path group = recorded_cgroup(attempt.path(), boot);
+        if (!group.empty() && fs::exists(group, none)) cgroup::clear(group, kLimit);
+      } catch (const std::exception& error) {
+        log::warn("an attempt's cgroup cannot be cleaned",
+                  {{"attempt", attempt.path().string()}, {"error", error.what()}});
+      }
+    }
+  }
 }
 
 }  // namespace dtrain

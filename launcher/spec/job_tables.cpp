@@ -44,11 +44,14 @@ const Table& job_resources_table() {
           example(key("GPU", Shape::whole(0, limits::kGpus), nullptr,
                       "GPUs of each rank. 1 with `nproc_per_node: gpu`."),
                   "GPU: 1"),
-          example(key("memory",
-                      Shape::special("amount of memory (4GiB, 500MB, or bytes)",
-                                     json{{"type", {"string", "integer", "null"}}}),
-                      nullptr, "Memory of each rank: the head places by it; nothing enforces it."),
-                  "memory: 4GiB"),
+          example(
+              key("memory",
+                  Shape::special("amount of memory (4GiB, 500MB, or bytes)",
+                                 json{{"type", {"string", "integer", "null"}}}),
+                  nullptr,
+                  "Memory of each rank: the head places by it, and the node holds the rank to it "
+                  "where it can."),
+              "memory: 4GiB"),
       }};
   return table;
 }

@@ -60,6 +60,15 @@ def processes_with_environment(entry):
     return found
 
 
+def remove_group(group):
+    """Removes a control group that killed processes have left."""
+    if group.is_dir():
+        for part in [*group.iterdir(), group]:
+            if part.is_dir():
+                with contextlib.suppress(OSError):
+                    part.rmdir()
+
+
 class ClusterCase(unittest.TestCase):
     """A test with a local cluster of its own. `nodes` is how many it has; 0: none is brought up."""
 
@@ -89,6 +98,9 @@ class ClusterCase(unittest.TestCase):
         if self.pids():
             self.run_dtrain("down", "-y", "-c", self.name())
         eventually(self.nothing_runs, "the cluster's processes end")
+        for record in (self.folder / "state").rglob("supervise.json"):
+            with contextlib.suppress(OSError, ValueError):
+                remove_group(Path(json.loads(record.read_text()).get("cgroup") or "/none"))
         self.assertEqual(held_up, [], f"handlers took longer than {HANDLER_LIMIT_MS} ms")
 
     def nothing_runs(self):

@@ -10,6 +10,8 @@
 #include <optional>
 
 #include "agent/supervise/client.hpp"
+#include "agent/supervise/group.hpp"
+#include "agent/supervise/record.hpp"
 #include "launcher/core/process.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -61,6 +63,8 @@ struct World {
       ::kill(pid, SIGKILL);
       (void)try_wait(pid);
     }
+    const auto record = supervise::read_supervisor(paths::attempt(root, kJob, 1));
+    if (record) supervise::clean_group(record->cgroup, start.spec, std::chrono::seconds(5));
     sweep("DTRAIN_ATTEMPT_TOKEN", start.spec.token, std::chrono::seconds(5));
     remove_tree(paths::socket_folder(root.root));
   }

@@ -11,6 +11,8 @@
 
 #include <doctest/doctest.h>
 
+#include "agent/supervise/group.hpp"
+#include "agent/supervise/record.hpp"
 #include "agent/supervise/unix_socket.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -69,6 +71,9 @@ Driver::Driver() {
 
 Driver::~Driver() {
   if (pid_ != 0) kill_supervisor();
+  if (fs::exists(group() / "cgroup.type")) {
+    supervise::clean_group(group(), spec, std::chrono::seconds(5));
+  }
   sweep("DTRAIN_ATTEMPT_TOKEN", spec.token, std::chrono::seconds(5));
   remove_tree(paths::socket_folder(node.root));
 }
@@ -88,7 +93,7 @@ void Driver::start() {
   SpawnOptions options;
   options.argv = {SUPERVISE_PROCESS, node.root.string(), spec.job.str(),
                   std::to_string(spec.attempt), std::to_string(linger_ms)};
-  options.env = current_environment();
+  options.env = env;
   options.new_session = true;
   pid_ = spawn(options);
 }
@@ -151,6 +156,7 @@ wire::NodeFinished Driver::finish() {
   ack(seen.back().seq);
   CHECK(wait_exit() == 0);
   CHECK(carriers().empty());
+  CHECK_FALSE(fs::exists(group() / "cgroup.type"));
   CHECK_FALSE(fs::exists(paths::supervisor_socket(node.root, spec.job, spec.attempt)));
   return finished;
 }
@@ -204,6 +210,11 @@ std::string Driver::wait_for_line(const std::string& name) const {
   });
   content.pop_back();
   return content;
+}
+
+fs::path Driver::group() const {
+  const auto record = supervise::read_supervisor(root);
+  return record ? record->cgroup : "";
 }
 
 std::vector<pid_t> Driver::carriers() const {

@@ -37,6 +37,7 @@ class Driver {
   std::map<std::string, std::string> secrets;
   std::string login_env = std::string("PATH=/usr/bin:/bin\0HOME=/tmp\0", 28);
   int linger_ms = 20000;
+  std::vector<std::string> env = current_environment();  // of the supervisor
 
   void shell(const std::string& line, int nproc = 1);  // what the ranks run
   void start();
@@ -68,6 +69,7 @@ class Driver {
   // Waits until the file is there and holds a line; returns it without its newline.
   std::string wait_for_line(const std::string& name) const;
   std::vector<pid_t> carriers() const;  // of the token
+  fs::path group() const;               // of the attempt; empty: it has none
 
   paths::NodeRoot node;
   paths::AttemptRoot root;

@@ -1,4 +1,5 @@
-// The role alone, as `dtrain-agent supervise` runs it: NODE_ROOT JOB ATTEMPT LINGER_MS [LOCK].
+// The role alone, as `dtrain-agent supervise` runs it: NODE_ROOT JOB ATTEMPT LINGER_MS [LOCK]. With
+// TEST_PLACES in its environment that folder stands for /proc/self and for /.
 
 #include <cstdlib>
 
@@ -12,5 +13,9 @@ int main(int argc, char** argv) {
   options.attempt = std::atoi(argv[3]);
   if (argc == 6) options.lock = std::atoi(argv[5]);
   options.linger = std::chrono::milliseconds(std::atoi(argv[4]));
+  if (const char* places = std::getenv("TEST_PLACES")) {
+    options.places.proc = places;
+    options.places.root = places;
+  }
   return dtrain::supervise::supervise_main(options);
 }
