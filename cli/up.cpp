@@ -34,6 +34,7 @@ struct Options {
   bool persist = false;
   bool accept_new_host_keys = false;
   int min_nodes = 0;
+  int seeds = SpreadLimits().seeds;
   HostFlags hosts;
   std::optional<int> workers;  // Ray's; with machines that are there the YAML says which
 };
@@ -184,6 +185,7 @@ int run_up(Context& context, const Options& options) {
   how.downgrade = options.downgrade;
   how.persist = options.persist;
   how.min_nodes = options.min_nodes;
+  how.seeds = options.seeds;
   how.access = context.access(!options.yes);
   how.access.accept_new_host_keys = options.accept_new_host_keys;
   options.hosts.apply(how);
@@ -279,6 +281,7 @@ UpReport bring_up(const Context& context, const ClusterSpec& spec, UpOptions opt
     options.setup_line = [&](const NodeId& node, const std::string& line) {
       lines.say(node.str() + ": " + printable(line, false) + "\n");
     };
+    options.detail = options.setup_line;
   }
   const OnSignal interrupt(signals, [&] {
     lines.say("dtrain: stopping; dtrain up goes on from here\n");
@@ -324,6 +327,11 @@ Verb add_up(CLI::App& root) {
   app->add_option("--min-nodes", options->min_nodes, "Go on with so many nodes")
       ->type_name("N")
       ->check(CLI::Range(1, 10000));
+  app->add_option("--seeds", options->seeds,
+                  "Of more than 8 hosts, how many get the agent from this machine, and give it to "
+                  "the others (2); 0: all get it from here")
+      ->type_name("N")
+      ->check(CLI::Range(0, kMaxSeeds));
   options->hosts.add(*app);
   return {app, [options](Context& context) { return run_up(context, *options); }, std::nullopt};
 }

@@ -16,6 +16,7 @@ struct NodeTask {
   Machine machine;
   bool head = false;
   std::optional<ClusterId> known;  // this machine remembers the cluster by this id
+  std::shared_ptr<Spread> spread;  // of many machines: they give the agent to each other
 };
 
 // Never throws: what fails is in the result. One thread a machine.

@@ -39,7 +39,10 @@ void NodeWork::connect() {
     all_is_to_be_done();
     return;
   }
-  session_.emplace(AgentSession::open(*transport_, binary_));
+  SessionOptions how;
+  how.spread = task_.spread;
+  how.name = task_.machine.node.str();
+  session_.emplace(AgentSession::open(*transport_, binary_, how));
   if (session_->sent_binary()) did("installed, " + human_bytes(binary_->content.size()));
 }
 

@@ -10,6 +10,7 @@
 #include "launcher/cluster/state.hpp"
 #include "launcher/core/files.hpp"
 #include "launcher/provider/provider.hpp"
+#include "launcher/remote/spread.hpp"
 #include "launcher/spec/cluster_spec.hpp"
 
 namespace dtrain {
@@ -50,6 +51,8 @@ struct UpOptions {
   ProgressSink progress = [](const NodeProgress&) {};
   // Lines that setup commands print; from several threads at once.
   std::function<void(const NodeId&, const std::string&)> setup_line;
+  // More of a node than most want to know, a line each; from several threads at once.
+  std::function<void(const NodeId&, const std::string&)> detail;
   Access access;
   bool dry_run = false;
   bool force = false;       // everything again, whatever is there
@@ -58,7 +61,8 @@ struct UpOptions {
   bool downgrade = false;   // agents that run may be replaced by older ones
   bool persist = false;     // a service of systemd's user manager starts them after a reboot
   int max_parallel = kMaxParallel;
-  int min_nodes = 0;  // go on with so many nodes; 0: all of them
+  int seeds = SpreadLimits().seeds;  // of many hosts, those that get the agent from this machine
+  int min_nodes = 0;                 // go on with so many nodes; 0: all of them
   std::chrono::milliseconds drain_limit{std::chrono::hours(24)};  // for ranks on a node that goes
 };
 

@@ -80,6 +80,7 @@ class HostsUp {
       changed.wait_for(lock, over, seconds(3), [] { return false; });
       if (!over.stop_requested()) provider_->hang_up();
     });
+    const std::shared_ptr<Spread> spread = spread_over(machines.size());
     // The head is the first, and so begun before any that waits for it.
     side_by_side(
         machines.size(), static_cast<std::size_t>(options_.max_parallel), [&](std::size_t i) {
@@ -87,6 +88,7 @@ class HostsUp {
           task.machine = machines[i];
           task.head = i == 0;
           if (before_) task.known = before_->id;
+          task.spread = spread;
           report_.each[i] = bring_up_node(spec_, options_, *provider_, binary, desk_, task);
         });
   }
@@ -105,6 +107,18 @@ class HostsUp {
     } catch (const Error& error) {
       head.error = error;
     }
+  }
+
+  // Nothing for a few hosts: each gets the agent from here.
+  std::shared_ptr<Spread> spread_over(std::size_t hosts) const {
+    if (hosts <= kFewHosts || options_.seeds == 0) return nullptr;
+    SpreadLimits limits;
+    limits.seeds = options_.seeds;
+    return std::make_shared<Spread>(limits, options_.access.stop,
+                                    [&](const std::string& host, const std::string& words) {
+                                      if (options_.detail)
+                                        options_.detail(NodeId(host), "agent " + words);
+                                    });
   }
 
   UpReport planned(const std::optional<HeadDesk::Head>& head) {

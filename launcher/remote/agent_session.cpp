@@ -42,6 +42,7 @@ std::shared_ptr<const AgentBinary> AgentBinary::load(const fs::path& path) {
 struct AgentSession::State {
   std::unique_ptr<Channel> channel;
   std::optional<FramedStream> stream;
+  std::unique_ptr<Spread::Seat> seat;
   wire::SessionHello hello;
   SessionOptions options;
   milliseconds ahead{0};
@@ -63,6 +64,7 @@ AgentSession AgentSession::open(Transport& transport, std::shared_ptr<const Agen
     Bootstrapped started = bootstrap(transport, *binary, options, send_anyway);
     state->channel = std::move(started.channel);
     state->sent = started.sent;
+    state->seat = std::move(started.seat);
     state->stream.emplace(state->channel->fd(), state->channel->fd());
     std::optional<FramedStream::Message> message;
     std::string why;

@@ -17,6 +17,8 @@
 // to be done on a machine. Opening it also puts the agent there where it is missing.
 namespace dtrain {
 
+class Spread;
+
 // The agent as it is on this machine: read and summed once, then shared by all sessions. Immutable.
 struct AgentBinary {
   std::string content;
@@ -30,6 +32,9 @@ struct SessionOptions {
   std::chrono::milliseconds open_limit{30000};    // until the agent's hello, sending aside
   std::chrono::milliseconds send_silence{30000};  // the machine takes nothing of the agent for that
   std::chrono::milliseconds answer_limit{30000};  // of operations that do not take long
+  // Where many hosts want the agent: they give it to each other. And this one's name there.
+  std::shared_ptr<Spread> spread;
+  std::string name;
 };
 
 // How far a setup list was followed, to go on from there over another session.

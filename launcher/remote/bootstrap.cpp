@@ -7,12 +7,18 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <map>
+#include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/ids.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/files/sha256.hpp"
+#include "launcher/remote/gzip.hpp"
+#include "launcher/remote/relay.hpp"
 
 namespace dtrain {
 namespace {
@@ -21,7 +27,6 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kNoiseLimit = std::size_t{1} << 20;  // of a profile, before the marker
-constexpr std::size_t kSendPiece = std::size_t{256} << 10;
 constexpr std::chrono::seconds kLastWords{5};
 
 milliseconds left_until(Clock::time_point until) {
@@ -88,22 +93,54 @@ std::string read_marker(Channel& channel, const std::string& marker, Clock::time
   }
 }
 
-void send_binary(Channel& channel, const std::string& content, milliseconds silence) {
-  std::size_t done = 0;
-  while (done < content.size()) {
-    if (!wait_for(channel.fd(), POLLOUT, Clock::now() + silence)) {
-      throw Error(ErrorCode::timeout,
-                  "the machine took nothing of the agent for " + human_duration(silence));
-    }
-    const std::size_t piece = std::min(kSendPiece, content.size() - done);
-    const ssize_t sent =
-        ::send(channel.fd(), content.data() + done, piece, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent > 0) {
-      done += static_cast<std::size_t>(sent);
-    } else if (sent < 0 && errno != EAGAIN && errno != EINTR) {
-      throw ended_early(channel, "the agent could not be put there");
-    }
+// For all hosts and sessions the same.
+std::shared_ptr<const RelayedFile> packed(const AgentBinary& binary) {
+  static std::mutex mutex;
+  static std::map<std::string, std::shared_ptr<const RelayedFile>> known;
+  const std::lock_guard lock(mutex);
+  std::shared_ptr<const RelayedFile>& found = known[binary.sha256];
+  if (!found) {
+    auto file = std::make_shared<RelayedFile>();
+    file->content = gzip_of(binary.content);
+    Sha256 sum;
+    sum.add(file->content);
+    file->sha256 = sum.hex();
+    found = file;
   }
+  return found;
+}
+
+// What the first line says of a machine.
+struct MachineLine {
+  std::string system;
+  std::string machine;
+  bool needs = false;    // the agent
+  bool unpacks = false;  // it has gzip
+  std::string address;   // by which this login reached it, or "-"
+};
+
+MachineLine machine_line(const std::string& line, Channel& channel) {
+  const std::vector<std::string> words = split(line, ' ');
+  if (words.size() < 6) throw ended_early(channel, "the machine says not what it is");
+  // Of the release nobody knows how many words it has.
+  const auto last = words.rbegin();
+  return {words.front(), last[3], last[2] == "need", last[1] == "gzip", last[0]};
+}
+
+void send_binary(Channel& channel, const MachineLine& there, const AgentBinary& binary,
+                 const std::string& gone, const SessionOptions& options, Bootstrapped& result) {
+  const auto send = [&](const std::string& how, std::string_view bytes) {
+    send_all(channel, how + " " + std::to_string(bytes.size()) + "\n", options.send_silence);
+    send_all(channel, bytes, options.send_silence);
+  };
+  if (!there.unpacks) return send("plain", binary.content);
+  const std::shared_ptr<const RelayedFile> file = packed(binary);
+  if (options.spread) {
+    result.seat = options.spread->join(options.name);
+    send("relay", relay_program());
+    if (feed_relay(channel, *result.seat, *file, there.address, gone, options.send_silence)) return;
+  }
+  send("gzip", file->content);
 }
 
 }  // namespace
@@ -111,11 +148,15 @@ void send_binary(Channel& channel, const std::string& content, milliseconds sile
 std::string bootstrap_script() {
   return
       // $o is where the agent goes when the home will not do: full of others, so it must be ours.
-      R"~(umask 077; x=$(uname -srm); o=${DTRAIN_SPARE_ROOT:-/var/tmp/dtrain-$(id -u)}; )~"
+      R"~(umask 077; trap : PIPE; x=$(uname -srm); )~"
+      R"~(o=${DTRAIN_SPARE_ROOT:-/var/tmp/dtrain-$(id -u)}; )~"
       R"~(a=$HOME/.dtrain/agents/$2; b=$o/agents/$2; w=need; )~"
       R"~(if [ "$4" = 0 ]; then if [ -x "$a/dtrain-agent" ]; then w=have; )~"
       R"~(elif [ -O "$o" ] && [ -x "$b/dtrain-agent" ]; then w=have; a=$b; fi; fi; )~"
-      R"~(echo "$1 $x $w"; case $x in Linux*x86_64) ;; *) exit 91;; esac; )~"
+      R"~(z=plain; if command -v gzip >/dev/null 2>&1; then z=gzip; fi; )~"
+      // CLIENT PORT SERVER PORT
+      R"~(s=${SSH_CONNECTION% *}; s=${s##* }; )~"
+      R"~(echo "$1 $x $w $z ${s:--}"; case $x in Linux*x86_64) ;; *) exit 91;; esac; )~"
       R"~(f=; if [ $w = need ]; then f=--fresh; k=; for d in "$a" "$b"; do )~"
       R"~(if [ "$d" = "$b" ]; then mkdir "$o" 2>/dev/null; )~"
       R"~(if [ -O "$o" ] && [ -d "$o" ]; then if [ -L "$o" ]; then continue; fi; )~"
@@ -125,7 +166,13 @@ std::string bootstrap_script() {
       R"~(rm -f "$t"; done; )~"
       R"~(if [ -z "$k" ]; then echo "no folder there can hold a program: tried $a and $b" >&2; )~"
       R"~(exit 92; fi; )~"
-      R"~(if head -c "$3" >"$t" && [ "$(wc -c <"$t")" -eq "$3" ] && mv -f "$t" "$d/dtrain-agent"; )~"
+      // A relay that ends without the file is asked for no more; the file comes in another way.
+      R"~(k=; while read -r m n; do case $m in plain) head -c "$n" >"$t" && k=1; break;; )~"
+      R"~(gzip) head -c "$n" | gzip -dc >"$t" && k=1; break;; )~"
+      R"~(relay) if head -c "$n" >"$t.r" && chmod 700 "$t.r" && "$t.r" "$t.z"; )~"
+      R"~(then gzip -dc <"$t.z" >"$t" && k=1; break; fi; rm -f "$t.r" "$t.z"; echo "$1 gone";; )~"
+      R"~(esac; done; rm -f "$t.r" "$t.z"; )~"
+      R"~(if [ -n "$k" ] && [ "$(wc -c <"$t")" -eq "$3" ] && mv -f "$t" "$d/dtrain-agent"; )~"
       R"~(then a=$d; else rm -f "$t"; echo "the agent could not be written to $d" >&2; exit 93; fi; )~"
       R"~(fi; exec "$a/dtrain-agent" session $f)~";
 }
@@ -167,18 +214,16 @@ Bootstrapped bootstrap(Transport& transport, const AgentBinary& binary,
                                       std::to_string(binary.content.size()),
                                       send_anyway ? "1" : "0"};
   result.channel = transport.open(argv);
-  const std::vector<std::string> words = split(read_marker(*result.channel, marker, until), ' ');
-  if (words.size() < 4) throw ended_early(*result.channel, "the machine says not what it is");
-  const std::string& system = words.front();
-  const std::string& machine = words[words.size() - 2];
-  if (system != "Linux" || machine != "x86_64") {
-    throw Error(ErrorCode::conflict, "the machine runs " + printable(system, false) + " on " +
-                                         printable(machine, false) +
+  const MachineLine there =
+      machine_line(read_marker(*result.channel, marker, until), *result.channel);
+  if (there.system != "Linux" || there.machine != "x86_64") {
+    throw Error(ErrorCode::conflict, "the machine runs " + printable(there.system, false) + " on " +
+                                         printable(there.machine, false) +
                                          "; dtrain's agent is built for Linux on x86_64")
         .with_hint("take this host out of the cluster");
   }
-  if (words.back() == "need") {
-    send_binary(*result.channel, binary.content, options.send_silence);
+  if (there.needs) {
+    send_binary(*result.channel, there, binary, marker + " gone", options, result);
     result.sent = true;
   }
   return result;

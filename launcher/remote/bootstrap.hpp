@@ -6,22 +6,29 @@
 
 #include "launcher/core/files.hpp"
 #include "launcher/remote/agent_session.hpp"
+#include "launcher/remote/spread.hpp"
 #include "launcher/remote/transport.hpp"
 
 // From nothing to a running agent, over one channel and without anything but a POSIX sh, head,
-// mkdir, mv and uname there.
+// mkdir, mv and uname there; with gzip, which nearly each has, it comes compressed, and where many
+// hosts want it, from another of them (spread.hpp).
 namespace dtrain {
 
 // The program of `sh -c` that does it; its arguments are a marker, the sum, the size in bytes, and
 // 1 to send it whatever is there. One line, without quotes, backslashes and exclamation marks of
 // any kind that login shells read differently inside of '…'. It says
-//   MARKER SYSTEM RELEASE MACHINE have|need
-// and, when it needs it, reads exactly the size; then it becomes `dtrain-agent session`.
+//   MARKER SYSTEM RELEASE MACHINE have|need gzip|plain ADDRESS
+// where ADDRESS is its own, as the login sees it, and, when it needs it, reads a line, "HOW BYTES",
+// and exactly so many bytes: the agent, "plain" or as "gzip" writes it, or a "relay" that it runs
+// to get the latter. When that ends without it, it says MARKER gone and reads another such line.
+// At last it becomes `dtrain-agent session`.
 std::string bootstrap_script();
 
 struct Bootstrapped {
   std::unique_ptr<Channel> channel;
   bool sent = false;  // the binary
+  // While the session lasts, other hosts may get the binary from there.
+  std::unique_ptr<Spread::Seat> seat;
 };
 
 // Leaves the channel before the agent's first frame. Errors as of AgentSession::open.

@@ -72,6 +72,11 @@ BOOT = textwrap.dedent("""\
     """)
 
 
+def shaped(rate):
+    """tc's words for a link of that rate."""
+    return "tbf", "rate", rate, "burst", "64kb", "latency", "200ms"
+
+
 class Host:
     """One machine. Its disk outlives poweroff, crash and boot; its processes do not."""
 
@@ -337,10 +342,10 @@ class Host:
 
     def rate(self, rate):
         """Limits what goes in and out, such as "50mbit"; None: no limit."""
-        how = ("replace", "root", "tbf", "rate", rate, "burst", "64kb", "latency", "200ms") if rate else ("del", "root")
+        how = ("replace", "root", *shaped(rate)) if rate else ("del", "root")
         for number, network in enumerate(self.networks):
-            sh("tc", "qdisc", how[0], "dev", self.link(network), *how[1:])
-            self.in_network("tc", "qdisc", how[0], "dev", f"eth{number}", *how[1:])
+            sh("tc", "qdisc", how[0], "dev", self.link(network), *how[1:], check=bool(rate))
+            self.in_network("tc", "qdisc", how[0], "dev", f"eth{number}", *how[1:], check=bool(rate))
 
     def delay(self, milliseconds):
         """Adds to the way in and to the way out. Needs a kernel with sch_netem: see has_netem()."""
@@ -437,6 +442,7 @@ class Hosts:
         self.close()
 
     def close(self):
+        self.uplink(None)
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             list(pool.map(Host.remove, self.hosts))
 
@@ -448,6 +454,18 @@ class Hosts:
 
     def __iter__(self):
         return iter(self.hosts)
+
+    @staticmethod
+    def uplink(rate):
+        """Limits what this machine sends to all hosts together, such as "50mbit"; None: no limit. What
+        they send to each other is Host.rate()'s."""
+        how = ("replace", "root", *shaped(rate)) if rate else ("del", "root")
+        sh("tc", "qdisc", how[0], "dev", "lab0", *how[1:], check=bool(rate))
+
+    @staticmethod
+    def sent():
+        """Bytes that this machine has sent to hosts so far."""
+        return json.loads(sh("ip", "-s", "-j", "link", "show", "lab0"))[0]["stats64"]["tx"]["bytes"]
 
     def trust(self):
         """Puts all hosts' keys, as they are now, into the laptop's known_hosts."""

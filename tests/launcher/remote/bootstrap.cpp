@@ -12,6 +12,8 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/files/sha256.hpp"
+#include "launcher/remote/gzip.hpp"
+#include "launcher/remote/relay.hpp"
 #include "tests/launcher/remote/session_support.hpp"
 
 using namespace dtrain;
@@ -141,6 +143,70 @@ TEST_CASE("bootstrap: busybox is enough") {
   CHECK(AgentSession::open(login, Home::binary()).sent_binary());
 }
 
+TEST_CASE("bootstrap: where there is no gzip it comes as it is") {
+  const Home home;
+  const TemporaryFolder tools;
+  for (const char* name : {"sh", "uname", "id", "mkdir", "chmod", "head", "wc", "mv", "rm"}) {
+    for (const char* folder : {"/bin/", "/usr/bin/"}) {
+      const fs::path program = std::string(folder) + name;
+      if (fs::exists(program) && !fs::exists(tools / name))
+        fs::create_symlink(program, tools / name);
+    }
+  }
+  const VariableIs path("PATH", tools.path().string());
+  ShellTransport login((tools / "sh").string());
+  CHECK(AgentSession::open(login, Home::binary()).sent_binary());
+  CHECK(sum_file(home.agent_file()).sha256 == Home::binary()->sha256);
+}
+
+TEST_CASE("bootstrap: one host gives it to the next") {
+  SpreadLimits limits;
+  limits.seeds = 1;
+  limits.loopback = true;
+  std::vector<std::string> said;
+  SessionOptions options;
+  options.spread = std::make_shared<Spread>(limits, std::stop_token(),
+                                            [&](const std::string& host, const std::string& words) {
+                                              said.push_back(host + " " + words);
+                                            });
+  const auto log_in = [&](const TemporaryFolder& home, const std::string& name,
+                          const char* connection) {
+    ShellTransport login("/bin/sh", "HOME=" + home.path().string() +
+                                        "; export HOME; SSH_CONNECTION=" + std::string(connection) +
+                                        "; export SSH_CONNECTION; ");
+    options.name = name;
+    AgentSession session = AgentSession::open(login, Home::binary(), options);
+    CHECK(session.sent_binary());
+    const fs::path folder = home / ".dtrain/agents" / Home::binary()->sha256;
+    CHECK(sum_file(folder / "dtrain-agent").sha256 == Home::binary()->sha256);
+    CHECK(names_in(folder) == std::vector<std::string>{"dtrain-agent"});
+    return session;
+  };
+  const TemporaryFolder one;
+  const TemporaryFolder two;
+  const TemporaryFolder three;
+  const AgentSession first = log_in(one, "one", "\"127.0.0.1 9 127.0.0.1 22\"");
+  const AgentSession second = log_in(two, "two", "\"127.0.0.1 9 127.0.0.1 22\"");
+  // One of whom nobody knows where it is can take, and not give.
+  const AgentSession third = log_in(three, "three", "");
+  CHECK(said ==
+        std::vector<std::string>{"one from this machine", "two from one", "three from one"});
+}
+
+TEST_CASE("bootstrap: a relay that does not run there is done without") {
+  const Home home;
+  const TemporaryFolder tools;
+  // What the relay becomes executable by; the agent's file is made so before.
+  const FakeProgram chmod(tools.path(), "chmod",
+                          "case $2 in *.r) exit 1;; *) exec /bin/chmod \"$@\";; esac\n");
+  SessionOptions options;
+  options.spread =
+      std::make_shared<Spread>(SpreadLimits(), std::stop_token(), [](auto&&, auto&&) {});
+  LocalTransport here;
+  CHECK(AgentSession::open(here, Home::binary(), options).sent_binary());
+  CHECK(names_in(home.agent_file().parent_path()) == std::vector<std::string>{"dtrain-agent"});
+}
+
 TEST_CASE("bootstrap: other machines are refused by name before anything is sent") {
   const Home home;
   const TemporaryFolder tools;
@@ -201,12 +267,27 @@ TEST_CASE("bootstrap: a connection that breaks in the middle leaves nothing to b
   half->content.resize(half->content.size() / 2);
   LocalTransport here;
   const std::string whole = std::to_string(Home::binary()->content.size());
+  std::string begin = "plain " + whole + "\n";
+  SUBCASE("plain") {}
+  SUBCASE("compressed") {
+    const std::string packed = gzip_of(Home::binary()->content);
+    begin = "gzip " + std::to_string(packed.size()) + "\n";
+    half->content = packed.substr(0, packed.size() / 2);
+  }
+  SUBCASE("the relay") {
+    begin = "relay " + std::to_string(relay_program().size()) + "\n";
+    half->content = relay_program().substr(0, relay_program().size() / 2);
+  }
+  SUBCASE("what the relay is told") {
+    begin = "relay " + std::to_string(relay_program().size()) + "\n";
+    half->content = relay_program();
+  }
   const auto channel = here.open(
       {"/bin/sh", "-c", bootstrap_script(), "dtrain", "marker", half->sha256, whole, "0"});
   std::string said(7, '\0');
   REQUIRE(::recv(channel->fd(), said.data(), said.size(), MSG_WAITALL) == 7);
   CHECK(said == "marker ");
-  write_all(channel->fd(), half->content);
+  write_all(channel->fd(), begin + half->content);
   ::shutdown(channel->fd(), SHUT_WR);
   CHECK(channel->wait(seconds(30)) == 93);
   CHECK(names_in(home.agent_file().parent_path()).empty());

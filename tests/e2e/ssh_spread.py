@@ -1,0 +1,133 @@
+"""What goes to many hosts goes from this machine to a few of them, and from those to the rest."""
+
+from ssh_harness import *
+
+COUNT = 12
+# No way in but sshd's and the head's: hosts meet the head, and not each other.
+FIREWALL = ("add table inet lab\n"
+            "add chain inet lab in { type filter hook input priority 0; }\n"
+            "add rule inet lab in tcp flags & (syn | ack) == syn tcp dport != { 22, 28500-28599 } drop\n")
+
+
+class Spread(HostsCase):
+    count = COUNT
+    options = {"disk": "150m"}
+
+    def setUp(self):
+        super().setUp()
+        self.addCleanup(self.rate, None)
+
+    def rate(self, rate):
+        for host in self.lab:
+            host.rate(rate)
+
+    def sources(self, said):
+        """{host: [where it was told to get the agent]}, as -v has it."""
+        found = {}
+        for host, source in re.findall(r"^(h\d+): agent from (this machine|h\d+)$", said, re.MULTILINE):
+            found.setdefault(host, []).append(source)
+        return found
+
+    def from_here(self, said):
+        return sorted(host for host, tries in self.sources(said).items() if tries[-1] == "this machine")
+
+    def assert_agents(self, *indexes):
+        """Each has the agent whole, and nothing beside it."""
+        wanted = (BUILD / "agent/dtrain-agent").read_bytes()
+        for index in indexes:
+            [folder] = self.lab[index].path("~/.dtrain/agents").iterdir()
+            self.assertEqual([path.name for path in folder.iterdir()], ["dtrain-agent"])
+            self.assertEqual((folder / "dtrain-agent").read_bytes(), wanted)
+
+    def assert_only_these_listen(self):
+        """Relays end with the login that began them, or a moment later."""
+        def others():
+            return [name for host in self.lab for port, name in host.listening().items()
+                    if port != 22 and not 28500 <= port < 28600]
+        eventually(lambda: not others(), "relays end")
+
+    def test_two_copies_leave_this_machine(self):
+        self.write()
+        before = self.lab.sent()
+        self.up("--seeds", "0", deadline=120)
+        every = self.lab.sent() - before
+        self.ok("down", "-y", deadline=120)
+        before = self.lab.sent()
+        said = self.run_dtrain("up", "-v", self.yaml, deadline=120)
+        sent = self.lab.sent() - before
+        self.assertEqual(said.returncode, 0, said)
+        self.assert_only_these_listen()
+        words = said.stdout + said.stderr
+        self.assertEqual(len(self.sources(words)), COUNT, words)
+        copies = len(self.from_here(words))
+        self.assertLess(copies, 5, words)
+        # All that is said to each host besides is little.
+        self.assertLess(sent, every * (copies + 1) / COUNT, words)
+        print(f"    {COUNT} hosts: {every / 1e6:.1f} MB from here to all, {sent / 1e6:.1f} MB to {copies} of them")
+        self.assert_ready(*range(COUNT))
+        self.assert_agents(*range(COUNT))
+        self.assertTrue(self.json("down", "-y", deadline=120)["complete"])
+        self.assert_clean(*range(COUNT))
+
+    def test_eight_hosts_all_get_it_from_here(self):
+        self.write(range(8))
+        said = self.run_dtrain("up", "-v", self.yaml, deadline=120)
+        self.assertEqual(said.returncode, 0, said)
+        self.assertEqual(self.sources(said.stdout + said.stderr), {})
+        self.assert_agents(*range(8))
+
+    def test_hosts_that_do_not_reach_each_other(self):
+        for host in self.lab:
+            host.in_network("nft", "-f", "-", input=FIREWALL)
+        self.write()
+        said = self.run_dtrain("up", "-v", self.yaml, deadline=120)
+        words = said.stdout + said.stderr
+        self.assertEqual(said.returncode, 0, words)
+        self.assertEqual(len(self.from_here(words)), COUNT, words)
+        self.assertIn("unreachable: no answer", words)
+        self.assert_ready(*range(COUNT))
+        self.assert_agents(*range(COUNT))
+
+    def begin_slowly(self, *flags):
+        """An `up` that has only begun to spread, and which hosts it gives the agent to itself."""
+        self.rate("16mbit")
+        self.write()
+        up = self.start("up", "-v", self.yaml, *flags)
+        words, givers = "", set()
+        while "agent from this machine" not in words or not givers - {"h0"}:
+            line = up.stdout.readline()
+            self.assertTrue(line, words)
+            words += line
+            givers |= set(re.findall(r"agent from (h\d+)$", line, re.MULTILINE))
+        return up, words, sorted(givers - {"h0"})
+
+    def test_a_host_that_dies_while_it_gives(self):
+        up, words, givers = self.begin_slowly("--min-nodes", str(COUNT - 1), "--timeout", "2")
+        dead = givers[0]
+        self.lab[int(dead[1:])].poweroff()
+        self.rate(None)
+        words += up.communicate(timeout=180)[0]
+        self.assertEqual(up.returncode, 0, words)
+        self.assertIn(f"not from {dead}: ", words)
+        rest = [index for index in range(COUNT) if f"h{index}" != dead]
+        states = self.states()
+        self.assertEqual([states[f"h{index}"] for index in rest], ["ready"] * len(rest))
+        self.assert_agents(*rest)
+
+    def test_ctrl_c_leaves_no_listener_and_no_half_file(self):
+        up, words, _ = self.begin_slowly()
+        up.send_signal(signal.SIGINT)
+        self.rate(None)
+        up.communicate(timeout=60)
+        self.assertNotEqual(up.returncode, 0)
+        self.assert_only_these_listen()
+
+        def half():
+            return [path for host in self.lab for path in host.path("~/.dtrain/agents").glob("*/.*")]
+        eventually(lambda: not half(), f"no half file: {half()}")
+        self.up(deadline=120)
+        self.assert_ready(*range(COUNT))
+
+
+if __name__ == "__main__":
+    main()
