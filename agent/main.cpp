@@ -63,12 +63,14 @@ void end_stdio_on_hangup() {
 }
 
 // The other end of `dtrain sync`, over stdio.
-int sync_here(FramedStream& stream, const fs::path& state, const std::string& name) {
+int sync_here(FramedStream& stream, const fs::path& state, const std::string& name,
+              const fs::path& parcels = {}) {
   const char* home = std::getenv("HOME");
   ReceiveOptions options;
   options.home = home != nullptr && *home == '/' ? home : "/";
   options.state = state;
   options.name = name;
+  options.parcels = parcels;
   return serve_sync(stream, options);
 }
 
@@ -178,7 +180,7 @@ int main(int argc, char** argv) {
     options.fresh = args.fresh;
     options.streams["sync"] = [](const session::NodePlace& place, const nlohmann::json&,
                                  FramedStream& stream, const wire::HostFacts&) {
-      sync_here(stream, place.sync_records(), place.node.str());
+      sync_here(stream, place.sync_records(), place.node.str(), place.root().root);
     };
     status = session::session_main(options);
   });

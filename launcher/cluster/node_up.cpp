@@ -35,6 +35,7 @@ void NodeWork::run() {
       tell(State::at_work, "connection lost, trying again");
     }
     session_.reset();
+    held_.clear();
     transport_.reset();
     wait(pause);
     pause *= 2;

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "launcher/cluster/head_desk.hpp"
+#include "launcher/cluster/parcels.hpp"
 #include "launcher/cluster/up.hpp"
 #include "launcher/remote/agent_session.hpp"
 
@@ -16,7 +17,9 @@ struct NodeTask {
   Machine machine;
   bool head = false;
   std::optional<ClusterId> known;  // this machine remembers the cluster by this id
-  std::shared_ptr<Spread> spread;  // of many machines: they give the agent to each other
+  // Of many machines: they give each other the agent, and the user's files.
+  std::shared_ptr<Spread> spread;
+  std::shared_ptr<Parcels> parcels;
 };
 
 // Never throws: what fails is in the result. One thread a machine.

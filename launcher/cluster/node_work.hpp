@@ -92,6 +92,7 @@ class NodeWork {
   NodeUp& report_;
 
   std::unique_ptr<Transport> transport_;
+  std::vector<Parcels::Held> held_;  // by way of it
   std::optional<AgentSession> session_;
   bool connected_ = false;
   std::optional<ClusterId> cluster_;

@@ -30,6 +30,19 @@ void NodeWork::send(const std::vector<SyncMount>& mounts) {
       return tell(State::at_work, to_string(progress.phase));
     tell(State::at_work, human_bytes(progress.bytes) + " of " + human_bytes(progress.bytes_total));
   };
+  if (task_.parcels) {
+    how.parcel = [&](const SyncArchive& archive) {
+      Parcels::Host host;
+      host.name = task_.machine.node.str();
+      host.transport = transport_.get();
+      host.folder = node_.root;
+      host.free = session_->hello().host.home_free;
+      host.watch = [&](std::uint64_t done, std::uint64_t total) {
+        tell(State::at_work, human_bytes(done) + " of " + human_bytes(total));
+      };
+      return task_.parcels->bring(archive, host, held_);
+    };
+  }
   const SyncOutcome outcome = sync_to(*session_, mounts, how);
   std::uint64_t files = 0;
   std::uint64_t bytes = 0;

@@ -80,7 +80,15 @@ class HostsUp {
       changed.wait_for(lock, over, seconds(3), [] { return false; });
       if (!over.stop_requested()) provider_->hang_up();
     });
-    const std::shared_ptr<Spread> spread = spread_over(machines.size());
+    const bool is_spread = machines.size() > kFewHosts && options_.seeds > 0 && !options_.dry_run;
+    SpreadLimits limits;
+    limits.seeds = options_.seeds;
+    std::shared_ptr<Spread> spread;
+    std::shared_ptr<Parcels> parcels;
+    if (is_spread) {
+      spread = std::make_shared<Spread>(limits, options_.access.stop, say_of("agent"));
+      parcels = std::make_shared<Parcels>(folder_, limits, options_.access.stop, say_of("files"));
+    }
     // The head is the first, and so begun before any that waits for it.
     side_by_side(
         machines.size(), static_cast<std::size_t>(options_.max_parallel), [&](std::size_t i) {
@@ -89,6 +97,7 @@ class HostsUp {
           task.head = i == 0;
           if (before_) task.known = before_->id;
           task.spread = spread;
+          task.parcels = parcels;
           report_.each[i] = bring_up_node(spec_, options_, *provider_, binary, desk_, task);
         });
   }
@@ -109,16 +118,10 @@ class HostsUp {
     }
   }
 
-  // Nothing for a few hosts: each gets the agent from here.
-  std::shared_ptr<Spread> spread_over(std::size_t hosts) const {
-    if (hosts <= kFewHosts || options_.seeds == 0) return nullptr;
-    SpreadLimits limits;
-    limits.seeds = options_.seeds;
-    return std::make_shared<Spread>(limits, options_.access.stop,
-                                    [&](const std::string& host, const std::string& words) {
-                                      if (options_.detail)
-                                        options_.detail(NodeId(host), "agent " + words);
-                                    });
+  std::function<void(const std::string&, const std::string&)> say_of(const char* what) const {
+    return [this, what](const std::string& host, const std::string& words) {
+      if (options_.detail) options_.detail(NodeId(host), what + (" " + words));
+    };
   }
 
   UpReport planned(const std::optional<HeadDesk::Head>& head) {

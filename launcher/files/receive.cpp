@@ -13,6 +13,7 @@
 #include "launcher/files/comparison.hpp"
 #include "launcher/files/file_identity.hpp"
 #include "launcher/files/landing.hpp"
+#include "launcher/files/parcel.hpp"
 #include "launcher/files/sha256.hpp"
 #include "launcher/files/sync.hpp"
 #include "launcher/files/sync_wire.hpp"
@@ -325,7 +326,8 @@ class Receiver {
       wire_.say({{"type", "want"}, {"files", names.size()}, {"bytes", progress.bytes_total}});
       wire_.blob(encode_names(names));
     }
-    const json space = names.empty() ? json() : list_in(wire_.expect("archive"), "bytes");
+    const json announced = names.empty() ? json() : wire_.expect("archive");
+    const json space = names.empty() ? json() : list_in(announced, "bytes");
     if (!names.empty() && space.size() != mounts_.size()) {
       throw Error(ErrorCode::invalid, "the other side counts other mounts");
     }
@@ -335,10 +337,16 @@ class Receiver {
       const bool sized = !names.empty() && space[m].is_number_unsigned();
       mount.landing->begin(sized ? space[m].get<std::uint64_t>() : 0, mount.tree.mode);
     }
-    if (!names.empty()) archive(progress);
+    if (names.empty()) return;
+    std::optional<ParcelFile> parcel;
+    if (announced.contains("parcel")) {
+      const json& said = announced["parcel"];
+      parcel.emplace(options_.parcels, text_in(said, "file"), text_in(said, "key"));
+    }
+    archive(progress, parcel);
   }
 
-  void archive(const SyncProgress& progress) {
+  void archive(const SyncProgress& progress, std::optional<ParcelFile>& parcel) {
     BoundedQueue<std::string> packed(kBlocksWaiting);
     BoundedQueue<std::string> plain(kBlocksWaiting);
     std::exception_ptr failure;
@@ -363,6 +371,11 @@ class Receiver {
       Unstager unstager(staged_, options_, progress);
       Stage writing([&] { unstager.run(plain); }, failed);
       try {
+        while (parcel) {
+          auto block = parcel->next();
+          if (!block) break;
+          packed.push(std::move(*block));
+        }
         while (true) {
           FramedStream::Message message = wire_.next();
           if (message.kind == FrameKind::bytes) {

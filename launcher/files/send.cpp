@@ -10,6 +10,7 @@
 #include "launcher/files/beneath.hpp"
 #include "launcher/files/blocks.hpp"
 #include "launcher/files/file_facts.hpp"
+#include "launcher/files/parcel.hpp"
 #include "launcher/files/scan.hpp"
 #include "launcher/files/sha256.hpp"
 #include "launcher/files/sync.hpp"
@@ -335,8 +336,47 @@ class Sender {
       }
       space[name.mount] += takes;
     }
-    wire_.say({{"type", "archive"}, {"bytes", space}});
+    json archive{{"type", "archive"}, {"bytes", space}};
+    if (options_.parcel) {
+      SyncArchive whole;
+      whole.id = id_of(wanted);
+      whole.bytes = progress.bytes_total;
+      whole.read = [&](const std::function<void(std::string_view)>& sink) {
+        return read(wanted, progress, {}, sink).dump();
+      };
+      if (const auto parcel = options_.parcel(whole)) {
+        archive["parcel"] = {{"file", parcel->file}, {"key", hex_of(parcel->key)}};
+        wire_.look();
+        wire_.say(archive);
+        wire_.say(json::parse(parcel->after));
+        return watch(SyncPhase::applying);
+      }
+    }
+    wire_.say(archive);
+    wire_.say(read(wanted, progress, options_.watch, [&](std::string_view block) {
+      wire_.look();
+      wire_.bytes(block);
+    }));
+    watch(SyncPhase::applying);
+  }
 
+  // What is wanted of which trees, whoever wants it.
+  std::string id_of(const std::vector<EntryName>& wanted) const {
+    Sha256 sum;
+    for (const Source& source : sources_) {
+      sum.add(source.mount->source.string());
+      sum.add(std::string_view("", 1));
+      Sha256 tree;
+      tree.add(encode_tree(source.scan.tree));
+      sum.add(tree.hex());
+    }
+    sum.add(encode_names(wanted));
+    return sum.hex();
+  }
+
+  // Gives the archive's blocks to `sink`, and returns what is said after them.
+  json read(const std::vector<EntryName>& wanted, const SyncProgress& progress,
+            const SyncWatcher& watch, const std::function<void(std::string_view)>& sink) {
     BoundedQueue<std::string> plain(kBlocksWaiting);
     BoundedQueue<std::string> packed(kBlocksWaiting);
     std::exception_ptr failure;
@@ -349,7 +389,7 @@ class Sender {
       plain.fail(error);
       packed.fail(error);
     };
-    Reader reader(sources_, plain, progress, options_.watch);
+    Reader reader(sources_, plain, progress, watch);
     {
       Stage reading([&] { reader.run(wanted); }, failed);
       Stage packing(
@@ -360,10 +400,7 @@ class Sender {
           },
           failed);
       try {
-        while (const auto block = packed.pop()) {
-          wire_.look();
-          wire_.bytes(*block);
-        }
+        while (const auto block = packed.pop()) sink(*block);
       } catch (...) {
         failed(std::current_exception());
       }
@@ -373,8 +410,7 @@ class Sender {
     for (const EntryName& name : reader.changing()) {
       changing.push_back(json::array({name.mount, name.entry}));
     }
-    wire_.say({{"type", "sent"}, {"changing", std::move(changing)}});
-    watch(SyncPhase::applying);
+    return {{"type", "sent"}, {"changing", std::move(changing)}};
   }
 
   SyncOutcome result(const json& message) {

@@ -84,11 +84,28 @@ struct SyncOutcome {
   bool complete() const noexcept;
 };
 
+// An archive as the sender would send it over the stream, for one that goes another way.
+struct SyncArchive {
+  std::string id;           // the same for all receivers that want the same of the same sources
+  std::uint64_t bytes = 0;  // of content
+  // Gives its blocks to `sink`, and returns what is said after them.
+  std::function<std::string(const std::function<void(std::string_view)>& sink)> read;
+};
+// It is with the receiver: sealed (sealed.hpp), as a file of ReceiveOptions::parcels.
+struct SyncParcel {
+  std::string file;  // its name
+  std::string key;
+  std::string after;  // what `read` returned
+};
+
 struct SendOptions {
   bool dry_run = false;  // compare only; files and paths of the outcome say what would be done
   fs::path hash_cache;   // a file; empty: none
   int compression = 1;   // zstd's level, 1 to 3; 0: none
   SyncWatcher watch;
+  // Where many receivers want the same: brings an archive to this one by another way, or does not
+  // (absent); then it goes over the stream. The receiver must know parcels.
+  std::function<std::optional<SyncParcel>(const SyncArchive&)> parcel;
   // The other side ends without us asking it to: how long it may be silent.
   std::chrono::milliseconds silence = FramedStream::kSilence;
 };
@@ -107,6 +124,7 @@ struct ReceiveOptions {
   std::string name;  // of this machine, in messages; empty: none
   // When not empty, these are the targets, one for each mount, whatever the sender says.
   std::vector<fs::path> targets;
+  fs::path parcels;  // a folder that archives may lie in; empty: they come by the stream alone
   SyncWatcher watch;
   SyncStepHook hook;
   bool without_openat2 = false;  // for tests

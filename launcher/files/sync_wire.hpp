@@ -26,7 +26,8 @@
 //   S  {"type": "hashes"} and a blob: 32 bytes for each, zeros for one that cannot be read now
 //   R  {"type": "want", "files", "bytes"} and a blob: names of files; none in a dry run
 //   S  {"type": "archive", "bytes": [space that each mount takes]}, blocks of the archive in binary
-//      frames, then {"type": "sent", "changing": [[mount, entry]…]}
+//      frames, then {"type": "sent", "changing": [[mount, entry]…]}; or with "parcel": {"file",
+//      "key"}, where R has the blocks already, and no frames
 //   R  {"type": "result", …}
 //   S  {"type": "done"}
 //

@@ -93,14 +93,19 @@ std::string read_marker(Channel& channel, const std::string& marker, Clock::time
   }
 }
 
+struct Packed {
+  std::string content;
+  std::string sha256;
+};
+
 // For all hosts and sessions the same.
-std::shared_ptr<const RelayedFile> packed(const AgentBinary& binary) {
+std::shared_ptr<const Packed> packed(const AgentBinary& binary) {
   static std::mutex mutex;
-  static std::map<std::string, std::shared_ptr<const RelayedFile>> known;
+  static std::map<std::string, std::shared_ptr<const Packed>> known;
   const std::lock_guard lock(mutex);
-  std::shared_ptr<const RelayedFile>& found = known[binary.sha256];
+  std::shared_ptr<const Packed>& found = known[binary.sha256];
   if (!found) {
-    auto file = std::make_shared<RelayedFile>();
+    auto file = std::make_shared<Packed>();
     file->content = gzip_of(binary.content);
     Sha256 sum;
     sum.add(file->content);
@@ -134,11 +139,13 @@ void send_binary(Channel& channel, const MachineLine& there, const AgentBinary& 
     send_all(channel, bytes, options.send_silence);
   };
   if (!there.unpacks) return send("plain", binary.content);
-  const std::shared_ptr<const RelayedFile> file = packed(binary);
+  const std::shared_ptr<const Packed> file = packed(binary);
   if (options.spread) {
     result.seat = options.spread->join(options.name);
     send("relay", relay_program());
-    if (feed_relay(channel, *result.seat, *file, there.address, gone, options.send_silence)) return;
+    if (feed_relay(channel, *result.seat, {file->content, file->sha256}, there.address, gone,
+                   options.send_silence))
+      return;
   }
   send("gzip", file->content);
 }
@@ -175,6 +182,12 @@ std::string bootstrap_script() {
       R"~(if [ -n "$k" ] && [ "$(wc -c <"$t")" -eq "$3" ] && mv -f "$t" "$d/dtrain-agent"; )~"
       R"~(then a=$d; else rm -f "$t"; echo "the agent could not be written to $d" >&2; exit 93; fi; )~"
       R"~(fi; exec "$a/dtrain-agent" session $f)~";
+}
+
+std::string relay_script() {
+  return R"~(umask 077; trap : PIPE; s=${SSH_CONNECTION% *}; s=${s##* }; echo "$1 ${s:--}"; )~"
+         R"~(t=$2/$3; read -r n; if head -c "$n" >"$t.r" && chmod 700 "$t.r" && "$t.r" "$t"; )~"
+         R"~(then read -r n; else rm -f "$t.r"; echo "$1 gone"; fi; rm -f "$t")~";
 }
 
 Error ended_early(Channel& channel, const std::string& what) {
@@ -227,6 +240,23 @@ Bootstrapped bootstrap(Transport& transport, const AgentBinary& binary,
     result.sent = true;
   }
   return result;
+}
+
+std::unique_ptr<Channel> bring_by_relay(Transport& transport, Spread::Seat& seat,
+                                        const RelayedFile& file, const std::string& folder,
+                                        const std::string& name, const SessionOptions& options,
+                                        const std::function<void(std::size_t)>& watch) {
+  const std::string marker = "dtrain-" + random_hex(12);
+  std::unique_ptr<Channel> channel =
+      transport.open({"/bin/sh", "-c", relay_script(), "dtrain", marker, folder, name});
+  const std::string address = read_marker(*channel, marker, Clock::now() + options.open_limit);
+  const std::string_view program = relay_program();
+  send_all(*channel, std::to_string(program.size()) + "\n", options.send_silence);
+  send_all(*channel, program, options.send_silence);
+  if (!feed_relay(*channel, seat, file, address, marker + " gone", options.send_silence, watch)) {
+    return nullptr;
+  }
+  return channel;
 }
 
 }  // namespace dtrain

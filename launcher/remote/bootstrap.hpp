@@ -6,6 +6,7 @@
 
 #include "launcher/core/files.hpp"
 #include "launcher/remote/agent_session.hpp"
+#include "launcher/remote/relay.hpp"
 #include "launcher/remote/spread.hpp"
 #include "launcher/remote/transport.hpp"
 
@@ -34,6 +35,20 @@ struct Bootstrapped {
 // Leaves the channel before the agent's first frame. Errors as of AgentSession::open.
 Bootstrapped bootstrap(Transport& transport, const AgentBinary& binary,
                        const SessionOptions& options, bool send_anyway);
+
+// The program of `sh -c` that runs a relay for one file; its arguments are a marker, a folder and a
+// name in it. It says MARKER ADDRESS, reads the relay's size on a line, and the relay, and says
+// MARKER gone when that ends in vain. When its input ends, it removes the file, if it is still
+// there.
+std::string relay_script();
+
+// Brings a file to folder/name there, where `seat` has it from. Gives the channel that is to stay
+// open while other hosts may get it from there; null where it cannot be done so. Errors as of
+// feed_relay().
+std::unique_ptr<Channel> bring_by_relay(Transport& transport, Spread::Seat& seat,
+                                        const RelayedFile& file, const std::string& folder,
+                                        const std::string& name, const SessionOptions& options,
+                                        const std::function<void(std::size_t)>& watch);
 
 // Error(unreachable, failed or exhausted) from what a program that ended said on stderr.
 Error ended_early(Channel& channel, const std::string& what);

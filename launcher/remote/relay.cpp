@@ -98,7 +98,7 @@ std::string read_line(Channel& channel, std::chrono::milliseconds silence) {
 
 bool feed_relay(Channel& channel, Spread::Seat& seat, const RelayedFile& file,
                 const std::string& address, const std::string& gone,
-                std::chrono::milliseconds silence) {
+                std::chrono::milliseconds silence, const std::function<void(std::size_t)>& watch) {
   const bool loopback = seat.limits().loopback;
   const std::string own = relay_address(address, 0, loopback).value_or("-");
   send_all(channel,
@@ -119,7 +119,7 @@ bool feed_relay(Channel& channel, Spread::Seat& seat, const RelayedFile& file,
         send_all(channel, "peer " + peer->address + " " + peer->token + "\n", silence);
       } else {
         send_all(channel, "here\n", silence);
-        send_all(channel, std::string_view(file.content).substr(offset), silence);
+        send_all(channel, file.content.substr(offset), silence);
       }
     }
     while (true) {
@@ -132,6 +132,7 @@ bool feed_relay(Channel& channel, Spread::Seat& seat, const RelayedFile& file,
       const std::size_t space = line.find(' ');
       const std::string word = line.substr(0, space);
       const std::string rest = space == std::string::npos ? "" : line.substr(space + 1);
+      if (word == "at" && watch) watch(number(rest));
       if (word == "whole") {
         seat.got_it_whole();
         return true;

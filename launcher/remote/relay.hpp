@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -28,9 +29,9 @@ namespace dtrain {
 // The program.
 std::string_view relay_program();
 
-// What is to be brought; immutable.
+// What is to be brought, and lives elsewhere.
 struct RelayedFile {
-  std::string content;
+  std::string_view content;
   std::string sha256;
 };
 
@@ -42,10 +43,12 @@ std::optional<std::string> relay_address(const std::string& numeric, int port,
 // Speaks with the relay that reads from the channel until it has the file whole (true), or has
 // ended without (false): the line `gone` was said then by who started it. `address` is the host's.
 // Throws Error(timeout or unreachable) when nothing is said or taken for `silence`, Error(failed)
-// when what was sent from here is another file there.
+// when what was sent from here is another file there. `watch` hears how much is there, about every
+// 2 s.
 bool feed_relay(Channel& channel, Spread::Seat& seat, const RelayedFile& file,
                 const std::string& address, const std::string& gone,
-                std::chrono::milliseconds silence);
+                std::chrono::milliseconds silence,
+                const std::function<void(std::size_t)>& watch = {});
 
 // All of `content`, to a channel that takes it. Errors as above.
 void send_all(Channel& channel, std::string_view content, std::chrono::milliseconds silence);

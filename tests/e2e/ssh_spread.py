@@ -21,15 +21,30 @@ class Spread(HostsCase):
         for host in self.lab:
             host.rate(rate)
 
-    def sources(self, said):
+    def sources(self, said, what="agent"):
         """{host: [where it was told to get the agent]}, as -v has it."""
         found = {}
-        for host, source in re.findall(r"^(h\d+): agent from (this machine|h\d+)$", said, re.MULTILINE):
+        for host, source in re.findall(rf"^(h\d+): {what} from (this machine|h\d+)$", said, re.MULTILINE):
             found.setdefault(host, []).append(source)
         return found
 
-    def from_here(self, said):
-        return sorted(host for host, tries in self.sources(said).items() if tries[-1] == "this machine")
+    def from_here(self, said, what="agent"):
+        return sorted(host for host, tries in self.sources(said, what).items() if tries[-1] == "this machine")
+
+    def make_data(self):
+        """6 MB that no compression makes smaller, and a small file."""
+        data = self.folder / "data"
+        (data / "deep").mkdir(parents=True)
+        (data / "deep/large").write_bytes(os.urandom(6_000_000))
+        (data / "small").write_text("small\n")
+        return data
+
+    def assert_data(self, data, *indexes):
+        for index in indexes:
+            there = self.lab[index].path("~/data")
+            for name in ("deep/large", "small"):
+                self.assertEqual((there / name).read_bytes(), (data / name).read_bytes(), f"h{index}")
+            self.assertEqual(list(self.lab[index].path("~/.dtrain").rglob(".parcel*")), [], f"h{index}")
 
     def assert_agents(self, *indexes):
         """Each has the agent whole, and nothing beside it."""
@@ -69,6 +84,30 @@ class Spread(HostsCase):
         self.assertTrue(self.json("down", "-y", deadline=120)["complete"])
         self.assert_clean(*range(COUNT))
 
+    def test_files_go_from_host_to_host(self):
+        data = self.make_data()
+        self.write()
+        self.up(deadline=120)
+        self.write(file_mounts={"~/data": str(data)})
+        before = self.lab.sent()
+        said = self.run_dtrain("up", "-v", self.yaml, deadline=120)
+        sent = self.lab.sent() - before
+        words = said.stdout + said.stderr
+        self.assertEqual(said.returncode, 0, words)
+        self.assertEqual(len(self.sources(words, "files")), COUNT, words)
+        copies = len(self.from_here(words, "files"))
+        self.assertLess(copies, 5, words)
+        self.assertLess(sent, 6e6 * (copies + 1), words)
+        print(f"    {sent / 1e6:.1f} MB from here for 6 MB on {COUNT} hosts")
+        self.assert_data(data, *range(COUNT))
+        self.assert_only_these_listen()
+        # One of many changes there: it alone gets its file anew, whatever the way.
+        self.lab[3].path("~/data/deep/large").unlink()
+        self.up(deadline=120)
+        self.assert_data(data, *range(COUNT))
+        self.assertTrue(self.json("down", "-y", deadline=120)["complete"])
+        self.assert_clean(*range(COUNT))
+
     def test_eight_hosts_all_get_it_from_here(self):
         self.write(range(8))
         said = self.run_dtrain("up", "-v", self.yaml, deadline=120)
@@ -79,14 +118,17 @@ class Spread(HostsCase):
     def test_hosts_that_do_not_reach_each_other(self):
         for host in self.lab:
             host.in_network("nft", "-f", "-", input=FIREWALL)
-        self.write()
+        data = self.make_data()
+        self.write(file_mounts={"~/data": str(data)})
         said = self.run_dtrain("up", "-v", self.yaml, deadline=120)
         words = said.stdout + said.stderr
         self.assertEqual(said.returncode, 0, words)
         self.assertEqual(len(self.from_here(words)), COUNT, words)
+        self.assertEqual(len(self.from_here(words, "files")), COUNT, words)
         self.assertIn("unreachable: no answer", words)
         self.assert_ready(*range(COUNT))
         self.assert_agents(*range(COUNT))
+        self.assert_data(data, *range(COUNT))
 
     def begin_slowly(self, *flags):
         """An `up` that has only begun to spread, and which hosts it gives the agent to itself."""

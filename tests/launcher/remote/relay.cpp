@@ -23,8 +23,13 @@ using std::chrono::seconds;
 
 namespace {
 
-RelayedFile file_of(std::size_t size) {
-  RelayedFile file;
+struct Content {
+  std::string content;
+  std::string sha256;
+};
+
+Content file_of(std::size_t size) {
+  Content file;
   std::uint32_t state = 1;
   for (std::size_t i = 0; i < size; ++i) {
     state = state * 1664525 + 1013904223;
@@ -54,8 +59,9 @@ class RelayHost {
                     "trap : PIPE; cd \"$1\"; if ./relay file; then read -r x; else echo gone; fi",
                     "sh", folder.path().string()});
   }
-  bool feed(const RelayedFile& file) {
-    return feed_relay(*channel, *seat, file, "127.0.0.1", "gone", seconds(20));
+  bool feed(const Content& file) {
+    return feed_relay(*channel, *seat, {file.content, file.sha256}, "127.0.0.1", "gone",
+                      seconds(20));
   }
   std::string file() const { return read_file(folder / "file"); }
 
@@ -147,7 +153,7 @@ const std::string kFromTheStart(8, '\0');
 TEST_CASE("relay: a file goes from here to one host, and from that to the next, while it grows") {
   Said said;
   const auto spread = std::make_shared<Spread>(on_one_machine(), std::stop_token(), said.sink());
-  const RelayedFile file = file_of((3 << 20) + 17);
+  const Content file = file_of((3 << 20) + 17);
   RelayHost first(spread, "first");
   RelayHost second(spread, "second");
   RelayHost third(spread, "third");
@@ -173,7 +179,7 @@ TEST_CASE("relay: a file goes from here to one host, and from that to the next, 
 TEST_CASE("relay: serves who brings the token, from where they want it, as long as it may") {
   const auto spread =
       std::make_shared<Spread>(on_one_machine(), std::stop_token(), [](auto&&, auto&&) {});
-  const RelayedFile file = file_of(100000);
+  const Content file = file_of(100000);
   auto host = std::make_unique<RelayHost>(spread);
   REQUIRE(host->feed(file));
   const auto other = spread->join("other");
@@ -199,7 +205,7 @@ TEST_CASE("relay: serves who brings the token, from where they want it, as long 
 TEST_CASE("relay: what has another sum is not taken, and comes from here") {
   Said said;
   const auto spread = std::make_shared<Spread>(on_one_machine(), std::stop_token(), said.sink());
-  const RelayedFile file = file_of(200000);
+  const Content file = file_of(200000);
   std::string other = file.content;
   other[100] = static_cast<char>(other[100] ^ 1);
   const Giver giver(spread, other);
@@ -214,7 +220,7 @@ TEST_CASE("relay: what has another sum is not taken, and comes from here") {
 TEST_CASE("relay: one whose giver dies goes on from where it was") {
   Said said;
   const auto spread = std::make_shared<Spread>(on_one_machine(), std::stop_token(), said.sink());
-  const RelayedFile file = file_of(200000);
+  const Content file = file_of(200000);
   const Giver giver(spread, file.content.substr(0, 70000));
   RelayHost host(spread);
   CHECK(host.feed(file));
@@ -225,7 +231,7 @@ TEST_CASE("relay: one whose giver dies goes on from where it was") {
 TEST_CASE("relay: nobody at the other end of an address") {
   Said said;
   const auto spread = std::make_shared<Spread>(on_one_machine(), std::stop_token(), said.sink());
-  const RelayedFile file = file_of(1000);
+  const Content file = file_of(1000);
   const auto seed = spread->join("seed");
   seed->source();
   int port = 0;
@@ -240,7 +246,7 @@ TEST_CASE("relay: nobody at the other end of an address") {
 TEST_CASE("relay: what is not what was sent from here is an error, not tried for ever") {
   const auto spread =
       std::make_shared<Spread>(on_one_machine(), std::stop_token(), [](auto&&, auto&&) {});
-  RelayedFile file = file_of(1000);
+  Content file = file_of(1000);
   file.sha256 = std::string(64, '0');
   RelayHost host(spread);
   try {
@@ -255,7 +261,7 @@ TEST_CASE("relay: leaves no file when who began it goes away") {
   const auto spread =
       std::make_shared<Spread>(on_one_machine(), std::stop_token(), [](auto&&, auto&&) {});
   RelayHost host(spread);
-  const RelayedFile file = file_of(1000);
+  const Content file = file_of(1000);
   SUBCASE("before a word") {}
   SUBCASE("in the middle") {
     send_all(*host.channel, "1000 " + file.sha256 + " " + host.seat->token() + " 2 -\nhere\n",
