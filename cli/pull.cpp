@@ -211,7 +211,7 @@ void Puller::pull(const std::vector<RemoteFile>& files) {
     }
   } catch (const Error&) {
     try {
-      arrivals_.settle();  // what came is kept
+      arrivals_.settle();     // what came is kept
     } catch (const Error&) {  // the first error is the one to tell
     }
     throw;

@@ -147,8 +147,8 @@ class Engine {
     std::optional<int> rank;
     std::optional<std::size_t> points;
   };
-  // Both are read by a thread of its own. The metrics' JSON comes as one string. Of the events those
-  // that followers have been told of until this call; what fails is {"error"}.
+  // Both are read by a thread of its own. The metrics' JSON comes as one string. Of the events
+  // those that followers have been told of until this call; what fails is {"error"}.
   void job_metrics(const JobId& id, const MetricsQuery& query, Answer done) const;
   void job_events(const JobId& id, Answer done) const;
   void stop(const JobId& id, std::optional<std::chrono::seconds> grace, Answer done);

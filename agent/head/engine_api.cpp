@@ -103,8 +103,7 @@ void Engine::Impl::submit(const std::string& submission_id, JobSpec spec,
 void Engine::Impl::keep_secrets(Job& job, std::string text) {
   work<std::optional<Error>>(
       quick,
-      [path = options.root.secrets(job.row.id),
-       text = std::move(text)]() -> std::optional<Error> {
+      [path = options.root.secrets(job.row.id), text = std::move(text)]() -> std::optional<Error> {
         try {
           make_folders(path.parent_path());
           write_file_atomic(path, text, 0600);

@@ -34,7 +34,7 @@ struct FollowerSnapshot {
   int newest_attempt = 0;
   bool may_write = true;
   std::vector<Engine::LogSource> sources;
-  std::vector<FollowerTail> setups;  // nothing of them is sent yet
+  std::vector<FollowerTail> setups;                 // nothing of them is sent yet
   nlohmann::json events = nlohmann::json::array();  // those that were asked for
 };
 
@@ -89,8 +89,8 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
   using Stream = std::tuple<int, int, bool>;  // attempt, rank, stderr
   std::set<Stream> known_;                    // those in tails_
   std::set<std::pair<int, NodeId>> known_setups_;
-  std::map<Stream, std::uint64_t> start_;     // where the client wants them to begin
-  int start_attempt_ = 0;                     // and from which attempt on; 0: it did not say
+  std::map<Stream, std::uint64_t> start_;  // where the client wants them to begin
+  int start_attempt_ = 0;                  // and from which attempt on; 0: it did not say
   int first_attempt_ = 1;
   bool listening_ = false;  // engine's thread
   bool choice_checked_ = false;

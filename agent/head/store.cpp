@@ -54,8 +54,7 @@ class SqliteStore final : public Store {
   }
 
   std::vector<EventRow> events(const JobId& job) override {
-    return merged(read_events, job, &Changes::events,
-                  [](const EventRow& row) { return row.id; });
+    return merged(read_events, job, &Changes::events, [](const EventRow& row) { return row.id; });
   }
 
   std::vector<MetricsRow> metrics(const JobId& job) override {

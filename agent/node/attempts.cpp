@@ -1,6 +1,7 @@
 #include "agent/node/attempts.hpp"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/buffer.hpp>
@@ -118,6 +119,7 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
     error.while_doing("starting attempt " + std::to_string(key_.second) + " of " +
                       key_.first.str());
     owner_->hooks_.send(wire::StartFailed{key_.first, key_.second, error});
+    ::unlink(root_.secrets().c_str());  // of no more use
     mark_done();
   }
 

@@ -7,8 +7,8 @@ namespace dtrain::session {
 
 wire::SurveyReport survey(const NodePlace& place, const wire::Survey& request);
 
-// Agents' binaries that nobody runs and no cluster of this user would start, an hour after they came;
-// none where the home is on the network. What hinders that, in words.
+// Agents' binaries that nobody runs and no cluster of this user would start, an hour after they
+// came; none where the home is on the network. What hinders that, in words.
 std::string remove_old_agents(const NodePlace& place, const wire::HostFacts& host);
 
 // Root, head's root, sockets and unit; the cluster's folder with the last of its nodes here; and

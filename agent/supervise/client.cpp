@@ -72,6 +72,7 @@ std::optional<FinishedRecord> read_exit(const paths::AttemptRoot& root) {
 }
 
 std::vector<pid_t> clean_after(const paths::AttemptRoot& root, const AttemptLock&) {
+  ::unlink(root.secrets().c_str());  // it was killed before it took them
   const auto text = read_file_if_there(root.spec());
   if (!text) return {};
   const wire::AttemptSpec spec = while_doing("reading " + root.spec().string(), [&] {

@@ -36,8 +36,8 @@ struct FinishedRecord {
 std::optional<FinishedRecord> read_exit(const paths::AttemptRoot& root);
 
 // After a supervisor's death: kills what is in the attempt's control group and what carries its
-// token, for at most a second each, and removes group and sockets. Returns what would not die. The
-// lock is the proof of its death.
+// token, for at most a second each, and removes group, sockets and secrets. Returns what would not
+// die. The lock is the proof of its death.
 std::vector<pid_t> clean_after(const paths::AttemptRoot& root, const AttemptLock& lock);
 
 }  // namespace dtrain::supervise

@@ -72,7 +72,8 @@ int train_classifier(const std::shared_ptr<Module>& model, dtrain::train::Contex
                      const Flags& flags, const Recipe& recipe) {
   using namespace dtrain::train;
   using Part = StepTimes::Part;
-  constexpr std::int64_t kWarmUpSteps = 20;  // left out of the speed: memory is new, buckets are tuned
+  constexpr std::int64_t kWarmUpSteps =
+      20;  // left out of the speed: memory is new, buckets are tuned
   constexpr std::int64_t kLogEvery = 25;
 
   model->to(context.device());

@@ -74,7 +74,8 @@ bool has_anything(Transport& transport, const std::string& base) {
     folder = "$HOME" + shell_quote(folder.substr(1));
   else if (!folder.empty())
     folder = shell_quote(folder);
-  std::string script = "[ -d \"$HOME/.dtrain\" ] || [ -d \"${DTRAIN_SPARE_ROOT:-/var/tmp/dtrain-$(id -u)}\" ]";
+  std::string script =
+      "[ -d \"$HOME/.dtrain\" ] || [ -d \"${DTRAIN_SPARE_ROOT:-/var/tmp/dtrain-$(id -u)}\" ]";
   if (!folder.empty()) script += " || [ -d " + folder + " ]";
   return transport.run({"/bin/sh", "-c", script}, {}, std::chrono::seconds(30)).exit.code == 0;
 }

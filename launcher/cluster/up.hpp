@@ -61,8 +61,9 @@ struct UpOptions {
   bool downgrade = false;   // agents that run may be replaced by older ones
   bool persist = false;     // a service of systemd's user manager starts them after a reboot
   int max_parallel = kMaxParallel;
-  int seeds = SpreadLimits().seeds;  // of many hosts, those that get agent and files from this machine
-  int min_nodes = 0;                 // go on with so many nodes; 0: all of them
+  int seeds =
+      SpreadLimits().seeds;  // of many hosts, those that get agent and files from this machine
+  int min_nodes = 0;         // go on with so many nodes; 0: all of them
   std::chrono::milliseconds drain_limit{std::chrono::hours(24)};  // for ranks on a node that goes
 };
 
@@ -91,8 +92,8 @@ struct UpReport {
   bool complete = true;               // everything that was promised is ready, or min_nodes of it
 };
 
-// Throws Error(conflict) when the agents that are there are of a newer version than those that would
-// take their place: what they have written may be more than older ones understand.
+// Throws Error(conflict) when the agents that are there are of a newer version than those that
+// would take their place: what they have written may be more than older ones understand.
 void refuse_downgrade(const std::string& running, const std::string& wanted);
 
 // Brings the cluster up, or finds that it is. Takes the cluster's lock. Throws Error; what was

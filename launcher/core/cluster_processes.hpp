@@ -34,8 +34,8 @@ bool is_role(const FoundProcess& process);
 std::vector<FoundProcess> cluster_processes(const fs::path& folder);
 
 // The control groups of a node's attempts, as their supervisors wrote them down in this boot: kills
-// what is still in them and removes them. For a node whose supervisors are gone; those that ended in
-// order have left none.
+// what is still in them and removes them. For a node whose supervisors are gone; those that ended
+// in order have left none.
 void clear_cgroups(const paths::NodeRoot& node);
 
 // The watch of that folder, if the one that watch.pid names lives.

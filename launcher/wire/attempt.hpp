@@ -61,7 +61,7 @@ struct AttemptSpec {
   // is told what has become of it: workdir and command are as they are on the node then.
   std::optional<JobContent> content;
   std::uint64_t rank_memory = 0;  // bytes that each rank may use; 0: as many as there are
-  std::string library_path;  // in front of the ranks' LD_LIBRARY_PATH; empty: nothing
+  std::string library_path;       // in front of the ranks' LD_LIBRARY_PATH; empty: nothing
 };
 
 // ---- Supervisor to head, in order, each with a sequence number from 1. The supervisor keeps an

@@ -27,7 +27,6 @@ inline constexpr std::size_t kTailLines = 50;                       // of a comm
 
 // ---- The machine.
 
-
 struct HostFacts {
   std::string user;
   std::int64_t uid = 0;
@@ -284,8 +283,8 @@ struct SurveyReport {
   std::vector<std::string> paths;  // the folders that are there
 };
 struct RemoveReport {
-  std::string kept;               // with keep_files: where
-  std::vector<std::string> left;  // "PATH: why"
+  std::string kept;                  // with keep_files: where
+  std::vector<std::string> left;     // "PATH: why"
   std::vector<std::string> changed;  // brought by file sync and changed since: they stay
 };
 struct PersistReport {

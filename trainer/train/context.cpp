@@ -22,9 +22,9 @@
 #include "trainer/comm/backend.hpp"
 #include "trainer/core/error.hpp"
 #include "trainer/core/stacks.hpp"
-#include "trainer/train/tensor_cache.hpp"
 #include "trainer/train/named_gloo.hpp"
 #include "trainer/train/processor.hpp"
+#include "trainer/train/tensor_cache.hpp"
 #include "trainer/train/watch.hpp"
 
 namespace dtrain::train {

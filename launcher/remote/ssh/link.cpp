@@ -163,8 +163,7 @@ void Link::take_bridge() {
 }
 
 bool Link::may_open() const {
-  return state_ == State::waiting &&
-         (target_.kind != Target::Kind::exec || loop_.session_free());
+  return state_ == State::waiting && (target_.kind != Target::Kind::exec || loop_.session_free());
 }
 
 bool Link::wants_input() const {

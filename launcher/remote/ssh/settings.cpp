@@ -352,8 +352,8 @@ Settings resolve(const SshHost& host, const fs::path& config) {
     throw;
   }
   if (asked.timed_out) {
-    throw Error(ErrorCode::timeout, "ssh -G " + host.host + " did not end within " +
-                                        human_duration(kAskingLimit))
+    throw Error(ErrorCode::timeout,
+                "ssh -G " + host.host + " did not end within " + human_duration(kAskingLimit))
         .with_hint("a `Match exec` in your ssh configuration may hang");
   }
   if (!asked.exit.ok()) {

@@ -219,7 +219,9 @@ TEST_CASE("kill -9 of the supervisor: ranks die by themselves, clean_after ends 
   // What it left does not hold the lock.
   const auto lock = supervise::AttemptLock::take(driver.root);
   REQUIRE(lock.has_value());
+  write_file_atomic(driver.root.secrets(), "{}", 0600);  // killed before it took them
   CHECK(supervise::clean_after(driver.root, *lock).empty());
+  CHECK_FALSE(fs::exists(driver.root.secrets()));
   CHECK(gone(left));
   CHECK(driver.carriers().empty());
   CHECK_FALSE(supervise::read_exit(driver.root).has_value());

@@ -168,7 +168,9 @@ std::map<std::string, Case> messages() {
       {"agents_started", answer(AgentsStarted{true, "scope", {watch}, "a warning"})},
       {"stop_report", answer(StopReport{{watch}, {watch}, {}})},
       {"survey_report", answer(survey)},
-      {"remove_report", answer(RemoveReport{"/home/ada/.dtrain/kept/lab-abcdef", {"/x: busy"}, {"/home/ada/code/a"}})},
+      {"remove_report",
+       answer(
+           RemoveReport{"/home/ada/.dtrain/kept/lab-abcdef", {"/x: busy"}, {"/home/ada/code/a"}})},
       {"persist_report", answer(PersistReport{true, "a warning"})},
       {"probe_result", answer(ProbeResult{3, true, {"last"}, "last\n"})},
       {"log_tails", answer(LogTails{{{"/x/node.log", {"one", "two"}}}})},
