@@ -61,9 +61,8 @@ struct UpOptions {
   bool downgrade = false;   // agents that run may be replaced by older ones
   bool persist = false;     // a service of systemd's user manager starts them after a reboot
   int max_parallel = kMaxParallel;
-  int seeds =
-      SpreadLimits().seeds;  // of many hosts, those that get agent and files from this machine
-  int min_nodes = 0;         // go on with so many nodes; 0: all of them
+  int seeds = SpreadLimits().seeds;  // of many hosts, those that get agent and files from here
+  int min_nodes = 0;                 // go on with so many nodes; 0: all of them
   std::chrono::milliseconds drain_limit{std::chrono::hours(24)};  // for ranks on a node that goes
 };
 
