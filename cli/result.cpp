@@ -47,7 +47,9 @@ int run_result(Context& context, const Options& options) {
     how += ", exit code " + job["exit_code"].dump();
   }
   rows.push_back({"state", Cell(how, state_color(state))});
-  if (const std::string reason = text_or(job, "reason"); !reason.empty()) {
+  // Where it is the root cause it is said there, with all that belongs to it.
+  const std::string reason = text_or(job, "reason");
+  if (!reason.empty() && reason != text_or(child(job, "error"), "message")) {
     rows.push_back({"reason", reason});
   }
   if (const std::string time = span(text_or(job, "started"), text_or(job, "ended"));
@@ -67,8 +69,8 @@ int run_result(Context& context, const Options& options) {
   if (attempts.size() > 1) {
     for (const nlohmann::json& attempt : attempts) {
       std::string line = text_or(attempt, "state");
-      const std::string reason = text_or(attempt, "reason");
-      if (!reason.empty()) line += ": " + reason;
+      const std::string why = text_or(attempt, "reason");
+      if (!why.empty()) line += ": " + why;
       rows.push_back({"attempt " + std::to_string(number_or(attempt, "attempt")), line});
     }
   }

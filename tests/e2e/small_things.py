@@ -11,6 +11,12 @@ class SmallThings(ClusterCase):
         done = self.run_dtrain("submit", "--max-restarts", "1", "--", "/bin/sh", "-c", "exit 3")
         self.assertEqual(done.stderr.count("restart 1 of 1 after rank 0"), 1, done.stderr)
 
+    def test_a_result_says_its_reason_once(self):
+        self.run_dtrain("submit", "--", "sh", "-c", "exit 3")
+        said = self.ok("result")
+        self.assertEqual(said.count("rank 0 on node-0: exit code 3"), 1, said)
+        self.assertIn("root cause", said)
+
     def test_keys_that_differ_in_case_alone(self):
         (self.folder / "job.yaml").write_text("command: [true]\nresources: {cpu: 1}\n")
         done = self.run_dtrain("submit", "job.yaml")
