@@ -48,25 +48,20 @@ nlohmann::json resolve_job(const nlohmann::json& jobs, const std::string& refere
         .with_hint("name it by its id or the beginning of it");
   }
   std::vector<std::string> known;
-  const nlohmann::json* named = nullptr;
-  std::vector<const nlohmann::json*> running;  // of that name
+  const nlohmann::json* named = nullptr;    // the newest of that name
+  const nlohmann::json* running = nullptr;  // the newest of those that have not ended
   for (const nlohmann::json& job : jobs) {
     const std::string id = wire::get_string(job, "job");
     if (id == reference) return job;
     if (text_or(job, "name") == reference) {
       if (named == nullptr) named = &job;
-      if (!job_ended(wire::get_string(job, "state"))) running.push_back(&job);
+      if (running == nullptr && !job_ended(wire::get_string(job, "state"))) running = &job;
     }
     if (id.starts_with(reference)) candidates.push_back(&job);
     known.push_back(id);
     if (const std::string name = text_or(job, "name"); name != id) known.push_back(name);
   }
-  if (fallback == DefaultJob::only_running && running.size() > 1) {
-    throw Error(ErrorCode::usage, std::to_string(running.size()) + " jobs of the name " +
-                                      printable(reference, false) + " run: " + ids_of(running))
-        .with_hint("name it by its id");
-  }
-  if (fallback == DefaultJob::only_running && running.size() == 1) return *running.front();
+  if (fallback == DefaultJob::only_running && running != nullptr) return *running;
   if (named != nullptr) return *named;
   if (candidates.size() == 1) return *candidates.front();
   if (candidates.size() > 1) {

@@ -55,12 +55,12 @@ Verb add_stop(CLI::App& root) {
   auto options = std::make_shared<Options>();
   CLI::App* app = add_verb(root, "stop", "Stop a job and wait until none of its processes is left",
                            "  dtrain stop mnist-k3x7qa\n"
-                           "  dtrain stop mnist              the job of that name that runs\n"
+                           "  dtrain stop mnist              the newest of that name that runs\n"
                            "  dtrain stop --grace-s 5        the one that runs\n");
-  app->add_option(
-         "job", options->job,
-         "Id, name (of the one that runs) or beginning of an id (default: the one that runs, if "
-         "it is one)")
+  app->add_option("job", options->job,
+                  "Id, name (the newest of it that runs) or beginning of an id (default: the one "
+                  "that runs, if "
+                  "it is one)")
       ->type_name("JOB");
   app->add_option("--grace-s", options->grace_s,
                   "Seconds from SIGTERM to SIGKILL (default: the job's stop_grace_s)")

@@ -42,7 +42,7 @@ struct World {
                           << "\nexec " SUPERVISE_PROCESS " \"$3\" \"$5\" \"$7\" 20000 $9\n";
     fs::permissions(script, fs::perms::owner_all);
     wire::AttemptSpec& spec = start.spec;
-    spec.cluster = ClusterId("test-abcdef");
+    spec.cluster = ClusterId("test-" + random_hex(3));
     spec.job = kJob;
     spec.job_name = "job";
     spec.node = NodeId("node-0");

@@ -52,9 +52,14 @@ std::optional<std::string> LineReader::next(std::chrono::milliseconds deadline) 
   }
 }
 
+const std::string& cluster_of_tests() {
+  static const std::string id = "test-" + random_hex(3);
+  return id;
+}
+
 Driver::Driver() {
   node.root = folder_ / "node";
-  spec.cluster = ClusterId("test-abcdef");
+  spec.cluster = ClusterId(cluster_of_tests());
   spec.job = JobId("job-abcdef");
   spec.job_name = "job";
   spec.node = NodeId("node-0");

@@ -26,6 +26,9 @@ class LineReader {
   std::string buffer_;
 };
 
+// Another in each program: programs that run side by side have their attempts' groups by it.
+const std::string& cluster_of_tests();
+
 // Runs a real supervisor as a node agent would: a node root of its own, one attempt.
 class Driver {
  public:

@@ -23,6 +23,7 @@ using Outcome = wire::NodeFinished::Outcome;
 namespace {
 
 constexpr std::uint64_t kLimit = std::uint64_t{64} << 20;
+const std::string kGroup = "dtrain-" + testing::cluster_of_tests() + "-node-0-job-abcdef.1";
 
 bool gone(pid_t pid) {
   return !start_time(pid).has_value();
@@ -72,7 +73,7 @@ class Imitation {
     driver.env.push_back("TEST_PLACES=" + places_.string());
   }
 
-  fs::path attempt() const { return base_ / "dtrain-test-abcdef-node-0-job-abcdef.1"; }
+  fs::path attempt() const { return base_ / kGroup; }
   fs::path base() const { return base_; }
   fs::path places() const { return places_; }
   void controllers(const std::string& words) const {
@@ -108,7 +109,7 @@ TEST_CASE("group: each rank is in its own from its first instruction on, and non
   driver.shell("cat /proc/self/cgroup; env -i setsid cat /proc/self/cgroup", 2);
   driver.start_and_connect();
   CHECK(driver.finish().outcome == Outcome::succeeded);
-  const std::string name = "/dtrain-test-abcdef-node-0-job-abcdef.1/";
+  const std::string name = "/" + kGroup + "/";
   CHECK(read_file(driver.file("work/setup")).find(name + "setup\n") != std::string::npos);
   for (int rank = 0; rank < 2; ++rank) {
     const std::string own = name + "rank-" + std::to_string(rank) + "\n";
@@ -385,10 +386,9 @@ TEST_CASE("group: systemd is asked for a scope of the attempt's own") {
   CAPTURE(asked);
   const bool root = ::geteuid() == 0;
   CHECK(asked.starts_with(root ? "--timeout=5 call" : "--user --timeout=5 call"));
-  CHECK(asked.find("StartTransientUnit ssa(sv)a(sa(sv)) "
-                   "dtrain-test-abcdef-node-0-job-abcdef.1.scope fail 5 PIDs au 1 " +
+  CHECK(asked.find("StartTransientUnit ssa(sv)a(sa(sv)) " + kGroup + ".scope fail 5 PIDs au 1 " +
                    std::to_string(supervisor) + " Delegate b true ") != std::string::npos);
-  const std::string name = "/dtrain-test-abcdef-node-0-job-abcdef.1/rank-0\n";
+  const std::string name = "/" + kGroup + "/rank-0\n";
   const fs::path within = granted ? scope.filename() / name.substr(1) : fs::path(name);
   CHECK(driver.out(0).find(within.string()) != std::string::npos);
   // Alone in its scope, it makes room there for controllers.
