@@ -24,7 +24,8 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-constexpr milliseconds kWatchStart{10000};
+constexpr milliseconds kWatchStart{5000};  // it waits 2 s for the lock
+constexpr int kWatchTries = 3;
 constexpr milliseconds kAgentEnd{5000};
 constexpr milliseconds kKillLimit{5000};
 
@@ -112,16 +113,14 @@ std::vector<std::string> tail_of(const fs::path& file, std::size_t lines) {
   return {};
 }
 
-void wait_for_watch(const NodePlace& place) {
-  const auto until = Clock::now() + kWatchStart;
+// False after `limit`.
+bool wait_for_watch(const NodePlace& place, milliseconds limit) {
+  const auto until = Clock::now() + limit;
   while (!living_watch(place.watch().root)) {
-    if (Clock::now() >= until) {
-      throw Error(ErrorCode::failed, "the watch of " + place.node.str() + " did not start: " +
-                                         join(tail_of(place.watch().log(), 5), " | "))
-          .with_hint("its log is " + place.watch().log().string());
-    }
+    if (Clock::now() >= until) return false;
     std::this_thread::sleep_for(milliseconds(2));
   }
+  return true;
 }
 
 // Each role that the watch is to keep has a process; what hinders that is in the logs.
@@ -139,13 +138,24 @@ void wait_for_roles(const NodePlace& place, bool head) {
 // starts new ones in their place.
 std::string replace(const NodePlace& place, bool head, const wire::HostFacts& host,
                     std::string& warning) {
-  // The unit would start its watch again at once.
-  stop_unit(place);
-  end_watch(place.watch());
   std::vector<FoundProcess> old = processes_of(place, true);
-  write_file_atomic(place.watch().config(), wanted_watch(place, head));
-  const std::string how = launch_watch(place, host, warning);
-  wait_for_watch(place);
+  std::string how;
+  bool lives = false;
+  // Head and node agent start a watch too when theirs dies: one that they were about to start holds
+  // the lock, and the new one ends.
+  for (int tries = 0; tries < kWatchTries && !lives; ++tries) {
+    // The unit would start its watch again at once.
+    stop_unit(place);
+    end_watch(place.watch());
+    write_file_atomic(place.watch().config(), wanted_watch(place, head));
+    how = launch_watch(place, host, warning);
+    lives = wait_for_watch(place, kWatchStart);
+  }
+  if (!lives) {
+    throw Error(ErrorCode::failed, "the watch of " + place.node.str() + " did not start: " +
+                                       join(tail_of(place.watch().log(), 5), " | "))
+        .with_hint("its log is " + place.watch().log().string());
+  }
   std::erase_if(old, [](const FoundProcess& process) { return !is_role(process); });
   end_processes(old, kAgentEnd);
   wait_for_roles(place, head);

@@ -10,7 +10,6 @@
 #include "agent/session/agents.hpp"
 #include "agent/session/host.hpp"
 #include "agent/session/systemd.hpp"
-#include "agent/watch/watch.hpp"
 #include "launcher/core/cluster_processes.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
@@ -155,11 +154,8 @@ std::set<std::string> programs_of_clusters(const NodePlace& place) {
     std::error_code none;
     for (const auto& cluster : fs::directory_iterator(base, none)) {
       for (const auto& node : fs::directory_iterator(cluster.path(), none)) {
-        const paths::WatchRoot watch{node.path()};
-        if (!fs::exists(watch.config(), none)) continue;
-        for (const watch::ChildSpec& child : watch::read_children(watch)) {
-          programs.insert(child.argv.front());
-        }
+        if (!node.is_directory(none)) continue;
+        for (std::string& program : programs_of({node.path()})) programs.insert(std::move(program));
       }
     }
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <thread>
 
 #include <nlohmann/json.hpp>
@@ -11,7 +12,8 @@
 namespace dtrain {
 namespace {
 
-constexpr std::chrono::seconds kWatchStart{20};
+constexpr std::chrono::seconds kWatchStart{10};
+constexpr int kWatchTries = 3;
 constexpr std::chrono::seconds kAgentEnd{5};
 
 }  // namespace
@@ -43,13 +45,20 @@ void check_versions(const fs::path& folder, const std::vector<FoundProcess>& run
   }
 }
 
-void replace_agents(const fs::path& folder, const std::function<void()>& start_watch) {
+void replace_agents(const fs::path& folder, const fs::path& agent,
+                    const std::function<void()>& start_watch) {
   std::vector<FoundProcess> old = running_agents(folder);
-  end_watch({folder});
-  start_watch();
-  const auto until = std::chrono::steady_clock::now() + kWatchStart;
-  while (!living_watch(folder) && std::chrono::steady_clock::now() < until) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  std::optional<FoundProcess> watch;
+  // Head and node agents start one of theirs too when it dies, and one may be under way.
+  for (int tries = 0; tries < kWatchTries && !(watch && runs_program(*watch, agent)); ++tries) {
+    end_watch({folder});
+    start_watch();
+    const auto until = std::chrono::steady_clock::now() + kWatchStart;
+    watch.reset();
+    while (!watch && std::chrono::steady_clock::now() < until) {
+      watch = living_watch(folder);
+      if (!watch) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
   }
   std::erase_if(old, [](const FoundProcess& process) { return !is_role(process); });
   end_processes(old, kAgentEnd);

@@ -25,8 +25,9 @@ void check_versions(const fs::path& folder, const std::vector<FoundProcess>& run
 // What the watch is to keep alive: head and nodes, all of them state.agent.
 void write_watch(const ClusterState& state, const fs::path& folder, Transport& head);
 
-// A new watch, whose children take over when the old agents have ended; supervisors and ranks go
-// on.
-void replace_agents(const fs::path& folder, const std::function<void()>& start_watch);
+// A new watch, which runs `agent` and whose children take over when the old agents have ended;
+// supervisors and ranks go on.
+void replace_agents(const fs::path& folder, const fs::path& agent,
+                    const std::function<void()>& start_watch);
 
 }  // namespace dtrain

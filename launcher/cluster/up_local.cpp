@@ -332,7 +332,7 @@ UpReport up_local(const ClusterSpec& spec, const UpOptions& options) {
   };
   if (plan.action == UpAction::replace) {
     options.say("starting the agents anew; ranks go on");
-    replace_agents(folder, std::exchange(start_watch, nullptr));
+    replace_agents(folder, options.agent, std::exchange(start_watch, nullptr));
   } else if (plan.action == UpAction::build || plan.action == UpAction::start_watch) {
     std::exchange(start_watch, nullptr)();
   }

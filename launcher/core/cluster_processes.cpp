@@ -168,7 +168,9 @@ void forget_watch(const paths::WatchRoot& watch) {
 
 void end_watch(const paths::WatchRoot& watch) {
   std::vector<FoundProcess> watches;
-  if (const auto found = living_watch(watch.root)) watches.push_back(*found);
+  const auto living = living_watch(watch.root);
+  if (!living) forget_watch(watch);  // whose it was is dead: none is to be started in its place
+  if (living) watches.push_back(*living);
   for (const FoundProcess& process : cluster_processes(watch.root)) {
     if (process.what == "watch") watches.push_back(process);
   }
@@ -223,6 +225,21 @@ std::string version_of(const paths::WatchRoot& watch) {
   } catch (const std::exception&) {
     return {};  // damaged: whoever reads it next will say so
   }
+}
+
+std::vector<std::string> programs_of(const paths::WatchRoot& watch) {
+  std::vector<std::string> programs;
+  const std::optional<std::string> text = read_file_if_there(watch.config());
+  if (!text) return programs;
+  try {
+    const nlohmann::json json = nlohmann::json::parse(*text);
+    for (const nlohmann::json& child : json.at("children")) {
+      programs.push_back(child.at("argv").at(0).get<std::string>());
+    }
+  } catch (const nlohmann::json::exception& error) {
+    throw Error(ErrorCode::invalid, watch.config().string() + ": " + error.what());
+  }
+  return programs;
 }
 
 void signal_process(const FoundProcess& process, int signal) {

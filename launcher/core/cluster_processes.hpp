@@ -60,6 +60,9 @@ std::string version_of(const fs::path& program);
 std::string version_of(const FoundProcess& process);
 // Of the agents that were last brought to that folder, by its watch.json. Empty: not known.
 std::string version_of(const paths::WatchRoot& watch);
+// The programs that its watch.json starts; none where there is no such file. Throws Error for one
+// that cannot be read.
+std::vector<std::string> programs_of(const paths::WatchRoot& watch);
 
 // Sends the signal if it is still the same process.
 void signal_process(const FoundProcess& process, int signal);
