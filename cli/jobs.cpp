@@ -79,11 +79,20 @@ nlohmann::json resolve_job(const nlohmann::json& jobs, const std::string& refere
 std::string meant_by_name(const nlohmann::json& jobs, const std::string& reference,
                           const std::string& id) {
   std::vector<const nlohmann::json*> others;
+  bool is_newest = false;
   for (const nlohmann::json& job : jobs) {
-    if (text_or(job, "job") != id && text_or(job, "name") == reference) others.push_back(&job);
+    if (text_or(job, "name") != reference) continue;
+    if (text_or(job, "job") == id) {
+      is_newest = others.empty();
+    } else {
+      others.push_back(&job);
+    }
   }
   if (reference == id || others.empty()) return {};
-  return reference + " means " + id + ", the newest of that name; older: " + ids_of(others);
+  return reference + " means " + id +
+         (is_newest ? ", the newest of that name; older: "
+                    : ", which runs; others of that name: ") +
+         ids_of(others);
 }
 
 nlohmann::json find_job(const wire::ApiClient& client, const std::string& reference,

@@ -160,6 +160,8 @@ TEST_CASE("a job by its name: an id first, then the newest of the name, then beg
   CHECK(stopped() == "mnist-cccccc");
   CHECK(meant_by_name(jobs, "mnist", "mnist-cccccc") ==
         "mnist means mnist-cccccc, the newest of that name; older: mnist-aaaaaa");
+  CHECK(meant_by_name(jobs, "mnist", "mnist-aaaaaa") ==
+        "mnist means mnist-aaaaaa, which runs; others of that name: mnist-cccccc");
   CHECK(meant_by_name(jobs, "mnist-large", "mnist-large-bbbbbb") == "");
   CHECK(meant_by_name(jobs, "mnist-aaaaaa", "mnist-aaaaaa") == "");
 }
