@@ -61,6 +61,10 @@ int run_drain(Context& context, const Options& options) {
   std::vector<std::string> told;
   std::string state = text_or(answer, "state");
   std::optional<std::chrono::steady_clock::time_point> away_since;  // of the head
+  const auto given_up = [&](int signal) {
+    context.warn("not waiting any more; " + options.node + " goes on draining; back: " + back);
+    return 128 + signal;
+  };
   while (true) {
     nlohmann::json node;
     try {
@@ -70,10 +74,12 @@ int run_drain(Context& context, const Options& options) {
       // A head that is started again: the node goes on draining.
       const auto now = std::chrono::steady_clock::now();
       if (!away_since) away_since = now;
-      if (error.code() != ErrorCode::unreachable || now - *away_since > kAwayLimit) {
+      const bool away =
+          error.code() == ErrorCode::unreachable || error.code() == ErrorCode::timeout;
+      if (!away || now - *away_since > kAwayLimit) {
         throw error.with_hint(options.node + " goes on draining; back: " + back);
       }
-      if (const int number = signals.wait(kLookEveryMs); number != 0) return 128 + number;
+      if (const int number = signals.wait(kLookEveryMs); number != 0) return given_up(number);
       continue;
     }
     if (!node.is_null()) state = text_or(node, "state");
@@ -91,10 +97,7 @@ int run_drain(Context& context, const Options& options) {
       context.note(options.node + " gets no new ranks; still there: " + join(jobs, ", "));
       told = jobs;
     }
-    if (const int number = signals.wait(kLookEveryMs); number != 0) {
-      context.warn("not waiting any more; " + options.node + " goes on draining; back: " + back);
-      return 128 + number;
-    }
+    if (const int number = signals.wait(kLookEveryMs); number != 0) return given_up(number);
   }
 }
 

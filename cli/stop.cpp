@@ -59,8 +59,7 @@ Verb add_stop(CLI::App& root) {
                            "  dtrain stop --grace-s 5        the one that runs\n");
   app->add_option("job", options->job,
                   "Id, name (the newest of it that runs) or beginning of an id (default: the one "
-                  "that runs, if "
-                  "it is one)")
+                  "that runs, if it is one)")
       ->type_name("JOB");
   app->add_option("--grace-s", options->grace_s,
                   "Seconds from SIGTERM to SIGKILL (default: the job's stop_grace_s)")

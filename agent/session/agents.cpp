@@ -26,6 +26,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr milliseconds kWatchStart{5000};  // it waits 2 s for the lock
 constexpr int kWatchTries = 3;
+constexpr milliseconds kRolesStart{10000};
 constexpr milliseconds kAgentEnd{5000};
 constexpr milliseconds kKillLimit{5000};
 
@@ -125,7 +126,7 @@ bool wait_for_watch(const NodePlace& place, milliseconds limit) {
 
 // Each role that the watch is to keep has a process; what hinders that is in the logs.
 void wait_for_roles(const NodePlace& place, bool head) {
-  const auto until = Clock::now() + kWatchStart;
+  const auto until = Clock::now() + kRolesStart;
   while (Clock::now() < until) {
     std::set<std::string> there;
     for (const FoundProcess& process : processes_of(place, head)) there.insert(process.what);

@@ -1,9 +1,13 @@
 #include "launcher/cluster/agents_local.hpp"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <set>
 #include <thread>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -15,6 +19,21 @@ namespace {
 constexpr std::chrono::seconds kWatchStart{10};
 constexpr int kWatchTries = 3;
 constexpr std::chrono::seconds kAgentEnd{5};
+
+// Of those that run the same file one: they are many, and a file is large.
+std::vector<FoundProcess> one_of_each_file(const std::vector<FoundProcess>& processes) {
+  std::set<std::pair<dev_t, ino_t>> seen;
+  std::vector<FoundProcess> each;
+  for (const FoundProcess& process : processes) {
+    struct stat file {};
+    const std::string running = "/proc/" + std::to_string(process.pid) + "/exe";
+    if (::stat(running.c_str(), &file) == 0 && !seen.insert({file.st_dev, file.st_ino}).second) {
+      continue;
+    }
+    each.push_back(process);
+  }
+  return each;
+}
 
 }  // namespace
 
@@ -29,7 +48,8 @@ std::vector<FoundProcess> running_agents(const fs::path& folder) {
 std::string why_replace(const std::vector<FoundProcess>& running, const UpOptions& options) {
   if (running.empty() || options.no_restart) return {};
   if (options.force) return "told to do everything again";
-  const bool ours = std::all_of(running.begin(), running.end(), [&](const FoundProcess& process) {
+  const std::vector<FoundProcess> each = one_of_each_file(running);
+  const bool ours = std::all_of(each.begin(), each.end(), [&](const FoundProcess& process) {
     return runs_program(process, options.agent);
   });
   return ours ? "" : "its agents run another build of dtrain";
@@ -40,7 +60,7 @@ void check_versions(const fs::path& folder, const std::vector<FoundProcess>& run
   if (options.downgrade || (options.no_restart && !running.empty())) return;
   const std::string wanted = version_of(options.agent);
   refuse_downgrade(version_of(paths::WatchRoot{folder}), wanted);
-  for (const FoundProcess& process : running) {
+  for (const FoundProcess& process : one_of_each_file(running)) {
     if (!runs_program(process, options.agent)) refuse_downgrade(version_of(process), wanted);
   }
 }

@@ -10,6 +10,7 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/files/coding.hpp"
 
 namespace dtrain {
 namespace {
@@ -28,15 +29,6 @@ std::uint64_t number_at(std::string_view bytes, std::size_t at) {
     value = value << 8 | static_cast<unsigned char>(bytes[at + i]);
   }
   return value;
-}
-
-std::string bytes_of_hex(const std::string& hex) {
-  const auto digit = [](char c) { return c <= '9' ? c - '0' : c - 'a' + 10; };
-  std::string out;
-  for (std::size_t i = 0; i + 1 < hex.size(); i += 2) {
-    out += static_cast<char>(digit(hex[i]) << 4 | digit(hex[i + 1]));
-  }
-  return out;
 }
 
 Error changed(const fs::path& file) {

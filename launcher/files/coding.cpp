@@ -52,4 +52,13 @@ void ByteReader::expect_end() {
   if (!bytes_.empty()) damaged("there is more than there should be");
 }
 
+std::string bytes_of_hex(const std::string& hex) {
+  const auto digit = [](char c) { return c <= '9' ? c - '0' : c - 'a' + 10; };
+  std::string out;
+  for (std::size_t i = 0; i + 1 < hex.size(); i += 2) {
+    out += static_cast<char>(digit(hex[i]) << 4 | digit(hex[i + 1]));
+  }
+  return out;
+}
+
 }  // namespace dtrain

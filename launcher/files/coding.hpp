@@ -52,4 +52,7 @@ class ByteReader {
   const char* name_;
 };
 
+// The reverse of to_hex(), for what is hexadecimal digits in lower case.
+std::string bytes_of_hex(const std::string& hex);
+
 }  // namespace dtrain

@@ -4,10 +4,10 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
 
 #include "launcher/core/error.hpp"
 #include "launcher/files/blocks.hpp"
+#include "launcher/files/coding.hpp"
 
 namespace dtrain::sync {
 namespace {
@@ -25,19 +25,11 @@ UniqueFd take_file(const fs::path& folder, const std::string& name) {
   return file;
 }
 
-std::string bytes_of(const std::string& hex) {
-  std::string bytes;
-  for (std::size_t i = 0; i + 1 < hex.size(); i += 2) {
-    bytes += static_cast<char>(std::strtoul(hex.substr(i, 2).c_str(), nullptr, 16));
-  }
-  return bytes;
-}
-
 }  // namespace
 
 ParcelFile::ParcelFile(const fs::path& folder, const std::string& name, const std::string& hex_key)
     : file_(take_file(folder, name)),
-      blocks_(bytes_of(hex_key), kLongestBlock,
+      blocks_(bytes_of_hex(hex_key), kLongestBlock,
               [this](char* to, std::size_t size) { read(to, size); }) {}
 
 void ParcelFile::read(char* to, std::size_t size) const {
@@ -49,16 +41,6 @@ void ParcelFile::read(char* to, std::size_t size) const {
     to += got;
     size -= static_cast<std::size_t>(got);
   }
-}
-
-std::string hex_of(const std::string& bytes) {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (const char byte : bytes) {
-    text += kDigits[static_cast<unsigned char>(byte) >> 4];
-    text += kDigits[static_cast<unsigned char>(byte) & 15];
-  }
-  return text;
 }
 
 }  // namespace dtrain::sync

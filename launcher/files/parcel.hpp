@@ -27,6 +27,4 @@ class ParcelFile {
   Unsealer blocks_;
 };
 
-std::string hex_of(const std::string& bytes);
-
 }  // namespace dtrain::sync

@@ -345,7 +345,8 @@ class Sender {
         return read(wanted, progress, {}, sink).dump();
       };
       if (const auto parcel = options_.parcel(whole)) {
-        archive["parcel"] = {{"file", parcel->file}, {"key", hex_of(parcel->key)}};
+        const auto* key = reinterpret_cast<const unsigned char*>(parcel->key.data());
+        archive["parcel"] = {{"file", parcel->file}, {"key", to_hex({key, parcel->key.size()})}};
         wire_.look();
         wire_.say(archive);
         wire_.say(json::parse(parcel->after));

@@ -6,9 +6,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <cstring>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
@@ -22,15 +20,7 @@ constexpr std::size_t kLongestLine = 4096;
 
 template <typename Address>
 std::string hex_of(const Address& address) {
-  std::array<unsigned char, sizeof(Address)> bytes{};
-  std::memcpy(bytes.data(), &address, sizeof(Address));
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (const unsigned char byte : bytes) {
-    text += kDigits[byte >> 4];
-    text += kDigits[byte & 15];
-  }
-  return text;
+  return to_hex({reinterpret_cast<const unsigned char*>(&address), sizeof(Address)});
 }
 
 }  // namespace
