@@ -329,7 +329,7 @@ Verb add_up(CLI::App& root) {
       ->check(CLI::Range(1, 10000));
   app->add_option("--seeds", options->seeds,
                   "Of more than 8 hosts, how many get agent and files from this machine, and give "
-                  "them to the others (2); 0: all get them from here")
+                  "them to the others (1); 0: all get them from here")
       ->type_name("N")
       ->check(CLI::Range(0, kMaxSeeds));
   options->hosts.add(*app);

@@ -106,7 +106,10 @@ bool feed_relay(Channel& channel, Spread::Seat& seat, const RelayedFile& file,
     if (is_asked) {
       peer = seat.source();
       if (peer) {
-        send_all(channel, "peer " + peer->address + " " + peer->token + "\n", silence);
+        send_all(channel,
+                 "peer " + peer->address + " " + peer->token + " " +
+                     std::to_string(peer->silence.count()) + "\n",
+                 silence);
       } else {
         send_all(channel, "here\n", silence);
         send_all(channel, file.content.substr(offset), silence);

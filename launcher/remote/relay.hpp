@@ -19,11 +19,11 @@
 // Lines, of which ours are first:
 //   SIZE SHA256 TOKEN READERS ADDRESS   port N        (0: it does not listen; ADDRESS of "-" too)
 //   here, and the file from where it is; or
-//   peer ADDRESS TOKEN                  at N          (bytes that it has) every 2 s
+//   peer ADDRESS TOKEN MS               at N          (bytes that it has) every 2 s
 //                                       lost N WHY    another order, from there on; or
 //                                       whole         it has ended well, and serves on
-// ADDRESS is a struct sockaddr as hex. A reader sends its peer's token and the first byte's number,
-// eight bytes, big endian.
+// ADDRESS is a struct sockaddr as hex, MS after how long a peer that gives nothing is lost. A
+// reader sends its peer's token and the first byte's number, eight bytes, big endian.
 namespace dtrain {
 
 // The program.

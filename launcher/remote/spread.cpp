@@ -28,7 +28,7 @@ std::optional<int> depth_of(const std::vector<SpreadHost>& hosts, std::size_t ho
 SpreadChoice choose_source(const std::vector<SpreadHost>& hosts, std::size_t who,
                            const SpreadLimits& limits) {
   using From = SpreadChoice::From;
-  if (limits.seeds <= 0 || hosts[who].failures >= limits.failures) return {From::here, 0};
+  if (limits.seeds <= 0 || hosts[who].failures >= limits.failures) return {From::here};
   int seeds = 0;
   int failures = 0;
   bool anyone_met = false;
@@ -48,22 +48,22 @@ SpreadChoice choose_source(const std::vector<SpreadHost>& hosts, std::size_t who
     const bool is_first = std::none_of(hosts.begin(), hosts.end(), [](const SpreadHost& each) {
       return each.whole && each.gives && !each.gone && !each.suspect;
     });
-    if (is_first) return {From::here, 0};
+    if (is_first) return {From::here};
   }
-  if (failures >= limits.out_of_reach && !anyone_met) return {From::here, 0};
-  // The nearest to the source, of these the least busy.
+  if (failures >= limits.out_of_reach && !anyone_met) return {From::here};
+  // The least busy, so that it is a chain, and of these the nearest to the source.
   std::optional<std::tuple<int, int, std::size_t>> best;
   for (std::size_t i = 0; i < hosts.size(); ++i) {
     const SpreadHost& each = hosts[i];
     if (i == who || !each.gives || each.gone || each.suspect) continue;
-    if (readers[i] >= limits.readers) continue;
+    if (readers[i] >= limits.readers || hosts[who].lost == i) continue;
     const std::optional<int> depth = depth_of(hosts, i, who);
-    if (!depth) continue;
-    const std::tuple<int, int, std::size_t> found{*depth, readers[i], i};
+    if (!depth || *depth + 1 >= limits.chain) continue;
+    const std::tuple<int, int, std::size_t> found{readers[i], *depth, i};
     if (!best || found < *best) best = found;
   }
-  if (best) return {From::peer, std::get<2>(*best)};
-  return {is_coming ? From::wait : From::here, 0};
+  if (best) return {From::peer, std::get<2>(*best), std::get<1>(*best)};
+  return {is_coming ? From::wait : From::here};
 }
 
 Spread::Spread(const SpreadLimits& limits, std::stop_token stop,
@@ -74,7 +74,7 @@ std::unique_ptr<Spread::Seat> Spread::join(const std::string& name) {
   const std::lock_guard lock(mutex_);
   hosts_.emplace_back();
   const std::string token = random_hex(16);
-  places_.push_back({name, {"", token}});
+  places_.push_back({name, {"", token, {}}});
   return std::make_unique<Seat>(shared_from_this(), hosts_.size() - 1, name, token);
 }
 
@@ -114,6 +114,7 @@ std::optional<Spread::Peer> Spread::Seat::source() {
     if (!own.here) {
       own.peer = choice.peer;
       peer = all.places_[choice.peer].peer;
+      peer->silence = all.limits_.silence + choice.depth * all.limits_.silence_each;
       words = "from " + all.places_[choice.peer].name;
     }
     all.changed_.notify_all();
@@ -131,6 +132,7 @@ void Spread::Seat::failed(const std::string& why, bool met) {
     words = "not by its relay";
     if (own.peer) {
       ++own.failures;
+      own.lost = own.peer;
       all.hosts_[*own.peer].met = all.hosts_[*own.peer].met || met;
       // One that lost its own source gives again when it has another.
       all.hosts_[*own.peer].suspect = all.hosts_[*own.peer].suspect || !met;

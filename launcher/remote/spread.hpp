@@ -11,19 +11,25 @@
 #include <string>
 #include <vector>
 
-// Who gets from whom what goes to many hosts alike: a few from this machine, the rest from those,
-// each giving on what it has while it still gets more: a tree as TakTuk's (Claudel, Huard, Richard:
-// TakTuk, adaptive deployment of remote executions, HPDC 2009), pipelined as Kascade's chain
-// (Martin and others: Scalable and Reliable Data Broadcast with Kascade, HPDIC 2013). With two
-// readers a host and links alike, all have it after little more than twice the time of one.
+// Who gets from whom what goes to many hosts alike: one or a few from this machine, and each gives
+// on what it has while it still gets more: a pipelined chain as Kascade's (Martin and others:
+// Scalable and Reliable Data Broadcast with Kascade, HPDIC 2013), so that with links alike all have
+// it after little more than the time of one. It branches, as TakTuk's tree (Claudel, Huard,
+// Richard: TakTuk, adaptive deployment of remote executions, HPDC 2009), where it grows too long,
+// and where a host loses whom it got it from.
 namespace dtrain {
 
 struct SpreadLimits {
-  int seeds = 2;         // hosts that get it from this machine; 0: all of them
-  int readers = 2;       // hosts that one host gives it to at a time
+  int seeds = 1;         // hosts that get it from this machine; 0: all of them
+  int chain = 32;        // hosts one behind the other
+  int readers = 2;       // hosts that one host gives it to at a time, where the chain branches
   int failures = 2;      // of one host with peers, until it gets it from this machine
   int out_of_reach = 4;  // tries that met nobody, and none that did: hosts do not reach each other
   std::chrono::milliseconds wait{5000};  // for a place beside a host that is about to give
+  // Of a peer that gives nothing, and as much more for each host before it: when one falls silent,
+  // the next behind it is the first to look for another, and those behind that one need not.
+  std::chrono::milliseconds silence{20000};
+  std::chrono::milliseconds silence_each{1000};
   bool loopback = false;  // also by loopback's addresses: tests have all hosts on one machine
 };
 // With so many hosts or fewer, each gets it from this machine.
@@ -34,6 +40,7 @@ inline constexpr int kMaxSeeds = 4;
 // How it stands with one host.
 struct SpreadHost {
   std::optional<std::size_t> peer;  // it gets it from this one
+  std::optional<std::size_t> lost;  // the last that it did not get it from
   bool here = false;                // or from this machine
   bool announced = false;           // whether it can give is known
   bool gives = false;
@@ -47,6 +54,7 @@ struct SpreadHost {
 struct SpreadChoice {
   enum class From { here, peer, wait } from = From::here;
   std::size_t peer = 0;
+  int depth = 0;  // hosts between that peer and somebody who has it whole
   bool operator==(const SpreadChoice&) const = default;
 };
 
@@ -64,6 +72,7 @@ class Spread : public std::enable_shared_from_this<Spread> {
   struct Peer {
     std::string address;  // of a socket, as hex
     std::string token;
+    std::chrono::milliseconds silence{};  // after which it is given up
   };
 
   // A host's part in it, until what it gives from has ended.

@@ -120,9 +120,11 @@ class HostsCase(ClusterCase):
         """Nothing of ours is left on these hosts. A connection's end may be a moment away, and longer on a
         busy machine."""
         for index in indexes:
-            with contextlib.suppress(AssertionError):
+            try:
                 eventually(lambda: not self.left_on(index), "clean")
-            self.assertEqual(self.left_on(index), [], f"left on h{index}")
+            except AssertionError:
+                self.assertEqual(self.left_on(index), [], f"left on h{index}")
+                raise
 
 
 class Terminal:

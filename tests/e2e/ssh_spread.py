@@ -1,4 +1,4 @@
-"""What goes to many hosts goes from this machine to a few of them, and from those to the rest."""
+"""What goes to many hosts goes from this machine to one of them, and from each to the next."""
 
 from ssh_harness import *
 
@@ -61,7 +61,7 @@ class Spread(HostsCase):
                     if port != 22 and not 28500 <= port < 28600]
         eventually(lambda: not others(), "relays end")
 
-    def test_two_copies_leave_this_machine(self):
+    def test_one_copy_leaves_this_machine(self):
         self.write()
         before = self.lab.sent()
         self.up("--seeds", "0", deadline=120)

@@ -62,7 +62,7 @@ int64_t now_ms() {
 // Limits ---------------------------------------------------------------------------------------
 
 constexpr int64_t kConnectMs = 3000;   // a firewall that drops says nothing
-constexpr int64_t kSilenceMs = 20000;  // of a peer that gives, or takes, nothing
+constexpr int64_t kSilenceMs = 20000;  // of a reader that takes nothing, and of who sends it here
 constexpr int64_t kHelloMs = 5000;     // for a reader to show its token
 constexpr int64_t kOrderMs = 60000;    // for the next order, when one was not carried out
 constexpr int64_t kIdleMs = 60000;     // without a reader, when the file is whole
@@ -334,12 +334,13 @@ class Relay {
       source = static_cast<int>(
           call(SYS_socket, address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (source < 0) return "unreachable: it has no socket";
+      const int64_t silence = words.number();
       const char* why = greet(source, address, length, token);
-      if (why == nullptr) why = receive(source);
+      if (why == nullptr) why = receive(source, silence > 0 ? silence : kSilenceMs);
       close_fd(source);
       return why;
     }
-    if (order == 'h') return receive(0);
+    if (order == 'h') return receive(0, kSilenceMs);
     return "it was told what it does not know";
   }
 
@@ -363,8 +364,8 @@ class Relay {
     return put == static_cast<long>(kHello) ? nullptr : "unreachable: it closed at once";
   }
 
-  const char* receive(int source) {
-    int64_t until = now_ms() + kSilenceMs;
+  const char* receive(int source, int64_t silence) {
+    int64_t until = now_ms() + silence;
     int64_t tell = now_ms() + kTellMs;
     while (have_ < size_) {
       if (now_ms() >= tell) {
@@ -397,7 +398,7 @@ class Relay {
       }
       sum_.add(g_piece, static_cast<size_t>(got));
       have_ += got;
-      until = now_ms() + kSilenceMs;
+      until = now_ms() + silence;
     }
     if (sum_.is(sum_wanted_)) return nullptr;
     // What was given on of it is worth nothing either.

@@ -101,18 +101,20 @@ UniqueFd listener(int& port) {
   return fd;
 }
 
-// A host in the spread that gives one reader these bytes and closes.
+// A host in the spread that gives one reader these bytes and closes, or falls silent until the
+// reader has closed.
 class Giver {
  public:
-  Giver(const std::shared_ptr<Spread>& spread, std::string bytes)
+  Giver(const std::shared_ptr<Spread>& spread, std::string bytes, bool closes = true)
       : seat_(spread->join("giver")), socket_(listener(port_)) {
     seat_->source();
     seat_->announce(relay_address("127.0.0.1", port_, true));
-    thread_ = std::thread([this, content = std::move(bytes)] {
+    thread_ = std::thread([this, closes, content = std::move(bytes)] {
       const UniqueFd reader(::accept(socket_.get(), nullptr, nullptr));
       std::string hello(40, '\0');
       if (::recv(reader.get(), hello.data(), hello.size(), MSG_WAITALL) == 40) {
         write_all(reader.get(), content);
+        if (!closes) CHECK(::recv(reader.get(), hello.data(), 1, 0) == 0);
       }
     });
   }
@@ -226,6 +228,34 @@ TEST_CASE("relay: one whose giver dies goes on from where it was") {
   CHECK(host.feed(file));
   CHECK(host.file() == file.content);
   CHECK(said.has("host: not from giver: it ended too early"));
+}
+
+TEST_CASE("relay: one that falls silent is left after the time that was told") {
+  Said said;
+  SpreadLimits limits = on_one_machine();
+  limits.silence = std::chrono::milliseconds(300);
+  const auto spread = std::make_shared<Spread>(limits, std::stop_token(), said.sink());
+  const Content file = file_of(200000);
+  const Giver giver(spread, file.content.substr(0, 70000), false);
+  RelayHost host(spread);
+  CHECK(host.feed(file));
+  CHECK(host.file() == file.content);
+  CHECK(said.has("host: not from giver: it gave nothing any more"));
+}
+
+TEST_CASE("spread: the further from the file, the longer it waits for a silent peer") {
+  SpreadLimits limits = on_one_machine();
+  limits.silence = std::chrono::seconds(20);
+  limits.silence_each = std::chrono::seconds(1);
+  const auto spread = std::make_shared<Spread>(limits, std::stop_token(), [](auto&&, auto&&) {});
+  std::vector<std::unique_ptr<Spread::Seat>> seats;
+  for (int i = 0; i < 4; ++i) {
+    seats.push_back(spread->join("host"));
+    seats.back()->announce(std::to_string(i));
+    const std::optional<Spread::Peer> peer = seats.back()->source();
+    CHECK(peer.has_value() == (i > 0));
+    if (peer) CHECK(peer->silence == std::chrono::seconds(19 + i));
+  }
 }
 
 TEST_CASE("relay: nobody at the other end of an address") {

@@ -35,6 +35,7 @@ class Many {
   }
   void fail(std::size_t who, bool met = false) {
     ++hosts_[who].failures;
+    hosts_[who].lost = hosts_[who].peer;
     hosts_[*hosts_[who].peer].met = met;
     hosts_[*hosts_[who].peer].suspect = !met;
     hosts_[who].peer.reset();
@@ -57,18 +58,32 @@ class Many {
 
 }  // namespace
 
-TEST_CASE("spread: of 32 hosts, two get it from here, and no host gives it to more than two") {
+TEST_CASE("spread: 32 hosts are one chain, of which the first gets it from here") {
   Many many;
   for (int i = 0; i < 32; ++i) many.arrive();
-  CHECK(many.from_here() == 2);
-  std::vector<int> readers(32, 0);
+  CHECK(many.from_here() == 1);
+  CHECK(many.depth(31) == 31);
+}
+
+TEST_CASE("spread: more hosts are several chains, and no host gives it to more than two") {
+  Many many;
+  for (int i = 0; i < 1000; ++i) many.arrive();
+  CHECK(many.from_here() == 1);
+  std::vector<int> readers(1000, 0);
   int deepest = 0;
-  for (std::size_t i = 0; i < 32; ++i) {
+  for (std::size_t i = 0; i < 1000; ++i) {
     if (many.hosts_[i].peer) ++readers[*many.hosts_[i].peer];
     deepest = std::max(deepest, many.depth(i));
   }
   for (const int count : readers) CHECK(count <= 2);
-  CHECK(deepest == 4);
+  CHECK(deepest == 31);
+}
+
+TEST_CASE("spread: a peer that fell silent is not tried again by who left it") {
+  Many many;
+  for (int i = 0; i < 3; ++i) many.arrive();
+  many.fail(2, true);
+  CHECK(many.choose(2) == SpreadChoice{From::peer, 0});
 }
 
 TEST_CASE("spread: as many as are asked for get it from here; with 0, all") {
@@ -83,7 +98,9 @@ TEST_CASE("spread: as many as are asked for get it from here; with 0, all") {
 }
 
 TEST_CASE("spread: who comes before any host listens waits for it") {
-  Many many;
+  SpreadLimits limits;
+  limits.seeds = 2;
+  Many many(limits);
   many.choose(many.join());
   many.choose(many.join());
   const std::size_t third = many.join();
