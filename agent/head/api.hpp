@@ -54,7 +54,9 @@ class Api {
   boost::asio::awaitable<Response> answer_storage(Request request);
   boost::asio::awaitable<nlohmann::json> prune(bool dry_run);
   boost::asio::awaitable<nlohmann::json> pulled(JobId job, nlohmann::json body);
-  nlohmann::json settings(const nlohmann::json& body);
+  boost::asio::awaitable<nlohmann::json> settings(nlohmann::json body);
+  // A change of head.json: answered with {} once it is durable.
+  void keep(const std::function<void(HeadConfig&)>& change, Engine::Answer done);
   boost::asio::awaitable<nlohmann::json> submit(nlohmann::json body);
   boost::asio::awaitable<nlohmann::json> shut_down();
   // Takes the socket when the request is one for another server; true if it did. `behind` are bytes

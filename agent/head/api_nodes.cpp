@@ -74,12 +74,22 @@ Engine::MetricsQuery metrics_query(const std::string& query) {
   return wanted;
 }
 
+void Api::keep(const std::function<void(HeadConfig&)>& change, Engine::Answer done) {
+  parts_.nodes.config().change(change,
+                               [done = std::move(done)](const std::optional<Error>& failed) {
+                                 done(failed ? wire::error_to_json(*failed) : json::object());
+                               });
+}
+
 asio::awaitable<Api::Response> Api::answer_node(Request request) {
   constexpr int kMostNodes = 100000;
   if (request.path == "/v1/cluster") {
     const int count =
         static_cast<int>(wire::get_int(request.body(), "expected_nodes", 1, kMostNodes));
-    parts_.nodes.expect_nodes(count);
+    std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
+      keep([count](HeadConfig& config) { config.expected_nodes = count; }, std::move(done));
+    };
+    co_await answer_of(std::move(start));
     parts_.engine.expect_nodes(count);
     json answer;
     answer["expected_nodes"] = count;
@@ -94,7 +104,11 @@ asio::awaitable<Api::Response> Api::answer_node(Request request) {
   }
   if (route == "POST remove") {
     const bool force = wire::get_bool(request.body(), "force", false);
-    co_return Response{200, parts_.engine.remove_node(node, force)};
+    std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
+      parts_.engine.remove_node(node, force, std::move(done));
+    };
+    json answered = co_await answer_of(std::move(start));
+    co_return Response{200, std::move(answered)};
   }
   if (route == "GET setup") {
     std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {

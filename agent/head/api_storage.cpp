@@ -7,17 +7,20 @@ namespace dtrain::head {
 
 using nlohmann::json;
 
-json Api::settings(const json& body) {
+asio::awaitable<json> Api::settings(json body) {
   const StorageSpec wanted = storage_spec_from_json(body);
   const bool changed = wanted != parts_.engine.storage();
   if (changed) {
-    parts_.nodes.keep(wanted);
+    std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
+      keep([&](HeadConfig& config) { config.storage = wanted; }, std::move(done));
+    };
+    co_await answer_of(std::move(start));
     parts_.engine.set_storage(wanted);
   }
   json answer = to_json(wanted);
   answer["changed"] = changed;
   answer["warnings"] = parts_.engine.warnings();
-  return answer;
+  co_return answer;
 }
 
 asio::awaitable<json> Api::pulled(JobId job, json body) {
@@ -46,7 +49,10 @@ asio::awaitable<json> Api::prune(bool dry_run) {
 }
 
 asio::awaitable<Api::Response> Api::answer_storage(Request request) {
-  if (request.path == "/v1/settings") co_return Response{200, settings(request.body())};
+  if (request.path == "/v1/settings") {
+    json answered = co_await settings(request.body());
+    co_return Response{200, std::move(answered)};
+  }
   if (request.path == "/v1/prune") {
     json answered = co_await prune(wire::get_bool(request.body(), "dry_run", false));
     co_return Response{200, std::move(answered)};

@@ -79,8 +79,10 @@ class Nodes {
                            const std::optional<Error>& error) = 0;
   // The node is lost: nothing more is awaited from it.
   virtual void give_up(const NodeId& node) = 0;
-  // The node has left: it is let in no more, and its connections end.
-  virtual void revoke(const NodeId& node) = 0;
+  // The node leaves: from now on it is not let in. Once that is durable its connections end, and
+  // `done` hears it; or what failed, and it stays. Not from within the call.
+  using Revoked = std::function<void(const std::optional<Error>&)>;
+  virtual void revoke(const NodeId& node, Revoked done) = 0;
 
   // An attempt's content is to be brought there; answered by Engine::staging or start_failed.
   virtual void stage(const NodeId&, const wire::Stage&) {}
@@ -162,7 +164,7 @@ class Engine {
   nlohmann::json drain(const NodeId& node, bool undo);
   // The node leaves: its certificate is worth nothing from now on. With ranks on it an
   // Error(conflict), unless `force`: then they are ended, and their attempts fail.
-  nlohmann::json remove_node(const NodeId& node, bool force);
+  void remove_node(const NodeId& node, bool force, Answer done);
   // How many nodes the cluster is to have; jobs that need more wait for those that are missing.
   void expect_nodes(int count);
   // What may be deleted from now on. What has been forgotten by the settings before stays so.

@@ -2,6 +2,7 @@
 
 #include "agent/head/engine_impl.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/wire/json.hpp"
 
 // Nodes that are to be left alone, or leave.
 namespace dtrain::head {
@@ -58,8 +59,9 @@ nlohmann::json Engine::Impl::drain(const NodeId& id, bool undo) {
   return {{"node", id.str()}, {"state", to_string(nodes.at(id).row.state)}};
 }
 
-nlohmann::json Engine::Impl::remove_node(const NodeId& id, bool force) {
+void Engine::Impl::remove_node(const NodeId& id, bool force, Answer done) {
   Node& node = known_node(id);
+  if (node.leaving) throw Error(ErrorCode::conflict, id.str() + " is being removed");
   if (!force && has_ranks(id)) {
     throw Error(ErrorCode::conflict, id.str() + " has ranks running")
         .with_hint("drain it first, or remove it with force: its attempts fail then");
@@ -71,7 +73,18 @@ nlohmann::json Engine::Impl::remove_node(const NodeId& id, bool force) {
     stop_leftover(id, job, attempt->row.attempt);
   }
   // Before it is written that it left: what left must not come back.
-  nodes_out.revoke(id);
+  node.leaving = true;
+  nodes_out.revoke(id, [this, id, done = std::move(done),
+                        guard = std::weak_ptr<int>(alive)](const std::optional<Error>& failed) {
+    if (!guard.lock()) return;
+    nodes.at(id).leaving = false;
+    if (failed) schedule();
+    done(failed ? wire::error_to_json(*failed) : removed(id));
+  });
+}
+
+nlohmann::json Engine::Impl::removed(const NodeId& id) {
+  Node& node = nodes.at(id);
   lose_shares(node, id.str() + " was removed from the cluster");
   node.connected = false;
   node.leftovers.clear();
@@ -89,8 +102,8 @@ nlohmann::json Engine::drain(const NodeId& node, bool undo) {
   return impl_->drain(node, undo);
 }
 
-nlohmann::json Engine::remove_node(const NodeId& node, bool force) {
-  return impl_->remove_node(node, force);
+void Engine::remove_node(const NodeId& node, bool force, Answer done) {
+  impl_->remove_node(node, force, std::move(done));
 }
 
 void Engine::expect_nodes(int count) {

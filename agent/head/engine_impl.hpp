@@ -127,6 +127,7 @@ struct Node {
   NodeRow row;
   std::string glibc;
   bool connected = false;
+  bool leaving = false;  // it is being removed
   Monotonic heard;
   std::string head_address;
   std::vector<wire::Interface> interfaces;
@@ -262,7 +263,8 @@ struct Engine::Impl {
   bool has_ranks(const NodeId& id) const;
   void settle_drains();
   nlohmann::json drain(const NodeId& id, bool undo);
-  nlohmann::json remove_node(const NodeId& id, bool force);
+  void remove_node(const NodeId& id, bool force, Answer done);
+  nlohmann::json removed(const NodeId& id);
   void lose_shares(Node& node, const std::string& reason);
   void stop_leftover(const NodeId& node, const JobId& job, int attempt);
   void share_broken(const NodeId& node, const JobId& job, int attempt, const std::string& reason,

@@ -40,6 +40,9 @@ std::vector<NodeCapacity> Engine::Impl::capacities() const {
       capacity.why_not =
           std::string("is ") +
           (node.row.state == NodeState::ready ? "not connected" : to_string(node.row.state));
+    } else if (node.leaving) {
+      capacity.usable = false;
+      capacity.why_not = "is being removed";
     } else if (!node.leftovers.empty()) {
       capacity.usable = false;
       capacity.why_not = "still stops an old attempt of " + node.leftovers.begin()->first.str();
@@ -249,7 +252,7 @@ void Engine::Impl::prepared(const JobId& id, const std::string& token, Prepared 
   // A node may have gone since; then the job waits again.
   for (const Share& share : attempt.shares) {
     const Node& node = nodes.at(share.row.node);
-    if (node.row.state == NodeState::ready && node.connected) continue;
+    if (node.row.state == NodeState::ready && node.connected && !node.leaving) continue;
     job.attempts.pop_back();
     schedule();
     return;

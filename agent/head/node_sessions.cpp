@@ -58,12 +58,11 @@ std::string text_of(const wire::HeadMessage& message) {
 
 NodeSessions::NodeSessions(asio::io_context& context, paths::HeadRoot root, HeadConfig config)
     : context_(context),
-      root_(std::move(root)),
-      config_(std::move(config)),
+      config_(context, std::move(root), std::move(config)),
       machine_(node::gather_facts().machine),
       // A local cluster's nodes are all on this machine, so nobody else finds even a port.
-      port_(context, config_.provider == "local" ? HeadPort::Reach::this_machine
-                                                 : HeadPort::Reach::everybody),
+      port_(context, config_->provider == "local" ? HeadPort::Reach::this_machine
+                                                  : HeadPort::Reach::everybody),
       greetings_(kMostGreetingsOfSource, most_greetings()),
       pairs_(
           context,
@@ -73,15 +72,15 @@ NodeSessions::NodeSessions(asio::io_context& context, paths::HeadRoot root, Head
           }) {}
 
 void NodeSessions::listen() {
-  const int kept = config_.wanted_port != 0 ? config_.wanted_port : config_.port;
+  const int kept = config_->wanted_port != 0 ? config_->wanted_port : config_->port;
   std::vector<int> ports;
   if (kept != 0) ports.push_back(kept);
   // Nodes of this machine read the port from head.json; others know it from `up` alone.
-  if (kept == 0 || (config_.wanted_port == 0 && config_.provider == "local")) {
+  if (kept == 0 || (config_->wanted_port == 0 && config_->provider == "local")) {
     for (int port = kFirstPort; port <= kLastPort; ++port) ports.push_back(port);
   }
   if (const int opened = port_.open(ports)) {
-    opened_at(opened);
+    config_.set_port(opened);
     return;
   }
   if (kept == 0) {
@@ -97,15 +96,13 @@ void NodeSessions::listen() {
 
 asio::awaitable<void> NodeSessions::wait_for_port(int port) {
   co_await port_.open_when_free(port);
-  opened_at(port);
-  log::info("the head's port is free again", {{"port", std::to_string(port)}});
-}
-
-void NodeSessions::opened_at(int port) {
   problem_.clear();
-  if (config_.port == port) return;
-  config_.port = port;
-  write_head_config(root_, config_);
+  log::info("the head's port is free again", {{"port", std::to_string(port)}});
+  if (config_->port == port) co_return;
+  config_.change([port](HeadConfig& config) { config.port = port; },
+                 [](const std::optional<Error>& failed) {
+                   if (failed) log::error("the head's port is not kept", {{"why", failed->what()}});
+                 });
 }
 
 void NodeSessions::serve(Engine& engine) {
@@ -123,7 +120,7 @@ asio::awaitable<void> NodeSessions::keep_own_certificate() {
   asio::steady_timer timer(context_);
   while (true) {
     try {
-      if (renew_head(root_, std::chrono::system_clock::now())) {
+      if (renew_head(config_.root(), std::chrono::system_clock::now())) {
         log::info("the head's certificate is renewed");
       }
     } catch (const Error& error) {
@@ -154,9 +151,9 @@ void NodeSessions::greet(tcp::socket socket) {
 // Read anew when it has been written anew: a renewed identity counts at once, and whoever only
 // knocks costs little.
 std::shared_ptr<asio::ssl::context> NodeSessions::own_identity() {
-  const auto written = fs::last_write_time(root_.identity() / "cert.pem");
+  const auto written = fs::last_write_time(config_.root().identity() / "cert.pem");
   if (!identity_ || written != identity_written_) {
-    identity_ = wire::tls_context(root_.identity(), wire::PeerName::Role::head);
+    identity_ = wire::tls_context(config_.root().identity(), wire::PeerName::Role::head);
     identity_written_ = written;
   }
   return identity_;
@@ -179,8 +176,8 @@ asio::awaitable<void> NodeSessions::welcome(tcp::socket socket, std::uint64_t nu
     wire::AcceptedPeer peer;
     peer.name = caller->name();
     peer.path = caller->path();
-    if (peer.name.cluster != config_.cluster || peer.name.role != wire::PeerName::Role::node ||
-        !is_let_in(root_, peer.name.node)) {
+    if (peer.name.cluster != config_->cluster || peer.name.role != wire::PeerName::Role::node ||
+        !config_.is_let_in(peer.name.node)) {
       throw Error(ErrorCode::denied, peer.name.uri() + " is not let in");
     }
     proven = true;
@@ -209,11 +206,11 @@ asio::awaitable<void> NodeSessions::serve_control(wire::AcceptedPeer peer) {
   wire::NodeMessage message =
       wire::node_message_from_json(wire::parse_json(first.bytes, "a node's hello"));
   const auto* hello = std::get_if<wire::Hello>(&message);
-  if (hello == nullptr || hello->node != id || hello->cluster != config_.cluster) {
+  if (hello == nullptr || hello->node != id || hello->cluster != config_->cluster) {
     stream->abort();
     throw Error(ErrorCode::denied, id.str() + " does not say who its certificate says it is");
   }
-  if (!is_let_in(root_, id)) {  // revoked while it kept silent
+  if (!config_.is_let_in(id)) {  // revoked while it kept silent
     stream->abort();
     throw Error(ErrorCode::denied, id.str() + " is not let in any more");
   }
@@ -372,8 +369,8 @@ void NodeSessions::bulk_gone(const NodeId& node) {
 // For exactly the name of the certificate that this connection was made with.
 void NodeSessions::renew(const NodeId& node, const std::string& request) {
   try {
-    tell(node,
-         wire::NewCertificate{sign_again(root_, node, request, std::chrono::system_clock::now())});
+    tell(node, wire::NewCertificate{
+                   sign_again(config_.root(), node, request, std::chrono::system_clock::now())});
     log::info("a node's certificate is renewed", {{"node", node.str()}});
   } catch (const Error& error) {
     log::warn("a node's certificate is not renewed", {{"node", node.str()}, {"why", error.what()}});
@@ -442,10 +439,14 @@ void NodeSessions::give_up(const NodeId& node) {
   trees_->give_up(node);
 }
 
-void NodeSessions::revoke(const NodeId& node) {
-  shut_out(root_, node);
-  config_.expected_nodes = std::max(1, config_.expected_nodes - 1);
-  write_head_config(root_, config_);
+void NodeSessions::revoke(const NodeId& node, Revoked done) {
+  config_.shut_out(node, [this, node, done = std::move(done)](const std::optional<Error>& failed) {
+    if (!failed) end_all(node);
+    done(failed);
+  });
+}
+
+void NodeSessions::end_all(const NodeId& node) {
   if (end_content_) end_content_(node);
   const auto found = sessions_.find(node);
   if (found == sessions_.end()) return;
@@ -459,16 +460,6 @@ void NodeSessions::revoke(const NodeId& node) {
   pairs_.gone(node);
   // What it is still to be told, that its ranks are to end, goes out first; nothing is heard.
   control->close();
-}
-
-void NodeSessions::expect_nodes(int count) {
-  config_.expected_nodes = count;
-  write_head_config(root_, config_);
-}
-
-void NodeSessions::keep(const StorageSpec& storage) {
-  config_.storage = storage;
-  write_head_config(root_, config_);
 }
 
 bool NodeSessions::connected(const NodeId& node) const {

@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "agent/head/config_file.hpp"
 #include "agent/head/engine.hpp"
 #include "agent/head/greetings.hpp"
 #include "agent/head/head_port.hpp"
 #include "agent/head/pair_tests.hpp"
-#include "agent/head/setup.hpp"
 #include "launcher/wire/frames.hpp"
 #include "launcher/wire/node.hpp"
 
@@ -33,7 +33,7 @@ class NodeSessions final : public Nodes {
   void listen();
   // From now on nodes are let in.
   void serve(Engine& engine);
-  int port() const { return config_.port; }
+  int port() const { return config_->port; }
   bool can_come() const override { return problem_.empty(); }
   const std::string& problem() const { return problem_; }  // with the port; empty: none
 
@@ -51,15 +51,13 @@ class NodeSessions final : public Nodes {
   void shard_taken(const NodeId& node, const std::string& transfer,
                    const std::optional<Error>& error) override;
   void give_up(const NodeId& node) override;
-  void revoke(const NodeId& node) override;
+  void revoke(const NodeId& node, Revoked done) override;
 
   // Who brings folders to and from nodes; set before serve().
   void use(Trees& trees) { trees_ = &trees; }
   const PairTests& pair_tests() const { return pairs_; }
   const std::string& machine() const { return machine_; }  // as nodes say it of theirs
-  // Kept in head.json. Throws Error.
-  void expect_nodes(int count);
-  void keep(const StorageSpec& storage);
+  ConfigFile& config() { return config_; }
 
   bool connected(const NodeId& node) const;
   bool has_feature(const NodeId& node, const std::string& feature) const;
@@ -98,7 +96,7 @@ class NodeSessions final : public Nodes {
   };
 
   boost::asio::awaitable<void> wait_for_port(int port);
-  void opened_at(int port);
+  void end_all(const NodeId& node);
   void greet(boost::asio::ip::tcp::socket socket);
   void tell_drops();
   std::shared_ptr<boost::asio::ssl::context> own_identity();
@@ -112,8 +110,7 @@ class NodeSessions final : public Nodes {
   boost::asio::awaitable<void> keep_own_certificate();
 
   boost::asio::io_context& context_;
-  paths::HeadRoot root_;
-  HeadConfig config_;
+  ConfigFile config_;
   std::string machine_;
   HeadPort port_;
   std::string problem_;

@@ -251,7 +251,7 @@ TEST_CASE("a drained node gets nothing new, keeps what runs, and can be taken ba
   CHECK(world.engine->drain(NodeId("node-0"), false).at("state") == "draining");
   const JobId second = world.submit(World::spec());
   world.started("node-1", second, 1);
-  CHECK_THROWS_AS(world.engine->remove_node(NodeId("node-0"), false), Error);
+  CHECK_THROWS_AS(world.engine->remove_node(NodeId("node-0"), false, {}), Error);
   // A head that is started anew knows it still.
   world.settle();
   world.restart();
@@ -273,11 +273,16 @@ TEST_CASE("a removed node is let in no more, and its ranks are given up") {
   world.started("node-0", id, 1);
   world.say("node-0", id, 1, wire::MasterReady{29500});
   world.start_ranks("node-0", id, 1, 0, 1);
-  CHECK(world.engine->remove_node(NodeId("node-0"), true).at("state") == "gone");
+  nlohmann::json answer;
+  world.engine->remove_node(NodeId("node-0"), true, [&](nlohmann::json a) { answer = a; });
   CHECK(world.revoked == std::vector<NodeId>{NodeId("node-0")});
+  CHECK_THROWS_AS(world.engine->remove_node(NodeId("node-0"), true, {}), Error);
+  CHECK(answer.is_null());
+  world.revoking(std::nullopt);
+  CHECK(answer.at("state") == "gone");
   CHECK(world.stops("node-0", id, 1) == 1);
   CHECK(state_of(world, "node-0") == "not listed");
-  CHECK_THROWS_AS(world.engine->remove_node(NodeId("node-0"), true), Error);
+  CHECK_THROWS_AS(world.engine->remove_node(NodeId("node-0"), true, {}), Error);
   // Two attempts never run at once: its lease runs out first.
   world.until([&] { return world.state(id) == "restarting"; });
   CHECK_FALSE(world.was_started(id, 2));
@@ -288,6 +293,21 @@ TEST_CASE("a removed node is let in no more, and its ranks are given up") {
   }
   world.advance(1s);
   world.started("node-1", id, 2);
+}
+
+TEST_CASE("a node that is being removed gets nothing, and stays when it cannot be") {
+  Far world(1);
+  nlohmann::json answer;
+  world.engine->remove_node(NodeId("node-0"), false, [&](nlohmann::json a) { answer = a; });
+  const JobId id = world.submit(World::spec());
+  world.settle();
+  CHECK(world.starts.empty());
+  CHECK(world.engine->job(id).at("reason").get<std::string>().find("is being removed") !=
+        std::string::npos);
+  world.revoking(Error(ErrorCode::io, "the disk is full"));
+  CHECK(answer.at("error").at("message") == "the disk is full");
+  CHECK(state_of(world, "node-0") == "ready");
+  world.started("node-0", id, 1);
 }
 
 TEST_CASE("a node that comes later is used") {

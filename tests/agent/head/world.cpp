@@ -250,8 +250,9 @@ void World::give_up(const NodeId& node) {
   given_up.push_back(node);
 }
 
-void World::revoke(const NodeId& node) {
+void World::revoke(const NodeId& node, Revoked done) {
   revoked.push_back(node);
+  revoking = std::move(done);
 }
 
 JobSpec World::spec(const std::string& name) {

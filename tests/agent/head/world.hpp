@@ -73,7 +73,7 @@ class World : public Nodes {
   void shard_taken(const NodeId& node, const std::string& transfer,
                    const std::optional<Error>& error) override;
   void give_up(const NodeId& node) override;
-  void revoke(const NodeId& node) override;
+  void revoke(const NodeId& node, Revoked done) override;
 
   // ---- Jobs
   static JobSpec spec(const std::string& name = "job");
@@ -116,6 +116,7 @@ class World : public Nodes {
   std::vector<std::string> taken;  // names of fetches that came to a good end
   std::vector<NodeId> given_up;
   std::vector<NodeId> revoked;
+  Revoked revoking;  // of the last: not durable before it is called
   std::map<std::tuple<std::string, std::string, int>, std::uint64_t> seqs;
 
   void shut_door();

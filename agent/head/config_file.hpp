@@ -1,0 +1,50 @@
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+
+#include "agent/head/setup.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/core/worker.hpp"
+
+namespace dtrain::head {
+
+// head.json and the list of nodes that may come, while the head runs. On the io_context's thread;
+// a thread of its own does what waits for the disk, one thing after the other.
+class ConfigFile {
+ public:
+  // Hears on the io_context's thread what failed, once the rest is durable; not when this has ended
+  // before.
+  using Done = std::function<void(const std::optional<Error>&)>;
+
+  ConfigFile(boost::asio::io_context& context, paths::HeadRoot root, HeadConfig config);
+
+  const paths::HeadRoot& root() const { return root_; }
+  const HeadConfig& operator*() const { return config_; }
+  const HeadConfig* operator->() const { return &config_; }
+
+  // Before the io_context runs. Throws Error.
+  void set_port(int port);
+  // To be seen here at once. What could not be written goes with the next change.
+  void change(const std::function<void(HeadConfig&)>& how, Done done);
+
+  // From the call on it is not let in; when `done` hears of an error it is again. The cluster is to
+  // have one node less.
+  void shut_out(const NodeId& node, Done done);
+  bool is_let_in(const NodeId& node) const;
+
+ private:
+  void write(std::function<void()> first, Done done);
+
+  boost::asio::io_context& context_;
+  const paths::HeadRoot root_;
+  HeadConfig config_;
+  std::set<NodeId> leaving_;
+  std::shared_ptr<int> alive_ = std::make_shared<int>(0);
+  Worker worker_;
+};
+
+}  // namespace dtrain::head
