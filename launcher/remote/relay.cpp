@@ -53,14 +53,14 @@ void send_all(Channel& channel, std::string_view content, std::chrono::milliseco
     if (ready < 0) throw errno_error("cannot wait for the machine", errno);
     if (ready == 0) {
       throw Error(ErrorCode::timeout,
-                  "the machine took nothing of the agent for " + human_duration(silence));
+                  "the machine took nothing of what is sent for " + human_duration(silence));
     }
     const ssize_t sent = ::send(channel.fd(), content.data(), std::min(kSendPiece, content.size()),
                                 MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent > 0) {
       content.remove_prefix(static_cast<std::size_t>(sent));
     } else if (sent < 0 && errno != EAGAIN && errno != EINTR) {
-      throw ended_early(channel, "the agent could not be put there");
+      throw ended_early(channel, "what was sent could not be put there");
     }
   }
 }
@@ -74,12 +74,12 @@ std::string read_line(Channel& channel, std::chrono::milliseconds silence) {
     if (ready < 0) throw errno_error("cannot wait for the machine", errno);
     if (ready == 0) {
       throw Error(ErrorCode::timeout, "the machine said nothing for " + human_duration(silence) +
-                                          " while it got the agent");
+                                          " about what it was sent");
     }
     char byte = 0;
     const ssize_t got = ::recv(channel.fd(), &byte, 1, MSG_DONTWAIT);
     if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-    if (got <= 0) throw ended_early(channel, "the agent could not be put there");
+    if (got <= 0) throw ended_early(channel, "what was sent could not be put there");
     if (byte == '\n') return line;
     line += byte;
   }
@@ -144,7 +144,7 @@ bool feed_relay(Channel& channel, Spread::Seat& seat, const RelayedFile& file,
                                     ? "it said nothing"
                                     : printable(rest.substr(space_before + 1), false);
         seat.failed(why, now > offset);
-        if (!peer) throw Error(ErrorCode::failed, "the agent could not be put there: " + why);
+        if (!peer) throw Error(ErrorCode::failed, "what was sent could not be put there: " + why);
         offset = now;
         break;
       }
