@@ -31,6 +31,10 @@ AGENT = {
     "agent/link": [],
     "agent/node": ["agent/link", "agent/supervise"],
     "agent/head": ["agent/link", "agent/node/facts.hpp"],
+    "agent/head/store": [],
+    "agent/head/engine": ["agent/head/store"],
+    "agent/head/server": ["agent/head/engine", "agent/head/store", "agent/head/setup.hpp", "agent/link",
+                          "agent/node/facts.hpp"],
     "agent/watch": [],
     "agent/session": ["agent/node/config.hpp", "agent/node/facts.hpp", "agent/head/setup.hpp"],
 }
@@ -39,7 +43,7 @@ ONLY = {
     "yaml-cpp/": ["launcher/spec/"],
     "curl/": ["launcher/provider/http"],
     "libssh/": ["launcher/remote/"],
-    "sqlite3.h": ["agent/head/"],
+    "sqlite3.h": ["agent/head/store/"],
     "torch/": ["trainer/", "examples/"],
     "CLI/": ["cli/", "agent/main.cpp", "examples/", "trainer/tools/"],
 }

@@ -148,8 +148,7 @@ asio::awaitable<void> one_round(std::shared_ptr<FetchJob> job, wire::FrameStream
 asio::awaitable<void> over_one_connection(std::shared_ptr<FetchJob> job) {
   const ContentStore store(job->root.content());
   const bool zstd = !all_loopback(head_place(job->config));
-  const wire::FrameStreamPtr stream =
-      co_await dial_head(job->root, "/v1/node/content");
+  const wire::FrameStreamPtr stream = co_await dial_head(job->root, "/v1/node/content");
   // Hung up on however this ends.
   const std::shared_ptr<void> hang_up(nullptr, [stream](void*) { stream->abort(); });
   const wire::ContentMessage hello = wire::ContentHello{job->job, job->attempt, zstd};

@@ -13,7 +13,7 @@ namespace dtrain::session {
 struct NodePlace {
   ClusterId cluster;
   NodeId node;
-  fs::path base;     // holds the folders of all clusters
+  fs::path base;  // holds the folders of all clusters
   fs::path home;
   fs::path program;  // the agent that runs this
 

@@ -202,7 +202,9 @@ class Session {
             },
             [&](const wire::StopAgents& r) { return session_to_json(stop_agents(place(), r)); },
             [&](const wire::Survey& r) { return session_to_json(survey(place(), r)); },
-            [&](const wire::RemoveFiles& r) { return session_to_json(remove_files(place(), r, host_)); },
+            [&](const wire::RemoveFiles& r) {
+              return session_to_json(remove_files(place(), r, host_));
+            },
             [&](const wire::Persist& r) { return session_to_json(persist(place(), r.on, host_)); },
             [&](const wire::Probe& r) { return session_to_json(probe(r)); },
             [&](const wire::ReadLogs& r) { return session_to_json(read_logs(place(), r)); },

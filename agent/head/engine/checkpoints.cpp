@@ -1,0 +1,369 @@
+#include <cstdlib>
+
+#include <algorithm>
+
+#include "agent/head/engine/impl.hpp"
+#include "agent/head/engine/retention.hpp"
+#include "launcher/core/log.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/wire/json.hpp"
+
+// From a rank's report of a shard to a committed checkpoint, and what is deleted for it.
+namespace dtrain::head {
+namespace {
+
+constexpr int kMaxShards = 100000;
+constexpr std::size_t kMaxCollecting = 64;  // steps of an attempt whose shards are not all there
+
+}  // namespace
+
+fs::path Engine::Impl::storage(const Job& job) const {
+  if (job.spec.storage_path.empty()) return options.root.storage(job.row.id);
+  return fs::path(job.spec.storage_path) / job.row.id.str();
+}
+
+CheckpointRow Engine::Impl::row_of(const JobId& job, const CommittedCheckpoint& checkpoint) {
+  return {job,
+          checkpoint.number,
+          checkpoint.attempt,
+          checkpoint.step,
+          checkpoint.path.string(),
+          wire::dump(checkpoint.metrics),
+          checkpoint.created,
+          checkpoint.size};
+}
+
+// What is on disk is what counts: committed ones that a dead head could not record are taken in,
+// those that are not whole are dropped.
+void Engine::Impl::reconcile(Tx& tx, Job& job, const StorageScan& scan) {
+  for (const std::string& broken : scan.broken) note(tx, job, EventLevel::warning, broken);
+  std::vector<CheckpointRow> rows;
+  for (const CommittedCheckpoint& found : scan.whole) rows.push_back(row_of(job.row.id, found));
+  for (const CheckpointRow& row : job.checkpoints) {
+    const bool there = std::any_of(rows.begin(), rows.end(), [&](const CheckpointRow& other) {
+      return other.number == row.number;
+    });
+    if (!there) tx.changes.checkpoints_deleted.emplace_back(job.row.id, row.number);
+  }
+  for (const CheckpointRow& row : rows) {
+    if (std::find(job.checkpoints.begin(), job.checkpoints.end(), row) == job.checkpoints.end()) {
+      tx.changes.checkpoints.push_back(row);
+    }
+  }
+  job.checkpoints = std::move(rows);
+  job.least_number = std::max(job.least_number, scan.highest + 1);
+}
+
+void Engine::Impl::checkpoint_report(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,
+                                     const wire::RankReport& report) {
+  const nlohmann::json& body = report.body;
+  const std::int64_t step = body.value("step", std::int64_t{0});
+  const int shard = body.value("shard", 0);
+  const int shards = body.value("shards", 1);
+  const auto refuse = [&](const std::string& why) {
+    Tx tx;
+    warn(tx, job, attempt,
+         "rank " + std::to_string(report.rank) + ": its checkpoint of step " +
+             std::to_string(step) + " is refused: " + why);
+    keep(tx, share);
+    ack_when_durable(tx, share, seq, nlohmann::json{{"error", why}});
+    commit(job, std::move(tx), Urgency::now);
+  };
+  if (shards < 1 || shards > kMaxShards || shard < 0 || shard >= shards) {
+    refuse("there is no shard " + std::to_string(shard) + " of " + std::to_string(shards));
+    return;
+  }
+  auto found = attempt.collecting.find(step);
+  if (found == attempt.collecting.end()) {
+    if (attempt.collecting.size() >= kMaxCollecting) {
+      refuse("too many other checkpoints wait for their shards");
+      return;
+    }
+    found = attempt.collecting.emplace(step, Collecting{}).first;
+    found->second.shards = shards;
+  }
+  Collecting& collecting = found->second;
+  if (collecting.shards != shards) {
+    refuse("other ranks said that it has " + std::to_string(collecting.shards) + " shards");
+    return;
+  }
+  if (collecting.reported.contains(shard)) {
+    refuse("shard " + std::to_string(shard) + " was reported already");
+    return;
+  }
+  collecting.reported[shard] = {share.row.node, seq, false};
+  if (body.contains("metrics") && body["metrics"].is_object()) {
+    for (const auto& [name, value] : body["metrics"].items()) {
+      // Of several shards with the same name the first one counts.
+      if (shard == 0 || !collecting.metrics.contains(name)) collecting.metrics[name] = value;
+    }
+  }
+  share.open_checkpoints.insert(seq);
+
+  ShardReport task;
+  task.job = job.row.id;
+  task.attempt = attempt.row.attempt;
+  task.step = step;
+  task.shard = shard;
+  task.shards = shards;
+  task.path = body.value("path", "");
+  if (task.path.is_relative()) task.path = fs::path(job.spec.workdir) / task.path;
+  task.keep = body.value("keep", false);
+  const char* home = std::getenv("HOME");
+  std::vector<fs::path> forbidden = {storage(job), options.root.root, job.spec.workdir,
+                                     home != nullptr ? home : ""};
+  for (const Share& each : attempt.shares) forbidden.emplace_back(each.row.root);
+  // A path means the machine of the rank that named it. Of another machine's files the head knows
+  // but one: what was written into its place in a storage that both see.
+  const bool far = remote(share) && (job.spec.storage_path.empty() ||
+                                     task.path.lexically_normal() !=
+                                         shard_place(storage(job), task).lexically_normal());
+  const bool in_place = remote(share);
+  std::vector<int> known_numbers;
+  for (const CheckpointRow& row : job.checkpoints) known_numbers.push_back(row.number);
+  ++attempt.file_work;
+  work<Placed>(
+      bulk,
+      [task, forbidden, known_numbers, far, in_place, folder = storage(job),
+       repeated = attempt.from_store]() -> Placed {
+        try {
+          if (repeated) {
+            // The head may have died between the rename and the record of it.
+            for (CommittedCheckpoint& whole : scan_storage(folder).whole) {
+              if (whole.attempt == task.attempt && whole.step == task.step &&
+                  std::find(known_numbers.begin(), known_numbers.end(), whole.number) ==
+                      known_numbers.end()) {
+                return {std::move(whole), std::nullopt, false};
+              }
+            }
+          }
+          if (far) return {std::nullopt, std::nullopt, !has_shard(folder, task)};
+          if (in_place) {
+            take_placed(folder, task);
+          } else {
+            place_shard(folder, task, forbidden);
+          }
+          return {};
+        } catch (const std::exception& error) {
+          return {std::nullopt, as_error(error), false};
+        }
+      },
+      [this, task, node = share.row.node](Placed result) {
+        if (result.fetch) {
+          fetch_shard(task.job, task, node);
+        } else {
+          shard_placed(task.job, task.attempt, task.step, task.shard, std::move(result));
+        }
+      });
+}
+
+// The shard lies on another machine.
+void Engine::Impl::fetch_shard(const JobId& id, const ShardReport& task, const NodeId& node) {
+  const auto fail = [this, task](const Error& error) {
+    shard_placed(task.job, task.attempt, task.step, task.shard, {std::nullopt, error, false});
+  };
+  Job* job = find(id);
+  Attempt* attempt = job == nullptr ? nullptr : job->find_attempt(task.attempt);
+  Share* share = attempt == nullptr ? nullptr : attempt->share(node);
+  if (share == nullptr) return;
+  if (share->row.state == ShareState::lost) {
+    fail(Error(ErrorCode::unreachable, node.str() + " was lost"));
+    return;
+  }
+  wire::ShardAsk ask;
+  ask.job = id;
+  ask.path = task.path.string();
+  ask.shard = task.shard;
+  ask.shards = task.shards;
+  ask.step = task.step;
+  ask.keep = task.keep;
+  ask.forbidden = {job->spec.workdir, storage_of(*job, *share)};
+  if (!job->spec.storage_path.empty()) {
+    ask.storage = storage_of(*job, *share);
+    // It could not tell that it was to remove what lies in the storage.
+    if (!nodes.at(node).features.contains("shared")) ask.keep = true;
+  }
+  const fs::path folder = storage(*job);
+  const auto transfer = std::make_shared<std::string>();
+  auto fetched = [this, task, folder, fail, node, transfer, guard = std::weak_ptr<int>(alive)](
+                     std::optional<Error> error, std::vector<FileEntry> files) {
+    if (!guard.lock()) return;
+    if (error) {
+      fail(*error);
+      return;
+    }
+    work<Placed>(
+        bulk,
+        [task, folder, files = std::move(files)]() -> Placed {
+          try {
+            take_incoming(folder, task, files);
+            return {};
+          } catch (const std::exception& failed) {
+            return {std::nullopt, as_error(failed), false};
+          }
+        },
+        [this, task, node, transfer](Placed result) {
+          nodes_out.shard_taken(node, *transfer, result.error);
+          shard_placed(task.job, task.attempt, task.step, task.shard, std::move(result));
+        });
+  };
+  *transfer = nodes_out.fetch_shard(node, ask, incoming_folder(folder, task), std::move(fetched));
+}
+
+void Engine::Impl::shard_placed(const JobId& id, int number, std::int64_t step, int shard,
+                                Placed result) {
+  Job* job = find(id);
+  Attempt* attempt = job == nullptr ? nullptr : job->find_attempt(number);
+  if (attempt == nullptr) return;
+  --attempt->file_work;
+  const auto found = attempt->collecting.find(step);
+  const auto reported = found == attempt->collecting.end() ? nullptr : &found->second.reported;
+  if (reported == nullptr || !reported->contains(shard)) {
+    check_end(id);
+    return;
+  }
+  if (result.adopted) {
+    // All shards are in it: the others' reports will say so too, and find it known.
+    ++attempt->file_work;
+    committed(id, number, step, {std::move(result.adopted), std::nullopt});
+    return;
+  }
+  if (result.error) {
+    const Collecting::Shard failed = reported->at(shard);
+    const std::string why = result.error->what();
+    Tx tx;
+    warn(tx, *job, *attempt,
+         "shard " + std::to_string(shard) + " of the checkpoint of step " + std::to_string(step) +
+             " is refused: " + why);
+    reported->erase(shard);
+    if (reported->empty()) attempt->collecting.erase(found);
+    if (Share* share = attempt->share(failed.node)) {
+      share->open_checkpoints.erase(failed.seq);
+      ack_when_durable(tx, *share, failed.seq, nlohmann::json{{"error", why}});
+      keep(tx, *share);
+    }
+    commit(*job, std::move(tx), Urgency::now);
+    check_end(id);
+    return;
+  }
+  Collecting& collecting = found->second;
+  collecting.reported[shard].placed = true;
+  const bool all = static_cast<int>(collecting.reported.size()) == collecting.shards &&
+                   std::all_of(collecting.reported.begin(), collecting.reported.end(),
+                               [](const auto& each) { return each.second.placed; });
+  if (all) {
+    start_commit(*job, *attempt, step);
+  } else {
+    check_end(id);
+  }
+}
+
+void Engine::Impl::start_commit(Job& job, Attempt& attempt, std::int64_t step) {
+  Collecting& collecting = attempt.collecting.at(step);
+  collecting.committing = true;
+  CommitRequest request;
+  request.job = job.row.id;
+  request.attempt = attempt.row.attempt;
+  request.step = step;
+  request.shards = collecting.shards;
+  request.world_size = attempt.row.world_size;
+  request.metrics = collecting.metrics;
+  request.created = clock.wall();
+  request.least_number = job.least_number;
+  ++attempt.file_work;
+  work<Committed>(
+      bulk,
+      [request, folder = storage(job)]() -> Committed {
+        try {
+          return {commit_checkpoint(folder, request), std::nullopt};
+        } catch (const std::exception& error) {
+          return {std::nullopt, as_error(error)};
+        }
+      },
+      [this, id = job.row.id, number = attempt.row.attempt, step](Committed result) {
+        committed(id, number, step, std::move(result));
+      });
+}
+
+void Engine::Impl::committed(const JobId& id, int number, std::int64_t step, Committed result) {
+  Job* job = find(id);
+  Attempt* attempt = job == nullptr ? nullptr : job->find_attempt(number);
+  if (attempt == nullptr) return;
+  --attempt->file_work;
+  Tx tx;
+  if (result.error) {
+    const std::string why = result.error->what();
+    drop_collecting(tx, *job, *attempt, step, why);
+    commit(*job, std::move(tx), Urgency::now);
+    check_end(id);
+    return;
+  }
+  const CheckpointRow row = row_of(id, *result.checkpoint);
+  job->least_number = std::max(job->least_number, row.number + 1);
+  std::erase_if(job->checkpoints,
+                [&](const CheckpointRow& other) { return other.number == row.number; });
+  job->checkpoints.push_back(row);
+  tx.changes.checkpoints.push_back(row);
+  note(tx, *job, EventLevel::info,
+       fs::path(row.path).filename().string() + " committed at step " + std::to_string(row.step) +
+           " (" + human_bytes(row.size) + ")");
+
+  const std::vector<int> old = checkpoints_to_delete(job->checkpoints, job->spec.checkpoint);
+  for (const int each : old) {
+    tx.changes.checkpoints_deleted.emplace_back(id, each);
+    std::erase_if(job->checkpoints,
+                  [&](const CheckpointRow& other) { return other.number == each; });
+    note(tx, *job, EventLevel::info,
+         checkpoint_folder(storage(*job), each).filename().string() + " deleted: num_to_keep is " +
+             std::to_string(*job->spec.checkpoint.num_to_keep));
+  }
+  if (!old.empty()) {
+    // The records go first: a folder that stays behind is taken in again, not missed.
+    tx.effects.push_back([this, old, folder = storage(*job)] {
+      bulk.add([old, folder] {
+        for (const int each : old) {
+          try {
+            remove_checkpoint(folder, each);
+          } catch (const Error& error) {
+            log::warn("a checkpoint stays on disk", {{"why", error.what()}});
+          }
+        }
+      });
+    });
+  }
+  const auto found = attempt->collecting.find(step);
+  if (found != attempt->collecting.end()) {
+    const nlohmann::json answer = {{"ok", true}, {"path", row.path}};
+    for (const auto& [shard, reported] : found->second.reported) {
+      if (Share* share = attempt->share(reported.node)) {
+        share->open_checkpoints.erase(reported.seq);
+        ack_when_durable(tx, *share, reported.seq, answer);
+      }
+    }
+    attempt->collecting.erase(found);
+  }
+  for (Share& share : attempt->shares) {
+    // A finished one is kept with the attempt's end when nothing else is to be done.
+    if (share.live() || attempt->file_work > 0) keep(tx, share);
+  }
+  commit(*job, std::move(tx), Urgency::now);
+  check_end(id);
+}
+
+void Engine::Impl::drop_collecting(Tx& tx, Job& job, Attempt& attempt, std::int64_t step,
+                                   const std::string& why) {
+  const auto found = attempt.collecting.find(step);
+  if (found == attempt.collecting.end()) return;
+  warn(tx, job, attempt,
+       "the checkpoint of step " + std::to_string(step) + " is not committed: " + why);
+  for (const auto& [shard, reported] : found->second.reported) {
+    if (Share* share = attempt.share(reported.node)) {
+      share->open_checkpoints.erase(reported.seq);
+      ack_when_durable(tx, *share, reported.seq, nlohmann::json{{"error", why}});
+      keep(tx, *share);
+    }
+  }
+  attempt.collecting.erase(found);
+}
+
+}  // namespace dtrain::head

@@ -1,0 +1,76 @@
+#include <algorithm>
+
+#include "agent/head/engine/impl.hpp"
+
+// What happens by the clock: silence, timeouts, leases.
+namespace dtrain::head {
+namespace {
+
+// While no node can come: once they can, they have all of their time but for this.
+constexpr std::chrono::seconds kLookWhileShut{1};
+
+}  // namespace
+
+void Engine::Impl::rearm() {
+  std::optional<Monotonic> first = std::min(next_housekeeping, next_disk_look);
+  const auto at = [&](Monotonic time) { first = std::min(*first, time); };
+  for (const JobId& id : live) {
+    const Job& job = jobs.at(id);
+    if (job.spec.queue_timeout && job.row.state == JobState::queued) {
+      at(job.created_at + *job.spec.queue_timeout);
+    }
+    if (job.spec.timeout && job.started_at && job.row.stop_cause == StopCause::none) {
+      at(*job.started_at + *job.spec.timeout);
+    }
+    if (job.not_before) at(*job.not_before);
+  }
+  if (!nodes_out.can_come()) at(clock.now() + kLookWhileShut);
+  for (const auto& [id, node] : nodes) {
+    if (next(node.row.state, NodeEvent::silence)) at(node.heard + options.node_lost_after);
+  }
+  if (armed && *armed <= *first && *armed > clock.now()) return;
+  armed = first;
+  const auto delay = std::max(std::chrono::milliseconds(0),
+                              std::chrono::ceil<std::chrono::milliseconds>(*first - clock.now()));
+  hooks.timer(delay, [this, guard = std::weak_ptr<int>(alive)] {
+    if (guard.lock()) tick();
+  });
+}
+
+void Engine::Impl::tick() {
+  armed.reset();
+  const Monotonic now = clock.now();
+  std::vector<NodeId> silent;
+  for (auto& [id, node] : nodes) {
+    if (!nodes_out.can_come()) node.heard = now;
+    if (next(node.row.state, NodeEvent::silence) && now - node.heard >= options.node_lost_after) {
+      silent.push_back(id);
+    }
+  }
+  for (const NodeId& id : silent) lose_node(nodes.at(id));
+  const std::set<JobId> all = live;
+  for (const JobId& id : all) {
+    Job* job = find(id);
+    if (job == nullptr || !job->durable || job->ended()) continue;
+    if (job->not_before && *job->not_before <= now) job->not_before.reset();
+    if (job->spec.queue_timeout && job->row.state == JobState::queued && !job->preparing &&
+        now - job->created_at >= *job->spec.queue_timeout) {
+      stop(*job, std::nullopt, StopCause::timeout,
+           "it waited longer than queue_timeout_s (" +
+               std::to_string(job->spec.queue_timeout->count()) + " s)" +
+               (job->waits.empty() ? "" : ": " + job->waits),
+           nullptr);
+    } else if (job->spec.timeout && job->started_at && job->row.stop_cause == StopCause::none &&
+               now - *job->started_at >= *job->spec.timeout) {
+      stop(*job, std::nullopt, StopCause::timeout,
+           "it ran longer than timeout_s (" + std::to_string(job->spec.timeout->count()) + " s)",
+           nullptr);
+    }
+  }
+  if (now >= next_housekeeping) housekeeping();
+  if (now >= next_disk_look) look_at_disk();
+  schedule();
+  rearm();
+}
+
+}  // namespace dtrain::head

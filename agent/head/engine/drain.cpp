@@ -1,0 +1,114 @@
+#include <algorithm>
+
+#include "agent/head/engine/impl.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/wire/json.hpp"
+
+// Nodes that are to be left alone, or leave.
+namespace dtrain::head {
+
+Node& Engine::Impl::known_node(const NodeId& id) {
+  const auto found = nodes.find(id);
+  if (found == nodes.end() || found->second.row.state == NodeState::gone) {
+    throw Error(ErrorCode::not_found, "there is no node " + printable(id.str(), false))
+        .with_hint("dtrain status lists the nodes");
+  }
+  return found->second;
+}
+
+bool Engine::Impl::has_ranks(const NodeId& id) const {
+  for (const JobId& job_id : live) {
+    const Job& job = jobs.at(job_id);
+    if (job.attempts.empty() || job.attempts.back().row.ended) continue;
+    for (const Share& share : job.attempts.back().shares) {
+      if (share.row.node == id && share.live()) return true;
+    }
+  }
+  return false;
+}
+
+// Those that were to be drained and have nothing left.
+void Engine::Impl::settle_drains() {
+  for (auto& [id, node] : nodes) {
+    if (node.row.state != NodeState::draining || has_ranks(id)) continue;
+    Tx tx;
+    set_node(tx, node, NodeEvent::drained, "it gets no new ranks");
+    commit_node(std::move(tx));
+  }
+}
+
+nlohmann::json Engine::Impl::drain(const NodeId& id, bool undo) {
+  Node& node = known_node(id);
+  Tx tx;
+  if (undo) {
+    const bool drains =
+        node.row.state == NodeState::draining || node.row.state == NodeState::drained;
+    if (drains) set_node(tx, node, NodeEvent::resume, "");
+    if (drains && !node.connected) set_node(tx, node, NodeEvent::disconnect, "it is not connected");
+  } else {
+    if (!next(node.row.state, NodeEvent::drain)) {
+      throw Error(ErrorCode::conflict,
+                  id.str() + " is " + to_string(node.row.state) + " and cannot be drained")
+          .with_hint("a lost node can be removed");
+    }
+    set_node(tx, node, NodeEvent::drain, "it gets no new ranks, and is drained when none run");
+  }
+  commit_node(std::move(tx));
+  schedule();
+  rearm();
+  return {{"node", id.str()}, {"state", to_string(nodes.at(id).row.state)}};
+}
+
+void Engine::Impl::remove_node(const NodeId& id, bool force, Answer done) {
+  Node& node = known_node(id);
+  if (node.leaving) throw Error(ErrorCode::conflict, id.str() + " is being removed");
+  if (!force && has_ranks(id)) {
+    throw Error(ErrorCode::conflict, id.str() + " has ranks running")
+        .with_hint("drain it first, or remove it with force: its attempts fail then");
+  }
+  for (const JobId& job : live) {
+    Attempt* attempt = jobs.at(job).live_attempt();
+    const Share* share = attempt == nullptr ? nullptr : attempt->share(id);
+    if (share == nullptr || !share->live() || !share->start_sent) continue;
+    stop_leftover(id, job, attempt->row.attempt);
+  }
+  // Before it is written that it left: what left must not come back.
+  node.leaving = true;
+  nodes_out.revoke(id, [this, id, done = std::move(done),
+                        guard = std::weak_ptr<int>(alive)](const std::optional<Error>& failed) {
+    if (!guard.lock()) return;
+    nodes.at(id).leaving = false;
+    if (failed) schedule();
+    done(failed ? wire::error_to_json(*failed) : removed(id));
+  });
+}
+
+nlohmann::json Engine::Impl::removed(const NodeId& id) {
+  Node& node = nodes.at(id);
+  lose_shares(node, id.str() + " was removed from the cluster");
+  node.connected = false;
+  node.leftovers.clear();
+  Tx tx;
+  set_node(tx, node, NodeEvent::leave, "it was removed from the cluster");
+  commit_node(std::move(tx));
+  nodes_out.give_up(id);
+  options.expected_nodes = std::max(1, options.expected_nodes - 1);
+  schedule();
+  rearm();
+  return {{"node", id.str()}, {"state", to_string(NodeState::gone)}};
+}
+
+nlohmann::json Engine::drain(const NodeId& node, bool undo) {
+  return impl_->drain(node, undo);
+}
+
+void Engine::remove_node(const NodeId& node, bool force, Answer done) {
+  impl_->remove_node(node, force, std::move(done));
+}
+
+void Engine::expect_nodes(int count) {
+  impl_->options.expected_nodes = count;
+  impl_->schedule();
+}
+
+}  // namespace dtrain::head

@@ -1,0 +1,172 @@
+#include <algorithm>
+
+#include "agent/head/engine/impl.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/wire/json.hpp"
+
+// The end of attempts: one rank's failure ends all, and what follows from the end of all.
+namespace dtrain::head {
+namespace {
+
+nlohmann::json error_json(const std::string& message, int attempt,
+                          const std::optional<RankRow>& cause) {
+  nlohmann::json error = {
+      {"message", message}, {"attempt", attempt},   {"rank", nullptr},
+      {"node", nullptr},    {"exit_code", nullptr}, {"signal", nullptr},
+      {"cause", ""},        {"error_message", ""},  {"last_lines", nlohmann::json::array()}};
+  if (!cause) return error;
+  error["rank"] = cause->rank;
+  error["node"] = cause->node.str();
+  error["exit_code"] = ProcessExit{cause->code, cause->signal}.shell_code();
+  if (cause->signal != 0) error["signal"] = cause->signal;
+  error["cause"] = cause->cause;
+  error["error_message"] = cause->error_message;
+  error["last_lines"] = cause->last_lines;
+  return error;
+}
+
+}  // namespace
+
+nlohmann::json error_without_rank(const std::string& message, int attempt) {
+  return error_json(message, attempt, std::nullopt);
+}
+
+void Engine::Impl::fail_attempt(Tx& tx, Job& job, Attempt& attempt, const std::string& reason,
+                                const NodeId& but) {
+  if (attempt.failure.empty()) {
+    attempt.failure = reason;
+    attempt.row.reason = reason;
+    note(tx, job, EventLevel::error, reason);
+  }
+  if (!attempt.ending()) enter(tx, attempt, AttemptEvent::stop);
+  drop_unsent(job, attempt, tx);
+  // At once, not when it is on disk: that a rank failed cannot be undone.
+  send_stops(job, attempt, but);
+}
+
+void Engine::Impl::send_stops(Job& job, Attempt& attempt, const NodeId& but) {
+  wire::StopRanks stop;
+  stop.reason = job.row.stop_cause != StopCause::none ? job.row.reason : attempt.failure;
+  if (job.row.stop_grace_s) stop.grace = std::chrono::seconds(*job.row.stop_grace_s);
+  for (const Share& share : attempt.shares) {
+    if (!share.live() || !share.start_sent || share.row.node == but) continue;
+    nodes_out.send(share.row.node, job.row.id, attempt.row.attempt, stop);
+  }
+}
+
+// Shares that were never told to start have nothing to end.
+void Engine::Impl::drop_unsent(const Job& job, Attempt& attempt, Tx& tx) {
+  if (!attempt.durable) return;
+  for (Share& share : attempt.shares) {
+    if (share.start_sent || !share.live()) continue;
+    unstage(job, attempt, share);
+    share.row.state = ShareState::finished;
+    share.row.outcome = "stopped";
+    share.row.reason = "it was not started";
+    tx.changes.shares.push_back(share.row);
+  }
+}
+
+void Engine::Impl::check_end(const JobId& id) {
+  Job* job = find(id);
+  Attempt* attempt = job == nullptr || job->preparing ? nullptr : job->live_attempt();
+  if (attempt == nullptr || !attempt->durable || attempt->file_work > 0) return;
+  for (const Share& share : attempt->shares) {
+    if (share.live()) return;
+  }
+  end_attempt(*job, *attempt);
+}
+
+void Engine::Impl::end_attempt(Job& job, Attempt& attempt) {
+  Tx tx;
+  while (!attempt.collecting.empty()) {
+    drop_collecting(tx, job, attempt, attempt.collecting.begin()->first,
+                    "the attempt ended before all of its shards were reported");
+  }
+  std::vector<RankRow> ranks;
+  for (auto& [number, rank] : attempt.ranks) {
+    if (const auto lost = next(rank.state, RankEvent::lose)) {
+      rank.state = *lost;
+      tx.changes.ranks.push_back(rank);
+    }
+    ranks.push_back(rank);
+  }
+  std::optional<RankRow> cause = root_cause(ranks);
+  // That ranks could not be started is the cause, whatever others did meanwhile.
+  const auto lasting =
+      std::find_if(attempt.shares.begin(), attempt.shares.end(),
+                   [](const Share& share) { return share.row.outcome == "lasting"; });
+  if (lasting != attempt.shares.end()) cause.reset();
+  bool lost = false;
+  bool failed = cause.has_value();
+  bool stopped = false;
+  std::string reason = cause ? describe(*cause) : "";
+  if (lasting != attempt.shares.end()) reason = lasting->row.reason;
+  for (Share& share : attempt.shares) {
+    const bool bad = share.row.outcome == "failed" || share.row.outcome == "lasting" ||
+                     share.row.outcome == "lost";
+    lost = lost || share.row.outcome == "lost";
+    failed = failed || bad;
+    stopped = stopped || share.row.outcome == "stopped";
+    if (bad && reason.empty()) reason = share.row.reason;
+    keep(tx, share);
+  }
+  // That nothing but a stop of ours ended it is the only case in which "stopped" is no failure.
+  const bool by_us = job.row.stop_cause != StopCause::none;
+  if (!failed && stopped && !by_us) {
+    failed = true;
+    reason = attempt.failure;
+    for (const Share& share : attempt.shares) {
+      if (reason.empty() && share.row.outcome == "stopped") reason = share.row.reason;
+    }
+  }
+  if (by_us && !(failed && !attempt.failure.empty())) reason = job.row.reason;
+  if (reason.empty() && (failed || stopped)) reason = "it ended before it was done";
+
+  AttemptEvent event = AttemptEvent::succeed;
+  if (stopped) event = AttemptEvent::end_stopped;
+  if (failed) event = lost && !cause ? AttemptEvent::lose : AttemptEvent::fail;
+  attempt.row.reason = event == AttemptEvent::succeed ? "" : printable(reason);
+  enter(tx, attempt, event);
+
+  AttemptEnd end{attempt.row.state, attempt.row.reason, false, lasting != attempt.shares.end()};
+  for (const RankRow& rank : ranks) end.address_in_use = end.address_in_use || rank.address_in_use;
+  const RestartDecision decision = decide_restart(
+      end, job.row.stop_cause, {job.row.restarts, job.row.port_retries}, job.spec.max_restarts);
+  job.row.restarts = decision.so_far.restarts;
+  job.row.port_retries = decision.so_far.port_retries;
+  using What = RestartDecision::What;
+  switch (decision.what) {
+    case What::succeed:
+      job.row.exit_code = 0;
+      note(tx, job, EventLevel::info, "succeeded");
+      enter(tx, job, JobEvent::succeed, "");
+      break;
+    case What::stop:
+      note(tx, job, EventLevel::info, "stopped");
+      enter(tx, job, JobEvent::end_stopped, decision.reason);
+      break;
+    case What::fail:
+      if (cause) job.row.exit_code = ProcessExit{cause->code, cause->signal}.shell_code();
+      job.row.error = wire::dump(error_json(decision.reason, attempt.row.attempt, cause));
+      note(tx, job, EventLevel::error, "failed: " + decision.reason);
+      enter(tx, job, JobEvent::fail, decision.reason);
+      break;
+    case What::restart:
+      note(tx, job, EventLevel::warning, decision.reason);
+      job.progress = nullptr;
+      job.waits_noted = 0;
+      enter(tx, job, JobEvent::restart, decision.reason);
+      break;
+  }
+  attempt.ranks.clear();
+  tx.effects.push_back([this] {
+    schedule();  // those that come after it
+    rearm();
+  });
+  commit(job, std::move(tx), Urgency::now);
+  schedule();
+  rearm();
+}
+
+}  // namespace dtrain::head

@@ -1,0 +1,331 @@
+#include <algorithm>
+
+#include "agent/head/engine/impl.hpp"
+#include "launcher/core/log.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/wire/json.hpp"
+
+// What supervisors say. Each event takes effect once, and is acknowledged when what follows from it
+// is durable; acknowledgements of one node's attempt go out in order, because each covers all
+// before it.
+namespace dtrain::head {
+namespace {
+
+constexpr int kWarningsOfAttempt = 1000;
+
+bool wants_answer(const nlohmann::json& report) {
+  const auto ack = report.find("ack");
+  return ack != report.end() && ack->is_boolean() && ack->get<bool>();
+}
+
+}  // namespace
+
+void Engine::Impl::ack(const JobId& job_id, int number, const NodeId& node, std::uint64_t seq,
+                       std::optional<nlohmann::json> answer) {
+  Job* job = find(job_id);
+  Attempt* attempt = job == nullptr ? nullptr : job->find_attempt(number);
+  Share* share = attempt == nullptr ? nullptr : attempt->share(node);
+  if (share == nullptr) return;
+  const auto pending = share->acks.find(seq);
+  if (pending == share->acks.end()) return;
+  pending->second.ready = true;
+  pending->second.answer = std::move(answer);
+  // One for a row of events without answers.
+  std::vector<wire::EventAck> out;
+  while (!share->acks.empty() && share->acks.begin()->second.ready) {
+    const auto first = share->acks.begin();
+    if (!out.empty() && !out.back().answer) out.pop_back();
+    out.push_back({first->first, std::move(first->second.answer)});
+    share->acks.erase(first);
+  }
+  for (const wire::EventAck& each : out) nodes_out.send(node, job_id, number, each);
+}
+
+void Engine::Impl::ack_when_durable(Tx& tx, const Share& share, std::uint64_t seq,
+                                    std::optional<nlohmann::json> answer) {
+  tx.when_durable.push_back([this, job = share.row.job, number = share.row.attempt,
+                             node = share.row.node, seq,
+                             answer = std::move(answer)] { ack(job, number, node, seq, answer); });
+}
+
+void Engine::Impl::keep(Tx& tx, Share& share) {
+  // A report that is still being worked on is sent again to a head that is started anew; so is
+  // what came after it.
+  share.row.seq = share.open_checkpoints.empty() ? share.seen : *share.open_checkpoints.begin() - 1;
+  tx.changes.shares.push_back(share.row);
+  if (share.finish_seq && share.open_checkpoints.empty()) {
+    ack_when_durable(tx, share, *share.finish_seq);
+    share.finish_seq.reset();
+  }
+}
+
+nlohmann::json Engine::Impl::answer_again(const Job& job, int attempt,
+                                          const nlohmann::json& report) const {
+  nlohmann::json answer = {{"ok", true}};
+  if (report.value("type", "") != "checkpoint") return answer;
+  const std::int64_t step = report.value("step", std::int64_t{-1});
+  for (const CheckpointRow& row : job.checkpoints) {
+    if (row.attempt == attempt && row.step == step) answer["path"] = row.path;
+  }
+  return answer;
+}
+
+void Engine::Impl::event(const NodeId& node_id, const JobId& job_id, int number,
+                         const wire::AttemptEvent& event) {
+  heard(node_id);
+  Job* job = find(job_id);
+  Attempt* attempt = job == nullptr ? nullptr : job->find_attempt(number);
+  Share* share = attempt == nullptr ? nullptr : attempt->share(node_id);
+  const auto node = nodes.find(node_id);
+  const bool finished = std::holds_alternative<wire::NodeFinished>(event.body);
+  const bool old = share == nullptr || attempt->row.ended || !share->live() ||
+                   share->row.state == ShareState::lost;
+
+  if (share != nullptr && event.seq <= share->seen) {
+    // A repeat. If the first is still on its way to the disk, it is acknowledged then.
+    if (finished && node != nodes.end()) node->second.leftovers.erase({job_id, number});
+    if (!share->acks.contains(event.seq)) {
+      wire::EventAck again{event.seq, std::nullopt};
+      if (const auto* report = std::get_if<wire::RankReport>(&event.body);
+          report != nullptr && wants_answer(report->body)) {
+        again.answer = answer_again(*job, number, report->body);
+      }
+      nodes_out.send(node_id, job_id, number, again);
+    }
+    if (finished) schedule();
+    return;
+  }
+  if (old) {
+    // Of an epoch that was given up, or of a job that is forgotten: no effect, but it may forget
+    // it too.
+    wire::EventAck refused{event.seq, std::nullopt};
+    if (const auto* report = std::get_if<wire::RankReport>(&event.body);
+        report != nullptr && wants_answer(report->body)) {
+      refused.answer = nlohmann::json{{"error", "this attempt was given up"}};
+    }
+    nodes_out.send(node_id, job_id, number, refused);
+    if (node == nodes.end()) return;
+    if (finished) {
+      node->second.leftovers.erase({job_id, number});
+      if (job != nullptr && !job->attempts.empty() && job->attempts.back().row.attempt == number) {
+        job->not_before.reset();
+      }
+      schedule();
+      rearm();
+    } else if (share == nullptr || share->row.state != ShareState::finished) {
+      const bool known_job = job != nullptr;
+      if (!known_job || node->second.leftovers.insert({job_id, number}).second) {
+        stop_leftover(node_id, job_id, number);
+      }
+    }
+    return;
+  }
+
+  share->seen = event.seq;
+  share->acks[event.seq] = {};
+  share->start_sent = true;
+  if (share->row.state == ShareState::waiting) share->row.state = ShareState::running;
+  std::visit([&](const auto& body) { apply(*job, *attempt, *share, event.seq, body); }, event.body);
+}
+
+void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,
+                         const wire::MasterReady& body) {
+  Tx tx;
+  attempt.row.master_port = body.port;
+  tx.changes.attempts.push_back(attempt.row);
+  keep(tx, share);
+  ack_when_durable(tx, share, seq);
+  commit(job, std::move(tx), Urgency::soon);
+  advance(job, attempt);
+}
+
+void Engine::Impl::apply(Job& job, Attempt&, Share& share, std::uint64_t seq,
+                         const wire::SetupStarted&) {
+  Tx tx;
+  note(tx, job, EventLevel::info, "setup runs on " + share.row.node.str());
+  keep(tx, share);
+  ack_when_durable(tx, share, seq);
+  commit(job, std::move(tx), Urgency::soon);
+}
+
+void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,
+                         const wire::RanksStarted& body) {
+  Tx tx;
+  share.row.ranks_started = true;
+  for (const wire::RanksStarted::Rank& started_rank : body.ranks) {
+    RankRow& rank = attempt.ranks[started_rank.rank];
+    rank.job = job.row.id;
+    rank.attempt = attempt.row.attempt;
+    rank.rank = started_rank.rank;
+    rank.node = share.row.node;
+    rank.state = next(rank.state, RankEvent::start).value_or(rank.state);
+    rank.pid = started_rank.pid;
+    tx.changes.ranks.push_back(rank);
+  }
+  const bool all = std::all_of(attempt.shares.begin(), attempt.shares.end(),
+                               [](const Share& each) { return each.row.ranks_started; });
+  if (all && !attempt.ending() && attempt.row.state == AttemptState::starting) {
+    attempt.row.started = clock.wall();
+    enter(tx, attempt, AttemptEvent::run);
+    if (job.row.state == JobState::starting) enter(tx, job, JobEvent::run, job.overtakes);
+  }
+  keep(tx, share);
+  ack_when_durable(tx, share, seq);
+  commit(job, std::move(tx), Urgency::soon);
+}
+
+void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,
+                         const wire::RankReport& body) {
+  const std::string type = body.body.value("type", "");
+  if (type == "metrics") {
+    metrics_report(job, attempt, share, seq, body);
+    return;
+  }
+  if (type == "checkpoint") {
+    checkpoint_report(job, attempt, share, seq, body);
+    return;
+  }
+  if (type == "progress") {
+    nlohmann::json progress = body.body;
+    progress["rank"] = body.rank;
+    progress.erase("ack");
+    nlohmann::json frame = progress;
+    progress.erase("type");
+    const bool first = job.progress.is_null();
+    if (first || body.rank == 0 || job.progress.value("rank", 0) != 0) {
+      job.progress = std::move(progress);
+    }
+    hooks.news({job.row.id, std::move(frame)});
+  }
+  // Nothing of it is kept.
+  std::optional<nlohmann::json> answer;
+  if (wants_answer(body.body)) answer = nlohmann::json{{"ok", true}};
+  ack(job.row.id, attempt.row.attempt, share.row.node, seq, std::move(answer));
+}
+
+void Engine::Impl::metrics_report(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,
+                                  const wire::RankReport& report) {
+  const nlohmann::json& values = report.body.at("metrics");
+  const std::int64_t step = report.body.value("step", std::int64_t{0});
+  Tx tx;
+  MetricsRow row;
+  row.job = job.row.id;
+  row.attempt = attempt.row.attempt;
+  row.rank = report.rank;
+  row.seq = seq;
+  row.step = step;
+  row.time = clock.wall();
+  row.metrics = wire::dump(values);
+  tx.changes.metrics.push_back(std::move(row));
+  // The last values are those of the lowest rank that reports the name.
+  for (const auto& [name, value] : values.items()) {
+    const auto known_value = job.metrics.find(name);
+    if (known_value != job.metrics.end() && known_value->value("rank", 0) < report.rank) continue;
+    job.metrics[name] = {{"value", value}, {"rank", report.rank}};
+  }
+  job.row.step = std::max(job.row.step.value_or(0), step);
+  tx.job = true;
+  keep(tx, share);
+  const bool answered = wants_answer(report.body);
+  ack_when_durable(tx, share, seq,
+                   answered ? std::optional(nlohmann::json{{"ok", true}}) : std::nullopt);
+  commit(job, std::move(tx), answered ? Urgency::now : Urgency::soon);
+  hooks.news({job.row.id,
+              {{"type", "metrics"}, {"rank", report.rank}, {"step", step}, {"metrics", values}}});
+}
+
+void Engine::Impl::warn(Tx& tx, Job& job, Attempt& attempt, const std::string& message) {
+  ++attempt.warnings;
+  if (attempt.warnings > kWarningsOfAttempt) return;
+  note(tx, job, EventLevel::warning,
+       attempt.warnings == kWarningsOfAttempt
+           ? "too many warnings of this attempt; the rest is not kept"
+           : message);
+}
+
+void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,
+                         const wire::AttemptWarning& body) {
+  Tx tx;
+  warn(tx, job, attempt,
+       (body.rank ? "rank " + std::to_string(*body.rank) : share.row.node.str()) + ": " +
+           body.message);
+  keep(tx, share);
+  ack_when_durable(tx, share, seq);
+  commit(job, std::move(tx), Urgency::soon);
+}
+
+void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,
+                         const wire::RankExited& body) {
+  Tx tx;
+  RankRow& rank = attempt.ranks[body.rank];
+  rank.job = job.row.id;
+  rank.attempt = attempt.row.attempt;
+  rank.rank = body.rank;
+  rank.node = share.row.node;
+  rank.state = next(rank.state, body.exit.signal != 0 ? RankEvent::kill : RankEvent::exit)
+                   .value_or(rank.state);
+  rank.code = body.exit.code;
+  rank.signal = body.exit.signal;
+  rank.ended = body.time;
+  rank.stopped = body.stopped;
+  rank.cause = printable(body.cause, false);
+  rank.error_message = body.error_message;
+  rank.error_time = body.error_time;
+  rank.last_lines = body.last_lines;
+  rank.address_in_use = body.address_in_use;
+  tx.changes.ranks.push_back(rank);
+  keep(tx, share);
+  ack_when_durable(tx, share, seq);
+  if (!body.exit.ok() && !body.stopped) {
+    const std::string what = describe(rank);
+    if (!attempt.failure.empty()) note(tx, job, EventLevel::error, what);
+    fail_attempt(tx, job, attempt, what, share.row.node);
+  }
+  commit(job, std::move(tx), Urgency::soon);
+}
+
+void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,
+                         const wire::NodeFinished& body) {
+  Tx tx;
+  share.row.state = ShareState::finished;
+  switch (body.outcome) {
+    case wire::NodeFinished::Outcome::succeeded:
+      share.row.outcome = "succeeded";
+      break;
+    case wire::NodeFinished::Outcome::failed:
+      share.row.outcome = body.lasting ? "lasting" : "failed";
+      break;
+    case wire::NodeFinished::Outcome::stopped:
+      share.row.outcome = "stopped";
+      break;
+  }
+  share.row.reason = body.reason;
+  share.finish_seq = seq;
+  if (body.dropped_bytes > 0) {
+    note(tx, job, EventLevel::warning,
+         human_bytes(body.dropped_bytes) + " of output were dropped on " + share.row.node.str() +
+             " for want of disk space");
+  }
+  if (!body.unkillable.empty()) {
+    std::vector<std::string> pids;
+    for (const pid_t pid : body.unkillable) pids.push_back(std::to_string(pid));
+    note(tx, job, EventLevel::warning,
+         "processes on " + share.row.node.str() + " cannot be killed: " + join(pids, ", "));
+  }
+  const bool more_live = std::any_of(attempt.shares.begin(), attempt.shares.end(),
+                                     [](const Share& each) { return each.live(); });
+  if (body.outcome == wire::NodeFinished::Outcome::failed && more_live) {
+    fail_attempt(tx, job, attempt,
+                 body.reason.empty() ? "it failed on " + share.row.node.str() : body.reason,
+                 share.row.node);
+  }
+  // While its checkpoints are being committed, its end is not kept: a head that is started anew
+  // hears both again. The last end of all goes with what follows from it.
+  if (attempt.file_work == 0 && more_live) keep(tx, share);
+  if (!tx.changes.events.empty() || !tx.changes.shares.empty() || !tx.changes.attempts.empty()) {
+    commit(job, std::move(tx), Urgency::soon);
+  }
+  check_end(job.row.id);
+}
+
+}  // namespace dtrain::head

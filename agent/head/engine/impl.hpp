@@ -1,0 +1,387 @@
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "agent/head/engine/engine.hpp"
+#include "agent/head/engine/queue.hpp"
+#include "agent/head/engine/restart.hpp"
+#include "agent/head/engine/retention.hpp"
+#include "agent/head/store/checkpoints.hpp"
+#include "agent/head/store/rows.hpp"
+#include "agent/head/store/store.hpp"
+#include "launcher/core/worker.hpp"
+
+// The engine's inside, for its own files only. Everything here is the engine's thread's.
+//
+// How a thing that happens goes through: the rows in memory change at once; the same change goes to
+// the store as one Tx; what the world may see or feel of it (a frame, an answer, a start) is an
+// effect, which runs when the change is durable, for one job in the order in which things happened.
+namespace dtrain::head {
+
+// An event of a supervisor that is not acknowledged yet. Acknowledgements go out in order.
+struct PendingAck {
+  bool ready = false;
+  std::optional<nlohmann::json> answer;
+};
+
+struct Share {
+  ShareRow row;
+  bool start_sent = false;
+  bool prepare_sent = false;
+  bool prepared = false;
+  // Of the attempt's content there.
+  bool stage_sent = false;
+  bool staged = false;
+  std::uint64_t stage_done = 0;  // bytes
+  std::uint64_t stage_total = 0;
+  std::uint64_t seen = 0;                    // the newest event, durable or not
+  std::set<std::uint64_t> open_checkpoints;  // reports that are being worked on, by seq
+  std::optional<std::uint64_t> finish_seq;   // of NodeFinished, until a commit has it
+  std::map<std::uint64_t, PendingAck> acks;
+
+  bool live() const { return row.state == ShareState::waiting || row.state == ShareState::running; }
+};
+
+// The shards of one step, until the checkpoint is committed.
+struct Collecting {
+  struct Shard {
+    NodeId node;
+    std::uint64_t seq = 0;
+    bool placed = false;
+  };
+  int shards = 1;
+  nlohmann::json metrics = nlohmann::json::object();
+  std::map<int, Shard> reported;
+  bool committing = false;
+};
+
+struct Attempt {
+  AttemptRow row;
+  bool durable = false;
+  bool from_store = false;  // it was there when the engine started
+  std::vector<Share> shares;
+  std::map<int, RankRow> ranks;                   // those that have started or ended
+  std::map<std::int64_t, Collecting> collecting;  // by step
+  int file_work = 0;                              // tasks of its checkpoints at the worker
+  int warnings = 0;
+  std::string failure;  // why it is being ended, other than a stop
+  // Before its ranks start.
+  std::string token_file;  // in a storage that all nodes must see
+  std::string token;
+  bool pairs_asked = false;
+  bool pairs_passed = false;
+
+  Share* share(const NodeId& node);
+  bool ending() const { return row.state == AttemptState::stopping; }
+};
+
+struct Effect {
+  std::uint64_t gate = 0;  // number of the commit that must be durable first; 0: none
+  std::function<void()> run;
+};
+
+struct Job {
+  JobRow row;
+  JobSpec spec;
+  bool durable = false;
+  std::int64_t order = 0;
+  Monotonic created_at;
+  std::optional<Monotonic> started_at;
+  std::vector<Attempt> attempts;
+  std::vector<CheckpointRow> checkpoints;             // by number
+  int least_number = 0;                               // of the next checkpoint
+  nlohmann::json metrics = nlohmann::json::object();  // {name: {"value", "rank"}}
+  nlohmann::json progress;                            // the newest, or null
+  std::string waits;                                  // the queue's reason
+  std::string overtakes;                              // why its attempt starts before another's
+  int waits_noted = 0;
+  std::optional<Monotonic> not_before;  // a lost node's lease runs until then
+  bool preparing = false;               // the newest attempt is with the worker
+  Monotonic staging_told;               // when followers last heard how far it is
+  std::vector<Engine::Answer> submitters;
+
+  // What the world has been told.
+  struct Shown {
+    JobState state = JobState::queued;
+    std::string reason;
+    std::optional<int> exit_code;
+    std::optional<WallTime> ended;
+    std::string error;
+    std::int64_t event = 0;
+  } shown;
+  std::deque<Effect> outbox;
+
+  bool ended() const { return is_final(row.state); }
+  // The attempt that is under way; null when there is none.
+  Attempt* live_attempt();
+  Attempt* find_attempt(int number);
+};
+
+struct Node {
+  NodeRow row;
+  std::string glibc;
+  bool connected = false;
+  bool leaving = false;  // it is being removed
+  Monotonic heard;
+  std::string head_address;
+  std::vector<wire::Interface> interfaces;
+  std::set<std::string> features;
+  std::set<std::pair<JobId, int>> leftovers;  // old epochs that may still live there
+};
+
+// One thing that happened, on its way to the store.
+struct Tx {
+  Changes changes;
+  bool job = false;  // the job's row goes along
+  std::vector<std::function<void()>> effects;
+  std::vector<std::function<void()>> when_durable;  // also for Urgency::soon; for acknowledgements
+};
+
+// The error of docs/api.md for a failure that no rank is the cause of.
+nlohmann::json error_without_rank(const std::string& message, int attempt);
+
+struct Engine::Impl {
+  Impl(EngineOptions o, const Clock& c, Nodes& n, Hooks h, std::unique_ptr<Store> s);
+  ~Impl();
+
+  // load.cpp
+  void load();
+  void clear_old_secrets();
+
+  // engine.cpp: transactions and effects
+  Job* find(const JobId& id);
+  const Job& known(const JobId& id) const;  // Error(not_found)
+  Job& known(const JobId& id);
+  void commit(Job& job, Tx tx, Urgency urgency);
+  void flush(const JobId& id);
+  void note(Tx& tx, Job& job, EventLevel level, const std::string& message);
+  void enter(Tx& tx, Job& job, JobEvent event, const std::string& reason);
+  void enter(Tx& tx, Attempt& attempt, AttemptEvent event);
+  void tell_state(const Job& job) const;
+  void post(std::function<void()> task);  // dropped when the engine is gone
+  template <typename Result>
+  void work(Worker& worker, std::function<Result()> task, std::function<void(Result)> then);
+
+  // api.cpp
+  void submitted(const JobId& id, std::exception_ptr failure);
+  void submit(const std::string& submission_id, JobSpec spec,
+              const std::map<std::string, std::string>& secrets, Answer done);
+  // Secrets are on the disk before anything is known of their job.
+  void keep_secrets(Job& job, std::string text);
+  void prepare_submitted(Job& job);
+  // The job's first rows go to the store, with what `tx` has of it.
+  void keep_submitted(Job& job, Tx tx);
+  void stop(Job& job, std::optional<std::chrono::seconds> grace, StopCause cause,
+            const std::string& reason, Answer done);
+  // `reason`: why it goes by itself; empty: somebody asked for it.
+  void remove(Job& job, const std::string& reason, Answer done);
+  void stop_all(Answer done);
+  void check_drained();
+
+  // schedule.cpp
+  std::vector<NodeCapacity> capacities() const;
+  std::vector<WaitingJob> waiting() const;
+  std::vector<RunningJob> running() const;
+  int missing_nodes() const;
+  std::string held(const Job& job) const;
+  void schedule();
+  void settle_dependents();
+  void begin_attempt(Job& job, const QueueDecision::Start& start);
+  struct Prepared {
+    StorageScan scan;
+    std::optional<Error> error;
+  };
+  void prepared(const JobId& id, const std::string& token, Prepared result);
+  void advance(Job& job, Attempt& attempt);
+
+  // prepare.cpp
+  bool remote(const Share& share) const;  // on another machine than the head
+  bool many_machines(const Attempt& attempt) const;
+  // As the node of the share sees them.
+  std::string storage_of(const Job& job, const Share& share) const;
+  std::optional<std::string> checkpoint_of(const Job& job, const Attempt& attempt,
+                                           const Share& share) const;
+  void choose_addresses(Attempt& attempt) const;
+  // Asks for what is missing; true once all of it is there.
+  bool ready_to_start(Job& job, Attempt& attempt);
+  bool prepare_share(Job& job, Attempt& attempt, Share& share);
+  void attempt_prepared(const NodeId& node, const JobId& job, int attempt,
+                        const std::optional<Error>& error);
+  void pairs_checked(const JobId& job, int attempt, const std::vector<std::string>& broken);
+  void give_up_start(Job& job, Attempt& attempt, const std::string& reason);
+
+  // schedule.cpp
+  void send_start(Job& job, Attempt& attempt, Share& share);
+
+  // end.cpp
+  // Ends the ranks of all shares but `but`, for a reason that is not a stop.
+  void fail_attempt(Tx& tx, Job& job, Attempt& attempt, const std::string& reason,
+                    const NodeId& but);
+  void send_stops(Job& job, Attempt& attempt, const NodeId& but);
+  void drop_unsent(const Job& job, Attempt& attempt, Tx& tx);
+  void check_end(const JobId& id);
+  void end_attempt(Job& job, Attempt& attempt);
+
+  // content.cpp
+  void check_glibc(const JobSpec& spec) const;  // Error(conflict)
+  bool content_in_place(Job& job, Attempt& attempt);
+  void staging(const NodeId& node, const wire::Staging& news);
+  void unstage(const Job& job, const Attempt& attempt, Share& share);
+  std::optional<JobContent> content_for(const NodeId& node, const JobId& id, int number);
+  static std::string staging_reason(const Job& job);
+  std::string reason_of(const Job& job) const;  // as it is shown
+
+  // clock.cpp
+  void tick();
+  void rearm();
+
+  // storage.cpp
+  std::optional<std::string> held_by(const JobId& id) const;
+  void finish_deletions();
+  void clear_forgotten(const NodeId& node, const std::vector<JobId>& on_disk);
+  nlohmann::json forgotten_lately() const;
+  void pulled(const Job& job, const std::set<int>& numbers, Answer done);
+  void look_at_disk();
+  void housekeeping();
+  void forget_by_setting(const Forgetting& what);
+  void set_storage(const StorageSpec& settings);
+
+  // nodes.cpp
+  void joined(const NodeInfo& info);
+  void heard(const NodeId& id);
+  void gone(const NodeId& id);
+  void lose_node(Node& node);
+  void set_node(Tx& tx, Node& node, NodeEvent event, const std::string& reason);
+  void commit_node(Tx tx);
+  Node& known_node(const NodeId& id);  // Error(not_found)
+  bool has_ranks(const NodeId& id) const;
+  void settle_drains();
+  nlohmann::json drain(const NodeId& id, bool undo);
+  void remove_node(const NodeId& id, bool force, Answer done);
+  nlohmann::json removed(const NodeId& id);
+  void lose_shares(Node& node, const std::string& reason);
+  void stop_leftover(const NodeId& node, const JobId& job, int attempt);
+  void share_broken(const NodeId& node, const JobId& job, int attempt, const std::string& reason,
+                    bool lost_supervisor, const std::vector<pid_t>& unkillable);
+
+  // events.cpp
+  void event(const NodeId& node, const JobId& job, int attempt, const wire::AttemptEvent& event);
+  void apply(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,
+             const wire::MasterReady& body);
+  void apply(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,
+             const wire::SetupStarted& body);
+  void apply(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,
+             const wire::RanksStarted& body);
+  void apply(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,
+             const wire::RankReport& body);
+  void apply(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,
+             const wire::AttemptWarning& body);
+  void apply(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,
+             const wire::RankExited& body);
+  void apply(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,
+             const wire::NodeFinished& body);
+  void metrics_report(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,
+                      const wire::RankReport& report);
+  void warn(Tx& tx, Job& job, Attempt& attempt, const std::string& message);
+  // The share's row goes with the transaction; when durable, `seq` is acknowledged.
+  void keep(Tx& tx, Share& share);
+  void ack_when_durable(Tx& tx, const Share& share, std::uint64_t seq,
+                        std::optional<nlohmann::json> answer = std::nullopt);
+  void ack(const JobId& job, int attempt, const NodeId& node, std::uint64_t seq,
+           std::optional<nlohmann::json> answer);
+  nlohmann::json answer_again(const Job& job, int attempt, const nlohmann::json& report) const;
+
+  // checkpoints.cpp
+  fs::path storage(const Job& job) const;
+  void checkpoint_report(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,
+                         const wire::RankReport& report);
+  struct Placed {
+    std::optional<CommittedCheckpoint> adopted;  // it had been committed before a crash
+    std::optional<Error> error;
+    bool fetch = false;  // it is to be brought from its node first
+  };
+  void fetch_shard(const JobId& id, const ShardReport& task, const NodeId& node);
+  void shard_placed(const JobId& id, int attempt, std::int64_t step, int shard, Placed result);
+  struct Committed {
+    std::optional<CommittedCheckpoint> checkpoint;
+    std::optional<Error> error;
+  };
+  void start_commit(Job& job, Attempt& attempt, std::int64_t step);
+  void committed(const JobId& id, int attempt, std::int64_t step, Committed result);
+  // Answers all shards of a step with an error; the step may be reported again.
+  void drop_collecting(Tx& tx, Job& job, Attempt& attempt, std::int64_t step,
+                       const std::string& why);
+  void reconcile(Tx& tx, Job& job, const StorageScan& scan);
+  static CheckpointRow row_of(const JobId& job, const CommittedCheckpoint& checkpoint);
+
+  // lineage.cpp
+  void check_origin(const JobSpec& spec) const;  // throws Error
+  std::vector<std::string> content_wanted(const JobSpec& spec) const;
+  void take_over(Job& job);
+  void taken_over(const JobId& id, Prepared result);
+  void drop_storage(const Job& job);
+  std::string start_path(const Job& job) const;  // of a job with `start`, as the head sees it
+  // By which nodes know the checkpoint of an attempt.
+  std::optional<int> checkpoint_number(const Job& job, const std::string& path) const;
+
+  // view.cpp
+  nlohmann::json status() const;
+  std::vector<std::string> warnings() const;
+  nlohmann::json summary(const Job& job) const;
+  nlohmann::json details(const Job& job) const;
+  nlohmann::json plan(const JobSpec& spec) const;
+  fs::path log_folder(const Share& share) const;
+
+  EngineOptions options;
+  const Clock& clock;
+  Nodes& nodes_out;
+  Hooks hooks;
+  WallTime started;
+  std::map<JobId, Job> jobs;
+  std::set<JobId> live;        // jobs that have not ended
+  std::set<JobId> submitting;  // those that are not durable yet
+  std::map<std::string, JobId> submissions;
+  std::map<NodeId, Node> nodes;
+  std::map<JobId, ForgottenRow> forgotten;
+  std::int64_t last_event = 0;
+  std::int64_t last_order = 0;
+  std::uint64_t commits = 0;
+  std::uint64_t durable = 0;  // number of the newest durable urgent commit
+  std::optional<Monotonic> armed;
+  Monotonic next_housekeeping;
+  bool housekeeping_runs = false;
+  Monotonic next_disk_look;
+  bool disk_look_runs = false;
+  DiskUse disk;
+  bool scheduling = false;
+  bool shutting_down = false;
+  std::vector<Answer> drained;
+
+  std::shared_ptr<int> alive = std::make_shared<int>(0);
+  std::unique_ptr<Store> store;
+  // Last, so that they end first: starts of attempts do not wait behind gigabytes of checkpoints.
+  Worker quick;
+  Worker bulk;
+  Worker history;  // what is read from the store and may be long
+  Worker tidy;     // what nobody waits for: sizes, and what is deleted
+};
+
+template <typename Result>
+void Engine::Impl::work(Worker& worker, std::function<Result()> task,
+                        std::function<void(Result)> then) {
+  const std::weak_ptr<int> guard = alive;
+  worker.add([task = std::move(task), then = std::move(then), post_out = hooks.post, guard] {
+    auto result = std::make_shared<Result>(task());
+    post_out([result, then, guard] {
+      if (guard.lock()) then(std::move(*result));
+    });
+  });
+}
+
+}  // namespace dtrain::head

@@ -1,0 +1,107 @@
+#include "agent/head/engine/impl.hpp"
+#include "launcher/core/log.hpp"
+#include "launcher/wire/json.hpp"
+
+// What the store held when the head started.
+namespace dtrain::head {
+
+void Engine::Impl::load() {
+  Loaded all = store->load();
+  last_event = all.last_event;
+  for (JobRow& row : all.jobs) {
+    const JobId id = row.id;
+    Job& job = jobs[id];
+    job.row = std::move(row);
+    while_doing("reading the job " + id.str() + " from the database", [&] {
+      job.spec = job_spec_from_json(wire::parse_json(job.row.spec, "its spec"));
+      job.metrics = wire::parse_json(job.row.metrics, "its metrics");
+    });
+    job.durable = true;
+    job.order = ++last_order;
+    const auto ago = [&](WallTime time) {
+      return clock.now() - std::max(WallTime::duration::zero(), clock.wall() - time);
+    };
+    job.created_at = ago(job.row.created);
+    if (job.row.started) job.started_at = ago(*job.row.started);
+    job.shown = {job.row.state, job.row.reason, job.row.exit_code,
+                 job.row.ended, job.row.error,  last_event};
+    if (!job.row.submission_id.empty()) submissions[job.row.submission_id] = id;
+    if (!job.ended()) live.insert(id);
+  }
+  for (AttemptRow& row : all.attempts) {
+    Job* job = find(row.job);
+    if (job == nullptr) continue;
+    Attempt& attempt = job->attempts.emplace_back();
+    attempt.row = std::move(row);
+    attempt.durable = true;
+    attempt.from_store = true;
+    attempt.failure = attempt.row.reason;
+  }
+  for (ShareRow& row : all.shares) {
+    Job* job = find(row.job);
+    Attempt* attempt = job == nullptr ? nullptr : job->find_attempt(row.attempt);
+    if (attempt == nullptr) continue;
+    Share& share = attempt->shares.emplace_back();
+    share.row = std::move(row);
+    share.seen = share.row.seq;
+    // Whether a start was sent is not known; the node says what it has when it joins.
+    share.start_sent = true;
+  }
+  for (RankRow& row : all.ranks) {
+    Job* job = find(row.job);
+    Attempt* attempt = job == nullptr ? nullptr : job->find_attempt(row.attempt);
+    if (attempt != nullptr) attempt->ranks[row.rank] = std::move(row);
+  }
+  for (CheckpointRow& row : all.checkpoints) {
+    Job* job = find(row.job);
+    if (job == nullptr) continue;
+    job->least_number = row.number + 1;
+    job->checkpoints.push_back(std::move(row));
+  }
+  for (NodeRow& row : all.nodes) {
+    Node& node = nodes[row.node];
+    node.row = std::move(row);
+    node.heard = clock.now();
+    if (node.row.state == NodeState::ready) {
+      node.row.state = NodeState::joining;
+      node.row.reason = "the head was started anew and waits for it";
+    }
+  }
+  // Old epochs on nodes that were given up. When their leases end is not known any more, but no
+  // later than a lease from now.
+  for (const JobId& id : live) {
+    Job& job = jobs.at(id);
+    for (const Attempt& attempt : job.attempts) {
+      for (const Share& share : attempt.shares) {
+        const auto node = nodes.find(share.row.node);
+        if (share.row.state != ShareState::lost || node == nodes.end()) continue;
+        node->second.leftovers.insert({id, attempt.row.attempt});
+        if (&attempt == &job.attempts.back()) job.not_before = clock.now() + options.lease;
+      }
+    }
+  }
+  for (ForgottenRow& row : all.forgotten) forgotten[row.job] = std::move(row);
+  finish_deletions();
+  clear_old_secrets();
+  // Attempts whose last event was kept, but not what followed from it.
+  post([this] {
+    const std::set<JobId> now = live;
+    for (const JobId& id : now) check_end(id);
+    schedule();
+    tick();
+  });
+}
+
+void Engine::Impl::clear_old_secrets() {
+  std::error_code none;
+  const fs::path folder = options.root.secrets(JobId("x")).parent_path();
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, none)) {
+    const JobId id(entry.path().stem().string());
+    if (live.contains(id)) continue;
+    std::error_code failed;
+    fs::remove(entry.path(), failed);
+    if (failed) log::warn("old secrets stay", {{"path", entry.path().string()}});
+  }
+}
+
+}  // namespace dtrain::head

@@ -1,0 +1,236 @@
+#include <algorithm>
+
+#include "agent/head/engine/impl.hpp"
+#include "launcher/core/log.hpp"
+#include "launcher/core/text.hpp"
+
+// Nodes come, go silent, come back; supervisors are lost.
+namespace dtrain::head {
+
+void Engine::Impl::commit_node(Tx tx) {
+  store->commit(std::move(tx.changes), Urgency::soon, OnFailure::retry, nullptr);
+}
+
+void Engine::Impl::set_node(Tx& tx, Node& node, NodeEvent event, const std::string& reason) {
+  const std::optional<NodeState> state = next(node.row.state, event);
+  if (!state) return;
+  if (*state != node.row.state) {
+    log::info("node",
+              {{"node", node.row.node.str()}, {"state", to_string(*state)}, {"reason", reason}});
+  }
+  node.row.state = *state;
+  node.row.reason = reason;
+  tx.changes.nodes.push_back(node.row);
+}
+
+void Engine::Impl::stop_leftover(const NodeId& node, const JobId& job, int attempt) {
+  wire::StopRanks stop;
+  stop.grace = std::chrono::seconds(0);
+  stop.reason = "attempt " + std::to_string(attempt) + " of " + job.str() + " was given up";
+  nodes_out.send(node, job, attempt, stop);
+}
+
+void Engine::Impl::joined(const NodeInfo& info) {
+  Node& node = nodes[info.node];
+  const bool other_boot = !node.row.boot_id.empty() && node.row.boot_id != info.boot_id;
+  node.row.node = info.node;
+  node.row.address = info.address;
+  node.head_address = info.head_address;
+  node.interfaces = info.interfaces;
+  node.features = {info.features.begin(), info.features.end()};
+  node.row.boot_id = info.boot_id;
+  node.row.machine = info.machine;
+  node.row.version = info.version;
+  node.row.root = info.root;
+  node.row.log = info.log;
+  node.row.cpus = info.cpus;
+  node.row.gpus = info.gpus;
+  node.row.memory = info.memory;
+  node.glibc = info.glibc;
+  node.connected = true;
+  node.heard = clock.now();
+  Tx tx;
+  set_node(tx, node, NodeEvent::join, "");
+  commit_node(std::move(tx));
+
+  // What lives there and should not. Where the end is known, only its acknowledgement is missing;
+  // a forgotten job had ended.
+  clear_forgotten(info.node, info.jobs);
+  node.leftovers.clear();
+  for (const auto& [id, number] : info.attempts) {
+    Job* job = find(id);
+    Attempt* attempt = job == nullptr ? nullptr : job->find_attempt(number);
+    const Share* share = attempt == nullptr ? nullptr : attempt->share(info.node);
+    if (share != nullptr && share->row.state == ShareState::finished) continue;
+    if (share != nullptr && share->live() && attempt == job->live_attempt()) continue;
+    if (job != nullptr) node.leftovers.insert({id, number});
+    stop_leftover(info.node, id, number);
+  }
+
+  const std::set<JobId> now = live;
+  for (const JobId& id : now) {
+    Job* job = find(id);
+    Attempt* attempt = job == nullptr ? nullptr : job->live_attempt();
+    if (attempt == nullptr || !attempt->durable) continue;
+    Share* share = attempt->share(info.node);
+    if (share == nullptr || !share->live()) continue;
+    const bool there = std::find(info.attempts.begin(), info.attempts.end(),
+                                 std::pair(id, attempt->row.attempt)) != info.attempts.end();
+    if (there) {
+      share->start_sent = true;
+      if (attempt->ending()) send_stops(*job, *attempt, NodeId());
+    } else if (share->row.state == ShareState::waiting) {
+      share->start_sent = false;
+      share->prepare_sent = false;
+      share->prepared = false;
+      if (!attempt->pairs_passed) attempt->pairs_asked = false;
+      share->stage_sent = false;
+      advance(*job, *attempt);
+    } else {
+      share_broken(info.node, id, attempt->row.attempt,
+                   other_boot ? info.node.str() + " was started anew"
+                              : "its supervisor on " + info.node.str() + " is gone",
+                   true, {});
+    }
+  }
+  // No old epoch lives there: who waits for its lease may go on.
+  for (const JobId& id : live) {
+    Job& job = jobs.at(id);
+    if (!job.not_before || job.attempts.empty()) continue;
+    const Attempt& last = job.attempts.back();
+    const bool waits = std::any_of(last.shares.begin(), last.shares.end(), [&](const Share& share) {
+      return share.row.state == ShareState::lost &&
+             (share.row.node != info.node || node.leftovers.contains({id, last.row.attempt}));
+    });
+    if (!waits) job.not_before.reset();
+  }
+  schedule();
+  rearm();
+}
+
+void Engine::Impl::heard(const NodeId& id) {
+  const auto found = nodes.find(id);
+  if (found == nodes.end()) return;
+  Node& node = found->second;
+  node.heard = clock.now();
+  if (node.row.state != NodeState::lost || !node.connected) return;
+  // It was only slow, and the connection held: what was given up there is ended.
+  Tx tx;
+  set_node(tx, node, NodeEvent::join, "");
+  commit_node(std::move(tx));
+  const std::set<std::pair<JobId, int>> leftovers = node.leftovers;
+  for (const auto& [job, attempt] : leftovers) stop_leftover(id, job, attempt);
+  schedule();
+  rearm();
+}
+
+void Engine::Impl::gone(const NodeId& id) {
+  const auto found = nodes.find(id);
+  if (found == nodes.end() || !found->second.connected) return;
+  Node& node = found->second;
+  node.connected = false;
+  Tx tx;
+  set_node(tx, node, NodeEvent::disconnect, "its connection closed; waiting for it to come back");
+  commit_node(std::move(tx));
+  // What was asked of it before a start is asked again when it is back.
+  for (const JobId& job_id : live) {
+    Attempt* attempt = jobs.at(job_id).live_attempt();
+    Share* share = attempt == nullptr ? nullptr : attempt->share(id);
+    if (share == nullptr) continue;
+    share->prepare_sent = false;
+    if (!attempt->pairs_passed) attempt->pairs_asked = false;
+  }
+  schedule();
+  rearm();
+}
+
+void Engine::Impl::lose_node(Node& node) {
+  const NodeId id = node.row.node;
+  const std::string silence = "not heard of for " + human_duration(clock.now() - node.heard);
+  Tx node_tx;
+  set_node(node_tx, node, NodeEvent::silence, silence);
+  commit_node(std::move(node_tx));
+  log::warn("a node is lost", {{"node", id.str()}, {"why", silence}});
+
+  nodes_out.give_up(id);
+  lose_shares(node, id.str() + " was lost: " + silence);
+}
+
+void Engine::Impl::lose_shares(Node& node, const std::string& reason) {
+  const NodeId id = node.row.node;
+  const std::set<JobId> now = live;
+  for (const JobId& job_id : now) {
+    Job* job = find(job_id);
+    Attempt* attempt = job == nullptr ? nullptr : job->live_attempt();
+    Share* share = attempt == nullptr || !attempt->durable ? nullptr : attempt->share(id);
+    if (share == nullptr || !share->live()) continue;
+    Tx tx;
+    share->row.state = ShareState::lost;
+    share->row.outcome = "lost";
+    share->row.reason = reason;
+    node.leftovers.insert({job_id, attempt->row.attempt});
+    // Its ranks may run until then; two attempts never run at once.
+    const Monotonic lease_end = node.heard + options.lease;
+    job->not_before = std::max(job->not_before.value_or(lease_end), lease_end);
+    for (int i = 0; i < share->row.nproc; ++i) {
+      const auto rank = attempt->ranks.find(share->row.first_rank + i);
+      if (rank == attempt->ranks.end()) continue;
+      if (const auto lost = next(rank->second.state, RankEvent::lose)) {
+        rank->second.state = *lost;
+        tx.changes.ranks.push_back(rank->second);
+      }
+    }
+    tx.changes.shares.push_back(share->row);
+    fail_attempt(tx, *job, *attempt, reason, id);
+    if (remote(*share)) {
+      note(tx, *job, EventLevel::warning,
+           "what its ranks on " + id.str() + " wrote after the head last heard of it is not here");
+    }
+    commit(*job, std::move(tx), Urgency::now);
+    check_end(job_id);
+  }
+}
+
+void Engine::Impl::share_broken(const NodeId& id, const JobId& job_id, int number,
+                                const std::string& reason, bool lost_supervisor,
+                                const std::vector<pid_t>& unkillable) {
+  if (const auto node = nodes.find(id); node != nodes.end()) {
+    if (node->second.leftovers.erase({job_id, number}) > 0) {
+      schedule();
+      return;
+    }
+  }
+  Job* job = find(job_id);
+  Attempt* attempt = job == nullptr ? nullptr : job->live_attempt();
+  Share* share =
+      attempt == nullptr || attempt->row.attempt != number ? nullptr : attempt->share(id);
+  if (share == nullptr || !share->live()) return;
+
+  Tx tx;
+  const std::string said =
+      lost_supervisor ? reason : "it could not be started on " + id.str() + ": " + reason;
+  share->row.state = ShareState::finished;
+  share->row.outcome =
+      attempt->ending() && job->row.stop_cause != StopCause::none ? "stopped" : "failed";
+  share->row.reason = said;
+  for (int i = 0; i < share->row.nproc; ++i) {
+    const auto rank = attempt->ranks.find(share->row.first_rank + i);
+    if (rank == attempt->ranks.end()) continue;
+    if (const auto lost = next(rank->second.state, RankEvent::lose)) {
+      rank->second.state = *lost;
+      tx.changes.ranks.push_back(rank->second);
+    }
+  }
+  if (!unkillable.empty()) {
+    std::vector<std::string> pids;
+    for (const pid_t pid : unkillable) pids.push_back(std::to_string(pid));
+    note(tx, *job, EventLevel::warning,
+         "processes on " + id.str() + " cannot be killed: " + join(pids, ", "));
+  }
+  tx.changes.shares.push_back(share->row);
+  if (share->row.outcome == "failed") fail_attempt(tx, *job, *attempt, said, id);
+  commit(*job, std::move(tx), Urgency::soon);
+  check_end(job_id);
+}
+
+}  // namespace dtrain::head

@@ -1,0 +1,237 @@
+#include "agent/head/engine/placement.hpp"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <cstdio>
+
+#include "launcher/core/text.hpp"
+
+namespace dtrain::head {
+namespace {
+
+constexpr double kSlack = 1e-9;  // sums of fractions of CPUs
+
+std::string number(double value) {
+  char buffer[32];
+  std::snprintf(buffer, sizeof buffer, "%.6g", value);
+  return buffer;
+}
+
+std::string count(double value, const char* noun) {
+  return number(value) + " " + noun + (std::abs(value - 1) < kSlack ? "" : "s");
+}
+
+int ranks_on(const NodeCapacity& node, const Demand& demand) {
+  switch (demand.procs.kind) {
+    case ProcsKind::gpu:
+      return node.gpus / std::max(1, demand.gpus);
+    case ProcsKind::cpu:
+      return std::max(1, static_cast<int>(node.cpus / std::max(1.0, demand.cpus)));
+    case ProcsKind::number:
+      break;
+  }
+  return demand.procs.number;
+}
+
+// One node's part. Without it `shortage`, if wanted, says what is short there: "has 1 of 2 CPUs
+// free".
+std::optional<PlacedShare> fit(const NodeCapacity& node, const Demand& demand,
+                               std::string* shortage) {
+  const auto short_of = [&](const auto& text) {
+    if (shortage != nullptr) *shortage = text();
+    return std::nullopt;
+  };
+  if (!node.usable) return short_of([&] { return node.why_not; });
+  if (demand.glibc && node.glibc && *node.glibc < *demand.glibc) {
+    return short_of(
+        [&] { return "has glibc " + node.glibc->str() + ", older than " + demand.glibc->str(); });
+  }
+  PlacedShare share;
+  share.node = node.node;
+  share.nproc = ranks_on(node, demand);
+  if (share.nproc < 1) return short_of([] { return "has no GPU"; });
+
+  share.cpus = share.nproc * demand.cpus;
+  if (share.cpus > node.cpus + kSlack && demand.may_run_alone) {
+    if (node.shares > 0) {
+      return short_of(
+          [&] { return "has only " + count(node.cpus, "CPU") + ", so it must be empty first"; });
+    }
+    share.cpus = node.cpus;
+  }
+  const double free_cpus = std::max(0.0, node.cpus - node.cpus_used);
+  if (share.cpus > free_cpus + kSlack) {
+    return short_of(
+        [&] { return "has " + number(free_cpus) + " of " + count(node.cpus, "CPU") + " free"; });
+  }
+
+  const int wanted = share.nproc * demand.gpus;
+  for (int i = 0; i < node.gpus && static_cast<int>(share.gpus.size()) < wanted; ++i) {
+    if (!node.gpus_used.contains(i)) share.gpus.push_back(i);
+  }
+  if (static_cast<int>(share.gpus.size()) < wanted) {
+    return short_of([&]() -> std::string {
+      const auto free_gpus = node.gpus - static_cast<int>(node.gpus_used.size());
+      if (node.gpus == 0) return "has no GPU";
+      return "has " + number(free_gpus) + " of " + count(node.gpus, "GPU") + " free";
+    });
+  }
+
+  share.memory = static_cast<std::uint64_t>(share.nproc) * demand.memory;
+  const std::uint64_t free_memory =
+      node.memory > node.memory_used ? node.memory - node.memory_used : 0;
+  if (share.memory > free_memory) {
+    return short_of([&] {
+      return "has " + human_bytes(free_memory) + " of " + human_bytes(node.memory) + " memory free";
+    });
+  }
+  return share;
+}
+
+// "needs 4 CPUs and 2 GPUs on each of 2 nodes"
+std::string needs(const Demand& demand) {
+  std::vector<std::string> parts;
+  switch (demand.procs.kind) {
+    case ProcsKind::gpu:
+      parts.emplace_back("all GPUs");
+      break;
+    case ProcsKind::cpu:
+      parts.emplace_back("all CPUs");
+      break;
+    case ProcsKind::number:
+      if (demand.cpus > 0) parts.push_back(count(demand.procs.number * demand.cpus, "CPU"));
+      if (demand.gpus > 0) parts.push_back(count(demand.procs.number * demand.gpus, "GPU"));
+      if (demand.memory > 0) {
+        parts.push_back(
+            human_bytes(static_cast<std::uint64_t>(demand.procs.number) * demand.memory) +
+            " of memory");
+      }
+  }
+  std::string text = "needs " + (parts.empty() ? std::string("room") : join(parts, ", "));
+  if (demand.nnodes.min == 1) return text + " on a node";
+  return text + " on each of " + std::to_string(demand.nnodes.min) + " nodes";
+}
+
+}  // namespace
+
+Demand demand_of(const JobSpec& spec) {
+  Demand demand;
+  demand.nnodes = spec.nnodes;
+  demand.procs = spec.nproc_per_node;
+  const bool by_gpu = spec.nproc_per_node.kind == ProcsKind::gpu;
+  demand.gpus = spec.resources.gpu.value_or(by_gpu ? 1 : 0);
+  demand.cpus = spec.resources.cpu.value_or(demand.gpus > 0 ? 0 : 1);
+  demand.memory = spec.resources.memory.value_or(0);
+  demand.may_run_alone = !spec.resources_given;
+  if (spec.content) demand.glibc = parse_glibc_version(spec.content->glibc);
+  return demand;
+}
+
+bool natural_less(const std::string& a, const std::string& b) {
+  const auto digit = [](char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; };
+  std::size_t i = 0;
+  std::size_t j = 0;
+  while (i < a.size() && j < b.size()) {
+    if (digit(a[i]) && digit(b[j])) {
+      const auto run = [&](const std::string& text, std::size_t& at) {
+        const std::size_t begin = at;
+        while (at < text.size() && digit(text[at])) ++at;
+        std::string digits = text.substr(begin, at - begin);
+        digits.erase(0, std::min(digits.find_first_not_of('0'), digits.size() - 1));
+        return digits;
+      };
+      const std::string x = run(a, i);
+      const std::string y = run(b, j);
+      if (x != y) return x.size() != y.size() ? x.size() < y.size() : x < y;
+    } else if (a[i] != b[j]) {
+      return a[i] < b[j];
+    } else {
+      ++i;
+      ++j;
+    }
+  }
+  return a.size() - i != b.size() - j ? i == a.size() : a < b;
+}
+
+void order_by_name(std::vector<NodeCapacity>& nodes) {
+  std::stable_sort(nodes.begin(), nodes.end(), [](const NodeCapacity& a, const NodeCapacity& b) {
+    return natural_less(a.node.str(), b.node.str());
+  });
+}
+
+Placement place(std::vector<NodeCapacity> nodes, const Demand& demand) {
+  order_by_name(nodes);
+  return place_in_order(nodes, demand);
+}
+
+Placement place_in_order(const std::vector<NodeCapacity>& nodes, const Demand& demand,
+                         const std::vector<bool>* among) {
+  constexpr std::size_t kNamed = 4;
+  std::vector<PlacedShare> shares;
+  std::vector<std::string> shortages;
+  std::size_t short_nodes = 0;
+  const auto offer = [&](std::size_t i) {
+    if (static_cast<int>(shares.size()) == demand.nnodes.max) return;
+    if (among != nullptr && !(*among)[i]) return;
+    const NodeCapacity& node = nodes[i];
+    std::string shortage;
+    if (auto part = fit(node, demand, shortages.size() < kNamed ? &shortage : nullptr)) {
+      shares.push_back(std::move(*part));
+      return;
+    }
+    ++short_nodes;
+    if (shortages.size() < kNamed) shortages.push_back(node.node.str() + " " + shortage);
+  };
+  bool in_order = true;
+  if (demand.gpus > 0) {
+    for (std::size_t i = 0; i < nodes.size(); ++i) offer(i);
+  } else {
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+      if (nodes[i].gpus == 0) offer(i);
+    }
+    const std::size_t without = shares.size();
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+      if (nodes[i].gpus > 0) offer(i);
+    }
+    in_order = without == 0 || without == shares.size();
+  }
+  if (static_cast<int>(shares.size()) < demand.nnodes.min) {
+    std::string reason = needs(demand);
+    if (static_cast<int>(nodes.size()) < demand.nnodes.min) {
+      reason += "; the cluster has " + count(static_cast<double>(nodes.size()), "node");
+    }
+    for (std::size_t i = 0; i < shortages.size(); ++i) {
+      reason += (i == 0 ? "; " : ", ") + shortages[i];
+    }
+    if (short_nodes > shortages.size()) {
+      reason += " and " + std::to_string(short_nodes - shortages.size()) + " more";
+    }
+    return {std::nullopt, reason};
+  }
+  // Rank 0 on the first by name, whatever was preferred above.
+  if (!in_order) {
+    std::sort(shares.begin(), shares.end(), [](const PlacedShare& a, const PlacedShare& b) {
+      return natural_less(a.node.str(), b.node.str());
+    });
+  }
+  int rank = 0;
+  for (PlacedShare& share : shares) {
+    share.first_rank = rank;
+    rank += share.nproc;
+  }
+  return {shares, {}};
+}
+
+std::vector<NodeCapacity> emptied(std::vector<NodeCapacity> nodes) {
+  for (NodeCapacity& node : nodes) {
+    node.usable = true;
+    node.shares = 0;
+    node.cpus_used = 0;
+    node.gpus_used.clear();
+    node.memory_used = 0;
+  }
+  return nodes;
+}
+
+}  // namespace dtrain::head

@@ -1,0 +1,112 @@
+#include "agent/head/engine/queue.hpp"
+
+#include <algorithm>
+#include <tuple>
+
+#include "agent/head/engine/backfill.hpp"
+
+namespace dtrain::head {
+namespace {
+
+struct ByContent {
+  static auto key(const Demand& d) {
+    return std::tuple(d.nnodes.min, d.nnodes.max, d.procs.kind, d.procs.number, d.cpus, d.gpus,
+                      d.memory, d.glibc, d.may_run_alone);
+  }
+  bool operator()(const Demand& a, const Demand& b) const { return key(a) < key(b); }
+};
+
+// Answers of place_in_order() for the same nodes: jobs that ask for the same are looked at once.
+class Answers {
+ public:
+  explicit Answers(std::vector<NodeCapacity> nodes) : nodes_(std::move(nodes)) {}
+
+  const Placement& of(const Demand& demand) {
+    const auto known = known_.find(demand);
+    if (known != known_.end()) return known->second;
+    return known_.emplace(demand, place_in_order(nodes_, demand)).first->second;
+  }
+
+  const std::vector<NodeCapacity>& nodes() const { return nodes_; }
+  void take(const std::vector<PlacedShare>& shares) {
+    head::take(nodes_, shares);
+    known_.clear();
+  }
+
+ private:
+  std::vector<NodeCapacity> nodes_;
+  std::map<Demand, Placement, ByContent> known_;
+};
+
+std::string nodes_text(int count) {
+  return std::to_string(count) + (count == 1 ? " more node" : " more nodes");
+}
+
+}  // namespace
+
+QueueDecision decide_queue(std::vector<NodeCapacity> nodes, const std::vector<WaitingJob>& queue,
+                           int missing, std::vector<RunningJob> running, std::size_t depth) {
+  std::vector<const WaitingJob*> turns;
+  turns.reserve(queue.size());
+  for (const WaitingJob& job : queue) turns.push_back(&job);
+  std::stable_sort(turns.begin(), turns.end(), [](const WaitingJob* a, const WaitingJob* b) {
+    return std::tuple(-a->priority, a->order) < std::tuple(-b->priority, b->order);
+  });
+  order_by_name(nodes);
+  std::vector<NodeCapacity> usable;
+  for (const NodeCapacity& node : nodes) {
+    if (node.usable) usable.push_back(node);
+  }
+  Answers when_empty(emptied(nodes));
+  Answers when_usable_empty(emptied(std::move(usable)));
+  Answers now(std::move(nodes));
+
+  QueueDecision decision;
+  const WaitingJob* first = nullptr;  // the first one that waits for what others use
+  std::optional<Backfill> backfill;
+  std::size_t looked_at = 0;
+  const std::string too_far =
+      "waits for its turn, behind more than " + std::to_string(depth) + " others";
+  for (const WaitingJob* each : turns) {
+    const WaitingJob& job = *each;
+    std::string& reason = decision.reasons[job.job];
+    if (!job.held.empty()) {
+      reason = job.held;
+      continue;
+    }
+    if (first != nullptr && looked_at == depth) {
+      // The same for all of them and at all times, so that they are not told anew again and again.
+      reason = too_far;
+      continue;
+    }
+    const Placement& empty = when_empty.of(job.demand);
+    if (!empty.shares) {
+      reason = missing > 0 ? "waits for " + nodes_text(missing) + " to join: " + empty.reason
+                           : "cannot fit even on the empty cluster: " + empty.reason;
+      continue;
+    }
+    std::optional<QueueDecision::Start> start;
+    if (!when_usable_empty.of(job.demand).shares) {
+      reason = now.of(job.demand).reason;
+    } else if (first != nullptr) {
+      ++looked_at;
+      start = backfill->start(job);
+      reason = "waits behind " + first->job.str() + " (priority " +
+               std::to_string(first->priority) + ")";
+    } else if (const Placement& placement = now.of(job.demand); placement.shares) {
+      start = QueueDecision::Start{job.job, *placement.shares, {}};
+      now.take(start->shares);
+      running.push_back({start->shares, job.longest});
+    } else {
+      reason = placement.reason;
+      first = &job;
+      backfill.emplace(now.nodes(), running, job, reason);
+    }
+    if (!start) continue;
+    decision.starts.push_back(std::move(*start));
+    decision.reasons.erase(job.job);
+  }
+  return decision;
+}
+
+}  // namespace dtrain::head

@@ -1,0 +1,378 @@
+#include <algorithm>
+
+#include "agent/head/engine/impl.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/files/elf.hpp"
+#include "launcher/wire/json.hpp"
+
+// The queue, and the start and the end of attempts.
+namespace dtrain::head {
+namespace {
+
+constexpr int kNotedWaits = 20;  // changes of a job's reason to wait that become events
+
+// How long the job may still take at most, an end by timeout_s included; absent: not known, or it
+// should have ended already.
+std::optional<std::chrono::seconds> longest(const Job& job, Monotonic now) {
+  if (!job.spec.timeout) return std::nullopt;
+  const std::chrono::seconds grace =
+      job.row.stop_grace_s ? std::chrono::seconds(*job.row.stop_grace_s) : job.spec.stop_grace;
+  const auto ran = job.started_at ? now - *job.started_at : Monotonic::duration::zero();
+  const auto left = std::chrono::ceil<std::chrono::seconds>(*job.spec.timeout + grace - ran);
+  if (left <= std::chrono::seconds::zero()) return std::nullopt;
+  return left;
+}
+
+}  // namespace
+
+std::vector<NodeCapacity> Engine::Impl::capacities() const {
+  std::vector<NodeCapacity> result;
+  for (const auto& [id, node] : nodes) {
+    if (node.row.state == NodeState::gone) continue;
+    NodeCapacity capacity;
+    capacity.node = id;
+    capacity.cpus = node.row.cpus;
+    capacity.gpus = node.row.gpus;
+    capacity.memory = node.row.memory;
+    capacity.glibc = parse_glibc_version(node.glibc);
+    if (node.row.state != NodeState::ready || !node.connected) {
+      capacity.usable = false;
+      capacity.why_not =
+          std::string("is ") +
+          (node.row.state == NodeState::ready ? "not connected" : to_string(node.row.state));
+    } else if (node.leaving) {
+      capacity.usable = false;
+      capacity.why_not = "is being removed";
+    } else if (!node.leftovers.empty()) {
+      capacity.usable = false;
+      capacity.why_not = "still stops an old attempt of " + node.leftovers.begin()->first.str();
+    }
+    result.push_back(std::move(capacity));
+  }
+  for (const JobId& id : live) {
+    const Job& job = jobs.at(id);
+    if (job.attempts.empty() || job.attempts.back().row.ended) continue;
+    for (const Share& share : job.attempts.back().shares) {
+      if (!share.live()) continue;
+      for (NodeCapacity& capacity : result) {
+        if (capacity.node != share.row.node) continue;
+        ++capacity.shares;
+        capacity.cpus_used += share.row.cpus;
+        capacity.memory_used += share.row.memory;
+        capacity.gpus_used.insert(share.row.gpus.begin(), share.row.gpus.end());
+      }
+    }
+  }
+  return result;
+}
+
+std::vector<WaitingJob> Engine::Impl::waiting() const {
+  std::vector<WaitingJob> queue;
+  for (const JobId& id : live) {
+    const Job& job = jobs.at(id);
+    const bool waits = job.row.state == JobState::queued || job.row.state == JobState::restarting;
+    if (!job.durable || !waits || job.preparing) continue;
+    queue.push_back({id, job.spec.priority, job.order, demand_of(job.spec), held(job),
+                     longest(job, clock.now())});
+  }
+  return queue;
+}
+
+std::vector<RunningJob> Engine::Impl::running() const {
+  std::vector<RunningJob> result;
+  for (const JobId& id : live) {
+    const Job& job = jobs.at(id);
+    if (job.attempts.empty() || job.attempts.back().row.ended) continue;
+    RunningJob& each = result.emplace_back();
+    each.left = longest(job, clock.now());
+    for (const Share& share : job.attempts.back().shares) {
+      if (!share.live()) continue;
+      each.shares.push_back({share.row.node, share.row.first_rank, share.row.nproc, share.row.cpus,
+                             share.row.memory, share.row.gpus});
+    }
+  }
+  return result;
+}
+
+int Engine::Impl::missing_nodes() const {
+  int known_nodes = 0;
+  for (const auto& [id, node] : nodes) known_nodes += node.row.state != NodeState::gone ? 1 : 0;
+  return std::max(0, options.expected_nodes - known_nodes);
+}
+
+std::string Engine::Impl::held(const Job& job) const {
+  if (job.not_before && *job.not_before > clock.now()) {
+    return "waits until the lease of a lost node has run out (" +
+           human_duration(*job.not_before - clock.now()) + ")";
+  }
+  for (const std::string& other : job.spec.after) {
+    const auto found = jobs.find(JobId(other));
+    if (found != jobs.end() && found->second.shown.state != JobState::succeeded) {
+      return "waits for " + other + " to succeed";
+    }
+  }
+  return {};
+}
+
+// Jobs that come after one that did not succeed end with it.
+void Engine::Impl::settle_dependents() {
+  bool again = true;
+  while (again) {
+    again = false;
+    const std::set<JobId> now = live;
+    for (const JobId& id : now) {
+      Job& job = jobs.at(id);
+      if (!job.durable || job.row.state != JobState::queued) continue;
+      for (const std::string& other : job.spec.after) {
+        const Job* before = find(JobId(other));
+        const bool failed = before == nullptr || (is_final(before->shown.state) &&
+                                                  before->shown.state != JobState::succeeded);
+        if (!failed) continue;
+        const std::string reason = "the job it comes after, " + other + ", " +
+                                   (before == nullptr ? std::string("is gone")
+                                    : before->shown.state == JobState::failed ? "failed"
+                                                                              : "was stopped");
+        if (job.preparing) {
+          job.attempts.pop_back();
+          job.preparing = false;
+        }
+        Tx tx;
+        note(tx, job, EventLevel::error, reason);
+        job.row.error = wire::dump(error_without_rank(reason, 0));
+        enter(tx, job, JobEvent::fail, reason);
+        tx.effects.push_back([this] { schedule(); });
+        commit(job, std::move(tx), Urgency::now);
+        again = true;
+        break;
+      }
+    }
+  }
+}
+
+void Engine::Impl::schedule() {
+  if (scheduling) return;
+  scheduling = true;
+  settle_drains();
+  settle_dependents();
+  const std::vector<WaitingJob> queue = waiting();
+  if (!queue.empty()) {
+    const QueueDecision decision = decide_queue(capacities(), queue, missing_nodes(), running());
+    for (const QueueDecision::Start& start : decision.starts) {
+      begin_attempt(jobs.at(start.job), start);
+    }
+    for (const auto& [id, reason] : decision.reasons) {
+      Job& job = jobs.at(id);
+      if (job.waits == reason) continue;
+      job.waits = reason;
+      tell_state(job);
+      // The lease's seconds run down; one line of it is enough.
+      if (job.waits_noted >= kNotedWaits || (job.not_before && job.waits_noted > 0)) continue;
+      ++job.waits_noted;
+      Tx tx;
+      note(tx, job, EventLevel::info, reason);
+      commit(job, std::move(tx), Urgency::soon);
+    }
+  }
+  scheduling = false;
+}
+
+void Engine::Impl::begin_attempt(Job& job, const QueueDecision::Start& start) {
+  job.overtakes = start.reason;
+  const int number = job.row.attempt + 1;
+  Attempt& attempt = job.attempts.emplace_back();
+  attempt.row.job = job.row.id;
+  attempt.row.attempt = number;
+  attempt.row.token = random_hex(16);
+  attempt.row.created = clock.wall();
+  int node_rank = 0;
+  for (const PlacedShare& part : start.shares) {
+    const NodeRow& node = nodes.at(part.node).row;
+    Share& share = attempt.shares.emplace_back();
+    share.row.job = job.row.id;
+    share.row.attempt = number;
+    share.row.node = part.node;
+    share.row.node_rank = node_rank++;
+    share.row.first_rank = part.first_rank;
+    share.row.nproc = part.nproc;
+    share.row.cpus = part.cpus;
+    share.row.memory = part.memory;
+    share.row.gpus = part.gpus;
+    share.row.gpus_assigned = node.gpus > 0;
+    share.row.address = node.address;
+    share.row.machine = node.machine;
+    share.row.root = node.root;
+    attempt.row.world_size += part.nproc;
+  }
+  choose_addresses(attempt);
+  const bool shared = !job.spec.storage_path.empty() &&
+                      std::any_of(attempt.shares.begin(), attempt.shares.end(),
+                                  [this](const Share& share) { return remote(share); });
+  if (shared) {
+    attempt.token = random_hex(16);
+    attempt.token_file = token_file(storage(job), attempt.token).string();
+  }
+  job.preparing = true;
+  work<Prepared>(
+      quick,
+      [folder = storage(job), number, token_file = attempt.token_file,
+       token = attempt.token]() -> Prepared {
+        try {
+          make_folders(folder);
+          clear_temporary(folder, number);
+          if (!token_file.empty()) write_file_atomic(token_file, token);
+          return {scan_storage(folder), std::nullopt};
+        } catch (const Error& error) {
+          return {{}, error};
+        } catch (const std::exception& error) {
+          return {{}, Error(ErrorCode::io, error.what())};
+        }
+      },
+      [this, id = job.row.id, token = attempt.row.token](Prepared result) {
+        prepared(id, token, std::move(result));
+      });
+}
+
+void Engine::Impl::prepared(const JobId& id, const std::string& token, Prepared result) {
+  Job* found = find(id);
+  if (found == nullptr || !found->preparing || found->attempts.back().row.token != token) return;
+  Job& job = *found;
+  job.preparing = false;
+  Attempt& attempt = job.attempts.back();
+  Tx tx;
+  if (result.error) {
+    const std::string reason = "its storage cannot be used: " + std::string(result.error->what());
+    job.attempts.pop_back();
+    note(tx, job, EventLevel::error, reason);
+    job.row.error = wire::dump(error_without_rank(reason, job.row.attempt));
+    enter(tx, job, JobEvent::fail, reason);
+    commit(job, std::move(tx), Urgency::now);
+    schedule();
+    return;
+  }
+  // A node may have gone since; then the job waits again.
+  for (const Share& share : attempt.shares) {
+    const Node& node = nodes.at(share.row.node);
+    if (node.row.state == NodeState::ready && node.connected && !node.leaving) continue;
+    job.attempts.pop_back();
+    schedule();
+    return;
+  }
+  reconcile(tx, job, result.scan);
+  job.row.attempt = attempt.row.attempt;
+  job.waits.clear();
+  job.not_before.reset();
+  if (!job.checkpoints.empty()) {
+    attempt.row.checkpoint = job.checkpoints.back().path;
+  } else if (job.spec.start) {
+    attempt.row.checkpoint = start_path(job);
+  }
+  if (!job.row.started) {
+    job.row.started = clock.wall();
+    job.started_at = clock.now();
+  }
+  std::vector<std::string> names;
+  for (const Share& share : attempt.shares) {
+    names.push_back(share.row.node.str());
+    tx.changes.shares.push_back(share.row);
+  }
+  tx.changes.attempts.push_back(attempt.row);
+  std::string message = "attempt " + std::to_string(attempt.row.attempt) + " starts with " +
+                        std::to_string(attempt.row.world_size) +
+                        (attempt.row.world_size == 1 ? " rank on " : " ranks on ") +
+                        join(names, ", ");
+  if (job.checkpoints.empty() && job.spec.start) {
+    message += ", from " + job.spec.start->str();
+  } else if (attempt.row.checkpoint) {
+    message += ", from " + fs::path(*attempt.row.checkpoint).filename().string() + " (step " +
+               std::to_string(job.checkpoints.back().step) + ")";
+  }
+  if (!job.overtakes.empty()) note(tx, job, EventLevel::info, job.overtakes);
+  enter(tx, job, job.spec.content ? JobEvent::stage : JobEvent::place, job.overtakes);
+  note(tx, job, EventLevel::info, message);
+  tx.effects.push_back([this, id, number = attempt.row.attempt] {
+    Job* ready = find(id);
+    Attempt* started_attempt = ready == nullptr ? nullptr : ready->live_attempt();
+    if (started_attempt == nullptr || started_attempt->row.attempt != number) return;
+    started_attempt->durable = true;
+    advance(*ready, *started_attempt);
+  });
+  commit(job, std::move(tx), Urgency::now);
+  rearm();
+}
+
+// Starts what can be started now: the node of rank 0, and the others once its port is known.
+void Engine::Impl::advance(Job& job, Attempt& attempt) {
+  if (!attempt.durable || attempt.row.ended) return;
+  if (attempt.ending()) {
+    Tx tx;
+    drop_unsent(job, attempt, tx);
+    if (!tx.changes.shares.empty()) commit(job, std::move(tx), Urgency::soon);
+    check_end(job.row.id);
+    return;
+  }
+  if (!ready_to_start(job, attempt)) return;
+  if (!content_in_place(job, attempt)) return;
+  for (Share& share : attempt.shares) {
+    if (share.start_sent || !share.live()) continue;
+    if (share.row.node_rank == 0 || attempt.row.master_port != 0) send_start(job, attempt, share);
+  }
+}
+
+void Engine::Impl::send_start(Job& job, Attempt& attempt, Share& share) {
+  share.start_sent = true;
+  wire::AttemptSpec spec;
+  spec.cluster = options.cluster;
+  spec.job = job.row.id;
+  spec.job_name = job.spec.name;
+  spec.attempt = attempt.row.attempt;
+  spec.node = share.row.node;
+  // Of the node too: on one machine a supervisor's sweep must not reach another node's ranks.
+  spec.token = attempt.row.token + "-" + std::to_string(share.row.node_rank);
+  spec.node_rank = share.row.node_rank;
+  spec.nnodes = static_cast<int>(attempt.shares.size());
+  spec.first_rank = share.row.first_rank;
+  spec.nproc = share.row.nproc;
+  spec.world_size = attempt.row.world_size;
+  for (const Share& other : attempt.shares) {
+    spec.node_ips.push_back(other.row.address);
+    if (other.row.machine == share.row.machine) spec.machine_ranks += other.row.nproc;
+  }
+  spec.master_addr = many_machines(attempt) ? spec.node_ips.front() : "127.0.0.1";
+  spec.master_port = share.row.node_rank == 0 ? 0 : attempt.row.master_port;
+  spec.command = job.spec.command;
+  spec.shell = job.spec.shell;
+  spec.workdir = job.spec.workdir;
+  spec.env = job.spec.env;
+  spec.setup = job.spec.setup;
+  spec.storage_path = storage_of(job, share);
+  spec.checkpoint = checkpoint_of(job, attempt, share);
+  spec.gpus = share.row.gpus;
+  spec.gpus_assigned = share.row.gpus_assigned;
+  spec.rank_memory = job.spec.resources.memory.value_or(0);
+  spec.max_restarts = job.spec.max_restarts;
+  spec.stop_grace = job.spec.stop_grace;
+  spec.on_head_lost = job.spec.on_head_lost;
+  spec.lease = options.lease;
+  spec.content = job.spec.content;
+  if (spec.rank_memory > 0 && !nodes.at(share.row.node).features.contains("memory")) {
+    Tx tx;
+    warn(tx, job, attempt,
+         share.row.node.str() + ": memory is not enforced: its agent is older than the head's");
+    commit(job, std::move(tx), Urgency::soon);
+  }
+
+  std::map<std::string, std::string> secrets;
+  if (!job.spec.secrets.empty()) {
+    try {
+      secrets = wire::parse_json(read_file(options.root.secrets(job.row.id)), "the secrets")
+                    .get<std::map<std::string, std::string>>();
+    } catch (const std::exception& error) {
+      share_broken(share.row.node, job.row.id, attempt.row.attempt,
+                   std::string("its secrets cannot be read: ") + error.what(), false, {});
+      return;
+    }
+  }
+  nodes_out.start(share.row.node, spec, secrets);
+}
+
+}  // namespace dtrain::head

@@ -1,0 +1,238 @@
+#include <sys/statvfs.h>
+
+#include <algorithm>
+
+#include "agent/head/engine/impl.hpp"
+#include "agent/head/engine/retention.hpp"
+#include "launcher/core/log.hpp"
+#include "launcher/files/stored_checkpoints.hpp"
+#include "launcher/wire/json.hpp"
+
+// The head's disk: how full it is, and what the user's settings let go.
+namespace dtrain::head {
+namespace {
+
+constexpr std::chrono::hours kHousekeepingEvery{1};  // sizes of all that jobs left
+constexpr std::chrono::minutes kLookAtDiskEvery{1};  // one statvfs(2)
+
+constexpr std::chrono::hours kForgottenShown{24 * 7};
+constexpr std::size_t kMostForgottenShown = 100;
+
+DiskUse measure(const fs::path& root) {
+  DiskUse disk;
+  struct statvfs status {};
+  if (::statvfs(root.c_str(), &status) != 0) return disk;
+  disk.total = std::uint64_t{status.f_blocks} * status.f_frsize;
+  disk.free = std::uint64_t{status.f_bavail} * status.f_frsize;
+  return disk;
+}
+
+}  // namespace
+
+// A head that died between forgetting a job and deleting its files: they go now. Only what is
+// named by a job that was forgotten is touched: a head whose database was put aside, or is a copy
+// from before, knows nothing of jobs whose results are worth something.
+void Engine::Impl::finish_deletions() {
+  if (forgotten.empty()) return;
+  std::set<std::string> names;
+  for (const auto& [id, row] : forgotten) names.insert(id.str());
+  tidy.add([names = std::move(names), root = options.root] {
+    for (const fs::path& folder : {root.storage(), root.mirror()}) {
+      std::error_code none;
+      std::vector<fs::path> left;
+      for (const auto& entry : fs::directory_iterator(folder, none)) {
+        if (names.contains(entry.path().filename().string())) left.push_back(entry.path());
+      }
+      for (const fs::path& path : left) {
+        try {
+          remove_tree(path);
+          log::info("files of a job that was removed are gone", {{"path", path.string()}});
+        } catch (const Error& error) {
+          log::warn("files of a job that was removed stay", {{"why", error.what()}});
+        }
+      }
+    }
+  });
+}
+
+// What a node has kept of jobs that were forgotten while it was away. Of a job that is not known at
+// all nothing is touched, as in finish_deletions().
+void Engine::Impl::clear_forgotten(const NodeId& node, const std::vector<JobId>& on_disk) {
+  for (const JobId& id : on_disk) {
+    if (forgotten.contains(id) && !jobs.contains(id)) nodes_out.forget(node, id);
+  }
+}
+
+// Those that went by the user's settings, newest first, for whoever looks at the cluster.
+nlohmann::json Engine::Impl::forgotten_lately() const {
+  std::vector<const ForgottenRow*> rows;
+  for (const auto& [id, row] : forgotten) {
+    if (!row.reason.empty() && clock.wall() - row.time < kForgottenShown) rows.push_back(&row);
+  }
+  std::sort(rows.begin(), rows.end(),
+            [](const ForgottenRow* a, const ForgottenRow* b) { return a->time > b->time; });
+  nlohmann::json list = nlohmann::json::array();
+  for (const ForgottenRow* row : rows) {
+    if (list.size() == kMostForgottenShown) break;
+    list.push_back(
+        {{"job", row->job.str()}, {"time", rfc3339(row->time)}, {"reason", row->reason}});
+  }
+  return list;
+}
+
+// Marks those of them that are committed here; others are of no storage that goes with the job.
+void Engine::Impl::pulled(const Job& job, const std::set<int>& numbers, Answer done) {
+  std::set<int> known;
+  for (const CheckpointRow& row : job.checkpoints) {
+    if (numbers.contains(row.number)) known.insert(row.number);
+  }
+  nlohmann::json answer{{"job", job.row.id.str()}, {"pulled", known}};
+  if (known.empty() || storage(job) != options.root.storage(job.row.id)) {
+    done(std::move(answer));
+    return;
+  }
+  work<std::optional<Error>>(
+      quick,
+      [folder = checkpoints_folder(storage(job)), known]() -> std::optional<Error> {
+        try {
+          mark_pulled(folder, known);
+          return std::nullopt;
+        } catch (const std::exception& error) {
+          return as_error(error);
+        }
+      },
+      [done = std::move(done), answer = std::move(answer)](const std::optional<Error>& failed) {
+        done(failed ? wire::error_to_json(*failed) : answer);
+      });
+}
+
+void Engine::pulled(const JobId& id, const std::set<int>& numbers, Answer done) {
+  impl_->pulled(impl_->known(id), numbers, std::move(done));
+}
+
+// Why the job cannot be removed now: another needs it, or its files.
+std::optional<std::string> Engine::Impl::held_by(const JobId& id) const {
+  for (const std::set<JobId>* waiting : {&live, &submitting}) {
+    for (const JobId& other : *waiting) {
+      const std::vector<std::string>& after = jobs.at(other).spec.after;
+      if (std::find(after.begin(), after.end(), id.str()) != after.end()) {
+        return other.str() + " waits to come after " + id.str();
+      }
+    }
+  }
+  for (const JobId& other : submitting) {
+    const JobSpec& taking = jobs.at(other).spec;
+    if (taking.resumes == id.str() || (taking.start && taking.start->job == id.str())) {
+      return other.str() + " is being submitted and takes over from it";
+    }
+  }
+  return std::nullopt;
+}
+
+void Engine::Impl::look_at_disk() {
+  next_disk_look = clock.now() + kLookAtDiskEvery;
+  if (disk_look_runs) return;  // a disk that hangs
+  disk_look_runs = true;
+  work<DiskUse>(
+      tidy, [root = options.root.root] { return measure(root); },
+      [this](DiskUse now) {
+        disk_look_runs = false;
+        disk.total = now.total;
+        disk.free = now.free;
+      });
+}
+
+void Engine::Impl::housekeeping() {
+  next_housekeeping = clock.now() + kHousekeepingEvery;
+  if (housekeeping_runs) return;
+  struct Folder {
+    EndedJob job;
+    fs::path storage;
+    fs::path mirror;
+  };
+  std::vector<Folder> ended;
+  for (const auto& [id, job] : jobs) {
+    if (!is_final(job.shown.state) || !job.row.ended) continue;
+    ended.push_back({{id, *job.row.ended, 0, held_by(id).has_value()},
+                     options.root.storage(id),
+                     options.root.mirror(id)});
+  }
+  housekeeping_runs = true;
+  struct Found {
+    std::vector<Forgetting> old;
+    std::uint64_t bytes = 0;
+  };
+  work<Found>(
+      tidy,
+      [ended = std::move(ended), now = clock.wall(), settings = options.storage]() mutable {
+        Found found;
+        std::vector<EndedJob> list;
+        for (Folder& folder : ended) {
+          folder.job.bytes = folder_bytes(folder.storage) + folder_bytes(folder.mirror);
+          found.bytes += folder.job.bytes;
+          list.push_back(folder.job);
+        }
+        found.old = jobs_to_forget(std::move(list), now, settings);
+        return found;
+      },
+      [this, settings = options.storage](Found found) {
+        housekeeping_runs = false;
+        if (settings != options.storage) {  // what was found is by settings that are no more
+          next_housekeeping = clock.now();
+          rearm();
+          return;
+        }
+        disk.ended_jobs = found.bytes;
+        for (const Forgetting& each : found.old) forget_by_setting(each);
+      });
+}
+
+void Engine::Impl::forget_by_setting(const Forgetting& what) {
+  Job* job = find(what.job);
+  if (job == nullptr) return;
+  try {
+    remove(*job, what.reason, nullptr);
+    log::warn("a job is forgotten, as `retention` says",
+              {{"job", what.job.str()}, {"why", what.reason}});
+  } catch (const Error& error) {
+    log::info("an old job stays", {{"job", what.job.str()}, {"why", error.what()}});
+  }
+}
+
+void Engine::Impl::set_storage(const StorageSpec& settings) {
+  if (settings == options.storage) return;
+  options.storage = settings;
+  next_housekeeping = clock.now();
+  rearm();
+}
+
+std::set<std::string> Engine::content_trees() const {
+  std::set<std::string> trees;
+  for (const auto& [id, job] : impl_->jobs) {
+    // Of a checkpoint that was sent, until it has been unpacked.
+    if (!job.durable && job.spec.start && !job.spec.start->tree.empty()) {
+      trees.insert(job.spec.start->tree);
+    }
+    if (!job.spec.content) continue;
+    for (const std::string& tree : job.spec.content->trees()) trees.insert(tree);
+  }
+  return trees;
+}
+
+std::vector<NodeId> Engine::nodes() const {
+  std::vector<NodeId> list;
+  for (const auto& [id, node] : impl_->nodes) {
+    if (node.row.state != NodeState::gone) list.push_back(id);
+  }
+  return list;
+}
+
+const StorageSpec& Engine::storage() const {
+  return impl_->options.storage;
+}
+
+void Engine::set_storage(const StorageSpec& settings) {
+  impl_->set_storage(settings);
+}
+
+}  // namespace dtrain::head

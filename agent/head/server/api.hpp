@@ -1,0 +1,74 @@
+#pragma once
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/local/stream_protocol.hpp>
+#include <functional>
+#include <string>
+
+#include <sys/types.h>
+
+#include "agent/head/engine/engine.hpp"
+#include "agent/head/server/content_server.hpp"
+#include "agent/head/server/exec_hub.hpp"
+#include "agent/head/server/file_server.hpp"
+#include "agent/head/server/log_server.hpp"
+#include "agent/head/server/node_sessions.hpp"
+#include "agent/head/server/prunes.hpp"
+#include "agent/head/server/setup_asks.hpp"
+
+// The head's API (docs/api.md) on its unix socket. All on the io_context's thread.
+namespace dtrain::head {
+
+class Api {
+ public:
+  struct Parts {
+    Engine& engine;
+    NodeSessions& nodes;
+    LogServer& logs;
+    FileServer& files;
+    ExecHub& execs;
+    ContentServer& contents;
+    SetupAsks& setups;
+    Prunes& prunes;
+  };
+  // `ended` is called once a shutdown has been answered.
+  Api(boost::asio::io_context& context, fs::path socket, Parts parts, std::function<void()> ended);
+  ~Api();
+
+  void serve();
+
+ private:
+  struct Request;
+  struct Response;
+  using Socket = boost::asio::local::stream_protocol::socket;
+
+  void open_door();
+  // A cleaner of /tmp may take the socket away: it is made again.
+  boost::asio::awaitable<void> keep_door();
+  boost::asio::awaitable<void> accept_loop();
+  boost::asio::awaitable<void> converse(Socket socket);
+  boost::asio::awaitable<Response> answer(Request request);
+  boost::asio::awaitable<Response> answer_job(Request request, JobId job, std::string rest);
+  boost::asio::awaitable<Response> answer_node(Request request);
+  boost::asio::awaitable<Response> answer_storage(Request request);
+  boost::asio::awaitable<nlohmann::json> prune(bool dry_run);
+  boost::asio::awaitable<nlohmann::json> pulled(JobId job, nlohmann::json body);
+  boost::asio::awaitable<nlohmann::json> settings(nlohmann::json body);
+  // A change of head.json: answered with {} once it is durable.
+  void keep(const std::function<void(HeadConfig&)>& change, Engine::Answer done);
+  boost::asio::awaitable<nlohmann::json> submit(nlohmann::json body);
+  boost::asio::awaitable<nlohmann::json> shut_down();
+  // Takes the socket when the request is one for another server; true if it did. `behind` are bytes
+  // that came after it.
+  bool hand_over(Socket& socket, const Request& request, std::string behind);
+
+  boost::asio::io_context& context_;
+  fs::path socket_path_;
+  ino_t inode_ = 0;  // of the socket's name, as it was bound
+  Parts parts_;
+  std::function<void()> ended_;
+  boost::asio::local::stream_protocol::acceptor acceptor_;
+};
+
+}  // namespace dtrain::head

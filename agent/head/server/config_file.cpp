@@ -1,0 +1,53 @@
+#include "agent/head/server/config_file.hpp"
+
+#include <algorithm>
+#include <boost/asio/post.hpp>
+#include <utility>
+
+namespace dtrain::head {
+
+ConfigFile::ConfigFile(boost::asio::io_context& context, paths::HeadRoot root, HeadConfig config)
+    : context_(context), root_(std::move(root)), config_(std::move(config)) {}
+
+void ConfigFile::set_port(int port) {
+  if (config_.port == port) return;
+  config_.port = port;
+  write_head_config(root_, config_);
+}
+
+void ConfigFile::change(const std::function<void(HeadConfig&)>& how, Done done) {
+  how(config_);
+  write([] {}, std::move(done));
+}
+
+void ConfigFile::shut_out(const NodeId& node, Done done) {
+  leaving_.insert(node);
+  config_.expected_nodes = std::max(1, config_.expected_nodes - 1);
+  write([root = root_, node] { head::shut_out(root, node); },
+        [this, node, done = std::move(done)](const std::optional<Error>& failed) {
+          leaving_.erase(node);
+          done(failed);
+        });
+}
+
+bool ConfigFile::is_let_in(const NodeId& node) const {
+  return !leaving_.contains(node) && head::is_let_in(root_, node);
+}
+
+void ConfigFile::write(std::function<void()> first, Done done) {
+  worker_.add([root = root_, config = config_, first = std::move(first), done = std::move(done),
+               &context = context_, guard = std::weak_ptr<int>(alive_)] {
+    std::optional<Error> failed;
+    try {
+      first();
+      write_head_config(root, config);
+    } catch (const std::exception& error) {
+      failed = as_error(error);
+    }
+    boost::asio::post(context, [done, failed, guard] {
+      if (guard.lock()) done(failed);
+    });
+  });
+}
+
+}  // namespace dtrain::head

@@ -1,0 +1,350 @@
+#include "agent/head/server/content_server.hpp"
+
+#include <sched.h>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/log.hpp"
+#include "launcher/files/blob_stream.hpp"
+#include "launcher/wire/json.hpp"
+#include "launcher/wire/node.hpp"
+
+namespace dtrain::head {
+
+namespace asio = boost::asio;
+using nlohmann::json;
+using UnixSocket = asio::local::stream_protocol::socket;
+
+namespace {
+
+constexpr std::size_t kQueue = std::size_t{1} << 20;     // bytes on their way to one node
+constexpr std::size_t kOfferLimit = kContentEntryLimit;  // blobs of one upload
+
+json missing_trees(const ContentStore& store, const std::vector<std::string>& trees) {
+  json missing = json::array();
+  for (const std::string& name : trees) {
+    bool whole = store.has(name);
+    try {
+      whole = whole && missing_blobs(store, store.tree(name)).empty();
+    } catch (const Error& error) {
+      log::warn("a tree is not whole", {{"tree", name}, {"why", error.what()}});
+      whole = false;
+    }
+    if (!whole) missing.push_back(name);
+  }
+  json answer;
+  answer["missing"] = std::move(missing);
+  return answer;
+}
+
+void send(const wire::FrameStreamPtr& stream, const wire::ContentMessage& message) {
+  stream->send_text(wire::dump(wire::to_json(message)));
+}
+
+// What the client offers and this store lacks: sum to size.
+struct Offer {
+  std::map<std::string, std::uint64_t> wanted;
+  std::vector<std::string> all;
+  json answer;
+  bool zstd = false;
+};
+
+Offer read_offer(const ContentStore& store, const std::string& text) {
+  const json offer = wire::parse_json(text, "the offer", wire::kFrameLimit);
+  Offer result;
+  result.zstd = wire::get_bool(offer, "zstd", false);
+  const json& blobs = wire::member(offer, "blobs");
+  if (!blobs.is_array() || blobs.size() > kOfferLimit) {
+    throw Error(ErrorCode::invalid, "\"blobs\" is no list, or too long");
+  }
+  json want = json::array();
+  std::uint64_t bytes = 0;
+  for (const json& blob : blobs) {
+    const std::string sha256 = wire::get_string(blob, "sha256");
+    const auto size = static_cast<std::uint64_t>(wire::get_int(blob, "size", 0, INT64_MAX));
+    result.all.push_back(sha256);
+    if (store.has(sha256, size) || !result.wanted.emplace(sha256, size).second) continue;
+    const std::uint64_t offset = store.partial(sha256, size);
+    bytes += size - offset;
+    want.push_back({{"sha256", sha256}, {"offset", offset}});
+  }
+  check_room(store.root(), bytes);
+  result.answer["type"] = "want";
+  result.answer["blobs"] = std::move(want);
+  return result;
+}
+
+// All that the attempt's trees name, and the trees themselves: sum to size.
+std::map<std::string, std::uint64_t> allowed(const ContentStore& store, const JobContent& content) {
+  std::map<std::string, std::uint64_t> sums;
+  for (const std::string& name : content.trees()) {
+    const std::string text = store.read(name);
+    sums[name] = text.size();
+    for (const ContentEntry& entry : content_tree_from_text(text).entries) {
+      if (entry.kind == ContentEntry::Kind::file) sums[entry.sha256] = entry.size;
+    }
+  }
+  return sums;
+}
+
+std::vector<BlobSender::Source> sources_for(const ContentStore& store,
+                                            const std::map<std::string, std::uint64_t>& may,
+                                            const wire::ContentWant& want, std::uint64_t& bytes) {
+  std::vector<BlobSender::Source> sources;
+  for (const wire::ContentWant::Blob& blob : want.blobs) {
+    const auto found = may.find(blob.sha256);
+    if (found == may.end()) {
+      throw Error(ErrorCode::denied, "this content is not part of the attempt");
+    }
+    if (!store.has(blob.sha256, found->second)) {
+      throw Error(ErrorCode::failed, "content of the job is damaged on the head")
+          .with_hint("submit it again: what is missing is sent anew");
+    }
+    BlobSender::Source source;
+    source.sha256 = blob.sha256;
+    source.file = store.blob(blob.sha256);
+    source.offset = std::min(blob.offset, found->second);
+    source.size = found->second;
+    bytes += source.size - source.offset;
+    sources.push_back(std::move(source));
+  }
+  return sources;
+}
+
+}  // namespace
+
+ContentServer::ContentServer(asio::io_context& engine_context, Engine& engine, fs::path root)
+    : engine_context_(engine_context), engine_(engine), store_(std::move(root)), thread_([this] {
+        const sched_param none{};
+        ::sched_setscheduler(0, SCHED_IDLE, &none);
+        const auto work = asio::make_work_guard(context_);
+        context_.run();
+      }) {}
+
+ContentServer::~ContentServer() {
+  stop();
+}
+
+void ContentServer::stop() {
+  context_.stop();
+  if (thread_.joinable()) thread_.join();
+}
+
+void ContentServer::missing(const std::vector<std::string>& trees, std::function<void(json)> done) {
+  // Not by the idle thread: somebody waits for the answer.
+  checks_.add([this, trees, done = std::move(done)] {
+    json answer;
+    try {
+      answer = missing_trees(store_, trees);
+    } catch (const std::exception& error) {
+      answer = wire::error_to_json(as_error(error));
+    }
+    asio::post(engine_context_, [done, answer = std::move(answer)] { done(answer); });
+  });
+}
+
+void ContentServer::upload(UnixSocket socket, std::string request) {
+  const auto moved = std::make_shared<UnixSocket>(context_);
+  moved->assign(asio::local::stream_protocol(), socket.release());
+  asio::co_spawn(
+      context_,
+      [this, moved, text = std::move(request)] { return take_upload(std::move(*moved), text); },
+      asio::detached);
+}
+
+std::set<std::string> ContentServer::held() const {
+  const std::lock_guard lock(held_mutex_);
+  std::set<std::string> all;
+  for (const std::set<std::string>& each : held_) all.insert(each.begin(), each.end());
+  return all;
+}
+
+// Holds what one upload offers for as long as it lasts; then each is noted as used, and the job
+// that names them follows.
+class ContentServer::Held {
+ public:
+  explicit Held(ContentServer& server) : server_(server) {
+    const std::lock_guard lock(server_.held_mutex_);
+    mine_ = server_.held_.emplace(server_.held_.end());
+  }
+  ~Held() {
+    try {
+      for (const std::string& sha256 : *mine_) server_.store_.has(sha256);
+    } catch (const Error& error) {
+      log::warn("the use of content cannot be noted", {{"why", error.what()}});
+    }
+    const std::lock_guard lock(server_.held_mutex_);
+    server_.held_.erase(mine_);
+  }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+
+  void add(const std::vector<std::string>& sums) {
+    const std::lock_guard lock(server_.held_mutex_);
+    mine_->insert(sums.begin(), sums.end());
+  }
+
+ private:
+  ContentServer& server_;
+  std::list<std::set<std::string>>::iterator mine_;
+};
+
+asio::awaitable<void> ContentServer::take_upload(UnixSocket socket, std::string request) {
+  wire::FrameStreamPtr stream;
+  try {
+    stream = co_await wire::accept_unix(std::move(socket), std::move(request));
+  } catch (const Error& error) {
+    log::debug("no upload after all", {{"reason", error.what()}});
+    co_return;
+  }
+  Held held(*this);
+  try {
+    // A large offer comes in several frames; what is wanted is said of each.
+    while (true) {
+      const wire::Frame first = co_await stream->read();
+      Offer offer = read_offer(store_, first.bytes);
+      held.add(offer.all);
+      stream->send_text(wire::dump(offer.answer));
+      if (offer.wanted.empty()) continue;
+      BlobReceiver receiver(store_, std::move(offer.wanted), offer.zstd);
+      while (true) {
+        const wire::Frame frame = co_await stream->read();
+        if (frame.text) break;  // {"type": "end"}
+        receiver.take(frame.bytes);
+      }
+      receiver.finish();
+      json done;
+      done["type"] = "done";
+      done["bytes"] = receiver.received();
+      stream->send_text(wire::dump(done));
+    }
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unreachable) {
+      log::warn("an upload failed", {{"why", error.what()}});
+    }
+    stream->send_text(wire::dump(wire::error_to_json(error)));
+  } catch (const std::exception& error) {
+    log::error("an upload failed", {{"why", error.what()}});
+  }
+  stream->close();
+}
+
+// A node's connection, from its call to its end. The thread's, but for the node.
+struct ContentServer::Guest {
+  NodeId node;
+  wire::FrameStreamPtr stream;  // null until it has been given its WebSocket
+  bool ended = false;
+};
+
+void ContentServer::serve_node(wire::CallerPtr caller) {
+  const auto guest = std::make_shared<Guest>();
+  guest->node = caller->name().node;
+  std::erase_if(guests_, [](const auto& each) { return each.second.expired(); });
+  guests_.emplace(guest->node, guest);
+  caller->accept_on(context_, [this, guest](wire::FrameStreamPtr stream) {
+    guest->stream = std::move(stream);
+    if (guest->ended) {
+      guest->stream->abort();
+      return;
+    }
+    asio::co_spawn(
+        context_, [this, guest] { return give(guest); }, asio::detached);
+  });
+}
+
+void ContentServer::end(const NodeId& node) {
+  const auto [first, last] = guests_.equal_range(node);
+  for (auto at = first; at != last; ++at) {
+    asio::post(context_, [guest = at->second.lock()] {
+      if (!guest) return;
+      guest->ended = true;
+      if (guest->stream) guest->stream->abort();
+    });
+  }
+}
+
+asio::awaitable<std::optional<JobContent>> ContentServer::ask_engine(NodeId node, JobId job,
+                                                                     int attempt) {
+  struct Asked {
+    explicit Asked(asio::io_context& context)
+        : wake(context, asio::steady_timer::time_point::max()) {}
+    asio::steady_timer wake;
+    bool answered = false;
+    std::optional<JobContent> content;
+  };
+  const auto asked = std::make_shared<Asked>(context_);
+  asio::post(engine_context_, [this, asked, node, job, attempt] {
+    auto content = engine_.content_for(node, job, attempt);
+    asio::post(context_, [asked, content = std::move(content)]() mutable {
+      asked->content = std::move(content);
+      asked->answered = true;
+      asked->wake.cancel();
+    });
+  });
+  while (!asked->answered) {
+    boost::system::error_code ignored;
+    co_await asked->wake.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+  }
+  co_return asked->content;
+}
+
+asio::awaitable<void> ContentServer::give(std::shared_ptr<Guest> guest) {
+  const NodeId node = guest->node;
+  const wire::FrameStreamPtr stream = guest->stream;
+  try {
+    wire::Frame frame = co_await stream->read();
+    wire::ContentMessage message =
+        wire::content_message_from_json(wire::parse_json(frame.bytes, "a message of content"));
+    const auto* hello = std::get_if<wire::ContentHello>(&message);
+    if (hello == nullptr) throw Error(ErrorCode::invalid, "content is asked for without a hello");
+    const JobId job = hello->job;
+    const int attempt = hello->attempt;
+    const bool zstd = hello->zstd;
+    const std::optional<JobContent> content = co_await ask_engine(node, job, attempt);
+    if (!content) {
+      throw Error(ErrorCode::denied, "attempt " + std::to_string(attempt) + " of " + job.str() +
+                                         " is not " + node.str() + "'s, or is over");
+    }
+    const std::map<std::string, std::uint64_t> may = allowed(store_, *content);
+    const wire::ContentMessage grant = wire::ContentGrant{*content};
+    send(stream, grant);
+    while (true) {
+      frame = co_await stream->read();
+      message =
+          wire::content_message_from_json(wire::parse_json(frame.bytes, "a message of content"));
+      const auto* want = std::get_if<wire::ContentWant>(&message);
+      if (want == nullptr) throw Error(ErrorCode::invalid, "an unexpected message of content");
+      wire::ContentStream announced;
+      BlobSender sender(sources_for(store_, may, *want, announced.bytes), zstd);
+      const wire::ContentMessage begin = announced;
+      send(stream, begin);
+      for (std::string piece = sender.next(); !piece.empty(); piece = sender.next()) {
+        stream->send({false, std::move(piece)});
+        co_await stream->queue_below(kQueue);
+        if (!stream->is_open()) co_return;
+      }
+      const wire::ContentMessage end = wire::ContentEnd{};
+      send(stream, end);
+    }
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::unreachable) co_return;  // it has all it wanted, or is gone
+    log::warn("content is refused", {{"node", node.str()}, {"why", error.what()}});
+    const wire::ContentMessage refused = wire::ContentRefused{error};
+    send(stream, refused);
+  } catch (const std::exception& error) {
+    log::error("content cannot be given", {{"node", node.str()}, {"why", error.what()}});
+  }
+  stream->close();
+}
+
+}  // namespace dtrain::head

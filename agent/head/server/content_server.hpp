@@ -1,0 +1,66 @@
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/local/stream_protocol.hpp>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "agent/head/engine/engine.hpp"
+#include "launcher/core/worker.hpp"
+#include "launcher/files/store.hpp"
+#include "launcher/spec/job_spec.hpp"
+#include "launcher/wire/frames.hpp"
+
+// What was submitted, by content: taken from the CLI, given to the nodes. The bytes pass through a
+// thread of its own in idle priority, TLS and compression included: gigabytes on their way to eight
+// nodes must take no time from heartbeats, nor from the ranks of this machine.
+namespace dtrain::head {
+
+class ContentServer {
+ public:
+  // `engine_context` is where the engine runs; `root` is the store's.
+  ContentServer(boost::asio::io_context& engine_context, Engine& engine, fs::path root);
+  ~ContentServer();
+  // Ends the thread; nothing is served from then on.
+  void stop();
+
+  // Engine's thread, as the rest. Which of a job's trees are not here, whole: {"missing": [sums…]}.
+  void missing(const std::vector<std::string>& trees, std::function<void(nlohmann::json)> done);
+  // The socket's request, head and all, is a WebSocket upgrade for /v1/content/upload.
+  void upload(boost::asio::local::stream_protocol::socket socket, std::string request);
+  // A node wants what an attempt of it needs.
+  void serve_node(wire::CallerPtr caller);
+  // The node gets nothing any more, in the middle of a file too; until it calls again.
+  void end(const NodeId& node);
+  // Any thread: what uploads that are under way have offered: jobs that are about to be.
+  std::set<std::string> held() const;
+
+ private:
+  struct Guest;
+  class Held;
+  boost::asio::awaitable<void> take_upload(boost::asio::local::stream_protocol::socket socket,
+                                           std::string request);
+  boost::asio::awaitable<void> give(std::shared_ptr<Guest> guest);
+  boost::asio::awaitable<std::optional<JobContent>> ask_engine(NodeId node, JobId job, int attempt);
+
+  boost::asio::io_context& engine_context_;
+  Engine& engine_;
+  ContentStore store_;
+  std::multimap<NodeId, std::weak_ptr<Guest>> guests_;  // the engine's thread
+  mutable std::mutex held_mutex_;
+  std::list<std::set<std::string>> held_;  // by each upload
+  boost::asio::io_context context_{1};
+  std::thread thread_;
+  Worker checks_;
+};
+
+}  // namespace dtrain::head

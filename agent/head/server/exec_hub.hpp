@@ -1,0 +1,53 @@
+#pragma once
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "agent/head/server/node_sessions.hpp"
+#include "launcher/wire/frames.hpp"
+
+// `exec` and `attach`: joins a client's WebSocket to commands on nodes. All on the io_context's
+// thread.
+namespace dtrain::head {
+
+class ExecHub {
+ public:
+  ExecHub(boost::asio::io_context& context, NodeSessions& nodes);
+
+  // A list of names, "all", or "head": those that are connected. Throws Error(not_found), or
+  // Error(unreachable) when none is.
+  std::vector<NodeId> nodes_of(const nlohmann::json& wanted) const;
+
+  // One client, from its first frame to the end (docs/api.md, Exec).
+  boost::asio::awaitable<void> serve(wire::FrameStreamPtr client);
+  // One client whose binary frames are a connection to a port of a node's loopback (Forward).
+  boost::asio::awaitable<void> forward(wire::FrameStreamPtr client, NodeId node, int port);
+
+ private:
+  struct Client;
+  struct Running {
+    std::shared_ptr<Client> client;
+    NodeId node;
+  };
+  boost::asio::awaitable<void> wait_for_bulk();
+  void from_node(const NodeId& node, const wire::BulkMessage& message, std::string& bytes);
+  // Passes on what the client says until it goes away.
+  boost::asio::awaitable<void> pass_on(std::shared_ptr<Client> client);
+  void hang_up(Client& client);
+  void node_gone(const NodeId& node);
+  void finish(const std::string& exec, nlohmann::json exit);
+  boost::asio::awaitable<void> return_credit(std::shared_ptr<Client> client, std::string exec,
+                                             NodeId node, std::size_t bytes);
+
+  boost::asio::io_context& context_;
+  NodeSessions& nodes_;
+  std::map<std::string, Running> running_;
+  std::set<boost::asio::steady_timer*> waiting_;  // for a node's bulk connection
+};
+
+}  // namespace dtrain::head

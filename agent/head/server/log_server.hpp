@@ -1,0 +1,65 @@
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/local/stream_protocol.hpp>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "agent/head/engine/engine.hpp"
+#include "agent/head/server/log_files.hpp"
+#include "launcher/wire/frames.hpp"
+
+// Serves followers of jobs. It has a thread of its own, in idle priority: reading logs
+// must not take the ranks' time, nor the head's. Connections are handed to it once their request is
+// read; what it needs to know it asks the engine for on the engine's thread.
+namespace dtrain::head {
+
+struct FollowQuery {
+  bool logs = true;
+  bool events = true;
+  bool follow = true;
+  bool from = false;  // the client's first frame says where it wants to begin
+  std::optional<int> rank;
+  std::optional<int> attempt;
+  std::optional<std::string> stream;  // out, err, or setup: what the job's setup wrote
+  bool setup = false;                 // that too
+  std::optional<int> tail;            // lines
+};
+
+// From the part of a request's target behind '?'. Error(invalid) names the key.
+FollowQuery parse_follow_query(const std::string& query);
+
+class LogServer {
+ public:
+  // `engine_context` is where the engine runs.
+  LogServer(boost::asio::io_context& engine_context, Engine& engine);
+  ~LogServer();
+  // Ends the thread; nothing is served from then on.
+  void stop();
+
+  // Engine's thread: something is new of a job; its followers hear of it.
+  void news(const JobNews& news);
+
+  // Engine's thread. The socket's request, head and all, is a WebSocket upgrade for a job's follow.
+  void follow(boost::asio::local::stream_protocol::socket socket, std::string request, JobId job,
+              FollowQuery query);
+
+ private:
+  class Follower;
+  void forget(const std::shared_ptr<Follower>& follower);
+  boost::asio::local::stream_protocol::socket move_here(
+      boost::asio::local::stream_protocol::socket socket);
+
+  boost::asio::io_context& engine_context_;
+  Engine& engine_;
+  LogFiles files_;  // log thread's
+  boost::asio::io_context context_{1};
+  std::multimap<JobId, std::weak_ptr<Follower>> followers_;  // engine's thread
+  std::thread thread_;
+};
+
+}  // namespace dtrain::head

@@ -1,0 +1,516 @@
+#include "agent/head/server/node_sessions.hpp"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <boost/asio/bind_cancellation_slot.hpp>
+#include <boost/asio/cancellation_signal.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/ip/network_v6.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/ssl/context.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+
+#include "agent/head/server/trees.hpp"
+#include "agent/node/facts.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/core/log.hpp"
+#include "launcher/wire/json.hpp"
+#include "launcher/wire/loop.hpp"
+
+namespace dtrain::head {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+using tcp = asio::ip::tcp;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr auto kGreetingLimit = 10s;
+constexpr auto kLookAtCertificate = 1h;
+constexpr auto kTellDropsEvery = 1min;
+// Connections that have not proven who they are, of one address and in all; docs/ssh.md.
+constexpr std::size_t kMostGreetingsOfSource = 64;
+constexpr std::size_t kMostGreetings = 256;
+
+// The rest of this process's descriptors is for those who have.
+std::size_t most_greetings() {
+  rlimit files{};
+  if (::getrlimit(RLIMIT_NOFILE, &files) != 0) return kMostGreetings;
+  return std::clamp<std::size_t>(files.rlim_cur / 4, 1, kMostGreetings);
+}
+
+// Whom an address belongs to: of IPv6 anybody has 64 bits to choose from.
+std::string source_of(const asio::ip::address& address) {
+  if (address.is_v4() || address.to_v6().is_v4_mapped()) return address.to_string();
+  return asio::ip::make_network_v6(address.to_v6(), 64).network().to_string();
+}
+
+std::string text_of(const wire::HeadMessage& message) {
+  return wire::dump(wire::to_json(message));
+}
+
+}  // namespace
+
+NodeSessions::NodeSessions(asio::io_context& context, paths::HeadRoot root, HeadConfig config)
+    : context_(context),
+      config_(context, std::move(root), std::move(config)),
+      machine_(node::gather_facts().machine),
+      // A local cluster's nodes are all on this machine, so nobody else finds even a port.
+      port_(context, config_->provider == "local" ? HeadPort::Reach::this_machine
+                                                  : HeadPort::Reach::everybody),
+      greetings_(kMostGreetingsOfSource, most_greetings()),
+      pairs_(
+          context,
+          [this](const NodeId& node, const wire::HeadMessage& message) { tell(node, message); },
+          [this](const JobId& job, int attempt, const std::vector<std::string>& broken) {
+            engine_->pairs_checked(job, attempt, broken);
+          }) {}
+
+void NodeSessions::listen() {
+  const int kept = config_->wanted_port != 0 ? config_->wanted_port : config_->port;
+  std::vector<int> ports;
+  if (kept != 0) ports.push_back(kept);
+  // Nodes of this machine read the port from head.json; others know it from `up` alone.
+  if (kept == 0 || (config_->wanted_port == 0 && config_->provider == "local")) {
+    for (int port = kFirstPort; port <= kLastPort; ++port) ports.push_back(port);
+  }
+  if (const int opened = port_.open(ports)) {
+    config_.set_port(opened);
+    return;
+  }
+  if (kept == 0) {
+    throw Error(ErrorCode::exhausted, "no port from " + std::to_string(kFirstPort) + " to " +
+                                          std::to_string(kLastPort) + " is free")
+        .with_hint("set provider.head_port to a free port");
+  }
+  problem_ = "port " + std::to_string(kept) +
+             " is taken by another program; no node can join until it is free";
+  log::error("the head cannot listen", {{"why", problem_}});
+  asio::co_spawn(context_, wait_for_port(kept), asio::detached);
+}
+
+asio::awaitable<void> NodeSessions::wait_for_port(int port) {
+  co_await port_.open_when_free(port);
+  problem_.clear();
+  log::info("the head's port is free again", {{"port", std::to_string(port)}});
+  if (config_->port == port) co_return;
+  config_.change([port](HeadConfig& config) { config.port = port; },
+                 [](const std::optional<Error>& failed) {
+                   if (failed) log::error("the head's port is not kept", {{"why", failed->what()}});
+                 });
+}
+
+void NodeSessions::serve(Engine& engine) {
+  engine_ = &engine;
+  // Out of descriptors: one of those that prove nothing gives its own up.
+  port_.serve([this](tcp::socket socket) { greet(std::move(socket)); },
+              [this] {
+                if (greetings_.drop_one()) tell_drops();
+              });
+  asio::co_spawn(context_, keep_own_certificate(), asio::detached);
+}
+
+// Half of its life is over: a new one, from our own CA. Read anew at each connection.
+asio::awaitable<void> NodeSessions::keep_own_certificate() {
+  asio::steady_timer timer(context_);
+  while (true) {
+    try {
+      if (renew_head(config_.root(), std::chrono::system_clock::now())) {
+        log::info("the head's certificate is renewed");
+      }
+    } catch (const Error& error) {
+      log::warn("the head's certificate cannot be renewed", {{"why", error.what()}});
+    }
+    timer.expires_after(kLookAtCertificate);
+    error_code ignored;
+    co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+  }
+}
+
+// From here until it has proven who it is, it may be dropped for another.
+void NodeSessions::greet(tcp::socket socket) {
+  error_code unknown;
+  const auto remote = socket.remote_endpoint(unknown);
+  if (unknown) return;  // it is gone again
+  const auto end = std::make_shared<asio::cancellation_signal>();
+  const std::uint64_t number = greetings_.enter(
+      source_of(remote.address()), [end] { end->emit(asio::cancellation_type::terminal); });
+  tell_drops();
+  asio::co_spawn(
+      context_, welcome(std::move(socket), number),
+      asio::bind_cancellation_slot(end->slot(), [this, end, number](const std::exception_ptr&) {
+        greetings_.leave(number);
+      }));
+}
+
+// Read anew when it has been written anew: a renewed identity counts at once, and whoever only
+// knocks costs little.
+std::shared_ptr<asio::ssl::context> NodeSessions::own_identity() {
+  const auto written = fs::last_write_time(config_.root().identity() / "cert.pem");
+  if (!identity_ || written != identity_written_) {
+    identity_ = wire::tls_context(config_.root().identity(), wire::PeerName::Role::head);
+    identity_written_ = written;
+  }
+  return identity_;
+}
+
+void NodeSessions::tell_drops() {
+  const auto now = std::chrono::steady_clock::now();
+  if (greetings_.dropped() == drops_told_ || now - drops_told_at_ < kTellDropsEvery) return;
+  log::warn("connections that did not say who they are were dropped for others",
+            {{"count", std::to_string(greetings_.dropped() - drops_told_)}});
+  drops_told_ = greetings_.dropped();
+  drops_told_at_ = now;
+}
+
+asio::awaitable<void> NodeSessions::welcome(tcp::socket socket, std::uint64_t number) {
+  bool proven = false;
+  try {
+    const auto tls = own_identity();
+    const wire::CallerPtr caller = co_await wire::greet_tls(std::move(socket), tls, kGreetingLimit);
+    wire::AcceptedPeer peer;
+    peer.name = caller->name();
+    peer.path = caller->path();
+    if (peer.name.cluster != config_->cluster || peer.name.role != wire::PeerName::Role::node ||
+        !config_.is_let_in(peer.name.node)) {
+      throw Error(ErrorCode::denied, peer.name.uri() + " is not let in");
+    }
+    proven = true;
+    greetings_.leave(number);
+    if (peer.path == "/v1/node/content") {
+      if (take_content_) take_content_(caller);
+      co_return;
+    }
+    peer.stream = co_await caller->accept();
+    if (peer.path == "/v1/node/control") {
+      co_await serve_control(std::move(peer));
+    } else if (peer.path == "/v1/node/bulk") {
+      co_await serve_bulk(std::move(peer));
+    }
+  } catch (const std::exception& error) {
+    // Strangers shall not fill the log either.
+    const log::Level level = proven ? log::Level::info : log::Level::debug;
+    log::write(level, "a connection ended", {{"reason", error.what()}});
+  }
+}
+
+asio::awaitable<void> NodeSessions::serve_control(wire::AcceptedPeer peer) {
+  const wire::FrameStreamPtr stream = peer.stream;
+  const NodeId id = peer.name.node;
+  const wire::Frame first = co_await stream->read();
+  wire::NodeMessage message =
+      wire::node_message_from_json(wire::parse_json(first.bytes, "a node's hello"));
+  const auto* hello = std::get_if<wire::Hello>(&message);
+  if (hello == nullptr || hello->node != id || hello->cluster != config_->cluster) {
+    stream->abort();
+    throw Error(ErrorCode::denied, id.str() + " does not say who its certificate says it is");
+  }
+  if (!config_.is_let_in(id)) {  // revoked while it kept silent
+    stream->abort();
+    throw Error(ErrorCode::denied, id.str() + " is not let in any more");
+  }
+  if (hello->version != wire::kNodeVersion) {
+    Error refusal(ErrorCode::conflict, "the node speaks version " + std::to_string(hello->version) +
+                                           " and this head version " +
+                                           std::to_string(wire::kNodeVersion));
+    refusal.with_hint("run `dtrain up` with one dtrain for all nodes");
+    const wire::HeadMessage refused = wire::Refused{refusal};
+    stream->send_text(text_of(refused));
+    stream->close();
+    throw refusal;
+  }
+  Session& session = sessions_[id];
+  if (session.control) session.control->abort();
+  if (session.bulk) {
+    session.bulk->abort();
+    session.bulk.reset();
+    bulk_gone(id);
+  }
+  session.control = stream;
+  // What a node says of its machine is believed of ours only when it comes from here: on it stands
+  // which of its files are taken to be the head's own.
+  const bool claims_ours = hello->machine == machine_;
+  session.same_machine = claims_ours && stream->peer_is_here();
+  session.features = {hello->features.begin(), hello->features.end()};
+  wire::Welcome welcome;
+  welcome.features = wire::kNodeFeatures;
+  welcome.mirror = !session.same_machine && session.features.contains("mirror");
+  const wire::HeadMessage greeting = welcome;
+  stream->send_text(text_of(greeting));
+  log::info("a node joined", {{"node", id.str()}, {"address", hello->address}});
+  NodeInfo info;
+  info.node = id;
+  info.address = hello->address;
+  info.head_address = stream->local_address();
+  info.interfaces = hello->interfaces;
+  info.features = hello->features;
+  info.boot_id = hello->boot_id;
+  info.machine = hello->machine;
+  if (claims_ours && !session.same_machine) info.machine += " seen from " + id.str();
+  info.version = hello->agent_version;
+  info.root = hello->root;
+  info.log = hello->log;
+  info.cpus = hello->cpus;
+  info.gpus = hello->gpus;
+  info.memory = hello->memory;
+  info.glibc = hello->glibc;
+  info.attempts = hello->attempts;
+  info.jobs = hello->jobs;
+  engine_->joined(info);
+
+  std::string reason;
+  try {
+    while (true) {
+      const wire::Frame frame = co_await stream->read();
+      const auto mine = sessions_.find(id);
+      if (mine == sessions_.end() || mine->second.control != stream) break;  // revoked, or anew
+      engine_->heard(id);
+      const nlohmann::json json = wire::parse_json(frame.bytes, "a node's message");
+      wire::handler_does(wire::get_string(json, "type") + " of " + id.str());
+      take(id, wire::node_message_from_json(json), stream);
+    }
+  } catch (const std::exception& error) {
+    reason = error.what();
+  }
+  stream->abort();
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end() || found->second.control != stream) co_return;  // it came anew
+  log::warn("a node is gone", {{"node", id.str()}, {"reason", reason}});
+  const bool had_bulk = found->second.bulk != nullptr;
+  if (had_bulk) found->second.bulk->abort();
+  sessions_.erase(found);
+  if (had_bulk) bulk_gone(id);
+  pairs_.gone(id);
+  engine_->gone(id);
+}
+
+void NodeSessions::take(const NodeId& node, wire::NodeMessage message,
+                        const wire::FrameStreamPtr& stream) {
+  if (std::holds_alternative<wire::Heartbeat>(message)) {
+    const wire::HeadMessage answer = wire::Heartbeat{};
+    stream->send_text(text_of(answer));
+  } else if (const auto* event = std::get_if<wire::FromSupervisor>(&message)) {
+    engine_->event(node, event->job, event->attempt, event->event);
+  } else if (const auto* lost = std::get_if<wire::SupervisorLost>(&message)) {
+    engine_->supervisor_lost(node, lost->job, lost->attempt, lost->reason, lost->unkillable);
+  } else if (const auto* failed = std::get_if<wire::StartFailed>(&message)) {
+    engine_->start_failed(node, failed->job, failed->attempt, failed->error);
+  } else if (const auto* staging = std::get_if<wire::Staging>(&message)) {
+    engine_->staging(node, *staging);
+  } else if (const auto* prepared = std::get_if<wire::AttemptPrepared>(&message)) {
+    engine_->attempt_prepared(node, prepared->job, prepared->attempt, prepared->error);
+  } else if (const auto* opened = std::get_if<wire::PairOpened>(&message)) {
+    pairs_.opened(node, *opened);
+  } else if (const auto* pairs = std::get_if<wire::PairResult>(&message)) {
+    pairs_.dialled(node, *pairs);
+  } else if (const auto* request = std::get_if<wire::RenewCertificate>(&message)) {
+    renew(node, request->request);
+  } else {
+    throw Error(ErrorCode::invalid, "a second hello");
+  }
+}
+
+asio::awaitable<void> NodeSessions::serve_bulk(wire::AcceptedPeer peer) {
+  const wire::FrameStreamPtr stream = peer.stream;
+  const NodeId id = peer.name.node;
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end()) {
+    stream->abort();
+    throw Error(ErrorCode::conflict, id.str() + " opened its bulk connection before it joined");
+  }
+  if (found->second.bulk) {
+    found->second.bulk->abort();
+    bulk_gone(id);
+  }
+  found->second.bulk = stream;
+  for (const BulkHooks& hooks : bulk_hooks_) {
+    if (hooks.opened) hooks.opened(id);
+  }
+  std::string reason;
+  try {
+    while (true) {
+      const wire::Frame frame = co_await stream->read();
+      engine_->heard(id);
+      const wire::BulkMessage message =
+          wire::bulk_message_from_json(wire::parse_json(frame.bytes, "a bulk message"));
+      std::string bytes;
+      if (wire::carries_bytes(message)) {
+        wire::Frame data = co_await stream->read();
+        bytes = std::move(data.bytes);
+      }
+      const auto mine = sessions_.find(id);
+      if (mine == sessions_.end() || mine->second.bulk != stream) break;  // revoked, or anew
+      for (const BulkHooks& hooks : bulk_hooks_) {
+        if (hooks.message) hooks.message(id, message, bytes);
+      }
+    }
+  } catch (const std::exception& error) {
+    reason = error.what();
+  }
+  stream->abort();
+  const auto still = sessions_.find(id);
+  if (still != sessions_.end() && still->second.bulk == stream) {
+    still->second.bulk.reset();
+    bulk_gone(id);
+  }
+}
+
+void NodeSessions::bulk_gone(const NodeId& node) {
+  for (const BulkHooks& hooks : bulk_hooks_) {
+    if (hooks.gone) hooks.gone(node);
+  }
+}
+
+// For exactly the name of the certificate that this connection was made with.
+void NodeSessions::renew(const NodeId& node, const std::string& request) {
+  try {
+    tell(node, wire::NewCertificate{
+                   sign_again(config_.root(), node, request, std::chrono::system_clock::now())});
+    log::info("a node's certificate is renewed", {{"node", node.str()}});
+  } catch (const Error& error) {
+    log::warn("a node's certificate is not renewed", {{"node", node.str()}, {"why", error.what()}});
+  }
+}
+
+void NodeSessions::tell(const NodeId& node, const wire::HeadMessage& message) {
+  const auto found = sessions_.find(node);
+  if (found != sessions_.end()) found->second.control->send_text(text_of(message));
+}
+
+void NodeSessions::start(const NodeId& node, const wire::AttemptSpec& spec,
+                         const std::map<std::string, std::string>& secrets) {
+  tell(node, wire::StartAttempt{spec, secrets});
+}
+
+void NodeSessions::send(const NodeId& node, const JobId& job, int attempt,
+                        const wire::AttemptCommand& command) {
+  tell(node, wire::ToSupervisor{job, attempt, command});
+}
+
+void NodeSessions::forget(const NodeId& node, const JobId& job) {
+  tell(node, wire::ForgetJob{job});
+}
+
+void NodeSessions::stage(const NodeId& node, const wire::Stage& wanted) {
+  const auto found = sessions_.find(node);
+  if (found == sessions_.end()) return;
+  if (found->second.features.contains("content")) {
+    tell(node, wanted);
+    return;
+  }
+  asio::post(context_, [this, node, wanted] {
+    Error error(ErrorCode::conflict, "its agent is too old to bring a job's files");
+    error.with_hint("`dtrain up` with this dtrain brings it up to date");
+    engine_->start_failed(node, wanted.job, wanted.attempt, error);
+  });
+}
+
+void NodeSessions::unstage(const NodeId& node, const JobId& job, int attempt) {
+  const auto found = sessions_.find(node);
+  if (found != sessions_.end() && found->second.features.contains("content")) {
+    tell(node, wire::Unstage{job, attempt});
+  }
+}
+
+void NodeSessions::prepare(const NodeId& node, const wire::PrepareAttempt& what) {
+  tell(node, what);
+}
+
+void NodeSessions::check_pairs(const JobId& job, int attempt, std::vector<PairMember> members) {
+  pairs_.start(job, attempt, std::move(members));
+}
+
+std::string NodeSessions::fetch_shard(const NodeId& node, wire::ShardAsk ask,
+                                      const fs::path& folder, Fetched done) {
+  return trees_->fetch(node, std::move(ask), folder, std::move(done));
+}
+
+void NodeSessions::shard_taken(const NodeId& node, const std::string& transfer,
+                               const std::optional<Error>& error) {
+  trees_->taken(node, transfer, error);
+}
+
+void NodeSessions::give_up(const NodeId& node) {
+  trees_->give_up(node);
+}
+
+void NodeSessions::revoke(const NodeId& node, Revoked done) {
+  config_.shut_out(node, [this, node, done = std::move(done)](const std::optional<Error>& failed) {
+    if (!failed) end_all(node);
+    done(failed);
+  });
+}
+
+void NodeSessions::end_all(const NodeId& node) {
+  if (end_content_) end_content_(node);
+  const auto found = sessions_.find(node);
+  if (found == sessions_.end()) return;
+  const wire::FrameStreamPtr control = found->second.control;
+  const wire::FrameStreamPtr bulk = found->second.bulk;
+  sessions_.erase(found);
+  if (bulk) {
+    bulk->abort();
+    bulk_gone(node);
+  }
+  pairs_.gone(node);
+  // What it is still to be told, that its ranks are to end, goes out first; nothing is heard.
+  control->close();
+}
+
+bool NodeSessions::connected(const NodeId& node) const {
+  return sessions_.contains(node);
+}
+
+bool NodeSessions::has_feature(const NodeId& node, const std::string& feature) const {
+  const auto found = sessions_.find(node);
+  return found != sessions_.end() && found->second.features.contains(feature);
+}
+
+bool NodeSessions::takes_commands(const NodeId& node) const {
+  const auto found = sessions_.find(node);
+  return found != sessions_.end() && found->second.bulk && found->second.bulk->is_open();
+}
+
+std::vector<NodeId> NodeSessions::nodes_for_commands() const {
+  std::vector<NodeId> nodes;
+  for (const bool here : {true, false}) {
+    for (const auto& [id, session] : sessions_) {
+      if (session.same_machine == here && takes_commands(id)) nodes.push_back(id);
+    }
+  }
+  return nodes;
+}
+
+bool NodeSessions::opens_bulk() const {
+  return std::any_of(sessions_.begin(), sessions_.end(),
+                     [](const auto& each) { return each.second.control && !each.second.bulk; });
+}
+
+void NodeSessions::send_bulk(const NodeId& node, const wire::BulkMessage& message,
+                             std::string bytes) {
+  const auto found = sessions_.find(node);
+  if (found == sessions_.end() || !found->second.bulk) return;
+  found->second.bulk->send_text(wire::dump(wire::to_json(message)));
+  if (wire::carries_bytes(message)) found->second.bulk->send({false, std::move(bytes)});
+}
+
+asio::awaitable<std::vector<NodeId>> NodeSessions::shut_down(std::chrono::milliseconds limit) {
+  std::vector<NodeId> told;
+  for (const auto& [id, session] : sessions_) told.push_back(id);
+  for (const NodeId& node : told) tell(node, wire::Shutdown{});
+  const auto until = std::chrono::steady_clock::now() + limit;
+  asio::steady_timer timer(context_);
+  while (!sessions_.empty() && std::chrono::steady_clock::now() < until) {
+    timer.expires_after(2ms);
+    error_code ignored;
+    co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+  }
+  co_return told;
+}
+
+}  // namespace dtrain::head

@@ -1,0 +1,131 @@
+#pragma once
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "agent/head/engine/engine.hpp"
+#include "agent/head/server/config_file.hpp"
+#include "agent/head/server/greetings.hpp"
+#include "agent/head/server/head_port.hpp"
+#include "agent/head/server/pair_tests.hpp"
+#include "launcher/wire/frames.hpp"
+#include "launcher/wire/node.hpp"
+
+// The nodes' connections: the one TLS port of a cluster. All on the io_context's thread.
+namespace dtrain::head {
+
+class Trees;
+
+class NodeSessions final : public Nodes {
+ public:
+  NodeSessions(boost::asio::io_context& context, paths::HeadRoot root, HeadConfig config);
+
+  // Opens the port and writes it to head.json. The one that the nodes know is kept: when it is
+  // taken it is tried again until it is free, and problem() says so. Throws Error(exhausted) when
+  // there is none yet and none is free.
+  void listen();
+  // From now on nodes are let in.
+  void serve(Engine& engine);
+  int port() const { return config_->port; }
+  bool can_come() const override { return problem_.empty(); }
+  const std::string& problem() const { return problem_; }  // with the port; empty: none
+
+  void start(const NodeId& node, const wire::AttemptSpec& spec,
+             const std::map<std::string, std::string>& secrets) override;
+  void send(const NodeId& node, const JobId& job, int attempt,
+            const wire::AttemptCommand& command) override;
+  void forget(const NodeId& node, const JobId& job) override;
+  void stage(const NodeId& node, const wire::Stage& wanted) override;
+  void unstage(const NodeId& node, const JobId& job, int attempt) override;
+  void prepare(const NodeId& node, const wire::PrepareAttempt& what) override;
+  void check_pairs(const JobId& job, int attempt, std::vector<PairMember> members) override;
+  std::string fetch_shard(const NodeId& node, wire::ShardAsk ask, const fs::path& folder,
+                          Fetched done) override;
+  void shard_taken(const NodeId& node, const std::string& transfer,
+                   const std::optional<Error>& error) override;
+  void give_up(const NodeId& node) override;
+  void revoke(const NodeId& node, Revoked done) override;
+
+  // Who brings folders to and from nodes; set before serve().
+  void use(Trees& trees) { trees_ = &trees; }
+  const PairTests& pair_tests() const { return pairs_; }
+  const std::string& machine() const { return machine_; }  // as nodes say it of theirs
+  ConfigFile& config() { return config_; }
+
+  bool connected(const NodeId& node) const;
+  bool has_feature(const NodeId& node, const std::string& feature) const;
+  // The nodes that can run a command now: both connections are open. Those that share this machine
+  // come first.
+  bool takes_commands(const NodeId& node) const;
+  std::vector<NodeId> nodes_for_commands() const;
+  // Some node has joined and not opened its bulk connection yet.
+  bool opens_bulk() const;
+  void send_bulk(const NodeId& node, const wire::BulkMessage& message, std::string bytes = {});
+
+  // Everybody hears every message and takes what is his, its bytes too.
+  struct BulkHooks {
+    std::function<void(const NodeId&, const wire::BulkMessage&, std::string& bytes)> message;
+    std::function<void(const NodeId&)> gone;
+    std::function<void(const NodeId&)> opened;
+  };
+  // A let-in node that has dialled for content; and one whose content is to end, being revoked.
+  void on_content(std::function<void(wire::CallerPtr)> take,
+                  std::function<void(const NodeId&)> end) {
+    take_content_ = std::move(take);
+    end_content_ = std::move(end);
+  }
+  void on_bulk(BulkHooks hooks) { bulk_hooks_.push_back(std::move(hooks)); }
+
+  // Tells every node to end and waits for their connections to close, at most `limit`.
+  // Returns the nodes that were told.
+  boost::asio::awaitable<std::vector<NodeId>> shut_down(std::chrono::milliseconds limit);
+
+ private:
+  struct Session {
+    wire::FrameStreamPtr control;
+    wire::FrameStreamPtr bulk;
+    bool same_machine = false;
+    std::set<std::string> features;
+  };
+
+  boost::asio::awaitable<void> wait_for_port(int port);
+  void end_all(const NodeId& node);
+  void greet(boost::asio::ip::tcp::socket socket);
+  void tell_drops();
+  std::shared_ptr<boost::asio::ssl::context> own_identity();
+  boost::asio::awaitable<void> welcome(boost::asio::ip::tcp::socket socket, std::uint64_t number);
+  boost::asio::awaitable<void> serve_control(wire::AcceptedPeer peer);
+  boost::asio::awaitable<void> serve_bulk(wire::AcceptedPeer peer);
+  void take(const NodeId& node, wire::NodeMessage message, const wire::FrameStreamPtr& stream);
+  void tell(const NodeId& node, const wire::HeadMessage& message);
+  void bulk_gone(const NodeId& node);
+  void renew(const NodeId& node, const std::string& request);
+  boost::asio::awaitable<void> keep_own_certificate();
+
+  boost::asio::io_context& context_;
+  ConfigFile config_;
+  std::string machine_;
+  HeadPort port_;
+  std::string problem_;
+  Engine* engine_ = nullptr;
+  std::function<void(wire::CallerPtr)> take_content_;
+  std::function<void(const NodeId&)> end_content_;
+  std::shared_ptr<boost::asio::ssl::context> identity_;  // null before the first connection
+  fs::file_time_type identity_written_;
+  Greetings greetings_;
+  std::uint64_t drops_told_ = 0;
+  std::chrono::steady_clock::time_point drops_told_at_;
+  std::vector<BulkHooks> bulk_hooks_;
+  Trees* trees_ = nullptr;
+  PairTests pairs_;
+  std::map<NodeId, Session> sessions_;
+};
+
+}  // namespace dtrain::head

@@ -1,0 +1,376 @@
+#include "agent/head/store/checkpoints.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/files/beneath.hpp"
+#include "launcher/files/stored_checkpoints.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::head {
+namespace {
+
+constexpr int kFormatVersion = 1;
+constexpr std::size_t kListLimit = std::size_t{64} << 20;  // bytes of a manifest or shard.json
+
+// A of "attempt-A-step-S".
+std::optional<int> attempt_of(const std::string& name) {
+  int attempt = 0;
+  int used = 0;
+  if (std::sscanf(name.c_str(), "attempt-%d-step-%n", &attempt, &used) < 1 || used == 0) {
+    return std::nullopt;
+  }
+  return attempt;
+}
+
+void check_format(const nlohmann::json& json, const std::string& format) {
+  if (wire::get_string(json, "format") != format) {
+    throw Error(ErrorCode::invalid, "\"format\" is not \"" + format + "\"");
+  }
+  const std::int64_t version = wire::get_int(json, "version", 1, INT32_MAX);
+  if (version > kFormatVersion) {
+    throw Error(ErrorCode::invalid, "it is of format version " + std::to_string(version) +
+                                        ", and this dtrain knows " +
+                                        std::to_string(kFormatVersion));
+  }
+}
+
+void require_own_folder(const fs::path& path) {
+  struct stat status {};
+  const std::string shown = printable(path.string(), false);
+  if (::lstat(path.c_str(), &status) != 0) throw errno_error("cannot look at " + shown, errno);
+  if (!S_ISDIR(status.st_mode)) throw Error(ErrorCode::invalid, shown + " is not a folder");
+  if (status.st_uid != ::geteuid()) {
+    throw Error(ErrorCode::denied, shown + " belongs to another user");
+  }
+}
+
+// The same of what lies below the storage, and no link on the way there.
+void require_real_folder(const fs::path& storage, const fs::path& path) {
+  const auto status = Beneath(storage).status(path.lexically_relative(storage).string());
+  if (!status) {
+    throw Error(ErrorCode::not_found,
+                printable(path.string(), false) + " is not there, or a link leads to it");
+  }
+  require_own_folder(path);
+}
+
+// True when `inner` is `outer` or lies below it.
+bool holds(const fs::path& outer, const fs::path& inner) {
+  const auto [rest, unused] = std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end());
+  return rest == outer.end();
+}
+
+void copy_tree(const fs::path& from, const fs::path& to, const std::vector<FileEntry>& entries) {
+  make_folders(to);
+  for (const FileEntry& entry : entries) {
+    const fs::path target = to / entry.path;
+    make_folders(target.parent_path());
+    const UniqueFd in = open_file(from / entry.path, O_RDONLY | O_NOFOLLOW);
+    const UniqueFd out = open_file(target, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
+    std::vector<char> buffer(std::size_t{1} << 20);
+    while (true) {
+      const ssize_t got = ::read(in.get(), buffer.data(), buffer.size());
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) throw errno_error("cannot read " + printable(entry.path, false), errno);
+      if (got == 0) break;
+      write_all(out.get(), {buffer.data(), static_cast<std::size_t>(got)});
+    }
+  }
+}
+
+// The shard's files by its shard.json, checked against what was reported.
+std::vector<FileEntry> read_shard(const fs::path& folder, int shard, int shards,
+                                  std::int64_t step) {
+  return while_doing("reading " + (folder / "shard.json").string(), [&] {
+    const nlohmann::json json =
+        wire::parse_json(read_file(folder / "shard.json", kListLimit), "shard.json", kListLimit);
+    check_format(json, "dtrain-shard");
+    if (wire::get_int(json, "shard", 0, INT32_MAX) != shard ||
+        wire::get_int(json, "shards", 1, INT32_MAX) != shards ||
+        wire::get_int(json, "step", 0, INT64_MAX) != step) {
+      throw Error(ErrorCode::invalid, "it is of another shard or step than was reported");
+    }
+    return file_entries_from_json(wire::member(json, "files"));
+  });
+}
+
+void write_shard(const fs::path& folder, const ShardReport& report,
+                 const std::vector<FileEntry>& files) {
+  const nlohmann::json json = {{"format", "dtrain-shard"}, {"version", kFormatVersion},
+                               {"shard", report.shard},    {"shards", report.shards},
+                               {"step", report.step},      {"files", to_json(files)}};
+  write_file_atomic(folder / "shard.json", wire::dump(json));
+}
+
+void verify_shard(const fs::path& folder, std::vector<FileEntry> files) {
+  struct stat status {};
+  if (::lstat((folder / "shard.json").c_str(), &status) != 0) {
+    throw errno_error("cannot look at shard.json", errno);
+  }
+  files.push_back({"shard.json", static_cast<std::uint64_t>(status.st_size), {}});
+  verify_sizes(folder, files, true);
+}
+
+}  // namespace
+
+fs::path checkpoints_folder(const fs::path& storage) {
+  return storage / "checkpoints";
+}
+
+fs::path checkpoint_folder(const fs::path& storage, int number) {
+  char name[32];
+  std::snprintf(name, sizeof name, "checkpoint_%06d", number);
+  return checkpoints_folder(storage) / name;
+}
+
+fs::path temporary_folder(const fs::path& storage, int attempt, std::int64_t step) {
+  return checkpoints_folder(storage) / ".tmp" /
+         ("attempt-" + std::to_string(attempt) + "-step-" + std::to_string(step));
+}
+
+std::string shard_name(int shard, int shards) {
+  char name[48];
+  std::snprintf(name, sizeof name, "shard-%05d-of-%05d", shard, shards);
+  return name;
+}
+
+Manifest read_manifest(const fs::path& folder) {
+  return while_doing("reading " + (folder / "manifest.json").string(), [&] {
+    const nlohmann::json json =
+        wire::parse_json(read_file(folder / "manifest.json", kListLimit), "it", kListLimit);
+    check_format(json, "dtrain-checkpoint");
+    Manifest manifest;
+    manifest.checkpoint.number = static_cast<int>(wire::get_int(json, "number", 0, INT32_MAX));
+    manifest.checkpoint.attempt = static_cast<int>(wire::get_int(json, "attempt", 0, INT32_MAX));
+    manifest.checkpoint.step = wire::get_int(json, "step", 0, INT64_MAX);
+    manifest.checkpoint.metrics = wire::member(json, "metrics");
+    if (!manifest.checkpoint.metrics.is_object()) {
+      throw Error(ErrorCode::invalid, "\"metrics\" is not an object");
+    }
+    manifest.checkpoint.created = parse_rfc3339(wire::get_string(json, "created"));
+    manifest.files = file_entries_from_json(wire::member(json, "files"));
+    manifest.checkpoint.size = total_size(manifest.files);
+    return manifest;
+  });
+}
+
+StorageScan scan_storage(const fs::path& storage) {
+  StorageScan scan;
+  std::error_code failed;
+  std::vector<int> numbers;
+  const fs::directory_iterator entries(checkpoints_folder(storage), failed);
+  if (failed && failed != std::errc::no_such_file_or_directory) {
+    throw errno_error("cannot list " + checkpoints_folder(storage).string(), failed.value());
+  }
+  for (const fs::directory_entry& entry : entries) {
+    if (const auto number = checkpoint_number(entry.path().filename().string())) {
+      numbers.push_back(*number);
+    }
+  }
+  std::sort(numbers.begin(), numbers.end());
+  for (const int number : numbers) {
+    scan.highest = std::max(scan.highest, number);
+    const fs::path folder = checkpoint_folder(storage, number);
+    try {
+      Manifest manifest = read_manifest(folder);
+      if (manifest.checkpoint.number != number) {
+        throw Error(ErrorCode::invalid, "its manifest has another number");
+      }
+      verify_sizes(folder, manifest.files);
+      manifest.checkpoint.path = folder;
+      scan.whole.push_back(std::move(manifest.checkpoint));
+    } catch (const Error& error) {
+      scan.broken.push_back(folder.filename().string() +
+                            " is not whole and is passed over: " + error.what());
+    }
+  }
+  return scan;
+}
+
+void clear_temporary(const fs::path& storage, int attempt) {
+  const fs::path temporary = checkpoints_folder(storage) / ".tmp";
+  make_folders(temporary);
+  for (const fs::directory_entry& entry : fs::directory_iterator(temporary)) {
+    const std::string name = entry.path().filename().string();
+    const auto of = attempt_of(name);
+    if ((of && *of < attempt) || name.starts_with("deleted-") || name.starts_with("token-")) {
+      remove_tree(entry.path());
+    }
+  }
+}
+
+void place_shard(const fs::path& storage, const ShardReport& report,
+                 const std::vector<fs::path>& forbidden) {
+  if (!report.path.is_absolute()) {
+    throw Error(ErrorCode::invalid, "the path of a checkpoint must be absolute");
+  }
+  // Without its last component's links resolved: a link as the folder itself is refused.
+  std::error_code failed;
+  fs::path path = report.path.lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();
+  const fs::path parent = fs::canonical(path.parent_path(), failed);
+  if (failed) {
+    throw errno_error("cannot look at " + printable(path.string(), false), failed.value());
+  }
+  path = parent / path.filename();
+  require_own_folder(path);
+
+  const fs::path place = shard_place(fs::weakly_canonical(storage), report);
+  if (path != place) {
+    for (const fs::path& each : forbidden) {
+      if (!each.empty() && holds(path, fs::weakly_canonical(each))) {
+        throw Error(ErrorCode::denied, printable(path.string(), false) +
+                                           " cannot be taken as a checkpoint: " + each.string() +
+                                           " lies in it");
+      }
+    }
+    if (holds(checkpoints_folder(fs::weakly_canonical(storage)), path)) {
+      throw Error(ErrorCode::denied, printable(path.string(), false) +
+                                         " lies among committed checkpoints or other shards");
+    }
+    const std::vector<FileEntry> files = list_files(path);
+    make_folders(place.parent_path());
+    require_real_folder(fs::weakly_canonical(storage), place.parent_path());
+    remove_tree(place);  // what an earlier try left
+    if (report.keep) {
+      copy_tree(path, place, files);
+    } else if (::rename(path.c_str(), place.c_str()) != 0) {
+      if (errno != EXDEV)
+        throw errno_error("cannot move " + printable(path.string(), false), errno);
+      copy_tree(path, place, files);
+      remove_tree(path);
+    }
+  }
+
+  const bool listed = fs::exists(place / "shard.json");
+  take_placed(storage, report);
+  if (listed && path != place) fsync_tree(place, list_files(place));
+}
+
+void take_placed(const fs::path& storage, const ShardReport& report) {
+  const fs::path place = shard_place(storage, report);
+  require_real_folder(storage, place);
+  if (fs::exists(place / "shard.json")) {
+    verify_shard(place, read_shard(place, report.shard, report.shards, report.step));
+    return;
+  }
+  std::vector<FileEntry> files = list_files(place);
+  if (files.empty()) throw Error(ErrorCode::invalid, "the folder of the checkpoint is empty");
+  compute_sums(place, files);
+  fsync_tree(place, files);
+  write_shard(place, report, files);
+}
+
+bool has_shard(const fs::path& storage, const ShardReport& report) {
+  const fs::path place = shard_place(storage, report);
+  if (!fs::exists(place / "shard.json")) return false;
+  verify_shard(place, read_shard(place, report.shard, report.shards, report.step));
+  return true;
+}
+
+fs::path shard_place(const fs::path& storage, const ShardReport& report) {
+  return temporary_folder(storage, report.attempt, report.step) /
+         shard_name(report.shard, report.shards);
+}
+
+fs::path incoming_folder(const fs::path& storage, const ShardReport& report) {
+  return temporary_folder(storage, report.attempt, report.step).string() + "-incoming-" +
+         std::to_string(report.shard);
+}
+
+void take_incoming(const fs::path& storage, const ShardReport& report,
+                   const std::vector<FileEntry>& files) {
+  if (files.empty()) throw Error(ErrorCode::invalid, "the folder of the checkpoint is empty");
+  const fs::path incoming = incoming_folder(storage, report);
+  verify_sizes(incoming, files, true);
+  fsync_tree(incoming, files);
+  write_shard(incoming, report, files);
+  const fs::path place = shard_place(storage, report);
+  make_folders(place.parent_path());
+  require_real_folder(storage, place.parent_path());
+  remove_tree(place);
+  if (::rename(incoming.c_str(), place.c_str()) != 0) {
+    throw errno_error("cannot move a shard to " + place.string(), errno);
+  }
+  fsync_folder(place.parent_path());
+}
+
+fs::path token_file(const fs::path& storage, const std::string& token) {
+  return checkpoints_folder(storage) / ".tmp" / ("token-" + token.substr(0, 16));
+}
+
+CommittedCheckpoint commit_checkpoint(const fs::path& storage, const CommitRequest& request) {
+  const fs::path folder = temporary_folder(storage, request.attempt, request.step);
+  std::vector<FileEntry> files;
+  for (int shard = 0; shard < request.shards; ++shard) {
+    const std::string name = shard_name(shard, request.shards);
+    require_real_folder(storage, folder / name);
+    std::vector<FileEntry> part = read_shard(folder / name, shard, request.shards, request.step);
+    verify_shard(folder / name, part);
+    for (FileEntry& entry : part) {
+      entry.path = name + "/" + entry.path;
+      files.push_back(std::move(entry));
+    }
+  }
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    int shard = 0;
+    int used = 0;
+    const bool ours = std::sscanf(name.c_str(), "shard-%d-%n", &shard, &used) == 1 && used > 0 &&
+                      shard >= 0 && shard < request.shards &&
+                      name == shard_name(shard, request.shards);
+    // Our own manifest of a commit that was cut short is written anew.
+    if (!ours && name != "manifest.json" && !name.starts_with(".manifest.json.tmp-")) {
+      throw Error(ErrorCode::failed, printable(name, false) + " does not belong to the checkpoint");
+    }
+    if (name.starts_with(".manifest.json.tmp-")) remove_tree(entry.path());
+  }
+
+  int highest = request.least_number - 1;
+  for (const fs::directory_entry& entry : fs::directory_iterator(checkpoints_folder(storage))) {
+    highest = std::max(highest, checkpoint_number(entry.path().filename().string()).value_or(-1));
+  }
+  const int number = highest + 1;
+  const nlohmann::json manifest = {{"format", "dtrain-checkpoint"},
+                                   {"version", kFormatVersion},
+                                   {"number", number},
+                                   {"job", request.job.str()},
+                                   {"attempt", request.attempt},
+                                   {"step", request.step},
+                                   {"world_size", request.world_size},
+                                   {"shards", request.shards},
+                                   {"created", rfc3339(request.created)},
+                                   {"metrics", request.metrics},
+                                   {"files", to_json(files)}};
+  write_file_atomic(folder / "manifest.json", wire::dump(manifest));
+  const fs::path committed = checkpoint_folder(storage, number);
+  if (::rename(folder.c_str(), committed.c_str()) != 0) {
+    throw errno_error("cannot rename " + folder.string() + " to " + committed.string(), errno);
+  }
+  fsync_folder(checkpoints_folder(storage));
+  return {number,          committed,       request.attempt,  request.step,
+          request.metrics, request.created, total_size(files)};
+}
+
+void remove_checkpoint(const fs::path& storage, int number) {
+  const fs::path folder = checkpoint_folder(storage, number);
+  const fs::path away = checkpoints_folder(storage) / ".tmp" /
+                        ("deleted-" + std::to_string(number) + "-" + random_hex(4));
+  make_folders(away.parent_path());
+  if (::rename(folder.c_str(), away.c_str()) != 0) {
+    if (errno == ENOENT) return;
+    throw errno_error("cannot remove " + folder.string(), errno);
+  }
+  remove_tree(away);
+}
+
+}  // namespace dtrain::head

@@ -1,0 +1,118 @@
+#include "agent/head/store/migrations.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+
+#include "launcher/core/log.hpp"
+
+namespace dtrain::head {
+namespace {
+
+std::string version_text(int version) {
+  return "version " + std::to_string(version);
+}
+
+// "dtrain 0.2.0", as set_version() wrote it. What a newer dtrain made of that table is its own.
+std::string written_by(Database& database) {
+  try {
+    const std::string name = database.text("SELECT value FROM meta WHERE key = 'written_by'");
+    if (!name.empty()) return name;
+  } catch (const SqliteError& error) {
+    log::warn("the database does not say who wrote it", {{"why", error.what()}});
+  }
+  return "a newer dtrain";
+}
+
+[[noreturn]] void refuse_newer(Database& database, const fs::path& file, int version, int known) {
+  const std::string writer = written_by(database);
+  Error error(ErrorCode::invalid,
+              "the database was written by " + writer + " (schema " + version_text(version) +
+                  "); this is dtrain " DTRAIN_VERSION ", which knows up to " + version_text(known));
+  std::string hint = "use " + writer + " or later";
+  for (int older = known; older >= 1; --older) {
+    const fs::path backup = backup_of(file, older);
+    if (!fs::exists(backup)) continue;
+    hint += ", or put " + backup.string() +
+            " in its place: jobs since that copy was made are then unknown";
+    break;
+  }
+  throw error.with_hint(hint);
+}
+
+// Whole or not at all, and on disk: from here on it is what is left of the old version.
+void back_up(Database& database, const fs::path& file, int version) {
+  const fs::path backup = backup_of(file, version);
+  const fs::path temporary = backup.string() + ".tmp";
+  while_doing("copying the database to " + backup.string() + " before it is changed", [&] {
+    remove_tree(temporary);  // of a copy that was cut off
+    const UniqueFd made = open_file(temporary, O_RDWR | O_CREAT | O_EXCL, 0600);
+    Statement(database.handle(), "VACUUM INTO ?").run(temporary.string());
+    if (::fsync(made.get()) != 0) throw errno_error("cannot write " + temporary.string(), errno);
+    if (std::rename(temporary.c_str(), backup.c_str()) != 0) {
+      throw errno_error("cannot write " + backup.string(), errno);
+    }
+    fsync_folder(backup.parent_path());
+  });
+  log::info("the database was copied before it is changed", {{"to", backup.string()}});
+}
+
+void step(Database& database, const fs::path& backup, int from, Migration migration) {
+  try {
+    database.run("BEGIN IMMEDIATE");
+    migration(database);
+    set_version(database, from + 1);
+    database.run("COMMIT");
+  } catch (const std::exception& error) {
+    if (database.in_transaction()) database.run("ROLLBACK");
+    const auto* refused = dynamic_cast<const SqliteError*>(&error);
+    if (refused != nullptr && refused->may_pass()) throw;
+    throw Error(ErrorCode::failed, "the database of " + version_text(from) +
+                                       " could not be brought to " + version_text(from + 1) + ": " +
+                                       error.what())
+        .with_hint("nothing of that step was kept, and the copy from before is " + backup.string() +
+                   "; go on with " + written_by(database));
+  }
+}
+
+}  // namespace
+
+const std::vector<Migration>& migrations() {
+  static const std::vector<Migration> steps{
+      [](Database& database) {
+        database.run(
+            "CREATE TABLE forgotten (job TEXT PRIMARY KEY, time INTEGER NOT NULL, "
+            "reason TEXT NOT NULL) WITHOUT ROWID");
+      },
+      [](Database& database) {
+        database.run("ALTER TABLE ranks ADD COLUMN cause TEXT NOT NULL DEFAULT ''");
+      },
+  };
+  return steps;
+}
+
+fs::path backup_of(const fs::path& database, int version) {
+  return database.string() + ".v" + std::to_string(version) + ".bak";
+}
+
+void migrate(Database& database, const fs::path& file, const std::vector<Migration>& steps) {
+  const int found = static_cast<int>(database.integer("PRAGMA user_version"));
+  const int known = version_after(steps);
+  if (found > known) refuse_newer(database, file, found, known);
+  if (found == known) return;
+  back_up(database, file, found);
+  for (int version = found; version < known; ++version) {
+    step(database, backup_of(file, found), version, steps[static_cast<std::size_t>(version - 1)]);
+  }
+  log::info("the database was brought up to date",
+            {{"from", std::to_string(found)}, {"to", std::to_string(known)}});
+}
+
+void set_version(Database& database, int version) {
+  database.run("INSERT OR REPLACE INTO meta VALUES ('written_by', 'dtrain " DTRAIN_VERSION "')");
+  database.run(("PRAGMA user_version = " + std::to_string(version)).c_str());
+}
+
+}  // namespace dtrain::head

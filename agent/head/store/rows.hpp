@@ -1,0 +1,213 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "agent/head/store/state.hpp"
+#include "launcher/core/clock.hpp"
+#include "launcher/core/ids.hpp"
+
+// What the head keeps, as plain data: one struct for a row of each table. A row is always written
+// whole; JSON stands as text.
+namespace dtrain::head {
+
+enum class StopCause : std::uint8_t { none, user, timeout };
+
+struct JobRow {
+  JobId id;
+  std::string submission_id;  // empty: none was given
+  std::string spec;           // JSON, written once
+  JobState state = JobState::queued;
+  std::string reason;
+  std::optional<int> exit_code;
+  int attempt = 0;       // the newest, 0 before the first
+  int restarts = 0;      // of max_restarts
+  int port_retries = 0;  // restarts after "address in use": outside max_restarts
+  StopCause stop_cause = StopCause::none;
+  std::optional<std::int64_t> stop_grace_s;
+  WallTime created;
+  std::optional<WallTime> started;
+  std::optional<WallTime> ended;
+  std::string error;    // JSON object of docs/api.md, or empty
+  std::string metrics;  // JSON: {name: {"value", "rank"}}, the last values
+  std::optional<std::int64_t> step;
+
+  bool operator==(const JobRow&) const = default;
+};
+
+struct AttemptRow {
+  JobId job;
+  int attempt = 1;
+  AttemptState state = AttemptState::starting;
+  std::string reason;
+  std::string token;
+  int world_size = 0;
+  int master_port = 0;  // 0: not known yet
+  std::optional<std::string> checkpoint;
+  WallTime created;
+  std::optional<WallTime> started;
+  std::optional<WallTime> ended;
+
+  bool operator==(const AttemptRow&) const = default;
+};
+
+enum class ShareState : std::uint8_t {
+  waiting,   // its node has not been told to start it, or nothing was heard since
+  running,   // its supervisor has spoken
+  finished,  // nothing of it lives
+  lost,      // its node was given up; something of it may live there
+};
+
+// One node's part of an attempt.
+struct ShareRow {
+  JobId job;
+  int attempt = 1;
+  NodeId node;
+  int node_rank = 0;
+  int first_rank = 0;
+  int nproc = 1;
+  double cpus = 0;
+  std::uint64_t memory = 0;  // bytes
+  std::vector<int> gpus;
+  bool gpus_assigned = false;
+  std::string address;
+  std::string machine;
+  std::string root;
+  ShareState state = ShareState::waiting;
+  bool ranks_started = false;
+  // succeeded, failed, lasting (failed, as each further attempt would), stopped, lost; empty while
+  // it lives
+  std::string outcome;
+  std::string reason;
+  std::uint64_t seq = 0;  // of the last event that took effect
+
+  bool operator==(const ShareRow&) const = default;
+};
+
+struct RankRow {
+  JobId job;
+  int attempt = 1;
+  int rank = 0;
+  NodeId node;
+  RankState state = RankState::starting;
+  int pid = 0;
+  int code = 0;
+  int signal = 0;
+  std::optional<WallTime> ended;
+  bool stopped = false;
+  std::string error_message;
+  double error_time = 0;  // seconds since 1970; 0: none
+  std::vector<std::string> last_lines;
+  bool address_in_use = false;
+  std::string cause;  // what ended it, if its node knows more than its exit says
+
+  bool operator==(const RankRow&) const = default;
+};
+
+struct NodeRow {
+  NodeId node;
+  std::string address;
+  std::string boot_id;
+  std::string machine;
+  std::string version;
+  std::string root;
+  std::string log;
+  int cpus = 1;
+  int gpus = 0;
+  std::uint64_t memory = 0;  // bytes
+  NodeState state = NodeState::joining;
+  std::string reason;
+
+  bool operator==(const NodeRow&) const = default;
+};
+
+enum class EventKind : std::uint8_t {
+  message,  // for people
+  state,    // a change of state; the message is the new one
+};
+enum class EventLevel : std::uint8_t { info, warning, error };
+
+struct EventRow {
+  std::int64_t id = 0;  // grows over all jobs
+  JobId job;
+  int attempt = 0;
+  WallTime time;
+  EventKind kind = EventKind::message;
+  EventLevel level = EventLevel::info;
+  std::string message;
+
+  bool operator==(const EventRow&) const = default;
+};
+
+struct MetricsRow {
+  JobId job;
+  int attempt = 1;
+  int rank = 0;
+  std::uint64_t seq = 0;  // of the event that brought it: a repeat is not kept twice
+  std::int64_t step = 0;
+  WallTime time;
+  std::string metrics;  // JSON
+
+  bool operator==(const MetricsRow&) const = default;
+};
+
+struct CheckpointRow {
+  JobId job;
+  int number = 0;
+  int attempt = 1;
+  std::int64_t step = 0;
+  std::string path;
+  std::string metrics;  // JSON
+  WallTime created;
+  std::uint64_t size = 0;  // bytes of its files
+
+  bool operator==(const CheckpointRow&) const = default;
+};
+
+// The metrics of `from` become `to`'s too, as of attempts that lie before its first.
+struct MetricsInherited {
+  JobId from;
+  JobId to;
+  int attempts = 0;  // of `from`: its newest becomes attempt 0
+};
+
+// A job that was removed, with all that is theirs: what of it lies on a node that is away, or was
+// being deleted when the head died, still goes. Its id never comes again.
+struct ForgottenRow {
+  JobId job;
+  WallTime time;
+  std::string reason;  // why it went by itself; empty: somebody asked for it
+
+  bool operator==(const ForgottenRow&) const = default;
+};
+
+// What one thing that happened changes: written whole or not at all.
+struct Changes {
+  std::vector<JobRow> jobs;
+  std::vector<AttemptRow> attempts;
+  std::vector<ShareRow> shares;
+  std::vector<RankRow> ranks;
+  std::vector<NodeRow> nodes;
+  std::vector<EventRow> events;
+  std::vector<MetricsInherited> metrics_inherited;
+  std::vector<MetricsRow> metrics;
+  std::vector<CheckpointRow> checkpoints;
+  std::vector<std::pair<JobId, int>> checkpoints_deleted;
+  std::vector<ForgottenRow> jobs_forgotten;  // the rows of these jobs go
+};
+
+// All but events and metrics, which are read when asked for.
+struct Loaded {
+  std::vector<JobRow> jobs;  // oldest first
+  std::vector<AttemptRow> attempts;
+  std::vector<ShareRow> shares;
+  std::vector<RankRow> ranks;  // of attempts that have not ended, and of those that failed
+  std::vector<NodeRow> nodes;
+  std::vector<CheckpointRow> checkpoints;  // by number
+  std::vector<ForgottenRow> forgotten;
+  std::int64_t last_event = 0;
+};
+
+}  // namespace dtrain::head

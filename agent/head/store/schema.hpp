@@ -1,0 +1,34 @@
+#pragma once
+
+#include <memory>
+
+#include "agent/head/store/rows.hpp"
+#include "agent/head/store/sqlite.hpp"
+
+// The tables of the head's database, and rows in and out of them. On the thread of the connection.
+namespace dtrain::head {
+
+// Makes the tables in an empty database, or brings an older one up to date (migrations.hpp, with
+// what it throws). Error(invalid) for one that is not dtrain's.
+void prepare_schema(Database& database, const fs::path& file);
+
+// Writes rows of one connection, with prepared statements.
+class Writer {
+ public:
+  explicit Writer(Database& database);
+  ~Writer();
+  void write(const Changes& changes);
+  std::int64_t count_metrics(const JobId& job);
+  // Drops every second row of each rank, keeping the newest.
+  void thin_metrics(const JobId& job);
+
+ private:
+  struct Statements;
+  std::unique_ptr<Statements> statements_;
+};
+
+Loaded read_all(Database& database);
+std::vector<EventRow> read_events(Database& database, const JobId& job);
+std::vector<MetricsRow> read_metrics(Database& database, const JobId& job);
+
+}  // namespace dtrain::head

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "agent/head/store/rows.hpp"
+#include "launcher/core/files.hpp"
+
+// Where the head keeps what it knows. A thread of the store's own writes and fsyncs; the engine's
+// thread never waits for a disk, but for load() and events().
+namespace dtrain::head {
+
+enum class Urgency : std::uint8_t {
+  now,
+  soon,  // with the next urgent one, at the latest after StoreOptions::soon
+};
+enum class OnFailure : std::uint8_t {
+  refuse,  // no space, say: `done` gets the error, and nothing of it was written
+  retry,   // what happened has happened: tried again until it is on disk
+};
+
+class Store {
+ public:
+  virtual ~Store() = default;
+
+  virtual Loaded load() = 0;
+
+  // In order: what was committed earlier is durable earlier or together, unless it was refused.
+  // `done` is called on the store's thread once the changes are durable, with the Error if they
+  // are refused. Never throws for the disk's sake.
+  virtual void commit(Changes changes, Urgency urgency, OnFailure on_failure,
+                      std::function<void(std::exception_ptr)> done) = 0;
+
+  // What was committed so far, durable or not, oldest first; it may be long. One thread at a time,
+  // which need not be that of load().
+  virtual std::vector<EventRow> events(const JobId& job) = 0;
+  virtual std::vector<MetricsRow> metrics(const JobId& job) = 0;
+
+  // Why the last write failed, while it is tried again; empty when all is well.
+  virtual std::string trouble() const = 0;
+};
+
+struct StoreOptions {
+  fs::path path;
+  std::chrono::milliseconds soon{200};
+  // Rows of metrics kept per job. Beyond it every second row of each rank is dropped, the newest
+  // kept: old history gets coarser, the last half stays as fine as it came.
+  std::size_t metrics_limit = 100000;
+  int max_pages = 0;  // of the database file; 0: SQLite's limit
+};
+
+// SQLite in WAL mode with synchronous=FULL. Neighbouring commits become one transaction, so one
+// fsync. Opens or makes the file; throws Error: invalid for one of a newer dtrain, io for one that
+// is damaged, each with what to do.
+std::unique_ptr<Store> open_store(StoreOptions options);
+
+}  // namespace dtrain::head

@@ -1,0 +1,322 @@
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "agent/head/store/checkpoints.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/files/sha256.hpp"
+#include "tests/agent/head/engine/world.hpp"
+
+using namespace dtrain;
+using namespace dtrain::head;
+using dtrain::head::testing::World;
+using dtrain::testing::TemporaryFolder;
+using Outcome = wire::NodeFinished::Outcome;
+
+namespace {
+
+void write(const fs::path& path, const std::string& text) {
+  fs::create_directories(path.parent_path());
+  std::ofstream(path) << text;
+}
+
+fs::path model_at(const fs::path& folder, const std::string& text = "weights") {
+  write(folder / "model.safetensors", text);
+  write(folder / "extra" / "state.json", "{}");
+  return folder;
+}
+
+ShardReport report(const fs::path& path, std::int64_t step, int shard = 0, int shards = 1) {
+  ShardReport task;
+  task.job = JobId("job-aaaaaa");
+  task.attempt = 1;
+  task.step = step;
+  task.shard = shard;
+  task.shards = shards;
+  task.path = path;
+  return task;
+}
+
+CommitRequest request(std::int64_t step, int shards = 1) {
+  CommitRequest commit;
+  commit.job = JobId("job-aaaaaa");
+  commit.step = step;
+  commit.shards = shards;
+  commit.metrics = {{"acc", 0.5}};
+  commit.created = from_millis(1767323045678);
+  return commit;
+}
+
+nlohmann::json checkpoint_line(const fs::path& path, int step, double acc, int shard = 0,
+                               int shards = 1) {
+  return {{"type", "checkpoint"}, {"step", step},     {"path", path.string()},
+          {"shard", shard},       {"shards", shards}, {"metrics", {{"acc", acc}}},
+          {"ack", true}};
+}
+
+}  // namespace
+
+TEST_CASE("a folder from elsewhere becomes a committed checkpoint") {
+  const TemporaryFolder folder;
+  const fs::path storage = folder / "storage";
+  clear_temporary(storage, 1);
+  const fs::path source = model_at(folder / "mine");
+  ShardReport task = report(source, 7);
+  SUBCASE("moved") {}
+  SUBCASE("copied") {
+    task.keep = true;
+  }
+  place_shard(storage, task, {storage});
+  CHECK(fs::exists(source) == task.keep);
+  const CommittedCheckpoint done = commit_checkpoint(storage, request(7));
+  CHECK(done.number == 0);
+  CHECK(done.path == storage / "checkpoints" / "checkpoint_000000");
+  CHECK(done.size == 9);
+  const Manifest manifest = read_manifest(done.path);
+  REQUIRE(manifest.files.size() == 2);
+  CHECK(manifest.files[1].path == "shard-00000-of-00001/model.safetensors");
+  CHECK(manifest.files[1].sha256 == sum_file(done.path / manifest.files[1].path).sha256);
+  verify_sums(done.path, manifest.files);
+  const auto json = nlohmann::json::parse(read_file(done.path / "manifest.json"));
+  CHECK(json.at("format") == "dtrain-checkpoint");
+  CHECK(json.at("job") == "job-aaaaaa");
+  CHECK(json.at("created") == "2026-01-02T03:04:05.678Z");
+  CHECK(fs::is_empty(storage / "checkpoints" / ".tmp"));
+}
+
+TEST_CASE("shards that the writer put in place are verified, not hashed") {
+  const TemporaryFolder folder;
+  const fs::path storage = folder / "storage";
+  clear_temporary(storage, 1);
+  for (int shard = 0; shard < 2; ++shard) {
+    const fs::path place = temporary_folder(storage, 1, 5) / shard_name(shard, 2);
+    write(place / "m", "12345");
+    const std::string sum(64, 'a');
+    write(place / "shard.json",
+          nlohmann::json{{"format", "dtrain-shard"},
+                         {"version", 1},
+                         {"shard", shard},
+                         {"shards", 2},
+                         {"step", 5},
+                         {"files", {{{"path", "m"}, {"size", 5}, {"sha256", sum}}}}}
+              .dump());
+    place_shard(storage, report(place, 5, shard, 2), {storage});
+  }
+  SUBCASE("whole") {
+    CHECK(commit_checkpoint(storage, request(5, 2)).size == 10);
+    CHECK(scan_storage(storage).whole.size() == 1);
+  }
+  SUBCASE("a file of another size") {
+    write(temporary_folder(storage, 1, 5) / shard_name(1, 2) / "m", "123");
+    CHECK_THROWS_WITH_AS(commit_checkpoint(storage, request(5, 2)),
+                         doctest::Contains("has 3 bytes, not 5"), Error);
+  }
+  SUBCASE("a file too many") {
+    write(temporary_folder(storage, 1, 5) / shard_name(1, 2) / "n", "");
+    CHECK_THROWS_WITH_AS(commit_checkpoint(storage, request(5, 2)),
+                         doctest::Contains("not in the list"), Error);
+  }
+  SUBCASE("a shard too few") {
+    remove_tree(temporary_folder(storage, 1, 5) / shard_name(1, 2));
+    CHECK_THROWS_AS(commit_checkpoint(storage, request(5, 2)), Error);
+  }
+  SUBCASE("something else beside them") {
+    write(temporary_folder(storage, 1, 5) / "other", "");
+    CHECK_THROWS_WITH_AS(commit_checkpoint(storage, request(5, 2)),
+                         doctest::Contains("does not belong"), Error);
+  }
+}
+
+TEST_CASE("hostile paths are refused, and stay where they are") {
+  const TemporaryFolder folder;
+  const fs::path storage = folder / "home" / "storage";
+  clear_temporary(storage, 1);
+  const auto refused = [&](const fs::path& path, const char* why) {
+    CHECK_THROWS_WITH_AS(place_shard(storage, report(path, 1), {storage, folder / "work"}),
+                         doctest::Contains(why), Error);
+  };
+  refused(folder / "home", "lies in it");
+  refused(folder / "home" / "x" / "..", "lies in it");
+  refused("/", "");
+  refused("relative", "must be absolute");
+  refused(folder / "missing", "No such file");
+  write(folder / "file", "x");
+  refused(folder / "file", "is not a folder");
+  model_at(folder / "real");
+  fs::create_directory_symlink(folder / "real", folder / "link");
+  refused(folder / "link", "is not a folder");
+  refused(folder / "work", "");
+  model_at(folder / "work");
+  refused(folder / "work", "lies in it");
+  model_at(folder / "with-link");
+  fs::create_symlink("/etc/passwd", folder / "with-link" / "passwd");
+  refused(folder / "with-link", "is a symbolic link");
+  CHECK(fs::exists(folder / "with-link" / "model.safetensors"));
+  fs::create_directory(folder / "empty");
+  refused(folder / "empty", "is empty");
+  place_shard(storage, report(model_at(folder / "good"), 1), {storage});
+  const fs::path committed = commit_checkpoint(storage, request(1)).path;
+  refused(committed, "committed checkpoints");
+}
+
+TEST_CASE("a newest checkpoint that is not whole is passed over") {
+  const TemporaryFolder folder;
+  const fs::path storage = folder / "storage";
+  clear_temporary(storage, 1);
+  for (int i = 0; i < 3; ++i) {
+    place_shard(storage, report(model_at(folder / "m"), i), {});
+    CHECK(commit_checkpoint(storage, request(i)).number == i);
+  }
+  write(checkpoint_folder(storage, 2) / shard_name(0, 1) / "model.safetensors", "short");
+  fs::remove(checkpoint_folder(storage, 1) / "manifest.json");
+  fs::create_directory(checkpoints_folder(storage) / "checkpoint_abc");
+  const StorageScan scan = scan_storage(storage);
+  REQUIRE(scan.whole.size() == 1);
+  CHECK(scan.whole[0].step == 0);
+  CHECK(scan.broken.size() == 2);
+  CHECK(scan.highest == 2);
+  remove_checkpoint(storage, 1);
+  remove_checkpoint(storage, 1);
+  CHECK_FALSE(fs::exists(checkpoint_folder(storage, 1)));
+}
+
+TEST_CASE("an attempt clears what older ones left") {
+  const TemporaryFolder folder;
+  const fs::path storage = folder / "storage";
+  write(storage / "checkpoints" / ".tmp" / "attempt-1-step-4" / "x", "");
+  write(storage / "checkpoints" / ".tmp" / "attempt-2-step-4" / "x", "");
+  clear_temporary(storage, 2);
+  CHECK_FALSE(fs::exists(storage / "checkpoints" / ".tmp" / "attempt-1-step-4"));
+  CHECK(fs::exists(storage / "checkpoints" / ".tmp" / "attempt-2-step-4"));
+}
+
+TEST_CASE("reported, committed, answered, resumed from") {
+  World world;
+  world.join("node-0");
+  JobSpec spec = World::spec();
+  spec.max_restarts = 1;
+  spec.nproc_per_node.number = 2;
+  spec.workdir = (world.folder / "work").string();
+  const JobId id = world.submit(spec);
+  const std::string storage = world.started("node-0", id, 1).storage_path;
+  world.start_ranks("node-0", id, 1, 0, 2);
+  const fs::path a = model_at(world.folder / "a");
+  const fs::path b = model_at(world.folder / "b");
+  world.say("node-0", id, 1, wire::RankReport{0, checkpoint_line(a, 4, 0.8, 0, 2)});
+  world.settle();
+  CHECK_FALSE(world.answer("node-0", id, 1, 2).has_value());
+  world.say("node-0", id, 1, wire::RankReport{1, checkpoint_line(b, 4, 0.1, 1, 2)});
+  world.until([&] { return world.answer("node-0", id, 1, 3).has_value(); });
+  const auto answer = *world.answer("node-0", id, 1, 2);
+  CHECK(answer.at("ok") == true);
+  const std::string path = answer.at("path");
+  CHECK(path == storage + "/checkpoints/checkpoint_000000");
+  CHECK(fs::exists(fs::path(path) / "shard-00001-of-00002" / "model.safetensors"));
+  auto job = world.engine->job(id);
+  CHECK(job.at("checkpoints").size() == 1);
+  CHECK(job.at("best_checkpoint").at("metrics").at("acc") == 0.8);
+  CHECK(world.engine->checkpoints(id).size() == 1);
+
+  SUBCASE("the next attempt starts from it") {
+    world.exit_rank("node-0", id, 1, 0, 1);
+    world.finish("node-0", id, 1, Outcome::failed);
+    CHECK(world.started("node-0", id, 2).checkpoint == path);
+  }
+  SUBCASE("unless it is not whole any more") {
+    fs::remove(fs::path(path) / "shard-00001-of-00002" / "model.safetensors");
+    world.exit_rank("node-0", id, 1, 0, 1);
+    world.finish("node-0", id, 1, Outcome::failed);
+    CHECK_FALSE(world.started("node-0", id, 2).checkpoint.has_value());
+    bool warned = false;
+    for (const std::string& message : world.messages(id)) {
+      warned = warned || message.starts_with("checkpoint_000000 is not whole");
+    }
+    CHECK(warned);
+    CHECK(world.engine->job(id).at("checkpoints").empty());
+  }
+  SUBCASE("a repeat after a restart of the head gets the same answer") {
+    world.settle();
+    world.restart();
+    world.sent.clear();
+    world.join("node-0", {{id, 1}});
+    world.repeat("node-0", id, 1, 2, wire::RankReport{0, checkpoint_line(a, 4, 0.8, 0, 2)});
+    world.settle();
+    CHECK(world.answer("node-0", id, 1, 2)->at("path") == path);
+    CHECK(world.engine->job(id).at("checkpoints").size() == 1);
+  }
+}
+
+TEST_CASE("the end of a job waits for its checkpoint") {
+  World world;
+  world.join("node-0");
+  JobSpec spec = World::spec();
+  spec.workdir = (world.folder / "work").string();
+  const JobId id = world.submit(spec);
+  world.started("node-0", id, 1);
+  world.start_ranks("node-0", id, 1, 0, 1);
+  world.say("node-0", id, 1,
+            wire::RankReport{0, checkpoint_line(model_at(world.folder / "a"), 4, 0.8)});
+  world.exit_rank("node-0", id, 1, 0, 0);
+  world.finish("node-0", id, 1, Outcome::succeeded);
+  world.until([&] { return world.state(id) == "succeeded"; });
+  CHECK(world.engine->job(id).at("checkpoints").size() == 1);
+  world.until([&] { return world.acknowledged("node-0", id, 1) == 4; });
+}
+
+TEST_CASE("a head that dies between rename and record takes the checkpoint in") {
+  World world;
+  world.join("node-0");
+  JobSpec spec = World::spec();
+  spec.workdir = (world.folder / "work").string();
+  const JobId id = world.submit(spec);
+  world.started("node-0", id, 1);
+  world.start_ranks("node-0", id, 1, 0, 1);
+  world.settle();
+  const fs::path a = model_at(world.folder / "a");
+  world.shut_door();
+  world.say("node-0", id, 1, wire::RankReport{0, checkpoint_line(a, 4, 0.8)});
+  const fs::path committed = world.options.root.storage(id) / "checkpoints" / "checkpoint_000000";
+  world.until([&] { return fs::exists(committed); });
+  world.restart();
+  CHECK(world.engine->job(id).at("checkpoints").empty());
+  world.join("node-0", {{id, 1}});
+  world.repeat("node-0", id, 1, 2, wire::RankReport{0, checkpoint_line(a, 4, 0.8)});
+  world.until([&] { return world.answer("node-0", id, 1, 2).has_value(); });
+  CHECK(world.answer("node-0", id, 1, 2)->at("path") == committed.string());
+  CHECK(world.engine->job(id).at("checkpoints").size() == 1);
+}
+
+TEST_CASE("num_to_keep by score, on disk too; what is refused is answered") {
+  World world;
+  world.join("node-0");
+  JobSpec spec = World::spec();
+  spec.workdir = (world.folder / "work").string();
+  spec.checkpoint = {1, "acc", ScoreOrder::max};
+  const JobId id = world.submit(spec);
+  world.started("node-0", id, 1);
+  world.start_ranks("node-0", id, 1, 0, 1);
+  std::uint64_t seq = 1;
+  for (const double acc : {0.3, 0.9, 0.5}) {
+    world.say("node-0", id, 1,
+              wire::RankReport{
+                  0, checkpoint_line(model_at(world.folder / "a"), static_cast<int>(seq), acc)});
+    ++seq;
+    world.until([&] { return world.answer("node-0", id, 1, seq).has_value(); });
+  }
+  world.say("node-0", id, 1, wire::RankReport{0, checkpoint_line("/", 9, 1.0)});
+  world.until([&] { return world.answer("node-0", id, 1, 5).has_value(); });
+  CHECK(world.answer("node-0", id, 1, 5)->contains("error"));
+  const auto job = world.engine->job(id);
+  REQUIRE(job.at("checkpoints").size() == 2);
+  CHECK(job.at("checkpoints")[0].at("number") == 1);
+  CHECK(job.at("checkpoints")[1].at("number") == 2);
+  CHECK(job.at("best_checkpoint").at("number") == 1);
+  // The files go on the worker's thread; its next task shows that it is done.
+  world.say("node-0", id, 1,
+            wire::RankReport{0, checkpoint_line(model_at(world.folder / "a"), 20, 0.1)});
+  world.until([&] { return world.answer("node-0", id, 1, 6).has_value(); });
+  const fs::path storage = world.options.root.storage(id);
+  CHECK_FALSE(fs::exists(checkpoint_folder(storage, 0)));
+  CHECK(fs::exists(checkpoint_folder(storage, 1)));
+}

@@ -1,0 +1,274 @@
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "agent/head/engine/history.hpp"
+#include "agent/head/engine/queue.hpp"
+#include "agent/head/engine/restart.hpp"
+#include "agent/head/engine/retention.hpp"
+
+using namespace dtrain;
+using namespace dtrain::head;
+using namespace std::chrono_literals;
+
+namespace {
+
+NodeCapacity node(const std::string& name, double cpus, double used = 0, int gpus = 0) {
+  NodeCapacity capacity;
+  capacity.node = NodeId(name);
+  capacity.cpus = cpus;
+  capacity.cpus_used = used;
+  capacity.shares = used > 0 ? 1 : 0;
+  capacity.gpus = gpus;
+  capacity.memory = std::uint64_t{16} << 30;
+  return capacity;
+}
+
+JobSpec job(int nnodes, int nproc) {
+  JobSpec spec;
+  spec.nnodes = {nnodes, nnodes};
+  spec.nproc_per_node.number = nproc;
+  return spec;
+}
+
+std::vector<std::string> names(const Placement& placement) {
+  std::vector<std::string> all;
+  if (!placement.shares) return all;
+  for (const PlacedShare& share : *placement.shares) all.push_back(share.node.str());
+  return all;
+}
+
+using Names = std::vector<std::string>;
+
+}  // namespace
+
+TEST_CASE("placement: all of a job or nothing") {
+  const std::vector<NodeCapacity> nodes = {node("node-10", 4), node("node-2", 4),
+                                           node("node-1", 4, 3)};
+  CHECK(names(place(nodes, demand_of(job(1, 1)))) == Names{"node-1"});
+  CHECK(names(place(nodes, demand_of(job(2, 4)))) == Names{"node-2", "node-10"});
+  const Placement none = place(nodes, demand_of(job(3, 4)));
+  CHECK_FALSE(none.shares.has_value());
+  CHECK(none.reason == "needs 4 CPUs on each of 3 nodes; node-1 has 1 of 4 CPUs free");
+  const Placement two = place(nodes, demand_of(job(2, 2)));
+  CHECK((*two.shares)[1].first_rank == 2);
+  JobSpec elastic = job(1, 4);
+  elastic.nnodes = {1, 3};
+  CHECK(names(place(nodes, demand_of(elastic))).size() == 2);
+  CHECK(place({node("a", 4)}, demand_of(job(2, 1))).reason ==
+        "needs 1 CPU on each of 2 nodes; the cluster has 1 node");
+}
+
+TEST_CASE("placement: GPUs, memory, fractions, whole nodes") {
+  std::vector<NodeCapacity> nodes = {node("node-0", 8, 0, 4), node("node-1", 8)};
+  nodes[0].gpus_used = {1};
+  JobSpec spec = job(1, 2);
+  spec.resources.gpu = 1;
+  spec.resources_given = true;
+  const Placement placed = place(nodes, demand_of(spec));
+  REQUIRE(placed.shares.has_value());
+  CHECK((*placed.shares)[0].gpus == std::vector<int>{0, 2});
+  CHECK((*placed.shares)[0].cpus == 0);
+  // One that needs no GPU leaves the GPU node alone while it can.
+  CHECK(names(place(nodes, demand_of(job(1, 1)))) == Names{"node-1"});
+  JobSpec all = job(1, 1);
+  all.nproc_per_node.kind = ProcsKind::gpu;
+  CHECK(place(nodes, demand_of(all)).reason ==
+        "needs all GPUs on a node; node-0 has 3 of 4 GPUs free, node-1 has no GPU");
+  nodes[0].gpus_used.clear();
+  CHECK((*place(nodes, demand_of(all)).shares)[0].nproc == 4);
+  JobSpec cpus = job(1, 1);
+  cpus.nproc_per_node.kind = ProcsKind::cpu;
+  CHECK((*place(nodes, demand_of(cpus)).shares)[0].nproc == 8);
+  JobSpec memory = job(1, 2);
+  memory.resources.memory = std::uint64_t{10} << 30;
+  memory.resources_given = true;
+  CHECK(place(nodes, demand_of(memory)).reason.find("memory") != std::string::npos);
+  JobSpec tenth = job(1, 3);
+  tenth.resources.cpu = 0.1;
+  tenth.resources_given = true;
+  CHECK(place({node("a", 0.3)}, demand_of(tenth)).shares.has_value());
+}
+
+TEST_CASE("placement: a job that asks for nothing and is too large runs alone") {
+  const Demand large = demand_of(job(1, 8));
+  CHECK(place({node("a", 2)}, large).shares.has_value());
+  CHECK((*place({node("a", 2)}, large).shares)[0].cpus == 2);
+  CHECK_FALSE(place({node("a", 2, 1)}, large).shares.has_value());
+  JobSpec asked = job(1, 8);
+  asked.resources.cpu = 1;
+  asked.resources_given = true;
+  CHECK_FALSE(place({node("a", 2)}, demand_of(asked)).shares.has_value());
+}
+
+TEST_CASE("the queue is strict, and what can never run blocks nobody") {
+  const auto waiting = [](const std::string& id, int priority, std::int64_t order, int nproc,
+                          int nnodes = 1) {
+    JobSpec spec = job(nnodes, nproc);
+    spec.resources_given = true;
+    return WaitingJob{JobId(id), priority, order, demand_of(spec), ""};
+  };
+  const std::vector<NodeCapacity> nodes = {node("a", 4, 2)};
+  SUBCASE("priority, then age") {
+    const QueueDecision d = decide_queue(
+        nodes, {waiting("old", 0, 1, 1), waiting("high", 3, 3, 1), waiting("young", 0, 2, 1)}, 0);
+    REQUIRE(d.starts.size() == 2);
+    CHECK(d.starts[0].job.str() == "high");
+    CHECK(d.starts[1].job.str() == "old");
+    CHECK(d.reasons.at(JobId("young")) == "needs 1 CPU on a node; a has 0 of 4 CPUs free");
+  }
+  SUBCASE("a small one does not overtake") {
+    const QueueDecision d =
+        decide_queue(nodes, {waiting("big", 0, 1, 4), waiting("small", 0, 2, 1)}, 0);
+    CHECK(d.starts.empty());
+    CHECK(d.reasons.at(JobId("small")) == "waits behind big (priority 0)");
+  }
+  SUBCASE("one that never fits is passed by") {
+    const QueueDecision d =
+        decide_queue(nodes, {waiting("huge", 9, 1, 5), waiting("small", 0, 2, 1)}, 0);
+    REQUIRE(d.starts.size() == 1);
+    CHECK(d.reasons.at(JobId("huge")) ==
+          "cannot fit even on the empty cluster: needs 5 CPUs on a node; a has 4 of 4 CPUs free");
+    CHECK(decide_queue(nodes, {waiting("huge", 9, 1, 5)}, 2)
+              .reasons.at(JobId("huge"))
+              .starts_with("waits for 2 more nodes to join"));
+  }
+  SUBCASE("one that waits for a lost node blocks nobody") {
+    std::vector<NodeCapacity> two = {node("a", 4), node("b", 4)};
+    two[1].usable = false;
+    two[1].why_not = "is lost";
+    const QueueDecision d =
+        decide_queue(two, {waiting("wide", 0, 1, 4, 2), waiting("small", 0, 2, 1)}, 0);
+    CHECK(d.starts.size() == 1);
+    CHECK(d.reasons.at(JobId("wide")) == "needs 4 CPUs on each of 2 nodes; b is lost");
+  }
+  SUBCASE("a held one blocks nobody") {
+    WaitingJob held = waiting("held", 9, 1, 4);
+    held.held = "waits for x to succeed";
+    const QueueDecision d = decide_queue(nodes, {held, waiting("small", 0, 2, 1)}, 0);
+    CHECK(d.starts.size() == 1);
+    CHECK(d.reasons.at(JobId("held")) == held.held);
+  }
+}
+
+TEST_CASE("the root cause is the first failure that nobody asked for") {
+  const auto rank = [](int number, int code, int second, bool stopped = false, double error = 0) {
+    RankRow row;
+    row.rank = number;
+    row.node = NodeId("n");
+    row.state = RankState::exited;
+    row.code = code;
+    row.ended = WallTime(std::chrono::seconds(second));
+    row.stopped = stopped;
+    row.error_time = error;
+    return row;
+  };
+  CHECK_FALSE(root_cause({rank(0, 0, 1), rank(1, 143, 2, true)}).has_value());
+  CHECK(root_cause({rank(0, 1, 9), rank(1, 2, 8), rank(2, 143, 1, true)})->rank == 1);
+  CHECK(root_cause({rank(0, 1, 9, false, 5.5), rank(1, 2, 8)})->rank == 0);
+  RankRow killed = rank(3, 0, 2);
+  killed.state = RankState::killed;
+  killed.signal = 9;
+  CHECK(describe(*root_cause({killed})) == "rank 3 on n: signal 9 (SIGKILL)");
+  killed.cause = "killed for memory: it used 1.0 GiB of 1.0 GiB";
+  CHECK(describe(*root_cause({killed})) ==
+        "rank 3 on n: signal 9 (SIGKILL), killed for memory: it used 1.0 GiB of 1.0 GiB");
+}
+
+TEST_CASE("restart or end") {
+  using What = RestartDecision::What;
+  const AttemptEnd failed{AttemptState::failed, "rank 0 on n: exit code 1", false};
+  const AttemptEnd lost{AttemptState::lost, "n was lost", false};
+  const AttemptEnd port{AttemptState::failed, "rank 0 on n: exit code 1", true};
+  const AttemptEnd done{AttemptState::succeeded, "", false};
+  const AttemptEnd stopped{AttemptState::stopped, "stopped by the user", false};
+  const AttemptEnd lasting{AttemptState::failed, "no program", false, true};
+  CHECK(decide_restart(lasting, StopCause::none, {0, 0}, 3).what == What::fail);
+  CHECK(decide_restart(lasting, StopCause::none, {0, 0}, 3).so_far.restarts == 0);
+  CHECK(decide_restart(done, StopCause::user, {0, 0}, 3).what == What::succeed);
+  CHECK(decide_restart(failed, StopCause::none, {0, 0}, 0).what == What::fail);
+  CHECK(decide_restart(failed, StopCause::none, {1, 0}, 2).what == What::restart);
+  CHECK(decide_restart(failed, StopCause::none, {1, 0}, 2).so_far.restarts == 2);
+  CHECK(decide_restart(failed, StopCause::none, {2, 0}, 2).what == What::fail);
+  CHECK(decide_restart(lost, StopCause::none, {0, 0}, 1).what == What::restart);
+  CHECK(decide_restart(port, StopCause::none, {0, 0}, 0).what == What::restart);
+  CHECK(decide_restart(port, StopCause::none, {0, 0}, 0).so_far.restarts == 0);
+  CHECK(decide_restart(port, StopCause::none, {0, 1}, 0).what == What::fail);
+  CHECK(decide_restart(stopped, StopCause::user, {0, 0}, 3).what == What::stop);
+  CHECK(decide_restart(failed, StopCause::user, {0, 0}, 3).what == What::stop);
+  CHECK(decide_restart(stopped, StopCause::timeout, {0, 0}, 3).what == What::fail);
+}
+
+TEST_CASE("which checkpoints are kept") {
+  const auto row = [](int number, const std::string& metrics) {
+    CheckpointRow checkpoint;
+    checkpoint.number = number;
+    checkpoint.metrics = metrics;
+    return checkpoint;
+  };
+  const std::vector<CheckpointRow> rows = {row(0, R"({"acc": 0.9})"), row(1, R"({"acc": 0.5})"),
+                                           row(2, R"({"acc": "nan"})"), row(3, R"({"acc": 0.7})"),
+                                           row(4, "{}")};
+  CheckpointSpec spec;
+  using Numbers = std::vector<int>;
+  CHECK(checkpoints_to_delete(rows, spec).empty());
+  CHECK(best_checkpoint(rows, spec)->number == 4);
+  spec.num_to_keep = 2;
+  CHECK(checkpoints_to_delete(rows, spec) == Numbers{0, 1, 2});
+  spec.score_attribute = "acc";
+  CHECK(checkpoints_to_delete(rows, spec) == Numbers{1, 2});
+  CHECK(best_checkpoint(rows, spec)->number == 0);
+  spec.score_order = ScoreOrder::min;
+  CHECK(checkpoints_to_delete(rows, spec) == Numbers{0, 2});
+  CHECK(best_checkpoint(rows, spec)->number == 1);
+  spec.num_to_keep = 1;
+  CHECK(checkpoints_to_delete(rows, spec) == Numbers{0, 2, 3});
+  CHECK(score_of(nlohmann::json{{"x", "-inf"}}, "x") < -1e300);
+  CHECK_FALSE(score_of(nlohmann::json{{"x", "nan"}}, "x").has_value());
+  CHECK_FALSE(best_checkpoint({}, spec).has_value());
+}
+
+TEST_CASE("metrics: a long history is thinned by rank and by what was reported") {
+  std::vector<MetricsRow> rows;
+  for (int step = 1; step <= 1000; ++step) {
+    for (const int rank : {0, 1}) {
+      MetricsRow row;
+      row.rank = rank;
+      row.step = step;
+      row.metrics = step % 100 == 0 ? R"({"accuracy":0.5})" : R"({"loss":1.0})";
+      rows.push_back(row);
+    }
+  }
+  CHECK(thinned(rows, {}).size() == 2000);
+  const std::vector<MetricsRow> one = thinned(rows, {.rank = 1, .points = 50});
+  std::vector<std::int64_t> losses;
+  std::vector<std::int64_t> accuracies;
+  for (const MetricsRow& row : one) {
+    CHECK(row.rank == 1);
+    (row.metrics.find("loss") != std::string::npos ? losses : accuracies).push_back(row.step);
+  }
+  CHECK(accuracies.size() == 10);  // all of them
+  CHECK(losses.size() <= 50);
+  CHECK(losses.size() > 40);
+  CHECK(losses.back() == 999);  // the newest
+  CHECK(std::is_sorted(losses.begin(), losses.end()));
+  CHECK(thinned(rows, {.rank = 2, .points = 1}).empty());
+  CHECK(thinned(rows, {.points = 1}).size() == 4);
+}
+
+TEST_CASE("metrics: the text is what the API has always said") {
+  MetricsRow row;
+  row.attempt = 2;
+  row.rank = 1;
+  row.step = 7;
+  row.metrics = R"({"loss":0.5})";
+  CHECK(metrics_text({}) == R"({"metrics":[]})");
+  const nlohmann::json said = nlohmann::json::parse(metrics_text({row, row}));
+  CHECK(said.at("metrics").size() == 2);
+  CHECK(said.at("metrics").at(1) == nlohmann::json{{"attempt", 2},
+                                                   {"rank", 1},
+                                                   {"step", 7},
+                                                   {"time", rfc3339(row.time)},
+                                                   {"metrics", {{"loss", 0.5}}}});
+}

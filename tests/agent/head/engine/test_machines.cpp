@@ -1,0 +1,322 @@
+#include <doctest/doctest.h>
+
+#include <fstream>
+
+#include "agent/head/store/checkpoints.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/files/sha256.hpp"
+#include "tests/agent/head/engine/world.hpp"
+
+// Clusters whose nodes are machines of their own, the head's among them or not.
+
+using namespace dtrain;
+using namespace dtrain::head;
+using dtrain::head::testing::World;
+using Outcome = wire::NodeFinished::Outcome;
+using namespace std::chrono_literals;
+
+namespace {
+
+std::string state_of(const World& world, const std::string& node) {
+  const nlohmann::json status = world.engine->status();
+  for (const auto& each : status.at("nodes")) {
+    if (each.at("node") == node) return each.at("state").get<std::string>();
+  }
+  return "not listed";
+}
+
+struct Far : World {
+  explicit Far(int nodes) : World(nodes) {
+    options.machine = "machine-head";
+    restart();
+    for (int i = 0; i < nodes; ++i) join("node-" + std::to_string(i));
+  }
+};
+
+JobSpec over(int nodes) {
+  JobSpec spec = World::spec();
+  spec.nnodes = {nodes, nodes};
+  return spec;
+}
+
+}  // namespace
+
+TEST_CASE("ranks of several machines start once their nodes have reached each other") {
+  Far world(2);
+  world.pairs_pass = false;
+  const JobId id = world.submit(over(2));
+  world.until([&] { return !world.pair_tests.empty(); });
+  world.settle();
+  CHECK(world.starts.empty());
+  REQUIRE(world.pair_tests[0].size() == 2);
+  CHECK(world.pair_tests[0][1].address == "10.0.0.1");
+  world.engine->pairs_checked(id, 7, {"of another attempt"});
+  CHECK(world.starts.empty());
+  world.engine->pairs_checked(id, 1, {});
+  const wire::AttemptSpec spec = world.started("node-0", id, 1);
+  CHECK(spec.master_addr == "10.0.0.0");
+  CHECK(spec.node_ips == std::vector<std::string>{"10.0.0.0", "10.0.0.1"});
+  // Said again, it changes nothing.
+  world.engine->pairs_checked(id, 1, {"too late"});
+  CHECK(world.state(id) == "starting");
+}
+
+TEST_CASE("a pair that cannot talk fails the attempt by name, and nothing was started") {
+  Far world(2);
+  world.pairs_pass = false;
+  JobSpec spec = over(2);
+  spec.max_restarts = 1;
+  const JobId id = world.submit(spec);
+  world.until([&] { return world.pair_tests.size() == 1; });
+  world.engine->pairs_checked(id, 1, {"node-0 does not reach node-1 at 10.0.0.1 port 4321"});
+  world.until([&] { return world.pair_tests.size() == 2; });
+  world.engine->pairs_checked(id, 2, {"node-0 does not reach node-1 at 10.0.0.1 port 4321"});
+  world.until([&] { return world.state(id) == "failed"; });
+  CHECK(world.starts.empty());
+  const auto job = world.engine->job(id);
+  CHECK(job.at("reason").get<std::string>().find("10.0.0.1 port 4321") != std::string::npos);
+  CHECK(job.at("error").at("message").get<std::string>().find("node-0") != std::string::npos);
+}
+
+TEST_CASE("a pair test whose node went away is done again when it is back") {
+  Far world(2);
+  world.pairs_pass = false;
+  const JobId id = world.submit(over(2));
+  world.until([&] { return world.pair_tests.size() == 1; });
+  world.engine->gone(NodeId("node-1"));
+  world.engine->pairs_checked(id, 1, {"node-0 does not reach node-1"});  // because it was away
+  CHECK(world.state(id) == "starting");
+  world.pairs_pass = true;
+  world.join("node-1");
+  world.started("node-0", id, 1);
+}
+
+TEST_CASE("the node beside the head is met where the others meet the head") {
+  World world(2);
+  world.options.machine = "machine-node-0";
+  world.restart();
+  NodeInfo info;
+  info.node = NodeId("node-0");
+  info.address = "127.0.0.1";
+  info.machine = "machine-node-0";
+  info.boot_id = "boot";
+  info.root = "/roots/node-0";
+  info.cpus = 4;
+  info.features = wire::kNodeFeatures;
+  world.engine->joined(info);
+  world.join("node-1");
+  const JobId id = world.submit(over(2));
+  CHECK(world.started("node-0", id, 1).master_addr == "10.0.0.100");
+}
+
+TEST_CASE("one machine needs no test and meets on loopback") {
+  World world(2);
+  for (const char* name : {"node-0", "node-1"}) {
+    NodeInfo info;
+    info.node = NodeId(name);
+    info.address = "127.0.0.1";
+    info.machine = "one";
+    info.boot_id = "boot";
+    info.cpus = 4;
+    world.engine->joined(info);
+  }
+  const JobId id = world.submit(over(2));
+  CHECK(world.started("node-0", id, 1).master_addr == "127.0.0.1");
+  CHECK(world.pair_tests.empty());
+}
+
+TEST_CASE("a shard on another machine is brought to the head before it counts") {
+  Far world(1);
+  JobSpec spec = World::spec();
+  spec.max_restarts = 1;
+  const JobId id = world.submit(spec);
+  const wire::AttemptSpec told = world.started("node-0", id, 1);
+  CHECK(told.storage_path == "/roots/node-0/jobs/" + id.str() + "/storage");
+  world.say("node-0", id, 1, wire::MasterReady{29500});
+  world.start_ranks("node-0", id, 1, 0, 1);
+  const nlohmann::json line = {
+      {"type", "checkpoint"}, {"step", 10}, {"path", "/there/shard"}, {"ack", true}};
+  world.say("node-0", id, 1, wire::RankReport{0, line});
+  world.until([&] { return world.fetches.size() == 1; });
+  World::Fetch fetch = world.fetches[0];
+  CHECK(fetch.ask.path == "/there/shard");
+  CHECK(fetch.ask.step == 10);
+  CHECK_FALSE(world.answer("node-0", id, 1, 3).has_value());
+  fs::create_directories(fetch.folder);
+  std::ofstream(fetch.folder / "model") << "weights";
+  const FileSum sum = sum_file(fetch.folder / "model");
+  fetch.done(std::nullopt, {{"model", sum.size, sum.sha256}});
+  CHECK(world.taken.empty());  // not before it is safe
+  world.until([&] { return world.answer("node-0", id, 1, 3).has_value(); });
+  const nlohmann::json answer = *world.answer("node-0", id, 1, 3);
+  CHECK(answer.at("ok") == true);
+  CHECK(world.taken == std::vector<std::string>{"fetch-1"});
+  CHECK(read_file(fs::path(answer.at("path").get<std::string>()) / "shard-00000-of-00001/model") ==
+        "weights");
+
+  // The next attempt: the checkpoint is brought there before it starts.
+  world.exit_rank("node-0", id, 1, 0, 1);
+  world.finish("node-0", id, 1, Outcome::failed, "rank 0 failed");
+  world.until([&] { return world.prepares.size() == 1; });
+  world.settle();
+  CHECK(world.prepares[0].second.checkpoint == 0);
+  CHECK_FALSE(world.was_started(id, 2));
+  world.engine->attempt_prepared(NodeId("node-0"), id, 2, std::nullopt);
+  CHECK(world.started("node-0", id, 2).checkpoint ==
+        "/roots/node-0/jobs/" + id.str() + "/checkpoints/checkpoint_0");
+}
+
+TEST_CASE(
+    "a shard that does not come is an error to the rank, and a lost node keeps nothing waiting") {
+  Far world(1);
+  const JobId id = world.submit(World::spec());
+  world.started("node-0", id, 1);
+  world.say("node-0", id, 1, wire::MasterReady{29500});
+  world.start_ranks("node-0", id, 1, 0, 1);
+  nlohmann::json line = {{"type", "checkpoint"}, {"step", 1}, {"path", "/there"}, {"ack", true}};
+  world.say("node-0", id, 1, wire::RankReport{0, line});
+  world.until([&] { return world.fetches.size() == 1; });
+  world.fetches[0].done(Error(ErrorCode::failed, "a sum is wrong"), {});
+  world.until([&] { return world.answer("node-0", id, 1, 3).has_value(); });
+  CHECK(world.answer("node-0", id, 1, 3)->at("error") == "a sum is wrong");
+
+  line["step"] = 2;
+  world.say("node-0", id, 1, wire::RankReport{0, line});
+  world.until([&] { return world.fetches.size() == 2; });
+  world.engine->gone(NodeId("node-0"));
+  world.advance(31s);
+  REQUIRE(world.given_up.size() == 1);
+  world.fetches[1].done(Error(ErrorCode::unreachable, "node-0 is lost"), {});
+  world.until([&] { return world.state(id) == "failed"; });
+}
+
+TEST_CASE("a storage that all nodes must see is looked at from each") {
+  Far world(1);
+  JobSpec spec = World::spec();
+  spec.storage_path = (world.folder / "shared").string();
+  const JobId id = world.submit(spec);
+  world.until([&] { return world.prepares.size() == 1; });
+  const wire::PrepareAttempt asked = world.prepares[0].second;
+  CHECK(asked.token.size() == 32);
+  CHECK(read_file(asked.token_file) == asked.token);
+  CHECK_FALSE(asked.checkpoint.has_value());
+  world.engine->attempt_prepared(NodeId("node-0"), id, 1,
+                                 Error(ErrorCode::invalid, "it is another folder"));
+  world.until([&] { return world.state(id) == "failed"; });
+  CHECK(world.starts.empty());
+  CHECK(world.engine->job(id).at("reason").get<std::string>().find("another folder") !=
+        std::string::npos);
+}
+
+TEST_CASE("a node that comes back before its start is asked again") {
+  Far world(1);
+  JobSpec spec = World::spec();
+  spec.storage_path = (world.folder / "shared").string();
+  const JobId id = world.submit(spec);
+  world.until([&] { return world.prepares.size() == 1; });
+  world.engine->gone(NodeId("node-0"));
+  world.engine->attempt_prepared(NodeId("node-0"), id, 1, std::nullopt);  // of before
+  CHECK(world.starts.empty());
+  world.join("node-0");
+  REQUIRE(world.prepares.size() == 2);
+  world.engine->attempt_prepared(NodeId("node-0"), id, 1, std::nullopt);
+  world.started("node-0", id, 1);
+}
+
+TEST_CASE("where the logs of a rank are") {
+  Far world(1);
+  const JobId id = world.submit(World::spec());
+  world.started("node-0", id, 1);
+  const auto far = world.engine->logs(id, 1);
+  REQUIRE(far.size() == 1);
+  CHECK(far[0].copied);
+  CHECK(far[0].folder == world.options.root.mirror(id, 1, NodeId("node-0")));
+  CHECK(world.engine->knows_share(NodeId("node-0"), id, 1));
+  CHECK_FALSE(world.engine->knows_share(NodeId("node-1"), id, 1));
+  CHECK_FALSE(world.engine->knows_share(NodeId("node-0"), id, 2));
+  CHECK_FALSE(world.engine->knows_share(NodeId("node-0"), JobId("x-aaaaaa"), 1));
+  world.options.machine = "machine-node-0";
+  world.restart();
+  const auto near = world.engine->logs(id, 1);
+  CHECK_FALSE(near[0].copied);
+  CHECK(near[0].folder == "/roots/node-0/jobs/" + id.str() + "/attempt-1/ranks");
+}
+
+TEST_CASE("a drained node gets nothing new, keeps what runs, and can be taken back") {
+  Far world(2);
+  const JobId first = world.submit(World::spec());
+  world.started("node-0", first, 1);
+  world.say("node-0", first, 1, wire::MasterReady{29500});
+  world.start_ranks("node-0", first, 1, 0, 1);
+  CHECK(world.engine->drain(NodeId("node-0"), false).at("state") == "draining");
+  const JobId second = world.submit(World::spec());
+  world.started("node-1", second, 1);
+  CHECK_THROWS_AS(world.engine->remove_node(NodeId("node-0"), false, {}), Error);
+  // A head that is started anew knows it still.
+  world.settle();
+  world.restart();
+  world.join("node-0", {{first, 1}});
+  CHECK(state_of(world, "node-0") == "draining");
+  world.exit_rank("node-0", first, 1, 0, 0);
+  world.finish("node-0", first, 1, Outcome::succeeded);
+  world.until([&] { return world.state(first) == "succeeded"; });
+  CHECK(state_of(world, "node-0") == "drained");
+  CHECK(world.engine->drain(NodeId("node-0"), true).at("state") == "ready");
+  CHECK_THROWS_AS(world.engine->drain(NodeId("node-9"), false), Error);
+}
+
+TEST_CASE("a removed node is let in no more, and its ranks are given up") {
+  Far world(2);
+  JobSpec spec = World::spec();
+  spec.max_restarts = 1;
+  const JobId id = world.submit(spec);
+  world.started("node-0", id, 1);
+  world.say("node-0", id, 1, wire::MasterReady{29500});
+  world.start_ranks("node-0", id, 1, 0, 1);
+  nlohmann::json answer;
+  world.engine->remove_node(NodeId("node-0"), true, [&](nlohmann::json a) { answer = a; });
+  CHECK(world.revoked == std::vector<NodeId>{NodeId("node-0")});
+  CHECK_THROWS_AS(world.engine->remove_node(NodeId("node-0"), true, {}), Error);
+  CHECK(answer.is_null());
+  world.revoking(std::nullopt);
+  CHECK(answer.at("state") == "gone");
+  CHECK(world.stops("node-0", id, 1) == 1);
+  CHECK(state_of(world, "node-0") == "not listed");
+  CHECK_THROWS_AS(world.engine->remove_node(NodeId("node-0"), true, {}), Error);
+  // Two attempts never run at once: its lease runs out first.
+  world.until([&] { return world.state(id) == "restarting"; });
+  CHECK_FALSE(world.was_started(id, 2));
+  for (int i = 0; i < 3; ++i) {
+    CHECK_FALSE(world.was_started(id, 2));
+    world.advance(20s);
+    world.engine->heard(NodeId("node-1"));
+  }
+  world.advance(1s);
+  world.started("node-1", id, 2);
+}
+
+TEST_CASE("a node that is being removed gets nothing, and stays when it cannot be") {
+  Far world(1);
+  nlohmann::json answer;
+  world.engine->remove_node(NodeId("node-0"), false, [&](nlohmann::json a) { answer = a; });
+  const JobId id = world.submit(World::spec());
+  world.settle();
+  CHECK(world.starts.empty());
+  CHECK(world.engine->job(id).at("reason").get<std::string>().find("is being removed") !=
+        std::string::npos);
+  world.revoking(Error(ErrorCode::io, "the disk is full"));
+  CHECK(answer.at("error").at("message") == "the disk is full");
+  CHECK(state_of(world, "node-0") == "ready");
+  world.started("node-0", id, 1);
+}
+
+TEST_CASE("a node that comes later is used") {
+  Far world(1);
+  const JobId id = world.submit(over(2));
+  world.settle();
+  CHECK(world.starts.empty());
+  CHECK(world.engine->job(id).at("reason").get<std::string>().size() > 0);
+  world.engine->expect_nodes(2);
+  world.join("node-1");
+  world.started("node-0", id, 1);
+}

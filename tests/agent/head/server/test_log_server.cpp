@@ -1,0 +1,155 @@
+#include <doctest/doctest.h>
+#include <fcntl.h>
+
+#include <map>
+
+#include "agent/head/server/log_files.hpp"
+#include "agent/head/server/log_server.hpp"
+#include "agent/head/server/news_queue.hpp"
+#include "agent/head/setup.hpp"
+#include "agent/node/config.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/wire/identity.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+using namespace dtrain;
+
+TEST_CASE("a follower's query is read strictly") {
+  const head::FollowQuery all = head::parse_follow_query("");
+  CHECK(all.logs);
+  CHECK(all.events);
+  CHECK(all.follow);
+  CHECK_FALSE(all.rank);
+  const head::FollowQuery some = head::parse_follow_query(
+      "from=1&logs=1&events=0&follow=0&rank=3&attempt=2&stream=err&tail=10");
+  CHECK_FALSE(some.events);
+  CHECK_FALSE(some.follow);
+  CHECK(some.from);
+  CHECK_FALSE(all.from);
+  CHECK(some.rank == 3);
+  CHECK(some.attempt == 2);
+  CHECK(some.stream == "err");
+  CHECK(some.tail == 10);
+  for (const char* wrong : {"rank=", "rank=-1", "rank=1x", "rank=99999999999", "follow=yes",
+                            "stream=both", "colour=1", "&", "tail"}) {
+    CAPTURE(wrong);
+    CHECK_THROWS_AS(head::parse_follow_query(wrong), Error);
+  }
+}
+
+TEST_CASE("the last lines of a file are found from its end") {
+  const testing::TemporaryFolder folder;
+  const fs::path path = folder / "log";
+  const auto tail = [&](const std::string& content, int lines) {
+    write_file_atomic(path, content);
+    const UniqueFd fd = open_file(path, O_RDONLY);
+    return content.substr(head::tail_offset(fd.get(), lines));
+  };
+  CHECK(tail("a\nb\nc\n", 2) == "b\nc\n");
+  CHECK(tail("a\nb\nc", 2) == "b\nc");
+  CHECK(tail("a\nb\nc\n", 9) == "a\nb\nc\n");
+  CHECK(tail("a\nb\nc\n", 0).empty());
+  CHECK(tail("", 3).empty());
+  CHECK(tail("\n\n\n", 2) == "\n\n");
+  // Across the blocks that are read.
+  const std::string line(70000, 'x');
+  CHECK(tail(line + "\n" + line + "\n" + line, 2) == line + "\n" + line);
+}
+
+TEST_CASE("logs: a file that is not there is told from one that cannot be opened") {
+  const testing::TemporaryFolder folder;
+  head::LogFiles files;
+  CHECK(files.open(folder / "0.out") == nullptr);
+  write_file_atomic(folder / "0.out", "abc");
+  const auto one = files.open(folder / "0.out");
+  REQUIRE(one != nullptr);
+  CHECK(files.open(folder / "0.out") == one);  // for all who read it
+  CHECK(head::read_log(*one, folder / "0.out", 1, 10) == "bc");
+  CHECK(head::read_log(*one, folder / "0.out", 3, 10).empty());
+  fs::create_symlink("loop", folder / "loop");
+  CHECK_THROWS_AS(files.open(folder / "loop"), Error);
+  const auto that_is_a_folder = files.open(folder.path());
+  CHECK_THROWS_AS(head::read_log(*that_is_a_folder, folder.path(), 0, 10), Error);
+}
+
+namespace {
+
+nlohmann::json metrics(int rank, int step, const char* name) {
+  return {{"type", "metrics"}, {"rank", rank}, {"step", step}, {"metrics", {{name, step}}}};
+}
+
+}  // namespace
+
+TEST_CASE("news: all of it in order for a follower that takes it") {
+  head::NewsQueue queue;
+  CHECK(queue.add({{"type", "event"}, {"event", 1}}));
+  CHECK_FALSE(queue.add(metrics(0, 1, "loss")));  // it is awake
+  CHECK(queue.take()->at("event") == 1);
+  CHECK(queue.take()->at("step") == 1);
+  CHECK_FALSE(queue.take());
+  CHECK_FALSE(queue.take_missed_events());
+  CHECK(queue.add({{"type", "state"}, {"state", "running"}}));
+}
+
+TEST_CASE("news: for a follower that stands still the newest of each kind is kept") {
+  head::NewsQueue queue;
+  queue.add(metrics(0, 0, "once"));
+  constexpr int kMany = 100000;
+  for (int step = 1; step <= kMany; ++step) {
+    queue.add(metrics(step % 3, step, "loss"));
+    queue.add({{"type", "progress"}, {"rank", step % 3}, {"step", step}});
+    if (step % 10 == 0) queue.add({{"type", "event"}, {"event", step}});
+    if (step % 100 == 0)
+      queue.add({{"type", "state"}, {"state", "number " + std::to_string(step)}});
+    REQUIRE(queue.size() <= head::kNewsLimit);
+  }
+  CHECK(queue.take_missed_events());
+  CHECK_FALSE(queue.take_missed_events());
+  std::string state;
+  std::map<std::string, int> last;
+  bool once = false;
+  while (const auto frame = queue.take()) {
+    const std::string type = frame->at("type");
+    if (type == "state") state = frame->at("state");
+    if (type == "metrics" || type == "progress") last[type] = frame->at("step");
+    if (type == "metrics") once = once || frame->at("metrics").contains("once");
+  }
+  CHECK(state == "number " + std::to_string(kMany));
+  CHECK(last["metrics"] == kMany);
+  CHECK(last["progress"] == kMany);
+  CHECK(once);  // the newest value of each name
+}
+
+TEST_CASE("news: very many ranks are not looked through for each frame") {
+  head::NewsQueue queue;
+  constexpr int kRanks = 5000;
+  for (int step = 0; step < 4; ++step) {
+    for (int rank = 0; rank < kRanks; ++rank) queue.add(metrics(rank, step, "loss"));
+  }
+  CHECK(queue.size() <= 2 * kRanks);
+}
+
+TEST_CASE(
+    "a head signs for the nodes that it lets in, and an init that is repeated changes nothing") {
+  const testing::TemporaryFolder folder;
+  const paths::HeadRoot root{folder.path() / "head"};
+  const head::HeadConfig config{ClusterId("lab-abcdef"), "lab", "local", 2, 0, 0};
+  head::init_head(root, config);
+  const std::string ca = read_file(root.ca() / "cert.pem");
+  head::HeadConfig running = head::read_head_config(root);
+  running.port = 46512;
+  head::write_head_config(root, running);
+  head::init_head(root, config);
+  CHECK(read_file(root.ca() / "cert.pem") == ca);
+  CHECK(head::read_head_config(root).port == 46512);
+
+  const NodeId node("node-0");
+  CHECK_FALSE(head::is_let_in(root, node));
+  CHECK_FALSE(head::is_let_in(root, NodeId("../head.json")));
+  const std::string request =
+      node::init_node({folder.path() / "node"}, ClusterId("lab-abcdef"), node);
+  CHECK_THROWS_AS(head::sign_node(root, NodeId("node-1"), request), Error);
+  CHECK_FALSE(head::is_let_in(root, NodeId("node-1")));
+  node::install_identity({folder.path() / "node"}, head::sign_node(root, node, request));
+  CHECK(head::is_let_in(root, node));
+}

@@ -1,0 +1,205 @@
+#include <doctest/doctest.h>
+
+#include <condition_variable>
+#include <fstream>
+#include <mutex>
+
+#include "agent/head/store/sqlite.hpp"
+#include "agent/head/store/store.hpp"
+#include "tests/agent/head/store/sample_rows.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+using namespace dtrain;
+using namespace dtrain::head;
+using namespace dtrain::head::testing;
+using dtrain::testing::TemporaryFolder;
+
+namespace {
+
+// Collects what a store says of its commits.
+class Outcomes {
+ public:
+  std::function<void(std::exception_ptr)> next(const std::string& name) {
+    return [this, name](std::exception_ptr failure) {
+      const std::lock_guard lock(mutex_);
+      told_.emplace_back(name, failure != nullptr);
+      wake_.notify_all();
+    };
+  }
+  std::vector<std::pair<std::string, bool>> wait(std::size_t count) {
+    std::unique_lock lock(mutex_);
+    REQUIRE(wake_.wait_for(lock, std::chrono::seconds(20), [&] { return told_.size() >= count; }));
+    return told_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<std::pair<std::string, bool>> told_;
+};
+
+Changes one_job(const std::string& id) {
+  Changes changes;
+  changes.jobs.push_back(sample_job(id));
+  return changes;
+}
+
+}  // namespace
+
+TEST_CASE("every row comes back as it went") {
+  const TemporaryFolder folder;
+  const Changes changes = sample_changes();
+  {
+    const auto store = open_store({.path = folder / "head.db"});
+    Outcomes outcomes;
+    store->commit(changes, Urgency::now, OnFailure::retry, outcomes.next("1"));
+    CHECK_FALSE(outcomes.wait(1)[0].second);
+  }
+  const auto store = open_store({.path = folder / "head.db"});
+  const Loaded all = store->load();
+  CHECK(all.jobs == changes.jobs);
+  CHECK(all.attempts == changes.attempts);
+  CHECK(all.shares == changes.shares);
+  CHECK(all.ranks == changes.ranks);
+  CHECK(all.nodes == changes.nodes);
+  CHECK(all.checkpoints == changes.checkpoints);
+  CHECK(all.last_event == 41);
+  CHECK(store->events(JobId("a")) == changes.events);
+  CHECK(store->metrics(JobId("a")) == changes.metrics);
+}
+
+TEST_CASE("a lazy commit goes with the next urgent one, in order, and is seen before") {
+  const TemporaryFolder folder;
+  const auto store =
+      open_store({.path = folder / "head.db", .soon = std::chrono::milliseconds(3600 * 1000)});
+  Outcomes outcomes;
+  Changes lazy;
+  lazy.events.push_back(
+      {1, JobId("a"), 1, from_millis(1), EventKind::message, EventLevel::info, "one"});
+  store->commit(lazy, Urgency::soon, OnFailure::retry, outcomes.next("lazy"));
+  CHECK(store->events(JobId("a")) == lazy.events);
+  store->commit(one_job("a"), Urgency::now, OnFailure::retry, outcomes.next("now"));
+  const auto told = outcomes.wait(2);
+  CHECK(told[0].first == "lazy");
+  CHECK(told[1].first == "now");
+  CHECK(store->events(JobId("a")) == lazy.events);
+}
+
+TEST_CASE("a lazy commit is not left lying") {
+  const TemporaryFolder folder;
+  const auto store = open_store({.path = folder / "head.db", .soon = std::chrono::milliseconds(5)});
+  Outcomes outcomes;
+  store->commit(one_job("a"), Urgency::soon, OnFailure::retry, outcomes.next("lazy"));
+  outcomes.wait(1);
+}
+
+TEST_CASE("one refused commit does not take its neighbours along") {
+  const TemporaryFolder folder;
+  const auto store = open_store({.path = folder / "head.db"});
+  Outcomes outcomes;
+  Changes twice = one_job("b");
+  twice.jobs[0].submission_id = "sub-a";  // which is another job's
+  store->commit(one_job("a"), Urgency::soon, OnFailure::refuse, outcomes.next("a"));
+  store->commit(twice, Urgency::soon, OnFailure::refuse, outcomes.next("b"));
+  store->commit(one_job("c"), Urgency::now, OnFailure::refuse, outcomes.next("c"));
+  const auto told = outcomes.wait(3);
+  CHECK_FALSE(told[0].second);
+  CHECK(told[1].second);
+  CHECK_FALSE(told[2].second);
+  CHECK(store->load().jobs.size() == 2);
+}
+
+TEST_CASE("a full disk refuses what may be refused, and the store goes on") {
+  const TemporaryFolder folder;
+  Outcomes outcomes;
+  const auto store = open_store({.path = folder / "head.db", .max_pages = 60});
+  Changes large = one_job("large");
+  large.jobs[0].spec = std::string(std::size_t{2} << 20, 'x');
+  store->commit(large, Urgency::now, OnFailure::refuse, outcomes.next("large"));
+  CHECK(outcomes.wait(1)[0].second);
+  store->commit(one_job("small"), Urgency::now, OnFailure::refuse, outcomes.next("small"));
+  CHECK_FALSE(outcomes.wait(2)[1].second);
+  CHECK(store->trouble().empty());
+  CHECK(store->load().jobs.size() == 1);
+  // What has happened is tried again until there is space, and says why it waits.
+  store->commit(large, Urgency::now, OnFailure::retry, outcomes.next("must"));
+  store->commit(one_job("later"), Urgency::now, OnFailure::refuse, outcomes.next("later"));
+  const auto told = outcomes.wait(3);
+  CHECK(told[2].first == "later");
+  CHECK_FALSE(store->trouble().empty());
+}
+
+TEST_CASE("metrics are thinned out, the newest kept") {
+  const TemporaryFolder folder;
+  const auto store = open_store({.path = folder / "head.db", .metrics_limit = 100});
+  Outcomes outcomes;
+  for (std::uint64_t i = 1; i <= 1000; i += 10) {
+    Changes changes;
+    for (std::uint64_t seq = i; seq < i + 10; ++seq) {
+      changes.metrics.push_back({JobId("a"), 1, 0, seq, static_cast<std::int64_t>(seq),
+                                 from_millis(static_cast<std::int64_t>(seq)), "{}"});
+    }
+    store->commit(changes, Urgency::now, OnFailure::retry, outcomes.next("m"));
+  }
+  outcomes.wait(100);
+  const auto rows = store->metrics(JobId("a"));
+  CHECK(rows.size() <= 100);
+  CHECK(rows.size() >= 50);
+  CHECK(rows.back().step == 1000);
+  CHECK(rows.front().step < 300);
+}
+
+TEST_CASE("a removed job leaves nothing") {
+  const TemporaryFolder folder;
+  const auto store = open_store({.path = folder / "head.db"});
+  Outcomes outcomes;
+  Changes changes = one_job("a");
+  changes.events.push_back({1, JobId("a"), 1, {}, EventKind::message, EventLevel::info, "x"});
+  changes.metrics.push_back({JobId("a"), 1, 0, 1, 1, {}, "{}"});
+  store->commit(changes, Urgency::now, OnFailure::retry, outcomes.next("in"));
+  Changes removal;
+  removal.jobs_forgotten.push_back({JobId("a"), from_millis(9), ""});
+  store->commit(removal, Urgency::now, OnFailure::retry, outcomes.next("out"));
+  outcomes.wait(2);
+  CHECK(store->load().jobs.empty());
+  CHECK(store->events(JobId("a")).empty());
+  CHECK(store->metrics(JobId("a")).empty());
+}
+
+TEST_CASE("databases that are not ours to open") {
+  const TemporaryFolder folder;
+  const fs::path path = folder / "head.db";
+  SUBCASE("not a database") {
+    std::ofstream(path) << std::string(8192, 'x');
+    CHECK_THROWS_WITH_AS(open_store({.path = path}), doctest::Contains("damaged"), Error);
+  }
+  SUBCASE("somebody else's database") {
+    {
+      Database database(path);
+      database.run("CREATE TABLE other (x)");
+    }
+    CHECK_THROWS_WITH_AS(open_store({.path = path}), doctest::Contains("not one of dtrain's"),
+                         Error);
+  }
+  SUBCASE("damaged in the middle") {
+    {
+      const auto store = open_store({.path = path});
+      Outcomes outcomes;
+      for (int i = 0; i < 200; ++i) {
+        store->commit(one_job("j" + std::to_string(i)), Urgency::now, OnFailure::retry,
+                      outcomes.next(""));
+      }
+      outcomes.wait(200);
+    }
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(8192);
+    file << std::string(16384, '\xa5');
+    file.close();
+    CHECK_THROWS_WITH_AS(open_store({.path = path}), doctest::Contains("damaged"), Error);
+  }
+  SUBCASE("private to this user") {
+    { const auto store = open_store({.path = path}); }
+    CHECK((fs::status(path).permissions() & fs::perms::mask) ==
+          (fs::perms::owner_read | fs::perms::owner_write));
+  }
+}
