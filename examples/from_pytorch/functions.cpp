@@ -6,29 +6,24 @@
 
 using namespace dtrain::train;
 
-int train(const std::string& data, std::int64_t images) {
-  init({.context = {}, .session = {.storage = "runs/functions"}});
+int train(const std::string& data, std::int64_t limit) {
+  init({.storage = "runs/functions"});
   ResNet net = resnet18(/*classes=*/10);
   net->replace_conv1(resnet_conv1(/*channels=*/1));
   auto model = prepare_model(net);
-  auto optimizer =
-      prepare_optimizer(std::make_shared<Adam>(named_parameters(*net), AdamOptions{.lr = 1e-3}));
+  prepare_optimizer(adam(*net, {.lr = 1e-3}));
   const DataLoader loader =
-      prepare_data_loader(fashion_mnist(data, images, {.batch_size = 128, .shuffle = true}));
+      prepare_data_loader(fashion_mnist(data, limit, {.batch_size = 128, .shuffle = true}));
 
-  Place place = get_checkpoint().value_or(Place{});
-  for (; place.epoch < 2; ++place.epoch, place.position = 0) {
-    auto pass = loader.pass(place.epoch, place.position);
-    double last = 0;
-    while (auto batch = pass.next()) {
-      const at::Tensor loss = at::cross_entropy_loss((*model)((*batch)[0]), (*batch)[1]);
+  for (const auto epoch : epochs(2)) {
+    at::Tensor loss;
+    for (const auto& [images, labels] : loader.epoch(epoch)) {
+      loss = at::cross_entropy_loss(model(images), labels);
       backward(loss);
       optimizer_step();
-      last = loss.item<double>();
-      place.position = pass.position();
-      if (++place.step % 200 == 0) report({{"loss", last}}, place);
+      log({{"loss", loss}});
     }
-    report({{"loss", last}}, Place{place.step, place.epoch + 1, 0});
+    save_checkpoint({{"loss", loss}});
   }
   shutdown();
   return 0;

@@ -28,9 +28,7 @@ class Circle : public dt::Module {
   }
 
   dt::Optimizers configure_optimizers() override {
-    dt::AdamOptions options;
-    options.lr = 0.02;
-    return {std::make_shared<dt::Adam>(trained_parameters(), options), nullptr};
+    return {dt::adam(*this, {.lr = 0.02}), nullptr};
   }
 
   dt::DataLoader train_dataloader() override { return points(4096, 64, true); }

@@ -20,6 +20,13 @@ void check(const DataLoaderOptions& options) {
 
 }  // namespace
 
+void Batch::check_count(std::size_t wanted) const {
+  if (tensors.size() == wanted) return;
+  const std::string has = std::to_string(tensors.size());
+  throw Error("a batch of " + has + " tensors is taken apart as " + std::to_string(wanted) +
+              ": take them as batch.as<" + has + ">(), or as batch[i]");
+}
+
 DataLoader::DataLoader(std::int64_t samples, Make make, DataLoaderOptions options)
     : samples_(samples), make_(std::move(make)), options_(options) {
   if (samples < 1) throw Error("data loader: the data set has no samples");
@@ -125,6 +132,17 @@ DataLoader::Pass DataLoader::pass(std::int64_t epoch, std::int64_t position) con
   Pass pass(std::move(from), std::move(loader));
   pass.device_ = device_;
   return pass;
+}
+
+DataLoader::Epoch DataLoader::epoch(std::int64_t epoch) const {
+  if (open_epoch_) return Epoch(open_epoch_(*this, epoch));
+  return Epoch([its = std::make_shared<Pass>(pass(epoch))]() mutable { return its->next(); });
+}
+
+DataLoader DataLoader::with_epochs(OpenEpoch open) const {
+  DataLoader other = *this;
+  other.open_epoch_ = std::move(open);
+  return other;
 }
 
 DataLoader::Pass::Pass(std::function<Next()> open, std::int64_t seen, std::int64_t of_all)

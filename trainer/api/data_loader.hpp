@@ -4,13 +4,19 @@
 #include <c10/core/Device.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "trainer/data/loader.hpp"
@@ -27,12 +33,50 @@ struct Batch {
   std::vector<std::int64_t> indices;  // of the samples in their data set
 
   const at::Tensor& operator[](std::size_t i) const { return tensors.at(i); }
+
+  // `const auto& [images, labels] = batch`; of more or fewer tensors than two,
+  // `const auto [a, b, c] = batch.as<3>()`. Throws Error if it has not just as many.
+  template <std::size_t N>
+  std::array<at::Tensor, N> as() const {
+    check_count(N);
+    std::array<at::Tensor, N> all;
+    std::copy(tensors.begin(), tensors.end(), all.begin());
+    return all;
+  }
+  template <std::size_t I>
+  at::Tensor& get() & {
+    check_count(2);
+    return tensors[I];
+  }
+  template <std::size_t I>
+  const at::Tensor& get() const& {
+    check_count(2);
+    return tensors[I];
+  }
+  template <std::size_t I>
+  at::Tensor&& get() && {
+    check_count(2);
+    return std::move(tensors[I]);
+  }
+  void check_count(std::size_t wanted) const;
+
   // Samples. Those of a stream have no indices: the rows of the first tensor.
   std::int64_t size() const {
     if (!indices.empty() || tensors.empty()) return static_cast<std::int64_t>(indices.size());
     return tensors[0].dim() == 0 ? 0 : tensors[0].size(0);
   }
 };
+
+}  // namespace dtrain::train
+
+template <>
+struct std::tuple_size<dtrain::train::Batch> : std::integral_constant<std::size_t, 2> {};
+template <std::size_t I>
+struct std::tuple_element<I, dtrain::train::Batch> {
+  using type = at::Tensor;
+};
+
+namespace dtrain::train {
 
 struct DataLoaderOptions {
   std::int64_t batch_size = 1;  // of one rank
@@ -137,6 +181,52 @@ class DataLoader {
   };
   Pass pass(std::int64_t epoch, std::int64_t position = 0) const;
 
+  using NextBatch = std::function<std::optional<Batch>()>;  // none after the last one
+
+  // The batches of an epoch, for a range-based for; a batch is gone when the next one comes.
+  class Epoch {
+   public:
+    explicit Epoch(NextBatch next) : next_(std::move(next)) {}
+
+    class Iterator {
+     public:
+      using difference_type = std::ptrdiff_t;
+      explicit Iterator(Epoch& epoch) : epoch_(&epoch) {}
+      Batch& operator*() const { return *epoch_->batch_; }
+      Iterator& operator++() {
+        epoch_->advance();
+        return *this;
+      }
+      void operator++(int) { ++*this; }
+      bool operator==(std::default_sentinel_t /*end*/) const { return !epoch_->batch_; }
+
+     private:
+      Epoch* epoch_;
+    };
+    // Once: there is one way through it.
+    Iterator begin() {
+      advance();
+      return Iterator(*this);
+    }
+    static std::default_sentinel_t end() { return {}; }
+
+   private:
+    void advance() {
+      batch_.reset();  // its memory may serve the next one
+      batch_ = next_();
+    }
+    NextBatch next_;
+    std::optional<Batch> batch_;
+  };
+  //     for (const auto& [images, labels] : loader.epoch(epoch)) { … }
+  //
+  // A pass from the epoch's beginning, unless prepare_data_loader made this loader: epochs() in
+  // trainer/api/functions.hpp says what it does then.
+  Epoch epoch(std::int64_t epoch) const;
+  // How epoch() is gone through instead.
+  using OpenEpoch = std::function<NextBatch(const DataLoader& loader, std::int64_t epoch)>;
+  DataLoader with_epochs(OpenEpoch open) const;
+
  private:
   // The batches of one of `ranks` parts, by a stream loader.
   using OpenPart = std::function<Pass::Next(int rank, int ranks, std::int64_t epoch)>;
@@ -152,6 +242,7 @@ class DataLoader {
   bool evaluates_ = false;
   std::optional<c10::Device> device_;
   std::shared_ptr<const SkippedSamples> skipped_;
+  OpenEpoch open_epoch_;
 };
 
 template <typename Sample>

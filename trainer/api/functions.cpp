@@ -2,6 +2,7 @@
 
 #include <exception>
 
+#include "trainer/api/current.hpp"
 #include "trainer/core/error.hpp"
 #include "trainer/train/batch_norm.hpp"
 #include "trainer/train/gradients.hpp"
@@ -9,56 +10,73 @@
 #include "trainer/train/zero.hpp"
 
 namespace dtrain::train {
+
+using internal::check_schedulers;
+using internal::Current;
+using internal::training;
+using internal::with_model;
+using internal::with_optimizer;
+
 namespace {
-
-// One training of a process. Members end in the reverse order: the context last.
-struct Current {
-  explicit Current(InitOptions options)
-      : context(Context::join(read_environment(), options.context)) {
-    session.emplace(context, std::move(options.session));
-  }
-
-  Context context;
-  std::optional<Session> session;
-  std::shared_ptr<torch::nn::Module> model;
-  std::shared_ptr<DistributedDataParallel> ddp;
-  std::shared_ptr<Optimizer> optimizer;
-  std::optional<GradScaler> scaler;
-  Precision precision = Precision::fp32;
-  bool has_resumed = false;
-};
 
 std::unique_ptr<Current>& slot() {
   static std::unique_ptr<Current> one;
   return one;
 }
 
-Current& training() {
+template <typename Value>
+void take(Value& of_session, Value& said, const Value& unsaid, const char* name) {
+  if (said == unsaid) return;
+  if (of_session != unsaid) {
+    throw Error("init: '" + std::string(name) + "' is said twice: once more in `session`");
+  }
+  of_session = std::move(said);
+}
+
+Session::Options session_options(InitOptions& options) {
+  Session::Options its = std::move(options.session);
+  take(its.storage, options.storage, {}, "storage");
+  take(its.metrics_file, options.metrics_file, {}, "metrics_file");
+  take(its.tensorboard, options.tensorboard, {}, "tensorboard");
+  take(its.hyperparameters, options.hyperparameters, nlohmann::json::object(), "hyperparameters");
+  return its;
+}
+
+}  // namespace
+
+Current::Current(InitOptions options)
+    : context(Context::join(read_environment(), options.context)),
+      log_every(options.log_every_n_steps),
+      checkpoint_every(options.checkpoint_every_n_steps) {
+  if (log_every < 1) throw Error("init: log_every_n_steps must be at least 1");
+  if (checkpoint_every < 0) throw Error("init: checkpoint_every_n_steps must be at least 0");
+  session.emplace(context, session_options(options));
+  losses.emplace(*session, context.device().is_cpu() ? 1 : log_every);
+}
+
+Current& internal::training() {
   if (!slot()) throw Error("no training in this process: call init() first");
   return *slot();
 }
 
-Current& with_model() {
+Current& internal::with_model() {
   Current& t = training();
   if (!t.model) throw Error("there is no model yet: call prepare_model() first");
   return t;
 }
 
-Current& with_optimizer() {
+Current& internal::with_optimizer() {
   Current& t = with_model();
   if (!t.optimizer) throw Error("there is no optimizer yet: call prepare_optimizer() first");
   return t;
 }
 
-// A checkpoint without its scheduler would begin the schedule anew, and nobody would see it.
-void check_schedulers(const Current& t) {
+void internal::check_schedulers(const Current& t) {
   if (t.optimizer->unkept_schedulers() == 0) return;
   throw Error(
       "a Scheduler moves the optimizer's rate and checkpoints do not keep it: "
       "call prepare_scheduler() before get_checkpoint()");
 }
-
-}  // namespace
 
 Context& init(InitOptions options) {
   if (slot()) throw Error("init() was called already in this process");
@@ -75,7 +93,9 @@ void shutdown() {
   // The training ends here, also when its last checkpoint was not committed: then, and when an
   // exception flies already, nobody is waited for.
   const std::unique_ptr<Current> current = std::move(slot());
-  if (std::uncaught_exceptions() == 0) current->session->finish();
+  if (std::uncaught_exceptions() != 0) return;
+  current->losses->read();
+  current->session->finish();
 }
 
 Context& context() {
@@ -117,6 +137,7 @@ void internal::keep_model(std::shared_ptr<torch::nn::Module> model,
   t.model = std::move(model);
   t.ddp = std::move(ddp);
   t.precision = options.precision;
+  t.own_buffers = !options.ddp.broadcast_buffers;
   GradScaler::Options scaler = options.scaler;
   scaler.enabled = scaler.enabled && options.precision == Precision::fp16;
   t.scaler.emplace(t.context, scaler);
@@ -189,8 +210,15 @@ std::shared_ptr<Scheduler> prepare_scheduler(std::shared_ptr<Scheduler> schedule
   return scheduler;
 }
 
+std::shared_ptr<Scheduler> prepare_scheduler(SchedulePtr schedule, Scheduler::Per per) {
+  return prepare_scheduler(
+      std::make_shared<Scheduler>(*with_optimizer().optimizer, std::move(schedule), per));
+}
+
 DataLoader prepare_data_loader(const DataLoader& loader, bool evaluates) {
-  return loader.shared(context(), evaluates).on(context().device());
+  return loader.shared(context(), evaluates)
+      .on(context().device())
+      .with_epochs(evaluates ? internal::evaluate_through : internal::train_through);
 }
 
 std::unique_ptr<Autocast> autocast() {
@@ -198,7 +226,10 @@ std::unique_ptr<Autocast> autocast() {
 }
 
 void backward(const at::Tensor& loss) {
-  with_model().scaler->scale(loss).backward();
+  Current& t = with_model();
+  t.scaler->scale(loss).backward();
+  t.has_gradients = true;
+  if (t.place.counts()) t.losses->add(t.place.steps() + 1, loss);
 }
 
 void unscale_gradients() {
@@ -215,33 +246,42 @@ bool optimizer_step() {
   Current& t = with_optimizer();
   const bool taken = t.scaler->step(*t.optimizer);
   t.optimizer->zero_grad();
+  count_step();
   return taken;
 }
 
 void zero_grad() {
-  with_model();
-  zero_grad(*training().model);
+  Current& t = with_model();
+  zero_grad(*t.model);
+  t.has_gradients = false;
 }
 
 DistributedDataParallel::NoSync no_sync() {
   return with_model().ddp->no_sync();
 }
 
-void report(std::int64_t step, const Metrics& metrics) {
-  session().report(step, metrics);
+void report(std::int64_t step, const LateMetrics& metrics) {
+  if (context().is_first()) session().report(step, read_metrics(metrics));
 }
 
-void report(const Metrics& metrics, const Place& place) {
+void report(const LateMetrics& metrics, const Place& place) {
   Current& t = with_optimizer();
   check_schedulers(t);
-  t.session->report(place, metrics, *t.model, *t.optimizer);
+  if (t.place.counts()) {
+    throw Error(
+        "report(metrics, place): the library counts the place since epochs(): use "
+        "save_checkpoint(metrics), or count it by hand alone");
+  }
+  t.session->report(place, read_metrics(metrics), *t.model, *t.optimizer);
 }
 
 std::optional<Place> get_checkpoint() {
   Current& t = with_optimizer();
   check_schedulers(t);
   t.has_resumed = true;
-  return t.session->resume(*t.model, *t.optimizer);
+  const std::optional<Place> place = t.session->resume(*t.model, *t.optimizer);
+  if (place) t.place.resume_at(*place);
+  return place;
 }
 
 void barrier() {

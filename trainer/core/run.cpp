@@ -60,6 +60,9 @@ int run(const std::function<int()>& body) {
     const int code = body();
     std::fflush(stdout);
     return code;
+  } catch (const SystemExit& leaving) {
+    std::fflush(stdout);
+    return leaving.code;
   } catch (const std::exception& error) {
     message = without_trace(error.what());
   } catch (...) {

@@ -6,6 +6,12 @@
 
 namespace dtrain::train {
 
+// Leaves a program from within: run() returns its code, and prints nothing. As in Python no
+// std::exception, so that what handles errors does not hold it up.
+struct SystemExit {
+  int code = 0;
+};
+
 // The body of a training program's main(): makes stdout line-buffered when a launcher reads it,
 // calls `body`, and returns its result. A fatal signal leaves its stack (stacks.hpp). An exception
 // that leaves `body` is printed on stderr and written to TORCHELASTIC_ERROR_FILE, and the process

@@ -118,6 +118,7 @@ class Session {
   void check_loss(std::int64_t step, double loss);
 
   void progress(const Progress& progress);
+  bool shows_progress() const { return reporter_ != nullptr || draws_; }  // to anybody
   // Rank 0 prints a line on stdout, above the progress line if there is one.
   void say(const std::string& line);
 

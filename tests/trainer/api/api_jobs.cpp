@@ -76,8 +76,7 @@ int functions(const std::filesystem::path& folder) {
   set_seed(1);
   auto model = prepare_model(std::make_shared<SmallNet>(8, false));
   auto optimizer = prepare_optimizer(
-      std::make_shared<Adam>(named_parameters(model->module()), AdamOptions{.lr = 1e-2}),
-      Strategy::zero1);
+      std::make_shared<Adam>(named_parameters(*model), AdamOptions{.lr = 1e-2}), Strategy::zero1);
   const Samples all = make_samples(24);
   const DataLoader data = prepare_data_loader(
       DataLoader::of_tensors({all.inputs, all.labels}, {.batch_size = 4, .shuffle = true}));
@@ -86,7 +85,7 @@ int functions(const std::filesystem::path& folder) {
   double last = 0;
   auto pass = data.pass(place.epoch);
   while (auto batch = pass.next()) {
-    const at::Tensor loss = at::cross_entropy_loss((*model)((*batch)[0]), (*batch)[1]);
+    const at::Tensor loss = at::cross_entropy_loss(model((*batch)[0]), (*batch)[1]);
     backward(loss);
     clip_gradients(1.0);
     require(optimizer_step(), "a step");
@@ -192,13 +191,13 @@ int early_checkpoint(const std::filesystem::path& folder) {
   prepare.ddp.first_bucket_bytes = 64;
   prepare.ddp.bucket_bytes = 64;
   auto model = prepare_model(std::make_shared<SmallNet>(8, false), prepare);
-  auto optimizer = prepare_optimizer(
-      std::make_shared<Sgd>(named_parameters(model->module()), SgdOptions{.lr = 0.1}));
+  auto optimizer =
+      prepare_optimizer(std::make_shared<Sgd>(named_parameters(*model), SgdOptions{.lr = 0.1}));
   const Samples all = make_samples(4);
   const std::int64_t begins = get_checkpoint().value_or(Place{}).step;
   require(begins == number_of("TEST_STEP", 0), "goes on where it was");
   for (std::int64_t step = begins + 1; step <= begins + 3; ++step) {
-    backward(at::cross_entropy_loss((*model)(all.inputs), all.labels));
+    backward(at::cross_entropy_loss(model(all.inputs), all.labels));
     optimizer_step();
     report({}, Place{step, 0, 0});
     session().finish();
@@ -343,6 +342,7 @@ int run_api_job(const std::string& name, const std::filesystem::path& folder) {
                {"streams", streams},
                {"stops_within", stops_within}};
   jobs.insert(resume_jobs().begin(), resume_jobs().end());
+  jobs.insert(epoch_jobs().begin(), epoch_jobs().end());
   return run([&] { return jobs.at(name)(folder); });
 }
 

@@ -44,7 +44,7 @@ TEST_CASE("a schedule that is prepared goes on after a resume") {
   const auto start = [&] {
     begin(folder);
     auto model = prepare_model(small_net());
-    optimizer = prepare_optimizer(sgd(model->module()));
+    optimizer = prepare_optimizer(sgd(*model));
     return prepare_scheduler(std::make_shared<Scheduler>(*optimizer, schedule));
   };
   {
@@ -69,7 +69,7 @@ TEST_CASE("a scheduler that no checkpoint keeps is an error, where it would be l
   const TemporaryFolder folder;
   begin(folder);
   auto model = prepare_model(small_net());
-  auto optimizer = prepare_optimizer(sgd(model->module()));
+  auto optimizer = prepare_optimizer(sgd(*model));
   get_checkpoint();
   {
     Scheduler scheduler(*optimizer, linear_schedule(1, 0, 10));
@@ -78,7 +78,7 @@ TEST_CASE("a scheduler that no checkpoint keeps is an error, where it would be l
     report(1, {{"loss", 0.5}});  // without a checkpoint nothing is lost
   }
   report({}, Place{1, 0, 0});  // it is gone
-  auto other = sgd(model->module());
+  auto other = sgd(*model);
   CHECK(contains(message_of<Error>([&] {
                    prepare_scheduler(
                        std::make_shared<Scheduler>(*other, linear_schedule(1, 0, 10)));
@@ -88,7 +88,7 @@ TEST_CASE("a scheduler that no checkpoint keeps is an error, where it would be l
 
   begin(folder);
   model = prepare_model(small_net());
-  other = sgd(model->module());
+  other = sgd(*model);
   const Scheduler of_inner(*other, linear_schedule(1, 0, 10));
   CHECK(contains(message_of<Error>([&] { prepare_optimizer(other, Strategy::zero1); }),
                  "on what prepare_optimizer() returns"));
@@ -101,13 +101,13 @@ TEST_CASE("fp16: gradients that are clipped and then dropped leave the next step
     PrepareModel options;
     options.precision = Precision::fp16;
     auto model = prepare_model(small_net(), options);
-    prepare_optimizer(sgd(model->module()));
+    prepare_optimizer(sgd(*model));
     const test::Samples samples = make_samples(12);
     const auto back = [&] {
       at::Tensor loss;
       {
         const auto in_precision = autocast();
-        loss = at::cross_entropy_loss((*model)(samples.inputs), samples.labels);
+        loss = at::cross_entropy_loss(model(samples.inputs), samples.labels);
       }
       backward(loss);
     };
@@ -115,12 +115,12 @@ TEST_CASE("fp16: gradients that are clipped and then dropped leave the next step
       back();
       CHECK(clip_gradients(1e-3) < 100);  // of the loss, not of 65536 times it
       CHECK(contains(message_of<Error>(back), "unscaled already"));
-      drop(model->module());
+      drop(*model);
     }
     back();
     CHECK(clip_gradients(1e6) < 100);
     CHECK(optimizer_step());
-    const at::Tensor weights = model->module().parameters()[0].detach().clone();
+    const at::Tensor weights = model->parameters()[0].detach().clone();
     shutdown();
     return weights;
   };

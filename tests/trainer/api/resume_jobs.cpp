@@ -122,7 +122,7 @@ int own_buffers(const std::filesystem::path& folder) {
   }
   const at::Tensor inputs = make_samples(6).inputs + context().rank();
   for (int step = 0; step < 2; ++step) {
-    backward((*model)(inputs).square().mean());
+    backward(model(inputs).square().mean());
     optimizer_step();
   }
   report({}, Place{2, 0, 0});

@@ -406,9 +406,7 @@ TEST_CASE("a shutdown() whose checkpoint fails is a shutdown all the same") {
   InitOptions options;
   options.session.storage = folder / "storage";
   init(options);
-  prepare_optimizer(std::make_shared<Sgd>(
-      named_parameters(prepare_model(std::make_shared<test::SmallNet>(4, false))->module()),
-      SgdOptions{}));
+  prepare_optimizer(sgd(*prepare_model(std::make_shared<test::SmallNet>(4, false))));
   session().keep_tensors(std::string(300, 'n'), [] { return TensorMap{}; });
   report({}, Place{1, 0, 0});
   CHECK(contains(message_of<Error>([] { shutdown(); }), "File name too long"));

@@ -1,0 +1,269 @@
+// Going through a training's epochs: the place, what is told, and leaving.
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "trainer/api/current.hpp"
+#include "trainer/core/error.hpp"
+#include "trainer/core/run.hpp"
+
+namespace dtrain::train {
+
+using internal::Current;
+using internal::training;
+using internal::with_model;
+using internal::with_optimizer;
+
+namespace {
+
+using Part = StepTimes::Part;
+constexpr std::chrono::milliseconds kShowInterval{200};
+
+void record(Current& t, const LateMetrics& metrics) {
+  if (t.context.is_first()) t.session->report(t.place.steps(), read_metrics(metrics));
+}
+
+void save(Current& t, const Place& place, const LateMetrics& metrics) {
+  internal::check_schedulers(t);
+  t.losses->read();
+  t.session->report(place, read_metrics(metrics), *t.model, *t.optimizer);
+}
+
+// All ranks, told to go: with a checkpoint of the last step.
+[[noreturn]] void leave(Current& t) {
+  // An evaluation may have drawn, and is done again.
+  if (t.generators.defined()) set_generator_state(t.generators, t.context.device());
+  if (t.session->can_checkpoint()) save(t, t.place.place(), t.logged);
+  t.session->say("told to go, after step " + std::to_string(t.place.steps()));
+  shutdown();
+  throw SystemExit{kExitPreempted};
+}
+
+// Of a stream: as many batches on every rank. One whose part has ended begins it anew, as long as
+// another rank has batches that this epoch has not seen.
+std::optional<Batch> next_of_all(DataLoader::Pass& pass, Context& context) {
+  std::optional<Batch> batch;
+  if (!pass.has_ended()) batch = pass.next();
+  std::vector<double> fresh(static_cast<std::size_t>(context.world_size()));
+  fresh[static_cast<std::size_t>(context.rank())] = pass.is_empty() ? -1 : batch.has_value();
+  fresh = context.all_reduce_sum(std::move(fresh));
+  for (std::size_t rank = 0; rank < fresh.size(); ++rank) {
+    if (fresh[rank] >= 0) continue;
+    throw Error("rank " + std::to_string(rank) + "'s part of the training stream has no batch");
+  }
+  if (*std::max_element(fresh.begin(), fresh.end()) == 0) return std::nullopt;
+  while (!batch) {
+    batch = pass.next();
+    if (!batch) pass.again();
+  }
+  return batch;
+}
+
+}  // namespace
+
+// A pass that the training goes through: what moves its place.
+class internal::TrainingPass {
+ public:
+  TrainingPass(Current& t, const DataLoader& loader, std::int64_t epoch)
+      : pass_(loader.pass(epoch, t.place.begin_pass(epoch))),
+        epoch_(epoch),
+        batches_of_epoch_(loader.batches()),
+        is_evened_(loader.is_stream() && t.context.world_size() > 1) {
+    t.pass = this;
+  }
+  ~TrainingPass() {
+    if (!is_initialized() || training().pass != this) return;
+    training().pass = nullptr;
+    training().place.leave_pass();
+  }
+  TrainingPass(const TrainingPass&) = delete;
+  TrainingPass& operator=(const TrainingPass&) = delete;
+
+  std::optional<Batch> next() {
+    Current& t = training();
+    if (given_ > 0) after_batch(t);
+    t.times.begin();
+    std::optional<Batch> batch = is_evened_ ? next_of_all(pass_, t.context) : pass_.next();
+    t.times.lap(Part::wait);
+    if (batch) {
+      ++given_;
+      samples_ += batch->size();
+      t.place.give_batch();
+    } else {
+      t.place.end_pass();
+      t.pass = nullptr;
+    }
+    return batch;
+  }
+
+  void after_step(Current& t) {
+    t.times.lap(Part::compute);
+    t.place.move_to(pass_.position());
+    has_stepped_ = true;
+    ++steps_;
+  }
+
+ private:
+  void after_batch(Current& t) {
+    if (!std::exchange(has_stepped_, false)) {  // its gradients go into a later step
+      t.times.lap(Part::compute);
+      return;
+    }
+    t.times.step(std::exchange(samples_, 0));
+    if (++t.timed_steps == kWarmUpSteps) t.times.take();
+    show(t);
+    if (t.session->preempted()) leave(t);
+    if (t.checkpoint_every > 0 && t.place.steps() % t.checkpoint_every == 0 &&
+        given_ != pass_.batches() && t.session->can_checkpoint()) {
+      save(t, t.place.place(), t.logged);
+    }
+  }
+
+  // Steps of all epochs, if the batches of a step stay as many as they were.
+  std::optional<std::int64_t> total(const Current& t) const {
+    if (batches_of_epoch_ == DataLoader::kUnknown) return std::nullopt;
+    const std::int64_t window = (given_ + steps_ - 1) / steps_;
+    const auto steps_of = [&](std::int64_t batches) { return (batches + window - 1) / window; };
+    return t.place.steps() + steps_of(pass_.batches() - given_) +
+           (t.epochs - epoch_ - 1) * steps_of(batches_of_epoch_);
+  }
+
+  void show(Current& t) const {
+    t.context.set_step(t.place.steps());
+    const std::optional<std::int64_t> all = total(t);
+    const auto now = std::chrono::steady_clock::now();
+    if (t.place.steps() != all && now - t.shown_at < kShowInterval) return;
+    t.shown_at = now;
+    t.session->progress(
+        {.step = t.place.steps(),
+         .total = all,
+         .epoch = epoch_,
+         .message = "",
+         .metrics = t.session->shows_progress() ? read_metrics(t.logged) : Metrics{}});
+  }
+
+  DataLoader::Pass pass_;
+  std::int64_t epoch_;
+  std::int64_t batches_of_epoch_;
+  bool is_evened_;
+  std::int64_t given_ = 0;    // batches
+  std::int64_t samples_ = 0;  // since the last step
+  std::int64_t steps_ = 0;
+  bool has_stepped_ = false;  // since the last batch
+};
+
+DataLoader::NextBatch internal::train_through(const DataLoader& loader, std::int64_t epoch) {
+  return [its = std::make_shared<TrainingPass>(training(), loader, epoch)] { return its->next(); };
+}
+
+DataLoader::NextBatch internal::evaluate_through(const DataLoader& loader, std::int64_t epoch) {
+  Current& now = training();
+  const bool may_leave = now.place.at_epochs_end() && !now.has_gradients;
+  return [its = std::make_shared<DataLoader::Pass>(loader.pass(epoch)),
+          may_leave]() -> std::optional<Batch> {
+    if (!may_leave) return its->next();
+    Current& t = training();
+    const bool told = t.session->told_to_go();
+    if (!told) {
+      if (std::optional<Batch> batch = its->next()) return batch;
+    }
+    // Ranks have different numbers of batches, so that they agree here only.
+    if (t.context.all_reduce_sum(told ? 1.0 : 0.0) > 0) leave(t);
+    return std::nullopt;
+  };
+}
+
+Epochs::Iterator Epochs::begin() {
+  Current& t = with_optimizer();
+  if (!t.has_resumed) get_checkpoint();
+  t.place.begin_epochs();
+  has_begun_ = true;
+  t.epochs = count_;
+  t.logged_at = t.place.steps();
+  const std::int64_t first = t.place.next_epoch();
+  if (first < count_) t.place.begin_epoch(first);
+  return {first, count_};
+}
+
+Epochs::Iterator& Epochs::Iterator::operator++() {
+  training().place.begin_epoch(++at_);
+  return *this;
+}
+
+Epochs::~Epochs() {
+  if (has_begun_ && is_initialized()) training().place.end_epochs();
+}
+
+Evaluation::Evaluation() {
+  Current& t = with_model();
+  if (!t.own_buffers) t.ddp->sync_buffers();
+  model_ = t.model;
+  for (const auto& part : model_->modules()) modes_.push_back(part->is_training());
+  model_->eval();
+  begins_ = !t.generators.defined();
+  if (begins_) t.generators = generator_state(t.context.device());
+}
+
+Evaluation::~Evaluation() {
+  // train() reaches all parts below: from the top down each has the last word about its own.
+  std::size_t next = 0;
+  for (const auto& part : model_->modules()) {
+    const bool mode = modes_[next++];
+    if (part->is_training() != mode) part->train(mode);
+  }
+  if (begins_ && is_initialized()) training().generators.reset();
+}
+
+void count_step() {
+  Current& t = training();
+  t.has_gradients = false;
+  t.place.step();
+  if (t.pass != nullptr) t.pass->after_step(t);
+}
+
+std::int64_t global_step() {
+  return training().place.steps();
+}
+
+void log(LateMetrics metrics) {
+  Current& t = training();
+  t.logged = std::move(metrics);
+  const std::int64_t step = t.place.steps();
+  if (step == 0 || step % t.log_every != 0 || std::exchange(t.logged_at, step) == step) return;
+  record(t, t.logged);
+}
+
+void report(const LateMetrics& metrics) {
+  record(training(), metrics);
+}
+
+void save_checkpoint(const LateMetrics& metrics) {
+  Current& t = with_optimizer();
+  const Place place = t.place.place_to_save();
+  // Dropped ones are none, by whomever.
+  const std::vector<at::Tensor> all = t.model->parameters();
+  if (t.has_gradients && std::any_of(all.begin(), all.end(), [](const at::Tensor& parameter) {
+        return parameter.grad().defined();
+      })) {
+    throw Error(
+        "save_checkpoint(): backward() was called since the last optimizer_step(), and no "
+        "checkpoint has its gradients: save behind the step, or drop them by zero_grad()");
+  }
+  save(t, place, metrics);
+}
+
+bool can_checkpoint() {
+  return session().can_checkpoint();
+}
+
+Metrics throughput() {
+  Current& t = training();
+  if (t.timed_steps <= kWarmUpSteps) return {};
+  Metrics speed = t.times.take();
+  if (const auto found = speed.find("samples_per_second"); found != speed.end()) {
+    found->second *= t.context.world_size();
+  }
+  return speed;
+}
+
+}  // namespace dtrain::train
