@@ -6,17 +6,12 @@
 #include <cstring>
 #include <string>
 #include <type_traits>
+#include <utility>
+
+#include "trainer/data/resample.hpp"
 
 namespace dtrain::train {
 namespace {
-
-// A part of an image, in its pixels.
-struct Box {
-  double row = 0;
-  double column = 0;
-  double rows = 0;
-  double columns = 0;
-};
 
 // The largest part of the wanted shape, in the middle.
 Box middle(const ImageView& image, double shape) {
@@ -29,46 +24,38 @@ Box middle(const ImageView& image, double shape) {
   return box;
 }
 
-Box random_part(const ImageView& image, double shape, SampleRandom& random) {
+// As RandomResizedCrop: where ten trials find no part that fits, the middle, of sides as near to
+// 3:4 to 4:3 as the image has them.
+ImageView random_part(const ImageView& image, SampleRandom& random) {
   const auto rows = static_cast<double>(image.rows);
   const auto columns = static_cast<double>(image.columns);
   for (int trial = 0; trial < 10; ++trial) {
     const double area = rows * columns * (0.08 + 0.92 * random.uniform());
     const double ratio = std::exp(std::log(0.75) + random.uniform() * std::log(16.0 / 9.0));
-    Box box;
-    box.columns = std::round(std::sqrt(area * ratio));
-    box.rows = std::round(std::sqrt(area / ratio));
-    if (box.columns < 1 || box.rows < 1 || box.columns > columns || box.rows > rows) continue;
-    box.row = static_cast<double>(random.below(static_cast<std::int64_t>(rows - box.rows) + 1));
-    box.column =
-        static_cast<double>(random.below(static_cast<std::int64_t>(columns - box.columns) + 1));
-    return box;
+    const std::int64_t wide = std::lround(std::sqrt(area * ratio));
+    const std::int64_t high = std::lround(std::sqrt(area / ratio));
+    if (wide < 1 || high < 1 || wide > image.columns || high > image.rows) continue;
+    const std::int64_t row = random.below(image.rows - high + 1);
+    return cut(image, row, random.below(image.columns - wide + 1), high, wide);
   }
-  return middle(image, shape);
+  const double shape = std::clamp(columns / rows, 3.0 / 4.0, 4.0 / 3.0);
+  const Box box = middle(image, shape);
+  const std::int64_t high = std::clamp<std::int64_t>(std::lround(box.rows), 1, image.rows);
+  const std::int64_t wide = std::clamp<std::int64_t>(std::lround(box.columns), 1, image.columns);
+  return cut(image, (image.rows - high) / 2, (image.columns - wide) / 2, high, wide);
 }
 
-// Where an output's row (or column) lies between two of the image's, in 256ths.
-struct Tap {
-  std::int64_t first = 0;
-  std::int64_t second = 0;
-  std::int32_t weight = 0;  // of the second
-};
+// Resize(shorter): torchvision rounds the longer side down.
+std::pair<std::int64_t, std::int64_t> resized(const ImageView& image, std::int64_t shorter) {
+  const bool wide = image.rows <= image.columns;
+  const std::int64_t longer =
+      shorter * std::max(image.rows, image.columns) / std::min(image.rows, image.columns);
+  return wide ? std::pair(shorter, longer) : std::pair(longer, shorter);
+}
 
-std::vector<Tap> taps(double begin, double length, std::int64_t outputs, std::int64_t inputs,
-                      bool reversed) {
-  std::vector<Tap> result(static_cast<std::size_t>(outputs));
-  for (std::int64_t i = 0; i < outputs; ++i) {
-    const double at =
-        begin + (static_cast<double>(i) + 0.5) * length / static_cast<double>(outputs) - 0.5;
-    const double inside = std::clamp(at, 0.0, static_cast<double>(inputs - 1));
-    Tap tap;
-    tap.first = static_cast<std::int64_t>(inside);
-    tap.second = std::min(tap.first + 1, inputs - 1);
-    tap.weight =
-        static_cast<std::int32_t>(std::lround((inside - static_cast<double>(tap.first)) * 256));
-    result[static_cast<std::size_t>(reversed ? outputs - 1 - i : i)] = tap;
-  }
-  return result;
+// CenterCrop: what is left over, halved; a half goes to the even number.
+std::int64_t half(std::int64_t spare) {
+  return static_cast<std::int64_t>(std::nearbyint(static_cast<double>(spare) / 2));
 }
 
 }  // namespace
@@ -78,10 +65,20 @@ Transformer::Transformer(const Transform& transform, std::int64_t channels)
   const Transform& t = transform_;
   constexpr std::int64_t kLongestSide = 65536;
   if (t.rows < 1 || t.columns < 1 || t.rows > kLongestSide || t.columns > kLongestSide ||
-      t.pad < 0 || t.pad > kLongestSide || channels < 1) {
+      t.pad < 0 || t.pad > kLongestSide || t.resize < 0 || t.resize > kLongestSide ||
+      channels < 1) {
     throw Error("transform: images of " + std::to_string(channels) + "x" + std::to_string(t.rows) +
                 "x" + std::to_string(t.columns) + " with a padding of " + std::to_string(t.pad) +
                 " are not possible");
+  }
+  if (t.fit != Transform::Fit::exact && (t.resize > 0 || t.pad > 0 || t.random_crop)) {
+    throw Error("transform: resize, pad and random_crop are for Fit::exact");
+  }
+  if (t.rand_augment) check(*t.rand_augment);
+  if (t.color_jitter) check(*t.color_jitter);
+  if ((t.rand_augment || t.color_jitter) && channels != 1 && channels != 3) {
+    throw Error("transform: images of " + std::to_string(channels) +
+                " channels have no colours to change: 1 or 3 are possible");
   }
   const auto value = [&](const std::vector<float>& values, std::int64_t channel) {
     if (values.size() != 1 && values.size() != static_cast<std::size_t>(channels)) {
@@ -105,7 +102,7 @@ Transformer::Transformer(const Transform& transform, std::int64_t channels)
 std::int64_t Transformer::least() const {
   switch (transform_.fit) {
     case Transform::Fit::exact:
-      return 0;
+      return 2 * transform_.resize;
     case Transform::Fit::resize:
       return std::max(transform_.rows, transform_.columns);
     case Transform::Fit::random_resized:
@@ -170,6 +167,14 @@ void write_row(Value* to, const std::uint8_t* from, std::int64_t count, std::int
   }
 }
 
+template <typename Value, typename Convert>
+void write_planes(const std::uint8_t* from, std::int64_t channels, std::int64_t size, Value* out,
+                  const Convert& convert) {
+  for (std::int64_t channel = 0; channel < channels; ++channel) {
+    write_row(out + channel * size, from + channel * size, size, 1, false, convert(channel));
+  }
+}
+
 }  // namespace
 
 template <typename Value, typename Convert>
@@ -180,36 +185,58 @@ void Transformer::write_as(const ImageView& image, SampleRandom random, Value* o
     throw Error("has " + std::to_string(image.channels) + " channels, not " +
                 std::to_string(channels_));
   }
-  const bool flip = t.random_flip && random.coin();
-  const std::int64_t channel_stride = image.channels == 1 ? 0 : image.channel_stride;
-
-  if (t.fit != Transform::Fit::exact) {
-    const double shape = static_cast<double>(t.columns) / static_cast<double>(t.rows);
-    const Box box =
-        t.fit == Transform::Fit::resize ? middle(image, shape) : random_part(image, shape, random);
-    const std::vector<Tap> rows = taps(box.row, box.rows, t.rows, image.rows, false);
-    const std::vector<Tap> columns = taps(box.column, box.columns, t.columns, image.columns, flip);
-    for (std::int64_t channel = 0; channel < channels_; ++channel) {
-      const std::uint8_t* plane = image.pixels + channel * channel_stride;
-      const auto pixel = convert(channel);
-      for (const Tap& row : rows) {
-        const std::uint8_t* above = plane + row.first * image.row_stride;
-        const std::uint8_t* below = plane + row.second * image.row_stride;
-        for (const Tap& column : columns) {
-          const std::int64_t left = column.first * image.column_stride;
-          const std::int64_t right = column.second * image.column_stride;
-          const std::int32_t up =
-              above[left] * (256 - column.weight) + above[right] * column.weight;
-          const std::int32_t down =
-              below[left] * (256 - column.weight) + below[right] * column.weight;
-          const std::int32_t sum = up * (256 - row.weight) + down * row.weight;
-          *out++ = pixel(static_cast<std::uint8_t>((sum + (1 << 15)) >> 16));
-        }
-      }
-    }
+  if (!t.rand_augment && !t.color_jitter) {
+    fit(image, random, out, convert);
     return;
   }
+  thread_local std::vector<std::uint8_t> whole;
+  whole.resize(static_cast<std::size_t>(values()));
+  fit(image, random, whole.data(), [](std::int64_t) { return AsTheyAre{}; });
+  const Pixels pixels{whole.data(), channels_, t.rows, t.columns};
+  if (t.rand_augment) rand_augment(pixels, *t.rand_augment, random);
+  if (t.color_jitter) jitter_color(pixels, *t.color_jitter, random);
+  write_planes(whole.data(), channels_, t.rows * t.columns, out, convert);
+}
 
+template <typename Value, typename Convert>
+void Transformer::fit(const ImageView& image, SampleRandom& random, Value* out,
+                      const Convert& convert) const {
+  const Transform& t = transform_;
+  const bool flip = t.random_flip && random.coin();
+  if (t.fit == Transform::Fit::exact && t.resize == 0) {
+    crop(image, flip, random, out, convert);
+    return;
+  }
+  thread_local std::vector<std::uint8_t> scaled;
+  const auto all = [](const ImageView& view) {
+    return Box{0, 0, static_cast<double>(view.rows), static_cast<double>(view.columns)};
+  };
+  if (t.fit == Transform::Fit::exact) {
+    const auto [rows, columns] = resized(image, t.resize);
+    scaled.resize(static_cast<std::size_t>(channels_ * rows * columns));
+    resample(image, all(image), channels_, rows, columns, false, scaled.data());
+    crop(ImageView::planar(scaled.data(), channels_, rows, columns), flip, random, out, convert);
+    return;
+  }
+  const bool part = t.fit == Transform::Fit::random_resized;
+  const ImageView from = part ? random_part(image, random) : image;
+  const double shape = static_cast<double>(t.columns) / static_cast<double>(t.rows);
+  const Box box = part ? all(from) : middle(image, shape);
+  if constexpr (std::is_same_v<Value, std::uint8_t>) {
+    resample(from, box, channels_, t.rows, t.columns, flip, out);
+  } else {
+    scaled.resize(static_cast<std::size_t>(values()));
+    resample(from, box, channels_, t.rows, t.columns, flip, scaled.data());
+    write_planes(scaled.data(), channels_, t.rows * t.columns, out, convert);
+  }
+}
+
+// Cuts, with padding.
+template <typename Value, typename Convert>
+void Transformer::crop(const ImageView& image, bool flip, SampleRandom& random, Value* out,
+                       const Convert& convert) const {
+  const Transform& t = transform_;
+  const std::int64_t channel_stride = image.channels == 1 ? 0 : image.channel_stride;
   const std::int64_t spare_rows = image.rows + 2 * t.pad - t.rows;
   const std::int64_t spare_columns = image.columns + 2 * t.pad - t.columns;
   if (spare_rows < 0 || spare_columns < 0) {
@@ -217,9 +244,10 @@ void Transformer::write_as(const ImageView& image, SampleRandom random, Value* o
                 ", too small for " + std::to_string(t.rows) + "x" + std::to_string(t.columns));
   }
   // The output's first row and column, in the image's: negative ones are padding.
-  const std::int64_t top = (t.random_crop ? random.below(spare_rows + 1) : spare_rows / 2) - t.pad;
+  const std::int64_t top =
+      (t.random_crop ? random.below(spare_rows + 1) : half(spare_rows)) - t.pad;
   const std::int64_t left =
-      (t.random_crop ? random.below(spare_columns + 1) : spare_columns / 2) - t.pad;
+      (t.random_crop ? random.below(spare_columns + 1) : half(spare_columns)) - t.pad;
   // The columns of the image that are seen, and the padding on both sides of them.
   const std::int64_t first = std::max<std::int64_t>(left, 0);
   const std::int64_t last = std::max(std::min(left + t.columns, image.columns), first);
