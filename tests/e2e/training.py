@@ -10,13 +10,15 @@ LIBTORCH = SOURCE / ".deps" / "libtorch"
 
 
 def python_torch():
-    """The environment in which python3 can import torch, or None."""
+    """The environment in which python3 can import torch, and the module dtrain; None without torch."""
     libraries = ":".join(str(path) for path in sorted(PEERS.glob("nvidia/*/lib")))
     for extra in ({}, {"PYTHONPATH": f"{PEERS}:{LIBTORCH}", "LD_LIBRARY_PATH": libraries}):
         done = subprocess.run([sys.executable, "-c", "import torch, numpy"],
                               env={**os.environ, **extra}, capture_output=True)
         if done.returncode == 0:
-            return extra
+            path = extra.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
+            module = str(SOURCE / "trainer" / "python")
+            return {**extra, "PYTHONPATH": f"{path}:{module}" if path else module}
     return None
 
 
@@ -99,7 +101,7 @@ class Python(ClusterCase):
         self.flags = [word for name, value in self.torch.items()
                       for word in ("--env", f"{name}={value}")]
 
-    def test_an_unchanged_torchrun_script_on_one_and_two_nodes(self):
+    def test_a_torchrun_script_on_one_and_two_nodes(self):
         for shape in (("--nproc-per-node", "2"), ("--nnodes", "2", "--nproc-per-node", "1")):
             out = self.ok("submit", *shape, *self.flags, "--workdir", SOURCE / "examples" / "python_ddp", "--",
                           sys.executable, "train.py", "--steps", "5", deadline=120)

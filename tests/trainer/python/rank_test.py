@@ -1,0 +1,288 @@
+"""The module dtrain in a rank, against a socket of the test's own and against a folder."""
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+
+MODULE = Path(sys.argv.pop(1)).resolve()
+
+
+class Head:
+    """The other end of a report socket: keeps what it gets, answers what wants an answer."""
+
+    def __init__(self, path, answer):
+        self.reports, self._answer = [], answer
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(path))
+        self._socket.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._read, args=(connection,), daemon=True).start()
+
+    def _read(self, connection):
+        with connection, connection.makefile("rb") as lines:
+            for line in lines:
+                report = json.loads(line)
+                self.reports.append(report)
+                if report.get("ack"):
+                    answer = self._answer(report)
+                    if answer is None:
+                        return  # as a head that goes
+                    connection.sendall(answer)
+
+    def wait_for(self, count):
+        """What came, once so many did: checkpoints have a connection of their own and come last here."""
+        until = time.monotonic() + 60
+        while len(self.reports) < count and time.monotonic() < until:
+            time.sleep(0.005)
+        return sorted(self.reports, key=lambda report: report["type"] == "checkpoint")
+
+    def close(self):
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="dtrain rank "))
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def run_script(self, script, rank=None, size=1, **env):
+        """Runs it as a rank (rank=None: alone); its last line of stdout is JSON, or nothing."""
+        base = {k: v for k, v in os.environ.items() if not k.startswith(("DTRAIN_", "TORCHELASTIC_", "RANK", "WORLD"))}
+        base.update(PYTHONPATH=str(MODULE), PYTHONDONTWRITEBYTECODE="1", FOLDER=str(self.folder))
+        if rank is not None:
+            base.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
+        base.update({k: str(v) for k, v in env.items()})
+        return subprocess.run([sys.executable, "-c", "import json, os, dtrain\nfrom pathlib import Path\n"
+                               "folder = Path(os.environ['FOLDER'])\n" + script],
+                              env=base, capture_output=True, text=True, timeout=60)
+
+    def answer(self, script, **more):
+        done = self.run_script(script, **more)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return json.loads(done.stdout.split("\n")[-2]), done
+
+    def fails(self, script, **more):
+        done = self.run_script(script, **more)
+        self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertIn("DtrainError", done.stderr)
+        return done.stderr
+
+    def head(self, answer=lambda report: b'{"ok":true,"path":"/final"}\n'):
+        path = self.folder / "report.sock"
+        head = Head(path, answer)
+        self.addCleanup(head.close)
+        return head, {"DTRAIN_REPORT_SOCKET": path}
+
+
+WHOLE = """
+def whole(step, text):
+    made = folder / f"made-{step}"
+    (made / "sub").mkdir(parents=True)
+    (made / "w.txt").write_text(text)
+    (made / "sub" / "empty").write_text("")
+    return made
+"""
+
+
+class World(Case):
+    def test_alone_and_as_a_rank(self):
+        told = "w = dtrain.world()\nprint(json.dumps([w.rank, w.size, w.local_rank, w.attempt, w.restart_count]))\n"
+        self.assertEqual(self.answer(told)[0], [0, 1, 0, 1, 0])
+        self.assertEqual(self.answer(told, rank=3, size=4, TORCHELASTIC_RESTART_COUNT=2)[0], [3, 4, 3, 3, 2])
+        self.assertEqual(self.answer(told, rank=3, size=4, TORCHELASTIC_RESTART_COUNT=2, DTRAIN_ATTEMPT=5)[0][3], 5)
+
+    def test_an_environment_that_is_wrong(self):
+        for env, said in (({"RANK": "x", "WORLD_SIZE": 2}, "RANK=x"), ({"RANK": 1}, "WORLD_SIZE is not"),
+                          ({"RANK": 2, "WORLD_SIZE": 2}, "not below WORLD_SIZE=2")):
+            self.assertIn(said, self.fails("dtrain.world()", **env))
+
+
+class Reports(Case):
+    def test_lines_are_as_the_contract_says(self):
+        head, env = self.head()
+        got, done = self.answer(WHOLE + """
+dtrain.progress(1, total=2, epoch=0, message="m", metrics={"x": 1})
+dtrain.progress(1, total=2)  # too soon: dropped
+dtrain.progress(2, total=2)  # the last one: not
+dtrain.report({"loss": 0.5, "bad": float("nan"), "up": float("inf"), "down": -float("inf")}, 7)
+dtrain.heartbeat(7, collective=9)
+print(json.dumps(str(dtrain.report({"loss": 0.25}, checkpoint=whole(8, "a")))))
+""", rank=0, size=2, **env)
+        self.assertEqual(got, "/final")
+        self.assertEqual(head.wait_for(6), [
+            {"type": "progress", "step": 1, "total": 2, "epoch": 0, "message": "m", "metrics": {"x": 1.0}},
+            {"type": "progress", "step": 2, "total": 2},
+            {"type": "metrics", "step": 7, "metrics": {"loss": 0.5, "bad": "nan", "up": "inf", "down": "-inf"}},
+            {"type": "heartbeat", "step": 7, "collective": 9},
+            {"type": "metrics", "step": 8, "metrics": {"loss": 0.25}},
+            {"type": "checkpoint", "step": 8, "path": str(self.folder / "made-8"), "shard": 0, "shards": 1,
+             "metrics": {"loss": 0.25}, "keep": False, "ack": True}])
+        self.assertIn("step 8  loss 0.25\n", done.stdout)
+
+    def test_only_rank_0s_metrics_are_kept_and_each_rank_may_have_a_shard(self):
+        head, env = self.head()
+        self.answer(WHOLE + 'dtrain.report({"loss": 1}, 1)\n'
+                    'print(json.dumps(str(dtrain.checkpoint(whole(1, "a"), 1, shard=1, shards=2, keep=True))))',
+                    rank=1, size=2, **env)
+        self.assertEqual([(r["type"], r.get("shard"), r.get("shards"), r.get("keep")) for r in head.wait_for(1)],
+                         [("checkpoint", 1, 2, True)])
+
+    def test_a_checkpoint_that_nobody_confirms_is_an_error(self):
+        for answer, said in ((b'{"error":"no room"}\n', "no room"), (b"[]\n", "not understood"), (None, "was closed")):
+            with self.subTest(said):
+                head, env = self.head(lambda report, answer=answer: answer)
+                error = self.fails(WHOLE + 'dtrain.checkpoint(whole(3, "a"), 3)', rank=0, size=1, **env)
+                self.assertIn("checkpoint of step 3 was not committed", error)
+                self.assertIn(said, error)
+                self.doCleanups()
+                self.setUp()
+        self.assertIn("was not committed", self.fails(WHOLE + 'dtrain.checkpoint(whole(3, "a"), 3)',
+                                                      DTRAIN_REPORT_SOCKET=self.folder / "gone"))
+
+    def test_a_socket_that_is_gone_never_stops_the_training_for_metrics(self):
+        done = self.run_script('for s in range(3): dtrain.report({"a": s}, s)\n', DTRAIN_REPORT_SOCKET="/gone")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stderr.count("training goes on"), 1)
+
+    def test_a_head_that_was_started_again_gets_the_next_report(self):
+        head, env = self.head()
+        self.answer("""
+import socket
+dtrain.report({"a": 1}, 1)
+# The connection is broken by hand, as a restarted head breaks it.
+from dtrain import _rank
+_rank._reporter()._socket.shutdown(socket.SHUT_RDWR)
+dtrain.report({"a": 2}, 2)
+print("{}")
+""", rank=0, size=1, **env)
+        self.assertEqual(sorted(r["step"] for r in head.wait_for(2)), [1, 2])
+
+    def test_what_cannot_be_reported_is_said(self):
+        for call, said in (('dtrain.report({"a": "x"}, 1)', "metric a: 'x' is not a number"),
+                           ('dtrain.report({"": 1}, 1)', "1 to 128 printable"),
+                           ('dtrain.report({1: 1}, 1)', "1 to 128 printable"),
+                           ('dtrain.report({"a": 1}, -1)', "step=-1"),
+                           ('dtrain.report({"a": 1}, 1.5)', "step=1.5"),
+                           ('dtrain.report({str(i): 1 for i in range(257)}, 1)', "at most 256"),
+                           ('dtrain.checkpoint(folder / "none", 1)', "is a folder"),
+                           ('dtrain.checkpoint(folder, 1, shard=2, shards=2)', "not below shards=2"),
+                           ('dtrain.configure(num_to_keep=2)', "together with storage_path"),
+                           ('dtrain.configure(folder, num_to_keep=0)', "num_to_keep=0"),
+                           ('dtrain.configure(folder, score_order="up")', "max or min")):
+            with self.subTest(call):
+                self.assertIn(said, self.fails(call, rank=0, size=1))
+        self.assertIn("does not say which part", self.fails("dtrain.checkpoint(folder, 1)", rank=1, size=2))
+
+
+class Storage(Case):
+    """Without dtrain: the same rules, kept by rank 0."""
+
+    def numbers(self):
+        return sorted(path.name for path in (self.folder / "store" / "checkpoints").glob("checkpoint_*"))
+
+    def keep(self, body="", **options):
+        return WHOLE + f'dtrain.configure(folder / "store", **{options!r})\n' + body
+
+    def test_a_committed_checkpoint_is_as_the_format_says(self):
+        path, _ = self.answer(self.keep('print(json.dumps(str(dtrain.report({"acc": 0.5, "bad": float("nan")}, 470, '
+                                        'whole(1, "abc")))))'), rank=0, size=2, TORCHELASTIC_RESTART_COUNT=1)
+        path = Path(path)
+        self.assertEqual(path, self.folder / "store" / "checkpoints" / "checkpoint_000000")
+        manifest = json.loads((path / "manifest.json").read_text())
+        self.assertRegex(manifest.pop("created"), r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
+        shard = "shard-00000-of-00001"
+        self.assertEqual(manifest, {
+            "format": "dtrain-checkpoint", "version": 1, "number": 0, "job": "", "attempt": 2, "step": 470,
+            "world_size": 2, "shards": 1, "metrics": {"acc": 0.5, "bad": "nan"},
+            "files": [{"path": f"{shard}/sub/empty", "size": 0, "sha256": hashlib.sha256(b"").hexdigest()},
+                      {"path": f"{shard}/w.txt", "size": 3, "sha256": hashlib.sha256(b"abc").hexdigest()}]})
+        self.assertEqual((path / shard / "w.txt").read_text(), "abc")
+        self.assertEqual(json.loads((path / shard / "shard.json").read_text())["step"], 470)
+        self.assertFalse((self.folder / "made-1").exists())  # moved
+        self.assertEqual(list((self.folder / "store" / "checkpoints" / ".tmp").iterdir()), [])
+
+    def test_a_restart_goes_on_from_the_newest(self):
+        self.answer(self.keep('dtrain.report({}, 5, whole(1, "a")); dtrain.report({}, 9, whole(2, "b"), keep=True)\n'
+                              'print(json.dumps((folder / "made-2").exists()))'))
+        self.assertTrue((self.folder / "made-2").exists())
+        got, _ = self.answer(self.keep('dtrain.report({"x": 1}, checkpoint=None)\n'
+                                       'print(json.dumps([(dtrain.resume_path() / "w.txt").read_text(), '
+                                       'dtrain.resume_step()]))'))
+        self.assertEqual(got, ["b", 9])
+        _, done = self.answer(self.keep('dtrain.report({"x": 1})\nprint("{}")'))
+        self.assertIn("step 10  x 1", done.stdout)
+        self.assertIn("there is no shard 1", self.fails(self.keep("dtrain.resume_path(1)")))
+
+    def test_num_to_keep_keeps_the_best_and_the_newest(self):
+        script = self.keep('for s, a in enumerate([0.1, 0.9, float("nan"), 0.5, 0.2]):\n'
+                           '    dtrain.report({"a": a}, s, whole(s, "x"))\nprint("{}")',
+                           num_to_keep=2, score_attribute="a")
+        self.answer(script)
+        self.assertEqual(self.numbers(), ["checkpoint_000001", "checkpoint_000003", "checkpoint_000004"])
+
+    def test_damaged_ones_are_passed_over(self):
+        self.answer(self.keep('for s in range(3): dtrain.report({}, s, whole(s, str(s)))\nprint("{}")'))
+        store = self.folder / "store" / "checkpoints"
+        (store / "checkpoint_000002" / "shard-00000-of-00001" / "w.txt").write_text("9")  # the same size
+        (store / "checkpoint_000001" / "manifest.json").unlink()
+        resumed = self.keep('p = dtrain.resume_path()\nprint(json.dumps((p / "w.txt").read_text()))')
+        got, done = self.answer(resumed)
+        self.assertEqual(got, "0")
+        self.assertIn("does not match its SHA-256", done.stderr)
+        self.assertIn("checkpoint_000002.bad", self.numbers())
+        # Its number is not given again.
+        path, _ = self.answer(self.keep('print(json.dumps(str(dtrain.report({}, 7, whole(7, "7")))))'))
+        self.assertTrue(path.endswith("checkpoint_000003"), path)
+        for folder in store.glob("checkpoint_*"):
+            if (folder / "manifest.json").exists():
+                (folder / "manifest.json").write_text("{")
+        self.assertIn("is whole", self.fails(self.keep("dtrain.resume_path()")))
+
+    def test_what_an_earlier_run_left_unfinished_goes(self):
+        left = self.folder / "store" / "checkpoints" / ".tmp" / "attempt-1-step-1" / "shard-00000-of-00001"
+        left.mkdir(parents=True)
+        (left / "old").write_text("old")
+        path, _ = self.answer(self.keep('print(json.dumps(str(dtrain.report({}, 1, whole(1, "a")))))'))
+        self.assertFalse((Path(path) / "shard-00000-of-00001" / "old").exists())
+
+    def test_links_and_shards_are_refused(self):
+        self.assertIn("regular files only", self.fails(self.keep(
+            'm = whole(1, "a"); os.symlink("/etc/passwd", m / "l"); dtrain.checkpoint(m, 1)')))
+        self.assertIn("need dtrain", self.fails(self.keep('dtrain.checkpoint(whole(2, "a"), 2, shard=0, shards=2)')))
+
+    def test_without_a_storage_it_says_so_once(self):
+        got, done = self.answer(WHOLE + 'print(json.dumps([dtrain.checkpoint(whole(s, "a"), s) for s in (1, 2)]))')
+        self.assertEqual(got, [None, None])
+        self.assertEqual(done.stderr.count("checkpoints stay where they are"), 1)
+        self.assertTrue((self.folder / "made-1" / "w.txt").exists())
+
+    def test_dtrains_checkpoint_and_the_ones_beside_it(self):
+        self.answer(self.keep('for s in range(3): dtrain.report({}, s, whole(s, str(s)))\nprint("{}")'))
+        store = self.folder / "store" / "checkpoints"
+        read = 'print(json.dumps((dtrain.resume_path() / "w.txt").read_text()))'
+        env = {"DTRAIN_REPORT_SOCKET": "/gone", "DTRAIN_CHECKPOINT": store / "checkpoint_000001"}
+        self.assertEqual(self.answer(read, **env)[0], "1")
+        (store / "checkpoint_000001" / "shard-00000-of-00001" / "w.txt").write_text("9")
+        self.assertEqual(self.answer(read, **env)[0], "0")
+        self.assertEqual(len(self.numbers()), 3)  # the head's are not touched
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[1:], verbosity=2)
