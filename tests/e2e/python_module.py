@@ -91,11 +91,19 @@ except TimeoutError as error:
     print("timeout", job.id in str(error))
 print(job.stop().state, job.result().state, job.result().error is not None)
 first = submit(["rank.py"]); first.result()
-again = dtrain.submit(resume=first); again.result()
-print(again.logs(), again.result().raw["resumed_from"] == first.id)
+again = dtrain.submit(resume=first, env={"MORE": "$HOME"}, timeout_s=100, resources={"CPU": 0.5},
+                      checkpoint={"num_to_keep": 1})
+print(again.result().raw["resumed_from"] == first.id, [c.step for c in again.result().checkpoints])
+print(again.logs(), end="")
+third = dtrain.submit("echo $MORE", resume=again); third.result()
+print(third.logs(), end="")
+try:
+    third.logs(rank=7)
+except dtrain.DtrainError as error:
+    print("no rank 7" in str(error))
 """)
         self.assertEqual(done.stdout, "timeout True\nstopped stopped True\n"
-                         "rank 0 of 1 attempt 1 after 6\n True\n")
+                         "True [1, 2, 3, 4, 5, 6]\nrank 0 of 1 attempt 1 after 6\n$HOME\nTrue\n")
 
     def test_errors_of_the_command(self):
         done = self.script("""

@@ -50,19 +50,15 @@ def submit(command=None, *, nnodes=None, nproc_per_node=None, workdir=None, env=
     is not. `after`, `resume` and `from_checkpoint` name jobs, as the options of `dtrain submit`."""
     spec = {**keys, "nnodes": nnodes, "nproc_per_node": nproc_per_node, "env": env}
     spec = {key: value for key, value in spec.items() if value is not None}
-    if command is not None:
-        spec["command"] = command if isinstance(command, str) else [os.fspath(w) if isinstance(w, os.PathLike)
-                                                                   else str(w) for w in command]
-    # The YAML's ${VAR} is for files; a value from Python is meant as it is.
-    if "env" in spec:
-        spec["env"] = {name: _literal(value) for name, value in spec["env"].items()}
+    if command is not None and not isinstance(command, str):
+        command = [os.fspath(word) if isinstance(word, os.PathLike) else str(word) for word in command]
     if workdir is not None or resume is None:
-        spec["workdir"] = _literal(os.path.abspath(os.path.expanduser(workdir or ".")))
+        spec["workdir"] = _absolute(workdir or ".")
     if "storage_path" in spec:
-        spec["storage_path"] = _literal(os.path.abspath(os.path.expanduser(spec["storage_path"])))
+        spec["storage_path"] = _absolute(spec["storage_path"])
     if isinstance(spec.get("secrets"), dict):
-        spec["secrets"] = {name: {**v, "file": os.path.abspath(os.path.expanduser(v["file"]))}
-                           if isinstance(v, dict) and "file" in v else v for name, v in spec["secrets"].items()}
+        spec["secrets"] = {name: {**v, "file": _absolute(v["file"])} if isinstance(v, dict) and "file" in v else v
+                           for name, v in spec["secrets"].items()}
     words = ["submit", "--json", "-d"] + _of(cluster)
     words += ["--local"] if local else []
     words += ["--wait"] if wait else []
@@ -73,7 +69,14 @@ def submit(command=None, *, nnodes=None, nproc_per_node=None, workdir=None, env=
         cluster = "local"
     elif cluster is None:
         cluster = os.environ.get("DTRAIN_CLUSTER") or _command.run(["status", "--json"])["cluster"]["name"]
-    if spec or resume is None:
+    if resume is None:
+        # The YAML's ${VAR} is for files; a value from Python is meant as it is.
+        for key in {"workdir", "storage_path"} & set(spec):
+            spec[key] = _literal(spec[key])
+        if env is not None:
+            spec["env"] = {name: _literal(value) for name, value in env.items()}
+        if command is not None:
+            spec["command"] = command
         with tempfile.TemporaryDirectory(prefix="dtrain-") as folder:
             path = Path(folder) / "job.json"  # JSON is YAML
             path.write_text(json.dumps(spec, indent=1), encoding="utf-8")
@@ -82,7 +85,9 @@ def submit(command=None, *, nnodes=None, nproc_per_node=None, workdir=None, env=
             except DtrainError as error:
                 raise _without_place(error, str(path)) from None
     else:
-        answer = _command.run(words)
+        # A YAML would be the whole of it; flags change what the old job had.
+        words += _flags(spec)
+        answer = _command.run(words + ([command] if isinstance(command, str) else ["--", *command] if command else []))
     return Job(answer["job"], cluster)
 
 
@@ -177,12 +182,10 @@ class Job:
         words = ["logs", *_of(self.cluster), *_option("--rank", rank), *_option("--attempt", attempt),
                  *_option("--tail", tail), self.id]
         child = _command.start(words)
-        child.stderr.close()
-        child.stderr = subprocess.DEVNULL
-        out = child.stdout.read().decode("utf-8", "replace")
-        if child.wait() != 0:
-            self._get("result", "--json", self.id)  # says what is wrong, if that is the job
-        return out
+        out, err = child.communicate()
+        if child.returncode != 0:
+            raise DtrainError(err.decode("utf-8", "replace").strip() or f"dtrain logs: exit code {child.returncode}")
+        return out.decode("utf-8", "replace")
 
     def pull(self, folder=None, best=False, checkpoints=False, logs=False):
         """Brings checkpoints and logs here, all unless told which; returns their folder."""
@@ -291,6 +294,29 @@ def _of(cluster):
 
 def _option(name, value):
     return [] if value is None else [name, str(value)]
+
+
+def _flags(spec):
+    """Keys of the job YAML as flags of `dtrain submit`."""
+    flat = {}
+    for key, value in spec.items():
+        if key == "resources":
+            flat.update({{"CPU": "cpus", "GPU": "gpus"}.get(name, name): amount for name, amount in value.items()})
+        elif key == "checkpoint":
+            flat.update(value)
+        elif key == "env":
+            flat["env"] = [f"{name}={text}" for name, text in value.items()]
+        elif key == "secrets":
+            files = value if isinstance(value, dict) else dict.fromkeys(value)
+            flat["secret"] = [name + (f"={how['file']}" if how else "") for name, how in files.items()]
+        else:
+            flat[key] = value
+    return [f"--{key.replace('_', '-')}={one}" for key, value in flat.items()
+            for one in (value if isinstance(value, list) else [value])]
+
+
+def _absolute(path):
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def _literal(value):
