@@ -23,6 +23,11 @@ std::string without_trace(std::string text) {
   return text;
 }
 
+std::list<std::function<void()>>& at_failure() {
+  static std::list<std::function<void()>> all;
+  return all;
+}
+
 [[noreturn]] void end_with(const std::string& message) {
   std::fflush(stdout);
   std::fprintf(stderr, "error: %s\n", message.c_str());
@@ -30,6 +35,7 @@ std::string without_trace(std::string text) {
   if (const auto file = process_variable("TORCHELASTIC_ERROR_FILE"); file && !file->empty()) {
     write_error_file(*file, message);
   }
+  for (const std::function<void()>& each : at_failure()) each();
   std::_Exit(1);
 }
 
@@ -49,6 +55,13 @@ bool write_error_file(const std::filesystem::path& path, const std::string& mess
   } catch (...) {
     return false;
   }
+}
+
+AtFailure::AtFailure(std::function<void()> what)
+    : its_(at_failure().insert(at_failure().end(), std::move(what))) {}
+
+AtFailure::~AtFailure() {
+  at_failure().erase(its_);
 }
 
 int run(const std::function<int()>& body) {

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <list>
 #include <string>
 
 namespace dtrain::train {
@@ -18,6 +19,19 @@ struct SystemExit {
 // ends at once with code 1: static destructors and LibTorch's threads, which may wait for peers,
 // are not given a chance to hang it.
 int run(const std::function<int()>& body);
+
+// While one lives, an exception that leaves run()'s body calls `what` before the process ends: for
+// what static objects still hold back. `what` must not throw. For the training's thread.
+class AtFailure {
+ public:
+  explicit AtFailure(std::function<void()> what);
+  ~AtFailure();
+  AtFailure(const AtFailure&) = delete;
+  AtFailure& operator=(const AtFailure&) = delete;
+
+ private:
+  std::list<std::function<void()>>::iterator its_;
+};
 
 // Writes torchrun's error file: {"message":{"message":…,"extraInfo":{"timestamp":…}}}, with the
 // stacks that note_stacks() has got as "native_stack" beside the timestamp. Returns

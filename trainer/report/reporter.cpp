@@ -43,11 +43,14 @@ void Reporter::metrics(std::int64_t step, const Metrics& metrics) {
       line_of({{"type", "metrics"}, {"step", step}, {"metrics", metrics_to_json(metrics)}}));
 }
 
+bool Reporter::progress_due(std::int64_t step, std::optional<std::int64_t> total) const {
+  return (total && step >= *total) || !last_progress_ ||
+         options_.now() - *last_progress_ >= options_.progress_interval;
+}
+
 void Reporter::progress(const Progress& progress) {
-  const TimePoint now = options_.now();
-  const bool last = progress.total && progress.step >= *progress.total;
-  if (!last && last_progress_ && now - *last_progress_ < options_.progress_interval) return;
-  last_progress_ = now;
+  if (!progress_due(progress.step, progress.total)) return;
+  last_progress_ = options_.now();
   json message = {{"type", "progress"}, {"step", progress.step}};
   if (progress.total) message["total"] = *progress.total;
   if (progress.epoch) message["epoch"] = *progress.epoch;

@@ -45,6 +45,8 @@ class Reporter {
   void metrics(std::int64_t step, const Metrics& metrics);
   // Drops what comes too soon after the last one; the last step (step == total) always goes.
   void progress(const Progress& progress);
+  // Whether progress() would send this one now.
+  bool progress_due(std::int64_t step, std::optional<std::int64_t> total) const;
   // `collective`: how many collectives this rank has begun.
   void heartbeat(std::int64_t step, std::optional<std::uint64_t> collective = {});
   // Reports a finished shard and waits until the checkpoint is committed, which may be after the

@@ -7,8 +7,8 @@
 #include <exception>
 
 #include "trainer/core/error.hpp"
-#include "trainer/report/metrics_file.hpp"
-#include "trainer/report/tensorboard.hpp"
+#include "trainer/report/json_lines_logger.hpp"
+#include "trainer/report/tensorboard_logger.hpp"
 #include "trainer/train/checkpoint_writer.hpp"
 #include "trainer/train/session_start.hpp"
 
@@ -60,13 +60,22 @@ Session::Session(Context& context, Options options)
     writer_ = std::make_unique<CheckpointWriter>(context, *storage_, options_.retention);
   }
   if (!context.is_first()) return;
-  if (options_.metrics_file) metrics_file_ = std::make_unique<MetricsFile>(*options_.metrics_file);
-  if (options_.tensorboard) tensorboard_ = std::make_unique<TensorBoard>(*options_.tensorboard);
+  std::vector<std::shared_ptr<Logger>> loggers = options_.loggers;
+  if (options_.metrics_file) {
+    loggers.push_back(std::make_shared<JsonLinesLogger>(*options_.metrics_file));
+  }
+  if (options_.tensorboard) {
+    loggers.push_back(std::make_shared<TensorBoardLogger>(*options_.tensorboard));
+  }
+  loggers_.emplace(std::move(loggers));
+  at_failure_.emplace([this] { loggers_->finalize(Logger::Status::failed); });
 }
 
 Session::~Session() {
+  const bool failed = std::uncaught_exceptions() > exceptions_at_birth_;
+  if (loggers_) loggers_->finalize(failed ? Logger::Status::failed : Logger::Status::success);
   if (writer_) {
-    if (std::uncaught_exceptions() > exceptions_at_birth_) {
+    if (failed) {
       writer_->stop();
     } else if (const auto trouble = writer_->wait()) {
       warn(*trouble);
@@ -105,26 +114,28 @@ std::optional<Place> Session::resume(torch::nn::Module& model, Optimizer& optimi
       });
     }
     if (writer_) writer_->reserve(training);
+    if (loggers_) {
+      loggers_->start(place ? std::optional(place->step) : std::nullopt, options_.hyperparameters);
+    }
   } catch (const std::exception& error) {
     trouble = error.what();
   }
   agree(context_, trouble);
   if (!place) return std::nullopt;
-  if (tensorboard_) tensorboard_->restart_at(place->step);
   say("resumed from " + checkpoint->folder.string() + ", step " + std::to_string(place->step));
   return place;
 }
 
-void Session::report(std::int64_t step, const Metrics& metrics) {
+void Session::report(std::int64_t step, const Metrics& metrics, std::optional<std::int64_t> epoch) {
   if (!context_.is_first()) return;
   if (options_.print_metrics) say("step " + std::to_string(step) + "  " + text_of(metrics));
-  record(step, metrics);
+  record(step, epoch, metrics);
 }
 
-void Session::record(std::int64_t step, const Metrics& metrics) {
+void Session::record(std::int64_t step, std::optional<std::int64_t> epoch, const Metrics& metrics) {
   if (reporter_) reporter_->metrics(step, metrics);
-  if (metrics_file_) metrics_file_->write(step, metrics);
-  if (tensorboard_) tensorboard_->scalars(step, metrics);
+  if (!loggers_->started()) loggers_->start(std::nullopt, options_.hyperparameters);
+  loggers_->log_metrics(step, epoch, metrics);
 }
 
 void Session::report(const Place& place, const Metrics& metrics, torch::nn::Module& model,
@@ -145,7 +156,9 @@ void Session::report(const Place& place, const Metrics& metrics, torch::nn::Modu
   Metrics with_time = metrics;
   with_time["checkpoint_blocked_ms"] =
       std::chrono::duration<double, std::milli>(blocked_.last).count();
-  record(place.step, with_time);
+  // A place at an epoch's very beginning is the end of the one before, whose metrics these are.
+  const bool at_end = place.position == 0 && place.epoch > 0;
+  record(place.step, at_end ? place.epoch - 1 : place.epoch, with_time);
 }
 
 std::optional<std::filesystem::path> Session::finish() {
@@ -199,6 +212,12 @@ void Session::check_loss(std::int64_t step, double loss) {
   loss_is_bad_ = true;
 }
 
+bool Session::progress_due(std::int64_t step, std::optional<std::int64_t> total) const {
+  if (reporter_) return reporter_->progress_due(step, total);
+  return draws_ &&
+         ((total && step >= *total) || !drawn_at_ || Clock::now() - *drawn_at_ >= kDrawInterval);
+}
+
 void Session::progress(const Progress& progress) {
   context_.set_step(progress.step);
   if (writer_ && context_.is_first()) {
@@ -208,11 +227,8 @@ void Session::progress(const Progress& progress) {
     reporter_->progress(progress);
     return;
   }
-  if (!draws_) return;
-  const auto now = Clock::now();
-  const bool last = progress.total && progress.step >= *progress.total;
-  if (!last && drawn_at_ && now - *drawn_at_ < kDrawInterval) return;
-  drawn_at_ = now;
+  if (!progress_due(progress.step, progress.total)) return;
+  drawn_at_ = Clock::now();
   std::string line = "step " + std::to_string(progress.step);
   if (progress.total) line += "/" + std::to_string(*progress.total);
   if (progress.epoch) line += "  epoch " + std::to_string(*progress.epoch);

@@ -9,8 +9,11 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "trainer/checkpoint/store.hpp"
+#include "trainer/core/run.hpp"
+#include "trainer/report/logger.hpp"
 #include "trainer/report/reporter.hpp"
 #include "trainer/train/context.hpp"
 #include "trainer/train/optimizer.hpp"
@@ -20,8 +23,6 @@
 namespace dtrain::train {
 
 class CheckpointWriter;
-class MetricsFile;
-class TensorBoard;
 
 // What a training tells the world, and what it comes back from: metrics, progress, checkpoints.
 //
@@ -42,9 +43,12 @@ class Session {
     // What is kept of them when dtrain does not do it.
     Retention retention;
     bool print_metrics = true;  // by rank 0, a line for each report
-    // Rank 0 also writes its metrics there: a JSON line each; event files for TensorBoard.
-    std::optional<std::filesystem::path> metrics_file;
-    std::optional<std::filesystem::path> tensorboard;
+    // Where rank 0's metrics and the hyperparameters go as well. They start with resume(), or with
+    // the first metrics where that comes earlier, and end with the session; one that cannot start
+    // is an Error.
+    std::vector<std::shared_ptr<Logger>> loggers;
+    std::optional<std::filesystem::path> metrics_file;          // one more: a JsonLinesLogger
+    std::optional<std::filesystem::path> tensorboard;           // one more: a TensorBoardLogger
     nlohmann::json hyperparameters = nlohmann::json::object();  // kept in each checkpoint
     bool stop_on_bad_loss = false;                              // see check_loss
     // For how long a rank looks at the start for what rank 0 has written in the storage.
@@ -76,7 +80,8 @@ class Session {
   std::optional<Place> resume(torch::nn::Module& model, Optimizer& optimizer);
 
   // Metrics of a step. Every rank may call it; rank 0's are kept.
-  void report(std::int64_t step, const Metrics& metrics);
+  void report(std::int64_t step, const Metrics& metrics,
+              std::optional<std::int64_t> epoch = std::nullopt);
 
   // Metrics together with a checkpoint of the whole state. Returns when the state is copied; rank
   // 0's metrics then have checkpoint_blocked_ms as well. Collective. Throws Error on every rank if
@@ -119,19 +124,21 @@ class Session {
 
   void progress(const Progress& progress);
   bool shows_progress() const { return reporter_ != nullptr || draws_; }  // to anybody
+  // Whether progress() would show its metrics now: what is on a device is read for it only then.
+  bool progress_due(std::int64_t step, std::optional<std::int64_t> total) const;
   // Rank 0 prints a line on stdout, above the progress line if there is one.
   void say(const std::string& line);
 
  private:
-  void record(std::int64_t step, const Metrics& metrics);
+  void record(std::int64_t step, std::optional<std::int64_t> epoch, const Metrics& metrics);
   void clear_line();
 
   Context& context_;
   Options options_;
   std::optional<std::filesystem::path> storage_;
-  std::unique_ptr<Reporter> reporter_;  // null without dtrain
-  std::unique_ptr<MetricsFile> metrics_file_;
-  std::unique_ptr<TensorBoard> tensorboard_;
+  std::unique_ptr<Reporter> reporter_;   // null without dtrain
+  std::optional<Loggers> loggers_;       // rank 0's
+  std::optional<AtFailure> at_failure_;  // ends them where run() ends the process
   KeptStates states_;
   KeptTensors tensors_;
   std::unique_ptr<CheckpointWriter> writer_;  // null without a storage

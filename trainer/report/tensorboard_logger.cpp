@@ -1,4 +1,4 @@
-#include "trainer/report/tensorboard.hpp"
+#include "trainer/report/tensorboard_logger.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <nlohmann/json.hpp>
 
 #include "trainer/core/error.hpp"
 
@@ -66,6 +67,26 @@ FileDescriptor new_file(const std::filesystem::path& folder, std::filesystem::pa
   return open_file(path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND);
 }
 
+// SessionStartInfo.hparams: a map of google.protobuf.Value.
+void add_hyperparameters(const nlohmann::json& values, const std::string& prefix,
+                         std::string& entries) {
+  for (const auto& [key, value] : values.items()) {
+    if (value.is_object()) {
+      add_hyperparameters(value, prefix + key + "/", entries);
+      continue;
+    }
+    std::string its;
+    if (value.is_boolean()) {
+      its = number(4, value.get<bool>() ? 1 : 0);
+    } else if (value.is_number()) {
+      its = real(2, value.get<double>());
+    } else {
+      its = bytes(3, value.is_string() ? value.get<std::string>() : value.dump());
+    }
+    entries += bytes(1, bytes(1, prefix + key) + bytes(2, its));
+  }
+}
+
 }  // namespace
 
 std::uint32_t masked_crc32c(std::string_view text) {
@@ -76,26 +97,40 @@ std::uint32_t masked_crc32c(std::string_view text) {
   return ((crc >> 15) | (crc << 17)) + 0xa282ead8U;
 }
 
-TensorBoard::TensorBoard(const std::filesystem::path& folder) : file_(new_file(folder, path_)) {
+void TensorBoardLogger::start(std::optional<std::int64_t> resumed_step) {
+  file_ = new_file(folder_, path_);
   write_event(0, bytes(3, "brain.Event:2"));  // Event.file_version
+  if (!resumed_step) return;
+  // Event.session_log { status: START }: TensorBoard drops older events from the event's step on.
+  // The checkpoint's own step has been seen before it was saved.
+  write_event(*resumed_step + 1, bytes(7, number(1, 1)));
 }
 
-void TensorBoard::scalars(std::int64_t step, const Metrics& metrics) {
+void TensorBoardLogger::log_hyperparams(const nlohmann::json& hyperparameters) {
+  std::string entries;
+  add_hyperparameters(hyperparameters, "", entries);
+  // HParamsPluginData { version, session_start_info { hparams, start_time_secs } }
+  const std::string start = bytes(3, entries + real(5, now_seconds()));
+  const std::string plugin = bytes(1, "hparams") + bytes(2, number(1, 0) + start);
+  // Summary.value { tag, metadata { plugin_data } }
+  write_event(
+      0, bytes(5, bytes(1, bytes(1, "_hparams_/session_start_info") + bytes(9, bytes(1, plugin)))));
+}
+
+void TensorBoardLogger::log_metrics(std::int64_t step, std::optional<std::int64_t> epoch,
+                                    const Metrics& metrics) {
   std::string summary;
-  for (const auto& [name, value] : metrics) {  // Summary.value { tag, simple_value }
+  const auto add = [&summary](const std::string& name, double value) {
     summary += bytes(1, bytes(1, name) + real(2, static_cast<float>(value)));
-  }
+  };
+  for (const auto& [name, value] : metrics)
+    add(name, value);  // Summary.value { tag, simple_value }
+  if (epoch && !metrics.contains("epoch")) add("epoch", static_cast<double>(*epoch));
   write_event(step, bytes(5, summary));  // Event.summary
 }
 
-void TensorBoard::restart_at(std::int64_t step) {
-  // Event.session_log { status: START }: TensorBoard drops older events from the event's step on.
-  // The checkpoint's own step has been seen before it was saved.
-  write_event(step + 1, bytes(7, number(1, 1)));
-}
-
 // A TFRecord: length, its sum, the bytes, their sum.
-void TensorBoard::write_event(std::int64_t step, const std::string& content) {
+void TensorBoardLogger::write_event(std::int64_t step, const std::string& content) {
   const std::string event =
       real(1, now_seconds()) + number(2, static_cast<std::uint64_t>(step)) + content;
   const std::string length = little_endian(static_cast<std::uint64_t>(event.size()));

@@ -1,8 +1,10 @@
-#include "trainer/report/tensorboard.hpp"
+#include "trainer/report/tensorboard_logger.hpp"
 
 #include <doctest/doctest.h>
 
 #include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <vector>
 
@@ -114,28 +116,54 @@ TEST_CASE("the sum is CRC-32C") {
 
 TEST_CASE("scalars are read back from an event file") {
   const test::TemporaryFolder folder;
-  TensorBoard board(folder / "run");
-  board.scalars(300, {{"loss", 0.25}, {"accuracy", 0.5}});
-  board.restart_at(200);
+  TensorBoardLogger board(folder / "run");
+  CHECK(!std::filesystem::exists(folder / "run"));
+  board.start(199);
+  board.log_metrics(300, 2, {{"loss", 0.25}, {"accuracy", 0.5}});
   CHECK(board.path().filename().string().starts_with("events.out.tfevents."));
   const auto events = events_of(board.path());
   REQUIRE(events.size() == 3);
   CHECK(field(events[0], 3).bytes == "brain.Event:2");
   CHECK(field(events[0], 1).real > 1.6e9);  // wall time
-  CHECK(field(events[1], 2).whole == 300);
+  CHECK(field(events[1], 2).whole == 200);
+  CHECK(field(fields_of(field(events[1], 7).bytes), 1).whole == 1);
+  CHECK(field(events[2], 2).whole == 300);
   std::map<std::string, double> scalars;
-  for (const Field& value : fields_of(field(events[1], 5).bytes)) {
+  for (const Field& value : fields_of(field(events[2], 5).bytes)) {
     const auto parts = fields_of(value.bytes);
     scalars[field(parts, 1).bytes] = field(parts, 2).real;
   }
-  CHECK(scalars == std::map<std::string, double>{{"accuracy", 0.5}, {"loss", 0.25}});
-  CHECK(field(events[2], 2).whole == 201);
-  CHECK(field(fields_of(field(events[2], 7).bytes), 1).whole == 1);
+  CHECK(scalars == std::map<std::string, double>{{"accuracy", 0.5}, {"epoch", 2}, {"loss", 0.25}});
+}
+
+TEST_CASE("hyperparameters are those of TensorBoard's plugin") {
+  const test::TemporaryFolder folder;
+  TensorBoardLogger board(folder / "run");
+  board.start(std::nullopt);
+  board.log_hyperparams({{"lr", 0.5}, {"net", {{"name", "vit"}, {"tied", true}}}});
+  const auto events = events_of(board.path());
+  REQUIRE(events.size() == 2);
+  const auto value = fields_of(field(fields_of(field(events[1], 5).bytes), 1).bytes);
+  CHECK(field(value, 1).bytes == "_hparams_/session_start_info");
+  const auto plugin = fields_of(field(fields_of(field(value, 9).bytes), 1).bytes);
+  CHECK(field(plugin, 1).bytes == "hparams");
+  std::map<std::string, Field> found;
+  for (const Field& entry : fields_of(field(fields_of(field(plugin, 2).bytes), 3).bytes)) {
+    if (entry.number != 1) continue;
+    const auto parts = fields_of(entry.bytes);
+    found[field(parts, 1).bytes] = fields_of(field(parts, 2).bytes).at(0);
+  }
+  REQUIRE(found.size() == 3);
+  CHECK((found.at("lr").number == 2 && found.at("lr").real == 0.5));
+  CHECK((found.at("net/name").number == 3 && found.at("net/name").bytes == "vit"));
+  CHECK((found.at("net/tied").number == 4 && found.at("net/tied").whole == 1));
 }
 
 TEST_CASE("two writers of one folder have a file each") {
   const test::TemporaryFolder folder;
-  const TensorBoard first(folder.path());
-  const TensorBoard second(folder.path());
+  TensorBoardLogger first(folder.path());
+  TensorBoardLogger second(folder.path());
+  first.start(std::nullopt);
+  second.start(std::nullopt);
   CHECK(first.path() != second.path());
 }
