@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <memory>
 #include <optional>
 
@@ -38,7 +37,6 @@ struct Current {
   std::optional<LossCheck> losses;
   StepTimes times;
   std::int64_t timed_steps = 0;  // in this process
-  std::chrono::steady_clock::time_point shown_at;
   at::Tensor generators;  // before the evaluation that is under way; else undefined
 };
 

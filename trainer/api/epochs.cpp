@@ -1,6 +1,5 @@
 // Going through a training's epochs: the place, what is told, and leaving.
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "trainer/api/current.hpp"
@@ -17,7 +16,6 @@ using internal::with_optimizer;
 namespace {
 
 using Part = StepTimes::Part;
-constexpr std::chrono::milliseconds kShowInterval{200};
 
 void record(Current& t, const LateMetrics& metrics) {
   if (t.context.is_first()) t.session->report(t.place.steps(), read_metrics(metrics));
@@ -129,17 +127,14 @@ class internal::TrainingPass {
   }
 
   void show(Current& t) const {
-    t.context.set_step(t.place.steps());
+    const std::int64_t step = t.place.steps();
     const std::optional<std::int64_t> all = total(t);
-    const auto now = std::chrono::steady_clock::now();
-    if (t.place.steps() != all && now - t.shown_at < kShowInterval) return;
-    t.shown_at = now;
-    t.session->progress(
-        {.step = t.place.steps(),
-         .total = all,
-         .epoch = epoch_,
-         .message = "",
-         .metrics = t.session->shows_progress() ? read_metrics(t.logged) : Metrics{}});
+    const bool is_due = t.session->progress_due(step, all);
+    t.session->progress({.step = step,
+                         .total = all,
+                         .epoch = epoch_,
+                         .message = "",
+                         .metrics = is_due ? read_metrics(t.logged) : Metrics{}});
   }
 
   DataLoader::Pass pass_;

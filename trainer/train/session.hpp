@@ -123,7 +123,6 @@ class Session {
   void check_loss(std::int64_t step, double loss);
 
   void progress(const Progress& progress);
-  bool shows_progress() const { return reporter_ != nullptr || draws_; }  // to anybody
   // Whether progress() would show its metrics now: what is on a device is read for it only then.
   bool progress_due(std::int64_t step, std::optional<std::int64_t> total) const;
   // Rank 0 prints a line on stdout, above the progress line if there is one.
