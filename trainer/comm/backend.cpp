@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "trainer/comm/allocator.hpp"
+#include "trainer/comm/elements.hpp"
 
 namespace dtrain::train::comm {
 namespace {
@@ -40,15 +41,12 @@ constexpr std::array<std::pair<at::ScalarType, Element>, 15> kElements{{
 }};
 
 // Types that are not among these are carried as bytes; reduction_of refuses to add them up.
-Element element_of(const at::Tensor& tensor) {
-  for (const auto& [theirs, ours] : kElements) {
-    if (theirs == tensor.scalar_type()) return ours;
-  }
-  return Element::u8;
+Element carried_as(const at::Tensor& tensor) {
+  return element_of(tensor.scalar_type()).value_or(Element::u8);
 }
 
 bool is_known(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kByte || element_of(tensor) != Element::u8;
+  return element_of(tensor.scalar_type()).has_value();
 }
 
 Reduction reduction_of(const c10d::ReduceOp& op, const at::Tensor& tensor) {
@@ -82,7 +80,7 @@ Reduction reduction_of(const c10d::ReduceOp& op, const at::Tensor& tensor) {
     case c10d::ReduceOp::UNUSED:
       throw Error("shared memory: this reduction is not known");
   }
-  if (!is_known(tensor) || !can_reduce(reduction, element_of(tensor))) {
+  if (!is_known(tensor) || !can_reduce(reduction, carried_as(tensor))) {
     throw Error(std::string("shared memory: cannot reduce ") + c10::toString(tensor.scalar_type()) +
                 " by " + name_of(reduction));
   }
@@ -224,7 +222,7 @@ class Backend final : public c10d::Backend {
     return start(c10d::OpType::BROADCAST, tensors, [=, this] {
       Flat flat(tensor);
       group_->broadcast(flat.get().mutable_data_ptr(), flat.get().nbytes(), root,
-                        element_of(tensor));
+                        carried_as(tensor));
       if (rank_ != root) flat.write_back();
     });
   }
@@ -246,7 +244,7 @@ class Backend final : public c10d::Backend {
       const at::Tensor flat = input.contiguous();
       const at::Tensor all = at::empty({size_, flat.numel()}, flat.options());
       group_->all_gather(all.mutable_data_ptr(), flat.const_data_ptr(), flat.nbytes(),
-                         element_of(flat));
+                         carried_as(flat));
       for (int r = 0; r < size_; ++r) {
         to[static_cast<std::size_t>(r)].copy_(all[r].view(input.sizes()));
       }
@@ -339,7 +337,7 @@ class Backend final : public c10d::Backend {
 
   void all_reduce_one(const at::Tensor& tensor, Reduction reduction) {
     Flat flat(tensor);
-    group_->all_reduce(flat.get().mutable_data_ptr(), count_of(tensor), element_of(tensor),
+    group_->all_reduce(flat.get().mutable_data_ptr(), count_of(tensor), carried_as(tensor),
                        reduction);
     flat.write_back();
   }
@@ -351,7 +349,7 @@ class Backend final : public c10d::Backend {
     Flat to(output);
     const at::Tensor from = input.contiguous();
     group_->all_gather(to.get().mutable_data_ptr(), from.const_data_ptr(), from.nbytes(),
-                       element_of(from));
+                       carried_as(from));
     to.write_back();
   }
 
@@ -362,7 +360,7 @@ class Backend final : public c10d::Backend {
     Flat to(output);
     const at::Tensor from = input.contiguous();
     group_->reduce_scatter(to.get().mutable_data_ptr(), from.const_data_ptr(), count_of(output),
-                           element_of(from), reduction);
+                           carried_as(from), reduction);
     to.write_back();
   }
 
@@ -371,6 +369,13 @@ class Backend final : public c10d::Backend {
 };
 
 }  // namespace
+
+std::optional<Element> element_of(c10::ScalarType type) {
+  for (const auto& [theirs, ours] : kElements) {
+    if (theirs == type) return ours;
+  }
+  return std::nullopt;
+}
 
 SharedBackend make_shared_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                   const BackendOptions& options) {

@@ -73,6 +73,10 @@ const char* name_of(Kind kind) {
       return "all_gather";
     case Kind::broadcast:
       return "broadcast";
+    case Kind::reduce_parts:
+      return "reduce_parts";
+    case Kind::gather_parts:
+      return "gather_parts";
   }
   return "?";
 }
@@ -82,7 +86,8 @@ std::string describe(const Post& post) {
   std::string text = std::string(name_of(post.kind)) + " #" + std::to_string(post.sequence);
   if (post.kind == Kind::barrier) return text;
   text += " (";
-  if (post.kind == Kind::all_reduce || post.kind == Kind::reduce_scatter) {
+  if (post.kind == Kind::all_reduce || post.kind == Kind::reduce_scatter ||
+      post.kind == Kind::reduce_parts) {
     text += std::string(name_of(post.reduction)) + " of ";
   }
   text += std::to_string(post.bytes / std::max<std::size_t>(1, size_of(post.element))) + " " +

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "trainer/comm/kernels.hpp"
 #include "trainer/comm/rendezvous.hpp"
@@ -26,7 +27,9 @@ enum class Kind : std::uint32_t {
   all_reduce,
   reduce_scatter,
   all_gather,
-  broadcast
+  broadcast,
+  reduce_parts,
+  gather_parts
 };
 const char* name_of(Kind kind);
 
@@ -44,6 +47,12 @@ struct Post {
 };
 // "all_reduce #12 (sum of 4096 f32)"
 std::string describe(const Post& post);
+
+// Bytes of something that all ranks have alike.
+struct Range {
+  std::size_t begin = 0;
+  std::size_t length = 0;
+};
 
 // The processes of one host as a group that works in shared memory.
 //
@@ -86,6 +95,18 @@ class SharedGroup {
   // `out` holds `bytes` of each rank, by rank; `in` may be this rank's part of it.
   void all_gather(void* out, const void* in, std::size_t bytes, Element element = Element::u8);
   void broadcast(void* data, std::size_t bytes, int root, Element element = Element::u8);
+
+  // For ranks that share out data of one layout by parts of any size. Where all ranks' data lies in
+  // their SharedHeap they work there, without staging; else they do nothing and return false, on
+  // all ranks alike, and the caller takes one of the calls above.
+  //
+  // Each part (in bytes of `data`, which stays as it is) becomes the sum over all ranks of what
+  // they have there times `factor` (the product is rounded, then summed in the ranks' order), at
+  // `outs[i]`, which lies outside of `data`. Of types that can_scale().
+  bool reduce_parts(const void* data, std::size_t bytes, Element element, double factor,
+                    const std::vector<Range>& parts, const std::vector<void*>& outs);
+  // by_rank[r]: what rank r has the right bytes of. The other ranks copy them from there.
+  bool gather_parts(void* data, std::size_t bytes, const std::vector<std::vector<Range>>& by_rank);
 
   // What this rank is told by the program, for the messages of its peers: the step it works on.
   void set_step(std::int64_t step);

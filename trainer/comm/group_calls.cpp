@@ -8,8 +8,6 @@
 namespace dtrain::train::comm {
 namespace {
 
-constexpr std::size_t kInPlacePass = std::size_t{16} << 10;  // bytes: stays in the first cache
-
 // `total` elements cut into one chunk for each rank, on cache lines.
 struct Chunks {
   std::size_t total;
@@ -51,33 +49,6 @@ std::byte* SharedGroup::peer_data(int peer, std::uint64_t sequence) {
   }
   return heap.data() + offset;
 }
-
-// A call: only one thread is in it.
-struct SharedGroup::Call {
-  explicit Call(SharedGroup& its) : group(its), lock(its.mutex_) {}
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
-
-  // Runs pieces through the stages: in phase t, piece t is filled in, piece t - 1 is reduced (if
-  // the call reduces) and the piece before that is taken out, each in its own stage, with one
-  // meeting after each phase but the last. `posted` begins the call at the first meeting.
-  template <typename Fill, typename Reduce, typename Take>
-  void pipeline(std::size_t pieces, bool first_is_filled, bool reduces, bool takes, Fill fill,
-                Reduce reduce, Take take) {
-    const std::size_t take_after = reduces ? 2 : 1;
-    const std::size_t phases = pieces + (reduces ? 1 : 0) + (takes ? 1 : 0);
-    for (std::size_t t = first_is_filled ? 1 : 0; t < phases; ++t) {
-      if (t < pieces) fill(t);
-      if (reduces && t >= 1 && t - 1 < pieces) reduce(t - 1);
-      if (takes && t >= take_after && t - take_after < pieces) take(t - take_after);
-      if (t + 1 < phases) group.sync();
-    }
-    group.turn_ += pieces;
-  }
-
-  SharedGroup& group;
-  const std::lock_guard<std::mutex> lock;
-};
 
 void SharedGroup::barrier() {
   const Call call(*this);

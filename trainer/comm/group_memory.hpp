@@ -4,11 +4,12 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 
 #include "trainer/comm/group.hpp"
 
 // What lies in the memory of a SharedGroup: for group.cpp, which waits and fails, and
-// group_calls.cpp, which has the collectives.
+// group_calls.cpp and group_parts.cpp, which have the collectives.
 namespace dtrain::train::comm {
 
 inline constexpr std::size_t kLine = 128;  // two cache lines: the prefetcher takes pairs
@@ -17,6 +18,7 @@ inline constexpr std::size_t kSmall = std::size_t{32} << 10;
 inline constexpr std::size_t kStage = std::size_t{1} << 20;  // the most that a stage can be
 inline constexpr std::size_t kDefaultStage = std::size_t{256} << 10;
 inline constexpr std::uint64_t kTurns = 3;  // one stage fills, one is reduced, one is read
+inline constexpr std::size_t kInPlacePass = std::size_t{16} << 10;  // stays in the first cache
 inline constexpr std::size_t kReasonSize = 1024;
 
 // Post, in words that may be read while another process writes them.
@@ -67,6 +69,33 @@ struct Header {
 inline constexpr std::size_t kHeaderSize = 4096;
 static_assert(sizeof(Header) <= kHeaderSize);
 inline constexpr std::size_t kRankSize = 2 * kSmall + kTurns * kStage;
+
+// A call: only one thread is in it.
+struct SharedGroup::Call {
+  explicit Call(SharedGroup& its) : group(its), lock(its.mutex_) {}
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  // Runs pieces through the stages: in phase t, piece t is filled in, piece t - 1 is reduced (if
+  // the call reduces) and the piece before that is taken out, each in its own stage, with one
+  // meeting after each phase but the last. `posted` begins the call at the first meeting.
+  template <typename Fill, typename Reduce, typename Take>
+  void pipeline(std::size_t pieces, bool first_is_filled, bool reduces, bool takes, Fill fill,
+                Reduce reduce, Take take) {
+    const std::size_t take_after = reduces ? 2 : 1;
+    const std::size_t phases = pieces + (reduces ? 1 : 0) + (takes ? 1 : 0);
+    for (std::size_t t = first_is_filled ? 1 : 0; t < phases; ++t) {
+      if (t < pieces) fill(t);
+      if (reduces && t >= 1 && t - 1 < pieces) reduce(t - 1);
+      if (takes && t >= take_after && t - take_after < pieces) take(t - take_after);
+      if (t + 1 < phases) group.sync();
+    }
+    group.turn_ += pieces;
+  }
+
+  SharedGroup& group;
+  const std::lock_guard<std::mutex> lock;
+};
 
 inline Header& header_of(const Meeting& meeting) {
   return *reinterpret_cast<Header*>(meeting.control.data());

@@ -200,7 +200,78 @@ void reduce_widened(Reduction reduction, void* out, const void* const* sources, 
   }
 }
 
+template <typename T>
+void scale_plain(void* out, const void* in, std::size_t count, T factor) {
+  T* const to = static_cast<T*>(out);
+  const T* const from = static_cast<const T*>(in);
+  DTRAIN_VECTORIZE
+  for (std::size_t i = 0; i < count; ++i) to[i] = from[i] * factor;
+}
+
+template <typename T>
+void scale_widened(void* out, const void* in, std::size_t count, float factor) {
+  float wide[kPass];
+  for (std::size_t begin = 0; begin < count; begin += kPass) {
+    const std::size_t length = std::min(kPass, count - begin);
+    widen(wide, static_cast<const T*>(in) + begin, length);
+    scale_plain<float>(wide, wide, length, factor);
+    narrow(static_cast<T*>(out) + begin, wide, length);
+  }
+}
+
+template <typename T>
+double squares_plain(const T* in, std::size_t count) {
+  constexpr std::size_t kLanes = 8;
+  double sums[kLanes] = {};
+  std::size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      const auto value = static_cast<double>(in[i + lane]);
+      sums[lane] += value * value;
+    }
+  }
+  for (std::size_t lane = 0; i < count; ++i, ++lane) {
+    const auto value = static_cast<double>(in[i]);
+    sums[lane] += value * value;
+  }
+  double sum = 0;
+  for (const double each : sums) sum += each;
+  return sum;
+}
+
+template <typename T>
+double squares_widened(const void* in, std::size_t count) {
+  float wide[kPass];
+  double sum = 0;
+  for (std::size_t begin = 0; begin < count; begin += kPass) {
+    const std::size_t length = std::min(kPass, count - begin);
+    widen(wide, static_cast<const T*>(in) + begin, length);
+    sum += squares_plain(wide, length);
+  }
+  return sum;
+}
+
 }  // namespace
+
+bool can_scale(Element element) {
+  return element == Element::f16 || element == Element::bf16 || element == Element::f32 ||
+         element == Element::f64;
+}
+
+void scale(Element element, void* out, const void* in, std::size_t count, double factor) {
+  if (element == Element::f32) scale_plain(out, in, count, static_cast<float>(factor));
+  if (element == Element::f64) scale_plain(out, in, count, factor);
+  const auto narrower = static_cast<float>(factor);
+  if (element == Element::f16) scale_widened<c10::Half>(out, in, count, narrower);
+  if (element == Element::bf16) scale_widened<c10::BFloat16>(out, in, count, narrower);
+}
+
+double sum_of_squares(Element element, const void* in, std::size_t count) {
+  if (element == Element::f16) return squares_widened<c10::Half>(in, count);
+  if (element == Element::bf16) return squares_widened<c10::BFloat16>(in, count);
+  if (element == Element::f64) return squares_plain(static_cast<const double*>(in), count);
+  return element == Element::f32 ? squares_plain(static_cast<const float*>(in), count) : 0;
+}
 
 std::size_t size_of(Element element) {
   switch (element) {

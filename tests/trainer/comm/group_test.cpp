@@ -168,6 +168,60 @@ TEST_CASE("all_gather and broadcast carry any bytes") {
   }
 }
 
+TEST_CASE("parts are summed and gathered where they lie, or nothing is done by anybody") {
+  for (const int ranks : {2, 3}) {
+    succeed(fork_ranks(ranks, [](const Rank& rank) {
+      const auto group = rank.join();
+      constexpr std::size_t kCount = 50001;
+      constexpr double kFactor = 1.0 / 3;
+      constexpr std::size_t kUnit = sizeof(float);
+      // Rank r has two parts, of odd sizes; what is left belongs to nobody.
+      std::vector<std::vector<Range>> parts;
+      for (std::size_t r = 0; r < static_cast<std::size_t>(rank.size); ++r) {
+        parts.push_back({{r * 101 * kUnit, (100 + r) * kUnit},
+                         {(1000 + r * 16000) * kUnit, (15999 - r) * kUnit}});
+      }
+      for (const Where where : {Where::shared, Where::mixed, Where::elsewhere}) {
+        Buffer data(kCount * kUnit, is_shared(where, rank.rank));
+        for (std::size_t i = 0; i < kCount; ++i) data.as<float>()[i] = value(rank.rank, i);
+        const std::vector<Range>& mine = parts[static_cast<std::size_t>(rank.rank)];
+        std::vector<std::vector<float>> sums;
+        std::vector<void*> outs;
+        for (const Range& part : mine) {
+          outs.push_back(sums.emplace_back(part.length / kUnit, -1.0F).data());
+        }
+        const bool reduced = group->reduce_parts(data.as<float>(), kCount * kUnit, Element::f32,
+                                                 kFactor, mine, outs);
+        require(reduced == (where == Where::shared), "in place or not at all");
+        for (std::size_t p = 0; p < mine.size(); ++p) {
+          for (std::size_t i = 0; i < sums[p].size(); ++i) {
+            const std::size_t at = mine[p].begin / kUnit + i;
+            float expected = value(0, at) * static_cast<float>(kFactor);
+            for (int r = 1; r < rank.size; ++r) {
+              const float product = value(r, at) * static_cast<float>(kFactor);
+              expected += product;
+            }
+            require(sums[p][i] == (reduced ? expected : -1.0F), "sum of " + std::to_string(at));
+            require(data.as<float>()[at] == value(rank.rank, at), "the data stays");
+          }
+        }
+        const bool gathered = group->gather_parts(data.as<float>(), kCount * kUnit, parts);
+        require(gathered == (where == Where::shared), "gathered or not at all");
+        std::vector<int> owner(kCount, rank.rank);
+        for (std::size_t r = 0; gathered && r < parts.size(); ++r) {
+          for (const Range& part : parts[r]) {
+            std::fill_n(owner.begin() + static_cast<std::ptrdiff_t>(part.begin / kUnit),
+                        part.length / kUnit, static_cast<int>(r));
+          }
+        }
+        for (std::size_t i = 0; i < kCount; ++i) {
+          require(data.as<float>()[i] == value(owner[i], i), "owner of " + std::to_string(i));
+        }
+      }
+    }));
+  }
+}
+
 TEST_CASE("two groups of the same processes do not disturb each other") {
   succeed(fork_ranks(3, [](const Rank& rank) {
     const auto one = rank.join({}, "one");

@@ -107,3 +107,25 @@ TEST_CASE("what cannot be reduced is known") {
   CHECK_FALSE(can_reduce(Reduction::average, Element::boolean));
   CHECK(can_reduce(Reduction::bit_xor, Element::boolean));
 }
+
+TEST_CASE("scaling rounds to the element's type, squares are gathered in double") {
+  std::vector<float> values;
+  for (int i = 0; i < 5003; ++i) values.push_back(0.37F * static_cast<float>(i % 91) - 7);
+  std::vector<float> scaled(values.size());
+  scale(Element::f32, scaled.data(), values.data(), values.size(), 1.0 / 3);
+  double squares = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    CHECK(scaled[i] == values[i] * static_cast<float>(1.0 / 3));
+    squares += static_cast<double>(values[i]) * static_cast<double>(values[i]);
+  }
+  CHECK(sum_of_squares(Element::f32, values.data(), values.size()) ==
+        doctest::Approx(squares).epsilon(1e-13));
+  std::vector<c10::BFloat16> halves(values.begin(), values.end());
+  std::vector<c10::BFloat16> out(values.size());
+  scale(Element::bf16, out.data(), halves.data(), halves.size(), 1.0 / 3);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    CHECK(out[i].x == c10::BFloat16(static_cast<float>(halves[i]) * static_cast<float>(1.0 / 3)).x);
+  }
+  CHECK(sum_of_squares(Element::bf16, halves.data(), 1) == 49);
+  CHECK(!can_scale(Element::i32));
+}
