@@ -4,6 +4,7 @@
 // header beneath can be included alone and is the documentation of what it declares.
 
 #include "trainer/api/callbacks.hpp"
+#include "trainer/api/creator_trainer.hpp"
 #include "trainer/api/data_loader.hpp"
 #include "trainer/api/functions.hpp"
 #include "trainer/api/module.hpp"

@@ -25,7 +25,7 @@ std::shared_ptr<Optimizer> optimizer_creator(const AnyModel& model, const nlohma
                                SgdOptions{.lr = config.at("lr"), .momentum = 0.9});
 }
 
-TorchTrainer::Loss loss_creator(const nlohmann::json& /*config*/) {
+CreatorTrainer::Loss loss_creator(const nlohmann::json& /*config*/) {
   return [](const at::Tensor& outputs, const at::Tensor& labels) {
     return at::cross_entropy_loss(outputs, labels);
   };
@@ -33,16 +33,16 @@ TorchTrainer::Loss loss_creator(const nlohmann::json& /*config*/) {
 
 int main(int argc, char** argv) {
   return run([&] {
-    TorchTrainer trainer({.model_creator = model_creator,
-                          .data_creator = data_creator,
-                          .optimizer_creator = optimizer_creator,
-                          .loss_creator = loss_creator,
-                          .scheduler_creator = {},
-                          .config = {{"lr", 0.01},
-                                     {"batch", 64},
-                                     {"data", argc > 1 ? argv[1] : ""},
-                                     {"images", argc > 2 ? std::stol(argv[2]) : 0}},
-                          .trainer = {}});
+    CreatorTrainer trainer({.model_creator = model_creator,
+                            .data_creator = data_creator,
+                            .optimizer_creator = optimizer_creator,
+                            .loss_creator = loss_creator,
+                            .scheduler_creator = {},
+                            .config = {{"lr", 0.01},
+                                       {"batch", 64},
+                                       {"data", argc > 1 ? argv[1] : ""},
+                                       {"images", argc > 2 ? std::stol(argv[2]) : 0}},
+                            .trainer = {}});
     const Metrics stats = trainer.train();
     const Metrics tested = trainer.validate();
     session().say("train_loss " + std::to_string(stats.at("train_loss")) + "  val_accuracy " +

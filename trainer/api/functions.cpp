@@ -275,6 +275,15 @@ void report(const LateMetrics& metrics, const Place& place) {
   t.session->report(place, read_metrics(metrics), *t.model, *t.optimizer);
 }
 
+std::optional<std::filesystem::path> report(std::int64_t step, const LateMetrics& metrics,
+                                            const std::optional<Checkpoint>& files) {
+  return session().report(step, read_metrics(metrics), files);
+}
+
+std::optional<std::filesystem::path> checkpoint_directory() {
+  return session().checkpoint_directory();
+}
+
 std::optional<Place> get_checkpoint() {
   Current& t = with_optimizer();
   check_schedulers(t);

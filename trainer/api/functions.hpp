@@ -251,6 +251,11 @@ Metrics throughput();
 // with a checkpoint.
 void report(std::int64_t step, const LateMetrics& metrics);
 void report(const LateMetrics& metrics, const Place& place);
+// The third with files of the program's own: see Session::report. Its path once it is committed.
+std::optional<std::filesystem::path> report(std::int64_t step, const LateMetrics& metrics,
+                                            const std::optional<Checkpoint>& files);
+// The folder of such files to resume from: see Session::checkpoint_directory.
+std::optional<std::filesystem::path> checkpoint_directory();
 // Loads the newest checkpoint, if there is one, into what was prepared, and says where it stood.
 // Once, after the prepare_ functions of model, optimizer and schedulers. Collective.
 std::optional<Place> get_checkpoint();

@@ -1,136 +1,68 @@
 #include "trainer/api/torch_trainer.hpp"
 
-#include <ATen/ATen.h>
+#include <cstdio>
+#include <cstdlib>
 
+#include "trainer/api/functions.hpp"
 #include "trainer/core/error.hpp"
-#include "trainer/train/tensors.hpp"
 
 namespace dtrain::train {
+namespace {
 
-class TorchTrainer::Created final : public Module {
- public:
-  explicit Created(Options its)
-      : options(std::move(its)), model(options.model_creator(options.config)) {
-    register_module("model", model.ptr());
-    loss = options.loss_creator ? options.loss_creator(options.config)
-                                : [](const at::Tensor& outputs, const at::Tensor& labels) {
-                                    return at::cross_entropy_loss(outputs, labels);
-                                  };
-    data.emplace(options.data_creator(options.config));
+// What is in the storage when this process keeps checkpoints itself, else its last one.
+void add_checkpoints(Result& result, const RunConfig& run, const Retention& retention) {
+  if (const auto last = session().last_checkpoint()) result.checkpoint = *last;
+  if (context().environment().report_socket) return;
+  const auto nobody = [](const std::string&) {};
+  std::vector<Checkpoint> kept = list_checkpoints(run.storage_path, nobody);
+  if (kept.empty()) return;
+  result.checkpoint = kept.back().folder;
+  for (const Checkpoint& each : best_first(std::move(kept), retention)) {
+    result.best_checkpoints.emplace_back(each.folder, each.manifest.metrics);
   }
+}
 
-  at::Tensor training_step(const Batch& batch, std::int64_t /*index*/) override {
-    at::Tensor value = loss(model.forward(batch[0]), batch[1]);
-    last_loss = value.item<double>();
-    log("train_loss", last_loss,
-        {.on_step = false, .on_epoch = true, .sync_dist = true, .prog_bar = true});
-    ++batches;
-    samples += batch.size();
-    return value;
+}  // namespace
+
+TorchTrainer::TorchTrainer(TrainFunc train_func, ScalingConfig scaling, RunConfig run,
+                           Config train_loop_config)
+    : train_func_(std::move(train_func)),
+      scaling_(std::move(scaling)),
+      run_(std::move(run)),
+      config_(std::move(train_loop_config)) {
+  if (!train_func_) throw Error("TorchTrainer: train_func is missing");
+  submit_words(scaling_, run_, {}, {});  // what is wrong is told here, however it is started
+}
+
+Result TorchTrainer::fit() {
+  if (read_environment().started_by == StartedBy::nobody) {
+    return fit_as_job(DtrainCommand::find(), scaling_, run_);
   }
-
-  void validation_step(const Batch& batch, std::int64_t /*index*/) override {
-    const at::Tensor outputs = model.forward(batch[0]);
-    const LogOptions synced{.on_step = {}, .on_epoch = {}, .sync_dist = true, .prog_bar = false};
-    log("val_loss", loss(outputs, batch[1]), synced);
-    if (outputs.dim() == 2 && batch[1].scalar_type() == at::kLong) {
-      log("val_accuracy", outputs.argmax(1).eq(batch[1]).to(at::kDouble).mean(), synced);
-    }
-    samples += batch.size();
+  const CheckpointConfig& kept = run_.checkpoint_config;
+  InitOptions options;
+  if (run_.storage_path.empty()) {
+    const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe");
+    run_.storage_path = "runs/" + (run_.name.empty() ? program.filename().string() : run_.name);
   }
-
-  Optimizers configure_optimizers() override {
-    return {options.optimizer_creator(model, options.config),
-            options.scheduler_creator ? options.scheduler_creator(options.config) : nullptr,
-            options.scheduler_step_freq};
+  options.session.storage = run_.storage_path;
+  options.session.retention = {.num_to_keep = kept.num_to_keep,
+                               .score_attribute = kept.score_attribute,
+                               .higher_is_better = kept.score_order != "min"};
+  const Retention retention = options.session.retention;
+  options.session.hyperparameters = config_;
+  init(std::move(options));
+  Result result;
+  result.exit_code = train_func_(config_);
+  session().finish();
+  result.metrics = session().last_metrics();
+  result.job = context().environment().job;
+  add_checkpoints(result, run_, retention);
+  shutdown();
+  if (process_variable(kFitVariable)) {
+    std::fflush(nullptr);
+    std::exit(result.exit_code);
   }
-  DataLoader train_dataloader() override { return data->train; }
-  std::optional<DataLoader> val_dataloader() override { return data->validation; }
-
-  Options options;
-  AnyModel model;
-  Loss loss;
-  std::optional<TrainAndValidation> data;
-  double last_loss = 0;
-  std::int64_t batches = 0;
-  std::int64_t samples = 0;
-};
-
-TorchTrainer::TorchTrainer(Options options) {
-  if (!options.model_creator) throw Error("TorchTrainer: model_creator is missing");
-  if (!options.data_creator) throw Error("TorchTrainer: data_creator is missing");
-  if (!options.optimizer_creator) throw Error("TorchTrainer: optimizer_creator is missing");
-  TrainerOptions trainer = options.trainer;
-  trainer.val_check_interval = 0;  // validate() does
-  trainer.max_epochs = -1;
-  if (trainer.max_steps < 0) trainer.max_steps = std::numeric_limits<std::int64_t>::max();
-  trainer_ = std::make_unique<Trainer>(std::move(trainer));
-  module_ = std::make_shared<Created>(std::move(options));
-  trainer_->prepare(module_);
-}
-
-TorchTrainer::~TorchTrainer() = default;
-
-Metrics TorchTrainer::train() {
-  module_->batches = 0;
-  module_->samples = 0;
-  const std::int64_t epoch = trainer_->current_epoch();
-  exit_code_ = trainer_->run_until(epoch + 1);
-  Metrics metrics{{"epoch", static_cast<double>(epoch + 1)},
-                  {"batch_count", static_cast<double>(module_->batches)},
-                  {"num_samples", all_reduce_sum(static_cast<double>(module_->samples))},
-                  {"last_train_loss", module_->last_loss}};
-  const Metrics& logged = trainer_->callback_metrics();
-  if (const auto found = logged.find("train_loss"); found != logged.end()) metrics.insert(*found);
-  return metrics;
-}
-
-Metrics TorchTrainer::validate() {
-  module_->samples = 0;
-  const Metrics logged = trainer_->validate(module_);
-  Metrics metrics{{"num_samples", all_reduce_sum(static_cast<double>(module_->samples))}};
-  for (const char* name : {"val_loss", "val_accuracy"}) {
-    if (const auto found = logged.find(name); found != logged.end()) metrics.insert(*found);
-  }
-  return metrics;
-}
-
-torch::nn::Module& TorchTrainer::get_model() {
-  return module_->model.module();
-}
-
-TensorMap TorchTrainer::state_dict() {
-  return train::state_dict(get_model());
-}
-
-void TorchTrainer::load_state_dict(const TensorMap& tensors) {
-  train::load_state_dict(get_model(), tensors);
-}
-
-void TorchTrainer::save(const std::filesystem::path& path) {
-  std::string trouble;
-  if (context().is_first()) {
-    try {
-      FileSink sink(path);
-      write_tensors(sink, state_dict());
-      sink.finish();
-    } catch (const std::exception& error) {
-      trouble = error.what();
-    }
-  }
-  trouble = context().broadcast(trouble);
-  if (!trouble.empty()) throw Error(trouble);
-}
-
-void TorchTrainer::load(const std::filesystem::path& path) {
-  load_state_dict(read_tensors(path));
-}
-
-void TorchTrainer::shutdown() {
-  trainer_->finish();
-  module_.reset();
-  trainer_.reset();
-  train::shutdown();
+  return result;
 }
 
 }  // namespace dtrain::train

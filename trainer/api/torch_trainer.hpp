@@ -1,93 +1,80 @@
 #pragma once
 
-#include <torch/nn/pimpl.h>
-
+#include <concepts>
 #include <functional>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 
-#include "trainer/api/trainer.hpp"
-#include "trainer/train/tensors.hpp"
+#include "trainer/launch/fit.hpp"
 
 namespace dtrain::train {
 
-// Any model that makes one tensor of one.
-class AnyModel {
- public:
-  template <typename Model>
-  AnyModel(std::shared_ptr<Model> model)  // NOLINT: a model is one
-      : module_(model), forward_([model](const at::Tensor& x) { return model->forward(x); }) {}
-  template <typename Impl>
-  AnyModel(const torch::nn::ModuleHolder<Impl>& model) : AnyModel(model.ptr()) {}  // NOLINT
-
-  torch::nn::Module& module() const { return *module_; }
-  const std::shared_ptr<torch::nn::Module>& ptr() const { return module_; }
-  at::Tensor forward(const at::Tensor& inputs) const { return forward_(inputs); }
-
- private:
-  std::shared_ptr<torch::nn::Module> module_;
-  std::function<at::Tensor(const at::Tensor&)> forward_;
-};
-
-struct TrainAndValidation {
-  DataLoader train;
-  std::optional<DataLoader> validation;
-};
-
-// A training from functions that create its parts, as RaySGD's TorchTrainer: each gets `config`.
-// Batches are (inputs, labels). One train() is one epoch.
+// A training from one function that every rank runs, as Ray Train's TorchTrainer.
 //
-//     TorchTrainer trainer({.model_creator = …, .data_creator = …, .optimizer_creator = …,
-//                           .loss_creator = …, .config = {{"lr", 0.1}}});
-//     for (int epoch = 0; epoch < 10; ++epoch) print(trainer.train());
-//     print(trainer.validate());
+//     void train_func(const nlohmann::json& config) { …prepare_model, report… }
 //
-// It is a Trainer around a Module made of these functions; collective, all of it.
+//     int main() {
+//       return run([] {
+//         TorchTrainer trainer(train_func, ScalingConfig{.num_workers = 8, .use_gpu = true},
+//                              RunConfig{.name = "resnet"}, {{"lr", 1e-3}});
+//         const Result result = trainer.fit();
+//         …
+//         return result.exit_code;
+//       });
+//     }
+//
+// The program is its own driver and its own ranks. Started by a person, fit() runs it once more as
+// a job (fit_as_job in ../launch/fit.hpp) and returns how that ended. Started as a rank, by that
+// job or by torchrun or srun, fit() joins the training, runs `train_func` and leaves it again: no
+// init() and no shutdown() there. So what stands before fit() is run by driver and ranks alike;
+// what stands behind it, in a job that fit() made, by the driver alone: a rank ends within fit().
+// Under torchrun and srun, and in a job that `dtrain submit` made, fit() returns this rank's
+// Result.
+//
+// An exception of `train_func` leaves fit() in the rank, and the driver finds it in Result::error.
 class TorchTrainer {
  public:
   using Config = nlohmann::json;
-  using Loss = std::function<at::Tensor(const at::Tensor& outputs, const at::Tensor& labels)>;
+  // Returns the rank's exit code: 0, or kExitPreempted once it was told to go.
+  using TrainFunc = std::function<int(const Config& config)>;
 
-  struct Options {
-    std::function<AnyModel(const Config&)> model_creator;
-    std::function<TrainAndValidation(const Config&)> data_creator;
-    std::function<std::shared_ptr<Optimizer>(const AnyModel&, const Config&)> optimizer_creator;
-    // Cross entropy if empty.
-    std::function<Loss(const Config&)> loss_creator;
-    std::function<SchedulePtr(const Config&)> scheduler_creator;  // constant if empty
-    Scheduler::Per scheduler_step_freq = Scheduler::Per::step;
-    Config config = Config::object();
-    TrainerOptions trainer;  // precision, strategy, callbacks, …; max_epochs does not count
-  };
+  TorchTrainer(TrainFunc train_func, ScalingConfig scaling = {}, RunConfig run = {},
+               Config train_loop_config = Config::object());
+  // Functions without a result, and without the configuration.
+  template <typename F>
+  requires std::invocable<F&, const Config&> || std::invocable<F&>
+  explicit TorchTrainer(F train_func, ScalingConfig scaling = {}, RunConfig run = {},
+                        Config train_loop_config = Config::object())
+      : TorchTrainer(TrainFunc(with_code(std::move(train_func))), std::move(scaling),
+                     std::move(run), std::move(train_loop_config)) {}
 
-  // Creates everything, and goes on from the newest checkpoint. Throws Error if a creator is
-  // missing.
-  explicit TorchTrainer(Options options);
-  ~TorchTrainer();
-
-  // One more epoch: epoch, batch_count, num_samples, train_loss (the mean over all samples of all
-  // ranks) and last_train_loss. After it, exit_code() says whether to leave.
-  Metrics train();
-  // num_samples, val_loss and val_accuracy (of class scores and labels), over all ranks.
-  Metrics validate();
-  int exit_code() const { return exit_code_; }  // 143 once it was told to go
-
-  torch::nn::Module& get_model();
-  // Weights and buffers by name, as they are: copy them to keep them.
-  TensorMap state_dict();
-  void load_state_dict(const TensorMap& tensors);  // strictly; throws Error
-  // A safetensors file of the same. Rank 0 writes.
-  void save(const std::filesystem::path& path);
-  void load(const std::filesystem::path& path);
-  // Waits for checkpoints and leaves the group.
-  void shutdown();
+  // Throws Error: in the driver where no job could be made of it or nobody follows it any more, in
+  // a rank what `train_func` throws.
+  [[nodiscard]] Result fit();
 
  private:
-  class Created;
-  std::unique_ptr<Trainer> trainer_;
-  std::shared_ptr<Created> module_;
-  int exit_code_ = 0;
+  template <typename F>
+  static auto with_code(F train_func) {
+    return [f = std::move(train_func)](const Config& config) mutable -> int {
+      const auto call = [&]() -> decltype(auto) {
+        if constexpr (std::invocable<F&, const Config&>) {
+          return f(config);
+        } else {
+          return f();
+        }
+      };
+      if constexpr (std::convertible_to<decltype(call()), int>) {
+        return call();
+      } else {
+        call();
+        return 0;
+      }
+    };
+  }
+
+  TrainFunc train_func_;
+  ScalingConfig scaling_;
+  RunConfig run_;
+  Config config_;
 };
 
 }  // namespace dtrain::train

@@ -7,6 +7,7 @@
 #include <optional>
 #include <stop_token>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "trainer/checkpoint/layout.hpp"
@@ -70,6 +71,9 @@ class DamagedCheckpoint : public Error {
 struct Checkpoint {
   std::filesystem::path folder;
   Manifest manifest;
+
+  // A folder of a program's own files, that report() is to make one of.
+  static Checkpoint from_directory(std::filesystem::path folder) { return {std::move(folder), {}}; }
 };
 
 // Reads the manifest and checks that every file is there with its size. Throws Error, of a file

@@ -1,15 +1,27 @@
 #include "trainer/train/checkpoint_writer.hpp"
 
 #include <cstdio>
+#include <functional>
 #include <utility>
 
 #include "trainer/core/error.hpp"
+#include "trainer/train/objects.hpp"
+#include "trainer/train/session_start.hpp"
 
 namespace dtrain::train {
 namespace {
 
 void warn(const std::string& message) {
   std::fprintf(stderr, "warning: %s\n", message.c_str());
+}
+
+std::optional<std::string> trouble_of(const std::function<void()>& work) {
+  try {
+    work();
+    return std::nullopt;
+  } catch (const std::exception& error) {
+    return error.what();
+  }
 }
 
 void write_document(ShardWriter& shard, const std::string& name, const nlohmann::json& document) {
@@ -21,7 +33,7 @@ void write_document(ShardWriter& shard, const std::string& name, const nlohmann:
 }  // namespace
 
 struct CheckpointWriter::Task {
-  std::int64_t step = 0;
+  Part part;
   Metrics metrics;
   nlohmann::json common;  // rank 0's only
   nlohmann::json own;
@@ -47,7 +59,11 @@ void CheckpointWriter::reserve(const Training& training) {
 void CheckpointWriter::start(const Training& training, const Place& place, const Metrics& metrics,
                              const nlohmann::json& hyperparameters) {
   snapshot_.take(tensors_to_write(training, context_), on_gpu_);
-  Task task{place.step, metrics, nullptr, rank_state(training, context_), context_.new_note()};
+  Task task{{place.step, environment_.rank, environment_.world_size},
+            metrics,
+            nullptr,
+            rank_state(training, context_),
+            context_.new_note()};
   // By every rank: what is kept may take a collective to tell (the layout of DDP's buckets).
   nlohmann::json common = common_state(training, place, hyperparameters);
   if (context_.is_first()) task.common = std::move(common);
@@ -56,12 +72,7 @@ void CheckpointWriter::start(const Training& training, const Place& place, const
 }
 
 std::optional<std::string> CheckpointWriter::wait() {
-  try {
-    background_.wait();
-    return std::nullopt;
-  } catch (const std::exception& error) {
-    return error.what();
-  }
+  return trouble_of([&] { background_.wait(); });
 }
 
 // A rank that fails says so at once: the others would wait for its shard.
@@ -69,10 +80,7 @@ void CheckpointWriter::write(const Task& task, const std::stop_token& stop) {
   try {
     const std::filesystem::path folder = write_shard(task, stop);
     const std::optional<std::filesystem::path> path = commit(task, folder, stop);
-    if (!path) return;
-    const std::lock_guard lock(mutex_);
-    committed_ = path;
-    told_ = false;
+    if (path) note_committed(*path);
   } catch (const std::exception& error) {
     if (!context_.read_note(task.note)) {
       context_.write_note(task.note,
@@ -83,11 +91,11 @@ void CheckpointWriter::write(const Task& task, const std::stop_token& stop) {
 }
 
 std::filesystem::path CheckpointWriter::write_shard(const Task& task, const std::stop_token& stop) {
-  ShardWriter shard(storage_, environment_.attempt, task.step, environment_.rank,
-                    environment_.world_size);
+  ShardWriter shard(storage_, environment_.attempt, task.part.step, task.part.shard,
+                    task.part.shards);
   const auto go_on = [&] {
     if (stop.stop_requested()) {
-      throw Error("the checkpoint of step " + std::to_string(task.step) + " was given up");
+      throw Error("the checkpoint of step " + std::to_string(task.part.step) + " was given up");
     }
   };
   for (const auto& [name, tensors] : snapshot_.sources()) {
@@ -105,22 +113,68 @@ std::filesystem::path CheckpointWriter::write_shard(const Task& task, const std:
 std::optional<std::filesystem::path> CheckpointWriter::commit(const Task& task,
                                                               const std::filesystem::path& folder,
                                                               const std::stop_token& stop) {
-  const int ranks = environment_.world_size;
   const auto trouble = [&] { return context_.read_note(task.note); };
   if (reporter_) {
-    return reporter_->checkpoint(task.step, folder, environment_.rank, ranks, task.metrics, stop,
-                                 trouble);
+    return reporter_->checkpoint(task.part.step, folder, task.part.shard, task.part.shards,
+                                 task.metrics, stop, trouble);
   }
   if (environment_.rank != 0) return std::nullopt;
-  wait_for_shards(storage_, environment_.attempt, task.step, ranks, stop, trouble);
-  const std::filesystem::path path = commit_checkpoint(storage_, {.job = environment_.job,
-                                                                  .attempt = environment_.attempt,
-                                                                  .step = task.step,
-                                                                  .world_size = ranks,
-                                                                  .shards = ranks,
-                                                                  .metrics = task.metrics});
+  wait_for_shards(storage_, environment_.attempt, task.part.step, task.part.shards, stop, trouble);
+  const std::filesystem::path path =
+      commit_checkpoint(storage_, {.job = environment_.job,
+                                   .attempt = environment_.attempt,
+                                   .step = task.part.step,
+                                   .world_size = environment_.world_size,
+                                   .shards = task.part.shards,
+                                   .metrics = task.metrics});
   remove_checkpoints(storage_, retention_, warn);
   return path;
+}
+
+std::filesystem::path CheckpointWriter::write_files(
+    const std::optional<std::filesystem::path>& folder, const Part& part, const Metrics& metrics) {
+  const Task task{part, metrics, nullptr, nullptr, context_.new_note()};
+  std::optional<std::filesystem::path> written;
+  std::optional<std::filesystem::path> path;
+  // All parts are there before anyone commits: nobody waits for one that cannot come.
+  agree(context_, trouble_of([&] {
+          if (folder) written = copy_folder(*folder, part);
+        }));
+  agree(context_, trouble_of([&] {
+          if (written || !reporter_) path = commit(task, written.value_or(""), {});
+        }));
+  for (const nlohmann::json& each :
+       all_gather_objects(context_, path ? path->string() : std::string())) {
+    if (!path && !each.get<std::string>().empty()) path = each.get<std::string>();
+  }
+  note_committed(path.value());
+  return *path;
+}
+
+std::filesystem::path CheckpointWriter::copy_folder(const std::filesystem::path& folder,
+                                                    const Part& part) {
+  if (!std::filesystem::is_directory(folder)) {
+    throw Error(folder.string() + ": a checkpoint's files lie in a folder of their own");
+  }
+  ShardWriter shard(storage_, environment_.attempt, part.step, part.shard, part.shards);
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    const auto type = entry.symlink_status().type();
+    if (type == std::filesystem::file_type::directory) continue;
+    if (type != std::filesystem::file_type::regular) {
+      throw Error(entry.path().string() + ": a checkpoint has regular files only");
+    }
+    FileSink sink = shard.create(entry.path().lexically_relative(folder).generic_string());
+    sink.write(MappedFile(entry.path()).bytes());
+    shard.close(sink);
+  }
+  shard.finish();
+  return shard.folder();
+}
+
+void CheckpointWriter::note_committed(const std::filesystem::path& path) {
+  const std::lock_guard lock(mutex_);
+  committed_ = path;
+  told_ = false;
 }
 
 std::optional<std::filesystem::path> CheckpointWriter::committed() const {

@@ -27,6 +27,16 @@ class CheckpointWriter {
   // The last one must be done (wait()). Copies, and hands the copy over.
   void start(const Training& training, const Place& place, const Metrics& metrics,
              const nlohmann::json& hyperparameters);
+  // One of a program's own files, now: what lies in `folder` becomes shard `part.shard`; nothing:
+  // this rank has no part in it. Returns its path on all ranks. The last one must be done.
+  // Collective. Throws Error on every rank if one failed.
+  struct Part {
+    std::int64_t step = 0;
+    int shard = 0;
+    int shards = 1;
+  };
+  std::filesystem::path write_files(const std::optional<std::filesystem::path>& folder,
+                                    const Part& part, const Metrics& metrics);
   // Until the last one is done; its error text, if it failed. The error is told once.
   std::optional<std::string> wait();
   // Gives up what is going on, as soon as it can.
@@ -40,6 +50,8 @@ class CheckpointWriter {
   struct Task;
   void write(const Task& task, const std::stop_token& stop);
   std::filesystem::path write_shard(const Task& task, const std::stop_token& stop);
+  std::filesystem::path copy_folder(const std::filesystem::path& folder, const Part& part);
+  void note_committed(const std::filesystem::path& path);
   // Nothing where another rank commits.
   std::optional<std::filesystem::path> commit(const Task& task, const std::filesystem::path& folder,
                                               const std::stop_token& stop);

@@ -10,6 +10,7 @@
 #include "trainer/report/json_lines_logger.hpp"
 #include "trainer/report/tensorboard_logger.hpp"
 #include "trainer/train/checkpoint_writer.hpp"
+#include "trainer/train/objects.hpp"
 #include "trainer/train/session_start.hpp"
 
 namespace dtrain::train {
@@ -98,13 +99,17 @@ void Session::keep_tensors(const std::string& name, std::function<TensorMap()> t
   }
 }
 
-std::optional<Place> Session::resume(torch::nn::Module& model, Optimizer& optimizer) {
-  const Training training{model, optimizer, states_, tensors_};
+std::optional<Checkpoint> Session::newest() {
   ResumeFrom from{.checkpoint = context_.environment().checkpoint,
                   .storage = {},
                   .falls_back = reporter_ != nullptr};
   if (!from.checkpoint && !reporter_) from.storage = storage_;
-  const std::optional<Checkpoint> checkpoint = choose_checkpoint(context_, from, warn);
+  return choose_checkpoint(context_, from, warn);
+}
+
+std::optional<Place> Session::resume(torch::nn::Module& model, Optimizer& optimizer) {
+  const Training training{model, optimizer, states_, tensors_};
+  const std::optional<Checkpoint> checkpoint = newest();
   std::optional<Place> place;
   std::optional<std::string> trouble;
   try {
@@ -126,7 +131,43 @@ std::optional<Place> Session::resume(torch::nn::Module& model, Optimizer& optimi
   return place;
 }
 
+CheckpointWriter& Session::writer() {
+  if (writer_) return *writer_;
+  throw Error(
+      "there is nowhere to put checkpoints: give a storage path, or start the program "
+      "with dtrain submit");
+}
+
+std::optional<std::filesystem::path> Session::report(std::int64_t step, const Metrics& metrics,
+                                                     const std::optional<Checkpoint>& files) {
+  int shard = 0;
+  int shards = 0;
+  const std::vector<nlohmann::json> given = all_gather_objects(context_, files.has_value());
+  for (int rank = 0; rank < context_.world_size(); ++rank) {
+    if (rank == context_.rank()) shard = shards;
+    if (given[static_cast<std::size_t>(rank)].get<bool>()) ++shards;
+  }
+  std::optional<std::filesystem::path> path;
+  if (shards > 0) {
+    agree(context_, writer().wait());
+    const std::optional<std::filesystem::path> folder =
+        files ? std::optional(files->folder) : std::nullopt;
+    path = writer().write_files(folder, {step, shard, shards}, metrics);
+  }
+  report(step, metrics);
+  return path;
+}
+
+std::optional<std::filesystem::path> Session::checkpoint_directory() {
+  const std::optional<Checkpoint> checkpoint = newest();
+  if (!checkpoint) return std::nullopt;
+  const int shards = checkpoint->manifest.shards;
+  return checkpoint->folder /
+         shard_name(shards == context_.world_size() ? context_.rank() : 0, shards);
+}
+
 void Session::report(std::int64_t step, const Metrics& metrics, std::optional<std::int64_t> epoch) {
+  for (const auto& [name, value] : metrics) last_metrics_[name] = value;
   if (!context_.is_first()) return;
   if (options_.print_metrics) say("step " + std::to_string(step) + "  " + text_of(metrics));
   record(step, epoch, metrics);
@@ -140,14 +181,10 @@ void Session::record(std::int64_t step, std::optional<std::int64_t> epoch, const
 
 void Session::report(const Place& place, const Metrics& metrics, torch::nn::Module& model,
                      Optimizer& optimizer) {
-  if (!writer_) {
-    throw Error(
-        "there is nowhere to put checkpoints: give a storage path, or start the program "
-        "with dtrain submit");
-  }
   const auto started = Clock::now();
-  agree(context_, writer_->wait());
-  writer_->start({model, optimizer, states_, tensors_}, place, metrics, options_.hyperparameters);
+  agree(context_, writer().wait());
+  for (const auto& [name, value] : metrics) last_metrics_[name] = value;
+  writer().start({model, optimizer, states_, tensors_}, place, metrics, options_.hyperparameters);
   blocked_.last = Clock::now() - started;
   blocked_.total += blocked_.last;
   ++blocked_.checkpoints;

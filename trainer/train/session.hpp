@@ -88,6 +88,18 @@ class Session {
   // there is nowhere to put it, or if the one before could not be committed.
   void report(const Place& place, const Metrics& metrics, torch::nn::Module& model,
               Optimizer& optimizer);
+  // Metrics together with a checkpoint of a program's own files: a copy of the folder of each rank
+  // that gives one (Checkpoint::from_directory), as a shard of it. Returns on all ranks when it is
+  // committed, with its path; nothing, and metrics alone, if no rank gives a folder. Collective.
+  // Throws Error on every rank if any could not write its part, or there is nowhere to put it.
+  std::optional<std::filesystem::path> report(std::int64_t step, const Metrics& metrics,
+                                              const std::optional<Checkpoint>& files);
+  // What to resume from of such a checkpoint: this rank's own folder where as many were given as
+  // there are ranks, else the first. Only to be read. Nothing if there is none. Collective.
+  std::optional<std::filesystem::path> checkpoint_directory();
+  // The newest value of each name that this rank has reported.
+  const Metrics& last_metrics() const { return last_metrics_; }
+
   // False if nobody said where checkpoints go; then the report above is an Error.
   bool can_checkpoint() const { return storage_.has_value(); }
   const std::optional<std::filesystem::path>& storage() const { return storage_; }
@@ -130,6 +142,8 @@ class Session {
 
  private:
   void record(std::int64_t step, std::optional<std::int64_t> epoch, const Metrics& metrics);
+  CheckpointWriter& writer();  // throws Error without a storage
+  std::optional<Checkpoint> newest();
   void clear_line();
 
   Context& context_;
@@ -142,6 +156,7 @@ class Session {
   KeptTensors tensors_;
   std::unique_ptr<CheckpointWriter> writer_;  // null without a storage
   std::unique_ptr<Preemption> preemption_;
+  Metrics last_metrics_;
   std::string told_note_;  // where a rank that got SIGTERM says so
   bool told_ = false;
   std::chrono::steady_clock::time_point asked_at_;

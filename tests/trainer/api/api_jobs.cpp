@@ -282,7 +282,7 @@ int streams(const std::filesystem::path& folder) {
 }
 
 int creators(const std::filesystem::path& folder) {
-  TorchTrainer::Options options;
+  CreatorTrainer::Options options;
   options.config = {{"lr", 0.05}, {"hidden", 12}};
   options.model_creator = [](const auto& config) {
     at::manual_seed(7);
@@ -305,7 +305,7 @@ int creators(const std::filesystem::path& folder) {
       return at::cross_entropy_loss(outputs, labels);
     };
   };
-  TorchTrainer trainer(options);
+  CreatorTrainer trainer(options);
   double first = 0;
   Metrics last;
   for (int epoch = 0; epoch < 8; ++epoch) {
@@ -343,6 +343,7 @@ int run_api_job(const std::string& name, const std::filesystem::path& folder) {
                {"stops_within", stops_within}};
   jobs.insert(resume_jobs().begin(), resume_jobs().end());
   jobs.insert(epoch_jobs().begin(), epoch_jobs().end());
+  jobs.insert(fit_jobs().begin(), fit_jobs().end());
   return run([&] { return jobs.at(name)(folder); });
 }
 

@@ -17,6 +17,7 @@ int run_api_job(const std::string& name, const std::filesystem::path& folder);
 using ApiJobs = std::map<std::string, std::function<int(const std::filesystem::path&)>>;
 const ApiJobs& resume_jobs();  // resume_jobs.cpp
 const ApiJobs& epoch_jobs();   // epoch_jobs.cpp
+const ApiJobs& fit_jobs();     // torch_trainer_test.cpp
 
 int number_of(const char* variable, int otherwise);
 void write_weights(const std::filesystem::path& path, const torch::nn::Module& module);
