@@ -104,6 +104,12 @@ void Optimizer::load_state(const std::map<std::string, at::Tensor>& state) {
   for (const auto& [key, tensor] : mine) tensor.copy_(state.at(key));
 }
 
+void Optimizer::load_numbers(const std::map<std::string, double>& numbers) {
+  const auto found = numbers.find("lr");
+  if (found == numbers.end()) throw Error("optimizer state: its learning rate is missing");
+  set_lr(found->second);
+}
+
 void Optimizer::keep_only(const std::function<bool(const std::string& name)>& keeps) {
   std::vector<NamedParameter> parameters;
   std::vector<Slot> slots;

@@ -88,6 +88,9 @@ class Optimizer {
   // What else makes it what it is: its kind and its numbers (lr, betas, …).
   virtual std::string kind() const = 0;
   virtual std::map<std::string, double> numbers() const = 0;
+  // Of a checkpoint's numbers, what moves in a training: the rate. Throws Error where it is
+  // missing.
+  virtual void load_numbers(const std::map<std::string, double>& numbers);
 
  protected:
   struct Slot {
@@ -117,7 +120,7 @@ class Optimizer {
   std::vector<Slot> slots_;
 
  private:
-  friend class Scheduler;
+  friend class LrScheduler;
   std::shared_ptr<int> unkept_schedulers_ = std::make_shared<int>(0);
 };
 

@@ -7,20 +7,23 @@
 
 namespace dtrain::train {
 
-Scheduler::Scheduler(Optimizer& optimizer, SchedulePtr schedule, Per per)
-    : optimizer_(optimizer), schedule_(std::move(schedule)), per_(per), base_(optimizer.lr()) {
-  if (!schedule_) throw Error("scheduler: there is no schedule");
-  apply();
-  unkept_ = optimizer.unkept_schedulers_;
+LrScheduler::LrScheduler(Optimizer& optimizer)
+    : optimizer_(optimizer), unkept_(optimizer.unkept_schedulers_) {
   ++*unkept_;
 }
 
-Scheduler::~Scheduler() {
+LrScheduler::~LrScheduler() {
   if (unkept_) --*unkept_;
 }
 
-void Scheduler::set_kept() {
+void LrScheduler::set_kept() {
   if (unkept_) --*std::exchange(unkept_, nullptr);
+}
+
+Scheduler::Scheduler(Optimizer& optimizer, SchedulePtr schedule, Per per)
+    : LrScheduler(optimizer), schedule_(std::move(schedule)), per_(per), base_(optimizer.lr()) {
+  if (!schedule_) throw Error("scheduler: there is no schedule");
+  apply();
 }
 
 void Scheduler::after_step() {

@@ -9,19 +9,38 @@
 
 namespace dtrain::train {
 
+// What moves an optimizer's learning rate. The optimizer must outlive its last call. Not
+// collective: every rank does the same by itself. Checkpoints must keep it, or a resume begins it
+// anew: prepare_scheduler (trainer/api/functions.hpp) or Session::keep.
+class LrScheduler {
+ public:
+  virtual ~LrScheduler();
+  LrScheduler(const LrScheduler&) = delete;
+  LrScheduler& operator=(const LrScheduler&) = delete;
+
+  const Optimizer& optimizer() const { return optimizer_; }
+  // Checkpoints keep it: see Optimizer::unkept_schedulers.
+  void set_kept();
+  // For the checkpoint. load_state throws Error when the state is that of another one.
+  virtual nlohmann::json state() const = 0;
+  virtual void load_state(const nlohmann::json& state) = 0;
+
+ protected:
+  explicit LrScheduler(Optimizer& optimizer);
+  Optimizer& optimizer_;
+
+ private:
+  std::shared_ptr<int> unkept_;  // the optimizer's count; null when this one is kept
+};
+
 // Moves an optimizer's learning rate (and momentum, for one cycle) along a schedule. Counts steps
-// or epochs; that count and the base rate are all its state. The optimizer must outlive its last
-// call. Not collective: every rank does the same by itself. Checkpoints must keep it, or a resume
-// begins the schedule anew: prepare_scheduler (trainer/api/functions.hpp) or Session::keep.
-class Scheduler {
+// or epochs; that count and the base rate are all its state.
+class Scheduler final : public LrScheduler {
  public:
   enum class Per : std::uint8_t { step, epoch };
 
   // Sets the rate of step 0. The optimizer's rate at this moment is the schedule's base.
   Scheduler(Optimizer& optimizer, SchedulePtr schedule, Per per = Per::step);
-  ~Scheduler();
-  Scheduler(const Scheduler&) = delete;
-  Scheduler& operator=(const Scheduler&) = delete;
 
   // After each optimizer step, and after each epoch; the one that it does not count is ignored.
   void after_step();
@@ -29,24 +48,18 @@ class Scheduler {
 
   std::int64_t done() const { return done_; }
   double base() const { return base_; }
-  const Optimizer& optimizer() const { return optimizer_; }
 
-  // Checkpoints keep it: see Optimizer::unkept_schedulers.
-  void set_kept();
-
-  // For the checkpoint. load_state throws Error when the schedule was another one.
-  nlohmann::json state() const;
-  void load_state(const nlohmann::json& state);
+  nlohmann::json state() const override;
+  // Throws Error when the schedule was another one.
+  void load_state(const nlohmann::json& state) override;
 
  private:
   void apply();
 
-  Optimizer& optimizer_;
   SchedulePtr schedule_;
   Per per_;
   double base_;
   std::int64_t done_ = 0;
-  std::shared_ptr<int> unkept_;  // the optimizer's count; null when this one is kept
 };
 
 }  // namespace dtrain::train

@@ -212,13 +212,13 @@ Place load_training(const Checkpoint& checkpoint, const Training& training, cons
     place.epoch = common.at("epoch").get<std::int64_t>();
     place.position = common.at("position").get<std::int64_t>();
     const auto kind = common.at("optimizer").at("kind").get<std::string>();
-    const auto lr = common.at("optimizer").at("numbers").at("lr").get<double>();
+    const auto numbers = common.at("optimizer").at("numbers").get<std::map<std::string, double>>();
     if (kind != training.optimizer.kind()) {
       throw Error("the optimizer was " + kind + ", this one is " + training.optimizer.kind());
     }
     load_state_dict(training.model, map_tensors(first / kModel));
     training.optimizer.load_state(map_parts(checkpoint, kOptimizer));
-    training.optimizer.set_lr(lr);
+    training.optimizer.load_numbers(numbers);
     load_kept_tensors(checkpoint, training.tensors, context, warn);
     load_states(common.at("kept"), training.states, true, warn);
     restore_generators(checkpoint, common, training, context, place, warn);
