@@ -106,6 +106,7 @@ std::unique_ptr<DdpReducer> make_reducer(const ReducerArguments& arguments,
                                          const DdpOptions& options) {
   const comm::SharedTensors in_shared_memory;
   auto reducer = construct<DdpReducer>(arguments, options);
+  reducer->let_graphs_differ();
   if (options.static_graph) reducer->set_static_graph();
   if (options.gradient_type != GradientType::as_it_is) {
     const bool bf16 = options.gradient_type == GradientType::bf16;

@@ -31,6 +31,10 @@ class DdpReducer : public c10d::Reducer {
   // The buckets stay as they were given: none are made from the order of the first backward.
   void keep_buckets() { has_rebuilt_bucket_ = true; }
   bool has_final_buckets() const { return has_rebuilt_bucket_; }
+  // With find_unused_parameters the first step whose unused parameters are others than those of the
+  // step before is told to c10d's Logger, without asking whether there is one: SIGSEGV. Nobody
+  // needs to be told.
+  void let_graphs_differ() { ddp_graph_static_ = false; }
   long synchronized_steps() const { return num_iterations_; }
 
   // As if there had been no backward yet: the next one is the static graph's first.
