@@ -51,9 +51,14 @@ void EarlyStopping::load_state(const nlohmann::json& state) {
 }
 
 Metrics LearningRateMonitor::step_metrics(Trainer& trainer) {
-  const Optimizer& optimizer = trainer.optimizer();
-  Metrics metrics{{"lr", optimizer.lr()}};
-  if (optimizer.momentum() != 0) metrics["momentum"] = optimizer.momentum();
+  Metrics metrics;
+  const std::vector<std::string>& names = trainer.optimizer_names();
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const Optimizer& optimizer = *trainer.optimizers()[i];
+    const std::string suffix = names[i].empty() ? "" : "-" + names[i];
+    metrics["lr" + suffix] = optimizer.lr();
+    if (optimizer.momentum() != 0) metrics["momentum" + suffix] = optimizer.momentum();
+  }
   return metrics;
 }
 

@@ -9,6 +9,7 @@
 
 #include "trainer/core/metrics.hpp"
 #include "trainer/report/step_times.hpp"
+#include "trainer/train/reduce_lr_on_plateau.hpp"
 #include "trainer/train/tensors.hpp"
 
 namespace dtrain::train {
@@ -41,8 +42,6 @@ class Callback {
   virtual nlohmann::json state() const { return nullptr; }
   virtual void load_state(const nlohmann::json&) {}
 };
-
-enum class Best : std::uint8_t { min, max };
 
 // Checkpoints: after each epoch's validation, and every so many steps. Where they go is the
 // Trainer's default_root_dir, or dtrain's storage. Under dtrain the job's `checkpoint:` says which
@@ -93,7 +92,7 @@ class EarlyStopping final : public Callback {
   std::int64_t waited_ = 0;
 };
 
-// Adds "lr" (and "momentum") to the metrics of steps.
+// Adds "lr" (and "momentum") to the metrics of steps; of several optimizers "lr-NAME".
 class LearningRateMonitor final : public Callback {
  public:
   std::string name() const override { return "learning_rate_monitor"; }

@@ -6,6 +6,7 @@
 #include "trainer/api/functions.hpp"
 #include "trainer/api/place_counter.hpp"
 #include "trainer/report/step_times.hpp"
+#include "trainer/train/optimizer_set.hpp"
 
 namespace dtrain::train::internal {
 
@@ -20,7 +21,8 @@ struct Current {
   std::optional<Session> session;
   std::shared_ptr<torch::nn::Module> model;
   std::shared_ptr<DistributedDataParallel> ddp;
-  std::shared_ptr<Optimizer> optimizer;
+  OptimizerSet::Named optimizers;
+  std::shared_ptr<Optimizer> optimizer;  // what checkpoints keep: the one, or all as one
   std::optional<GradScaler> scaler;
   Precision precision = Precision::fp32;
   bool own_buffers = false;  // each rank its own
@@ -37,7 +39,7 @@ struct Current {
   std::optional<LossCheck> losses;
   StepTimes times;
   std::int64_t timed_steps = 0;  // in this process
-  at::Tensor generators;  // before the evaluation that is under way; else undefined
+  at::Tensor generators;         // before the evaluation that is under way; else undefined
 };
 
 Current& training();        // throws Error before init()

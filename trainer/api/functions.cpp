@@ -7,6 +7,7 @@
 #include "trainer/train/batch_norm.hpp"
 #include "trainer/train/gradients.hpp"
 #include "trainer/train/objects.hpp"
+#include "trainer/train/optimizer_set.hpp"
 #include "trainer/train/zero.hpp"
 
 namespace dtrain::train {
@@ -45,7 +46,7 @@ Session::Options session_options(InitOptions& options) {
 }  // namespace
 
 Current::Current(InitOptions options)
-    : context(Context::join(read_environment(), options.context)),
+    : context((apply(options.device), Context::join(read_environment(), options.context))),
       log_every(options.log_every_n_steps),
       checkpoint_every(options.checkpoint_every_n_steps) {
   if (log_every < 1) throw Error("init: log_every_n_steps must be at least 1");
@@ -72,11 +73,25 @@ Current& internal::with_optimizer() {
 }
 
 void internal::check_schedulers(const Current& t) {
-  if (t.optimizer->unkept_schedulers() == 0) return;
-  throw Error(
-      "a Scheduler moves the optimizer's rate and checkpoints do not keep it: "
-      "call prepare_scheduler() before get_checkpoint()");
+  for (const auto& [name, optimizer] : t.optimizers) {
+    if (optimizer->unkept_schedulers() == 0) continue;
+    throw Error(
+        "a Scheduler moves the optimizer's rate and checkpoints do not keep it: "
+        "call prepare_scheduler() before get_checkpoint()");
+  }
 }
+
+namespace {
+
+Current& with_one_optimizer(const char* what) {
+  Current& t = with_optimizer();
+  if (t.optimizers.size() == 1) return t;
+  throw Error(std::string(what) +
+              "() is for one optimizer: of several each takes its steps by itself, "
+              "optimizer->step(), after clip_gradient_norm(optimizer->parameters(), …)");
+}
+
+}  // namespace
 
 Context& init(InitOptions options) {
   if (slot()) throw Error("init() was called already in this process");
@@ -175,9 +190,18 @@ std::shared_ptr<DistributedDataParallel> prepare_module(std::shared_ptr<torch::n
 }
 
 std::shared_ptr<Optimizer> prepare_optimizer(std::shared_ptr<Optimizer> optimizer,
-                                             Strategy strategy) {
+                                             Strategy strategy, const std::string& name) {
   Current& t = with_model();
-  if (t.optimizer) throw Error("prepare_optimizer() was called already");
+  if (!t.optimizers.empty()) {
+    if (name.empty() || t.optimizers.contains(name) || t.optimizers.contains("")) {
+      throw Error(
+          "prepare_optimizer() was called already: of several optimizers each, the first too, "
+          "needs a name of its own, under which checkpoints keep it");
+    }
+    if (t.precision == Precision::fp16) {
+      throw Error("fp16 has one loss scale, for one optimizer: use bf16 with several");
+    }
+  }
   if (strategy == Strategy::zero1) {
     if (optimizer->unkept_schedulers() > 0) {
       throw Error(
@@ -186,14 +210,23 @@ std::shared_ptr<Optimizer> prepare_optimizer(std::shared_ptr<Optimizer> optimize
     }
     optimizer = std::make_shared<ZeroOptimizer>(std::move(optimizer), t.context);
   }
-  t.optimizer = std::move(optimizer);
-  return t.optimizer;
+  OptimizerSet::Named all = t.optimizers;
+  all.emplace(name, optimizer);
+  t.optimizer = all.size() == 1 ? optimizer : std::make_shared<OptimizerSet>(all);
+  t.optimizers = std::move(all);
+  return optimizer;
 }
 
-std::shared_ptr<Scheduler> prepare_scheduler(std::shared_ptr<Scheduler> scheduler,
-                                             const std::string& name) {
+namespace {
+
+template <typename Its>
+std::shared_ptr<Its> keep_scheduler(std::shared_ptr<Its> scheduler, const std::string& name) {
   Current& t = with_optimizer();
-  if (&scheduler->optimizer() != t.optimizer.get()) {
+  std::shared_ptr<Optimizer> optimizer;
+  for (const auto& [its_name, each] : t.optimizers) {
+    if (&scheduler->optimizer() == each.get()) optimizer = each;
+  }
+  if (!optimizer) {
     throw Error(
         "prepare_scheduler: the scheduler is of another optimizer than the one that "
         "prepare_optimizer() returned");
@@ -202,17 +235,32 @@ std::shared_ptr<Scheduler> prepare_scheduler(std::shared_ptr<Scheduler> schedule
     throw Error("prepare_scheduler() comes too late: get_checkpoint() would have loaded its state");
   }
   t.session->keep(
-      name,
-      {.save = [scheduler, of = t.optimizer] { return scheduler->state(); },
-       .load = [scheduler, of = t.optimizer](const auto& state) { scheduler->load_state(state); },
-       .alike = true});
+      name, {.save = [scheduler, optimizer] { return scheduler->state(); },
+             .load = [scheduler, optimizer](const auto& state) { scheduler->load_state(state); },
+             .alike = true});
   scheduler->set_kept();
   return scheduler;
 }
 
+}  // namespace
+
+std::shared_ptr<Scheduler> prepare_scheduler(std::shared_ptr<Scheduler> scheduler,
+                                             const std::string& name) {
+  return keep_scheduler(std::move(scheduler), name);
+}
+
+std::shared_ptr<ReduceLROnPlateau> prepare_scheduler(std::shared_ptr<ReduceLROnPlateau> scheduler,
+                                                     const std::string& name) {
+  return keep_scheduler(std::move(scheduler), name);
+}
+
 std::shared_ptr<Scheduler> prepare_scheduler(SchedulePtr schedule, Scheduler::Per per) {
-  return prepare_scheduler(
-      std::make_shared<Scheduler>(*with_optimizer().optimizer, std::move(schedule), per));
+  return prepare_scheduler(std::make_shared<Scheduler>(
+      *with_one_optimizer("prepare_scheduler").optimizer, std::move(schedule), per));
+}
+
+GradScaler& internal::scaler() {
+  return *with_model().scaler;
 }
 
 DataLoader prepare_data_loader(const DataLoader& loader, bool evaluates) {
@@ -233,17 +281,18 @@ void backward(const at::Tensor& loss) {
 }
 
 void unscale_gradients() {
-  Current& t = with_optimizer();
+  Current& t = with_one_optimizer("unscale_gradients");
   if (!t.scaler->unscaled()) t.scaler->unscale(*t.optimizer);
 }
 
 double clip_gradients(double max_norm) {
+  Current& t = with_one_optimizer("clip_gradients");
   unscale_gradients();
-  return clip_gradient_norm(with_optimizer().optimizer->parameters(), max_norm);
+  return clip_gradient_norm(t.optimizer->parameters(), max_norm);
 }
 
 bool optimizer_step() {
-  Current& t = with_optimizer();
+  Current& t = with_one_optimizer("optimizer_step");
   const bool taken = t.scaler->step(*t.optimizer);
   t.optimizer->zero_grad();
   count_step();

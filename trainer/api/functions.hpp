@@ -17,10 +17,12 @@
 #include "trainer/api/data_loader.hpp"
 #include "trainer/train/context.hpp"
 #include "trainer/train/ddp.hpp"
+#include "trainer/train/device_settings.hpp"
 #include "trainer/train/late_metrics.hpp"
 #include "trainer/train/optimizer.hpp"
 #include "trainer/train/optimizer_factories.hpp"
 #include "trainer/train/precision.hpp"
+#include "trainer/train/reduce_lr_on_plateau.hpp"
 #include "trainer/train/scheduler.hpp"
 #include "trainer/train/session.hpp"
 
@@ -60,6 +62,7 @@ struct InitOptions {
   std::int64_t log_every_n_steps = 50;  // of what log() is told
   // Within an epoch, by epochs(), with the metrics that log() was told last. 0: none.
   std::int64_t checkpoint_every_n_steps = 0;
+  DeviceSettings device = {};  // benchmark, deterministic, float32_matmul_precision
   Context::Options context = {};
   Session::Options session = {};
 };
@@ -126,14 +129,23 @@ std::shared_ptr<DistributedDataParallel> prepare_module(std::shared_ptr<torch::n
                                                         const PrepareModel& options = {});
 
 // Checkpoints keep it. Throws Error if `strategy` cannot share it out. After prepare_model.
+// Of several (a generator's and a discriminator's) each has a name of its own, under which its
+// state is kept, and takes its steps by itself, optimizer->step(): optimizer_step() and
+// clip_gradients() are Errors then, as is fp16. DDP wants find_unused_parameters and, for each
+// backward, prepare_:
+//     model->prepare_forward();  const auto loss = …model->module()…;
+//     backward(model->prepare_backward({loss})[0]);
 std::shared_ptr<Optimizer> prepare_optimizer(std::shared_ptr<Optimizer> optimizer,
-                                             Strategy strategy = Strategy::ddp);
+                                             Strategy strategy = Strategy::ddp,
+                                             const std::string& name = "");
 
 // Checkpoints keep it, so that a resume goes on along the schedule. Made on what prepare_optimizer
 // returned, before get_checkpoint(). A scheduler of the optimizer that was not prepared makes
 // get_checkpoint() and report() with a checkpoint throw Error. `name` tells several apart.
 std::shared_ptr<Scheduler> prepare_scheduler(std::shared_ptr<Scheduler> scheduler,
                                              const std::string& name = "scheduler");
+std::shared_ptr<ReduceLROnPlateau> prepare_scheduler(std::shared_ptr<ReduceLROnPlateau> scheduler,
+                                                     const std::string& name = "scheduler");
 // The same, of the prepared optimizer's rate.
 std::shared_ptr<Scheduler> prepare_scheduler(SchedulePtr schedule,
                                              Scheduler::Per per = Scheduler::Per::step);
@@ -273,6 +285,7 @@ std::vector<nlohmann::json> all_gather(const nlohmann::json& value);
 void set_seed(std::uint64_t seed);
 
 namespace internal {
+GradScaler& scaler();
 void move_model(torch::nn::Module& model, const PrepareModel& options);
 void keep_model(std::shared_ptr<torch::nn::Module> model,
                 std::shared_ptr<DistributedDataParallel> ddp, const PrepareModel& options);

@@ -5,18 +5,26 @@
 
 namespace dtrain::train {
 
-void MetricLog::add(const std::string& name, double value, std::int64_t samples,
+template <typename Value>
+void MetricLog::add(const std::string& name, const Value& value, std::int64_t samples,
                     const LogOptions& options) {
-  Entry& entry = entries_[name];
+  Entry& entry = entries_[name];  // stays where it is until all is read
   entry.options = options;
   entry.on_step = options.on_step.value_or(on_step_);
   entry.on_epoch = options.on_epoch.value_or(on_epoch_);
-  entry.last = value;
   entry.is_new = true;
-  entry.sum += value * static_cast<double>(samples);
-  entry.samples += static_cast<double>(samples);
-  if (options.prog_bar) progress_bar_[name] = value;
+  late_.add(value, [this, name, &entry, bar = options.prog_bar,
+                    count = static_cast<double>(samples)](double read) {
+    entry.last = read;
+    entry.sum += read * count;
+    entry.samples += count;
+    if (bar) progress_bar_[name] = read;
+  });
 }
+
+template void MetricLog::add(const std::string&, const double&, std::int64_t, const LogOptions&);
+template void MetricLog::add(const std::string&, const at::Tensor&, std::int64_t,
+                             const LogOptions&);
 
 // With both, the two are told apart as in Lightning.
 std::string MetricLog::step_name(const std::string& name, const Entry& entry) const {
@@ -24,6 +32,7 @@ std::string MetricLog::step_name(const std::string& name, const Entry& entry) co
 }
 
 Metrics MetricLog::take_step(Context& context, bool flushes) {
+  if (flushes) late_.read();
   Metrics metrics;
   std::vector<double> synced;
   for (auto& [name, entry] : entries_) {
@@ -45,6 +54,7 @@ Metrics MetricLog::take_step(Context& context, bool flushes) {
 }
 
 Metrics MetricLog::take_epoch(Context& context) {
+  late_.read();
   // A rank without batches knows no names: the sums go as objects.
   nlohmann::json mine = nlohmann::json::object();
   for (const auto& [name, entry] : entries_) {
@@ -76,7 +86,8 @@ Metrics MetricLog::take_epoch(Context& context) {
   return metrics;
 }
 
-nlohmann::json MetricLog::state() const {
+nlohmann::json MetricLog::state() {
+  late_.read();
   nlohmann::json state = nlohmann::json::object();
   for (const auto& [name, entry] : entries_) {
     state[name] = {{"sync_dist", entry.options.sync_dist},
@@ -89,6 +100,7 @@ nlohmann::json MetricLog::state() const {
 }
 
 void MetricLog::load_state(const nlohmann::json& state) {
+  late_.read();
   entries_.clear();
   for (const auto& [name, saved] : state.items()) {
     Entry& entry = entries_[name];
@@ -111,7 +123,11 @@ void Module::log(const std::string& name, double value, const LogOptions& option
 }
 
 void Module::log(const std::string& name, const at::Tensor& value, const LogOptions& options) {
-  log(name, value.item<double>(), options);
+  if (log_ == nullptr) throw Error("log('" + name + "'): no Trainer runs this module");
+  if (!value.defined() || value.numel() != 1) {
+    throw Error("log('" + name + "'): the tensor is not one number");
+  }
+  log_->add(name, value, samples_, options);
 }
 
 std::vector<NamedParameter> Module::trained_parameters() const {

@@ -1,7 +1,5 @@
 #include "trainer/api/trainer.hpp"
 
-#include <ATen/Context.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <exception>
@@ -37,6 +35,7 @@ TrainerOptions checked(TrainerOptions o) {
     o.check_val_every_n_epoch = 1;
     o.log_every_n_steps = 1;
     o.enable_checkpointing = false;
+    o.loggers.clear();
     o.metrics_file.reset();
     o.tensorboard.reset();
   }
@@ -128,14 +127,21 @@ void Trainer::State::begin(Trainer& trainer, std::shared_ptr<Module> its_module)
                                    .score_attribute = checkpoints->monitor,
                                    .higher_is_better = checkpoints->mode == Best::max};
     }
+    session_options.loggers = options.loggers;
     session_options.metrics_file = options.metrics_file;
     session_options.tensorboard = options.tensorboard;
     session_options.hyperparameters = options.hyperparameters;
     session_options.stop_on_bad_loss = options.stop_on_bad_loss;
+    init_options.device = {.benchmark = options.benchmark,
+                           .deterministic = options.deterministic,
+                           .float32_matmul_precision = options.float32_matmul_precision};
     init(std::move(init_options));
     made_training = true;
+  } else {
+    apply(DeviceSettings{.benchmark = options.benchmark,
+                         .deterministic = options.deterministic,
+                         .float32_matmul_precision = options.float32_matmul_precision});
   }
-  if (options.deterministic) at::globalContext().setDeterministicAlgorithms(true, false);
   if (options.seed) set_seed(*options.seed);
   if (!session().can_checkpoint()) checkpoints = nullptr;
   if (stops) session().request_stop();
@@ -144,18 +150,28 @@ void Trainer::State::begin(Trainer& trainer, std::shared_ptr<Module> its_module)
   module->trainer_ = &trainer;
   // As a whole; parts of it that are frozen by eval() stay so.
   if (!module->is_training()) module->train();
-  ddp = prepare_module(module, {.ddp = options.ddp,
+  automatic = module->automatic_optimization();
+  DdpOptions ddp_options = options.ddp;
+  if (!automatic) {
+    if (options.accumulate_grad_batches > 1 || options.gradient_clip_val) {
+      throw Error(
+          "trainer: accumulate_grad_batches and gradient_clip_val are for automatic optimization; "
+          "this module optimizes by hand: do it in training_step (clip_gradient_norm)");
+    }
+    if (precision_of(options.precision) == Precision::fp16) {
+      throw Error("trainer: fp16's loss scale is for automatic optimization: use bf16");
+    }
+    if (options.ddp.static_graph) {
+      throw Error("trainer: static_graph, and a module that optimizes by hand: its graphs differ");
+    }
+    ddp_options.find_unused_parameters = true;
+  }
+  ddp = prepare_module(module, {.ddp = ddp_options,
                                 .sync_batch_norm = options.sync_batchnorm,
                                 .channels_last = options.channels_last,
                                 .precision = precision_of(options.precision),
                                 .scaler = options.scaler});
-  Optimizers configured = module->configure_optimizers();
-  if (!configured.optimizer) throw Error("trainer: configure_optimizers gave no optimizer");
-  optimizer = prepare_optimizer(configured.optimizer, strategy_of(options.strategy));
-  if (configured.schedule) {
-    scheduler = prepare_scheduler(
-        std::make_shared<Scheduler>(*optimizer, configured.schedule, configured.per));
-  }
+  begin_optimizers();
 
   // Not prepare_data_loader: the loop moves batches by itself, and measures it.
   train_data = module->train_dataloader().shared(context(), /*evaluates=*/false);
@@ -227,6 +243,7 @@ int Trainer::run_until(std::int64_t epochs) {
 
 void Trainer::finish() {
   State& s = *state_;
+  s.train_log.late().read();
   s.end_profile();
   if (s.preempted) session().say("told to go, after step " + std::to_string(s.place.step));
   s.module->on_fit_end();
@@ -266,8 +283,17 @@ const Metrics& Trainer::callback_metrics() const {
   return state_->metrics;
 }
 Optimizer& Trainer::optimizer() const {
-  if (!state_->optimizer) throw Error("trainer: there is no optimizer before fit()");
-  return *state_->optimizer;
+  if (state_->optimizers.empty()) throw Error("trainer: there is no optimizer before fit()");
+  if (state_->optimizers.size() > 1) {
+    throw Error("trainer: there are several optimizers: optimizers() has them");
+  }
+  return *state_->optimizers[0];
+}
+const std::vector<std::shared_ptr<Optimizer>>& Trainer::optimizers() const {
+  return state_->optimizers;
+}
+const std::vector<std::string>& Trainer::optimizer_names() const {
+  return state_->optimizer_names;
 }
 StepTimes& Trainer::times() {
   return state_->times;

@@ -10,6 +10,7 @@
 
 #include "trainer/api/callbacks.hpp"
 #include "trainer/api/functions.hpp"
+#include "trainer/api/lr_finder.hpp"
 #include "trainer/api/module.hpp"
 
 namespace dtrain::train {
@@ -60,15 +61,25 @@ struct TrainerOptions {
   std::int64_t log_every_n_steps = 50;
   bool sync_batchnorm = false;
   bool channels_last = false;
+  // The process's, as in train/device_settings.hpp: set them in InitOptions where init() is your
+  // own. `deterministic` is DDP's too.
+  std::optional<bool> benchmark;
   bool deterministic = false;
+  std::optional<std::string> float32_matmul_precision;  // "highest", "high", "medium"
   DdpOptions ddp;
   GradScaler::Options scaler;
   std::optional<std::uint64_t>
       seed;  // set_seed() when fit() begins; the module has its weights by then
+  // A loss that is no number ends the training (Session::check_loss); else it is said. The losses
+  // of steps are read together: with the next log, progress line, validation, checkpoint or end of
+  // an epoch, so within log_every_n_steps; the step that is named is the one that had it. No
+  // checkpoint is written of a step whose loss was not looked at.
   bool stop_on_bad_loss = false;
   std::optional<ProfileOptions> profile;
-  std::optional<std::filesystem::path> metrics_file;
-  std::optional<std::filesystem::path> tensorboard;
+  // Rank 0's metrics and the hyperparameters go there: CsvLogger, one's own, … (report/logger.hpp).
+  std::vector<std::shared_ptr<Logger>> loggers;
+  std::optional<std::filesystem::path> metrics_file;  // one more: a JsonLinesLogger
+  std::optional<std::filesystem::path> tensorboard;   // one more: a TensorBoardLogger
   nlohmann::json hyperparameters = nlohmann::json::object();
   Context::Options context;
 };
@@ -94,6 +105,13 @@ class Trainer {
 
   // Returns what main() should: 0, or 143 when it was told to go before its end.
   int fit(std::shared_ptr<Module> module);
+  // Where the loss falls most with a rising rate, to choose the optimizer's rate by: before fit(),
+  // of the same module or with a Trainer of its own. Trains on its data for a while, from where
+  // fit() would begin. Afterwards weights, buffers, the optimizer's state and rate, the loss scale
+  // and the random generators are as before to the bit; callbacks and loggers have seen nothing.
+  // What a module keeps beside its tensors is its own affair. Collective. Throws Error for modules
+  // that optimize by hand.
+  LrFinderResult lr_find(std::shared_ptr<Module> module, const LrFinderOptions& options = {});
   // The means of what validation_step logs. Of a module that fit() has trained, or of another
   // one: then it is prepared, and what there is of checkpoints is loaded.
   Metrics validate(std::shared_ptr<Module> module);
@@ -102,7 +120,10 @@ class Trainer {
   std::int64_t current_epoch() const;
   // The newest value of everything logged, epoch means among them.
   const Metrics& callback_metrics() const;
-  Optimizer& optimizer() const;  // throws Error before fit()
+  Optimizer& optimizer() const;  // throws Error before fit(), and where there are several
+  // As configure_optimizers gave them. Of one the name may be empty.
+  const std::vector<std::shared_ptr<Optimizer>>& optimizers() const;
+  const std::vector<std::string>& optimizer_names() const;
   StepTimes& times();
   bool validates() const;  // the module has a val_dataloader, and its limit is above 0
   // Any rank may call it, alone: all leave together, after the validation or epoch in which it
@@ -117,6 +138,7 @@ class Trainer {
   void finish();
 
  private:
+  friend class Module;
   struct State;
   std::unique_ptr<State> state_;
 };

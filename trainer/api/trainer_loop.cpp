@@ -1,3 +1,4 @@
+#include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -84,9 +85,42 @@ std::int64_t Trainer::State::fill_window(DataLoader::Pass& pass, std::deque<Batc
   return most;
 }
 
-// One batch's part of a window's gradients. Returns its loss.
-double Trainer::State::train_batch(Trainer& trainer, const Batch& batch, std::int64_t index,
-                                   std::int64_t in_window, std::int64_t window) {
+Trainer::State::Window Trainer::State::run_window(Trainer* trainer, DataLoader::Pass& pass,
+                                                  std::deque<Batch>& ready, std::int64_t index,
+                                                  std::int64_t window) {
+  using Part = StepTimes::Part;
+  Window its;
+  for (; its.batches < window; ++its.batches) {
+    std::optional<Batch> batch;
+    if (ready.empty()) {
+      batch = pass.next();
+    } else {
+      batch = std::move(ready.front());
+      ready.pop_front();
+    }
+    if (!batch) throw Error("trainer: the data ended before its epoch");
+    times.lap(Part::wait);
+    const Batch here = to_device(std::move(*batch), context().device());
+    times.lap(Part::copy);
+    const at::Tensor batch_loss = train_batch(here, index + its.batches, its.batches, window);
+    if (batch_loss.defined()) {
+      train_log.late().add(batch_loss, [this](double value) {
+        window_loss += value;
+        ++window_losses;
+      });
+    }
+    if (trainer != nullptr) {
+      each([&](Callback& callback) { callback.on_train_batch_end(*trainer, *module); });
+    }
+    its.samples += here.size();
+    times.lap(Part::compute);
+  }
+  return its;
+}
+
+// One batch's part of a window's gradients.
+at::Tensor Trainer::State::train_batch(const Batch& batch, std::int64_t index,
+                                       std::int64_t in_window, std::int64_t window) {
   std::optional<DistributedDataParallel::NoSync> silent;
   if (in_window + 1 < window) silent.emplace(*ddp);
   module->samples_ = batch.size();
@@ -94,52 +128,58 @@ double Trainer::State::train_batch(Trainer& trainer, const Batch& batch, std::in
   at::Tensor loss;
   {
     const std::unique_ptr<Autocast> in_precision = autocast();
+    // Weights that change in the midst of it must not be taken from autocast's cache.
+    const bool caches = at::autocast::is_autocast_cache_enabled();
+    if (!automatic) at::autocast::set_autocast_cache_enabled(false);
     loss = module->training_step(batch, index);
+    at::autocast::set_autocast_cache_enabled(caches);
   }
+  if (!automatic && !loss.defined()) return {};
   if (!loss.defined() || loss.numel() != 1) {
     throw Error("trainer: training_step must return the loss, one number");
   }
-  const at::Tensor shared = window > 1 ? loss / static_cast<double>(window) : loss;
-  backward(ddp->prepare_backward({shared})[0]);
-  const double value = loss.item<double>();
-  each([&](Callback& callback) { callback.on_train_batch_end(trainer, *module); });
-  return value;
+  if (automatic) {
+    const at::Tensor shared = window > 1 ? loss / static_cast<double>(window) : loss;
+    backward(ddp->prepare_backward({shared})[0]);
+  }
+  return loss.detach();
 }
 
-void Trainer::State::end_window(Trainer& trainer, double loss) {
-  if (options.gradient_clip_val) {
-    metrics["grad_norm"] = clip_gradients(*options.gradient_clip_val);
-  } else {
-    unscale_gradients();
-  }
-  module->on_before_optimizer_step(*optimizer);
-  each(
-      [&](Callback& callback) { callback.on_before_optimizer_step(trainer, *module, *optimizer); });
-  const bool taken = optimizer_step();
-  if (scheduler && taken) scheduler->after_step();
+void Trainer::State::end_window(Trainer& trainer, std::int64_t batches) {
+  const bool taken = !automatic || take_step(&trainer);
+  if (automatic && taken && moving[0].scheduler) moving[0].scheduler->after_step();
   ++place.step;
   context().set_step(place.step);
-  session().check_loss(place.step, loss);
+  train_log.late().add(0.0, [this, step = place.step, batches](double) {
+    last_loss.reset();
+    if (window_losses == 0) return;
+    last_loss = window_loss / static_cast<double>(batches);
+    window_loss = 0;
+    window_losses = 0;
+    session().check_loss(step, *last_loss);
+  });
   each([&](Callback& callback) { callback.on_step_end(trainer, *module); });
   if (profile && place.step >= options.profile->last_step) end_profile();
 
   const bool logs = place.step % options.log_every_n_steps == 0;
   Metrics step_metrics = train_log.take_step(context(), logs);
   if (logs) {
-    step_metrics.try_emplace("loss", loss);
+    if (last_loss) step_metrics.try_emplace("loss", *last_loss);
     if (options.gradient_clip_val) step_metrics["grad_norm"] = metrics.at("grad_norm");
     each([&](Callback& callback) { step_metrics.merge(callback.step_metrics(trainer)); });
     for (const auto& [name, value] : step_metrics) metrics[name] = value;
-    report(place.step, step_metrics);
+    session().report(place.step, step_metrics, place.epoch);
   }
-  Progress progress{.step = place.step,
-                    .total = {},
-                    .epoch = place.epoch,
-                    .message = "",
-                    .metrics = train_log.progress_bar()};
-  progress.metrics.try_emplace("loss", loss);
+  if (automatic) look_for_plateaus(Scheduler::Per::step, place.step);
+  Progress progress{
+      .step = place.step, .total = {}, .epoch = place.epoch, .message = "", .metrics = {}};
   const std::int64_t total = total_steps();
   if (total != std::numeric_limits<std::int64_t>::max()) progress.total = total;
+  if (session().progress_due(place.step, progress.total)) {
+    train_log.late().read();
+    progress.metrics = train_log.progress_bar();
+    if (last_loss) progress.metrics.try_emplace("loss", *last_loss);
+  }
   session().progress(progress);
 }
 
@@ -155,12 +195,14 @@ bool Trainer::State::checkpoint_due() const {
 }
 
 void Trainer::State::checkpoint(const Place& at) {
+  train_log.late().read();  // a loss that ends the training does so before it is kept
   if (checkpoints == nullptr) return;
   report(metrics, at);
   checkpointed_at = place.step;
 }
 
 bool Trainer::State::validate(Trainer& trainer, bool may_leave) {
+  train_log.late().read();
   const ModuleModes modes(*module);
   const at::Tensor generators = generator_state(context().device());
   bool told = false;
@@ -241,35 +283,16 @@ void Trainer::State::run_epoch(Trainer& trainer) {
       stream_has_ended = window == 0;
       if (stream_has_ended) break;
     }
-    double loss = 0;
     begin_profile();
-    std::int64_t done = 0;
-    std::int64_t samples = 0;
-    for (; done < window; ++done) {
-      std::optional<Batch> batch;
-      if (ready.empty()) {
-        batch = pass.next();
-      } else {
-        batch = std::move(ready.front());
-        ready.pop_front();
-      }
-      if (!batch) break;
-      times.lap(Part::wait);
-      const Batch here = to_device(std::move(*batch), context().device());
-      times.lap(Part::copy);
-      loss += train_batch(trainer, here, index + done, done, window);
-      samples += here.size();
-      times.lap(Part::compute);
-    }
-    if (done < window) throw Error("trainer: the data ended before its epoch");
-    end_window(trainer, loss / static_cast<double>(window));
+    const Window done = run_window(&trainer, pass, ready, index, window);
+    end_window(trainer, done.batches);
     times.lap(Part::compute);
-    times.step(samples);
+    times.step(done.samples);
     any = true;
-    index += done;
+    index += done.batches;
     place.position = pass.position();
 
-    if (validates_now && index / val_every > (index - done) / val_every) {
+    if (validates_now && index / val_every > (index - done.batches) / val_every) {
       if (!validate(trainer, /*may_leave=*/true)) return leave_for_validation();
       validated_at = index;
     }
@@ -300,7 +323,10 @@ void Trainer::State::run_epoch(Trainer& trainer) {
         all_reduce_sum(static_cast<double>(train_data->skipped()->count()));
   }
   if (whole) {
-    if (scheduler) scheduler->after_epoch();
+    if (automatic) {
+      if (moving[0].scheduler) moving[0].scheduler->after_epoch();
+      look_for_plateaus(Scheduler::Per::epoch, place.epoch + 1);
+    }
     module->on_train_epoch_end();
     each([&](Callback& callback) { callback.on_train_epoch_end(trainer, *module); });
     agree_to_stop();
@@ -314,7 +340,7 @@ void Trainer::State::run_epoch(Trainer& trainer) {
   if ((whole && (by_epoch || by_step)) || preempted) {
     checkpoint(next);
   } else if (!metrics.empty() && (whole || validated_at >= 0)) {
-    report(place.step, metrics);
+    session().report(place.step, metrics, place.epoch);
   }
   place = next;
 }

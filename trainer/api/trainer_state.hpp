@@ -16,6 +16,9 @@ namespace dtrain::train {
 struct Trainer::State {
   explicit State(TrainerOptions its) : options(std::move(its)) {}
 
+  // The session keeps the log, and what waits in it refers to this.
+  ~State() { train_log.late().forget(); }
+
   const TrainerOptions options;
   const ModelCheckpoint::Options* checkpoints = nullptr;  // null: none
   ModelCheckpoint::Options default_checkpoints;
@@ -23,8 +26,16 @@ struct Trainer::State {
 
   std::shared_ptr<Module> module;
   std::shared_ptr<DistributedDataParallel> ddp;
-  std::shared_ptr<Optimizer> optimizer;
-  std::shared_ptr<Scheduler> scheduler;  // null: constant
+  bool automatic = true;  // Module::automatic_optimization
+  // As configure_optimizers gave them; one, where the Trainer optimizes.
+  std::vector<std::shared_ptr<Optimizer>> optimizers;
+  std::vector<std::string> optimizer_names;
+  struct Moving {  // how an optimizer's rate moves; both null: it is constant
+    std::shared_ptr<Scheduler> scheduler;
+    std::shared_ptr<ReduceLROnPlateau> plateau;
+    Plateau how;
+  };
+  std::vector<Moving> moving;
   std::optional<DataLoader> train_data;
   std::optional<DataLoader> val_data;
   std::int64_t train_batches = 0;  // of an epoch, limited; of a stream kUnknown, if it is not
@@ -34,9 +45,9 @@ struct Trainer::State {
   Place place;
   // What checkpoints keep of the loop itself. The session, which keeps it, may outlive the Trainer.
   struct Kept {
-    MetricLog train_log{true, false};
-    Metrics metrics;              // callback_metrics
-    bool validation_due = false;  // one was broken off: it comes before the next step
+    MetricLog train_log{true, false};  // and the losses of steps, in its late values
+    Metrics metrics;                   // callback_metrics
+    bool validation_due = false;       // one was broken off: it comes before the next step
   };
   const std::shared_ptr<Kept> kept = std::make_shared<Kept>();
   MetricLog& train_log = kept->train_log;
@@ -46,8 +57,11 @@ struct Trainer::State {
   std::optional<Profile> profile;
   bool was_profiled = false;
   std::int64_t profiled_from = 0;
-  bool stops = false;      // on this rank
-  bool has_ended = false;  // on all
+  double window_loss = 0;  // summed up, of the batches that are read: so many
+  std::int64_t window_losses = 0;
+  std::optional<double> last_loss;  // of the newest step that is read
+  bool stops = false;               // on this rank
+  bool has_ended = false;           // on all
   bool preempted = false;
   std::int64_t checkpointed_at = -1;  // step
 
@@ -61,10 +75,22 @@ struct Trainer::State {
 
   void begin(Trainer& trainer, std::shared_ptr<Module> its_module);
   void run_epoch(Trainer& trainer);
+  void begin_optimizers();
   std::int64_t fill_window(DataLoader::Pass& pass, std::deque<Batch>& ready, std::int64_t window);
-  double train_batch(Trainer& trainer, const Batch& batch, std::int64_t index,
-                     std::int64_t in_window, std::int64_t window);
-  void end_window(Trainer& trainer, double loss);
+  // The batches of one step, and its gradients. Its callbacks are called where there is a trainer.
+  struct Window {
+    std::int64_t batches = 0;
+    std::int64_t samples = 0;
+  };
+  Window run_window(Trainer* trainer, DataLoader::Pass& pass, std::deque<Batch>& ready,
+                    std::int64_t index, std::int64_t window);
+  // The loss, detached; none when a module that optimizes by hand gives none.
+  at::Tensor train_batch(const Batch& batch, std::int64_t index, std::int64_t in_window,
+                         std::int64_t window);
+  bool take_step(Trainer* trainer);
+  void look_for_plateaus(Scheduler::Per per, std::int64_t done);
+  void end_window(Trainer& trainer, std::int64_t batches);
+  LrFinderResult find_lr(const LrFinderOptions& its);
   void keep_loop();
   // False if it was broken off, on all ranks, because one of them was told to go and it may leave.
   bool validate(Trainer& trainer, bool may_leave);

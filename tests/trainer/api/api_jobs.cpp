@@ -344,6 +344,7 @@ int run_api_job(const std::string& name, const std::filesystem::path& folder) {
   jobs.insert(resume_jobs().begin(), resume_jobs().end());
   jobs.insert(epoch_jobs().begin(), epoch_jobs().end());
   jobs.insert(fit_jobs().begin(), fit_jobs().end());
+  jobs.insert(optimizer_jobs().begin(), optimizer_jobs().end());
   return run([&] { return jobs.at(name)(folder); });
 }
 

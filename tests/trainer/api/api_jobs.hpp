@@ -15,9 +15,10 @@ namespace dtrain::train::test {
 int run_api_job(const std::string& name, const std::filesystem::path& folder);
 
 using ApiJobs = std::map<std::string, std::function<int(const std::filesystem::path&)>>;
-const ApiJobs& resume_jobs();  // resume_jobs.cpp
-const ApiJobs& epoch_jobs();   // epoch_jobs.cpp
-const ApiJobs& fit_jobs();     // torch_trainer_test.cpp
+const ApiJobs& resume_jobs();     // resume_jobs.cpp
+const ApiJobs& epoch_jobs();      // epoch_jobs.cpp
+const ApiJobs& fit_jobs();        // torch_trainer_test.cpp
+const ApiJobs& optimizer_jobs();  // optimizer_jobs.cpp
 
 int number_of(const char* variable, int otherwise);
 void write_weights(const std::filesystem::path& path, const torch::nn::Module& module);
@@ -31,6 +32,35 @@ class SmallNet : public torch::nn::Module {
   bool dropout_;
   torch::nn::Linear first_;
   torch::nn::Linear second_;
+};
+
+// Weights by index alone, as python_trainer_golden.py's.
+void fill_by_formula(torch::nn::Module& module, double offset);
+
+class TwoLayers : public torch::nn::Module {
+ public:
+  TwoLayers(std::int64_t in, std::int64_t between, std::int64_t out, double offset);
+  at::Tensor forward(const at::Tensor& inputs);
+
+ private:
+  torch::nn::Linear first_;
+  torch::nn::Linear second_;
+};
+
+// A generator and a discriminator, optimized by hand: 20 steps an epoch.
+class Gan : public Module {
+ public:
+  bool automatic_optimization() const override { return false; }
+  at::Tensor training_step(const Batch& batch, std::int64_t index) override;
+  Optimizers configure_optimizers() override;
+  DataLoader train_dataloader() override;
+  std::vector<double> losses;  // of both, over all ranks
+
+ private:
+  std::shared_ptr<TwoLayers> generator_ =
+      register_module("generator", std::make_shared<TwoLayers>(4, 8, 8, 0.0));
+  std::shared_ptr<TwoLayers> discriminator_ =
+      register_module("discriminator", std::make_shared<TwoLayers>(8, 6, 1, 5.0));
 };
 
 struct Samples {

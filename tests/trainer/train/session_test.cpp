@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <sstream>
 
 #include "tests/trainer/support/fake_supervisor.hpp"
 #include "tests/trainer/support/temporary.hpp"
@@ -266,10 +267,64 @@ TEST_CASE("metrics also go to a file and to TensorBoard") {
   Session::Options options = quiet();
   options.metrics_file = folder / "run/metrics.jsonl";
   options.tensorboard = folder / "run/tb";
+  options.hyperparameters = {};
   Session session(context, options);
-  session.report(3, {{"loss", 0.25}, {"bad", std::nan("")}});
+  CHECK(!std::filesystem::exists(folder / "run"));
+  session.report(3, {{"loss", 0.25}, {"bad", std::nan("")}}, 1);
   const json line = json::parse(test::read_file(folder / "run/metrics.jsonl"));
   CHECK(line["step"] == 3);
+  CHECK(line["epoch"] == 1);
   CHECK(line["metrics"] == json{{"loss", 0.25}, {"bad", "nan"}});
   CHECK(std::distance(std::filesystem::directory_iterator(folder / "run/tb"), {}) == 1);
+}
+
+TEST_CASE("loggers go on where the checkpoint is, and hear of the end") {
+  class Own final : public Logger {
+   public:
+    std::string name() const override { return "own"; }
+    void start(std::optional<std::int64_t> step) override {
+      told += "start" + std::to_string(step.value_or(-1));
+    }
+    void log_hyperparams(const json& values) override { told += values.dump(); }
+    void log_metrics(std::int64_t step, std::optional<std::int64_t> epoch,
+                     const Metrics&) override {
+      told += " " + std::to_string(step) + "/" + std::to_string(epoch.value_or(-1));
+    }
+    void finalize(Status status) override { told += status == Status::failed ? " failed" : " ok"; }
+    std::string told;
+  };
+  const test::TemporaryFolder folder;
+  Context context = Context::join(Environment{}, {});
+  const auto model = test::make_small_model(1);
+  Sgd optimizer(named_parameters(*model), SgdOptions{});
+  const auto train = [&](const std::vector<Place>& places, bool fails) {
+    const auto own = std::make_shared<Own>();
+    Session::Options options = quiet(folder / "storage");
+    options.loggers = {own};
+    options.metrics_file = folder / "metrics.jsonl";
+    options.hyperparameters = {{"lr", 1}};
+    try {
+      Session session(context, options);
+      session.resume(*model, optimizer);
+      for (const Place& place : places) {
+        if (place.epoch == 0) {
+          session.report(place, {{"loss", 1}}, *model, optimizer);
+        } else {
+          session.report(place.step, {{"loss", 2}}, place.epoch);
+        }
+      }
+      session.finish();
+      if (fails) throw std::runtime_error("as asked");
+    } catch (const std::runtime_error&) {
+    }
+    return own->told;
+  };
+  CHECK(train({{100, 0, 4}, {130, 1, 0}}, true) == R"(start-1{"lr":1} 100/0 130/1 failed)");
+  CHECK(train({{110, 1, 0}, {120, 1, 0}}, false) == R"(start100{"lr":1} 110/1 120/1 ok)");
+  std::vector<int> steps;
+  std::istringstream in(test::read_file(folder / "metrics.jsonl"));
+  for (std::string line; std::getline(in, line);) {
+    if (const json each = json::parse(line); each.contains("step")) steps.push_back(each["step"]);
+  }
+  CHECK(steps == std::vector<int>{100, 110, 120});
 }
