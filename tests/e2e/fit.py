@@ -6,14 +6,16 @@ PROGRAM = BUILD / "examples" / "torch_trainer" / "torch_trainer"
 DATA = "/usr/share/datasets/fashion-mnist"
 
 
-class Fit(ClusterCase):
-    nodes = 2
-
+class Driver(ClusterCase):
     def run_program(self, *arguments, code=0, **env):
-        done = subprocess.run([str(PROGRAM), *arguments], env={**self.env, "DTRAIN": str(DTRAIN), **env}, cwd=self.folder,
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=180)
+        done = subprocess.run([str(PROGRAM), *arguments], env={**self.env, "DTRAIN": str(DTRAIN), **env},
+                              cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=180)
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         return done
+
+
+class Fit(Driver):
+    nodes = 2
 
     def test_it_submits_itself_and_returns_the_result(self):
         done = self.run_program(DATA, "256")
@@ -60,8 +62,9 @@ class Fit(ClusterCase):
             held.bind(("127.0.0.1", 0))
             ranks = []
             for rank in range(2):
-                env = {**self.env, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-                       "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held.getsockname()[1]), "OMP_NUM_THREADS": "1"}
+                env = {**self.env, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+                       "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held.getsockname()[1]),
+                       "OMP_NUM_THREADS": "1"}
                 ranks.append(subprocess.Popen([str(PROGRAM), DATA, "256"], env=env, cwd=self.folder, text=True,
                                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
             outputs = [process.communicate(timeout=180)[0] for process in ranks]
@@ -70,7 +73,7 @@ class Fit(ClusterCase):
         self.assertTrue((self.folder / "runs/fashion-mnist/checkpoints/checkpoint_000001/manifest.json").exists())
 
 
-class FirstCluster(Fit):
+class FirstCluster(Driver):
     """Without a cluster it brings this machine's up."""
 
     nodes = 0
@@ -78,13 +81,10 @@ class FirstCluster(Fit):
     def name(self):
         return "local"
 
-    def test_it_submits_itself_and_returns_the_result(self):
+    def test_the_local_cluster_is_brought_up(self):
         done = self.run_program(DATA, "256")
         self.assertIn("no cluster is up: the local one is brought up", done.stderr)
         self.assertEqual(self.json("result")["state"], "succeeded")
-
-    test_what_train_func_throws_is_the_error = test_an_interrupt_detaches = None
-    test_without_the_command_it_says_what_to_do = test_as_torchruns_ranks = None
 
     def test_a_cluster_that_was_named_is_not_replaced(self):
         done = self.run_program(code=1, DTRAIN_CLUSTER="nowhere")

@@ -33,12 +33,16 @@ class Jobs(ClusterCase):
         super().setUp()
         self.env.update(DTRAIN=str(DTRAIN), PYTHONPATH=str(MODULE), PYTHONDONTWRITEBYTECODE="1")
         (self.folder / "rank.py").write_text(RANK)
-        self.submit_ranks = ("import dtrain, json, sys\nenv = {'PYTHONPATH': %r, 'DOLLAR': '$HOME${HOME}'}\n" % str(MODULE) +
-                             "submit = lambda words, **more: dtrain.submit([sys.executable, *words], env=env, **more)\n")
+        self.submit_ranks = f"""
+import dtrain, json, sys
+env = {{'PYTHONPATH': {str(MODULE)!r}, 'DOLLAR': '$HOME${{HOME}}'}}
+submit = lambda words, **more: dtrain.submit([sys.executable, *words], env=env, **more)
+"""
 
     def script(self, text, code=0, **env):
-        done = subprocess.run([sys.executable, "-c", self.submit_ranks + text], env={**self.env, **env}, cwd=self.folder,
-                              capture_output=True, text=True, timeout=DEADLINE, stdin=subprocess.DEVNULL)
+        done = subprocess.run([sys.executable, "-c", self.submit_ranks + text], env={**self.env, **env},
+                              cwd=self.folder, capture_output=True, text=True, timeout=DEADLINE,
+                              stdin=subprocess.DEVNULL)
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         return done
 

@@ -21,6 +21,7 @@ pid_t start(const std::filesystem::path& program, const std::vector<std::string>
   std::vector<std::string> arguments{program.string()};
   arguments.insert(arguments.end(), words.begin(), words.end());
   std::vector<char*> argv;
+  argv.reserve(arguments.size() + 1);
   for (std::string& word : arguments) argv.push_back(word.data());
   argv.push_back(nullptr);
   posix_spawn_file_actions_t actions;
