@@ -14,23 +14,19 @@ void train_func(const nlohmann::json& config) {
   ResNet net = resnet18(/*classes=*/10);
   net->replace_conv1(resnet_conv1(/*channels=*/1));
   auto model = prepare_model(net);
-  auto optimizer = prepare_optimizer(
-      std::make_shared<Adam>(named_parameters(*net), AdamOptions{.lr = config.at("lr")}));
+  prepare_optimizer(adam(*net, {.lr = config.at("lr")}));
   const DataLoader loader = prepare_data_loader(fashion_mnist(
       config.at("data"), config.at("images"), {.batch_size = config.at("batch"), .shuffle = true}));
 
-  Place place = get_checkpoint().value_or(Place{});
-  for (; place.epoch < config.at("epochs"); ++place.epoch, place.position = 0) {
-    auto pass = loader.pass(place.epoch, place.position);
-    double last = 0;
-    while (auto batch = pass.next()) {
-      const at::Tensor loss = at::cross_entropy_loss((*model)((*batch)[0]), (*batch)[1]);
+  for (const auto epoch : epochs(config.at("epochs"))) {
+    at::Tensor loss;
+    for (const auto& [images, labels] : loader.epoch(epoch)) {
+      loss = at::cross_entropy_loss(model(images), labels);
       backward(loss);
       optimizer_step();
-      last = loss.item<double>();
-      ++place.step;
+      log({{"loss", loss}});
     }
-    report({{"loss", last}}, Place{place.step, place.epoch + 1, 0});
+    save_checkpoint({{"loss", loss}});
   }
 }
 

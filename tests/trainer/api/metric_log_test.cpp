@@ -141,7 +141,7 @@ TEST_CASE("settings of the device: what contradicts itself or is not known is re
   CHECK_FALSE(at::globalContext().benchmarkCuDNN());
   CHECK((at::globalContext().float32MatmulPrecision() == at::Float32MatmulPrecision::HIGH));
   shutdown();
-  init({.context = {}, .session = {}, .device = {.benchmark = true}});
+  init({.device = {.benchmark = true}});
   CHECK(at::globalContext().benchmarkCuDNN());
   shutdown();
   at::globalContext().setDeterministicAlgorithms(false, false);

@@ -256,7 +256,7 @@ TEST_CASE("the functions: several optimizers have names") {
   init();
   auto model = prepare_model(std::make_shared<test::SmallNet>(4, false));
   const auto of = [&](std::size_t child) {
-    return std::make_shared<Sgd>(named_parameters(*model->module().children()[child]),
+    return std::make_shared<Sgd>(named_parameters(*model->children()[child]),
                                  SgdOptions{.lr = 0.1});
   };
   const auto first = prepare_optimizer(of(0), Strategy::ddp, "first");

@@ -29,7 +29,7 @@ Checkpoint made(const fs::path& folder, const std::string& text) {
 
 // Two reports, of rank 1's files and of both ranks', and one of nobody's.
 int own_files(const fs::path& folder) {
-  init({.context = {}, .session = {.storage = folder / "storage"}});
+  init({.storage = folder / "storage"});
   require(!checkpoint_directory(), "nothing to resume from");
   const bool second = context().rank() == 1;
   const auto one =
@@ -49,7 +49,7 @@ int own_files(const fs::path& folder) {
 }
 
 int bad_files(const fs::path& folder) {
-  init({.context = {}, .session = {.storage = folder / "storage"}});
+  init({.storage = folder / "storage"});
   Checkpoint files = made(folder, "x");
   if (context().rank() == 1) fs::create_symlink("/etc/passwd", files.folder / "link");
   const auto message = message_of<Error>([&] { report(1, {}, files); });
