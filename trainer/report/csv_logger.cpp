@@ -51,6 +51,9 @@ std::string header_of(const std::vector<std::string>& columns) {
 }  // namespace
 
 void CsvLogger::start(std::optional<std::int64_t> resumed_step) {
+  if (!file_.is_rewritable()) {
+    throw Error("a table needs a file that can be written anew when a column comes up");
+  }
   columns_.clear();
   if (!resumed_step) {
     file_.begin();

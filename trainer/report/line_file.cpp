@@ -17,9 +17,14 @@ void LineFile::open() {
   file_ = open_file(path_, O_WRONLY | O_CREAT | O_APPEND);
 }
 
+bool LineFile::is_rewritable() const {
+  std::error_code error;
+  return !fs::exists(path_, error) || fs::is_regular_file(path_, error);
+}
+
 void LineFile::begin() {
   std::error_code error;
-  if (fs::is_regular_file(path_, error) && fs::file_size(path_, error) > 0) {
+  if (is_rewritable() && fs::exists(path_) && fs::file_size(path_, error) > 0) {
     for (int i = 1;; ++i) {
       fs::path aside = path_;
       aside.replace_filename(path_.stem().string() + "." + std::to_string(i) +
@@ -34,6 +39,10 @@ void LineFile::begin() {
 
 std::vector<std::string> LineFile::resume() {
   std::vector<std::string> lines;
+  if (!is_rewritable()) {
+    open();
+    return lines;
+  }
   std::ifstream in(path_, std::ios::binary);
   for (std::string line; std::getline(in, line);) {
     if (!in.eof()) lines.push_back(line);  // else its newline is missing
@@ -44,6 +53,7 @@ std::vector<std::string> LineFile::resume() {
 }
 
 void LineFile::replace(const std::vector<std::string>& lines) {
+  if (!is_rewritable()) return;
   std::string text;
   for (const std::string& line : lines) text += line + "\n";
   file_.reset();

@@ -14,6 +14,8 @@ class LineFile {
  public:
   explicit LineFile(std::filesystem::path path) : path_(std::move(path)) {}
   const std::filesystem::path& path() const { return path_; }
+  // False for what can only be written to: a pipe, /dev/stdout. Nothing of it is read or replaced.
+  bool is_rewritable() const;
 
   // A new file. One that is there is kept as NAME.1.EXT, NAME.2.EXT, …
   void begin();

@@ -1,10 +1,13 @@
 #include "trainer/core/files.hpp"
 
 #include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "tests/trainer/support/temporary.hpp"
 #include "trainer/core/base64.hpp"
@@ -90,4 +93,27 @@ TEST_CASE("the error file is torchrun's JSON, whatever bytes the message has") {
 
 TEST_CASE("run gives back the body's code") {
   CHECK(run([] { return 7; }) == 7);
+}
+
+TEST_CASE("what is still held back is written when an exception ends the process") {
+  const test::TemporaryFolder folder;
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    const AtFailure alive([&] { FileSink(folder / "alive").finish(); });
+    static std::optional<AtFailure> held;  // as a session is: no destructor of it runs
+    run([&]() -> int {
+      {
+        const AtFailure over([&] { FileSink(folder / "over").finish(); });
+      }
+      held.emplace([&] { FileSink(folder / "held").finish(); });
+      throw Error("as the test asks for");
+    });
+    ::_exit(9);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(pid, &status, 0) == pid);
+  CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 1));
+  CHECK(std::filesystem::exists(folder / "held"));
+  CHECK(std::filesystem::exists(folder / "alive"));
+  CHECK(!std::filesystem::exists(folder / "over"));
 }

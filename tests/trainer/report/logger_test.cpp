@@ -1,6 +1,9 @@
 #include "trainer/report/logger.hpp"
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <fstream>
@@ -9,6 +12,7 @@
 
 #include "tests/trainer/support/temporary.hpp"
 #include "trainer/core/error.hpp"
+#include "trainer/core/files.hpp"
 #include "trainer/report/csv_logger.hpp"
 #include "trainer/report/json_lines_logger.hpp"
 
@@ -90,6 +94,24 @@ TEST_CASE("JSON lines: a resume drops the steps that come again, and nothing els
   CHECK(lines_of(folder / "runs/metrics.1.jsonl") == lines);
   log(std::nullopt, {});
   CHECK(lines_of(folder / "runs/metrics.2.jsonl").at(0)["step"] == 7);
+}
+
+TEST_CASE("what can only be written to is neither moved nor replaced") {
+  const TemporaryFolder folder;
+  const auto pipe = folder / "pipe";
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  const FileDescriptor reader = open_file(pipe, O_RDONLY | O_NONBLOCK);
+  for (const auto& resumed : {std::optional<std::int64_t>(), std::optional<std::int64_t>(5)}) {
+    JsonLinesLogger logger(pipe);
+    logger.start(resumed);
+    logger.log_metrics(7, {}, {});
+    char text[200];
+    const ssize_t got = ::read(reader.get(), text, sizeof text);
+    REQUIRE(got > 0);
+    CHECK(json::parse(std::string(text, static_cast<std::size_t>(got)))["step"] == 7);
+  }
+  CHECK(std::filesystem::is_fifo(pipe));
+  CHECK(contains(message_of<Error>([&] { CsvLogger(pipe).start({}); }), "written anew"));
 }
 
 TEST_CASE("CSV: a metric that comes up later is a column at the end") {
