@@ -9,9 +9,9 @@
 #include <string>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "trainer/core/metrics.hpp"
+#include "trainer/train/late_scalars.hpp"
 #include "trainer/train/session.hpp"
 
 namespace dtrain::train {
@@ -54,16 +54,18 @@ class LateMetrics : public std::map<std::string, LateMetric> {
 class LossCheck {
  public:
   LossCheck(Session& session, std::int64_t every) : session_(session), every_(every) {}
+  LossCheck(const LossCheck&) = delete;
+  LossCheck& operator=(const LossCheck&) = delete;
   void add(std::int64_t step, const at::Tensor& loss);
   // Those that were added since: before a checkpoint. Throws Error as check_loss does.
   void read();
-  std::int64_t unread() const { return static_cast<std::int64_t>(losses_.size()); }
+  std::int64_t unread() const { return unread_; }
 
  private:
   Session& session_;
   std::int64_t every_;
-  std::vector<std::int64_t> steps_;
-  std::vector<at::Tensor> losses_;
+  std::int64_t unread_ = 0;
+  LateScalars losses_;
 };
 
 }  // namespace dtrain::train
