@@ -138,6 +138,11 @@ void Trainer::State::begin(Trainer& trainer, std::shared_ptr<Module> its_module)
     init(std::move(init_options));
     made_training = true;
   } else {
+    if (!options.loggers.empty()) {
+      throw Error(
+          "trainer: init() was called before, so its session has the loggers: give them in "
+          "InitOptions::session");
+    }
     apply(DeviceSettings{.benchmark = options.benchmark,
                          .deterministic = options.deterministic,
                          .float32_matmul_precision = options.float32_matmul_precision});

@@ -117,6 +117,15 @@ TEST_CASE("loggers get the hyperparameters, all metrics by step and epoch, and t
   std::string steps;
   for (std::string line; std::getline(table, line);) steps += line.substr(0, line.find(',')) + " ";
   CHECK(steps == "step 5 10 10 15 20 20 ");
+
+  init();  // a session of one's own has loggers of its own
+  TrainerOptions options;
+  options.loggers = {std::make_shared<Own>()};
+  CHECK(contains(message_of<Error>([&] {
+                   Trainer(options).fit(std::make_shared<SmallModule>(SmallModule::Options{}));
+                 }),
+                 "InitOptions::session"));
+  shutdown();
 }
 
 TEST_CASE("settings of the device: what contradicts itself or is not known is refused") {
