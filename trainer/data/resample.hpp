@@ -20,8 +20,8 @@ ImageView cut(const ImageView& image, std::int64_t row, std::int64_t column, std
 
 // Scales a part of an image to `rows` x `columns`, bilinear and antialiased as Pillow's
 // resize(BILINEAR, box) and torchvision's Resize: along columns, then along rows, each output the
-// mean of the pixels that it covers, weighted by a triangle as wide as the scale, in Pillow's
-// fixed-point numbers. At the part's sides, what is beyond them counts as well.
+// mean of the pixels that it covers, weighted by a triangle as wide as the scale. Within
+// one level of theirs. At the part's sides, what is beyond them counts as well.
 //
 // `out` has room for `channels` planes; a grey image fills each of them. With `flip` right and left
 // are changed.
