@@ -5,6 +5,9 @@
 #include <torch/nn/init.h>
 #include <torch/nn/modules/batchnorm.h>
 
+#include <tuple>
+#include <utility>
+
 #include "trainer/core/error.hpp"
 
 namespace dtrain::train {
@@ -25,30 +28,51 @@ std::vector<std::int64_t> all_but_channels(const at::Tensor& input) {
 
 struct Statistics {
   at::Tensor mean;      // [channels]
+  at::Tensor rest;      // what rounding the mean to `mean` has lost; not on a GPU
   at::Tensor inverse;   // 1 / sqrt(variance + eps)
   at::Tensor counts;    // of elements a channel, by rank: for ATen's kernels on a GPU
   double count = 0;     // over all ranks
   at::Tensor variance;  // biased; not on a GPU
 };
 
-// On the CPU: sums in double, since a sum of squares minus a square of sums loses digits.
+// On the CPU: each rank's count, mean and sum of squared distances from it, which are joined in
+// the order of the ranks (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample
+// variance"). Sums of squares minus squares of sums would lose what a large mean leaves over.
 Statistics statistics_of(const at::Tensor& input, double eps, Context& context) {
   const std::int64_t channels = input.size(1);
-  const at::Tensor wide = input.to(at::kDouble);
-  const std::vector<std::int64_t> axes = all_but_channels(input);
-  at::Tensor sums =
-      at::cat({wide.sum(axes), wide.square().sum(axes),
-               at::full({1}, static_cast<double>(input.numel() / channels), wide.options())});
-  context.all_reduce_sum(sums);
+  const std::int64_t count = input.numel() / channels;
+  at::Tensor variance = at::zeros({channels}, at::kDouble);
+  at::Tensor mean = at::zeros({channels}, at::kDouble);
+  if (count > 0) {
+    std::tie(variance, mean) =
+        at::var_mean(input.to(at::kDouble), all_but_channels(input), /*correction=*/0);
+  }
+  const auto own = static_cast<double>(count);
+  const std::vector<at::Tensor> all =
+      context.all_gather(at::cat({mean, variance * own, at::full({1}, own, at::kDouble)}));
   Statistics result;
-  result.count = sums[2 * channels].item<double>();
-  const at::Tensor mean = sums.narrow(0, 0, channels) / result.count;
-  const at::Tensor variance =
-      (sums.narrow(0, channels, channels) / result.count - mean.square()).clamp_min(0);
+  mean = at::zeros({channels}, at::kDouble);
+  at::Tensor squares = at::zeros({channels}, at::kDouble);
+  for (const at::Tensor& rank : all) {
+    const double more = rank[2 * channels].item<double>();
+    if (more == 0) continue;
+    const double before = std::exchange(result.count, result.count + more);
+    const at::Tensor delta = rank.narrow(0, 0, channels) - mean;
+    mean = mean + delta * (more / result.count);
+    squares = squares + rank.narrow(0, channels, channels) +
+              delta.square() * (before * more / result.count);
+  }
+  variance = squares / result.count;
   result.inverse = (variance + eps).rsqrt().to(at::kFloat);
   result.mean = mean.to(at::kFloat);
+  result.rest = (mean - result.mean).to(at::kFloat);
   result.variance = variance.to(at::kFloat);
   return result;
+}
+
+// (input - mean), of which no digit is lost to the mean's rounding.
+at::Tensor centred(const at::Tensor& input, const at::Tensor& mean, const at::Tensor& rest) {
+  return (input - beside(mean, input)).sub_(beside(rest, input));
 }
 
 void move(at::Tensor& running, const at::Tensor& now, double momentum) {
@@ -88,11 +112,12 @@ struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
       s = statistics_of(input, eps, *context);
       move(running_mean, s.mean, momentum);
       move(running_var, s.variance * (s.count / std::max(s.count - 1, 1.0)), momentum);
-      const at::Tensor scale = s.inverse * weight;
-      output = input * beside(scale, input) + beside(bias - s.mean * scale, input);
-      output = output.to(input.scalar_type());
+      output = centred(input, s.mean, s.rest)
+                   .mul_(beside(s.inverse * weight, input))
+                   .add_(beside(bias, input))
+                   .to(input.scalar_type());
     }
-    saved->save_for_backward({input, weight, s.mean, s.inverse, s.counts});
+    saved->save_for_backward({input, weight, s.mean, s.inverse, s.counts, s.rest});
     saved->saved_data["count"] = s.count;
     saved->saved_data["context"] = reinterpret_cast<std::int64_t>(context);
     return output;
@@ -124,10 +149,11 @@ struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
           both.narrow(0, channels, channels), tensors[4].to(at::kInt));
     } else {
       const std::vector<std::int64_t> axes = all_but_channels(input);
-      const at::Tensor normed = (input - beside(mean, input)) * beside(inverse, input);
-      for_bias = gradient.sum(axes);
-      for_weight = (gradient * normed).sum(axes);
-      at::Tensor both = at::cat({for_bias, for_weight}).to(at::kDouble);
+      const at::Tensor normed = centred(input, mean, tensors[5]).mul_(beside(inverse, input));
+      at::Tensor both = at::cat({gradient.sum(axes, /*keepdim=*/false, at::kDouble),
+                                 (gradient * normed).sum(axes, /*keepdim=*/false, at::kDouble)});
+      for_bias = both.narrow(0, 0, channels).to(at::kFloat);
+      for_weight = both.narrow(0, channels, channels).to(at::kFloat);
       context.all_reduce_sum(both);
       const at::Tensor means = (both / count).to(at::kFloat);
       for_input = (gradient - beside(means.narrow(0, 0, channels), input) -
