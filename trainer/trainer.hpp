@@ -22,6 +22,7 @@
 #include "trainer/report/json_lines_logger.hpp"
 #include "trainer/report/tensorboard_logger.hpp"
 #include "trainer/schedule/schedule.hpp"
+#include "trainer/train/activation_checkpoint.hpp"
 #include "trainer/train/batch_norm.hpp"
 #include "trainer/train/export.hpp"
 #include "trainer/train/gradients.hpp"

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "trainer/core/error.hpp"
+#include "trainer/train/device_copy.hpp"
 
 namespace dtrain::train {
 
@@ -125,9 +126,16 @@ DataLoader::Pass DataLoader::pass(std::int64_t epoch, std::int64_t position) con
                               .workers = options_.workers,
                               .prefetch = options_.prefetch,
                               .drop_last = options_.drop_last};
+  // With threads of its own for it, batches are on the GPU before they are asked for.
+  std::shared_ptr<DeviceCopy> copier;
+  if (device_ && device_->is_cuda() && options_.workers > 0) {
+    copier = std::make_shared<DeviceCopy>(*device_);
+  }
   auto loader = std::make_unique<Loader<Batch>>(
-      from, options, [make = make_, epoch](std::span<const std::int64_t> indices) {
-        return make(indices, epoch);
+      from, options, [make = make_, epoch, copier](std::span<const std::int64_t> indices) {
+        Batch batch = make(indices, epoch);
+        if (copier) batch.tensors = copier->copy(std::move(batch.tensors));
+        return batch;
       });
   Pass pass(std::move(from), std::move(loader));
   pass.device_ = device_;
@@ -162,6 +170,7 @@ std::optional<Batch> DataLoader::Pass::next() {
   std::optional<Batch> batch = loader_ ? loader_->next() : next_of_stream();
   if (!batch) return batch;
   ++given_;
+  DeviceCopy::will_use(batch->tensors);
   return device_ ? to_device(std::move(*batch), *device_) : std::move(batch);
 }
 

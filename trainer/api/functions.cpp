@@ -128,7 +128,8 @@ std::optional<std::filesystem::path> storage_path() {
 Strategy strategy_of(const std::string& name) {
   if (name == "ddp" || name == "auto" || name == "horovod" || name == "ring") return Strategy::ddp;
   if (name == "zero1") return Strategy::zero1;
-  throw Error("strategy '" + name + "' is not known; there are ddp and zero1");
+  if (name == "zero2") return Strategy::zero2;
+  throw Error("strategy '" + name + "' is not known; there are ddp, zero1 and zero2");
 }
 
 void internal::move_model(torch::nn::Module& model, const PrepareModel& options) {
@@ -202,13 +203,15 @@ std::shared_ptr<Optimizer> prepare_optimizer(std::shared_ptr<Optimizer> optimize
       throw Error("fp16 has one loss scale, for one optimizer: use bf16 with several");
     }
   }
-  if (strategy == Strategy::zero1) {
+  if (strategy != Strategy::ddp) {
     if (optimizer->unkept_schedulers() > 0) {
       throw Error(
-          "zero1 takes the optimizer's place: make the Scheduler on what "
+          "zero1 and zero2 take the optimizer's place: make the Scheduler on what "
           "prepare_optimizer() returns");
     }
-    optimizer = std::make_shared<ZeroOptimizer>(std::move(optimizer), t.context);
+    optimizer = std::make_shared<ZeroOptimizer>(
+        std::move(optimizer), t.context, t.ddp.get(),
+        strategy == Strategy::zero2 ? ZeroStage::gradients : ZeroStage::state);
   }
   OptimizerSet::Named all = t.optimizers;
   all.emplace(name, optimizer);
@@ -288,7 +291,7 @@ void unscale_gradients() {
 double clip_gradients(double max_norm) {
   Current& t = with_one_optimizer("clip_gradients");
   unscale_gradients();
-  return clip_gradient_norm(t.optimizer->parameters(), max_norm);
+  return clip_gradient_norm(*t.optimizer, max_norm);
 }
 
 bool optimizer_step() {
@@ -302,6 +305,7 @@ bool optimizer_step() {
 void zero_grad() {
   Current& t = with_model();
   zero_grad(*t.model);
+  if (t.optimizer) t.optimizer->zero_grad();
   t.has_gradients = false;
 }
 

@@ -83,8 +83,9 @@ Session& session();
 std::optional<std::filesystem::path> storage_path();
 
 // How the ranks share the work. "ddp", or by Python libraries' other names for it "horovod" and
-// "ring"; "zero1": the optimizer's state is shared out as well. "auto" is ddp.
-enum class Strategy : std::uint8_t { ddp, zero1 };
+// "ring"; "zero1": the optimizer's state is shared out as well; "zero2": so are the gradients
+// (trainer/train/zero.hpp). "auto" is ddp.
+enum class Strategy : std::uint8_t { ddp, zero1, zero2 };
 Strategy strategy_of(const std::string& name);  // throws Error on others
 
 struct PrepareModel {

@@ -48,7 +48,7 @@ struct TrainerOptions {
   // at a window's end only: a resume never begins inside of one.
   std::int64_t accumulate_grad_batches = 1;
   std::optional<double> gradient_clip_val;  // of the norm, after unscaling
-  std::string strategy = "ddp";             // or "zero1"; "horovod" and "ring" mean ddp
+  std::string strategy = "ddp";             // "zero1", "zero2"; "horovod" and "ring" mean ddp
   Limit val_check_interval = 1.0;           // validate so often within an epoch
   std::int64_t check_val_every_n_epoch = 1;
   Limit limit_train_batches = 1.0;

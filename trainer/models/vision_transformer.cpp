@@ -7,6 +7,8 @@
 #include <cmath>
 #include <string>
 
+#include "trainer/train/activation_checkpoint.hpp"
+
 namespace dtrain::train {
 namespace {
 
@@ -129,7 +131,11 @@ torch::Tensor VisionTransformerImpl::forward(const torch::Tensor& images) {
   torch::Tensor x = conv_proj_->forward(images).flatten(2).transpose(1, 2);
   x = torch::cat({class_token_.expand({x.size(0), -1, -1}), x}, 1) + pos_embedding_;
   x = dropout_->forward(x);
-  for (EncoderBlock& block : blocks_) x = block->forward(x);
+  for (EncoderBlock& block : blocks_) {
+    x = options_.checkpoint_activations && is_training()
+            ? checkpoint([block](const at::Tensor& in) mutable { return block->forward(in); }, x)
+            : block->forward(x);
+  }
   return head_->forward(ln_->forward(x).select(1, 0));
 }
 

@@ -23,6 +23,8 @@ struct VisionTransformerOptions {
   double dropout = 0;
   double attention_dropout = 0;
   std::int64_t classes = 1000;
+  // Each block's activations are computed again for backward (train/activation_checkpoint.hpp).
+  bool checkpoint_activations = false;
 };
 
 // Self-attention with the parameters of torch.nn.MultiheadAttention: in_proj_weight, in_proj_bias,

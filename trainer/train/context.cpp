@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fcntl.h>
 #include <sys/socket.h>
 
@@ -10,6 +12,8 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <future>
+#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -130,6 +134,7 @@ struct Context::State {
   void connect_cpu(const Options& options);
   void begin_watch(const Options& options);
   void leave();
+  void end_gpu_group(bool is_orderly);
 };
 
 void Context::State::connect_cpu(const Options& options) {
@@ -216,12 +221,46 @@ void Context::State::begin_watch(const Options& options) {
   if (explains) *explains = watch;
 }
 
+// NCCL's communicators go while the store, which they look at, is still there, and in a thread that
+// may be left behind: a peer that is gone must not keep this rank from ending. In order where all
+// ranks have come here; else aborted, which sets peers free that wait for this rank.
+void Context::State::end_gpu_group(bool is_orderly) {
+  if (!device.is_cuda() || !group) return;
+  auto done = std::make_shared<std::promise<void>>();
+  std::future<void> ends = done->get_future();
+  std::thread([done, is_orderly, on = device, to = store, ranks = environment.world_size,
+               backend = group->getBackend(device.type())] {
+    try {
+      const c10::DeviceGuard guard(on);
+      if (is_orderly) {
+        // Nobody's last collective may still read from a rank that ends.
+        c10::impl::VirtualGuardImpl(on.type()).synchronizeDevice(on.index());
+        if (to->add("dtrain/gpus_idle", 1) == ranks)
+          to->set("dtrain/all_gpus_idle", std::vector<std::uint8_t>{1});
+        to->wait({"dtrain/all_gpus_idle"}, kGoodbye);
+        backend->shutdown();
+      } else {
+        backend->abort();
+      }
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "warning: NCCL did not end in order: %s\n", error.what());
+    }
+    done->set_value();
+  }).detach();
+  if (ends.wait_for(2 * kGoodbye) != std::future_status::ready) {
+    std::fprintf(stderr, "warning: NCCL did not end within %lld s: its communicators are left\n",
+                 static_cast<long long>(2 * kGoodbye.count()));
+  }
+}
+
 // Rank 0 hosts the store: it stays until every other rank has said that it is done.
 void Context::State::leave() {
   // It looks at the store, which is about to go.
   if (!watch->end()) static_cast<void>(new std::shared_ptr<Watch>(std::move(watch)));
   if (!group) return;
-  if (std::uncaught_exceptions() > exceptions_at_birth) {
+  const bool is_orderly = std::uncaught_exceptions() <= exceptions_at_birth;
+  if (!is_orderly) {
+    end_gpu_group(is_orderly);
     // Gloo's threads may wait for a peer for as long as its timeout. The process is about to end.
     static_cast<void>(group.release());
     static_cast<void>(store.release());
@@ -234,6 +273,7 @@ void Context::State::leave() {
       std::vector<at::Tensor> tensors{token};
       group->getBackend(c10::kCPU)->allreduce(tensors)->wait(kGoodbye);
     }
+    end_gpu_group(is_orderly);
     if (!environment.agent_store) {
       const std::int64_t left = store->add(kLeftKey, 1);
       if (left == environment.world_size)
@@ -288,6 +328,10 @@ const std::string& Context::no_shared_memory() const {
 }
 c10d::ProcessGroup* Context::process_group() const {
   return state_->group.get();
+}
+
+comm::SharedGroup* Context::shared_group() const {
+  return state_->shared.get();
 }
 
 void Context::barrier() {

@@ -17,6 +17,10 @@ namespace c10d {
 class ProcessGroup;
 }
 
+namespace dtrain::train::comm {
+class SharedGroup;
+}
+
 namespace dtrain::train {
 
 enum class Transport : std::uint8_t { automatic, gloo, shared_memory };
@@ -98,6 +102,8 @@ class Context {
 
   // Null when there is one rank. For what c10d itself wants (trainer/train/ddp.cpp).
   c10d::ProcessGroup* process_group() const;
+  // What is beneath it for CPU tensors; null where that is not shared memory.
+  comm::SharedGroup* shared_group() const;
 
  private:
   struct State;

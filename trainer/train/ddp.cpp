@@ -172,10 +172,7 @@ BucketLayout DistributedDataParallel::bucket_layout() const {
 BucketLayout DistributedDataParallel::layout_to_keep() {
   State& state = *state_;
   if (!state.reducer || layout_changes_nothing(state.context, state.arguments)) return {};
-  if (!state.reducer->has_final_buckets()) {
-    const comm::SharedTensors in_shared_memory;
-    state.reducer->rebuild_buckets();  // as the next step would
-  }
+  if (!state.reducer->has_final_buckets()) state.rebuild_buckets();  // as the next step would
   return state.reducer->has_final_buckets() ? bucket_layout() : BucketLayout{};
 }
 
@@ -184,6 +181,7 @@ void DistributedDataParallel::use_layout(const BucketLayout& layout) {
   if (!state.reducer) return;
   state.arguments.buckets = indices_of(layout, state.arguments);
   state.tuner.reset();
+  const GradientShards::Hidden hidden(state.arguments.sharding.shards);
   state.reducer.reset();  // takes its hooks along
   state.reducer = make_reducer(state.arguments, state.options);
   state.reducer->keep_buckets();
@@ -195,10 +193,8 @@ bool DistributedDataParallel::tuning() const {
 
 // What every rank does at the beginning of a step, also one that has no batch for it.
 void DistributedDataParallel::State::begin_step() {
-  {
-    const comm::SharedTensors in_shared_memory;
-    reducer->rebuild_buckets();
-  }
+  collects = false;
+  rebuild_buckets();
   if (tuner && sync && reducer->has_final_buckets()) tune();
   if (options.broadcast_buffers && buffers_behind) {
     buffers_behind = false;
@@ -224,6 +220,7 @@ void DistributedDataParallel::State::tune() {
       buckets_of(arguments, order,
                  {static_cast<std::size_t>(std::min(options.first_bucket_bytes, *size)),
                   static_cast<std::size_t>(*size)});
+  const GradientShards::Hidden hidden(arguments.sharding.shards);
   reducer.reset();  // takes its hooks along
   reducer = make_reducer(arguments, options);
   reducer->keep_buckets();
@@ -251,12 +248,20 @@ void DistributedDataParallel::prepare_forward() {
   state.keep_hook_counts();
   if (state.joining) {
     const auto [active, syncs] = state.announce(true);
+    if (state.arguments.sharding.ranks) *state.arguments.sharding.ranks = active;
     // Gradients are divided by the number of ranks that have a batch.
     auto future =
         c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
     future->markCompleted(
         c10::IValue(std::vector<at::Tensor>{at::full({1}, static_cast<double>(active))}));
     state.reducer->set_forward_pass_work_handle(c10d::Work::create_from_future(future), false);
+  }
+  if (!state.joining) {
+    // All ranks count again, also after a Join that ended with fewer.
+    state.reducer->set_forward_pass_work_handle({}, /*useStaticWorldSize=*/true);
+    if (state.arguments.sharding.ranks) {
+      *state.arguments.sharding.ranks = state.context.world_size();
+    }
   }
   if (state.sync) state.reducer->prepare_for_forward();
   state.begin_step();

@@ -15,6 +15,8 @@
 
 namespace dtrain::train {
 
+class GradientShards;
+
 // Which parameters' gradients are sent together, in the order in which they are sent; by name.
 using BucketLayout = std::vector<std::vector<std::string>>;
 
@@ -136,6 +138,13 @@ class DistributedDataParallel {
   void use_layout(const BucketLayout& layout);
   // Still trying bucket sizes: times of steps say little yet.
   bool tuning() const;
+
+  // From the next step on each rank gets the averages of its own part only (ZeroOptimizer calls
+  // this). False, and nothing changes, where all gradients must be on all ranks: with
+  // find_unused_parameters, static_graph, a gradient_type, or one rank.
+  bool shard_gradients(std::shared_ptr<GradientShards> shards);
+  // Bytes of buckets that held memory at one time, at most, where shards free them; else of all.
+  std::int64_t peak_bucket_bytes() const;
 
  private:
   struct State;

@@ -68,8 +68,16 @@ void DistributedDataParallel::State::follow(const std::function<void()>& step) {
     if (!syncs) continue;
 
     const c10::NoGradGuard no_grad;
+    const Sharding& sharding = arguments.sharding;
+    if (sharding.shards) {
+      *sharding.ranks = active;
+      for (const at::Tensor& parameter : arguments.parameters) sharding.shards->expect(parameter);
+    }
     const bool finds = options.find_unused_parameters && !options.static_graph;
     at::Tensor used = at::zeros({static_cast<std::int64_t>(arguments.parameters.size())}, at::kInt);
+    if (sharding.memory) {
+      for (const at::Tensor& bucket : reducer->buckets()) sharding.memory->provide(bucket);
+    }
     std::vector<c10d::GradBucket> buckets = reducer->get_grad_buckets(true);
     std::vector<c10::intrusive_ptr<c10::ivalue::Future>> sums;
     for (c10d::GradBucket& bucket : buckets) {
@@ -80,7 +88,9 @@ void DistributedDataParallel::State::follow(const std::function<void()>& step) {
           at::Tensor place = view_of(bucket.getBuffer(), offset, parameter);
           place.copy_(parameter.grad());
           // A hook takes the average itself.
-          if (options.gradient_type == GradientType::as_it_is) place.div_(active);
+          if (options.gradient_type == GradientType::as_it_is && !sharding.shards) {
+            place.div_(active);
+          }
           used[index_of(parameter)] = 1;
         }
         offset += parameter.numel();
@@ -102,6 +112,7 @@ void DistributedDataParallel::State::follow(const std::function<void()>& step) {
         offset += parameter.numel();
       }
     }
+    if (sharding.shards) sharding.shards->collect();
     if (reducer->should_rebuild_buckets()) reducer->push_rebuilt_params_for_all_indices();
     step();
   }

@@ -47,6 +47,29 @@ class HalfHook final : public c10d::CommHookInterface {
   std::unordered_map<std::size_t, at::Tensor> halves_;  // by bucket
 };
 
+// Leaves each rank its own part of the averages. Without a thread of their own, collectives are
+// done when they return.
+class ShardHook final : public c10d::CommHookInterface {
+ public:
+  explicit ShardHook(Sharding sharding) : sharding_(std::move(sharding)) {}
+
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
+    at::Tensor flat = bucket.getBuffer();
+    const bool done = sharding_.shards->reduce(flat, bucket.getParameters(), *sharding_.ranks);
+    if (done && sharding_.memory) sharding_.memory->release(flat);
+    auto future = c10::make_intrusive<c10::ivalue::Future>(
+        c10::TensorType::get(),
+        flat.is_cpu() ? std::vector<c10::Device>{} : std::vector<c10::Device>{flat.device()});
+    future->markCompleted(c10::IValue(flat));
+    return future;
+  }
+
+  at::Tensor parseHookResult(const c10::IValue& result) override { return result.toTensor(); }
+
+ private:
+  Sharding sharding_;
+};
+
 // The constructor grows arguments from release to release; take the form that this one has.
 template <typename Reducer>
 std::unique_ptr<Reducer> construct(ReducerArguments a, const DdpOptions& o) {
@@ -112,6 +135,10 @@ std::unique_ptr<DdpReducer> make_reducer(const ReducerArguments& arguments,
     const bool bf16 = options.gradient_type == GradientType::bf16;
     reducer->register_comm_hook(
         std::make_unique<HalfHook>(arguments.group, bf16 ? at::kBFloat16 : at::kHalf));
+  }
+  if (arguments.sharding.shards) {
+    reducer->register_comm_hook(std::make_unique<ShardHook>(arguments.sharding));
+    if (arguments.sharding.memory) arguments.sharding.memory->expect(reducer->buckets());
   }
   return reducer;
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "trainer/train/ddp.hpp"
+#include "trainer/train/gradient_shards.hpp"
 
 namespace dtrain::train {
 
@@ -29,6 +30,22 @@ class DdpReducer : public c10d::Reducer {
     return indices;
   }
   // The buckets stay as they were given: none are made from the order of the first backward.
+  std::int64_t bucket_bytes() const {
+    std::int64_t bytes = 0;
+    for (const auto& bucket : buckets_)
+      bytes += static_cast<std::int64_t>(bucket.gradients.nbytes());
+    return bytes;
+  }
+  std::vector<at::Tensor> buckets() const {
+    std::vector<at::Tensor> all;
+    for (const auto& bucket : buckets_) all.push_back(bucket.gradients);
+    return all;
+  }
+  const at::Tensor& bucket_of(std::size_t parameter) const {
+    return buckets_[variable_locators_[parameter].bucket_index].gradients;
+  }
+  // This backward's gradients are not yet with the parameters.
+  bool is_reducing() const { return require_finalize_; }
   void keep_buckets() { has_rebuilt_bucket_ = true; }
   bool has_final_buckets() const { return has_rebuilt_bucket_; }
   // With find_unused_parameters the first step whose unused parameters are others than those of the
@@ -50,12 +67,38 @@ class DdpReducer : public c10d::Reducer {
   void set_hook_counts(HookCounts counts) { numGradHooksTriggeredMap_ = std::move(counts); }
 };
 
+// Memory of buckets that comes and goes with their gradients (ZeRO-2). As much is kept as was ever
+// needed at one time.
+class BucketMemory {
+ public:
+  // Takes a bucket's memory away: what is in it is lost. Nothing if it has none.
+  void release(const at::Tensor& bucket);
+  void provide(const at::Tensor& bucket);  // nothing if it has some
+  // The sizes that will be asked for, so that any memory suits any of these buckets.
+  void expect(const std::vector<at::Tensor>& buckets);
+  std::int64_t peak_bytes() const { return peak_; }
+
+ private:
+  std::vector<at::DataPtr> free_;
+  std::size_t size_ = 0;  // of each
+  std::int64_t used_ = 0;
+  std::int64_t peak_ = 0;
+};
+
+// How gradients are sharded, where they are.
+struct Sharding {
+  std::shared_ptr<GradientShards> shards;
+  std::shared_ptr<BucketMemory> memory;  // null: buckets keep theirs
+  std::shared_ptr<int> ranks;            // that have a batch
+};
+
 struct ReducerArguments {
   std::vector<at::Tensor> parameters;
   BucketIndices buckets;
   Group group;
   std::vector<bool> expect_sparse;
   std::unordered_map<std::size_t, std::string> names;
+  Sharding sharding;
 };
 
 // With the hooks that the options ask for. Its buckets lie in shared memory if there is any.

@@ -38,8 +38,14 @@ struct DistributedDataParallel::State {
   std::optional<DdpReducer::HookCounts> hook_counts;
 
   bool joining = false;
-  int active_ranks = 0;
 
+  // Sharded gradients: ddp_shards.cpp.
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;  // they hold our hooks
+  bool collects = false;  // the running backward will collect the parts at its end
+
+  bool shard(const std::shared_ptr<State>& self, std::shared_ptr<GradientShards> shards);
+  void expect_gradient(const std::weak_ptr<State>& self, std::size_t parameter);
+  void rebuild_buckets();
   void begin_step();
   void tune();
   void keep_hook_counts();

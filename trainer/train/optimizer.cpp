@@ -11,6 +11,7 @@
 #include <unordered_set>
 
 #include "trainer/core/error.hpp"
+#include "trainer/train/gradients.hpp"
 
 namespace dtrain::train {
 
@@ -111,16 +112,32 @@ void Optimizer::load_numbers(const std::map<std::string, double>& numbers) {
 }
 
 void Optimizer::keep_only(const std::function<bool(const std::string& name)>& keeps) {
+at::Tensor elements_of(const at::Tensor& tensor, const ElementRange& range) {
+  if (range.length == tensor.numel()) return tensor;
+  return tensor.as_strided({range.length}, {1}, tensor.storage_offset() + range.begin);
+}
+
+double Optimizer::gradient_norm() {
+  return train::gradient_norm(parameters_);
+}
+
+void Optimizer::keep_only(
+    const std::function<std::optional<ElementRange>(const std::string& name)>& range_of) {
   std::vector<NamedParameter> parameters;
   std::vector<Slot> slots;
   for (const Slot& slot : slots_) slots.push_back({slot.key, {}});
   for (Group& group : groups_) {
     const std::size_t begin = parameters.size();
     for (std::size_t i = group.begin; i < group.end; ++i) {
-      if (!keeps(parameters_[i].name)) continue;
-      parameters.push_back(parameters_[i]);
+      const at::Tensor whole = parameters_[i].tensor.detach();
+      const std::optional<ElementRange> range = range_of(parameters_[i].name);
+      if (!range) continue;
+      parameters.push_back({parameters_[i].name, elements_of(whole, *range)});
+      const bool is_cut = range->length != whole.numel();
       for (std::size_t s = 0; s < slots.size(); ++s) {
-        slots[s].tensors.push_back(slots_[s].tensors[i]);
+        const at::Tensor& state = slots_[s].tensors[i];
+        const bool like = state.sizes() == whole.sizes();  // not a counter
+        slots[s].tensors.push_back(is_cut && like ? elements_of(state, *range).clone() : state);
       }
     }
     group.begin = begin;

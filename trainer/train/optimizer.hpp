@@ -24,6 +24,14 @@ struct NamedParameter {
 std::vector<NamedParameter> named_parameters(const torch::nn::Module& module,
                                              const std::string& prefix = "");
 
+// Elements [begin, begin + length) of a parameter, in the order of its memory.
+struct ElementRange {
+  std::int64_t begin = 0;
+  std::int64_t length = 0;
+};
+// A view of those of a dense tensor, of one dimension; with all its elements in its own shape.
+at::Tensor elements_of(const at::Tensor& tensor, const ElementRange& range);
+
 // Forgets all gradients of a model, the cheapest way that also suits DDP's bucket views.
 void zero_grad(torch::nn::Module& module);
 
@@ -56,7 +64,14 @@ class Optimizer {
 
   virtual void step() = 0;
   // Forgets the gradients, the cheapest way that also suits DDP's bucket views.
-  void zero_grad();
+  virtual void zero_grad();
+
+  // What step() takes on this rank, with its gradients: parameters(), or this rank's parts of them
+  // where gradients are sharded (ZeroOptimizer).
+  virtual const std::vector<NamedParameter>& stepped() { return parameters_; }
+  // The 2-norm of all gradients as one vector. Collective where gradients are sharded, and with the
+  // same bits as where they are not.
+  virtual double gradient_norm();
 
   double lr() const { return lr_; }
   void set_lr(double lr) { lr_ = lr; }
@@ -82,8 +97,13 @@ class Optimizer {
   // True if each parameter's update needs nothing of the other parameters, so that ranks can share
   // them out (ZeroOptimizer). An optimizer of one's own says so by overriding it.
   virtual bool updates_apart() const { return false; }
-  // Forgets the other parameters, and their state: what is left may be nothing.
-  void keep_only(const std::function<bool(const std::string& name)>& keeps);
+  // True if each element's update needs nothing of the other elements either: then a parameter can
+  // be cut, and all ranks have equal shares.
+  virtual bool updates_elementwise() const { return false; }
+  // Forgets the other parameters, elements, and their state: what is left may be nothing. From here
+  // on it has tensors of its own that lie in the parameters' memory, each with its own gradient.
+  void keep_only(
+      const std::function<std::optional<ElementRange>(const std::string& name)>& range_of);
 
   // What else makes it what it is: its kind and its numbers (lr, betas, …).
   virtual std::string kind() const = 0;
@@ -147,6 +167,7 @@ class Adam : public Optimizer {
   double momentum() const override { return options_.beta1; }
   void set_momentum(double momentum) override { options_.beta1 = momentum; }
   bool updates_apart() const override { return true; }
+  bool updates_elementwise() const override { return true; }
   std::string kind() const override { return "Adam"; }
   std::map<std::string, double> numbers() const override;
 
@@ -197,6 +218,7 @@ class Sgd : public Optimizer {
   // Throws Error if it was made without momentum: there is no buffer for it.
   void set_momentum(double momentum) override;
   bool updates_apart() const override { return true; }
+  bool updates_elementwise() const override { return true; }
   std::string kind() const override { return "SGD"; }
   std::map<std::string, double> numbers() const override;
 
@@ -223,6 +245,7 @@ class RmsProp : public Optimizer {
   // Throws Error if it was made without momentum: there is no buffer for it.
   void set_momentum(double momentum) override;
   bool updates_apart() const override { return true; }
+  bool updates_elementwise() const override { return true; }
   std::string kind() const override { return "RMSprop"; }
   std::map<std::string, double> numbers() const override;
 
@@ -249,6 +272,7 @@ class Adagrad : public Optimizer {
   double momentum() const override { return 0; }
   void set_momentum(double momentum) override;  // throws Error: it has none
   bool updates_apart() const override { return true; }
+  bool updates_elementwise() const override { return true; }
   std::string kind() const override { return "Adagrad"; }
   std::map<std::string, double> numbers() const override;
 

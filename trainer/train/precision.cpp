@@ -57,7 +57,11 @@ void GradScaler::give_up_step() {
         "or zero_grad()");
   }
   unscaled_ = false;
-  if (found_inf_) back_off();
+  if (found_inf()) back_off();
+}
+
+bool GradScaler::found_inf() const {
+  return found_inf_.item<float>() != 0;
 }
 
 void GradScaler::back_off() {
@@ -72,17 +76,21 @@ void GradScaler::unscale(Optimizer& optimizer) {
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> gradients;
   unscaled_parameters_.clear();
-  for (const NamedParameter& parameter : optimizer.parameters()) {
+  for (const NamedParameter& parameter : optimizer.stepped()) {
     if (!parameter.tensor.grad().defined()) continue;
     gradients.push_back(parameter.tensor.grad());
     unscaled_parameters_.push_back(parameter.tensor);
   }
-  if (gradients.empty()) throw Error("scaler: no parameter has a gradient");
-  const at::TensorOptions place = gradients[0].options().dtype(at::kFloat);
-  at::Tensor found = at::zeros({1}, place);
+  if (gradients.empty() && !optimizer.state_is_sharded()) {
+    throw Error("scaler: no parameter has a gradient");
+  }
+  const at::TensorOptions place = at::TensorOptions(at::kFloat).device(context_.device());
+  found_inf_ = at::zeros({1}, place);
   const at::Tensor inverse = at::full({1}, 1 / scale_, place);
-  at::_amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse);
-  found_inf_ = context_.all_reduce_sum(found.item<double>()) != 0;
+  if (!gradients.empty()) {
+    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_inf_, inverse);
+  }
+  context_.all_reduce_sum(found_inf_);
   unscaled_ = true;
 }
 
@@ -93,7 +101,7 @@ bool GradScaler::step(Optimizer& optimizer) {
   }
   if (!unscaled_) unscale(optimizer);
   unscaled_ = false;
-  if (found_inf_) {
+  if (found_inf()) {
     back_off();
     return false;
   }

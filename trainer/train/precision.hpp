@@ -73,6 +73,7 @@ class GradScaler {
  private:
   void give_up_step();
   void back_off();
+  bool found_inf() const;
 
   Context& context_;
   Options options_;
@@ -81,7 +82,7 @@ class GradScaler {
   std::int64_t good_steps_ = 0;  // since the scale was changed
   std::int64_t skipped_ = 0;
   bool unscaled_ = false;
-  bool found_inf_ = false;
+  at::Tensor found_inf_;  // over all ranks, on the device: read when the step is decided
 };
 
 }  // namespace dtrain::train

@@ -1,46 +1,85 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "trainer/comm/group.hpp"
 #include "trainer/train/context.hpp"
+#include "trainer/train/ddp.hpp"
+#include "trainer/train/gradient_shards.hpp"
 #include "trainer/train/optimizer.hpp"
 
 namespace dtrain::train {
 
-// ZeRO, stage 1: each rank keeps the optimizer's state of some of the parameters, updates those,
-// and sends them to the others. Memory for the state falls by the number of ranks; the weights are
-// bit for bit those of the optimizer inside, unsharded. Gradients are whole on every rank, so that
-// clipping is as without it.
+enum class ZeroStage : std::uint8_t { state = 1, gradients = 2 };
+
+// ZeRO: each rank keeps the optimizer's state of its part of the parameters, updates that part, and
+// the others copy it. Memory for the state falls by the number of ranks. Where CPU ranks share
+// memory the parameters lie in it, and every rank copies from the others at the same time.
 //
-// A checkpoint has each rank's part in its own shard, by the parameters' names, so that any number
-// of ranks, and the optimizer without this, goes on from it.
+// With `ddp` gradients are reduced to the rank that needs them instead of to all: half of the
+// traffic. A rank then has its part's averages only, in stepped(); grad() of a parameter is a
+// placeholder full of NaN (gradient_shards.hpp). Clip with the functions over an optimizer. Stage 2
+// lets the buckets of gradients go as well: what is left of them is the part, and the bucket or two
+// that backward works on. Inside of no_sync each rank has all of its gradients, as with DDP.
+//
+// The weights are bit for bit those of the optimizer inside, unsharded, under DDP with the same
+// buckets; over NCCL, up to the order of its sums. It says how finely it can be shared out
+// (Optimizer::updates_apart, updates_elementwise).
+//
+// A checkpoint has whole tensors by the parameters' names, each in one rank's shard, so that any
+// number of ranks, and the optimizer without this, goes on from it.
 class ZeroOptimizer final : public Optimizer {
  public:
-  // Throws Error if the optimizer's updates need other parameters (Optimizer::updates_apart). The
-  // context must outlive it.
-  ZeroOptimizer(std::shared_ptr<Optimizer> inside, Context& context);
+  // Collective, and before anything else holds views of the parameters: their memory moves. Throws
+  // Error if the optimizer's updates need other parameters. The context must outlive it.
+  //
+  // Stage 1 where `ddp` cannot shard gradients (DistributedDataParallel::shard_gradients), and
+  // without it: gradients are whole on every rank. Stage 2 is an Error then.
+  ZeroOptimizer(std::shared_ptr<Optimizer> inside, Context& context,
+                DistributedDataParallel* ddp = nullptr, ZeroStage stage = ZeroStage::state);
 
   void step() override;  // collective
+  void zero_grad() override;
+  const std::vector<NamedParameter>& stepped() override;
+  double gradient_norm() override;
+
   double momentum() const override { return inside_->momentum(); }
   void set_momentum(double momentum) override { inside_->set_momentum(momentum); }
-  std::map<std::string, at::Tensor> state() const override { return inside_->state(); }
+  // Whole tensors, made for the call: those of the parameters of which this rank has the first
+  // piece. Collective.
+  std::map<std::string, at::Tensor> state() const override;
   // Takes its own from the state of all.
   void load_state(const std::map<std::string, at::Tensor>& state) override;
   bool state_is_sharded() const override { return true; }
   std::string kind() const override { return inside_->kind(); }
   std::map<std::string, double> numbers() const override;
 
-  // Which rank keeps each parameter: the largest first, each to who has the least.
-  static std::map<std::string, int> share_out(const std::vector<NamedParameter>& parameters,
-                                              int ranks);
+  bool gradients_are_sharded() const { return shards_ != nullptr; }
 
  private:
+  struct StateTensor {  // of the unsharded optimizer
+    std::size_t parameter;
+    bool like_parameter;  // else a counter
+    at::ScalarType type;
+    std::vector<std::int64_t> sizes;
+  };
+  void move_parameters();
+  void check_places() const;
+  void gather();
+
   std::shared_ptr<Optimizer> inside_;
   Context& context_;
-  std::vector<std::vector<at::Tensor>> of_rank_;
+  ShardPlan plan_;
+  std::map<std::string, StateTensor> states_;
+  std::vector<at::Tensor> own_;             // this rank's piece of each parameter, or undefined
+  std::shared_ptr<GradientShards> shards_;  // null: gradients are whole
+  at::Tensor home_;                         // of the parameters, in shared memory; bytes
+  std::vector<std::vector<comm::Range>> of_rank_;  // in home_
+  std::vector<const void*> places_;                // of the parameters
 };
 
 }  // namespace dtrain::train

@@ -244,7 +244,7 @@ int run_job(const std::string& name, const std::filesystem::path& folder) {
       options.timeout = std::chrono::milliseconds(std::atoi(limit));
     }
     Context context = Context::join(read_environment(), options);
-    for (const auto* more : {&ddp_jobs(), &parity_jobs(), &shared_jobs()}) {
+    for (const auto* more : {&ddp_jobs(), &parity_jobs(), &shared_jobs(), &zero_jobs()}) {
       if (const auto found = more->find(name); found != more->end()) {
         return found->second(context, folder);
       }

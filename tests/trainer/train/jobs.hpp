@@ -17,6 +17,7 @@ int run_job(const std::string& name, const std::filesystem::path& folder);
 using Job = std::function<int(Context&, const std::filesystem::path&)>;
 const std::map<std::string, Job>& ddp_jobs();     // ddp_jobs.cpp
 const std::map<std::string, Job>& shared_jobs();  // shared_jobs.cpp
+const std::map<std::string, Job>& zero_jobs();    // zero_jobs.cpp
 const std::map<std::string, Job>& parity_jobs();  // parity_jobs.cpp
 
 // Its part for checkpoints: checkpoint_jobs.cpp.

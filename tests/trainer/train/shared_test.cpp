@@ -1,5 +1,5 @@
-// What ranks share: optimizer state (zero.hpp), statistics (batch_norm.hpp), a loss scale
-// (precision.hpp), JSON (objects.hpp). And, of one rank: clipping and the other optimizers.
+// What ranks share: statistics (batch_norm.hpp), a loss scale (precision.hpp), JSON (objects.hpp).
+// And, of one rank: clipping and the other optimizers.
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -16,7 +16,6 @@
 #include "trainer/train/batch_norm.hpp"
 #include "trainer/train/gradients.hpp"
 #include "trainer/train/precision.hpp"
-#include "trainer/train/zero.hpp"
 
 using namespace dtrain::train;
 using test::contains;
@@ -26,8 +25,6 @@ using test::read_file;
 using test::TemporaryFolder;
 
 namespace {
-
-using Variables = std::map<std::string, std::string>;
 
 void holds(const std::string& job, int ranks, const std::vector<std::string>& transports) {
   for (const std::string& transport : transports) {
@@ -43,30 +40,20 @@ void holds(const std::string& job, int ranks, const std::vector<std::string>& tr
 
 }  // namespace
 
-TEST_CASE("ZeRO-1 trains bit for bit as each optimizer alone does") {
-  holds("zero1", 3, {"shared_memory", "gloo"});
-}
-
-TEST_CASE("ZeRO-1 refuses an optimizer that does not say it can be shared out") {
-  holds("zero1_refuses", 1, {"shared_memory"});
-}
-
-TEST_CASE("a checkpoint of ZeRO-1 goes on with other ranks, and without it") {
-  const TemporaryFolder folder;
-  const auto run = [&](int ranks, const Variables& env) {
-    const auto exits = launch("zero1_checkpoint", ranks, folder.path(), env);
-    for (std::size_t rank = 0; rank < exits.size(); ++rank) {
-      CHECK_MESSAGE(exits[rank].code == 0,
-                    read_file(folder / ("rank-" + std::to_string(rank) + ".log")));
-    }
-  };
-  run(3, {});
-  run(2, {});
-  run(1, {{"TEST_NO_ZERO", "1"}});
-}
-
 TEST_CASE("synchronized batch norm is that of the joined batch, uneven shares too") {
   holds("sync_norm", 3, {"shared_memory", "gloo"});
+}
+
+TEST_CASE("synchronized batch norm loses nothing to a large mean") {
+  const std::string golden =
+      (std::filesystem::path(std::getenv("DTRAIN_GOLDEN")) / "python_ddp/batch_norm.json").string();
+  const TemporaryFolder folder;
+  const auto exits =
+      launch("sync_norm_stable", 3, folder.path(), {{"TEST_BATCH_NORM_GOLDEN", golden}});
+  for (std::size_t rank = 0; rank < exits.size(); ++rank) {
+    CHECK_MESSAGE(exits[rank].code == 0,
+                  read_file(folder / ("rank-" + std::to_string(rank) + ".log")));
+  }
 }
 
 TEST_CASE("torch's own batch norm cannot be synchronized, and is named") {
