@@ -1,26 +1,20 @@
 // A VisionTransformer on CIFAR-10, data-parallel, as the Ray Train tutorial trains one: 12 layers,
 // 8 heads, 384 wide, AdamW.
 
-#include <ATen/Context.h>
-
 #include "examples/common/cifar.hpp"
-#include "trainer/core/run.hpp"
-#include "trainer/models/vision_transformer.hpp"
+
+using namespace dtrain::train;
 
 namespace {
 
-int train_vit(const Flags& flags) {
-  namespace dt = dtrain::train;
-  dt::Context context =
-      dt::Context::join(dt::read_environment(), {.num_threads = flags.num_threads});
-  context.seed(flags.seed);
-  const dt::VisionTransformer model(dt::vit_for_cifar10());
-  Recipe recipe = cifar10_recipe(flags, "vit");
-  recipe.optimizer = [&](const torch::nn::Module& module) {
-    return std::make_unique<dt::AdamW>(dt::decay_groups(module),
-                                       dt::AdamWOptions{.lr = flags.lr, .weight_decay = 1e-2});
-  };
-  return train_classifier(model.ptr(), context, flags, recipe);
+int train(const Flags& flags) {
+  const Recipe recipe = cifar10_recipe(flags, "vit");
+  begin(flags, recipe);
+  const auto model = prepare_model(VisionTransformer(vit_for_cifar10()),
+                                   {.precision = precision_of(flags.precision)});
+  const auto optimizer =
+      prepare_optimizer(adamw(decay_groups(*model), {.lr = flags.lr, .weight_decay = 1e-2}));
+  return fit(model, *optimizer, prepare_loaders(flags, recipe), flags);
 }
 
 }  // namespace
@@ -33,5 +27,5 @@ int main(int argc, char** argv) {
   if (const auto code = read_flags(argc, argv, "Trains a VisionTransformer on CIFAR-10.", flags)) {
     return *code;
   }
-  return dtrain::train::run([&flags] { return train_vit(flags); });
+  return run([&flags] { return train(flags); });
 }

@@ -1,8 +1,6 @@
 #pragma once
 
-#include "examples/common/flags.hpp"
-#include "examples/common/train_classifier.hpp"
-#include "trainer/data/open.hpp"
+#include "examples/common/classifier.hpp"
 
 // CIFAR-10, or any other data set of small colour pictures, for the programs that train on it.
 

@@ -1,23 +1,19 @@
 // ResNet-18 on FashionMNIST, data-parallel: the quickstart's training program.
 
-#include <ATen/Context.h>
+#include "examples/common/classifier.hpp"
 
-#include "examples/common/flags.hpp"
-#include "examples/common/train_classifier.hpp"
-#include "trainer/core/run.hpp"
-#include "trainer/models/resnet.hpp"
-#include "trainer/train/context.hpp"
+using namespace dtrain::train;
 
 namespace {
 
-int train_resnet(const Flags& flags) {
-  namespace dt = dtrain::train;
-  dt::Context context =
-      dt::Context::join(dt::read_environment(), {.num_threads = flags.num_threads});
-  context.seed(flags.seed);
-  dt::ResNet model = dt::resnet18(/*classes=*/10);
-  model->replace_conv1(dt::resnet_conv1(/*channels=*/1));
-  return train_classifier(model.ptr(), context, flags, mnist_recipe(flags, "resnet18-grey"));
+int train(const Flags& flags) {
+  const Recipe recipe = mnist_recipe(flags, "resnet18-grey");
+  begin(flags, recipe);
+  ResNet net = resnet18(/*classes=*/10);
+  net->replace_conv1(resnet_conv1(/*channels=*/1));
+  const auto model = prepare_model(net, {.precision = precision_of(flags.precision)});
+  const auto optimizer = prepare_optimizer(adam(*model, {.lr = flags.lr}));
+  return fit(model, *optimizer, prepare_loaders(flags, recipe), flags);
 }
 
 }  // namespace
@@ -28,5 +24,5 @@ int main(int argc, char** argv) {
   if (const auto code = read_flags(argc, argv, "Trains ResNet-18 on FashionMNIST.", flags)) {
     return *code;
   }
-  return dtrain::train::run([&flags] { return train_resnet(flags); });
+  return run([&flags] { return train(flags); });
 }

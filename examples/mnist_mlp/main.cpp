@@ -1,30 +1,25 @@
 // A small perceptron on MNIST, data-parallel: a job that is over in seconds.
 
-#include <ATen/Context.h>
+#include "examples/common/classifier.hpp"
 
-#include "examples/common/flags.hpp"
-#include "examples/common/train_classifier.hpp"
-#include "trainer/core/run.hpp"
-#include "trainer/models/mlp.hpp"
-#include "trainer/train/context.hpp"
+using namespace dtrain::train;
 
 namespace {
 
 // MNIST's own files where they are, else FashionMNIST's: they have the same format.
 std::string default_data() {
   for (const char* folder : {"data/mnist", "/usr/share/datasets/mnist"}) {
-    if (dtrain::train::has_mnist(folder)) return folder;
+    if (has_mnist(folder)) return folder;
   }
   return "/usr/share/datasets/fashion-mnist";
 }
 
-int train_mlp(const Flags& flags) {
-  namespace dt = dtrain::train;
-  dt::Context context =
-      dt::Context::join(dt::read_environment(), {.num_threads = flags.num_threads});
-  context.seed(flags.seed);
-  const dt::Mlp model(dt::MlpOptions{});
-  return train_classifier(model.ptr(), context, flags, mnist_recipe(flags, "mlp"));
+int train(const Flags& flags) {
+  const Recipe recipe = mnist_recipe(flags, "mlp");
+  begin(flags, recipe);
+  const auto model = prepare_model(Mlp(MlpOptions{}), {.precision = precision_of(flags.precision)});
+  const auto optimizer = prepare_optimizer(adam(*model, {.lr = flags.lr}));
+  return fit(model, *optimizer, prepare_loaders(flags, recipe), flags);
 }
 
 }  // namespace
@@ -35,5 +30,5 @@ int main(int argc, char** argv) {
   if (const auto code = read_flags(argc, argv, "Trains a perceptron on MNIST.", flags)) {
     return *code;
   }
-  return dtrain::train::run([&flags] { return train_mlp(flags); });
+  return run([&flags] { return train(flags); });
 }

@@ -25,7 +25,7 @@ def python_torch():
 def losses(text):
     """{step: [loss of each line]} of rank 0."""
     found = {}
-    for step, loss in re.findall(r"(?m)^\[0\] step (\d+)\s+loss (\S+)$", text):
+    for step, loss in re.findall(r"(?m)^\[0\] step (\d+)\s+loss (\S+)", text):
         found.setdefault(int(step), []).append(loss)
     return found
 
@@ -40,6 +40,7 @@ class Training(ClusterCase):
     def test_two_nodes_train_as_one(self):
         one = self.train("--nproc-per-node", "2")
         two = self.train("--nnodes", "2")
+        self.assertGreater(len(losses(one)), 2)
         self.assertEqual(losses(one), losses(two))
         self.assertGreater(self.json("result")["metrics"]["accuracy"], 0.5)
 
