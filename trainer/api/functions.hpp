@@ -131,11 +131,11 @@ std::shared_ptr<DistributedDataParallel> prepare_module(std::shared_ptr<torch::n
 
 // Checkpoints keep it. Throws Error if `strategy` cannot share it out. After prepare_model.
 // Of several (a generator's and a discriminator's) each has a name of its own, under which its
-// state is kept, and takes its steps by itself, optimizer->step(): optimizer_step() and
-// clip_gradients() are Errors then, as is fp16. DDP wants find_unused_parameters and, for each
+// state is kept, and takes its steps by itself, optimizer->step(), of which count_step() is told:
+// optimizer_step() and clip_gradients() are Errors then, as is fp16. DDP wants find_unused_parameters and, for each
 // backward, prepare_:
-//     model->prepare_forward();  const auto loss = …model->module()…;
-//     backward(model->prepare_backward({loss})[0]);
+//     model.ddp().prepare_forward();  const auto loss = …(*model)…;
+//     backward(model.ddp().prepare_backward({loss})[0]);
 std::shared_ptr<Optimizer> prepare_optimizer(std::shared_ptr<Optimizer> optimizer,
                                              Strategy strategy = Strategy::ddp,
                                              const std::string& name = "");
