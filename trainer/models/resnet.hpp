@@ -28,11 +28,32 @@ class BasicBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(BasicBlock);
 
-// ResNet of basic blocks, with torchvision's names, shapes and initialization, so that either
-// side loads the other's weights strictly.
+// 1x1, 3x3 and 1x1 convolutions, the last with four times as many channels, and the way around
+// them. As torchvision's (ResNet V1.5): the stride is the 3x3 one's.
+class BottleneckImpl : public torch::nn::Module {
+ public:
+  BottleneckImpl(std::int64_t inputs, std::int64_t width, std::int64_t stride);
+  torch::Tensor forward(const torch::Tensor& input);
+
+ private:
+  torch::nn::Conv2d conv1_{nullptr};
+  BatchNorm bn1_{nullptr};
+  torch::nn::Conv2d conv2_{nullptr};
+  BatchNorm bn2_{nullptr};
+  torch::nn::Conv2d conv3_{nullptr};
+  BatchNorm bn3_{nullptr};
+  torch::nn::Sequential downsample_{nullptr};  // only where shape changes
+};
+TORCH_MODULE(Bottleneck);
+
+enum class ResNetBlock : std::uint8_t { basic, bottleneck };
+
+// ResNet with torchvision's names, shapes and initialization, so that either side loads the
+// other's weights strictly.
 class ResNetImpl : public torch::nn::Module {
  public:
-  explicit ResNetImpl(std::array<std::int64_t, 4> blocks, std::int64_t classes = 1000);
+  explicit ResNetImpl(std::array<std::int64_t, 4> blocks, std::int64_t classes = 1000,
+                      ResNetBlock block = ResNetBlock::basic);
   torch::Tensor forward(const torch::Tensor& images);  // [batch, channels, rows, columns]
 
   // What users of torchvision do for other than three channels:
@@ -51,8 +72,12 @@ class ResNetImpl : public torch::nn::Module {
 };
 TORCH_MODULE(ResNet);
 
+// torchvision's networks of so many layers, with fresh weights.
 ResNet resnet18(std::int64_t classes = 1000);
 ResNet resnet34(std::int64_t classes = 1000);
+ResNet resnet50(std::int64_t classes = 1000);
+ResNet resnet101(std::int64_t classes = 1000);
+ResNet resnet152(std::int64_t classes = 1000);
 
 // Conv2d(channels, 64, kernel 7, stride 2, padding 3, no bias): ResNet's first, for any images.
 torch::nn::Conv2d resnet_conv1(std::int64_t channels);

@@ -1,8 +1,12 @@
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 
+#include <cmath>
+#include <fstream>
 #include <set>
+#include <sstream>
 
+#include "tests/trainer/train/made_tensors.hpp"
 #include "trainer/models/mlp.hpp"
 #include "trainer/models/resnet.hpp"
 #include "trainer/train/tensors.hpp"
@@ -75,6 +79,63 @@ TEST_CASE("ResNet-18's convolutions begin as torchvision's: normal, by what goes
   CHECK(tensors.at("layer4.1.conv2.weight").std().item<double>() ==
         doctest::Approx(std::sqrt(2.0 / (512 * 9))).epsilon(0.01));
   CHECK(tensors.at("layer4.1.bn2.weight").eq(1).all().item<bool>());
+}
+
+// Against torchvision: tests/golden/resnet/make.py.
+TEST_CASE("ResNet-50 has torchvision's names and shapes") {
+  std::ostringstream found;
+  const ResNet model = resnet50();
+  for (const auto& [name, tensor] : state_dict(*model)) {
+    found << name << " [";
+    for (std::int64_t i = 0; i < tensor.dim(); ++i) found << (i > 0 ? ", " : "") << tensor.size(i);
+    found << "]\n";
+  }
+  std::ostringstream expected;
+  expected << std::ifstream(test::golden_folder() / "resnet/resnet50.txt").rdbuf();
+  CHECK(found.str().size() > 10000);
+  CHECK(found.str() == expected.str());
+  const auto numbers = [](const ResNet& net) {
+    std::int64_t sum = 0;
+    for (const at::Tensor& parameter : net->parameters()) sum += parameter.numel();
+    return sum;
+  };
+  CHECK(numbers(model) == 25'557'032);  // as torchvision's page says
+  // kaiming_normal_, fan_out, relu.
+  CHECK(state_dict(*model).at("layer4.2.conv3.weight").std().item<double>() ==
+        doctest::Approx(std::sqrt(2.0 / 2048)).epsilon(0.01));
+}
+
+TEST_CASE("ResNets compute what torchvision's do, in evaluation and in training") {
+  const TensorMap golden = test::torchvision_golden();
+  const at::NoGradGuard no_grad;
+  const at::Tensor images = test::made_tensor(1, {2, 3, 64, 64}, -2, 2);
+  std::vector<std::pair<std::string, ResNet>> models{{"resnet18", resnet18(10)},
+                                                     {"resnet50", resnet50(10)}};
+  for (auto& [which, model] : models) {
+    CAPTURE(which);
+    std::int64_t number = -1;
+    for (auto& [name, tensor] : state_dict(*model)) {
+      ++number;
+      if (name.ends_with("num_batches_tracked")) continue;
+      if (tensor.dim() > 1) {
+        const double reach = std::sqrt(6.0 / static_cast<double>(tensor[0].numel()));
+        tensor.copy_(test::made_tensor(number, tensor.sizes(), -reach, reach));
+      } else if (name.ends_with("running_var") || name.ends_with("weight")) {
+        tensor.copy_(test::made_tensor(number, tensor.sizes(), 0.5, 1.5));
+      } else {
+        tensor.copy_(test::made_tensor(number, tensor.sizes(), -0.1, 0.1));
+      }
+    }
+    const auto near = [&](const at::Tensor& output, const std::string& mode) {
+      const at::Tensor& expected = golden.at(which + "." + mode);
+      return (output - expected).abs().max().item<double>() <=
+             1e-4 * expected.abs().max().item<double>();
+    };
+    model->eval();
+    CHECK(near(model->forward(images), "eval"));
+    model->train();
+    CHECK(near(model->forward(images), "train"));
+  }
 }
 
 TEST_CASE("the perceptron flattens its input") {
