@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "trainer/core/error.hpp"
+#include "trainer/train/tensor_sources.hpp"
 
 namespace dtrain::train {
 namespace {
@@ -35,13 +36,13 @@ constexpr std::array<std::pair<DType, at::ScalarType>, 15> kTypes{{
     {DType::f64, at::kDouble},
 }};
 
+}  // namespace
+
 std::string describe(const at::Tensor& tensor) {
   std::ostringstream text;
   text << c10::toString(tensor.scalar_type()) << tensor.sizes();
   return text.str();
 }
-
-}  // namespace
 
 DType to_dtype(const std::string& name, at::ScalarType type) {
   for (const auto& [ours, theirs] : kTypes) {
@@ -50,9 +51,7 @@ DType to_dtype(const std::string& name, at::ScalarType type) {
   throw Error("tensor '" + name + "': safetensors does not know the type " + c10::toString(type));
 }
 
-void write_tensors(FileSink& sink, const TensorMap& tensors,
-                   const std::map<std::string, std::string>& metadata) {
-  std::vector<at::Tensor> held;  // what had to be copied stays alive until it is written
+std::vector<TensorSource> to_sources(const TensorMap& tensors, std::vector<at::Tensor>& held) {
   std::vector<TensorSource> sources;
   for (const auto& [name, tensor] : tensors) {
     held.push_back(tensor.detach().to(at::kCPU).contiguous());
@@ -62,7 +61,13 @@ void write_tensors(FileSink& sink, const TensorMap& tensors,
                        flat.sizes().vec(),
                        {static_cast<const std::byte*>(flat.const_data_ptr()), flat.nbytes()}});
   }
-  write_safetensors(sink, std::move(sources), metadata);
+  return sources;
+}
+
+void write_tensors(FileSink& sink, const TensorMap& tensors,
+                   const std::map<std::string, std::string>& metadata) {
+  std::vector<at::Tensor> held;  // what had to be copied stays alive until it is written
+  write_safetensors(sink, to_sources(tensors, held), metadata);
 }
 
 at::Tensor to_tensor(const SafetensorsFile& file, const TensorEntry& entry) {
