@@ -8,6 +8,7 @@
 #include "trainer/api/data_loader.hpp"
 #include "trainer/api/functions.hpp"
 #include "trainer/api/module.hpp"
+#include "trainer/api/torch_dataset.hpp"
 #include "trainer/api/torch_trainer.hpp"
 #include "trainer/api/trainer.hpp"
 #include "trainer/core/error.hpp"
@@ -30,4 +31,5 @@
 #include "trainer/train/objects.hpp"
 #include "trainer/train/profiler.hpp"
 #include "trainer/train/reduce_lr_on_plateau.hpp"
+#include "trainer/train/weights.hpp"
 #include "trainer/train/zero.hpp"

@@ -67,19 +67,69 @@ DataLoader DataLoader::of_tensors(std::vector<at::Tensor> tensors, DataLoaderOpt
 DataLoader DataLoader::of_images(Images images, const ImageBatches& batches,
                                  DataLoaderOptions options) {
   const std::int64_t samples = images->size();
-  const ImageBatches shaped = with_shape(*images, batches);
   DataLoader loader(
       samples,
-      [images = std::move(images), shaped](std::span<const std::int64_t> indices,
-                                           std::int64_t epoch) {
-        ImageBatches of_epoch = shaped;
-        of_epoch.epoch = epoch;
-        ImageBatch made = image_batches(images, std::move(of_epoch))(indices);
+      [make = ImageBatcher(std::move(images), batches)](std::span<const std::int64_t> indices,
+                                                        std::int64_t epoch) {
+        ImageBatch made = make(indices, epoch);
         return Batch{{std::move(made.images), std::move(made.labels)}, std::move(made.indices)};
       },
       options);
   if (batches.bad_samples == BadSamples::skip) loader.skipped_ = batches.skipped;
   return loader;
+}
+
+DataLoader DataLoader::subset(std::vector<std::int64_t> indices) const {
+  if (is_stream()) throw Error("data loader: a stream has no indices to make a subset of");
+  for (const std::int64_t index : indices) {
+    if (index < 0 || index >= samples_) {
+      throw Error("data loader: a subset wants sample " + std::to_string(index) + ", there are " +
+                  std::to_string(samples_));
+    }
+  }
+  DataLoader part = *this;
+  const auto chosen = std::make_shared<const std::vector<std::int64_t>>(std::move(indices));
+  if (chosen->empty()) throw Error("data loader: a subset has no samples");
+  part.samples_ = static_cast<std::int64_t>(chosen->size());
+  part.make_ = [make = make_, chosen](std::span<const std::int64_t> places, std::int64_t epoch) {
+    std::vector<std::int64_t> there;
+    there.reserve(places.size());
+    for (const std::int64_t place : places) {
+      there.push_back(chosen->at(static_cast<std::size_t>(place)));
+    }
+    return make(there, epoch);
+  };
+  return part;
+}
+
+DataLoader DataLoader::with(DataLoaderOptions options) const {
+  check(options);
+  if (is_stream()) throw Error("data loader: a stream's options are those it was opened with");
+  DataLoader other = *this;
+  other.options_ = options;
+  return other;
+}
+
+DataLoader DataLoader::mixed(const MixupOptions& options) const {
+  if (is_stream()) throw Error("data loader: batches of a stream cannot be mixed");
+  DataLoader other = *this;
+  other.make_ = [make = make_, options](std::span<const std::int64_t> indices, std::int64_t epoch) {
+    Batch batch = make(indices, epoch);
+    if (batch.tensors.size() != 2) throw Error("mixup: a batch must be images and labels");
+    Mixed mixed = mix_batch(batch[0], batch[1], options, epoch, batch.indices);
+    batch.tensors = {std::move(mixed.images), std::move(mixed.labels)};
+    return batch;
+  };
+  return other;
+}
+
+std::vector<DataLoader> random_split(const DataLoader& loader,
+                                     const std::vector<SplitLength>& lengths, std::uint64_t seed) {
+  std::vector<DataLoader> parts;
+  for (std::vector<std::int64_t>& indices : random_split(loader.samples(), lengths, seed)) {
+    parts.push_back(loader.subset(std::move(indices)));
+  }
+  return parts;
 }
 
 DataLoader DataLoader::shared(const Context& context, bool evaluates) const {
@@ -132,7 +182,10 @@ DataLoader::Pass DataLoader::pass(std::int64_t epoch, std::int64_t position) con
     copier = std::make_shared<DeviceCopy>(*device_);
   }
   auto loader = std::make_unique<Loader<Batch>>(
-      from, options, [make = make_, epoch, copier](std::span<const std::int64_t> indices) {
+      from, options,
+      [make = make_, epoch, copier,
+       apart = options.workers > 0](std::span<const std::int64_t> indices) {
+        if (apart) keep_to_one_thread();
         Batch batch = make(indices, epoch);
         if (copier) batch.tensors = copier->copy(std::move(batch.tensors));
         return batch;

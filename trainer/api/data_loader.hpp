@@ -21,9 +21,12 @@
 
 #include "trainer/data/loader.hpp"
 #include "trainer/data/sampler.hpp"
+#include "trainer/data/split.hpp"
 #include "trainer/data/stream_loader.hpp"
 #include "trainer/train/batches.hpp"
 #include "trainer/train/context.hpp"
+#include "trainer/train/mixup.hpp"
+#include "trainer/train/one_thread.hpp"
 
 namespace dtrain::train {
 
@@ -100,8 +103,9 @@ struct DataLoaderOptions {
 // DistributedDataParallel::Join for that.
 class DataLoader {
  public:
-  // Makes the batch of these samples; from several threads at once. A transform's randomness
-  // should come from (seed, epoch, index) alone: SampleRandom (trainer/data/random.hpp).
+  // Makes the batch of these samples; from several threads at once, each of which has ATen's
+  // operations to itself (one_thread.hpp). A transform's randomness should come from (seed, epoch,
+  // index) alone: SampleRandom (trainer/data/random.hpp).
   using Make = std::function<Batch(std::span<const std::int64_t> indices, std::int64_t epoch)>;
 
   // Throws Error if there are no samples or the options make no sense.
@@ -122,6 +126,16 @@ class DataLoader {
       std::string name,
       std::function<std::unique_ptr<SampleStream<Sample>>(StreamShare, std::int64_t epoch)> open,
       std::function<Batch(std::vector<Sample>)> collate, DataLoaderOptions options);
+
+  // These samples alone, which keep their indices; one may come twice. Throws Error on an index
+  // that the data set does not have, and of a stream. random_split makes several of it.
+  DataLoader subset(std::vector<std::int64_t> indices) const;
+  // The same data set with other options: of a part to validate on, say.
+  DataLoader with(DataLoaderOptions options) const;
+
+  // Batches of images (batch[0], float) and labels (batch[1]) come mixed; mixup.hpp says how. For a
+  // stream, which has no indices that the randomness could come from, it is an Error.
+  DataLoader mixed(const MixupOptions& options) const;
 
   // This rank's share: what prepare_data_loader does. With `evaluates` each sample comes to exactly
   // one rank, so ranks may have different numbers of batches; else all have as many.
@@ -259,11 +273,22 @@ DataLoader DataLoader::of_stream(
         part.rank = rank;
         part.ranks = ranks;
         const auto loader = std::make_shared<StreamLoader<Sample, Batch>>(
-            name, part, [open, epoch](StreamShare share) { return open(share, epoch); }, collate);
+            name, part,
+            [open, epoch](StreamShare share) {
+              keep_to_one_thread();
+              return open(share, epoch);
+            },
+            collate);
         return [loader] { return loader->next(); };
       },
       options);
 }
+
+// The data set in random parts that have no sample in common, as torch.utils.data.random_split;
+// split.hpp says how lengths are meant, and which samples come into which part.
+std::vector<DataLoader> random_split(const DataLoader& loader,
+                                     const std::vector<SplitLength>& lengths,
+                                     std::uint64_t seed = 0);
 
 // A batch on the device; copies nothing that is there already.
 Batch to_device(Batch batch, c10::Device device);

@@ -27,59 +27,76 @@ ImageBatches with_shape(const ImageSource& images, ImageBatches options) {
   return options;
 }
 
-Loader<ImageBatch>::Make image_batches(Images images, ImageBatches options) {
+struct ImageBatcher::State {
+  Images images;
+  ImageBatches options;
+  Transformer transformer;
+};
+
+ImageBatcher::ImageBatcher(Images images, ImageBatches options) {
   options = with_shape(*images, std::move(options));
-  const auto transformer = std::make_shared<const Transformer>(options.transform, options.channels);
-  return [images = std::move(images), options,
-          transformer](std::span<const std::int64_t> indices) mutable {
-    const Transform& t = options.transform;
-    const auto count = static_cast<std::int64_t>(indices.size());
-    ImageBatch batch{options.pool.take({count, options.channels, t.rows, t.columns},
-                                       options.as_bytes ? at::kByte : at::kFloat),
-                     options.pool.take({count}, at::kLong),
-                     {indices.begin(), indices.end()}};
-    const std::int64_t one = transformer->values();
-    const std::int64_t least = transformer->least();
-    auto* bytes = options.as_bytes ? batch.images.mutable_data_ptr<std::uint8_t>() : nullptr;
-    auto* floats = options.as_bytes ? nullptr : batch.images.mutable_data_ptr<float>();
-    auto* labels = batch.labels.mutable_data_ptr<std::int64_t>();
-    std::int64_t good = 0;
-    std::string last;  // of those that were left out
-    // Decoders fill it; each thread keeps its own from batch to batch.
-    thread_local std::vector<std::uint8_t> scratch;
-    for (const std::int64_t index : indices) {
-      if (index < 0 || index >= images->size()) {
-        throw SampleError(images->name(), index,
-                          "there are " + std::to_string(images->size()) + " samples");
+  Transformer transformer(options.transform, options.channels);
+  state_ = std::make_shared<const State>(
+      State{std::move(images), std::move(options), std::move(transformer)});
+}
+
+ImageBatch ImageBatcher::operator()(std::span<const std::int64_t> indices,
+                                    std::int64_t epoch) const {
+  const auto& [images, options, transformer] = *state_;
+  const Transform& t = options.transform;
+  const auto count = static_cast<std::int64_t>(indices.size());
+  BufferPool pool = options.pool;
+  ImageBatch batch{pool.take({count, options.channels, t.rows, t.columns},
+                             options.as_bytes ? at::kByte : at::kFloat),
+                   pool.take({count}, at::kLong),
+                   {indices.begin(), indices.end()}};
+  const std::int64_t one = transformer.values();
+  const std::int64_t least = transformer.least();
+  auto* bytes = options.as_bytes ? batch.images.mutable_data_ptr<std::uint8_t>() : nullptr;
+  auto* floats = options.as_bytes ? nullptr : batch.images.mutable_data_ptr<float>();
+  auto* labels = batch.labels.mutable_data_ptr<std::int64_t>();
+  std::int64_t good = 0;
+  std::string last;  // of those that were left out
+  // Decoders fill it; each thread keeps its own from batch to batch.
+  thread_local std::vector<std::uint8_t> scratch;
+  for (const std::int64_t index : indices) {
+    if (index < 0 || index >= images->size()) {
+      throw SampleError(images->name(), index,
+                        "there are " + std::to_string(images->size()) + " samples");
+    }
+    try {
+      const ImageView image = images->image(index, scratch, least);
+      const SampleRandom random(options.seed, epoch, index);
+      if (bytes != nullptr) {
+        transformer.write(image, random, bytes + good * one);
+      } else {
+        transformer.write(image, random, floats + good * one);
       }
-      try {
-        const ImageView image = images->image(index, scratch, least);
-        const SampleRandom random(options.seed, options.epoch, index);
-        if (bytes != nullptr) {
-          transformer->write(image, random, bytes + good * one);
-        } else {
-          transformer->write(image, random, floats + good * one);
-        }
-        labels[good] = images->label(index);
-        batch.indices[static_cast<std::size_t>(good++)] = index;
-      } catch (const std::exception& error) {
-        const SampleError failed(images->name(), index, error.what());
-        if (options.bad_samples == BadSamples::error) throw failed;
-        options.skipped->add(failed);
-        last = failed.what();
-      }
+      labels[good] = images->label(index);
+      batch.indices[static_cast<std::size_t>(good++)] = index;
+    } catch (const std::exception& error) {
+      const SampleError failed(images->name(), index, error.what());
+      if (options.bad_samples == BadSamples::error) throw failed;
+      options.skipped->add(failed);
+      last = failed.what();
     }
-    if (good == 0 && count > 0) {
-      throw Error("none of the " + std::to_string(count) +
-                  " samples of a batch can be read; the last one: " + last);
-    }
-    if (good < count) {
-      batch.images = batch.images.narrow(0, 0, good);
-      batch.labels = batch.labels.narrow(0, 0, good);
-      batch.indices.resize(static_cast<std::size_t>(good));
-    }
-    return batch;
-  };
+  }
+  if (good == 0 && count > 0) {
+    throw Error("none of the " + std::to_string(count) +
+                " samples of a batch can be read; the last one: " + last);
+  }
+  if (good < count) {
+    batch.images = batch.images.narrow(0, 0, good);
+    batch.labels = batch.labels.narrow(0, 0, good);
+    batch.indices.resize(static_cast<std::size_t>(good));
+  }
+  return batch;
+}
+
+Loader<ImageBatch>::Make image_batches(Images images, ImageBatches options) {
+  const std::int64_t epoch = options.epoch;
+  return [batcher = ImageBatcher(std::move(images), std::move(options)),
+          epoch](std::span<const std::int64_t> indices) { return batcher(indices, epoch); };
 }
 
 Loader<ImageBatch>::Make image_batches(std::shared_ptr<const LabelledImages> data,

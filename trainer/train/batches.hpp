@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "trainer/data/idx.hpp"
@@ -40,7 +41,20 @@ ImageBatches with_shape(const ImageSource& images, ImageBatches options);
 
 // Each sample goes from where it lies (or from its decoder) to its place in the batch in one pass:
 // no tensor for each sample, no copy between. A sample that fails arrives as SampleError, or, with
-// BadSamples::skip, makes the batch shorter. May be called from several threads at once.
+// BadSamples::skip, makes the batch shorter. May be called from several threads at once, and copied
+// at no cost. What it needs to know of the first image it finds out once, when it is made.
+class ImageBatcher {
+ public:
+  ImageBatcher(Images images, ImageBatches options);
+  // options.epoch is not looked at.
+  ImageBatch operator()(std::span<const std::int64_t> indices, std::int64_t epoch) const;
+
+ private:
+  struct State;
+  std::shared_ptr<const State> state_;
+};
+
+// The same for one epoch, options.epoch.
 Loader<ImageBatch>::Make image_batches(Images images, ImageBatches options);
 
 // A value for all channels: (x / 255 - mean) / std.
