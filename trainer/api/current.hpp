@@ -22,6 +22,7 @@ struct Current {
   std::shared_ptr<torch::nn::Module> model;
   std::shared_ptr<DistributedDataParallel> ddp;
   OptimizerSet::Named optimizers;
+  std::vector<Kept> schedulers;
   std::shared_ptr<Optimizer> optimizer;  // what checkpoints keep: the one, or all as one
   std::optional<GradScaler> scaler;
   Precision precision = Precision::fp32;
@@ -39,7 +40,15 @@ struct Current {
   std::optional<LossCheck> losses;
   StepTimes times;
   std::int64_t timed_steps = 0;  // in this process
-  at::Tensor generators;         // before the evaluation that is under way; else undefined
+  // As it was when the epoch's data were used up: a resume there does again what came behind.
+  struct PassEnd {
+    std::int64_t step = -1;
+    at::Tensor generators;
+    std::vector<nlohmann::json> schedulers;
+    std::vector<std::uint32_t> parameters;  // their versions
+  };
+  PassEnd pass_end;
+  bool leaves = false;  // all ranks have agreed to, in an evaluation that some broke off
 };
 
 Current& training();        // throws Error before init()

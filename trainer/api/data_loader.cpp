@@ -181,15 +181,16 @@ DataLoader::Pass DataLoader::pass(std::int64_t epoch, std::int64_t position) con
   if (device_ && device_->is_cuda() && options_.workers > 0) {
     copier = std::make_shared<DeviceCopy>(*device_);
   }
-  auto loader = std::make_unique<Loader<Batch>>(
-      from, options,
-      [make = make_, epoch, copier,
-       apart = options.workers > 0](std::span<const std::int64_t> indices) {
-        if (apart) keep_to_one_thread();
-        Batch batch = make(indices, epoch);
-        if (copier) batch.tensors = copier->copy(std::move(batch.tensors));
-        return batch;
-      });
+  auto loader =
+      std::make_unique<Loader<Batch>>(from, options,
+                                      [make = make_, epoch, copier, apart = options.workers > 0](
+                                          std::span<const std::int64_t> indices) {
+                                        if (apart) keep_to_one_thread();
+                                        Batch batch = make(indices, epoch);
+                                        if (copier)
+                                          batch.tensors = copier->copy(std::move(batch.tensors));
+                                        return batch;
+                                      });
   Pass pass(std::move(from), std::move(loader));
   pass.device_ = device_;
   return pass;

@@ -1,5 +1,7 @@
 // Going through a training's epochs: the place, what is told, and leaving.
 #include <algorithm>
+#include <cstdio>
+#include <exception>
 #include <utility>
 
 #include "trainer/api/current.hpp"
@@ -18,7 +20,9 @@ namespace {
 using Part = StepTimes::Part;
 
 void record(Current& t, const LateMetrics& metrics) {
-  if (t.context.is_first()) t.session->report(t.place.steps(), read_metrics(metrics));
+  if (!t.context.is_first()) return;
+  t.session->report(t.place.steps(), read_metrics(metrics),
+                    t.place.counts() ? std::optional(t.place.place().epoch) : std::nullopt);
 }
 
 void save(Current& t, const Place& place, const LateMetrics& metrics) {
@@ -27,10 +31,25 @@ void save(Current& t, const Place& place, const LateMetrics& metrics) {
   t.session->report(place, read_metrics(metrics), *t.model, *t.optimizer);
 }
 
+std::vector<std::uint32_t> versions_of(const torch::nn::Module& model) {
+  std::vector<std::uint32_t> versions;
+  for (const at::Tensor& parameter : model.parameters()) versions.push_back(parameter._version());
+  return versions;
+}
+
+void note_pass_end(Current& t) {
+  t.pass_end = {t.place.steps(), generator_state(t.context.device()), {}, versions_of(*t.model)};
+  for (const Kept& scheduler : t.schedulers) t.pass_end.schedulers.push_back(scheduler.save());
+}
+
 // All ranks, told to go: with a checkpoint of the last step.
 [[noreturn]] void leave(Current& t) {
-  // An evaluation may have drawn, and is done again.
-  if (t.generators.defined()) set_generator_state(t.generators, t.context.device());
+  if (t.place.at_epochs_end()) {
+    set_generator_state(t.pass_end.generators, t.context.device());
+    for (std::size_t i = 0; i < t.schedulers.size(); ++i) {
+      t.schedulers[i].load(t.pass_end.schedulers.at(i));
+    }
+  }
   if (t.session->can_checkpoint()) save(t, t.place.place(), t.logged);
   t.session->say("told to go, after step " + std::to_string(t.place.steps()));
   shutdown();
@@ -88,8 +107,9 @@ class internal::TrainingPass {
       samples_ += batch->size();
       t.place.give_batch();
     } else {
-      t.place.end_pass();
+      t.place.end_pass(pass_.position());
       t.pass = nullptr;
+      note_pass_end(t);
     }
     return batch;
   }
@@ -151,21 +171,56 @@ DataLoader::NextBatch internal::train_through(const DataLoader& loader, std::int
   return [its = std::make_shared<TrainingPass>(training(), loader, epoch)] { return its->next(); };
 }
 
-DataLoader::NextBatch internal::evaluate_through(const DataLoader& loader, std::int64_t epoch) {
-  Current& now = training();
-  const bool may_leave = now.place.at_epochs_end() && !now.has_gradients;
-  return [its = std::make_shared<DataLoader::Pass>(loader.pass(epoch)),
-          may_leave]() -> std::optional<Batch> {
-    if (!may_leave) return its->next();
-    Current& t = training();
-    const bool told = t.session->told_to_go();
-    if (!told) {
-      if (std::optional<Batch> batch = its->next()) return batch;
+// A pass of a loader that evaluates. Behind an epoch's data, with the weights that they have made,
+// a training that is told to go leaves within it.
+class internal::EvaluationPass {
+ public:
+  EvaluationPass(Current& t, const DataLoader& loader, std::int64_t epoch)
+      : pass_(loader.pass(epoch)),
+        may_leave_(t.place.at_epochs_end() && !t.has_gradients &&
+                   t.pass_end.step == t.place.steps() &&
+                   t.pass_end.parameters == versions_of(*t.model)) {}
+  // Left by break: the other ranks ask this one all the same.
+  ~EvaluationPass() {
+    if (!may_leave_ || !is_initialized() || std::uncaught_exceptions() > exceptions_) return;
+    try {
+      agree(training(), /*is_left=*/true);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "warning: an evaluation's end: %s\n", error.what());
     }
-    // Ranks have different numbers of batches, so that they agree here only.
-    if (t.context.all_reduce_sum(told ? 1.0 : 0.0) > 0) leave(t);
+  }
+  EvaluationPass(const EvaluationPass&) = delete;
+  EvaluationPass& operator=(const EvaluationPass&) = delete;
+
+  std::optional<Batch> next() {
+    Current* t = may_leave_ ? &training() : nullptr;
+    if (t == nullptr || !t->session->told_to_go()) {
+      std::optional<Batch> batch = pass_.next();
+      if (batch || t == nullptr) return batch;
+    }
+    if (agree(*t, /*is_left=*/false)) leave(*t);
     return std::nullopt;
-  };
+  }
+
+ private:
+  // Ranks have different numbers of batches, so that they agree here only. True if all are to leave
+  // and can now; where some are behind a break it is done by the next function that can.
+  bool agree(Current& t, bool is_left) {
+    may_leave_ = false;
+    const std::vector<double> all = t.context.all_reduce_sum(
+        std::vector<double>{t.session->told_to_go() ? 1.0 : 0.0, is_left ? 1.0 : 0.0});
+    t.leaves = all[0] > 0;
+    return t.leaves && all[1] == 0;
+  }
+
+  DataLoader::Pass pass_;
+  bool may_leave_;
+  int exceptions_ = std::uncaught_exceptions();
+};
+
+DataLoader::NextBatch internal::evaluate_through(const DataLoader& loader, std::int64_t epoch) {
+  return
+      [its = std::make_shared<EvaluationPass>(training(), loader, epoch)] { return its->next(); };
 }
 
 Epochs::Iterator Epochs::begin() {
@@ -181,6 +236,7 @@ Epochs::Iterator Epochs::begin() {
 }
 
 Epochs::Iterator& Epochs::Iterator::operator++() {
+  if (training().leaves) leave(training());
   training().place.begin_epoch(++at_);
   return *this;
 }
@@ -189,24 +245,14 @@ Epochs::~Epochs() {
   if (has_begun_ && is_initialized()) training().place.end_epochs();
 }
 
-Evaluation::Evaluation() {
-  Current& t = with_model();
+Evaluation::Evaluation() : model_(with_model().model), modes_(*model_) {
+  const Current& t = training();
   if (!t.own_buffers) t.ddp->sync_buffers();
-  model_ = t.model;
-  for (const auto& part : model_->modules()) modes_.push_back(part->is_training());
   model_->eval();
-  begins_ = !t.generators.defined();
-  if (begins_) t.generators = generator_state(t.context.device());
 }
 
 Evaluation::~Evaluation() {
-  // train() reaches all parts below: from the top down each has the last word about its own.
-  std::size_t next = 0;
-  for (const auto& part : model_->modules()) {
-    const bool mode = modes_[next++];
-    if (part->is_training() != mode) part->train(mode);
-  }
-  if (begins_ && is_initialized()) training().generators.reset();
+  modes_.restore(*model_);
 }
 
 void count_step() {
@@ -234,6 +280,7 @@ void report(const LateMetrics& metrics) {
 
 void save_checkpoint(const LateMetrics& metrics) {
   Current& t = with_optimizer();
+  if (t.leaves) leave(t);
   const Place place = t.place.place_to_save();
   // Dropped ones are none, by whomever.
   const std::vector<at::Tensor> all = t.model->parameters();

@@ -88,7 +88,7 @@ Current& with_one_optimizer(const char* what) {
   if (t.optimizers.size() == 1) return t;
   throw Error(std::string(what) +
               "() is for one optimizer: of several each takes its steps by itself, "
-              "optimizer->step(), after clip_gradient_norm(optimizer->parameters(), …)");
+              "optimizer->step(), after clip_gradient_norm(*optimizer, …)");
 }
 
 }  // namespace
@@ -237,11 +237,10 @@ std::shared_ptr<Its> keep_scheduler(std::shared_ptr<Its> scheduler, const std::s
   if (t.has_resumed) {
     throw Error("prepare_scheduler() comes too late: get_checkpoint() would have loaded its state");
   }
-  t.session->keep(
-      name, {.save = [scheduler, optimizer] { return scheduler->state(); },
-             .load = [scheduler, optimizer](const auto& state) { scheduler->load_state(state); },
-             .alike = true});
-  scheduler->set_kept();
+  t.schedulers.push_back(
+      {[scheduler, optimizer] { return scheduler->state(); },
+       [scheduler, optimizer](const auto& state) { scheduler->load_state(state); }, true});
+  t.session->keep(name, t.schedulers.back());
   return scheduler;
 }
 

@@ -19,6 +19,7 @@
 #include "trainer/train/ddp.hpp"
 #include "trainer/train/device_settings.hpp"
 #include "trainer/train/late_metrics.hpp"
+#include "trainer/train/module_modes.hpp"
 #include "trainer/train/optimizer.hpp"
 #include "trainer/train/optimizer_factories.hpp"
 #include "trainer/train/precision.hpp"
@@ -132,8 +133,8 @@ std::shared_ptr<DistributedDataParallel> prepare_module(std::shared_ptr<torch::n
 // Checkpoints keep it. Throws Error if `strategy` cannot share it out. After prepare_model.
 // Of several (a generator's and a discriminator's) each has a name of its own, under which its
 // state is kept, and takes its steps by itself, optimizer->step(), of which count_step() is told:
-// optimizer_step() and clip_gradients() are Errors then, as is fp16. DDP wants find_unused_parameters and, for each
-// backward, prepare_:
+// optimizer_step() and clip_gradients() are Errors then, as is fp16. DDP wants
+// find_unused_parameters and, for each backward, prepare_:
 //     model.ddp().prepare_forward();  const auto loss = …(*model)…;
 //     backward(model.ddp().prepare_backward({loss})[0]);
 std::shared_ptr<Optimizer> prepare_optimizer(std::shared_ptr<Optimizer> optimizer,
@@ -176,7 +177,9 @@ DataLoader prepare_data_loader(const DataLoader& loader, bool evaluates = false)
 // A loop that is left by break ends its epoch: a checkpoint behind it goes on with the next one. A
 // step is one optimizer_step(), of however many batches. Loaders that evaluate move nothing; on
 // SIGTERM in one behind an epoch's last batch the training leaves too, and the next start does that
-// evaluation again. They are gone through by all ranks, to the end or by none.
+// evaluation again, and all that stands behind the epoch's data: schedulers and generators are as
+// they were then, and what a program keeps itself should be. All ranks go through such a loader, or
+// none; each may break out of it.
 class Epochs {
  public:
   class Iterator {
@@ -218,8 +221,7 @@ class Evaluation {
 
  private:
   std::shared_ptr<torch::nn::Module> model_;
-  std::vector<bool> modes_;
-  bool begins_ = false;  // not within another one
+  ModuleModes modes_;
   c10::NoGradGuard no_grad_;
 };
 

@@ -29,14 +29,14 @@ class Before {
     for (std::vector<at::Tensor> all : {module.parameters(), module.buffers()}) {
       for (const at::Tensor& tensor : all) tensors_.emplace_back(tensor, tensor.detach().clone());
     }
-    for (const auto& [key, tensor] : optimizer.state()) state_.emplace(key, tensor.clone());
+    for (const auto& [key, tensor] : optimizer.own_state()) state_.emplace(key, tensor.clone());
   }
 
   void put_back() {
     const c10::NoGradGuard no_grad;
     zero_grad();
     for (auto& [tensor, value] : tensors_) tensor.detach().copy_(value);
-    optimizer_.load_state(state_);
+    optimizer_.load_own_state(state_);
     optimizer_.set_lr(lr_);
     internal::scaler().load_state(scaler_);
     set_generator_state(generators_, context().device());

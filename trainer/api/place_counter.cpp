@@ -50,6 +50,11 @@ std::int64_t PlaceCounter::begin_pass(std::int64_t epoch) {
   return place_.position;
 }
 
+void PlaceCounter::end_pass(std::int64_t position) {
+  pass_ = Pass::ended;
+  end_ = position;
+}
+
 void PlaceCounter::leave_pass() {
   if (pass_ == Pass::open) pass_ = Pass::left;
 }
@@ -59,6 +64,7 @@ void PlaceCounter::step() {
   if (!in_epoch_) return;
   if (pass_ != Pass::none) {
     has_stepped_ = true;
+    if (pass_ == Pass::ended) place_.position = end_;
     return;
   }
   if (place_.position > 0) {

@@ -27,7 +27,8 @@ class PlaceCounter {
   // A pass of a prepared loader: returns the position to begin at. Throws Error if it is not this
   // epoch's, or a second one in it.
   std::int64_t begin_pass(std::int64_t epoch);
-  void end_pass() { pass_ = Pass::ended; }
+  // At this position of the epoch.
+  void end_pass(std::int64_t position);
   void leave_pass();                        // nothing if it has ended
   void give_batch() { has_given_ = true; }  // of the pass
 
@@ -56,6 +57,7 @@ class PlaceCounter {
   bool stepped_outside_ = false;  // steps of this epoch without a pass
   bool has_given_ = false;        // batches, in this epoch's pass
   bool has_stepped_ = false;      // in this epoch's pass
+  std::int64_t end_ = 0;          // of this epoch's pass
   Pass pass_ = Pass::none;
 };
 

@@ -138,10 +138,18 @@ void Trainer::State::begin(Trainer& trainer, std::shared_ptr<Module> its_module)
     init(std::move(init_options));
     made_training = true;
   } else {
-    if (!options.loggers.empty()) {
-      throw Error(
-          "trainer: init() was called before, so its session has the loggers: give them in "
-          "InitOptions::session");
+    // What the session that is there would not do is no silent loss.
+    const std::pair<bool, const char*> unheard[] = {
+        {!options.loggers.empty(), "loggers"},
+        {options.metrics_file.has_value(), "metrics_file"},
+        {options.tensorboard.has_value(), "tensorboard"},
+        {!options.hyperparameters.empty(), "hyperparameters"},
+        {options.stop_on_bad_loss, "stop_on_bad_loss"},
+        {options.default_root_dir && !session().can_checkpoint(), "default_root_dir"}};
+    for (const auto& [is_given, name] : unheard) {
+      if (!is_given) continue;
+      throw Error("trainer: init() was called before, and its session has the '" +
+                  std::string(name) + "': give them to init()");
     }
     apply(DeviceSettings{.benchmark = options.benchmark,
                          .deterministic = options.deterministic,

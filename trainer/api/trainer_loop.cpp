@@ -8,30 +8,9 @@
 
 #include "trainer/api/trainer_state.hpp"
 #include "trainer/core/error.hpp"
+#include "trainer/train/module_modes.hpp"
 
 namespace dtrain::train {
-namespace {
-
-// Which parts of a module train: those that a program has frozen by eval() stay as they are.
-class ModuleModes {
- public:
-  explicit ModuleModes(const torch::nn::Module& module) {
-    for (const auto& part : module.modules()) modes_.push_back(part->is_training());
-  }
-  // train() reaches all parts below: from the top down each has the last word about its own.
-  void restore(const torch::nn::Module& module) const {
-    std::size_t next = 0;
-    for (const auto& part : module.modules()) {
-      const bool mode = modes_.at(next++);
-      if (part->is_training() != mode) part->train(mode);
-    }
-  }
-
- private:
-  std::vector<bool> modes_;
-};
-
-}  // namespace
 
 // Before a step: once, and from the middle of the range on where a resume begins there.
 void Trainer::State::begin_profile() {

@@ -24,7 +24,8 @@ std::string without_trace(std::string text) {
 }
 
 std::list<std::function<void()>>& at_failure() {
-  static std::list<std::function<void()>> all;
+  // Never destroyed: those who are in it may be static too, and end after it.
+  static auto& all = *new std::list<std::function<void()>>;
   return all;
 }
 

@@ -56,7 +56,11 @@ void CsvLogger::start(std::optional<std::int64_t> resumed_step) {
   }
   columns_.clear();
   if (!resumed_step) {
-    file_.begin();
+    const std::string kept = file_.begin();
+    if (const auto beside = hyperparameters_file();
+        !kept.empty() && std::filesystem::exists(beside)) {
+      std::filesystem::rename(beside, beside.parent_path() / (kept + ".hparams.json"));
+    }
     return file_.append(header_of(columns_));
   }
   std::vector<std::string> lines = file_.resume();
@@ -76,11 +80,14 @@ void CsvLogger::start(std::optional<std::int64_t> resumed_step) {
   file_.replace(lines);
 }
 
+std::filesystem::path CsvLogger::hyperparameters_file() const {
+  return std::filesystem::path(file_.path()).replace_extension("hparams.json");
+}
+
 void CsvLogger::log_hyperparams(const nlohmann::json& hyperparameters) {
-  std::filesystem::path path = file_.path();
-  path.replace_extension("hparams.json");
   write_atomically(
-      path, hyperparameters.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+      hyperparameters_file(),
+      hyperparameters.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
 void CsvLogger::log_metrics(std::int64_t step, std::optional<std::int64_t> epoch,

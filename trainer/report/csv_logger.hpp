@@ -25,6 +25,8 @@ class CsvLogger final : public Logger {
                    const Metrics& metrics) override;
 
  private:
+  std::filesystem::path hyperparameters_file() const;
+
   LineFile file_;
   std::vector<std::string> columns_;  // the metrics'
 };

@@ -24,7 +24,10 @@ bool comes_again(const std::string& text, std::int64_t resumed_step) {
 }  // namespace
 
 void JsonLinesLogger::start(std::optional<std::int64_t> resumed_step) {
-  if (!resumed_step) return file_.begin();
+  if (!resumed_step) {
+    file_.begin();
+    return;
+  }
   std::vector<std::string> lines = file_.resume();
   std::erase_if(lines, [&](const std::string& line) { return comes_again(line, *resumed_step); });
   file_.replace(lines);

@@ -22,19 +22,21 @@ bool LineFile::is_rewritable() const {
   return !fs::exists(path_, error) || fs::is_regular_file(path_, error);
 }
 
-void LineFile::begin() {
+std::string LineFile::begin() {
   std::error_code error;
+  std::string kept;
   if (is_rewritable() && fs::exists(path_) && fs::file_size(path_, error) > 0) {
     for (int i = 1;; ++i) {
+      kept = path_.stem().string() + "." + std::to_string(i);
       fs::path aside = path_;
-      aside.replace_filename(path_.stem().string() + "." + std::to_string(i) +
-                             path_.extension().string());
+      aside.replace_filename(kept + path_.extension().string());
       if (fs::exists(aside)) continue;
       fs::rename(path_, aside);
       break;
     }
   }
   open();
+  return kept;
 }
 
 std::vector<std::string> LineFile::resume() {
@@ -44,6 +46,7 @@ std::vector<std::string> LineFile::resume() {
     return lines;
   }
   std::ifstream in(path_, std::ios::binary);
+  if (!in.is_open() && errno != ENOENT) throw errno_error("cannot read " + path_.string(), errno);
   for (std::string line; std::getline(in, line);) {
     if (!in.eof()) lines.push_back(line);  // else its newline is missing
   }
@@ -63,14 +66,18 @@ void LineFile::replace(const std::vector<std::string>& lines) {
 
 void LineFile::append(const std::string& line) {
   if (!file_.valid()) open();
-  const std::string text = line + "\n";
-  const ::off_t before = ::lseek(file_.get(), 0, SEEK_END);
-  const ::ssize_t put = ::write(file_.get(), text.data(), text.size());
-  if (put == static_cast<::ssize_t>(text.size())) return;
+  append_whole(file_.get(), line + "\n", path_);
+}
+
+void append_whole(int file, const std::string& bytes, const fs::path& path) {
+  const ::off_t before = ::lseek(file, 0, SEEK_END);
+  const ::ssize_t put = ::write(file, bytes.data(), bytes.size());
+  if (put == static_cast<::ssize_t>(bytes.size())) return;
   const int error = put < 0 ? errno : ENOSPC;
-  // The next line must not begin behind half of this one.
-  if (put > 0 && before >= 0 && ::ftruncate(file_.get(), before) != 0) file_.reset();
-  throw errno_error("cannot write " + path_.string(), error);
+  if (put > 0 && before >= 0 && ::ftruncate(file, before) != 0) {
+    throw errno_error("cannot take half a record back from " + path.string(), errno);
+  }
+  throw errno_error("cannot write " + path.string(), error);
 }
 
 }  // namespace dtrain::train

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "trainer/core/error.hpp"
+#include "trainer/report/line_file.hpp"
 
 namespace dtrain::train {
 namespace {
@@ -136,9 +137,7 @@ void TensorBoardLogger::write_event(std::int64_t step, const std::string& conten
   const std::string length = little_endian(static_cast<std::uint64_t>(event.size()));
   const std::string record =
       length + little_endian(masked_crc32c(length)) + event + little_endian(masked_crc32c(event));
-  if (::write(file_.get(), record.data(), record.size()) != static_cast<ssize_t>(record.size())) {
-    throw errno_error("cannot write " + path_.string(), errno);
-  }
+  append_whole(file_.get(), record, path_);
 }
 
 }  // namespace dtrain::train

@@ -29,7 +29,6 @@ class DdpReducer : public c10d::Reducer {
     for (const auto& bucket : buckets_) indices.push_back(bucket.variable_indices);
     return indices;
   }
-  // The buckets stay as they were given: none are made from the order of the first backward.
   std::int64_t bucket_bytes() const {
     std::int64_t bytes = 0;
     for (const auto& bucket : buckets_)
@@ -46,6 +45,7 @@ class DdpReducer : public c10d::Reducer {
   }
   // This backward's gradients are not yet with the parameters.
   bool is_reducing() const { return require_finalize_; }
+  // The buckets stay as they were given: none are made from the order of the first backward.
   void keep_buckets() { has_rebuilt_bucket_ = true; }
   bool has_final_buckets() const { return has_rebuilt_bucket_; }
   // With find_unused_parameters the first step whose unused parameters are others than those of the

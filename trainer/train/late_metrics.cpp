@@ -5,7 +5,7 @@
 namespace dtrain::train {
 
 LateMetric::LateMetric(const at::Tensor& value) : is_tensor_(true) {
-  if (value.defined()) tensor_ = value.detach();
+  if (value.defined()) tensor_ = value.detach().clone();
 }
 
 Metrics read_metrics(const std::map<std::string, LateMetric>& metrics) {

@@ -18,7 +18,9 @@ namespace dtrain::train {
 
 // A measured value that may not be known yet: a number, a tensor of one element on any device, or a
 // function. It is read when somebody wants the number, and not before: reading a tensor of a GPU
-// waits for all that the GPU has still to do. Keeps a tensor, and not the graph behind it.
+// waits for all that the GPU has still to do. Of a tensor it keeps the value as it is now, and not
+// the graph behind it. A function is called later, on some ranks only, perhaps more than once: it
+// owns what it uses, and does nothing collective.
 class LateMetric {
  public:
   template <typename Number>

@@ -85,6 +85,10 @@ class Optimizer {
   // shape or type; nothing is changed then.
   virtual void load_state(const std::map<std::string, at::Tensor>& state);
 
+  // The state as this rank has it, to be put back in this process. Of most it is the same as above.
+  virtual std::map<std::string, at::Tensor> own_state() const { return state(); }
+  virtual void load_own_state(const std::map<std::string, at::Tensor>& state) { load_state(state); }
+
   // True if state() holds this rank's part only, and the other ranks hold the rest.
   virtual bool state_is_sharded() const { return false; }
 

@@ -120,6 +120,11 @@ std::optional<Place> Session::resume(torch::nn::Module& model, Optimizer& optimi
     }
     if (writer_) writer_->reserve(training);
     if (loggers_) {
+      if (place && loggers_->started()) {
+        warn(
+            "metrics were reported before the checkpoint was asked for: the loggers' files begin "
+            "anew, where they would have gone on");
+      }
       loggers_->start(place ? std::optional(place->step) : std::nullopt, options_.hyperparameters);
     }
   } catch (const std::exception& error) {
@@ -161,6 +166,13 @@ std::optional<std::filesystem::path> Session::report(std::int64_t step, const Me
 std::optional<std::filesystem::path> Session::checkpoint_directory() {
   const std::optional<Checkpoint> checkpoint = newest();
   if (!checkpoint) return std::nullopt;
+  std::optional<std::string> trouble;
+  try {
+    if (loggers_) loggers_->start(checkpoint->manifest.step, options_.hyperparameters);
+  } catch (const std::exception& error) {
+    trouble = error.what();
+  }
+  agree(context_, trouble);
   const int shards = checkpoint->manifest.shards;
   return checkpoint->folder /
          shard_name(shards == context_.world_size() ? context_.rank() : 0, shards);

@@ -54,6 +54,10 @@ class ZeroOptimizer final : public Optimizer {
   std::map<std::string, at::Tensor> state() const override;
   // Takes its own from the state of all.
   void load_state(const std::map<std::string, at::Tensor>& state) override;
+  std::map<std::string, at::Tensor> own_state() const override { return inside_->state(); }
+  void load_own_state(const std::map<std::string, at::Tensor>& state) override {
+    inside_->load_state(state);
+  }
   bool state_is_sharded() const override { return true; }
   std::string kind() const override { return inside_->kind(); }
   std::map<std::string, double> numbers() const override;

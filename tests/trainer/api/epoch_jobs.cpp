@@ -57,14 +57,16 @@ int counted(const std::filesystem::path& folder) {
   const Samples some = make_samples(9);
   const DataLoader test = prepare_data_loader(
       DataLoader::of_tensors({some.inputs, some.labels}, {.batch_size = 2}), /*evaluates=*/true);
-  int evaluated = 0;
+  const int break_at = number_of("TEST_BREAK_AT", -1);
   const auto evaluate = [&](int term_at) {
     const Evaluation evaluation;
     WeightedMean mean;
+    int evaluated = 0;
     for (const auto& [inputs, labels] : test.epoch(0)) {
       if (++evaluated == term_at && is_last_rank()) ::raise(SIGTERM);
       at::rand({3});  // an evaluation may draw, and is then drawn again
       mean.add(at::cross_entropy_loss(model(inputs), labels).item<double>(), labels.size(0));
+      if (evaluated == break_at) break;
     }
     return mean.over(context());
   };
@@ -84,7 +86,9 @@ int counted(const std::filesystem::path& folder) {
       if (global_step() == 8) seen << "within: " << evaluate(-1) << std::endl;
       come_to_grief(global_step());
     }
-    evaluated = 0;
+    // What stands behind the epoch's data is done again after leaving in an evaluation.
+    scheduler->after_step();
+    seen << "before" << epoch << ": " << evaluate(-1) << std::endl;
     const double tested = evaluate(epoch == 1 ? number_of("TEST_TERM_IN_EVALUATION", -1) : -1);
     seen << "epoch" << epoch << ": " << tested << std::endl;
     save_checkpoint({{"loss", loss}, {"tested", tested}});
@@ -147,6 +151,24 @@ int counted_stream(const std::filesystem::path& folder) {
 }
 
 // Who reads what is logged: rank 0, where it is reported.
+// Ends as a program that forgets shutdown() does.
+int no_shutdown(const std::filesystem::path& folder) {
+  init({.storage = folder / "storage"});
+  auto model = prepare_model(std::make_shared<SmallNet>(4, false));
+  prepare_optimizer(sgd(*model));
+  const Samples all = make_samples(4 * context().world_size());
+  const DataLoader loader =
+      prepare_data_loader(DataLoader::of_tensors({all.inputs, all.labels}, {.batch_size = 2}));
+  for (const auto epoch : epochs(1)) {
+    for (const auto& [inputs, labels] : loader.epoch(epoch)) {
+      backward(at::cross_entropy_loss(model(inputs), labels));
+      optimizer_step();
+    }
+    save_checkpoint();
+  }
+  return 0;
+}
+
 int late(const std::filesystem::path& /*folder*/) {
   init({.log_every_n_steps = 4});
   auto model = prepare_model(std::make_shared<SmallNet>(4, false));
@@ -172,8 +194,10 @@ int late(const std::filesystem::path& /*folder*/) {
 }  // namespace
 
 const ApiJobs& epoch_jobs() {
-  static const ApiJobs jobs{
-      {"counted", counted}, {"counted_stream", counted_stream}, {"late", late}};
+  static const ApiJobs jobs{{"counted", counted},
+                            {"counted_stream", counted_stream},
+                            {"late", late},
+                            {"no_shutdown", no_shutdown}};
   return jobs;
 }
 

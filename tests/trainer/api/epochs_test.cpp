@@ -157,6 +157,14 @@ TEST_CASE("a training by epochs() goes on within an epoch, bit for bit") {
     expect("counted", ranks, told, 0);
     CHECK(contains(read_file(told / "rank-0.log"), "told to go, after step 10"));
     check_same_end(whole, told, ranks);
+    // Rank 0 of two has three batches and breaks at the third; the other has two, to the end.
+    const TemporaryFolder broken;
+    expect("counted", ranks, broken, kExitPreempted,
+           {{"TEST_BREAK_AT", "3"}, {"TEST_TERM_IN_EVALUATION", "2"}});
+    expect("counted", ranks, broken, 0, {{"TEST_BREAK_AT", "3"}});
+    const TemporaryFolder unbroken;
+    expect("counted", ranks, unbroken, 0, {{"TEST_BREAK_AT", "3"}});
+    check_same_end(unbroken, broken, ranks);
   }
   const TemporaryFolder whole;
   const TemporaryFolder killed;
@@ -328,6 +336,37 @@ TEST_CASE("checkpoints within epochs come by themselves, with what was logged, n
     }
   }
   CHECK(steps == std::vector<std::int64_t>{5, 10, 15, 20});
+}
+
+TEST_CASE("a program that ends without shutdown() ends well, with its last checkpoint") {
+  for (const int ranks : {1, 2}) {
+    const TemporaryFolder folder;
+    expect("no_shutdown", ranks, folder, 0);
+    Small again(folder);
+    CHECK(get_checkpoint().value().epoch == 1);
+  }
+}
+
+TEST_CASE("a value is kept as it was when it was logged") {
+  at::Tensor running = at::ones({});
+  const LateMetrics metrics{{"running", running}};
+  running.zero_();
+  CHECK(read_metrics(metrics) == Metrics{{"running", 1}});
+}
+
+TEST_CASE("a part with two parents has its own mode back") {
+  torch::nn::Linear shared(1, 1);
+  torch::nn::Sequential trained(shared);
+  torch::nn::Sequential frozen(shared);
+  torch::nn::Sequential both(trained, frozen);
+  frozen->eval();
+  shared->train();
+  const ModuleModes modes(*both);
+  both->eval();
+  modes.restore(*both);
+  CHECK(shared->is_training());
+  CHECK(trained->is_training());
+  CHECK_FALSE(frozen->is_training());
 }
 
 TEST_CASE("values are read late, and once") {

@@ -124,7 +124,7 @@ TEST_CASE("loggers get the hyperparameters, all metrics by step and epoch, and t
   CHECK(contains(message_of<Error>([&] {
                    Trainer(options).fit(std::make_shared<SmallModule>(SmallModule::Options{}));
                  }),
-                 "InitOptions::session"));
+                 "has the 'loggers'"));
   shutdown();
 }
 
