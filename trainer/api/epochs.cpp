@@ -171,9 +171,11 @@ DataLoader::NextBatch internal::train_through(const DataLoader& loader, std::int
   return [its = std::make_shared<TrainingPass>(training(), loader, epoch)] { return its->next(); };
 }
 
+namespace {
+
 // A pass of a loader that evaluates. Behind an epoch's data, with the weights that they have made,
 // a training that is told to go leaves within it.
-class internal::EvaluationPass {
+class EvaluationPass {
  public:
   EvaluationPass(Current& t, const DataLoader& loader, std::int64_t epoch)
       : pass_(loader.pass(epoch)),
@@ -217,6 +219,8 @@ class internal::EvaluationPass {
   bool may_leave_;
   int exceptions_ = std::uncaught_exceptions();
 };
+
+}  // namespace
 
 DataLoader::NextBatch internal::evaluate_through(const DataLoader& loader, std::int64_t epoch) {
   return

@@ -241,6 +241,7 @@ std::shared_ptr<Its> keep_scheduler(std::shared_ptr<Its> scheduler, const std::s
       {[scheduler, optimizer] { return scheduler->state(); },
        [scheduler, optimizer](const auto& state) { scheduler->load_state(state); }, true});
   t.session->keep(name, t.schedulers.back());
+  scheduler->set_kept();
   return scheduler;
 }
 

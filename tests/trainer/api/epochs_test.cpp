@@ -1,6 +1,7 @@
 // Training by epochs(): the place that the library counts, leaving and going on, late reading.
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
+#include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
 
 #include <map>
@@ -356,9 +357,9 @@ TEST_CASE("a value is kept as it was when it was logged") {
 
 TEST_CASE("a part with two parents has its own mode back") {
   torch::nn::Linear shared(1, 1);
-  torch::nn::Sequential trained(shared);
-  torch::nn::Sequential frozen(shared);
-  torch::nn::Sequential both(trained, frozen);
+  torch::nn::ModuleList trained(shared);
+  torch::nn::ModuleList frozen(shared);
+  torch::nn::ModuleList both(trained, frozen);
   frozen->eval();
   shared->train();
   const ModuleModes modes(*both);
