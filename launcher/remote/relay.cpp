@@ -96,6 +96,7 @@ bool feed_relay(Channel& channel, Spread::Seat& seat, const RelayedFile& file,
                std::to_string(seat.limits().readers) + " " + own + "\n",
            silence);
   std::size_t offset = 0;
+  std::size_t there = 0;  // as it said last
   std::optional<Spread::Peer> peer;
   bool is_asked = false;
   // What it says of itself is a number of its, and no more is believed than that.
@@ -118,14 +119,19 @@ bool feed_relay(Channel& channel, Spread::Seat& seat, const RelayedFile& file,
     while (true) {
       const std::string line = read_line(channel, silence);
       if (line == gone) {
-        seat.failed("its relay ended", false);
+        seat.failed("its relay ended", SpreadLoss::unmet);
         seat.announce(std::nullopt);
         return false;
       }
       const std::size_t space = line.find(' ');
       const std::string word = line.substr(0, space);
       const std::string rest = space == std::string::npos ? "" : line.substr(space + 1);
-      if (word == "at" && watch) watch(number(rest));
+      if (word == "at") {
+        const std::size_t now = number(rest);
+        if (now > there) seat.got_more();
+        there = now;
+        if (watch) watch(now);
+      }
       if (word == "whole") {
         seat.got_it_whole();
         return true;
@@ -137,13 +143,14 @@ bool feed_relay(Channel& channel, Spread::Seat& seat, const RelayedFile& file,
         is_asked = true;
         break;
       }
-      if (word == "lost") {
+      if (word == "lost" || word == "silent") {
         const std::size_t now = number(rest);
         const std::size_t space_before = rest.find(' ');
         const std::string why = space_before == std::string::npos
                                     ? "it said nothing"
                                     : printable(rest.substr(space_before + 1), false);
-        seat.failed(why, now > offset);
+        const SpreadLoss begun = word == "silent" ? SpreadLoss::silent : SpreadLoss::ended;
+        seat.failed(why, now > offset ? begun : SpreadLoss::unmet);
         if (!peer) throw Error(ErrorCode::failed, "what was sent could not be put there: " + why);
         offset = now;
         break;

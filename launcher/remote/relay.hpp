@@ -21,6 +21,7 @@
 //   here, and the file from where it is; or
 //   peer ADDRESS TOKEN MS               at N          (bytes that it has) every 2 s
 //                                       lost N WHY    another order, from there on; or
+//                                       silent N WHY  as lost: no byte came for too long; or
 //                                       whole         it has ended well, and serves on
 // ADDRESS is a struct sockaddr as hex, MS after how long a peer that gives nothing is lost. A
 // reader sends its peer's token and the first byte's number, eight bytes, big endian.

@@ -23,6 +23,25 @@ std::optional<int> depth_of(const std::vector<SpreadHost>& hosts, std::size_t ho
   }
 }
 
+// How many hosts stand one behind the other behind `who`.
+int height_of(const std::vector<SpreadHost>& hosts, std::size_t who) {
+  int height = 0;
+  for (std::size_t host = 0; host < hosts.size(); ++host) {
+    std::size_t each = host;
+    int steps = 0;
+    while (each != who && hosts[each].peer && !hosts[each].gone) {
+      each = *hosts[each].peer;
+      ++steps;
+    }
+    if (each == who) height = std::max(height, steps);
+  }
+  return height;
+}
+
+bool is_sound(const SpreadHost& host) {
+  return !host.gone && !host.suspect && !host.silent;
+}
+
 }  // namespace
 
 SpreadChoice choose_source(const std::vector<SpreadHost>& hosts, std::size_t who,
@@ -39,26 +58,28 @@ SpreadChoice choose_source(const std::vector<SpreadHost>& hosts, std::size_t who
     failures += each.failures;
     anyone_met = anyone_met || each.met;
     if (each.gone || i == who) continue;
-    if (each.here && !each.suspect && (each.gives || !each.announced)) ++seeds;
+    if (each.here && is_sound(each) && (each.gives || !each.announced)) ++seeds;
     if (!each.announced) is_coming = true;
     if (each.peer && !each.whole) ++readers[*each.peer];
   }
   if (seeds < limits.seeds && !hosts[who].failures) {
     // One that is whole serves as well as this machine does.
     const bool is_first = std::none_of(hosts.begin(), hosts.end(), [](const SpreadHost& each) {
-      return each.whole && each.gives && !each.gone && !each.suspect;
+      return each.whole && each.gives && is_sound(each);
     });
     if (is_first) return {From::here};
   }
   if (failures >= limits.out_of_reach && !anyone_met) return {From::here};
+  // Who brings others along brings them below its own place.
+  const int height = height_of(hosts, who);
   // The least busy, so that it is a chain, and of these the nearest to the source.
   std::optional<std::tuple<int, int, std::size_t>> best;
   for (std::size_t i = 0; i < hosts.size(); ++i) {
     const SpreadHost& each = hosts[i];
-    if (i == who || !each.gives || each.gone || each.suspect) continue;
+    if (i == who || !each.gives || !is_sound(each)) continue;
     if (readers[i] >= limits.readers || hosts[who].lost == i) continue;
     const std::optional<int> depth = depth_of(hosts, i, who);
-    if (!depth || *depth + 1 >= limits.chain) continue;
+    if (!depth || *depth + 1 + height >= limits.chain) continue;
     const std::tuple<int, int, std::size_t> found{readers[i], *depth, i};
     if (!best || found < *best) best = found;
   }
@@ -111,6 +132,7 @@ std::optional<Spread::Peer> Spread::Seat::source() {
     if (all.stop_.stop_requested()) throw Error(ErrorCode::failed, "stopped");
     SpreadHost& own = all.hosts_[index_];
     own.here = choice.from != SpreadChoice::From::peer;
+    own.silent = false;
     if (!own.here) {
       own.peer = choice.peer;
       peer = all.places_[choice.peer].peer;
@@ -123,7 +145,7 @@ std::optional<Spread::Peer> Spread::Seat::source() {
   return peer;
 }
 
-void Spread::Seat::failed(const std::string& why, bool met) {
+void Spread::Seat::failed(const std::string& why, SpreadLoss how) {
   Spread& all = *spread_;
   std::string words;
   {
@@ -133,9 +155,11 @@ void Spread::Seat::failed(const std::string& why, bool met) {
     if (own.peer) {
       ++own.failures;
       own.lost = own.peer;
-      all.hosts_[*own.peer].met = all.hosts_[*own.peer].met || met;
+      SpreadHost& lost = all.hosts_[*own.peer];
+      lost.met = lost.met || how != SpreadLoss::unmet;
       // One that lost its own source gives again when it has another.
-      all.hosts_[*own.peer].suspect = all.hosts_[*own.peer].suspect || !met;
+      lost.suspect = lost.suspect || how == SpreadLoss::unmet;
+      lost.silent = lost.silent || how == SpreadLoss::silent;
       words = "not from " + all.places_[*own.peer].name;
     }
     own.peer.reset();
@@ -145,12 +169,20 @@ void Spread::Seat::failed(const std::string& why, bool met) {
   all.say_(name_, words + ": " + why);
 }
 
+void Spread::Seat::got_more() {
+  const std::lock_guard lock(spread_->mutex_);
+  if (!spread_->hosts_[index_].silent) return;
+  spread_->hosts_[index_].silent = false;
+  spread_->changed_.notify_all();
+}
+
 void Spread::Seat::got_it_whole() {
   Spread& all = *spread_;
   const std::lock_guard lock(all.mutex_);
   SpreadHost& own = all.hosts_[index_];
   if (own.peer) all.hosts_[*own.peer].met = true;
   own.whole = true;
+  own.silent = false;
   own.peer.reset();
   all.changed_.notify_all();
 }

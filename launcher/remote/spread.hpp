@@ -37,6 +37,13 @@ inline constexpr std::size_t kFewHosts = 8;
 // The most that may be asked for as `seeds`.
 inline constexpr int kMaxSeeds = 4;
 
+// How a source was lost.
+enum class SpreadLoss {
+  unmet,   // nothing came of it
+  silent,  // it began well, and gave nothing any more
+  ended    // it began well, and ended, or gave what is wrong
+};
+
 // How it stands with one host.
 struct SpreadHost {
   std::optional<std::size_t> peer;  // it gets it from this one
@@ -47,6 +54,7 @@ struct SpreadHost {
   bool whole = false;
   bool gone = false;     // what it gave from has ended
   bool suspect = false;  // another host failed with it
+  bool silent = false;   // it fell silent to another host, and nothing was heard of it since
   bool met = false;      // another host got something of it
   int failures = 0;
 };
@@ -89,8 +97,9 @@ class Spread : public std::enable_shared_from_this<Spread> {
     void announce(const std::optional<std::string>& address);
     // Whom it gets it from; absent: this machine. Waits a little for a good place.
     std::optional<Peer> source();
-    // That did not do. `met`: it began well.
-    void failed(const std::string& why, bool met);
+    // That did not do.
+    void failed(const std::string& why, SpreadLoss how);
+    void got_more();
     void got_it_whole();
 
    private:

@@ -72,6 +72,8 @@ constexpr int kReaders = 16;           // connections, those that have not shown
 constexpr size_t kToken = 32;          // hex digits
 constexpr size_t kHello = kToken + 8;  // and from which byte on, big endian
 
+constexpr char kGaveNothing[] = "it gave nothing any more";  // a loss that is told apart
+
 // Text -----------------------------------------------------------------------------------------
 
 struct Words {
@@ -247,7 +249,7 @@ class Relay {
       if (full_) return failed("No space left on device\n");
       if (over_) return failed("");
       if (why == nullptr) break;
-      say("lost ");
+      say(why == kGaveNothing ? "silent " : "lost ");
       say_number(have_);
       say(" ");
       say(why);
@@ -376,7 +378,7 @@ class Relay {
       }
       if (!turn(source, until - now_ms())) {
         if (over_) return "the session ended";
-        if (now_ms() >= until) return "it gave nothing any more";
+        if (now_ms() >= until) return kGaveNothing;
         continue;
       }
       const int64_t left = size_ - have_;

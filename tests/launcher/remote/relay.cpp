@@ -241,6 +241,39 @@ TEST_CASE("relay: one that falls silent is left after the time that was told") {
   CHECK(host.feed(file));
   CHECK(host.file() == file.content);
   CHECK(said.has("host: not from giver: it gave nothing any more"));
+  // Nor do others wait for it: they go to the one that has it.
+  spread->join("other")->source();
+  CHECK(said.has("other: from host"));
+}
+
+TEST_CASE("relay: one that fell silent to another is chosen again when it says that it has more") {
+  Said said;
+  const auto spread = std::make_shared<Spread>(on_one_machine(), std::stop_token(), said.sink());
+  const TemporaryFolder folder;
+  LocalTransport here;
+  const auto channel = here.open({"/bin/sh", "-c",
+                                  "cd \"$1\"; read -r x; echo port 9; read -r x; echo at 3;"
+                                  "until [ -e more ]; do sleep 0.02; done; echo at 3; echo at 5;"
+                                  "until [ -e end ]; do sleep 0.02; done; echo gone",
+                                  "sh", folder.path().string()});
+  const Content file = file_of(10);
+  const auto slow = spread->join("slow");
+  std::thread feeding([&] {
+    CHECK_FALSE(
+        feed_relay(*channel, *slow, {file.content, file.sha256}, "127.0.0.1", "gone", seconds(20)));
+  });
+  while (!said.has("slow: from this machine")) std::this_thread::sleep_for(milliseconds(5));
+  auto first = spread->join("first");
+  CHECK(first->source().has_value());
+  first->failed("it gave nothing any more", SpreadLoss::silent);
+  first.reset();
+  const auto second = spread->join("second");
+  CHECK_FALSE(second->source().has_value());
+  write_file_atomic(folder / "more", "");
+  const auto third = spread->join("third");
+  CHECK(third->source().has_value());
+  write_file_atomic(folder / "end", "");
+  feeding.join();
 }
 
 TEST_CASE("spread: the further from the file, the longer it waits for a silent peer") {

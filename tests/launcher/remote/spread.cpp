@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -137,6 +138,108 @@ TEST_CASE("spread: where hosts do not reach each other, the rest does not try it
   many.hosts_[0].met = true;
   many.hosts_[0].suspect = false;
   CHECK_FALSE(many.hosts_[many.arrive()].here);
+}
+
+TEST_CASE("spread: who hangs in the middle is nobody's choice until something is heard of it") {
+  Many many;
+  for (int i = 0; i < 4; ++i) many.arrive();
+  // 2 hangs: it has no reader then, and would be the first choice.
+  many.fail(3, true);
+  many.hosts_[2].silent = true;
+  CHECK(many.choose(3) == SpreadChoice{From::peer, 0});
+  const std::size_t late = many.join();
+  CHECK(many.choose(late) == SpreadChoice{From::peer, 3, 1});
+  many.hosts_[2].silent = false;
+  CHECK(many.choose(late) == SpreadChoice{From::peer, 3, 1});
+  CHECK(many.choose(many.join()) == SpreadChoice{From::peer, 2, 2});
+}
+
+TEST_CASE("spread: nor does it count as a seed, nor as one that is whole") {
+  Many many;
+  many.arrive();
+  many.hosts_[0].silent = true;
+  SUBCASE("a seed") {}
+  SUBCASE("whole") {
+    many.hosts_[0].whole = true;
+    many.hosts_[0].here = false;
+  }
+  CHECK(many.choose(many.join()).from == From::here);
+}
+
+TEST_CASE("spread: silence is held against a host until it gets more, or is told of a source") {
+  const auto spread =
+      std::make_shared<Spread>(SpreadLimits{}, std::stop_token(), [](auto&&, auto&&) {});
+  std::vector<std::unique_ptr<Spread::Seat>> seats;
+  const auto joins = [&](const std::string& address) -> std::string {
+    seats.push_back(spread->join(address));
+    seats.back()->announce(address);
+    const std::optional<Spread::Peer> peer = seats.back()->source();
+    return peer ? peer->address : "here";
+  };
+  CHECK(joins("a") == "here");
+  CHECK(joins("b") == "a");
+  CHECK(joins("c") == "b");
+  const auto loses = [&](SpreadLoss how) {
+    seats[2]->failed("said so", how);
+    seats.pop_back();
+  };
+  SUBCASE("as long as nothing is heard") {
+    loses(SpreadLoss::silent);
+    CHECK(joins("d") == "a");
+  }
+  SUBCASE("it gets more") {
+    loses(SpreadLoss::silent);
+    seats[1]->got_more();
+    CHECK(joins("d") == "b");
+  }
+  SUBCASE("it gets it whole") {
+    loses(SpreadLoss::silent);
+    seats[1]->got_it_whole();
+    CHECK(joins("d") == "a");
+    CHECK(joins("e") == "b");
+  }
+  SUBCASE("it has another source") {
+    loses(SpreadLoss::silent);
+    seats[1]->failed("said so", SpreadLoss::ended);
+    seats[1]->source();
+    CHECK(joins("d") == "a");
+    CHECK(joins("e") == "b");
+  }
+  SUBCASE("it had ended") {
+    loses(SpreadLoss::ended);
+    CHECK(joins("d") == "b");
+  }
+  SUBCASE("who could not be met stays so") {
+    loses(SpreadLoss::unmet);
+    seats[1]->got_more();
+    CHECK(joins("d") == "a");
+  }
+}
+
+TEST_CASE("spread: who brings others along goes where they do not become too deep") {
+  SpreadLimits limits;
+  limits.chain = 6;
+  limits.readers = 2;
+  Many many(limits);
+  for (int i = 0; i < 6; ++i) many.arrive();  // 5 of 4 of 3 of 2 of 1 of 0
+  const std::size_t other = many.arrive();    // beside them
+  REQUIRE(many.hosts_[other].peer == 0);
+  const std::size_t last = many.arrive();
+  REQUIRE(many.hosts_[last].peer == other);
+  // 3 has 4 and 5 behind it.
+  many.fail(3, true);
+  many.hosts_[2].gone = true;
+  many.hosts_[1].gives = false;
+  SUBCASE("the idlest that is not too deep") {
+    CHECK(many.choose(3) == SpreadChoice{From::peer, last, 2});
+    CHECK(many.depth(5) == 5);
+  }
+  SUBCASE("not below one that is") {
+    many.hosts_[many.join()] = {.peer = last, .announced = true, .gives = true};
+    // The idlest is 8, at depth 3: 5 would be the seventh of the chain.
+    CHECK(many.choose(3) == SpreadChoice{From::peer, other, 1});
+    CHECK(many.depth(5) == 4);
+  }
 }
 
 TEST_CASE("spread: nobody gets it from those who get it from him") {
