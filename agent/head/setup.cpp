@@ -143,7 +143,12 @@ void shut_out(const paths::HeadRoot& root, const NodeId& node) {
   std::error_code failed;
   fs::remove(guest_list(root) / node.str(), failed);
   if (failed) throw Error(ErrorCode::io, "cannot take " + node.str() + " off the list of nodes");
-  fsync_folder(guest_list(root));
+  try {
+    fsync_folder(guest_list(root));
+  } catch (const Error&) {
+    write_file_atomic(guest_list(root) / node.str(), "");  // who may come back is still let in
+    throw;
+  }
 }
 
 bool is_let_in(const paths::HeadRoot& root, const NodeId& node) {

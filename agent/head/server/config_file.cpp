@@ -22,11 +22,17 @@ void ConfigFile::change(const std::function<void(HeadConfig&)>& how, Done done) 
 
 void ConfigFile::shut_out(const NodeId& node, Done done) {
   leaving_.insert(node);
-  config_.expected_nodes = std::max(1, config_.expected_nodes - 1);
+  // The list last: once its file is gone for good, the node has left.
   write([root = root_, node] { head::shut_out(root, node); },
         [this, node, done = std::move(done)](const std::optional<Error>& failed) {
           leaving_.erase(node);
-          done(failed);
+          if (!failed) {
+            config_.expected_nodes = std::max(1, config_.expected_nodes - 1);
+            done(failed);
+            return;
+          }
+          // The count may be on the disk already.
+          write([] {}, [done, failed](const std::optional<Error>&) { done(failed); });
         });
 }
 
@@ -34,13 +40,15 @@ bool ConfigFile::is_let_in(const NodeId& node) const {
   return !leaving_.contains(node) && head::is_let_in(root_, node);
 }
 
-void ConfigFile::write(std::function<void()> first, Done done) {
-  worker_.add([root = root_, config = config_, first = std::move(first), done = std::move(done),
-               &context = context_, guard = std::weak_ptr<int>(alive_)] {
+void ConfigFile::write(std::function<void()> then, Done done) {
+  HeadConfig config = config_;
+  config.expected_nodes = std::max(1, config.expected_nodes - static_cast<int>(leaving_.size()));
+  worker_.add([root = root_, config = std::move(config), then = std::move(then),
+               done = std::move(done), &context = context_, guard = std::weak_ptr<int>(alive_)] {
     std::optional<Error> failed;
     try {
-      first();
       write_head_config(root, config);
+      then();
     } catch (const std::exception& error) {
       failed = as_error(error);
     }

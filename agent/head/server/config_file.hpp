@@ -31,18 +31,19 @@ class ConfigFile {
   // To be seen here at once. What could not be written goes with the next change.
   void change(const std::function<void(HeadConfig&)>& how, Done done);
 
-  // From the call on it is not let in; when `done` hears of an error it is again. The cluster is to
-  // have one node less.
+  // From the call on it is not let in, and the cluster is to have one node less once it has left.
+  // When `done` hears of an error the node stays: it is let in again, and counted.
   void shut_out(const NodeId& node, Done done);
   bool is_let_in(const NodeId& node) const;
 
  private:
-  void write(std::function<void()> first, Done done);
+  // Those that are leaving are not counted in what is written; `then` is done after it.
+  void write(std::function<void()> then, Done done);
 
   boost::asio::io_context& context_;
   const paths::HeadRoot root_;
   HeadConfig config_;
-  std::set<NodeId> leaving_;
+  std::set<NodeId> leaving_;  // still counted in config_
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
   Worker worker_;
 };

@@ -1,6 +1,7 @@
 #include "agent/head/server/config_file.hpp"
 
 #include <doctest/doctest.h>
+#include <unistd.h>
 
 #include <boost/asio/executor_work_guard.hpp>
 
@@ -64,6 +65,57 @@ TEST_CASE("config file: who is shut out may not come from the call on, and never
   CHECK_FALSE(head.config->is_let_in(kNode));
   CHECK_FALSE(head::is_let_in(head.root, kNode));
   CHECK(head::read_head_config(head.root).expected_nodes == 2);
+}
+
+TEST_CASE("config file: who could not be shut out stays, and is counted, at each try") {
+  Running head;
+  fs::path in_the_way;
+  SUBCASE("head.json cannot be written") {
+    fs::remove(head.root.config());
+    in_the_way = head.root.config();
+  }
+  SUBCASE("the list cannot be changed") {
+    in_the_way = head.root.root / "nodes" / kNode.str();
+    REQUIRE(fs::remove(in_the_way));
+  }
+  fs::create_directories(in_the_way / "folder");
+  for (int i = 0; i < 3; ++i) {
+    const auto failed = head.answer([&](auto done) { head.config->shut_out(kNode, done); });
+    REQUIRE(failed);
+    CHECK(failed->code() == ErrorCode::io);
+    CHECK((*head.config)->expected_nodes == 3);
+    CHECK(head.config->is_let_in(kNode));
+    CHECK(head::is_let_in(head.root, kNode));
+    if (in_the_way != head.root.config()) {
+      CHECK(head::read_head_config(head.root).expected_nodes == 3);
+    }
+  }
+  fs::remove_all(in_the_way / "folder");
+  if (in_the_way == head.root.config()) fs::remove_all(in_the_way);
+  CHECK_FALSE(head.answer([&](auto done) { head.config->shut_out(kNode, done); }));
+  CHECK_FALSE(head.config->is_let_in(kNode));
+  CHECK((*head.config)->expected_nodes == 2);
+  CHECK(head::read_head_config(head.root).expected_nodes == 2);
+}
+
+TEST_CASE("config file: who is not known to have left for good stays") {
+  if (::geteuid() == 0) return;  // no mode stops it
+  Running head;
+  fs::permissions(head.root.root / "nodes", fs::perms(0300));
+  const auto failed = head.answer([&](auto done) { head.config->shut_out(kNode, done); });
+  CHECK(failed);
+  CHECK(head.config->is_let_in(kNode));
+  fs::permissions(head.root.root / "nodes", fs::perms(0700));
+}
+
+TEST_CASE("config file: a change while a node leaves counts it out too") {
+  Running head;
+  CHECK_FALSE(head.answer([&](auto done) {
+    head.config->shut_out(kNode, [](const auto& failed) { CHECK_FALSE(failed); });
+    head.config->change([](head::HeadConfig& config) { config.expected_nodes = 7; }, done);
+  }));
+  CHECK((*head.config)->expected_nodes == 6);
+  CHECK(head::read_head_config(head.root).expected_nodes == 6);
 }
 
 TEST_CASE("config file: what cannot be written is told") {
