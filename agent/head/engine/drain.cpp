@@ -6,6 +6,13 @@
 
 // Nodes that are to be left alone, or leave.
 namespace dtrain::head {
+namespace {
+
+std::string removal_of(const NodeId& id) {
+  return id.str() + " was removed from the cluster";
+}
+
+}  // namespace
 
 Node& Engine::Impl::known_node(const NodeId& id) {
   const auto found = nodes.find(id);
@@ -66,14 +73,23 @@ void Engine::Impl::remove_node(const NodeId& id, bool force, Answer done) {
     throw Error(ErrorCode::conflict, id.str() + " has ranks running")
         .with_hint("drain it first, or remove it with force: its attempts fail then");
   }
-  for (const JobId& job : live) {
-    Attempt* attempt = jobs.at(job).live_attempt();
-    const Share* share = attempt == nullptr ? nullptr : attempt->share(id);
-    if (share == nullptr || !share->live() || !share->start_sent) continue;
-    stop_leftover(id, job, attempt->row.attempt);
-  }
   // Before it is written that it left: what left must not come back.
   node.leaving = true;
+  // Its ranks may be heard to have ended before that is written; the others end with them.
+  const std::set<JobId> now = live;
+  for (const JobId& job_id : now) {
+    Job* job = find(job_id);
+    // One that is being prepared looks at its nodes once more before it begins.
+    Attempt* attempt = job == nullptr || job->preparing ? nullptr : job->live_attempt();
+    const Share* share = attempt == nullptr ? nullptr : attempt->share(id);
+    if (share == nullptr || !share->live()) continue;
+    const bool sent = share->start_sent;
+    Tx tx;
+    fail_attempt(tx, *job, *attempt, removal_of(id), id);
+    if (sent) stop_leftover(id, job_id, attempt->row.attempt);
+    commit(*job, std::move(tx), Urgency::now);
+    check_end(job_id);
+  }
   nodes_out.revoke(id, [this, id, done = std::move(done),
                         guard = std::weak_ptr<int>(alive)](const std::optional<Error>& failed) {
     if (!guard.lock()) return;
@@ -85,7 +101,7 @@ void Engine::Impl::remove_node(const NodeId& id, bool force, Answer done) {
 
 nlohmann::json Engine::Impl::removed(const NodeId& id) {
   Node& node = nodes.at(id);
-  lose_shares(node, id.str() + " was removed from the cluster");
+  lose_shares(node, removal_of(id));
   node.connected = false;
   node.leftovers.clear();
   Tx tx;

@@ -295,6 +295,77 @@ TEST_CASE("a removed node is let in no more, and its ranks are given up") {
   world.started("node-1", id, 2);
 }
 
+TEST_CASE("the ranks of a removed node end the attempt, though they end before it has left") {
+  Far world(2);
+  JobSpec spec = over(2);
+  SUBCASE("for good") {}
+  SUBCASE("or it is started anew, here when the node stays") {
+    spec.max_restarts = 1;
+  }
+  const JobId id = world.submit(spec);
+  world.started("node-0", id, 1);
+  world.say("node-0", id, 1, wire::MasterReady{29500});
+  world.started("node-1", id, 1);
+  world.start_ranks("node-0", id, 1, 0, 1);
+  world.start_ranks("node-1", id, 1, 1, 1);
+  nlohmann::json answer;
+  world.engine->remove_node(NodeId("node-1"), true, [&](nlohmann::json a) { answer = a; });
+  CHECK(world.stops("node-1", id, 1) == 1);
+  CHECK(world.stops("node-0", id, 1) == 1);
+  const std::string given_up = "attempt 1 of " + id.str() + " was given up";
+  world.exit_rank("node-1", id, 1, 1, 137, true);
+  world.finish("node-1", id, 1, Outcome::stopped, given_up);
+  world.settle();
+  CHECK(answer.is_null());
+  CHECK(world.state(id) == "running");  // until node-0's have ended too
+  const bool stays = spec.max_restarts > 0;
+  world.revoking(stays ? std::optional(Error(ErrorCode::io, "the disk is full")) : std::nullopt);
+  CHECK(answer.contains("error") == stays);
+  world.exit_rank("node-0", id, 1, 0, 143, true);
+  world.finish("node-0", id, 1, Outcome::stopped, "node-1 was removed from the cluster");
+  if (stays) {
+    world.started("node-0", id, 2);
+    return;
+  }
+  world.until([&] { return world.state(id) == "failed"; });
+  CHECK(world.engine->job(id).at("reason") == "node-1 was removed from the cluster");
+}
+
+TEST_CASE("that its node was removed is the cause, whichever is known first") {
+  Far world(2);
+  const JobId id = world.submit(World::spec());
+  world.started("node-0", id, 1);
+  world.say("node-0", id, 1, wire::MasterReady{29500});
+  world.start_ranks("node-0", id, 1, 0, 1);
+  world.engine->remove_node(NodeId("node-0"), true, [](const nlohmann::json&) {});
+  const auto finish = [&] {
+    world.finish("node-0", id, 1, Outcome::stopped, "attempt 1 of " + id.str() + " was given up");
+  };
+  SUBCASE("the end") {
+    finish();
+    world.revoking(std::nullopt);
+  }
+  SUBCASE("the removal") {
+    world.revoking(std::nullopt);
+    finish();
+  }
+  world.until([&] { return world.state(id) == "failed"; });
+  CHECK(world.engine->job(id).at("reason") == "node-0 was removed from the cluster");
+}
+
+TEST_CASE("an attempt that begins while a node of it is removed does not start") {
+  Far world(2);
+  const JobId id = world.submit(over(2));
+  world.shut_door();
+  world.until([&] { return world.waiting_at_door("starting"); });
+  world.engine->remove_node(NodeId("node-1"), true, [](const nlohmann::json&) {});
+  world.revoking(std::nullopt);
+  world.open_door();
+  world.until([&] { return world.state(id) == "failed"; });
+  CHECK(world.starts.empty());
+  CHECK(world.engine->job(id).at("reason") == "node-1 was removed from the cluster");
+}
+
 TEST_CASE("a node that is being removed gets nothing, and stays when it cannot be") {
   Far world(1);
   nlohmann::json answer;
