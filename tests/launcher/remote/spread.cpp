@@ -146,6 +146,8 @@ TEST_CASE("spread: who hangs in the middle is nobody's choice until something is
   // 2 hangs: it has no reader then, and would be the first choice.
   many.fail(3, true);
   many.hosts_[2].silent = true;
+  many.join();
+  CHECK(choose_source(many.hosts_, 4, {}) == SpreadChoice{From::peer, 0});
   CHECK(many.choose(3) == SpreadChoice{From::peer, 0});
   const std::size_t late = many.join();
   CHECK(many.choose(late) == SpreadChoice{From::peer, 3, 1});
