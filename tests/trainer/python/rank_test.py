@@ -1,4 +1,5 @@
-"""The module dtrain in a rank, against a socket of the test's own and against a folder."""
+"""The module dtrain in a rank, against a socket of the test's own and against a folder; its jobs, with a
+command of the test's own."""
 
 import hashlib
 import json
@@ -282,6 +283,56 @@ class Storage(Case):
         (store / "checkpoint_000001" / "shard-00000-of-00001" / "w.txt").write_text("9")
         self.assertEqual(self.answer(read, **env)[0], "0")
         self.assertEqual(len(self.numbers()), 3)  # the head's are not touched
+
+
+class Command(Case):
+    """Jobs from Python, with a `dtrain` that is a script: what it was told, and what it makes of answers."""
+
+    def command(self, shell):
+        """A `dtrain` of these shell lines, $verb being its first word; its words go into a file."""
+        path = self.folder / "dtrain"
+        path.write_text('#!/bin/sh\nverb=$1\nprintf "%s\\n" "$@" "" >> "$FOLDER/words"\n' + shell)
+        path.chmod(0o755)
+        return {"DTRAIN": path}
+
+    def words(self):
+        """The words of each call."""
+        return [call.split("\n") for call in (self.folder / "words").read_text().rstrip("\n").split("\n\n")]
+
+    def test_a_checkpoint_that_did_not_come_is_an_error(self):
+        env = self.command("""echo '{"job":"j-1","folder":"j-1","files":[],"troubles":["a: gone","b: cut"]}'; exit 1""")
+        error = self.fails('dtrain.Job("j-1", "c").pull()', **env)
+        self.assertIn("the head cannot read a: gone\nthe head cannot read b: cut\n", error)
+        env = self.command("""echo '{"job":"j-1","folder":"j-1","files":[],"troubles":[]}'""")
+        self.assertEqual(self.answer('print(json.dumps(str(dtrain.Job("j-1", "c").pull())))', **env)[0], "j-1")
+
+    def test_warnings_of_the_command_are_said(self):
+        env = self.command("""echo "dtrain: of $verb" >&2
+case $verb in
+  logs) echo '{"type":"log","rank":0,"stream":"err","text":"line"}';;
+  *) echo '{"state":"running","attempts":[{"world_size":2}]}';;
+esac""")
+        got, done = self.answer('j = dtrain.Job("j-1", "c")\nj.follow()\nprint(json.dumps([j.state, j.logs()]))', **env)
+        # What the ranks wrote to stderr is theirs, and the command's own words are not among it.
+        self.assertEqual(got, ["running", "[0] line\n"])
+        self.assertEqual((done.stderr.count("dtrain: of result\n"), done.stderr.count("dtrain: of logs\n")), (3, 2))
+
+    def test_warnings_come_while_a_job_is_followed(self):
+        # It ends once its warning was seen.
+        env = self.command("""echo "dtrain: early" >&2; read line < "$FOLDER/go"; echo '{"type":"state","state":"x"}'""")
+        os.mkfifo(self.folder / "go")
+        process = subprocess.Popen([sys.executable, "-c", 'import dtrain; dtrain.Job("j-1", "c").follow()'],
+                                   env={**os.environ, "PYTHONPATH": str(MODULE), "PYTHONDONTWRITEBYTECODE": "1",
+                                        "FOLDER": str(self.folder), **{k: str(v) for k, v in env.items()}},
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.kill)
+        limit = threading.Timer(60, process.kill)
+        limit.start()
+        self.addCleanup(limit.cancel)
+        self.assertEqual(process.stderr.readline(), "dtrain: early\n")
+        (self.folder / "go").write_text("on\n")
+        self.assertEqual(process.communicate(timeout=60)[1], "j-1: x\n")
+        self.assertEqual(process.returncode, 0)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+import threading
 from pathlib import Path
 
 
@@ -41,15 +43,47 @@ def start(arguments, cwd=None):
                             stderr=subprocess.PIPE, cwd=cwd, start_new_session=True)
 
 
+def drained(stream, keep_last=False, forward=False):
+    """Reads a pipe to its end on a thread; what is returned gives its text, or its last line.
+    `forward`: each line goes to sys.stderr as it comes."""
+    lines = []
+
+    def read():
+        for line in stream:
+            if keep_last:
+                lines.clear()
+            lines.append(line)
+            # As it is now: a notebook has its own.
+            if forward and sys.stderr is not None:
+                sys.stderr.write(line.decode("utf-8", "replace"))
+                sys.stderr.flush()
+        stream.close()
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+
+    def text():
+        thread.join()
+        return b"".join(lines).decode("utf-8", "replace").strip()
+
+    return text
+
+
 def run(arguments, cwd=None):
-    """The last JSON document that it printed. Raises DtrainError with its error."""
+    """The last JSON document that it printed; what it says on stderr, warnings, is said on ours.
+    Raises DtrainError with its error."""
     child = start(arguments, cwd)
+    said = drained(child.stderr, forward=True)
     try:
-        out, err = child.communicate()
+        out = child.stdout.read()
+        child.wait()
     except BaseException:
         child.terminate()
-        child.communicate()
+        child.stdout.close()
+        child.wait()
         raise
+    child.stdout.close()
+    err = said()
     documents = []
     for line in out.decode("utf-8", "replace").splitlines():
         try:
@@ -60,8 +94,7 @@ def run(arguments, cwd=None):
     if isinstance(last, dict) and isinstance(last.get("error"), dict) and "code" in last["error"]:
         raise error_of(last["error"])
     if last is None:
-        said = err.decode("utf-8", "replace").strip() or f"exit code {child.returncode}"
-        raise DtrainError(f"dtrain {arguments[0]}: {said}", code="internal")
+        raise DtrainError(f"dtrain {arguments[0]}: {err or f'exit code {child.returncode}'}", code="internal")
     return last
 
 

@@ -5,14 +5,13 @@ import os
 import signal
 import subprocess
 import tempfile
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from . import _command
 from ._command import DtrainError
-from ._show import shown
+from ._show import line_of, shown
 
 _TERMINAL = ("succeeded", "failed", "stopped")
 _FLAGS = {"after": "--after", "resume": "--resume", "from_checkpoint": "--from-checkpoint"}
@@ -133,7 +132,7 @@ class Job:
         notebook the progress is updated in place. KeyboardInterrupt detaches: the job goes on."""
         words = ["logs", "-f", "--json", *_of(self.cluster), *_option("--tail", tail), self.id]
         child = _command.start(words)
-        errors = _drained(child.stderr)
+        errors = _command.drained(child.stderr, forward=True)
         try:
             with shown(self.id, self._world_size) as show:
                 for line in child.stdout:
@@ -151,6 +150,7 @@ class Job:
             raise
         finally:
             _end(child)
+            errors()
 
     def result(self, timeout=None):
         """Waits for its end. A failed job is no exception here: look at .state and .error."""
@@ -179,21 +179,36 @@ class Job:
     def logs(self, rank=None, attempt=None, tail=None):
         """What the ranks have written so far, as one text; of several ranks each line begins with
         [RANK]."""
-        words = ["logs", *_of(self.cluster), *_option("--rank", rank), *_option("--attempt", attempt),
+        words = ["logs", "--json", *_of(self.cluster), *_option("--rank", rank), *_option("--attempt", attempt),
                  *_option("--tail", tail), self.id]
         child = _command.start(words)
-        out, err = child.communicate()
-        if child.returncode != 0:
-            raise DtrainError(err.decode("utf-8", "replace").strip() or f"dtrain logs: exit code {child.returncode}")
-        return out.decode("utf-8", "replace")
+        errors = _command.drained(child.stderr, forward=True)
+        try:
+            events = [json.loads(line) for line in child.stdout]
+            code = child.wait()
+        finally:
+            _end(child)
+            errors()
+        if events and "type" not in events[-1] and isinstance(events[-1].get("error"), dict):
+            raise _command.error_of(events[-1]["error"])
+        if code != 0:
+            raise DtrainError(errors() or f"dtrain logs: exit code {code}", code="internal")
+        lines = [event for event in events if event.get("type") == "log"]
+        several = rank is None and lines and self._world_size() > 1
+        return "".join((f"[{event['rank']}] " if several else "") + line_of(event) for event in lines)
 
     def pull(self, folder=None, best=False, checkpoints=False, logs=False):
-        """Brings checkpoints and logs here, all unless told which; returns their folder."""
+        """Brings checkpoints and logs here, all unless told which; returns their folder. DtrainError
+        where some did not come; the others are here then."""
         words = ["--best"] if best else []
         words += ["--checkpoints"] if checkpoints else []
         words += ["--logs"] if logs else []
         target = ["-o", os.fspath(folder)] if folder is not None else []
-        return Path(self._get("pull", "--json", *words, *target, self.id)["folder"])
+        found = self._get("pull", "--json", *words, *target, self.id)
+        if found.get("troubles"):
+            raise DtrainError("\n".join(f"the head cannot read {one}" for one in found["troubles"]), code="failed",
+                              hint=f"what it could read is in {found['folder']}")
+        return Path(found["folder"])
 
     def _get(self, verb, *words):
         return _command.run([verb, *_of(self.cluster), *words])
@@ -222,14 +237,15 @@ class Job:
 
     def _wait(self, timeout):
         child = _command.start(["logs", "-f", "--json", "--tail", "0", *_of(self.cluster), self.id])
-        errors = _drained(child.stderr)
-        last = _drained(child.stdout, keep_last=True)
+        errors = _command.drained(child.stderr, forward=True)
+        last = _command.drained(child.stdout, keep_last=True)
         try:
             child.wait(timeout)
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"{self.id} has not ended within {timeout} s; it goes on") from None
         finally:
             _end(child)
+            errors()
         if child.returncode not in (0, 1, 3):
             raise DtrainError(f"waiting for {self.id} ended with exit code {child.returncode}: {last() or errors()}",
                               code="internal")
@@ -253,27 +269,6 @@ def _result(found):
 
 def _floats(metrics):
     return {name: float(value) for name, value in metrics.items()}  # "nan", "inf", "-inf" too
-
-
-def _drained(stream, keep_last=False):
-    """Reads a pipe to its end on a thread; what is returned gives its text, or its last line."""
-    lines = []
-
-    def read():
-        for line in stream:
-            if keep_last:
-                lines.clear()
-            lines.append(line)
-        stream.close()
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-
-    def text():
-        thread.join()
-        return b"".join(lines).decode("utf-8", "replace").strip()
-
-    return text
 
 
 def _end(child):

@@ -25,7 +25,7 @@ def _in_notebook():
     return shell is not None and getattr(shell, "kernel", None) is not None
 
 
-def _bytes(event):
+def line_of(event):
     end = "" if event.get("partial") else "\n"
     if "base64" in event:
         return base64.b64decode(event["base64"]).decode("utf-8", "replace") + end
@@ -63,7 +63,7 @@ class _Lines:
                 self._ranks = self._world_size()
             prefix = f"[{event['rank']}] " if self._ranks > 1 else ""
         out = sys.stderr if event.get("stream") in ("err", "setup") else sys.stdout
-        out.write(prefix + _bytes(event))
+        out.write(prefix + line_of(event))
         out.flush()
 
     def _note(self, text):
