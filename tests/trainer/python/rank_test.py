@@ -306,6 +306,29 @@ class Command(Case):
         env = self.command("""echo '{"job":"j-1","folder":"j-1","files":[],"troubles":[]}'""")
         self.assertEqual(self.answer('print(json.dumps(str(dtrain.Job("j-1", "c").pull())))', **env)[0], "j-1")
 
+    def test_a_text_is_written_as_it_is(self):
+        env = self.command("""for last; do :; done; cat "$last" > "$FOLDER/job.json"; echo '{"job":"j-1"}'""")
+        self.answer('print(json.dumps(dtrain.submit(["a", "\U0001F600 ü"], local=True).id))', **env)
+        written = (self.folder / "job.json").read_bytes()
+        self.assertIn('"\U0001F600 ü"'.encode(), written)  # and no \\ud83d\\ude00, which is no YAML
+        self.assertIn("is no Unicode: '\\udcff'", self.fails('dtrain.submit(["\\udcff"], local=True)', **env))
+
+    def test_a_job_that_goes_on_is_told_by_flags(self):
+        env = self.command("""echo '{"job":"j-2"}'""")
+        self.answer('print(json.dumps(dtrain.submit("make", resume="j-1", local=True, max_restarts=2, '
+                    'resources={"GPU": 1}).id))', **env)
+        self.assertEqual(self.words(), [["submit", "--json", "-d", "--local", "--resume", "j-1", "--max-restarts=2",
+                                         "--gpus=1", "--", "/bin/sh", "-c", "make"]])
+        error = self.fails('dtrain.submit(resume="j-1", local=True, bundle="off", resources={"TPU": 1})', **env)
+        self.assertIn("submit(resume=…): bundle, resources: TPU: cannot be changed", error)
+        self.assertEqual(len(self.words()), 1)
+
+    def test_a_folder_is_no_cluster_yaml(self):
+        env = self.command("""echo '{}'""")
+        self.answer('os.chdir(folder); os.mkdir("prod"); Path("c.yaml").write_text("")\n'
+                    'dtrain.up("prod"); dtrain.up("c.yaml"); dtrain.up(); print("{}")', **env)
+        self.assertEqual(self.words(), [["up", "--json", "-c", "prod"], ["up", "--json", "c.yaml"], ["up", "--json"]])
+
     def test_warnings_of_the_command_are_said(self):
         env = self.command("""echo "dtrain: of $verb" >&2
 case $verb in

@@ -14,6 +14,11 @@ from ._command import DtrainError
 from ._show import line_of, shown
 
 _TERMINAL = ("succeeded", "failed", "stopped")
+# Keys of the job YAML that `dtrain submit` has as flags, and those below others with their flag.
+_FLAG_KEYS = ("name", "workdir", "setup", "nnodes", "nproc_per_node", "max_restarts", "storage_path", "on_head_lost",
+              "stop_grace_s", "timeout_s", "queue_timeout_s", "priority")
+_GROUPS = {"resources": {"CPU": "cpus", "GPU": "gpus", "memory": "memory"},
+           "checkpoint": {name: name for name in ("num_to_keep", "score_attribute", "score_order")}}
 _FLAGS = {"after": "--after", "resume": "--resume", "from_checkpoint": "--from-checkpoint"}
 
 
@@ -78,7 +83,7 @@ def submit(command=None, *, nnodes=None, nproc_per_node=None, workdir=None, env=
             spec["command"] = command
         with tempfile.TemporaryDirectory(prefix="dtrain-") as folder:
             path = Path(folder) / "job.json"  # JSON is YAML
-            path.write_text(json.dumps(spec, indent=1), encoding="utf-8")
+            path.write_bytes(_document(spec))
             try:
                 answer = _command.run([*words, str(path)])
             except DtrainError as error:
@@ -86,7 +91,9 @@ def submit(command=None, *, nnodes=None, nproc_per_node=None, workdir=None, env=
     else:
         # A YAML would be the whole of it; flags change what the old job had.
         words += _flags(spec)
-        answer = _command.run(words + ([command] if isinstance(command, str) else ["--", *command] if command else []))
+        if isinstance(command, str):
+            command = ["/bin/sh", "-c", command]
+        answer = _command.run(words + (["--", *command] if command else []))
     return Job(answer["job"], cluster)
 
 
@@ -101,7 +108,7 @@ def job(name=None, cluster=None):
 def up(cluster=None):
     """Brings a cluster up: a cluster YAML's path, or the name of a known one; nothing: the current
     one, or with none this machine. Returns what `dtrain up --json` says."""
-    is_file = cluster is not None and os.path.exists(cluster)
+    is_file = cluster is not None and os.path.isfile(cluster)
     return _command.run(["up", "--json", *([os.fspath(cluster)] if is_file else _of(cluster))])
 
 
@@ -292,22 +299,39 @@ def _option(name, value):
 
 
 def _flags(spec):
-    """Keys of the job YAML as flags of `dtrain submit`."""
-    flat = {}
+    """Keys of the job YAML as flags of `dtrain submit`. DtrainError names those that have none."""
+    flat, unknown = {}, []
     for key, value in spec.items():
-        if key == "resources":
-            flat.update({{"CPU": "cpus", "GPU": "gpus"}.get(name, name): amount for name, amount in value.items()})
-        elif key == "checkpoint":
-            flat.update(value)
+        if key in _GROUPS:
+            for name, one in value.items():
+                if name in _GROUPS[key]:
+                    flat[_GROUPS[key][name]] = one
+                else:
+                    unknown.append(f"{key}: {name}")
         elif key == "env":
             flat["env"] = [f"{name}={text}" for name, text in value.items()]
         elif key == "secrets":
             files = value if isinstance(value, dict) else dict.fromkeys(value)
             flat["secret"] = [name + (f"={how['file']}" if how else "") for name, how in files.items()]
-        else:
+        elif key in _FLAG_KEYS:
             flat[key] = value
+        else:
+            unknown.append(key)
+    if unknown:
+        raise DtrainError(f"submit(resume=…): {', '.join(unknown)}: cannot be changed in a job that goes on",
+                          code="usage", hint="what can: command, env, secrets, resources, checkpoint, "
+                          + ", ".join(_FLAG_KEYS))
     return [f"--{key.replace('_', '-')}={one}" for key, value in flat.items()
             for one in (value if isinstance(value, list) else [value])]
+
+
+def _document(spec):
+    """As it is, not in JSON's \\u of two halves, which a reader of YAML refuses."""
+    try:
+        return json.dumps(spec, indent=1, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DtrainError(f"submit: a text that is no Unicode: {error.object[error.start:error.end]!r}",
+                          code="invalid") from None
 
 
 def _absolute(path):
