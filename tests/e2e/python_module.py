@@ -83,6 +83,9 @@ job = submit(["-c", "import os; print(os.environ['DOLLAR'], os.getcwd())"], work
 job.result(); print(job.logs(), end="")
 job = dtrain.submit("echo $((1+2)) > line.txt; cat line.txt")
 job.result(); print(job.logs(), end="")
+for text in ("\\U0001F600 \\xfc", "a\\x7f\\x85b\\u2028c\\ufeff", "two\\nlines\\t\\"'"):
+    echo = submit(["-c", "import sys; sys.stdout.buffer.write(ascii(sys.argv[1]).encode())", text])
+    echo.result(); assert echo.logs() == ascii(text), (echo.logs(), ascii(text))
 """.replace("job = submit", "import os; os.mkdir('a $b'); job = submit"))
         self.assertEqual(done.stdout, f"$HOME${{HOME}} {self.folder / 'a $b'}\n3\n")
 

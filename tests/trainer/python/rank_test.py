@@ -4,6 +4,8 @@ command of the test's own."""
 import hashlib
 import json
 import os
+import re
+import select
 import shutil
 import socket
 import subprocess
@@ -65,7 +67,8 @@ class Case(unittest.TestCase):
 
     def run_script(self, script, rank=None, size=1, **env):
         """Runs it as a rank (rank=None: alone); its last line of stdout is JSON, or nothing."""
-        base = {k: v for k, v in os.environ.items() if not k.startswith(("DTRAIN_", "TORCHELASTIC_", "RANK", "WORLD"))}
+        others = ("DTRAIN_", "TORCHELASTIC_", "RANK", "WORLD", "SLURM_")
+        base = {k: v for k, v in os.environ.items() if not k.startswith(others)}
         base.update(PYTHONPATH=str(MODULE), PYTHONDONTWRITEBYTECODE="1", FOLDER=str(self.folder))
         if rank is not None:
             base.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
@@ -108,6 +111,19 @@ class World(Case):
         self.assertEqual(self.answer(told)[0], [0, 1, 0, 1, 0])
         self.assertEqual(self.answer(told, rank=3, size=4, TORCHELASTIC_RESTART_COUNT=2)[0], [3, 4, 3, 3, 2])
         self.assertEqual(self.answer(told, rank=3, size=4, TORCHELASTIC_RESTART_COUNT=2, DTRAIN_ATTEMPT=5)[0][3], 5)
+
+    def test_a_task_of_srun(self):
+        told = ("w = dtrain.world()\n"
+                "print(json.dumps([w.rank, w.size, w.local_rank, w.local_size, w.node_rank, w.nodes, w.attempt]))\n")
+        task = {"SLURM_PROCID": 5, "SLURM_NTASKS": 7, "SLURM_LOCALID": 1, "SLURM_NODEID": 2,
+                "SLURM_JOB_NODELIST": "n[08-10],gpu1", "SLURM_TASKS_PER_NODE": "2(x3),1", "SLURM_RESTART_COUNT": 1}
+        self.assertEqual(self.answer(told, **task)[0], [5, 7, 1, 2, 2, 4, 2])
+        self.assertEqual(self.answer(told, **{**task, "SLURM_STEP_NODELIST": "n08"})[0], [5, 7, 1, 7, 2, 1, 2])
+        self.assertEqual(self.answer(told, rank=0, size=2, **task)[0][:2], [0, 2])  # torchrun below srun
+        for env, said in (({"SLURM_PROCID": 7}, "not below SLURM_NTASKS=7"),
+                          ({"SLURM_LOCALID": ""}, "SLURM_LOCALID is not"),
+                          ({"SLURM_JOB_NODELIST": "n[3-1]"}, "not a list that Slurm writes")):
+            self.assertIn(said, self.fails("dtrain.world()", **{**task, **env}))
 
     def test_an_environment_that_is_wrong(self):
         for env, said in (({"RANK": "x", "WORLD_SIZE": 2}, "RANK=x"), ({"RANK": 1}, "WORLD_SIZE is not"),
@@ -238,6 +254,15 @@ class Storage(Case):
         self.answer(script)
         self.assertEqual(self.numbers(), ["checkpoint_000001", "checkpoint_000003", "checkpoint_000004"])
 
+    def test_an_old_one_that_cannot_be_removed_takes_nothing_from_the_new_one(self):
+        script = self.keep('dtrain.report({}, 1, whole(1, "x"))\n'
+                           'def refused(*_, **__): raise PermissionError(13, "refused")\n'
+                           'dtrain._checkpoints.shutil.rmtree = refused\n'
+                           'print(json.dumps(str(dtrain.report({}, 2, whole(2, "y")))))', num_to_keep=1)
+        path, done = self.answer(script)
+        self.assertTrue(path.endswith("checkpoint_000001"), path)
+        self.assertRegex(done.stderr, "warning: older checkpoints than .* are not removed: .*refused")
+
     def test_damaged_ones_are_passed_over(self):
         self.answer(self.keep('for s in range(3): dtrain.report({}, s, whole(s, str(s)))\nprint("{}")'))
         store = self.folder / "store" / "checkpoints"
@@ -299,6 +324,16 @@ class Command(Case):
         """The words of each call."""
         return [call.split("\n") for call in (self.folder / "words").read_text().rstrip("\n").split("\n\n")]
 
+    def follower(self, env):
+        process = subprocess.Popen([sys.executable, "-c", 'import dtrain; dtrain.Job("j-1", "c").follow()'],
+                                   env={**os.environ, "PYTHONPATH": str(MODULE), "PYTHONDONTWRITEBYTECODE": "1",
+                                        "FOLDER": str(self.folder), **{k: str(v) for k, v in env.items()}},
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        limit = threading.Timer(60, process.kill)
+        limit.start()
+        self.addCleanup(limit.cancel)
+        return process
+
     def test_a_checkpoint_that_did_not_come_is_an_error(self):
         env = self.command("""echo '{"job":"j-1","folder":"j-1","files":[],"troubles":["a: gone","b: cut"]}'; exit 1""")
         error = self.fails('dtrain.Job("j-1", "c").pull()', **env)
@@ -323,6 +358,13 @@ class Command(Case):
         self.assertIn("submit(resume=…): bundle, resources: TPU: cannot be changed", error)
         self.assertEqual(len(self.words()), 1)
 
+    def test_the_live_line_is_the_lowest_ranks(self):
+        events = [(1, 5), (0, 3), (1, 6), (0, 4)]
+        lines = "\n".join(json.dumps({"type": "progress", "rank": rank, "step": step}) for rank, step in events)
+        env = self.command(f"cat <<'END'\n{lines}\nEND\n")
+        done = self.run_script('import sys\nsys.stderr.isatty = lambda: True\ndtrain.Job("j-1", "c").follow()', **env)
+        self.assertEqual(re.findall(r"step \d", done.stderr), ["step 5", "step 3", "step 4"])
+
     def test_a_folder_is_no_cluster_yaml(self):
         env = self.command("""echo '{}'""")
         self.answer('os.chdir(folder); os.mkdir("prod"); Path("c.yaml").write_text("")\n'
@@ -342,20 +384,30 @@ esac""")
 
     def test_warnings_come_while_a_job_is_followed(self):
         # It ends once its warning was seen.
-        env = self.command("""echo "dtrain: early" >&2; read line < "$FOLDER/go"; echo '{"type":"state","state":"x"}'""")
+        env = self.command("""echo "dtrain: early" >&2
+read line < "$FOLDER/go"
+echo '{"type":"state","state":"x"}'""")
         os.mkfifo(self.folder / "go")
-        process = subprocess.Popen([sys.executable, "-c", 'import dtrain; dtrain.Job("j-1", "c").follow()'],
-                                   env={**os.environ, "PYTHONPATH": str(MODULE), "PYTHONDONTWRITEBYTECODE": "1",
-                                        "FOLDER": str(self.folder), **{k: str(v) for k, v in env.items()}},
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.addCleanup(process.kill)
-        limit = threading.Timer(60, process.kill)
-        limit.start()
-        self.addCleanup(limit.cancel)
+        process = self.follower(env)
         self.assertEqual(process.stderr.readline(), "dtrain: early\n")
         (self.folder / "go").write_text("on\n")
         self.assertEqual(process.communicate(timeout=60)[1], "j-1: x\n")
         self.assertEqual(process.returncode, 0)
+
+    @unittest.skipUnless(sys.platform == "linux", "prctl")
+    def test_a_killed_interpreter_leaves_no_follower(self):
+        env = self.command("""echo there >&2; exec sleep 600""")
+        process = self.follower(env)
+        self.assertEqual(process.stderr.readline(), "there\n")
+        child = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+        ended = os.pidfd_open(child)
+        self.addCleanup(os.close, ended)
+        process.kill()
+        process.communicate(timeout=60)
+        gone = bool(select.select([ended], [], [], 10)[0])
+        if not gone:
+            os.kill(child, 9)
+        self.assertTrue(gone)
 
 
 if __name__ == "__main__":

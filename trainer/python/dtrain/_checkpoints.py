@@ -70,7 +70,10 @@ class Storage:
         final = self.folder / f"checkpoint_{number:06d}"
         os.rename(temporary, final)
         _sync_folder(self.folder)
-        self._retain()
+        try:
+            self._retain()
+        except OSError as error:  # this one is committed all the same
+            warn(f"older checkpoints than {final} are not removed: {error}")
         return final
 
     def _retain(self):

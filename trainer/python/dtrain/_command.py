@@ -1,8 +1,10 @@
 """The command `dtrain` and its documented JSON: docs/cli.md."""
 
+import ctypes
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -37,10 +39,36 @@ def program():
     return found
 
 
-def start(arguments, cwd=None):
+def start(arguments, cwd=None, with_us=False):
+    """`with_us`: it ends when this process does, however that ends."""
     # In a session of its own: Ctrl-C is ours to pass on, also where a notebook sends it to a group.
     return subprocess.Popen([program(), *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, cwd=cwd, start_new_session=True)
+                            stderr=subprocess.PIPE, cwd=cwd, start_new_session=True,
+                            preexec_fn=_ending_with(os.getpid()) if with_us and _prctl else None)
+
+
+def _prctl_of_libc():
+    try:
+        # PyDLL: between fork and exec nothing may wait for the interpreter's lock.
+        prctl = ctypes.PyDLL(None).prctl if sys.platform == "linux" else None
+    except (OSError, AttributeError):
+        return None
+    if prctl:
+        prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+    return prctl
+
+
+_prctl = _prctl_of_libc()
+_PR_SET_PDEATHSIG = 1
+
+
+def _ending_with(parent):
+    def before_exec():
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM.value, 0, 0, 0)
+        if os.getppid() != parent:  # it has ended already
+            os._exit(1)
+
+    return before_exec
 
 
 def drained(stream, keep_last=False, forward=False):

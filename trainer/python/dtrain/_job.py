@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -138,7 +139,7 @@ class Job:
         """Shows what the ranks write, and where they stand, until the job's end; returns self. In a
         notebook the progress is updated in place. KeyboardInterrupt detaches: the job goes on."""
         words = ["logs", "-f", "--json", *_of(self.cluster), *_option("--tail", tail), self.id]
-        child = _command.start(words)
+        child = _command.start(words, with_us=True)
         errors = _command.drained(child.stderr, forward=True)
         try:
             with shown(self.id, self._world_size) as show:
@@ -243,7 +244,8 @@ class Job:
         return charts
 
     def _wait(self, timeout):
-        child = _command.start(["logs", "-f", "--json", "--tail", "0", *_of(self.cluster), self.id])
+        child = _command.start(["logs", "-f", "--json", "--tail", "0", *_of(self.cluster), self.id],
+                               with_us=True)
         errors = _command.drained(child.stderr, forward=True)
         last = _command.drained(child.stdout, keep_last=True)
         try:
@@ -326,9 +328,12 @@ def _flags(spec):
 
 
 def _document(spec):
-    """As it is, not in JSON's \\u of two halves, which a reader of YAML refuses."""
+    """As it is, not in JSON's \\u of two halves, which a reader of YAML refuses; what YAML wants no text
+    to have is escaped."""
+    text = re.sub("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]", lambda one: f"\\u{ord(one.group()):04x}",
+                  json.dumps(spec, indent=1, ensure_ascii=False))
     try:
-        return json.dumps(spec, indent=1, ensure_ascii=False).encode("utf-8")
+        return text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise DtrainError(f"submit: a text that is no Unicode: {error.object[error.start:error.end]!r}",
                           code="invalid") from None

@@ -41,6 +41,7 @@ class _Lines:
         self._ranks = None
         self._drawn = False
         self._state = None
+        self._rank = None  # whose progress is shown: the lowest one's that tells any
 
     def __call__(self, event):
         kind = event["type"]
@@ -52,7 +53,10 @@ class _Lines:
         elif kind == "event" and event.get("level") in ("warning", "error"):
             self._note(f"{event['level']}: {event['message']}")
         elif kind == "progress":
-            self._progress(event)
+            rank = event.get("rank") or 0
+            if self._rank is None or rank <= self._rank:
+                self._rank = rank
+                self._progress(event)
 
     def _log(self, event):
         self._clear()
