@@ -1,6 +1,7 @@
 #include "trainer/core/sha256.hpp"
 
 #include <fcntl.h>
+#include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <unistd.h>
 
@@ -21,7 +22,11 @@ struct Sha256::State {
   ~State() { EVP_MD_CTX_free(context); }
 };
 
-Sha256::Sha256() : state_(std::make_unique<State>()) {
+Sha256::Sha256() {
+  // A program may end while a checkpoint is still written: OpenSSL must not go before it.
+  static const bool stays = OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr) == 1;
+  if (!stays) throw Error("OpenSSL does not start");
+  state_ = std::make_unique<State>();
   if (state_->context == nullptr ||
       EVP_DigestInit_ex(state_->context, EVP_sha256(), nullptr) != 1) {
     throw Error("SHA-256 is not available in this OpenSSL");

@@ -88,7 +88,8 @@ int counted(const std::filesystem::path& folder) {
     }
     // What stands behind the epoch's data is done again after leaving in an evaluation.
     scheduler->after_step();
-    seen << "before" << epoch << ": " << evaluate(-1) << std::endl;
+    const double before = evaluate(-1);
+    seen << "before" << epoch << ": " << before << std::endl;
     const double tested = evaluate(epoch == 1 ? number_of("TEST_TERM_IN_EVALUATION", -1) : -1);
     seen << "epoch" << epoch << ": " << tested << std::endl;
     save_checkpoint({{"loss", loss}, {"tested", tested}});

@@ -138,7 +138,7 @@ TEST_CASE("a training by epochs() goes on within an epoch, bit for bit") {
     CAPTURE(ranks);
     const TemporaryFolder whole;
     expect("counted", ranks, whole, 0);
-    CHECK(seen_by(whole, 0).size() == 15 + 3 + 1);
+    CHECK(seen_by(whole, 0).size() == 15 + 2 * 3 + 1);
     const TemporaryFolder killed;
     expect("counted", ranks, killed, 128 + 9, {{"TEST_DIE_AT", "7"}});
     expect("counted", ranks, killed, 0);
