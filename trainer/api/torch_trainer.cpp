@@ -2,9 +2,11 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 
 #include "trainer/api/functions.hpp"
 #include "trainer/core/error.hpp"
+#include "trainer/core/run.hpp"
 
 namespace dtrain::train {
 namespace {
@@ -38,27 +40,34 @@ Result TorchTrainer::fit() {
   if (read_environment().started_by == StartedBy::nobody) {
     return fit_as_job(DtrainCommand::find(), scaling_, run_);
   }
-  const CheckpointConfig& kept = run_.checkpoint_config;
-  InitOptions options;
-  if (run_.storage_path.empty()) {
-    const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe");
-    run_.storage_path = "runs/" + (run_.name.empty() ? program.filename().string() : run_.name);
-  }
-  options.session.storage = run_.storage_path;
-  options.session.retention = {.num_to_keep = kept.num_to_keep,
-                               .score_attribute = kept.score_attribute,
-                               .higher_is_better = kept.score_order != "min"};
-  const Retention retention = options.session.retention;
-  options.session.hyperparameters = config_;
-  init(std::move(options));
+  const bool ends_here = process_variable(kFitVariable).has_value();
   Result result;
-  result.exit_code = train_func_(config_);
-  session().finish();
-  result.metrics = session().last_metrics();
-  result.job = context().environment().job;
-  add_checkpoints(result, run_, retention);
-  shutdown();
-  if (process_variable(kFitVariable)) {
+  try {
+    const CheckpointConfig& kept = run_.checkpoint_config;
+    InitOptions options;
+    if (run_.storage_path.empty()) {
+      const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe");
+      run_.storage_path = "runs/" + (run_.name.empty() ? program.filename().string() : run_.name);
+    }
+    options.session.storage = run_.storage_path;
+    options.session.retention = {.num_to_keep = kept.num_to_keep,
+                                 .score_attribute = kept.score_attribute,
+                                 .higher_is_better = kept.score_order != "min"};
+    const Retention retention = options.session.retention;
+    options.session.hyperparameters = config_;
+    init(std::move(options));
+    result.exit_code = train_func_(config_);
+    session().finish();
+    result.metrics = session().last_metrics();
+    result.job = context().environment().job;
+    add_checkpoints(result, run_, retention);
+    shutdown();
+  } catch (const std::exception& error) {
+    // What the program makes of an error of fit() is for the one that called it, as what follows.
+    if (ends_here) end_for(error);
+    throw;
+  }
+  if (ends_here) {
     std::fflush(nullptr);
     std::exit(result.exit_code);
   }

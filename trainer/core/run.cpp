@@ -85,4 +85,8 @@ int run(const std::function<int()>& body) {
   end_with(message);
 }
 
+void end_for(const std::exception& error) {
+  end_with(without_trace(error.what()));
+}
+
 }  // namespace dtrain::train

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <filesystem>
 #include <functional>
 #include <list>
@@ -32,6 +33,10 @@ class AtFailure {
  private:
   std::list<std::function<void()>>::iterator its_;
 };
+
+// Ends the process as run() does when `error` leaves its body: for code that a program must not go
+// on after. `error` is printed without LibTorch's stack trace.
+[[noreturn]] void end_for(const std::exception& error);
 
 // Writes torchrun's error file: {"message":{"message":…,"extraInfo":{"timestamp":…}}}, with the
 // stacks that note_stacks() has got as "native_stack" beside the timestamp. Returns

@@ -6,7 +6,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <optional>
 #include <sstream>
 
 #include "trainer/core/files.hpp"
@@ -32,12 +34,15 @@ pid_t start(const std::filesystem::path& program, const std::vector<std::string>
     ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
     ::posix_spawn_file_actions_adddup2(&actions, out, STDOUT_FILENO);
   }
-  // It is to be told of Ctrl-C, whatever this process does with it.
+  // It is to be told of Ctrl-C, whatever this process does with it and whatever it blocks.
   sigset_t interrupt;
+  sigset_t none;
   sigemptyset(&interrupt);
   sigaddset(&interrupt, SIGINT);
+  sigemptyset(&none);
   ::posix_spawnattr_setsigdefault(&attributes, &interrupt);
-  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
+  ::posix_spawnattr_setsigmask(&attributes, &none);
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
   pid_t pid = -1;
   const int failed =
       ::posix_spawn(&pid, program.c_str(), &actions, &attributes, argv.data(), environ);
@@ -60,44 +65,111 @@ std::string text(const nlohmann::json& of, const char* key) {
   return found != of.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
+// An error's message; of one with several problems, each of theirs.
+std::string message_of(const nlohmann::json& error) {
+  std::string message;
+  const auto problems = error.find("problems");
+  if (problems != error.end() && problems->is_array()) {
+    for (const nlohmann::json& problem : *problems) {
+      if (problem.is_object()) message += (message.empty() ? "" : "\n") + message_of(problem);
+    }
+  }
+  return message.empty() ? text(error, "message") : message;
+}
+
 CommandError error_of(const nlohmann::json& error) {
-  std::string message = text(error, "message");
+  std::string message = message_of(error);
   if (const std::string hint = text(error, "hint"); !hint.empty()) message += "\n  " + hint;
   return {text(error, "code"), message};
 }
 
-// SIGINT does not end this process while it lives.
-class NoInterrupt {
+// Whom the signals of an earlier handler are passed on to (0: nobody yet, or no more), and which
+// came.
+std::atomic<pid_t> g_child{0};
+std::atomic<bool> g_came[NSIG];
+static_assert(std::atomic<pid_t>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+
+void pass_on(int signal) {
+  const int before = errno;
+  g_came[signal] = true;
+  if (const pid_t child = g_child; child > 0) ::kill(child, signal);
+  errno = before;
+}
+
+// While it lives, SIGINT does not end this process, and SIGTERM and SIGHUP go to the child. After
+// it those two come to this process as they would have: once nobody is left behind.
+class ForChild {
  public:
-  NoInterrupt() {
+  ForChild() {
     struct sigaction ignore {};
     ignore.sa_handler = SIG_IGN;
-    ::sigaction(SIGINT, &ignore, &before_);
+    ::sigaction(SIGINT, &ignore, &interrupt_);
+    struct sigaction pass {};
+    pass.sa_handler = pass_on;
+    pass.sa_flags = SA_RESTART;
+    for (Passed& each : passed_) {
+      ::sigaction(each.signal, nullptr, &each.before);
+      // One that is ignored, as SIGHUP by nohup, stays so.
+      each.taken = (each.before.sa_flags & SA_SIGINFO) != 0 || each.before.sa_handler != SIG_IGN;
+      if (each.taken) ::sigaction(each.signal, &pass, nullptr);
+    }
   }
-  ~NoInterrupt() { ::sigaction(SIGINT, &before_, nullptr); }
-  NoInterrupt(const NoInterrupt&) = delete;
-  NoInterrupt& operator=(const NoInterrupt&) = delete;
+  ~ForChild() {
+    g_child = 0;
+    for (const Passed& each : passed_) {
+      if (each.taken) ::sigaction(each.signal, &each.before, nullptr);
+    }
+    ::sigaction(SIGINT, &interrupt_, nullptr);
+    for (const Passed& each : passed_) {
+      if (g_came[each.signal].exchange(false)) ::raise(each.signal);
+    }
+  }
+  ForChild(const ForChild&) = delete;
+  ForChild& operator=(const ForChild&) = delete;
+
+  void is(pid_t child) {
+    g_child = child;
+    for (const Passed& each : passed_) {  // before there was one
+      if (g_came[each.signal]) ::kill(child, each.signal);
+    }
+  }
+  // Its end, while its pid is still its own.
+  void ended() { g_child = 0; }
 
  private:
-  struct sigaction before_ {};
+  struct Passed {
+    int signal;
+    struct sigaction before {};
+    bool taken = false;
+  };
+  Passed passed_[2] = {{SIGTERM}, {SIGHUP}};
+  struct sigaction interrupt_ {};
 };
 
 }  // namespace
 
 DtrainCommand DtrainCommand::find(const Lookup& lookup) {
   const auto runs = [](const std::filesystem::path& path) {
-    return std::filesystem::is_regular_file(path) && ::access(path.c_str(), X_OK) == 0;
+    std::error_code unreadable;
+    return std::filesystem::is_regular_file(path, unreadable) && ::access(path.c_str(), X_OK) == 0;
+  };
+  const auto in_path = [&](const std::string& name) -> std::optional<DtrainCommand> {
+    std::istringstream folders(lookup("PATH").value_or(""));
+    for (std::string folder; std::getline(folders, folder, ':');) {
+      const std::filesystem::path path = std::filesystem::path(folder) / name;
+      if (!folder.empty() && runs(path)) return DtrainCommand(std::filesystem::absolute(path));
+    }
+    return std::nullopt;
   };
   if (const auto named = lookup("DTRAIN"); named && !named->empty()) {
-    if (runs(*named)) return DtrainCommand(std::filesystem::absolute(*named));
+    if (named->find('/') == std::string::npos) {
+      if (auto found = in_path(*named)) return *found;
+    } else if (runs(*named)) {
+      return DtrainCommand(std::filesystem::absolute(*named));
+    }
     throw Error("DTRAIN=" + *named + ": no such program");
   }
-  std::istringstream folders(lookup("PATH").value_or(""));
-  for (std::string folder; std::getline(folders, folder, ':');) {
-    if (!folder.empty() && runs(std::filesystem::path(folder) / "dtrain")) {
-      return DtrainCommand(std::filesystem::absolute(std::filesystem::path(folder) / "dtrain"));
-    }
-  }
+  if (auto found = in_path("dtrain")) return *found;
   throw Error(
       "the command dtrain is not in PATH: install it, say where it is by DTRAIN=/path/to/dtrain, "
       "or "
@@ -138,8 +210,14 @@ nlohmann::json DtrainCommand::ask(const std::vector<std::string>& words) const {
 }
 
 int DtrainCommand::show(const std::vector<std::string>& words) const {
-  const NoInterrupt held;
-  return wait_for(start(program_, words, -1));
+  ForChild held;
+  const pid_t pid = start(program_, words, -1);
+  held.is(pid);
+  siginfo_t info;
+  while (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
+  }
+  held.ended();
+  return wait_for(pid);
 }
 
 }  // namespace dtrain::train

@@ -25,7 +25,8 @@ class CommandError : public Error {
 class DtrainCommand {
  public:
   explicit DtrainCommand(std::filesystem::path program) : program_(std::move(program)) {}
-  // $DTRAIN, else the one in PATH. Throws Error, with what to do, where there is none.
+  // $DTRAIN, a path or a name in PATH, else the dtrain in PATH. Throws Error, with what to do,
+  // where there is none.
   static DtrainCommand find(const Lookup& lookup = process_variable);
 
   const std::filesystem::path& program() const { return program_; }
@@ -33,7 +34,8 @@ class DtrainCommand {
   // process's. Throws CommandError with its error, and Error if it printed no JSON.
   nlohmann::json ask(const std::vector<std::string>& words) const;
   // Runs `dtrain WORDS` on this process's stdin, stdout and stderr and returns its exit code (128+n
-  // for signal n). SIGINT meanwhile is the command's alone.
+  // for signal n). SIGINT meanwhile is the command's alone; SIGTERM and SIGHUP, unless this process
+  // ignores them, are passed on to it, and raised here once it has ended.
   int show(const std::vector<std::string>& words) const;
 
  private:

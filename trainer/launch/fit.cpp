@@ -92,20 +92,25 @@ JobShape place_workers(const ScalingConfig& scaling, const nlohmann::json& statu
   // As `dtrain submit` counts: who asks for GPUs and no CPU has none counted, else 1.
   const bool asks_cpu = scaling.resources_per_worker.contains("CPU");
   const double cpus = asks_cpu ? resource(scaling, "CPU") : gpus > 0 ? 0 : 1;
-  // How many ranks fit on each node.
-  std::vector<double> room;
-  for (const nlohmann::json& node : status.value("nodes", nlohmann::json::array())) {
-    const auto fits = [&](const char* key, double each) {
-      return each > 0 ? std::floor(node.value(key, 0.0) / each + 1e-9)
-                      : std::numeric_limits<double>::infinity();
-    };
-    room.push_back(std::min({fits("gpus", gpus), fits("cpus", cpus), fits("memory", memory)}));
-  }
-  std::sort(room.rbegin(), room.rend());
-  for (int nodes = 1; nodes <= workers && nodes <= static_cast<int>(room.size()); ++nodes) {
-    const int each = workers / nodes;
-    if (workers % nodes == 0 && room[static_cast<std::size_t>(nodes - 1)] >= each) {
-      return {nodes, each};
+  // How many ranks fit on each node; first of those that take ranks now, then of all: others are
+  // waited for.
+  const nlohmann::json all = status.value("nodes", nlohmann::json::array());
+  for (const bool only_ready : {true, false}) {
+    std::vector<double> room;
+    for (const nlohmann::json& node : all) {
+      if (only_ready && node.value("state", "") != "ready") continue;
+      const auto fits = [&](const char* key, double each) {
+        return each > 0 ? std::floor(node.value(key, 0.0) / each + 1e-9)
+                        : std::numeric_limits<double>::infinity();
+      };
+      room.push_back(std::min({fits("gpus", gpus), fits("cpus", cpus), fits("memory", memory)}));
+    }
+    std::sort(room.rbegin(), room.rend());
+    for (int nodes = 1; nodes <= workers && nodes <= static_cast<int>(room.size()); ++nodes) {
+      const int each = workers / nodes;
+      if (workers % nodes == 0 && room[static_cast<std::size_t>(nodes - 1)] >= each) {
+        return {nodes, each};
+      }
     }
   }
   return {1, workers};

@@ -60,8 +60,9 @@ struct JobShape {
 
 // How many nodes, and ranks on each, by `status --json`: as few nodes as have room for them, the
 // same number of ranks on each. Room is counted as submit counts it: GPUs; CPUs, 1 a rank where
-// neither CPU nor GPU is asked for; memory. Where there is no such number of nodes it is one, and
-// submit says what is short, or, where nothing was asked for, the ranks share its CPUs. Pure.
+// neither CPU nor GPU is asked for; memory. Nodes that are not ready count only where the ready
+// ones have no such room: they are waited for. Where there is no such number of nodes it is one,
+// and submit says what is short, or, where nothing was asked for, the ranks share its CPUs. Pure.
 // Throws Error on what cannot be: no workers, nodes that do not divide them, resources of other
 // names.
 JobShape place_workers(const ScalingConfig& scaling, const nlohmann::json& status);

@@ -1,6 +1,9 @@
 #include "trainer/launch/fit.hpp"
 
 #include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -18,7 +21,12 @@ json cluster(const std::vector<json>& nodes) {
 }
 
 json node(double cpus, double gpus = 0, double memory = 1e10) {
-  return {{"cpus", cpus}, {"gpus", gpus}, {"memory", memory}};
+  return {{"state", "ready"}, {"cpus", cpus}, {"gpus", gpus}, {"memory", memory}};
+}
+
+json in_state(const char* state, json node) {
+  node["state"] = state;
+  return node;
 }
 
 std::string joined(const std::vector<std::string>& words) {
@@ -65,6 +73,12 @@ TEST_CASE("workers go to as few nodes as have room for them") {
   CHECK(place_workers({.num_workers = 2, .resources_per_worker = {{"memory", 6e9}}},
                       cluster({node(8), node(8)})) == JobShape{2, 1});
   CHECK(place_workers({.num_workers = 6, .nodes = 3}, cluster({node(64)})) == JobShape{3, 2});
+
+  // One that takes no ranks is not counted while others have room.
+  const json drained = in_state("drained", node(8));
+  CHECK(place_workers(cpu, cluster({drained, node(2), node(2)})) == JobShape{2, 2});
+  CHECK(place_workers(cpu, cluster({in_state("lost", node(4)), node(3)})) == JobShape{1, 4});
+  CHECK(place_workers(cpu, cluster({in_state("joining", node(2)), node(2)})) == JobShape{2, 2});
 }
 
 TEST_CASE("what cannot be placed is an error that says why") {
@@ -148,6 +162,14 @@ TEST_CASE("the command is $DTRAIN or in PATH, else the error says what to do") {
   CHECK(DtrainCommand::find(with({{"DTRAIN", script.path()}, {"PATH", "/none"}})).program() ==
         script.path());
   CHECK(DtrainCommand::find(with({{"PATH", "/none::" + folder}})).program() == script.path());
+  CHECK(DtrainCommand::find(with({{"DTRAIN", "dtrain"}, {"PATH", "/none:" + folder}})).program() ==
+        script.path());
+  CHECK_THROWS_WITH(DtrainCommand::find(with({{"DTRAIN", "other"}, {"PATH", folder}})),
+                    "DTRAIN=other: no such program");
+  // A folder that cannot be looked into is passed over.
+  const std::string round = folder + "/round";
+  std::filesystem::create_symlink(round, round);
+  CHECK(DtrainCommand::find(with({{"PATH", round + ":" + folder}})).program() == script.path());
   CHECK_THROWS_WITH(DtrainCommand::find(with({{"DTRAIN", "/none"}})),
                     "DTRAIN=/none: no such program");
   CHECK_THROWS_WITH(DtrainCommand::find(with({{"PATH", "/none"}})),
@@ -164,6 +186,10 @@ TEST_CASE("an answer is the last JSON line, an error is thrown with its code and
       "echo '{\"error\":{\"code\":\"conflict\",\"message\":\"no room\",\"hint\":\"wait\"}}'\nexit "
       "1\n");
   CHECK_THROWS_WITH_AS(failing.command().ask({}), "no room\n  wait", CommandError);
+  const Script several(
+      "echo '{\"error\":{\"code\":\"invalid\",\"message\":\"2 problems\",\"problems\":["
+      "{\"message\":\"nodes: too many\"},{\"message\":\"name: too long\"}]}}'\n");
+  CHECK_THROWS_WITH_AS(several.command().ask({}), "nodes: too many\nname: too long", CommandError);
   CHECK_THROWS_WITH(Script("exit 7\n").command().ask({"status"}),
                     doctest::Contains("status: no answer, exit code 7"));
   CHECK_THROWS_WITH(DtrainCommand("/none/dtrain").ask({}), doctest::Contains("cannot start"));
@@ -176,4 +202,38 @@ TEST_CASE("a command that is shown gets SIGINT, this process does not; its code 
   CHECK(Script("kill -TERM $$\n").command().show({}) == 128 + 15);
   // As from a terminal: both are told. The command has the default action, whatever we have.
   CHECK(Script("kill -INT $PPID; kill -INT $$\n").command().show({}) == 128 + 2);
+}
+
+TEST_CASE("a command that is shown ends with the process that shows it") {
+  const Script script("echo $$ > \"$1\"; exec sleep 600\n");
+  const std::filesystem::path told = script.path().parent_path() / "pid";
+  REQUIRE(::mkfifo(told.c_str(), 0600) == 0);
+  for (const int signal : {SIGTERM, SIGHUP}) {
+    const pid_t driver = ::fork();
+    if (driver == 0) {
+      ::signal(signal, SIG_DFL);  // doctest's own would tell of a crash
+      script.command().show({told});
+      ::_exit(0);  // the signal is raised again before this
+    }
+    pid_t shown = 0;
+    std::ifstream(told) >> shown;
+    REQUIRE(shown > 0);
+    ::kill(driver, signal);
+    int status = 0;
+    REQUIRE(::waitpid(driver, &status, 0) == driver);
+    CHECK(WIFSIGNALED(status));
+    CHECK(WTERMSIG(status) == signal);
+    CHECK(::kill(shown, 0) != 0);
+  }
+}
+
+TEST_CASE("signals that this process blocks reach the command") {
+  sigset_t block;
+  sigset_t before;
+  sigemptyset(&block);
+  sigaddset(&block, SIGTERM);
+  ::sigprocmask(SIG_BLOCK, &block, &before);
+  const int code = Script("kill -TERM $$; exit 5\n").command().show({});
+  ::sigprocmask(SIG_SETMASK, &before, nullptr);
+  CHECK(code == 128 + SIGTERM);
 }
