@@ -40,7 +40,8 @@ TEST_CASE("tensor cache: what is kept is bounded by what was in use") {
   install_tensor_cache();
   std::size_t most = 0;
   {
-    const at::Tensor more_than_before = bytes(64 * kMiB);
+    // More than any test before it in this process; none of it is touched.
+    const at::Tensor more_than_before = at::empty({1024 * kMiB}, at::kByte);
     most = tensor_cache_use().in_use;
   }
   for (std::int64_t size = 1; size < 200; ++size) {  // never the same size again
