@@ -16,6 +16,8 @@ namespace {
 using nlohmann::json;
 
 constexpr std::int64_t kIntMax = INT_MAX;
+constexpr std::int64_t kMostMillis = INT64_MAX / 1000000;  // that WallTime holds: to the year 2262
+constexpr std::int64_t kMostLease = std::int64_t{10} * 365 * 86400 * 1000;  // ten years
 constexpr std::int64_t kExactMax = std::int64_t{1} << 53;  // what a JSON number holds everywhere
 
 [[noreturn]] void wrong(const std::string& message) {
@@ -68,7 +70,7 @@ const json& object_member(const json& object, const char* key) {
 }
 
 WallTime time_of(const json& object, const char* key) {
-  return from_millis(get_int(object, key, 0, kExactMax));
+  return from_millis(get_int(object, key, 0, kMostMillis));
 }
 
 json exit_to_json(const ProcessExit& exit) {
@@ -291,7 +293,7 @@ AttemptSpec attempt_spec_from_json(const nlohmann::json& object) {
   spec.max_restarts = int_of(object, "max_restarts", 0, kIntMax, 0);
   spec.stop_grace = std::chrono::seconds(get_int(object, "stop_grace_s", 0, kIntMax, 30));
   spec.on_head_lost = value_of(kOnHeadLost, object, "on_head_lost");
-  spec.lease = std::chrono::milliseconds(get_int(object, "lease_ms", 1, kExactMax, 60000));
+  spec.lease = std::chrono::milliseconds(get_int(object, "lease_ms", 1, kMostLease, 60000));
   if (object.contains("content")) {
     spec.content = job_content_from_json(object_member(object, "content"));
   }

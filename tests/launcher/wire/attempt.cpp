@@ -161,6 +161,17 @@ std::string refusal(const Read& read) {
 
 }  // namespace
 
+TEST_CASE("times and leases that no clock holds are refused") {
+  json started = wire::to_json(wire::AttemptEvent{3, wire::RanksStarted{{{0, 4001}}, kTime}});
+  started["time"] = 9767323045678;
+  CHECK(refusal([&] { wire::attempt_event_from_json(started); }).find("\"time\"") !=
+        std::string::npos);
+  json spec = wire::to_json(full_spec());
+  spec["lease_ms"] = std::int64_t{1} << 52;
+  CHECK(refusal([&] { wire::attempt_spec_from_json(spec); }).find("\"lease_ms\"") !=
+        std::string::npos);
+}
+
 TEST_CASE("golden files are read and written byte for byte") {
   const bool accept = std::getenv("DTRAIN_ACCEPT") != nullptr;
   std::set<std::string> known;
