@@ -71,7 +71,7 @@ SpreadChoice choose_source(const std::vector<SpreadHost>& hosts, std::size_t who
   }
   if (failures >= limits.out_of_reach && !anyone_met) return {From::here};
   // Who brings others along brings them below its own place.
-  const int height = height_of(hosts, who);
+  const int height = readers[who] == 0 ? 0 : height_of(hosts, who);
   // The least busy, so that it is a chain, and of these the nearest to the source.
   std::optional<std::tuple<int, int, std::size_t>> best;
   for (std::size_t i = 0; i < hosts.size(); ++i) {

@@ -314,7 +314,11 @@ void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t
   }
   const bool more_live = std::any_of(attempt.shares.begin(), attempt.shares.end(),
                                      [](const Share& each) { return each.live(); });
-  if (body.outcome == wire::NodeFinished::Outcome::failed && more_live) {
+  using Outcome = wire::NodeFinished::Outcome;
+  // Stopped, and not from here: by a signal to its supervisor, or its lease.
+  const bool failed =
+      body.outcome == Outcome::failed || (body.outcome == Outcome::stopped && !attempt.ending());
+  if (failed && more_live) {
     fail_attempt(tx, job, attempt,
                  body.reason.empty() ? "it failed on " + share.row.node.str() : body.reason,
                  share.row.node);

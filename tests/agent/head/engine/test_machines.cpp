@@ -331,6 +331,22 @@ TEST_CASE("the ranks of a removed node end the attempt, though they end before i
   CHECK(world.engine->job(id).at("reason") == "node-1 was removed from the cluster");
 }
 
+TEST_CASE("ranks that were stopped on one node, and not by the head, end the attempt") {
+  Far world(2);
+  const JobId id = world.submit(over(2));
+  for (const int node : {0, 1}) {
+    const std::string name = "node-" + std::to_string(node);
+    world.started(name, id, 1);
+    if (node == 0) world.say(name, id, 1, wire::MasterReady{29500});
+    world.start_ranks(name, id, 1, node, 1);
+  }
+  world.finish("node-1", id, 1, Outcome::stopped, "its supervisor was told to end");
+  CHECK(world.stops("node-0", id, 1) == 1);
+  world.finish("node-0", id, 1, Outcome::stopped, "");
+  world.until([&] { return world.state(id) == "failed"; });
+  CHECK(world.engine->job(id).at("reason") == "its supervisor was told to end");
+}
+
 TEST_CASE("that its node was removed is the cause, whichever is known first") {
   Far world(2);
   const JobId id = world.submit(World::spec());
