@@ -308,29 +308,7 @@ void Engine::Impl::committed(const JobId& id, int number, std::int64_t step, Com
        fs::path(row.path).filename().string() + " committed at step " + std::to_string(row.step) +
            " (" + human_bytes(row.size) + ")");
 
-  const std::vector<int> old = checkpoints_to_delete(job->checkpoints, job->spec.checkpoint);
-  for (const int each : old) {
-    tx.changes.checkpoints_deleted.emplace_back(id, each);
-    std::erase_if(job->checkpoints,
-                  [&](const CheckpointRow& other) { return other.number == each; });
-    note(tx, *job, EventLevel::info,
-         checkpoint_folder(storage(*job), each).filename().string() + " deleted: num_to_keep is " +
-             std::to_string(*job->spec.checkpoint.num_to_keep));
-  }
-  if (!old.empty()) {
-    // The records go first: a folder that stays behind is taken in again, not missed.
-    tx.effects.push_back([this, old, folder = storage(*job)] {
-      bulk.add([old, folder] {
-        for (const int each : old) {
-          try {
-            remove_checkpoint(folder, each);
-          } catch (const Error& error) {
-            log::warn("a checkpoint stays on disk", {{"why", error.what()}});
-          }
-        }
-      });
-    });
-  }
+  retain_checkpoints(tx, *job, attempt);
   const auto found = attempt->collecting.find(step);
   if (found != attempt->collecting.end()) {
     const nlohmann::json answer = {{"ok", true}, {"path", row.path}};
@@ -348,6 +326,36 @@ void Engine::Impl::committed(const JobId& id, int number, std::int64_t step, Com
   }
   commit(*job, std::move(tx), Urgency::now);
   check_end(id);
+}
+
+void Engine::Impl::retain_checkpoints(Tx& tx, Job& job, const Attempt* running) {
+  std::optional<int> in_use;
+  if (running != nullptr && running->row.checkpoint) {
+    in_use = checkpoint_number(job, *running->row.checkpoint);
+  }
+  const std::vector<int> old = checkpoints_to_delete(job.checkpoints, job.spec.checkpoint, in_use);
+  for (const int each : old) {
+    tx.changes.checkpoints_deleted.emplace_back(job.row.id, each);
+    std::erase_if(job.checkpoints,
+                  [&](const CheckpointRow& other) { return other.number == each; });
+    note(tx, job, EventLevel::info,
+         checkpoint_folder(storage(job), each).filename().string() + " deleted: num_to_keep is " +
+             std::to_string(*job.spec.checkpoint.num_to_keep));
+  }
+  if (!old.empty()) {
+    // The records go first: a folder that stays behind is taken in again, not missed.
+    tx.effects.push_back([this, old, folder = storage(job)] {
+      bulk.add([old, folder] {
+        for (const int each : old) {
+          try {
+            remove_checkpoint(folder, each);
+          } catch (const Error& error) {
+            log::warn("a checkpoint stays on disk", {{"why", error.what()}});
+          }
+        }
+      });
+    });
+  }
 }
 
 void Engine::Impl::drop_collecting(Tx& tx, Job& job, Attempt& attempt, std::int64_t step,

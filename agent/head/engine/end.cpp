@@ -160,6 +160,7 @@ void Engine::Impl::end_attempt(Job& job, Attempt& attempt) {
       break;
   }
   attempt.ranks.clear();
+  retain_checkpoints(tx, job, nullptr);
   tx.effects.push_back([this] {
     schedule();  // those that come after it
     rearm();

@@ -317,6 +317,8 @@ struct Engine::Impl {
   // Answers all shards of a step with an error; the step may be reported again.
   void drop_collecting(Tx& tx, Job& job, Attempt& attempt, std::int64_t step,
                        const std::string& why);
+  // Deletes what `num_to_keep` lets go, but not what ranks of `running` (may be null) began from.
+  void retain_checkpoints(Tx& tx, Job& job, const Attempt* running);
   void reconcile(Tx& tx, Job& job, const StorageScan& scan);
   static CheckpointRow row_of(const JobId& job, const CommittedCheckpoint& checkpoint);
 

@@ -21,9 +21,10 @@ std::optional<double> score_of(const nlohmann::json& metrics, const std::string&
 std::optional<CheckpointRow> best_checkpoint(const std::vector<CheckpointRow>& checkpoints,
                                              const CheckpointSpec& spec);
 
-// Numbers of those to delete, ascending. The newest is always kept.
+// Numbers of those to delete, ascending. The newest is always kept, and so is the one in use: that
+// which ranks that live began from.
 std::vector<int> checkpoints_to_delete(const std::vector<CheckpointRow>& checkpoints,
-                                       const CheckpointSpec& spec);
+                                       const CheckpointSpec& spec, std::optional<int> in_use);
 
 struct EndedJob {
   JobId job;

@@ -254,6 +254,16 @@ class Storage(Case):
         self.answer(script)
         self.assertEqual(self.numbers(), ["checkpoint_000001", "checkpoint_000003", "checkpoint_000004"])
 
+    def test_what_this_run_began_from_stays_as_long_as_it_runs(self):
+        self.answer(self.keep('dtrain.report({}, 1, whole(1, "a"))\nprint("{}")', num_to_keep=1))
+        got, _ = self.answer(self.keep('p = dtrain.resume_path()\n'
+                                       'for s in 2, 3: dtrain.report({}, s, whole(s, "b"))\n'
+                                       'print(json.dumps((p / "w.txt").read_text()))', num_to_keep=1))
+        self.assertEqual(got, "a")
+        self.assertEqual(self.numbers(), ["checkpoint_000000", "checkpoint_000002"])
+        self.answer(self.keep('dtrain.resume_path(); dtrain.report({}, 4, whole(4, "c"))\nprint("{}")', num_to_keep=1))
+        self.assertEqual(self.numbers(), ["checkpoint_000002", "checkpoint_000003"])
+
     def test_an_old_one_that_cannot_be_removed_takes_nothing_from_the_new_one(self):
         script = self.keep('dtrain.report({}, 1, whole(1, "x"))\n'
                            'def refused(*_, **__): raise PermissionError(13, "refused")\n'

@@ -97,8 +97,9 @@ class Storage:
 
         newest = max(number for number, _, _ in whole)
         whole.sort(key=lambda e: (score(e) if self.score_attribute else 0, e[0]), reverse=True)
+        in_use = [found[0] for found in _found if found]  # other ranks may still read it
         for number, folder, _ in whole[self.num_to_keep:]:
-            if number != newest:
+            if number != newest and folder not in in_use:
                 # The manifest goes first: half removed must not look whole.
                 (folder / "manifest.json").unlink()
                 shutil.rmtree(folder)
