@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "trainer/api/current.hpp"
+#include "trainer/api/fill_window.hpp"
 #include "trainer/core/error.hpp"
 #include "trainer/core/run.hpp"
 
@@ -56,26 +57,6 @@ void note_pass_end(Current& t) {
   throw SystemExit{kExitPreempted};
 }
 
-// Of a stream: as many batches on every rank. One whose part has ended begins it anew, as long as
-// another rank has batches that this epoch has not seen.
-std::optional<Batch> next_of_all(DataLoader::Pass& pass, Context& context) {
-  std::optional<Batch> batch;
-  if (!pass.has_ended()) batch = pass.next();
-  std::vector<double> fresh(static_cast<std::size_t>(context.world_size()));
-  fresh[static_cast<std::size_t>(context.rank())] = pass.is_empty() ? -1 : batch.has_value();
-  fresh = context.all_reduce_sum(std::move(fresh));
-  for (std::size_t rank = 0; rank < fresh.size(); ++rank) {
-    if (fresh[rank] >= 0) continue;
-    throw Error("rank " + std::to_string(rank) + "'s part of the training stream has no batch");
-  }
-  if (*std::max_element(fresh.begin(), fresh.end()) == 0) return std::nullopt;
-  while (!batch) {
-    batch = pass.next();
-    if (!batch) pass.again();
-  }
-  return batch;
-}
-
 }  // namespace
 
 // A pass that the training goes through: what moves its place.
@@ -100,7 +81,7 @@ class internal::TrainingPass {
     Current& t = training();
     if (given_ > 0) after_batch(t);
     t.times.begin();
-    std::optional<Batch> batch = is_evened_ ? next_of_all(pass_, t.context) : pass_.next();
+    std::optional<Batch> batch = is_evened_ ? next_of_all(t.context) : pass_.next();
     t.times.lap(Part::wait);
     if (batch) {
       ++given_;
@@ -122,6 +103,12 @@ class internal::TrainingPass {
   }
 
  private:
+  std::optional<Batch> next_of_all(Context& context) {
+    std::deque<Batch> one;
+    if (fill_window(pass_, one, 1, context) == 0) return std::nullopt;
+    return std::move(one.front());
+  }
+
   void after_batch(Current& t) {
     if (!std::exchange(has_stepped_, false)) {  // its gradients go into a later step
       t.times.lap(Part::compute);

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "trainer/api/fill_window.hpp"
 #include "trainer/api/trainer_state.hpp"
 #include "trainer/core/error.hpp"
 #include "trainer/train/module_modes.hpp"
@@ -31,37 +32,6 @@ void Trainer::State::end_profile() {
   profile.reset();
   session().say("profile of steps " + std::to_string(profiled_from) + " to " +
                 std::to_string(place.step) + " in " + path.string());
-}
-
-// Of a stream: up to `window` batches, the same number on every rank, of which at least one rank
-// has not had its batches in this epoch. The others begin their parts anew. None at the epoch's
-// end.
-std::int64_t Trainer::State::fill_window(DataLoader::Pass& pass, std::deque<Batch>& ready,
-                                         std::int64_t window) {
-  const auto wanted = [&](std::int64_t count) {
-    return static_cast<std::int64_t>(ready.size()) < count;
-  };
-  while (!pass.has_ended() && wanted(window)) {
-    if (std::optional<Batch> batch = pass.next()) ready.push_back(std::move(*batch));
-  }
-  std::vector<double> fresh(static_cast<std::size_t>(context().world_size()));
-  fresh[static_cast<std::size_t>(context().rank())] =
-      pass.is_empty() ? -1.0 : static_cast<double>(ready.size());
-  fresh = context().all_reduce_sum(std::move(fresh));
-  for (std::size_t rank = 0; rank < fresh.size(); ++rank) {
-    if (fresh[rank] >= 0) continue;
-    throw Error("trainer: rank " + std::to_string(rank) +
-                "'s part of the training stream has no batch");
-  }
-  const auto most = static_cast<std::int64_t>(*std::max_element(fresh.begin(), fresh.end()));
-  while (wanted(most)) {
-    if (std::optional<Batch> batch = pass.next()) {
-      ready.push_back(std::move(*batch));
-    } else {
-      pass.again();
-    }
-  }
-  return most;
 }
 
 Trainer::State::Window Trainer::State::run_window(Trainer* trainer, DataLoader::Pass& pass,
@@ -258,7 +228,7 @@ void Trainer::State::run_epoch(Trainer& trainer) {
     std::int64_t window = std::min(options.accumulate_grad_batches, train_batches - index);
     std::deque<Batch> ready;
     if (train_data->is_stream()) {
-      window = fill_window(pass, ready, window);
+      window = fill_window(pass, ready, window, context());
       stream_has_ended = window == 0;
       if (stream_has_ended) break;
     }

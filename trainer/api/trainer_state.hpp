@@ -76,7 +76,6 @@ struct Trainer::State {
   void begin(Trainer& trainer, std::shared_ptr<Module> its_module);
   void run_epoch(Trainer& trainer);
   void begin_optimizers();
-  std::int64_t fill_window(DataLoader::Pass& pass, std::deque<Batch>& ready, std::int64_t window);
   // The batches of one step, and its gradients. Its callbacks are called where there is a trainer.
   struct Window {
     std::int64_t batches = 0;

@@ -13,8 +13,10 @@
 #include "trainer/trainer.hpp"
 
 using namespace dtrain::train;
+using test::check_same_end;
 using test::contains;
 using test::expect;
+using test::lines_of;
 using test::make_samples;
 using test::message_of;
 using test::read_file;
@@ -76,28 +78,8 @@ void check_place(const TemporaryFolder& folder, const Place& expected) {
   CHECK(place.position == expected.position);
 }
 
-// Lines by their place; of a place that came twice, both must be equal.
 std::map<std::string, std::string> seen_by(const TemporaryFolder& folder, int rank) {
-  std::map<std::string, std::string> lines;
-  std::istringstream in(read_file(folder / ("seen-" + std::to_string(rank))));
-  for (std::string line; std::getline(in, line);) {
-    const auto [at, fresh] = lines.emplace(line.substr(0, line.find(':')), line);
-    if (!fresh) CHECK(at->second == line);
-  }
-  return lines;
-}
-
-void check_same_end(const TemporaryFolder& whole, const TemporaryFolder& resumed, int ranks) {
-  for (int rank = 0; rank < ranks; ++rank) {
-    CAPTURE(rank);
-    const std::string name = "final-" + std::to_string(rank) + ".safetensors";
-    const TensorMap expected = read_tensors(whole / name);
-    REQUIRE(!expected.empty());
-    for (const auto& [key, tensor] : read_tensors(resumed / name)) {
-      CHECK(tensor.equal(expected.at(key)));
-    }
-    CHECK(seen_by(whole, rank) == seen_by(resumed, rank));
-  }
+  return lines_of(folder, "seen", rank);
 }
 
 }  // namespace
@@ -143,21 +125,21 @@ TEST_CASE("a training by epochs() goes on within an epoch, bit for bit") {
     expect("counted", ranks, killed, 128 + 9, {{"TEST_DIE_AT", "7"}});
     expect("counted", ranks, killed, 0);
     CHECK(contains(read_file(killed / "rank-0.log"), "checkpoint_000003, step 6"));
-    check_same_end(whole, killed, ranks);
+    check_same_end(whole, killed, ranks, "seen");
     // Within an epoch, and, of one rank and of two, so that they leave at an epoch's last step.
     for (const char* step : {"8", "9", "10"}) {
       CAPTURE(step);
       const TemporaryFolder told;
       expect("counted", ranks, told, kExitPreempted, {{"TEST_TERM_AT", step}});
       expect("counted", ranks, told, 0);
-      check_same_end(whole, told, ranks);
+      check_same_end(whole, told, ranks, "seen");
     }
     const TemporaryFolder told;
     expect("counted", ranks, told, kExitPreempted, {{"TEST_TERM_IN_EVALUATION", "1"}});
     CHECK_FALSE(seen_by(told, 0).contains("epoch1"));
     expect("counted", ranks, told, 0);
     CHECK(contains(read_file(told / "rank-0.log"), "told to go, after step 10"));
-    check_same_end(whole, told, ranks);
+    check_same_end(whole, told, ranks, "seen");
     // Rank 0 of two has three batches and breaks at the third; the other has two, to the end.
     const TemporaryFolder broken;
     expect("counted", ranks, broken, kExitPreempted,
@@ -165,14 +147,14 @@ TEST_CASE("a training by epochs() goes on within an epoch, bit for bit") {
     expect("counted", ranks, broken, 0, {{"TEST_BREAK_AT", "3"}});
     const TemporaryFolder unbroken;
     expect("counted", ranks, unbroken, 0, {{"TEST_BREAK_AT", "3"}});
-    check_same_end(unbroken, broken, ranks);
+    check_same_end(unbroken, broken, ranks, "seen");
   }
   const TemporaryFolder whole;
   const TemporaryFolder killed;
   expect("counted", 2, whole, 0, {{"TEST_ZERO", "1"}});
   expect("counted", 2, killed, 128 + 9, {{"TEST_ZERO", "1"}, {"TEST_DIE_AT", "12"}});
   expect("counted", 2, killed, 0, {{"TEST_ZERO", "1"}});
-  check_same_end(whole, killed, 2);
+  check_same_end(whole, killed, 2, "seen");
 }
 
 TEST_CASE("streams of uneven parts are gone through by all ranks, and gone on with") {
@@ -190,7 +172,7 @@ TEST_CASE("streams of uneven parts are gone through by all ranks, and gone on wi
     const TemporaryFolder killed;
     expect("counted_stream", 2, killed, 128 + 9, {{"TEST_DIE_AT", step}});
     expect("counted_stream", 2, killed, 0);
-    check_same_end(whole, killed, 2);
+    check_same_end(whole, killed, 2, "seen");
   }
 }
 

@@ -13,9 +13,11 @@
 #include "trainer/trainer.hpp"
 
 using namespace dtrain::train;
+using test::check_same_end;
 using test::contains;
 using test::expect;
 using test::launch;
+using test::lines_of;
 using test::read_file;
 using test::SmallModule;
 using test::TemporaryFolder;
@@ -23,28 +25,8 @@ using test::Variables;
 
 namespace {
 
-// Lines by their place; of a place that came twice, both must be equal.
 std::map<std::string, std::string> metrics_of(const TemporaryFolder& folder, int rank) {
-  std::map<std::string, std::string> lines;
-  std::istringstream in(read_file(folder / ("metrics-" + std::to_string(rank))));
-  for (std::string line; std::getline(in, line);) {
-    const auto [at, fresh] = lines.emplace(line.substr(0, line.find(':')), line);
-    if (!fresh) CHECK(at->second == line);
-  }
-  return lines;
-}
-
-void check_same_end(const TemporaryFolder& whole, const TemporaryFolder& resumed, int ranks) {
-  for (int rank = 0; rank < ranks; ++rank) {
-    CAPTURE(rank);
-    const std::string name = "final-" + std::to_string(rank) + ".safetensors";
-    const TensorMap expected = read_tensors(whole / name);
-    REQUIRE(!expected.empty());
-    for (const auto& [key, tensor] : read_tensors(resumed / name)) {
-      CHECK(tensor.equal(expected.at(key)));
-    }
-    CHECK(metrics_of(whole, rank) == metrics_of(resumed, rank));
-  }
+  return lines_of(folder, "metrics", rank);
 }
 
 }  // namespace
@@ -118,7 +100,7 @@ TEST_CASE("a resume within an epoch knows its sums and the metrics before") {
     expect("recorded", ranks, killed, 128 + 9, {{"TEST_DIE_AT", "17"}});
     expect("recorded", ranks, killed, 0);
     CHECK(contains(read_file(killed / "rank-0.log"), "checkpoint_000005, step 15"));
-    check_same_end(whole, killed, ranks);
+    check_same_end(whole, killed, ranks, "metrics");
   }
 }
 
@@ -136,7 +118,7 @@ TEST_CASE("SIGTERM in a validation breaks it off, and the next start begins with
              {{"TEST_VALIDATE_EVERY", every}, {"TEST_TERM_IN_VALIDATION", std::to_string(batch)}});
       CHECK(read_file(told / ("validated-" + std::to_string(ranks - 1))) == std::to_string(batch));
       expect("recorded", ranks, told, 0, {{"TEST_VALIDATE_EVERY", every}});
-      check_same_end(whole, told, ranks);
+      check_same_end(whole, told, ranks, "metrics");
     }
   }
 }
