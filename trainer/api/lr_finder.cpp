@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "trainer/api/fill_window.hpp"
 #include "trainer/api/trainer_state.hpp"
 #include "trainer/core/error.hpp"
 #include "trainer/core/files.hpp"

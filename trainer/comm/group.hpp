@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,9 @@ struct Range {
   std::size_t length = 0;
 };
 
+// Memory that belongs together, in this order.
+using Parts = std::vector<std::span<std::byte>>;
+
 // The processes of one host as a group that works in shared memory.
 //
 // All ranks call the same collectives in the same order, one thread at a time in each. Every call
@@ -96,17 +100,18 @@ class SharedGroup {
   void all_gather(void* out, const void* in, std::size_t bytes, Element element = Element::u8);
   void broadcast(void* data, std::size_t bytes, int root, Element element = Element::u8);
 
-  // For ranks that share out data of one layout by parts of any size. Where all ranks' data lies in
-  // their SharedHeap they work there, without staging; else they do nothing and return false, on
-  // all ranks alike, and the caller takes one of the calls above.
+  // For ranks that share out data of one layout by parts of any size.
   //
-  // Each part (in bytes of `data`, which stays as it is) becomes the sum over all ranks of what
-  // they have there times `factor` (the product is rounded, then summed in the ranks' order), at
-  // `outs[i]`, which lies outside of `data`. Of types that can_scale().
+  // Each part (in bytes of `data`) becomes the sum over all ranks of what they have there times
+  // `factor` (the product is rounded, then summed in the ranks' order), at `outs[i]`: outside of
+  // `data`, or where the part lies in it. No two ranks' parts overlap. Of types that can_scale().
+  // Where all ranks' data lies in their SharedHeap they work there, without staging; else they do
+  // nothing and return false, on all ranks alike, and the caller takes one of the calls above.
   bool reduce_parts(const void* data, std::size_t bytes, Element element, double factor,
                     const std::vector<Range>& parts, const std::vector<void*>& outs);
-  // by_rank[r]: what rank r has the right bytes of. The other ranks copy them from there.
-  bool gather_parts(void* data, std::size_t bytes, const std::vector<std::vector<Range>>& by_rank);
+  // by_rank[r]: where this rank has what rank r has the right bytes of, the same bytes in all on
+  // every rank. The other ranks copy them from there.
+  void gather_parts(const std::vector<Parts>& by_rank);
 
   // What this rank is told by the program, for the messages of its peers: the step it works on.
   void set_step(std::int64_t step);

@@ -21,41 +21,44 @@ constexpr std::size_t kPass = 2048;
 #endif
 
 // The additions that training spends its time on, for the widest registers that there are. Chosen
-// by hand and not by target_clones: its resolvers run before the sanitizers do.
-#define DTRAIN_DEFINE_ADD(name, type, attribute)                                    \
-  attribute void name(type* out, const type* a, const type* b, std::size_t count) { \
-    DTRAIN_VECTORIZE                                                                \
-    for (std::size_t i = 0; i < count; ++i) out[i] = a[i] + b[i];                   \
+// by hand and not by target_clones: its resolvers run before the sanitizers do. Products with a
+// factor are rounded before they are added (-ffp-contract=off).
+#define DTRAIN_DEFINE_ADD(isa, type, attribute)                                                  \
+  attribute void add_##isa(type* out, const type* a, const type* b, std::size_t count) {         \
+    DTRAIN_VECTORIZE                                                                             \
+    for (std::size_t i = 0; i < count; ++i) out[i] = a[i] + b[i];                                \
+  }                                                                                              \
+  attribute void add_scaled_##isa(type* out, const type* a, type by, const type* b, type factor, \
+                                  std::size_t count) {                                           \
+    DTRAIN_VECTORIZE                                                                             \
+    for (std::size_t i = 0; i < count; ++i) out[i] = a[i] * by + b[i] * factor;                  \
   }
-DTRAIN_DEFINE_ADD(add_f32, float, )
-DTRAIN_DEFINE_ADD(add_f64, double, )
+DTRAIN_DEFINE_ADD(plain, float, )
+DTRAIN_DEFINE_ADD(plain, double, )
 #if defined(__x86_64__)
-DTRAIN_DEFINE_ADD(add_f32_avx2, float, __attribute__((target("avx2"))))
-DTRAIN_DEFINE_ADD(add_f64_avx2, double, __attribute__((target("avx2"))))
-DTRAIN_DEFINE_ADD(add_f32_avx512, float, __attribute__((target("avx512f,prefer-vector-width=512"))))
-DTRAIN_DEFINE_ADD(add_f64_avx512, double,
-                  __attribute__((target("avx512f,prefer-vector-width=512"))))
+DTRAIN_DEFINE_ADD(avx2, float, __attribute__((target("avx2"))))
+DTRAIN_DEFINE_ADD(avx2, double, __attribute__((target("avx2"))))
+DTRAIN_DEFINE_ADD(avx512, float, __attribute__((target("avx512f,prefer-vector-width=512"))))
+DTRAIN_DEFINE_ADD(avx512, double, __attribute__((target("avx512f,prefer-vector-width=512"))))
 #endif
 
 template <typename T>
-using Add = void (*)(T*, const T*, const T*, std::size_t);
+struct Adders {
+  void (*add)(T* out, const T* a, const T* b, std::size_t count) = add_plain;
+  // out = a * by + b * factor; by = 1 changes nothing of a.
+  void (*add_scaled)(T* out, const T* a, T by, const T* b, T factor,
+                     std::size_t count) = add_scaled_plain;
 
+  static Adders best() {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f")) return {add_avx512, add_scaled_avx512};
+    if (__builtin_cpu_supports("avx2")) return {add_avx2, add_scaled_avx2};
+#endif
+    return {};
+  }
+};
 template <typename T>
-Add<T> best([[maybe_unused]] Add<T> wide, [[maybe_unused]] Add<T> wider, Add<T> plain) {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f")) return wider;
-  if (__builtin_cpu_supports("avx2")) return wide;
-#endif
-  return plain;
-}
-
-#if defined(__x86_64__)
-const Add<float> kAddF32 = best<float>(add_f32_avx2, add_f32_avx512, add_f32);
-const Add<double> kAddF64 = best<double>(add_f64_avx2, add_f64_avx512, add_f64);
-#else
-const Add<float> kAddF32 = add_f32;
-const Add<double> kAddF64 = add_f64;
-#endif
+const Adders<T> kAdders = Adders<T>::best();
 
 template <typename T>
 struct Operations {
@@ -108,8 +111,7 @@ void combine(Reduction reduction, T* out, const T* a, const T* b, std::size_t co
   switch (reduction) {
     case Reduction::sum:
     case Reduction::average:
-      if constexpr (std::is_same_v<T, float>) return kAddF32(out, a, b, count);
-      if constexpr (std::is_same_v<T, double>) return kAddF64(out, a, b, count);
+      if constexpr (std::is_floating_point_v<T>) return kAdders<T>.add(out, a, b, count);
       return apply(out, a, b, count, O::sum);
     case Reduction::product:
       return apply(out, a, b, count, O::product);
@@ -201,21 +203,40 @@ void reduce_widened(Reduction reduction, void* out, const void* const* sources, 
 }
 
 template <typename T>
-void scale_plain(void* out, const void* in, std::size_t count, T factor) {
-  T* const to = static_cast<T*>(out);
-  const T* const from = static_cast<const T*>(in);
-  DTRAIN_VECTORIZE
-  for (std::size_t i = 0; i < count; ++i) to[i] = from[i] * factor;
+void sum_scaled_plain(void* out, const void* const* sources, int n, std::size_t count, T factor) {
+  T sum[kPass];  // `out` may be any of the sources
+  for (std::size_t begin = 0; begin < count; begin += kPass) {
+    const std::size_t length = std::min(kPass, count - begin);
+    const auto source = [&](int i) { return static_cast<const T*>(sources[i]) + begin; };
+    T* const to = static_cast<T*>(out) + begin;
+    if (n == 1) {
+      for (std::size_t i = 0; i < length; ++i) to[i] = source(0)[i] * factor;
+    } else {
+      kAdders<T>.add_scaled(n == 2 ? to : sum, source(0), factor, source(1), factor, length);
+    }
+    for (int i = 2; i < n; ++i) {
+      kAdders<T>.add_scaled(i + 1 == n ? to : sum, sum, 1, source(i), factor, length);
+    }
+  }
 }
 
 template <typename T>
-void scale_widened(void* out, const void* in, std::size_t count, float factor) {
-  float wide[kPass];
+void sum_scaled_widened(void* out, const void* const* sources, int n, std::size_t count,
+                        float factor) {
+  float sum[kPass];
+  float next[kPass];
+  T rounded[kPass];
   for (std::size_t begin = 0; begin < count; begin += kPass) {
     const std::size_t length = std::min(kPass, count - begin);
-    widen(wide, static_cast<const T*>(in) + begin, length);
-    scale_plain<float>(wide, wide, length, factor);
-    narrow(static_cast<T*>(out) + begin, wide, length);
+    for (int i = 0; i < n; ++i) {
+      float* const its = i == 0 ? sum : next;
+      widen(its, static_cast<const T*>(sources[i]) + begin, length);
+      for (std::size_t k = 0; k < length; ++k) its[k] *= factor;
+      narrow(rounded, its, length);
+      widen(its, rounded, length);
+      if (i > 0) combine(Reduction::sum, sum, sum, next, length);
+    }
+    narrow(static_cast<T*>(out) + begin, sum, length);
   }
 }
 
@@ -258,12 +279,13 @@ bool can_scale(Element element) {
          element == Element::f64;
 }
 
-void scale(Element element, void* out, const void* in, std::size_t count, double factor) {
-  if (element == Element::f32) scale_plain(out, in, count, static_cast<float>(factor));
-  if (element == Element::f64) scale_plain(out, in, count, factor);
+void sum_scaled(Element element, void* out, const void* const* sources, int n, std::size_t count,
+                double factor) {
   const auto narrower = static_cast<float>(factor);
-  if (element == Element::f16) scale_widened<c10::Half>(out, in, count, narrower);
-  if (element == Element::bf16) scale_widened<c10::BFloat16>(out, in, count, narrower);
+  if (element == Element::f32) sum_scaled_plain<float>(out, sources, n, count, narrower);
+  if (element == Element::f64) sum_scaled_plain<double>(out, sources, n, count, factor);
+  if (element == Element::f16) sum_scaled_widened<c10::Half>(out, sources, n, count, narrower);
+  if (element == Element::bf16) sum_scaled_widened<c10::BFloat16>(out, sources, n, count, narrower);
 }
 
 double sum_of_squares(Element element, const void* in, std::size_t count) {

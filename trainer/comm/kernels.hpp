@@ -41,9 +41,11 @@ bool can_reduce(Reduction reduction, Element element);
 void reduce(Reduction reduction, Element element, void* out, const void* const* sources, int n,
             std::size_t count);
 
-// out[i] = in[i] * factor, rounded to the element's type; of f16, bf16, f32 and f64 only
-// (can_scale). `out` may be `in`.
-void scale(Element element, void* out, const void* in, std::size_t count, double factor);
+// out[i] = sources[0][i] * factor + … + sources[n-1][i] * factor: each product rounded to the
+// element's type, then added up as reduce() does; of f16, bf16, f32 and f64 only (can_scale). `out`
+// may be any of the sources.
+void sum_scaled(Element element, void* out, const void* const* sources, int n, std::size_t count,
+                double factor);
 bool can_scale(Element element);
 
 // The sum of in[i]², gathered in double in an order that `count` alone decides. The same types.

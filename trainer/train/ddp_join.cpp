@@ -71,7 +71,7 @@ void DistributedDataParallel::State::follow(const std::function<void()>& step) {
     const Sharding& sharding = arguments.sharding;
     if (sharding.shards) {
       *sharding.ranks = active;
-      for (const at::Tensor& parameter : arguments.parameters) sharding.shards->expect(parameter);
+      for (const at::Tensor& each : arguments.parameters) sharding.shards->expect(each, true);
     }
     const bool finds = options.find_unused_parameters && !options.static_graph;
     at::Tensor used = at::zeros({static_cast<std::int64_t>(arguments.parameters.size())}, at::kInt);

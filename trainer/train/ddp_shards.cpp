@@ -111,7 +111,7 @@ bool DistributedDataParallel::State::shard(const std::shared_ptr<State>& self,
 void DistributedDataParallel::State::expect_gradient(const std::weak_ptr<State>& self,
                                                      std::size_t parameter) {
   const Sharding& sharding = arguments.sharding;
-  sharding.shards->expect(arguments.parameters[parameter]);
+  sharding.shards->expect(arguments.parameters[parameter], sync);
   if (!sync) return;
   if (sharding.memory) sharding.memory->provide(reducer->bucket_of(parameter));
   if (std::exchange(collects, true)) return;

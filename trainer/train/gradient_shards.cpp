@@ -74,7 +74,7 @@ bool GradientShards::stands_for(const Entry& entry) const {
   return entry.parameter.grad().is_same(entry.placeholder);
 }
 
-void GradientShards::expect(const at::Tensor& parameter) {
+void GradientShards::expect(const at::Tensor& parameter, bool will_reduce) {
   const auto found = index_.find(parameter.unsafeGetTensorImpl());
   if (found == index_.end()) return;
   Entry& entry = entries_[found->second];
@@ -83,6 +83,17 @@ void GradientShards::expect(const at::Tensor& parameter) {
   } else if (!entry.parameter.grad().defined() && entry.own.defined()) {
     entry.own.mutable_grad().reset();
   }
+  if (will_reduce && entry.gradient.defined() && entry.own.grad().is_same(entry.gradient)) {
+    entry.own.mutable_grad() = entry.gradient.clone();  // what is reduced comes where it lies
+  }
+}
+
+at::Tensor GradientShards::place_in(const at::Tensor& bucket, const Entry& entry,
+                                    std::int64_t begin) {
+  const at::Tensor& own = entry.own;
+  const at::Tensor flat = bucket.narrow(0, begin, own.numel());
+  if (!own.is_non_overlapping_and_dense()) return flat.view(own.sizes());
+  return flat.as_strided(own.sizes(), own.strides(), flat.storage_offset());
 }
 
 bool GradientShards::reduce(at::Tensor& bucket, const std::vector<at::Tensor>& parameters,
@@ -92,7 +103,7 @@ bool GradientShards::reduce(at::Tensor& bucket, const std::vector<at::Tensor>& p
   const std::size_t unit = bucket.element_size();
   std::vector<comm::Range> parts;
   std::vector<at::Tensor> outs;
-  std::vector<std::pair<Entry*, at::Tensor>> added;
+  std::vector<Entry*> reduced;  // their places are `outs`
   bool whole = false;  // somebody needs all of it
   std::int64_t offset = 0;
   for (const at::Tensor& parameter : parameters) {
@@ -105,10 +116,13 @@ bool GradientShards::reduce(at::Tensor& bucket, const std::vector<at::Tensor>& p
         const ElementRange& piece = plan_.pieces[found->second][rank];
         parts.push_back({static_cast<std::size_t>(offset + piece.begin) * unit,
                          static_cast<std::size_t>(piece.length) * unit});
-        if (!entry.gradient.defined()) entry.gradient = at::empty_like(entry.own);
-        const bool adds = entry.own.grad().defined();
-        outs.push_back(adds ? at::empty_like(entry.own) : entry.gradient);
-        if (adds) added.emplace_back(&entry, outs.back());
+        if (!frees_buckets_) {
+          entry.gradient = place_in(bucket, entry, offset + piece.begin);
+        } else if (!entry.gradient.defined()) {
+          entry.gradient = at::empty_like(entry.own);
+        }
+        outs.push_back(entry.gradient);
+        reduced.push_back(&entry);
       }
     }
     offset += parameter.numel();
@@ -122,7 +136,9 @@ bool GradientShards::reduce(at::Tensor& bucket, const std::vector<at::Tensor>& p
                                *comm::element_of(bucket.scalar_type()), 1.0 / ranks, parts, places);
   }
   if (!done) reduce_by_group(bucket, parameters, ranks, outs, whole);
-  for (auto& [entry, more] : added) entry->gradient.add_(more);
+  for (Entry* const entry : reduced) {
+    if (entry->own.grad().defined()) entry->gradient.add_(entry->own.grad());
+  }
   return !whole;
 }
 

@@ -45,9 +45,9 @@ class GradientShards {
   // Buckets give their memory back when they are reduced (ZeRO-2): DistributedDataParallel.
   bool frees_buckets() const { return frees_buckets_; }
 
-  // Before a gradient comes to a parameter: what stands for its last one goes. Parameters that are
-  // not of this are left alone.
-  void expect(const at::Tensor& parameter);
+  // Before a gradient comes to a parameter: what stands for its last one goes. `will_reduce`: not
+  // inside of no_sync. Parameters that are not of this are left alone.
+  void expect(const at::Tensor& parameter, bool will_reduce);
   // Averages a flat bucket of gradients of these parameters, one after the other, over `ranks`
   // ranks: into this rank's parts, and into the bucket where a parameter is not of this. True if
   // nobody needs the bucket any more. Collective.
@@ -78,10 +78,12 @@ class GradientShards {
     at::Tensor parameter;
     at::Tensor placeholder;
     at::Tensor own;        // undefined: none here
-    at::Tensor gradient;   // of `own`; made when first needed
+    at::Tensor gradient;   // of `own`: in its bucket, or apart where buckets give memory back
     bool reduced = false;  // in this backward
   };
   bool stands_for(const Entry& entry) const;
+  // Of the entry's own part, which begins at element `begin` of the bucket.
+  static at::Tensor place_in(const at::Tensor& bucket, const Entry& entry, std::int64_t begin);
   void reduce_by_group(at::Tensor& bucket, const std::vector<at::Tensor>& parameters, int ranks,
                        const std::vector<at::Tensor>& outs, bool whole);
 

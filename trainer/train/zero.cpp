@@ -8,14 +8,11 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <unordered_map>
 
-#include "trainer/comm/allocator.hpp"
 #include "trainer/core/error.hpp"
 #include "trainer/train/gradients.hpp"
 
 namespace dtrain::train {
 namespace {
-
-constexpr std::int64_t kLine = 64;  // bytes
 
 std::shared_ptr<Optimizer> checked(std::shared_ptr<Optimizer> inside) {
   if (!inside->updates_apart()) {
@@ -37,7 +34,7 @@ ZeroOptimizer::ZeroOptimizer(std::shared_ptr<Optimizer> inside, Context& context
       plan_(parameters_, context.world_size(), inside_->updates_elementwise()) {
   const c10::NoGradGuard no_grad;
   lr_ = inside_->lr();
-  move_parameters();
+  note_places();
   std::unordered_map<std::string, std::size_t> index;
   for (std::size_t i = 0; i < parameters_.size(); ++i) index[parameters_[i].name] = i;
   for (const auto& [key, tensor] : inside_->state()) {
@@ -66,44 +63,25 @@ ZeroOptimizer::ZeroOptimizer(std::shared_ptr<Optimizer> inside, Context& context
   }
 }
 
-// All into one block of the shared heap, at the same place in every rank's: the others' pieces are
-// then copied from where they are.
-void ZeroOptimizer::move_parameters() {
-  of_rank_.resize(static_cast<std::size_t>(context_.world_size()));
-  const bool on_cpu =
+void ZeroOptimizer::note_places() {
+  for (const NamedParameter& p : parameters_) places_.push_back(p.tensor.const_data_ptr());
+  const bool has_runs =
       std::all_of(parameters_.begin(), parameters_.end(), [](const NamedParameter& p) {
         return p.tensor.is_cpu() && p.tensor.is_non_overlapping_and_dense();
       });
-  if (context_.shared_group() != nullptr && on_cpu) {
-    std::vector<std::int64_t> offsets;
-    std::int64_t bytes = 0;
-    for (const NamedParameter& p : parameters_) {
-      offsets.push_back(bytes);
-      bytes += (static_cast<std::int64_t>(p.tensor.nbytes()) + kLine - 1) / kLine * kLine;
-    }
-    {
-      const comm::SharedTensors in_shared_memory;
-      home_ = at::empty({bytes}, at::kByte);
-    }
-    auto* const base = static_cast<std::byte*>(home_.mutable_data_ptr());
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      at::Tensor& p = parameters_[i].tensor;
-      // A storage of its own each: who compares storages must not take them for tied.
-      at::Tensor moved = at::from_blob(
-          base + offsets[i], p.sizes(), p.strides(), [keeps = home_](void*) {},
-          p.options().requires_grad(false));
-      moved.copy_(p);
-      p.set_data(moved);
-      const auto unit = static_cast<std::int64_t>(p.element_size());
-      for (std::size_t r = 0; r < of_rank_.size(); ++r) {
-        const ElementRange& piece = plan_.pieces[i][r];
-        if (piece.length == 0) continue;
-        of_rank_[r].push_back({static_cast<std::size_t>(offsets[i] + piece.begin * unit),
-                               static_cast<std::size_t>(piece.length * unit)});
-      }
+  if (context_.shared_group() == nullptr || !has_runs) return;
+  of_rank_.resize(static_cast<std::size_t>(context_.world_size()));
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& tensor = parameters_[i].tensor;
+    const auto unit = static_cast<std::int64_t>(tensor.element_size());
+    auto* const base = static_cast<std::byte*>(tensor.mutable_data_ptr());
+    for (std::size_t r = 0; r < of_rank_.size(); ++r) {
+      const ElementRange& piece = plan_.pieces[i][r];
+      if (piece.length == 0) continue;
+      of_rank_[r].emplace_back(base + piece.begin * unit,
+                               static_cast<std::size_t>(piece.length * unit));
     }
   }
-  for (const NamedParameter& p : parameters_) places_.push_back(p.tensor.const_data_ptr());
 }
 
 // Otherwise the pieces would be updated where nobody looks.
@@ -173,19 +151,17 @@ void ZeroOptimizer::step() {
 // The others' pieces of the parameters.
 void ZeroOptimizer::gather() {
   const c10::NoGradGuard no_grad;
-  if (home_.defined() &&
-      context_.shared_group()->gather_parts(home_.mutable_data_ptr(), home_.nbytes(), of_rank_)) {
-    return;
-  }
+  if (!of_rank_.empty()) return context_.shared_group()->gather_parts(of_rank_);
   // By type, each rank's pieces one after the other, all of the same length.
   std::map<at::ScalarType, std::vector<std::size_t>> by_type;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     by_type[parameters_[i].tensor.scalar_type()].push_back(i);
   }
   const auto rank = static_cast<std::size_t>(context_.rank());
+  const auto ranks = static_cast<std::size_t>(context_.world_size());
   for (const auto& [type, indices] : by_type) {
-    std::vector<std::vector<at::Tensor>> pieces(of_rank_.size());
-    std::vector<std::int64_t> lengths(of_rank_.size());
+    std::vector<std::vector<at::Tensor>> pieces(ranks);
+    std::vector<std::int64_t> lengths(ranks);
     for (const std::size_t i : indices) {
       const at::Tensor whole = parameters_[i].tensor.detach();
       for (std::size_t r = 0; r < pieces.size(); ++r) {

@@ -17,8 +17,7 @@ namespace dtrain::train {
 enum class ZeroStage : std::uint8_t { state = 1, gradients = 2 };
 
 // ZeRO: each rank keeps the optimizer's state of its part of the parameters, updates that part, and
-// the others copy it. Memory for the state falls by the number of ranks. Where CPU ranks share
-// memory the parameters lie in it, and every rank copies from the others at the same time.
+// the others copy it. Memory for the state falls by the number of ranks.
 //
 // With `ddp` gradients are reduced to the rank that needs them instead of to all: half of the
 // traffic. A rank then has its part's averages only, in stepped(); grad() of a parameter is a
@@ -34,8 +33,8 @@ enum class ZeroStage : std::uint8_t { state = 1, gradients = 2 };
 // number of ranks, and the optimizer without this, goes on from it.
 class ZeroOptimizer final : public Optimizer {
  public:
-  // Collective, and before anything else holds views of the parameters: their memory moves. Throws
-  // Error if the optimizer's updates need other parameters. The context must outlive it.
+  // Collective. The parameters stay where they are, and must from now on. Throws Error if the
+  // optimizer's updates need other parameters. The context must outlive it.
   //
   // Stage 1 where `ddp` cannot shard gradients (DistributedDataParallel::shard_gradients), and
   // without it: gradients are whole on every rank. Stage 2 is an Error then.
@@ -71,7 +70,7 @@ class ZeroOptimizer final : public Optimizer {
     at::ScalarType type;
     std::vector<std::int64_t> sizes;
   };
-  void move_parameters();
+  void note_places();
   void check_places() const;
   void gather();
 
@@ -81,9 +80,8 @@ class ZeroOptimizer final : public Optimizer {
   std::map<std::string, StateTensor> states_;
   std::vector<at::Tensor> own_;             // this rank's piece of each parameter, or undefined
   std::shared_ptr<GradientShards> shards_;  // null: gradients are whole
-  at::Tensor home_;                         // of the parameters, in shared memory; bytes
-  std::vector<std::vector<comm::Range>> of_rank_;  // in home_
-  std::vector<const void*> places_;                // of the parameters
+  std::vector<const void*> places_;         // of the parameters
+  std::vector<comm::Parts> of_rank_;        // its pieces there; empty: not for a SharedGroup
 };
 
 }  // namespace dtrain::train

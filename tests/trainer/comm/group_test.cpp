@@ -168,7 +168,7 @@ TEST_CASE("all_gather and broadcast carry any bytes") {
   }
 }
 
-TEST_CASE("parts are summed and gathered where they lie, or nothing is done by anybody") {
+TEST_CASE("parts are summed where they lie or not at all by anybody, and gathered") {
   for (const int ranks : {2, 3}) {
     succeed(fork_ranks(ranks, [](const Rank& rank) {
       const auto group = rank.join();
@@ -205,10 +205,17 @@ TEST_CASE("parts are summed and gathered where they lie, or nothing is done by a
             require(data.as<float>()[at] == value(rank.rank, at), "the data stays");
           }
         }
-        const bool gathered = group->gather_parts(data.as<float>(), kCount * kUnit, parts);
-        require(gathered == (where == Where::shared), "gathered or not at all");
+        std::vector<Parts> by_rank;
+        for (const std::vector<Range>& its : parts) {
+          by_rank.emplace_back();
+          for (const Range& part : its) {
+            by_rank.back().emplace_back(data.as<std::byte>() + part.begin, part.length);
+          }
+          by_rank.back().emplace_back();  // nothing, which changes nothing
+        }
+        group->gather_parts(by_rank);
         std::vector<int> owner(kCount, rank.rank);
-        for (std::size_t r = 0; gathered && r < parts.size(); ++r) {
+        for (std::size_t r = 0; r < parts.size(); ++r) {
           for (const Range& part : parts[r]) {
             std::fill_n(owner.begin() + static_cast<std::ptrdiff_t>(part.begin / kUnit),
                         part.length / kUnit, static_cast<int>(r));

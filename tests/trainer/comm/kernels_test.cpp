@@ -4,6 +4,7 @@
 #include <c10/util/Half.h>
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -108,24 +109,53 @@ TEST_CASE("what cannot be reduced is known") {
   CHECK(can_reduce(Reduction::bit_xor, Element::boolean));
 }
 
-TEST_CASE("scaling rounds to the element's type, squares are gathered in double") {
+TEST_CASE("products are rounded to the element's type before they are added up") {
   std::vector<float> values;
   for (int i = 0; i < 5003; ++i) values.push_back(0.37F * static_cast<float>(i % 91) - 7);
-  std::vector<float> scaled(values.size());
-  scale(Element::f32, scaled.data(), values.data(), values.size(), 1.0 / 3);
-  double squares = 0;
+  const auto factor = static_cast<float>(1.0 / 3);
+  for (int n = 1; n <= 4; ++n) {
+    for (int place = -1; place < n; ++place) {
+      CAPTURE(n);
+      CAPTURE(place);
+      std::vector<std::vector<float>> in(4, values);
+      for (std::size_t k = 0; k < 4; ++k)
+        std::rotate(in[k].begin(), in[k].begin() + 7 * static_cast<std::ptrdiff_t>(k), in[k].end());
+      std::vector<float> expected(values.size());
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        volatile float sum = in[0][i] * factor;
+        for (int k = 1; k < n; ++k) {
+          volatile const float product = in[static_cast<std::size_t>(k)][i] * factor;
+          sum = sum + product;
+        }
+        expected[i] = sum;
+      }
+      std::vector<float> apart(values.size());
+      const void* sources[] = {in[0].data(), in[1].data(), in[2].data(), in[3].data()};
+      std::vector<float>& out = place < 0 ? apart : in[static_cast<std::size_t>(place)];
+      sum_scaled(Element::f32, out.data(), sources, n, values.size(), 1.0 / 3);
+      CHECK(out == expected);
+    }
+  }
+  const std::vector<c10::BFloat16> halves(values.begin(), values.end());
+  std::vector<c10::BFloat16> out(values.size());
+  const void* twice[] = {halves.data(), halves.data()};
+  sum_scaled(Element::bf16, out.data(), twice, 2, out.size(), 1.0 / 3);
   for (std::size_t i = 0; i < values.size(); ++i) {
-    CHECK(scaled[i] == values[i] * static_cast<float>(1.0 / 3));
-    squares += static_cast<double>(values[i]) * static_cast<double>(values[i]);
+    const c10::BFloat16 product(static_cast<float>(halves[i]) * factor);
+    CHECK(out[i].x == c10::BFloat16(2 * static_cast<float>(product)).x);
+  }
+  CHECK(!can_scale(Element::i32));
+}
+
+TEST_CASE("squares are gathered in double") {
+  std::vector<float> values;
+  double squares = 0;
+  for (int i = 0; i < 5003; ++i) {
+    values.push_back(0.37F * static_cast<float>(i % 91) - 7);
+    squares += static_cast<double>(values.back()) * static_cast<double>(values.back());
   }
   CHECK(sum_of_squares(Element::f32, values.data(), values.size()) ==
         doctest::Approx(squares).epsilon(1e-13));
-  std::vector<c10::BFloat16> halves(values.begin(), values.end());
-  std::vector<c10::BFloat16> out(values.size());
-  scale(Element::bf16, out.data(), halves.data(), halves.size(), 1.0 / 3);
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    CHECK(out[i].x == c10::BFloat16(static_cast<float>(halves[i]) * static_cast<float>(1.0 / 3)).x);
-  }
+  const std::vector<c10::BFloat16> halves(values.begin(), values.end());
   CHECK(sum_of_squares(Element::bf16, halves.data(), 1) == 49);
-  CHECK(!can_scale(Element::i32));
 }
