@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace dtrain::train {
@@ -16,7 +17,8 @@ constexpr int kIoBestEffortLast = (2 << 13) | 7;  // class best effort, lowest o
 void lower_priority() {
   // Both are for this thread alone (Linux knows no process here), and a refusal is no harm.
   const auto thread = static_cast<id_t>(::syscall(SYS_gettid));
-  static_cast<void>(::setpriority(PRIO_PROCESS, thread, kNice));
+  const int nice = std::max(kNice, ::getpriority(PRIO_PROCESS, thread));
+  static_cast<void>(::setpriority(PRIO_PROCESS, thread, nice));
   static_cast<void>(::syscall(SYS_ioprio_set, kIoWhoProcess, 0, kIoBestEffortLast));
 }
 

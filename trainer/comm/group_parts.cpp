@@ -103,8 +103,7 @@ void SharedGroup::gather_parts(const std::vector<Parts>& by_rank) {
   fill(0);
   sync();
   compare(current_);
-  call.pipeline(
-      (longest + piece - 1) / piece, true, false, true, fill, [](std::size_t) {}, take);
+  call.pipeline((longest + piece - 1) / piece, true, false, true, fill, [](std::size_t) {}, take);
 }
 
 }  // namespace dtrain::train::comm

@@ -7,6 +7,7 @@
 #include <limits>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
 
 #include "trainer/comm/elements.hpp"
 #include "trainer/comm/group.hpp"
@@ -83,8 +84,8 @@ void GradientShards::expect(const at::Tensor& parameter, bool will_reduce) {
   } else if (!entry.parameter.grad().defined() && entry.own.defined()) {
     entry.own.mutable_grad().reset();
   }
-  if (will_reduce && entry.gradient.defined() && entry.own.grad().is_same(entry.gradient)) {
-    entry.own.mutable_grad() = entry.gradient.clone();  // what is reduced comes where it lies
+  if (will_reduce && !frees_buckets_ && entry.own.defined() && entry.own.grad().defined()) {
+    entry.own.mutable_grad() = entry.own.grad().clone();  // what is reduced comes where it lies
   }
 }
 
@@ -104,7 +105,7 @@ bool GradientShards::reduce(at::Tensor& bucket, const std::vector<at::Tensor>& p
   std::vector<comm::Range> parts;
   std::vector<at::Tensor> outs;
   std::vector<Entry*> reduced;  // their places are `outs`
-  bool whole = false;  // somebody needs all of it
+  bool whole = false;           // somebody needs all of it
   std::int64_t offset = 0;
   for (const at::Tensor& parameter : parameters) {
     const auto found = index_.find(parameter.unsafeGetTensorImpl());
@@ -116,11 +117,8 @@ bool GradientShards::reduce(at::Tensor& bucket, const std::vector<at::Tensor>& p
         const ElementRange& piece = plan_.pieces[found->second][rank];
         parts.push_back({static_cast<std::size_t>(offset + piece.begin) * unit,
                          static_cast<std::size_t>(piece.length) * unit});
-        if (!frees_buckets_) {
-          entry.gradient = place_in(bucket, entry, offset + piece.begin);
-        } else if (!entry.gradient.defined()) {
-          entry.gradient = at::empty_like(entry.own);
-        }
+        entry.gradient = frees_buckets_ ? at::empty_like(entry.own)
+                                        : place_in(bucket, entry, offset + piece.begin);
         outs.push_back(entry.gradient);
         reduced.push_back(&entry);
       }
@@ -195,7 +193,7 @@ void GradientShards::reduce_by_group(at::Tensor& bucket, const std::vector<at::T
 void GradientShards::collect() {
   for (Entry& entry : entries_) {
     if (!std::exchange(entry.reduced, false)) continue;
-    if (entry.own.defined()) entry.own.mutable_grad() = entry.gradient;
+    if (entry.own.defined()) entry.own.mutable_grad() = std::move(entry.gradient);
     entry.parameter.mutable_grad() = entry.placeholder;
   }
 }

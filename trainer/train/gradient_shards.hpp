@@ -77,9 +77,10 @@ class GradientShards {
   struct Entry {
     at::Tensor parameter;
     at::Tensor placeholder;
-    at::Tensor own;        // undefined: none here
-    at::Tensor gradient;   // of `own`: in its bucket, or apart where buckets give memory back
-    bool reduced = false;  // in this backward
+    at::Tensor own;  // undefined: none here
+    // Of this backward, until collect(): in the bucket, or apart where buckets give memory back.
+    at::Tensor gradient;
+    bool reduced = false;
   };
   bool stands_for(const Entry& entry) const;
   // Of the entry's own part, which begins at element `begin` of the bucket.

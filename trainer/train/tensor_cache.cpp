@@ -59,6 +59,12 @@ class TensorCache {
     by_size_[header->block].push_back(std::prev(kept_.end()));
   }
 
+  void trim() {
+    const std::lock_guard lock(mutex_);
+    while (!kept_.empty()) drop_oldest();
+    most_ = use_.in_use;
+  }
+
   TensorCacheUse use() {
     const std::lock_guard lock(mutex_);
     return use_;
@@ -157,6 +163,10 @@ void install_tensor_cache() {
     static Allocator allocator;
     c10::SetCPUAllocator(&allocator, 50);
   });
+}
+
+void trim_tensor_cache() {
+  if (cache != nullptr) cache->trim();
 }
 
 TensorCacheUse tensor_cache_use() {

@@ -15,6 +15,10 @@ namespace dtrain::train {
 // DTRAIN_TENSOR_CACHE=0 (tools that look at each allocation want that).
 void install_tensor_cache();
 
+// Gives back what is kept, and forgets the most that ever was in use: after something large that
+// does not come again. Any thread.
+void trim_tensor_cache();
+
 struct TensorCacheUse {
   std::size_t in_use = 0;  // bytes of the larger tensors
   std::size_t kept = 0;    // bytes that wait for the next ones

@@ -10,6 +10,7 @@
 
 #include "trainer/core/error.hpp"
 #include "trainer/train/gradients.hpp"
+#include "trainer/train/tensor_cache.hpp"
 
 namespace dtrain::train {
 namespace {
@@ -47,6 +48,7 @@ ZeroOptimizer::ZeroOptimizer(std::shared_ptr<Optimizer> inside, Context& context
     const ElementRange& mine = plan_.pieces[index.at(name)][rank];
     return mine.length == 0 ? std::nullopt : std::optional(mine);
   });
+  trim_tensor_cache();  // the whole state is gone
   own_.resize(parameters_.size());
   for (const NamedParameter& piece : inside_->parameters()) {
     own_[index.at(piece.name)] = piece.tensor;

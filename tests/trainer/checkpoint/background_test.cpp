@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <future>
 #include <stdexcept>
 #include <vector>
@@ -20,6 +21,7 @@ using test::message_of;
 TEST_CASE("work is done one piece after the other, behind, at low priority") {
   std::promise<void> go;
   std::vector<int> done;
+  const int before = ::getpriority(PRIO_PROCESS, 0);
   int nice = 0;
   Background background;
   background.wait();  // nothing to wait for
@@ -33,8 +35,8 @@ TEST_CASE("work is done one piece after the other, behind, at low priority") {
   background.start([&](std::stop_token) { done.push_back(2); });
   background.wait();
   CHECK(done == std::vector<int>{1, 2});
-  CHECK(nice == 10);
-  CHECK(::getpriority(PRIO_PROCESS, 0) == 0);
+  CHECK(nice == std::max(before, 10));
+  CHECK(::getpriority(PRIO_PROCESS, 0) == before);
 }
 
 TEST_CASE("what the work throws is told once, and the next piece is not taken") {

@@ -52,6 +52,15 @@ TEST_CASE("tensor cache: what is kept is bounded by what was in use") {
   }
 }
 
+TEST_CASE("tensor cache: what is kept goes when it is told to") {
+  install_tensor_cache();
+  { const at::Tensor large = bytes(9 * kMiB); }
+  REQUIRE(tensor_cache_use().kept >= std::size_t{9} << 20);
+  trim_tensor_cache();
+  CHECK(tensor_cache_use().kept == 0);
+  CHECK(bytes(9 * kMiB).sum().item<std::int64_t>() == 63 * kMiB);
+}
+
 TEST_CASE("tensor cache: small, empty and shifted tensors, and addresses") {
   install_tensor_cache();
   for (const std::int64_t size : {0L, 1L, 63L, 4096L, 128L << 10, 131008L, 131009L, 5 * kMiB}) {
