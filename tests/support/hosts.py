@@ -162,9 +162,12 @@ class Host:
         ports = [line.split()[1] for line in [*self.options["sshd"], *more] if line.startswith("Port ")]
         self.port = int(ports[0]) if ports else 22
         if self.init:
-            said = len(self.console(None))
-            self.run("sh", "-c", "kill -HUP $(cat /run/sshd.pid)")
-            self.wait_for_sshd(said)
+            self.restart_sshd()
+
+    def restart_sshd(self):
+        said = len(self.console(None))  # the old one still listens when the signal is on its way
+        self.run("sh", "-c", "kill -HUP $(cat /run/sshd.pid)")
+        self.wait_for_sshd(said)
 
     def make_user(self):
         etc, shell = self.root / "etc", self.options["shell"]
@@ -368,8 +371,7 @@ class Host:
     def new_key(self):
         """Another host key from now on, as after an installation anew, or with somebody between."""
         self.make_key()
-        self.run("sh", "-c", "kill -HUP $(cat /run/sshd.pid)")
-        self.wait_for_sshd()
+        self.restart_sshd()
 
     def drop_connections(self):
         """Ends every SSH session: the connections break, what they started does not get a signal."""
