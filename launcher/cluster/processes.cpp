@@ -25,8 +25,7 @@ fs::path find_agent() {
   const fs::path folder = self.parent_path();
   std::vector<std::string> tried;
   for (const char* place :
-       {"dtrain-agent", "../libexec/dtrain/dtrain-agent", "../libexec/dtrain-agent",
-        "../lib/dtrain/dtrain-agent", "../agent/dtrain-agent"}) {
+       {"../libexec/dtrain/dtrain-agent", "../agent/dtrain-agent"}) {  // installed, built
     const fs::path candidate = (folder / place).lexically_normal();
     struct stat status {};
     if (::stat(candidate.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&

@@ -1,7 +1,6 @@
 #include "launcher/remote/ssh/reach.hpp"
 
 #include <fcntl.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -12,12 +11,12 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <memory>
 #include <thread>
 
 #include "launcher/core/process.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/remote/ssh/connection.hpp"
+#include "launcher/remote/ssh/name_service.hpp"
 
 namespace dtrain::ssh {
 namespace {
@@ -27,48 +26,17 @@ using std::chrono::steady_clock;
 constexpr std::chrono::seconds kConnectLimit{10};
 constexpr std::size_t kSaidKept = 2048;
 
-struct FreeAddresses {
-  void operator()(addrinfo* list) const noexcept { ::freeaddrinfo(list); }
-};
-using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
-
-Addresses look_up(const std::string& name, int port, int family) {
-  addrinfo wanted{};
-  wanted.ai_family = family;
-  wanted.ai_socktype = SOCK_STREAM;
-  wanted.ai_flags = AI_ADDRCONFIG | AI_NUMERICSERV;
-  addrinfo* list = nullptr;
-  int rc = ::getaddrinfo(name.c_str(), std::to_string(port).c_str(), &wanted, &list);
-  if (rc == EAI_ADDRFAMILY || rc == EAI_NONAME) {  // loopback alone counts as no address
-    wanted.ai_flags = AI_NUMERICSERV;
-    rc = ::getaddrinfo(name.c_str(), std::to_string(port).c_str(), &wanted, &list);
-  }
-  if (rc != 0) {
-    throw Error(ErrorCode::unreachable,
-                "the name " + name + " has no address: " +
-                    (rc == EAI_SYSTEM ? std::strerror(errno) : ::gai_strerror(rc)));
-  }
-  return Addresses(list);
-}
-
-std::string text_of(const addrinfo& address) {
-  std::array<char, NI_MAXHOST> name{};
-  ::getnameinfo(address.ai_addr, address.ai_addrlen, name.data(), name.size(), nullptr, 0,
-                NI_NUMERICHOST);
-  return name.data();
-}
-
 void bind_to(int fd, const std::string& from, int family) {
-  const Addresses addresses = look_up(from, 0, family);
-  if (::bind(fd, addresses->ai_addr, addresses->ai_addrlen) != 0) {
+  const Address address = look_up(from, 0, family).front();
+  if (::bind(fd, address.get(), address.size) != 0) {
     throw errno_error("cannot connect from BindAddress " + from, errno);
   }
 }
 
 // 0, or errno; ETIMEDOUT when it took too long.
-int connect_one(int fd, const addrinfo& address, const Deadline& deadline,
+int connect_one(int fd, const Address& address, const Deadline& deadline,
                 steady_clock::time_point until) {
-  if (::connect(fd, address.ai_addr, address.ai_addrlen) == 0) return 0;
+  if (::connect(fd, address.get(), address.size) == 0) return 0;
   if (errno != EINPROGRESS) return errno;
   while (true) {
     deadline.check_stop();
@@ -85,24 +53,24 @@ int connect_one(int fd, const addrinfo& address, const Deadline& deadline,
 }  // namespace
 
 UniqueFd connect_tcp(const Settings& settings, const Deadline& deadline) {
-  const Addresses addresses = look_up(settings.hostname, settings.port, settings.address_family);
+  const auto addresses = look_up(settings.hostname, settings.port, settings.address_family);
   const auto until =
       steady_clock::now() + settings.connect_timeout.value_or(
                                 std::chrono::duration_cast<std::chrono::seconds>(kConnectLimit));
   int worst = 0;
   std::string said;
-  for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
-    UniqueFd fd(::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  for (const Address& one : addresses) {
+    UniqueFd fd(::socket(one.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!fd) continue;
-    if (!settings.bind_address.empty()) bind_to(fd.get(), settings.bind_address, one->ai_family);
+    if (!settings.bind_address.empty()) bind_to(fd.get(), settings.bind_address, one.family());
     const int on = 1;
     ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     ::setsockopt(fd.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-    const int error = connect_one(fd.get(), *one, deadline, until);
+    const int error = connect_one(fd.get(), one, deadline, until);
     if (error == 0) return fd;
     if (worst == 0 || error != ECONNREFUSED) worst = error;
     if (!said.empty()) said += "; ";
-    said += text_of(*one) + " port " + std::to_string(settings.port) + ": " + std::strerror(error);
+    said += one.str() + " port " + std::to_string(settings.port) + ": " + std::strerror(error);
     if (error == ETIMEDOUT) break;
   }
   if (worst == ECONNREFUSED) throw Refused{said};

@@ -1,6 +1,5 @@
 #include "launcher/remote/ssh/settings.hpp"
 
-#include <pwd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/remote/ssh/name_service.hpp"
 #include "launcher/remote/ssh/session.hpp"
 
 namespace dtrain::ssh {
@@ -19,33 +19,9 @@ namespace {
 
 constexpr std::chrono::seconds kAskingLimit{30};  // many at once on a busy machine
 
-struct Person {
-  std::string name, home;
-};
-
-// By the thread-safe call: hosts are resolved side by side. As OpenSSH, the home is the password
-// file's, not $HOME.
-Person person() {
-  std::array<char, 16384> buffer{};
-  passwd entry{};
-  passwd* found = nullptr;
-  ::getpwuid_r(::getuid(), &entry, buffer.data(), buffer.size(), &found);
-  Person who;
-  if (found != nullptr) who = {found->pw_name, found->pw_dir};
-  if (who.name.empty()) who.name = std::to_string(::getuid());
-  if (who.home.empty() || who.home.front() != '/') {
-    const char* variable = std::getenv("HOME");
-    who.home = variable != nullptr ? variable : "/";
-  }
+const Person& user() {
+  static const Person who = person(::getuid());
   return who;
-}
-
-std::string home() {
-  return person().home;
-}
-
-std::string local_user() {
-  return person().name;
 }
 
 // A path as a configuration has it: "~/x", tokens, ${VARIABLE}.
@@ -62,7 +38,7 @@ fs::path expand_path(std::string_view text, const Settings& settings) {
     }
   }
   std::string expanded = expand_tokens(plain, settings);
-  if (expanded == "~" || expanded.substr(0, 2) == "~/") expanded.replace(0, 1, home());
+  if (expanded == "~" || expanded.substr(0, 2) == "~/") expanded.replace(0, 1, user().home);
   return expanded;
 }
 
@@ -178,7 +154,7 @@ Settings finish(Settings settings, const Raw& raw, const SshHost& host) {
   if (host.port) settings.port = *host.port;
   if (!host.user.empty()) settings.user = host.user;
   if (settings.hostname.empty()) settings.hostname = host.host;
-  if (settings.user.empty()) settings.user = local_user();
+  if (settings.user.empty()) settings.user = user().name;
   check_host(settings.hostname);
   check_user(settings.user);
   check_port(settings.port);
@@ -294,13 +270,13 @@ std::string expand_tokens(std::string_view text, const Settings& settings) {
         out += settings.host_key_alias.empty() ? settings.host : settings.host_key_alias;
         break;
       case 'u':
-        out += local_user();
+        out += user().name;
         break;
       case 'i':
         out += std::to_string(::getuid());
         break;
       case 'd':
-        out += home();
+        out += user().home;
         break;
       case 'l':
       case 'L': {
