@@ -165,7 +165,8 @@ CommandLine::CommandLine() : app(std::make_unique<CLI::App>()) {
                          add_drain,      add_exec,        add_attach,
                          add_forward,    add_sync,        add_rsync_up,
                          add_rsync_down, add_get_head_ip, add_get_worker_ips,
-                         add_monitor,    add_completion,  add_version}) {
+                         add_monitor,    add_completion,  add_man,
+                         add_version}) {
     verbs.push_back(add(*app));
     add_globals(*verbs.back().app, globals);
   }

@@ -70,7 +70,9 @@ VerbInfo describe(const CLI::App& app) {
 
 std::vector<VerbInfo> verbs_of(const CLI::App& app) {
   std::vector<VerbInfo> verbs;
-  for (const CLI::App* sub : app.get_subcommands({})) verbs.push_back(describe(*sub));
+  for (const CLI::App* sub : app.get_subcommands({})) {
+    if (!sub->get_group().empty()) verbs.push_back(describe(*sub));
+  }
   return verbs;
 }
 
@@ -232,7 +234,10 @@ std::string zsh_script(const CLI::App& app) {
     if (!positional.empty()) out += " \\\n        '*" + positional + "'";
     out += " ;;\n";
   }
-  out += "      esac ;;\n  esac\n}\ncompdef _dtrain dtrain\n";
+  out +=
+      "      esac ;;\n  esac\n}\n"
+      // Found in $fpath it is the function's body at the first Tab; else it is sourced.
+      "if [ \"$funcstack[1]\" = _dtrain ]; then _dtrain \"$@\"; else compdef _dtrain dtrain; fi\n";
   return out;
 }
 

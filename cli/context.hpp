@@ -101,6 +101,7 @@ Verb add_get_head_ip(CLI::App& root);
 Verb add_get_worker_ips(CLI::App& root);
 Verb add_monitor(CLI::App& root);
 Verb add_completion(CLI::App& root);
+Verb add_man(CLI::App& root);
 Verb add_version(CLI::App& root);
 
 // A verb's App with its description and, below its options, an example and more.

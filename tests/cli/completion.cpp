@@ -4,7 +4,9 @@
 
 #include "cli/completion_script.hpp"
 #include "cli/context.hpp"
+#include "launcher/core/files.hpp"
 #include "launcher/core/process.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
 using namespace dtrain::cli;
@@ -15,6 +17,7 @@ TEST_CASE("every verb and option is in every shell's script, and has a descripti
     CAPTURE(shell);
     const std::string script = completion_script(*line.app, shell);
     for (const CLI::App* verb : line.app->get_subcommands({})) {
+      if (verb->get_group().empty()) continue;  // not for show
       CAPTURE(verb->get_name());
       CHECK(script.find(verb->get_name()) != std::string::npos);
       CHECK(!verb->get_description().empty());
@@ -53,4 +56,19 @@ TEST_CASE("bash completes verbs, options, values and files") {
   CHECK(complete("dtrain submit --nproc-per-node ''") == "gpu cpu\n");
   CHECK(complete("dtrain -c x submit --score-order m") == "max min\n");
   CHECK(complete("dtrain completion z") == "zsh\n");
+}
+
+TEST_CASE("zsh's script is sourced, or found in fpath under its function's name") {
+  const CommandLine line;
+  const dtrain::testing::TemporaryFolder folder;
+  write_file_atomic(folder / "_dtrain", completion_script(*line.app, "zsh"));
+  SpawnOptions options;
+  options.argv = {"zsh", "-fc",
+                  "compdef() { echo compdef $*; }; _arguments() { echo arguments; }\n"
+                  "(source $0/_dtrain)\nfpath=($0); autoload -Uz _dtrain; _dtrain",
+                  folder.path().string()};
+  options.env = {"PATH=/usr/bin:/bin"};
+  const Captured captured = capture(options, {}, std::chrono::seconds(20));
+  CHECK(captured.err == "");
+  CHECK(captured.out == "compdef _dtrain dtrain\narguments\n");
 }
