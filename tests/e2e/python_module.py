@@ -138,8 +138,8 @@ fails(lambda: dtrain.status("nowhere"))
         copy.mkdir(parents=True)
         for path in (MODULE / "dtrain").glob("*.py"):
             (copy / path.name).write_bytes(path.read_bytes())
-        (copy / "bin").mkdir()
-        (copy / "bin" / "dtrain").symlink_to(DTRAIN)
+        (copy.parent / "bin").mkdir()
+        (copy.parent / "bin" / "dtrain").symlink_to(DTRAIN)
         print_name = "print(dtrain.status()['cluster']['name'])"
         self.assertEqual(self.script(print_name, DTRAIN="", PATH=str(DTRAIN.parent)).stdout, "e2e\n")
         self.assertEqual(self.script(print_name, DTRAIN="", PATH="/none", PYTHONPATH=str(copy.parent)).stdout, "e2e\n")

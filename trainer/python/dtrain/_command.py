@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 from pathlib import Path
 
@@ -24,15 +25,17 @@ class DtrainError(Exception):
 
 
 def program():
-    """$DTRAIN, else in PATH, else beside this module."""
+    """$DTRAIN, else in PATH, else where the wheel that brought this module put it."""
     named = os.environ.get("DTRAIN")
     if named:
         found = shutil.which(named)
         if not found:
             raise DtrainError(f"DTRAIN={named}: no such program", code="not_found")
         return found
-    beside = Path(__file__).resolve().parent / "bin" / "dtrain"
-    found = shutil.which("dtrain") or (str(beside) if os.access(str(beside), os.X_OK) else None)
+    user = sysconfig.get_path("scripts", f"{os.name}_user")
+    target = str(Path(__file__).resolve().parent.parent / "bin")  # pip install --target
+    beside = os.pathsep.join([sysconfig.get_path("scripts"), user, target])
+    found = shutil.which("dtrain") or shutil.which("dtrain", path=beside)
     if not found:
         raise DtrainError("the command dtrain is not in PATH", code="not_found",
                           hint="install dtrain, or say where it is: DTRAIN=/path/to/dtrain")
