@@ -79,7 +79,7 @@ Access Context::access(bool ask) const {
   const auto watch = std::make_shared<ReachWatch>(
       [warn = access.warn](const NodeProgress& told) { warn(told.node.str() + ": " + told.text); });
   access.reaching = [watch](const NodeId& node, const std::optional<ReachTry>& last) {
-    watch->take(node, last);
+    watch->reaching(node, last);
   };
   return access;
 }

@@ -66,7 +66,7 @@ std::string question_of(const DownSurvey& survey, const std::string& name, bool 
 DownReport down_with_lines(const Context& context, const std::string& name, ReachWatch& watch,
                            DownOptions& how) {
   NodeLines lines(node_lines_form(context), context.terminal, {});
-  how.progress = [&](const NodeProgress& progress) { lines.take(progress); };
+  how.progress = [&](const NodeProgress& progress) { lines.show(progress); };
   watch.tell(how.progress);
   DownReport report = down(name, how);
   watch.tell({});
@@ -80,7 +80,7 @@ DownSurvey survey_with_lines(const Context& context, const std::string& name, Re
   const NodeLines::Form form = node_lines_form(context);
   NodeLines lines(form == NodeLines::Form::live ? NodeLines::Form::plain : form, context.terminal,
                   {});
-  watch.tell([&](const NodeProgress& progress) { lines.take(progress); });
+  watch.tell([&](const NodeProgress& progress) { lines.show(progress); });
   DownSurvey survey = survey_down(name, how);
   watch.tell({});
   return survey;
@@ -119,7 +119,7 @@ int run_down(Context& context, const Options& options) {
   options.hosts.apply(how);
   const auto watch = std::make_shared<ReachWatch>(ProgressSink());
   how.access.reaching = [watch](const NodeId& node, const std::optional<ReachTry>& last) {
-    watch->take(node, last);
+    watch->reaching(node, last);
   };
   if (!options.yes) {
     const DownSurvey survey = survey_with_lines(context, name, *watch, how);

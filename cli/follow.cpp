@@ -279,7 +279,7 @@ Follower::Ended Follower::pump(wire::ApiStream& stream, bool only_logs) {
         break;
       }
       case What::input:
-        if (interrupted(signals_.take())) return Ended::interrupted;
+        if (interrupted(signals_.next())) return Ended::interrupted;
         break;
       case What::closed:
         log_.reset();
@@ -366,7 +366,7 @@ bool Follower::reconnect(std::optional<wire::ApiStream>& stream) {
         client_ = context_.new_client(stop.get_token());
       } catch (const Error&) {  // not yet
       }
-      if (interrupted(signals_.take())) return false;
+      if (interrupted(signals_.next())) return false;
     }
     pause = std::min(milliseconds(1000), pause * 2);
   }

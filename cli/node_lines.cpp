@@ -73,7 +73,7 @@ NodeLines::Line& NodeLines::line_of(const NodeId& node) {
   return lines_.back();
 }
 
-void NodeLines::take(const NodeProgress& progress) {
+void NodeLines::show(const NodeProgress& progress) {
   const std::lock_guard lock(mutex_);
   if (over_) return;
   Line& line = line_of(progress.node);

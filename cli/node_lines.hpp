@@ -23,7 +23,7 @@ class NodeLines {
   NodeLines(const NodeLines&) = delete;
   NodeLines& operator=(const NodeLines&) = delete;
 
-  void take(const NodeProgress& progress);
+  void show(const NodeProgress& progress);
   // A line of text above the picture, ended by '\n'.
   void say(const std::string& line);
   // Draws no more; what is there stays.

@@ -211,12 +211,12 @@ void Puller::pull(const std::vector<RemoteFile>& files) {
     }
   } catch (const Error&) {
     try {
-      arrivals_.settle();     // what came is kept
+      arrivals_.name_all();   // what came is kept
     } catch (const Error&) {  // the first error is the one to tell
     }
     throw;
   }
-  arrivals_.settle();
+  arrivals_.name_all();
   screen_.live({});
   screen_.flush();
 }

@@ -60,12 +60,12 @@ class Incoming {
 
 // Files that came whole, on their way to their names. They are made durable before they get them:
 // a large one by itself, many small ones together, for an fsync each would take longer than all
-// else. What is not settled when the program ends is found by the next pull.
+// else. What is not named when the program ends is found by the next pull.
 class Arrivals {
  public:
   void add(const Incoming& file);
   // All that were added have their names, durably. Throws Error.
-  void settle();
+  void name_all();
 
  private:
   struct Arrival {

@@ -143,10 +143,10 @@ void Incoming::start_over() {
 void Arrivals::add(const Incoming& file) {
   waiting_.push_back({file.part(), file.target()});
   bytes_ += file.file().size;
-  if (waiting_.size() >= kSettleFiles || bytes_ >= kSettleBytes) settle();
+  if (waiting_.size() >= kSettleFiles || bytes_ >= kSettleBytes) name_all();
 }
 
-void Arrivals::settle() {
+void Arrivals::name_all() {
   // Whatever fails: the kernel tells of what it could not write only once.
   const std::vector<Arrival> waiting = std::exchange(waiting_, {});
   bytes_ = 0;

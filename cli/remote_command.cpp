@@ -59,9 +59,9 @@ WindowSize window_size() {
   return {};
 }
 
-class Session {
+class RemoteRun {
  public:
-  Session(const Context& context, const RemoteCommand& command)
+  RemoteRun(const Context& context, const RemoteCommand& command)
       : context_(context),
         command_(command),
         screen_(context.terminal, false),
@@ -93,7 +93,7 @@ class Session {
   int code_ = 0;
 };
 
-nlohmann::json Session::opening() const {
+nlohmann::json RemoteRun::opening() const {
   const WindowSize size = window_size();
   const char* term = std::getenv("TERM");
   nlohmann::json nodes = command_.nodes;
@@ -108,7 +108,7 @@ nlohmann::json Session::opening() const {
           {"workdir", command_.workdir}};
 }
 
-void Session::signal(wire::ApiStream& stream, int number) {
+void RemoteRun::signal(wire::ApiStream& stream, int number) {
   if (number == 0) return;
   if (number == SIGWINCH) {
     if (!command_.tty) return;
@@ -125,7 +125,7 @@ void Session::signal(wire::ApiStream& stream, int number) {
   left_by_ = number;
 }
 
-void Session::output(const nlohmann::json& header, std::string_view bytes) {
+void RemoteRun::output(const nlohmann::json& header, std::string_view bytes) {
   const std::string node = text_or(header, "node");
   const bool err = text_or(header, "stream") == "err";
   if (context_.globals.json) {
@@ -158,7 +158,7 @@ void Session::output(const nlohmann::json& header, std::string_view bytes) {
   });
 }
 
-void Session::ended(const nlohmann::json& frame) {
+void RemoteRun::ended(const nlohmann::json& frame) {
   if (context_.globals.json) screen_.out(wire::dump(frame) + "\n");
   const std::string node = text_or(frame, "node");
   if (frame.contains("error") && frame["error"].is_object()) {
@@ -181,7 +181,7 @@ void Session::ended(const nlohmann::json& frame) {
   }
 }
 
-void Session::finish() {
+void RemoteRun::finish() {
   for (auto& [key, source] : sources_) {
     source.lines.finish([this, &from = source, err = key.second](std::string_view line, bool) {
       const std::string text = from.prefix + printable(line, false) + "\n";
@@ -195,7 +195,7 @@ void Session::finish() {
   screen_.flush();
 }
 
-int Session::run() {
+int RemoteRun::run() {
   const wire::ApiClient client = context_.client();
   one_ = command_.nodes.size() <= 1 && !command_.all;
   wire::ApiStream stream = client.open("/v1/exec");
@@ -230,7 +230,7 @@ int Session::run() {
         if (event.fd == STDIN_FILENO) {
           input->read();
         } else {
-          signal(stream, signals_.take());
+          signal(stream, signals_.next());
         }
         break;
       case What::closed:
@@ -247,7 +247,7 @@ int Session::run() {
 }  // namespace
 
 int run_remote(const Context& context, const RemoteCommand& command) {
-  Session session(context, command);
+  RemoteRun session(context, command);
   return session.run();
 }
 

@@ -28,12 +28,12 @@ Signals::Signals(std::initializer_list<int> numbers) {
 
 Signals::~Signals() {
   // One that came too late for us to act on is dropped, not left to kill us now.
-  while (take() != 0) {
+  while (next() != 0) {
   }
   ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
 }
 
-int Signals::take() {
+int Signals::next() {
   signalfd_siginfo info{};
   return ::read(fd_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)
              ? static_cast<int>(info.ssi_signo)
@@ -43,7 +43,7 @@ int Signals::take() {
 int Signals::wait(int milliseconds) {
   pollfd polled{fd_.get(), POLLIN, 0};
   ::poll(&polled, 1, milliseconds);
-  return take();
+  return next();
 }
 
 OnSignal::OnSignal(const Signals& signals, std::function<void()> then)

@@ -21,7 +21,7 @@ class Signals {
 
   int fd() const noexcept { return fd_.get(); }
   // The next one that came; 0: none.
-  int take();
+  int next();
   // Waits for one at most so long; 0: none came.
   int wait(int milliseconds);
 

@@ -269,10 +269,10 @@ UpReport bring_up(const Context& context, const ClusterSpec& spec, UpOptions opt
   Signals signals({SIGINT, SIGTERM});
   NodeLines lines(options.dry_run ? NodeLines::Form::none : node_lines_form(context),
                   context.terminal, std::move(nodes));
-  options.progress = [&](const NodeProgress& progress) { lines.take(progress); };
-  ReachWatch watch([&](const NodeProgress& progress) { lines.take(progress); });
+  options.progress = [&](const NodeProgress& progress) { lines.show(progress); };
+  ReachWatch watch([&](const NodeProgress& progress) { lines.show(progress); });
   options.access.reaching = [&](const NodeId& node, const std::optional<ReachTry>& last) {
-    watch.take(node, last);
+    watch.reaching(node, last);
   };
   options.access.warn = [&](const std::string& text) {
     lines.say("dtrain: " + printable(text, true) + "\n");

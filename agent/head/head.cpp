@@ -9,15 +9,15 @@
 
 #include "agent/head/engine/engine.hpp"
 #include "agent/head/server/api.hpp"
+#include "agent/head/server/checkpoint_transfers.hpp"
 #include "agent/head/server/content_server.hpp"
 #include "agent/head/server/exec_hub.hpp"
 #include "agent/head/server/file_server.hpp"
 #include "agent/head/server/log_copies.hpp"
 #include "agent/head/server/log_server.hpp"
-#include "agent/head/server/node_sessions.hpp"
+#include "agent/head/server/node_connections.hpp"
 #include "agent/head/server/prunes.hpp"
 #include "agent/head/server/setup_asks.hpp"
-#include "agent/head/server/trees.hpp"
 #include "agent/head/setup.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
@@ -39,7 +39,7 @@ int head_main(const paths::HeadRoot& root) {
   const HeadConfig config = read_head_config(root);
   const SystemClock clock;
   asio::io_context context(1);
-  NodeSessions nodes(context, root, config);
+  NodeConnections nodes(context, root, config);
   nodes.listen();
 
   asio::steady_timer timer(context);
@@ -69,8 +69,8 @@ int head_main(const paths::HeadRoot& root) {
   logs = &log_server;
   FileServer files(context, engine);
   LogCopies copies(context, root, engine, nodes);
-  Trees trees(context, engine, nodes);
-  nodes.use(trees);
+  CheckpointTransfers transfers(context, engine, nodes);
+  nodes.use(transfers);
   ExecHub execs(context, nodes);
   ContentServer contents(context, engine, root.content());
   nodes.on_content([&](wire::CallerPtr caller) { contents.serve_node(std::move(caller)); },

@@ -16,7 +16,7 @@
 #include <charconv>
 #include <deque>
 
-#include "agent/node/trees.hpp"
+#include "agent/node/checkpoint_transfers.hpp"
 #include "agent/supervise/client.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"

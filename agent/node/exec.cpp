@@ -117,7 +117,7 @@ class Execs::Command : public std::enable_shared_from_this<Execs::Command> {
     for (Descriptor& output : outputs_) left += waiting_in(output);
     drain_.emplace(left, std::chrono::steady_clock::now());
     if (held_back_ > 0) drain_->stop(std::chrono::steady_clock::now());
-    settle();
+    finish_if_drained();
   }
 
   void credit(std::size_t bytes) {
@@ -240,7 +240,7 @@ class Execs::Command : public std::enable_shared_from_this<Execs::Command> {
       send_output(which == 1, buffer.substr(0, got));
     }
     --open_outputs_;
-    settle();
+    finish_if_drained();
   }
 
   void send_output(bool error_stream, std::string bytes) {
@@ -256,12 +256,12 @@ class Execs::Command : public std::enable_shared_from_this<Execs::Command> {
     const auto now = std::chrono::steady_clock::now();
     if (held && held_back_ == 1) drain_->stop(now);
     if (!held && held_back_ == 0) drain_->go_on(now);
-    settle();
+    finish_if_drained();
   }
 
   // After the command's end: at its output's end, or when nothing of it is left in the pipes and
   // others that hold them had their time.
-  void settle() {
+  void finish_if_drained() {
     if (!exit_ || finished_) return;
     const std::optional<Drain::Duration> wait = drain_->left(std::chrono::steady_clock::now());
     if (open_outputs_ == 0 || owner_gone_ || wait == Drain::Duration{}) {
@@ -271,7 +271,7 @@ class Execs::Command : public std::enable_shared_from_this<Execs::Command> {
     if (!wait) return;
     timer_.expires_after(*wait);
     timer_.async_wait([self = shared_from_this()](error_code stopped) {
-      if (!stopped) self->settle();
+      if (!stopped) self->finish_if_drained();
     });
   }
 

@@ -187,11 +187,11 @@ void Mirror::wake(std::chrono::milliseconds after) {
   }
   timer_.expires_after(after);
   timer_.async_wait([this, guard = std::weak_ptr<int>(alive_)](boost::system::error_code stopped) {
-    if (!stopped && guard.lock()) look();
+    if (!stopped && guard.lock()) read_on();
   });
 }
 
-void Mirror::look() {
+void Mirror::read_on() {
   if (looking_ || !wanted_) return;
   settle_drains();
   if (attempts_.empty()) return;
@@ -223,12 +223,12 @@ void Mirror::look() {
   reader_.add([this, look, executor = executor_, guard = std::weak_ptr<int>(alive_)] {
     look->run();
     asio::post(executor, [this, look, guard] {
-      if (guard.lock()) found(std::move(*look));
+      if (guard.lock()) send_read(std::move(*look));
     });
   });
 }
 
-void Mirror::found(Look look) {
+void Mirror::send_read(Look look) {
   looking_ = false;
   if (look.connection != connection_ || !connected_) {
     wake(0ms);

@@ -63,8 +63,8 @@ class Mirror {
   struct Look;  // what the thread is to read, and what it found
 
   void wake(std::chrono::milliseconds after);
-  void look();
-  void found(Look look);
+  void read_on();
+  void send_read(Look look);
   void settle_drains();
   std::size_t in_flight() const;
 

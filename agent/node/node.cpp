@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "agent/node/attempts.hpp"
+#include "agent/node/checkpoint_transfers.hpp"
 #include "agent/node/collector.hpp"
 #include "agent/node/config.hpp"
 #include "agent/node/dial.hpp"
@@ -26,7 +27,6 @@
 #include "agent/node/pairs.hpp"
 #include "agent/node/setup_logs.hpp"
 #include "agent/node/staging.hpp"
-#include "agent/node/trees.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/process.hpp"
@@ -58,7 +58,7 @@ class Agent {
                 [this](const wire::BulkMessage& message, std::string bytes) {
                   send_bulk(message, std::move(bytes));
                 }),
-        trees_(
+        transfers_(
             context_.get_executor(), root_,
             [this](const wire::BulkMessage& message, std::string bytes) {
               send_bulk(message, std::move(bytes));
@@ -266,7 +266,7 @@ class Agent {
     execs_.use(bulk);
     forwards_.use(bulk);
     mirror_.connected(bulk != nullptr);
-    trees_.connected(bulk != nullptr);
+    transfers_.connected(bulk != nullptr);
   }
 
   void take_bulk(const wire::BulkMessage& message, std::string bytes) {
@@ -275,12 +275,12 @@ class Agent {
         std::holds_alternative<wire::LogRefused>(message)) {
       mirror_.message(message);
     } else if (std::holds_alternative<wire::TreeData>(message)) {
-      trees_.message(message, std::move(bytes));
+      transfers_.message(message, std::move(bytes));
     } else if (const auto* setup = std::get_if<wire::SetupAsk>(&message)) {
       send_bulk(read_setup_logs(root_, setup->request), {});
     } else {
       collector_.message(message);
-      trees_.message(message, {});
+      transfers_.message(message, {});
       forwards_.message(message, bytes);
       execs_.message(message, std::move(bytes));
     }
@@ -356,11 +356,11 @@ class Agent {
       staging_.give_up(unstage->job, unstage->attempt);
     } else if (const auto* forget = std::get_if<wire::ForgetJob>(&message)) {
       staging_.forget(forget->job);
-      trees_.forget(forget->job);
+      transfers_.forget(forget->job);
       attempts_.forget(forget->job);
       mirror_.forget(forget->job);
     } else if (const auto* prepare = std::get_if<wire::PrepareAttempt>(&message)) {
-      trees_.prepare(*prepare);
+      transfers_.prepare(*prepare);
     } else if (const auto* open = std::get_if<wire::OpenPair>(&message)) {
       pairs_.open(*open);
     } else if (const auto* dial = std::get_if<wire::DialPairs>(&message)) {
@@ -385,7 +385,7 @@ class Agent {
   wire::FrameStreamPtr control_;
   wire::FrameStreamPtr bulk_;
   Mirror mirror_;
-  Trees trees_;
+  CheckpointTransfers transfers_;
   Pairs pairs_;
   Forwards forwards_;
   Attempts attempts_;

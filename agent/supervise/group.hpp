@@ -15,7 +15,7 @@
 // The attempt's processes on this node in a control group of their own, where this process may make
 // one. What leaves neither a parent nor the attempt's token behind is still in its group; `memory`
 // of the job's resources is enforced there. Without a group everything goes by descent and token
-// alone (tree.hpp), and nothing else changes.
+// alone (attempt_processes.hpp), and nothing else changes.
 //
 //   BASE                          ours to make groups in
 //     supervisor                  this process, where BASE is its alone

@@ -198,7 +198,7 @@ struct Reports::Impl : std::enable_shared_from_this<Reports::Impl> {
     hooks.warning(rank, std::move(message));
   }
 
-  void settle(std::uint64_t seq, const std::string& text) {
+  void answer(std::uint64_t seq, const std::string& text) {
     const auto found = waiting.find(seq);
     if (found == waiting.end()) return;
     const auto connection = found->second.connection.lock();
@@ -301,7 +301,7 @@ void Reports::drain(int rank) {
 }
 
 void Reports::answer(std::uint64_t seq, const nlohmann::json& line) {
-  impl_->settle(seq, wire::dump(line) + "\n");
+  impl_->answer(seq, wire::dump(line) + "\n");
 }
 
 void Reports::durable(std::uint64_t seq) {
@@ -309,13 +309,13 @@ void Reports::durable(std::uint64_t seq) {
     const auto found = std::find_if(impl_->waiting.begin(), impl_->waiting.upper_bound(seq),
                                     [](const auto& entry) { return entry.second.metrics; });
     if (found == impl_->waiting.upper_bound(seq)) return;
-    impl_->settle(found->first, kOk);
+    impl_->answer(found->first, kOk);
   }
 }
 
 void Reports::refuse_all(const std::string& reason) {
   const std::string text = wire::dump({{"error", reason}}) + "\n";
-  while (!impl_->waiting.empty()) impl_->settle(impl_->waiting.begin()->first, text);
+  while (!impl_->waiting.empty()) impl_->answer(impl_->waiting.begin()->first, text);
 }
 
 }  // namespace dtrain::supervise

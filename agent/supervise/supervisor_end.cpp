@@ -3,10 +3,10 @@
 
 #include <boost/asio/post.hpp>
 
+#include "agent/supervise/attempt_processes.hpp"
 #include "agent/supervise/last_words.hpp"
 #include "agent/supervise/record.hpp"
 #include "agent/supervise/supervisor.hpp"
-#include "agent/supervise/tree.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/program.hpp"

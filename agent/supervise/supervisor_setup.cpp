@@ -1,9 +1,9 @@
 #include <utility>
 
+#include "agent/supervise/attempt_processes.hpp"
 #include "agent/supervise/last_words.hpp"
 #include "agent/supervise/setup_mark.hpp"
 #include "agent/supervise/supervisor.hpp"
-#include "agent/supervise/tree.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 

@@ -39,7 +39,7 @@ void NodeWork::connect() {
     all_is_to_be_done();
     return;
   }
-  SessionOptions how;
+  AgentSessionOptions how;
   how.spread = task_.spread;
   how.name = task_.machine.node.str();
   session_.emplace(AgentSession::open(*transport_, binary_, how));

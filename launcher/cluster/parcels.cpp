@@ -114,7 +114,7 @@ std::optional<SyncParcel> Parcels::bring(const SyncArchive& archive, const Host&
     mine.seat = parcel->spread->join(host.name);
     const std::string_view bytes = parcel->file->bytes();
     mine.channel = bring_by_relay(*host.transport, *mine.seat, {bytes, parcel->sha256}, host.folder,
-                                  parcel->name, SessionOptions(), [&](std::size_t done) {
+                                  parcel->name, AgentSessionOptions(), [&](std::size_t done) {
                                     if (host.watch) host.watch(done, bytes.size());
                                   });
     if (!mine.channel) return std::nullopt;

@@ -19,7 +19,7 @@ std::string not_reached_text(const ReachTry& last, ReachWatch::Clock::time_point
          human_duration(duration_cast<milliseconds>(last.until - last.begun));
 }
 
-void ReachWatch::take(const NodeId& node, const std::optional<ReachTry>& last) {
+void ReachWatch::reaching(const NodeId& node, const std::optional<ReachTry>& last) {
   const std::lock_guard lock(mutex_);
   if (!last) {
     entries_.erase(node);

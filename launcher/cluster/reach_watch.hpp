@@ -25,7 +25,7 @@ class ReachWatch {
   explicit ReachWatch(ProgressSink tell) : tell_(std::move(tell)) {}
 
   // As Access::reaching: what is known of a machine that is being reached; absent: that is over.
-  void take(const NodeId& node, const std::optional<ReachTry>& last);
+  void reaching(const NodeId& node, const std::optional<ReachTry>& last);
   // Told there from now on; when this returns, no more where it was before.
   void tell(ProgressSink sink);
 

@@ -47,8 +47,8 @@ void LibraryNames::add(std::string_view bytes) {
   // What stands across two pieces is seen in the joint.
   const std::size_t head = std::min(bytes.size(), kNameLength);
   tail_.append(bytes.substr(0, head));
-  look(tail_);
-  if (bytes.size() > head) look(bytes);
+  scan(tail_);
+  if (bytes.size() > head) scan(bytes);
   if (bytes.size() >= kNameLength) {
     tail_.assign(bytes.substr(bytes.size() - kNameLength));
   } else if (tail_.size() > kNameLength) {
@@ -56,7 +56,7 @@ void LibraryNames::add(std::string_view bytes) {
   }
 }
 
-void LibraryNames::look(std::string_view bytes) {
+void LibraryNames::scan(std::string_view bytes) {
   for (std::size_t at = bytes.find(".so"); at != std::string_view::npos;
        at = bytes.find(".so", at + 3)) {
     std::size_t end = at + 3;

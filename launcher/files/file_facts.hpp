@@ -73,7 +73,7 @@ class LibraryNames {
   std::vector<std::string> names() const;
 
  private:
-  void look(std::string_view bytes);
+  void scan(std::string_view bytes);
 
   std::string tail_;
   std::map<std::string, bool> found_;

@@ -347,7 +347,7 @@ class Sender {
       if (const auto parcel = options_.parcel(whole)) {
         const auto* key = reinterpret_cast<const unsigned char*>(parcel->key.data());
         archive["parcel"] = {{"file", parcel->file}, {"key", to_hex({key, parcel->key.size()})}};
-        wire_.look();
+        wire_.throw_if_refused();
         wire_.say(archive);
         wire_.say(json::parse(parcel->after));
         return watch(SyncPhase::applying);
@@ -355,7 +355,7 @@ class Sender {
     }
     wire_.say(archive);
     wire_.say(read(wanted, progress, options_.watch, [&](std::string_view block) {
-      wire_.look();
+      wire_.throw_if_refused();
       wire_.bytes(block);
     }));
     watch(SyncPhase::applying);

@@ -201,7 +201,7 @@ json Wire::expect(const char* type) {
   return message;
 }
 
-void Wire::look() {
+void Wire::throw_if_refused() {
   while (stream_.has_input()) {
     const std::optional<FramedStream::Message> message = stream_.read(silence_);
     if (!message) throw Error(ErrorCode::unreachable, "the other side ended before the sync did");

@@ -71,7 +71,7 @@ class Wire {
 
   // Throws PeerError when the other side has sent an error already; else goes on at once. For who
   // sends for long.
-  void look();
+  void throw_if_refused();
 
   // The conversation's end: done() of the sender, after the result; result() of the receiver, which
   // waits for that; fail() while an exception is handled: tells the other side, or answers it, and

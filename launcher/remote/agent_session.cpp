@@ -44,7 +44,7 @@ struct AgentSession::State {
   std::optional<FramedStream> stream;
   std::unique_ptr<Spread::Seat> seat;
   wire::SessionHello hello;
-  SessionOptions options;
+  AgentSessionOptions options;
   milliseconds ahead{0};
   bool sent = false;
   bool usable = true;
@@ -56,7 +56,7 @@ AgentSession& AgentSession::operator=(AgentSession&&) noexcept = default;
 AgentSession::~AgentSession() = default;
 
 AgentSession AgentSession::open(Transport& transport, std::shared_ptr<const AgentBinary> binary,
-                                const SessionOptions& options) {
+                                const AgentSessionOptions& options) {
   bool send_anyway = false;
   while (true) {
     auto state = std::make_unique<State>();

@@ -28,7 +28,7 @@ struct AgentBinary {
   static std::shared_ptr<const AgentBinary> load(const fs::path& path);
 };
 
-struct SessionOptions {
+struct AgentSessionOptions {
   std::chrono::milliseconds open_limit{30000};    // until the agent's hello, sending aside
   std::chrono::milliseconds send_silence{30000};  // the machine takes nothing of the agent for that
   std::chrono::milliseconds answer_limit{30000};  // of operations that do not take long
@@ -52,7 +52,7 @@ class AgentSession {
   // last lines that it said; Error(conflict) for a system or architecture that the agent is not
   // built for, before a byte of it is sent; Error(exhausted) for a full disk there.
   static AgentSession open(Transport& transport, std::shared_ptr<const AgentBinary> binary,
-                           const SessionOptions& options = {});
+                           const AgentSessionOptions& options = {});
   AgentSession(AgentSession&&) noexcept;
   AgentSession& operator=(AgentSession&&) noexcept;
   ~AgentSession();

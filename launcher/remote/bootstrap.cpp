@@ -133,7 +133,8 @@ MachineLine machine_line(const std::string& line, Channel& channel) {
 }
 
 void send_binary(Channel& channel, const MachineLine& there, const AgentBinary& binary,
-                 const std::string& gone, const SessionOptions& options, Bootstrapped& result) {
+                 const std::string& gone, const AgentSessionOptions& options,
+                 Bootstrapped& result) {
   const auto send = [&](const std::string& how, std::string_view bytes) {
     send_all(channel, how + " " + std::to_string(bytes.size()) + "\n", options.send_silence);
     send_all(channel, bytes, options.send_silence);
@@ -213,7 +214,7 @@ Error ended_early(Channel& channel, const std::string& what) {
 }
 
 Bootstrapped bootstrap(Transport& transport, const AgentBinary& binary,
-                       const SessionOptions& options, bool send_anyway) {
+                       const AgentSessionOptions& options, bool send_anyway) {
   const Clock::time_point until = Clock::now() + options.open_limit;
   // No profile can know it, so none can say it.
   const std::string marker = "dtrain-" + random_hex(12);
@@ -244,7 +245,7 @@ Bootstrapped bootstrap(Transport& transport, const AgentBinary& binary,
 
 std::unique_ptr<Channel> bring_by_relay(Transport& transport, Spread::Seat& seat,
                                         const RelayedFile& file, const std::string& folder,
-                                        const std::string& name, const SessionOptions& options,
+                                        const std::string& name, const AgentSessionOptions& options,
                                         const std::function<void(std::size_t)>& watch) {
   const std::string marker = "dtrain-" + random_hex(12);
   std::unique_ptr<Channel> channel =

@@ -34,7 +34,7 @@ struct Bootstrapped {
 
 // Leaves the channel before the agent's first frame. Errors as of AgentSession::open.
 Bootstrapped bootstrap(Transport& transport, const AgentBinary& binary,
-                       const SessionOptions& options, bool send_anyway);
+                       const AgentSessionOptions& options, bool send_anyway);
 
 // The program of `sh -c` that runs a relay for one file; its arguments are a marker, a folder and a
 // name in it. It says MARKER ADDRESS, reads the relay's size on a line, and the relay, and says
@@ -47,7 +47,7 @@ std::string relay_script();
 // feed_relay().
 std::unique_ptr<Channel> bring_by_relay(Transport& transport, Spread::Seat& seat,
                                         const RelayedFile& file, const std::string& folder,
-                                        const std::string& name, const SessionOptions& options,
+                                        const std::string& name, const AgentSessionOptions& options,
                                         const std::function<void(std::size_t)>& watch);
 
 // Error(unreachable, failed or exhausted) from what a program that ended said on stderr.

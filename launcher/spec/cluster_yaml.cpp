@@ -25,8 +25,10 @@ bool of_ray(const Node& root) {
 
 class ClusterReader {
  public:
-  ClusterReader(const Tree& tree, Source source)
-      : tree_(tree), source_(source), top_(&tree.root(), cluster_table(), {}, source, explain) {}
+  ClusterReader(const Document& document, Source source)
+      : document_(document),
+        source_(source),
+        top_(&document.root(), cluster_table(), {}, source, explain) {}
 
   ClusterSpec read() {
     spec_.source = source_.expander.file();
@@ -34,14 +36,14 @@ class ClusterReader {
     spec_.max_workers = static_cast<int>(top_.whole("max_workers"));
     spec_.upscaling_speed = top_.number("upscaling_speed");
     spec_.idle_timeout_minutes = top_.number("idle_timeout_minutes");
-    read_provider(top_, tree_, source_, spec_, host_paths_);
+    read_provider(top_, document_, source_, spec_, host_paths_);
     read_auth();
     read_files();
     read_commands();
     read_ready();
     read_storage();
-    read_node_types(top_, tree_, source_, spec_);
-    read_docker(top_.mapping("docker"), tree_, source_.report);
+    read_node_types(top_, document_, source_, spec_);
+    read_docker(top_.mapping("docker"), document_, source_.report);
     for (const char* name :
          {"initial_workers", "autoscaling_mode", "target_utilization_fraction",
           "worker_default_node_type", "terminate_failed_nodes", "head_start_ray_commands",
@@ -49,7 +51,7 @@ class ClusterReader {
       top_.skip(name);
     }
     top_.finish();
-    report_problems(problems_of(spec_), tree_, source_.report,
+    report_problems(problems_of(spec_), document_, source_.report,
                     [this](const Path& path) { return moved(path); });
     return std::move(spec_);
   }
@@ -93,7 +95,7 @@ class ClusterReader {
       spec_.auth.ssh_port = static_cast<int>(*port);
     }
     spec_.auth.ssh_private_key = auth.path_text("ssh_private_key");
-    note_local_path(auth, "ssh_private_key", spec_.auth.ssh_private_key, tree_, source_, spec_);
+    note_local_path(auth, "ssh_private_key", spec_.auth.ssh_private_key, document_, source_, spec_);
     spec_.auth.ssh_public_key = auth.path_text("ssh_public_key");
     spec_.auth.ssh_proxy_command = auth.text("ssh_proxy_command");
     spec_.auth.ssh_proxy_jump = auth.texts("ssh_proxy_jump");
@@ -155,7 +157,7 @@ class ClusterReader {
     spec_.file_mounts_sync_continuously = top_.boolean("file_mounts_sync_continuously");
     if (spec_.file_mounts_sync_continuously) {
       source_.report.warning({"file_mounts_sync_continuously"},
-                             tree_.place({"file_mounts_sync_continuously"}),
+                             document_.place({"file_mounts_sync_continuously"}),
                              "nothing is copied as it changes here; dtrain sync up does it");
     }
     spec_.rsync_exclude = top_.texts("rsync_exclude");
@@ -173,7 +175,7 @@ class ClusterReader {
     spec_.worker_setup_commands = after_setup(top_.texts("worker_setup_commands"));
   }
 
-  const Tree& tree_;
+  const Document& document_;
   Source source_;
   Mapping top_;
   ClusterSpec spec_;
@@ -186,10 +188,10 @@ class ClusterReader {
 Read<ClusterSpec> parse_cluster_yaml(std::string_view text, const std::string& file,
                                      const Environment& environment) {
   spec::Report report(file);
-  const spec::Tree tree = spec::parse_tree(text, report);
-  spec::report_repeated(tree, report, spec::of_ray(tree.root()));
+  const spec::Document document = spec::parse_document(text, report);
+  spec::report_repeated(document, report, spec::of_ray(document.root()));
   spec::Expander expander(environment, file);
-  ClusterSpec spec = spec::ClusterReader(tree, {report, expander}).read();
+  ClusterSpec spec = spec::ClusterReader(document, {report, expander}).read();
   report.finish();
   return {std::move(spec), report.take_warnings()};
 }

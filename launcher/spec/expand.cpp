@@ -6,7 +6,7 @@
 
 #include "launcher/core/text.hpp"
 #include "launcher/spec/checks.hpp"
-#include "launcher/spec/tree.hpp"
+#include "launcher/spec/document.hpp"
 
 namespace dtrain::spec {
 namespace {

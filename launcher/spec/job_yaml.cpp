@@ -129,9 +129,9 @@ void read_checkpoint(Mapping checkpoint, JobSpec& spec) {
   checkpoint.finish();
 }
 
-JobSpec read_job(const Tree& tree, Source source) {
+JobSpec read_job(const Document& document, Source source) {
   Report& report = source.report;
-  Mapping top(&tree.root(), job_table(), {}, source, [](const std::string& key) -> std::string {
+  Mapping top(&document.root(), job_table(), {}, source, [](const std::string& key) -> std::string {
     if (key == "provider" || key == "cluster_name") {
       return "this is a cluster YAML: give it to dtrain up";
     }
@@ -168,7 +168,7 @@ JobSpec read_job(const Tree& tree, Source source) {
   }
   spec.priority = static_cast<int>(top.whole("priority"));
   top.finish();
-  report_problems(problems_of(spec), tree, report);
+  report_problems(problems_of(spec), document, report);
   return spec;
 }
 
@@ -178,10 +178,10 @@ JobSpec read_job(const Tree& tree, Source source) {
 Read<JobSpec> parse_job_yaml(std::string_view text, const std::string& file,
                              const Environment& environment) {
   spec::Report report(file);
-  const spec::Tree tree = spec::parse_tree(text, report);
-  spec::report_repeated(tree, report, false);
+  const spec::Document document = spec::parse_document(text, report);
+  spec::report_repeated(document, report, false);
   spec::Expander expander(environment, file);
-  JobSpec spec = spec::read_job(tree, {report, expander});
+  JobSpec spec = spec::read_job(document, {report, expander});
   report.finish();
   return {std::move(spec), report.take_warnings()};
 }

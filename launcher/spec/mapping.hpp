@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "launcher/spec/document.hpp"
 #include "launcher/spec/expand.hpp"
 #include "launcher/spec/report.hpp"
 #include "launcher/spec/table.hpp"
-#include "launcher/spec/tree.hpp"
 
 namespace dtrain::spec {
 

@@ -47,8 +47,8 @@ const RayDefaults* ray_defaults(ProviderKind kind) {
 
 class NodeTypesReader {
  public:
-  NodeTypesReader(Mapping& top, const Tree& tree, Source source, ClusterSpec& spec)
-      : top_(top), tree_(tree), source_(source), spec_(spec) {}
+  NodeTypesReader(Mapping& top, const Document& document, Source source, ClusterSpec& spec)
+      : top_(top), document_(document), source_(source), spec_(spec) {}
 
   void read() {
     const std::vector<Entry> types = top_.entries("available_node_types");
@@ -69,7 +69,7 @@ class NodeTypesReader {
     if (typed) {
       for (const char* name : {"head_node", "worker_nodes", "min_workers"}) {
         if (top_.has(name)) {
-          source_.report.warning({name}, tree_.place({name}),
+          source_.report.warning({name}, document_.place({name}),
                                  "has no effect beside available_node_types, as in Ray");
         }
       }
@@ -123,7 +123,7 @@ class NodeTypesReader {
 
   void check_few_hosts(const char* name, int wanted) {
     const int there = spec_.max_workers;
-    if (wanted > there) warn_of_few_hosts(name, wanted, there, tree_, source_.report);
+    if (wanted > there) warn_of_few_hosts(name, wanted, there, document_, source_.report);
   }
 
   // What Ray itself writes for machines that exist, in the file that it puts on the head: one type
@@ -134,7 +134,7 @@ class NodeTypesReader {
     if (spec_.head_node_type != kRayLocalType && !spec_.head_node_type.empty()) return false;
     if (!spec_.node_types.front().resources.empty()) {
       const Path path{"available_node_types", kRayLocalType, "resources"};
-      source_.report.warning(path, tree_.place(path),
+      source_.report.warning(path, document_.place(path),
                              "has no effect: what a host has is asked of the host");
     }
     spec_.node_types.clear();
@@ -146,8 +146,8 @@ class NodeTypesReader {
   void refuse_node_types() {
     for (const char* name :
          {"available_node_types", "head_node_type", "head_node", "worker_nodes"}) {
-      const bool blank = top_.has(name) && tree_.root().find(name)->entries.empty() &&
-                         tree_.root().find(name)->kind == Node::Kind::mapping;
+      const bool blank = top_.has(name) && document_.root().find(name)->entries.empty() &&
+                         document_.root().find(name)->kind == Node::Kind::mapping;
       if (!top_.has(name) || blank) continue;
       top_.problem(
           name, std::string("is not for provider ") + to_string(spec_.provider.kind) +
@@ -178,7 +178,7 @@ class NodeTypesReader {
     type.initialization_commands =
         mapping.optional_texts("initialization_commands").value_or(spec_.initialization_commands);
     type.worker_setup_commands = mapping.optional_texts("worker_setup_commands");
-    read_docker(mapping.mapping("docker"), tree_, source_.report);
+    read_docker(mapping.mapping("docker"), document_, source_.report);
     mapping.finish();
     spec_.node_types.push_back(std::move(type));
   }
@@ -211,7 +211,7 @@ class NodeTypesReader {
     }
     if (resources.erase("object_store_memory") > 0) {
       warn_ray_only(*node.find("object_store_memory"),
-                    tree_.place(with(path, "object_store_memory")),
+                    document_.place(with(path, "object_store_memory")),
                     with(path, "object_store_memory"), source_.report);
     }
     return resources;
@@ -235,7 +235,7 @@ class NodeTypesReader {
   void fill_legacy(NodeType& type, const json& config, const char* key) {
     type.node_config = config;
     type.initialization_commands = spec_.initialization_commands;
-    const Node* node = tree_.root().find(key);
+    const Node* node = document_.root().find(key);
     const Node* resources = node == nullptr ? nullptr : node->find("resources");
     if (resources == nullptr || resources->kind == Node::Kind::null) return;
     Mapping probe(nullptr, node_type_table(), {key}, source_);
@@ -264,18 +264,18 @@ class NodeTypesReader {
   }
 
   Mapping& top_;
-  const Tree& tree_;
+  const Document& document_;
   Source source_;
   ClusterSpec& spec_;
 };
 
 }  // namespace
 
-void read_docker(Mapping docker, const Tree& tree, Report& report) {
+void read_docker(Mapping docker, const Document& document, Report& report) {
   for (const char* name : {"image", "head_image", "worker_image"}) {
     if (docker.table().find(name) == nullptr || !docker.has(name)) continue;
     if (!docker.text(name).empty()) {
-      report.warning(docker.path_of(name), tree.place(docker.path_of(name)),
+      report.warning(docker.path_of(name), document.place(docker.path_of(name)),
                      "containers are not built yet: commands and ranks run on the node "
                      "itself");
     }
@@ -283,15 +283,16 @@ void read_docker(Mapping docker, const Tree& tree, Report& report) {
   docker.skip_all();
 }
 
-void warn_of_few_hosts(const char* name, int wanted, int there, const Tree& tree, Report& report) {
-  report.warning({name}, tree.place({name}),
+void warn_of_few_hosts(const char* name, int wanted, int there, const Document& document,
+                       Report& report) {
+  report.warning({name}, document.place({name}),
                  "is " + std::to_string(wanted) + ", and there " +
                      (there == 1 ? "is 1 worker" : "are " + std::to_string(there) + " workers") +
                      ": no more can be");
 }
 
-void read_node_types(Mapping& top, const Tree& tree, Source source, ClusterSpec& spec) {
-  NodeTypesReader(top, tree, source, spec).read();
+void read_node_types(Mapping& top, const Document& document, Source source, ClusterSpec& spec) {
+  NodeTypesReader(top, document, source, spec).read();
 }
 
 }  // namespace dtrain::spec

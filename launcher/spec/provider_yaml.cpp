@@ -33,9 +33,9 @@ bool common_provider_key(std::string_view name) {
 }
 class ProviderReader {
  public:
-  ProviderReader(Mapping& top, const Tree& tree, Source source, ClusterSpec& spec,
+  ProviderReader(Mapping& top, const Document& document, Source source, ClusterSpec& spec,
                  std::vector<Path>& host_paths)
-      : top_(top), tree_(tree), source_(source), spec_(spec), host_paths_(host_paths) {}
+      : top_(top), document_(document), source_(source), spec_(spec), host_paths_(host_paths) {}
 
   void read() {
     const Node* node = top_.special("provider");
@@ -178,7 +178,8 @@ class ProviderReader {
           host.ssh_port = static_cast<int>(*port);
         }
         host.ssh_private_key = mapping.path_text("ssh_private_key");
-        note_local_path(mapping, "ssh_private_key", host.ssh_private_key, tree_, source_, spec_);
+        note_local_path(mapping, "ssh_private_key", host.ssh_private_key, document_, source_,
+                        spec_);
         host.ssh_proxy_command = mapping.text("ssh_proxy_command");
         host.ssh_proxy_jump = mapping.texts("ssh_proxy_jump");
         mapping.finish();
@@ -209,13 +210,13 @@ class ProviderReader {
     }
     const int workers = std::max(static_cast<int>(out.hosts.size()) - 1, 0);
     if (top_.has("max_workers") && spec_.max_workers < workers) {
-      source_.report.warning({"max_workers"}, tree_.place({"max_workers"}),
+      source_.report.warning({"max_workers"}, document_.place({"max_workers"}),
                              "is " + std::to_string(spec_.max_workers) + ": the last " +
                                  std::to_string(workers - spec_.max_workers) +
                                  " of the workers are left out");
       out.hosts.resize(static_cast<std::size_t>(spec_.max_workers) + 1);
     } else if (top_.has("max_workers") && spec_.max_workers > workers) {
-      warn_of_few_hosts("max_workers", spec_.max_workers, workers, tree_, source_.report);
+      warn_of_few_hosts("max_workers", spec_.max_workers, workers, document_, source_.report);
     }
     spec_.max_workers =
         std::min(std::max(static_cast<int>(out.hosts.size()) - 1, 0), limits::kNodes);
@@ -242,7 +243,7 @@ class ProviderReader {
   }
 
   Mapping& top_;
-  const Tree& tree_;
+  const Document& document_;
   Source source_;
   ClusterSpec& spec_;
   std::vector<Path>& host_paths_;
@@ -251,16 +252,16 @@ class ProviderReader {
 }  // namespace
 
 void note_local_path(const Mapping& mapping, const char* name, const std::string& path,
-                     const Tree& tree, Source source, ClusterSpec& spec) {
+                     const Document& document, Source source, ClusterSpec& spec) {
   if (path.empty()) return;
   const Path key = mapping.path_of(name);
   spec.local_paths.push_back(
-      {LocalPath::What::key, to_string(key), path, source.report.location(tree.place(key))});
+      {LocalPath::What::key, to_string(key), path, source.report.location(document.place(key))});
 }
 
-void read_provider(Mapping& top, const Tree& tree, Source source, ClusterSpec& spec,
+void read_provider(Mapping& top, const Document& document, Source source, ClusterSpec& spec,
                    std::vector<Path>& host_paths) {
-  ProviderReader(top, tree, source, spec, host_paths).read();
+  ProviderReader(top, document, source, spec, host_paths).read();
 }
 
 }  // namespace dtrain::spec

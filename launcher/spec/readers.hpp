@@ -12,11 +12,11 @@ namespace dtrain::spec {
 
 // Reports what validate() would, at its places in the file, but for what is already known.
 // `moved` says where the key of a problem stands in the file.
-void report_problems(const std::vector<Problem>& problems, const Tree& tree, Report& report,
+void report_problems(const std::vector<Problem>& problems, const Document& document, Report& report,
                      const std::function<Path(const Path&)>& moved = nullptr);
 
 // Keys that stand twice: problems, or, in a file of Ray's, warnings, since Ray takes the last one.
-void report_repeated(const Tree& tree, Report& report, bool of_ray);
+void report_repeated(const Document& document, Report& report, bool of_ray);
 
 // Runs `read`; an Error that it throws is a problem of that value. Absent when it throws.
 template <typename Body>
@@ -48,16 +48,17 @@ inline constexpr const char* kLegacyWorker = "ray-legacy-worker-node-type";
 
 // `provider` with all its hosts, and max_workers where hosts decide it. `host_paths`: where in the
 // file each of spec.provider.hosts stands.
-void read_provider(Mapping& top, const Tree& tree, Source source, ClusterSpec& spec,
+void read_provider(Mapping& top, const Document& document, Source source, ClusterSpec& spec,
                    std::vector<Path>& host_paths);
 // All keys of a cluster YAML that are about node types; after provider and the commands.
-void read_node_types(Mapping& top, const Tree& tree, Source source, ClusterSpec& spec);
+void read_node_types(Mapping& top, const Document& document, Source source, ClusterSpec& spec);
 // Adds the key file that mapping's key `name` names, if any, to what must be on this machine.
 void note_local_path(const Mapping& mapping, const char* name, const std::string& path,
-                     const Tree& tree, Source source, ClusterSpec& spec);
+                     const Document& document, Source source, ClusterSpec& spec);
 // For machines that exist: the key `name` asks for more workers than there are.
-void warn_of_few_hosts(const char* name, int wanted, int there, const Tree& tree, Report& report);
+void warn_of_few_hosts(const char* name, int wanted, int there, const Document& document,
+                       Report& report);
 // Warns about an image; everything else of `docker` says nothing.
-void read_docker(Mapping docker, const Tree& tree, Report& report);
+void read_docker(Mapping docker, const Document& document, Report& report);
 
 }  // namespace dtrain::spec

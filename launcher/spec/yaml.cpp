@@ -41,17 +41,18 @@ std::string read_text(const std::string& path) {
 
 }  // namespace
 
-void report_problems(const std::vector<Problem>& problems, const Tree& tree, Report& report,
+void report_problems(const std::vector<Problem>& problems, const Document& document, Report& report,
                      const std::function<Path(const Path&)>& moved) {
   for (const Problem& problem : problems) {
     const Path path = moved ? moved(problem.path) : problem.path;
     if (!report.open()) return;
-    if (!report.knows(path)) report.problem(path, tree.place(path), problem.message, problem.hint);
+    if (!report.knows(path))
+      report.problem(path, document.place(path), problem.message, problem.hint);
   }
 }
 
-void report_repeated(const Tree& tree, Report& report, bool of_ray) {
-  for (const Repeated& repeated : tree.repeated()) {
+void report_repeated(const Document& document, Report& report, bool of_ray) {
+  for (const Repeated& repeated : document.repeated()) {
     const std::string first = std::to_string(repeated.first.line);
     if (of_ray) {
       report.warning(
@@ -86,7 +87,7 @@ bool looks_like_cluster_yaml(const std::string& path) {
   const std::string text = spec::read_text(path);
   spec::Report report(path);
   try {
-    return spec::parse_tree(text, report).root().find("provider") != nullptr;
+    return spec::parse_document(text, report).root().find("provider") != nullptr;
   } catch (const SpecError&) {
     return false;
   }

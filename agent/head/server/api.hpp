@@ -13,7 +13,7 @@
 #include "agent/head/server/exec_hub.hpp"
 #include "agent/head/server/file_server.hpp"
 #include "agent/head/server/log_server.hpp"
-#include "agent/head/server/node_sessions.hpp"
+#include "agent/head/server/node_connections.hpp"
 #include "agent/head/server/prunes.hpp"
 #include "agent/head/server/setup_asks.hpp"
 
@@ -24,7 +24,7 @@ class Api {
  public:
   struct Parts {
     Engine& engine;
-    NodeSessions& nodes;
+    NodeConnections& nodes;
     LogServer& logs;
     FileServer& files;
     ExecHub& execs;

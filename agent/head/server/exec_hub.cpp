@@ -53,9 +53,9 @@ struct ExecHub::Client {
   }
 };
 
-ExecHub::ExecHub(asio::io_context& context, NodeSessions& nodes)
+ExecHub::ExecHub(asio::io_context& context, NodeConnections& nodes)
     : context_(context), nodes_(nodes) {
-  NodeSessions::BulkHooks hooks;
+  NodeConnections::BulkHooks hooks;
   hooks.opened = [this](const NodeId&) {
     for (asio::steady_timer* timer : waiting_) timer->cancel();
   };

@@ -8,7 +8,7 @@
 #include <set>
 #include <string>
 
-#include "agent/head/server/node_sessions.hpp"
+#include "agent/head/server/node_connections.hpp"
 #include "launcher/wire/frames.hpp"
 
 // `exec` and `attach`: joins a client's WebSocket to commands on nodes. All on the io_context's
@@ -17,7 +17,7 @@ namespace dtrain::head {
 
 class ExecHub {
  public:
-  ExecHub(boost::asio::io_context& context, NodeSessions& nodes);
+  ExecHub(boost::asio::io_context& context, NodeConnections& nodes);
 
   // A list of names, "all", or "head": those that are connected. Throws Error(not_found), or
   // Error(unreachable) when none is.
@@ -45,7 +45,7 @@ class ExecHub {
                                              NodeId node, std::size_t bytes);
 
   boost::asio::io_context& context_;
-  NodeSessions& nodes_;
+  NodeConnections& nodes_;
   std::map<std::string, Running> running_;
   std::set<boost::asio::steady_timer*> waiting_;  // for a node's bulk connection
 };

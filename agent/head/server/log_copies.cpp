@@ -42,9 +42,9 @@ struct LogCopies::Written {
 };
 
 LogCopies::LogCopies(asio::io_context& context, paths::HeadRoot root, Engine& engine,
-                     NodeSessions& nodes)
+                     NodeConnections& nodes)
     : context_(context), root_(std::move(root)), engine_(engine), nodes_(nodes) {
-  NodeSessions::BulkHooks hooks;
+  NodeConnections::BulkHooks hooks;
   hooks.message = [this](const NodeId& node, const wire::BulkMessage& each, std::string& bytes) {
     message(node, each, bytes);
   };

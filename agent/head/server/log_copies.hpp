@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "agent/head/engine/engine.hpp"
-#include "agent/head/server/node_sessions.hpp"
+#include "agent/head/server/node_connections.hpp"
 #include "launcher/core/worker.hpp"
 
 // Keeps what nodes on other machines send of their logs, below HeadRoot::mirror(): each byte where
@@ -16,7 +16,7 @@ namespace dtrain::head {
 class LogCopies {
  public:
   LogCopies(boost::asio::io_context& context, paths::HeadRoot root, Engine& engine,
-            NodeSessions& nodes);
+            NodeConnections& nodes);
   ~LogCopies();
 
  private:
@@ -30,7 +30,7 @@ class LogCopies {
   boost::asio::io_context& context_;
   paths::HeadRoot root_;
   Engine& engine_;
-  NodeSessions& nodes_;
+  NodeConnections& nodes_;
   bool trouble_said_ = false;
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
   Worker writer_;

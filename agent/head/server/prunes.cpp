@@ -48,7 +48,7 @@ struct Prunes::Round {
   asio::steady_timer limit;
 };
 
-Prunes::Prunes(asio::io_context& context, Engine& engine, NodeSessions& nodes,
+Prunes::Prunes(asio::io_context& context, Engine& engine, NodeConnections& nodes,
                ContentServer& contents, const paths::HeadRoot& root)
     : context_(context),
       engine_(engine),
@@ -56,16 +56,16 @@ Prunes::Prunes(asio::io_context& context, Engine& engine, NodeSessions& nodes,
       contents_(contents),
       store_(root.content()),
       clock_(context) {
-  NodeSessions::BulkHooks hooks;
+  NodeConnections::BulkHooks hooks;
   hooks.message = [this](const NodeId& node, const wire::BulkMessage& message, std::string&) {
     const auto* answer = std::get_if<wire::Collected>(&message);
-    if (answer != nullptr) take(answer->request, node.str(), *answer);
+    if (answer != nullptr) answered(answer->request, node.str(), *answer);
   };
   hooks.gone = [this](const NodeId& node) {
     std::vector<std::string> requests;
     for (const auto& [request, round] : rounds_) requests.push_back(request);
     for (const std::string& request : requests) {
-      take(request, node.str(), failed(ErrorCode::unreachable, "the connection to it broke"));
+      answered(request, node.str(), failed(ErrorCode::unreachable, "the connection to it broke"));
     }
   };
   nodes_.on_bulk(std::move(hooks));
@@ -118,12 +118,12 @@ void Prunes::round(bool asked, bool dry_run, Engine::Answer done) {
                guard = std::weak_ptr<int>(alive_)] {
     wire::Collected answer = wire::collect_store(store_, trees, blobs, ask);
     asio::post(context_, [this, guard, request = ask.request, answer = std::move(answer)] {
-      if (guard.lock()) take(request, kHead, answer);
+      if (guard.lock()) answered(request, kHead, answer);
     });
   });
 }
 
-void Prunes::take(const std::string& request, const std::string& who, wire::Collected answer) {
+void Prunes::answered(const std::string& request, const std::string& who, wire::Collected answer) {
   const auto found = rounds_.find(request);
   if (found == rounds_.end()) return;
   bool all = true;

@@ -8,7 +8,7 @@
 
 #include "agent/head/engine/engine.hpp"
 #include "agent/head/server/content_server.hpp"
-#include "agent/head/server/node_sessions.hpp"
+#include "agent/head/server/node_connections.hpp"
 #include "launcher/core/worker.hpp"
 
 // Gives disk back on the head and on all nodes: content of jobs that no job needs any more. By the
@@ -18,7 +18,7 @@ namespace dtrain::head {
 
 class Prunes {
  public:
-  Prunes(boost::asio::io_context& context, Engine& engine, NodeSessions& nodes,
+  Prunes(boost::asio::io_context& context, Engine& engine, NodeConnections& nodes,
          ContentServer& contents, const paths::HeadRoot& root);
 
   // By the clock, from now on.
@@ -32,13 +32,13 @@ class Prunes {
  private:
   struct Round;
   void round(bool asked, bool dry_run, Engine::Answer done);
-  void take(const std::string& request, const std::string& who, wire::Collected answer);
+  void answered(const std::string& request, const std::string& who, wire::Collected answer);
   void finish(const std::string& request);
   void by_the_clock(std::chrono::minutes after);
 
   boost::asio::io_context& context_;
   Engine& engine_;
-  NodeSessions& nodes_;
+  NodeConnections& nodes_;
   ContentServer& contents_;
   fs::path store_;
   boost::asio::steady_timer clock_;

@@ -18,9 +18,9 @@ struct SetupAsks::Question {
   asio::steady_timer limit;
 };
 
-SetupAsks::SetupAsks(asio::io_context& context, NodeSessions& nodes)
+SetupAsks::SetupAsks(asio::io_context& context, NodeConnections& nodes)
     : context_(context), nodes_(nodes) {
-  NodeSessions::BulkHooks hooks;
+  NodeConnections::BulkHooks hooks;
   hooks.message = [this](const NodeId& node, const wire::BulkMessage& message, std::string&) {
     const auto* logs = std::get_if<wire::SetupLogs>(&message);
     if (logs == nullptr) return;

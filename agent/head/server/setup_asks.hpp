@@ -6,7 +6,7 @@
 #include <string>
 
 #include "agent/head/engine/engine.hpp"
-#include "agent/head/server/node_sessions.hpp"
+#include "agent/head/server/node_connections.hpp"
 
 // Asks nodes for the logs of their setup, for `dtrain logs --setup`. All on the io_context's
 // thread.
@@ -14,7 +14,7 @@ namespace dtrain::head {
 
 class SetupAsks {
  public:
-  SetupAsks(boost::asio::io_context& context, NodeSessions& nodes);
+  SetupAsks(boost::asio::io_context& context, NodeConnections& nodes);
 
   // Answers {"node", "logs": [{"name", "text"}…]}, or {"error"} when the node goes away or says
   // nothing for 10 s. Error(not_found) for one that is not connected.
@@ -25,7 +25,7 @@ class SetupAsks {
   void answer(const std::string& request, nlohmann::json with);
 
   boost::asio::io_context& context_;
-  NodeSessions& nodes_;
+  NodeConnections& nodes_;
   std::map<std::string, std::shared_ptr<Question>> questions_;
 };
 

@@ -1,8 +1,8 @@
 #pragma once
 
 #include "launcher/remote/ssh/deadline.hpp"
+#include "launcher/remote/ssh/handles.hpp"
 #include "launcher/remote/ssh/options.hpp"
-#include "launcher/remote/ssh/session.hpp"
 #include "launcher/remote/ssh/settings.hpp"
 
 namespace dtrain::ssh {

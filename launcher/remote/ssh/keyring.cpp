@@ -5,7 +5,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/remote/ssh/blob.hpp"
-#include "launcher/remote/ssh/session.hpp"
+#include "launcher/remote/ssh/handles.hpp"
 
 namespace dtrain::ssh {
 namespace {

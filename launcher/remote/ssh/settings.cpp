@@ -11,8 +11,8 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/remote/ssh/handles.hpp"
 #include "launcher/remote/ssh/name_service.hpp"
-#include "launcher/remote/ssh/session.hpp"
 
 namespace dtrain::ssh {
 namespace {

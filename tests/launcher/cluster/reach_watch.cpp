@@ -28,11 +28,11 @@ TEST_CASE("only what is not reached in time is told of, and no more when that is
     changed.notify_all();
   });
   const auto now = ReachWatch::Clock::now();
-  watch.take(NodeId("quick"), ReachTry{"no answer yet", 0, now, now + 30s});
-  watch.take(NodeId("quick"), std::nullopt);
+  watch.reaching(NodeId("quick"), ReachTry{"no answer yet", 0, now, now + 30s});
+  watch.reaching(NodeId("quick"), std::nullopt);
   // One that has been tried for long is due at once, as is another after it.
   for (const char* name : {"slow", "slower"}) {
-    watch.take(NodeId(name), ReachTry{"refused", 3, now - 6s, now + 24s});
+    watch.reaching(NodeId(name), ReachTry{"refused", 3, now - 6s, now + 24s});
   }
   std::unique_lock lock(mutex);
   REQUIRE(changed.wait_for(lock, 60s, [&] { return told.size() == 2; }));

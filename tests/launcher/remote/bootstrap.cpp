@@ -164,7 +164,7 @@ TEST_CASE("bootstrap: one host gives it to the next") {
   limits.seeds = 1;
   limits.loopback = true;
   std::vector<std::string> said;
-  SessionOptions options;
+  AgentSessionOptions options;
   options.spread = std::make_shared<Spread>(limits, std::stop_token(),
                                             [&](const std::string& host, const std::string& words) {
                                               said.push_back(host + " " + words);
@@ -199,7 +199,7 @@ TEST_CASE("bootstrap: a relay that does not run there is done without") {
   // What the relay becomes executable by; the agent's file is made so before.
   const FakeProgram chmod(tools.path(), "chmod",
                           "case $2 in *.r) exit 1;; *) exec /bin/chmod \"$@\";; esac\n");
-  SessionOptions options;
+  AgentSessionOptions options;
   options.spread =
       std::make_shared<Spread>(SpreadLimits(), std::stop_token(), [](auto&&, auto&&) {});
   LocalTransport here;
@@ -231,7 +231,7 @@ TEST_CASE("bootstrap: other machines are refused by name before anything is sent
 
 TEST_CASE("bootstrap: a shell that says nothing, or ends") {
   const Home home;
-  SessionOptions options;
+  AgentSessionOptions options;
   options.open_limit = milliseconds(300);
   SUBCASE("waits for ever") {
     ShellTransport login("/bin/sh", "echo please wait; exec sleep 1000; ");

@@ -24,14 +24,14 @@ using Post = std::function<void(std::function<void()>)>;
 void check_list(const wire::TreeFiles& list);
 
 // Gives the bytes of files in order, at most wire::kTreeWindow ahead of the credit.
-class TreeSender : public std::enable_shared_from_this<TreeSender> {
+class FolderSender : public std::enable_shared_from_this<FolderSender> {
  public:
   struct Hooks {
     std::function<void(const wire::TreeData&, std::string bytes)> send;
     std::function<void(const Error&)> failed;  // a file is not as it was listed; once
   };
-  TreeSender(Worker& worker, Post post, std::string transfer, fs::path folder,
-             std::vector<FileEntry> files, Hooks hooks);
+  FolderSender(Worker& worker, Post post, std::string transfer, fs::path folder,
+               std::vector<FileEntry> files, Hooks hooks);
 
   // Begins, or begins anew from there: what was on its way is forgotten.
   void go(std::size_t file, std::uint64_t offset);
@@ -57,7 +57,7 @@ class TreeSender : public std::enable_shared_from_this<TreeSender> {
 };
 
 // Writes them into a folder of its own, made anew, and verifies size and sum of each.
-class TreeReceiver : public std::enable_shared_from_this<TreeReceiver> {
+class FolderReceiver : public std::enable_shared_from_this<FolderReceiver> {
  public:
   struct Hooks {
     std::function<void(std::size_t bytes)> credit;  // so many are written
@@ -65,9 +65,9 @@ class TreeReceiver : public std::enable_shared_from_this<TreeReceiver> {
         done;  // all is there; or not, and never will be; once
   };
   // Error(invalid) for a list without sums.
-  TreeReceiver(Worker& worker, Post post, fs::path folder, std::vector<FileEntry> files,
-               Hooks hooks);
-  ~TreeReceiver();
+  FolderReceiver(Worker& worker, Post post, fs::path folder, std::vector<FileEntry> files,
+                 Hooks hooks);
+  ~FolderReceiver();
 
   // Begins; with nothing to wait for, `done` comes at once.
   void start();

@@ -6,18 +6,18 @@
 #include <string>
 
 #include "agent/head/engine/engine.hpp"
-#include "agent/head/server/node_sessions.hpp"
-#include "agent/link/tree.hpp"
+#include "agent/head/server/node_connections.hpp"
+#include "agent/link/folder_transfer.hpp"
 #include "launcher/core/worker.hpp"
 
 // Checkpoints on their way between the head's storage and nodes that do not see it: shards to here,
 // committed checkpoints from here. All on the io_context's thread.
 namespace dtrain::head {
 
-class Trees {
+class CheckpointTransfers {
  public:
-  Trees(boost::asio::io_context& context, Engine& engine, NodeSessions& nodes);
-  ~Trees();
+  CheckpointTransfers(boost::asio::io_context& context, Engine& engine, NodeConnections& nodes);
+  ~CheckpointTransfers();
 
   // As those of Nodes.
   std::string fetch(const NodeId& node, wire::ShardAsk ask, const fs::path& folder,
@@ -35,11 +35,11 @@ class Trees {
   void send_checkpoint(const NodeId& node, const wire::CheckpointAsk& request);
 
   Engine& engine_;
-  NodeSessions& nodes_;
+  NodeConnections& nodes_;
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
   link::Post post_;
   std::map<Key, std::shared_ptr<Fetch>> fetches_;
-  std::map<Key, std::shared_ptr<link::TreeSender>> senders_;
+  std::map<Key, std::shared_ptr<link::FolderSender>> senders_;
   Worker worker_;
 };
 

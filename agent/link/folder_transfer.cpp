@@ -1,4 +1,4 @@
-#include "agent/link/tree.hpp"
+#include "agent/link/folder_transfer.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -45,15 +45,15 @@ void check_list(const wire::TreeFiles& list) {
 
 // ---- Sending
 
-struct TreeSender::Piece {
+struct FolderSender::Piece {
   int round = 0;
   wire::TreeData data;
   std::string bytes;
   std::optional<Error> error;
 };
 
-TreeSender::TreeSender(Worker& worker, Post post, std::string transfer, fs::path folder,
-                       std::vector<FileEntry> files, Hooks hooks)
+FolderSender::FolderSender(Worker& worker, Post post, std::string transfer, fs::path folder,
+                           std::vector<FileEntry> files, Hooks hooks)
     : worker_(worker),
       post_(std::move(post)),
       transfer_(std::move(transfer)),
@@ -61,7 +61,7 @@ TreeSender::TreeSender(Worker& worker, Post post, std::string transfer, fs::path
       files_(std::move(files)),
       hooks_(std::move(hooks)) {}
 
-void TreeSender::go(std::size_t file, std::uint64_t offset) {
+void FolderSender::go(std::size_t file, std::uint64_t offset) {
   ++round_;
   file_ = file;
   offset_ = offset;
@@ -71,12 +71,12 @@ void TreeSender::go(std::size_t file, std::uint64_t offset) {
   more();
 }
 
-void TreeSender::credit(std::size_t bytes) {
+void FolderSender::credit(std::size_t bytes) {
   in_flight_ -= std::min(bytes, in_flight_);
   more();
 }
 
-void TreeSender::more() {
+void FolderSender::more() {
   while (!over_ && file_ < files_.size() && offset_ >= files_[file_].size) {
     ++file_;
     offset_ = 0;
@@ -105,7 +105,7 @@ void TreeSender::more() {
   });
 }
 
-void TreeSender::got(Piece piece) {
+void FolderSender::got(Piece piece) {
   if (piece.round != round_ || over_) return;
   reading_ = false;
   if (piece.error) {
@@ -121,7 +121,7 @@ void TreeSender::got(Piece piece) {
 
 // ---- Receiving
 
-struct TreeReceiver::Writer {
+struct FolderReceiver::Writer {
   fs::path folder;
   std::vector<FileEntry> files;
   std::size_t next = 0;  // the file that is to be opened next
@@ -166,8 +166,8 @@ struct TreeReceiver::Writer {
   }
 };
 
-TreeReceiver::TreeReceiver(Worker& worker, Post post, fs::path folder, std::vector<FileEntry> files,
-                           Hooks hooks)
+FolderReceiver::FolderReceiver(Worker& worker, Post post, fs::path folder,
+                               std::vector<FileEntry> files, Hooks hooks)
     : worker_(worker),
       post_(std::move(post)),
       files_(std::move(files)),
@@ -182,16 +182,16 @@ TreeReceiver::TreeReceiver(Worker& worker, Post post, fs::path folder, std::vect
   writer_->files = files_;
 }
 
-TreeReceiver::~TreeReceiver() = default;
+FolderReceiver::~FolderReceiver() = default;
 
-void TreeReceiver::skip_empty() {
+void FolderReceiver::skip_empty() {
   while (file_ < files_.size() && offset_ >= files_[file_].size) {
     ++file_;
     offset_ = 0;
   }
 }
 
-void TreeReceiver::start() {
+void FolderReceiver::start() {
   skip_empty();
   const bool last = file_ >= files_.size();
   worker_.add([writer = writer_, post = post_, weak = weak_from_this(), last] {
@@ -207,7 +207,7 @@ void TreeReceiver::start() {
   });
 }
 
-void TreeReceiver::take(const wire::TreeData& data, std::string bytes) {
+void FolderReceiver::take(const wire::TreeData& data, std::string bytes) {
   if (over_ || file_ >= files_.size() || data.file != file_ || data.offset != offset_ ||
       bytes.empty() || bytes.size() > files_[file_].size - offset_) {
     return;
@@ -229,7 +229,7 @@ void TreeReceiver::take(const wire::TreeData& data, std::string bytes) {
       });
 }
 
-void TreeReceiver::written(std::size_t bytes, const std::optional<Error>& failed, bool last) {
+void FolderReceiver::written(std::size_t bytes, const std::optional<Error>& failed, bool last) {
   if (over_) return;
   if (failed || last) {
     over_ = true;

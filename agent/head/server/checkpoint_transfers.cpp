@@ -1,4 +1,4 @@
-#include "agent/head/server/trees.hpp"
+#include "agent/head/server/checkpoint_transfers.hpp"
 
 #include <boost/asio/post.hpp>
 
@@ -10,14 +10,15 @@ namespace dtrain::head {
 
 namespace asio = boost::asio;
 
-struct Trees::Fetch {
+struct CheckpointTransfers::Fetch {
   wire::ShardAsk ask;
   fs::path folder;
   Nodes::Fetched done;
-  std::shared_ptr<link::TreeReceiver> receiver;
+  std::shared_ptr<link::FolderReceiver> receiver;
 };
 
-Trees::Trees(asio::io_context& context, Engine& engine, NodeSessions& nodes)
+CheckpointTransfers::CheckpointTransfers(asio::io_context& context, Engine& engine,
+                                         NodeConnections& nodes)
     : engine_(engine),
       nodes_(nodes),
       post_([&context, guard = std::weak_ptr<int>(alive_)](std::function<void()> task) {
@@ -25,7 +26,7 @@ Trees::Trees(asio::io_context& context, Engine& engine, NodeSessions& nodes)
           if (guard.lock()) task();
         });
       }) {
-  NodeSessions::BulkHooks hooks;
+  NodeConnections::BulkHooks hooks;
   hooks.message = [this](const NodeId& node, const wire::BulkMessage& each, std::string& bytes) {
     message(node, each, bytes);
   };
@@ -36,12 +37,12 @@ Trees::Trees(asio::io_context& context, Engine& engine, NodeSessions& nodes)
   nodes_.on_bulk(std::move(hooks));
 }
 
-Trees::~Trees() {
+CheckpointTransfers::~CheckpointTransfers() {
   alive_.reset();
 }
 
-std::string Trees::fetch(const NodeId& node, wire::ShardAsk ask, const fs::path& folder,
-                         Nodes::Fetched done) {
+std::string CheckpointTransfers::fetch(const NodeId& node, wire::ShardAsk ask,
+                                       const fs::path& folder, Nodes::Fetched done) {
   ask.transfer = random_hex(8);
   const auto fetch = std::make_shared<Fetch>(Fetch{ask, folder, std::move(done), nullptr});
   fetches_[{node, ask.transfer}] = fetch;
@@ -49,18 +50,18 @@ std::string Trees::fetch(const NodeId& node, wire::ShardAsk ask, const fs::path&
   return ask.transfer;
 }
 
-void Trees::taken(const NodeId& node, const std::string& transfer,
-                  const std::optional<Error>& error) {
+void CheckpointTransfers::taken(const NodeId& node, const std::string& transfer,
+                                const std::optional<Error>& error) {
   nodes_.send_bulk(node, wire::TreeEnd{transfer, error});
 }
 
-void Trees::opened(const NodeId& node) {
+void CheckpointTransfers::opened(const NodeId& node) {
   for (const auto& [key, fetch] : fetches_) {
     if (key.first == node) nodes_.send_bulk(node, fetch->ask);
   }
 }
 
-void Trees::give_up(const NodeId& node) {
+void CheckpointTransfers::give_up(const NodeId& node) {
   std::vector<Key> keys;
   for (const auto& [key, fetch] : fetches_) {
     if (key.first == node) keys.push_back(key);
@@ -73,20 +74,20 @@ void Trees::give_up(const NodeId& node) {
   }
 }
 
-void Trees::begin(const Key& key, const wire::TreeFiles& files) {
+void CheckpointTransfers::begin(const Key& key, const wire::TreeFiles& files) {
   const auto found = fetches_.find(key);
   if (found == fetches_.end()) return;
   Fetch& fetch = *found->second;
   if (fetch.receiver && fetch.receiver->files() != files.files) fetch.receiver.reset();
   if (!fetch.receiver) {
-    link::TreeReceiver::Hooks hooks;
+    link::FolderReceiver::Hooks hooks;
     hooks.credit = [this, key](std::size_t bytes) {
       nodes_.send_bulk(key.first, wire::TreeCredit{key.second, bytes});
     };
     hooks.done = [this, key](std::optional<Error> error) { finish(key, std::move(error), true); };
     try {
-      fetch.receiver = std::make_shared<link::TreeReceiver>(worker_, post_, fetch.folder,
-                                                            files.files, std::move(hooks));
+      fetch.receiver = std::make_shared<link::FolderReceiver>(worker_, post_, fetch.folder,
+                                                              files.files, std::move(hooks));
     } catch (const Error& error) {
       finish(key, error, true);
       return;
@@ -97,7 +98,7 @@ void Trees::begin(const Key& key, const wire::TreeFiles& files) {
                                            fetch.receiver->next_offset()});
 }
 
-void Trees::finish(const Key& key, std::optional<Error> error, bool tell) {
+void CheckpointTransfers::finish(const Key& key, std::optional<Error> error, bool tell) {
   const auto found = fetches_.find(key);
   if (found == fetches_.end()) return;
   const std::shared_ptr<Fetch> fetch = found->second;
@@ -117,7 +118,7 @@ void Trees::finish(const Key& key, std::optional<Error> error, bool tell) {
 }
 
 // A node wants the checkpoint from which its ranks are to go on.
-void Trees::send_checkpoint(const NodeId& node, const wire::CheckpointAsk& request) {
+void CheckpointTransfers::send_checkpoint(const NodeId& node, const wire::CheckpointAsk& request) {
   std::optional<fs::path> folder;
   try {
     if (engine_.knows_share(node, request.job, engine_.newest_attempt(request.job))) {
@@ -148,7 +149,7 @@ void Trees::send_checkpoint(const NodeId& node, const wire::CheckpointAsk& reque
         nodes_.send_bulk(key.first, wire::TreeEnd{key.second, failed});
         return;
       }
-      link::TreeSender::Hooks hooks;
+      link::FolderSender::Hooks hooks;
       hooks.send = [this, node = key.first](const wire::TreeData& data, std::string bytes) {
         nodes_.send_bulk(node, data, std::move(bytes));
       };
@@ -156,14 +157,15 @@ void Trees::send_checkpoint(const NodeId& node, const wire::CheckpointAsk& reque
         senders_.erase(key);
         nodes_.send_bulk(key.first, wire::TreeEnd{key.second, error});
       };
-      senders_[key] = std::make_shared<link::TreeSender>(worker_, post_, key.second, path, files,
-                                                         std::move(hooks));
+      senders_[key] = std::make_shared<link::FolderSender>(worker_, post_, key.second, path, files,
+                                                           std::move(hooks));
       nodes_.send_bulk(key.first, wire::TreeFiles{key.second, files});
     });
   });
 }
 
-void Trees::message(const NodeId& node, const wire::BulkMessage& message, std::string& bytes) {
+void CheckpointTransfers::message(const NodeId& node, const wire::BulkMessage& message,
+                                  std::string& bytes) {
   if (const auto* ask = std::get_if<wire::CheckpointAsk>(&message)) {
     send_checkpoint(node, *ask);
   } else if (const auto* files = std::get_if<wire::TreeFiles>(&message)) {

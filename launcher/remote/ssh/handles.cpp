@@ -1,4 +1,4 @@
-#include "launcher/remote/ssh/session.hpp"
+#include "launcher/remote/ssh/handles.hpp"
 
 #include <new>
 

@@ -21,8 +21,8 @@ struct Entry {
 // What a plain scalar means. YAML's 1.2 rules, and yes, no, on and off as PyYAML reads them.
 enum class ScalarType { null, boolean, whole, number, text };
 
-// One value of the text. An alias is the same Node again: the tree is a graph without cycles, its
-// size after aliases is bounded.
+// One value of the text. An alias is the same Node again: the document is a graph without cycles,
+// its size after aliases is bounded.
 struct Node {
   enum class Kind { null, scalar, sequence, mapping };
 
@@ -54,7 +54,7 @@ struct Repeated {
   Place last;
 };
 
-class Tree {
+class Document {
  public:
   const Node& root() const noexcept { return *root_; }
   // At most Report::kMost; whether they are problems is the reader's matter.
@@ -63,7 +63,7 @@ class Tree {
   Place place(const Path& path) const;
 
  private:
-  friend class TreeBuilder;
+  friend class DocumentBuilder;
   std::deque<Node> nodes_;
   const Node* root_ = nullptr;
   std::vector<Repeated> repeated_;
@@ -78,6 +78,6 @@ inline constexpr std::size_t kMaxMarks = 500'000;       // [ ] { } , & * !, anyw
 
 // Reads one YAML document. What makes the text unreadable or too large throws SpecError at once. An
 // empty text is null.
-Tree parse_tree(std::string_view text, Report& report);
+Document parse_document(std::string_view text, Report& report);
 
 }  // namespace dtrain::spec

@@ -1,4 +1,4 @@
-#include "agent/head/server/node_sessions.hpp"
+#include "agent/head/server/node_connections.hpp"
 
 #include <sys/resource.h>
 
@@ -14,7 +14,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
-#include "agent/head/server/trees.hpp"
+#include "agent/head/server/checkpoint_transfers.hpp"
 #include "agent/node/facts.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
@@ -56,7 +56,7 @@ std::string text_of(const wire::HeadMessage& message) {
 
 }  // namespace
 
-NodeSessions::NodeSessions(asio::io_context& context, paths::HeadRoot root, HeadConfig config)
+NodeConnections::NodeConnections(asio::io_context& context, paths::HeadRoot root, HeadConfig config)
     : context_(context),
       config_(context, std::move(root), std::move(config)),
       machine_(node::gather_facts().machine),
@@ -71,7 +71,7 @@ NodeSessions::NodeSessions(asio::io_context& context, paths::HeadRoot root, Head
             engine_->pairs_checked(job, attempt, broken);
           }) {}
 
-void NodeSessions::listen() {
+void NodeConnections::listen() {
   const int kept = config_->wanted_port != 0 ? config_->wanted_port : config_->port;
   std::vector<int> ports;
   if (kept != 0) ports.push_back(kept);
@@ -94,7 +94,7 @@ void NodeSessions::listen() {
   asio::co_spawn(context_, wait_for_port(kept), asio::detached);
 }
 
-asio::awaitable<void> NodeSessions::wait_for_port(int port) {
+asio::awaitable<void> NodeConnections::wait_for_port(int port) {
   co_await port_.open_when_free(port);
   problem_.clear();
   log::info("the head's port is free again", {{"port", std::to_string(port)}});
@@ -105,7 +105,7 @@ asio::awaitable<void> NodeSessions::wait_for_port(int port) {
                  });
 }
 
-void NodeSessions::serve(Engine& engine) {
+void NodeConnections::serve(Engine& engine) {
   engine_ = &engine;
   // Out of descriptors: one of those that prove nothing gives its own up.
   port_.serve([this](tcp::socket socket) { greet(std::move(socket)); },
@@ -116,7 +116,7 @@ void NodeSessions::serve(Engine& engine) {
 }
 
 // Half of its life is over: a new one, from our own CA. Read anew at each connection.
-asio::awaitable<void> NodeSessions::keep_own_certificate() {
+asio::awaitable<void> NodeConnections::keep_own_certificate() {
   asio::steady_timer timer(context_);
   while (true) {
     try {
@@ -133,7 +133,7 @@ asio::awaitable<void> NodeSessions::keep_own_certificate() {
 }
 
 // From here until it has proven who it is, it may be dropped for another.
-void NodeSessions::greet(tcp::socket socket) {
+void NodeConnections::greet(tcp::socket socket) {
   error_code unknown;
   const auto remote = socket.remote_endpoint(unknown);
   if (unknown) return;  // it is gone again
@@ -150,7 +150,7 @@ void NodeSessions::greet(tcp::socket socket) {
 
 // Read anew when it has been written anew: a renewed identity counts at once, and whoever only
 // knocks costs little.
-std::shared_ptr<asio::ssl::context> NodeSessions::own_identity() {
+std::shared_ptr<asio::ssl::context> NodeConnections::own_identity() {
   const auto written = fs::last_write_time(config_.root().identity() / "cert.pem");
   if (!identity_ || written != identity_written_) {
     identity_ = wire::tls_context(config_.root().identity(), wire::PeerName::Role::head);
@@ -159,7 +159,7 @@ std::shared_ptr<asio::ssl::context> NodeSessions::own_identity() {
   return identity_;
 }
 
-void NodeSessions::tell_drops() {
+void NodeConnections::tell_drops() {
   const auto now = std::chrono::steady_clock::now();
   if (greetings_.dropped() == drops_told_ || now - drops_told_at_ < kTellDropsEvery) return;
   log::warn("connections that did not say who they are were dropped for others",
@@ -168,7 +168,7 @@ void NodeSessions::tell_drops() {
   drops_told_at_ = now;
 }
 
-asio::awaitable<void> NodeSessions::welcome(tcp::socket socket, std::uint64_t number) {
+asio::awaitable<void> NodeConnections::welcome(tcp::socket socket, std::uint64_t number) {
   bool proven = false;
   try {
     const auto tls = own_identity();
@@ -199,7 +199,7 @@ asio::awaitable<void> NodeSessions::welcome(tcp::socket socket, std::uint64_t nu
   }
 }
 
-asio::awaitable<void> NodeSessions::serve_control(wire::AcceptedPeer peer) {
+asio::awaitable<void> NodeConnections::serve_control(wire::AcceptedPeer peer) {
   const wire::FrameStreamPtr stream = peer.stream;
   const NodeId id = peer.name.node;
   const wire::Frame first = co_await stream->read();
@@ -224,22 +224,22 @@ asio::awaitable<void> NodeSessions::serve_control(wire::AcceptedPeer peer) {
     stream->close();
     throw refusal;
   }
-  Session& session = sessions_[id];
-  if (session.control) session.control->abort();
-  if (session.bulk) {
-    session.bulk->abort();
-    session.bulk.reset();
+  Connection& connection = connections_[id];
+  if (connection.control) connection.control->abort();
+  if (connection.bulk) {
+    connection.bulk->abort();
+    connection.bulk.reset();
     bulk_gone(id);
   }
-  session.control = stream;
+  connection.control = stream;
   // What a node says of its machine is believed of ours only when it comes from here: on it stands
   // which of its files are taken to be the head's own.
   const bool claims_ours = hello->machine == machine_;
-  session.same_machine = claims_ours && stream->peer_is_here();
-  session.features = {hello->features.begin(), hello->features.end()};
+  connection.same_machine = claims_ours && stream->peer_is_here();
+  connection.features = {hello->features.begin(), hello->features.end()};
   wire::Welcome welcome;
   welcome.features = wire::kNodeFeatures;
-  welcome.mirror = !session.same_machine && session.features.contains("mirror");
+  welcome.mirror = !connection.same_machine && connection.features.contains("mirror");
   const wire::HeadMessage greeting = welcome;
   stream->send_text(text_of(greeting));
   log::info("a node joined", {{"node", id.str()}, {"address", hello->address}});
@@ -251,7 +251,7 @@ asio::awaitable<void> NodeSessions::serve_control(wire::AcceptedPeer peer) {
   info.features = hello->features;
   info.boot_id = hello->boot_id;
   info.machine = hello->machine;
-  if (claims_ours && !session.same_machine) info.machine += " seen from " + id.str();
+  if (claims_ours && !connection.same_machine) info.machine += " seen from " + id.str();
   info.version = hello->agent_version;
   info.root = hello->root;
   info.log = hello->log;
@@ -267,30 +267,30 @@ asio::awaitable<void> NodeSessions::serve_control(wire::AcceptedPeer peer) {
   try {
     while (true) {
       const wire::Frame frame = co_await stream->read();
-      const auto mine = sessions_.find(id);
-      if (mine == sessions_.end() || mine->second.control != stream) break;  // revoked, or anew
+      const auto mine = connections_.find(id);
+      if (mine == connections_.end() || mine->second.control != stream) break;  // revoked, or anew
       engine_->heard(id);
       const nlohmann::json json = wire::parse_json(frame.bytes, "a node's message");
       wire::handler_does(wire::get_string(json, "type") + " of " + id.str());
-      take(id, wire::node_message_from_json(json), stream);
+      handle(id, wire::node_message_from_json(json), stream);
     }
   } catch (const std::exception& error) {
     reason = error.what();
   }
   stream->abort();
-  const auto found = sessions_.find(id);
-  if (found == sessions_.end() || found->second.control != stream) co_return;  // it came anew
+  const auto found = connections_.find(id);
+  if (found == connections_.end() || found->second.control != stream) co_return;  // it came anew
   log::warn("a node is gone", {{"node", id.str()}, {"reason", reason}});
   const bool had_bulk = found->second.bulk != nullptr;
   if (had_bulk) found->second.bulk->abort();
-  sessions_.erase(found);
+  connections_.erase(found);
   if (had_bulk) bulk_gone(id);
   pairs_.gone(id);
   engine_->gone(id);
 }
 
-void NodeSessions::take(const NodeId& node, wire::NodeMessage message,
-                        const wire::FrameStreamPtr& stream) {
+void NodeConnections::handle(const NodeId& node, wire::NodeMessage message,
+                             const wire::FrameStreamPtr& stream) {
   if (std::holds_alternative<wire::Heartbeat>(message)) {
     const wire::HeadMessage answer = wire::Heartbeat{};
     stream->send_text(text_of(answer));
@@ -315,11 +315,11 @@ void NodeSessions::take(const NodeId& node, wire::NodeMessage message,
   }
 }
 
-asio::awaitable<void> NodeSessions::serve_bulk(wire::AcceptedPeer peer) {
+asio::awaitable<void> NodeConnections::serve_bulk(wire::AcceptedPeer peer) {
   const wire::FrameStreamPtr stream = peer.stream;
   const NodeId id = peer.name.node;
-  const auto found = sessions_.find(id);
-  if (found == sessions_.end()) {
+  const auto found = connections_.find(id);
+  if (found == connections_.end()) {
     stream->abort();
     throw Error(ErrorCode::conflict, id.str() + " opened its bulk connection before it joined");
   }
@@ -343,8 +343,8 @@ asio::awaitable<void> NodeSessions::serve_bulk(wire::AcceptedPeer peer) {
         wire::Frame data = co_await stream->read();
         bytes = std::move(data.bytes);
       }
-      const auto mine = sessions_.find(id);
-      if (mine == sessions_.end() || mine->second.bulk != stream) break;  // revoked, or anew
+      const auto mine = connections_.find(id);
+      if (mine == connections_.end() || mine->second.bulk != stream) break;  // revoked, or anew
       for (const BulkHooks& hooks : bulk_hooks_) {
         if (hooks.message) hooks.message(id, message, bytes);
       }
@@ -353,21 +353,21 @@ asio::awaitable<void> NodeSessions::serve_bulk(wire::AcceptedPeer peer) {
     reason = error.what();
   }
   stream->abort();
-  const auto still = sessions_.find(id);
-  if (still != sessions_.end() && still->second.bulk == stream) {
+  const auto still = connections_.find(id);
+  if (still != connections_.end() && still->second.bulk == stream) {
     still->second.bulk.reset();
     bulk_gone(id);
   }
 }
 
-void NodeSessions::bulk_gone(const NodeId& node) {
+void NodeConnections::bulk_gone(const NodeId& node) {
   for (const BulkHooks& hooks : bulk_hooks_) {
     if (hooks.gone) hooks.gone(node);
   }
 }
 
 // For exactly the name of the certificate that this connection was made with.
-void NodeSessions::renew(const NodeId& node, const std::string& request) {
+void NodeConnections::renew(const NodeId& node, const std::string& request) {
   try {
     tell(node, wire::NewCertificate{
                    sign_again(config_.root(), node, request, std::chrono::system_clock::now())});
@@ -377,28 +377,28 @@ void NodeSessions::renew(const NodeId& node, const std::string& request) {
   }
 }
 
-void NodeSessions::tell(const NodeId& node, const wire::HeadMessage& message) {
-  const auto found = sessions_.find(node);
-  if (found != sessions_.end()) found->second.control->send_text(text_of(message));
+void NodeConnections::tell(const NodeId& node, const wire::HeadMessage& message) {
+  const auto found = connections_.find(node);
+  if (found != connections_.end()) found->second.control->send_text(text_of(message));
 }
 
-void NodeSessions::start(const NodeId& node, const wire::AttemptSpec& spec,
-                         const std::map<std::string, std::string>& secrets) {
+void NodeConnections::start(const NodeId& node, const wire::AttemptSpec& spec,
+                            const std::map<std::string, std::string>& secrets) {
   tell(node, wire::StartAttempt{spec, secrets});
 }
 
-void NodeSessions::send(const NodeId& node, const JobId& job, int attempt,
-                        const wire::AttemptCommand& command) {
+void NodeConnections::send(const NodeId& node, const JobId& job, int attempt,
+                           const wire::AttemptCommand& command) {
   tell(node, wire::ToSupervisor{job, attempt, command});
 }
 
-void NodeSessions::forget(const NodeId& node, const JobId& job) {
+void NodeConnections::forget(const NodeId& node, const JobId& job) {
   tell(node, wire::ForgetJob{job});
 }
 
-void NodeSessions::stage(const NodeId& node, const wire::Stage& wanted) {
-  const auto found = sessions_.find(node);
-  if (found == sessions_.end()) return;
+void NodeConnections::stage(const NodeId& node, const wire::Stage& wanted) {
+  const auto found = connections_.find(node);
+  if (found == connections_.end()) return;
   if (found->second.features.contains("content")) {
     tell(node, wanted);
     return;
@@ -410,49 +410,49 @@ void NodeSessions::stage(const NodeId& node, const wire::Stage& wanted) {
   });
 }
 
-void NodeSessions::unstage(const NodeId& node, const JobId& job, int attempt) {
-  const auto found = sessions_.find(node);
-  if (found != sessions_.end() && found->second.features.contains("content")) {
+void NodeConnections::unstage(const NodeId& node, const JobId& job, int attempt) {
+  const auto found = connections_.find(node);
+  if (found != connections_.end() && found->second.features.contains("content")) {
     tell(node, wire::Unstage{job, attempt});
   }
 }
 
-void NodeSessions::prepare(const NodeId& node, const wire::PrepareAttempt& what) {
+void NodeConnections::prepare(const NodeId& node, const wire::PrepareAttempt& what) {
   tell(node, what);
 }
 
-void NodeSessions::check_pairs(const JobId& job, int attempt, std::vector<PairMember> members) {
+void NodeConnections::check_pairs(const JobId& job, int attempt, std::vector<PairMember> members) {
   pairs_.start(job, attempt, std::move(members));
 }
 
-std::string NodeSessions::fetch_shard(const NodeId& node, wire::ShardAsk ask,
-                                      const fs::path& folder, Fetched done) {
-  return trees_->fetch(node, std::move(ask), folder, std::move(done));
+std::string NodeConnections::fetch_shard(const NodeId& node, wire::ShardAsk ask,
+                                         const fs::path& folder, Fetched done) {
+  return transfers_->fetch(node, std::move(ask), folder, std::move(done));
 }
 
-void NodeSessions::shard_taken(const NodeId& node, const std::string& transfer,
-                               const std::optional<Error>& error) {
-  trees_->taken(node, transfer, error);
+void NodeConnections::shard_taken(const NodeId& node, const std::string& transfer,
+                                  const std::optional<Error>& error) {
+  transfers_->taken(node, transfer, error);
 }
 
-void NodeSessions::give_up(const NodeId& node) {
-  trees_->give_up(node);
+void NodeConnections::give_up(const NodeId& node) {
+  transfers_->give_up(node);
 }
 
-void NodeSessions::revoke(const NodeId& node, Revoked done) {
+void NodeConnections::revoke(const NodeId& node, Revoked done) {
   config_.shut_out(node, [this, node, done = std::move(done)](const std::optional<Error>& failed) {
     if (!failed) end_all(node);
     done(failed);
   });
 }
 
-void NodeSessions::end_all(const NodeId& node) {
+void NodeConnections::end_all(const NodeId& node) {
   if (end_content_) end_content_(node);
-  const auto found = sessions_.find(node);
-  if (found == sessions_.end()) return;
+  const auto found = connections_.find(node);
+  if (found == connections_.end()) return;
   const wire::FrameStreamPtr control = found->second.control;
   const wire::FrameStreamPtr bulk = found->second.bulk;
-  sessions_.erase(found);
+  connections_.erase(found);
   if (bulk) {
     bulk->abort();
     bulk_gone(node);
@@ -462,50 +462,50 @@ void NodeSessions::end_all(const NodeId& node) {
   control->close();
 }
 
-bool NodeSessions::connected(const NodeId& node) const {
-  return sessions_.contains(node);
+bool NodeConnections::connected(const NodeId& node) const {
+  return connections_.contains(node);
 }
 
-bool NodeSessions::has_feature(const NodeId& node, const std::string& feature) const {
-  const auto found = sessions_.find(node);
-  return found != sessions_.end() && found->second.features.contains(feature);
+bool NodeConnections::has_feature(const NodeId& node, const std::string& feature) const {
+  const auto found = connections_.find(node);
+  return found != connections_.end() && found->second.features.contains(feature);
 }
 
-bool NodeSessions::takes_commands(const NodeId& node) const {
-  const auto found = sessions_.find(node);
-  return found != sessions_.end() && found->second.bulk && found->second.bulk->is_open();
+bool NodeConnections::takes_commands(const NodeId& node) const {
+  const auto found = connections_.find(node);
+  return found != connections_.end() && found->second.bulk && found->second.bulk->is_open();
 }
 
-std::vector<NodeId> NodeSessions::nodes_for_commands() const {
+std::vector<NodeId> NodeConnections::nodes_for_commands() const {
   std::vector<NodeId> nodes;
   for (const bool here : {true, false}) {
-    for (const auto& [id, session] : sessions_) {
-      if (session.same_machine == here && takes_commands(id)) nodes.push_back(id);
+    for (const auto& [id, connection] : connections_) {
+      if (connection.same_machine == here && takes_commands(id)) nodes.push_back(id);
     }
   }
   return nodes;
 }
 
-bool NodeSessions::opens_bulk() const {
-  return std::any_of(sessions_.begin(), sessions_.end(),
+bool NodeConnections::opens_bulk() const {
+  return std::any_of(connections_.begin(), connections_.end(),
                      [](const auto& each) { return each.second.control && !each.second.bulk; });
 }
 
-void NodeSessions::send_bulk(const NodeId& node, const wire::BulkMessage& message,
-                             std::string bytes) {
-  const auto found = sessions_.find(node);
-  if (found == sessions_.end() || !found->second.bulk) return;
+void NodeConnections::send_bulk(const NodeId& node, const wire::BulkMessage& message,
+                                std::string bytes) {
+  const auto found = connections_.find(node);
+  if (found == connections_.end() || !found->second.bulk) return;
   found->second.bulk->send_text(wire::dump(wire::to_json(message)));
   if (wire::carries_bytes(message)) found->second.bulk->send({false, std::move(bytes)});
 }
 
-asio::awaitable<std::vector<NodeId>> NodeSessions::shut_down(std::chrono::milliseconds limit) {
+asio::awaitable<std::vector<NodeId>> NodeConnections::shut_down(std::chrono::milliseconds limit) {
   std::vector<NodeId> told;
-  for (const auto& [id, session] : sessions_) told.push_back(id);
+  for (const auto& [id, connection] : connections_) told.push_back(id);
   for (const NodeId& node : told) tell(node, wire::Shutdown{});
   const auto until = std::chrono::steady_clock::now() + limit;
   asio::steady_timer timer(context_);
-  while (!sessions_.empty() && std::chrono::steady_clock::now() < until) {
+  while (!connections_.empty() && std::chrono::steady_clock::now() < until) {
     timer.expires_after(2ms);
     error_code ignored;
     co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));

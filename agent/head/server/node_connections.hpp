@@ -21,11 +21,11 @@
 // The nodes' connections: the one TLS port of a cluster. All on the io_context's thread.
 namespace dtrain::head {
 
-class Trees;
+class CheckpointTransfers;
 
-class NodeSessions final : public Nodes {
+class NodeConnections final : public Nodes {
  public:
-  NodeSessions(boost::asio::io_context& context, paths::HeadRoot root, HeadConfig config);
+  NodeConnections(boost::asio::io_context& context, paths::HeadRoot root, HeadConfig config);
 
   // Opens the port and writes it to head.json. The one that the nodes know is kept: when it is
   // taken it is tried again until it is free, and problem() says so. Throws Error(exhausted) when
@@ -53,8 +53,8 @@ class NodeSessions final : public Nodes {
   void give_up(const NodeId& node) override;
   void revoke(const NodeId& node, Revoked done) override;
 
-  // Who brings folders to and from nodes; set before serve().
-  void use(Trees& trees) { trees_ = &trees; }
+  // Who brings checkpoints to and from nodes; set before serve().
+  void use(CheckpointTransfers& transfers) { transfers_ = &transfers; }
   const PairTests& pair_tests() const { return pairs_; }
   const std::string& machine() const { return machine_; }  // as nodes say it of theirs
   ConfigFile& config() { return config_; }
@@ -88,7 +88,7 @@ class NodeSessions final : public Nodes {
   boost::asio::awaitable<std::vector<NodeId>> shut_down(std::chrono::milliseconds limit);
 
  private:
-  struct Session {
+  struct Connection {
     wire::FrameStreamPtr control;
     wire::FrameStreamPtr bulk;
     bool same_machine = false;
@@ -103,7 +103,7 @@ class NodeSessions final : public Nodes {
   boost::asio::awaitable<void> welcome(boost::asio::ip::tcp::socket socket, std::uint64_t number);
   boost::asio::awaitable<void> serve_control(wire::AcceptedPeer peer);
   boost::asio::awaitable<void> serve_bulk(wire::AcceptedPeer peer);
-  void take(const NodeId& node, wire::NodeMessage message, const wire::FrameStreamPtr& stream);
+  void handle(const NodeId& node, wire::NodeMessage message, const wire::FrameStreamPtr& stream);
   void tell(const NodeId& node, const wire::HeadMessage& message);
   void bulk_gone(const NodeId& node);
   void renew(const NodeId& node, const std::string& request);
@@ -123,9 +123,9 @@ class NodeSessions final : public Nodes {
   std::uint64_t drops_told_ = 0;
   std::chrono::steady_clock::time_point drops_told_at_;
   std::vector<BulkHooks> bulk_hooks_;
-  Trees* trees_ = nullptr;
+  CheckpointTransfers* transfers_ = nullptr;
   PairTests pairs_;
-  std::map<NodeId, Session> sessions_;
+  std::map<NodeId, Connection> connections_;
 };
 
 }  // namespace dtrain::head

@@ -1,4 +1,4 @@
-#include "agent/node/trees.hpp"
+#include "agent/node/checkpoint_transfers.hpp"
 
 #include <doctest/doctest.h>
 
@@ -22,7 +22,7 @@ struct World {
       context.get_executor()};
   std::vector<wire::BulkMessage> sent;
   std::vector<wire::AttemptPrepared> prepared;
-  node::Trees trees{
+  node::CheckpointTransfers transfers{
       context.get_executor(), paths::NodeRoot{folder.path()},
       [this](const wire::BulkMessage& message, std::string) { sent.push_back(message); },
       [this](const wire::AttemptPrepared& answer) { prepared.push_back(answer); }};
@@ -46,7 +46,7 @@ struct World {
 
 TEST_CASE("an attempt without a checkpoint is ready at once") {
   World world;
-  world.trees.prepare(world.request(1));
+  world.transfers.prepare(world.request(1));
   world.run_until([&] { return !world.prepared.empty(); });
   CHECK(world.prepared[0].attempt == 1);
   CHECK_FALSE(world.prepared[0].error);
@@ -55,12 +55,12 @@ TEST_CASE("an attempt without a checkpoint is ready at once") {
 
 TEST_CASE("a checkpoint is asked for once, however often the head asks") {
   World world;
-  world.trees.connected(true);
-  world.trees.prepare(world.request(1, 3));
-  world.trees.prepare(world.request(1, 3));
+  world.transfers.connected(true);
+  world.transfers.prepare(world.request(1, 3));
+  world.transfers.prepare(world.request(1, 3));
   world.run_until([&] { return !world.sent.empty(); });
   // Were there a second, it would have been posted before what follows here.
-  world.trees.prepare({JobId("other"), 1, {}, {}, {}});
+  world.transfers.prepare({JobId("other"), 1, {}, {}, {}});
   world.run_until([&] { return !world.prepared.empty(); });
   REQUIRE(world.sent.size() == 1);
   CHECK(std::get<wire::CheckpointAsk>(world.sent[0]).number == 3);
@@ -68,11 +68,11 @@ TEST_CASE("a checkpoint is asked for once, however often the head asks") {
 
 TEST_CASE("a newer attempt's checkpoint takes the place of what an older one waited for") {
   World world;
-  world.trees.connected(true);
-  world.trees.prepare(world.request(1, 3));
+  world.transfers.connected(true);
+  world.transfers.prepare(world.request(1, 3));
   world.run_until([&] { return !world.sent.empty(); });
   const auto first = std::get<wire::CheckpointAsk>(world.sent[0]);
-  world.trees.prepare(world.request(2, 3));
+  world.transfers.prepare(world.request(2, 3));
   world.run_until([&] { return world.sent.size() == 3; });
   const auto& end = std::get<wire::TreeEnd>(world.sent[1]);
   CHECK(end.transfer == first.transfer);
@@ -80,12 +80,12 @@ TEST_CASE("a newer attempt's checkpoint takes the place of what an older one wai
   const auto second = std::get<wire::CheckpointAsk>(world.sent[2]);
   CHECK(second.transfer != first.transfer);
   // What still comes for the first one is passed over.
-  world.trees.message(wire::TreeFiles{first.transfer, {{"manifest.json", 1, std::string(64, 'a')}}},
-                      {});
+  world.transfers.message(
+      wire::TreeFiles{first.transfer, {{"manifest.json", 1, std::string(64, 'a')}}}, {});
   CHECK(world.sent.size() == 3);
   CHECK(world.prepared.empty());
 
-  world.trees.forget(JobId("job-1"));
+  world.transfers.forget(JobId("job-1"));
   CHECK(std::get<wire::TreeEnd>(world.sent[3]).transfer == second.transfer);
 }
 

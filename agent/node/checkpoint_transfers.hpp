@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "agent/link/tree.hpp"
+#include "agent/link/folder_transfer.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/worker.hpp"
 #include "launcher/wire/node.hpp"
@@ -15,13 +15,14 @@
 // the head, a committed checkpoint from it. All on the executor's thread.
 namespace dtrain::node {
 
-class Trees {
+class CheckpointTransfers {
  public:
   using Send = std::function<void(const wire::BulkMessage&, std::string bytes)>;
   using Prepared = std::function<void(const wire::AttemptPrepared&)>;
 
-  Trees(boost::asio::any_io_executor executor, paths::NodeRoot root, Send send, Prepared prepared);
-  ~Trees();
+  CheckpointTransfers(boost::asio::any_io_executor executor, paths::NodeRoot root, Send send,
+                      Prepared prepared);
+  ~CheckpointTransfers();
 
   // The bulk connection is newly open, or gone.
   void connected(bool is_open);

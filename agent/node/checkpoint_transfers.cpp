@@ -1,4 +1,4 @@
-#include "agent/node/trees.hpp"
+#include "agent/node/checkpoint_transfers.hpp"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -123,24 +123,25 @@ void clear_storage(const fs::path& storage, int attempt) {
 }
 
 // A shard on its way to the head.
-struct Trees::Shard {
+struct CheckpointTransfers::Shard {
   wire::ShardAsk request;
   ShardFolder folder;
-  std::shared_ptr<link::TreeSender> sender;
+  std::shared_ptr<link::FolderSender> sender;
 };
 
 // A checkpoint on its way from it.
-struct Trees::Fetch {
+struct CheckpointTransfers::Fetch {
   wire::PrepareAttempt request;
   std::string transfer;
   fs::path place;       // empty: there is none to go on from
   bool wanted = false;  // it is not here, and the head is asked for it
-  std::shared_ptr<link::TreeReceiver> receiver;
+  std::shared_ptr<link::FolderReceiver> receiver;
 
   fs::path incoming() const { return place.string() + ".incoming-" + transfer; }
 };
 
-Trees::Trees(asio::any_io_executor executor, paths::NodeRoot root, Send send, Prepared prepared)
+CheckpointTransfers::CheckpointTransfers(asio::any_io_executor executor, paths::NodeRoot root,
+                                         Send send, Prepared prepared)
     : executor_(std::move(executor)),
       root_(std::move(root)),
       send_(std::move(send)),
@@ -151,11 +152,11 @@ Trees::Trees(asio::any_io_executor executor, paths::NodeRoot root, Send send, Pr
         });
       }) {}
 
-Trees::~Trees() {
+CheckpointTransfers::~CheckpointTransfers() {
   alive_.reset();
 }
 
-void Trees::connected(bool is_open) {
+void CheckpointTransfers::connected(bool is_open) {
   connected_ = is_open;
   shards_.clear();  // the head asks for them again
   if (!is_open) return;
@@ -164,7 +165,7 @@ void Trees::connected(bool is_open) {
   }
 }
 
-void Trees::prepare(const wire::PrepareAttempt& request) {
+void CheckpointTransfers::prepare(const wire::PrepareAttempt& request) {
   for (const auto& [transfer, fetch] : fetches_) {
     if (fetch->request.job == request.job && fetch->request.attempt == request.attempt) return;
   }
@@ -194,7 +195,8 @@ void Trees::prepare(const wire::PrepareAttempt& request) {
   });
 }
 
-void Trees::looked(const std::shared_ptr<Fetch>& fetch, std::optional<Error> error, bool there) {
+void CheckpointTransfers::looked(const std::shared_ptr<Fetch>& fetch, std::optional<Error> error,
+                                 bool there) {
   if (!fetches_.contains(fetch->transfer)) return;  // given up meanwhile
   if (error || there) {
     fetches_.erase(fetch->transfer);
@@ -205,7 +207,7 @@ void Trees::looked(const std::shared_ptr<Fetch>& fetch, std::optional<Error> err
   if (connected_) ask(*fetch);
 }
 
-void Trees::forget(const JobId& job) {
+void CheckpointTransfers::forget(const JobId& job) {
   for (auto at = fetches_.begin(); at != fetches_.end();) {
     if (at->second->request.job != job) {
       ++at;
@@ -226,11 +228,11 @@ void Trees::forget(const JobId& job) {
   }
 }
 
-void Trees::ask(const Fetch& fetch) {
+void CheckpointTransfers::ask(const Fetch& fetch) {
   send_(wire::CheckpointAsk{fetch.transfer, fetch.request.job, *fetch.request.checkpoint}, {});
 }
 
-void Trees::finish(const std::string& transfer, std::optional<Error> error) {
+void CheckpointTransfers::finish(const std::string& transfer, std::optional<Error> error) {
   const auto found = fetches_.find(transfer);
   if (found == fetches_.end()) return;
   const std::shared_ptr<Fetch> fetch = found->second;
@@ -254,13 +256,13 @@ void Trees::finish(const std::string& transfer, std::optional<Error> error) {
 }
 
 // The head has listed the files of a checkpoint.
-void Trees::begin(const std::string& transfer, const wire::TreeFiles& files) {
+void CheckpointTransfers::begin(const std::string& transfer, const wire::TreeFiles& files) {
   const auto found = fetches_.find(transfer);
   if (found == fetches_.end()) return;
   Fetch& fetch = *found->second;
   if (fetch.receiver && fetch.receiver->files() != files.files) fetch.receiver.reset();
   if (!fetch.receiver) {
-    link::TreeReceiver::Hooks hooks;
+    link::FolderReceiver::Hooks hooks;
     hooks.credit = [this, transfer](std::size_t bytes) {
       send_(wire::TreeCredit{transfer, bytes}, {});
     };
@@ -268,8 +270,8 @@ void Trees::begin(const std::string& transfer, const wire::TreeFiles& files) {
       finish(transfer, std::move(error));
     };
     try {
-      fetch.receiver = std::make_shared<link::TreeReceiver>(worker_, post_, fetch.incoming(),
-                                                            files.files, std::move(hooks));
+      fetch.receiver = std::make_shared<link::FolderReceiver>(worker_, post_, fetch.incoming(),
+                                                              files.files, std::move(hooks));
     } catch (const Error& error) {
       finish(transfer, error);
       return;
@@ -279,7 +281,7 @@ void Trees::begin(const std::string& transfer, const wire::TreeFiles& files) {
   send_(wire::TreeGo{transfer, fetch.receiver->next_file(), fetch.receiver->next_offset()}, {});
 }
 
-void Trees::send_shard(const wire::ShardAsk& request) {
+void CheckpointTransfers::send_shard(const wire::ShardAsk& request) {
   const auto shard = std::make_shared<Shard>();
   shard->request = request;
   // Not above what holds the user's own things either.
@@ -303,7 +305,7 @@ void Trees::send_shard(const wire::ShardAsk& request) {
         send_(wire::TreeEnd{transfer, failed}, {});
         return;
       }
-      link::TreeSender::Hooks hooks;
+      link::FolderSender::Hooks hooks;
       hooks.send = [this](const wire::TreeData& data, std::string bytes) {
         send_(data, std::move(bytes));
       };
@@ -311,14 +313,14 @@ void Trees::send_shard(const wire::ShardAsk& request) {
         shards_.erase(transfer);
         send_(wire::TreeEnd{transfer, error}, {});
       };
-      shard->sender = std::make_shared<link::TreeSender>(
+      shard->sender = std::make_shared<link::FolderSender>(
           worker_, post_, transfer, shard->folder.folder, shard->folder.files, std::move(hooks));
       send_(wire::TreeFiles{transfer, shard->folder.files}, {});
     });
   });
 }
 
-void Trees::message(const wire::BulkMessage& message, std::string bytes) {
+void CheckpointTransfers::message(const wire::BulkMessage& message, std::string bytes) {
   if (const auto* ask_for = std::get_if<wire::ShardAsk>(&message)) {
     send_shard(*ask_for);
   } else if (const auto* files = std::get_if<wire::TreeFiles>(&message)) {

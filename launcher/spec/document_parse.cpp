@@ -1,4 +1,4 @@
-#include "launcher/spec/tree.hpp"
+#include "launcher/spec/document.hpp"
 
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/exceptions.h>
@@ -38,15 +38,15 @@ class ViewBuffer : public std::streambuf {
 
 }  // namespace
 
-// Turns yaml-cpp's events into a Tree. It counts before it keeps, so that nothing grows beyond the
-// bounds, whatever the text is.
-class TreeBuilder : public YAML::EventHandler {
+// Turns yaml-cpp's events into a Document. It counts before it keeps, so that nothing grows beyond
+// the bounds, whatever the text is.
+class DocumentBuilder : public YAML::EventHandler {
  public:
-  TreeBuilder(std::string_view text, Report& report) : text_(text), report_(report) {}
+  DocumentBuilder(std::string_view text, Report& report) : text_(text), report_(report) {}
 
-  Tree take() {
-    if (tree_.root_ == nullptr) tree_.root_ = &tree_.nodes_.emplace_back();
-    return std::move(tree_);
+  Document take() {
+    if (document_.root_ == nullptr) document_.root_ = &document_.nodes_.emplace_back();
+    return std::move(document_);
   }
 
   void OnDocumentStart(const YAML::Mark& mark) override {
@@ -168,7 +168,7 @@ class TreeBuilder : public YAML::EventHandler {
 
   Node& make(const YAML::Mark& mark, Node::Kind kind, std::size_t bytes = 0) {
     count(mark, 1, bytes, 1);
-    Node& node = tree_.nodes_.emplace_back();
+    Node& node = document_.nodes_.emplace_back();
     node.kind = kind;
     node.place = place_of(mark);
     node.bytes = bytes;
@@ -199,7 +199,7 @@ class TreeBuilder : public YAML::EventHandler {
   void place(const Node* node, YAML::anchor_t anchor) {
     if (anchor != 0) anchors_[anchor] = node;
     if (frames_.empty()) {
-      tree_.root_ = node;
+      document_.root_ = node;
       return;
     }
     Frame& frame = frames_.back();
@@ -221,8 +221,8 @@ class TreeBuilder : public YAML::EventHandler {
     const auto [seen, is_new] = frame.seen.emplace(frame.key.key, parent.entries.size());
     if (!is_new) {
       Entry& before = parent.entries[seen->second];
-      if (tree_.repeated_.size() < Report::kMost) {
-        tree_.repeated_.push_back({key_path(), before.place, frame.key.place});
+      if (document_.repeated_.size() < Report::kMost) {
+        document_.repeated_.push_back({key_path(), before.place, frame.key.place});
       }
       before.place = frame.key.place;
       before.value = node;
@@ -269,7 +269,7 @@ class TreeBuilder : public YAML::EventHandler {
 
   std::string_view text_;
   Report& report_;
-  Tree tree_;
+  Document document_;
   std::vector<Frame> frames_;
   std::unordered_map<YAML::anchor_t, const Node*> anchors_;
   std::size_t nodes_ = 0;
@@ -287,9 +287,9 @@ namespace {
 
 }  // namespace
 
-Tree parse_tree(std::string_view text, Report& report) {
+Document parse_document(std::string_view text, Report& report) {
   if (const auto mistake = mistake_in(text)) refuse(report, *mistake);
-  TreeBuilder builder(text, report);
+  DocumentBuilder builder(text, report);
   ViewBuffer buffer(text);
   std::istream in(&buffer);
   try {

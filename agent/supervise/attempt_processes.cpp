@@ -1,4 +1,4 @@
-#include "agent/supervise/tree.hpp"
+#include "agent/supervise/attempt_processes.hpp"
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-#include "launcher/spec/tree.hpp"
+#include "launcher/spec/document.hpp"
 
 #include <algorithm>
 #include <charconv>
@@ -105,7 +105,7 @@ std::string Node::kind_name() const {
   return "a text";
 }
 
-Place Tree::place(const Path& path) const {
+Place Document::place(const Path& path) const {
   const Node* node = root_;
   Place best = root_->place;
   for (const std::string& step : path) {
