@@ -15,6 +15,7 @@
 #include "cli/input_window.hpp"
 #include "cli/jobs.hpp"
 #include "cli/remote_command.hpp"
+#include "launcher/core/pipe.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -104,12 +105,9 @@ ExecChannel::ExecChannel(const wire::ApiClient& client, const std::string& node,
                          const std::vector<std::string>& argv)
     : impl_(std::make_unique<Impl>(client.open("/v1/exec"))) {
   Impl& my = *impl_;
-  std::array<int, 2> ends{};
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) {
-    throw errno_error("cannot make a socket pair", errno);
-  }
-  my.ours.reset(ends[0]);
-  my.theirs.reset(ends[1]);
+  auto [ours, theirs] = make_socket_pair();
+  my.ours = std::move(ours);
+  my.theirs = std::move(theirs);
   my.stop.reset(::eventfd(0, EFD_CLOEXEC));
   const nlohmann::json opening = {
       {"command", argv}, {"shell", false}, {"nodes", nlohmann::json::array({node})},

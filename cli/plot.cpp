@@ -16,6 +16,7 @@
 #include "cli/jobs.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/process.hpp"
+#include "launcher/core/process_exit.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::cli {
@@ -207,7 +208,6 @@ void run_gnuplot(const std::string& script) {
   ::lseek(file.get(), 0, SEEK_SET);
   SpawnOptions options;
   options.argv = {"gnuplot", "-"};
-  for (char** item = environ; *item != nullptr; ++item) options.env.emplace_back(*item);
   options.stdin_fd = file.get();
   options.stdout_fd = STDOUT_FILENO;
   options.stderr_fd = STDERR_FILENO;

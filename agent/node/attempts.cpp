@@ -20,7 +20,7 @@
 #include "agent/supervise/client.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
-#include "launcher/core/process.hpp"
+#include "launcher/core/process_table.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
 

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 
+#include "launcher/core/capture.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/text.hpp"
@@ -37,7 +38,6 @@ std::optional<std::string> environment_of(const std::vector<std::string>& shell)
   options.argv = shell;
   // One simple command, which every shell reads alike, fish and tcsh too.
   options.argv.push_back(std::string("echo ") + kBegin + "; env -0; echo " + kEnd);
-  options.env = current_environment();
   Captured ran;
   try {
     ran = capture(options, "", kLoginShellLimit);

@@ -20,7 +20,10 @@
 #include "agent/node/drain.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
+#include "launcher/core/pipe.hpp"
 #include "launcher/core/process.hpp"
+#include "launcher/core/process_exit.hpp"
+#include "launcher/core/process_table.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -63,12 +66,6 @@ std::uint64_t waiting_in(Descriptor& output) {
   int bytes = 0;
   if (!output.is_open() || ::ioctl(output.native_handle(), FIONREAD, &bytes) != 0) return 0;
   return static_cast<std::uint64_t>(std::max(0, bytes));
-}
-
-std::array<UniqueFd, 2> make_pipe() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw errno_error("cannot make a pipe", errno);
-  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
 }
 
 }  // namespace

@@ -14,7 +14,7 @@
 #include "launcher/core/cgroup.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
-#include "launcher/core/process.hpp"
+#include "launcher/core/process_table.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/elf.hpp"
 

@@ -29,7 +29,7 @@
 #include "agent/node/staging.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
-#include "launcher/core/process.hpp"
+#include "launcher/core/process_exit.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/frames.hpp"
 #include "launcher/wire/json.hpp"

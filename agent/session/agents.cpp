@@ -80,7 +80,6 @@ std::string launch_watch(const NodePlace& place, const wire::HostFacts& host,
   }
   SpawnOptions options;
   options.argv = {place.program.string(), "watch", "--root", place.watch().root.string()};
-  options.env = current_environment();
   options.workdir = "/";
   options.new_session = true;
   if (host.kills_user_processes) {

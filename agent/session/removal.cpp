@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <set>
 
@@ -12,6 +11,7 @@
 #include "agent/session/systemd.hpp"
 #include "launcher/core/cluster_processes.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/process_table.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/stored_checkpoints.hpp"
 #include "launcher/files/sync.hpp"
@@ -87,14 +87,10 @@ void keep(const fs::path& root, const fs::path& kept, wire::RemoveReport& report
 // The programs that this user's processes run, this one aside.
 std::set<std::string> programs_in_use() {
   std::set<std::string> programs;
-  std::error_code failed;
-  for (const auto& entry : fs::directory_iterator("/proc", failed)) {
-    const std::string name = entry.path().filename().string();
-    pid_t pid = 0;
-    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), pid);
-    if (error != std::errc{} || end != name.data() + name.size() || pid == ::getpid()) continue;
+  for (const pid_t pid : other_pids()) {
+    const fs::path entry = "/proc/" + std::to_string(pid);
     std::error_code none;
-    const std::string program = fs::read_symlink(entry.path() / "exe", none).string();
+    const std::string program = fs::read_symlink(entry / "exe", none).string();
     if (!none) programs.insert(program);
   }
   return programs;

@@ -19,10 +19,12 @@
 #include "agent/session/setup.hpp"
 #include "agent/session/setup_files.hpp"
 #include "agent/session/shell.hpp"
+#include "launcher/core/capture.hpp"
 #include "launcher/core/clock.hpp"
 #include "launcher/core/cluster_processes.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/process.hpp"
+#include "launcher/core/process_table.hpp"
 #include "launcher/files/sha256.hpp"
 #include "launcher/wire/json.hpp"
 

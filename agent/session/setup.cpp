@@ -16,6 +16,8 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/ids.hpp"
 #include "launcher/core/process.hpp"
+#include "launcher/core/process_exit.hpp"
+#include "launcher/core/process_table.hpp"
 #include "launcher/files/sha256.hpp"
 
 namespace dtrain::session {
@@ -180,7 +182,6 @@ wire::SetupStatus start_setup(const paths::NodeRoot& root, const fs::path& progr
   write_status(root, wanted);
   SpawnOptions options;
   options.argv = {program.string(), "setup", "--root", root.root.string(), "--list", list};
-  options.env = current_environment();
   options.workdir = "/";
   options.new_session = true;
   options.inherit = {{lock->get(), kLockFd}};

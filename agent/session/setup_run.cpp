@@ -16,6 +16,8 @@
 #include "launcher/core/cluster_processes.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/process.hpp"
+#include "launcher/core/process_exit.hpp"
+#include "launcher/core/process_table.hpp"
 
 namespace dtrain::session {
 namespace {

@@ -6,6 +6,7 @@
 
 #include "agent/session/host.hpp"
 #include "agent/session/shell.hpp"
+#include "launcher/core/capture.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/text.hpp"
@@ -48,14 +49,6 @@ void demand(const std::vector<std::string>& argv) {
 }
 
 }  // namespace
-
-std::vector<std::string> manager_environment() {
-  std::vector<std::string> env = current_environment();
-  if (std::getenv("XDG_RUNTIME_DIR") == nullptr) {
-    env.push_back("XDG_RUNTIME_DIR=/run/user/" + std::to_string(::geteuid()));
-  }
-  return env;
-}
 
 std::string unit_name(const NodePlace& place) {
   return "dtrain-" + place.cluster.str() + "-" + place.node.str() + ".service";

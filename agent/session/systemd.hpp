@@ -33,7 +33,4 @@ bool enable_linger();
 // argv that starts `argv` in a scope of the user's manager, without waiting for its end.
 std::vector<std::string> in_scope(const NodePlace& place, const std::vector<std::string>& argv);
 
-// This process's environment, with XDG_RUNTIME_DIR for the user's manager.
-std::vector<std::string> manager_environment();
-
 }  // namespace dtrain::session

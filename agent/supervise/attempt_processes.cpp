@@ -13,7 +13,7 @@
 #include <map>
 #include <memory>
 
-#include "launcher/core/process.hpp"
+#include "launcher/core/process_table.hpp"
 #include "launcher/core/unique_fd.hpp"
 
 namespace dtrain::supervise {

@@ -7,10 +7,10 @@
 
 #include "agent/supervise/group.hpp"
 #include "agent/supervise/record.hpp"
-#include "agent/supervise/unix_socket.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/process.hpp"
+#include "launcher/core/process_table.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::supervise {
@@ -40,16 +40,10 @@ pid_t start_supervisor(const std::string& agent, const paths::NodeRoot& node, co
                   "--job",     job.str(),
                   "--attempt", std::to_string(attempt),
                   "--lock",    std::to_string(AttemptLock::kInherited)};
-  options.env = current_environment();
   options.workdir = "/";
   options.new_session = true;
   options.inherit = {{lock.fd(), AttemptLock::kInherited}};
   return spawn(options);
-}
-
-std::optional<UniqueFd> connect_supervisor(const paths::NodeRoot& node, const JobId& job,
-                                           int attempt) {
-  return connect_unix(paths::supervisor_socket(node.root, job, attempt));
 }
 
 std::optional<FinishedRecord> read_exit(const paths::AttemptRoot& root) {

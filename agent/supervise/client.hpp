@@ -15,15 +15,11 @@
 namespace dtrain::supervise {
 
 // Starts `agent supervise`, which inherits the lock; the caller lets go of his own. Returns its
-// pid, for the caller to reap.
+// pid, for the caller to reap. It listens at paths::supervisor_socket() and serves one connection:
+// a new one ends the one before. Its first line is the hello
+// {"type":"hello","version","job","attempt","pid"}, then come the events that are not acknowledged.
 pid_t start_supervisor(const std::string& agent, const paths::NodeRoot& node, const JobId& job,
                        int attempt, const AttemptLock& lock);
-
-// A connection to its socket, non-blocking. Its first line is the hello
-// {"type":"hello","version","job","attempt","pid"}, then come the events that are not acknowledged.
-// A supervisor serves one: a new connection ends the one before. Absent when none listens.
-std::optional<UniqueFd> connect_supervisor(const paths::NodeRoot& node, const JobId& job,
-                                           int attempt);
 
 // How the attempt ended on this node.
 struct FinishedRecord {

@@ -12,7 +12,7 @@
 #include "launcher/core/cgroup.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
-#include "launcher/core/process.hpp"
+#include "launcher/core/process_exit.hpp"
 #include "launcher/core/text.hpp"
 
 namespace dtrain::supervise {

@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/pipe.hpp"
 
 namespace dtrain::supervise {
 namespace {
@@ -260,9 +261,8 @@ std::uint64_t Output::dropped_bytes() const noexcept {
 }
 
 OutputPipe make_output_pipe() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw errno_error("cannot make a pipe", errno);
-  OutputPipe made{UniqueFd(ends[0]), UniqueFd(ends[1])};
+  auto [reader, writer] = make_pipe();
+  OutputPipe made{std::move(reader), std::move(writer)};
   ::fcntl(made.reader.get(), F_SETFL, O_NONBLOCK);
   // Users without privileges have a limit on all their pipes together.
   for (const int size : {1 << 20, 1 << 18}) {

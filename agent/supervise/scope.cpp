@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "launcher/core/capture.hpp"
 #include "launcher/core/cgroup.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/ids.hpp"
@@ -31,14 +32,6 @@ bool manager_stays(const fs::path& group, const fs::path& root) {
     if (fs::exists(root / "var/lib/systemd/linger" / user, none)) return true;
   }
   return false;
-}
-
-std::vector<std::string> manager_environment() {
-  std::vector<std::string> env = current_environment();
-  if (std::getenv("XDG_RUNTIME_DIR") == nullptr) {
-    env.push_back("XDG_RUNTIME_DIR=/run/user/" + std::to_string(::geteuid()));
-  }
-  return env;
 }
 
 // Empty: the manager has taken the order.

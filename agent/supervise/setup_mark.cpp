@@ -6,7 +6,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
 #include "launcher/core/log.hpp"
-#include "launcher/core/process.hpp"
+#include "launcher/core/process_table.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::supervise {

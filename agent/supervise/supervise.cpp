@@ -13,7 +13,7 @@
 #include "agent/supervise/supervisor.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
-#include "launcher/core/process.hpp"
+#include "launcher/core/process_table.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::supervise {

@@ -23,7 +23,7 @@
 #include "agent/supervise/supervise.hpp"
 #include "launcher/core/clock.hpp"
 #include "launcher/core/paths.hpp"
-#include "launcher/core/process.hpp"
+#include "launcher/core/process_exit.hpp"
 #include "launcher/core/worker.hpp"
 #include "launcher/wire/attempt.hpp"
 

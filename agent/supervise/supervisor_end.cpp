@@ -9,6 +9,7 @@
 #include "agent/supervise/supervisor.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
+#include "launcher/core/process_table.hpp"
 #include "launcher/core/program.hpp"
 #include "launcher/core/text.hpp"
 

@@ -13,6 +13,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/process.hpp"
+#include "launcher/core/process_exit.hpp"
 
 namespace dtrain::watch {
 
@@ -84,7 +85,6 @@ class Keeper {
     log::warn("the watch has died; it is started again");
     SpawnOptions options;
     options.argv = {program_, "watch", "--root", root_.root.string()};
-    options.env = current_environment();
     options.workdir = "/";
     options.new_session = true;
     child_ = spawn(options);

@@ -16,7 +16,6 @@
 #include "launcher/cluster/state.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/paths.hpp"
-#include "launcher/core/process.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/stored_checkpoints.hpp"
 #include "launcher/wire/client.hpp"

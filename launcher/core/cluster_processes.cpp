@@ -7,18 +7,19 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <thread>
 #include <tuple>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
+#include "launcher/core/capture.hpp"
 #include "launcher/core/cgroup.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/process.hpp"
+#include "launcher/core/process_table.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/core/unique_fd.hpp"
 
@@ -110,20 +111,16 @@ bool is_role(const FoundProcess& process) {
 std::vector<FoundProcess> cluster_processes(const fs::path& below_it) {
   const std::string folder = below_it.string();
   std::vector<FoundProcess> found;
-  std::error_code failed;
-  for (const auto& entry : fs::directory_iterator("/proc", failed)) {
-    const std::string name = entry.path().filename().string();
-    pid_t pid = 0;
-    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), pid);
-    if (error != std::errc{} || end != name.data() + name.size() || pid == ::getpid()) continue;
+  for (const pid_t pid : other_pids()) {
+    const fs::path entry = "/proc/" + std::to_string(pid);
     struct stat owner {};
-    if (::stat(entry.path().c_str(), &owner) != 0 || owner.st_uid != ::geteuid()) continue;
+    if (::stat(entry.c_str(), &owner) != 0 || owner.st_uid != ::geteuid()) continue;
     FoundProcess process;
     process.pid = pid;
-    if (const auto role = role_in(read_words(entry.path().string() + "/cmdline"), folder)) {
+    if (const auto role = role_in(read_words(entry.string() + "/cmdline"), folder)) {
       std::tie(process.what, process.root) = *role;
     } else {
-      const std::vector<std::string> env = read_words(entry.path().string() + "/environ");
+      const std::vector<std::string> env = read_words(entry.string() + "/environ");
       if (rank_of(env, folder)) {
         process.what = "rank";
       } else if (marked(env, "DTRAIN_EXEC_ROOT=", folder)) {  // agent/node/exec.hpp
@@ -205,7 +202,6 @@ bool runs_program(const FoundProcess& process, const fs::path& program) {
 std::string version_of(const fs::path& program) {
   SpawnOptions options;
   options.argv = {program.string(), "--version"};
-  options.env = current_environment();
   try {
     const Captured said = capture(std::move(options), {}, kVersionLimit);
     return said.exit.ok() ? said.out.substr(0, said.out.find('\n')) : std::string();

@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include "launcher/core/error.hpp"
-#include "launcher/core/process.hpp"
+#include "launcher/core/process_table.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/operations.hpp"
 #include "launcher/files/scan.hpp"
@@ -247,10 +247,6 @@ void Landing::begin(std::uint64_t bytes, std::uint32_t mode) {
   stage_.reset(
       ::openat(files_->fd(), stage_name_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!stage_) throw errno_error("cannot open a folder in " + text_of(base_), errno);
-}
-
-std::string Landing::staged_path(std::uint64_t number) const {
-  return (base_ / stage_name_ / std::to_string(number)).string();
 }
 
 fs::path Landing::journal_file() const {

@@ -59,7 +59,6 @@ class Landing {
   // have no room.
   void begin(std::uint64_t bytes, std::uint32_t mode);
   int stage() const noexcept { return stage_.get(); }
-  std::string staged_path(std::uint64_t number) const;
 
   // The two halves of applying: from the first on, a repeat will finish it. The journal's
   // `after` needs entries and tree only. Gives what was left because it changed meanwhile.

@@ -120,12 +120,6 @@ Tree decode_tree(std::string_view bytes, const TreeLimits& limits) {
   return tree;
 }
 
-std::string tree_hash(const Tree& tree) {
-  Sha256 sum;
-  sum.add(encode_tree(tree));
-  return sum.hex();
-}
-
 std::uint64_t total_size(const Tree& tree) noexcept {
   std::uint64_t total = 0;
   for (const TreeEntry& entry : tree.entries) {

@@ -53,9 +53,6 @@ std::string encode_tree(const Tree& tree);
 // more than the limits.
 Tree decode_tree(std::string_view bytes, const TreeLimits& limits = {});
 
-// SHA-256 of the encoding, in hexadecimal.
-std::string tree_hash(const Tree& tree);
-
 std::uint64_t total_size(const Tree& tree) noexcept;  // bytes of its files; hard links count once
 
 }  // namespace dtrain

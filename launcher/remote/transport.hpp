@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "launcher/core/capture.hpp"
 #include "launcher/core/files.hpp"
-#include "launcher/core/process.hpp"
 
 namespace dtrain {
 

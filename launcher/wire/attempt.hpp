@@ -12,7 +12,7 @@
 
 #include "launcher/core/clock.hpp"
 #include "launcher/core/ids.hpp"
-#include "launcher/core/process.hpp"
+#include "launcher/core/process_exit.hpp"
 #include "launcher/spec/job_spec.hpp"
 
 // What head, node and supervisor say to each other about one attempt. The supervisor speaks JSON,

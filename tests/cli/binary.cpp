@@ -9,7 +9,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "launcher/core/capture.hpp"
 #include "launcher/core/process.hpp"
+#include "launcher/core/process_exit.hpp"
 #include "launcher/core/text.hpp"
 #include "tests/support/fake_head.hpp"
 #include "tests/support/temporary_folder.hpp"

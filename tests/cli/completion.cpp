@@ -4,6 +4,7 @@
 
 #include "cli/completion_script.hpp"
 #include "cli/context.hpp"
+#include "launcher/core/capture.hpp"
 #include "launcher/core/files.hpp"
 #include "launcher/core/process.hpp"
 #include "tests/support/temporary_folder.hpp"

@@ -12,6 +12,7 @@
 #include "launcher/cluster/processes.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/process.hpp"
+#include "launcher/core/process_table.hpp"
 #include "tests/support/fake_head.hpp"
 
 namespace {
@@ -58,7 +59,6 @@ int watch(const fs::path& root, const sigset_t& signals) {
   for (const json& child : config["children"]) {
     SpawnOptions options;
     options.argv = child["argv"].get<std::vector<std::string>>();
-    options.env = current_environment();
     options.new_session = true;
     spawn(options);
   }

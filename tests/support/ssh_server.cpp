@@ -10,8 +10,11 @@
 
 #include <stdexcept>
 
+#include "launcher/core/capture.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/process.hpp"
+#include "launcher/core/process_exit.hpp"
+#include "launcher/core/process_table.hpp"
 #include "launcher/core/text.hpp"
 
 namespace dtrain::testing {
@@ -20,7 +23,6 @@ namespace {
 void must_run(const std::vector<std::string>& argv) {
   SpawnOptions options;
   options.argv = argv;
-  options.env = current_environment();
   const Captured ran = capture(options, {}, std::chrono::seconds(20));
   if (!ran.exit.ok()) throw std::runtime_error(shell_join(argv) + ": " + ran.err);
 }
@@ -110,7 +112,6 @@ void SshServer::start() {
     write_file_atomic(folder_ / "sshd_config", lines_ + "\n" + config);
     SpawnOptions options;
     options.argv = {kSshd, "-D", "-e", "-f", (folder_ / "sshd_config").native()};
-    options.env = current_environment();
     options.env.push_back("DTRAIN_TEST_SSHD=" + folder().native());
     const UniqueFd log = open_file(folder_ / "sshd.log", O_WRONLY | O_CREAT | O_APPEND);
     options.stdout_fd = log.get();

@@ -1,6 +1,6 @@
 #include "agent/head/engine/restart.hpp"
 
-#include "launcher/core/process.hpp"
+#include "launcher/core/process_exit.hpp"
 
 namespace dtrain::head {
 namespace {

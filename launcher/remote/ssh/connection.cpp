@@ -11,6 +11,7 @@
 
 #include "launcher/core/address.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/pipe.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/remote/ssh/loop.hpp"
 
@@ -26,16 +27,13 @@ constexpr int kMostNested = 8;
 constexpr int kSocketBuffer = 1 << 20;
 
 // Our end is for the loop, the other for the caller.
-std::pair<UniqueFd, UniqueFd> socket_pair() {
-  std::array<int, 2> ends{};
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) {
-    throw errno_error("cannot make a socket pair", errno);
+std::array<UniqueFd, 2> socket_pair() {
+  std::array<UniqueFd, 2> ends = make_socket_pair();
+  for (const UniqueFd& end : ends) {
+    ::setsockopt(end.get(), SOL_SOCKET, SO_SNDBUF, &kSocketBuffer, sizeof kSocketBuffer);
   }
-  for (const int fd : ends) {
-    ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &kSocketBuffer, sizeof kSocketBuffer);
-  }
-  ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
-  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+  ::fcntl(ends[0].get(), F_SETFL, O_NONBLOCK);
+  return ends;
 }
 
 class SshChannel final : public Channel {
@@ -166,15 +164,6 @@ std::unique_ptr<Channel> SshConnection::exec(const std::string& command, const S
   return std::make_unique<SshChannel>(loop_, std::move(link), std::move(theirs));
 }
 
-UniqueFd SshConnection::open_unix(const std::string& path) {
-  auto [ours, theirs] = socket_pair();
-  Target target;
-  target.kind = Target::Kind::unix_socket;
-  target.text = path;
-  loop_->join(std::move(target), std::move(ours));
-  return std::move(theirs);
-}
-
 UniqueFd SshConnection::open_tcp(const std::string& host, int port,
                                  std::chrono::milliseconds limit) {
   ssh::check_host(host);
@@ -216,30 +205,6 @@ void SshConnection::serve_unix(const fs::path& local_path, const std::string& re
   target.text = remote_path;
   target.bridge = bridge;
   loop_->serve(std::move(listener), std::move(target), path);
-}
-
-int SshConnection::serve_tcp(int local_port, const std::string& remote_host, int remote_port) {
-  ssh::check_host(remote_host);
-  ssh::check_port(remote_port);
-  UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const int on = 1;
-  ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(static_cast<std::uint16_t>(local_port));
-  socklen_t size = sizeof address;
-  if (::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 ||
-      ::listen(listener.get(), SOMAXCONN) != 0 ||
-      ::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
-    throw errno_error("cannot listen on 127.0.0.1 port " + std::to_string(local_port), errno);
-  }
-  Target target;
-  target.kind = Target::Kind::tcp;
-  target.text = remote_host;
-  target.port = remote_port;
-  loop_->serve(std::move(listener), std::move(target), {});
-  return ntohs(address.sin_port);
 }
 
 }  // namespace dtrain

@@ -50,8 +50,7 @@ class SshConnection : public std::enable_shared_from_this<SshConnection> {
   // further session (MaxSessions), for at most 30 s. The channel may outlive this object, broken.
   std::unique_ptr<Channel> exec(const std::string& command, const SshExec& options = {});
 
-  // A socket to one there: Error(unreachable) when there is none or the server forbids it.
-  UniqueFd open_unix(const std::string& path);
+  // A socket to a port there: Error(unreachable) when nothing listens or the server forbids it,
   // Error(timeout) after `limit`, if that is less than for all.
   UniqueFd open_tcp(const std::string& host, int port,
                     std::chrono::milliseconds limit = std::chrono::milliseconds::max());
@@ -61,8 +60,6 @@ class SshConnection : public std::enable_shared_from_this<SshConnection> {
   // of `bridge`, a command line, if there is one. Until the connection ends; then the socket goes.
   void serve_unix(const fs::path& local_path, const std::string& remote_path,
                   const std::string& bridge = {});
-  // Listens on 127.0.0.1; 0 is any port. Returns the port.
-  int serve_tcp(int local_port, const std::string& remote_host, int remote_port);
 
   // Ends it now, as the destructor does.
   void close();

@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/pipe.hpp"
 #include "launcher/remote/ssh/blob.hpp"
 
 namespace dtrain::ssh {
@@ -98,12 +99,9 @@ std::vector<AgentKey> agent_keys(int agent) {
 
 AgentStandIn::AgentStandIn(UniqueFd agent, std::vector<AgentKey> shown)
     : agent_(std::move(agent)), shown_(std::move(shown)) {
-  std::array<int, 2> ends{};
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) {
-    throw errno_error("cannot make a socket pair", errno);
-  }
-  ours_.reset(ends[0]);
-  theirs_.reset(ends[1]);
+  auto [ours, theirs] = make_socket_pair();
+  ours_ = std::move(ours);
+  theirs_ = std::move(theirs);
   thread_ = std::thread([this] { serve(); });
 }
 

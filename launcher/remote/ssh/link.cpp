@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <cstring>
 
-#include "launcher/core/process.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/remote/ssh/loop.hpp"
 

@@ -1,10 +1,9 @@
 #pragma once
 
-#include <sys/types.h>
-
 #include <memory>
 #include <string>
 
+#include "launcher/remote/piped_child.hpp"
 #include "launcher/remote/ssh/auth.hpp"
 #include "launcher/remote/ssh/known_hosts.hpp"
 
@@ -15,22 +14,12 @@ class SshConnection;
 namespace dtrain::ssh {
 
 // What carries a connection's bytes, where it is no socket of the session's own.
-class Carrier {
- public:
-  Carrier() = default;
-  Carrier(Carrier&& other) noexcept { *this = std::move(other); }
-  Carrier& operator=(Carrier&& other) noexcept;
-  ~Carrier();  // ends the proxy command
-
+struct Carrier {
   std::shared_ptr<SshConnection> via;  // a jump
-  pid_t proxy = 0;                     // a proxy command, ours to reap
-  UniqueFd proxy_errors;               // its stderr, non-blocking
+  std::unique_ptr<PipedChild> proxy;   // a proxy command
 
   // The last of what the proxy command said, on one line.
-  std::string proxy_said();
-
- private:
-  std::string said_;
+  std::string proxy_said() const;
 };
 
 struct LoggedIn {

@@ -223,7 +223,7 @@ void Loop::loop() {
     if (!can_write()) session_events |= POLLOUT;
     polled.push_back({ssh_get_fd(session_.get()), session_events, 0});
     polled.push_back({wake_.get(), POLLIN, 0});
-    polled.push_back({carrier_.proxy_errors ? carrier_.proxy_errors.get() : -1, POLLIN, 0});
+    polled.push_back({carrier_.proxy ? carrier_.proxy->errors_fd() : -1, POLLIN, 0});
     for (const Listener& listener : listeners_) polled.push_back({listener.fd.get(), POLLIN, 0});
     auto limit = milliseconds(1000);
     for (const auto& link : links_) {

@@ -4,16 +4,12 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <thread>
 
-#include "launcher/core/process.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/remote/ssh/connection.hpp"
 #include "launcher/remote/ssh/name_service.hpp"
@@ -79,63 +75,16 @@ UniqueFd connect_tcp(const Settings& settings, const Deadline& deadline) {
 }
 
 UniqueFd start_proxy(const Settings& settings, Carrier& carrier) {
-  std::array<int, 2> ends{};
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) {
-    throw errno_error("cannot make a socket pair", errno);
-  }
-  UniqueFd ours(ends[0]);
-  const UniqueFd theirs(ends[1]);
-  std::array<int, 2> pipe{};
-  if (::pipe2(pipe.data(), O_CLOEXEC) != 0) throw errno_error("cannot make a pipe", errno);
-  carrier.proxy_errors.reset(pipe[0]);
-  const UniqueFd errors(pipe[1]);
-  ::fcntl(carrier.proxy_errors.get(), F_SETFL, O_NONBLOCK);
-  ::fcntl(ours.get(), F_SETFL, O_NONBLOCK);
-  SpawnOptions options;
-  options.argv = {"/bin/sh", "-c", "exec " + settings.proxy_command};
-  options.env = current_environment();
-  options.stdin_fd = theirs.get();
-  options.stdout_fd = theirs.get();
-  options.stderr_fd = errors.get();
-  options.new_session = true;  // a Ctrl-C is ours to deal with
-  carrier.proxy = spawn(options);
-  return ours;
+  // A session of its own: a Ctrl-C is ours to deal with.
+  carrier.proxy = std::make_unique<PipedChild>(
+      std::vector<std::string>{"/bin/sh", "-c", "exec " + settings.proxy_command}, true, kSaidKept);
+  ::fcntl(carrier.proxy->stdio.get(), F_SETFL, O_NONBLOCK);
+  return std::move(carrier.proxy->stdio);
 }
 
-Carrier& Carrier::operator=(Carrier&& other) noexcept {
-  std::swap(via, other.via);
-  std::swap(proxy, other.proxy);
-  std::swap(proxy_errors, other.proxy_errors);
-  std::swap(said_, other.said_);
-  return *this;
-}
-
-Carrier::~Carrier() {
-  if (proxy <= 0) return;
-  ::kill(-proxy, SIGTERM);  // it has a group of its own
-  const auto until = steady_clock::now() + std::chrono::milliseconds(500);
-  while (steady_clock::now() < until) {
-    try {
-      if (try_wait(proxy)) return;
-    } catch (const Error&) {
-      return;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  ::kill(-proxy, SIGKILL);
-  int status = 0;
-  ::waitpid(proxy, &status, 0);
-}
-
-std::string Carrier::proxy_said() {
-  std::array<char, 1024> buffer{};
-  ssize_t got = 0;
-  while (proxy_errors && (got = ::read(proxy_errors.get(), buffer.data(), buffer.size())) > 0) {
-    said_.append(buffer.data(), static_cast<std::size_t>(got));
-    if (said_.size() > kSaidKept) said_.erase(0, said_.size() - kSaidKept);
-  }
-  if (proxy_errors && got == 0) proxy_errors.reset();
-  std::string line = join(split(said_, '\n'), " ");
+std::string Carrier::proxy_said() const {
+  if (!proxy) return {};
+  std::string line = join(split(proxy->errors(), '\n'), " ");
   while (!line.empty() && (line.back() == ' ' || line.back() == '\r')) line.pop_back();
   return printable(line, false);
 }

@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cstdlib>
 
+#include "launcher/core/capture.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/text.hpp"
@@ -319,7 +320,6 @@ Settings resolve(const SshHost& host, const fs::path& config) {
   if (host.port) options.argv.insert(options.argv.end(), {"-p", std::to_string(*host.port)});
   if (!host.user.empty()) options.argv.insert(options.argv.end(), {"-l", host.user});
   options.argv.insert(options.argv.end(), {"--", host.host});
-  options.env = current_environment();
   Captured asked;
   try {
     asked = capture(options, {}, kAskingLimit);

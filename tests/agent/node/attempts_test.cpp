@@ -12,7 +12,8 @@
 #include "agent/supervise/client.hpp"
 #include "agent/supervise/group.hpp"
 #include "agent/supervise/record.hpp"
-#include "launcher/core/process.hpp"
+#include "launcher/core/process_exit.hpp"
+#include "launcher/core/process_table.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;

@@ -10,6 +10,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/ids.hpp"
 #include "launcher/core/process.hpp"
+#include "launcher/core/process_table.hpp"
 #include "launcher/wire/json.hpp"
 
 using namespace dtrain;

@@ -3,7 +3,7 @@
 #include <doctest/doctest.h>
 #include <unistd.h>
 
-#include "launcher/core/process.hpp"
+#include "launcher/core/process_table.hpp"
 
 using namespace dtrain;
 

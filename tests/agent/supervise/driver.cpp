@@ -14,6 +14,8 @@
 #include "agent/supervise/group.hpp"
 #include "agent/supervise/record.hpp"
 #include "agent/supervise/unix_socket.hpp"
+#include "launcher/core/process_exit.hpp"
+#include "launcher/core/process_table.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::testing {
@@ -106,7 +108,8 @@ void Driver::start() {
 void Driver::connect() {
   lines_.reset();
   wait_until("the supervisor's socket", [this] {
-    connection_ = supervise::connect_supervisor(node, spec.job, spec.attempt);
+    connection_ =
+        supervise::connect_unix(paths::supervisor_socket(node.root, spec.job, spec.attempt));
     return connection_.has_value();
   });
   lines_.emplace(connection_->get());

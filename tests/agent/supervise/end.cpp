@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/process_table.hpp"
 #include "tests/agent/supervise/driver.hpp"
 
 using namespace dtrain;

@@ -13,6 +13,7 @@
 #include "agent/supervise/record.hpp"
 #include "launcher/core/cgroup.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/process_table.hpp"
 #include "tests/agent/supervise/driver.hpp"
 
 using namespace dtrain;

@@ -10,6 +10,7 @@
 
 #include "agent/supervise/environment.hpp"
 #include "agent/supervise/setup_mark.hpp"
+#include "agent/supervise/unix_socket.hpp"
 #include "launcher/core/error.hpp"
 #include "tests/agent/supervise/driver.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -246,7 +247,8 @@ TEST_CASE("events wait for a client, and what is not acknowledged is sent again"
   driver.connect();
   CHECK(driver.next().seq == 2);
   SUBCASE("a new client takes the place of the one before") {
-    auto second = supervise::connect_supervisor(driver.node, driver.spec.job, driver.spec.attempt);
+    auto second = supervise::connect_unix(
+        paths::supervisor_socket(driver.node.root, driver.spec.job, driver.spec.attempt));
     REQUIRE(second.has_value());
     CHECK(driver.closed_by_peer());
     driver.connect();
@@ -293,7 +295,6 @@ TEST_CASE("an attempt is supervised once") {
   CHECK(record["pid"] == driver.supervisor());
   SpawnOptions options;
   options.argv = {SUPERVISE_PROCESS, driver.node.root.string(), driver.spec.job.str(), "1", "1"};
-  options.env = current_environment();
   CHECK(wait(spawn(options)).code == 1);
   driver.send(wire::StopRanks{});
   driver.finish();
@@ -309,7 +310,6 @@ TEST_CASE("a spec that cannot be read is recorded as the attempt's end") {
   write_file_atomic(driver.root.spec(), "{\"version\":1}");
   SpawnOptions options;
   options.argv = {SUPERVISE_PROCESS, driver.node.root.string(), driver.spec.job.str(), "1", "1"};
-  options.env = current_environment();
   CHECK(wait(spawn(options)).code == 1);
   const auto record = supervise::read_exit(driver.root);
   REQUIRE(record.has_value());

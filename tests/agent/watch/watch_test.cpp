@@ -8,7 +8,8 @@
 #include <thread>
 
 #include "launcher/core/error.hpp"
-#include "launcher/core/process.hpp"
+#include "launcher/core/process_exit.hpp"
+#include "launcher/core/process_table.hpp"
 #include "launcher/wire/json.hpp"
 #include "tests/support/temporary_folder.hpp"
 

@@ -9,6 +9,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/process.hpp"
+#include "launcher/core/process_exit.hpp"
 #include "tests/support/end_processes.hpp"
 #include "tests/support/temporary_folder.hpp"
 

@@ -12,6 +12,8 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/ids.hpp"
 #include "launcher/core/process.hpp"
+#include "launcher/core/process_exit.hpp"
+#include "launcher/core/process_table.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -114,7 +116,6 @@ TEST_CASE("cgroup: a process is in its group before its program starts, and so i
       "/bin/sh", "-c",
       "cat /proc/self/cgroup >cgroup; env -i setsid sleep 1000 & mkfifo f; echo up >up; "
       "read x <f"};
-  options.env = current_environment();
   options.workdir = folder.path().string();
   const pid_t pid = cgroup::spawn(options, entry.get());
   while (!read_file_if_there(folder / "up").value_or("").ends_with("\n")) {

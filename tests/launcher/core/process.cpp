@@ -1,4 +1,7 @@
 #include "launcher/core/process.hpp"
+#include "launcher/core/capture.hpp"
+#include "launcher/core/process_exit.hpp"
+#include "launcher/core/process_table.hpp"
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
@@ -15,23 +18,14 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
-#include "launcher/core/ids.hpp"
 #include "launcher/core/text.hpp"
+#include "tests/launcher/core/children.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
-using dtrain::testing::TemporaryFolder;
+using namespace dtrain::testing;
 
 namespace {
-
-constexpr std::chrono::seconds kDeadline{20};
-
-SpawnOptions shell(const std::string& line) {
-  SpawnOptions options;
-  options.argv = {"/bin/sh", "-c", line};
-  options.env = current_environment();
-  return options;
-}
 
 std::string output_of(const SpawnOptions& options) {
   const Captured captured = capture(options, "", kDeadline);
@@ -48,31 +42,7 @@ void wait_until(Condition holds) {
   }
 }
 
-// A process that lives until it is killed, at the latest when the test ends.
-pid_t sleeper(const std::vector<std::string>& env = current_environment()) {
-  SpawnOptions options;
-  options.argv = {"/bin/sleep", "1000"};
-  options.env = env;
-  options.death_signal = SIGKILL;
-  return spawn(options);
-}
-
 }  // namespace
-
-TEST_CASE("exits are told as code or signal") {
-  CHECK(wait(spawn(shell("exit 3"))) == ProcessExit{3, 0});
-  CHECK(wait(spawn(shell("kill -9 $$"))) == ProcessExit{0, 9});
-  CHECK(ProcessExit{3, 0}.str() == "exit code 3");
-  CHECK(ProcessExit{0, 9}.str() == "signal 9 (SIGKILL)");
-  CHECK(ProcessExit{0, 9}.shell_code() == 137);
-  CHECK(ProcessExit{}.ok());
-  CHECK(signal_name(SIGRTMIN + 6) == "signal " + std::to_string(SIGRTMIN + 6));
-  const pid_t pid = sleeper();
-  CHECK_FALSE(try_wait(pid).has_value());
-  ::kill(pid, SIGKILL);
-  CHECK(wait(pid).signal == SIGKILL);
-  CHECK_THROWS_AS(try_wait(pid), Error);
-}
 
 TEST_CASE("programs are looked up in the PATH of the child") {
   const TemporaryFolder folder;
@@ -128,7 +98,6 @@ TEST_CASE("signals are at their defaults in a child") {
   ::signal(SIGPIPE, SIG_IGN);
   SpawnOptions options;
   options.argv = {"/bin/grep", "-E", "Sig(Ign|Blk)", "/proc/self/status"};
-  options.env = current_environment();
   CHECK(output_of(options) == "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n");
   ::signal(SIGPIPE, SIG_DFL);
 }
@@ -172,83 +141,4 @@ TEST_CASE("a death signal comes when the parent dies") {
   ::kill(parent, SIGKILL);
   wait(parent);
   wait_until([&] { return !start_time(child).has_value(); });
-}
-
-TEST_CASE("orphans are reaped, our own children are not") {
-  // In a process of its own, for it becomes a subreaper.
-  const pid_t pid = ::fork();
-  if (pid == 0) {
-    ::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-    const pid_t mine = spawn(shell("exit 7"));
-    const pid_t parent = spawn(shell("/bin/sh -c 'exit 0' & exit 0"));
-    if (!wait(parent).ok()) ::_exit(1);
-    siginfo_t info{};
-    while (info.si_pid != mine) {
-      if (::waitid(P_PID, static_cast<id_t>(mine), &info, WEXITED | WNOWAIT) != 0) ::_exit(2);
-    }
-    const auto until = std::chrono::steady_clock::now() + kDeadline;
-    while (true) {
-      reap_orphans({mine});
-      const std::string tid = std::to_string(::getpid());
-      const std::string left = read_file("/proc/self/task/" + tid + "/children");
-      if (left == std::to_string(mine) + " ") break;
-      if (std::chrono::steady_clock::now() > until) ::_exit(3);
-    }
-    ::_exit(wait(mine).code);
-  }
-  CHECK(wait(pid).code == 7);
-}
-
-TEST_CASE("capture: input, both outputs, exit, deadline") {
-  Captured captured =
-      capture(shell("cat; echo err >&2; exit 4"), std::string(1 << 20, 'x'), kDeadline);
-  CHECK(captured.out == std::string(1 << 20, 'x'));
-  CHECK(captured.err == "err\n");
-  CHECK(captured.exit.code == 4);
-  CHECK_FALSE(captured.timed_out);
-  // A program that does not read what it is given is no trouble.
-  captured = capture(shell("exit 0"), std::string(1 << 20, 'x'), kDeadline);
-  CHECK(captured.exit.ok());
-  captured = capture(shell("echo begun; sleep 1000"), "", std::chrono::milliseconds(300));
-  CHECK(captured.timed_out);
-  CHECK(captured.out == "begun\n");
-  CHECK(captured.exit.signal == SIGKILL);
-  // It has closed its outputs, and yet it is held to its deadline.
-  captured = capture(shell("exec >&- 2>&-; sleep 1000"), "", std::chrono::milliseconds(300));
-  CHECK(captured.timed_out);
-  CHECK(captured.exit.signal == SIGKILL);
-}
-
-TEST_CASE("a process is told from a later one of its pid") {
-  CHECK(start_time(::getpid()).has_value());
-  const pid_t pid = sleeper();
-  const auto first = start_time(pid);
-  REQUIRE(first.has_value());
-  CHECK(start_time(pid) == first);
-  ::kill(pid, SIGKILL);
-  siginfo_t info{};
-  ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT);
-  CHECK_FALSE(start_time(pid).has_value());  // ended, though nobody has reaped it
-  wait(pid);
-  CHECK_FALSE(start_time(pid).has_value());
-  CHECK(boot_id().size() == 36);
-}
-
-TEST_CASE("processes are found by a variable, whole name and whole value, and swept") {
-  const std::string token = random_hex(8);
-  const pid_t exact = sleeper({"A=1", "TOKEN=" + token, "B=2"});
-  const pid_t last = sleeper({"TOKEN=" + token});
-  const pid_t longer = sleeper({"TOKEN=" + token + "x"});
-  const pid_t other = sleeper({"MYTOKEN=" + token});
-  std::vector<pid_t> found = find_by_environment("TOKEN", token);
-  std::sort(found.begin(), found.end());
-  CHECK(found == std::vector<pid_t>{exact, last});
-  CHECK(sweep("TOKEN", token, kDeadline).empty());
-  CHECK(wait(exact).signal == SIGKILL);
-  CHECK(wait(last).signal == SIGKILL);
-  for (const pid_t pid : {longer, other}) {
-    CHECK(start_time(pid).has_value());
-    ::kill(pid, SIGKILL);
-    wait(pid);
-  }
 }

@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include "launcher/core/capture.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/process.hpp"
 

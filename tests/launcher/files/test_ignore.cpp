@@ -4,6 +4,7 @@
 #include <random>
 #include <set>
 
+#include "launcher/core/capture.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/ignore.hpp"
@@ -72,7 +73,6 @@ Captured git(const fs::path& folder, std::vector<std::string> words, const std::
   SpawnOptions options;
   options.argv = {"git", "-C", folder.string(), "-c", "core.quotePath=false"};
   options.argv.insert(options.argv.end(), words.begin(), words.end());
-  options.env = current_environment();
   options.env.push_back("GIT_CONFIG_GLOBAL=/dev/null");
   options.env.push_back("GIT_CONFIG_SYSTEM=/dev/null");
   return capture(options, input, std::chrono::seconds(60));

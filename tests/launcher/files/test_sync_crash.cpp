@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "launcher/core/error.hpp"
-#include "launcher/core/process.hpp"
+#include "launcher/core/process_exit.hpp"
 #include "launcher/files/archive.hpp"
 #include "launcher/files/beneath.hpp"
 #include "launcher/files/blocks.hpp"

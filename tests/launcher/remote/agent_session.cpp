@@ -12,6 +12,7 @@
 
 #include "launcher/core/clock.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/process_table.hpp"
 #include "launcher/wire/json.hpp"
 #include "tests/launcher/remote/session_support.hpp"
 

@@ -4,6 +4,7 @@
 
 #include <random>
 
+#include "launcher/core/capture.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
 #include "launcher/core/process.hpp"
@@ -16,7 +17,6 @@ namespace {
 std::string run_by(const std::string& shell, const std::string& line) {
   SpawnOptions options;
   options.argv = {shell, "-c", line};
-  options.env = current_environment();
   const Captured ran = capture(options, {}, std::chrono::seconds(20));
   CHECK(ran.exit.str() == "exit code 0");
   CHECK(ran.err == "");

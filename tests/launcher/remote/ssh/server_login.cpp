@@ -9,8 +9,10 @@
 #include <future>
 #include <mutex>
 
+#include "launcher/core/capture.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/process.hpp"
+#include "launcher/core/process_exit.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/remote/ssh/known_hosts.hpp"
 #include "tests/support/ssh_server.hpp"
@@ -197,13 +199,11 @@ TEST_CASE("agent: only the chosen keys are shown, however many it holds") {
   const fs::path socket = server.folder() / "agent.sock";
   SpawnOptions agent;
   agent.argv = {"ssh-agent", "-D", "-a", socket.native()};
-  agent.env = current_environment();
   agent.death_signal = SIGKILL;
   const pid_t pid = spawn(agent);
   const auto add = [&](const fs::path& key) {
     SpawnOptions adding;
     adding.argv = {"ssh-add", "-q", key.native()};
-    adding.env = current_environment();
     adding.env.push_back("SSH_AUTH_SOCK=" + socket.native());
     for (int i = 0; i < 200; ++i) {  // until the agent listens
       if (capture(adding, {}, seconds(10)).exit.ok()) return true;

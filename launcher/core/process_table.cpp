@@ -1,0 +1,95 @@
+#include "launcher/core/process_table.hpp"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/files.hpp"
+#include "launcher/core/text.hpp"
+
+namespace dtrain {
+namespace {
+
+// State letter and start time from /proc/PID/stat; the name in it may hold any character.
+std::optional<std::pair<char, std::uint64_t>> read_stat(pid_t pid) {
+  std::string text;
+  try {
+    text = read_file("/proc/" + std::to_string(pid) + "/stat", 65536);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+  const std::size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos || name_end + 2 >= text.size()) return std::nullopt;
+  const std::vector<std::string> fields = split(std::string_view(text).substr(name_end + 2), ' ');
+  if (fields.size() < 20) return std::nullopt;
+  return std::pair{fields[0].empty() ? '?' : fields[0][0],
+                   static_cast<std::uint64_t>(std::strtoull(fields[19].c_str(), nullptr, 10))};
+}
+
+}  // namespace
+
+std::vector<pid_t> other_pids() {
+  std::vector<pid_t> pids;
+  std::error_code failed;
+  for (const auto& entry : fs::directory_iterator("/proc", failed)) {
+    const std::string name = entry.path().filename().string();
+    pid_t pid = 0;
+    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), pid);
+    if (error == std::errc{} && end == name.data() + name.size() && pid != ::getpid()) {
+      pids.push_back(pid);
+    }
+  }
+  return pids;
+}
+
+std::optional<std::uint64_t> start_time(pid_t pid) {
+  const auto stat = read_stat(pid);
+  if (!stat || stat->first == 'Z') return std::nullopt;
+  return stat->second;
+}
+
+std::string boot_id() {
+  std::string id = read_file("/proc/sys/kernel/random/boot_id", 4096);
+  while (!id.empty() && (id.back() == '\n' || id.back() == ' ')) id.pop_back();
+  return id;
+}
+
+std::vector<pid_t> find_by_environment(const std::string& name, const std::string& value) {
+  const std::string entry = name + "=" + value;
+  std::vector<pid_t> found;
+  for (const pid_t pid : other_pids()) {
+    std::string env;
+    try {
+      env = read_file("/proc/" + std::to_string(pid) + "/environ", std::size_t{4} << 20);
+    } catch (const Error&) {
+      continue;  // gone, or another user's
+    }
+    for (std::size_t at = env.find(entry); at != std::string::npos; at = env.find(entry, at + 1)) {
+      const std::size_t end = at + entry.size();
+      if ((at == 0 || env[at - 1] == '\0') && (end == env.size() || env[end] == '\0')) {
+        found.push_back(pid);
+        break;
+      }
+    }
+  }
+  return found;
+}
+
+std::vector<pid_t> sweep(const std::string& name, const std::string& value,
+                         std::chrono::milliseconds deadline) {
+  const auto until = std::chrono::steady_clock::now() + deadline;
+  while (true) {
+    const std::vector<pid_t> left = find_by_environment(name, value);
+    for (const pid_t pid : left) ::kill(pid, SIGKILL);
+    if (left.empty() || std::chrono::steady_clock::now() >= until) return left;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
+}  // namespace dtrain

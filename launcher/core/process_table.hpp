@@ -1,0 +1,31 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+// What /proc tells of processes, whoever started them, and the sweep that leaves none.
+namespace dtrain {
+
+// All of them but this one.
+std::vector<pid_t> other_pids();
+
+// Identity of a process beyond its pid, which the kernel uses again: field 22 of /proc/PID/stat, in
+// clock ticks since boot. Absent when there is no such process.
+std::optional<std::uint64_t> start_time(pid_t pid);
+// The kernel's random id of this boot.
+std::string boot_id();
+
+// Pids of this user's processes whose environment has NAME=VALUE; never this process.
+std::vector<pid_t> find_by_environment(const std::string& name, const std::string& value);
+
+// SIGKILLs what find_by_environment finds until nothing is left or the deadline passes; returns
+// those that would not die (in state D, say).
+std::vector<pid_t> sweep(const std::string& name, const std::string& value,
+                         std::chrono::milliseconds deadline);
+
+}  // namespace dtrain
