@@ -2,7 +2,6 @@
 
 #include <cstdlib>
 
-#include "launcher/core/clock.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/text.hpp"
@@ -93,17 +92,11 @@ std::optional<ClusterState> adopt(const ClusterSpec& spec, const fs::path& agent
   const wire::FoundClusters found = session.find_clusters({spec.cluster_name, spec.provider.root});
   if (found.clusters.empty()) return std::nullopt;
   const wire::HeadFound& head = found.clusters.front();
-  ClusterState state;
-  state.name = spec.cluster_name;
-  state.id = ClusterId(head.cluster);
-  state.provider = to_string(spec.provider.kind);
+  ClusterState state = remembered(spec, ClusterId(head.cluster));
   state.nodes = machines;
   state.head_root = head.root;
   state.head_socket = paths::head_socket_of(head.root);
   state.agent = session.hello().agent;
-  state.spec = to_json(spec);
-  state.source = spec.source;
-  state.created = rfc3339(std::chrono::system_clock::now());
   state.prepared = true;
   const ClusterLock lock = ClusterLock::take(spec.cluster_name, nullptr);
   save_cluster(state);

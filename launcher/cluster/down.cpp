@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "launcher/cluster/down_parts.hpp"
+#include "launcher/cluster/down_way.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/wire/client.hpp"
@@ -11,15 +11,22 @@
 namespace dtrain {
 namespace {
 
-// The state of a cluster of hosts; absent for one of this machine, and for what cannot be read,
-// which only this machine's own traces can tell of.
-std::optional<ClusterState> hosts_of(const std::string& name) {
+bool is_there(const std::string& name) {
+  std::error_code failed;
+  return fs::exists(paths::cluster_state(name), failed);
+}
+
+// What cannot be read is taken for a cluster of this machine, whose own traces tell of it.
+std::unique_ptr<DownWay> way_of(const std::string& name, const DownOptions& options) {
+  std::optional<ClusterState> state;
   try {
-    std::optional<ClusterState> state = load_cluster(name);
-    if (state && !state->nodes.empty() && state->nodes.front().host) return state;
+    state = load_cluster(name);
   } catch (const Error&) {
   }
-  return std::nullopt;
+  if (state && !state->nodes.empty() && state->nodes.front().host) {
+    return hosts_down(*state, options);
+  }
+  return local_down(name, options);
 }
 
 }  // namespace
@@ -34,34 +41,55 @@ std::optional<nlohmann::json> ask_head(const fs::path& socket, const std::string
   }
 }
 
-std::vector<std::string> running_jobs(const nlohmann::json& status) {
-  std::vector<std::string> running;
-  for (const nlohmann::json& job : wire::member(status, "jobs")) {
+void survey_jobs(const fs::path& socket, const std::string& name, DownSurvey& survey) {
+  const auto status = ask_head(socket, name);
+  if (!status) return;
+  survey.head_answers = true;
+  for (const nlohmann::json& job : wire::member(*status, "jobs")) {
     const std::string state = wire::get_string(job, "state");
     if (state != "succeeded" && state != "failed" && state != "stopped") {
-      running.push_back(wire::get_string(job, "job"));
+      survey.running.push_back(wire::get_string(job, "job"));
     }
   }
-  return running;
+}
+
+void shut_down(const fs::path& socket, const std::string& name, std::chrono::milliseconds limit) {
+  wire::ApiClient(socket, name).post("/v1/shutdown", nlohmann::json::object(), limit);
+}
+
+void empty_folder(const fs::path& folder) {
+  std::error_code failed;
+  for (const auto& entry : fs::directory_iterator(folder, failed)) {
+    if (entry.path().filename() != "lock") remove_tree(entry.path());
+  }
 }
 
 DownSurvey survey_down(const std::string& name, const DownOptions& options) {
-  const auto hosts = hosts_of(name);
-  return hosts ? survey_hosts(*hosts, options) : survey_local(name);
+  DownSurvey survey;
+  survey.there = is_there(name);
+  if (survey.there) way_of(name, options)->survey(survey);
+  return survey;
 }
 
 DownReport down(const std::string& name, const DownOptions& options) {
   DownReport report;
   report.name = name;
-  std::error_code failed;
-  if (!fs::exists(paths::cluster_state(name), failed)) {
+  if (!is_there(name)) {
     clear_current_cluster(name);
     return report;
   }
   const ClusterLock lock = ClusterLock::take(
       name, [&] { options.say("another up or down of " + name + " is at work: waiting for it"); });
-  const auto hosts = hosts_of(name);
-  return hosts ? down_hosts(*hosts, options) : down_local(name, options);
+  report.was_there = true;
+  const std::unique_ptr<DownWay> way = way_of(name, options);
+  const bool gone = way->clear(way->end_in_order(), report);
+  for (const DownRow& row : report.rows) report.complete = report.complete && row.gone;
+  if (!gone) return report;
+  const fs::path folder = paths::cluster_state(name);
+  empty_folder(folder);
+  remove_tree(folder);
+  clear_current_cluster(name);
+  return report;
 }
 
 }  // namespace dtrain

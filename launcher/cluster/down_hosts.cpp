@@ -3,11 +3,11 @@
 
 #include <nlohmann/json.hpp>
 
+#include "launcher/cluster/counted.hpp"
 #include "launcher/cluster/door.hpp"
-#include "launcher/cluster/down_parts.hpp"
+#include "launcher/cluster/down_way.hpp"
 #include "launcher/cluster/node_down.hpp"
 #include "launcher/core/error.hpp"
-#include "launcher/core/paths.hpp"
 #include "launcher/core/side_by_side.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/client.hpp"
@@ -15,49 +15,6 @@
 // `down` of machines that are there: all of them side by side, each looked at afterwards.
 namespace dtrain {
 namespace {
-
-std::string files_in_words(std::int64_t files, std::int64_t bytes) {
-  return std::to_string(files) + (files == 1 ? " file, " : " files, ") +
-         human_bytes(static_cast<std::uint64_t>(std::max<std::int64_t>(bytes, 0)));
-}
-
-// All of them, so that those which cannot be reached take their time together; what became of it is
-// the provider's to remember.
-void reach_all(Provider& provider, const ClusterState& state, const DownOptions& options) {
-  side_by_side(state.nodes.size(), static_cast<std::size_t>(options.max_parallel),
-               [&](std::size_t i) {
-                 try {
-                   provider.reach(state.nodes[i]);
-                 } catch (const std::exception&) {  // told by whoever needs it
-                 }
-               });
-}
-
-// Stops the jobs and the nodes in order, through the head. Empty when that went well.
-std::string end_in_order(const ClusterState& state, Provider& provider,
-                         const DownOptions& options) {
-  std::string trouble;
-  try {
-    const HeadDoor door = HeadDoor::open(state, provider);
-    const wire::ApiClient client(door.socket(), state.name);
-    if (!options.workers_only) {
-      client.post("/v1/shutdown", nlohmann::json::object(), options.stop_limit);
-      return {};
-    }
-    for (std::size_t i = 1; i < state.nodes.size(); ++i) {
-      const std::string route = "/v1/nodes/" + wire::percent_encode(state.nodes[i].node.str());
-      // The jobs on it end: whoever asked for this has been told.
-      try {
-        client.post(route + "/remove", {{"force", true}}, options.stop_limit);
-      } catch (const Error& error) {  // the others are asked all the same
-        trouble = error.what();
-      }
-    }
-    return trouble;
-  } catch (const Error& error) {
-    return error.what();
-  }
-}
 
 void add_rows(const NodeDown& node, DownReport& report) {
   DownRow row;
@@ -74,7 +31,8 @@ void add_rows(const NodeDown& node, DownReport& report) {
   report.rows.push_back({row.node, "processes", std::to_string(node.processes),
                          std::to_string(node.processes_now), node.note, node.processes_now == 0});
   row.what = "files";
-  row.had = files_in_words(node.files, node.bytes);
+  row.had = counted(static_cast<std::size_t>(std::max<std::int64_t>(node.files, 0)), "file") +
+            ", " + human_bytes(static_cast<std::uint64_t>(std::max<std::int64_t>(node.bytes, 0)));
   row.now = node.kept.empty() ? std::to_string(node.files_now) : "kept";
   row.note = node.kept;
   row.gone = node.files_now == 0 || !node.kept.empty();
@@ -92,86 +50,118 @@ void add_rows(const NodeDown& node, DownReport& report) {
   }
 }
 
+class HostsDown final : public DownWay {
+ public:
+  HostsDown(ClusterState state, const DownOptions& options)
+      : state_(std::move(state)),
+        options_(options),
+        provider_(options.provider ? options.provider : provider_of(state_, options.access)) {}
+
+  void survey(DownSurvey& survey) override {
+    survey.provider = provider_;
+    reach_all();
+    try {
+      survey_jobs(HeadDoor::open(state_, *provider_).socket(), state_.name, survey);
+      const std::unique_ptr<Transport> transport = provider_->reach(state_.nodes.front());
+      AgentSession session = AgentSession::open(*transport, AgentBinary::load(options_.agent));
+      session.open_node({state_.id, state_.nodes.front().node, base_of(state_), false, true, {}});
+      const wire::SurveyReport found = session.survey({true});
+      survey.checkpoints = found.checkpoints;
+      survey.checkpoint_bytes = static_cast<std::uint64_t>(found.checkpoint_bytes);
+      survey.checkpoint_jobs = found.checkpoint_jobs;
+    } catch (const Error&) {  // `down` itself will say which machine cannot be reached
+    }
+  }
+
+  std::string end_in_order() override {
+    reach_all();
+    options_.say("stopping jobs and nodes");
+    std::string trouble;
+    try {
+      const HeadDoor door = HeadDoor::open(state_, *provider_);
+      if (options_.workers_only) {
+        trouble = remove_workers(wire::ApiClient(door.socket(), state_.name));
+      } else {
+        shut_down(door.socket(), state_.name, options_.stop_limit);
+      }
+    } catch (const Error& error) {
+      trouble = error.what();
+    }
+    if (!trouble.empty()) options_.say("not in order, so by force: " + trouble);
+    return trouble;
+  }
+
+  bool clear(const std::string&, DownReport& report) override {
+    const auto binary = AgentBinary::load(options_.agent);
+    const std::size_t first = options_.workers_only ? 1 : 0;
+    std::vector<NodeDown> nodes(state_.nodes.size());
+    side_by_side(nodes.size() - first, static_cast<std::size_t>(options_.max_parallel),
+                 [&](std::size_t number) {
+                   const std::size_t i = first + number;
+                   NodeDownTask task;
+                   task.machine = state_.nodes[i];
+                   task.cluster = state_.id;
+                   task.base = base_of(state_);
+                   task.head = i == 0;
+                   task.keep_files = options_.keep_files;
+                   nodes[i] = take_node_down(*provider_, binary, task, options_.progress);
+                 });
+    ClusterState left = state_;
+    left.nodes.clear();
+    for (std::size_t i = 0; i < state_.nodes.size(); ++i) {
+      if (i < first) {
+        left.nodes.push_back(state_.nodes[i]);
+        continue;
+      }
+      add_rows(nodes[i], report);
+      if (!nodes[i].complete()) left.nodes.push_back(state_.nodes[i]);
+      if (i == 0 && !nodes[i].kept.empty()) report.kept = nodes[i].kept;
+    }
+    if (left.nodes.empty()) return true;
+    // The first is the head's, also when only others are left: to take it down again harms nothing.
+    if (left.nodes.front().node != state_.nodes.front().node) {
+      left.nodes.insert(left.nodes.begin(), state_.nodes.front());
+    }
+    save_cluster(left);  // what is left can be taken down later
+    return false;
+  }
+
+ private:
+  // All of them, so that those which cannot be reached take their time together; what became of it
+  // is the provider's to remember.
+  void reach_all() {
+    side_by_side(state_.nodes.size(), static_cast<std::size_t>(options_.max_parallel),
+                 [&](std::size_t i) {
+                   try {
+                     provider_->reach(state_.nodes[i]);
+                   } catch (const std::exception&) {  // told by whoever needs it
+                   }
+                 });
+  }
+
+  // The jobs on them end: whoever asked for this has been told.
+  std::string remove_workers(const wire::ApiClient& client) {
+    std::string trouble;
+    for (std::size_t i = 1; i < state_.nodes.size(); ++i) {
+      const std::string node = wire::percent_encode(state_.nodes[i].node.str());
+      try {
+        client.post("/v1/nodes/" + node + "/remove", {{"force", true}}, options_.stop_limit);
+      } catch (const Error& error) {  // the others are asked all the same
+        trouble = error.what();
+      }
+    }
+    return trouble;
+  }
+
+  ClusterState state_;
+  const DownOptions& options_;
+  std::shared_ptr<Provider> provider_;
+};
+
 }  // namespace
 
-DownSurvey survey_hosts(const ClusterState& state, const DownOptions& options) {
-  DownSurvey survey;
-  survey.there = true;
-  try {
-    survey.provider = provider_of(state, options.access);
-    Provider* const provider = survey.provider.get();
-    reach_all(*provider, state, options);
-    const HeadDoor door = HeadDoor::open(state, *provider);
-    if (const auto status = ask_head(door.socket(), state.name)) {
-      survey.head_answers = true;
-      survey.running = running_jobs(*status);
-    }
-    const std::unique_ptr<Transport> transport = provider->reach(state.nodes.front());
-    AgentSession session = AgentSession::open(*transport, AgentBinary::load(options.agent));
-    session.open_node({state.id, state.nodes.front().node, base_of(state), false, true, {}});
-    const wire::SurveyReport found = session.survey({true});
-    survey.checkpoints = found.checkpoints;
-    survey.checkpoint_bytes = static_cast<std::uint64_t>(found.checkpoint_bytes);
-    survey.checkpoint_jobs = found.checkpoint_jobs;
-  } catch (const Error&) {  // `down` itself will say which machine cannot be reached
-  }
-  return survey;
-}
-
-DownReport down_hosts(const ClusterState& state, const DownOptions& options) {
-  DownReport report;
-  report.name = state.name;
-  report.was_there = true;
-  const std::shared_ptr<Provider> provider =
-      options.provider ? options.provider : provider_of(state, options.access);
-  reach_all(*provider, state, options);
-  options.say("stopping jobs and nodes");
-  const std::string trouble = end_in_order(state, *provider, options);
-  if (!trouble.empty()) options.say("not in order, so by force: " + trouble);
-
-  const auto binary = AgentBinary::load(options.agent);
-  const std::size_t first = options.workers_only ? 1 : 0;
-  std::vector<NodeDown> nodes(state.nodes.size());
-  side_by_side(nodes.size() - first, static_cast<std::size_t>(options.max_parallel),
-               [&](std::size_t number) {
-                 const std::size_t i = first + number;
-                 NodeDownTask task;
-                 task.machine = state.nodes[i];
-                 task.cluster = state.id;
-                 task.base = base_of(state);
-                 task.head = i == 0;
-                 task.keep_files = options.keep_files;
-                 nodes[i] = take_node_down(*provider, binary, task, options.progress);
-               });
-
-  ClusterState left = state;
-  left.nodes.clear();
-  for (std::size_t i = 0; i < state.nodes.size(); ++i) {
-    if (i < first) {
-      left.nodes.push_back(state.nodes[i]);
-      continue;
-    }
-    add_rows(nodes[i], report);
-    if (!nodes[i].complete()) left.nodes.push_back(state.nodes[i]);
-    if (i == 0 && !nodes[i].kept.empty()) report.kept = nodes[i].kept;
-  }
-  // The first is the head's, also when only others are left: to take it down again harms nothing.
-  if (!left.nodes.empty() && left.nodes.front().node != state.nodes.front().node) {
-    left.nodes.insert(left.nodes.begin(), state.nodes.front());
-  }
-  for (const DownRow& row : report.rows) report.complete = report.complete && row.gone;
-  if (left.nodes.empty()) {
-    const fs::path folder = paths::cluster_state(state.name);
-    std::error_code failed;
-    for (const auto& entry : fs::directory_iterator(folder, failed)) {
-      if (entry.path().filename() != "lock") remove_tree(entry.path());
-    }
-    remove_tree(folder);
-    clear_current_cluster(state.name);
-  } else {
-    save_cluster(left);  // what is left can be taken down later
-  }
-  return report;
+std::unique_ptr<DownWay> hosts_down(const ClusterState& state, const DownOptions& options) {
+  return std::make_unique<HostsDown>(state, options);
 }
 
 }  // namespace dtrain

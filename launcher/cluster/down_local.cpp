@@ -1,4 +1,4 @@
-#include "launcher/cluster/down_parts.hpp"
+#include "launcher/cluster/down_way.hpp"
 
 #include <signal.h>
 #include <unistd.h>
@@ -55,13 +55,6 @@ std::vector<FoundProcess> kill_all(const fs::path& folder) {
   }
 }
 
-void empty_folder(const fs::path& folder) {
-  std::error_code failed;
-  for (const auto& entry : fs::directory_iterator(folder, failed)) {
-    if (entry.path().filename() != "lock") remove_tree(entry.path());
-  }
-}
-
 // Roots that have a folder for sockets, whatever the state file says.
 std::vector<fs::path> roots_below(const fs::path& folder) {
   std::vector<fs::path> roots{folder, folder / "head"};
@@ -115,12 +108,8 @@ int port_of(const fs::path& folder) {
   }
 }
 
-std::optional<nlohmann::json> ask_status(const std::string& name) {
-  return ask_head(paths::head_socket(paths::cluster_state(name) / "head"), name);
-}
-
-// After its watch was killed, a cluster has a second head and node agents, which wait for the
-// first ones' end to take over. Now nobody shall.
+// After its watch was killed, a cluster has a second head and node agents, which wait for the first
+// ones' end to take over. Now nobody shall.
 void end_standbys(const fs::path& folder) {
   std::vector<FoundProcess> all = cluster_processes(folder);
   std::stable_sort(all.begin(), all.end(), [](const FoundProcess& a, const FoundProcess& b) {
@@ -135,126 +124,127 @@ void end_standbys(const fs::path& folder) {
   }
 }
 
-}  // namespace
+class LocalDown final : public DownWay {
+ public:
+  LocalDown(std::string name, const DownOptions& options)
+      : name_(std::move(name)), options_(options), folder_(paths::cluster_state(name_)) {}
 
-DownSurvey survey_local(const std::string& name) {
-  DownSurvey survey;
-  const fs::path folder = paths::cluster_state(name);
-  std::error_code failed;
-  if (!fs::exists(folder, failed)) return survey;
-  survey.there = true;
-  survey.head_answers = cluster_processes(folder).empty();  // nothing runs that it could tell of
-  if (const auto status = ask_status(name)) {
-    survey.head_answers = true;
-    survey.running = running_jobs(*status);
-  }
-  for (const StoredCheckpoints& job :
-       unpulled_checkpoints(paths::HeadRoot{folder / "head"}.storage())) {
-    survey.checkpoints += job.count;
-    survey.checkpoint_bytes += job.bytes;
-    survey.checkpoint_jobs.push_back(job.job);
-  }
-  return survey;
-}
-
-DownReport down_local(const std::string& name, const DownOptions& options) {
-  DownReport report;
-  report.name = name;
-  const fs::path folder = paths::cluster_state(name);
-  std::error_code failed;
-  if (!fs::exists(folder, failed)) {
-    clear_current_cluster(name);
-    return report;
-  }
-  report.was_there = true;
-  const std::vector<FoundProcess> before = cluster_processes(folder);
-  const auto status = ask_status(name);
-  int port = port_of(folder);
-  if (status) {
-    const nlohmann::json cluster = status->value("cluster", nlohmann::json::object());
-    if (cluster.contains("head") && cluster["head"].is_object()) {
-      port = cluster["head"].value("port", port);
+  void survey(DownSurvey& survey) override {
+    survey.head_answers = cluster_processes(folder_).empty();  // nothing runs that it could tell of
+    survey_jobs(socket(), name_, survey);
+    for (const StoredCheckpoints& job :
+         unpulled_checkpoints(paths::HeadRoot{folder_ / "head"}.storage())) {
+      survey.checkpoints += job.count;
+      survey.checkpoint_bytes += job.bytes;
+      survey.checkpoint_jobs.push_back(job.job);
     }
   }
 
-  options.say("ending the watch");
-  end_watch({folder});
-  end_standbys(folder);
-  std::string how;
-  if (status) {
-    options.say("stopping jobs, nodes and head");
-    try {
-      const wire::ApiClient client(paths::head_socket(folder / "head"), name);
-      client.post("/v1/shutdown", nlohmann::json::object(), options.stop_limit);
-    } catch (const Error& error) {
-      how = std::string("the head did not end in order: ") + error.message();
-    }
-  } else if (!before.empty()) {
-    how = "the head did not answer";
-  }
-  const auto until = std::chrono::steady_clock::now() + (how.empty() ? kEndLimit : milliseconds(0));
-  std::vector<FoundProcess> left = cluster_processes(folder);
-  while (!left.empty() && std::chrono::steady_clock::now() < until) {
-    wait_gone(left.front(), milliseconds(100));
-    left = cluster_processes(folder);
-  }
-  DownRow processes{"", "processes", std::to_string(before.size()), "0", kinds(before), true};
-  if (!left.empty()) {
-    processes.note = "killed: " + kinds(left);
-    if (!how.empty()) processes.note += " (" + how + ")";
-    left = kill_all(folder);
-    processes.now = std::to_string(left.size());
-    processes.gone = left.empty();
-    if (!left.empty()) processes.note = "will not die: " + kinds(left);
-  }
-  report.rows.push_back(processes);
-
-  const std::size_t sockets = remove_sockets(folder);
-  report.rows.push_back({"", "sockets", std::to_string(sockets), "0", "", true});
-  if (port > 0) {
-    const bool open = port_open(port);
-    report.rows.push_back({"", "port " + std::to_string(port), status ? "open" : "?",
-                           open && !processes.gone ? "open" : "closed",
-                           // Ours is gone with its process: what listens there now is another's.
-                           open && processes.gone ? "another process has taken it" : "",
-                           !open || processes.gone});
-  }
-  std::uint64_t bytes = 0;
-  const std::size_t files = count_files(folder, bytes);
-  DownRow row{"",  "files",         counted(files, "file") + ", " + human_bytes(bytes),
-              "0", folder.string(), true};
-  // What will not die may still write: its files stay to be looked at.
-  if (processes.gone) {
-    if (options.keep_files) {
-      const std::optional<ClusterState> state = [&]() -> std::optional<ClusterState> {
-        try {
-          return load_cluster(name);
-        } catch (const Error&) {
-          return std::nullopt;
-        }
-      }();
-      const std::string kept_name = state ? state->id.str() : make_cluster_id(name).str();
-      report.kept = paths::state_home() / "kept" / kept_name;
-      make_folders(report.kept.parent_path());
-      fs::rename(folder, report.kept, failed);
-      if (failed) {
-        throw errno_error("cannot move " + folder.string() + " to " + report.kept.string(),
-                          failed.value());
+  std::string end_in_order() override {
+    before_ = cluster_processes(folder_);
+    port_ = port_of(folder_);
+    const auto status = ask_head(socket(), name_);
+    answered_ = status.has_value();
+    if (status) {
+      const nlohmann::json cluster = status->value("cluster", nlohmann::json::object());
+      if (cluster.contains("head") && cluster["head"].is_object()) {
+        port_ = cluster["head"].value("port", port_);
       }
+    }
+    options_.say("ending the watch");
+    end_watch({folder_});
+    end_standbys(folder_);
+    if (!status) return before_.empty() ? "" : "the head did not answer";
+    options_.say("stopping jobs, nodes and head");
+    try {
+      shut_down(socket(), name_, options_.stop_limit);
+      return {};
+    } catch (const Error& error) {
+      return std::string("the head did not end in order: ") + error.message();
+    }
+  }
+
+  bool clear(const std::string& trouble, DownReport& report) override {
+    const bool ended = end_processes(trouble, report);
+    const std::size_t sockets = remove_sockets(folder_);
+    report.rows.push_back({"", "sockets", std::to_string(sockets), "0", "", true});
+    if (port_ > 0) {
+      const bool open = port_open(port_);
+      report.rows.push_back({"", "port " + std::to_string(port_), answered_ ? "open" : "?",
+                             open && !ended ? "open" : "closed",
+                             // Ours is gone with its process: what listens there now is another's.
+                             open && ended ? "another process has taken it" : "", !open || ended});
+    }
+    std::uint64_t bytes = 0;
+    const std::size_t files = count_files(folder_, bytes);
+    DownRow row{"",  "files",          counted(files, "file") + ", " + human_bytes(bytes),
+                "0", folder_.string(), true};
+    if (!ended) {  // what will not die may still write: its files stay to be
+                   // looked at
+      row.now = "kept";
+      row.gone = false;
+    } else if (options_.keep_files) {
+      keep_files(report);
       row.now = "kept";
       row.note = report.kept.string();
-    } else {
-      empty_folder(folder);
-      remove_tree(folder);
     }
-  } else {
-    row.now = "kept";
-    row.gone = false;
+    report.rows.push_back(row);
+    return ended;
   }
-  report.rows.push_back(row);
-  for (const DownRow& each : report.rows) report.complete = report.complete && each.gone;
-  if (report.complete) clear_current_cluster(name);
-  return report;
+
+ private:
+  fs::path socket() const { return paths::head_socket(folder_ / "head"); }
+
+  // False when some will not die.
+  bool end_processes(const std::string& trouble, DownReport& report) {
+    const auto until =
+        std::chrono::steady_clock::now() + (trouble.empty() ? kEndLimit : milliseconds(0));
+    std::vector<FoundProcess> left = cluster_processes(folder_);
+    while (!left.empty() && std::chrono::steady_clock::now() < until) {
+      wait_gone(left.front(), milliseconds(100));
+      left = cluster_processes(folder_);
+    }
+    DownRow row{"", "processes", std::to_string(before_.size()), "0", kinds(before_), true};
+    if (!left.empty()) {
+      row.note = "killed: " + kinds(left);
+      if (!trouble.empty()) row.note += " (" + trouble + ")";
+      left = kill_all(folder_);
+      row.now = std::to_string(left.size());
+      row.gone = left.empty();
+      if (!left.empty()) row.note = "will not die: " + kinds(left);
+    }
+    report.rows.push_back(row);
+    return row.gone;
+  }
+
+  void keep_files(DownReport& report) {
+    std::string name;
+    try {
+      if (const std::optional<ClusterState> state = load_cluster(name_)) name = state->id.str();
+    } catch (const Error&) {  // damaged: under another name
+    }
+    if (name.empty()) name = make_cluster_id(name_).str();
+    report.kept = paths::state_home() / "kept" / name;
+    make_folders(report.kept.parent_path());
+    std::error_code failed;
+    fs::rename(folder_, report.kept, failed);
+    if (!failed) return;
+    throw errno_error("cannot move " + folder_.string() + " to " + report.kept.string(),
+                      failed.value());
+  }
+
+  std::string name_;
+  const DownOptions& options_;
+  fs::path folder_;
+  std::vector<FoundProcess> before_;
+  int port_ = 0;
+  bool answered_ = false;  // the head, before it was told to end
+};
+
+}  // namespace
+
+std::unique_ptr<DownWay> local_down(const std::string& name, const DownOptions& options) {
+  return std::make_unique<LocalDown>(name, options);
 }
 
 void clear_away(const fs::path& folder) {

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstdlib>
 
+#include "launcher/core/clock.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/names.hpp"
 #include "launcher/core/paths.hpp"
@@ -21,24 +22,23 @@ fs::path state_file(const std::string& name) {
   return paths::cluster_state(name) / "cluster.json";
 }
 
-// The name of the cluster whose folder this is: that of a long one is cut.
-std::string name_of_folder(const std::string& folder) {
-  if (folder.size() < kShortName) return folder;
-  try {
-    const std::optional<ClusterState> state = load_cluster(folder);
-    if (state && short_name(state->name) == folder) return state->name;
-  } catch (const Error&) {
-    // damaged: what asks for it next says so
-  }
-  return folder;
-}
-
 Error no_cluster() {
   return Error(ErrorCode::unreachable, "no cluster is up")
       .with_hint("dtrain up configs/local.yaml, or for one job: dtrain submit --local …");
 }
 
 }  // namespace
+
+ClusterState remembered(const ClusterSpec& spec, const ClusterId& id) {
+  ClusterState state;
+  state.name = spec.cluster_name;
+  state.id = id;
+  state.provider = to_string(spec.provider.kind);
+  state.spec = to_json(spec);
+  state.source = spec.source;
+  state.created = rfc3339(std::chrono::system_clock::now());
+  return state;
+}
 
 nlohmann::json to_json(const ClusterState& state) {
   nlohmann::json nodes = nlohmann::json::array();
@@ -100,19 +100,6 @@ std::optional<ClusterState> load_cluster(const std::string& name) {
 void save_cluster(const ClusterState& state) {
   make_folders(paths::cluster_state(state.name));
   write_file_atomic(state_file(state.name), to_json(state).dump(2) + "\n");
-}
-
-std::vector<std::string> known_clusters() {
-  std::vector<std::string> names;
-  std::error_code failed;
-  for (const auto& entry : fs::directory_iterator(paths::state_home() / "clusters", failed)) {
-    const std::string name = entry.path().filename().string();
-    if (valid_name(name) && fs::exists(entry.path() / "cluster.json", failed)) {
-      names.push_back(name_of_folder(name));
-    }
-  }
-  std::sort(names.begin(), names.end());
-  return names;
 }
 
 std::string choose_cluster(const std::string& wanted) {

@@ -31,14 +31,15 @@ struct ClusterState {
   bool prepared = false;  // every node has its identity: only processes may be missing
 };
 
+// What the spec says of it, created now.
+ClusterState remembered(const ClusterSpec& spec, const ClusterId& id);
+
 nlohmann::json to_json(const ClusterState& state);
 ClusterState cluster_state_from_json(const nlohmann::json& json);
 
 // Absent when there is no such cluster. Throws Error(invalid) naming the file when it is damaged.
 std::optional<ClusterState> load_cluster(const std::string& name);
 void save_cluster(const ClusterState& state);
-// Names of all clusters that have a cluster.json, sorted.
-std::vector<std::string> known_clusters();
 
 // The cluster that is meant: `wanted` if not empty, else DTRAIN_CLUSTER, else the current one.
 // Throws Error(unreachable) when there is none, Error(usage) for an unsafe name.

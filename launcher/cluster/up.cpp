@@ -1,8 +1,11 @@
 #include "launcher/cluster/up.hpp"
 
+#include <thread>
+
 #include <nlohmann/json.hpp>
 
-#include "launcher/cluster/up_parts.hpp"
+#include "launcher/cluster/settings.hpp"
+#include "launcher/cluster/up_way.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/names.hpp"
 #include "launcher/core/paths.hpp"
@@ -11,6 +14,8 @@
 #include "launcher/wire/json.hpp"
 
 namespace dtrain {
+
+using std::chrono::milliseconds;
 
 const char* to_string(NodeProgress::State state) noexcept {
   switch (state) {
@@ -28,8 +33,8 @@ const char* to_string(NodeProgress::State state) noexcept {
   return "?";
 }
 
-std::optional<std::vector<std::pair<NodeId, std::string>>> nodes_not_ready(
-    const fs::path& socket, const std::string& cluster, const std::vector<Machine>& nodes) {
+NotReady nodes_not_ready(const fs::path& socket, const std::string& cluster,
+                         const std::vector<Machine>& nodes) {
   try {
     const wire::ApiClient client(socket, cluster);
     if (!client.answers()) return std::nullopt;
@@ -56,6 +61,10 @@ std::optional<std::vector<std::pair<NodeId, std::string>>> nodes_not_ready(
   }
 }
 
+Error in_the_way(const std::string& cluster, const std::string& what) {
+  return Error(ErrorCode::conflict, what).with_hint("dtrain down -c " + cluster + " first");
+}
+
 void refuse_downgrade(const std::string& running, const std::string& wanted) {
   if (!is_newer_version(running, wanted)) return;
   throw Error(ErrorCode::conflict, "the agents that are there are of dtrain " + running +
@@ -64,16 +73,60 @@ void refuse_downgrade(const std::string& running, const std::string& wanted) {
                  "and --no-restart leaves them as they are");
 }
 
+namespace {
+
+void wait_ready(UpRun& run, UpWay& way) {
+  const std::vector<Machine> nodes = way.awaited();
+  if (nodes.empty()) return;
+  const auto begin = std::chrono::steady_clock::now();
+  auto pause = milliseconds(5);
+  while (true) {
+    const NotReady missing = nodes_not_ready(way.socket(), run.state.name, nodes);
+    const auto waited = std::chrono::steady_clock::now() - begin;
+    if (way.joined(missing, std::chrono::duration_cast<milliseconds>(waited))) return;
+    // The head's own wait would be better; it has no message for it.
+    std::this_thread::sleep_for(pause);
+    pause = std::min(milliseconds(100), pause + pause / 2);
+  }
+}
+
+// True when they were news to the head. What hinders it is the head's machine's trouble, where
+// machines are told of one by one: what is known of the others is told all the same.
+bool tell_settings(UpRun& run, const fs::path& socket) {
+  NodeUp* const head = run.report.each.empty() ? nullptr : &run.report.each.front();
+  if (head != nullptr && head->error) return false;
+  try {
+    SettingsApplied settings = apply_settings(socket, run.spec);
+    run.report.warnings = std::move(settings.warnings);
+    return settings.changed;
+  } catch (const Error& error) {
+    if (head == nullptr) throw;
+    head->error = error;
+    return false;
+  }
+}
+
+}  // namespace
+
 UpReport up(const ClusterSpec& spec, const UpOptions& options) {
   if (!valid_cluster_name(spec.cluster_name)) {
     throw Error(ErrorCode::invalid, "\"" + spec.cluster_name + "\" cannot be a cluster's name");
   }
-  make_provider(spec, paths::cluster_state(spec.cluster_name));  // a provider that is not built yet
+  UpRun run{spec, options, paths::cluster_state(spec.cluster_name), nullptr, {}, {}, {}};
+  run.provider = make_provider(spec, run.folder, options.access);  // or it is not built yet
   const ClusterLock lock = ClusterLock::take(spec.cluster_name, [&] {
     options.say("another up or down of " + spec.cluster_name + " is at work: waiting for it");
   });
-  return spec.provider.kind == ProviderKind::local ? up_local(spec, options)
-                                                   : up_hosts(spec, options);
+  run.before = load_cluster(spec.cluster_name);
+  run.report.name = spec.cluster_name;
+  run.report.state = run.folder;
+  const std::unique_ptr<UpWay> way =
+      spec.provider.kind == ProviderKind::local ? local_up(run) : hosts_up(run);
+  if (way->bring_up()) {
+    wait_ready(run, *way);
+    way->finish(tell_settings(run, way->socket()));
+  }
+  return std::move(run.report);
 }
 
 }  // namespace dtrain

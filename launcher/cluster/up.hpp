@@ -101,9 +101,4 @@ void refuse_downgrade(const std::string& running, const std::string& wanted);
 // is in the report.
 UpReport up(const ClusterSpec& spec, const UpOptions& options);
 
-// Promised nodes that are not ready as the head says, each with its reason; absent when the head
-// does not answer at `socket`.
-std::optional<std::vector<std::pair<NodeId, std::string>>> nodes_not_ready(
-    const fs::path& socket, const std::string& cluster, const std::vector<Machine>& nodes);
-
 }  // namespace dtrain

@@ -1,10 +1,8 @@
-#include "launcher/cluster/up_parts.hpp"
+#include "launcher/cluster/up_way.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <functional>
 #include <memory>
-#include <thread>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -12,14 +10,11 @@
 #include "launcher/cluster/agents_local.hpp"
 #include "launcher/cluster/down.hpp"
 #include "launcher/cluster/processes.hpp"
-#include "launcher/cluster/settings.hpp"
-#include "launcher/core/clock.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/paths.hpp"
+#include "launcher/core/side_by_side.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/remote/transport.hpp"
-#include "launcher/wire/client.hpp"
-#include "launcher/wire/json.hpp"
 
 namespace dtrain {
 namespace {
@@ -29,8 +24,7 @@ using std::chrono::seconds;
 
 constexpr milliseconds kStepLimit = seconds(20);
 constexpr std::size_t kSideBySide = 8;  // nodes prepared at once
-constexpr auto kSilence =
-    std::chrono::seconds(1);  // longer, and the user is told what is waited for
+constexpr seconds kSilence(1);          // longer, and the user is told what is waited for
 
 std::vector<NodeId> node_names(int count) {
   std::vector<NodeId> names;
@@ -38,13 +32,12 @@ std::vector<NodeId> node_names(int count) {
   return names;
 }
 
-// As nodes_not_ready(), each in words.
-std::optional<std::vector<std::string>> not_ready(const ClusterState& state) {
-  const auto nodes = nodes_not_ready(paths::head_socket(state.head_root), state.name, state.nodes);
-  if (!nodes) return std::nullopt;
-  std::vector<std::string> missing;
-  for (const auto& [node, said] : *nodes) missing.push_back(node.str() + " (" + said + ")");
-  return missing;
+std::string in_words(const std::vector<std::pair<NodeId, std::string>>& missing) {
+  std::string words;
+  for (const auto& [node, said] : missing) {
+    words += (words.empty() ? "" : ", ") + node.str() + " (" + said + ")";
+  }
+  return words;
 }
 
 void show_logs(const ClusterState& state, const fs::path& folder, const UpOptions& options) {
@@ -70,53 +63,6 @@ void show_logs(const ClusterState& state, const fs::path& folder, const UpOption
   }
 }
 
-// `start_watch` is called when the watch that was there is not any more: it may have been dying
-// when it was looked at.
-void wait_ready(const ClusterState& state, const fs::path& folder, const UpOptions& options,
-                std::function<void()> start_watch) {
-  const auto begin = std::chrono::steady_clock::now();
-  auto pause = milliseconds(5);
-  std::optional<std::vector<std::string>> missing;
-  bool watch_seen = false;
-  bool said = false;
-  while (true) {
-    missing = not_ready(state);
-    // Without a watch that can be found again, the next `up` would start a second one.
-    if (missing && missing->empty() && living_watch(folder)) return;
-    const auto waited = std::chrono::steady_clock::now() - begin;
-    // A watch that has said that it lives and is gone will not bring anything up any more.
-    const bool watch_lives = living_watch(folder).has_value();
-    if (!watch_lives && start_watch) {
-      std::exchange(start_watch, nullptr)();
-      watch_seen = false;  // that was the one before
-    }
-    watch_seen = watch_seen || watch_lives;
-    const bool hopeless = watch_seen && !watch_lives;
-    if (hopeless || waited > options.ready_limit) {
-      show_logs(state, folder, options);
-      std::string message;
-      if (hopeless) {
-        message = "the watch of cluster " + state.name + " ended at once";
-      } else if (!missing) {
-        message = "the head of cluster " + state.name + " does not answer after " +
-                  human_duration(options.ready_limit);
-      } else {
-        message =
-            "not ready after " + human_duration(options.ready_limit) + ": " + join(*missing, ", ");
-      }
-      throw Error(hopeless ? ErrorCode::failed : ErrorCode::timeout, message)
-          .with_hint("logs are below " + folder.string() + "; dtrain down -c " + state.name +
-                     " clears it away");
-    }
-    if (!said && waited > kSilence) {
-      options.say(missing ? "waiting for " + join(*missing, ", ") : "waiting for the head");
-      said = true;
-    }
-    std::this_thread::sleep_for(pause);
-    pause = std::min(milliseconds(100), pause + pause / 2);
-  }
-}
-
 // One node: an identity whose key never leaves it, and where the head is.
 void prepare_node(const ClusterState& state, const Machine& machine, Transport& node,
                   Transport& head, const std::string& agent) {
@@ -136,55 +82,36 @@ void prepare_node(const ClusterState& state, const Machine& machine, Transport& 
       {"address", machine.address},
       {"head", {{"file", paths::HeadRoot{state.head_root}.config().string()}}}};
   node.put(config.dump(2) + "\n", paths::NodeRoot{machine.root}.config(), 0600);
-  // The login shell's files may be slow: a node without its capture is ready all the same, with
-  // the environment that /bin/sh gives, and the agent keeps its own limit of 10 s.
+  // The login shell's files may be slow: a node without its capture is ready all the same, with the
+  // environment that /bin/sh gives, and the agent keeps its own limit of 10 s.
   node.start_detached({agent, "capture-env", "--root", root});
 }
 
 void prepare_nodes(const ClusterState& state, Provider& provider, const std::string& agent) {
-  std::vector<NodeOutcome> outcomes(state.nodes.size());
-  std::vector<std::thread> workers;
-  std::atomic<std::size_t> next{0};
-  const auto work = [&] {
-    for (std::size_t i = next++; i < state.nodes.size(); i = next++) {
-      outcomes[i].node = state.nodes[i].node;
-      try {
-        const std::unique_ptr<Transport> node = provider.reach(state.nodes[i]);
-        const std::unique_ptr<Transport> head = provider.reach(state.nodes.front());
-        prepare_node(state, state.nodes[i], *node, *head, agent);
-      } catch (const Error& error) {
-        outcomes[i].error = error;
-      }
+  std::vector<std::optional<Error>> errors(state.nodes.size());
+  side_by_side(errors.size(), kSideBySide, [&](std::size_t i) {
+    try {
+      const std::unique_ptr<Transport> node = provider.reach(state.nodes[i]);
+      const std::unique_ptr<Transport> head = provider.reach(state.nodes.front());
+      prepare_node(state, state.nodes[i], *node, *head, agent);
+    } catch (const Error& error) {
+      errors[i] = error;
     }
-  };
-  const std::size_t count = std::min(kSideBySide, state.nodes.size());
-  for (std::size_t i = 1; i < count; ++i) workers.emplace_back(work);
-  work();
-  for (std::thread& worker : workers) worker.join();
-  std::size_t failed = 0;
-  const Error* first = nullptr;
-  for (const NodeOutcome& outcome : outcomes) {
-    if (!outcome.error) continue;
-    if (first == nullptr) first = &*outcome.error;
-    ++failed;
+  });
+  const auto failed = std::count_if(errors.begin(), errors.end(),
+                                    [](const auto& error) { return error.has_value(); });
+  for (std::optional<Error>& error : errors) {
+    if (!error) continue;
+    error->while_doing("preparing " + std::to_string(errors.size()) + " nodes, of which " +
+                       std::to_string(failed) + " failed");
+    throw *error;
   }
-  if (first == nullptr) return;
-  Error error = *first;
-  error.while_doing("preparing " + std::to_string(state.nodes.size()) + " nodes, of which " +
-                    std::to_string(failed) + " failed");
-  throw error;
 }
 
 ClusterState build(const ClusterSpec& spec, Provider& provider, const fs::path& folder,
                    const UpOptions& options) {
-  ClusterState state;
-  state.name = spec.cluster_name;
-  state.id = make_cluster_id(spec.cluster_name);
-  state.provider = to_string(spec.provider.kind);
+  ClusterState state = remembered(spec, make_cluster_id(spec.cluster_name));
   state.agent = options.agent.string();
-  state.spec = to_json(spec);
-  state.source = spec.source;
-  state.created = rfc3339(std::chrono::system_clock::now());
   state.head_root = folder / "head";
   save_cluster(state);
 
@@ -248,101 +175,171 @@ UpPlan plan_up(const ClusterSpec& wanted, const UpObserved& observed) {
 
 namespace {
 
-UpReport planned(const ClusterSpec& spec, const UpPlan& plan, Provider& provider, UpReport report) {
-  std::vector<Machine> machines = provider.list();
-  for (int i = static_cast<int>(machines.size()); i < spec.provider.local_nodes; ++i) {
-    machines.emplace_back();
-    machines.back().node = NodeId("node-" + std::to_string(i));
-  }
-  for (const Machine& machine : machines) {
-    NodeUp node;
-    node.machine = machine;
-    if (plan.action == UpAction::refuse) {
-      node.error = Error(ErrorCode::conflict, "it cannot be changed while it is up: " + plan.reason)
-                       .with_hint("dtrain down -c " + spec.cluster_name + " first");
-      report.complete = false;
-    } else if (plan.action != UpAction::nothing) {
-      node.steps.push_back({"start", plan.reason});
+class LocalUp final : public UpWay {
+ public:
+  explicit LocalUp(UpRun& run) : run_(run) {}
+
+  bool bring_up() override {
+    observe();
+    run_.report.action = plan_.action;
+    if (run_.options.dry_run) {
+      planned();
+      return false;
     }
-    report.each.push_back(std::move(node));
+    prepare();
+    start();
+    return true;
   }
-  report.action = UpAction::plan;
-  return report;
-}
+
+  std::vector<Machine> awaited() const override {
+    return plan_.action == UpAction::nothing ? std::vector<Machine>() : run_.state.nodes;
+  }
+
+  bool joined(const NotReady& missing, milliseconds waited) override {
+    const bool watch_lives = living_watch(run_.folder).has_value();
+    // Without a watch that can be found again, the next `up` would start a second one.
+    if (missing && missing->empty() && watch_lives) return true;
+    // The one that was there may have been dying when it was looked at.
+    if (!watch_lives && !started_) {
+      start_watch();
+      watch_seen_ = false;
+    }
+    watch_seen_ = watch_seen_ || watch_lives;
+    // A watch that has said that it lives and is gone will not bring anything up any more.
+    const bool hopeless = watch_seen_ && !watch_lives;
+    if (hopeless || waited > run_.options.ready_limit) give_up(hopeless, missing);
+    if (!said_ && waited > kSilence) {
+      run_.options.say(missing ? "waiting for " + in_words(*missing) : "waiting for the head");
+      said_ = true;
+    }
+    return false;
+  }
+
+  fs::path socket() const override { return paths::head_socket(run_.state.head_root); }
+
+  void finish(bool told) override {
+    if (told && plan_.action == UpAction::nothing) run_.report.action = UpAction::change;
+    run_.report.id = run_.state.id;
+    run_.report.nodes = run_.state.nodes;
+  }
+
+ private:
+  void observe() {
+    UpObserved observed;
+    observed.state = run_.before;
+    if (run_.before && run_.before->prepared) {
+      run_.state = *run_.before;
+      observed.watch_lives = living_watch(run_.folder).has_value();
+      const auto missing = nodes_not_ready(socket(), run_.state.name, run_.state.nodes);
+      observed.all_ready = missing && missing->empty();
+      const std::vector<FoundProcess> running = running_agents(run_.folder);
+      observed.replace = why_replace(running, run_.options);
+      if (!observed.replace.empty() || running.empty()) {
+        check_versions(run_.folder, running, run_.options);
+      }
+    }
+    plan_ = plan_up(run_.spec, observed);
+  }
+
+  Error refusal(const std::string& what) const {
+    return in_the_way(run_.spec.cluster_name,
+                      what + " cannot be changed while it is up: " + plan_.reason);
+  }
+
+  void planned() {
+    std::vector<Machine> machines = run_.provider->list();
+    for (int i = static_cast<int>(machines.size()); i < run_.spec.provider.local_nodes; ++i) {
+      machines.emplace_back();
+      machines.back().node = NodeId("node-" + std::to_string(i));
+    }
+    for (const Machine& machine : machines) {
+      NodeUp node;
+      node.machine = machine;
+      if (plan_.action == UpAction::refuse) {
+        node.error = refusal("it");
+        run_.report.complete = false;
+      } else if (plan_.action != UpAction::nothing) {
+        node.steps.push_back({"start", plan_.reason});
+      }
+      run_.report.each.push_back(std::move(node));
+    }
+    run_.report.action = UpAction::plan;
+  }
+
+  void prepare() {
+    const std::string& name = run_.spec.cluster_name;
+    switch (plan_.action) {
+      case UpAction::refuse:
+        throw refusal("cluster " + name);
+      case UpAction::nothing:
+      case UpAction::wait:
+      case UpAction::change:
+      case UpAction::plan:
+        break;
+      case UpAction::start_watch:
+      case UpAction::replace:
+        run_.state.agent = run_.options.agent.string();
+        run_.state.spec = to_json(run_.spec);
+        run_.state.source = run_.spec.source;
+        save_cluster(run_.state);
+        write_watch(run_.state, run_.folder, *head());
+        break;
+      case UpAction::build:
+        if (run_.before) run_.options.say("clearing away what an earlier up left");
+        clear_away(run_.folder);
+        try {
+          run_.state = build(run_.spec, *run_.provider, run_.folder, run_.options);
+        } catch (Error& error) {
+          clear_away(run_.folder);
+          error.while_doing("bringing up cluster " + name);
+          throw;
+        }
+        break;
+    }
+  }
+
+  std::unique_ptr<Transport> head() { return run_.provider->reach(run_.state.nodes.front()); }
+
+  void start() {
+    if (plan_.action == UpAction::replace) {
+      run_.options.say("starting the agents anew; ranks go on");
+      replace_agents(run_.folder, run_.options.agent, [this] { start_watch(); });
+    } else if (plan_.action == UpAction::build || plan_.action == UpAction::start_watch) {
+      start_watch();
+    }
+  }
+
+  void start_watch() {
+    started_ = true;
+    run_.options.say("starting " + std::to_string(run_.state.nodes.size() + 1) + " agents");
+    // Head and node agent may be starting one too: the first one holds, and writes who it is.
+    head()->start_detached({run_.state.agent, "watch", "--root", run_.folder.string()});
+  }
+
+  [[noreturn]] void give_up(bool hopeless, const NotReady& missing) const {
+    show_logs(run_.state, run_.folder, run_.options);
+    const std::string& name = run_.state.name;
+    const std::string limit = human_duration(run_.options.ready_limit);
+    const std::string message =
+        hopeless   ? "the watch of cluster " + name + " ended at once"
+        : !missing ? "the head of cluster " + name + " does not answer after " + limit
+                   : "not ready after " + limit + ": " + in_words(*missing);
+    throw Error(hopeless ? ErrorCode::failed : ErrorCode::timeout, message)
+        .with_hint("logs are below " + run_.folder.string() + "; dtrain down -c " + name +
+                   " clears it away");
+  }
+
+  UpRun& run_;
+  UpPlan plan_;
+  bool started_ = false;     // a watch, by this `up`
+  bool watch_seen_ = false;  // that one, or one that was there
+  bool said_ = false;        // what is waited for
+};
 
 }  // namespace
 
-UpReport up_local(const ClusterSpec& spec, const UpOptions& options) {
-  const fs::path folder = paths::cluster_state(spec.cluster_name);
-  const std::unique_ptr<Provider> provider = make_provider(spec, folder);
-  UpObserved observed;
-  observed.state = load_cluster(spec.cluster_name);
-  if (observed.state && observed.state->prepared) {
-    observed.watch_lives = living_watch(folder).has_value();
-    const auto missing = not_ready(*observed.state);
-    observed.all_ready = missing && missing->empty();
-    const std::vector<FoundProcess> running = running_agents(folder);
-    observed.replace = why_replace(running, options);
-    if (!observed.replace.empty() || running.empty()) check_versions(folder, running, options);
-  }
-  const UpPlan plan = plan_up(spec, observed);
-  UpReport report;
-  report.action = plan.action;
-  report.name = spec.cluster_name;
-  report.state = folder;
-  if (options.dry_run) return planned(spec, plan, *provider, std::move(report));
-  ClusterState state;
-  switch (plan.action) {
-    case UpAction::refuse:
-      throw Error(ErrorCode::conflict, "cluster " + spec.cluster_name +
-                                           " cannot be changed while it is up: " + plan.reason)
-          .with_hint("dtrain down -c " + spec.cluster_name + " first");
-    case UpAction::nothing:
-    case UpAction::wait:
-    case UpAction::change:
-    case UpAction::plan:
-      state = *observed.state;
-      break;
-    case UpAction::start_watch:
-    case UpAction::replace:
-      state = *observed.state;
-      state.agent = options.agent.string();
-      state.spec = to_json(spec);
-      state.source = spec.source;
-      save_cluster(state);
-      write_watch(state, folder, *provider->reach(state.nodes.front()));
-      break;
-    case UpAction::build:
-      if (observed.state) options.say("clearing away what an earlier up left");
-      clear_away(folder);
-      try {
-        state = build(spec, *provider, folder, options);
-      } catch (Error& error) {
-        clear_away(folder);
-        error.while_doing("bringing up cluster " + spec.cluster_name);
-        throw;
-      }
-      break;
-  }
-  std::function<void()> start_watch = [&] {
-    options.say("starting " + std::to_string(state.nodes.size() + 1) + " agents");
-    const std::unique_ptr<Transport> head = provider->reach(state.nodes.front());
-    // Head and node agent may be starting one too: the first one holds, and writes who it is.
-    head->start_detached({state.agent, "watch", "--root", folder.string()});
-  };
-  if (plan.action == UpAction::replace) {
-    options.say("starting the agents anew; ranks go on");
-    replace_agents(folder, options.agent, std::exchange(start_watch, nullptr));
-  } else if (plan.action == UpAction::build || plan.action == UpAction::start_watch) {
-    std::exchange(start_watch, nullptr)();
-  }
-  if (plan.action != UpAction::nothing) wait_ready(state, folder, options, start_watch);
-  SettingsApplied settings = apply_settings(paths::head_socket(state.head_root), spec);
-  report.warnings = std::move(settings.warnings);
-  if (settings.changed && plan.action == UpAction::nothing) report.action = UpAction::change;
-  report.id = state.id;
-  report.nodes = state.nodes;
-  return report;
+std::unique_ptr<UpWay> local_up(UpRun& run) {
+  return std::make_unique<LocalUp>(run);
 }
 
 }  // namespace dtrain
