@@ -65,6 +65,8 @@ class Comparison {
     const char* reason = "";
   };
 
+  class JournalWriter;
+
   void compare(std::uint32_t index);
   void compare_file(std::uint32_t index, const struct stat* there);
   void compare_folder(std::uint32_t index, const struct stat* there);

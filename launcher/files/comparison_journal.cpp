@@ -46,149 +46,169 @@ Written Comparison::written(const TreeEntry& entry) {
   return made;
 }
 
-Journal Comparison::journal(const std::unordered_map<std::uint32_t, Staged>& staged) const {
-  Journal journal;
-  std::vector<Operation> before;  // room is made
-  std::vector<Operation> folders;
-  std::vector<Operation> puts;
-  std::vector<Operation> attributes;
-  std::vector<Operation> modes;
-  std::unordered_map<std::uint32_t, const Written*> linked_to;
-  bool whole = left_.empty() && kept_.empty();
-  std::vector<Written>& after = journal.after.entries;
-  after.reserve(items_.size() + kept_.size());  // linked_to holds addresses
-  std::set<std::string> removed_first;
+// Collects the steps of a journal by the time at which they come, and what the target is recorded
+// as when all of them are done.
+class Comparison::JournalWriter {
+ public:
+  JournalWriter(const Comparison& comparison,
+                const std::unordered_map<std::uint32_t, Staged>& staged)
+      : comparison_(comparison),
+        staged_(staged),
+        whole_(comparison.left_.empty() && comparison.kept_.empty()) {
+    after_.reserve(comparison.items_.size() + comparison.kept_.size());  // written_ has addresses
+  }
 
-  for (std::uint32_t i = 0; i < items_.size(); ++i) {
-    const TreeEntry& entry = tree_.entries[i];
-    const Item& item = items_[i];
+  void add(std::uint32_t number) {
+    const TreeEntry& entry = comparison_.tree_.entries[number];
+    const Item& item = comparison_.items_[number];
     Operation operation;
     operation.path = entry.path;
-    operation.number = i;
+    operation.number = number;
     operation.expect = item.expect;
     operation.mode = entry.mode;
     operation.mtime_ns = entry.mtime_ns;
     Written now = written(entry);
     if (item.known != nullptr && entry.kind == EntryKind::file) {
-      now.sha256 = item.known->sha256;
-      now.disk_mtime_ns = item.known->disk_mtime_ns;
+      set_content(now, item.known->sha256, item.known->disk_mtime_ns);
     }
-    const auto make_room = [&] {
-      if (!item.remove_first) return;
-      if (item.expect.what == Expect::What::folder) {
-        remove_below(entry.path, before);
-        removed_first.insert(entry.path + "/");
-      } else {
-        Operation removal = operation;
-        removal.kind = Operation::Kind::remove_file;
-        before.push_back(std::move(removal));
-      }
-      operation.expect = Expect();
-    };
     switch (item.action) {
       case Action::same:
         break;
       case Action::foreign:
         // Nobody says when somebody else's file changes: next time it is looked at again.
-        if (entry.kind != EntryKind::folder) whole = false;
-        continue;
+        if (entry.kind != EntryKind::folder) whole_ = false;
+        return;
       case Action::ask:
       case Action::left:
       case Action::below:
-        whole = false;
-        // Should it become again what we wrote, it is ours again.
-        if (item.known != nullptr) after.push_back(*item.known);
-        continue;
+        return leave_out(item);
       case Action::make_folder:
-        make_room();
-        operation.kind = Operation::Kind::make_folder;
-        folders.push_back(operation);
-        if ((entry.mode & 0700) != 0700) {
-          operation.kind = Operation::Kind::set_mode;
-          modes.push_back(operation);
-        }
+        make_room(item, operation);
+        add_step(folders_, operation, Operation::Kind::make_folder);
+        if ((entry.mode & 0700) != 0700) add_step(modes_, operation, Operation::Kind::set_mode);
         break;
       case Action::make_link:
-        make_room();
-        operation.kind = Operation::Kind::put;
-        puts.push_back(operation);
+        make_room(item, operation);
+        add_step(puts_, operation, Operation::Kind::put);
         break;
       case Action::want: {
-        const auto found = staged.find(i);
-        if (found == staged.end()) {  // it was changing while it was read
-          whole = false;
-          if (item.known != nullptr) after.push_back(*item.known);
-          continue;
-        }
-        make_room();
-        operation.kind = Operation::Kind::put;
-        puts.push_back(operation);
-        now.sha256 = found->second.sha256;
-        now.disk_mtime_ns = found->second.disk_mtime_ns;
+        const auto found = staged_.find(number);
+        if (found == staged_.end()) return leave_out(item);  // it was changing while it was read
+        make_room(item, operation);
+        add_step(puts_, operation, Operation::Kind::put);
+        set_content(now, found->second.sha256, found->second.disk_mtime_ns);
         break;
       }
       case Action::hard_link: {
-        const auto first = linked_to.find(*entry.same_as);
-        if (first == linked_to.end()) {
-          whole = false;
-          if (item.known != nullptr) after.push_back(*item.known);
-          continue;
-        }
-        make_room();
-        operation.kind = Operation::Kind::hard_link;
-        operation.other = tree_.entries[*entry.same_as].path;
-        attributes.push_back(operation);
-        now.sha256 = first->second->sha256;
-        now.disk_mtime_ns = first->second->disk_mtime_ns;
+        const auto first = written_.find(*entry.same_as);
+        if (first == written_.end()) return leave_out(item);
+        make_room(item, operation);
+        operation.other = comparison_.tree_.entries[*entry.same_as].path;
+        add_step(attributes_, operation, Operation::Kind::hard_link);
+        set_content(now, first->second->sha256, first->second->disk_mtime_ns);
         break;
       }
       case Action::touch:
-        operation.kind = Operation::Kind::touch;
-        attributes.push_back(operation);
+        add_step(attributes_, operation, Operation::Kind::touch);
         now.disk_mtime_ns = entry.mtime_ns;
         break;
       case Action::mode:
-        operation.kind = Operation::Kind::set_mode;
-        (entry.kind == EntryKind::folder ? modes : attributes).push_back(operation);
+        add_step(entry.kind == EntryKind::folder ? modes_ : attributes_, operation,
+                 Operation::Kind::set_mode);
         break;
     }
-    if (entry.kind == EntryKind::folder && item.action != Action::make_folder &&
-        (item.known->mode & 0700) != 0700) {
-      // A folder of ours that we may not write in: open while we work, then as it was.
-      operation.kind = Operation::Kind::set_mode;
-      if (item.action == Action::same) modes.push_back(operation);
-      operation.mode = entry.mode | 0700;
-      before.insert(before.begin(), operation);
+    if (entry.kind == EntryKind::folder && item.action != Action::make_folder) {
+      keep_open(item, operation);
     }
-    after.push_back(std::move(now));
-    linked_to[i] = &after.back();
+    after_.push_back(std::move(now));
+    written_[number] = &after_.back();
   }
-  for (const Written* entry : kept_) after.push_back(*entry);
-  // Inner folders get their modes first: an outer one may shut us out.
-  std::reverse(modes.begin(), modes.end());
-  const auto done_already = [&](const Operation& removal) {
-    for (const std::string& folder : removed_first) {
-      if (removal.path.starts_with(folder)) return true;
+
+  Journal finish() && {
+    Journal journal;
+    for (const Written* entry : comparison_.kept_) after_.push_back(*entry);
+    journal.after.entries = std::move(after_);
+    if (whole_) journal.after.tree = comparison_.offer_.tree;
+    // Inner folders get their modes first: an outer one may shut us out.
+    std::reverse(modes_.begin(), modes_.end());
+    std::vector<Operation> removals = comparison_.removals_;
+    std::erase_if(removals, [&](const Operation& removal) { return is_in_room(removal.path); });
+    for (auto* part : {&room_, &folders_, &puts_, &attributes_, &removals, &modes_}) {
+      std::move(part->begin(), part->end(), std::back_inserter(journal.operations));
     }
-    return false;
-  };
-  for (auto* part : {&before, &folders, &puts, &attributes}) {
-    std::move(part->begin(), part->end(), std::back_inserter(journal.operations));
+    if (only_opens_and_shuts(journal.operations)) journal.operations.clear();
+    return journal;
   }
-  for (const Operation& removal : removals_) {
-    if (!done_already(removal)) journal.operations.push_back(removal);
+
+ private:
+  static void add_step(std::vector<Operation>& part, Operation operation, Operation::Kind kind) {
+    operation.kind = kind;
+    part.push_back(std::move(operation));
   }
-  std::move(modes.begin(), modes.end(), std::back_inserter(journal.operations));
-  const bool only_modes =
-      journal.operations.size() == 2 * modes.size() &&
-      std::all_of(journal.operations.begin(), journal.operations.end(),
-                  [](const Operation& o) { return o.kind == Operation::Kind::set_mode; });
-  if (only_modes && std::none_of(items_.begin(), items_.end(),
-                                 [](const Item& item) { return item.action == Action::mode; })) {
-    journal.operations.clear();  // opened and shut for nothing
+
+  static void set_content(Written& now, const std::string& sha256, std::int64_t disk_mtime_ns) {
+    now.sha256 = sha256;
+    now.disk_mtime_ns = disk_mtime_ns;
   }
-  if (whole) journal.after.tree = offer_.tree;
-  return journal;
+
+  // Should it become again what we wrote, it is ours again.
+  void leave_out(const Item& item) {
+    whole_ = false;
+    if (item.known != nullptr) after_.push_back(*item.known);
+  }
+
+  // What is ours and of another kind goes before `operation`.
+  void make_room(const Item& item, Operation& operation) {
+    if (!item.remove_first) return;
+    if (item.expect.what == Expect::What::folder) {
+      comparison_.remove_below(operation.path, room_);
+      rooms_.insert(operation.path + "/");
+    } else {
+      add_step(room_, operation, Operation::Kind::remove_file);
+    }
+    operation.expect = Expect();
+  }
+
+  bool is_in_room(const std::string& path) const {
+    return std::any_of(rooms_.begin(), rooms_.end(),
+                       [&](const std::string& room) { return path.starts_with(room); });
+  }
+
+  // A folder of ours that we may not write in: open while we work, then as it was.
+  void keep_open(const Item& item, Operation operation) {
+    if ((item.known->mode & 0700) == 0700) return;
+    operation.kind = Operation::Kind::set_mode;
+    if (item.action == Action::same) modes_.push_back(operation);
+    operation.mode |= 0700;
+    room_.insert(room_.begin(), operation);
+  }
+
+  // Folders that were opened and shut for nothing.
+  bool only_opens_and_shuts(const std::vector<Operation>& operations) const {
+    return operations.size() == 2 * modes_.size() &&
+           std::all_of(operations.begin(), operations.end(),
+                       [](const Operation& o) { return o.kind == Operation::Kind::set_mode; }) &&
+           std::none_of(comparison_.items_.begin(), comparison_.items_.end(),
+                        [](const Item& item) { return item.action == Action::mode; });
+  }
+
+  const Comparison& comparison_;
+  const std::unordered_map<std::uint32_t, Staged>& staged_;
+  bool whole_;  // afterwards the target is all that was offered
+  std::vector<Written> after_;
+  std::unordered_map<std::uint32_t, const Written*> written_;  // by number; in after_
+  std::vector<Operation> room_;
+  std::vector<Operation> folders_;
+  std::vector<Operation> puts_;
+  std::vector<Operation> attributes_;
+  std::vector<Operation> modes_;
+  std::set<std::string> rooms_;  // folders that go with what is in them; end with '/'
+};
+
+Journal Comparison::journal(const std::unordered_map<std::uint32_t, Staged>& staged) const {
+  JournalWriter writer(*this, staged);
+  for (std::uint32_t i = 0; i < items_.size(); ++i) writer.add(i);
+  return std::move(writer).finish();
 }
 
 void Comparison::remove_below(const std::string& path, std::vector<Operation>& operations) const {
