@@ -16,6 +16,7 @@
 #include <charconv>
 #include <deque>
 
+#include "agent/node/attempt_state.hpp"
 #include "agent/node/checkpoint_transfers.hpp"
 #include "agent/supervise/client.hpp"
 #include "launcher/core/error.hpp"
@@ -56,11 +57,11 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
         retry_(owner.executor_) {}
 
   void orphan() { owner_ = nullptr; }
-  bool done() const { return done_; }
+  bool done() const { return state_ == AttemptState::done; }
 
   // Connects to the supervisor, newly if there is a connection; it sends what is not acknowledged.
   void connect() {
-    if (done_ || preparing_ || owner_ == nullptr) return;
+    if (done() || state_ == AttemptState::preparing || owner_ == nullptr) return;
     ++generation_;
     if (socket_) {
       error_code ignored;
@@ -74,7 +75,7 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
 
   void send(const wire::AttemptCommand& command) {
     note_ack(command);
-    if (done_) return;
+    if (done()) return;
     outgoing_.push_back(wire::dump(wire::to_json(command)) + "\n");
     if (socket_ && socket_->is_open() && !writing_) {
       writing_ = true;
@@ -86,7 +87,7 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
   }
 
   void mark_done() {
-    done_ = true;
+    heard(AttemptNews::over);
     if (owner_ == nullptr) return;
     owner_->files_.add([root = root_] {
       try {
@@ -99,8 +100,12 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
 
   // Starts a supervisor for what is told; of a repeat nothing but a new connection comes.
   void start(const wire::StartAttempt& told, wire::AttemptSpec spec) {
-    if (preparing_) return;
-    preparing_ = true;
+    if (state_ == AttemptState::preparing) return;
+    heard(AttemptNews::told);
+    if (state_ != AttemptState::preparing) {
+      connect();
+      return;
+    }
     owner_->files_.add([self = shared_from_this(), node = owner_->root_,
                         agent = owner_->agent_binary_, executor = owner_->executor_,
                         secrets = told.secrets, spec = std::move(spec)] {
@@ -124,6 +129,8 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
   }
 
  private:
+  void heard(AttemptNews news) { state_ = next(state_, news); }
+
   // On the files' thread: a busy machine takes its time for a new process too. Absent when it has
   // been started before.
   std::optional<pid_t> start_here(const std::string& agent, const paths::NodeRoot& node,
@@ -143,18 +150,13 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
   }
 
   void started(std::optional<pid_t> pid, const std::optional<Error>& failed) {
-    preparing_ = false;
     if (owner_ == nullptr) return;
     if (failed) {
       start_failed(*failed);
       return;
     }
-    if (pid) {
-      pid_ = *pid;
-      born_ = start_time(pid_);
-      started_ = std::chrono::steady_clock::now();
-      starting_ = true;
-    }
+    if (pid) child_ = {*pid, start_time(*pid), std::chrono::steady_clock::now()};
+    heard(pid ? AttemptNews::spawned : AttemptNews::found);
     connect();
   }
 
@@ -177,7 +179,7 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
               [self = shared_from_this(), mine] { return self->write_out(mine); }, asio::detached);
         }
         co_await read_in(socket, mine);
-        if (mine != generation_ || owner_ == nullptr || done_) co_return;
+        if (mine != generation_ || owner_ == nullptr || done()) co_return;
         socket_.reset();
       }
       // Not there: it has not opened its socket yet, or it has ended.
@@ -199,15 +201,15 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
       if (failed || mine != generation_ || owner_ == nullptr) co_return;
       const std::string line = buffer.substr(0, length - 1);
       buffer.erase(0, length);
-      take(line);
+      pass_line(line);
     }
   }
 
-  void take(const std::string& line) {
+  void pass_line(const std::string& line) {
     try {
       const nlohmann::json json = wire::parse_json(line, "the supervisor's line", kLineLimit);
       if (wire::get_string(json, "type") == "hello") {
-        starting_ = false;
+        heard(AttemptNews::hello);
         return;
       }
       pass_on(wire::attempt_event_from_json(json));
@@ -223,6 +225,7 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
       owner_->hooks_.send(wire::FromSupervisor{key_.first, key_.second, std::move(event)});
       return;
     }
+    heard(AttemptNews::finished);
     last_seq_ = event.seq;
     after_logs(kLogsLimit, wire::FromSupervisor{key_.first, key_.second, std::move(event)});
   }
@@ -241,7 +244,7 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
 
   void note_ack(const wire::AttemptCommand& command) {
     const auto* ack = std::get_if<wire::EventAck>(&command);
-    if (ack != nullptr && last_seq_ != 0 && ack->seq >= last_seq_ && !done_) {
+    if (ack != nullptr && state_ == AttemptState::ended && ack->seq >= last_seq_) {
       // Passed on to the supervisor first, which then ends.
       asio::post(owner_->executor_, [self = shared_from_this()] { self->mark_done(); });
     }
@@ -297,14 +300,15 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
   // That it is dead then is seen by its lock.
   void kill_if_stuck() {
     const std::chrono::milliseconds limit = owner_->options_.start_limit;
-    if (!starting_ || std::chrono::steady_clock::now() - started_ < limit) return;
-    if (!born_ || start_time(pid_) != born_) return;
+    if (state_ != AttemptState::starting) return;
+    if (std::chrono::steady_clock::now() - child_.started < limit) return;
+    if (!child_.born || start_time(child_.pid) != child_.born) return;
     lost_reason_ =
         "its supervisor did not start within " + human_duration(limit) + " and was killed";
     log::warn("a supervisor does not start and is killed",
-              {{"job", key_.first.str()}, {"pid", std::to_string(pid_)}});
-    ::kill(pid_, SIGKILL);
-    starting_ = false;
+              {{"job", key_.first.str()}, {"pid", std::to_string(child_.pid)}});
+    ::kill(child_.pid, SIGKILL);
+    heard(AttemptNews::stuck);
   }
 
   // What a supervisor without a last word left behind; those that would not die.
@@ -355,18 +359,17 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
   std::shared_ptr<UnixSocket> socket_;
   asio::steady_timer retry_;
   std::deque<std::string> outgoing_;
-  std::uint64_t last_seq_ = 0;  // of NodeFinished, once seen
+  AttemptState state_ = AttemptState::known;
+  std::uint64_t last_seq_ = 0;  // of its last event; once it has ended
   int generation_ = 0;          // of the connection; an older coroutine ends when it sees a newer
   bool writing_ = false;
-  bool preparing_ = false;  // its files are being written; there is no supervisor yet
-  // Of a supervisor that we started, our child, until it has said hello.
-  bool starting_ = false;
-  pid_t pid_ = 0;
-  std::optional<std::uint64_t> born_;  // its start_time
-  std::chrono::steady_clock::time_point started_;
+  struct {  // from starting on
+    pid_t pid = 0;
+    std::optional<std::uint64_t> born;  // its start_time
+    std::chrono::steady_clock::time_point started;
+  } child_;
   std::string lost_reason_ = "its supervisor was killed or crashed";
   std::string trouble_;  // why its lock could not be looked at, as was said
-  bool done_ = false;
 };
 
 Attempts::Attempts(asio::any_io_executor executor, paths::NodeRoot root, std::string agent_binary,
