@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
@@ -18,12 +19,10 @@
 #include <boost/beast/http/read.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <boost/beast/http/write.hpp>
-#include <boost/beast/websocket/rfc6455.hpp>
 #include <sstream>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
-#include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
 #include "launcher/wire/loop.hpp"
 
@@ -38,7 +37,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kShutdownLimit = 5s;
 constexpr auto kDoorCheck = 5s;
 
 bool same_user(int fd) {
@@ -100,6 +98,12 @@ asio::awaitable<json> answer_of(std::function<void(Engine::Answer)> start) {
     throw wire::error_from_json(answer);
   }
   co_return answer;
+}
+
+std::string Api::Request::text() const {
+  std::ostringstream text;
+  text << http;
+  return text.str();
 }
 
 Api::Api(asio::io_context& context, fs::path socket, Parts parts, std::function<void()> ended)
@@ -220,203 +224,63 @@ asio::awaitable<void> Api::converse(Socket socket) {
   }
 }
 
+void Api::serve_stream(Socket socket, const Request& request, const char* what,
+                       std::function<asio::awaitable<void>(wire::FrameStreamPtr)> serve) {
+  asio::co_spawn(
+      context_,
+      [](Socket moved, std::string text, const char* kind,
+         std::function<asio::awaitable<void>(wire::FrameStreamPtr)> with) -> asio::awaitable<void> {
+        try {
+          const wire::FrameStreamPtr stream =
+              co_await wire::accept_unix(std::move(moved), std::move(text));
+          co_await with(stream);
+        } catch (const Error& error) {
+          log::debug(std::string(kind) + " ended", {{"reason", error.what()}});
+        }
+      }(std::move(socket), request.text(), what, std::move(serve)),
+      asio::detached);
+}
+
 bool Api::hand_over(Socket& socket, const Request& request, std::string behind) {
-  const std::vector<std::string> parts = split(request.path, '/');
-  const auto as_text = [&] {
-    std::ostringstream text;
-    text << request.http;
-    return text.str();
-  };
-  if (request.path == "/v1/exec") {
+  for (const StreamRoute& route : stream_routes()) {
+    const auto id = id_in(request.path, route.path);
+    if (!id) continue;
     if (!request.is_websocket()) throw Error(ErrorCode::invalid, "this route is a WebSocket");
-    asio::co_spawn(
-        context_,
-        [](ExecHub& execs, Socket moved, std::string text) -> asio::awaitable<void> {
-          try {
-            const wire::FrameStreamPtr stream =
-                co_await wire::accept_unix(std::move(moved), std::move(text));
-            co_await execs.serve(stream);
-          } catch (const Error& error) {
-            log::debug("an exec ended", {{"reason", error.what()}});
-          }
-        }(parts_.execs, std::move(socket), as_text()),
-        asio::detached);
+    route.serve(*this, socket, request, *id);
     return true;
   }
-  if (request.path == "/v1/content/upload") {
-    if (!request.is_websocket()) throw Error(ErrorCode::invalid, "this route is a WebSocket");
-    parts_.contents.upload(std::move(socket), as_text());
-    return true;
-  }
-  if (request.path == "/v1/forward") {
-    if (!request.is_websocket()) throw Error(ErrorCode::invalid, "this route is a WebSocket");
-    auto [node, port] = forward_query(request.query);
-    if (node.str().empty()) node = parts_.execs.nodes_of("head").front();
-    if (!parts_.nodes.takes_commands(node)) {
-      throw Error(ErrorCode::not_found, "node " + node.str() + " is not connected")
-          .with_hint("`dtrain status` lists the nodes");
-    }
-    asio::co_spawn(
-        context_,
-        [](ExecHub& execs, Socket moved, std::string text, NodeId to,
-           int to_port) -> asio::awaitable<void> {
-          try {
-            const wire::FrameStreamPtr stream =
-                co_await wire::accept_unix(std::move(moved), std::move(text));
-            co_await execs.forward(stream, to, to_port);
-          } catch (const Error& error) {
-            log::debug("a forward ended", {{"reason", error.what()}});
-          }
-        }(parts_.execs, std::move(socket), as_text(), node, port),
-        asio::detached);
-    return true;
-  }
-  // /v1/jobs/ID/follow, /v1/jobs/ID/files/PATH
-  if (parts.size() < 5 || parts[1] != "v1" || parts[2] != "jobs") return false;
-  const JobId job(parts[3]);
-  if (parts.size() == 5 && parts[4] == "follow") {
-    if (!request.is_websocket()) throw Error(ErrorCode::invalid, "this route is a WebSocket");
-    (void)parts_.engine.job(job);  // Error(not_found) is answered in plain HTTP
-    parts_.logs.follow(std::move(socket), as_text(), job, parse_follow_query(request.query));
-    return true;
-  }
-  if (parts[4] == "files" && request.method == "GET") {
-    parts_.files.serve(std::move(socket), as_text(), std::move(behind), job);
-    return true;
-  }
-  return false;
+  // /v1/jobs/ID/files, and all that is below it.
+  const std::string jobs = "/v1/jobs/";
+  const std::string files = "/files";
+  if (request.method != "GET" || !request.path.starts_with(jobs)) return false;
+  const std::string behind_id =
+      request.path.substr(std::min(request.path.find('/', jobs.size()), request.path.size()));
+  if (behind_id != files && !behind_id.starts_with(files + "/")) return false;
+  const JobId job(
+      request.path.substr(jobs.size(), request.path.size() - jobs.size() - behind_id.size()));
+  parts_.files.serve(std::move(socket), request.text(), std::move(behind), job);
+  return true;
 }
 
 asio::awaitable<Api::Response> Api::answer(Request request) {
-  const std::string route = request.method + " " + request.path;
-  if (route == "GET /v1/status") {
-    json status = parts_.engine.status();
-    status["cluster"]["head"]["port"] = parts_.nodes.port();
-    status["cluster"]["head"]["problem"] = parts_.nodes.problem();
-    status["cluster"]["open_ports"] = parts_.nodes.pair_tests().open_ports();
-    co_return Response{200, std::move(status)};
-  }
-  if (route == "GET /v1/jobs") co_return Response{200, parts_.engine.jobs()};
-  if (route == "POST /v1/jobs") {
-    json answered = co_await submit(request.body());
-    co_return Response{200, std::move(answered)};
-  }
-  if (route == "POST /v1/settings" || route == "POST /v1/prune") {
-    Response answered = co_await answer_storage(std::move(request));
-    co_return answered;
-  }
-  if (route == "POST /v1/shutdown") {
-    json answered = co_await shut_down();
-    co_return Response{200, std::move(answered), true};
-  }
-  const std::vector<std::string> parts = split(request.path, '/');
-  if (route == "POST /v1/cluster" || (parts.size() == 5 && parts[2] == "nodes")) {
-    Response answered = co_await answer_node(std::move(request));
-    co_return answered;
-  }
-  if (parts.size() >= 4 && parts[1] == "v1" && parts[2] == "jobs") {
-    const JobId job(parts[3]);
-    const std::string rest = parts.size() == 5 ? parts[4] : "";
-    if (parts.size() <= 5) {
-      Response answered = co_await answer_job(std::move(request), job, rest);
-      co_return answered;
-    }
-  }
-  throw Error(ErrorCode::not_found, "no such route: " + route);
-}
-
-asio::awaitable<Api::Response> Api::answer_job(Request request, JobId job, std::string rest) {
-  const std::string route = request.method + " " + rest;
-  if (route == "GET ") co_return Response{200, parts_.engine.job(job)};
-  if (route == "GET metrics") {
-    const Engine::MetricsQuery query = metrics_query(request.query);
-    std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
-      parts_.engine.job_metrics(job, query, std::move(done));
-    };
+  for (const Route& route : routes()) {
+    const auto id = id_in(request.path, route.path);
+    if (!id || request.method != route.method) continue;
     Response response;
-    response.body = co_await answer_of(std::move(start));
+    response.last = route.last;
+    if (const auto* now = std::get_if<Route::Now>(&route.answer)) {
+      response.body = (*now)(*this, request, *id);
+    } else if (const auto* later = std::get_if<Route::Later>(&route.answer)) {
+      std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
+        (*later)(*this, request, *id, std::move(done));
+      };
+      response.body = co_await answer_of(std::move(start));
+    } else {
+      response.body = co_await std::get<Route::Steps>(route.answer)(*this, request);
+    }
     co_return response;
   }
-  if (route == "GET events") {
-    std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
-      parts_.engine.job_events(job, std::move(done));
-    };
-    json answered = co_await answer_of(std::move(start));
-    co_return Response{200, std::move(answered)};
-  }
-  if (route == "POST stop") {
-    const json body = request.body();
-    std::optional<std::chrono::seconds> grace;
-    if (body.contains("grace_s")) {
-      grace = std::chrono::seconds(wire::get_int(body, "grace_s", 0, 86400));
-    }
-    std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
-      parts_.engine.stop(job, grace, std::move(done));
-    };
-    json answered = co_await answer_of(std::move(start));
-    co_return Response{200, std::move(answered)};
-  }
-  if (route == "POST pulled") {
-    json answered = co_await pulled(job, request.body());
-    co_return Response{200, std::move(answered)};
-  }
-  if (route == "DELETE ") {
-    std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
-      parts_.engine.remove(job, std::move(done));
-    };
-    json answered = co_await answer_of(std::move(start));
-    co_return Response{200, std::move(answered)};
-  }
   throw Error(ErrorCode::not_found, "no such route: " + request.method + " " + request.path);
-}
-
-asio::awaitable<json> Api::submit(json body) {
-  JobSpec spec = job_spec_from_json(wire::member(body, "spec"));
-  const std::vector<Error> problems = validate(spec);
-  if (!problems.empty()) throw problems.front();
-  if (wire::get_bool(body, "dry_run", false)) co_return parts_.engine.plan(spec);
-  const std::string submission = wire::get_string(body, "submission_id");
-  std::map<std::string, std::string> secrets;
-  if (body.contains("secrets")) {
-    if (!body["secrets"].is_object()) throw Error(ErrorCode::invalid, "\"secrets\" is no object");
-    for (const auto& [name, value] : body["secrets"].items()) {
-      if (!value.is_string()) throw Error(ErrorCode::invalid, "secret " + name + " is no string");
-      secrets[name] = value.get<std::string>();
-    }
-  }
-  parts_.engine.check_content(spec);
-  if (!wire::get_bool(body, "wait", false)) parts_.engine.check_fits(spec);
-  const std::vector<std::string> trees = parts_.engine.content_wanted(spec);
-  if (!trees.empty()) {
-    std::function<void(Engine::Answer)> look = [&](Engine::Answer done) {
-      parts_.contents.missing(trees, std::move(done));
-    };
-    json missing = co_await answer_of(std::move(look));
-    if (!missing["missing"].empty()) co_return missing;
-  }
-  std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
-    parts_.engine.submit(submission, spec, secrets, std::move(done));
-  };
-  json answered = co_await answer_of(std::move(start));
-  co_return answered;
-}
-
-asio::awaitable<json> Api::shut_down() {
-  log::info("shutting down");
-  std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
-    parts_.engine.stop_all(std::move(done));
-  };
-  (void)co_await answer_of(std::move(start));
-  const std::vector<NodeId> told = co_await parts_.nodes.shut_down(kShutdownLimit);
-  json answer;
-  answer["nodes"] = json::array();
-  for (const NodeId& node : told) {
-    json row;
-    row["node"] = node.str();
-    row["state"] = parts_.nodes.connected(node) ? "lost" : "gone";
-    answer["nodes"].push_back(std::move(row));
-  }
-  co_return answer;
 }
 
 }  // namespace dtrain::head

@@ -4,6 +4,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
 #include <functional>
+#include <span>
 #include <string>
 
 #include <sys/types.h>
@@ -41,6 +42,8 @@ class Api {
  private:
   struct Request;
   struct Response;
+  struct Route;
+  struct StreamRoute;
   using Socket = boost::asio::local::stream_protocol::socket;
 
   void open_door();
@@ -49,16 +52,17 @@ class Api {
   boost::asio::awaitable<void> accept_loop();
   boost::asio::awaitable<void> converse(Socket socket);
   boost::asio::awaitable<Response> answer(Request request);
-  boost::asio::awaitable<Response> answer_job(Request request, JobId job, std::string rest);
-  boost::asio::awaitable<Response> answer_node(Request request);
-  boost::asio::awaitable<Response> answer_storage(Request request);
-  boost::asio::awaitable<nlohmann::json> prune(bool dry_run);
-  boost::asio::awaitable<nlohmann::json> pulled(JobId job, nlohmann::json body);
+  static std::span<const Route> routes();
+  static std::span<const StreamRoute> stream_routes();
   boost::asio::awaitable<nlohmann::json> settings(nlohmann::json body);
+  boost::asio::awaitable<nlohmann::json> expect_nodes(nlohmann::json body);
   // A change of head.json: answered with {} once it is durable.
   void keep(const std::function<void(HeadConfig&)>& change, Engine::Answer done);
   boost::asio::awaitable<nlohmann::json> submit(nlohmann::json body);
   boost::asio::awaitable<nlohmann::json> shut_down();
+  // What `serve` throws as Error ends it: "`what` ended".
+  void serve_stream(Socket socket, const Request& request, const char* what,
+                    std::function<boost::asio::awaitable<void>(wire::FrameStreamPtr)> serve);
   // Takes the socket when the request is one for another server; true if it did. `behind` are bytes
   // that came after it.
   bool hand_over(Socket& socket, const Request& request, std::string behind);

@@ -5,8 +5,12 @@
 #include <boost/beast/http/string_body.hpp>
 #include <boost/beast/websocket/rfc6455.hpp>
 #include <functional>
+#include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <variant>
 
 #include "agent/head/server/api.hpp"
 #include "launcher/wire/json.hpp"
@@ -21,6 +25,8 @@ namespace http = beast::http;
 inline constexpr std::size_t kBodyLimit = std::size_t{16} << 20;
 
 std::string percent_decode(std::string_view text);
+// What `path` has in place of `{}` in the pattern, where it fits it; without {} an empty string.
+std::optional<std::string> id_in(std::string_view path, std::string_view pattern);
 int status_of(ErrorCode code);
 // "node=N&port=P". Error(invalid) names what is wrong.
 // An empty node is the head's.
@@ -47,6 +53,8 @@ struct Api::Request {
     if (mark != std::string::npos) query = target.substr(mark + 1);
   }
   bool is_websocket() const { return beast::websocket::is_upgrade(http); }
+  // As it came: to be read again by who takes the socket.
+  std::string text() const;
   nlohmann::json body() const {
     return http.body().empty() ? nlohmann::json::object()
                                : wire::parse_json(http.body(), "the body", kBodyLimit);
@@ -59,6 +67,26 @@ struct Api::Response {
   bool last = false;    // nothing is served behind it
 
   std::string text() const { return body.is_string() ? body.get<std::string>() : wire::dump(body); }
+};
+
+// A request that is answered here, by method and path; {} is a job's or node's id.
+struct Api::Route {
+  // At once, through a callback as the engine's, or in several steps. Each may throw Error.
+  using Now = nlohmann::json (*)(Api&, const Request&, const std::string& id);
+  using Later = void (*)(Api&, const Request&, const std::string& id, Engine::Answer done);
+  using Steps = asio::awaitable<nlohmann::json> (*)(Api&, const Request&);
+
+  const char* method;
+  const char* path;
+  std::variant<Now, Later, Steps> answer;
+  bool last = false;  // nothing is served behind it
+};
+
+// One that another server answers as a WebSocket: it takes the socket, or throws Error and leaves
+// it.
+struct Api::StreamRoute {
+  const char* path;
+  void (*serve)(Api&, Socket&, const Request&, const std::string& id);
 };
 
 }  // namespace dtrain::head

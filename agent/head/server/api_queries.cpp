@@ -1,15 +1,12 @@
 #include <algorithm>
 #include <charconv>
 
-#include "agent/head/server/api.hpp"
 #include "agent/head/server/api_impl.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
 
-// The routes about nodes, and what stands behind a '?'.
+// What stands in a path, and behind a '?'.
 namespace dtrain::head {
-
-using nlohmann::json;
 
 std::string percent_decode(std::string_view text) {
   std::string out;
@@ -24,6 +21,18 @@ std::string percent_decode(std::string_view text) {
     }
   }
   return out;
+}
+
+std::optional<std::string> id_in(std::string_view path, std::string_view pattern) {
+  const std::size_t open = pattern.find("{}");
+  if (open == std::string_view::npos)
+    return path == pattern ? std::optional<std::string>("") : std::nullopt;
+  const std::string_view before = pattern.substr(0, open);
+  const std::string_view after = pattern.substr(open + 2);
+  if (!path.starts_with(before)) return std::nullopt;
+  const std::string_view rest = path.substr(open);
+  const std::string_view id = rest.substr(0, rest.find('/'));
+  return rest.substr(id.size()) == after ? std::optional<std::string>(id) : std::nullopt;
 }
 
 std::pair<NodeId, int> forward_query(const std::string& query) {
@@ -72,52 +81,6 @@ Engine::MetricsQuery metrics_query(const std::string& query) {
     }
   }
   return wanted;
-}
-
-void Api::keep(const std::function<void(HeadConfig&)>& change, Engine::Answer done) {
-  parts_.nodes.config().change(change,
-                               [done = std::move(done)](const std::optional<Error>& failed) {
-                                 done(failed ? wire::error_to_json(*failed) : json::object());
-                               });
-}
-
-asio::awaitable<Api::Response> Api::answer_node(Request request) {
-  constexpr int kMostNodes = 100000;
-  if (request.path == "/v1/cluster") {
-    const int count =
-        static_cast<int>(wire::get_int(request.body(), "expected_nodes", 1, kMostNodes));
-    std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
-      keep([count](HeadConfig& config) { config.expected_nodes = count; }, std::move(done));
-    };
-    co_await answer_of(std::move(start));
-    parts_.engine.expect_nodes(count);
-    json answer;
-    answer["expected_nodes"] = count;
-    co_return Response{200, std::move(answer)};
-  }
-  const std::vector<std::string> parts = split(request.path, '/');
-  const NodeId node(parts[3]);
-  const std::string route = request.method + " " + parts[4];
-  if (route == "POST drain") {
-    const bool undo = wire::get_bool(request.body(), "undo", false);
-    co_return Response{200, parts_.engine.drain(node, undo)};
-  }
-  if (route == "POST remove") {
-    const bool force = wire::get_bool(request.body(), "force", false);
-    std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
-      parts_.engine.remove_node(node, force, std::move(done));
-    };
-    json answered = co_await answer_of(std::move(start));
-    co_return Response{200, std::move(answered)};
-  }
-  if (route == "GET setup") {
-    std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
-      parts_.setups.ask(node, std::move(done));
-    };
-    json answered = co_await answer_of(std::move(start));
-    co_return Response{200, std::move(answered)};
-  }
-  throw Error(ErrorCode::not_found, "no such route: " + request.method + " " + request.path);
 }
 
 }  // namespace dtrain::head

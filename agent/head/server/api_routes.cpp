@@ -1,0 +1,220 @@
+#include <chrono>
+
+#include "agent/head/server/api_impl.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/core/log.hpp"
+
+// Which requests there are, and who answers them.
+namespace dtrain::head {
+
+using nlohmann::json;
+
+namespace {
+
+constexpr std::chrono::seconds kShutdownLimit{5};
+constexpr int kMostNodes = 100000;
+
+std::set<int> checkpoint_numbers(const json& list) {
+  std::set<int> numbers;
+  if (!list.is_array()) throw Error(ErrorCode::invalid, "\"checkpoints\" is no list");
+  for (const json& number : list) {
+    if (!number.is_number_unsigned() || number > INT32_MAX) {
+      throw Error(ErrorCode::invalid, "\"checkpoints\" holds what is no number of one");
+    }
+    numbers.insert(number.get<int>());
+  }
+  return numbers;
+}
+
+}  // namespace
+
+std::span<const Api::Route> Api::routes() {
+  static const Route kRoutes[] = {
+      {"GET", "/v1/status",
+       [](Api& api, const Request&, const std::string&) {
+         json status = api.parts_.engine.status();
+         status["cluster"]["head"]["port"] = api.parts_.nodes.port();
+         status["cluster"]["head"]["problem"] = api.parts_.nodes.problem();
+         status["cluster"]["open_ports"] = api.parts_.nodes.pair_tests().open_ports();
+         return status;
+       }},
+      {"GET", "/v1/jobs",
+       [](Api& api, const Request&, const std::string&) { return api.parts_.engine.jobs(); }},
+      {"POST", "/v1/jobs", [](Api& api, const Request& of) { return api.submit(of.body()); }},
+      {"GET", "/v1/jobs/{}",
+       [](Api& api, const Request&, const std::string& id) {
+         return api.parts_.engine.job(JobId(id));
+       }},
+      {"DELETE", "/v1/jobs/{}",
+       [](Api& api, const Request&, const std::string& id, Engine::Answer done) {
+         api.parts_.engine.remove(JobId(id), std::move(done));
+       }},
+      {"GET", "/v1/jobs/{}/metrics",
+       [](Api& api, const Request& of, const std::string& id, Engine::Answer done) {
+         api.parts_.engine.job_metrics(JobId(id), metrics_query(of.query), std::move(done));
+       }},
+      {"GET", "/v1/jobs/{}/events",
+       [](Api& api, const Request&, const std::string& id, Engine::Answer done) {
+         api.parts_.engine.job_events(JobId(id), std::move(done));
+       }},
+      {"POST", "/v1/jobs/{}/stop",
+       [](Api& api, const Request& of, const std::string& id, Engine::Answer done) {
+         const json body = of.body();
+         std::optional<std::chrono::seconds> grace;
+         if (body.contains("grace_s")) {
+           grace = std::chrono::seconds(wire::get_int(body, "grace_s", 0, 86400));
+         }
+         api.parts_.engine.stop(JobId(id), grace, std::move(done));
+       }},
+      {"POST", "/v1/jobs/{}/pulled",
+       [](Api& api, const Request& of, const std::string& id, Engine::Answer done) {
+         const std::set<int> numbers = checkpoint_numbers(wire::member(of.body(), "checkpoints"));
+         api.parts_.engine.pulled(JobId(id), numbers, std::move(done));
+       }},
+      {"POST", "/v1/nodes/{}/drain",
+       [](Api& api, const Request& of, const std::string& id) {
+         return api.parts_.engine.drain(NodeId(id), wire::get_bool(of.body(), "undo", false));
+       }},
+      {"POST", "/v1/nodes/{}/remove",
+       [](Api& api, const Request& of, const std::string& id, Engine::Answer done) {
+         const bool force = wire::get_bool(of.body(), "force", false);
+         api.parts_.engine.remove_node(NodeId(id), force, std::move(done));
+       }},
+      {"GET", "/v1/nodes/{}/setup",
+       [](Api& api, const Request&, const std::string& id, Engine::Answer done) {
+         api.parts_.setups.ask(NodeId(id), std::move(done));
+       }},
+      {"POST", "/v1/cluster",
+       [](Api& api, const Request& of) { return api.expect_nodes(of.body()); }},
+      {"POST", "/v1/settings", [](Api& api, const Request& of) { return api.settings(of.body()); }},
+      {"POST", "/v1/prune",
+       [](Api& api, const Request& of, const std::string&, Engine::Answer done) {
+         api.parts_.prunes.prune(wire::get_bool(of.body(), "dry_run", false), std::move(done));
+       }},
+      {"POST", "/v1/shutdown", [](Api& api, const Request&) { return api.shut_down(); }, true},
+  };
+  return kRoutes;
+}
+
+std::span<const Api::StreamRoute> Api::stream_routes() {
+  static const StreamRoute kRoutes[] = {
+      {"/v1/exec",
+       [](Api& api, Socket& socket, const Request& of, const std::string&) {
+         ExecHub& execs = api.parts_.execs;
+         api.serve_stream(std::move(socket), of, "an exec",
+                          [&execs](wire::FrameStreamPtr stream) { return execs.serve(stream); });
+       }},
+      {"/v1/forward",
+       [](Api& api, Socket& socket, const Request& of, const std::string&) {
+         ExecHub& execs = api.parts_.execs;
+         auto [node, port] = forward_query(of.query);
+         if (node.str().empty()) node = execs.nodes_of("head").front();
+         if (!api.parts_.nodes.takes_commands(node)) {
+           throw Error(ErrorCode::not_found, "node " + node.str() + " is not connected")
+               .with_hint("`dtrain status` lists the nodes");
+         }
+         api.serve_stream(std::move(socket), of, "a forward",
+                          [&execs, to = node, to_port = port](wire::FrameStreamPtr stream) {
+                            return execs.forward(stream, to, to_port);
+                          });
+       }},
+      {"/v1/content/upload",
+       [](Api& api, Socket& socket, const Request& of, const std::string&) {
+         api.parts_.contents.upload(std::move(socket), of.text());
+       }},
+      {"/v1/jobs/{}/follow",
+       [](Api& api, Socket& socket, const Request& of, const std::string& id) {
+         const JobId job(id);
+         (void)api.parts_.engine.job(job);  // Error(not_found) is answered in plain HTTP
+         const FollowQuery query = parse_follow_query(of.query);
+         api.parts_.logs.follow(std::move(socket), of.text(), job, query);
+       }},
+  };
+  return kRoutes;
+}
+
+void Api::keep(const std::function<void(HeadConfig&)>& change, Engine::Answer done) {
+  parts_.nodes.config().change(change,
+                               [done = std::move(done)](const std::optional<Error>& failed) {
+                                 done(failed ? wire::error_to_json(*failed) : json::object());
+                               });
+}
+
+asio::awaitable<json> Api::expect_nodes(json body) {
+  const int count = static_cast<int>(wire::get_int(body, "expected_nodes", 1, kMostNodes));
+  std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
+    keep([count](HeadConfig& config) { config.expected_nodes = count; }, std::move(done));
+  };
+  co_await answer_of(std::move(start));
+  parts_.engine.expect_nodes(count);
+  json answer;
+  answer["expected_nodes"] = count;
+  co_return answer;
+}
+
+asio::awaitable<json> Api::settings(json body) {
+  const StorageSpec wanted = storage_spec_from_json(body);
+  const bool changed = wanted != parts_.engine.storage();
+  if (changed) {
+    std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
+      keep([&](HeadConfig& config) { config.storage = wanted; }, std::move(done));
+    };
+    co_await answer_of(std::move(start));
+    parts_.engine.set_storage(wanted);
+  }
+  json answer = to_json(wanted);
+  answer["changed"] = changed;
+  answer["warnings"] = parts_.engine.warnings();
+  co_return answer;
+}
+
+asio::awaitable<json> Api::submit(json body) {
+  JobSpec spec = job_spec_from_json(wire::member(body, "spec"));
+  const std::vector<Error> problems = validate(spec);
+  if (!problems.empty()) throw problems.front();
+  if (wire::get_bool(body, "dry_run", false)) co_return parts_.engine.plan(spec);
+  const std::string submission = wire::get_string(body, "submission_id");
+  std::map<std::string, std::string> secrets;
+  if (body.contains("secrets")) {
+    if (!body["secrets"].is_object()) throw Error(ErrorCode::invalid, "\"secrets\" is no object");
+    for (const auto& [name, value] : body["secrets"].items()) {
+      if (!value.is_string()) throw Error(ErrorCode::invalid, "secret " + name + " is no string");
+      secrets[name] = value.get<std::string>();
+    }
+  }
+  parts_.engine.check_content(spec);
+  if (!wire::get_bool(body, "wait", false)) parts_.engine.check_fits(spec);
+  const std::vector<std::string> trees = parts_.engine.content_wanted(spec);
+  if (!trees.empty()) {
+    std::function<void(Engine::Answer)> look = [&](Engine::Answer done) {
+      parts_.contents.missing(trees, std::move(done));
+    };
+    json missing = co_await answer_of(std::move(look));
+    if (!missing["missing"].empty()) co_return missing;
+  }
+  std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
+    parts_.engine.submit(submission, spec, secrets, std::move(done));
+  };
+  json answered = co_await answer_of(std::move(start));
+  co_return answered;
+}
+
+asio::awaitable<json> Api::shut_down() {
+  log::info("shutting down");
+  std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
+    parts_.engine.stop_all(std::move(done));
+  };
+  (void)co_await answer_of(std::move(start));
+  const std::vector<NodeId> told = co_await parts_.nodes.shut_down(kShutdownLimit);
+  json answer;
+  answer["nodes"] = json::array();
+  for (const NodeId& node : told) {
+    json row;
+    row["node"] = node.str();
+    row["state"] = parts_.nodes.connected(node) ? "lost" : "gone";
+    answer["nodes"].push_back(std::move(row));
+  }
+  co_return answer;
+}
+
+}  // namespace dtrain::head
