@@ -4,12 +4,12 @@
 #include <boost/asio/local/stream_protocol.hpp>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "agent/head/engine/engine.hpp"
+#include "agent/head/server/follow_query.hpp"
 #include "agent/head/server/log_files.hpp"
 #include "launcher/wire/frames.hpp"
 
@@ -17,21 +17,6 @@
 // must not take the ranks' time, nor the head's. Connections are handed to it once their request is
 // read; what it needs to know it asks the engine for on the engine's thread.
 namespace dtrain::head {
-
-struct FollowQuery {
-  bool logs = true;
-  bool events = true;
-  bool follow = true;
-  bool from = false;  // the client's first frame says where it wants to begin
-  std::optional<int> rank;
-  std::optional<int> attempt;
-  std::optional<std::string> stream;  // out, err, or setup: what the job's setup wrote
-  bool setup = false;                 // that too
-  std::optional<int> tail;            // lines
-};
-
-// From the part of a request's target behind '?'. Error(invalid) names the key.
-FollowQuery parse_follow_query(const std::string& query);
 
 class LogServer {
  public:

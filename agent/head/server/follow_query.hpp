@@ -1,0 +1,53 @@
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "agent/head/engine/engine.hpp"
+
+// What a follower of a job asks for, and what the engine knows of it.
+namespace dtrain::head {
+
+struct FollowQuery {
+  bool logs = true;
+  bool events = true;
+  bool follow = true;
+  bool from = false;  // the client's first frame says where it wants to begin
+  std::optional<int> rank;
+  std::optional<int> attempt;
+  std::optional<std::string> stream;  // out, err, or setup: what the job's setup wrote
+  bool setup = false;                 // that too
+  std::optional<int> tail;            // lines
+};
+
+// From the part of a request's target behind '?'. Error(invalid) names the key.
+FollowQuery parse_follow_query(const std::string& query);
+
+// Taken in one go on the engine's thread.
+struct FollowSnapshot {
+  struct SetupLog {
+    int attempt;
+    NodeId node;
+    fs::path path;
+  };
+  nlohmann::json summary;
+  int newest_attempt = 0;
+  bool may_write = true;
+  std::vector<Engine::LogSource> sources;
+  std::vector<SetupLog> setups;                     // where the query wants them
+  nlohmann::json events = nlohmann::json::array();  // those that were asked for
+};
+// With the logs of the attempts from `first` on; absent: of none. Error(not_found).
+FollowSnapshot follow_snapshot(const Engine& engine, const JobId& job, const FollowQuery& query,
+                               std::optional<int> first);
+
+// The attempt whose logs come first; `start` is the one from which the client wants to go on, 0 if
+// it did not say.
+int first_attempt_of(const FollowQuery& query, const FollowSnapshot& now, int start);
+
+// Error(not_found) for a rank or an attempt that there is not; false while that cannot be known.
+bool check_choice(const FollowQuery& query, const FollowSnapshot& now, const JobId& job, bool over);
+
+}  // namespace dtrain::head
