@@ -101,6 +101,7 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
   // Starts a supervisor for what is told; of a repeat nothing but a new connection comes.
   void start(const wire::StartAttempt& told, wire::AttemptSpec spec) {
     if (state_ == AttemptState::preparing) return;
+    if (start_error_) return send_start_error();  // the head has not heard it
     heard(AttemptNews::told);
     if (state_ != AttemptState::preparing) {
       connect();
@@ -123,12 +124,17 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
   void start_failed(Error error) {
     error.while_doing("starting attempt " + std::to_string(key_.second) + " of " +
                       key_.first.str());
-    owner_->hooks_.send(wire::StartFailed{key_.first, key_.second, error});
+    start_error_ = std::move(error);
+    send_start_error();
     ::unlink(root_.secrets().c_str());  // of no more use
     mark_done();
   }
 
  private:
+  void send_start_error() {
+    owner_->hooks_.send(wire::StartFailed{key_.first, key_.second, *start_error_});
+  }
+
   void heard(AttemptNews news) { state_ = next(state_, news); }
 
   // On the files' thread: a busy machine takes its time for a new process too. Absent when it has
@@ -360,8 +366,9 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
   asio::steady_timer retry_;
   std::deque<std::string> outgoing_;
   AttemptState state_ = AttemptState::known;
-  std::uint64_t last_seq_ = 0;  // of its last event; once it has ended
-  int generation_ = 0;          // of the connection; an older coroutine ends when it sees a newer
+  std::optional<Error> start_error_;  // it was not started
+  std::uint64_t last_seq_ = 0;        // of its last event; once it has ended
+  int generation_ = 0;  // of the connection; an older coroutine ends when it sees a newer
   bool writing_ = false;
   struct {  // from starting on
     pid_t pid = 0;

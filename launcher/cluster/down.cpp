@@ -64,6 +64,11 @@ void empty_folder(const fs::path& folder) {
   }
 }
 
+void remove_folder(const fs::path& folder) {
+  empty_folder(folder);
+  remove_tree(folder);
+}
+
 DownSurvey survey_down(const std::string& name, const DownOptions& options) {
   DownSurvey survey;
   survey.there = is_there(name);
@@ -84,11 +89,7 @@ DownReport down(const std::string& name, const DownOptions& options) {
   const std::unique_ptr<DownWay> way = way_of(name, options);
   const bool gone = way->clear(way->end_in_order(), report);
   for (const DownRow& row : report.rows) report.complete = report.complete && row.gone;
-  if (!gone) return report;
-  const fs::path folder = paths::cluster_state(name);
-  empty_folder(folder);
-  remove_tree(folder);
-  clear_current_cluster(name);
+  if (gone) clear_current_cluster(name);
   return report;
 }
 

@@ -8,6 +8,7 @@
 #include "launcher/cluster/down_way.hpp"
 #include "launcher/cluster/node_down.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/paths.hpp"
 #include "launcher/core/side_by_side.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/client.hpp"
@@ -117,7 +118,10 @@ class HostsDown final : public DownWay {
       if (!nodes[i].complete()) left.nodes.push_back(state_.nodes[i]);
       if (i == 0 && !nodes[i].kept.empty()) report.kept = nodes[i].kept;
     }
-    if (left.nodes.empty()) return true;
+    if (left.nodes.empty()) {
+      remove_folder(paths::cluster_state(state_.name));
+      return true;
+    }
     // The first is the head's, also when only others are left: to take it down again harms nothing.
     if (left.nodes.front().node != state_.nodes.front().node) {
       left.nodes.insert(left.nodes.begin(), state_.nodes.front());

@@ -179,14 +179,15 @@ class LocalDown final : public DownWay {
     const std::size_t files = count_files(folder_, bytes);
     DownRow row{"",  "files",          counted(files, "file") + ", " + human_bytes(bytes),
                 "0", folder_.string(), true};
-    if (!ended) {  // what will not die may still write: its files stay to be
-                   // looked at
+    if (!ended) {  // what will not die may still write: its files stay to be looked at
       row.now = "kept";
       row.gone = false;
     } else if (options_.keep_files) {
       keep_files(report);
       row.now = "kept";
       row.note = report.kept.string();
+    } else {
+      remove_folder(folder_);
     }
     report.rows.push_back(row);
     return ended;

@@ -20,8 +20,8 @@ class DownWay {
 
   // Jobs, nodes and head, through the head. Why not; empty when that went well.
   virtual std::string end_in_order() = 0;
-  // Ends the rest by force, gives back what is left, and looks for it. True: all is gone, and this
-  // machine may forget it.
+  // Ends the rest by force, gives back what is left, and looks for it. True: all is gone, the
+  // cluster's folder on this machine too.
   virtual bool clear(const std::string& trouble, DownReport& report) = 0;
 };
 
@@ -38,5 +38,7 @@ void shut_down(const fs::path& socket, const std::string& name, std::chrono::mil
 
 // Empties a cluster's folder, the lock aside.
 void empty_folder(const fs::path& folder);
+// The lock last: who takes it before finds nothing, who takes it later has a folder of his own.
+void remove_folder(const fs::path& folder);
 
 }  // namespace dtrain

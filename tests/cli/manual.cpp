@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/context.hpp"
+#include "launcher/core/capture.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/text.hpp"
 

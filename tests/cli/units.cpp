@@ -198,7 +198,7 @@ TEST_CASE("pull: goes on where it stopped, and checks the sum of the whole") {
   CHECK(rest.how() == Pulled::resumed);
   Arrivals arrivals;
   arrivals.add(rest);
-  arrivals.settle();
+  arrivals.name_all();
   CHECK(read_file(target) == content);
   CHECK(!fs::exists(rest.part()));
   CHECK(Incoming(file, target).already_here());
@@ -234,7 +234,7 @@ TEST_CASE("pull: many files get their names at once, an empty one too") {
     arrivals.add(file);
     CHECK(!fs::exists(folder.path() / name / "file"));
   }
-  arrivals.settle();
+  arrivals.name_all();
   for (int i = 0; i < 3; ++i) {
     CHECK(read_file(folder.path() / std::to_string(i) / "file").size() ==
           static_cast<std::size_t>(i));

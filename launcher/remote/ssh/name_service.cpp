@@ -11,6 +11,7 @@
 #include <cstring>
 #include <memory>
 
+#include "launcher/core/capture.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/text.hpp"

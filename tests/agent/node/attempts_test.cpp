@@ -163,6 +163,19 @@ TEST_CASE("a supervisor that is slow to start is waited for, by the next node ag
   CHECK(world.ranks() == "started\n");
 }
 
+TEST_CASE("why an attempt could not be started is said again to who asks again") {
+  World world("");
+  world.begin();
+  std::ofstream(world.root.root / "jobs") << "in the way";  // a file where its folders would be
+  for (const std::size_t times : {1, 2}) {
+    world.attempts->start(world.start);
+    world.run_until([&] { return world.told.size() == times; });
+    const auto* failed = std::get_if<wire::StartFailed>(&world.told.back());
+    REQUIRE(failed != nullptr);
+    CHECK(std::string(failed->error.what()).find("jobs") != std::string::npos);
+  }
+}
+
 TEST_CASE("one that dies before it has said a word is lost at once") {
   World world("");
   SUBCASE("to who started it") {
