@@ -166,7 +166,8 @@ TEST_CASE("a supervisor that is slow to start is waited for, by the next node ag
 TEST_CASE("why an attempt could not be started is said again to who asks again") {
   World world("");
   world.begin();
-  std::ofstream(world.root.root / "jobs") << "in the way";  // a file where its folders would be
+  const fs::path jobs = world.root.root / "jobs";
+  std::ofstream(jobs) << "in the way";  // a file where its folders would be
   for (const std::size_t times : {1, 2}) {
     world.attempts->start(world.start);
     world.run_until([&] { return world.told.size() == times; });
@@ -174,6 +175,7 @@ TEST_CASE("why an attempt could not be started is said again to who asks again")
     REQUIRE(failed != nullptr);
     CHECK(std::string(failed->error.what()).find("jobs") != std::string::npos);
   }
+  fs::remove(jobs);
 }
 
 TEST_CASE("one that dies before it has said a word is lost at once") {
