@@ -1,6 +1,7 @@
 #include "launcher/core/process_table.hpp"
 
 #include <signal.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <charconv>
@@ -8,6 +9,7 @@
 #include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
@@ -15,6 +17,8 @@
 
 namespace dtrain {
 namespace {
+
+constexpr std::uint64_t kYoung = 2;  // seconds
 
 // State letter and start time from /proc/PID/stat; the name in it may hold any character.
 std::optional<std::pair<char, std::uint64_t>> read_stat(pid_t pid) {
@@ -30,6 +34,42 @@ std::optional<std::pair<char, std::uint64_t>> read_stat(pid_t pid) {
   if (fields.size() < 20) return std::nullopt;
   return std::pair{fields[0].empty() ? '?' : fields[0][0],
                    static_cast<std::uint64_t>(std::strtoull(fields[19].c_str(), nullptr, 10))};
+}
+
+// Younger than kYoung and without any environment: perhaps in the middle of exec(2), where a
+// process has none for a moment. Threads of the kernel have no program either.
+bool may_be_starting(pid_t pid) {
+  const std::string place = "/proc/" + std::to_string(pid);
+  std::error_code none;
+  if (fs::read_symlink(place + "/exe", none).empty()) return false;
+  const auto born = start_time(pid);
+  timespec now{};
+  ::clock_gettime(CLOCK_BOOTTIME, &now);
+  const auto second = static_cast<std::uint64_t>(::sysconf(_SC_CLK_TCK));
+  return born && static_cast<std::uint64_t>(now.tv_sec) * second < *born + kYoung * second;
+}
+
+// Pids by environment; whether there are some that may have it in a moment.
+std::pair<std::vector<pid_t>, bool> look_for(const std::string& entry) {
+  std::vector<pid_t> found;
+  bool starting = false;
+  for (const pid_t pid : other_pids()) {
+    std::string env;
+    try {
+      env = read_file("/proc/" + std::to_string(pid) + "/environ", std::size_t{4} << 20);
+    } catch (const Error&) {
+      continue;  // gone, or another user's
+    }
+    starting = starting || (env.empty() && may_be_starting(pid));
+    for (std::size_t at = env.find(entry); at != std::string::npos; at = env.find(entry, at + 1)) {
+      const std::size_t end = at + entry.size();
+      if ((at == 0 || env[at - 1] == '\0') && (end == env.size() || env[end] == '\0')) {
+        found.push_back(pid);
+        break;
+      }
+    }
+  }
+  return {std::move(found), starting};
 }
 
 }  // namespace
@@ -61,33 +101,16 @@ std::string boot_id() {
 }
 
 std::vector<pid_t> find_by_environment(const std::string& name, const std::string& value) {
-  const std::string entry = name + "=" + value;
-  std::vector<pid_t> found;
-  for (const pid_t pid : other_pids()) {
-    std::string env;
-    try {
-      env = read_file("/proc/" + std::to_string(pid) + "/environ", std::size_t{4} << 20);
-    } catch (const Error&) {
-      continue;  // gone, or another user's
-    }
-    for (std::size_t at = env.find(entry); at != std::string::npos; at = env.find(entry, at + 1)) {
-      const std::size_t end = at + entry.size();
-      if ((at == 0 || env[at - 1] == '\0') && (end == env.size() || env[end] == '\0')) {
-        found.push_back(pid);
-        break;
-      }
-    }
-  }
-  return found;
+  return look_for(name + "=" + value).first;
 }
 
 std::vector<pid_t> sweep(const std::string& name, const std::string& value,
                          std::chrono::milliseconds deadline) {
   const auto until = std::chrono::steady_clock::now() + deadline;
   while (true) {
-    const std::vector<pid_t> left = find_by_environment(name, value);
+    const auto [left, starting] = look_for(name + "=" + value);
     for (const pid_t pid : left) ::kill(pid, SIGKILL);
-    if (left.empty() || std::chrono::steady_clock::now() >= until) return left;
+    if ((left.empty() && !starting) || std::chrono::steady_clock::now() >= until) return left;
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
 }

@@ -23,7 +23,8 @@ std::string boot_id();
 // Pids of this user's processes whose environment has NAME=VALUE; never this process.
 std::vector<pid_t> find_by_environment(const std::string& name, const std::string& value);
 
-// SIGKILLs what find_by_environment finds until nothing is left or the deadline passes; returns
+// SIGKILLs what find_by_environment finds until nothing is left, nor anything that is just being
+// started and may turn out to be it, or the deadline passes; returns
 // those that would not die (in state D, say).
 std::vector<pid_t> sweep(const std::string& name, const std::string& value,
                          std::chrono::milliseconds deadline);

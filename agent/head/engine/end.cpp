@@ -160,7 +160,9 @@ void Engine::Impl::end_attempt(Job& job, Attempt& attempt) {
       break;
   }
   attempt.ranks.clear();
-  retain_checkpoints(tx, job, nullptr);
+  const bool committed = attempt.row.checkpoint && !job.checkpoints.empty() &&
+                         job.checkpoints.back().path != *attempt.row.checkpoint;
+  if (committed) retain_checkpoints(tx, job, nullptr);  // what it began from may go now
   tx.effects.push_back([this] {
     schedule();  // those that come after it
     rearm();

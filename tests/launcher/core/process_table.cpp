@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "launcher/core/ids.hpp"
+#include "launcher/core/process.hpp"
 #include "launcher/core/process_exit.hpp"
 #include "tests/launcher/core/children.hpp"
 
@@ -46,4 +47,15 @@ TEST_CASE("processes are found by a variable, whole name and whole value, and sw
     ::kill(pid, SIGKILL);
     wait(pid);
   }
+}
+
+TEST_CASE("a process that has no environment yet is waited for") {
+  const std::string token = random_hex(8);
+  SpawnOptions options;
+  options.argv = {"/bin/sh", "-c", "/bin/sleep 0.1; TOKEN=" + token + " exec /bin/sleep 1000"};
+  options.env = {};
+  const pid_t pid = spawn(options);
+  CHECK(find_by_environment("TOKEN", token).empty());
+  CHECK(sweep("TOKEN", token, kDeadline).empty());
+  CHECK(wait(pid).signal == SIGKILL);
 }
