@@ -8,12 +8,13 @@ from training import python_torch
 
 MODULE = SOURCE / "trainer" / "python"
 RANK = """
-import json, os, signal, sys, tempfile
+import json, os, signal, sys, tempfile, time
 import dtrain
 world, folder = dtrain.world(), dtrain.resume_path()
 done = json.loads((folder / "done.json").read_text()) if folder else 0
 assert done == dtrain.resume_step()
 print(f"rank {world.rank} of {world.size} attempt {world.attempt} after {done}", flush=True)
+open(f"came-{world.rank}", "w").close()
 for step in range(done + 1, 7):
     dtrain.progress(step, total=6)
     checkpoint = None
@@ -22,6 +23,8 @@ for step in range(done + 1, 7):
         json.dump(step, open(checkpoint + "/done.json", "w"))
     dtrain.report({"loss": 1 / step, "never": float("nan")}, step, checkpoint)
     if step == 3 and world.attempt == 1 and "--die" in sys.argv and world.rank == 0:
+        while not os.path.exists("came-1"):
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
