@@ -156,8 +156,9 @@ LrFinderResult Trainer::State::find_lr(const LrFinderOptions& its) {
         index = 0;
       }
       window = std::min(options.accumulate_grad_batches, train_batches - index);
-      if (train_data->is_stream() && window > 0)
+      if (train_data->is_stream() && window > 0) {
         window = fill_window(*pass, ready, window, context());
+      }
     }
     optimizer.set_lr(lr_of_step(its, step - 1));
     index += run_window(nullptr, *pass, ready, index, window).batches;

@@ -1,7 +1,6 @@
 #include "trainer/api/trainer.hpp"
 
 #include <algorithm>
-#include <cstdio>
 #include <exception>
 #include <limits>
 
@@ -93,7 +92,7 @@ Trainer::~Trainer() {
   try {
     shutdown();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "warning: %s\n", error.what());
+    warn_on_stderr(error.what());
   }
 }
 

@@ -254,7 +254,8 @@ std::vector<Checkpoint> best_first(std::vector<Checkpoint> checkpoints,
 }
 
 std::vector<std::int64_t> checkpoints_to_remove(const std::vector<Checkpoint>& checkpoints,
-                                                const Retention& retention) {
+                                                const Retention& retention,
+                                                std::optional<std::int64_t> in_use) {
   if (!retention.num_to_keep || checkpoints.empty()) return {};
   const std::vector<Checkpoint> best = best_first(checkpoints, retention);
   std::int64_t newest = 0;
@@ -262,15 +263,17 @@ std::vector<std::int64_t> checkpoints_to_remove(const std::vector<Checkpoint>& c
   std::vector<std::int64_t> gone;
   for (std::size_t i = static_cast<std::size_t>(std::max(*retention.num_to_keep, 1));
        i < best.size(); ++i) {
-    if (best[i].manifest.number != newest) gone.push_back(best[i].manifest.number);
+    const std::int64_t number = best[i].manifest.number;
+    if (number != newest && number != in_use) gone.push_back(number);
   }
   std::sort(gone.begin(), gone.end());
   return gone;
 }
 
-void remove_checkpoints(const fs::path& storage, const Retention& retention, const Warn& warn) {
+void remove_checkpoints(const fs::path& storage, const Retention& retention,
+                        std::optional<std::int64_t> in_use, const Warn& warn) {
   for (const std::int64_t number :
-       checkpoints_to_remove(list_checkpoints(storage, warn), retention)) {
+       checkpoints_to_remove(list_checkpoints(storage, warn), retention, in_use)) {
     const fs::path folder = checkpoints_folder(storage) / checkpoint_name(number);
     std::error_code error;
     // The manifest goes first: half removed must not look whole.

@@ -104,11 +104,13 @@ struct Retention {
 
 // `checkpoints` with the best first; of equals, and without a score, the newer one. Pure.
 std::vector<Checkpoint> best_first(std::vector<Checkpoint> checkpoints, const Retention& retention);
-// Which of `checkpoints` (by number) go. Pure.
+// Which of `checkpoints` (by number) go; `in_use` never does: the one that this run began from.
+// Pure.
 std::vector<std::int64_t> checkpoints_to_remove(const std::vector<Checkpoint>& checkpoints,
-                                                const Retention& retention);
+                                                const Retention& retention,
+                                                std::optional<std::int64_t> in_use = std::nullopt);
 void remove_checkpoints(const std::filesystem::path& storage, const Retention& retention,
-                        const Warn& warn);
+                        std::optional<std::int64_t> in_use, const Warn& warn);
 
 // Removes what earlier runs left uncommitted. For the one committer, before anyone writes.
 void remove_temporaries(const std::filesystem::path& storage);

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::uint32_t kImagesMagic = 0x00000803;  // unsigned bytes, three dimensions
 constexpr std::uint32_t kLabelsMagic = 0x00000801;  // unsigned bytes, one dimension
-constexpr std::int64_t kMostPixels = std::int64_t{1} << 36;
+constexpr std::int64_t kMostPixelsInFile = std::int64_t{1} << 36;
 
 // Reads a file through zlib, which passes through what is not gzipped, and counts the offset.
 class IdxReader {
@@ -144,8 +144,8 @@ IdxImages read_idx_images(const std::filesystem::path& path, std::optional<std::
                 std::to_string(images.rows) + "x" + std::to_string(images.columns));
   }
   images.count = take(count, limit);
-  if (images.count > kMostPixels / images.pixels_of_one()) {
-    reader.fail("at most " + std::to_string(kMostPixels) + " pixels",
+  if (images.count > kMostPixelsInFile / images.pixels_of_one()) {
+    reader.fail("at most " + std::to_string(kMostPixelsInFile) + " pixels",
                 std::to_string(count) + " images of " + std::to_string(images.rows) + "x" +
                     std::to_string(images.columns));
   }

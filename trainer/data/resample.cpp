@@ -14,7 +14,7 @@ namespace {
 constexpr int kBits = 32 - 8 - 2;  // of a weight's fraction: 255 of them stay within 32 bits
 constexpr std::int32_t kHalf = 1 << (kBits - 1);
 
-std::uint8_t to_byte(std::int32_t sum) {
+std::uint8_t byte_of_sum(std::int32_t sum) {
   return static_cast<std::uint8_t>(std::min(sum >> kBits, 255));
 }
 
@@ -70,7 +70,7 @@ void narrow_plane(const std::uint8_t* from, std::int64_t stride, const Weights& 
          pixel += stride) {
       sum += *weight++ * *pixel;
     }
-    to[flip ? columns - 1 - column : column] = to_byte(sum);
+    to[flip ? columns - 1 - column : column] = byte_of_sum(sum);
   }
 }
 
@@ -92,9 +92,9 @@ void narrow_three(const std::uint8_t* from, std::int64_t stride, const Weights& 
       blue += one * pixel[2];
     }
     std::uint8_t* out = to + (flip ? columns - 1 - column : column);
-    out[0] = to_byte(red);
-    out[plane] = to_byte(green);
-    out[2 * plane] = to_byte(blue);
+    out[0] = byte_of_sum(red);
+    out[plane] = byte_of_sum(green);
+    out[2 * plane] = byte_of_sum(blue);
   }
 }
 
@@ -143,7 +143,7 @@ void blend_rows(const std::uint8_t* from, std::int64_t stride, const std::int32_
   for (std::int64_t column = 0; column < columns; ++column) {
     std::int32_t sum = kHalf;
     for (std::int64_t i = 0; i < count; ++i) sum += weights[i] * from[i * stride + column];
-    out[column] = to_byte(sum);
+    out[column] = byte_of_sum(sum);
   }
 }
 #endif

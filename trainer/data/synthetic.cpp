@@ -177,7 +177,7 @@ const char* ending_of(ImageFile file) {
   return file == ImageFile::jpeg ? ".jpg" : ".png";
 }
 
-struct CloseArchive {
+struct CloseTarOut {
   void operator()(archive* a) const { archive_write_free(a); }
 };
 
@@ -207,7 +207,7 @@ class TarOut {
     throw Error("cannot write " + path_.string() + ": " + (why == nullptr ? "unknown" : why));
   }
   fs::path path_;
-  std::unique_ptr<archive, CloseArchive> tar_;
+  std::unique_ptr<archive, CloseTarOut> tar_;
 };
 
 }  // namespace

@@ -8,7 +8,7 @@ namespace {
 
 using nlohmann::json;
 
-std::string line_of(json line) {
+std::string stamped_line(json line) {
   const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
   line["time"] = now.count();
   return line.dump(-1, ' ', false, json::error_handler_t::replace);
@@ -34,14 +34,14 @@ void JsonLinesLogger::start(std::optional<std::int64_t> resumed_step) {
 }
 
 void JsonLinesLogger::log_hyperparams(const json& hyperparameters) {
-  file_.append(line_of({{"hyperparameters", hyperparameters}}));
+  file_.append(stamped_line({{"hyperparameters", hyperparameters}}));
 }
 
 void JsonLinesLogger::log_metrics(std::int64_t step, std::optional<std::int64_t> epoch,
                                   const Metrics& metrics) {
   json line = {{"step", step}, {"metrics", metrics_to_json(metrics)}};
   if (epoch) line["epoch"] = *epoch;
-  file_.append(line_of(std::move(line)));
+  file_.append(stamped_line(std::move(line)));
 }
 
 }  // namespace dtrain::train

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -23,10 +22,6 @@ constexpr std::chrono::milliseconds kLook{100};
 
 std::string line_of(const json& message) {
   return message.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
-}
-
-void warn_on_stderr(const std::string& message) {
-  std::fprintf(stderr, "warning: %s\n", message.c_str());
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "trainer/train/checkpoint_writer.hpp"
 
-#include <cstdio>
 #include <functional>
 #include <utility>
 
@@ -10,10 +9,6 @@
 
 namespace dtrain::train {
 namespace {
-
-void warn(const std::string& message) {
-  std::fprintf(stderr, "warning: %s\n", message.c_str());
-}
 
 std::optional<std::string> trouble_of(const std::function<void()>& work) {
   try {
@@ -127,8 +122,18 @@ std::optional<std::filesystem::path> CheckpointWriter::commit(const Task& task,
                                    .world_size = environment_.world_size,
                                    .shards = task.part.shards,
                                    .metrics = task.metrics});
-  remove_checkpoints(storage_, retention_, warn);
+  std::optional<std::int64_t> in_use;
+  {
+    const std::lock_guard lock(mutex_);
+    in_use = began_from_;
+  }
+  remove_checkpoints(storage_, retention_, in_use, warn_on_stderr);
   return path;
+}
+
+void CheckpointWriter::began_from(std::int64_t number) {
+  const std::lock_guard lock(mutex_);
+  began_from_ = number;
 }
 
 std::filesystem::path CheckpointWriter::write_files(

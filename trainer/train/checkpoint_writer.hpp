@@ -22,6 +22,9 @@ class CheckpointWriter {
   CheckpointWriter(Context& context, std::filesystem::path storage, Retention retention);
   ~CheckpointWriter();
 
+  // The checkpoint of this number stays while this run goes on, whatever the retention says: some
+  // rank may still read it.
+  void began_from(std::int64_t number);
   // Touches the memory that the first checkpoint will need.
   void reserve(const Training& training);
   // The last one must be done (wait()). Copies, and hands the copy over.
@@ -67,6 +70,7 @@ class CheckpointWriter {
   mutable std::mutex mutex_;
   std::optional<std::filesystem::path> committed_;
   bool told_ = true;
+  std::optional<std::int64_t> began_from_;
   Background background_;  // last: it ends before what it uses
 };
 

@@ -16,7 +16,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
 // The first line: below it c10 puts a stack.
-std::string text_of(const std::exception_ptr& error) {
+std::string message_of(const std::exception_ptr& error) {
   std::string text;
   try {
     std::rethrow_exception(error);
@@ -37,7 +37,7 @@ class Naming {
   std::exception_ptr operator()(const std::exception_ptr& error) const {
     return std::make_exception_ptr(comm::CollectiveError(
         describe(call_) + " failed on rank " + std::to_string(rank_) + " of " +
-        std::to_string(size_) + ": " + text_of(error) + (*explain_)(call_)));
+        std::to_string(size_) + ": " + message_of(error) + (*explain_)(call_)));
   }
 
  private:

@@ -20,10 +20,6 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kDrawInterval{200};
 constexpr std::chrono::milliseconds kAskInterval{500};
 
-void warn(const std::string& message) {
-  std::fprintf(stderr, "warning: %s\n", message.c_str());
-}
-
 std::string text_of(const Metrics& metrics) {
   std::string text;
   for (const auto& [name, value] : metrics) {
@@ -79,7 +75,7 @@ Session::~Session() {
     if (failed) {
       writer_->stop();
     } else if (const auto trouble = writer_->wait()) {
-      warn(*trouble);
+      warn_on_stderr(*trouble);
     }
   }
   clear_line();
@@ -104,7 +100,9 @@ std::optional<Checkpoint> Session::newest() {
                   .storage = {},
                   .falls_back = reporter_ != nullptr};
   if (!from.checkpoint && !reporter_) from.storage = storage_;
-  return choose_checkpoint(context_, from, warn);
+  std::optional<Checkpoint> chosen = choose_checkpoint(context_, from, warn_on_stderr);
+  if (chosen && writer_) writer_->began_from(chosen->manifest.number);
+  return chosen;
 }
 
 std::optional<Place> Session::resume(torch::nn::Module& model, Optimizer& optimizer) {
@@ -115,13 +113,13 @@ std::optional<Place> Session::resume(torch::nn::Module& model, Optimizer& optimi
   try {
     if (checkpoint) {
       place = load_training(*checkpoint, training, context_, [this](const std::string& text) {
-        if (context_.is_first()) warn(text);
+        if (context_.is_first()) warn_on_stderr(text);
       });
     }
     if (writer_) writer_->reserve(training);
     if (loggers_) {
       if (place && loggers_->started()) {
-        warn(
+        warn_on_stderr(
             "metrics were reported before the checkpoint was asked for: the loggers' files begin "
             "anew, where they would have gone on");
       }
@@ -257,7 +255,7 @@ void Session::check_loss(std::int64_t step, double loss) {
   const std::string text = "the loss is " + std::string(value) + " at step " +
                            std::to_string(step) + " on rank " + std::to_string(context_.rank());
   if (options_.stop_on_bad_loss) throw Error(text);
-  if (!loss_is_bad_) warn(text);
+  if (!loss_is_bad_) warn_on_stderr(text);
   loss_is_bad_ = true;
 }
 

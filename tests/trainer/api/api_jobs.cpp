@@ -1,5 +1,6 @@
 // Trainings through the API, as one rank of several.
 #include "tests/trainer/api/api_jobs.hpp"
+#include "tests/trainer/support/require.hpp"
 
 #include <ATen/ATen.h>
 #include <signal.h>
@@ -18,10 +19,6 @@
 
 namespace dtrain::train::test {
 namespace {
-
-void require(bool condition, const std::string& what) {
-  if (!condition) throw std::runtime_error("not so: " + what);
-}
 
 // A Lightning-like training with accumulation, clipping, a schedule, EMA and early stopping that
 // is killed or told to go after some micro batches, and goes on when it is started again.

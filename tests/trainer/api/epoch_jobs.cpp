@@ -6,14 +6,11 @@
 #include <stdexcept>
 
 #include "tests/trainer/api/api_jobs.hpp"
+#include "tests/trainer/support/require.hpp"
 #include "trainer/trainer.hpp"
 
 namespace dtrain::train::test {
 namespace {
-
-void require(bool condition, const std::string& what) {
-  if (!condition) throw std::runtime_error("not so: " + what);
-}
 
 // Lines of what each rank saw, that begin with their place.
 std::ofstream seen_by(const std::filesystem::path& folder) {
@@ -101,17 +98,17 @@ int counted(const std::filesystem::path& folder) {
 
 // A stream of which rank 0 has 13 samples and the others 6, in batches of two: a checkpoint at each
 // step.
-struct Number {
+struct CountedNumber {
   std::int64_t value;
 };
 
-class Numbers final : public SampleStream<Number> {
+class CountedNumbers final : public SampleStream<CountedNumber> {
  public:
-  Numbers(StreamShare share, std::int64_t epoch)
+  CountedNumbers(StreamShare share, std::int64_t epoch)
       : share_(share), epoch_(epoch), count_(share.part == 0 ? 13 : 6) {}
-  std::optional<Number> next() override {
+  std::optional<CountedNumber> next() override {
     if (given_ == count_) return std::nullopt;
-    return Number{share_.part * 100 + (given_++ + epoch_) % count_};
+    return CountedNumber{share_.part * 100 + (given_++ + epoch_) % count_};
   }
 
  private:
@@ -126,12 +123,14 @@ int counted_stream(const std::filesystem::path& folder) {
   set_seed(5);
   auto model = prepare_model(std::make_shared<SmallNet>(16, true));
   prepare_optimizer(sgd(*model, {.lr = 0.1}));
-  const DataLoader loader = prepare_data_loader(DataLoader::of_stream<Number>(
+  const DataLoader loader = prepare_data_loader(DataLoader::of_stream<CountedNumber>(
       "numbers",
-      [](StreamShare share, std::int64_t epoch) { return std::make_unique<Numbers>(share, epoch); },
-      [](const std::vector<Number>& numbers) {
+      [](StreamShare share, std::int64_t epoch) {
+        return std::make_unique<CountedNumbers>(share, epoch);
+      },
+      [](const std::vector<CountedNumber>& numbers) {
         std::vector<std::int64_t> values;
-        for (const Number& number : numbers) values.push_back(number.value);
+        for (const CountedNumber& number : numbers) values.push_back(number.value);
         const at::Tensor value = at::tensor(values, at::kLong);
         return Batch{{at::sin(at::arange(8) * 0.7 + value.unsqueeze(1)), value}, {}};
       },

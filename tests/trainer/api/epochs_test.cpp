@@ -5,7 +5,6 @@
 #include <torch/nn/modules/linear.h>
 
 #include <map>
-#include <sstream>
 
 #include "tests/trainer/api/api_jobs.hpp"
 #include "tests/trainer/api/expect.hpp"

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
-#include <sstream>
 
 #include "tests/trainer/api/api_jobs.hpp"
 #include "tests/trainer/api/expect.hpp"

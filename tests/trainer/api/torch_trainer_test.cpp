@@ -7,6 +7,7 @@
 
 #include "tests/trainer/api/api_jobs.hpp"
 #include "tests/trainer/api/expect.hpp"
+#include "tests/trainer/support/require.hpp"
 #include "trainer/core/error.hpp"
 #include "trainer/trainer.hpp"
 
@@ -14,10 +15,6 @@ namespace dtrain::train::test {
 namespace {
 
 namespace fs = std::filesystem;
-
-void require(bool condition, const std::string& what) {
-  if (!condition) throw std::runtime_error("not so: " + what);
-}
 
 // A folder of this rank's with a file and an empty one beneath.
 Checkpoint made(const fs::path& folder, const std::string& text) {

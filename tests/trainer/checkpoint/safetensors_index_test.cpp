@@ -17,14 +17,15 @@ namespace {
 
 const std::vector<std::byte> kBytes(64);
 
-TensorSource tensor(const std::string& name, std::int64_t size) {
+TensorSource source_of(const std::string& name, std::int64_t size) {
   return {name, DType::u8, {size}, {kBytes.data(), static_cast<std::size_t>(size)}};
 }
 
 // Two files: a and b, c.
 struct Weights {
   Weights() {
-    write_weights(folder.path(), {tensor("a", 30), tensor("b", 20), tensor("c", 8)}, {}, 32);
+    write_weights(folder.path(), {source_of("a", 30), source_of("b", 20), source_of("c", 8)}, {},
+                  32);
   }
 
   std::string index() const { return test::read_file(folder / kWeightsIndex); }
@@ -54,16 +55,18 @@ TEST_CASE("tensors are dealt to files in their order, each as full as it may be"
   REQUIRE(files.size() == 2);
   CHECK(files[1]->find("c") != nullptr);
   const TemporaryFolder folder;
-  write_weights(folder / "large", {tensor("a", 3), tensor("b", 64), tensor("c", 3)}, {}, 32);
+  write_weights(folder / "large", {source_of("a", 3), source_of("b", 64), source_of("c", 3)}, {},
+                32);
   CHECK(read_weight_map(folder.path() / "large" / kWeightsIndex).at("c") ==
         "model-00003-of-00003.safetensors");
-  write_weights(folder / "fits", {tensor("a", 30), tensor("b", 2)}, {}, 32);
+  write_weights(folder / "fits", {source_of("a", 30), source_of("b", 2)}, {}, 32);
   CHECK(std::filesystem::exists(folder.path() / "fits" / kWeightsFile));
   CHECK(!std::filesystem::exists(folder.path() / "fits" / kWeightsIndex));
-  CHECK(contains(message_of<Error>([&] {
-                   write_weights(folder / "twice", {tensor("a", 30), tensor("a", 30)}, {}, 32);
-                 }),
-                 "'a' is given twice"));
+  CHECK(
+      contains(message_of<Error>([&] {
+                 write_weights(folder / "twice", {source_of("a", 30), source_of("a", 30)}, {}, 32);
+               }),
+               "'a' is given twice"));
 }
 
 TEST_CASE("an index that leads out of its folder is refused") {

@@ -194,6 +194,7 @@ TEST_CASE("what is kept") {
   const auto list = checkpoints({{{"a", 0.5}}, {{"a", 0.9}}, {}, {{"a", 0.7}}, {{"a", 0.1}}});
   CHECK(checkpoints_to_remove(list, {}).empty());
   CHECK(checkpoints_to_remove(list, {.num_to_keep = 2, .score_attribute = ""}) == Numbers{0, 1, 2});
+  CHECK(checkpoints_to_remove(list, {.num_to_keep = 2, .score_attribute = ""}, 1) == Numbers{0, 2});
   // Two best are 1 and 3; the newest stays although it is the worst.
   CHECK(checkpoints_to_remove(list, {.num_to_keep = 2, .score_attribute = "a"}) == Numbers{0, 2});
   CHECK(checkpoints_to_remove(
@@ -208,7 +209,8 @@ TEST_CASE("what is kept") {
   const TemporaryFolder storage;
   for (int i = 0; i < 4; ++i) commit(storage.path(), i, {{"a", i == 1 ? 9.0 : 1.0}});
   Warnings warnings;
-  remove_checkpoints(storage.path(), {.num_to_keep = 2, .score_attribute = "a"}, warnings.sink());
+  remove_checkpoints(storage.path(), {.num_to_keep = 2, .score_attribute = "a"}, std::nullopt,
+                     warnings.sink());
   Numbers left;
   for (const auto& each : list_checkpoints(storage.path(), warnings.sink())) {
     left.push_back(each.manifest.number);

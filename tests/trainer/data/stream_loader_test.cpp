@@ -13,7 +13,7 @@ using test::message_of;
 namespace {
 
 using Ints = std::vector<int>;
-using Loader = StreamLoader<int, Ints>;
+using IntLoader = StreamLoader<int, Ints>;
 
 // The numbers below `size` that fall to a part; throws at `bad`.
 class Numbers : public SampleStream<int> {
@@ -33,7 +33,7 @@ class Numbers : public SampleStream<int> {
   int bad_;
 };
 
-Loader::Open numbers(int size, int bad = -1) {
+IntLoader::Open numbers(int size, int bad = -1) {
   return [size, bad](StreamShare share) { return std::make_unique<Numbers>(share, size, bad); };
 }
 
@@ -41,7 +41,7 @@ Ints same(Ints samples) {
   return samples;
 }
 
-std::vector<Ints> all_of(Loader& loader) {
+std::vector<Ints> all_of(IntLoader& loader) {
   std::vector<Ints> batches;
   while (auto batch = loader.next()) batches.push_back(*batch);
   return batches;
@@ -52,8 +52,8 @@ std::vector<Ints> all_of(Loader& loader) {
 TEST_CASE("each sample of a stream comes once, over ranks and workers") {
   std::multiset<int> seen;
   for (int rank = 0; rank < 3; ++rank) {
-    Loader loader("numbers", {.batch_size = 4, .rank = rank, .ranks = 3, .workers = 2},
-                  numbers(100), same);
+    IntLoader loader("numbers", {.batch_size = 4, .rank = rank, .ranks = 3, .workers = 2},
+                     numbers(100), same);
     for (const Ints& batch : all_of(loader)) seen.insert(batch.begin(), batch.end());
   }
   CHECK(seen.size() == 100);
@@ -63,19 +63,20 @@ TEST_CASE("each sample of a stream comes once, over ranks and workers") {
 TEST_CASE("the order is the workers' in turn, however fast they are") {
   const std::vector<Ints> expected{{0, 2}, {1, 3}, {4, 6}, {5, 7}, {8}, {9}};
   for (int round = 0; round < 20; ++round) {
-    Loader loader("numbers", {.batch_size = 2, .workers = 2, .prefetch = 1}, numbers(10), same);
+    IntLoader loader("numbers", {.batch_size = 2, .workers = 2, .prefetch = 1}, numbers(10), same);
     CHECK(all_of(loader) == expected);
   }
-  Loader dropping("numbers", {.batch_size = 2, .workers = 2, .drop_last = true}, numbers(10), same);
+  IntLoader dropping("numbers", {.batch_size = 2, .workers = 2, .drop_last = true}, numbers(10),
+                     same);
   CHECK(all_of(dropping).size() == 4);
-  Loader resumed("numbers", {.batch_size = 2, .workers = 2, .skip = 3}, numbers(10), same);
+  IntLoader resumed("numbers", {.batch_size = 2, .workers = 2, .skip = 3}, numbers(10), same);
   CHECK(all_of(resumed) == std::vector<Ints>(expected.begin() + 3, expected.end()));
-  Loader beyond("numbers", {.batch_size = 2, .skip = 30}, numbers(10), same);
+  IntLoader beyond("numbers", {.batch_size = 2, .skip = 30}, numbers(10), same);
   CHECK(all_of(beyond).empty());
 }
 
 TEST_CASE("an error comes at its turn, with data set and number, and ends the pass") {
-  Loader loader("numbers", {.batch_size = 2, .workers = 2}, numbers(100, 6), same);
+  IntLoader loader("numbers", {.batch_size = 2, .workers = 2}, numbers(100, 6), same);
   CHECK(loader.next() == Ints{0, 2});
   CHECK(loader.next() == Ints{1, 3});
   CHECK(message_of<SampleError>([&] { loader.next(); }) == "data set numbers, sample 3: unlucky");
@@ -85,13 +86,13 @@ TEST_CASE("an error comes at its turn, with data set and number, and ends the pa
 TEST_CASE("a loader that nobody reads to its end ends, and takes only so many ahead") {
   std::atomic<int> made = 0;
   {
-    Loader loader("numbers", {.batch_size = 1, .workers = 2, .prefetch = 3}, numbers(1 << 30),
-                  [&](Ints samples) {
-                    ++made;
-                    return samples;
-                  });
+    IntLoader loader("numbers", {.batch_size = 1, .workers = 2, .prefetch = 3}, numbers(1 << 30),
+                     [&](Ints samples) {
+                       ++made;
+                       return samples;
+                     });
     loader.next();
   }
   CHECK(made <= 1 + 2 * (3 + 1));
-  CHECK_THROWS_AS(Loader("x", {.batch_size = 0}, numbers(1), same), Error);
+  CHECK_THROWS_AS(IntLoader("x", {.batch_size = 0}, numbers(1), same), Error);
 }

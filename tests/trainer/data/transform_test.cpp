@@ -20,8 +20,8 @@ ImageView small() {
   return ImageView::planar(kSmall.data(), 1, 2, 3);
 }
 
-std::vector<int> bytes_of(const Transform& transform, const ImageView& image,
-                          std::int64_t index = 0, std::int64_t channels = 1) {
+std::vector<int> bytes_after(const Transform& transform, const ImageView& image,
+                             std::int64_t index = 0, std::int64_t channels = 1) {
   const Transformer transformer(transform, channels);
   std::vector<std::uint8_t> out(static_cast<std::size_t>(transformer.values()), 77);
   transformer.write(image, SampleRandom(1, 2, index), out.data());
@@ -31,21 +31,21 @@ std::vector<int> bytes_of(const Transform& transform, const ImageView& image,
 }  // namespace
 
 TEST_CASE("padding and the middle") {
-  CHECK(bytes_of({.rows = 2, .columns = 3}, small()) == std::vector<int>{1, 2, 3, 4, 5, 6});
-  CHECK(bytes_of({.rows = 4, .columns = 5, .pad = 1}, small()) ==
+  CHECK(bytes_after({.rows = 2, .columns = 3}, small()) == std::vector<int>{1, 2, 3, 4, 5, 6});
+  CHECK(bytes_after({.rows = 4, .columns = 5, .pad = 1}, small()) ==
         std::vector<int>{0, 0, 0, 0, 0, 0, 1, 2, 3, 0, 0, 4, 5, 6, 0, 0, 0, 0, 0, 0});
-  CHECK(bytes_of({.rows = 2, .columns = 1}, small()) == std::vector<int>{2, 5});
-  CHECK(contains(message_of<Error>([] { bytes_of({.rows = 3, .columns = 3}, small()); }),
+  CHECK(bytes_after({.rows = 2, .columns = 1}, small()) == std::vector<int>{2, 5});
+  CHECK(contains(message_of<Error>([] { bytes_after({.rows = 3, .columns = 3}, small()); }),
                  "is 2x3, too small for 3x3"));
 }
 
 TEST_CASE("crops and flips depend on seed, epoch and index, and show all there is") {
   const Transform transform{
       .rows = 2, .columns = 3, .pad = 2, .random_crop = true, .random_flip = true};
-  CHECK(bytes_of(transform, small(), 5) == bytes_of(transform, small(), 5));
+  CHECK(bytes_after(transform, small(), 5) == bytes_after(transform, small(), 5));
   std::set<std::vector<int>> seen;
   for (std::int64_t i = 0; i < 2000; ++i) {
-    const std::vector<int> out = bytes_of(transform, small(), i);
+    const std::vector<int> out = bytes_after(transform, small(), i);
     seen.insert(out);
     // Whatever was cut: what is left stands side by side, one way round or the other.
     for (std::size_t row = 0; row < 2; ++row) {
@@ -67,11 +67,11 @@ TEST_CASE("strides do not matter, and grey stands for three channels") {
   const std::vector<std::uint8_t> pixels{1, 10, 100, 2, 20, 200, 3, 30, 250, 4, 40, 255};
   const ImageView view = ImageView::interleaved(pixels.data(), 3, 2, 2);
   const Transform transform{.rows = 2, .columns = 2};
-  CHECK(bytes_of(transform, view, 0, 3) ==
+  CHECK(bytes_after(transform, view, 0, 3) ==
         std::vector<int>{1, 2, 3, 4, 10, 20, 30, 40, 100, 200, 250, 255});
-  CHECK(bytes_of({.rows = 1, .columns = 3}, ImageView::planar(kSmall.data(), 1, 1, 3), 0, 3) ==
+  CHECK(bytes_after({.rows = 1, .columns = 3}, ImageView::planar(kSmall.data(), 1, 1, 3), 0, 3) ==
         std::vector<int>{1, 2, 3, 1, 2, 3, 1, 2, 3});
-  CHECK(contains(message_of<Error>([&] { bytes_of(transform, view, 0, 1); }), "has 3 channels"));
+  CHECK(contains(message_of<Error>([&] { bytes_after(transform, view, 0, 1); }), "has 3 channels"));
 }
 
 TEST_CASE("values are normalized, black as well") {
@@ -88,12 +88,12 @@ TEST_CASE("scaling is bilinear, and keeps what is even") {
   for (std::size_t i = 0; i < ramp.size(); ++i) ramp[i] = static_cast<std::uint8_t>(i % 16 * 10);
   const ImageView view = ImageView::planar(ramp.data(), 1, 8, 16);
   // The middle 8 columns (40 to 110) at half the size: between two pixels each.
-  CHECK(bytes_of({.rows = 4, .columns = 4, .fit = Transform::Fit::resize}, view) ==
+  CHECK(bytes_after({.rows = 4, .columns = 4, .fit = Transform::Fit::resize}, view) ==
         std::vector<int>{45, 65, 85, 105, 45, 65, 85, 105, 45, 65, 85, 105, 45, 65, 85, 105});
-  CHECK(bytes_of({.rows = 1, .columns = 4, .fit = Transform::Fit::resize}, small()).size() == 4);
+  CHECK(bytes_after({.rows = 1, .columns = 4, .fit = Transform::Fit::resize}, small()).size() == 4);
   const std::vector<std::uint8_t> even(64, 99);
   for (std::int64_t i = 0; i < 200; ++i) {
-    const auto out = bytes_of(
+    const auto out = bytes_after(
         {.rows = 5, .columns = 3, .fit = Transform::Fit::random_resized, .random_flip = true},
         ImageView::planar(even.data(), 1, 8, 8), i);
     CHECK(out == std::vector<int>(15, 99));
@@ -103,7 +103,7 @@ TEST_CASE("scaling is bilinear, and keeps what is even") {
   int most = 0;
   for (std::int64_t i = 0; i < 500; ++i) {
     for (const int value :
-         bytes_of({.rows = 4, .columns = 4, .fit = Transform::Fit::random_resized}, view, i)) {
+         bytes_after({.rows = 4, .columns = 4, .fit = Transform::Fit::random_resized}, view, i)) {
       least = std::min(least, value);
       most = std::max(most, value);
     }

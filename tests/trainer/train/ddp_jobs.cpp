@@ -6,6 +6,7 @@
 
 #include <stdexcept>
 
+#include "tests/trainer/support/require.hpp"
 #include "tests/trainer/train/jobs.hpp"
 #include "tests/trainer/train/small_model.hpp"
 #include "trainer/comm/allocator.hpp"
@@ -17,10 +18,6 @@
 
 namespace dtrain::train::test {
 namespace {
-
-void require(bool condition, const std::string& what) {
-  if (!condition) throw std::runtime_error("not so: " + what);
-}
 
 // A model in which parameters are used in all the ways that a reducer must cope with.
 class Branches : public torch::nn::Module {

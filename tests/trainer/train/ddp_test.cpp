@@ -7,29 +7,10 @@
 
 using namespace dtrain::train;
 using test::contains;
+using test::holds;
 using test::launch;
 using test::read_file;
 using test::TemporaryFolder;
-
-namespace {
-
-using Variables = std::map<std::string, std::string>;
-
-// The job's own checks hold, over every transport.
-void holds(const std::string& job, int ranks,
-           const std::vector<std::string>& transports = {"shared_memory", "gloo"}) {
-  for (const std::string& transport : transports) {
-    CAPTURE(transport);
-    const TemporaryFolder folder;
-    const auto exits = launch(job, ranks, folder.path(), {{"DTRAIN_TRANSPORT", transport}});
-    for (std::size_t rank = 0; rank < exits.size(); ++rank) {
-      CHECK_MESSAGE(exits[rank].code == 0,
-                    read_file(folder / ("rank-" + std::to_string(rank) + ".log")));
-    }
-  }
-}
-
-}  // namespace
 
 TEST_CASE("static_graph: every way to use a parameter trains as one process does") {
   holds("static_graph", 2);

@@ -33,13 +33,6 @@ void write_out(const std::filesystem::path& folder, const std::string& name, int
   sink.finish();
 }
 
-// This rank's share of the batch that the parent knows too.
-Examples share_of(const Context& context, const Examples& all) {
-  const std::int64_t size = all.inputs.size(0) / context.world_size();
-  return {all.inputs.narrow(0, context.rank() * size, size),
-          all.labels.narrow(0, context.rank() * size, size)};
-}
-
 // Ranks begin with weights of their own: rank 0's must win.
 std::shared_ptr<SmallModel> rank_model(const Context& context, const SmallOptions& options = {}) {
   return make_small_model(100 + static_cast<std::uint64_t>(context.rank()), options);
@@ -219,6 +212,12 @@ int dead_peer(Context& context, const std::filesystem::path& /*folder*/) {
 }
 
 }  // namespace
+
+Examples share_of(const Context& context, const Examples& all) {
+  const std::int64_t size = all.inputs.size(0) / context.world_size();
+  return {all.inputs.narrow(0, context.rank() * size, size),
+          all.labels.narrow(0, context.rank() * size, size)};
+}
 
 int run_job(const std::string& name, const std::filesystem::path& folder) {
   const std::map<std::string, std::function<int(Context&, const std::filesystem::path&)>> jobs{

@@ -1,4 +1,5 @@
 #include <arpa/inet.h>
+#include <doctest/doctest.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -92,6 +93,23 @@ std::vector<Exit> launch(const std::string& job, int ranks, const std::filesyste
                      read_file(folder / ("error-" + std::to_string(rank) + ".json"))});
   }
   return exits;
+}
+
+void holds(const std::string& job, int ranks, const std::filesystem::path& folder,
+           const std::map<std::string, std::string>& env) {
+  const std::vector<Exit> exits = launch(job, ranks, folder, env);
+  for (std::size_t rank = 0; rank < exits.size(); ++rank) {
+    CHECK_MESSAGE(exits[rank].code == 0,
+                  read_file(folder / ("rank-" + std::to_string(rank) + ".log")));
+  }
+}
+
+void holds(const std::string& job, int ranks, const std::vector<std::string>& transports) {
+  for (const std::string& transport : transports) {
+    CAPTURE(transport);
+    const TemporaryFolder folder;
+    holds(job, ranks, folder.path(), {{"DTRAIN_TRANSPORT", transport}});
+  }
 }
 
 }  // namespace dtrain::train::test

@@ -16,7 +16,7 @@
 namespace dtrain::train::test {
 namespace {
 
-constexpr int kSteps = 50;
+constexpr int kPairSteps = 50;
 constexpr std::int64_t kBatch = 6;
 constexpr double kRelative = 1e-4;    // of losses and gradient norms
 constexpr double kWeights = 2e-5;     // of updated weights, absolute; a step moves them by 1e-2
@@ -71,7 +71,7 @@ int parity(Context& context, const std::filesystem::path& /*folder*/) {
     load_state_dict(*net, below(golden, "s00.model."));
     Ddp ddp(net, context);
     AdamW optimizer(named_parameters(*net), {.lr = 1e-2, .weight_decay = 0.1});
-    for (int step = 0; step < (free ? 3 : kSteps); ++step) {
+    for (int step = 0; step < (free ? 3 : kPairSteps); ++step) {
       const std::string s = at_step(step);
       if (!free) {
         load_state_dict(*net, below(golden, s + "model."));

@@ -58,6 +58,41 @@ TEST_CASE("alone, the session commits and finds its checkpoints itself") {
   CHECK(at::rand({4}).equal(drawn));
 }
 
+TEST_CASE("alone, what a run began from stays until it ends") {
+  const test::TemporaryFolder storage;
+  Context context = Context::join(Environment{}, {});
+  auto model = test::make_small_model(1);
+  Adam optimizer(named_parameters(*model), {.lr = 0.25});
+  Session::Options one_kept = quiet(storage.path());
+  one_kept.retention.num_to_keep = 1;
+  const auto report = [&](Session& session, std::int64_t step) {
+    session.report(Place{step, 0, step}, {}, *model, optimizer);
+    session.finish();
+  };
+  const auto kept = [&](std::int64_t number) {
+    return std::filesystem::exists(storage / "checkpoints" / checkpoint_name(number));
+  };
+  {
+    Session session(context, one_kept);
+    report(session, 1);
+  }
+  {
+    Session session(context, one_kept);
+    REQUIRE(session.resume(*model, optimizer).has_value());
+    report(session, 2);
+    report(session, 3);
+    CHECK(kept(0));
+    CHECK_FALSE(kept(1));
+    CHECK(kept(2));
+  }
+  Session session(context, one_kept);
+  REQUIRE(session.resume(*model, optimizer).has_value());
+  report(session, 4);
+  CHECK_FALSE(kept(0));
+  CHECK(kept(2));
+  CHECK(kept(3));
+}
+
 TEST_CASE("a checkpoint that does not fit is refused with its file") {
   const test::TemporaryFolder storage;
   Context context = Context::join(Environment{}, {});

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "tests/trainer/support/require.hpp"
 #include "tests/trainer/train/jobs.hpp"
 #include "tests/trainer/train/small_model.hpp"
 #include "trainer/core/error.hpp"
@@ -21,16 +22,6 @@
 
 namespace dtrain::train::test {
 namespace {
-
-void require(bool condition, const std::string& what) {
-  if (!condition) throw std::runtime_error("not so: " + what);
-}
-
-Examples share_of(const Context& context, const Examples& all) {
-  const std::int64_t size = all.inputs.size(0) / context.world_size();
-  return {all.inputs.narrow(0, context.rank() * size, size),
-          all.labels.narrow(0, context.rank() * size, size)};
-}
 
 class Normed : public torch::nn::Module {
  public:

@@ -11,7 +11,6 @@
 
 #include "tests/trainer/support/temporary.hpp"
 #include "tests/trainer/train/jobs.hpp"
-#include "tests/trainer/train/small_model.hpp"
 #include "trainer/core/error.hpp"
 #include "trainer/train/batch_norm.hpp"
 #include "trainer/train/gradients.hpp"
@@ -19,26 +18,11 @@
 
 using namespace dtrain::train;
 using test::contains;
+using test::holds;
 using test::launch;
 using test::message_of;
 using test::read_file;
 using test::TemporaryFolder;
-
-namespace {
-
-void holds(const std::string& job, int ranks, const std::vector<std::string>& transports) {
-  for (const std::string& transport : transports) {
-    CAPTURE(transport);
-    const TemporaryFolder folder;
-    const auto exits = launch(job, ranks, folder.path(), {{"DTRAIN_TRANSPORT", transport}});
-    for (std::size_t rank = 0; rank < exits.size(); ++rank) {
-      CHECK_MESSAGE(exits[rank].code == 0,
-                    read_file(folder / ("rank-" + std::to_string(rank) + ".log")));
-    }
-  }
-}
-
-}  // namespace
 
 TEST_CASE("synchronized batch norm is that of the joined batch, uneven shares too") {
   holds("sync_norm", 3, {"shared_memory", "gloo"});

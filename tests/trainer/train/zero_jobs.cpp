@@ -6,6 +6,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "tests/trainer/support/require.hpp"
 #include "tests/trainer/train/jobs.hpp"
 #include "tests/trainer/train/small_model.hpp"
 #include "trainer/core/error.hpp"
@@ -17,10 +18,6 @@
 
 namespace dtrain::train::test {
 namespace {
-
-void require(bool condition, const std::string& what) {
-  if (!condition) throw std::runtime_error("not so: " + what);
-}
 
 template <typename Body>
 std::string message_of(Body body) {
@@ -34,12 +31,6 @@ std::string message_of(Body body) {
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
-}
-
-Examples share_of(const Context& context, const Examples& all) {
-  const std::int64_t size = all.inputs.size(0) / context.world_size();
-  return {all.inputs.narrow(0, context.rank() * size, size),
-          all.labels.narrow(0, context.rank() * size, size)};
 }
 
 // So large that its matrices are cut among three ranks, with an odd rest, and its biases are not.

@@ -10,32 +10,10 @@
 #include "trainer/train/gradients.hpp"
 
 using namespace dtrain::train;
+using test::holds;
 using test::launch;
 using test::read_file;
 using test::TemporaryFolder;
-
-namespace {
-
-using Variables = std::map<std::string, std::string>;
-
-void holds(const std::string& job, int ranks, const std::filesystem::path& folder,
-           const Variables& env) {
-  const auto exits = launch(job, ranks, folder, env);
-  for (std::size_t rank = 0; rank < exits.size(); ++rank) {
-    CHECK_MESSAGE(exits[rank].code == 0,
-                  read_file(folder / ("rank-" + std::to_string(rank) + ".log")));
-  }
-}
-
-void holds(const std::string& job, int ranks, const std::vector<std::string>& transports) {
-  for (const std::string& transport : transports) {
-    CAPTURE(transport);
-    const TemporaryFolder folder;
-    holds(job, ranks, folder.path(), {{"DTRAIN_TRANSPORT", transport}});
-  }
-}
-
-}  // namespace
 
 TEST_CASE("ZeRO trains bit for bit as each optimizer alone does") {
   holds("zero_equal", 3, {"shared_memory", "gloo"});
