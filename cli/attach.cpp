@@ -13,7 +13,7 @@
 namespace dtrain::cli {
 namespace {
 
-struct Options {
+struct AttachFlags {
   std::string file;
   std::string node;
   Multiplexer multiplexer;
@@ -21,7 +21,7 @@ struct Options {
   bool start = false;
 };
 
-int run_attach(Context& context, const Options& options) {
+int run_attach(Context& context, const AttachFlags& options) {
   if (!options.file.empty()) choose_and_start(context, options.file, options.start);
   if (::isatty(STDIN_FILENO) != 1) {
     throw Error(ErrorCode::usage, "attach needs a terminal").with_hint("dtrain exec -- COMMAND");
@@ -38,11 +38,12 @@ int run_attach(Context& context, const Options& options) {
 }  // namespace
 
 Verb add_attach(CLI::App& root) {
-  auto options = std::make_shared<Options>();
-  CLI::App* app = add_verb(root, "attach", "A login shell on a node (default: the head's)",
-                           "  dtrain attach\n"
-                           "  dtrain attach --node node-1\n"
-                           "  dtrain attach --tmux           what runs there goes on without you\n");
+  auto options = std::make_shared<AttachFlags>();
+  CLI::App* app =
+      add_verb(root, "attach", "A login shell on a node (default: the head's)",
+               "  dtrain attach\n"
+               "  dtrain attach --node node-1\n"
+               "  dtrain attach --tmux           what runs there goes on without you\n");
   app->add_option("file", options->file, "The cluster YAML, in place of -c")
       ->type_name("CLUSTER.yaml");
   app->add_option("--node", options->node, "On this node")->type_name("NODE");

@@ -4,6 +4,7 @@
 #include "cli/context.hpp"
 #include "cli/staging.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/files.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/text.hpp"
 
@@ -65,7 +66,7 @@ int run_bundle(Context& context, const std::string& program) {
       stays.push_back({file.name, file.reason});
     }
   }
-  std::string text = paint(printable(plan.program.string(), false), Color::bold, color) + ": ";
+  std::string text = paint(printable_path(plan.program), Color::bold, color) + ": ";
   if (plan.wanted) {
     text += "these go along, " + human_bytes(size) + ", once for all jobs\n" +
             table({"LIBRARY", "SIZE", "WHY", "FROM"}, goes, color);

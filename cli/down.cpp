@@ -19,7 +19,7 @@
 namespace dtrain::cli {
 namespace {
 
-struct Options {
+struct DownFlags {
   std::string file;
   bool yes = false;
   bool keep_files = false;
@@ -86,7 +86,7 @@ DownSurvey survey_with_lines(const Context& context, const std::string& name, Re
   return survey;
 }
 
-int run_down(Context& context, const Options& options) {
+int run_down(Context& context, const DownFlags& options) {
   if (!options.file.empty()) choose_by_yaml(context, options.file, true);
   std::string name;
   try {
@@ -177,13 +177,13 @@ int run_down(Context& context, const Options& options) {
 }  // namespace
 
 int take_down(Context& context) {
-  Options options;
+  DownFlags options;
   options.yes = true;
   return run_down(context, options);
 }
 
 Verb add_down(CLI::App& root) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<DownFlags>();
   CLI::App* app = add_verb(root, "down", "Stop everything, give all nodes back, and show it",
                            "  dtrain down\n"
                            "  dtrain down -y --keep-files\n");

@@ -15,7 +15,7 @@
 namespace dtrain::cli {
 namespace {
 
-struct Options {
+struct DrainFlags {
   std::string node;
   bool undo = false;
   bool detach = false;
@@ -51,7 +51,7 @@ int finish(const Context& context, const std::string& name, const std::string& s
   return 0;
 }
 
-int run_drain(Context& context, const Options& options) {
+int run_drain(Context& context, const DrainFlags& options) {
   const wire::ApiClient client = context.client();
   Signals signals({SIGINT, SIGTERM});
   const std::string back =
@@ -104,7 +104,7 @@ int run_drain(Context& context, const Options& options) {
 }  // namespace
 
 Verb add_drain(CLI::App& root) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<DrainFlags>();
   CLI::App* app =
       add_verb(root, "drain", "Give a node no new ranks and wait until those that run have ended",
                "  dtrain drain node-2            wait; Ctrl-C stops the waiting alone\n"

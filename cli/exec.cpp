@@ -18,7 +18,7 @@
 namespace dtrain::cli {
 namespace {
 
-struct Options {
+struct ExecFlags {
   std::vector<std::string> words;
   std::vector<std::string> nodes;
   bool all = false;
@@ -30,7 +30,7 @@ struct Options {
   std::string workdir;
 };
 
-int run_exec(Context& context, Options options) {
+int run_exec(Context& context, ExecFlags options) {
   if (options.all && !options.nodes.empty()) {
     throw Error(ErrorCode::usage, "--all and --node exclude each other");
   }
@@ -76,7 +76,7 @@ int run_exec(Context& context, Options options) {
 }  // namespace
 
 Verb add_exec(CLI::App& root) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ExecFlags>();
   CLI::App* app = add_verb(root, "exec", "Run a command on nodes (default: the head's)",
                            "  dtrain exec -- nvidia-smi -L\n"
                            "  dtrain exec --all -- df -h /\n"

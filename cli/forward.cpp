@@ -30,7 +30,7 @@ namespace {
 
 using What = wire::ApiStream::What;
 
-constexpr int kTries = 6;  // of one connection, while the way to the head comes back
+constexpr int kConnectionTries = 6;  // of one connection, while the way to the head comes back
 constexpr std::chrono::milliseconds kFirstPause{200};
 
 int port_in(const std::string& text, int least) {
@@ -236,7 +236,7 @@ struct Forwarding::Impl {
         const std::lock_guard lock(opening);
         return (attempt == 1 ? context.client() : context.new_client()).open(target);
       } catch (const Error& error) {
-        if (error.code() != ErrorCode::unreachable || attempt == kTries) throw;
+        if (error.code() != ErrorCode::unreachable || attempt == kConnectionTries) throw;
       }
       std::this_thread::sleep_for(pause);
       pause *= 2;

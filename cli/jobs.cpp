@@ -9,12 +9,12 @@
 namespace dtrain::cli {
 namespace {
 
-constexpr std::size_t kNamed = 5;
+constexpr std::size_t kJobsInMessage = 5;
 
 std::string ids_of(const std::vector<const nlohmann::json*>& jobs) {
   std::vector<std::string> ids;
   for (const nlohmann::json* job : jobs) {
-    if (ids.size() == kNamed) {
+    if (ids.size() == kJobsInMessage) {
       ids.push_back("…");
       break;
     }

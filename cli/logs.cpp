@@ -12,7 +12,7 @@
 namespace dtrain::cli {
 namespace {
 
-struct Options {
+struct LogsFlags {
   std::string job;
   std::string node;
   bool setup = false;
@@ -25,13 +25,13 @@ struct Options {
   std::optional<int> tail;
 };
 
-SetupOutput setup_output(const Context& context, const Options& options) {
+SetupOutput setup_output(const Context& context, const LogsFlags& options) {
   if (options.setup) return SetupOutput::alone;
   const bool chosen = options.rank || options.out || options.err;
   return options.follow && !chosen && !context.globals.quiet ? SetupOutput::too : SetupOutput::none;
 }
 
-int run_logs(Context& context, const Options& options) {
+int run_logs(Context& context, const LogsFlags& options) {
   if (options.out && options.err) {
     throw Error(ErrorCode::usage, "--stdout and --stderr exclude each other")
         .with_hint("without either, both are shown");
@@ -73,7 +73,7 @@ int run_logs(Context& context, const Options& options) {
 }  // namespace
 
 Verb add_logs(CLI::App& root) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<LogsFlags>();
   CLI::App* app = add_verb(root, "logs", "Show what the ranks of a job wrote",
                            "  dtrain logs                    of the newest job\n"
                            "  dtrain logs -f mnist           follow; Ctrl-C leaves the job alone\n"

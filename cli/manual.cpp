@@ -135,7 +135,9 @@ Verb add_man(CLI::App& root) {
   app->add_option("folder", *folder, "Where to")->type_name("DIR")->required();
   return {app,
           [folder, app](Context&) {
-            fs::create_directories(*folder);
+            std::error_code failed;
+            fs::create_directories(*folder, failed);
+            if (failed) throw errno_error("cannot make " + printable_path(*folder), failed.value());
             for (const auto& [name, text] : manual_pages(*app->get_parent())) {
               write_file_atomic(fs::path(*folder) / name, text, 0644);
             }

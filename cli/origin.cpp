@@ -8,6 +8,7 @@
 
 #include "cli/jobs.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/files.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/manifest.hpp"
 #include "launcher/files/snapshot.hpp"
@@ -17,7 +18,7 @@ namespace dtrain::cli {
 namespace {
 
 constexpr std::size_t kManifestLimit = std::size_t{64} << 20;  // bytes
-constexpr std::size_t kNamed = 8;                              // checkpoints in a message
+constexpr std::size_t kShownCheckpoints = 8;                   // checkpoints in a message
 
 bool is_path(const std::string& text) {
   return text.find('/') != std::string::npos || text == "." || text == "..";
@@ -40,8 +41,8 @@ std::pair<std::string, std::optional<int>> split_number(const std::string& text)
 
 // Error that says what is there instead, when it is a folder with checkpoints in it.
 Error no_checkpoint(const fs::path& folder) {
-  Error error(ErrorCode::not_found, printable(folder.string(), false) +
-                                        " is no committed checkpoint: it has no manifest");
+  Error error(ErrorCode::not_found,
+              printable_path(folder) + " is no committed checkpoint: it has no manifest");
   std::vector<std::string> inside;
   std::error_code none;
   for (const fs::path& below : {folder, folder / "checkpoints"}) {
@@ -58,7 +59,7 @@ StartCheckpoint from_folder(const std::string& text, const std::string& here) {
   const fs::path folder = (fs::path(here) / text).lexically_normal();
   const auto manifest = read_file_if_there(folder / "manifest.json", kManifestLimit);
   if (!manifest) throw no_checkpoint(folder);
-  while_doing("reading the checkpoint " + printable(folder.string(), false), [&] {
+  while_doing("reading the checkpoint " + printable_path(folder), [&] {
     const nlohmann::json json = wire::parse_json(*manifest, "manifest.json", kManifestLimit);
     if (wire::get_string(json, "format") != "dtrain-checkpoint") {
       throw Error(ErrorCode::invalid, "its manifest is not of a checkpoint");
@@ -86,7 +87,7 @@ StartCheckpoint from_job(const wire::ApiClient& client, const std::string& text)
   }
   if (found) return start;
   if (there.empty()) throw Error(ErrorCode::not_found, start.job + " has no checkpoint");
-  if (there.size() > kNamed) there.erase(there.begin(), there.end() - kNamed);
+  if (there.size() > kShownCheckpoints) there.erase(there.begin(), there.end() - kShownCheckpoints);
   throw Error(ErrorCode::not_found,
               start.job + " has no checkpoint " + std::to_string(number.value_or(0)))
       .with_hint("the newest that it has: " + join(there, ", "));

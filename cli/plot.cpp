@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kPoints = 2000;  // of each curve of a picture
 
-struct Options {
+struct PlotFlags {
   std::vector<std::string> jobs;
   std::vector<std::string> metrics;
   std::string output;
@@ -43,7 +43,7 @@ std::string short_number(double value) {
   return text;
 }
 
-int run_plot(Context& context, const Options& options) {
+int run_plot(Context& context, const PlotFlags& options) {
   PlotKind kind = PlotKind::terminal;
   if (!options.output.empty()) {
     const auto known = plot_kind_of(options.output);
@@ -224,7 +224,7 @@ void run_gnuplot(const std::string& script) {
 }
 
 Verb add_plot(CLI::App& root) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<PlotFlags>();
   CLI::App* app = add_verb(root, "plot", "Draw a job's metrics over its steps, several in one",
                            "  dtrain plot\n"
                            "  dtrain plot mnist-a mnist-b --metric loss -o loss.svg\n");

@@ -10,13 +10,13 @@
 namespace dtrain::cli {
 namespace {
 
-struct Options {
+struct PruneFlags {
   bool dry_run = false;
 };
 
 constexpr std::chrono::seconds kLimit{90};  // longer than the head waits for its nodes
 
-int run_prune(Context& context, const Options& options) {
+int run_prune(Context& context, const PruneFlags& options) {
   const wire::ApiClient client = context.client();
   const nlohmann::json answer = client.post("/v1/prune", {{"dry_run", options.dry_run}}, kLimit);
   bool complete = true;
@@ -49,7 +49,7 @@ int run_prune(Context& context, const Options& options) {
 }  // namespace
 
 Verb add_prune(CLI::App& root) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<PruneFlags>();
   CLI::App* app = add_verb(root, "prune",
                            "Give disk back on all nodes: files of jobs that no job needs any more",
                            "  dtrain prune --dry-run         what would go, by node\n"

@@ -21,7 +21,7 @@
 namespace dtrain::cli {
 namespace {
 
-struct Options {
+struct PullFlags {
   std::string job;
   std::string output;
   bool checkpoints = false;
@@ -29,7 +29,7 @@ struct Options {
   bool best = false;
 };
 
-constexpr int kTries = 5;
+constexpr int kDownloadTries = 5;
 constexpr std::size_t kAhead = 256;  // files that are looked at before the first of them is here
 
 // "checkpoint_000003" of the job's best checkpoint.
@@ -48,14 +48,14 @@ bool has_component(const std::string& path, const std::string& name) {
   return false;
 }
 
-bool is_wanted(const std::string& path, bool checkpoint, const Options& options,
+bool is_wanted(const std::string& path, bool checkpoint, const PullFlags& options,
                const std::string& best) {
   if (!options.checkpoints && !options.logs && !options.best) return true;
   return (options.logs && !checkpoint) || (options.checkpoints && checkpoint) ||
          (options.best && checkpoint && has_component(path, best));
 }
 
-std::vector<RemoteFile> wanted_files(const nlohmann::json& list, const Options& options,
+std::vector<RemoteFile> wanted_files(const nlohmann::json& list, const PullFlags& options,
                                      const std::string& best) {
   std::vector<RemoteFile> files;
   for (const nlohmann::json& entry : list) {
@@ -72,7 +72,7 @@ std::vector<RemoteFile> wanted_files(const nlohmann::json& list, const Options& 
 }
 
 // What the head has of the job and cannot read, as far as it was asked for.
-std::vector<std::string> troubles(const nlohmann::json& answer, const Options& options,
+std::vector<std::string> troubles(const nlohmann::json& answer, const PullFlags& options,
                                   const std::string& best) {
   std::vector<std::string> found;
   for (const nlohmann::json& row : child(answer, "troubles")) {
@@ -164,7 +164,7 @@ void Puller::fetch(Incoming& file) {
       return;
     } catch (const Error& error) {
       // A head that is started again meanwhile: go on where the bytes stopped.
-      if (error.code() != ErrorCode::unreachable || attempt == kTries) throw;
+      if (error.code() != ErrorCode::unreachable || attempt == kDownloadTries) throw;
       ::usleep(200000U * static_cast<unsigned>(attempt));
     }
   }
@@ -221,7 +221,7 @@ void Puller::pull(const std::vector<RemoteFile>& files) {
   screen_.flush();
 }
 
-int run_pull(Context& context, const Options& options) {
+int run_pull(Context& context, const PullFlags& options) {
   const wire::ApiClient client = context.client();
   const std::string id = wire::get_string(find_job(client, options.job, DefaultJob::newest), "job");
   const std::string best = options.best ? best_folder(client.get(job_target(id))) : "";
@@ -254,7 +254,7 @@ int run_pull(Context& context, const Options& options) {
 }  // namespace
 
 Verb add_pull(CLI::App& root) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<PullFlags>();
   CLI::App* app = add_verb(root, "pull", "Bring a job's checkpoints and logs here",
                            "  dtrain pull                    all of the newest job\n"
                            "  dtrain pull mnist --best -o ./model\n"

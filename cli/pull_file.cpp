@@ -17,8 +17,8 @@
 namespace dtrain::cli {
 namespace {
 
-constexpr std::size_t kSettleFiles = 1000;
-constexpr std::uint64_t kSettleBytes = std::uint64_t{64} << 20;
+constexpr std::size_t kNameFiles = 1000;
+constexpr std::uint64_t kNameBytes = std::uint64_t{64} << 20;
 
 std::optional<std::uint64_t> size_of(const fs::path& file) {
   struct stat status {};
@@ -143,7 +143,7 @@ void Incoming::start_over() {
 void Arrivals::add(const Incoming& file) {
   waiting_.push_back({file.part(), file.target()});
   bytes_ += file.file().size;
-  if (waiting_.size() >= kSettleFiles || bytes_ >= kSettleBytes) name_all();
+  if (waiting_.size() >= kNameFiles || bytes_ >= kNameBytes) name_all();
 }
 
 void Arrivals::name_all() {

@@ -15,7 +15,7 @@
 namespace dtrain::cli {
 namespace {
 
-struct Options {
+struct RayFlags {
   std::string file;
   std::string from;
   std::string to;
@@ -24,8 +24,8 @@ struct Options {
   int lines = 100;
 };
 
-std::shared_ptr<Options> with_file(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+std::shared_ptr<RayFlags> with_file(CLI::App& app) {
+  auto options = std::make_shared<RayFlags>();
   app.add_option("file", options->file, "The cluster YAML, in place of -c")
       ->type_name("CLUSTER.yaml");
   add_ray_flags(app);
@@ -33,7 +33,7 @@ std::shared_ptr<Options> with_file(CLI::App& app) {
 }
 
 // A word that is no cluster YAML is the first of those behind it.
-void choose(Context& context, Options& options) {
+void choose(Context& context, RayFlags& options) {
   if (options.file.empty()) return;
   if (names_cluster_yaml(options.file)) {
     choose_by_yaml(context, options.file);
@@ -47,7 +47,7 @@ void choose(Context& context, Options& options) {
 }
 
 // Addresses as this machine knows the nodes.
-int print_addresses(Context& context, Options& options, bool head) {
+int print_addresses(Context& context, RayFlags& options, bool head) {
   choose(context, options);
   const std::string name = context.cluster();
   const auto state = load_cluster(name);

@@ -247,8 +247,7 @@ int RemoteRun::run() {
 }  // namespace
 
 int run_remote(const Context& context, const RemoteCommand& command) {
-  RemoteRun session(context, command);
-  return session.run();
+  return RemoteRun(context, command).run();
 }
 
 }  // namespace dtrain::cli

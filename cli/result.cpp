@@ -9,7 +9,7 @@
 namespace dtrain::cli {
 namespace {
 
-struct Options {
+struct ResultFlags {
   std::string job;
 };
 
@@ -30,7 +30,7 @@ std::string checkpoint_line(const nlohmann::json& checkpoint) {
   return line;
 }
 
-int run_result(Context& context, const Options& options) {
+int run_result(Context& context, const ResultFlags& options) {
   const wire::ApiClient client = context.client();
   const std::string id = wire::get_string(find_job(client, options.job, DefaultJob::newest), "job");
   const nlohmann::json job = client.get(job_target(id));
@@ -110,7 +110,7 @@ int run_result(Context& context, const Options& options) {
 }  // namespace
 
 Verb add_result(CLI::App& root) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ResultFlags>();
   CLI::App* app =
       add_verb(root, "result", "Show how a job ended: metrics, checkpoints, the root cause",
                "  dtrain result\n"

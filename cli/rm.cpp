@@ -11,12 +11,12 @@
 namespace dtrain::cli {
 namespace {
 
-struct Options {
+struct RmFlags {
   std::vector<std::string> jobs;
   bool yes = false;
 };
 
-int run_rm(Context& context, const Options& options) {
+int run_rm(Context& context, const RmFlags& options) {
   const wire::ApiClient client = context.client();
   const nlohmann::json answer = client.get("/v1/jobs");
   const nlohmann::json& known = wire::member(answer, "jobs");
@@ -63,7 +63,7 @@ int run_rm(Context& context, const Options& options) {
 }  // namespace
 
 Verb add_rm(CLI::App& root) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<RmFlags>();
   CLI::App* app = add_verb(
       root, "rm", "Forget jobs that have ended: records, logs, checkpoints in the head's storage",
       "  dtrain rm mnist-k3x7qa\n");

@@ -10,7 +10,7 @@
 namespace dtrain::cli {
 namespace {
 
-struct Options {
+struct StatusFlags {
   std::string file;
   bool all = false;
 };
@@ -46,7 +46,7 @@ std::string why(const nlohmann::json& job) {
   return progress.empty() ? reason : progress;
 }
 
-int run_status(Context& context, const Options& options) {
+int run_status(Context& context, const StatusFlags& options) {
   if (!options.file.empty()) choose_by_yaml(context, options.file);
   const wire::ApiClient client = context.client();
   const nlohmann::json status = client.get("/v1/status");
@@ -125,7 +125,7 @@ int run_status(Context& context, const Options& options) {
 }  // namespace
 
 Verb add_status(CLI::App& root) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<StatusFlags>();
   CLI::App* app = add_verb(root, "status", "Show the nodes, the jobs, and why a job waits",
                            "  dtrain status\n"
                            "  dtrain status -v              with folders and logs\n"

@@ -10,13 +10,13 @@
 namespace dtrain::cli {
 namespace {
 
-struct Options {
+struct StopFlags {
   std::string job;
   bool detach = false;
   std::optional<int> grace_s;
 };
 
-int run_stop(Context& context, const Options& options) {
+int run_stop(Context& context, const StopFlags& options) {
   const wire::ApiClient client = context.client();
   const nlohmann::json answer = client.get("/v1/jobs");
   const nlohmann::json& known = wire::member(answer, "jobs");
@@ -52,7 +52,7 @@ int run_stop(Context& context, const Options& options) {
 }  // namespace
 
 Verb add_stop(CLI::App& root) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<StopFlags>();
   CLI::App* app = add_verb(root, "stop", "Stop a job and wait until none of its processes is left",
                            "  dtrain stop mnist-k3x7qa\n"
                            "  dtrain stop mnist              the newest of that name that runs\n"

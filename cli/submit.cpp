@@ -28,7 +28,7 @@
 namespace dtrain::cli {
 namespace {
 
-struct Options {
+struct SubmitFlags {
   std::vector<std::string> files;
   bool detach = false;
   bool dry_run = false;
@@ -62,7 +62,7 @@ struct Wanted {
 };
 
 // Ray's form: the cluster's YAML first, then the program and its arguments.
-CommandWords take_ray_form(Context& context, const Options& options) {
+CommandWords take_ray_form(Context& context, const SubmitFlags& options) {
   const std::string& yaml = options.files.front();
   const std::vector<std::string> words(options.files.begin() + 1, options.files.end());
   std::optional<CommandWords> command = command_words(context.tail, words);
@@ -82,7 +82,7 @@ CommandWords take_ray_form(Context& context, const Options& options) {
   return *command;
 }
 
-Wanted wanted(Context& context, const Options& options) {
+Wanted wanted(Context& context, const SubmitFlags& options) {
   const std::vector<std::string>& files = options.files;
   if (files.empty()) {
     Wanted command{"", command_words(context.tail, {})};
@@ -111,7 +111,7 @@ Wanted wanted(Context& context, const Options& options) {
   return {first, command_words(context.tail, words)};
 }
 
-JobSpec make_spec(const Context& context, const Options& options, const Wanted& what,
+JobSpec make_spec(const Context& context, const SubmitFlags& options, const Wanted& what,
                   const std::optional<ResumedJob>& resumed) {
   JobSpec spec;
   if (resumed) spec = resumed->spec;
@@ -259,7 +259,7 @@ void use_local(Context& context) {
   if (!current_cluster()) set_current_cluster("local");
 }
 
-int run_submit(Context& context, const Options& options) {
+int run_submit(Context& context, const SubmitFlags& options) {
   heed_torchrun_flags(context, options.torchrun);
   const OriginFlags& origin = options.origin;
   if (!origin.resume.empty() && !origin.from_checkpoint.empty()) {
@@ -324,7 +324,7 @@ int run_submit(Context& context, const Options& options) {
 }  // namespace
 
 Verb add_submit(CLI::App& root) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<SubmitFlags>();
   CLI::App* app = add_verb(
       root, "submit", "Queue a job and follow it to its end",
       "  dtrain submit train_job.yaml\n"

@@ -23,7 +23,7 @@
 namespace dtrain::cli {
 namespace {
 
-struct Options {
+struct UpFlags {
   std::string file;
   bool yes = false;
   bool dry_run = false;
@@ -62,7 +62,7 @@ const char* action_name(UpAction action) {
 
 // What the command line asks for: a file, or what is current or named as it was asked for, or this
 // machine.
-ClusterSpec spec_of(const Context& context, const Options& options) {
+ClusterSpec spec_of(const Context& context, const UpFlags& options) {
   ClusterSpec spec;
   if (options.file.empty()) {
     std::string name = context.globals.cluster;
@@ -171,7 +171,7 @@ void warn_of_local(const Context& context, const ClusterSpec& spec) {
                join(unused, ", "));
 }
 
-int run_up(Context& context, const Options& options) {
+int run_up(Context& context, const UpFlags& options) {
   const auto begin = std::chrono::steady_clock::now();
   const ClusterSpec spec = spec_of(context, options);
   if (options.workers) {
@@ -304,7 +304,7 @@ ClusterSpec choose_and_start(Context& context, const std::string& path, bool sta
 }
 
 Verb add_up(CLI::App& root) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<UpFlags>();
   CLI::App* app = add_verb(root, "up", "Bring a cluster up: its nodes, an agent on each, a head",
                            "  dtrain up configs/local.yaml\n"
                            "  dtrain up                      again, as last time\n");

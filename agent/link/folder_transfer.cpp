@@ -25,9 +25,9 @@ std::string read_piece(const fs::path& path, std::uint64_t offset, std::size_t s
     const ssize_t some =
         ::pread(fd.get(), bytes.data() + got, size - got, static_cast<off_t>(offset + got));
     if (some < 0 && errno == EINTR) continue;
-    if (some < 0) throw errno_error("cannot read " + printable(path.string(), false), errno);
+    if (some < 0) throw errno_error("cannot read " + printable_path(path), errno);
     if (some == 0) {
-      throw Error(ErrorCode::conflict, printable(path.string(), false) + " has become shorter");
+      throw Error(ErrorCode::conflict, printable_path(path) + " has become shorter");
     }
     got += static_cast<std::size_t>(some);
   }

@@ -99,13 +99,16 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
   }
 
   // Starts a supervisor for what is told; of a repeat nothing but a new connection comes.
-  void start(const wire::StartAttempt& told, wire::AttemptSpec spec) {
+  void start(const wire::StartAttempt& told) {
     if (state_ == AttemptState::preparing) return;
     if (start_error_) return send_start_error();  // the head has not heard it
     heard(AttemptNews::told);
-    if (state_ != AttemptState::preparing) {
-      connect();
-      return;
+    if (state_ != AttemptState::preparing) return connect();
+    wire::AttemptSpec spec = told.spec;
+    try {
+      if (owner_->hooks_.complete) owner_->hooks_.complete(spec);
+    } catch (const Error& error) {
+      return start_failed(error);
     }
     owner_->files_.add([self = shared_from_this(), node = owner_->root_,
                         agent = owner_->agent_binary_, executor = owner_->executor_,
@@ -121,6 +124,7 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
     });
   }
 
+ private:
   void start_failed(Error error) {
     error.while_doing("starting attempt " + std::to_string(key_.second) + " of " +
                       key_.first.str());
@@ -130,7 +134,6 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
     mark_done();
   }
 
- private:
   void send_start_error() {
     owner_->hooks_.send(wire::StartFailed{key_.first, key_.second, *start_error_});
   }
@@ -452,14 +455,7 @@ void Attempts::head_joined() {
 }
 
 void Attempts::start(const wire::StartAttempt& start) {
-  wire::AttemptSpec spec = start.spec;
-  const auto found = link({spec.job, spec.attempt});
-  try {
-    if (hooks_.complete) hooks_.complete(spec);
-    found->start(start, std::move(spec));
-  } catch (const Error& error) {
-    found->start_failed(error);
-  }
+  link({start.spec.job, start.spec.attempt})->start(start);
 }
 
 void Attempts::command(const wire::ToSupervisor& command) {

@@ -27,8 +27,8 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kFirstRetry = 50ms;
-constexpr auto kLastRetry = 5s;
+constexpr auto kFirstFetchRetry = 50ms;
+constexpr auto kLastFetchRetry = 5s;
 constexpr int kBadRounds = 3;  // that bring nothing new
 
 // Above what is wanted: the attempt's own files, logs and the like.
@@ -190,7 +190,7 @@ asio::awaitable<void> fetch_content(std::shared_ptr<FetchJob> job) {
   adopt_from_head(*job, store);
   if (content_is_here(store, job->content)) co_return;
   asio::steady_timer timer(co_await asio::this_coro::executor);
-  std::chrono::milliseconds pause = kFirstRetry;
+  std::chrono::milliseconds pause = kFirstFetchRetry;
   int damaged = 0;
   while (true) {
     std::optional<Error> trouble;
@@ -207,7 +207,7 @@ asio::awaitable<void> fetch_content(std::shared_ptr<FetchJob> job) {
     timer.expires_after(pause);
     boost::system::error_code ignored;
     co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
-    pause = std::min<std::chrono::milliseconds>(pause * 2, kLastRetry);
+    pause = std::min<std::chrono::milliseconds>(pause * 2, kLastFetchRetry);
     check_stop(*job);
   }
 }

@@ -44,8 +44,8 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kFirstRetry = 20ms;
-constexpr auto kLastRetry = 5s;
+constexpr auto kFirstDialRetry = 20ms;
+constexpr auto kLastDialRetry = 5s;
 constexpr auto kLookAtCertificate = 1h;
 
 class Agent {
@@ -163,7 +163,7 @@ class Agent {
   }
 
   asio::awaitable<void> stay_connected() {
-    std::chrono::milliseconds wait = kFirstRetry;
+    std::chrono::milliseconds wait = kFirstDialRetry;
     std::string last_trouble;
     asio::steady_timer timer(context_);
     while (true) {
@@ -179,7 +179,7 @@ class Agent {
       pairs_.close_all();
       // Said once, not at each try.
       if (was_in) {
-        wait = kFirstRetry;
+        wait = kFirstDialRetry;
         log::warn("lost the head", {{"reason", trouble}});
         last_trouble.clear();
       } else if (trouble != last_trouble) {
@@ -189,7 +189,7 @@ class Agent {
       timer.expires_after(wait);
       error_code ignored;
       co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
-      wait = std::min<std::chrono::milliseconds>(wait * 2, kLastRetry);
+      wait = std::min<std::chrono::milliseconds>(wait * 2, kLastDialRetry);
     }
   }
 

@@ -1,7 +1,5 @@
 #include "agent/session/systemd.hpp"
 
-#include <unistd.h>
-
 #include <cstdlib>
 
 #include "agent/session/host.hpp"

@@ -1,6 +1,5 @@
 #include "agent/supervise/attempt_processes.hpp"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
@@ -8,10 +7,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <map>
-#include <memory>
 
 #include "launcher/core/process_table.hpp"
 #include "launcher/core/unique_fd.hpp"
@@ -49,12 +46,9 @@ bool read_stat(pid_t pid, Stat& stat) {
 
 std::vector<pid_t> descendants() {
   std::multimap<pid_t, pid_t> children;
-  const std::unique_ptr<DIR, int (*)(DIR*)> proc(::opendir("/proc"), ::closedir);
-  if (!proc) return {};
-  while (const dirent* entry = ::readdir(proc.get())) {
-    const pid_t pid = std::atoi(entry->d_name);  // 0 for what is no number
+  for (const pid_t pid : other_pids()) {
     Stat stat;
-    if (pid > 0 && read_stat(pid, stat) && !stat.ended()) children.emplace(stat.parent, pid);
+    if (read_stat(pid, stat) && !stat.ended()) children.emplace(stat.parent, pid);
   }
   std::vector<pid_t> found{::getpid()};
   for (std::size_t i = 0; i < found.size(); ++i) {

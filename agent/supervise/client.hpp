@@ -8,10 +8,10 @@
 
 #include "agent/supervise/lock.hpp"
 #include "launcher/core/paths.hpp"
-#include "launcher/core/unique_fd.hpp"
 #include "launcher/wire/attempt.hpp"
 
-// What the node agent needs of supervisors: to find one, to reach it, and to clean up after it.
+// What the node agent needs of supervisors: to start one, to read how it ended, and to
+// clean up after it.
 namespace dtrain::supervise {
 
 // Starts `agent supervise`, which inherits the lock; the caller lets go of his own. Returns its

@@ -28,6 +28,7 @@ namespace {
 
 constexpr std::chrono::seconds kWatchEnd{2};
 constexpr std::chrono::seconds kKilled{5};
+constexpr std::chrono::seconds kExecLimit{1};  // for what is in the middle of exec
 constexpr std::chrono::seconds kVersionLimit{10};
 constexpr std::size_t kProgramLimit = std::size_t{1} << 30;
 
@@ -45,15 +46,9 @@ std::string basename_of(const std::string& path) {
   return slash == std::string::npos ? path : path.substr(slash + 1);
 }
 
-std::vector<std::string> read_words(const std::string& file) {
-  try {
-    std::string text = read_file(file, std::size_t{4} << 20);
-    if (!text.empty() && text.back() == '\0') text.pop_back();
-    if (text.empty()) return {};
-    return split(text, '\0');
-  } catch (const Error&) {
-    return {};  // gone, or another user's
-  }
+std::vector<std::string> words_of(std::string text) {
+  if (!text.empty() && text.back() == '\0') text.pop_back();
+  return text.empty() ? std::vector<std::string>() : split(text, '\0');
 }
 
 // Role and root of an agent of the cluster.
@@ -89,6 +84,22 @@ bool marked(const std::vector<std::string>& env, const std::string& mark,
   });
 }
 
+// With what it is and, of an agent, its root; without where it is nothing of the cluster.
+FoundProcess what_is(const std::vector<std::string>& argv, const std::vector<std::string>& env,
+                     const std::string& folder) {
+  FoundProcess process;
+  if (const auto role = role_in(argv, folder)) {
+    std::tie(process.what, process.root) = *role;
+  } else if (rank_of(env, folder)) {
+    process.what = "rank";
+  } else if (marked(env, "DTRAIN_EXEC_ROOT=", folder)) {  // agent/node/exec.hpp
+    process.what = "exec";
+  } else if (marked(env, std::string(kSetupMark) + "=", folder)) {
+    process.what = "command";
+  }
+  return process;
+}
+
 // What the attempt's supervisor wrote down; empty when there is none, or it was of another boot or
 // cannot be this attempt's.
 fs::path recorded_cgroup(const fs::path& attempt, const std::string& boot) {
@@ -110,33 +121,29 @@ bool is_role(const FoundProcess& process) {
 
 std::vector<FoundProcess> cluster_processes(const fs::path& below_it) {
   const std::string folder = below_it.string();
+  const auto until = std::chrono::steady_clock::now() + kExecLimit;
   std::vector<FoundProcess> found;
-  for (const pid_t pid : other_pids()) {
-    const fs::path entry = "/proc/" + std::to_string(pid);
-    struct stat owner {};
-    if (::stat(entry.c_str(), &owner) != 0 || owner.st_uid != ::geteuid()) continue;
-    FoundProcess process;
-    process.pid = pid;
-    if (const auto role = role_in(read_words(entry.string() + "/cmdline"), folder)) {
-      std::tie(process.what, process.root) = *role;
-    } else {
-      const std::vector<std::string> env = read_words(entry.string() + "/environ");
-      if (rank_of(env, folder)) {
-        process.what = "rank";
-      } else if (marked(env, "DTRAIN_EXEC_ROOT=", folder)) {  // agent/node/exec.hpp
-        process.what = "exec";
-      } else if (marked(env, std::string(kSetupMark) + "=", folder)) {
-        process.what = "command";
-      } else {
-        continue;
+  std::vector<pid_t> unknown = other_pids();
+  while (true) {
+    std::erase_if(unknown, [&](pid_t pid) {
+      struct stat owner {};
+      if (::stat(("/proc/" + std::to_string(pid)).c_str(), &owner) != 0 ||
+          owner.st_uid != ::geteuid()) {
+        return true;
       }
-    }
-    if (const auto started = start_time(pid)) {
+      const std::optional<std::string> env = environment_of(pid);
+      if (!env) return false;
+      FoundProcess process = what_is(words_of(arguments_of(pid)), words_of(*env), folder);
+      const auto started = start_time(pid);
+      if (process.what.empty() || !started) return true;
+      process.pid = pid;
       process.start_time = *started;
       found.push_back(std::move(process));
-    }
+      return true;
+    });
+    if (unknown.empty() || std::chrono::steady_clock::now() >= until) return found;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
-  return found;
 }
 
 std::optional<FoundProcess> living_watch(const fs::path& folder) {

@@ -8,7 +8,7 @@
 namespace dtrain {
 namespace {
 
-constexpr std::array<std::pair<ErrorCode, const char*>, 11> kNames{{
+constexpr std::array<std::pair<ErrorCode, const char*>, 11> kCodeNames{{
     {ErrorCode::usage, "usage"},
     {ErrorCode::invalid, "invalid"},
     {ErrorCode::not_found, "not_found"},
@@ -25,14 +25,14 @@ constexpr std::array<std::pair<ErrorCode, const char*>, 11> kNames{{
 }  // namespace
 
 const char* to_string(ErrorCode code) noexcept {
-  for (const auto& [value, name] : kNames) {
+  for (const auto& [value, name] : kCodeNames) {
     if (value == code) return name;
   }
   return "internal";
 }
 
 ErrorCode error_code_from(const std::string& name) noexcept {
-  for (const auto& [value, known] : kNames) {
+  for (const auto& [value, known] : kCodeNames) {
     if (name == known) return value;
   }
   return ErrorCode::internal;

@@ -10,6 +10,7 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/ids.hpp"
+#include "launcher/core/text.hpp"
 
 namespace dtrain {
 
@@ -48,6 +49,10 @@ UniqueFd open_file(const fs::path& path, int flags, mode_t mode) {
   UniqueFd fd = try_open(path, flags, mode);
   if (!fd) throw errno_error("cannot open " + path.string(), errno);
   return fd;
+}
+
+std::string printable_path(const fs::path& path) {
+  return printable(path.string(), false);
 }
 
 std::string read_file(const fs::path& path, std::size_t limit) {

@@ -17,6 +17,9 @@ namespace dtrain {
 
 namespace fs = std::filesystem;
 
+// A path for messages: on one line, and nothing in it drives a terminal.
+std::string printable_path(const fs::path& path);
+
 // open(2) with O_CLOEXEC, EINTR handled.
 UniqueFd open_file(const fs::path& path, int flags, mode_t mode = 0600);
 

@@ -44,7 +44,7 @@ void open_locked(Sink& out) {
   out.fd = fd;
 }
 
-std::string quoted(std::string_view value) {
+std::string in_quotes(std::string_view value) {
   const bool plain = !value.empty() && value.find_first_of(" \"=\\\t\n") == std::string_view::npos;
   const std::string safe = printable(value, false);
   if (plain) return safe;
@@ -62,11 +62,11 @@ std::string format(Level level, WallTime time, std::string_view role, std::strin
                    const Fields& fields) {
   static constexpr const char* kNames[] = {"debug", "info", "warn", "error"};
   std::string line = rfc3339(time) + " level=" + kNames[static_cast<int>(level)];
-  line += " role=" + quoted(role) + " msg=" + quoted(message);
+  line += " role=" + in_quotes(role) + " msg=" + in_quotes(message);
   for (const auto& [key, value] : fields) {
     line += ' ';
     line += key;
-    line += '=' + quoted(value);
+    line += '=' + in_quotes(value);
   }
   return line;
 }

@@ -59,11 +59,7 @@ ProcessExit wait(pid_t pid) {
 }
 
 std::optional<ProcessExit> wait_until(pid_t pid, std::chrono::steady_clock::time_point deadline) {
-#ifdef SYS_pidfd_open
   const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U)));
-#else
-  const UniqueFd process;
-#endif
   while (true) {
     if (const auto exit = try_wait(pid)) return exit;
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(

@@ -1,7 +1,6 @@
 #include "launcher/core/process_table.hpp"
 
 #include <signal.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <charconv>
@@ -17,8 +16,6 @@
 
 namespace dtrain {
 namespace {
-
-constexpr std::uint64_t kYoung = 2;  // seconds
 
 // State letter and start time from /proc/PID/stat; the name in it may hold any character.
 std::optional<std::pair<char, std::uint64_t>> read_stat(pid_t pid) {
@@ -36,17 +33,13 @@ std::optional<std::pair<char, std::uint64_t>> read_stat(pid_t pid) {
                    static_cast<std::uint64_t>(std::strtoull(fields[19].c_str(), nullptr, 10))};
 }
 
-// Younger than kYoung and without any environment: perhaps in the middle of exec(2), where a
-// process has none for a moment. Threads of the kernel have no program either.
-bool may_be_starting(pid_t pid) {
-  const std::string place = "/proc/" + std::to_string(pid);
-  std::error_code none;
-  if (fs::read_symlink(place + "/exe", none).empty()) return false;
-  const auto born = start_time(pid);
-  timespec now{};
-  ::clock_gettime(CLOCK_BOOTTIME, &now);
-  const auto second = static_cast<std::uint64_t>(::sysconf(_SC_CLK_TCK));
-  return born && static_cast<std::uint64_t>(now.tv_sec) * second < *born + kYoung * second;
+// Empty when it is gone, or another user's.
+std::string read_quietly(pid_t pid, const char* name) {
+  try {
+    return read_file("/proc/" + std::to_string(pid) + "/" + name, std::size_t{4} << 20);
+  } catch (const Error&) {
+    return {};
+  }
 }
 
 // Pids by environment; whether there are some that may have it in a moment.
@@ -54,16 +47,15 @@ std::pair<std::vector<pid_t>, bool> look_for(const std::string& entry) {
   std::vector<pid_t> found;
   bool starting = false;
   for (const pid_t pid : other_pids()) {
-    std::string env;
-    try {
-      env = read_file("/proc/" + std::to_string(pid) + "/environ", std::size_t{4} << 20);
-    } catch (const Error&) {
-      continue;  // gone, or another user's
+    const std::optional<std::string> env = environment_of(pid);
+    if (!env) {
+      starting = true;
+      continue;
     }
-    starting = starting || (env.empty() && may_be_starting(pid));
-    for (std::size_t at = env.find(entry); at != std::string::npos; at = env.find(entry, at + 1)) {
+    for (std::size_t at = env->find(entry); at != std::string::npos;
+         at = env->find(entry, at + 1)) {
       const std::size_t end = at + entry.size();
-      if ((at == 0 || env[at - 1] == '\0') && (end == env.size() || env[end] == '\0')) {
+      if ((at == 0 || (*env)[at - 1] == '\0') && (end == env->size() || (*env)[end] == '\0')) {
         found.push_back(pid);
         break;
       }
@@ -98,6 +90,19 @@ std::string boot_id() {
   std::string id = read_file("/proc/sys/kernel/random/boot_id", 4096);
   while (!id.empty() && (id.back() == '\n' || id.back() == ' ')) id.pop_back();
   return id;
+}
+
+std::string arguments_of(pid_t pid) {
+  return read_quietly(pid, "cmdline");
+}
+
+std::optional<std::string> environment_of(pid_t pid) {
+  std::string env = read_quietly(pid, "environ");
+  if (!env.empty()) return env;
+  if (!arguments_of(pid).empty()) return read_quietly(pid, "environ");  // exec has ended since
+  std::error_code none;
+  const bool has_program = !fs::read_symlink("/proc/" + std::to_string(pid) + "/exe", none).empty();
+  return has_program ? std::nullopt : std::optional<std::string>("");
 }
 
 std::vector<pid_t> find_by_environment(const std::string& name, const std::string& value) {

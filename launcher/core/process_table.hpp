@@ -20,12 +20,18 @@ std::optional<std::uint64_t> start_time(pid_t pid);
 // The kernel's random id of this boot.
 std::string boot_id();
 
+// Arguments and environment as /proc has them, each entry ended by NUL; empty of a process that is
+// gone, is a thread of the kernel, or is another user's. In the middle of exec(2) the kernel shows
+// neither: then the environment is absent, and nobody can tell yet what the process will be.
+std::string arguments_of(pid_t pid);
+std::optional<std::string> environment_of(pid_t pid);
+
 // Pids of this user's processes whose environment has NAME=VALUE; never this process.
 std::vector<pid_t> find_by_environment(const std::string& name, const std::string& value);
 
-// SIGKILLs what find_by_environment finds until nothing is left, nor anything that is just being
-// started and may turn out to be it, or the deadline passes; returns
-// those that would not die (in state D, say).
+// SIGKILLs what find_by_environment finds until nothing is left, nor anything in the middle of exec
+// that may turn out to be it, or the deadline passes; returns those that would not die (in state D,
+// say).
 std::vector<pid_t> sweep(const std::string& name, const std::string& value,
                          std::chrono::milliseconds deadline);
 

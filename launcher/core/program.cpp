@@ -16,8 +16,8 @@ namespace dtrain {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::size_t kLooked = 256;    // bytes of a file; the kernel reads as many of a #! line
-constexpr std::size_t kNames = 20'000;  // of a folder, for "did you mean"
+constexpr std::size_t kLooked = 256;  // bytes of a file; the kernel reads as many of a #! line
+constexpr std::size_t kMostNames = 20'000;  // of a folder, for "did you mean"
 
 constexpr std::array<std::pair<std::string_view, std::string_view>, 6> kInterpreters{{
     {".py", "python3"},
@@ -57,7 +57,7 @@ std::string begin_of(const fs::path& file) {
 void add_programs(std::vector<std::string>& names, const fs::path& folder) {
   std::error_code none;
   for (const auto& entry : fs::directory_iterator(folder, none)) {
-    if (names.size() >= kNames) return;
+    if (names.size() >= kMostNames) return;
     if (executable_file(entry.path())) names.push_back(entry.path().filename().string());
   }
 }

@@ -10,17 +10,12 @@
 #include <cerrno>
 
 #include "launcher/core/error.hpp"
-#include "launcher/core/text.hpp"
 
 namespace dtrain {
 namespace {
 
 // Old kernels do not know it; some sandboxes refuse what they do not know.
 std::atomic<bool> have_openat2{true};
-
-std::string text_of(const fs::path& path) {
-  return printable(path.string(), false);
-}
 
 // -1 and errno; ENOSYS when the kernel has no openat2.
 int open_beneath(int folder, const char* path, int flags) {
@@ -86,7 +81,7 @@ std::optional<Beneath::Place> Beneath::find(const std::string& path) {
 Beneath::Place Beneath::place(const std::string& path) {
   if (const auto found = find(path)) return *found;
   const int error = errno;
-  const std::string folder = text_of(shown(path).parent_path());
+  const std::string folder = printable_path(shown(path).parent_path());
   if (error == ELOOP || error == ENOTDIR || error == EXDEV) {
     throw Error(ErrorCode::denied, folder + " is, or is below, a link or a file");
   }
@@ -99,12 +94,12 @@ std::optional<struct stat> Beneath::status(const std::string& path) {
     if (errno == ENOENT || errno == ELOOP || errno == ENOTDIR || errno == EXDEV) {
       return std::nullopt;
     }
-    throw errno_error("cannot look at " + text_of(shown(path)), errno);
+    throw errno_error("cannot look at " + printable_path(shown(path)), errno);
   }
   struct stat status {};
   if (::fstatat(where->folder, where->name, &status, AT_SYMLINK_NOFOLLOW) == 0) return status;
   if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
-  throw errno_error("cannot look at " + text_of(shown(path)), errno);
+  throw errno_error("cannot look at " + printable_path(shown(path)), errno);
 }
 
 UniqueFd Beneath::open(const std::string& path, int flags, mode_t mode) {
@@ -112,7 +107,7 @@ UniqueFd Beneath::open(const std::string& path, int flags, mode_t mode) {
   while (true) {
     const int fd = ::openat(where.folder, where.name, flags | O_NOFOLLOW | O_CLOEXEC, mode);
     if (fd >= 0) return UniqueFd(fd);
-    if (errno != EINTR) throw errno_error("cannot open " + text_of(shown(path)), errno);
+    if (errno != EINTR) throw errno_error("cannot open " + printable_path(shown(path)), errno);
   }
 }
 
@@ -120,7 +115,7 @@ std::string Beneath::link_target(const std::string& path) {
   const Place where = place(path);
   std::array<char, 4097> buffer;
   const ssize_t size = ::readlinkat(where.folder, where.name, buffer.data(), buffer.size());
-  if (size < 0) throw errno_error("cannot read the link " + text_of(shown(path)), errno);
+  if (size < 0) throw errno_error("cannot read the link " + printable_path(shown(path)), errno);
   return {buffer.data(), static_cast<std::size_t>(size)};
 }
 

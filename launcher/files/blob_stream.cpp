@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/files.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/coding.hpp"
 
@@ -32,7 +33,7 @@ std::uint64_t number_at(std::string_view bytes, std::size_t at) {
 }
 
 Error changed(const fs::path& file) {
-  return Error(ErrorCode::conflict, printable(file.string(), false) + " changed while it was sent");
+  return Error(ErrorCode::conflict, printable_path(file) + " changed while it was sent");
 }
 
 [[noreturn]] void zstd_failed(std::size_t code) {

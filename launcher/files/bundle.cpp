@@ -12,6 +12,7 @@
 #include <set>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/files.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/manifest.hpp"
 
@@ -57,9 +58,9 @@ struct Candidate {
   std::string how;
 };
 
-class Walk {
+class LibraryWalk {
  public:
-  Walk(BundlePlan& plan, const BundleOptions& options, FileFactsCache& cache)
+  LibraryWalk(BundlePlan& plan, const BundleOptions& options, FileFactsCache& cache)
       : plan_(plan), options_(options), cache_(cache) {
     if (!options.library_path.empty()) {
       for (std::string part : split(options.library_path, ':')) {
@@ -338,7 +339,7 @@ BundlePlan plan_bundle(const fs::path& program, const BundleOptions& options,
     return plan;
   }
   if (elf->bits != 64 || elf->machine != kX86_64) {
-    throw Error(ErrorCode::invalid, printable(plan.program.string(), false) +
+    throw Error(ErrorCode::invalid, printable_path(plan.program) +
                                         " is a program for another kind of machine than x86-64");
   }
   plan.ours = true;
@@ -351,7 +352,7 @@ BundlePlan plan_bundle(const fs::path& program, const BundleOptions& options,
                    ", which must be on the nodes, as must its libraries";
     return plan;
   }
-  Walk(plan, options, cache).run(plan.program, std::move(*elf));
+  LibraryWalk(plan, options, cache).run(plan.program, std::move(*elf));
   plan.wanted = std::any_of(plan.files.begin(), plan.files.end(),
                             [](const BundleFile& file) { return file.taken; });
   if (!plan.wanted) plan.why_not = "every system has all that it needs";

@@ -10,10 +10,10 @@
 namespace dtrain::sync {
 namespace {
 
-constexpr std::size_t kListed = 1000;
+constexpr std::size_t kMostPaths = 1000;
 
 void list(std::vector<std::string>& paths, const std::string& path) {
-  if (paths.size() < kListed) paths.push_back(path);
+  if (paths.size() < kMostPaths) paths.push_back(path);
 }
 
 }  // namespace
@@ -133,7 +133,7 @@ class Comparison::JournalWriter {
     std::reverse(modes_.begin(), modes_.end());
     std::vector<Operation> removals = comparison_.removals_;
     std::erase_if(removals, [&](const Operation& removal) { return is_in_room(removal.path); });
-    for (auto* part : {&room_, &folders_, &puts_, &attributes_, &removals, &modes_}) {
+    for (auto* part : {&opens_, &room_, &folders_, &puts_, &attributes_, &removals, &modes_}) {
       std::move(part->begin(), part->end(), std::back_inserter(journal.operations));
     }
     if (only_opens_and_shuts(journal.operations)) journal.operations.clear();
@@ -170,8 +170,10 @@ class Comparison::JournalWriter {
   }
 
   bool is_in_room(const std::string& path) const {
-    return std::any_of(rooms_.begin(), rooms_.end(),
-                       [&](const std::string& room) { return path.starts_with(room); });
+    for (auto at = path.find('/'); at != std::string::npos; at = path.find('/', at + 1)) {
+      if (rooms_.contains(path.substr(0, at + 1))) return true;
+    }
+    return false;
   }
 
   // A folder of ours that we may not write in: open while we work, then as it was.
@@ -180,7 +182,7 @@ class Comparison::JournalWriter {
     operation.kind = Operation::Kind::set_mode;
     if (item.action == Action::same) modes_.push_back(operation);
     operation.mode |= 0700;
-    room_.insert(room_.begin(), operation);
+    opens_.push_back(std::move(operation));
   }
 
   // Folders that were opened and shut for nothing.
@@ -197,6 +199,7 @@ class Comparison::JournalWriter {
   bool whole_;  // afterwards the target is all that was offered
   std::vector<Written> after_;
   std::unordered_map<std::uint32_t, const Written*> written_;  // by number; in after_
+  std::vector<Operation> opens_;                               // outer folders first
   std::vector<Operation> room_;
   std::vector<Operation> folders_;
   std::vector<Operation> puts_;
@@ -274,7 +277,7 @@ MountOutcome Comparison::outcome() const {
     list(outcome.removed_paths, removal.path);
   }
   outcome.left_count = outcome.left.size();
-  if (outcome.left.size() > kListed) outcome.left.resize(kListed);
+  if (outcome.left.size() > kMostPaths) outcome.left.resize(kMostPaths);
   return outcome;
 }
 

@@ -21,7 +21,7 @@ constexpr std::size_t kTargetLimit = 4096;
   throw Error(ErrorCode::invalid, "no tree: " + what);
 }
 
-std::string text_of(const json& item, const char* key) {
+std::string text_member(const json& item, const char* key) {
   const auto found = item.find(key);
   if (found == item.end() || !found->is_string()) wrong(std::string("\"") + key + "\" is no text");
   return found->get<std::string>();
@@ -30,7 +30,7 @@ std::string text_of(const json& item, const char* key) {
 ContentEntry entry_from(const json& item) {
   if (!item.is_object()) wrong("an entry is no object");
   ContentEntry entry;
-  entry.path = text_of(item, "path");
+  entry.path = text_member(item, "path");
   if (!is_plain_relative_path(entry.path)) {
     wrong("the path " + printable(entry.path.substr(0, 80), false) + " is not plain");
   }
@@ -39,14 +39,14 @@ ContentEntry entry_from(const json& item) {
     entry.mode = 0755;
   } else if (item.contains("link")) {
     entry.kind = ContentEntry::Kind::link;
-    entry.target = text_of(item, "link");
+    entry.target = text_member(item, "link");
     entry.mode = 0777;
     if (entry.target.empty() || entry.target.size() > kTargetLimit ||
         entry.target.find('\0') != std::string::npos) {
       wrong("the link " + printable(entry.path, false) + " leads nowhere");
     }
   } else {
-    entry.sha256 = text_of(item, "sha256");
+    entry.sha256 = text_member(item, "sha256");
     if (!is_sha256(entry.sha256)) wrong("the sum of " + printable(entry.path, false) + " is none");
     const auto size = item.find("size");
     if (size == item.end() || !size->is_number_unsigned() ||

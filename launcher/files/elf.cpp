@@ -24,22 +24,22 @@ constexpr std::size_t kStringBytes = 4096;
 constexpr int kVersionSteps = 4096;  // entries of version needs that are followed
 
 // Bytes of a file or of memory, by offset.
-class Source {
+class ElfSource {
  public:
-  virtual ~Source() = default;
+  virtual ~ElfSource() = default;
   virtual std::uint64_t size() const = 0;
   // At most `wanted` bytes; fewer at the end.
   virtual std::size_t read(std::uint64_t offset, void* to, std::size_t wanted) const = 0;
 };
 
-class FileSource final : public Source {
+class FileSource final : public ElfSource {
  public:
   explicit FileSource(const fs::path& path) : path_(path), fd_(open_file(path, O_RDONLY)) {
     struct stat status {};
     if (::fstat(fd_.get(), &status) != 0)
       throw errno_error("cannot look at " + path.string(), errno);
     if (!S_ISREG(status.st_mode)) {
-      throw Error(ErrorCode::invalid, printable(path.string(), false) + " is not a regular file");
+      throw Error(ErrorCode::invalid, printable_path(path) + " is not a regular file");
     }
     size_ = static_cast<std::uint64_t>(status.st_size);
   }
@@ -63,7 +63,7 @@ class FileSource final : public Source {
   std::uint64_t size_ = 0;
 };
 
-class MemorySource final : public Source {
+class MemorySource final : public ElfSource {
  public:
   explicit MemorySource(std::string_view bytes) : bytes_(bytes) {}
   std::uint64_t size() const override { return bytes_.size(); }
@@ -78,15 +78,15 @@ class MemorySource final : public Source {
   std::string_view bytes_;
 };
 
-[[noreturn]] void damaged(const std::string& what) {
+[[noreturn]] void damaged_elf(const std::string& what) {
   throw Error(ErrorCode::invalid, "a damaged ELF file: " + what);
 }
 
 template <typename T>
-T read_struct(const Source& source, std::uint64_t offset, const char* what) {
+T read_struct(const ElfSource& source, std::uint64_t offset, const char* what) {
   T value{};
   if (offset > source.size() || source.read(offset, &value, sizeof value) != sizeof value) {
-    damaged(std::string(what) + " lies outside of it");
+    damaged_elf(std::string(what) + " lies outside of it");
   }
   return value;
 }
@@ -105,7 +105,7 @@ class Layout {
         return load.p_offset + within;
       }
     }
-    damaged(std::string(what) + " lies in no segment");
+    damaged_elf(std::string(what) + " lies in no segment");
   }
 
  private:
@@ -115,25 +115,25 @@ class Layout {
 // A text of the string table.
 class Strings {
  public:
-  Strings(const Source& source, std::uint64_t offset, std::uint64_t size)
+  Strings(const ElfSource& source, std::uint64_t offset, std::uint64_t size)
       : source_(source), offset_(offset), size_(size) {
     if (offset > source.size() || size > source.size() - offset) {
-      damaged("its strings lie outside of it");
+      damaged_elf("its strings lie outside of it");
     }
   }
   std::string at(std::uint64_t index) const {
-    if (index >= size_) damaged("a text lies outside of its strings");
+    if (index >= size_) damaged_elf("a text lies outside of its strings");
     std::array<char, kStringBytes> buffer;
     const auto wanted =
         static_cast<std::size_t>(std::min<std::uint64_t>(buffer.size(), size_ - index));
     const std::size_t got = source_.read(offset_ + index, buffer.data(), wanted);
     const auto* end = static_cast<const char*>(std::memchr(buffer.data(), 0, got));
-    if (end == nullptr) damaged("a text has no end");
+    if (end == nullptr) damaged_elf("a text has no end");
     return {buffer.data(), static_cast<std::size_t>(end - buffer.data())};
   }
 
  private:
-  const Source& source_;
+  const ElfSource& source_;
   std::uint64_t offset_;
   std::uint64_t size_;
 };
@@ -146,7 +146,7 @@ std::vector<std::string> folders(const std::string& text) {
   return list;
 }
 
-void read_versions(const Source& source, const Strings& strings, std::uint64_t at,
+void read_versions(const ElfSource& source, const Strings& strings, std::uint64_t at,
                    std::uint64_t count, ElfFile& file) {
   int steps = 0;
   for (std::uint64_t i = 0; i < count; ++i) {
@@ -154,7 +154,7 @@ void read_versions(const Source& source, const Strings& strings, std::uint64_t a
     const std::string library = strings.at(need.vn_file);
     std::uint64_t aux = at + need.vn_aux;
     for (unsigned j = 0; j < need.vn_cnt; ++j) {
-      if (++steps > kVersionSteps) damaged("its version needs have no end");
+      if (++steps > kVersionSteps) damaged_elf("its version needs have no end");
       const auto version = read_struct<Elf64_Vernaux>(source, aux, "a version need");
       file.versions.push_back({library, strings.at(version.vna_name)});
       if (version.vna_next == 0) break;
@@ -162,18 +162,18 @@ void read_versions(const Source& source, const Strings& strings, std::uint64_t a
     }
     if (need.vn_next == 0) break;
     at += need.vn_next;
-    if (++steps > kVersionSteps) damaged("its version needs have no end");
+    if (++steps > kVersionSteps) damaged_elf("its version needs have no end");
   }
 }
 
-void read_dynamic(const Source& source, const Layout& layout, const Elf64_Phdr& segment,
+void read_dynamic(const ElfSource& source, const Layout& layout, const Elf64_Phdr& segment,
                   ElfFile& file) {
-  if (segment.p_filesz > kDynamicBytes) damaged("its dynamic section is too large");
+  if (segment.p_filesz > kDynamicBytes) damaged_elf("its dynamic section is too large");
   std::vector<Elf64_Dyn> entries(segment.p_filesz / sizeof(Elf64_Dyn));
   if (segment.p_offset > source.size() ||
       source.read(segment.p_offset, entries.data(), entries.size() * sizeof(Elf64_Dyn)) !=
           entries.size() * sizeof(Elf64_Dyn)) {
-    damaged("its dynamic section lies outside of it");
+    damaged_elf("its dynamic section lies outside of it");
   }
   std::map<std::int64_t, std::uint64_t> values;
   std::vector<std::uint64_t> needed;
@@ -185,7 +185,7 @@ void read_dynamic(const Source& source, const Layout& layout, const Elf64_Phdr& 
   file.dynamic = true;
   if (!values.contains(DT_STRTAB)) {
     if (needed.empty()) return;
-    damaged("it has no strings");
+    damaged_elf("it has no strings");
   }
   const std::uint64_t size = values.contains(DT_STRSZ) ? values[DT_STRSZ] : 0;
   const Strings strings(source, layout.offset_of(values[DT_STRTAB], "its strings"), size);
@@ -203,7 +203,7 @@ void read_dynamic(const Source& source, const Layout& layout, const Elf64_Phdr& 
   }
 }
 
-std::optional<ElfFile> read(const Source& source) {
+std::optional<ElfFile> read(const ElfSource& source) {
   std::array<unsigned char, EI_NIDENT> ident{};
   if (source.read(0, ident.data(), ident.size()) != ident.size() ||
       std::memcmp(ident.data(), ELFMAG, SELFMAG) != 0) {
@@ -218,15 +218,15 @@ std::optional<ElfFile> read(const Source& source) {
   }
   const auto header = read_struct<Elf64_Ehdr>(source, 0, "its header");
   file.machine = header.e_machine;
-  if (header.e_phnum > kSegments) damaged("it has too many segments");
+  if (header.e_phnum > kSegments) damaged_elf("it has too many segments");
   if (header.e_phnum > 0 && header.e_phentsize != sizeof(Elf64_Phdr)) {
-    damaged("its segments have another size");
+    damaged_elf("its segments have another size");
   }
   Layout layout;
   std::optional<Elf64_Phdr> dynamic;
   std::optional<Elf64_Phdr> interpreter;
   for (unsigned i = 0; i < header.e_phnum; ++i) {
-    if (header.e_phoff > source.size()) damaged("its segments lie outside of it");
+    if (header.e_phoff > source.size()) damaged_elf("its segments lie outside of it");
     const auto segment =
         read_struct<Elf64_Phdr>(source, header.e_phoff + i * sizeof(Elf64_Phdr), "a segment");
     layout.add(segment);
@@ -256,7 +256,7 @@ std::optional<GlibcVersion> parse_glibc_version(std::string_view text) {
 
 std::optional<ElfFile> read_elf(const fs::path& path) {
   const FileSource source(path);
-  return while_doing("reading " + printable(path.string(), false), [&] { return read(source); });
+  return while_doing("reading " + printable_path(path), [&] { return read(source); });
 }
 
 std::optional<ElfFile> read_elf(std::string_view bytes) {

@@ -9,14 +9,13 @@
 #include <utility>
 
 #include "launcher/core/error.hpp"
-#include "launcher/core/text.hpp"
 #include "launcher/files/coding.hpp"
 #include "launcher/files/sha256.hpp"
 
 namespace dtrain {
 namespace {
 
-constexpr std::string_view kMagic = "dtrain-sums-2\n";
+constexpr std::string_view kSumsMagic = "dtrain-sums-2\n";
 constexpr std::size_t kFileLimit = std::size_t{256} << 20;
 constexpr std::size_t kFilesLimit = 200'000;
 constexpr std::int64_t kKeepDays = 30;
@@ -93,7 +92,7 @@ void FileFactsCache::load() {
   const std::optional<std::string> text = read_file_if_there(file_, kFileLimit);
   if (!text) return;
   ByteReader in(*text, "the cache of sums");
-  if (in.raw(kMagic.size()) != kMagic) return;
+  if (in.raw(kSumsMagic.size()) != kSumsMagic) return;
   const std::int64_t oldest = today() - kKeepDays;
   while (!in.at_end()) {
     Known known;
@@ -137,7 +136,7 @@ FileFacts FileFactsCache::facts(const fs::path& path, const FileIdentity& identi
   while (true) {
     const ssize_t got = ::read(fd.get(), buffer.data(), buffer.size());
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw errno_error("cannot read " + printable(path.string(), false), errno);
+    if (got < 0) throw errno_error("cannot read " + printable_path(path), errno);
     if (got == 0) break;
     const std::string_view bytes(buffer.data(), static_cast<std::size_t>(got));
     if (size == 0) elf = bytes.starts_with("\177ELF");
@@ -147,8 +146,7 @@ FileFacts FileFactsCache::facts(const fs::path& path, const FileIdentity& identi
   }
   struct stat after {};
   if (::fstat(fd.get(), &after) != 0 || identity_of(after) != identity || size != identity.size) {
-    throw Error(ErrorCode::conflict,
-                printable(path.string(), false) + " changed while it was read");
+    throw Error(ErrorCode::conflict, printable_path(path) + " changed while it was read");
   }
   FileFacts facts{sum.hex(), names.names()};
   const std::lock_guard lock(mutex_);
@@ -178,7 +176,7 @@ void FileFactsCache::save() noexcept {
       kept.resize(kFilesLimit);
     }
     ByteWriter out;
-    out.raw(kMagic);
+    out.raw(kSumsMagic);
     for (const Known* known : kept) {
       out.number(known->identity.device);
       out.number(known->identity.inode);

@@ -25,7 +25,7 @@ namespace {
 constexpr std::uint64_t kSpare = std::uint64_t{1} << 20;
 
 std::string text_of(const fs::path& path) {
-  return printable(path.string(), false);
+  return printable_path(path);
 }
 
 // The nearest folder at or above `path` that exists.

@@ -25,32 +25,28 @@ constexpr std::size_t kPathLimit = 4096;
 // A file system with a journal writes many at once as fast as one.
 constexpr std::size_t kSyncedAtOnce = 32;
 
-std::string shown(const fs::path& path) {
-  return printable(path.string(), false);
-}
-
-struct Walk {
+struct FolderWalk {
   const FolderLimits& limits;
   std::vector<FileEntry> entries;
 };
 
-void walk(const fs::path& folder, const std::string& prefix, int depth, Walk& state) {
+void walk(const fs::path& folder, const std::string& prefix, int depth, FolderWalk& state) {
   if (depth > state.limits.depth) {
-    throw Error(ErrorCode::invalid, shown(folder) + " is deeper than " +
+    throw Error(ErrorCode::invalid, printable_path(folder) + " is deeper than " +
                                         std::to_string(state.limits.depth) + " folders");
   }
   std::error_code failed;
   fs::directory_iterator files(folder, failed);
-  if (failed) throw errno_error("cannot list " + shown(folder), failed.value());
+  if (failed) throw errno_error("cannot list " + printable_path(folder), failed.value());
   for (const fs::directory_entry& file : files) {
     const std::string path = prefix + file.path().filename().string();
     if (!is_plain_relative_path(path)) {
       throw Error(ErrorCode::invalid,
-                  shown(file.path()) + " has a name that is not plain UTF-8 text");
+                  printable_path(file.path()) + " has a name that is not plain UTF-8 text");
     }
     struct stat status {};
     if (::lstat(file.path().c_str(), &status) != 0) {
-      throw errno_error("cannot look at " + shown(file.path()), errno);
+      throw errno_error("cannot look at " + printable_path(file.path()), errno);
     }
     if (S_ISDIR(status.st_mode)) {
       walk(file.path(), path + "/", depth + 1, state);
@@ -62,7 +58,7 @@ void walk(const fs::path& folder, const std::string& prefix, int depth, Walk& st
       state.entries.push_back({path, static_cast<std::uint64_t>(status.st_size), {}});
     } else {
       throw Error(ErrorCode::invalid,
-                  shown(file.path()) +
+                  printable_path(file.path()) +
                       (S_ISLNK(status.st_mode) ? " is a symbolic link" : " is not a regular file"));
     }
   }
@@ -100,7 +96,7 @@ bool is_plain_relative_path(std::string_view path) noexcept {
 }
 
 std::vector<FileEntry> list_files(const fs::path& folder, const FolderLimits& limits) {
-  Walk state{limits, {}};
+  FolderWalk state{limits, {}};
   walk(folder, "", 1, state);
   std::sort(state.entries.begin(), state.entries.end(),
             [](const FileEntry& a, const FileEntry& b) { return a.path < b.path; });
@@ -111,7 +107,8 @@ void compute_sums(const fs::path& folder, std::vector<FileEntry>& entries) {
   for (FileEntry& entry : entries) {
     const FileSum sum = sum_file(folder / entry.path);
     if (sum.size != entry.size) {
-      throw Error(ErrorCode::conflict, shown(folder / entry.path) + " changed while it was read");
+      throw Error(ErrorCode::conflict,
+                  printable_path(folder / entry.path) + " changed while it was read");
     }
     entry.sha256 = sum.sha256;
   }
@@ -121,11 +118,12 @@ void verify_sizes(const fs::path& folder, const std::vector<FileEntry>& entries,
   for (const FileEntry& entry : entries) {
     const std::optional<std::uint64_t> size = regular_size(folder, entry.path);
     if (!size) {
-      throw Error(ErrorCode::failed, shown(folder / entry.path) + " is missing");
+      throw Error(ErrorCode::failed, printable_path(folder / entry.path) + " is missing");
     }
     if (*size != entry.size) {
-      throw Error(ErrorCode::failed, shown(folder / entry.path) + " has " + std::to_string(*size) +
-                                         " bytes, not " + std::to_string(entry.size));
+      throw Error(ErrorCode::failed, printable_path(folder / entry.path) + " has " +
+                                         std::to_string(*size) + " bytes, not " +
+                                         std::to_string(entry.size));
     }
   }
   if (!exact) return;
@@ -133,7 +131,8 @@ void verify_sizes(const fs::path& folder, const std::vector<FileEntry>& entries,
   for (const FileEntry& entry : entries) listed.insert(entry.path);
   for (const FileEntry& found : list_files(folder)) {
     if (!listed.contains(found.path)) {
-      throw Error(ErrorCode::failed, shown(folder / found.path) + " is not in the list of files");
+      throw Error(ErrorCode::failed,
+                  printable_path(folder / found.path) + " is not in the list of files");
     }
   }
 }
@@ -142,7 +141,8 @@ void verify_sums(const fs::path& folder, const std::vector<FileEntry>& entries) 
   verify_sizes(folder, entries);
   for (const FileEntry& entry : entries) {
     if (sum_file(folder / entry.path).sha256 != entry.sha256) {
-      throw Error(ErrorCode::failed, shown(folder / entry.path) + " has other bytes than its sum");
+      throw Error(ErrorCode::failed,
+                  printable_path(folder / entry.path) + " has other bytes than its sum");
     }
   }
 }
@@ -207,7 +207,7 @@ void fsync_tree(const fs::path& folder, const std::vector<FileEntry>& entries) {
     const fs::path file = folder / entries[i].path;
     try {
       const UniqueFd fd = open_file(file, O_RDONLY | O_NOFOLLOW);
-      if (::fsync(fd.get()) != 0) throw errno_error("cannot fsync " + shown(file), errno);
+      if (::fsync(fd.get()) != 0) throw errno_error("cannot fsync " + printable_path(file), errno);
     } catch (const Error& error) {
       const std::lock_guard lock(mutex);
       if (!failed) failed = error;

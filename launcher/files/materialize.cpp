@@ -18,14 +18,14 @@
 namespace dtrain {
 namespace {
 
-constexpr std::size_t kBuffer = std::size_t{256} << 10;
+constexpr std::size_t kCopyBuffer = std::size_t{256} << 10;
 constexpr std::size_t kKernelPiece = std::size_t{64} << 20;
 
 void check_stop(const std::atomic<bool>* stop) {
   if (stop != nullptr && stop->load()) throw Error(ErrorCode::conflict, "it was given up");
 }
 
-[[noreturn]] void damaged(const ContentStore& store, const ContentEntry& entry) {
+[[noreturn]] void damaged_content(const ContentStore& store, const ContentEntry& entry) {
   ::unlink(store.blob(entry.sha256).c_str());
   throw Error(ErrorCode::not_found, "the content of " + printable(entry.path, false) +
                                         " is damaged below " + store.root().string());
@@ -57,16 +57,16 @@ void copy_blob(const ContentStore& store, const ContentEntry& entry, const fs::p
   try {
     from = open_file(store.blob(entry.sha256), O_RDONLY | O_NOFOLLOW);
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::not_found) damaged(store, entry);
+    if (error.code() == ErrorCode::not_found) damaged_content(store, entry);
     throw;
   }
   const UniqueFd out = open_file(to, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, entry.mode);
-  if (entry.size > kBuffer && store.has(entry.sha256, entry.size) &&
+  if (entry.size > kCopyBuffer && store.has(entry.sha256, entry.size) &&
       copy_in_kernel(from.get(), out.get(), entry, to, stop)) {
     return;
   }
   Sha256 sum;
-  std::vector<char> buffer(std::min<std::uint64_t>(kBuffer, entry.size + 1));
+  std::vector<char> buffer(std::min<std::uint64_t>(kCopyBuffer, entry.size + 1));
   std::uint64_t copied = 0;
   while (true) {
     check_stop(stop);
@@ -79,7 +79,7 @@ void copy_blob(const ContentStore& store, const ContentEntry& entry, const fs::p
     copied += bytes.size();
     while_doing("writing " + to.string(), [&] { write_all(out.get(), bytes); });
   }
-  if (copied != entry.size || sum.hex() != entry.sha256) damaged(store, entry);
+  if (copied != entry.size || sum.hex() != entry.sha256) damaged_content(store, entry);
 }
 
 // Makes `name` below `folder` from one entry. Entries come sorted, and none lies below a link, so
@@ -170,7 +170,7 @@ void make_bundle(const ContentStore& store, const ContentTree& tree, const std::
   for (const ContentEntry& entry : tree.entries) {
     check_stop(stop);
     make_entry(entry, part, last_parent, [&](const fs::path& path) {
-      if (!store.has(entry.sha256, entry.size)) damaged(store, entry);
+      if (!store.has(entry.sha256, entry.size)) damaged_content(store, entry);
       if (::link(store.blob(entry.sha256).c_str(), path.c_str()) == 0) return;
       ContentEntry copy = entry;
       copy.mode = 0555;

@@ -9,7 +9,7 @@
 #include <cerrno>
 
 #include "launcher/core/error.hpp"
-#include "launcher/core/text.hpp"
+#include "launcher/core/files.hpp"
 #include "launcher/files/file_identity.hpp"
 
 namespace dtrain::sync {
@@ -22,8 +22,7 @@ constexpr const char* kChanged = "was changed there meanwhile";
 constexpr const char* kNoWay = "the folder that it is in is gone, or is a link";
 
 Error refused(const Beneath& files, const char* what, const std::string& path, int error) {
-  const std::string text =
-      std::string("cannot ") + what + " " + printable(files.shown(path).string(), false);
+  const std::string text = std::string("cannot ") + what + " " + printable_path(files.shown(path));
   if (error == ENOSPC || error == EDQUOT) {
     return Error(ErrorCode::exhausted, text + ": no space is left there");
   }

@@ -7,6 +7,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "launcher/core/files.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/archive.hpp"
 #include "launcher/files/blocks.hpp"
@@ -26,11 +27,6 @@ namespace {
 
 constexpr std::size_t kMounts = 1000;
 constexpr std::uint64_t kHashedHoles = std::uint64_t{1} << 30;
-constexpr std::chrono::milliseconds kWatchEvery{50};
-
-std::string text_of(const fs::path& path) {
-  return printable(path.string(), false);
-}
 
 // Takes the archive apart into staging folders, on a thread of its own.
 class Unstager {
@@ -142,15 +138,15 @@ class Unstager {
   [[noreturn]] static void refused(const fs::path& path, int error) {
     if (error == ENOSPC || error == EDQUOT) {
       throw Error(ErrorCode::exhausted,
-                  "no space is left for " + text_of(path) + "; nothing was changed");
+                  "no space is left for " + printable_path(path) + "; nothing was changed");
     }
-    throw errno_error("cannot write " + text_of(path), error);
+    throw errno_error("cannot write " + printable_path(path), error);
   }
 
   void watch(bool now) {
     if (!options_.watch) return;
     const auto moment = std::chrono::steady_clock::now();
-    if (!now && moment - watched_ < kWatchEvery) return;
+    if (!now && moment - watched_ < kProgressEvery) return;
     watched_ = moment;
     options_.watch(progress_);
   }
@@ -236,7 +232,7 @@ class Receiver {
     for (std::size_t i = 1; i < order.size(); ++i) {
       if (target_of(order[i]) == target_of(order[i - 1])) {
         throw Error(ErrorCode::invalid,
-                    "two mounts go to the same place: " + text_of(target_of(order[i])));
+                    "two mounts go to the same place: " + printable_path(target_of(order[i])));
       }
     }
     for (const std::size_t i : order) mounts_[i].landing->open(dry_run_);
@@ -430,8 +426,8 @@ class Receiver {
         const TreeEntry& entry = mount.tree.entries[link];
         if (::symlinkat(entry.target.c_str(), mount.landing->stage(),
                         std::to_string(link).c_str()) != 0) {
-          throw errno_error("cannot make the link " + text_of(mount.landing->base() / entry.path),
-                            errno);
+          throw errno_error(
+              "cannot make the link " + printable_path(mount.landing->base() / entry.path), errno);
         }
       }
     }

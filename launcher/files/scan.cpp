@@ -27,9 +27,9 @@ struct CloseFolder {
 };
 using Folder = std::unique_ptr<DIR, CloseFolder>;
 
-class Walk {
+class ScanWalk {
  public:
-  Walk(fs::path source, const ScanOptions& options)
+  ScanWalk(fs::path source, const ScanOptions& options)
       : source_(std::move(source)), options_(options), rules_(options.exclude) {
     for (fs::path path : options.always) {
       for (; !path.empty() && path != "."; path = path.parent_path()) {
@@ -57,7 +57,7 @@ class Walk {
 
  private:
   std::string shown(const std::string& path) const {
-    return printable((path.empty() ? source_ : source_ / path).string(), false);
+    return printable_path(path.empty() ? source_ : source_ / path);
   }
 
   void single(const struct stat& status) {
@@ -241,7 +241,7 @@ class Walk {
 }  // namespace
 
 Scan scan_tree(const fs::path& source, const ScanOptions& options) {
-  return Walk(source, options).run();
+  return ScanWalk(source, options).run();
 }
 
 }  // namespace dtrain

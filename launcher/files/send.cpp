@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "launcher/core/files.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/archive.hpp"
 #include "launcher/files/beneath.hpp"
@@ -22,10 +23,9 @@ using namespace sync;
 
 namespace {
 
-constexpr int kTries = 3;
+constexpr int kReadTries = 3;
 constexpr std::uint64_t kSparseFrom = 64 << 10;  // bytes: smaller files are not looked at for holes
 constexpr std::uint64_t kMeasuredFrom = 1 << 20;  // bytes: what a larger one takes is asked for
-constexpr std::chrono::milliseconds kWatchEvery{50};
 
 struct Source {
   const SyncMount* mount = nullptr;
@@ -94,7 +94,7 @@ class Reader {
   bool read(const EntryName& name) {
     Source& source = sources_[name.mount];
     const FileIdentity& scanned = source.scan.identities[name.entry];
-    for (int attempt = 0; attempt < kTries; ++attempt) {
+    for (int attempt = 0; attempt < kReadTries; ++attempt) {
       UniqueFd fd;
       try {
         fd = source.open(name.entry);
@@ -201,13 +201,13 @@ class Reader {
   }
 
   static Error cannot_read(const Source& source, const EntryName& name, int error) {
-    return errno_error("cannot read " + printable(source.shown(name.entry).string(), false), error);
+    return errno_error("cannot read " + printable_path(source.shown(name.entry)), error);
   }
 
   void watch(bool now) {
     if (!watch_) return;
     const auto moment = std::chrono::steady_clock::now();
-    if (!now && moment - watched_ < kWatchEvery) return;
+    if (!now && moment - watched_ < kProgressEvery) return;
     watched_ = moment;
     watch_(progress_);
   }

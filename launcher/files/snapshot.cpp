@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/files.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/manifest.hpp"
 #include "launcher/files/scan.hpp"
@@ -20,7 +21,7 @@ namespace dtrain {
 namespace {
 
 constexpr std::size_t kDepth = 128;  // folders in folders, the first one counted
-constexpr int kTries = 5;
+constexpr int kSnapshotTries = 5;
 constexpr unsigned kThreads = 4;
 constexpr std::size_t kFilesPerThread = 256;  // fewer are read by one thread
 
@@ -29,10 +30,6 @@ struct Found {
   FileIdentity identity;  // of a file
 };
 
-std::string shown(const fs::path& path) {
-  return printable(path.string(), false);
-}
-
 // What a scan found, as a tree by content has it. A folder that holds something needs no entry.
 std::vector<Found> found_by(Scan& scan, const fs::path& folder) {
   std::vector<TreeEntry>& entries = scan.tree.entries;
@@ -40,7 +37,7 @@ std::vector<Found> found_by(Scan& scan, const fs::path& folder) {
   for (std::size_t i = 0; i < entries.size(); ++i) {
     TreeEntry& entry = entries[i];
     if (!is_plain_relative_path(entry.path)) {
-      throw Error(ErrorCode::invalid, shown(folder / entry.path) +
+      throw Error(ErrorCode::invalid, printable_path(folder / entry.path) +
                                           " has a name that cannot be sent: only "
                                           "plain UTF-8 text can")
           .with_hint("rename it, or leave it out by a line in .dtrainignore");
@@ -77,7 +74,7 @@ void sum_one(const fs::path& path, Found& found, FileFactsCache& cache) {
       found.entry.size = found.identity.size;
       return;
     } catch (Error& error) {
-      if (error.code() != ErrorCode::conflict || attempt == kTries) {
+      if (error.code() != ErrorCode::conflict || attempt == kSnapshotTries) {
         if (error.code() == ErrorCode::conflict) {
           error.with_hint("leave it out by a line in .dtrainignore");
         }
@@ -86,7 +83,7 @@ void sum_one(const fs::path& path, Found& found, FileFactsCache& cache) {
     }
     struct stat status {};
     if (::lstat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) {
-      throw errno_error("cannot look at " + shown(path), errno);
+      throw errno_error("cannot look at " + printable_path(path), errno);
     }
     found.identity = identity_of(status);
   }
@@ -139,7 +136,7 @@ Snapshot take_snapshot(const fs::path& folder, const SnapshotOptions& options,
   looking.set_user_id = true;  // a tree by content has no such bits
   looking.limits.depth = kDepth - 1;
   Scan scan = scan_tree(folder, looking);
-  if (scan.tree.single) throw Error(ErrorCode::invalid, shown(folder) + " is no folder");
+  if (scan.tree.single) throw Error(ErrorCode::invalid, printable_path(folder) + " is no folder");
   Snapshot snapshot;
   for (LeftOut& left : scan.left_out) snapshot.skipped.push_back(std::move(left.path));
   std::vector<Found> all = found_by(scan, folder);

@@ -45,6 +45,7 @@ struct SyncProgress {
   std::uint64_t bytes_total = 0;
 };
 // Called now and then, on a thread of the transfer; must be quick and not throw.
+inline constexpr std::chrono::milliseconds kProgressEvery{50};
 using SyncWatcher = std::function<void(const SyncProgress&)>;
 
 struct SyncNote {

@@ -10,7 +10,7 @@
 namespace dtrain {
 namespace {
 
-constexpr std::string_view kMagic = "dtrain-tree-1\n";
+constexpr std::string_view kTreeMagic = "dtrain-tree-1\n";
 constexpr std::uint32_t kModeMask = 0777;
 
 // An entry is written as how many folders to go up from the last folder, and its name.
@@ -32,7 +32,7 @@ bool plain_name(std::string_view name) {
 
 std::string encode_tree(const Tree& tree) {
   ByteWriter out;
-  out.raw(kMagic);
+  out.raw(kTreeMagic);
   out.number(tree.single ? 1 : 0);
   out.number(tree.mode & kModeMask);
   out.number(tree.entries.size());
@@ -59,7 +59,7 @@ std::string encode_tree(const Tree& tree) {
 
 Tree decode_tree(std::string_view bytes, const TreeLimits& limits) {
   ByteReader in(bytes, "the list of files");
-  if (in.raw(kMagic.size()) != kMagic) in.damaged("it is of another version");
+  if (in.raw(kTreeMagic.size()) != kTreeMagic) in.damaged("it is of another version");
   Tree tree;
   tree.single = in.number_up_to(1) == 1;
   tree.mode = static_cast<std::uint32_t>(in.number_up_to(kModeMask));

@@ -24,17 +24,17 @@ namespace dtrain {
 namespace {
 
 using std::chrono::milliseconds;
-using Clock = std::chrono::steady_clock;
+using Steady = std::chrono::steady_clock;
 
 constexpr std::size_t kNoiseLimit = std::size_t{1} << 20;  // of a profile, before the marker
 constexpr std::chrono::seconds kLastWords{5};
 
-milliseconds left_until(Clock::time_point until) {
-  return std::max(milliseconds(0), std::chrono::ceil<milliseconds>(until - Clock::now()));
+milliseconds left_until(Steady::time_point until) {
+  return std::max(milliseconds(0), std::chrono::ceil<milliseconds>(until - Steady::now()));
 }
 
 // False when nothing came until then.
-bool wait_for(int fd, short what, Clock::time_point until) {
+bool wait_for(int fd, short what, Steady::time_point until) {
   while (true) {
     pollfd waiting{fd, what, 0};
     const int ready = ::poll(&waiting, 1, static_cast<int>(left_until(until).count()));
@@ -56,7 +56,7 @@ std::string last_words(const std::string& text) {
 
 // Reads to the end of the line that holds the marker, and not a byte more. Gives what stands behind
 // the marker.
-std::string read_marker(Channel& channel, const std::string& marker, Clock::time_point until) {
+std::string read_marker(Channel& channel, const std::string& marker, Steady::time_point until) {
   std::array<char, 4096> piece{};
   std::string text;
   std::size_t line = 0;  // where the last line begins
@@ -215,7 +215,7 @@ Error ended_early(Channel& channel, const std::string& what) {
 
 Bootstrapped bootstrap(Transport& transport, const AgentBinary& binary,
                        const AgentSessionOptions& options, bool send_anyway) {
-  const Clock::time_point until = Clock::now() + options.open_limit;
+  const Steady::time_point until = Steady::now() + options.open_limit;
   // No profile can know it, so none can say it.
   const std::string marker = "dtrain-" + random_hex(12);
   Bootstrapped result;
@@ -250,7 +250,7 @@ std::unique_ptr<Channel> bring_by_relay(Transport& transport, Spread::Seat& seat
   const std::string marker = "dtrain-" + random_hex(12);
   std::unique_ptr<Channel> channel =
       transport.open({"/bin/sh", "-c", relay_script(), "dtrain", marker, folder, name});
-  const std::string address = read_marker(*channel, marker, Clock::now() + options.open_limit);
+  const std::string address = read_marker(*channel, marker, Steady::now() + options.open_limit);
   const std::string_view program = relay_program();
   send_all(*channel, std::to_string(program.size()) + "\n", options.send_silence);
   send_all(*channel, program, options.send_silence);

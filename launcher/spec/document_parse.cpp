@@ -19,10 +19,6 @@ namespace {
 constexpr std::string_view kCoreTag = "tag:yaml.org,2002:";
 constexpr std::string_view kByteOrder = "\xef\xbb\xbf";  // a mark that yaml-cpp does not count
 
-bool any_of(std::string_view text, std::initializer_list<std::string_view> words) {
-  return std::find(words.begin(), words.end(), text) != words.end();
-}
-
 Place place_of(const YAML::Mark& mark) {
   if (mark.is_null()) return {};
   return {mark.line + 1, mark.column + 1};
@@ -75,8 +71,8 @@ class DocumentBuilder : public YAML::EventHandler {
                 const std::string& value) override {
     bool plain = tag == "?";
     if (!plain && tag != "!" && !tag.empty()) {
-      plain = any_of(tag, {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float",
-                           "tag:yaml.org,2002:bool", "tag:yaml.org,2002:null"});
+      plain = tag == "tag:yaml.org,2002:int" || tag == "tag:yaml.org,2002:float" ||
+              tag == "tag:yaml.org,2002:bool" || tag == "tag:yaml.org,2002:null";
       if (!plain && tag != "tag:yaml.org,2002:str") refuse_tag(mark, tag);
     }
     if (const std::size_t nul = value.find('\0'); nul != std::string::npos) {

@@ -192,7 +192,7 @@ void read_secrets(const Fields& fields, JobSpec& spec) {
   }
 }
 
-void read_resources(const Fields& fields, JobSpec& spec) {
+void resources_from_json(const Fields& fields, JobSpec& spec) {
   const json* object = fields.find("resources");
   if (object == nullptr) return;
   const Fields resources(*object, "resources");
@@ -251,7 +251,7 @@ JobSpec job_spec_from_json(const json& object) {
     spec.nproc_per_node = {ProcsKind::number, *number};
   }
   spec.max_restarts = fields.small("max_restarts").value_or(spec.max_restarts);
-  read_resources(fields, spec);
+  resources_from_json(fields, spec);
   fields.boolean("resources_given", spec.resources_given);
   fields.text("storage_path", spec.storage_path);
   if (const json* object_checkpoint = fields.find("checkpoint")) {

@@ -46,7 +46,7 @@ const std::array<Reworded, 14> kReworded{{
      "put quotes around a text that begins with *"},
 }};
 
-bool letter(char c) {
+bool name_letter(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
 }
 
@@ -197,7 +197,7 @@ std::optional<std::string> with_space_after_colon(std::string_view text) {
   constexpr std::size_t kShort = 60;  // more would not help
   const std::size_t colon = text.find(':');
   if (colon == std::string_view::npos || colon == 0 || colon > kShort) return std::nullopt;
-  if (!std::all_of(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(colon), letter)) {
+  if (!std::all_of(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(colon), name_letter)) {
     return std::nullopt;
   }
   std::string_view rest = text.substr(colon + 1, text.find('\n', colon) - colon - 1);

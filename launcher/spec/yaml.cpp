@@ -46,8 +46,9 @@ void report_problems(const std::vector<Problem>& problems, const Document& docum
   for (const Problem& problem : problems) {
     const Path path = moved ? moved(problem.path) : problem.path;
     if (!report.open()) return;
-    if (!report.knows(path))
+    if (!report.knows(path)) {
       report.problem(path, document.place(path), problem.message, problem.hint);
+    }
   }
 }
 

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include <filesystem>
+#include <fstream>
 #include <stdexcept>
 #include <string>
 
@@ -29,5 +30,11 @@ class TemporaryFolder {
  private:
   std::filesystem::path path_;
 };
+
+// The file, and the folders above it.
+inline void write(const std::filesystem::path& path, const std::string& text) {
+  std::filesystem::create_directories(path.parent_path());
+  std::ofstream(path) << text;
+}
 
 }  // namespace dtrain::testing

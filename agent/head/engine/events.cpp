@@ -288,14 +288,15 @@ void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t
                          const wire::NodeFinished& body) {
   Tx tx;
   share.row.state = ShareState::finished;
+  using Outcome = wire::NodeFinished::Outcome;
   switch (body.outcome) {
-    case wire::NodeFinished::Outcome::succeeded:
+    case Outcome::succeeded:
       share.row.outcome = "succeeded";
       break;
-    case wire::NodeFinished::Outcome::failed:
+    case Outcome::failed:
       share.row.outcome = body.lasting ? "lasting" : "failed";
       break;
-    case wire::NodeFinished::Outcome::stopped:
+    case Outcome::stopped:
       share.row.outcome = "stopped";
       break;
   }
@@ -314,7 +315,6 @@ void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t
   }
   const bool more_live = std::any_of(attempt.shares.begin(), attempt.shares.end(),
                                      [](const Share& each) { return each.live(); });
-  using Outcome = wire::NodeFinished::Outcome;
   // Stopped, and not from here: by a signal to its supervisor, or its lease.
   const bool failed =
       body.outcome == Outcome::failed || (body.outcome == Outcome::stopped && !attempt.ending());

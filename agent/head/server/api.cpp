@@ -6,7 +6,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
@@ -23,6 +22,7 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
+#include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
 #include "launcher/wire/loop.hpp"
 
@@ -250,15 +250,12 @@ bool Api::hand_over(Socket& socket, const Request& request, std::string behind) 
     return true;
   }
   // /v1/jobs/ID/files, and all that is below it.
-  const std::string jobs = "/v1/jobs/";
-  const std::string files = "/files";
-  if (request.method != "GET" || !request.path.starts_with(jobs)) return false;
-  const std::string behind_id =
-      request.path.substr(std::min(request.path.find('/', jobs.size()), request.path.size()));
-  if (behind_id != files && !behind_id.starts_with(files + "/")) return false;
-  const JobId job(
-      request.path.substr(jobs.size(), request.path.size() - jobs.size() - behind_id.size()));
-  parts_.files.serve(std::move(socket), request.text(), std::move(behind), job);
+  const std::vector<std::string> parts = split(request.path, '/');
+  if (request.method != "GET" || parts.size() < 5 || parts[1] != "v1" || parts[2] != "jobs" ||
+      parts[4] != "files") {
+    return false;
+  }
+  parts_.files.serve(std::move(socket), request.text(), std::move(behind), JobId(parts[3]));
   return true;
 }
 

@@ -6,7 +6,6 @@
 #include <boost/beast/websocket/rfc6455.hpp>
 #include <functional>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>

@@ -125,7 +125,7 @@ std::span<const Api::StreamRoute> Api::stream_routes() {
       {"/v1/jobs/{}/follow",
        [](Api& api, Socket& socket, const Request& of, const std::string& id) {
          const JobId job(id);
-         (void)api.parts_.engine.job(job);  // Error(not_found) is answered in plain HTTP
+         (void)api.parts_.engine.newest_attempt(job);  // Error(not_found) is answered in plain HTTP
          const FollowQuery query = parse_follow_query(of.query);
          api.parts_.logs.follow(std::move(socket), of.text(), job, query);
        }},

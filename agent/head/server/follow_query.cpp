@@ -66,14 +66,13 @@ FollowQuery parse_follow_query(const std::string& query) {
 }
 
 FollowSnapshot follow_snapshot(const Engine& engine, const JobId& job, const FollowQuery& query,
-                               std::optional<int> first) {
+                               int first) {
   FollowSnapshot now;
   now.summary = engine.job(job);
   now.newest_attempt = engine.newest_attempt(job);
   now.may_write = engine.may_write(job);
-  if (!first) return now;
   const int last = query.attempt.value_or(now.newest_attempt);
-  for (int attempt = *first; attempt >= 1 && attempt <= last; ++attempt) {
+  for (int attempt = first; attempt >= 1 && attempt <= last; ++attempt) {
     for (Engine::LogSource& source : engine.logs(job, attempt)) {
       now.sources.push_back(std::move(source));
     }
@@ -86,9 +85,9 @@ FollowSnapshot follow_snapshot(const Engine& engine, const JobId& job, const Fol
   return now;
 }
 
-int first_attempt_of(const FollowQuery& query, const FollowSnapshot& now, int start) {
+int first_attempt_of(const FollowQuery& query, int newest, bool may_write, int start) {
   if (query.attempt) return *query.attempt;
-  int first = query.follow && now.may_write ? std::max(1, now.newest_attempt) : now.newest_attempt;
+  int first = query.follow && may_write ? std::max(1, newest) : newest;
   if (query.stream == "setup") first = 1;  // it may have run in the first attempt alone
   // One that comes back begins where it was.
   return start > 0 ? std::min(first, start) : first;

@@ -39,13 +39,13 @@ struct FollowSnapshot {
   std::vector<SetupLog> setups;                     // where the query wants them
   nlohmann::json events = nlohmann::json::array();  // those that were asked for
 };
-// With the logs of the attempts from `first` on; absent: of none. Error(not_found).
+// With the logs of the attempts from `first` on. Error(not_found).
 FollowSnapshot follow_snapshot(const Engine& engine, const JobId& job, const FollowQuery& query,
-                               std::optional<int> first);
+                               int first);
 
-// The attempt whose logs come first; `start` is the one from which the client wants to go on, 0 if
-// it did not say.
-int first_attempt_of(const FollowQuery& query, const FollowSnapshot& now, int start);
+// The attempt whose logs come first, of a job with `newest` of them; `start` is the one from which
+// the client wants to go on, 0 if it did not say.
+int first_attempt_of(const FollowQuery& query, int newest, bool may_write, int start);
 
 // Error(not_found) for a rank or an attempt that there is not; false while that cannot be known.
 bool check_choice(const FollowQuery& query, const FollowSnapshot& now, const JobId& job, bool over);

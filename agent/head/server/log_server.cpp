@@ -218,10 +218,10 @@ FollowSnapshot LogServer::Follower::snapshot(const std::shared_ptr<Follower>& se
   const Engine& engine = self->server_.engine_;
   if (!self->listening_) {
     // From this instant on nothing is missed: what was before is in the snapshot.
-    const FollowSnapshot now = follow_snapshot(engine, self->job_, self->query_, std::nullopt);
+    self->first_attempt_ = first_attempt_of(self->query_, engine.newest_attempt(self->job_),
+                                            engine.may_write(self->job_), self->start_attempt_);
     self->listening_ = true;
     self->server_.followers_.emplace(self->job_, self);
-    self->first_attempt_ = first_attempt_of(self->query_, now, self->start_attempt_);
   }
   return follow_snapshot(engine, self->job_, self->query_, self->first_attempt_);
 }

@@ -45,7 +45,7 @@ void check_format(const nlohmann::json& json, const std::string& format) {
 
 void require_own_folder(const fs::path& path) {
   struct stat status {};
-  const std::string shown = printable(path.string(), false);
+  const std::string shown = printable_path(path);
   if (::lstat(path.c_str(), &status) != 0) throw errno_error("cannot look at " + shown, errno);
   if (!S_ISDIR(status.st_mode)) throw Error(ErrorCode::invalid, shown + " is not a folder");
   if (status.st_uid != ::geteuid()) {
@@ -58,7 +58,7 @@ void require_real_folder(const fs::path& storage, const fs::path& path) {
   const auto status = Beneath(storage).status(path.lexically_relative(storage).string());
   if (!status) {
     throw Error(ErrorCode::not_found,
-                printable(path.string(), false) + " is not there, or a link leads to it");
+                printable_path(path) + " is not there, or a link leads to it");
   }
   require_own_folder(path);
 }
@@ -219,7 +219,7 @@ void place_shard(const fs::path& storage, const ShardReport& report,
   if (!path.has_filename()) path = path.parent_path();
   const fs::path parent = fs::canonical(path.parent_path(), failed);
   if (failed) {
-    throw errno_error("cannot look at " + printable(path.string(), false), failed.value());
+    throw errno_error("cannot look at " + printable_path(path), failed.value());
   }
   path = parent / path.filename();
   require_own_folder(path);
@@ -228,14 +228,13 @@ void place_shard(const fs::path& storage, const ShardReport& report,
   if (path != place) {
     for (const fs::path& each : forbidden) {
       if (!each.empty() && holds(path, fs::weakly_canonical(each))) {
-        throw Error(ErrorCode::denied, printable(path.string(), false) +
-                                           " cannot be taken as a checkpoint: " + each.string() +
-                                           " lies in it");
+        throw Error(ErrorCode::denied, printable_path(path) + " cannot be taken as a checkpoint: " +
+                                           each.string() + " lies in it");
       }
     }
     if (holds(checkpoints_folder(fs::weakly_canonical(storage)), path)) {
-      throw Error(ErrorCode::denied, printable(path.string(), false) +
-                                         " lies among committed checkpoints or other shards");
+      throw Error(ErrorCode::denied,
+                  printable_path(path) + " lies among committed checkpoints or other shards");
     }
     const std::vector<FileEntry> files = list_files(path);
     make_folders(place.parent_path());
@@ -244,8 +243,7 @@ void place_shard(const fs::path& storage, const ShardReport& report,
     if (report.keep) {
       copy_tree(path, place, files);
     } else if (::rename(path.c_str(), place.c_str()) != 0) {
-      if (errno != EXDEV)
-        throw errno_error("cannot move " + printable(path.string(), false), errno);
+      if (errno != EXDEV) throw errno_error("cannot move " + printable_path(path), errno);
       copy_tree(path, place, files);
       remove_tree(path);
     }

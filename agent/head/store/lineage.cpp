@@ -5,7 +5,7 @@
 #include <cerrno>
 
 #include "launcher/core/error.hpp"
-#include "launcher/core/text.hpp"
+#include "launcher/core/files.hpp"
 
 namespace dtrain::head {
 namespace {
@@ -15,10 +15,10 @@ void share_file(const fs::path& from, const fs::path& to) {
   if (::link(from.c_str(), to.c_str()) == 0) return;
   const bool no_links =
       errno == EXDEV || errno == EPERM || errno == EMLINK || errno == EOPNOTSUPP || errno == ENOSYS;
-  if (!no_links) throw errno_error("cannot link " + printable(from.string(), false), errno);
+  if (!no_links) throw errno_error("cannot link " + printable_path(from), errno);
   std::error_code failed;
   fs::copy_file(from, to, failed);
-  if (failed) throw errno_error("cannot copy " + printable(from.string(), false), failed.value());
+  if (failed) throw errno_error("cannot copy " + printable_path(from), failed.value());
 }
 
 // `to` is there whole or not at all: `temporary` is renamed to it when everything is on disk.
@@ -62,7 +62,7 @@ fs::path start_folder(const fs::path& storage) {
 }
 
 void check_committed(const fs::path& folder) {
-  while_doing("looking at the checkpoint " + printable(folder.string(), false),
+  while_doing("looking at the checkpoint " + printable_path(folder),
               [&] { verify_sizes(folder, read_manifest(folder).files); });
 }
 

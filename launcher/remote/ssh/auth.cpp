@@ -15,7 +15,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-constexpr int kTries = 3;
+constexpr int kAnswerTries = 3;
 constexpr std::chrono::seconds kAnswerLimit{30};
 
 // One way to prove who we are: a key file, or a key of the agent.
@@ -222,7 +222,7 @@ class Login {
 
   bool keyboard_interactive() {
     const std::string who = settings_.user + "@" + settings_.host;
-    for (int round = 0; round < kTries; ++round) {
+    for (int round = 0; round < kAnswerTries; ++round) {
       int rc = step([&] { return ssh_userauth_kbdint(session_.get(), nullptr, nullptr); });
       bool first = true;
       while (rc == SSH_AUTH_INFO) {
@@ -264,7 +264,7 @@ class Login {
   }
 
   bool password() {
-    for (int round = 0; round < kTries; ++round) {
+    for (int round = 0; round < kAnswerTries; ++round) {
       auto answer = ask("Password of " + settings_.user + "@" + settings_.host + ": ", false);
       if (!answer) break;
       const int rc =

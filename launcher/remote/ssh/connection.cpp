@@ -1,7 +1,6 @@
 #include "launcher/remote/ssh/connection.hpp"
 
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>

@@ -11,7 +11,7 @@ namespace dtrain::ssh {
 namespace {
 
 constexpr std::size_t kLargestKey = std::size_t{256} << 10;
-constexpr int kTries = 3;
+constexpr int kPassphraseTries = 3;
 
 }  // namespace
 
@@ -98,7 +98,7 @@ OwnedKey Keyring::unlock(
     }
     found->key.reset(key);
   }
-  for (int tried = 0; !found->key && !found->given_up && tried < kTries; ++tried) {
+  for (int tried = 0; !found->key && !found->given_up && tried < kPassphraseTries; ++tried) {
     auto passphrase = ask("Passphrase of " + file.native() + ": ");
     if (!passphrase) break;
     ssh_key key = nullptr;

@@ -20,7 +20,7 @@ using std::chrono::steady_clock;
 // A connection on which nothing was heard for so long is asked whether it lives, and given up.
 constexpr std::chrono::seconds kAskAfter{5};
 constexpr std::chrono::seconds kDeadAfter{15};
-constexpr std::chrono::seconds kAnswerLimit{30};
+constexpr std::chrono::seconds kLinkLimit{30};
 constexpr milliseconds kLastWords{200};
 constexpr int kPacketsAtOnce = 256;  // reads of libssh, 4 KiB each, before others have a turn
 
@@ -96,7 +96,7 @@ std::shared_ptr<Link> Loop::join(Target target, UniqueFd local, milliseconds lim
   wake();
   lock.lock();
   // A wait for MaxSessions is the link's own to limit.
-  const milliseconds longest = kAnswerLimit + std::chrono::seconds(5);
+  const milliseconds longest = kLinkLimit + std::chrono::seconds(5);
   const bool told = changed_.wait_for(lock, std::min(longest, limit),
                                       [&] { return link->shared.opened || link->shared.ended; });
   if (!told) {
@@ -240,7 +240,7 @@ void Loop::loop() {
     if (ready < 0 && errno != EINTR) throw errno_error(name_ + ": cannot wait", errno);
 
     if ((polled[1].revents & POLLIN) != 0) take_tasks();
-    if (polled[2].revents != 0) carrier_.proxy_said();
+    if (polled[2].revents != 0) carrier_.proxy->errors();  // so that it is read
     std::size_t at = 3;
     for (Listener& listener : listeners_) {
       if (at < polled.size() && polled[at].fd == listener.fd.get() &&

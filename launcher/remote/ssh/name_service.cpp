@@ -4,6 +4,7 @@
 #include <nss.h>
 #include <pwd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -25,17 +26,28 @@ constexpr std::chrono::seconds kGetentLimit{10};
 [[maybe_unused]] const int kChosen =
     ::__nss_configure_lookup("hosts", "files dns") + ::__nss_configure_lookup("passwd", "files");
 
-// What the machine's own program knows; empty when nothing, or when there is none.
-std::string getent(const std::string& database, const std::string& key) {
+// What the machine's own program knows; empty when nothing, or when there is no such program.
+// Throws Error(timeout, failed) when it cannot tell.
+std::string getent(const std::string& database, const std::string& key,
+                   std::chrono::milliseconds limit) {
+  constexpr int kNotFound = 2;  // getent(1)
+  SpawnOptions options;
+  options.argv = {"getent", database, "--", key};
+  Captured captured;
   try {
-    SpawnOptions options;
-    options.argv = {"getent", database, "--", key};
-    options.env = current_environment();
-    const Captured captured = capture(std::move(options), {}, kGetentLimit);
-    return captured.exit.ok() && !captured.timed_out ? captured.out : "";
-  } catch (const Error&) {
-    return "";
+    captured = capture(std::move(options), {}, limit);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::not_found) return "";
+    throw;
   }
+  if (captured.exit.ok()) return captured.out;
+  if (captured.exit.code == kNotFound) return "";
+  const std::string what = "`getent " + database + " " + key + "`";
+  if (captured.timed_out) {
+    throw Error(ErrorCode::timeout, what + " did not end within " + human_duration(limit));
+  }
+  throw Error(ErrorCode::failed,
+              what + " ended with " + captured.exit.str() + ": " + printable(captured.err, false));
 }
 
 struct FreeAddresses {
@@ -68,7 +80,8 @@ std::string Address::str() const {
   return name.data();
 }
 
-std::vector<Address> look_up(const std::string& name, int port, int family) {
+std::vector<Address> look_up(const std::string& name, int port, int family,
+                             std::chrono::milliseconds limit) {
   std::vector<Address> found;
   int rc = ask(name, port, family, AI_ADDRCONFIG, found);
   if (rc == EAI_ADDRFAMILY || rc == EAI_NONAME) {  // loopback alone counts as no address
@@ -76,16 +89,21 @@ std::vector<Address> look_up(const std::string& name, int port, int family) {
   }
   const int error = errno;
   if (rc == 0) return found;
+  std::string why = rc == EAI_SYSTEM ? std::strerror(error) : ::gai_strerror(rc);
+  std::string known;
+  try {
+    known = getent("ahosts", name, std::min<std::chrono::milliseconds>(limit, kGetentLimit));
+  } catch (const Error& trouble) {
+    why += std::string("; ") + trouble.what();
+  }
   // Lines of "ADDRESS  STREAM|DGRAM|RAW  [NAME]", of both families.
-  for (const std::string& line : split(getent("ahosts", name), '\n')) {
+  for (const std::string& line : split(known, '\n')) {
     const std::size_t end = line.find(' ');
     if (end == std::string::npos || line.find(" STREAM") == std::string::npos) continue;
     ask(line.substr(0, end), port, family, AI_NUMERICHOST, found);
   }
   if (found.empty()) {
-    throw Error(ErrorCode::unreachable,
-                "the name " + name + " has no address: " +
-                    (rc == EAI_SYSTEM ? std::strerror(error) : ::gai_strerror(rc)));
+    throw Error(ErrorCode::unreachable, "the name " + name + " has no address: " + why);
   }
   return found;
 }
@@ -99,7 +117,7 @@ Person person(uid_t uid) {
   if (known != nullptr) {
     who = {known->pw_name, known->pw_dir};
   } else {
-    const auto fields = split(getent("passwd", std::to_string(uid)), ':');
+    const auto fields = split(getent("passwd", std::to_string(uid), kGetentLimit), ':');
     if (fields.size() >= 7) who = {fields[0], fields[5]};
   }
   if (who.name.empty()) who.name = std::to_string(uid);

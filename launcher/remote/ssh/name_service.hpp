@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -21,14 +22,16 @@ struct Address {
   std::string str() const;  // in numbers, without the port
 };
 
-// Where a stream to `name` may go, best first, never none. AF_UNSPEC: both families. Throws
-// Error(unreachable).
-std::vector<Address> look_up(const std::string& name, int port, int family);
+// Where a stream to `name` may go, best first, never none. AF_UNSPEC: both families. getent has
+// `limit` to answer, at most 10 s. Throws Error(unreachable).
+std::vector<Address> look_up(const std::string& name, int port, int family,
+                             std::chrono::milliseconds limit = std::chrono::seconds(10));
 
 struct Person {
   std::string name;  // the number where nobody knows a name
   std::string home;  // as OpenSSH, the password file's, not $HOME, which is for those without one
 };
+// Throws Error(timeout, failed) when getent cannot tell.
 Person person(uid_t uid);
 
 }  // namespace dtrain::ssh

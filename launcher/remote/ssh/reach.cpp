@@ -6,7 +6,6 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-#include <array>
 #include <cerrno>
 #include <cstring>
 
@@ -49,7 +48,8 @@ int connect_one(int fd, const Address& address, const Deadline& deadline,
 }  // namespace
 
 UniqueFd connect_tcp(const Settings& settings, const Deadline& deadline) {
-  const auto addresses = look_up(settings.hostname, settings.port, settings.address_family);
+  const auto addresses =
+      look_up(settings.hostname, settings.port, settings.address_family, deadline.left());
   const auto until =
       steady_clock::now() + settings.connect_timeout.value_or(
                                 std::chrono::duration_cast<std::chrono::seconds>(kConnectLimit));

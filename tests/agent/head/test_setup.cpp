@@ -16,18 +16,18 @@ using dtrain::testing::TemporaryFolder;
 
 namespace {
 
-const ClusterId kCluster("lab-abcdef");
-const NodeId kNode("node-1");
+const ClusterId kSetupCluster("lab-abcdef");
+const NodeId kSetupNode("node-1");
 
 struct House {
   TemporaryFolder folder;
   paths::HeadRoot head{folder.path() / "head"};
   paths::NodeRoot node{folder.path() / "node-1"};
 
-  House() { head::init_head(head, {kCluster, "lab", "ssh", 2, 0, 0}); }
+  House() { head::init_head(head, {kSetupCluster, "lab", "ssh", 2, 0, 0}); }
   void let_in() {
-    const std::string request = node::init_node(node, kCluster, kNode);
-    node::install_identity(node, head::sign_node(head, kNode, request));
+    const std::string request = node::init_node(node, kSetupCluster, kSetupNode);
+    node::install_identity(node, head::sign_node(head, kSetupNode, request));
   }
   std::string certificate(const fs::path& identity) const {
     return read_file(identity / "cert.pem");
@@ -42,9 +42,9 @@ TEST_CASE("the port is known before the head runs, where others must be told it"
   CHECK(port >= head::kFirstPort);
   CHECK(port <= head::kLastPort);
   // It stays what it was; one that is wished for counts.
-  head::init_head(house.head, {kCluster, "lab", "ssh", 3, 0, 0});
+  head::init_head(house.head, {kSetupCluster, "lab", "ssh", 3, 0, 0});
   CHECK(head::read_head_config(house.head).port == port);
-  head::init_head(house.head, {kCluster, "lab", "ssh", 3, 40000, 0});
+  head::init_head(house.head, {kSetupCluster, "lab", "ssh", 3, 40000, 0});
   CHECK(head::read_head_config(house.head).port == 40000);
 }
 
@@ -79,8 +79,9 @@ TEST_CASE("certificates are renewed at half of their life, with clocks an hour o
     CHECK(wire::renewal_due(before, now + half + 2h + off));
     // A new one made by a clock that is an hour off is good at once, and for long.
     const std::string pems = head::sign_again(
-        house.head, kNode,
-        wire::make_request(wire::make_key(), {kCluster, wire::PeerName::Role::node, kNode}),
+        house.head, kSetupNode,
+        wire::make_request(wire::make_key(),
+                           {kSetupCluster, wire::PeerName::Role::node, kSetupNode}),
         now + off);
     CHECK_FALSE(wire::renewal_due(pems, now));
     CHECK(wire::expires(pems) > now + wire::kCertificateLife - 2h);
@@ -96,9 +97,9 @@ TEST_CASE("a node renews with a key of its own, all in one step") {
   const std::string before = house.certificate(house.node.identity());
   const std::string key = wire::make_key();
   const std::string request =
-      wire::make_request(key, {kCluster, wire::PeerName::Role::node, kNode});
+      wire::make_request(key, {kSetupCluster, wire::PeerName::Role::node, kSetupNode});
   const std::string pems =
-      head::sign_again(house.head, kNode, request, std::chrono::system_clock::now());
+      head::sign_again(house.head, kSetupNode, request, std::chrono::system_clock::now());
   // For another key: what is there stays.
   CHECK_THROWS_AS(node::renew_identity(house.node, wire::make_key(), pems), Error);
   CHECK(house.certificate(house.node.identity()) == before);
@@ -110,19 +111,20 @@ TEST_CASE("a node renews with a key of its own, all in one step") {
 TEST_CASE("a node that has left gets nothing, and nobody gets another's name") {
   House house;
   house.let_in();
-  CHECK(head::is_let_in(house.head, kNode));
+  CHECK(head::is_let_in(house.head, kSetupNode));
   const auto now = std::chrono::system_clock::now();
   const auto ask = [&](wire::PeerName name) { return wire::make_request(wire::make_key(), name); };
-  const wire::PeerName other{kCluster, wire::PeerName::Role::node, NodeId("node-2")};
-  const wire::PeerName head_name{kCluster, wire::PeerName::Role::head, NodeId("head")};
-  CHECK_THROWS_AS(head::sign_again(house.head, kNode, ask(other), now), Error);
-  CHECK_THROWS_AS(head::sign_again(house.head, kNode, ask(head_name), now), Error);
-  CHECK_THROWS_AS(head::sign_node(house.head, kNode, ask(head_name)), Error);
-  head::shut_out(house.head, kNode);
-  head::shut_out(house.head, kNode);  // again is fine
-  CHECK_FALSE(head::is_let_in(house.head, kNode));
+  const wire::PeerName other{kSetupCluster, wire::PeerName::Role::node, NodeId("node-2")};
+  const wire::PeerName head_name{kSetupCluster, wire::PeerName::Role::head, NodeId("head")};
+  CHECK_THROWS_AS(head::sign_again(house.head, kSetupNode, ask(other), now), Error);
+  CHECK_THROWS_AS(head::sign_again(house.head, kSetupNode, ask(head_name), now), Error);
+  CHECK_THROWS_AS(head::sign_node(house.head, kSetupNode, ask(head_name)), Error);
+  head::shut_out(house.head, kSetupNode);
+  head::shut_out(house.head, kSetupNode);  // again is fine
+  CHECK_FALSE(head::is_let_in(house.head, kSetupNode));
   CHECK_THROWS_AS(
-      head::sign_again(house.head, kNode, ask({kCluster, wire::PeerName::Role::node, kNode}), now),
+      head::sign_again(house.head, kSetupNode,
+                       ask({kSetupCluster, wire::PeerName::Role::node, kSetupNode}), now),
       Error);
   CHECK_FALSE(head::is_let_in(house.head, NodeId("../head.json")));
 }

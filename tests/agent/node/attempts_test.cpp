@@ -7,6 +7,7 @@
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <fstream>
+#include <functional>
 #include <optional>
 
 #include "agent/supervise/client.hpp"
@@ -25,7 +26,7 @@ const JobId kJob("job-abcdef");
 
 // A node's supervisors, and what the head hears of them. The agent that it starts them with is a
 // script, which does as the test wants before it becomes a supervisor.
-struct World {
+struct AttemptsWorld {
   TemporaryFolder folder;
   paths::NodeRoot root{folder / "node"};
   boost::asio::io_context context;
@@ -35,8 +36,9 @@ struct World {
   std::optional<node::Attempts> attempts;
   wire::StartAttempt start;
   std::vector<pid_t> children;
+  std::function<void(wire::AttemptSpec&)> complete;
 
-  explicit World(const std::string& before) {
+  explicit AttemptsWorld(const std::string& before) {
     const fs::path script = folder / "agent";
     std::ofstream(script) << "#!/bin/sh\necho $$ >>" << (folder / "pid").string() << "\n"
                           << before
@@ -58,7 +60,7 @@ struct World {
     spec.world_size = 1;
     make_folders(root.root);
   }
-  ~World() {
+  ~AttemptsWorld() {
     attempts.reset();
     for (const pid_t pid : children) {
       ::kill(pid, SIGKILL);
@@ -74,6 +76,7 @@ struct World {
   void begin(std::chrono::milliseconds start_limit = std::chrono::seconds(60)) {
     node::Attempts::Hooks hooks;
     hooks.send = [this](wire::NodeMessage message) { told.push_back(std::move(message)); };
+    hooks.complete = complete;
     attempts.emplace(context.get_executor(), root, (folder / "agent").string(), hooks,
                      node::Attempts::Options{start_limit});
     attempts->recover();
@@ -119,7 +122,7 @@ char state_of(pid_t pid) {
   return text ? text->at(text->rfind(')') + 2) : '\0';
 }
 
-bool ended(pid_t pid) {
+bool has_ended(pid_t pid) {
   const char state = state_of(pid);
   return state == '\0' || state == 'Z';
 }
@@ -127,19 +130,19 @@ bool ended(pid_t pid) {
 }  // namespace
 
 TEST_CASE("a supervisor that does not come to its start is ended before it is said to be lost") {
-  World world("kill -STOP $$");
+  AttemptsWorld world("kill -STOP $$");
   world.begin(std::chrono::milliseconds(50));
   world.attempts->start(world.start);
   const pid_t pid = world.supervisor();
   world.run_until([&] { return world.lost() != nullptr; });
-  CHECK(ended(pid));
+  CHECK(has_ended(pid));
   CAPTURE(world.lost()->reason);
   CHECK(world.lost()->reason.find("was killed") != std::string::npos);
   CHECK(world.ranks().empty());
 }
 
 TEST_CASE("a supervisor that is slow to start is waited for, by the next node agent too") {
-  World world("kill -STOP $$");
+  AttemptsWorld world("kill -STOP $$");
   world.begin();
   world.attempts->start(world.start);
   const pid_t pid = world.supervisor();
@@ -163,8 +166,22 @@ TEST_CASE("a supervisor that is slow to start is waited for, by the next node ag
   CHECK(world.ranks() == "started\n");
 }
 
+TEST_CASE("an attempt that runs is not completed again for who asks again") {
+  AttemptsWorld world("");
+  int completed = 0;
+  world.complete = [&](wire::AttemptSpec&) {
+    if (++completed > 1) throw Error(ErrorCode::io, "its environment cannot be read");
+  };
+  world.begin();
+  world.attempts->start(world.start);
+  world.run_until([&] { return world.ranks_told(); });
+  world.attempts->start(world.start);
+  CHECK(completed == 1);
+  CHECK(world.attempts->unfinished().size() == 1);
+}
+
 TEST_CASE("why an attempt could not be started is said again to who asks again") {
-  World world("");
+  AttemptsWorld world("");
   world.begin();
   const fs::path jobs = world.root.root / "jobs";
   std::ofstream(jobs) << "in the way";  // a file where its folders would be
@@ -179,7 +196,7 @@ TEST_CASE("why an attempt could not be started is said again to who asks again")
 }
 
 TEST_CASE("one that dies before it has said a word is lost at once") {
-  World world("");
+  AttemptsWorld world("");
   SUBCASE("to who started it") {
     std::ofstream(world.folder / "agent") << "#!/bin/sh\nexit 1\n";
     world.begin();

@@ -15,7 +15,7 @@ using dtrain::testing::TemporaryFolder;
 namespace {
 
 // A node's side; what it sends is gathered here.
-struct World {
+struct TransferWorld {
   TemporaryFolder folder;
   boost::asio::io_context context;
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work{
@@ -45,7 +45,7 @@ struct World {
 }  // namespace
 
 TEST_CASE("an attempt without a checkpoint is ready at once") {
-  World world;
+  TransferWorld world;
   world.transfers.prepare(world.request(1));
   world.run_until([&] { return !world.prepared.empty(); });
   CHECK(world.prepared[0].attempt == 1);
@@ -54,7 +54,7 @@ TEST_CASE("an attempt without a checkpoint is ready at once") {
 }
 
 TEST_CASE("a checkpoint is asked for once, however often the head asks") {
-  World world;
+  TransferWorld world;
   world.transfers.connected(true);
   world.transfers.prepare(world.request(1, 3));
   world.transfers.prepare(world.request(1, 3));
@@ -67,7 +67,7 @@ TEST_CASE("a checkpoint is asked for once, however often the head asks") {
 }
 
 TEST_CASE("a newer attempt's checkpoint takes the place of what an older one waited for") {
-  World world;
+  TransferWorld world;
   world.transfers.connected(true);
   world.transfers.prepare(world.request(1, 3));
   world.run_until([&] { return !world.sent.empty(); });

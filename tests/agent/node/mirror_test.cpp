@@ -16,7 +16,7 @@ namespace {
 const node::Mirror::Key kAttempt{JobId("job-1"), 1};
 
 // A node's side, and a head that opens every log at once and takes what it is told to.
-struct World {
+struct MirrorWorld {
   TemporaryFolder folder;
   paths::NodeRoot root{folder.path()};
   boost::asio::io_context context;
@@ -54,7 +54,7 @@ std::string log_of(int rank) {
 }  // namespace
 
 TEST_CASE("logs: one that never ends leaves room for the others") {
-  World world;
+  MirrorWorld world;
   constexpr int kRanks = wire::kLogWindow / wire::kBulkFrame + 1;  // one more than fit at once
   for (int rank = 0; rank < kRanks; ++rank) world.write(log_of(rank), wire::kLogWindow);
   world.mirror.enable(true);
@@ -78,7 +78,7 @@ TEST_CASE("logs: one that never ends leaves room for the others") {
 }
 
 TEST_CASE("logs: an attempt's end waits for what it wrote, not for others") {
-  World world;
+  MirrorWorld world;
   world.write(log_of(0), 10);
   world.mirror.enable(true);
   world.mirror.connected(true);

@@ -8,6 +8,7 @@
 #include "agent/supervise/client.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/process.hpp"
+#include "launcher/core/process_table.hpp"
 #include "launcher/core/unique_fd.hpp"
 #include "launcher/wire/attempt.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -25,6 +26,10 @@ class LineReader {
   int fd_;
   std::string buffer_;
 };
+
+inline bool gone(pid_t pid) {
+  return !start_time(pid).has_value();
+}
 
 // Another in each program: programs that run side by side have their attempts' groups by it.
 const std::string& cluster_of_tests();

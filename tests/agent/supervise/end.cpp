@@ -14,6 +14,7 @@
 
 using namespace dtrain;
 using dtrain::testing::Driver;
+using dtrain::testing::gone;
 using dtrain::testing::wait_until;
 using Outcome = wire::NodeFinished::Outcome;
 using std::chrono::steady_clock;
@@ -22,10 +23,6 @@ namespace {
 
 // Ranks that live until they are ended, as `exec`ed children too.
 const std::string kForever = "mkfifo f$RANK; echo $$ >up$RANK; read x <f$RANK";
-
-bool gone(pid_t pid) {
-  return !start_time(pid).has_value();
-}
 
 }  // namespace
 

@@ -18,6 +18,7 @@
 
 using namespace dtrain;
 using dtrain::testing::Driver;
+using dtrain::testing::gone;
 using dtrain::testing::wait_until;
 using Outcome = wire::NodeFinished::Outcome;
 
@@ -25,10 +26,6 @@ namespace {
 
 constexpr std::uint64_t kLimit = std::uint64_t{64} << 20;
 const std::string kGroup = "dtrain-" + testing::cluster_of_tests() + "-node-0-job-abcdef.1";
-
-bool gone(pid_t pid) {
-  return !start_time(pid).has_value();
-}
 
 // Says so aloud where this machine gives no groups away.
 bool real_groups() {

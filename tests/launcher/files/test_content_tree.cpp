@@ -11,15 +11,11 @@
 
 using namespace dtrain;
 using dtrain::testing::TemporaryFolder;
+using dtrain::testing::write;
 
 namespace {
 
 const std::string kSum(64, 'a');
-
-void write(const fs::path& path, const std::string& text) {
-  fs::create_directories(path.parent_path());
-  std::ofstream(path) << text;
-}
 
 std::string listed(const Snapshot& snapshot) {
   std::string text;

@@ -12,15 +12,7 @@
 
 using namespace dtrain;
 using dtrain::testing::TemporaryFolder;
-
-namespace {
-
-void write(const fs::path& path, const std::string& text) {
-  fs::create_directories(path.parent_path());
-  std::ofstream(path) << text;
-}
-
-}  // namespace
+using dtrain::testing::write;
 
 TEST_CASE("the sum that others compute") {
   Sha256 sum;

@@ -35,7 +35,7 @@ ClusterSpec aws() {
 }
 
 template <typename Change>
-std::vector<std::string> wrong(ClusterSpec spec, Change change) {
+std::vector<std::string> cluster_problems_after(ClusterSpec spec, Change change) {
   change(spec);
   std::vector<std::string> messages;
   for (const Error& error : validate(spec)) messages.push_back(error.message());
@@ -70,51 +70,66 @@ TEST_CASE("clusters that are fine") {
 TEST_CASE("hosts and users come from an allow-list") {
   for (const char* host : {"-oProxyCommand=x", "a b", "$(x)", "a;b", "a\nb", "", "a/b", "u@h"}) {
     CAPTURE(host);
-    CHECK(wrong(ssh(), [&](ClusterSpec& s) { s.provider.hosts[0].host = host; }).size() == 1);
-    CHECK(wrong(ssh(), [&](ClusterSpec& s) {
+    CHECK(cluster_problems_after(ssh(), [&](ClusterSpec& s) {
+            s.provider.hosts[0].host = host;
+          }).size() == 1);
+    CHECK(cluster_problems_after(ssh(), [&](ClusterSpec& s) {
             s.provider.hosts[1].ssh_proxy_jump = {host};
           }).size() == (std::string(host) == "u@h" ? 0 : 1));
   }
-  CHECK(wrong(ssh(), [](ClusterSpec& s) { s.provider.hosts[0].host = "fe80::1%eth0"; }).empty());
+  CHECK(cluster_problems_after(ssh(), [](ClusterSpec& s) {
+          s.provider.hosts[0].host = "fe80::1%eth0";
+        }).empty());
   for (const char* user : {"-l", "a b", "$(x)", "a;b", ""}) {
     CAPTURE(user);
-    CHECK(wrong(aws(), [&](ClusterSpec& s) { s.auth.ssh_user = user; }).size() == 1);
+    CHECK(cluster_problems_after(aws(), [&](ClusterSpec& s) { s.auth.ssh_user = user; }).size() ==
+          1);
     if (*user == '\0') continue;  // for a host: whoever ssh logs in as
-    CHECK(wrong(ssh(), [&](ClusterSpec& s) { s.provider.hosts[2].ssh_user = user; }).size() == 1);
+    CHECK(cluster_problems_after(ssh(), [&](ClusterSpec& s) {
+            s.provider.hosts[2].ssh_user = user;
+          }).size() == 1);
   }
-  CHECK(wrong(ssh(), [](ClusterSpec& s) { s.cluster_name = "a/b"; }).size() == 1);
+  CHECK(cluster_problems_after(ssh(), [](ClusterSpec& s) { s.cluster_name = "a/b"; }).size() == 1);
 }
 
 TEST_CASE("a host cannot be there twice") {
-  CHECK(wrong(ssh(), [](ClusterSpec& s) { s.provider.hosts[2].host = "10.0.0.2"; }) ==
-        std::vector<std::string>{"provider.hosts[2]: '10.0.0.2' is there twice"});
-  CHECK(wrong(ssh(), [](ClusterSpec& s) { s.provider.hosts[2].host = "10.0.0.1"; }) ==
-        std::vector<std::string>{"provider.hosts[2]: '10.0.0.1' is the head too"});
-  CHECK(wrong(ssh(), [](ClusterSpec& s) { s.provider.hosts[2].node = NodeId("10.0.0.2"); }) ==
-        std::vector<std::string>{"provider.hosts[2].node: '10.0.0.2' is there twice"});
+  CHECK(cluster_problems_after(ssh(), [](ClusterSpec& s) {
+          s.provider.hosts[2].host = "10.0.0.2";
+        }) == std::vector<std::string>{"provider.hosts[2]: '10.0.0.2' is there twice"});
+  CHECK(cluster_problems_after(ssh(), [](ClusterSpec& s) {
+          s.provider.hosts[2].host = "10.0.0.1";
+        }) == std::vector<std::string>{"provider.hosts[2]: '10.0.0.1' is the head too"});
+  CHECK(cluster_problems_after(ssh(), [](ClusterSpec& s) {
+          s.provider.hosts[2].node = NodeId("10.0.0.2");
+        }) == std::vector<std::string>{"provider.hosts[2].node: '10.0.0.2' is there twice"});
 }
 
 TEST_CASE("node types") {
-  CHECK(wrong(aws(), [](ClusterSpec& s) { s.head_node_type = "hed"; }) ==
+  CHECK(cluster_problems_after(aws(), [](ClusterSpec& s) { s.head_node_type = "hed"; }) ==
         std::vector<std::string>{"head_node_type: 'hed' is not one of available_node_types"});
-  CHECK(wrong(aws(), [](ClusterSpec& s) { s.node_types.clear(); }).size() == 1);
-  CHECK(wrong(aws(), [](ClusterSpec& s) { s.node_types[1].max_workers = 1; }) ==
+  CHECK(cluster_problems_after(aws(), [](ClusterSpec& s) { s.node_types.clear(); }).size() == 1);
+  CHECK(cluster_problems_after(aws(), [](ClusterSpec& s) { s.node_types[1].max_workers = 1; }) ==
         std::vector<std::string>{
             "available_node_types.gpu.max_workers: is 1, less than min_workers, which is 4"});
-  CHECK(wrong(aws(), [](ClusterSpec& s) { s.node_types[1].resources["CPU"] = -1; }).size() == 1);
-  CHECK(wrong(aws(), [](ClusterSpec& s) { s.node_types[1].resources["CPU"] = NAN; }).size() == 1);
+  CHECK(cluster_problems_after(aws(), [](ClusterSpec& s) {
+          s.node_types[1].resources["CPU"] = -1;
+        }).size() == 1);
+  CHECK(cluster_problems_after(aws(), [](ClusterSpec& s) {
+          s.node_types[1].resources["CPU"] = NAN;
+        }).size() == 1);
 }
 
 TEST_CASE("paths of a cluster") {
-  CHECK(wrong(ssh(), [](ClusterSpec& s) { s.provider.root = "data"; }).size() == 1);
-  CHECK(wrong(ssh(), [](ClusterSpec& s) { s.provider.root = "~/data"; }).empty());
-  CHECK(wrong(ssh(), [](ClusterSpec& s) {
+  CHECK(cluster_problems_after(ssh(), [](ClusterSpec& s) { s.provider.root = "data"; }).size() ==
+        1);
+  CHECK(cluster_problems_after(ssh(), [](ClusterSpec& s) { s.provider.root = "~/data"; }).empty());
+  CHECK(cluster_problems_after(ssh(), [](ClusterSpec& s) {
           s.file_mounts = {FileMount{"data", "/x"}};
         }).size() == 1);
-  CHECK(wrong(ssh(), [](ClusterSpec& s) {
+  CHECK(cluster_problems_after(ssh(), [](ClusterSpec& s) {
           s.file_mounts = {FileMount{"/data", "x"}};
         }).size() == 1);
-  CHECK(wrong(ssh(), [](ClusterSpec& s) {
+  CHECK(cluster_problems_after(ssh(), [](ClusterSpec& s) {
           s.setup_commands = {"a", std::string(1, '\0')};
         }) == std::vector<std::string>{"setup_commands[1]: contains a NUL character"});
 }

@@ -13,7 +13,7 @@ using namespace dtrain;
 // The files that are written from the tables. `DTRAIN_ACCEPT=1 spec_tests` writes them anew.
 namespace {
 
-const std::filesystem::path kRoot = DTRAIN_SOURCE_ROOT;
+const std::filesystem::path kSource = DTRAIN_SOURCE_ROOT;
 
 std::string read(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
@@ -48,13 +48,13 @@ std::string with_keys(const std::filesystem::path& path, const std::string& keys
 }  // namespace
 
 TEST_CASE("the JSON Schemas in configs/ are those of the tables") {
-  check_golden(kRoot / "configs/cluster.schema.json", cluster_schema().dump(2) + "\n");
-  check_golden(kRoot / "configs/job.schema.json", job_schema().dump(2) + "\n");
+  check_golden(kSource / "configs/cluster.schema.json", cluster_schema().dump(2) + "\n");
+  check_golden(kSource / "configs/job.schema.json", job_schema().dump(2) + "\n");
 }
 
 TEST_CASE("the pages in docs/ list the keys of the tables") {
-  check_golden(kRoot / "docs/cluster_yaml.md",
-               with_keys(kRoot / "docs/cluster_yaml.md", spec::cluster_keys_markdown()));
-  check_golden(kRoot / "docs/job_yaml.md",
-               with_keys(kRoot / "docs/job_yaml.md", spec::job_keys_markdown()));
+  check_golden(kSource / "docs/cluster_yaml.md",
+               with_keys(kSource / "docs/cluster_yaml.md", spec::cluster_keys_markdown()));
+  check_golden(kSource / "docs/job_yaml.md",
+               with_keys(kSource / "docs/job_yaml.md", spec::job_keys_markdown()));
 }

@@ -45,7 +45,7 @@ JobSpec full() {
 
 // The messages of validate() after `change`.
 template <typename Change>
-std::vector<std::string> wrong(Change change) {
+std::vector<std::string> job_problems_after(Change change) {
   JobSpec spec = good();
   change(spec);
   std::vector<std::string> messages;
@@ -116,7 +116,7 @@ TEST_CASE("JSON of a wrong type is refused by its key") {
 }
 
 TEST_CASE("validate finds every problem at once") {
-  const auto messages = wrong([](JobSpec& spec) {
+  const auto messages = job_problems_after([](JobSpec& spec) {
     spec.name = "../x";
     spec.command.clear();
     spec.workdir = "here";
@@ -133,13 +133,13 @@ TEST_CASE("unsafe names are refused") {
   for (const char* name : {"; rm -rf", "$(x)", "-oProxyCommand=x", "a\nb", "", ".", "a/b", "ä",
                            "12345678901234567890123456789012345678901"}) {
     CAPTURE(name);
-    CHECK(wrong([&](JobSpec& spec) { spec.name = name; }).size() == 1);
+    CHECK(job_problems_after([&](JobSpec& spec) { spec.name = name; }).size() == 1);
   }
-  CHECK(wrong([](JobSpec& spec) { spec.name = std::string(40, 'a'); }).empty());
+  CHECK(job_problems_after([](JobSpec& spec) { spec.name = std::string(40, 'a'); }).empty());
 }
 
 TEST_CASE("ranges") {
-  const auto refused = [](auto change) { return wrong(change).size() == 1; };
+  const auto refused = [](auto change) { return job_problems_after(change).size() == 1; };
   CHECK(refused([](JobSpec& s) { s.nnodes = {3, 2}; }));
   CHECK(refused([](JobSpec& s) { s.nnodes = {1, 10001}; }));
   CHECK(refused([](JobSpec& s) { s.nproc_per_node.number = 0; }));
@@ -168,45 +168,47 @@ TEST_CASE("ranges") {
 
 TEST_CASE("text that no program could get is refused") {
   const std::string nul("a\0b", 3);
-  CHECK(wrong([&](JobSpec& s) { s.command.push_back(nul); }) ==
+  CHECK(job_problems_after([&](JobSpec& s) { s.command.push_back(nul); }) ==
         std::vector<std::string>{"command[1]: contains a NUL character"});
-  CHECK(wrong([&](JobSpec& s) { s.env["A"] = nul; }).size() == 1);
-  CHECK(wrong([&](JobSpec& s) { s.setup = nul; }).size() == 1);
-  CHECK(wrong([](JobSpec& s) { s.command.push_back("\xff"); }) ==
+  CHECK(job_problems_after([&](JobSpec& s) { s.env["A"] = nul; }).size() == 1);
+  CHECK(job_problems_after([&](JobSpec& s) { s.setup = nul; }).size() == 1);
+  CHECK(job_problems_after([](JobSpec& s) { s.command.push_back("\xff"); }) ==
         std::vector<std::string>{"command[1]: is not UTF-8: '\\xff'"});
-  CHECK(wrong([](JobSpec& s) { s.command.emplace_back(200'000, 'a'); }).size() == 1);
-  CHECK(wrong([](JobSpec& s) { s.command.resize(20'000, "a"); }).size() == 1);
-  CHECK(wrong([](JobSpec& s) {
+  CHECK(job_problems_after([](JobSpec& s) { s.command.emplace_back(200'000, 'a'); }).size() == 1);
+  CHECK(job_problems_after([](JobSpec& s) { s.command.resize(20'000, "a"); }).size() == 1);
+  CHECK(job_problems_after([](JobSpec& s) {
           for (int i = 0; i < 2000; ++i) s.env["A" + std::to_string(i)];
         }).size() == 1);
-  CHECK(wrong([](JobSpec& s) { s.command = {""}; }).size() == 1);
-  CHECK(wrong([](JobSpec& s) {
+  CHECK(job_problems_after([](JobSpec& s) { s.command = {""}; }).size() == 1);
+  CHECK(job_problems_after([](JobSpec& s) {
           s.shell = true;
           s.command = {" \n"};
         }).size() == 1);
 }
 
 TEST_CASE("environment names") {
-  CHECK(wrong([](JobSpec& s) { s.env["RANK"] = "3"; }) ==
+  CHECK(job_problems_after([](JobSpec& s) { s.env["RANK"] = "3"; }) ==
         std::vector<std::string>{
             "env.RANK: is set by dtrain for each rank, so it cannot be set here"});
-  CHECK(wrong([](JobSpec& s) { s.env["DTRAIN_ATTEMPT"] = "3"; }).size() == 1);
-  CHECK(wrong([](JobSpec& s) { s.env["A-B"] = "3"; }).size() == 1);
-  CHECK(wrong([](JobSpec& s) { s.env[""] = "3"; }).size() == 1);
-  CHECK(wrong([](JobSpec& s) { s.env["1A"] = "3"; }).size() == 1);
-  CHECK(wrong([](JobSpec& s) { s.secrets = {{"RANK", std::nullopt}}; }).size() == 1);
-  CHECK(wrong([](JobSpec& s) {
+  CHECK(job_problems_after([](JobSpec& s) { s.env["DTRAIN_ATTEMPT"] = "3"; }).size() == 1);
+  CHECK(job_problems_after([](JobSpec& s) { s.env["A-B"] = "3"; }).size() == 1);
+  CHECK(job_problems_after([](JobSpec& s) { s.env[""] = "3"; }).size() == 1);
+  CHECK(job_problems_after([](JobSpec& s) { s.env["1A"] = "3"; }).size() == 1);
+  CHECK(job_problems_after([](JobSpec& s) { s.secrets = {{"RANK", std::nullopt}}; }).size() == 1);
+  CHECK(job_problems_after([](JobSpec& s) {
           s.secrets = {{"A", std::nullopt}, {"A", std::nullopt}};
         }).size() == 1);
-  CHECK(wrong([](JobSpec& s) { s.secrets = {{"A", "relative"}}; }).size() == 1);
-  CHECK(wrong([](JobSpec& s) {
+  CHECK(job_problems_after([](JobSpec& s) { s.secrets = {{"A", "relative"}}; }).size() == 1);
+  CHECK(job_problems_after([](JobSpec& s) {
           s.env["A"] = "";
           s.secrets = {{"A", std::nullopt}};
         }) == std::vector<std::string>{"secrets.A: is also in env"});
 }
 
 TEST_CASE("a secret's name that holds its value is not repeated") {
-  const auto messages = wrong([](JobSpec& s) { s.secrets = {{"TOKEN=hunter2", std::nullopt}}; });
+  const auto messages = job_problems_after([](JobSpec& s) {
+    s.secrets = {{"TOKEN=hunter2", std::nullopt}};
+  });
   REQUIRE(messages.size() == 1);
   CHECK(messages[0].find("hunter2") == std::string::npos);
 }

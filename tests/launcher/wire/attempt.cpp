@@ -18,7 +18,7 @@ namespace {
 
 // What is said on the wire may only grow: each file here is one message of version 1, which every
 // later version must read and write. DTRAIN_ACCEPT=1 writes them anew.
-const fs::path kGolden = fs::path(DTRAIN_SOURCE_ROOT) / "tests/golden/wire/attempt/v1";
+const fs::path kAttemptGolden = fs::path(DTRAIN_SOURCE_ROOT) / "tests/golden/wire/attempt/v1";
 
 const WallTime kTime = from_millis(1767323045678);
 
@@ -179,7 +179,7 @@ TEST_CASE("golden files are read and written byte for byte") {
     const auto& name = entry.first;
     const auto& golden = entry.second;
     CAPTURE(name);
-    const fs::path path = kGolden / (name + ".json");
+    const fs::path path = kAttemptGolden / (name + ".json");
     known.insert(path.filename().string());
     const std::string text = golden.value.dump(2) + "\n";
     if (accept) std::ofstream(path) << text;
@@ -187,7 +187,7 @@ TEST_CASE("golden files are read and written byte for byte") {
     CHECK(kept == text);
     CHECK(golden.read(json::parse(kept)).dump(2) + "\n" == kept);
   }
-  for (const auto& entry : fs::directory_iterator(kGolden)) {
+  for (const auto& entry : fs::directory_iterator(kAttemptGolden)) {
     CHECK_MESSAGE(known.count(entry.path().filename().string()) == 1, entry.path().string());
   }
 }

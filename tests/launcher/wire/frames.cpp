@@ -22,12 +22,12 @@ using tcp = asio::ip::tcp;
 
 namespace {
 
-const ClusterId kCluster{"lab-abcdef"};
+const ClusterId kLab{"lab-abcdef"};
 
 // A cluster's CA, and identities signed by it, in a temporary folder.
 class Cluster {
  public:
-  explicit Cluster(ClusterId id = kCluster)
+  explicit Cluster(ClusterId id = kLab)
       : id_(std::move(id)), ca_(make_ca(id_, std::chrono::system_clock::now())) {}
 
   fs::path identity(PeerName::Role role, const std::string& node,
@@ -89,7 +89,7 @@ Meeting meet(const fs::path& head, const fs::path& node, const std::string& payl
   const std::uint16_t port = acceptor.local_endpoint().port();
   Meeting seen;
   asio::co_spawn(context, serve_one(acceptor, head, seen), asio::detached);
-  asio::co_spawn(context, dial_one(port, node, kCluster, payload, seen), asio::detached);
+  asio::co_spawn(context, dial_one(port, node, kLab, payload, seen), asio::detached);
   context.run();
   return seen;
 }

@@ -8,7 +8,7 @@ using nlohmann::json;
 namespace {
 
 template <typename Body>
-std::string refusal(const Body& body) {
+std::string refused_body(const Body& body) {
   try {
     body();
   } catch (const Error& error) {
@@ -22,20 +22,20 @@ std::string refusal(const Body& body) {
 
 TEST_CASE("parse_json is bounded in size and depth, and in what it says") {
   CHECK(wire::parse_json("{\"a\":[1]}", "it")["a"][0] == 1);
-  CHECK(refusal([] { wire::parse_json("12345", "it", 4); }) == "it is larger than 4 bytes");
+  CHECK(refused_body([] { wire::parse_json("12345", "it", 4); }) == "it is larger than 4 bytes");
   CHECK(wire::parse_json("[[[]]]", "it", 100, 3).is_array());
-  CHECK(refusal([] { wire::parse_json("[[[]]]", "it", 100, 2); }) ==
+  CHECK(refused_body([] { wire::parse_json("[[[]]]", "it", 100, 2); }) ==
         "it is nested deeper than 2 levels");
   CHECK(wire::parse_json(R"(["[[[\"[["])", "it", 100, 1).is_array());
-  CHECK(refusal([] { wire::parse_json(std::string(1 << 20, '['), "it"); }).find("deeper") !=
+  CHECK(refused_body([] { wire::parse_json(std::string(1 << 20, '['), "it"); }).find("deeper") !=
         std::string::npos);
-  const std::string huge = refusal([] { wire::parse_json(std::string(1 << 20, 'x'), "it"); });
+  const std::string huge = refused_body([] { wire::parse_json(std::string(1 << 20, 'x'), "it"); });
   CHECK(huge.find("it is not JSON") == 0);
   CHECK(huge.size() < 1000);
-  CHECK(refusal([] { wire::parse_json("\"\xff\"", "it"); }).find("it is not JSON") == 0);
-  CHECK(refusal([] { wire::parse_json("", "it"); }).find("it is not JSON") == 0);
-  CHECK(refusal([] { wire::parse_json("1e999", "it"); }).find("it is not JSON") == 0);
-  CHECK(refusal([] { wire::parse_json("\"\\", "it"); }).find("it is not JSON") == 0);
+  CHECK(refused_body([] { wire::parse_json("\"\xff\"", "it"); }).find("it is not JSON") == 0);
+  CHECK(refused_body([] { wire::parse_json("", "it"); }).find("it is not JSON") == 0);
+  CHECK(refused_body([] { wire::parse_json("1e999", "it"); }).find("it is not JSON") == 0);
+  CHECK(refused_body([] { wire::parse_json("\"\\", "it"); }).find("it is not JSON") == 0);
 }
 
 TEST_CASE("dump never throws") {
@@ -47,22 +47,24 @@ TEST_CASE("readers name the key, what was wanted and what was found") {
       R"({"s":"x","i":5,"big":18446744073709551615,"n":1.5,"b":true,"l":["a","b"],"mixed":["a",1]})");
   CHECK(wire::get_string(object, "s") == "x");
   CHECK(wire::get_string(object, "gone", "else") == "else");
-  CHECK(refusal([&] { wire::get_string(object, "i"); }) == "\"i\" must be a string, not number");
-  CHECK(refusal([&] { wire::get_string(object, "i", "else"); }) != "not refused");
-  CHECK(refusal([&] { wire::get_string(object, "gone"); }) == "\"gone\" is missing");
-  CHECK(refusal([&] { wire::get_string(json(3), "s"); }).find("an object with \"s\"") == 0);
+  CHECK(refused_body([&] { wire::get_string(object, "i"); }) ==
+        "\"i\" must be a string, not number");
+  CHECK(refused_body([&] { wire::get_string(object, "i", "else"); }) != "not refused");
+  CHECK(refused_body([&] { wire::get_string(object, "gone"); }) == "\"gone\" is missing");
+  CHECK(refused_body([&] { wire::get_string(json(3), "s"); }).find("an object with \"s\"") == 0);
   CHECK(wire::get_int(object, "i", 5, 5) == 5);
   CHECK(wire::get_int(object, "gone", 0, 9, 7) == 7);
-  CHECK(refusal([&] { wire::get_int(object, "i", 6, 9); }) == "\"i\" must be from 6 to 9, not 5");
-  CHECK(refusal([&] { wire::get_int(object, "big", 0, INT64_MAX); }) != "not refused");
-  CHECK(refusal([&] { wire::get_int(object, "n", 0, 9); }) != "not refused");
+  CHECK(refused_body([&] { wire::get_int(object, "i", 6, 9); }) ==
+        "\"i\" must be from 6 to 9, not 5");
+  CHECK(refused_body([&] { wire::get_int(object, "big", 0, INT64_MAX); }) != "not refused");
+  CHECK(refused_body([&] { wire::get_int(object, "n", 0, 9); }) != "not refused");
   CHECK(wire::get_number(object, "n", 0) == 1.5);
   CHECK(wire::get_number(object, "gone", 2) == 2);
-  CHECK(refusal([&] { wire::get_number(object, "s", 0); }) != "not refused");
+  CHECK(refused_body([&] { wire::get_number(object, "s", 0); }) != "not refused");
   CHECK(wire::get_bool(object, "b", false));
-  CHECK(refusal([&] { wire::get_bool(object, "i", false); }) != "not refused");
+  CHECK(refused_body([&] { wire::get_bool(object, "i", false); }) != "not refused");
   CHECK(wire::get_strings(object, "l") == std::vector<std::string>{"a", "b"});
-  CHECK(refusal([&] { wire::get_strings(object, "mixed"); }) != "not refused");
+  CHECK(refused_body([&] { wire::get_strings(object, "mixed"); }) != "not refused");
 }
 
 TEST_CASE("an error is the same error on the other side") {

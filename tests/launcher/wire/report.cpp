@@ -10,7 +10,7 @@ using nlohmann::json;
 
 namespace {
 
-std::string refusal(const std::string& line) {
+std::string refused_line(const std::string& line) {
   try {
     wire::parse_report(line);
   } catch (const Error& error) {
@@ -86,7 +86,7 @@ TEST_CASE("what it refuses, and why") {
     const auto& line = entry.first;
     const auto& why = entry.second;
     CAPTURE(line);
-    CHECK(refusal(line).find(why) != std::string::npos);
+    CHECK(refused_line(line).find(why) != std::string::npos);
   }
 }
 
@@ -96,20 +96,21 @@ TEST_CASE("bounds: bytes, depth, numbers of metrics, length of names and of what
     return head + std::string(size - head.size() - 2, 'x') + "\"}";
   };
   CHECK_NOTHROW(wire::parse_report(padded(wire::kReportLimit - 1)));
-  CHECK(refusal(padded(wire::kReportLimit)).find("longer than 65536 bytes") != std::string::npos);
-  CHECK(refusal(std::string(60000, '[')).find("deeper") != std::string::npos);
-  CHECK(refusal(std::string(60000, '\1')).find("is not JSON") != std::string::npos);
+  CHECK(refused_line(padded(wire::kReportLimit)).find("longer than 65536 bytes") !=
+        std::string::npos);
+  CHECK(refused_line(std::string(60000, '[')).find("deeper") != std::string::npos);
+  CHECK(refused_line(std::string(60000, '\1')).find("is not JSON") != std::string::npos);
 
   json many;
   for (int i = 0; i < 256; ++i) many["m" + std::to_string(i)] = i;
   CHECK_NOTHROW(wire::parse_report(metrics(many)));
   many["more"] = 1;
-  CHECK(refusal(metrics(many)).find("at most 256") != std::string::npos);
+  CHECK(refused_line(metrics(many)).find("at most 256") != std::string::npos);
 
   std::string name;
   for (int i = 0; i < 128; ++i) name += "é";
   CHECK_NOTHROW(wire::parse_report(metrics({{name, 1}})));
-  CHECK(refusal(metrics({{name + "x", 1}})).find("1 to 128 characters") != std::string::npos);
+  CHECK(refused_line(metrics({{name + "x", 1}})).find("1 to 128 characters") != std::string::npos);
 }
 
 TEST_CASE("Python's NaN gets advice") {

@@ -16,7 +16,7 @@ using nlohmann::json;
 namespace {
 
 // One file a message of version 1; DTRAIN_ACCEPT=1 writes anew.
-const fs::path kGolden = fs::path(DTRAIN_SOURCE_ROOT) / "tests/golden/wire/session/v1";
+const fs::path kSessionGolden = fs::path(DTRAIN_SOURCE_ROOT) / "tests/golden/wire/session/v1";
 
 struct Case {
   json message;
@@ -50,7 +50,7 @@ SetupStatus setup_status() {
   return status;
 }
 
-std::map<std::string, Case> messages() {
+std::map<std::string, Case> session_messages() {
   SessionHello hello;
   hello.features = {"sync_files"};
   hello.agent_version = "0.1.0";
@@ -181,13 +181,13 @@ std::map<std::string, Case> messages() {
 
 TEST_CASE("messages of a session are those of the golden files") {
   const bool accept = std::getenv("DTRAIN_ACCEPT") != nullptr;
-  for (const auto& entry : messages()) {
+  for (const auto& entry : session_messages()) {
     const std::string& name = entry.first;
     const Case& each = entry.second;
     CAPTURE(name);
-    const fs::path path = kGolden / (name + ".json");
+    const fs::path path = kSessionGolden / (name + ".json");
     if (accept) {
-      fs::create_directories(kGolden);
+      fs::create_directories(kSessionGolden);
       write_file_atomic(path, each.message.dump(2) + "\n", 0644);
     }
     const std::string golden = read_file(path);
@@ -197,7 +197,7 @@ TEST_CASE("messages of a session are those of the golden files") {
 }
 
 TEST_CASE("what a newer session adds is passed over") {
-  for (const auto& entry : messages()) {
+  for (const auto& entry : session_messages()) {
     const std::string& name = entry.first;
     CAPTURE(name);
     json message = entry.second.message;
@@ -207,7 +207,7 @@ TEST_CASE("what a newer session adds is passed over") {
 }
 
 TEST_CASE("a field of another type, or that is missing, is an error that names it") {
-  for (const auto& entry : messages()) {
+  for (const auto& entry : session_messages()) {
     const std::string& name = entry.first;
     const Case& each = entry.second;
     for (const auto& field : each.message.items()) {
@@ -237,14 +237,14 @@ TEST_CASE("a field of another type, or that is missing, is an error that names i
 }
 
 TEST_CASE("requests that no agent may do") {
-  json open = messages().at("open_node").message;
+  json open = session_messages().at("open_node").message;
   for (const char* name : {"../../etc", "", ".", "a/b", "-x"}) {
     open["node"] = name;
     CHECK_THROWS_AS(session_request_from_json(open), Error);
   }
   CHECK_THROWS_AS(session_request_from_json({{"op", "no such"}}), Error);
   CHECK_THROWS_AS(session_request_from_json(json::array()), Error);
-  json read = messages().at("read_setup").message;
+  json read = session_messages().at("read_setup").message;
   read["wait_ms"] = 1.5;
   CHECK_THROWS_AS(session_request_from_json(read), Error);
 }

@@ -15,7 +15,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-NodeCapacity node(const std::string& name, double cpus) {
+NodeCapacity cpu_node(const std::string& name, double cpus) {
   NodeCapacity capacity;
   capacity.node = NodeId(name);
   capacity.cpus = cpus;
@@ -38,7 +38,7 @@ PlacedShare share(const std::string& name, double cpus) {
 
 // a and b are taken for 100 s, c is free; `wide` wants all of a and b.
 struct TwoOfThree {
-  std::vector<NodeCapacity> nodes = {node("a", 4), node("b", 4), node("c", 2)};
+  std::vector<NodeCapacity> nodes = {cpu_node("a", 4), cpu_node("b", 4), cpu_node("c", 2)};
   std::vector<RunningJob> running = {{{share("a", 4), share("b", 3)}, 100s}};
 
   TwoOfThree() {
@@ -93,7 +93,7 @@ TEST_CASE("a small job starts before a large one that waits, where it cannot del
 }
 
 TEST_CASE("the moment of a reservation") {
-  std::vector<NodeCapacity> nodes = {node("a", 4), node("b", 4), node("c", 4)};
+  std::vector<NodeCapacity> nodes = {cpu_node("a", 4), cpu_node("b", 4), cpu_node("c", 4)};
   const std::vector<RunningJob> running = {
       {{share("c", 4)}, 30s}, {{share("a", 4)}, std::nullopt}, {{share("b", 4)}, 70s}};
   for (const RunningJob& job : running) take(nodes, job.shares);
@@ -112,7 +112,7 @@ TEST_CASE("only so many are looked at behind the one that waits") {
   std::vector<NodeCapacity> nodes;
   std::vector<RunningJob> running;
   for (int i = 0; i < 100; ++i) {
-    nodes.push_back(node("node-" + std::to_string(i), i < 2 ? 4 : 3));
+    nodes.push_back(cpu_node("node-" + std::to_string(i), i < 2 ? 4 : 3));
     running.push_back({{share(nodes.back().node.str(), 3)}, std::chrono::seconds(100 + i)});
   }
   for (const RunningJob& job : running) take(nodes, job.shares);
@@ -209,7 +209,7 @@ Simulation random_queue(std::mt19937& random, Ends ends) {
   Simulation all;
   const int count = pick(2, 5);
   for (int i = 0; i < count; ++i) {
-    all.nodes.push_back(node("n" + std::to_string(i), i < 2 ? 4 : pick(1, 4)));
+    all.nodes.push_back(cpu_node("n" + std::to_string(i), i < 2 ? 4 : pick(1, 4)));
   }
   int arrives = 0;
   for (int i = 0; i < 20; ++i) {

@@ -12,14 +12,10 @@ using namespace dtrain;
 using namespace dtrain::head;
 using dtrain::head::testing::World;
 using dtrain::testing::TemporaryFolder;
+using dtrain::testing::write;
 using Outcome = wire::NodeFinished::Outcome;
 
 namespace {
-
-void write(const fs::path& path, const std::string& text) {
-  fs::create_directories(path.parent_path());
-  std::ofstream(path) << text;
-}
 
 fs::path model_at(const fs::path& folder, const std::string& text = "weights") {
   write(folder / "model.safetensors", text);

@@ -154,10 +154,14 @@ TEST_CASE("a job can be resumed again and again, and before its first attempt") 
   World world;
   world.join("node-0");
   const JobId first = failed_job(world);
-  const JobId second = world.submit(resumed(first));
+  JobSpec one_kept = resumed(first);
+  one_kept.checkpoint.num_to_keep = 1;
+  const JobId second = world.submit(one_kept);
   begin(world, second);
   measure(world, second, 8, 0.6);
   end(world, second, 1);
+  // It has made none of its own: what was before stays.
+  CHECK(world.engine->job(second).at("checkpoints").size() == 2);
   const JobId third = world.submit(resumed(second));
   CHECK(weights(world.started("node-0", third, 1).checkpoint.value_or("")) == "six");
   CHECK(steps_of(world, third) == std::vector<std::int64_t>{3, 7, 8});

@@ -13,13 +13,9 @@ using namespace dtrain;
 using namespace dtrain::head;
 using dtrain::head::testing::World;
 using dtrain::testing::TemporaryFolder;
+using dtrain::testing::write;
 
 namespace {
-
-void write(const fs::path& path, const std::string& text) {
-  fs::create_directories(path.parent_path());
-  std::ofstream(path) << text;
-}
 
 // Nodes on machines other than the head's, and a storage that all see.
 struct Shared : World {

@@ -63,6 +63,16 @@ TEST_CASE("a host that nobody knows is an error with its name") {
                        doctest::Contains((kUnknown + " has no address").c_str()), Error);
 }
 
+TEST_CASE("who cannot be asked is not taken for one who knows nothing") {
+  const Getent broken("echo the directory is away >&2; exit 1\n");
+  CHECK_THROWS_WITH_AS(ssh::person(kNobodys), doctest::Contains("the directory is away"), Error);
+  CHECK_THROWS_WITH_AS(ssh::look_up(kUnknown, 22, AF_UNSPEC),
+                       doctest::Contains("the directory is away"), Error);
+  const Getent slow("exec /bin/sleep 1000\n");
+  CHECK_THROWS_WITH_AS(ssh::look_up(kUnknown, 22, AF_UNSPEC, std::chrono::milliseconds(50)),
+                       doctest::Contains("did not end within 50 ms"), Error);
+}
+
 TEST_CASE("people: the password file, then getent, then the number and $HOME") {
   CHECK(ssh::person(0).name == "root");
   {
@@ -73,8 +83,10 @@ TEST_CASE("people: the password file, then getent, then the number and $HOME") {
     CHECK(ann.home == "/home/ann");
   }
   const Getent none("exit 2\n");
+  const std::string home = ::getenv("HOME");
   ::setenv("HOME", "/home/of-variable", 1);
   const Person nobody = ssh::person(kNobodys);
+  ::setenv("HOME", home.c_str(), 1);
   CHECK(nobody.name == "987654321");
   CHECK(nobody.home == "/home/of-variable");
 }

@@ -1,6 +1,5 @@
 // What one connection to a real sshd serves.
 
-#include <arpa/inet.h>
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -206,11 +205,17 @@ TEST_CASE("forwards: a unix socket and a tcp port there, from here") {
   for (int i = 0; i < 30; ++i) {  // forwards are no sessions: MaxSessions does not count
     clients.push_back(std::async(std::launch::async, [&, i] {
       const UniqueFd fd = connect_unix(here);
-      const std::string mine = pattern(std::size_t{100000} + static_cast<std::size_t>(i));
+      // The first is more than the sockets on its way hold.
+      const std::string mine = pattern(i == 0 ? std::size_t{3} << 20
+                                              : std::size_t{100000} + static_cast<std::size_t>(i));
       return echoed(fd.get(), mine) == mine;
     }));
   }
   for (auto& client : clients) CHECK(client.get());
+  const fs::path to_nothing = server.folder() / "nothing.sock";
+  connection->serve_unix(to_nothing, (server.folder() / "not-there.sock").native());
+  char none = 0;
+  CHECK(::recv(connect_unix(to_nothing).get(), &none, 1, 0) == 0);
 
   // Our own sshd is a tcp service as good as any.
   const UniqueFd banner = connection->open_tcp("127.0.0.1", server.port());

@@ -61,7 +61,7 @@ Error failure(const SshHost& host, const SshOptions& options) {
   return Error(ErrorCode::internal, "it connected");
 }
 
-bool has(const std::string& text, const std::string& part) {
+bool says(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
@@ -94,10 +94,10 @@ TEST_CASE("login: a wrong key is refused, and what was tried is said") {
                                         "\nIdentityFile none\nIdentityAgent none\n");
   const Error error = failure(host, options);
   CHECK(error.code() == ErrorCode::denied);
-  CHECK(has(error.message(), "other"));
-  CHECK(has(error.message(), "the server accepts publickey"));
+  CHECK(says(error.message(), "other"));
+  CHECK(says(error.message(), "the server accepts publickey"));
   host.identity.clear();
-  CHECK(has(failure(host, options).message(), "there is no key to try"));
+  CHECK(says(failure(host, options).message(), "there is no key to try"));
   host.identity = server.folder() / "missing";
   CHECK(failure(host, options).code() == ErrorCode::invalid);
 }
@@ -107,15 +107,15 @@ TEST_CASE("host key: unknown, refused without somebody to ask; accepted, it is p
   SshOptions options = server.options(false);
   const Error error = failure(server.host(), options);
   CHECK(error.code() == ErrorCode::denied);
-  CHECK(has(error.message(), "is not known"));
-  CHECK(has(error.message(), "SHA256:"));
+  CHECK(says(error.message(), "is not known"));
+  CHECK(says(error.message(), "SHA256:"));
   CHECK_FALSE(fs::exists(server.pinned()));
 
   const auto answers = std::make_shared<Answers>();
   options.shared = std::make_shared<SshShared>(answers);
   CHECK(failure(server.host(), options).code() == ErrorCode::denied);
   REQUIRE(answers->asked.size() == 1);
-  CHECK(has(answers->asked[0], "SHA256:"));
+  CHECK(says(answers->asked[0], "SHA256:"));
   answers->yes = true;
   CHECK(SshConnection::connect(server.host(), options)->alive());
   CHECK(read_file(server.pinned()) == server.host_key_line());
@@ -147,13 +147,13 @@ TEST_CASE("host key: a changed one is refused with both fingerprints, whoever ac
     const Error error = failure(server.host(), options);
     CAPTURE(error.message());
     CHECK(error.code() == ErrorCode::denied);
-    CHECK(has(error.message(), "has changed"));
-    CHECK(has(error.message(), before));
-    CHECK(has(error.message(), after));
-    CHECK(has(error.message(), (users ? server.known_hosts() : server.pinned()).native() + ":1"));
+    CHECK(says(error.message(), "has changed"));
+    CHECK(says(error.message(), before));
+    CHECK(says(error.message(), after));
+    CHECK(says(error.message(), (users ? server.known_hosts() : server.pinned()).native() + ":1"));
   }
-  CHECK_FALSE(has(server.log(), "Accepted"));
-  CHECK_FALSE(has(server.log(), "Failed"));  // not even a key was offered
+  CHECK_FALSE(says(server.log(), "Accepted"));
+  CHECK_FALSE(says(server.log(), "Failed"));  // not even a key was offered
 }
 
 TEST_CASE("passphrase: asked once for all hosts, only where somebody is") {
@@ -170,7 +170,7 @@ TEST_CASE("passphrase: asked once for all hosts, only where somebody is") {
                                         "\nIdentityAgent none\n");
   const Error error = failure(server.host(), options);
   CHECK(error.code() == ErrorCode::denied);
-  CHECK(has(error.message(), "has a passphrase"));
+  CHECK(says(error.message(), "has a passphrase"));
 
   const auto answers = std::make_shared<Answers>();
   answers->secret = "open sesame";
@@ -183,13 +183,13 @@ TEST_CASE("passphrase: asked once for all hosts, only where somebody is") {
   }
   for (auto& login : logins) CHECK(login.get());
   REQUIRE(answers->asked.size() == 1);
-  CHECK(has(answers->asked[0], locked.native()));
+  CHECK(says(answers->asked[0], locked.native()));
 
   answers->secret = "wrong";
   options.shared = std::make_shared<SshShared>(answers);
-  CHECK(has(failure(server.host(), options).message(), "no right passphrase"));
+  CHECK(says(failure(server.host(), options).message(), "no right passphrase"));
   CHECK(answers->asked.size() == 4);  // three times, and no more
-  CHECK(has(failure(server.host(), options).message(), "no right passphrase"));
+  CHECK(says(failure(server.host(), options).message(), "no right passphrase"));
   CHECK(answers->asked.size() == 4);
 }
 
@@ -271,12 +271,12 @@ TEST_CASE("jumps: two hops, each checked, one login at the jump for many behind 
   // The key of each hop counts.
   write_file_atomic(jump.known_hosts(), jump.host_key_line());
   options.shared = std::make_shared<SshShared>();
-  CHECK(has(failure(host, options).message(), std::to_string(behind.port()) + " is not known"));
+  CHECK(says(failure(host, options).message(), std::to_string(behind.port()) + " is not known"));
   write_file_atomic(jump.known_hosts(), behind.host_key_line());
   options.shared = std::make_shared<SshShared>();
   const Error error = failure(host, options);
-  CHECK(has(error.message(), std::to_string(jump.port()) + " is not known"));
-  CHECK(has(error.what(), "reaching the jump host"));
+  CHECK(says(error.message(), std::to_string(jump.port()) + " is not known"));
+  CHECK(says(error.what(), "reaching the jump host"));
 }
 
 TEST_CASE("proxy command: its stdio carries the connection, its words are in the error") {
@@ -289,7 +289,7 @@ TEST_CASE("proxy command: its stdio carries the connection, its words are in the
   host.proxy_command = "echo the gate is shut >&2; exit 1";
   const Error error = failure(host, options);
   CHECK(error.code() == ErrorCode::unreachable);
-  CHECK(has(error.message(), "the gate is shut"));
+  CHECK(says(error.message(), "the gate is shut"));
 }
 
 TEST_CASE("a server that is silent, one that closes, one that says too little, one that is not") {
@@ -307,8 +307,8 @@ TEST_CASE("a server that is silent, one that closes, one that says too little, o
     const Error error = failure(host, options);
     over.set_value();
     CHECK(error.code() == ErrorCode::timeout);
-    CHECK(has(error.message(), "then said nothing"));
-    CHECK(has(error.what(), "127.0.0.1"));
+    CHECK(says(error.message(), "then said nothing"));
+    CHECK(says(error.what(), "127.0.0.1"));
     CHECK(steady_clock::now() - start < seconds(5));
   }
   {
@@ -322,7 +322,7 @@ TEST_CASE("a server that is silent, one that closes, one that says too little, o
     host.port = banner.port();
     const Error error = failure(host, options);
     CHECK(error.code() == ErrorCode::unreachable);
-    CHECK(has(error.message(), "dropped"));
+    CHECK(says(error.message(), "dropped"));
     CHECK(banner.count() > 1);  // it was tried again
   }
   {
@@ -350,7 +350,7 @@ TEST_CASE("a server that is silent, one that closes, one that says too little, o
     host.port = port;
     const Error error = failure(host, options);
     CHECK(error.code() == ErrorCode::unreachable);
-    CHECK(has(error.message(), "refused"));
+    CHECK(says(error.message(), "refused"));
   }
 }
 
