@@ -31,8 +31,13 @@ namespace {
 
 using namespace dtrain;
 
+// Hosts that share a home are given the same agent at the same time: then ours may have been
+// replaced by its like, and Linux calls it deleted.
 std::string own_path() {
-  return fs::read_symlink("/proc/self/exe").string();
+  std::string path = fs::read_symlink("/proc/self/exe").string();
+  constexpr std::string_view kReplaced = " (deleted)";
+  if (path.ends_with(kReplaced)) path.resize(path.size() - kReplaced.size());
+  return path;
 }
 
 std::string read_stdin() {
