@@ -15,6 +15,7 @@
 #include "launcher/cluster/state.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/provider/provider.hpp"
 
 namespace dtrain::cli {
 namespace {
@@ -105,7 +106,7 @@ int run_down(Context& context, const DownFlags& options) {
   }
   if (options.workers_only) {
     const auto state = load_cluster(name);
-    if (state && state->provider == "local") {
+    if (state && is_here(state->provider)) {
       throw Error(ErrorCode::usage, "a local cluster has no workers of its own")
           .with_hint("dtrain down takes all of it");
     }

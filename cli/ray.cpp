@@ -57,9 +57,7 @@ int print_addresses(Context& context, RayFlags& options, bool head) {
   }
   nlohmann::json addresses = nlohmann::json::array();
   for (std::size_t i = head ? 0 : 1; i < (head ? 1 : state->nodes.size()); ++i) {
-    const Machine& machine = state->nodes[i];
-    addresses.push_back(machine.address.empty() && machine.host ? machine.host->host
-                                                                : machine.address);
+    addresses.push_back(state->nodes[i].address);
   }
   if (context.globals.json) {
     context.print_json(addresses);

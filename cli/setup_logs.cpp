@@ -8,6 +8,7 @@
 #include "launcher/cluster/processes.hpp"
 #include "launcher/cluster/state.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/provider/provider.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::cli {
@@ -41,7 +42,7 @@ Logs read_there(const Context& context, const std::string& node) {
       !state ? std::vector<Machine>::const_iterator{}
              : std::find_if(state->nodes.begin(), state->nodes.end(),
                             [&](const Machine& each) { return each.node.str() == node; });
-  if (!state || machine == state->nodes.end() || !machine->host) {
+  if (!state || machine == state->nodes.end() || is_here(state->provider)) {
     throw Error(ErrorCode::not_found, "cluster " + name + " has no node " + node + " to ask")
         .with_hint("dtrain status lists the nodes");
   }

@@ -17,6 +17,7 @@
 #include "launcher/core/text.hpp"
 #include "launcher/files/blob_stream.hpp"
 #include "launcher/files/ignore.hpp"
+#include "launcher/provider/provider.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::cli {
@@ -197,8 +198,10 @@ json next_answer(wire::ApiStream& stream) {
 
 bool sends_files(const wire::ApiClient& client, const std::string& cluster) {
   if (environment("DTRAIN_STAGE") == "1") return true;
-  if (const auto state = load_cluster(cluster)) return state->provider != "local";
-  return text_or(child(client.get("/v1/status"), "cluster"), "provider") != "local";
+  if (const auto state = load_cluster(cluster)) {
+    return !is_here(state->provider);
+  }
+  return !is_here(text_or(child(client.get("/v1/status"), "cluster"), "provider"));
 }
 
 BundleOptions bundle_options() {

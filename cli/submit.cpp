@@ -22,6 +22,7 @@
 #include "launcher/core/ids.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/provider/provider.hpp"
 #include "launcher/spec/yaml.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -72,7 +73,7 @@ CommandWords take_ray_form(Context& context, const SubmitFlags& options) {
   }
   const ClusterSpec spec = read_cluster_yaml(yaml, process_environment()).spec;
   // This machine costs nothing to bring up; for others that is asked for.
-  const bool start = options.start || spec.provider.kind == ProviderKind::local;
+  const bool start = options.start || traits_of(spec.provider.kind).here;
   choose_and_start(context, yaml, start);
   // One word that is a file is Ray's script, and no line for the shell.
   std::error_code none;
@@ -183,7 +184,7 @@ nlohmann::json submit_job(const Context& context, const wire::ApiClient& client,
   }
   // Over ssh every byte counts; between two processes of one machine none does.
   const auto state = load_cluster(cluster);
-  const bool zstd = !state || state->provider != "local";
+  const bool zstd = !state || !is_here(state->provider);
   FileFactsCache cache(paths::file_sums());
   if (spec.content) {
     // The files that the resumed job had, if the head still has them.

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <utility>
 
 #include <CLI/CLI.hpp>
@@ -12,6 +13,7 @@
 #include "cli/node_lines.hpp"
 #include "cli/ray.hpp"
 #include "cli/signals.hpp"
+#include "launcher/cluster/counted.hpp"
 #include "launcher/cluster/local_paths.hpp"
 #include "launcher/cluster/processes.hpp"
 #include "launcher/cluster/reach_watch.hpp"
@@ -31,6 +33,7 @@ struct UpFlags {
   bool no_setup = false;
   bool no_restart = false;
   bool downgrade = false;
+  bool replace = false;
   bool persist = false;
   bool accept_new_host_keys = false;
   int min_nodes = 0;
@@ -56,6 +59,8 @@ const char* action_name(UpAction action) {
       return "planned";
     case UpAction::refuse:
       return "refused";
+    case UpAction::decline:
+      return "declined";
   }
   return "none";
 }
@@ -105,10 +110,95 @@ void tell_nodes(const Context& context, const UpReport& report) {
                 error_text(*node.error, context.terminal.color_err, context.globals.verbose));
     }
   }
+  if (report.action == UpAction::plan) return;
   for (const std::string& removed : report.removed) context.note(removed);
 }
 
-void print_plan(const Context& context, const UpReport& report) {
+bool any(const ClusterPlan& plan, bool (*has)(const Machine&)) {
+  return std::any_of(plan.nodes.begin(), plan.nodes.end(),
+                     [&](const NodePlan& each) { return has(each.machine); });
+}
+
+bool is_made(const NodePlan& plan) {
+  return plan.action == NodeAction::create || plan.action == NodeAction::replace;
+}
+
+std::string money(double dollars) {
+  char text[32];
+  std::snprintf(text, sizeof text, "$%.2f", dollars);
+  return text;
+}
+
+// "3 new machines: $12.24 an hour, $8935.20 a month; no price is known of 1"; empty: none is.
+std::string cost_line(const ClusterPlan& plan) {
+  constexpr double kHoursOfMonth = 730;
+  std::size_t made = 0;
+  std::size_t unpriced = 0;
+  double hour = 0;
+  for (const NodePlan& each : plan.nodes) {
+    if (!is_made(each)) continue;
+    ++made;
+    unpriced += each.machine.price ? 0 : 1;
+    hour += each.machine.price.value_or(0);
+  }
+  if (made == 0) return {};
+  std::string line = counted(made, "new machine");
+  if (unpriced < made) {
+    line += ": " + money(hour) + " an hour, " + money(hour * kHoursOfMonth) + " a month";
+    if (unpriced > 0) line += "; no price is known of " + std::to_string(unpriced);
+  } else {
+    line += "; no prices are known";
+  }
+  return line;
+}
+
+// Which machines there will be, and why. Columns that no machine has anything for are left out.
+std::string machines_table(const ClusterPlan& plan, bool color) {
+  const bool types = any(plan, [](const Machine& each) { return !each.type.empty(); });
+  const bool zones = any(plan, [](const Machine& each) { return !each.zone.empty(); });
+  const bool prices = any(plan, [](const Machine& each) { return each.price.has_value(); });
+  const auto row = [&](Cell node, Cell type, Cell action, Cell zone, Cell price, Cell why) {
+    std::vector<Cell> cells{std::move(node)};
+    if (types) cells.push_back(std::move(type));
+    cells.push_back(std::move(action));
+    if (zones) cells.push_back(std::move(zone));
+    if (prices) cells.push_back(std::move(price));
+    cells.push_back(std::move(why));
+    return cells;
+  };
+  std::vector<std::string> header;
+  for (Cell& cell : row("NODE", "TYPE", "MACHINE", "ZONE", "AN HOUR", "WHY")) {
+    header.push_back(std::move(cell.text));
+  }
+  std::vector<std::vector<Cell>> rows;
+  for (const NodePlan& each : plan.nodes) {
+    const Machine& machine = each.machine;
+    const bool goes = each.action == NodeAction::release || each.action == NodeAction::replace;
+    rows.push_back(
+        row(machine.node.str(), machine.type,
+            goes ? Cell(to_string(each.action), Color::yellow) : Cell(to_string(each.action)),
+            machine.zone, machine.price ? money(*machine.price) : "", each.reason));
+  }
+  return table(header, rows, color);
+}
+
+nlohmann::json plan_json(const ClusterPlan& plan) {
+  nlohmann::json nodes = nlohmann::json::array();
+  for (const NodePlan& each : plan.nodes) {
+    const Machine& machine = each.machine;
+    nodes.push_back({{"node", machine.node.str()},
+                     {"type", machine.type},
+                     {"machine", machine.id},
+                     {"state", to_string(machine.state)},
+                     {"zone", machine.zone},
+                     {"price", machine.price ? nlohmann::json(*machine.price) : nlohmann::json()},
+                     {"action", to_string(each.action)},
+                     {"reason", each.reason}});
+  }
+  return nodes;
+}
+
+void print_plan(const Context& context, const ProviderTraits& traits, const UpReport& report) {
   std::vector<std::vector<Cell>> rows;
   for (const NodeUp& node : report.each) {
     std::string name = node.machine.node.str();
@@ -118,8 +208,10 @@ void print_plan(const Context& context, const UpReport& report) {
       rows.push_back({std::exchange(name, ""), step.step, step.text});
     }
   }
-  context.print(table({"NODE", "WOULD DO", ""}, rows, context.terminal.color_out));
-  for (const std::string& removed : report.removed) context.print(removed + "\n");
+  context.print(machines_table(report.plan, context.terminal.color_out));
+  const std::string cost = cost_line(report.plan);
+  if (!cost.empty() && traits.costs) context.print(cost + "\n");
+  context.print("\n" + table({"NODE", "WOULD DO", ""}, rows, context.terminal.color_out));
 }
 
 nlohmann::json report_json(const ClusterSpec& spec, const UpReport& report) {
@@ -134,6 +226,7 @@ nlohmann::json report_json(const ClusterSpec& spec, const UpReport& report) {
                       {"id", report.id.str()},
                       {"provider", to_string(spec.provider.kind)},
                       {"action", action_name(report.action)},
+                      {"plan", plan_json(report.plan)},
                       {"nodes", nodes},
                       {"state_folder", report.state.string()},
                       {"warnings", report.warnings}};
@@ -171,6 +264,16 @@ void warn_of_local(const Context& context, const ClusterSpec& spec) {
                join(unused, ", "));
 }
 
+// Before machines are made that cost.
+bool ask_to_make(const Context& context, const ClusterPlan& plan) {
+  const std::string cost = cost_line(plan);
+  const auto answer =
+      context.ask(machines_table(plan, context.terminal.color_err) + cost + "\nMake them?");
+  if (answer) return *answer;
+  throw Error(ErrorCode::conflict, "it would make " + cost)
+      .with_hint("dtrain up --dry-run shows which; dtrain up -y if that is meant");
+}
+
 int run_up(Context& context, const UpFlags& options) {
   const auto begin = std::chrono::steady_clock::now();
   const ClusterSpec spec = spec_of(context, options);
@@ -179,6 +282,8 @@ int run_up(Context& context, const UpFlags& options) {
   }
   UpOptions how;
   how.dry_run = options.dry_run;
+  how.replace = options.replace;
+  how.may_make = [&](const ClusterPlan& plan) { return options.yes || ask_to_make(context, plan); };
   how.force = options.force;
   how.no_setup = options.no_setup;
   how.no_restart = options.no_restart;
@@ -189,7 +294,8 @@ int run_up(Context& context, const UpFlags& options) {
   how.access = context.access(!options.yes);
   how.access.accept_new_host_keys = options.accept_new_host_keys;
   options.hosts.apply(how);
-  if (spec.provider.kind == ProviderKind::local) warn_of_local(context, spec);
+  const ProviderTraits& traits = traits_of(spec.provider.kind);
+  if (traits.here) warn_of_local(context, spec);
   const UpReport report = bring_up(context, spec, std::move(how));
   if (!options.dry_run && !report.id.str().empty()) set_current_cluster(report.name);
   const auto took = std::chrono::steady_clock::now() - begin;
@@ -197,25 +303,27 @@ int run_up(Context& context, const UpFlags& options) {
     context.print_json(report_json(spec, report));
     return report.complete ? 0 : 1;
   }
+  if (report.action == UpAction::decline) {
+    context.note("left as it is");
+    return 1;
+  }
   tell_nodes(context, report);
   if (report.action == UpAction::plan) {
-    print_plan(context, report);
+    print_plan(context, traits, report);
     return report.complete ? 0 : 1;
   }
-  const auto counted = [](std::size_t count) {
-    return std::to_string(count) + (count == 1 ? " node" : " nodes");
-  };
   if (!report.complete || report.nodes.size() < report.each.size()) {
     std::vector<std::string> missing;
     for (const NodeUp& node : report.each) {
       if (node.error) missing.push_back(node.machine.node.str());
     }
-    context.warn("cluster " + report.name + ": " + counted(report.nodes.size()) + " ready of " +
-                 std::to_string(report.each.size()) + "; not: " + join(missing, ", "));
+    context.warn("cluster " + report.name + ": " + counted(report.nodes.size(), "node") +
+                 " ready of " + std::to_string(report.each.size()) +
+                 "; not: " + join(missing, ", "));
   }
   if (!report.complete) return 1;
   if (context.globals.quiet) return 0;
-  const std::string size = counted(report.nodes.size());
+  const std::string size = counted(report.nodes.size(), "node");
   if (report.action == UpAction::nothing) {
     context.print("cluster " + report.name + " is already up: " + size + " ready\n");
   } else {
@@ -258,10 +366,12 @@ UpReport bring_up(const Context& context, const ClusterSpec& spec, UpOptions opt
   options.agent = find_agent();
   options.say = [&](const std::string& text) { context.note(text); };
   options.evidence = [&](const std::string& line) { context.warn(line); };
-  if (spec.provider.kind == ProviderKind::local) return up(spec, options);
+  if (traits_of(spec.provider.kind).here) return up(spec, options);
 
   std::vector<NodeId> nodes;
-  for (const HostSpec& host : spec.provider.hosts) nodes.push_back(host.node);
+  for (const PromisedNode& node : spec.promised()) {
+    if (!node.node.empty()) nodes.push_back(node.node);
+  }
   // Ctrl-C ends it cleanly: what is done stays, and the next `up` goes on from there. Before any
   // thread is started, so that all of them leave the signal to this one.
   std::stop_source stop;
@@ -309,8 +419,15 @@ Verb add_up(CLI::App& root) {
                            "  dtrain up configs/local.yaml\n"
                            "  dtrain up                      again, as last time\n");
   app->add_option("file", options->file, "The cluster YAML")->type_name("CLUSTER.yaml");
-  app->add_flag("-y,--yes", options->yes, "Ask nothing: unknown host keys are refused");
-  app->add_flag("--dry-run", options->dry_run, "Show what would be done on each node");
+  app->add_flag("-y,--yes", options->yes,
+                "Ask nothing: machines are made whatever they cost, unknown host keys are refused");
+  app->add_flag(
+      "--dry-run", options->dry_run,
+      "Show which machines are kept, made and given back, and why, and what would be done "
+      "on each");
+  app->add_flag("--replace", options->replace,
+                "Give machines back that another image or type made than the YAML now asks for, "
+                "drained first, and make them anew");
   app->add_flag("--force", options->force, "Do everything again, whatever is there");
   app->add_flag("--no-setup", options->no_setup, "Run no setup commands");
   app->add_flag("--no-restart", options->no_restart, "Leave agents that run as they are");

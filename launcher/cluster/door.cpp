@@ -6,16 +6,26 @@
 #include "launcher/core/paths.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/remote/agent_session.hpp"
-#include "launcher/remote/ssh/transport.hpp"
 
 namespace dtrain {
+namespace {
+
+Error not_up(const std::string& cluster) {
+  return Error(ErrorCode::unreachable, "cluster " + cluster + " is not up")
+      .with_hint("dtrain up CLUSTER.yaml");
+}
+
+}  // namespace
 
 std::unique_ptr<Provider> provider_of(const ClusterState& state, const Access& access) {
   ClusterSpec spec;
   spec.cluster_name = state.name;
-  for (const ProviderEntry& entry : providers()) {
-    if (state.provider == entry.name) spec.provider.kind = entry.kind;
+  const ProviderEntry* entry = provider_named(state.provider);
+  if (entry == nullptr) {
+    throw Error(ErrorCode::invalid, "cluster " + state.name + " is up with provider " +
+                                        state.provider + ", which this dtrain does not know");
   }
+  spec.provider.kind = entry->kind;
   for (const Machine& machine : state.nodes) {
     if (machine.host) spec.provider.hosts.push_back(*machine.host);
   }
@@ -24,14 +34,12 @@ std::unique_ptr<Provider> provider_of(const ClusterState& state, const Access& a
 
 HeadDoor HeadDoor::open(const ClusterState& state, Provider& provider) {
   HeadDoor door;
-  if (state.nodes.empty()) throw Error(ErrorCode::internal, "a cluster without nodes");
+  if (state.nodes.empty()) throw not_up(state.name);
   door.transport_ = provider.reach(state.nodes.front());
-  if (auto* ssh = dynamic_cast<SshTransport*>(door.transport_.get());
-      ssh != nullptr && !state.head_socket.empty()) {
-    ssh->use_head_socket(state.head_socket.string(),
-                         {state.agent, "bridge", "--root", state.head_root.string()});
-  }
-  door.socket_ = door.transport_->head_socket(state.head_root);
+  door.socket_ =
+      door.transport_->head_socket({state.head_root,
+                                    state.head_socket,
+                                    {state.agent, "bridge", "--root", state.head_root.string()}});
   return door;
 }
 
@@ -43,14 +51,7 @@ HeadDoor HeadDoor::open(const std::string& cluster_name, const Access& access) {
     return door;
   }
   const std::optional<ClusterState> state = load_cluster(cluster_name);
-  if (!state) {
-    throw Error(ErrorCode::unreachable, "cluster " + cluster_name + " is not up")
-        .with_hint("dtrain up CLUSTER.yaml");
-  }
-  if (state->nodes.empty() || !state->nodes.front().host) {
-    door.socket_ = paths::head_socket(state->head_root);
-    return door;
-  }
+  if (!state) throw not_up(cluster_name);
   std::unique_ptr<Provider> provider = provider_of(*state, access);
   door = open(*state, *provider);
   door.provider_ = std::move(provider);
@@ -86,6 +87,7 @@ std::optional<ClusterState> adopt(const ClusterSpec& spec, const fs::path& agent
   const std::unique_ptr<Provider> provider =
       make_provider(spec, paths::cluster_state(spec.cluster_name), access);
   const std::vector<Machine> machines = provider->list();
+  if (machines.empty() || machines.front().state != MachineState::running) return std::nullopt;
   const std::unique_ptr<Transport> transport = provider->reach(machines.front());
   if (!has_anything(*transport, spec.provider.root)) return std::nullopt;
   AgentSession session = AgentSession::open(*transport, AgentBinary::load(agent));

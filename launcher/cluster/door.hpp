@@ -10,7 +10,7 @@
 namespace dtrain {
 
 // The way to a cluster's head from here, held open: its API's socket as this machine meets it, and
-// what carries it there. For provider local the socket itself; with hosts one SSH login.
+// what carries it there.
 class HeadDoor {
  public:
   // DTRAIN_HEAD_SOCKET goes before all (for tests). Throws Error(unreachable) when there is no such

@@ -21,11 +21,11 @@ std::unique_ptr<DownWay> way_of(const std::string& name, const DownOptions& opti
   std::optional<ClusterState> state;
   try {
     state = load_cluster(name);
+    if (state && is_here(state->provider)) state.reset();
   } catch (const Error&) {
+    state.reset();
   }
-  if (state && !state->nodes.empty() && state->nodes.front().host) {
-    return hosts_down(*state, options);
-  }
+  if (state) return hosts_down(*state, options);
   return local_down(name, options);
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -6,6 +7,7 @@
 #include "launcher/cluster/counted.hpp"
 #include "launcher/cluster/door.hpp"
 #include "launcher/cluster/down_way.hpp"
+#include "launcher/cluster/machines.hpp"
 #include "launcher/cluster/node_down.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/paths.hpp"
@@ -56,16 +58,18 @@ class HostsDown final : public DownWay {
   HostsDown(ClusterState state, const DownOptions& options)
       : state_(std::move(state)),
         options_(options),
-        provider_(options.provider ? options.provider : provider_of(state_, options.access)) {}
+        provider_(options.provider ? options.provider : provider_of(state_, options.access)),
+        machines_(of_cluster()) {}
 
   void survey(DownSurvey& survey) override {
     survey.provider = provider_;
     reach_all();
     try {
       survey_jobs(HeadDoor::open(state_, *provider_).socket(), state_.name, survey);
-      const std::unique_ptr<Transport> transport = provider_->reach(state_.nodes.front());
+      const Machine& head = machines_.front();
+      const std::unique_ptr<Transport> transport = provider_->reach(head);
       AgentSession session = AgentSession::open(*transport, AgentBinary::load(options_.agent));
-      session.open_node({state_.id, state_.nodes.front().node, base_of(state_), false, true, {}});
+      session.open_node({state_.id, head.node, base_of(state_), false, true, {}});
       const wire::SurveyReport found = session.survey({true});
       survey.checkpoints = found.checkpoints;
       survey.checkpoint_bytes = static_cast<std::uint64_t>(found.checkpoint_bytes);
@@ -75,6 +79,12 @@ class HostsDown final : public DownWay {
   }
 
   std::string end_in_order() override {
+    const bool made = std::any_of(machines_.begin(), machines_.end(),
+                                  [](const Machine& machine) { return !machine.id.empty(); });
+    if (options_.keep_files && made) {
+      throw Error(ErrorCode::usage, "--keep-files would keep them on machines that are given back")
+          .with_hint("dtrain pull brings checkpoints and logs to here");
+    }
     reach_all();
     options_.say("stopping jobs and nodes");
     std::string trouble;
@@ -94,28 +104,39 @@ class HostsDown final : public DownWay {
 
   bool clear(const std::string&, DownReport& report) override {
     const auto binary = AgentBinary::load(options_.agent);
-    const std::size_t first = options_.workers_only ? 1 : 0;
-    std::vector<NodeDown> nodes(state_.nodes.size());
+    const std::size_t first = options_.workers_only ? first_worker() : 0;
+    std::vector<NodeDown> nodes(machines_.size());
     side_by_side(nodes.size() - first, static_cast<std::size_t>(options_.max_parallel),
                  [&](std::size_t number) {
                    const std::size_t i = first + number;
+                   nodes[i].node = machines_[i].node;
+                   if (machines_[i].state != MachineState::running) return;  // it has no agent
                    NodeDownTask task;
-                   task.machine = state_.nodes[i];
+                   task.machine = machines_[i];
                    task.cluster = state_.id;
                    task.base = base_of(state_);
-                   task.head = i == 0;
+                   task.head = machines_[i].head;
                    task.keep_files = options_.keep_files;
                    nodes[i] = take_node_down(*provider_, binary, task, options_.progress);
                  });
+    const std::map<std::string, MachineOutcome> given = give_back_made(first);
     ClusterState left = state_;
     left.nodes.clear();
-    for (std::size_t i = 0; i < state_.nodes.size(); ++i) {
+    for (std::size_t i = 0; i < machines_.size(); ++i) {
       if (i < first) {
-        left.nodes.push_back(state_.nodes[i]);
+        left.nodes.push_back(machines_[i]);
         continue;
       }
-      add_rows(nodes[i], report);
-      if (!nodes[i].complete()) left.nodes.push_back(state_.nodes[i]);
+      const auto made = given.find(machines_[i].id);
+      bool complete = nodes[i].complete();
+      if (made == given.end()) {
+        add_rows(nodes[i], report);
+      } else {
+        // With the machine goes whatever could not be looked at on it.
+        if (!nodes[i].error) add_rows(nodes[i], report);
+        complete = add_machine(machines_[i], made->second, report);
+      }
+      if (!complete) left.nodes.push_back(machines_[i]);
       if (i == 0 && !nodes[i].kept.empty()) report.kept = nodes[i].kept;
     }
     if (left.nodes.empty()) {
@@ -123,21 +144,61 @@ class HostsDown final : public DownWay {
       return true;
     }
     // The first is the head's, also when only others are left: to take it down again harms nothing.
-    if (left.nodes.front().node != state_.nodes.front().node) {
-      left.nodes.insert(left.nodes.begin(), state_.nodes.front());
+    if (left.nodes.front().node != machines_.front().node) {
+      left.nodes.insert(left.nodes.begin(), machines_.front());
     }
     save_cluster(left);  // what is left can be taken down later
     return false;
   }
 
  private:
+  // Those that the provider has, and those that this machine remembers of hosts; the head first.
+  std::vector<Machine> of_cluster() const {
+    std::vector<Machine> machines;
+    for (const Machine& machine : provider_->list()) {
+      if (machine.state != MachineState::gone) machines.push_back(machine);
+    }
+    for (const Machine& machine : state_.nodes) {
+      const bool there = std::any_of(machines.begin(), machines.end(), [&](const Machine& each) {
+        return each.node == machine.node;
+      });
+      if (!there && machine.id.empty()) machines.push_back(machine);
+    }
+    return machines;
+  }
+
+  std::size_t first_worker() const { return !machines_.empty() && machines_.front().head ? 1 : 0; }
+
+  // What was made, by its id: every machine of the cluster's name, whichever laptop asked for it.
+  std::map<std::string, MachineOutcome> give_back_made(std::size_t first) {
+    std::vector<Machine> made;
+    for (std::size_t i = first; i < machines_.size(); ++i) {
+      if (!machines_[i].id.empty()) made.push_back(machines_[i]);
+    }
+    std::map<std::string, MachineOutcome> given;
+    if (made.empty()) return given;
+    options_.say("giving machines back");
+    for (MachineOutcome& outcome : give_back(*provider_, made, {{}, options_.access.stop})) {
+      given.insert_or_assign(outcome.machine.id, std::move(outcome));
+    }
+    return given;
+  }
+
+  static bool add_machine(const Machine& machine, const MachineOutcome& given, DownReport& report) {
+    const bool gone = !given.error && given.machine.state == MachineState::gone;
+    report.rows.push_back({machine.node.str(), "machine", to_string(machine.state),
+                           to_string(given.machine.state),
+                           given.error ? given.error->message() : machine.id, gone});
+    return gone;
+  }
+
   // All of them, so that those which cannot be reached take their time together; what became of it
   // is the provider's to remember.
   void reach_all() {
-    side_by_side(state_.nodes.size(), static_cast<std::size_t>(options_.max_parallel),
+    side_by_side(machines_.size(), static_cast<std::size_t>(options_.max_parallel),
                  [&](std::size_t i) {
                    try {
-                     provider_->reach(state_.nodes[i]);
+                     provider_->reach(machines_[i]);
                    } catch (const std::exception&) {  // told by whoever needs it
                    }
                  });
@@ -146,8 +207,8 @@ class HostsDown final : public DownWay {
   // The jobs on them end: whoever asked for this has been told.
   std::string remove_workers(const wire::ApiClient& client) {
     std::string trouble;
-    for (std::size_t i = 1; i < state_.nodes.size(); ++i) {
-      const std::string node = wire::percent_encode(state_.nodes[i].node.str());
+    for (std::size_t i = first_worker(); i < machines_.size(); ++i) {
+      const std::string node = wire::percent_encode(machines_[i].node.str());
       try {
         client.post("/v1/nodes/" + node + "/remove", {{"force", true}}, options_.stop_limit);
       } catch (const Error& error) {  // the others are asked all the same
@@ -160,6 +221,7 @@ class HostsDown final : public DownWay {
   ClusterState state_;
   const DownOptions& options_;
   std::shared_ptr<Provider> provider_;
+  std::vector<Machine> machines_;
 };
 
 }  // namespace

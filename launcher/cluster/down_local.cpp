@@ -187,6 +187,10 @@ class LocalDown final : public DownWay {
       row.now = "kept";
       row.note = report.kept.string();
     } else {
+      const std::unique_ptr<Provider> nodes = make_provider({}, folder_);
+      nodes->release(nodes->list(), [](const MachineOutcome& outcome) {
+        if (outcome.error) throw *outcome.error;
+      });
       remove_folder(folder_);
     }
     report.rows.push_back(row);

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "launcher/core/text.hpp"
+#include "launcher/provider/provider.hpp"
 
 namespace dtrain {
 namespace {
@@ -40,7 +41,7 @@ std::optional<Error> missing(const LocalPath& local) {
 
 std::vector<Error> missing_local_paths(const ClusterSpec& spec) {
   std::vector<Error> errors;
-  if (spec.provider.kind == ProviderKind::local) return errors;
+  if (traits_of(spec.provider.kind).here) return errors;
   for (const LocalPath& local : spec.local_paths) {
     if (auto error = missing(local)) errors.push_back(std::move(*error));
   }

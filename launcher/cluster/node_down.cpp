@@ -104,6 +104,10 @@ NodeGone take_node_away(Provider& provider, const ClusterState& state, const Mac
     options.progress({machine.node, at, "leave", text, milliseconds(0)});
   };
   try {
+    if (machine.state == MachineState::gone) {  // nothing can run there any more
+      client.post(route + "/remove", {{"force", true}});
+      return {"left the cluster; its machine is gone", true, true};
+    }
     tell(NodeProgress::State::at_work, "draining");
     client.post(route + "/drain", nlohmann::json::object());
     const auto until = std::chrono::steady_clock::now() + options.drain_limit;
@@ -115,14 +119,14 @@ NodeGone take_node_away(Provider& provider, const ClusterState& state, const Mac
     while (now == "draining" && std::chrono::steady_clock::now() < until) {
       tell(NodeProgress::State::at_work, "draining: its ranks run on");
       changed.wait_for(lock, options.access.stop, pause, [] { return false; });
-      if (options.access.stop.stop_requested()) return {"still draining", false};
+      if (options.access.stop.stop_requested()) return {"still draining", false, false};
       pause = std::min(pause * 2, milliseconds(1000));
       now = state_of(client, machine.node);
     }
     client.post(route + "/remove", nlohmann::json::object());
   } catch (const Error& error) {
     tell(NodeProgress::State::failed, error.message());
-    return {error.what(), false};
+    return {error.what(), false, false};
   }
   NodeDownTask task;
   task.machine = machine;
@@ -130,9 +134,13 @@ NodeGone take_node_away(Provider& provider, const ClusterState& state, const Mac
   task.base = base_of(state);
   const NodeDown gone =
       take_node_down(provider, AgentBinary::load(options.agent), task, options.progress);
-  if (gone.error) return {"left the cluster; not cleaned: " + gone.error->message(), false};
-  if (!gone.left.empty()) return {"left the cluster; still there: " + join(gone.left, ", "), false};
-  return {"left the cluster; " + std::to_string(gone.files) + " files removed", true};
+  if (gone.error) {
+    return {"left the cluster; not cleaned: " + gone.error->message(), false, true};
+  }
+  if (!gone.left.empty()) {
+    return {"left the cluster; still there: " + join(gone.left, ", "), false, true};
+  }
+  return {"left the cluster; " + std::to_string(gone.files) + " files removed", true, true};
 }
 
 }  // namespace dtrain

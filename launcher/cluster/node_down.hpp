@@ -47,6 +47,7 @@ NodeDown take_node_down(Provider& provider, const std::shared_ptr<const AgentBin
 struct NodeGone {
   std::string text;  // "drained, 12 files removed", or why not
   bool complete = false;
+  bool left = false;  // the cluster: its machine may be given back
 };
 NodeGone take_node_away(Provider& provider, const ClusterState& state, const Machine& machine,
                         const HeadDoor& door, const UpOptions& options);

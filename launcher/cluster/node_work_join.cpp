@@ -110,7 +110,9 @@ void NodeWork::find_cluster() {
     }
   }
   if (!cluster_ && options_.dry_run) return;
-  if (!cluster_) cluster_ = make_cluster_id(spec_.cluster_name);
+  if (cluster_) return;
+  const ClusterId& made_for = task_.machine.cluster;
+  cluster_ = made_for.empty() ? make_cluster_id(spec_.cluster_name) : made_for;
 }
 
 void NodeWork::open() {
@@ -191,7 +193,7 @@ void NodeWork::open_desk() {
     head.addresses.push_back(spec_.provider.head_address);
   } else {
     add(task_.machine.address);
-    if (task_.machine.host) add(task_.machine.host->host);
+    add(task_.machine.external_address);
     for (const wire::Interface& each : session_->hello().host.interfaces) add(each.address);
   }
   // A session of its own: this thread's may be busy with a long setup when others want to join.

@@ -47,6 +47,8 @@ nlohmann::json to_json(const ClusterState& state) {
                         {"address", machine.address},
                         {"root", machine.root.string()}};
     if (machine.host) node["host"] = to_json(*machine.host);
+    if (!machine.id.empty()) node["id"] = machine.id;
+    if (!machine.type.empty()) node["type"] = machine.type;
     nodes.push_back(std::move(node));
   }
   return {{"version", 1},
@@ -76,8 +78,13 @@ ClusterState cluster_state_from_json(const nlohmann::json& json) {
   state.created = wire::get_string(json, "created", "");
   state.prepared = wire::get_bool(json, "prepared", false);
   for (const nlohmann::json& node : wire::member(json, "nodes")) {
-    Machine machine{NodeId(wire::get_string(node, "node")), wire::get_string(node, "address"),
-                    wire::get_string(node, "root"), std::nullopt};
+    Machine machine;
+    machine.node = NodeId(wire::get_string(node, "node"));
+    machine.address = wire::get_string(node, "address");
+    machine.root = wire::get_string(node, "root");
+    machine.id = wire::get_string(node, "id", "");
+    machine.type = wire::get_string(node, "type", "");
+    machine.head = state.nodes.empty();
     if (node.contains("host")) machine.host = host_spec_from_json(node["host"]);
     state.nodes.push_back(std::move(machine));
   }

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "launcher/cluster/machines.hpp"
 #include "launcher/cluster/settings.hpp"
 #include "launcher/cluster/up_way.hpp"
 #include "launcher/core/error.hpp"
@@ -61,6 +62,36 @@ NotReady nodes_not_ready(const fs::path& socket, const std::string& cluster,
   }
 }
 
+ClusterPlan plan_machines(const UpRun& run, const std::vector<Machine>& known,
+                          const std::set<std::string>& made) {
+  ClusterPlan plan =
+      decide(wanted_nodes(run.spec), {run.provider->list(), known, made}, run.options.replace);
+  for (NodePlan& each : plan.nodes) {
+    if (each.action != NodeAction::create) continue;
+    const Offer offer = run.provider->offer(each.machine.type);
+    each.machine.zone = offer.zone;
+    each.machine.price = offer.price;
+  }
+  return plan;
+}
+
+std::vector<MachineOutcome> make_wanted(UpRun& run) {
+  const auto tell = [&](const MachineOutcome& outcome) {
+    const Machine& machine = outcome.machine;
+    const std::string why = outcome.error            ? outcome.error->message()
+                            : machine.reason.empty() ? ""
+                                                     : ": " + machine.reason;
+    run.options.progress(
+        {machine.node, outcome.error ? NodeProgress::State::failed : NodeProgress::State::at_work,
+         "machine", outcome.error ? why : to_string(machine.state) + why, milliseconds(0)});
+  };
+  const std::vector<Machine> known = run.before ? run.before->nodes : std::vector<Machine>();
+  return make_machines(
+      *run.provider, run.plan,
+      [&](const std::set<std::string>& made) { return plan_machines(run, known, made); },
+      {tell, run.options.access.stop});
+}
+
 Error in_the_way(const std::string& cluster, const std::string& what) {
   return Error(ErrorCode::conflict, what).with_hint("dtrain down -c " + cluster + " first");
 }
@@ -108,23 +139,63 @@ bool tell_settings(UpRun& run, const fs::path& socket) {
 
 }  // namespace
 
+namespace {
+
+// Machines that cost are made when a person has seen what, and said so.
+bool may_make(const UpRun& run) {
+  const bool makes =
+      has_action(run.plan, NodeAction::create) || has_action(run.plan, NodeAction::replace);
+  if (!makes || !run.provider->traits().costs) return true;
+  if (run.options.may_make) return run.options.may_make(run.plan);
+  throw Error(ErrorCode::conflict, "it would make machines that cost")
+      .with_hint("dtrain up shows which, and asks");
+}
+
+}  // namespace
+
 UpReport up(const ClusterSpec& spec, const UpOptions& options) {
   if (!valid_cluster_name(spec.cluster_name)) {
     throw Error(ErrorCode::invalid, "\"" + spec.cluster_name + "\" cannot be a cluster's name");
   }
-  UpRun run{spec, options, paths::cluster_state(spec.cluster_name), nullptr, {}, {}, {}};
-  run.provider = make_provider(spec, run.folder, options.access);  // or it is not built yet
+  UpRun run{spec, options, paths::cluster_state(spec.cluster_name), options.provider, {}, {},
+            {},   {}};
+  if (!run.provider) run.provider = make_provider(spec, run.folder, options.access);
+  const ProviderTraits& traits = run.provider->traits();
+  const std::string provider = to_string(spec.provider.kind);
+  if (options.replace && !traits.replaces) {
+    throw Error(ErrorCode::usage,
+                "provider " + provider + " makes no machines, so none can be replaced")
+        .with_hint("dtrain up --force does everything again on those that are there");
+  }
   const ClusterLock lock = ClusterLock::take(spec.cluster_name, [&] {
     options.say("another up or down of " + spec.cluster_name + " is at work: waiting for it");
   });
   run.before = load_cluster(spec.cluster_name);
   run.report.name = spec.cluster_name;
   run.report.state = run.folder;
-  const std::unique_ptr<UpWay> way =
-      spec.provider.kind == ProviderKind::local ? local_up(run) : hosts_up(run);
-  if (way->bring_up()) {
+  const bool moved = run.before && run.before->provider != provider;
+  if (moved && !traits.here) {
+    throw in_the_way(spec.cluster_name, "cluster " + spec.cluster_name + " is up with provider " +
+                                            run.before->provider);
+  }
+  run.plan = plan_machines(run, run.before ? run.before->nodes : std::vector<Machine>());
+  run.report.plan = run.plan;
+  if (!run.plan.refused.empty()) throw Error(ErrorCode::conflict, run.plan.refused);
+  if (run.plan.cluster.empty()) run.plan.cluster = make_cluster_id(spec.cluster_name);
+  if (!options.dry_run && !may_make(run)) {
+    run.report.action = UpAction::decline;
+    run.report.complete = false;
+    return std::move(run.report);
+  }
+  // A second time for what stands in the place of machines that have gone.
+  for (int round = 0; round < 2; ++round) {
+    const std::unique_ptr<UpWay> way = traits.here ? local_up(run) : hosts_up(run);
+    if (!way->bring_up()) break;
     wait_ready(run, *way);
     way->finish(tell_settings(run, way->socket()));
+    if (!has_action(run.plan, NodeAction::replace)) break;
+    run.before = run.state;
+    run.plan = plan_machines(run, run.state.nodes);
   }
   return std::move(run.report);
 }

@@ -2,10 +2,12 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "launcher/cluster/plan.hpp"
 #include "launcher/cluster/progress.hpp"
 #include "launcher/cluster/state.hpp"
 #include "launcher/core/files.hpp"
@@ -32,6 +34,7 @@ enum class UpAction : std::uint8_t {
   change,       // some of its nodes lacked something
   plan,         // dry run: what would be done is in the report
   refuse,       // it is up in another shape
+  decline,      // options.may_make said no
 };
 struct UpPlan {
   UpAction action = UpAction::nothing;
@@ -54,7 +57,11 @@ struct UpOptions {
   // More of a node than most want to know, a line each; from several threads at once.
   std::function<void(const NodeId&, const std::string&)> detail;
   Access access;
+  // Asked before machines are made that cost; false leaves all as it is. Empty: that is an error.
+  std::function<bool(const ClusterPlan&)> may_make;
+  std::shared_ptr<Provider> provider;  // null: the spec's
   bool dry_run = false;
+  bool replace = false;     // machines of another launch configuration give way
   bool force = false;       // everything again, whatever is there
   bool no_setup = false;    // no setup commands
   bool no_restart = false;  // agents that run stay as they are
@@ -83,6 +90,7 @@ struct UpReport {
   UpAction action = UpAction::nothing;
   std::string name;
   ClusterId id;
+  ClusterPlan plan;            // of machines
   std::vector<Machine> nodes;  // that are ready
   fs::path state;
   std::vector<NodeUp> each;           // of every promised node; empty for provider local

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <thread>
 #include <utility>
@@ -6,7 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/cluster/door.hpp"
+#include "launcher/cluster/down_way.hpp"
 #include "launcher/cluster/head_desk.hpp"
+#include "launcher/cluster/machines.hpp"
 #include "launcher/cluster/node_down.hpp"
 #include "launcher/cluster/node_up.hpp"
 #include "launcher/cluster/up_way.hpp"
@@ -16,6 +19,7 @@
 #include "launcher/core/side_by_side.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/client.hpp"
+#include "launcher/wire/json.hpp"
 
 // `up` of machines that are there: all of them side by side.
 namespace dtrain {
@@ -29,11 +33,7 @@ class HostsUp final : public UpWay {
   explicit HostsUp(UpRun& run) : run_(run) {}
 
   bool bring_up() override {
-    if (run_.before && run_.before->provider != to_string(run_.spec.provider.kind)) {
-      throw in_the_way(run_.spec.cluster_name, "cluster " + run_.spec.cluster_name +
-                                                   " is up with provider " + run_.before->provider);
-    }
-    bring_up_nodes();
+    bring_up_nodes(run_.options.dry_run ? planned_machines() : made_machines());
     const std::optional<HeadDesk::Head> head = desk_.head_if_open();
     if (run_.options.dry_run) {
       planned(head);
@@ -90,14 +90,44 @@ class HostsUp final : public UpWay {
       run_.report.each.front().steps.push_back({"settings", "told the head what it may delete"});
     }
     release_unwanted();
-    decide();
+    conclude();
   }
 
  private:
-  void bring_up_nodes() {
+  // Those that a dry run can look at run already.
+  std::vector<MachineOutcome> planned_machines() const {
+    std::vector<MachineOutcome> machines;
+    for (const NodePlan& each : run_.plan.nodes) {
+      if (each.action == NodeAction::keep || each.action == NodeAction::create) {
+        machines.push_back({each.machine, std::nullopt});
+      }
+    }
+    return machines;
+  }
+
+  // What is asked for must be found again, whatever becomes of this `up`.
+  std::vector<MachineOutcome> made_machines() {
+    if (!run_.before && has_action(run_.plan, NodeAction::create)) {
+      save_cluster(remembered(run_.spec, run_.plan.cluster));
+    }
+    return make_wanted(run_);
+  }
+
+  // One that is not there is not looked at; without the head's, nobody waits for it.
+  bool skip(const MachineOutcome& made, NodeUp& node) {
+    if (!made.error && made.machine.state == MachineState::running) return false;
+    node.machine = made.machine;
+    node.error = made.error;
+    if (!made.error) node.steps.push_back({"machine", "make it, prepare it and start the agents"});
+    if (made.machine.head) {
+      desk_.fail(made.error.value_or(Error(ErrorCode::not_found, "there is no cluster yet")));
+    }
+    return true;
+  }
+
+  void bring_up_nodes(const std::vector<MachineOutcome>& machines) {
     const auto binary = AgentBinary::load(run_.options.agent);
-    const std::vector<Machine> machines = run_.provider->list();
-    run_.report.each.resize(machines.size());
+    run_.report.each.assign(machines.size(), {});
     // Ctrl-C: each machine's work sees it between two steps; what waits for a machine that says
     // nothing is cut off a little later.
     std::jthread cutter([&](const std::stop_token& over) {
@@ -129,8 +159,9 @@ class HostsUp final : public UpWay {
     // The head is the first, and so begun before any that waits for it.
     side_by_side(machines.size(), static_cast<std::size_t>(run_.options.max_parallel),
                  [&](std::size_t i) {
+                   if (skip(machines[i], run_.report.each[i])) return;
                    NodeTask task;
-                   task.machine = machines[i];
+                   task.machine = machines[i].machine;
                    task.head = i == 0;
                    if (run_.before) task.known = run_.before->id;
                    task.spread = spread;
@@ -138,6 +169,13 @@ class HostsUp final : public UpWay {
                    run_.report.each[i] =
                        bring_up_node(run_.spec, run_.options, *run_.provider, binary, desk_, task);
                  });
+    for (const NodePlan& plan : run_.plan.nodes) {
+      for (NodeUp& node : run_.report.each) {
+        if (plan.stale && node.machine.node == plan.machine.node) {
+          node.warnings.push_back(plan.reason);
+        }
+      }
+    }
   }
 
   std::function<void(const std::string&, const std::string&)> say_of(const char* what) const {
@@ -152,16 +190,15 @@ class HostsUp final : public UpWay {
     for (const NodeUp& node : run_.report.each) {
       run_.report.complete = run_.report.complete && !node.error;
     }
-    if (!run_.before) return;
-    for (const Machine& machine : run_.before->nodes) {
-      if (is_wanted(machine.node)) continue;
-      run_.report.removed.push_back(machine.node.str() + ": would go");
+    if (run_.before) run_.report.plan = plan_machines(run_, known_nodes(*run_.before).nodes);
+    for (const NodePlan& each : going(run_.report.plan)) {
+      run_.report.removed.push_back(each.machine.node.str() + ": would go");
     }
   }
 
   bool is_wanted(const NodeId& node) const {
-    return std::any_of(run_.spec.provider.hosts.begin(), run_.spec.provider.hosts.end(),
-                       [&](const HostSpec& host) { return host.node == node; });
+    return std::any_of(run_.report.each.begin(), run_.report.each.end(),
+                       [&](const NodeUp& each) { return each.machine.node == node; });
   }
 
   bool was_there(const NodeId& node) const {
@@ -229,28 +266,79 @@ class HostsUp final : public UpWay {
     return dtrain::join(head.addresses, " or ") + ", port " + std::to_string(head.found.port);
   }
 
-  // Hosts that are in the cluster and no longer in the YAML: no new ranks, and when those that run
-  // are over, they leave and are cleaned.
-  void release_unwanted() {
-    std::vector<Machine> going;
-    for (const Machine& machine : run_.state.nodes) {
-      if (!is_wanted(machine.node)) going.push_back(machine);
+  struct Known {
+    std::vector<Machine> nodes;  // of this machine's notes, and of the head
+    std::set<NodeId> head;       // that the head counts among its own
+  };
+
+  // Of a head that does not answer only the notes.
+  Known known_nodes(const ClusterState& notes) {
+    Known known{notes.nodes, {}};
+    try {
+      if (!door_) door_.emplace(HeadDoor::open(notes, *run_.provider));
+    } catch (const Error&) {  // whoever needs it says so
+      return known;
     }
-    if (going.empty()) return;
-    for (const Machine& machine : going) {
-      const NodeGone gone =
-          take_node_away(*run_.provider, run_.state, machine, *door_, run_.options);
-      run_.report.removed.push_back(machine.node.str() + ": " + gone.text);
-      if (!gone.complete) continue;
-      std::erase_if(run_.state.nodes,
-                    [&](const Machine& each) { return each.node == machine.node; });
+    const auto status = ask_head(door_->socket(), notes.name);
+    if (!status) return known;
+    for (const nlohmann::json& node : wire::member(*status, "nodes")) {
+      if (wire::get_string(node, "state") == "gone") continue;
+      Machine machine;
+      machine.node = NodeId(wire::get_string(node, "node"));
+      machine.address = wire::get_string(node, "address", "");
+      known.head.insert(machine.node);
+      const bool noted =
+          std::any_of(notes.nodes.begin(), notes.nodes.end(),
+                      [&](const Machine& each) { return each.node == machine.node; });
+      if (!noted) known.nodes.push_back(std::move(machine));
     }
-    save_cluster(run_.state);
+    return known;
   }
 
-  void decide() {
+  // What is not wanted any more, or gives way.
+  static std::vector<NodePlan> going(const ClusterPlan& plan) {
+    std::vector<NodePlan> plans;
+    std::copy_if(plan.nodes.begin(), plan.nodes.end(), std::back_inserter(plans),
+                 [](const NodePlan& each) {
+                   return each.action == NodeAction::release || each.action == NodeAction::replace;
+                 });
+    return plans;
+  }
+
+  // No new ranks there, and when those that run are over, they leave and are cleaned; what was made
+  // is given back.
+  void release_unwanted() {
+    const Known known = known_nodes(run_.state);
+    std::vector<Machine> given;
+    const std::vector<NodePlan> plans = going(plan_machines(run_, known.nodes));
+    for (const NodePlan& each : plans) {
+      const Machine& machine = each.machine;
+      const bool made = !machine.id.empty();
+      NodeGone gone{"not in the cluster", true, true};
+      if (!made || known.head.contains(machine.node)) {
+        gone = take_node_away(*run_.provider, run_.state, machine, *door_, run_.options);
+      }
+      run_.report.removed.push_back(machine.node.str() + ": " + gone.text);
+      if (made && gone.left && machine.state != MachineState::gone) given.push_back(machine);
+      if (!gone.complete && !(made && gone.left)) continue;
+      std::erase_if(run_.state.nodes, [&](const Machine& other) {
+        return other.node == machine.node && other.id == machine.id;
+      });
+    }
+    for (const MachineOutcome& outcome :
+         give_back(*run_.provider, given, {{}, run_.options.access.stop})) {
+      run_.report.removed.push_back(
+          outcome.machine.node.str() + ": machine " + outcome.machine.id + " is " +
+          (outcome.error ? "there still: " + outcome.error->message()
+                         : std::string(to_string(outcome.machine.state))));
+    }
+    if (!plans.empty()) save_cluster(run_.state);
+  }
+
+  void conclude() {
     std::size_t ready = 0;
     bool changed = !run_.report.removed.empty() || !run_.before;
+    run_.report.nodes.clear();
     for (const NodeUp& node : run_.report.each) {
       changed = changed || !node.steps.empty() || node.error;
       if (node.error) continue;

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/cluster/agents_local.hpp"
+#include "launcher/cluster/counted.hpp"
 #include "launcher/cluster/down.hpp"
 #include "launcher/cluster/processes.hpp"
 #include "launcher/core/error.hpp"
@@ -25,12 +26,6 @@ using std::chrono::seconds;
 constexpr milliseconds kStepLimit = seconds(20);
 constexpr std::size_t kSideBySide = 8;  // nodes prepared at once
 constexpr seconds kSilence(1);          // longer, and the user is told what is waited for
-
-std::vector<NodeId> node_names(int count) {
-  std::vector<NodeId> names;
-  for (int i = 0; i < count; ++i) names.emplace_back("node-" + std::to_string(i));
-  return names;
-}
 
 std::string in_words(const std::vector<std::pair<NodeId, std::string>>& missing) {
   std::string words;
@@ -108,25 +103,22 @@ void prepare_nodes(const ClusterState& state, Provider& provider, const std::str
   }
 }
 
-ClusterState build(const ClusterSpec& spec, Provider& provider, const fs::path& folder,
-                   const UpOptions& options) {
-  ClusterState state = remembered(spec, make_cluster_id(spec.cluster_name));
+ClusterState build(UpRun& run) {
+  const ClusterSpec& spec = run.spec;
+  const UpOptions& options = run.options;
+  run.plan = plan_machines(run, {});  // what was there has been cleared away
+  run.plan.cluster = make_cluster_id(spec.cluster_name);
+  options.say("making " + counted(run.plan.nodes.size(), "node"));
+  const std::vector<MachineOutcome> made = make_wanted(run);
+  ClusterState state = remembered(spec, run.plan.cluster);
   state.agent = options.agent.string();
-  state.head_root = folder / "head";
-  save_cluster(state);
-
-  const std::vector<NodeId> names = node_names(spec.promised_nodes());
-  options.say("making " + std::to_string(names.size()) + (names.size() == 1 ? " node" : " nodes"));
-  for (const NodeOutcome& outcome : provider.create(names)) {
+  state.head_root = run.folder / "head";
+  for (const MachineOutcome& outcome : made) {
     if (outcome.error) throw *outcome.error;
+    state.nodes.push_back(outcome.machine);
   }
-  state.nodes = provider.list();
-  if (state.nodes.size() != names.size()) {
-    throw Error(ErrorCode::internal, "asked for " + std::to_string(names.size()) +
-                                         " nodes, the provider has " +
-                                         std::to_string(state.nodes.size()));
-  }
-  const std::unique_ptr<Transport> head = provider.reach(state.nodes.front());
+  save_cluster(state);
+  const std::unique_ptr<Transport> head = run.provider->reach(state.nodes.front());
   std::vector<std::string> init{
       state.agent,  "init-head",    "--root",  state.head_root.string(),
       "--cluster",  state.id.str(), "--name",  state.name,
@@ -136,8 +128,8 @@ ClusterState build(const ClusterSpec& spec, Provider& provider, const fs::path& 
   }
   run_or_throw(*head, init, {}, kStepLimit, "making the head");
   options.say("making identities");
-  prepare_nodes(state, provider, state.agent);
-  write_watch(state, folder, *head);
+  prepare_nodes(state, *run.provider, state.agent);
+  write_watch(state, run.folder, *head);
   state.prepared = true;
   save_cluster(state);
   return state;
@@ -247,14 +239,10 @@ class LocalUp final : public UpWay {
   }
 
   void planned() {
-    std::vector<Machine> machines = run_.provider->list();
-    for (int i = static_cast<int>(machines.size()); i < run_.spec.provider.local_nodes; ++i) {
-      machines.emplace_back();
-      machines.back().node = NodeId("node-" + std::to_string(i));
-    }
-    for (const Machine& machine : machines) {
+    for (const NodePlan& each : run_.plan.nodes) {
+      if (each.action == NodeAction::release) continue;
       NodeUp node;
-      node.machine = machine;
+      node.machine = each.machine;
       if (plan_.action == UpAction::refuse) {
         node.error = refusal("it");
         run_.report.complete = false;
@@ -275,6 +263,7 @@ class LocalUp final : public UpWay {
       case UpAction::wait:
       case UpAction::change:
       case UpAction::plan:
+      case UpAction::decline:
         break;
       case UpAction::start_watch:
       case UpAction::replace:
@@ -288,7 +277,7 @@ class LocalUp final : public UpWay {
         if (run_.before) run_.options.say("clearing away what an earlier up left");
         clear_away(run_.folder);
         try {
-          run_.state = build(run_.spec, *run_.provider, run_.folder, run_.options);
+          run_.state = build(run_);
         } catch (Error& error) {
           clear_away(run_.folder);
           error.while_doing("bringing up cluster " + name);

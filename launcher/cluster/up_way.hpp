@@ -3,6 +3,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,11 +18,19 @@ struct UpRun {
   const ClusterSpec& spec;
   const UpOptions& options;
   fs::path folder;  // the cluster's, here
-  std::unique_ptr<Provider> provider;
+  std::shared_ptr<Provider> provider;
   std::optional<ClusterState> before;  // as it was remembered
+  ClusterPlan plan;                    // of machines
   ClusterState state;                  // as it is now; without an id: there is no cluster yet
   UpReport report;
 };
+
+// The plan of machines as the provider and `known` now have it.
+ClusterPlan plan_machines(const UpRun& run, const std::vector<Machine>& known,
+                          const std::set<std::string>& made = {});
+// Does that part of run.plan which makes machines, told as progress: an outcome for each node that
+// is wanted, the head first.
+std::vector<MachineOutcome> make_wanted(UpRun& run);
 
 // Promised nodes that are not ready as the head says, each with its reason; absent when the head
 // does not answer.
@@ -33,8 +42,8 @@ class UpWay {
  public:
   virtual ~UpWay() = default;
 
-  // Looks at what is there, prepares and starts what is missing. False: it ends here, with what the
-  // report says: a dry run, or there is no head.
+  // Looks at what is there, makes, prepares and starts what is missing. False: it ends here, with
+  // what the report says: a dry run, or there is no head.
   virtual bool bring_up() = 0;
   // Those that the head is to call ready; the rest are methods for after bring_up().
   virtual std::vector<Machine> awaited() const = 0;

@@ -6,13 +6,21 @@
 
 namespace dtrain {
 
+Machine LocalProvider::machine_of(const NodeId& node) const {
+  Machine machine;
+  machine.node = node;
+  machine.address = "127.0.0.1";
+  machine.root = state_ / "nodes" / node.str();
+  return machine;
+}
+
 std::vector<Machine> LocalProvider::list() {
   std::vector<Machine> machines;
   std::error_code failed;
   for (const auto& entry : fs::directory_iterator(state_ / "nodes", failed)) {
     const std::string name = entry.path().filename().string();
     if (!entry.is_directory(failed) || !valid_name(name)) continue;
-    machines.push_back({NodeId(name), "127.0.0.1", entry.path(), std::nullopt});
+    machines.push_back(machine_of(NodeId(name)));
   }
   // By number: node-10 comes after node-9.
   std::sort(machines.begin(), machines.end(), [](const Machine& a, const Machine& b) {
@@ -20,40 +28,42 @@ std::vector<Machine> LocalProvider::list() {
     const std::string& right = b.node.str();
     return left.size() != right.size() ? left.size() < right.size() : left < right;
   });
+  if (!machines.empty()) machines.front().head = true;
   return machines;
 }
 
-std::vector<NodeOutcome> LocalProvider::create(const std::vector<NodeId>& nodes) {
-  std::vector<NodeOutcome> outcomes;
-  for (const NodeId& node : nodes) {
-    NodeOutcome outcome{node, std::nullopt};
-    try {
-      const fs::path root = state_ / "nodes" / node.str();
-      make_folders(root);
-      std::error_code failed;
-      if (!fs::is_directory(root, failed)) {
-        throw Error(ErrorCode::conflict, root.string() + " is not a folder");
+void LocalProvider::create(const std::vector<Request>& requests, const OutcomeSink& tell) {
+  for (const Request& request : requests) {
+    for (const NodeId& node : request.nodes) {
+      MachineOutcome outcome{machine_of(node), std::nullopt};
+      outcome.machine.head = request.head;
+      const fs::path& root = outcome.machine.root;
+      try {
+        make_folders(root);
+        std::error_code failed;
+        if (!fs::is_directory(root, failed)) {
+          throw Error(ErrorCode::conflict, root.string() + " is not a folder");
+        }
+      } catch (Error& error) {
+        outcome.machine.state = MachineState::gone;
+        outcome.error = error.while_doing("making the folder of " + node.str());
       }
-    } catch (Error& error) {
-      outcome.error = error.while_doing("making the folder of " + node.str());
+      tell(outcome);
     }
-    outcomes.push_back(std::move(outcome));
   }
-  return outcomes;
 }
 
-std::vector<NodeOutcome> LocalProvider::release(const std::vector<NodeId>& nodes) {
-  std::vector<NodeOutcome> outcomes;
-  for (const NodeId& node : nodes) {
-    NodeOutcome outcome{node, std::nullopt};
+void LocalProvider::release(const std::vector<Machine>& machines, const OutcomeSink& tell) {
+  for (const Machine& machine : machines) {
+    MachineOutcome outcome{machine, std::nullopt};
     try {
-      remove_tree(state_ / "nodes" / node.str());
+      remove_tree(machine_of(machine.node).root);
+      outcome.machine.state = MachineState::gone;
     } catch (Error& error) {
-      outcome.error = error.while_doing("removing the folder of " + node.str());
+      outcome.error = error.while_doing("removing the folder of " + machine.node.str());
     }
-    outcomes.push_back(std::move(outcome));
+    tell(outcome);
   }
-  return outcomes;
 }
 
 std::unique_ptr<Transport> LocalProvider::reach(const Machine&) {

@@ -8,15 +8,25 @@
 namespace dtrain {
 namespace {
 
+constexpr ProviderTraits kCloud{.here = false, .costs = true, .replaces = true};
+constexpr ProviderTraits kEngine{.here = false, .costs = false, .replaces = true};
+
 constexpr std::array<ProviderEntry, 7> kProviders{{
-    {ProviderKind::local, "local", make_local_provider},
-    {ProviderKind::ssh, "ssh", make_ssh_provider},
-    {ProviderKind::aws, "aws", nullptr},
-    {ProviderKind::gcp, "gcp", nullptr},
-    {ProviderKind::azure, "azure", nullptr},
-    {ProviderKind::kubernetes, "kubernetes", nullptr},
-    {ProviderKind::slurm, "slurm", nullptr},
+    {ProviderKind::local, "local", kLocalTraits, make_local_provider},
+    {ProviderKind::ssh, "ssh", kSshTraits, make_ssh_provider},
+    {ProviderKind::aws, "aws", kCloud, nullptr},
+    {ProviderKind::gcp, "gcp", kCloud, nullptr},
+    {ProviderKind::azure, "azure", kCloud, nullptr},
+    {ProviderKind::kubernetes, "kubernetes", kEngine, nullptr},
+    {ProviderKind::slurm, "slurm", kEngine, nullptr},
 }};
+
+const ProviderEntry& entry_of(ProviderKind kind) {
+  for (const ProviderEntry& entry : kProviders) {
+    if (entry.kind == kind) return entry;
+  }
+  throw Error(ErrorCode::internal, "a provider without an entry in the table");
+}
 
 }  // namespace
 
@@ -24,17 +34,30 @@ std::span<const ProviderEntry> providers() noexcept {
   return kProviders;
 }
 
+const ProviderTraits& traits_of(ProviderKind kind) {
+  return entry_of(kind).traits;
+}
+
+const ProviderEntry* provider_named(const std::string& name) noexcept {
+  for (const ProviderEntry& entry : kProviders) {
+    if (name == entry.name) return &entry;
+  }
+  return nullptr;
+}
+
+bool is_here(const std::string& provider_name) noexcept {
+  const ProviderEntry* entry = provider_named(provider_name);
+  return entry != nullptr && entry->traits.here;
+}
+
 std::unique_ptr<Provider> make_provider(const ClusterSpec& spec, const fs::path& state,
                                         const Access& access) {
-  for (const ProviderEntry& entry : kProviders) {
-    if (entry.kind != spec.provider.kind) continue;
-    if (entry.make != nullptr) return entry.make(spec, state, access);
-    Error error(ErrorCode::invalid, std::string("provider ") + entry.name + " is not built yet");
-    error.with_hint("provider {type: local} runs on this machine");
-    if (spec.provider.location.line > 0) error.at(spec.provider.location);
-    throw error;
-  }
-  throw Error(ErrorCode::internal, "a provider without an entry in the table");
+  const ProviderEntry& entry = entry_of(spec.provider.kind);
+  if (entry.make != nullptr) return entry.make(spec, state, access);
+  Error error(ErrorCode::invalid, std::string("provider ") + entry.name + " is not built yet");
+  error.with_hint("provider {type: local} runs on this machine");
+  if (spec.provider.location.line > 0) error.at(spec.provider.location);
+  throw error;
 }
 
 }  // namespace dtrain

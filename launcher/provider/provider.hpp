@@ -11,6 +11,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
 #include "launcher/core/ids.hpp"
+#include "launcher/provider/machine.hpp"
 #include "launcher/remote/transport.hpp"
 #include "launcher/spec/cluster_spec.hpp"
 
@@ -18,19 +19,35 @@ namespace dtrain {
 
 class SshShared;
 
-// One machine of a cluster.
-struct Machine {
-  NodeId node;
-  std::string address;           // as the other nodes reach it
-  fs::path root;                 // the node's root there; empty: not known yet
-  std::optional<HostSpec> host;  // how ssh reaches it, where it does
+// Machines of one type that are wanted, a node each.
+struct Request {
+  std::string type;
+  std::vector<NodeId> nodes;  // as many as are wanted
+  bool head = false;          // the cluster's head: one node
+  ClusterId cluster;          // whose they will be
+  std::string launch;         // kept with them: launch_hash()
 };
 
-// What became of an operation on one node. An operation on N nodes gives N of these: one failure
-// does not throw away the others.
-struct NodeOutcome {
-  NodeId node;
-  std::optional<Error> error;  // absent: done
+// What became of one machine. An operation on N of them gives N of these, each as soon as it is
+// known: one failure does not throw away the others.
+struct MachineOutcome {
+  Machine machine;             // as it is now
+  std::optional<Error> error;  // absent: done, or under way where it is pending or stopping
+};
+// From the thread that asked.
+using OutcomeSink = std::function<void(const MachineOutcome&)>;
+
+// What holds for all machines of a provider, known before any is asked for.
+struct ProviderTraits {
+  bool here = false;      // nodes are folders of this machine, as it is: nothing is sent to them
+  bool costs = false;     // whoever makes machines is asked first
+  bool replaces = false;  // one machine can take another's place
+};
+
+// What is known of a machine before it is made.
+struct Offer {
+  std::string zone;
+  std::optional<double> price;  // US dollars an hour
 };
 
 // Where nodes come from. Knows machines, not agents: what is put on them is launcher/cluster's.
@@ -38,12 +55,22 @@ class Provider {
  public:
   virtual ~Provider() = default;
 
-  // The machines of this cluster that exist now, by node name. Asks the world, not our notes.
+  virtual const ProviderTraits& traits() const = 0;
+
+  // The machines of this cluster that there are now, by node name, the head first; some that are
+  // gone may be among them. Asks the world, by tags where machines have them, not our notes.
   virtual std::vector<Machine> list() = 0;
-  // Makes what is missing of `nodes`; one that is there is left as it is.
-  virtual std::vector<NodeOutcome> create(const std::vector<NodeId>& nodes) = 0;
-  // Gives the machines back, with all that is on them; one that is gone is fine.
-  virtual std::vector<NodeOutcome> release(const std::vector<NodeId>& nodes) = 0;
+  virtual Offer offer(const std::string&) { return {}; }
+
+  // Asks for machines and tells what was answered for each: pending, running, or why not. A node
+  // whose machine is there already is told as it is, so that asking again makes nothing twice.
+  virtual void create(const std::vector<Request>& requests, const OutcomeSink& tell) = 0;
+  // Gives machines back, with all that is on them; one that is gone is fine, one that was not made
+  // stays.
+  virtual void release(const std::vector<Machine>& machines, const OutcomeSink& tell) = 0;
+  // Tells of each change of these machines until none is pending or stopping, or `stop` is asked
+  // for. By events where the provider has them. Without a body: there are no such states.
+  virtual void follow(const std::vector<Machine>&, const OutcomeSink&, const std::stop_token&) {}
 
   // Throws Error that names the machine. From several threads at once. One that let nobody in is
   // not tried again: the same error at once.
@@ -70,11 +97,17 @@ struct Access {
 struct ProviderEntry {
   ProviderKind kind;
   const char* name;
+  ProviderTraits traits;
   // Null: known, and not built yet. `state` is the cluster's folder on this machine.
   std::unique_ptr<Provider> (*make)(const ClusterSpec& spec, const fs::path& state,
                                     const Access& access);
 };
 std::span<const ProviderEntry> providers() noexcept;
+const ProviderTraits& traits_of(ProviderKind kind);
+// By a name that was remembered; null for one that is none here.
+const ProviderEntry* provider_named(const std::string& name) noexcept;
+// A cluster whose provider has this name is this machine itself.
+bool is_here(const std::string& provider_name) noexcept;
 
 // Throws Error(invalid), at the provider's type in the YAML where that is known, when that provider
 // is not built yet.

@@ -1,5 +1,6 @@
 #include "launcher/provider/ssh.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "launcher/remote/ssh/transport.hpp"
@@ -36,19 +37,39 @@ SshProvider::SshProvider(std::vector<HostSpec> hosts, fs::path state, Access acc
 std::vector<Machine> SshProvider::list() {
   std::vector<Machine> machines;
   for (const HostSpec& host : hosts_) {
-    machines.push_back({host.node, host.address.empty() ? host.host : host.address, {}, host});
+    Machine machine;
+    machine.node = host.node;
+    machine.address = host.address.empty() ? host.host : host.address;
+    machine.external_address = host.host;
+    machine.host = host;
+    machine.head = machines.empty();
+    machines.push_back(std::move(machine));
   }
   return machines;
 }
 
-std::vector<NodeOutcome> SshProvider::create(const std::vector<NodeId>& nodes) {
-  std::vector<NodeOutcome> outcomes;
-  for (const NodeId& node : nodes) outcomes.push_back({node, std::nullopt});
-  return outcomes;
+void SshProvider::create(const std::vector<Request>& requests, const OutcomeSink& tell) {
+  const std::vector<Machine> there = list();
+  for (const Request& request : requests) {
+    for (const NodeId& node : request.nodes) {
+      const auto found = std::find_if(there.begin(), there.end(),
+                                      [&](const Machine& each) { return each.node == node; });
+      MachineOutcome outcome;
+      if (found != there.end()) {
+        outcome.machine = *found;
+      } else {
+        outcome.machine.node = node;
+        outcome.machine.state = MachineState::gone;
+        outcome.error =
+            Error(ErrorCode::not_found, "no host of provider ssh is node " + node.str());
+      }
+      tell(outcome);
+    }
+  }
 }
 
-std::vector<NodeOutcome> SshProvider::release(const std::vector<NodeId>& nodes) {
-  return create(nodes);
+void SshProvider::release(const std::vector<Machine>& machines, const OutcomeSink& tell) {
+  for (const Machine& machine : machines) tell({machine, std::nullopt});
 }
 
 std::shared_ptr<SshConnection> SshProvider::connect(const HostSpec& host) {
@@ -132,7 +153,8 @@ std::shared_ptr<SshConnection> SshProvider::reach_anew(const HostSpec& host, Ssh
 
 std::unique_ptr<Transport> SshProvider::reach(const Machine& machine) {
   if (!machine.host) {
-    throw Error(ErrorCode::internal, "node " + machine.node.str() + " has no host");
+    throw Error(ErrorCode::not_found,
+                "how ssh reaches " + machine.node.str() + " is not known here");
   }
   return std::make_unique<SshTransport>(connect(*machine.host));
 }

@@ -10,16 +10,19 @@
 
 namespace dtrain {
 
-// Machines that are there already. Nothing is made and nothing given back: create() and release()
-// only agree. Thread-safe; one connection to a host serves all that reach it.
+inline constexpr ProviderTraits kSshTraits{.here = false, .costs = false, .replaces = false};
+
+// Machines that are there already. Nothing is made and nothing given back: create() tells them as
+// they are, release() leaves them. Thread-safe; one connection to a host serves all that reach it.
 class SshProvider final : public Provider {
  public:
   // The head first. `state` is the cluster's folder here: pinned host keys are kept in it.
   SshProvider(std::vector<HostSpec> hosts, fs::path state, Access access);
 
+  const ProviderTraits& traits() const override { return kSshTraits; }
   std::vector<Machine> list() override;
-  std::vector<NodeOutcome> create(const std::vector<NodeId>& nodes) override;
-  std::vector<NodeOutcome> release(const std::vector<NodeId>& nodes) override;
+  void create(const std::vector<Request>& requests, const OutcomeSink& tell) override;
+  void release(const std::vector<Machine>& machines, const OutcomeSink& tell) override;
   // A host that this machine cannot reach is tried through the head before it fails.
   std::unique_ptr<Transport> reach(const Machine& machine) override;
   void hang_up() override;

@@ -59,8 +59,8 @@ void LocalTransport::start_detached(const std::vector<std::string>& argv) {
   spawn(options);
 }
 
-fs::path LocalTransport::head_socket(const fs::path& head_root) {
-  return paths::head_socket(head_root);
+fs::path LocalTransport::head_socket(const HeadPlace& head) {
+  return paths::head_socket(head.root);
 }
 
 }  // namespace dtrain

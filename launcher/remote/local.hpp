@@ -12,7 +12,7 @@ class LocalTransport final : public Transport {
   std::unique_ptr<Channel> open(const std::vector<std::string>& argv) override;
   void put(std::string_view content, const fs::path& path, mode_t mode) override;
   void start_detached(const std::vector<std::string>& argv) override;
-  fs::path head_socket(const fs::path& head_root) override;
+  fs::path head_socket(const HeadPlace& head) override;
 };
 
 }  // namespace dtrain

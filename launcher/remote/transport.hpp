@@ -35,6 +35,13 @@ class Channel {
   virtual std::optional<int> wait(std::chrono::milliseconds limit) = 0;
 };
 
+// What is known of the head's socket on its own machine.
+struct HeadPlace {
+  fs::path root;
+  fs::path socket;                  // empty: it is looked for, by the root
+  std::vector<std::string> bridge;  // a command whose stdio is joined to it; empty: there is none
+};
+
 // How one machine is reached: run something there, put a file there, meet its head's socket. The
 // plans of launcher/cluster know machines only through this. Safe to use from several threads at
 // once. Every method throws Error that names the machine's side of what failed.
@@ -59,7 +66,7 @@ class Transport {
 
   // Where on this machine the socket of the head that runs there can be met: for a local head the
   // socket itself, else one that is tunnelled.
-  virtual fs::path head_socket(const fs::path& head_root) = 0;
+  virtual fs::path head_socket(const HeadPlace& head) = 0;
 };
 
 // run() for a program that must succeed: gives its stdout, else throws Error(failed) with `what`

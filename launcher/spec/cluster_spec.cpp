@@ -31,16 +31,26 @@ const char* to_string(ProviderKind kind) noexcept {
   return "?";
 }
 
-int ClusterSpec::promised_nodes() const {
-  if (provider.kind == ProviderKind::local) return provider.local_nodes;
-  if (provider.kind == ProviderKind::ssh) return static_cast<int>(provider.hosts.size());
-  int workers = 0;
-  for (const NodeType& type : node_types) {
-    const int most = type.name == head_node_type ? 0 : type.min_workers;
-    const int wanted = std::min(type.min_workers, type.max_workers.value_or(most));
-    workers = std::min(workers + std::clamp(wanted, 0, limits::kNodes), limits::kNodes);
+std::vector<PromisedNode> ClusterSpec::promised() const {
+  std::vector<PromisedNode> nodes;
+  if (provider.kind == ProviderKind::local) {
+    for (int i = 0; i < provider.local_nodes; ++i) {
+      nodes.push_back({NodeId("node-" + std::to_string(i)), ""});
+    }
+    return nodes;
   }
-  return 1 + std::min(workers, std::max(max_workers, 0));
+  if (provider.kind == ProviderKind::ssh) {
+    for (const HostSpec& host : provider.hosts) nodes.push_back({host.node, ""});
+    return nodes;
+  }
+  nodes.push_back({NodeId(), head_node_type});
+  const auto most = 1 + static_cast<std::size_t>(std::clamp(max_workers, 0, limits::kNodes));
+  for (const NodeType& type : node_types) {
+    const int most_of_it = type.name == head_node_type ? 0 : type.min_workers;
+    const int wanted = std::min(type.min_workers, type.max_workers.value_or(most_of_it));
+    for (int i = 0; i < wanted && nodes.size() < most; ++i) nodes.push_back({NodeId(), type.name});
+  }
+  return nodes;
 }
 
 namespace spec {

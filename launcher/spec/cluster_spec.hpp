@@ -109,6 +109,14 @@ struct NodeType {
   std::optional<std::vector<std::string>> worker_setup_commands;  // replaces the cluster's list
 };
 
+// One node that `up` promises.
+struct PromisedNode {
+  NodeId node;       // empty: any machine of that type
+  std::string type;  // empty: hosts and this machine's nodes have none
+
+  bool operator==(const PromisedNode&) const = default;
+};
+
 struct ClusterSpec {
   std::string cluster_name = "default";
   int max_workers = 2;  // the reader makes it all nodes but the head for local and ssh
@@ -132,8 +140,10 @@ struct ClusterSpec {
   std::vector<LocalPath> local_paths;
   std::string source;  // the YAML's absolute path; empty: made by the program
 
-  // The number of nodes that `up` promises: the head and each type's min_workers.
-  int promised_nodes() const;
+  // The nodes that `up` promises, the head first: the hosts that are listed, so many of this
+  // machine's, or each type's min_workers.
+  std::vector<PromisedNode> promised() const;
+  int promised_nodes() const { return static_cast<int>(promised().size()); }
 };
 
 // As for JobSpec: every problem of the values at once, without places.

@@ -57,6 +57,20 @@ class Life(ClusterCase):
         # Head, node and `up` all start it again; those that come too late end at once.
         eventually(lambda: len(self.agents("watch")) == 1, "one watch is left")
 
+    def test_dry_run_shows_the_plan_and_does_nothing(self):
+        self.write_cluster(2)
+        yaml = self.folder / "cluster.yaml"
+        plan = self.json("up", yaml, "--dry-run")
+        self.assertEqual([(each["node"], each["action"], each["reason"]) for each in plan["plan"]],
+                         [("node-0", "create", "there is none yet"), ("node-1", "create", "there is none yet")])
+        self.assertEqual(self.pids(), [])
+        self.ok("up", yaml)
+        said = self.ok("up", yaml, "--dry-run")
+        self.assertRegex(said, r"node-1 +keep +in the cluster")
+        done = self.run_dtrain("up", yaml, "--replace")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("provider local makes no machines", done.stderr)
+
     def test_no_cluster_is_said_plainly(self):
         done = self.run_dtrain("status")
         self.assertEqual(done.returncode, 4)

@@ -113,10 +113,36 @@ class Up(HostsCase):
             self.assertIn(host.name, said)
             self.assertFalse(host.path("~/data").exists())
             self.assertFalse(host.path("~/.dtrain").exists())
+        self.assertIn("not in the cluster yet", said)
         self.up()
         (self.folder / "data" / "a.txt").write_text("two\n")
         said = self.ok("up", self.yaml, "--dry-run")
         self.assertEqual(self.lines(0, "~/data/a.txt"), ["one"])
+        self.with_everything([0, 1])
+        plan = self.json("up", self.yaml, "--dry-run")
+        self.assertEqual(plan["action"], "planned")
+        h = [host.name for host in self.lab]
+        self.assertEqual([(each["node"], each["action"], each["reason"]) for each in plan["plan"]],
+                         [(h[0], "keep", "in the cluster"), (h[1], "keep", "in the cluster"),
+                          (h[2], "release", "no longer in the YAML")])
+        self.assertEqual(plan["removed"], [f"{h[2]}: would go"])
+        self.assert_ready(0, 1, 2)
+
+    def test_a_host_that_only_the_head_knows_leaves_with_the_yaml(self):
+        self.up()
+        shutil.rmtree(self.root())
+        self.write([0, 1])
+        up = self.json("up", self.yaml)
+        self.assertEqual([line.split(":")[0] for line in up["removed"]], [self.lab[2].name])
+        self.assertIn("left the cluster", up["removed"][0])
+        self.assertEqual(len(self.json("status")["nodes"]), 2)
+        self.assertEqual(self.json("up", self.yaml)["removed"], [])
+
+    def test_hosts_cannot_be_replaced(self):
+        self.write()
+        done = self.run_dtrain("up", self.yaml, "--replace")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("provider ssh makes no machines", done.stderr)
 
     def test_dry_run_where_workers_have_an_agent_and_the_head_has_none(self):
         self.up()

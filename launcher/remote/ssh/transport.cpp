@@ -137,12 +137,6 @@ void SshTransport::start_detached(const std::vector<std::string>& argv) {
   run_or_throw(*this, words, {}, kAskLimit, "starting " + argv[0]);
 }
 
-void SshTransport::use_head_socket(std::string remote_path, std::vector<std::string> bridge) {
-  const std::lock_guard guard(mutex_);
-  remote_socket_ = std::move(remote_path);
-  bridge_ = std::move(bridge);
-}
-
 std::string SshTransport::remote_head_socket(const fs::path& head_root) {
   const std::string said =
       run_or_throw(*this, {"/bin/sh", "-c", "pwd"}, {}, kAskLimit, "asking for the home");
@@ -155,16 +149,17 @@ std::string SshTransport::remote_head_socket(const fs::path& head_root) {
   return paths::head_socket_of(root);
 }
 
-fs::path SshTransport::head_socket(const fs::path& head_root) {
+fs::path SshTransport::head_socket(const HeadPlace& head) {
   const std::lock_guard guard(mutex_);
   if (!local_socket_.empty()) return local_socket_;
-  if (remote_socket_.empty()) remote_socket_ = remote_head_socket(head_root);
+  const std::string there =
+      head.socket.empty() ? remote_head_socket(head.root) : head.socket.string();
   const fs::path folder = paths::socket_folder("/ssh/" + connection_->name() + "/" +
-                                               head_root.native() + "/" + random_hex(6));
+                                               head.root.native() + "/" + random_hex(6));
   const fs::path socket = folder / "head.sock";
   std::string bridge;
-  if (!bridge_.empty()) bridge = ssh::shell_command(at_home(bridge_));
-  connection_->serve_unix(socket, remote_socket_, bridge);
+  if (!head.bridge.empty()) bridge = ssh::shell_command(at_home(head.bridge));
+  connection_->serve_unix(socket, there, bridge);
   local_socket_ = socket;
   return socket;
 }

@@ -23,12 +23,9 @@ class SshTransport final : public Transport {
   void put(std::string_view content, const fs::path& path, mode_t mode) override;
   void start_detached(const std::vector<std::string>& argv) override;
 
-  // A socket here that leads to the head's there. The folder there is found by asking for user id
-  // and home once, unless use_head_socket() told it.
-  fs::path head_socket(const fs::path& head_root) override;
-  // The head's socket there, and the command line that joins its stdio to it where the server
-  // forbids forwards of sockets.
-  void use_head_socket(std::string remote_path, std::vector<std::string> bridge);
+  // A socket here that leads to the head's there; the bridge is for servers that forbid forwards of
+  // sockets.
+  fs::path head_socket(const HeadPlace& head) override;
 
   SshConnection& connection() { return *connection_; }
 
@@ -37,8 +34,6 @@ class SshTransport final : public Transport {
 
   std::shared_ptr<SshConnection> connection_;
   std::mutex mutex_;
-  std::string remote_socket_;
-  std::vector<std::string> bridge_;
   fs::path local_socket_;
 };
 

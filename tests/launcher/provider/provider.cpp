@@ -17,7 +17,15 @@ TEST_CASE("every provider that a YAML may name is in the table, once") {
       CHECK(std::string(entry.name) == to_string(kind));
     }
     CHECK(found == 1);
+    CHECK(provider_named(to_string(kind))->kind == kind);
+    CHECK(traits_of(kind).here == (kind == ProviderKind::local));
+    CHECK(is_here(to_string(kind)) == traits_of(kind).here);
   }
+}
+
+TEST_CASE("a name that is no provider is none") {
+  CHECK(provider_named("cloud") == nullptr);
+  CHECK(!is_here(""));
 }
 
 TEST_CASE("a provider that is not built says so at its line") {
@@ -33,23 +41,46 @@ TEST_CASE("a provider that is not built says so at its line") {
   }
 }
 
+namespace {
+
+std::vector<MachineOutcome> create(Provider& provider, std::vector<NodeId> nodes) {
+  std::vector<MachineOutcome> outcomes;
+  Request request;
+  request.nodes = std::move(nodes);
+  provider.create({request}, [&](const MachineOutcome& each) { outcomes.push_back(each); });
+  return outcomes;
+}
+
+std::vector<MachineOutcome> release(Provider& provider, const std::vector<Machine>& machines) {
+  std::vector<MachineOutcome> outcomes;
+  provider.release(machines, [&](const MachineOutcome& each) { outcomes.push_back(each); });
+  return outcomes;
+}
+
+}  // namespace
+
 TEST_CASE("local: nodes are folders; making and giving back can be repeated") {
   const testing::TemporaryFolder folder;
   const ClusterSpec spec;
   const auto provider = make_provider(spec, folder.path());
+  CHECK(provider->traits().here);
   CHECK(provider->list().empty());
   std::vector<NodeId> nodes;
   for (int i = 0; i < 11; ++i) nodes.emplace_back("node-" + std::to_string(i));
   for (int round = 0; round < 2; ++round) {
-    for (const NodeOutcome& outcome : provider->create(nodes)) CHECK(!outcome.error);
+    for (const MachineOutcome& outcome : create(*provider, nodes)) CHECK(!outcome.error);
   }
   const std::vector<Machine> machines = provider->list();
   REQUIRE(machines.size() == 11);
+  CHECK(machines[0].head);
   CHECK(machines[2].node.str() == "node-2");
   CHECK(machines[10].node.str() == "node-10");
   write_file_atomic(machines[0].root / "file", "x");
   for (int round = 0; round < 2; ++round) {
-    for (const NodeOutcome& outcome : provider->release(nodes)) CHECK(!outcome.error);
+    for (const MachineOutcome& outcome : release(*provider, machines)) {
+      CHECK(!outcome.error);
+      CHECK(outcome.machine.state == MachineState::gone);
+    }
   }
   CHECK(provider->list().empty());
 }
@@ -60,9 +91,38 @@ TEST_CASE("local: one failure does not throw away the others") {
   const auto provider = make_provider(spec, folder.path());
   make_folders(folder / "nodes");
   write_file_atomic(folder.path() / "nodes" / "node-0", "a file where a folder should be");
-  const auto outcomes = provider->create({NodeId("node-0"), NodeId("node-1")});
+  const auto outcomes = create(*provider, {NodeId("node-0"), NodeId("node-1")});
   REQUIRE(outcomes.size() == 2);
   CHECK(outcomes[0].error);
   CHECK(!outcomes[1].error);
   CHECK(provider->list().size() == 1);
+}
+
+TEST_CASE("ssh: hosts are there as they are listed; none is made, none is given back") {
+  const testing::TemporaryFolder folder;
+  ClusterSpec spec;
+  spec.provider.kind = ProviderKind::ssh;
+  for (const char* name : {"a", "b"}) {
+    HostSpec host;
+    host.host = name;
+    host.node = NodeId(name);
+    host.address = name == std::string("b") ? "10.0.0.2" : "";
+    spec.provider.hosts.push_back(host);
+  }
+  const auto provider = make_provider(spec, folder.path());
+  const std::vector<Machine> machines = provider->list();
+  REQUIRE(machines.size() == 2);
+  CHECK(machines[0].head);
+  CHECK(machines[0].address == "a");
+  CHECK(!machines[1].head);
+  CHECK(machines[1].address == "10.0.0.2");
+  CHECK(machines[1].external_address == "b");
+  const auto outcomes = create(*provider, {NodeId("b"), NodeId("c")});
+  CHECK(outcomes[0].machine.state == MachineState::running);
+  CHECK(outcomes[1].error->message() == "no host of provider ssh is node c");
+  CHECK(release(*provider, machines)[1].machine.state == MachineState::running);
+  CHECK(provider->list().size() == 2);
+  Machine stranger;
+  stranger.node = NodeId("c");
+  CHECK_THROWS_AS(provider->reach(stranger), Error);
 }

@@ -333,7 +333,7 @@ TEST_CASE("bootstrap: a full disk is said as such") {
     }
     void put(std::string_view c, const fs::path& p, mode_t m) override { here_.put(c, p, m); }
     void start_detached(const std::vector<std::string>& a) override { here_.start_detached(a); }
-    fs::path head_socket(const fs::path& root) override { return here_.head_socket(root); }
+    fs::path head_socket(const HeadPlace& head) override { return here_.head_socket(head); }
 
    private:
     LocalTransport here_;

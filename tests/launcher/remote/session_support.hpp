@@ -57,7 +57,7 @@ class ShellTransport final : public Transport {
     here_.put(content, path, mode);
   }
   void start_detached(const std::vector<std::string>& argv) override { here_.start_detached(argv); }
-  fs::path head_socket(const fs::path& head_root) override { return here_.head_socket(head_root); }
+  fs::path head_socket(const HeadPlace& head) override { return here_.head_socket(head); }
 
  private:
   LocalTransport here_;

@@ -59,6 +59,9 @@ TEST_CASE("a cluster promises its head and the least of its workers") {
   CHECK(head_type.promised_nodes() == 5);  // the head's type has no workers unless it says so
   head_type.node_types[0].max_workers = 3;
   CHECK(head_type.promised_nodes() == 8);
+  CHECK(local.promised()[3] == PromisedNode{NodeId("node-3"), ""});
+  CHECK(ssh().promised()[2] == PromisedNode{NodeId("gpu-3.example"), ""});
+  CHECK(capped.promised() == std::vector<PromisedNode>{{{}, "head"}, {{}, "gpu"}, {{}, "gpu"}});
 }
 
 TEST_CASE("clusters that are fine") {

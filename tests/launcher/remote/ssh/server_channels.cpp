@@ -333,9 +333,9 @@ TEST_CASE("transport: the head's socket is met through a forward") {
   fs::create_directories(root);
   const fs::path there = paths::head_socket(root);  // the same machine, so the same function
   const Echo echo(there);
-  const fs::path here = transport.head_socket(root);
+  const fs::path here = transport.head_socket({root, {}, {}});
   CHECK(here != there);
-  CHECK(transport.head_socket(root) == here);
+  CHECK(transport.head_socket({root, {}, {}}) == here);
   const UniqueFd fd = connect_unix(here);
   CHECK(echoed(fd.get(), "hello") == "hello");
   fs::remove_all(there.parent_path());

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "launcher/core/files.hpp"
+#include "launcher/core/ids.hpp"
+#include "launcher/spec/cluster_spec.hpp"
+
+namespace dtrain {
+
+enum class MachineState : std::uint8_t {
+  pending,   // asked for, and not there yet
+  running,   // it can be reached, or soon
+  stopping,  // it is being given back: of no use any more
+  gone,
+};
+const char* to_string(MachineState state) noexcept;
+
+// One machine of a cluster, as its provider tells of it; what is empty is not known, or there is no
+// such thing.
+struct Machine {
+  NodeId node;
+  std::string address;           // as the other nodes reach it
+  fs::path root;                 // the node's root there; the node itself tells it
+  std::optional<HostSpec> host;  // how ssh reaches it, where it does
+
+  std::string type;  // one of the YAML's node types
+  bool head = false;
+  std::string id;  // the provider's own: i-0abc…, a pod's name
+  MachineState state = MachineState::running;
+  std::string reason;            // why it is in this state: "Priority, starts about 14:20"
+  std::string external_address;  // as this machine reaches it, where that is another
+  std::string zone;
+  std::optional<double> price;  // US dollars an hour
+  ClusterId cluster;            // a host that is listed tells it when it is reached
+  std::string launch;           // launch_hash() of what it was made by
+  std::chrono::system_clock::time_point created;  // as the provider says it
+};
+
+// What a provider keeps with each machine that it makes, so that whoever asks it, from wherever,
+// knows whose and what the machine is. Keys and values fit AWS's tags, Kubernetes' labels and
+// Slurm's comments: letters, digits, '-', '_' and '.', at most 63.
+using Tags = std::map<std::string, std::string>;
+Tags tags_of(const std::string& cluster_name, const Machine& machine);
+// Absent when they are not those of a machine of that cluster.
+std::optional<Machine> machine_of(const std::string& cluster_name, const Tags& tags);
+
+}  // namespace dtrain

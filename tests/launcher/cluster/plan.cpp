@@ -1,0 +1,216 @@
+#include "launcher/cluster/plan.hpp"
+
+#include <doctest/doctest.h>
+
+#include "launcher/provider/provider.hpp"
+
+using namespace dtrain;
+
+namespace {
+
+ClusterSpec cloud(int workers) {
+  ClusterSpec spec;
+  spec.cluster_name = "c";
+  spec.provider.kind = ProviderKind::aws;
+  spec.provider.other = {{"region", "r"}};
+  spec.max_workers = 100;
+  NodeType head;
+  head.name = "head";
+  NodeType gpu;
+  gpu.name = "gpu";
+  gpu.node_config = {{"image", "one"}};
+  gpu.min_workers = workers;
+  spec.node_types = {head, gpu};
+  spec.head_node_type = "head";
+  return spec;
+}
+
+// A machine as the plan of `cloud` would have made it.
+Machine machine(const char* node, const char* id, const char* cluster = "c-a") {
+  Machine made;
+  made.node = NodeId(node);
+  made.id = id;
+  made.head = made.node == NodeId("node-0");
+  made.type = made.head ? "head" : "gpu";
+  made.launch = launch_hash(cloud(1), made.type);
+  made.cluster = ClusterId(cluster);
+  made.created = std::chrono::system_clock::time_point(std::chrono::seconds(std::stoi(id)));
+  return made;
+}
+
+Machine with(Machine machine, MachineState state, const char* reason = "") {
+  machine.state = state;
+  machine.reason = reason;
+  return machine;
+}
+
+Machine host(const char* node) {
+  Machine listed;
+  listed.node = NodeId(node);
+  return listed;
+}
+
+ClusterSpec hosts(const std::vector<const char*>& names) {
+  ClusterSpec spec;
+  spec.provider.kind = ProviderKind::ssh;
+  for (const char* name : names) {
+    HostSpec one;
+    one.host = name;
+    one.node = NodeId(name);
+    spec.provider.hosts.push_back(one);
+  }
+  return spec;
+}
+
+// "keep node-1 1: in the cluster"
+std::vector<std::string> lines(const ClusterPlan& plan) {
+  std::vector<std::string> all;
+  for (const NodePlan& each : plan.nodes) {
+    const std::string& id = each.machine.id;
+    all.push_back(std::string(to_string(each.action)) + " " + each.machine.node.str() +
+                  (id.empty() ? "" : " " + id) + ": " + each.reason);
+  }
+  return all;
+}
+
+std::vector<std::string> decided(const ClusterSpec& spec, const SeenNodes& seen,
+                                 bool replace = false) {
+  const ClusterPlan plan = decide(wanted_nodes(spec), seen, replace);
+  CHECK(plan.refused.empty());
+  return lines(plan);
+}
+
+using Lines = std::vector<std::string>;
+constexpr const char* kChanged = "made by another launch configuration";
+
+}  // namespace
+
+TEST_CASE("what is wanted and not there is made, under names that nothing has") {
+  CHECK(decided(cloud(2), {}) == Lines{"create node-0: there is none yet",
+                                       "create node-1: there is none yet",
+                                       "create node-2: there is none yet"});
+  const Machine head = machine("node-0", "1");
+  const Machine stops = with(machine("node-1", "2"), MachineState::stopping);
+  const Machine gone = with(machine("node-2", "3"), MachineState::gone);
+  SeenNodes seen{{head, stops, gone}, {head}, {}};
+  CHECK(decided(cloud(2), seen) == Lines{"keep node-0 1: in the cluster",
+                                         "create node-2: there is none yet",
+                                         "create node-3: there is none yet"});
+  seen.known = {head, machine("node-2", "3")};
+  CHECK(decided(cloud(1), seen) == Lines{"keep node-0 1: in the cluster",
+                                         "create node-3: there is none yet",
+                                         "release node-2 3: its machine is gone"});
+  const ClusterPlan plan = decide(wanted_nodes(cloud(1)), {}, false);
+  CHECK(plan.nodes[0].machine.head);
+  CHECK(plan.nodes[0].machine.type == "head");
+  CHECK(plan.nodes[1].machine.type == "gpu");
+  CHECK(plan.nodes[1].machine.launch == launch_hash(cloud(1), "gpu"));
+}
+
+TEST_CASE("what is there is kept, what is on its way too; another laptop's notes are not needed") {
+  const SeenNodes seen{
+      {machine("node-0", "1"), with(machine("node-1", "2"), MachineState::pending, "Priority"),
+       machine("node-2", "3")},
+      {},
+      {}};
+  const ClusterPlan plan = decide(wanted_nodes(cloud(2)), seen, false);
+  CHECK(plan.cluster == ClusterId("c-a"));
+  CHECK(lines(plan) == Lines{"keep node-0 1: not in the cluster yet",
+                             "keep node-2 3: not in the cluster yet",
+                             "keep node-1 2: on its way: Priority"});
+}
+
+TEST_CASE("what is too many goes: what is not running yet first, then the last") {
+  const SeenNodes seen{{machine("node-0", "1"), with(machine("node-1", "2"), MachineState::pending),
+                        machine("node-2", "3"), machine("node-10", "4")},
+                       {machine("node-0", "1"), machine("node-2", "3")},
+                       {}};
+  CHECK(decided(cloud(1), seen) == Lines{"keep node-0 1: in the cluster",
+                                         "keep node-2 3: in the cluster",
+                                         "release node-1 2: 1 of type gpu is wanted",
+                                         "release node-10 4: 1 of type gpu is wanted"});
+}
+
+TEST_CASE("another image replaces nodes only when asked, and never the head") {
+  ClusterSpec other = cloud(1);
+  other.node_types[1].node_config["image"] = "two";
+  const SeenNodes seen{{machine("node-0", "1"), machine("node-1", "2")}, {}, {}};
+  const ClusterPlan kept = decide(wanted_nodes(other), seen, false);
+  CHECK(lines(kept).back() ==
+        std::string("keep node-1 2: ") + kChanged + "; up --replace makes it anew");
+  CHECK(kept.nodes.back().stale);
+  CHECK(decided(other, seen, true).back() == std::string("replace node-1 2: ") + kChanged);
+  CHECK(!has_action(decide(wanted_nodes(cloud(1)), seen, true), NodeAction::replace));
+
+  other.provider.other["region"] = "s";
+  CHECK(decided(other, seen, true) == Lines{std::string("keep node-0 1: ") + kChanged +
+                                                "; the head is made anew only by down and up",
+                                            std::string("replace node-1 2: ") + kChanged});
+  ClusterSpec larger = cloud(1);
+  larger.node_types[0].name = larger.head_node_type = "large";
+  CHECK(decide(wanted_nodes(larger), seen, true).nodes.front().stale);
+}
+
+TEST_CASE("files, setup and numbers are no launch configuration") {
+  ClusterSpec other = cloud(7);
+  other.setup_commands = {"make"};
+  other.file_mounts = {{"~/a", "/a"}};
+  other.node_types[1].worker_setup_commands = {{"make"}};
+  other.node_types[1].resources["GPU"] = 8;
+  CHECK(launch_hash(other, "gpu") == launch_hash(cloud(1), "gpu"));
+  CHECK(launch_hash(other, "gpu") != launch_hash(other, "head"));
+  CHECK(launch_hash(other, "gpu").size() == 16);
+  CHECK(launch_hash(other, "").empty());
+}
+
+TEST_CASE("of two that are the same node the first stays, whoever asks") {
+  const SeenNodes seen{
+      {machine("node-0", "1"), machine("node-1", "5"), machine("node-1", "3")}, {}, {"5"}};
+  const Lines expected{"keep node-0 1: not in the cluster yet",
+                       "keep node-1 3: not in the cluster yet",
+                       "release node-1 5: there twice: 3 came first"};
+  CHECK(decided(cloud(1), seen) == expected);
+  CHECK(decided(cloud(1), {seen.there, {}, {"3"}}) == expected);
+}
+
+TEST_CASE("of two clusters of one name the first stays; who made the second gives it back") {
+  SeenNodes seen{
+      {machine("node-0", "1", "c-z"), machine("node-0", "2", "c-a"), machine("node-1", "3", "c-a")},
+      {},
+      {"2", "3"}};
+  CHECK(decided(cloud(1), seen) ==
+        Lines{"keep node-0 1: not in the cluster yet", "create node-2: there is none yet",
+              "release node-0 2: another up made this cluster at the same time, and before",
+              "release node-1 3: another up made this cluster at the same time, and before"});
+  CHECK(decide(wanted_nodes(cloud(1)), seen, false).cluster == ClusterId("c-z"));
+
+  seen.made = {"1"};  // the other one
+  CHECK(decided(cloud(1), seen) ==
+        Lines{"keep node-0 1: not in the cluster yet", "create node-2: there is none yet"});
+
+  seen.made.clear();
+  CHECK(decide(wanted_nodes(cloud(1)), seen, false).refused ==
+        "there are two clusters of this name: c-z, whose head is 1, and c-a, whose head is 2");
+}
+
+TEST_CASE("workers whose head is gone are given back") {
+  const SeenNodes seen{
+      {with(machine("node-0", "1"), MachineState::gone), machine("node-1", "2")}, {}, {}};
+  CHECK(decided(cloud(1), seen) == Lines{"create node-0: there is none yet",
+                                         "create node-2: there is none yet",
+                                         "release node-1 2: of c-a, which has no head"});
+}
+
+TEST_CASE("hosts: those of the YAML stay, others go, whether this machine knew them or the head") {
+  const SeenNodes seen{{host("a"), host("c")}, {host("a"), host("b")}, {}};
+  CHECK(decided(hosts({"a", "c"}), seen) == Lines{"keep a: in the cluster",
+                                                  "keep c: not in the cluster yet",
+                                                  "release b: no longer in the YAML"});
+}
+
+TEST_CASE("this machine's nodes: as many as are wanted") {
+  ClusterSpec spec;
+  spec.provider.local_nodes = 2;
+  CHECK(decided(spec, {{host("node-0")}, {}, {}}) ==
+        Lines{"keep node-0: not in the cluster yet", "create node-1: there is none yet"});
+}
