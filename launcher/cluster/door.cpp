@@ -80,29 +80,53 @@ bool has_anything(Transport& transport, const std::string& base) {
   return transport.run({"/bin/sh", "-c", script}, {}, std::chrono::seconds(30)).exit.code == 0;
 }
 
-}  // namespace
-
-std::optional<ClusterState> adopt(const ClusterSpec& spec, const fs::path& agent,
-                                  const Access& access) {
-  const std::unique_ptr<Provider> provider =
-      make_provider(spec, paths::cluster_state(spec.cluster_name), access);
-  const std::vector<Machine> machines = provider->list();
-  if (machines.empty() || machines.front().state != MachineState::running) return std::nullopt;
-  const std::unique_ptr<Transport> transport = provider->reach(machines.front());
+// Of the head on that machine; absent when it has none of this cluster.
+std::optional<ClusterState> head_on(const Machine& machine, const ClusterSpec& spec,
+                                    Provider& provider, const fs::path& agent) {
+  const std::unique_ptr<Transport> transport = provider.reach(machine);
   if (!has_anything(*transport, spec.provider.root)) return std::nullopt;
   AgentSession session = AgentSession::open(*transport, AgentBinary::load(agent));
   const wire::FoundClusters found = session.find_clusters({spec.cluster_name, spec.provider.root});
   if (found.clusters.empty()) return std::nullopt;
   const wire::HeadFound& head = found.clusters.front();
   ClusterState state = remembered(spec, ClusterId(head.cluster));
-  state.nodes = machines;
   state.head_root = head.root;
   state.head_socket = paths::head_socket_of(head.root);
   state.agent = session.hello().agent;
   state.prepared = true;
-  const ClusterLock lock = ClusterLock::take(spec.cluster_name, nullptr);
-  save_cluster(state);
   return state;
+}
+
+}  // namespace
+
+std::optional<ClusterState> adopt(const ClusterSpec& spec, Provider& provider,
+                                  const fs::path& agent) {
+  std::vector<Machine> machines = provider.list();
+  std::erase_if(machines, [](const Machine& each) { return each.state == MachineState::gone; });
+  if (machines.empty()) return std::nullopt;
+  const bool made = !machines.front().id.empty();
+  std::optional<ClusterState> state;
+  try {
+    state = head_on(machines.front(), spec, provider, agent);
+  } catch (const Error&) {
+    if (!made) throw;
+  }
+  if (state) {
+    state->nodes = machines;
+  } else if (made) {
+    state = remembered(spec, machines.front().cluster);
+  }
+  if (!state) return std::nullopt;
+  const ClusterLock lock = ClusterLock::take(spec.cluster_name, nullptr);
+  save_cluster(*state);
+  return state;
+}
+
+std::optional<ClusterState> adopt(const ClusterSpec& spec, const fs::path& agent,
+                                  const Access& access) {
+  const std::unique_ptr<Provider> provider =
+      make_provider(spec, paths::cluster_state(spec.cluster_name), access);
+  return adopt(spec, *provider, agent);
 }
 
 }  // namespace dtrain

@@ -33,9 +33,13 @@ std::unique_ptr<Provider> provider_of(const ClusterState& state, const Access& a
 // provider.root of its YAML, for OpenNode; empty for the default.
 std::string base_of(const ClusterState& state);
 
-// Learns of a cluster that was brought up from another machine: asks the host that the YAML calls
-// the head. Writes cluster.json. Absent when there is no such cluster; a host that has nothing of
-// ours is left so. Throws Error when it cannot be reached.
+// Learns of a cluster that was brought up from another machine: asks the machine that is the
+// head's. Writes cluster.json. Absent when there is no such cluster; a host that has nothing of
+// ours is left so. Throws Error when a host cannot be reached; machines that were made are the
+// cluster's by their tags, whether their head can be reached or not: `up` and `down` go on from
+// there.
+std::optional<ClusterState> adopt(const ClusterSpec& spec, Provider& provider,
+                                  const fs::path& agent);
 std::optional<ClusterState> adopt(const ClusterSpec& spec, const fs::path& agent,
                                   const Access& access);
 

@@ -14,6 +14,7 @@
 #include "launcher/core/side_by_side.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/client.hpp"
+#include "launcher/wire/json.hpp"
 
 // `down` of machines that are there: all of them side by side, each looked at afterwards.
 namespace dtrain {
@@ -90,6 +91,7 @@ class HostsDown final : public DownWay {
     std::string trouble;
     try {
       const HeadDoor door = HeadDoor::open(state_, *provider_);
+      ask_for_strangers(door.socket());
       if (options_.workers_only) {
         trouble = remove_workers(wire::ApiClient(door.socket(), state_.name));
       } else {
@@ -138,6 +140,10 @@ class HostsDown final : public DownWay {
       }
       if (!complete) left.nodes.push_back(machines_[i]);
       if (i == 0 && !nodes[i].kept.empty()) report.kept = nodes[i].kept;
+    }
+    for (const std::string& node : strangers_) {
+      report.rows.push_back({node, "not reached", "?", "?",
+                             "how to reach it is not known here; what it had stays on it", false});
     }
     if (left.nodes.empty()) {
       remove_folder(paths::cluster_state(state_.name));
@@ -204,6 +210,18 @@ class HostsDown final : public DownWay {
                  });
   }
 
+  // Nodes of the head that another machine's YAML names, and this one's does not.
+  void ask_for_strangers(const fs::path& socket) {
+    const auto status = ask_head(socket, state_.name);
+    if (!status) return;
+    for (const nlohmann::json& node : wire::member(*status, "nodes")) {
+      const std::string name = wire::get_string(node, "node");
+      const bool known = std::any_of(machines_.begin(), machines_.end(),
+                                     [&](const Machine& each) { return each.node.str() == name; });
+      if (!known && wire::get_string(node, "state") != "gone") strangers_.push_back(name);
+    }
+  }
+
   // The jobs on them end: whoever asked for this has been told.
   std::string remove_workers(const wire::ApiClient& client) {
     std::string trouble;
@@ -222,6 +240,7 @@ class HostsDown final : public DownWay {
   const DownOptions& options_;
   std::shared_ptr<Provider> provider_;
   std::vector<Machine> machines_;
+  std::vector<std::string> strangers_;
 };
 
 }  // namespace

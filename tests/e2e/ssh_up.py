@@ -138,6 +138,17 @@ class Up(HostsCase):
         self.assertEqual(len(self.json("status")["nodes"]), 2)
         self.assertEqual(self.json("up", self.yaml)["removed"], [])
 
+    def test_down_names_a_host_that_only_the_head_knows(self):
+        self.up()
+        shutil.rmtree(self.root())
+        self.write([0, 1])
+        done = self.run_dtrain("down", "-y", "--json", self.yaml)
+        self.assertEqual(done.returncode, 1, done.stdout)
+        down = json.loads(done.stdout.strip().split("\n")[-1])
+        self.assertEqual([(row["node"], row["what"]) for row in down["rows"] if not row["gone"]],
+                         [(self.lab[2].name, "not reached")])
+        self.assert_clean(0, 1)
+
     def test_hosts_cannot_be_replaced(self):
         self.write()
         done = self.run_dtrain("up", self.yaml, "--replace")

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include "launcher/cluster/door.hpp"
 #include "launcher/cluster/down.hpp"
 #include "launcher/cluster/up.hpp"
 #include "launcher/core/error.hpp"
@@ -117,6 +118,10 @@ TEST_CASE("machines that cannot be reached are found again, and given back") {
   CHECK(house.cloud->count(MachineState::running) == 2);
   CHECK(!house.up_now().complete);
   CHECK(house.cloud->asked == 2);
+  fs::remove_all(paths::cluster_state("c"));
+  const auto adopted = adopt(house.spec, *house.options().provider, DTRAIN_AGENT_BINARY);
+  REQUIRE(adopted);
+  CHECK(adopted->id.str() == house.cloud->instance("i-1").tags.at("dtrain-cluster-id"));
   CHECK(house.down_now().complete);
   CHECK(house.cloud->count(MachineState::gone) == 2);
   CHECK(!fs::exists(paths::cluster_state("c")));
