@@ -5,14 +5,6 @@
 #include "launcher/core/text.hpp"
 
 namespace dtrain::wire {
-namespace {
-
-[[noreturn]] void wrong(const char* key, const std::string& wanted, const nlohmann::json& found) {
-  throw Error(ErrorCode::invalid,
-              std::string("\"") + key + "\" must be " + wanted + ", not " + found.type_name());
-}
-
-}  // namespace
 
 nlohmann::json parse_json(std::string_view text, const std::string& what, std::size_t limit,
                           int max_depth) {
@@ -51,6 +43,40 @@ std::string dump(const nlohmann::json& json) {
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
+void wrong_type(const char* key, const std::string& wanted, const nlohmann::json& found) {
+  throw Error(ErrorCode::invalid,
+              std::string("\"") + key + "\" must be " + wanted + ", not " + found.type_name());
+}
+
+std::string as_string(const nlohmann::json& value, const char* key) {
+  if (!value.is_string()) wrong_type(key, "a string", value);
+  return value.get<std::string>();
+}
+
+std::int64_t as_int(const nlohmann::json& value, const char* key, std::int64_t min,
+                    std::int64_t max) {
+  if (!value.is_number_integer()) wrong_type(key, "a whole number", value);
+  const bool too_large =
+      value.is_number_unsigned() && value.get<std::uint64_t>() > std::uint64_t{INT64_MAX};
+  const std::int64_t number = too_large ? INT64_MAX : value.get<std::int64_t>();
+  if (too_large || number < min || number > max) {
+    throw Error(ErrorCode::invalid, std::string("\"") + key + "\" must be from " +
+                                        std::to_string(min) + " to " + std::to_string(max) +
+                                        ", not " + value.dump());
+  }
+  return number;
+}
+
+double as_number(const nlohmann::json& value, const char* key) {
+  if (!value.is_number()) wrong_type(key, "a number", value);
+  return value.get<double>();
+}
+
+bool as_bool(const nlohmann::json& value, const char* key) {
+  if (!value.is_boolean()) wrong_type(key, "true or false", value);
+  return value.get<bool>();
+}
+
 const nlohmann::json& member(const nlohmann::json& object, const char* key) {
   if (!object.is_object()) {
     throw Error(ErrorCode::invalid,
@@ -64,9 +90,7 @@ const nlohmann::json& member(const nlohmann::json& object, const char* key) {
 }
 
 std::string get_string(const nlohmann::json& object, const char* key) {
-  const nlohmann::json& value = member(object, key);
-  if (!value.is_string()) wrong(key, "a string", value);
-  return value.get<std::string>();
+  return as_string(member(object, key), key);
 }
 
 std::string get_string(const nlohmann::json& object, const char* key, const std::string& fallback) {
@@ -75,17 +99,7 @@ std::string get_string(const nlohmann::json& object, const char* key, const std:
 
 std::int64_t get_int(const nlohmann::json& object, const char* key, std::int64_t min,
                      std::int64_t max) {
-  const nlohmann::json& value = member(object, key);
-  if (!value.is_number_integer()) wrong(key, "a whole number", value);
-  const bool too_large =
-      value.is_number_unsigned() && value.get<std::uint64_t>() > std::uint64_t{INT64_MAX};
-  const std::int64_t number = too_large ? INT64_MAX : value.get<std::int64_t>();
-  if (too_large || number < min || number > max) {
-    throw Error(ErrorCode::invalid, std::string("\"") + key + "\" must be from " +
-                                        std::to_string(min) + " to " + std::to_string(max) +
-                                        ", not " + value.dump());
-  }
-  return number;
+  return as_int(member(object, key), key, min, max);
 }
 
 std::int64_t get_int(const nlohmann::json& object, const char* key, std::int64_t min,
@@ -95,24 +109,20 @@ std::int64_t get_int(const nlohmann::json& object, const char* key, std::int64_t
 
 double get_number(const nlohmann::json& object, const char* key, double fallback) {
   if (object.is_object() && !object.contains(key)) return fallback;
-  const nlohmann::json& value = member(object, key);
-  if (!value.is_number()) wrong(key, "a number", value);
-  return value.get<double>();
+  return as_number(member(object, key), key);
 }
 
 bool get_bool(const nlohmann::json& object, const char* key, bool fallback) {
   if (object.is_object() && !object.contains(key)) return fallback;
-  const nlohmann::json& value = member(object, key);
-  if (!value.is_boolean()) wrong(key, "true or false", value);
-  return value.get<bool>();
+  return as_bool(member(object, key), key);
 }
 
 std::vector<std::string> get_strings(const nlohmann::json& object, const char* key) {
   const nlohmann::json& value = member(object, key);
-  if (!value.is_array()) wrong(key, "a list of strings", value);
+  if (!value.is_array()) wrong_type(key, "a list of strings", value);
   std::vector<std::string> strings;
   for (const nlohmann::json& item : value) {
-    if (!item.is_string()) wrong(key, "a list of strings", item);
+    if (!item.is_string()) wrong_type(key, "a list of strings", item);
     strings.push_back(item.get<std::string>());
   }
   return strings;
@@ -133,7 +143,10 @@ nlohmann::json error_to_json(const Error& error) {
 }
 
 Error error_from_json(const nlohmann::json& json) {
-  const nlohmann::json& body = member(json, "error");
+  return error_from_body(member(json, "error"));
+}
+
+Error error_from_body(const nlohmann::json& body) {
   Error error(error_code_from(get_string(body, "code")), get_string(body, "message"));
   if (body.contains("context")) {
     for (const std::string& doing : get_strings(body, "context")) error.while_doing(doing);

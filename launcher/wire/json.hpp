@@ -21,6 +21,15 @@ nlohmann::json parse_json(std::string_view text, const std::string& what,
 // The dump used everywhere: bytes that are not UTF-8 become U+FFFD instead of an exception.
 std::string dump(const nlohmann::json& json);
 
+// Of a value that was found under `key`.
+[[noreturn]] void wrong_type(const char* key, const std::string& wanted,
+                             const nlohmann::json& found);
+std::string as_string(const nlohmann::json& value, const char* key);
+std::int64_t as_int(const nlohmann::json& value, const char* key, std::int64_t min,
+                    std::int64_t max);
+double as_number(const nlohmann::json& value, const char* key);
+bool as_bool(const nlohmann::json& value, const char* key);
+
 const nlohmann::json& member(const nlohmann::json& object, const char* key);
 std::string get_string(const nlohmann::json& object, const char* key);
 std::string get_string(const nlohmann::json& object, const char* key, const std::string& fallback);
@@ -32,8 +41,9 @@ double get_number(const nlohmann::json& object, const char* key, double fallback
 bool get_bool(const nlohmann::json& object, const char* key, bool fallback);
 std::vector<std::string> get_strings(const nlohmann::json& object, const char* key);
 
-// {"error": {code, message, context, hint, location}} and back.
+// {"error": {code, message, context, hint, location}} and back; the body is what "error" holds.
 nlohmann::json error_to_json(const Error& error);
 Error error_from_json(const nlohmann::json& json);
+Error error_from_body(const nlohmann::json& body);
 
 }  // namespace dtrain::wire

@@ -70,7 +70,7 @@ struct SupervisorLost {
 struct StartFailed {
   JobId job;
   int attempt = 0;
-  Error error;
+  Error error{ErrorCode::internal, ""};
 };
 
 // What PrepareAttempt asked for is there, or cannot be had.
@@ -124,7 +124,7 @@ struct Welcome {
   bool mirror = false;  // the head reads no files of this node: it wants copies of its logs
 };
 struct Refused {
-  Error error;
+  Error error{ErrorCode::internal, ""};
 };
 struct StartAttempt {
   AttemptSpec spec;
@@ -393,7 +393,7 @@ struct ContentStream {
 };
 struct ContentEnd {};
 struct ContentRefused {
-  Error error;
+  Error error{ErrorCode::internal, ""};
 };
 
 using ContentMessage = std::variant<ContentHello, ContentGrant, ContentWant, ContentStream,
