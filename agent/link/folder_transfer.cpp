@@ -240,4 +240,43 @@ void FolderReceiver::written(std::size_t bytes, const std::optional<Error>& fail
   if (bytes > 0) hooks_.credit(bytes);
 }
 
+// ---- Both ends of one message each
+
+std::shared_ptr<FolderSender> offer(Worker& worker, const Post& post, const std::string& transfer,
+                                    const fs::path& folder, const std::vector<FileEntry>& files,
+                                    const Say& say, std::function<void()> failed) {
+  FolderSender::Hooks hooks;
+  hooks.send = say;
+  hooks.failed = [transfer, say, failed = std::move(failed)](const Error& error) {
+    failed();
+    say(wire::TreeEnd{transfer, error}, {});
+  };
+  auto sender =
+      std::make_shared<FolderSender>(worker, post, transfer, folder, files, std::move(hooks));
+  say(wire::TreeFiles{transfer, files}, {});
+  return sender;
+}
+
+void receive(std::shared_ptr<FolderReceiver>& receiver, Worker& worker, const Post& post,
+             const fs::path& folder, const wire::TreeFiles& listed, const Say& say,
+             std::function<void(std::optional<Error>)> done) {
+  if (receiver && receiver->files() != listed.files) receiver.reset();
+  if (!receiver) {
+    FolderReceiver::Hooks hooks;
+    hooks.credit = [say, transfer = listed.transfer](std::size_t bytes) {
+      say(wire::TreeCredit{transfer, bytes}, {});
+    };
+    hooks.done = done;
+    try {
+      receiver =
+          std::make_shared<FolderReceiver>(worker, post, folder, listed.files, std::move(hooks));
+    } catch (const Error& error) {
+      done(error);
+      return;
+    }
+    receiver->start();
+  }
+  say(wire::TreeGo{listed.transfer, receiver->next_file(), receiver->next_offset()}, {});
+}
+
 }  // namespace dtrain::link

@@ -20,6 +20,9 @@ namespace dtrain::link {
 // Runs a function on the owner's thread, later; called on the worker's.
 using Post = std::function<void(std::function<void()>)>;
 
+// Passes a message on to the other side.
+using Say = std::function<void(const wire::BulkMessage&, std::string bytes)>;
+
 // Throws Error(exhausted) when the list is longer than one message may be. Any thread.
 void check_list(const wire::TreeFiles& list);
 
@@ -92,5 +95,16 @@ class FolderReceiver : public std::enable_shared_from_this<FolderReceiver> {
   std::uint64_t offset_ = 0;
   bool over_ = false;
 };
+
+// Lists the files to the other side and gives what it then asks for. `failed` is told first.
+std::shared_ptr<FolderSender> offer(Worker& worker, const Post& post, const std::string& transfer,
+                                    const fs::path& folder, const std::vector<FileEntry>& files,
+                                    const Say& say, std::function<void()> failed);
+
+// Brings what was listed into the folder, by `receiver` where that brings the same already, and
+// says from where on it is wanted.
+void receive(std::shared_ptr<FolderReceiver>& receiver, Worker& worker, const Post& post,
+             const fs::path& folder, const wire::TreeFiles& listed, const Say& say,
+             std::function<void(std::optional<Error>)> done);
 
 }  // namespace dtrain::link

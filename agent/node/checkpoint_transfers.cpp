@@ -259,26 +259,9 @@ void CheckpointTransfers::finish(const std::string& transfer, std::optional<Erro
 void CheckpointTransfers::begin(const std::string& transfer, const wire::TreeFiles& files) {
   const auto found = fetches_.find(transfer);
   if (found == fetches_.end()) return;
-  Fetch& fetch = *found->second;
-  if (fetch.receiver && fetch.receiver->files() != files.files) fetch.receiver.reset();
-  if (!fetch.receiver) {
-    link::FolderReceiver::Hooks hooks;
-    hooks.credit = [this, transfer](std::size_t bytes) {
-      send_(wire::TreeCredit{transfer, bytes}, {});
-    };
-    hooks.done = [this, transfer](std::optional<Error> error) {
-      finish(transfer, std::move(error));
-    };
-    try {
-      fetch.receiver = std::make_shared<link::FolderReceiver>(worker_, post_, fetch.incoming(),
-                                                              files.files, std::move(hooks));
-    } catch (const Error& error) {
-      finish(transfer, error);
-      return;
-    }
-    fetch.receiver->start();
-  }
-  send_(wire::TreeGo{transfer, fetch.receiver->next_file(), fetch.receiver->next_offset()}, {});
+  link::receive(
+      found->second->receiver, worker_, post_, found->second->incoming(), files, send_,
+      [this, transfer](std::optional<Error> error) { finish(transfer, std::move(error)); });
 }
 
 void CheckpointTransfers::send_shard(const wire::ShardAsk& request) {
@@ -305,17 +288,9 @@ void CheckpointTransfers::send_shard(const wire::ShardAsk& request) {
         send_(wire::TreeEnd{transfer, failed}, {});
         return;
       }
-      link::FolderSender::Hooks hooks;
-      hooks.send = [this](const wire::TreeData& data, std::string bytes) {
-        send_(data, std::move(bytes));
-      };
-      hooks.failed = [this, transfer](const Error& error) {
-        shards_.erase(transfer);
-        send_(wire::TreeEnd{transfer, error}, {});
-      };
-      shard->sender = std::make_shared<link::FolderSender>(
-          worker_, post_, transfer, shard->folder.folder, shard->folder.files, std::move(hooks));
-      send_(wire::TreeFiles{transfer, shard->folder.files}, {});
+      shard->sender =
+          link::offer(worker_, post_, transfer, shard->folder.folder, shard->folder.files, send_,
+                      [this, transfer] { shards_.erase(transfer); });
     });
   });
 }

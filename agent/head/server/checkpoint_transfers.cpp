@@ -55,6 +55,12 @@ void CheckpointTransfers::taken(const NodeId& node, const std::string& transfer,
   nodes_.send_bulk(node, wire::TreeEnd{transfer, error});
 }
 
+link::Say CheckpointTransfers::say(const NodeId& node) {
+  return [this, node](const wire::BulkMessage& message, std::string bytes) {
+    nodes_.send_bulk(node, message, std::move(bytes));
+  };
+}
+
 void CheckpointTransfers::opened(const NodeId& node) {
   for (const auto& [key, fetch] : fetches_) {
     if (key.first == node) nodes_.send_bulk(node, fetch->ask);
@@ -77,25 +83,9 @@ void CheckpointTransfers::give_up(const NodeId& node) {
 void CheckpointTransfers::begin(const Key& key, const wire::TreeFiles& files) {
   const auto found = fetches_.find(key);
   if (found == fetches_.end()) return;
-  Fetch& fetch = *found->second;
-  if (fetch.receiver && fetch.receiver->files() != files.files) fetch.receiver.reset();
-  if (!fetch.receiver) {
-    link::FolderReceiver::Hooks hooks;
-    hooks.credit = [this, key](std::size_t bytes) {
-      nodes_.send_bulk(key.first, wire::TreeCredit{key.second, bytes});
-    };
-    hooks.done = [this, key](std::optional<Error> error) { finish(key, std::move(error), true); };
-    try {
-      fetch.receiver = std::make_shared<link::FolderReceiver>(worker_, post_, fetch.folder,
-                                                              files.files, std::move(hooks));
-    } catch (const Error& error) {
-      finish(key, error, true);
-      return;
-    }
-    fetch.receiver->start();
-  }
-  nodes_.send_bulk(key.first, wire::TreeGo{key.second, fetch.receiver->next_file(),
-                                           fetch.receiver->next_offset()});
+  link::receive(found->second->receiver, worker_, post_, found->second->folder, files,
+                say(key.first),
+                [this, key](std::optional<Error> error) { finish(key, std::move(error), true); });
 }
 
 void CheckpointTransfers::finish(const Key& key, std::optional<Error> error, bool tell) {
@@ -149,17 +139,8 @@ void CheckpointTransfers::send_checkpoint(const NodeId& node, const wire::Checkp
         nodes_.send_bulk(key.first, wire::TreeEnd{key.second, failed});
         return;
       }
-      link::FolderSender::Hooks hooks;
-      hooks.send = [this, node = key.first](const wire::TreeData& data, std::string bytes) {
-        nodes_.send_bulk(node, data, std::move(bytes));
-      };
-      hooks.failed = [this, key](const Error& error) {
-        senders_.erase(key);
-        nodes_.send_bulk(key.first, wire::TreeEnd{key.second, error});
-      };
-      senders_[key] = std::make_shared<link::FolderSender>(worker_, post_, key.second, path, files,
-                                                           std::move(hooks));
-      nodes_.send_bulk(key.first, wire::TreeFiles{key.second, files});
+      senders_[key] = link::offer(worker_, post_, key.second, path, files, say(key.first),
+                                  [this, key] { senders_.erase(key); });
     });
   });
 }

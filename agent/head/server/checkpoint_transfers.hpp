@@ -33,6 +33,7 @@ class CheckpointTransfers {
   void begin(const Key& key, const wire::TreeFiles& files);
   void finish(const Key& key, std::optional<Error> error, bool tell);
   void send_checkpoint(const NodeId& node, const wire::CheckpointAsk& request);
+  link::Say say(const NodeId& node);
 
   Engine& engine_;
   NodeConnections& nodes_;
