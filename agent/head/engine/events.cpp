@@ -284,6 +284,15 @@ void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t
   commit(job, std::move(tx), Urgency::soon);
 }
 
+void Engine::Impl::note_unkillable(Tx& tx, Job& job, const NodeId& node,
+                                   const std::vector<pid_t>& unkillable) {
+  if (unkillable.empty()) return;
+  std::vector<std::string> pids;
+  for (const pid_t pid : unkillable) pids.push_back(std::to_string(pid));
+  note(tx, job, EventLevel::warning,
+       "processes on " + node.str() + " cannot be killed: " + join(pids, ", "));
+}
+
 void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,
                          const wire::NodeFinished& body) {
   Tx tx;
@@ -307,12 +316,7 @@ void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t
          human_bytes(body.dropped_bytes) + " of output were dropped on " + share.row.node.str() +
              " for want of disk space");
   }
-  if (!body.unkillable.empty()) {
-    std::vector<std::string> pids;
-    for (const pid_t pid : body.unkillable) pids.push_back(std::to_string(pid));
-    note(tx, job, EventLevel::warning,
-         "processes on " + share.row.node.str() + " cannot be killed: " + join(pids, ", "));
-  }
+  note_unkillable(tx, job, share.row.node, body.unkillable);
   const bool more_live = std::any_of(attempt.shares.begin(), attempt.shares.end(),
                                      [](const Share& each) { return each.live(); });
   // Stopped, and not from here: by a signal to its supervisor, or its lease.

@@ -265,6 +265,7 @@ struct Engine::Impl {
   nlohmann::json drain(const NodeId& id, bool undo);
   void remove_node(const NodeId& id, bool force, Answer done);
   nlohmann::json removed(const NodeId& id);
+  void lose_ranks(Tx& tx, Attempt& attempt, const Share& share);
   void lose_shares(Node& node, const std::string& reason);
   void stop_leftover(const NodeId& node, const JobId& job, int attempt);
   void share_broken(const NodeId& node, const JobId& job, int attempt, const std::string& reason,
@@ -289,6 +290,7 @@ struct Engine::Impl {
   void metrics_report(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,
                       const wire::RankReport& report);
   void warn(Tx& tx, Job& job, Attempt& attempt, const std::string& message);
+  void note_unkillable(Tx& tx, Job& job, const NodeId& node, const std::vector<pid_t>& unkillable);
   // The share's row goes with the transaction; when durable, `seq` is acknowledged.
   void keep(Tx& tx, Share& share);
   void ack_when_durable(Tx& tx, const Share& share, std::uint64_t seq,

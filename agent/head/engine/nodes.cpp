@@ -156,6 +156,17 @@ void Engine::Impl::lose_node(Node& node) {
   lose_shares(node, id.str() + " was lost: " + silence);
 }
 
+void Engine::Impl::lose_ranks(Tx& tx, Attempt& attempt, const Share& share) {
+  for (int i = 0; i < share.row.nproc; ++i) {
+    const auto rank = attempt.ranks.find(share.row.first_rank + i);
+    if (rank == attempt.ranks.end()) continue;
+    if (const auto lost = next(rank->second.state, RankEvent::lose)) {
+      rank->second.state = *lost;
+      tx.changes.ranks.push_back(rank->second);
+    }
+  }
+}
+
 void Engine::Impl::lose_shares(Node& node, const std::string& reason) {
   const NodeId id = node.row.node;
   const std::set<JobId> now = live;
@@ -172,14 +183,7 @@ void Engine::Impl::lose_shares(Node& node, const std::string& reason) {
     // Its ranks may run until then; two attempts never run at once.
     const Monotonic lease_end = node.heard + options.lease;
     job->not_before = std::max(job->not_before.value_or(lease_end), lease_end);
-    for (int i = 0; i < share->row.nproc; ++i) {
-      const auto rank = attempt->ranks.find(share->row.first_rank + i);
-      if (rank == attempt->ranks.end()) continue;
-      if (const auto lost = next(rank->second.state, RankEvent::lose)) {
-        rank->second.state = *lost;
-        tx.changes.ranks.push_back(rank->second);
-      }
-    }
+    lose_ranks(tx, *attempt, *share);
     tx.changes.shares.push_back(share->row);
     fail_attempt(tx, *job, *attempt, reason, id);
     if (remote(*share)) {
@@ -213,20 +217,8 @@ void Engine::Impl::share_broken(const NodeId& id, const JobId& job_id, int numbe
   share->row.outcome =
       attempt->ending() && job->row.stop_cause != StopCause::none ? "stopped" : "failed";
   share->row.reason = said;
-  for (int i = 0; i < share->row.nproc; ++i) {
-    const auto rank = attempt->ranks.find(share->row.first_rank + i);
-    if (rank == attempt->ranks.end()) continue;
-    if (const auto lost = next(rank->second.state, RankEvent::lose)) {
-      rank->second.state = *lost;
-      tx.changes.ranks.push_back(rank->second);
-    }
-  }
-  if (!unkillable.empty()) {
-    std::vector<std::string> pids;
-    for (const pid_t pid : unkillable) pids.push_back(std::to_string(pid));
-    note(tx, *job, EventLevel::warning,
-         "processes on " + id.str() + " cannot be killed: " + join(pids, ", "));
-  }
+  lose_ranks(tx, *attempt, *share);
+  note_unkillable(tx, *job, id, unkillable);
   tx.changes.shares.push_back(share->row);
   if (share->row.outcome == "failed") fail_attempt(tx, *job, *attempt, said, id);
   commit(*job, std::move(tx), Urgency::soon);
