@@ -11,7 +11,7 @@
 namespace dtrain::cli {
 namespace {
 
-nlohmann::json plan_json(const BundlePlan& plan) {
+nlohmann::json bundle_json(const BundlePlan& plan) {
   nlohmann::json files = nlohmann::json::array();
   std::uint64_t size = 0;
   for (const BundleFile& file : plan.files) {
@@ -50,7 +50,7 @@ int run_bundle(Context& context, const std::string& program) {
   cache.save();
   const int code = plan.missing.empty() ? 0 : 1;
   if (context.globals.json) {
-    context.print_json(plan_json(plan));
+    context.print_json(bundle_json(plan));
     return code;
   }
   const bool color = context.terminal.color_out;

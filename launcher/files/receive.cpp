@@ -9,15 +9,11 @@
 
 #include "launcher/core/files.hpp"
 #include "launcher/core/text.hpp"
-#include "launcher/files/archive.hpp"
-#include "launcher/files/blocks.hpp"
 #include "launcher/files/comparison.hpp"
-#include "launcher/files/file_identity.hpp"
-#include "launcher/files/landing.hpp"
 #include "launcher/files/parcel.hpp"
-#include "launcher/files/sha256.hpp"
 #include "launcher/files/sync.hpp"
 #include "launcher/files/sync_wire.hpp"
+#include "launcher/files/unarchiver.hpp"
 
 namespace dtrain {
 
@@ -26,137 +22,6 @@ using namespace sync;
 namespace {
 
 constexpr std::size_t kMounts = 1000;
-constexpr std::uint64_t kHashedHoles = std::uint64_t{1} << 30;
-
-// Takes the archive apart into staging folders, on a thread of its own.
-class Unstager {
- public:
-  struct Mount {
-    const Tree* tree = nullptr;
-    Landing* landing = nullptr;
-    std::set<std::uint32_t> wanted;
-    std::unordered_map<std::uint32_t, Staged> staged;
-  };
-
-  Unstager(std::vector<Mount>& mounts, const ReceiveOptions& options, SyncProgress progress)
-      : mounts_(mounts), options_(options), progress_(progress), zeros_(64 << 10, '\0') {}
-
-  void run(BoundedQueue<std::string>& blocks) {
-    std::string block;
-    ArchiveReader reader([&]() -> std::string_view {
-      auto next = blocks.pop();
-      if (!next) return {};
-      block = std::move(*next);
-      return std::string_view(block).substr(1);
-    });
-    while (const auto file = reader.next()) stage(reader, *file);
-    // What is behind the archive's end marks.
-    while (blocks.pop()) {
-    }
-    watch(true);
-  }
-
- private:
-  void stage(ArchiveReader& reader, const ArchiveReader::File& file) {
-    Mount* mount = file.name.mount < mounts_.size() ? &mounts_[file.name.mount] : nullptr;
-    if (mount == nullptr || mount->wanted.count(file.name.entry) == 0 ||
-        mount->staged.count(file.name.entry) > 0) {
-      throw Error(ErrorCode::invalid, "the archive holds a file that was not asked for");
-    }
-    const TreeEntry& entry = mount->tree->entries[file.name.entry];
-    if (file.size != entry.size) {
-      throw Error(ErrorCode::invalid, "the archive holds " + printable(entry.path, false) +
-                                          " with another size than was said");
-    }
-    const fs::path shown = mount->landing->base() / entry.path;
-    const std::string number = std::to_string(file.name.entry);
-    const UniqueFd fd(::openat(mount->landing->stage(), number.c_str(),
-                               O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, entry.mode));
-    if (!fd) refused(shown, errno);
-    mount->staged[file.name.entry] = write(reader, entry, fd.get(), shown);
-    ++progress_.files;
-    watch(false);
-  }
-
-  Staged write(ArchiveReader& reader, const TreeEntry& entry, int fd, const fs::path& shown) {
-    Sha256 sum;
-    std::uint64_t at = 0;
-    std::uint64_t holes = 0;
-    while (const auto piece = reader.piece()) {
-      holes += piece->offset - at;
-      if (holes <= kHashedHoles) add_zeros(sum, piece->offset - at);
-      sum.add(piece->bytes);
-      pwrite_all(fd, piece->bytes, piece->offset, shown);
-      at = piece->offset + piece->bytes.size();
-      progress_.bytes += piece->bytes.size();
-      watch(false);
-    }
-    if (at < entry.size) {
-      holes += entry.size - at;
-      if (holes <= kHashedHoles) add_zeros(sum, entry.size - at);
-      if (::ftruncate(fd, static_cast<off_t>(entry.size)) != 0) refused(shown, errno);
-    }
-    timespec time{};
-    time.tv_sec = static_cast<time_t>(entry.mtime_ns / 1'000'000'000);
-    time.tv_nsec = static_cast<long>(entry.mtime_ns % 1'000'000'000);
-    if (time.tv_nsec < 0) {
-      time.tv_nsec += 1'000'000'000;
-      --time.tv_sec;
-    }
-    const timespec times[2] = {{0, UTIME_OMIT}, time};
-    struct stat status {};
-    if (::futimens(fd, times) != 0 || ::fstat(fd, &status) != 0) refused(shown, errno);
-    if ((status.st_mode & 07777) != entry.mode && ::fchmod(fd, entry.mode) != 0) {
-      refused(shown, errno);
-    }
-    Staged staged;
-    if (holes <= kHashedHoles) staged.sha256 = sum.hex();
-    staged.size = entry.size;
-    staged.disk_mtime_ns = identity_of(status).mtime_ns;
-    return staged;
-  }
-
-  void add_zeros(Sha256& sum, std::uint64_t count) const {
-    while (count > 0) {
-      const std::size_t part = std::min<std::uint64_t>(count, zeros_.size());
-      sum.add({zeros_.data(), part});
-      count -= part;
-    }
-  }
-
-  static void pwrite_all(int fd, std::string_view bytes, std::uint64_t offset,
-                         const fs::path& shown) {
-    while (!bytes.empty()) {
-      const ssize_t wrote = ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
-      if (wrote < 0 && errno == EINTR) continue;
-      if (wrote < 0) refused(shown, errno);
-      offset += static_cast<std::uint64_t>(wrote);
-      bytes.remove_prefix(static_cast<std::size_t>(wrote));
-    }
-  }
-
-  [[noreturn]] static void refused(const fs::path& path, int error) {
-    if (error == ENOSPC || error == EDQUOT) {
-      throw Error(ErrorCode::exhausted,
-                  "no space is left for " + printable_path(path) + "; nothing was changed");
-    }
-    throw errno_error("cannot write " + printable_path(path), error);
-  }
-
-  void watch(bool now) {
-    if (!options_.watch) return;
-    const auto moment = std::chrono::steady_clock::now();
-    if (!now && moment - watched_ < kProgressEvery) return;
-    watched_ = moment;
-    options_.watch(progress_);
-  }
-
-  std::vector<Mount>& mounts_;
-  const ReceiveOptions& options_;
-  SyncProgress progress_;
-  std::chrono::steady_clock::time_point watched_;
-  std::string zeros_;
-};
 
 class Receiver {
  public:
@@ -364,8 +229,8 @@ class Receiver {
             plain.close();
           },
           failed);
-      Unstager unstager(staged_, options_, progress);
-      Stage writing([&] { unstager.run(plain); }, failed);
+      Unarchiver unarchiver(staged_, options_, progress);
+      Stage writing([&] { unarchiver.run(plain); }, failed);
       try {
         while (parcel) {
           auto block = parcel->next();
@@ -410,7 +275,7 @@ class Receiver {
       }
       mount.outcome.changing.push_back(mount.tree.entries[entry].path);
     }
-    for (const Unstager::Mount& mount : staged_) {
+    for (const Unarchiver::Mount& mount : staged_) {
       if (mount.wanted.size() != mount.staged.size()) {
         throw Error(ErrorCode::invalid, "the archive ends before all files are there");
       }
@@ -469,7 +334,7 @@ class Receiver {
   const ReceiveOptions& options_;
   bool dry_run_ = false;
   std::vector<Mount> mounts_;
-  std::vector<Unstager::Mount> staged_;
+  std::vector<Unarchiver::Mount> staged_;
   std::vector<std::vector<SyncNote>> late_left_;
   SyncOutcome outcome_;
 };
