@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <charconv>
 #include <list>
 #include <mutex>
 #include <thread>
@@ -22,6 +21,7 @@
 #include "cli/jobs.hpp"
 #include "cli/signals.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/number.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -34,12 +34,8 @@ constexpr int kConnectionTries = 6;  // of one connection, while the way to the 
 constexpr std::chrono::milliseconds kFirstPause{200};
 
 int port_in(const std::string& text, int least) {
-  int port = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), port);
-  if (error != std::errc{} || end != text.data() + text.size() || port < least || port > 65535) {
-    return -1;
-  }
-  return port;
+  const int port = number_from<int>(text).value_or(-1);
+  return port < least || port > 65535 ? -1 : port;
 }
 
 // A listener on our loopback: a node's port is nobody else's business.

@@ -1,9 +1,10 @@
 #pragma once
 
-#include <charconv>
 #include <string>
 
 #include <CLI/CLI.hpp>
+
+#include "launcher/core/number.hpp"
 
 namespace dtrain::cli {
 
@@ -11,11 +12,8 @@ namespace dtrain::cli {
 inline CLI::Validator at_least(int least) {
   return CLI::Validator(
       [least](const std::string& text) {
-        int value = 0;
-        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-        if (error == std::errc{} && end == text.data() + text.size() && value >= least) {
-          return std::string();
-        }
+        const auto value = number_from<int>(text);
+        if (value && *value >= least) return std::string();
         return "must be a whole number from " + std::to_string(least) + " on, not " + text;
       },
       "");

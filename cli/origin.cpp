@@ -1,7 +1,6 @@
 #include "cli/origin.hpp"
 
 #include <algorithm>
-#include <charconv>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -9,6 +8,7 @@
 #include "cli/jobs.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
+#include "launcher/core/number.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/manifest.hpp"
 #include "launcher/files/snapshot.hpp"
@@ -28,10 +28,8 @@ bool is_path(const std::string& text) {
 std::pair<std::string, std::optional<int>> split_number(const std::string& text) {
   const std::size_t colon = text.rfind(':');
   if (colon == std::string::npos) return {text, std::nullopt};
-  int number = 0;
-  const char* last = text.data() + text.size();
-  const auto [end, failed] = std::from_chars(text.data() + colon + 1, last, number);
-  if (failed != std::errc() || end != last || number < 0) {
+  const auto number = number_from<int>(std::string_view(text).substr(colon + 1));
+  if (!number || *number < 0) {
     throw Error(ErrorCode::usage, "--from-checkpoint " + printable(text, false) +
                                       ": behind the colon comes a checkpoint's number")
         .with_hint("JOB:N, JOB for its newest one, or a folder: ./PATH");

@@ -13,7 +13,6 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
-#include <charconv>
 #include <deque>
 
 #include "agent/node/attempt_state.hpp"
@@ -21,6 +20,7 @@
 #include "agent/supervise/client.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
+#include "launcher/core/number.hpp"
 #include "launcher/core/process_table.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
@@ -410,9 +410,8 @@ void Attempts::recover() {
     for (const auto& folder : fs::directory_iterator(job.path(), none)) {
       const std::string name = folder.path().filename().string();
       const std::string prefix = "attempt-";
-      int number = 0;
-      if (name.rfind(prefix, 0) != 0) continue;
-      std::from_chars(name.data() + prefix.size(), name.data() + name.size(), number);
+      if (!name.starts_with(prefix)) continue;
+      const int number = number_from<int>(std::string_view(name).substr(prefix.size())).value_or(0);
       const JobId id(job.path().filename().string());
       std::error_code none_there;
       if (number < 1 || !valid_name(id.str()) ||

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -13,5 +14,14 @@ std::string canonical_address(std::string_view text);
 
 // "host:22", "[fd00::1]:22".
 std::string host_and_port(std::string_view host, int port);
+
+// "user@host:22", "[fd00::1]:22", or an IPv6 address alone, which has several colons. What stands
+// for user and host is not looked at; absent where brackets are not closed or the port is none.
+struct Destination {
+  std::optional<std::string> user;
+  std::string host;
+  std::optional<int> port;
+};
+std::optional<Destination> parse_destination(std::string_view text);
 
 }  // namespace dtrain

@@ -3,35 +3,18 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <charconv>
-#include <cstdlib>
-#include <string_view>
+#include <cinttypes>
+#include <cstdio>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
-#include "launcher/core/text.hpp"
+#include "launcher/core/number.hpp"
 
 namespace dtrain {
 namespace {
-
-// State letter and start time from /proc/PID/stat; the name in it may hold any character.
-std::optional<std::pair<char, std::uint64_t>> read_stat(pid_t pid) {
-  std::string text;
-  try {
-    text = read_file("/proc/" + std::to_string(pid) + "/stat", 65536);
-  } catch (const Error&) {
-    return std::nullopt;
-  }
-  const std::size_t name_end = text.rfind(')');
-  if (name_end == std::string::npos || name_end + 2 >= text.size()) return std::nullopt;
-  const std::vector<std::string> fields = split(std::string_view(text).substr(name_end + 2), ' ');
-  if (fields.size() < 20) return std::nullopt;
-  return std::pair{fields[0].empty() ? '?' : fields[0][0],
-                   static_cast<std::uint64_t>(std::strtoull(fields[19].c_str(), nullptr, 10))};
-}
 
 // Empty when it is gone, or another user's.
 std::string read_quietly(pid_t pid, const char* name) {
@@ -71,19 +54,34 @@ std::vector<pid_t> other_pids() {
   std::error_code failed;
   for (const auto& entry : fs::directory_iterator("/proc", failed)) {
     const std::string name = entry.path().filename().string();
-    pid_t pid = 0;
-    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), pid);
-    if (error == std::errc{} && end == name.data() + name.size() && pid != ::getpid()) {
-      pids.push_back(pid);
-    }
+    const auto pid = number_from<pid_t>(name);
+    if (pid && *pid != ::getpid()) pids.push_back(*pid);
   }
   return pids;
 }
 
+std::optional<ProcessStat> process_stat(pid_t pid) {
+  std::string text;
+  try {
+    text = read_file("/proc/" + std::to_string(pid) + "/stat", 65536);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+  // The name may hold anything, parentheses too; the last one ends it.
+  const std::size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos) return std::nullopt;
+  ProcessStat stat;
+  const int found = std::sscanf(
+      text.c_str() + name_end,
+      ") %c %d %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %ld %*s %" SCNu64,
+      &stat.state, &stat.parent, &stat.threads, &stat.start);
+  return found == 4 ? std::optional(stat) : std::nullopt;
+}
+
 std::optional<std::uint64_t> start_time(pid_t pid) {
-  const auto stat = read_stat(pid);
-  if (!stat || stat->first == 'Z') return std::nullopt;
-  return stat->second;
+  const auto stat = process_stat(pid);
+  if (!stat || stat->state == 'Z') return std::nullopt;
+  return stat->start;
 }
 
 std::string boot_id() {

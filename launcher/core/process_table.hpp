@@ -14,8 +14,19 @@ namespace dtrain {
 // All of them but this one.
 std::vector<pid_t> other_pids();
 
-// Identity of a process beyond its pid, which the kernel uses again: field 22 of /proc/PID/stat, in
-// clock ticks since boot. Absent when there is no such process.
+// Of /proc/PID/stat; absent when there is no such process.
+struct ProcessStat {
+  char state = '?';
+  pid_t parent = 0;
+  long threads = 0;
+  std::uint64_t start = 0;  // clock ticks since boot
+
+  // A process whose first thread has ended while others run is shown as Z too.
+  bool ended() const { return state == 'X' || (state == 'Z' && threads <= 1); }
+};
+std::optional<ProcessStat> process_stat(pid_t pid);
+// Identity of a process beyond its pid, which the kernel uses again: when it started, as above.
+// Absent when there is no such process.
 std::optional<std::uint64_t> start_time(pid_t pid);
 // The kernel's random id of this boot.
 std::string boot_id();

@@ -3,12 +3,12 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <charconv>
 
 #include <nlohmann/json.hpp>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
+#include "launcher/core/number.hpp"
 
 namespace dtrain {
 namespace {
@@ -37,13 +37,8 @@ std::uint64_t folder_bytes(const fs::path& folder) {
 std::optional<int> checkpoint_number(const std::string& folder) {
   if (!folder.starts_with(kCommitted)) return std::nullopt;
   const std::string digits = folder.substr(kCommitted.size());
-  int number = 0;
-  const auto [end, failed] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-  if (failed != std::errc() || end != digits.data() + digits.size() || digits.size() < 6 ||
-      number < 0) {
-    return std::nullopt;
-  }
-  return number;
+  const auto number = number_from<int>(digits);
+  return number && *number >= 0 && digits.size() >= 6 ? number : std::nullopt;
 }
 
 std::set<int> pulled_checkpoints(const fs::path& checkpoints) {

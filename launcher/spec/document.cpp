@@ -1,9 +1,10 @@
 #include "launcher/spec/document.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <initializer_list>
+
+#include "launcher/core/number.hpp"
 
 namespace dtrain::spec {
 namespace {
@@ -61,12 +62,8 @@ bool boolean_value(std::string_view text) {
 
 std::optional<double> number_value(std::string_view text) {
   if (!text.empty() && text.front() == '+') text.remove_prefix(1);
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size() || !std::isfinite(value)) {
-    return std::nullopt;
-  }
-  return value;
+  const auto value = number_from<double>(text);
+  return value && std::isfinite(*value) ? value : std::nullopt;
 }
 
 const Node* Node::find(std::string_view key) const {

@@ -1,9 +1,7 @@
-#include <charconv>
-
+#include "launcher/core/address.hpp"
 #include "launcher/core/names.hpp"
 #include "launcher/spec/checks.hpp"
 #include "launcher/spec/cluster_spec.hpp"
-#include "launcher/spec/limits.hpp"
 
 // Hosts that are there already: their names, the words of ssh_proxy_jump, their JSON.
 namespace dtrain {
@@ -22,43 +20,10 @@ NodeId node_of_host(std::string_view host) {
 }
 
 std::optional<SshJump> parse_jump(std::string_view text) {
-  SshJump jump;
-  const std::size_t at = text.rfind('@');
-  if (at != std::string_view::npos) {
-    jump.user = std::string(text.substr(0, at));
-    if (!spec::valid_user(jump.user)) return std::nullopt;
-    text.remove_prefix(at + 1);
-  }
-  // [address]:port, host:port, or an address of IPv6 alone, which has several colons.
-  std::string_view port;
-  if (text.starts_with('[')) {
-    const std::size_t end = text.find(']');
-    if (end == std::string_view::npos) return std::nullopt;
-    jump.host = std::string(text.substr(1, end - 1));
-    const std::string_view rest = text.substr(end + 1);
-    if (!rest.empty() && rest.front() != ':') return std::nullopt;
-    if (!rest.empty()) port = rest.substr(1);
-    if (!rest.empty() && port.empty()) return std::nullopt;
-  } else if (const std::size_t colon = text.find(':');
-             colon != std::string_view::npos &&
-             text.find(':', colon + 1) == std::string_view::npos) {
-    jump.host = std::string(text.substr(0, colon));
-    port = text.substr(colon + 1);
-    if (port.empty()) return std::nullopt;
-  } else {
-    jump.host = std::string(text);
-  }
-  if (!spec::valid_host(jump.host)) return std::nullopt;
-  if (!port.empty()) {
-    int number = 0;
-    const auto [end, failed] = std::from_chars(port.data(), port.data() + port.size(), number);
-    if (failed != std::errc{} || end != port.data() + port.size() || number < 1 ||
-        number > limits::kPort) {
-      return std::nullopt;
-    }
-    jump.port = number;
-  }
-  return jump;
+  const auto parts = parse_destination(text);
+  if (!parts || !spec::valid_host(parts->host)) return std::nullopt;
+  if (parts->user && !spec::valid_user(*parts->user)) return std::nullopt;
+  return SshJump{parts->user.value_or(""), parts->host, parts->port};
 }
 
 json to_json(const HostSpec& host) {

@@ -1,6 +1,6 @@
-#include <charconv>
 #include <utility>
 
+#include "launcher/core/number.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/spec/mapping.hpp"
 
@@ -133,11 +133,9 @@ nlohmann::json Mapping::json_below(const Node& node, Path& path, bool expand) {
   }
   if (node.type() == ScalarType::text) return word(node, path, expand).value_or("");
   if (node.type() == ScalarType::boolean) return boolean_value(node.text);
-  std::int64_t whole = 0;
   const std::string_view digits =
       std::string_view(node.text).substr(node.text.front() == '+' ? 1 : 0);
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), whole);
-  if (error == std::errc{} && end == digits.data() + digits.size()) return whole;
+  if (const auto whole = number_from<std::int64_t>(digits)) return *whole;
   const auto value = number_value(node.text);
   if (value) return *value;
   source_.report.problem(path, node.place,

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "launcher/core/number.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/spec/checks.hpp"
 #include "launcher/spec/limits.hpp"
@@ -16,14 +16,6 @@ namespace dtrain {
 namespace {
 
 using spec::shown;
-
-template <typename Number>
-std::optional<Number> number_from(std::string_view text) {
-  Number value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
 
 char lower(char c) {
   return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;

@@ -3,6 +3,7 @@
 
 #include "agent/head/server/api_impl.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/number.hpp"
 #include "launcher/core/text.hpp"
 
 // What stands in a path, and behind a '?'.
@@ -46,11 +47,9 @@ std::pair<NodeId, int> forward_query(const std::string& query) {
                                   : percent_decode(std::string_view(pair).substr(equals + 1));
     if (key == "node" && valid_name(value)) {
       node = NodeId(value);
-    } else if (key == "port" &&
-               std::from_chars(value.data(), value.data() + value.size(), port).ptr ==
-                   value.data() + value.size() &&
-               port >= 1 && port <= 65535) {
-      continue;
+    } else if (const auto number = number_from<int>(value);
+               key == "port" && number && *number >= 1 && *number <= 65535) {
+      port = *number;
     } else {
       throw Error(ErrorCode::invalid,
                   "a forward takes node=NODE and port=1..65535, not " + printable(pair, false));
@@ -66,14 +65,11 @@ Engine::MetricsQuery metrics_query(const std::string& query) {
   for (const std::string& pair : split(query, '&')) {
     const std::size_t equals = std::min(pair.find('='), pair.size());
     const std::string key = pair.substr(0, equals);
-    int number = -1;
-    const char* end = pair.data() + pair.size();
-    const bool whole = equals < pair.size() &&
-                       std::from_chars(pair.data() + equals + 1, end, number).ptr == end &&
-                       number >= 0;
-    if (whole && key == "rank") {
+    const int number =
+        equals < pair.size() ? number_from<int>(pair.substr(equals + 1)).value_or(-1) : -1;
+    if (number >= 0 && key == "rank") {
       wanted.rank = number;
-    } else if (whole && key == "points" && number > 0) {
+    } else if (number > 0 && key == "points") {
       wanted.points = static_cast<std::size_t>(number);
     } else {
       throw Error(ErrorCode::invalid,

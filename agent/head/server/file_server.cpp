@@ -18,7 +18,6 @@
 #include <boost/beast/http/read.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <cerrno>
-#include <charconv>
 #include <map>
 #include <optional>
 #include <set>
@@ -26,6 +25,7 @@
 #include "agent/head/server/api_impl.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
+#include "launcher/core/number.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::head {
@@ -46,11 +46,7 @@ std::optional<std::uint64_t> range_start(std::string_view header) {
       header.back() != '-') {
     return std::nullopt;
   }
-  const std::string_view digits = header.substr(kUnit.size(), header.size() - kUnit.size() - 1);
-  std::uint64_t start = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), start);
-  if (error != std::errc{} || end != digits.data() + digits.size()) return std::nullopt;
-  return start;
+  return number_from<std::uint64_t>(header.substr(kUnit.size(), header.size() - kUnit.size() - 1));
 }
 
 std::string head_of(const std::string& status, const char* type, std::uint64_t length, bool keep) {

@@ -1,21 +1,20 @@
 #include "agent/head/server/follow_query.hpp"
 
 #include <algorithm>
-#include <charconv>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/number.hpp"
 #include "launcher/core/text.hpp"
 
 namespace dtrain::head {
 namespace {
 
 int number(const std::string& key, const std::string& value) {
-  int result = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
-  if (error != std::errc{} || end != value.data() + value.size() || result < 0) {
+  const auto result = number_from<int>(value);
+  if (!result || *result < 0) {
     throw Error(ErrorCode::invalid, "\"" + key + "\" must be a whole number, not " + value);
   }
-  return result;
+  return *result;
 }
 
 // "attempt 1", "attempts 1 to 3".

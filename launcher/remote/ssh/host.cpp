@@ -1,7 +1,6 @@
 #include "launcher/remote/ssh/host.hpp"
 
 #include <algorithm>
-#include <charconv>
 
 #include "launcher/core/address.hpp"
 #include "launcher/core/error.hpp"
@@ -78,45 +77,23 @@ void check(const SshHost& host) {
 }
 
 SshHost parse_host(std::string_view text) {
-  SshHost parsed;
   std::string_view rest = text;
   constexpr std::string_view kScheme = "ssh://";
-  if (rest.substr(0, kScheme.size()) == kScheme) {
+  if (rest.starts_with(kScheme)) {
     rest.remove_prefix(kScheme.size());
-    if (!rest.empty() && rest.back() == '/') rest.remove_suffix(1);
+    if (rest.ends_with('/')) rest.remove_suffix(1);
   }
-  if (const std::size_t at = rest.rfind('@'); at != std::string_view::npos) {
-    parsed.user = std::string(rest.substr(0, at));
-    check_user(parsed.user);
-    rest.remove_prefix(at + 1);
+  const auto parts = parse_destination(rest);
+  if (!parts) {
+    throw Error(ErrorCode::invalid,
+                "this is no host: '" + printable(text.substr(0, 80), false) + "'");
   }
-  std::optional<std::string_view> port;
-  if (!rest.empty() && rest.front() == '[') {
-    const std::size_t end = rest.find(']');
-    if (end == std::string_view::npos || (end + 1 < rest.size() && rest[end + 1] != ':')) {
-      throw Error(ErrorCode::invalid,
-                  "this is no host: '" + printable(text.substr(0, 80), false) + "'");
-    }
-    if (end + 1 < rest.size()) port = rest.substr(end + 2);
-    rest = rest.substr(1, end - 1);
-  } else if (const std::size_t colon = rest.find(':');
-             colon != std::string_view::npos &&
-             rest.find(':', colon + 1) == std::string_view::npos) {
-    port = rest.substr(colon + 1);
-    rest = rest.substr(0, colon);
-  }
-  parsed.host = std::string(rest);
-  check_host(parsed.host);
-  if (port) {
-    int number = 0;
-    const auto [end, error] = std::from_chars(port->data(), port->data() + port->size(), number);
-    if (error != std::errc{} || end != port->data() + port->size()) {
-      throw Error(ErrorCode::invalid,
-                  "this is no host with a port: '" + printable(text.substr(0, 80), false) + "'");
-    }
-    check_port(number);
-    parsed.port = number;
-  }
+  if (parts->user) check_user(*parts->user);
+  check_host(parts->host);
+  SshHost parsed;
+  parsed.user = parts->user.value_or("");
+  parsed.host = parts->host;
+  parsed.port = parts->port;
   return parsed;
 }
 

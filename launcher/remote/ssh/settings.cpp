@@ -4,11 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 
 #include "launcher/core/capture.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/number.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/remote/ssh/handles.hpp"
@@ -60,13 +60,6 @@ std::vector<std::string> words(std::string_view line) {
   return found;
 }
 
-std::optional<int> number(std::string_view text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
 bool truth(std::string_view value) {
   return value == "yes" || value == "true";
 }
@@ -86,7 +79,7 @@ void take(std::string_view key, std::string_view value, Settings& settings, Raw&
   } else if (key == "user") {
     settings.user = value;
   } else if (key == "port") {
-    settings.port = number(value).value_or(0);
+    settings.port = number_from<int>(value).value_or(0);
   } else if (key == "identityfile") {
     if (value != "none") raw.identities.emplace_back(value);
   } else if (key == "certificatefile") {
@@ -123,7 +116,7 @@ void take(std::string_view key, std::string_view value, Settings& settings, Raw&
   } else if (key == "bindaddress") {
     settings.bind_address = value;
   } else if (key == "connecttimeout") {
-    if (const auto seconds = number(value); seconds && *seconds > 0) {
+    if (const auto seconds = number_from<int>(value); seconds && *seconds > 0) {
       settings.connect_timeout = std::chrono::seconds(*seconds);
     }
   } else if (key == "pubkeyauthentication") {

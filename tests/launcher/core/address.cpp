@@ -21,3 +21,25 @@ TEST_CASE("addresses of both families, with ports") {
   CHECK(host_and_port("box0", 2200) == "box0:2200");
   CHECK(host_and_port("fd00::1", 22) == "[fd00::1]:22");
 }
+
+TEST_CASE("destinations: what people write, and what is none") {
+  const auto all = parse_destination("me@there@bastion:2222");
+  REQUIRE(all);
+  CHECK(all->user == "me@there");
+  CHECK(all->host == "bastion");
+  CHECK(all->port == 2222);
+  for (const char* six : {"fd00::1", "[fd00::1]", "[fd00::1]:22"}) {
+    CAPTURE(six);
+    const auto parts = parse_destination(six);
+    REQUIRE(parts);
+    CHECK_FALSE(parts->user);
+    CHECK(parts->host == "fd00::1");
+    CHECK(parts->port.has_value() == std::string_view(six).ends_with(":22"));
+  }
+  CHECK(parse_destination("@")->user == "");
+  CHECK(parse_destination("")->host.empty());
+  for (const char* none : {"h:", "h:0", "h:65536", "h:2x", "h:-1", "[h", "[h]22", "[h]:"}) {
+    CAPTURE(none);
+    CHECK_FALSE(parse_destination(none));
+  }
+}

@@ -21,10 +21,14 @@ TEST_CASE("a process is told from a later one of its pid") {
   const auto first = start_time(pid);
   REQUIRE(first.has_value());
   CHECK(start_time(pid) == first);
+  CHECK(process_stat(pid)->parent == ::getpid());
+  CHECK(process_stat(pid)->threads == 1);
+  CHECK_FALSE(process_stat(pid)->ended());
   ::kill(pid, SIGKILL);
   siginfo_t info{};
   ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT);
   CHECK_FALSE(start_time(pid).has_value());  // ended, though nobody has reaped it
+  CHECK(process_stat(pid)->ended());
   wait(pid);
   CHECK_FALSE(start_time(pid).has_value());
   CHECK(boot_id().size() == 36);
