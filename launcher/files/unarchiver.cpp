@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::uint64_t kHashedHoles = std::uint64_t{1} << 30;
 
-[[noreturn]] void refused(const fs::path& path, int error) {
+[[noreturn]] void cannot_write(const fs::path& path, int error) {
   const std::string shown = printable_path(path);
   if (error == ENOSPC || error == EDQUOT) {
     throw Error(ErrorCode::exhausted, "no space is left for " + shown + "; nothing was changed");
@@ -29,7 +29,7 @@ void pwrite_all(int fd, std::string_view bytes, std::uint64_t offset, const fs::
   while (!bytes.empty()) {
     const ssize_t wrote = ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (wrote < 0 && errno == EINTR) continue;
-    if (wrote < 0) refused(shown, errno);
+    if (wrote < 0) cannot_write(shown, errno);
     offset += static_cast<std::uint64_t>(wrote);
     bytes.remove_prefix(static_cast<std::size_t>(wrote));
   }
@@ -67,7 +67,7 @@ void Unarchiver::stage(ArchiveReader& reader, const ArchiveReader::File& file) {
   const std::string number = std::to_string(file.name.entry);
   const UniqueFd fd(::openat(mount->landing->stage(), number.c_str(),
                              O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, entry.mode));
-  if (!fd) refused(shown, errno);
+  if (!fd) cannot_write(shown, errno);
   mount->staged[file.name.entry] = write(reader, entry, fd.get(), shown);
   ++progress_.files;
   watch(false);
@@ -90,7 +90,7 @@ Staged Unarchiver::write(ArchiveReader& reader, const TreeEntry& entry, int fd,
   if (at < entry.size) {
     holes += entry.size - at;
     if (holes <= kHashedHoles) add_zeros(sum, entry.size - at);
-    if (::ftruncate(fd, static_cast<off_t>(entry.size)) != 0) refused(shown, errno);
+    if (::ftruncate(fd, static_cast<off_t>(entry.size)) != 0) cannot_write(shown, errno);
   }
   timespec time{};
   time.tv_sec = static_cast<time_t>(entry.mtime_ns / 1'000'000'000);
@@ -101,9 +101,9 @@ Staged Unarchiver::write(ArchiveReader& reader, const TreeEntry& entry, int fd,
   }
   const timespec times[2] = {{0, UTIME_OMIT}, time};
   struct stat status {};
-  if (::futimens(fd, times) != 0 || ::fstat(fd, &status) != 0) refused(shown, errno);
+  if (::futimens(fd, times) != 0 || ::fstat(fd, &status) != 0) cannot_write(shown, errno);
   if ((status.st_mode & 07777) != entry.mode && ::fchmod(fd, entry.mode) != 0) {
-    refused(shown, errno);
+    cannot_write(shown, errno);
   }
   Staged staged;
   if (holes <= kHashedHoles) staged.sha256 = sum.hex();

@@ -55,7 +55,7 @@ json plain() {
 }
 
 template <typename M>
-json again(const json& object) {
+json written_again(const json& object) {
   M message;
   read(object, message);
   return written(message);
@@ -63,7 +63,7 @@ json again(const json& object) {
 
 // What is said of `object` with `key` changed, or absent where `value` is not given.
 template <typename M>
-std::string refusal(json object, const char* key, const std::optional<json>& value) {
+std::string refused_fields(json object, const char* key, const std::optional<json>& value) {
   if (value) {
     object[key] = *value;
   } else {
