@@ -2,6 +2,7 @@
 
 #include "launcher/spec/values.hpp"
 #include "launcher/wire/fields.hpp"
+#include "launcher/wire/job_content.hpp"
 
 namespace dtrain {
 
@@ -25,8 +26,6 @@ constexpr std::int64_t kExactMax = std::int64_t{1} << 53;  // what a JSON number
 
 }  // namespace
 
-template <>
-inline constexpr auto kReader<JobContent> = job_content_from_json;
 template <>
 inline constexpr auto kReader<OnHeadLost> = [](const json& value) {
   const std::string name = as_string(value, "on_head_lost");

@@ -1,6 +1,7 @@
 #include "launcher/wire/node.hpp"
 
 #include "launcher/wire/fields.hpp"
+#include "launcher/wire/job_content.hpp"
 
 // The messages of the control and the content connection.
 namespace dtrain {
@@ -15,8 +16,6 @@ namespace dtrain::wire {
 
 using nlohmann::json;
 
-template <>
-inline constexpr auto kReader<JobContent> = job_content_from_json;
 template <>
 inline constexpr auto kReader<AttemptSpec> = attempt_spec_from_json;
 template <>

@@ -23,7 +23,7 @@ constexpr std::size_t kPathMax = 4096;       // bytes
 constexpr int kDepthMax = 16;
 constexpr std::size_t kQuoted = 80;  // bytes of what was wrong
 
-[[noreturn]] void wrong(const std::string& message) {
+[[noreturn]] void wrong_report(const std::string& message) {
   throw Error(ErrorCode::invalid, message);
 }
 
@@ -44,38 +44,40 @@ void check_name(const std::string& name) {
   const auto characters =
       name.size() - static_cast<std::size_t>(std::count_if(name.begin(), name.end(), continuation));
   if (characters < 1 || characters > kMetricNameMax) {
-    wrong("a metric's name must have 1 to 128 characters: " + quote(name));
+    wrong_report("a metric's name must have 1 to 128 characters: " + quote(name));
   }
   if (printable(name, false) != name || name.find('\t') != std::string::npos) {
-    wrong("a metric's name must be printable: " + quote(name));
+    wrong_report("a metric's name must be printable: " + quote(name));
   }
 }
 
 void check_metrics(const json& report) {
   const json& metrics = member(report, "metrics");
-  if (!metrics.is_object()) wrong("\"metrics\" must be an object of numbers");
-  if (metrics.size() > kMetricsMax) wrong("\"metrics\" must be at most 256");
+  if (!metrics.is_object()) wrong_report("\"metrics\" must be an object of numbers");
+  if (metrics.size() > kMetricsMax) wrong_report("\"metrics\" must be at most 256");
   for (const auto& [name, value] : metrics.items()) {
     check_name(name);
     if (value.is_number()) {
-      if (!std::isfinite(value.get<double>())) wrong("metric " + quote(name) + " is too large");
+      if (!std::isfinite(value.get<double>()))
+        wrong_report("metric " + quote(name) + " is too large");
       continue;
     }
     if (value.is_string()) {
       const auto& text = value.get_ref<const std::string&>();
       if (text == "nan" || text == "inf" || text == "-inf") continue;
     }
-    wrong("metric " + quote(name) + R"( must be a number, "nan", "inf" or "-inf")");
+    wrong_report("metric " + quote(name) + R"( must be a number, "nan", "inf" or "-inf")");
   }
 }
 
 void check_text(const json& report, const char* key, std::size_t limit, bool may_be_empty) {
   const std::string text = get_string(report, key);
   if (text.size() > limit || (text.empty() && !may_be_empty)) {
-    wrong(std::string("\"") + key + "\" must have " + (may_be_empty ? "at most " : "1 to ") +
-          std::to_string(limit) + " bytes");
+    wrong_report(std::string("\"") + key + "\" must have " + (may_be_empty ? "at most " : "1 to ") +
+                 std::to_string(limit) + " bytes");
   }
-  if (text.find('\0') != std::string::npos) wrong(std::string("\"") + key + "\" holds a NUL");
+  if (text.find('\0') != std::string::npos)
+    wrong_report(std::string("\"") + key + "\" holds a NUL");
 }
 
 void check_checkpoint(const json& report) {
@@ -87,11 +89,11 @@ void check_checkpoint(const json& report) {
 }
 
 void check(const json& report) {
-  if (!report.is_object()) wrong("a report must be a JSON object");
+  if (!report.is_object()) wrong_report("a report must be a JSON object");
   const std::string type = get_string(report, "type");
   const bool heartbeat = type == "heartbeat";
   if (!heartbeat && type != "metrics" && type != "progress" && type != "checkpoint") {
-    wrong("\"type\" must be metrics, progress, heartbeat or checkpoint, not " + quote(type));
+    wrong_report("\"type\" must be metrics, progress, heartbeat or checkpoint, not " + quote(type));
   }
   get_bool(report, "ack", false);
   if (!heartbeat || report.contains("step")) get_int(report, "step", 0, kStepMax);
@@ -110,7 +112,7 @@ void check(const json& report) {
 nlohmann::json parse_report(std::string_view line) {
   try {
     if (line.size() + 1 > kReportLimit) {
-      wrong("the line is longer than " + std::to_string(kReportLimit) + " bytes");
+      wrong_report("the line is longer than " + std::to_string(kReportLimit) + " bytes");
     }
     if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
     json report = parse_json(line, "the line", kReportLimit, kDepthMax);

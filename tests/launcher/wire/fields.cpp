@@ -70,7 +70,7 @@ std::string refused_fields(json object, const char* key, const std::optional<jso
     object.erase(key);
   }
   try {
-    again<M>(object);
+    written_again<M>(object);
   } catch (const Error& error) {
     CHECK(error.code() == ErrorCode::invalid);
     return error.what();
@@ -81,41 +81,45 @@ std::string refused_fields(json object, const char* key, const std::optional<jso
 }  // namespace
 
 TEST_CASE("a described message has all its members, by their names") {
-  CHECK(again<said::Plain>(plain()) == plain());
+  CHECK(written_again<said::Plain>(plain()) == plain());
   json more = plain();
   more["added_later"] = 1;
-  CHECK(again<said::Plain>(more) == plain());
+  CHECK(written_again<said::Plain>(more) == plain());
   const json all = plain();
   for (const auto& field : all.items()) {
-    CHECK(refusal<said::Plain>(all, field.key().c_str(), std::nullopt) ==
+    CHECK(refused_fields<said::Plain>(all, field.key().c_str(), std::nullopt) ==
           "\"" + field.key() + "\" is missing");
   }
-  CHECK(refusal<said::Plain>(plain(), "text", 1) == "\"text\" must be a string, not number");
-  CHECK(refusal<said::Plain>(plain(), "bytes", -2).starts_with("\"bytes\" must be from -1 to"));
-  CHECK(refusal<said::Plain>(plain(), "node", "../x") == "\"node\" is not a name");
-  CHECK(refusal<said::Plain>(plain(), "mood", "sad") ==
+  CHECK(refused_fields<said::Plain>(plain(), "text", 1) == "\"text\" must be a string, not number");
+  CHECK(refused_fields<said::Plain>(plain(), "bytes", -2)
+            .starts_with("\"bytes\" must be from -1 to"));
+  CHECK(refused_fields<said::Plain>(plain(), "node", "../x") == "\"node\" is not a name");
+  CHECK(refused_fields<said::Plain>(plain(), "mood", "sad") ==
         "\"mood\" must be one of calm, loud, not sad");
-  CHECK(refusal<said::Plain>(plain(), "port", -1).starts_with("\"port\" must be from 0 to"));
-  CHECK(refusal<said::Plain>(plain(), "env", json{{"A", 1}}) ==
+  CHECK(refused_fields<said::Plain>(plain(), "port", -1).starts_with("\"port\" must be from 0 to"));
+  CHECK(refused_fields<said::Plain>(plain(), "env", json{{"A", 1}}) ==
         "\"env\" must be a string, not number");
-  CHECK(refusal<said::Plain>(plain(), "interfaces", "x") ==
+  CHECK(refused_fields<said::Plain>(plain(), "interfaces", "x") ==
         "\"interfaces\" must be a list, not string");
-  CHECK(refusal<said::Plain>(plain(), "interfaces", json::array({json{{"name", "eth0"}}})) ==
+  CHECK(refused_fields<said::Plain>(plain(), "interfaces", json::array({json{{"name", "eth0"}}})) ==
         "\"address\" is missing, while reading \"interfaces\"");
 }
 
 TEST_CASE("a field may be absent, be left out, and have bounds") {
   const json least = {{"attempt", 1}, {"rows", 24}, {"job", "../any"}};
-  CHECK(again<said::Ruled>({{"attempt", 1}, {"job", "../any"}}) == least);
+  CHECK(written_again<said::Ruled>({{"attempt", 1}, {"job", "../any"}}) == least);
   json most = least;
   most["pids"] = json{2, 9};
   most["grace_s"] = 0;
   most["lasting"] = true;
-  CHECK(again<said::Ruled>(most) == most);
-  CHECK(refusal<said::Ruled>(least, "attempt", 0).starts_with("\"attempt\" must be from 1 to"));
-  CHECK(refusal<said::Ruled>(least, "rows", 101) == "\"rows\" must be from 1 to 100, not 101");
-  CHECK(refusal<said::Ruled>(least, "pids", json{2, 10}) == "\"pids\" must be from 2 to 9, not 10");
-  CHECK(refusal<said::Ruled>(least, "grace_s", json()) ==
+  CHECK(written_again<said::Ruled>(most) == most);
+  CHECK(refused_fields<said::Ruled>(least, "attempt", 0)
+            .starts_with("\"attempt\" must be from 1 to"));
+  CHECK(refused_fields<said::Ruled>(least, "rows", 101) ==
+        "\"rows\" must be from 1 to 100, not 101");
+  CHECK(refused_fields<said::Ruled>(least, "pids", json{2, 10}) ==
+        "\"pids\" must be from 2 to 9, not 10");
+  CHECK(refused_fields<said::Ruled>(least, "grace_s", json()) ==
         "\"grace_s\" must be a whole number, not null");
 }
 
