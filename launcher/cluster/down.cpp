@@ -12,8 +12,11 @@ namespace dtrain {
 namespace {
 
 bool is_there(const std::string& name) {
+  const fs::path state = paths::cluster_state(name);
   std::error_code failed;
-  return fs::exists(paths::cluster_state(name), failed);
+  const bool there = fs::exists(state, failed);
+  if (failed) throw errno_error("cannot look at " + state.string(), failed.value());
+  return there;
 }
 
 // What cannot be read is taken for a cluster of this machine, whose own traces tell of it.

@@ -1,5 +1,6 @@
 #include "launcher/cluster/up.hpp"
 
+#include <algorithm>
 #include <thread>
 
 #include <nlohmann/json.hpp>
@@ -40,22 +41,24 @@ NotReady nodes_not_ready(const fs::path& socket, const std::string& cluster,
     const wire::ApiClient client(socket, cluster);
     if (!client.answers()) return std::nullopt;
     const nlohmann::json status = client.get("/v1/status", std::chrono::seconds(5));
-    std::vector<std::pair<NodeId, std::string>> missing;
+    std::map<NodeId, std::string> missing;
     // A head of an earlier version says nothing of this.
     const std::string problem =
         wire::get_string(wire::member(wire::member(status, "cluster"), "head"), "problem", "");
-    for (const Machine& machine : nodes) {
-      std::string said = "not heard of";
-      for (const nlohmann::json& node : wire::member(status, "nodes")) {
-        if (wire::get_string(node, "node") != machine.node.str()) continue;
-        said = wire::get_string(node, "state");
-        const std::string reason = wire::get_string(node, "reason", "");
-        if (said != "ready" && !reason.empty()) said += ", " + reason;
+    for (const Machine& machine : nodes) missing[machine.node] = "not heard of";
+    for (const nlohmann::json& node : wire::member(status, "nodes")) {
+      const auto found = missing.find(NodeId(wire::get_string(node, "node")));
+      if (found == missing.end()) continue;
+      found->second = wire::get_string(node, "state");
+      const std::string reason = wire::get_string(node, "reason", "");
+      if (found->second == "ready") {
+        missing.erase(found);
+      } else if (!reason.empty()) {
+        found->second += ", " + reason;
       }
-      if (said == "ready") continue;
-      if (!problem.empty()) said += "; the head: " + problem;
-      missing.emplace_back(machine.node, said);
     }
+    if (problem.empty()) return missing;
+    for (auto& [node, said] : missing) said += "; the head: " + problem;
     return missing;
   } catch (const Error&) {
     return std::nullopt;

@@ -62,23 +62,31 @@ class HostsUp final : public UpWay {
     const bool over =
         waited > run_.options.ready_limit || run_.options.access.stop.stop_requested();
     bool all = true;
-    for (const Machine& machine : awaited()) {
-      if (ready_.contains(machine.node)) continue;
-      std::string why = missing ? "" : "the head does not answer";
+    std::vector<NodeUp*> lost;
+    for (NodeUp& node : run_.report.each) {
+      if (node.error || ready_.contains(node.machine.node)) continue;
+      std::string why = "the head does not answer";
       if (missing) {
-        for (const auto& [node, said] : *missing) {
-          if (node == machine.node) why = said;
+        const auto said = missing->find(node.machine.node);
+        if (said == missing->end()) {
+          ready_.insert(node.machine.node);
+          tell(node.machine.node, NodeProgress::State::ready, "");
+          continue;
         }
+        why = said->second;
       }
-      if (why.empty()) {
-        ready_.insert(machine.node);
-        tell(machine.node, NodeProgress::State::ready, "");
-      } else if (over) {
-        lost(machine.node, why, waited);
+      if (over) {
+        did_not_join(node, why, waited);
+        lost.push_back(&node);
       } else {
         all = false;
-        tell(machine.node, NodeProgress::State::at_work, why);
+        tell(node.machine.node, NodeProgress::State::at_work, why);
       }
+    }
+    // Their logs are only an addition, which who pressed Ctrl-C does not wait for.
+    if (!run_.options.access.stop.stop_requested()) {
+      side_by_side(lost.size(), static_cast<std::size_t>(run_.options.max_parallel),
+                   [&](std::size_t i) { read_logs(*lost[i]); });
     }
     return all;
   }
@@ -235,31 +243,32 @@ class HostsUp final : public UpWay {
   }
 
   // It was started and did not join: most often it cannot reach the head's port.
-  void lost(const NodeId& node, const std::string& why, milliseconds waited) {
-    for (NodeUp& each : run_.report.each) {
-      if (each.machine.node != node) continue;
-      const auto head = desk_.head_if_open();
-      Error error(ErrorCode::timeout,
-                  "it did not join the head within " + human_duration(waited) + " (" + why + ")");
-      error.while_doing("join on " + node.str());
-      if (head && !head->addresses.empty()) {
-        error.with_hint(node.str() + " must reach " + join_addresses(*head) +
-                        " by TCP; set provider.head_address, or open the port");
-      }
-      try {
-        const auto transport = run_.provider->reach(each.machine);
-        AgentSession session =
-            AgentSession::open(*transport, AgentBinary::load(run_.options.agent));
-        session.open_node({run_.state.id, node, run_.spec.provider.root, false, false, {}});
-        for (const wire::LogTail& log : session.read_logs({false, 10}).logs) {
-          each.tail.push_back(log.path + ":");
-          for (const std::string& line : log.lines) each.tail.push_back("  " + line);
-        }
-      } catch (const Error&) {  // its logs are only an addition
-      }
-      each.error = error;
+  void did_not_join(NodeUp& each, const std::string& why, milliseconds waited) {
+    const std::string node = each.machine.node.str();
+    Error error(ErrorCode::timeout,
+                "it did not join the head within " + human_duration(waited) + " (" + why + ")");
+    error.while_doing("join on " + node);
+    const auto head = desk_.head_if_open();
+    if (head && !head->addresses.empty()) {
+      error.with_hint(node + " must reach " + join_addresses(*head) +
+                      " by TCP; set provider.head_address, or open the port");
     }
-    tell(node, NodeProgress::State::failed, why);
+    each.error = error;
+    tell(each.machine.node, NodeProgress::State::failed, why);
+  }
+
+  void read_logs(NodeUp& each) const {
+    try {
+      const auto transport = run_.provider->reach(each.machine);
+      AgentSession session = AgentSession::open(*transport, AgentBinary::load(run_.options.agent));
+      session.open_node(
+          {run_.state.id, each.machine.node, run_.spec.provider.root, false, false, {}});
+      for (const wire::LogTail& log : session.read_logs({false, 10}).logs) {
+        each.tail.push_back(log.path + ":");
+        for (const std::string& line : log.lines) each.tail.push_back("  " + line);
+      }
+    } catch (const std::exception&) {  // nor must they hide what was wrong
+    }
   }
 
   static std::string join_addresses(const HeadDesk::Head& head) {

@@ -27,7 +27,7 @@ constexpr milliseconds kStepLimit = seconds(20);
 constexpr std::size_t kSideBySide = 8;  // nodes prepared at once
 constexpr seconds kSilence(1);          // longer, and the user is told what is waited for
 
-std::string in_words(const std::vector<std::pair<NodeId, std::string>>& missing) {
+std::string in_words(const std::map<NodeId, std::string>& missing) {
   std::string words;
   for (const auto& [node, said] : missing) {
     words += (words.empty() ? "" : ", ") + node.str() + " (" + said + ")";

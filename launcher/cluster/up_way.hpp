@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -34,7 +35,7 @@ std::vector<MachineOutcome> make_wanted(UpRun& run);
 
 // Promised nodes that are not ready as the head says, each with its reason; absent when the head
 // does not answer.
-using NotReady = std::optional<std::vector<std::pair<NodeId, std::string>>>;
+using NotReady = std::optional<std::map<NodeId, std::string>>;
 NotReady nodes_not_ready(const fs::path& socket, const std::string& cluster,
                          const std::vector<Machine>& nodes);
 
