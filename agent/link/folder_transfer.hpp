@@ -72,7 +72,7 @@ class FolderReceiver : public std::enable_shared_from_this<FolderReceiver> {
                  Hooks hooks);
   ~FolderReceiver();
 
-  // Begins; with nothing to wait for, `done` comes at once.
+  // Begins; `done` never comes from within.
   void start();
   const std::vector<FileEntry>& files() const { return files_; }
   // What is wanted next; said again after a new connection.

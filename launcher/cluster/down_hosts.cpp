@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -64,6 +65,7 @@ class HostsDown final : public DownWay {
 
   void survey(DownSurvey& survey) override {
     survey.provider = provider_;
+    if (machines_.empty()) return;
     reach_all();
     try {
       survey_jobs(HeadDoor::open(state_, *provider_).socket(), state_.name, survey);
@@ -161,14 +163,19 @@ class HostsDown final : public DownWay {
   // Those that the provider has, and those that this machine remembers of hosts; the head first.
   std::vector<Machine> of_cluster() const {
     std::vector<Machine> machines;
-    for (const Machine& machine : provider_->list()) {
-      if (machine.state != MachineState::gone) machines.push_back(machine);
+    std::map<NodeId, const Machine*> noted;
+    for (const Machine& machine : state_.nodes) noted.emplace(machine.node, &machine);
+    for (Machine& machine : provider_->list()) {
+      if (machine.state == MachineState::gone) continue;
+      const auto note = noted.extract(machine.node);
+      if (note && note.mapped()->id == machine.id) {  // what only the node has told
+        machine.root = note.mapped()->root;
+        machine.address = note.mapped()->address;
+      }
+      machines.push_back(std::move(machine));
     }
     for (const Machine& machine : state_.nodes) {
-      const bool there = std::any_of(machines.begin(), machines.end(), [&](const Machine& each) {
-        return each.node == machine.node;
-      });
-      if (!there && machine.id.empty()) machines.push_back(machine);
+      if (machine.id.empty() && noted.contains(machine.node)) machines.push_back(machine);
     }
     return machines;
   }
@@ -214,21 +221,27 @@ class HostsDown final : public DownWay {
   void ask_for_strangers(const fs::path& socket) {
     const auto status = ask_head(socket, state_.name);
     if (!status) return;
+    std::set<std::string> known;
+    for (const Machine& machine : machines_) known.insert(machine.node.str());
     for (const nlohmann::json& node : wire::member(*status, "nodes")) {
       const std::string name = wire::get_string(node, "node");
-      const bool known = std::any_of(machines_.begin(), machines_.end(),
-                                     [&](const Machine& each) { return each.node.str() == name; });
-      if (!known && wire::get_string(node, "state") != "gone") strangers_.push_back(name);
+      if (!known.contains(name) && wire::get_string(node, "state") != "gone") {
+        strangers_.push_back(name);
+      }
     }
   }
 
   // The jobs on them end: whoever asked for this has been told.
   std::string remove_workers(const wire::ApiClient& client) {
-    std::string trouble;
+    std::vector<std::string> workers = strangers_;
     for (std::size_t i = first_worker(); i < machines_.size(); ++i) {
-      const std::string node = wire::percent_encode(machines_[i].node.str());
+      workers.push_back(machines_[i].node.str());
+    }
+    std::string trouble;
+    for (const std::string& node : workers) {
       try {
-        client.post("/v1/nodes/" + node + "/remove", {{"force", true}}, options_.stop_limit);
+        client.post("/v1/nodes/" + wire::percent_encode(node) + "/remove", {{"force", true}},
+                    options_.stop_limit);
       } catch (const Error& error) {  // the others are asked all the same
         trouble = error.what();
       }

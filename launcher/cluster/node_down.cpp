@@ -109,13 +109,16 @@ NodeGone take_node_away(Provider& provider, const ClusterState& state, const Mac
       return {"left the cluster; its machine is gone", true, true};
     }
     tell(NodeProgress::State::at_work, "draining");
-    client.post(route + "/drain", nlohmann::json::object());
     const auto until = std::chrono::steady_clock::now() + options.drain_limit;
     std::mutex mutex;
     std::condition_variable_any changed;
     std::unique_lock lock(mutex);
     auto pause = milliseconds(20);
     std::string now = state_of(client, machine.node);
+    if (now != "lost") {  // which takes nothing new as it is
+      client.post(route + "/drain", nlohmann::json::object());
+      now = state_of(client, machine.node);
+    }
     while (now == "draining" && std::chrono::steady_clock::now() < until) {
       tell(NodeProgress::State::at_work, "draining: its ranks run on");
       changed.wait_for(lock, options.access.stop, pause, [] { return false; });

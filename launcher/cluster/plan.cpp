@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -39,7 +41,10 @@ class Decision {
       if (machine.state != MachineState::gone) taken_.insert(machine.node);
       if (is_live(machine)) live_.push_back(machine);
     }
-    for (const Machine& machine : seen.known) taken_.insert(machine.node);
+    for (const Machine& machine : seen.known) {
+      taken_.insert(machine.node);
+      known_.insert(machine.node);
+    }
     std::stable_sort(live_.begin(), live_.end(), came_before);
   }
 
@@ -47,6 +52,8 @@ class Decision {
     choose_cluster();
     drop_others();
     drop_twins();
+    chosen_.resize(live_.size());
+    for (std::size_t i = 0; i < live_.size(); ++i) index_.emplace(live_[i].node, i);
     for (const WantedNode& wanted : wanted_) {
       if (wanted.node.empty()) {
         fill(wanted);
@@ -54,7 +61,11 @@ class Decision {
         fill_named(wanted);
       }
     }
-    for (const Machine& machine : live_) release(machine, surplus(machine));
+    for (std::size_t i = 0; i < live_.size(); ++i) {
+      if (!chosen_[i]) release(live_[i], surplus(live_[i]));
+    }
+    for (const NodePlan& each : plan_.nodes) planned_.insert(each.machine.node);
+    for (const NodePlan& each : going_) planned_.insert(each.machine.node);
     for (const Machine& machine : seen_.known) leave(machine);
     std::stable_sort(going_.begin(), going_.end(), [](const NodePlan& a, const NodePlan& b) {
       return in_order(a.machine) < in_order(b.machine);
@@ -105,19 +116,11 @@ class Decision {
     });
   }
 
-  bool is_known(const NodeId& node) const {
-    return std::any_of(seen_.known.begin(), seen_.known.end(),
-                       [&](const Machine& machine) { return machine.node == node; });
-  }
-
   void fill_named(const WantedNode& wanted) {
-    const auto found = std::find_if(live_.begin(), live_.end(), [&](const Machine& machine) {
-      return machine.node == wanted.node;
-    });
-    if (found == live_.end()) return create(wanted, wanted.node);
-    Machine machine = *found;
-    live_.erase(found);
-    keep(wanted, std::move(machine));
+    const auto found = index_.find(wanted.node);
+    if (found == index_.end() || chosen_[found->second]) return create(wanted, wanted.node);
+    chosen_[found->second] = true;
+    keep(wanted, live_[found->second]);
   }
 
   void fill(const WantedNode& wanted) {
@@ -125,15 +128,16 @@ class Decision {
       return std::tuple(machine.launch != wanted.launch, machine.state != MachineState::running,
                         in_order(machine));
     };
-    auto best = live_.end();
-    for (auto it = live_.begin(); it != live_.end(); ++it) {
+    std::optional<std::size_t> best;
+    for (std::size_t i = 0; i < live_.size(); ++i) {
       // What is the head is so whatever its type: it is the one that there is.
-      if (it->head != wanted.head || (!it->head && it->type != wanted.type)) continue;
-      if (best == live_.end() || rank(*it) < rank(*best)) best = it;
+      if (chosen_[i] || live_[i].head != wanted.head) continue;
+      if (!wanted.head && live_[i].type != wanted.type) continue;
+      if (!best || rank(live_[i]) < rank(live_[*best])) best = i;
     }
-    if (best == live_.end()) return create(wanted, free_name(wanted.head));
-    Machine machine = *best;
-    live_.erase(best);
+    if (!best) return create(wanted, free_name(wanted.head));
+    chosen_[*best] = true;
+    Machine machine = live_[*best];
     const bool same = machine.launch == wanted.launch && machine.type == wanted.type;
     if (same) return keep(wanted, std::move(machine));
     if (replace_ && !wanted.head) {
@@ -151,7 +155,8 @@ class Decision {
 
   void keep(const WantedNode& wanted, Machine machine) {
     machine.head = wanted.head;
-    std::string reason = is_known(machine.node) ? "in the cluster" : "not in the cluster yet";
+    std::string reason =
+        known_.contains(machine.node) ? "in the cluster" : "not in the cluster yet";
     if (machine.state == MachineState::pending) {
       reason = "on its way" + (machine.reason.empty() ? "" : ": " + machine.reason);
     }
@@ -168,11 +173,12 @@ class Decision {
     machine.cluster = plan_.cluster;
     taken_.insert(node);
     plan_.nodes.push_back({NodeAction::create, std::move(machine),
-                           is_known(node) ? "its machine is gone" : "there is none yet"});
+                           known_.contains(node) ? "its machine is gone" : "there is none yet"});
   }
 
-  NodeId free_name(bool head) const {
-    for (int i = head ? 0 : 1;; ++i) {
+  NodeId free_name(bool head) {
+    int others = 0;  // the head has the first name that is free
+    for (int& i = head ? others : next_name_;; ++i) {
       const NodeId node("node-" + std::to_string(i));
       if (!taken_.contains(node)) return node;
     }
@@ -193,11 +199,7 @@ class Decision {
 
   // Nodes of the cluster that the provider has no machine for.
   void leave(const Machine& known) {
-    const auto is_it = [&](const NodePlan& each) { return each.machine.node == known.node; };
-    if (std::any_of(plan_.nodes.begin(), plan_.nodes.end(), is_it) ||
-        std::any_of(going_.begin(), going_.end(), is_it)) {
-      return;
-    }
+    if (!planned_.insert(known.node).second) return;
     const bool made = !wanted_.empty() && wanted_.front().node.empty();
     Machine machine = known;
     if (made) machine.state = MachineState::gone;
@@ -207,8 +209,13 @@ class Decision {
   const std::vector<WantedNode>& wanted_;
   const SeenNodes& seen_;
   const bool replace_;
-  std::vector<Machine> live_;  // and not yet decided about; by age
-  std::set<NodeId> taken_;     // names
+  std::vector<Machine> live_;  // by age
+  std::vector<bool> chosen_;   // of live_: those that stay
+  std::map<NodeId, std::size_t> index_;
+  std::set<NodeId> known_;
+  std::set<NodeId> planned_;
+  std::set<NodeId> taken_;  // names
+  int next_name_ = 1;       // none before it is free
   std::set<ClusterId> headed_;
   std::vector<NodePlan> going_;
   ClusterPlan plan_;

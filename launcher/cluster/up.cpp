@@ -196,7 +196,8 @@ UpReport up(const ClusterSpec& spec, const UpOptions& options) {
     if (!way->bring_up()) break;
     wait_ready(run, *way);
     way->finish(tell_settings(run, way->socket()));
-    if (!has_action(run.plan, NodeAction::replace)) break;
+    const bool stopped = options.access.stop.stop_requested();
+    if (stopped || !has_action(run.plan, NodeAction::replace)) break;
     run.before = run.state;
     run.plan = plan_machines(run, run.state.nodes);
   }

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <iterator>
 #include <set>
 #include <thread>
 #include <utility>
@@ -304,13 +303,21 @@ class HostsUp final : public UpWay {
     return known;
   }
 
-  // What is not wanted any more, or gives way.
-  static std::vector<NodePlan> going(const ClusterPlan& plan) {
+  // What is not wanted any more, or gives way. A host that only the head knows is not for this
+  // machine to take away, which could not clean it: it stays, and is named.
+  std::vector<NodePlan> going(const ClusterPlan& plan) {
     std::vector<NodePlan> plans;
-    std::copy_if(plan.nodes.begin(), plan.nodes.end(), std::back_inserter(plans),
-                 [](const NodePlan& each) {
-                   return each.action == NodeAction::release || each.action == NodeAction::replace;
-                 });
+    for (const NodePlan& each : plan.nodes) {
+      if (each.action != NodeAction::release && each.action != NodeAction::replace) continue;
+      const Machine& machine = each.machine;
+      if (machine.id.empty() && !machine.host && machine.state != MachineState::gone) {
+        run_.report.warnings.push_back(machine.node.str() +
+                                       " is in the cluster and not in this YAML; up with it taken "
+                                       "out, or down, where it was brought up removes it");
+        continue;
+      }
+      plans.push_back(each);
+    }
     return plans;
   }
 
@@ -336,6 +343,7 @@ class HostsUp final : public UpWay {
     }
     for (const MachineOutcome& outcome :
          give_back(*run_.provider, given, {{}, run_.options.access.stop})) {
+      not_given_back_ = not_given_back_ || outcome.error.has_value();
       run_.report.removed.push_back(
           outcome.machine.node.str() + ": machine " + outcome.machine.id + " is " +
           (outcome.error ? "there still: " + outcome.error->message()
@@ -359,12 +367,13 @@ class HostsUp final : public UpWay {
         run_.options.min_nodes > 0
             ? std::min(static_cast<std::size_t>(run_.options.min_nodes), run_.report.each.size())
             : run_.report.each.size();
-    run_.report.complete = ready >= wanted;
+    run_.report.complete = ready >= wanted && !not_given_back_;
   }
 
   UpRun& run_;
   HeadDesk desk_;
   std::set<NodeId> ready_;  // and told so
+  bool not_given_back_ = false;
   std::optional<HeadDoor> door_;
 };
 

@@ -28,7 +28,6 @@ namespace {
 
 constexpr std::chrono::seconds kWatchEnd{2};
 constexpr std::chrono::seconds kKilled{5};
-constexpr std::chrono::seconds kExecLimit{1};  // for what is in the middle of exec
 constexpr std::chrono::seconds kVersionLimit{10};
 constexpr std::size_t kProgramLimit = std::size_t{1} << 30;
 
@@ -133,7 +132,9 @@ std::vector<FoundProcess> cluster_processes(const fs::path& below_it) {
       }
       const std::optional<std::string> env = environment_of(pid);
       if (!env) return false;
-      FoundProcess process = what_is(words_of(arguments_of(pid)), words_of(*env), folder);
+      const std::string arguments = arguments_of(pid);
+      FoundProcess process = what_is(words_of(arguments), words_of(*env), folder);
+      if (process.what.empty() && arguments.empty() && !env->empty()) return false;  // exec began
       const auto started = start_time(pid);
       if (process.what.empty() || !started) return true;
       process.pid = pid;

@@ -11,13 +11,13 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstdlib>
 #include <string_view>
 
 #include "launcher/core/cgroup.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
+#include "launcher/core/number.hpp"
 #include "launcher/core/open_files.hpp"
 #include "launcher/core/pipe.hpp"
 #include "launcher/core/process_exit.hpp"
@@ -150,10 +150,7 @@ int highest_open_fd(const SpawnOptions& options) {
   for (const auto& [ours, theirs] : options.inherit) highest = std::max({highest, ours, theirs});
   std::error_code failed;
   for (const auto& entry : fs::directory_iterator("/proc/self/fd", failed)) {
-    const std::string name = entry.path().filename().string();
-    int number = 0;
-    std::from_chars(name.data(), name.data() + name.size(), number);
-    highest = std::max(highest, number);
+    highest = std::max(highest, number_from<int>(entry.path().filename().string()).value_or(0));
   }
   return highest;
 }

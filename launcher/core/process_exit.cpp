@@ -8,11 +8,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
+#include "launcher/core/number.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/core/unique_fd.hpp"
 
@@ -84,8 +84,7 @@ void reap_orphans(const std::vector<pid_t>& owned) {
       continue;
     }
     for (const std::string& word : split(text, ' ')) {
-      pid_t pid = 0;
-      std::from_chars(word.data(), word.data() + word.size(), pid);
+      const pid_t pid = number_from<pid_t>(word).value_or(0);
       if (pid <= 0 || std::find(owned.begin(), owned.end(), pid) != owned.end()) continue;
       siginfo_t info{};
       ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG);

@@ -109,11 +109,12 @@ std::vector<pid_t> find_by_environment(const std::string& name, const std::strin
 
 std::vector<pid_t> sweep(const std::string& name, const std::string& value,
                          std::chrono::milliseconds deadline) {
-  const auto until = std::chrono::steady_clock::now() + deadline;
+  const auto begun = std::chrono::steady_clock::now();
   while (true) {
     const auto [left, starting] = look_for(name + "=" + value);
     for (const pid_t pid : left) ::kill(pid, SIGKILL);
-    if ((left.empty() && !starting) || std::chrono::steady_clock::now() >= until) return left;
+    const auto waited = std::chrono::steady_clock::now() - begun;
+    if ((left.empty() && !(starting && waited < kExecLimit)) || waited >= deadline) return left;
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
 }

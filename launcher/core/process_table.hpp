@@ -40,6 +40,9 @@ std::optional<std::string> environment_of(pid_t pid);
 // Pids of this user's processes whose environment has NAME=VALUE; never this process.
 std::vector<pid_t> find_by_environment(const std::string& name, const std::string& value);
 
+// For so long what is in the middle of exec is waited for, to see what it will be.
+inline constexpr std::chrono::milliseconds kExecLimit{1000};
+
 // SIGKILLs what find_by_environment finds until nothing is left, nor anything in the middle of exec
 // that may turn out to be it, or the deadline passes; returns those that would not die (in state D,
 // say).

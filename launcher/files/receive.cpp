@@ -1,11 +1,7 @@
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <set>
-#include <unordered_map>
 
 #include "launcher/core/files.hpp"
 #include "launcher/core/text.hpp"

@@ -1,9 +1,6 @@
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 
 #include "launcher/core/files.hpp"
 #include "launcher/core/text.hpp"

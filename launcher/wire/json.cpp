@@ -107,11 +107,6 @@ std::int64_t get_int(const nlohmann::json& object, const char* key, std::int64_t
   return object.is_object() && !object.contains(key) ? fallback : get_int(object, key, min, max);
 }
 
-double get_number(const nlohmann::json& object, const char* key, double fallback) {
-  if (object.is_object() && !object.contains(key)) return fallback;
-  return as_number(member(object, key), key);
-}
-
 bool get_bool(const nlohmann::json& object, const char* key, bool fallback) {
   if (object.is_object() && !object.contains(key)) return fallback;
   return as_bool(member(object, key), key);

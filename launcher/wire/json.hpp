@@ -37,7 +37,6 @@ std::int64_t get_int(const nlohmann::json& object, const char* key, std::int64_t
                      std::int64_t max);
 std::int64_t get_int(const nlohmann::json& object, const char* key, std::int64_t min,
                      std::int64_t max, std::int64_t fallback);
-double get_number(const nlohmann::json& object, const char* key, double fallback);
 bool get_bool(const nlohmann::json& object, const char* key, bool fallback);
 std::vector<std::string> get_strings(const nlohmann::json& object, const char* key);
 

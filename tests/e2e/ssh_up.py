@@ -128,15 +128,25 @@ class Up(HostsCase):
         self.assertEqual(plan["removed"], [f"{h[2]}: would go"])
         self.assert_ready(0, 1, 2)
 
-    def test_a_host_that_only_the_head_knows_leaves_with_the_yaml(self):
+    def test_a_host_that_only_the_head_knows_stays_and_is_named(self):
         self.up()
         shutil.rmtree(self.root())
         self.write([0, 1])
+        for flags in (["--dry-run"], [], []):
+            up = self.json("up", self.yaml, *flags)
+            self.assertEqual(up["removed"], [])
+            if not flags:
+                self.assertIn(f"{self.lab[2].name} is in the cluster and not in this YAML",
+                              "\n".join(up["warnings"]))
+        self.assert_ready(0, 1, 2)
+        # Where it is known, it leaves and is cleaned.
+        self.write()
+        self.up()
+        self.write([0, 1])
         up = self.json("up", self.yaml)
         self.assertEqual([line.split(":")[0] for line in up["removed"]], [self.lab[2].name])
-        self.assertIn("left the cluster", up["removed"][0])
         self.assertEqual(len(self.json("status")["nodes"]), 2)
-        self.assertEqual(self.json("up", self.yaml)["removed"], [])
+        self.assert_clean(2)
 
     def test_down_names_a_host_that_only_the_head_knows(self):
         self.up()

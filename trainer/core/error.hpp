@@ -16,7 +16,7 @@ class Error : public std::runtime_error {
 // An Error with errno's text: "cannot open /x: No such file or directory".
 Error errno_error(const std::string& what, int error_number);
 
-// "warning: MESSAGE" on stderr.
+// Says a warning on stderr, one line.
 void warn_on_stderr(const std::string& message);
 
 }  // namespace dtrain::train

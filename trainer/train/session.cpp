@@ -101,7 +101,12 @@ std::optional<Checkpoint> Session::newest() {
                   .falls_back = reporter_ != nullptr};
   if (!from.checkpoint && !reporter_) from.storage = storage_;
   std::optional<Checkpoint> chosen = choose_checkpoint(context_, from, warn_on_stderr);
-  if (chosen && writer_) writer_->began_from(chosen->manifest.number);
+  // One that DTRAIN_CHECKPOINT names may be of another run's storage.
+  if (chosen && writer_ &&
+      std::filesystem::weakly_canonical(chosen->folder.parent_path()) ==
+          std::filesystem::weakly_canonical(checkpoints_folder(*storage_))) {
+    writer_->began_from(chosen->manifest.number);
+  }
   return chosen;
 }
 

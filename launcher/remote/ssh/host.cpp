@@ -85,8 +85,8 @@ SshHost parse_host(std::string_view text) {
   }
   const auto parts = parse_destination(rest);
   if (!parts) {
-    throw Error(ErrorCode::invalid,
-                "this is no host: '" + printable(text.substr(0, 80), false) + "'");
+    throw Error(ErrorCode::invalid, "this is no host, or its port is not from 1 to 65535: '" +
+                                        printable(text.substr(0, 80), false) + "'");
   }
   if (parts->user) check_user(*parts->user);
   check_host(parts->host);

@@ -42,12 +42,13 @@ std::string getent(const std::string& database, const std::string& key,
   }
   if (captured.exit.ok()) return captured.out;
   if (captured.exit.code == kNotFound) return "";
-  const std::string what = "`getent " + database + " " + key + "`";
+  const std::string what = "`getent " + database + " " + printable(key, false) + "`";
   if (captured.timed_out) {
     throw Error(ErrorCode::timeout, what + " did not end within " + human_duration(limit));
   }
-  throw Error(ErrorCode::failed,
-              what + " ended with " + captured.exit.str() + ": " + printable(captured.err, false));
+  const std::string said = captured.err.substr(0, captured.err.find('\n'));
+  throw Error(ErrorCode::failed, what + " ended with " + captured.exit.str() +
+                                     (said.empty() ? "" : ": " + printable(said, false)));
 }
 
 struct FreeAddresses {
