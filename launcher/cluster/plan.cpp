@@ -93,6 +93,19 @@ class Decision {
                         ", whose head is " + called(machine);
       }
     }
+    if (first != nullptr) return;
+    // This `up` has made some, and its head is not there yet, or could not be had.
+    for (const Machine& machine : live_) {
+      if (is_made(machine)) plan_.cluster = machine.cluster;
+    }
+    if (!plan_.cluster.empty()) return;
+    // What runs on them may go on without a head: nobody ends that unasked.
+    for (const Machine& machine : live_) {
+      if (machine.cluster.empty()) continue;
+      plan_.refused = "the head of " + machine.cluster.str() + " is gone, and machines of it are " +
+                      "there: dtrain down gives them back";
+      return;
+    }
   }
 
   void drop_others() {

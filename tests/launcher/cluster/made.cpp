@@ -162,6 +162,11 @@ TEST_CASE("nodes on machines that are made: up, more, fewer, another image, anot
   CHECK(names(taken) == "node-0 i-1, node-1 i-5");
 
   const DownReport gone = house.down_now();
+  std::string left;
+  for (const DownRow& row : gone.rows) {
+    if (!row.gone) left += row.node + " " + row.what + " " + row.now + " " + row.note + "; ";
+  }
+  CHECK(left == "");
   CHECK(gone.complete);
   CHECK(house.cloud->count(MachineState::gone) == house.cloud->instances.size());
   CHECK(cluster_processes(house.home.path() / ".dtrain").empty());

@@ -193,12 +193,18 @@ TEST_CASE("of two clusters of one name the first stays; who made the second give
         "there are two clusters of this name: c-z, whose head is 1, and c-a, whose head is 2");
 }
 
-TEST_CASE("workers whose head is gone are given back") {
+TEST_CASE("workers whose head is gone are given back by down alone") {
   const SeenNodes seen{
       {with(machine("node-0", "1"), MachineState::gone), machine("node-1", "2")}, {}, {}};
-  CHECK(decided(cloud(1), seen) == Lines{"create node-0: there is none yet",
-                                         "create node-2: there is none yet",
-                                         "release node-1 2: of c-a, which has no head"});
+  CHECK(decide(wanted_nodes(cloud(1)), seen, false).refused ==
+        "the head of c-a is gone, and machines of it are there: dtrain down gives them back");
+}
+
+TEST_CASE("workers that this up has made stay where no head could be had") {
+  const SeenNodes seen{{machine("node-1", "2")}, {}, {"2"}};
+  CHECK(decided(cloud(1), seen) ==
+        Lines{"create node-0: there is none yet", "keep node-1 2: not in the cluster yet"});
+  CHECK(decide(wanted_nodes(cloud(1)), seen, false).refused.empty());
 }
 
 TEST_CASE("hosts: those of the YAML stay, others go, whether this machine knew them or the head") {
