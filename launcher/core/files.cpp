@@ -125,8 +125,14 @@ void make_private_folder(const fs::path& folder) {
 }
 
 void remove_tree(const fs::path& path) {
+  // Others may remove it as well, as hosts that share a home do: what one of them was quicker with
+  // is an error of remove_all().
+  constexpr int kTries = 100;
   std::error_code failed;
-  fs::remove_all(path, failed);
+  for (int i = 0; i < kTries; ++i) {
+    fs::remove_all(path, failed);
+    if (failed != std::errc::no_such_file_or_directory) break;
+  }
   if (failed) throw errno_error("cannot remove " + path.string(), failed.value());
 }
 

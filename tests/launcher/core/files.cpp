@@ -4,7 +4,10 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <array>
+
 #include "launcher/core/error.hpp"
+#include "launcher/core/side_by_side.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -86,6 +89,27 @@ TEST_CASE("a tree is removed without following links") {
   remove_tree(folder / "tree");
   CHECK_FALSE(fs::exists(folder / "tree"));
   CHECK(read_file(folder / "keep/f") == "x");
+}
+
+TEST_CASE("two that remove one tree are in nobody's way") {
+  const TemporaryFolder folder;
+  for (int round = 0; round < 50; ++round) {
+    for (int i = 0; i < 20; ++i) {
+      for (int j = 0; j < 5; ++j) {
+        make_folders(folder / ("tree/" + std::to_string(i) + "/" + std::to_string(j)));
+      }
+    }
+    std::array<std::string, 4> wrong;
+    side_by_side(wrong.size(), wrong.size(), [&](std::size_t i) {
+      try {
+        remove_tree(folder / "tree");
+      } catch (const Error& error) {
+        wrong[i] = error.what();
+      }
+    });
+    CHECK(wrong == std::array<std::string, 4>{});
+    REQUIRE_FALSE(fs::exists(folder / "tree"));
+  }
 }
 
 TEST_CASE("a lock is held once, and free again at its end") {
