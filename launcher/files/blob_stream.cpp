@@ -17,7 +17,7 @@ namespace dtrain {
 namespace {
 
 constexpr std::size_t kSum = 32;
-constexpr std::size_t kHeader = kSum + 8 + 8;
+constexpr std::size_t kBlobHeader = kSum + 8 + 8;
 constexpr int kLevel = 1;
 
 void put_number(std::string& out, std::uint64_t value) {
@@ -71,7 +71,7 @@ std::string BlobSender::plain(std::size_t limit) {
   while (out.size() < limit && at_ < sources_.size()) {
     Source& source = sources_[at_];
     if (!in_blob_) {
-      if (limit - out.size() < kHeader && !out.empty()) break;
+      if (limit - out.size() < kBlobHeader && !out.empty()) break;
       if (source.offset > source.size) source.offset = 0;
       out += bytes_of_hex(source.sha256);
       put_number(out, source.offset);
@@ -189,10 +189,10 @@ void BlobReceiver::take(std::string_view bytes) {
 void BlobReceiver::plain(std::string_view bytes) {
   while (!bytes.empty() || (in_blob_ && left_ == 0)) {
     if (!in_blob_) {
-      const std::size_t part = std::min(kHeader - header_.size(), bytes.size());
+      const std::size_t part = std::min(kBlobHeader - header_.size(), bytes.size());
       header_.append(bytes.substr(0, part));
       bytes.remove_prefix(part);
-      if (header_.size() == kHeader) begin_blob();
+      if (header_.size() == kBlobHeader) begin_blob();
       continue;
     }
     const auto part = static_cast<std::size_t>(std::min<std::uint64_t>(left_, bytes.size()));

@@ -58,13 +58,13 @@ TEST_CASE("which ended jobs the settings let go, and why") {
     }
     return list;
   };
-  using Names = std::vector<std::string>;
+  using Jobs = std::vector<std::string>;
   CHECK(names({}).empty());
-  CHECK(names({.retention_days = 30}) == Names{"old"});
-  CHECK(names({.retention_days = 10}) == Names{"old", "empty"});
+  CHECK(names({.retention_days = 30}) == Jobs{"old"});
+  CHECK(names({.retention_days = 10}) == Jobs{"old", "empty"});
   CHECK(names({.retention_size = 120}).empty());
-  CHECK(names({.retention_size = 100}) == Names{"old"});
-  CHECK(names({.retention_size = 10}) == Names{"old", "new"});
+  CHECK(names({.retention_size = 100}) == Jobs{"old"});
+  CHECK(names({.retention_size = 10}) == Jobs{"old", "new"});
   CHECK(jobs_to_forget(jobs, now, {.retention_days = 30}).front().reason ==
         "it ended 40 days ago, and retention.days is 30");
   CHECK(jobs_to_forget(jobs, now, {.retention_size = 100}).front().reason ==
