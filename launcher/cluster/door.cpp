@@ -18,14 +18,16 @@ Error not_up(const std::string& cluster) {
 }  // namespace
 
 std::unique_ptr<Provider> provider_of(const ClusterState& state, const Access& access) {
-  ClusterSpec spec;
-  spec.cluster_name = state.name;
   const ProviderEntry* entry = provider_named(state.provider);
   if (entry == nullptr) {
     throw Error(ErrorCode::invalid, "cluster " + state.name + " is up with provider " +
                                         state.provider + ", which this dtrain does not know");
   }
+  ClusterSpec spec = state.spec.is_object() ? cluster_spec_from_json(state.spec) : ClusterSpec();
+  spec.cluster_name = state.name;
   spec.provider.kind = entry->kind;
+  // Those that are there, not those that the YAML had.
+  spec.provider.hosts.clear();
   for (const Machine& machine : state.nodes) {
     if (machine.host) spec.provider.hosts.push_back(*machine.host);
   }

@@ -47,8 +47,14 @@ nlohmann::json to_json(const ClusterState& state) {
                         {"address", machine.address},
                         {"root", machine.root.string()}};
     if (machine.host) node["host"] = to_json(*machine.host);
-    if (!machine.id.empty()) node["id"] = machine.id;
-    if (!machine.type.empty()) node["type"] = machine.type;
+    const auto add = [&](const char* key, const std::string& text) {
+      if (!text.empty()) node[key] = text;
+    };
+    add("id", machine.id);
+    add("type", machine.type);
+    add("launch", machine.launch);
+    add("zone", machine.zone);
+    add("external_address", machine.external_address);
     nodes.push_back(std::move(node));
   }
   return {{"version", 1},
@@ -84,6 +90,10 @@ ClusterState cluster_state_from_json(const nlohmann::json& json) {
     machine.root = wire::get_string(node, "root");
     machine.id = wire::get_string(node, "id", "");
     machine.type = wire::get_string(node, "type", "");
+    machine.launch = wire::get_string(node, "launch", "");
+    machine.zone = wire::get_string(node, "zone", "");
+    machine.external_address = wire::get_string(node, "external_address", "");
+    if (!machine.id.empty()) machine.cluster = state.id;
     machine.head = state.nodes.empty();
     if (node.contains("host")) machine.host = host_spec_from_json(node["host"]);
     state.nodes.push_back(std::move(machine));

@@ -9,8 +9,6 @@
 
 namespace dtrain {
 
-using nlohmann::json;
-
 const char* to_string(ProviderKind kind) noexcept {
   switch (kind) {
     case ProviderKind::local:
@@ -287,70 +285,6 @@ std::vector<Problem> problems_of(const ClusterSpec& spec) {
 
 std::vector<Error> validate(const ClusterSpec& spec) {
   return spec::to_errors(spec::problems_of(spec));
-}
-
-json to_json(const ClusterSpec& spec) {
-  json provider{{"type", to_string(spec.provider.kind)},
-                {"root", spec.provider.root},
-                {"head_address", spec.provider.head_address},
-                {"use_internal_ips", spec.provider.use_internal_ips},
-                {"cache_stopped_nodes", spec.provider.cache_stopped_nodes},
-                {"other", spec.provider.other}};
-  if (spec.provider.head_port) provider["head_port"] = *spec.provider.head_port;
-  if (spec.provider.kind == ProviderKind::local) provider["nodes"] = spec.provider.local_nodes;
-  if (spec.provider.kind == ProviderKind::ssh) {
-    json hosts = json::array();
-    for (const HostSpec& host : spec.provider.hosts) hosts.push_back(to_json(host));
-    provider["hosts"] = std::move(hosts);
-  }
-
-  json types = json::object();
-  for (const NodeType& type : spec.node_types) {
-    json one{{"node_config", type.node_config},
-             {"resources", type.resources},
-             {"labels", type.labels},
-             {"min_workers", type.min_workers},
-             {"priority", type.priority},
-             {"initialization_commands", type.initialization_commands}};
-    if (type.max_workers) one["max_workers"] = *type.max_workers;
-    if (type.idle_timeout_s) one["idle_timeout_s"] = *type.idle_timeout_s;
-    if (type.worker_setup_commands) one["worker_setup_commands"] = *type.worker_setup_commands;
-    types[type.name] = std::move(one);
-  }
-
-  json mounts = json::object();
-  for (const FileMount& mount : spec.file_mounts) mounts[mount.remote] = mount.local;
-  json storage = to_json(spec.storage);
-
-  return json{{"cluster_name", spec.cluster_name},
-              {"max_workers", spec.max_workers},
-              {"upscaling_speed", spec.upscaling_speed},
-              {"idle_timeout_minutes", spec.idle_timeout_minutes},
-              {"provider", std::move(provider)},
-              {"auth",
-               {{"ssh_user", spec.auth.ssh_user},
-                {"ssh_private_key", spec.auth.ssh_private_key},
-                {"ssh_public_key", spec.auth.ssh_public_key},
-                {"ssh_proxy_command", spec.auth.ssh_proxy_command},
-                {"ssh_proxy_jump", spec.auth.ssh_proxy_jump},
-                {"ssh_port", spec.auth.ssh_port ? json(*spec.auth.ssh_port) : json()}}},
-              {"head_node_type", spec.head_node_type},
-              {"available_node_types", std::move(types)},
-              {"file_mounts", std::move(mounts)},
-              {"cluster_synced_files", spec.cluster_synced_files},
-              {"file_mounts_sync_continuously", spec.file_mounts_sync_continuously},
-              {"rsync_exclude", spec.rsync_exclude},
-              {"rsync_filter", spec.rsync_filter},
-              {"initialization_commands", spec.initialization_commands},
-              {"setup_commands", spec.setup_commands},
-              {"head_setup_commands", spec.head_setup_commands},
-              {"worker_setup_commands", spec.worker_setup_commands},
-              {"retention", std::move(storage["retention"])},
-              {"content_cache_size", std::move(storage["content_cache_size"])},
-              {"ready",
-               {{"command", spec.ready.command},
-                {"gpus", spec.ready.gpus ? json(*spec.ready.gpus) : json()},
-                {"timeout_s", spec.ready.timeout.count()}}}};
 }
 
 }  // namespace dtrain

@@ -21,6 +21,9 @@ namespace dtrain {
 // rewritten into node types by the reader, as Ray does it.
 
 enum class ProviderKind : std::uint8_t { local, ssh, aws, gcp, azure, kubernetes, slurm };
+inline constexpr ProviderKind kProviderKinds[] = {
+    ProviderKind::local, ProviderKind::ssh,        ProviderKind::aws,  ProviderKind::gcp,
+    ProviderKind::azure, ProviderKind::kubernetes, ProviderKind::slurm};
 const char* to_string(ProviderKind kind) noexcept;
 
 // One machine that is there already, and how ssh reaches it. What is empty is left to the user's
@@ -151,5 +154,8 @@ std::vector<Error> validate(const ClusterSpec& spec);
 
 // One JSON document with sorted keys, equal for equal specs: to compare with what is up.
 nlohmann::json to_json(const ClusterSpec& spec);
+// The same spec again, but for where its parts came from (location, local_paths, source); what is
+// absent is the default. Throws Error(invalid).
+ClusterSpec cluster_spec_from_json(const nlohmann::json& json);
 
 }  // namespace dtrain

@@ -173,7 +173,7 @@ nlohmann::json cluster_schema() {
   json& provider = schema["properties"]["provider"];
   json names = json::array();
   json branches = json::array();
-  for (const ProviderKind kind : spec::kProviderKinds) {
+  for (const ProviderKind kind : kProviderKinds) {
     const char* name = to_string(kind);
     names.push_back(name);
     schema["$defs"]["provider_" + std::string(name)] =

@@ -105,10 +105,6 @@ const Table& node_type_docker_table();
 // The keys of `provider` with that type: the common ones and its own.
 const Table& provider_table(ProviderKind kind);
 
-inline constexpr ProviderKind kProviderKinds[] = {
-    ProviderKind::local, ProviderKind::ssh,        ProviderKind::aws,  ProviderKind::gcp,
-    ProviderKind::azure, ProviderKind::kubernetes, ProviderKind::slurm};
-
 // The tables as Markdown: the part of docs/cluster_yaml.md and docs/job_yaml.md between
 // `<!-- keys -->` and `<!-- end of keys -->`.
 std::string cluster_keys_markdown();

@@ -75,10 +75,23 @@ TEST_CASE("cluster.json: what is saved is what is read; damage names the file") 
   CHECK(!load_cluster("c"));
   ClusterState state = state_of(local(2));
   state.agent = "/a/dtrain-agent";
+  Machine& made = state.nodes[1];
+  made.id = "i-1";
+  made.type = "gpu";
+  made.launch = "abc";
+  made.zone = "a";
+  made.external_address = "192.0.2.1";
   save_cluster(state);
   const auto read = load_cluster("c");
   REQUIRE(read);
   CHECK(to_json(*read) == to_json(state));
+  CHECK(read->nodes[1].id == "i-1");
+  CHECK(read->nodes[1].type == "gpu");
+  CHECK(read->nodes[1].launch == "abc");
+  CHECK(read->nodes[1].zone == "a");
+  CHECK(read->nodes[1].external_address == "192.0.2.1");
+  CHECK(read->nodes[1].cluster == state.id);
+  CHECK(read->nodes[0].external_address.empty());
 
   write_file_atomic(paths::cluster_state("c") / "cluster.json", "{\"name\": 3}");
   try {

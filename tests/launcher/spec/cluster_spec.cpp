@@ -191,3 +191,45 @@ TEST_CASE("a node's name is made of its host's") {
   CHECK(node_of_host("fe80::1%eth0") == NodeId("fe80--1-eth0"));
   CHECK(node_of_host("::1") == NodeId("1"));
 }
+
+TEST_CASE("a cluster's spec comes back whole from its JSON") {
+  ClusterSpec spec = aws();
+  spec.cluster_name = "c";
+  spec.upscaling_speed = 2;
+  spec.idle_timeout_minutes = 7;
+  spec.provider.root = "~/there";
+  spec.provider.head_address = "10.0.0.9";
+  spec.provider.head_port = 46500;
+  spec.provider.use_internal_ips = true;
+  spec.provider.cache_stopped_nodes = false;
+  spec.provider.other = {{"region", "eu-west-1"}, {"login_node", "hpc"}};
+  spec.auth = {"me", 2222, "/keys/a", "/keys/a.pub", "nc %h %p", {"you@bastion"}};
+  NodeType& gpu = spec.node_types[1];
+  gpu.node_config = {{"InstanceType", "p5"}};
+  gpu.resources = {{"GPU", 8}};
+  gpu.labels = {{"zone", "a"}};
+  gpu.max_workers = 6;
+  gpu.idle_timeout_s = 30;
+  gpu.priority = 3;
+  gpu.initialization_commands = {"true"};
+  gpu.worker_setup_commands = {{"make"}};
+  spec.file_mounts = {{"~/data", "/data"}};
+  spec.cluster_synced_files = {"~/x"};
+  spec.file_mounts_sync_continuously = true;
+  spec.rsync_exclude = {"*.o"};
+  spec.rsync_filter = {".gitignore"};
+  spec.initialization_commands = {"a"};
+  spec.setup_commands = {"b"};
+  spec.head_setup_commands = {"c"};
+  spec.worker_setup_commands = {"d"};
+  spec.ready = {"nvidia-smi", 8, std::chrono::seconds(5)};
+  spec.storage.retention_days = 3;
+  spec.storage.content_cache_size = 1 << 20;
+  ClusterSpec local;
+  local.provider.local_nodes = 3;
+  for (const ClusterSpec& each : {spec, ssh(), local, ClusterSpec()}) {
+    CHECK(to_json(cluster_spec_from_json(to_json(each))) == to_json(each));
+  }
+  CHECK_THROWS_AS(cluster_spec_from_json({{"provider", {{"type", "moon"}}}}), Error);
+  CHECK_THROWS_AS(cluster_spec_from_json({{"max_workers", "two"}}), Error);
+}

@@ -70,7 +70,7 @@ TEST_CASE("each default in the cluster's tables is what an empty file yields") {
   json made = to_json(ClusterSpec{});
   check_defaults(spec::cluster_table(), made);
   check_defaults(spec::auth_table(), made["auth"]);
-  for (const ProviderKind kind : spec::kProviderKinds) {
+  for (const ProviderKind kind : kProviderKinds) {
     CAPTURE(to_string(kind));
     std::string text = std::string("provider: {type: ") + to_string(kind);
     if (kind == ProviderKind::ssh) text += ", head_ip: a";
@@ -122,7 +122,7 @@ TEST_CASE("every key of a cluster refuses a value of the wrong type") {
   check_refusals(spec::node_type_table(), "available_node_types.h", type, "}}", problems);
   check_refusals(spec::node_type_docker_table(), "available_node_types.h.docker",
                  type + "docker: {", "}}}", problems);
-  for (const ProviderKind kind : spec::kProviderKinds) {
+  for (const ProviderKind kind : kProviderKinds) {
     for (const Key& key : spec::provider_table(kind).keys) {
       const Table one{"one", {key}};
       const std::string before = key.name == "type"
@@ -184,5 +184,5 @@ TEST_CASE("no table has a key twice, and every key says what it is for") {
         &spec::docker_table(), &spec::node_type_docker_table()}) {
     check(*table);
   }
-  for (const ProviderKind kind : spec::kProviderKinds) check(spec::provider_table(kind));
+  for (const ProviderKind kind : kProviderKinds) check(spec::provider_table(kind));
 }
