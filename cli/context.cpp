@@ -123,7 +123,7 @@ ClusterSpec choose_by_yaml(Context& context, const std::string& path, bool may_b
   const char* socket = std::getenv("DTRAIN_HEAD_SOCKET");
   const bool known = load_cluster(spec.cluster_name) || (socket != nullptr && *socket != '\0');
   if (!known && !traits_of(spec.provider.kind).here &&
-      !adopt(spec, find_agent(), context.access()) && !may_be_down) {
+      !adopt(spec, find_agent(), context.access(), may_be_down) && !may_be_down) {
     throw Error(ErrorCode::unreachable, "cluster " + spec.cluster_name + " is not up")
         .with_hint("dtrain up " + path);
   }

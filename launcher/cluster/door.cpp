@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 
+#include "launcher/cluster/plan.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/text.hpp"
@@ -82,41 +83,52 @@ bool has_anything(Transport& transport, const std::string& base) {
   return transport.run({"/bin/sh", "-c", script}, {}, std::chrono::seconds(30)).exit.code == 0;
 }
 
-// Of the head on that machine; absent when it has none of this cluster.
-std::optional<ClusterState> head_on(const Machine& machine, const ClusterSpec& spec,
-                                    Provider& provider, const fs::path& agent) {
+}  // namespace
+
+std::optional<ClusterState> cluster_on(const Machine& machine, const ClusterSpec& spec,
+                                       Provider& provider, const fs::path& agent) {
   const std::unique_ptr<Transport> transport = provider.reach(machine);
   if (!has_anything(*transport, spec.provider.root)) return std::nullopt;
   AgentSession session = AgentSession::open(*transport, AgentBinary::load(agent));
-  const wire::FoundClusters found = session.find_clusters({spec.cluster_name, spec.provider.root});
-  if (found.clusters.empty()) return std::nullopt;
-  const wire::HeadFound& head = found.clusters.front();
-  ClusterState state = remembered(spec, ClusterId(head.cluster));
-  state.head_root = head.root;
-  state.head_socket = paths::head_socket_of(head.root);
-  state.agent = session.hello().agent;
-  state.prepared = true;
-  return state;
+  for (const wire::HeadFound& head :
+       session.find_clusters({spec.cluster_name, spec.provider.root}).clusters) {
+    if (!machine.cluster.empty() && head.cluster != machine.cluster.str()) continue;
+    ClusterState state = remembered(spec, ClusterId(head.cluster));
+    state.nodes = {machine};
+    state.head_root = head.root;
+    state.head_socket = paths::head_socket_of(head.root);
+    state.agent = session.hello().agent;
+    state.prepared = true;
+    return state;
+  }
+  return std::nullopt;
 }
 
-}  // namespace
-
 std::optional<ClusterState> adopt(const ClusterSpec& spec, Provider& provider,
-                                  const fs::path& agent) {
-  std::vector<Machine> machines = provider.list();
-  std::erase_if(machines, [](const Machine& each) { return each.state == MachineState::gone; });
+                                  const fs::path& agent, bool to_end) {
+  const ClusterPlan plan = decide(wanted_nodes(spec), {provider.list(), {}, {}}, false);
+  if (!plan.refused.empty() && !to_end) {
+    throw Error(ErrorCode::conflict, plan.refused).with_hint("dtrain down gives them back");
+  }
+  std::vector<Machine> machines;
+  for (const NodePlan& each : plan.nodes) {
+    if (each.action != NodeAction::create) machines.push_back(each.machine);
+  }
   if (machines.empty()) return std::nullopt;
-  const bool made = !machines.front().id.empty();
+  const Machine& head = machines.front();
+  const bool made = !head.id.empty();
   std::optional<ClusterState> state;
   try {
-    state = head_on(machines.front(), spec, provider, agent);
+    if (head.head && head.state == MachineState::running) {
+      state = cluster_on(head, spec, provider, agent);
+    }
   } catch (const Error&) {
     if (!made) throw;
   }
   if (state) {
     state->nodes = machines;
   } else if (made) {
-    state = remembered(spec, machines.front().cluster);
+    state = remembered(spec, plan.cluster.empty() ? head.cluster : plan.cluster);
   }
   if (!state) return std::nullopt;
   const ClusterLock lock = ClusterLock::take(spec.cluster_name, nullptr);
@@ -125,10 +137,10 @@ std::optional<ClusterState> adopt(const ClusterSpec& spec, Provider& provider,
 }
 
 std::optional<ClusterState> adopt(const ClusterSpec& spec, const fs::path& agent,
-                                  const Access& access) {
+                                  const Access& access, bool to_end) {
   const std::unique_ptr<Provider> provider =
       make_provider(spec, paths::cluster_state(spec.cluster_name), access);
-  return adopt(spec, *provider, agent);
+  return adopt(spec, *provider, agent, to_end);
 }
 
 }  // namespace dtrain

@@ -27,20 +27,26 @@ class HeadDoor {
   std::unique_ptr<Transport> transport_;
 };
 
-// A provider for the machines of a cluster that is up.
+// A provider for the machines of a cluster that is up, from its notes alone.
 std::unique_ptr<Provider> provider_of(const ClusterState& state, const Access& access);
 
 // provider.root of its YAML, for OpenNode; empty for the default.
 std::string base_of(const ClusterState& state);
 
-// Learns of a cluster that was brought up from another machine: asks the machine that is the
-// head's. Writes cluster.json. Absent when there is no such cluster; a host that has nothing of
-// ours is left so. Throws Error when a host cannot be reached; machines that were made are the
-// cluster's by their tags, whether their head can be reached or not: `up` and `down` go on from
-// there.
+// What the machine of a head knows of the YAML's cluster, of machine.cluster where that is not
+// empty; absent when it has none. Throws Error.
+std::optional<ClusterState> cluster_on(const Machine& machine, const ClusterSpec& spec,
+                                       Provider& provider, const fs::path& agent);
+
+// Learns of a cluster that was brought up from another machine, as `up` would find it: by the plan
+// of its machines, and from the head's. Writes cluster.json. Absent when there is no such cluster;
+// a host that has nothing of ours is left so. Throws Error when a host cannot be reached, and
+// Error(conflict) when `up` would be refused; not so `to_end`, for `down`. Machines that were made
+// are the cluster's by their tags, whether their head can be reached or not: `up` and `down` go on
+// from there.
 std::optional<ClusterState> adopt(const ClusterSpec& spec, Provider& provider,
-                                  const fs::path& agent);
+                                  const fs::path& agent, bool to_end = false);
 std::optional<ClusterState> adopt(const ClusterSpec& spec, const fs::path& agent,
-                                  const Access& access);
+                                  const Access& access, bool to_end = false);
 
 }  // namespace dtrain

@@ -8,6 +8,7 @@
 #include "launcher/cluster/counted.hpp"
 #include "launcher/cluster/door.hpp"
 #include "launcher/cluster/down_way.hpp"
+#include "launcher/cluster/hang_up.hpp"
 #include "launcher/cluster/machines.hpp"
 #include "launcher/cluster/node_down.hpp"
 #include "launcher/core/error.hpp"
@@ -61,6 +62,7 @@ class HostsDown final : public DownWay {
       : state_(std::move(state)),
         options_(options),
         provider_(options.provider ? options.provider : provider_of(state_, options.access)),
+        hang_up_(*provider_, options.access.stop),
         machines_(of_cluster()) {}
 
   void survey(DownSurvey& survey) override {
@@ -89,6 +91,7 @@ class HostsDown final : public DownWay {
           .with_hint("dtrain pull brings checkpoints and logs to here");
     }
     reach_all();
+    if (stopped()) return "stopped";
     options_.say("stopping jobs and nodes");
     std::string trouble;
     try {
@@ -102,7 +105,7 @@ class HostsDown final : public DownWay {
     } catch (const Error& error) {
       trouble = error.what();
     }
-    if (!trouble.empty()) options_.say("not in order, so by force: " + trouble);
+    if (!trouble.empty() && !stopped()) options_.say("not in order, so by force: " + trouble);
     return trouble;
   }
 
@@ -114,7 +117,9 @@ class HostsDown final : public DownWay {
                  [&](std::size_t number) {
                    const std::size_t i = first + number;
                    nodes[i].node = machines_[i].node;
-                   if (machines_[i].state != MachineState::running) return;  // it has no agent
+                   if (stopped()) nodes[i].error = Error(ErrorCode::failed, "stopped");
+                   const bool has_agent = machines_[i].state == MachineState::running;
+                   if (nodes[i].error || !has_agent) return;
                    NodeDownTask task;
                    task.machine = machines_[i];
                    task.cluster = state_.id;
@@ -160,23 +165,26 @@ class HostsDown final : public DownWay {
   }
 
  private:
-  // Those that the provider has, and those that this machine remembers of hosts; the head first.
+  // Those that the provider has, and those of the notes that it does not name: of hosts, and what
+  // was made, whose list may be older than what is there. The head first.
   std::vector<Machine> of_cluster() const {
     std::vector<Machine> machines;
-    std::map<NodeId, const Machine*> noted;
-    for (const Machine& machine : state_.nodes) noted.emplace(machine.node, &machine);
+    std::map<std::pair<NodeId, std::string>, const Machine*> noted;
+    for (const Machine& machine : state_.nodes) noted[{machine.node, machine.id}] = &machine;
     for (Machine& machine : provider_->list()) {
+      const auto note = noted.extract({machine.node, machine.id});
       if (machine.state == MachineState::gone) continue;
-      const auto note = noted.extract(machine.node);
-      if (note && note.mapped()->id == machine.id) {  // what only the node has told
+      if (note) {  // what only the node has told
         machine.root = note.mapped()->root;
         machine.address = note.mapped()->address;
       }
       machines.push_back(std::move(machine));
     }
     for (const Machine& machine : state_.nodes) {
-      if (machine.id.empty() && noted.contains(machine.node)) machines.push_back(machine);
+      if (noted.contains({machine.node, machine.id})) machines.push_back(machine);
     }
+    std::stable_partition(machines.begin(), machines.end(),
+                          [](const Machine& machine) { return machine.head; });
     return machines;
   }
 
@@ -190,8 +198,16 @@ class HostsDown final : public DownWay {
     }
     std::map<std::string, MachineOutcome> given;
     if (made.empty()) return given;
-    options_.say("giving machines back");
-    for (MachineOutcome& outcome : give_back(*provider_, made, {{}, options_.access.stop})) {
+    std::vector<MachineOutcome> outcomes;
+    if (stopped()) {
+      for (const Machine& machine : made) {
+        outcomes.push_back({machine, Error(ErrorCode::failed, "stopped before it was given back")});
+      }
+    } else {
+      options_.say("giving machines back");
+      outcomes = give_back(*provider_, made, {{}, options_.access.stop});
+    }
+    for (MachineOutcome& outcome : outcomes) {
       given.insert_or_assign(outcome.machine.id, std::move(outcome));
     }
     return given;
@@ -199,11 +215,15 @@ class HostsDown final : public DownWay {
 
   static bool add_machine(const Machine& machine, const MachineOutcome& given, DownReport& report) {
     const bool gone = !given.error && given.machine.state == MachineState::gone;
+    std::string note = machine.id;
+    if (given.error) note += ": " + given.error->message();
+    if (!given.error && !gone) note += ": it is being given back";
     report.rows.push_back({machine.node.str(), "machine", to_string(machine.state),
-                           to_string(given.machine.state),
-                           given.error ? given.error->message() : machine.id, gone});
+                           to_string(given.machine.state), std::move(note), gone});
     return gone;
   }
+
+  bool stopped() const { return options_.access.stop.stop_requested(); }
 
   // All of them, so that those which cannot be reached take their time together; what became of it
   // is the provider's to remember.
@@ -252,6 +272,7 @@ class HostsDown final : public DownWay {
   ClusterState state_;
   const DownOptions& options_;
   std::shared_ptr<Provider> provider_;
+  const HangUp hang_up_;
   std::vector<Machine> machines_;
   std::vector<std::string> strangers_;
 };

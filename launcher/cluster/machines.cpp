@@ -11,6 +11,11 @@
 namespace dtrain {
 namespace {
 
+using Key = std::pair<NodeId, std::string>;
+Key key_of(const Machine& machine) {
+  return {machine.node, machine.id};
+}
+
 // The latest word on each machine.
 class Words {
  public:
@@ -18,13 +23,13 @@ class Words {
 
   OutcomeSink sink() {
     return [this](const MachineOutcome& outcome) {
-      last_.insert_or_assign(key(outcome.machine), outcome);
+      last_.insert_or_assign(key_of(outcome.machine), outcome);
       last_of_.insert_or_assign(outcome.machine.node, outcome);
       if (tell_) tell_(outcome);
     };
   }
   const MachineOutcome* of(const Machine& machine) const {
-    const auto found = last_.find(key(machine));
+    const auto found = last_.find(key_of(machine));
     return found == last_.end() ? nullptr : &found->second;
   }
   // What is asked for has no id yet.
@@ -40,9 +45,6 @@ class Words {
   }
 
  private:
-  using Key = std::pair<NodeId, std::string>;
-  static Key key(const Machine& machine) { return {machine.node, machine.id}; }
-
   OutcomeSink tell_;
   std::map<Key, MachineOutcome> last_;
   std::map<NodeId, MachineOutcome> last_of_;
@@ -66,12 +68,18 @@ std::vector<Request> requests_of(const ClusterPlan& plan) {
   return all;
 }
 
-// Asks for what the plan creates; gives the ids of what was made.
-std::set<std::string> create(Provider& provider, const ClusterPlan& plan, Words& words) {
-  std::set<std::string> made;
+// Asks for what the plan creates; gives what was made, which is nothing that was there before.
+std::vector<Machine> create(Provider& provider, const ClusterPlan& plan, Words& words) {
+  const std::vector<Request> requests = requests_of(plan);
+  if (requests.empty()) return {};
+  std::set<std::string> before;  // a provider may tell what is there as it is
+  for (const NodePlan& each : plan.nodes) before.insert(each.machine.id);
+  std::vector<Machine> made;
   const OutcomeSink sink = words.sink();
-  provider.create(requests_of(plan), [&](const MachineOutcome& outcome) {
-    if (!outcome.error && !outcome.machine.id.empty()) made.insert(outcome.machine.id);
+  provider.create(requests, [&](const MachineOutcome& outcome) {
+    const Machine& machine = outcome.machine;
+    const bool is_new = !machine.id.empty() && !before.contains(machine.id);
+    if (!outcome.error && is_new) made.push_back(machine);
     sink(outcome);
   });
   return made;
@@ -88,12 +96,8 @@ std::vector<Machine> take_lost(ClusterPlan& plan, const std::set<std::string>& m
   return lost;
 }
 
-Error unsaid() {
-  return {ErrorCode::failed, "the provider has not said what became of it"};
-}
-
-void check(MachineOutcome& outcome, bool stopped) {
-  if (outcome.error || outcome.machine.state == MachineState::running) return;
+MachineOutcome checked(MachineOutcome outcome, bool stopped) {
+  if (outcome.error || outcome.machine.state == MachineState::running) return outcome;
   const std::string& reason = outcome.machine.reason;
   const std::string why = reason.empty() ? "" : ": " + reason;
   if (outcome.machine.state == MachineState::pending) {
@@ -104,20 +108,37 @@ void check(MachineOutcome& outcome, bool stopped) {
         Error(ErrorCode::failed,
               "its machine is " + std::string(to_string(outcome.machine.state)) + " again" + why);
   }
+  return outcome;
+}
+
+// What this `up` has made stays nobody's: it goes, and what was there before stays.
+[[noreturn]] void refuse(Provider& provider, const std::vector<Machine>& made,
+                         const std::string& why, const MachineWork& work) {
+  std::string left;
+  for (const MachineOutcome& outcome : give_back(provider, made, work)) {
+    if (outcome.error) left += (left.empty() ? "" : ", ") + outcome.machine.id;
+  }
+  Error error(ErrorCode::conflict, why);
+  if (!left.empty()) {
+    error.with_hint("what was made could not be given back: " + left + "; dtrain down does it");
+  }
+  throw error;
 }
 
 }  // namespace
 
-std::vector<MachineOutcome> make_machines(
+std::vector<MachineOutcome> ask_for_machines(
     Provider& provider, ClusterPlan& plan,
     const std::function<ClusterPlan(const std::set<std::string>& made)>& again,
     const MachineWork& work) {
   Words words(work.tell);
-  const std::set<std::string> made = create(provider, plan, words);
+  const std::vector<Machine> made = create(provider, plan, words);
   if (!made.empty()) {
-    ClusterPlan now = again(made);
-    if (!now.refused.empty()) throw Error(ErrorCode::conflict, now.refused);
-    const std::vector<Machine> lost = take_lost(now, made);
+    std::set<std::string> ids;
+    for (const Machine& machine : made) ids.insert(machine.id);
+    ClusterPlan now = again(ids);
+    if (!now.refused.empty()) refuse(provider, made, now.refused, work);
+    const std::vector<Machine> lost = take_lost(now, ids);
     if (!lost.empty()) {
       give_back(provider, lost, work);
       plan = std::move(now);
@@ -125,7 +146,6 @@ std::vector<MachineOutcome> make_machines(
   }
 
   std::vector<MachineOutcome> outcomes;
-  std::vector<Machine> pending;
   for (const NodePlan& each : plan.nodes) {
     if (each.action != NodeAction::keep && each.action != NodeAction::create) continue;
     MachineOutcome outcome{each.machine, std::nullopt};
@@ -137,37 +157,96 @@ std::vector<MachineOutcome> make_machines(
             Error(ErrorCode::conflict, "another up was at work: the next one asks for it"));
       }
     }
-    if (!outcome.error && outcome.machine.state == MachineState::pending) {
-      pending.push_back(outcome.machine);
-    }
     outcomes.push_back(std::move(outcome));
-  }
-  if (!pending.empty()) provider.follow(pending, words.sink(), work.stop);
-  for (MachineOutcome& outcome : outcomes) {
-    const MachineOutcome* told = outcome.error ? nullptr : words.of(outcome.machine);
-    if (told != nullptr) outcome = *told;
-    check(outcome, work.stop.stop_requested());
   }
   return outcomes;
 }
 
-std::vector<MachineOutcome> give_back(Provider& provider, const std::vector<Machine>& machines,
-                                      const MachineWork& work) {
-  Words words(work.tell);
-  provider.release(machines, words.sink());
-  std::vector<Machine> stopping;
-  for (const Machine& machine : machines) {
-    const MachineOutcome* told = words.of(machine);
-    if (told != nullptr && !told->error && told->machine.state == MachineState::stopping) {
-      stopping.push_back(told->machine);
+void follow_machines(
+    Provider& provider, const std::vector<MachineOutcome>& asked, const MachineWork& work,
+    const std::function<void(std::size_t number, const MachineOutcome& outcome)>& arrived) {
+  std::vector<Machine> machines;
+  std::map<Key, std::size_t> pending;
+  std::vector<MachineOutcome> latest = asked;
+  for (std::size_t i = 0; i < asked.size(); ++i) {
+    const Machine& machine = asked[i].machine;
+    if (!asked[i].error && machine.state == MachineState::pending) {
+      pending.emplace(key_of(machine), i);
+      machines.push_back(machine);
+    } else {
+      arrived(i, checked(asked[i], false));
     }
   }
-  if (!stopping.empty()) provider.follow(stopping, words.sink(), work.stop);
+  if (machines.empty()) return;
+  const auto sink = [&](const MachineOutcome& outcome) {
+    if (work.tell) work.tell(outcome);
+    const auto found = pending.find(key_of(outcome.machine));
+    if (found == pending.end()) return;
+    const std::size_t i = found->second;
+    latest[i] = outcome;
+    if (!outcome.error && outcome.machine.state == MachineState::pending) return;
+    pending.erase(found);
+    arrived(i, checked(outcome, false));
+  };
+  std::optional<Error> broken;
+  try {
+    provider.follow(machines, sink, work.stop);
+  } catch (const Error& error) {
+    broken = error;
+  } catch (const std::exception& error) {
+    broken = Error(ErrorCode::internal, std::string("a defect: ") + error.what());
+  }
+  for (const auto& [key, i] : pending) {
+    if (broken) latest[i].error = broken;
+    arrived(i, checked(latest[i], work.stop.stop_requested()));
+  }
+}
+
+std::vector<MachineOutcome> release_machines(Provider& provider,
+                                             const std::vector<Machine>& machines,
+                                             const OutcomeSink& tell) {
+  Words words(tell);
+  Error unsaid(ErrorCode::failed, "the provider has not said what became of it");
+  try {
+    provider.release(machines, words.sink());
+  } catch (const Error& error) {
+    unsaid = error;
+  }
   std::vector<MachineOutcome> outcomes;
   for (const Machine& machine : machines) {
     const MachineOutcome* told = words.of(machine);
-    outcomes.push_back(told != nullptr ? *told : MachineOutcome{machine, unsaid()});
+    outcomes.push_back(told != nullptr ? *told : MachineOutcome{machine, unsaid});
   }
+  return outcomes;
+}
+
+void follow_to_end(Provider& provider, std::vector<MachineOutcome>& released,
+                   const MachineWork& work) {
+  std::vector<Machine> stopping;
+  for (const MachineOutcome& each : released) {
+    if (!each.error && each.machine.state == MachineState::stopping) {
+      stopping.push_back(each.machine);
+    }
+  }
+  if (stopping.empty()) return;
+  Words words(work.tell);
+  std::optional<Error> broken;
+  try {
+    provider.follow(stopping, words.sink(), work.stop);
+  } catch (const Error& error) {
+    broken = error;
+  }
+  for (MachineOutcome& each : released) {
+    if (each.error || each.machine.state != MachineState::stopping) continue;
+    if (const MachineOutcome* told = words.of(each.machine)) each = *told;
+    if (each.machine.state == MachineState::stopping && !each.error) each.error = broken;
+  }
+}
+
+std::vector<MachineOutcome> give_back(Provider& provider, const std::vector<Machine>& machines,
+                                      const MachineWork& work) {
+  std::vector<MachineOutcome> outcomes = release_machines(provider, machines, work.tell);
+  follow_to_end(provider, outcomes, work);
   return outcomes;
 }
 

@@ -1,15 +1,7 @@
 #include "launcher/cluster/node_down.hpp"
 
-#include <condition_variable>
-#include <mutex>
-
-#include <nlohmann/json.hpp>
-
-#include "launcher/cluster/door.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
-#include "launcher/wire/client.hpp"
-#include "launcher/wire/json.hpp"
 
 namespace dtrain {
 namespace {
@@ -80,70 +72,6 @@ NodeDown take_node_down(Provider& provider, const std::shared_ptr<const AgentBin
     tell(NodeProgress::State::failed, error.message());
   }
   return result;
-}
-
-namespace {
-
-// The node's state as the head says it; "gone" when it does not know it.
-std::string state_of(const wire::ApiClient& client, const NodeId& node) {
-  const nlohmann::json status = client.get("/v1/status");
-  for (const nlohmann::json& each : wire::member(status, "nodes")) {
-    if (wire::get_string(each, "node") == node.str()) return wire::get_string(each, "state");
-  }
-  return "gone";
-}
-
-}  // namespace
-
-NodeGone take_node_away(Provider& provider, const ClusterState& state, const Machine& machine,
-                        const HeadDoor& door, const UpOptions& options) {
-  using std::chrono::milliseconds;
-  const wire::ApiClient client(door.socket(), state.name);
-  const std::string route = "/v1/nodes/" + wire::percent_encode(machine.node.str());
-  const auto tell = [&](NodeProgress::State at, const std::string& text) {
-    options.progress({machine.node, at, "leave", text, milliseconds(0)});
-  };
-  try {
-    if (machine.state == MachineState::gone) {  // nothing can run there any more
-      client.post(route + "/remove", {{"force", true}});
-      return {"left the cluster; its machine is gone", true, true};
-    }
-    tell(NodeProgress::State::at_work, "draining");
-    const auto until = std::chrono::steady_clock::now() + options.drain_limit;
-    std::mutex mutex;
-    std::condition_variable_any changed;
-    std::unique_lock lock(mutex);
-    auto pause = milliseconds(20);
-    std::string now = state_of(client, machine.node);
-    if (now != "lost") {  // which takes nothing new as it is
-      client.post(route + "/drain", nlohmann::json::object());
-      now = state_of(client, machine.node);
-    }
-    while (now == "draining" && std::chrono::steady_clock::now() < until) {
-      tell(NodeProgress::State::at_work, "draining: its ranks run on");
-      changed.wait_for(lock, options.access.stop, pause, [] { return false; });
-      if (options.access.stop.stop_requested()) return {"still draining", false, false};
-      pause = std::min(pause * 2, milliseconds(1000));
-      now = state_of(client, machine.node);
-    }
-    client.post(route + "/remove", nlohmann::json::object());
-  } catch (const Error& error) {
-    tell(NodeProgress::State::failed, error.message());
-    return {error.what(), false, false};
-  }
-  NodeDownTask task;
-  task.machine = machine;
-  task.cluster = state.id;
-  task.base = base_of(state);
-  const NodeDown gone =
-      take_node_down(provider, AgentBinary::load(options.agent), task, options.progress);
-  if (gone.error) {
-    return {"left the cluster; not cleaned: " + gone.error->message(), false, true};
-  }
-  if (!gone.left.empty()) {
-    return {"left the cluster; still there: " + join(gone.left, ", "), false, true};
-  }
-  return {"left the cluster; " + std::to_string(gone.files) + " files removed", true, true};
 }
 
 }  // namespace dtrain

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "launcher/cluster/door.hpp"
-#include "launcher/cluster/up.hpp"
+#include "launcher/cluster/progress.hpp"
+#include "launcher/provider/provider.hpp"
 #include "launcher/remote/agent_session.hpp"
 
 // One machine's share of a `down`.
@@ -41,15 +41,5 @@ struct NodeDownTask {
 // Never throws. Harmless when nothing is there.
 NodeDown take_node_down(Provider& provider, const std::shared_ptr<const AgentBinary>& binary,
                         const NodeDownTask& task, const ProgressSink& progress);
-
-// A node that leaves a cluster which goes on: no new ranks, those that run come to their end (at
-// most `options.drain_limit`), its certificate is worth nothing from then on, and it is cleaned.
-struct NodeGone {
-  std::string text;  // "drained, 12 files removed", or why not
-  bool complete = false;
-  bool left = false;  // the cluster: its machine may be given back
-};
-NodeGone take_node_away(Provider& provider, const ClusterState& state, const Machine& machine,
-                        const HeadDoor& door, const UpOptions& options);
 
 }  // namespace dtrain

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
 #include <set>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -22,7 +22,7 @@ bool is_live(const Machine& machine) {
 
 // node-2 before node-10.
 auto in_order(const Machine& machine) {
-  return std::pair(machine.node.str().size(), machine.node.str());
+  return std::pair(machine.node.str().size(), std::string_view(machine.node.str()));
 }
 
 bool came_before(const Machine& a, const Machine& b) {
@@ -36,14 +36,19 @@ std::string called(const Machine& machine) {
 class Decision {
  public:
   Decision(const std::vector<WantedNode>& wanted, const SeenNodes& seen, bool replace)
-      : wanted_(wanted), seen_(seen), replace_(replace) {
+      : wanted_(wanted),
+        seen_(seen),
+        replace_(replace),
+        by_type_(!wanted.empty() && wanted.front().node.empty()) {
     for (const Machine& machine : seen.there) {
+      listed_.insert(key_of(machine));
       if (machine.state != MachineState::gone) taken_.insert(machine.node);
       if (is_live(machine)) live_.push_back(machine);
     }
-    for (const Machine& machine : seen.known) {
-      taken_.insert(machine.node);
-      known_.insert(machine.node);
+    for (const KnownNode& known : seen.known) {
+      known_.insert(known.machine.node);
+      const bool other = !taken_.insert(known.machine.node).second;
+      if (!other && is_missed(known)) live_.push_back(known.machine);
     }
     std::stable_sort(live_.begin(), live_.end(), came_before);
   }
@@ -55,6 +60,7 @@ class Decision {
     chosen_.resize(live_.size());
     for (std::size_t i = 0; i < live_.size(); ++i) index_.emplace(live_[i].node, i);
     for (const WantedNode& wanted : wanted_) {
+      if (!wanted.head) ++asked_[wanted.type];
       if (wanted.node.empty()) {
         fill(wanted);
       } else {
@@ -66,7 +72,7 @@ class Decision {
     }
     for (const NodePlan& each : plan_.nodes) planned_.insert(each.machine.node);
     for (const NodePlan& each : going_) planned_.insert(each.machine.node);
-    for (const Machine& machine : seen_.known) leave(machine);
+    for (const KnownNode& known : seen_.known) leave(known);
     std::stable_sort(going_.begin(), going_.end(), [](const NodePlan& a, const NodePlan& b) {
       return in_order(a.machine) < in_order(b.machine);
     });
@@ -75,7 +81,16 @@ class Decision {
   }
 
  private:
+  using Key = std::pair<NodeId, std::string>;
+  static Key key_of(const Machine& machine) { return {machine.node, machine.id}; }
+
   bool is_made(const Machine& machine) const { return seen_.made.contains(machine.id); }
+
+  // There, and not in the provider's list, which is older.
+  bool is_missed(const KnownNode& known) const {
+    return by_type_ && known.noted && known.head == KnownNode::Head::hears &&
+           !known.machine.id.empty() && !listed_.contains(key_of(known.machine));
+  }
 
   // That of the head which was made first. Where this `up` made it, another head is for whoever
   // made that one to give back.
@@ -136,21 +151,34 @@ class Decision {
     keep(wanted, live_[found->second]);
   }
 
-  void fill(const WantedNode& wanted) {
-    const auto rank = [&](const Machine& machine) {
-      return std::tuple(machine.launch != wanted.launch, machine.state != MachineState::running,
-                        in_order(machine));
-    };
-    std::optional<std::size_t> best;
+  // The machines that may be such a node, the best last. What is the head is so whatever its type:
+  // it is the one that there is.
+  std::vector<std::size_t>& candidates(const WantedNode& wanted) {
+    const auto [found, fresh] =
+        candidates_.try_emplace({wanted.head, wanted.head ? "" : wanted.type, wanted.launch});
+    if (!fresh) return found->second;
+    using Rank = std::tuple<bool, bool, std::size_t, std::string>;
+    std::vector<std::pair<Rank, std::size_t>> ranked;
     for (std::size_t i = 0; i < live_.size(); ++i) {
-      // What is the head is so whatever its type: it is the one that there is.
-      if (chosen_[i] || live_[i].head != wanted.head) continue;
-      if (!wanted.head && live_[i].type != wanted.type) continue;
-      if (!best || rank(live_[i]) < rank(live_[*best])) best = i;
+      const Machine& machine = live_[i];
+      if (machine.head != wanted.head) continue;
+      if (!wanted.head && machine.type != wanted.type) continue;
+      ranked.push_back({{machine.launch != wanted.launch, machine.state != MachineState::running,
+                         machine.node.str().size(), machine.node.str()},
+                        i});
     }
-    if (!best) return create(wanted, free_name(wanted.head));
-    chosen_[*best] = true;
-    Machine machine = live_[*best];
+    std::sort(ranked.rbegin(), ranked.rend());
+    for (const auto& [rank, i] : ranked) found->second.push_back(i);
+    return found->second;
+  }
+
+  void fill(const WantedNode& wanted) {
+    std::vector<std::size_t>& left = candidates(wanted);
+    while (!left.empty() && chosen_[left.back()]) left.pop_back();
+    if (left.empty()) return create(wanted, free_name(wanted.head));
+    const std::size_t best = left.back();
+    chosen_[best] = true;
+    Machine machine = live_[best];
     const bool same = machine.launch == wanted.launch && machine.type == wanted.type;
     if (same) return keep(wanted, std::move(machine));
     if (replace_ && !wanted.head) {
@@ -170,6 +198,9 @@ class Decision {
     machine.head = wanted.head;
     std::string reason =
         known_.contains(machine.node) ? "in the cluster" : "not in the cluster yet";
+    if (by_type_ && !listed_.contains(key_of(machine))) {
+      reason += ", though the provider does not list its machine";
+    }
     if (machine.state == MachineState::pending) {
       reason = "on its way" + (machine.reason.empty() ? "" : ": " + machine.reason);
     }
@@ -203,28 +234,49 @@ class Decision {
 
   std::string surplus(const Machine& machine) const {
     if (machine.type.empty()) return "no longer in the YAML";
-    const auto asked = std::count_if(wanted_.begin(), wanted_.end(), [&](const WantedNode& wanted) {
-      return !wanted.head && wanted.type == machine.type;
-    });
+    const auto found = asked_.find(machine.type);
+    const std::size_t asked = found == asked_.end() ? 0 : found->second;
     return std::to_string(asked) + " of type " + machine.type +
            (asked == 1 ? " is wanted" : " are wanted");
   }
 
   // Nodes of the cluster that the provider has no machine for.
-  void leave(const Machine& known) {
-    if (!planned_.insert(known.node).second) return;
-    const bool made = !wanted_.empty() && wanted_.front().node.empty();
-    Machine machine = known;
-    if (made) machine.state = MachineState::gone;
-    release(machine, made ? "its machine is gone" : "no longer in the YAML");
+  void leave(const KnownNode& known) {
+    Machine machine = known.machine;
+    if (known.joined || !planned_.insert(machine.node).second) return;
+    const std::string& node = machine.node.str();
+    if (!by_type_) {
+      if (known.noted) return release(machine, "no longer in the YAML");
+      plan_.warnings.push_back(node +
+                               " is in the cluster and not in this YAML; up with it taken out, or "
+                               "down, where it was brought up removes it");
+    } else if (known.head == KnownNode::Head::hears && !listed_gone(machine)) {
+      plan_.warnings.push_back(node +
+                               " is in the cluster, and the provider does not list its machine: "
+                               "it stays");
+    } else {
+      machine.state = MachineState::gone;
+      release(machine, "its machine is gone");
+    }
+  }
+
+  // The provider says that it is gone, or will be; a node that only the head knows has no id here.
+  bool listed_gone(const Machine& machine) const {
+    if (!machine.id.empty()) return listed_.contains(key_of(machine));
+    const auto found = listed_.lower_bound({machine.node, ""});
+    return found != listed_.end() && found->first == machine.node;
   }
 
   const std::vector<WantedNode>& wanted_;
   const SeenNodes& seen_;
   const bool replace_;
+  const bool by_type_;         // machines are made; else the YAML lists them
+  std::set<Key> listed_;       // by the provider, whatever their state
   std::vector<Machine> live_;  // by age
   std::vector<bool> chosen_;   // of live_: those that stay
   std::map<NodeId, std::size_t> index_;
+  std::map<std::tuple<bool, std::string, std::string>, std::vector<std::size_t>> candidates_;
+  std::map<std::string, std::size_t> asked_;  // workers, by type
   std::set<NodeId> known_;
   std::set<NodeId> planned_;
   std::set<NodeId> taken_;  // names

@@ -25,9 +25,22 @@ std::vector<WantedNode> wanted_nodes(const ClusterSpec& spec);
 // Not part of it: how many there are, files, setup, what they are called. Empty for no type.
 std::string launch_hash(const ClusterSpec& spec, const std::string& type);
 
+// A node that the head, or this machine's notes, count among theirs.
+struct KnownNode {
+  enum class Head : std::uint8_t {
+    silent,  // was not asked, does not answer, or does not count it among its own
+    hears,   // or has heard it not long ago
+    lost,    // has not heard it for so long that it gave it up
+  };
+  Machine machine;
+  bool noted = false;   // in the notes: brought up from here
+  bool joined = false;  // by itself: no `up` has asked for it
+  Head head = Head::silent;
+};
+
 struct SeenNodes {
   std::vector<Machine> there;  // as the provider says
-  std::vector<Machine> known;  // nodes that the head, or this machine's notes, count among theirs
+  std::vector<KnownNode> known;
   std::set<std::string> made;  // of `there`, provider's ids of what this very `up` has asked for
 };
 
@@ -47,11 +60,15 @@ struct ClusterPlan {
   ClusterId cluster;            // as its machines say; empty: they do not, or there is none yet
   std::vector<NodePlan> nodes;  // those that are wanted, the head first; then those that go
   std::string refused;          // why none of this may be done; empty: it may
+  std::vector<std::string> warnings;  // of nodes that stay, though nobody here asks for them
 };
 
 // A machine that is pending or running is there; one that is stopping is not, and its name is not
-// given again. `replace`: machines of another launch configuration than is wanted give way, the
-// head's aside, which holds what the cluster knows.
+// given again. What a provider lists may be older than what the head sees: a machine of the notes
+// that it does not list at all is there while the head hears its node. Nodes that joined by
+// themselves, and nodes that only the head knows, are neither wanted nor released. `replace`:
+// machines of another launch configuration than is wanted give way, the head's aside, which holds
+// what the cluster knows.
 //
 // Two `up` at once may ask for the same. Then the machine that the provider made first stays, the
 // other goes; both of them come to this, as both ask again after they have made some.

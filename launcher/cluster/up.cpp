@@ -5,6 +5,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "launcher/cluster/door.hpp"
+#include "launcher/cluster/down_way.hpp"
+#include "launcher/cluster/known_nodes.hpp"
 #include "launcher/cluster/machines.hpp"
 #include "launcher/cluster/settings.hpp"
 #include "launcher/cluster/up_way.hpp"
@@ -65,34 +68,36 @@ NotReady nodes_not_ready(const fs::path& socket, const std::string& cluster,
   }
 }
 
-ClusterPlan plan_machines(const UpRun& run, const std::vector<Machine>& known,
-                          const std::set<std::string>& made) {
-  ClusterPlan plan =
-      decide(wanted_nodes(run.spec), {run.provider->list(), known, made}, run.options.replace);
+ClusterPlan plan_machines(const UpRun& run, const SeenNodes& seen) {
+  ClusterPlan plan = decide(wanted_nodes(run.spec), seen, run.options.replace);
+  std::map<std::string, Offer> offers;
   for (NodePlan& each : plan.nodes) {
     if (each.action != NodeAction::create) continue;
-    const Offer offer = run.provider->offer(each.machine.type);
-    each.machine.zone = offer.zone;
-    each.machine.price = offer.price;
+    const auto [offer, fresh] = offers.try_emplace(each.machine.type);
+    if (fresh) offer->second = run.provider->offer(each.machine.type);
+    each.machine.zone = offer->second.zone;
+    each.machine.price = offer->second.price;
   }
   return plan;
 }
 
-std::vector<MachineOutcome> make_wanted(UpRun& run) {
-  const auto tell = [&](const MachineOutcome& outcome) {
+OutcomeSink machine_teller(const UpRun& run) {
+  return [&options = run.options](const MachineOutcome& outcome) {
     const Machine& machine = outcome.machine;
-    const std::string why = outcome.error            ? outcome.error->message()
-                            : machine.reason.empty() ? ""
-                                                     : ": " + machine.reason;
-    run.options.progress(
-        {machine.node, outcome.error ? NodeProgress::State::failed : NodeProgress::State::at_work,
-         "machine", outcome.error ? why : to_string(machine.state) + why, milliseconds(0)});
+    if (outcome.error) return;
+    options.progress(
+        {machine.node, NodeProgress::State::at_work, "machine",
+         to_string(machine.state) + (machine.reason.empty() ? "" : ": " + machine.reason),
+         milliseconds(0)});
   };
-  const std::vector<Machine> known = run.before ? run.before->nodes : std::vector<Machine>();
-  return make_machines(
-      *run.provider, run.plan,
-      [&](const std::set<std::string>& made) { return plan_machines(run, known, made); },
-      {tell, run.options.access.stop});
+}
+
+std::vector<MachineOutcome> ask_for_wanted(UpRun& run) {
+  return ask_for_machines(*run.provider, run.plan,
+                          [&](const std::set<std::string>& made) {
+                            return plan_machines(run, {run.provider->list(), run.known, made});
+                          },
+                          {machine_teller(run), run.options.access.stop});
 }
 
 Error in_the_way(const std::string& cluster, const std::string& what) {
@@ -110,12 +115,14 @@ void refuse_downgrade(const std::string& running, const std::string& wanted) {
 namespace {
 
 void wait_ready(UpRun& run, UpWay& way) {
-  const std::vector<Machine> nodes = way.awaited();
-  if (nodes.empty()) return;
+  if (way.awaited().empty()) return;
   const auto begin = std::chrono::steady_clock::now();
   auto pause = milliseconds(5);
   while (true) {
-    const NotReady missing = nodes_not_ready(way.socket(), run.state.name, nodes);
+    const std::vector<Machine> awaited = way.awaited();
+    const NotReady missing = awaited.empty()
+                                 ? NotReady(std::in_place)
+                                 : nodes_not_ready(way.socket(), run.state.name, awaited);
     const auto waited = std::chrono::steady_clock::now() - begin;
     if (way.joined(missing, std::chrono::duration_cast<milliseconds>(waited))) return;
     // The head's own wait would be better; it has no message for it.
@@ -140,15 +147,59 @@ bool tell_settings(UpRun& run, const fs::path& socket) {
   }
 }
 
-}  // namespace
+// What the head says of itself, before the plan is done; absent when it is not there, or nobody
+// answers: whoever needs it says so. `there`: as the provider lists them.
+std::optional<nlohmann::json> ask_cluster(const UpRun& run, const std::vector<Machine>& there) {
+  const Machine* head = nullptr;
+  for (const NodePlan& each : run.plan.nodes) {
+    const bool runs = each.machine.head && each.machine.state == MachineState::running;
+    if (runs && each.action == NodeAction::keep) head = &each.machine;
+  }
+  const Machine* noted =
+      run.before && !run.before->nodes.empty() ? &run.before->nodes.front() : nullptr;
+  if (head == nullptr && noted != nullptr) {
+    const bool is_listed = std::any_of(there.begin(), there.end(),
+                                       [&](const Machine& each) { return each.id == noted->id; });
+    if (!is_listed) head = noted;
+  }
+  if (head == nullptr) return std::nullopt;
+  try {
+    std::optional<ClusterState> cluster;
+    if (noted != nullptr && noted->id == head->id) {
+      cluster = run.before;
+    } else {
+      cluster = cluster_on(*head, run.spec, *run.provider, run.options.agent);
+    }
+    if (!cluster) return std::nullopt;
+    const HeadDoor door = HeadDoor::open(*cluster, *run.provider);
+    return ask_head(door.socket(), cluster->name);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
 
-namespace {
+// What is there, and what is to be done about it. Before machines are made or given back the head
+// is asked too: a provider's list may be older than what it sees.
+void look(UpRun& run) {
+  const std::vector<Machine> noted = run.before ? run.before->nodes : std::vector<Machine>();
+  run.known = known_nodes(noted, std::nullopt);
+  SeenNodes seen{run.provider->list(), run.known, {}};
+  run.plan = plan_machines(run, seen);
+  const bool settled = run.plan.refused.empty() && !has_action(run.plan, NodeAction::create) &&
+                       !has_action(run.plan, NodeAction::release);
+  if (settled || !traits_of(run.spec.provider.kind).replaces) return;
+  const auto status = ask_cluster(run, seen.there);
+  if (!status) return;
+  run.known = known_nodes(noted, status);
+  seen.known = run.known;
+  run.plan = plan_machines(run, seen);
+}
 
 // Machines that cost are made when a person has seen what, and said so.
 bool may_make(const UpRun& run) {
   const bool makes =
       has_action(run.plan, NodeAction::create) || has_action(run.plan, NodeAction::replace);
-  if (!makes || !run.provider->traits().costs) return true;
+  if (!makes || !traits_of(run.spec.provider.kind).costs) return true;
   if (run.options.may_make) return run.options.may_make(run.plan);
   throw Error(ErrorCode::conflict, "it would make machines that cost")
       .with_hint("dtrain up shows which, and asks");
@@ -160,10 +211,10 @@ UpReport up(const ClusterSpec& spec, const UpOptions& options) {
   if (!valid_cluster_name(spec.cluster_name)) {
     throw Error(ErrorCode::invalid, "\"" + spec.cluster_name + "\" cannot be a cluster's name");
   }
-  UpRun run{spec, options, paths::cluster_state(spec.cluster_name), options.provider, {}, {},
+  UpRun run{spec, options, paths::cluster_state(spec.cluster_name), options.provider, {}, {}, {},
             {},   {}};
   if (!run.provider) run.provider = make_provider(spec, run.folder, options.access);
-  const ProviderTraits& traits = run.provider->traits();
+  const ProviderTraits& traits = traits_of(spec.provider.kind);
   const std::string provider = to_string(spec.provider.kind);
   if (options.replace && !traits.replaces) {
     throw Error(ErrorCode::usage,
@@ -181,7 +232,7 @@ UpReport up(const ClusterSpec& spec, const UpOptions& options) {
     throw in_the_way(spec.cluster_name, "cluster " + spec.cluster_name + " is up with provider " +
                                             run.before->provider);
   }
-  run.plan = plan_machines(run, run.before ? run.before->nodes : std::vector<Machine>());
+  look(run);
   run.report.plan = run.plan;
   if (!run.plan.refused.empty()) throw Error(ErrorCode::conflict, run.plan.refused);
   if (run.plan.cluster.empty()) run.plan.cluster = make_cluster_id(spec.cluster_name);
@@ -199,7 +250,7 @@ UpReport up(const ClusterSpec& spec, const UpOptions& options) {
     const bool stopped = options.access.stop.stop_requested();
     if (stopped || !has_action(run.plan, NodeAction::replace)) break;
     run.before = run.state;
-    run.plan = plan_machines(run, run.state.nodes);
+    look(run);
   }
   return std::move(run.report);
 }

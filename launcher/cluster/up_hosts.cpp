@@ -1,6 +1,7 @@
 #include <algorithm>
+#include <map>
 #include <set>
-#include <thread>
+#include <string>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -8,9 +9,10 @@
 #include "launcher/cluster/door.hpp"
 #include "launcher/cluster/down_way.hpp"
 #include "launcher/cluster/head_desk.hpp"
+#include "launcher/cluster/hosts_work.hpp"
+#include "launcher/cluster/known_nodes.hpp"
 #include "launcher/cluster/machines.hpp"
-#include "launcher/cluster/node_down.hpp"
-#include "launcher/cluster/node_up.hpp"
+#include "launcher/cluster/nodes_leave.hpp"
 #include "launcher/cluster/up_way.hpp"
 #include "launcher/core/clock.hpp"
 #include "launcher/core/error.hpp"
@@ -20,19 +22,31 @@
 #include "launcher/wire/client.hpp"
 #include "launcher/wire/json.hpp"
 
-// `up` of machines that are there: all of them side by side.
+// `up` of machines that are reached from here: all of them side by side.
 namespace dtrain {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::seconds;
 
 class HostsUp final : public UpWay {
  public:
   explicit HostsUp(UpRun& run) : run_(run) {}
 
   bool bring_up() override {
-    bring_up_nodes(run_.options.dry_run ? planned_machines() : made_machines());
+    const std::vector<MachineOutcome> asked =
+        run_.options.dry_run ? planned_machines() : asked_machines();
+    run_.report.each.assign(asked.size(), {});
+    for (std::size_t i = 0; i < asked.size(); ++i) run_.report.each[i].machine = asked[i].machine;
+    since_.resize(asked.size());
+    at_work_ = asked.size();
+    work_.emplace(run_, desk_, asked);
+    while (!is_head_done_) settle(work_->take());
+    const bool is_there = desk_.head_if_open() && !run_.report.each.front().error;
+    if (!is_there || run_.options.dry_run) {
+      work_->give_up_pending();
+      while (at_work_ > 0) settle(work_->take());
+      work_.reset();
+    }
     const std::optional<HeadDesk::Head> head = desk_.head_if_open();
     if (run_.options.dry_run) {
       planned(head);
@@ -40,7 +54,7 @@ class HostsUp final : public UpWay {
     }
     // Also when it failed: its logs can be read, and what is there can be taken down.
     if (head) save(*head);
-    if (!head || run_.report.each.front().error) {
+    if (!is_there) {
       run_.report.action = UpAction::change;
       run_.report.complete = false;
       return false;
@@ -51,48 +65,54 @@ class HostsUp final : public UpWay {
 
   std::vector<Machine> awaited() const override {
     std::vector<Machine> started;
-    for (const NodeUp& node : run_.report.each) {
-      if (!node.error) started.push_back(node.machine);
-    }
+    for (const std::size_t i : started_) started.push_back(run_.report.each[i].machine);
     return started;
   }
 
-  bool joined(const NotReady& missing, milliseconds waited) override {
-    const bool over =
-        waited > run_.options.ready_limit || run_.options.access.stop.stop_requested();
-    bool all = true;
+  bool joined(const NotReady& missing, milliseconds) override {
+    const bool stopped = run_.options.access.stop.stop_requested();
+    const auto now = std::chrono::steady_clock::now();
     std::vector<NodeUp*> lost;
-    for (NodeUp& node : run_.report.each) {
-      if (node.error || ready_.contains(node.machine.node)) continue;
+    std::erase_if(started_, [&](std::size_t i) {
+      NodeUp& node = run_.report.each[i];
       std::string why = "the head does not answer";
       if (missing) {
         const auto said = missing->find(node.machine.node);
         if (said == missing->end()) {
-          ready_.insert(node.machine.node);
           tell(node.machine.node, NodeProgress::State::ready, "");
-          continue;
+          return true;
         }
         why = said->second;
       }
-      if (over) {
-        did_not_join(node, why, waited);
-        lost.push_back(&node);
-      } else {
-        all = false;
+      const auto waited = std::chrono::duration_cast<milliseconds>(now - since_[i]);
+      if (waited <= run_.options.ready_limit && !stopped) {
         tell(node.machine.node, NodeProgress::State::at_work, why);
+        return false;
       }
-    }
+      did_not_join(node, why, waited);
+      lost.push_back(&node);
+      return true;
+    });
     // Their logs are only an addition, which who pressed Ctrl-C does not wait for.
-    if (!run_.options.access.stop.stop_requested()) {
+    if (!stopped) {
       side_by_side(lost.size(), static_cast<std::size_t>(run_.options.max_parallel),
                    [&](std::size_t i) { read_logs(*lost[i]); });
     }
-    return all;
+    // The head is asked about these the next time.
+    while (at_work_ > 0) {
+      std::optional<HostsWork::Done> done = work_->take_if_done();
+      if (!done) break;
+      settle(std::move(*done));
+    }
+    if (at_work_ > 0) return false;
+    work_.reset();
+    return started_.empty();
   }
 
   fs::path socket() const override { return door_->socket(); }
 
   void finish(bool told) override {
+    if (const auto head = desk_.head_if_open()) save(*head);
     if (told) {
       run_.report.each.front().steps.push_back({"settings", "told the head what it may delete"});
     }
@@ -113,127 +133,99 @@ class HostsUp final : public UpWay {
   }
 
   // What is asked for must be found again, whatever becomes of this `up`.
-  std::vector<MachineOutcome> made_machines() {
+  std::vector<MachineOutcome> asked_machines() {
     if (!run_.before && has_action(run_.plan, NodeAction::create)) {
       save_cluster(remembered(run_.spec, run_.plan.cluster));
     }
-    return make_wanted(run_);
+    return ask_for_wanted(run_);
   }
 
-  // One that is not there is not looked at; without the head's, nobody waits for it.
-  bool skip(const MachineOutcome& made, NodeUp& node) {
-    if (!made.error && made.machine.state == MachineState::running) return false;
-    node.machine = made.machine;
-    node.error = made.error;
-    if (!made.error) node.steps.push_back({"machine", "make it, prepare it and start the agents"});
-    if (made.machine.head) {
-      desk_.fail(made.error.value_or(Error(ErrorCode::not_found, "there is no cluster yet")));
-    }
-    return true;
-  }
-
-  void bring_up_nodes(const std::vector<MachineOutcome>& machines) {
-    const auto binary = AgentBinary::load(run_.options.agent);
-    run_.report.each.assign(machines.size(), {});
-    // Ctrl-C: each machine's work sees it between two steps; what waits for a machine that says
-    // nothing is cut off a little later.
-    std::jthread cutter([&](const std::stop_token& over) {
-      std::mutex mutex;
-      std::condition_variable_any changed;
-      // Before the lock: a stop that was asked for already calls it at once.
-      const std::stop_callback wake(run_.options.access.stop, [&] {
-        const std::lock_guard inside(mutex);
-        changed.notify_all();
-      });
-      std::unique_lock lock(mutex);
-      const auto asked = [&] { return run_.options.access.stop.stop_requested(); };
-      changed.wait(lock, over, asked);
-      if (over.stop_requested()) return;
-      changed.wait_for(lock, over, seconds(3), [] { return false; });
-      if (!over.stop_requested()) run_.provider->hang_up();
-    });
-    const bool is_spread =
-        machines.size() > kFewHosts && run_.options.seeds > 0 && !run_.options.dry_run;
-    SpreadLimits limits;
-    limits.seeds = run_.options.seeds;
-    std::shared_ptr<Spread> spread;
-    std::shared_ptr<Parcels> parcels;
-    if (is_spread) {
-      spread = std::make_shared<Spread>(limits, run_.options.access.stop, say_of("agent"));
-      parcels =
-          std::make_shared<Parcels>(run_.folder, limits, run_.options.access.stop, say_of("files"));
-    }
-    // The head is the first, and so begun before any that waits for it.
-    side_by_side(machines.size(), static_cast<std::size_t>(run_.options.max_parallel),
-                 [&](std::size_t i) {
-                   if (skip(machines[i], run_.report.each[i])) return;
-                   NodeTask task;
-                   task.machine = machines[i].machine;
-                   task.head = i == 0;
-                   if (run_.before) task.known = run_.before->id;
-                   task.spread = spread;
-                   task.parcels = parcels;
-                   run_.report.each[i] =
-                       bring_up_node(run_.spec, run_.options, *run_.provider, binary, desk_, task);
-                 });
-    for (const NodePlan& plan : run_.plan.nodes) {
-      for (NodeUp& node : run_.report.each) {
-        if (plan.stale && node.machine.node == plan.machine.node) {
-          node.warnings.push_back(plan.reason);
-        }
+  // A machine's work is done; it is to join now, or has failed.
+  void settle(HostsWork::Done done) {
+    NodeUp& node = run_.report.each[done.number];
+    node = std::move(done.node);
+    if (stale_.empty()) {
+      for (const NodePlan& plan : run_.plan.nodes) {
+        stale_.emplace(plan.machine.node, plan.stale ? plan.reason : "");
       }
     }
+    const std::string& reason = stale_[node.machine.node];
+    if (!reason.empty()) node.warnings.push_back(reason);
+    if (!node.error) started_.push_back(done.number);
+    since_[done.number] = std::chrono::steady_clock::now();
+    is_head_done_ = is_head_done_ || done.number == 0;
+    --at_work_;
   }
 
-  std::function<void(const std::string&, const std::string&)> say_of(const char* what) const {
-    return [this, what](const std::string& host, const std::string& words) {
-      if (run_.options.detail) run_.options.detail(NodeId(host), what + (" " + words));
-    };
-  }
-
+  // What the head says counts too, also where this machine has no notes of its cluster.
   void planned(const std::optional<HeadDesk::Head>& head) {
     run_.report.action = UpAction::plan;
-    if (head) run_.report.id = head->cluster;
     for (const NodeUp& node : run_.report.each) {
       run_.report.complete = run_.report.complete && !node.error;
     }
-    if (run_.before) run_.report.plan = plan_machines(run_, known_nodes(*run_.before).nodes);
+    if (head) {
+      run_.report.id = head->cluster;
+      run_.state = state_with(*head);
+      run_.report.plan = plan_now(noted_before(), status_now());
+    }
     for (const NodePlan& each : going(run_.report.plan)) {
       run_.report.removed.push_back(each.machine.node.str() + ": would go");
     }
   }
 
-  bool is_wanted(const NodeId& node) const {
-    return std::any_of(run_.report.each.begin(), run_.report.each.end(),
-                       [&](const NodeUp& each) { return each.machine.node == node; });
+  std::vector<Machine> noted_before() const {
+    return run_.before ? run_.before->nodes : std::vector<Machine>();
   }
 
-  bool was_there(const NodeId& node) const {
-    return run_.before && std::any_of(run_.before->nodes.begin(), run_.before->nodes.end(),
-                                      [&](const Machine& machine) { return machine.node == node; });
+  // Absent when the head cannot be asked.
+  std::optional<nlohmann::json> status_now() {
+    try {
+      if (!door_) door_.emplace(HeadDoor::open(run_.state, *run_.provider));
+    } catch (const Error&) {  // whoever needs it says so
+      return std::nullopt;
+    }
+    return ask_head(door_->socket(), run_.state.name);
+  }
+
+  ClusterPlan plan_now(const std::vector<Machine>& noted,
+                       const std::optional<nlohmann::json>& status) {
+    run_.known = known_nodes(noted, status);
+    return plan_machines(run_, {run_.provider->list(), run_.known, {}});
   }
 
   // What this machine must know to find the cluster again, `down` included: also nodes that failed
   // half way and nodes that are to go.
-  void save(const HeadDesk::Head& head) {
-    run_.state = remembered(run_.spec, head.cluster);
-    run_.state.head_root = head.found.root;
-    run_.state.head_socket = paths::head_socket_of(head.found.root);
-    run_.state.agent = head.agent;
-    if (run_.before && run_.before->id == head.cluster) run_.state.created = run_.before->created;
-    run_.state.prepared = true;
-    // A new host that was never reached has nothing of ours, and is not to be looked for.
+  ClusterState state_with(const HeadDesk::Head& head) const {
+    ClusterState state = remembered(run_.spec, head.cluster);
+    state.head_root = head.found.root;
+    state.head_socket = paths::head_socket_of(head.found.root);
+    state.agent = head.agent;
+    const bool is_same = run_.before && run_.before->id == head.cluster;
+    if (is_same) state.created = run_.before->created;
+    state.prepared = true;
+    std::set<NodeId> before;
+    for (const Machine& machine : noted_before()) before.insert(machine.node);
+    std::set<NodeId> wanted;
     for (const NodeUp& node : run_.report.each) {
-      if (!node.error || !node.machine.root.empty() || was_there(node.machine.node)) {
-        run_.state.nodes.push_back(node.machine);
+      wanted.insert(node.machine.node);
+      // A new host that was never reached has nothing of ours, and is not to be looked for.
+      if (!node.error || !node.machine.root.empty() || before.contains(node.machine.node)) {
+        state.nodes.push_back(node.machine);
       }
     }
-    if (run_.before && run_.before->id == head.cluster) {
-      for (const Machine& machine : run_.before->nodes) {
-        if (!is_wanted(machine.node)) run_.state.nodes.push_back(machine);
-      }
+    if (!is_same) return state;
+    for (const Machine& machine : run_.before->nodes) {
+      if (!wanted.contains(machine.node)) state.nodes.push_back(machine);
     }
-    if (!run_.before || to_json(*run_.before) != to_json(run_.state)) save_cluster(run_.state);
+    return state;
+  }
+
+  void save(const HeadDesk::Head& head) {
+    const bool is_first = run_.state.id.empty();
+    const nlohmann::json was =
+        is_first && run_.before ? to_json(*run_.before) : to_json(run_.state);
+    run_.state = state_with(head);
+    if (was != to_json(run_.state)) save_cluster(run_.state);
     run_.report.id = run_.state.id;
   }
 
@@ -274,49 +266,15 @@ class HostsUp final : public UpWay {
     return dtrain::join(head.addresses, " or ") + ", port " + std::to_string(head.found.port);
   }
 
-  struct Known {
-    std::vector<Machine> nodes;  // of this machine's notes, and of the head
-    std::set<NodeId> head;       // that the head counts among its own
-  };
-
-  // Of a head that does not answer only the notes.
-  Known known_nodes(const ClusterState& notes) {
-    Known known{notes.nodes, {}};
-    try {
-      if (!door_) door_.emplace(HeadDoor::open(notes, *run_.provider));
-    } catch (const Error&) {  // whoever needs it says so
-      return known;
-    }
-    const auto status = ask_head(door_->socket(), notes.name);
-    if (!status) return known;
-    for (const nlohmann::json& node : wire::member(*status, "nodes")) {
-      if (wire::get_string(node, "state") == "gone") continue;
-      Machine machine;
-      machine.node = NodeId(wire::get_string(node, "node"));
-      machine.address = wire::get_string(node, "address", "");
-      known.head.insert(machine.node);
-      const bool noted =
-          std::any_of(notes.nodes.begin(), notes.nodes.end(),
-                      [&](const Machine& each) { return each.node == machine.node; });
-      if (!noted) known.nodes.push_back(std::move(machine));
-    }
-    return known;
-  }
-
-  // What is not wanted any more, or gives way. A host that only the head knows is not for this
-  // machine to take away, which could not clean it: it stays, and is named.
+  // What is not wanted any more, or gives way.
   std::vector<NodePlan> going(const ClusterPlan& plan) {
+    std::vector<std::string>& warnings = run_.report.warnings;
+    warnings.insert(warnings.end(), plan.warnings.begin(), plan.warnings.end());
     std::vector<NodePlan> plans;
     for (const NodePlan& each : plan.nodes) {
-      if (each.action != NodeAction::release && each.action != NodeAction::replace) continue;
-      const Machine& machine = each.machine;
-      if (machine.id.empty() && !machine.host && machine.state != MachineState::gone) {
-        run_.report.warnings.push_back(machine.node.str() +
-                                       " is in the cluster and not in this YAML; up with it taken "
-                                       "out, or down, where it was brought up removes it");
-        continue;
+      if (each.action == NodeAction::release || each.action == NodeAction::replace) {
+        plans.push_back(each);
       }
-      plans.push_back(each);
     }
     return plans;
   }
@@ -324,32 +282,60 @@ class HostsUp final : public UpWay {
   // No new ranks there, and when those that run are over, they leave and are cleaned; what was made
   // is given back.
   void release_unwanted() {
-    const Known known = known_nodes(run_.state);
-    std::vector<Machine> given;
-    const std::vector<NodePlan> plans = going(plan_machines(run_, known.nodes));
+    const auto status = status_now();
+    const std::vector<NodePlan> plans = going(plan_now(run_.state.nodes, status));
+    if (plans.empty()) return;
+    const bool stopped = run_.options.access.stop.stop_requested();
+    if (!status || stopped) {
+      for (const NodePlan& each : plans) {
+        run_.report.removed.push_back(each.machine.node.str() +
+                                      (stopped ? ": stays, for this up was stopped"
+                                               : ": stays, for the head does not answer"));
+      }
+      is_all_gone_ = false;
+      return;
+    }
+    std::set<NodeId> in_cluster;
+    for (const KnownNode& each : run_.known) {
+      if (each.head != KnownNode::Head::silent) in_cluster.insert(each.machine.node);
+    }
+    std::vector<Machine> leaving;
     for (const NodePlan& each : plans) {
       const Machine& machine = each.machine;
-      const bool made = !machine.id.empty();
-      NodeGone gone{"not in the cluster", true, true};
-      if (!made || known.head.contains(machine.node)) {
-        gone = take_node_away(*run_.provider, run_.state, machine, *door_, run_.options);
+      if (machine.id.empty() || in_cluster.contains(machine.node)) {
+        leaving.push_back(machine);
+      } else {
+        left(machine, {"not in the cluster", true, true});
       }
-      run_.report.removed.push_back(machine.node.str() + ": " + gone.text);
-      if (made && gone.left && machine.state != MachineState::gone) given.push_back(machine);
-      if (!gone.complete && !(made && gone.left)) continue;
-      std::erase_if(run_.state.nodes, [&](const Machine& other) {
-        return other.node == machine.node && other.id == machine.id;
-      });
     }
-    for (const MachineOutcome& outcome :
-         give_back(*run_.provider, given, {{}, run_.options.access.stop})) {
-      not_given_back_ = not_given_back_ || outcome.error.has_value();
+    take_nodes_away(*run_.provider, run_.state, leaving, *door_, run_.options,
+                    [&](std::size_t i, const NodeGone& gone) { left(leaving[i], gone); });
+    follow_to_end(*run_.provider, released_, {{}, run_.options.access.stop});
+    for (const MachineOutcome& outcome : released_) {
+      is_all_gone_ = is_all_gone_ && !outcome.error;
       run_.report.removed.push_back(
           outcome.machine.node.str() + ": machine " + outcome.machine.id + " is " +
           (outcome.error ? "there still: " + outcome.error->message()
                          : std::string(to_string(outcome.machine.state))));
     }
-    if (!plans.empty()) save_cluster(run_.state);
+    std::erase_if(run_.state.nodes, [&](const Machine& machine) {
+      return forgotten_.contains({machine.node, machine.id});
+    });
+    save_cluster(run_.state);
+  }
+
+  // With a machine that is given back goes whatever could not be cleaned on it.
+  void left(const Machine& machine, const NodeGone& gone) {
+    run_.report.removed.push_back(machine.node.str() + ": " + gone.text);
+    const bool made = !machine.id.empty();
+    if (made && gone.left && machine.state != MachineState::gone) {
+      for (MachineOutcome& outcome : release_machines(*run_.provider, {machine}, {})) {
+        released_.push_back(std::move(outcome));
+      }
+    }
+    const bool over = gone.complete || (made && gone.left);
+    is_all_gone_ = is_all_gone_ && over;
+    if (over) forgotten_.emplace(machine.node, machine.id);
   }
 
   void conclude() {
@@ -367,14 +353,21 @@ class HostsUp final : public UpWay {
         run_.options.min_nodes > 0
             ? std::min(static_cast<std::size_t>(run_.options.min_nodes), run_.report.each.size())
             : run_.report.each.size();
-    run_.report.complete = ready >= wanted && !not_given_back_;
+    run_.report.complete = ready >= wanted && is_all_gone_;
   }
 
   UpRun& run_;
   HeadDesk desk_;
-  std::set<NodeId> ready_;  // and told so
-  bool not_given_back_ = false;
+  std::size_t at_work_ = 0;  // machines that are not done
+  bool is_head_done_ = false;
+  std::vector<std::size_t> started_;                          // of report.each: to be called ready
+  std::vector<std::chrono::steady_clock::time_point> since_;  // each is done
+  std::map<NodeId, std::string> stale_;                       // why, or nothing
   std::optional<HeadDoor> door_;
+  std::vector<MachineOutcome> released_;
+  std::set<std::pair<NodeId, std::string>> forgotten_;  // by node and machine
+  bool is_all_gone_ = true;                             // that was to go
+  std::optional<HostsWork> work_;                       // ends before the desk does
 };
 
 }  // namespace

@@ -106,10 +106,11 @@ void prepare_nodes(const ClusterState& state, Provider& provider, const std::str
 ClusterState build(UpRun& run) {
   const ClusterSpec& spec = run.spec;
   const UpOptions& options = run.options;
-  run.plan = plan_machines(run, {});  // what was there has been cleared away
+  run.known.clear();  // what was there has been cleared away
+  run.plan = plan_machines(run, {});
   run.plan.cluster = make_cluster_id(spec.cluster_name);
   options.say("making " + counted(run.plan.nodes.size(), "node"));
-  const std::vector<MachineOutcome> made = make_wanted(run);
+  const std::vector<MachineOutcome> made = ask_for_wanted(run);
   ClusterState state = remembered(spec, run.plan.cluster);
   state.agent = options.agent.string();
   state.head_root = run.folder / "head";

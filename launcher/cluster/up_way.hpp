@@ -21,17 +21,19 @@ struct UpRun {
   fs::path folder;  // the cluster's, here
   std::shared_ptr<Provider> provider;
   std::optional<ClusterState> before;  // as it was remembered
+  std::vector<KnownNode> known;        // before
   ClusterPlan plan;                    // of machines
   ClusterState state;                  // as it is now; without an id: there is no cluster yet
   UpReport report;
 };
 
-// The plan of machines as the provider and `known` now have it.
-ClusterPlan plan_machines(const UpRun& run, const std::vector<Machine>& known,
-                          const std::set<std::string>& made = {});
-// Does that part of run.plan which makes machines, told as progress: an outcome for each node that
-// is wanted, the head first.
-std::vector<MachineOutcome> make_wanted(UpRun& run);
+// The plan of machines, with what those are known to be that it creates.
+ClusterPlan plan_machines(const UpRun& run, const SeenNodes& seen);
+// Asks for what run.plan creates: what is known of each node that is wanted, the head first.
+std::vector<MachineOutcome> ask_for_wanted(UpRun& run);
+// Tells what a provider says of machines as their nodes' progress; failures are told by whoever
+// gives the node up.
+OutcomeSink machine_teller(const UpRun& run);
 
 // Promised nodes that are not ready as the head says, each with its reason; absent when the head
 // does not answer.
@@ -46,9 +48,11 @@ class UpWay {
   // Looks at what is there, makes, prepares and starts what is missing. False: it ends here, with
   // what the report says: a dry run, or there is no head.
   virtual bool bring_up() = 0;
-  // Those that the head is to call ready; the rest are methods for after bring_up().
+  // Those that the head is to call ready, as many as are started by now; the rest are methods for
+  // after bring_up().
   virtual std::vector<Machine> awaited() const = 0;
-  // Asked again and again until true: all of them are, or it was long enough. May throw Error.
+  // Asked again and again, with what the head says of the awaited, until true: none is to come, and
+  // all of them are ready, or it was long enough. May throw Error.
   virtual bool joined(const NotReady& missing, std::chrono::milliseconds waited) = 0;
   // The head's API, as this machine meets it.
   virtual fs::path socket() const = 0;

@@ -4,14 +4,11 @@
 
 namespace dtrain {
 
-inline constexpr ProviderTraits kLocalTraits{.here = true, .costs = false, .replaces = false};
-
 // Nodes are folders below the cluster's state, and their agents processes of this machine.
 class LocalProvider final : public Provider {
  public:
   explicit LocalProvider(fs::path state) : state_(std::move(state)) {}
 
-  const ProviderTraits& traits() const override { return kLocalTraits; }
   std::vector<Machine> list() override;
   void create(const std::vector<Request>& requests, const OutcomeSink& tell) override;
   void release(const std::vector<Machine>& machines, const OutcomeSink& tell) override;

@@ -8,12 +8,14 @@
 namespace dtrain {
 namespace {
 
+constexpr ProviderTraits kHere{.here = true, .costs = false, .replaces = false};
+constexpr ProviderTraits kThere{.here = false, .costs = false, .replaces = false};
 constexpr ProviderTraits kCloud{.here = false, .costs = true, .replaces = true};
 constexpr ProviderTraits kEngine{.here = false, .costs = false, .replaces = true};
 
 constexpr std::array<ProviderEntry, 7> kProviders{{
-    {ProviderKind::local, "local", kLocalTraits, make_local_provider},
-    {ProviderKind::ssh, "ssh", kSshTraits, make_ssh_provider},
+    {ProviderKind::local, "local", kHere, make_local_provider},
+    {ProviderKind::ssh, "ssh", kThere, make_ssh_provider},
     {ProviderKind::aws, "aws", kCloud, nullptr},
     {ProviderKind::gcp, "gcp", kCloud, nullptr},
     {ProviderKind::azure, "azure", kCloud, nullptr},

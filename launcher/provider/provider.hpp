@@ -40,7 +40,7 @@ using OutcomeSink = std::function<void(const MachineOutcome&)>;
 // What holds for all machines of a provider, known before any is asked for.
 struct ProviderTraits {
   bool here = false;      // nodes are folders of this machine, as it is: nothing is sent to them
-  bool costs = false;     // whoever makes machines is asked first
+  bool costs = false;     // by the hour, in money: whoever makes machines is asked first
   bool replaces = false;  // one machine can take another's place
 };
 
@@ -51,14 +51,14 @@ struct Offer {
 };
 
 // Where nodes come from. Knows machines, not agents: what is put on them is launcher/cluster's.
+// reach() and hang_up() come from any thread at any time, of the others one at a time.
 class Provider {
  public:
   virtual ~Provider() = default;
 
-  virtual const ProviderTraits& traits() const = 0;
-
   // The machines of this cluster that there are now, by node name, the head first; some that are
-  // gone may be among them. Asks the world, by tags where machines have them, not our notes.
+  // gone may be among them, and new ones may be missing for a while. Asks the world, by tags where
+  // machines have them, not our notes.
   virtual std::vector<Machine> list() = 0;
   virtual Offer offer(const std::string&) { return {}; }
 
@@ -72,11 +72,11 @@ class Provider {
   // for. By events where the provider has them. Without a body: there are no such states.
   virtual void follow(const std::vector<Machine>&, const OutcomeSink&, const std::stop_token&) {}
 
-  // Throws Error that names the machine. From several threads at once. One that let nobody in is
-  // not tried again: the same error at once.
+  // Throws Error that names the machine. One that let nobody in is not tried again: the same error
+  // at once.
   virtual std::unique_ptr<Transport> reach(const Machine& machine) = 0;
 
-  // Breaks all connections, so that what waits for a machine ends. Any thread.
+  // Breaks all connections, so that what waits for a machine ends.
   virtual void hang_up() {}
 };
 

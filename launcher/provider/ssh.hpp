@@ -10,8 +10,6 @@
 
 namespace dtrain {
 
-inline constexpr ProviderTraits kSshTraits{.here = false, .costs = false, .replaces = false};
-
 // Machines that are there already. Nothing is made and nothing given back: create() tells them as
 // they are, release() leaves them. Thread-safe; one connection to a host serves all that reach it.
 class SshProvider final : public Provider {
@@ -19,7 +17,6 @@ class SshProvider final : public Provider {
   // The head first. `state` is the cluster's folder here: pinned host keys are kept in it.
   SshProvider(std::vector<HostSpec> hosts, fs::path state, Access access);
 
-  const ProviderTraits& traits() const override { return kSshTraits; }
   std::vector<Machine> list() override;
   void create(const std::vector<Request>& requests, const OutcomeSink& tell) override;
   void release(const std::vector<Machine>& machines, const OutcomeSink& tell) override;

@@ -51,12 +51,18 @@ Machine FakeCloudProvider::machine_of(const FakeCloud::Instance& instance) const
 std::vector<Machine> FakeCloudProvider::list() {
   std::vector<Machine> machines;
   for (const FakeCloud::Instance& each : cloud_->instances) {
-    if (dtrain::machine_of(name_, each.tags)) machines.push_back(machine_of(each));
+    const bool listed = !cloud_->late.contains(each.id);
+    if (listed && dtrain::machine_of(name_, each.tags)) machines.push_back(machine_of(each));
   }
   std::stable_sort(machines.begin(), machines.end(), [](const Machine& a, const Machine& b) {
     return std::pair(!a.head, a.node) < std::pair(!b.head, b.node);
   });
   return machines;
+}
+
+Offer FakeCloudProvider::offer(const std::string& type) {
+  ++cloud_->offers;
+  return offer_of(type);
 }
 
 Offer FakeCloudProvider::offer_of(const std::string& type) const {
@@ -82,7 +88,8 @@ MachineOutcome FakeCloudProvider::make(const Request& request, const NodeId& nod
   made.id = "i-" + std::to_string(cloud_->instances.size() + 1);
   made.tags = tags_of(name_, wanted);
   made.reason = "is being made";
-  made.left = cloud_->steps_pending;
+  const auto slow = cloud_->slow.find(node.str());
+  made.left = slow == cloud_->slow.end() ? cloud_->steps_pending : slow->second;
   made.created = cloud_->now;
   made.zone = offer_of(request.type).zone;
   cloud_->instances.push_back(made);

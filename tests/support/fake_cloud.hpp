@@ -12,7 +12,7 @@
 namespace dtrain::testing {
 
 // A cloud in memory: what every laptop of one account sees. Its time passes only while somebody
-// follows machines, one step a look. One thread.
+// follows machines, one step a look. One thread at a time, as Provider says.
 struct FakeCloud {
   struct Instance {
     std::string id;
@@ -29,13 +29,16 @@ struct FakeCloud {
   std::map<std::string, int> capacity;   // of a type; absent: without end
   std::map<std::string, double> prices;  // of a type, an hour
   std::set<std::string> fail;            // nodes whose machines end instead of running
+  std::map<std::string, int> slow;       // nodes whose machines take so many steps
   std::set<std::string> stay;            // nodes whose machines stay pending
+  std::set<std::string> late;            // ids that lists do not have yet
   std::function<void()> before_create;   // once
   std::function<std::unique_ptr<Transport>()> transport;  // to each; absent: none is reached
   std::function<void()> on_step;                          // while somebody follows
   std::vector<Instance> instances;                        // all that ever were
   int now = 0;
-  int asked = 0;  // machines, by all create()
+  int asked = 0;   // machines, by all create()
+  int offers = 0;  // that somebody asked for
 
   void step();
   void vanish(const std::string& id);
@@ -44,14 +47,13 @@ struct FakeCloud {
 };
 
 // One laptop's view of one cluster in it.
-class FakeCloudProvider final : public Provider {
+class FakeCloudProvider : public Provider {
  public:
   FakeCloudProvider(std::shared_ptr<FakeCloud> cloud, std::string cluster_name)
       : cloud_(std::move(cloud)), name_(std::move(cluster_name)) {}
 
-  const ProviderTraits& traits() const override { return kTraits; }
   std::vector<Machine> list() override;
-  Offer offer(const std::string& type) override { return offer_of(type); }
+  Offer offer(const std::string& type) override;
   void create(const std::vector<Request>& requests, const OutcomeSink& tell) override;
   void release(const std::vector<Machine>& machines, const OutcomeSink& tell) override;
   void follow(const std::vector<Machine>& machines, const OutcomeSink& tell,
@@ -59,8 +61,6 @@ class FakeCloudProvider final : public Provider {
   std::unique_ptr<Transport> reach(const Machine& machine) override;
 
  private:
-  static constexpr ProviderTraits kTraits{.here = false, .costs = true, .replaces = true};
-
   Machine machine_of(const FakeCloud::Instance& instance) const;
   Offer offer_of(const std::string& type) const;
   MachineOutcome make(const Request& request, const NodeId& node);

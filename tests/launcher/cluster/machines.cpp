@@ -18,6 +18,7 @@ struct Laptop {
   ClusterSpec spec = spec_of(2);
   FakeCloudProvider provider{cloud, "c"};
   std::vector<std::string> told;
+  std::vector<std::string> arrived;
   std::stop_source stop;
   ClusterPlan plan;
 
@@ -52,8 +53,15 @@ struct Laptop {
 
   std::vector<MachineOutcome> make() {
     plan = look();
-    return make_machines(
+    arrived.clear();
+    const std::vector<MachineOutcome> asked = ask_for_machines(
         provider, plan, [this](const std::set<std::string>& made) { return look(made); }, work());
+    std::vector<MachineOutcome> all(asked.size());
+    follow_machines(provider, asked, work(), [&](std::size_t i, const MachineOutcome& outcome) {
+      arrived.push_back(outcome.machine.node.str());
+      all[i] = outcome;
+    });
+    return all;
   }
 
   std::vector<MachineOutcome> give_back_what_goes() {
@@ -125,6 +133,60 @@ TEST_CASE("one that cannot be had, one that ends, one that vanishes: the others 
                                       "node-3 i-6 running"});
 }
 
+TEST_CASE("each machine is told of when it runs, and none of them twice") {
+  const auto cloud = std::make_shared<FakeCloud>();
+  cloud->slow = {{"node-0", 4}, {"node-1", 6}};
+  Laptop laptop{cloud, ClusterId("c-a")};
+  laptop.make();
+  CHECK(laptop.arrived == Words{"node-2", "node-0", "node-1"});
+  laptop.make();
+  CHECK(laptop.arrived == Words{"node-0", "node-1", "node-2"});
+}
+
+TEST_CASE("a provider that fails while machines are followed: each of them has its error") {
+  struct Broken : FakeCloudProvider {
+    using FakeCloudProvider::FakeCloudProvider;
+    void follow(const std::vector<Machine>&, const OutcomeSink&, const std::stop_token&) override {
+      throw Error(ErrorCode::unreachable, "no answer from the cloud");
+    }
+  };
+  const auto cloud = std::make_shared<FakeCloud>();
+  Laptop laptop{cloud, ClusterId("c-a")};
+  Broken broken(cloud, "c");
+  laptop.plan = laptop.look();
+  const auto asked = ask_for_machines(
+      broken, laptop.plan, [&](const auto& made) { return laptop.look(made); }, laptop.work());
+  Words said;
+  follow_machines(broken, asked, laptop.work(), [&](std::size_t, const MachineOutcome& outcome) {
+    said.push_back(outcome.machine.node.str() + ": " + outcome.error.value().message());
+  });
+  CHECK(said == Words{"node-0: no answer from the cloud", "node-1: no answer from the cloud",
+                      "node-2: no answer from the cloud"});
+}
+
+TEST_CASE("what was made is given back when the plan is refused then, and nothing else") {
+  const auto cloud = std::make_shared<FakeCloud>();
+  Laptop laptop{cloud, ClusterId("c-a")};
+  cloud->before_create = [&] {
+    for (const char* other : {"c-x", "c-y"}) {
+      Request head;
+      head.type = "head";
+      head.head = true;
+      head.nodes = {NodeId("node-0")};
+      head.cluster = ClusterId(other);
+      FakeCloudProvider(cloud, "c").create({head}, [](const MachineOutcome&) {});
+      cloud->step();
+    }
+  };
+  CHECK_THROWS_WITH_AS(laptop.make(),
+                       "there are two clusters of this name: c-x, whose head is i-1, and c-y, "
+                       "whose head is i-2",
+                       Error);
+  CHECK(cloud->count(MachineState::gone) == 3);
+  CHECK(cloud->instance("i-1").state == MachineState::running);
+  CHECK(cloud->instance("i-2").state == MachineState::running);
+}
+
 TEST_CASE("a machine that stays pending is waited for until one has enough, and then kept") {
   const auto cloud = std::make_shared<FakeCloud>();
   cloud->stay = {"node-2"};
@@ -133,6 +195,7 @@ TEST_CASE("a machine that stays pending is waited for until one has enough, and 
     if (cloud->now == 5) laptop.stop.request_stop();
   };
   const auto outcomes = laptop.make();
+  CHECK(laptop.arrived == Words{"node-0", "node-1", "node-2"});
   CHECK(failed(outcomes) == 1);
   CHECK(outcomes[2].error->message() == "its machine is still pending: is being made");
   cloud->stay.clear();

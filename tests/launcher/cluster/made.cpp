@@ -1,10 +1,18 @@
 #include <doctest/doctest.h>
 
+#include <condition_variable>
+#include <mutex>
+#include <stop_token>
+
+#include <nlohmann/json.hpp>
+
 #include "launcher/cluster/door.hpp"
 #include "launcher/cluster/down.hpp"
 #include "launcher/cluster/up.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/paths.hpp"
+#include "launcher/spec/job_spec.hpp"
+#include "launcher/wire/client.hpp"
 #include "tests/launcher/remote/session_support.hpp"
 #include "tests/support/fake_cloud.hpp"
 
@@ -34,10 +42,11 @@ struct House {
     how.replace = replace;
     return up(spec, how);
   }
-  DownReport down_now() const {
+  DownReport down_now(const std::stop_token& stop = {}) const {
     DownOptions how;
     how.agent = DTRAIN_AGENT_BINARY;
     how.provider = std::make_shared<FakeCloudProvider>(cloud, "c");
+    how.access.stop = stop;
     return down("c", how);
   }
   void workers(int count) { spec.node_types[1].min_workers = count; }
@@ -78,6 +87,38 @@ std::string names(const UpReport& report) {
   return join(nodes, ", ");
 }
 
+// What another thread does, so many times.
+class Awaited {
+ public:
+  explicit Awaited(int times = 1) : left_(times) {}
+  void happens() {
+    const std::lock_guard lock(mutex_);
+    --left_;
+    changed_.notify_all();
+  }
+  // False when it took too long.
+  bool wait() {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::seconds(60), [&] { return left_ <= 0; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int left_;
+};
+
+// "node-1 machine stopping i-2: it is being given back"
+std::vector<std::string> not_gone(const DownReport& report) {
+  std::vector<std::string> rows;
+  for (const DownRow& row : report.rows) {
+    if (!row.gone) rows.push_back(row.node + " " + row.what + " " + row.now + " " + row.note);
+  }
+  return rows;
+}
+
+using Lines = std::vector<std::string>;
+
 }  // namespace
 
 TEST_CASE("a dry run shows what would be made and what it costs, and asks for nothing") {
@@ -108,6 +149,283 @@ TEST_CASE("what costs is made when somebody says so") {
   CHECK(report.action == UpAction::decline);
   CHECK(!report.complete);
   CHECK(house.cloud->asked == 0);
+}
+
+TEST_CASE("what costs nothing is made without a question") {
+  House house;
+  house.spec.provider.kind = ProviderKind::kubernetes;
+  UpOptions how = house.options();
+  how.may_make = nullptr;
+  CHECK(up(house.spec, how).complete);
+  CHECK(house.down_now().complete);
+}
+
+TEST_CASE("a dry run of ten thousand machines asks for a price once a type") {
+  House house;
+  house.spec.max_workers = 10000;
+  house.workers(9999);
+  UpOptions how = house.options();
+  how.dry_run = true;
+  const auto begin = std::chrono::steady_clock::now();
+  const UpReport report = up(house.spec, how);
+  const auto took = std::chrono::steady_clock::now() - begin;
+  CHECK(report.each.size() == 10000);
+  CHECK(report.plan.nodes.size() == 10000);
+  CHECK(house.cloud->offers == 2);
+  CHECK(took < std::chrono::seconds(10));
+  MESSAGE("planned in " << std::chrono::duration_cast<std::chrono::milliseconds>(took).count()
+                        << " ms");
+}
+
+TEST_CASE("a machine that stays pending holds back no other") {
+  House house;
+  house.workers(2);
+  house.cloud->stay = {"node-2"};
+  UpOptions how = house.options();
+  std::stop_source stop;
+  how.access.stop = stop.get_token();
+  Awaited ready(2);
+  how.progress = [&](const NodeProgress& told) {
+    if (told.state == NodeProgress::State::ready) ready.happens();
+  };
+  bool in_time = false;
+  house.cloud->on_step = [&] {
+    if (house.cloud->now < 5) return;
+    in_time = ready.wait();
+    stop.request_stop();
+  };
+  const UpReport report = up(house.spec, how);
+  CHECK(in_time);
+  CHECK(!report.complete);
+  CHECK(names(report) ==
+        "node-0 i-1, node-1 i-2, node-2: its machine is still pending: is being made");
+  house.cloud->on_step = nullptr;
+  house.cloud->stay.clear();
+  CHECK(names(house.up_now()) == "node-0 i-1, node-1 i-2, node-2 i-3");
+  CHECK(house.down_now().complete);
+}
+
+TEST_CASE(
+    "the head is begun first, also when its machine comes last and one is worked on at once") {
+  House house;
+  house.cloud->slow = {{"node-0", 9}};
+  UpOptions how = house.options();
+  how.max_parallel = 1;
+  CHECK(names(up(house.spec, how)) == "node-0 i-1, node-1 i-2");
+  CHECK(house.down_now().complete);
+}
+
+TEST_CASE("a head whose machine does not come: nobody waits for the others") {
+  House house;
+  house.cloud->fail = {"node-0"};
+  house.cloud->stay = {"node-1"};
+  const UpReport report = house.up_now();
+  CHECK(!report.complete);
+  CHECK(names(report) ==
+        "node-0: its machine is gone again: spot interruption, "
+        "node-1: its machine is still pending: is being made");
+  CHECK(house.down_now().complete);
+}
+
+TEST_CASE("a list that misses machines takes none of them from the cluster, nor out of a down") {
+  House house;
+  REQUIRE(house.up_now().complete);
+  for (const std::set<std::string>& late :
+       {std::set<std::string>{"i-2"}, std::set<std::string>{"i-1"},
+        std::set<std::string>{"i-1", "i-2"}}) {
+    house.cloud->late = late;
+    const UpReport report = house.up_now();
+    CHECK(names(report) == "node-0 i-1, node-1 i-2");
+    CHECK(report.removed == Lines{});
+  }
+  CHECK(house.cloud->asked == 2);
+
+  // Who has no notes sees that there is more than the list says, and leaves it.
+  house.cloud->late = {"i-2"};
+  {
+    const testing::VariableIs other("XDG_STATE_HOME", (house.home.path() / "other").string());
+    UpOptions how = house.options();
+    how.dry_run = true;
+    const UpReport plan = up(house.spec, how);
+    CHECK(plan.plan.nodes.front().reason == "in the cluster");
+    CHECK(plan.removed == Lines{});
+    REQUIRE(!plan.warnings.empty());
+    CHECK(plan.warnings.front().find("node-1 is in the cluster") == 0);
+    CHECK(!load_cluster("c"));
+  }
+  CHECK(house.down_now().complete);
+  CHECK(house.cloud->count(MachineState::gone) == 2);
+}
+
+TEST_CASE("nodes that leave drain together, and each is given back when it is done") {
+  House house;
+  house.workers(2);
+  const UpReport before = house.up_now();
+  REQUIRE(before.complete);
+  const auto provider = house.options().provider;
+  const HeadDoor door = HeadDoor::open(load_cluster("c").value(), *provider);
+  const wire::ApiClient client(door.socket(), "c");
+  // A rank on one of the workers.
+  client.post("/v1/nodes/node-0/drain", nlohmann::json::object());
+  JobSpec job;
+  job.name = "j";
+  job.command = {"/bin/sleep", "600"};
+  job.workdir = "/";
+  const std::string id = client.post("/v1/jobs", {{"submission_id", "s"},
+                                                  {"spec", to_json(job)},
+                                                  {"secrets", nlohmann::json::object()}})["job"];
+  wire::ApiStream follow = client.open("/v1/jobs/" + id + "/follow");
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (client.get("/v1/jobs/" + id)["state"] != "running") {
+    REQUIRE(follow.wait(until).what == wire::ApiStream::What::text);
+  }
+  const std::string busy = client.get("/v1/jobs/" + id)["nodes"][0];
+  const std::string idle = busy == "node-1" ? "node-2" : "node-1";
+  client.post("/v1/nodes/node-0/drain", {{"undo", true}});
+
+  house.workers(0);
+  UpOptions how = house.options();
+  bool was_given_back = false;
+  how.progress = [&](const NodeProgress& told) {
+    // By the thread that gives machines back, each time it has looked at who drains.
+    if (told.node.str() != busy || told.text != "draining: its ranks run on") return;
+    for (const FakeCloud::Instance& each : house.cloud->instances) {
+      if (each.tags.at("dtrain-node") != idle || each.state == MachineState::running) continue;
+      if (!std::exchange(was_given_back, true)) {
+        client.post("/v1/jobs/" + id + "/stop", {{"grace_s", 0}});
+      }
+    }
+    if (std::chrono::steady_clock::now() > until) {
+      client.post("/v1/jobs/" + id + "/stop", {{"grace_s", 0}});
+    }
+  };
+  const UpReport report = up(house.spec, how);
+  CHECK(was_given_back);
+  CHECK(report.complete);
+  REQUIRE(report.removed.size() == 4);
+  CHECK(report.removed[0].find(idle + ": left the cluster; ") == 0);
+  CHECK(report.removed[1].find(busy + ": left the cluster; ") == 0);
+  CHECK(house.cloud->count(MachineState::running) == 1);
+  CHECK(house.down_now().complete);
+}
+
+TEST_CASE("a down that is stopped says what is there still, and the next goes on from there") {
+  House house;
+  REQUIRE(house.up_now().complete);
+  std::stop_source stop;
+  SUBCASE("before machines were given back") {
+    stop.request_stop();
+    const DownReport report = house.down_now(stop.get_token());
+    CHECK(!report.complete);
+    CHECK(not_gone(report) ==
+          Lines{"node-0 machine running i-1: stopped before it was given back",
+                "node-1 machine running i-2: stopped before it was given back"});
+    CHECK(house.cloud->count(MachineState::running) == 2);
+  }
+  SUBCASE("while a slow provider takes them back") {
+    house.cloud->steps_stopping = 1000000;
+    house.cloud->on_step = [&] { stop.request_stop(); };
+    const DownReport report = house.down_now(stop.get_token());
+    CHECK(!report.complete);
+    CHECK(not_gone(report) == Lines{"node-0 machine stopping i-1: it is being given back",
+                                    "node-1 machine stopping i-2: it is being given back"});
+  }
+  REQUIRE(load_cluster("c"));
+  house.cloud->on_step = nullptr;
+  for (FakeCloud::Instance& each : house.cloud->instances) each.left = 1;
+  house.cloud->steps_stopping = 1;
+  CHECK(house.down_now().complete);
+  CHECK(!load_cluster("c"));
+}
+
+TEST_CASE("of two clusters of one name none is taken over, and down gives both back") {
+  House house;
+  for (const char* other : {"c-x", "c-y"}) {
+    Request head;
+    head.type = "head";
+    head.head = true;
+    head.nodes = {NodeId("node-0")};
+    head.cluster = ClusterId(other);
+    house.options().provider->create({head}, [](const MachineOutcome&) {});
+    house.cloud->step();
+  }
+  house.cloud->step();
+  CHECK_THROWS_AS(adopt(house.spec, *house.options().provider, DTRAIN_AGENT_BINARY), Error);
+  CHECK(!load_cluster("c"));
+  const auto adopted = adopt(house.spec, *house.options().provider, DTRAIN_AGENT_BINARY, true);
+  REQUIRE(adopted);
+  CHECK(adopted->id.str() == "c-x");
+  CHECK(house.down_now().complete);
+  CHECK(house.cloud->count(MachineState::gone) == 2);
+}
+
+namespace {
+
+// Hosts that a YAML lists, all of them this machine.
+class ListedHosts final : public Provider {
+ public:
+  ListedHosts(std::vector<HostSpec> hosts, std::set<NodeId> silent)
+      : hosts_(std::move(hosts)), silent_(std::move(silent)) {}
+
+  std::vector<Machine> list() override {
+    std::vector<Machine> machines;
+    for (const HostSpec& host : hosts_) {
+      Machine& machine = machines.emplace_back();
+      machine.node = host.node;
+      machine.host = host;
+      machine.head = machines.size() == 1;
+      machine.address = "127.0.0.1";
+    }
+    return machines;
+  }
+  void create(const std::vector<Request>&, const OutcomeSink&) override {}
+  void release(const std::vector<Machine>& machines, const OutcomeSink& tell) override {
+    for (const Machine& machine : machines) tell({machine, std::nullopt});
+  }
+  std::unique_ptr<Transport> reach(const Machine& machine) override {
+    if (silent_.contains(machine.node)) {
+      throw Error(ErrorCode::unreachable, "no answer from " + machine.node.str());
+    }
+    return std::make_unique<LocalTransport>();
+  }
+
+ private:
+  std::vector<HostSpec> hosts_;
+  std::set<NodeId> silent_;
+};
+
+}  // namespace
+
+TEST_CASE("a host that leaves and cannot be cleaned: up is not complete until it is") {
+  House house;
+  ClusterSpec spec;
+  spec.cluster_name = "c";
+  spec.provider.kind = ProviderKind::ssh;
+  for (const char* name : {"a", "b"}) {
+    HostSpec& host = spec.provider.hosts.emplace_back();
+    host.host = name;
+    host.node = NodeId(name);
+  }
+  UpOptions how;
+  how.agent = DTRAIN_AGENT_BINARY;
+  const auto up_with = [&](std::set<NodeId> silent) {
+    how.provider = std::make_shared<ListedHosts>(spec.provider.hosts, std::move(silent));
+    return up(spec, how);
+  };
+  REQUIRE(up_with({}).complete);
+  spec.provider.hosts.pop_back();
+  const UpReport left = up_with({NodeId("b")});
+  CHECK(!left.complete);
+  CHECK(left.removed == Lines{"b: left the cluster; not cleaned: no answer from b"});
+  const UpReport cleaned = up_with({});
+  CHECK(cleaned.complete);
+  REQUIRE(cleaned.removed.size() == 1);
+  CHECK(cleaned.removed[0].find("files removed") != std::string::npos);
+  CHECK(up_with({}).removed == Lines{});
+  DownOptions end;
+  end.agent = DTRAIN_AGENT_BINARY;
+  end.provider = how.provider;
+  CHECK(down("c", end).complete);
 }
 
 TEST_CASE("machines that cannot be reached are found again, and given back") {
@@ -159,14 +477,11 @@ TEST_CASE("nodes on machines that are made: up, more, fewer, another image, anot
   const testing::VariableIs other("XDG_STATE_HOME", (house.home.path() / "other").string());
   const UpReport taken = house.up_now();
   CHECK(taken.id == first.id);
-  CHECK(names(taken) == "node-0 i-1, node-1 i-5");
+  CHECK(names(taken) == "node-0 i-1, node-2 i-5");
+  CHECK(taken.removed == Lines{"node-1: left the cluster; its machine is gone"});
 
   const DownReport gone = house.down_now();
-  std::string left;
-  for (const DownRow& row : gone.rows) {
-    if (!row.gone) left += row.node + " " + row.what + " " + row.now + " " + row.note + "; ";
-  }
-  CHECK(left == "");
+  CHECK(not_gone(gone) == Lines{});
   CHECK(gone.complete);
   CHECK(house.cloud->count(MachineState::gone) == house.cloud->instances.size());
   CHECK(cluster_processes(house.home.path() / ".dtrain").empty());

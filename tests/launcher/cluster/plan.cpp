@@ -2,6 +2,9 @@
 
 #include <doctest/doctest.h>
 
+#include <nlohmann/json.hpp>
+
+#include "launcher/cluster/known_nodes.hpp"
 #include "launcher/provider/provider.hpp"
 
 using namespace dtrain;
@@ -13,7 +16,7 @@ ClusterSpec cloud(int workers) {
   spec.cluster_name = "c";
   spec.provider.kind = ProviderKind::aws;
   spec.provider.other = {{"region", "r"}};
-  spec.max_workers = 100;
+  spec.max_workers = 10000;
   NodeType head;
   head.name = "head";
   NodeType gpu;
@@ -62,6 +65,20 @@ ClusterSpec hosts(const std::vector<const char*>& names) {
   return spec;
 }
 
+using Head = KnownNode::Head;
+
+// As this machine's notes have them.
+std::vector<KnownNode> noted(const std::vector<Machine>& machines, Head head = Head::silent) {
+  std::vector<KnownNode> nodes;
+  for (const Machine& each : machines) nodes.push_back({each, true, false, head});
+  return nodes;
+}
+
+// As the head alone has one.
+KnownNode stranger(const char* node, Head head, bool joined = false) {
+  return {host(node), false, joined, head};
+}
+
 // "keep node-1 1: in the cluster"
 std::vector<std::string> lines(const ClusterPlan& plan) {
   std::vector<std::string> all;
@@ -92,11 +109,11 @@ TEST_CASE("what is wanted and not there is made, under names that nothing has") 
   const Machine head = machine("node-0", "1");
   const Machine stops = with(machine("node-1", "2"), MachineState::stopping);
   const Machine gone = with(machine("node-2", "3"), MachineState::gone);
-  SeenNodes seen{{head, stops, gone}, {head}, {}};
+  SeenNodes seen{{head, stops, gone}, noted({head}), {}};
   CHECK(decided(cloud(2), seen) == Lines{"keep node-0 1: in the cluster",
                                          "create node-2: there is none yet",
                                          "create node-3: there is none yet"});
-  seen.known = {head, machine("node-2", "3")};
+  seen.known = noted({head, machine("node-2", "3")}, Head::hears);
   CHECK(decided(cloud(1), seen) == Lines{"keep node-0 1: in the cluster",
                                          "create node-3: there is none yet",
                                          "release node-2 3: its machine is gone"});
@@ -123,7 +140,7 @@ TEST_CASE("what is there is kept, what is on its way too; another laptop's notes
 TEST_CASE("what is too many goes: what is not running yet first, then the last") {
   const SeenNodes seen{{machine("node-0", "1"), with(machine("node-1", "2"), MachineState::pending),
                         machine("node-2", "3"), machine("node-10", "4")},
-                       {machine("node-0", "1"), machine("node-2", "3")},
+                       noted({machine("node-0", "1"), machine("node-2", "3")}),
                        {}};
   CHECK(decided(cloud(1), seen) == Lines{"keep node-0 1: in the cluster",
                                          "keep node-2 3: in the cluster",
@@ -208,10 +225,106 @@ TEST_CASE("workers that this up has made stay where no head could be had") {
 }
 
 TEST_CASE("hosts: those of the YAML stay, others go, whether this machine knew them or the head") {
-  const SeenNodes seen{{host("a"), host("c")}, {host("a"), host("b")}, {}};
-  CHECK(decided(hosts({"a", "c"}), seen) == Lines{"keep a: in the cluster",
-                                                  "keep c: not in the cluster yet",
-                                                  "release b: no longer in the YAML"});
+  SeenNodes seen{{host("a"), host("c")}, noted({host("a"), host("b")}), {}};
+  const Lines expected{"keep a: in the cluster", "keep c: not in the cluster yet",
+                       "release b: no longer in the YAML"};
+  CHECK(decided(hosts({"a", "c"}), seen) == expected);
+  // What only the head knows stays; one that joined by itself is nobody's news.
+  seen.known.push_back(stranger("d", Head::hears));
+  seen.known.push_back(stranger("e", Head::lost, true));
+  const ClusterPlan plan = decide(wanted_nodes(hosts({"a", "c"})), seen, false);
+  CHECK(lines(plan) == expected);
+  REQUIRE(plan.warnings.size() == 1);
+  CHECK(plan.warnings[0].find("d is in the cluster and not in this YAML; ") == 0);
+}
+
+TEST_CASE("a list that misses a machine takes nothing from the cluster while the head hears it") {
+  const Machine head = machine("node-0", "1");
+  const Machine missed = machine("node-1", "2");
+  SeenNodes seen{{head}, noted({head, missed}, Head::hears), {}};
+  CHECK(decided(cloud(1), seen) ==
+        Lines{"keep node-0 1: in the cluster",
+              "keep node-1 2: in the cluster, though the provider does not list its machine"});
+  CHECK(decided(cloud(0), seen) ==
+        Lines{"keep node-0 1: in the cluster", "release node-1 2: 0 of type gpu are wanted"});
+  // The head's own machine too: what is there is no cluster without a head.
+  seen.there = {missed};
+  CHECK(decided(cloud(1), seen).front() ==
+        "keep node-0 1: in the cluster, though the provider does not list its machine");
+  seen.there = {head};
+  for (const Head lost : {Head::lost, Head::silent}) {
+    seen.known = noted({head, missed}, lost);
+    CHECK(decided(cloud(1), seen) == Lines{"keep node-0 1: in the cluster",
+                                           "create node-2: there is none yet",
+                                           "release node-1 2: its machine is gone"});
+  }
+  // The provider's word that it is gone is newer than the head's, which waits for it.
+  seen = {{head, with(missed, MachineState::gone)}, noted({head, missed}, Head::hears), {}};
+  CHECK(decided(cloud(0), seen).back() == "release node-1 2: its machine is gone");
+  // Another has taken its name since.
+  seen = {{head, machine("node-1", "7")}, noted({head, missed}, Head::hears), {}};
+  CHECK(decided(cloud(1), seen) ==
+        Lines{"keep node-0 1: in the cluster", "keep node-1 7: in the cluster"});
+}
+
+TEST_CASE("nodes that only the head knows are neither wanted nor released") {
+  const Machine head = machine("node-0", "1");
+  SeenNodes seen{{head}, noted({head}, Head::hears), {}};
+  seen.known.push_back(stranger("node-1", Head::hears, true));
+  seen.known.push_back(stranger("lab", Head::lost, true));
+  CHECK(decided(cloud(1), seen) ==
+        Lines{"keep node-0 1: in the cluster", "create node-2: there is none yet"});
+  CHECK(decide(wanted_nodes(cloud(1)), seen, false).warnings.empty());
+
+  seen.known = {stranger("node-0", Head::hears), stranger("node-1", Head::hears),
+                stranger("node-2", Head::lost)};
+  const ClusterPlan plan = decide(wanted_nodes(cloud(0)), seen, false);
+  CHECK(lines(plan) ==
+        Lines{"keep node-0 1: in the cluster", "release node-2: its machine is gone"});
+  CHECK(plan.warnings == Lines{"node-1 is in the cluster, and the provider does not list its "
+                               "machine: it stays"});
+}
+
+TEST_CASE("what the head says joins what the notes have") {
+  const nlohmann::json status = {
+      {"nodes",
+       {{{"node", "node-0"}, {"state", "ready"}},
+        {{"node", "node-1"}, {"state", "lost"}},
+        {{"node", "node-2"}, {"state", "gone"}},
+        {{"node", "mine"}, {"state", "draining"}, {"address", "10.0.0.9"}, {"joined", true}}}}};
+  const auto known =
+      known_nodes({machine("node-0", "1"), machine("node-1", "2"), machine("node-2", "3")}, status);
+  REQUIRE(known.size() == 4);
+  CHECK(known[0].head == Head::hears);
+  CHECK(known[0].noted);
+  CHECK(known[1].head == Head::lost);
+  CHECK(known[2].head == Head::silent);
+  CHECK(known[3].machine.address == "10.0.0.9");
+  CHECK(known[3].joined);
+  CHECK(!known[3].noted);
+  CHECK(known_nodes({machine("node-0", "1")}, std::nullopt).front().head == Head::silent);
+}
+
+TEST_CASE("ten thousand machines that are made are decided on in one pass") {
+  constexpr int kMany = 10000;
+  SeenNodes seen;
+  for (int i = 0; i < kMany; ++i) {
+    const std::string node = "node-" + std::to_string(i);
+    seen.there.push_back(machine(node.c_str(), std::to_string(i).c_str()));
+    seen.there.back().created = {};
+  }
+  seen.known = noted(seen.there, Head::hears);
+  const auto wanted = wanted_nodes(cloud(kMany / 2));
+  const auto begin = std::chrono::steady_clock::now();
+  const ClusterPlan plan = decide(wanted, seen, false);
+  const auto took = std::chrono::steady_clock::now() - begin;
+  REQUIRE(plan.nodes.size() == kMany);
+  CHECK(plan.nodes[kMany / 2].action == NodeAction::keep);
+  CHECK(plan.nodes[kMany / 2 + 1].action == NodeAction::release);
+  // In the square of them it is more.
+  CHECK(took < std::chrono::seconds(8));
+  MESSAGE("decided in " << std::chrono::duration_cast<std::chrono::milliseconds>(took).count()
+                        << " ms");
 }
 
 TEST_CASE("this machine's nodes: as many as are wanted") {
