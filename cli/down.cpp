@@ -1,6 +1,13 @@
 #include "launcher/cluster/down.hpp"
 
+#include <signal.h>
+
 #include <algorithm>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <utility>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -10,6 +17,7 @@
 #include "cli/host_flags.hpp"
 #include "cli/node_lines.hpp"
 #include "cli/ray.hpp"
+#include "cli/signals.hpp"
 #include "launcher/cluster/processes.hpp"
 #include "launcher/cluster/reach_watch.hpp"
 #include "launcher/cluster/state.hpp"
@@ -29,6 +37,7 @@ struct DownFlags {
 };
 
 constexpr std::size_t kNamedJobs = 10;
+constexpr int kInterrupted = 130;
 
 // "a, b and 3 more"
 std::string named(std::vector<std::string> jobs) {
@@ -63,10 +72,44 @@ std::string question_of(const DownSurvey& survey, const std::string& name, bool 
   return text;
 }
 
+// Ctrl-C during a `down` of machines ends it between two steps, with a word about what is still
+// there; the next one goes on from there. On this machine it ends at once, as it always did.
+class Interruptible {
+ public:
+  explicit Interruptible(const std::string& cluster) {
+    std::optional<ClusterState> state;
+    try {
+      state = load_cluster(cluster);
+    } catch (const Error&) {  // taken for one of this machine
+    }
+    if (state && !is_here(state->provider)) signals_.emplace({SIGINT, SIGTERM});
+  }
+  std::stop_token token() const { return stop_.get_token(); }
+
+  // Until what is given back is destroyed, a signal says `word` and asks for a stop.
+  std::unique_ptr<OnSignal> watch(std::function<void()> word) {
+    if (!signals_) return nullptr;
+    return std::make_unique<OnSignal>(*signals_, [this, word = std::move(word)] {
+      if (word) word();
+      stop_.request_stop();
+    });
+  }
+  // While a person is asked it ends all.
+  std::unique_ptr<LetThrough> let_through() const {
+    return signals_ ? std::make_unique<LetThrough>(*signals_) : nullptr;
+  }
+
+ private:
+  std::stop_source stop_;
+  std::optional<Signals> signals_;
+};
+
 // With hosts, what each of them is at is told while it lasts.
 DownReport down_with_lines(const Context& context, const std::string& name, ReachWatch& watch,
-                           DownOptions& how) {
+                           DownOptions& how, Interruptible& interruptible) {
   NodeLines lines(node_lines_form(context), context.terminal, {});
+  const auto interrupt =
+      interruptible.watch([&] { lines.say("dtrain: stopping; dtrain down goes on from here\n"); });
   how.progress = [&](const NodeProgress& progress) { lines.show(progress); };
   watch.tell(how.progress);
   DownReport report = down(name, how);
@@ -111,23 +154,32 @@ int run_down(Context& context, const DownFlags& options) {
           .with_hint("dtrain down takes all of it");
     }
   }
+  // Before any thread is started, so that all of them leave the signals to this one.
+  Interruptible interruptible(name);
   DownOptions how;
   how.keep_files = options.keep_files;
   how.workers_only = options.workers_only;
   how.say = [&](const std::string& text) { context.note(text); };
   how.agent = find_agent();
   how.access = context.access();
+  how.access.stop = interruptible.token();
   options.hosts.apply(how);
   const auto watch = std::make_shared<ReachWatch>(ProgressSink());
   how.access.reaching = [watch](const NodeId& node, const std::optional<ReachTry>& last) {
     watch->reaching(node, last);
   };
   if (!options.yes) {
-    const DownSurvey survey = survey_with_lines(context, name, *watch, how);
+    DownSurvey survey;
+    {
+      const auto interrupt = interruptible.watch({});
+      survey = survey_with_lines(context, name, *watch, how);
+    }
+    if (how.access.stop.stop_requested()) return kInterrupted;
     how.provider = survey.provider;
     const std::string question =
         question_of(survey, name, options.keep_files, context.cluster_option());
     if (!question.empty()) {
+      const auto through = interruptible.let_through();
       const auto answer = context.ask(question + "Take " + name + " down?");
       if (!answer) {
         std::string said = join(split(question.substr(0, question.size() - 1), '\n'), "; ");
@@ -140,7 +192,7 @@ int run_down(Context& context, const DownFlags& options) {
       }
     }
   }
-  const DownReport report = down_with_lines(context, name, *watch, how);
+  const DownReport report = down_with_lines(context, name, *watch, how, interruptible);
   if (context.globals.json) {
     nlohmann::json rows = nlohmann::json::array();
     for (const DownRow& row : report.rows) {

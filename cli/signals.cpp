@@ -46,6 +46,14 @@ int Signals::wait(int milliseconds) {
   return next();
 }
 
+LetThrough::LetThrough(const Signals& signals) {
+  ::pthread_sigmask(SIG_SETMASK, &signals.before_, &blocked_);
+}
+
+LetThrough::~LetThrough() {
+  ::pthread_sigmask(SIG_SETMASK, &blocked_, nullptr);
+}
+
 OnSignal::OnSignal(const Signals& signals, std::function<void()> then)
     : over_(::eventfd(0, EFD_CLOEXEC)) {
   thread_ = std::thread([fds = std::array{signals.fd(), over_.get()}, then = std::move(then)] {

@@ -26,8 +26,21 @@ class Signals {
   int wait(int milliseconds);
 
  private:
+  friend class LetThrough;
   sigset_t before_{};
   UniqueFd fd_;
+};
+
+// While it lives, signals do to this thread what they did before: usually, they end the process.
+class LetThrough {
+ public:
+  explicit LetThrough(const Signals& signals);
+  ~LetThrough();
+  LetThrough(const LetThrough&) = delete;
+  LetThrough& operator=(const LetThrough&) = delete;
+
+ private:
+  sigset_t blocked_{};
 };
 
 // While it lives, a signal that comes calls `then`, once, in a thread of its own. The signal stays

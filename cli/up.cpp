@@ -312,16 +312,21 @@ int run_up(Context& context, const UpFlags& options) {
     print_plan(context, traits, report);
     return report.complete ? 0 : 1;
   }
-  if (!report.complete || report.nodes.size() < report.each.size()) {
-    std::vector<std::string> missing;
-    for (const NodeUp& node : report.each) {
-      if (node.error) missing.push_back(node.machine.node.str());
-    }
+  std::vector<std::string> missing;
+  for (const NodeUp& node : report.each) {
+    if (node.error) missing.push_back(node.machine.node.str());
+  }
+  if (!missing.empty()) {
     context.warn("cluster " + report.name + ": " + counted(report.nodes.size(), "node") +
                  " ready of " + std::to_string(report.each.size()) +
                  "; not: " + join(missing, ", "));
   }
-  if (!report.complete) return 1;
+  if (!report.complete) {
+    if (missing.empty()) {
+      context.warn("cluster " + report.name + ": not all that was to leave has left");
+    }
+    return 1;
+  }
   if (context.globals.quiet) return 0;
   const std::string size = counted(report.nodes.size(), "node");
   if (report.action == UpAction::nothing) {
@@ -335,10 +340,10 @@ int run_up(Context& context, const UpFlags& options) {
 }
 
 // What cannot be brought up at all is said before anything else is looked for, and all at once.
-void refuse_what_cannot_be(const ClusterSpec& spec) {
+void refuse_what_cannot_be(const ClusterSpec& spec, bool has_provider) {
   std::vector<Error> problems = missing_local_paths(spec);
   try {
-    make_provider(spec, paths::cluster_state(spec.cluster_name));
+    if (!has_provider) make_provider(spec, paths::cluster_state(spec.cluster_name));
   } catch (Error& error) {
     if (problems.empty() && error.location()) {
       error.with_hint("the file has no errors; " + error.hint());
@@ -362,7 +367,7 @@ ClusterSpec built_in_local() {
 }
 
 UpReport bring_up(const Context& context, const ClusterSpec& spec, UpOptions options) {
-  refuse_what_cannot_be(spec);
+  refuse_what_cannot_be(spec, options.provider != nullptr);
   options.agent = find_agent();
   options.say = [&](const std::string& text) { context.note(text); };
   options.evidence = [&](const std::string& line) { context.warn(line); };
@@ -377,6 +382,13 @@ UpReport bring_up(const Context& context, const ClusterSpec& spec, UpOptions opt
   std::stop_source stop;
   options.access.stop = stop.get_token();
   Signals signals({SIGINT, SIGTERM});
+  // Nothing is made while that is asked: Ctrl-C ends all.
+  if (options.may_make) {
+    options.may_make = [&, ask = std::move(options.may_make)](const ClusterPlan& plan) {
+      const LetThrough through(signals);
+      return ask(plan);
+    };
+  }
   NodeLines lines(options.dry_run ? NodeLines::Form::none : node_lines_form(context),
                   context.terminal, std::move(nodes));
   options.progress = [&](const NodeProgress& progress) { lines.show(progress); };

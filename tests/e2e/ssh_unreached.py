@@ -52,6 +52,26 @@ class Unreached(HostsCase):
         self.assertEqual(code, 1, lines)
         self.assert_clean(0)
 
+    def test_ctrl_c_ends_a_down_that_waits_and_the_next_goes_on(self):
+        self.up()
+        self.lab[1].drop("10.77.0.1")
+        self.lab[1].drop(self.lab[0])
+        down = self.start("down", "-y", "--timeout", "60")
+        for line in down.stdout:
+            if "h1" in line and "not reached" in line:
+                break
+        begin = time.monotonic()
+        down.send_signal(signal.SIGINT)
+        said = down.stdout.read()
+        self.assertEqual(down.wait(), 1, said)
+        self.assertLess(time.monotonic() - begin, 15, said)
+        self.assertIn("stopping; dtrain down goes on from here", said)
+        for name in ("h0", "h1"):
+            self.assertRegex(said, name + r" .*not reached")
+        self.lab[1].undrop()
+        self.ok("down", "-y")
+        self.assert_clean(0, 1)
+
     def test_up_says_which_hosts_do_not_answer(self):
         self.lab[1].drop("10.77.0.1")
         self.lab[1].drop(self.lab[0])

@@ -135,6 +135,9 @@ class Up(HostsCase):
         for flags in (["--dry-run"], [], []):
             up = self.json("up", self.yaml, *flags)
             self.assertEqual(up["removed"], [])
+            if flags:  # this machine has no notes, and the head is asked
+                self.assertEqual([each["reason"] for each in up["plan"]], ["in the cluster"] * 2)
+                self.assertIn("is in the cluster and not in this YAML", "\n".join(up["warnings"]))
             if not flags:
                 self.assertIn(f"{self.lab[2].name} is in the cluster and not in this YAML",
                               "\n".join(up["warnings"]))
