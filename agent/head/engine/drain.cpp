@@ -108,7 +108,7 @@ nlohmann::json Engine::Impl::removed(const NodeId& id) {
   set_node(tx, node, NodeEvent::leave, "it was removed from the cluster");
   commit_node(std::move(tx));
   nodes_out.give_up(id);
-  options.expected_nodes = std::max(1, options.expected_nodes - 1);
+  if (!node.row.joined) options.expected_nodes = std::max(1, options.expected_nodes - 1);
   schedule();
   rearm();
   return {{"node", id.str()}, {"state", to_string(NodeState::gone)}};

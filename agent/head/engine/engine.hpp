@@ -43,6 +43,8 @@ struct NodeInfo {
   // The attempts whose supervisor lives there, or whose last events are not acknowledged yet.
   std::vector<std::pair<JobId, int>> attempts;
   std::vector<JobId> jobs;  // that have a folder there
+  bool joined = false;      // by itself, as this type; the head's own word, not the node's
+  std::string type;
 };
 
 // How the engine reaches nodes: the server has the real one, tests a fake. Sending to a node that
@@ -165,14 +167,16 @@ class Engine {
   // The node leaves: its certificate is worth nothing from now on. With ranks on it an
   // Error(conflict), unless `force`: then they are ended, and their attempts fail.
   void remove_node(const NodeId& node, bool force, Answer done);
-  // How many nodes the cluster is to have; jobs that need more wait for those that are missing.
+  // How many nodes the cluster is to have, beside those that join by themselves; jobs that need
+  // more wait for those that are missing.
   void expect_nodes(int count);
   // What may be deleted from now on. What has been forgotten by the settings before stays so.
   void set_storage(const StorageSpec& settings);
   const StorageSpec& storage() const;
   // Of every job that is known: what it was made of must stay at hand.
   std::set<std::string> content_trees() const;
-  std::vector<NodeId> nodes() const;  // all but those that left, by name
+  std::vector<NodeId> nodes() const;        // all but those that left, by name
+  bool has_seen(const NodeId& node) const;  // those that left too
 
   // Where the logs of a rank are and whether more may come; for the log readers.
   struct LogSource {

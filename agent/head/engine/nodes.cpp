@@ -46,6 +46,8 @@ void Engine::Impl::joined(const NodeInfo& info) {
   node.row.cpus = info.cpus;
   node.row.gpus = info.gpus;
   node.row.memory = info.memory;
+  node.row.joined = info.joined;
+  node.row.type = info.type;
   node.glibc = info.glibc;
   node.connected = true;
   node.heard = clock.now();

@@ -96,7 +96,9 @@ std::vector<RunningJob> Engine::Impl::running() const {
 
 int Engine::Impl::missing_nodes() const {
   int known_nodes = 0;
-  for (const auto& [id, node] : nodes) known_nodes += node.row.state != NodeState::gone ? 1 : 0;
+  for (const auto& [id, node] : nodes) {
+    known_nodes += node.row.state != NodeState::gone && !node.row.joined ? 1 : 0;
+  }
   return std::max(0, options.expected_nodes - known_nodes);
 }
 

@@ -227,6 +227,10 @@ std::vector<NodeId> Engine::nodes() const {
   return list;
 }
 
+bool Engine::has_seen(const NodeId& node) const {
+  return impl_->nodes.contains(node);
+}
+
 const StorageSpec& Engine::storage() const {
   return impl_->options.storage;
 }

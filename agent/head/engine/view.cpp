@@ -96,6 +96,8 @@ nlohmann::json Engine::Impl::status() const {
                          {"address", row.address},
                          {"interfaces", std::move(interfaces)},
                          {"reason", reason},
+                         {"joined", row.joined},
+                         {"type", row.type},
                          {"cpus", row.cpus},
                          {"gpus", row.gpus},
                          {"memory", row.memory},

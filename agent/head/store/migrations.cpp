@@ -89,6 +89,10 @@ const std::vector<Migration>& migrations() {
       [](Database& database) {
         database.run("ALTER TABLE ranks ADD COLUMN cause TEXT NOT NULL DEFAULT ''");
       },
+      [](Database& database) {
+        database.run("ALTER TABLE nodes ADD COLUMN joined INTEGER NOT NULL DEFAULT 0");
+        database.run("ALTER TABLE nodes ADD COLUMN type TEXT NOT NULL DEFAULT ''");
+      },
   };
   return steps;
 }

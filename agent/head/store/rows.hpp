@@ -119,6 +119,8 @@ struct NodeRow {
   std::uint64_t memory = 0;  // bytes
   NodeState state = NodeState::joining;
   std::string reason;
+  bool joined = false;  // by itself, with a join credential: no `up` logs in to it
+  std::string type;     // what a node that joined was said to be; empty: nothing
 
   bool operator==(const NodeRow&) const = default;
 };

@@ -38,8 +38,8 @@ CREATE TABLE ranks (
 CREATE TABLE nodes (
   node TEXT PRIMARY KEY, address TEXT NOT NULL, boot_id TEXT NOT NULL, machine TEXT NOT NULL,
   version TEXT NOT NULL, root TEXT NOT NULL, log TEXT NOT NULL, cpus INTEGER NOT NULL,
-  gpus INTEGER NOT NULL, memory INTEGER NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL)
-  WITHOUT ROWID;
+  gpus INTEGER NOT NULL, memory INTEGER NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL,
+  joined INTEGER NOT NULL DEFAULT 0, type TEXT NOT NULL DEFAULT '') WITHOUT ROWID;
 CREATE TABLE events (
   event INTEGER PRIMARY KEY, job TEXT NOT NULL, attempt INTEGER NOT NULL, time INTEGER NOT NULL,
   kind INTEGER NOT NULL, level INTEGER NOT NULL, message TEXT NOT NULL);
@@ -107,7 +107,7 @@ struct Writer::Statements {
         attempt(db, "INSERT OR REPLACE INTO attempts VALUES (?,?,?,?,?,?,?,?,?,?,?)"),
         share(db, "INSERT OR REPLACE INTO shares VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),
         rank(db, "INSERT OR REPLACE INTO ranks VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),
-        node(db, "INSERT OR REPLACE INTO nodes VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"),
+        node(db, "INSERT OR REPLACE INTO nodes VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),
         event(db, "INSERT INTO events VALUES (?,?,?,?,?,?,?)"),
         metrics(db, "INSERT OR IGNORE INTO metrics VALUES (?,?,?,?,?,?,?)"),
         inherit(db,
@@ -165,7 +165,7 @@ void Writer::write(const Changes& changes) {
   }
   for (const NodeRow& r : changes.nodes) {
     s.node.run(r.node.str(), r.address, r.boot_id, r.machine, r.version, r.root, r.log, r.cpus,
-               r.gpus, r.memory, to_string(r.state), r.reason);
+               r.gpus, r.memory, to_string(r.state), r.reason, r.joined, r.type);
   }
   for (const EventRow& r : changes.events) {
     s.event.run(r.id, r.job.str(), r.attempt, to_millis(r.time), static_cast<int>(r.kind),
@@ -305,6 +305,8 @@ Loaded read_all(Database& database) {
     r.memory = static_cast<std::uint64_t>(nodes.integer(9));
     r.state = node_state_from(nodes.text(10));
     r.reason = nodes.text(11);
+    r.joined = nodes.integer(12) != 0;
+    r.type = nodes.text(13);
     all.nodes.push_back(std::move(r));
   }
   Statement checkpoints(db, "SELECT * FROM checkpoints ORDER BY job, number");

@@ -407,3 +407,38 @@ TEST_CASE("a node that comes later is used") {
   world.join("node-1");
   world.started("node-0", id, 1);
 }
+
+TEST_CASE("nodes that join by themselves count beside those that are to be there") {
+  Far world(2);
+  world.options.expected_nodes = 2;
+  NodeInfo info;
+  info.node = NodeId("joined-1");
+  info.machine = "machine-joined";
+  info.cpus = 4;
+  info.joined = true;
+  info.type = "gpu";
+  world.engine->joined(info);
+  const auto row = [&] {
+    const nlohmann::json status = world.engine->status();
+    for (const auto& each : status.at("nodes")) {
+      if (each.at("node") == "joined-1") return each;
+    }
+    return nlohmann::json();
+  };
+  CHECK(row().at("joined") == true);
+  CHECK(row().at("type") == "gpu");
+  world.settle();
+  world.restart();  // before it is back
+  CHECK(row().at("state") == "joining");
+  CHECK(row().at("joined") == true);
+  CHECK(row().at("type") == "gpu");
+  CHECK(world.engine->status().at("cluster").at("expected_nodes") == 2);
+  world.engine->joined(info);
+  nlohmann::json answer;
+  world.engine->remove_node(NodeId("joined-1"), false, [&](nlohmann::json a) { answer = a; });
+  world.revoking(std::nullopt);
+  CHECK(answer.at("state") == "gone");
+  CHECK(world.engine->status().at("cluster").at("expected_nodes") == 2);
+  CHECK(world.engine->has_seen(NodeId("joined-1")));
+  CHECK_FALSE(world.engine->has_seen(NodeId("joined-2")));
+}
