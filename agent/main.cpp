@@ -16,6 +16,7 @@
 #include "agent/node/config.hpp"
 #include "agent/node/node.hpp"
 #include "agent/session/bridge.hpp"
+#include "agent/session/join.hpp"
 #include "agent/session/session.hpp"
 #include "agent/session/setup_run.hpp"
 #include "agent/supervise/supervise.hpp"
@@ -98,6 +99,8 @@ struct Arguments {
   int port = 0;
   int attempt = 1;
   int lock = -1;
+  std::string credential;
+  std::vector<std::string> addresses;
   bool fresh = false;
 };
 
@@ -174,6 +177,15 @@ int main(int argc, char** argv) {
   CLI::App* setup = command("setup", "Run a list of setup commands; a session starts it",
                             [](Arguments& a) { return session::setup_main({a.root}, a.list); });
   setup->add_option("--list", args.list)->required();
+  command("leave", "End and remove a node that joined by itself",
+          [](Arguments& a) { return session::leave_main({a.root}, own_path()); });
+  CLI::App* join = app.add_subcommand("join", "Make this machine a node; a join script starts it");
+  join->add_option("--credential", args.credential, "A folder")->required();
+  join->add_option("--address", args.addresses, "Of the head; several: each is tried")->required();
+  join->add_option("--port", args.port)->required();
+  join->callback([&args, &status] {
+    status = session::join_main({own_path(), args.credential, args.addresses, args.port});
+  });
   command("bridge", "Join stdin and stdout to the head's socket",
           [](Arguments& a) { return session::bridge_main({a.root}); });
   CLI::App* session =

@@ -33,8 +33,8 @@ AGENT = {
     "agent/head": ["agent/link", "agent/node/facts.hpp"],
     "agent/head/store": [],
     "agent/head/engine": ["agent/head/store"],
-    "agent/head/server": ["agent/head/engine", "agent/head/store", "agent/head/setup.hpp", "agent/link",
-                          "agent/node/facts.hpp"],
+    "agent/head/server": ["agent/head/engine", "agent/head/store", "agent/head/setup.hpp", "agent/head/joins.hpp",
+                          "agent/head/join_script.hpp", "agent/link", "agent/node/facts.hpp"],
     "agent/watch": [],
     "agent/session": ["agent/node/config.hpp", "agent/node/facts.hpp", "agent/head/setup.hpp"],
 }

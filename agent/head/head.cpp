@@ -13,6 +13,7 @@
 #include "agent/head/server/content_server.hpp"
 #include "agent/head/server/exec_hub.hpp"
 #include "agent/head/server/file_server.hpp"
+#include "agent/head/server/joins.hpp"
 #include "agent/head/server/log_copies.hpp"
 #include "agent/head/server/log_server.hpp"
 #include "agent/head/server/node_connections.hpp"
@@ -75,10 +76,12 @@ int head_main(const paths::HeadRoot& root) {
   ContentServer contents(context, engine, root.content());
   nodes.on_content([&](wire::CallerPtr caller) { contents.serve_node(std::move(caller)); },
                    [&](const NodeId& node) { contents.end(node); });
+  Joins joins(context, contents.thread(), nodes.config(), engine, clock);
+  nodes.use(joins);
   SetupAsks setups(context, nodes);
   Prunes prunes(context, engine, nodes, contents, root);
   Api api(context, paths::head_socket(root.root),
-          {engine, nodes, log_server, files, execs, contents, setups, prunes},
+          {engine, nodes, log_server, files, execs, contents, setups, prunes, joins},
           [&] { context.stop(); });
   asio::signal_set signals(context, SIGTERM, SIGINT);
   signals.async_wait([&](error_code failed, int) {

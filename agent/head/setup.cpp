@@ -5,6 +5,7 @@
 
 #include <cerrno>
 
+#include "agent/head/joins.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/unique_fd.hpp"
 #include "launcher/wire/identity.hpp"
@@ -12,10 +13,6 @@
 
 namespace dtrain::head {
 namespace {
-
-fs::path guest_list(const paths::HeadRoot& root) {
-  return root.root / "nodes";
-}
 
 // On all addresses of the family, or the machine has none of that.
 bool is_free(int family, int port) {
@@ -71,7 +68,7 @@ void write_head_config(const paths::HeadRoot& root, const HeadConfig& config) {
 
 void init_head(const paths::HeadRoot& root, const HeadConfig& config) {
   make_folders(root.root);
-  make_folders(guest_list(root));
+  make_folders(root.nodes());
   HeadConfig kept = config;
   if (fs::exists(root.config())) {
     const HeadConfig before = read_head_config(root);
@@ -104,26 +101,43 @@ wire::CertifiedKey read_ca(const paths::HeadRoot& root) {
   return {read_file(root.ca() / "key.pem"), read_file(root.ca() / "cert.pem")};
 }
 
-std::string sign(const paths::HeadRoot& root, const NodeId& node, const std::string& request_pem,
-                 WallTime now) {
+}  // namespace
+
+std::string sign_new(const paths::HeadRoot& root, const NodeId& node,
+                     const std::string& request_pem, WallTime now) {
   const wire::CertifiedKey ca = read_ca(root);
   const wire::PeerName name{read_head_config(root).cluster, wire::PeerName::Role::node, node};
   return wire::sign_request(ca, request_pem, name, now) + ca.certificate_pem;
 }
 
-}  // namespace
-
 std::string sign_node(const paths::HeadRoot& root, const NodeId& node,
                       const std::string& request_pem) {
-  std::string certificates = sign(root, node, request_pem, std::chrono::system_clock::now());
-  write_file_atomic(guest_list(root) / node.str(), "");
+  if (fs::exists(root.join(node))) {
+    throw Error(ErrorCode::conflict, node.str() + " is the name of a machine that joins by itself")
+        .with_hint(
+            "give the host another name, or take that one back: dtrain join-command "
+            "--revoke " +
+            node.str());
+  }
+  std::string certificates = sign_new(root, node, request_pem, std::chrono::system_clock::now());
+  let_in(root, node);
   return certificates;
+}
+
+wire::CertifiedKey join_credential(const paths::HeadRoot& root, const NodeId& node, WallTime now) {
+  const wire::PeerName name{read_head_config(root).cluster, wire::PeerName::Role::join, node};
+  const std::string key = wire::make_key();
+  return {key, wire::sign_request(read_ca(root), wire::make_request(key, name), name, now)};
+}
+
+void let_in(const paths::HeadRoot& root, const NodeId& node) {
+  write_file_atomic(root.nodes() / node.str(), "");
 }
 
 std::string sign_again(const paths::HeadRoot& root, const NodeId& node,
                        const std::string& request_pem, WallTime now) {
   if (!is_let_in(root, node)) throw Error(ErrorCode::denied, node.str() + " is not let in");
-  return sign(root, node, request_pem, now);
+  return sign_new(root, node, request_pem, now);
 }
 
 bool renew_head(const paths::HeadRoot& root, WallTime now) {
@@ -140,19 +154,20 @@ bool renew_head(const paths::HeadRoot& root, WallTime now) {
 
 void shut_out(const paths::HeadRoot& root, const NodeId& node) {
   if (!valid_name(node.str())) return;
+  remove_join(root, node);  // first: nobody is let in again by it
   std::error_code failed;
-  fs::remove(guest_list(root) / node.str(), failed);
+  fs::remove(root.nodes() / node.str(), failed);
   if (failed) throw Error(ErrorCode::io, "cannot take " + node.str() + " off the list of nodes");
   try {
-    fsync_folder(guest_list(root));
+    fsync_folder(root.nodes());
   } catch (const Error&) {
-    write_file_atomic(guest_list(root) / node.str(), "");  // who may come back is still let in
+    write_file_atomic(root.nodes() / node.str(), "");  // who may come back is still let in
     throw;
   }
 }
 
 bool is_let_in(const paths::HeadRoot& root, const NodeId& node) {
-  return valid_name(node.str()) && fs::exists(guest_list(root) / node.str());
+  return valid_name(node.str()) && fs::exists(root.nodes() / node.str());
 }
 
 }  // namespace dtrain::head

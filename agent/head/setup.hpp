@@ -6,6 +6,7 @@
 #include "launcher/core/ids.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/spec/storage_spec.hpp"
+#include "launcher/wire/identity.hpp"
 
 namespace dtrain::head {
 
@@ -34,14 +35,22 @@ void write_head_config(const paths::HeadRoot& root, const HeadConfig& config);
 // which their nodes are told before the head runs.
 void init_head(const paths::HeadRoot& root, const HeadConfig& config);
 // Signs a node's request and lets the node in from now on. Returns its certificate and the CA's.
+// Error(conflict) for a name that a join credential has.
 std::string sign_node(const paths::HeadRoot& root, const NodeId& node,
                       const std::string& request_pem);
+// The certificates alone, for a node that is not let in yet.
+std::string sign_new(const paths::HeadRoot& root, const NodeId& node,
+                     const std::string& request_pem, WallTime now);
+// The node may come from now on.
+void let_in(const paths::HeadRoot& root, const NodeId& node);
+// A key of role `join` for that node, and its certificate. How long it counts is not in there.
+wire::CertifiedKey join_credential(const paths::HeadRoot& root, const NodeId& node, WallTime now);
 // A certificate for a node that has one and is let in, as sign_node returns it.
 std::string sign_again(const paths::HeadRoot& root, const NodeId& node,
                        const std::string& request_pem, WallTime now);
 // A new certificate for the head itself when half of the old one's life is over; true if so.
 bool renew_head(const paths::HeadRoot& root, WallTime now);
-// The node may come no more.
+// The node may come no more, its join credential neither.
 void shut_out(const paths::HeadRoot& root, const NodeId& node);
 // Whether a node may come; a node that is not let in, or no more, may not, whatever it can show.
 bool is_let_in(const paths::HeadRoot& root, const NodeId& node);

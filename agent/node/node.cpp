@@ -29,6 +29,7 @@
 #include "agent/node/staging.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
+#include "launcher/core/process.hpp"
 #include "launcher/core/process_exit.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/frames.hpp"
@@ -52,6 +53,7 @@ class Agent {
  public:
   explicit Agent(const NodeOptions& options)
       : root_(options.root),
+        agent_(options.agent_binary),
         config_(read_node_config(root_)),
         facts_(gather_facts()),
         mirror_(context_.get_executor(), root_,
@@ -369,13 +371,29 @@ class Agent {
       pairs_.close(*close);
     } else if (const auto* certificate = std::get_if<wire::NewCertificate>(&message)) {
       take_certificate(*certificate);
-    } else if (std::holds_alternative<wire::Shutdown>(message)) {
+    } else if (const auto* shutdown = std::get_if<wire::Shutdown>(&message)) {
+      if (shutdown->remove) leave();
       context_.stop();
+    }
+  }
+
+  // This agent and its watch are among what goes.
+  void leave() const {
+    log::info("told to leave; what is here of this node goes");
+    SpawnOptions options;
+    options.argv = {agent_, "leave", "--root", root_.root.string()};
+    options.workdir = "/";
+    options.new_session = true;
+    try {
+      spawn(options);
+    } catch (const Error& error) {
+      log::error("what is here of this node stays", {{"why", error.what()}});
     }
   }
 
   asio::io_context context_{1};
   paths::NodeRoot root_;
+  std::string agent_;  // the file of this program
   NodeConfig config_;
   Facts facts_;
   std::string address_;    // by which it reaches the head, unless node.json says another

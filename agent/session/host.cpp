@@ -17,6 +17,7 @@
 #include "agent/node/facts.hpp"
 #include "launcher/core/clock.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/process.hpp"
 #include "launcher/core/text.hpp"
 
 namespace dtrain::session {
@@ -265,6 +266,23 @@ wire::HostFacts gather_host_facts(const fs::path& root) {
   const bool home_will_do = !facts.home_on_network && writable_home(home);
   facts.base = (home_will_do ? home / ".dtrain" : spare_base()).string();
   return facts;
+}
+
+void use_spare_base(wire::HostFacts& host, const fs::path& program) {
+  const std::string spare = spare_base().string();
+  if (program.string().starts_with(spare + "/")) host.base = spare;
+}
+
+void forget_login() {
+  std::vector<std::string> names;
+  for (const std::string& entry : current_environment()) {
+    const std::string name = entry.substr(0, entry.find('='));
+    if (name.starts_with("SSH_") || name.starts_with("XDG_SESSION_") ||
+        name == "DBUS_SESSION_BUS_ADDRESS" || name == "KRB5CCNAME" || name == "MAIL") {
+      names.push_back(name);
+    }
+  }
+  for (const std::string& name : names) ::unsetenv(name.c_str());
 }
 
 }  // namespace dtrain::session

@@ -23,6 +23,10 @@ std::string glibc_version(std::string_view library);
 // What they leave open is as the distribution built it, which its own file says in a comment.
 bool logind_kills(const fs::path& root, const std::string& user);
 
+// Takes out of the environment what belongs to this login alone and must not go on into agents,
+// which outlive it: where it came from, and the keys that it may have been lent.
+void forget_login();
+
 // HOME, else from /etc/passwd; Error(invalid) without either.
 fs::path home_folder();
 
@@ -31,5 +35,7 @@ fs::path expand_base(const std::string& base, const fs::path& home);
 
 // $DTRAIN_SPARE_ROOT, else /var/tmp/dtrain-UID: for roots where the home will not do.
 fs::path spare_base();
+// Where the home did not do for the agent, it will not do for programs of jobs either.
+void use_spare_base(wire::HostFacts& host, const fs::path& program);
 
 }  // namespace dtrain::session

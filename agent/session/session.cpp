@@ -45,20 +45,6 @@ struct Overloaded : Cases... {
 template <typename... Cases>
 Overloaded(Cases...) -> Overloaded<Cases...>;
 
-// What belongs to this login alone must not go on into agents, which outlive it: where it came
-// from, and the keys that it may have been lent.
-void forget_login() {
-  std::vector<std::string> names;
-  for (const std::string& entry : current_environment()) {
-    const std::string name = entry.substr(0, entry.find('='));
-    if (name.starts_with("SSH_") || name.starts_with("XDG_SESSION_") ||
-        name == "DBUS_SESSION_BUS_ADDRESS" || name == "KRB5CCNAME" || name == "MAIL") {
-      names.push_back(name);
-    }
-  }
-  for (const std::string& name : names) ::unsetenv(name.c_str());
-}
-
 // Half-sent binaries that a broken connection left beside ours.
 void remove_stale_uploads(const fs::path& folder) {
   std::error_code none;
@@ -73,16 +59,7 @@ void remove_stale_uploads(const fs::path& folder) {
 
 // Of the file that runs, whatever its name leads to by now.
 std::string own_sum() {
-  const UniqueFd file = open_file("/proc/self/exe", O_RDONLY);
-  Sha256 sum;
-  std::string piece(std::size_t{1} << 18, '\0');
-  while (true) {
-    const ssize_t got = ::read(file.get(), piece.data(), piece.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw errno_error("cannot read the agent's own file", errno);
-    if (got == 0) return sum.hex();
-    sum.add(std::string_view(piece).substr(0, static_cast<std::size_t>(got)));
-  }
+  return sum_open(open_file("/proc/self/exe", O_RDONLY).get()).sha256;
 }
 
 class Session {
@@ -93,9 +70,7 @@ class Session {
         out_(std::move(out)),
         stream_(in_.get(), out_.get()),
         host_(gather_host_facts()) {
-    // Where the home did not do for the agent, it will not do for programs of jobs either.
-    const std::string spare = spare_base().string();
-    if (options_.program.string().starts_with(spare + "/")) host_.base = spare;
+    use_spare_base(host_, options_.program);
   }
 
   int run() {

@@ -152,6 +152,13 @@ class HostsDown final : public DownWay {
       report.rows.push_back({node, "not reached", "?", "?",
                              "how to reach it is not known here; what it had stays on it", false});
     }
+    for (const auto& [node, connected] : joined_) {
+      report.rows.push_back(
+          {node, "joined", "agent", connected ? "told" : "?",
+           connected ? "it ends and removes what it has"
+                     : "it is away; what it had stays on it, until dtrain-agent leave there",
+           connected});
+    }
     if (left.nodes.empty()) {
       remove_folder(paths::cluster_state(state_.name));
       return true;
@@ -237,7 +244,8 @@ class HostsDown final : public DownWay {
                  });
   }
 
-  // Nodes of the head that another machine's YAML names, and this one's does not.
+  // Nodes of the head that another machine's YAML names, and this one's does not; and those that
+  // joined by themselves, which the head tells to clean up.
   void ask_for_strangers(const fs::path& socket) {
     const auto status = ask_head(socket, state_.name);
     if (!status) return;
@@ -245,7 +253,11 @@ class HostsDown final : public DownWay {
     for (const Machine& machine : machines_) known.insert(machine.node.str());
     for (const nlohmann::json& node : wire::member(*status, "nodes")) {
       const std::string name = wire::get_string(node, "node");
-      if (!known.contains(name) && wire::get_string(node, "state") != "gone") {
+      const std::string now = wire::get_string(node, "state");
+      if (known.contains(name) || now == "gone") continue;
+      if (wire::get_bool(node, "joined", false)) {
+        joined_.emplace(name, now != "lost" && now != "joining");
+      } else {
         strangers_.push_back(name);
       }
     }
@@ -254,6 +266,7 @@ class HostsDown final : public DownWay {
   // The jobs on them end: whoever asked for this has been told.
   std::string remove_workers(const wire::ApiClient& client) {
     std::vector<std::string> workers = strangers_;
+    for (const auto& [node, connected] : joined_) workers.push_back(node);
     for (std::size_t i = first_worker(); i < machines_.size(); ++i) {
       workers.push_back(machines_[i].node.str());
     }
@@ -275,6 +288,7 @@ class HostsDown final : public DownWay {
   const HangUp hang_up_;
   std::vector<Machine> machines_;
   std::vector<std::string> strangers_;
+  std::map<std::string, bool> joined_;  // by themselves; whether they are connected
 };
 
 }  // namespace

@@ -48,6 +48,8 @@
 //   head.json, head.db, head.log
 //   head.db.vN.bak                           the database before a newer dtrain changed its schema
 //   secrets/JOB.json                         0600, gone at the job's end
+//   nodes/NODE                               the list of those that are let in
+//   joins/NODE.json                          a join credential, and who used it
 //   content/                                 what was submitted, by SHA-256
 //   storage/JOB/checkpoints/…                the default storage
 //   mirror/JOB/attempt-N/NODE/R.out, …       logs of nodes on other machines
@@ -110,6 +112,9 @@ struct HeadRoot {
   fs::path database() const { return root / "head.db"; }
   fs::path log() const { return root / "head.log"; }
   fs::path lock() const { return root / "lock"; }
+  fs::path nodes() const { return root / "nodes"; }
+  fs::path joins() const { return root / "joins"; }
+  fs::path join(const NodeId& node) const { return joins() / (node.str() + ".json"); }
   fs::path content() const { return root / "content"; }
   fs::path secrets(const JobId& job) const { return root / "secrets" / (job.str() + ".json"); }
   fs::path storage() const { return root / "storage"; }

@@ -49,15 +49,19 @@ std::string Sha256::hex() {
 
 FileSum sum_file(const fs::path& path) {
   const UniqueFd fd = open_file(path, O_RDONLY | O_NOFOLLOW);
-  ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
+  return while_doing("reading " + path.string(), [&] { return sum_open(fd.get()); });
+}
+
+FileSum sum_open(int fd) {
+  ::posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
   Sha256 sum;
   FileSum result;
   std::vector<char> buffer(std::size_t{256} << 10);
   while (true) {
-    const ssize_t got = ::read(fd.get(), buffer.data(), buffer.size());
+    const ssize_t got = ::read(fd, buffer.data(), buffer.size());
     if (got < 0) {
       if (errno == EINTR) continue;
-      throw errno_error("cannot read " + path.string(), errno);
+      throw errno_error("cannot read a file", errno);
     }
     if (got == 0) break;
     sum.add({buffer.data(), static_cast<std::size_t>(got)});

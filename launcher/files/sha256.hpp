@@ -31,6 +31,8 @@ struct FileSum {
   std::string sha256;
 };
 FileSum sum_file(const fs::path& path);
+// The same from where it is read next to its end.
+FileSum sum_open(int fd);
 
 // 64 hexadecimal digits in lower case.
 bool is_sha256(std::string_view text) noexcept;

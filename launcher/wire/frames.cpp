@@ -1,38 +1,32 @@
 #include "launcher/wire/frames.hpp"
 
-#include <netinet/tcp.h>
-
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/ssl/context.hpp>
-#include <boost/asio/ssl/stream.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/read.hpp>
 #include <boost/beast/http/string_body.hpp>
-#include <boost/beast/websocket/ssl.hpp>
-#include <boost/beast/websocket/stream.hpp>
 #include <deque>
 #include <utility>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/unique_fd.hpp"
+#include "launcher/wire/tls_impl.hpp"
 
 namespace dtrain::wire {
 namespace {
 
-namespace beast = boost::beast;
 namespace http = beast::http;
 namespace websocket = beast::websocket;
-using boost::system::error_code;
 using tcp = asio::ip::tcp;
 
-constexpr int kMaxUpgradeBytes = 16384;
+constexpr int kMaxHeadBytes = 16384;
 
 template <typename Layer>
 class Stream final : public FrameStream, public std::enable_shared_from_this<Stream<Layer>> {
@@ -160,60 +154,7 @@ class Stream final : public FrameStream, public std::enable_shared_from_this<Str
   bool over_ = false;
 };
 
-using TlsLayer = asio::ssl::stream<tcp::socket>;
 using UnixSocket = asio::local::stream_protocol::socket;
-
-// Closes a socket when the time is up, unless it is let go before.
-class Deadline {
- public:
-  Deadline(tcp::socket& socket, std::chrono::milliseconds limit)
-      : timer_(socket.get_executor(), limit), state_(std::make_shared<State>(State{&socket})) {
-    timer_.async_wait([state = state_](error_code stopped) {
-      if (stopped || state->socket == nullptr) return;
-      state->fired = true;
-      error_code ignored;
-      state->socket->close(ignored);
-    });
-  }
-  ~Deadline() {
-    state_->socket = nullptr;
-    timer_.cancel();
-  }
-  Deadline(const Deadline&) = delete;
-  Deadline& operator=(const Deadline&) = delete;
-
-  bool fired() const { return state_->fired; }
-
- private:
-  struct State {
-    tcp::socket* socket;
-    bool fired = false;
-  };
-  asio::steady_timer timer_;
-  std::shared_ptr<State> state_;
-};
-
-void tune(tcp::socket& socket) {
-  error_code ignored;
-  socket.set_option(tcp::no_delay(true), ignored);
-  socket.set_option(asio::socket_base::keep_alive(true), ignored);
-  // Half-open connections close within about 20 s.
-  const int idle = 10;
-  const int interval = 5;
-  const int count = 2;
-  const unsigned timeout_ms = 20000;
-  ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
-  ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
-  ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
-  ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms,
-               sizeof timeout_ms);
-}
-
-Error connection_error(const Deadline& deadline, const error_code& failed,
-                       const std::string& where) {
-  if (deadline.fired()) return Error(ErrorCode::timeout, where + " does not answer in time");
-  return Error(ErrorCode::unreachable, "cannot connect to " + where + ": " + failed.message());
-}
 
 }  // namespace
 
@@ -221,24 +162,11 @@ asio::awaitable<FrameStreamPtr> dial_tls(std::string address, std::uint16_t port
                                          std::shared_ptr<asio::ssl::context> context,
                                          PeerName::Role expected_role, ClusterId cluster,
                                          std::string path, std::chrono::milliseconds deadline) {
-  const std::string where = address + " port " + std::to_string(port);
+  const std::string where = host_at(address, port);
+  TlsSocket socket(co_await asio::this_coro::executor, *context);
+  const SocketDeadline limit(beast::get_lowest_layer(socket), deadline);
+  co_await connect_tls(socket.next_layer(), limit, address, port, expected_role, cluster);
   error_code failed;
-  const asio::ip::address numeric = asio::ip::make_address(address, failed);
-  if (failed) throw Error(ErrorCode::invalid, "not a numeric address: " + address);
-  websocket::stream<TlsLayer> socket(co_await asio::this_coro::executor, *context);
-  tcp::socket& lowest = beast::get_lowest_layer(socket);
-  const Deadline limit(lowest, deadline);
-  const tcp::endpoint endpoint(numeric, port);
-  co_await lowest.async_connect(endpoint, asio::redirect_error(asio::use_awaitable, failed));
-  if (failed) throw connection_error(limit, failed, where);
-  tune(lowest);
-  co_await socket.next_layer().async_handshake(asio::ssl::stream_base::client,
-                                               asio::redirect_error(asio::use_awaitable, failed));
-  if (failed) throw connection_error(limit, failed, where);
-  const PeerName name = peer_name(socket.next_layer().native_handle());
-  if (name.cluster != cluster || name.role != expected_role) {
-    throw Error(ErrorCode::denied, where + " is " + name.uri() + ", which is not what was dialled");
-  }
   co_await socket.async_handshake("dtrain", path,
                                   asio::redirect_error(asio::use_awaitable, failed));
   if (failed) throw connection_error(limit, failed, where);
@@ -249,8 +177,7 @@ asio::awaitable<FrameStreamPtr> dial_tls(std::string address, std::uint16_t port
 
 namespace {
 
-using TlsSocket = websocket::stream<TlsLayer>;
-using Upgrade = http::request<http::string_body>;
+using Head = http::request_parser<http::string_body>;
 
 // A connection on its way to another thread: its descriptor and its TLS session.
 struct Moving {
@@ -265,10 +192,32 @@ struct Moving {
   SSL* ssl;
 };
 
+// Takes a connection to another thread. The peer must be silent until it has our answer, so that
+// nothing is on its way through the layers that are taken off here; the session goes on over new
+// ones. `then` is called there.
+void move_to(asio::io_context& there, std::shared_ptr<TlsSocket> socket,
+             std::function<void(std::shared_ptr<TlsSocket>)> then) {
+  SSL* const ssl = socket->next_layer().native_handle();
+  tcp::socket& lowest = beast::get_lowest_layer(*socket);
+  const tcp protocol = lowest.local_endpoint().protocol();
+  ::SSL_up_ref(ssl);
+  const auto moving = std::make_shared<Moving>(lowest.release(), ssl);
+  socket.reset();
+  asio::post(there, [&there, moving, protocol, then = std::move(then)] {
+    tcp::socket lower(there);
+    error_code failed;
+    lower.assign(protocol, moving->fd.get(), failed);
+    if (failed) return;
+    (void)moving->fd.release();
+    SSL* const session = std::exchange(moving->ssl, nullptr);
+    then(std::make_shared<TlsSocket>(TlsLayer(std::move(lower), session)));
+  });
+}
+
 asio::awaitable<FrameStreamPtr> upgrade(std::shared_ptr<TlsSocket> socket,
-                                        std::shared_ptr<Upgrade> request) {
+                                        std::shared_ptr<Head> request) {
   error_code failed;
-  co_await socket->async_accept(*request, asio::redirect_error(asio::use_awaitable, failed));
+  co_await socket->async_accept(request->get(), asio::redirect_error(asio::use_awaitable, failed));
   if (failed) throw Error(ErrorCode::unreachable, "the connection ended: " + failed.message());
   auto stream = std::make_shared<Stream<TlsLayer>>(std::move(*socket));
   stream->start();
@@ -277,85 +226,128 @@ asio::awaitable<FrameStreamPtr> upgrade(std::shared_ptr<TlsSocket> socket,
 
 class TlsCaller final : public Caller {
  public:
-  TlsCaller(std::shared_ptr<TlsSocket> socket, PeerName name, Upgrade request)
+  TlsCaller(std::shared_ptr<TlsSocket> socket, PeerName name, std::string where,
+            std::chrono::steady_clock::time_point until)
       : socket_(std::move(socket)),
         name_(std::move(name)),
-        path_(request.target()),
-        request_(std::make_shared<Upgrade>(std::move(request))) {}
+        fingerprint_(peer_fingerprint(socket_->next_layer().native_handle())),
+        where_(std::move(where)),
+        until_(until) {}
+
+  asio::awaitable<void> read_head() {
+    const SocketDeadline limit(beast::get_lowest_layer(*socket_), until_);
+    request_->header_limit(kMaxHeadBytes);
+    request_->body_limit(std::uint64_t{0} - 1);  // whoever reads it says what may come
+    error_code failed;
+    co_await http::async_read_header(socket_->next_layer(), buffer_, *request_,
+                                     asio::redirect_error(asio::use_awaitable, failed));
+    if (failed) throw connection_error(limit, failed, where_);
+    method_ = std::string(request_->get().method_string());
+    path_ = std::string(request_->get().target());
+  }
 
   const PeerName& name() const override { return name_; }
+  const std::string& fingerprint() const override { return fingerprint_; }
+  const std::string& method() const override { return method_; }
   const std::string& path() const override { return path_; }
+  const std::string& where() const override { return where_; }
+
+  asio::awaitable<std::string> body(std::size_t limit) override {
+    const auto length = request_->content_length();
+    if (!length || *length > limit) {
+      throw Error(ErrorCode::exhausted, length ? "a request of " + std::to_string(*length) +
+                                                     " bytes, and " + std::to_string(limit) +
+                                                     " may come"
+                                               : "a request that does not say how long it is");
+    }
+    const SocketDeadline until(beast::get_lowest_layer(*socket_), until_);
+    error_code failed;
+    co_await http::async_read(socket_->next_layer(), buffer_, *request_,
+                              asio::redirect_error(asio::use_awaitable, failed));
+    if (failed) throw connection_error(until, failed, where_);
+    co_return std::move(request_->get().body());
+  }
 
   asio::awaitable<FrameStreamPtr> accept() override {
+    check_silent();
     auto socket = std::move(socket_);
     FrameStreamPtr stream = co_await upgrade(std::move(socket), request_);
     co_return stream;
   }
 
   void accept_on(asio::io_context& there, std::function<void(FrameStreamPtr)> then) override {
-    // The peer is silent until it has our answer, so nothing is on its way through the layers
-    // that are taken off here; the session goes on over new ones.
-    SSL* const ssl = socket_->next_layer().native_handle();
-    tcp::socket& lowest = beast::get_lowest_layer(*socket_);
-    const tcp protocol = lowest.local_endpoint().protocol();
-    ::SSL_up_ref(ssl);
-    const auto moving = std::make_shared<Moving>(lowest.release(), ssl);
-    socket_.reset();
-    asio::post(there, [&there, moving, protocol, request = request_, then = std::move(then)] {
-      tcp::socket lower(there);
-      error_code failed;
-      lower.assign(protocol, moving->fd.get(), failed);
-      if (failed) return;
-      (void)moving->fd.release();
-      SSL* const session = std::exchange(moving->ssl, nullptr);
-      auto socket = std::make_shared<TlsSocket>(TlsLayer(std::move(lower), session));
-      asio::co_spawn(there, upgrade(std::move(socket), request),
-                     [then](const std::exception_ptr& broken, FrameStreamPtr stream) {
-                       if (!broken) then(std::move(stream));
-                     });
-    });
+    check_silent();
+    move_to(there, std::move(socket_),
+            [&there, request = request_, then = std::move(then)](std::shared_ptr<TlsSocket> moved) {
+              asio::co_spawn(there, upgrade(std::move(moved), request),
+                             [then](const std::exception_ptr& broken, FrameStreamPtr stream) {
+                               if (!broken) then(std::move(stream));
+                             });
+            });
+  }
+
+  void answer_on(asio::io_context& there, HttpAnswer answer, std::function<void()> done) override {
+    // Called whatever becomes of it, when the last of what is to be done is let go of.
+    const std::shared_ptr<void> end(nullptr, [done = std::move(done)](void*) { done(); });
+    move_to(there, std::move(socket_),
+            [&there, answer = std::move(answer), end](std::shared_ptr<TlsSocket> moved) {
+              asio::co_spawn(there, give_answer(std::move(moved), answer),
+                             [end](const std::exception_ptr&) {});
+            });
   }
 
  private:
+  void check_silent() const {
+    if (buffer_.size() > 0 || !request_->is_done()) {
+      throw Error(ErrorCode::invalid, where_ + " speaks before it is answered");
+    }
+  }
+
   std::shared_ptr<TlsSocket> socket_;
   PeerName name_;
+  std::string fingerprint_;
+  std::string where_;
+  std::chrono::steady_clock::time_point until_;
+  beast::flat_buffer buffer_;
+  std::shared_ptr<Head> request_ = std::make_shared<Head>();
+  std::string method_;
   std::string path_;
-  std::shared_ptr<Upgrade> request_;
 };
 
 }  // namespace
 
 asio::awaitable<CallerPtr> greet_tls(tcp::socket accepted,
                                      std::shared_ptr<asio::ssl::context> context,
-                                     std::chrono::milliseconds deadline) {
+                                     std::chrono::milliseconds deadline, Guests guests) {
+  const auto until = std::chrono::steady_clock::now() + deadline;
   const auto socket = std::make_shared<TlsSocket>(std::move(accepted), *context);
   tcp::socket& lowest = beast::get_lowest_layer(*socket);
   error_code failed;
   const auto remote = lowest.remote_endpoint(failed);
   const std::string where = failed ? "a peer" : remote.address().to_string();
-  const Deadline limit(lowest, deadline);
-  tune(lowest);
-  co_await socket->next_layer().async_handshake(asio::ssl::stream_base::server,
-                                                asio::redirect_error(asio::use_awaitable, failed));
-  if (failed) throw connection_error(limit, failed, where);
-  PeerName name = peer_name(socket->next_layer().native_handle());
-  beast::flat_buffer buffer;
-  http::request_parser<http::string_body> parser;
-  parser.header_limit(kMaxUpgradeBytes);
-  parser.body_limit(kMaxUpgradeBytes);
-  co_await http::async_read(socket->next_layer(), buffer, parser,
-                            asio::redirect_error(asio::use_awaitable, failed));
-  if (failed) throw connection_error(limit, failed, where);
-  if (buffer.size() > 0) {
-    throw Error(ErrorCode::invalid, where + " speaks before it is answered");
+  PeerName name;
+  {
+    const SocketDeadline limit(lowest, until);
+    tune(lowest);
+    co_await socket->next_layer().async_handshake(
+        asio::ssl::stream_base::server, asio::redirect_error(asio::use_awaitable, failed));
+    if (failed) throw connection_error(limit, failed, where);
+    name = peer_name(socket->next_layer().native_handle());
   }
-  co_return std::make_shared<TlsCaller>(socket, std::move(name), parser.release());
+  const bool may_join = guests == Guests::nodes_and_joining && name.role == PeerName::Role::join;
+  if (name.role != PeerName::Role::node && !may_join) {
+    throw Error(ErrorCode::denied, name.uri() + " has no business here");
+  }
+  const auto caller = std::make_shared<TlsCaller>(socket, std::move(name), where, until);
+  co_await caller->read_head();
+  co_return caller;
 }
 
 asio::awaitable<AcceptedPeer> accept_tls(tcp::socket accepted,
                                          std::shared_ptr<asio::ssl::context> context,
                                          std::chrono::milliseconds deadline) {
-  const CallerPtr caller = co_await greet_tls(std::move(accepted), context, deadline);
+  const CallerPtr caller =
+      co_await greet_tls(std::move(accepted), context, deadline, Guests::nodes);
   AcceptedPeer peer;
   peer.name = caller->name();
   peer.path = caller->path();

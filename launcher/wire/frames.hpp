@@ -11,6 +11,7 @@
 
 #include "launcher/wire/identity.hpp"
 #include "launcher/wire/limits.hpp"
+#include "launcher/wire/requests.hpp"
 
 // WebSocket connections as streams of frames, over TLS between head and nodes, over a unix socket
 // between CLI and head. Beast stays behind this header.
@@ -62,31 +63,47 @@ struct AcceptedPeer {
   PeerName name;
   std::string path;
 };
-// The other side of dial_tls. A peer without a certificate of the CA is hung up on by the TLS
-// handshake, before a byte of ours is read. Throws Error as dial_tls.
+// The other side of dial_tls. Who shows no certificate of the CA is hung up on by the TLS
+// handshake, who shows none of a node right after it, before a byte of a request is read. Throws
+// Error as dial_tls.
 asio::awaitable<AcceptedPeer> accept_tls(asio::ip::tcp::socket socket,
                                          std::shared_ptr<asio::ssl::context> context,
                                          std::chrono::milliseconds deadline);
 
-// A peer that has proven who it is and asked for a WebSocket, which it has not been given yet. One
-// of the two is called, once; a caller that is let go of is hung up on.
+// A peer that has proven who it is, and of whose request the head has been read, and nothing behind
+// it. One of the last three is called, once; a caller that is let go of is hung up on.
 class Caller {
  public:
   virtual ~Caller() = default;
   virtual const PeerName& name() const = 0;
+  virtual const std::string& fingerprint() const = 0;  // of its certificate
+  virtual const std::string& method() const = 0;
   virtual const std::string& path() const = 0;
+  virtual const std::string& where() const = 0;  // its address
+
+  // The request's body, within what is left of the greeting's deadline. Error(exhausted), before
+  // a byte of it is read, when it is longer than `limit` or does not say how long it is.
+  virtual asio::awaitable<std::string> body(std::size_t limit) = 0;
+
   // Gives it the WebSocket, on this thread. Throws Error as accept_tls.
   virtual asio::awaitable<FrameStreamPtr> accept() = 0;
   // The same on the thread of another context, where the connection's TLS is done from then on:
   // what carries gigabytes keeps nobody else waiting. `then` is called there, if all goes well.
   virtual void accept_on(asio::io_context& there, std::function<void(FrameStreamPtr)> then) = 0;
+  // Plain HTTP in its place, there too; then the connection closes. What of the request was not
+  // read is not. `done` is called on some thread once it is over, whatever came of it.
+  virtual void answer_on(asio::io_context& there, HttpAnswer answer,
+                         std::function<void()> done) = 0;
 };
 using CallerPtr = std::shared_ptr<Caller>;
+
+// Whose certificates count at a port.
+enum class Guests : std::uint8_t { nodes, nodes_and_joining };
 
 // The first half of accept_tls.
 asio::awaitable<CallerPtr> greet_tls(asio::ip::tcp::socket socket,
                                      std::shared_ptr<asio::ssl::context> context,
-                                     std::chrono::milliseconds deadline);
+                                     std::chrono::milliseconds deadline, Guests guests);
 
 // Answers a WebSocket upgrade whose HTTP request, head and all, has been read as `request`.
 asio::awaitable<FrameStreamPtr> accept_unix(asio::local::stream_protocol::socket socket,

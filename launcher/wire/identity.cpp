@@ -14,11 +14,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <boost/asio/ssl/context.hpp>
 #include <boost/system/system_error.hpp>
 #include <cerrno>
 #include <cstdio>
+#include <span>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
@@ -141,8 +143,23 @@ std::string only_uri(const GENERAL_NAMES* names) {
           static_cast<std::size_t>(ASN1_STRING_length(uri))};
 }
 
+constexpr std::array kRoleNames{"head", "node", "join"};
+
 const char* role_name(PeerName::Role role) {
-  return role == PeerName::Role::head ? "head" : "node";
+  return kRoleNames[static_cast<std::size_t>(role)];
+}
+
+std::string sum_of_certificate(X509* certificate) {
+  std::array<unsigned char, EVP_MAX_MD_SIZE> sum{};
+  unsigned size = 0;
+  must(X509_digest(certificate, EVP_sha256(), sum.data(), &size) == 1, "summing a certificate");
+  return to_hex(std::span(sum).first(size));
+}
+
+PeerName name_in(X509* certificate) {
+  const std::unique_ptr<GENERAL_NAMES, FreeNames> names(static_cast<GENERAL_NAMES*>(
+      X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr)));
+  return PeerName::parse(only_uri(names.get()));
 }
 
 }  // namespace
@@ -155,11 +172,14 @@ PeerName PeerName::parse(const std::string& uri) {
   const std::vector<std::string> parts = split(uri, '/');
   PeerName name;
   const bool shape = parts.size() == 5 && parts[0] == "dtrain:" && parts[1].empty() &&
-                     valid_name(parts[2]) && valid_name(parts[4]) &&
-                     (parts[3] == "head" || parts[3] == "node");
-  if (!shape) throw Error(ErrorCode::denied, "not a name of a dtrain certificate: " + uri);
+                     valid_name(parts[2]) && valid_name(parts[4]);
+  const auto role =
+      shape ? std::find(kRoleNames.begin(), kRoleNames.end(), parts[3]) : kRoleNames.end();
+  if (role == kRoleNames.end()) {
+    throw Error(ErrorCode::denied, "not a name of a dtrain certificate: " + uri);
+  }
   name.cluster = ClusterId(parts[2]);
-  name.role = parts[3] == "head" ? Role::head : Role::node;
+  name.role = static_cast<Role>(role - kRoleNames.begin());
   name.node = NodeId(parts[4]);
   return name;
 }
@@ -257,6 +277,28 @@ WallTime expires(const std::string& certificate_pem) {
   return std::chrono::system_clock::from_time_t(timegm(&utc));
 }
 
+PeerName certified_name(const std::string& certificate_pem) {
+  return name_in(read_certificate(certificate_pem).get());
+}
+
+std::string fingerprint(const std::string& certificate_pem) {
+  return sum_of_certificate(read_certificate(certificate_pem).get());
+}
+
+std::string key_fingerprint(const std::string& request_pem) {
+  const Request request = read_request(request_pem);
+  std::array<unsigned char, EVP_MAX_MD_SIZE> sum{};
+  unsigned size = 0;
+  unsigned char* der = nullptr;
+  const int length = i2d_X509_PUBKEY(X509_REQ_get_X509_PUBKEY(request.get()), &der);
+  must(length > 0, "reading a request's key");
+  const bool summed = EVP_Digest(der, static_cast<std::size_t>(length), sum.data(), &size,
+                                 EVP_sha256(), nullptr) == 1;
+  OPENSSL_free(der);
+  must(summed, "summing a request's key");
+  return to_hex(std::span(sum).first(size));
+}
+
 void save_identity(const fs::path& folder, const std::string& key_pem,
                    const std::string& certificate_pem, const std::string& ca_pem) {
   make_folders(folder);
@@ -333,12 +375,22 @@ std::shared_ptr<boost::asio::ssl::context> tls_pair_context(const fs::path& iden
   return context;
 }
 
-PeerName peer_name(ssl_st* tls) {
-  const Certificate certificate(SSL_get1_peer_certificate(tls));
+namespace {
+
+Certificate shown_by(ssl_st* tls) {
+  Certificate certificate(SSL_get1_peer_certificate(tls));
   if (!certificate) throw Error(ErrorCode::denied, "the peer showed no certificate");
-  const std::unique_ptr<GENERAL_NAMES, FreeNames> names(static_cast<GENERAL_NAMES*>(
-      X509_get_ext_d2i(certificate.get(), NID_subject_alt_name, nullptr, nullptr)));
-  return PeerName::parse(only_uri(names.get()));
+  return certificate;
+}
+
+}  // namespace
+
+PeerName peer_name(ssl_st* tls) {
+  return name_in(shown_by(tls).get());
+}
+
+std::string peer_fingerprint(ssl_st* tls) {
+  return sum_of_certificate(shown_by(tls).get());
 }
 
 }  // namespace dtrain::wire

@@ -21,7 +21,11 @@ namespace dtrain::wire {
 // What a certificate says of its owner: a URI in its subject alternative name,
 // dtrain://CLUSTER/ROLE/NODE.
 struct PeerName {
-  enum class Role : std::uint8_t { head, node };
+  enum class Role : std::uint8_t {
+    head,
+    node,
+    join,  // a machine that is to become the node, and may do nothing but ask for it
+  };
   ClusterId cluster;
   Role role = Role::node;
   NodeId node;
@@ -50,6 +54,12 @@ PeerName requested_name(const std::string& request_pem);
 std::string sign_request(const CertifiedKey& ca, const std::string& request_pem,
                          const PeerName& name, WallTime now);
 WallTime expires(const std::string& certificate_pem);
+// Whose it says it is. Error(denied) when it names none.
+PeerName certified_name(const std::string& certificate_pem);
+
+// SHA-256 in hexadecimal, of a certificate as it is sent, and of the public key of a request.
+std::string fingerprint(const std::string& certificate_pem);
+std::string key_fingerprint(const std::string& request_pem);
 
 // An identity's folder: key.pem (0600), cert.pem, ca.pem.
 void save_identity(const fs::path& folder, const std::string& key_pem,
@@ -71,7 +81,9 @@ std::shared_ptr<boost::asio::ssl::context> tls_pair_context(const fs::path& iden
 // Half of its life is over: it is to be renewed.
 bool renewal_due(const std::string& certificate_pem, WallTime now);
 
-// After the handshake: the peer's name. Error(denied) when its certificate names none.
+// After the handshake: the peer's name, and its certificate's fingerprint. Error(denied) when the
+// certificate names none.
 PeerName peer_name(ssl_st* tls);
+std::string peer_fingerprint(ssl_st* tls);
 
 }  // namespace dtrain::wire

@@ -71,7 +71,9 @@ void fields(Is<ToSupervisor> auto& m, auto&& f) {
   f("job", m.job, "attempt", within(m.attempt, 1), "command", m.command);
 }
 BOOST_DESCRIBE_STRUCT(ForgetJob, (), (job))
-BOOST_DESCRIBE_STRUCT(Shutdown, (), ())
+void fields(Is<Shutdown> auto& m, auto&& f) {
+  f("remove", if_set(m.remove));
+}
 void fields(Is<PrepareAttempt> auto& m, auto&& f) {
   f("job", m.job, "attempt", within(m.attempt, 1), "checkpoint", if_set(m.checkpoint), "token_file",
     m.token_file, "token", m.token);

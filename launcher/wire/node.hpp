@@ -138,7 +138,10 @@ struct ToSupervisor {
 struct ForgetJob {
   JobId job;
 };
-struct Shutdown {};  // end, jobs are over
+// End, jobs are over. With `remove` nobody comes to clean up: what is there of the node goes too.
+struct Shutdown {
+  bool remove = false;
+};
 // Bring this attempt's content here; a repeat is harmless. StartAttempt does so by itself if need
 // be, but then the ranks of other nodes wait for it.
 struct Stage {

@@ -13,6 +13,7 @@
 #include "agent/head/server/content_server.hpp"
 #include "agent/head/server/exec_hub.hpp"
 #include "agent/head/server/file_server.hpp"
+#include "agent/head/server/joins.hpp"
 #include "agent/head/server/log_server.hpp"
 #include "agent/head/server/node_connections.hpp"
 #include "agent/head/server/prunes.hpp"
@@ -32,6 +33,7 @@ class Api {
     ContentServer& contents;
     SetupAsks& setups;
     Prunes& prunes;
+    Joins& joins;
   };
   // `ended` is called once a shutdown has been answered.
   Api(boost::asio::io_context& context, fs::path socket, Parts parts, std::function<void()> ended);

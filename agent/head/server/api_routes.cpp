@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::chrono::seconds kShutdownLimit{5};
 constexpr int kMostNodes = 100000;
+constexpr std::int64_t kLongestJoin = std::int64_t{7} * 24 * 3600;  // seconds
 
 std::set<int> checkpoint_numbers(const json& list) {
   std::set<int> numbers;
@@ -24,6 +25,16 @@ std::set<int> checkpoint_numbers(const json& list) {
     numbers.insert(number.get<int>());
   }
   return numbers;
+}
+
+Joins::Wanted join_wanted(const json& body) {
+  Joins::Wanted wanted;
+  wanted.node = NodeId(wire::get_string(body, "node", ""));
+  wanted.type = wire::get_string(body, "type", "");
+  wanted.valid_for = std::chrono::seconds(wire::get_int(body, "valid_s", 1, kLongestJoin));
+  wanted.begins = wire::get_bool(body, "begins", true);
+  if (body.contains("addresses")) wanted.addresses = wire::get_strings(body, "addresses");
+  return wanted;
 }
 
 }  // namespace
@@ -79,6 +90,20 @@ std::span<const Api::Route> Api::routes() {
        [](Api& api, const Request& of, const std::string& id, Engine::Answer done) {
          const bool force = wire::get_bool(of.body(), "force", false);
          api.parts_.engine.remove_node(NodeId(id), force, std::move(done));
+       }},
+      {"GET", "/v1/joins",
+       [](Api& api, const Request&, const std::string&) { return api.parts_.joins.list(); }},
+      {"POST", "/v1/joins",
+       [](Api& api, const Request& of, const std::string&, Engine::Answer done) {
+         api.parts_.joins.issue(join_wanted(of.body()), std::move(done));
+       }},
+      {"POST", "/v1/joins/{}/begin",
+       [](Api& api, const Request&, const std::string& id, Engine::Answer done) {
+         api.parts_.joins.begin(NodeId(id), std::move(done));
+       }},
+      {"DELETE", "/v1/joins/{}",
+       [](Api& api, const Request&, const std::string& id, Engine::Answer done) {
+         api.parts_.joins.revoke(NodeId(id), std::move(done));
        }},
       {"GET", "/v1/nodes/{}/setup",
        [](Api& api, const Request&, const std::string& id, Engine::Answer done) {

@@ -20,14 +20,14 @@ void ConfigFile::change(const std::function<void(HeadConfig&)>& how, Done done) 
   write([] {}, std::move(done));
 }
 
-void ConfigFile::shut_out(const NodeId& node, Done done) {
-  leaving_.insert(node);
+void ConfigFile::shut_out(const NodeId& node, bool counted, Done done) {
+  leaving_[node] = counted;
   // The list last: once its file is gone for good, the node has left.
   write([root = root_, node] { head::shut_out(root, node); },
-        [this, node, done = std::move(done)](const std::optional<Error>& failed) {
+        [this, node, counted, done = std::move(done)](const std::optional<Error>& failed) {
           leaving_.erase(node);
           if (!failed) {
-            config_.expected_nodes = std::max(1, config_.expected_nodes - 1);
+            if (counted) config_.expected_nodes = std::max(1, config_.expected_nodes - 1);
             done(failed);
             return;
           }
@@ -42,13 +42,23 @@ bool ConfigFile::is_let_in(const NodeId& node) const {
 
 void ConfigFile::write(std::function<void()> then, Done done) {
   HeadConfig config = config_;
-  config.expected_nodes = std::max(1, config.expected_nodes - static_cast<int>(leaving_.size()));
-  worker_.add([root = root_, config = std::move(config), then = std::move(then),
-               done = std::move(done), &context = context_, guard = std::weak_ptr<int>(alive_)] {
+  const auto leaving =
+      std::count_if(leaving_.begin(), leaving_.end(), [](const auto& each) { return each.second; });
+  config.expected_nodes = std::max(1, config.expected_nodes - static_cast<int>(leaving));
+  work(
+      [root = root_, config = std::move(config), then = std::move(then)] {
+        write_head_config(root, config);
+        then();
+      },
+      std::move(done));
+}
+
+void ConfigFile::work(std::function<void()> task, Done done) {
+  worker_.add([task = std::move(task), done = std::move(done), &context = context_,
+               guard = std::weak_ptr<int>(alive_)] {
     std::optional<Error> failed;
     try {
-      write_head_config(root, config);
-      then();
+      task();
     } catch (const std::exception& error) {
       failed = as_error(error);
     }

@@ -2,9 +2,9 @@
 
 #include <boost/asio/io_context.hpp>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 
 #include "agent/head/setup.hpp"
 #include "launcher/core/error.hpp"
@@ -31,10 +31,15 @@ class ConfigFile {
   // To be seen here at once. What could not be written goes with the next change.
   void change(const std::function<void(HeadConfig&)>& how, Done done);
 
-  // From the call on it is not let in, and the cluster is to have one node less once it has left.
-  // When `done` hears of an error the node stays: it is let in again, and counted.
-  void shut_out(const NodeId& node, Done done);
+  // Something else of the root that waits for the disk, behind what was begun before.
+  void work(std::function<void()> task, Done done);
+
+  // From the call on it is not let in, and the cluster is to have one node less once it has left;
+  // unless it is not `counted`, having joined by itself. When `done` hears of an error the node
+  // stays: it is let in again, and counted.
+  void shut_out(const NodeId& node, bool counted, Done done);
   bool is_let_in(const NodeId& node) const;
+  bool is_leaving(const NodeId& node) const { return leaving_.contains(node); }
 
  private:
   // Those that are leaving are not counted in what is written; `then` is done after it.
@@ -43,7 +48,7 @@ class ConfigFile {
   boost::asio::io_context& context_;
   const paths::HeadRoot root_;
   HeadConfig config_;
-  std::set<NodeId> leaving_;  // still counted in config_
+  std::map<NodeId, bool> leaving_;  // whether still counted in config_
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
   Worker worker_;
 };

@@ -41,6 +41,8 @@ class ContentServer {
   void serve_node(wire::CallerPtr caller);
   // The node gets nothing any more, in the middle of a file too; until it calls again.
   void end(const NodeId& node);
+  // Its thread, for whatever else takes long to send; until stop().
+  boost::asio::io_context& thread() { return context_; }
   // Any thread: what uploads that are under way have offered: jobs that are about to be.
   std::set<std::string> held() const;
 

@@ -15,6 +15,7 @@
 #include <boost/asio/use_awaitable.hpp>
 
 #include "agent/head/server/checkpoint_transfers.hpp"
+#include "agent/head/server/joins.hpp"
 #include "agent/node/facts.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
@@ -31,6 +32,7 @@ using namespace std::chrono_literals;
 namespace {
 
 constexpr auto kGreetingLimit = 10s;
+constexpr auto kSendOffLimit = 3s;
 constexpr auto kLookAtCertificate = 1h;
 constexpr auto kTellDropsEvery = 1min;
 // Connections that have not proven who they are, of one address and in all; docs/ssh.md.
@@ -172,12 +174,16 @@ asio::awaitable<void> NodeConnections::welcome(tcp::socket socket, std::uint64_t
   bool proven = false;
   try {
     const auto tls = own_identity();
-    const wire::CallerPtr caller = co_await wire::greet_tls(std::move(socket), tls, kGreetingLimit);
+    const wire::CallerPtr caller = co_await wire::greet_tls(std::move(socket), tls, kGreetingLimit,
+                                                            wire::Guests::nodes_and_joining);
+    if (caller->name().role == wire::PeerName::Role::join) {
+      co_await joins_->serve(caller);
+      co_return;
+    }
     wire::AcceptedPeer peer;
     peer.name = caller->name();
     peer.path = caller->path();
-    if (peer.name.cluster != config_->cluster || peer.name.role != wire::PeerName::Role::node ||
-        !config_.is_let_in(peer.name.node)) {
+    if (peer.name.cluster != config_->cluster || !config_.is_let_in(peer.name.node)) {
       throw Error(ErrorCode::denied, peer.name.uri() + " is not let in");
     }
     proven = true;
@@ -261,6 +267,10 @@ asio::awaitable<void> NodeConnections::serve_control(wire::AcceptedPeer peer) {
   info.glibc = hello->glibc;
   info.attempts = hello->attempts;
   info.jobs = hello->jobs;
+  if (const JoinRecord* join = joins_->of(id)) {
+    info.joined = true;
+    info.type = join->type;
+  }
   engine_->joined(info);
 
   std::string reason;
@@ -440,10 +450,29 @@ void NodeConnections::give_up(const NodeId& node) {
 }
 
 void NodeConnections::revoke(const NodeId& node, Revoked done) {
-  config_.shut_out(node, [this, node, done = std::move(done)](const std::optional<Error>& failed) {
-    if (!failed) end_all(node);
-    done(failed);
-  });
+  const bool joined = joins_->of(node) != nullptr;
+  config_.shut_out(
+      node, !joined,
+      [this, node, joined, done = std::move(done)](const std::optional<Error>& failed) {
+        if (failed) return done(failed);
+        if (joined) {
+          joins_->forget(node);
+          asio::co_spawn(context_, send_off(node, done), asio::detached);
+          return;
+        }
+        end_all(node);
+        done(failed);
+      });
+}
+
+// One that joined by itself cleans up, as nobody else could there, and hangs up itself: the end of
+// its other connections could overtake what it is told.
+asio::awaitable<void> NodeConnections::send_off(NodeId node, Revoked done) {
+  tell(node, wire::Shutdown{true});
+  std::function<bool()> is_gone = [&] { return !connections_.contains(node); };
+  co_await until(std::move(is_gone), kSendOffLimit);
+  end_all(node);
+  done(std::nullopt);
 }
 
 void NodeConnections::end_all(const NodeId& node) {
@@ -502,15 +531,21 @@ void NodeConnections::send_bulk(const NodeId& node, const wire::BulkMessage& mes
 asio::awaitable<std::vector<NodeId>> NodeConnections::shut_down(std::chrono::milliseconds limit) {
   std::vector<NodeId> told;
   for (const auto& [id, connection] : connections_) told.push_back(id);
-  for (const NodeId& node : told) tell(node, wire::Shutdown{});
-  const auto until = std::chrono::steady_clock::now() + limit;
+  for (const NodeId& node : told) tell(node, wire::Shutdown{joins_->of(node) != nullptr});
+  std::function<bool()> all_gone = [this] { return connections_.empty(); };
+  co_await until(std::move(all_gone), limit);
+  co_return told;
+}
+
+asio::awaitable<void> NodeConnections::until(std::function<bool()> is_so,
+                                             std::chrono::milliseconds limit) {
+  const auto end = std::chrono::steady_clock::now() + limit;
   asio::steady_timer timer(context_);
-  while (!connections_.empty() && std::chrono::steady_clock::now() < until) {
+  while (!is_so() && std::chrono::steady_clock::now() < end) {
     timer.expires_after(2ms);
     error_code ignored;
     co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
   }
-  co_return told;
 }
 
 }  // namespace dtrain::head

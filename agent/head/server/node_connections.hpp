@@ -22,6 +22,7 @@
 namespace dtrain::head {
 
 class CheckpointTransfers;
+class Joins;
 
 class NodeConnections final : public Nodes {
  public:
@@ -55,6 +56,8 @@ class NodeConnections final : public Nodes {
 
   // Who brings checkpoints to and from nodes; set before serve().
   void use(CheckpointTransfers& transfers) { transfers_ = &transfers; }
+  // Whoever has come with a join credential, or is to; set before serve().
+  void use(Joins& joins) { joins_ = &joins; }
   const PairTests& pair_tests() const { return pairs_; }
   const std::string& machine() const { return machine_; }  // as nodes say it of theirs
   ConfigFile& config() { return config_; }
@@ -83,8 +86,8 @@ class NodeConnections final : public Nodes {
   }
   void on_bulk(BulkHooks hooks) { bulk_hooks_.push_back(std::move(hooks)); }
 
-  // Tells every node to end and waits for their connections to close, at most `limit`.
-  // Returns the nodes that were told.
+  // Tells every node to end, and those that joined by themselves to clean up, and waits for their
+  // connections to close, at most `limit`. Returns the nodes that were told.
   boost::asio::awaitable<std::vector<NodeId>> shut_down(std::chrono::milliseconds limit);
 
  private:
@@ -97,6 +100,8 @@ class NodeConnections final : public Nodes {
 
   boost::asio::awaitable<void> wait_for_port(int port);
   void end_all(const NodeId& node);
+  boost::asio::awaitable<void> send_off(NodeId node, Revoked done);
+  boost::asio::awaitable<void> until(std::function<bool()> is_so, std::chrono::milliseconds limit);
   void greet(boost::asio::ip::tcp::socket socket);
   void tell_drops();
   std::shared_ptr<boost::asio::ssl::context> own_identity();
@@ -124,6 +129,7 @@ class NodeConnections final : public Nodes {
   std::chrono::steady_clock::time_point drops_told_at_;
   std::vector<BulkHooks> bulk_hooks_;
   CheckpointTransfers* transfers_ = nullptr;
+  Joins* joins_ = nullptr;
   PairTests pairs_;
   std::map<NodeId, Connection> connections_;
 };

@@ -13,7 +13,7 @@
 #include <boost/asio/write.hpp>
 
 #include "launcher/core/error.hpp"
-#include "tests/support/temporary_folder.hpp"
+#include "tests/launcher/wire/identities.hpp"
 
 using namespace dtrain;
 using namespace dtrain::wire;
@@ -22,29 +22,7 @@ using tcp = asio::ip::tcp;
 
 namespace {
 
-const ClusterId kLab{"lab-abcdef"};
-
-// A cluster's CA, and identities signed by it, in a temporary folder.
-class Cluster {
- public:
-  explicit Cluster(ClusterId id = kLab)
-      : id_(std::move(id)), ca_(make_ca(id_, std::chrono::system_clock::now())) {}
-
-  fs::path identity(PeerName::Role role, const std::string& node,
-                    WallTime now = std::chrono::system_clock::now()) {
-    const fs::path path = folder_.path() / node;
-    const std::string key = make_key();
-    const PeerName name{id_, role, NodeId(node)};
-    save_identity(path, key, sign_request(ca_, make_request(key, name), name, now),
-                  ca_.certificate_pem);
-    return path;
-  }
-
- private:
-  testing::TemporaryFolder folder_;
-  ClusterId id_;
-  CertifiedKey ca_;
-};
+using dtrain::testing::Cluster;
 
 // One attempt of a node to reach a head on loopback; what each side saw.
 struct Meeting {
@@ -89,7 +67,8 @@ Meeting meet(const fs::path& head, const fs::path& node, const std::string& payl
   const std::uint16_t port = acceptor.local_endpoint().port();
   Meeting seen;
   asio::co_spawn(context, serve_one(acceptor, head, seen), asio::detached);
-  asio::co_spawn(context, dial_one(port, node, kLab, payload, seen), asio::detached);
+  asio::co_spawn(context, dial_one(port, node, dtrain::testing::kLab, payload, seen),
+                 asio::detached);
   context.run();
   return seen;
 }
@@ -136,6 +115,63 @@ TEST_CASE("an expired certificate is refused, a clock that is a day off is not")
   const fs::path head = cluster.identity(PeerName::Role::head, "head");
   CHECK(meet(head, cluster.identity(PeerName::Role::node, "old", now - 31 * 24h)).dialled != "ok");
   CHECK(meet(head, cluster.identity(PeerName::Role::node, "ahead", now + 24h)).dialled == "ok");
+  // The same for a machine whose clock is off from the head's.
+  const fs::path node = cluster.identity(PeerName::Role::node, "node-0");
+  for (const auto off : {-1h, 1h, 24h}) {
+    CAPTURE(off.count());
+    const fs::path head_there = cluster.identity(PeerName::Role::head, "head", now + off);
+    CHECK(meet(head_there, node).dialled == "ok");
+  }
+  const std::string refused =
+      meet(cluster.identity(PeerName::Role::head, "head", now + 49h), node).dialled;
+  CHECK(refused.find("certificate verify failed") != std::string::npos);
+}
+
+TEST_CASE("a join credential opens no door of nodes, and nobody reads what it brings") {
+  Cluster cluster;
+  const fs::path joining = cluster.identity(PeerName::Role::join, "joined-1");
+  const fs::path head = cluster.identity(PeerName::Role::head, "head");
+  const fs::path node = cluster.identity(PeerName::Role::node, "node-0");
+  for (const bool pair : {false, true}) {
+    CAPTURE(pair);
+    asio::io_context context(1);
+    tcp::acceptor acceptor(context, tcp::endpoint(asio::ip::address_v4::loopback(), 0));
+    std::string refusal;
+    asio::co_spawn(
+        context,
+        [](tcp::acceptor& door, std::shared_ptr<asio::ssl::context> tls,
+           std::string& said) -> asio::awaitable<void> {
+          tcp::socket socket = co_await door.async_accept(asio::use_awaitable);
+          try {
+            (void)co_await accept_tls(std::move(socket), tls, 5s);
+          } catch (const Error& error) {
+            said = error.what();
+          }
+        }(acceptor, pair ? tls_pair_context(node) : tls_context(head, PeerName::Role::head),
+                              refusal),
+        asio::detached);
+    std::string outcome;
+    asio::co_spawn(
+        context,
+        [](std::uint16_t port, std::shared_ptr<asio::ssl::context> tls, PeerName::Role there,
+           std::string& said) -> asio::awaitable<void> {
+          try {
+            // As much as a door of nodes would take; the connection ends before.
+            (void)co_await post_tls("127.0.0.1", port, tls, there, dtrain::testing::kLab,
+                                    "/v1/pair/token", std::string(64 << 20, 'x'), 5s);
+            said = "answered";
+          } catch (const Error& error) {
+            said = to_string(error.code());
+          }
+        }(acceptor.local_endpoint().port(),
+                              pair ? tls_pair_context(joining)
+                                   : tls_context(joining, PeerName::Role::node),
+                              pair ? PeerName::Role::node : PeerName::Role::head, outcome),
+        asio::detached);
+    context.run();
+    CHECK(refusal == "dtrain://lab-abcdef/join/joined-1 has no business here");
+    CHECK(outcome == "unreachable");
+  }
 }
 
 TEST_CASE("whoever shows no certificate is hung up on without a byte of ours") {

@@ -43,6 +43,22 @@ TEST_CASE("a request is signed for exactly the name that was meant") {
   CHECK_THROWS_AS(sign_request(ca, request, other, kNow), Error);
 }
 
+TEST_CASE("certificates and keys are told apart by their sums") {
+  const CertifiedKey ca = make_ca(kCluster, kNow);
+  const std::string key = make_key();
+  const std::string request = make_request(key, kNode);
+  const std::string certificate = sign_request(ca, request, kNode, kNow);
+  CHECK(certified_name(certificate) == kNode);
+  CHECK_THROWS_AS(certified_name(ca.certificate_pem), Error);
+  CHECK(fingerprint(certificate) == fingerprint(certificate + ca.certificate_pem));
+  CHECK(fingerprint(certificate) != fingerprint(sign_request(ca, request, kNode, kNow)));
+  // Whatever the request says, it is the key that counts.
+  PeerName other = kNode;
+  other.role = PeerName::Role::join;
+  CHECK(key_fingerprint(request) == key_fingerprint(make_request(key, other)));
+  CHECK(key_fingerprint(request) != key_fingerprint(make_request(make_key(), kNode)));
+}
+
 TEST_CASE("a request that was tampered with is refused") {
   std::string request = make_request(make_key(), kNode);
   const std::size_t middle = request.size() / 2;

@@ -137,6 +137,7 @@ std::map<std::string, json> messages() {
       {"head_command", to_json(HeadMessage(ToSupervisor{kJob, 2, RenewLease{}}))},
       {"head_forget", to_json(HeadMessage(ForgetJob{kJob}))},
       {"head_shutdown", to_json(HeadMessage(Shutdown{}))},
+      {"head_shutdown_remove", to_json(HeadMessage(Shutdown{true}))},
       {"bulk_hello", to_json(BulkMessage(BulkHello{NodeId("node-1")}))},
       {"bulk_exec", to_json(BulkMessage(exec))},
       {"bulk_output", to_json(BulkMessage(ExecOutput{"00ff", true, 65536}))},

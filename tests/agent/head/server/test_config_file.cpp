@@ -58,7 +58,7 @@ TEST_CASE("config file: who is shut out may not come from the call on, and never
   Running head;
   CHECK(head.config->is_let_in(kNode));
   const auto failed = head.answer([&](auto done) {
-    head.config->shut_out(kNode, done);
+    head.config->shut_out(kNode, true, done);
     CHECK_FALSE(head.config->is_let_in(kNode));
   });
   CHECK_FALSE(failed);
@@ -80,7 +80,7 @@ TEST_CASE("config file: who could not be shut out stays, and is counted, at each
   }
   fs::create_directories(in_the_way / "folder");
   for (int i = 0; i < 3; ++i) {
-    const auto failed = head.answer([&](auto done) { head.config->shut_out(kNode, done); });
+    const auto failed = head.answer([&](auto done) { head.config->shut_out(kNode, true, done); });
     REQUIRE(failed);
     CHECK(failed->code() == ErrorCode::io);
     CHECK((*head.config)->expected_nodes == 3);
@@ -92,7 +92,7 @@ TEST_CASE("config file: who could not be shut out stays, and is counted, at each
   }
   fs::remove_all(in_the_way / "folder");
   if (in_the_way == head.root.config()) fs::remove_all(in_the_way);
-  CHECK_FALSE(head.answer([&](auto done) { head.config->shut_out(kNode, done); }));
+  CHECK_FALSE(head.answer([&](auto done) { head.config->shut_out(kNode, true, done); }));
   CHECK_FALSE(head.config->is_let_in(kNode));
   CHECK((*head.config)->expected_nodes == 2);
   CHECK(head::read_head_config(head.root).expected_nodes == 2);
@@ -102,7 +102,7 @@ TEST_CASE("config file: who is not known to have left for good stays") {
   if (::geteuid() == 0) return;  // no mode stops it
   Running head;
   fs::permissions(head.root.root / "nodes", fs::perms(0300));
-  const auto failed = head.answer([&](auto done) { head.config->shut_out(kNode, done); });
+  const auto failed = head.answer([&](auto done) { head.config->shut_out(kNode, true, done); });
   CHECK(failed);
   CHECK(head.config->is_let_in(kNode));
   fs::permissions(head.root.root / "nodes", fs::perms(0700));
@@ -111,7 +111,7 @@ TEST_CASE("config file: who is not known to have left for good stays") {
 TEST_CASE("config file: a change while a node leaves counts it out too") {
   Running head;
   CHECK_FALSE(head.answer([&](auto done) {
-    head.config->shut_out(kNode, [](const auto& failed) { CHECK_FALSE(failed); });
+    head.config->shut_out(kNode, true, [](const auto& failed) { CHECK_FALSE(failed); });
     head.config->change([](head::HeadConfig& config) { config.expected_nodes = 7; }, done);
   }));
   CHECK((*head.config)->expected_nodes == 6);

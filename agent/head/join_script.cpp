@@ -1,0 +1,107 @@
+#include "agent/head/join_script.hpp"
+
+#include <array>
+#include <utility>
+
+#include "launcher/core/text.hpp"
+
+namespace dtrain::head {
+namespace {
+
+// All of it is one command, so that nothing of a script that was cut off is run. The answer is
+// taken with its head, by each program alike, and split here. Whatever reads stdin is kept from it:
+// the rest of the script may come from there. TLS 1.3 is what the head insists on.
+constexpr const char* kScript =
+    R"sh(# Makes this machine node @NODE@ of the dtrain cluster @CLUSTER@.
+{
+umask 077
+export LC_ALL=C
+P=@PORT@ A='@ADDRESSES@'
+die() { echo "dtrain: $*" >&2; exit 1; }
+[ "$(uname -sm)" = 'Linux x86_64' ] || die "the agent is for Linux on x86_64, and this is $(uname -sm)"
+[ "$HOME" ] || eval "HOME=~$(id -un)"
+export HOME
+for B in "$HOME/.dtrain" "${DTRAIN_SPARE_ROOT:-/var/tmp/dtrain-$(id -u)}"; do
+D=$B/agents/.join.$$
+mkdir -p "$D" && echo '#!/bin/sh' >"$D/x" && chmod 700 "$D/x" && "$D/x" && break
+D=
+done 2>/dev/null
+[ "$D" ] || die "neither $HOME nor /var/tmp takes a program"
+trap 'cd /; rm -rf "$D"' EXIT
+trap 'exit 1' HUP INT TERM
+cd "$D"
+cat >key.pem <<E
+@KEY@E
+cat >cert.pem <<E
+@CERTIFICATE@E
+cat >ca.pem <<E
+@CA@E
+get() {
+case $2 in *:*) h="[$2]" ;; *) h=$2 ;; esac
+case $1 in
+curl) curl -qsSi --noproxy '*' --connect-timeout 10 -m 600 --resolve "head:$P:$h" --cacert ca.pem --cert cert.pem --key key.pem "https://head:$P/v1/join/agent" ;;
+python3) python3 -c 'import socket,ssl,sys
+c=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+c.load_verify_locations("ca.pem")
+c.load_cert_chain("cert.pem","key.pem")
+s=c.wrap_socket(socket.create_connection((sys.argv[1],sys.argv[2]),10),server_hostname="head")
+s.settimeout(60)
+s.sendall(b"GET /v1/join/agent HTTP/1.1\r\nHost: head\r\n\r\n")
+while 1:
+ b=s.recv(65536)
+ if not b: break
+ sys.stdout.buffer.write(b)' "$2" $P ;;
+openssl) printf 'GET /v1/join/agent HTTP/1.1\r\nHost: head\r\n\r\n' | openssl s_client -quiet -verify_return_error -verify_hostname head -CAfile ca.pem -cert cert.pem -key key.pem -connect "$h:$P" ;;
+esac
+}
+field() { sed -n "/^.\$/q;s/^$1: \"*\([0-9a-f]*\).*/\1/p" r; }
+sum() { { sha256sum a || openssl dgst -sha256 -r a || python3 -c 'import hashlib;print(hashlib.sha256(open("a","rb").read()).hexdigest())'; } 2>/dev/null | cut -c-64; }
+W= T=
+for i in 1 2 3 4 5 6; do
+[ $i = 1 ] || sleep 5
+for t in curl python3 openssl; do
+command -v $t >/dev/null || continue
+T=1
+for a in $A; do
+get $t $a >r 2>e </dev/null
+case $(sed -n '1s/^HTTP[^ ]* \([0-9]*\).*/\1/p;q' r) in
+200)
+tail -c "$(field Content-Length)" r >a
+S=$(field ETag)
+[ "$(sum)" = "$S" ] || { W="the agent came damaged from $a"; continue; }
+chmod 700 a && mkdir -p "../$S" && mv -f a "../$S/dtrain-agent" || die "cannot keep the agent in $B"
+"../$S/dtrain-agent" join --credential "$D" --port $P $(for x in $a $A; do echo "--address $x"; done) </dev/null
+exit $? ;;
+4*) die "the head refuses: $(sed '1,/^.$/d' r)" ;;
+5*) W="the head at $a is busy" ;;
+*) W="$t: $(grep -i error e | tail -n 1)"
+grep -qi 'protocol version\|unsupported protocol' e && W="$t here speaks no TLS 1.3" ;;
+esac
+done
+done
+[ $T ] || die 'curl, python3 or openssl is needed to fetch the agent, and none is here: dtrain up adds this machine over SSH'
+done
+die "cannot fetch the agent from the head, at $A port $P: $W. The clock here says $(date -u). dtrain up adds this machine over SSH."
+}
+)sh";
+
+}  // namespace
+
+std::string join_script(const JoinScript& what) {
+  const std::array<std::pair<std::string, std::string>, 7> values{{
+      {"@NODE@", what.node.str()},
+      {"@CLUSTER@", what.cluster.str()},
+      {"@PORT@", std::to_string(what.port)},
+      {"@ADDRESSES@", join(what.addresses, " ")},
+      {"@KEY@", what.credential.key_pem},
+      {"@CERTIFICATE@", what.credential.certificate_pem},
+      {"@CA@", what.ca_pem},
+  }};
+  std::string script = kScript;
+  for (const auto& [name, value] : values) {
+    script.replace(script.find(name), name.size(), value);
+  }
+  return script;
+}
+
+}  // namespace dtrain::head

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "launcher/core/ids.hpp"
+#include "launcher/wire/identity.hpp"
+
+namespace dtrain::head {
+
+struct JoinScript {
+  ClusterId cluster;
+  NodeId node;
+  std::vector<std::string> addresses;  // of the head, numeric, in the order in which to try them
+  int port = 0;
+  wire::CertifiedKey credential;
+  std::string ca_pem;
+};
+
+// What a machine runs to become the node: POSIX sh, also busybox's, from a file, from stdin or as
+// boot data. It fetches the agent from the head with whichever of curl, python3 and openssl is
+// there, past any proxy, from nobody but who shows a certificate of this CA with the name `head`;
+// checks its sum; starts it, which asks to join; and leaves nothing of the credential.
+std::string join_script(const JoinScript& what);
+
+}  // namespace dtrain::head

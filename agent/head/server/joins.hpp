@@ -1,0 +1,97 @@
+#pragma once
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/io_context.hpp>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "agent/head/engine/engine.hpp"
+#include "agent/head/joins.hpp"
+#include "agent/head/server/config_file.hpp"
+#include "launcher/core/clock.hpp"
+#include "launcher/wire/frames.hpp"
+
+namespace dtrain::head {
+
+// What machines may do that are to become nodes and are none yet: GET /v1/join/agent and POST
+// /v1/join/request, each with a join credential. All on the engine's thread; the disk is waited for
+// by that of `config`, and answers are sent by `sending`'s, in whose idle priority gigabytes keep
+// nobody waiting.
+class Joins {
+ public:
+  Joins(boost::asio::io_context& context, boost::asio::io_context& sending, ConfigFile& config,
+        Engine& engine, const Clock& clock);
+
+  // Of one credential: answered at a time, agents fetched and requests made ever, in this head's
+  // life. Of all: answered at a time, and refused at a time; beyond that callers are hung up on.
+  static constexpr int kMostAtOnceOfOne = 2;
+  static constexpr int kMostFetches = 20;
+  static constexpr int kMostRequests = 100;
+  static constexpr int kMostAtOnce = 64;
+  static constexpr int kMostRefusedAtOnce = 64;
+  static constexpr std::size_t kRequestLimit = std::size_t{8} << 10;  // bytes
+  static constexpr std::size_t kMostCredentials = 4096;               // that count, or wait
+  static constexpr std::size_t kMostAddresses = 8;
+
+  // ---- For the API. Answers as those of Engine.
+  struct Wanted {
+    NodeId node;  // empty: the first free one of joined-1, joined-2, …
+    std::string type;
+    std::chrono::seconds valid_for{};
+    bool begins = true;                  // else with begin(), when its machine is known to run
+    std::vector<std::string> addresses;  // of the head, to be tried before those that it has
+  };
+  // {"node", "type", "valid_s", "valid_until", "script"}
+  void issue(const Wanted& wanted, Engine::Answer done);
+  void begin(const NodeId& node, Engine::Answer done);  // {"node", "valid_until"}
+  // {"node", "state": "revoked"}; a node that has come with it leaves, as Engine::remove_node.
+  void revoke(const NodeId& node, Engine::Answer done);
+  nlohmann::json list() const;  // {"joins": [{"node", "type", "state", "issued", "valid_until"}…]}
+
+  // ---- For the nodes' connections.
+  // A caller of role `join`, who has proven nothing else. Throws Error as Caller::body.
+  boost::asio::awaitable<void> serve(wire::CallerPtr caller);
+  // Absent: that node came, or is to come, another way.
+  const JoinRecord* of(const NodeId& node) const;
+  void forget(const NodeId& node) { open_.erase(node); }  // it has been shut out
+
+ private:
+  struct Open {
+    JoinRecord record;
+    int at_once = 0;
+    int fetches = 0;
+    int requests = 0;
+  };
+  struct Agent;
+  // Held while an answer is on its way; its end is counted on the engine's thread.
+  using Turn = std::shared_ptr<void>;
+
+  Open& known(const NodeId& node);
+  NodeId free_name() const;
+  void check_new(const NodeId& node) const;
+  void drop_expired();
+  std::vector<std::string> addresses(const std::vector<std::string>& first) const;
+  void keep(const NodeId& node, ConfigFile::Done done);
+  Turn enter(Open& open);
+  Turn counted(int& count);
+  void refuse(const wire::CallerPtr& caller, int status, const std::string& why);
+  void send(const wire::CallerPtr& caller, wire::HttpAnswer answer, Turn turn);
+  void give_agent(const wire::CallerPtr& caller, Turn turn);
+  void take_request(const wire::CallerPtr& caller, const std::string& text, Turn turn);
+  void grant(const wire::CallerPtr& caller, const JoinRecord& record, Turn turn);
+
+  boost::asio::io_context& context_;
+  boost::asio::io_context& sending_;
+  ConfigFile& config_;
+  Engine& engine_;
+  const Clock& clock_;
+  std::map<NodeId, Open> open_;
+  std::shared_ptr<const Agent> agent_;  // absent until it was asked for
+  int answered_ = 0;                    // now
+  int refused_ = 0;
+  std::shared_ptr<int> alive_ = std::make_shared<int>(0);
+};
+
+}  // namespace dtrain::head

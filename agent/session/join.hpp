@@ -1,0 +1,29 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "launcher/core/paths.hpp"
+
+// A node that nobody logs in to: it comes and goes by itself. What is done is what `up` and `down`
+// do over a login.
+namespace dtrain::session {
+
+struct JoinOptions {
+  fs::path program;                    // this agent, where it is to stay
+  fs::path credential;                 // a folder as an identity's, of role `join`
+  std::vector<std::string> addresses;  // of the head, numeric; the first is the one that was met
+  int port = 0;
+};
+
+// Asks the head for a certificate, for a key of this machine's own, and starts the node's agents.
+// Harmless when repeated: the same key is answered alike. The head is tried for two minutes, each
+// address in turn. Says what came of it; returns the exit code.
+int join_main(const JoinOptions& options);
+
+// Ends what runs of the node and removes what is there of it, as `down` does over a login: the
+// node's agent starts it when its head says so, or a person where the head is gone. Returns the
+// exit code.
+int leave_main(const paths::NodeRoot& root, const fs::path& program);
+
+}  // namespace dtrain::session
