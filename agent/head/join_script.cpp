@@ -56,9 +56,10 @@ esac
 }
 field() { sed -n "/^.\$/q;s/^$1: \"*\([0-9a-f]*\).*/\1/p" r; }
 sum() { { sha256sum a || openssl dgst -sha256 -r a || python3 -c 'import hashlib;print(hashlib.sha256(open("a","rb").read()).hexdigest())'; } 2>/dev/null | cut -c-64; }
-W= T=
+T=
 for i in 1 2 3 4 5 6; do
 [ $i = 1 ] || sleep 5
+W=
 for t in curl python3 openssl; do
 command -v $t >/dev/null || continue
 T=1
@@ -68,20 +69,20 @@ case $(sed -n '1s/^HTTP[^ ]* \([0-9]*\).*/\1/p;q' r) in
 200)
 tail -c "$(field Content-Length)" r >a
 S=$(field ETag)
-[ "$(sum)" = "$S" ] || { W="the agent came damaged from $a"; continue; }
+[ "$(sum)" = "$S" ] || { W="$W $t: the agent came damaged from $a."; continue; }
 chmod 700 a && mkdir -p "../$S" && mv -f a "../$S/dtrain-agent" || die "cannot keep the agent in $B"
 "../$S/dtrain-agent" join --credential "$D" --port $P $(for x in $a $A; do echo "--address $x"; done) </dev/null
 exit $? ;;
 4*) die "the head refuses: $(sed '1,/^.$/d' r)" ;;
-5*) W="the head at $a is busy" ;;
-*) W="$t: $(grep -i error e | tail -n 1)"
-grep -qi 'protocol version\|unsupported protocol' e && W="$t here speaks no TLS 1.3" ;;
+5*) W="$W $t: the head at $a is busy." ;;
+*) grep -qi -e 'protocol version' -e 'unsupported protocol' e && W="$W $t here speaks no TLS 1.3." ||
+W="$W $t: $(grep -i -e error -e problem -e ^curl: e | head -n 1)." ;;
 esac
 done
 done
 [ $T ] || die 'curl, python3 or openssl is needed to fetch the agent, and none is here: dtrain up adds this machine over SSH'
 done
-die "cannot fetch the agent from the head, at $A port $P: $W. The clock here says $(date -u). dtrain up adds this machine over SSH."
+die "cannot fetch the agent from the head, at $A port $P:$W The clock here says $(date -u). dtrain up adds this machine over SSH."
 }
 )sh";
 

@@ -11,7 +11,7 @@ from ssh_harness import *
 PAGE = SOURCE / "docs" / "join.md"
 # What a script needs beside the one program that fetches.
 UTILITIES = ("base64", "cat", "chmod", "cut", "date", "echo", "grep", "gzip", "id", "mkdir", "mv", "rm", "sed",
-             "sha256sum", "sleep", "tail", "uname")
+             "sha256sum", "sleep", "tail", "uname", "head")
 TOOLS = ("curl", "python3", "openssl")
 
 
@@ -166,6 +166,10 @@ class Join(JoinCase):
         for tool in TOOLS:
             self.lab[1].run("rm", "-rf", "/home/dev/bin")
             path = self.bin(1, (*UTILITIES, tool))
+            if tool == "curl":  # which asks no openssl.cnf
+                (self.lab[1].path("~/bin") / tool).unlink()
+                self.lab[1].path("~/bin/curl").write_text('#!/bin/sh\nexec /usr/bin/curl --tls-max 1.2 "$@"\n')
+                self.lab[1].path("~/bin/curl").chmod(0o755)
             said = self.paste(1, quick, env={"PATH": path, "OPENSSL_CONF": "/home/dev/old.cnf"}, code=1)
             self.assertIn(f"{tool} here speaks no TLS 1.3", said)
         # Nobody is there.
