@@ -474,7 +474,7 @@ class Misuse(JoinCase):
 
 class Many(JoinCase):
     count = 33
-    options = {"disk": "64m"}
+    options = {"disk": "256m"}
 
     def test_32_machines_at_once(self):
         scripts = [self.script() for _ in range(32)]
