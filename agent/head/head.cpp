@@ -74,7 +74,7 @@ int head_main(const paths::HeadRoot& root) {
   nodes.use(transfers);
   ExecHub execs(context, nodes);
   ContentServer contents(context, engine, root.content());
-  nodes.on_content([&](wire::CallerPtr caller) { contents.serve_node(std::move(caller)); },
+  nodes.on_content([&](const wire::CallerPtr& caller) { contents.serve_node(caller); },
                    [&](const NodeId& node) { contents.end(node); });
   Joins joins(context, contents.thread(), nodes.config(), engine, clock);
   nodes.use(joins);
@@ -97,6 +97,7 @@ int head_main(const paths::HeadRoot& root) {
   log_server.stop();
   files.stop();
   contents.stop();
+  transfers.stop();
   context.restart();
   context.poll();
   log::info("the head ends");

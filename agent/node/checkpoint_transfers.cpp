@@ -4,11 +4,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 
+#include "agent/link/content_exchange.hpp"
+#include "agent/node/fetch.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/text.hpp"
@@ -21,6 +25,7 @@ namespace asio = boost::asio;
 namespace {
 
 constexpr std::size_t kListLimit = std::size_t{64} << 20;  // bytes of a shard.json
+constexpr const char* kPath = "/v1/node/checkpoint";
 
 bool holds(const fs::path& outer, const fs::path& inner) {
   const auto [rest, unused] = std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end());
@@ -44,6 +49,14 @@ void look_at_token(const wire::PrepareAttempt& request) {
       .with_hint(
           "storage_path must be a folder that all nodes share; without it the head's own is "
           "used");
+}
+
+void remove_or_warn(const fs::path& path, const std::string& what) {
+  try {
+    remove_tree(path);
+  } catch (const Error& error) {
+    log::warn(what, {{"why", error.what()}});
+  }
 }
 
 }  // namespace
@@ -122,217 +135,152 @@ void clear_storage(const fs::path& storage, int attempt) {
   }
 }
 
-// A shard on its way to the head.
-struct CheckpointTransfers::Shard {
-  wire::ShardAsk request;
-  ShardFolder folder;
-  std::shared_ptr<link::FolderSender> sender;
-};
-
-// A checkpoint on its way from it.
+// A checkpoint on its way from the head.
 struct CheckpointTransfers::Fetch {
   wire::PrepareAttempt request;
-  std::string transfer;
-  fs::path place;       // empty: there is none to go on from
-  bool wanted = false;  // it is not here, and the head is asked for it
-  std::shared_ptr<link::FolderReceiver> receiver;
+  fs::path place;  // empty: there is none to go on from
+  bool stop = false;
 
-  fs::path incoming() const { return place.string() + ".incoming-" + transfer; }
+  void check() const {
+    if (stop) throw Error(ErrorCode::conflict, "it is not wanted any more");
+  }
+};
+
+// A shard on its way to it.
+struct CheckpointTransfers::Shard {
+  wire::ShardAsk request;
+  ShardFolder found;
+  wire::ShardOffer offer;
 };
 
 CheckpointTransfers::CheckpointTransfers(asio::any_io_executor executor, paths::NodeRoot root,
-                                         Send send, Prepared prepared)
-    : executor_(std::move(executor)),
-      root_(std::move(root)),
-      send_(std::move(send)),
-      prepared_(std::move(prepared)),
-      post_([executor = executor_, guard = std::weak_ptr<int>(alive_)](std::function<void()> task) {
-        asio::post(executor, [guard, task = std::move(task)] {
-          if (guard.lock()) task();
-        });
-      }) {}
+                                         Prepared prepared)
+    : executor_(std::move(executor)), root_(std::move(root)), prepared_(std::move(prepared)) {}
 
 CheckpointTransfers::~CheckpointTransfers() {
-  alive_.reset();
-}
-
-void CheckpointTransfers::connected(bool is_open) {
-  connected_ = is_open;
-  shards_.clear();  // the head asks for them again
-  if (!is_open) return;
-  for (const auto& [transfer, fetch] : fetches_) {
-    if (fetch->wanted) ask(*fetch);
-  }
+  thread_.stop();
+  thread_.join();
 }
 
 void CheckpointTransfers::prepare(const wire::PrepareAttempt& request) {
-  for (const auto& [transfer, fetch] : fetches_) {
-    if (fetch->request.job == request.job && fetch->request.attempt == request.attempt) return;
-  }
-  forget(request.job);  // what another attempt of it was waiting for
-  const auto fetch = std::make_shared<Fetch>();
-  fetch->request = request;
-  fetch->transfer = random_hex(8);
-  if (request.checkpoint) fetch->place = root_.checkpoint(request.job, *request.checkpoint);
-  fetches_[fetch->transfer] = fetch;
-  worker_.add([this, fetch, post = post_] {
-    std::optional<Error> failed;
-    bool there = true;
-    try {
-      look_at_token(fetch->request);
-      if (!fetch->place.empty()) {
-        // An older one is not wanted any more; a newer one was never committed.
-        std::error_code none;
-        for (const auto& entry : fs::directory_iterator(fetch->place.parent_path(), none)) {
-          if (entry.path() != fetch->place) remove_tree(entry.path());
-        }
-        there = fs::exists(fetch->place / "manifest.json", none);
-      }
-    } catch (const std::exception& error) {
-      failed = as_error(error);
-    }
-    post([this, fetch, failed, there] { looked(fetch, failed, there); });
+  asio::post(thread_, [this, request] {
+    const auto found = fetches_.find(request.job);
+    if (found != fetches_.end() && found->second->request.attempt == request.attempt) return;
+    give_up(request.job);  // what another attempt of it was waiting for
+    const auto fetch = std::make_shared<Fetch>(Fetch{request, {}, false});
+    if (request.checkpoint) fetch->place = root_.checkpoint(request.job, *request.checkpoint);
+    fetches_[request.job] = fetch;
+    asio::co_spawn(thread_, look(fetch), asio::detached);
   });
-}
-
-void CheckpointTransfers::looked(const std::shared_ptr<Fetch>& fetch, std::optional<Error> error,
-                                 bool there) {
-  if (!fetches_.contains(fetch->transfer)) return;  // given up meanwhile
-  if (error || there) {
-    fetches_.erase(fetch->transfer);
-    prepared_({fetch->request.job, fetch->request.attempt, std::move(error)});
-    return;
-  }
-  fetch->wanted = true;
-  if (connected_) ask(*fetch);
 }
 
 void CheckpointTransfers::forget(const JobId& job) {
-  for (auto at = fetches_.begin(); at != fetches_.end();) {
-    if (at->second->request.job != job) {
-      ++at;
-      continue;
-    }
-    const std::shared_ptr<Fetch> fetch = at->second;
-    at = fetches_.erase(at);
-    if (!fetch->wanted) continue;
-    send_(wire::TreeEnd{fetch->transfer, Error(ErrorCode::conflict, "it is not wanted any more")},
-          {});
-    worker_.add([folder = fetch->incoming()] {
-      try {
-        remove_tree(folder);
-      } catch (const Error& failed) {
-        log::warn("a part of a checkpoint stays", {{"why", failed.what()}});
-      }
-    });
-  }
+  asio::post(thread_, [this, job] { give_up(job); });
 }
 
-void CheckpointTransfers::ask(const Fetch& fetch) {
-  send_(wire::CheckpointAsk{fetch.transfer, fetch.request.job, *fetch.request.checkpoint}, {});
-}
-
-void CheckpointTransfers::finish(const std::string& transfer, std::optional<Error> error) {
-  const auto found = fetches_.find(transfer);
+void CheckpointTransfers::give_up(const JobId& job) {
+  const auto found = fetches_.find(job);
   if (found == fetches_.end()) return;
   const std::shared_ptr<Fetch> fetch = found->second;
   fetches_.erase(found);
-  send_(wire::TreeEnd{transfer, error}, {});
-  wire::AttemptPrepared answer{fetch->request.job, fetch->request.attempt, std::move(error)};
-  if (answer.error) {
-    answer.error->while_doing("bringing the checkpoint from the head");
-    prepared_(answer);
-    return;
+  fetch->stop = true;
+  if (fetch->place.empty()) return;
+  remove_or_warn(link::part_of(fetch->place), "a part of a checkpoint stays");
+}
+
+asio::awaitable<void> CheckpointTransfers::look(std::shared_ptr<Fetch> fetch) {
+  const fs::path& place = fetch->place;
+  std::optional<Error> failed;
+  bool dials = false;
+  try {
+    look_at_token(fetch->request);
+    // An older one is not wanted any more; a newer one was never committed.
+    std::error_code none;
+    for (const auto& entry : fs::directory_iterator(place.parent_path(), none)) {
+      if (entry.path() != place && entry.path() != link::part_of(place)) remove_tree(entry.path());
+    }
+    dials = !place.empty() && !fs::exists(place / "manifest.json", none);
+    const std::function<void()> check = [fetch] { fetch->check(); };
+    const Talk talk = [this, fetch](wire::FrameStreamPtr stream) {
+      return bring(fetch, std::move(stream));
+    };
+    if (dials) co_await over_connections(root_, kPath, check, talk);
+  } catch (const std::exception& error) {
+    failed = as_error(error);
+    if (dials) failed->while_doing("bringing the checkpoint from the head");
   }
-  worker_.add([this, fetch, answer, post = post_]() mutable {
-    try {
-      remove_tree(fetch->place);
-      fs::rename(fetch->incoming(), fetch->place);
-    } catch (const std::exception& failed) {
-      answer.error = as_error(failed);
-    }
-    post([this, answer] { prepared_(answer); });
+  if (fetch->stop) co_return;
+  const wire::PrepareAttempt& request = fetch->request;
+  fetches_.erase(request.job);
+  asio::post(executor_, [prepared = prepared_,
+                         answer = wire::AttemptPrepared{request.job, request.attempt, failed}] {
+    prepared(answer);
   });
 }
 
-// The head has listed the files of a checkpoint.
-void CheckpointTransfers::begin(const std::string& transfer, const wire::TreeFiles& files) {
-  const auto found = fetches_.find(transfer);
-  if (found == fetches_.end()) return;
-  link::receive(
-      found->second->receiver, worker_, post_, found->second->incoming(), files, send_,
-      [this, transfer](std::optional<Error> error) { finish(transfer, std::move(error)); });
+asio::awaitable<void> CheckpointTransfers::bring(std::shared_ptr<Fetch> fetch,
+                                                 wire::FrameStreamPtr stream) {
+  link::say(stream, wire::CheckpointAsk{fetch->request.job, *fetch->request.checkpoint});
+  const wire::ContentMessage message = co_await link::hear(stream);
+  const auto* listed = std::get_if<wire::ContentFiles>(&message);
+  if (listed == nullptr) throw Error(ErrorCode::invalid, "the head did not list the checkpoint");
+  fetch->check();
+  const link::Progress check = [fetch](std::uint64_t) { fetch->check(); };
+  co_await link::bring_folder(stream, fetch->place, listed->files, check);
 }
 
-void CheckpointTransfers::send_shard(const wire::ShardAsk& request) {
-  const auto shard = std::make_shared<Shard>();
-  shard->request = request;
-  // Not above what holds the user's own things either.
-  if (const char* home = std::getenv("HOME")) shard->request.forbidden.emplace_back(home);
-  shard->request.forbidden.push_back(root_.root.string());
-  shards_[request.transfer] = shard;
-  worker_.add([this, shard, post = post_] {
-    std::optional<Error> failed;
-    try {
-      shard->folder = look_at_shard(shard->request);
-      link::check_list({shard->request.transfer, shard->folder.files});
-    } catch (const std::exception& error) {
-      failed = as_error(error);
-    }
-    post([this, shard, failed] {
-      const std::string& transfer = shard->request.transfer;
-      const auto found = shards_.find(transfer);
-      if (found == shards_.end() || found->second != shard) return;  // asked for again meanwhile
-      if (failed) {
-        shards_.erase(found);
-        send_(wire::TreeEnd{transfer, failed}, {});
-        return;
-      }
-      shard->sender =
-          link::offer(worker_, post_, transfer, shard->folder.folder, shard->folder.files, send_,
-                      [this, transfer] { shards_.erase(transfer); });
-    });
+void CheckpointTransfers::send(const wire::ShardAsk& request) {
+  asio::post(thread_, [this, request] {
+    if (!shards_.insert(request.transfer).second) return;
+    const auto shard = std::make_shared<Shard>();
+    shard->request = request;
+    // Not above what holds the user's own things either.
+    if (const char* home = std::getenv("HOME")) shard->request.forbidden.emplace_back(home);
+    shard->request.forbidden.push_back(root_.root.string());
+    asio::co_spawn(thread_, offer(shard), asio::detached);
   });
 }
 
-void CheckpointTransfers::message(const wire::BulkMessage& message, std::string bytes) {
-  if (const auto* ask_for = std::get_if<wire::ShardAsk>(&message)) {
-    send_shard(*ask_for);
-  } else if (const auto* files = std::get_if<wire::TreeFiles>(&message)) {
-    begin(files->transfer, *files);
-  } else if (const auto* data = std::get_if<wire::TreeData>(&message)) {
-    const auto found = fetches_.find(data->transfer);
-    if (found != fetches_.end() && found->second->receiver) {
-      found->second->receiver->take(*data, std::move(bytes));
+asio::awaitable<void> CheckpointTransfers::offer(std::shared_ptr<Shard> shard) {
+  shard->offer.transfer = shard->request.transfer;
+  try {
+    shard->found = look_at_shard(shard->request);
+    link::check_list(shard->found.files);
+    shard->offer.files = shard->found.files;
+  } catch (const std::exception& error) {
+    shard->offer.error = as_error(error);
+  }
+  try {
+    const std::function<void()> check = [] {};
+    const Talk talk = [this, shard](wire::FrameStreamPtr stream) {
+      return give(shard, std::move(stream));
+    };
+    co_await over_connections(root_, kPath, check, talk);
+    if (!shard->found.keep) remove_or_warn(shard->found.folder, "a shard stays");
+  } catch (const std::exception& error) {
+    log::info("a shard is not taken", {{"path", shard->request.path}, {"why", error.what()}});
+  }
+  shards_.erase(shard->request.transfer);
+}
+
+// Returns when the head has it.
+asio::awaitable<void> CheckpointTransfers::give(std::shared_ptr<Shard> shard,
+                                                wire::FrameStreamPtr stream) {
+  link::say(stream, shard->offer);
+  const link::Source source = link::files_of(shard->found.folder, shard->found.files);
+  while (true) {
+    const wire::ContentMessage message = co_await link::hear(stream);
+    const auto* want = std::get_if<wire::ContentWant>(&message);
+    if (std::holds_alternative<wire::ContentEnd>(message) && !shard->offer.error) co_return;
+    if (want == nullptr) throw Error(ErrorCode::invalid, "an unexpected message of content");
+    try {
+      co_await link::give(stream, *want, source, false);
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::unreachable) throw;
+      // It is not as it was: the next connection says so.
+      shard->offer = {shard->request.transfer, {}, error};
+      throw Error(ErrorCode::unreachable, error.what());
     }
-  } else if (const auto* go = std::get_if<wire::TreeGo>(&message)) {
-    const auto found = shards_.find(go->transfer);
-    if (found != shards_.end() && found->second->sender) {
-      found->second->sender->go(go->file, go->offset);
-    }
-  } else if (const auto* credit = std::get_if<wire::TreeCredit>(&message)) {
-    const auto found = shards_.find(credit->transfer);
-    if (found != shards_.end() && found->second->sender) {
-      found->second->sender->credit(credit->bytes);
-    }
-  } else if (const auto* end = std::get_if<wire::TreeEnd>(&message)) {
-    if (fetches_.contains(end->transfer)) {
-      finish(end->transfer,
-             end->error.value_or(Error(ErrorCode::failed, "the head ended it in the middle")));
-      return;
-    }
-    const auto found = shards_.find(end->transfer);
-    if (found == shards_.end()) return;
-    const std::shared_ptr<Shard> shard = found->second;
-    shards_.erase(found);
-    if (end->error || shard->folder.keep) return;
-    worker_.add([folder = shard->folder.folder] {
-      try {
-        remove_tree(folder);
-      } catch (const Error& error) {
-        log::warn("a shard stays", {{"why", error.what()}});
-      }
-    });
   }
 }
 

@@ -1,58 +1,56 @@
 #pragma once
 
 #include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/thread_pool.hpp>
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <vector>
 
-#include "agent/link/folder_transfer.hpp"
 #include "launcher/core/paths.hpp"
-#include "launcher/core/worker.hpp"
+#include "launcher/files/manifest.hpp"
+#include "launcher/wire/frames.hpp"
 #include "launcher/wire/node.hpp"
 
 // Checkpoints on their way between this node and a head whose storage it does not see: shards to
-// the head, a committed checkpoint from it. All on the executor's thread.
+// the head, a committed checkpoint from it, over connections and by a thread of their own.
 namespace dtrain::node {
 
 class CheckpointTransfers {
  public:
-  using Send = std::function<void(const wire::BulkMessage&, std::string bytes)>;
+  // `prepared` is called on the executor's thread.
   using Prepared = std::function<void(const wire::AttemptPrepared&)>;
-
-  CheckpointTransfers(boost::asio::any_io_executor executor, paths::NodeRoot root, Send send,
+  CheckpointTransfers(boost::asio::any_io_executor executor, paths::NodeRoot root,
                       Prepared prepared);
   ~CheckpointTransfers();
 
-  // The bulk connection is newly open, or gone.
-  void connected(bool is_open);
   // Looks at the storage's token, brings the checkpoint; answers when it is there. A repeat is
   // harmless.
   void prepare(const wire::PrepareAttempt& request);
   // No checkpoint is brought for the job any more.
   void forget(const JobId& job);
-  // ShardAsk, and the messages of trees.
-  void message(const wire::BulkMessage& message, std::string bytes);
+  // Offers the shard to the head until it is there, or not wanted. A repeat is harmless.
+  void send(const wire::ShardAsk& request);
 
  private:
   struct Fetch;
   struct Shard;
-  void ask(const Fetch& fetch);
-  void looked(const std::shared_ptr<Fetch>& fetch, std::optional<Error> error, bool there);
-  void send_shard(const wire::ShardAsk& request);
-  void begin(const std::string& transfer, const wire::TreeFiles& files);
-  void finish(const std::string& transfer, std::optional<Error> error);
+  void give_up(const JobId& job);
+  boost::asio::awaitable<void> look(std::shared_ptr<Fetch> fetch);
+  boost::asio::awaitable<void> bring(std::shared_ptr<Fetch> fetch, wire::FrameStreamPtr stream);
+  boost::asio::awaitable<void> offer(std::shared_ptr<Shard> shard);
+  boost::asio::awaitable<void> give(std::shared_ptr<Shard> shard, wire::FrameStreamPtr stream);
 
   boost::asio::any_io_executor executor_;
   paths::NodeRoot root_;
-  Send send_;
   Prepared prepared_;
-  std::shared_ptr<int> alive_ = std::make_shared<int>(0);
-  link::Post post_;
-  bool connected_ = false;
-  std::map<std::string, std::shared_ptr<Shard>> shards_;   // by transfer
-  std::map<std::string, std::shared_ptr<Fetch>> fetches_;  // by transfer
-  Worker worker_;
+  boost::asio::thread_pool thread_{1};
+  // What is under way. The thread's.
+  std::map<JobId, std::shared_ptr<Fetch>> fetches_;
+  std::set<std::string> shards_;  // transfers
 };
 
 // The files of a folder that a rank reported as a shard, with their sums: by its shard.json where

@@ -13,12 +13,10 @@
 #include <string_view>
 #include <vector>
 
+#include "agent/link/content_exchange.hpp"
 #include "agent/node/dial.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
-#include "launcher/files/blob_stream.hpp"
-#include "launcher/wire/json.hpp"
-#include "launcher/wire/node.hpp"
 
 namespace dtrain::node {
 
@@ -97,64 +95,13 @@ bool all_loopback(const HeadPlace& place) {
                      [](const std::string& address) { return address.starts_with("127."); });
 }
 
-wire::ContentMessage read_message(const wire::Frame& frame) {
-  return wire::content_message_from_json(wire::parse_json(frame.bytes, "a message of content"));
-}
-
-void send(const wire::FrameStreamPtr& stream, const wire::ContentMessage& message) {
-  stream->send_text(wire::dump(wire::to_json(message)));
-}
-
-// One question and the stream that answers it.
-asio::awaitable<void> one_round(std::shared_ptr<FetchJob> job, wire::FrameStreamPtr stream,
-                                const ContentStore& store, Lack lack, bool zstd) {
-  wire::ContentWant want;
-  std::map<std::string, std::uint64_t> expected;
-  std::uint64_t here = lack.total - std::min(lack.total, lack.missing);
-  for (const auto& [sha256, size] : lack.blobs) {
-    if (want.blobs.size() == wire::kWantLimit) break;
-    const std::uint64_t partial = store.partial(sha256, size);
-    here += lack.whole ? partial : 0;
-    want.blobs.push_back({sha256, partial});
-    expected[sha256] = size;
-  }
-  send(stream, want);
-  BlobReceiver receiver(store, std::move(expected), zstd);
-  bool begun = false;
-  while (true) {
-    const wire::Frame frame = co_await stream->read();
-    check_stop(*job);
-    if (!frame.text) {
-      if (!begun) throw Error(ErrorCode::invalid, "content before it was announced");
-      receiver.take(frame.bytes);
-      if (lack.whole) job->progress(here + receiver.received(), lack.total);
-      continue;
-    }
-    const wire::ContentMessage message = read_message(frame);
-    if (std::holds_alternative<wire::ContentStream>(message)) {
-      begun = true;
-    } else if (std::holds_alternative<wire::ContentEnd>(message)) {
-      receiver.finish();
-      co_return;
-    } else if (const auto* refused = std::get_if<wire::ContentRefused>(&message)) {
-      throw refused->error;
-    } else {
-      throw Error(ErrorCode::invalid, "an unexpected message of content");
-    }
-  }
-}
-
 // One connection, until nothing is missing or it breaks.
-asio::awaitable<void> over_one_connection(std::shared_ptr<FetchJob> job) {
+asio::awaitable<void> over_one_connection(std::shared_ptr<FetchJob> job,
+                                          wire::FrameStreamPtr stream) {
   const ContentStore store(job->root.content());
   const bool zstd = !all_loopback(head_place(job->config));
-  const wire::FrameStreamPtr stream = co_await dial_head(job->root, "/v1/node/content");
-  // Hung up on however this ends.
-  const std::shared_ptr<void> hang_up(nullptr, [stream](void*) { stream->abort(); });
-  const wire::ContentMessage hello = wire::ContentHello{job->job, job->attempt, zstd};
-  send(stream, hello);
-  const wire::ContentMessage answer = read_message(co_await stream->read());
-  if (const auto* refused = std::get_if<wire::ContentRefused>(&answer)) throw refused->error;
+  link::say(stream, wire::ContentHello{job->job, job->attempt, zstd});
+  const wire::ContentMessage answer = co_await link::hear(stream);
   if (!std::holds_alternative<wire::ContentGrant>(answer)) {
     throw Error(ErrorCode::invalid, "the head did not answer for content");
   }
@@ -170,7 +117,12 @@ asio::awaitable<void> over_one_connection(std::shared_ptr<FetchJob> job) {
       throw Error(ErrorCode::failed, "content that the head sends does not become whole");
     }
     before = lack.whole ? lack.blobs.size() : SIZE_MAX;
-    co_await one_round(job, stream, store, std::move(lack), zstd);
+    const link::Progress progress = [job, total = lack.total, missing = lack.missing,
+                                     whole = lack.whole](std::uint64_t here) {
+      check_stop(*job);
+      if (whole) job->progress(total - std::min(total, missing) + here, total);
+    };
+    co_await link::bring(stream, store, std::move(lack.blobs), zstd, progress);
   }
 }
 
@@ -185,31 +137,43 @@ bool content_is_here(const ContentStore& store, const JobContent& content) {
   return lacking(store, content).blobs.empty();
 }
 
-asio::awaitable<void> fetch_content(std::shared_ptr<FetchJob> job) {
-  const ContentStore store(job->root.content());
-  adopt_from_head(*job, store);
-  if (content_is_here(store, job->content)) co_return;
+asio::awaitable<void> over_connections(paths::NodeRoot root, std::string path,
+                                       std::function<void()> check, Talk talk) {
   asio::steady_timer timer(co_await asio::this_coro::executor);
   std::chrono::milliseconds pause = kFirstFetchRetry;
   int damaged = 0;
   while (true) {
     std::optional<Error> trouble;
     try {
-      co_await over_one_connection(job);
+      const wire::FrameStreamPtr stream = co_await dial_head(root, path);
+      // Hung up on however this ends.
+      const std::shared_ptr<void> hang_up(nullptr, [stream](void*) { stream->abort(); });
+      co_await talk(stream);
       co_return;
     } catch (const Error& error) {
       trouble = error;
     }
-    check_stop(*job);
+    check();
     const bool again = trouble->code() == ErrorCode::failed && ++damaged < kBadRounds;
     if (!worth_another(*trouble) && !again) throw *trouble;
-    log::info("content is fetched again", {{"job", job->job.str()}, {"why", trouble->what()}});
+    log::info("the head is dialled again", {{"for", path}, {"why", trouble->what()}});
     timer.expires_after(pause);
     boost::system::error_code ignored;
     co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
     pause = std::min<std::chrono::milliseconds>(pause * 2, kLastFetchRetry);
-    check_stop(*job);
+    check();
   }
+}
+
+asio::awaitable<void> fetch_content(std::shared_ptr<FetchJob> job) {
+  const ContentStore store(job->root.content());
+  adopt_from_head(*job, store);
+  if (content_is_here(store, job->content)) co_return;
+  const std::function<void()> check = [job] { check_stop(*job); };
+  const Talk talk = [job](wire::FrameStreamPtr stream) {
+    return over_one_connection(job, std::move(stream));
+  };
+  co_await over_connections(job->root, "/v1/node/content", check, talk);
 }
 
 }  // namespace dtrain::node

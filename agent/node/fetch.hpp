@@ -11,10 +11,18 @@
 #include "launcher/core/ids.hpp"
 #include "launcher/files/store.hpp"
 #include "launcher/spec/job_spec.hpp"
+#include "launcher/wire/frames.hpp"
 
 // Brings an attempt's content to this node: what its trees name and the store lacks, from the head
 // over a connection of its own. For a thread that may block on the disk.
 namespace dtrain::node {
+
+// Dials the head's `path` and talks; one that breaks is dialled again, with pauses of up to 5 s,
+// and so are the first few whose content arrived damaged. Throws what else `talk` throws, and what
+// `check` does, which is asked before each further try.
+using Talk = std::function<boost::asio::awaitable<void>(wire::FrameStreamPtr)>;
+boost::asio::awaitable<void> over_connections(paths::NodeRoot root, std::string path,
+                                              std::function<void()> check, Talk talk);
 
 struct FetchJob {
   paths::NodeRoot root;
@@ -27,9 +35,9 @@ struct FetchJob {
   std::function<void(std::uint64_t done, std::uint64_t total)> progress;
 };
 
-// Returns when all of it is in the store. A connection that breaks is dialled again, and goes on
-// where it was, until `stop`. Throws Error(exhausted) when it will not fit the disk, Error(denied)
-// when the head does not grant it, Error(conflict) when stopped.
+// Returns when all of it is in the store. Goes on where it was over new connections, until `stop`.
+// Throws Error(exhausted) when it will not fit the disk, Error(denied) when the head does not grant
+// it, Error(conflict) when stopped.
 boost::asio::awaitable<void> fetch_content(std::shared_ptr<FetchJob> job);
 
 // True when nothing is missing, without a connection.

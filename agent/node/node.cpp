@@ -60,12 +60,8 @@ class Agent {
                 [this](const wire::BulkMessage& message, std::string bytes) {
                   send_bulk(message, std::move(bytes));
                 }),
-        transfers_(
-            context_.get_executor(), root_,
-            [this](const wire::BulkMessage& message, std::string bytes) {
-              send_bulk(message, std::move(bytes));
-            },
-            [this](const wire::AttemptPrepared& answer) { tell_head(answer); }),
+        transfers_(context_.get_executor(), root_,
+                   [this](const wire::AttemptPrepared& answer) { tell_head(answer); }),
         pairs_(context_.get_executor(), root_.identity(), config_.cluster,
                [this](const wire::NodeMessage& message) { tell_head(message); }),
         forwards_(context_.get_executor()),
@@ -268,7 +264,6 @@ class Agent {
     execs_.use(bulk);
     forwards_.use(bulk);
     mirror_.connected(bulk != nullptr);
-    transfers_.connected(bulk != nullptr);
   }
 
   void take_bulk(const wire::BulkMessage& message, std::string bytes) {
@@ -276,13 +271,12 @@ class Agent {
         std::holds_alternative<wire::LogTaken>(message) ||
         std::holds_alternative<wire::LogRefused>(message)) {
       mirror_.message(message);
-    } else if (std::holds_alternative<wire::TreeData>(message)) {
-      transfers_.message(message, std::move(bytes));
+    } else if (const auto* shard = std::get_if<wire::ShardAsk>(&message)) {
+      transfers_.send(*shard);
     } else if (const auto* setup = std::get_if<wire::SetupAsk>(&message)) {
       send_bulk(read_setup_logs(root_, setup->request), {});
     } else {
       collector_.message(message);
-      transfers_.message(message, {});
       forwards_.message(message, bytes);
       execs_.message(message, std::move(bytes));
     }
@@ -362,7 +356,7 @@ class Agent {
       attempts_.forget(forget->job);
       mirror_.forget(forget->job);
     } else if (const auto* prepare = std::get_if<wire::PrepareAttempt>(&message)) {
-      transfers_.prepare(*prepare);
+      prepare_attempt(*prepare);
     } else if (const auto* open = std::get_if<wire::OpenPair>(&message)) {
       pairs_.open(*open);
     } else if (const auto* dial = std::get_if<wire::DialPairs>(&message)) {
@@ -389,6 +383,16 @@ class Agent {
     } catch (const Error& error) {
       log::error("what is here of this node stays", {{"why", error.what()}});
     }
+  }
+
+  void prepare_attempt(const wire::PrepareAttempt& request) {
+    if (!request.checkpoint || head_features_.contains("shards")) {
+      transfers_.prepare(request);
+      return;
+    }
+    Error error(ErrorCode::conflict, "the head's agent is too old to send a checkpoint");
+    error.with_hint("`dtrain up` with this dtrain brings it up to date");
+    tell_head(wire::AttemptPrepared{request.job, request.attempt, error});
   }
 
   asio::io_context context_{1};

@@ -6,9 +6,6 @@ namespace dtrain::wire {
 
 using nlohmann::json;
 
-template <>
-inline constexpr auto kReader<std::vector<FileEntry>> = file_entries_from_json;
-
 void fields(Is<BulkHello> auto& m, auto&& f) {
   f("node", any_id(m.node));
 }
@@ -59,31 +56,13 @@ void fields(M& m, auto&& f) {
   if constexpr (requires { m.bytes; }) f("bytes", within(m.bytes, 0, kBulkFrame));
 }
 
-// ---- Folders of files.
+// ---- Shards, setup and collection.
 
 void fields(Is<ShardAsk> auto& m, auto&& f) {
   f("transfer", m.transfer, "job", m.job, "path", m.path, "shard", m.shard, "shards",
     within(m.shards, 1), "step", within(m.step, 0, INT64_MAX), "keep", or_default(m.keep),
     "forbidden", m.forbidden, "storage", if_set(m.storage));
 }
-BOOST_DESCRIBE_STRUCT(CheckpointAsk, (), (transfer, job, number))
-BOOST_DESCRIBE_STRUCT(TreeFiles, (), (transfer, files))
-void fields(Is<TreeGo> auto& m, auto&& f) {
-  f("transfer", m.transfer, "file", within(m.file, 0), "offset", m.offset);
-}
-void fields(Is<TreeData> auto& m, auto&& f) {
-  f("transfer", m.transfer, "file", within(m.file, 0), "offset", m.offset, "bytes",
-    within(m.bytes, 0, kBulkFrame));
-}
-void fields(Is<TreeCredit> auto& m, auto&& f) {
-  f("transfer", m.transfer, "bytes", within(m.bytes, 0, kTreeWindow));
-}
-void fields(Is<TreeEnd> auto& m, auto&& f) {
-  f("transfer", m.transfer, "error", if_set(m.error));
-}
-
-// ---- Setup and collection.
-
 BOOST_DESCRIBE_STRUCT(SetupAsk, (), (request))
 BOOST_DESCRIBE_STRUCT(SetupLogs::Log, (), (name, text))
 BOOST_DESCRIBE_STRUCT(SetupLogs, (), (request, logs))
@@ -100,10 +79,9 @@ void fields(Is<Collected> auto& m, auto&& f) {
 namespace {
 
 constexpr MessageNames<BulkMessage> kBulkMessages{
-    "hello",       "exec",      "output",         "input",      "credit",  "control",
-    "exit",        "forward",   "log_open",       "log_from",   "log",     "log_taken",
-    "log_refused", "shard_ask", "checkpoint_ask", "tree_files", "tree_go", "tree",
-    "tree_credit", "tree_end",  "setup_ask",      "setup_logs", "collect", "collected"};
+    "hello",       "exec",      "output",    "input",      "credit",  "control",
+    "exit",        "forward",   "log_open",  "log_from",   "log",     "log_taken",
+    "log_refused", "shard_ask", "setup_ask", "setup_logs", "collect", "collected"};
 
 }  // namespace
 
@@ -117,8 +95,7 @@ BulkMessage bulk_message_from_json(const json& object) {
 
 bool carries_bytes(const BulkMessage& message) {
   return std::holds_alternative<ExecOutput>(message) ||
-         std::holds_alternative<ExecInput>(message) || std::holds_alternative<LogData>(message) ||
-         std::holds_alternative<TreeData>(message);
+         std::holds_alternative<ExecInput>(message) || std::holds_alternative<LogData>(message);
 }
 
 bool is_log_file(const std::string& name) {

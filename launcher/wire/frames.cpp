@@ -195,7 +195,7 @@ struct Moving {
 // Takes a connection to another thread. The peer must be silent until it has our answer, so that
 // nothing is on its way through the layers that are taken off here; the session goes on over new
 // ones. `then` is called there.
-void move_to(asio::io_context& there, std::shared_ptr<TlsSocket> socket,
+void move_to(asio::any_io_executor there, std::shared_ptr<TlsSocket> socket,
              std::function<void(std::shared_ptr<TlsSocket>)> then) {
   SSL* const ssl = socket->next_layer().native_handle();
   tcp::socket& lowest = beast::get_lowest_layer(*socket);
@@ -203,7 +203,7 @@ void move_to(asio::io_context& there, std::shared_ptr<TlsSocket> socket,
   ::SSL_up_ref(ssl);
   const auto moving = std::make_shared<Moving>(lowest.release(), ssl);
   socket.reset();
-  asio::post(there, [&there, moving, protocol, then = std::move(then)] {
+  asio::post(there, [there, moving, protocol, then = std::move(then)] {
     tcp::socket lower(there);
     error_code failed;
     lower.assign(protocol, moving->fd.get(), failed);
@@ -275,10 +275,10 @@ class TlsCaller final : public Caller {
     co_return stream;
   }
 
-  void accept_on(asio::io_context& there, std::function<void(FrameStreamPtr)> then) override {
+  void accept_on(asio::any_io_executor there, std::function<void(FrameStreamPtr)> then) override {
     check_silent();
     move_to(there, std::move(socket_),
-            [&there, request = request_, then = std::move(then)](std::shared_ptr<TlsSocket> moved) {
+            [there, request = request_, then = std::move(then)](std::shared_ptr<TlsSocket> moved) {
               asio::co_spawn(there, upgrade(std::move(moved), request),
                              [then](const std::exception_ptr& broken, FrameStreamPtr stream) {
                                if (!broken) then(std::move(stream));
@@ -286,11 +286,12 @@ class TlsCaller final : public Caller {
             });
   }
 
-  void answer_on(asio::io_context& there, HttpAnswer answer, std::function<void()> done) override {
+  void answer_on(asio::any_io_executor there, HttpAnswer answer,
+                 std::function<void()> done) override {
     // Called whatever becomes of it, when the last of what is to be done is let go of.
     const std::shared_ptr<void> end(nullptr, [done = std::move(done)](void*) { done(); });
     move_to(there, std::move(socket_),
-            [&there, answer = std::move(answer), end](std::shared_ptr<TlsSocket> moved) {
+            [there, answer = std::move(answer), end](std::shared_ptr<TlsSocket> moved) {
               asio::co_spawn(there, give_answer(std::move(moved), answer),
                              [end](const std::exception_ptr&) {});
             });

@@ -1,7 +1,7 @@
 #pragma once
 
+#include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/awaitable.hpp>
-#include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
 #include <chrono>
@@ -87,12 +87,12 @@ class Caller {
 
   // Gives it the WebSocket, on this thread. Throws Error as accept_tls.
   virtual asio::awaitable<FrameStreamPtr> accept() = 0;
-  // The same on the thread of another context, where the connection's TLS is done from then on:
-  // what carries gigabytes keeps nobody else waiting. `then` is called there, if all goes well.
-  virtual void accept_on(asio::io_context& there, std::function<void(FrameStreamPtr)> then) = 0;
+  // The same on another thread's executor, where the connection's TLS is done from then on: what
+  // carries gigabytes keeps nobody else waiting. `then` is called there, if all goes well.
+  virtual void accept_on(asio::any_io_executor there, std::function<void(FrameStreamPtr)> then) = 0;
   // Plain HTTP in its place, there too; then the connection closes. What of the request was not
   // read is not. `done` is called on some thread once it is over, whatever came of it.
-  virtual void answer_on(asio::io_context& there, HttpAnswer answer,
+  virtual void answer_on(asio::any_io_executor there, HttpAnswer answer,
                          std::function<void()> done) = 0;
 };
 using CallerPtr = std::shared_ptr<Caller>;

@@ -22,6 +22,8 @@ template <>
 inline constexpr auto kReader<AttemptEvent> = attempt_event_from_json;
 template <>
 inline constexpr auto kReader<AttemptCommand> = attempt_command_from_json;
+template <>
+inline constexpr auto kReader<std::vector<FileEntry>> = file_entries_from_json;
 
 // ---- Node to head.
 
@@ -107,6 +109,11 @@ BOOST_DESCRIBE_STRUCT(ContentWant, (), (blobs))
 BOOST_DESCRIBE_STRUCT(ContentStream, (), (bytes))
 BOOST_DESCRIBE_STRUCT(ContentEnd, (), ())
 BOOST_DESCRIBE_STRUCT(ContentRefused, (), (error))
+BOOST_DESCRIBE_STRUCT(CheckpointAsk, (), (job, number))
+BOOST_DESCRIBE_STRUCT(ContentFiles, (), (files))
+void fields(Is<ShardOffer> auto& m, auto&& f) {
+  f("transfer", m.transfer, "files", m.files, "error", if_set(m.error));
+}
 
 namespace {
 
@@ -116,8 +123,8 @@ constexpr MessageNames<NodeMessage> kNodeMessages{
 constexpr MessageNames<HeadMessage> kHeadMessages{
     "welcome", "refused",   "heartbeat",  "start",      "command",     "forget", "shutdown",
     "prepare", "open_pair", "dial_pairs", "close_pair", "certificate", "stage",  "unstage"};
-constexpr MessageNames<ContentMessage> kContentMessages{"hello",  "grant", "want",
-                                                        "stream", "end",   "refused"};
+constexpr MessageNames<ContentMessage> kContentMessages{
+    "hello", "grant", "want", "stream", "end", "refused", "checkpoint", "files", "shard"};
 constexpr const char* kUnknown = "unknown message ";
 
 }  // namespace

@@ -22,15 +22,15 @@
 // commands. Each begins with the node's Hello (bulk: the short form) and the head's Welcome. Fields
 // are only ever added; a version that differs in its major part is refused plainly. What came after
 // the first version is said only to a side that has named the feature: "mirror" (logs), "prepare"
-// (PrepareAttempt, trees), "pairs", "renew", "setup", "forward",
-// "content" (Stage, Unstage, /v1/node/content), "shared" (ShardAsk's storage), "collect",
-// "memory" (AttemptSpec's rank_memory).
+// (PrepareAttempt), "pairs", "renew", "setup", "forward", "content" (Stage, Unstage,
+// /v1/node/content), "shards" (ShardAsk, PrepareAttempt's checkpoint, /v1/node/checkpoint),
+// "collect", "memory" (AttemptSpec's rank_memory).
 namespace dtrain::wire {
 
 inline constexpr int kNodeVersion = 1;
 
 inline const std::vector<std::string> kNodeFeatures{"mirror",  "prepare", "pairs",   "renew",
-                                                    "setup",   "forward", "content", "shared",
+                                                    "setup",   "forward", "content", "shards",
                                                     "collect", "memory"};
 
 // ---- Node to head, control.
@@ -273,51 +273,20 @@ struct LogRefused {  // of a job that the head has forgotten
   LogName log;
 };
 
-// A folder of files, in either direction: the shard of a checkpoint to the head, a committed
-// checkpoint to a node. The one that wants it asks; the other lists the files with their sums, is
-// told where to begin, and sends under credit of kTreeWindow bytes, never past the end of a file in
-// one frame. After a new connection the asking side asks again and goes on where it was.
-struct ShardAsk {  // to the node; once it is taken whole, a folder without `keep` is removed
+// The folder of a shard on the node is to be offered to the head (ShardOffer). Said again after a
+// new connection; a repeat is harmless.
+struct ShardAsk {
   std::string transfer;
   JobId job;
   std::string path;
   int shard = 0;
   int shards = 1;
   std::int64_t step = 0;
-  bool keep = false;
+  bool keep = false;                   // else it is removed once the head has it
   std::vector<std::string> forbidden;  // folders that must not lie in it
-  // Of a storage that node and head share (feature "shared"): what lies among its checkpoints is
-  // the head's to remove, or not to be named at all. Empty: the node's own storage.
+  // Of a storage that node and head share: what lies among its checkpoints is the head's to remove,
+  // or not to be named at all. Empty: the node's own storage.
   std::string storage;
-};
-struct CheckpointAsk {  // to the head
-  std::string transfer;
-  JobId job;
-  int number = 0;
-};
-struct TreeFiles {
-  std::string transfer;
-  std::vector<FileEntry> files;
-};
-struct TreeGo {
-  std::string transfer;
-  std::size_t file = 0;
-  std::uint64_t offset = 0;
-};
-struct TreeData {
-  std::string transfer;
-  std::size_t file = 0;
-  std::uint64_t offset = 0;
-  std::size_t bytes = 0;
-};
-struct TreeCredit {
-  std::string transfer;
-  std::size_t bytes = 0;
-};
-struct TreeEnd {  // from the one that asked: all is there, or it wants no more; from the other: why
-                  // not
-  std::string transfer;
-  std::optional<Error> error;
 };
 
 // What the node keeps of its own setup: the ends of setup/*.log.
@@ -357,8 +326,7 @@ struct Collected {
 
 using BulkMessage =
     std::variant<BulkHello, StartExec, ExecOutput, ExecInput, ExecCredit, ExecControl, ExecExit,
-                 StartForward, LogOpen, LogFrom, LogData, LogTaken, LogRefused, ShardAsk,
-                 CheckpointAsk, TreeFiles, TreeGo, TreeData, TreeCredit, TreeEnd, SetupAsk,
+                 StartForward, LogOpen, LogFrom, LogData, LogTaken, LogRefused, ShardAsk, SetupAsk,
                  SetupLogs, CollectAsk, Collected>;
 
 // Whether a binary frame comes behind it.
@@ -367,14 +335,15 @@ bool carries_bytes(const BulkMessage& message);
 bool is_log_file(const std::string& name);
 
 inline constexpr std::size_t kLogWindow = std::size_t{512} << 10;
-inline constexpr std::size_t kTreeWindow = std::size_t{1} << 20;
 inline constexpr std::size_t kSetupText = std::size_t{256} << 10;
 
-// ---- Content, /v1/node/content (feature "content"): one connection for one attempt. The node says
-// what it is for and which blobs it lacks; the head answers each ContentWant with a ContentStream,
-// binary frames that are one stream of launcher/files/blob_stream.hpp, and a ContentEnd. Only what
-// the attempt's trees name is given, and only to a node that the attempt was given to.
-
+// ---- Content: bytes, on connections of their own. Who has some says what it is; who wants them
+// asks for blobs by their sums, from where an earlier try ended; each ContentWant is answered with
+// a ContentStream, binary frames that are one stream of launcher/files/blob_stream.hpp, and a
+// ContentEnd. Instead of any answer may come a ContentRefused, and the end.
+//
+// /v1/node/content (feature "content"): of one attempt, to the node. Only what the attempt's trees
+// name is given, and only to a node that the attempt was given to.
 struct ContentHello {
   JobId job;
   int attempt = 0;
@@ -383,6 +352,22 @@ struct ContentHello {
 // Head to node: this is what the attempt has.
 struct ContentGrant {
   JobContent content;
+};
+// /v1/node/checkpoint (feature "shards"): one folder of files. A committed checkpoint, to a node
+// whose attempt goes on with it; answered by ContentFiles.
+struct CheckpointAsk {
+  JobId job;
+  int number = 0;
+};
+struct ContentFiles {
+  std::vector<FileEntry> files;
+};
+// Or a shard, to the head, which has asked for it (ShardAsk): it is the head that sends
+// ContentWants, and last a ContentEnd, when the shard is safe there. With `error` there is none.
+struct ShardOffer {
+  std::string transfer;
+  std::vector<FileEntry> files;
+  std::optional<Error> error;
 };
 struct ContentWant {
   struct Blob {
@@ -399,8 +384,9 @@ struct ContentRefused {
   Error error{ErrorCode::internal, ""};
 };
 
-using ContentMessage = std::variant<ContentHello, ContentGrant, ContentWant, ContentStream,
-                                    ContentEnd, ContentRefused>;
+using ContentMessage =
+    std::variant<ContentHello, ContentGrant, ContentWant, ContentStream, ContentEnd, ContentRefused,
+                 CheckpointAsk, ContentFiles, ShardOffer>;
 
 inline constexpr std::size_t kWantLimit = 20000;  // blobs of one ContentWant
 

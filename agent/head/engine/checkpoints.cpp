@@ -178,11 +178,7 @@ void Engine::Impl::fetch_shard(const JobId& id, const ShardReport& task, const N
   ask.step = task.step;
   ask.keep = task.keep;
   ask.forbidden = {job->spec.workdir, storage_of(*job, *share)};
-  if (!job->spec.storage_path.empty()) {
-    ask.storage = storage_of(*job, *share);
-    // It could not tell that it was to remove what lies in the storage.
-    if (!nodes.at(node).features.contains("shared")) ask.keep = true;
-  }
+  if (!job->spec.storage_path.empty()) ask.storage = storage_of(*job, *share);
   const fs::path folder = storage(*job);
   const auto transfer = std::make_shared<std::string>();
   auto fetched = [this, task, folder, fail, node, transfer, guard = std::weak_ptr<int>(alive)](

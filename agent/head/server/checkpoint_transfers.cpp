@@ -1,173 +1,203 @@
 #include "agent/head/server/checkpoint_transfers.hpp"
 
 #include <boost/asio/post.hpp>
+#include <boost/asio/strand.hpp>
 
 #include "agent/head/store/checkpoints.hpp"
+#include "agent/link/content_exchange.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/log.hpp"
 #include "launcher/files/sha256.hpp"
 
 namespace dtrain::head {
 
 namespace asio = boost::asio;
 
-struct CheckpointTransfers::Fetch {
-  wire::ShardAsk ask;
-  fs::path folder;
-  Nodes::Fetched done;
-  std::shared_ptr<link::FolderReceiver> receiver;
-};
+namespace {
 
-CheckpointTransfers::CheckpointTransfers(asio::io_context& context, Engine& engine,
+constexpr std::size_t kThreads = 2;
+
+// The last that the node hears of a shard.
+void answer(const GuestPtr& guest, const std::optional<Error>& error) {
+  if (!guest) return;
+  asio::post(guest->executor, [guest, error] {
+    link::say(guest->stream, error ? wire::ContentMessage(wire::ContentRefused{*error})
+                                   : wire::ContentMessage(wire::ContentEnd{}));
+    guest->stream->close();
+  });
+}
+
+}  // namespace
+
+CheckpointTransfers::CheckpointTransfers(asio::io_context& engine_context, Engine& engine,
                                          NodeConnections& nodes)
-    : engine_(engine),
-      nodes_(nodes),
-      post_([&context, guard = std::weak_ptr<int>(alive_)](std::function<void()> task) {
-        asio::post(context, [guard, task = std::move(task)] {
-          if (guard.lock()) task();
-        });
-      }) {
+    : engine_context_(engine_context), engine_(engine), nodes_(nodes), threads_(kThreads) {
   NodeConnections::BulkHooks hooks;
-  hooks.message = [this](const NodeId& node, const wire::BulkMessage& each, std::string& bytes) {
-    message(node, each, bytes);
-  };
-  hooks.opened = [this](const NodeId& node) { opened(node); };
-  hooks.gone = [this](const NodeId& node) {
-    std::erase_if(senders_, [&](const auto& entry) { return entry.first.first == node; });
+  hooks.opened = [this](const NodeId& node) {
+    for (const auto& [key, fetch] : fetches_) {
+      if (key.first == node) ask_node(key);
+    }
   };
   nodes_.on_bulk(std::move(hooks));
 }
 
 CheckpointTransfers::~CheckpointTransfers() {
-  alive_.reset();
+  stop();
+}
+
+void CheckpointTransfers::stop() {
+  threads_.stop();
+  threads_.join();
 }
 
 std::string CheckpointTransfers::fetch(const NodeId& node, wire::ShardAsk ask,
                                        const fs::path& folder, Nodes::Fetched done) {
   ask.transfer = random_hex(8);
-  const auto fetch = std::make_shared<Fetch>(Fetch{ask, folder, std::move(done), nullptr});
-  fetches_[{node, ask.transfer}] = fetch;
-  nodes_.send_bulk(node, ask);
-  return ask.transfer;
+  const Key key{node, ask.transfer};
+  fetches_[key] = {std::move(ask), folder, std::move(done), false, nullptr};
+  ask_node(key);
+  return key.second;
+}
+
+void CheckpointTransfers::ask_node(const Key& key) {
+  if (nodes_.takes_commands(key.first) && !nodes_.has_feature(key.first, "shards")) {
+    // Not at once: the engine is in the middle of something.
+    asio::post(engine_context_, [this, key] { finish(key, agent_too_old("send a checkpoint")); });
+    return;
+  }
+  nodes_.send_bulk(key.first, fetches_.at(key).ask);
 }
 
 void CheckpointTransfers::taken(const NodeId& node, const std::string& transfer,
                                 const std::optional<Error>& error) {
-  nodes_.send_bulk(node, wire::TreeEnd{transfer, error});
-}
-
-link::Say CheckpointTransfers::say(const NodeId& node) {
-  return [this, node](const wire::BulkMessage& message, std::string bytes) {
-    nodes_.send_bulk(node, message, std::move(bytes));
-  };
-}
-
-void CheckpointTransfers::opened(const NodeId& node) {
-  for (const auto& [key, fetch] : fetches_) {
-    if (key.first == node) nodes_.send_bulk(node, fetch->ask);
-  }
+  const auto found = fetches_.find({node, transfer});
+  if (found == fetches_.end()) return;
+  answer(found->second.guest, error);
+  fetches_.erase(found);
 }
 
 void CheckpointTransfers::give_up(const NodeId& node) {
-  std::vector<Key> keys;
   for (const auto& [key, fetch] : fetches_) {
-    if (key.first == node) keys.push_back(key);
-  }
-  for (const Key& key : keys) {
-    // Not at once: the engine is in the middle of something.
-    post_([this, key] {
-      finish(key, Error(ErrorCode::unreachable, key.first.str() + " was lost"), false);
+    if (key.first != node) continue;
+    asio::post(engine_context_, [this, key = key] {
+      finish(key, Error(ErrorCode::unreachable, key.first.str() + " was lost"));
     });
   }
 }
 
-void CheckpointTransfers::begin(const Key& key, const wire::TreeFiles& files) {
+void CheckpointTransfers::finish(const Key& key, const Error& error) {
   const auto found = fetches_.find(key);
-  if (found == fetches_.end()) return;
-  link::receive(found->second->receiver, worker_, post_, found->second->folder, files,
-                say(key.first),
-                [this, key](std::optional<Error> error) { finish(key, std::move(error), true); });
-}
-
-void CheckpointTransfers::finish(const Key& key, std::optional<Error> error, bool tell) {
-  const auto found = fetches_.find(key);
-  if (found == fetches_.end()) return;
-  const std::shared_ptr<Fetch> fetch = found->second;
+  if (found == fetches_.end() || found->second.arrived) return;
+  const Fetch fetch = std::move(found->second);
   fetches_.erase(found);
-  if (error) {
-    worker_.add([folder = fetch->folder] {
-      try {
-        remove_tree(folder);
-      } catch (const Error&) {  // goes with its attempt
-      }
-    });
-  }
-  std::vector<FileEntry> files;
-  if (fetch->receiver) files = fetch->receiver->files();
-  if (tell && error) taken(key.first, key.second, error);
-  fetch->done(std::move(error), std::move(files));
+  answer(fetch.guest, error);
+  asio::post(threads_, [folder = fetch.folder] {
+    try {
+      remove_tree(folder);
+      remove_tree(link::part_of(folder));
+    } catch (const Error&) {  // goes with its attempt
+    }
+  });
+  fetch.done(error, {});
 }
 
-// A node wants the checkpoint from which its ranks are to go on.
-void CheckpointTransfers::send_checkpoint(const NodeId& node, const wire::CheckpointAsk& request) {
-  std::optional<fs::path> folder;
+// A connection for a shard; where it is to be brought, absent when it is there.
+std::optional<fs::path> CheckpointTransfers::offered(const GuestPtr& guest,
+                                                     const std::string& transfer) {
+  const auto found = fetches_.find({guest->node, transfer});
+  if (found == fetches_.end()) {
+    throw Error(ErrorCode::not_found, "the head does not wait for this shard");
+  }
+  Fetch& fetch = found->second;
+  if (fetch.guest) hang_up(fetch.guest);
+  if (fetch.guest && !fetch.arrived) {
+    throw Error(ErrorCode::timeout, "the connection before this one is not over yet");
+  }
+  fetch.guest = guest;
+  if (fetch.arrived) return std::nullopt;
+  return fetch.folder;
+}
+
+void CheckpointTransfers::brought(const GuestPtr& guest, const wire::ShardOffer& offer,
+                                  const std::optional<Error>& error, bool lost) {
+  const Key key{guest->node, offer.transfer};
+  const auto found = fetches_.find(key);
+  if (found == fetches_.end()) {
+    hang_up(guest);  // given up meanwhile
+  } else if (!error) {
+    found->second.arrived = true;
+    found->second.done(std::nullopt, offer.files);
+  } else if (lost) {
+    found->second.guest.reset();  // the node dials again
+  } else {
+    finish(key, *error);
+  }
+}
+
+// ---- On the guest's thread
+
+void CheckpointTransfers::serve_node(const wire::CallerPtr& caller) {
+  guests_.let_in(caller, asio::make_strand(threads_),
+                 [this](GuestPtr guest) { return serve(std::move(guest)); });
+}
+
+asio::awaitable<void> CheckpointTransfers::serve(GuestPtr guest) {
   try {
-    if (engine_.knows_share(node, request.job, engine_.newest_attempt(request.job))) {
-      folder = engine_.checkpoint(request.job, request.number);
+    const wire::ContentMessage message = co_await link::hear(guest->stream);
+    if (const auto* offer = std::get_if<wire::ShardOffer>(&message)) {
+      co_await bring_shard(guest, *offer);
+      co_return;  // answered when it is safe
     }
-  } catch (const Error&) {
-    // No such job.
+    const auto* request = std::get_if<wire::CheckpointAsk>(&message);
+    if (request == nullptr) throw Error(ErrorCode::invalid, "neither a shard nor a checkpoint");
+    co_await give_checkpoint(guest, *request);
+  } catch (const std::exception& failed) {
+    const Error error = as_error(failed);
+    if (error.code() == ErrorCode::unreachable) co_return;  // it has all it wanted, or is gone
+    log::info("a checkpoint is refused", {{"node", guest->node.str()}, {"why", error.what()}});
+    link::say(guest->stream, wire::ContentRefused{error});
+    guest->stream->close();
   }
-  if (!folder) {
-    const Error error(ErrorCode::not_found, "the head has no such checkpoint for " + node.str());
-    nodes_.send_bulk(node, wire::TreeEnd{request.transfer, error});
-    return;
+}
+
+asio::awaitable<void> CheckpointTransfers::bring_shard(GuestPtr guest, wire::ShardOffer offer) {
+  const auto begin = [this, guest, transfer = offer.transfer] { return offered(guest, transfer); };
+  const std::optional<fs::path> folder = co_await ask(engine_context_, begin);
+  if (!folder) co_return;
+  std::optional<Error> error = offer.error;
+  try {
+    const link::Progress nobody_asks = [](std::uint64_t) {};
+    if (!error) co_await link::bring_folder(guest->stream, *folder, offer.files, nobody_asks);
+  } catch (const std::exception& failed) {
+    error = as_error(failed);
   }
-  const Key key{node, request.transfer};
-  worker_.add([this, key, path = *folder, post = post_] {
-    std::vector<FileEntry> files;
-    std::optional<Error> failed;
-    try {
-      files = read_manifest(path).files;
-      const FileSum sum = sum_file(path / "manifest.json");
-      files.push_back({"manifest.json", sum.size, sum.sha256});
-      link::check_list({key.second, files});
-    } catch (const std::exception& error) {
-      failed = as_error(error);
-    }
-    post([this, key, path, files, failed] {
-      if (failed) {
-        nodes_.send_bulk(key.first, wire::TreeEnd{key.second, failed});
-        return;
-      }
-      senders_[key] = link::offer(worker_, post_, key.second, path, files, say(key.first),
-                                  [this, key] { senders_.erase(key); });
-    });
+  const bool lost = !guest->stream->is_open();
+  asio::post(engine_context_, [this, guest, offer = std::move(offer), error, lost] {
+    brought(guest, offer, error, lost);
   });
 }
 
-void CheckpointTransfers::message(const NodeId& node, const wire::BulkMessage& message,
-                                  std::string& bytes) {
-  if (const auto* ask = std::get_if<wire::CheckpointAsk>(&message)) {
-    send_checkpoint(node, *ask);
-  } else if (const auto* files = std::get_if<wire::TreeFiles>(&message)) {
-    begin({node, files->transfer}, *files);
-  } else if (const auto* data = std::get_if<wire::TreeData>(&message)) {
-    const auto found = fetches_.find({node, data->transfer});
-    if (found != fetches_.end() && found->second->receiver) {
-      found->second->receiver->take(*data, std::move(bytes));
+asio::awaitable<void> CheckpointTransfers::give_checkpoint(GuestPtr guest,
+                                                           wire::CheckpointAsk request) {
+  const auto find = [this, node = guest->node, request]() -> std::optional<fs::path> {
+    try {
+      const int attempt = engine_.newest_attempt(request.job);
+      if (!engine_.knows_share(node, request.job, attempt)) return std::nullopt;
+    } catch (const Error&) {  // no such job
+      return std::nullopt;
     }
-  } else if (const auto* go = std::get_if<wire::TreeGo>(&message)) {
-    const auto found = senders_.find({node, go->transfer});
-    if (found != senders_.end()) found->second->go(go->file, go->offset);
-  } else if (const auto* credit = std::get_if<wire::TreeCredit>(&message)) {
-    const auto found = senders_.find({node, credit->transfer});
-    if (found != senders_.end()) found->second->credit(credit->bytes);
-  } else if (const auto* end = std::get_if<wire::TreeEnd>(&message)) {
-    senders_.erase({node, end->transfer});
-    // From the side that sends it is never a good end.
-    finish({node, end->transfer},
-           end->error.value_or(Error(ErrorCode::failed, "the node ended it in the middle")), false);
+    return engine_.checkpoint(request.job, request.number);
+  };
+  const std::optional<fs::path> folder = co_await ask(engine_context_, find);
+  if (!folder) {
+    throw Error(ErrorCode::not_found, "the head has no such checkpoint for " + guest->node.str());
   }
+  std::vector<FileEntry> files = read_manifest(*folder).files;
+  const FileSum sum = sum_file(*folder / "manifest.json");
+  files.push_back({"manifest.json", sum.size, sum.sha256});
+  link::check_list(files);
+  link::say(guest->stream, wire::ContentFiles{files});
+  co_await link::give_all(guest->stream, link::files_of(*folder, files), false);
 }
 
 }  // namespace dtrain::head

@@ -1,23 +1,29 @@
 #pragma once
 
+#include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/thread_pool.hpp>
 #include <map>
-#include <memory>
+#include <optional>
 #include <string>
 
 #include "agent/head/engine/engine.hpp"
+#include "agent/head/server/guests.hpp"
 #include "agent/head/server/node_connections.hpp"
-#include "agent/link/folder_transfer.hpp"
-#include "launcher/core/worker.hpp"
 
 // Checkpoints on their way between the head's storage and nodes that do not see it: shards to here,
-// committed checkpoints from here. All on the io_context's thread.
+// committed checkpoints from here. The bytes pass through threads of their own, at the priority of
+// any other, unlike those of a job's content: ranks wait for them.
 namespace dtrain::head {
 
 class CheckpointTransfers {
  public:
-  CheckpointTransfers(boost::asio::io_context& context, Engine& engine, NodeConnections& nodes);
+  // `engine_context` is where the engine runs, and all is called.
+  CheckpointTransfers(boost::asio::io_context& engine_context, Engine& engine,
+                      NodeConnections& nodes);
   ~CheckpointTransfers();
+  // Ends the threads; nothing is brought or given from then on.
+  void stop();
 
   // As those of Nodes.
   std::string fetch(const NodeId& node, wire::ShardAsk ask, const fs::path& folder,
@@ -25,23 +31,36 @@ class CheckpointTransfers {
   void taken(const NodeId& node, const std::string& transfer, const std::optional<Error>& error);
   void give_up(const NodeId& node);
 
- private:
-  using Key = std::pair<NodeId, std::string>;
-  struct Fetch;
-  void opened(const NodeId& node);
-  void message(const NodeId& node, const wire::BulkMessage& message, std::string& bytes);
-  void begin(const Key& key, const wire::TreeFiles& files);
-  void finish(const Key& key, std::optional<Error> error, bool tell);
-  void send_checkpoint(const NodeId& node, const wire::CheckpointAsk& request);
-  link::Say say(const NodeId& node);
+  // A node has a shard, or wants a checkpoint.
+  void serve_node(const wire::CallerPtr& caller);
+  // Its connections end.
+  void end(const NodeId& node) { guests_.end(node); }
 
+ private:
+  using Key = std::pair<NodeId, std::string>;  // with the name of the transfer
+  // A shard that is awaited.
+  struct Fetch {
+    wire::ShardAsk ask;
+    fs::path folder;
+    Nodes::Fetched done;
+    bool arrived = false;  // and `done` knows
+    GuestPtr guest;        // from which it comes, or came; null: from none
+  };
+  void ask_node(const Key& key);
+  std::optional<fs::path> offered(const GuestPtr& guest, const std::string& transfer);
+  void brought(const GuestPtr& guest, const wire::ShardOffer& offer,
+               const std::optional<Error>& error, bool lost);
+  void finish(const Key& key, const Error& error);
+  boost::asio::awaitable<void> serve(GuestPtr guest);
+  boost::asio::awaitable<void> bring_shard(GuestPtr guest, wire::ShardOffer offer);
+  boost::asio::awaitable<void> give_checkpoint(GuestPtr guest, wire::CheckpointAsk request);
+
+  boost::asio::io_context& engine_context_;
   Engine& engine_;
   NodeConnections& nodes_;
-  std::shared_ptr<int> alive_ = std::make_shared<int>(0);
-  link::Post post_;
-  std::map<Key, std::shared_ptr<Fetch>> fetches_;
-  std::map<Key, std::shared_ptr<link::FolderSender>> senders_;
-  Worker worker_;
+  boost::asio::thread_pool threads_;  // outlives what holds its connections
+  std::map<Key, Fetch> fetches_;
+  Guests guests_;
 };
 
 }  // namespace dtrain::head

@@ -6,13 +6,12 @@
 #include <boost/asio/detached.hpp>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/redirect_error.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <map>
 #include <optional>
 #include <vector>
 
+#include "agent/link/content_exchange.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/files/blob_stream.hpp"
@@ -27,7 +26,6 @@ using UnixSocket = asio::local::stream_protocol::socket;
 
 namespace {
 
-constexpr std::size_t kQueue = std::size_t{1} << 20;     // bytes on their way to one node
 constexpr std::size_t kOfferLimit = kContentEntryLimit;  // blobs of one upload
 
 json missing_trees(const ContentStore& store, const std::vector<std::string>& trees) {
@@ -45,10 +43,6 @@ json missing_trees(const ContentStore& store, const std::vector<std::string>& tr
   json answer;
   answer["missing"] = std::move(missing);
   return answer;
-}
-
-void send(const wire::FrameStreamPtr& stream, const wire::ContentMessage& message) {
-  stream->send_text(wire::dump(wire::to_json(message)));
 }
 
 // What the client offers and this store lacks: sum to size.
@@ -84,9 +78,9 @@ Offer read_offer(const ContentStore& store, const std::string& text) {
   return result;
 }
 
-// All that the attempt's trees name, and the trees themselves: sum to size.
-std::map<std::string, std::uint64_t> allowed(const ContentStore& store, const JobContent& content) {
-  std::map<std::string, std::uint64_t> sums;
+// All that the attempt's trees name, and the trees themselves.
+link::Source allowed(const ContentStore& store, const JobContent& content) {
+  std::map<std::string, std::uint64_t> sums;  // to sizes
   for (const std::string& name : content.trees()) {
     const std::string text = store.read(name);
     sums[name] = text.size();
@@ -94,31 +88,17 @@ std::map<std::string, std::uint64_t> allowed(const ContentStore& store, const Jo
       if (entry.kind == ContentEntry::Kind::file) sums[entry.sha256] = entry.size;
     }
   }
-  return sums;
-}
-
-std::vector<BlobSender::Source> sources_for(const ContentStore& store,
-                                            const std::map<std::string, std::uint64_t>& may,
-                                            const wire::ContentWant& want, std::uint64_t& bytes) {
-  std::vector<BlobSender::Source> sources;
-  for (const wire::ContentWant::Blob& blob : want.blobs) {
-    const auto found = may.find(blob.sha256);
-    if (found == may.end()) {
+  return [&store, sums = std::move(sums)](const std::string& sha256) {
+    const auto found = sums.find(sha256);
+    if (found == sums.end()) {
       throw Error(ErrorCode::denied, "this content is not part of the attempt");
     }
-    if (!store.has(blob.sha256, found->second)) {
+    if (!store.has(sha256, found->second)) {
       throw Error(ErrorCode::failed, "content of the job is damaged on the head")
           .with_hint("submit it again: what is missing is sent anew");
     }
-    BlobSender::Source source;
-    source.sha256 = blob.sha256;
-    source.file = store.blob(blob.sha256);
-    source.offset = std::min(blob.offset, found->second);
-    source.size = found->second;
-    bytes += source.size - source.offset;
-    sources.push_back(std::move(source));
-  }
-  return sources;
+    return BlobSender::Source{sha256, store.blob(sha256), 0, found->second, {}};
+  };
 }
 
 }  // namespace
@@ -239,108 +219,37 @@ asio::awaitable<void> ContentServer::take_upload(UnixSocket socket, std::string 
   stream->close();
 }
 
-// A node's connection, from its call to its end. The thread's, but for the node.
-struct ContentServer::Guest {
-  NodeId node;
-  wire::FrameStreamPtr stream;  // null until it has been given its WebSocket
-  bool ended = false;
-};
-
-void ContentServer::serve_node(wire::CallerPtr caller) {
-  const auto guest = std::make_shared<Guest>();
-  guest->node = caller->name().node;
-  std::erase_if(guests_, [](const auto& each) { return each.second.expired(); });
-  guests_.emplace(guest->node, guest);
-  caller->accept_on(context_, [this, guest](wire::FrameStreamPtr stream) {
-    guest->stream = std::move(stream);
-    if (guest->ended) {
-      guest->stream->abort();
-      return;
-    }
-    asio::co_spawn(
-        context_, [this, guest] { return give(guest); }, asio::detached);
-  });
+void ContentServer::serve_node(const wire::CallerPtr& caller) {
+  guests_.let_in(caller, context_.get_executor(),
+                 [this](GuestPtr guest) { return give(std::move(guest)); });
 }
 
 void ContentServer::end(const NodeId& node) {
-  const auto [first, last] = guests_.equal_range(node);
-  for (auto at = first; at != last; ++at) {
-    asio::post(context_, [guest = at->second.lock()] {
-      if (!guest) return;
-      guest->ended = true;
-      if (guest->stream) guest->stream->abort();
-    });
-  }
+  guests_.end(node);
 }
 
-asio::awaitable<std::optional<JobContent>> ContentServer::ask_engine(NodeId node, JobId job,
-                                                                     int attempt) {
-  struct Asked {
-    explicit Asked(asio::io_context& context)
-        : wake(context, asio::steady_timer::time_point::max()) {}
-    asio::steady_timer wake;
-    bool answered = false;
-    std::optional<JobContent> content;
-  };
-  const auto asked = std::make_shared<Asked>(context_);
-  asio::post(engine_context_, [this, asked, node, job, attempt] {
-    auto content = engine_.content_for(node, job, attempt);
-    asio::post(context_, [asked, content = std::move(content)]() mutable {
-      asked->content = std::move(content);
-      asked->answered = true;
-      asked->wake.cancel();
-    });
-  });
-  while (!asked->answered) {
-    boost::system::error_code ignored;
-    co_await asked->wake.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
-  }
-  co_return asked->content;
-}
-
-asio::awaitable<void> ContentServer::give(std::shared_ptr<Guest> guest) {
+asio::awaitable<void> ContentServer::give(GuestPtr guest) {
   const NodeId node = guest->node;
   const wire::FrameStreamPtr stream = guest->stream;
   try {
-    wire::Frame frame = co_await stream->read();
-    wire::ContentMessage message =
-        wire::content_message_from_json(wire::parse_json(frame.bytes, "a message of content"));
+    const wire::ContentMessage message = co_await link::hear(stream);
     const auto* hello = std::get_if<wire::ContentHello>(&message);
     if (hello == nullptr) throw Error(ErrorCode::invalid, "content is asked for without a hello");
-    const JobId job = hello->job;
-    const int attempt = hello->attempt;
-    const bool zstd = hello->zstd;
-    const std::optional<JobContent> content = co_await ask_engine(node, job, attempt);
+    const auto content_for = [this, node, job = hello->job, attempt = hello->attempt] {
+      return engine_.content_for(node, job, attempt);
+    };
+    const std::optional<JobContent> content = co_await ask(engine_context_, content_for);
     if (!content) {
-      throw Error(ErrorCode::denied, "attempt " + std::to_string(attempt) + " of " + job.str() +
-                                         " is not " + node.str() + "'s, or is over");
+      throw Error(ErrorCode::denied, "attempt " + std::to_string(hello->attempt) + " of " +
+                                         hello->job.str() + " is not " + node.str() +
+                                         "'s, or is over");
     }
-    const std::map<std::string, std::uint64_t> may = allowed(store_, *content);
-    const wire::ContentMessage grant = wire::ContentGrant{*content};
-    send(stream, grant);
-    while (true) {
-      frame = co_await stream->read();
-      message =
-          wire::content_message_from_json(wire::parse_json(frame.bytes, "a message of content"));
-      const auto* want = std::get_if<wire::ContentWant>(&message);
-      if (want == nullptr) throw Error(ErrorCode::invalid, "an unexpected message of content");
-      wire::ContentStream announced;
-      BlobSender sender(sources_for(store_, may, *want, announced.bytes), zstd);
-      const wire::ContentMessage begin = announced;
-      send(stream, begin);
-      for (std::string piece = sender.next(); !piece.empty(); piece = sender.next()) {
-        stream->send({false, std::move(piece)});
-        co_await stream->queue_below(kQueue);
-        if (!stream->is_open()) co_return;
-      }
-      const wire::ContentMessage end = wire::ContentEnd{};
-      send(stream, end);
-    }
+    link::say(stream, wire::ContentGrant{*content});
+    co_await link::give_all(stream, allowed(store_, *content), hello->zstd);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::unreachable) co_return;  // it has all it wanted, or is gone
     log::warn("content is refused", {{"node", node.str()}, {"why", error.what()}});
-    const wire::ContentMessage refused = wire::ContentRefused{error};
-    send(stream, refused);
+    link::say(stream, wire::ContentRefused{error});
   } catch (const std::exception& error) {
     log::error("content cannot be given", {{"node", node.str()}, {"why", error.what()}});
   }

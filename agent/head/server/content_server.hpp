@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include "agent/head/engine/engine.hpp"
+#include "agent/head/server/guests.hpp"
 #include "launcher/core/worker.hpp"
 #include "launcher/files/store.hpp"
 #include "launcher/spec/job_spec.hpp"
@@ -38,7 +39,7 @@ class ContentServer {
   // The socket's request, head and all, is a WebSocket upgrade for /v1/content/upload.
   void upload(boost::asio::local::stream_protocol::socket socket, std::string request);
   // A node wants what an attempt of it needs.
-  void serve_node(wire::CallerPtr caller);
+  void serve_node(const wire::CallerPtr& caller);
   // The node gets nothing any more, in the middle of a file too; until it calls again.
   void end(const NodeId& node);
   // Its thread, for whatever else takes long to send; until stop().
@@ -47,17 +48,15 @@ class ContentServer {
   std::set<std::string> held() const;
 
  private:
-  struct Guest;
   class Held;
   boost::asio::awaitable<void> take_upload(boost::asio::local::stream_protocol::socket socket,
                                            std::string request);
-  boost::asio::awaitable<void> give(std::shared_ptr<Guest> guest);
-  boost::asio::awaitable<std::optional<JobContent>> ask_engine(NodeId node, JobId job, int attempt);
+  boost::asio::awaitable<void> give(GuestPtr guest);
 
   boost::asio::io_context& engine_context_;
   Engine& engine_;
   ContentStore store_;
-  std::multimap<NodeId, std::weak_ptr<Guest>> guests_;  // the engine's thread
+  Guests guests_;
   mutable std::mutex held_mutex_;
   std::list<std::set<std::string>> held_;  // by each upload
   boost::asio::io_context context_{1};

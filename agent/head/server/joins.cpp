@@ -304,7 +304,7 @@ void Joins::refuse(const wire::CallerPtr& caller, int status, const std::string&
 
 void Joins::send(const wire::CallerPtr& caller, wire::HttpAnswer answer, Turn turn) {
   try {
-    caller->answer_on(sending_, std::move(answer), [turn = std::move(turn)] {});
+    caller->answer_on(sending_.get_executor(), std::move(answer), [turn = std::move(turn)] {});
   } catch (const std::exception& error) {  // it is gone
     log::debug("a machine that would join is not answered", {{"why", error.what()}});
   }

@@ -58,6 +58,11 @@ std::string text_of(const wire::HeadMessage& message) {
 
 }  // namespace
 
+Error agent_too_old(const std::string& for_what) {
+  return Error(ErrorCode::conflict, "its agent is too old to " + for_what)
+      .with_hint("`dtrain up` with this dtrain brings it up to date");
+}
+
 NodeConnections::NodeConnections(asio::io_context& context, paths::HeadRoot root, HeadConfig config)
     : context_(context),
       config_(context, std::move(root), std::move(config)),
@@ -190,6 +195,10 @@ asio::awaitable<void> NodeConnections::welcome(tcp::socket socket, std::uint64_t
     greetings_.leave(number);
     if (peer.path == "/v1/node/content") {
       if (take_content_) take_content_(caller);
+      co_return;
+    }
+    if (peer.path == "/v1/node/checkpoint") {
+      transfers_->serve_node(caller);
       co_return;
     }
     peer.stream = co_await caller->accept();
@@ -414,9 +423,7 @@ void NodeConnections::stage(const NodeId& node, const wire::Stage& wanted) {
     return;
   }
   asio::post(context_, [this, node, wanted] {
-    Error error(ErrorCode::conflict, "its agent is too old to bring a job's files");
-    error.with_hint("`dtrain up` with this dtrain brings it up to date");
-    engine_->start_failed(node, wanted.job, wanted.attempt, error);
+    engine_->start_failed(node, wanted.job, wanted.attempt, agent_too_old("bring a job's files"));
   });
 }
 
@@ -428,7 +435,13 @@ void NodeConnections::unstage(const NodeId& node, const JobId& job, int attempt)
 }
 
 void NodeConnections::prepare(const NodeId& node, const wire::PrepareAttempt& what) {
-  tell(node, what);
+  if (!what.checkpoint || !connected(node) || has_feature(node, "shards")) {
+    tell(node, what);
+    return;
+  }
+  asio::post(context_, [this, node, what] {
+    engine_->attempt_prepared(node, what.job, what.attempt, agent_too_old("bring a checkpoint"));
+  });
 }
 
 void NodeConnections::check_pairs(const JobId& job, int attempt, std::vector<PairMember> members) {
@@ -477,6 +490,7 @@ asio::awaitable<void> NodeConnections::send_off(NodeId node, Revoked done) {
 
 void NodeConnections::end_all(const NodeId& node) {
   if (end_content_) end_content_(node);
+  transfers_->end(node);
   const auto found = connections_.find(node);
   if (found == connections_.end()) return;
   const wire::FrameStreamPtr control = found->second.control;

@@ -21,6 +21,9 @@
 // The nodes' connections: the one TLS port of a cluster. All on the io_context's thread.
 namespace dtrain::head {
 
+// What is said of a node that lacks a feature.
+Error agent_too_old(const std::string& for_what);
+
 class CheckpointTransfers;
 class Joins;
 

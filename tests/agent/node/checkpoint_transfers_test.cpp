@@ -2,34 +2,88 @@
 
 #include <doctest/doctest.h>
 
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/ssl/context.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <deque>
+#include <nlohmann/json.hpp>
 #include <vector>
 
+#include "agent/link/content_exchange.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/files/sha256.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
+using namespace std::chrono_literals;
 using dtrain::testing::TemporaryFolder;
+using dtrain::testing::write;
+
+namespace asio = boost::asio;
 
 namespace {
 
-// A node's side; what it sends is gathered here.
+const ClusterId kFetchLab{"lab-abcdef"};
+const JobId kFetchJob{"job-1"};
+
+// A node's side, and a head on loopback that does with each connection what the test says.
 struct TransferWorld {
+  using Talk = std::function<asio::awaitable<void>(wire::FrameStreamPtr)>;
+
   TemporaryFolder folder;
-  boost::asio::io_context context;
-  boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work{
-      context.get_executor()};
-  std::vector<wire::BulkMessage> sent;
+  paths::NodeRoot root{folder / "node"};
+  asio::io_context context;
+  asio::executor_work_guard<asio::io_context::executor_type> work{context.get_executor()};
+  asio::ip::tcp::acceptor acceptor{context, {asio::ip::address_v4::loopback(), 0}};
+  std::deque<Talk> talks;                     // one for each connection, kept
+  std::size_t over = 0;                       // of them
+  std::vector<wire::ContentMessage> heard;    // first messages of connections
+  std::vector<wire::FrameStreamPtr> streams;  // kept open
   std::vector<wire::AttemptPrepared> prepared;
   node::CheckpointTransfers transfers{
-      context.get_executor(), paths::NodeRoot{folder.path()},
-      [this](const wire::BulkMessage& message, std::string) { sent.push_back(message); },
+      context.get_executor(), root,
       [this](const wire::AttemptPrepared& answer) { prepared.push_back(answer); }};
+
+  TransferWorld() {
+    const auto now = std::chrono::system_clock::now();
+    const wire::CertifiedKey ca = wire::make_ca(kFetchLab, now);
+    const auto identify = [&](const fs::path& path, wire::PeerName::Role role) {
+      const wire::PeerName name{kFetchLab, role, NodeId("node-0")};
+      const std::string key = wire::make_key();
+      wire::save_identity(path, key,
+                          wire::sign_request(ca, wire::make_request(key, name), name, now),
+                          ca.certificate_pem);
+    };
+    identify(root.identity(), wire::PeerName::Role::node);
+    identify(folder / "head", wire::PeerName::Role::head);
+    const nlohmann::json config = {
+        {"cluster", kFetchLab.str()},
+        {"node", "node-0"},
+        {"address", "127.0.0.1"},
+        {"head", {{"addresses", {"127.0.0.1"}}, {"port", acceptor.local_endpoint().port()}}}};
+    write(root.config(), config.dump());
+    asio::co_spawn(context, accept(), asio::detached);
+  }
+
+  asio::awaitable<void> accept() {
+    while (true) {
+      asio::ip::tcp::socket socket = co_await acceptor.async_accept(asio::use_awaitable);
+      const auto tls = wire::tls_context(folder / "head", wire::PeerName::Role::head);
+      wire::AcceptedPeer peer = co_await wire::accept_tls(std::move(socket), tls, 20s);
+      const wire::FrameStreamPtr stream = peer.stream;
+      streams.push_back(stream);
+      heard.push_back(co_await link::hear(stream));
+      asio::co_spawn(context, talks.at(heard.size() - 1)(stream),
+                     [this](const std::exception_ptr&) { ++over; });
+    }
+  }
 
   wire::PrepareAttempt request(int attempt, std::optional<int> checkpoint = {}) const {
     wire::PrepareAttempt request;
-    request.job = JobId("job-1");
+    request.job = kFetchJob;
     request.attempt = attempt;
     request.checkpoint = checkpoint;
     return request;
@@ -37,8 +91,49 @@ struct TransferWorld {
   template <typename Ready>
   void run_until(Ready ready) {
     while (!ready()) {
-      REQUIRE(context.run_one_for(std::chrono::seconds(20)) == 1);
+      REQUIRE(context.run_one_for(20s) == 1);
     }
+  }
+
+  // ---- A checkpoint of two files, which the head has.
+  const std::string weights = std::string(3000000, 'w') + "end";
+  fs::path place() const { return root.checkpoint(kFetchJob, 3); }
+  std::vector<FileEntry> checkpoint() const {
+    write(folder / "stored/shard/weights", weights);
+    write(folder / "stored/shard/same", weights);
+    write(folder / "stored/manifest.json", "{}");
+    std::vector<FileEntry> files{
+        {"shard/weights", 0, {}}, {"shard/same", 0, {}}, {"manifest.json", 0, {}}};
+    for (FileEntry& file : files) {
+      const FileSum sum = sum_file(folder / "stored" / file.path);
+      file.size = sum.size;
+      file.sha256 = sum.sha256;
+    }
+    return files;
+  }
+  asio::awaitable<void> give(wire::FrameStreamPtr stream) {
+    const std::vector<FileEntry> files = checkpoint();
+    link::say(stream, wire::ContentFiles{files});
+    co_await link::give_all(stream, link::files_of(folder / "stored", files), false);
+  }
+  Talk gives() {
+    return [this](wire::FrameStreamPtr stream) { return give(std::move(stream)); };
+  }
+  static asio::awaitable<void> nothing(wire::FrameStreamPtr) { co_return; }
+
+  // ---- A shard of one file, which the node has.
+  wire::ShardAsk shard(const std::string& transfer, bool keep = false) const {
+    write(folder / "shard/model", weights);
+    return {transfer, kFetchJob, (folder / "shard").string(), 0, 1, 5, keep, {}, {}};
+  }
+  asio::awaitable<void> take(wire::FrameStreamPtr stream) {
+    const wire::ShardOffer offer = std::get<wire::ShardOffer>(heard.back());
+    co_await link::bring_folder(stream, folder / "taken", offer.files, [](std::uint64_t) {});
+    link::say(stream, wire::ContentEnd{});
+    co_await link::hear(stream);  // until it hangs up
+  }
+  Talk takes() {
+    return [this](wire::FrameStreamPtr stream) { return take(std::move(stream)); };
   }
 };
 
@@ -50,43 +145,164 @@ TEST_CASE("an attempt without a checkpoint is ready at once") {
   world.run_until([&] { return !world.prepared.empty(); });
   CHECK(world.prepared[0].attempt == 1);
   CHECK_FALSE(world.prepared[0].error);
-  CHECK(world.sent.empty());
+  CHECK(world.heard.empty());
 }
 
-TEST_CASE("a checkpoint is asked for once, however often the head asks") {
+TEST_CASE("a checkpoint is brought once, however often the head asks") {
   TransferWorld world;
-  world.transfers.connected(true);
+  write(world.root.checkpoint(kFetchJob, 2) / "manifest.json", "of an older one");
+  world.talks = {world.gives()};
   world.transfers.prepare(world.request(1, 3));
   world.transfers.prepare(world.request(1, 3));
-  world.run_until([&] { return !world.sent.empty(); });
-  // Were there a second, it would have been posted before what follows here.
-  world.transfers.prepare({JobId("other"), 1, {}, {}, {}});
   world.run_until([&] { return !world.prepared.empty(); });
-  REQUIRE(world.sent.size() == 1);
-  CHECK(std::get<wire::CheckpointAsk>(world.sent[0]).number == 3);
+  CHECK_FALSE(world.prepared[0].error);
+  CHECK(std::get<wire::CheckpointAsk>(world.heard.at(0)).number == 3);
+  CHECK(read_file(world.place() / "shard/weights") == world.weights);
+  CHECK(read_file(world.place() / "shard/same") == world.weights);
+  CHECK(read_file(world.place() / "manifest.json") == "{}");
+  CHECK(std::distance(fs::directory_iterator(world.place().parent_path()), {}) == 1);
+  // What is there is not brought again.
+  world.transfers.prepare(world.request(2, 3));
+  world.run_until([&] { return world.prepared.size() == 2; });
+  CHECK(world.heard.size() == 1);
+}
+
+TEST_CASE("a checkpoint whose connection is cut goes on where it was") {
+  TransferWorld world;
+  std::uint64_t offset = 0;
+  const auto cut = [&](wire::FrameStreamPtr stream) -> asio::awaitable<void> {
+    const std::vector<FileEntry> files = world.checkpoint();
+    link::say(stream, wire::ContentFiles{files});
+    const wire::ContentMessage want = co_await link::hear(stream);
+    CHECK(std::get<wire::ContentWant>(want).blobs.size() == 2);
+    BlobSender sender({link::files_of(world.folder / "stored", files)(files[0].sha256)}, false);
+    link::say(stream, wire::ContentStream{files[0].size});
+    stream->send({false, sender.next()});
+    stream->close();
+  };
+  const auto rest = [&](wire::FrameStreamPtr stream) -> asio::awaitable<void> {
+    const std::vector<FileEntry> files = world.checkpoint();
+    link::say(stream, wire::ContentFiles{files});
+    const wire::ContentMessage message = co_await link::hear(stream);
+    const auto& want = std::get<wire::ContentWant>(message);
+    for (const auto& blob : want.blobs) offset += blob.offset;
+    const link::Source source = link::files_of(world.folder / "stored", files);
+    co_await link::give(stream, want, source, false);
+  };
+  world.talks = {cut, rest};
+  world.transfers.prepare(world.request(1, 3));
+  world.run_until([&] { return !world.prepared.empty(); });
+  CHECK_FALSE(world.prepared[0].error);
+  CHECK(offset > 0);
+  CHECK(read_file(world.place() / "shard/weights") == world.weights);
+}
+
+TEST_CASE("what the head refuses, or what is not what was listed, is the answer") {
+  TransferWorld world;
+  std::string why = "it has no such checkpoint";
+  const auto refuse = [&](wire::FrameStreamPtr stream) -> asio::awaitable<void> {
+    link::say(stream, wire::ContentRefused{Error(ErrorCode::not_found, why)});
+    co_return;
+  };
+  const auto other_bytes = [&](wire::FrameStreamPtr stream) -> asio::awaitable<void> {
+    const std::vector<FileEntry> files{{"model", 5, std::string(64, 'a')}};
+    link::say(stream, wire::ContentFiles{files});
+    const wire::ContentMessage message = co_await link::hear(stream);
+    const auto& want = std::get<wire::ContentWant>(message);
+    const link::Source source = [](const std::string& sha256) {
+      return BlobSender::Source{sha256, {}, 0, 5, "bytes"};
+    };
+    co_await link::give(stream, want, source, false);
+    co_await link::hear(stream);
+  };
+  SUBCASE("refused") {
+    world.talks = {refuse};
+  }
+  SUBCASE("other bytes") {
+    why = "its sum is another";
+    world.talks = {other_bytes, other_bytes, other_bytes};
+  }
+  world.transfers.prepare(world.request(1, 3));
+  world.run_until([&] { return !world.prepared.empty(); });
+  REQUIRE(world.prepared[0].error);
+  CHECK(std::string(world.prepared[0].error->what()).find(why) != std::string::npos);
+  CHECK_FALSE(fs::exists(world.place()));
+  CHECK(world.heard.size() == world.talks.size());
 }
 
 TEST_CASE("a newer attempt's checkpoint takes the place of what an older one waited for") {
   TransferWorld world;
-  world.transfers.connected(true);
+  world.talks = {TransferWorld::nothing, world.gives()};
   world.transfers.prepare(world.request(1, 3));
-  world.run_until([&] { return !world.sent.empty(); });
-  const auto first = std::get<wire::CheckpointAsk>(world.sent[0]);
+  world.run_until([&] { return world.heard.size() == 1; });
   world.transfers.prepare(world.request(2, 3));
-  world.run_until([&] { return world.sent.size() == 3; });
-  const auto& end = std::get<wire::TreeEnd>(world.sent[1]);
-  CHECK(end.transfer == first.transfer);
-  REQUIRE(end.error);
-  const auto second = std::get<wire::CheckpointAsk>(world.sent[2]);
-  CHECK(second.transfer != first.transfer);
+  world.run_until([&] { return !world.prepared.empty(); });
+  CHECK(world.prepared[0].attempt == 2);
+  CHECK_FALSE(world.prepared[0].error);
   // What still comes for the first one is passed over.
-  world.transfers.message(
-      wire::TreeFiles{first.transfer, {{"manifest.json", 1, std::string(64, 'a')}}}, {});
-  CHECK(world.sent.size() == 3);
-  CHECK(world.prepared.empty());
+  link::say(world.streams[0], wire::ContentFiles{world.checkpoint()});
+  world.talks.push_back(TransferWorld::nothing);
+  world.transfers.prepare({JobId("other"), 1, 7, {}, {}});
+  world.run_until([&] { return world.heard.size() == 3; });
+  CHECK(world.prepared.size() == 1);
+  CHECK(read_file(world.place() / "manifest.json") == "{}");
 
-  world.transfers.forget(JobId("job-1"));
-  CHECK(std::get<wire::TreeEnd>(world.sent[3]).transfer == second.transfer);
+  world.transfers.forget(JobId("other"));
+  world.transfers.prepare(world.request(3));
+  world.run_until([&] { return world.prepared.size() == 2; });
+  CHECK(world.prepared[1].attempt == 3);
+}
+
+TEST_CASE("a shard goes to the head, and then is removed here unless it is to be kept") {
+  TransferWorld world;
+  bool keep = false;
+  SUBCASE("moved") {}
+  SUBCASE("kept") {
+    keep = true;
+  }
+  // Once cut off before a byte has come.
+  const auto cut = [](wire::FrameStreamPtr stream) -> asio::awaitable<void> {
+    stream->abort();
+    co_return;
+  };
+  world.talks = {cut, world.takes(), world.takes()};
+  world.transfers.send(world.shard("00ff", keep));
+  world.transfers.send(world.shard("00ff", keep));  // a repeat
+  world.run_until([&] { return world.over == 2; });
+  CHECK(read_file(world.folder / "taken/model") == world.weights);
+  world.transfers.send(
+      {"0100", kFetchJob, (world.folder / "stored").string(), 0, 1, 5, true, {}, {}});
+  world.run_until([&] { return world.heard.size() == 3; });  // the first one is over here too
+  CHECK(fs::exists(world.folder / "shard") == keep);
+}
+
+TEST_CASE("a shard that cannot be had, or is not as it was listed, is told with its cause") {
+  TransferWorld world;
+  const auto refuse = [&](wire::FrameStreamPtr stream) -> asio::awaitable<void> {
+    const auto offer = std::get<wire::ShardOffer>(world.heard.back());
+    link::say(stream, wire::ContentRefused{offer.error.value_or(Error(ErrorCode::failed, "?"))});
+    co_return;
+  };
+  const auto changes = [&](wire::FrameStreamPtr stream) -> asio::awaitable<void> {
+    write(world.folder / "shard/model", std::string(world.weights.size(), 'x'));
+    co_await world.take(std::move(stream));
+  };
+  wire::ShardAsk ask = world.shard("00ff");
+  std::string why = "cannot look at";
+  SUBCASE("not there") {
+    ask.path = (world.folder / "nowhere/at all").string();
+    world.talks = {refuse};
+  }
+  SUBCASE("changed") {
+    why = "changed while it was sent";
+    world.talks = {changes, refuse};
+  }
+  world.transfers.send(ask);
+  world.run_until([&] { return world.heard.size() == world.talks.size(); });
+  const auto offer = std::get<wire::ShardOffer>(world.heard.back());
+  REQUIRE(offer.error);
+  CHECK(std::string(offer.error->what()).find(why) != std::string::npos);
+  CHECK(offer.files.empty());
 }
 
 TEST_CASE("a shard that lies in the shared storage is not the node's to remove") {

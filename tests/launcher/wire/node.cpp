@@ -77,7 +77,7 @@ std::map<std::string, json> messages() {
       "00ff", {{NodeId("node-2"), "10.0.0.3", 43210, "beef"}}, std::chrono::milliseconds(3000)};
   const LogName log{kJob, 2, "12.err"};
   ShardAsk shard{"00ff", kJob, "/tmp/shard", 1, 4, 470, true, {"/home/ada"}};
-  TreeFiles files{"00ff", {{"a/model.safetensors", 12, std::string(64, 'a')}}};
+  const std::vector<FileEntry> files{{"a/model.safetensors", 12, std::string(64, 'a')}};
   SetupLogs setup{"00ff", {{"setup_commands", "done\n"}}};
   return {
       {"node_hello_interfaces", to_json(NodeMessage(with_interfaces))},
@@ -102,13 +102,6 @@ std::map<std::string, json> messages() {
       {"bulk_log_taken", to_json(BulkMessage(LogTaken{log, 135536}))},
       {"bulk_log_refused", to_json(BulkMessage(LogRefused{log}))},
       {"bulk_shard_ask", to_json(BulkMessage(shard))},
-      {"bulk_checkpoint_ask", to_json(BulkMessage(CheckpointAsk{"00ff", kJob, 3}))},
-      {"bulk_tree_files", to_json(BulkMessage(files))},
-      {"bulk_tree_go", to_json(BulkMessage(TreeGo{"00ff", 1, 70000}))},
-      {"bulk_tree", to_json(BulkMessage(TreeData{"00ff", 1, 70000, 65536}))},
-      {"bulk_tree_credit", to_json(BulkMessage(TreeCredit{"00ff", 65536}))},
-      {"bulk_tree_end", to_json(BulkMessage(TreeEnd{"00ff", std::nullopt}))},
-      {"bulk_tree_end_error", to_json(BulkMessage(TreeEnd{"00ff", full_error()}))},
       {"bulk_collect", to_json(BulkMessage(CollectAsk{"00ff", true, true, 1000, {}}))},
       {"bulk_collected",
        to_json(BulkMessage(Collected{"00ff", {{"content", 3, 4096}}, 10000, 5000, std::nullopt}))},
@@ -126,6 +119,10 @@ std::map<std::string, json> messages() {
       {"content_stream", to_json(ContentMessage(ContentStream{10}))},
       {"content_end", to_json(ContentMessage(ContentEnd{}))},
       {"content_refused", to_json(ContentMessage(ContentRefused{full_error()}))},
+      {"content_checkpoint", to_json(ContentMessage(CheckpointAsk{kJob, 3}))},
+      {"content_files", to_json(ContentMessage(ContentFiles{files}))},
+      {"content_shard", to_json(ContentMessage(ShardOffer{"00ff", files, std::nullopt}))},
+      {"content_shard_error", to_json(ContentMessage(ShardOffer{"00ff", {}, full_error()}))},
       {"node_heartbeat", to_json(NodeMessage(Heartbeat{}))},
       {"node_event", to_json(NodeMessage(FromSupervisor{kJob, 2, event}))},
       {"node_supervisor_lost", to_json(NodeMessage(SupervisorLost{kJob, 2, "killed", {17}}))},

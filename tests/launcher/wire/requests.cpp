@@ -60,7 +60,7 @@ struct OneAnswer {
         answer.body = error.what();
       }
     }
-    caller->answer_on(sending, answer, [this] { done = true; });
+    caller->answer_on(sending.get_executor(), answer, [this] { done = true; });
   }
 
   template <typename Client>

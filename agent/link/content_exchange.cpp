@@ -1,0 +1,171 @@
+#include "agent/link/content_exchange.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::link {
+
+namespace asio = boost::asio;
+
+namespace {
+
+constexpr std::size_t kQueue = std::size_t{1} << 20;  // bytes on their way to the other side
+constexpr const char* kMessage = "a message of content";
+
+wire::ContentMessage read_message(const wire::Frame& frame) {
+  wire::ContentMessage message =
+      wire::content_message_from_json(wire::parse_json(frame.bytes, kMessage, wire::kFrameLimit));
+  if (const auto* refused = std::get_if<wire::ContentRefused>(&message)) throw refused->error;
+  return message;
+}
+
+[[noreturn]] void unexpected() {
+  throw Error(ErrorCode::invalid, "an unexpected message of content");
+}
+
+// Makes the folder of what the store has, and nothing stays of the store.
+void put_in_place(const ContentStore& store, const fs::path& folder,
+                  const std::vector<FileEntry>& files) {
+  remove_tree(folder);
+  make_folders(folder);
+  std::map<std::string, fs::path> placed;  // by sum
+  for (const FileEntry& entry : files) {
+    const fs::path path = folder / entry.path;
+    make_folders(path.parent_path());
+    const auto [first, is_new] = placed.emplace(entry.sha256, path);
+    if (is_new) {
+      fs::rename(store.blob(entry.sha256), path);
+    } else {
+      fs::copy_file(first->second, path);
+    }
+    fs::permissions(path, fs::perms::owner_read | fs::perms::owner_write);
+    fs::last_write_time(path, fs::file_time_type::clock::now());
+  }
+  remove_tree(store.root());
+}
+
+}  // namespace
+
+void say(const wire::FrameStreamPtr& stream, const wire::ContentMessage& message) {
+  stream->send_text(wire::dump(wire::to_json(message)));
+}
+
+asio::awaitable<wire::ContentMessage> hear(wire::FrameStreamPtr stream) {
+  const wire::Frame frame = co_await stream->read();
+  co_return read_message(frame);
+}
+
+asio::awaitable<void> give(wire::FrameStreamPtr stream, wire::ContentWant want, Source source,
+                           bool zstd) {
+  wire::ContentStream announced;
+  std::vector<BlobSender::Source> sources;
+  for (const wire::ContentWant::Blob& blob : want.blobs) {
+    BlobSender::Source& each = sources.emplace_back(source(blob.sha256));
+    each.offset = std::min(blob.offset, each.size);
+    announced.bytes += each.size - each.offset;
+  }
+  BlobSender sender(std::move(sources), zstd);
+  say(stream, announced);
+  for (std::string piece = sender.next(); !piece.empty(); piece = sender.next()) {
+    stream->send({false, std::move(piece)});
+    co_await stream->queue_below(kQueue);
+    if (!stream->is_open()) throw Error(ErrorCode::unreachable, "the connection ended");
+  }
+  say(stream, wire::ContentEnd{});
+}
+
+asio::awaitable<void> give_all(wire::FrameStreamPtr stream, Source source, bool zstd) {
+  while (true) {
+    const wire::ContentMessage message = co_await hear(stream);
+    const auto* want = std::get_if<wire::ContentWant>(&message);
+    if (want == nullptr) unexpected();
+    co_await give(stream, *want, source, zstd);
+  }
+}
+
+Source files_of(const fs::path& folder, const std::vector<FileEntry>& files) {
+  std::map<std::string, BlobSender::Source> sources;
+  for (const FileEntry& entry : files) {
+    sources[entry.sha256] = {entry.sha256, folder / entry.path, 0, entry.size, {}};
+  }
+  return [sources = std::move(sources)](const std::string& sha256) {
+    const auto found = sources.find(sha256);
+    if (found == sources.end()) throw Error(ErrorCode::denied, "this content was not listed");
+    return found->second;
+  };
+}
+
+asio::awaitable<void> bring(wire::FrameStreamPtr stream, const ContentStore& store,
+                            std::map<std::string, std::uint64_t> blobs, bool zstd,
+                            Progress progress) {
+  wire::ContentWant want;
+  std::map<std::string, std::uint64_t> expected;
+  std::uint64_t here = 0;
+  for (const auto& [sha256, size] : blobs) {
+    if (want.blobs.size() == wire::kWantLimit) break;
+    const std::uint64_t partial = store.partial(sha256, size);
+    here += partial;
+    want.blobs.push_back({sha256, partial});
+    expected[sha256] = size;
+  }
+  say(stream, want);
+  BlobReceiver receiver(store, std::move(expected), zstd);
+  bool begun = false;
+  while (true) {
+    const wire::Frame frame = co_await stream->read();
+    progress(here + receiver.received());
+    if (!frame.text) {
+      if (!begun) throw Error(ErrorCode::invalid, "content before it was announced");
+      receiver.take(frame.bytes);
+      continue;
+    }
+    const wire::ContentMessage message = read_message(frame);
+    if (std::holds_alternative<wire::ContentEnd>(message)) {
+      receiver.finish();
+      co_return;
+    }
+    if (begun || !std::holds_alternative<wire::ContentStream>(message)) unexpected();
+    begun = true;
+  }
+}
+
+void check_list(const std::vector<FileEntry>& files) {
+  // Of the two messages the one that says more.
+  const wire::ContentMessage message = wire::ShardOffer{std::string(16, '0'), files, std::nullopt};
+  if (wire::dump(wire::to_json(message)).size() <= wire::kFrameLimit) return;
+  throw Error(ErrorCode::exhausted, "a checkpoint of " + std::to_string(files.size()) +
+                                        " files cannot be sent: their list is longer than " +
+                                        human_bytes(wire::kFrameLimit));
+}
+
+asio::awaitable<void> bring_folder(wire::FrameStreamPtr stream, fs::path folder,
+                                   std::vector<FileEntry> files, Progress progress) {
+  const ContentStore store(part_of(folder));
+  for (std::size_t before = SIZE_MAX;;) {
+    std::map<std::string, std::uint64_t> missing;
+    std::uint64_t bytes = 0;
+    for (const FileEntry& entry : files) {
+      if (store.has(entry.sha256, entry.size)) continue;
+      if (!missing.emplace(entry.sha256, entry.size).second) continue;
+      bytes += entry.size - store.partial(entry.sha256, entry.size);
+    }
+    if (missing.empty()) break;
+    if (missing.size() >= before) {
+      throw Error(ErrorCode::failed, "content that is sent does not become whole");
+    }
+    before = missing.size();
+    check_room(folder.parent_path(), bytes);
+    co_await bring(stream, store, std::move(missing), false, progress);
+  }
+  put_in_place(store, folder, files);
+}
+
+fs::path part_of(const fs::path& folder) {
+  return folder.string() + ".part";
+}
+
+}  // namespace dtrain::link
