@@ -74,12 +74,13 @@ class Port(ClusterCase):
             if b"node-1" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGSTOP)
                 self.addCleanup(os.kill, pid, signal.SIGKILL)
-        content = self.dial("node-1", "/v1/node/content")
+        content = [self.dial("node-1", f"/v1/node/{path}") for path in ("content", "checkpoint")]
         other = self.dial("node-0", "/v1/node/content")
         silent = self.dial("node-1", "/v1/node/control")
         answer = self.api("POST", "/v1/nodes/node-1/remove", {"force": True})
         self.assertEqual(answer["state"], "gone")
-        self.assert_hung_up(content)
+        for stream in content:
+            self.assert_hung_up(stream)
         hello = json.loads((SOURCE / "tests/golden/wire/node/v1/node_hello.json").read_text())
         cluster = json.loads((self.root() / "head" / "head.json").read_text())["cluster"]
         with contextlib.suppress(ConnectionError, ssl.SSLError):
