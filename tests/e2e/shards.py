@@ -1,6 +1,7 @@
 """Checkpoints between nodes and a head that does not see their files."""
 
 import hashlib
+import random
 
 from harness import *
 
@@ -47,22 +48,19 @@ class Shards(ClusterCase):
                          "python3", self.folder / "save.py")["job"]
 
     def check(self, job, size):
-        self.wait_state(job, "succeeded", "failed")
+        self.wait_state(job, "succeeded", "failed", deadline=4 * DEADLINE)
         said = self.ok("logs", job)
         self.assertEqual(self.state(job), "succeeded", said)
         for rank in range(2):
-            sums = self.sums(rank, size)
             for of in range(2):
                 for name, value in self.sums(of, size).items():
                     self.assertIn(f"rank {rank} has {of} {name} {value}", said)
-            self.assertEqual(len(sums), 3)
         [checkpoint] = self.job(job)["checkpoints"]
         self.assertEqual(sorted(p.name for p in Path(checkpoint["path"]).iterdir()),
                          ["manifest.json", "shard-00000-of-00002", "shard-00001-of-00002"])
         self.assertEqual(list(Path(checkpoint["path"]).parent.glob(".tmp/*")), [])
 
     def sums(self, rank, size):
-        import random
         data = hashlib.sha256(random.Random(rank).randbytes(size)).hexdigest()
         return {"model": data, "deep/same": data, "empty": hashlib.sha256(b"").hexdigest()}
 
@@ -84,7 +82,8 @@ class Shards(ClusterCase):
     def goes_on(self, *roles):
         size = 100_000_000
         job = self.save(size)
-        eventually(lambda: any(self.parts().values()), "bytes of a shard are at the head", pause=0.001)
+        eventually(lambda: any(self.parts().values()), "bytes of a shard are at the head",
+                   4 * DEADLINE, pause=0.001)
         for role in roles:
             for pid in self.agents(role):
                 os.kill(pid, signal.SIGKILL)
