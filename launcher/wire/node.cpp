@@ -60,6 +60,9 @@ void fields(Is<Staging> auto& m, auto&& f) {
   f("job", m.job, "attempt", within(m.attempt, 1), "done", m.done, "total", m.total, "ready",
     or_default(m.ready));
 }
+void fields(Is<Leaving> auto& m, auto&& f) {
+  f("reason", m.reason, "over", or_default(m.over));
+}
 
 // ---- Head to node.
 
@@ -118,8 +121,8 @@ void fields(Is<ShardOffer> auto& m, auto&& f) {
 namespace {
 
 constexpr MessageNames<NodeMessage> kNodeMessages{
-    "hello",    "heartbeat",   "event",       "supervisor_lost", "start_failed",
-    "prepared", "pair_opened", "pair_result", "renew",           "staging"};
+    "hello",       "heartbeat",   "event", "supervisor_lost", "start_failed", "prepared",
+    "pair_opened", "pair_result", "renew", "staging",         "leaving"};
 constexpr MessageNames<HeadMessage> kHeadMessages{
     "welcome", "refused",   "heartbeat",  "start",      "command",     "forget", "shutdown",
     "prepare", "open_pair", "dial_pairs", "close_pair", "certificate", "stage",  "unstage"};

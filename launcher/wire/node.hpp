@@ -24,14 +24,14 @@
 // the first version is said only to a side that has named the feature: "mirror" (logs), "prepare"
 // (PrepareAttempt), "pairs", "renew", "setup", "forward", "content" (Stage, Unstage,
 // /v1/node/content), "shards" (ShardAsk, PrepareAttempt's checkpoint, /v1/node/checkpoint),
-// "collect", "memory" (AttemptSpec's rank_memory).
+// "collect", "memory" (AttemptSpec's rank_memory), "leave" (Leaving).
 namespace dtrain::wire {
 
 inline constexpr int kNodeVersion = 1;
 
 inline const std::vector<std::string> kNodeFeatures{"mirror",  "prepare", "pairs",   "renew",
                                                     "setup",   "forward", "content", "shards",
-                                                    "collect", "memory"};
+                                                    "collect", "memory",  "leave"};
 
 // ---- Node to head, control.
 
@@ -111,9 +111,17 @@ struct Staging {
   bool ready = false;
 };
 
+// Feature "leave". The node is told to end: it starts nothing new, and what runs on it is ended
+// there. When `over` nothing of the cluster runs on it any more, and nobody need wait for it; the
+// head answers that with Shutdown. A repeat is harmless; a Hello takes it back.
+struct Leaving {
+  std::string reason;  // "its container was told to end (SIGTERM)"
+  bool over = false;
+};
+
 using NodeMessage =
     std::variant<Hello, Heartbeat, FromSupervisor, SupervisorLost, StartFailed, AttemptPrepared,
-                 PairOpened, PairResult, RenewCertificate, Staging>;
+                 PairOpened, PairResult, RenewCertificate, Staging, Leaving>;
 
 // ---- Head to node, control.
 

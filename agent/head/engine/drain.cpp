@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "agent/head/engine/impl.hpp"
+#include "launcher/core/log.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -8,15 +9,22 @@
 namespace dtrain::head {
 namespace {
 
+constexpr const char* kRemoved = "it was removed from the cluster";
+
 std::string removal_of(const NodeId& id) {
   return id.str() + " was removed from the cluster";
 }
 
 }  // namespace
 
+bool has_left(const NodeRow& node) {
+  return node.state == NodeState::gone && node.reason != kRemoved;
+}
+
 Node& Engine::Impl::known_node(const NodeId& id) {
   const auto found = nodes.find(id);
-  if (found == nodes.end() || found->second.row.state == NodeState::gone) {
+  if (found == nodes.end() ||
+      (found->second.row.state == NodeState::gone && !has_left(found->second.row))) {
     throw Error(ErrorCode::not_found, "there is no node " + printable(id.str(), false))
         .with_hint("dtrain status lists the nodes");
   }
@@ -56,7 +64,7 @@ nlohmann::json Engine::Impl::drain(const NodeId& id, bool undo) {
     if (!next(node.row.state, NodeEvent::drain)) {
       throw Error(ErrorCode::conflict,
                   id.str() + " is " + to_string(node.row.state) + " and cannot be drained")
-          .with_hint("a lost node can be removed");
+          .with_hint("a node that is lost or has left can be removed");
     }
     set_node(tx, node, NodeEvent::drain, "it gets no new ranks, and is drained when none run");
   }
@@ -105,7 +113,7 @@ nlohmann::json Engine::Impl::removed(const NodeId& id) {
   node.connected = false;
   node.leftovers.clear();
   Tx tx;
-  set_node(tx, node, NodeEvent::leave, "it was removed from the cluster");
+  set_node(tx, node, NodeEvent::leave, kRemoved);
   commit_node(std::move(tx));
   nodes_out.give_up(id);
   if (!node.row.joined) options.expected_nodes = std::max(1, options.expected_nodes - 1);
@@ -114,12 +122,51 @@ nlohmann::json Engine::Impl::removed(const NodeId& id) {
   return {{"node", id.str()}, {"state", to_string(NodeState::gone)}};
 }
 
+void Engine::Impl::leaving(const NodeId& id, const std::string& told, bool over) {
+  const auto found = nodes.find(id);
+  if (found == nodes.end() || !found->second.connected) return;
+  Node& node = found->second;
+  const std::string reason = printable(told, false);
+  if (node.leaves.empty()) {
+    log::warn("a node is about to leave", {{"node", id.str()}, {"reason", reason}});
+  }
+  node.leaves = reason;
+  const std::string failure = id.str() + " leaves the cluster: " + reason;
+  const std::set<JobId> now = live;
+  for (const JobId& job_id : now) {
+    Job* job = find(job_id);
+    // One that is being prepared looks at its nodes once more before it begins.
+    Attempt* attempt = job == nullptr || job->preparing ? nullptr : job->live_attempt();
+    const Share* share = attempt == nullptr ? nullptr : attempt->share(id);
+    if (share == nullptr || !share->live()) continue;
+    Tx tx;
+    fail_attempt(tx, *job, *attempt, failure, id);  // its own ranks the node ends itself
+    commit(*job, std::move(tx), Urgency::now);
+    if (over) share_broken(id, job_id, attempt->row.attempt, failure, true, {});
+    check_end(job_id);
+  }
+  if (over) {
+    node.leftovers.clear();
+    node.connected = false;
+    Tx tx;
+    set_node(tx, node, NodeEvent::leave, reason);
+    commit_node(std::move(tx));
+    nodes_out.give_up(id);
+  }
+  schedule();
+  rearm();
+}
+
 nlohmann::json Engine::drain(const NodeId& node, bool undo) {
   return impl_->drain(node, undo);
 }
 
 void Engine::remove_node(const NodeId& node, bool force, Answer done) {
   impl_->remove_node(node, force, std::move(done));
+}
+
+void Engine::leaving(const NodeId& node, const std::string& reason, bool over) {
+  impl_->leaving(node, reason, over);
 }
 
 void Engine::expect_nodes(int count) {

@@ -162,7 +162,7 @@ class Engine {
   // Stops every job; `done` when none is left.
   void stop_all(Answer done);
   // The node gets no new ranks, and is "drained" when none run there; `undo` takes it back.
-  // Error(not_found); Error(conflict) when it is lost.
+  // Error(not_found); Error(conflict) when it is lost or has left.
   nlohmann::json drain(const NodeId& node, bool undo);
   // The node leaves: its certificate is worth nothing from now on. With ranks on it an
   // Error(conflict), unless `force`: then they are ended, and their attempts fail.
@@ -210,6 +210,9 @@ class Engine {
   void joined(const NodeInfo& info);
   void heard(const NodeId& node);  // any byte counts as life
   void gone(const NodeId& node);   // the connection closed
+  // The node says that it leaves, and why: it gets no new ranks, and the attempts that have ranks
+  // there fail. When `over` it has left, and nobody waits for it or for a lease of its ranks.
+  void leaving(const NodeId& node, const std::string& reason, bool over);
   void event(const NodeId& node, const JobId& job, int attempt, const wire::AttemptEvent& event);
   // The supervisor died without a last event; what carried its token has been killed, but for
   // `unkillable`.

@@ -50,6 +50,7 @@ void Engine::Impl::joined(const NodeInfo& info) {
   node.row.type = info.type;
   node.glibc = info.glibc;
   node.connected = true;
+  node.leaves.clear();
   node.heard = clock.now();
   Tx tx;
   set_node(tx, node, NodeEvent::join, "");
@@ -148,7 +149,8 @@ void Engine::Impl::gone(const NodeId& id) {
 
 void Engine::Impl::lose_node(Node& node) {
   const NodeId id = node.row.node;
-  const std::string silence = "not heard of for " + human_duration(clock.now() - node.heard);
+  std::string silence = "not heard of for " + human_duration(clock.now() - node.heard);
+  if (!node.leaves.empty()) silence += ", after " + node.leaves;
   Tx node_tx;
   set_node(node_tx, node, NodeEvent::silence, silence);
   commit_node(std::move(node_tx));

@@ -43,6 +43,9 @@ std::vector<NodeCapacity> Engine::Impl::capacities() const {
     } else if (node.leaving) {
       capacity.usable = false;
       capacity.why_not = "is being removed";
+    } else if (!node.leaves.empty()) {
+      capacity.usable = false;
+      capacity.why_not = "is about to leave";
     } else if (!node.leftovers.empty()) {
       capacity.usable = false;
       capacity.why_not = "still stops an old attempt of " + node.leftovers.begin()->first.str();
@@ -254,7 +257,10 @@ void Engine::Impl::prepared(const JobId& id, const std::string& token, Prepared 
   // A node may have gone since; then the job waits again.
   for (const Share& share : attempt.shares) {
     const Node& node = nodes.at(share.row.node);
-    if (node.row.state == NodeState::ready && node.connected && !node.leaving) continue;
+    if (node.row.state == NodeState::ready && node.connected && !node.leaving &&
+        node.leaves.empty()) {
+      continue;
+    }
     job.attempts.pop_back();
     schedule();
     return;

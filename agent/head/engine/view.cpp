@@ -72,7 +72,8 @@ nlohmann::json Engine::Impl::status() const {
   });
   for (const Node* node : order) {
     const NodeRow& row = node->row;
-    if (row.state == NodeState::gone) continue;
+    // One that has left by itself is shown until another has taken its place.
+    if (row.state == NodeState::gone && !(has_left(row) && missing_nodes() > 0)) continue;
     nlohmann::json interfaces = nlohmann::json::array();
     for (const wire::Interface& each : node->interfaces) {
       interfaces.push_back({{"name", each.name}, {"address", each.address}});
@@ -87,12 +88,14 @@ nlohmann::json Engine::Impl::status() const {
         }
       }
     }
-    std::string reason = row.reason;
+    const bool leaves =
+        !node->leaves.empty() && (row.state == NodeState::ready || row.state == NodeState::joining);
+    std::string reason = leaves ? "about to leave: " + node->leaves : row.reason;
     if (reason.empty() && !node->leftovers.empty()) {
       reason = "an old attempt of " + node->leftovers.begin()->first.str() + " is being stopped";
     }
     node_list.push_back({{"node", row.node.str()},
-                         {"state", to_string(row.state)},
+                         {"state", to_string(leaves ? NodeState::draining : row.state)},
                          {"address", row.address},
                          {"interfaces", std::move(interfaces)},
                          {"reason", reason},

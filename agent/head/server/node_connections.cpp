@@ -329,6 +329,9 @@ void NodeConnections::handle(const NodeId& node, wire::NodeMessage message,
     pairs_.dialled(node, *pairs);
   } else if (const auto* request = std::get_if<wire::RenewCertificate>(&message)) {
     renew(node, request->request);
+  } else if (const auto* leaving = std::get_if<wire::Leaving>(&message)) {
+    engine_->leaving(node, leaving->reason, leaving->over);
+    if (leaving->over) tell(node, wire::Shutdown{});
   } else {
     throw Error(ErrorCode::invalid, "a second hello");
   }

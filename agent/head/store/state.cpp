@@ -83,7 +83,7 @@ constexpr std::array kNode = std::to_array<Transition<N, NE>>({
     {N::drained, NE::drain, N::drained},    {N::drained, NE::resume, N::ready},
     {N::drained, NE::silence, N::lost},     {N::drained, NE::leave, N::gone},
     {N::lost, NE::join, N::ready},          {N::lost, NE::leave, N::gone},
-    {N::gone, NE::join, N::ready},
+    {N::gone, NE::join, N::ready},          {N::gone, NE::leave, N::gone},
 });
 
 template <typename Table, typename State, typename Event>

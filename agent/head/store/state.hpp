@@ -65,7 +65,7 @@ enum class NodeEvent : std::uint8_t {
   drain,       // gets nothing new
   drained,     // and has nothing left
   resume,      // is taken back after all
-  leave,       // given back
+  leave,       // given back, or by itself
 };
 
 template <typename State, typename Event>

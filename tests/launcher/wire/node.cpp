@@ -111,6 +111,8 @@ std::map<std::string, json> messages() {
       {"node_hello_jobs", to_json(NodeMessage(with_jobs))},
       {"node_hello_glibc", to_json(NodeMessage(with_glibc))},
       {"node_staging", to_json(NodeMessage(Staging{kJob, 2, 5, 10, true}))},
+      {"node_leaving",
+       to_json(NodeMessage(Leaving{"its container was told to end (SIGTERM)", true}))},
       {"head_stage", to_json(HeadMessage(Stage{kJob, 2, content}))},
       {"head_unstage", to_json(HeadMessage(Unstage{kJob, 2}))},
       {"content_hello", to_json(ContentMessage(ContentHello{kJob, 2, true}))},

@@ -347,6 +347,123 @@ TEST_CASE("ranks that were stopped on one node, and not by the head, end the att
   CHECK(world.engine->job(id).at("reason") == "its supervisor was told to end");
 }
 
+TEST_CASE("a node that leaves by itself ends its attempts, and nobody waits for it") {
+  Far world(2);
+  JobSpec spec = over(2);
+  spec.nnodes = {1, 2};
+  spec.max_restarts = 1;
+  const JobId id = world.submit(spec);
+  world.started("node-0", id, 1);
+  world.say("node-0", id, 1, wire::MasterReady{29500});
+  world.started("node-1", id, 1);
+  world.start_ranks("node-0", id, 1, 0, 1);
+  world.start_ranks("node-1", id, 1, 1, 1);
+  const NodeId node("node-1");
+  world.engine->leaving(node, "its container was\ntold to end (SIGTERM)", false);
+  CHECK(world.stops("node-0", id, 1) == 1);
+  CHECK(world.stops("node-1", id, 1) == 0);  // it stops its own
+  world.exit_rank("node-0", id, 1, 0, 143, true);
+  world.finish("node-0", id, 1, Outcome::stopped, "");
+  SUBCASE("once its attempts have ended") {
+    world.exit_rank("node-1", id, 1, 1, 143, true);
+    world.finish("node-1", id, 1, Outcome::stopped, "node-1 leaves the cluster");
+    // The next attempt is not for a node that is about to leave.
+    CHECK(world.started("node-0", id, 2).nnodes == 1);
+    world.engine->leaving(node, "its container was told to end (SIGTERM)", true);
+  }
+  SUBCASE("or without their last words") {
+    world.settle();
+    CHECK_FALSE(world.was_started(id, 2));
+    world.engine->leaving(node, "its container was told to end (SIGTERM)", true);
+    CHECK(world.started("node-0", id, 2).nnodes == 1);
+  }
+  const std::string cause = "node-1 leaves the cluster: its container was";
+  CHECK(world.engine->job(id)
+            .at("attempts")
+            .at(0)
+            .at("reason")
+            .get<std::string>()
+            .starts_with(cause));
+  bool noted = false;
+  for (const std::string& message : world.messages(id)) {
+    noted = noted || message.starts_with("restart 1 of 1 after " + cause);
+  }
+  CHECK(noted);
+}
+
+TEST_CASE("a node that leaves by itself is shown with its reason until its place is taken") {
+  Far world(2);
+  const NodeId node("node-1");
+  const auto shown = [&] {
+    const nlohmann::json status = world.engine->status();
+    for (const auto& each : status.at("nodes")) {
+      if (each.at("node") == "node-1") return each;
+    }
+    return nlohmann::json();
+  };
+  world.engine->leaving(NodeId("node-9"), "is unknown", true);
+  world.engine->leaving(node, "its container ended", false);
+  CHECK(shown().at("state") == "draining");
+  CHECK(shown().at("reason") == "about to leave: its container ended");
+  world.engine->leaving(node, "its container ended", true);
+  CHECK(world.given_up == std::vector<NodeId>{node});
+  // Also by a head that is started anew.
+  world.settle();
+  world.restart();
+  CHECK(shown().at("state") == "gone");
+  CHECK(shown().at("reason") == "its container ended");
+  SUBCASE("by another") {
+    world.join("node-2");
+    CHECK(shown().is_null());
+  }
+  SUBCASE("by itself") {
+    world.join("node-1");
+    CHECK(shown().at("state") == "ready");
+    CHECK(shown().at("reason") == "");
+  }
+  SUBCASE("by nobody, when it is removed") {
+    CHECK_THROWS_AS(world.engine->drain(node, false), Error);
+    nlohmann::json answer;
+    world.engine->remove_node(node, false, [&](nlohmann::json a) { answer = a; });
+    world.revoking(std::nullopt);
+    CHECK(answer.at("state") == "gone");
+    CHECK(shown().is_null());
+    CHECK_THROWS_AS(world.engine->remove_node(node, false, {}), Error);
+  }
+}
+
+TEST_CASE("a node that is killed before it has left is lost, with why it was about to leave") {
+  Far world(2);
+  JobSpec spec = World::spec();
+  spec.max_restarts = 1;
+  const JobId id = world.submit(spec);
+  world.started("node-0", id, 1);
+  world.say("node-0", id, 1, wire::MasterReady{29500});
+  world.start_ranks("node-0", id, 1, 0, 1);
+  world.engine->leaving(NodeId("node-0"), "its container was told to end (SIGTERM)", false);
+  world.engine->gone(NodeId("node-0"));
+  CHECK(state_of(world, "node-0") == "draining");
+  world.engine->heard(NodeId("node-1"));
+  world.advance(31s);
+  CHECK(state_of(world, "node-0") == "lost");
+  CHECK(world.engine->status().at("nodes").at(0).at("reason").get<std::string>().find(
+            ", after its container was told to end (SIGTERM)") != std::string::npos);
+  CHECK_FALSE(world.was_started(id, 2));  // its ranks may live until their lease is over
+}
+
+TEST_CASE("an attempt that begins while a node of it leaves does not start") {
+  Far world(2);
+  const JobId id = world.submit(over(2));
+  world.shut_door();
+  world.until([&] { return world.waiting_at_door("starting"); });
+  world.engine->leaving(NodeId("node-1"), "told to", false);
+  world.engine->leaving(NodeId("node-1"), "told to", true);
+  world.open_door();
+  world.until([&] { return world.state(id) == "failed"; });
+  CHECK(world.starts.empty());
+  CHECK(world.engine->job(id).at("reason") == "node-1 leaves the cluster: told to");
+}
+
 TEST_CASE("that its node was removed is the cause, whichever is known first") {
   Far world(2);
   const JobId id = world.submit(World::spec());
