@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -58,11 +59,14 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
 
   void orphan() { owner_ = nullptr; }
   bool done() const { return state_ == AttemptState::done; }
+  bool running() const { return !done() && state_ != AttemptState::ended && !lost_told_; }
+  bool unheard() const { return !done() && !lost_told_; }
 
   // Connects to the supervisor, newly if there is a connection; it sends what is not acknowledged.
   void connect() {
     if (done() || state_ == AttemptState::preparing || owner_ == nullptr) return;
     ++generation_;
+    lost_told_ = false;
     if (socket_) {
       error_code ignored;
       socket_->close(ignored);
@@ -138,7 +142,14 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
     owner_->hooks_.send(wire::StartFailed{key_.first, key_.second, *start_error_});
   }
 
-  void heard(AttemptNews news) { state_ = next(state_, news); }
+  void heard(AttemptNews news) {
+    state_ = next(state_, news);
+    changed();
+  }
+
+  void changed() const {
+    if (owner_ != nullptr && owner_->hooks_.changed) owner_->hooks_.changed();
+  }
 
   // On the files' thread: a busy machine takes its time for a new process too. Absent when it has
   // been started before.
@@ -241,14 +252,19 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
 
   // Told when the head has the logs: who follows them until the end sees all of them.
   void after_logs(std::chrono::milliseconds limit, wire::NodeMessage message) {
-    if (!owner_->hooks_.after_logs) {
-      owner_->hooks_.send(std::move(message));
-      return;
+    auto tell = [self = shared_from_this(), message = std::move(message), mine = generation_] {
+      if (self->owner_ == nullptr) return;
+      self->owner_->hooks_.send(message);
+      if (mine == self->generation_ && std::holds_alternative<wire::SupervisorLost>(message)) {
+        self->lost_told_ = true;
+      }
+      self->changed();
+    };
+    if (owner_->hooks_.after_logs) {
+      owner_->hooks_.after_logs(key_, limit, std::move(tell));
+    } else {
+      tell();
     }
-    owner_->hooks_.after_logs(key_, limit,
-                              [self = shared_from_this(), message = std::move(message)] {
-                                if (self->owner_ != nullptr) self->owner_->hooks_.send(message);
-                              });
   }
 
   void note_ack(const wire::AttemptCommand& command) {
@@ -371,6 +387,7 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
   AttemptState state_ = AttemptState::known;
   std::optional<Error> start_error_;  // it was not started
   std::uint64_t last_seq_ = 0;        // of its last event; once it has ended
+  bool lost_told_ = false;            // SupervisorLost was sent: there is nothing more to come
   int generation_ = 0;  // of the connection; an older coroutine ends when it sees a newer
   bool writing_ = false;
   struct {  // from starting on
@@ -439,6 +456,16 @@ std::vector<std::pair<JobId, int>> Attempts::unfinished() const {
   return keys;
 }
 
+bool Attempts::running() const {
+  return std::any_of(links_.begin(), links_.end(),
+                     [](const auto& each) { return each.second->running(); });
+}
+
+bool Attempts::unheard() const {
+  return std::any_of(links_.begin(), links_.end(),
+                     [](const auto& each) { return each.second->unheard(); });
+}
+
 std::vector<JobId> Attempts::on_disk() const {
   std::vector<JobId> jobs;
   std::error_code none;
@@ -461,6 +488,13 @@ void Attempts::command(const wire::ToSupervisor& command) {
   const auto found = links_.find({command.job, command.attempt});
   if (found == links_.end()) return;
   found->second->send(command.command);
+}
+
+void Attempts::command_all(const wire::AttemptCommand& command) {
+  for (const auto& [key, link] : links_) {
+    link->send(command);
+    if (!link->socket_) link->connect();
+  }
 }
 
 void Attempts::renew_leases() {

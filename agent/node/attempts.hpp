@@ -34,6 +34,8 @@ class Attempts {
         after_logs;
     // What the node itself knows better is put into a spec before its supervisor is started.
     std::function<void(wire::AttemptSpec&)> complete;
+    // What running() or unheard() say may be another now.
+    std::function<void()> changed;
   };
   struct Options {
     // A supervisor that was started here and has not said hello for so long is killed. Whether it
@@ -51,6 +53,11 @@ class Attempts {
   // For Hello: all attempts that the head must still hear of.
   std::vector<std::pair<JobId, int>> unfinished() const;
 
+  // Some attempt has processes here, or may have.
+  bool running() const;
+  // The head must still hear of some attempt, over this connection too.
+  bool unheard() const;
+
   // For Hello: the jobs that have a folder here.
   std::vector<JobId> on_disk() const;
 
@@ -61,6 +68,8 @@ class Attempts {
   // as StartFailed.
   void start(const wire::StartAttempt& start);
   void command(const wire::ToSupervisor& command);
+  // To every supervisor, also those that are starting; the head need not be there.
+  void command_all(const wire::AttemptCommand& command);
   void renew_leases();
   // The job's folder goes. Its attempts must be over.
   void forget(const JobId& job);

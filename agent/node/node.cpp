@@ -1,6 +1,7 @@
 #include "agent/node/node.hpp"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <boost/asio/co_spawn.hpp>
@@ -19,6 +20,7 @@
 #include "agent/node/checkpoint_transfers.hpp"
 #include "agent/node/collector.hpp"
 #include "agent/node/config.hpp"
+#include "agent/node/departure.hpp"
 #include "agent/node/dial.hpp"
 #include "agent/node/exec.hpp"
 #include "agent/node/facts.hpp"
@@ -89,7 +91,8 @@ class Agent {
             root_.root.string()),
         signals_(context_, SIGTERM, SIGINT, SIGCHLD),
         heartbeat_(context_),
-        renewal_(context_) {
+        renewal_(context_),
+        contained_(options.contained) {
     // For tests: nodes of one machine that must not know so of each other.
     if (const char* apart = std::getenv("DTRAIN_TEST_MACHINES");
         apart != nullptr && std::string(apart) == "apart") {
@@ -99,6 +102,12 @@ class Agent {
 
   int run() {
     attempts_.recover();
+    if (contained_) {
+      signals_.add(SIGQUIT);
+      departure_.emplace(context_.get_executor(), config_.node, contained_->limit,
+                         departure_hooks());
+      if (contained_->told != 0) departure_->begin(why_told(contained_->told));
+    }
     wait_for_signal();
     asio::co_spawn(
         context_, [this] { return stay_connected(); },
@@ -107,7 +116,7 @@ class Agent {
         });
     wire::run_loop(context_);
     log::info("the node agent ends");
-    return 0;
+    return status_;
   }
 
  private:
@@ -120,8 +129,42 @@ class Agent {
         wait_for_signal();
         return;
       }
-      context_.stop();
+      if (!departure_) {
+        context_.stop();
+        return;
+      }
+      departure_->begin(why_told(signal));
+      if (signal == SIGQUIT) departure_->hurry();
+      wait_for_signal();
     });
+  }
+
+  std::string why_told(int signal) const {
+    if (::getppid() != parent_) return "its watch has died";
+    const char* slurm_job = std::getenv("SLURM_JOB_ID");
+    return (slurm_job == nullptr ? std::string("its container")
+                                 : "its step of Slurm job " + std::string(slurm_job)) +
+           " was told to end (" + signal_name(signal) + ")";
+  }
+
+  Departure::Hooks departure_hooks() {
+    Departure::Hooks hooks;
+    hooks.stop = [this](const wire::StopRanks& stop) { attempts_.command_all(stop); };
+    hooks.tell = [this](const wire::Leaving& leaving) {
+      if (head_features_.contains("leave")) {
+        tell_head(leaving);
+      } else if (leaving.over) {  // of an older head, which will miss us
+        context_.stop();
+      }
+    };
+    hooks.connected = [this] { return control_ && control_->is_open(); };
+    hooks.running = [this] { return attempts_.running(); };
+    hooks.unfinished = [this] { return attempts_.unheard(); };
+    hooks.give_up = [this] {
+      status_ = kNotAllTold;
+      context_.stop();
+    };
+    return hooks;
   }
 
   Attempts::Hooks attempt_hooks() {
@@ -133,7 +176,12 @@ class Agent {
       mirror_.drain(key, limit, std::move(then));
     };
     hooks.complete = [this](wire::AttemptSpec& spec) { complete(spec); };
+    hooks.changed = [this] { look_at_departure(); };
     return hooks;
+  }
+
+  void look_at_departure() {
+    if (departure_) departure_->look();
   }
 
   // What this node knows of itself: its interface, unless the user has chosen.
@@ -175,6 +223,7 @@ class Agent {
       control_.reset();
       heartbeat_.cancel();
       pairs_.close_all();
+      look_at_departure();
       // Said once, not at each try.
       if (was_in) {
         wait = kFirstDialRetry;
@@ -217,6 +266,7 @@ class Agent {
         context_, [this, control, every = welcome->heartbeat] { return beat(control, every); },
         asio::detached);
     attempts_.head_joined();
+    look_at_departure();
     renew_if_due();
     while (true) {
       const wire::Frame frame = co_await control->read();
@@ -338,10 +388,15 @@ class Agent {
     return wire::head_message_from_json(json);
   }
 
+  void begin(const wire::StartAttempt& start) {
+    if (!departure_ || !departure_->under_way()) return attempts_.start(start);
+    tell_head(wire::StartFailed{start.spec.job, start.spec.attempt,
+                                Error(ErrorCode::conflict, departure_->what())});
+  }
+
   void obey(const wire::HeadMessage& message) {
     if (const auto* start = std::get_if<wire::StartAttempt>(&message)) {
-      staging_.before_start(*start,
-                            [this](const wire::StartAttempt& ready) { attempts_.start(ready); });
+      staging_.before_start(*start, [this](const wire::StartAttempt& ready) { begin(ready); });
     } else if (const auto* command = std::get_if<wire::ToSupervisor>(&message)) {
       attempts_.command(*command);
     } else if (std::holds_alternative<wire::Heartbeat>(message)) {
@@ -417,6 +472,10 @@ class Agent {
   asio::signal_set signals_;
   asio::steady_timer heartbeat_;
   asio::steady_timer renewal_;
+  std::optional<NodeOptions::Contained> contained_;
+  std::optional<Departure> departure_;  // of a contained node
+  const pid_t parent_ = ::getppid();
+  int status_ = 0;
 };
 
 }  // namespace

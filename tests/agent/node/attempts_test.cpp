@@ -73,14 +73,15 @@ struct AttemptsWorld {
   }
 
   // As a node agent that is started newly.
-  void begin(std::chrono::milliseconds start_limit = std::chrono::seconds(60)) {
+  void begin(std::chrono::milliseconds start_limit = std::chrono::seconds(60),
+             bool head_is_there = true) {
     node::Attempts::Hooks hooks;
     hooks.send = [this](wire::NodeMessage message) { told.push_back(std::move(message)); };
     hooks.complete = complete;
     attempts.emplace(context.get_executor(), root, (folder / "agent").string(), hooks,
                      node::Attempts::Options{start_limit});
     attempts->recover();
-    attempts->head_joined();
+    if (head_is_there) attempts->head_joined();
   }
 
   void run_until(const std::function<bool()>& ready) {
@@ -208,4 +209,50 @@ TEST_CASE("one that dies before it has said a word is lost at once") {
   }
   world.run_until([&] { return world.lost() != nullptr; });
   CHECK(world.lost()->reason.find("killed or crashed") != std::string::npos);
+}
+
+TEST_CASE("an attempt is stopped by its node alone, the head being away, and heard of later") {
+  AttemptsWorld world("");
+  world.begin();
+  CHECK_FALSE(world.attempts->running());
+  CHECK_FALSE(world.attempts->unheard());
+  world.attempts->start(world.start);
+  CHECK(world.attempts->running());
+  SUBCASE("as it starts") {}
+  SUBCASE("when it runs") {
+    world.run_until([&] { return world.ranks_told(); });
+  }
+  SUBCASE("by the next node agent") {
+    world.run_until([&] { return world.ranks_told(); });
+    world.begin(std::chrono::seconds(60), false);
+  }
+  CHECK(world.attempts->running());
+  world.attempts->command_all(wire::StopRanks{std::nullopt, "told to leave"});
+  world.attempts->command_all(wire::StopRanks{std::chrono::seconds(10), "told to leave"});
+  world.run_until([&] { return !world.attempts->running(); });
+  CHECK(world.attempts->unheard());
+  const auto* last = std::get_if<wire::FromSupervisor>(&world.told.back());
+  REQUIRE(last != nullptr);
+  const auto* finished = std::get_if<wire::NodeFinished>(&last->event.body);
+  REQUIRE(finished != nullptr);
+  CHECK(finished->outcome == wire::NodeFinished::Outcome::stopped);
+  CHECK(finished->reason == "told to leave");
+  world.attempts->command({kJob, 1, wire::EventAck{last->event.seq, std::nullopt}});
+  world.run_until([&] { return !world.attempts->unheard(); });
+}
+
+TEST_CASE("of a lost supervisor there is nothing more to hear, until the head comes anew") {
+  AttemptsWorld world("");
+  world.begin();
+  world.attempts->start(world.start);
+  world.run_until([&] { return world.ranks_told(); });
+  ::kill(world.supervisor(), SIGKILL);
+  world.run_until([&] { return !world.attempts->unheard(); });
+  CHECK(world.lost() != nullptr);
+  CHECK_FALSE(world.attempts->running());
+  world.told.clear();
+  world.attempts->head_joined();
+  CHECK(world.attempts->unheard());
+  world.run_until([&] { return !world.attempts->unheard(); });
+  CHECK(world.lost() != nullptr);
 }
