@@ -20,6 +20,7 @@
 #include "agent/session/session.hpp"
 #include "agent/session/setup_run.hpp"
 #include "agent/supervise/supervise.hpp"
+#include "agent/watch/contained.hpp"
 #include "agent/watch/keeper.hpp"
 #include "agent/watch/watch.hpp"
 #include "launcher/core/error.hpp"
@@ -101,6 +102,8 @@ struct Arguments {
   int lock = -1;
   std::string credential;
   std::vector<std::string> addresses;
+  bool contained = false;
+  int end_within = 28;
   bool fresh = false;
 };
 
@@ -126,10 +129,28 @@ int main(int argc, char** argv) {
   });
   command("node", "Role: the agent of a node", [](Arguments& a) {
     watch::keep_watch(own_path());
-    return node::node_main({{a.root}, own_path()});
+    node::NodeOptions options{{a.root}, own_path(), std::nullopt};
+    if (const auto contained = watch::from_environment()) {
+      options.contained = {contained->limit, contained->told};
+    }
+    return node::node_main(options);
   });
-  command("watch", "Role: starts head and node agents again",
-          [](Arguments& a) { return watch::watch_main({a.root}); });
+  CLI::App* watch = command("watch", "Role: starts head and node agents again", [](Arguments& a) {
+    if (!a.contained) return watch::watch_main({a.root});
+    return watch::watch_main({a.root}, std::chrono::seconds(a.end_within));
+  });
+  CLI::Option* contained = watch->add_flag(
+      "--contained", args.contained,
+      "In the foreground, as PID 1 of a container or a task of srun: reaps everything; SIGTERM "
+      "stops the ranks by their grace, tells the head why, and ends all that runs below");
+  watch
+      ->add_option("--end-within", args.end_within,
+                   "Seconds from SIGTERM until all has ended; ranks get at most three quarters of "
+                   "them. Less than whoever sends SIGKILL waits: 30 s by default in Kubernetes and "
+                   "Slurm (KillWait), 10 s in Docker")
+      ->needs(contained)
+      ->check(CLI::Range(1, 86400))
+      ->capture_default_str();
   CLI::App* supervise =
       command("supervise", "Role: one attempt's ranks on this node", [](Arguments& a) {
         return supervise::supervise_main({a.root, JobId(a.job), a.attempt, a.lock});

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -16,12 +17,14 @@
 #include <optional>
 #include <thread>
 
+#include "agent/watch/contained.hpp"
 #include "agent/watch/keeper.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/process_exit.hpp"
 #include "launcher/core/process_table.hpp"
+#include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
 
 // Where the linker put the program's code.
@@ -42,6 +45,18 @@ struct Child {
   Clock::time_point started;
   Clock::time_point due;  // when to start it again
   Backoff backoff;
+  bool over = false;  // of a contained watch: it has ended and is not started again
+
+  bool is_head() const { return spec.argv.size() > 1 && spec.argv[1] == "head"; }
+};
+
+// A contained watch that ends.
+struct Ending {
+  int signal = SIGTERM;
+  Clock::time_point until;  // what runs then is killed
+  bool hurried = false;     // told once more
+  bool heads_told = false;  // no node agent runs any more
+  int status = 0;
 };
 
 // The oldest process of this user that runs just that.
@@ -85,50 +100,6 @@ bool adopt(Child& child) {
   return true;
 }
 
-std::vector<std::string> environment_for_children(const paths::WatchRoot& root) {
-  std::vector<std::string> env = current_environment();
-  const std::string mark = std::string(kWatchRoot) + "=";
-  std::erase_if(env, [&](const std::string& entry) { return entry.starts_with(mark); });
-  env.push_back(mark + root.root.string());
-  return env;
-}
-
-void start(Child& child, const paths::WatchRoot& root) {
-  child.started = Clock::now();
-  SpawnOptions options;
-  options.argv = child.spec.argv;
-  options.env = environment_for_children(root);
-  options.workdir = "/";
-  options.new_session = true;
-  try {
-    child.pid = spawn(options);
-    log::info("started", {{"child", child.spec.name}, {"pid", std::to_string(child.pid)}});
-  } catch (const Error& error) {
-    child.pid = 0;
-    child.due = Clock::now() + child.backoff.next(0ms);
-    log::error("cannot start", {{"child", child.spec.name}, {"error", error.what()}});
-  }
-}
-
-void reap(Child& child) {
-  if (child.pid == 0) return;
-  std::string how = "found running, so nobody knows how";
-  if (child.adopted) {
-    pollfd ended{child.adopted.get(), POLLIN, 0};
-    if (::poll(&ended, 1, 0) <= 0) return;
-    child.adopted.reset();
-  } else {
-    const auto exit = try_wait(child.pid);
-    if (!exit) return;
-    how = exit->str();
-  }
-  const auto lived =
-      std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - child.started);
-  child.pid = 0;
-  child.due = Clock::now() + child.backoff.next(lived);
-  log::warn("ended", {{"child", child.spec.name}, {"how", how}});
-}
-
 // Gives back the pages of the program's code that starting touched: waiting needs few of them, and
 // what is needed again comes from the page cache. Code is never written to, so nothing is lost.
 void forget_code_pages() {
@@ -163,6 +134,228 @@ void write_pid(const paths::WatchRoot& root) {
   write_file_atomic(root.pid(), wire::dump(json));
 }
 
+class Watch {
+ public:
+  // From here on no signal is lost: PID 1 is not even ended by one that it does not wait for.
+  Watch(const paths::WatchRoot& root, std::optional<Milliseconds> contained)
+      : root_(root), contained_(contained) {
+    sigset_t signals;
+    sigemptyset(&signals);
+    for (const int number : {SIGCHLD, SIGTERM, SIGINT, SIGHUP}) sigaddset(&signals, number);
+    ::sigprocmask(SIG_BLOCK, &signals, nullptr);
+    signals_.reset(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (!signals_) throw errno_error("cannot wait for signals", errno);
+  }
+
+  int run() {
+    if (contained_) {
+      ::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+      ::signal(SIGPIPE, SIG_IGN);
+      say("keeping the agents of " + root_.root.string() +
+          "; once told to end, all has ended within " + human_duration(*contained_));
+    }
+    load();
+    write_pid(root_);
+    while (true) {
+      const int number = wait_for_news(signals_.get(), children_, time_left());
+      if (number == SIGTERM || number == SIGINT) {
+        if (!contained_) {
+          log::info("watch ends; its children go on");
+          ::unlink(root_.pid().c_str());
+          return 0;
+        }
+        told(number);
+      }
+      if (number == SIGHUP) {
+        try {
+          load();
+        } catch (const Error& error) {
+          log::error("cannot read the children anew", {{"error", error.what()}});
+        }
+      }
+      reap();
+      for (auto& [name, child] : children_) {
+        if (child.pid == 0 && !child.over && child.due <= Clock::now()) start(child);
+      }
+      if (ending_ && all_ended()) return finish();
+    }
+  }
+
+ private:
+  // Of the limit: what runs then is killed.
+  static constexpr double kUntilKilled = 0.95;
+  static constexpr Milliseconds kHurried{6000};        // more than departure.hpp's
+  static constexpr Milliseconds kLeftoverGrace{1000};  // of what setup commands left running, say
+
+  void load() {
+    for (const ChildSpec& spec : read_children(root_)) {
+      if (children_.contains(spec.name)) continue;
+      Child& child = children_[spec.name];
+      child.spec = spec;
+      // Those of another container, or step, are not ours.
+      if (contained_ || !adopt(child)) start(child);
+    }
+  }
+
+  // Absent: until something happens.
+  std::optional<Clock::duration> time_left() {
+    std::optional<Clock::time_point> due;
+    for (const auto& [name, child] : children_) {
+      if (child.pid == 0 && !child.over && (!due || child.due < *due)) due = child.due;
+    }
+    if (ending_) due = std::min(due.value_or(ending_->until), ending_->until);
+    if (!due) forget_code_pages();
+    return due ? std::optional(std::max(*due - Clock::now(), Clock::duration::zero()))
+               : std::nullopt;
+  }
+
+  std::vector<std::string> environment_for_children() const {
+    std::vector<std::string> env = current_environment();
+    for (const char* name : {kWatchRoot, kContained}) {
+      std::erase_if(env, [mark = std::string(name) + "="](const std::string& entry) {
+        return entry.starts_with(mark);
+      });
+    }
+    if (!contained_) {
+      env.push_back(std::string(kWatchRoot) + "=" + root_.root.string());
+      return env;
+    }
+    Contained contained{*contained_, 0};
+    if (ending_) {
+      contained.told = ending_->signal;
+      contained.limit = std::chrono::duration_cast<Milliseconds>(
+          std::max(ending_->until - Clock::now(), Clock::duration::zero()));
+    }
+    env.push_back(std::string(kContained) + "=" + to_environment(contained));
+    return env;
+  }
+
+  void start(Child& child) {
+    child.started = Clock::now();
+    SpawnOptions options;
+    options.argv = child.spec.argv;
+    options.env = environment_for_children();
+    options.workdir = "/";
+    options.new_session = true;
+    // Killed, a contained watch takes all along that it can; of PID 1 the kernel does more.
+    if (contained_) options.death_signal = SIGTERM;
+    try {
+      child.pid = spawn(options);
+      log::info("started", {{"child", child.spec.name}, {"pid", std::to_string(child.pid)}});
+      tell(child.spec.name + " started");
+    } catch (const Error& error) {
+      child.pid = 0;
+      child.due = Clock::now() + child.backoff.next(0ms);
+      log::error("cannot start", {{"child", child.spec.name}, {"error", error.what()}});
+      tell("cannot start " + child.spec.name + ": " + error.what());
+    }
+  }
+
+  void reap() {
+    while (const auto ended = try_wait_any()) {
+      for (auto& [name, child] : children_) {
+        if (!child.adopted && child.pid == ended->first) has_ended(child, ended->second);
+      }  // what is none of them was left to us
+    }
+    for (auto& [name, child] : children_) {
+      if (!child.adopted) continue;
+      pollfd ended{child.adopted.get(), POLLIN, 0};
+      if (::poll(&ended, 1, 0) <= 0) continue;
+      child.adopted.reset();
+      has_ended(child, std::nullopt);
+    }
+  }
+
+  void has_ended(Child& child, const std::optional<ProcessExit>& exit) {
+    const std::string how = exit ? exit->str() : "found running, so nobody knows how";
+    const auto lived = std::chrono::duration_cast<Milliseconds>(Clock::now() - child.started);
+    child.pid = 0;
+    child.due = Clock::now() + child.backoff.next(lived);
+    log::warn("ended", {{"child", child.spec.name}, {"how", how}});
+    tell(child.spec.name + " ended: " + how);
+    if (!contained_) return;
+    // With 0 a node agent has left the cluster, whoever asked for that: nothing is to be kept.
+    if (!ending_ && !child.is_head() && exit->ok()) told(SIGTERM);
+    if (!ending_) return;
+    child.over = child.is_head() ? ending_->heads_told : exit->signal == 0;
+    if (child.over) ending_->status = std::max(ending_->status, exit->code);
+  }
+
+  // ---- The end of a contained watch: the nodes leave, then heads end, then all else.
+
+  void told(int signal) {
+    const auto now = Clock::now();
+    if (!ending_) {
+      const auto until = now + std::chrono::duration_cast<Milliseconds>(*contained_ * kUntilKilled);
+      ending_ = Ending{signal, until};
+      log::warn("told to end", {{"signal", signal_name(signal)}});
+      tell("told to end (" + signal_name(signal) +
+           "): the ranks here stop by their job's grace, and the head is told");
+    } else if (!ending_->hurried) {
+      ending_->hurried = true;
+      ending_->until = std::min(ending_->until, now + Clock::duration(kHurried));
+      tell("told to end once more (" + signal_name(signal) + "): what still runs is killed");
+    } else {
+      return;
+    }
+    for (auto& [name, child] : children_) {
+      if (child.is_head() || child.over) continue;
+      // SIGTERM may come to it from elsewhere too: Slurm sends it to all processes of a step.
+      if (child.pid != 0) ::kill(child.pid, ending_->hurried ? SIGQUIT : signal);
+      child.due = now;  // one that does not run has something to tell, too
+    }
+  }
+
+  bool all_ended() {
+    const auto over = [](const auto& each) { return each.second.over; };
+    if (!ending_->heads_told &&
+        std::all_of(children_.begin(), children_.end(),
+                    [&](const auto& each) { return each.second.is_head() || over(each); })) {
+      ending_->heads_told = true;
+      for (auto& [name, child] : children_) {
+        if (child.pid != 0) ::kill(child.pid, SIGTERM);
+        child.over = child.pid == 0;
+      }
+    }
+    if (std::all_of(children_.begin(), children_.end(), over)) return true;
+    if (Clock::now() < ending_->until) return false;
+    for (const auto& [name, child] : children_) {
+      if (child.over) continue;
+      tell(name + " did not end in time and is killed");
+      if (child.pid != 0) ::kill(child.pid, SIGKILL);
+    }
+    ending_->status = std::max(ending_->status, kCutShort);
+    return true;
+  }
+
+  int finish() {
+    // Where a node agent has failed, supervisors may still have to stop their ranks.
+    const auto left = std::max(
+        std::chrono::duration_cast<Milliseconds>(ending_->until - Clock::now()), Milliseconds(0));
+    const Milliseconds grace = ending_->status == 0 ? std::min(kLeftoverGrace, left) : left;
+    const auto last = std::chrono::duration_cast<Milliseconds>(*contained_ * (1 - kUntilKilled));
+    if (!end_descendants(grace, grace + std::max(last, kLeftoverGrace))) {
+      ending_->status = std::max(ending_->status, kCutShort);
+      tell("some processes cannot be killed");
+    }
+    ::unlink(root_.pid().c_str());
+    tell(ending_->status == 0
+             ? "all has ended, and the head knows"
+             : "all has ended, but was cut short; see the logs in " + root_.root.string());
+    return ending_->status;
+  }
+
+  void tell(const std::string& line) const {
+    if (contained_) say(line);
+  }
+
+  paths::WatchRoot root_;
+  std::optional<Milliseconds> contained_;
+  UniqueFd signals_;
+  std::map<std::string, Child> children_;
+  std::optional<Ending> ending_;
+};
+
 }  // namespace
 
 std::vector<ChildSpec> read_children(const paths::WatchRoot& root) {
@@ -186,8 +379,9 @@ std::chrono::milliseconds Backoff::next(std::chrono::milliseconds lived) {
   return now;
 }
 
-int watch_main(const paths::WatchRoot& root) {
+int watch_main(const paths::WatchRoot& root, std::optional<Milliseconds> contained) {
   log::open("watch", root.log().string());
+  Watch watch(root, contained);
   // A watch that was killed a moment ago may still be on its way out.
   const auto until = Clock::now() + 2s;
   auto lock = FileLock::try_lock(root.lock());
@@ -197,50 +391,7 @@ int watch_main(const paths::WatchRoot& root) {
   }
   if (!lock) throw Error(ErrorCode::conflict, "another watch runs on " + root.root.string());
 
-  sigset_t signals;
-  sigemptyset(&signals);
-  for (const int number : {SIGCHLD, SIGTERM, SIGINT, SIGHUP}) sigaddset(&signals, number);
-  ::sigprocmask(SIG_BLOCK, &signals, nullptr);
-  const UniqueFd signal_fd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!signal_fd) throw errno_error("cannot wait for signals", errno);
-
-  std::map<std::string, Child> children;
-  const auto load = [&] {
-    for (const ChildSpec& spec : read_children(root)) {
-      if (children.contains(spec.name)) continue;
-      Child& child = children[spec.name];
-      child.spec = spec;
-      if (!adopt(child)) start(child, root);
-    }
-  };
-  load();
-  write_pid(root);
-  while (true) {
-    std::optional<Clock::time_point> due;
-    for (const auto& [name, child] : children) {
-      if (child.pid == 0 && (!due || child.due < *due)) due = child.due;
-    }
-    if (!due) forget_code_pages();
-    const int number = wait_for_news(
-        signal_fd.get(), children,
-        due ? std::optional(std::max(*due - Clock::now(), Clock::duration::zero())) : std::nullopt);
-    if (number == SIGTERM || number == SIGINT) {
-      log::info("watch ends; its children go on");
-      ::unlink(root.pid().c_str());
-      return 0;
-    }
-    if (number == SIGHUP) {
-      try {
-        load();
-      } catch (const Error& error) {
-        log::error("cannot read the children anew", {{"error", error.what()}});
-      }
-    }
-    for (auto& [name, child] : children) {
-      reap(child);
-      if (child.pid == 0 && child.due <= Clock::now()) start(child, root);
-    }
-  }
+  return watch.run();
 }
 
 }  // namespace dtrain::watch

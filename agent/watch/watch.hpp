@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,15 @@ class Backoff {
 // run yet, and starts a dead one again. SIGTERM ends it and leaves the children running; SIGHUP
 // reads watch.json again and starts the children that are new in it. Writes watch.pid. Holds
 // watch.lock; Error(conflict) when another watch does.
-int watch_main(const paths::WatchRoot& root);
+//
+// `contained` is the foreground form, for PID 1 of a container or a task of srun; README.md tells
+// it whole. It reaps whatever is left to it. SIGTERM, SIGINT, or the end of a node agent by itself
+// ends it: node agents leave the cluster, then the head ends, then all that descends from it, all
+// within that time. Gives 0, kCutShort, or what a node agent failed with.
+int watch_main(const paths::WatchRoot& root,
+               std::optional<std::chrono::milliseconds> contained = std::nullopt);
+
+// Of a contained watch: something was killed before its time, or the head does not know all.
+inline constexpr int kCutShort = 3;
 
 }  // namespace dtrain::watch

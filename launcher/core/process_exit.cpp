@@ -71,6 +71,16 @@ std::optional<ProcessExit> wait_until(pid_t pid, std::chrono::steady_clock::time
   }
 }
 
+std::optional<std::pair<pid_t, ProcessExit>> try_wait_any() {
+  siginfo_t info{};
+  while (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG) != 0) {
+    if (errno == ECHILD) return std::nullopt;
+    if (errno != EINTR) throw errno_error("cannot wait for children", errno);
+  }
+  if (info.si_pid == 0) return std::nullopt;
+  return std::pair(info.si_pid, exit_from(info));
+}
+
 void reap_orphans(const std::vector<pid_t>& owned) {
   // waitid(P_ALL, WNOWAIT) shows the same ended child again until it is reaped, so an owned one at
   // the front would hide the rest: look at our children one by one instead.

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 // How children end, and reaping them: by pid alone, so that nobody takes another's.
@@ -30,6 +31,10 @@ std::optional<ProcessExit> try_wait(pid_t pid);
 ProcessExit wait(pid_t pid);
 // The same, for one that ends before the deadline.
 std::optional<ProcessExit> wait_until(pid_t pid, std::chrono::steady_clock::time_point deadline);
+
+// Reaps some ended child, whosoever: for a process in which nobody else waits for children. Absent
+// when none has ended.
+std::optional<std::pair<pid_t, ProcessExit>> try_wait_any();
 
 // Reaps every ended child that is not in `owned`: what a subreaper inherits.
 void reap_orphans(const std::vector<pid_t>& owned);

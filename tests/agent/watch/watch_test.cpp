@@ -5,12 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <thread>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/process_exit.hpp"
 #include "launcher/core/process_table.hpp"
 #include "launcher/wire/json.hpp"
+#include "tests/agent/watch/eventually.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -31,16 +31,6 @@ pid_t start_watch(const fs::path& folder) {
     ::_exit(code);
   }
   return pid;
-}
-
-template <typename Condition>
-bool eventually(Condition condition) {
-  const auto until = std::chrono::steady_clock::now() + 20s;
-  while (std::chrono::steady_clock::now() < until) {
-    if (condition()) return true;
-    std::this_thread::yield();
-  }
-  return false;
 }
 
 std::size_t lines_of(const fs::path& file) {

@@ -6,6 +6,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <set>
+
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
 #include "tests/launcher/core/children.hpp"
@@ -26,6 +28,21 @@ TEST_CASE("exits are told as code or signal") {
   ::kill(pid, SIGKILL);
   CHECK(wait(pid).signal == SIGKILL);
   CHECK_THROWS_AS(try_wait(pid), Error);
+}
+
+TEST_CASE("whoever waits for any child gets each of them once") {
+  // In a process of its own, for nobody else may wait there.
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    if (try_wait_any()) ::_exit(1);
+    std::set<pid_t> awaited{spawn(shell("exit 7")), spawn(shell("exit 7"))};
+    while (!awaited.empty()) {
+      const auto ended = try_wait_any();
+      if (ended && (awaited.erase(ended->first) != 1 || ended->second.code != 7)) ::_exit(2);
+    }
+    ::_exit(try_wait_any() ? 3 : 0);
+  }
+  CHECK(wait(pid).code == 0);
 }
 
 TEST_CASE("orphans are reaped, our own children are not") {

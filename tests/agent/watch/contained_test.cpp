@@ -1,0 +1,234 @@
+#include "agent/watch/contained.hpp"
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <thread>
+
+#include "agent/watch/watch.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/core/process.hpp"
+#include "launcher/core/process_exit.hpp"
+#include "launcher/core/process_table.hpp"
+#include "launcher/wire/json.hpp"
+#include "tests/agent/watch/eventually.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+using namespace dtrain;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr auto kDeadline = 30s;
+
+// A contained watch in a process of its own, over children that are shell scripts. What they write
+// is in files of the folder.
+struct Contained {
+  testing::TemporaryFolder folder;
+  pid_t pid = 0;
+
+  // `scripts`: by name; "head" is what the watch takes for one.
+  Contained(const std::vector<std::pair<std::string, std::string>>& scripts,
+            std::chrono::milliseconds limit) {
+    nlohmann::json children = nlohmann::json::array();
+    for (const auto& [name, script] : scripts) {
+      const fs::path file = folder / (name + ".sh");
+      write_file_atomic(file, "#!/bin/sh\ncd " + folder.path().string() + "\n" + script + "\n",
+                        0755);
+      children.push_back({{"name", name}, {"argv", {file.string(), name}}});
+    }
+    write_file_atomic(folder / "watch.json", nlohmann::json{{"children", children}}.dump());
+    pid = ::fork();
+    if (pid != 0) return;
+    const UniqueFd out = open_file(folder / "stdout", O_WRONLY | O_CREAT);
+    ::dup2(out.get(), STDOUT_FILENO);
+    int code = 100;
+    try {
+      code = watch::watch_main({folder.path()}, limit);
+    } catch (const Error&) {
+      code = 101;
+    }
+    ::_exit(code);
+  }
+  ~Contained() {
+    if (pid == 0) return;
+    ::kill(pid, SIGKILL);
+    (void)wait(pid);
+  }
+
+  std::string read(const std::string& name) const {
+    return read_file_if_there(folder / name).value_or("");
+  }
+  void wait_for(const std::string& name, const std::string& text) const {
+    REQUIRE(eventually([&] { return read(name) == text; }));
+  }
+  ProcessExit end() {
+    const auto exit = wait_until(pid, std::chrono::steady_clock::now() + kDeadline);
+    REQUIRE(exit.has_value());
+    pid = 0;
+    CHECK_FALSE(fs::exists(folder / "watch.pid"));
+    return *exit;
+  }
+  pid_t pid_in(const std::string& name) const { return std::stoi(read(name)); }
+};
+
+// A node agent that does `then` when it is told to end, and says so in the file "told".
+std::string node(const std::string& then) {
+  return "trap 'echo hurry >>hurry; exit 0' QUIT\ntrap 'echo $DTRAIN_CONTAINED >>told; " + then +
+         "' TERM INT\necho up >>up\nwhile :; do sleep 0.01; done";
+}
+
+}  // namespace
+
+TEST_CASE("what a contained watch tells its children") {
+  CHECK_FALSE(watch::from_environment());
+  for (const char* wrong : {"", "1", "1 x", "x 1", "1 2 3"}) {
+    ::setenv(watch::kContained, wrong, 1);
+    CHECK_FALSE(watch::from_environment());
+  }
+  ::setenv(watch::kContained, watch::to_environment({28s, SIGTERM}).c_str(), 1);
+  const auto contained = watch::from_environment();
+  ::unsetenv(watch::kContained);
+  REQUIRE(contained);
+  CHECK(contained->limit == 28s);
+  CHECK(contained->told == SIGTERM);
+}
+
+TEST_CASE("all that descends from a process is ended and reaped, however it was left") {
+  const testing::TemporaryFolder folder;
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+    SpawnOptions options;
+    // A daemon that ends when it is asked to, its child that does not, and one that has ended.
+    options.argv = {"/bin/sh", "-c",
+                    "cd " + folder.path().string() +
+                        "; (setsid sh -c \"trap 'echo asked >asked; exit' TERM; "
+                        "sh -c 'trap : TERM; echo up >up; while :; do sleep 0.01; done' & "
+                        "while :; do sleep 0.01; done\" &); (true &); exit 0"};
+    spawn(options);
+    const auto until = std::chrono::steady_clock::now() + kDeadline;
+    while (!fs::exists(folder / "up")) {
+      if (std::chrono::steady_clock::now() > until) ::_exit(1);
+      std::this_thread::yield();
+    }
+    if (!watch::end_descendants(200ms, kDeadline)) ::_exit(2);
+    ::_exit(read_file("/proc/self/task/" + std::to_string(::getpid()) + "/children").empty() ? 0
+                                                                                             : 3);
+  }
+  CHECK(wait(pid).code == 0);
+  CHECK(fs::exists(folder / "asked"));
+}
+
+TEST_CASE("a contained watch reaps what is left to it") {
+  Contained contained({{"node", "(sh -c 'echo $$ >orphan; exit 3' &)\n" + node("exit 0")}}, 20s);
+  REQUIRE(eventually([&] { return contained.read("orphan").ends_with("\n"); }));
+  REQUIRE(eventually([&] { return !process_stat(contained.pid_in("orphan")).has_value(); }));
+  contained.wait_for("up", "up\n");
+  ::kill(contained.pid, SIGTERM);
+  CHECK(contained.end().code == 0);
+}
+
+TEST_CASE("a contained watch ends nodes, then heads, then all else, and itself last") {
+  Contained contained({{"head",
+                        "trap 'echo head >>order; exit 0' TERM\necho head >>heads\n"
+                        "while :; do sleep 0.01; done"},
+                       {"node", "(setsid sh -c 'echo $$ >daemon; exec sleep 1000' &)\n" +
+                                    node("sleep 0.2; echo node >>order; exit 0")}},
+                      20s);
+  contained.wait_for("up", "up\n");
+  contained.wait_for("heads", "head\n");
+  REQUIRE(eventually([&] { return contained.read("daemon").ends_with("\n"); }));
+  SUBCASE("by SIGTERM") {
+    ::kill(contained.pid, SIGTERM);
+  }
+  SUBCASE("by SIGINT") {
+    ::kill(contained.pid, SIGINT);
+  }
+  CHECK(contained.end().code == 0);
+  CHECK(contained.read("order") == "node\nhead\n");
+  CHECK_FALSE(process_stat(contained.pid_in("daemon")).has_value());
+  CHECK(contained.read("heads") == "head\n");  // none was started again
+  const std::string said = contained.read("stdout");
+  CHECK(said.find("told to end (SIG") != std::string::npos);
+  CHECK(said.find("node ended: exit code 0\n") != std::string::npos);
+  CHECK(said.ends_with("all has ended, and the head knows\n"));
+}
+
+TEST_CASE("the exit code of a contained watch") {
+  SUBCASE("is what a node agent failed with") {
+    Contained contained({{"node", node("exit 7")}}, 20s);
+    contained.wait_for("up", "up\n");
+    ::kill(contained.pid, SIGTERM);
+    CHECK(contained.end().code == 7);
+  }
+  SUBCASE("is kCutShort when it had to kill") {
+    Contained contained({{"node", node("")}}, 500ms);
+    contained.wait_for("up", "up\n");
+    const auto begun = std::chrono::steady_clock::now();
+    ::kill(contained.pid, SIGTERM);
+    CHECK(contained.end().code == watch::kCutShort);
+    CHECK(std::chrono::steady_clock::now() - begun >= 450ms);
+    CHECK(contained.read("stdout").find("node did not end in time and is killed") !=
+          std::string::npos);
+  }
+  SUBCASE("is 0 when a node agent has left by itself") {
+    Contained contained({{"node", "echo up >>up; exit 0"}, {"other", node("exit 0")}}, 20s);
+    CHECK(contained.end().code == 0);
+    CHECK(contained.read("stdout").find("told to end (SIGTERM)") != std::string::npos);
+  }
+}
+
+TEST_CASE("told once more, a contained watch has its nodes hurry") {
+  Contained contained({{"node", node("")}}, 1h);
+  contained.wait_for("up", "up\n");
+  ::kill(contained.pid, SIGTERM);
+  REQUIRE(eventually([&] { return contained.read("told").ends_with("\n"); }));
+  ::kill(contained.pid, SIGTERM);
+  CHECK(contained.end().code == 0);
+  CHECK(contained.read("hurry") == "hurry\n");
+}
+
+TEST_CASE("a node agent that dies while it leaves is started again and told so") {
+  // The first is killed by the signal, before it could do anything.
+  Contained contained({{"node",
+                        "echo $DTRAIN_CONTAINED >>told; [ $(wc -l <told) = 2 ] && exit 0\n"
+                        "exec sleep 1000"}},
+                      40s);
+  REQUIRE(eventually([&] { return contained.read("told") == "40000 0\n"; }));
+  ::kill(contained.pid, SIGTERM);
+  CHECK(contained.end().code == 0);
+  const std::string told = contained.read("told");
+  CHECK(told.ends_with(" " + std::to_string(SIGTERM) + "\n"));
+}
+
+TEST_CASE("the children of a contained watch hear of its death") {
+  Contained contained({{"node", "echo $$ >pid\n" + node("exit 0")}}, 20s);
+  contained.wait_for("up", "up\n");
+  ::kill(contained.pid, SIGKILL);
+  REQUIRE(eventually([&] { return contained.read("told").ends_with("\n"); }));
+  REQUIRE(eventually([&] { return !start_time(contained.pid_in("pid")).has_value(); }));
+}
+
+TEST_CASE("a reader of its lines that stands still does not hold a contained watch up") {
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::dup2(ends[1], STDOUT_FILENO);
+    for (int i = 0; i < 2000; ++i) watch::say(std::string(1000, 'x'));
+    ::_exit(0);
+  }
+  const auto exit = wait_until(pid, std::chrono::steady_clock::now() + kDeadline);
+  if (!exit) {
+    ::kill(pid, SIGKILL);
+    (void)wait(pid);
+  }
+  CHECK((exit && exit->ok()));
+  ::close(ends[0]);
+  ::close(ends[1]);
+}
