@@ -37,7 +37,8 @@ std::unique_ptr<Provider> provider_of(const ClusterState& state, const Access& a
 
 HeadDoor HeadDoor::open(const ClusterState& state, Provider& provider) {
   HeadDoor door;
-  if (state.nodes.empty()) throw not_up(state.name);
+  // Notes of machines that an `up` has made, and no head yet.
+  if (state.nodes.empty() || state.head_root.empty()) throw not_up(state.name);
   door.transport_ = provider.reach(state.nodes.front());
   door.socket_ =
       door.transport_->head_socket({state.head_root,
@@ -105,7 +106,7 @@ std::optional<ClusterState> cluster_on(const Machine& machine, const ClusterSpec
 }
 
 std::optional<ClusterState> adopt(const ClusterSpec& spec, Provider& provider,
-                                  const fs::path& agent, bool to_end) {
+                                  const fs::path& agent, bool to_end, const Access& access) {
   const ClusterPlan plan = decide(wanted_nodes(spec), {provider.list(), {}, {}}, false);
   if (!plan.refused.empty() && !to_end) {
     throw Error(ErrorCode::conflict, plan.refused).with_hint("dtrain down gives them back");
@@ -131,7 +132,15 @@ std::optional<ClusterState> adopt(const ClusterSpec& spec, Provider& provider,
     state = remembered(spec, plan.cluster.empty() ? head.cluster : plan.cluster);
   }
   if (!state) return std::nullopt;
-  const ClusterLock lock = ClusterLock::take(spec.cluster_name, nullptr);
+  const ClusterLock lock = ClusterLock::take(
+      spec.cluster_name,
+      [&] {
+        if (!access.warn) return;
+        access.warn("another up or down of " + spec.cluster_name + " is at work: waiting for it");
+      },
+      access.stop);
+  // What that one has written knows more.
+  if (auto written = load_cluster(spec.cluster_name)) return written;
   save_cluster(*state);
   return state;
 }
@@ -140,7 +149,7 @@ std::optional<ClusterState> adopt(const ClusterSpec& spec, const fs::path& agent
                                   const Access& access, bool to_end) {
   const std::unique_ptr<Provider> provider =
       make_provider(spec, paths::cluster_state(spec.cluster_name), access);
-  return adopt(spec, *provider, agent, to_end);
+  return adopt(spec, *provider, agent, to_end, access);
 }
 
 }  // namespace dtrain

@@ -39,13 +39,14 @@ std::optional<ClusterState> cluster_on(const Machine& machine, const ClusterSpec
                                        Provider& provider, const fs::path& agent);
 
 // Learns of a cluster that was brought up from another machine, as `up` would find it: by the plan
-// of its machines, and from the head's. Writes cluster.json. Absent when there is no such cluster;
-// a host that has nothing of ours is left so. Throws Error when a host cannot be reached, and
-// Error(conflict) when `up` would be refused; not so `to_end`, for `down`. Machines that were made
-// are the cluster's by their tags, whether their head can be reached or not: `up` and `down` go on
-// from there.
+// of its machines, and from the head's. Writes cluster.json, where nobody did meanwhile. Absent
+// when there is no such cluster; a host that has nothing of ours is left so. Throws Error when a
+// host cannot be reached, and Error(conflict) when `up` would be refused; not so `to_end`, for
+// `down`. Machines that were made are the cluster's by their tags, whether their head can be
+// reached or not: `up` and `down` go on from there.
 std::optional<ClusterState> adopt(const ClusterSpec& spec, Provider& provider,
-                                  const fs::path& agent, bool to_end = false);
+                                  const fs::path& agent, bool to_end = false,
+                                  const Access& access = {});
 std::optional<ClusterState> adopt(const ClusterSpec& spec, const fs::path& agent,
                                   const Access& access, bool to_end = false);
 

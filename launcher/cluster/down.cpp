@@ -87,7 +87,8 @@ DownReport down(const std::string& name, const DownOptions& options) {
     return report;
   }
   const ClusterLock lock = ClusterLock::take(
-      name, [&] { options.say("another up or down of " + name + " is at work: waiting for it"); });
+      name, [&] { options.say("another up or down of " + name + " is at work: waiting for it"); },
+      options.access.stop);
   report.was_there = true;
   const std::unique_ptr<DownWay> way = way_of(name, options);
   const bool gone = way->clear(way->end_in_order(), report);

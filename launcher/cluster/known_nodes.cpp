@@ -15,7 +15,8 @@ std::vector<KnownNode> known_nodes(const std::vector<Machine>& noted,
   std::map<NodeId, std::size_t> places;
   for (const Machine& machine : noted) {
     places.emplace(machine.node, known.size());
-    known.push_back({machine, true, false, KnownNode::Head::silent});
+    known.push_back(
+        {machine, true, false, status ? KnownNode::Head::silent : KnownNode::Head::unasked});
   }
   if (!status) return known;
   for (const nlohmann::json& node : wire::member(*status, "nodes")) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/text.hpp"
 
 namespace dtrain {
 namespace {
@@ -68,21 +69,42 @@ std::vector<Request> requests_of(const ClusterPlan& plan) {
   return all;
 }
 
-// Asks for what the plan creates; gives what was made, which is nothing that was there before.
-std::vector<Machine> create(Provider& provider, const ClusterPlan& plan, Words& words) {
+// As a provider threw it.
+Error error_of(const std::exception& thrown) {
+  if (const auto* error = dynamic_cast<const Error*>(&thrown)) return *error;
+  return Error(ErrorCode::internal, std::string("a defect: ") + thrown.what());
+}
+
+struct Made {
+  std::vector<Machine> machines;  // nothing that was there before
+  std::optional<Error> broken;    // why it has not asked for all
+};
+
+Made create(Provider& provider, const ClusterPlan& plan, std::set<std::string> before,
+            Words& words) {
   const std::vector<Request> requests = requests_of(plan);
   if (requests.empty()) return {};
-  std::set<std::string> before;  // a provider may tell what is there as it is
+  // A provider may tell what is there as it is.
   for (const NodePlan& each : plan.nodes) before.insert(each.machine.id);
-  std::vector<Machine> made;
+  Made made;
   const OutcomeSink sink = words.sink();
-  provider.create(requests, [&](const MachineOutcome& outcome) {
-    const Machine& machine = outcome.machine;
-    const bool is_new = !machine.id.empty() && !before.contains(machine.id);
-    if (!outcome.error && is_new) made.push_back(machine);
-    sink(outcome);
-  });
+  try {
+    provider.create(requests, [&](const MachineOutcome& outcome) {
+      const Machine& machine = outcome.machine;
+      const bool is_new = !machine.id.empty() && !before.contains(machine.id);
+      if (!outcome.error && is_new) made.machines.push_back(machine);
+      sink(outcome);
+    });
+  } catch (const std::exception& thrown) {
+    if (made.machines.empty()) throw;
+    made.broken = error_of(thrown);
+  }
   return made;
+}
+
+// "node-1 (i-0abc)"
+std::string in_full(const Machine& machine) {
+  return machine.node.str() + " (" + machine.id + ")";
 }
 
 // What this `up` made and another's stands in its place.
@@ -114,13 +136,14 @@ MachineOutcome checked(MachineOutcome outcome, bool stopped) {
 // What this `up` has made stays nobody's: it goes, and what was there before stays.
 [[noreturn]] void refuse(Provider& provider, const std::vector<Machine>& made,
                          const std::string& why, const MachineWork& work) {
-  std::string left;
+  std::vector<std::string> left;
   for (const MachineOutcome& outcome : give_back(provider, made, work)) {
-    if (outcome.error) left += (left.empty() ? "" : ", ") + outcome.machine.id;
+    if (outcome.error) left.push_back(in_full(outcome.machine) + ": " + outcome.error->message());
   }
   Error error(ErrorCode::conflict, why);
   if (!left.empty()) {
-    error.with_hint("what was made could not be given back: " + left + "; dtrain down does it");
+    error.with_hint("what was made could not be given back: " + join(left, ", ") +
+                    "; dtrain down does it");
   }
   throw error;
 }
@@ -130,14 +153,25 @@ MachineOutcome checked(MachineOutcome outcome, bool stopped) {
 std::vector<MachineOutcome> ask_for_machines(
     Provider& provider, ClusterPlan& plan,
     const std::function<ClusterPlan(const std::set<std::string>& made)>& again,
-    const MachineWork& work) {
+    const MachineWork& work, const std::set<std::string>& known) {
   Words words(work.tell);
-  const std::vector<Machine> made = create(provider, plan, words);
-  if (!made.empty()) {
+  const Made made = create(provider, plan, known, words);
+  if (!made.machines.empty()) {
     std::set<std::string> ids;
-    for (const Machine& machine : made) ids.insert(machine.id);
-    ClusterPlan now = again(ids);
-    if (!now.refused.empty()) refuse(provider, made, now.refused, work);
+    std::vector<std::string> names;
+    for (const Machine& machine : made.machines) {
+      ids.insert(machine.id);
+      names.push_back(in_full(machine));
+    }
+    ClusterPlan now;
+    try {
+      now = again(ids);
+    } catch (Error& error) {
+      error.with_hint("it has made " + join(names, ", ") +
+                      ": dtrain up goes on with them, dtrain down gives them back");
+      throw;
+    }
+    if (!now.refused.empty()) refuse(provider, made.machines, now.refused, work);
     const std::vector<Machine> lost = take_lost(now, ids);
     if (!lost.empty()) {
       give_back(provider, lost, work);
@@ -153,8 +187,11 @@ std::vector<MachineOutcome> ask_for_machines(
       if (const MachineOutcome* told = words.of(each.machine.node)) {
         outcome = *told;
       } else {
-        outcome.error = words.first_error().value_or(
-            Error(ErrorCode::conflict, "another up was at work: the next one asks for it"));
+        outcome.error =
+            made.broken
+                ? *made.broken
+                : words.first_error().value_or(Error(
+                      ErrorCode::conflict, "another up was at work: the next one asks for it"));
       }
     }
     outcomes.push_back(std::move(outcome));
@@ -191,10 +228,8 @@ void follow_machines(
   std::optional<Error> broken;
   try {
     provider.follow(machines, sink, work.stop);
-  } catch (const Error& error) {
-    broken = error;
-  } catch (const std::exception& error) {
-    broken = Error(ErrorCode::internal, std::string("a defect: ") + error.what());
+  } catch (const std::exception& thrown) {
+    broken = error_of(thrown);
   }
   for (const auto& [key, i] : pending) {
     if (broken) latest[i].error = broken;

@@ -19,15 +19,18 @@ struct MachineWork {
 };
 
 // Asks for what `plan` creates. Gives what is known of each node that is kept or created, in the
-// plan's order: it runs, is pending, or why it cannot be had.
+// plan's order: it runs, is pending, or why it cannot be had; which is also what the provider
+// throws once it has made some. `known`: provider's ids of machines that were there before, also of
+// those that its list misses.
 //
 // Once it has made some, it asks `again` (with the provider's ids of those) how the plan is now:
 // where another `up` was first, what this one has made is given back, and `plan` becomes that plan.
-// When that one is refused, all that was made is given back before Error(conflict) is thrown.
+// When that one is refused, all that was made is given back before Error(conflict) is thrown; when
+// it cannot be asked, what was made stays and is named.
 std::vector<MachineOutcome> ask_for_machines(
     Provider& provider, ClusterPlan& plan,
     const std::function<ClusterPlan(const std::set<std::string>& made)>& again,
-    const MachineWork& work);
+    const MachineWork& work, const std::set<std::string>& known = {});
 
 // Follows what is pending of `asked`, and tells of each of them once, by its place, as soon as it
 // runs or cannot be had: without an error its machine runs. What is pending may be so for days (a

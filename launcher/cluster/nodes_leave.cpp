@@ -34,12 +34,11 @@ class Leaving {
         machines_(machines),
         client_(door.socket(), state.name),
         options_(options),
-        until_(std::chrono::steady_clock::now() + options.drain_limit),
         results_(machines.size()),
         in_cluster_(machines.size()),
         binary_(AgentBinary::load(options.agent)) {}
 
-  void run(const std::function<void(std::size_t, const NodeGone&)>& gone) {
+  void run(const std::function<void(const std::vector<NodeGone>&)>& gone) {
     const std::jthread pool([&] {
       side_by_side(machines_.size(), static_cast<std::size_t>(options_.max_parallel),
                    [&](std::size_t) { finish(ready_.take()); });
@@ -47,17 +46,23 @@ class Leaving {
     drain_all();
     std::exception_ptr defect;  // the pool ends only when all are done
     auto pause = milliseconds(20);
+    auto next_look = std::chrono::steady_clock::now() + pause;
     for (std::size_t left = machines_.size(); left > 0;) {
-      const auto done =
-          draining_.empty() ? std::optional(done_.take()) : done_.take(pause, options_.access.stop);
-      if (!done) {
+      const auto now = std::chrono::steady_clock::now();
+      if (!draining_.empty() && (now >= next_look || stopped())) {
         look();
         pause = std::min(pause * 2, milliseconds(1000));
+        next_look = std::chrono::steady_clock::now() + pause;
         continue;
       }
-      --left;
+      const auto wait = std::chrono::ceil<milliseconds>(next_look - now);
+      auto done =
+          draining_.empty() ? std::optional(done_.take()) : done_.take(wait, options_.access.stop);
+      std::vector<NodeGone> nodes;
+      for (; done; done = done_.take(milliseconds(0), {})) nodes.push_back(*results_[*done]);
+      left -= nodes.size();
       try {
-        gone(*done, *results_[*done]);
+        if (!nodes.empty()) gone(nodes);
       } catch (...) {
         defect = std::current_exception();
       }
@@ -66,6 +71,8 @@ class Leaving {
   }
 
  private:
+  bool stopped() const { return options_.access.stop.stop_requested(); }
+
   std::string route(std::size_t i) const {
     return "/v1/nodes/" + wire::percent_encode(machines_[i].node.str());
   }
@@ -87,7 +94,7 @@ class Leaving {
   // Nothing more is done with it.
   void settle(std::size_t i, std::string why) {
     tell(i, NodeProgress::State::failed, why);
-    results_[i] = NodeGone{std::move(why), false, false};
+    results_[i] = NodeGone{i, std::move(why), false, false};
     ready_.put(i);
   }
 
@@ -111,6 +118,7 @@ class Leaving {
       }
       draining_.erase(i);
     }
+    until_ = std::chrono::steady_clock::now() + options_.drain_limit;
     look();
   }
 
@@ -126,7 +134,7 @@ class Leaving {
   }
 
   void look() {
-    if (options_.access.stop.stop_requested()) {
+    if (stopped()) {
       for (const std::size_t i : std::exchange(draining_, {})) settle(i, "still draining");
       return;
     }
@@ -148,10 +156,11 @@ class Leaving {
   void finish(std::size_t i) {
     if (!results_[i]) {
       try {
+        if (stopped()) throw Error(ErrorCode::failed, "stays, for this up was stopped");
         results_[i] = leave(i);
       } catch (const std::exception& error) {
         tell(i, NodeProgress::State::failed, error.what());
-        results_[i] = NodeGone{error.what(), false, false};
+        results_[i] = NodeGone{i, error.what(), false, false};
       }
     }
     done_.put(i);
@@ -161,7 +170,7 @@ class Leaving {
     const wire::ApiClient client(client_.socket(), state_.name);
     if (machines_[i].state == MachineState::gone) {  // nothing can run there any more
       client.post(route(i) + "/remove", {{"force", true}});
-      return {"left the cluster; its machine is gone", true, true};
+      return {i, "left the cluster; its machine is gone", true, true};
     }
     // One that has left, and could not be cleaned then, is cleaned now.
     if (in_cluster_[i] != 0) client.post(route(i) + "/remove", nlohmann::json::object());
@@ -171,12 +180,12 @@ class Leaving {
     task.base = base_of(state_);
     const NodeDown cleaned = take_node_down(provider_, binary_, task, options_.progress);
     if (cleaned.error) {
-      return {"left the cluster; not cleaned: " + cleaned.error->message(), false, true};
+      return {i, "left the cluster; not cleaned: " + cleaned.error->message(), false, true};
     }
     if (!cleaned.left.empty()) {
-      return {"left the cluster; still there: " + join(cleaned.left, ", "), false, true};
+      return {i, "left the cluster; still there: " + join(cleaned.left, ", "), false, true};
     }
-    return {"left the cluster; " + std::to_string(cleaned.files) + " files removed", true, true};
+    return {i, "left the cluster; " + std::to_string(cleaned.files) + " files removed", true, true};
   }
 
   Provider& provider_;
@@ -184,7 +193,7 @@ class Leaving {
   const std::vector<Machine>& machines_;
   const wire::ApiClient client_;
   const UpOptions& options_;
-  const std::chrono::steady_clock::time_point until_;
+  std::chrono::steady_clock::time_point until_;  // from when all are asked to drain
   // Of each, written before it is put.
   std::vector<std::optional<NodeGone>> results_;
   std::vector<char> in_cluster_;
@@ -199,7 +208,7 @@ class Leaving {
 void take_nodes_away(Provider& provider, const ClusterState& state,
                      const std::vector<Machine>& machines, const HeadDoor& door,
                      const UpOptions& options,
-                     const std::function<void(std::size_t number, const NodeGone& node)>& gone) {
+                     const std::function<void(const std::vector<NodeGone>& nodes)>& gone) {
   if (machines.empty()) return;
   Leaving(provider, state, machines, door, options).run(gone);
 }

@@ -254,6 +254,11 @@ class Decision {
       plan_.warnings.push_back(node +
                                " is in the cluster, and the provider does not list its machine: "
                                "it stays");
+    } else if (known.head == KnownNode::Head::unasked && !machine.id.empty() &&
+               !listed_gone(machine)) {
+      plan_.warnings.push_back(node + " (" + machine.id +
+                               "): the provider does not list its machine, and the head cannot be "
+                               "asked: it may be there still");
     } else {
       machine.state = MachineState::gone;
       release(machine, "its machine is gone");

@@ -28,14 +28,15 @@ std::string launch_hash(const ClusterSpec& spec, const std::string& type);
 // A node that the head, or this machine's notes, count among theirs.
 struct KnownNode {
   enum class Head : std::uint8_t {
-    silent,  // was not asked, does not answer, or does not count it among its own
-    hears,   // or has heard it not long ago
-    lost,    // has not heard it for so long that it gave it up
+    unasked,  // or does not answer
+    silent,   // does not count it among its own
+    hears,    // or has heard it not long ago
+    lost,     // has not heard it for so long that it gave it up
   };
   Machine machine;
   bool noted = false;   // in the notes: brought up from here
   bool joined = false;  // by itself: no `up` has asked for it
-  Head head = Head::silent;
+  Head head = Head::unasked;
 };
 
 struct SeenNodes {
@@ -65,7 +66,8 @@ struct ClusterPlan {
 
 // A machine that is pending or running is there; one that is stopping is not, and its name is not
 // given again. What a provider lists may be older than what the head sees: a machine of the notes
-// that it does not list at all is there while the head hears its node. Nodes that joined by
+// that it does not list at all is there while the head hears its node, and stays in the notes while
+// the head cannot be asked. Nodes that joined by
 // themselves, and nodes that only the head knows, are neither wanted nor released. `replace`:
 // machines of another launch configuration than is wanted give way, the head's aside, which holds
 // what the cluster knows.

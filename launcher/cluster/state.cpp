@@ -7,7 +7,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <condition_variable>
 #include <cstdlib>
+#include <mutex>
 
 #include "launcher/core/clock.hpp"
 #include "launcher/core/error.hpp"
@@ -154,7 +157,11 @@ void clear_current_cluster(const std::string& name) {
   fs::remove(paths::current_cluster(), ignored);
 }
 
-ClusterLock ClusterLock::take(const std::string& name, const std::function<void()>& waiting) {
+ClusterLock ClusterLock::take(const std::string& name, const std::function<void()>& waiting,
+                              const std::stop_token& stop) {
+  constexpr std::chrono::milliseconds kTurn{50};
+  std::mutex mutex;
+  std::condition_variable_any stopped;
   const fs::path path = paths::cluster_state(name) / "lock";
   bool told = false;
   while (true) {
@@ -170,9 +177,12 @@ ClusterLock ClusterLock::take(const std::string& name, const std::function<void(
       if (errno != EWOULDBLOCK) throw errno_error("cannot lock " + path.string(), errno);
       if (!told && waiting) waiting();
       told = true;
-      while (::flock(fd.get(), LOCK_EX) != 0) {
-        if (errno != EINTR) throw errno_error("cannot lock " + path.string(), errno);
-      }
+      // flock() itself would wait on after a stop.
+      std::unique_lock lock(mutex);
+      stopped.wait_for(lock, stop, kTurn, [] { return false; });
+      if (!stop.stop_requested()) continue;
+      throw Error(ErrorCode::failed,
+                  "stopped, while another up or down of " + name + " is at work");
     }
     // The one before us may have been a `down`, which removes the file that we now hold.
     struct stat held {};

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -48,10 +49,12 @@ std::optional<std::string> current_cluster();
 void set_current_cluster(const std::string& name);
 void clear_current_cluster(const std::string& name);  // if it is that one
 
-// Held by up and down of one cluster. Waits for its turn; `waiting` is called once if it must.
+// Held by up and down of one cluster. Waits for its turn; `waiting` is called once if it must, and
+// Error(failed) thrown when `stop` is asked for meanwhile.
 class ClusterLock {
  public:
-  static ClusterLock take(const std::string& name, const std::function<void()>& waiting);
+  static ClusterLock take(const std::string& name, const std::function<void()>& waiting,
+                          const std::stop_token& stop = {});
 
  private:
   explicit ClusterLock(UniqueFd fd) : fd_(std::move(fd)) {}

@@ -93,11 +93,14 @@ OutcomeSink machine_teller(const UpRun& run) {
 }
 
 std::vector<MachineOutcome> ask_for_wanted(UpRun& run) {
-  return ask_for_machines(*run.provider, run.plan,
-                          [&](const std::set<std::string>& made) {
-                            return plan_machines(run, {run.provider->list(), run.known, made});
-                          },
-                          {machine_teller(run), run.options.access.stop});
+  std::set<std::string> known;
+  for (const KnownNode& each : run.known) known.insert(each.machine.id);
+  return ask_for_machines(
+      *run.provider, run.plan,
+      [&](const std::set<std::string>& made) {
+        return plan_machines(run, {run.provider->list(), run.known, made});
+      },
+      {machine_teller(run), run.options.access.stop}, known);
 }
 
 Error in_the_way(const std::string& cluster, const std::string& what) {
@@ -138,7 +141,8 @@ bool tell_settings(UpRun& run, const fs::path& socket) {
   if (head != nullptr && head->error) return false;
   try {
     SettingsApplied settings = apply_settings(socket, run.spec);
-    run.report.warnings = std::move(settings.warnings);
+    run.report.warnings.insert(run.report.warnings.end(), settings.warnings.begin(),
+                               settings.warnings.end());
     return settings.changed;
   } catch (const Error& error) {
     if (head == nullptr) throw;
@@ -147,8 +151,8 @@ bool tell_settings(UpRun& run, const fs::path& socket) {
   }
 }
 
-// What the head says of itself, before the plan is done; absent when it is not there, or nobody
-// answers: whoever needs it says so. `there`: as the provider lists them.
+// What the head says of itself, before the plan is done; absent when there is none. Throws Error
+// when it cannot be asked. `there`: as the provider lists them.
 std::optional<nlohmann::json> ask_cluster(const UpRun& run, const std::vector<Machine>& there) {
   const Machine* head = nullptr;
   for (const NodePlan& each : run.plan.nodes) {
@@ -163,19 +167,17 @@ std::optional<nlohmann::json> ask_cluster(const UpRun& run, const std::vector<Ma
     if (!is_listed) head = noted;
   }
   if (head == nullptr) return std::nullopt;
-  try {
-    std::optional<ClusterState> cluster;
-    if (noted != nullptr && noted->id == head->id) {
-      cluster = run.before;
-    } else {
-      cluster = cluster_on(*head, run.spec, *run.provider, run.options.agent);
-    }
-    if (!cluster) return std::nullopt;
-    const HeadDoor door = HeadDoor::open(*cluster, *run.provider);
-    return ask_head(door.socket(), cluster->name);
-  } catch (const Error&) {
-    return std::nullopt;
+  std::optional<ClusterState> cluster;
+  if (noted != nullptr && noted->id == head->id && !run.before->head_root.empty()) {
+    cluster = run.before;
+  } else {
+    cluster = cluster_on(*head, run.spec, *run.provider, run.options.agent);
   }
+  if (!cluster) return std::nullopt;
+  const HeadDoor door = HeadDoor::open(*cluster, *run.provider);
+  auto status = ask_head(door.socket(), cluster->name);
+  if (!status) throw Error(ErrorCode::unreachable, "it does not answer");
+  return status;
 }
 
 // What is there, and what is to be done about it. Before machines are made or given back the head
@@ -186,13 +188,18 @@ void look(UpRun& run) {
   SeenNodes seen{run.provider->list(), run.known, {}};
   run.plan = plan_machines(run, seen);
   const bool settled = run.plan.refused.empty() && !has_action(run.plan, NodeAction::create) &&
-                       !has_action(run.plan, NodeAction::release);
+                       !has_action(run.plan, NodeAction::release) && run.plan.warnings.empty();
   if (settled || !traits_of(run.spec.provider.kind).replaces) return;
-  const auto status = ask_cluster(run, seen.there);
-  if (!status) return;
-  run.known = known_nodes(noted, status);
-  seen.known = run.known;
-  run.plan = plan_machines(run, seen);
+  try {
+    const auto status = ask_cluster(run, seen.there);
+    if (!status) return;
+    run.known = known_nodes(noted, status);
+    seen.known = run.known;
+    run.plan = plan_machines(run, seen);
+  } catch (const Error& error) {
+    run.plan.warnings.push_back("the head cannot be asked (" + error.message() +
+                                "): this goes by the provider's list alone");
+  }
 }
 
 // Machines that cost are made when a person has seen what, and said so.
@@ -221,9 +228,12 @@ UpReport up(const ClusterSpec& spec, const UpOptions& options) {
                 "provider " + provider + " makes no machines, so none can be replaced")
         .with_hint("dtrain up --force does everything again on those that are there");
   }
-  const ClusterLock lock = ClusterLock::take(spec.cluster_name, [&] {
-    options.say("another up or down of " + spec.cluster_name + " is at work: waiting for it");
-  });
+  const ClusterLock lock = ClusterLock::take(
+      spec.cluster_name,
+      [&] {
+        options.say("another up or down of " + spec.cluster_name + " is at work: waiting for it");
+      },
+      options.access.stop);
   run.before = load_cluster(spec.cluster_name);
   run.report.name = spec.cluster_name;
   run.report.state = run.folder;
@@ -234,6 +244,7 @@ UpReport up(const ClusterSpec& spec, const UpOptions& options) {
   }
   look(run);
   run.report.plan = run.plan;
+  run.report.warnings = run.plan.warnings;
   if (!run.plan.refused.empty()) throw Error(ErrorCode::conflict, run.plan.refused);
   if (run.plan.cluster.empty()) run.plan.cluster = make_cluster_id(spec.cluster_name);
   if (!options.dry_run && !may_make(run)) {
@@ -247,8 +258,12 @@ UpReport up(const ClusterSpec& spec, const UpOptions& options) {
     if (!way->bring_up()) break;
     wait_ready(run, *way);
     way->finish(tell_settings(run, way->socket()));
-    const bool stopped = options.access.stop.stop_requested();
-    if (stopped || !has_action(run.plan, NodeAction::replace)) break;
+    if (!has_action(run.plan, NodeAction::replace)) break;
+    if (options.access.stop.stop_requested()) {
+      run.report.complete = false;
+      run.report.warnings.push_back("stopped before machines were made anew; dtrain up makes them");
+      break;
+    }
     run.before = run.state;
     look(run);
   }

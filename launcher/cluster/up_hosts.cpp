@@ -8,6 +8,7 @@
 
 #include "launcher/cluster/door.hpp"
 #include "launcher/cluster/down_way.hpp"
+#include "launcher/cluster/hang_up.hpp"
 #include "launcher/cluster/head_desk.hpp"
 #include "launcher/cluster/hosts_work.hpp"
 #include "launcher/cluster/known_nodes.hpp"
@@ -80,6 +81,7 @@ class HostsUp final : public UpWay {
         const auto said = missing->find(node.machine.node);
         if (said == missing->end()) {
           tell(node.machine.node, NodeProgress::State::ready, "");
+          ++ready_;
           return true;
         }
         why = said->second;
@@ -97,6 +99,9 @@ class HostsUp final : public UpWay {
     if (!stopped) {
       side_by_side(lost.size(), static_cast<std::size_t>(run_.options.max_parallel),
                    [&](std::size_t i) { read_logs(*lost[i]); });
+    }
+    if (run_.options.min_nodes > 0 && ready_ >= run_.options.min_nodes && work_) {
+      work_->give_up_pending();
     }
     // The head is asked about these the next time.
     while (at_work_ > 0) {
@@ -134,10 +139,29 @@ class HostsUp final : public UpWay {
 
   // What is asked for must be found again, whatever becomes of this `up`.
   std::vector<MachineOutcome> asked_machines() {
-    if (!run_.before && has_action(run_.plan, NodeAction::create)) {
-      save_cluster(remembered(run_.spec, run_.plan.cluster));
+    const bool makes = has_action(run_.plan, NodeAction::create);
+    if (makes && !run_.before) save_cluster(remembered(run_.spec, run_.plan.cluster));
+    std::vector<MachineOutcome> asked = ask_for_wanted(run_);
+    if (makes) note(asked);
+    return asked;
+  }
+
+  static bool is_made(const Machine& machine) {
+    return !machine.id.empty() && machine.state != MachineState::gone;
+  }
+
+  // At once, for the provider's list may miss it for a while. Notes begin with the head's machine.
+  void note(const std::vector<MachineOutcome>& asked) const {
+    if (asked.empty() || !is_made(asked.front().machine)) return;
+    const bool is_same = run_.before && run_.before->id == run_.plan.cluster;
+    ClusterState state = is_same ? *run_.before : remembered(run_.spec, run_.plan.cluster);
+    std::set<std::string> noted;
+    for (const Machine& machine : state.nodes) noted.insert(machine.id);
+    for (const MachineOutcome& each : asked) {
+      const Machine& machine = each.machine;
+      if (is_made(machine) && noted.insert(machine.id).second) state.nodes.push_back(machine);
     }
-    return ask_for_wanted(run_);
+    save_cluster(state);
   }
 
   // A machine's work is done; it is to join now, or has failed.
@@ -209,7 +233,8 @@ class HostsUp final : public UpWay {
     for (const NodeUp& node : run_.report.each) {
       wanted.insert(node.machine.node);
       // A new host that was never reached has nothing of ours, and is not to be looked for.
-      if (!node.error || !node.machine.root.empty() || before.contains(node.machine.node)) {
+      if (!node.error || is_made(node.machine) || !node.machine.root.empty() ||
+          before.contains(node.machine.node)) {
         state.nodes.push_back(node.machine);
       }
     }
@@ -269,7 +294,11 @@ class HostsUp final : public UpWay {
   // What is not wanted any more, or gives way.
   std::vector<NodePlan> going(const ClusterPlan& plan) {
     std::vector<std::string>& warnings = run_.report.warnings;
-    warnings.insert(warnings.end(), plan.warnings.begin(), plan.warnings.end());
+    for (const std::string& each : plan.warnings) {
+      if (std::find(warnings.begin(), warnings.end(), each) == warnings.end()) {
+        warnings.push_back(each);
+      }
+    }
     std::vector<NodePlan> plans;
     for (const NodePlan& each : plan.nodes) {
       if (each.action == NodeAction::release || each.action == NodeAction::replace) {
@@ -283,7 +312,8 @@ class HostsUp final : public UpWay {
   // is given back.
   void release_unwanted() {
     const auto status = status_now();
-    const std::vector<NodePlan> plans = going(plan_now(run_.state.nodes, status));
+    const ClusterPlan plan = plan_now(run_.state.nodes, status);
+    const std::vector<NodePlan> plans = going(plan);
     if (plans.empty()) return;
     const bool stopped = run_.options.access.stop.stop_requested();
     if (!status || stopped) {
@@ -297,22 +327,32 @@ class HostsUp final : public UpWay {
     }
     std::set<NodeId> in_cluster;
     for (const KnownNode& each : run_.known) {
-      if (each.head != KnownNode::Head::silent) in_cluster.insert(each.machine.node);
+      const bool counts = each.head == KnownNode::Head::hears || each.head == KnownNode::Head::lost;
+      if (counts) in_cluster.insert(each.machine.node);
+    }
+    for (const NodePlan& each : plan.nodes) {  // the head's word is of the machine that stays
+      if (each.action == NodeAction::keep) in_cluster.erase(each.machine.node);
     }
     std::vector<Machine> leaving;
+    std::vector<Machine> others;
+    std::vector<NodeGone> nothing_there;
     for (const NodePlan& each : plans) {
       const Machine& machine = each.machine;
-      if (machine.id.empty() || in_cluster.contains(machine.node)) {
+      const bool is_ours = machine.cluster.empty() || machine.cluster == run_.state.id;
+      if (machine.id.empty() || (is_ours && in_cluster.contains(machine.node))) {
         leaving.push_back(machine);
       } else {
-        left(machine, {"not in the cluster", true, true});
+        nothing_there.push_back({others.size(), "not in the cluster", true, true});
+        others.push_back(machine);
       }
     }
+    const HangUp hang_up(*run_.provider, run_.options.access.stop);
+    left(others, nothing_there);
     take_nodes_away(*run_.provider, run_.state, leaving, *door_, run_.options,
-                    [&](std::size_t i, const NodeGone& gone) { left(leaving[i], gone); });
+                    [&](const std::vector<NodeGone>& nodes) { left(leaving, nodes); });
     follow_to_end(*run_.provider, released_, {{}, run_.options.access.stop});
     for (const MachineOutcome& outcome : released_) {
-      is_all_gone_ = is_all_gone_ && !outcome.error;
+      is_all_gone_ = is_all_gone_ && !outcome.error && outcome.machine.state == MachineState::gone;
       run_.report.removed.push_back(
           outcome.machine.node.str() + ": machine " + outcome.machine.id + " is " +
           (outcome.error ? "there still: " + outcome.error->message()
@@ -325,17 +365,21 @@ class HostsUp final : public UpWay {
   }
 
   // With a machine that is given back goes whatever could not be cleaned on it.
-  void left(const Machine& machine, const NodeGone& gone) {
-    run_.report.removed.push_back(machine.node.str() + ": " + gone.text);
-    const bool made = !machine.id.empty();
-    if (made && gone.left && machine.state != MachineState::gone) {
-      for (MachineOutcome& outcome : release_machines(*run_.provider, {machine}, {})) {
-        released_.push_back(std::move(outcome));
-      }
+  void left(const std::vector<Machine>& machines, const std::vector<NodeGone>& nodes) {
+    std::vector<Machine> given_back;
+    for (const NodeGone& gone : nodes) {
+      const Machine& machine = machines[gone.number];
+      run_.report.removed.push_back(machine.node.str() + ": " + gone.text);
+      const bool made = !machine.id.empty();
+      if (made && gone.left && machine.state != MachineState::gone) given_back.push_back(machine);
+      const bool over = gone.complete || (made && gone.left);
+      is_all_gone_ = is_all_gone_ && over;
+      if (over) forgotten_.emplace(machine.node, machine.id);
     }
-    const bool over = gone.complete || (made && gone.left);
-    is_all_gone_ = is_all_gone_ && over;
-    if (over) forgotten_.emplace(machine.node, machine.id);
+    if (given_back.empty()) return;
+    for (MachineOutcome& outcome : release_machines(*run_.provider, given_back, {})) {
+      released_.push_back(std::move(outcome));
+    }
   }
 
   void conclude() {
@@ -360,6 +404,7 @@ class HostsUp final : public UpWay {
   HeadDesk desk_;
   std::size_t at_work_ = 0;  // machines that are not done
   bool is_head_done_ = false;
+  int ready_ = 0;                                             // nodes, as the head says
   std::vector<std::size_t> started_;                          // of report.each: to be called ready
   std::vector<std::chrono::steady_clock::time_point> since_;  // each is done
   std::map<NodeId, std::string> stale_;                       // why, or nothing

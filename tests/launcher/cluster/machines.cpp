@@ -164,6 +164,76 @@ TEST_CASE("a provider that fails while machines are followed: each of them has i
                       "node-2: no answer from the cloud"});
 }
 
+namespace {
+
+// Fails once it has made one.
+struct Breaks : FakeCloudProvider {
+  using FakeCloudProvider::FakeCloudProvider;
+  void create(const std::vector<Request>& requests, const OutcomeSink& tell) override {
+    FakeCloudProvider::create({requests.front()}, tell);
+    throw Error(ErrorCode::unreachable, "no answer from the cloud");
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a provider that fails while machines are asked for: what was made counts") {
+  const auto cloud = std::make_shared<FakeCloud>();
+  Laptop laptop{cloud, ClusterId("c-a")};
+  Breaks breaks(cloud, "c");
+  laptop.plan = laptop.look();
+  const auto asked = ask_for_machines(
+      breaks, laptop.plan, [&](const auto& made) { return laptop.look(made); }, laptop.work());
+  CHECK(words(asked) == Words{"node-0 i-1 pending", "node-1  pending: no answer from the cloud",
+                              "node-2  pending: no answer from the cloud"});
+  CHECK(cloud->count(MachineState::pending) == 1);
+}
+
+TEST_CASE("a list that fails once machines were made: they are named") {
+  const auto cloud = std::make_shared<FakeCloud>();
+  Laptop laptop{cloud, ClusterId("c-a")};
+  laptop.spec = Laptop::spec_of(1);
+  laptop.plan = laptop.look();
+  const auto fails = [](const auto&) -> ClusterPlan {
+    throw Error(ErrorCode::unreachable, "no answer from the cloud");
+  };
+  try {
+    ask_for_machines(laptop.provider, laptop.plan, fails, laptop.work());
+    FAIL("it did not throw");
+  } catch (const Error& error) {
+    CHECK(error.hint() ==
+          "it has made node-0 (i-1), node-1 (i-2): dtrain up goes on with them, dtrain down gives "
+          "them back");
+  }
+}
+
+TEST_CASE("what was there and the list missed is not given back as made by this up") {
+  struct TellsWhatIsThere : FakeCloudProvider {
+    using FakeCloudProvider::FakeCloudProvider;
+    void create(const std::vector<Request>&, const OutcomeSink& tell) override {
+      for (const Machine& machine : list()) {
+        if (machine.id == "i-3") tell({machine, std::nullopt});
+      }
+    }
+  };
+  const auto cloud = std::make_shared<FakeCloud>();
+  Laptop laptop{cloud, ClusterId("c-a")};
+  laptop.make();
+  cloud->late = {"i-3"};
+  laptop.plan = laptop.look();
+  REQUIRE(has_action(laptop.plan, NodeAction::create));
+  cloud->late.clear();
+  TellsWhatIsThere provider(cloud, "c");
+  const auto refuses = [](const auto&) {
+    ClusterPlan plan;
+    plan.refused = "no";
+    return plan;
+  };
+  const auto asked = ask_for_machines(provider, laptop.plan, refuses, laptop.work(), {"i-3"});
+  CHECK(words(asked).back() == "node-2 i-3 running");
+  CHECK(cloud->instance("i-3").state == MachineState::running);
+}
+
 TEST_CASE("what was made is given back when the plan is refused then, and nothing else") {
   const auto cloud = std::make_shared<FakeCloud>();
   Laptop laptop{cloud, ClusterId("c-a")};

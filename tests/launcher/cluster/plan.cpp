@@ -1,6 +1,9 @@
 #include "launcher/cluster/plan.hpp"
 
 #include <doctest/doctest.h>
+#include <time.h>
+
+#include <algorithm>
 
 #include <nlohmann/json.hpp>
 
@@ -258,6 +261,14 @@ TEST_CASE("a list that misses a machine takes nothing from the cluster while the
                                            "create node-2: there is none yet",
                                            "release node-1 2: its machine is gone"});
   }
+  // Without the head's word nobody says that it is gone.
+  seen.known = noted({head, missed}, Head::unasked);
+  CHECK(decided(cloud(1), seen) ==
+        Lines{"keep node-0 1: in the cluster", "create node-2: there is none yet"});
+  CHECK(
+      decide(wanted_nodes(cloud(1)), seen, false).warnings ==
+      Lines{"node-1 (2): the provider does not list its machine, and the head cannot be asked: it "
+            "may be there still"});
   // The provider's word that it is gone is newer than the head's, which waits for it.
   seen = {{head, with(missed, MachineState::gone)}, noted({head, missed}, Head::hears), {}};
   CHECK(decided(cloud(0), seen).back() == "release node-1 2: its machine is gone");
@@ -302,29 +313,45 @@ TEST_CASE("what the head says joins what the notes have") {
   CHECK(known[3].machine.address == "10.0.0.9");
   CHECK(known[3].joined);
   CHECK(!known[3].noted);
-  CHECK(known_nodes({machine("node-0", "1")}, std::nullopt).front().head == Head::silent);
+  CHECK(known_nodes({machine("node-0", "1")}, std::nullopt).front().head == Head::unasked);
 }
 
-TEST_CASE("ten thousand machines that are made are decided on in one pass") {
-  constexpr int kMany = 10000;
+namespace {
+
+// The least processor time of three decisions on so many machines, half of which go.
+std::chrono::nanoseconds time_of(int many) {
   SeenNodes seen;
-  for (int i = 0; i < kMany; ++i) {
+  for (int i = 0; i < many; ++i) {
     const std::string node = "node-" + std::to_string(i);
     seen.there.push_back(machine(node.c_str(), std::to_string(i).c_str()));
     seen.there.back().created = {};
   }
   seen.known = noted(seen.there, Head::hears);
-  const auto wanted = wanted_nodes(cloud(kMany / 2));
-  const auto begin = std::chrono::steady_clock::now();
-  const ClusterPlan plan = decide(wanted, seen, false);
-  const auto took = std::chrono::steady_clock::now() - begin;
-  REQUIRE(plan.nodes.size() == kMany);
-  CHECK(plan.nodes[kMany / 2].action == NodeAction::keep);
-  CHECK(plan.nodes[kMany / 2 + 1].action == NodeAction::release);
-  // In the square of them it is more.
-  CHECK(took < std::chrono::seconds(8));
-  MESSAGE("decided in " << std::chrono::duration_cast<std::chrono::milliseconds>(took).count()
-                        << " ms");
+  const auto wanted = wanted_nodes(cloud(many / 2));
+  const auto now = [] {
+    timespec time{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+  };
+  auto least = std::chrono::nanoseconds::max();
+  for (int i = 0; i < 3; ++i) {
+    const auto begin = now();
+    const ClusterPlan plan = decide(wanted, seen, false);
+    least = std::min(least, now() - begin);
+    REQUIRE(plan.nodes.size() == static_cast<std::size_t>(many));
+    CHECK(plan.nodes[many / 2].action == NodeAction::keep);
+    CHECK(plan.nodes[many / 2 + 1].action == NodeAction::release);
+  }
+  return least;
+}
+
+}  // namespace
+
+TEST_CASE("ten thousand machines that are made are decided on in one pass") {
+  const auto part = time_of(2500);
+  const auto whole = time_of(10000);
+  CHECK(whole < 8 * part);  // in the square of them it is 16 times
+  MESSAGE("decided in " << whole.count() / 1000000 << " ms");
 }
 
 TEST_CASE("this machine's nodes: as many as are wanted") {
