@@ -174,7 +174,15 @@ int run_down(Context& context, const DownFlags& options) {
       const auto interrupt = interruptible.watch({});
       survey = survey_with_lines(context, name, *watch, how);
     }
-    if (how.access.stop.stop_requested()) return kInterrupted;
+    if (how.access.stop.stop_requested()) {
+      const Error stopped(ErrorCode::failed, "stopped; nothing was taken down");
+      if (context.globals.json) {
+        context.print_json(error_json(stopped));
+      } else {
+        context.note(stopped.message());
+      }
+      return kInterrupted;
+    }
     how.provider = survey.provider;
     const std::string question =
         question_of(survey, name, options.keep_files, context.cluster_option());

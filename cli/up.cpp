@@ -267,6 +267,7 @@ void warn_of_local(const Context& context, const ClusterSpec& spec) {
 // Before machines are made that cost.
 bool ask_to_make(const Context& context, const ClusterPlan& plan) {
   const std::string cost = cost_line(plan);
+  for (const std::string& warning : plan.warnings) context.note("warning: " + warning);
   const auto answer =
       context.ask(machines_table(plan, context.terminal.color_err) + cost + "\nMake them?");
   if (answer) return *answer;

@@ -1,14 +1,21 @@
 #include "cli/signals.hpp"
 
 #include <doctest/doctest.h>
+#include <netinet/in.h>
 #include <pty.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <thread>
+
+#include <CLI/CLI.hpp>
 
 #include "cli/bring_up.hpp"
+#include "launcher/cluster/state.hpp"
 #include "launcher/core/paths.hpp"
+#include "launcher/core/unique_fd.hpp"
 #include "tests/support/fake_cloud.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -85,4 +92,50 @@ TEST_CASE("Ctrl-C where up asks before it makes machines ends it, and nothing is
   CHECK(ends(up, "Make them?", "\x03") == 128 + SIGINT);
   CHECK(ends(up, "Make them?", "n\n") == 0);
   CHECK(!fs::exists(folder.path() / "dtrain/clusters/c/cluster.json"));
+}
+
+TEST_CASE("Ctrl-C where down asks hosts what it would end: nothing is taken down") {
+  const testing::TemporaryFolder folder;
+  const auto down = [&] {
+    ::setenv("XDG_STATE_HOME", folder.path().c_str(), 1);
+    ::setenv("DTRAIN_AGENT", "/bin/true", 1);
+    // A host that lets a connection in, and says nothing.
+    const UniqueFd host(::socket(AF_INET, SOCK_STREAM, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    if (::bind(host.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 ||
+        ::listen(host.get(), 8) != 0 ||
+        ::getsockname(host.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
+      ::_exit(9);
+    }
+    std::thread([&] {
+      sigset_t all;
+      sigfillset(&all);
+      ::pthread_sigmask(SIG_SETMASK, &all, nullptr);
+      const UniqueFd first(::accept(host.get(), nullptr, nullptr));
+      std::fputs("connected\n", stderr);
+      while (true) ::pause();
+    }).detach();
+    ClusterSpec spec;
+    spec.cluster_name = "c";
+    spec.provider.kind = ProviderKind::ssh;
+    ClusterState state = remembered(spec, ClusterId("c-x"));
+    Machine& machine = state.nodes.emplace_back();
+    machine.node = NodeId("node-0");
+    machine.host.emplace();
+    machine.host->node = machine.node;
+    machine.host->host = "127.0.0.1";
+    machine.host->ssh_port = ntohs(address.sin_port);
+    save_cluster(state);
+    Context context;
+    context.globals.cluster = "c";
+    CLI::App root;
+    const Verb verb = add_down(root);
+    const int code = verb.run(context);
+    if (!load_cluster("c")) ::_exit(8);
+    ::_exit(code == 130 ? 7 : code);  // 130 is also what the signal itself makes of a process
+  };
+  CHECK(ends(down, "connected", "\x03") == 7);
 }
