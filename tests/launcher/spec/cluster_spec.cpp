@@ -230,6 +230,17 @@ TEST_CASE("a cluster's spec comes back whole from its JSON") {
   for (const ClusterSpec& each : {spec, ssh(), local, ClusterSpec()}) {
     CHECK(to_json(cluster_spec_from_json(to_json(each))) == to_json(each));
   }
+  // What a `down` from notes needs, also should neither side of the JSON have it.
+  const ClusterSpec back = cluster_spec_from_json(to_json(spec));
+  CHECK(back.provider.other == spec.provider.other);
+  CHECK(back.provider.root == spec.provider.root);
+  CHECK(back.provider.use_internal_ips);
+  CHECK(back.auth.ssh_user == spec.auth.ssh_user);
+  CHECK(back.auth.ssh_proxy_jump == spec.auth.ssh_proxy_jump);
+  REQUIRE(back.node_types.size() == spec.node_types.size());
+  CHECK(back.node_types.front().name == "gpu");  // by name
+  CHECK(back.node_types.front().node_config == gpu.node_config);
+  CHECK(back.head_node_type == spec.head_node_type);
   CHECK_THROWS_AS(cluster_spec_from_json({{"provider", {{"type", "moon"}}}}), Error);
   CHECK_THROWS_AS(cluster_spec_from_json({{"max_workers", "two"}}), Error);
 }
