@@ -1,6 +1,10 @@
 #include "agent/link/content_exchange.hpp"
 
+#include <fcntl.h>
+
 #include <algorithm>
+#include <set>
+#include <string_view>
 #include <utility>
 
 #include "launcher/core/error.hpp"
@@ -19,7 +23,8 @@ constexpr const char* kMessage = "a message of content";
 wire::ContentMessage read_message(const wire::Frame& frame) {
   wire::ContentMessage message =
       wire::content_message_from_json(wire::parse_json(frame.bytes, kMessage, wire::kFrameLimit));
-  if (const auto* refused = std::get_if<wire::ContentRefused>(&message)) throw refused->error;
+  if (const auto* refused = std::get_if<wire::ContentRefused>(&message))
+    throw Refusal(refused->error);
   return message;
 }
 
@@ -40,7 +45,9 @@ void put_in_place(const ContentStore& store, const fs::path& folder,
     if (is_new) {
       fs::rename(store.blob(entry.sha256), path);
     } else {
-      fs::copy_file(first->second, path);
+      std::error_code failed;
+      fs::copy_file(first->second, path, failed);
+      if (failed) throw errno_error("cannot write " + path.string(), failed.value());
     }
     fs::permissions(path, fs::perms::owner_read | fs::perms::owner_write);
     fs::last_write_time(path, fs::file_time_type::clock::now());
@@ -90,7 +97,7 @@ asio::awaitable<void> give_all(wire::FrameStreamPtr stream, Source source, bool 
 Source files_of(const fs::path& folder, const std::vector<FileEntry>& files) {
   std::map<std::string, BlobSender::Source> sources;
   for (const FileEntry& entry : files) {
-    sources[entry.sha256] = {entry.sha256, folder / entry.path, 0, entry.size, {}};
+    sources[entry.sha256] = {entry.sha256, folder / entry.path, 0, entry.size, {}, O_NOFOLLOW};
   }
   return [sources = std::move(sources)](const std::string& sha256) {
     const auto found = sources.find(sha256);
@@ -143,22 +150,26 @@ void check_list(const std::vector<FileEntry>& files) {
 }
 
 asio::awaitable<void> bring_folder(wire::FrameStreamPtr stream, fs::path folder,
-                                   std::vector<FileEntry> files, Progress progress) {
+                                   const std::vector<FileEntry>& files, Progress progress) {
   const ContentStore store(part_of(folder));
   for (std::size_t before = SIZE_MAX;;) {
     std::map<std::string, std::uint64_t> missing;
-    std::uint64_t bytes = 0;
+    std::set<std::string_view> once;
+    std::uint64_t bytes = 0;  // with those of copies: each file is to be one of its own
     for (const FileEntry& entry : files) {
-      if (store.has(entry.sha256, entry.size)) continue;
-      if (!missing.emplace(entry.sha256, entry.size).second) continue;
-      bytes += entry.size - store.partial(entry.sha256, entry.size);
+      if (!once.insert(entry.sha256).second) {
+        bytes += entry.size;
+      } else if (!store.has(entry.sha256, entry.size)) {
+        missing.emplace(entry.sha256, entry.size);
+        bytes += entry.size - store.partial(entry.sha256, entry.size);
+      }
     }
+    check_room(folder.parent_path(), bytes);
     if (missing.empty()) break;
     if (missing.size() >= before) {
       throw Error(ErrorCode::failed, "content that is sent does not become whole");
     }
     before = missing.size();
-    check_room(folder.parent_path(), bytes);
     co_await bring(stream, store, std::move(missing), false, progress);
   }
   put_in_place(store, folder, files);

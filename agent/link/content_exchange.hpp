@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "launcher/core/error.hpp"
 #include "launcher/files/blob_stream.hpp"
 #include "launcher/files/manifest.hpp"
 #include "launcher/wire/frames.hpp"
@@ -18,7 +19,10 @@
 namespace dtrain::link {
 
 void say(const wire::FrameStreamPtr& stream, const wire::ContentMessage& message);
-// What the other side says next; a ContentRefused is thrown.
+// What the other side says next; a ContentRefused is thrown as a Refusal.
+struct Refusal : Error {
+  explicit Refusal(const Error& error) : Error(error) {}
+};
 boost::asio::awaitable<wire::ContentMessage> hear(wire::FrameStreamPtr stream);
 
 // Where a blob lies that may be given; throws for any other.
@@ -43,8 +47,9 @@ boost::asio::awaitable<void> bring(wire::FrameStreamPtr stream, const ContentSto
 void check_list(const std::vector<FileEntry>& files);
 // Asks for all that these files hold; once it is here, each sum verified, makes `folder` anew of
 // it, file by file. Until then it lies beside the folder, and any later try goes on from there.
+// `files` outlives it.
 boost::asio::awaitable<void> bring_folder(wire::FrameStreamPtr stream, fs::path folder,
-                                          std::vector<FileEntry> files, Progress progress);
+                                          const std::vector<FileEntry>& files, Progress progress);
 fs::path part_of(const fs::path& folder);  // what has come
 
 }  // namespace dtrain::link

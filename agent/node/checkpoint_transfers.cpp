@@ -26,6 +26,7 @@ namespace {
 
 constexpr std::size_t kListLimit = std::size_t{64} << 20;  // bytes of a shard.json
 constexpr const char* kPath = "/v1/node/checkpoint";
+constexpr int kShardsAtOnce = 2;  // one is made safe by the head while the next one comes
 
 bool holds(const fs::path& outer, const fs::path& inner) {
   const auto [rest, unused] = std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end());
@@ -151,6 +152,8 @@ struct CheckpointTransfers::Shard {
   wire::ShardAsk request;
   ShardFolder found;
   wire::ShardOffer offer;
+  bool refused = false;
+  bool stop = false;
 };
 
 CheckpointTransfers::CheckpointTransfers(asio::any_io_executor executor, paths::NodeRoot root,
@@ -175,7 +178,12 @@ void CheckpointTransfers::prepare(const wire::PrepareAttempt& request) {
 }
 
 void CheckpointTransfers::forget(const JobId& job) {
-  asio::post(thread_, [this, job] { give_up(job); });
+  asio::post(thread_, [this, job] {
+    give_up(job);
+    for (const auto& [transfer, shard] : shards_) {
+      if (shard->request.job == job) shard->stop = true;
+    }
+  });
 }
 
 void CheckpointTransfers::give_up(const JobId& job) {
@@ -204,7 +212,7 @@ asio::awaitable<void> CheckpointTransfers::look(std::shared_ptr<Fetch> fetch) {
     const Talk talk = [this, fetch](wire::FrameStreamPtr stream) {
       return bring(fetch, std::move(stream));
     };
-    if (dials) co_await over_connections(root_, kPath, check, talk);
+    if (dials) co_await over_connections(root_, kPath, check, talk, connection_broke);
   } catch (const std::exception& error) {
     failed = as_error(error);
     if (dials) failed->while_doing("bringing the checkpoint from the head");
@@ -231,36 +239,52 @@ asio::awaitable<void> CheckpointTransfers::bring(std::shared_ptr<Fetch> fetch,
 
 void CheckpointTransfers::send(const wire::ShardAsk& request) {
   asio::post(thread_, [this, request] {
-    if (!shards_.insert(request.transfer).second) return;
     const auto shard = std::make_shared<Shard>();
+    if (!shards_.emplace(request.transfer, shard).second) return;
     shard->request = request;
     // Not above what holds the user's own things either.
     if (const char* home = std::getenv("HOME")) shard->request.forbidden.emplace_back(home);
     shard->request.forbidden.push_back(root_.root.string());
-    asio::co_spawn(thread_, offer(shard), asio::detached);
+    waiting_.push_back(shard);
+    offer_next();
   });
+}
+
+void CheckpointTransfers::offer_next() {
+  while (offering_ < kShardsAtOnce && !waiting_.empty()) {
+    ++offering_;
+    asio::co_spawn(thread_, offer(waiting_.front()), asio::detached);
+    waiting_.pop_front();
+  }
 }
 
 asio::awaitable<void> CheckpointTransfers::offer(std::shared_ptr<Shard> shard) {
   shard->offer.transfer = shard->request.transfer;
+  const std::function<void()> check = [shard] {
+    if (shard->stop) throw Error(ErrorCode::conflict, "its job is forgotten");
+  };
+  // The head waits for it: whatever else happens here, it is offered again.
+  const auto worth_another = [shard](const Error&) { return !shard->refused; };
   try {
-    shard->found = look_at_shard(shard->request);
-    link::check_list(shard->found.files);
-    shard->offer.files = shard->found.files;
-  } catch (const std::exception& error) {
-    shard->offer.error = as_error(error);
-  }
-  try {
-    const std::function<void()> check = [] {};
+    check();
+    try {
+      shard->found = look_at_shard(shard->request);
+      link::check_list(shard->found.files);
+      shard->offer.files = shard->found.files;
+    } catch (const std::exception& error) {
+      shard->offer.error = as_error(error);
+    }
     const Talk talk = [this, shard](wire::FrameStreamPtr stream) {
       return give(shard, std::move(stream));
     };
-    co_await over_connections(root_, kPath, check, talk);
+    co_await over_connections(root_, kPath, check, talk, worth_another);
     if (!shard->found.keep) remove_or_warn(shard->found.folder, "a shard stays");
   } catch (const std::exception& error) {
     log::info("a shard is not taken", {{"path", shard->request.path}, {"why", error.what()}});
   }
   shards_.erase(shard->request.transfer);
+  --offering_;
+  offer_next();
 }
 
 // Returns when the head has it.
@@ -269,13 +293,20 @@ asio::awaitable<void> CheckpointTransfers::give(std::shared_ptr<Shard> shard,
   link::say(stream, shard->offer);
   const link::Source source = link::files_of(shard->found.folder, shard->found.files);
   while (true) {
-    const wire::ContentMessage message = co_await link::hear(stream);
+    wire::ContentMessage message;
+    try {
+      message = co_await link::hear(stream);
+    } catch (const link::Refusal& refusal) {
+      shard->refused = !connection_broke(refusal);
+      throw;
+    }
     const auto* want = std::get_if<wire::ContentWant>(&message);
     if (std::holds_alternative<wire::ContentEnd>(message) && !shard->offer.error) co_return;
     if (want == nullptr) throw Error(ErrorCode::invalid, "an unexpected message of content");
     try {
       co_await link::give(stream, *want, source, false);
-    } catch (const Error& error) {
+    } catch (const std::exception& failed) {
+      const Error error = as_error(failed);
       if (error.code() == ErrorCode::unreachable) throw;
       // It is not as it was: the next connection says so.
       shard->offer = {shard->request.transfer, {}, error};

@@ -3,10 +3,10 @@
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/thread_pool.hpp>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -30,7 +30,7 @@ class CheckpointTransfers {
   // Looks at the storage's token, brings the checkpoint; answers when it is there. A repeat is
   // harmless.
   void prepare(const wire::PrepareAttempt& request);
-  // No checkpoint is brought for the job any more.
+  // No checkpoint is brought for the job any more, and no shard of it offered.
   void forget(const JobId& job);
   // Offers the shard to the head until it is there, or not wanted. A repeat is harmless.
   void send(const wire::ShardAsk& request);
@@ -39,6 +39,7 @@ class CheckpointTransfers {
   struct Fetch;
   struct Shard;
   void give_up(const JobId& job);
+  void offer_next();
   boost::asio::awaitable<void> look(std::shared_ptr<Fetch> fetch);
   boost::asio::awaitable<void> bring(std::shared_ptr<Fetch> fetch, wire::FrameStreamPtr stream);
   boost::asio::awaitable<void> offer(std::shared_ptr<Shard> shard);
@@ -50,7 +51,9 @@ class CheckpointTransfers {
   boost::asio::thread_pool thread_{1};
   // What is under way. The thread's.
   std::map<JobId, std::shared_ptr<Fetch>> fetches_;
-  std::set<std::string> shards_;  // transfers
+  std::map<std::string, std::shared_ptr<Shard>> shards_;  // by transfer
+  std::deque<std::shared_ptr<Shard>> waiting_;            // of them
+  int offering_ = 0;                                      // of them
 };
 
 // The files of a folder that a rank reported as a shard, with their sums: by its shard.json where

@@ -13,7 +13,8 @@ constexpr std::chrono::seconds kDialLimit{10};
 
 }  // namespace
 
-boost::asio::awaitable<wire::FrameStreamPtr> dial_head(paths::NodeRoot root, std::string path) {
+boost::asio::awaitable<wire::FrameStreamPtr> dial_head(paths::NodeRoot root, std::string path,
+                                                       bool patient) {
   const NodeConfig config = read_node_config(root);
   const HeadPlace place = head_place(config);
   const auto tls = wire::tls_context(root.identity(), wire::PeerName::Role::node);
@@ -22,7 +23,7 @@ boost::asio::awaitable<wire::FrameStreamPtr> dial_head(paths::NodeRoot root, std
     try {
       co_return co_await wire::dial_tls(address, static_cast<std::uint16_t>(place.port), tls,
                                         wire::PeerName::Role::head, config.cluster, path,
-                                        kDialLimit);
+                                        kDialLimit, patient);
     } catch (const Error& error) {
       if (!first) first = error;
     }

@@ -126,37 +126,41 @@ asio::awaitable<void> over_one_connection(std::shared_ptr<FetchJob> job,
   }
 }
 
-// A broken connection is worth another try; the rest will not change by itself.
-bool worth_another(const Error& error) {
+}  // namespace
+
+bool connection_broke(const Error& error) {
   return error.code() == ErrorCode::unreachable || error.code() == ErrorCode::timeout;
 }
-
-}  // namespace
 
 bool content_is_here(const ContentStore& store, const JobContent& content) {
   return lacking(store, content).blobs.empty();
 }
 
 asio::awaitable<void> over_connections(paths::NodeRoot root, std::string path,
-                                       std::function<void()> check, Talk talk) {
+                                       std::function<void()> check, Talk talk,
+                                       std::function<bool(const Error&)> worth_another) {
   asio::steady_timer timer(co_await asio::this_coro::executor);
   std::chrono::milliseconds pause = kFirstFetchRetry;
   int damaged = 0;
+  std::string told;
   while (true) {
     std::optional<Error> trouble;
     try {
-      const wire::FrameStreamPtr stream = co_await dial_head(root, path);
+      const wire::FrameStreamPtr stream = co_await dial_head(root, path, true);
       // Hung up on however this ends.
       const std::shared_ptr<void> hang_up(nullptr, [stream](void*) { stream->abort(); });
       co_await talk(stream);
       co_return;
-    } catch (const Error& error) {
-      trouble = error;
+    } catch (const std::exception& error) {
+      trouble = as_error(error);
     }
     check();
     const bool again = trouble->code() == ErrorCode::failed && ++damaged < kBadRounds;
     if (!worth_another(*trouble) && !again) throw *trouble;
-    log::info("the head is dialled again", {{"for", path}, {"why", trouble->what()}});
+    if (told != trouble->what()) {
+      log::info("the head is dialled again", {{"for", path}, {"why", trouble->what()}});
+      told = trouble->what();
+    }
     timer.expires_after(pause);
     boost::system::error_code ignored;
     co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
@@ -173,7 +177,7 @@ asio::awaitable<void> fetch_content(std::shared_ptr<FetchJob> job) {
   const Talk talk = [job](wire::FrameStreamPtr stream) {
     return over_one_connection(job, std::move(stream));
   };
-  co_await over_connections(job->root, "/v1/node/content", check, talk);
+  co_await over_connections(job->root, "/v1/node/content", check, talk, connection_broke);
 }
 
 }  // namespace dtrain::node

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "agent/node/config.hpp"
+#include "launcher/core/error.hpp"
 #include "launcher/core/ids.hpp"
 #include "launcher/files/store.hpp"
 #include "launcher/spec/job_spec.hpp"
@@ -17,12 +18,15 @@
 // over a connection of its own. For a thread that may block on the disk.
 namespace dtrain::node {
 
-// Dials the head's `path` and talks; one that breaks is dialled again, with pauses of up to 5 s,
-// and so are the first few whose content arrived damaged. Throws what else `talk` throws, and what
-// `check` does, which is asked before each further try.
+// Dials the head's `path` and talks; again, with pauses of up to 5 s, after what is `worth_another`
+// connection, and after the first few whose content arrived damaged. Throws what else `talk`
+// throws, and what `check` does, which is asked before each further try.
 using Talk = std::function<boost::asio::awaitable<void>(wire::FrameStreamPtr)>;
 boost::asio::awaitable<void> over_connections(paths::NodeRoot root, std::string path,
-                                              std::function<void()> check, Talk talk);
+                                              std::function<void()> check, Talk talk,
+                                              std::function<bool(const Error&)> worth_another);
+// A broken connection is; the rest will not change by itself.
+bool connection_broke(const Error& error);
 
 struct FetchJob {
   paths::NodeRoot root;

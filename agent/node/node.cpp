@@ -322,7 +322,12 @@ class Agent {
         std::holds_alternative<wire::LogRefused>(message)) {
       mirror_.message(message);
     } else if (const auto* shard = std::get_if<wire::ShardAsk>(&message)) {
-      transfers_.send(*shard);
+      if (head_features_.contains("shards")) {
+        transfers_.send(*shard);
+      } else {
+        const Error old = head_too_old("take a checkpoint");
+        log::error(old.what(), {{"path", shard->path}, {"hint", old.hint()}});
+      }
     } else if (const auto* setup = std::get_if<wire::SetupAsk>(&message)) {
       send_bulk(read_setup_logs(root_, setup->request), {});
     } else {
@@ -445,9 +450,13 @@ class Agent {
       transfers_.prepare(request);
       return;
     }
-    Error error(ErrorCode::conflict, "the head's agent is too old to send a checkpoint");
-    error.with_hint("`dtrain up` with this dtrain brings it up to date");
-    tell_head(wire::AttemptPrepared{request.job, request.attempt, error});
+    tell_head(
+        wire::AttemptPrepared{request.job, request.attempt, head_too_old("send a checkpoint")});
+  }
+
+  static Error head_too_old(const std::string& what) {
+    return Error(ErrorCode::conflict, "the head's agent is too old to " + what)
+        .with_hint("`dtrain up` with this dtrain brings it up to date");
   }
 
   asio::io_context context_{1};

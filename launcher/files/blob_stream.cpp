@@ -76,7 +76,10 @@ std::string BlobSender::plain(std::size_t limit) {
       out += bytes_of_hex(source.sha256);
       put_number(out, source.offset);
       put_number(out, source.size - source.offset);
-      if (!source.file.empty()) fd_ = open_file(source.file, O_RDONLY);
+      // A pipe that stands where a file was keeps nobody waiting: it cannot be read at an offset.
+      if (!source.file.empty()) {
+        fd_ = open_file(source.file, O_RDONLY | O_NONBLOCK | source.flags);
+      }
       sum_.reset();
       if (!source.file.empty() && source.offset == 0) sum_.emplace();
       position_ = source.offset;

@@ -31,6 +31,7 @@ class BlobSender {
     std::uint64_t offset = 0;
     std::uint64_t size = 0;  // of the whole blob
     std::string text;        // the bytes themselves when there is no file
+    int flags = 0;           // of open(2), to read the file
   };
   BlobSender(std::vector<Source> sources, bool zstd);
   ~BlobSender();

@@ -161,7 +161,8 @@ using UnixSocket = asio::local::stream_protocol::socket;
 asio::awaitable<FrameStreamPtr> dial_tls(std::string address, std::uint16_t port,
                                          std::shared_ptr<asio::ssl::context> context,
                                          PeerName::Role expected_role, ClusterId cluster,
-                                         std::string path, std::chrono::milliseconds deadline) {
+                                         std::string path, std::chrono::milliseconds deadline,
+                                         bool patient) {
   const std::string where = host_at(address, port);
   TlsSocket socket(co_await asio::this_coro::executor, *context);
   const SocketDeadline limit(beast::get_lowest_layer(socket), deadline);
@@ -170,6 +171,7 @@ asio::awaitable<FrameStreamPtr> dial_tls(std::string address, std::uint16_t port
   co_await socket.async_handshake("dtrain", path,
                                   asio::redirect_error(asio::use_awaitable, failed));
   if (failed) throw connection_error(limit, failed, where);
+  if (patient) limit_unread(beast::get_lowest_layer(socket), 0);
   auto stream = std::make_shared<Stream<TlsLayer>>(std::move(socket));
   stream->start();
   co_return stream;
@@ -279,6 +281,7 @@ class TlsCaller final : public Caller {
     check_silent();
     move_to(there, std::move(socket_),
             [there, request = request_, then = std::move(then)](std::shared_ptr<TlsSocket> moved) {
+              limit_unread(beast::get_lowest_layer(*moved), 0);
               asio::co_spawn(there, upgrade(std::move(moved), request),
                              [then](const std::exception_ptr& broken, FrameStreamPtr stream) {
                                if (!broken) then(std::move(stream));

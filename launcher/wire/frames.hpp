@@ -52,11 +52,13 @@ using FrameStreamPtr = std::shared_ptr<FrameStream>;
 
 // Dials `address` (a numeric one: the static agent resolves no names), proves who we are, checks
 // that the other end is `expected` of our cluster, and opens the WebSocket at `path`.
-// Error(unreachable), Error(denied) or Error(timeout), with address and port.
+// Error(unreachable), Error(denied) or Error(timeout), with address and port. `patient`: a peer
+// whose machine is there may leave what we send unread for as long as it likes.
 asio::awaitable<FrameStreamPtr> dial_tls(std::string address, std::uint16_t port,
                                          std::shared_ptr<asio::ssl::context> context,
                                          PeerName::Role expected_role, ClusterId cluster,
-                                         std::string path, std::chrono::milliseconds deadline);
+                                         std::string path, std::chrono::milliseconds deadline,
+                                         bool patient = false);
 
 struct AcceptedPeer {
   FrameStreamPtr stream;
@@ -88,7 +90,8 @@ class Caller {
   // Gives it the WebSocket, on this thread. Throws Error as accept_tls.
   virtual asio::awaitable<FrameStreamPtr> accept() = 0;
   // The same on another thread's executor, where the connection's TLS is done from then on: what
-  // carries gigabytes keeps nobody else waiting. `then` is called there, if all goes well.
+  // carries gigabytes keeps nobody else waiting. `then` is called there, if all goes well. Patient,
+  // as with dial_tls.
   virtual void accept_on(asio::any_io_executor there, std::function<void(FrameStreamPtr)> then) = 0;
   // Plain HTTP in its place, there too; then the connection closes. What of the request was not
   // read is not. `done` is called on some thread once it is over, whatever came of it.

@@ -23,6 +23,11 @@ SocketDeadline::~SocketDeadline() {
   timer_.cancel();
 }
 
+void limit_unread(TcpSocket& socket, unsigned timeout_ms) {
+  ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms,
+               sizeof timeout_ms);
+}
+
 void tune(TcpSocket& socket) {
   error_code ignored;
   socket.set_option(asio::ip::tcp::no_delay(true), ignored);
@@ -30,12 +35,10 @@ void tune(TcpSocket& socket) {
   const int idle = 10;
   const int interval = 5;
   const int count = 2;
-  const unsigned timeout_ms = 20000;
   ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
   ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
   ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
-  ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms,
-               sizeof timeout_ms);
+  limit_unread(socket, 20000);
 }
 
 Error connection_error(const SocketDeadline& deadline, const error_code& failed,

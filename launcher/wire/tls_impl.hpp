@@ -45,6 +45,8 @@ class SocketDeadline {
   std::shared_ptr<State> state_;
 };
 
+// What is sent may stay unread for so long; 0: while the other machine answers.
+void limit_unread(TcpSocket& socket, unsigned timeout_ms);
 // No delay, and half-open connections close within about 20 s.
 void tune(TcpSocket& socket);
 

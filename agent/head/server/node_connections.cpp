@@ -206,6 +206,8 @@ asio::awaitable<void> NodeConnections::welcome(tcp::socket socket, std::uint64_t
       co_await serve_control(std::move(peer));
     } else if (peer.path == "/v1/node/bulk") {
       co_await serve_bulk(std::move(peer));
+    } else {
+      peer.stream->abort();  // a node of another dtrain
     }
   } catch (const std::exception& error) {
     // Strangers shall not fill the log either.

@@ -1,6 +1,7 @@
 #include "agent/node/checkpoint_transfers.hpp"
 
 #include <doctest/doctest.h>
+#include <sys/stat.h>
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
@@ -215,8 +216,18 @@ TEST_CASE("what the head refuses, or what is not what was listed, is the answer"
     co_await link::give(stream, want, source, false);
     co_await link::hear(stream);
   };
+  const auto too_many = [&](wire::FrameStreamPtr stream) -> asio::awaitable<void> {
+    const std::string sum(64, 'a');
+    link::say(stream,
+              wire::ContentFiles{{{"model", 5, sum}, {"copy", std::uint64_t{1} << 60, sum}}});
+    co_await link::hear(stream);
+  };
   SUBCASE("refused") {
     world.talks = {refuse};
+  }
+  SUBCASE("no room for the copies") {
+    why = "no room";
+    world.talks = {too_many};
   }
   SUBCASE("other bytes") {
     why = "its sum is another";
@@ -276,6 +287,58 @@ TEST_CASE("a shard goes to the head, and then is removed here unless it is to be
   CHECK(fs::exists(world.folder / "shard") == keep);
 }
 
+TEST_CASE("only the head's refusal ends the offer of a shard, or that its job is forgotten") {
+  TransferWorld world;
+  const auto odd = [](wire::FrameStreamPtr stream) -> asio::awaitable<void> {
+    link::say(stream, wire::ContentStream{1});
+    co_return;
+  };
+  const auto refuse = [](wire::FrameStreamPtr stream) -> asio::awaitable<void> {
+    link::say(stream, wire::ContentRefused{Error(ErrorCode::not_found, "not awaited")});
+    co_return;
+  };
+  const auto heard = [&](std::size_t at) {
+    world.run_until([&] { return world.heard.size() > at; });
+    return std::get<wire::ShardOffer>(world.heard[at]).transfer;
+  };
+  world.talks = {odd, refuse, TransferWorld::nothing, TransferWorld::nothing};
+  world.transfers.send(world.shard("00ff"));
+  CHECK(heard(0) == "00ff");
+  CHECK(heard(1) == "00ff");
+  wire::ShardAsk other = world.shard("0100");
+  other.job = JobId("other");
+  world.transfers.send(other);
+  CHECK(heard(2) == "0100");
+  world.transfers.forget(other.job);
+  world.streams[2]->abort();
+  // The first two are over.
+  other = world.shard("0200");
+  other.job = JobId("third");
+  world.transfers.send(other);
+  CHECK(heard(3) == "0200");
+}
+
+TEST_CASE("two shards are sent at once, and a third one when the head has one of them") {
+  TransferWorld world;
+  world.talks = {TransferWorld::nothing, TransferWorld::nothing, TransferWorld::nothing,
+                 TransferWorld::nothing};
+  for (const char* transfer : {"0001", "0002", "0003"}) world.transfers.send(world.shard(transfer));
+  world.transfers.prepare(world.request(1, 3));
+  world.run_until([&] { return world.heard.size() == 3; });
+  int offers = 0;
+  for (const wire::ContentMessage& each : world.heard) {
+    offers += std::holds_alternative<wire::ShardOffer>(each) ? 1 : 0;
+  }
+  CHECK(offers == 2);
+  for (std::size_t at = 0; at < 3; ++at) {
+    if (!std::holds_alternative<wire::ShardOffer>(world.heard[at])) continue;
+    link::say(world.streams[at], wire::ContentEnd{});
+    break;
+  }
+  world.run_until([&] { return world.heard.size() == 4; });
+  CHECK(std::get<wire::ShardOffer>(world.heard[3]).transfer == "0003");
+}
+
 TEST_CASE("a shard that cannot be had, or is not as it was listed, is told with its cause") {
   TransferWorld world;
   const auto refuse = [&](wire::FrameStreamPtr stream) -> asio::awaitable<void> {
@@ -287,6 +350,16 @@ TEST_CASE("a shard that cannot be had, or is not as it was listed, is told with 
     write(world.folder / "shard/model", std::string(world.weights.size(), 'x'));
     co_await world.take(std::move(stream));
   };
+  const auto links = [&](wire::FrameStreamPtr stream) -> asio::awaitable<void> {
+    fs::rename(world.folder / "shard/model", world.folder / "model");
+    fs::create_symlink(world.folder / "model", world.folder / "shard/model");
+    co_await world.take(std::move(stream));
+  };
+  const auto pipes = [&](wire::FrameStreamPtr stream) -> asio::awaitable<void> {
+    fs::remove(world.folder / "shard/model");
+    REQUIRE(::mkfifo((world.folder / "shard/model").c_str(), 0600) == 0);
+    co_await world.take(std::move(stream));
+  };
   wire::ShardAsk ask = world.shard("00ff");
   std::string why = "cannot look at";
   SUBCASE("not there") {
@@ -296,6 +369,14 @@ TEST_CASE("a shard that cannot be had, or is not as it was listed, is told with 
   SUBCASE("changed") {
     why = "changed while it was sent";
     world.talks = {changes, refuse};
+  }
+  SUBCASE("a link by now") {
+    why = "symbolic links";
+    world.talks = {links, refuse};
+  }
+  SUBCASE("a pipe by now") {
+    why = "cannot read";
+    world.talks = {pipes, refuse};
   }
   world.transfers.send(ask);
   world.run_until([&] { return world.heard.size() == world.talks.size(); });
