@@ -2,6 +2,7 @@
 
 #include <boost/asio/post.hpp>
 #include <boost/asio/strand.hpp>
+#include <utility>
 
 #include "agent/head/store/checkpoints.hpp"
 #include "agent/link/content_exchange.hpp"
@@ -17,14 +18,12 @@ namespace {
 
 constexpr std::size_t kThreads = 2;
 
-// The last that the node hears of a shard.
-void answer(const GuestPtr& guest, const std::optional<Error>& error) {
-  if (!guest) return;
-  asio::post(guest->executor, [guest, error] {
-    link::say(guest->stream, error ? wire::ContentMessage(wire::ContentRefused{*error})
-                                   : wire::ContentMessage(wire::ContentEnd{}));
-    guest->stream->close();
-  });
+void remove_what_came(const fs::path& folder) {
+  try {
+    remove_tree(folder);
+    remove_tree(link::part_of(folder));
+  } catch (const Error&) {  // goes with its attempt
+  }
 }
 
 }  // namespace
@@ -34,9 +33,7 @@ CheckpointTransfers::CheckpointTransfers(asio::io_context& engine_context, Engin
     : engine_context_(engine_context), engine_(engine), nodes_(nodes), threads_(kThreads) {
   NodeConnections::BulkHooks hooks;
   hooks.opened = [this](const NodeId& node) {
-    for (const auto& [key, fetch] : fetches_) {
-      if (key.first == node) ask_node(key);
-    }
+    for (const Key& key : fetches_of(node)) ask_node(key);
   };
   nodes_.on_bulk(std::move(hooks));
 }
@@ -50,11 +47,20 @@ void CheckpointTransfers::stop() {
   threads_.join();
 }
 
+std::vector<CheckpointTransfers::Key> CheckpointTransfers::fetches_of(const NodeId& node) const {
+  std::vector<Key> keys;
+  for (auto at = fetches_.lower_bound({node, ""}); at != fetches_.end(); ++at) {
+    if (at->first.first != node) break;
+    keys.push_back(at->first);
+  }
+  return keys;
+}
+
 std::string CheckpointTransfers::fetch(const NodeId& node, wire::ShardAsk ask,
                                        const fs::path& folder, Nodes::Fetched done) {
   ask.transfer = random_hex(8);
   const Key key{node, ask.transfer};
-  fetches_[key] = {std::move(ask), folder, std::move(done), false, nullptr};
+  fetches_[key] = {std::move(ask), folder, std::move(done), false, false, nullptr};
   ask_node(key);
   return key.second;
 }
@@ -72,14 +78,19 @@ void CheckpointTransfers::taken(const NodeId& node, const std::string& transfer,
                                 const std::optional<Error>& error) {
   const auto found = fetches_.find({node, transfer});
   if (found == fetches_.end()) return;
-  answer(found->second.guest, error);
+  if (const GuestPtr guest = found->second.guest) {
+    asio::post(guest->executor, [guest, error] {
+      link::say(guest->stream, error ? wire::ContentMessage(wire::ContentRefused{*error})
+                                     : wire::ContentMessage(wire::ContentEnd{}));
+      guest->stream->close();
+    });
+  }
   fetches_.erase(found);
 }
 
 void CheckpointTransfers::give_up(const NodeId& node) {
-  for (const auto& [key, fetch] : fetches_) {
-    if (key.first != node) continue;
-    asio::post(engine_context_, [this, key = key] {
+  for (const Key& key : fetches_of(node)) {
+    asio::post(engine_context_, [this, key] {
       finish(key, Error(ErrorCode::unreachable, key.first.str() + " was lost"));
     });
   }
@@ -90,14 +101,11 @@ void CheckpointTransfers::finish(const Key& key, const Error& error) {
   if (found == fetches_.end() || found->second.arrived) return;
   const Fetch fetch = std::move(found->second);
   fetches_.erase(found);
-  answer(fetch.guest, error);
-  asio::post(threads_, [folder = fetch.folder] {
-    try {
-      remove_tree(folder);
-      remove_tree(link::part_of(folder));
-    } catch (const Error&) {  // goes with its attempt
-    }
-  });
+  if (fetch.guest) {
+    hang_up(fetch.guest);  // what came is removed when it writes there no more
+  } else {
+    asio::post(threads_, [folder = fetch.folder] { remove_what_came(folder); });
+  }
   fetch.done(error, {});
 }
 
@@ -118,20 +126,30 @@ std::optional<fs::path> CheckpointTransfers::offered(const GuestPtr& guest,
   return fetch.folder;
 }
 
-void CheckpointTransfers::brought(const GuestPtr& guest, const wire::ShardOffer& offer,
-                                  const std::optional<Error>& error, bool lost) {
+// The guest's bring has ended: it writes no more.
+void CheckpointTransfers::brought(const GuestPtr& guest, const fs::path& folder,
+                                  wire::ShardOffer offer, const std::optional<Error>& error,
+                                  bool lost) {
   const Key key{guest->node, offer.transfer};
   const auto found = fetches_.find(key);
   if (found == fetches_.end()) {
     hang_up(guest);  // given up meanwhile
-  } else if (!error) {
-    found->second.arrived = true;
-    found->second.done(std::nullopt, offer.files);
-  } else if (lost) {
-    found->second.guest.reset();  // the node dials again
-  } else {
-    finish(key, *error);
+    asio::post(threads_, [folder] { remove_what_came(folder); });
+    return;
   }
+  Fetch& fetch = found->second;
+  if (!error) {
+    fetch.arrived = true;
+    fetch.done(std::nullopt, std::move(offer.files));
+    return;
+  }
+  // The node dials again; it does not listen to why while it sends.
+  hang_up(guest);
+  fetch.guest.reset();
+  // Of what came damaged at first the rest was sent: of all of it the node tells what has changed.
+  const bool damaged = !offer.error && error->code() == ErrorCode::failed;
+  if (lost || (damaged && !std::exchange(fetch.damaged, true))) return;
+  finish(key, *error);
 }
 
 // ---- On the guest's thread
@@ -143,9 +161,9 @@ void CheckpointTransfers::serve_node(const wire::CallerPtr& caller) {
 
 asio::awaitable<void> CheckpointTransfers::serve(GuestPtr guest) {
   try {
-    const wire::ContentMessage message = co_await link::hear(guest->stream);
-    if (const auto* offer = std::get_if<wire::ShardOffer>(&message)) {
-      co_await bring_shard(guest, *offer);
+    wire::ContentMessage message = co_await link::hear(guest->stream);
+    if (auto* offer = std::get_if<wire::ShardOffer>(&message)) {
+      co_await bring_shard(guest, std::move(*offer));
       co_return;  // answered when it is safe
     }
     const auto* request = std::get_if<wire::CheckpointAsk>(&message);
@@ -172,9 +190,10 @@ asio::awaitable<void> CheckpointTransfers::bring_shard(GuestPtr guest, wire::Sha
     error = as_error(failed);
   }
   const bool lost = !guest->stream->is_open();
-  asio::post(engine_context_, [this, guest, offer = std::move(offer), error, lost] {
-    brought(guest, offer, error, lost);
-  });
+  asio::post(engine_context_,
+             [this, guest, folder = *folder, offer = std::move(offer), error, lost]() mutable {
+               brought(guest, folder, std::move(offer), error, lost);
+             });
 }
 
 asio::awaitable<void> CheckpointTransfers::give_checkpoint(GuestPtr guest,

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "agent/head/engine/engine.hpp"
 #include "agent/head/server/guests.hpp"
@@ -44,11 +45,13 @@ class CheckpointTransfers {
     fs::path folder;
     Nodes::Fetched done;
     bool arrived = false;  // and `done` knows
+    bool damaged = false;  // once
     GuestPtr guest;        // from which it comes, or came; null: from none
   };
+  std::vector<Key> fetches_of(const NodeId& node) const;
   void ask_node(const Key& key);
   std::optional<fs::path> offered(const GuestPtr& guest, const std::string& transfer);
-  void brought(const GuestPtr& guest, const wire::ShardOffer& offer,
+  void brought(const GuestPtr& guest, const fs::path& folder, wire::ShardOffer offer,
                const std::optional<Error>& error, bool lost);
   void finish(const Key& key, const Error& error);
   boost::asio::awaitable<void> serve(GuestPtr guest);

@@ -18,7 +18,10 @@ void Guests::let_in(const wire::CallerPtr& caller, asio::any_io_executor executo
                     std::function<asio::awaitable<void>(GuestPtr)> serve) {
   const auto guest =
       std::make_shared<Guest>(Guest{caller->name().node, std::move(executor), nullptr, false});
-  std::erase_if(guests_, [](const auto& each) { return each.second.expired(); });
+  const auto [first, last] = guests_.equal_range(guest->node);
+  for (auto at = first; at != last;) {
+    at = at->second.expired() ? guests_.erase(at) : std::next(at);
+  }
   guests_.emplace(guest->node, guest);
   caller->accept_on(guest->executor,
                     [guest, serve = std::move(serve)](wire::FrameStreamPtr stream) {

@@ -8,9 +8,11 @@
 #include <boost/asio/ssl/context.hpp>
 
 #include "agent/head/setup.hpp"
+#include "agent/link/content_exchange.hpp"
 #include "agent/node/checkpoint_transfers.hpp"
 #include "agent/node/config.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/files/sha256.hpp"
 #include "launcher/wire/json.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -78,17 +80,17 @@ struct BothEnds {
     context.poll();
   }
 
-  asio::awaitable<void> join(std::vector<std::string> features) {
+  asio::awaitable<wire::FrameStreamPtr> dial(std::string path) {
     const auto tls = wire::tls_context(node_root.identity(), wire::PeerName::Role::node);
-    const ClusterId cluster("lab-abcdef");
-    const auto dial = [&](const char* path) {
-      return wire::dial_tls("127.0.0.1", static_cast<std::uint16_t>(nodes->port()), tls,
-                            wire::PeerName::Role::head, cluster, path, 20s);
-    };
+    co_return co_await wire::dial_tls("127.0.0.1", static_cast<std::uint16_t>(nodes->port()), tls,
+                                      wire::PeerName::Role::head, ClusterId("lab-abcdef"), path,
+                                      20s);
+  }
+  asio::awaitable<void> join(std::vector<std::string> features) {
     const wire::FrameStreamPtr control = co_await dial("/v1/node/control");
     streams.push_back(control);
     wire::Hello hello;
-    hello.cluster = cluster;
+    hello.cluster = ClusterId("lab-abcdef");
     hello.node = kFarNode;
     hello.features = std::move(features);
     hello.machine = "another";
@@ -102,6 +104,49 @@ struct BothEnds {
       const auto message = wire::bulk_message_from_json(wire::parse_json(frame.bytes, "a message"));
       asked.push_back(std::get<wire::ShardAsk>(message));
     }
+  }
+  // The test is the node: offers one file, and sends these bytes of it, from where the head has
+  // them; or only the first piece. Until the head hangs up, or has the shard.
+  const std::string weights = std::string(300000, 'w');
+  std::string sum_of_weights() const {
+    Sha256 sum;
+    sum.add(weights);
+    return sum.hex();
+  }
+  std::vector<std::uint64_t> offsets;  // from where
+  int over = 0;
+  asio::awaitable<void> offer(std::string bytes, bool all) {
+    const std::string sum = sum_of_weights();
+    while (true) {
+      const wire::FrameStreamPtr stream = co_await dial("/v1/node/checkpoint");
+      const std::shared_ptr<void> hang_up(nullptr, [stream](void*) { stream->abort(); });
+      link::say(stream,
+                wire::ShardOffer{asked.at(0).transfer, {{"model", weights.size(), sum}}, {}});
+      wire::ContentMessage message;
+      try {
+        message = co_await link::hear(stream);
+      } catch (const link::Refusal& refusal) {
+        if (refusal.code() != ErrorCode::timeout) throw;
+        continue;  // the last connection is not over there yet
+      }
+      const auto& blob = std::get<wire::ContentWant>(message).blobs.at(0);
+      offsets.push_back(blob.offset);
+      BlobSender sender({{sum, {}, blob.offset, weights.size(), bytes}}, false);
+      link::say(stream, wire::ContentStream{weights.size() - blob.offset});
+      std::string piece = sender.next();
+      do {
+        stream->send({false, piece});
+        piece = sender.next();
+      } while (all && !piece.empty());
+      if (all) link::say(stream, wire::ContentEnd{});
+      co_await stream->queue_below(1);
+      if (!all) co_return;
+      co_await link::hear(stream);
+      co_return;
+    }
+  }
+  void offers(const std::string& bytes, bool all) {
+    asio::co_spawn(context, offer(bytes, all), [this](const std::exception_ptr&) { ++over; });
   }
   void come(const std::vector<std::string>& features = wire::kNodeFeatures) {
     asio::co_spawn(context, join(features), [](const std::exception_ptr&) {});
@@ -123,6 +168,15 @@ struct BothEnds {
   void until(Ready ready) {
     while (!ready()) REQUIRE(context.run_one_for(20s) == 1);
   }
+  // For what another thread does with files.
+  template <typename Ready>
+  void until_on_disk(Ready ready) {
+    const auto end = std::chrono::steady_clock::now() + 20s;
+    while (!ready()) {
+      REQUIRE(std::chrono::steady_clock::now() < end);
+      context.run_for(1ms);
+    }
+  }
   std::string why() const { return done && *done ? (*done)->what() : "nothing"; }
 };
 
@@ -142,8 +196,7 @@ TEST_CASE("a shard comes whole, and is the node's own until it is safe here") {
   CHECK_FALSE(fs::exists(ends.folder / "storage/incoming.part"));
   CHECK(fs::exists(ends.folder / "shard/model"));
   ends.transfers->taken(kFarNode, transfer, std::nullopt);
-  for (int i = 0; i < 20000 && fs::exists(ends.folder / "shard"); ++i) ends.context.run_for(1ms);
-  CHECK_FALSE(fs::exists(ends.folder / "shard"));
+  ends.until_on_disk([&] { return !fs::exists(ends.folder / "shard"); });
 }
 
 TEST_CASE("a shard that cannot be had is told with the node's own words, and nothing stays") {
@@ -155,6 +208,76 @@ TEST_CASE("a shard that cannot be had is told with the node's own words, and not
   ends.far->send(ends.asked[0]);
   ends.until([&] { return ends.done.has_value(); });
   CHECK(ends.why().find("cannot look at") != std::string::npos);
+}
+
+TEST_CASE("a shard goes on where it was cut off, and damage of one connection is not the end") {
+  BothEnds ends;
+  ends.come();
+  const std::string transfer = ends.fetch();
+  ends.until([&] { return !ends.asked.empty(); });
+  ends.offers(ends.weights, false);
+  ends.until([&] { return ends.over == 1; });
+  ends.offers(std::string(ends.weights.size(), 'x'), true);
+  ends.until([&] { return ends.over == 2; });
+  CHECK_FALSE(ends.done);
+  ends.offers(ends.weights, true);
+  ends.until([&] { return ends.done.has_value(); });
+  CHECK(ends.why() == "nothing");
+  REQUIRE(ends.offsets.size() == 3);
+  CHECK(ends.offsets[0] == 0);
+  CHECK(ends.offsets[1] > 0);
+  CHECK(ends.offsets[2] == 0);
+  CHECK(read_file(ends.folder / "storage/incoming/model") == ends.weights);
+  ends.transfers->taken(kFarNode, transfer, std::nullopt);
+  ends.until([&] { return ends.over == 3; });
+}
+
+TEST_CASE("damage that comes again is the answer") {
+  BothEnds ends;
+  ends.come();
+  ends.fetch();
+  ends.until([&] { return !ends.asked.empty(); });
+  for (int i = 1; i <= 2; ++i) {
+    CHECK_FALSE(ends.done);
+    ends.offers(std::string(ends.weights.size(), 'x'), true);
+    ends.until([&] { return ends.over == i; });
+  }
+  ends.until([&] { return ends.done.has_value(); });
+  CHECK(ends.why().find("arrived damaged") != std::string::npos);
+}
+
+TEST_CASE("a shard that is given up while it comes is hung up on, and what came is removed") {
+  BothEnds ends;
+  const fs::path part = ends.folder / "storage/incoming.part";
+  ends.come();
+  ends.fetch();
+  ends.until([&] { return !ends.asked.empty(); });
+  // Neither the end nor a break: it has more to send.
+  wire::FrameStreamPtr stream;
+  const auto send = [&]() -> asio::awaitable<void> {
+    const std::string sum = ends.sum_of_weights();
+    stream = co_await ends.dial("/v1/node/checkpoint");
+    link::say(stream, wire::ShardOffer{ends.asked[0].transfer, {{"model", 300000, sum}}, {}});
+    co_await link::hear(stream);
+    BlobSender sender({{sum, {}, 0, ends.weights.size(), ends.weights}}, false);
+    link::say(stream, wire::ContentStream{ends.weights.size()});
+    stream->send({false, sender.next()});
+    co_await link::hear(stream);
+  };
+  std::string why;
+  asio::co_spawn(ends.context, send, [&](const std::exception_ptr& failed) {
+    try {
+      std::rethrow_exception(failed);
+    } catch (const std::exception& error) {
+      why = error.what();
+    }
+  });
+  ends.until_on_disk([&] { return fs::exists(part / "incoming"); });
+  ends.transfers->give_up(kFarNode);
+  ends.until([&] { return !why.empty(); });
+  ends.until_on_disk([&] { return !fs::exists(part); });
+  CHECK(why.find("the connection ended") != std::string::npos);
+  CHECK(ends.why() == "node-0 was lost");
 }
 
 TEST_CASE("an agent that is too old for shards is told so, and what to do") {
