@@ -33,7 +33,7 @@ void fields(Is<Hello> auto& m, auto&& f) {
     if_set(m.interface), "interfaces", if_set(m.interfaces), "boot_id", m.boot_id, "machine",
     m.machine, "root", m.root, "log", m.log, "cpus", within(m.cpus, 1, 65536), "gpus",
     within(m.gpus, 0, 1024), "memory", m.memory, "attempts", m.attempts, "glibc", if_set(m.glibc),
-    "jobs", any_id(m.jobs, Presence::if_set));
+    "jobs", any_id(m.jobs, Presence::if_set), "leaving", if_set(m.leaving));
 }
 BOOST_DESCRIBE_STRUCT(Heartbeat, (), ())
 void fields(Is<FromSupervisor> auto& m, auto&& f) {

@@ -54,6 +54,7 @@ struct Hello {
   std::vector<std::pair<JobId, int>> attempts;  // with a supervisor, or a last event not yet acked
   std::string glibc;                            // of its machine, "2.36"; empty: none, or not known
   std::vector<JobId> jobs;                      // that have a folder there
+  std::string leaving;                          // as Leaving's reason; empty: it stays
 };
 struct Heartbeat {};  // both ways; the head answers each, which renews the leases
 struct FromSupervisor {
@@ -113,7 +114,7 @@ struct Staging {
 
 // Feature "leave". The node is told to end: it starts nothing new, and what runs on it is ended
 // there. When `over` nothing of the cluster runs on it any more, and nobody need wait for it; the
-// head answers that with Shutdown. A repeat is harmless; a Hello takes it back.
+// head answers that with Shutdown. A repeat is harmless; a Hello without `leaving` takes it back.
 struct Leaving {
   std::string reason;  // "its container was told to end (SIGTERM)"
   bool over = false;

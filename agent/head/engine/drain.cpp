@@ -9,22 +9,15 @@
 namespace dtrain::head {
 namespace {
 
-constexpr const char* kRemoved = "it was removed from the cluster";
-
 std::string removal_of(const NodeId& id) {
   return id.str() + " was removed from the cluster";
 }
 
 }  // namespace
 
-bool has_left(const NodeRow& node) {
-  return node.state == NodeState::gone && node.reason != kRemoved;
-}
-
 Node& Engine::Impl::known_node(const NodeId& id) {
   const auto found = nodes.find(id);
-  if (found == nodes.end() ||
-      (found->second.row.state == NodeState::gone && !has_left(found->second.row))) {
+  if (found == nodes.end() || found->second.row.state == NodeState::gone) {
     throw Error(ErrorCode::not_found, "there is no node " + printable(id.str(), false))
         .with_hint("dtrain status lists the nodes");
   }
@@ -54,6 +47,12 @@ void Engine::Impl::settle_drains() {
 
 nlohmann::json Engine::Impl::drain(const NodeId& id, bool undo) {
   Node& node = known_node(id);
+  const bool has_left = node.row.state == NodeState::left;
+  if (undo && (has_left || !node.leaves.empty())) {
+    throw Error(ErrorCode::conflict, id.str() + (has_left ? " has left: " + node.row.reason
+                                                          : " is about to leave: " + node.leaves));
+  }
+  if (has_left) return {{"node", id.str()}, {"state", shown(NodeState::left)}};
   Tx tx;
   if (undo) {
     const bool drains =
@@ -64,7 +63,7 @@ nlohmann::json Engine::Impl::drain(const NodeId& id, bool undo) {
     if (!next(node.row.state, NodeEvent::drain)) {
       throw Error(ErrorCode::conflict,
                   id.str() + " is " + to_string(node.row.state) + " and cannot be drained")
-          .with_hint("a node that is lost or has left can be removed");
+          .with_hint("a lost node can be removed");
     }
     set_node(tx, node, NodeEvent::drain, "it gets no new ranks, and is drained when none run");
   }
@@ -76,13 +75,16 @@ nlohmann::json Engine::Impl::drain(const NodeId& id, bool undo) {
 
 void Engine::Impl::remove_node(const NodeId& id, bool force, Answer done) {
   Node& node = known_node(id);
-  if (node.leaving) throw Error(ErrorCode::conflict, id.str() + " is being removed");
+  if (node.being_removed) throw Error(ErrorCode::conflict, id.str() + " is being removed");
   if (!force && has_ranks(id)) {
     throw Error(ErrorCode::conflict, id.str() + " has ranks running")
         .with_hint("drain it first, or remove it with force: its attempts fail then");
   }
   // Before it is written that it left: what left must not come back.
-  node.leaving = true;
+  node.being_removed = true;
+  // One whose place another has taken is counted no more, one that joined by itself never was.
+  const bool counted =
+      !node.row.joined && (node.row.state != NodeState::left || missing_nodes() > 0);
   // Its ranks may be heard to have ended before that is written; the others end with them.
   const std::set<JobId> now = live;
   for (const JobId& job_id : now) {
@@ -98,31 +100,33 @@ void Engine::Impl::remove_node(const NodeId& id, bool force, Answer done) {
     commit(*job, std::move(tx), Urgency::now);
     check_end(job_id);
   }
-  nodes_out.revoke(id, [this, id, done = std::move(done),
-                        guard = std::weak_ptr<int>(alive)](const std::optional<Error>& failed) {
-    if (!guard.lock()) return;
-    nodes.at(id).leaving = false;
-    if (failed) schedule();
-    done(failed ? wire::error_to_json(*failed) : removed(id));
-  });
+  nodes_out.revoke(id, counted,
+                   [this, id, counted, done = std::move(done),
+                    guard = std::weak_ptr<int>(alive)](const std::optional<Error>& failed) {
+                     if (!guard.lock()) return;
+                     nodes.at(id).being_removed = false;
+                     if (failed) schedule();
+                     done(failed ? wire::error_to_json(*failed) : removed(id, counted));
+                   });
 }
 
-nlohmann::json Engine::Impl::removed(const NodeId& id) {
+nlohmann::json Engine::Impl::removed(const NodeId& id, bool counted) {
   Node& node = nodes.at(id);
   lose_shares(node, removal_of(id));
   node.connected = false;
   node.leftovers.clear();
   Tx tx;
-  set_node(tx, node, NodeEvent::leave, kRemoved);
+  set_node(tx, node, NodeEvent::remove, "it was removed from the cluster");
   commit_node(std::move(tx));
   nodes_out.give_up(id);
-  if (!node.row.joined) options.expected_nodes = std::max(1, options.expected_nodes - 1);
+  if (counted) options.expected_nodes = std::max(1, options.expected_nodes - 1);
   schedule();
   rearm();
   return {{"node", id.str()}, {"state", to_string(NodeState::gone)}};
 }
 
-void Engine::Impl::leaving(const NodeId& id, const std::string& told, bool over) {
+void Engine::Impl::leaving(const NodeId& id, const std::string& told, bool over,
+                           std::function<void()> left) {
   const auto found = nodes.find(id);
   if (found == nodes.end() || !found->second.connected) return;
   Node& node = found->second;
@@ -148,8 +152,10 @@ void Engine::Impl::leaving(const NodeId& id, const std::string& told, bool over)
   if (over) {
     node.leftovers.clear();
     node.connected = false;
+    for (const auto& [other, each] : nodes) node.left = std::max(node.left, each.left + 1);
     Tx tx;
     set_node(tx, node, NodeEvent::leave, reason);
+    if (left) tx.when_durable.push_back(std::move(left));
     commit_node(std::move(tx));
     nodes_out.give_up(id);
   }
@@ -165,8 +171,9 @@ void Engine::remove_node(const NodeId& node, bool force, Answer done) {
   impl_->remove_node(node, force, std::move(done));
 }
 
-void Engine::leaving(const NodeId& node, const std::string& reason, bool over) {
-  impl_->leaving(node, reason, over);
+void Engine::leaving(const NodeId& node, const std::string& reason, bool over,
+                     std::function<void()> left) {
+  impl_->leaving(node, reason, over, std::move(left));
 }
 
 void Engine::expect_nodes(int count) {

@@ -45,6 +45,7 @@ struct NodeInfo {
   std::vector<JobId> jobs;  // that have a folder there
   bool joined = false;      // by itself, as this type; the head's own word, not the node's
   std::string type;
+  std::string leaving;      // why it is about to leave; empty: it stays
 };
 
 // How the engine reaches nodes: the server has the real one, tests a fake. Sending to a node that
@@ -82,9 +83,10 @@ class Nodes {
   // The node is lost: nothing more is awaited from it.
   virtual void give_up(const NodeId& node) = 0;
   // The node leaves: from now on it is not let in. Once that is durable its connections end, and
-  // `done` hears it; or what failed, and it stays. Not from within the call.
+  // `done` hears it; or what failed, and it stays. Not from within the call. `counted`: the cluster
+  // is to have one node less.
   using Revoked = std::function<void(const std::optional<Error>&)>;
-  virtual void revoke(const NodeId& node, Revoked done) = 0;
+  virtual void revoke(const NodeId& node, bool counted, Revoked done) = 0;
 
   // An attempt's content is to be brought there; answered by Engine::staging or start_failed.
   virtual void stage(const NodeId&, const wire::Stage&) {}
@@ -162,7 +164,8 @@ class Engine {
   // Stops every job; `done` when none is left.
   void stop_all(Answer done);
   // The node gets no new ranks, and is "drained" when none run there; `undo` takes it back.
-  // Error(not_found); Error(conflict) when it is lost or has left.
+  // Error(not_found); one that has left answers so. Error(conflict)
+  // when it is lost, or is to be taken back and leaves by itself.
   nlohmann::json drain(const NodeId& node, bool undo);
   // The node leaves: its certificate is worth nothing from now on. With ranks on it an
   // Error(conflict), unless `force`: then they are ended, and their attempts fail.
@@ -211,8 +214,10 @@ class Engine {
   void heard(const NodeId& node);  // any byte counts as life
   void gone(const NodeId& node);   // the connection closed
   // The node says that it leaves, and why: it gets no new ranks, and the attempts that have ranks
-  // there fail. When `over` it has left, and nobody waits for it or for a lease of its ranks.
-  void leaving(const NodeId& node, const std::string& reason, bool over);
+  // there fail. When `over` it has left, and nobody waits for it or for a lease of its ranks; once
+  // that is durable `left` hears it.
+  void leaving(const NodeId& node, const std::string& reason, bool over,
+               std::function<void()> left = {});
   void event(const NodeId& node, const JobId& job, int attempt, const wire::AttemptEvent& event);
   // The supervisor died without a last event; what carried its token has been killed, but for
   // `unkillable`.

@@ -127,17 +127,15 @@ struct Node {
   NodeRow row;
   std::string glibc;
   bool connected = false;
-  bool leaving = false;  // it is being removed
-  std::string leaves;    // why it is about to leave by itself; empty: it is not
+  bool being_removed = false;
+  std::string leaves;  // why it is about to leave by itself; empty: it is not
+  int left = 0;        // of those that have left, the last has the highest
   Monotonic heard;
   std::string head_address;
   std::vector<wire::Interface> interfaces;
   std::set<std::string> features;
   std::set<std::pair<JobId, int>> leftovers;  // old epochs that may still live there
 };
-
-// It is gone and came to that by itself: nobody has removed it.
-bool has_left(const NodeRow& node);
 
 // One thing that happened, on its way to the store.
 struct Tx {
@@ -268,8 +266,8 @@ struct Engine::Impl {
   void settle_drains();
   nlohmann::json drain(const NodeId& id, bool undo);
   void remove_node(const NodeId& id, bool force, Answer done);
-  nlohmann::json removed(const NodeId& id);
-  void leaving(const NodeId& id, const std::string& reason, bool over);
+  nlohmann::json removed(const NodeId& id, bool counted);
+  void leaving(const NodeId& id, const std::string& reason, bool over, std::function<void()> left);
   void lose_ranks(Tx& tx, Attempt& attempt, const Share& share);
   void lose_shares(Node& node, const std::string& reason);
   void stop_leftover(const NodeId& node, const JobId& job, int attempt);

@@ -8,7 +8,19 @@
 namespace dtrain::head {
 
 void Engine::Impl::commit_node(Tx tx) {
-  store->commit(std::move(tx.changes), Urgency::soon, OnFailure::retry, nullptr);
+  if (tx.when_durable.empty()) {
+    store->commit(std::move(tx.changes), Urgency::soon, OnFailure::retry, nullptr);
+    return;
+  }
+  store->commit(std::move(tx.changes), Urgency::now, OnFailure::retry,
+                [guard = std::weak_ptr<int>(alive), post_out = hooks.post,
+                 tasks = std::move(tx.when_durable)](std::exception_ptr failure) {
+                  if (failure) log::error("a node's change could not be kept");
+                  post_out([guard, tasks] {
+                    if (!guard.lock()) return;
+                    for (const auto& task : tasks) task();
+                  });
+                });
 }
 
 void Engine::Impl::set_node(Tx& tx, Node& node, NodeEvent event, const std::string& reason) {
@@ -50,7 +62,7 @@ void Engine::Impl::joined(const NodeInfo& info) {
   node.row.type = info.type;
   node.glibc = info.glibc;
   node.connected = true;
-  node.leaves.clear();
+  node.leaves = printable(info.leaving, false);
   node.heard = clock.now();
   Tx tx;
   set_node(tx, node, NodeEvent::join, "");

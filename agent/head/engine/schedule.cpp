@@ -28,7 +28,7 @@ std::optional<std::chrono::seconds> longest(const Job& job, Monotonic now) {
 std::vector<NodeCapacity> Engine::Impl::capacities() const {
   std::vector<NodeCapacity> result;
   for (const auto& [id, node] : nodes) {
-    if (node.row.state == NodeState::gone) continue;
+    if (!counts(node.row.state)) continue;
     NodeCapacity capacity;
     capacity.node = id;
     capacity.cpus = node.row.cpus;
@@ -40,7 +40,7 @@ std::vector<NodeCapacity> Engine::Impl::capacities() const {
       capacity.why_not =
           std::string("is ") +
           (node.row.state == NodeState::ready ? "not connected" : to_string(node.row.state));
-    } else if (node.leaving) {
+    } else if (node.being_removed) {
       capacity.usable = false;
       capacity.why_not = "is being removed";
     } else if (!node.leaves.empty()) {
@@ -100,7 +100,7 @@ std::vector<RunningJob> Engine::Impl::running() const {
 int Engine::Impl::missing_nodes() const {
   int known_nodes = 0;
   for (const auto& [id, node] : nodes) {
-    known_nodes += node.row.state != NodeState::gone && !node.row.joined ? 1 : 0;
+    known_nodes += counts(node.row.state) && !node.row.joined ? 1 : 0;
   }
   return std::max(0, options.expected_nodes - known_nodes);
 }
@@ -257,7 +257,7 @@ void Engine::Impl::prepared(const JobId& id, const std::string& token, Prepared 
   // A node may have gone since; then the job waits again.
   for (const Share& share : attempt.shares) {
     const Node& node = nodes.at(share.row.node);
-    if (node.row.state == NodeState::ready && node.connected && !node.leaving &&
+    if (node.row.state == NodeState::ready && node.connected && !node.being_removed &&
         node.leaves.empty()) {
       continue;
     }

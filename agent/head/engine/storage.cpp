@@ -222,7 +222,7 @@ std::set<std::string> Engine::content_trees() const {
 std::vector<NodeId> Engine::nodes() const {
   std::vector<NodeId> list;
   for (const auto& [id, node] : impl_->nodes) {
-    if (node.row.state != NodeState::gone) list.push_back(id);
+    if (counts(node.row.state)) list.push_back(id);
   }
   return list;
 }

@@ -70,10 +70,19 @@ nlohmann::json Engine::Impl::status() const {
   std::sort(order.begin(), order.end(), [](const Node* a, const Node* b) {
     return natural_less(a->row.node.str(), b->row.node.str());
   });
+  // One that has left by itself is shown until another has taken its place: the last ones.
+  std::vector<const Node*> left;
+  for (const Node* node : order) {
+    if (node->row.state == NodeState::left) left.push_back(node);
+  }
+  std::stable_sort(left.begin(), left.end(),
+                   [](const Node* a, const Node* b) { return a->left > b->left; });
+  left.resize(std::min(left.size(), static_cast<std::size_t>(missing_nodes())));
+  std::erase_if(order, [&](const Node* node) {
+    return !counts(node->row.state) && std::find(left.begin(), left.end(), node) == left.end();
+  });
   for (const Node* node : order) {
     const NodeRow& row = node->row;
-    // One that has left by itself is shown until another has taken its place.
-    if (row.state == NodeState::gone && !(has_left(row) && missing_nodes() > 0)) continue;
     nlohmann::json interfaces = nlohmann::json::array();
     for (const wire::Interface& each : node->interfaces) {
       interfaces.push_back({{"name", each.name}, {"address", each.address}});
@@ -95,7 +104,7 @@ nlohmann::json Engine::Impl::status() const {
       reason = "an old attempt of " + node->leftovers.begin()->first.str() + " is being stopped";
     }
     node_list.push_back({{"node", row.node.str()},
-                         {"state", to_string(leaves ? NodeState::draining : row.state)},
+                         {"state", shown(leaves ? NodeState::draining : row.state)},
                          {"address", row.address},
                          {"interfaces", std::move(interfaces)},
                          {"reason", reason},

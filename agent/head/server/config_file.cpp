@@ -21,7 +21,7 @@ void ConfigFile::change(const std::function<void(HeadConfig&)>& how, Done done) 
 }
 
 void ConfigFile::shut_out(const NodeId& node, bool counted, Done done) {
-  leaving_[node] = counted;
+  leaving_.emplace(node, counted);
   // The list last: once its file is gone for good, the node has left.
   write([root = root_, node] { head::shut_out(root, node); },
         [this, node, counted, done = std::move(done)](const std::optional<Error>& failed) {
@@ -42,9 +42,8 @@ bool ConfigFile::is_let_in(const NodeId& node) const {
 
 void ConfigFile::write(std::function<void()> then, Done done) {
   HeadConfig config = config_;
-  const auto leaving =
-      std::count_if(leaving_.begin(), leaving_.end(), [](const auto& each) { return each.second; });
-  config.expected_nodes = std::max(1, config.expected_nodes - static_cast<int>(leaving));
+  for (const auto& [node, counted] : leaving_) config.expected_nodes -= counted ? 1 : 0;
+  config.expected_nodes = std::max(1, config.expected_nodes);
   work(
       [root = root_, config = std::move(config), then = std::move(then)] {
         write_head_config(root, config);

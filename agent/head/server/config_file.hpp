@@ -34,8 +34,8 @@ class ConfigFile {
   // Something else of the root that waits for the disk, behind what was begun before.
   void work(std::function<void()> task, Done done);
 
-  // From the call on it is not let in, and the cluster is to have one node less once it has left;
-  // unless it is not `counted`, having joined by itself. When `done` hears of an error the node
+  // From the call on it is not let in, and the cluster is to have one node less once it has left,
+  // where it is `counted`. When `done` hears of an error the node
   // stays: it is let in again, and counted.
   void shut_out(const NodeId& node, bool counted, Done done);
   bool is_let_in(const NodeId& node) const;

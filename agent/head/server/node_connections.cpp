@@ -282,6 +282,7 @@ asio::awaitable<void> NodeConnections::serve_control(wire::AcceptedPeer peer) {
     info.joined = true;
     info.type = join->type;
   }
+  info.leaving = hello->leaving;
   engine_->joined(info);
 
   std::string reason;
@@ -332,8 +333,10 @@ void NodeConnections::handle(const NodeId& node, wire::NodeMessage message,
   } else if (const auto* request = std::get_if<wire::RenewCertificate>(&message)) {
     renew(node, request->request);
   } else if (const auto* leaving = std::get_if<wire::Leaving>(&message)) {
-    engine_->leaving(node, leaving->reason, leaving->over);
-    if (leaving->over) tell(node, wire::Shutdown{});
+    engine_->leaving(node, leaving->reason, leaving->over, [stream] {
+      const wire::HeadMessage shutdown = wire::Shutdown{};
+      stream->send_text(text_of(shutdown));
+    });
   } else {
     throw Error(ErrorCode::invalid, "a second hello");
   }
@@ -467,10 +470,10 @@ void NodeConnections::give_up(const NodeId& node) {
   transfers_->give_up(node);
 }
 
-void NodeConnections::revoke(const NodeId& node, Revoked done) {
+void NodeConnections::revoke(const NodeId& node, bool counted, Revoked done) {
   const bool joined = joins_->of(node) != nullptr;
   config_.shut_out(
-      node, !joined,
+      node, counted,
       [this, node, joined, done = std::move(done)](const std::optional<Error>& failed) {
         if (failed) return done(failed);
         if (joined) {

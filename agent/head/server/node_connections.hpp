@@ -55,7 +55,7 @@ class NodeConnections final : public Nodes {
   void shard_taken(const NodeId& node, const std::string& transfer,
                    const std::optional<Error>& error) override;
   void give_up(const NodeId& node) override;
-  void revoke(const NodeId& node, Revoked done) override;
+  void revoke(const NodeId& node, bool counted, Revoked done) override;
 
   // Who brings checkpoints to and from nodes; set before serve().
   void use(CheckpointTransfers& transfers) { transfers_ = &transfers; }

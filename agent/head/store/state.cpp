@@ -73,17 +73,21 @@ using N = NodeState;
 using NE = NodeEvent;
 constexpr std::array kNode = std::to_array<Transition<N, NE>>({
     {N::joining, NE::join, N::ready},       {N::joining, NE::silence, N::lost},
-    {N::joining, NE::drain, N::draining},   {N::joining, NE::leave, N::gone},
-    {N::ready, NE::join, N::ready},         {N::ready, NE::disconnect, N::joining},
-    {N::ready, NE::silence, N::lost},       {N::ready, NE::drain, N::draining},
-    {N::ready, NE::leave, N::gone},         {N::draining, NE::join, N::draining},
+    {N::joining, NE::drain, N::draining},   {N::joining, NE::leave, N::left},
+    {N::joining, NE::remove, N::gone},      {N::ready, NE::join, N::ready},
+    {N::ready, NE::disconnect, N::joining}, {N::ready, NE::silence, N::lost},
+    {N::ready, NE::drain, N::draining},     {N::ready, NE::leave, N::left},
+    {N::ready, NE::remove, N::gone},        {N::draining, NE::join, N::draining},
     {N::draining, NE::drain, N::draining},  {N::draining, NE::resume, N::ready},
     {N::draining, NE::drained, N::drained}, {N::draining, NE::silence, N::lost},
-    {N::draining, NE::leave, N::gone},      {N::drained, NE::join, N::drained},
-    {N::drained, NE::drain, N::drained},    {N::drained, NE::resume, N::ready},
-    {N::drained, NE::silence, N::lost},     {N::drained, NE::leave, N::gone},
-    {N::lost, NE::join, N::ready},          {N::lost, NE::leave, N::gone},
-    {N::gone, NE::join, N::ready},          {N::gone, NE::leave, N::gone},
+    {N::draining, NE::leave, N::left},      {N::draining, NE::remove, N::gone},
+    {N::drained, NE::join, N::drained},     {N::drained, NE::drain, N::drained},
+    {N::drained, NE::resume, N::ready},     {N::drained, NE::silence, N::lost},
+    {N::drained, NE::leave, N::left},       {N::drained, NE::remove, N::gone},
+    {N::lost, NE::join, N::ready},          {N::lost, NE::leave, N::left},
+    {N::lost, NE::remove, N::gone},         {N::left, NE::join, N::ready},
+    {N::left, NE::leave, N::left},          {N::left, NE::remove, N::gone},
+    {N::gone, NE::join, N::ready},
 });
 
 template <typename Table, typename State, typename Event>
@@ -107,7 +111,7 @@ constexpr std::array kJobNames{"queued",   "staging",   "starting", "running", "
 constexpr std::array kAttemptNames{"starting", "running", "stopping", "succeeded",
                                    "failed",   "stopped", "lost"};
 constexpr std::array kRankNames{"starting", "running", "exited", "killed", "lost"};
-constexpr std::array kNodeNames{"joining", "ready", "draining", "drained", "lost", "gone"};
+constexpr std::array kNodeNames{"joining", "ready", "draining", "drained", "lost", "gone", "left"};
 
 template <typename State, typename Names>
 State from_name(const Names& names, const std::string& text) {
@@ -145,6 +149,10 @@ std::optional<NodeState> next(NodeState state, NodeEvent event) {
   return find(kNode, state, event);
 }
 
+bool counts(NodeState state) {
+  return state != NodeState::gone && state != NodeState::left;
+}
+
 bool is_final(JobState state) {
   return leads_nowhere(kJob, state);
 }
@@ -166,6 +174,10 @@ const char* to_string(RankState state) noexcept {
 }
 const char* to_string(NodeState state) noexcept {
   return kNodeNames[static_cast<std::size_t>(state)];
+}
+
+const char* shown(NodeState state) noexcept {
+  return to_string(counts(state) ? state : NodeState::gone);
 }
 
 JobState job_state_from(const std::string& text) {

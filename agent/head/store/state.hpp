@@ -57,7 +57,15 @@ enum class RankEvent : std::uint8_t {
   lose,  // its supervisor or node is gone
 };
 
-enum class NodeState : std::uint8_t { joining, ready, draining, drained, lost, gone };
+enum class NodeState : std::uint8_t {
+  joining,
+  ready,
+  draining,
+  drained,
+  lost,
+  gone,  // removed
+  left,  // by itself; it may come back
+};
 enum class NodeEvent : std::uint8_t {
   join,        // connected and said who it is
   disconnect,  // the connection closed; it is expected back
@@ -65,7 +73,8 @@ enum class NodeEvent : std::uint8_t {
   drain,       // gets nothing new
   drained,     // and has nothing left
   resume,      // is taken back after all
-  leave,       // given back, or by itself
+  leave,       // by itself
+  remove,      // given back
 };
 
 template <typename State, typename Event>
@@ -86,6 +95,9 @@ std::optional<AttemptState> next(AttemptState state, AttemptEvent event);
 std::optional<RankState> next(RankState state, RankEvent event);
 std::optional<NodeState> next(NodeState state, NodeEvent event);
 
+// The cluster has it: it is neither gone nor has it left.
+bool counts(NodeState state);
+
 // No event leads out of it.
 bool is_final(JobState state);
 bool is_final(AttemptState state);
@@ -95,6 +107,8 @@ const char* to_string(JobState state) noexcept;
 const char* to_string(AttemptState state) noexcept;
 const char* to_string(RankState state) noexcept;
 const char* to_string(NodeState state) noexcept;
+// To people and through the API, to whom one that has left is gone.
+const char* shown(NodeState state) noexcept;
 
 // The reverse, for what the database holds. Throws Error(invalid).
 JobState job_state_from(const std::string& text);

@@ -66,6 +66,8 @@ std::map<std::string, json> messages() {
   failed.error = full_error();
   Hello with_jobs = hello;
   with_jobs.jobs = {kJob, JobId("old-abcdef")};
+  Hello leaving = hello;
+  leaving.leaving = "its container was told to end (SIGTERM)";
   Hello with_interfaces = hello;
   with_interfaces.interface = "eth0";
   with_interfaces.interfaces = {{"eth0", "10.0.0.2"}, {"eth1", "192.168.0.2"}};
@@ -109,6 +111,7 @@ std::map<std::string, json> messages() {
       {"bulk_setup_logs", to_json(BulkMessage(setup))},
       {"node_hello", to_json(NodeMessage(hello))},
       {"node_hello_jobs", to_json(NodeMessage(with_jobs))},
+      {"node_hello_leaving", to_json(NodeMessage(leaving))},
       {"node_hello_glibc", to_json(NodeMessage(with_glibc))},
       {"node_staging", to_json(NodeMessage(Staging{kJob, 2, 5, 10, true}))},
       {"node_leaving",

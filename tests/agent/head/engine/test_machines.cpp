@@ -405,16 +405,35 @@ TEST_CASE("a node that leaves by itself is shown with its reason until its place
   world.engine->leaving(node, "its container ended", false);
   CHECK(shown().at("state") == "draining");
   CHECK(shown().at("reason") == "about to leave: its container ended");
-  world.engine->leaving(node, "its container ended", true);
+  CHECK_THROWS_AS(world.engine->drain(node, true), Error);
+  bool left = false;
+  world.engine->leaving(node, "its container ended", true, [&] { left = true; });
+  CHECK_FALSE(left);  // it is not on the disk yet
   CHECK(world.given_up == std::vector<NodeId>{node});
+  const auto expected = [&] { return world.engine->status().at("cluster").at("expected_nodes"); };
+  const auto remove = [&] {
+    nlohmann::json answer;
+    world.engine->remove_node(node, false, [&](nlohmann::json a) { answer = a; });
+    world.revoking(std::nullopt);
+    CHECK(answer.at("state") == "gone");
+  };
   // Also by a head that is started anew.
   world.settle();
+  CHECK(left);
   world.restart();
   CHECK(shown().at("state") == "gone");
   CHECK(shown().at("reason") == "its container ended");
   SUBCASE("by another") {
     world.join("node-2");
     CHECK(shown().is_null());
+    remove();
+    CHECK(expected() == 2);  // it was counted no more
+  }
+  SUBCASE("by another, which leaves too: the last is shown") {
+    world.join("node-2");
+    world.engine->leaving(NodeId("node-2"), "its container ended", true);
+    CHECK(shown().is_null());
+    CHECK(world.engine->status().at("nodes").size() == 2);
   }
   SUBCASE("by itself") {
     world.join("node-1");
@@ -422,14 +441,25 @@ TEST_CASE("a node that leaves by itself is shown with its reason until its place
     CHECK(shown().at("reason") == "");
   }
   SUBCASE("by nobody, when it is removed") {
-    CHECK_THROWS_AS(world.engine->drain(node, false), Error);
-    nlohmann::json answer;
-    world.engine->remove_node(node, false, [&](nlohmann::json a) { answer = a; });
-    world.revoking(std::nullopt);
-    CHECK(answer.at("state") == "gone");
+    CHECK(world.engine->drain(node, false).at("state") == "gone");
+    CHECK_THROWS_AS(world.engine->drain(node, true), Error);
+    remove();
+    CHECK(expected() == 1);
     CHECK(shown().is_null());
     CHECK_THROWS_AS(world.engine->remove_node(node, false, {}), Error);
   }
+}
+
+TEST_CASE("a node that joins while it is about to leave is given nothing") {
+  Far world(2);
+  world.join("node-1", {}, 4, "its container was told to end (SIGTERM)");
+  CHECK(state_of(world, "node-1") == "draining");
+  const JobId id = world.submit(over(2));
+  world.settle();
+  CHECK_FALSE(world.was_started(id, 1));
+  CHECK(world.starts.empty());
+  world.join("node-1");
+  CHECK(world.started("node-0", id, 1).nnodes == 2);
 }
 
 TEST_CASE("a node that is killed before it has left is lost, with why it was about to leave") {

@@ -147,7 +147,8 @@ void World::advance(std::chrono::milliseconds by) {
   settle();
 }
 
-void World::join(const std::string& node, std::vector<std::pair<JobId, int>> attempts, int cpus) {
+void World::join(const std::string& node, std::vector<std::pair<JobId, int>> attempts, int cpus,
+                 const std::string& leaving) {
   NodeInfo info;
   info.node = NodeId(node);
   info.address = "10.0.0." + node.substr(node.size() - 1);
@@ -159,6 +160,7 @@ void World::join(const std::string& node, std::vector<std::pair<JobId, int>> att
   info.attempts = std::move(attempts);
   info.features = wire::kNodeFeatures;
   info.head_address = "10.0.0.100";
+  info.leaving = leaving;
   engine->joined(info);
 }
 
@@ -250,7 +252,7 @@ void World::give_up(const NodeId& node) {
   given_up.push_back(node);
 }
 
-void World::revoke(const NodeId& node, Revoked done) {
+void World::revoke(const NodeId& node, bool /*counted*/, Revoked done) {
   revoked.push_back(node);
   revoking = std::move(done);
 }

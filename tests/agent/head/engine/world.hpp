@@ -47,8 +47,8 @@ class World : public Nodes {
   void advance(std::chrono::milliseconds by);  // and the timer, if it is due
 
   // ---- Nodes
-  void join(const std::string& node, std::vector<std::pair<JobId, int>> attempts = {},
-            int cpus = 4);
+  void join(const std::string& node, std::vector<std::pair<JobId, int>> attempts = {}, int cpus = 4,
+            const std::string& leaving = "");
   void say(const std::string& node, const JobId& job, int attempt, wire::AttemptEventBody body);
   void repeat(const std::string& node, const JobId& job, int attempt, std::uint64_t seq,
               wire::AttemptEventBody body);
@@ -73,7 +73,7 @@ class World : public Nodes {
   void shard_taken(const NodeId& node, const std::string& transfer,
                    const std::optional<Error>& error) override;
   void give_up(const NodeId& node) override;
-  void revoke(const NodeId& node, Revoked done) override;
+  void revoke(const NodeId& node, bool counted, Revoked done) override;
 
   // ---- Jobs
   static JobSpec spec(const std::string& name = "job");
