@@ -26,6 +26,8 @@ void Departure::begin(const std::string& reason) {
   reason_ = reason;
   until_ = Clock::now() + part(kAll);
   log::warn("told to leave", {{"reason", reason}});
+  runs_ = hooks_.running();
+  hooks_.redial();
   // First the head: it ends the ranks of other nodes meanwhile.
   look();
   wire::StopRanks stop;
@@ -49,7 +51,9 @@ void Departure::look() {
   if (!under_way()) return;
   if (!hooks_.connected()) {
     told_ = over_ = false;
-    if (hooks_.running()) {
+    // The last events have just come: a head that is back is to have them now.
+    if (std::exchange(runs_, hooks_.running()) && !runs_) hooks_.redial();
+    if (hooks_.unfinished()) {
       no_head_until_ = Clock::time_point::max();
     } else if (no_head_until_ == Clock::time_point::max()) {
       no_head_until_ = Clock::now() + kNoHead;

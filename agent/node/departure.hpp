@@ -23,6 +23,7 @@ class Departure {
     std::function<bool()> connected;
     std::function<bool()> running;     // some attempt has processes here, or is about to
     std::function<bool()> unfinished;  // of some attempt the head must still hear
+    std::function<void()> redial;      // the head is dialled at once, if it is not there
     std::function<void()> give_up;     // the wait is over, and the head does not know all
   };
   // `limit`: for all of it. Ranks get at most kRanks of it, the head is waited for until kAll of it
@@ -35,6 +36,7 @@ class Departure {
   // What still runs is killed, and the head is waited for kHurried at most.
   void hurry();
   bool under_way() const { return !reason_.empty(); }
+  const std::string& reason() const { return reason_; }  // empty: not under way
   // "node-1 leaves the cluster: REASON", of one that is under way.
   std::string what() const;
 
@@ -44,7 +46,7 @@ class Departure {
   static constexpr double kRanks = 0.75;
   static constexpr double kAll = 0.9;
   static constexpr std::chrono::seconds kHurried{5};
-  // For a head that does not answer, once nothing runs here any more.
+  // For a head that does not answer, where it has nothing more to hear but that all is over.
   static constexpr std::chrono::seconds kNoHead{5};
 
  private:
@@ -56,6 +58,7 @@ class Departure {
   Hooks hooks_;
   boost::asio::steady_timer timer_;
   std::string reason_;
+  bool runs_ = false;  // as last seen without the head
   bool told_ = false;  // over this connection that it leaves
   bool over_ = false;  // and that all is over
   Clock::time_point until_;

@@ -91,6 +91,7 @@ class Agent {
             root_.root.string()),
         signals_(context_, SIGTERM, SIGINT, SIGCHLD),
         heartbeat_(context_),
+        dial_timer_(context_),
         renewal_(context_),
         contained_(options.contained) {
     // For tests: nodes of one machine that must not know so of each other.
@@ -154,12 +155,17 @@ class Agent {
       if (head_features_.contains("leave")) {
         tell_head(leaving);
       } else if (leaving.over) {  // of an older head, which will miss us
+        status_ = kNotAllTold;
         context_.stop();
       }
     };
     hooks.connected = [this] { return control_ && control_->is_open(); };
     hooks.running = [this] { return attempts_.running(); };
     hooks.unfinished = [this] { return attempts_.unheard(); };
+    hooks.redial = [this] {
+      dial_wait_ = kFirstDialRetry;
+      dial_timer_.cancel();
+    };
     hooks.give_up = [this] {
       status_ = kNotAllTold;
       context_.stop();
@@ -209,9 +215,7 @@ class Agent {
   }
 
   asio::awaitable<void> stay_connected() {
-    std::chrono::milliseconds wait = kFirstDialRetry;
     std::string last_trouble;
-    asio::steady_timer timer(context_);
     while (true) {
       bool was_in = false;
       std::string trouble;
@@ -226,17 +230,17 @@ class Agent {
       look_at_departure();
       // Said once, not at each try.
       if (was_in) {
-        wait = kFirstDialRetry;
+        dial_wait_ = kFirstDialRetry;
         log::warn("lost the head", {{"reason", trouble}});
         last_trouble.clear();
       } else if (trouble != last_trouble) {
         log::warn("cannot reach the head", {{"reason", trouble}});
         last_trouble = trouble;
       }
-      timer.expires_after(wait);
+      dial_timer_.expires_after(dial_wait_);
+      dial_wait_ = std::min<std::chrono::milliseconds>(dial_wait_ * 2, kLastDialRetry);
       error_code ignored;
-      co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
-      wait = std::min<std::chrono::milliseconds>(wait * 2, kLastDialRetry);
+      co_await dial_timer_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
     }
   }
 
@@ -384,6 +388,7 @@ class Agent {
     hello.attempts = attempts_.unfinished();
     hello.jobs = attempts_.on_disk();
     hello.glibc = facts_.glibc;
+    if (departure_) hello.leaving = departure_->reason();
     return hello;
   }
 
@@ -480,6 +485,8 @@ class Agent {
   Execs execs_;
   asio::signal_set signals_;
   asio::steady_timer heartbeat_;
+  asio::steady_timer dial_timer_;
+  std::chrono::milliseconds dial_wait_ = kFirstDialRetry;
   asio::steady_timer renewal_;
   std::optional<NodeOptions::Contained> contained_;
   std::optional<Departure> departure_;  // of a contained node

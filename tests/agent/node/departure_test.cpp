@@ -20,6 +20,7 @@ struct World {
   bool running = true;
   bool unfinished = true;
   bool gave_up = false;
+  int redials = 0;
   std::vector<std::string> said;
   std::optional<Departure> departure;
 
@@ -35,6 +36,7 @@ struct World {
     hooks.connected = [this] { return connected; };
     hooks.running = [this] { return running; };
     hooks.unfinished = [this] { return unfinished; };
+    hooks.redial = [this] { ++redials; };
     hooks.give_up = [this] { gave_up = true; };
     departure.emplace(context.get_executor(), NodeId("node-1"), limit, hooks);
   }
@@ -109,14 +111,21 @@ TEST_CASE("no wait is without an end") {
     world.departure->begin("told");
     CHECK(world.give_up() >= 100ms);
   }
-  SUBCASE("for a head that is not, once nothing runs here") {
+  SUBCASE("for a head that is not, once nothing is owed to it") {
     World world(1h);
     world.connected = false;
     world.departure->begin("told");
     world.context.run_for(10ms);
     CHECK_FALSE(world.gave_up);  // ranks run: they get their grace
+    CHECK(world.redials == 1);
     world.running = false;
     world.departure->look();
+    CHECK(world.redials == 2);
+    world.context.run_for(Departure::kNoHead + 100ms);
+    CHECK_FALSE(world.gave_up);  // their last events are still owed to it
+    world.unfinished = false;
+    world.departure->look();
     CHECK(world.give_up() >= Departure::kNoHead - 1s);
+    CHECK(world.redials == 2);
   }
 }
