@@ -138,6 +138,7 @@ void wait_for_roles(const NodePlace& place, bool head) {
 // starts new ones in their place.
 std::string replace(const NodePlace& place, bool head, const wire::HostFacts& host,
                     std::string& warning) {
+  refuse_contained(place.watch());
   std::vector<FoundProcess> old = processes_of(place, true);
   std::string how;
   bool lives = false;

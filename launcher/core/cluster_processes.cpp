@@ -158,6 +158,9 @@ std::optional<FoundProcess> living_watch(const fs::path& folder) {
     process.start_time = json.at("start_time").get<std::uint64_t>();
     process.what = "watch";
     process.root = folder.string();
+    if (const auto limit = json.find("end_within_ms"); limit != json.end()) {
+      process.contained = std::chrono::milliseconds(limit->get<std::int64_t>());
+    }
     if (process.pid < 1 || json.at("boot_id").get<std::string>() != boot_id()) return std::nullopt;
     if (start_time(process.pid) != process.start_time) return std::nullopt;
     return process;
@@ -171,6 +174,15 @@ void forget_watch(const paths::WatchRoot& watch) {
   fs::remove(watch.pid(), ignored);
 }
 
+void refuse_contained(const paths::WatchRoot& watch) {
+  const auto living = living_watch(watch.root);
+  if (!living || !living->contained) return;
+  throw Error(ErrorCode::conflict, "the agents of " + watch.root.string() +
+                                       " run under dtrain-agent watch --contained (" +
+                                       std::to_string(living->pid) + "), and end with it")
+      .with_hint("restart its container");
+}
+
 void end_watch(const paths::WatchRoot& watch) {
   std::vector<FoundProcess> watches;
   const auto living = living_watch(watch.root);
@@ -181,7 +193,7 @@ void end_watch(const paths::WatchRoot& watch) {
   }
   for (const FoundProcess& process : watches) {
     signal_process(process, SIGTERM);
-    wait_gone(process, kWatchEnd);
+    wait_gone(process, process.contained.value_or(kWatchEnd));
     forget_watch(watch);
     signal_process(process, SIGKILL);
     wait_gone(process, kWatchEnd);

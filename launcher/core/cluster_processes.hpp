@@ -22,6 +22,8 @@ struct FoundProcess {
   std::uint64_t start_time = 0;
   std::string what;  // "head", "node", "supervise", "watch", "setup", "rank", "exec", "command"
   std::string root;  // an agent's; empty for the last three
+  // Of a contained watch: told to end, it ends all that it keeps, within that time.
+  std::optional<std::chrono::milliseconds> contained;
 };
 
 // Head or node agent.
@@ -44,8 +46,11 @@ std::optional<FoundProcess> living_watch(const fs::path& folder);
 // From now on nobody starts that watch again when it dies.
 void forget_watch(const paths::WatchRoot& watch);
 
+// Error(conflict) when a contained watch keeps that folder: no other may take its place.
+void refuse_contained(const paths::WatchRoot& watch);
+
 // Ends the watch of that folder, also one that has not written its pid, by force if it must. The
-// agents that it keeps go on.
+// agents that it keeps go on, but for a contained one's.
 void end_watch(const paths::WatchRoot& watch);
 
 // SIGTERM to all of them, SIGKILL to those that live on after `limit`.
