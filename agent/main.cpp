@@ -131,7 +131,8 @@ int main(int argc, char** argv) {
     watch::keep_watch(own_path());
     node::NodeOptions options{{a.root}, own_path(), std::nullopt};
     if (const auto contained = watch::from_environment()) {
-      options.contained = {contained->limit, contained->told};
+      options.contained = {contained->limit, contained->told,
+                           [why = contained->why] { return watch::read_why(why); }};
     }
     return node::node_main(options);
   });

@@ -142,10 +142,8 @@ class Agent {
 
   std::string why_told(int signal) const {
     if (::getppid() != parent_) return "its watch has died";
-    const char* slurm_job = std::getenv("SLURM_JOB_ID");
-    return (slurm_job == nullptr ? std::string("its container")
-                                 : "its step of Slurm job " + std::string(slurm_job)) +
-           " was told to end (" + signal_name(signal) + ")";
+    const std::string why = contained_->why();
+    return why.empty() ? "its agent was told to end (" + signal_name(signal) + ")" : why;
   }
 
   Departure::Hooks departure_hooks() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -15,6 +16,8 @@ struct NodeOptions {
   struct Contained {
     std::chrono::milliseconds limit;  // from the signal on, for all of departure.hpp
     int told = 0;                     // the signal, if it came before this process began
+    // What its watch knows, "its container was told to end (SIGTERM)"; empty: it was not told.
+    std::function<std::string()> why;
   };
   std::optional<Contained> contained;
 };

@@ -2,31 +2,33 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <climits>
 #include <cstdlib>
-#include <set>
-#include <thread>
 #include <vector>
 
+#include "launcher/core/files.hpp"
 #include "launcher/core/number.hpp"
-#include "launcher/core/process_exit.hpp"
 #include "launcher/core/process_table.hpp"
 #include "launcher/core/text.hpp"
 
 namespace dtrain::watch {
 
-using Clock = std::chrono::steady_clock;
-
 namespace {
-
-constexpr Milliseconds kLookForChildren{10};
 
 std::vector<pid_t> living_children() {
   std::vector<pid_t> children;
+  const std::string self = std::to_string(::getpid());
+  if (const auto list = read_file_if_there("/proc/self/task/" + self + "/children")) {
+    for (const std::string& word : split(*list, ' ')) {
+      if (const auto pid = number_from<pid_t>(word)) children.push_back(*pid);
+    }
+    return children;
+  }
+  // A kernel that does not list them.
   for (const pid_t pid : other_pids()) {
     const auto stat = process_stat(pid);
     if (stat && stat->parent == ::getpid() && !stat->ended()) children.push_back(pid);
@@ -42,18 +44,34 @@ bool has_children() {
 }  // namespace
 
 std::string to_environment(const Contained& contained) {
-  return std::to_string(contained.limit.count()) + " " + std::to_string(contained.told);
+  return std::to_string(contained.limit.count()) + " " + std::to_string(contained.told) + " " +
+         std::to_string(contained.why);
 }
 
 std::optional<Contained> from_environment() {
   const char* text = std::getenv(kContained);
   if (text == nullptr) return std::nullopt;
   const std::vector<std::string> words = split(text, ' ');
-  if (words.size() != 2) return std::nullopt;
+  if (words.size() != 3) return std::nullopt;
   const auto limit = number_from<long>(words[0]);
   const auto told = number_from<int>(words[1]);
-  if (!limit || !told) return std::nullopt;
-  return Contained{Milliseconds(*limit), *told};
+  const auto why = number_from<int>(words[2]);
+  if (!limit || !told || !why) return std::nullopt;
+  return Contained{Milliseconds(*limit), *told, *why};
+}
+
+int make_why() {
+  return ::memfd_create("dtrain-why", MFD_CLOEXEC);
+}
+
+void write_why(int why, const std::string& reason) {
+  [[maybe_unused]] const ssize_t n = ::pwrite(why, reason.data(), reason.size(), 0);
+}
+
+std::string read_why(int why) {
+  char text[4096];
+  const ssize_t n = ::pread(why, text, sizeof text, 0);
+  return {text, static_cast<std::size_t>(n < 0 ? 0 : n)};
 }
 
 void say(const std::string& line) {
@@ -64,24 +82,16 @@ void say(const std::string& line) {
   [[maybe_unused]] const ssize_t n = ::write(STDOUT_FILENO, text.data(), text.size());
 }
 
-bool end_descendants(Milliseconds grace, Milliseconds limit) {
-  const auto begun = Clock::now();
-  std::set<pid_t> told;
-  while (true) {
-    while (try_wait_any()) {
+bool Leftovers::end(bool kill) {
+  if (!has_children()) return false;
+  for (const pid_t pid : living_children()) {
+    if (kill) {
+      ::kill(pid, SIGKILL);
+    } else if (told_.insert(pid).second) {
+      ::kill(pid, SIGTERM);
     }
-    if (!has_children()) return true;
-    const auto passed = Clock::now() - begun;
-    if (passed >= limit) return false;
-    for (const pid_t pid : living_children()) {
-      if (passed >= grace) {
-        ::kill(pid, SIGKILL);
-      } else if (told.insert(pid).second) {
-        ::kill(pid, SIGTERM);
-      }
-    }
-    std::this_thread::sleep_for(kLookForChildren);
   }
+  return true;
 }
 
 }  // namespace dtrain::watch

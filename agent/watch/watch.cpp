@@ -16,6 +16,7 @@
 #include <map>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "agent/watch/contained.hpp"
 #include "agent/watch/keeper.hpp"
@@ -52,11 +53,16 @@ struct Child {
 
 // A contained watch that ends.
 struct Ending {
-  int signal = SIGTERM;
+  int signal = 0;           // 0: nobody has told it, but a node agent has ended by itself
   Clock::time_point until;  // what runs then is killed
+  Clock::time_point heads;  // they are told then at the earliest
   bool hurried = false;     // told once more
   bool heads_told = false;  // no node agent runs any more
   int status = 0;
+  // All children are over; what else is there is killed then, and not awaited for longer.
+  std::optional<Clock::time_point> kill;
+  Clock::time_point give_up;
+  Leftovers leftovers;
 };
 
 // The oldest process of this user that runs just that.
@@ -127,10 +133,11 @@ int wait_for_news(int signals, const std::map<std::string, Child>& children,
   return ::read(signals, &news, sizeof news) == sizeof news ? static_cast<int>(news.ssi_signo) : 0;
 }
 
-void write_pid(const paths::WatchRoot& root) {
-  const nlohmann::json json = {{"pid", ::getpid()},
-                               {"start_time", start_time(::getpid()).value_or(0)},
-                               {"boot_id", boot_id()}};
+void write_pid(const paths::WatchRoot& root, std::optional<Milliseconds> contained) {
+  nlohmann::json json = {{"pid", ::getpid()},
+                         {"start_time", start_time(::getpid()).value_or(0)},
+                         {"boot_id", boot_id()}};
+  if (contained) json["end_within_ms"] = contained->count();
   write_file_atomic(root.pid(), wire::dump(json));
 }
 
@@ -151,11 +158,12 @@ class Watch {
     if (contained_) {
       ::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
       ::signal(SIGPIPE, SIG_IGN);
+      why_.reset(make_why());
       say("keeping the agents of " + root_.root.string() +
           "; once told to end, all has ended within " + human_duration(*contained_));
     }
     load();
-    write_pid(root_);
+    write_pid(root_, contained_);
     while (true) {
       const int number = wait_for_news(signals_.get(), children_, time_left());
       if (number == SIGTERM || number == SIGINT) {
@@ -177,7 +185,7 @@ class Watch {
       for (auto& [name, child] : children_) {
         if (child.pid == 0 && !child.over && child.due <= Clock::now()) start(child);
       }
-      if (ending_ && all_ended()) return finish();
+      if (ending_ && nothing_left()) return finish();
     }
   }
 
@@ -186,6 +194,10 @@ class Watch {
   static constexpr double kUntilKilled = 0.95;
   static constexpr Milliseconds kHurried{6000};        // more than departure.hpp's
   static constexpr Milliseconds kLeftoverGrace{1000};  // of what setup commands left running, say
+  static constexpr Milliseconds kLookForLeftovers{10};
+  // A head that ends its cluster waits 5 s for the nodes, answers, and ends by itself.
+  static constexpr Milliseconds kHeadShutdown{6000};
+  static constexpr int kWhyInChild = 3;
 
   void load() {
     for (const ChildSpec& spec : read_children(root_)) {
@@ -204,6 +216,8 @@ class Watch {
       if (child.pid == 0 && !child.over && (!due || child.due < *due)) due = child.due;
     }
     if (ending_) due = std::min(due.value_or(ending_->until), ending_->until);
+    if (ending_ && ending_->heads > Clock::now()) due = std::min(*due, ending_->heads);
+    if (ending_ && ending_->kill) due = Clock::now() + kLookForLeftovers;
     if (!due) forget_code_pages();
     return due ? std::optional(std::max(*due - Clock::now(), Clock::duration::zero()))
                : std::nullopt;
@@ -220,9 +234,9 @@ class Watch {
       env.push_back(std::string(kWatchRoot) + "=" + root_.root.string());
       return env;
     }
-    Contained contained{*contained_, 0};
+    Contained contained{*contained_, 0, why_ ? kWhyInChild : -1};
     if (ending_) {
-      contained.told = ending_->signal;
+      contained.told = ending_->signal == 0 ? SIGTERM : ending_->signal;
       contained.limit = std::chrono::duration_cast<Milliseconds>(
           std::max(ending_->until - Clock::now(), Clock::duration::zero()));
     }
@@ -239,6 +253,7 @@ class Watch {
     options.new_session = true;
     // Killed, a contained watch takes all along that it can; of PID 1 the kernel does more.
     if (contained_) options.death_signal = SIGTERM;
+    if (why_) options.inherit = {{why_.get(), kWhyInChild}};
     try {
       child.pid = spawn(options);
       log::info("started", {{"child", child.spec.name}, {"pid", std::to_string(child.pid)}});
@@ -275,40 +290,63 @@ class Watch {
     tell(child.spec.name + " ended: " + how);
     if (!contained_) return;
     // With 0 a node agent has left the cluster, whoever asked for that: nothing is to be kept.
-    if (!ending_ && !child.is_head() && exit->ok()) told(SIGTERM);
-    if (!ending_) return;
-    child.over = child.is_head() ? ending_->heads_told : exit->signal == 0;
-    if (child.over) ending_->status = std::max(ending_->status, exit->code);
+    if (!ending_ && !child.is_head() && exit->ok()) begin_end(0, child.spec.name + " has left");
+    if (!ending_ || child.over) return;
+    child.over = child.is_head() ? ending_->heads_told || (ending_->signal == 0 && exit->ok())
+                                 : exit->signal == 0;
+    if (!child.over) return;
+    ending_->status = std::max(ending_->status, exit->signal == 0 ? exit->code : kCutShort);
   }
 
   // ---- The end of a contained watch: the nodes leave, then heads end, then all else.
 
   void told(int signal) {
     const auto now = Clock::now();
-    if (!ending_) {
-      const auto until = now + std::chrono::duration_cast<Milliseconds>(*contained_ * kUntilKilled);
-      ending_ = Ending{signal, until};
-      log::warn("told to end", {{"signal", signal_name(signal)}});
-      tell("told to end (" + signal_name(signal) +
-           "): the ranks here stop by their job's grace, and the head is told");
-    } else if (!ending_->hurried) {
-      ending_->hurried = true;
-      ending_->until = std::min(ending_->until, now + Clock::duration(kHurried));
-      tell("told to end once more (" + signal_name(signal) + "): what still runs is killed");
-    } else {
+    if (!ending_) return begin_end(signal, "told to end (" + signal_name(signal) + ")");
+    ending_->heads = now;
+    if (ending_->signal == 0) {  // it is under way already
+      ending_->signal = signal;
+      return tell("told to end (" + signal_name(signal) + ")");
+    }
+    if (std::exchange(ending_->hurried, true)) return;
+    tell("told to end once more (" + signal_name(signal) + "): what still runs is killed");
+    if (ending_->kill) {
+      ending_->give_up -= std::max(*ending_->kill - now, Clock::duration::zero());
+      ending_->kill = now;
       return;
     }
+    ending_->until = std::min(ending_->until, now + Clock::duration(kHurried));
+    tell_nodes(SIGQUIT);
+  }
+
+  void begin_end(int signal, const std::string& why) {
+    const auto now = Clock::now();
+    ending_.emplace();
+    ending_->signal = signal;
+    ending_->until = now + std::chrono::duration_cast<Milliseconds>(*contained_ * kUntilKilled);
+    ending_->heads = now;
+    if (signal == 0) ending_->heads += std::min<Milliseconds>(kHeadShutdown, *contained_ / 2);
+    log::warn("the end begins", {{"why", why}});
+    tell(why + ": the ranks here stop by their job's grace, and the head is told");
+    const char* slurm_job = std::getenv("SLURM_JOB_ID");
+    const std::string place =
+        slurm_job == nullptr ? "its container" : "its step of Slurm job " + std::string(slurm_job);
+    write_why(why_.get(), signal == 0 ? why + ", which shares " + place : place + " was " + why);
+    tell_nodes(signal == 0 ? SIGTERM : signal);
+  }
+
+  void tell_nodes(int signal) {
     for (auto& [name, child] : children_) {
       if (child.is_head() || child.over) continue;
       // SIGTERM may come to it from elsewhere too: Slurm sends it to all processes of a step.
-      if (child.pid != 0) ::kill(child.pid, ending_->hurried ? SIGQUIT : signal);
-      child.due = now;  // one that does not run has something to tell, too
+      if (child.pid != 0) ::kill(child.pid, signal);
+      child.due = Clock::now();  // one that does not run has something to tell, too
     }
   }
 
   bool all_ended() {
     const auto over = [](const auto& each) { return each.second.over; };
-    if (!ending_->heads_told &&
+    if (!ending_->heads_told && Clock::now() >= ending_->heads &&
         std::all_of(children_.begin(), children_.end(),
                     [&](const auto& each) { return each.second.is_head() || over(each); })) {
       ending_->heads_told = true;
@@ -319,8 +357,8 @@ class Watch {
     }
     if (std::all_of(children_.begin(), children_.end(), over)) return true;
     if (Clock::now() < ending_->until) return false;
-    for (const auto& [name, child] : children_) {
-      if (child.over) continue;
+    for (auto& [name, child] : children_) {
+      if (std::exchange(child.over, true)) continue;
       tell(name + " did not end in time and is killed");
       if (child.pid != 0) ::kill(child.pid, SIGKILL);
     }
@@ -328,16 +366,28 @@ class Watch {
     return true;
   }
 
-  int finish() {
-    // Where a node agent has failed, supervisors may still have to stop their ranks.
-    const auto left = std::max(
-        std::chrono::duration_cast<Milliseconds>(ending_->until - Clock::now()), Milliseconds(0));
-    const Milliseconds grace = ending_->status == 0 ? std::min(kLeftoverGrace, left) : left;
-    const auto last = std::chrono::duration_cast<Milliseconds>(*contained_ * (1 - kUntilKilled));
-    if (!end_descendants(grace, grace + std::max(last, kLeftoverGrace))) {
-      ending_->status = std::max(ending_->status, kCutShort);
-      tell("some processes cannot be killed");
+  // Children, and what they have left behind.
+  bool nothing_left() {
+    const auto now = Clock::now();
+    if (!ending_->kill) {
+      if (!all_ended()) return false;
+      // Where a node agent has failed, supervisors may still have to stop their ranks.
+      const bool failed = ending_->status != 0 && ending_->status != kCutShort;
+      const auto left = std::max(ending_->until - now, Clock::duration::zero());
+      const auto grace =
+          failed && !ending_->hurried ? left : std::min<Clock::duration>(kLeftoverGrace, left);
+      const auto last = std::chrono::duration_cast<Milliseconds>(*contained_ * (1 - kUntilKilled));
+      ending_->kill = now + grace;
+      ending_->give_up = *ending_->kill + std::max(last, kLeftoverGrace);
     }
+    if (!ending_->leftovers.end(now >= *ending_->kill)) return true;
+    if (now < ending_->give_up) return false;
+    ending_->status = std::max(ending_->status, kCutShort);
+    tell("some processes cannot be killed");
+    return true;
+  }
+
+  int finish() {
     ::unlink(root_.pid().c_str());
     tell(ending_->status == 0
              ? "all has ended, and the head knows"
@@ -352,6 +402,7 @@ class Watch {
   paths::WatchRoot root_;
   std::optional<Milliseconds> contained_;
   UniqueFd signals_;
+  UniqueFd why_;  // contained.hpp
   std::map<std::string, Child> children_;
   std::optional<Ending> ending_;
 };

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "agent/watch/watch.hpp"
+#include "launcher/core/cluster_processes.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/process_exit.hpp"
@@ -86,16 +87,22 @@ std::string node(const std::string& then) {
 
 TEST_CASE("what a contained watch tells its children") {
   CHECK_FALSE(watch::from_environment());
-  for (const char* wrong : {"", "1", "1 x", "x 1", "1 2 3"}) {
+  for (const char* wrong : {"", "1", "1 2", "1 x 3", "x 1 2", "1 2 x", "1 2 3 4"}) {
     ::setenv(watch::kContained, wrong, 1);
     CHECK_FALSE(watch::from_environment());
   }
-  ::setenv(watch::kContained, watch::to_environment({28s, SIGTERM}).c_str(), 1);
+  ::setenv(watch::kContained, watch::to_environment({28s, SIGTERM, 5}).c_str(), 1);
   const auto contained = watch::from_environment();
   ::unsetenv(watch::kContained);
   REQUIRE(contained);
   CHECK(contained->limit == 28s);
   CHECK(contained->told == SIGTERM);
+  CHECK(contained->why == 5);
+  const UniqueFd why(watch::make_why());
+  CHECK(watch::read_why(why.get()).empty());
+  watch::write_why(why.get(), "its container ends");
+  CHECK(watch::read_why(why.get()) == "its container ends");
+  CHECK(watch::read_why(-1).empty());
 }
 
 TEST_CASE("all that descends from a process is ended and reaped, however it was left") {
@@ -111,12 +118,21 @@ TEST_CASE("all that descends from a process is ended and reaped, however it was 
                         "sh -c 'trap : TERM; echo up >up; while :; do sleep 0.01; done' & "
                         "while :; do sleep 0.01; done\" &); (true &); exit 0"};
     spawn(options);
+    fs::current_path(folder.path());
     const auto until = std::chrono::steady_clock::now() + kDeadline;
     while (!fs::exists(folder / "up")) {
       if (std::chrono::steady_clock::now() > until) ::_exit(1);
       std::this_thread::yield();
     }
-    if (!watch::end_descendants(200ms, kDeadline)) ::_exit(2);
+    watch::Leftovers leftovers;
+    const auto begun = std::chrono::steady_clock::now();
+    const auto passed = [&] { return std::chrono::steady_clock::now() - begun; };
+    while (leftovers.end(fs::exists("asked") && passed() > 200ms)) {
+      while (try_wait_any()) {
+      }
+      if (passed() > kDeadline) ::_exit(2);
+      std::this_thread::yield();
+    }
     ::_exit(read_file("/proc/self/task/" + std::to_string(::getpid()) + "/children").empty() ? 0
                                                                                              : 3);
   }
@@ -177,9 +193,25 @@ TEST_CASE("the exit code of a contained watch") {
           std::string::npos);
   }
   SUBCASE("is 0 when a node agent has left by itself") {
-    Contained contained({{"node", "echo up >>up; exit 0"}, {"other", node("exit 0")}}, 20s);
+    // Its head ends by itself then, once it has answered who asked for it.
+    Contained contained({{"head",
+                          "trap 'echo told >>head' TERM\necho $$ >pid\n"
+                          "while ! [ -e other ]; do sleep 0.01; done; sleep 0.5; exit 0"},
+                         {"node", "while ! [ -s up -a -s pid ]; do sleep 0.01; done; exit 0"},
+                         {"other", node("cat <&3 >other; exit 0")}},
+                        20s);
     CHECK(contained.end().code == 0);
-    CHECK(contained.read("stdout").find("told to end (SIGTERM)") != std::string::npos);
+    CHECK(contained.read("stdout").find("node has left: ") != std::string::npos);
+    CHECK(contained.read("head").empty());
+    CHECK(contained.read("other") == "node has left, which shares its container");
+  }
+  SUBCASE("is kCutShort when a head dies while it ends") {
+    Contained contained({{"head", "echo up >>heads; exec sleep 1000"}, {"node", node("exit 0")}},
+                        20s);
+    contained.wait_for("up", "up\n");
+    contained.wait_for("heads", "up\n");
+    ::kill(contained.pid, SIGTERM);
+    CHECK(contained.end().code == watch::kCutShort);
   }
 }
 
@@ -193,17 +225,42 @@ TEST_CASE("told once more, a contained watch has its nodes hurry") {
   CHECK(contained.read("hurry") == "hurry\n");
 }
 
+TEST_CASE("in its last phase a contained watch hears signals too") {
+  // A node agent that failed leaves its supervisors their time: an hour here.
+  Contained contained({{"node",
+                        "(setsid sh -c \"trap 'echo asked >asked' TERM; echo up >daemon; "
+                        "while :; do sleep 0.01; done\" &)\n" +
+                            node("exit 7")}},
+                      1h);
+  contained.wait_for("up", "up\n");
+  contained.wait_for("daemon", "up\n");
+  ::kill(contained.pid, SIGTERM);
+  contained.wait_for("asked", "asked\n");
+  ::kill(contained.pid, SIGTERM);
+  CHECK(contained.end().code == 7);
+}
+
+TEST_CASE("who ends a contained watch waits for as long as it may take, and none takes its place") {
+  Contained contained({{"node", node("sleep 2.5; exit 0")}}, 20s);
+  contained.wait_for("up", "up\n");
+  REQUIRE(eventually([&] { return living_watch(contained.folder.path()).has_value(); }));
+  CHECK_THROWS_AS(refuse_contained({contained.folder.path()}), Error);
+  end_watch({contained.folder.path()});
+  CHECK(contained.end().code == 0);
+  CHECK_NOTHROW(refuse_contained({contained.folder.path()}));
+}
+
 TEST_CASE("a node agent that dies while it leaves is started again and told so") {
   // The first is killed by the signal, before it could do anything.
   Contained contained({{"node",
                         "echo $DTRAIN_CONTAINED >>told; [ $(wc -l <told) = 2 ] && exit 0\n"
                         "exec sleep 1000"}},
                       40s);
-  REQUIRE(eventually([&] { return contained.read("told") == "40000 0\n"; }));
+  REQUIRE(eventually([&] { return contained.read("told") == "40000 0 3\n"; }));
   ::kill(contained.pid, SIGTERM);
   CHECK(contained.end().code == 0);
   const std::string told = contained.read("told");
-  CHECK(told.ends_with(" " + std::to_string(SIGTERM) + "\n"));
+  CHECK(told.ends_with(" " + std::to_string(SIGTERM) + " 3\n"));
 }
 
 TEST_CASE("the children of a contained watch hear of its death") {
