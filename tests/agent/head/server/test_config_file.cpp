@@ -108,6 +108,15 @@ TEST_CASE("config file: who is not known to have left for good stays") {
   fs::permissions(head.root.root / "nodes", fs::perms(0700));
 }
 
+TEST_CASE("config file: a node whose place is taken is not counted when it is shut out") {
+  Running head;
+  const int expected = (*head.config)->expected_nodes;
+  CHECK_FALSE(head.answer([&](auto done) { head.config->shut_out(kNode, false, done); }));
+  CHECK_FALSE(head.config->is_let_in(kNode));
+  CHECK((*head.config)->expected_nodes == expected);
+  CHECK(head::read_head_config(head.root).expected_nodes == expected);
+}
+
 TEST_CASE("config file: a change while a node leaves counts it out too") {
   Running head;
   CHECK_FALSE(head.answer([&](auto done) {
