@@ -82,11 +82,18 @@ class Shards(ClusterCase):
     def goes_on(self, *roles):
         size = 100_000_000
         job = self.save(size)
+        senders = self.agents("node")
         eventually(lambda: any(self.parts().values()), "bytes of a shard are at the head",
                    4 * DEADLINE, pause=0.001)
+        for pid in senders:
+            os.kill(pid, signal.SIGSTOP)
+        self.assertTrue([part for part in self.parts().values() if 0 < part < size], "it is cut off in its middle")
         for role in roles:
             for pid in self.agents(role):
                 os.kill(pid, signal.SIGKILL)
+        for pid in senders:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
         self.check(job, size)
 
     def test_a_shard_goes_on_when_node_agents_die(self):
