@@ -277,8 +277,9 @@ TEST_CASE("a shard goes to the head, and then is removed here unless it is to be
     co_return;
   };
   world.talks = {cut, world.takes(), world.takes()};
-  world.transfers.send(world.shard("00ff", keep));
-  world.transfers.send(world.shard("00ff", keep));  // a repeat
+  const wire::ShardAsk ask = world.shard("00ff", keep);
+  world.transfers.send(ask);
+  world.transfers.send(ask);  // a repeat
   world.run_until([&] { return world.over == 2; });
   CHECK(read_file(world.folder / "taken/model") == world.weights);
   world.transfers.send(
@@ -322,7 +323,11 @@ TEST_CASE("two shards are sent at once, and a third one when the head has one of
   TransferWorld world;
   world.talks = {TransferWorld::nothing, TransferWorld::nothing, TransferWorld::nothing,
                  TransferWorld::nothing};
-  for (const char* transfer : {"0001", "0002", "0003"}) world.transfers.send(world.shard(transfer));
+  wire::ShardAsk ask = world.shard("");
+  for (const char* transfer : {"0001", "0002", "0003"}) {
+    ask.transfer = transfer;
+    world.transfers.send(ask);
+  }
   world.transfers.prepare(world.request(1, 3));
   world.run_until([&] { return world.heard.size() == 3; });
   int offers = 0;
