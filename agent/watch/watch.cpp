@@ -55,7 +55,9 @@ struct Child {
 struct Ending {
   int signal = 0;           // 0: nobody has told it, but a node agent has ended by itself
   Clock::time_point until;  // what runs then is killed
-  Clock::time_point heads;  // they are told then at the earliest
+  // Until then who has not been told may end by itself: a head that ends its cluster tells nodes.
+  Clock::time_point alone;
+  bool nodes_told = false;
   bool hurried = false;     // told once more
   bool heads_told = false;  // no node agent runs any more
   int status = 0;
@@ -216,7 +218,7 @@ class Watch {
       if (child.pid == 0 && !child.over && (!due || child.due < *due)) due = child.due;
     }
     if (ending_) due = std::min(due.value_or(ending_->until), ending_->until);
-    if (ending_ && ending_->heads > Clock::now()) due = std::min(*due, ending_->heads);
+    if (ending_ && ending_->alone > Clock::now()) due = std::min(*due, ending_->alone);
     if (ending_ && ending_->kill) due = Clock::now() + kLookForLeftovers;
     if (!due) forget_code_pages();
     return due ? std::optional(std::max(*due - Clock::now(), Clock::duration::zero()))
@@ -303,10 +305,11 @@ class Watch {
   void told(int signal) {
     const auto now = Clock::now();
     if (!ending_) return begin_end(signal, "told to end (" + signal_name(signal) + ")");
-    ending_->heads = now;
+    ending_->alone = now;
     if (ending_->signal == 0) {  // it is under way already
       ending_->signal = signal;
-      return tell("told to end (" + signal_name(signal) + ")");
+      tell("told to end (" + signal_name(signal) + ")");
+      return tell_nodes(signal);
     }
     if (std::exchange(ending_->hurried, true)) return;
     tell("told to end once more (" + signal_name(signal) + "): what still runs is killed");
@@ -324,18 +327,19 @@ class Watch {
     ending_.emplace();
     ending_->signal = signal;
     ending_->until = now + std::chrono::duration_cast<Milliseconds>(*contained_ * kUntilKilled);
-    ending_->heads = now;
-    if (signal == 0) ending_->heads += std::min<Milliseconds>(kHeadShutdown, *contained_ / 2);
+    ending_->alone = now;
+    if (signal == 0) ending_->alone += std::min<Milliseconds>(kHeadShutdown, *contained_ / 2);
     log::warn("the end begins", {{"why", why}});
     tell(why + ": the ranks here stop by their job's grace, and the head is told");
     const char* slurm_job = std::getenv("SLURM_JOB_ID");
     const std::string place =
         slurm_job == nullptr ? "its container" : "its step of Slurm job " + std::string(slurm_job);
     write_why(why_.get(), signal == 0 ? why + ", which shares " + place : place + " was " + why);
-    tell_nodes(signal == 0 ? SIGTERM : signal);
+    if (signal != 0) tell_nodes(signal);
   }
 
   void tell_nodes(int signal) {
+    ending_->nodes_told = true;
     for (auto& [name, child] : children_) {
       if (child.is_head() || child.over) continue;
       // SIGTERM may come to it from elsewhere too: Slurm sends it to all processes of a step.
@@ -346,7 +350,9 @@ class Watch {
 
   bool all_ended() {
     const auto over = [](const auto& each) { return each.second.over; };
-    if (!ending_->heads_told && Clock::now() >= ending_->heads &&
+    const bool alone = Clock::now() < ending_->alone;
+    if (!ending_->nodes_told && !alone) tell_nodes(SIGTERM);
+    if (!ending_->heads_told && !alone &&
         std::all_of(children_.begin(), children_.end(),
                     [&](const auto& each) { return each.second.is_head() || over(each); })) {
       ending_->heads_told = true;

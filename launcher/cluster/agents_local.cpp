@@ -67,6 +67,7 @@ void check_versions(const fs::path& folder, const std::vector<FoundProcess>& run
 
 void replace_agents(const fs::path& folder, const fs::path& agent,
                     const std::function<void()>& start_watch) {
+  refuse_contained({folder});
   std::vector<FoundProcess> old = running_agents(folder);
   std::optional<FoundProcess> watch;
   // Head and node agents start one of theirs too when it dies, and one may be under way.

@@ -193,16 +193,29 @@ TEST_CASE("the exit code of a contained watch") {
           std::string::npos);
   }
   SUBCASE("is 0 when a node agent has left by itself") {
-    // Its head ends by itself then, once it has answered who asked for it.
+    // Its head ends by itself then, once it has told the other nodes and answered who asked for it.
     Contained contained({{"head",
                           "trap 'echo told >>head' TERM\necho $$ >pid\n"
-                          "while ! [ -e other ]; do sleep 0.01; done; sleep 0.5; exit 0"},
-                         {"node", "while ! [ -s up -a -s pid ]; do sleep 0.01; done; exit 0"},
-                         {"other", node("cat <&3 >other; exit 0")}},
+                          "while ! [ -s left ]; do sleep 0.01; done\n"
+                          "while kill -0 $(cat left) 2>/dev/null; do sleep 0.01; done\n"
+                          "echo ends >ends; sleep 0.5; exit 0"},
+                         {"node",
+                          "while ! [ -s up -a -s pid ]; do sleep 0.01; done\n"
+                          "echo $$ >left; exit 0"},
+                         {"other",
+                          "trap 'echo told >>other' TERM\necho up >up\n"
+                          "while ! [ -s ends ]; do sleep 0.01; done; sleep 0.2; exit 0"}},
                         20s);
     CHECK(contained.end().code == 0);
     CHECK(contained.read("stdout").find("node has left: ") != std::string::npos);
     CHECK(contained.read("head").empty());
+    CHECK(contained.read("other").empty());
+  }
+  SUBCASE("is 0 when the others had to be told that a node agent has left") {
+    Contained contained({{"node", "while ! [ -s up ]; do sleep 0.01; done; exit 0"},
+                         {"other", node("cat <&3 >other; exit 0")}},
+                        8s);
+    CHECK(contained.end().code == 0);
     CHECK(contained.read("other") == "node has left, which shares its container");
   }
   SUBCASE("is kCutShort when a head dies while it ends") {

@@ -7,6 +7,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/ssl/context.hpp>
 
+#include "agent/head/server/joins.hpp"
 #include "agent/head/setup.hpp"
 #include "agent/link/content_exchange.hpp"
 #include "agent/node/checkpoint_transfers.hpp"
@@ -37,6 +38,7 @@ struct BothEnds {
   std::unique_ptr<head::NodeConnections> nodes;
   std::unique_ptr<head::Engine> engine;
   std::unique_ptr<head::CheckpointTransfers> transfers;
+  std::unique_ptr<head::Joins> joins;
   std::unique_ptr<node::CheckpointTransfers> far;
   std::vector<wire::AttemptPrepared> prepared;
   std::vector<wire::FrameStreamPtr> streams;
@@ -68,6 +70,8 @@ struct BothEnds {
     engine = std::make_unique<head::Engine>(options, clock, *nodes, hooks);
     transfers = std::make_unique<head::CheckpointTransfers>(context, *engine, *nodes);
     nodes->use(*transfers);
+    joins = std::make_unique<head::Joins>(context, context, nodes->config(), *engine, clock);
+    nodes->use(*joins);
     nodes->serve(*engine);
     far = std::make_unique<node::CheckpointTransfers>(
         context.get_executor(), node_root,
