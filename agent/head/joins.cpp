@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/core/error.hpp"
-#include "launcher/core/log.hpp"
+#include "launcher/wire/identity.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::head {
@@ -26,6 +26,8 @@ JoinRecord record_from(const std::string& text) {
   record.key = wire::get_string(json, "key", "");
   record.incarnation = wire::get_string(json, "incarnation", "");
   record.certificates = wire::get_string(json, "certificates", "");
+  const std::string revoked = wire::get_string(json, "revoked", "");
+  if (!revoked.empty()) record.revoked = parse_rfc3339(revoked);
   if (record.certificates.empty()) record.key.clear();  // nobody has been answered yet
   return record;
 }
@@ -33,11 +35,14 @@ JoinRecord record_from(const std::string& text) {
 }  // namespace
 
 const char* to_string(JoinState state) noexcept {
-  static constexpr std::array kNames{"waiting", "valid", "expired", "used"};
+  static constexpr std::array kNames{"waiting", "valid", "expired", "used", "revoked"};
   return kNames[static_cast<std::size_t>(state)];
 }
 
 JoinState state_of(const JoinRecord& record, WallTime now) {
+  if (record.revoked) {
+    return now < *record.revoked + wire::kCertificateLife ? JoinState::revoked : JoinState::expired;
+  }
   if (record.used()) return JoinState::used;
   if (!record.begins || now < *record.begins) return JoinState::waiting;
   return now < *record.begins + record.valid_for ? JoinState::valid : JoinState::expired;
@@ -49,22 +54,26 @@ void check_credential(const JoinRecord* record, const NodeId& node, const std::s
     return Error(ErrorCode::denied, "the join credential of " + node.str() + " " + why)
         .with_hint("`dtrain join-command` makes another");
   };
-  if (record == nullptr || record->credential != shown) throw refuse("was taken back");
+  if (record == nullptr || record->revoked || record->credential != shown)
+    throw refuse("was taken back");
   if (!record->begins || now < *record->begins) throw refuse("is not valid yet");
   const WallTime end = *record->begins + record->valid_for;
   if (now >= end) throw refuse("expired at " + rfc3339(end) + " by the head's clock");
 }
 
+std::optional<JoinRecord> read_join(const paths::HeadRoot& root, const NodeId& node) {
+  const fs::path file = root.join(node);
+  if (!fs::exists(file)) return std::nullopt;
+  return while_doing("reading " + file.string(), [&] { return record_from(read_file(file)); });
+}
+
 std::vector<JoinRecord> read_joins(const paths::HeadRoot& root) {
   std::vector<JoinRecord> records;
-  std::error_code none;
-  for (const auto& entry : fs::directory_iterator(root.joins(), none)) {
+  if (!fs::exists(root.joins())) return records;
+  for (const auto& entry : fs::directory_iterator(root.joins())) {
     if (entry.path().extension() != ".json") continue;  // half written
-    try {
-      records.push_back(record_from(read_file(entry.path())));
-    } catch (const Error& error) {
-      log::error("a join credential cannot be read",
-                 {{"file", entry.path().string()}, {"why", error.what()}});
+    if (auto record = read_join(root, NodeId(entry.path().stem().string()))) {
+      records.push_back(std::move(*record));
     }
   }
   return records;
@@ -81,6 +90,7 @@ void write_join(const paths::HeadRoot& root, const JoinRecord& record) {
     json["key"] = record.key;
     json["incarnation"] = record.incarnation;
     json["certificates"] = record.certificates;
+    if (record.revoked) json["revoked"] = rfc3339(*record.revoked);
   }
   make_folders(root.joins());
   write_file_atomic(root.join(record.node), json.dump(2) + "\n");

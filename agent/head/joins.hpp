@@ -13,7 +13,8 @@
 // a certificate of role `join`; whether it counts stands here, by the head's clock.
 namespace dtrain::head {
 
-// joins/NODE.json, kept for as long as the node is of the cluster.
+// joins/NODE.json, kept for as long as the node is of the cluster, and after it for as long as a
+// certificate that it was given may last: so long nobody else has its name.
 struct JoinRecord {
   NodeId node;
   std::string type;        // what the machine is to be; empty: not said
@@ -26,11 +27,12 @@ struct JoinRecord {
   std::string key;
   std::string incarnation;
   std::string certificates;
+  std::optional<WallTime> revoked;  // a used one that was taken back
 
   bool used() const noexcept { return !key.empty(); }
 };
 
-enum class JoinState : std::uint8_t { waiting, valid, expired, used };
+enum class JoinState : std::uint8_t { waiting, valid, expired, used, revoked };
 const char* to_string(JoinState state) noexcept;
 JoinState state_of(const JoinRecord& record, WallTime now);
 
@@ -39,7 +41,8 @@ JoinState state_of(const JoinRecord& record, WallTime now);
 void check_credential(const JoinRecord* record, const NodeId& node, const std::string& shown,
                       WallTime now);
 
-// A damaged file is left out, and logged.
+// Absent: there is no file. Throws Error for one that cannot be read.
+std::optional<JoinRecord> read_join(const paths::HeadRoot& root, const NodeId& node);
 std::vector<JoinRecord> read_joins(const paths::HeadRoot& root);
 void write_join(const paths::HeadRoot& root, const JoinRecord& record);
 void remove_join(const paths::HeadRoot& root, const NodeId& node);  // none there is fine

@@ -112,14 +112,22 @@ std::string sign_new(const paths::HeadRoot& root, const NodeId& node,
 
 std::string sign_node(const paths::HeadRoot& root, const NodeId& node,
                       const std::string& request_pem) {
-  if (fs::exists(root.join(node))) {
+  const WallTime now = std::chrono::system_clock::now();
+  const auto join = read_join(root, node);
+  if (join && join->revoked && state_of(*join, now) != JoinState::expired) {
+    throw Error(ErrorCode::conflict, node.str() +
+                                         " was the name of a machine that joined by itself, whose "
+                                         "certificate may not be over yet")
+        .with_hint("give the host another name");
+  }
+  if (join && !join->revoked) {
     throw Error(ErrorCode::conflict, node.str() + " is the name of a machine that joins by itself")
         .with_hint(
             "give the host another name, or take that one back: dtrain join-command "
             "--revoke " +
             node.str());
   }
-  std::string certificates = sign_new(root, node, request_pem, std::chrono::system_clock::now());
+  std::string certificates = sign_new(root, node, request_pem, now);
   let_in(root, node);
   return certificates;
 }
@@ -154,14 +162,25 @@ bool renew_head(const paths::HeadRoot& root, WallTime now) {
 
 void shut_out(const paths::HeadRoot& root, const NodeId& node) {
   if (!valid_name(node.str())) return;
-  remove_join(root, node);  // first: nobody is let in again by it
-  std::error_code failed;
-  fs::remove(root.nodes() / node.str(), failed);
-  if (failed) throw Error(ErrorCode::io, "cannot take " + node.str() + " off the list of nodes");
+  // First: nobody is let in again by it. Whoever was given a certificate may show it later still.
+  const auto join = read_join(root, node);
+  if (join && join->used()) {
+    JoinRecord revoked = *join;
+    revoked.revoked = std::chrono::system_clock::now();
+    write_join(root, revoked);
+  } else {
+    remove_join(root, node);
+  }
+  const fs::path listed = root.nodes() / node.str();
+  const bool was_listed = fs::exists(listed);
   try {
+    std::error_code failed;
+    fs::remove(listed, failed);
+    if (failed) throw Error(ErrorCode::io, "cannot take " + node.str() + " off the list of nodes");
     fsync_folder(root.nodes());
   } catch (const Error&) {
-    write_file_atomic(root.nodes() / node.str(), "");  // who may come back is still let in
+    if (was_listed) write_file_atomic(listed, "");  // who may come back is still let in
+    if (join) write_join(root, *join);
     throw;
   }
 }

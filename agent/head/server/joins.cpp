@@ -56,12 +56,23 @@ Joins::Joins(asio::io_context& context, asio::io_context& sending, ConfigFile& c
 
 const JoinRecord* Joins::of(const NodeId& node) const {
   const auto found = open_.find(node);
-  return found == open_.end() ? nullptr : &found->second.record;
+  if (found == open_.end() || found->second.record.revoked) return nullptr;
+  return &found->second.record;
+}
+
+void Joins::forget(const NodeId& node) {
+  const auto found = open_.find(node);
+  if (found == open_.end()) return;
+  if (found->second.record.used()) {
+    found->second.record.revoked = clock_.wall();
+  } else {
+    open_.erase(found);
+  }
 }
 
 Joins::Open& Joins::known(const NodeId& node) {
   const auto found = open_.find(node);
-  if (found == open_.end()) {
+  if (found == open_.end() || found->second.record.revoked) {
     throw Error(ErrorCode::not_found,
                 "there is no join credential of " + printable(node.str(), false))
         .with_hint("dtrain join-command --list shows them");
@@ -83,8 +94,8 @@ void Joins::check_new(const NodeId& node) const {
   if (!valid_name(node.str()) || node.str() == "head") {
     throw Error(ErrorCode::invalid, "not a name for a node: " + printable(node.str(), false));
   }
-  if (open_.contains(node) || config_.is_let_in(node)) {
-    throw Error(ErrorCode::conflict, "there is a node " + node.str() + ", or is to be one")
+  if (open_.contains(node) || config_.is_let_in(node) || engine_.has_seen(node)) {
+    throw Error(ErrorCode::conflict, "there is a node " + node.str() + ", or was, or is to be one")
         .with_hint("another name is wanted, or none");
   }
 }
@@ -377,8 +388,8 @@ void Joins::take_request(const wire::CallerPtr& caller, const std::string& text,
       },
       [this, made, again, caller, turn](const std::optional<Error>& failed) {
         const auto still = open_.find(made->node);
-        const bool ours =
-            still != open_.end() && still->second.record.credential == made->credential;
+        const bool ours = still != open_.end() && !still->second.record.revoked &&
+                          still->second.record.credential == made->credential;
         if (failed) {
           if (ours && !again) still->second.record.key.clear();
           log::error("a machine cannot join",

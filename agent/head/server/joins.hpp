@@ -53,9 +53,9 @@ class Joins {
   // ---- For the nodes' connections.
   // A caller of role `join`, who has proven nothing else. Throws Error as Caller::body.
   boost::asio::awaitable<void> serve(wire::CallerPtr caller);
-  // Absent: that node came, or is to come, another way.
+  // Absent: that node came, or is to come, another way, or may come no more.
   const JoinRecord* of(const NodeId& node) const;
-  void forget(const NodeId& node) { open_.erase(node); }  // it has been shut out
+  void forget(const NodeId& node);  // it has been shut out
 
  private:
   struct Open {

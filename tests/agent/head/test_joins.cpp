@@ -81,7 +81,6 @@ TEST_CASE("joins: what is kept of them is read again") {
   half.node = NodeId("joined-3");
   half.key = "key";
   for (const JoinRecord& each : {waiting, used, half}) head::write_join(root, each);
-  write_file_atomic(root.join(NodeId("damaged")), "{");
   std::vector<JoinRecord> all = head::read_joins(root);
   REQUIRE(all.size() == 3);
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.node < b.node; });
@@ -95,6 +94,10 @@ TEST_CASE("joins: what is kept of them is read again") {
   head::remove_join(root, kJoinNode);
   head::remove_join(root, kJoinNode);  // again is fine
   CHECK(head::read_joins(root).size() == 2);
+  // One that cannot be read is not taken for none.
+  write_file_atomic(root.join(kJoinNode), "{");
+  CHECK_THROWS_AS(head::read_joins(root), Error);
+  CHECK_THROWS_AS(head::shut_out(root, kJoinNode), Error);
 }
 
 TEST_CASE("joins: no host gets the name of a machine that joins, and who is shut out comes never") {
@@ -110,6 +113,32 @@ TEST_CASE("joins: no host gets the name of a machine that joins, and who is shut
   head::shut_out(root, kJoinNode);
   CHECK(head::read_joins(root).empty());
   CHECK_FALSE(head::is_let_in(root, kJoinNode));
+  head::sign_node(root, kJoinNode, request);
+}
+
+TEST_CASE("joins: the name of one that was given a certificate is nobody's while that may last") {
+  const TemporaryFolder folder;
+  const paths::HeadRoot root{folder.path() / "head"};
+  head::init_head(root, {kJoinCluster, "lab", "ssh", 1, 0, 0});
+  JoinRecord used = record();
+  used.key = "key";
+  used.certificates = "pem";
+  head::write_join(root, used);
+  head::let_in(root, kJoinNode);
+  head::shut_out(root, kJoinNode);
+  CHECK_FALSE(head::is_let_in(root, kJoinNode));
+  std::optional<JoinRecord> kept = head::read_join(root, kJoinNode);
+  REQUIRE(kept);
+  REQUIRE(kept->revoked);
+  CHECK(refusal(&*kept, "00ff", kThen + 1h) == "the join credential of joined-1 was taken back");
+  CHECK(head::state_of(*kept, *kept->revoked) == JoinState::revoked);
+  CHECK(head::state_of(*kept, *kept->revoked + wire::kCertificateLife) == JoinState::expired);
+  const std::string request =
+      node::init_node(paths::NodeRoot{folder.path() / "node"}, kJoinCluster, kJoinNode);
+  CHECK_THROWS_WITH_AS(head::sign_node(root, kJoinNode, request),
+                       doctest::Contains("certificate may not be over"), Error);
+  kept->revoked = *kept->revoked - wire::kCertificateLife;
+  head::write_join(root, *kept);
   head::sign_node(root, kJoinNode, request);
 }
 
