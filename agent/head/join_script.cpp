@@ -1,6 +1,7 @@
 #include "agent/head/join_script.hpp"
 
 #include <array>
+#include <functional>
 #include <utility>
 
 #include "launcher/core/text.hpp"
@@ -10,7 +11,9 @@ namespace {
 
 // All of it is one command, so that nothing of a script that was cut off is run. The answer is
 // taken with its head, by each program alike, and split here. Whatever reads stdin is kept from it:
-// the rest of the script may come from there. TLS 1.3 is what the head insists on.
+// the rest of the script may come from there. TLS 1.3 is what the head insists on. curl would trust
+// its built-in CA folder too, and openssl before 1.1.1b checks nothing without -verify. An address
+// that says nothing for a while is left; the pauses grow, and differ between machines.
 constexpr const char* kScript =
     R"sh(# Makes this machine node @NODE@ of the dtrain cluster @CLUSTER@.
 {
@@ -21,15 +24,18 @@ die() { echo "dtrain: $*" >&2; exit 1; }
 [ "$(uname -sm)" = 'Linux x86_64' ] || die "the agent is for Linux on x86_64, and this is $(uname -sm)"
 [ "$HOME" ] || eval "HOME=~$(id -un)"
 export HOME
-for B in "$HOME/.dtrain" "${DTRAIN_SPARE_ROOT:-/var/tmp/dtrain-$(id -u)}"; do
+V=${DTRAIN_SPARE_ROOT:-/var/tmp/dtrain-$(id -u)}
+for B in "$HOME/.dtrain" "$V"; do
+if [ "$B" = "$V" ]; then mkdir "$B"; [ -O "$B" ] && [ -d "$B" ] && [ ! -L "$B" ] && chmod 700 "$B" || continue; fi
 D=$B/agents/.join.$$
 mkdir -p "$D" && echo '#!/bin/sh' >"$D/x" && chmod 700 "$D/x" && "$D/x" && break
 D=
 done 2>/dev/null
 [ "$D" ] || die "neither $HOME nor /var/tmp takes a program"
-trap 'cd /; rm -rf "$D"' EXIT
+p=
+trap '[ "$p" ] && kill $p; cd /; rm -rf "$D"' EXIT
 trap 'exit 1' HUP INT TERM
-cd "$D"
+cd "$D" && mkdir none || exit
 cat >key.pem <<E
 @KEY@E
 cat >cert.pem <<E
@@ -39,32 +45,44 @@ cat >ca.pem <<E
 get() {
 case $2 in *:*) h="[$2]" ;; *) h=$2 ;; esac
 case $1 in
-curl) curl -qsSi --noproxy '*' --connect-timeout 10 -m 600 --resolve "head:$P:$h" --cacert ca.pem --cert cert.pem --key key.pem "https://head:$P/v1/join/agent" ;;
-python3) python3 -c 'import socket,ssl,sys
+curl) exec curl -qsSi --noproxy '*' --resolve "head:$P:$h" --cacert ca.pem --capath none --cert cert.pem --key key.pem "https://head:$P/v1/join/agent" ;;
+python3) exec python3 -c 'import socket,ssl,sys
 c=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 c.load_verify_locations("ca.pem")
 c.load_cert_chain("cert.pem","key.pem")
-s=c.wrap_socket(socket.create_connection((sys.argv[1],sys.argv[2]),10),server_hostname="head")
-s.settimeout(60)
+s=c.wrap_socket(socket.create_connection((sys.argv[1],sys.argv[2])),server_hostname="head")
 s.sendall(b"GET /v1/join/agent HTTP/1.1\r\nHost: head\r\n\r\n")
 while 1:
  b=s.recv(65536)
  if not b: break
  sys.stdout.buffer.write(b)' "$2" $P ;;
-openssl) printf 'GET /v1/join/agent HTTP/1.1\r\nHost: head\r\n\r\n' | openssl s_client -quiet -verify_return_error -verify_hostname head -CAfile ca.pem -cert cert.pem -key key.pem -connect "$h:$P" ;;
+openssl) printf 'GET /v1/join/agent HTTP/1.1\r\nHost: head\r\n\r\n' >q; exec openssl s_client -quiet -verify 5 -verify_return_error -verify_hostname head -CAfile ca.pem -cert cert.pem -key key.pem -connect "$h:$P" <q ;;
 esac
+}
+fetch() {
+get $1 $2 >r 2>e </dev/null & p=$!
+n=0 was=
+while sleep 1; kill -0 $p 2>/dev/null; do
+is=$(wc -c <r)
+[ "$is" = "$was" ] && n=$((n+1)) || n=0
+was=$is
+[ $n -lt 20 ] || { kill $p; echo "error: $2 says nothing" >>e; break; }
+done
+wait $p 2>/dev/null
+p=
 }
 field() { sed -n "/^.\$/q;s/^$1: \"*\([0-9a-f]*\).*/\1/p" r; }
 sum() { { sha256sum a || openssl dgst -sha256 -r a || python3 -c 'import hashlib;print(hashlib.sha256(open("a","rb").read()).hexdigest())'; } 2>/dev/null | cut -c-64; }
 T=
-for i in 1 2 3 4 5 6; do
-[ $i = 1 ] || sleep 5
+W=
+for i in 0 1 2 3 4 5 6 7 8; do
+[ $i = 0 ] || { s=$((i*i+@SPREAD@)); echo "dtrain: not yet:$W Trying again in $s s" >&2; sleep $s; }
 W=
 for t in curl python3 openssl; do
 command -v $t >/dev/null || continue
 T=1
 for a in $A; do
-get $t $a >r 2>e </dev/null
+fetch $t $a
 case $(sed -n '1s/^HTTP[^ ]* \([0-9]*\).*/\1/p;q' r) in
 200)
 tail -c "$(field Content-Length)" r >a
@@ -74,7 +92,7 @@ chmod 700 a && mkdir -p "../$S" && mv -f a "../$S/dtrain-agent" || die "cannot k
 "../$S/dtrain-agent" join --credential "$D" --port $P $(for x in $a $A; do echo "--address $x"; done) </dev/null
 exit $? ;;
 4*) die "the head refuses: $(sed '1,/^.$/d' r)" ;;
-5*) W="$W $t: the head at $a is busy." ;;
+5*) W=" the head at $a says: $(sed '1,/^.$/d' r)."; break 2 ;;
 *) grep -qi -e 'protocol version' -e 'unsupported protocol' e && W="$W $t here speaks no TLS 1.3." ||
 W="$W $t: $(grep -i -e error -e problem -e ^curl: e | head -n 1)." ;;
 esac
@@ -89,7 +107,7 @@ die "cannot fetch the agent from the head, at $A port $P:$W The clock here says 
 }  // namespace
 
 std::string join_script(const JoinScript& what) {
-  const std::array<std::pair<std::string, std::string>, 7> values{{
+  const std::array<std::pair<std::string, std::string>, 8> values{{
       {"@NODE@", what.node.str()},
       {"@CLUSTER@", what.cluster.str()},
       {"@PORT@", std::to_string(what.port)},
@@ -97,6 +115,7 @@ std::string join_script(const JoinScript& what) {
       {"@KEY@", what.credential.key_pem},
       {"@CERTIFICATE@", what.credential.certificate_pem},
       {"@CA@", what.ca_pem},
+      {"@SPREAD@", std::to_string(std::hash<std::string>{}(what.credential.key_pem) % 10)},
   }};
   std::string script = kScript;
   for (const auto& [name, value] : values) {
