@@ -322,7 +322,7 @@ class TlsCaller final : public Caller {
 
 asio::awaitable<CallerPtr> greet_tls(tcp::socket accepted,
                                      std::shared_ptr<asio::ssl::context> context,
-                                     std::chrono::milliseconds deadline, Guests guests) {
+                                     std::chrono::milliseconds deadline, Callers callers) {
   const auto until = std::chrono::steady_clock::now() + deadline;
   const auto socket = std::make_shared<TlsSocket>(std::move(accepted), *context);
   tcp::socket& lowest = beast::get_lowest_layer(*socket);
@@ -338,7 +338,7 @@ asio::awaitable<CallerPtr> greet_tls(tcp::socket accepted,
     if (failed) throw connection_error(limit, failed, where);
     name = peer_name(socket->next_layer().native_handle());
   }
-  const bool may_join = guests == Guests::nodes_and_joining && name.role == PeerName::Role::join;
+  const bool may_join = callers == Callers::nodes_and_joining && name.role == PeerName::Role::join;
   if (name.role != PeerName::Role::node && !may_join) {
     throw Error(ErrorCode::denied, name.uri() + " has no business here");
   }
@@ -351,7 +351,7 @@ asio::awaitable<AcceptedPeer> accept_tls(tcp::socket accepted,
                                          std::shared_ptr<asio::ssl::context> context,
                                          std::chrono::milliseconds deadline) {
   const CallerPtr caller =
-      co_await greet_tls(std::move(accepted), context, deadline, Guests::nodes);
+      co_await greet_tls(std::move(accepted), context, deadline, Callers::nodes);
   AcceptedPeer peer;
   peer.name = caller->name();
   peer.path = caller->path();

@@ -101,12 +101,12 @@ class Caller {
 using CallerPtr = std::shared_ptr<Caller>;
 
 // Whose certificates count at a port.
-enum class Guests : std::uint8_t { nodes, nodes_and_joining };
+enum class Callers : std::uint8_t { nodes, nodes_and_joining };
 
 // The first half of accept_tls.
 asio::awaitable<CallerPtr> greet_tls(asio::ip::tcp::socket socket,
                                      std::shared_ptr<asio::ssl::context> context,
-                                     std::chrono::milliseconds deadline, Guests guests);
+                                     std::chrono::milliseconds deadline, Callers callers);
 
 // Answers a WebSocket upgrade whose HTTP request, head and all, has been read as `request`.
 asio::awaitable<FrameStreamPtr> accept_unix(asio::local::stream_protocol::socket socket,

@@ -180,7 +180,7 @@ asio::awaitable<void> NodeConnections::welcome(tcp::socket socket, std::uint64_t
   try {
     const auto tls = own_identity();
     const wire::CallerPtr caller = co_await wire::greet_tls(std::move(socket), tls, kGreetingLimit,
-                                                            wire::Guests::nodes_and_joining);
+                                                            wire::Callers::nodes_and_joining);
     if (caller->name().role == wire::PeerName::Role::join) {
       co_await joins_->serve(caller);
       co_return;

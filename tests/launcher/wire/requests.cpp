@@ -50,7 +50,7 @@ struct OneAnswer {
     tcp::socket socket = co_await acceptor.async_accept(asio::use_awaitable);
     const CallerPtr caller = co_await greet_tls(
         std::move(socket), tls_context(cluster.folder("head"), PeerName::Role::head), 5s,
-        Guests::nodes_and_joining);
+        Callers::nodes_and_joining);
     asked = caller->name().uri() + " " + caller->method() + " " + caller->path();
     if (caller->method() == "POST") {
       try {
