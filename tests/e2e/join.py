@@ -286,6 +286,8 @@ class Join(JoinCase):
         for number, tool in enumerate(TOOLS, 1):
             self.lab[1].run("rm", "-rf", "/home/dev/bin")
             script = once(elsewhere(self.script(), "127.0.0.1", self.lab[0].address))
+            self.assertIn("-lt 20 ]", script)
+            script = script.replace("-lt 20 ]", "-lt 3 ]")
             self.paste(1, script, env={"PATH": self.bin(1, (*UTILITIES, tool))})
             self.wait_ready(f"joined-{number}")
 
