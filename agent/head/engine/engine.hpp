@@ -45,7 +45,7 @@ struct NodeInfo {
   std::vector<JobId> jobs;  // that have a folder there
   bool joined = false;      // by itself, as this type; the head's own word, not the node's
   std::string type;
-  std::string leaving;      // why it is about to leave; empty: it stays
+  std::string leaving;  // why it is about to leave; empty: it stays
 };
 
 // How the engine reaches nodes: the server has the real one, tests a fake. Sending to a node that
