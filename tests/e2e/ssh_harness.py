@@ -111,8 +111,8 @@ class HostsCase(ClusterCase):
             with contextlib.suppress(OSError):  # it has just ended
                 processes.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
         tops = [host.path(top) for top in ("~/.dtrain", f"/tmp/dtrain-{UID}", f"/var/tmp/dtrain-{UID}")]
-        files = [str(path.relative_to(host.root)) for top in tops if top.exists()
-                 for path in [top, *top.rglob("*")] if not path.is_dir()]
+        files = [str((Path(folder) / name).relative_to(host.root)) for top in tops
+                 for folder, _, names in os.walk(top) for name in names]  # it may be going just now
         return [*(p for p in processes if not p.startswith("sshd:")),
                 *(f"port {port}" for port in host.listening() if port != 22), *files]
 
