@@ -95,6 +95,7 @@ class Shards(ClusterCase):
         for pid in senders:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
+        eventually(lambda: self.run_dtrain("status").returncode == 0, "the head answers", 4 * DEADLINE)
         self.check(job, size)
 
     def test_a_shard_goes_on_when_node_agents_die(self):
