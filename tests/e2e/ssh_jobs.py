@@ -28,7 +28,7 @@ class Training(HostsCase):
             self.assertFalse(list(host.root.rglob("libtorch_cpu.so")))
         train = ("--nnodes", "4", "--", MLP, "--limit", "4000", "--epochs", "1", "--batch-size-per-worker", "32",
                  "--data", f"/home/{USER}/images")
-        out = self.ok("submit", *train, deadline=120)
+        out = self.ok("submit", *train, deadline=500)
         result = self.json("result")
         self.assertEqual(result["state"], "succeeded")
         self.assertGreater(result["metrics"]["accuracy"], 0.4)
