@@ -17,6 +17,7 @@
 #include "agent/node/node.hpp"
 #include "agent/session/bridge.hpp"
 #include "agent/session/join.hpp"
+#include "agent/session/prepare.hpp"
 #include "agent/session/session.hpp"
 #include "agent/session/setup_run.hpp"
 #include "agent/supervise/supervise.hpp"
@@ -199,6 +200,8 @@ int main(int argc, char** argv) {
   CLI::App* setup = command("setup", "Run a list of setup commands; a session starts it",
                             [](Arguments& a) { return session::setup_main({a.root}, a.list); });
   setup->add_option("--list", args.list)->required();
+  command("prepare", "Do what the head wants of this node's machine; its agent starts it",
+          [](Arguments& a) { return session::prepare_main({a.root}, own_path()); });
   command("leave", "End and remove a node that joined by itself",
           [](Arguments& a) { return session::leave_main({a.root}, own_path()); });
   CLI::App* join = app.add_subcommand("join", "Make this machine a node; a join script starts it");

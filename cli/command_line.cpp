@@ -185,6 +185,13 @@ int run(int argc, char** argv) {
     break;
   }
   std::optional<int> error_code;
+  const auto fail = [&](const Error& error) {
+    try {
+      show_error(context, error);
+    } catch (const Error&) {  // neither stdout nor stderr can be written
+    }
+    return error_code.value_or(exit_code_for(error));
+  };
   try {
     CommandLine line;
     put_dashes(words, line.verbs);
@@ -210,18 +217,9 @@ int run(int argc, char** argv) {
     }
     throw Error(ErrorCode::internal, "a command without a body");
   } catch (const Error& error) {
-    try {
-      show_error(context, error);
-    } catch (const Error&) {  // neither stdout nor stderr can be written
-    }
-    return error_code.value_or(exit_code_for(error));
+    return fail(error);
   } catch (const std::exception& error) {
-    const Error defect(ErrorCode::internal, std::string("a defect: ") + error.what());
-    try {
-      show_error(context, defect);
-    } catch (const Error&) {
-    }
-    return error_code.value_or(1);
+    return fail(as_defect(error));
   }
 }
 

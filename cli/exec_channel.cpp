@@ -117,10 +117,8 @@ ExecChannel::ExecChannel(const wire::ApiClient& client, const std::string& node,
     std::optional<Error> failed;
     try {
       my.run();
-    } catch (const Error& error) {
-      failed = error;
     } catch (const std::exception& error) {
-      failed.emplace(ErrorCode::internal, std::string("a defect: ") + error.what());
+      failed = as_defect(error);
     }
     ::shutdown(my.theirs.get(), SHUT_RDWR);
     const std::lock_guard lock(my.mutex);

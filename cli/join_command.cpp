@@ -4,6 +4,7 @@
 
 #include "cli/context.hpp"
 #include "cli/jobs.hpp"
+#include "cli/preparation.hpp"
 #include "launcher/cluster/state.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
@@ -39,8 +40,8 @@ std::string line_of(const std::string& script) {
 }
 
 // The head's addresses as this machine knows them; the head adds its own.
-std::vector<std::string> addresses(const Context& context, const JoinFlags& options) {
-  std::vector<std::string> all = options.addresses;
+std::vector<std::string> known_addresses(const Context& context) {
+  std::vector<std::string> all;
   const auto state = load_cluster(context.cluster());
   if (!state) return all;
   const nlohmann::json& provider = child(state->spec, "provider");
@@ -69,6 +70,27 @@ int list(const Context& context, const wire::ApiClient& client) {
   return 0;
 }
 
+// The first time; later it is `up` that says what nodes are to be.
+void prepare_head(const Context& context, const wire::ApiClient& client) {
+  if (const auto state = load_cluster(context.cluster())) {
+    send_preparation(context, client, cluster_spec_from_json(state->spec));
+  } else {
+    send_preparation(context, client, ClusterSpec());  // nothing, until an `up` says what
+    context.note("the cluster's YAML is not known here: the machine gets no files and no setup " +
+                 std::string("commands before a dtrain up from where it is"));
+  }
+}
+
+nlohmann::json issue(const Context& context, const wire::ApiClient& client,
+                     const JoinFlags& options, bool begins) {
+  return client.post("/v1/joins", {{"node", options.node},
+                                   {"type", options.type},
+                                   {"valid_s", options.valid_s},
+                                   {"addresses", options.addresses},
+                                   {"other_addresses", known_addresses(context)},
+                                   {"begins", begins}});
+}
+
 int run_join_command(Context& context, const JoinFlags& options) {
   const wire::ApiClient client = context.client();
   if (options.list) return list(context, client);
@@ -79,13 +101,22 @@ int run_join_command(Context& context, const JoinFlags& options) {
       context.print_json(answer);
     } else if (!context.globals.quiet) {
       context.print(options.revoke + " " + text_or(answer, "state") + "\n");
+      if (!wire::get_bool(answer, "told", true)) {
+        context.note(
+            "it was not heard from: it ends when it reaches the head again, or by "
+            "dtrain-agent leave there");
+      }
     }
     return 0;
   }
-  nlohmann::json answer = client.post("/v1/joins", {{"node", options.node},
-                                                    {"type", options.type},
-                                                    {"valid_s", options.valid_s},
-                                                    {"addresses", addresses(context, options)}});
+  if (!has_preparation(client)) {
+    // What cannot be is said before gigabytes are sent; and a line's time begins after that.
+    const std::string node = text_or(issue(context, client, options, false), "node");
+    client.remove("/v1/joins/" + wire::percent_encode(node));
+    prepare_head(context, client);
+  }
+  nlohmann::json answer = issue(context, client, options, true);
+  const std::string node = text_or(answer, "node");
   const std::string script = text_or(answer, "script");
   if (context.globals.json) {
     answer["command"] = line_of(script);
@@ -93,7 +124,6 @@ int run_join_command(Context& context, const JoinFlags& options) {
     return 0;
   }
   context.print(options.script ? script : line_of(script) + "\n");
-  const std::string node = text_or(answer, "node");
   context.note("it makes one machine the node " + node + ", within " +
                human_duration(std::chrono::seconds(options.valid_s)) + ", until " +
                text_or(answer, "valid_until") +

@@ -160,7 +160,7 @@ bool sends_start(const JobSpec& spec) {
 
 void stage_start(StagedFiles& files, JobSpec& spec, FileFactsCache& cache) {
   const Snapshot snapshot = take_snapshot(spec.start->path, {}, cache);
-  spec.start->tree = add_snapshot(files, snapshot);
+  spec.start->tree = add_tree(files, snapshot.tree, snapshot.files);
 }
 
 }  // namespace dtrain::cli

@@ -65,24 +65,6 @@ std::string first_word(const std::string& line) {
   return line.substr(begin, end == std::string::npos ? end : end - begin);
 }
 
-std::string add_tree(StagedFiles& files, const ContentTree& tree) {
-  std::string text = to_text(tree);
-  Sha256 sum;
-  sum.add(text);
-  const std::string name = sum.hex();
-  const std::uint64_t size = text.size();
-  files.blobs[name] = {{}, std::move(text), size};
-  return name;
-}
-
-void add_files(StagedFiles& files, const ContentTree& tree,
-               const std::map<std::string, fs::path>& sources) {
-  for (const ContentEntry& entry : tree.entries) {
-    if (entry.kind != ContentEntry::Kind::file) continue;
-    files.blobs[entry.sha256] = {sources.at(entry.sha256), {}, entry.size};
-  }
-}
-
 // A folder that nobody means to send whole.
 bool is_home_or_root(const fs::path& folder) {
   const std::string home = environment("HOME");
@@ -225,9 +207,20 @@ std::optional<fs::path> program_of(const JobSpec& spec, const std::string& path_
   return std::nullopt;
 }
 
-std::string add_snapshot(StagedFiles& files, const Snapshot& snapshot) {
-  add_files(files, snapshot.tree, snapshot.files);
-  return add_tree(files, snapshot.tree);
+std::string add_tree(StagedFiles& files, const ContentTree& tree,
+                     const std::map<std::string, fs::path>& sources) {
+  for (const ContentEntry& entry : tree.entries) {
+    if (entry.kind != ContentEntry::Kind::file) continue;
+    const auto source = sources.find(entry.sha256);
+    if (source != sources.end()) files.blobs[entry.sha256] = {source->second, {}, entry.size};
+  }
+  std::string text = to_text(tree);
+  Sha256 sum;
+  sum.add(text);
+  const std::string name = sum.hex();
+  const std::uint64_t size = text.size();
+  files.blobs[name] = {{}, std::move(text), size};
+  return name;
 }
 
 StagedFiles stage_job(const Context& context, JobSpec& spec, FileFactsCache& cache) {
@@ -242,7 +235,7 @@ StagedFiles stage_job(const Context& context, JobSpec& spec, FileFactsCache& cac
   }
 
   const Snapshot workdir = snapshot_of(context, spec, inside, cache);
-  content.workdir_tree = add_snapshot(files, workdir);
+  content.workdir_tree = add_tree(files, workdir.tree, workdir.files);
   content.size = workdir.size;
   if (inside && !spec.shell && fs::path(spec.command.front()).is_absolute()) {
     spec.command.front() = "./" + *inside;
@@ -262,8 +255,7 @@ StagedFiles stage_job(const Context& context, JobSpec& spec, FileFactsCache& cac
     if (plan.wanted || with_program) {
       std::map<std::string, fs::path> sources;
       const ContentTree tree = bundle_tree(plan, with_program, cache, sources);
-      content.bundle_tree = add_tree(files, tree);
-      add_files(files, tree, sources);
+      content.bundle_tree = add_tree(files, tree, sources);
       content.size += total_size(tree);
       if (with_program) content.program = "bin/" + plan.program.filename().string();
     }
@@ -274,7 +266,7 @@ StagedFiles stage_job(const Context& context, JobSpec& spec, FileFactsCache& cac
 }
 
 void send_files(const Context& context, const wire::ApiClient& client, const StagedFiles& files,
-                bool zstd) {
+                bool zstd, const std::stop_token& stop) {
   wire::ApiStream stream = client.open("/v1/content/upload");
   auto next = files.blobs.begin();
   while (next != files.blobs.end()) {
@@ -313,6 +305,7 @@ void send_files(const Context& context, const wire::ApiClient& client, const Sta
     Progress progress(context, total);
     BlobSender sender(std::move(sources), zstd);
     for (std::string piece = sender.next(); !piece.empty(); piece = sender.next()) {
+      if (stop.stop_requested()) throw Error(ErrorCode::failed, "stopped");
       stream.send_binary(std::move(piece));
       if (!stream.send_below(kQueue, kSilence)) (void)next_answer(stream);  // its error, or its end
       progress.at(sender.read());

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <stop_token>
 #include <string>
 
 #include "cli/context.hpp"
@@ -36,12 +37,13 @@ BundleOptions bundle_options();
 // is named relative to its workdir then.
 StagedFiles stage_job(const Context& context, JobSpec& spec, FileFactsCache& cache);
 
-// Adds a folder as it was read; gives the name of its tree.
-std::string add_snapshot(StagedFiles& files, const Snapshot& snapshot);
+// Adds a tree and what it names, each by where it is read; gives the tree's name.
+std::string add_tree(StagedFiles& files, const ContentTree& tree,
+                     const std::map<std::string, fs::path>& sources);
 
 // Sends what the head lacks of it. Throws Error(conflict) or Error(failed) when a file changed
-// meanwhile: to be staged again.
+// meanwhile: to be staged again; Error(failed) also for `stop`.
 void send_files(const Context& context, const wire::ApiClient& client, const StagedFiles& files,
-                bool zstd);
+                bool zstd, const std::stop_token& stop = {});
 
 }  // namespace dtrain::cli

@@ -187,7 +187,7 @@ void run_transfer(const wire::ApiClient& client, const std::vector<std::string>&
   } catch (Error& error) {
     transfer.error = error.while_doing("syncing with " + transfer.node);
   } catch (const std::exception& error) {
-    transfer.error.emplace(ErrorCode::internal, std::string("a defect: ") + error.what());
+    transfer.error = as_defect(error);
   }
   transfer.done = true;
 }

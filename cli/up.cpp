@@ -2,7 +2,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 
 #include <CLI/CLI.hpp>
@@ -11,8 +10,10 @@
 #include "cli/bring_up.hpp"
 #include "cli/host_flags.hpp"
 #include "cli/node_lines.hpp"
+#include "cli/preparation.hpp"
 #include "cli/ray.hpp"
 #include "cli/signals.hpp"
+#include "cli/up_words.hpp"
 #include "launcher/cluster/counted.hpp"
 #include "launcher/cluster/local_paths.hpp"
 #include "launcher/cluster/processes.hpp"
@@ -42,29 +43,6 @@ struct UpFlags {
   std::optional<int> workers;  // Ray's; with machines that are there the YAML says which
 };
 
-const char* action_name(UpAction action) {
-  switch (action) {
-    case UpAction::nothing:
-      return "none";
-    case UpAction::wait:
-      return "waited";
-    case UpAction::start_watch:
-      return "started";
-    case UpAction::build:
-      return "built";
-    case UpAction::replace:
-    case UpAction::change:
-      return "changed";
-    case UpAction::plan:
-      return "planned";
-    case UpAction::refuse:
-      return "refused";
-    case UpAction::decline:
-      return "declined";
-  }
-  return "none";
-}
-
 // What the command line asks for: a file, or what is current or named as it was asked for, or this
 // machine.
 ClusterSpec spec_of(const Context& context, const UpFlags& options) {
@@ -91,162 +69,6 @@ ClusterSpec spec_of(const Context& context, const UpFlags& options) {
   }
   if (!context.globals.cluster.empty()) spec.cluster_name = context.globals.cluster;
   return spec;
-}
-
-// What a person reads of each node when all is over: what failed, with its last lines, and what
-// they should know.
-void tell_nodes(const Context& context, const UpReport& report) {
-  for (const std::string& warning : report.warnings) context.note("warning: " + warning);
-  for (const NodeUp& node : report.each) {
-    for (const std::string& warning : node.warnings) {
-      context.note(node.machine.node.str() + ": " + warning);
-    }
-  }
-  for (const NodeUp& node : report.each) {
-    if (!node.error) continue;
-    for (const std::string& line : node.tail) context.warn("  " + line);
-    if (!context.globals.json) {
-      write_all(STDERR_FILENO,
-                error_text(*node.error, context.terminal.color_err, context.globals.verbose));
-    }
-  }
-  if (report.action == UpAction::plan) return;
-  for (const std::string& removed : report.removed) context.note(removed);
-}
-
-bool any(const ClusterPlan& plan, bool (*has)(const Machine&)) {
-  return std::any_of(plan.nodes.begin(), plan.nodes.end(),
-                     [&](const NodePlan& each) { return has(each.machine); });
-}
-
-bool is_made(const NodePlan& plan) {
-  return plan.action == NodeAction::create || plan.action == NodeAction::replace;
-}
-
-std::string money(double dollars) {
-  char text[32];
-  std::snprintf(text, sizeof text, "$%.2f", dollars);
-  return text;
-}
-
-// "3 new machines: $12.24 an hour, $8935.20 a month; no price is known of 1"; empty: none is.
-std::string cost_line(const ClusterPlan& plan) {
-  constexpr double kHoursOfMonth = 730;
-  std::size_t made = 0;
-  std::size_t unpriced = 0;
-  double hour = 0;
-  for (const NodePlan& each : plan.nodes) {
-    if (!is_made(each)) continue;
-    ++made;
-    unpriced += each.machine.price ? 0 : 1;
-    hour += each.machine.price.value_or(0);
-  }
-  if (made == 0) return {};
-  std::string line = counted(made, "new machine");
-  if (unpriced < made) {
-    line += ": " + money(hour) + " an hour, " + money(hour * kHoursOfMonth) + " a month";
-    if (unpriced > 0) line += "; no price is known of " + std::to_string(unpriced);
-  } else {
-    line += "; no prices are known";
-  }
-  return line;
-}
-
-// Which machines there will be, and why. Columns that no machine has anything for are left out.
-std::string machines_table(const ClusterPlan& plan, bool color) {
-  const bool types = any(plan, [](const Machine& each) { return !each.type.empty(); });
-  const bool zones = any(plan, [](const Machine& each) { return !each.zone.empty(); });
-  const bool prices = any(plan, [](const Machine& each) { return each.price.has_value(); });
-  const auto row = [&](Cell node, Cell type, Cell action, Cell zone, Cell price, Cell why) {
-    std::vector<Cell> cells{std::move(node)};
-    if (types) cells.push_back(std::move(type));
-    cells.push_back(std::move(action));
-    if (zones) cells.push_back(std::move(zone));
-    if (prices) cells.push_back(std::move(price));
-    cells.push_back(std::move(why));
-    return cells;
-  };
-  std::vector<std::string> header;
-  for (Cell& cell : row("NODE", "TYPE", "MACHINE", "ZONE", "AN HOUR", "WHY")) {
-    header.push_back(std::move(cell.text));
-  }
-  std::vector<std::vector<Cell>> rows;
-  for (const NodePlan& each : plan.nodes) {
-    const Machine& machine = each.machine;
-    const bool goes = each.action == NodeAction::release || each.action == NodeAction::replace;
-    rows.push_back(
-        row(machine.node.str(), machine.type,
-            goes ? Cell(to_string(each.action), Color::yellow) : Cell(to_string(each.action)),
-            machine.zone, machine.price ? money(*machine.price) : "", each.reason));
-  }
-  return table(header, rows, color);
-}
-
-nlohmann::json plan_json(const ClusterPlan& plan) {
-  nlohmann::json nodes = nlohmann::json::array();
-  for (const NodePlan& each : plan.nodes) {
-    const Machine& machine = each.machine;
-    nodes.push_back({{"node", machine.node.str()},
-                     {"type", machine.type},
-                     {"machine", machine.id},
-                     {"state", to_string(machine.state)},
-                     {"zone", machine.zone},
-                     {"price", machine.price ? nlohmann::json(*machine.price) : nlohmann::json()},
-                     {"action", to_string(each.action)},
-                     {"reason", each.reason}});
-  }
-  return nodes;
-}
-
-void print_plan(const Context& context, const ProviderTraits& traits, const UpReport& report) {
-  std::vector<std::vector<Cell>> rows;
-  for (const NodeUp& node : report.each) {
-    std::string name = node.machine.node.str();
-    if (node.error) rows.push_back({name, Cell("failed", Color::red), node.error->message()});
-    if (!node.error && node.steps.empty()) rows.push_back({name, "nothing", ""});
-    for (const NodeUp::Step& step : node.steps) {
-      rows.push_back({std::exchange(name, ""), step.step, step.text});
-    }
-  }
-  context.print(machines_table(report.plan, context.terminal.color_out));
-  const std::string cost = cost_line(report.plan);
-  if (!cost.empty() && traits.costs) context.print(cost + "\n");
-  context.print("\n" + table({"NODE", "WOULD DO", ""}, rows, context.terminal.color_out));
-}
-
-nlohmann::json report_json(const ClusterSpec& spec, const UpReport& report) {
-  nlohmann::json nodes = nlohmann::json::array();
-  for (const Machine& machine : report.nodes) {
-    nodes.push_back({{"node", machine.node.str()},
-                     {"address", machine.address},
-                     {"root", machine.root.string()},
-                     {"state", "ready"}});
-  }
-  nlohmann::json json{{"cluster", report.name},
-                      {"id", report.id.str()},
-                      {"provider", to_string(spec.provider.kind)},
-                      {"action", action_name(report.action)},
-                      {"plan", plan_json(report.plan)},
-                      {"nodes", nodes},
-                      {"state_folder", report.state.string()},
-                      {"warnings", report.warnings}};
-  if (report.each.empty()) return json;
-  nlohmann::json each = nlohmann::json::array();
-  for (const NodeUp& node : report.each) {
-    nlohmann::json steps = nlohmann::json::array();
-    for (const NodeUp::Step& step : node.steps) {
-      steps.push_back({{"step", step.step}, {"text", step.text}});
-    }
-    each.push_back({{"node", node.machine.node.str()},
-                    {"steps", steps},
-                    {"warnings", node.warnings},
-                    {"last_lines", node.tail},
-                    {"error", node.error ? error_json(*node.error)["error"] : nlohmann::json()}});
-  }
-  json["each"] = std::move(each);
-  json["removed"] = report.removed;
-  json["complete"] = report.complete;
-  return json;
 }
 
 // A local cluster's nodes are this machine, as it is.
@@ -297,7 +119,23 @@ int run_up(Context& context, const UpFlags& options) {
   options.hosts.apply(how);
   const ProviderTraits& traits = traits_of(spec.provider.kind);
   if (traits.here) warn_of_local(context, spec);
-  const UpReport report = bring_up(context, spec, std::move(how));
+  std::optional<Error> unprepared;
+  if (!traits.here) {
+    how.with_head = [&, again = options.force ? random_hex(8) : std::string()](
+                        const wire::ApiClient& head, const std::stop_token& stop) {
+      try {
+        const PreparationFlags preparing{again, options.no_setup, stop};
+        if (has_preparation(head)) send_preparation(context, head, spec, preparing);
+      } catch (const std::exception& error) {
+        unprepared = as_defect(error);
+      }
+    };
+  }
+  UpReport report = bring_up(context, spec, std::move(how));
+  if (unprepared) {
+    report.complete = false;
+    if (context.globals.json) report.warnings.emplace_back(unprepared->what());
+  }
   if (!options.dry_run && !report.id.str().empty()) set_current_cluster(report.name);
   const auto took = std::chrono::steady_clock::now() - begin;
   if (context.globals.json) {
@@ -323,7 +161,9 @@ int run_up(Context& context, const UpFlags& options) {
                  "; not: " + join(missing, ", "));
   }
   if (!report.complete) {
-    if (missing.empty()) {
+    if (unprepared) {
+      context.warn(unprepared->what());
+    } else if (missing.empty()) {
       context.warn("cluster " + report.name + ": not all that was to leave has left");
     }
     return 1;

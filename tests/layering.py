@@ -36,7 +36,7 @@ AGENT = {
     "agent/head/server": ["agent/head/engine", "agent/head/store", "agent/head/setup.hpp", "agent/head/joins.hpp",
                           "agent/head/join_script.hpp", "agent/link", "agent/node/facts.hpp"],
     "agent/watch": [],
-    "agent/session": ["agent/node/config.hpp", "agent/node/facts.hpp", "agent/head/setup.hpp"],
+    "agent/session": ["agent/node/config.hpp", "agent/node/facts.hpp", "agent/node/fetch.hpp", "agent/head/setup.hpp"],
 }
 # A library that only one place may use.
 ONLY = {

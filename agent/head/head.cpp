@@ -40,8 +40,10 @@ int head_main(const paths::HeadRoot& root) {
   const HeadConfig config = read_head_config(root);
   const SystemClock clock;
   asio::io_context context(1);
-  NodeConnections nodes(context, root, config);
-  nodes.listen();
+  ConfigFile config_file(context, root, config);
+  NodeDoor door(context, config_file);
+  door.listen();
+  NodeConnections nodes(context, config_file, door);
 
   asio::steady_timer timer(context);
   LogServer* logs = nullptr;
@@ -76,12 +78,18 @@ int head_main(const paths::HeadRoot& root) {
   ContentServer contents(context, engine, root.content());
   nodes.on_content([&](const wire::CallerPtr& caller) { contents.serve_node(caller); },
                    [&](const NodeId& node) { contents.end(node); });
-  Joins joins(context, contents.thread(), nodes.config(), engine, clock);
+  Joins joins(context, contents.thread(), config_file, engine, clock);
   nodes.use(joins);
+  Preparations preparations(
+      config_file, contents, engine,
+      [&](const NodeId& node, const wire::HeadMessage& message) { nodes.tell(node, message); });
+  nodes.use(preparations);
+  contents.use(preparations);
   SetupAsks setups(context, nodes);
-  Prunes prunes(context, engine, nodes, contents, root);
+  Prunes prunes(context, engine, nodes, contents, preparations, root);
   Api api(context, paths::head_socket(root.root),
-          {engine, nodes, log_server, files, execs, contents, setups, prunes, joins},
+          {engine, config_file, door, nodes, log_server, files, execs, contents, setups, prunes,
+           joins, preparations},
           [&] { context.stop(); });
   asio::signal_set signals(context, SIGTERM, SIGINT);
   signals.async_wait([&](error_code failed, int) {
@@ -91,7 +99,7 @@ int head_main(const paths::HeadRoot& root) {
   api.serve();
   prunes.serve();
   log::info("the head is up",
-            {{"port", std::to_string(nodes.port())}, {"root", root.root.string()}});
+            {{"port", std::to_string(door.port())}, {"root", root.root.string()}});
   wire::run_loop(context);
   // What the log thread still asked of this one is answered here, while both exist.
   log_server.stop();

@@ -50,13 +50,14 @@ JoinState state_of(const JoinRecord& record, WallTime now) {
 
 void check_credential(const JoinRecord* record, const NodeId& node, const std::string& shown,
                       WallTime now) {
-  const auto refuse = [&](const std::string& why) {
-    return Error(ErrorCode::denied, "the join credential of " + node.str() + " " + why)
+  const auto refuse = [&](const std::string& why, ErrorCode code = ErrorCode::denied) {
+    return Error(code, "the join credential of " + node.str() + " " + why)
         .with_hint("`dtrain join-command` makes another");
   };
   if (record == nullptr || record->revoked || record->credential != shown)
     throw refuse("was taken back");
-  if (!record->begins || now < *record->begins) throw refuse("is not valid yet");
+  if (!record->begins || now < *record->begins)
+    throw refuse("is not valid yet", ErrorCode::conflict);
   const WallTime end = *record->begins + record->valid_for;
   if (now >= end) throw refuse("expired at " + rfc3339(end) + " by the head's clock");
 }

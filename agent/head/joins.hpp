@@ -36,8 +36,8 @@ enum class JoinState : std::uint8_t { waiting, valid, expired, used, revoked };
 const char* to_string(JoinState state) noexcept;
 JoinState state_of(const JoinRecord& record, WallTime now);
 
-// Whether what was shown, by its certificate's fingerprint, counts now. Error(denied) says why not;
-// a record that there is not is one that was taken back.
+// Whether what was shown, by its certificate's fingerprint, counts now. Error(denied) says why not,
+// Error(conflict) that it will later; a record that there is not is one that was taken back.
 void check_credential(const JoinRecord* record, const NodeId& node, const std::string& shown,
                       WallTime now);
 

@@ -100,7 +100,11 @@ asio::awaitable<void> over_one_connection(std::shared_ptr<FetchJob> job,
                                           wire::FrameStreamPtr stream) {
   const ContentStore store(job->root.content());
   const bool zstd = !all_loopback(head_place(job->config));
-  link::say(stream, wire::ContentHello{job->job, job->attempt, zstd});
+  if (job->preparation.empty()) {
+    link::say(stream, wire::ContentHello{job->job, job->attempt, zstd});
+  } else {
+    link::say(stream, wire::PreparationHello{job->preparation, zstd});
+  }
   const wire::ContentMessage answer = co_await link::hear(stream);
   if (!std::holds_alternative<wire::ContentGrant>(answer)) {
     throw Error(ErrorCode::invalid, "the head did not answer for content");

@@ -33,6 +33,7 @@ struct FetchJob {
   NodeConfig config;
   JobId job;
   int attempt = 0;
+  std::string preparation;  // its key, where it is no attempt's
   JobContent content;
   std::shared_ptr<std::atomic<bool>> stop;
   // Bytes that are here, and that there will be.

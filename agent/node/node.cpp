@@ -27,6 +27,7 @@
 #include "agent/node/forward.hpp"
 #include "agent/node/mirror.hpp"
 #include "agent/node/pairs.hpp"
+#include "agent/node/preparing.hpp"
 #include "agent/node/setup_logs.hpp"
 #include "agent/node/staging.hpp"
 #include "launcher/core/error.hpp"
@@ -70,10 +71,14 @@ class Agent {
         attempts_(context_.get_executor(), root_, options.agent_binary, attempt_hooks(), {}),
         staging_(context_.get_executor(), root_, config_,
                  [this](const wire::NodeMessage& message) { tell_head(message); }),
+        preparing_(context_.get_executor(), root_, options.agent_binary,
+                   [this](const wire::NodeMessage& message) { tell_head(message); }),
         collector_(
             context_.get_executor(), root_,
             [this] {
-              return Collector::InUse{staging_.trees(), attempts_.unfinished()};
+              Collector::InUse in_use{staging_.trees(), attempts_.unfinished()};
+              in_use.trees.merge(preparing_.trees());
+              return in_use;
             },
             [this](const wire::BulkMessage& message, std::string) { send_bulk(message, {}); }),
         execs_(
@@ -255,6 +260,10 @@ class Agent {
     control->send_text(wire::dump(wire::to_json(wire::NodeMessage(hello()))));
     const wire::HeadMessage answer = read_head_message(co_await control->read());
     if (const auto* refused = std::get_if<wire::Refused>(&answer)) throw refused->error;
+    if (std::holds_alternative<wire::Shutdown>(answer)) {  // it was removed while it was away
+      obey(answer);
+      co_return;
+    }
     const auto* welcome = std::get_if<wire::Welcome>(&answer);
     if (welcome == nullptr) throw Error(ErrorCode::invalid, "the head did not say welcome");
     control_ = control;
@@ -387,6 +396,7 @@ class Agent {
     hello.jobs = attempts_.on_disk();
     hello.glibc = facts_.glibc;
     if (departure_) hello.leaving = departure_->reason();
+    hello.prepared = preparing_.prepared();
     return hello;
   }
 
@@ -409,6 +419,8 @@ class Agent {
       attempts_.command(*command);
     } else if (std::holds_alternative<wire::Heartbeat>(message)) {
       attempts_.renew_leases();
+    } else if (const auto* preparation = std::get_if<wire::PrepareNode>(&message)) {
+      preparing_.begin(*preparation);
     } else if (const auto* stage = std::get_if<wire::Stage>(&message)) {
       staging_.stage(*stage);
     } else if (const auto* unstage = std::get_if<wire::Unstage>(&message)) {
@@ -479,6 +491,7 @@ class Agent {
   Forwards forwards_;
   Attempts attempts_;
   Staging staging_;
+  Preparing preparing_;
   Collector collector_;
   Execs execs_;
   asio::signal_set signals_;

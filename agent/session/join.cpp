@@ -35,7 +35,8 @@ using namespace std::chrono_literals;
 
 constexpr auto kDialFor = 10s;
 constexpr auto kTryFor = 2min;
-constexpr auto kTryAgain = 2s;
+constexpr std::chrono::milliseconds kFirstTryAgain = 100ms;  // and each later one twice as late
+constexpr std::chrono::milliseconds kLastTryAgain = 2s;
 constexpr auto kClockTold = 60s;  // as `up` has them
 constexpr auto kClockLimit = 24h;
 constexpr std::int64_t kGraceMs = 10000;
@@ -66,6 +67,7 @@ asio::awaitable<Granted> ask(JoinOptions options, wire::PeerName name, std::stri
   const auto tls = wire::tls_context(options.credential, wire::PeerName::Role::node);
   const auto until = std::chrono::steady_clock::now() + kTryFor;
   asio::steady_timer pause(co_await asio::this_coro::executor);
+  std::chrono::milliseconds again = kFirstTryAgain;
   while (true) {
     std::optional<Error> trouble;
     for (const std::string& address : options.addresses) {
@@ -95,7 +97,8 @@ asio::awaitable<Granted> ask(JoinOptions options, wire::PeerName name, std::stri
           .with_hint("certificates do not count where the clock is off; this machine's says " +
                      rfc3339(std::chrono::system_clock::now()));
     }
-    pause.expires_after(kTryAgain);
+    pause.expires_after(again);
+    again = std::min(2 * again, kLastTryAgain);
     co_await pause.async_wait(asio::use_awaitable);
   }
 }
@@ -178,13 +181,14 @@ void leave_cluster(const paths::NodeRoot& root, const fs::path& program) {
 }
 
 template <typename Work>
-int told(const Work& work) {
+int exit_code_of(const Work& work) {
   ::signal(SIGPIPE, SIG_IGN);
   ::umask(077);
   try {
     work();
     return 0;
-  } catch (const Error& error) {
+  } catch (const std::exception& thrown) {
+    const Error error = as_defect(thrown);
     std::cerr << "dtrain: " << error.what() << "\n";
     if (!error.hint().empty()) std::cerr << "dtrain: " << error.hint() << "\n";
     return 1;
@@ -194,14 +198,14 @@ int told(const Work& work) {
 }  // namespace
 
 int join_main(const JoinOptions& options) {
-  return told([&] {
+  return exit_code_of([&] {
     forget_login();
     join_cluster(options);
   });
 }
 
 int leave_main(const paths::NodeRoot& root, const fs::path& program) {
-  return told([&] { leave_cluster(root, program); });
+  return exit_code_of([&] { leave_cluster(root, program); });
 }
 
 }  // namespace dtrain::session

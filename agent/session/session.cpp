@@ -12,19 +12,13 @@
 #include <utility>
 
 #include "agent/head/setup.hpp"
-#include "agent/node/config.hpp"
 #include "agent/session/agents.hpp"
 #include "agent/session/host.hpp"
+#include "agent/session/probe.hpp"
 #include "agent/session/removal.hpp"
 #include "agent/session/setup.hpp"
-#include "agent/session/setup_files.hpp"
-#include "agent/session/shell.hpp"
-#include "launcher/core/capture.hpp"
 #include "launcher/core/clock.hpp"
-#include "launcher/core/cluster_processes.hpp"
 #include "launcher/core/error.hpp"
-#include "launcher/core/process.hpp"
-#include "launcher/core/process_table.hpp"
 #include "launcher/files/sha256.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -35,7 +29,6 @@ using nlohmann::json;
 
 // Somebody waits at the other end while another node's setup takes its hour.
 constexpr std::chrono::hours kIdle{12};
-constexpr std::size_t kProbeOutput = std::size_t{64} << 10;
 constexpr std::chrono::hours kStaleUpload{1};
 
 template <typename... Cases>
@@ -183,40 +176,10 @@ class Session {
               return session_to_json(remove_files(place(), r, host_));
             },
             [&](const wire::Persist& r) { return session_to_json(persist(place(), r.on, host_)); },
-            [&](const wire::Probe& r) { return session_to_json(probe(r)); },
+            [&](const wire::Probe& r) { return session_to_json(probe(root(), host_.home, r)); },
             [&](const wire::ReadLogs& r) { return session_to_json(read_logs(place(), r)); },
         },
         request);
-  }
-
-  wire::ProbeResult probe(const wire::Probe& request) {
-    const std::string token = random_hex(16);
-    ShellCommand shell;
-    shell.command = request.command;
-    shell.home = host_.home;
-    make_folders(root().setup());
-    shell.began = root().setup() / ("probe-" + token);
-    std::map<std::string, std::string> env = request.env;
-    env[kSetupToken] = token;
-    env[kSetupMark] = root().root.string();
-    shell.env = shell_environment(node::login_environment(root()), env);
-    SpawnOptions options = shell_spawn(shell);
-    options.new_session = true;
-    Captured ran = capture(options, "", std::chrono::milliseconds(request.limit_ms));
-    if (::unlink(shell.began.c_str()) != 0 && !ran.timed_out) {
-      SpawnOptions bare = bare_shell_spawn(shell);
-      bare.new_session = true;
-      ran = capture(bare, "", std::chrono::milliseconds(request.limit_ms));
-      ::unlink(shell.began.c_str());
-    }
-    // What it started in the background would keep what it looked at busy.
-    sweep(kSetupToken, token, std::chrono::seconds(2));
-    wire::ProbeResult result;
-    result.exit_code = ran.exit.shell_code();
-    result.timed_out = ran.timed_out;
-    result.tail = last_lines(ran.out, wire::kTailLines);
-    result.out = ran.out.substr(0, kProbeOutput);
-    return result;
   }
 
   const SessionOptions& options_;

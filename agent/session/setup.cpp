@@ -220,6 +220,17 @@ wire::SetupOutput read_setup(const paths::NodeRoot& root, const wire::ReadSetup&
   }
 }
 
+std::vector<std::string> running_lists(const paths::NodeRoot& root) {
+  std::vector<std::string> lists;
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(root.setup(), none)) {
+    if (entry.path().extension() != ".lock") continue;
+    const std::string list = entry.path().stem().string();
+    if (list_is_locked(root, list)) lists.push_back(list);
+  }
+  return lists;
+}
+
 wire::SetupStatus cancel_setup(const paths::NodeRoot& root, const std::string& list) {
   check_list_name(list);
   if (!list_is_locked(root, list)) return setup_status(root, list);

@@ -33,6 +33,9 @@ wire::SetupStatus start_setup(const paths::NodeRoot& root, const fs::path& progr
 wire::SetupOutput read_setup(const paths::NodeRoot& root, const wire::ReadSetup& request,
                              int interrupted_fd, std::string& bytes);
 
+// Those that run now.
+std::vector<std::string> running_lists(const paths::NodeRoot& root);
+
 wire::SetupStatus cancel_setup(const paths::NodeRoot& root, const std::string& list);
 
 }  // namespace dtrain::session

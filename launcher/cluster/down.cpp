@@ -56,8 +56,9 @@ void survey_jobs(const fs::path& socket, const std::string& name, DownSurvey& su
   }
 }
 
-void shut_down(const fs::path& socket, const std::string& name, std::chrono::milliseconds limit) {
-  wire::ApiClient(socket, name).post("/v1/shutdown", nlohmann::json::object(), limit);
+nlohmann::json shut_down(const fs::path& socket, const std::string& name,
+                         std::chrono::milliseconds limit) {
+  return wire::ApiClient(socket, name).post("/v1/shutdown", nlohmann::json::object(), limit);
 }
 
 void empty_folder(const fs::path& folder) {

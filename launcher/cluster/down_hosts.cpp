@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <map>
+#include <mutex>
 #include <set>
 #include <utility>
 
@@ -100,12 +101,21 @@ class HostsDown final : public DownWay {
       if (options_.workers_only) {
         trouble = remove_workers(wire::ApiClient(door.socket(), state_.name));
       } else {
-        shut_down(door.socket(), state_.name, options_.stop_limit);
+        const nlohmann::json ended = shut_down(door.socket(), state_.name, options_.stop_limit);
+        for (const nlohmann::json& node : wire::member(ended, "nodes")) {
+          const auto found = joined_.find(wire::get_string(node, "node"));
+          if (found != joined_.end()) found->second = wire::get_string(node, "state") == "gone";
+        }
       }
     } catch (const Error& error) {
       trouble = error.what();
     }
-    if (!trouble.empty() && !stopped()) options_.say("not in order, so by force: " + trouble);
+    if (!trouble.empty() && !stopped()) {
+      options_.say("not in order, so by force: " + trouble);
+      if (!head_answered_) {
+        options_.say("machines that joined by themselves, if any have, keep what they had");
+      }
+    }
     return trouble;
   }
 
@@ -152,12 +162,12 @@ class HostsDown final : public DownWay {
       report.rows.push_back({node, "not reached", "?", "?",
                              "how to reach it is not known here; what it had stays on it", false});
     }
-    for (const auto& [node, connected] : joined_) {
+    for (const auto& [node, told] : joined_) {
       report.rows.push_back(
-          {node, "joined", "agent", connected ? "told" : "?",
-           connected ? "it ends and removes what it has"
-                     : "it is away; what it had stays on it, until dtrain-agent leave there",
-           connected});
+          {node, "joined", "agent", told ? "told" : "?",
+           told ? "it ends and removes what it has"
+                : "it was not heard from; what it had stays on it, until dtrain-agent leave there",
+           told});
     }
     if (left.nodes.empty()) {
       remove_folder(paths::cluster_state(state_.name));
@@ -249,6 +259,7 @@ class HostsDown final : public DownWay {
   void ask_for_strangers(const fs::path& socket) {
     const auto status = ask_head(socket, state_.name);
     if (!status) return;
+    head_answered_ = true;
     std::set<std::string> known;
     for (const Machine& machine : machines_) known.insert(machine.node.str());
     for (const nlohmann::json& node : wire::member(*status, "nodes")) {
@@ -256,7 +267,7 @@ class HostsDown final : public DownWay {
       const std::string now = wire::get_string(node, "state");
       if (known.contains(name) || now == "gone") continue;
       if (wire::get_bool(node, "joined", false)) {
-        joined_.emplace(name, now != "lost" && now != "joining");
+        joined_.emplace(name, false);
       } else {
         strangers_.push_back(name);
       }
@@ -266,19 +277,29 @@ class HostsDown final : public DownWay {
   // The jobs on them end: whoever asked for this has been told.
   std::string remove_workers(const wire::ApiClient& client) {
     std::vector<std::string> workers = strangers_;
-    for (const auto& [node, connected] : joined_) workers.push_back(node);
+    for (const auto& [node, told] : joined_) workers.push_back(node);
     for (std::size_t i = first_worker(); i < machines_.size(); ++i) {
       workers.push_back(machines_[i].node.str());
     }
+    // Side by side: one that does not hang up is waited for.
+    std::mutex mutex;
     std::string trouble;
-    for (const std::string& node : workers) {
-      try {
-        client.post("/v1/nodes/" + wire::percent_encode(node) + "/remove", {{"force", true}},
-                    options_.stop_limit);
-      } catch (const Error& error) {  // the others are asked all the same
-        trouble = error.what();
-      }
-    }
+    side_by_side(workers.size(), static_cast<std::size_t>(options_.max_parallel),
+                 [&](std::size_t i) {
+                   try {
+                     const wire::ApiClient own(client.socket(), state_.name);
+                     const nlohmann::json answer =
+                         own.post("/v1/nodes/" + wire::percent_encode(workers[i]) + "/remove",
+                                  {{"force", true}}, options_.stop_limit);
+                     const std::lock_guard lock(mutex);
+                     const auto found = joined_.find(workers[i]);
+                     if (found != joined_.end())
+                       found->second = wire::get_bool(answer, "told", false);
+                   } catch (const std::exception& error) {  // the others are asked all the same
+                     const std::lock_guard lock(mutex);
+                     trouble = as_defect(error).what();
+                   }
+                 });
     return trouble;
   }
 
@@ -287,8 +308,10 @@ class HostsDown final : public DownWay {
   std::shared_ptr<Provider> provider_;
   const HangUp hang_up_;
   std::vector<Machine> machines_;
+  bool head_answered_ = false;
   std::vector<std::string> strangers_;
-  std::map<std::string, bool> joined_;  // by themselves; whether they are connected
+  // That joined by themselves, and whether they have heard that they leave.
+  std::map<std::string, bool> joined_;
 };
 
 }  // namespace

@@ -33,8 +33,9 @@ std::unique_ptr<DownWay> hosts_down(const ClusterState& state, const DownOptions
 std::optional<nlohmann::json> ask_head(const fs::path& socket, const std::string& name);
 // Asks it which jobs run.
 void survey_jobs(const fs::path& socket, const std::string& name, DownSurvey& survey);
-// Tells it to end all that it holds. Throws Error.
-void shut_down(const fs::path& socket, const std::string& name, std::chrono::milliseconds limit);
+// Tells it to end all that it holds. The head's answer. Throws Error.
+nlohmann::json shut_down(const fs::path& socket, const std::string& name,
+                         std::chrono::milliseconds limit);
 
 // Empties a cluster's folder, the lock aside.
 void empty_folder(const fs::path& folder);

@@ -69,12 +69,6 @@ std::vector<Request> requests_of(const ClusterPlan& plan) {
   return all;
 }
 
-// As a provider threw it.
-Error error_of(const std::exception& thrown) {
-  if (const auto* error = dynamic_cast<const Error*>(&thrown)) return *error;
-  return Error(ErrorCode::internal, std::string("a defect: ") + thrown.what());
-}
-
 struct Made {
   std::vector<Machine> machines;  // nothing that was there before
   std::optional<Error> broken;    // why it has not asked for all
@@ -97,7 +91,7 @@ Made create(Provider& provider, const ClusterPlan& plan, std::set<std::string> b
     });
   } catch (const std::exception& thrown) {
     if (made.machines.empty()) throw;
-    made.broken = error_of(thrown);
+    made.broken = as_defect(thrown);
   }
   return made;
 }
@@ -163,13 +157,16 @@ std::vector<MachineOutcome> ask_for_machines(
       ids.insert(machine.id);
       names.push_back(in_full(machine));
     }
+    const std::string what_becomes = "it has made " + join(names, ", ") +
+                                     ": dtrain up goes on with them, dtrain down gives them back";
     ClusterPlan now;
     try {
       now = again(ids);
     } catch (Error& error) {
-      error.with_hint("it has made " + join(names, ", ") +
-                      ": dtrain up goes on with them, dtrain down gives them back");
+      error.with_hint(what_becomes);
       throw;
+    } catch (const std::exception& error) {
+      throw as_defect(error).with_hint(what_becomes);
     }
     if (!now.refused.empty()) refuse(provider, made.machines, now.refused, work);
     const std::vector<Machine> lost = take_lost(now, ids);
@@ -229,7 +226,7 @@ void follow_machines(
   try {
     provider.follow(machines, sink, work.stop);
   } catch (const std::exception& thrown) {
-    broken = error_of(thrown);
+    broken = as_defect(thrown);
   }
   for (const auto& [key, i] : pending) {
     if (broken) latest[i].error = broken;

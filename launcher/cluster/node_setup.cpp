@@ -7,6 +7,21 @@
 
 namespace dtrain {
 
+std::vector<wire::SetupList> setup_lists(const ClusterSpec& spec, bool head) {
+  std::vector<wire::SetupList> lists;
+  const auto add = [&](const char* name, const std::vector<std::string>& commands) {
+    if (!commands.empty()) lists.push_back({name, commands});
+  };
+  add("initialization", spec.initialization_commands);
+  // Ray's setup_commands stand at the front of both.
+  if (head) {
+    add("head_setup", spec.head_setup_commands);
+  } else {
+    add("worker_setup", spec.worker_setup_commands);
+  }
+  return lists;
+}
+
 std::vector<SetupLog> read_setup_logs(const ClusterState& state, const Machine& machine,
                                       const fs::path& agent, const Access& access) {
   const std::unique_ptr<Provider> provider = provider_of(state, access);

@@ -113,7 +113,7 @@ NodeUp bring_up_node(const ClusterSpec& spec, const UpOptions& options, Provider
     }
     report.error = error;
   } catch (const std::exception& error) {
-    report.error = Error(ErrorCode::internal, std::string("a defect: ") + error.what());
+    report.error = as_defect(error);
   }
   if (report.error) {
     options.progress({task.machine.node, NodeProgress::State::failed, work.step(),

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "launcher/cluster/counted.hpp"
+#include "launcher/cluster/node_setup.hpp"
 #include "launcher/cluster/node_work.hpp"
 #include "launcher/cluster/session_sync.hpp"
 #include "launcher/core/paths.hpp"
@@ -53,13 +54,7 @@ void NodeWork::send(const std::vector<SyncMount>& mounts) {
     bytes += mount.bytes;
     touched += mount.touched;
     removed += mount.removed;
-    for (const SyncNote& note : mount.left) {
-      warn(mount.target + "/" + note.path + " was left as it is: it " + note.reason);
-    }
-    if (mount.left_count > mount.left.size()) {
-      warn(std::to_string(mount.left_count) + " files of " + mount.target +
-           " were left as they are");
-    }
+    for (const std::string& words : left_in_words(mount)) warn(words);
     for (const std::string& path : mount.changing) {
       warn(path + " changed while it was read, and was left out");
     }
@@ -93,19 +88,8 @@ void NodeWork::give_synced_files() {
 }
 
 std::vector<wire::SetupList> NodeWork::lists() const {
-  std::vector<wire::SetupList> lists;
-  if (options_.no_setup) return lists;
-  const auto add = [&](const char* name, const std::vector<std::string>& commands) {
-    if (!commands.empty()) lists.push_back({name, commands});
-  };
-  add("initialization", spec_.initialization_commands);
-  // Ray's setup_commands stand at the front of both.
-  if (task_.head) {
-    add("head_setup", spec_.head_setup_commands);
-  } else {
-    add("worker_setup", spec_.worker_setup_commands);
-  }
-  return lists;
+  if (options_.no_setup) return {};
+  return setup_lists(spec_, task_.head);
 }
 
 void NodeWork::setup() {
@@ -146,7 +130,7 @@ void NodeWork::run_list(const wire::SetupList& list) {
   }
   if (status.state != wire::SetupState::succeeded) {
     report_.tail = status.tail;
-    throw setup_error(status).with_hint(
+    throw wire::setup_error(status).with_hint(
         "mend it and run dtrain up again, which goes on there; all "
         "it printed: dtrain logs --setup " +
         task_.machine.node.str());

@@ -25,14 +25,9 @@ void NodeWork::ready_probe() {
   probe.env = {{"RAY_HEAD_IP", head_ip()}};
   probe.limit_ms = std::chrono::duration_cast<std::chrono::milliseconds>(ready.timeout).count();
   const wire::ProbeResult result = session_->probe(probe);
-  if (result.timed_out || result.exit_code != 0) {
+  if (const auto error = wire::probe_error(result, ready.command, probe.limit_ms)) {
     report_.tail = result.tail;
-    throw Error(
-        ErrorCode::failed,
-        "ready.command " +
-            (result.timed_out ? "did not end within " + human_duration(ready.timeout)
-                              : "ended with exit code " + std::to_string(result.exit_code)) +
-            ": " + ready.command);
+    throw Error(*error);
   }
 }
 

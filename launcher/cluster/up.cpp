@@ -151,6 +151,14 @@ bool tell_settings(UpRun& run, const fs::path& socket) {
   }
 }
 
+// To whoever called this `up`.
+void lend_head(const UpRun& run, const fs::path& socket) {
+  const bool is_fine = run.report.each.empty() || !run.report.each.front().error;
+  const std::stop_token& stop = run.options.access.stop;
+  if (!run.options.with_head || !is_fine || stop.stop_requested()) return;
+  run.options.with_head(wire::ApiClient(socket, run.state.name), stop);
+}
+
 // What the head says of itself, before the plan is done; absent when there is none. Throws Error
 // when it cannot be asked. `there`: as the provider lists them.
 std::optional<nlohmann::json> ask_cluster(const UpRun& run, const std::vector<Machine>& there) {
@@ -257,7 +265,9 @@ UpReport up(const ClusterSpec& spec, const UpOptions& options) {
     const std::unique_ptr<UpWay> way = traits.here ? local_up(run) : hosts_up(run);
     if (!way->bring_up()) break;
     wait_ready(run, *way);
-    way->finish(tell_settings(run, way->socket()));
+    const bool told = tell_settings(run, way->socket());
+    lend_head(run, way->socket());
+    way->finish(told);
     if (!has_action(run.plan, NodeAction::replace)) break;
     if (options.access.stop.stop_requested()) {
       run.report.complete = false;

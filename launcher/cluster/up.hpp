@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,10 @@
 #include "launcher/provider/provider.hpp"
 #include "launcher/remote/spread.hpp"
 #include "launcher/spec/cluster_spec.hpp"
+
+namespace dtrain::wire {
+class ApiClient;
+}
 
 namespace dtrain {
 
@@ -57,6 +62,9 @@ struct UpOptions {
   // More of a node than most want to know, a line each; from several threads at once.
   std::function<void(const NodeId&, const std::string&)> detail;
   Access access;
+  // Is given the head's API before the last of it, but not in a dry run, nor when all was stopped
+  // before; it ends on `stop`, and throws nothing.
+  std::function<void(const wire::ApiClient& head, const std::stop_token& stop)> with_head;
   // Asked before machines are made that cost; false leaves all as it is. Empty: that is an error.
   std::function<bool(const ClusterPlan&)> may_make;
   std::shared_ptr<Provider> provider;  // null: the spec's

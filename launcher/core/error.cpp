@@ -91,4 +91,9 @@ Error as_error(const std::exception& error) {
   return Error(ErrorCode::io, error.what());
 }
 
+Error as_defect(const std::exception& error) {
+  if (const auto* known = dynamic_cast<const Error*>(&error)) return *known;
+  return Error(ErrorCode::internal, std::string("a defect: ") + error.what());
+}
+
 }  // namespace dtrain

@@ -73,6 +73,8 @@ Error errno_error(const std::string& what, int error_number);
 
 // What was thrown, where it is one of ours; anything else as an Error(io) with its text.
 Error as_error(const std::exception& error);
+// Where nothing else is expected: anything else is a defect, Error(internal).
+Error as_defect(const std::exception& error);
 
 // Runs `body`; an Error that leaves it is given `doing` as context.
 template <typename Body>

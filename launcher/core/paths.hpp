@@ -76,6 +76,12 @@ struct NodeRoot {
   fs::path log() const { return root / "node.log"; }
   fs::path jobs() const { return root / "jobs"; }
   fs::path marks() const { return root / "marks.json"; }
+  // Of a node that joined by itself: what the head wants of its machine, who is at it, the key of
+  // what was done last, and the files on their way to their places.
+  fs::path preparation() const { return root / "preparation.json"; }
+  fs::path preparation_lock() const { return root / "preparation.lock"; }
+  fs::path prepared() const { return root / "prepared"; }
+  fs::path unpacked() const { return root / "unpacked"; }
   fs::path setup() const { return root / "setup"; }
   fs::path setup_status(const std::string& list) const { return setup() / (list + ".json"); }
   fs::path setup_log(const std::string& list) const { return setup() / (list + ".log"); }
@@ -114,6 +120,7 @@ struct HeadRoot {
   fs::path lock() const { return root / "lock"; }
   fs::path nodes() const { return root / "nodes"; }
   fs::path joins() const { return root / "joins"; }
+  fs::path preparation() const { return root / "preparation.json"; }
   fs::path join(const NodeId& node) const { return joins() / (node.str() + ".json"); }
   fs::path content() const { return root / "content"; }
   fs::path secrets(const JobId& job) const { return root / "secrets" / (job.str() + ".json"); }

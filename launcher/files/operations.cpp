@@ -29,17 +29,6 @@ Error refused(const Beneath& files, const char* what, const std::string& path, i
   return errno_error(text, error);
 }
 
-timespec time_of(std::int64_t ns) {
-  timespec time{};
-  time.tv_sec = static_cast<time_t>(ns / 1'000'000'000);
-  time.tv_nsec = static_cast<long>(ns % 1'000'000'000);
-  if (time.tv_nsec < 0) {
-    time.tv_nsec += 1'000'000'000;
-    --time.tv_sec;
-  }
-  return time;
-}
-
 // 0 or errno. Without `replace`, EEXIST when something is there.
 int rename_entry(int from, const char* name, const Beneath::Place& to, bool replace) {
   if (!replace) {
@@ -202,7 +191,7 @@ Left set_attributes(Beneath& files, const Operation& operation) {
     throw refused(files, "set the mode of", operation.path, errno);
   }
   if (touch) {
-    const std::array<timespec, 2> times{timespec{0, UTIME_OMIT}, time_of(operation.mtime_ns)};
+    const std::array<timespec, 2> times{timespec{0, UTIME_OMIT}, timespec_of(operation.mtime_ns)};
     if (::utimensat(AT_FDCWD, name.c_str(), times.data(), 0) != 0) {
       throw refused(files, "set the time of", operation.path, errno);
     }

@@ -28,10 +28,24 @@ constexpr std::size_t kFilesPerThread = 256;  // fewer are read by one thread
 struct Found {
   ContentEntry entry;
   FileIdentity identity;  // of a file
+  fs::path path;          // where it lies
 };
 
+std::string how_to_leave_out(const SnapshotOptions& options) {
+  return options.as_mount ? "a line of rsync_exclude" : "a line in .dtrainignore";
+}
+
+std::map<std::string, FileStat> stats_of(const Tree& tree) {
+  std::map<std::string, FileStat> stats;
+  if (!tree.single) stats[""] = {tree.mode, 0};
+  for (const TreeEntry& entry : tree.entries) {
+    if (entry.kind != EntryKind::link) stats[entry.path] = {entry.mode, entry.mtime_ns};
+  }
+  return stats;
+}
+
 // What a scan found, as a tree by content has it. A folder that holds something needs no entry.
-std::vector<Found> found_by(Scan& scan, const fs::path& folder) {
+std::vector<Found> found_by(Scan& scan, const fs::path& folder, const SnapshotOptions& options) {
   std::vector<TreeEntry>& entries = scan.tree.entries;
   std::vector<Found> all;
   for (std::size_t i = 0; i < entries.size(); ++i) {
@@ -40,7 +54,7 @@ std::vector<Found> found_by(Scan& scan, const fs::path& folder) {
       throw Error(ErrorCode::invalid, printable_path(folder / entry.path) +
                                           " has a name that cannot be sent: only "
                                           "plain UTF-8 text can")
-          .with_hint("rename it, or leave it out by a line in .dtrainignore");
+          .with_hint("rename it, or leave it out by " + how_to_leave_out(options));
     }
     Found found;
     switch (entry.kind) {
@@ -67,7 +81,8 @@ std::vector<Found> found_by(Scan& scan, const fs::path& folder) {
 }
 
 // The sum of a file that may be written to just now: a few tries, each with its newest identity.
-void sum_one(const fs::path& path, Found& found, FileFactsCache& cache) {
+void sum_one(Found& found, FileFactsCache& cache, const SnapshotOptions& options) {
+  const fs::path& path = found.path;
   for (int attempt = 1;; ++attempt) {
     try {
       found.entry.sha256 = cache.facts(path, found.identity).sha256;
@@ -76,20 +91,23 @@ void sum_one(const fs::path& path, Found& found, FileFactsCache& cache) {
     } catch (Error& error) {
       if (error.code() != ErrorCode::conflict || attempt == kSnapshotTries) {
         if (error.code() == ErrorCode::conflict) {
-          error.with_hint("leave it out by a line in .dtrainignore");
+          error.with_hint("leave it out by " + how_to_leave_out(options));
         }
         throw;
       }
     }
     struct stat status {};
-    if (::lstat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) {
+    if (::lstat(path.c_str(), &status) != 0) {
       throw errno_error("cannot look at " + printable_path(path), errno);
+    }
+    if (!S_ISREG(status.st_mode)) {
+      throw Error(ErrorCode::conflict, printable_path(path) + " is no file any more");
     }
     found.identity = identity_of(status);
   }
 }
 
-void sum_all(const fs::path& folder, std::vector<Found>& all, FileFactsCache& cache) {
+void sum_all(std::vector<Found>& all, FileFactsCache& cache, const SnapshotOptions& options) {
   std::atomic<std::size_t> next{0};
   std::mutex mutex;
   std::exception_ptr failure;
@@ -97,7 +115,8 @@ void sum_all(const fs::path& folder, std::vector<Found>& all, FileFactsCache& ca
     for (std::size_t i = next++; i < all.size(); i = next++) {
       if (all[i].entry.kind != ContentEntry::Kind::file) continue;
       try {
-        sum_one(folder / all[i].entry.path, all[i], cache);
+        if (options.stop.stop_requested()) throw Error(ErrorCode::failed, "stopped");
+        sum_one(all[i], cache, options);
       } catch (...) {
         const std::lock_guard lock(mutex);
         if (!failure) failure = std::current_exception();
@@ -132,20 +151,29 @@ Snapshot take_snapshot(const fs::path& folder, const SnapshotOptions& options,
                        FileFactsCache& cache) {
   ScanOptions looking;
   looking.ignore = options.ignore;
+  looking.exclude = options.exclude;
+  looking.filter_files = options.filter_files;
   looking.always = options.always;
-  looking.set_user_id = true;  // a tree by content has no such bits
+  looking.set_user_id = !options.as_mount;  // a tree by content has no such bits
   looking.limits.depth = kDepth - 1;
   Scan scan = scan_tree(folder, looking);
-  if (scan.tree.single) throw Error(ErrorCode::invalid, printable_path(folder) + " is no folder");
+  if (scan.tree.single && !options.as_mount) {
+    throw Error(ErrorCode::invalid, printable_path(folder) + " is no folder");
+  }
   Snapshot snapshot;
+  snapshot.single = scan.tree.single;
+  if (options.as_mount) snapshot.stats = stats_of(scan.tree);
   for (LeftOut& left : scan.left_out) snapshot.skipped.push_back(std::move(left.path));
-  std::vector<Found> all = found_by(scan, folder);
-  sum_all(folder, all, cache);
+  std::vector<Found> all = found_by(scan, folder, options);
+  for (Found& found : all) {
+    found.path = snapshot.single ? fs::canonical(folder) : folder / found.entry.path;
+  }
+  sum_all(all, cache, options);
   std::sort(all.begin(), all.end(),
             [](const Found& a, const Found& b) { return a.entry.path < b.entry.path; });
   for (Found& found : all) {
     if (found.entry.kind == ContentEntry::Kind::file) {
-      snapshot.files.emplace(found.entry.sha256, folder / found.entry.path);
+      snapshot.files.emplace(found.entry.sha256, found.path);
       snapshot.size += found.entry.size;
     }
     snapshot.tree.entries.push_back(std::move(found.entry));

@@ -30,6 +30,19 @@ const char* to_string(SyncPhase phase) noexcept {
   return "";
 }
 
+std::vector<std::string> left_in_words(const MountOutcome& mount, std::size_t most) {
+  std::vector<std::string> words;
+  for (std::size_t i = 0; i < std::min(mount.left.size(), most); ++i) {
+    words.push_back(mount.target + "/" + mount.left[i].path + " was left as it is: it " +
+                    mount.left[i].reason);
+  }
+  if (mount.left_count > words.size()) {
+    words.push_back(std::to_string(mount.left_count) + " files of " + mount.target +
+                    " were left as they are");
+  }
+  return words;
+}
+
 bool SyncOutcome::complete() const noexcept {
   return std::all_of(mounts.begin(), mounts.end(), [](const MountOutcome& mount) {
     return mount.left_count == 0 && mount.changing.empty();

@@ -76,6 +76,10 @@ struct MountOutcome {
   }
 };
 
+// What was left, a sentence each for the first `most`; one more for how many there are, if these
+// are not all.
+std::vector<std::string> left_in_words(const MountOutcome& mount, std::size_t most = 1000);
+
 struct SyncOutcome {
   std::vector<MountOutcome> mounts;
   std::uint64_t wire_bytes = 0;  // of archives, as sent

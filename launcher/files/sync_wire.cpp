@@ -271,7 +271,7 @@ void Wire::fail() {
     }
     throw;
   } catch (const std::exception& error) {
-    const Error defect(ErrorCode::internal, std::string("a defect: ") + error.what());
+    const Error defect = as_defect(error);
     try {
       say(error_json(defect));
       until_done();

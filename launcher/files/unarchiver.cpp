@@ -92,14 +92,7 @@ Staged Unarchiver::write(ArchiveReader& reader, const TreeEntry& entry, int fd,
     if (holes <= kHashedHoles) add_zeros(sum, entry.size - at);
     if (::ftruncate(fd, static_cast<off_t>(entry.size)) != 0) cannot_write(shown, errno);
   }
-  timespec time{};
-  time.tv_sec = static_cast<time_t>(entry.mtime_ns / 1'000'000'000);
-  time.tv_nsec = static_cast<long>(entry.mtime_ns % 1'000'000'000);
-  if (time.tv_nsec < 0) {
-    time.tv_nsec += 1'000'000'000;
-    --time.tv_sec;
-  }
-  const timespec times[2] = {{0, UTIME_OMIT}, time};
+  const timespec times[2] = {{0, UTIME_OMIT}, timespec_of(entry.mtime_ns)};
   struct stat status {};
   if (::futimens(fd, times) != 0 || ::fstat(fd, &status) != 0) cannot_write(shown, errno);
   if ((status.st_mode & 07777) != entry.mode && ::fchmod(fd, entry.mode) != 0) {

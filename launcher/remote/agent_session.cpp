@@ -235,34 +235,4 @@ wire::LogTails AgentSession::read_logs(const wire::ReadLogs& which) {
   return ask_for<wire::LogTails>(which, state_->options.answer_limit);
 }
 
-Error setup_error(const wire::SetupStatus& status) {
-  const std::string list = status.list;
-  for (std::size_t i = 0; i < status.commands.size(); ++i) {
-    const wire::SetupCommand& command = status.commands[i];
-    if (command.state == wire::SetupState::succeeded) continue;
-    const std::string which = list + ", command " + std::to_string(i + 1) + " of " +
-                              std::to_string(status.commands.size());
-    const std::string what = ": " + printable(command.command, false);
-    switch (command.state) {
-      case wire::SetupState::failed:
-        return Error(ErrorCode::failed,
-                     which + " ended with exit code " + std::to_string(command.exit_code) + what);
-      case wire::SetupState::cancelled:
-        return Error(ErrorCode::failed, which + " was cancelled" + what);
-      case wire::SetupState::lost:
-        return Error(ErrorCode::failed,
-                     which +
-                         " ended without a word; the machine was started again, or its "
-                         "process killed" +
-                         what);
-      case wire::SetupState::none:
-      case wire::SetupState::running:
-      case wire::SetupState::succeeded:
-        break;
-    }
-  }
-  const std::string why = status.tail.empty() ? to_string(status.state) : status.tail.front();
-  return Error(ErrorCode::failed, list + " did not run to its end: " + printable(why, false));
-}
-
 }  // namespace dtrain

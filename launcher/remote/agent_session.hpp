@@ -106,8 +106,4 @@ class AgentSession {
   std::unique_ptr<State> state_;
 };
 
-// What became of a list that did not succeed, as an error: "setup command 2 of 3 ended with exit
-// code 1: pip install x". Its last lines stay in the status.
-Error setup_error(const wire::SetupStatus& status);
-
 }  // namespace dtrain

@@ -17,6 +17,8 @@ namespace dtrain::wire {
 using nlohmann::json;
 
 template <>
+inline constexpr auto kReader<Preparation> = preparation_from_json;
+template <>
 inline constexpr auto kReader<AttemptSpec> = attempt_spec_from_json;
 template <>
 inline constexpr auto kReader<AttemptEvent> = attempt_event_from_json;
@@ -33,7 +35,8 @@ void fields(Is<Hello> auto& m, auto&& f) {
     if_set(m.interface), "interfaces", if_set(m.interfaces), "boot_id", m.boot_id, "machine",
     m.machine, "root", m.root, "log", m.log, "cpus", within(m.cpus, 1, 65536), "gpus",
     within(m.gpus, 0, 1024), "memory", m.memory, "attempts", m.attempts, "glibc", if_set(m.glibc),
-    "jobs", any_id(m.jobs, Presence::if_set), "leaving", if_set(m.leaving));
+    "jobs", any_id(m.jobs, Presence::if_set), "leaving", if_set(m.leaving), "prepared",
+    if_set(m.prepared));
 }
 BOOST_DESCRIBE_STRUCT(Heartbeat, (), ())
 void fields(Is<FromSupervisor> auto& m, auto&& f) {
@@ -62,6 +65,10 @@ void fields(Is<Staging> auto& m, auto&& f) {
 }
 void fields(Is<Leaving> auto& m, auto&& f) {
   f("reason", m.reason, "over", or_default(m.over));
+}
+
+void fields(Is<Preparing> auto& m, auto&& f) {
+  f("key", m.key, "step", m.step, "text", m.text, "done", if_set(m.done), "error", if_set(m.error));
 }
 
 // ---- Head to node.
@@ -94,6 +101,7 @@ void fields(Is<DialPairs> auto& m, auto&& f) {
 }
 BOOST_DESCRIBE_STRUCT(ClosePair, (), (test))
 BOOST_DESCRIBE_STRUCT(NewCertificate, (), (certificates))
+BOOST_DESCRIBE_STRUCT(PrepareNode, (), (key, preparation))
 void fields(Is<Stage> auto& m, auto&& f) {
   f("job", m.job, "attempt", within(m.attempt, 1), "content", m.content);
 }
@@ -105,6 +113,9 @@ void fields(Is<Unstage> auto& m, auto&& f) {
 
 void fields(Is<ContentHello> auto& m, auto&& f) {
   f("job", m.job, "attempt", within(m.attempt, 1), "zstd", or_default(m.zstd));
+}
+void fields(Is<PreparationHello> auto& m, auto&& f) {
+  f("key", m.key, "zstd", or_default(m.zstd));
 }
 BOOST_DESCRIBE_STRUCT(ContentGrant, (), (content))
 BOOST_DESCRIBE_STRUCT(ContentWant::Blob, (), (sha256, offset))
@@ -122,12 +133,14 @@ namespace {
 
 constexpr MessageNames<NodeMessage> kNodeMessages{
     "hello",       "heartbeat",   "event", "supervisor_lost", "start_failed", "prepared",
-    "pair_opened", "pair_result", "renew", "staging",         "leaving"};
+    "pair_opened", "pair_result", "renew", "staging",         "leaving",      "preparing"};
 constexpr MessageNames<HeadMessage> kHeadMessages{
-    "welcome", "refused",   "heartbeat",  "start",      "command",     "forget", "shutdown",
-    "prepare", "open_pair", "dial_pairs", "close_pair", "certificate", "stage",  "unstage"};
+    "welcome",    "refused",     "heartbeat", "start",     "command",
+    "forget",     "shutdown",    "prepare",   "open_pair", "dial_pairs",
+    "close_pair", "certificate", "stage",     "unstage",   "prepare_node"};
 constexpr MessageNames<ContentMessage> kContentMessages{
-    "hello", "grant", "want", "stream", "end", "refused", "checkpoint", "files", "shard"};
+    "hello",   "grant",      "want",  "stream", "end",
+    "refused", "checkpoint", "files", "shard",  "preparation"};
 constexpr const char* kUnknown = "unknown message ";
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "launcher/files/manifest.hpp"
 #include "launcher/wire/attempt.hpp"
 #include "launcher/wire/interface.hpp"
+#include "launcher/wire/preparation.hpp"
 
 // What head and node agent say to each other: JSON text frames of a WebSocket over mutual TLS. A
 // node dials two connections: /v1/node/control for these messages, /v1/node/bulk for bytes of
@@ -24,14 +25,14 @@
 // the first version is said only to a side that has named the feature: "mirror" (logs), "prepare"
 // (PrepareAttempt), "pairs", "renew", "setup", "forward", "content" (Stage, Unstage,
 // /v1/node/content), "shards" (ShardAsk, PrepareAttempt's checkpoint, /v1/node/checkpoint),
-// "collect", "memory" (AttemptSpec's rank_memory), "leave" (Leaving).
+// "collect", "memory" (AttemptSpec's rank_memory), "leave" (Leaving), "preparation" (PrepareNode).
 namespace dtrain::wire {
 
 inline constexpr int kNodeVersion = 1;
 
 inline const std::vector<std::string> kNodeFeatures{"mirror",  "prepare", "pairs",   "renew",
                                                     "setup",   "forward", "content", "shards",
-                                                    "collect", "memory",  "leave"};
+                                                    "collect", "memory",  "leave",   "preparation"};
 
 // ---- Node to head, control.
 
@@ -55,6 +56,7 @@ struct Hello {
   std::string glibc;                            // of its machine, "2.36"; empty: none, or not known
   std::vector<JobId> jobs;                      // that have a folder there
   std::string leaving;                          // as Leaving's reason; empty: it stays
+  std::string prepared;                         // the last Preparation's key; empty: none
 };
 struct Heartbeat {};  // both ways; the head answers each, which renews the leases
 struct FromSupervisor {
@@ -120,9 +122,19 @@ struct Leaving {
   bool over = false;
 };
 
+// Feature "preparation". What the node is at, of what PrepareNode asked for; with `done` nothing is
+// left, or it cannot go on because of `error`.
+struct Preparing {
+  std::string key;
+  std::string step;  // "wait", "start", "files", "setup", "ready"
+  std::string text;
+  bool done = false;
+  std::optional<Error> error;
+};
+
 using NodeMessage =
     std::variant<Hello, Heartbeat, FromSupervisor, SupervisorLost, StartFailed, AttemptPrepared,
-                 PairOpened, PairResult, RenewCertificate, Staging, Leaving>;
+                 PairOpened, PairResult, RenewCertificate, Staging, Leaving, Preparing>;
 
 // ---- Head to node, control.
 
@@ -198,9 +210,16 @@ struct NewCertificate {
   std::string certificates;  // the node's and the CA's, PEM
 };
 
-using HeadMessage =
-    std::variant<Welcome, Refused, Heartbeat, StartAttempt, ToSupervisor, ForgetJob, Shutdown,
-                 PrepareAttempt, OpenPair, DialPairs, ClosePair, NewCertificate, Stage, Unstage>;
+// Feature "preparation". Answered by Preparing, again and again; a repeat is harmless, and after an
+// error tries again.
+struct PrepareNode {
+  std::string key;
+  Preparation preparation;
+};
+
+using HeadMessage = std::variant<Welcome, Refused, Heartbeat, StartAttempt, ToSupervisor, ForgetJob,
+                                 Shutdown, PrepareAttempt, OpenPair, DialPairs, ClosePair,
+                                 NewCertificate, Stage, Unstage, PrepareNode>;
 
 // ---- Bulk, both ways: text frames; those that carry bytes are followed by one binary frame.
 
@@ -358,7 +377,12 @@ struct ContentHello {
   int attempt = 0;
   bool zstd = false;
 };
-// Head to node: this is what the attempt has.
+// Or what the head's Preparation of that key names, to a node that it was given to.
+struct PreparationHello {
+  std::string key;
+  bool zstd = false;
+};
+// Head to node: this is what the attempt has, or the preparation, as its workdir.
 struct ContentGrant {
   JobContent content;
 };
@@ -395,7 +419,7 @@ struct ContentRefused {
 
 using ContentMessage =
     std::variant<ContentHello, ContentGrant, ContentWant, ContentStream, ContentEnd, ContentRefused,
-                 CheckpointAsk, ContentFiles, ShardOffer>;
+                 CheckpointAsk, ContentFiles, ShardOffer, PreparationHello>;
 
 inline constexpr std::size_t kWantLimit = 20000;  // blobs of one ContentWant
 

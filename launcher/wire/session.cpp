@@ -1,6 +1,6 @@
 #include "launcher/wire/session.hpp"
 
-#include "launcher/wire/fields.hpp"
+#include "launcher/wire/setup_list.hpp"
 
 namespace dtrain::wire {
 
@@ -13,7 +13,6 @@ BOOST_DESCRIBE_STRUCT(HostFacts, (),
 BOOST_DESCRIBE_STRUCT(SessionHello, (),
                       (version, features, agent_version, agent, agent_sha256, host))
 BOOST_DESCRIBE_STRUCT(FindClusters, (), (name, base))
-BOOST_DESCRIBE_STRUCT(SetupList, (), (list, commands))
 BOOST_DESCRIBE_STRUCT(OpenNode, (), (cluster, node, base, prepare, head, lists))
 BOOST_DESCRIBE_STRUCT(InitHead, (), (name, provider, expected_nodes, wanted_port))
 BOOST_DESCRIBE_STRUCT(SignNode, (), (node, request))
@@ -108,5 +107,46 @@ DTRAIN_SESSION_MESSAGE(PersistReport);
 DTRAIN_SESSION_MESSAGE(ProbeResult);
 DTRAIN_SESSION_MESSAGE(LogTails);
 #undef DTRAIN_SESSION_MESSAGE
+
+Error setup_error(const SetupStatus& status) {
+  const std::string list = status.list;
+  for (std::size_t i = 0; i < status.commands.size(); ++i) {
+    const SetupCommand& command = status.commands[i];
+    if (command.state == SetupState::succeeded) continue;
+    const std::string which = list + ", command " + std::to_string(i + 1) + " of " +
+                              std::to_string(status.commands.size());
+    const std::string what = ": " + printable(command.command, false);
+    switch (command.state) {
+      case SetupState::failed:
+        return Error(ErrorCode::failed,
+                     which + " ended with exit code " + std::to_string(command.exit_code) + what);
+      case SetupState::cancelled:
+        return Error(ErrorCode::failed, which + " was cancelled" + what);
+      case SetupState::lost:
+        return Error(ErrorCode::failed,
+                     which +
+                         " ended without a word; the machine was started again, or its "
+                         "process killed" +
+                         what);
+      case SetupState::none:
+      case SetupState::running:
+      case SetupState::succeeded:
+        break;
+    }
+  }
+  const std::string why = status.tail.empty() ? to_string(status.state) : status.tail.front();
+  return Error(ErrorCode::failed, list + " did not run to its end: " + printable(why, false));
+}
+
+std::optional<Error> probe_error(const ProbeResult& result, const std::string& command,
+                                 std::int64_t limit_ms) {
+  if (!result.timed_out && result.exit_code == 0) return std::nullopt;
+  return Error(ErrorCode::failed,
+               "ready.command " +
+                   (result.timed_out ? "did not end within " +
+                                           human_duration(std::chrono::milliseconds(limit_ms))
+                                     : "ended with exit code " + std::to_string(result.exit_code)) +
+                   ": " + command);
+}
 
 }  // namespace dtrain::wire

@@ -190,7 +190,7 @@ struct FoundClusters {
 };
 
 struct AgentProcess {
-  std::string what;  // watch, head, node, supervise, setup, rank, exec
+  std::string what;  // watch, head, node, supervise, setup, prepare, rank, exec
   std::int64_t pid = 0;
   std::string program;  // the file that runs, as the kernel names it
 };
@@ -221,6 +221,10 @@ struct SetupStatus {
   int first = 0;                  // commands before it had succeeded earlier; == size: none ran
   std::vector<std::string> tail;  // of a run that failed: the failing command's last lines
 };
+// What became of a list that did not succeed, as an error: "setup command 2 of 3 ended with exit
+// code 1: pip install x". Its last lines stay in the status.
+Error setup_error(const SetupStatus& status);
+
 struct SetupPlan {
   std::string list;
   int first = 0;  // the first command that would run; == total: none
@@ -297,6 +301,10 @@ struct ProbeResult {
   std::vector<std::string> tail;
   std::string out;  // its first 64 KiB
 };
+// Absent: it succeeded.
+std::optional<Error> probe_error(const ProbeResult& result, const std::string& command,
+                                 std::int64_t limit_ms);
+
 struct LogTail {
   std::string path;
   std::vector<std::string> lines;

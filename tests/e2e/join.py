@@ -145,6 +145,24 @@ class Join(JoinCase):
         self.paste(1, f"{there(agent)} leave --root {there(root)}")
         self.assert_clean(1)
 
+    def test_a_node_that_was_away_when_it_was_revoked_leaves_when_it_is_back(self):
+        self.paste(1, self.script())
+        self.wait_ready("joined-1")
+        self.lab[1].cut()
+        eventually(lambda: self.node("joined-1")["state"] in ("joining", "lost"), "gone")
+        self.assertFalse(self.json("join-command", "--revoke", "joined-1")["told"])
+        self.lab[1].join()
+        self.assert_clean(1)
+        self.assertIn("was told to leave", self.head_log())
+
+    def test_an_address_is_never_left_out_silently(self):
+        self.assertIn("not an address: head.example", self.refused("join-command", "--address", "head.example", code=2))
+        self.assertIn("not an address: fe80::1%eth0", self.refused("join-command", "--address", "fe80::1%eth0", code=2))
+        many = [word for i in range(9) for word in ("--address", f"203.0.113.{i}")]
+        self.assertIn("8 addresses at most", self.refused("join-command", *many, code=2))
+        self.assertIn(" A='203.0.113.5 2001:db8::5 ", self.script("--address", "203.0.113.5", "--address", "2001:DB8::5"))
+        self.assertEqual(len(self.json("join-command", "--list")["joins"]), 1)
+
     def test_each_tool_and_each_shell_will_do(self):
         self.assertTrue(Path("/usr/bin/busybox").exists(), "scripts/setup --tests brings it")
         names = iter(range(1, 100))
@@ -419,6 +437,212 @@ class Credential:
         return status, json.loads(body) if status == 200 else body.decode()
 
 
+class Prepared(JoinCase):
+    """What `up` does over SSH to a worker, a machine that joins does to itself."""
+    count = 2
+
+    def setUp(self):
+        HostsCase.setUp(self)
+        self.data = self.folder / "data"
+        (self.data / "below").mkdir(parents=True)
+        (self.data / "below" / "weights").write_bytes(bytes(range(256)) * 4000)
+        (self.data / "key").write_text("secret")
+        (self.data / "key").chmod(0o600)
+        (self.folder / "one.txt").write_text("one")
+        self.setup_commands(["echo first >>~/log", 'echo "second on $DTRAIN_NODE" | tee -a ~/log'])
+        self.up()
+
+    def setup_commands(self, commands, **more):
+        self.write([0], file_mounts={"~/data": str(self.data), "~/one.txt": str(self.folder / "one.txt")},
+                   worker_setup_commands=commands, **more)
+
+    def there(self, path):
+        return self.lab[1].path(path)
+
+    def wait_reason(self, text, name="joined-1"):
+        return eventually(lambda: (n := self.node(name)) and text in n["reason"] and n, text)
+
+    def log(self):
+        return self.lines(1, "~/log")
+
+    def test_files_and_setup_before_it_is_ready(self):
+        self.paste(1, self.ok("join-command").strip())
+        self.wait_ready("joined-1")
+        self.assertEqual(self.log(), ["first", "second on joined-1"])
+        weights, was = self.there("~/data/below/weights"), self.data / "below" / "weights"
+        self.assertEqual(weights.read_bytes(), was.read_bytes())
+        self.assertEqual(weights.stat().st_mtime_ns, was.stat().st_mtime_ns)
+        self.assertEqual(self.there("~/data/key").stat().st_mode & 0o777, 0o600)
+        self.assertEqual(self.there("~/one.txt").read_text(), "one")
+        self.assertIn("second on joined-1", self.ok("logs", "--setup", "joined-1"))
+        self.assertFalse(any(self.there("~/.dtrain").glob("lab-*/joined-1/unpacked")))
+        # Its agent is started anew: nothing is done twice.
+        for pid in self.lab[1].processes(UID, "node --root"):
+            os.kill(pid, signal.SIGKILL)
+        self.wait_ready("joined-1")
+        self.assertEqual(self.log(), ["first", "second on joined-1"])
+        # Pruning leaves what the next machine needs.
+        self.ok("prune")
+        self.ok("join-command", "--revoke", "joined-1")
+        self.assert_clean(1)
+        self.assertFalse(self.there("~/data/below").exists(), "what was brought goes too")
+
+    def test_an_up_brings_what_has_changed(self):
+        self.paste(1, self.ok("join-command").strip())
+        self.wait_ready("joined-1")
+        (self.data / "key").write_text("another")
+        (self.data / "new").write_text("new")
+        self.there("~/data/below/weights").write_text("changed there")
+        self.setup_commands(["echo first >>~/log", "echo third >>~/log"])
+        self.up()
+        eventually(lambda: self.log()[-1:] == ["third"], "from the changed command on")
+        eventually(lambda: "was left as it is" in self.node("joined-1")["reason"], "it is prepared")
+        self.assertEqual(self.log(), ["first", "second on joined-1", "third"])
+        self.assertEqual(self.there("~/data/key").read_text(), "another")
+        self.assertEqual(self.there("~/data/new").read_text(), "new")
+        self.assertEqual(self.there("~/data/below/weights").read_text(), "changed there", "it stays")
+        self.assertIn("below/weights was left as it is", self.node("joined-1")["reason"])
+        # Nothing has changed: nothing is done.
+        before = self.lab[1].path("~/log").stat().st_mtime_ns
+        self.up()
+        self.wait_ready("joined-1")
+        self.assertEqual(self.lab[1].path("~/log").stat().st_mtime_ns, before)
+
+    def test_a_command_that_fails_is_told_and_mended(self):
+        self.setup_commands(["echo first >>~/log", "echo the reason; exit 17"])
+        self.up()
+        self.paste(1, self.ok("join-command").strip())
+        node = self.wait_reason("cannot be prepared")
+        self.assertEqual(node["state"], "joining")
+        for part in ("worker_setup", "command 2 of 2", "17"):
+            self.assertIn(part, node["reason"])
+        self.assertIn("the reason", self.ok("logs", "--setup", "joined-1"))
+        job = self.submit("echo never", "--nnodes", "2")
+        self.assertEqual(self.state(job), "queued")
+        self.setup_commands(["echo first >>~/log", "echo mended >>~/log"])
+        self.up()
+        self.wait_ready("joined-1")
+        self.assertEqual(self.log(), ["first", "mended"])
+        self.wait_state(job, "succeeded")
+
+    def test_a_head_that_dies_meanwhile(self):
+        waiting = 'echo begin >>~/log; while [ ! -e ~/go ]; do sleep 0.02; done; echo end >>~/log'
+        self.setup_commands([waiting])
+        self.up()
+        self.paste(1, self.ok("join-command").strip())
+        self.wait_reason("worker_setup")
+        root = self.json("status")["cluster"]["head"]["root"]
+        for pid in self.lab[0].processes(UID, f"head --root {root}"):
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: self.run_dtrain("status").returncode == 0, "the head is back")
+        self.wait_reason("being prepared")
+        self.lab[1].path("~/go").touch()
+        self.wait_ready("joined-1")
+        self.assertEqual(self.log(), ["begin", "end"])
+
+    def test_back_to_what_it_was_and_everything_again(self):
+        """A change that fails half way and is taken back; a command that hangs; --force."""
+        first = ["echo first >>~/log"]
+        self.setup_commands(first)
+        self.up()
+        self.paste(1, self.ok("join-command").strip())
+        self.wait_ready("joined-1")
+        (self.data / "key").write_text("another")
+        self.setup_commands(first + ["false"])
+        self.up()
+        node = self.wait_reason("cannot be prepared")
+        self.assertEqual(node["state"], "ready", "it was prepared once, and goes on")
+        (self.data / "key").write_text("secret")
+        self.setup_commands(first)
+        self.up()
+        eventually(lambda: self.node("joined-1")["reason"] == "", "it is as it was")
+        self.assertEqual(self.there("~/data/key").read_text(), "secret")
+        self.setup_commands(first + ["echo waits >>~/log; sleep 1000"])
+        self.up()
+        eventually(lambda: "waits" in self.log(), "it hangs")
+        self.setup_commands(first + ["echo mended >>~/log"])
+        self.up()
+        eventually(lambda: self.log()[-1] == "mended" and self.node("joined-1")["reason"] == "", "mended")
+        self.assertFalse(self.lab[1].processes(UID, "sleep 1000"))
+        self.assertEqual(self.log().count("first"), 1)
+        self.there("~/data/key").write_text("changed there")
+        self.up("--force")
+        eventually(lambda: self.log()[-2:] == ["first", "mended"], "everything again")
+        eventually(lambda: self.there("~/data/key").read_text() == "secret", "also over what was changed")
+        # Once: nothing is done by the next one, and what is changed afterwards is left alone.
+        eventually(lambda: self.node("joined-1")["reason"] == "", "that is over")
+        done = self.log()
+        self.there("~/data/key").write_text("changed there")
+        self.up()
+        self.assertEqual(self.node("joined-1")["reason"], "")
+        (self.data / "one more").write_text("one more")
+        self.up()
+        self.wait_reason("key was left as it is")
+        self.assertEqual(self.log(), done)
+        # Only files with --no-setup.
+        (self.data / "new").write_text("new")
+        self.setup_commands(["echo never >>~/log"])
+        self.up("--no-setup")
+        eventually(lambda: self.there("~/data/new").exists(), "files")
+        self.assertNotIn("never", self.log())
+
+    def test_a_list_that_is_wanted_no_more_ends(self):
+        self.setup_commands(["echo waits >>~/log; sleep 1000"])
+        self.up()
+        self.paste(1, self.ok("join-command").strip())
+        eventually(lambda: "waits" in self.log(), "it hangs")
+        self.write([0])
+        self.up()
+        self.wait_ready("joined-1")
+        self.assertFalse(self.lab[1].processes(UID, "sleep 1000"))
+
+    def test_a_head_that_has_lost_what_it_was_given(self):
+        self.ok("join-command", "--node", "early")
+        root = self.json("status")["cluster"]["head"]["root"]
+        self.lab[0].path(f"{root}/preparation.json").write_text("{")
+        for pid in self.lab[0].processes(UID, f"head --root {root}"):
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: self.run_dtrain("status").returncode == 0, "the head is back")
+        self.paste(1, self.ok("join-command").strip())
+        self.assertEqual(self.wait_reason("dtrain up says it anew")["state"], "joining")
+        self.up()
+        self.wait_ready("joined-1")
+        self.assertEqual(self.log(), ["first", "second on joined-1"])
+
+    def test_a_first_preparation_of_a_node_that_works(self):
+        self.write([0])
+        self.up()
+        self.paste(1, self.ok("join-command").strip())
+        self.wait_ready("joined-1")
+        job = self.submit("while [ ! -e ~/go ]; do sleep 0.02; done", "--nnodes", "2")
+        self.wait_state(job, "running")
+        self.setup_commands(["while [ ! -e ~/go ]; do sleep 0.02; done; echo set up >>~/log"])
+        self.up()
+        self.assertEqual(self.wait_reason("being prepared")["state"], "ready")
+        for host in self.lab:
+            host.path("~/go").touch()
+        eventually(lambda: self.log() == ["set up"], "prepared")
+        self.wait_state(job, "succeeded")
+
+    def test_files_that_cannot_be_read(self):
+        """Nothing is given out, and an `up` says so."""
+        gone = self.data.rename(self.folder / "gone")
+        self.assertIn("data", self.refused("join-command", code=2))
+        self.assertEqual(self.json("join-command", "--list")["joins"], [])
+        gone.rename(self.data)
+        self.ok("join-command")
+
+    def test_a_probe_that_says_no(self):
+        self.setup_commands(["true"], ready={"command": "[ -e ~/fit ]"})
+        self.lab[0].path("~/fit").touch()  # the head's machine is asked too
+        self.up()
+        self.paste(1, self.ok("join-command").strip())
+        self.assertIn("ready.command", self.wait_reason("cannot be prepared")["reason"])
+        self.lab[1].path("~/fit").touch()
+        self.up()
+        self.wait_ready("joined-1")
+
+
 class Misuse(JoinCase):
     count = 1
 
@@ -475,8 +699,8 @@ class Misuse(JoinCase):
         self.assertIsNone(answer["valid_until"])
         owner = Credential(self, answer["script"])
         status, said = owner.join()
-        self.assertEqual((status, "is not valid yet" in said), (403, True), said)
-        self.assertEqual(owner.ask("GET", "/v1/join/agent")[0], 403)
+        self.assertEqual((status, "is not valid yet" in said), (503, True), said)  # it comes again
+        self.assertEqual(owner.ask("GET", "/v1/join/agent")[0], 503)
         self.assertEqual(self.json("join-command", "--list")["joins"][0]["state"], "waiting")
         self.assertTrue(json.loads(self.on_head("POST", f"/v1/joins/{owner.node}/begin"))["valid_until"])
         self.assertEqual(owner.join()[0], 200)

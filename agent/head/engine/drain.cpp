@@ -86,20 +86,9 @@ void Engine::Impl::remove_node(const NodeId& id, bool force, Answer done) {
   const bool counted =
       !node.row.joined && (node.row.state != NodeState::left || missing_nodes() > 0);
   // Its ranks may be heard to have ended before that is written; the others end with them.
-  const std::set<JobId> now = live;
-  for (const JobId& job_id : now) {
-    Job* job = find(job_id);
-    // One that is being prepared looks at its nodes once more before it begins.
-    Attempt* attempt = job == nullptr || job->preparing ? nullptr : job->live_attempt();
-    const Share* share = attempt == nullptr ? nullptr : attempt->share(id);
-    if (share == nullptr || !share->live()) continue;
-    const bool sent = share->start_sent;
-    Tx tx;
-    fail_attempt(tx, *job, *attempt, removal_of(id), id);
-    if (sent) stop_leftover(id, job_id, attempt->row.attempt);
-    commit(*job, std::move(tx), Urgency::now);
-    check_end(job_id);
-  }
+  fail_attempts_on(id, removal_of(id), [&](const JobId& job, int attempt, bool sent) {
+    if (sent) stop_leftover(id, job, attempt);
+  });
   nodes_out.revoke(id, counted,
                    [this, id, counted, done = std::move(done),
                     guard = std::weak_ptr<int>(alive)](const std::optional<Error>& failed) {
@@ -108,6 +97,26 @@ void Engine::Impl::remove_node(const NodeId& id, bool force, Answer done) {
                      if (failed) schedule();
                      done(failed ? wire::error_to_json(*failed) : removed(id, counted));
                    });
+}
+
+void Engine::Impl::fail_attempts_on(
+    const NodeId& id, const std::string& reason,
+    const std::function<void(const JobId& job, int attempt, bool sent)>& failed) {
+  const std::set<JobId> now = live;
+  for (const JobId& job_id : now) {
+    Job* job = find(job_id);
+    // One that is being prepared looks at its nodes once more before it begins.
+    Attempt* attempt = job == nullptr || job->preparing ? nullptr : job->live_attempt();
+    const Share* share = attempt == nullptr ? nullptr : attempt->share(id);
+    if (share == nullptr || !share->live()) continue;
+    const bool sent = share->start_sent;
+    const int number = attempt->row.attempt;
+    Tx tx;
+    fail_attempt(tx, *job, *attempt, reason, id);
+    commit(*job, std::move(tx), Urgency::now);
+    failed(job_id, number, sent);
+    check_end(job_id);
+  }
 }
 
 nlohmann::json Engine::Impl::removed(const NodeId& id, bool counted) {
@@ -136,23 +145,14 @@ void Engine::Impl::leaving(const NodeId& id, const std::string& told, bool over,
   }
   node.leaves = reason;
   const std::string failure = id.str() + " leaves the cluster: " + reason;
-  const std::set<JobId> now = live;
-  for (const JobId& job_id : now) {
-    Job* job = find(job_id);
-    // One that is being prepared looks at its nodes once more before it begins.
-    Attempt* attempt = job == nullptr || job->preparing ? nullptr : job->live_attempt();
-    const Share* share = attempt == nullptr ? nullptr : attempt->share(id);
-    if (share == nullptr || !share->live()) continue;
-    Tx tx;
-    fail_attempt(tx, *job, *attempt, failure, id);  // its own ranks the node ends itself
-    commit(*job, std::move(tx), Urgency::now);
-    if (over) share_broken(id, job_id, attempt->row.attempt, failure, true, {});
-    check_end(job_id);
-  }
+  fail_attempts_on(id, failure, [&](const JobId& job, int attempt, bool) {
+    // Its own ranks the node ends itself.
+    if (over) share_broken(id, job, attempt, failure, true, {});
+  });
   if (over) {
     node.leftovers.clear();
     node.connected = false;
-    for (const auto& [other, each] : nodes) node.left = std::max(node.left, each.left + 1);
+    node.left = ++last_left;
     Tx tx;
     set_node(tx, node, NodeEvent::leave, reason);
     if (left) tx.when_durable.push_back(std::move(left));

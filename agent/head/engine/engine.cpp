@@ -89,6 +89,18 @@ void Engine::Impl::post(std::function<void()> task) {
   });
 }
 
+std::function<void(std::exception_ptr)> Engine::Impl::when_stored(const std::string& what,
+                                                                  std::function<void()> task) {
+  return [guard = std::weak_ptr<int>(alive), what, task = std::move(task),
+          post_out = hooks.post](std::exception_ptr failure) {
+    // Not the disk's fault, or it would be tried again: our defect. What happened still happened.
+    if (failure) log::error("a change could not be kept", {{"what", what}});
+    post_out([guard, task] {
+      if (guard.lock()) task();
+    });
+  };
+}
+
 void Engine::Impl::commit(Job& job, Tx tx, Urgency urgency) {
   if (tx.job) {
     job.row.metrics = wire::dump(job.metrics);
@@ -100,24 +112,13 @@ void Engine::Impl::commit(Job& job, Tx tx, Urgency urgency) {
     job.outbox.push_back({gates ? number : 0, std::move(effect)});
   }
   const JobId id = job.row.id;
-  auto when_durable =
-      std::make_shared<std::vector<std::function<void()>>>(std::move(tx.when_durable));
-  const std::weak_ptr<int> guard = alive;
   store->commit(std::move(tx.changes), urgency, OnFailure::retry,
-                [this, guard, id, number, gates, when_durable,
-                 post_out = hooks.post](std::exception_ptr failure) {
-                  if (failure) {
-                    // Not the disk's fault, or it would be tried again: our defect. What happened
-                    // still happened.
-                    log::error("a change could not be kept", {{"job", id.str()}});
-                  }
-                  post_out([this, guard, id, number, gates, when_durable] {
-                    if (!guard.lock()) return;
-                    if (gates) durable = std::max(durable, number);
-                    for (const auto& task : *when_durable) task();
-                    flush(id);
-                  });
-                });
+                when_stored("a change of " + id.str(),
+                            [this, id, number, gates, tasks = std::move(tx.when_durable)] {
+                              if (gates) durable = std::max(durable, number);
+                              for (const auto& task : tasks) task();
+                              flush(id);
+                            }));
   flush(id);
 }
 
@@ -252,6 +253,9 @@ void Engine::joined(const NodeInfo& info) {
 }
 void Engine::heard(const NodeId& node) {
   impl_->heard(node);
+}
+void Engine::preparing(const NodeId& node, const std::string& what, bool waits) {
+  impl_->preparing(node, what, waits);
 }
 void Engine::gone(const NodeId& node) {
   impl_->gone(node);

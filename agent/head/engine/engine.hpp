@@ -45,7 +45,8 @@ struct NodeInfo {
   std::vector<JobId> jobs;  // that have a folder there
   bool joined = false;      // by itself, as this type; the head's own word, not the node's
   std::string type;
-  std::string leaving;  // why it is about to leave; empty: it stays
+  std::string leaving;    // why it is about to leave; empty: it stays
+  std::string preparing;  // why it is not ready yet; empty: it is
 };
 
 // How the engine reaches nodes: the server has the real one, tests a fake. Sending to a node that
@@ -164,12 +165,15 @@ class Engine {
   // Stops every job; `done` when none is left.
   void stop_all(Answer done);
   // The node gets no new ranks, and is "drained" when none run there; `undo` takes it back.
-  // Error(not_found); one that has left answers so. Error(conflict)
-  // when it is lost, or is to be taken back and leaves by itself.
+  // Error(not_found); one that has left answers so. Error(conflict) when it is lost, or is to be
+  // taken back and leaves by itself.
   nlohmann::json drain(const NodeId& node, bool undo);
   // The node leaves: its certificate is worth nothing from now on. With ranks on it an
   // Error(conflict), unless `force`: then they are ended, and their attempts fail.
   void remove_node(const NodeId& node, bool force, Answer done);
+  // What its machine is being made to be, or why it cannot; empty: that is over. While it `waits`
+  // for it the node is not ready.
+  void preparing(const NodeId& node, const std::string& what, bool waits);
   // How many nodes the cluster is to have, beside those that join by themselves; jobs that need
   // more wait for those that are missing.
   void expect_nodes(int count);

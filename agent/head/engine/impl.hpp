@@ -128,8 +128,10 @@ struct Node {
   std::string glibc;
   bool connected = false;
   bool being_removed = false;
-  std::string leaves;  // why it is about to leave by itself; empty: it is not
-  int left = 0;        // of those that have left, the last has the highest
+  std::string leaves;       // why it is about to leave by itself; empty: it is not
+  std::string preparing;    // what its machine is being made to be; empty: it is
+  bool unprepared = false;  // and it waits for that
+  std::uint64_t left = 0;   // of those that have left, the last has the highest
   Monotonic heard;
   std::string head_address;
   std::vector<wire::Interface> interfaces;
@@ -161,6 +163,9 @@ struct Engine::Impl {
   const Job& known(const JobId& id) const;  // Error(not_found)
   Job& known(const JobId& id);
   void commit(Job& job, Tx tx, Urgency urgency);
+  // For the store: runs `task` on the engine's thread, if the engine is still there.
+  std::function<void(std::exception_ptr)> when_stored(const std::string& what,
+                                                      std::function<void()> task);
   void flush(const JobId& id);
   void note(Tx& tx, Job& job, EventLevel level, const std::string& message);
   void enter(Tx& tx, Job& job, JobEvent event, const std::string& reason);
@@ -256,6 +261,7 @@ struct Engine::Impl {
 
   // nodes.cpp
   void joined(const NodeInfo& info);
+  void preparing(const NodeId& id, const std::string& what, bool waits);
   void heard(const NodeId& id);
   void gone(const NodeId& id);
   void lose_node(Node& node);
@@ -266,6 +272,11 @@ struct Engine::Impl {
   void settle_drains();
   nlohmann::json drain(const NodeId& id, bool undo);
   void remove_node(const NodeId& id, bool force, Answer done);
+  // Those that have ranks there: all of their ranks but the node's own are stopped. `failed` is
+  // told of each, and whether its start had been sent to the node.
+  void fail_attempts_on(
+      const NodeId& id, const std::string& reason,
+      const std::function<void(const JobId& job, int attempt, bool sent)>& failed);
   nlohmann::json removed(const NodeId& id, bool counted);
   void leaving(const NodeId& id, const std::string& reason, bool over, std::function<void()> left);
   void lose_ranks(Tx& tx, Attempt& attempt, const Share& share);
@@ -356,6 +367,7 @@ struct Engine::Impl {
   std::map<std::string, JobId> submissions;
   std::map<NodeId, Node> nodes;
   std::map<JobId, ForgottenRow> forgotten;
+  std::uint64_t last_left = 0;
   std::int64_t last_event = 0;
   std::int64_t last_order = 0;
   std::uint64_t commits = 0;

@@ -8,19 +8,12 @@
 namespace dtrain::head {
 
 void Engine::Impl::commit_node(Tx tx) {
-  if (tx.when_durable.empty()) {
-    store->commit(std::move(tx.changes), Urgency::soon, OnFailure::retry, nullptr);
-    return;
-  }
-  store->commit(std::move(tx.changes), Urgency::now, OnFailure::retry,
-                [guard = std::weak_ptr<int>(alive), post_out = hooks.post,
-                 tasks = std::move(tx.when_durable)](std::exception_ptr failure) {
-                  if (failure) log::error("a node's change could not be kept");
-                  post_out([guard, tasks] {
-                    if (!guard.lock()) return;
-                    for (const auto& task : tasks) task();
-                  });
-                });
+  const bool awaited = !tx.when_durable.empty();
+  store->commit(
+      std::move(tx.changes), awaited ? Urgency::now : Urgency::soon, OnFailure::retry,
+      !awaited ? nullptr : when_stored("a node's change", [tasks = std::move(tx.when_durable)] {
+        for (const auto& task : tasks) task();
+      }));
 }
 
 void Engine::Impl::set_node(Tx& tx, Node& node, NodeEvent event, const std::string& reason) {
@@ -63,6 +56,8 @@ void Engine::Impl::joined(const NodeInfo& info) {
   node.glibc = info.glibc;
   node.connected = true;
   node.leaves = printable(info.leaving, false);
+  node.preparing = info.preparing;
+  node.unprepared = !info.preparing.empty();
   node.heard = clock.now();
   Tx tx;
   set_node(tx, node, NodeEvent::join, "");
@@ -121,6 +116,16 @@ void Engine::Impl::joined(const NodeInfo& info) {
   }
   schedule();
   rearm();
+}
+
+void Engine::Impl::preparing(const NodeId& id, const std::string& what, bool waits) {
+  const auto found = nodes.find(id);
+  if (found == nodes.end()) return;
+  Node& node = found->second;
+  node.preparing = what;
+  if (node.unprepared == waits) return;
+  node.unprepared = waits;
+  schedule();
 }
 
 void Engine::Impl::heard(const NodeId& id) {

@@ -46,6 +46,9 @@ std::vector<NodeCapacity> Engine::Impl::capacities() const {
     } else if (!node.leaves.empty()) {
       capacity.usable = false;
       capacity.why_not = "is about to leave";
+    } else if (node.unprepared) {
+      capacity.usable = false;
+      capacity.why_not = "is not prepared yet";
     } else if (!node.leftovers.empty()) {
       capacity.usable = false;
       capacity.why_not = "still stops an old attempt of " + node.leftovers.begin()->first.str();
@@ -258,7 +261,7 @@ void Engine::Impl::prepared(const JobId& id, const std::string& token, Prepared 
   for (const Share& share : attempt.shares) {
     const Node& node = nodes.at(share.row.node);
     if (node.row.state == NodeState::ready && node.connected && !node.being_removed &&
-        node.leaves.empty()) {
+        node.leaves.empty() && !node.unprepared) {
       continue;
     }
     job.attempts.pop_back();

@@ -72,15 +72,14 @@ nlohmann::json Engine::Impl::status() const {
   });
   // One that has left by itself is shown until another has taken its place: the last ones.
   std::vector<const Node*> left;
-  for (const Node* node : order) {
-    if (node->row.state == NodeState::left) left.push_back(node);
-  }
+  std::copy_if(order.begin(), order.end(), std::back_inserter(left),
+               [](const Node* node) { return node->row.state == NodeState::left; });
   std::stable_sort(left.begin(), left.end(),
                    [](const Node* a, const Node* b) { return a->left > b->left; });
   left.resize(std::min(left.size(), static_cast<std::size_t>(missing_nodes())));
-  std::erase_if(order, [&](const Node* node) {
-    return !counts(node->row.state) && std::find(left.begin(), left.end(), node) == left.end();
-  });
+  const std::set<const Node*> still(left.begin(), left.end());
+  std::erase_if(
+      order, [&](const Node* node) { return !counts(node->row.state) && !still.contains(node); });
   for (const Node* node : order) {
     const NodeRow& row = node->row;
     nlohmann::json interfaces = nlohmann::json::array();
@@ -99,12 +98,16 @@ nlohmann::json Engine::Impl::status() const {
     }
     const bool leaves =
         !node->leaves.empty() && (row.state == NodeState::ready || row.state == NodeState::joining);
+    const bool waits = node->unprepared && row.state == NodeState::ready && !leaves;
     std::string reason = leaves ? "about to leave: " + node->leaves : row.reason;
+    if (reason.empty()) reason = node->preparing;
     if (reason.empty() && !node->leftovers.empty()) {
       reason = "an old attempt of " + node->leftovers.begin()->first.str() + " is being stopped";
     }
     node_list.push_back({{"node", row.node.str()},
-                         {"state", shown(leaves ? NodeState::draining : row.state)},
+                         {"state", shown(leaves  ? NodeState::draining
+                                         : waits ? NodeState::joining
+                                                 : row.state)},
                          {"address", row.address},
                          {"interfaces", std::move(interfaces)},
                          {"reason", reason},

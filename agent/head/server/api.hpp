@@ -10,12 +10,15 @@
 #include <sys/types.h>
 
 #include "agent/head/engine/engine.hpp"
+#include "agent/head/server/config_file.hpp"
 #include "agent/head/server/content_server.hpp"
 #include "agent/head/server/exec_hub.hpp"
 #include "agent/head/server/file_server.hpp"
 #include "agent/head/server/joins.hpp"
 #include "agent/head/server/log_server.hpp"
 #include "agent/head/server/node_connections.hpp"
+#include "agent/head/server/node_door.hpp"
+#include "agent/head/server/preparations.hpp"
 #include "agent/head/server/prunes.hpp"
 #include "agent/head/server/setup_asks.hpp"
 
@@ -26,6 +29,8 @@ class Api {
  public:
   struct Parts {
     Engine& engine;
+    ConfigFile& config;
+    NodeDoor& door;
     NodeConnections& nodes;
     LogServer& logs;
     FileServer& files;
@@ -34,6 +39,7 @@ class Api {
     SetupAsks& setups;
     Prunes& prunes;
     Joins& joins;
+    Preparations& preparations;
   };
   // `ended` is called once a shutdown has been answered.
   Api(boost::asio::io_context& context, fs::path socket, Parts parts, std::function<void()> ended);

@@ -11,7 +11,7 @@ using nlohmann::json;
 
 namespace {
 
-constexpr std::chrono::seconds kShutdownLimit{5};
+constexpr std::chrono::seconds kShutdownLimit{10};
 constexpr int kMostNodes = 100000;
 constexpr std::int64_t kLongestJoin = std::int64_t{7} * 24 * 3600;  // seconds
 
@@ -34,6 +34,9 @@ Joins::Wanted join_wanted(const json& body) {
   wanted.valid_for = std::chrono::seconds(wire::get_int(body, "valid_s", 1, kLongestJoin));
   wanted.begins = wire::get_bool(body, "begins", true);
   if (body.contains("addresses")) wanted.addresses = wire::get_strings(body, "addresses");
+  if (body.contains("other_addresses")) {
+    wanted.other_addresses = wire::get_strings(body, "other_addresses");
+  }
   return wanted;
 }
 
@@ -44,8 +47,8 @@ std::span<const Api::Route> Api::routes() {
       {"GET", "/v1/status",
        [](Api& api, const Request&, const std::string&) {
          json status = api.parts_.engine.status();
-         status["cluster"]["head"]["port"] = api.parts_.nodes.port();
-         status["cluster"]["head"]["problem"] = api.parts_.nodes.problem();
+         status["cluster"]["head"]["port"] = api.parts_.door.port();
+         status["cluster"]["head"]["problem"] = api.parts_.door.problem();
          status["cluster"]["open_ports"] = api.parts_.nodes.pair_tests().open_ports();
          return status;
        }},
@@ -89,7 +92,7 @@ std::span<const Api::Route> Api::routes() {
       {"POST", "/v1/nodes/{}/remove",
        [](Api& api, const Request& of, const std::string& id, Engine::Answer done) {
          const bool force = wire::get_bool(of.body(), "force", false);
-         api.parts_.engine.remove_node(NodeId(id), force, std::move(done));
+         api.parts_.joins.remove(NodeId(id), force, std::move(done));
        }},
       {"GET", "/v1/joins",
        [](Api& api, const Request&, const std::string&) { return api.parts_.joins.list(); }},
@@ -104,6 +107,12 @@ std::span<const Api::Route> Api::routes() {
       {"DELETE", "/v1/joins/{}",
        [](Api& api, const Request&, const std::string& id, Engine::Answer done) {
          api.parts_.joins.revoke(NodeId(id), std::move(done));
+       }},
+      {"GET", "/v1/preparation",
+       [](Api& api, const Request&, const std::string&) { return api.parts_.preparations.get(); }},
+      {"POST", "/v1/preparation",
+       [](Api& api, const Request& of, const std::string&, Engine::Answer done) {
+         api.parts_.preparations.set(of.body(), std::move(done));
        }},
       {"GET", "/v1/nodes/{}/setup",
        [](Api& api, const Request&, const std::string& id, Engine::Answer done) {
@@ -159,10 +168,9 @@ std::span<const Api::StreamRoute> Api::stream_routes() {
 }
 
 void Api::keep(const std::function<void(HeadConfig&)>& change, Engine::Answer done) {
-  parts_.nodes.config().change(change,
-                               [done = std::move(done)](const std::optional<Error>& failed) {
-                                 done(failed ? wire::error_to_json(*failed) : json::object());
-                               });
+  parts_.config.change(change, [done = std::move(done)](const std::optional<Error>& failed) {
+    done(failed ? wire::error_to_json(*failed) : json::object());
+  });
 }
 
 asio::awaitable<json> Api::expect_nodes(json body) {

@@ -35,8 +35,8 @@ class ConfigFile {
   void work(std::function<void()> task, Done done);
 
   // From the call on it is not let in, and the cluster is to have one node less once it has left,
-  // where it is `counted`. When `done` hears of an error the node
-  // stays: it is let in again, and counted.
+  // where it is `counted`. When `done` hears of an error the node stays: it is let in again, and
+  // counted.
   void shut_out(const NodeId& node, bool counted, Done done);
   bool is_let_in(const NodeId& node) const;
   bool is_leaving(const NodeId& node) const { return leaving_.contains(node); }

@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "agent/head/server/preparations.hpp"
 #include "agent/link/content_exchange.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
@@ -76,29 +77,6 @@ Offer read_offer(const ContentStore& store, const std::string& text) {
   result.answer["type"] = "want";
   result.answer["blobs"] = std::move(want);
   return result;
-}
-
-// All that the attempt's trees name, and the trees themselves.
-link::Source allowed(const ContentStore& store, const JobContent& content) {
-  std::map<std::string, std::uint64_t> sums;  // to sizes
-  for (const std::string& name : content.trees()) {
-    const std::string text = store.read(name);
-    sums[name] = text.size();
-    for (const ContentEntry& entry : content_tree_from_text(text).entries) {
-      if (entry.kind == ContentEntry::Kind::file) sums[entry.sha256] = entry.size;
-    }
-  }
-  return [&store, sums = std::move(sums)](const std::string& sha256) {
-    const auto found = sums.find(sha256);
-    if (found == sums.end()) {
-      throw Error(ErrorCode::denied, "this content is not part of the attempt");
-    }
-    if (!store.has(sha256, found->second)) {
-      throw Error(ErrorCode::failed, "content of the job is damaged on the head")
-          .with_hint("submit it again: what is missing is sent anew");
-    }
-    return BlobSender::Source{sha256, store.blob(sha256), 0, found->second, {}};
-  };
 }
 
 }  // namespace
@@ -228,24 +206,71 @@ void ContentServer::end(const NodeId& node) {
   guests_.end(node);
 }
 
+std::shared_ptr<const ContentServer::Sums> ContentServer::sums_of(const std::string& tree) {
+  if (auto known = sums_[tree].lock()) return known;
+  std::erase_if(sums_, [](const auto& each) { return each.second.expired(); });
+  const std::string text = store_.read(tree);
+  const auto sums = std::make_shared<Sums>();
+  (*sums)[tree] = text.size();
+  for (const ContentEntry& entry : content_tree_from_text(text).entries) {
+    if (entry.kind == ContentEntry::Kind::file) (*sums)[entry.sha256] = entry.size;
+  }
+  sums_[tree] = sums;
+  return sums;
+}
+
+link::Source ContentServer::allowed(const JobContent& content) {
+  std::vector<std::shared_ptr<const Sums>> trees;
+  for (const std::string& tree : content.trees()) trees.push_back(sums_of(tree));
+  return [this, trees = std::move(trees)](const std::string& sha256) {
+    for (const auto& sums : trees) {
+      const auto found = sums->find(sha256);
+      if (found == sums->end()) continue;
+      if (!store_.has(sha256, found->second)) {
+        throw Error(ErrorCode::failed, "content is damaged on the head")
+            .with_hint("`dtrain submit`, or `dtrain up`, sends anew what is missing");
+      }
+      return BlobSender::Source{sha256, store_.blob(sha256), 0, found->second, {}};
+    }
+    throw Error(ErrorCode::denied, "this content is not part of what was granted");
+  };
+}
+
+asio::awaitable<ContentServer::Granted> ContentServer::granted(NodeId node,
+                                                               wire::ContentMessage message) {
+  std::string what;
+  bool zstd = false;
+  std::function<std::optional<JobContent>()> content_for;
+  if (const auto* hello = std::get_if<wire::ContentHello>(&message)) {
+    what = "attempt " + std::to_string(hello->attempt) + " of " + hello->job.str();
+    zstd = hello->zstd;
+    content_for = [this, node, job = hello->job, attempt = hello->attempt] {
+      return engine_.content_for(node, job, attempt);
+    };
+  } else if (const auto* preparation = std::get_if<wire::PreparationHello>(&message)) {
+    what = "that preparation";
+    zstd = preparation->zstd;
+    content_for = [this, node, key = preparation->key] {
+      return preparations_->content_for(node, key);
+    };
+  } else {
+    throw Error(ErrorCode::invalid, "content is asked for without a hello");
+  }
+  std::optional<JobContent> content = co_await ask(engine_context_, std::move(content_for));
+  if (!content) {
+    throw Error(ErrorCode::denied, what + " is not " + node.str() + "'s, or is over");
+  }
+  co_return Granted{std::move(*content), zstd};
+}
+
 asio::awaitable<void> ContentServer::give(GuestPtr guest) {
   const NodeId node = guest->node;
   const wire::FrameStreamPtr stream = guest->stream;
   try {
-    const wire::ContentMessage message = co_await link::hear(stream);
-    const auto* hello = std::get_if<wire::ContentHello>(&message);
-    if (hello == nullptr) throw Error(ErrorCode::invalid, "content is asked for without a hello");
-    const auto content_for = [this, node, job = hello->job, attempt = hello->attempt] {
-      return engine_.content_for(node, job, attempt);
-    };
-    const std::optional<JobContent> content = co_await ask(engine_context_, content_for);
-    if (!content) {
-      throw Error(ErrorCode::denied, "attempt " + std::to_string(hello->attempt) + " of " +
-                                         hello->job.str() + " is not " + node.str() +
-                                         "'s, or is over");
-    }
-    link::say(stream, wire::ContentGrant{*content});
-    co_await link::give_all(stream, allowed(store_, *content), hello->zstd);
+    wire::ContentMessage hello = co_await link::hear(stream);
+    const Granted granted_now = co_await granted(node, std::move(hello));
+    link::say(stream, wire::ContentGrant{granted_now.content});
+    co_await link::give_all(stream, allowed(granted_now.content), granted_now.zstd);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::unreachable) co_return;  // it has all it wanted, or is gone
     log::warn("content is refused", {{"node", node.str()}, {"why", error.what()}});

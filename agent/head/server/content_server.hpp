@@ -16,6 +16,7 @@
 
 #include "agent/head/engine/engine.hpp"
 #include "agent/head/server/guests.hpp"
+#include "agent/link/content_exchange.hpp"
 #include "launcher/core/worker.hpp"
 #include "launcher/files/store.hpp"
 #include "launcher/spec/job_spec.hpp"
@@ -25,6 +26,8 @@
 // thread of its own in idle priority, TLS and compression included: gigabytes on their way to eight
 // nodes must take no time from heartbeats, nor from the ranks of this machine.
 namespace dtrain::head {
+
+class Preparations;
 
 class ContentServer {
  public:
@@ -38,7 +41,9 @@ class ContentServer {
   void missing(const std::vector<std::string>& trees, std::function<void(nlohmann::json)> done);
   // The socket's request, head and all, is a WebSocket upgrade for /v1/content/upload.
   void upload(boost::asio::local::stream_protocol::socket socket, std::string request);
-  // A node wants what an attempt of it needs.
+  // Set before serve_node().
+  void use(const Preparations& preparations) { preparations_ = &preparations; }
+  // A node wants what an attempt of it needs, or what it is to be prepared with.
   void serve_node(const wire::CallerPtr& caller);
   // The node gets nothing any more, in the middle of a file too; until it calls again.
   void end(const NodeId& node);
@@ -52,10 +57,22 @@ class ContentServer {
   boost::asio::awaitable<void> take_upload(boost::asio::local::stream_protocol::socket socket,
                                            std::string request);
   boost::asio::awaitable<void> give(GuestPtr guest);
+  // What is asked for by the first message, and may be given.
+  struct Granted {
+    JobContent content;
+    bool zstd = false;
+  };
+  boost::asio::awaitable<Granted> granted(NodeId node, wire::ContentMessage message);
+  // All that the trees name, and the trees themselves. Read once for those that fetch it together.
+  link::Source allowed(const JobContent& content);
+  using Sums = std::map<std::string, std::uint64_t>;  // to sizes
+  std::shared_ptr<const Sums> sums_of(const std::string& tree);
 
   boost::asio::io_context& engine_context_;
   Engine& engine_;
+  const Preparations* preparations_ = nullptr;
   ContentStore store_;
+  std::map<std::string, std::weak_ptr<const Sums>> sums_;  // by tree; of its thread
   Guests guests_;
   mutable std::mutex held_mutex_;
   std::list<std::set<std::string>> held_;  // by each upload

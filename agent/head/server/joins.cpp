@@ -27,6 +27,7 @@ namespace {
 constexpr const char* kAgentPath = "/v1/join/agent";
 constexpr const char* kRequestPath = "/v1/join/request";
 constexpr std::size_t kMostIncarnation = 64;
+constexpr auto kTellRefusedEvery = std::chrono::minutes(1);  // docs/join.md
 
 nlohmann::json end_of(const JoinRecord& record) {
   return record.begins ? json(rfc3339(*record.begins + record.valid_for)) : json();
@@ -68,6 +69,16 @@ void Joins::forget(const NodeId& node) {
   } else {
     open_.erase(found);
   }
+}
+
+void Joins::told(const NodeId& node) {
+  const auto found = open_.find(node);
+  if (found != open_.end()) found->second.told = true;
+}
+
+bool Joins::has_left(const NodeId& node) const {
+  const auto found = open_.find(node);
+  return found != open_.end() && found->second.record.revoked;
 }
 
 Joins::Open& Joins::known(const NodeId& node) {
@@ -114,18 +125,28 @@ void Joins::drop_expired() {
   });
 }
 
-std::vector<std::string> Joins::addresses(const std::vector<std::string>& first) const {
+std::vector<std::string> Joins::addresses(const Wanted& wanted) const {
+  if (wanted.addresses.size() > kMostAddresses) {
+    throw Error(ErrorCode::invalid,
+                "a machine tries " + std::to_string(kMostAddresses) + " addresses at most");
+  }
   std::vector<std::string> all;
   const auto add = [&](const std::string& as_written) {
     const std::string address = canonical_address(as_written);
     // A zone means something on one machine alone.
-    const bool fits = is_numeric_address(address) && address.find('%') == std::string::npos;
-    if (fits && all.size() < kMostAddresses &&
-        std::find(all.begin(), all.end(), address) == all.end()) {
+    if (!is_numeric_address(address) || address.find('%') != std::string::npos) return false;
+    if (all.size() < kMostAddresses && std::find(all.begin(), all.end(), address) == all.end()) {
       all.push_back(address);
     }
+    return true;
   };
-  for (const std::string& address : first) add(address);
+  for (const std::string& address : wanted.addresses) {
+    if (!add(address)) {
+      throw Error(ErrorCode::invalid, "not an address: " + printable(address, false))
+          .with_hint("one in numbers is wanted, without a zone, as 203.0.113.5 or 2001:db8::5");
+    }
+  }
+  for (const std::string& address : wanted.other_addresses) add(address);
   for (const wire::Interface& each : node::gather_interfaces()) add(each.address);
   return all;
 }
@@ -157,7 +178,7 @@ void Joins::issue(const Wanted& wanted, Engine::Answer done) {
   JoinScript parts;
   parts.cluster = config_->cluster;
   parts.node = node;
-  parts.addresses = addresses(wanted.addresses);
+  parts.addresses = addresses(wanted);
   parts.port = config_->port;
   parts.credential = join_credential(config_.root(), node, now);
   parts.ca_pem = read_file(config_.root().ca() / "cert.pem");
@@ -210,8 +231,7 @@ void Joins::revoke(const NodeId& node, Engine::Answer done) {
   known(node);
   const std::vector<NodeId> nodes = engine_.nodes();
   if (std::find(nodes.begin(), nodes.end(), node) != nodes.end()) {
-    engine_.remove_node(node, false, std::move(done));
-    return;
+    return remove(node, false, std::move(done));
   }
   config_.shut_out(node, false,
                    [this, node, done = std::move(done)](const std::optional<Error>& failed) {
@@ -220,6 +240,16 @@ void Joins::revoke(const NodeId& node, Engine::Answer done) {
                      log::info("a join credential was taken back", {{"node", node.str()}});
                      done({{"node", node.str()}, {"state", "revoked"}});
                    });
+}
+
+void Joins::remove(const NodeId& node, bool force, Engine::Answer done) {
+  engine_.remove_node(node, force, [this, node, done = std::move(done)](json answer) {
+    const auto found = open_.find(node);
+    if (found != open_.end() && found->second.record.revoked && !answer.contains("error")) {
+      answer["told"] = found->second.told;
+    }
+    done(std::move(answer));
+  });
 }
 
 json Joins::list() const {
@@ -265,6 +295,19 @@ Joins::Turn Joins::enter(Open& open) {
   });
 }
 
+// A machine that starts again and again with what is no good any more shall not fill the log.
+void Joins::tell_refused(const wire::CallerPtr& caller, const Error& why) {
+  ++refused_untold_;
+  const auto now = std::chrono::steady_clock::now();
+  if (refused_told_ && now - *refused_told_ < kTellRefusedEvery) return;
+  log::info("a machine may not join", {{"node", caller->name().node.str()},
+                                       {"from", caller->where()},
+                                       {"why", why.what()},
+                                       {"times", std::to_string(refused_untold_)}});
+  refused_untold_ = 0;
+  refused_told_ = now;
+}
+
 asio::awaitable<void> Joins::serve(wire::CallerPtr caller) {
   Refusal refusal;
   try {
@@ -296,11 +339,11 @@ asio::awaitable<void> Joins::serve(wire::CallerPtr caller) {
     refusal = refused;
   } catch (const Error& error) {
     if (error.code() == ErrorCode::unreachable || error.code() == ErrorCode::timeout) throw;
-    refusal.status = error.code() == ErrorCode::exhausted ? 413 : 403;
+    refusal.status = error.code() == ErrorCode::exhausted  ? 413
+                     : error.code() == ErrorCode::conflict ? 503
+                                                           : 403;
     refusal.why = error.what() + (error.hint().empty() ? "" : "; " + error.hint());
-    log::info(
-        "a machine may not join",
-        {{"node", caller->name().node.str()}, {"from", caller->where()}, {"why", error.what()}});
+    tell_refused(caller, error);
   }
   refuse(caller, refusal.status, refusal.why);
 }

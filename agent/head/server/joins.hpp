@@ -40,14 +40,20 @@ class Joins {
     NodeId node;  // empty: the first free one of joined-1, joined-2, …
     std::string type;
     std::chrono::seconds valid_for{};
-    bool begins = true;                  // else with begin(), when its machine is known to run
-    std::vector<std::string> addresses;  // of the head, to be tried before those that it has
+    bool begins = true;  // else with begin(), when its machine is known to run
+    // Of the head. What a person has said must be right; of the others, and of those that it has
+    // itself, whatever fits is tried after them.
+    std::vector<std::string> addresses;
+    std::vector<std::string> other_addresses;
   };
   // {"node", "type", "valid_s", "valid_until", "script"}
   void issue(const Wanted& wanted, Engine::Answer done);
   void begin(const NodeId& node, Engine::Answer done);  // {"node", "valid_until"}
-  // {"node", "state": "revoked"}; a node that has come with it leaves, as Engine::remove_node.
+  // {"node", "state": "revoked"}; a node that has come with it leaves, as by remove().
   void revoke(const NodeId& node, Engine::Answer done);
+  // As Engine::remove_node; of one that joined by itself "told" says whether it has hung up, as it
+  // does once it cleans up.
+  void remove(const NodeId& node, bool force, Engine::Answer done);
   nlohmann::json list() const;  // {"joins": [{"node", "type", "state", "issued", "valid_until"}…]}
 
   // ---- For the nodes' connections.
@@ -55,7 +61,9 @@ class Joins {
   boost::asio::awaitable<void> serve(wire::CallerPtr caller);
   // Absent: that node came, or is to come, another way, or may come no more.
   const JoinRecord* of(const NodeId& node) const;
-  void forget(const NodeId& node);  // it has been shut out
+  void forget(const NodeId& node);          // it has been shut out
+  void told(const NodeId& node);            // that it has; it hung up
+  bool has_left(const NodeId& node) const;  // with a certificate that may last; it may not come
 
  private:
   struct Open {
@@ -63,6 +71,7 @@ class Joins {
     int at_once = 0;
     int fetches = 0;
     int requests = 0;
+    bool told = false;
   };
   struct Agent;
   // Held while an answer is on its way; its end is counted on the engine's thread.
@@ -72,10 +81,11 @@ class Joins {
   NodeId free_name() const;
   void check_new(const NodeId& node) const;
   void drop_expired();
-  std::vector<std::string> addresses(const std::vector<std::string>& first) const;
+  std::vector<std::string> addresses(const Wanted& wanted) const;
   void keep(const NodeId& node, ConfigFile::Done done);
   Turn enter(Open& open);
   Turn counted(int& count);
+  void tell_refused(const wire::CallerPtr& caller, const Error& why);
   void refuse(const wire::CallerPtr& caller, int status, const std::string& why);
   void send(const wire::CallerPtr& caller, wire::HttpAnswer answer, Turn turn);
   void give_agent(const wire::CallerPtr& caller, Turn turn);
@@ -91,6 +101,8 @@ class Joins {
   std::shared_ptr<const Agent> agent_;  // absent until it was asked for
   int answered_ = 0;                    // now
   int refused_ = 0;
+  std::uint64_t refused_untold_ = 0;
+  std::optional<std::chrono::steady_clock::time_point> refused_told_;
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
 };
 

@@ -1,21 +1,16 @@
 #include "agent/head/server/node_connections.hpp"
 
-#include <sys/resource.h>
-
 #include <algorithm>
-#include <boost/asio/bind_cancellation_slot.hpp>
-#include <boost/asio/cancellation_signal.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
-#include <boost/asio/ip/network_v6.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
-#include <boost/asio/ssl/context.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
 #include "agent/head/server/checkpoint_transfers.hpp"
 #include "agent/head/server/joins.hpp"
+#include "agent/head/server/preparations.hpp"
 #include "agent/node/facts.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
@@ -26,32 +21,11 @@ namespace dtrain::head {
 
 namespace asio = boost::asio;
 using boost::system::error_code;
-using tcp = asio::ip::tcp;
 using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kGreetingLimit = 10s;
-constexpr auto kSendOffLimit = 3s;
-constexpr auto kLookAtCertificate = 1h;
-constexpr auto kTellDropsEvery = 1min;
-// Connections that have not proven who they are, of one address and in all; docs/ssh.md.
-constexpr std::size_t kMostGreetingsOfSource = 64;
-constexpr std::size_t kMostGreetings = 256;
-
-// The rest of this process's descriptors is for those who have.
-std::size_t most_greetings() {
-  rlimit files{};
-  if (::getrlimit(RLIMIT_NOFILE, &files) != 0) return kMostGreetings;
-  return std::clamp<std::size_t>(files.rlim_cur / 4, 1, kMostGreetings);
-}
-
-// Whom an address belongs to: of IPv6 anybody has 64 bits to choose from.
-std::string source_of(const asio::ip::address& address) {
-  if (address.is_v4() || address.to_v6().is_v4_mapped()) return address.to_string();
-  return asio::ip::make_network_v6(address.to_v6(), 64).network().to_string();
-}
-
+constexpr auto kSendOffLimit = 10s;
 std::string text_of(const wire::HeadMessage& message) {
   return wire::dump(wire::to_json(message));
 }
@@ -63,14 +37,11 @@ Error agent_too_old(const std::string& for_what) {
       .with_hint("`dtrain up` with this dtrain brings it up to date");
 }
 
-NodeConnections::NodeConnections(asio::io_context& context, paths::HeadRoot root, HeadConfig config)
+NodeConnections::NodeConnections(asio::io_context& context, ConfigFile& config, NodeDoor& door)
     : context_(context),
-      config_(context, std::move(root), std::move(config)),
+      config_(config),
+      door_(door),
       machine_(node::gather_facts().machine),
-      // A local cluster's nodes are all on this machine, so nobody else finds even a port.
-      port_(context, config_->provider == "local" ? HeadPort::Reach::this_machine
-                                                  : HeadPort::Reach::everybody),
-      greetings_(kMostGreetingsOfSource, most_greetings()),
       pairs_(
           context,
           [this](const NodeId& node, const wire::HeadMessage& message) { tell(node, message); },
@@ -78,141 +49,30 @@ NodeConnections::NodeConnections(asio::io_context& context, paths::HeadRoot root
             engine_->pairs_checked(job, attempt, broken);
           }) {}
 
-void NodeConnections::listen() {
-  const int kept = config_->wanted_port != 0 ? config_->wanted_port : config_->port;
-  std::vector<int> ports;
-  if (kept != 0) ports.push_back(kept);
-  // Nodes of this machine read the port from head.json; others know it from `up` alone.
-  if (kept == 0 || (config_->wanted_port == 0 && config_->provider == "local")) {
-    for (int port = kFirstPort; port <= kLastPort; ++port) ports.push_back(port);
-  }
-  if (const int opened = port_.open(ports)) {
-    config_.set_port(opened);
-    return;
-  }
-  if (kept == 0) {
-    throw Error(ErrorCode::exhausted, "no port from " + std::to_string(kFirstPort) + " to " +
-                                          std::to_string(kLastPort) + " is free")
-        .with_hint("set provider.head_port to a free port");
-  }
-  problem_ = "port " + std::to_string(kept) +
-             " is taken by another program; no node can join until it is free";
-  log::error("the head cannot listen", {{"why", problem_}});
-  asio::co_spawn(context_, wait_for_port(kept), asio::detached);
-}
-
-asio::awaitable<void> NodeConnections::wait_for_port(int port) {
-  co_await port_.open_when_free(port);
-  problem_.clear();
-  log::info("the head's port is free again", {{"port", std::to_string(port)}});
-  if (config_->port == port) co_return;
-  config_.change([port](HeadConfig& config) { config.port = port; },
-                 [](const std::optional<Error>& failed) {
-                   if (failed) log::error("the head's port is not kept", {{"why", failed->what()}});
-                 });
-}
-
 void NodeConnections::serve(Engine& engine) {
   engine_ = &engine;
-  // Out of descriptors: one of those that prove nothing gives its own up.
-  port_.serve([this](tcp::socket socket) { greet(std::move(socket)); },
-              [this] {
-                if (greetings_.drop_one()) tell_drops();
-              });
-  asio::co_spawn(context_, keep_own_certificate(), asio::detached);
+  door_.serve(*joins_, [this](wire::CallerPtr caller) { return speak(std::move(caller)); });
 }
 
-// Half of its life is over: a new one, from our own CA. Read anew at each connection.
-asio::awaitable<void> NodeConnections::keep_own_certificate() {
-  asio::steady_timer timer(context_);
-  while (true) {
-    try {
-      if (renew_head(config_.root(), std::chrono::system_clock::now())) {
-        log::info("the head's certificate is renewed");
-      }
-    } catch (const Error& error) {
-      log::warn("the head's certificate cannot be renewed", {{"why", error.what()}});
-    }
-    timer.expires_after(kLookAtCertificate);
-    error_code ignored;
-    co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+asio::awaitable<void> NodeConnections::speak(wire::CallerPtr caller) {
+  wire::AcceptedPeer peer;
+  peer.name = caller->name();
+  peer.path = caller->path();
+  if (peer.path == "/v1/node/content") {
+    if (take_content_) take_content_(caller);
+    co_return;
   }
-}
-
-// From here until it has proven who it is, it may be dropped for another.
-void NodeConnections::greet(tcp::socket socket) {
-  error_code unknown;
-  const auto remote = socket.remote_endpoint(unknown);
-  if (unknown) return;  // it is gone again
-  const auto end = std::make_shared<asio::cancellation_signal>();
-  const std::uint64_t number = greetings_.enter(
-      source_of(remote.address()), [end] { end->emit(asio::cancellation_type::terminal); });
-  tell_drops();
-  asio::co_spawn(
-      context_, welcome(std::move(socket), number),
-      asio::bind_cancellation_slot(end->slot(), [this, end, number](const std::exception_ptr&) {
-        greetings_.leave(number);
-      }));
-}
-
-// Read anew when it has been written anew: a renewed identity counts at once, and whoever only
-// knocks costs little.
-std::shared_ptr<asio::ssl::context> NodeConnections::own_identity() {
-  const auto written = fs::last_write_time(config_.root().identity() / "cert.pem");
-  if (!identity_ || written != identity_written_) {
-    identity_ = wire::tls_context(config_.root().identity(), wire::PeerName::Role::head);
-    identity_written_ = written;
+  if (peer.path == "/v1/node/checkpoint") {
+    transfers_->serve_node(caller);
+    co_return;
   }
-  return identity_;
-}
-
-void NodeConnections::tell_drops() {
-  const auto now = std::chrono::steady_clock::now();
-  if (greetings_.dropped() == drops_told_ || now - drops_told_at_ < kTellDropsEvery) return;
-  log::warn("connections that did not say who they are were dropped for others",
-            {{"count", std::to_string(greetings_.dropped() - drops_told_)}});
-  drops_told_ = greetings_.dropped();
-  drops_told_at_ = now;
-}
-
-asio::awaitable<void> NodeConnections::welcome(tcp::socket socket, std::uint64_t number) {
-  bool proven = false;
-  try {
-    const auto tls = own_identity();
-    const wire::CallerPtr caller = co_await wire::greet_tls(std::move(socket), tls, kGreetingLimit,
-                                                            wire::Callers::nodes_and_joining);
-    if (caller->name().role == wire::PeerName::Role::join) {
-      co_await joins_->serve(caller);
-      co_return;
-    }
-    wire::AcceptedPeer peer;
-    peer.name = caller->name();
-    peer.path = caller->path();
-    if (peer.name.cluster != config_->cluster || !config_.is_let_in(peer.name.node)) {
-      throw Error(ErrorCode::denied, peer.name.uri() + " is not let in");
-    }
-    proven = true;
-    greetings_.leave(number);
-    if (peer.path == "/v1/node/content") {
-      if (take_content_) take_content_(caller);
-      co_return;
-    }
-    if (peer.path == "/v1/node/checkpoint") {
-      transfers_->serve_node(caller);
-      co_return;
-    }
-    peer.stream = co_await caller->accept();
-    if (peer.path == "/v1/node/control") {
-      co_await serve_control(std::move(peer));
-    } else if (peer.path == "/v1/node/bulk") {
-      co_await serve_bulk(std::move(peer));
-    } else {
-      peer.stream->abort();  // a node of another dtrain
-    }
-  } catch (const std::exception& error) {
-    // Strangers shall not fill the log either.
-    const log::Level level = proven ? log::Level::info : log::Level::debug;
-    log::write(level, "a connection ended", {{"reason", error.what()}});
+  peer.stream = co_await caller->accept();
+  if (peer.path == "/v1/node/control") {
+    co_await serve_control(std::move(peer));
+  } else if (peer.path == "/v1/node/bulk") {
+    co_await serve_bulk(std::move(peer));
+  } else {
+    peer.stream->abort();  // a node of another dtrain
   }
 }
 
@@ -281,9 +141,11 @@ asio::awaitable<void> NodeConnections::serve_control(wire::AcceptedPeer peer) {
   if (const JoinRecord* join = joins_->of(id)) {
     info.joined = true;
     info.type = join->type;
+    info.preparing = preparations_->why_not(id, *hello);
   }
   info.leaving = hello->leaving;
   engine_->joined(info);
+  preparations_->welcomed(id);
 
   std::string reason;
   try {
@@ -308,6 +170,7 @@ asio::awaitable<void> NodeConnections::serve_control(wire::AcceptedPeer peer) {
   connections_.erase(found);
   if (had_bulk) bulk_gone(id);
   pairs_.gone(id);
+  preparations_->gone(id);
   engine_->gone(id);
 }
 
@@ -332,6 +195,8 @@ void NodeConnections::handle(const NodeId& node, wire::NodeMessage message,
     pairs_.dialled(node, *pairs);
   } else if (const auto* request = std::get_if<wire::RenewCertificate>(&message)) {
     renew(node, request->request);
+  } else if (const auto* preparing = std::get_if<wire::Preparing>(&message)) {
+    preparations_->heard(node, *preparing);
   } else if (const auto* leaving = std::get_if<wire::Leaving>(&message)) {
     engine_->leaving(node, leaving->reason, leaving->over, [stream] {
       const wire::HeadMessage shutdown = wire::Shutdown{};
@@ -489,9 +354,11 @@ void NodeConnections::revoke(const NodeId& node, bool counted, Revoked done) {
 // One that joined by itself cleans up, as nobody else could there, and hangs up itself: the end of
 // its other connections could overtake what it is told.
 asio::awaitable<void> NodeConnections::send_off(NodeId node, Revoked done) {
+  const bool was_here = connected(node);
   tell(node, wire::Shutdown{true});
   std::function<bool()> is_gone = [&] { return !connections_.contains(node); };
-  co_await until(std::move(is_gone), kSendOffLimit);
+  co_await until(is_gone, kSendOffLimit);
+  if (was_here && is_gone()) joins_->told(node);
   end_all(node);
   done(std::nullopt);
 }
@@ -509,6 +376,7 @@ void NodeConnections::end_all(const NodeId& node) {
     bulk_gone(node);
   }
   pairs_.gone(node);
+  preparations_->gone(node);
   // What it is still to be told, that its ranks are to end, goes out first; nothing is heard.
   control->close();
 }
@@ -554,8 +422,12 @@ asio::awaitable<std::vector<NodeId>> NodeConnections::shut_down(std::chrono::mil
   std::vector<NodeId> told;
   for (const auto& [id, connection] : connections_) told.push_back(id);
   for (const NodeId& node : told) tell(node, wire::Shutdown{joins_->of(node) != nullptr});
-  std::function<bool()> all_gone = [this] { return connections_.empty(); };
-  co_await until(std::move(all_gone), limit);
+  while (!connections_.empty()) {
+    const std::size_t left = connections_.size();
+    std::function<bool()> fewer = [this, left] { return connections_.size() < left; };
+    co_await until(std::move(fewer), limit);
+    if (connections_.size() >= left) break;
+  }
   co_return told;
 }
 

@@ -2,7 +2,6 @@
 
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/tcp.hpp>
 #include <chrono>
 #include <functional>
 #include <map>
@@ -12,13 +11,12 @@
 
 #include "agent/head/engine/engine.hpp"
 #include "agent/head/server/config_file.hpp"
-#include "agent/head/server/greetings.hpp"
-#include "agent/head/server/head_port.hpp"
+#include "agent/head/server/node_door.hpp"
 #include "agent/head/server/pair_tests.hpp"
 #include "launcher/wire/frames.hpp"
 #include "launcher/wire/node.hpp"
 
-// The nodes' connections: the one TLS port of a cluster. All on the io_context's thread.
+// The connections of the nodes that were let in. All on the io_context's thread.
 namespace dtrain::head {
 
 // What is said of a node that lacks a feature.
@@ -26,20 +24,15 @@ Error agent_too_old(const std::string& for_what);
 
 class CheckpointTransfers;
 class Joins;
+class Preparations;
 
 class NodeConnections final : public Nodes {
  public:
-  NodeConnections(boost::asio::io_context& context, paths::HeadRoot root, HeadConfig config);
+  NodeConnections(boost::asio::io_context& context, ConfigFile& config, NodeDoor& door);
 
-  // Opens the port and writes it to head.json. The one that the nodes know is kept: when it is
-  // taken it is tried again until it is free, and problem() says so. Throws Error(exhausted) when
-  // there is none yet and none is free.
-  void listen();
   // From now on nodes are let in.
   void serve(Engine& engine);
-  int port() const { return config_->port; }
-  bool can_come() const override { return problem_.empty(); }
-  const std::string& problem() const { return problem_; }  // with the port; empty: none
+  bool can_come() const override { return door_.problem().empty(); }
 
   void start(const NodeId& node, const wire::AttemptSpec& spec,
              const std::map<std::string, std::string>& secrets) override;
@@ -61,10 +54,13 @@ class NodeConnections final : public Nodes {
   void use(CheckpointTransfers& transfers) { transfers_ = &transfers; }
   // Whoever has come with a join credential, or is to; set before serve().
   void use(Joins& joins) { joins_ = &joins; }
+  // What is told to those that have; set before serve().
+  void use(Preparations& preparations) { preparations_ = &preparations; }
   const PairTests& pair_tests() const { return pairs_; }
   const std::string& machine() const { return machine_; }  // as nodes say it of theirs
-  ConfigFile& config() { return config_; }
 
+  // Dropped while it is not connected.
+  void tell(const NodeId& node, const wire::HeadMessage& message);
   bool connected(const NodeId& node) const;
   bool has_feature(const NodeId& node, const std::string& feature) const;
   // The nodes that can run a command now: both connections are open. Those that share this machine
@@ -90,7 +86,7 @@ class NodeConnections final : public Nodes {
   void on_bulk(BulkHooks hooks) { bulk_hooks_.push_back(std::move(hooks)); }
 
   // Tells every node to end, and those that joined by themselves to clean up, and waits for their
-  // connections to close, at most `limit`. Returns the nodes that were told.
+  // connections to close, at most `limit` for the next one. Returns the nodes that were told.
   boost::asio::awaitable<std::vector<NodeId>> shut_down(std::chrono::milliseconds limit);
 
  private:
@@ -101,38 +97,27 @@ class NodeConnections final : public Nodes {
     std::set<std::string> features;
   };
 
-  boost::asio::awaitable<void> wait_for_port(int port);
+  boost::asio::awaitable<void> speak(wire::CallerPtr caller);
   void end_all(const NodeId& node);
   boost::asio::awaitable<void> send_off(NodeId node, Revoked done);
   boost::asio::awaitable<void> until(std::function<bool()> is_so, std::chrono::milliseconds limit);
-  void greet(boost::asio::ip::tcp::socket socket);
-  void tell_drops();
-  std::shared_ptr<boost::asio::ssl::context> own_identity();
-  boost::asio::awaitable<void> welcome(boost::asio::ip::tcp::socket socket, std::uint64_t number);
   boost::asio::awaitable<void> serve_control(wire::AcceptedPeer peer);
   boost::asio::awaitable<void> serve_bulk(wire::AcceptedPeer peer);
   void handle(const NodeId& node, wire::NodeMessage message, const wire::FrameStreamPtr& stream);
-  void tell(const NodeId& node, const wire::HeadMessage& message);
   void bulk_gone(const NodeId& node);
   void renew(const NodeId& node, const std::string& request);
-  boost::asio::awaitable<void> keep_own_certificate();
 
   boost::asio::io_context& context_;
-  ConfigFile config_;
+  ConfigFile& config_;
+  NodeDoor& door_;
   std::string machine_;
-  HeadPort port_;
-  std::string problem_;
   Engine* engine_ = nullptr;
   std::function<void(wire::CallerPtr)> take_content_;
   std::function<void(const NodeId&)> end_content_;
-  std::shared_ptr<boost::asio::ssl::context> identity_;  // null before the first connection
-  fs::file_time_type identity_written_;
-  Greetings greetings_;
-  std::uint64_t drops_told_ = 0;
-  std::chrono::steady_clock::time_point drops_told_at_;
   std::vector<BulkHooks> bulk_hooks_;
   CheckpointTransfers* transfers_ = nullptr;
   Joins* joins_ = nullptr;
+  Preparations* preparations_ = nullptr;
   PairTests pairs_;
   std::map<NodeId, Connection> connections_;
 };

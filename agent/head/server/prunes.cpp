@@ -49,11 +49,13 @@ struct Prunes::Round {
 };
 
 Prunes::Prunes(asio::io_context& context, Engine& engine, NodeConnections& nodes,
-               ContentServer& contents, const paths::HeadRoot& root)
+               ContentServer& contents, const Preparations& preparations,
+               const paths::HeadRoot& root)
     : context_(context),
       engine_(engine),
       nodes_(nodes),
       contents_(contents),
+      preparations_(preparations),
       store_(root.content()),
       clock_(context) {
   NodeConnections::BulkHooks hooks;
@@ -114,7 +116,9 @@ void Prunes::round(bool asked, bool dry_run, Engine::Answer done) {
   round->limit.async_wait([this, request = ask.request](boost::system::error_code stopped) {
     if (!stopped) finish(request);
   });
-  worker_.add([this, ask, trees = engine_.content_trees(), blobs = contents_.held(),
+  std::set<std::string> trees = engine_.content_trees();
+  trees.merge(preparations_.trees());
+  worker_.add([this, ask, trees = std::move(trees), blobs = contents_.held(),
                guard = std::weak_ptr<int>(alive_)] {
     wire::Collected answer = wire::collect_store(store_, trees, blobs, ask);
     asio::post(context_, [this, guard, request = ask.request, answer = std::move(answer)] {

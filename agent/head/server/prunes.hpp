@@ -9,6 +9,7 @@
 #include "agent/head/engine/engine.hpp"
 #include "agent/head/server/content_server.hpp"
 #include "agent/head/server/node_connections.hpp"
+#include "agent/head/server/preparations.hpp"
 #include "launcher/core/worker.hpp"
 
 // Gives disk back on the head and on all nodes: content of jobs that no job needs any more. By the
@@ -19,7 +20,7 @@ namespace dtrain::head {
 class Prunes {
  public:
   Prunes(boost::asio::io_context& context, Engine& engine, NodeConnections& nodes,
-         ContentServer& contents, const paths::HeadRoot& root);
+         ContentServer& contents, const Preparations& preparations, const paths::HeadRoot& root);
 
   // By the clock, from now on.
   void serve();
@@ -40,6 +41,7 @@ class Prunes {
   Engine& engine_;
   NodeConnections& nodes_;
   ContentServer& contents_;
+  const Preparations& preparations_;
   fs::path store_;
   boost::asio::steady_timer clock_;
   std::map<std::string, std::shared_ptr<Round>> rounds_;  // by request

@@ -37,7 +37,8 @@ std::string refusal(const JoinRecord* record, const std::string& shown, WallTime
   try {
     head::check_credential(record, kJoinNode, shown, now);
   } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::denied);
+    const bool later = error.message().ends_with("not valid yet");
+    CHECK(error.code() == (later ? ErrorCode::conflict : ErrorCode::denied));
     return error.message();
   }
   return "";

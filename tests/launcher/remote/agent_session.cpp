@@ -300,7 +300,7 @@ TEST_CASE("setup: a failure in the middle; then on from the command that was cha
   CHECK(failed.status.commands[1].exit_code == 7);
   REQUIRE(failed.status.tail.size() == wire::kTailLines);
   CHECK(failed.status.tail.back() == "line 100");
-  const Error error = setup_error(failed.status);
+  const Error error = wire::setup_error(failed.status);
   CHECK(error.code() == ErrorCode::failed);
   CHECK(error.message() == "setup, command 2 of 3 ended with exit code 7: " + bad);
   CHECK(ran_file(home) == "1\n");
@@ -384,7 +384,7 @@ TEST_CASE("setup: cancelled with all that it started") {
   CHECK(status.state == SetupState::cancelled);
   CHECK(status.commands[0].state == SetupState::cancelled);
   CHECK(cluster_processes(home.root()).empty());
-  CHECK(setup_error(status).message().find("was cancelled") != std::string::npos);
+  CHECK(wire::setup_error(status).message().find("was cancelled") != std::string::npos);
   CHECK(session.cancel_setup("setup").state == SetupState::cancelled);
   CHECK(ran_file(home).empty());
 }
@@ -407,7 +407,7 @@ TEST_CASE("setup: a run whose process was killed is seen as lost, and its comman
   const wire::SetupStatus status =
       session.run_setup(list, progress, [](std::string_view) { return true; });
   CHECK(status.state == SetupState::lost);
-  CHECK(setup_error(status).message().find("command 2 of 3") != std::string::npos);
+  CHECK(wire::setup_error(status).message().find("command 2 of 3") != std::string::npos);
   AgentSession again = home.open_node();
   CHECK(again.start_setup(list).first == 1);
   gate.open();

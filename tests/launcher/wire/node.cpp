@@ -66,6 +66,14 @@ std::map<std::string, json> messages() {
   failed.error = full_error();
   Hello with_jobs = hello;
   with_jobs.jobs = {kJob, JobId("old-abcdef")};
+  Hello prepared = hello;
+  prepared.prepared = "00ff";
+  Preparation preparation;
+  preparation.tree = std::string(64, 'a');
+  preparation.mounts = {{"~/data", "0"}, {"~/one.txt", "1/one.txt"}};
+  preparation.lists = {{"worker_setup", {"true", "false"}}};
+  preparation.gpus = 2;
+  preparation.command = "nvidia-smi";
   Hello leaving = hello;
   leaving.leaving = "its container was told to end (SIGTERM)";
   Hello with_interfaces = hello;
@@ -116,6 +124,11 @@ std::map<std::string, json> messages() {
       {"node_staging", to_json(NodeMessage(Staging{kJob, 2, 5, 10, true}))},
       {"node_leaving",
        to_json(NodeMessage(Leaving{"its container was told to end (SIGTERM)", true}))},
+      {"node_hello_prepared", to_json(NodeMessage(prepared))},
+      {"node_preparing",
+       to_json(NodeMessage(Preparing{"00ff", "setup", "line", true, full_error()}))},
+      {"head_prepare_node", to_json(HeadMessage(PrepareNode{"00ff", preparation}))},
+      {"content_preparation", to_json(ContentMessage(PreparationHello{"00ff", true}))},
       {"head_stage", to_json(HeadMessage(Stage{kJob, 2, content}))},
       {"head_unstage", to_json(HeadMessage(Unstage{kJob, 2}))},
       {"content_hello", to_json(ContentMessage(ContentHello{kJob, 2, true}))},

@@ -17,12 +17,25 @@ using namespace std::chrono_literals;
 
 namespace {
 
-std::string state_of(const World& world, const std::string& node) {
+nlohmann::json row_of(const World& world, const std::string& node) {
   const nlohmann::json status = world.engine->status();
   for (const auto& each : status.at("nodes")) {
-    if (each.at("node") == node) return each.at("state").get<std::string>();
+    if (each.at("node") == node) return each;
   }
-  return "not listed";
+  return nlohmann::json::object();
+}
+
+std::string state_of(const World& world, const std::string& node) {
+  return row_of(world, node).value("state", "not listed");
+}
+
+NodeInfo joined_by_itself() {
+  NodeInfo info;
+  info.node = NodeId("joined-1");
+  info.machine = "machine-joined";
+  info.cpus = 4;
+  info.joined = true;
+  return info;
 }
 
 struct Far : World {
@@ -394,13 +407,7 @@ TEST_CASE("a node that leaves by itself ends its attempts, and nobody waits for 
 TEST_CASE("a node that leaves by itself is shown with its reason until its place is taken") {
   Far world(2);
   const NodeId node("node-1");
-  const auto shown = [&] {
-    const nlohmann::json status = world.engine->status();
-    for (const auto& each : status.at("nodes")) {
-      if (each.at("node") == "node-1") return each;
-    }
-    return nlohmann::json();
-  };
+  const auto shown = [&] { return row_of(world, "node-1"); };
   world.engine->leaving(NodeId("node-9"), "is unknown", true);
   world.engine->leaving(node, "its container ended", false);
   CHECK(shown().at("state") == "draining");
@@ -425,14 +432,14 @@ TEST_CASE("a node that leaves by itself is shown with its reason until its place
   CHECK(shown().at("reason") == "its container ended");
   SUBCASE("by another") {
     world.join("node-2");
-    CHECK(shown().is_null());
+    CHECK(shown().empty());
     remove();
     CHECK(expected() == 2);  // it was counted no more
   }
   SUBCASE("by another, which leaves too: the last is shown") {
     world.join("node-2");
     world.engine->leaving(NodeId("node-2"), "its container ended", true);
-    CHECK(shown().is_null());
+    CHECK(shown().empty());
     CHECK(world.engine->status().at("nodes").size() == 2);
   }
   SUBCASE("by itself") {
@@ -445,7 +452,7 @@ TEST_CASE("a node that leaves by itself is shown with its reason until its place
     CHECK_THROWS_AS(world.engine->drain(node, true), Error);
     remove();
     CHECK(expected() == 1);
-    CHECK(shown().is_null());
+    CHECK(shown().empty());
     CHECK_THROWS_AS(world.engine->remove_node(node, false, {}), Error);
   }
 }
@@ -555,23 +562,35 @@ TEST_CASE("a node that comes later is used") {
   world.started("node-0", id, 1);
 }
 
+TEST_CASE("a node that is not prepared yet gets nothing; one that is prepared anew goes on") {
+  Far world(1);
+  NodeInfo info = joined_by_itself();
+  info.preparing = "is being prepared";
+  world.engine->joined(info);
+  CHECK(state_of(world, "joined-1") == "joining");
+  const JobId id = world.submit(over(2));
+  world.settle();
+  CHECK_FALSE(world.was_started(id, 1));
+  world.engine->preparing(info.node, "cannot be prepared: setup", true);
+  const auto reason = [&] { return row_of(world, "joined-1").at("reason").get<std::string>(); };
+  CHECK(reason() == "cannot be prepared: setup");
+  CHECK_FALSE(world.was_started(id, 1));
+  world.engine->preparing(info.node, "", false);
+  CHECK(state_of(world, "joined-1") == "ready");
+  world.started("joined-1", id, 1);
+  world.engine->preparing(info.node, "is being prepared: files", false);
+  CHECK(state_of(world, "joined-1") == "ready");
+  CHECK(reason() == "is being prepared: files");
+  world.engine->preparing(NodeId("joined-9"), "nobody's", true);
+}
+
 TEST_CASE("nodes that join by themselves count beside those that are to be there") {
   Far world(2);
   world.options.expected_nodes = 2;
-  NodeInfo info;
-  info.node = NodeId("joined-1");
-  info.machine = "machine-joined";
-  info.cpus = 4;
-  info.joined = true;
+  NodeInfo info = joined_by_itself();
   info.type = "gpu";
   world.engine->joined(info);
-  const auto row = [&] {
-    const nlohmann::json status = world.engine->status();
-    for (const auto& each : status.at("nodes")) {
-      if (each.at("node") == "joined-1") return each;
-    }
-    return nlohmann::json();
-  };
+  const auto row = [&] { return row_of(world, "joined-1"); };
   CHECK(row().at("joined") == true);
   CHECK(row().at("type") == "gpu");
   world.settle();

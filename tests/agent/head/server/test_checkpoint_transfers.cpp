@@ -7,7 +7,9 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/ssl/context.hpp>
 
+#include "agent/head/server/content_server.hpp"
 #include "agent/head/server/joins.hpp"
+#include "agent/head/server/preparations.hpp"
 #include "agent/head/setup.hpp"
 #include "agent/link/content_exchange.hpp"
 #include "agent/node/checkpoint_transfers.hpp"
@@ -35,10 +37,14 @@ struct BothEnds {
   paths::NodeRoot node_root{folder / "node"};
   asio::io_context context{1};
   SystemClock clock;
+  std::unique_ptr<head::ConfigFile> config_file;
+  std::unique_ptr<head::NodeDoor> door;
   std::unique_ptr<head::NodeConnections> nodes;
   std::unique_ptr<head::Engine> engine;
   std::unique_ptr<head::CheckpointTransfers> transfers;
   std::unique_ptr<head::Joins> joins;
+  std::unique_ptr<head::ContentServer> contents;
+  std::unique_ptr<head::Preparations> preparations;
   std::unique_ptr<node::CheckpointTransfers> far;
   std::vector<wire::AttemptPrepared> prepared;
   std::vector<wire::FrameStreamPtr> streams;
@@ -51,14 +57,16 @@ struct BothEnds {
     head::init_head(head_root, {cluster, "lab", "local", 1, 0, 0});
     const std::string request = node::init_node(node_root, cluster, kFarNode);
     node::install_identity(node_root, head::sign_node(head_root, kFarNode, request));
-    nodes = std::make_unique<head::NodeConnections>(context, head_root,
-                                                    head::read_head_config(head_root));
-    nodes->listen();
+    config_file =
+        std::make_unique<head::ConfigFile>(context, head_root, head::read_head_config(head_root));
+    door = std::make_unique<head::NodeDoor>(context, *config_file);
+    door->listen();
+    nodes = std::make_unique<head::NodeConnections>(context, *config_file, *door);
     const nlohmann::json config = {
         {"cluster", cluster.str()},
         {"node", kFarNode.str()},
         {"address", "127.0.0.1"},
-        {"head", {{"addresses", {"127.0.0.1"}}, {"port", nodes->port()}}}};
+        {"head", {{"addresses", {"127.0.0.1"}}, {"port", door->port()}}}};
     write(node_root.config(), config.dump());
     head::EngineOptions options;
     options.cluster = cluster;
@@ -70,8 +78,12 @@ struct BothEnds {
     engine = std::make_unique<head::Engine>(options, clock, *nodes, hooks);
     transfers = std::make_unique<head::CheckpointTransfers>(context, *engine, *nodes);
     nodes->use(*transfers);
-    joins = std::make_unique<head::Joins>(context, context, nodes->config(), *engine, clock);
+    joins = std::make_unique<head::Joins>(context, context, *config_file, *engine, clock);
     nodes->use(*joins);
+    contents = std::make_unique<head::ContentServer>(context, *engine, head_root.content());
+    preparations = std::make_unique<head::Preparations>(
+        *config_file, *contents, *engine, [](const NodeId&, const wire::HeadMessage&) {});
+    nodes->use(*preparations);
     nodes->serve(*engine);
     far = std::make_unique<node::CheckpointTransfers>(
         context.get_executor(), node_root,
@@ -86,7 +98,7 @@ struct BothEnds {
 
   asio::awaitable<wire::FrameStreamPtr> dial(std::string path) {
     const auto tls = wire::tls_context(node_root.identity(), wire::PeerName::Role::node);
-    co_return co_await wire::dial_tls("127.0.0.1", static_cast<std::uint16_t>(nodes->port()), tls,
+    co_return co_await wire::dial_tls("127.0.0.1", static_cast<std::uint16_t>(door->port()), tls,
                                       wire::PeerName::Role::head, ClusterId("lab-abcdef"), path,
                                       20s);
   }
