@@ -76,19 +76,27 @@ void send_preparation(const Context& context, const wire::ApiClient& client,
     throw Error(ErrorCode::conflict, "the head's agent is too old to prepare machines that join")
         .with_hint("dtrain up with this dtrain brings it up to date");
   }
-  const nlohmann::json& before = child(*on_head, "preparation");
+  std::optional<wire::Preparation> before;
+  if (const nlohmann::json& given = child(*on_head, "preparation"); given.is_object()) {
+    before = wire::preparation_from_json(given);
+  }
   if (how.no_setup) {
-    if (!before.is_object()) {
+    if (!before) {
       throw Error(ErrorCode::conflict, "the head has lost which commands nodes that join run")
           .with_hint("dtrain up without --no-setup says it anew");
     }
-    preparation = wire::preparation_from_json(before);
+    preparation = *before;
   }
-  // What was done again is not done once more by an `up` that does not ask for it.
-  preparation.again =
-      how.again.empty() && before.is_object() ? text_or(before, "again") : how.again;
-  preparation.overwrite = !how.again.empty();
-  preparation.from_start = !how.again.empty() && !how.no_setup;
+  // What was asked for is still to be done by nodes that were away, and by the others not anew.
+  if (!how.again.empty()) {
+    preparation.again = how.again;
+    preparation.overwrite = true;
+    preparation.from_start = !how.no_setup;
+  } else if (before) {
+    preparation.again = before->again;
+    preparation.overwrite = before->overwrite;
+    preparation.from_start = before->from_start;
+  }
   FileFactsCache cache(paths::file_sums());
   for (int attempt = 1;; ++attempt) {
     try {

@@ -74,6 +74,7 @@ void Preparing::start() {
                       wire::dump(wire::to_json(wire::HeadMessage(*now_))) + "\n");
     const bool is_clean = !fs::exists(root_.setup()) && !fs::exists(root_.unpacked());
     if (now_->preparation.empty() && is_clean) {
+      write_file_atomic(root_.prepared_again(), now_->preparation.again);
       write_file_atomic(root_.prepared(), now_->key);
       last_.done = true;
       return over();

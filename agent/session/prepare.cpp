@@ -51,6 +51,10 @@ class Work {
     const auto* wanted = std::get_if<wire::PrepareNode>(&message);
     if (wanted == nullptr) throw Error(ErrorCode::invalid, "there is no preparation");
     wanted_ = *wanted;
+    const auto again = read_file_if_there(root_.prepared_again());
+    if (again && *again != wanted_.preparation.again) return;
+    wanted_.preparation.overwrite = false;
+    wanted_.preparation.from_start = false;
   }
 
   int run() {
@@ -63,12 +67,15 @@ class Work {
       end_unwanted();
       for (const wire::SetupList& list : wanted_.preparation.lists) setup(list);
       ready();
+      write_file_atomic(root_.prepared_again(), wanted_.preparation.again);
       write_file_atomic(root_.prepared(), wanted_.key);
     } catch (const std::exception& thrown) {
       Error whole = as_defect(thrown);
       if (!step_.empty()) whole.while_doing(step_ + " on " + config_.node.str());
       error.emplace(whole.code(), wire::preparation_words(whole.what()));
       error->with_hint(wire::preparation_words(whole.hint()));
+      // What is mended goes on from there.
+      write_file_atomic(root_.prepared_again(), wanted_.preparation.again);
     }
     print({wanted_.key, step_, wire::preparation_words(join(left_, "; ")), true, error});
     return error ? 1 : 0;

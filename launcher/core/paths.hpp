@@ -81,6 +81,7 @@ struct NodeRoot {
   fs::path preparation() const { return root / "preparation.json"; }
   fs::path preparation_lock() const { return root / "preparation.lock"; }
   fs::path prepared() const { return root / "prepared"; }
+  fs::path prepared_again() const { return root / "prepared_again"; }
   fs::path unpacked() const { return root / "unpacked"; }
   fs::path setup() const { return root / "setup"; }
   fs::path setup_status(const std::string& list) const { return setup() / (list + ".json"); }

@@ -25,8 +25,8 @@ struct Preparation {
   std::optional<int> gpus;       // that there must be at least
   std::string command;           // must end with 0; empty: none
   std::int64_t limit_ms = 60000;
-  // Another text each time that all is to be done again; of those that are told so at once, with
-  // files also over what was changed there, and with commands from the first one on.
+  // Another text each time that all is to be done again: once by each node that has been prepared
+  // before, with files also over what was changed there, and with commands from the first one on.
   std::string again;
   bool overwrite = false;
   bool from_start = false;

@@ -566,7 +566,10 @@ class Prepared(JoinCase):
         self.assertFalse(self.lab[1].processes(UID, "sleep 1000"))
         self.assertEqual(self.log().count("first"), 1)
         self.there("~/data/key").write_text("changed there")
+        self.lab[1].cut()  # it is away at that moment
         self.up("--force")
+        self.up()
+        self.lab[1].join()
         eventually(lambda: self.log()[-2:] == ["first", "mended"], "everything again")
         eventually(lambda: self.there("~/data/key").read_text() == "secret", "also over what was changed")
         # Once: nothing is done by the next one, and what is changed afterwards is left alone.

@@ -41,8 +41,6 @@ void Preparations::set(const json& body, Engine::Answer done) {
                    current_ = *next;
                    given_ = true;
                    damaged_ = false;
-                   again_.clear();
-                   for (const auto& [node, told] : nodes_) again_.insert(node);
                    log::info("nodes that join are prepared anew", {{"key", next->key}});
                    for (auto& [node, told] : nodes_) begin(node, told);
                    done(get());
@@ -90,12 +88,7 @@ void Preparations::begin(const NodeId& node, Told& told) {
     return engine_.preparing(node, current_.preparation.empty() ? "" : why, false);
   }
   if (!told.prepared.empty()) told.prepared = wire::kPreparedIsChanging;
-  wire::PrepareNode wanted{current_.key, current_.preparation};
-  if (!again_.contains(node)) {
-    wanted.preparation.overwrite = false;
-    wanted.preparation.from_start = false;
-  }
-  send_(node, wanted);
+  send_(node, wire::PrepareNode{current_.key, current_.preparation});
 }
 
 void Preparations::heard(const NodeId& node, const wire::Preparing& news) {
@@ -103,7 +96,6 @@ void Preparations::heard(const NodeId& node, const wire::Preparing& news) {
   if (found == nodes_.end() || news.key != current_.key) return;
   std::string& prepared = found->second.prepared;
   const bool waits = prepared.empty() && !current_.preparation.empty();
-  if (news.done) again_.erase(node);
   if (news.error) {
     log::warn("a node cannot be prepared", {{"node", node.str()}, {"why", news.error->what()}});
     std::string why = wire::preparation_words(news.error->what());

@@ -65,7 +65,6 @@ class Preparations {
   Current current_{{}};
   bool given_ = false;
   bool damaged_ = false;          // what was given cannot be read
-  std::set<NodeId> again_;        // that do it again, once
   std::map<NodeId, Told> nodes_;  // that joined by themselves, and are connected
 };
 
