@@ -26,6 +26,9 @@ struct Request {
   bool head = false;          // the cluster's head: one node
   ClusterId cluster;          // whose they will be
   std::string launch;         // kept with them: launch_hash()
+  // What the machine of a node runs when it starts, a shell script; where machines come by
+  // themselves. It may hold secrets, and is shown to nobody.
+  std::function<std::string(const NodeId& node)> boot;
 };
 
 // What became of one machine. An operation on N of them gives N of these, each as soon as it is

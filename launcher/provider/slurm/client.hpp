@@ -1,0 +1,66 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "launcher/core/files.hpp"
+#include "launcher/remote/transport.hpp"
+
+// Slurm as its users have it: by the command line of a login node (sbatch(1), squeue(1),
+// scancel(1)), of which nothing is read that differs from 22.05 to 26.05. No accounting is needed.
+namespace dtrain::slurm {
+
+// One of our jobs, as squeue tells it.
+struct Job {
+  std::string id;
+  std::string state;   // as Slurm names it: "PENDING", "RUNNING", "COMPLETING", …
+  std::string reason;  // why it waits, as Slurm names it: "Priority"; else "None"
+  std::string partition;
+  std::string nodes;  // "n[1-2]"; empty: none yet
+  std::string comment;
+  std::chrono::system_clock::time_point submitted;
+  // When it began, or is estimated to; absent: not known.
+  std::optional<std::chrono::system_clock::time_point> start;
+};
+// Throws Error(invalid) that quotes the line; `output` is that of a squeue with kJobFormat.
+std::vector<Job> parse_jobs(std::string_view output);
+inline constexpr const char* kJobFormat = "%i|%T|%r|%P|%V|%S|%N|%k";
+
+// Thread-safe as the transport is. Every method throws Error, with what Slurm said: it names the
+// command and its last lines.
+class Client {
+ public:
+  // Where the commands are run; `folder`: where they are there, empty: in PATH.
+  explicit Client(std::shared_ptr<Transport> login_node, fs::path folder = {});
+
+  struct Batch {
+    std::vector<std::string> options;  // sbatch's: "--nodes=4"
+    std::string script;                // of a shell
+  };
+  // Gives the id of the new job. It is never in the queue twice: it is not tried again.
+  std::string submit(const Batch& batch);
+  // Error(invalid), with Slurm's word for it, for what can never run as it is; what Slurm leaves
+  // open (an account, where there is no accounting) passes. Makes nothing.
+  void check(const Batch& batch);
+
+  // Of this user, with this name; those too that ended not long ago (MinJobAge).
+  std::vector<Job> jobs(const std::string& name);
+  // Ends them; those that are over, or not known any more, are fine.
+  void cancel(const std::vector<std::string>& ids);
+
+  Transport& login_node() { return *transport_; }
+
+ private:
+  std::string run(const std::string& program, const std::vector<std::string>& arguments,
+                  std::string_view input, const std::string& what);
+  std::vector<std::string> command(const std::string& program) const;
+
+  std::shared_ptr<Transport> transport_;
+  fs::path folder_;
+};
+
+}  // namespace dtrain::slurm

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "launcher/provider/provider.hpp"
+#include "launcher/provider/slurm/client.hpp"
+
+// Machines of one cluster that are nodes of Slurm's allocations. Those of one request are one
+// allocation, a Slurm job named dtrain-CLUSTER whose comment says whose and what they are; the k-th
+// machine of it is its k-th node, and its id JOB/k. Nobody logs in to them: the allocation's batch
+// script starts on each what its request has as `boot`, in a step of Slurm's, and the allocation is
+// over when all of these have ended.
+namespace dtrain::slurm {
+
+// What is written into the comment, and read out of it.
+struct Allocation {
+  std::string cluster_name;
+  ClusterId cluster;
+  std::string type;
+  std::string launch;         // launch_hash()
+  std::string boot;           // the name of its folder below Machines' own
+  std::vector<NodeId> nodes;  // by number
+};
+std::string comment_of(const Allocation& allocation);
+// Absent: it is none of ours.
+std::optional<Allocation> allocation_of(std::string_view comment);
+
+// How a job's machines stand, with why in people's words, as of `now`: "waits in partition gpu:
+// Priority, starts about 14:20".
+struct Standing {
+  MachineState state = MachineState::pending;
+  std::string reason;
+};
+Standing standing_of(const Job& job, std::chrono::system_clock::time_point now);
+
+class Machines {
+ public:
+  // `boot`: where what machines start with is kept, and what their batch scripts say; on storage
+  // that the login node and all nodes share. `options`: batch_options() of a type.
+  Machines(Client client, std::string cluster_name, fs::path boot,
+           std::function<std::vector<std::string>(const std::string& type)> options);
+
+  // As Provider's; workers alone, those too that ended not long ago.
+  std::vector<Machine> list();
+  void create(const std::vector<Request>& requests, const OutcomeSink& tell);
+  // An allocation is given back when all machines of it are; until then one alone is told
+  // Error(conflict).
+  void release(const std::vector<Machine>& machines, const OutcomeSink& tell);
+  // Slurm tells of nothing by itself: it is asked after a second, and then ever less often. With
+  // an allocation that is over, `boot` goes; what its log said last is in the reason.
+  void follow(const std::vector<Machine>& machines, const OutcomeSink& tell,
+              const std::stop_token& stop);
+
+  static constexpr std::chrono::milliseconds kFirstLook{1000};
+  static constexpr std::chrono::milliseconds kLastLook{15000};
+
+ private:
+  struct Found {
+    Job job;
+    Allocation allocation;
+  };
+  std::vector<Found> allocations();
+  void ask_for(const Request& request, const std::vector<NodeId>& nodes, const OutcomeSink& tell);
+  void remove_boot(const Allocation& allocation);
+  std::string last_words(const Allocation& allocation);  // of its log; empty: there are none
+
+  Client client_;
+  std::string cluster_name_;
+  fs::path boot_;
+  std::function<std::vector<std::string>(const std::string&)> options_;
+};
+
+}  // namespace dtrain::slurm

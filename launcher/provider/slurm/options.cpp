@@ -1,0 +1,136 @@
+#include "launcher/provider/slurm/options.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <iterator>
+#include <optional>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/text.hpp"
+
+namespace dtrain::slurm {
+namespace {
+
+using nlohmann::json;
+
+// What is dtrain's to say: how many nodes, what runs on them, and how it is found again.
+constexpr std::string_view kOurs[] = {"array",
+                                      "batch",
+                                      "chdir",
+                                      "comment",
+                                      "error",
+                                      "help",
+                                      "hold",
+                                      "input",
+                                      "job-name",
+                                      "kill-on-bad-exit",
+                                      "no-kill",
+                                      "no-requeue",
+                                      "nodefile",
+                                      "nodes",
+                                      "ntasks",
+                                      "ntasks-per-node",
+                                      "open-mode",
+                                      "output",
+                                      "overcommit",
+                                      "ntasks-per-core",
+                                      "ntasks-per-gpu",
+                                      "ntasks-per-socket",
+                                      "parsable",
+                                      "quiet",
+                                      "requeue",
+                                      "signal",
+                                      "test-only",
+                                      "wait",
+                                      "wrap"};
+
+Error wrong(const std::string& type, const std::string& option, const std::string& why) {
+  return Error(ErrorCode::invalid, "available_node_types." + type + ".node_config." +
+                                       printable(option, false) + " " + why);
+}
+
+bool is_option(std::string_view name) {
+  return name.size() > 1 && name.front() != '-' &&
+         name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-") == std::string_view::npos;
+}
+
+// As sbatch takes it; absent: the option has none.
+std::optional<std::string> value_of(const std::string& type, const std::string& option,
+                                    const json& value) {
+  if (value.is_boolean()) return std::nullopt;
+  std::string text;
+  if (value.is_array()) {
+    std::vector<std::string> parts;
+    for (const json& each : value) parts.push_back(value_of(type, option, each).value_or(""));
+    text = join(parts, ",");
+  } else if (value.is_string()) {
+    text = value.get<std::string>();
+  } else if (value.is_number()) {
+    text = value.dump();
+  } else {
+    throw wrong(type, option, "is no text, number, list or true");
+  }
+  if (text.empty() || text.find('\0') != std::string::npos ||
+      text.find('\n') != std::string::npos) {
+    throw wrong(type, option, "has a value that sbatch does not take");
+  }
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> batch_options(const ClusterSpec& spec, const std::string& type) {
+  const auto found = std::find_if(spec.node_types.begin(), spec.node_types.end(),
+                                  [&](const NodeType& each) { return each.name == type; });
+  if (found == spec.node_types.end()) {
+    throw Error(ErrorCode::not_found, "no node type is called " + printable(type, false));
+  }
+  std::vector<std::string> options;
+  const auto says = [&](std::initializer_list<const char*> names) {
+    return std::any_of(names.begin(), names.end(),
+                       [&](const char* name) { return found->node_config.contains(name); });
+  };
+  for (const char* name : {"partition", "account", "qos"}) {
+    const json& value = spec.provider.other.contains(name) ? spec.provider.other[name] : json();
+    if (value.is_string() && !says({name})) {
+      options.push_back("--" + std::string(name) + "=" + value.get<std::string>());
+    }
+  }
+  const auto resource = [&](const char* name) {
+    const auto entry = found->resources.find(name);
+    return entry == found->resources.end() ? 0.0 : entry->second;
+  };
+  const auto whole = [](double value) { return std::to_string(std::llround(std::ceil(value))); };
+  if (!says({"exclusive", "cpus-per-task", "mincpus", "cores-per-socket", "cpus-per-gpu"})) {
+    options.push_back(resource("CPU") > 0 ? "--cpus-per-task=" + whole(resource("CPU"))
+                                          : "--exclusive");
+  }
+  if (resource("memory") > 0 && !says({"mem", "mem-per-cpu", "mem-per-gpu"})) {
+    options.push_back("--mem=" + whole(resource("memory") / 1024) + "K");
+  }
+  if (resource("GPU") > 0 &&
+      !says({"gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"})) {
+    options.push_back("--gres=gpu:" + whole(resource("GPU")));
+  }
+  for (const auto& [name, value] : found->node_config.items()) {
+    if (!is_option(name)) {
+      throw wrong(type, name, "is none of sbatch's long options")
+          .with_hint(
+              "as sbatch has them, without the dashes in front: gpus-per-node, time, constraint");
+    }
+    if (std::find(std::begin(kOurs), std::end(kOurs), name) != std::end(kOurs)) {
+      throw wrong(type, name, "is for dtrain to say")
+          .with_hint("how many nodes there are is said by min_workers and max_workers");
+    }
+    if (value == json(false)) continue;
+    const auto text = value_of(type, name, value);
+    options.push_back("--" + name + (text ? "=" + *text : ""));
+  }
+  return options;
+}
+
+}  // namespace dtrain::slurm

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "launcher/spec/cluster_spec.hpp"
+
+namespace dtrain::slurm {
+
+// What sbatch is to give for nodes of this type, beside how many: `node_config` is its long options
+// as they are ("gpus-per-node: 4", true for one without a value), before them the provider's
+// partition, account and qos. Where they say nothing of CPUs, memory or GPUs, `resources` does, and
+// where that says nothing of CPUs either, a node is had whole. Throws Error(invalid) that names the
+// type and the option.
+std::vector<std::string> batch_options(const ClusterSpec& spec, const std::string& type);
+
+}  // namespace dtrain::slurm

@@ -1,0 +1,170 @@
+#include <doctest/doctest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "launcher/core/error.hpp"
+#include "launcher/provider/slurm/client.hpp"
+#include "launcher/provider/slurm/machines.hpp"
+#include "launcher/provider/slurm/options.hpp"
+
+using namespace dtrain;
+using namespace std::chrono_literals;
+using nlohmann::json;
+using Strings = std::vector<std::string>;
+
+namespace {
+
+// At a whole second of a day.
+std::chrono::system_clock::time_point at(std::int64_t seconds) {
+  return std::chrono::system_clock::time_point(std::chrono::seconds(seconds));
+}
+
+std::string standing(const slurm::Job& job, std::chrono::system_clock::time_point now = at(1000)) {
+  const slurm::Standing found = slurm::standing_of(job, now);
+  return std::string(to_string(found.state)) + " " + found.reason;
+}
+
+slurm::Job job(const std::string& state, const std::string& reason = "None") {
+  return {"12", state, reason, "gpu", "", "", at(900), std::nullopt};
+}
+
+ClusterSpec cluster(const json& config, const std::map<std::string, double>& resources = {}) {
+  ClusterSpec spec;
+  spec.provider.kind = ProviderKind::slurm;
+  NodeType type;
+  type.name = "node";
+  type.node_config = config;
+  type.resources = resources;
+  spec.node_types = {type};
+  return spec;
+}
+
+Strings options(const json& config, const std::map<std::string, double>& resources = {}) {
+  return slurm::batch_options(cluster(config, resources), "node");
+}
+
+std::string refused(const json& config) {
+  try {
+    options(config);
+    return "taken";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+}  // namespace
+
+TEST_CASE("what squeue says of jobs is read, whatever a comment holds") {
+  const std::vector<slurm::Job> jobs = slurm::parse_jobs(
+      "1|RUNNING|None|gpu|1795430021|1795430022|n[1-2]|dtrain a|b=\xc3\xa9 |\n"
+      "22|PENDING|ReqNodeNotAvail, UnavailableNodes:n1|gpu|1795430021|N/A||(null)\n");
+  REQUIRE(jobs.size() == 2);
+  CHECK(jobs[0].id == "1");
+  CHECK(jobs[0].state == "RUNNING");
+  CHECK(jobs[0].partition == "gpu");
+  CHECK(jobs[0].nodes == "n[1-2]");
+  CHECK(jobs[0].comment == "dtrain a|b=\xc3\xa9 |");
+  CHECK(jobs[0].submitted == at(1795430021));
+  CHECK(jobs[0].start == at(1795430022));
+  CHECK(jobs[1].reason == "ReqNodeNotAvail, UnavailableNodes:n1");
+  CHECK(jobs[1].comment.empty());
+  CHECK_FALSE(jobs[1].start.has_value());
+  CHECK(slurm::parse_jobs("").empty());
+  for (const char* bad : {"slurm_load_jobs error: Unable to contact slurm controller\n",
+                          "1|RUNNING|None|gpu|1795430021|1795430022|n1\n", "1\n", "|||||||\n",
+                          "1|RUNNING|None|gpu|2026-11-23T10:33:40|N/A|n1|c\n"}) {
+    CHECK_THROWS_AS(slurm::parse_jobs(bad), Error);
+  }
+}
+
+TEST_CASE("who a Slurm job's nodes are stands in its comment") {
+  slurm::Allocation allocation{"my.cluster",  ClusterId("my.cluster-ab12"),
+                               "gpu-large",   "0f0f",
+                               "boot-ab12cd", {NodeId("node-1"), NodeId("node-2")}};
+  const auto read = slurm::allocation_of(slurm::comment_of(allocation));
+  REQUIRE(read.has_value());
+  CHECK(read->cluster_name == allocation.cluster_name);
+  CHECK(read->cluster == allocation.cluster);
+  CHECK(read->type == allocation.type);
+  CHECK(read->launch == allocation.launch);
+  CHECK(read->boot == allocation.boot);
+  CHECK(read->nodes == allocation.nodes);
+  // Others' comments, and such as name a folder that is not ours.
+  for (const char* other : {"", "hello", "dtrain", "dtrain cluster=c", "dtrain cluster=c nodes=",
+                            "dtrain cluster=c nodes=a,,b", "dtrain cluster=c boot=../x nodes=a",
+                            "dtrain cluster=c boot=/ nodes=a"}) {
+    CAPTURE(other);
+    CHECK_FALSE(slurm::allocation_of(other).has_value());
+  }
+}
+
+TEST_CASE("each state of Slurm's is one of machines, with why") {
+  CHECK(standing(job("RUNNING")) == "running ");
+  CHECK(standing(job("SUSPENDED")) == "running Slurm job 12 is suspended");
+  CHECK(standing(job("COMPLETING")) == "stopping ");
+  CHECK(standing(job("PREEMPTED")) == "gone Slurm job 12 was preempted");
+  CHECK(standing(job("TIMEOUT")) == "gone Slurm job 12 reached its time limit");
+  CHECK(standing(job("NODE_FAIL")) == "gone Slurm job 12 lost a node");
+  CHECK(standing(job("CONFIGURING")) == "pending waits in partition gpu: CONFIGURING");
+  CHECK(standing(job("A_STATE_OF_LATER_YEARS")) ==
+        "pending waits in partition gpu: A_STATE_OF_LATER_YEARS");
+  CHECK(standing(job("PENDING")) == "pending waits in partition gpu");
+  CHECK(standing(job("PENDING", "Priority")) == "pending waits in partition gpu: Priority");
+}
+
+TEST_CASE("when it starts is told where Slurm knows it") {
+  slurm::Job waits = job("PENDING", "Resources");
+  const auto now = std::chrono::system_clock::now();
+  const auto shown = [&] { return standing(waits, now); };
+  waits.start = now + 1s;
+  CHECK(shown().find("pending waits in partition gpu: Resources, starts about ") == 0);
+  waits.start = now - 1s;
+  CHECK(shown() == "pending waits in partition gpu: Resources");
+  waits.start = now + std::chrono::hours(24 * 3);
+  CHECK(shown().size() == std::string("pending waits in partition gpu: Resources, starts about "
+                                      "2026-11-26 10:00")
+                              .size());
+  // Its word for never.
+  waits.start = now + std::chrono::hours(24 * 365 * 1000L);
+  CHECK(shown() == "pending waits in partition gpu: Resources");
+}
+
+TEST_CASE("node_config is sbatch's long options") {
+  CHECK(options(json::object()) == Strings{"--exclusive"});
+  CHECK(options({{"time", "08:00:00"},
+                 {"gpus-per-node", 4},
+                 {"exclusive", true},
+                 {"spread-job", false}}) ==
+        Strings{"--exclusive", "--gpus-per-node=4", "--time=08:00:00"});
+  CHECK(options({{"constraint", "a100&nvlink"}, {"exclude", {"n1", "n2"}}, {"cpus-per-task", 8}}) ==
+        Strings{"--constraint=a100&nvlink", "--cpus-per-task=8", "--exclude=n1,n2"});
+}
+
+TEST_CASE("resources ask for what node_config leaves open") {
+  const double gib = 1 << 30;
+  CHECK(options(json::object(), {{"CPU", 32}, {"GPU", 4}, {"memory", 2 * gib}}) ==
+        Strings{"--cpus-per-task=32", "--mem=2097152K", "--gres=gpu:4"});
+  CHECK(options({{"exclusive", true}, {"gres", "gpu:a100:8"}, {"mem", "0"}},
+                {{"CPU", 32}, {"GPU", 4}, {"memory", 2 * gib}}) ==
+        Strings{"--exclusive", "--gres=gpu:a100:8", "--mem=0"});
+}
+
+TEST_CASE("the provider's partition, account and qos hold for types that say none") {
+  ClusterSpec spec = cluster({{"partition", "large"}, {"exclusive", true}});
+  spec.provider.other = {{"partition", "gpu"}, {"account", "physics"}, {"login_node", "login"}};
+  CHECK(slurm::batch_options(spec, "node") ==
+        Strings{"--account=physics", "--exclusive", "--partition=large"});
+  CHECK_THROWS_AS(slurm::batch_options(spec, "other"), Error);
+}
+
+TEST_CASE("what sbatch would not take, or is dtrain's to say, is refused by name") {
+  const std::string where = "available_node_types.node.node_config.";
+  CHECK(refused({{"nodes", 4}}) == where + "nodes is for dtrain to say");
+  CHECK(refused({{"wrap", "true"}}) == where + "wrap is for dtrain to say");
+  CHECK(refused({{"-p", "gpu"}}) == where + "-p is none of sbatch's long options");
+  CHECK(refused({{"gpus_per_node", 4}}) ==
+        where + "gpus_per_node is none of sbatch's long options");
+  CHECK(refused({{"time", "a\nb"}}) == where + "time has a value that sbatch does not take");
+  CHECK(refused({{"time", ""}}) == where + "time has a value that sbatch does not take");
+  CHECK(refused({{"time", {{"a", 1}}}}) == where + "time is no text, number, list or true");
+}

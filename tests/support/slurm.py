@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""A real Slurm on this machine, in a lab of its own (lab.py), with nobody's slurm.conf but its own.
+
+  tests/support/slurm.py [--nodes 4] [--gpus 0] -- COMMAND…
+
+runs COMMAND beside slurmctld and a slurmd for each of n1, n2, …, which are all this machine: two
+CPUs, 2 GiB and that many GPUs (which are none) each, in the partitions `normal` and, before it,
+`high`. Where there can be no lab, or no Slurm is installed, it ends with 77, which is a skipped test.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from lab import available, base, enter, sh, which
+
+SKIPPED = 77
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "scancel", "sinfo", "srun")
+# Its daemons take each other at their word; where nobody else is no munge is needed.
+CONFIGURATION = """\
+ClusterName=lab
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort=6817
+AuthType=auth/none
+CredType=cred/none
+SlurmUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=0,defer_batch
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/none
+ReturnToService=2
+SlurmdParameters=config_overrides
+SlurmctldTimeout=10
+SlurmdTimeout=10
+KillWait=2
+GresTypes=gpu
+NodeName=DEFAULT CPUs=2 RealMemory=2048 State=UNKNOWN{gres}
+{nodes}
+PartitionName=normal Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1 State=UP
+PartitionName=high Nodes=ALL MaxTime=INFINITE PriorityTier=2 State=UP
+"""
+
+
+def missing():
+    """None where a Slurm can run in this lab, else why not."""
+    why = available()
+    if why is None and not all(which(program) for program in PROGRAMS):
+        why = "Slurm needs the packages slurmctld slurmd slurm-client (scripts/setup --tests)"
+    return why
+
+
+class Slurm:
+    """With it SLURM_CONF is set, for whoever is started by this program."""
+
+    def __init__(self, nodes=4, gpus=0):
+        self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
+        self.gpus = gpus
+        self.folder = base() / "slurm"
+
+    def __enter__(self):
+        # slurmd resolves no name where there is but a loopback.
+        if not sh("ip", "link", "show", "lab0", check=False):
+            sh("ip", "-batch", "-", input="link add lab0 type bridge\nlink set lab0 up\n"
+               "addr add 10.77.0.1/24 dev lab0\n")
+        for name in ("state", "spool", "dev"):
+            (self.folder / name).mkdir(parents=True)
+        host = os.uname().nodename
+        places = "\n".join(f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={17000 + number}"
+                           for number, name in enumerate(self.nodes))
+        (self.folder / "slurm.conf").write_text(CONFIGURATION.format(
+            host=host, folder=self.folder, nodes=places, gres=f" Gres=gpu:{self.gpus}" if self.gpus else ""))
+        # slurmd wants a device of each.
+        devices = [self.folder / "dev" / f"gpu{number}" for number in range(self.gpus)]
+        for device in devices:
+            os.mknod(device, 0o020666, os.makedev(1, 3))
+        (self.folder / "gres.conf").write_text("".join(f"Name=gpu File={device}\n" for device in devices))
+        os.environ["SLURM_CONF"] = str(self.folder / "slurm.conf")
+        self.start_controller("-c")
+        for name in self.nodes:
+            (self.folder / "spool" / name).mkdir()
+            self.start_node(name)
+        self.until(lambda: sh("sinfo", "-h", "-p", "normal", "-t", "idle", "-o", "%D", check=False).strip()
+                   == str(len(self.nodes)), "all nodes are idle")
+        return self
+
+    def __exit__(self, *_):
+        sh("scancel", "--me", check=False)
+        for pid in self.folder.glob("*.pid"):
+            sh("kill", pid.read_text().strip(), check=False)
+        del os.environ["SLURM_CONF"]
+
+    def start_controller(self, *options):
+        sh("slurmctld", *options)
+
+    def start_node(self, name):
+        sh("slurmd", "-N", name)
+
+    def until(self, holds, what, limit=60):
+        end = time.monotonic() + limit
+        while not holds():
+            if time.monotonic() > end:
+                logs = "".join(f"\n{log.name}:\n{log.read_text()[-2000:]}" for log in sorted(self.folder.glob("*.log")))
+                raise RuntimeError(f"it is not so after {limit} s that {what}{logs}")
+            time.sleep(0.05)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--gpus", type=int, default=0)
+    parser.add_argument("command", nargs="+")
+    options = parser.parse_args()
+    why = missing()
+    if why:
+        print(f"skipped: {why}")
+        return SKIPPED
+    with Slurm(options.nodes, options.gpus):
+        return subprocess.run(options.command).returncode
+
+
+if __name__ == "__main__":
+    enter()
+    sys.exit(main())
