@@ -108,6 +108,21 @@ struct Arguments {
   bool fresh = false;
 };
 
+// The foreground form of what keeps agents.
+void add_contained(CLI::App* verb, Arguments& args) {
+  CLI::Option* contained = verb->add_flag(
+      "--contained", args.contained,
+      "In the foreground, as PID 1 of a container or a task of srun: reaps everything; SIGTERM "
+      "stops the ranks by their grace, tells the head why, and ends all that runs below");
+  verb->add_option("--end-within", args.end_within,
+                   "Seconds from SIGTERM until all has ended; ranks get at most three quarters of "
+                   "them. Less than whoever sends SIGKILL waits: 30 s by default in Kubernetes and "
+                   "Slurm (KillWait), 10 s in Docker")
+      ->needs(contained)
+      ->check(CLI::Range(1, 86400))
+      ->capture_default_str();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -141,18 +156,7 @@ int main(int argc, char** argv) {
     if (!a.contained) return watch::watch_main({a.root});
     return watch::watch_main({a.root}, std::chrono::seconds(a.end_within));
   });
-  CLI::Option* contained = watch->add_flag(
-      "--contained", args.contained,
-      "In the foreground, as PID 1 of a container or a task of srun: reaps everything; SIGTERM "
-      "stops the ranks by their grace, tells the head why, and ends all that runs below");
-  watch
-      ->add_option("--end-within", args.end_within,
-                   "Seconds from SIGTERM until all has ended; ranks get at most three quarters of "
-                   "them. Less than whoever sends SIGKILL waits: 30 s by default in Kubernetes and "
-                   "Slurm (KillWait), 10 s in Docker")
-      ->needs(contained)
-      ->check(CLI::Range(1, 86400))
-      ->capture_default_str();
+  add_contained(watch, args);
   CLI::App* supervise =
       command("supervise", "Role: one attempt's ranks on this node", [](Arguments& a) {
         return supervise::supervise_main({a.root, JobId(a.job), a.attempt, a.lock});
@@ -208,8 +212,15 @@ int main(int argc, char** argv) {
   join->add_option("--credential", args.credential, "A folder")->required();
   join->add_option("--address", args.addresses, "Of the head; several: each is tried")->required();
   join->add_option("--port", args.port)->required();
+  add_contained(join, args);
   join->callback([&args, &status] {
-    status = session::join_main({own_path(), args.credential, args.addresses, args.port});
+    session::JoinOptions options{own_path(), args.credential, args.addresses, args.port, {}};
+    if (args.contained) {
+      options.contained = [&args](const paths::WatchRoot& root) {
+        return watch::watch_main(root, std::chrono::seconds(args.end_within));
+      };
+    }
+    status = session::join_main(options);
   });
   command("bridge", "Join stdin and stdout to the head's socket",
           [](Arguments& a) { return session::bridge_main({a.root}); });

@@ -13,12 +13,14 @@ namespace {
 // taken with its head, by each program alike, and split here. Whatever reads stdin is kept from it:
 // the rest of the script may come from there. TLS 1.3 is what the head insists on. curl would trust
 // its built-in CA folder too, and openssl before 1.1.1b checks nothing without -verify. An address
-// that says nothing for a while is left; the pauses grow, and differ between machines.
+// that says nothing for a while is left; the pauses grow, and differ between machines. What the
+// script is given goes to the agent, which in a container takes the shell's place.
 constexpr const char* kScript =
     R"sh(# Makes this machine node @NODE@ of the dtrain cluster @CLUSTER@.
 {
 umask 077
 export LC_ALL=C
+X=$*
 P=@PORT@ A='@ADDRESSES@'
 die() { echo "dtrain: $*" >&2; exit 1; }
 [ "$(uname -sm)" = 'Linux x86_64' ] || die "the agent is for Linux on x86_64, and this is $(uname -sm)"
@@ -89,7 +91,10 @@ tail -c "$(field Content-Length)" r >a
 S=$(field ETag)
 [ "$(sum)" = "$S" ] || { W="$W $t: the agent came damaged from $a."; continue; }
 chmod 700 a && mkdir -p "../$S" && mv -f a "../$S/dtrain-agent" || die "cannot keep the agent in $B"
-"../$S/dtrain-agent" join --credential "$D" --port $P $(for x in $a $A; do echo "--address $x"; done) </dev/null
+set -- "$B/agents/$S/dtrain-agent" join --credential "$D" --port $P $(for x in $a $A; do echo "--address $x"; done) $X
+cd /
+case $X in *--contained*) exec "$@" </dev/null ;; esac
+"$@" </dev/null
 exit $? ;;
 4*) die "the head refuses: $(sed '1,/^.$/d' r)" ;;
 5*) W=" the head at $a says: $(sed '1,/^.$/d' r)."; break 2 ;;

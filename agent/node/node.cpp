@@ -446,9 +446,10 @@ class Agent {
     }
   }
 
-  // This agent and its watch are among what goes.
+  // This agent and its watch are among what goes, whereby a contained watch ends all that runs.
   void leave() const {
     log::info("told to leave; what is here of this node goes");
+    if (contained_) return write_file_atomic(root_.removed(), "");
     SpawnOptions options;
     options.argv = {agent_, "leave", "--root", root_.root.string()};
     options.workdir = "/";

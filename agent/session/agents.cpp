@@ -185,6 +185,10 @@ bool agents_current(const NodePlace& place, bool head) {
   return roles.count("node") == 1 && roles.count("head") == (head ? 1 : 0);
 }
 
+void write_watch(const NodePlace& place) {
+  write_file_atomic(place.watch().config(), wanted_watch(place, false));
+}
+
 wire::AgentsStarted start_agents(const NodePlace& place, const wire::StartAgents& request,
                                  const wire::HostFacts& host) {
   std::error_code none;

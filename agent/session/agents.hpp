@@ -14,6 +14,9 @@ std::vector<wire::AgentProcess> running_agents(const NodePlace& place, bool head
 // Watch, node and, with `head`, head run, in this binary, and are the ones that were asked for.
 bool agents_current(const NodePlace& place, bool head);
 
+// Writes what a watch of the node alone is to keep; for one that the caller becomes.
+void write_watch(const NodePlace& place);
+
 // Starts them, or replaces those that run by others of this binary: a new watch, whose children
 // take over when the old ones have ended; supervisors and ranks are not touched. Returns when the
 // new watch lives. Error(failed) with the watch's last lines when it does not.

@@ -11,6 +11,7 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <chrono>
 #include <iostream>
+#include <memory>
 #include <optional>
 
 #include <nlohmann/json.hpp>
@@ -131,7 +132,20 @@ void check_clock(std::chrono::milliseconds ahead) {
   if (off > kClockTold) std::cerr << "dtrain: " << text << "\n";
 }
 
-void join_cluster(const JoinOptions& options) {
+void remove_all(const NodePlace& place, const wire::HostFacts& host) {
+  const wire::RemoveReport removed = remove_files(place, {false, false}, host);
+  if (removed.left.empty()) return;
+  throw Error(ErrorCode::failed, "still there: " + dtrain::join(removed.left, ", "));
+}
+
+// A node whose agents may be started.
+struct Joined {
+  NodePlace place;
+  wire::HostFacts host;
+  bool changed = false;  // since they were started before
+};
+
+Joined join_cluster(const JoinOptions& options) {
   const wire::PeerName name = wire::certified_name(read_file(options.credential / "cert.pem"));
   if (name.role != wire::PeerName::Role::join) {
     throw Error(ErrorCode::invalid, name.uri() + " is no join credential");
@@ -154,11 +168,34 @@ void join_cluster(const JoinOptions& options) {
   parts.capture_environment = !found.environment;
   const wire::Configured configured = configure_node(place, parts);
   if (!configured.warning.empty()) std::cerr << "dtrain: " << configured.warning << "\n";
+  return {place, std::move(host), !configured.changed.empty()};
+}
+
+void say_joined(const NodePlace& place) {
+  std::cout << "this machine joins " << place.cluster << " as " << place.node << "; its log is "
+            << place.root().log().string() << std::endl;
+}
+
+void start(const JoinOptions& options) {
+  const Joined joined = join_cluster(options);
   const wire::AgentsStarted started =
-      start_agents(place, {false, !configured.changed.empty()}, host);
+      start_agents(joined.place, {false, joined.changed}, joined.host);
   if (!started.warning.empty()) std::cerr << "dtrain: " << started.warning << "\n";
-  std::cout << "this machine joins " << name.cluster << " as " << name.node << "; its log is "
-            << place.root().log().string() << "\n";
+  say_joined(joined.place);
+}
+
+int contain(const JoinOptions& options) {
+  std::error_code none;
+  const auto joined = [&] {
+    const std::shared_ptr<void> used(nullptr,
+                                     [&](void*) { fs::remove_all(options.credential, none); });
+    return join_cluster(options);
+  }();
+  write_watch(joined.place);
+  say_joined(joined.place);
+  const int status = options.contained(joined.place.watch());
+  if (fs::exists(joined.place.root().removed(), none)) remove_all(joined.place, joined.host);
+  return status;
 }
 
 void leave_cluster(const paths::NodeRoot& root, const fs::path& program) {
@@ -174,10 +211,7 @@ void leave_cluster(const paths::NodeRoot& root, const fs::path& program) {
     throw Error(ErrorCode::failed, stopped.left.front().what + " " +
                                        std::to_string(stopped.left.front().pid) + " does not end");
   }
-  const wire::RemoveReport removed = remove_files(place, {false, false}, host);
-  if (!removed.left.empty()) {
-    throw Error(ErrorCode::failed, "still there: " + dtrain::join(removed.left, ", "));
-  }
+  remove_all(place, host);
 }
 
 template <typename Work>
@@ -185,8 +219,7 @@ int exit_code_of(const Work& work) {
   ::signal(SIGPIPE, SIG_IGN);
   ::umask(077);
   try {
-    work();
-    return 0;
+    return work();
   } catch (const std::exception& thrown) {
     const Error error = as_defect(thrown);
     std::cerr << "dtrain: " << error.what() << "\n";
@@ -200,12 +233,17 @@ int exit_code_of(const Work& work) {
 int join_main(const JoinOptions& options) {
   return exit_code_of([&] {
     forget_login();
-    join_cluster(options);
+    if (options.contained) return contain(options);
+    start(options);
+    return 0;
   });
 }
 
 int leave_main(const paths::NodeRoot& root, const fs::path& program) {
-  return exit_code_of([&] { leave_cluster(root, program); });
+  return exit_code_of([&] {
+    leave_cluster(root, program);
+    return 0;
+  });
 }
 
 }  // namespace dtrain::session

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -14,11 +15,17 @@ struct JoinOptions {
   fs::path credential;                 // a folder as an identity's, of role `join`
   std::vector<std::string> addresses;  // of the head, numeric; the first is the one that was met
   int port = 0;
+  // Keeps the node's agents in the foreground, a contained watch, and gives its exit code. Absent:
+  // they go on by themselves.
+  std::function<int(const paths::WatchRoot& watch)> contained;
 };
 
 // Asks the head for a certificate, for a key of this machine's own, and starts the node's agents.
 // Harmless when repeated: the same key is answered alike. The head is tried for two minutes, each
 // address in turn. Says what came of it; returns the exit code.
+//
+// Contained, it removes the credential's folder, as nobody else is there any more to do so, returns
+// when the node has ended, and removes what is there of it when the head has said that it is to go.
 int join_main(const JoinOptions& options);
 
 // Ends what runs of the node and removes what is there of it, as `down` does over a login: the

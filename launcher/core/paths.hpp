@@ -83,6 +83,8 @@ struct NodeRoot {
   fs::path prepared() const { return root / "prepared"; }
   fs::path prepared_again() const { return root / "prepared_again"; }
   fs::path unpacked() const { return root / "unpacked"; }
+  // Of a contained one: its head has told it to go, and whoever keeps it is to remove all.
+  fs::path removed() const { return root / "removed"; }
   fs::path setup() const { return root / "setup"; }
   fs::path setup_status(const std::string& list) const { return setup() / (list + ".json"); }
   fs::path setup_log(const std::string& list) const { return setup() / (list + ".log"); }

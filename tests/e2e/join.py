@@ -155,6 +155,38 @@ class Join(JoinCase):
         self.assert_clean(1)
         self.assertIn("was told to leave", self.head_log())
 
+    def contained(self):
+        """h1 as a container whose only program is the script: a process that is the node, and its pid there."""
+        (self.folder / "said").touch()
+        words = ["env", "-i", "HOME=/home/dev", "PATH=/usr/bin:/bin", "/bin/sh", "-s", "--", "--contained", "--end-within", "60"]
+        with open(self.folder / "said", "w") as said:
+            process = subprocess.Popen(self.lab[1].inside(*words, user=USER), stdin=subprocess.PIPE, stdout=said,
+                                       stderr=subprocess.STDOUT, text=True)
+        self.addCleanup(process.kill)
+        process.stdin.write(self.script())
+        process.stdin.close()
+        self.wait_ready("joined-1")
+        return process, next(iter(self.lab[1].processes(UID, "dtrain-agent join")))
+
+    def test_a_container_is_a_node_until_it_is_told_to_end(self):
+        process, pid = self.contained()
+        self.assertIn("as joined-1", (self.folder / "said").read_text())
+        self.assertEqual(list(self.lab[1].path("~/.dtrain/agents").glob(".join.*")), [], "the credential is used")
+        self.assertFalse(self.lab[1].processes(UID, "/bin/sh"), "the agent has taken the shell's place")
+        job = self.submit("trap 'echo last; exit 0' TERM; echo up; while :; do sleep 0.01; done", "--nnodes", "2")
+        eventually(lambda: self.ok("logs", job).count("up") == 2, "both ranks are up")
+        os.kill(pid, signal.SIGTERM)
+        self.assertEqual(process.wait(60), 0, (self.folder / "said").read_text())
+        eventually(lambda: self.node("joined-1") is None, "it has left")
+        self.assertEqual(self.lab[1].processes(UID), [])
+        self.assertIn("[1] last", self.ok("logs", job))
+
+    def test_a_container_that_is_revoked_ends_and_leaves_nothing(self):
+        process, _ = self.contained()
+        self.ok("join-command", "--revoke", "joined-1")
+        self.assertEqual(process.wait(60), 0, (self.folder / "said").read_text())
+        self.assert_clean(1)
+
     def test_an_address_is_never_left_out_silently(self):
         self.assertIn("not an address: head.example", self.refused("join-command", "--address", "head.example", code=2))
         self.assertIn("not an address: fe80::1%eth0", self.refused("join-command", "--address", "fe80::1%eth0", code=2))

@@ -290,11 +290,15 @@ class Host:
             path = str(self.user_home / path[2:])
         return self.root / path.lstrip("/")
 
-    def run(self, *argv, user=None, check=True, **more):
-        """Runs a program on the host, as root or as `user`, and gives its output."""
+    def inside(self, *argv, user=None):
+        """The command that runs this one on the host, as root or as `user`."""
         who = ["--setuid", str(UID), "--setgid", str(UID)] if user else []
-        return sh("nsenter", "-t", self.init, "--mount", "--uts", "--ipc", "--net", "--pid", f"--root=/proc/{self.init}/root",
-                  "--wd=/", *who, "--", *argv, check=check, **more)
+        return ["nsenter", "-t", str(self.init), "--mount", "--uts", "--ipc", "--net", "--pid",
+                f"--root=/proc/{self.init}/root", "--wd=/", *who, "--", *argv]
+
+    def run(self, *argv, user=None, check=True, **more):
+        """Runs a program on the host and gives its output."""
+        return sh(*self.inside(*argv, user=user), check=check, **more)
 
     def processes(self, uid=None, text=""):
         """Pids (as seen here) of its processes, of one user, with `text` in their command line."""
