@@ -60,8 +60,8 @@ void run_rank(int rank, int ranks, const std::string& folder) {
   options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
   auto gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(
       c10::make_intrusive<c10d::PrefixStore>("gloo", store), rank, ranks, options);
-  const SharedBackend shared = make_shared_backend(
-      c10::make_intrusive<c10d::PrefixStore>("shared", store), rank, ranks, {});
+  const SharedBackend shared =
+      make_shared_backend(c10::make_intrusive<c10d::PrefixStore>("shared", store), rank, ranks, {});
   if (!shared.backend) throw std::runtime_error(shared.problem);
   const bool threaded = std::getenv("BENCH_THREAD") != nullptr;
   const SharedBackend other =
