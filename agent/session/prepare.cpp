@@ -65,17 +65,15 @@ class Work {
       clear_unpacked();
       files();
       end_unwanted();
+      do_again();
       for (const wire::SetupList& list : wanted_.preparation.lists) setup(list);
       ready();
-      write_file_atomic(root_.prepared_again(), wanted_.preparation.again);
       write_file_atomic(root_.prepared(), wanted_.key);
     } catch (const std::exception& thrown) {
       Error whole = as_defect(thrown);
       if (!step_.empty()) whole.while_doing(step_ + " on " + config_.node.str());
       error.emplace(whole.code(), wire::preparation_words(whole.what()));
       error->with_hint(wire::preparation_words(whole.hint()));
-      // What is mended goes on from there.
-      write_file_atomic(root_.prepared_again(), wanted_.preparation.again);
     }
     print({wanted_.key, step_, wire::preparation_words(join(left_, "; ")), true, error});
     return error ? 1 : 0;
@@ -139,6 +137,14 @@ class Work {
                       [&](const wire::SetupList& each) { return each.list == list; });
       if (!stays) cancel_setup(root_, list);
     }
+  }
+
+  // Files have come by now. Commands that fail from here on are gone on with once they are mended.
+  void do_again() const {
+    if (wanted_.preparation.from_start) {
+      for (const wire::SetupList& list : wanted_.preparation.lists) forget_setup(root_, list.list);
+    }
+    write_file_atomic(root_.prepared_again(), wanted_.preparation.again);
   }
 
   void fetch() {
@@ -210,7 +216,6 @@ class Work {
     start.list = list.list;
     start.commands = list.commands;
     start.env = environment();
-    start.from_start = wanted_.preparation.from_start;
     const bool is_busy = setup_status(root_, list.list).state == wire::SetupState::running;
     if (is_busy && !plan_setup(root_, list.list, list.commands).running) {
       say(list.list + ": ending its earlier commands");

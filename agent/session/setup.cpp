@@ -262,4 +262,13 @@ wire::SetupStatus cancel_setup(const paths::NodeRoot& root, const std::string& l
   return status;
 }
 
+void forget_setup(const paths::NodeRoot& root, const std::string& list) {
+  if (setup_status(root, list).state == SetupState::running) cancel_setup(root, list);
+  auto status = read_status(root, list);
+  if (!status) return;
+  status->commands.clear();
+  status->state = SetupState::none;
+  write_status(root, *status);
+}
+
 }  // namespace dtrain::session

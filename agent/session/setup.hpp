@@ -38,4 +38,7 @@ std::vector<std::string> running_lists(const paths::NodeRoot& root);
 
 wire::SetupStatus cancel_setup(const paths::NodeRoot& root, const std::string& list);
 
+// What was done counts no more: the next run begins with the first command. One that runs ends.
+void forget_setup(const paths::NodeRoot& root, const std::string& list);
+
 }  // namespace dtrain::session
