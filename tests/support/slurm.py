@@ -47,8 +47,7 @@ AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
 ReturnToService=2
 SlurmdParameters=config_overrides
-SlurmctldTimeout=10
-SlurmdTimeout=10
+SlurmdTimeout=300
 KillWait=2
 GresTypes=gpu
 NodeName=DEFAULT CPUs=2 RealMemory=2048 State=UNKNOWN{gres}

@@ -15,7 +15,8 @@ using namespace std::chrono_literals;
 // A busy slurmctld answers late; its own MessageTimeout is 10 s, and its clients try again.
 constexpr std::chrono::milliseconds kPatience = 60s;
 constexpr std::size_t kFields = 8;
-constexpr std::size_t kShown = 4;  // lines of what Slurm says
+constexpr std::int64_t kLastSecond = 9'000'000'000;  // in the year 2255: a clock counts nanoseconds
+constexpr std::size_t kShown = 4;                    // lines of what Slurm says
 
 bool is_number(std::string_view text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
@@ -25,9 +26,8 @@ bool is_number(std::string_view text) {
 std::optional<std::chrono::system_clock::time_point> time_of(std::string_view text) {
   std::int64_t seconds = 0;
   const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (failed != std::errc() || end != text.data() + text.size() || seconds <= 0) {
-    return std::nullopt;
-  }
+  const bool is_time = failed == std::errc() && end == text.data() + text.size();
+  if (!is_time || seconds <= 0 || seconds > kLastSecond) return std::nullopt;
   return std::chrono::system_clock::time_point(std::chrono::seconds(seconds));
 }
 
@@ -43,10 +43,10 @@ std::string said(const Captured& result) {
 
 }  // namespace
 
-std::vector<Job> parse_jobs(std::string_view output) {
+std::vector<Job> parse_jobs(std::string_view output, std::string_view mark) {
   std::vector<Job> jobs;
   for (const std::string& line : split(output, '\n')) {
-    if (line.empty()) continue;
+    if (line.find("|" + std::string(mark)) == std::string::npos) continue;
     std::vector<std::string> fields;
     std::size_t begin = 0;
     // The last may have any character in it.
@@ -57,13 +57,14 @@ std::vector<Job> parse_jobs(std::string_view output) {
       begin = end + 1;
     }
     fields.push_back(line.substr(begin));
+    if (fields.size() == kFields && !fields.back().starts_with(mark)) continue;
     const auto submitted = fields.size() == kFields ? time_of(fields[4]) : std::nullopt;
     if (!submitted || !is_number(fields[0]) || fields[1].empty()) {
       throw Error(ErrorCode::invalid,
                   "squeue says what nobody understands: " + printable(line.substr(0, 200), false));
     }
-    jobs.push_back({fields[0], fields[1], fields[2], fields[3], fields[6],
-                    fields[7] == "(null)" ? "" : fields[7], *submitted, time_of(fields[5])});
+    jobs.push_back({fields[0], fields[1], fields[2], fields[3], fields[6], fields[7], *submitted,
+                    time_of(fields[5])});
   }
   return jobs;
 }
@@ -71,37 +72,26 @@ std::vector<Job> parse_jobs(std::string_view output) {
 Client::Client(std::shared_ptr<Transport> login_node, fs::path folder)
     : transport_(std::move(login_node)), folder_(std::move(folder)) {}
 
-// Formats and filters of a user's environment are not for us; accounts and the like are.
-std::vector<std::string> Client::command(const std::string& program) const {
-  return {"env",
-          "-u",
-          "SQUEUE_FORMAT",
-          "-u",
-          "SQUEUE_FORMAT2",
-          "-u",
-          "SQUEUE_STATES",
-          "-u",
-          "SQUEUE_PARTITION",
-          "-u",
-          "SQUEUE_ACCOUNT",
-          "-u",
-          "SQUEUE_QOS",
-          "-u",
-          "SCANCEL_INTERACTIVE",
-          "-u",
-          "SBATCH_ARRAY_INX",
-          "-u",
-          "SBATCH_WAIT",
-          "SLURM_TIME_FORMAT=%s",
-          "LC_ALL=C",
-          folder_.empty() ? program : (folder_ / program).string()};
+// What an environment says of filters and formats, and of an allocation that `up` was typed in, is
+// not for us; accounts and the like are.
+std::vector<std::string> Client::command(const std::string& program,
+                                         const std::vector<std::string>& arguments) const {
+  std::vector<std::string> argv = {
+      "sh", "-c",
+      "for v in $(env | sed -n 's/^\\([A-Z0-9_]*\\)=.*/\\1/p'); do case $v in "
+      "SLURM_CONF | SLURM_JWT) ;; "
+      "SLURM_* | SQUEUE_* | SCANCEL_* | SBATCH_ARRAY_INX | SBATCH_CLUSTERS | SBATCH_ERROR | "
+      "SBATCH_EXPORT | SBATCH_OUTPUT | SBATCH_WAIT) unset $v ;; esac; done; exec \"$@\"",
+      "sh"};
+  if (program == "squeue") argv.insert(argv.end(), {"env", "SLURM_TIME_FORMAT=%s"});
+  argv.push_back(folder_.empty() ? program : (folder_ / program).string());
+  argv.insert(argv.end(), arguments.begin(), arguments.end());
+  return argv;
 }
 
 std::string Client::run(const std::string& program, const std::vector<std::string>& arguments,
                         std::string_view input, const std::string& what) {
-  std::vector<std::string> argv = command(program);
-  argv.insert(argv.end(), arguments.begin(), arguments.end());
-  const Captured result = transport_->run(argv, input, kPatience);
+  const Captured result = transport_->run(command(program, arguments), input, kPatience);
   if (result.exit.ok()) return result.out;
   if (result.exit.code == 127) {
     throw Error(ErrorCode::not_found, "there is no " + program + " here, while " + what)
@@ -115,7 +105,7 @@ std::string Client::submit(const Batch& batch) {
   arguments.insert(arguments.end(), batch.options.begin(), batch.options.end());
   const std::string out = run("sbatch", arguments, batch.script, "asking Slurm for nodes");
   // "1234" or, with several clusters, "1234;cluster".
-  const std::string id = out.substr(0, out.find_first_of(";\n"));
+  std::string id = out.substr(0, out.find_first_of(";\n"));
   if (!is_number(id)) {
     throw Error(ErrorCode::failed, "sbatch gives no job id but: " + printable(out, false));
   }
@@ -123,20 +113,24 @@ std::string Client::submit(const Batch& batch) {
 }
 
 void Client::check(const Batch& batch) {
-  std::vector<std::string> argv = command("sbatch");
-  argv.emplace_back("--test-only");
-  argv.insert(argv.end(), batch.options.begin(), batch.options.end());
-  const Captured result = transport_->run(argv, batch.script, kPatience);
-  if (result.exit.ok()) return;
-  if (result.exit.code == 127) run("sbatch", {"--version"}, {}, "asking Slurm for nodes");
-  throw Error(ErrorCode::invalid, "Slurm can never run this: " + said(result))
-      .with_hint("sbatch --test-only " + shell_join(batch.options) + " shows the same");
+  std::vector<std::string> arguments = {"--test-only"};
+  arguments.insert(arguments.end(), batch.options.begin(), batch.options.end());
+  try {
+    run("sbatch", arguments, batch.script, "asking Slurm whether it can run this");
+  } catch (Error& error) {
+    if (error.code() != ErrorCode::failed) throw;
+    throw Error(error).with_hint(
+        "nodes that are down or drained count as none: sinfo shows them, and sbatch --test-only " +
+        shell_join(batch.options) + " says the same");
+  }
 }
 
-std::vector<Job> Client::jobs(const std::string& name) {
-  return parse_jobs(run(
-      "squeue", {"--me", "--noheader", "--states=all", "--name=" + name, "--format", kJobFormat},
-      {}, "asking Slurm for its queue"));
+std::vector<Job> Client::jobs(const std::string& name, std::string_view mark) {
+  return parse_jobs(
+      run("squeue",
+          {"--me", "--all", "--noheader", "--states=all", "--name=" + name, "--format", kJobFormat},
+          {}, "asking Slurm for its queue"),
+      mark);
 }
 
 void Client::cancel(const std::vector<std::string>& ids) {

@@ -26,8 +26,9 @@ struct Job {
   // When it began, or is estimated to; absent: not known.
   std::optional<std::chrono::system_clock::time_point> start;
 };
-// Throws Error(invalid) that quotes the line; `output` is that of a squeue with kJobFormat.
-std::vector<Job> parse_jobs(std::string_view output);
+// Those that have a comment which begins with `mark`, as `output` of a squeue with kJobFormat tells
+// them. Others' lines are not looked at; throws Error(invalid) that quotes the line.
+std::vector<Job> parse_jobs(std::string_view output, std::string_view mark);
 inline constexpr const char* kJobFormat = "%i|%T|%r|%P|%V|%S|%N|%k";
 
 // Thread-safe as the transport is. Every method throws Error, with what Slurm said: it names the
@@ -41,14 +42,15 @@ class Client {
     std::vector<std::string> options;  // sbatch's: "--nodes=4"
     std::string script;                // of a shell
   };
-  // Gives the id of the new job. It is never in the queue twice: it is not tried again.
+  // Gives the id of the new job. It is not tried again, and after an error the job may be there all
+  // the same: jobs() tells.
   std::string submit(const Batch& batch);
-  // Error(invalid), with Slurm's word for it, for what can never run as it is; what Slurm leaves
-  // open (an account, where there is no accounting) passes. Makes nothing.
+  // Error(failed), with Slurm's word for it, for what cannot run on the nodes that are up; what
+  // Slurm leaves open (an account, where there is no accounting) passes. Makes nothing.
   void check(const Batch& batch);
 
-  // Of this user, with this name; those too that ended not long ago (MinJobAge).
-  std::vector<Job> jobs(const std::string& name);
+  // Of this user, with this name and such a comment; those too that ended not long ago (MinJobAge).
+  std::vector<Job> jobs(const std::string& name, std::string_view mark);
   // Ends them; those that are over, or not known any more, are fine.
   void cancel(const std::vector<std::string>& ids);
 
@@ -57,7 +59,8 @@ class Client {
  private:
   std::string run(const std::string& program, const std::vector<std::string>& arguments,
                   std::string_view input, const std::string& what);
-  std::vector<std::string> command(const std::string& program) const;
+  std::vector<std::string> command(const std::string& program,
+                                   const std::vector<std::string>& arguments) const;
 
   std::shared_ptr<Transport> transport_;
   fs::path folder_;

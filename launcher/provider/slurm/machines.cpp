@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <condition_variable>
+#include <cstdint>
 #include <ctime>
 #include <map>
 #include <mutex>
 #include <set>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -20,21 +21,33 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::system_clock;
 
-constexpr std::string_view kMark = "dtrain";
-constexpr milliseconds kFileLimit{30000};
+constexpr std::string_view kMark = "dtrain ";
+constexpr milliseconds kFileLimit{60000};
 constexpr const char* kLastLines = "3";
-// Where nothing is known Slurm estimates a start in a year or in a thousand.
-constexpr std::chrono::hours kFarAway{24 * 365};
+constexpr std::size_t kNamed = 3;           // nodes, in an error
+constexpr std::size_t kMostNodes = 100000;  // of one allocation, when a comment is read
+// Where nothing is known Slurm estimates a start in a thousand years, and behind a job without a
+// limit in the year that it gives to such.
+constexpr std::chrono::hours kFarAway{24 * 180};
 
-// Each runs what is its own; what it says goes to the allocation's log. A step of all CPUs, GPUs
-// and memory that the allocation has on a node; one that has ended leaves the others alone.
+// Each node runs what is its own, with all CPUs, GPUs and memory that the allocation has of it;
+// what it says goes to the allocation's log. One that ends, or fails, leaves the others alone. What
+// they start with is theirs alone, and goes before the job does.
 constexpr const char* kBatchScript = R"sh(#!/bin/sh
 # The nodes of a dtrain cluster: each runs the file of its number in the folder that is named here.
 boot=@BOOT@
 [ -r "$boot/0" ] || { echo "$boot cannot be read on $(hostname): it must be on storage that all nodes share"; exit 1; }
-exec srun --overlap --kill-on-bad-exit=0 --wait=0 --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
-  --cpu-bind=none --label sh -c 'exec sh "$0/$SLURM_NODEID"' "$boot"
+srun --overlap --no-kill --kill-on-bad-exit=0 --wait=0 --export=ALL --ntasks="$SLURM_JOB_NUM_NODES" \
+  --ntasks-per-node=1 --cpu-bind=none @GPUS@ sh -c 'exec sh "$0/$SLURM_NODEID"' "$boot"
+status=$?
+cd "$boot" && rm -f [0-9]*
+exit $status
 )sh";
+// Of a node that is had whole without a word about its GPUs.
+constexpr const char* kAllGpus = "${SLURM_GPUS_ON_NODE:+--gres=gpu:$SLURM_GPUS_ON_NODE}";
+// "NAME SIZE" and so many bytes, again and again.
+constexpr const char* kUnpack =
+    R"sh(umask 077; mkdir -p "$0" && cd "$0" && while read -r name size; do head -c "$size" >"$name" || exit; done)sh";
 
 std::string machine_id(const std::string& job, std::size_t number) {
   return job + "/" + std::to_string(number);
@@ -77,34 +90,84 @@ Machine machine_of(const Job& job, const Allocation& allocation, const Standing&
   return machine;
 }
 
+// Its number at the end, where it has one that is written as numbers are.
+std::optional<std::uint64_t> number_of(const std::string& node, std::string& before) {
+  const std::size_t begin = node.find_last_not_of("0123456789") + 1;
+  const std::size_t digits = node.size() - begin;
+  if (digits == 0 || digits > 9 || (digits > 1 && node[begin] == '0')) return std::nullopt;
+  before = node.substr(0, begin);
+  return std::stoull(node.substr(begin));
+}
+
+// "node-1..node-3,other": in this order, and short, as Slurm bounds a comment.
+std::string ranges_of(const std::vector<NodeId>& nodes) {
+  std::string text;
+  for (std::size_t i = 0; i < nodes.size();) {
+    std::string name;
+    const auto first = number_of(nodes[i].str(), name);
+    std::size_t count = 1;
+    while (first && i + count < nodes.size() &&
+           nodes[i + count].str() == name + std::to_string(*first + count)) {
+      ++count;
+    }
+    text += (text.empty() ? "" : ",") + nodes[i].str();
+    if (count > 1) text += ".." + nodes[i + count - 1].str();
+    i += count;
+  }
+  return text;
+}
+
+std::optional<std::vector<NodeId>> nodes_of(const std::string& ranges) {
+  std::vector<NodeId> nodes;
+  for (const std::string& range : split(ranges, ',')) {
+    const std::size_t dots = range.find("..");
+    if (dots == std::string::npos) {
+      if (!valid_name(range) || nodes.size() == kMostNodes) return std::nullopt;
+      nodes.emplace_back(range);
+      continue;
+    }
+    std::string name;
+    std::string same;
+    const auto first = number_of(range.substr(0, dots), name);
+    const auto last = number_of(range.substr(dots + 2), same);
+    const bool is_range = first && last && name == same && *first < *last &&
+                          valid_name(range.substr(0, dots)) &&
+                          *last - *first < kMostNodes - nodes.size();
+    if (!is_range) return std::nullopt;
+    for (std::uint64_t i = *first; i <= *last; ++i) nodes.emplace_back(name + std::to_string(i));
+  }
+  return nodes;
+}
+
+bool is_there(MachineState state) {
+  return state == MachineState::pending || state == MachineState::running;
+}
+
 }  // namespace
 
 std::string comment_of(const Allocation& allocation) {
-  std::vector<std::string> nodes;
-  for (const NodeId& node : allocation.nodes) nodes.push_back(node.str());
-  return std::string(kMark) + " cluster=" + allocation.cluster_name +
+  return std::string(kMark) + "cluster=" + allocation.cluster_name +
          " cluster-id=" + allocation.cluster.str() + " type=" + allocation.type +
-         " launch=" + allocation.launch + " boot=" + allocation.boot + " nodes=" + join(nodes, ",");
+         " launch=" + allocation.launch + " boot=" + allocation.boot +
+         " nodes=" + ranges_of(allocation.nodes);
 }
 
 std::optional<Allocation> allocation_of(std::string_view comment) {
-  const std::vector<std::string> words = split(comment, ' ');
-  if (words.front() != kMark) return std::nullopt;
+  if (!comment.starts_with(kMark)) return std::nullopt;
   std::map<std::string, std::string> values;
-  for (const std::string& word : words) {
+  for (const std::string& word : split(comment, ' ')) {
     const std::size_t equals = word.find('=');
     if (equals != std::string::npos) values[word.substr(0, equals)] = word.substr(equals + 1);
   }
   Allocation allocation{values["cluster"], ClusterId(values["cluster-id"]),
                         values["type"],    values["launch"],
                         values["boot"],    {}};
-  if (allocation.cluster_name.empty() || values["nodes"].empty()) return std::nullopt;
   // It names a folder.
-  if (!allocation.boot.empty() && !valid_name(allocation.boot)) return std::nullopt;
-  for (const std::string& node : split(values["nodes"], ',')) {
-    if (!valid_name(node)) return std::nullopt;
-    allocation.nodes.emplace_back(node);
-  }
+  const bool is_folder = allocation.boot.empty() || valid_name(allocation.boot);
+  if (allocation.cluster_name.empty() || !is_folder) return std::nullopt;
+  auto nodes = nodes_of(values["nodes"]);
+  if (!nodes) return std::nullopt;
+  allocation.nodes = std::move(*nodes);
   return allocation;
 }
 
@@ -152,11 +215,15 @@ Machines::Machines(Client client, std::string cluster_name, fs::path boot,
     : client_(std::move(client)),
       cluster_name_(std::move(cluster_name)),
       boot_(std::move(boot)),
-      options_(std::move(options)) {}
+      options_(std::move(options)) {
+  if (!boot_.is_absolute()) {
+    throw Error(ErrorCode::invalid, boot_.string() + " is no absolute path, as nodes know it");
+  }
+}
 
 std::vector<Machines::Found> Machines::allocations() {
   std::vector<Found> found;
-  for (Job& job : client_.jobs(job_name(cluster_name_))) {
+  for (Job& job : client_.jobs(job_name(cluster_name_), kMark)) {
     auto allocation = allocation_of(job.comment);
     if (!allocation || allocation->cluster_name != cluster_name_) continue;
     found.push_back({std::move(job), std::move(*allocation)});
@@ -173,13 +240,19 @@ std::vector<Machine> Machines::list() {
       machines.push_back(machine_of(each.job, each.allocation, standing, i));
     }
   }
+  std::stable_sort(machines.begin(), machines.end(), [](const Machine& a, const Machine& b) {
+    const auto key = [](const Machine& machine) {
+      return std::pair(machine.node.str().size(), std::string_view(machine.node.str()));
+    };
+    return key(a) < key(b);
+  });
   return machines;
 }
 
 void Machines::create(const std::vector<Request>& requests, const OutcomeSink& tell) {
   std::map<NodeId, Machine> there;
   for (Machine& machine : list()) {
-    if (machine.state == MachineState::pending || machine.state == MachineState::running) {
+    if (is_there(machine.state)) {
       there.emplace(machine.node, std::move(machine));
     }
   }
@@ -193,117 +266,217 @@ void Machines::create(const std::vector<Request>& requests, const OutcomeSink& t
         tell({found->second, std::nullopt});
       }
     }
-    if (missing.empty()) continue;
-    try {
-      ask_for(request, missing, tell);
-    } catch (const Error& error) {
-      for (const NodeId& node : missing) {
-        Machine machine;
-        machine.node = node;
-        machine.type = request.type;
-        machine.cluster = request.cluster;
-        machine.launch = request.launch;
-        machine.state = MachineState::gone;
-        tell({machine, error});
-      }
+    if (!missing.empty()) ask_for(request, missing, tell);
+  }
+  sweep();
+}
+
+void Machines::ask_for(const Request& request, std::span<const NodeId> nodes,
+                       const OutcomeSink& tell) {
+  const Allocation allocation{
+      cluster_name_,  request.cluster,         request.type,
+      request.launch, "boot-" + random_hex(8), {nodes.begin(), nodes.end()}};
+  const std::string comment = comment_of(allocation);
+  if (comment.size() > kMostComment && nodes.size() > 1) {
+    ask_for(request, nodes.first(nodes.size() / 2), tell);
+    return ask_for(request, nodes.subspan(nodes.size() / 2), tell);
+  }
+  Job job;
+  job.submitted = system_clock::now();
+  job.state = "PENDING";
+  std::optional<Error> failed;
+  try {
+    if (!valid_name(request.type)) {
+      throw Error(ErrorCode::invalid, printable(request.type, false) + " cannot be a type's name");
     }
+    job.id = submit(request, allocation, comment);
+  } catch (const Error& error) {
+    failed = error;
+  }
+  Standing standing{MachineState::gone, ""};
+  if (!failed) standing = standing_of(job, job.submitted);
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    MachineOutcome outcome{machine_of(job, allocation, standing, i), failed};
+    if (failed) outcome.machine.id.clear();
+    tell(outcome);
   }
 }
 
-void Machines::ask_for(const Request& request, const std::vector<NodeId>& nodes,
-                       const OutcomeSink& tell) {
-  if (!valid_name(request.type)) {
-    throw Error(ErrorCode::invalid, printable(request.type, false) + " cannot be a type's name");
-  }
-  const Allocation allocation{cluster_name_,  request.cluster,         request.type,
-                              request.launch, "boot-" + random_hex(8), nodes};
+std::string Machines::submit(const Request& request, const Allocation& allocation,
+                             const std::string& comment) {
   const fs::path folder = boot_ / allocation.boot;
   Client::Batch batch;
   batch.options = options_(request.type);
-  for (const std::string& option :
-       {"--job-name=" + job_name(cluster_name_), "--comment=" + comment_of(allocation),
-        "--nodes=" + std::to_string(nodes.size()), std::string("--ntasks-per-node=1"),
+  const bool says_gpus =
+      std::any_of(batch.options.begin(), batch.options.end(), [](const std::string& option) {
+        return option.starts_with("--gres") || option.starts_with("--gpus");
+      });
+  for (std::string option :
+       {"--job-name=" + job_name(cluster_name_), "--comment=" + comment,
+        "--nodes=" + std::to_string(allocation.nodes.size()), std::string("--ntasks-per-node=1"),
         std::string("--no-requeue"), std::string("--no-kill"), std::string("--chdir=/"),
         "--output=" + (folder / "log").string(), std::string("--open-mode=append")}) {
-    batch.options.push_back(option);
+    batch.options.push_back(std::move(option));
   }
   batch.script = kBatchScript;
-  const std::string place = "@BOOT@";
-  batch.script.replace(batch.script.find(place), place.size(), shell_quote(folder.string()));
-  client_.check(batch);
-  Job job;
-  try {
-    for (std::size_t i = 0; i < nodes.size(); ++i) {
-      client_.login_node().put(request.boot(nodes[i]), folder / std::to_string(i), 0600);
-    }
-    job.id = client_.submit(batch);
-  } catch (const Error&) {
-    remove_boot(allocation);
-    throw;
+  for (const auto& [place, value] :
+       {std::pair<std::string, std::string>{"@BOOT@", shell_quote(folder.string())},
+        {"@GPUS@", says_gpus ? "" : kAllGpus}}) {
+    batch.script.replace(batch.script.find(place), place.size(), value);
   }
-  job.state = "PENDING";
-  job.submitted = system_clock::now();
-  const Standing standing = standing_of(job, job.submitted);
-  for (std::size_t i = 0; i < nodes.size(); ++i) {
-    tell({machine_of(job, allocation, standing, i), std::nullopt});
+  client_.check(batch);
+  std::string files;
+  for (std::size_t i = 0; i < allocation.nodes.size(); ++i) {
+    const std::string text = request.boot(allocation.nodes[i]);
+    files += std::to_string(i) + " " + std::to_string(text.size()) + "\n" + text;
+  }
+  run_or_throw(client_.login_node(), {"sh", "-c", kUnpack, folder.string()}, files, kFileLimit,
+               "writing what nodes start with to " + folder.string());
+  std::string id;
+  std::optional<Error> failed;
+  try {
+    id = client_.submit(batch);
+  } catch (const Error& error) {
+    failed = error;
+  }
+  // Also after an error it may be there, and another `up` may have been first with these names.
+  std::vector<Found> there;
+  try {
+    there = allocations();
+  } catch (const Error&) {
+    if (failed) throw *failed;
+    return id;
+  }
+  const auto now = system_clock::now();
+  const std::set<NodeId> ours(allocation.nodes.begin(), allocation.nodes.end());
+  const Found* made = nullptr;
+  for (const Found& each : there) {
+    if (each.allocation.boot == allocation.boot) made = &each;
+  }
+  if (made != nullptr) id = made->job.id;
+  for (const Found& each : there) {
+    const bool is_older =
+        !id.empty() && std::pair(each.job.id.size(), each.job.id) < std::pair(id.size(), id);
+    if (!is_older || !is_there(standing_of(each.job, now).state)) continue;
+    for (const NodeId& node : each.allocation.nodes) {
+      if (!ours.contains(node)) continue;
+      client_.cancel({id});
+      remove_boot({allocation.boot});
+      throw Error(ErrorCode::conflict, "Slurm job " + each.job.id + " has " + node.str() +
+                                           " already: somebody else was asking too");
+    }
+  }
+  if (made == nullptr && failed) {
+    remove_boot({allocation.boot});
+    throw *failed;
+  }
+  return id;
+}
+
+// Never throws: what stays is swept later.
+void Machines::remove_boot(const std::vector<std::string>& folders) noexcept {
+  try {
+    std::vector<std::string> argv = {"rm", "-rf", "--"};
+    for (const std::string& folder : folders) argv.push_back((boot_ / folder).string());
+    if (!folders.empty()) client_.login_node().run(argv, {}, kFileLimit);
+  } catch (const std::exception&) {
   }
 }
 
-void Machines::remove_boot(const Allocation& allocation) {
-  if (allocation.boot.empty()) return;
-  client_.login_node().run({"rm", "-rf", "--", (boot_ / allocation.boot).string()}, {}, kFileLimit);
+// What jobs have left that nobody followed to their end.
+void Machines::sweep() {
+  try {
+    const Captured old = client_.login_node().run(
+        {"find", boot_.string(), "-mindepth", "1", "-maxdepth", "1", "-name", "boot-*", "-mmin",
+         "+" + std::to_string(kSweepAge.count())},
+        {}, kFileLimit);
+    std::set<std::string> folders;
+    for (const std::string& line : split(old.out, '\n')) {
+      if (!line.empty()) folders.insert(fs::path(line).filename().string());
+    }
+    if (folders.empty()) return;
+    for (const Found& each : allocations()) folders.erase(each.allocation.boot);
+    remove_boot({folders.begin(), folders.end()});
+  } catch (const Error&) {  // the next one does it
+  }
 }
 
 std::string Machines::last_words(const Allocation& allocation) {
   if (allocation.boot.empty()) return {};
-  const Captured tail = client_.login_node().run(
-      {"tail", "-n", kLastLines, "--", (boot_ / allocation.boot / "log").string()}, {}, kFileLimit);
   std::vector<std::string> lines;
-  for (const std::string& line : split(tail.out, '\n')) {
-    if (!line.empty()) lines.push_back(printable(line, false));
+  try {
+    const Captured tail = client_.login_node().run(
+        {"tail", "-n", kLastLines, "--", (boot_ / allocation.boot / "log").string()}, {},
+        kFileLimit);
+    for (const std::string& line : split(tail.out, '\n')) {
+      if (!line.empty()) lines.push_back(printable(line, false));
+    }
+  } catch (const Error&) {  // that it is over counts more
   }
   return join(lines, "; ");
 }
 
 void Machines::release(const std::vector<Machine>& machines, const OutcomeSink& tell) {
-  std::set<std::string> wanted;
-  for (const Machine& machine : machines) wanted.insert(machine.id);
-  std::map<std::string, Found> found;
-  for (Found& each : allocations()) {
-    const std::string id = each.job.id;
-    found.emplace(id, std::move(each));
-  }
+  std::map<std::string, std::set<std::string>> wanted;  // of each job
+  for (const Machine& machine : machines) wanted[job_of(machine.id)].insert(machine.id);
   const auto now = system_clock::now();
   // Of each job that is there still: those of its nodes that stay.
   std::map<std::string, std::vector<std::string>> staying;
-  std::vector<std::string> ended;
-  for (const auto& [id, each] : found) {
-    const bool is_named =
-        std::any_of(wanted.begin(), wanted.end(),
-                    [&, &job = id](const auto& one) { return job_of(one) == job; });
-    if (!is_named || standing_of(each.job, now).state == MachineState::gone) continue;
-    std::vector<std::string>& stay = staying[id];
+  std::vector<std::string> ending;
+  for (const Found& each : allocations()) {
+    const auto named = wanted.find(each.job.id);
+    if (named == wanted.end() || standing_of(each.job, now).state == MachineState::gone) continue;
+    std::vector<std::string>& stay = staying[each.job.id];
     for (std::size_t i = 0; i < each.allocation.nodes.size(); ++i) {
-      if (!wanted.contains(machine_id(id, i))) stay.push_back(each.allocation.nodes[i].str());
+      const bool goes = named->second.contains(machine_id(each.job.id, i));
+      if (!goes) stay.push_back(each.allocation.nodes[i].str());
     }
-    if (stay.empty()) ended.push_back(id);
+    if (stay.empty()) ending.push_back(each.job.id);
   }
-  client_.cancel(ended);
+  std::optional<Error> failed;
+  try {
+    client_.cancel(ending);
+  } catch (const Error& error) {
+    failed = error;
+  }
   for (const Machine& machine : machines) {
-    Machine now_is = machine;
+    MachineOutcome outcome{machine, std::nullopt};
     const auto left = staying.find(job_of(machine.id));
     if (left == staying.end()) {
-      now_is.state = MachineState::gone;
-      tell({now_is, std::nullopt});
+      outcome.machine.state = MachineState::gone;
     } else if (left->second.empty()) {
-      now_is.state = MachineState::stopping;
-      tell({now_is, std::nullopt});
+      outcome.error = failed;
+      if (!failed) outcome.machine.state = MachineState::stopping;
     } else {
-      tell({now_is, Error(ErrorCode::conflict, "it is in Slurm job " + left->first + " with " +
-                                                   join(left->second, ", ") +
-                                                   ", and is given back with it")});
+      const std::size_t named = std::min(kNamed, left->second.size());
+      const std::size_t more = left->second.size() - named;
+      outcome.error = Error(ErrorCode::conflict,
+                            "it is in Slurm job " + left->first + " with " +
+                                join(std::span(left->second).first(named), ", ") +
+                                (more > 0 ? " and " + std::to_string(more) + " more" : "") +
+                                ", and is given back with it");
     }
+    tell(outcome);
   }
+}
+
+std::map<std::string, Standing> Machines::look(const std::map<std::string, Machine>& followed) {
+  std::map<std::string, Standing> standings;
+  std::vector<std::string> over;
+  const auto now = system_clock::now();
+  for (const Found& each : allocations()) {
+    Standing standing = standing_of(each.job, now);
+    const auto first = followed.lower_bound(each.job.id + "/");
+    const bool is_followed = first != followed.end() && job_of(first->first) == each.job.id;
+    if (is_followed && standing.state == MachineState::gone) {
+      const std::string words = last_words(each.allocation);
+      if (!words.empty()) standing.reason += ": " + words;
+      if (!each.allocation.boot.empty()) over.push_back(each.allocation.boot);
+    }
+    standings.emplace(each.job.id, std::move(standing));
+  }
+  remove_boot(over);
+  return standings;
 }
 
 void Machines::follow(const std::vector<Machine>& machines, const OutcomeSink& tell,
@@ -317,27 +490,23 @@ void Machines::follow(const std::vector<Machine>& machines, const OutcomeSink& t
   std::mutex mutex;
   std::condition_variable_any wake;
   milliseconds pause = kFirstLook;
+  auto heard = std::chrono::steady_clock::now();
   while (!followed.empty() && !stop.stop_requested()) {
     std::map<std::string, Standing> standings;
-    const auto now = system_clock::now();
-    for (const Found& each : allocations()) {
-      Standing standing = standing_of(each.job, now);
-      const auto of_it = followed.lower_bound(each.job.id + "/");
-      const bool is_followed = of_it != followed.end() && job_of(of_it->first) == each.job.id;
-      if (is_followed && standing.state == MachineState::gone) {
-        const std::string words = last_words(each.allocation);
-        if (!words.empty()) standing.reason += ": " + words;
-        remove_boot(each.allocation);
-      }
-      standings.emplace(each.job.id, std::move(standing));
+    std::optional<Error> deaf;
+    try {
+      standings = look(followed);
+      heard = std::chrono::steady_clock::now();
+    } catch (const Error& error) {  // slurmctld is started anew, say
+      if (std::chrono::steady_clock::now() - heard > kLookPatience) throw;
+      deaf = error;
     }
     for (auto each = followed.begin(); each != followed.end();) {
       Machine& machine = each->second;
       const auto job = standings.find(job_of(machine.id));
-      const Standing standing =
-          job != standings.end()
-              ? job->second
-              : Standing{MachineState::gone, "Slurm does not know its job any more"};
+      Standing standing{MachineState::gone, "Slurm does not know its job any more"};
+      if (job != standings.end()) standing = job->second;
+      if (deaf) standing = {machine.state, deaf->message()};
       if (standing.state != machine.state || standing.reason != machine.reason) {
         machine.state = standing.state;
         machine.reason = standing.reason;

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -14,7 +17,7 @@
 // allocation, a Slurm job named dtrain-CLUSTER whose comment says whose and what they are; the k-th
 // machine of it is its k-th node, and its id JOB/k. Nobody logs in to them: the allocation's batch
 // script starts on each what its request has as `boot`, in a step of Slurm's, and the allocation is
-// over when all of these have ended.
+// over when all of these have ended. One thread at a time.
 namespace dtrain::slurm {
 
 // What is written into the comment, and read out of it.
@@ -41,7 +44,8 @@ Standing standing_of(const Job& job, std::chrono::system_clock::time_point now);
 class Machines {
  public:
   // `boot`: where what machines start with is kept, and what their batch scripts say; on storage
-  // that the login node and all nodes share. `options`: batch_options() of a type.
+  // that the login node and all nodes share, an absolute path. `options`: batch_options() of a
+  // type.
   Machines(Client client, std::string cluster_name, fs::path boot,
            std::function<std::vector<std::string>(const std::string& type)> options);
 
@@ -51,13 +55,19 @@ class Machines {
   // An allocation is given back when all machines of it are; until then one alone is told
   // Error(conflict).
   void release(const std::vector<Machine>& machines, const OutcomeSink& tell);
-  // Slurm tells of nothing by itself: it is asked after a second, and then ever less often. With
-  // an allocation that is over, `boot` goes; what its log said last is in the reason.
+  // Slurm tells of nothing by itself: it is asked after a second, and then ever less often. While
+  // it does not answer that is the reason, for kLookPatience; then Error. With an allocation that
+  // is over, `boot` goes; what its log said last is in the reason.
   void follow(const std::vector<Machine>& machines, const OutcomeSink& tell,
               const std::stop_token& stop);
 
   static constexpr std::chrono::milliseconds kFirstLook{1000};
   static constexpr std::chrono::milliseconds kLastLook{15000};
+  static constexpr std::chrono::minutes kLookPatience{10};
+  // Slurm takes 1024 bytes: of more nodes than fit a request is several allocations.
+  static constexpr std::size_t kMostComment = 1000;
+  // What is that old below `boot`, and no job's, goes when machines are asked for.
+  static constexpr std::chrono::minutes kSweepAge{24 * 60};
 
  private:
   struct Found {
@@ -65,9 +75,14 @@ class Machines {
     Allocation allocation;
   };
   std::vector<Found> allocations();
-  void ask_for(const Request& request, const std::vector<NodeId>& nodes, const OutcomeSink& tell);
-  void remove_boot(const Allocation& allocation);
+  void ask_for(const Request& request, std::span<const NodeId> nodes, const OutcomeSink& tell);
+  std::string submit(const Request& request, const Allocation& allocation,
+                     const std::string& comment);
+  // How each job stands; `followed` by machine id.
+  std::map<std::string, Standing> look(const std::map<std::string, Machine>& followed);
   std::string last_words(const Allocation& allocation);  // of its log; empty: there are none
+  void remove_boot(const std::vector<std::string>& folders) noexcept;
+  void sweep();
 
   Client client_;
   std::string cluster_name_;

@@ -20,6 +20,9 @@ using nlohmann::json;
 // What is dtrain's to say: how many nodes, what runs on them, and how it is found again.
 constexpr std::string_view kOurs[] = {"array",
                                       "batch",
+                                      "cluster",
+                                      "cluster-constraint",
+                                      "clusters",
                                       "chdir",
                                       "comment",
                                       "error",
@@ -91,9 +94,13 @@ std::vector<std::string> batch_options(const ClusterSpec& spec, const std::strin
   }
   std::vector<std::string> options;
   const auto says = [&](std::initializer_list<const char*> names) {
-    return std::any_of(names.begin(), names.end(),
-                       [&](const char* name) { return found->node_config.contains(name); });
+    return std::any_of(names.begin(), names.end(), [&](const char* name) {
+      return found->node_config.contains(name) && found->node_config[name] != json(false);
+    });
   };
+  // `user` and `mcs` only keep others away.
+  const json exclusive = found->node_config.value("exclusive", json(false));
+  const bool is_whole = exclusive == json(true) || exclusive == json("exclusive");
   for (const char* name : {"partition", "account", "qos"}) {
     const json& value = spec.provider.other.contains(name) ? spec.provider.other[name] : json();
     if (value.is_string() && !says({name})) {
@@ -105,11 +112,16 @@ std::vector<std::string> batch_options(const ClusterSpec& spec, const std::strin
     return entry == found->resources.end() ? 0.0 : entry->second;
   };
   const auto whole = [](double value) { return std::to_string(std::llround(std::ceil(value))); };
-  if (!says({"exclusive", "cpus-per-task", "mincpus", "cores-per-socket", "cpus-per-gpu"})) {
-    options.push_back(resource("CPU") > 0 ? "--cpus-per-task=" + whole(resource("CPU"))
-                                          : "--exclusive");
+  const bool has_cpus =
+      is_whole || says({"cpus-per-task", "mincpus", "cores-per-socket", "cpus-per-gpu"});
+  const bool has_memory = says({"mem", "mem-per-cpu", "mem-per-gpu"});
+  if (!has_cpus && resource("CPU") > 0) {
+    options.push_back("--cpus-per-task=" + whole(resource("CPU")));
+  } else if (!has_cpus && !says({"exclusive"})) {
+    options.emplace_back("--exclusive");
+    if (!has_memory && resource("memory") == 0) options.emplace_back("--mem=0");  // all of it
   }
-  if (resource("memory") > 0 && !says({"mem", "mem-per-cpu", "mem-per-gpu"})) {
+  if (!has_memory && resource("memory") > 0) {
     options.push_back("--mem=" + whole(resource("memory") / 1024) + "K");
   }
   if (resource("GPU") > 0 &&

@@ -56,8 +56,12 @@ std::string refused(const json& config) {
 
 TEST_CASE("what squeue says of jobs is read, whatever a comment holds") {
   const std::vector<slurm::Job> jobs = slurm::parse_jobs(
+      "a banner of the site's\n"
+      "12_[1-3]|PENDING|None|gpu|1795430021|N/A||(null)\n"
+      "9|RUNNING|None|gpu|1795430021|1795430022|n1|hello |dtrain you\n"
       "1|RUNNING|None|gpu|1795430021|1795430022|n[1-2]|dtrain a|b=\xc3\xa9 |\n"
-      "22|PENDING|ReqNodeNotAvail, UnavailableNodes:n1|gpu|1795430021|N/A||(null)\n");
+      "22|PENDING|ReqNodeNotAvail, UnavailableNodes:n1|gpu|1795430021|N/A||dtrain c\n",
+      "dtrain ");
   REQUIRE(jobs.size() == 2);
   CHECK(jobs[0].id == "1");
   CHECK(jobs[0].state == "RUNNING");
@@ -67,13 +71,14 @@ TEST_CASE("what squeue says of jobs is read, whatever a comment holds") {
   CHECK(jobs[0].submitted == at(1795430021));
   CHECK(jobs[0].start == at(1795430022));
   CHECK(jobs[1].reason == "ReqNodeNotAvail, UnavailableNodes:n1");
-  CHECK(jobs[1].comment.empty());
   CHECK_FALSE(jobs[1].start.has_value());
-  CHECK(slurm::parse_jobs("").empty());
-  for (const char* bad : {"slurm_load_jobs error: Unable to contact slurm controller\n",
-                          "1|RUNNING|None|gpu|1795430021|1795430022|n1\n", "1\n", "|||||||\n",
-                          "1|RUNNING|None|gpu|2026-11-23T10:33:40|N/A|n1|c\n"}) {
-    CHECK_THROWS_AS(slurm::parse_jobs(bad), Error);
+  CHECK(slurm::parse_jobs("", "dtrain ").empty());
+  for (const char* bad : {"1|RUNNING|None|gpu|1795430021|1795430022|dtrain c\n",
+                          "1_2|RUNNING|None|gpu|1795430021|1795430022|n1|dtrain c\n", "|dtrain c\n",
+                          "1||None|gpu|1795430021|1795430022|n1|dtrain c\n",
+                          "1|RUNNING|None|gpu|2026-11-23T10:33:40|N/A|n1|dtrain c\n"}) {
+    CAPTURE(bad);
+    CHECK_THROWS_AS(slurm::parse_jobs(bad, "dtrain "), Error);
   }
 }
 
@@ -89,6 +94,17 @@ TEST_CASE("who a Slurm job's nodes are stands in its comment") {
   CHECK(read->launch == allocation.launch);
   CHECK(read->boot == allocation.boot);
   CHECK(read->nodes == allocation.nodes);
+  CHECK(slurm::comment_of(allocation).find(" nodes=node-1..node-2") != std::string::npos);
+  // In their order, whatever they are called.
+  allocation.nodes = {NodeId("node-9"), NodeId("node-10"), NodeId("node-11"), NodeId("a"),
+                      NodeId("node-3"), NodeId("node-2"),  NodeId("x007"),    NodeId("x008")};
+  CHECK(slurm::comment_of(allocation).find(" nodes=node-9..node-11,a,node-3,node-2,x007,x008") !=
+        std::string::npos);
+  CHECK(slurm::allocation_of(slurm::comment_of(allocation))->nodes == allocation.nodes);
+  allocation.nodes.clear();
+  for (int i = 0; i < 10000; ++i) allocation.nodes.emplace_back("node-" + std::to_string(i));
+  CHECK(slurm::comment_of(allocation).size() < slurm::Machines::kMostComment);
+  CHECK(slurm::allocation_of(slurm::comment_of(allocation))->nodes == allocation.nodes);
   // Others' comments, and such as name a folder that is not ours.
   for (const char* other : {"", "hello", "dtrain", "dtrain cluster=c", "dtrain cluster=c nodes=",
                             "dtrain cluster=c nodes=a,,b", "dtrain cluster=c boot=../x nodes=a",
@@ -125,12 +141,12 @@ TEST_CASE("when it starts is told where Slurm knows it") {
                                       "2026-11-26 10:00")
                               .size());
   // Its word for never.
-  waits.start = now + std::chrono::hours(24 * 365 * 1000L);
+  waits.start = now + std::chrono::hours(24 * 365 * 200L);
   CHECK(shown() == "pending waits in partition gpu: Resources");
 }
 
 TEST_CASE("node_config is sbatch's long options") {
-  CHECK(options(json::object()) == Strings{"--exclusive"});
+  CHECK(options(json::object()) == Strings{"--exclusive", "--mem=0"});
   CHECK(options({{"time", "08:00:00"},
                  {"gpus-per-node", 4},
                  {"exclusive", true},
@@ -149,6 +165,15 @@ TEST_CASE("resources ask for what node_config leaves open") {
         Strings{"--exclusive", "--gres=gpu:a100:8", "--mem=0"});
 }
 
+TEST_CASE(
+    "an option that is false, and a node that is only kept from others, leave the rest to "
+    "resources") {
+  CHECK(options({{"exclusive", false}, {"mem", false}}, {{"CPU", 32}}) ==
+        Strings{"--cpus-per-task=32"});
+  CHECK(options({{"exclusive", "user"}}, {{"CPU", 32}}) ==
+        Strings{"--cpus-per-task=32", "--exclusive=user"});
+}
+
 TEST_CASE("the provider's partition, account and qos hold for types that say none") {
   ClusterSpec spec = cluster({{"partition", "large"}, {"exclusive", true}});
   spec.provider.other = {{"partition", "gpu"}, {"account", "physics"}, {"login_node", "login"}};
@@ -160,6 +185,7 @@ TEST_CASE("the provider's partition, account and qos hold for types that say non
 TEST_CASE("what sbatch would not take, or is dtrain's to say, is refused by name") {
   const std::string where = "available_node_types.node.node_config.";
   CHECK(refused({{"nodes", 4}}) == where + "nodes is for dtrain to say");
+  CHECK(refused({{"clusters", "other"}}) == where + "clusters is for dtrain to say");
   CHECK(refused({{"wrap", "true"}}) == where + "wrap is for dtrain to say");
   CHECK(refused({{"-p", "gpu"}}) == where + "-p is none of sbatch's long options");
   CHECK(refused({{"gpus_per_node", 4}}) ==

@@ -12,6 +12,7 @@
 #include "launcher/provider/slurm/machines.hpp"
 #include "launcher/remote/local.hpp"
 #include "tests/support/temporary_folder.hpp"
+#include "tests/support/variable_is.hpp"
 
 // Against a real Slurm of four nodes, which tests/support/slurm.py runs beside this program.
 using namespace dtrain;
@@ -51,7 +52,8 @@ struct Site {
     wanted.boot = [this](const NodeId& node) {
       return "echo \"$SLURMD_NODENAME\" > '" + (folder.path() / node.str()).string() +
              "'; while ! [ -e '" + (folder.path() / "end").string() + "' ]; do sleep 0.05; done; " +
-             "echo " + node.str() + " says why >&2; exit 3\n";
+             "touch '" + (folder.path() / node.str()).string() + ".over'; echo " + node.str() +
+             " says why >&2; exit 3\n";
     };
     return wanted;
   }
@@ -169,10 +171,10 @@ TEST_CASE("what can never run is refused in Slurm's words, and nothing is left o
   Site site("never");
   for (const MachineOutcome& each : site.ask(site.request(1, 9))) {
     REQUIRE(each.error.has_value());
-    CHECK(each.error->code() == ErrorCode::invalid);
-    CHECK(each.error->message() ==
-          "Slurm can never run this: allocation failure: Requested node configuration is not "
-          "available");
+    CHECK(each.error->code() == ErrorCode::failed);
+    CHECK(each.error->message().find("sbatch: allocation failure: Requested node configuration is "
+                                     "not available") == 0);
+    CHECK(each.machine.id.empty());
   }
   site.options = {"--partition=nobodys"};
   CHECK(site.ask(site.request(1, 1)).front().error->message().find("invalid partition") !=
@@ -194,24 +196,111 @@ TEST_CASE("an allocation that ended says what it said last") {
   const Machine& machine = last.at(NodeId("node-2"));
   CHECK(machine.state == MachineState::gone);
   CHECK(machine.reason.find("has failed: ") != std::string::npos);
-  CHECK(machine.reason.find("node-2 says why") != std::string::npos);
+  CHECK(machine.reason.find("says why") != std::string::npos);
   // What it had started with is gone with it.
   CHECK(fs::is_empty(site.folder.path() / "with space" / "boot"));
 }
 
-TEST_CASE("a cancelled allocation and one out of time are told apart") {
+TEST_CASE("an allocation that somebody cancels is told so") {
   Site site("causes");
   const std::vector<MachineOutcome> asked = site.ask(site.request(1, 1));
   const std::string job = asked[0].machine.id.substr(0, asked[0].machine.id.find('/'));
   CHECK(LocalTransport().run({"scancel", job}, {}, 30s).exit.ok());
-  CHECK(site.follow(Site::of(asked)).begin()->second.reason.find("was cancelled") !=
-        std::string::npos);
+  const auto last = site.follow(Site::of(asked));
+  CHECK(last.begin()->second.reason.find("was cancelled") != std::string::npos);
+}
+
+TEST_CASE("a node that is had whole has all its GPUs, else as many as were asked for") {
+  Site site("gpus");
+  Request wanted = site.request(1, 2);
+  wanted.boot = [&](const NodeId& node) {
+    return "echo \"$CUDA_VISIBLE_DEVICES\" > '" + (site.folder.path() / node.str()).string() +
+           "'\n";
+  };
+  const auto seen = [&](const Strings& options) {
+    site.options = options;
+    site.follow(Site::of(site.ask(wanted)));
+    Strings devices;
+    for (const char* node : {"node-1", "node-2"}) {
+      wait_until("it has said so", [&] { return fs::exists(site.folder.path() / node); });
+      wait_until("it has ended", [&] { return site.listed().empty(); });
+      devices.push_back(read_file(site.folder.path() / node));
+      fs::remove(site.folder.path() / node);
+    }
+    return devices;
+  };
+  CHECK(seen({"--exclusive", "--mem=0"}) == Strings{"0,1\n", "0,1\n"});
+  CHECK(seen({"--cpus-per-task=1", "--gres=gpu:1"}) == Strings{"0\n", "0\n"});
+  CHECK(seen({"--cpus-per-task=1"}) == Strings{"\n", "\n"});
+}
+
+TEST_CASE("a node that fails leaves the others of its allocation alone") {
+  Site site("fails");
+  site.follow(Site::of(site.ask(site.request(1, 3))));
+  for (const char* node : {"node-1", "node-2", "node-3"}) {
+    wait_until("it has started", [&] { return fs::exists(site.folder.path() / node); });
+  }
+  std::string failed = read_file(site.folder.path() / "node-2");
+  failed.pop_back();
+  LocalTransport here;
+  const std::string name = "nodename=" + failed;
+  CHECK(here.run({"scontrol", "update", name, "state=down", "reason=tried"}, {}, 30s).exit.ok());
+  // Both others go on until they are told, as they say then.
+  CHECK(site.listed().size() == 3);
+  write_file_atomic(site.folder.path() / "end", "", 0600);
+  wait_until("it has ended", [&] { return site.listed().empty(); });
+  // By their files: what the last ones print srun may lose once a node is gone.
+  CHECK(fs::exists(site.folder.path() / "node-1.over"));
+  CHECK_FALSE(fs::exists(site.folder.path() / "node-2.over"));
+  CHECK(fs::exists(site.folder.path() / "node-3.over"));
+  // What they have started with nobody is to read afterwards.
+  for (const auto& boot : fs::directory_iterator(site.folder.path() / "with space" / "boot")) {
+    CHECK_FALSE(fs::exists(boot.path() / "0"));
+  }
+  here.run({"scontrol", "update", name, "state=resume"}, {},
+           30s);  // it may have come back by itself
+  wait_until("all are idle again", [&] {
+    return here.run({"sinfo", "-h", "-p", "normal", "-t", "idle", "-o", "%D"}, {}, 30s).out ==
+           "4\n";
+  });
+}
+
+TEST_CASE("of two who ask for the same node the first has it") {
+  Site site("twice");
+  // The other one asks when this one has looked.
+  Request wanted = site.request(1, 2);
+  const auto boot = wanted.boot;
+  wanted.boot = [&](const NodeId& node) {
+    if (node == NodeId("node-1")) site.ask(site.request(2, 2));
+    return boot(node);
+  };
+  const std::vector<MachineOutcome> asked = site.ask(wanted);
+  REQUIRE(asked.size() == 2);
+  for (const MachineOutcome& each : asked) {
+    REQUIRE(each.error.has_value());
+    CHECK(each.error->code() == ErrorCode::conflict);
+  }
+  wait_until("only one is there", [&] { return site.listed().size() == 1; });
+}
+
+TEST_CASE("what the submitter's environment says changes nothing") {
+  Site site("environment");
+  const testing::VariableIs clusters("SBATCH_CLUSTERS", "other");
+  const testing::VariableIs none("SBATCH_EXPORT", "NONE");
+  const testing::VariableIs memory("SLURM_MEM_PER_CPU", "5");
+  const testing::VariableIs states("SQUEUE_STATES", "PENDING");
+  const testing::VariableIs cancel("SCANCEL_STATE", "PENDING");
+  site.options = {"--exclusive", "--mem=0"};
+  const auto ran = site.follow(Site::of(site.ask(site.request(1, 2))));
+  for (const auto& [node, machine] : ran) CHECK(machine.state == MachineState::running);
+  site.give_back_all();
+  CHECK(site.listed().empty());
 }
 
 TEST_CASE("without Slurm's commands it is said what is missing") {
   slurm::Client client(std::make_shared<LocalTransport>(), "/nowhere");
   try {
-    client.jobs("c");
+    client.jobs("c", "dtrain ");
     FAIL("there are none");
   } catch (const Error& error) {
     CHECK(error.code() == ErrorCode::not_found);

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <stdlib.h>
-
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,32 +11,10 @@
 #include "launcher/remote/local.hpp"
 #include "tests/support/end_processes.hpp"
 #include "tests/support/temporary_folder.hpp"
+#include "tests/support/variable_is.hpp"
 
 // A machine of its own for sessions: a home in a temporary folder, and this machine's processes.
 namespace dtrain::testing {
-
-// Sets a variable for one scope.
-class VariableIs {
- public:
-  VariableIs(std::string name, const std::optional<std::string>& value) : name_(std::move(name)) {
-    if (const char* before = ::getenv(name_.c_str())) before_ = before;
-    set(value);
-  }
-  ~VariableIs() { set(before_); }
-  VariableIs(const VariableIs&) = delete;
-  VariableIs& operator=(const VariableIs&) = delete;
-
- private:
-  void set(const std::optional<std::string>& value) {
-    if (value) {
-      ::setenv(name_.c_str(), value->c_str(), 1);
-    } else {
-      ::unsetenv(name_.c_str());
-    }
-  }
-  std::string name_;
-  std::optional<std::string> before_;
-};
 
 // As sshd runs a command: by the user's shell, whatever it is, after what its profile prints.
 class ShellTransport final : public Transport {
