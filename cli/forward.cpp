@@ -97,7 +97,7 @@ void check_nodes(const wire::ApiClient& client, const std::vector<Forward>& forw
 void reset(int fd) {
   sockaddr nobody{};
   nobody.sa_family = AF_UNSPEC;
-  ::connect(fd, &nobody, sizeof nobody);
+  static_cast<void>(::connect(fd, &nobody, sizeof nobody));
 }
 
 // Both ways until either side has ended. Throws Error when the connection breaks.

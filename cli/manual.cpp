@@ -113,7 +113,7 @@ std::string reference(const std::string& name) {
 }  // namespace
 
 std::map<std::string, std::string> manual_pages(const CLI::App& program) {
-  const std::string name = program.get_name();
+  const std::string& name = program.get_name();
   std::map<std::string, std::string> pages;
   std::string commands = section("Commands");
   for (const CLI::App* verb :

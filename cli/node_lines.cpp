@@ -49,9 +49,9 @@ NodeLines::Form node_lines_form(const Context& context) {
   return NodeLines::Form::plain;
 }
 
-NodeLines::NodeLines(Form form, const Terminal& terminal, std::vector<NodeId> nodes)
+NodeLines::NodeLines(Form form, const Terminal& terminal, const std::vector<NodeId>& nodes)
     : form_(form), terminal_(terminal) {
-  for (NodeId& node : nodes) line_of(node);
+  for (const NodeId& node : nodes) line_of(node);
   if (form_ == Form::live) ticker_ = std::thread([this] { tick(); });
 }
 

@@ -18,7 +18,7 @@ namespace dtrain::cli {
 class NodeLines {
  public:
   enum class Form : std::uint8_t { live, plain, json, none };
-  NodeLines(Form form, const Terminal& terminal, std::vector<NodeId> nodes);
+  NodeLines(Form form, const Terminal& terminal, const std::vector<NodeId>& nodes);
   ~NodeLines();  // leaves the last picture standing
   NodeLines(const NodeLines&) = delete;
   NodeLines& operator=(const NodeLines&) = delete;

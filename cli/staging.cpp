@@ -217,7 +217,7 @@ std::string add_tree(StagedFiles& files, const ContentTree& tree,
   std::string text = to_text(tree);
   Sha256 sum;
   sum.add(text);
-  const std::string name = sum.hex();
+  std::string name = sum.hex();
   const std::uint64_t size = text.size();
   files.blobs[name] = {{}, std::move(text), size};
   return name;

@@ -40,7 +40,7 @@ std::string when(const nlohmann::json& job) {
 }
 
 std::string why(const nlohmann::json& job) {
-  const std::string reason = text_or(job, "reason");
+  std::string reason = text_or(job, "reason");
   if (text_or(job, "state") != "running") return reason;
   const std::string progress = progress_line(child(job, "progress"));
   return progress.empty() ? reason : progress;

@@ -7,12 +7,9 @@
 
 namespace dtrain::node {
 
-Departure::Departure(boost::asio::any_io_executor executor, NodeId node,
+Departure::Departure(const boost::asio::any_io_executor& executor, NodeId node,
                      std::chrono::milliseconds limit, Hooks hooks)
-    : node_(std::move(node)),
-      limit_(limit),
-      hooks_(std::move(hooks)),
-      timer_(std::move(executor)) {}
+    : node_(std::move(node)), limit_(limit), hooks_(std::move(hooks)), timer_(executor) {}
 
 std::string Departure::what() const {
   return node_.str() + " leaves the cluster: " + reason_;

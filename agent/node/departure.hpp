@@ -28,8 +28,8 @@ class Departure {
   };
   // `limit`: for all of it. Ranks get at most kRanks of it, the head is waited for until kAll of it
   // has passed: whoever watches this process still has to end what is left.
-  Departure(boost::asio::any_io_executor executor, NodeId node, std::chrono::milliseconds limit,
-            Hooks hooks);
+  Departure(const boost::asio::any_io_executor& executor, NodeId node,
+            std::chrono::milliseconds limit, Hooks hooks);
 
   // "its container was told to end (SIGTERM)". Once more it changes nothing.
   void begin(const std::string& reason);

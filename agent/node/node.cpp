@@ -80,7 +80,9 @@ class Agent {
               in_use.trees.merge(preparing_.trees());
               return in_use;
             },
-            [this](const wire::BulkMessage& message, std::string) { send_bulk(message, {}); }),
+            [this](const wire::BulkMessage& message, const std::string&) {
+              send_bulk(message, {});
+            }),
         execs_(
             context_.get_executor(),
             [this, agent = options.agent_binary] {

@@ -49,7 +49,7 @@ tcp::acceptor listen(const asio::any_io_executor& executor) {
 
 class Pairs::Door : public std::enable_shared_from_this<Pairs::Door> {
  public:
-  Door(const asio::any_io_executor& executor, fs::path identity, ClusterId cluster,
+  Door(const asio::any_io_executor& executor, const fs::path& identity, ClusterId cluster,
        const wire::OpenPair& request)
       : executor_(executor),
         cluster_(std::move(cluster)),

@@ -160,7 +160,7 @@ std::shared_ptr<Staging::Work> Staging::begin(const Key& key, const JobContent& 
   if (found && !(found->done && found->failure)) return found;
   if (found) found->end();
   found = std::make_shared<Work>();
-  const std::shared_ptr<Work> work = found;
+  std::shared_ptr<Work> work = found;
   work->key = key;
   work->content = content;
   work->root = root_;

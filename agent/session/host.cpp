@@ -104,7 +104,7 @@ std::string node_glibc(const fs::path& root) {
                             "usr/lib64/libc.so.6", "usr/lib/libc.so.6", "lib/libc.so.6"}) {
     try {
       if (const auto bytes = read_file_if_there(root / place)) {
-        const std::string version = glibc_version(*bytes);
+        std::string version = glibc_version(*bytes);
         if (!version.empty()) return version;
       }
     } catch (const Error&) {

@@ -115,6 +115,7 @@ void forget_code_pages() {
   const auto begin =
       (reinterpret_cast<std::uintptr_t>(&__executable_start) + page - 1) / page * page;
   const auto end = reinterpret_cast<std::uintptr_t>(&etext) / page * page;
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): rounded to pages
   if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 

@@ -223,7 +223,7 @@ class Decision {
   NodeId free_name(bool head) {
     int others = 0;  // the head has the first name that is free
     for (int& i = head ? others : next_name_;; ++i) {
-      const NodeId node("node-" + std::to_string(i));
+      NodeId node("node-" + std::to_string(i));
       if (!taken_.contains(node)) return node;
     }
   }

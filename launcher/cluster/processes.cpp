@@ -15,7 +15,7 @@ namespace dtrain {
 fs::path find_agent() {
   const char* variable = std::getenv("DTRAIN_AGENT");
   if (variable != nullptr && *variable != '\0') {
-    const fs::path agent = fs::absolute(variable);
+    fs::path agent = fs::absolute(variable);
     if (::access(agent.c_str(), X_OK) == 0) return agent;
     throw Error(ErrorCode::not_found, "DTRAIN_AGENT names " + agent.string() +
                                           ", which is no program that can be started");
@@ -26,7 +26,7 @@ fs::path find_agent() {
   std::vector<std::string> tried;
   for (const char* place :
        {"../libexec/dtrain/dtrain-agent", "../agent/dtrain-agent"}) {  // installed, built
-    const fs::path candidate = (folder / place).lexically_normal();
+    fs::path candidate = (folder / place).lexically_normal();
     struct stat status {};
     if (::stat(candidate.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
         ::access(candidate.c_str(), X_OK) == 0) {

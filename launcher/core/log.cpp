@@ -46,7 +46,7 @@ void open_locked(Sink& out) {
 
 std::string in_quotes(std::string_view value) {
   const bool plain = !value.empty() && value.find_first_of(" \"=\\\t\n") == std::string_view::npos;
-  const std::string safe = printable(value, false);
+  std::string safe = printable(value, false);
   if (plain) return safe;
   std::string out = "\"";
   for (const char c : safe) {

@@ -161,7 +161,7 @@ class Sender {
     Sha256 sum;
     for (const Source& source : sources_) {
       sum.add(source.mount->source.string());
-      sum.add(std::string_view("", 1));
+      sum.add(std::string_view("\0", 1));
       Sha256 tree;
       tree.add(encode_tree(source.scan.tree));
       sum.add(tree.hex());

@@ -176,7 +176,7 @@ wire::SetupStatus AgentSession::start_setup(const wire::StartSetup& list) {
 wire::SetupStatus AgentSession::run_setup(const wire::StartSetup& list, SetupProgress& progress,
                                           const std::function<bool(std::string_view)>& on_output) {
   if (progress.run.empty()) {
-    const wire::SetupStatus started = start_setup(list);
+    wire::SetupStatus started = start_setup(list);
     // Nothing to do; or nothing that was begun by this call, which then is over as well.
     if (started.state != wire::SetupState::running) return started;
     progress.run = started.run;

@@ -69,7 +69,7 @@ class Document {
   std::vector<Repeated> repeated_;
 };
 
-inline constexpr std::size_t kMaxText = 4 * 1024 * 1024;
+inline constexpr std::size_t kMaxText = std::size_t{4} * 1024 * 1024;
 inline constexpr std::size_t kMaxLevels = 100;
 inline constexpr std::size_t kMaxNodes = 100'000;
 inline constexpr std::size_t kMaxBytes = 4 * kMaxText;  // after aliases

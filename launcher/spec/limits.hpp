@@ -25,10 +25,11 @@ inline constexpr int kPort = 65'535;
 
 inline constexpr std::size_t kPathLength = 4'095;               // PATH_MAX, less its NUL
 inline constexpr std::size_t kArgumentLength = 128 * 1024 - 1;  // the kernel's MAX_ARG_STRLEN
-inline constexpr std::size_t kArgumentsLength = 1024 * 1024;    // of all arguments, or all of env
+inline constexpr std::size_t kArgumentsLength =
+    std::size_t{1024} * 1024;  // of all arguments, or all of env
 inline constexpr std::size_t kArguments = 10'000;
 inline constexpr std::size_t kVariables = 1'000;
-inline constexpr std::size_t kScriptLength = 1024 * 1024;
+inline constexpr std::size_t kScriptLength = std::size_t{1024} * 1024;
 inline constexpr std::size_t kMetricNameLength = 128;
 inline constexpr std::size_t kDependencies = 1'000;
 

@@ -244,7 +244,7 @@ std::optional<std::string> Mapping::scalar(const Key& key, const Node& node,
 
 std::string Mapping::text(const char* name) {
   const Key& key = this->key(name, Shape::Kind::text);
-  const std::string fallback = key.fallback.is_string() ? key.fallback.get<std::string>() : "";
+  std::string fallback = key.fallback.is_string() ? key.fallback.get<std::string>() : "";
   const Node* node = given(name);
   if (node == nullptr) return fallback;
   return scalar(key, *node, {ScalarType::text}).value_or(fallback);
@@ -259,7 +259,7 @@ std::optional<std::string> Mapping::optional_text(const char* name) {
 
 std::string Mapping::choice(const char* name) {
   const Key& key = this->key(name, Shape::Kind::choice);
-  const std::string fallback = key.fallback.is_string() ? key.fallback.get<std::string>() : "";
+  std::string fallback = key.fallback.is_string() ? key.fallback.get<std::string>() : "";
   const Node* node = given(name);
   if (node == nullptr) return fallback;
   // `off` is false to YAML, and still the word off.
@@ -362,7 +362,7 @@ std::optional<std::vector<std::string>> Mapping::optional_texts(const char* name
 }
 
 std::string Mapping::path_text(const char* name) {
-  const std::string text = this->text(name);
+  std::string text = this->text(name);
   if (text.empty()) {
     if (has(name) && !source_.report.knows(path_of(name))) problem(name, "is empty");
     return text;

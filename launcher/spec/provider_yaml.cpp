@@ -227,6 +227,7 @@ class ProviderReader {
     for (const Key& key : provider_table(kind).keys) {
       if (common_provider_key(key.name) || key.name == "disable_node_updaters") continue;
       const char* name = key.name.c_str();
+      // NOLINTNEXTLINE(bugprone-branch-clone): the questions have this order
       if (key.use != Use::honoured) {
         provider.skip(name);
       } else if (key.shape.kind == Shape::Kind::open) {

@@ -93,7 +93,7 @@ json file_schema(const Table& table, const char* title, const char* id) {
   return schema;
 }
 
-std::string cell(std::string text) {
+std::string cell(const std::string& text) {
   std::string out;
   for (const char c : text) {
     if (c == '|') out += '\\';

@@ -100,7 +100,7 @@ void EmaWeights::swap(Module& module) {
   const auto parameters = module.named_parameters();
   for (const std::string& name : names_) {
     at::Tensor& average = average_.at(name);
-    at::Tensor parameter = parameters[name];
+    const at::Tensor& parameter = parameters[name];
     const at::Tensor weights = parameter.detach().clone();
     parameter.copy_(average);
     average.copy_(weights);

@@ -191,7 +191,7 @@ DataLoader::Pass DataLoader::pass(std::int64_t epoch, std::int64_t position) con
                                           batch.tensors = copier->copy(std::move(batch.tensors));
                                         return batch;
                                       });
-  Pass pass(std::move(from), std::move(loader));
+  Pass pass(from, std::move(loader));
   pass.device_ = device_;
   return pass;
 }

@@ -176,7 +176,7 @@ class DataLoader {
     friend class DataLoader;
     using Next = std::function<std::optional<Batch>()>;
     Pass(DistributedSampler sampler, std::unique_ptr<Loader<Batch>> loader)
-        : sampler_(std::move(sampler)), loader_(std::move(loader)) {}
+        : sampler_(sampler), loader_(std::move(loader)) {}
     Pass(std::function<Next()> open, std::int64_t seen, std::int64_t of_all);
 
     std::optional<Batch> next_of_stream();

@@ -137,7 +137,7 @@ void internal::move_model(torch::nn::Module& model, const PrepareModel& options)
   if (t.model) throw Error("prepare_model() was called already: one model for a training");
   model.to(t.context.device());
   if (options.channels_last) {
-    for (at::Tensor parameter : model.parameters()) {
+    for (const at::Tensor& parameter : model.parameters()) {
       if (parameter.dim() == 4) {
         parameter.set_data(parameter.contiguous(at::MemoryFormat::ChannelsLast));
       }

@@ -27,7 +27,7 @@ class Before {
         scaler_(internal::scaler().state()),
         generators_(generator_state(context().device())) {
     const c10::NoGradGuard no_grad;
-    for (std::vector<at::Tensor> all : {module.parameters(), module.buffers()}) {
+    for (const std::vector<at::Tensor>& all : {module.parameters(), module.buffers()}) {
       for (const at::Tensor& tensor : all) tensors_.emplace_back(tensor, tensor.detach().clone());
     }
     for (const auto& [key, tensor] : optimizer.own_state()) state_.emplace(key, tensor.clone());

@@ -35,7 +35,7 @@ void Background::start(Work work) {
     work_ = std::move(work);
   }
   if (!thread_.joinable()) {
-    thread_ = std::jthread([this](std::stop_token stop) { loop(std::move(stop)); });
+    thread_ = std::jthread([this](const std::stop_token& stop) { loop(stop); });
   }
   changed_.notify_all();
 }
@@ -46,7 +46,7 @@ void Background::wait() {
   if (auto error = std::exchange(error_, nullptr)) std::rethrow_exception(error);
 }
 
-void Background::loop(std::stop_token stop) {
+void Background::loop(const std::stop_token& stop) {
   lower_priority();
   std::unique_lock lock(mutex_);
   while (changed_.wait(lock, stop, [this] { return static_cast<bool>(work_); })) {

@@ -31,7 +31,7 @@ class Background {
   void stop() { thread_.request_stop(); }
 
  private:
-  void loop(std::stop_token stop);
+  void loop(const std::stop_token& stop);
 
   std::mutex mutex_;
   std::condition_variable_any changed_;

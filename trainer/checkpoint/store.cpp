@@ -184,7 +184,7 @@ fs::path commit_checkpoint(const fs::path& storage, const CommitRequest& request
   manifest.number = next_number(folder);
   write_atomically(temporary / "manifest.json", to_json_text(manifest));
   sync_folder(temporary);
-  const fs::path final_folder = folder / checkpoint_name(manifest.number);
+  fs::path final_folder = folder / checkpoint_name(manifest.number);
   if (::rename(temporary.c_str(), final_folder.c_str()) != 0) {
     throw errno_error("cannot rename " + temporary.string() + " to " + final_folder.string(),
                       errno);

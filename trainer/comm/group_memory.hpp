@@ -33,7 +33,7 @@ struct SharedPost {
                     static_cast<std::uint64_t>(post.element) << 32 |
                     static_cast<std::uint64_t>(post.reduction) << 40,
                 relaxed);
-    root.store(static_cast<std::uint64_t>(post.root + 1), relaxed);
+    root.store(static_cast<std::uint64_t>(post.root) + 1, relaxed);
     sequence.store(post.sequence, relaxed);
   }
   Post load() const {

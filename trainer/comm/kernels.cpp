@@ -23,6 +23,7 @@ constexpr std::size_t kPass = 2048;
 // The additions that training spends its time on, for the widest registers that there are. Chosen
 // by hand and not by target_clones: its resolvers run before the sanitizers do. Products with a
 // factor are rounded before they are added (-ffp-contract=off).
+// NOLINTBEGIN(bugprone-macro-parentheses): types and attributes
 #define DTRAIN_DEFINE_ADD(isa, type, attribute)                                                  \
   attribute void add_##isa(type* out, const type* a, const type* b, std::size_t count) {         \
     DTRAIN_VECTORIZE                                                                             \
@@ -33,6 +34,7 @@ constexpr std::size_t kPass = 2048;
     DTRAIN_VECTORIZE                                                                             \
     for (std::size_t i = 0; i < count; ++i) out[i] = a[i] * by + b[i] * factor;                  \
   }
+// NOLINTEND(bugprone-macro-parentheses)
 DTRAIN_DEFINE_ADD(plain, float, )
 DTRAIN_DEFINE_ADD(plain, double, )
 #if defined(__x86_64__)

@@ -8,7 +8,7 @@ namespace dtrain::train {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::size_t kPixels = 3 * 32 * 32;
+constexpr std::size_t kPixels = std::size_t{3} * 32 * 32;
 constexpr std::size_t kMostBytes = std::size_t{8} << 30;
 constexpr std::size_t kLargestNames = 1 << 20;
 

@@ -150,7 +150,7 @@ ImageView decode_png(std::span<const std::byte> bytes, std::vector<std::uint8_t>
   }
   image.format = PNG_FORMAT_RGB;  // transparent parts are laid on black
   try {
-    pixels.resize(PNG_IMAGE_SIZE(image));
+    pixels.resize(std::size_t{3} * image.width * image.height);
   } catch (...) {
     png_image_free(&image);
     throw;

@@ -101,7 +101,7 @@ std::int64_t take(std::int64_t count, std::optional<std::int64_t> limit) {
 
 std::filesystem::path find_file(const std::filesystem::path& folder, const std::string& name) {
   for (const char* ending : {"", ".gz"}) {
-    const std::filesystem::path path = folder / (name + ending);
+    std::filesystem::path path = folder / (name + ending);
     if (std::filesystem::exists(path)) return path;
   }
   throw Error("cannot find " + name + " or " + name + ".gz in " + folder.string());

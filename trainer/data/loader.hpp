@@ -46,7 +46,7 @@ class Loader {
   using Make = std::function<Batch(std::span<const std::int64_t> indices)>;
 
   Loader(DistributedSampler sampler, LoaderOptions options, Make make)
-      : sampler_(std::move(sampler)), options_(options), make_(std::move(make)) {
+      : sampler_(sampler), options_(options), make_(std::move(make)) {
     if (options.batch_size < 1) throw Error("loader: batch_size must be at least 1");
     if (options.workers < 0 || options.prefetch < 1) {
       throw Error("loader: workers must be at least 0 and prefetch at least 1");

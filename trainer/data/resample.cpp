@@ -38,9 +38,11 @@ Weights weights(double begin, double length, std::int64_t inputs, std::int64_t o
   std::vector<double> exact(static_cast<std::size_t>(result.room));
   for (std::int64_t output = 0; output < outputs; ++output) {
     const double center = begin + (static_cast<double>(output) + 0.5) * scale;
+    // NOLINTBEGIN(bugprone-incorrect-roundings): as Pillow rounds, bit for bit
     const std::int64_t first =
         std::max<std::int64_t>(static_cast<std::int64_t>(center - support + 0.5), 0);
     const std::int64_t end = std::min(static_cast<std::int64_t>(center + support + 0.5), inputs);
+    // NOLINTEND(bugprone-incorrect-roundings)
     double sum = 0;
     for (std::int64_t i = first; i < end; ++i) {
       const double away = std::abs((static_cast<double>(i) - center + 0.5) / support);
@@ -49,6 +51,7 @@ Weights weights(double begin, double length, std::int64_t inputs, std::int64_t o
     for (std::int64_t i = 0; i < end - first; ++i) {
       const double weight = exact[static_cast<std::size_t>(i)] / sum;
       result.values[static_cast<std::size_t>(output * result.room + i)] =
+          // NOLINTNEXTLINE(bugprone-incorrect-roundings): as above
           static_cast<std::int32_t>(0.5 + weight * (1 << kBits));
     }
     result.first.push_back(first);

@@ -24,7 +24,7 @@ torch::nn::LayerNorm norm(std::int64_t hidden) {
 class Group : public torch::nn::Module {};
 
 // Normal with this deviation, cut off at two of torch.nn.init.trunc_normal_'s units.
-void truncated_normal(torch::Tensor tensor, double deviation) {
+void truncated_normal(const torch::Tensor& tensor, double deviation) {
   const at::NoGradGuard no_grad;
   const double limit = std::erf(2 / deviation / std::sqrt(2.0));
   tensor.uniform_(-limit, limit).erfinv_().mul_(deviation * std::sqrt(2.0)).clamp_(-2, 2);

@@ -83,9 +83,9 @@ void move(at::Tensor& running, const at::Tensor& now, double momentum) {
 Statistics statistics_on_gpu(const at::Tensor& input, double eps, double momentum,
                              at::Tensor& running_mean, at::Tensor& running_var, Context& context) {
   const auto [mean, inverse] = at::batch_norm_stats(input, eps);
-  const at::Tensor count =
-      at::full({1}, static_cast<double>(input.numel() / input.size(1)), mean.options());
   const std::int64_t channels = input.size(1);
+  const std::int64_t of_each = input.numel() / channels;
+  const at::Tensor count = at::full({1}, static_cast<double>(of_each), mean.options());
   const std::vector<at::Tensor> all = context.all_gather(at::cat({mean, inverse, count}));
   const at::Tensor table = at::stack(all);
   Statistics result;
@@ -131,6 +131,7 @@ struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
     const at::Tensor& mean = tensors[2];
     const at::Tensor& inverse = tensors[3];
     const double count = saved->saved_data["count"].toDouble();
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): autograd keeps numbers
     auto& context = *reinterpret_cast<Context*>(saved->saved_data["context"].toInt());
     const at::Tensor gradient = gradients[0].contiguous();
     const std::int64_t channels = input.size(1);

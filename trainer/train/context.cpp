@@ -249,7 +249,7 @@ void Context::State::end_gpu_group(bool is_orderly) {
   }).detach();
   if (ends.wait_for(2 * kGoodbye) != std::future_status::ready) {
     std::fprintf(stderr, "warning: NCCL did not end within %lld s: its communicators are left\n",
-                 static_cast<long long>(2 * kGoodbye.count()));
+                 2LL * kGoodbye.count());
   }
 }
 

@@ -106,7 +106,7 @@ void DistributedDataParallel::State::follow(const std::function<void()>& step) {
       sums[b]->waitAndThrow();
       const at::Tensor flat = c10d::detail::parseCppCommHookResult(sums[b]->constValue());
       std::int64_t offset = 0;
-      for (at::Tensor parameter : buckets[b].getParameters()) {
+      for (const at::Tensor& parameter : buckets[b].getParameters()) {
         const bool is_used = !finds || used[index_of(parameter)].item<int>() != 0;
         if (is_used) parameter.mutable_grad() = view_of(flat, offset, parameter);
         offset += parameter.numel();

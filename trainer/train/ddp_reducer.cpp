@@ -19,7 +19,7 @@ class HalfHook final : public c10d::CommHookInterface {
   HalfHook(Group group, at::ScalarType type) : group_(std::move(group)), type_(type) {}
 
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
-    const at::Tensor full = bucket.getBuffer();
+    const at::Tensor& full = bucket.getBuffer();
     at::Tensor& half = halves_[bucket.getIndex()];
     if (!half.defined() || half.numel() != full.numel()) {
       const comm::SharedTensors in_shared_memory;

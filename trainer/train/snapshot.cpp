@@ -41,6 +41,7 @@ void touch(std::byte* begin, std::size_t size) {
   const auto address = reinterpret_cast<std::uintptr_t>(begin);
   const std::uintptr_t first = (address + page - 1) / page * page;
   if (first < address + size) {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): rounded to pages
     ::madvise(reinterpret_cast<void*>(first), address + size - first, MADV_HUGEPAGE);
   }
   const auto pages = static_cast<std::int64_t>((size + page - 1) / page);

@@ -218,7 +218,7 @@ void Engine::Impl::enter(Tx& tx, Attempt& attempt, AttemptEvent event) {
 
 // ---- The public face.
 
-Engine::Engine(EngineOptions options, const Clock& clock, Nodes& nodes, Hooks hooks)
+Engine::Engine(const EngineOptions& options, const Clock& clock, Nodes& nodes, Hooks hooks)
     : Engine(options, clock, nodes, std::move(hooks),
              open_store({.path = options.root.database()})) {}
 
@@ -232,7 +232,7 @@ Engine::Engine(EngineOptions options, const Clock& clock, Nodes& nodes, Hooks ho
 Engine::~Engine() = default;
 
 void Engine::submit(const std::string& submission_id, JobSpec spec,
-                    std::map<std::string, std::string> secrets, Answer done) {
+                    const std::map<std::string, std::string>& secrets, Answer done) {
   impl_->submit(submission_id, std::move(spec), secrets, std::move(done));
 }
 

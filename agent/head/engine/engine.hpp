@@ -122,7 +122,7 @@ class Engine {
     std::function<void(std::chrono::milliseconds, std::function<void()>)> timer;
     std::function<void(const JobNews&)> news;
   };
-  Engine(EngineOptions options, const Clock& clock, Nodes& nodes, Hooks hooks);
+  Engine(const EngineOptions& options, const Clock& clock, Nodes& nodes, Hooks hooks);
   // The same over a store that is open already; for tests.
   Engine(EngineOptions options, const Clock& clock, Nodes& nodes, Hooks hooks,
          std::unique_ptr<Store> store);
@@ -133,7 +133,7 @@ class Engine {
   // {"error": {…}} of wire::error_to_json.
   using Answer = std::function<void(nlohmann::json)>;
   void submit(const std::string& submission_id, JobSpec spec,
-              std::map<std::string, std::string> secrets, Answer done);
+              const std::map<std::string, std::string>& secrets, Answer done);
   nlohmann::json plan(const JobSpec& spec) const;  // dry_run
   // Error(conflict) when the job could not run on the cluster as it is meant to be, even with
   // nothing else on it: nodes that are lost count with what they have, those that never came as

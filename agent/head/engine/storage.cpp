@@ -175,7 +175,7 @@ void Engine::Impl::housekeeping() {
         found.old = jobs_to_forget(std::move(list), now, settings);
         return found;
       },
-      [this, settings = options.storage](Found found) {
+      [this, settings = options.storage](const Found& found) {
         housekeeping_runs = false;
         if (settings != options.storage) {  // what was found is by settings that are no more
           next_housekeeping = clock.now();

@@ -356,8 +356,8 @@ std::vector<Engine::LogSource> Engine::logs(const JobId& id, std::optional<int> 
 // After a reboot the head's machine has another name: what is not among the copies is looked for
 // where it was written.
 fs::path Engine::Impl::log_folder(const Share& share) const {
-  const fs::path copy = options.root.mirror(share.row.job, share.row.attempt, share.row.node);
-  const fs::path here = paths::attempt({share.row.root}, share.row.job, share.row.attempt).ranks();
+  fs::path copy = options.root.mirror(share.row.job, share.row.attempt, share.row.node);
+  fs::path here = paths::attempt({share.row.root}, share.row.job, share.row.attempt).ranks();
   std::error_code none;
   if (!remote(share) || (!fs::exists(copy, none) && fs::exists(here, none))) return here;
   return copy;

@@ -241,7 +241,7 @@ void Api::serve_stream(Socket socket, const Request& request, const char* what,
       asio::detached);
 }
 
-bool Api::hand_over(Socket& socket, const Request& request, std::string behind) {
+bool Api::hand_over(Socket& socket, const Request& request, const std::string& behind) {
   for (const StreamRoute& route : stream_routes()) {
     const auto id = id_in(request.path, route.path);
     if (!id) continue;
@@ -255,7 +255,7 @@ bool Api::hand_over(Socket& socket, const Request& request, std::string behind) 
       parts[4] != "files") {
     return false;
   }
-  parts_.files.serve(std::move(socket), request.text(), std::move(behind), JobId(parts[3]));
+  parts_.files.serve(std::move(socket), request.text(), behind, JobId(parts[3]));
   return true;
 }
 

@@ -73,7 +73,7 @@ class Api {
                     std::function<boost::asio::awaitable<void>(wire::FrameStreamPtr)> serve);
   // Takes the socket when the request is one for another server; true if it did. `behind` are bytes
   // that came after it.
-  bool hand_over(Socket& socket, const Request& request, std::string behind);
+  bool hand_over(Socket& socket, const Request& request, const std::string& behind);
 
   boost::asio::io_context& context_;
   fs::path socket_path_;

@@ -316,7 +316,8 @@ void FileServer::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-void FileServer::serve(UnixSocket socket, std::string request, std::string behind, JobId job) {
+void FileServer::serve(UnixSocket socket, const std::string& request, const std::string& behind,
+                       JobId job) {
   UnixSocket moved(context_);
   moved.assign(asio::local::stream_protocol(), socket.release());
   const auto visit = std::make_shared<Visit>(*this, std::move(moved), std::move(job));

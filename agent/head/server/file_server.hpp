@@ -25,8 +25,8 @@ class FileServer {
 
   // Engine's thread. `request`, head and all, is a GET below /v1/jobs/JOB/files; `behind` are the
   // bytes that were read after it.
-  void serve(boost::asio::local::stream_protocol::socket socket, std::string request,
-             std::string behind, JobId job);
+  void serve(boost::asio::local::stream_protocol::socket socket, const std::string& request,
+             const std::string& behind, JobId job);
 
  private:
   class Visit;

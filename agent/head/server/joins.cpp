@@ -96,7 +96,7 @@ Joins::Open& Joins::known(const NodeId& node) {
 // A name is not given twice: what the head keeps of a node that left stays that node's.
 NodeId Joins::free_name() const {
   for (int number = 1;; ++number) {
-    const NodeId node("joined-" + std::to_string(number));
+    NodeId node("joined-" + std::to_string(number));
     if (!open_.contains(node) && !engine_.has_seen(node)) return node;
   }
 }

@@ -1,5 +1,6 @@
 #include "agent/head/server/prunes.hpp"
 
+#include <algorithm>
 #include <boost/asio/post.hpp>
 #include <optional>
 #include <utility>
@@ -130,12 +131,12 @@ void Prunes::round(bool asked, bool dry_run, Engine::Answer done) {
 void Prunes::answered(const std::string& request, const std::string& who, wire::Collected answer) {
   const auto found = rounds_.find(request);
   if (found == rounds_.end()) return;
-  bool all = true;
-  for (auto& [node, row] : found->second->rows) {
-    if (node == who && !row) row = std::move(answer);
-    all = all && row.has_value();
-  }
-  if (all) finish(request);
+  auto& rows = found->second->rows;
+  const auto open = std::find_if(rows.begin(), rows.end(),
+                                 [&](const auto& row) { return row.first == who && !row.second; });
+  if (open != rows.end()) open->second = std::move(answer);
+  const auto has_answer = [](const auto& row) { return row.second.has_value(); };
+  if (std::all_of(rows.begin(), rows.end(), has_answer)) finish(request);
 }
 
 void Prunes::finish(const std::string& request) {

@@ -18,7 +18,7 @@ std::string version_text(int version) {
 // "dtrain 0.2.0", as set_version() wrote it. What a newer dtrain made of that table is its own.
 std::string written_by(Database& database) {
   try {
-    const std::string name = database.text("SELECT value FROM meta WHERE key = 'written_by'");
+    std::string name = database.text("SELECT value FROM meta WHERE key = 'written_by'");
     if (!name.empty()) return name;
   } catch (const SqliteError& error) {
     log::warn("the database does not say who wrote it", {{"why", error.what()}});

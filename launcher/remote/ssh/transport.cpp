@@ -156,7 +156,7 @@ fs::path SshTransport::head_socket(const HeadPlace& head) {
       head.socket.empty() ? remote_head_socket(head.root) : head.socket.string();
   const fs::path folder = paths::socket_folder("/ssh/" + connection_->name() + "/" +
                                                head.root.native() + "/" + random_hex(6));
-  const fs::path socket = folder / "head.sock";
+  fs::path socket = folder / "head.sock";
   std::string bridge;
   if (!head.bridge.empty()) bridge = ssh::shell_command(at_home(head.bridge));
   connection_->serve_unix(socket, there, bridge);
