@@ -276,8 +276,7 @@ void Machines::ask_for(const Request& request, std::span<const NodeId> nodes,
   const Allocation allocation{
       cluster_name_,  request.cluster,         request.type,
       request.launch, "boot-" + random_hex(8), {nodes.begin(), nodes.end()}};
-  const std::string comment = comment_of(allocation);
-  if (comment.size() > kMostComment && nodes.size() > 1) {
+  if (comment_of(allocation).size() > kMostComment && nodes.size() > 1) {
     ask_for(request, nodes.first(nodes.size() / 2), tell);
     return ask_for(request, nodes.subspan(nodes.size() / 2), tell);
   }
@@ -289,7 +288,7 @@ void Machines::ask_for(const Request& request, std::span<const NodeId> nodes,
     if (!valid_name(request.type)) {
       throw Error(ErrorCode::invalid, printable(request.type, false) + " cannot be a type's name");
     }
-    job.id = submit(request, allocation, comment);
+    job.id = submit(request, allocation);
   } catch (const Error& error) {
     failed = error;
   }
@@ -302,36 +301,43 @@ void Machines::ask_for(const Request& request, std::span<const NodeId> nodes,
   }
 }
 
-std::string Machines::submit(const Request& request, const Allocation& allocation,
-                             const std::string& comment) {
-  const fs::path folder = boot_ / allocation.boot;
-  Client::Batch batch;
-  batch.options = options_(request.type);
+Client::Batch Machines::batch_of(const Allocation& allocation) const {
+  const std::string folder = (boot_ / allocation.boot).string();
+  std::string log = folder + "/log";
+  // Slurm's patterns: %j is the job's id.
+  for (std::size_t at = 0; (at = log.find('%', at)) != std::string::npos; at += 2) {
+    log.insert(at, 1, '%');
+  }
+  Client::Batch batch{options_(allocation.type), kBatchScript};
   const bool says_gpus =
       std::any_of(batch.options.begin(), batch.options.end(), [](const std::string& option) {
         return option.starts_with("--gres") || option.starts_with("--gpus");
       });
-  for (std::string option :
-       {"--job-name=" + job_name(cluster_name_), "--comment=" + comment,
-        "--nodes=" + std::to_string(allocation.nodes.size()), std::string("--ntasks-per-node=1"),
-        std::string("--no-requeue"), std::string("--no-kill"), std::string("--chdir=/"),
-        "--output=" + (folder / "log").string(), std::string("--open-mode=append")}) {
-    batch.options.push_back(std::move(option));
-  }
-  batch.script = kBatchScript;
+  const std::string count = std::to_string(allocation.nodes.size());
+  batch.options.insert(
+      batch.options.end(),
+      {"--job-name=" + job_name(cluster_name_), "--comment=" + comment_of(allocation),
+       "--nodes=" + count, "--ntasks-per-node=1", "--no-requeue", "--no-kill", "--chdir=/",
+       "--output=" + log, "--open-mode=append"});
   for (const auto& [place, value] :
-       {std::pair<std::string, std::string>{"@BOOT@", shell_quote(folder.string())},
+       {std::pair<std::string, std::string>{"@BOOT@", shell_quote(folder)},
         {"@GPUS@", says_gpus ? "" : kAllGpus}}) {
     batch.script.replace(batch.script.find(place), place.size(), value);
   }
+  return batch;
+}
+
+std::string Machines::submit(const Request& request, const Allocation& allocation) {
+  const Client::Batch batch = batch_of(allocation);
   client_.check(batch);
   std::string files;
   for (std::size_t i = 0; i < allocation.nodes.size(); ++i) {
     const std::string text = request.boot(allocation.nodes[i]);
     files += std::to_string(i) + " " + std::to_string(text.size()) + "\n" + text;
   }
-  run_or_throw(client_.login_node(), {"sh", "-c", kUnpack, folder.string()}, files, kFileLimit,
-               "writing what nodes start with to " + folder.string());
+  const std::string folder = (boot_ / allocation.boot).string();
+  run_or_throw(client_.login_node(), {"sh", "-c", kUnpack, folder}, files, kFileLimit,
+               "writing what nodes start with to " + folder);
   std::string id;
   std::optional<Error> failed;
   try {
@@ -339,38 +345,47 @@ std::string Machines::submit(const Request& request, const Allocation& allocatio
   } catch (const Error& error) {
     failed = error;
   }
-  // Also after an error it may be there, and another `up` may have been first with these names.
   std::vector<Found> there;
   try {
     there = allocations();
-  } catch (const Error&) {
+  } catch (const Error&) {  // what there is of it is found when somebody asks again
     if (failed) throw *failed;
     return id;
   }
+  const auto made = std::find_if(there.begin(), there.end(), [&](const Found& each) {
+    return each.allocation.boot == allocation.boot;
+  });
+  if (made != there.end()) {  // also after an error
+    id = made->job.id;
+  } else if (failed) {
+    remove_boot({allocation.boot});
+    throw *failed;
+  }
+  try {
+    refuse_twins(id, allocation, there);
+  } catch (const Error&) {
+    client_.cancel({id});
+    remove_boot({allocation.boot});
+    throw;
+  }
+  return id;
+}
+
+// Somebody else may have asked for the same nodes at the same time: the older job has them.
+void Machines::refuse_twins(const std::string& id, const Allocation& allocation,
+                            const std::vector<Found>& there) {
+  const auto age = [](const std::string& job) { return std::pair(job.size(), job); };
   const auto now = system_clock::now();
   const std::set<NodeId> ours(allocation.nodes.begin(), allocation.nodes.end());
-  const Found* made = nullptr;
   for (const Found& each : there) {
-    if (each.allocation.boot == allocation.boot) made = &each;
-  }
-  if (made != nullptr) id = made->job.id;
-  for (const Found& each : there) {
-    const bool is_older =
-        !id.empty() && std::pair(each.job.id.size(), each.job.id) < std::pair(id.size(), id);
+    const bool is_older = age(each.job.id) < age(id);
     if (!is_older || !is_there(standing_of(each.job, now).state)) continue;
     for (const NodeId& node : each.allocation.nodes) {
       if (!ours.contains(node)) continue;
-      client_.cancel({id});
-      remove_boot({allocation.boot});
       throw Error(ErrorCode::conflict, "Slurm job " + each.job.id + " has " + node.str() +
                                            " already: somebody else was asking too");
     }
   }
-  if (made == nullptr && failed) {
-    remove_boot({allocation.boot});
-    throw *failed;
-  }
-  return id;
 }
 
 // Never throws: what stays is swept later.

@@ -76,8 +76,10 @@ class Machines {
   };
   std::vector<Found> allocations();
   void ask_for(const Request& request, std::span<const NodeId> nodes, const OutcomeSink& tell);
-  std::string submit(const Request& request, const Allocation& allocation,
-                     const std::string& comment);
+  std::string submit(const Request& request, const Allocation& allocation);
+  Client::Batch batch_of(const Allocation& allocation) const;
+  static void refuse_twins(const std::string& id, const Allocation& allocation,
+                           const std::vector<Found>& there);
   // How each job stands; `followed` by machine id.
   std::map<std::string, Standing> look(const std::map<std::string, Machine>& followed);
   std::string last_words(const Allocation& allocation);  // of its log; empty: there are none

@@ -38,7 +38,7 @@ struct Site {
 
   slurm::Machines machines() {
     return slurm::Machines(slurm::Client(std::make_shared<LocalTransport>()), name,
-                           folder.path() / "with space" / "boot",
+                           folder.path() / "with space %j" / "boot",
                            [this](const std::string&) { return options; });
   }
 
@@ -198,7 +198,7 @@ TEST_CASE("an allocation that ended says what it said last") {
   CHECK(machine.reason.find("has failed: ") != std::string::npos);
   CHECK(machine.reason.find("says why") != std::string::npos);
   // What it had started with is gone with it.
-  CHECK(fs::is_empty(site.folder.path() / "with space" / "boot"));
+  CHECK(fs::is_empty(site.folder.path() / "with space %j" / "boot"));
 }
 
 TEST_CASE("an allocation that somebody cancels is told so") {
@@ -254,7 +254,7 @@ TEST_CASE("a node that fails leaves the others of its allocation alone") {
   CHECK_FALSE(fs::exists(site.folder.path() / "node-2.over"));
   CHECK(fs::exists(site.folder.path() / "node-3.over"));
   // What they have started with nobody is to read afterwards.
-  for (const auto& boot : fs::directory_iterator(site.folder.path() / "with space" / "boot")) {
+  for (const auto& boot : fs::directory_iterator(site.folder.path() / "with space %j" / "boot")) {
     CHECK_FALSE(fs::exists(boot.path() / "0"));
   }
   here.run({"scontrol", "update", name, "state=resume"}, {},
