@@ -231,7 +231,7 @@ UpReport bring_up(const Context& context, const ClusterSpec& spec, UpOptions opt
     };
   }
   NodeLines lines(options.dry_run ? NodeLines::Form::none : node_lines_form(context),
-                  context.terminal, std::move(nodes));
+                  context.terminal, nodes);
   options.progress = [&](const NodeProgress& progress) { lines.show(progress); };
   ReachWatch watch([&](const NodeProgress& progress) { lines.show(progress); });
   options.access.reaching = [&](const NodeId& node, const std::optional<ReachTry>& last) {
