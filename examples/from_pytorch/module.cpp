@@ -13,7 +13,7 @@ class Classifier : public Module {
   }
 
   at::Tensor training_step(const Batch& batch, std::int64_t /*index*/) override {
-    const at::Tensor loss = at::cross_entropy_loss(net_->forward(batch[0]), batch[1]);
+    at::Tensor loss = at::cross_entropy_loss(net_->forward(batch[0]), batch[1]);
     log("train_loss", loss, {.prog_bar = true});
     return loss;
   }
