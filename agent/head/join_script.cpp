@@ -91,10 +91,10 @@ tail -c "$(field Content-Length)" r >a
 S=$(field ETag)
 [ "$(sum)" = "$S" ] || { W="$W $t: the agent came damaged from $a."; continue; }
 chmod 700 a && mkdir -p "../$S" && mv -f a "../$S/dtrain-agent" || die "cannot keep the agent in $B"
-set -- "$B/agents/$S/dtrain-agent" join --credential "$D" --port $P $(for x in $a $A; do echo "--address $x"; done) $X
+E=
+case $X in *--contained*) E=exec ;; esac
 cd /
-case $X in *--contained*) exec "$@" </dev/null ;; esac
-"$@" </dev/null
+$E "$B/agents/$S/dtrain-agent" join --credential "$D" --port $P $(for x in $a $A; do echo "--address $x"; done) $X </dev/null
 exit $? ;;
 4*) die "the head refuses: $(sed '1,/^.$/d' r)" ;;
 5*) W=" the head at $a says: $(sed '1,/^.$/d' r)."; break 2 ;;
