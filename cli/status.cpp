@@ -1,3 +1,5 @@
+#include <set>
+
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
@@ -93,6 +95,26 @@ int run_status(Context& context, const StatusFlags& options) {
                     gpu_text(node),
                     human_bytes(static_cast<std::uint64_t>(number_or(node, "memory"))),
                     names(child(node, "jobs")), text_or(node, "reason")});
+  }
+  // Machines that the head has asked for, and that are no nodes yet.
+  std::set<std::string> joined;
+  for (const nlohmann::json& node : child(status, "nodes")) joined.insert(text_or(node, "node"));
+  const nlohmann::json& machines = child(status, "machines");
+  for (const nlohmann::json& machine : child(machines, "machines")) {
+    if (joined.contains(text_or(machine, "node"))) continue;
+    const std::string state = text_or(machine, "state");
+    rows.push_back({text_or(machine, "node"), Cell(state, state_color(state)), "", "", "", "", "",
+                    text_or(machine, "reason")});
+  }
+  for (const nlohmann::json& type : child(machines, "types")) {
+    const std::string why = text_or(child(type, "error"), "message");
+    if (why.empty()) continue;
+    text +=
+        paint("no more of type " + text_or(type, "type") + ": " + why, Color::red, color) + "\n";
+  }
+  if (const std::string trouble = text_or(child(machines, "trouble"), "message");
+      !trouble.empty()) {
+    text += paint("the head cannot ask for machines: " + trouble, Color::red, color) + "\n";
   }
   text +=
       "\n" + table({"NODE", "STATE", "ADDRESS", "CPUS", "GPUS", "MEMORY", "JOBS", ""}, rows, color);

@@ -97,6 +97,17 @@ bool ask_to_make(const Context& context, const ClusterPlan& plan) {
       .with_hint("dtrain up --dry-run shows which; dtrain up -y if that is meant");
 }
 
+// "1 of 4 of type gpu are ready"; empty: none is missing.
+std::string missing_machines(const UpReport& report) {
+  std::vector<std::string> missing;
+  for (const AskedType& type : report.asked) {
+    if (type.ready.size() >= static_cast<std::size_t>(type.wanted)) continue;
+    missing.push_back(std::to_string(type.ready.size()) + " of " + std::to_string(type.wanted) +
+                      " of type " + type.type + " are ready");
+  }
+  return join(missing, ", ");
+}
+
 int run_up(Context& context, const UpFlags& options) {
   const auto begin = std::chrono::steady_clock::now();
   const ClusterSpec spec = spec_of(context, options);
@@ -123,11 +134,14 @@ int run_up(Context& context, const UpFlags& options) {
   if (!traits.here) {
     how.with_head = [&, again = options.force ? random_hex(8) : std::string()](
                         const wire::ApiClient& head, const std::stop_token& stop) {
+      set_current_cluster(spec.cluster_name);  // to be looked at while machines are waited for
       try {
         const PreparationFlags preparing{again, options.no_setup, stop};
-        if (has_preparation(head)) send_preparation(context, head, spec, preparing);
+        if ((traits.head_asks && !options.no_setup) || has_preparation(head))
+          send_preparation(context, head, spec, preparing);
       } catch (const std::exception& error) {
         unprepared = as_defect(error);
+        if (traits.head_asks) throw Error(*unprepared);  // nodes would come as they are
       }
     };
   }
@@ -163,13 +177,18 @@ int run_up(Context& context, const UpFlags& options) {
   if (!report.complete) {
     if (unprepared) {
       context.warn(unprepared->what());
+    } else if (const std::string waits = missing_machines(report); !waits.empty()) {
+      context.warn("cluster " + report.name + ": " + waits);
     } else if (missing.empty()) {
       context.warn("cluster " + report.name + ": not all that was to leave has left");
     }
     return 1;
   }
   if (context.globals.quiet) return 0;
-  const std::string size = counted(report.nodes.size(), "node");
+  // Where the head asks for them its own takes no ranks.
+  std::size_t ready = traits.head_asks ? 0 : report.nodes.size();
+  for (const AskedType& type : report.asked) ready += type.ready.size();
+  const std::string size = counted(ready, "node");
   if (report.action == UpAction::nothing) {
     context.print("cluster " + report.name + " is already up: " + size + " ready\n");
   } else {

@@ -85,6 +85,11 @@ void tell_nodes(const Context& context, const UpReport& report) {
                 error_text(*node.error, context.terminal.color_err, context.globals.verbose));
     }
   }
+  for (const AskedType& type : report.asked) {
+    if (!type.error || context.globals.json) continue;
+    write_all(STDERR_FILENO,
+              error_text(*type.error, context.terminal.color_err, context.globals.verbose));
+  }
   if (report.action == UpAction::plan) return;
   for (const std::string& removed : report.removed) context.note(removed);
 }
@@ -151,6 +156,10 @@ void print_plan(const Context& context, const ProviderTraits& traits, const UpRe
     }
   }
   context.print(machines_table(report.plan, context.terminal.color_out));
+  for (const AskedType& type : report.asked) {
+    context.print("the head asks for " + std::to_string(type.wanted) + " of type " + type.type +
+                  "\n");
+  }
   const std::string cost = cost_line(report.plan);
   if (!cost.empty() && traits.costs) context.print(cost + "\n");
   context.print("\n" + table({"NODE", "WOULD DO", ""}, rows, context.terminal.color_out));
@@ -186,6 +195,16 @@ nlohmann::json report_json(const ClusterSpec& spec, const UpReport& report) {
                     {"error", node.error ? error_json(*node.error)["error"] : nlohmann::json()}});
   }
   json["each"] = std::move(each);
+  nlohmann::json asked = nlohmann::json::array();
+  for (const AskedType& type : report.asked) {
+    nlohmann::json ready = nlohmann::json::array();
+    for (const NodeId& node : type.ready) ready.push_back(node.str());
+    asked.push_back({{"type", type.type},
+                     {"wanted", type.wanted},
+                     {"ready", std::move(ready)},
+                     {"error", type.error ? error_json(*type.error)["error"] : nlohmann::json()}});
+  }
+  json["asked"] = std::move(asked);
   json["removed"] = report.removed;
   json["complete"] = report.complete;
   return json;

@@ -8,6 +8,7 @@
 #include <boost/asio/steady_timer.hpp>
 
 #include "agent/head/engine/engine.hpp"
+#include "agent/head/machines/keeper.hpp"
 #include "agent/head/server/api.hpp"
 #include "agent/head/server/checkpoint_transfers.hpp"
 #include "agent/head/server/content_server.hpp"
@@ -22,12 +23,68 @@
 #include "agent/head/setup.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
+#include "launcher/wire/json.hpp"
 #include "launcher/wire/loop.hpp"
 
 namespace dtrain::head {
 
 namespace asio = boost::asio;
 using boost::system::error_code;
+
+namespace {
+
+constexpr std::chrono::seconds kCredentialLife{30 * 60};
+
+MachineKeeper::Hooks keeper_hooks(asio::io_context& context, asio::steady_timer& next_look,
+                                  ConfigFile& config, Engine& engine, Joins& joins) {
+  MachineKeeper::Hooks hooks;
+  hooks.post = [&](std::function<void()> work) { asio::post(context, std::move(work)); };
+  hooks.timer = [&](std::chrono::milliseconds delay, std::function<void()> work) {
+    next_look.expires_after(delay);
+    next_look.async_wait([work = std::move(work)](error_code stopped) {
+      if (!stopped) work();
+    });
+  };
+  hooks.source = [&](const wire::WantedMachines& wanted) {
+    return make_source(wanted, config->name);
+  };
+  hooks.is_taken = [&](const NodeId& node) { return joins.is_taken(node); };
+  hooks.issue = [&](const NodeId& node, const std::string& type,
+                    const std::vector<std::string>& addresses, MachineKeeper::Hooks::Issued done) {
+    Joins::Wanted wanted;
+    wanted.node = node;
+    wanted.type = type;
+    wanted.valid_for = kCredentialLife;
+    wanted.begins = false;
+    wanted.made = true;
+    wanted.other_addresses = addresses;
+    joins.issue(wanted, [done = std::move(done)](const nlohmann::json& answer) {
+      if (answer.contains("error")) return done("", wire::error_from_json(answer));
+      done(wire::get_string(answer, "script"), std::nullopt);
+    });
+  };
+  hooks.begin = [&](const NodeId& node) { joins.begin(node, [](const nlohmann::json&) {}); };
+  hooks.made = [&] { return joins.made(); };
+  hooks.node = [&](const NodeId& node) { return engine.presence(node); };
+  hooks.has_ranks = [&](const NodeId& node) { return engine.has_ranks(node); };
+  hooks.drain = [&](const NodeId& node, bool undo) { engine.drain(node, undo); };
+  hooks.remove = [&](const NodeId& node, const std::string& why) {
+    const Engine::Answer told = [node](const nlohmann::json& answer) {
+      if (answer.contains("error")) {
+        log::warn("a node stays", {{"node", node.str()}, {"why", wire::dump(answer["error"])}});
+      }
+    };
+    if (engine.presence(node) == Engine::Presence::unseen) {
+      joins.revoke(node, told);
+    } else {
+      engine.remove_node(node, true, told, why);
+    }
+  };
+  hooks.coming = [&](int count) { engine.expect_joining(count); };
+  return hooks;
+}
+
+}  // namespace
 
 int head_main(const paths::HeadRoot& root) {
   log::open("head", root.log().string());
@@ -66,6 +123,7 @@ int head_main(const paths::HeadRoot& root) {
   options.expected_nodes = config.expected_nodes;
   options.machine = nodes.machine();
   options.storage = config.storage;
+  options.ranks_on_head = config.ranks_on_head;
   Engine engine(options, clock, nodes, hooks);
 
   LogServer log_server(context, engine);
@@ -86,10 +144,15 @@ int head_main(const paths::HeadRoot& root) {
   nodes.use(preparations);
   contents.use(preparations);
   SetupAsks setups(context, nodes);
+  asio::steady_timer next_look(context);
+  MachineKeeper machines(config.cluster, root.machines(), clock,
+                         keeper_hooks(context, next_look, config_file, engine, joins));
+  joins.on_early([&] { machines.look(); });
+  nodes.on_change([&] { machines.look(); });
   Prunes prunes(context, engine, nodes, contents, preparations, root);
   Api api(context, paths::head_socket(root.root),
           {engine, config_file, door, nodes, log_server, files, execs, contents, setups, prunes,
-           joins, preparations},
+           joins, preparations, machines},
           [&] { context.stop(); });
   asio::signal_set signals(context, SIGTERM, SIGINT);
   signals.async_wait([&](error_code failed, int) {
@@ -98,6 +161,7 @@ int head_main(const paths::HeadRoot& root) {
   nodes.serve(engine);
   api.serve();
   prunes.serve();
+  machines.look();
   log::info("the head is up",
             {{"port", std::to_string(door.port())}, {"root", root.root.string()}});
   wire::run_loop(context);

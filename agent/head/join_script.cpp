@@ -30,13 +30,13 @@ V=${DTRAIN_SPARE_ROOT:-/var/tmp/dtrain-$(id -u)}
 for B in "$HOME/.dtrain" "$V"; do
 if [ "$B" = "$V" ]; then mkdir "$B"; [ -O "$B" ] && [ -d "$B" ] && [ ! -L "$B" ] && chmod 700 "$B" || continue; fi
 D=$B/agents/.join.$$
-mkdir -p "$D" && echo '#!/bin/sh' >"$D/x" && chmod 700 "$D/x" && "$D/x" && break
+mkdir -p "$B/agents" && mkdir "$D" && echo '#!/bin/sh' >"$D/x" && chmod 700 "$D/x" && "$D/x" && break
 D=
 done 2>/dev/null
 [ "$D" ] || die "neither $HOME nor /var/tmp takes a program"
 p=
 trap '[ "$p" ] && kill $p; cd /; rm -rf "$D"' EXIT
-trap 'exit 1' HUP INT TERM
+trap 'exit 1' HUP INT TERM USR1
 cd "$D" && mkdir none || exit
 cat >key.pem <<E
 @KEY@E
@@ -90,11 +90,12 @@ case $(sed -n '1s/^HTTP[^ ]* \([0-9]*\).*/\1/p;q' r) in
 tail -c "$(field Content-Length)" r >a
 S=$(field ETag)
 [ "$(sum)" = "$S" ] || { W="$W $t: the agent came damaged from $a."; continue; }
-chmod 700 a && mkdir -p "../$S" && mv -f a "../$S/dtrain-agent" || die "cannot keep the agent in $B"
+F=$B/agents/$S/dtrain-agent
+[ -x "$F" ] || { chmod 700 a && mkdir -p "../$S" && mv -f a "$F"; } || die "cannot keep the agent in $B"
 E=
 case $X in *--contained*) E=exec ;; esac
 cd /
-$E "$B/agents/$S/dtrain-agent" join --credential "$D" --port $P $(for x in $a $A; do echo "--address $x"; done) $X </dev/null
+$E "$F" join --credential "$D" --port $P $(for x in $a $A; do echo "--address $x"; done) $X </dev/null
 exit $? ;;
 4*) die "the head refuses: $(sed '1,/^.$/d' r)" ;;
 5*) W=" the head at $a says: $(sed '1,/^.$/d' r)."; break 2 ;;
@@ -103,7 +104,7 @@ W="$W $t: $(grep -i -e error -e problem -e ^curl: e | head -n 1)." ;;
 esac
 done
 done
-[ $T ] || die 'curl, python3 or openssl is needed to fetch the agent, and none is here: dtrain up adds this machine over SSH'
+[ $T ] || die 'curl, python3 or openssl is needed: dtrain up adds this machine over SSH'
 done
 die "cannot fetch the agent from the head, at $A port $P:$W The clock here says $(date -u). dtrain up adds this machine over SSH."
 }

@@ -26,6 +26,7 @@ JoinRecord record_from(const std::string& text) {
   record.key = wire::get_string(json, "key", "");
   record.incarnation = wire::get_string(json, "incarnation", "");
   record.certificates = wire::get_string(json, "certificates", "");
+  record.made = wire::get_bool(json, "made", false);
   const std::string revoked = wire::get_string(json, "revoked", "");
   if (!revoked.empty()) record.revoked = parse_rfc3339(revoked);
   if (record.certificates.empty()) record.key.clear();  // nobody has been answered yet
@@ -86,6 +87,7 @@ void write_join(const paths::HeadRoot& root, const JoinRecord& record) {
                       {"credential", record.credential},
                       {"valid_s", record.valid_for.count()},
                       {"issued", rfc3339(record.issued)}};
+  if (record.made) json["made"] = true;
   if (record.begins) json["begins"] = rfc3339(*record.begins);
   if (record.used()) {
     json["key"] = record.key;

@@ -27,6 +27,8 @@ struct JoinRecord {
   std::string key;
   std::string incarnation;
   std::string certificates;
+  bool made =
+      false;  // the head has asked for its machine, which is gone when its agents have ended
   std::optional<WallTime> revoked;  // a used one that was taken back
 
   bool used() const noexcept { return !key.empty(); }

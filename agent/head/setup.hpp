@@ -16,9 +16,10 @@ struct HeadConfig {
   std::string name;
   std::string provider;
   int expected_nodes = 1;
-  int wanted_port = 0;       // provider.head_port; 0: the first free one of kFirstPort to kLastPort
-  int port = 0;              // where it listens, kept over restarts; 0: not yet
-  StorageSpec storage = {};  // as the newest `up` said
+  int wanted_port = 0;  // provider.head_port; 0: the first free one of kFirstPort to kLastPort
+  int port = 0;         // where it listens, kept over restarts; 0: not yet
+  bool ranks_on_head = true;  // its own machine takes ranks
+  StorageSpec storage = {};   // as the newest `up` said
 };
 
 // What is tried where no port is wished for: registered for nothing, and below the ports that

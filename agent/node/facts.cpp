@@ -9,11 +9,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
+#include <optional>
+#include <string_view>
 
 #include "launcher/core/cgroup.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
+#include "launcher/core/number.hpp"
 #include "launcher/core/process_table.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/elf.hpp"
@@ -70,6 +74,24 @@ int count_gpus() {
     ++gpus;
   }
   return gpus;
+}
+
+// In a step of Slurm: what that has of the machine, which not every site enforces.
+void bound_by_slurm(Facts& facts) {
+  const auto number = [](const char* name) {
+    const char* text = std::getenv(name);
+    return text == nullptr ? std::nullopt : number_from<std::uint32_t>(std::string_view(text));
+  };
+  if (std::getenv("SLURM_STEP_ID") == nullptr) return;
+  const auto cpus = number("SLURM_CPUS_ON_NODE");
+  if (cpus && *cpus > 0) facts.cpus = std::min(facts.cpus, static_cast<int>(*cpus));
+  std::uint64_t mib = number("SLURM_MEM_PER_NODE").value_or(0);
+  if (mib == 0) mib = std::uint64_t{number("SLURM_MEM_PER_CPU").value_or(0)} * cpus.value_or(0);
+  if (mib > 0) facts.memory = std::min(facts.memory, mib << 20);
+  if (const char* gpus = std::getenv("CUDA_VISIBLE_DEVICES")) {
+    const bool none = *gpus == '\0' || std::string_view(gpus) == "NoDevFiles";
+    facts.gpus = none ? 0 : static_cast<int>(split(gpus, ',').size());
+  }
 }
 
 std::string namespace_of(const char* kind) {
@@ -133,6 +155,7 @@ Facts gather_facts() {
   facts.cpus = usable_cpus();
   facts.gpus = count_gpus();
   facts.memory = usable_memory();
+  bound_by_slurm(facts);
   facts.boot_id = boot_id();
   facts.machine = facts.boot_id + " " + namespace_of("net") + " " + namespace_of("mnt");
   if (const auto glibc = machine_glibc()) facts.glibc = glibc->str();

@@ -10,6 +10,7 @@
 namespace dtrain::node {
 
 struct Facts {
+  // In a step of Slurm at most what that has.
   int cpus = 1;              // that this process may use: affinity and cgroup quota
   int gpus = 0;              // NVIDIA's driver's /proc entries
   std::uint64_t memory = 0;  // bytes: the machine's, or the cgroup's limit if that is less

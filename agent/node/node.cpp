@@ -51,6 +51,8 @@ namespace {
 constexpr auto kFirstDialRetry = 20ms;
 constexpr auto kLastDialRetry = 5s;
 constexpr auto kLookAtCertificate = 1h;
+constexpr auto kLookForWhy = 10ms;
+constexpr int kLooksForWhy = 20;
 
 class Agent {
  public:
@@ -100,6 +102,7 @@ class Agent {
         heartbeat_(context_),
         dial_timer_(context_),
         renewal_(context_),
+        why_timer_(context_),
         contained_(options.contained) {
     // For tests: nodes of one machine that must not know so of each other.
     if (const char* apart = std::getenv("DTRAIN_TEST_MACHINES");
@@ -141,9 +144,23 @@ class Agent {
         context_.stop();
         return;
       }
+      leave_when_told(signal, kLooksForWhy);
+      wait_for_signal();
+    });
+  }
+
+  // Slurm sends its signals to all processes of a step at once: the watch may be about to say why.
+  void leave_when_told(int signal, int looks) {
+    const bool waits = !departure_->under_way() && ::getppid() == parent_ &&
+                       contained_->why().empty() && looks > 0;
+    if (!waits) {
       departure_->begin(why_told(signal));
       if (signal == SIGQUIT) departure_->hurry();
-      wait_for_signal();
+      return;
+    }
+    why_timer_.expires_after(kLookForWhy);
+    why_timer_.async_wait([this, signal, looks](error_code failed) {
+      if (!failed) leave_when_told(signal, looks - 1);
     });
   }
 
@@ -451,12 +468,12 @@ class Agent {
   // This agent and its watch are among what goes, whereby a contained watch ends all that runs.
   void leave() const {
     log::info("told to leave; what is here of this node goes");
-    if (contained_) return write_file_atomic(root_.removed(), "");
     SpawnOptions options;
     options.argv = {agent_, "leave", "--root", root_.root.string()};
     options.workdir = "/";
     options.new_session = true;
     try {
+      if (contained_) return write_file_atomic(root_.removed(), "");
       spawn(options);
     } catch (const Error& error) {
       log::error("what is here of this node stays", {{"why", error.what()}});
@@ -502,6 +519,7 @@ class Agent {
   asio::steady_timer dial_timer_;
   std::chrono::milliseconds dial_wait_ = kFirstDialRetry;
   asio::steady_timer renewal_;
+  asio::steady_timer why_timer_;
   std::optional<NodeOptions::Contained> contained_;
   std::optional<Departure> departure_;  // of a contained node
   const pid_t parent_ = ::getppid();

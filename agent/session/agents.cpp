@@ -171,14 +171,17 @@ std::vector<wire::AgentProcess> running_agents(const NodePlace& place, bool head
 
 bool agents_current(const NodePlace& place, bool head) {
   const auto watch = living_watch(place.watch().root);
-  if (!watch || program_of(watch->pid) != place.program.string()) return false;
+  // The kernel tells it without links, of which a home may have some.
+  std::error_code none;
+  const std::string program = fs::weakly_canonical(place.program, none).string();
+  if (!watch || program_of(watch->pid) != program) return false;
   if (read_file_if_there(place.watch().config()).value_or("") != wanted_watch(place, head)) {
     return false;
   }
   std::multiset<std::string> roles;
   for (const FoundProcess& process : processes_of(place, head)) {
     if (!is_role(process)) continue;
-    if (program_of(process.pid) != place.program.string()) return false;
+    if (program_of(process.pid) != program) return false;
     roles.insert(process.what);
   }
   // A second one of a role is one that waits for the first to end: whatever led to that, order it.

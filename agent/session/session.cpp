@@ -143,8 +143,9 @@ class Session {
               return session_to_json(found);
             },
             [&](const wire::InitHead& r) {
-              head::init_head(place().head(), {place().cluster, r.name, r.provider,
-                                               r.expected_nodes, r.wanted_port, 0});
+              head::init_head(place().head(),
+                              {place().cluster, r.name, r.provider, r.expected_nodes, r.wanted_port,
+                               0, r.ranks_on_head});
               return session_to_json(describe_head(place().head()));
             },
             [&](const wire::SignNode& r) {

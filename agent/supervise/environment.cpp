@@ -32,7 +32,9 @@ Environment beneath(const wire::AttemptSpec& spec, const Surroundings& surroundi
 }
 
 // What all processes of the attempt on this node get.
-void put_attempt(Environment& env, const wire::AttemptSpec& spec, int master_port) {
+// `base`: what this node has, whatever the job says.
+void put_attempt(Environment& env, const wire::AttemptSpec& spec, const Environment& base,
+                 int master_port) {
   env["WORLD_SIZE"] = std::to_string(spec.world_size);
   env["LOCAL_WORLD_SIZE"] = std::to_string(spec.nproc);
   env["GROUP_RANK"] = std::to_string(spec.node_rank);
@@ -53,8 +55,15 @@ void put_attempt(Environment& env, const wire::AttemptSpec& spec, int master_por
   env["DTRAIN_NODE_IPS"] = join(spec.node_ips, "\n");
   env["DTRAIN_STORAGE_PATH"] = spec.storage_path;
   if (spec.gpus_assigned) {
+    // Of those that a step of Slurm has, which may be others than the machine's first.
+    std::vector<std::string> of_step;
+    const auto here = base.find("CUDA_VISIBLE_DEVICES");
+    if (base.contains("SLURM_STEP_ID") && here != base.end()) of_step = split(here->second, ',');
     std::vector<std::string> indices;
-    for (const int gpu : spec.gpus) indices.push_back(std::to_string(gpu));
+    for (const int gpu : spec.gpus) {
+      const auto number = static_cast<std::size_t>(gpu);
+      indices.push_back(number < of_step.size() ? of_step[number] : std::to_string(gpu));
+    }
     env["CUDA_VISIBLE_DEVICES"] = join(indices, ",");
   }
 }
@@ -92,7 +101,7 @@ std::vector<std::string> rank_environment(const wire::AttemptSpec& spec,
   Environment env = beneath(spec, surroundings);
   // Several ranks of one machine share its CPUs.
   if (std::max(spec.machine_ranks, spec.nproc) > 1) env.emplace("OMP_NUM_THREADS", "1");
-  put_attempt(env, spec, surroundings.master_port);
+  put_attempt(env, spec, surroundings.base, surroundings.master_port);
   const std::string rank = std::to_string(spec.first_rank + place.local_rank);
   env["RANK"] = rank;
   env["ROLE_RANK"] = rank;
@@ -114,7 +123,7 @@ std::vector<std::string> rank_environment(const wire::AttemptSpec& spec,
 std::vector<std::string> setup_environment(const wire::AttemptSpec& spec,
                                            const Surroundings& surroundings) {
   Environment env = beneath(spec, surroundings);
-  put_attempt(env, spec, surroundings.master_port);
+  put_attempt(env, spec, surroundings.base, surroundings.master_port);
   return entries(env);
 }
 

@@ -1,5 +1,7 @@
 #include "agent/supervise/supervisor.hpp"
 
+#include <sys/wait.h>
+
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/timerfd.h>
@@ -165,7 +167,9 @@ void Supervisor::wait_signal() {
   signals_.async_wait([this](boost::system::error_code failed, int number) {
     if (failed) return;
     wait_signal();
-    if (number == SIGCHLD) {
+    if (number == SIGCHLD && told_with_others_ && !ending_) {
+      on_child_later();
+    } else if (number == SIGCHLD) {
       on_child();
     } else {
       end(Outcome::stopped, "the supervisor was told to stop by " + signal_name(number),
@@ -174,23 +178,45 @@ void Supervisor::wait_signal() {
   });
 }
 
+// Slurm, and who stops a container, sends SIGTERM to ranks and supervisor at once: a rank that ends
+// by it has not ended by itself, and the word that says so may come a moment later.
+void Supervisor::on_child_later() {
+  for (auto& [number, rank] : ranks_) {
+    siginfo_t info{};
+    const bool ended =
+        !rank.exit &&
+        ::waitid(P_PID, static_cast<id_t>(rank.pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+        info.si_pid != 0;
+    if (ended && !rank.seen_ended) rank.seen_ended = clock_.wall();
+  }
+  if (std::exchange(child_waits_, true)) return;
+  child_timer_.expires_after(kWordLimit);
+  child_timer_.async_wait([this](boost::system::error_code failed) {
+    child_waits_ = false;
+    if (!failed) on_child();
+  });
+}
+
 void Supervisor::on_child() {
   if (setup_pid_ != 0) {
     if (const auto exit = try_wait(setup_pid_)) setup_ended(*exit);
   }
+  // Of those that were held back together none was stopped because another has failed.
+  const bool told = ending_.has_value();
   for (auto& [number, rank] : ranks_) {
     if (rank.exit) continue;
-    if (const auto exit = try_wait(rank.pid)) rank_ended(number, rank, *exit);
+    if (const auto exit = try_wait(rank.pid))
+      rank_ended(number, rank, *exit, told_with_others_ ? told : ending_.has_value());
   }
   reap_orphans(owned());
   advance();
 }
 
-void Supervisor::rank_ended(int number, Rank& rank, const ProcessExit& exit) {
+void Supervisor::rank_ended(int number, Rank& rank, const ProcessExit& exit, bool stopped) {
   rank.exit = exit;
-  rank.ended_at = clock_.wall();
+  rank.ended_at = rank.seen_ended.value_or(clock_.wall());
   rank.drain_until = clock_.now() + kDrain;
-  rank.stopped = ending_.has_value();
+  rank.stopped = stopped;
   rank.cause = group_.memory_end(part_of(number), spec_.rank_memory);
   if (rank.cause.empty() && exit.signal == SIGKILL) rank.cause = kernel_log_.memory_end(rank.pid);
   ended_ranks_.push_back(number);
@@ -199,7 +225,7 @@ void Supervisor::rank_ended(int number, Rank& rank, const ProcessExit& exit) {
   if (number == 0) master_.socket.reset();
   reports_->drain(number);
   outbox_.flush_passing(number);
-  if (!exit.ok() && !rank.stopped) {
+  if (!exit.ok() && !rank.stopped && !ending_) {
     end(Outcome::failed,
         "rank " + std::to_string(number) + " on " + spec_.node.str() + ": " + exit.str() +
             (rank.cause.empty() ? "" : ", " + rank.cause),

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdlib>
 #include <deque>
 #include <map>
 #include <optional>
@@ -44,11 +45,13 @@ class Supervisor {
   using Outcome = wire::NodeFinished::Outcome;
   // For a pipe that a grandchild holds.
   static constexpr std::chrono::milliseconds kDrain{1000};
+  static constexpr std::chrono::milliseconds kWordLimit{200};
 
   struct Rank {
     pid_t pid = 0;
     std::vector<int> streams;  // that have not ended
     std::optional<ProcessExit> exit;
+    std::optional<WallTime> seen_ended;  // before it is judged
     WallTime ended_at;
     Monotonic drain_until;
     bool stopped = false;
@@ -73,9 +76,10 @@ class Supervisor {
   void wait_signal();
   void wait_notes();
   void wait_lease();
+  void on_child_later();
   void on_child();
   void setup_ended(const ProcessExit& exit);
-  void rank_ended(int number, Rank& rank, const ProcessExit& exit);
+  void rank_ended(int number, Rank& rank, const ProcessExit& exit, bool stopped);
   void on_notes();
   std::optional<std::uint64_t> on_report(int rank, nlohmann::json body);
   void on_command(const wire::AttemptCommand& command);
@@ -120,6 +124,11 @@ class Supervisor {
   boost::asio::signal_set signals_{io_};
   boost::asio::steady_timer alarm_{io_};
   boost::asio::steady_timer linger_timer_{io_};
+  boost::asio::steady_timer child_timer_{io_};
+  // In a container or a step of Slurm.
+  const bool told_with_others_ =
+      std::getenv("DTRAIN_CONTAINED") != nullptr || std::getenv("SLURM_JOB_ID") != nullptr;
+  bool child_waits_ = false;
   boost::asio::posix::stream_descriptor lease_timer_{io_};
   Output output_;
   boost::asio::posix::stream_descriptor notes_{io_};

@@ -59,6 +59,8 @@ struct Ending {
   Clock::time_point alone;
   bool nodes_told = false;
   bool hurried = false;     // told once more
+  Clock::time_point told;   // when it was told before
+  bool by_time = false;     // not told to end yet, but that its time is nearly over
   bool heads_told = false;  // no node agent runs any more
   int status = 0;
   // All children are over; what else is there is killed then, and not awaited for longer.
@@ -151,7 +153,8 @@ class Watch {
       : root_(root), contained_(contained) {
     sigset_t signals;
     sigemptyset(&signals);
-    for (const int number : {SIGCHLD, SIGTERM, SIGINT, SIGHUP}) sigaddset(&signals, number);
+    for (const int number : {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1})
+      sigaddset(&signals, number);
     ::sigprocmask(SIG_BLOCK, &signals, nullptr);
     signals_.reset(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
     if (!signals_) throw errno_error("cannot wait for signals", errno);
@@ -177,6 +180,10 @@ class Watch {
         }
         told(number);
       }
+      if (number == SIGUSR1 && contained_ && !ending_) {
+        begin_end(SIGTERM, "told that its time is nearly over");
+        ending_->by_time = true;
+      }
       if (number == SIGHUP) {
         try {
           load();
@@ -195,6 +202,7 @@ class Watch {
  private:
   // Of the limit: what runs then is killed.
   static constexpr double kUntilKilled = 0.95;
+  static constexpr Milliseconds kSameWord{1000};
   static constexpr Milliseconds kHurried{6000};        // more than departure.hpp's
   static constexpr Milliseconds kLeftoverGrace{1000};  // of what setup commands left running, say
   static constexpr Milliseconds kLookForLeftovers{10};
@@ -309,10 +317,17 @@ class Watch {
     ending_->alone = now;
     if (ending_->signal == 0) {  // it is under way already
       ending_->signal = signal;
+      ending_->told = now;
       tell("told to end (" + signal_name(signal) + ")");
       return tell_nodes(signal);
     }
-    if (std::exchange(ending_->hurried, true)) return;
+    if (std::exchange(ending_->by_time, false)) {
+      ending_->told = now;
+      return;
+    }
+    // srun passes on what its step has had already.
+    const bool is_same = std::getenv("SLURM_JOB_ID") != nullptr && now < ending_->told + kSameWord;
+    if (is_same || std::exchange(ending_->hurried, true)) return;
     tell("told to end once more (" + signal_name(signal) + "): what still runs is killed");
     if (ending_->kill) {
       ending_->give_up -= std::max(*ending_->kill - now, Clock::duration::zero());
@@ -327,6 +342,7 @@ class Watch {
     const auto now = Clock::now();
     ending_.emplace();
     ending_->signal = signal;
+    ending_->told = now;
     ending_->until = now + std::chrono::duration_cast<Milliseconds>(*contained_ * kUntilKilled);
     ending_->alone = now;
     if (signal == 0) ending_->alone += std::min<Milliseconds>(kHeadShutdown, *contained_ / 2);

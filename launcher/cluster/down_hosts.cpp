@@ -18,6 +18,7 @@
 #include "launcher/core/text.hpp"
 #include "launcher/wire/client.hpp"
 #include "launcher/wire/json.hpp"
+#include "launcher/wire/machines.hpp"
 
 // `down` of machines that are there: all of them side by side, each looked at afterwards.
 namespace dtrain {
@@ -85,7 +86,9 @@ class HostsDown final : public DownWay {
   }
 
   std::string end_in_order() override {
-    const bool made = std::any_of(machines_.begin(), machines_.end(),
+    const ProviderEntry* entry = provider_named(state_.provider);
+    const bool made = (entry != nullptr && entry->traits.head_asks) ||
+                      std::any_of(machines_.begin(), machines_.end(),
                                   [](const Machine& machine) { return !machine.id.empty(); });
     if (options_.keep_files && made) {
       throw Error(ErrorCode::usage, "--keep-files would keep them on machines that are given back")
@@ -138,6 +141,18 @@ class HostsDown final : public DownWay {
                    task.keep_files = options_.keep_files;
                    nodes[i] = take_node_down(*provider_, binary, task, options_.progress);
                  });
+    // Those that the head has asked for; by now it asks for no more. Nobody logs in to them.
+    bool is_known = true;
+    try {
+      for (Machine& machine : provider_->asked_for()) {
+        if (machine.state == MachineState::gone) continue;
+        nodes.emplace_back().error = Error(ErrorCode::not_found, "it is reached through the head");
+        machines_.push_back(std::move(machine));
+      }
+    } catch (const Error& error) {
+      is_known = false;
+      report.rows.push_back({"", "machines", "?", "?", error.what(), false});
+    }
     const std::map<std::string, MachineOutcome> given = give_back_made(first);
     ClusterState left = state_;
     left.nodes.clear();
@@ -163,13 +178,19 @@ class HostsDown final : public DownWay {
                              "how to reach it is not known here; what it had stays on it", false});
     }
     for (const auto& [node, told] : joined_) {
+      const bool made =
+          std::any_of(machines_.begin(), machines_.end(),
+                      [&id = node](const Machine& machine) { return machine.node.str() == id; });
+      if (made) continue;  // its machine's row says it
       report.rows.push_back(
           {node, "joined", "agent", told ? "told" : "?",
            told ? "it ends and removes what it has"
                 : "it was not heard from; what it had stays on it, until dtrain-agent leave there",
            told});
     }
+    if (!is_known && left.nodes.empty()) left.nodes.push_back(machines_.front());
     if (left.nodes.empty()) {
+      clear_up(report);
       remove_folder(paths::cluster_state(state_.name));
       return true;
     }
@@ -240,6 +261,14 @@ class HostsDown final : public DownWay {
     return gone;
   }
 
+  void clear_up(DownReport& report) {
+    try {
+      provider_->clear_up(state_.id);
+    } catch (const Error& error) {
+      report.rows.push_back({"", "left", "", "there", error.what(), false});
+    }
+  }
+
   bool stopped() const { return options_.access.stop.stop_requested(); }
 
   // All of them, so that those which cannot be reached take their time together; what became of it
@@ -260,6 +289,9 @@ class HostsDown final : public DownWay {
     const auto status = ask_head(socket, state_.name);
     if (!status) return;
     head_answered_ = true;
+    const nlohmann::json machines = status->value("machines", nlohmann::json::object());
+    const bool head_asks = machines.contains("wanted") && !machines["wanted"].is_null();
+    if (head_asks) ask_for_no_more(socket);
     std::set<std::string> known;
     for (const Machine& machine : machines_) known.insert(machine.node.str());
     for (const nlohmann::json& node : wire::member(*status, "nodes")) {
@@ -271,6 +303,15 @@ class HostsDown final : public DownWay {
       } else {
         strangers_.push_back(name);
       }
+    }
+  }
+
+  void ask_for_no_more(const fs::path& socket) {
+    try {
+      wire::ApiClient(socket, state_.name)
+          .post("/v1/machines", wire::to_json(wire::WantedMachines{}), options_.stop_limit);
+    } catch (const Error& error) {  // it ends soon
+      options_.say("the head asks for machines still: " + error.message());
     }
   }
 

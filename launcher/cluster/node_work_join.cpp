@@ -154,6 +154,7 @@ void NodeWork::identity() {
       init.name = spec_.cluster_name;
       init.provider = to_string(spec_.provider.kind);
       init.expected_nodes = spec_.promised_nodes();
+      init.ranks_on_head = !traits_of(spec_.provider.kind).head_asks;
       init.wanted_port = spec_.provider.head_port.value_or(0);
       const bool had = node_.head.has_value();
       const int port = had ? node_.head->port : 0;

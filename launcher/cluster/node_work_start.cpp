@@ -9,6 +9,7 @@ namespace dtrain {
 
 void NodeWork::ready_probe() {
   const ReadySpec& ready = spec_.ready;
+  if (task_.head && traits_of(spec_.provider.kind).head_asks) return;  // it takes no ranks
   if (ready.gpus && session_->hello().host.gpus < *ready.gpus) {
     begin("ready");
     throw Error(ErrorCode::failed,

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "launcher/cluster/asked_machines.hpp"
 #include "launcher/cluster/door.hpp"
 #include "launcher/cluster/down_way.hpp"
 #include "launcher/cluster/known_nodes.hpp"
@@ -151,11 +152,14 @@ bool tell_settings(UpRun& run, const fs::path& socket) {
   }
 }
 
+bool has_head(const UpRun& run) {
+  return run.report.each.empty() || !run.report.each.front().error;
+}
+
 // To whoever called this `up`.
 void lend_head(const UpRun& run, const fs::path& socket) {
-  const bool is_fine = run.report.each.empty() || !run.report.each.front().error;
   const std::stop_token& stop = run.options.access.stop;
-  if (!run.options.with_head || !is_fine || stop.stop_requested()) return;
+  if (!run.options.with_head || !has_head(run) || stop.stop_requested()) return;
   run.options.with_head(wire::ApiClient(socket, run.state.name), stop);
 }
 
@@ -231,17 +235,18 @@ UpReport up(const ClusterSpec& spec, const UpOptions& options) {
   if (!run.provider) run.provider = make_provider(spec, run.folder, options.access);
   const ProviderTraits& traits = traits_of(spec.provider.kind);
   const std::string provider = to_string(spec.provider.kind);
-  if (options.replace && !traits.replaces) {
+  if (options.replace && !traits.replaces && !traits.head_asks) {
     throw Error(ErrorCode::usage,
                 "provider " + provider + " makes no machines, so none can be replaced")
         .with_hint("dtrain up --force does everything again on those that are there");
   }
-  const ClusterLock lock = ClusterLock::take(
+  std::optional<ClusterLock> lock = ClusterLock::take(
       spec.cluster_name,
       [&] {
         options.say("another up or down of " + spec.cluster_name + " is at work: waiting for it");
       },
       options.access.stop);
+  run.let_go = [&] { lock.reset(); };
   run.before = load_cluster(spec.cluster_name);
   run.report.name = spec.cluster_name;
   run.report.state = run.folder;
@@ -263,11 +268,22 @@ UpReport up(const ClusterSpec& spec, const UpOptions& options) {
   // A second time for what stands in the place of machines that have gone.
   for (int round = 0; round < 2; ++round) {
     const std::unique_ptr<UpWay> way = traits.here ? local_up(run) : hosts_up(run);
-    if (!way->bring_up()) break;
+    if (!way->bring_up()) {
+      if (traits.head_asks && options.dry_run) keep_machines(run, {});
+      break;
+    }
     wait_ready(run, *way);
     const bool told = tell_settings(run, way->socket());
     lend_head(run, way->socket());
     way->finish(told);
+    if (traits.head_asks && has_head(run)) {
+      if (options.access.stop.stop_requested()) {
+        run.report.complete = false;
+        run.report.warnings.push_back("stopped before the head was told which machines to keep");
+      } else {
+        keep_machines(run, way->socket());
+      }
+    }
     if (!has_action(run.plan, NodeAction::replace)) break;
     if (options.access.stop.stop_requested()) {
       run.report.complete = false;

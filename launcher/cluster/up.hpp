@@ -63,7 +63,8 @@ struct UpOptions {
   std::function<void(const NodeId&, const std::string&)> detail;
   Access access;
   // Is given the head's API before the last of it, but not in a dry run, nor when all was stopped
-  // before; it ends on `stop`, and throws nothing.
+  // before; it ends on `stop`. What it throws ends this `up`, before the
+  // head asks for machines.
   std::function<void(const wire::ApiClient& head, const std::stop_token& stop)> with_head;
   // Asked before machines are made that cost; false leaves all as it is. Empty: that is an error.
   std::function<bool(const ClusterPlan&)> may_make;
@@ -94,6 +95,14 @@ struct NodeUp {
   std::vector<std::string> tail;      // of a command that failed: its last lines
 };
 
+// Machines of one type that the head asks for.
+struct AskedType {
+  std::string type;
+  int wanted = 0;
+  std::vector<NodeId> ready;
+  std::optional<Error> error;  // why there are not more
+};
+
 struct UpReport {
   UpAction action = UpAction::nothing;
   std::string name;
@@ -102,6 +111,7 @@ struct UpReport {
   std::vector<Machine> nodes;  // that are ready
   fs::path state;
   std::vector<NodeUp> each;           // of every promised node; empty for provider local
+  std::vector<AskedType> asked;       // where the head asks for machines
   std::vector<std::string> removed;   // nodes that left, each with what became of it
   std::vector<std::string> warnings;  // what a person should know of the head's machine
   bool complete = true;               // everything that was promised is ready, or min_nodes of it

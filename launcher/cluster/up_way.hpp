@@ -25,6 +25,7 @@ struct UpRun {
   ClusterPlan plan;                    // of machines
   ClusterState state;                  // as it is now; without an id: there is no cluster yet
   UpReport report;
+  std::function<void()> let_go = [] {};  // of the cluster's lock: nothing is written here any more
 };
 
 // The plan of machines, with what those are known to be that it creates.

@@ -124,6 +124,7 @@ struct HeadRoot {
   fs::path nodes() const { return root / "nodes"; }
   fs::path joins() const { return root / "joins"; }
   fs::path preparation() const { return root / "preparation.json"; }
+  fs::path machines() const { return root / "machines.json"; }
   fs::path join(const NodeId& node) const { return joins() / (node.str() + ".json"); }
   fs::path content() const { return root / "content"; }
   fs::path secrets(const JobId& job) const { return root / "secrets" / (job.str() + ".json"); }

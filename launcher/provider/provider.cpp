@@ -3,6 +3,7 @@
 #include <array>
 
 #include "launcher/provider/local.hpp"
+#include "launcher/provider/slurm/provider.hpp"
 #include "launcher/provider/ssh.hpp"
 
 namespace dtrain {
@@ -11,6 +12,8 @@ namespace {
 constexpr ProviderTraits kHere{.here = true, .costs = false, .replaces = false};
 constexpr ProviderTraits kThere{.here = false, .costs = false, .replaces = false};
 constexpr ProviderTraits kCloud{.here = false, .costs = true, .replaces = true};
+constexpr ProviderTraits kQueue{
+    .here = false, .costs = false, .replaces = false, .head_asks = true};
 constexpr ProviderTraits kEngine{.here = false, .costs = false, .replaces = true};
 
 constexpr std::array<ProviderEntry, 7> kProviders{{
@@ -20,7 +23,7 @@ constexpr std::array<ProviderEntry, 7> kProviders{{
     {ProviderKind::gcp, "gcp", kCloud, nullptr},
     {ProviderKind::azure, "azure", kCloud, nullptr},
     {ProviderKind::kubernetes, "kubernetes", kEngine, nullptr},
-    {ProviderKind::slurm, "slurm", kEngine, nullptr},
+    {ProviderKind::slurm, "slurm", kQueue, slurm::make_provider},
 }};
 
 const ProviderEntry& entry_of(ProviderKind kind) {
@@ -31,6 +34,10 @@ const ProviderEntry& entry_of(ProviderKind kind) {
 }
 
 }  // namespace
+
+wire::WantedMachines Provider::wanted(const ClusterId&) {
+  throw Error(ErrorCode::internal, "the head of this provider asks for no machines");
+}
 
 std::span<const ProviderEntry> providers() noexcept {
   return kProviders;

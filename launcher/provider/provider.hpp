@@ -14,6 +14,7 @@
 #include "launcher/provider/machine.hpp"
 #include "launcher/remote/transport.hpp"
 #include "launcher/spec/cluster_spec.hpp"
+#include "launcher/wire/machines.hpp"
 
 namespace dtrain {
 
@@ -45,6 +46,9 @@ struct ProviderTraits {
   bool here = false;      // nodes are folders of this machine, as it is: nothing is sent to them
   bool costs = false;     // by the hour, in money: whoever makes machines is asked first
   bool replaces = false;  // one machine can take another's place
+  // The head's machine is one that others work on: no ranks run there. The head asks for all other
+  // machines, and they join by themselves.
+  bool head_asks = false;
 };
 
 // What is known of a machine before it is made.
@@ -78,6 +82,14 @@ class Provider {
   // Throws Error that names the machine. One that let nobody in is not tried again: the same error
   // at once.
   virtual std::unique_ptr<Transport> reach(const Machine& machine) = 0;
+
+  // ---- Where the head asks for machines.
+  // What it is told to keep ready, of its cluster.
+  virtual wire::WantedMachines wanted(const ClusterId& cluster);
+  // Those that it has asked for; whoever ends the cluster releases them. list() has the head's.
+  virtual std::vector<Machine> asked_for() { return {}; }
+  // They are all gone: what they have left goes too. Throws Error.
+  virtual void clear_up(const ClusterId&) {}
 
   // Breaks all connections, so that what waits for a machine ends.
   virtual void hang_up() {}

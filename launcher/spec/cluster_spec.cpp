@@ -41,14 +41,24 @@ std::vector<PromisedNode> ClusterSpec::promised() const {
     for (const HostSpec& host : provider.hosts) nodes.push_back({host.node, ""});
     return nodes;
   }
+  if (provider.kind == ProviderKind::slurm) return {{NodeId(kLoginNode), ""}};
   nodes.push_back({NodeId(), head_node_type});
-  const auto most = 1 + static_cast<std::size_t>(std::clamp(max_workers, 0, limits::kNodes));
+  for (const Workers& workers : standing_workers()) {
+    for (int i = 0; i < workers.count; ++i) nodes.push_back({NodeId(), workers.type});
+  }
+  return nodes;
+}
+
+std::vector<ClusterSpec::Workers> ClusterSpec::standing_workers() const {
+  std::vector<Workers> workers;
+  int left = std::clamp(max_workers, 0, limits::kNodes);
   for (const NodeType& type : node_types) {
     const int most_of_it = type.name == head_node_type ? 0 : type.min_workers;
     const int wanted = std::min(type.min_workers, type.max_workers.value_or(most_of_it));
-    for (int i = 0; i < wanted && nodes.size() < most; ++i) nodes.push_back({NodeId(), type.name});
+    workers.push_back({type.name, std::clamp(wanted, 0, left)});
+    left -= workers.back().count;
   }
-  return nodes;
+  return workers;
 }
 
 namespace spec {
@@ -146,7 +156,8 @@ void check_provider(const ProviderSpec& provider, Checks& checks) {
 
 void check_auth(const AuthSpec& auth, ProviderKind kind, Checks& checks) {
   // Empty with hosts that exist: ssh's own.
-  if (!auth.ssh_user.empty() || kind != ProviderKind::ssh) {
+  const bool has_hosts = kind == ProviderKind::ssh || kind == ProviderKind::slurm;
+  if (!auth.ssh_user.empty() || !has_hosts) {
     check_user({"auth", "ssh_user"}, auth.ssh_user, checks);
   }
   if (auth.ssh_port) checks.range({"auth", "ssh_port"}, *auth.ssh_port, 1, limits::kPort);
@@ -208,10 +219,11 @@ void check_node_types(const ClusterSpec& spec, Checks& checks) {
   const bool named = names.contains(spec.head_node_type);
   const bool needed =
       spec.provider.kind != ProviderKind::local && spec.provider.kind != ProviderKind::ssh;
+  const bool has_head_type = needed && spec.provider.kind != ProviderKind::slurm;
   if (needed && spec.node_types.empty()) {
     checks.add({"available_node_types"}, "is missing: what kinds of nodes there are",
                "for example: available_node_types: {head: {node_config: {}}}");
-  } else if (!named && (needed || !spec.head_node_type.empty())) {
+  } else if (!named && (has_head_type || !spec.head_node_type.empty())) {
     const auto near =
         nearest(spec.head_node_type, std::vector<std::string>(names.begin(), names.end()));
     checks.add({"head_node_type"},

@@ -120,6 +120,9 @@ struct PromisedNode {
   bool operator==(const PromisedNode&) const = default;
 };
 
+// The head's machine with provider slurm.
+inline constexpr const char* kLoginNode = "login";
+
 struct ClusterSpec {
   std::string cluster_name = "default";
   int max_workers = 2;  // the reader makes it all nodes but the head for local and ssh
@@ -143,9 +146,16 @@ struct ClusterSpec {
   std::vector<LocalPath> local_paths;
   std::string source;  // the YAML's absolute path; empty: made by the program
 
-  // The nodes that `up` promises, the head first: the hosts that are listed, so many of this
-  // machine's, or each type's min_workers.
+  // The nodes that `up` promises to make or to reach, the head first: the hosts that are listed, so
+  // many of this machine's, or each type's min_workers. Of Slurm's the head's machine, the login
+  // node, alone: the head asks for the others.
   std::vector<PromisedNode> promised() const;
+  // How many machines of each type are to stand ready beside the head's, in the YAML's order.
+  struct Workers {
+    std::string type;
+    int count = 0;
+  };
+  std::vector<Workers> standing_workers() const;
   int promised_nodes() const { return static_cast<int>(promised().size()); }
 };
 

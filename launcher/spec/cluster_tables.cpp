@@ -308,6 +308,9 @@ const Table& provider_table(ProviderKind kind) {
         case ProviderKind::slurm:
           add({text("login_node", nullptr,
                     "The host that has sbatch, reached by ssh. Absent: this machine."),
+               text("shared_folder", "~/.dtrain",
+                    "A folder that the login node and the nodes share, absolute or below ~/: what "
+                    "they start with goes through it."),
                text("partition", nullptr, "The partition. Absent: Slurm's default."),
                text("account", nullptr, "The account to charge."),
                text("qos", nullptr, "The quality of service.")});

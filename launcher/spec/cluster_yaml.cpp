@@ -89,7 +89,8 @@ class ClusterReader {
   void read_auth() {
     Mapping auth = top_.mapping("auth");
     spec_.auth.ssh_user = auth.text("ssh_user");
-    const bool hosts = spec_.provider.kind == ProviderKind::ssh;
+    const bool hosts =
+        spec_.provider.kind == ProviderKind::ssh || spec_.provider.kind == ProviderKind::slurm;
     if (hosts && !auth.has("ssh_user")) spec_.auth.ssh_user.clear();
     if (const auto port = auth.optional_whole("ssh_port")) {
       spec_.auth.ssh_port = static_cast<int>(*port);

@@ -73,7 +73,11 @@ class NodeTypesReader {
                                  "has no effect beside available_node_types, as in Ray");
         }
       }
-      if (!top_.has("head_node_type")) find_head_type(types);
+      if (spec_.provider.kind == ProviderKind::slurm) {
+        if (!top_.has("max_workers")) allow_all();
+      } else if (!top_.has("head_node_type")) {
+        find_head_type(types);
+      }
       return;
     }
     if (legacy) {
@@ -119,6 +123,15 @@ class NodeTypesReader {
                                  : "head_node_type is one of: " + join(names, ", ");
     top_.problem("head_node_type", "is missing: which of available_node_types the head is",
                  names.size() > 20 ? "" : hint);
+  }
+
+  // Slurm has its own bounds.
+  void allow_all() {
+    std::int64_t all = 0;
+    for (const NodeType& type : spec_.node_types) {
+      all += std::max(type.min_workers, type.max_workers.value_or(0));
+    }
+    spec_.max_workers = static_cast<int>(std::min<std::int64_t>(all, limits::kNodes));
   }
 
   void check_few_hosts(const char* name, int wanted) {

@@ -40,6 +40,9 @@ Preparation preparation_from_json(const nlohmann::json& json);
 // The same for the same preparation, however much of it is done again.
 std::string key_of(Preparation preparation);
 
+// What is said of a node that has not managed it begins so; and of one that is at it.
+inline constexpr const char* kCannotBePrepared = "cannot be prepared: ";
+inline constexpr const char* kIsBeingPrepared = "is being prepared";
 // In place of the key of what a node has, while that is changed: no key is like it.
 inline constexpr const char* kPreparedIsChanging = "-";
 // What is said of it meanwhile, printable and cut: 300 bytes of it.

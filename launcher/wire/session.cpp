@@ -14,7 +14,7 @@ BOOST_DESCRIBE_STRUCT(SessionHello, (),
                       (version, features, agent_version, agent, agent_sha256, host))
 BOOST_DESCRIBE_STRUCT(FindClusters, (), (name, base))
 BOOST_DESCRIBE_STRUCT(OpenNode, (), (cluster, node, base, prepare, head, lists))
-BOOST_DESCRIBE_STRUCT(InitHead, (), (name, provider, expected_nodes, wanted_port))
+BOOST_DESCRIBE_STRUCT(InitHead, (), (name, provider, expected_nodes, wanted_port, ranks_on_head))
 BOOST_DESCRIBE_STRUCT(SignNode, (), (node, request))
 BOOST_DESCRIBE_STRUCT(RevokeNode, (), (node))
 BOOST_DESCRIBE_STRUCT(ConfigureNode, (), (certificates, node_config, capture_environment, marks))

@@ -91,6 +91,7 @@ struct InitHead {  // HeadFound
   std::string provider;
   int expected_nodes = 1;
   int wanted_port = 0;
+  bool ranks_on_head = true;
 };
 struct SignNode {  // on the head's machine: Text, the node's certificate and the CA's
   NodeId node;

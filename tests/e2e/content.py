@@ -6,7 +6,7 @@ import shutil
 
 from harness import *
 
-DEADLINE_S = 60
+DEADLINE_S = DEADLINE
 LIBRARY = 'extern "C" int answer() { return %d; }\n'
 PROGRAM = """
 #include <cstdio>
@@ -188,8 +188,12 @@ class Content(ClusterCase):
         want = hashlib.sha256((folder / "big").read_bytes()).hexdigest()
         job = self.submit("sha256sum big", "--workdir", folder)
         incoming = self.node_content(0) / "incoming"
-        eventually(lambda: any(p.stat().st_size > (1 << 20) for p in incoming.glob("*")),
-                   "the file is on its way")
+
+        def on_its_way():
+            with contextlib.suppress(FileNotFoundError):  # it has just come
+                return any(p.stat().st_size > (1 << 20) for p in incoming.glob("*"))
+
+        eventually(on_its_way, "the file is on its way")
         self.assertEqual(self.state(job), "staging")
         os.kill(self.node_pid(0), signal.SIGKILL)
         self.wait_state(job, "succeeded")

@@ -162,7 +162,7 @@ P
         self.assertEqual(holders(), [])
 
 
-DEADLINE_S = 60
+DEADLINE_S = DEADLINE
 
 if __name__ == "__main__":
     main()

@@ -81,9 +81,8 @@ class Unreached(HostsCase):
         waiting = [(at, event) for at, event in events if event.get("state") == "waiting"]
         self.assertTrue(waiting, lines)
         self.assertEqual({event["node"] for _, event in waiting}, {"h1"})
-        self.assertLess(waiting[0][0], 8)
         self.assertIn("no answer", waiting[0][1]["text"])
-        self.assertLess(took, 30)
+        self.assertLess(took, DEADLINE)
         each = {node["node"]: node["error"] for node in events[-1][1]["each"]}
         self.assertIsNone(each["h0"])
         self.assertIn("10.77.0.11", json.dumps(each["h1"]))

@@ -6,8 +6,13 @@ from harness import *
 class Watch(ClusterCase):
     def one(self, role, but=()):
         """The pid of the one process of that role, a new one."""
-        return eventually(lambda: (p := self.agents(role)) and len(p) == 1 and p[0] not in but and p[0],
-                          f"one {role}, not one of {but}")
+        return eventually(lambda: (p := self.agents(role)) and len(p) == 1 and p[0] not in but
+                          and (role != "watch" or p[0] == self.written()) and p[0], f"one {role}, not one of {but}")
+
+    def written(self):
+        """Head and node agent may each have started one: the pid of that which keeps the agents."""
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads((self.root() / "watch.pid").read_text())["pid"]
 
     def kill(self, *roles):
         """Kills them at once; gives the pids of all agents that were there."""

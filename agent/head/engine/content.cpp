@@ -28,8 +28,8 @@ void Engine::Impl::check_glibc(const JobSpec& spec) const {
   }
   if (old.empty() || fine >= spec.nnodes.min) return;
   // Nodes that are still to come may do.
-  if (fine + static_cast<int>(old.size()) + missing_nodes() < spec.nnodes.min) return;
-  if (fine + missing_nodes() >= spec.nnodes.min) return;
+  if (fine + static_cast<int>(old.size()) + nodes_to_come() < spec.nnodes.min) return;
+  if (fine + nodes_to_come() >= spec.nnodes.min) return;
   constexpr std::size_t kNamed = 4;
   if (old.size() > kNamed) {
     const std::string more = "and " + std::to_string(old.size() - kNamed) + " more";

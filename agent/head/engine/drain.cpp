@@ -9,8 +9,8 @@
 namespace dtrain::head {
 namespace {
 
-std::string removal_of(const NodeId& id) {
-  return id.str() + " was removed from the cluster";
+std::string removal_of(const NodeId& id, const std::string& why) {
+  return id.str() + " was removed from the cluster" + (why.empty() ? "" : ": " + why);
 }
 
 }  // namespace
@@ -73,7 +73,7 @@ nlohmann::json Engine::Impl::drain(const NodeId& id, bool undo) {
   return {{"node", id.str()}, {"state", to_string(nodes.at(id).row.state)}};
 }
 
-void Engine::Impl::remove_node(const NodeId& id, bool force, Answer done) {
+void Engine::Impl::remove_node(const NodeId& id, bool force, Answer done, const std::string& why) {
   Node& node = known_node(id);
   if (node.being_removed) throw Error(ErrorCode::conflict, id.str() + " is being removed");
   if (!force && has_ranks(id)) {
@@ -86,16 +86,16 @@ void Engine::Impl::remove_node(const NodeId& id, bool force, Answer done) {
   const bool counted =
       !node.row.joined && (node.row.state != NodeState::left || missing_nodes() > 0);
   // Its ranks may be heard to have ended before that is written; the others end with them.
-  fail_attempts_on(id, removal_of(id), [&](const JobId& job, int attempt, bool sent) {
+  fail_attempts_on(id, removal_of(id, why), [&](const JobId& job, int attempt, bool sent) {
     if (sent) stop_leftover(id, job, attempt);
   });
   nodes_out.revoke(id, counted,
-                   [this, id, counted, done = std::move(done),
+                   [this, id, counted, why, done = std::move(done),
                     guard = std::weak_ptr<int>(alive)](const std::optional<Error>& failed) {
                      if (!guard.lock()) return;
                      nodes.at(id).being_removed = false;
                      if (failed) schedule();
-                     done(failed ? wire::error_to_json(*failed) : removed(id, counted));
+                     done(failed ? wire::error_to_json(*failed) : removed(id, counted, why));
                    });
 }
 
@@ -119,9 +119,9 @@ void Engine::Impl::fail_attempts_on(
   }
 }
 
-nlohmann::json Engine::Impl::removed(const NodeId& id, bool counted) {
+nlohmann::json Engine::Impl::removed(const NodeId& id, bool counted, const std::string& why) {
   Node& node = nodes.at(id);
-  lose_shares(node, removal_of(id));
+  lose_shares(node, removal_of(id, why));
   node.connected = false;
   node.leftovers.clear();
   Tx tx;
@@ -146,6 +146,8 @@ void Engine::Impl::leaving(const NodeId& id, const std::string& told, bool over,
   node.leaves = reason;
   const std::string failure = id.str() + " leaves the cluster: " + reason;
   fail_attempts_on(id, failure, [&](const JobId& job, int attempt, bool) {
+    Attempt& failed = *find(job)->find_attempt(attempt);
+    failed.left = failed.left || failed.failure == failure;
     // Its own ranks the node ends itself.
     if (over) share_broken(id, job, attempt, failure, true, {});
   });
@@ -167,8 +169,8 @@ nlohmann::json Engine::drain(const NodeId& node, bool undo) {
   return impl_->drain(node, undo);
 }
 
-void Engine::remove_node(const NodeId& node, bool force, Answer done) {
-  impl_->remove_node(node, force, std::move(done));
+void Engine::remove_node(const NodeId& node, bool force, Answer done, const std::string& why) {
+  impl_->remove_node(node, force, std::move(done), why);
 }
 
 void Engine::leaving(const NodeId& node, const std::string& reason, bool over,
@@ -179,6 +181,22 @@ void Engine::leaving(const NodeId& node, const std::string& reason, bool over,
 void Engine::expect_nodes(int count) {
   impl_->options.expected_nodes = count;
   impl_->schedule();
+}
+
+void Engine::expect_joining(int count) {
+  if (std::exchange(impl_->joining, count) != count) impl_->schedule();
+}
+
+Engine::Presence Engine::presence(const NodeId& id) const {
+  const auto found = impl_->nodes.find(id);
+  if (found == impl_->nodes.end()) return Presence::unseen;
+  const Node& node = found->second;
+  if (!counts(node.row.state) || node.row.state == NodeState::lost) return Presence::lost;
+  return node.connected ? Presence::here : Presence::away;
+}
+
+bool Engine::has_ranks(const NodeId& id) const {
+  return impl_->has_ranks(id);
 }
 
 }  // namespace dtrain::head

@@ -129,7 +129,8 @@ void Engine::Impl::end_attempt(Job& job, Attempt& attempt) {
   attempt.row.reason = event == AttemptEvent::succeed ? "" : printable(reason);
   enter(tx, attempt, event);
 
-  AttemptEnd end{attempt.row.state, attempt.row.reason, false, lasting != attempt.shares.end()};
+  AttemptEnd end{attempt.row.state, attempt.row.reason, false, lasting != attempt.shares.end(),
+                 attempt.left && !cause};
   for (const RankRow& rank : ranks) end.address_in_use = end.address_in_use || rank.address_in_use;
   const RestartDecision decision = decide_restart(
       end, job.row.stop_cause, {job.row.restarts, job.row.port_retries}, job.spec.max_restarts);

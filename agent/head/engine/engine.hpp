@@ -106,8 +106,9 @@ struct EngineOptions {
   std::string provider;
   paths::HeadRoot root;
   int expected_nodes = 1;
-  std::string machine;       // the head's own; a node of another one has its logs copied here
-  StorageSpec storage = {};  // what may be deleted without being asked
+  bool ranks_on_head = true;  // the head's own machine takes ranks
+  std::string machine;        // the head's own; a node of another one has its logs copied here
+  StorageSpec storage = {};   // what may be deleted without being asked
   std::chrono::milliseconds lease{60000};
   std::chrono::milliseconds node_lost_after{30000};  // of silence
 };
@@ -170,13 +171,15 @@ class Engine {
   nlohmann::json drain(const NodeId& node, bool undo);
   // The node leaves: its certificate is worth nothing from now on. With ranks on it an
   // Error(conflict), unless `force`: then they are ended, and their attempts fail.
-  void remove_node(const NodeId& node, bool force, Answer done);
+  // `why`: beside that it was removed.
+  void remove_node(const NodeId& node, bool force, Answer done, const std::string& why = {});
   // What its machine is being made to be, or why it cannot; empty: that is over. While it `waits`
   // for it the node is not ready.
   void preparing(const NodeId& node, const std::string& what, bool waits);
   // How many nodes the cluster is to have, beside those that join by themselves; jobs that need
   // more wait for those that are missing.
   void expect_nodes(int count);
+  void expect_joining(int count);  // so many more are to join by themselves
   // What may be deleted from now on. What has been forgotten by the settings before stays so.
   void set_storage(const StorageSpec& settings);
   const StorageSpec& storage() const;
@@ -184,6 +187,14 @@ class Engine {
   std::set<std::string> content_trees() const;
   std::vector<NodeId> nodes() const;        // all but those that left, by name
   bool has_seen(const NodeId& node) const;  // those that left too
+  enum class Presence : std::uint8_t {
+    unseen,
+    away,  // not connected, and not given up yet
+    lost,  // it was given up, has left or was removed
+    here,
+  };
+  Presence presence(const NodeId& node) const;
+  bool has_ranks(const NodeId& node) const;
 
   // Where the logs of a rank are and whether more may come; for the log readers.
   struct LogSource {

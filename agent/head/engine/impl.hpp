@@ -71,6 +71,7 @@ struct Attempt {
   int file_work = 0;                              // tasks of its checkpoints at the worker
   int warnings = 0;
   std::string failure;  // why it is being ended, other than a stop
+  bool left = false;    // for that reason: a node was told to leave
   // Before its ranks start.
   std::string token_file;  // in a storage that all nodes must see
   std::string token;
@@ -195,7 +196,8 @@ struct Engine::Impl {
   std::vector<NodeCapacity> capacities() const;
   std::vector<WaitingJob> waiting() const;
   std::vector<RunningJob> running() const;
-  int missing_nodes() const;
+  int missing_nodes() const;  // of those that the cluster is to have
+  int nodes_to_come() const { return missing_nodes() + joining; }
   std::string held(const Job& job) const;
   void schedule();
   void settle_dependents();
@@ -271,13 +273,13 @@ struct Engine::Impl {
   bool has_ranks(const NodeId& id) const;
   void settle_drains();
   nlohmann::json drain(const NodeId& id, bool undo);
-  void remove_node(const NodeId& id, bool force, Answer done);
+  void remove_node(const NodeId& id, bool force, Answer done, const std::string& why);
   // Those that have ranks there: all of their ranks but the node's own are stopped. `failed` is
   // told of each, and whether its start had been sent to the node.
   void fail_attempts_on(
       const NodeId& id, const std::string& reason,
       const std::function<void(const JobId& job, int attempt, bool sent)>& failed);
-  nlohmann::json removed(const NodeId& id, bool counted);
+  nlohmann::json removed(const NodeId& id, bool counted, const std::string& why);
   void leaving(const NodeId& id, const std::string& reason, bool over, std::function<void()> left);
   void lose_ranks(Tx& tx, Attempt& attempt, const Share& share);
   void lose_shares(Node& node, const std::string& reason);
@@ -368,6 +370,7 @@ struct Engine::Impl {
   std::map<NodeId, Node> nodes;
   std::map<JobId, ForgottenRow> forgotten;
   std::uint64_t last_left = 0;
+  int joining = 0;  // nodes that are to join by themselves
   std::int64_t last_event = 0;
   std::int64_t last_order = 0;
   std::uint64_t commits = 0;

@@ -35,6 +35,7 @@ RestartDecision decide_restart(const AttemptEnd& end, StopCause cause, RestartsS
   if (cause == StopCause::timeout) return {What::fail, so_far, end.reason};
   if (cause == StopCause::user) return {What::stop, so_far, end.reason};
   if (end.lasting) return {What::fail, so_far, end.reason};
+  if (end.left) return {What::restart, so_far, "begins anew, for " + end.reason};
   if (end.address_in_use && so_far.port_retries == 0) {
     ++so_far.port_retries;
     return {What::restart, so_far, "the master port was taken; trying once more on another"};

@@ -21,6 +21,7 @@ struct AttemptEnd {
   std::string reason;
   bool address_in_use = false;  // rank 0 found its port taken
   bool lasting = false;         // another attempt would fail in the same way
+  bool left = false;            // a node was told to leave: no failure of the job
 };
 
 struct RestartsSoFar {
@@ -36,8 +37,8 @@ struct RestartDecision {
 };
 
 // `cause` is why it was stopped, if it was. A stop or timeout is never restarted; a lost node is a
-// failure as any other; "address in use" is tried once more without being counted; what is lasting
-// is not tried again.
+// failure as any other, one that was told to leave is none; "address in use" is tried once more
+// without being counted; what is lasting is not tried again.
 RestartDecision decide_restart(const AttemptEnd& end, StopCause cause, RestartsSoFar so_far,
                                int max_restarts);
 

@@ -28,7 +28,8 @@ std::optional<std::chrono::seconds> longest(const Job& job, Monotonic now) {
 std::vector<NodeCapacity> Engine::Impl::capacities() const {
   std::vector<NodeCapacity> result;
   for (const auto& [id, node] : nodes) {
-    if (!counts(node.row.state)) continue;
+    const bool is_head = !node.row.joined && node.row.machine == options.machine;
+    if (!counts(node.row.state) || (is_head && !options.ranks_on_head)) continue;
     NodeCapacity capacity;
     capacity.node = id;
     capacity.cpus = node.row.cpus;
@@ -164,7 +165,7 @@ void Engine::Impl::schedule() {
   settle_dependents();
   const std::vector<WaitingJob> queue = waiting();
   if (!queue.empty()) {
-    const QueueDecision decision = decide_queue(capacities(), queue, missing_nodes(), running());
+    const QueueDecision decision = decide_queue(capacities(), queue, nodes_to_come(), running());
     for (const QueueDecision::Start& start : decision.starts) {
       begin_attempt(jobs.at(start.job), start);
     }

@@ -216,7 +216,7 @@ nlohmann::json Engine::Impl::plan(const JobSpec& spec) const {
   std::vector<WaitingJob> queue = waiting();
   queue.push_back({asked, spec.priority, last_order + 1, demand, "", std::nullopt});
   if (spec.timeout) queue.back().longest = *spec.timeout + spec.stop_grace;
-  const QueueDecision decision = decide_queue(now, queue, missing_nodes(), running());
+  const QueueDecision decision = decide_queue(now, queue, nodes_to_come(), running());
   nlohmann::json result = {{"fits", whole.shares.has_value()},
                            {"now", false},
                            {"reason", ""},
@@ -321,7 +321,7 @@ void Engine::job_events(const JobId& id, Answer done) const {
 void Engine::check_fits(const JobSpec& spec) const {
   Demand demand = demand_of(spec);
   const NodeCount wanted = demand.nnodes;
-  demand.nnodes.min = wanted.min - impl_->missing_nodes();
+  demand.nnodes.min = wanted.min - impl_->nodes_to_come();
   if (demand.nnodes.min <= 0) return;
   const std::vector<NodeCapacity> empty = emptied(impl_->capacities());
   if (place(empty, demand).shares) return;

@@ -10,6 +10,7 @@
 #include <sys/types.h>
 
 #include "agent/head/engine/engine.hpp"
+#include "agent/head/machines/keeper.hpp"
 #include "agent/head/server/config_file.hpp"
 #include "agent/head/server/content_server.hpp"
 #include "agent/head/server/exec_hub.hpp"
@@ -40,6 +41,7 @@ class Api {
     Prunes& prunes;
     Joins& joins;
     Preparations& preparations;
+    MachineKeeper& machines;
   };
   // `ended` is called once a shutdown has been answered.
   Api(boost::asio::io_context& context, fs::path socket, Parts parts, std::function<void()> ended);

@@ -49,6 +49,7 @@ std::span<const Api::Route> Api::routes() {
          json status = api.parts_.engine.status();
          status["cluster"]["head"]["port"] = api.parts_.door.port();
          status["cluster"]["head"]["problem"] = api.parts_.door.problem();
+         status["machines"] = api.parts_.machines.view();
          status["cluster"]["open_ports"] = api.parts_.nodes.pair_tests().open_ports();
          return status;
        }},
@@ -113,6 +114,12 @@ std::span<const Api::Route> Api::routes() {
       {"POST", "/v1/preparation",
        [](Api& api, const Request& of, const std::string&, Engine::Answer done) {
          api.parts_.preparations.set(of.body(), std::move(done));
+       }},
+      {"GET", "/v1/machines",
+       [](Api& api, const Request&, const std::string&) { return api.parts_.machines.view(); }},
+      {"POST", "/v1/machines",
+       [](Api& api, const Request& of, const std::string&, Engine::Answer done) {
+         api.parts_.machines.want(of.body(), std::move(done));
        }},
       {"GET", "/v1/nodes/{}/setup",
        [](Api& api, const Request&, const std::string& id, Engine::Answer done) {
@@ -234,6 +241,7 @@ asio::awaitable<json> Api::submit(json body) {
 
 asio::awaitable<json> Api::shut_down() {
   log::info("shutting down");
+  parts_.machines.end();
   std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
     parts_.engine.stop_all(std::move(done));
   };

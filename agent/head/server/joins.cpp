@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <boost/asio/post.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -76,6 +78,20 @@ void Joins::told(const NodeId& node) {
   if (found != open_.end()) found->second.told = true;
 }
 
+bool Joins::is_taken(const NodeId& node) const {
+  return open_.contains(node) || config_.is_let_in(node) || engine_.has_seen(node);
+}
+
+std::vector<NodeId> Joins::made() const {
+  std::vector<NodeId> nodes;
+  for (const auto& [node, open] : open_) {
+    const JoinState state = state_of(open.record, clock_.wall());
+    const bool counts = state != JoinState::expired && state != JoinState::revoked;
+    if (open.record.made && counts) nodes.push_back(node);
+  }
+  return nodes;
+}
+
 bool Joins::has_left(const NodeId& node) const {
   const auto found = open_.find(node);
   return found != open_.end() && found->second.record.revoked;
@@ -105,7 +121,7 @@ void Joins::check_new(const NodeId& node) const {
   if (!valid_name(node.str()) || node.str() == "head") {
     throw Error(ErrorCode::invalid, "not a name for a node: " + printable(node.str(), false));
   }
-  if (open_.contains(node) || config_.is_let_in(node) || engine_.has_seen(node)) {
+  if (is_taken(node)) {
     throw Error(ErrorCode::conflict, "there is a node " + node.str() + ", or was, or is to be one")
         .with_hint("another name is wanted, or none");
   }
@@ -192,6 +208,7 @@ void Joins::issue(const Wanted& wanted, Engine::Answer done) {
   record.credential = wire::fingerprint(parts.credential.certificate_pem);
   record.valid_for = wanted.valid_for;
   record.issued = now;
+  record.made = wanted.made;
   if (wanted.begins) record.begins = now;
   json answer{{"node", node.str()},
               {"type", record.type},
@@ -214,6 +231,8 @@ void Joins::begin(const NodeId& node, Engine::Answer done) {
   JoinRecord& record = known(node).record;
   if (record.begins) return done({{"node", node.str()}, {"valid_until", end_of(record)}});
   record.begins = clock_.wall();
+  const auto [first, last] = waiting_.equal_range(node);
+  for (auto each = first; each != last; ++each) each->second->cancel();
   keep(node, [this, node, done = std::move(done)](const std::optional<Error>& failed) {
     const auto found = open_.find(node);
     if (failed) {
@@ -319,6 +338,7 @@ asio::awaitable<void> Joins::serve(wire::CallerPtr caller) {
                   "nothing else");
     }
     const wire::PeerName& name = caller->name();
+    co_await until_begun(name.node);
     const auto found = open_.find(name.node);
     check_credential(
         name.cluster == config_->cluster && found != open_.end() ? &found->second.record : nullptr,
@@ -346,6 +366,20 @@ asio::awaitable<void> Joins::serve(wire::CallerPtr caller) {
     tell_refused(caller, error);
   }
   refuse(caller, refusal.status, refusal.why);
+}
+
+// Nobody tells when a machine begins to run but itself, by asking.
+asio::awaitable<void> Joins::until_begun(NodeId node) {
+  const auto found = open_.find(node);
+  const bool waits = found != open_.end() && found->second.record.made && early_ &&
+                     state_of(found->second.record, clock_.wall()) == JoinState::waiting;
+  if (!waits || waiting_.count(node) >= kMostAtOnceOfOne) co_return;
+  early_();
+  asio::steady_timer timer(context_, kMostWait);
+  const auto place = waiting_.emplace(node, &timer);
+  boost::system::error_code begun;
+  co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, begun));
+  waiting_.erase(place);
 }
 
 void Joins::refuse(const wire::CallerPtr& caller, int status, const std::string& why) {

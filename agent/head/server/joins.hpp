@@ -2,6 +2,7 @@
 
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <map>
 #include <memory>
 #include <string>
@@ -34,6 +35,7 @@ class Joins {
   static constexpr std::size_t kRequestLimit = std::size_t{8} << 10;  // bytes
   static constexpr std::size_t kMostCredentials = 4096;               // that count, or wait
   static constexpr std::size_t kMostAddresses = 8;
+  static constexpr std::chrono::seconds kMostWait{10};  // less than a script takes for silence
 
   // ---- For the API. Answers as those of Engine.
   struct Wanted {
@@ -45,6 +47,7 @@ class Joins {
     // itself, whatever fits is tried after them.
     std::vector<std::string> addresses;
     std::vector<std::string> other_addresses;
+    bool made = false;  // its machine is asked for by the head
   };
   // {"node", "type", "valid_s", "valid_until", "script"}
   void issue(const Wanted& wanted, Engine::Answer done);
@@ -63,6 +66,11 @@ class Joins {
   const JoinRecord* of(const NodeId& node) const;
   void forget(const NodeId& node);          // it has been shut out
   void told(const NodeId& node);            // that it has; it hung up
+  bool is_taken(const NodeId& node) const;  // that name is some node's, or was not long ago
+  std::vector<NodeId> made() const;         // those that count, or are to, by name
+  // Called when a machine that the head has asked for shows a credential that does not count yet;
+  // its request waits for begin(), kMostWait at most.
+  void on_early(std::function<void()> look) { early_ = std::move(look); }
   bool has_left(const NodeId& node) const;  // with a certificate that may last; it may not come
 
  private:
@@ -80,6 +88,7 @@ class Joins {
   Open& known(const NodeId& node);
   NodeId free_name() const;
   void check_new(const NodeId& node) const;
+  boost::asio::awaitable<void> until_begun(NodeId node);
   void drop_expired();
   std::vector<std::string> addresses(const Wanted& wanted) const;
   void keep(const NodeId& node, ConfigFile::Done done);
@@ -98,8 +107,10 @@ class Joins {
   Engine& engine_;
   const Clock& clock_;
   std::map<NodeId, Open> open_;
-  std::shared_ptr<const Agent> agent_;  // absent until it was asked for
-  int answered_ = 0;                    // now
+  std::function<void()> early_;
+  std::multimap<NodeId, boost::asio::steady_timer*> waiting_;  // for their begin()
+  std::shared_ptr<const Agent> agent_;                         // absent until it was asked for
+  int answered_ = 0;                                           // now
   int refused_ = 0;
   std::uint64_t refused_untold_ = 0;
   std::optional<std::chrono::steady_clock::time_point> refused_told_;

@@ -112,7 +112,8 @@ asio::awaitable<void> NodeConnections::serve_control(wire::AcceptedPeer peer) {
   // What a node says of its machine is believed of ours only when it comes from here: on it stands
   // which of its files are taken to be the head's own.
   const bool claims_ours = hello->machine == machine_;
-  connection.same_machine = claims_ours && stream->peer_is_here();
+  // What joined by itself takes its files along when it goes.
+  connection.same_machine = claims_ours && stream->peer_is_here() && joins_->of(id) == nullptr;
   connection.features = {hello->features.begin(), hello->features.end()};
   wire::Welcome welcome;
   welcome.features = wire::kNodeFeatures;
@@ -146,6 +147,7 @@ asio::awaitable<void> NodeConnections::serve_control(wire::AcceptedPeer peer) {
   info.leaving = hello->leaving;
   engine_->joined(info);
   preparations_->welcomed(id);
+  if (on_change_) on_change_();
 
   std::string reason;
   try {
@@ -172,6 +174,7 @@ asio::awaitable<void> NodeConnections::serve_control(wire::AcceptedPeer peer) {
   pairs_.gone(id);
   preparations_->gone(id);
   engine_->gone(id);
+  if (on_change_) on_change_();
 }
 
 void NodeConnections::handle(const NodeId& node, wire::NodeMessage message,
@@ -198,8 +201,11 @@ void NodeConnections::handle(const NodeId& node, wire::NodeMessage message,
   } else if (const auto* preparing = std::get_if<wire::Preparing>(&message)) {
     preparations_->heard(node, *preparing);
   } else if (const auto* leaving = std::get_if<wire::Leaving>(&message)) {
-    engine_->leaving(node, leaving->reason, leaving->over, [stream] {
-      const wire::HeadMessage shutdown = wire::Shutdown{};
+    // The machine that the head has asked for ends with it.
+    const JoinRecord* join = joins_->of(node);
+    const bool made = join != nullptr && join->made;
+    engine_->leaving(node, leaving->reason, leaving->over, [stream, made] {
+      const wire::HeadMessage shutdown = wire::Shutdown{made};
       stream->send_text(text_of(shutdown));
     });
   } else {

@@ -68,7 +68,7 @@ std::string Preparations::why_not(const NodeId& node, const wire::Hello& hello) 
   const bool wanted = damaged_ || !current_.preparation.empty();
   if (too_old || !wanted || !hello.prepared.empty()) return "";
   return damaged_ ? "is not prepared: the head has lost how; dtrain up says it anew"
-                  : "is being prepared";
+                  : wire::kIsBeingPrepared;
 }
 
 void Preparations::welcomed(const NodeId& node) {
@@ -87,7 +87,9 @@ void Preparations::begin(const NodeId& node, Told& told) {
     const std::string why = "its agent is too old to be prepared: revoke it, and let it join anew";
     return engine_.preparing(node, current_.preparation.empty() ? "" : why, false);
   }
+  const bool waits = told.prepared.empty() && !current_.preparation.empty();
   if (!told.prepared.empty()) told.prepared = wire::kPreparedIsChanging;
+  engine_.preparing(node, wire::kIsBeingPrepared, waits);  // whatever was said of it before
   send_(node, wire::PrepareNode{current_.key, current_.preparation});
 }
 
@@ -102,7 +104,7 @@ void Preparations::heard(const NodeId& node, const wire::Preparing& news) {
     if (const std::string& hint = news.error->hint(); !hint.empty()) {
       why += "; " + wire::preparation_words(hint);
     }
-    engine_.preparing(node, "cannot be prepared: " + why, waits);
+    engine_.preparing(node, wire::kCannotBePrepared + why, waits);
   } else if (news.done) {
     prepared = news.key;
     log::info("a node is prepared",
@@ -110,7 +112,8 @@ void Preparations::heard(const NodeId& node, const wire::Preparing& news) {
     engine_.preparing(node, wire::preparation_words(news.text), false);
   } else {
     const std::string at = news.step + (news.text.empty() ? "" : ": " + news.text);
-    engine_.preparing(node, "is being prepared: " + wire::preparation_words(at), waits);
+    engine_.preparing(
+        node, std::string(wire::kIsBeingPrepared) + ": " + wire::preparation_words(at), waits);
   }
 }
 

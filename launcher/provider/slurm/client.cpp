@@ -69,22 +69,32 @@ std::vector<Job> parse_jobs(std::string_view output, std::string_view mark) {
   return jobs;
 }
 
-Client::Client(std::shared_ptr<Transport> login_node, fs::path folder)
-    : transport_(std::move(login_node)), folder_(std::move(folder)) {}
+void in_batches(std::span<const std::string> words,
+                const std::function<void(std::span<const std::string>)>& run) {
+  for (; !words.empty(); words = words.subspan(std::min(kBatch, words.size()))) {
+    run(words.first(std::min(kBatch, words.size())));
+  }
+}
 
-// What an environment says of filters and formats, and of an allocation that `up` was typed in, is
-// not for us; accounts and the like are.
+Client::Client(std::shared_ptr<Transport> login_node, std::vector<std::string> environment)
+    : transport_(std::move(login_node)), environment_(std::move(environment)) {}
+
+// What an environment says of filters and formats, of an allocation that `up` was typed in, and of
+// the head that asks, is not for us; accounts and the like are.
 std::vector<std::string> Client::command(const std::string& program,
                                          const std::vector<std::string>& arguments) const {
-  std::vector<std::string> argv = {
-      "sh", "-c",
-      "for v in $(env | sed -n 's/^\\([A-Z0-9_]*\\)=.*/\\1/p'); do case $v in "
-      "SLURM_CONF | SLURM_JWT) ;; "
-      "SLURM_* | SQUEUE_* | SCANCEL_* | SBATCH_ARRAY_INX | SBATCH_CLUSTERS | SBATCH_ERROR | "
-      "SBATCH_EXPORT | SBATCH_OUTPUT | SBATCH_WAIT) unset $v ;; esac; done; exec \"$@\"",
-      "sh"};
+  std::vector<std::string> argv = {"env"};
+  argv.insert(argv.end(), environment_.begin(), environment_.end());
+  argv.insert(argv.end(),
+              {"/bin/sh", "-c",
+               "for v in $(env | sed -n 's/^\\([A-Z0-9_]*\\)=.*/\\1/p'); do case $v in "
+               "SLURM_CONF | SLURM_JWT) ;; "
+               "DTRAIN_* | SLURM_* | SQUEUE_* | SCANCEL_* | SBATCH_ARRAY_INX | SBATCH_CLUSTERS | "
+               "SBATCH_ERROR | "
+               "SBATCH_EXPORT | SBATCH_OUTPUT | SBATCH_WAIT) unset $v ;; esac; done; exec \"$@\"",
+               "sh"});
   if (program == "squeue") argv.insert(argv.end(), {"env", "SLURM_TIME_FORMAT=%s"});
-  argv.push_back(folder_.empty() ? program : (folder_ / program).string());
+  argv.push_back(program);
   argv.insert(argv.end(), arguments.begin(), arguments.end());
   return argv;
 }
@@ -134,8 +144,15 @@ std::vector<Job> Client::jobs(const std::string& name, std::string_view mark) {
 }
 
 void Client::cancel(const std::vector<std::string>& ids) {
-  if (ids.empty()) return;
-  run("scancel", ids, {}, "giving Slurm its nodes back");
+  std::optional<Error> failed;
+  in_batches(ids, [&](std::span<const std::string> some) {
+    try {
+      run("scancel", {some.begin(), some.end()}, {}, "giving Slurm its nodes back");
+    } catch (const Error& error) {
+      if (!failed) failed = error;
+    }
+  });
+  if (failed) throw Error(*failed);
 }
 
 }  // namespace dtrain::slurm

@@ -1,13 +1,15 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "launcher/core/files.hpp"
 #include "launcher/remote/transport.hpp"
 
 // Slurm as its users have it: by the command line of a login node (sbatch(1), squeue(1),
@@ -31,12 +33,17 @@ struct Job {
 std::vector<Job> parse_jobs(std::string_view output, std::string_view mark);
 inline constexpr const char* kJobFormat = "%i|%T|%r|%P|%V|%S|%N|%k";
 
+// So many words are given to one command: over SSH they are one word of 128 KiB.
+inline constexpr std::size_t kBatch = 1000;
+void in_batches(std::span<const std::string> words,
+                const std::function<void(std::span<const std::string>)>& run);
+
 // Thread-safe as the transport is. Every method throws Error, with what Slurm said: it names the
 // command and its last lines.
 class Client {
  public:
-  // Where the commands are run; `folder`: where they are there, empty: in PATH.
-  explicit Client(std::shared_ptr<Transport> login_node, fs::path folder = {});
+  // Where the commands are run; `environment`: NAME=VALUE that they have there besides.
+  explicit Client(std::shared_ptr<Transport> login_node, std::vector<std::string> environment = {});
 
   struct Batch {
     std::vector<std::string> options;  // sbatch's: "--nodes=4"
@@ -51,7 +58,8 @@ class Client {
 
   // Of this user, with this name and such a comment; those too that ended not long ago (MinJobAge).
   std::vector<Job> jobs(const std::string& name, std::string_view mark);
-  // Ends them; those that are over, or not known any more, are fine.
+  // Ends them; those that are over, or not known any more, are fine. Throws, once it has tried all,
+  // what was said first.
   void cancel(const std::vector<std::string>& ids);
 
   Transport& login_node() { return *transport_; }
@@ -63,7 +71,7 @@ class Client {
                                    const std::vector<std::string>& arguments) const;
 
   std::shared_ptr<Transport> transport_;
-  fs::path folder_;
+  std::vector<std::string> environment_;
 };
 
 }  // namespace dtrain::slurm

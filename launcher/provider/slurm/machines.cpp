@@ -23,7 +23,9 @@ using std::chrono::system_clock;
 
 constexpr std::string_view kMark = "dtrain ";
 constexpr milliseconds kFileLimit{60000};
-constexpr const char* kLastLines = "3";
+// The last lines of each folder's log, behind its name.
+constexpr const char* kTellLogs =
+    R"sh(for b; do echo "$b"; tail -n 3 -- "$b/log" 2>/dev/null | sed 's/^/|/'; done)sh";
 constexpr std::size_t kNamed = 3;           // nodes, in an error
 constexpr std::size_t kMostNodes = 100000;  // of one allocation, when a comment is read
 // Where nothing is known Slurm estimates a start in a thousand years, and behind a job without a
@@ -32,15 +34,26 @@ constexpr std::chrono::hours kFarAway{24 * 180};
 
 // Each node runs what is its own, with all CPUs, GPUs and memory that the allocation has of it;
 // what it says goes to the allocation's log. One that ends, or fails, leaves the others alone. What
-// they start with is theirs alone, and goes before the job does.
+// they start with is theirs alone, and goes before the job does. Slurm's signals go to all
+// processes of a step, ranks too: that the time is nearly over is told to the first of each alone.
 constexpr const char* kBatchScript = R"sh(#!/bin/sh
 # The nodes of a dtrain cluster: each runs the file of its number in the folder that is named here.
 boot=@BOOT@
 [ -r "$boot/0" ] || { echo "$boot cannot be read on $(hostname): it must be on storage that all nodes share"; exit 1; }
+each() {
 srun --overlap --no-kill --kill-on-bad-exit=0 --wait=0 --export=ALL --ntasks="$SLURM_JOB_NUM_NODES" \
-  --ntasks-per-node=1 --cpu-bind=none @GPUS@ sh -c 'exec sh "$0/$SLURM_NODEID"' "$boot"
+  --ntasks-per-node=1 --cpu-bind=none @GPUS@ sh -c "$1" "$boot" </dev/null &
+}
+trap 'each "kill -USR1 \$(cat \"\$0/pid.\$SLURM_NODEID\")"' USR1
+each 'echo $$ >"$0/pid.$SLURM_NODEID"; exec sh "$0/$SLURM_NODEID"'
+step=$!
+wait $step
 status=$?
-cd "$boot" && rm -f [0-9]*
+while kill -0 $step 2>/dev/null; do
+  wait $step
+  status=$?
+done
+cd "$boot" && rm -f [0-9]* pid.*
 exit $status
 )sh";
 // Of a node that is had whole without a word about its GPUs.
@@ -232,10 +245,15 @@ std::vector<Machines::Found> Machines::allocations() {
 }
 
 std::vector<Machine> Machines::list() {
+  const std::vector<Found> found = allocations();
+  return machines_of(found, standings_of(found));
+}
+
+std::vector<Machine> Machines::machines_of(const std::vector<Found>& found,
+                                           const std::map<std::string, Standing>& standings) {
   std::vector<Machine> machines;
-  const auto now = system_clock::now();
-  for (const Found& each : allocations()) {
-    const Standing standing = standing_of(each.job, now);
+  for (const Found& each : found) {
+    const Standing& standing = standings.at(each.job.id);
     for (std::size_t i = 0; i < each.allocation.nodes.size(); ++i) {
       machines.push_back(machine_of(each.job, each.allocation, standing, i));
     }
@@ -250,16 +268,17 @@ std::vector<Machine> Machines::list() {
 }
 
 void Machines::create(const std::vector<Request>& requests, const OutcomeSink& tell) {
-  std::map<NodeId, Machine> there;
+  // Another cluster of this name, which was lost, may have nodes of the same names.
+  std::map<std::pair<ClusterId, NodeId>, Machine> there;
   for (Machine& machine : list()) {
     if (is_there(machine.state)) {
-      there.emplace(machine.node, std::move(machine));
+      there.emplace(std::pair(machine.cluster, machine.node), std::move(machine));
     }
   }
   for (const Request& request : requests) {
     std::vector<NodeId> missing;
     for (const NodeId& node : request.nodes) {
-      const auto found = there.find(node);
+      const auto found = there.find({request.cluster, node});
       if (found == there.end()) {
         missing.push_back(node);
       } else {
@@ -336,8 +355,13 @@ std::string Machines::submit(const Request& request, const Allocation& allocatio
     files += std::to_string(i) + " " + std::to_string(text.size()) + "\n" + text;
   }
   const std::string folder = (boot_ / allocation.boot).string();
-  run_or_throw(client_.login_node(), {"sh", "-c", kUnpack, folder}, files, kFileLimit,
-               "writing what nodes start with to " + folder);
+  try {
+    run_or_throw(client_.login_node(), {"sh", "-c", kUnpack, folder}, files, kFileLimit,
+                 "writing what nodes start with to " + folder);
+  } catch (const Error&) {
+    remove_boot({allocation.boot});
+    throw;
+  }
   std::string id;
   std::optional<Error> failed;
   try {
@@ -360,6 +384,12 @@ std::string Machines::submit(const Request& request, const Allocation& allocatio
   } else if (failed) {
     remove_boot({allocation.boot});
     throw *failed;
+  } else {  // nobody would find it again
+    client_.cancel({id});
+    remove_boot({allocation.boot});
+    throw Error(ErrorCode::conflict, "squeue does not show Slurm job " + id +
+                                         " with the name and the comment that it was given")
+        .with_hint("a site's job_submit plugin may have changed them");
   }
   try {
     refuse_twins(id, allocation, there);
@@ -379,7 +409,8 @@ void Machines::refuse_twins(const std::string& id, const Allocation& allocation,
   const std::set<NodeId> ours(allocation.nodes.begin(), allocation.nodes.end());
   for (const Found& each : there) {
     const bool is_older = age(each.job.id) < age(id);
-    if (!is_older || !is_there(standing_of(each.job, now).state)) continue;
+    const bool is_ours = each.allocation.cluster == allocation.cluster;
+    if (!is_ours || !is_older || !is_there(standing_of(each.job, now).state)) continue;
     for (const NodeId& node : each.allocation.nodes) {
       if (!ours.contains(node)) continue;
       throw Error(ErrorCode::conflict, "Slurm job " + each.job.id + " has " + node.str() +
@@ -391,9 +422,8 @@ void Machines::refuse_twins(const std::string& id, const Allocation& allocation,
 // Never throws: what stays is swept later.
 void Machines::remove_boot(const std::vector<std::string>& folders) noexcept {
   try {
-    std::vector<std::string> argv = {"rm", "-rf", "--"};
-    for (const std::string& folder : folders) argv.push_back((boot_ / folder).string());
-    if (!folders.empty()) client_.login_node().run(argv, {}, kFileLimit);
+    in_batches(folders,
+               [&](std::span<const std::string> some) { run_in_boot("rm -rf -- \"$@\"", some); });
   } catch (const std::exception&) {
   }
 }
@@ -416,19 +446,29 @@ void Machines::sweep() {
   }
 }
 
-std::string Machines::last_words(const Allocation& allocation) {
-  if (allocation.boot.empty()) return {};
-  std::vector<std::string> lines;
+Captured Machines::run_in_boot(const std::string& command, std::span<const std::string> folders) {
+  std::vector<std::string> argv = {"sh", "-c", "cd \"$0\" && " + command, boot_.string()};
+  argv.insert(argv.end(), folders.begin(), folders.end());
+  return client_.login_node().run(argv, {}, kFileLimit);
+}
+
+std::map<std::string, std::string> Machines::last_words(const std::vector<std::string>& folders) {
+  std::map<std::string, std::string> words;
   try {
-    const Captured tail = client_.login_node().run(
-        {"tail", "-n", kLastLines, "--", (boot_ / allocation.boot / "log").string()}, {},
-        kFileLimit);
-    for (const std::string& line : split(tail.out, '\n')) {
-      if (!line.empty()) lines.push_back(printable(line, false));
-    }
-  } catch (const Error&) {  // that it is over counts more
+    in_batches(folders, [&](std::span<const std::string> some) {
+      std::string folder;
+      for (const std::string& line : split(run_in_boot(kTellLogs, some).out, '\n')) {
+        if (line.starts_with('|') && line.size() > 1) {
+          std::string& said = words[folder];
+          said += (said.empty() ? "" : "; ") + printable(line.substr(1), false);
+        } else if (!line.empty()) {
+          folder = line;
+        }
+      }
+    });
+  } catch (const Error&) {  // that they are over counts more
   }
-  return join(lines, "; ");
+  return words;
 }
 
 void Machines::release(const std::vector<Machine>& machines, const OutcomeSink& tell) {
@@ -475,22 +515,47 @@ void Machines::release(const std::vector<Machine>& machines, const OutcomeSink& 
   }
 }
 
-std::map<std::string, Standing> Machines::look(const std::map<std::string, Machine>& followed) {
-  std::map<std::string, Standing> standings;
-  std::vector<std::string> over;
-  const auto now = system_clock::now();
-  for (const Found& each : allocations()) {
-    Standing standing = standing_of(each.job, now);
-    const auto first = followed.lower_bound(each.job.id + "/");
-    const bool is_followed = first != followed.end() && job_of(first->first) == each.job.id;
-    if (is_followed && standing.state == MachineState::gone) {
-      const std::string words = last_words(each.allocation);
-      if (!words.empty()) standing.reason += ": " + words;
-      if (!each.allocation.boot.empty()) over.push_back(each.allocation.boot);
+void Machines::bury(std::map<std::string, Standing>& standings, const std::vector<Found>& found,
+                    const std::function<bool(const std::string& job)>& ours) {
+  std::map<std::string, std::string> over;  // job by folder
+  for (const Found& each : found) {
+    const std::string& folder = each.allocation.boot;
+    const bool has_ended = standings[each.job.id].state == MachineState::gone;
+    if (has_ended && !folder.empty() && !buried_.contains(folder) && ours(each.job.id)) {
+      over.emplace(folder, each.job.id);
     }
-    standings.emplace(each.job.id, std::move(standing));
   }
-  remove_boot(over);
+  std::vector<std::string> folders;
+  for (const auto& [folder, job] : over) folders.push_back(folder);
+  for (const auto& [folder, words] : last_words(folders)) {
+    const auto job = over.find(folder);
+    if (job != over.end()) standings[job->second].reason += ": " + words;
+  }
+  remove_boot(folders);
+  buried_.insert(folders.begin(), folders.end());
+}
+
+std::map<std::string, Standing> Machines::standings_of(const std::vector<Found>& found) {
+  std::map<std::string, Standing> standings;
+  const auto now = system_clock::now();
+  for (const Found& each : found) standings.emplace(each.job.id, standing_of(each.job, now));
+  return standings;
+}
+
+std::vector<Machine> Machines::settle() {
+  const std::vector<Found> found = allocations();
+  std::map<std::string, Standing> standings = standings_of(found);
+  bury(standings, found, [](const std::string&) { return true; });
+  return machines_of(found, standings);
+}
+
+std::map<std::string, Standing> Machines::look(const std::map<std::string, Machine>& followed) {
+  const std::vector<Found> found = allocations();
+  std::map<std::string, Standing> standings = standings_of(found);
+  bury(standings, found, [&](const std::string& job) {
+    const auto first = followed.lower_bound(job + "/");
+    return first != followed.end() && job_of(first->first) == job;
+  });
   return standings;
 }
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -51,6 +52,9 @@ class Machines {
 
   // As Provider's; workers alone, those too that ended not long ago.
   std::vector<Machine> list();
+  // The same, and `boot` goes of allocations that are over; what their logs said last is in the
+  // reason, once.
+  std::vector<Machine> settle();
   void create(const std::vector<Request>& requests, const OutcomeSink& tell);
   // An allocation is given back when all machines of it are; until then one alone is told
   // Error(conflict).
@@ -80,9 +84,17 @@ class Machines {
   Client::Batch batch_of(const Allocation& allocation) const;
   static void refuse_twins(const std::string& id, const Allocation& allocation,
                            const std::vector<Found>& there);
+  static std::vector<Machine> machines_of(const std::vector<Found>& found,
+                                          const std::map<std::string, Standing>& standings);
+  static std::map<std::string, Standing> standings_of(const std::vector<Found>& found);
+  // What those that are over and `ours` said last goes to their standings, their folders go.
+  void bury(std::map<std::string, Standing>& standings, const std::vector<Found>& found,
+            const std::function<bool(const std::string& job)>& ours);
   // How each job stands; `followed` by machine id.
   std::map<std::string, Standing> look(const std::map<std::string, Machine>& followed);
-  std::string last_words(const Allocation& allocation);  // of its log; empty: there are none
+  Captured run_in_boot(const std::string& command, std::span<const std::string> folders);
+  // Of their logs, by folder.
+  std::map<std::string, std::string> last_words(const std::vector<std::string>& folders);
   void remove_boot(const std::vector<std::string>& folders) noexcept;
   void sweep();
 
@@ -90,6 +102,7 @@ class Machines {
   std::string cluster_name_;
   fs::path boot_;
   std::function<std::vector<std::string>(const std::string&)> options_;
+  std::set<std::string> buried_;  // folders
 };
 
 }  // namespace dtrain::slurm

@@ -1,6 +1,7 @@
 #include "launcher/provider/slurm/options.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <iterator>
@@ -10,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/number.hpp"
 #include "launcher/core/text.hpp"
 
 namespace dtrain::slurm {
@@ -51,10 +53,40 @@ constexpr std::string_view kOurs[] = {"array",
                                       "wait",
                                       "wrap"};
 
+// "90", "90:00", "1:30:00", "2-12", "2-12:30", "2-12:30:00": minutes, or days and hours first.
+std::optional<std::chrono::seconds> time_limit(const std::string& text) {
+  const std::size_t dash = text.find('-');
+  const std::vector<std::string> parts =
+      split(dash == std::string::npos ? text : text.substr(dash + 1), ':');
+  std::vector<std::int64_t> numbers;
+  for (const std::string& part : parts) {
+    const auto number = number_from<std::int64_t>(part);
+    if (!number || *number < 0 || *number > 1'000'000) return std::nullopt;
+    numbers.push_back(*number);
+  }
+  if (numbers.size() > 3) return std::nullopt;
+  if (dash != std::string::npos) {
+    const auto days = number_from<std::int64_t>(text.substr(0, dash));
+    if (!days || *days < 0 || *days > 1'000'000) return std::nullopt;
+    numbers.resize(3);
+    return std::chrono::hours(*days * 24 + numbers[0]) + std::chrono::minutes(numbers[1]) +
+           std::chrono::seconds(numbers[2]);
+  }
+  if (numbers.size() == 3) {
+    return std::chrono::hours(numbers[0]) + std::chrono::minutes(numbers[1]) +
+           std::chrono::seconds(numbers[2]);
+  }
+  numbers.resize(2);
+  return std::chrono::minutes(numbers[0]) + std::chrono::seconds(numbers[1]);
+}
+
 Error wrong(const std::string& type, const std::string& option, const std::string& why) {
   return Error(ErrorCode::invalid, "available_node_types." + type + ".node_config." +
                                        printable(option, false) + " " + why);
 }
+
+// Before the end; Slurm says it up to a minute late, and would say it at once to what is shorter.
+constexpr std::chrono::seconds kWarning{120};
 
 bool is_option(std::string_view name) {
   return name.size() > 1 && name.front() != '-' &&
@@ -141,6 +173,11 @@ std::vector<std::string> batch_options(const ClusterSpec& spec, const std::strin
     if (value == json(false)) continue;
     const auto text = value_of(type, name, value);
     options.push_back("--" + name + (text ? "=" + *text : ""));
+  }
+  const json time = found->node_config.value("time", json());
+  const auto limit = time_limit(time.is_string() ? time.get<std::string>() : time.dump());
+  if (!limit || *limit >= 2 * kWarning) {
+    options.push_back("--signal=B:USR1@" + std::to_string(kWarning.count()));
   }
   return options;
 }

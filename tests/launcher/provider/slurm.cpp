@@ -14,6 +14,8 @@ using Strings = std::vector<std::string>;
 
 namespace {
 
+const std::string kWarns = "--signal=B:USR1@120";
+
 // At a whole second of a day.
 std::chrono::system_clock::time_point at(std::int64_t seconds) {
   return std::chrono::system_clock::time_point(std::chrono::seconds(seconds));
@@ -146,40 +148,53 @@ TEST_CASE("when it starts is told where Slurm knows it") {
 }
 
 TEST_CASE("node_config is sbatch's long options") {
-  CHECK(options(json::object()) == Strings{"--exclusive", "--mem=0"});
+  CHECK(options(json::object()) == Strings{"--exclusive", "--mem=0", kWarns});
   CHECK(options({{"time", "08:00:00"},
                  {"gpus-per-node", 4},
                  {"exclusive", true},
                  {"spread-job", false}}) ==
-        Strings{"--exclusive", "--gpus-per-node=4", "--time=08:00:00"});
+        Strings{"--exclusive", "--gpus-per-node=4", "--time=08:00:00", kWarns});
   CHECK(options({{"constraint", "a100&nvlink"}, {"exclude", {"n1", "n2"}}, {"cpus-per-task", 8}}) ==
-        Strings{"--constraint=a100&nvlink", "--cpus-per-task=8", "--exclude=n1,n2"});
+        Strings{"--constraint=a100&nvlink", "--cpus-per-task=8", "--exclude=n1,n2", kWarns});
 }
 
 TEST_CASE("resources ask for what node_config leaves open") {
   const double gib = 1 << 30;
   CHECK(options(json::object(), {{"CPU", 32}, {"GPU", 4}, {"memory", 2 * gib}}) ==
-        Strings{"--cpus-per-task=32", "--mem=2097152K", "--gres=gpu:4"});
+        Strings{"--cpus-per-task=32", "--mem=2097152K", "--gres=gpu:4", kWarns});
   CHECK(options({{"exclusive", true}, {"gres", "gpu:a100:8"}, {"mem", "0"}},
                 {{"CPU", 32}, {"GPU", 4}, {"memory", 2 * gib}}) ==
-        Strings{"--exclusive", "--gres=gpu:a100:8", "--mem=0"});
+        Strings{"--exclusive", "--gres=gpu:a100:8", "--mem=0", kWarns});
 }
 
 TEST_CASE(
     "an option that is false, and a node that is only kept from others, leave the rest to "
     "resources") {
   CHECK(options({{"exclusive", false}, {"mem", false}}, {{"CPU", 32}}) ==
-        Strings{"--cpus-per-task=32"});
+        Strings{"--cpus-per-task=32", kWarns});
   CHECK(options({{"exclusive", "user"}}, {{"CPU", 32}}) ==
-        Strings{"--cpus-per-task=32", "--exclusive=user"});
+        Strings{"--cpus-per-task=32", "--exclusive=user", kWarns});
 }
 
 TEST_CASE("the provider's partition, account and qos hold for types that say none") {
   ClusterSpec spec = cluster({{"partition", "large"}, {"exclusive", true}});
   spec.provider.other = {{"partition", "gpu"}, {"account", "physics"}, {"login_node", "login"}};
   CHECK(slurm::batch_options(spec, "node") ==
-        Strings{"--account=physics", "--exclusive", "--partition=large"});
+        Strings{"--account=physics", "--exclusive", "--partition=large", kWarns});
   CHECK_THROWS_AS(slurm::batch_options(spec, "other"), Error);
+}
+
+TEST_CASE("an allocation hears that its time is nearly over, unless it is short") {
+  const auto warns = [](const char* time) {
+    const Strings all = options({{"time", time}});
+    return std::find(all.begin(), all.end(), kWarns) != all.end();
+  };
+  for (const char* enough : {"4", "4:00", "0:04:00", "0-0:4", "1-0", "08:00:00", "UNLIMITED"}) {
+    CHECK_MESSAGE(warns(enough), enough);
+  }
+  for (const char* little : {"3", "1", "3:59", "0:03:59", "0-0:3", "0-0:3:59"}) {
+    CHECK_FALSE_MESSAGE(warns(little), little);
+  }
 }
 
 TEST_CASE("what sbatch would not take, or is dtrain's to say, is refused by name") {

@@ -298,7 +298,7 @@ TEST_CASE("what the submitter's environment says changes nothing") {
 }
 
 TEST_CASE("without Slurm's commands it is said what is missing") {
-  slurm::Client client(std::make_shared<LocalTransport>(), "/nowhere");
+  slurm::Client client(std::make_shared<LocalTransport>(), {"PATH=/nowhere"});
   try {
     client.jobs("c", "dtrain ");
     FAIL("there are none");

@@ -38,7 +38,11 @@ TEST_CASE("an absent head_node_type is Ray's default, where there is such a type
   CHECK(problem("gcp", "{ray.head.default: {}, w: {}}")
             .ends_with("[head_node_type is one of: ray.head.default, w]"));
   CHECK(problem("aws", "{h: {max_workers: 0}, w: {}}").ends_with("[write head_node_type: h]"));
-  CHECK(problem("slurm", "{h: {}}").ends_with("[write head_node_type: h]"));
+  // Its head is on the login node, and of no type; all that are asked for may be.
+  CHECK(head("slurm", "{h: {}}").empty());
+  CHECK(cluster("provider: {type: slurm}\navailable_node_types: {a: {min_workers: 3}, b: "
+                "{min_workers: 1, max_workers: 4}}")
+            .max_workers == 7);
 }
 
 TEST_CASE("kubernetes without node types has Ray's two") {

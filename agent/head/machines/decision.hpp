@@ -1,0 +1,30 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "launcher/provider/machine.hpp"
+#include "launcher/wire/machines.hpp"
+
+namespace dtrain::head {
+
+struct MachineDecision {
+  struct Release {
+    std::vector<Machine> machines;  // that were had together
+    std::string reason;
+  };
+  std::map<std::string, int> create;  // by type
+  std::vector<Release> release;
+};
+
+// Pure. `there`: of this cluster, pending or running. What was had together goes together or not
+// at all: of too many the pending ones go first, then the newest. With `replace` those of another
+// launch configuration count for nothing, and go.
+MachineDecision decide_machines(const wire::WantedMachines& wanted,
+                                const std::vector<Machine>& there);
+
+// Equal for machines that were had together.
+std::string group_of(const Machine& machine);
+
+}  // namespace dtrain::head

@@ -1,0 +1,484 @@
+#include "agent/head/machines/keeper.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "launcher/core/files.hpp"
+#include "launcher/core/log.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/wire/json.hpp"
+
+namespace dtrain::head {
+
+using nlohmann::json;
+using Presence = Engine::Presence;
+
+namespace {
+
+constexpr std::size_t kMostText = std::size_t{16} << 20;
+constexpr const char* kContained = "set -- --contained\n";
+
+bool is_there(const Machine& machine) {
+  return machine.state == MachineState::pending || machine.state == MachineState::running;
+}
+
+}  // namespace
+
+MachineKeeper::MachineKeeper(ClusterId cluster, const fs::path& file, const Clock& clock,
+                             Hooks hooks)
+    : cluster_(std::move(cluster)), file_(file), clock_(clock), hooks_(std::move(hooks)) {
+  const auto text = read_file_if_there(file_, kMostText);
+  if (!text) return;
+  while_doing("reading " + file_.string(), [&] {
+    wanted_ = wire::wanted_machines_from_json(wire::parse_json(*text, "the file", kMostText));
+    if (!wanted_.provider.empty()) source_ = hooks_.source(wanted_);
+  });
+}
+
+template <typename Work, typename Then>
+void MachineKeeper::run(Work work, Then then) {
+  ++running_;
+  worker_.add([this, work = std::move(work), then = std::move(then),
+               guard = std::weak_ptr<int>(alive_)]() mutable {
+    std::optional<Error> failed;
+    try {
+      work();
+    } catch (const std::exception& thrown) {
+      failed = as_defect(thrown);
+    }
+    hooks_.post([this, then = std::move(then), failed, guard] {
+      if (!guard.lock()) return;
+      --running_;
+      then(failed);
+    });
+  });
+}
+
+void MachineKeeper::want(const json& body, std::function<void(json)> done) {
+  const auto wanted = std::make_shared<wire::WantedMachines>(wire::wanted_machines_from_json(body));
+  std::shared_ptr<MachineSource> source;
+  if (!wanted->provider.empty()) source = hooks_.source(*wanted);
+  changes_ = true;
+  run([file = file_,
+       text = wire::dump(wire::to_json(*wanted)) + "\n"] { write_file_atomic(file, text); },
+      [this, wanted, source, done = std::move(done)](const std::optional<Error>& failed) {
+        changes_ = false;
+        if (failed) {
+          look();
+          return done(wire::error_to_json(*failed));
+        }
+        wanted_ = *wanted;
+        source_ = source;
+        if (!source_) {
+          machines_.clear();
+          hooks_.coming(0);
+        }
+        failures_.clear();
+        pause_ = kFirstLook;
+        log::info("machines are wanted", {{"types", std::to_string(wanted_.types.size())}});
+        look();
+        done(view());
+      });
+}
+
+json MachineKeeper::view() const {
+  json types = json::array();
+  const std::map<std::string, int> missing_now = missing();
+  for (const wire::WantedMachines::Type& type : wanted_.types) {
+    const auto failure = failures_.find(type.name);
+    types.push_back({{"type", type.name},
+                     {"wanted", type.count},
+                     {"error", failure == failures_.end() || missing_now.at(type.name) == 0
+                                   ? json()
+                                   : wire::error_to_json(failure->second.why).at("error")}});
+  }
+  json machines = json::array();
+  for (const auto& [node, machine] : machines_) {
+    machines.push_back({{"node", node.str()},
+                        {"type", machine.type},
+                        {"id", machine.id},
+                        {"state", to_string(machine.state)},
+                        {"reason", machine.reason},
+                        {"zone", machine.zone}});
+  }
+  return {{"wanted", wanted_.provider.empty() ? json() : wire::to_json(wanted_)},
+          {"trouble", trouble_ ? wire::error_to_json(*trouble_).at("error") : json()},
+          {"types", std::move(types)},
+          {"machines", std::move(machines)}};
+}
+
+void MachineKeeper::end() {
+  ended_ = true;
+}
+
+void MachineKeeper::look() {
+  if (ended_ || !source_) return;
+  if (at_work_) {
+    again_ = true;
+    return;
+  }
+  at_work_ = true;
+  const auto list = std::make_shared<std::vector<Machine>>();
+  run([source = source_, list] { *list = source->list(); },
+      [this, list](const std::optional<Error>& failed) {
+        if (failed && !trouble_) {
+          log::warn("it is not known which machines there are", {{"why", failed->what()}});
+        }
+        trouble_ = failed;
+        // What is there goes on; nothing is concluded.
+        if (failed) {
+          moves_ = true;
+          return settle();
+        }
+        seen(*list);
+      });
+}
+
+void MachineKeeper::seen(const std::vector<Machine>& list) {
+  std::map<NodeId, Machine> there;
+  std::map<NodeId, const Machine*> over;
+  for (const Machine& machine : list) {
+    if (machine.cluster != cluster_) continue;
+    if (machine.state == MachineState::gone) {
+      over.emplace(machine.node, &machine);
+    } else {
+      there.emplace(machine.node, machine);
+    }
+  }
+  const bool changed = !std::equal(there.begin(), there.end(), machines_.begin(), machines_.end(),
+                                   [](const auto& a, const auto& b) {
+                                     return a.first == b.first && a.second.state == b.second.state;
+                                   });
+  if (changed) pause_ = kFirstLook;
+  for (const NodeId& node : hooks_.made()) {
+    const auto machine = there.find(node);
+    if (is_here(node)) {  // is there, whatever the source says
+      const auto came = came_.try_emplace(node, clock_.now()).first;
+      lost_.erase(node);
+      if (machine != there.end()) forgive(machine->second.type, came->second);
+    } else if (machine == there.end()) {
+      const auto ended = over.find(node);
+      bury(node, ended == over.end() ? nullptr : ended->second);
+    } else if (machine->second.state == MachineState::running) {
+      hooks_.begin(node);
+      runs_.try_emplace(node, clock_.now());
+    }
+    const bool is_lost = hooks_.node(node) == Presence::lost && machine != there.end();
+    if (is_lost && lost_.try_emplace(node, clock_.now()).second)
+      ended(node, machine->second.type, "it has left");
+  }
+  machines_ = std::move(there);
+  decide();
+}
+
+bool MachineKeeper::is_here(const NodeId& node) const {
+  return hooks_.node(node) == Presence::here;
+}
+
+void MachineKeeper::remove(const NodeId& node, const std::string& why) {
+  try {
+    hooks_.remove(node, why);
+  } catch (const Error& error) {  // it is being removed, or was
+    log::info("a node is not removed", {{"node", node.str()}, {"why", error.what()}});
+  }
+}
+
+// One that has come since then stays: they can be had again.
+void MachineKeeper::forgive(const std::string& type, Monotonic came) {
+  const auto failure = failures_.find(type);
+  const bool is_newer = failure != failures_.end() && came > failure->second.at;
+  if (is_newer && clock_.now() - came >= kShortLife) failures_.erase(failure);
+}
+
+// The next would not do better, so not at once.
+void MachineKeeper::ended(const NodeId& node, const std::string& type, const std::string& why) {
+  const auto came = came_.find(node);
+  if (came == came_.end()) {
+    // Of a head that was started anew: it has come before.
+    if (hooks_.node(node) != Presence::unseen) return;
+    fail(type, Error(ErrorCode::failed, node.str() + " did not join: " + why));
+  } else if (clock_.now() - came->second < kShortLife) {
+    fail(type, Error(ErrorCode::failed, node.str() + " ended as soon as it had come: " + why));
+  } else {
+    forgive(type, came->second);
+  }
+}
+
+// Its machine is gone.
+void MachineKeeper::bury(const NodeId& node, const Machine* machine) {
+  const std::string why = machine == nullptr || machine->reason.empty()
+                              ? "its machine is gone"
+                              : "its machine is gone: " + machine->reason;
+  log::warn("a machine is gone", {{"node", node.str()}, {"why", why}});
+  const auto before = machines_.find(node);
+  const Machine* known = machine;
+  if (known == nullptr && before != machines_.end()) known = &before->second;
+  if (known != nullptr && lost_.erase(node) == 0) ended(node, known->type, why);
+  came_.erase(node);
+  runs_.erase(node);
+  drained_.erase(node);
+  remove(node, why);
+}
+
+void MachineKeeper::fail(const std::string& type, const Error& why) {
+  const auto now = clock_.now();
+  next_name_.erase(type);  // names that nobody has come to have are free again
+  const auto found = failures_.find(type);
+  // Those of one look, or of one request, are one.
+  if (found != failures_.end() && found->second.again > now) return;
+  const auto pause =
+      found == failures_.end() ? kFirstRetry : std::min(kLastRetry, found->second.pause * 2);
+  failures_.insert_or_assign(type, Failure{why, pause, now, now + pause});
+  log::warn("no machine of this type can be had now", {{"type", type}, {"why", why.what()}});
+}
+
+const wire::WantedMachines::Type* MachineKeeper::type_of(const std::string& name) const {
+  const auto found = std::find_if(wanted_.types.begin(), wanted_.types.end(),
+                                  [&](const auto& type) { return type.name == name; });
+  return found == wanted_.types.end() ? nullptr : &*found;
+}
+
+void MachineKeeper::decide() {
+  const std::vector<NodeId> made = hooks_.made();
+  const std::set<NodeId> may_come(made.begin(), made.end());
+  std::vector<Machine> there;
+  std::map<std::string, std::vector<Machine>> useless;  // by group
+  std::set<std::string> useful;
+  moves_ = false;
+  for (const auto& [node, machine] : machines_) {
+    const bool is_here_now = is_here(node);
+    const bool is_lost = hooks_.node(node) == Presence::lost;
+    moves_ = moves_ || machine.state != MachineState::running || !is_here_now;
+    if (!is_there(machine)) continue;
+    if (!is_useful(machine, may_come.contains(node))) {
+      useless[group_of(machine)].push_back(machine);
+      continue;
+    }
+    useful.insert(group_of(machine));
+    // Where its node is lost another takes its place.
+    if (!is_lost) there.push_back(machine);
+  }
+  MachineDecision decision = decide_machines(wanted_, there);
+  for (auto& [group, machines] : useless) {
+    if (useful.contains(group)) continue;
+    decision.release.push_back({std::move(machines), "its nodes do not come"});
+  }
+  undo_drains(decision);
+  const auto asking = std::make_shared<Asking>();
+  asking->source = source_;
+  for (const MachineDecision::Release& each : decision.release) {
+    const std::vector<Machine> machines = group(each.machines.front());
+    if (may_go(machines)) {
+      for (const Machine& machine : machines) {
+        log::info("a machine is given back", {{"node", machine.node.str()}, {"why", each.reason}});
+        remove(machine.node, "it is given back: " + each.reason);
+      }
+      asking->release.insert(asking->release.end(), machines.begin(), machines.end());
+    }
+    moves_ = true;
+  }
+  asking->open = 1;  // this call's own
+  for (const auto& [type, count] : decision.create) {
+    moves_ = true;
+    const auto failure = failures_.find(type);
+    if (failure == failures_.end() || failure->second.again <= clock_.now()) {
+      ask_for(type, count, asking);
+    }
+  }
+  if (--asking->open == 0) act(asking);
+}
+
+// Its node is here, or may still come.
+bool MachineKeeper::is_useful(const Machine& machine, bool may_come) {
+  const NodeId& node = machine.node;
+  if (is_here(node)) return true;
+  const auto since = [&](const std::map<NodeId, Monotonic>& times) {
+    const auto found = times.find(node);
+    return found == times.end() ? Monotonic::duration::zero() : clock_.now() - found->second;
+  };
+  if (since(lost_) > kLostLimit) return false;
+  const bool late = hooks_.node(node) == Presence::unseen && since(runs_) > kJoinLimit;
+  if (may_come && !late) return true;
+  if (runs_.contains(node)) {  // once
+    ended(node, machine.type, "its machine runs, and nothing was heard of it");
+    remove(node, "it did not join");
+    runs_.erase(node);
+  }
+  return false;
+}
+
+// What is to stay after all takes ranks again.
+void MachineKeeper::undo_drains(const MachineDecision& decision) {
+  std::set<std::string> goes;
+  for (const MachineDecision::Release& each : decision.release) {
+    goes.insert(group_of(each.machines.front()));
+  }
+  for (auto node = drained_.begin(); node != drained_.end();) {
+    const auto machine = machines_.find(*node);
+    if (machine != machines_.end() && goes.contains(group_of(machine->second))) {
+      ++node;
+      continue;
+    }
+    try {
+      if (machine != machines_.end()) hooks_.drain(*node, true);
+    } catch (const Error& error) {
+      log::info("a node stays drained", {{"node", node->str()}, {"why", error.what()}});
+    }
+    node = drained_.erase(node);
+  }
+}
+
+// All that were had together with this one.
+std::vector<Machine> MachineKeeper::group(const Machine& machine) const {
+  std::vector<Machine> all;
+  for (const auto& [node, each] : machines_) {
+    if (group_of(each) == group_of(machine)) all.push_back(each);
+  }
+  return all;
+}
+
+// False: their ranks are to end before.
+bool MachineKeeper::may_go(const std::vector<Machine>& machines) {
+  bool idle = true;
+  for (const Machine& machine : machines) {
+    // One that is away may come back, and has its ranks meanwhile.
+    const Presence now = hooks_.node(machine.node);
+    if (now != Presence::here && now != Presence::away) continue;
+    try {
+      if (!drained_.contains(machine.node)) {
+        hooks_.drain(machine.node, false);
+        drained_.insert(machine.node);
+      }
+    } catch (const Error& error) {
+      log::info("a node is not drained", {{"node", machine.node.str()}, {"why", error.what()}});
+    }
+    idle = idle && !hooks_.has_ranks(machine.node);
+  }
+  return idle;
+}
+
+NodeId MachineKeeper::free_name(const std::string& type) {
+  for (int& number = next_name_.try_emplace(type, 1).first->second;;) {
+    NodeId node(type + "-" + std::to_string(number++));
+    if (!hooks_.is_taken(node) && !machines_.contains(node)) return node;
+  }
+}
+
+void MachineKeeper::ask_for(const std::string& type, int count,
+                            const std::shared_ptr<Asking>& asking) {
+  Request request;
+  request.type = type;
+  request.cluster = cluster_;
+  if (const auto* wanted = type_of(type)) request.launch = wanted->launch;
+  for (int i = 0; i < count; ++i) {
+    const NodeId& node = request.nodes.emplace_back(free_name(type));
+    // What is known of another of this name, which never came.
+    runs_.erase(node);
+    lost_.erase(node);
+    drained_.erase(node);
+  }
+  const auto scripts = std::make_shared<std::map<NodeId, std::string>>();
+  request.boot = [scripts](const NodeId& node) { return kContained + scripts->at(node); };
+  const std::vector<NodeId> nodes = request.nodes;
+  asking->requests.push_back(std::move(request));
+  asking->open += nodes.size();
+  for (const NodeId& node : nodes) {
+    const auto issued = [this, type, node, scripts, asking, guard = std::weak_ptr<int>(alive_)](
+                            const std::string& script, const std::optional<Error>& failed) {
+      if (!guard.lock()) return;
+      if (failed) {
+        fail(type, *failed);
+      } else {
+        scripts->emplace(node, script);
+      }
+      if (--asking->open == 0) act(asking);
+    };
+    try {
+      hooks_.issue(node, type, wanted_.addresses, issued);
+    } catch (const Error& error) {
+      issued("", error);
+    }
+  }
+}
+
+void MachineKeeper::act(const std::shared_ptr<Asking>& asking) {
+  // Of a request whose credentials are not all there none is used; nothing is asked for that may
+  // be wanted no more.
+  const bool over = ended_ || changes_ || asking->source != source_;
+  std::erase_if(asking->requests, [&](const Request& request) {
+    const auto failure = failures_.find(request.type);
+    const bool failed =
+        over || (failure != failures_.end() && failure->second.again > clock_.now());
+    if (failed) {
+      for (const NodeId& node : request.nodes) remove(node, "it was not asked for");
+    }
+    return failed;
+  });
+  if (over || (asking->requests.empty() && asking->release.empty())) return settle();
+  const auto outcomes = std::make_shared<std::vector<MachineOutcome>>();
+  const auto released = std::make_shared<std::vector<MachineOutcome>>();
+  run(
+      [source = asking->source, asking, outcomes, released] {
+        if (!asking->release.empty()) {
+          source->release(asking->release,
+                          [&](const MachineOutcome& each) { released->push_back(each); });
+        }
+        if (!asking->requests.empty()) {
+          source->create(asking->requests,
+                         [&](const MachineOutcome& each) { outcomes->push_back(each); });
+        }
+      },
+      [this, asking, outcomes, released](const std::optional<Error>& failed) {
+        if (failed) {
+          for (const Request& request : asking->requests) fail(request.type, *failed);
+        }
+        for (const MachineOutcome& each : *outcomes) outcome(each);
+        for (const MachineOutcome& each : *released) {
+          if (each.error) {
+            log::warn("a machine cannot be given back",
+                      {{"node", each.machine.node.str()}, {"why", each.error->what()}});
+          }
+        }
+        pause_ = kFirstLook;
+        settle();
+      });
+}
+
+void MachineKeeper::outcome(const MachineOutcome& outcome) {
+  const Machine& machine = outcome.machine;
+  if (outcome.error) {
+    remove(machine.node, "its machine cannot be had");
+    fail(machine.type, *outcome.error);
+    return;
+  }
+  log::info("a machine was asked for", {{"node", machine.node.str()}, {"id", machine.id}});
+  machines_.insert_or_assign(machine.node, machine);
+}
+
+// The next look, if one is needed.
+void MachineKeeper::settle() {
+  at_work_ = false;
+  int coming = 0;
+  for (const auto& [type, count] : missing()) coming += count;
+  hooks_.coming(coming);
+  if (ended_ || !source_) return;
+  if (std::exchange(again_, false)) return hooks_.timer(kBreath, [this] { look(); });
+  if (!moves_ && coming == 0) return;
+  hooks_.timer(pause_, [this] { look(); });
+  pause_ = std::min(kLastLook, pause_ + pause_ / 2);
+}
+
+// Of each type, so many nodes are not here yet.
+std::map<std::string, int> MachineKeeper::missing() const {
+  std::map<std::string, int> missing;
+  for (const wire::WantedMachines::Type& type : wanted_.types) missing[type.name] = type.count;
+  for (const auto& [node, machine] : machines_) {
+    const auto found = missing.find(machine.type);
+    if (found != missing.end() && is_here(node)) --found->second;
+  }
+  for (auto& [type, count] : missing) count = std::max(0, count);
+  return missing;
+}
+
+}  // namespace dtrain::head

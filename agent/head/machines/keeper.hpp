@@ -1,0 +1,142 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "agent/head/engine/engine.hpp"
+#include "agent/head/machines/decision.hpp"
+#include "agent/head/machines/source.hpp"
+#include "launcher/core/clock.hpp"
+#include "launcher/core/error.hpp"
+#include "launcher/core/worker.hpp"
+
+namespace dtrain::head {
+
+// Keeps as many machines of each type as `up` wanted: asks for what is missing, gives each its
+// credential, begins anew what has ended. It looks while something is on its way or goes, ever less
+// often, and when a node is heard to come or to go; while all is there it asks nobody. On the
+// engine's thread; a thread of its own waits for the source.
+class MachineKeeper {
+ public:
+  // The head's other parts.
+  struct Hooks {
+    std::function<void(std::function<void()>)> post;  // onto the engine's thread, from any
+    // At most one is pending: a new one replaces it.
+    std::function<void(std::chrono::milliseconds, std::function<void()>)> timer;
+    std::function<std::unique_ptr<MachineSource>(const wire::WantedMachines&)> source;
+    std::function<bool(const NodeId&)> is_taken;  // the name is another's, or was
+    // A credential that does not count yet: what the machine runs, or why there is none.
+    using Issued = std::function<void(const std::string& script, const std::optional<Error>&)>;
+    std::function<void(const NodeId&, const std::string& type,
+                       const std::vector<std::string>& addresses, Issued)>
+        issue;
+    std::function<void(const NodeId&)> begin;  // it counts: its machine runs
+    // All that have such a credential, used or not, and were not removed.
+    std::function<std::vector<NodeId>()> made;
+    std::function<Engine::Presence(const NodeId&)> node;
+    std::function<bool(const NodeId&)> has_ranks;
+    // May throw Error, as the next.
+    std::function<void(const NodeId&, bool undo)> drain;
+    std::function<void(const NodeId&, const std::string& why)> remove;
+    std::function<void(int)> coming;  // so many more nodes are to come
+  };
+  // `file`: where what is wanted is kept. Throws Error when it cannot be read.
+  MachineKeeper(ClusterId cluster, const fs::path& file, const Clock& clock, Hooks hooks);
+
+  // From now on this is wanted; `done` hears it, or what failed, once it is durable.
+  void want(const nlohmann::json& body, std::function<void(nlohmann::json)> done);
+  // {"wanted": …|null, "trouble": error|null, "types": [{"type", "wanted", "error"}],
+  //  "machines": [{"node", "type", "id", "state", "reason", "zone"}]}
+  nlohmann::json view() const;
+  // A node has come or gone, or a machine shows a credential that does not count yet.
+  void look();
+  // Nothing is asked for any more.
+  void end();
+  // Nothing is on its way to or from its thread.
+  bool rests() const { return running_ == 0; }
+
+  static constexpr std::chrono::milliseconds kFirstLook{1000};
+  static constexpr std::chrono::milliseconds kLastLook{15000};
+  // What cannot be had is asked for again after the first pause, then ever less often.
+  static constexpr std::chrono::seconds kFirstRetry{10};
+  static constexpr std::chrono::seconds kLastRetry{600};
+  // For one that runs to come; and of silence, until what it was had with is given back.
+  static constexpr std::chrono::minutes kJoinLimit{10};
+  static constexpr std::chrono::minutes kLostLimit{10};
+  // One that ends before it has been there so long could not be had, as one that never came.
+  static constexpr std::chrono::seconds kShortLife{60};
+  // After the last look, however much happens; what waits to be let in waits so long.
+  static constexpr std::chrono::milliseconds kBreath{200};
+
+ private:
+  struct Failure {
+    Error why;
+    std::chrono::seconds pause;
+    Monotonic at;
+    Monotonic again;
+  };
+  struct Asking {
+    std::shared_ptr<MachineSource> source;  // that was asked which there are
+    std::vector<Request> requests;
+    std::vector<Machine> release;
+    std::size_t open = 0;  // credentials that have not come yet
+  };
+
+  // On the worker; `then` here, unless all has ended.
+  template <typename Work, typename Then>
+  void run(Work work, Then then);
+  void seen(const std::vector<Machine>& list);
+  void bury(const NodeId& node, const Machine* machine);
+  void forgive(const std::string& type, Monotonic came);
+  void ended(const NodeId& node, const std::string& type, const std::string& why);
+  std::map<std::string, int> missing() const;
+  void remove(const NodeId& node, const std::string& why);
+  bool is_here(const NodeId& node) const;
+  bool is_useful(const Machine& machine, bool may_come);
+  void undo_drains(const MachineDecision& decision);
+  void decide();
+  bool may_go(const std::vector<Machine>& machines);
+  std::vector<Machine> group(const Machine& machine) const;
+  void ask_for(const std::string& type, int count, const std::shared_ptr<Asking>& asking);
+  void act(const std::shared_ptr<Asking>& asking);
+  void outcome(const MachineOutcome& outcome);
+  void fail(const std::string& type, const Error& why);
+  void settle();
+  NodeId free_name(const std::string& type);
+  const wire::WantedMachines::Type* type_of(const std::string& name) const;
+
+  const ClusterId cluster_;
+  const fs::path file_;
+  const Clock& clock_;
+  Hooks hooks_;
+  wire::WantedMachines wanted_;
+  std::shared_ptr<MachineSource> source_;
+  std::map<NodeId, Machine> machines_;       // as last seen: of this cluster, and not gone
+  std::map<std::string, Failure> failures_;  // by type
+  std::map<std::string, int> next_name_;     // by type
+  // Of nodes: when each was first seen connected, its machine first seen to run, itself lost.
+  std::map<NodeId, Monotonic> came_;
+  std::map<NodeId, Monotonic> runs_;
+  std::map<NodeId, Monotonic> lost_;
+  std::set<NodeId> drained_;      // by this
+  std::optional<Error> trouble_;  // the source does not answer
+  std::chrono::milliseconds pause_ = kFirstLook;
+  int running_ = 0;       // on the worker
+  bool changes_ = false;  // something else is wanted, once it is durable
+  bool at_work_ = false;  // from a look to what follows from it
+  bool again_ = false;
+  bool moves_ = false;  // as last decided: something is on its way, or goes
+  bool ended_ = false;
+  std::shared_ptr<int> alive_ = std::make_shared<int>(0);
+  Worker worker_;  // ends first
+};
+
+}  // namespace dtrain::head

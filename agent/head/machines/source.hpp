@@ -1,0 +1,29 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "launcher/core/ids.hpp"
+#include "launcher/provider/machine.hpp"
+#include "launcher/provider/provider.hpp"
+#include "launcher/wire/machines.hpp"
+
+namespace dtrain::head {
+
+// Who has machines, as Provider is to `up`. Each call may take long; one thread at a time.
+class MachineSource {
+ public:
+  virtual ~MachineSource() = default;
+
+  // Those of this cluster's name, also such as ended not long ago, each of these once with why.
+  virtual std::vector<Machine> list() = 0;
+  virtual void create(const std::vector<Request>& requests, const OutcomeSink& tell) = 0;
+  // Machines that were had together are given back together.
+  virtual void release(const std::vector<Machine>& machines, const OutcomeSink& tell) = 0;
+};
+
+// Throws Error(invalid) for a provider whose machines the head cannot ask for.
+std::unique_ptr<MachineSource> make_source(const wire::WantedMachines& wanted,
+                                           const std::string& cluster_name);
+
+}  // namespace dtrain::head

@@ -1,0 +1,194 @@
+#include "launcher/provider/slurm/provider.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/provider/slurm/options.hpp"
+#include "launcher/provider/ssh.hpp"
+#include "launcher/remote/local.hpp"
+
+namespace dtrain::slurm {
+namespace {
+
+constexpr std::chrono::milliseconds kLookLimit{30000};
+constexpr std::chrono::milliseconds kClearLimit{600000};
+// What a login shell prints besides stands in front of the mark. Where Slurm's commands are found
+// without one, its files are not read.
+constexpr const char* kLook = R"sh(
+tell() { echo; echo dtrain-place; echo "$HOME"; env | grep -E '^(PATH|LD_LIBRARY_PATH|SLURM_CONF)='; }
+if command -v sbatch >/dev/null; then tell; else
+exec "${SHELL:-/bin/sh}" -l -c 'command -v sbatch >/dev/null || exit 127; echo; echo dtrain-place; echo "$HOME"; env | grep -E "^(PATH|LD_LIBRARY_PATH|SLURM_CONF)="'
+fi
+)sh";
+
+std::string setting(const ClusterSpec& spec, const char* name) {
+  const auto found = spec.provider.other.find(name);
+  return found != spec.provider.other.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+std::string host_name() {
+  std::string name(256, '\0');
+  if (::gethostname(name.data(), name.size() - 1) != 0) return "localhost";
+  return name.c_str();
+}
+
+}  // namespace
+
+SlurmProvider::SlurmProvider(ClusterSpec spec, fs::path state, Access access)
+    : spec_(std::move(spec)) {
+  login_.node = NodeId(kLoginNode);
+  login_.head = true;
+  const std::string there = setting(spec_, "login_node");
+  if (there.empty()) {
+    login_.address = host_name();
+    return;
+  }
+  HostSpec host;
+  host.node = login_.node;
+  host.host = there;
+  host.ssh_user = spec_.auth.ssh_user;
+  host.ssh_port = spec_.auth.ssh_port;
+  host.ssh_private_key = spec_.auth.ssh_private_key;
+  host.ssh_proxy_command = spec_.auth.ssh_proxy_command;
+  host.ssh_proxy_jump = spec_.auth.ssh_proxy_jump;
+  login_.address = there;
+  login_.external_address = there;
+  login_.host = host;
+  ssh_ = std::make_unique<SshProvider>(std::vector<HostSpec>{host}, std::move(state),
+                                       std::move(access));
+}
+
+std::vector<Machine> SlurmProvider::list() {
+  return {login_};
+}
+
+void SlurmProvider::create(const std::vector<Request>& requests, const OutcomeSink& tell) {
+  for (const Request& request : requests) {
+    for (const NodeId& node : request.nodes) {
+      MachineOutcome outcome{login_, std::nullopt};
+      if (node != login_.node) {
+        outcome.machine = {};
+        outcome.machine.node = node;
+        outcome.machine.state = MachineState::gone;
+        outcome.error = Error(ErrorCode::not_found, "with provider slurm the head asks for nodes");
+      }
+      tell(outcome);
+    }
+  }
+}
+
+void SlurmProvider::release(const std::vector<Machine>& given, const OutcomeSink& tell) {
+  std::vector<Machine> asked;
+  for (const Machine& machine : given) {
+    if (machine.node == login_.node) {
+      tell({machine, std::nullopt});
+    } else {
+      asked.push_back(machine);
+    }
+  }
+  if (!asked.empty()) machines().release(asked, tell);
+}
+
+void SlurmProvider::follow(const std::vector<Machine>& followed, const OutcomeSink& tell,
+                           const std::stop_token& stop) {
+  machines().follow(followed, tell, stop);
+}
+
+std::unique_ptr<Transport> SlurmProvider::login_node() {
+  if (!ssh_) return std::make_unique<LocalTransport>();
+  return ssh_->reach(login_);
+}
+
+std::unique_ptr<Transport> SlurmProvider::reach(const Machine& machine) {
+  if (machine.node == login_.node) return login_node();
+  throw Error(ErrorCode::not_found, "nobody logs in to " + machine.node.str() +
+                                        ", a node of Slurm's: it is reached through the head");
+}
+
+void SlurmProvider::hang_up() {
+  if (ssh_) ssh_->hang_up();
+}
+
+const SlurmProvider::Place& SlurmProvider::place() {
+  const std::lock_guard lock(mutex_);
+  if (place_) return *place_;
+  const std::unique_ptr<Transport> transport = login_node();
+  const Captured looked = transport->run({"sh", "-c", kLook}, {}, kLookLimit);
+  const std::vector<std::string> lines = split(looked.out, '\n');
+  const auto mark = std::find(lines.begin(), lines.end(), "dtrain-place");
+  if (lines.end() - mark < 2) {
+    throw Error(ErrorCode::not_found, "there is no sbatch on " + login_.address)
+        .with_hint("provider.login_node names a machine that has Slurm's commands");
+  }
+  Place found;
+  const std::string& home = *(mark + 1);
+  for (auto line = mark + 2; line != lines.end(); ++line) {
+    if (line->find('=') != std::string::npos) found.environment.push_back(*line);
+  }
+  std::string shared = setting(spec_, "shared_folder");
+  if (shared.empty()) shared = "~/.dtrain";
+  if (shared == "~" || shared.starts_with("~/")) shared = home + shared.substr(1);
+  found.home = home;
+  found.shared = shared;
+  return place_.emplace(std::move(found));
+}
+
+wire::WantedMachines SlurmProvider::wanted(const ClusterId& cluster) {
+  wire::WantedMachines wanted;
+  wanted.provider = "slurm";
+  wanted.environment = place().environment;
+  wanted.boot = (place().shared / cluster.str() / "boot").string();
+  if (!spec_.provider.head_address.empty()) wanted.addresses = {spec_.provider.head_address};
+  for (const ClusterSpec::Workers& workers : spec_.standing_workers()) {
+    wanted.types.push_back({workers.type, workers.count, "", batch_options(spec_, workers.type)});
+  }
+  return wanted;
+}
+
+Machines& SlurmProvider::machines() {
+  const Place& here = place();
+  const std::lock_guard lock(mutex_);
+  if (!machines_) {
+    machines_.emplace(Client(login_node(), here.environment), spec_.cluster_name, here.shared,
+                      [this](const std::string& type) { return batch_options(spec_, type); });
+  }
+  return *machines_;
+}
+
+std::vector<Machine> SlurmProvider::asked_for() {
+  return machines().list();
+}
+
+// Nodes remove what is theirs when they end, if they have the time.
+void SlurmProvider::clear_up(const ClusterId& cluster) {
+  const fs::path home = place().home / ".dtrain";
+  for (const fs::path& base : std::set<fs::path>{home, place().shared})
+    clear_up(base / cluster.str());
+}
+
+void SlurmProvider::clear_up(const fs::path& folder) {
+  std::vector<std::string> argv = {
+      "sh", "-c",
+      "cd \"$0\" 2>/dev/null || exit 0; rm -rf boot; for t; do for d in \"$t\"-*; do case "
+      "${d#\"$t\"-} in *[!0-9]*) ;; *) rm -rf \"$d\" ;; esac; done; done; cd ..; "
+      "rmdir \"$0\" 2>/dev/null || true",
+      folder.string()};
+  for (const NodeType& type : spec_.node_types) argv.push_back(type.name);
+  run_or_throw(*login_node(), argv, {}, kClearLimit, "removing what Slurm's nodes have left");
+}
+
+std::unique_ptr<Provider> make_provider(const ClusterSpec& spec, const fs::path& state,
+                                        const Access& access) {
+  // What sbatch would not take is said before anything is done.
+  for (const ClusterSpec::Workers& workers : spec.standing_workers()) {
+    batch_options(spec, workers.type);
+  }
+  return std::make_unique<SlurmProvider>(spec, state, access);
+}
+
+}  // namespace dtrain::slurm

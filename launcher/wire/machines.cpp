@@ -1,0 +1,37 @@
+#include "launcher/wire/machines.hpp"
+
+#include <set>
+
+#include "launcher/core/files.hpp"
+#include "launcher/wire/fields.hpp"
+
+namespace dtrain::wire {
+
+void fields(Is<WantedMachines::Type> auto& m, auto&& f) {
+  f("type", m.name, "count", within(m.count, 0, WantedMachines::kMost), "launch", m.launch,
+    "options", if_set(m.options));
+}
+void fields(Is<WantedMachines> auto& m, auto&& f) {
+  f("provider", m.provider, "boot", m.boot, "environment", if_set(m.environment), "addresses",
+    if_set(m.addresses), "types", m.types, "replace", if_set(m.replace));
+}
+
+nlohmann::json to_json(const WantedMachines& wanted) {
+  return written(wanted);
+}
+
+WantedMachines wanted_machines_from_json(const nlohmann::json& json) {
+  WantedMachines wanted;
+  read(json, wanted);
+  if (!wanted.provider.empty() && !fs::path(wanted.boot).is_absolute()) {
+    throw Error(ErrorCode::invalid, "\"boot\" is no absolute path");
+  }
+  std::set<std::string> names;
+  for (const WantedMachines::Type& type : wanted.types) {
+    const bool is_fine = valid_name(type.name) && names.insert(type.name).second;
+    if (!is_fine) throw Error(ErrorCode::invalid, "\"type\" is no name, or there twice");
+  }
+  return wanted;
+}
+
+}  // namespace dtrain::wire

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+// Machines that the head asks a provider for by itself, and that join by themselves: what `up` says
+// of them (POST /v1/machines).
+namespace dtrain::wire {
+
+struct WantedMachines {
+  static constexpr int kMost = 4000;  // of a type: of so many there are credentials at a time
+
+  struct Type {
+    std::string name;
+    int count = 0;
+    std::string launch;                // launch_hash() of it
+    std::vector<std::string> options;  // what the provider's program is given for one of it
+
+    bool operator==(const Type&) const = default;
+  };
+
+  std::string provider;  // "slurm"; empty: the head asks nobody
+  // On storage that the head's machine shares with those that it asks for: what they start with.
+  std::string boot;
+  std::vector<std::string> environment;  // NAME=VALUE, of the provider's programs
+  std::vector<std::string> addresses;    // of the head, besides those that it has itself
+  std::vector<Type> types;
+  bool replace = false;  // those of another launch configuration give way
+
+  bool operator==(const WantedMachines&) const = default;
+};
+
+nlohmann::json to_json(const WantedMachines& wanted);
+// Error(invalid) names what is wrong.
+WantedMachines wanted_machines_from_json(const nlohmann::json& json);
+
+}  // namespace dtrain::wire

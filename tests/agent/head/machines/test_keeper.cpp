@@ -1,0 +1,474 @@
+#include "agent/head/machines/keeper.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <set>
+
+#include "launcher/core/text.hpp"
+#include "tests/support/fake_clock.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+using namespace dtrain;
+using namespace dtrain::head;
+using namespace std::chrono_literals;
+using Presence = Engine::Presence;
+using Strings = std::vector<std::string>;
+
+namespace {
+
+wire::WantedMachines wanted(int count, const std::string& launch = "one") {
+  wire::WantedMachines wanted;
+  wanted.provider = "fake";
+  wanted.boot = "/boot";
+  wanted.types = {{"gpu", count, launch, {}}};
+  return wanted;
+}
+
+// A provider in memory. Jobs are numbered as they are asked for.
+struct FakeSite {
+  std::mutex mutex;
+  std::vector<Machine> machines;
+  int jobs = 0;
+  std::optional<Error> deaf;
+  std::optional<Error> refuses;
+  std::vector<std::string> boots;
+
+  void set(const std::string& job, MachineState state, const std::string& reason = "") {
+    const std::lock_guard lock(mutex);
+    for (Machine& each : machines) {
+      if (group_of(each) != job) continue;
+      each.state = state;
+      each.reason = reason;
+    }
+  }
+};
+
+class FakeSource final : public MachineSource {
+ public:
+  explicit FakeSource(FakeSite& site) : site_(site) {}
+
+  std::vector<Machine> list() override {
+    const std::lock_guard lock(site_.mutex);
+    if (site_.deaf) throw Error(*site_.deaf);
+    return site_.machines;
+  }
+  void create(const std::vector<Request>& requests, const OutcomeSink& tell) override {
+    const std::lock_guard lock(site_.mutex);
+    for (const Request& request : requests) {
+      const std::string job = std::to_string(++site_.jobs);
+      for (std::size_t i = 0; i < request.nodes.size(); ++i) {
+        Machine machine;
+        machine.node = request.nodes[i];
+        machine.type = request.type;
+        machine.launch = request.launch;
+        machine.cluster = request.cluster;
+        machine.id = job + "/" + std::to_string(i);
+        machine.state = MachineState::pending;
+        machine.created = std::chrono::system_clock::time_point(std::chrono::seconds(site_.jobs));
+        if (!site_.refuses) {
+          site_.boots.push_back(request.boot(machine.node));
+          site_.machines.push_back(machine);
+        }
+        tell({machine, site_.refuses});
+      }
+    }
+  }
+  void release(const std::vector<Machine>& machines, const OutcomeSink& tell) override {
+    const std::lock_guard lock(site_.mutex);
+    for (const Machine& machine : machines) {
+      for (Machine& each : site_.machines) {
+        if (each.id == machine.id) each.state = MachineState::gone;
+      }
+      tell({machine, std::nullopt});
+    }
+  }
+
+ private:
+  FakeSite& site_;
+};
+
+// A keeper with the rest of a head played by maps; its thread's answers come when they are awaited.
+struct Desk {
+  Desk() { begin(); }
+  ~Desk() { keeper.reset(); }
+
+  void begin() {
+    MachineKeeper::Hooks hooks;
+    hooks.post = [this](std::function<void()> work) {
+      const std::lock_guard lock(mutex);
+      posted.push_back(std::move(work));
+      changed.notify_one();
+    };
+    hooks.timer = [this](std::chrono::milliseconds delay, std::function<void()> work) {
+      due = {delay, std::move(work)};
+    };
+    hooks.source = [this](const wire::WantedMachines&) {
+      return std::make_unique<FakeSource>(site);
+    };
+    hooks.is_taken = [this](const NodeId& node) { return nodes.contains(node); };
+    hooks.issue = [this](const NodeId& node, const std::string&, const Strings&,
+                         const MachineKeeper::Hooks::Issued& done) {
+      nodes[node] = Presence::unseen;
+      credentials.insert(node);
+      done("script of " + node.str(), std::nullopt);
+    };
+    hooks.begin = [this](const NodeId& node) { begun.insert(node); };
+    hooks.made = [this] { return std::vector<NodeId>(credentials.begin(), credentials.end()); };
+    hooks.node = [this](const NodeId& node) {
+      const auto found = nodes.find(node);
+      return found == nodes.end() ? Presence::unseen : found->second;
+    };
+    hooks.has_ranks = [this](const NodeId& node) { return busy.contains(node); };
+    hooks.drain = [this](const NodeId& node, bool undo) {
+      if (undo) {
+        drained.erase(node);
+      } else {
+        drained.insert(node);
+      }
+    };
+    hooks.remove = [this](const NodeId& node, const std::string& why) {
+      removed[node] = why;
+      credentials.erase(node);
+      if (nodes[node] == Presence::unseen) {
+        nodes.erase(node);
+      } else {
+        nodes[node] = Presence::lost;
+      }
+    };
+    hooks.coming = [this](int count) { coming = count; };
+    keeper.emplace(ClusterId("lab-id"), folder.path() / "machines.json", clock, hooks);
+  }
+
+  // Until it rests: with a timer, or without.
+  void settle() {
+    while (!keeper->rests()) {
+      std::function<void()> work;
+      {
+        std::unique_lock lock(mutex);
+        REQUIRE(changed.wait_for(lock, 60s, [&] { return !posted.empty(); }));
+        work = std::move(posted.front());
+        posted.pop_front();
+      }
+      work();
+    }
+  }
+  void want(const wire::WantedMachines& what) {
+    answer = nullptr;
+    keeper->want(wire::to_json(what), [this](const nlohmann::json& said) { answer = said; });
+    settle();
+    CHECK_FALSE(answer.contains("error"));
+  }
+  void look() {
+    keeper->look();
+    settle();
+  }
+  // The next look, which there must be.
+  std::chrono::milliseconds tick() {
+    REQUIRE(due.has_value());
+    const auto [delay, work] = std::move(*due);
+    due.reset();
+    clock.advance(delay);
+    work();
+    settle();
+    return delay;
+  }
+  void come(const std::string& node) {
+    nodes[NodeId(node)] = Presence::here;
+    keeper->look();
+    settle();
+  }
+  // "gpu-1 pending, gpu-2 pending"
+  std::string machines() const {
+    Strings rows;
+    const nlohmann::json view = keeper->view();
+    for (const auto& each : view["machines"]) {
+      rows.push_back(each["node"].get<std::string>() + " " + each["state"].get<std::string>());
+    }
+    return join(rows, ", ");
+  }
+  std::string error() const {
+    const nlohmann::json view = keeper->view();
+    const nlohmann::json& type = view["types"][0];
+    return type["error"].is_null() ? "" : type["error"]["message"].get<std::string>();
+  }
+
+  testing::TemporaryFolder folder;
+  testing::FakeClock clock;
+  FakeSite site;
+  std::map<NodeId, Presence> nodes;
+  std::set<NodeId> credentials;
+  std::set<NodeId> begun;
+  std::set<NodeId> drained;
+  std::set<NodeId> busy;
+  std::map<NodeId, std::string> removed;
+  int coming = 0;
+  nlohmann::json answer;
+  std::optional<std::pair<std::chrono::milliseconds, std::function<void()>>> due;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> posted;
+  std::optional<MachineKeeper> keeper;
+};
+
+Machine made(const std::string& node, const std::string& id, const std::string& type = "gpu",
+             MachineState state = MachineState::running, const std::string& launch = "one") {
+  Machine machine;
+  machine.node = NodeId(node);
+  machine.id = id;
+  machine.type = type;
+  machine.state = state;
+  machine.launch = launch;
+  machine.created = std::chrono::system_clock::time_point(std::chrono::seconds(std::stoi(id)));
+  return machine;
+}
+
+// "3: 2 of type gpu are wanted", each by its group.
+Strings released(const MachineDecision& decision) {
+  Strings rows;
+  for (const auto& each : decision.release) {
+    rows.push_back(group_of(each.machines.front()) + ": " + each.reason);
+  }
+  return rows;
+}
+
+}  // namespace
+
+TEST_CASE("machines: what is asked for and given back") {
+  CHECK(decide_machines(wanted(2), {}).create == std::map<std::string, int>{{"gpu", 2}});
+  const std::vector<Machine> three{made("gpu-1", "1/0"), made("gpu-2", "1/1"),
+                                   made("gpu-3", "2/0")};
+  CHECK(decide_machines(wanted(4), three).create == std::map<std::string, int>{{"gpu", 1}});
+  const MachineDecision same = decide_machines(wanted(3), three);
+  CHECK(same.create.empty());
+  CHECK(same.release.empty());
+  // The newest that fits; a part of what was had together never.
+  CHECK(released(decide_machines(wanted(2), three)) == Strings{"2: 2 of type gpu are wanted"});
+  CHECK(released(decide_machines(wanted(1), three)) == Strings{"2: 1 of type gpu is wanted"});
+  CHECK(released(decide_machines(wanted(0), three)).size() == 2);
+  // What only waits goes before what runs.
+  std::vector<Machine> waits = three;
+  waits.push_back(made("gpu-4", "0/0", "gpu", MachineState::pending));
+  CHECK(released(decide_machines(wanted(3), waits)) == Strings{"0: 3 of type gpu are wanted"});
+  CHECK(released(decide_machines(wanted(3), {made("old-1", "1/0", "old")})) ==
+        Strings{"1: none of type old is wanted"});
+  // Another launch configuration stays, unless it is to be replaced.
+  wire::WantedMachines other = wanted(3, "two");
+  CHECK(decide_machines(other, three).create.empty());
+  other.replace = true;
+  const MachineDecision replaced = decide_machines(other, three);
+  CHECK(replaced.create == std::map<std::string, int>{{"gpu", 3}});
+  CHECK(released(replaced) == Strings{"1: made by another launch configuration",
+                                      "2: made by another launch configuration"});
+}
+
+TEST_CASE("machines: asked for, let in when they run, and left alone then") {
+  Desk desk;
+  desk.want(wanted(2));
+  CHECK(desk.machines() == "gpu-1 pending, gpu-2 pending");
+  CHECK(desk.coming == 2);
+  CHECK(desk.site.boots.front() == "set -- --contained\nscript of gpu-1");
+  CHECK(desk.begun.empty());
+  // Ever less often, while nothing changes.
+  CHECK(desk.tick() == 1000ms);
+  CHECK(desk.tick() == 1500ms);
+  for (int i = 0; i < 10; ++i) desk.tick();
+  CHECK(desk.tick() == MachineKeeper::kLastLook);
+  desk.site.set("1", MachineState::running);
+  desk.tick();
+  CHECK(desk.begun == std::set<NodeId>{NodeId("gpu-1"), NodeId("gpu-2")});
+  desk.come("gpu-1");
+  CHECK(desk.coming == 1);
+  desk.come("gpu-2");
+  CHECK(desk.coming == 0);
+  desk.tick();
+  CHECK_FALSE(desk.due.has_value());
+  // The same again asks for nothing, and so does a head that is started anew.
+  desk.want(wanted(2));
+  desk.keeper.reset();
+  desk.begin();
+  desk.look();
+  CHECK(desk.site.jobs == 1);
+  CHECK(desk.machines() == "gpu-1 running, gpu-2 running");
+}
+
+TEST_CASE("machines: another takes the place of one that is gone") {
+  Desk desk;
+  desk.want(wanted(1));
+  desk.site.set("1", MachineState::running);
+  desk.tick();
+  desk.come("gpu-1");
+  desk.clock.advance(2min);
+  SUBCASE("its node has left, its machine not yet") {
+    desk.nodes[NodeId("gpu-1")] = Presence::lost;
+    desk.look();
+    CHECK(desk.site.jobs == 2);
+    CHECK(desk.removed.empty());
+    desk.site.set("1", MachineState::gone, "Slurm job 1 has ended");
+    desk.tick();
+    CHECK(desk.removed[NodeId("gpu-1")] == "its machine is gone: Slurm job 1 has ended");
+    CHECK(desk.machines() == "gpu-2 pending");
+  }
+  SUBCASE("its machine is gone, its node is still heard") {
+    desk.site.set("1", MachineState::gone, "Slurm job 1 lost a node");
+    desk.look();
+    CHECK(desk.removed.empty());
+    desk.nodes[NodeId("gpu-1")] = Presence::away;
+    desk.look();
+    CHECK(desk.removed[NodeId("gpu-1")] == "its machine is gone: Slurm job 1 lost a node");
+  }
+  SUBCASE("nobody knows its machine any more") {
+    desk.site.machines.clear();
+    desk.nodes[NodeId("gpu-1")] = Presence::away;
+    desk.look();
+    CHECK(desk.removed[NodeId("gpu-1")] == "its machine is gone");
+  }
+  CHECK(desk.site.jobs == 2);
+  CHECK(desk.error() == "");  // it had come
+}
+
+TEST_CASE("machines: what cannot be had is asked for ever less often, and said") {
+  Desk desk;
+  SUBCASE("it is refused") {
+    desk.site.refuses = Error(ErrorCode::failed, "no such partition");
+    desk.want(wanted(2));
+    CHECK(desk.error() == "no such partition");
+    CHECK(desk.credentials.empty());
+    CHECK(desk.site.jobs == 1);
+    for (int i = 0; i < 200; ++i) desk.tick();
+    CHECK(desk.site.jobs > 5);
+    CHECK(desk.site.jobs < 15);
+    desk.site.refuses.reset();
+    desk.want(wanted(2));
+    CHECK(desk.error() == "");
+    // Their names were nobody's.
+    CHECK(desk.machines() == "gpu-1 pending, gpu-2 pending");
+  }
+  SUBCASE("it ends before its node has come") {
+    desk.want(wanted(1));
+    for (int i = 1; i < 100; ++i) {
+      desk.site.set(std::to_string(desk.site.jobs), MachineState::gone, "cannot read boot");
+      desk.tick();
+    }
+    CHECK(desk.error() == "gpu-1 did not join: its machine is gone: cannot read boot");
+    CHECK(desk.site.jobs > 2);
+    CHECK(desk.site.jobs < 15);
+  }
+}
+
+TEST_CASE("machines: what ends as soon as it has come is not begun anew at once") {
+  Desk desk;
+  desk.want(wanted(1));
+  for (int i = 0; i < 100; ++i) {
+    const std::string job = std::to_string(desk.site.jobs);
+    for (const auto& [node, presence] : std::map(desk.nodes)) {
+      if (presence == Presence::unseen) desk.nodes[node] = Presence::here;
+    }
+    desk.site.set(job, MachineState::running);
+    desk.look();
+    for (auto& [node, presence] : desk.nodes) presence = Presence::lost;
+    desk.site.set(job, MachineState::gone);
+    desk.look();
+    desk.tick();
+  }
+  CHECK(desk.error().ends_with(" ended as soon as it had come: its machine is gone"));
+  CHECK(desk.site.jobs < 20);
+}
+
+TEST_CASE("machines: one of several that does not come is said, and another asked for") {
+  Desk desk;
+  desk.want(wanted(2));
+  desk.site.set("1", MachineState::running);
+  desk.tick();
+  desk.come("gpu-1");
+  const auto begun = desk.clock.now();
+  while (desk.clock.now() - begun < 9min) desk.tick();
+  CHECK(desk.site.jobs == 1);
+  while (desk.clock.now() - begun < 12min) desk.tick();
+  CHECK(desk.site.jobs == 2);
+  CHECK(desk.error().starts_with("gpu-2 did not join"));
+  CHECK(desk.machines() == "gpu-1 running, gpu-2 running, gpu-3 pending");
+}
+
+TEST_CASE("machines: what was had together goes when all of it has been lost for long") {
+  Desk desk;
+  desk.want(wanted(1));
+  desk.site.set("1", MachineState::running);
+  desk.tick();
+  desk.come("gpu-1");
+  desk.clock.advance(2min);
+  desk.nodes[NodeId("gpu-1")] = Presence::lost;
+  desk.keeper->look();
+  desk.settle();
+  CHECK(desk.machines() == "gpu-1 running, gpu-2 pending");
+  const auto begun = desk.clock.now();
+  while (desk.clock.now() - begun < 11min) desk.tick();
+  CHECK(desk.machines() == "gpu-2 pending");
+}
+
+TEST_CASE("machines: nothing is concluded from a provider that does not answer") {
+  Desk desk;
+  desk.want(wanted(1));
+  desk.site.deaf = Error(ErrorCode::timeout, "slurmctld is away");
+  desk.tick();
+  CHECK(desk.keeper->view()["trouble"]["message"] == "slurmctld is away");
+  CHECK(desk.machines() == "gpu-1 pending");
+  CHECK(desk.credentials.size() == 1);
+  desk.site.deaf.reset();
+  desk.tick();
+  CHECK(desk.keeper->view()["trouble"].is_null());
+  CHECK(desk.site.jobs == 1);
+}
+
+TEST_CASE("machines: ranks end before what they run on is given back") {
+  Desk desk;
+  desk.want(wanted(1));
+  desk.site.set("1", MachineState::running);
+  desk.tick();
+  desk.come("gpu-1");
+  desk.busy.insert(NodeId("gpu-1"));
+  desk.want(wanted(0));
+  CHECK(desk.drained == std::set<NodeId>{NodeId("gpu-1")});
+  CHECK(desk.machines() == "gpu-1 running");
+  desk.tick();
+  CHECK(desk.removed.empty());
+  // Wanted after all, it takes ranks again.
+  desk.want(wanted(1));
+  CHECK(desk.drained.empty());
+  desk.want(wanted(0));
+  CHECK(desk.drained.size() == 1);
+  desk.busy.clear();
+  desk.tick();
+  CHECK(desk.removed[NodeId("gpu-1")] == "it is given back: 0 of type gpu are wanted");
+  desk.tick();
+  CHECK(desk.machines() == "");
+  CHECK_FALSE(desk.due.has_value());
+}
+
+TEST_CASE("machines: one whose credential was taken back is given back") {
+  Desk desk;
+  desk.want(wanted(1));
+  desk.site.set("1", MachineState::running);
+  desk.credentials.clear();
+  desk.tick();
+  desk.tick();
+  CHECK(desk.site.machines.front().state == MachineState::gone);
+  CHECK(desk.machines() == "gpu-2 pending");
+}
+
+TEST_CASE("machines: what is wanted is checked") {
+  Desk desk;
+  nlohmann::json body = wire::to_json(wanted(1));
+  body["types"][0]["count"] = -1;
+  CHECK_THROWS_AS(desk.keeper->want(body, {}), Error);
+  body = wire::to_json(wanted(1));
+  body["types"].push_back(body["types"][0]);
+  CHECK_THROWS_AS(desk.keeper->want(body, {}), Error);
+  body = wire::to_json(wanted(1));
+  body["boot"] = "below/home";
+  CHECK_THROWS_AS(desk.keeper->want(body, {}), Error);
+  CHECK(wire::wanted_machines_from_json(wire::to_json(wanted(1))) == wanted(1));
+}

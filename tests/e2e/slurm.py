@@ -1,0 +1,353 @@
+"""Clusters out of Slurm's allocations, with a real Slurm of four nodes: tests/support/slurm.py."""
+
+import shutil
+import socket
+import sys
+import tempfile
+
+from harness import *
+
+sys.path.insert(0, str(SOURCE / "tests" / "support"))
+from lab import enter  # noqa: E402
+from slurm import SKIPPED, Slurm, missing, sh  # noqa: E402
+
+SLURM = None
+
+
+def setUpModule():
+    global SLURM
+    SLURM = Slurm(nodes=4, gpus=2)
+    SLURM.__enter__()
+    unittest.addModuleCleanup(SLURM.__exit__)
+
+
+class SlurmCase(ClusterCase):
+    nodes = 0
+
+    def name(self):
+        return "pool"
+
+    def setUp(self):
+        super().setUp()
+        # What it sends along as the jobs' files.
+        self.work = self.folder / "work"
+        self.work.mkdir()
+
+    def run_dtrain(self, *args, **more):
+        if args[0] == "submit":
+            args = ("submit", "--workdir", self.work, *args[1:])
+        return super().run_dtrain(*args, **more)
+
+    def write(self, count, options="exclusive: true", **keys):
+        more = "".join(f"{key}: {value}\n" for key, value in keys.items())
+        (self.folder / "pool.yaml").write_text(
+            f"cluster_name: pool\nprovider: {{type: slurm}}\n{more}available_node_types:\n"
+            f"  gpu:\n    min_workers: {count}\n    node_config: {{{options}}}\n")
+        return self.folder / "pool.yaml"
+
+    def up(self, *flags, **more):
+        """Its last line; those before it are progress."""
+        said = self.ok("up", self.folder / "pool.yaml", "--json", *flags, deadline=3 * DEADLINE, **more)
+        return json.loads(said.rstrip().split("\n")[-1])
+
+    def queue(self, *flags):
+        """Our jobs that are not over, as {id: state}."""
+        rows = sh("squeue", "-h", "--me", "-n", "dtrain-pool", *flags, "-o", "%i %T").split("\n")
+        return dict(row.split() for row in rows if row)
+
+    def nodes_by_state(self, state):
+        return sorted(n["node"] for n in self.json("status")["nodes"] if n["state"] == state and n["node"] != "login")
+
+    def wait_ready(self, *names):
+        eventually(lambda: self.nodes_by_state("ready") == sorted(names), f"{names} are ready", 2 * DEADLINE)
+
+    def down(self):
+        self.ok("down", "-y", deadline=3 * DEADLINE)
+        self.assertEqual(self.queue(), {})
+        self.assertEqual(self.pids(), [])
+        self.assertEqual([str(p) for p in (self.folder / "home" / ".dtrain").glob("pool-*/*")], [])
+
+    def head_log(self):
+        return next((self.folder / "home").rglob("head.log")).read_text()
+
+
+class Pool(SlurmCase):
+    def test_a_standing_pool(self):
+        self.write(2)
+        report = self.up()
+        self.assertEqual([(t["type"], t["wanted"], t["ready"]) for t in report["asked"]],
+                         [("gpu", 2, ["gpu-1", "gpu-2"])])
+        self.assertEqual(len(self.queue()), 1)  # one allocation
+        status = self.json("status")
+        self.assertEqual([n["node"] for n in status["nodes"]], ["gpu-1", "gpu-2", "login"])
+        self.assertEqual([(m["node"], m["state"], m["zone"]) for m in status["machines"]["machines"]],
+                         [("gpu-1", "running", "normal"), ("gpu-2", "running", "normal")])
+        # No rank runs on the login node.
+        self.assertIn("can never run", self.run_dtrain("submit", "--nnodes", "3", "--", "/bin/true").stderr)
+        said = self.ok("submit", "--nnodes", "2", "--", "/bin/sh", "-c",
+                       "echo $RANK of $WORLD_SIZE in $SLURM_JOB_ID on $SLURMD_NODENAME")
+        job = next(iter(self.queue()))
+        for rank in range(2):
+            self.assertRegex(said, rf"{rank} of 2 in {job} on n\d")
+        # The same again is nothing new.
+        self.up()
+        self.assertEqual(list(self.queue()), [job])
+        self.down()
+
+
+    def test_it_waits_in_the_queue_and_says_why(self):
+        other = sh("sbatch", "--parsable", "--exclusive", "--nodes=3", "--wrap", "exec sleep 1000",
+                   "--output=/dev/null").strip()
+        self.write(2)
+        said = self.folder / "said"
+        with open(said, "w") as out:
+            process = self.start("up", self.folder / "pool.yaml", "-y", stdout=out)
+        eventually(lambda: re.search("machine: pending: waits in partition normal: (Resources|Priority)", said.read_text()),
+                   "why it waits")
+        self.assertRegex(self.ok("status"), r"gpu-1 +pending .*waits in partition normal: (Resources|Priority)")
+        # A job for them waits, and is not refused.
+        job = self.submit("echo rank $RANK", "--nnodes", "2")
+        # Who goes away leaves the head asking.
+        process.send_signal(signal.SIGINT)
+        self.assertNotEqual(process.wait(timeout=DEADLINE), 0)
+        self.assertIn("the head goes on asking", said.read_text())
+        # The head too may be started anew meanwhile.
+        for pid in self.agents("head"):
+            os.kill(pid, signal.SIGKILL)
+        sh("scancel", other)
+        eventually(lambda: self.run_dtrain("status").returncode == 0, "the head is back")
+        self.wait_state(job, "succeeded", deadline=2 * DEADLINE)
+        self.assertEqual(len(self.queue()), 1)
+        self.down()
+
+    def test_what_can_never_run_is_said_at_once(self):
+        self.write(2, "exclusive: true, constraint: gold")
+        done = self.run_dtrain("up", self.folder / "pool.yaml", "-y", deadline=2 * DEADLINE)
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertIn("Invalid feature specification", done.stderr)
+        self.assertIn("0 of 2 of type gpu are ready", done.stderr)
+        self.assertIn("Invalid feature specification", self.ok("status"))
+        # Another YAML, and it goes on from there.
+        self.write(1)
+        self.assertEqual(self.up()["asked"][0]["ready"], ["gpu-1"])
+        self.down()
+
+    def test_it_grows_and_shrinks(self):
+        self.write(1)
+        self.up()
+        job = self.submit("trap 'exit 0' TERM; echo up; while :; do sleep 0.05; done")
+        self.wait_state(job, "running")
+        self.write(3)
+        self.assertEqual(self.up()["asked"][0]["ready"], ["gpu-1", "gpu-2", "gpu-3"])
+        self.assertEqual(len(self.queue()), 2)
+        # What was had together goes together, and the newest first.
+        self.write(1)
+        self.up()
+        eventually(lambda: len(self.queue()) == 1, "the second allocation is given back")
+        self.assertEqual(self.nodes_by_state("ready"), ["gpu-1"])
+        # One with ranks goes when they have ended.
+        self.write(0)
+        self.up()
+        eventually(lambda: self.nodes_by_state("draining") == ["gpu-1"], "it is drained")
+        self.assertEqual(self.state(job), "running")
+        self.ok("stop", job)
+        eventually(lambda: self.queue() == {}, "the first allocation is given back")
+        self.down()
+
+
+class Page(SlurmCase):
+    def test_the_page_works_as_written(self):
+        """But for the partition's name, and for who says yes to an unknown cluster."""
+        blocks = re.findall(r"(?ms)^```(\w+)\n(.*?)^```$", (SOURCE / "docs" / "slurm.md").read_text())
+        yaml = next(text for language, text in blocks if language == "yaml")
+        (self.work / "cluster.yaml").write_text(yaml.replace("partition: gpu", "partition: normal"))
+        env = {**self.env, "PATH": f"{DTRAIN.parent}:{os.environ['PATH']}"}
+        said = []
+        for command in next(text for language, text in blocks if language == "sh").strip().split("\n"):
+            ran = subprocess.run(["/bin/bash", "-c", command], cwd=self.work, env=env, text=True, timeout=3 * DEADLINE,
+                                 stdin=subprocess.DEVNULL, capture_output=True)
+            self.assertEqual(ran.returncode, 0, f"{command}\n{ran.stdout}\n{ran.stderr}")
+            said.append(ran.stdout)
+        self.assertIn("2 nodes ready", said[0])
+        self.assertRegex(said[1], r"gpu-1 +ready")
+        self.assertEqual(said[2].count(os.uname().nodename), 2)
+        self.assertEqual(self.queue(), {})
+
+    def test_the_config_works_with_another_partition(self):
+        text = (SOURCE / "configs" / "slurm.yaml").read_text()
+        (self.folder / "pool.yaml").write_text(text.replace("partition: gpu", "partition: normal"))
+        self.assertEqual(self.up()["asked"][0]["ready"], ["gpu-1", "gpu-2"])
+        # Of each node what was asked for, as Slurm gave it.
+        status = self.json("status")
+        self.assertEqual([(n["cpus"], n["gpus"]) for n in status["nodes"] if n["node"] != "login"], [(2, 1), (2, 1)])
+        said = self.ok("submit", "--nnodes", "2", "--nproc-per-node", "gpu", "--", "/bin/sh", "-c",
+                       "echo GPU $CUDA_VISIBLE_DEVICES of rank $RANK")
+        self.assertEqual(len(re.findall(r"GPU [01] of rank [01]", said)), 2, said)
+        self.ok("down", "-y", deadline=3 * DEADLINE)
+
+    def test_nodes_prepare_themselves(self):
+        (self.folder / "data").mkdir()
+        (self.folder / "data" / "words").write_text("hello\n")
+        self.write(2, file_mounts=f"{{~/data: '{self.folder}/data'}}", worker_setup_commands="[cp ~/data/words ~/said]",
+                   ready="{command: test -s ~/said}")
+        self.up()
+        self.assertEqual((self.folder / "home" / "said").read_text(), "hello\n")
+        self.write(2, worker_setup_commands="[echo no such package >&2; exit 3]")
+        done = self.run_dtrain("up", self.folder / "pool.yaml", "-y", deadline=2 * DEADLINE)
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertIn("cannot be prepared", done.stderr)
+        self.assertIn("no such package", self.ok("logs", "--setup", "gpu-1"))
+        self.down()
+
+
+# Counts its lines over all attempts, and keeps the count where the ranks' files are not.
+COUNTS = """
+n=$(cat "$COUNT" 2>/dev/null || echo 0)
+trap 'exit 0' TERM
+while [ ! -e "$COUNT.end" ]; do n=$((n+1)); echo line $n; echo $n >"$COUNT.new"; mv "$COUNT.new" "$COUNT"; sleep 0.02; done
+echo done
+"""
+
+
+class Ends(SlurmCase):
+    """Allocations that end while a job runs: it goes on in the next, and no line is lost."""
+
+    def setUp(self):
+        super().setUp()
+        self.count = self.folder / "count"
+        self.write(1)
+        self.up()
+        self.job_id = self.submit(COUNTS, "--env", f"COUNT={self.count}")
+        self.wait_state(self.job_id, "running")
+        self.lines()
+        self.allocation = next(iter(self.queue()))
+
+    def lines(self):
+        """Until some more have been written."""
+        before = int(self.count.read_text()) if self.count.exists() else 0
+        eventually(lambda: self.count.exists() and int(self.count.read_text() or before) > before + 10, "lines")
+
+    def goes_on(self, why, attempts=2):
+        """In another allocation, for the reason that is given."""
+        eventually(lambda: self.json("result", self.job_id)["attempts"][-1]["attempt"] == attempts, "a new attempt",
+                   2 * DEADLINE)
+        self.wait_state(self.job_id, "running", deadline=2 * DEADLINE)
+        self.assertNotIn(self.allocation, self.queue("-t", "RUNNING"))
+        self.lines()
+        (self.folder / "count.end").touch()
+        self.wait_state(self.job_id, "succeeded")
+        # max_restarts is 0: it was no failure of the job's.
+        result = self.json("result", self.job_id)
+        self.assertRegex(result["attempts"][0]["reason"], why)
+        written = []
+        for attempt in range(1, attempts + 1):
+            said = self.ok("logs", self.job_id, "--attempt", str(attempt), "--no-prefix")
+            written += [int(line.split()[1]) for line in said.split("\n") if line.startswith("line ")]
+        # One may have been written and not counted.
+        self.assertEqual(sorted(set(written)), list(range(1, max(written) + 1)))
+        self.down()
+
+    def test_scancel_by_others(self):
+        sh("scancel", self.allocation)
+        self.goes_on(rf"Slurm job {self.allocation} was told to end \(SIGTERM\)")
+
+    def test_its_time_is_nearly_over(self):
+        sh("scancel", "--signal=USR1", "--batch", self.allocation)
+        self.goes_on(rf"Slurm job {self.allocation} was told that its time is nearly over")
+
+    def test_ranks_that_only_die_of_it(self):
+        """No word of theirs says that they were told to end; nor does the exit code of who needs his time."""
+        self.ok("stop", self.job_id)
+        job = self.submit("[ \"$DTRAIN_ATTEMPT\" = 2 ] || exec sleep 1000")
+        self.wait_state(job, "running")
+        sh("scancel", self.allocation)
+        self.wait_state(job, "succeeded")
+        self.assertEqual(len(self.json("result", job)["attempts"]), 2)
+        saves = self.submit("trap 'sleep 1; echo saved; exit 0' TERM; echo up; "
+                            "[ \"$DTRAIN_ATTEMPT\" = 2 ] || while :; do sleep 0.05; done")
+        self.wait_state(saves, "running")
+        eventually(lambda: "up" in self.ok("logs", saves), "it is up")
+        sh("scancel", next(iter(self.queue("-t", "RUNNING"))))
+        self.wait_state(saves, "succeeded")
+        self.assertEqual(len(self.json("result", saves)["attempts"]), 2)
+        self.assertIn("saved", self.ok("logs", saves, "--attempt", "1"))
+        self.down()
+
+    def test_preemption(self):
+        sh("sbatch", "--partition=high", "--exclusive", "--nodes=4", "--wrap", "sleep 3", "--output=/dev/null")
+        self.goes_on(rf"Slurm job {self.allocation} was told to end")
+
+    def test_slurmctld_is_started_anew(self):
+        pid = int((SLURM.folder / "slurmctld.pid").read_text())
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not Path(f"/proc/{pid}/exe").exists(), "it has ended")
+        self.lines()
+        self.assertEqual(self.nodes_by_state("ready"), ["gpu-1"])
+        SLURM.start_controller()
+        eventually(lambda: sh("squeue", "-h", check=False).strip() and not
+                   sh("sinfo", "-h", "-t", "unknown,no_respond,down", "-o", "%N", check=False).strip(), "it is back")
+        sh("scancel", self.allocation)
+        self.goes_on("was told to end")
+
+
+class Far(SlurmCase):
+    """The login node over SSH; what it has, and this machine has not, is known to its own shell."""
+
+    def setUp(self):
+        super().setUp()
+        there = self.folder / "there"
+        there.mkdir()
+        (self.folder / "sshd").mkdir()
+        self.key = self.folder / "home" / "key"
+        for key in (self.key, self.folder / "sshd" / "host"):
+            sh("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
+        # No space in any path of these: sshd's file has no quotes for it.
+        place = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, place, ignore_errors=True)
+        (place / "sshd").symlink_to(self.folder / "sshd")
+        (place / "there").symlink_to(there)
+        shutil.copy(f"{self.key}.pub", self.folder / "sshd" / "authorized")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        Path("/run/sshd").mkdir(exist_ok=True)
+        (self.folder / "sshd" / "config").write_text(
+            f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {place}/sshd/host\nStrictModes no\nUsePAM no\n"
+            f"AuthorizedKeysFile {place}/sshd/authorized\nPermitRootLogin yes\nPidFile {place}/sshd/pid\n"
+            f"SetEnv HOME={place}/there SLURM_CONF={os.environ['SLURM_CONF']}\n")
+        self.sshd = subprocess.Popen(["/usr/sbin/sshd", "-D", "-f", str(place / "sshd" / "config"),
+                                      "-E", str(place / "sshd" / "log")])
+        self.addCleanup(self.sshd.wait)
+        self.addCleanup(self.sshd.terminate)
+        eventually((self.folder / "sshd" / "pid").exists, "sshd listens")
+        del self.env["SLURM_CONF"]
+
+    def test_the_login_node_over_ssh(self):
+        (self.folder / "pool.yaml").write_text(
+            "cluster_name: pool\nprovider: {type: slurm, login_node: 127.0.0.1}\n"
+            f"auth: {{ssh_user: root, ssh_port: {self.port}, ssh_private_key: '{self.key}'}}\n"
+            "available_node_types:\n  gpu: {min_workers: 2, node_config: {exclusive: true}}\n")
+        said = self.ok("up", self.folder / "pool.yaml", "--accept-new-host-keys", deadline=3 * DEADLINE)
+        self.assertIn("2 nodes ready", said)
+        self.assertEqual(self.ok("submit", "--nnodes", "2", "--", "/bin/sh", "-c", "echo rank $RANK").count("rank"), 2)
+        # Again, and nothing is started anew.
+        report = self.up()
+        self.assertEqual((report["action"], report["each"][0]["steps"]), ("none", []))
+        # From another laptop, which knows the YAML.
+        shutil.rmtree(self.folder / "state")
+        queue = self.queue()
+        found = self.up("--accept-new-host-keys")
+        self.assertEqual((found["id"], found["each"][0]["steps"]), (report["id"], []))
+        self.assertEqual(self.queue(), queue)
+        self.ok("down", "-y", deadline=3 * DEADLINE)
+        self.assertEqual(self.queue(), {})
+        self.assertEqual([str(p) for p in (self.folder / "there" / ".dtrain").glob("pool-*/*")], [])
+
+
+if __name__ == "__main__":
+    enter()
+    why = missing()
+    if why:
+        print(f"skipped: {why}")
+        sys.exit(SKIPPED)
+    main()
