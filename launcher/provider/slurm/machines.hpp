@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "launcher/provider/provider.hpp"
+#include "launcher/provider/slurm/allocation.hpp"
 #include "launcher/provider/slurm/client.hpp"
 
 // Machines of one cluster that are nodes of Slurm's allocations. Those of one request are one
@@ -20,27 +21,6 @@
 // script starts on each what its request has as `boot`, in a step of Slurm's, and the allocation is
 // over when all of these have ended. One thread at a time.
 namespace dtrain::slurm {
-
-// What is written into the comment, and read out of it.
-struct Allocation {
-  std::string cluster_name;
-  ClusterId cluster;
-  std::string type;
-  std::string launch;         // launch_hash()
-  std::string boot;           // the name of its folder below Machines' own
-  std::vector<NodeId> nodes;  // by number
-};
-std::string comment_of(const Allocation& allocation);
-// Absent: it is none of ours.
-std::optional<Allocation> allocation_of(std::string_view comment);
-
-// How a job's machines stand, with why in people's words, as of `now`: "waits in partition gpu:
-// Priority, starts about 14:20".
-struct Standing {
-  MachineState state = MachineState::pending;
-  std::string reason;
-};
-Standing standing_of(const Job& job, std::chrono::system_clock::time_point now);
 
 class Machines {
  public:
