@@ -35,16 +35,21 @@ namespace {
 
 constexpr std::chrono::seconds kCredentialLife{30 * 60};
 
+// Runs work on the context after a delay; the next takes the place of one that is pending.
+auto on_timer(asio::steady_timer& timer) {
+  return [&timer](std::chrono::milliseconds delay, std::function<void()> work) {
+    timer.expires_after(delay);
+    timer.async_wait([work = std::move(work)](error_code stopped) {
+      if (!stopped) work();
+    });
+  };
+}
+
 MachineKeeper::Hooks keeper_hooks(asio::io_context& context, asio::steady_timer& next_look,
                                   ConfigFile& config, Engine& engine, Joins& joins) {
   MachineKeeper::Hooks hooks;
   hooks.post = [&](std::function<void()> work) { asio::post(context, std::move(work)); };
-  hooks.timer = [&](std::chrono::milliseconds delay, std::function<void()> work) {
-    next_look.expires_after(delay);
-    next_look.async_wait([work = std::move(work)](error_code stopped) {
-      if (!stopped) work();
-    });
-  };
+  hooks.timer = on_timer(next_look);
   hooks.source = [&](const wire::WantedMachines& wanted) {
     return make_source(wanted, config->name);
   };
@@ -66,7 +71,8 @@ MachineKeeper::Hooks keeper_hooks(asio::io_context& context, asio::steady_timer&
   hooks.begin = [&](const NodeId& node) { joins.begin(node, [](const nlohmann::json&) {}); };
   hooks.made = [&] { return joins.made(); };
   hooks.node = [&](const NodeId& node) { return engine.presence(node); };
-  hooks.has_ranks = [&](const NodeId& node) { return engine.has_ranks(node); };
+  hooks.with_ranks = [&] { return engine.nodes_with_ranks(); };
+  hooks.is_drained = [&](const NodeId& node) { return engine.is_drained(node); };
   hooks.drain = [&](const NodeId& node, bool undo) { engine.drain(node, undo); };
   hooks.remove = [&](const NodeId& node, const std::string& why) {
     const Engine::Answer told = [node](const nlohmann::json& answer) {
@@ -106,12 +112,7 @@ int head_main(const paths::HeadRoot& root) {
   LogServer* logs = nullptr;
   Engine::Hooks hooks;
   hooks.post = [&](std::function<void()> work) { asio::post(context, std::move(work)); };
-  hooks.timer = [&](std::chrono::milliseconds delay, std::function<void()> work) {
-    timer.expires_after(delay);
-    timer.async_wait([work = std::move(work)](error_code stopped) {
-      if (!stopped) work();
-    });
-  };
+  hooks.timer = on_timer(timer);
   hooks.news = [&](const JobNews& news) {
     if (logs != nullptr) logs->news(news);
   };
@@ -148,7 +149,7 @@ int head_main(const paths::HeadRoot& root) {
   MachineKeeper machines(config.cluster, root.machines(), clock,
                          keeper_hooks(context, next_look, config_file, engine, joins));
   joins.on_early([&] { machines.look(); });
-  nodes.on_change([&] { machines.look(); });
+  nodes.on_change([&](const NodeId& node) { machines.changed(node); });
   Prunes prunes(context, engine, nodes, contents, preparations, root);
   Api api(context, paths::head_socket(root.root),
           {engine, config_file, door, nodes, log_server, files, execs, contents, setups, prunes,

@@ -1,5 +1,6 @@
 #include "launcher/wire/machines.hpp"
 
+#include <cstdint>
 #include <set>
 
 #include "launcher/core/files.hpp"
@@ -27,9 +28,16 @@ WantedMachines wanted_machines_from_json(const nlohmann::json& json) {
     throw Error(ErrorCode::invalid, "\"boot\" is no absolute path");
   }
   std::set<std::string> names;
+  std::int64_t count = 0;
   for (const WantedMachines::Type& type : wanted.types) {
+    count += type.count;
     const bool is_fine = valid_name(type.name) && names.insert(type.name).second;
     if (!is_fine) throw Error(ErrorCode::invalid, "\"type\" is no name, or there twice");
+  }
+  if (count > WantedMachines::kMost) {
+    throw Error(ErrorCode::invalid, "the head keeps " + std::to_string(WantedMachines::kMost) +
+                                        " machines at most, and " + std::to_string(count) +
+                                        " are wanted");
   }
   return wanted;
 }

@@ -11,7 +11,7 @@
 namespace dtrain::wire {
 
 struct WantedMachines {
-  static constexpr int kMost = 4000;  // of a type: of so many there are credentials at a time
+  static constexpr int kMost = 4000;  // of all types: of so many there are credentials at a time
 
   struct Type {
     std::string name;

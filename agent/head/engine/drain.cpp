@@ -9,6 +9,10 @@
 namespace dtrain::head {
 namespace {
 
+bool drains(const Node& node) {
+  return node.row.state == NodeState::draining || node.row.state == NodeState::drained;
+}
+
 std::string removal_of(const NodeId& id, const std::string& why) {
   return id.str() + " was removed from the cluster" + (why.empty() ? "" : ": " + why);
 }
@@ -24,21 +28,25 @@ Node& Engine::Impl::known_node(const NodeId& id) {
   return found->second;
 }
 
-bool Engine::Impl::has_ranks(const NodeId& id) const {
+std::set<NodeId> Engine::Impl::nodes_with_ranks() const {
+  std::set<NodeId> with_ranks;
   for (const JobId& job_id : live) {
     const Job& job = jobs.at(job_id);
     if (job.attempts.empty() || job.attempts.back().row.ended) continue;
     for (const Share& share : job.attempts.back().shares) {
-      if (share.row.node == id && share.live()) return true;
+      if (share.live()) with_ranks.insert(share.row.node);
     }
   }
-  return false;
+  return with_ranks;
 }
 
 // Those that were to be drained and have nothing left.
 void Engine::Impl::settle_drains() {
+  std::optional<std::set<NodeId>> with_ranks;
   for (auto& [id, node] : nodes) {
-    if (node.row.state != NodeState::draining || has_ranks(id)) continue;
+    if (node.row.state != NodeState::draining) continue;
+    if (!with_ranks) with_ranks = nodes_with_ranks();
+    if (with_ranks->contains(id)) continue;
     Tx tx;
     set_node(tx, node, NodeEvent::drained, "it gets no new ranks");
     commit_node(std::move(tx));
@@ -55,10 +63,10 @@ nlohmann::json Engine::Impl::drain(const NodeId& id, bool undo) {
   if (has_left) return {{"node", id.str()}, {"state", shown(NodeState::left)}};
   Tx tx;
   if (undo) {
-    const bool drains =
-        node.row.state == NodeState::draining || node.row.state == NodeState::drained;
-    if (drains) set_node(tx, node, NodeEvent::resume, "");
-    if (drains && !node.connected) set_node(tx, node, NodeEvent::disconnect, "it is not connected");
+    const bool drained = drains(node);
+    if (drained) set_node(tx, node, NodeEvent::resume, "");
+    if (drained && !node.connected)
+      set_node(tx, node, NodeEvent::disconnect, "it is not connected");
   } else {
     if (!next(node.row.state, NodeEvent::drain)) {
       throw Error(ErrorCode::conflict,
@@ -76,7 +84,7 @@ nlohmann::json Engine::Impl::drain(const NodeId& id, bool undo) {
 void Engine::Impl::remove_node(const NodeId& id, bool force, Answer done, const std::string& why) {
   Node& node = known_node(id);
   if (node.being_removed) throw Error(ErrorCode::conflict, id.str() + " is being removed");
-  if (!force && has_ranks(id)) {
+  if (!force && nodes_with_ranks().contains(id)) {
     throw Error(ErrorCode::conflict, id.str() + " has ranks running")
         .with_hint("drain it first, or remove it with force: its attempts fail then");
   }
@@ -195,8 +203,13 @@ Engine::Presence Engine::presence(const NodeId& id) const {
   return node.connected ? Presence::here : Presence::away;
 }
 
-bool Engine::has_ranks(const NodeId& id) const {
-  return impl_->has_ranks(id);
+std::set<NodeId> Engine::nodes_with_ranks() const {
+  return impl_->nodes_with_ranks();
+}
+
+bool Engine::is_drained(const NodeId& id) const {
+  const auto found = impl_->nodes.find(id);
+  return found != impl_->nodes.end() && drains(found->second);
 }
 
 }  // namespace dtrain::head

@@ -81,7 +81,7 @@ class Nodes {
   // What was fetched is safe here, so that the node's own may go; or it was for nothing.
   virtual void shard_taken(const NodeId& node, const std::string& transfer,
                            const std::optional<Error>& error) = 0;
-  // The node is lost: nothing more is awaited from it.
+  // The node is lost, has left or was removed: nothing more is awaited from it.
   virtual void give_up(const NodeId& node) = 0;
   // The node leaves: from now on it is not let in. Once that is durable its connections end, and
   // `done` hears it; or what failed, and it stays. Not from within the call. `counted`: the cluster
@@ -194,7 +194,8 @@ class Engine {
     here,
   };
   Presence presence(const NodeId& node) const;
-  bool has_ranks(const NodeId& node) const;
+  std::set<NodeId> nodes_with_ranks() const;
+  bool is_drained(const NodeId& node) const;  // or is to be, when its ranks have ended
 
   // Where the logs of a rank are and whether more may come; for the log readers.
   struct LogSource {

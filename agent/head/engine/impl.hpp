@@ -270,7 +270,7 @@ struct Engine::Impl {
   void set_node(Tx& tx, Node& node, NodeEvent event, const std::string& reason);
   void commit_node(Tx tx);
   Node& known_node(const NodeId& id);  // Error(not_found)
-  bool has_ranks(const NodeId& id) const;
+  std::set<NodeId> nodes_with_ranks() const;
   void settle_drains();
   nlohmann::json drain(const NodeId& id, bool undo);
   void remove_node(const NodeId& id, bool force, Answer done, const std::string& why);

@@ -28,12 +28,20 @@ bool is_there(const Machine& machine) {
 MachineKeeper::MachineKeeper(ClusterId cluster, const fs::path& file, const Clock& clock,
                              Hooks hooks)
     : cluster_(std::move(cluster)), file_(file), clock_(clock), hooks_(std::move(hooks)) {
-  const auto text = read_file_if_there(file_, kMostText);
-  if (!text) return;
-  while_doing("reading " + file_.string(), [&] {
-    wanted_ = wire::wanted_machines_from_json(wire::parse_json(*text, "the file", kMostText));
-    if (!wanted_.provider.empty()) source_ = hooks_.source(wanted_);
-  });
+  try {
+    const auto text = read_file_if_there(file_, kMostText);
+    if (!text) return;
+    const json kept = wire::parse_json(*text, "it", kMostText);
+    auto wanted = wire::wanted_machines_from_json(wire::member(kept, "wanted"));
+    for (const std::string& node : wire::get_strings(kept, "drained")) drained_.emplace(node);
+    if (!wanted.provider.empty()) source_ = hooks_.source(wanted);
+    wanted_ = std::move(wanted);
+  } catch (const std::exception& thrown) {
+    const Error why = as_defect(thrown);
+    trouble_ = Error(why.code(), file_.string() + ": " + why.message())
+                   .with_hint("dtrain up says anew what is wanted");
+    log::warn("no machines are asked for", {{"why", trouble_->what()}});
+  }
 }
 
 template <typename Work, typename Then>
@@ -55,31 +63,40 @@ void MachineKeeper::run(Work work, Then then) {
   });
 }
 
+void MachineKeeper::save(const wire::WantedMachines& wanted,
+                         std::function<void(const std::optional<Error>&)> then) {
+  json drained = json::array();
+  for (const NodeId& node : drained_) drained.push_back(node.str());
+  const json kept{{"wanted", wire::to_json(wanted)}, {"drained", std::move(drained)}};
+  run([file = file_, text = wire::dump(kept) + "\n"] { write_file_atomic(file, text); },
+      std::move(then));
+}
+
 void MachineKeeper::want(const json& body, std::function<void(json)> done) {
-  const auto wanted = std::make_shared<wire::WantedMachines>(wire::wanted_machines_from_json(body));
+  const auto wanted =
+      std::make_shared<const wire::WantedMachines>(wire::wanted_machines_from_json(body));
   std::shared_ptr<MachineSource> source;
   if (!wanted->provider.empty()) source = hooks_.source(*wanted);
-  changes_ = true;
-  run([file = file_,
-       text = wire::dump(wire::to_json(*wanted)) + "\n"] { write_file_atomic(file, text); },
-      [this, wanted, source, done = std::move(done)](const std::optional<Error>& failed) {
-        changes_ = false;
-        if (failed) {
-          look();
-          return done(wire::error_to_json(*failed));
-        }
-        wanted_ = *wanted;
-        source_ = source;
-        if (!source_) {
-          machines_.clear();
-          hooks_.coming(0);
-        }
-        failures_.clear();
-        pause_ = kFirstLook;
-        log::info("machines are wanted", {{"types", std::to_string(wanted_.types.size())}});
-        look();
-        done(view());
-      });
+  next_ = wanted;
+  save(*wanted, [this, wanted, source, done = std::move(done)](const std::optional<Error>& failed) {
+    if (next_ == wanted) next_.reset();
+    if (failed) {
+      look();
+      return done(wire::error_to_json(*failed));
+    }
+    wanted_ = *wanted;
+    source_ = source;
+    if (!source_) {
+      machines_.clear();
+      hooks_.coming(0);
+    }
+    failures_.clear();
+    trouble_.reset();
+    pause_ = kFirstLook;
+    log::info("machines are wanted", {{"types", std::to_string(wanted_.types.size())}});
+    look();
+    done(view());
+  });
 }
 
 json MachineKeeper::view() const {
@@ -110,6 +127,12 @@ json MachineKeeper::view() const {
 
 void MachineKeeper::end() {
   ended_ = true;
+}
+
+// At once: it may be gone again before the source has answered.
+void MachineKeeper::changed(const NodeId& node) {
+  if (is_here(node)) came_.try_emplace(node, clock_.now());
+  look();
 }
 
 void MachineKeeper::look() {
@@ -154,9 +177,10 @@ void MachineKeeper::seen(const std::vector<Machine>& list) {
   for (const NodeId& node : hooks_.made()) {
     const auto machine = there.find(node);
     if (is_here(node)) {  // is there, whatever the source says
-      const auto came = came_.try_emplace(node, clock_.now()).first;
+      const auto came = came_.find(node);
       lost_.erase(node);
-      if (machine != there.end()) forgive(machine->second.type, came->second);
+      if (machine != there.end() && came != came_.end())
+        forgive(machine->second.type, came->second);
     } else if (machine == there.end()) {
       const auto ended = over.find(node);
       bury(node, ended == over.end() ? nullptr : ended->second);
@@ -243,10 +267,12 @@ void MachineKeeper::decide() {
   const std::vector<NodeId> made = hooks_.made();
   const std::set<NodeId> may_come(made.begin(), made.end());
   std::vector<Machine> there;
-  std::map<std::string, std::vector<Machine>> useless;  // by group
+  Groups useless;
   std::set<std::string> useful;
+  Groups groups;
   moves_ = false;
   for (const auto& [node, machine] : machines_) {
+    groups[group_of(machine)].push_back(machine);
     const bool is_here_now = is_here(node);
     const bool is_lost = hooks_.node(node) == Presence::lost;
     moves_ = moves_ || machine.state != MachineState::running || !is_here_now;
@@ -264,19 +290,15 @@ void MachineKeeper::decide() {
     if (useful.contains(group)) continue;
     decision.release.push_back({std::move(machines), "its nodes do not come"});
   }
-  undo_drains(decision);
   const auto asking = std::make_shared<Asking>();
   asking->source = source_;
-  for (const MachineDecision::Release& each : decision.release) {
-    const std::vector<Machine> machines = group(each.machines.front());
-    if (may_go(machines)) {
-      for (const Machine& machine : machines) {
-        log::info("a machine is given back", {{"node", machine.node.str()}, {"why", each.reason}});
-        remove(machine.node, "it is given back: " + each.reason);
-      }
-      asking->release.insert(asking->release.end(), machines.begin(), machines.end());
-    }
-    moves_ = true;
+  const std::set<NodeId> drained = drained_;
+  undo_drains(decision.release);
+  give_back(decision.release, groups, *asking);
+  if (drained_ != drained) {
+    save(next_ ? *next_ : wanted_, [](const std::optional<Error>& failed) {
+      if (failed) log::warn("what is to be given back is not kept", {{"why", failed->what()}});
+    });
   }
   asking->open = 1;  // this call's own
   for (const auto& [type, count] : decision.create) {
@@ -309,9 +331,9 @@ bool MachineKeeper::is_useful(const Machine& machine, bool may_come) {
 }
 
 // What is to stay after all takes ranks again.
-void MachineKeeper::undo_drains(const MachineDecision& decision) {
+void MachineKeeper::undo_drains(const std::vector<MachineDecision::Release>& release) {
   std::set<std::string> goes;
-  for (const MachineDecision::Release& each : decision.release) {
+  for (const MachineDecision::Release& each : release) {
     goes.insert(group_of(each.machines.front()));
   }
   for (auto node = drained_.begin(); node != drained_.end();) {
@@ -329,31 +351,40 @@ void MachineKeeper::undo_drains(const MachineDecision& decision) {
   }
 }
 
-// All that were had together with this one.
-std::vector<Machine> MachineKeeper::group(const Machine& machine) const {
-  std::vector<Machine> all;
-  for (const auto& [node, each] : machines_) {
-    if (group_of(each) == group_of(machine)) all.push_back(each);
+void MachineKeeper::give_back(const std::vector<MachineDecision::Release>& release,
+                              const Groups& groups, Asking& asking) {
+  if (release.empty()) return;
+  moves_ = true;
+  const std::set<NodeId> with_ranks = hooks_.with_ranks();
+  for (const MachineDecision::Release& each : release) {
+    const std::vector<Machine>& machines = groups.at(group_of(each.machines.front()));
+    if (!may_go(machines, with_ranks)) continue;
+    for (const Machine& machine : machines) {
+      log::info("a machine is given back", {{"node", machine.node.str()}, {"why", each.reason}});
+      remove(machine.node, "it is given back: " + each.reason);
+    }
+    asking.release.insert(asking.release.end(), machines.begin(), machines.end());
   }
-  return all;
 }
 
 // False: their ranks are to end before.
-bool MachineKeeper::may_go(const std::vector<Machine>& machines) {
+bool MachineKeeper::may_go(const std::vector<Machine>& machines,
+                           const std::set<NodeId>& with_ranks) {
   bool idle = true;
   for (const Machine& machine : machines) {
     // One that is away may come back, and has its ranks meanwhile.
     const Presence now = hooks_.node(machine.node);
     if (now != Presence::here && now != Presence::away) continue;
     try {
-      if (!drained_.contains(machine.node)) {
+      // What a person has drained stays so.
+      if (!hooks_.is_drained(machine.node)) {
         hooks_.drain(machine.node, false);
         drained_.insert(machine.node);
       }
     } catch (const Error& error) {
       log::info("a node is not drained", {{"node", machine.node.str()}, {"why", error.what()}});
     }
-    idle = idle && !hooks_.has_ranks(machine.node);
+    idle = idle && !with_ranks.contains(machine.node);
   }
   return idle;
 }
@@ -374,6 +405,7 @@ void MachineKeeper::ask_for(const std::string& type, int count,
   for (int i = 0; i < count; ++i) {
     const NodeId& node = request.nodes.emplace_back(free_name(type));
     // What is known of another of this name, which never came.
+    came_.erase(node);
     runs_.erase(node);
     lost_.erase(node);
     drained_.erase(node);
@@ -405,7 +437,7 @@ void MachineKeeper::ask_for(const std::string& type, int count,
 void MachineKeeper::act(const std::shared_ptr<Asking>& asking) {
   // Of a request whose credentials are not all there none is used; nothing is asked for that may
   // be wanted no more.
-  const bool over = ended_ || changes_ || asking->source != source_;
+  const bool over = ended_ || next_ || asking->source != source_;
   std::erase_if(asking->requests, [&](const Request& request) {
     const auto failure = failures_.find(request.type);
     const bool failed =
@@ -433,14 +465,15 @@ void MachineKeeper::act(const std::shared_ptr<Asking>& asking) {
         if (failed) {
           for (const Request& request : asking->requests) fail(request.type, *failed);
         }
+        bool moved = !outcomes->empty();
         for (const MachineOutcome& each : *outcomes) outcome(each);
         for (const MachineOutcome& each : *released) {
-          if (each.error) {
-            log::warn("a machine cannot be given back",
-                      {{"node", each.machine.node.str()}, {"why", each.error->what()}});
-          }
+          moved = moved || !each.error;
+          if (!each.error) continue;
+          log::warn("a machine cannot be given back",
+                    {{"node", each.machine.node.str()}, {"why", each.error->what()}});
         }
-        pause_ = kFirstLook;
+        if (moved) pause_ = kFirstLook;
         settle();
       });
 }

@@ -42,13 +42,15 @@ class MachineKeeper {
     // All that have such a credential, used or not, and were not removed.
     std::function<std::vector<NodeId>()> made;
     std::function<Engine::Presence(const NodeId&)> node;
-    std::function<bool(const NodeId&)> has_ranks;
+    std::function<std::set<NodeId>()> with_ranks;
+    std::function<bool(const NodeId&)> is_drained;  // or is to be
     // May throw Error, as the next.
     std::function<void(const NodeId&, bool undo)> drain;
     std::function<void(const NodeId&, const std::string& why)> remove;
     std::function<void(int)> coming;  // so many more nodes are to come
   };
-  // `file`: where what is wanted is kept. Throws Error when it cannot be read.
+  // `file`: where what is wanted is kept. What cannot be read, or asked for, is the view's
+  // "trouble"; nothing is asked for then, until something is wanted anew.
   MachineKeeper(ClusterId cluster, const fs::path& file, const Clock& clock, Hooks hooks);
 
   // From now on this is wanted; `done` hears it, or what failed, once it is durable.
@@ -56,7 +58,9 @@ class MachineKeeper {
   // {"wanted": …|null, "trouble": error|null, "types": [{"type", "wanted", "error"}],
   //  "machines": [{"node", "type", "id", "state", "reason", "zone"}]}
   nlohmann::json view() const;
-  // A node has come or gone, or a machine shows a credential that does not count yet.
+  // It has come or gone, or was given up.
+  void changed(const NodeId& node);
+  // As after that; also when a machine shows a credential that does not count yet.
   void look();
   // Nothing is asked for any more.
   void end();
@@ -89,10 +93,13 @@ class MachineKeeper {
     std::vector<Machine> release;
     std::size_t open = 0;  // credentials that have not come yet
   };
+  using Groups = std::map<std::string, std::vector<Machine>>;  // had together, by group_of()
 
   // On the worker; `then` here, unless all has ended.
   template <typename Work, typename Then>
   void run(Work work, Then then);
+  void save(const wire::WantedMachines& wanted,
+            std::function<void(const std::optional<Error>&)> then);
   void seen(const std::vector<Machine>& list);
   void bury(const NodeId& node, const Machine* machine);
   void forgive(const std::string& type, Monotonic came);
@@ -101,10 +108,11 @@ class MachineKeeper {
   void remove(const NodeId& node, const std::string& why);
   bool is_here(const NodeId& node) const;
   bool is_useful(const Machine& machine, bool may_come);
-  void undo_drains(const MachineDecision& decision);
+  void undo_drains(const std::vector<MachineDecision::Release>& release);
   void decide();
-  bool may_go(const std::vector<Machine>& machines);
-  std::vector<Machine> group(const Machine& machine) const;
+  void give_back(const std::vector<MachineDecision::Release>& release, const Groups& groups,
+                 Asking& asking);
+  bool may_go(const std::vector<Machine>& machines, const std::set<NodeId>& with_ranks);
   void ask_for(const std::string& type, int count, const std::shared_ptr<Asking>& asking);
   void act(const std::shared_ptr<Asking>& asking);
   void outcome(const MachineOutcome& outcome);
@@ -118,19 +126,19 @@ class MachineKeeper {
   const Clock& clock_;
   Hooks hooks_;
   wire::WantedMachines wanted_;
+  std::shared_ptr<const wire::WantedMachines> next_;  // that is not durable yet
   std::shared_ptr<MachineSource> source_;
   std::map<NodeId, Machine> machines_;       // as last seen: of this cluster, and not gone
   std::map<std::string, Failure> failures_;  // by type
   std::map<std::string, int> next_name_;     // by type
-  // Of nodes: when each was first seen connected, its machine first seen to run, itself lost.
+  // Of nodes: when each first came, its machine was first seen to run, itself lost.
   std::map<NodeId, Monotonic> came_;
   std::map<NodeId, Monotonic> runs_;
   std::map<NodeId, Monotonic> lost_;
-  std::set<NodeId> drained_;      // by this
-  std::optional<Error> trouble_;  // the source does not answer
+  std::set<NodeId> drained_;      // by this; kept with what is wanted
+  std::optional<Error> trouble_;  // the source does not answer, or there is none
   std::chrono::milliseconds pause_ = kFirstLook;
   int running_ = 0;       // on the worker
-  bool changes_ = false;  // something else is wanted, once it is durable
   bool at_work_ = false;  // from a look to what follows from it
   bool again_ = false;
   bool moves_ = false;  // as last decided: something is on its way, or goes

@@ -147,7 +147,7 @@ asio::awaitable<void> NodeConnections::serve_control(wire::AcceptedPeer peer) {
   info.leaving = hello->leaving;
   engine_->joined(info);
   preparations_->welcomed(id);
-  if (on_change_) on_change_();
+  if (on_change_) on_change_(id);
 
   std::string reason;
   try {
@@ -174,7 +174,7 @@ asio::awaitable<void> NodeConnections::serve_control(wire::AcceptedPeer peer) {
   pairs_.gone(id);
   preparations_->gone(id);
   engine_->gone(id);
-  if (on_change_) on_change_();
+  if (on_change_) on_change_(id);
 }
 
 void NodeConnections::handle(const NodeId& node, wire::NodeMessage message,
@@ -339,6 +339,7 @@ void NodeConnections::shard_taken(const NodeId& node, const std::string& transfe
 
 void NodeConnections::give_up(const NodeId& node) {
   transfers_->give_up(node);
+  if (on_change_) on_change_(node);
 }
 
 void NodeConnections::revoke(const NodeId& node, bool counted, Revoked done) {

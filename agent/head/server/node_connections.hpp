@@ -56,8 +56,8 @@ class NodeConnections final : public Nodes {
   void use(Joins& joins) { joins_ = &joins; }
   // What is told to those that have; set before serve().
   void use(Preparations& preparations) { preparations_ = &preparations; }
-  // A node has come or gone; set before serve().
-  void on_change(std::function<void()> hear) { on_change_ = std::move(hear); }
+  // A node has come or gone, or was given up; set before serve().
+  void on_change(std::function<void(const NodeId&)> hear) { on_change_ = std::move(hear); }
   const PairTests& pair_tests() const { return pairs_; }
   const std::string& machine() const { return machine_; }  // as nodes say it of theirs
 
@@ -119,7 +119,7 @@ class NodeConnections final : public Nodes {
   std::vector<BulkHooks> bulk_hooks_;
   CheckpointTransfers* transfers_ = nullptr;
   Joins* joins_ = nullptr;
-  std::function<void()> on_change_;
+  std::function<void(const NodeId&)> on_change_;
   Preparations* preparations_ = nullptr;
   PairTests pairs_;
   std::map<NodeId, Connection> connections_;
