@@ -81,11 +81,12 @@ void send_preparation(const Context& context, const wire::ApiClient& client,
     before = wire::preparation_from_json(given);
   }
   if (how.no_setup) {
-    if (!before) {
+    const bool is_lost = !before && !text_or(*on_head, "key").empty();
+    if (is_lost) {
       throw Error(ErrorCode::conflict, "the head has lost which commands nodes that join run")
           .with_hint("dtrain up without --no-setup says it anew");
     }
-    preparation = *before;
+    preparation = before.value_or(wire::Preparation());
   }
   // What was asked for is still to be done by nodes that were away, and by the others not anew.
   if (!how.again.empty()) {

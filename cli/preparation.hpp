@@ -13,7 +13,7 @@ namespace dtrain::cli {
 struct PreparationFlags {
   // Not empty, and another text each time: everything again, also over what was changed there.
   std::string again;
-  bool no_setup = false;  // commands and probe as the head has them
+  bool no_setup = false;  // commands and probe as the head has them, none if it has none
   std::stop_token stop;   // between files; Error(failed)
 };
 

@@ -131,14 +131,17 @@ int run_up(Context& context, const UpFlags& options) {
   const ProviderTraits& traits = traits_of(spec.provider.kind);
   if (traits.here) warn_of_local(context, spec);
   std::optional<Error> unprepared;
+  bool is_current = false;  // since long, maybe, and another may have taken its place
   if (!traits.here) {
     how.with_head = [&, again = options.force ? random_hex(8) : std::string()](
                         const wire::ApiClient& head, const std::stop_token& stop) {
       set_current_cluster(spec.cluster_name);  // to be looked at while machines are waited for
+      is_current = true;
       try {
         const PreparationFlags preparing{again, options.no_setup, stop};
-        if ((traits.head_asks && !options.no_setup) || has_preparation(head))
+        if (traits.head_asks || has_preparation(head)) {
           send_preparation(context, head, spec, preparing);
+        }
       } catch (const std::exception& error) {
         unprepared = as_defect(error);
         if (traits.head_asks) throw Error(*unprepared);  // nodes would come as they are
@@ -150,7 +153,7 @@ int run_up(Context& context, const UpFlags& options) {
     report.complete = false;
     if (context.globals.json) report.warnings.emplace_back(unprepared->what());
   }
-  if (!options.dry_run && !report.id.str().empty()) set_current_cluster(report.name);
+  if (!options.dry_run && !is_current && !report.id.str().empty()) set_current_cluster(report.name);
   const auto took = std::chrono::steady_clock::now() - begin;
   if (context.globals.json) {
     context.print_json(report_json(spec, report));

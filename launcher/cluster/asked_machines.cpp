@@ -29,19 +29,7 @@ std::string with_reason(const std::string& state, const std::string& reason) {
 
 class Awaited {
  public:
-  Awaited(UpRun& run, wire::WantedMachines wanted) : run_(run), wanted_(std::move(wanted)) {
-    for (const auto& type : wanted_.types)
-      run_.report.asked.push_back({type.name, type.count, {}, {}});
-  }
-
-  void tell(const wire::ApiClient& head) {
-    try {
-      head.post("/v1/machines", wire::to_json(wanted_));
-    } catch (Error& error) {
-      error.while_doing("telling the head which machines to keep");
-      throw;
-    }
-  }
+  explicit Awaited(UpRun& run) : run_(run) {}
 
   // True once none is to come any more.
   bool look(const wire::ApiClient& head) {
@@ -57,9 +45,9 @@ class Awaited {
       return false;
     }
     const nlohmann::json& machines = wire::member(status, "machines");
-    std::map<std::string, nlohmann::json> nodes;
+    std::map<std::string, const nlohmann::json*> nodes;
     for (const nlohmann::json& node : wire::member(status, "nodes")) {
-      nodes.emplace(wire::get_string(node, "node"), node);
+      nodes.emplace(wire::get_string(node, "node"), &node);
     }
     for (AskedType& type : run_.report.asked) {
       type.ready.clear();
@@ -74,7 +62,7 @@ class Awaited {
         waits(node,
               with_reason(wire::get_string(machine, "state"), wire::get_string(machine, "reason")));
       } else {
-        look_at(*type, node, here->second);
+        look_at(*type, node, *here->second);
       }
     }
     const bool troubled = has_trouble(machines);  // both are to be looked at
@@ -156,12 +144,23 @@ class Awaited {
   }
 
   UpRun& run_;
-  const wire::WantedMachines wanted_;
   std::map<std::string, std::string> said_;  // last, of each node
   std::set<std::string> waits_;              // texts that were told
   std::optional<std::chrono::steady_clock::time_point> trouble_since_;
   std::chrono::steady_clock::time_point heard_ = std::chrono::steady_clock::now();
 };
+
+void tell(UpRun& run, const wire::ApiClient& head) {
+  wire::WantedMachines wanted = run.provider->wanted(run.state.id);
+  wanted.replace = run.options.replace;
+  for (auto& type : wanted.types) type.launch = launch_hash(run.spec, type.name);
+  try {
+    head.post("/v1/machines", wire::to_json(wanted));
+  } catch (Error& error) {
+    error.while_doing("telling the head which machines to keep");
+    throw;
+  }
+}
 
 void conclude(UpRun& run) {
   std::size_t ready = 0;
@@ -181,15 +180,19 @@ void conclude(UpRun& run) {
 
 }  // namespace
 
+void plan_machines(UpRun& run) {
+  run.report.asked.clear();
+  for (const auto& type : run.provider->wanted(run.state.id).types) {
+    run.report.asked.push_back({type.name, type.count, {}, {}});
+  }
+}
+
 void keep_machines(UpRun& run, const fs::path& socket) {
-  wire::WantedMachines wanted = run.provider->wanted(run.state.id);
-  wanted.replace = run.options.replace;
-  for (auto& type : wanted.types) type.launch = launch_hash(run.spec, type.name);
-  Awaited awaited(run, std::move(wanted));
-  if (run.options.dry_run) return;
+  plan_machines(run);
   const wire::ApiClient head(socket, run.state.name);
-  awaited.tell(head);
+  tell(run, head);
   run.let_go();  // this may take days, and whoever ends the cluster meanwhile need not wait
+  Awaited awaited(run);
   std::mutex mutex;
   std::condition_variable_any wake;
   milliseconds pause = kFirstGlance;

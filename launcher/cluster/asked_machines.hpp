@@ -4,9 +4,10 @@
 
 namespace dtrain {
 
-// Where the head asks for machines: tells it how many of which type to keep, and waits until their
-// nodes are ready; or so many of all nodes as min_nodes says; or it is stopped, whereby the head
-// goes on. The rest is in run.report.asked. A dry run tells nobody.
+// Where the head asks for machines: how many of which type it is to keep, in run.report.asked.
+void plan_machines(UpRun& run);
+// Tells it so, and waits until their nodes are ready; or so many of all nodes as min_nodes says; or
+// it is stopped, whereby the head goes on. What came of it is in run.report.asked.
 void keep_machines(UpRun& run, const fs::path& socket);
 
 }  // namespace dtrain
