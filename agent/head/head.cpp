@@ -86,7 +86,8 @@ MachineKeeper::Hooks keeper_hooks(asio::io_context& context, asio::steady_timer&
       engine.remove_node(node, true, told, why);
     }
   };
-  hooks.coming = [&](int count) { engine.expect_joining(count); };
+  hooks.to_come = [&](const MachinesToCome& machines) { return engine.to_come(machines); };
+  hooks.capacity = [&](const NodeId& node) { return engine.capacity(node); };
   return hooks;
 }
 
@@ -115,6 +116,10 @@ int head_main(const paths::HeadRoot& root) {
   hooks.timer = on_timer(timer);
   hooks.news = [&](const JobNews& news) {
     if (logs != nullptr) logs->news(news);
+  };
+  MachineKeeper* keeper = nullptr;
+  hooks.needs = [&] {
+    if (keeper != nullptr) keeper->needs();
   };
   EngineOptions options;
   options.cluster = config.cluster;
@@ -148,6 +153,7 @@ int head_main(const paths::HeadRoot& root) {
   asio::steady_timer next_look(context);
   MachineKeeper machines(config.cluster, root.machines(), clock,
                          keeper_hooks(context, next_look, config_file, engine, joins));
+  keeper = &machines;
   joins.on_early([&] { machines.look(); });
   nodes.on_change([&](const NodeId& node) { machines.changed(node); });
   Prunes prunes(context, engine, nodes, contents, preparations, root);

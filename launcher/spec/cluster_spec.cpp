@@ -43,22 +43,25 @@ std::vector<PromisedNode> ClusterSpec::promised() const {
   }
   if (provider.kind == ProviderKind::slurm) return {{NodeId(kLoginNode), ""}};
   nodes.push_back({NodeId(), head_node_type});
-  for (const Workers& workers : standing_workers()) {
-    for (int i = 0; i < workers.count; ++i) nodes.push_back({NodeId(), workers.type});
+  for (const Workers& each : workers()) {
+    for (int i = 0; i < each.count; ++i) nodes.push_back({NodeId(), each.type});
   }
   return nodes;
 }
 
-std::vector<ClusterSpec::Workers> ClusterSpec::standing_workers() const {
-  std::vector<Workers> workers;
-  int left = std::clamp(max_workers, 0, limits::kNodes);
+std::vector<ClusterSpec::Workers> ClusterSpec::workers() const {
+  std::vector<Workers> result;
+  const int most_of_all = std::clamp(max_workers, 0, limits::kNodes);
+  int left = most_of_all;
   for (const NodeType& type : node_types) {
-    const int most_of_it = type.name == head_node_type ? 0 : type.min_workers;
-    const int wanted = std::min(type.min_workers, type.max_workers.value_or(most_of_it));
-    workers.push_back({type.name, std::clamp(wanted, 0, left)});
-    left -= workers.back().count;
+    const bool is_head = type.name == head_node_type;
+    const int most =
+        std::clamp(type.max_workers.value_or(is_head ? 0 : most_of_all), 0, most_of_all);
+    const int wanted = std::min(type.min_workers, most);
+    result.push_back({type.name, std::clamp(wanted, 0, left), most});
+    left -= result.back().count;
   }
-  return workers;
+  return result;
 }
 
 namespace spec {

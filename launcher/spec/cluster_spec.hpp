@@ -150,12 +150,14 @@ struct ClusterSpec {
   // many of this machine's, or each type's min_workers. Of Slurm's the head's machine, the login
   // node, alone: the head asks for the others.
   std::vector<PromisedNode> promised() const;
-  // How many machines of each type are to stand ready beside the head's, in the YAML's order.
+  // How many machines of each type are to stand ready beside the head's, and how many there may be
+  // when jobs wait, in the YAML's order.
   struct Workers {
     std::string type;
     int count = 0;
+    int most = 0;
   };
-  std::vector<Workers> standing_workers() const;
+  std::vector<Workers> workers() const;
   int promised_nodes() const { return static_cast<int>(promised().size()); }
 };
 

@@ -125,11 +125,12 @@ class NodeTypesReader {
                  names.size() > 20 ? "" : hint);
   }
 
-  // Slurm has its own bounds.
+  // Slurm has its own bounds. Where some are to stand ready those are meant, unless more are named.
   void allow_all() {
     std::int64_t all = 0;
     for (const NodeType& type : spec_.node_types) {
-      all += std::max(type.min_workers, type.max_workers.value_or(0));
+      const int unsaid = type.min_workers > 0 ? type.min_workers : limits::kNodes;
+      all += std::max(type.min_workers, type.max_workers.value_or(unsaid));
     }
     spec_.max_workers = static_cast<int>(std::min<std::int64_t>(all, limits::kNodes));
   }

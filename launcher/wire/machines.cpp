@@ -10,11 +10,14 @@ namespace dtrain::wire {
 
 void fields(Is<WantedMachines::Type> auto& m, auto&& f) {
   f("type", m.name, "count", within(m.count, 0, WantedMachines::kMost), "launch", m.launch,
-    "options", if_set(m.options));
+    "options", if_set(m.options), "max_workers", if_set(m.max_workers, {0, WantedMachines::kMost}),
+    "idle_timeout_ms", if_set(m.idle_timeout), "priority", if_set(m.priority, {INT_MIN, INT_MAX}),
+    "cpus", m.cpus, "gpus", m.gpus, "memory", m.memory);
 }
 void fields(Is<WantedMachines> auto& m, auto&& f) {
   f("provider", m.provider, "boot", m.boot, "environment", if_set(m.environment), "addresses",
-    if_set(m.addresses), "types", m.types, "replace", if_set(m.replace));
+    if_set(m.addresses), "types", m.types, "max_workers",
+    or_default(m.max_workers, {0, WantedMachines::kMost}), "replace", if_set(m.replace));
 }
 
 nlohmann::json to_json(const WantedMachines& wanted) {

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +21,14 @@ struct WantedMachines {
     int count = 0;
     std::string launch;                // launch_hash() of it
     std::vector<std::string> options;  // what the provider's program is given for one of it
+    // So many there may be when jobs wait; not more than `count`: only that.
+    int max_workers = 0;
+    std::chrono::milliseconds idle_timeout{0};  // those above `count` go after so long
+    int priority = 0;                           // of types that fit as well, the larger
+    // What one has, where that is known before it is there.
+    std::optional<double> cpus;
+    std::optional<int> gpus;
+    std::optional<std::uint64_t> memory;  // bytes
 
     bool operator==(const Type&) const = default;
   };
@@ -28,7 +39,8 @@ struct WantedMachines {
   std::vector<std::string> environment;  // NAME=VALUE, of the provider's programs
   std::vector<std::string> addresses;    // of the head, besides those that it has itself
   std::vector<Type> types;
-  bool replace = false;  // those of another launch configuration give way
+  int max_workers = kMost;  // of all types
+  bool replace = false;     // those of another launch configuration give way
 
   bool operator==(const WantedMachines&) const = default;
 };

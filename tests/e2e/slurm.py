@@ -146,12 +146,75 @@ class Pool(SlurmCase):
         eventually(lambda: len(self.queue()) == 1, "the second allocation is given back")
         self.assertEqual(self.nodes_by_state("ready"), ["gpu-1"])
         # One with ranks goes when they have ended.
-        self.write(0)
+        self.write(0, max_workers=0)
         self.up()
         eventually(lambda: self.nodes_by_state("draining") == ["gpu-1"], "it is drained")
         self.assertEqual(self.state(job), "running")
         self.ok("stop", job)
         eventually(lambda: self.queue() == {}, "the first allocation is given back")
+        self.down()
+
+
+class Gangs(SlurmCase):
+    """None stands ready: each job gets its own allocation."""
+
+    def write(self, **keys):
+        return super().write(0, **{"idle_timeout_minutes": 0.02, **keys})
+
+    def waits(self, job):
+        return self.job(job)["reason"]
+
+    def test_a_job_gets_its_own_and_gives_it_back(self):
+        self.write(max_workers=3)
+        self.assertTrue(self.up()["complete"])
+        self.assertEqual(self.queue(), {})
+        # More than there may be is refused, what there may be is not.
+        self.assertIn("can never run", self.run_dtrain("submit", "--nnodes", "4", "--", "/bin/true").stderr)
+        said = self.ok("submit", "--nnodes", "2", "--", "/bin/sh", "-c", "echo $RANK of $WORLD_SIZE in $SLURM_JOB_ID",
+                       deadline=2 * DEADLINE)
+        told = re.findall(r"(\d) of 2 in (\d+)", said)
+        self.assertEqual(sorted(rank for rank, _ in told), ["0", "1"])
+        self.assertEqual(len({allocation for _, allocation in told}), 1)
+        eventually(lambda: self.queue() == {}, "it is given back")
+        # Two at once are two allocations, and each ends by itself.
+        jobs = [self.submit(f"echo rank $RANK; sleep {seconds}", *nodes)
+                for seconds, nodes in ((0.5, ()), (1, ("--nnodes", "2")))]
+        for job in jobs:
+            self.wait_state(job, "succeeded", deadline=2 * DEADLINE)
+        eventually(lambda: self.queue() == {}, "both are given back")
+        self.down()
+
+    def test_it_waits_in_the_queue_and_says_why(self):
+        other = sh("sbatch", "--parsable", "--exclusive", "--nodes=3", "--wrap", "exec sleep 1000",
+                   "--output=/dev/null").strip()
+        self.write()
+        self.up()
+        job = self.submit("echo rank $RANK", "--nnodes", "2")
+        eventually(lambda: re.search("waits for gpu-1, gpu-2: waits in partition normal: (Resources|Priority)",
+                                     self.waits(job)), "why it waits")
+        # A job that is stopped takes its request along.
+        self.ok("stop", job)
+        eventually(lambda: self.queue() == {}, "nobody asks any more")
+        # The head may be started anew meanwhile.
+        job = self.submit("echo rank $RANK", "--nnodes", "2")
+        eventually(lambda: len(self.queue()) == 1, "it is asked for")
+        for pid in self.agents("head"):
+            os.kill(pid, signal.SIGKILL)
+        sh("scancel", other)
+        eventually(lambda: self.run_dtrain("status").returncode == 0, "the head is back")
+        self.wait_state(job, "succeeded", deadline=2 * DEADLINE)
+        eventually(lambda: self.queue() == {}, "it is given back")
+        self.down()
+
+    def test_what_can_never_run_is_the_jobs_reason(self):
+        SlurmCase.write(self, 0, "exclusive: true, constraint: gold")
+        self.up()
+        job = self.submit("echo rank $RANK")
+        eventually(lambda: "Invalid feature specification" in self.waits(job), "what Slurm said")
+        self.assertIn("Invalid feature specification", self.ok("status"))
+        self.write()
+        self.up()
+        self.wait_state(job, "succeeded", deadline=2 * DEADLINE)
         self.down()
 
 

@@ -22,11 +22,7 @@ NodeCapacity* find_node(std::vector<NodeCapacity>& nodes, const NodeId& id) {
 void take(std::vector<NodeCapacity>& nodes, const std::vector<PlacedShare>& shares) {
   for (const PlacedShare& share : shares) {
     NodeCapacity* node = find_node(nodes, share.node);
-    if (node == nullptr) continue;
-    ++node->shares;
-    node->cpus_used += share.cpus;
-    node->memory_used += share.memory;
-    node->gpus_used.insert(share.gpus.begin(), share.gpus.end());
+    if (node != nullptr) use(*node, share);
   }
 }
 

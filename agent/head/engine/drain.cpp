@@ -63,9 +63,9 @@ nlohmann::json Engine::Impl::drain(const NodeId& id, bool undo) {
   if (has_left) return {{"node", id.str()}, {"state", shown(NodeState::left)}};
   Tx tx;
   if (undo) {
-    const bool drained = drains(node);
-    if (drained) set_node(tx, node, NodeEvent::resume, "");
-    if (drained && !node.connected)
+    const bool was_drained = drains(node);
+    if (was_drained) set_node(tx, node, NodeEvent::resume, "");
+    if (was_drained && !node.connected)
       set_node(tx, node, NodeEvent::disconnect, "it is not connected");
   } else {
     if (!next(node.row.state, NodeEvent::drain)) {
@@ -191,8 +191,18 @@ void Engine::expect_nodes(int count) {
   impl_->schedule();
 }
 
-void Engine::expect_joining(int count) {
-  if (std::exchange(impl_->joining, count) != count) impl_->schedule();
+const Growth& Engine::to_come(const MachinesToCome& machines) {
+  if (impl_->to_come != machines) {
+    impl_->to_come = machines;
+    impl_->schedule();
+  }
+  return impl_->growth;
+}
+
+std::optional<NodeCapacity> Engine::capacity(const NodeId& id) const {
+  const auto found = impl_->nodes.find(id);
+  if (found == impl_->nodes.end()) return std::nullopt;
+  return empty_capacity(found->second);
 }
 
 Engine::Presence Engine::presence(const NodeId& id) const {

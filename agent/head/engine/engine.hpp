@@ -10,6 +10,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "agent/head/engine/growth.hpp"
 #include "launcher/core/clock.hpp"
 #include "launcher/core/ids.hpp"
 #include "launcher/core/paths.hpp"
@@ -122,6 +123,8 @@ class Engine {
     std::function<void(std::function<void()>)> post;
     std::function<void(std::chrono::milliseconds, std::function<void()>)> timer;
     std::function<void(const JobNews&)> news;
+    // Other machines are needed than before: to_come() says which.
+    std::function<void()> needs = [] {};
   };
   Engine(const EngineOptions& options, const Clock& clock, Nodes& nodes, Hooks hooks);
   // The same over a store that is open already; for tests.
@@ -179,7 +182,8 @@ class Engine {
   // How many nodes the cluster is to have, beside those that join by themselves; jobs that need
   // more wait for those that are missing.
   void expect_nodes(int count);
-  void expect_joining(int count);  // so many more are to join by themselves
+  // Which machines join by themselves, and which may be asked for. Gives what jobs need of them.
+  const Growth& to_come(const MachinesToCome& machines);
   // What may be deleted from now on. What has been forgotten by the settings before stays so.
   void set_storage(const StorageSpec& settings);
   const StorageSpec& storage() const;
@@ -195,6 +199,7 @@ class Engine {
   };
   Presence presence(const NodeId& node) const;
   std::set<NodeId> nodes_with_ranks() const;
+  std::optional<NodeCapacity> capacity(const NodeId& node) const;  // with nothing on it
   bool is_drained(const NodeId& node) const;  // or is to be, when its ranks have ended
 
   // Where the logs of a rank are and whether more may come; for the log readers.

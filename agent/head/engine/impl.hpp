@@ -140,6 +140,8 @@ struct Node {
   std::set<std::pair<JobId, int>> leftovers;  // old epochs that may still live there
 };
 
+NodeCapacity empty_capacity(const Node& node);  // with nothing on it
+
 // One thing that happened, on its way to the store.
 struct Tx {
   Changes changes;
@@ -197,9 +199,11 @@ struct Engine::Impl {
   std::vector<WaitingJob> waiting() const;
   std::vector<RunningJob> running() const;
   int missing_nodes() const;  // of those that the cluster is to have
-  int nodes_to_come() const { return missing_nodes() + joining; }
+  int nodes_to_come() const { return missing_nodes() + to_come.nodes; }
   std::string held(const Job& job) const;
   void schedule();
+  void note_needs();
+  Growth grown(const std::vector<WaitingJob>& queue) const;
   void settle_dependents();
   void begin_attempt(Job& job, const QueueDecision::Start& start);
   struct Prepared {
@@ -370,7 +374,11 @@ struct Engine::Impl {
   std::map<NodeId, Node> nodes;
   std::map<JobId, ForgottenRow> forgotten;
   std::uint64_t last_left = 0;
-  int joining = 0;  // nodes that are to join by themselves
+  MachinesToCome to_come;
+  Growth growth;  // as last decided
+  // As last told: what is to be asked for, and nodes with ranks or that jobs wait for.
+  std::vector<Growth::Gang> gangs;
+  std::set<NodeId> busy;
   std::int64_t last_event = 0;
   std::int64_t last_order = 0;
   std::uint64_t commits = 0;

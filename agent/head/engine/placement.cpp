@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cmath>
 #include <cstdio>
+#include <tuple>
 
 #include "launcher/core/text.hpp"
 
@@ -126,6 +127,21 @@ Demand demand_of(const JobSpec& spec) {
   demand.may_run_alone = !spec.resources_given;
   if (spec.content) demand.glibc = parse_glibc_version(spec.content->glibc);
   return demand;
+}
+
+bool operator<(const Demand& a, const Demand& b) {
+  const auto key = [](const Demand& d) {
+    return std::tuple(d.nnodes.min, d.nnodes.max, d.procs.kind, d.procs.number, d.cpus, d.gpus,
+                      d.memory, d.glibc, d.may_run_alone);
+  };
+  return key(a) < key(b);
+}
+
+void use(NodeCapacity& node, const PlacedShare& share) {
+  ++node.shares;
+  node.cpus_used += share.cpus;
+  node.memory_used += share.memory;
+  node.gpus_used.insert(share.gpus.begin(), share.gpus.end());
 }
 
 bool natural_less(const std::string& a, const std::string& b) {

@@ -27,6 +27,8 @@ struct NodeCapacity {
   std::set<int> gpus_used;  // indices
   std::uint64_t memory_used = 0;
   std::optional<GlibcVersion> glibc;  // absent: not known
+
+  bool operator==(const NodeCapacity&) const = default;
 };
 
 // What a job asks for, with the defaults filled in.
@@ -38,6 +40,8 @@ struct Demand {
   std::uint64_t memory = 0;           // bytes
   std::optional<GlibcVersion> glibc;  // the oldest that will do; absent: any
   bool may_run_alone = false;  // asked for nothing: if it is larger than a node, it gets all of it
+
+  friend bool operator<(const Demand& a, const Demand& b);  // some order
 };
 // CPU 1, or GPU 1 with nproc_per_node "gpu" or where only GPUs are asked for.
 Demand demand_of(const JobSpec& spec);
@@ -55,6 +59,9 @@ struct Placement {
   std::optional<std::vector<PlacedShare>> shares;  // by node rank; absent: not now
   std::string reason;                              // why not
 };
+// What the share uses, taken on.
+void use(NodeCapacity& node, const PlacedShare& share);
+
 // With nnodes min:max as many as are free. Nodes without GPUs first for a job that needs none,
 // then by name.
 Placement place(std::vector<NodeCapacity> nodes, const Demand& demand);

@@ -8,14 +8,6 @@
 namespace dtrain::head {
 namespace {
 
-struct ByContent {
-  static auto key(const Demand& d) {
-    return std::tuple(d.nnodes.min, d.nnodes.max, d.procs.kind, d.procs.number, d.cpus, d.gpus,
-                      d.memory, d.glibc, d.may_run_alone);
-  }
-  bool operator()(const Demand& a, const Demand& b) const { return key(a) < key(b); }
-};
-
 // Answers of place_in_order() for the same nodes: jobs that ask for the same are looked at once.
 class Answers {
  public:
@@ -35,7 +27,7 @@ class Answers {
 
  private:
   std::vector<NodeCapacity> nodes_;
-  std::map<Demand, Placement, ByContent> known_;
+  std::map<Demand, Placement> known_;
 };
 
 std::string nodes_text(int count) {
@@ -44,14 +36,19 @@ std::string nodes_text(int count) {
 
 }  // namespace
 
-QueueDecision decide_queue(std::vector<NodeCapacity> nodes, const std::vector<WaitingJob>& queue,
-                           int missing, std::vector<RunningJob> running, std::size_t depth) {
+std::vector<const WaitingJob*> in_turn(const std::vector<WaitingJob>& queue) {
   std::vector<const WaitingJob*> turns;
   turns.reserve(queue.size());
   for (const WaitingJob& job : queue) turns.push_back(&job);
   std::stable_sort(turns.begin(), turns.end(), [](const WaitingJob* a, const WaitingJob* b) {
     return std::tuple(-a->priority, a->order) < std::tuple(-b->priority, b->order);
   });
+  return turns;
+}
+
+QueueDecision decide_queue(std::vector<NodeCapacity> nodes, const std::vector<WaitingJob>& queue,
+                           int missing, std::vector<RunningJob> running, std::size_t depth) {
+  const std::vector<const WaitingJob*> turns = in_turn(queue);
   order_by_name(nodes);
   std::vector<NodeCapacity> usable;
   for (const NodeCapacity& node : nodes) {

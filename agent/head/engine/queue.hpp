@@ -41,7 +41,10 @@ struct QueueDecision {
 // what a decision takes.
 inline constexpr std::size_t kBackfillDepth = 100;
 
-// By priority, larger first, then by age. The first one that waits for what others use now is never
+// By priority, larger first, then by age.
+std::vector<const WaitingJob*> in_turn(const std::vector<WaitingJob>& queue);
+
+// In turn. The first one that waits for what others use now is never
 // delayed by what comes behind it (backfill.hpp), so that none starves. One that could not run on
 // the usable nodes even if they were empty blocks nobody. `missing` is the number of nodes that are
 // expected but never came.

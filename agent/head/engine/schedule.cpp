@@ -25,17 +25,22 @@ std::optional<std::chrono::seconds> longest(const Job& job, Monotonic now) {
 
 }  // namespace
 
+NodeCapacity empty_capacity(const Node& node) {
+  NodeCapacity capacity;
+  capacity.node = node.row.node;
+  capacity.cpus = node.row.cpus;
+  capacity.gpus = node.row.gpus;
+  capacity.memory = node.row.memory;
+  capacity.glibc = parse_glibc_version(node.glibc);
+  return capacity;
+}
+
 std::vector<NodeCapacity> Engine::Impl::capacities() const {
   std::vector<NodeCapacity> result;
   for (const auto& [id, node] : nodes) {
     const bool is_head = !node.row.joined && node.row.machine == options.machine;
     if (!counts(node.row.state) || (is_head && !options.ranks_on_head)) continue;
-    NodeCapacity capacity;
-    capacity.node = id;
-    capacity.cpus = node.row.cpus;
-    capacity.gpus = node.row.gpus;
-    capacity.memory = node.row.memory;
-    capacity.glibc = parse_glibc_version(node.glibc);
+    NodeCapacity capacity = empty_capacity(node);
     if (node.row.state != NodeState::ready || !node.connected) {
       capacity.usable = false;
       capacity.why_not =
@@ -164,13 +169,24 @@ void Engine::Impl::schedule() {
   settle_drains();
   settle_dependents();
   const std::vector<WaitingJob> queue = waiting();
+  growth = grown(queue);
   if (!queue.empty()) {
-    const QueueDecision decision = decide_queue(capacities(), queue, nodes_to_come(), running());
+    std::vector<NodeCapacity> nodes = capacities();
+    for (NodeCapacity& node : nodes) {
+      const auto kept = growth.kept.find(node.node);
+      if (kept == growth.kept.end() || !node.usable) continue;
+      node.usable = false;
+      node.why_not = "is for " + kept->second.str() + ", whose other nodes are coming";
+    }
+    QueueDecision decision = decide_queue(std::move(nodes), queue, nodes_to_come(), running());
     for (const QueueDecision::Start& start : decision.starts) {
       begin_attempt(jobs.at(start.job), start);
     }
-    for (const auto& [id, reason] : decision.reasons) {
+    if (!decision.starts.empty()) growth = grown(waiting());
+    for (auto& [id, reason] : decision.reasons) {
       Job& job = jobs.at(id);
+      const auto coming = growth.reasons.find(id);
+      if (coming != growth.reasons.end()) reason = coming->second;
       if (job.waits == reason) continue;
       job.waits = reason;
       tell_state(job);
@@ -182,7 +198,29 @@ void Engine::Impl::schedule() {
       commit(job, std::move(tx), Urgency::soon);
     }
   }
+  if (!to_come.types.empty()) note_needs();
   scheduling = false;
+}
+
+Growth Engine::Impl::grown(const std::vector<WaitingJob>& queue) const {
+  if (to_come.types.empty()) return {};
+  const std::vector<NodeCapacity> all = capacities();
+  std::set<NodeId> soon;
+  for (const NodeCapacity& each : all) {
+    const Node& node = nodes.at(each.node);
+    const bool stays = node.row.state == NodeState::ready || node.row.state == NodeState::joining;
+    if (!each.usable && stays && node.leaves.empty() && !node.being_removed) soon.insert(each.node);
+  }
+  return decide_growth(all, soon, queue, to_come);
+}
+
+void Engine::Impl::note_needs() {
+  std::set<NodeId> now = nodes_with_ranks();
+  now.insert(growth.needed.begin(), growth.needed.end());
+  const bool changed = growth.gangs != gangs || now != busy;
+  gangs = growth.gangs;
+  busy = std::move(now);
+  if (changed) hooks.needs();
 }
 
 void Engine::Impl::begin_attempt(Job& job, const QueueDecision::Start& start) {

@@ -228,7 +228,10 @@ nlohmann::json Engine::Impl::plan(const JobSpec& spec) const {
     shares = start.shares;
   }
   if (const auto reason = decision.reasons.find(asked); reason != decision.reasons.end()) {
-    result["reason"] = reason->second;
+    const Growth with_it = grown(queue);
+    const auto coming = with_it.reasons.find(asked);
+    result["reason"] = coming == with_it.reasons.end() ? reason->second : coming->second;
+    if (coming != with_it.reasons.end()) result["fits"] = true;
   }
   for (const JobId& id : live) {
     const Job& other = jobs.at(id);
@@ -326,9 +329,11 @@ void Engine::check_fits(const JobSpec& spec) const {
   const std::vector<NodeCapacity> empty = emptied(impl_->capacities());
   if (place(empty, demand).shares) return;
   demand.nnodes = wanted;
+  std::string why = place(empty, demand).reason;
+  if (!impl_->to_come.types.empty()) why = never_fits(empty, demand, impl_->to_come);
+  if (why.empty()) return;
   throw Error(ErrorCode::conflict,
-              "it can never run on this cluster, even when nothing else does: it " +
-                  place(empty, demand).reason)
+              "it can never run on this cluster, even when nothing else does: it " + why)
       .with_hint("--wait queues it all the same, for nodes that are still to come");
 }
 

@@ -28,12 +28,13 @@ std::string group_of(const Machine& machine) {
 }
 
 MachineDecision decide_machines(const wire::WantedMachines& wanted,
-                                const std::vector<Machine>& there) {
+                                const std::vector<Machine>& there, const std::set<NodeId>& in_use) {
   std::map<std::string, std::map<std::string, Group>> groups;  // by type and group
   for (const Machine& machine : there) groups[machine.type][group_of(machine)].push_back(machine);
   MachineDecision decision;
   for (const wire::WantedMachines::Type& type : wanted.types) {
     const auto wanted_count = static_cast<std::size_t>(type.count);
+    const auto most = static_cast<std::size_t>(std::max(type.count, type.max_workers));
     std::size_t count = 0;
     std::vector<Group> counted;
     for (auto& [id, group] : groups[type.name]) {
@@ -46,13 +47,23 @@ MachineDecision decide_machines(const wire::WantedMachines& wanted,
     }
     groups.erase(type.name);
     if (count < wanted_count) decision.create[type.name] = static_cast<int>(wanted_count - count);
+    const auto is_used = [&](const Group& group) {
+      return std::any_of(group.begin(), group.end(),
+                         [&](const Machine& machine) { return in_use.contains(machine.node); });
+    };
     std::sort(counted.begin(), counted.end(), goes_first);
+    std::stable_partition(counted.begin(), counted.end(),
+                          [&](const Group& group) { return !is_used(group); });
     for (Group& group : counted) {
       if (count < wanted_count + group.size()) continue;
+      if (count <= most && is_used(group)) continue;
+      // Beyond the count there are those that jobs were waiting for.
+      const std::string why = most > wanted_count && count <= most
+                                  ? "no job needs it"
+                                  : std::to_string(wanted_count) + " of type " + type.name +
+                                        (wanted_count == 1 ? " is" : " are") + " wanted";
       count -= group.size();
-      decision.release.push_back(
-          {std::move(group), std::to_string(wanted_count) + " of type " + type.name +
-                                 (wanted_count == 1 ? " is" : " are") + " wanted"});
+      decision.release.push_back({std::move(group), why});
     }
   }
   for (auto& [type, of_type] : groups) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -19,10 +20,12 @@ struct MachineDecision {
 };
 
 // Pure. `there`: of this cluster, pending or running. What was had together goes together or not
-// at all: of too many the pending ones go first, then the newest. With `replace` those of another
-// launch configuration count for nothing, and go.
+// at all: of too many the pending ones go first, then the newest. What has one of `in_use` goes
+// only where there are more than there may be. With `replace` those of another launch configuration
+// count for nothing, and go.
 MachineDecision decide_machines(const wire::WantedMachines& wanted,
-                                const std::vector<Machine>& there);
+                                const std::vector<Machine>& there,
+                                const std::set<NodeId>& in_use = {});
 
 // Equal for machines that were had together.
 std::string group_of(const Machine& machine);

@@ -88,12 +88,13 @@ void MachineKeeper::want(const json& body, std::function<void(json)> done) {
     source_ = source;
     if (!source_) {
       machines_.clear();
-      hooks_.coming(0);
+      hooks_.to_come({});
     }
     failures_.clear();
     trouble_.reset();
     pause_ = kFirstLook;
     log::info("machines are wanted", {{"types", std::to_string(wanted_.types.size())}});
+    if (source_) tell();  // what jobs may wait for from now on
     look();
     done(view());
   });
@@ -106,7 +107,8 @@ json MachineKeeper::view() const {
     const auto failure = failures_.find(type.name);
     types.push_back({{"type", type.name},
                      {"wanted", type.count},
-                     {"error", failure == failures_.end() || missing_now.at(type.name) == 0
+                     {"error", failure == failures_.end() || (missing_now.at(type.name) == 0 &&
+                                                              !gangs_.contains(type.name))
                                    ? json()
                                    : wire::error_to_json(failure->second.why).at("error")}});
   }
@@ -133,6 +135,10 @@ void MachineKeeper::end() {
 void MachineKeeper::changed(const NodeId& node) {
   if (is_here(node)) came_.try_emplace(node, clock_.now());
   look();
+}
+
+void MachineKeeper::needs() {
+  if (!tells_) look();
 }
 
 void MachineKeeper::look() {
@@ -241,6 +247,7 @@ void MachineKeeper::bury(const NodeId& node, const Machine* machine) {
   if (known != nullptr && lost_.erase(node) == 0) ended(node, known->type, why);
   came_.erase(node);
   runs_.erase(node);
+  idle_.erase(node);
   drained_.erase(node);
   remove(node, why);
 }
@@ -285,7 +292,9 @@ void MachineKeeper::decide() {
     // Where its node is lost another takes its place.
     if (!is_lost) there.push_back(machine);
   }
-  MachineDecision decision = decide_machines(wanted_, there);
+  measure();
+  const Growth growth = tell();
+  MachineDecision decision = decide_machines(wanted_, there, in_use(growth));
   for (auto& [group, machines] : useless) {
     if (useful.contains(group)) continue;
     decision.release.push_back({std::move(machines), "its nodes do not come"});
@@ -301,14 +310,109 @@ void MachineKeeper::decide() {
     });
   }
   asking->open = 1;  // this call's own
+  bool asks = false;
   for (const auto& [type, count] : decision.create) {
     moves_ = true;
-    const auto failure = failures_.find(type);
-    if (failure == failures_.end() || failure->second.again <= clock_.now()) {
-      ask_for(type, count, asking);
-    }
+    if (!may_ask(type)) continue;
+    asks = true;
+    ask_for(type, count, asking);
+  }
+  gangs_.clear();
+  for (const Growth::Gang& gang : growth.gangs) {
+    moves_ = true;
+    gangs_[gang.type] += gang.count;
+    // Those that are to stand ready anyway may do; the next look knows them as coming.
+    if (!asks && may_ask(gang.type)) ask_for(gang.type, gang.count, asking);
   }
   if (--asking->open == 0) act(asking);
+}
+
+bool MachineKeeper::may_ask(const std::string& type) const {
+  const auto failure = failures_.find(type);
+  return failure == failures_.end() || failure->second.again <= clock_.now();
+}
+
+// What one of each type has, when the first is here.
+void MachineKeeper::measure() {
+  for (const auto& [node, machine] : machines_) {
+    const std::pair key(machine.type, machine.launch);
+    if (measured_.contains(key) || !is_here(node)) continue;
+    if (const auto capacity = hooks_.capacity(node)) measured_.emplace(key, *capacity);
+  }
+}
+
+MachinesToCome MachineKeeper::to_come() const {
+  MachinesToCome result;
+  for (const auto& [type, count] : missing()) result.nodes += count;
+  const bool grows = std::any_of(wanted_.types.begin(), wanted_.types.end(),
+                                 [](const auto& type) { return type.max_workers > type.count; });
+  if (!grows) return result;
+  std::map<std::string, int> there;
+  for (const auto& [node, machine] : machines_) {
+    const Presence now = hooks_.node(node);
+    if (!is_there(machine) || now == Presence::lost) continue;
+    ++there[machine.type];
+    if (now != Presence::unseen) continue;
+    const bool runs = machine.state == MachineState::running;
+    result.coming.push_back({node, machine.type, runs, runs ? "it joins" : machine.reason});
+  }
+  int least = 0;
+  for (const wire::WantedMachines::Type& wanted : wanted_.types) {
+    MachineType& type = result.types.emplace_back();
+    type.name = wanted.name;
+    type.there = there[wanted.name];
+    type.most = std::max(wanted.count, wanted.max_workers);
+    type.priority = wanted.priority;
+    const auto failure = failures_.find(wanted.name);
+    if (failure != failures_.end() && !may_ask(wanted.name)) {
+      type.trouble = failure->second.why.message();
+    }
+    least += wanted.count;
+    if (const auto found = measured_.find({wanted.name, wanted.launch}); found != measured_.end()) {
+      type.each = found->second;
+      type.known = true;
+    } else {
+      type.each = any_machine();
+      type.known = wanted.cpus.has_value();
+      type.each.cpus = wanted.cpus.value_or(type.each.cpus);
+      type.each.gpus = wanted.gpus.value_or(type.each.gpus);
+      type.each.memory = wanted.memory.value_or(type.each.memory);
+    }
+  }
+  result.most = std::max(least, wanted_.max_workers);
+  return result;
+}
+
+Growth MachineKeeper::tell() {
+  tells_ = true;
+  Growth growth = hooks_.to_come(to_come());
+  tells_ = false;
+  return growth;
+}
+
+// What jobs run on or wait for, and what has not been idle for long: of types of which there may be
+// more than are to stand ready.
+std::set<NodeId> MachineKeeper::in_use(const Growth& growth) {
+  std::set<NodeId> used;
+  idle_left_.reset();
+  const std::set<NodeId> with_ranks = hooks_.with_ranks();
+  for (const auto& [node, machine] : machines_) {
+    const wire::WantedMachines::Type* type = type_of(machine.type);
+    if (type == nullptr || type->max_workers <= type->count) continue;
+    if (with_ranks.contains(node) || growth.needed.contains(node)) {
+      idle_.erase(node);
+      used.insert(node);
+      continue;
+    }
+    const Presence now = hooks_.node(node);
+    if (now != Presence::here && now != Presence::away) continue;  // nobody waits for it any more
+    const auto since = idle_.try_emplace(node, clock_.now()).first->second;
+    const auto left = since + type->idle_timeout - clock_.now();
+    if (left <= Monotonic::duration::zero()) continue;
+    used.insert(node);
+    idle_left_ = std::min(left, idle_left_.value_or(left));
+  }
+  return used;
 }
 
 // Its node is here, or may still come.
@@ -407,6 +511,7 @@ void MachineKeeper::ask_for(const std::string& type, int count,
     // What is known of another of this name, which never came.
     came_.erase(node);
     runs_.erase(node);
+    idle_.erase(node);
     lost_.erase(node);
     drained_.erase(node);
   }
@@ -492,25 +597,37 @@ void MachineKeeper::outcome(const MachineOutcome& outcome) {
 // The next look, if one is needed.
 void MachineKeeper::settle() {
   at_work_ = false;
-  int coming = 0;
-  for (const auto& [type, count] : missing()) coming += count;
-  hooks_.coming(coming);
+  if (source_) tell();
   if (ended_ || !source_) return;
   if (std::exchange(again_, false)) return hooks_.timer(kBreath, [this] { look(); });
-  if (!moves_ && coming == 0) return;
-  hooks_.timer(pause_, [this] { look(); });
-  pause_ = std::min(kLastLook, pause_ + pause_ / 2);
+  std::optional<std::chrono::milliseconds> next;
+  if (idle_left_) next = std::chrono::ceil<std::chrono::milliseconds>(*idle_left_);
+  const std::map<std::string, int> missing_now = missing();
+  const bool waits = moves_ || std::any_of(missing_now.begin(), missing_now.end(),
+                                           [](const auto& each) { return each.second > 0; });
+  if (waits) {
+    next = std::min(pause_, next.value_or(pause_));
+    pause_ = std::min(kLastLook, pause_ + pause_ / 2);
+  }
+  if (next) hooks_.timer(*next, [this] { look(); });
 }
 
-// Of each type, so many nodes are not here yet.
+// Of each type, so many nodes are not here yet, of those that are to stand ready and those that
+// were asked for.
 std::map<std::string, int> MachineKeeper::missing() const {
   std::map<std::string, int> missing;
+  std::map<std::string, int> coming;
   for (const wire::WantedMachines::Type& type : wanted_.types) missing[type.name] = type.count;
   for (const auto& [node, machine] : machines_) {
     const auto found = missing.find(machine.type);
-    if (found != missing.end() && is_here(node)) --found->second;
+    if (found == missing.end()) continue;
+    if (is_here(node)) {
+      --found->second;
+    } else if (is_there(machine) && hooks_.node(node) == Presence::unseen) {
+      ++coming[machine.type];
+    }
   }
-  for (auto& [type, count] : missing) count = std::max(0, count);
+  for (auto& [type, count] : missing) count = std::max(count, coming[type]);
   return missing;
 }
 

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -20,10 +21,11 @@
 
 namespace dtrain::head {
 
-// Keeps as many machines of each type as `up` wanted: asks for what is missing, gives each its
-// credential, begins anew what has ended. It looks while something is on its way or goes, ever less
-// often, and when a node is heard to come or to go; while all is there it asks nobody. On the
-// engine's thread; a thread of its own waits for the source.
+// Keeps as many machines of each type as `up` wanted, and more while jobs need them: asks for what
+// is missing, gives each its credential, begins anew what has ended, gives back what nobody needs.
+// It looks while something is on its way or goes, ever less often, and when a node is heard to come
+// or to go, or jobs need others; while all is there it asks nobody. On the engine's thread; a
+// thread of its own waits for the source.
 class MachineKeeper {
  public:
   // The head's other parts.
@@ -47,7 +49,9 @@ class MachineKeeper {
     // May throw Error, as the next.
     std::function<void(const NodeId&, bool undo)> drain;
     std::function<void(const NodeId&, const std::string& why)> remove;
-    std::function<void(int)> coming;  // so many more nodes are to come
+    // Which machines there may be and are to come; what jobs need of them.
+    std::function<Growth(const MachinesToCome&)> to_come;
+    std::function<std::optional<NodeCapacity>(const NodeId&)> capacity;
   };
   // `file`: where what is wanted is kept. What cannot be read, or asked for, is the view's
   // "trouble"; nothing is asked for then, until something is wanted anew.
@@ -62,6 +66,8 @@ class MachineKeeper {
   void changed(const NodeId& node);
   // As after that; also when a machine shows a credential that does not count yet.
   void look();
+  // Jobs need others than before.
+  void needs();
   // Nothing is asked for any more.
   void end();
   // Nothing is on its way to or from its thread.
@@ -107,6 +113,11 @@ class MachineKeeper {
   std::map<std::string, int> missing() const;
   void remove(const NodeId& node, const std::string& why);
   bool is_here(const NodeId& node) const;
+  MachinesToCome to_come() const;
+  Growth tell();
+  void measure();
+  std::set<NodeId> in_use(const Growth& growth);
+  bool may_ask(const std::string& type) const;
   bool is_useful(const Machine& machine, bool may_come);
   void undo_drains(const std::vector<MachineDecision::Release>& release);
   void decide();
@@ -135,12 +146,18 @@ class MachineKeeper {
   std::map<NodeId, Monotonic> came_;
   std::map<NodeId, Monotonic> runs_;
   std::map<NodeId, Monotonic> lost_;
-  std::set<NodeId> drained_;      // by this; kept with what is wanted
-  std::optional<Error> trouble_;  // the source does not answer, or there is none
+  std::map<NodeId, Monotonic> idle_;              // since when nobody needs one that may go then
+  std::optional<Monotonic::duration> idle_left_;  // of the first that goes by that
+  // What one of a type has, by type and launch configuration.
+  std::map<std::pair<std::string, std::string>, NodeCapacity> measured_;
+  std::map<std::string, int> gangs_;  // by type: jobs need so many that were not had yet
+  std::set<NodeId> drained_;          // by this; kept with what is wanted
+  std::optional<Error> trouble_;      // the source does not answer, or there is none
   std::chrono::milliseconds pause_ = kFirstLook;
   int running_ = 0;       // on the worker
   bool at_work_ = false;  // from a look to what follows from it
   bool again_ = false;
+  bool tells_ = false;  // what is to come, so that the answer is no news
   bool moves_ = false;  // as last decided: something is on its way, or goes
   bool ended_ = false;
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <iterator>
 #include <optional>
 #include <string_view>
@@ -116,51 +117,70 @@ std::optional<std::string> value_of(const std::string& type, const std::string& 
   return text;
 }
 
+const NodeType& type_of(const ClusterSpec& spec, const std::string& type) {
+  const auto found = std::find_if(spec.node_types.begin(), spec.node_types.end(),
+                                  [&](const NodeType& each) { return each.name == type; });
+  if (found != spec.node_types.end()) return *found;
+  throw Error(ErrorCode::not_found, "no node type is called " + printable(type, false));
+}
+
+bool says(const NodeType& type, std::initializer_list<const char*> names) {
+  return std::any_of(names.begin(), names.end(), [&](const char* name) {
+    return type.node_config.contains(name) && type.node_config[name] != json(false);
+  });
+}
+
+// What node_config has a word about; `resources` is not looked at for that.
+struct Said {
+  explicit Said(const NodeType& type)
+      : cpus(says(type, {"cpus-per-task", "mincpus", "cores-per-socket", "cpus-per-gpu"})),
+        memory(says(type, {"mem", "mem-per-cpu", "mem-per-gpu"})),
+        gpus(says(type, {"gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"})) {
+    // `user` and `mcs` only keep others away.
+    const json exclusive = type.node_config.value("exclusive", json(false));
+    cpus = cpus || exclusive == json(true) || exclusive == json("exclusive");
+  }
+  bool cpus;
+  bool memory;
+  bool gpus;
+};
+
+double resource(const NodeType& type, const char* name) {
+  const auto entry = type.resources.find(name);
+  return entry == type.resources.end() ? 0.0 : entry->second;
+}
+
+std::int64_t whole(double value) {
+  return std::llround(std::ceil(value));
+}
+
 }  // namespace
 
 std::vector<std::string> batch_options(const ClusterSpec& spec, const std::string& type) {
-  const auto found = std::find_if(spec.node_types.begin(), spec.node_types.end(),
-                                  [&](const NodeType& each) { return each.name == type; });
-  if (found == spec.node_types.end()) {
-    throw Error(ErrorCode::not_found, "no node type is called " + printable(type, false));
-  }
+  const NodeType& found = type_of(spec, type);
+  const Said said(found);
   std::vector<std::string> options;
-  const auto says = [&](std::initializer_list<const char*> names) {
-    return std::any_of(names.begin(), names.end(), [&](const char* name) {
-      return found->node_config.contains(name) && found->node_config[name] != json(false);
-    });
-  };
-  // `user` and `mcs` only keep others away.
-  const json exclusive = found->node_config.value("exclusive", json(false));
-  const bool is_whole = exclusive == json(true) || exclusive == json("exclusive");
   for (const char* name : {"partition", "account", "qos"}) {
     const json& value = spec.provider.other.contains(name) ? spec.provider.other[name] : json();
-    if (value.is_string() && !says({name})) {
+    if (value.is_string() && !says(found, {name})) {
       options.push_back("--" + std::string(name) + "=" + value.get<std::string>());
     }
   }
-  const auto resource = [&](const char* name) {
-    const auto entry = found->resources.find(name);
-    return entry == found->resources.end() ? 0.0 : entry->second;
-  };
-  const auto whole = [](double value) { return std::to_string(std::llround(std::ceil(value))); };
-  const bool has_cpus =
-      is_whole || says({"cpus-per-task", "mincpus", "cores-per-socket", "cpus-per-gpu"});
-  const bool has_memory = says({"mem", "mem-per-cpu", "mem-per-gpu"});
-  if (!has_cpus && resource("CPU") > 0) {
-    options.push_back("--cpus-per-task=" + whole(resource("CPU")));
-  } else if (!has_cpus && !says({"exclusive"})) {
+  const double cpus = resource(found, "CPU");
+  const double memory = resource(found, "memory");
+  if (!said.cpus && cpus > 0) {
+    options.push_back("--cpus-per-task=" + std::to_string(whole(cpus)));
+  } else if (!said.cpus && !says(found, {"exclusive"})) {
     options.emplace_back("--exclusive");
-    if (!has_memory && resource("memory") == 0) options.emplace_back("--mem=0");  // all of it
+    if (!said.memory && memory == 0) options.emplace_back("--mem=0");  // all of it
   }
-  if (!has_memory && resource("memory") > 0) {
-    options.push_back("--mem=" + whole(resource("memory") / 1024) + "K");
+  if (!said.memory && memory > 0) {
+    options.push_back("--mem=" + std::to_string(whole(memory / 1024)) + "K");
   }
-  if (resource("GPU") > 0 &&
-      !says({"gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"})) {
-    options.push_back("--gres=gpu:" + whole(resource("GPU")));
+  if (!said.gpus && resource(found, "GPU") > 0) {
+    options.push_back("--gres=gpu:" + std::to_string(whole(resource(found, "GPU"))));
   }
-  for (const auto& [name, value] : found->node_config.items()) {
+  for (const auto& [name, value] : found.node_config.items()) {
     if (!is_option(name)) {
       throw wrong(type, name, "is none of sbatch's long options")
           .with_hint(
@@ -174,12 +194,25 @@ std::vector<std::string> batch_options(const ClusterSpec& spec, const std::strin
     const auto text = value_of(type, name, value);
     options.push_back("--" + name + (text ? "=" + *text : ""));
   }
-  const json time = found->node_config.value("time", json());
+  const json time = found.node_config.value("time", json());
   const auto limit = time_limit(time.is_string() ? time.get<std::string>() : time.dump());
   if (!limit || *limit >= 2 * kWarning) {
     options.push_back("--signal=B:USR1@" + std::to_string(kWarning.count()));
   }
   return options;
+}
+
+Known known_of(const ClusterSpec& spec, const std::string& type) {
+  const NodeType& found = type_of(spec, type);
+  const Said said(found);
+  Known known;
+  const double cpus = resource(found, "CPU");
+  if (said.cpus || cpus == 0) return known;  // of a whole node nothing is
+  known.cpus = static_cast<double>(whole(cpus));
+  if (!said.gpus) known.gpus = static_cast<int>(whole(resource(found, "GPU")));
+  const double memory = resource(found, "memory");
+  if (!said.memory && memory > 0) known.memory = static_cast<std::uint64_t>(memory);
+  return known;
 }
 
 }  // namespace dtrain::slurm

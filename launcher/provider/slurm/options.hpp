@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,5 +16,13 @@ namespace dtrain::slurm {
 // its batch script hears it (SIGUSR1), where `time` is not shorter than four. Throws Error(invalid)
 // that names the type and the option.
 std::vector<std::string> batch_options(const ClusterSpec& spec, const std::string& type);
+
+// What a node of the type has, as far as that says it; nothing of one that is had whole.
+struct Known {
+  std::optional<double> cpus;
+  std::optional<int> gpus;
+  std::optional<std::uint64_t> memory;  // bytes
+};
+Known known_of(const ClusterSpec& spec, const std::string& type);
 
 }  // namespace dtrain::slurm

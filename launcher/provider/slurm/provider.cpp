@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <utility>
 
@@ -144,8 +145,23 @@ wire::WantedMachines SlurmProvider::wanted(const ClusterId& cluster) {
   wanted.environment = place().environment;
   wanted.boot = (place().shared / cluster.str() / "boot").string();
   if (!spec_.provider.head_address.empty()) wanted.addresses = {spec_.provider.head_address};
-  for (const ClusterSpec::Workers& workers : spec_.standing_workers()) {
-    wanted.types.push_back({workers.type, workers.count, "", batch_options(spec_, workers.type)});
+  constexpr int kMost = wire::WantedMachines::kMost;
+  wanted.max_workers = std::clamp(spec_.max_workers, 0, kMost);
+  for (const ClusterSpec::Workers& workers : spec_.workers()) {
+    wire::WantedMachines::Type& type = wanted.types.emplace_back();
+    type.name = workers.type;
+    type.count = workers.count;
+    type.options = batch_options(spec_, workers.type);
+    type.max_workers = std::min(workers.most, kMost);
+    const auto said = std::find_if(spec_.node_types.begin(), spec_.node_types.end(),
+                                   [&](const NodeType& each) { return each.name == workers.type; });
+    type.idle_timeout = std::chrono::milliseconds(
+        std::llround(1000 * said->idle_timeout_s.value_or(60 * spec_.idle_timeout_minutes)));
+    type.priority = said->priority;
+    const Known known = known_of(spec_, workers.type);
+    type.cpus = known.cpus;
+    type.gpus = known.gpus;
+    type.memory = known.memory;
   }
   return wanted;
 }
@@ -185,7 +201,7 @@ void SlurmProvider::clear_up(const fs::path& folder) {
 std::unique_ptr<Provider> make_provider(const ClusterSpec& spec, const fs::path& state,
                                         const Access& access) {
   // What sbatch would not take is said before anything is done.
-  for (const ClusterSpec::Workers& workers : spec.standing_workers()) {
+  for (const ClusterSpec::Workers& workers : spec.workers()) {
     batch_options(spec, workers.type);
   }
   return std::make_unique<SlurmProvider>(spec, state, access);

@@ -29,6 +29,14 @@ wire::WantedMachines wanted(int count, const std::string& launch = "one") {
   return wanted;
 }
 
+// None stand ready; so many there may be.
+wire::WantedMachines on_demand(int most) {
+  wire::WantedMachines what = wanted(0);
+  what.types.front().max_workers = most;
+  what.types.front().idle_timeout = 60s;
+  return what;
+}
+
 // A provider in memory. Jobs are numbered as they are asked for.
 struct FakeSite {
   std::mutex mutex;
@@ -144,7 +152,11 @@ struct Desk {
         nodes[node] = Presence::lost;
       }
     };
-    hooks.coming = [this](int count) { coming = count; };
+    hooks.to_come = [this](const MachinesToCome& machines) {
+      to_come = machines;
+      return growth;
+    };
+    hooks.capacity = [this](const NodeId&) { return capacity; };
     keeper.emplace(ClusterId("lab-id"), folder.path() / "machines.json", clock, hooks);
   }
 
@@ -194,6 +206,15 @@ struct Desk {
     keeper->changed(NodeId(node));
     settle();
   }
+  // Jobs that wait need machines: these, and so many more.
+  void needs(std::set<NodeId> nodes, Growth::Gang gang = {}) {
+    growth = {};
+    growth.needed = std::move(nodes);
+    if (gang.count > 0) growth.gangs = {std::move(gang)};
+    keeper->needs();
+    settle();
+    growth.gangs.clear();  // they are coming
+  }
   // So many of type gpu run as job 1, and have been there for long.
   void have(int count) {
     want(wanted(count));
@@ -227,7 +248,9 @@ struct Desk {
   std::set<NodeId> busy;
   int drains = 0;  // asked for, or taken back
   std::map<NodeId, std::string> removed;
-  int coming = 0;
+  MachinesToCome to_come;
+  Growth growth;
+  std::optional<NodeCapacity> capacity;
   nlohmann::json answer;
   std::optional<std::pair<std::chrono::milliseconds, std::function<void()>>> due;
   std::mutex mutex;
@@ -277,6 +300,14 @@ TEST_CASE("machines: what is asked for and given back") {
   CHECK(released(decide_machines(wanted(3), waits)) == Strings{"0: 3 of type gpu are wanted"});
   CHECK(released(decide_machines(wanted(3), {made("old-1", "1/0", "old")})) ==
         Strings{"1: none of type old is wanted"});
+  // Beyond the count what is used stays, as long as there may be so many.
+  wire::WantedMachines grown = on_demand(2);
+  const std::set<NodeId> used{NodeId("gpu-1"), NodeId("gpu-3")};
+  CHECK(released(decide_machines(grown, three, used)) == Strings{"2: 0 of type gpu are wanted"});
+  grown.types.front().max_workers = 3;
+  CHECK(released(decide_machines(grown, three, used)).empty());
+  CHECK(released(decide_machines(grown, three, {NodeId("gpu-2")})) ==
+        Strings{"2: no job needs it"});
   // Another launch configuration stays, unless it is to be replaced.
   wire::WantedMachines other = wanted(3, "two");
   CHECK(decide_machines(other, three).create.empty());
@@ -291,7 +322,7 @@ TEST_CASE("machines: asked for, let in when they run, and left alone then") {
   Desk desk;
   desk.want(wanted(2));
   CHECK(desk.machines() == "gpu-1 pending, gpu-2 pending");
-  CHECK(desk.coming == 2);
+  CHECK(desk.to_come.nodes == 2);
   CHECK(desk.site.boots.front() == "set -- --contained\nscript of gpu-1");
   CHECK(desk.begun.empty());
   // Ever less often, while nothing changes.
@@ -303,9 +334,9 @@ TEST_CASE("machines: asked for, let in when they run, and left alone then") {
   desk.tick();
   CHECK(desk.begun == std::set<NodeId>{NodeId("gpu-1"), NodeId("gpu-2")});
   desk.come("gpu-1");
-  CHECK(desk.coming == 1);
+  CHECK(desk.to_come.nodes == 1);
   desk.come("gpu-2");
-  CHECK(desk.coming == 0);
+  CHECK(desk.to_come.nodes == 0);
   desk.tick();
   CHECK_FALSE(desk.due.has_value());
   // The same again asks for nothing, and so does a head that is started anew.
@@ -470,6 +501,122 @@ TEST_CASE("machines: ranks end before what they run on is given back") {
   desk.tick();
   CHECK(desk.machines() == "");
   CHECK_FALSE(desk.due.has_value());
+}
+
+TEST_CASE("machines: a job that waits gets its own, and they go when nobody needs them") {
+  Desk desk;
+  const std::set<NodeId> both{NodeId("gpu-1"), NodeId("gpu-2")};
+  desk.want(on_demand(4));
+  CHECK(desk.site.jobs == 0);
+  CHECK_FALSE(desk.due.has_value());
+  REQUIRE(desk.to_come.types.size() == 1);
+  CHECK(desk.to_come.types.front().most == 4);
+  CHECK_FALSE(desk.to_come.types.front().known);
+  desk.needs({}, {JobId("a"), "gpu", 2});
+  CHECK(desk.machines() == "gpu-1 pending, gpu-2 pending");
+  CHECK(desk.to_come.nodes == 2);
+  CHECK(desk.to_come.types.front().there == 2);
+  REQUIRE(desk.to_come.coming.size() == 2);
+  CHECK(desk.to_come.coming.front().node.str() == "gpu-1");
+  SUBCASE("and is stopped before they come") {
+    desk.needs(both);
+    desk.tick();
+    CHECK(desk.machines() == "gpu-1 pending, gpu-2 pending");
+    desk.needs({});
+    desk.tick();
+    CHECK(desk.machines() == "");
+    CHECK_FALSE(desk.due.has_value());
+    return;
+  }
+  desk.needs(both);
+  desk.site.set("1", MachineState::running);
+  desk.tick();
+  CHECK(desk.to_come.coming.front().runs);
+  desk.come("gpu-1");
+  desk.come("gpu-2");
+  CHECK(desk.to_come.coming.empty());
+  desk.busy = both;
+  desk.needs({});
+  CHECK(desk.machines() == "gpu-1 running, gpu-2 running");
+  SUBCASE("another job comes in time") {
+    desk.busy.clear();
+    desk.needs({});
+    desk.clock.advance(50s);
+    desk.busy.insert(NodeId("gpu-2"));
+    desk.needs({});
+    desk.clock.advance(50s);
+    desk.look();
+    CHECK(desk.machines() == "gpu-1 running, gpu-2 running");
+  }
+  desk.busy.clear();
+  desk.needs({});
+  REQUIRE(desk.due.has_value());
+  CHECK(desk.due->first <= 60s);
+  desk.clock.advance(60s);
+  desk.tick();
+  desk.tick();
+  CHECK(desk.machines() == "");
+  CHECK(desk.drained == both);
+  CHECK_FALSE(desk.due.has_value());
+}
+
+TEST_CASE("machines: what stands ready is not asked for twice, and stays") {
+  Desk desk;
+  wire::WantedMachines what = on_demand(4);
+  what.types.front().count = 2;
+  // A job waits before they are asked for.
+  desk.growth.gangs = {{JobId("a"), "gpu", 2}};
+  desk.want(what);
+  desk.growth.gangs.clear();
+  CHECK(desk.machines() == "gpu-1 pending, gpu-2 pending");
+  desk.needs({NodeId("gpu-1"), NodeId("gpu-2")}, {JobId("b"), "gpu", 1});
+  desk.growth.needed.emplace("gpu-3");
+  desk.tick();
+  CHECK(desk.machines() == "gpu-1 pending, gpu-2 pending, gpu-3 pending");
+  for (const char* job : {"1", "2"}) desk.site.set(job, MachineState::running);
+  desk.tick();
+  for (const char* node : {"gpu-1", "gpu-2", "gpu-3"}) desk.come(node);
+  desk.needs({});
+  desk.clock.advance(2min);
+  desk.tick();
+  desk.tick();
+  CHECK(desk.machines() == "gpu-1 running, gpu-2 running");
+}
+
+TEST_CASE("machines: a gang that cannot be had is said to who waits, and tried ever less often") {
+  Desk desk;
+  desk.site.refuses = Error(ErrorCode::failed, "no such partition");
+  desk.want(on_demand(4));
+  desk.growth.gangs = {{JobId("a"), "gpu", 2}};
+  desk.keeper->needs();
+  desk.settle();
+  CHECK(desk.to_come.types.front().trouble == "no such partition");
+  CHECK(desk.error() == "no such partition");
+  for (int i = 0; i < 100; ++i) desk.tick();
+  CHECK(desk.site.jobs < 15);
+  desk.needs({});
+  CHECK(desk.error() == "");
+  desk.tick();
+  CHECK_FALSE(desk.due.has_value());
+}
+
+TEST_CASE("machines: what one of a type has is known from the first") {
+  Desk desk;
+  wire::WantedMachines what = on_demand(4);
+  what.types.front().cpus = 2;
+  desk.want(what);
+  CHECK(desk.to_come.types.front().known);
+  CHECK(desk.to_come.types.front().each.cpus == 2);
+  desk.needs({}, {JobId("a"), "gpu", 1});
+  desk.site.set("1", MachineState::running);
+  desk.capacity.emplace();
+  desk.capacity->cpus = 7;
+  desk.come("gpu-1");
+  CHECK(desk.to_come.types.front().each.cpus == 7);
+  // One that is made in another way may have something else.
+  what.types.front().launch = "two";
+  desk.want(what);
+  CHECK(desk.to_come.types.front().each.cpus == 2);
 }
 
 TEST_CASE("machines: what a person has drained stays drained") {

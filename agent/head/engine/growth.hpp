@@ -1,0 +1,80 @@
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "agent/head/engine/queue.hpp"
+
+// Which machines are to be asked for because jobs wait: pure.
+namespace dtrain::head {
+
+// Machines of a kind that may be asked for.
+struct MachineType {
+  std::string name;
+  NodeCapacity each;    // what one has, with nothing on it
+  bool known = false;   // else nobody knows how much is left of one beside a job
+  int there = 0;        // that there are, and are to come
+  int most = 0;         // that there may be
+  int priority = 0;     // of types that fit as well, the larger
+  std::string trouble;  // why none can be had at the moment
+
+  bool operator==(const MachineType&) const = default;
+};
+
+// With more of everything than any has: for what is not known of a MachineType's.
+NodeCapacity any_machine();
+
+// One that was asked for, and whose node has never been here.
+struct ComingMachine {
+  NodeId node;
+  std::string type;
+  bool runs = false;
+  std::string reason;  // what it waits for
+
+  bool operator==(const ComingMachine&) const = default;
+};
+
+struct MachinesToCome {
+  std::vector<MachineType> types;  // empty: nobody is asked because jobs wait
+  int most = 0;                    // there may be, of all types
+  std::vector<ComingMachine> coming;
+  int nodes = 0;  // that are to join by themselves: the coming ones, and those not asked for yet
+
+  bool operator==(const MachinesToCome&) const = default;
+};
+
+struct Growth {
+  // All that a job needs, to be asked for together.
+  struct Gang {
+    JobId job;
+    std::string type;
+    int count = 0;
+
+    bool operator==(const Gang&) const = default;
+  };
+  std::vector<Gang> gangs;  // in turn
+  std::set<NodeId> needed;  // here and coming: jobs that wait are to run there
+  // Nodes that are here, of those whose others come any moment: nobody else is to run there.
+  std::map<NodeId, JobId> kept;
+  std::map<JobId, std::string> reasons;  // of those that wait for machines
+};
+
+// So many of the jobs that wait are looked at, in turn; it bounds what a decision takes.
+inline constexpr std::size_t kGrowthDepth = 1000;
+
+// Each job in turn takes what is free of the nodes and of the machines that are coming; where that
+// does not do it is to get machines of one type for all of its nodes, if there may be so many: of
+// the type with the largest priority, then of the first. So a job waits for one answer, and what it
+// has does not lie idle while it waits for the rest. A job that is held takes what is free, and
+// gets nothing; an elastic one its smallest number. `nodes`: those of `soon` are not usable now,
+// and will be by themselves.
+Growth decide_growth(std::vector<NodeCapacity> nodes, const std::set<NodeId>& soon,
+                     const std::vector<WaitingJob>& queue, const MachinesToCome& machines);
+
+// Why a job could never run on these nodes, nor on machines that there may be; empty: it could.
+std::string never_fits(const std::vector<NodeCapacity>& nodes, const Demand& demand,
+                       const MachinesToCome& machines);
+
+}  // namespace dtrain::head

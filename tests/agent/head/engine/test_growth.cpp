@@ -1,0 +1,275 @@
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "agent/head/engine/growth.hpp"
+
+using namespace dtrain;
+using namespace dtrain::head;
+using namespace std::chrono_literals;
+using Gang = Growth::Gang;
+using Gangs = std::vector<Gang>;
+
+namespace {
+
+NodeCapacity node_of(const std::string& name, double cpus = 4, bool is_full = false) {
+  NodeCapacity capacity;
+  capacity.node = NodeId(name);
+  capacity.cpus = cpus;
+  capacity.cpus_used = is_full ? cpus : 0;
+  capacity.memory = std::uint64_t{16} << 30;
+  return capacity;
+}
+
+MachineType type(const std::string& name, int most, double cpus = 4, int gpus = 0) {
+  MachineType type;
+  type.name = name;
+  type.most = most;
+  type.each = node_of("", cpus);
+  type.each.gpus = gpus;
+  type.known = true;
+  return type;
+}
+
+MachineType unknown(const std::string& name, int most) {
+  MachineType type;
+  type.name = name;
+  type.most = most;
+  type.each = any_machine();
+  return type;
+}
+
+MachinesToCome of(std::vector<MachineType> types, std::vector<ComingMachine> coming = {}) {
+  MachinesToCome machines;
+  for (const MachineType& each : types) machines.most += each.most;
+  for (const ComingMachine& each : coming) {
+    for (MachineType& one : types) one.there += one.name == each.type ? 1 : 0;
+  }
+  machines.types = std::move(types);
+  machines.coming = std::move(coming);
+  return machines;
+}
+
+WaitingJob gang_of(const std::string& name, int nnodes, double cpus = 4, int gpus = 0) {
+  WaitingJob job;
+  job.job = JobId(name);
+  job.order = name.back();
+  job.demand.nnodes = {nnodes, nnodes};
+  job.demand.cpus = cpus;
+  job.demand.gpus = gpus;
+  return job;
+}
+
+WaitingJob held(WaitingJob job) {
+  job.held = "waits for another to succeed";
+  return job;
+}
+
+std::string reason(const Growth& growth, const std::string& of_job) {
+  const auto found = growth.reasons.find(JobId(of_job));
+  return found == growth.reasons.end() ? "" : found->second;
+}
+
+}  // namespace
+
+TEST_CASE("growth: a gang is asked for whole, in turn, and only once") {
+  const auto machines = of({type("gpu", 8)});
+  const Growth first = decide_growth({}, {}, {gang_of("a", 4), gang_of("b", 2)}, machines);
+  CHECK(first.gangs == Gangs{{JobId("a"), "gpu", 4}, {JobId("b"), "gpu", 2}});
+  CHECK(reason(first, "a") == "asks for 4 machines of type gpu");
+  CHECK(first.needed.empty());
+  // What is coming is theirs.
+  const auto asked = of({type("gpu", 8)}, {{NodeId("gpu-1"), "gpu", false, "waits: Priority"},
+                                           {NodeId("gpu-2"), "gpu", false, "waits: Resources"}});
+  const Growth then = decide_growth({}, {}, {gang_of("a", 2), gang_of("b", 3)}, asked);
+  CHECK(then.gangs == Gangs{{JobId("b"), "gpu", 3}});
+  CHECK(reason(then, "a") == "waits for gpu-1, gpu-2: waits: Priority");
+  CHECK(then.needed == std::set<NodeId>{NodeId("gpu-1"), NodeId("gpu-2")});
+  // What is free is taken first, and a gang is not mixed with it.
+  const Growth mixed = decide_growth({node_of("n-1"), node_of("n-2", 4, true)}, {},
+                                     {gang_of("a", 2), gang_of("b", 1)}, machines);
+  CHECK(mixed.gangs == Gangs{{JobId("a"), "gpu", 2}});
+  CHECK(mixed.needed == std::set<NodeId>{NodeId("n-1")});
+  CHECK(mixed.kept.empty());
+}
+
+TEST_CASE("growth: small jobs share a machine of which it is known what it has") {
+  const std::vector<WaitingJob> jobs{gang_of("a", 1, 1), gang_of("b", 1, 1), gang_of("c", 1, 3)};
+  CHECK(decide_growth({}, {}, jobs, of({type("cpu", 9)})).gangs ==
+        Gangs{{JobId("a"), "cpu", 1}, {JobId("c"), "cpu", 1}});
+  CHECK(decide_growth({}, {}, jobs, of({unknown("cpu", 9)})).gangs.size() == 3);
+}
+
+TEST_CASE("growth: never more than there may be, of a type and of all") {
+  auto machines = of({type("gpu", 3)});
+  CHECK(decide_growth({}, {}, {gang_of("a", 4)}, machines).gangs.empty());
+  CHECK(
+      decide_growth({}, {}, {gang_of("a", 2), gang_of("b", 2), gang_of("c", 1)}, machines).gangs ==
+      Gangs{{JobId("a"), "gpu", 2}, {JobId("c"), "gpu", 1}});
+  machines.types.front().there = 2;
+  CHECK(decide_growth({}, {}, {gang_of("a", 2)}, machines).gangs.empty());
+  machines.types.front().there = 0;
+  machines.most = 1;
+  CHECK(decide_growth({}, {}, {gang_of("a", 2)}, machines).gangs.empty());
+  CHECK(decide_growth({}, {}, {gang_of("a", 1)}, {}).gangs.empty());
+}
+
+TEST_CASE("growth: the type that fits, by priority, then by order") {
+  const auto asks = [](const WaitingJob& one, const MachinesToCome& machines) {
+    const Growth growth = decide_growth({}, {}, {one}, machines);
+    return growth.gangs.empty() ? "" : growth.gangs.front().type;
+  };
+  auto machines = of({type("cpu", 4, 8), type("small", 4, 4, 1), type("large", 4, 16, 8)});
+  CHECK(asks(gang_of("a", 1, 4), machines) == "cpu");
+  CHECK(asks(gang_of("a", 1, 0, 1), machines) == "small");
+  CHECK(asks(gang_of("a", 1, 0, 4), machines) == "large");
+  CHECK(asks(gang_of("a", 1, 99), machines).empty());
+  machines.types[2].priority = 1;
+  CHECK(asks(gang_of("a", 1, 4), machines) == "large");
+  machines.types[2].trouble = "no such partition";
+  CHECK(reason(decide_growth({}, {}, {gang_of("a", 1, 0, 4)}, machines), "a") ==
+        "would ask for 1 machine of type large: no such partition");
+}
+
+TEST_CASE("growth: who is held gets nothing, and keeps what is free") {
+  const auto machines = of({type("gpu", 4)});
+  const Growth growth =
+      decide_growth({node_of("n-1")}, {}, {held(gang_of("a", 1)), held(gang_of("b", 1))}, machines);
+  CHECK(growth.gangs.empty());
+  CHECK(growth.needed == std::set<NodeId>{NodeId("n-1")});
+  CHECK(growth.reasons.empty());
+}
+
+TEST_CASE("growth: nodes of a gang that is about to be whole are nobody else's") {
+  const std::vector<NodeCapacity> here{node_of("gpu-1"), node_of("gpu-2")};
+  const std::vector<WaitingJob> jobs{gang_of("a", 3), gang_of("b", 1)};
+  auto machines = of({type("gpu", 3)}, {{NodeId("gpu-3"), "gpu", true, "it joins"}});
+  const Growth growth = decide_growth(here, {}, jobs, machines);
+  CHECK(growth.kept ==
+        std::map<NodeId, JobId>{{NodeId("gpu-1"), JobId("a")}, {NodeId("gpu-2"), JobId("a")}});
+  // Not while the other may take days.
+  machines.coming.front().runs = false;
+  CHECK(decide_growth(here, {}, jobs, machines).kept.empty());
+  // One that prepares itself comes too.
+  std::vector<NodeCapacity> prepares = here;
+  prepares[1].usable = false;
+  CHECK(decide_growth(prepares, {NodeId("gpu-2")}, {gang_of("a", 2), gang_of("b", 1)},
+                      of({type("gpu", 2)}))
+            .kept.size() == 2);
+}
+
+TEST_CASE("growth: what could never run") {
+  const auto why = [](const WaitingJob& one, const MachinesToCome& machines,
+                      const std::vector<NodeCapacity>& nodes = {}) {
+    return never_fits(nodes, one.demand, machines);
+  };
+  auto machines = of({type("gpu", 4)});
+  CHECK(why(gang_of("a", 4), machines).empty());
+  CHECK(
+      why(gang_of("a", 5), machines) ==
+      "needs 4 CPUs on each of 5 nodes; the cluster has 0 nodes; there may be 4 machines at most");
+  CHECK(why(gang_of("a", 1, 5), machines) ==
+        "needs 5 CPUs on a node; each gpu has 4 of 4 CPUs free");
+  CHECK(why(gang_of("a", 1, 5), of({unknown("gpu", 1)})).empty());
+  // However much is used, and however many are there.
+  machines.types.front().there = 4;
+  CHECK(why(gang_of("a", 4), machines, {node_of("gpu-1", 4, true)}).empty());
+}
+
+TEST_CASE("growth: 10,000 jobs that wait for 4000 machines are looked at in time") {
+  std::vector<WaitingJob> jobs;
+  for (int i = 0; i < 10000; ++i) {
+    jobs.push_back(gang_of("job-" + std::to_string(i), 1 + i % 4));
+    jobs.back().order = i;
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  const Growth growth = decide_growth({}, {}, jobs, of({type("gpu", 4000)}));
+  const auto took = std::chrono::steady_clock::now() - begin;
+  CHECK(growth.gangs.size() == kGrowthDepth);
+  MESSAGE("10,000 waiting: " << std::chrono::duration_cast<std::chrono::milliseconds>(took).count()
+                             << " ms");
+}
+
+// Machines come after a while, each gang's together; jobs take a while; whoever is idle goes.
+TEST_CASE("growth: random workloads end, within the bounds, and nothing is asked for in vain") {
+  struct Running {
+    std::vector<PlacedShare> shares;
+    int until;
+  };
+  struct Machine {
+    NodeCapacity capacity;
+    int comes;
+    int idle = 0;
+  };
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    std::mt19937 random(seed);
+    const auto dice = [&](int from, int to) {
+      return std::uniform_int_distribution<int>(from, to)(random);
+    };
+    MachineType kind = type("gpu", dice(2, 8));
+    kind.known = dice(0, 1) == 1;
+    if (!kind.known) kind.each = any_machine();
+    const int most = kind.most;
+    std::vector<WaitingJob> queue;
+    const int jobs = dice(1, 12);
+    for (int i = 0; i < jobs; ++i) {
+      queue.push_back(gang_of("job-" + std::to_string(i), dice(1, most), dice(1, 4)));
+      queue.back().order = i;
+    }
+    std::map<NodeId, Machine> machines;
+    std::vector<Running> running;
+    int names = 0;
+    int asked = 0;
+    int wanted = 0;
+    for (const WaitingJob& each : queue) wanted += each.demand.nnodes.min;
+    int now = 0;
+    for (; !(queue.empty() && running.empty() && machines.empty()); ++now) {
+      REQUIRE(now < 2000);
+      std::erase_if(running, [&](const Running& each) {
+        if (each.until > now) return false;
+        for (const PlacedShare& share : each.shares) {
+          NodeCapacity& at = machines.at(share.node).capacity;
+          --at.shares;
+          at.cpus_used -= share.cpus;
+          at.memory_used -= share.memory;
+        }
+        return true;
+      });
+      std::vector<NodeCapacity> here;
+      MachinesToCome to_come = of({kind});
+      for (const auto& [id, machine] : machines) {
+        if (machine.comes <= now) {
+          here.push_back(machine.capacity);
+        } else {
+          to_come.coming.push_back({id, "gpu", machine.comes <= now + 1, ""});
+        }
+      }
+      to_come.types.front().there = static_cast<int>(machines.size());
+      const Growth growth = decide_growth(here, {}, queue, to_come);
+      for (NodeCapacity& each : here) each.usable = !growth.kept.contains(each.node);
+      for (const auto& start : decide_queue(here, queue, 0).starts) {
+        running.push_back({start.shares, now + dice(1, 20)});
+        for (const PlacedShare& share : start.shares) use(machines.at(share.node).capacity, share);
+        std::erase_if(queue, [&](const WaitingJob& each) { return each.job == start.job; });
+      }
+      for (const Gang& gang : growth.gangs) {
+        const int comes = now + dice(1, 15);
+        for (int i = 0; i < gang.count; ++i) {
+          const std::string name = "gpu-" + std::to_string(++names);
+          machines.emplace(NodeId(name), Machine{node_of(name), comes + dice(0, 1)});
+          ++asked;
+        }
+      }
+      REQUIRE(machines.size() <= static_cast<std::size_t>(most));
+      for (auto each = machines.begin(); each != machines.end();) {
+        auto& [id, machine] = *each;
+        const bool used =
+            machine.capacity.shares > 0 || growth.needed.contains(id) || machine.comes >= now;
+        machine.idle = used ? 0 : machine.idle + 1;
+        each = machine.idle > 3 ? machines.erase(each) : std::next(each);
+      }
+    }
+    CHECK(asked <= wanted);
+  }
+}
