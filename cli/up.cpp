@@ -191,12 +191,15 @@ int run_up(Context& context, const UpFlags& options) {
   // Where the head asks for them its own takes no ranks.
   std::size_t ready = traits.head_asks ? 0 : report.nodes.size();
   for (const AskedType& type : report.asked) ready += type.ready.size();
-  const std::string size = counted(ready, "node");
+  const bool grows = std::any_of(report.asked.begin(), report.asked.end(),
+                                 [](const AskedType& type) { return type.most > type.wanted; });
+  const std::string size =
+      counted(ready, "node") + " ready" + (grows ? ", more come when jobs need them" : "");
   if (report.action == UpAction::nothing) {
-    context.print("cluster " + report.name + " is already up: " + size + " ready\n");
+    context.print("cluster " + report.name + " is already up: " + size + "\n");
   } else {
-    context.print("cluster " + report.name + " is up: " + size + " ready, in " +
-                  human_duration(took) + "\n");
+    context.print("cluster " + report.name + " is up: " + size + ", in " + human_duration(took) +
+                  "\n");
     context.print("try: dtrain status, dtrain submit train_job.yaml, dtrain down\n");
   }
   return 0;

@@ -157,7 +157,9 @@ void print_plan(const Context& context, const ProviderTraits& traits, const UpRe
   }
   context.print(machines_table(report.plan, context.terminal.color_out));
   for (const AskedType& type : report.asked) {
+    const bool grows = type.most > type.wanted;
     context.print("the head asks for " + std::to_string(type.wanted) + " of type " + type.type +
+                  (grows ? ", and when jobs wait for up to " + std::to_string(type.most) : "") +
                   "\n");
   }
   const std::string cost = cost_line(report.plan);

@@ -183,7 +183,7 @@ void conclude(UpRun& run) {
 void plan_machines(UpRun& run) {
   run.report.asked.clear();
   for (const auto& type : run.provider->wanted(run.state.id).types) {
-    run.report.asked.push_back({type.name, type.count, {}, {}});
+    run.report.asked.push_back({type.name, type.count, type.max_workers, {}, {}});
   }
 }
 

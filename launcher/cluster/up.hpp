@@ -99,6 +99,7 @@ struct NodeUp {
 struct AskedType {
   std::string type;
   int wanted = 0;
+  int most = 0;  // there may be when jobs need them; not more than wanted: only those
   std::vector<NodeId> ready;
   std::optional<Error> error;  // why there are not more
 };

@@ -332,7 +332,9 @@ const Table& cluster_table() {
           clamped(
               key("max_workers", nodes(), 2,
                   "How many nodes there are at most, without the head. It wins over `min_workers`. "
-                  "With provider local and ssh: all, if absent.")),
+                  "With provider local and ssh: all, if absent; with slurm those that the types' "
+                  "`min_workers` and `max_workers` say, and of a type that has neither as many as "
+                  "jobs need.")),
           key("upscaling_speed", Shape::number(0, kLarge), 1.0,
               "How many nodes may be coming, as a multiple of those that are there."),
           key("idle_timeout_minutes", Shape::number(0, kLarge), 5.0,

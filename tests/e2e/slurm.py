@@ -166,7 +166,9 @@ class Gangs(SlurmCase):
 
     def test_a_job_gets_its_own_and_gives_it_back(self):
         self.write(max_workers=3)
-        self.assertTrue(self.up()["complete"])
+        self.assertIn("the head asks for 0 of type gpu, and when jobs wait for up to 3",
+                      self.ok("up", self.folder / "pool.yaml", "--dry-run"))
+        self.assertIn("0 nodes ready, more come when jobs need them", self.ok("up", self.folder / "pool.yaml", "-y"))
         self.assertEqual(self.queue(), {})
         # More than there may be is refused, what there may be is not.
         self.assertIn("can never run", self.run_dtrain("submit", "--nnodes", "4", "--", "/bin/true").stderr)
@@ -176,6 +178,8 @@ class Gangs(SlurmCase):
         self.assertEqual(sorted(rank for rank, _ in told), ["0", "1"])
         self.assertEqual(len({allocation for _, allocation in told}), 1)
         eventually(lambda: self.queue() == {}, "it is given back")
+        self.assertIn("asks for 3 machines of type gpu",
+                      self.ok("submit", "--dry-run", "--nnodes", "3", "--", "/bin/true"))
         # Two at once are two allocations, and each ends by itself.
         jobs = [self.submit(f"echo rank $RANK; sleep {seconds}", *nodes)
                 for seconds, nodes in ((0.5, ()), (1, ("--nnodes", "2")))]

@@ -9,8 +9,6 @@
 namespace dtrain::head {
 namespace {
 
-constexpr std::size_t kNamed = 4;  // nodes, in a reason
-
 NodeCapacity one_of(const MachineType& type, const NodeId& node) {
   NodeCapacity one = type.each;
   one.node = node;
@@ -41,7 +39,8 @@ class Grower {
     for (const ComingMachine& each : machines.coming) {
       const auto type = std::find_if(machines.types.begin(), machines.types.end(),
                                      [&](const auto& one) { return one.name == each.type; });
-      if (type == machines.types.end()) continue;
+      // One that has just come may still be said to come.
+      if (type == machines.types.end() || index_.contains(each.node)) continue;
       add(one_of(*type, each.node), {Kind::coming, !type->known, &each});
     }
   }
@@ -132,7 +131,7 @@ class Grower {
       for (const NodeId& node : here) growth_.kept.emplace(node, job.job);
     }
     if (coming.empty()) return;
-    const std::size_t more = coming.size() - std::min(kNamed, coming.size());
+    const std::size_t more = coming.size() - std::min(kNamedNodes, coming.size());
     coming.resize(coming.size() - more);
     growth_.reasons[job.job] = "waits for " + join(coming, ", ") +
                                (more > 0 ? " and " + std::to_string(more) + " more" : "") +

@@ -183,7 +183,6 @@ Placement place(std::vector<NodeCapacity> nodes, const Demand& demand) {
 
 Placement place_in_order(const std::vector<NodeCapacity>& nodes, const Demand& demand,
                          const std::vector<bool>* among) {
-  constexpr std::size_t kNamed = 4;
   std::vector<PlacedShare> shares;
   std::vector<std::string> shortages;
   std::size_t short_nodes = 0;
@@ -192,12 +191,12 @@ Placement place_in_order(const std::vector<NodeCapacity>& nodes, const Demand& d
     if (among != nullptr && !(*among)[i]) return;
     const NodeCapacity& node = nodes[i];
     std::string shortage;
-    if (auto part = fit(node, demand, shortages.size() < kNamed ? &shortage : nullptr)) {
+    if (auto part = fit(node, demand, shortages.size() < kNamedNodes ? &shortage : nullptr)) {
       shares.push_back(std::move(*part));
       return;
     }
     ++short_nodes;
-    if (shortages.size() < kNamed) shortages.push_back(node.node.str() + " " + shortage);
+    if (shortages.size() < kNamedNodes) shortages.push_back(node.node.str() + " " + shortage);
   };
   bool in_order = true;
   if (demand.gpus > 0) {

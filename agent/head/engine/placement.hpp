@@ -15,6 +15,8 @@
 // at once or none. Which job's turn it is: queue.hpp.
 namespace dtrain::head {
 
+inline constexpr std::size_t kNamedNodes = 4;  // in a reason; the others are counted
+
 struct NodeCapacity {
   NodeId node;
   bool usable = true;   // takes new ranks now

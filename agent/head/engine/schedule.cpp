@@ -171,14 +171,14 @@ void Engine::Impl::schedule() {
   const std::vector<WaitingJob> queue = waiting();
   growth = grown(queue);
   if (!queue.empty()) {
-    std::vector<NodeCapacity> nodes = capacities();
-    for (NodeCapacity& node : nodes) {
+    std::vector<NodeCapacity> now = capacities();
+    for (NodeCapacity& node : now) {
       const auto kept = growth.kept.find(node.node);
       if (kept == growth.kept.end() || !node.usable) continue;
       node.usable = false;
       node.why_not = "is for " + kept->second.str() + ", whose other nodes are coming";
     }
-    QueueDecision decision = decide_queue(std::move(nodes), queue, nodes_to_come(), running());
+    QueueDecision decision = decide_queue(std::move(now), queue, nodes_to_come(), running());
     for (const QueueDecision::Start& start : decision.starts) {
       begin_attempt(jobs.at(start.job), start);
     }

@@ -610,3 +610,45 @@ TEST_CASE("nodes that join by themselves count beside those that are to be there
   CHECK(world.engine->has_seen(NodeId("joined-1")));
   CHECK_FALSE(world.engine->has_seen(NodeId("joined-2")));
 }
+
+TEST_CASE("a job waits for machines that are asked for, and nobody else takes its nodes") {
+  World world(0);
+  MachinesToCome machines;
+  machines.types.resize(1);
+  machines.types[0].name = "gpu";
+  machines.types[0].each = any_machine();
+  machines.types[0].most = 2;
+  machines.most = 2;
+  CHECK_THROWS_AS(world.engine->check_fits(over(2)), Error);
+  world.engine->to_come(machines);
+  CHECK_NOTHROW(world.engine->check_fits(over(2)));
+  CHECK_THROWS_AS(world.engine->check_fits(over(3)), Error);
+  CHECK(world.engine->plan(over(2)).at("reason") == "asks for 2 machines of type gpu");
+  CHECK(world.needs == 0);
+
+  const auto reason = [&](const JobId& id) {
+    return world.engine->job(id).at("reason").get<std::string>();
+  };
+  const JobId large = world.submit(over(2));
+  CHECK(reason(large) == "asks for 2 machines of type gpu");
+  CHECK(world.needs == 1);
+  machines.types[0].there = 2;
+  machines.nodes = 2;
+  machines.coming = {{NodeId("node-1"), "gpu", false, "waits: Priority"},
+                     {NodeId("node-2"), "gpu", false, "waits: Priority"}};
+  CHECK(world.engine->to_come(machines).gangs.empty());
+  CHECK(reason(large) == "waits for node-1, node-2: waits: Priority");
+
+  const JobId small = world.submit(World::spec());
+  CHECK(reason(small).starts_with("waits for 2 more nodes to join"));  // there may be no more
+  for (ComingMachine& each : machines.coming) each.runs = true;
+  world.engine->to_come(machines);
+  world.join("node-1");
+  world.settle();
+  CHECK(reason(small).find("node-1 is for " + large.str()) != std::string::npos);
+  world.join("node-2");
+  world.started("node-1", large, 1);
+  CHECK(world.needs > 1);
+  // Beside it there is room.
+  world.started("node-1", small, 1);
+}

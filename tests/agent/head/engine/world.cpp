@@ -118,6 +118,7 @@ void World::restart() {
     timer_ = {clock.now() + delay, std::move(task)};
   };
   hooks.news = [this](const JobNews& each) { news.push_back(each); };
+  hooks.needs = [this] { ++needs; };
   engine = std::make_unique<Engine>(options, clock, *this, hooks, std::move(door));
 }
 

@@ -207,9 +207,9 @@ struct Desk {
     settle();
   }
   // Jobs that wait need machines: these, and so many more.
-  void needs(std::set<NodeId> nodes, Growth::Gang gang = {}) {
+  void needs(std::set<NodeId> these, Growth::Gang gang = {}) {
     growth = {};
-    growth.needed = std::move(nodes);
+    growth.needed = std::move(these);
     if (gang.count > 0) growth.gangs = {std::move(gang)};
     keeper->needs();
     settle();
