@@ -86,8 +86,11 @@ MachineKeeper::Hooks keeper_hooks(asio::io_context& context, asio::steady_timer&
       engine.remove_node(node, true, told, why);
     }
   };
-  hooks.to_come = [&](const MachinesToCome& machines) { return engine.to_come(machines); };
+  hooks.expect_machines = [&](const MachinesToCome& machines) {
+    return engine.expect_machines(machines);
+  };
   hooks.capacity = [&](const NodeId& node) { return engine.capacity(node); };
+  hooks.broken = [&](const NodeId& node) { return engine.broken(node); };
   return hooks;
 }
 

@@ -128,9 +128,9 @@ class NodeTypesReader {
   // Slurm has its own bounds. Where some are to stand ready those are meant, unless more are named.
   void allow_all() {
     std::int64_t all = 0;
-    for (const NodeType& type : spec_.node_types) {
-      const int unsaid = type.min_workers > 0 ? type.min_workers : limits::kNodes;
-      all += std::max(type.min_workers, type.max_workers.value_or(unsaid));
+    for (NodeType& type : spec_.node_types) {
+      if (type.min_workers > 0 && !type.max_workers) type.max_workers = type.min_workers;
+      all += type.max_workers.value_or(limits::kNodes);
     }
     spec_.max_workers = static_cast<int>(std::min<std::int64_t>(all, limits::kNodes));
   }

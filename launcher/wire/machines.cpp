@@ -12,7 +12,8 @@ void fields(Is<WantedMachines::Type> auto& m, auto&& f) {
   f("type", m.name, "count", within(m.count, 0, WantedMachines::kMost), "launch", m.launch,
     "options", if_set(m.options), "max_workers", if_set(m.max_workers, {0, WantedMachines::kMost}),
     "idle_timeout_ms", if_set(m.idle_timeout), "priority", if_set(m.priority, {INT_MIN, INT_MAX}),
-    "cpus", m.cpus, "gpus", m.gpus, "memory", m.memory);
+    "cpus", if_set(m.cpus), "gpus", if_set(m.gpus, {0, WantedMachines::kMostGpus}), "memory",
+    if_set(m.memory));
 }
 void fields(Is<WantedMachines> auto& m, auto&& f) {
   f("provider", m.provider, "boot", m.boot, "environment", if_set(m.environment), "addresses",
@@ -34,6 +35,9 @@ WantedMachines wanted_machines_from_json(const nlohmann::json& json) {
   std::int64_t count = 0;
   for (const WantedMachines::Type& type : wanted.types) {
     count += type.count;
+    if (type.cpus && !(*type.cpus > 0 && *type.cpus <= WantedMachines::kMostCpus)) {
+      throw Error(ErrorCode::invalid, "\"cpus\" is no number of CPUs");
+    }
     const bool is_fine = valid_name(type.name) && names.insert(type.name).second;
     if (!is_fine) throw Error(ErrorCode::invalid, "\"type\" is no name, or there twice");
   }

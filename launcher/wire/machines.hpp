@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -15,6 +16,8 @@ namespace dtrain::wire {
 
 struct WantedMachines {
   static constexpr int kMost = 4000;  // of all types: of so many there are credentials at a time
+  static constexpr int kMostCpus = 65536;  // of one machine
+  static constexpr int kMostGpus = 1024;
 
   struct Type {
     std::string name;
@@ -30,6 +33,8 @@ struct WantedMachines {
     std::optional<int> gpus;
     std::optional<std::uint64_t> memory;  // bytes
 
+    int most() const { return std::max(count, max_workers); }
+    bool grows() const { return max_workers > count; }
     bool operator==(const Type&) const = default;
   };
 

@@ -27,7 +27,10 @@ void Engine::Impl::check_glibc(const JobSpec& spec) const {
     }
   }
   if (old.empty() || fine >= spec.nnodes.min) return;
-  // Nodes that are still to come may do.
+  // Nodes that are still to come may do, as machines that may be asked for.
+  for (const MachineType& type : to_come.types) {
+    if (!type.each.glibc || !(*type.each.glibc < *demand.glibc)) return;
+  }
   if (fine + static_cast<int>(old.size()) + nodes_to_come() < spec.nnodes.min) return;
   if (fine + nodes_to_come() >= spec.nnodes.min) return;
   constexpr std::size_t kNamed = 4;

@@ -4,6 +4,7 @@
 #include "launcher/core/log.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
+#include "launcher/wire/preparation.hpp"
 
 // Nodes that are to be left alone, or leave.
 namespace dtrain::head {
@@ -191,7 +192,7 @@ void Engine::expect_nodes(int count) {
   impl_->schedule();
 }
 
-const Growth& Engine::to_come(const MachinesToCome& machines) {
+const Growth& Engine::expect_machines(const MachinesToCome& machines) {
   if (impl_->to_come != machines) {
     impl_->to_come = machines;
     impl_->schedule();
@@ -215,6 +216,13 @@ Engine::Presence Engine::presence(const NodeId& id) const {
 
 std::set<NodeId> Engine::nodes_with_ranks() const {
   return impl_->nodes_with_ranks();
+}
+
+std::string Engine::broken(const NodeId& id) const {
+  const auto found = impl_->nodes.find(id);
+  if (found == impl_->nodes.end() || !found->second.unprepared) return {};
+  const std::string& what = found->second.preparing;
+  return what.starts_with(wire::kCannotBePrepared) ? what : "";
 }
 
 bool Engine::is_drained(const NodeId& id) const {

@@ -123,7 +123,7 @@ class Engine {
     std::function<void(std::function<void()>)> post;
     std::function<void(std::chrono::milliseconds, std::function<void()>)> timer;
     std::function<void(const JobNews&)> news;
-    // Other machines are needed than before: to_come() says which.
+    // Other machines are needed than before: expect_machines() says which.
     std::function<void()> needs = [] {};
   };
   Engine(const EngineOptions& options, const Clock& clock, Nodes& nodes, Hooks hooks);
@@ -183,7 +183,7 @@ class Engine {
   // more wait for those that are missing.
   void expect_nodes(int count);
   // Which machines join by themselves, and which may be asked for. Gives what jobs need of them.
-  const Growth& to_come(const MachinesToCome& machines);
+  const Growth& expect_machines(const MachinesToCome& machines);
   // What may be deleted from now on. What has been forgotten by the settings before stays so.
   void set_storage(const StorageSpec& settings);
   const StorageSpec& storage() const;
@@ -200,7 +200,8 @@ class Engine {
   Presence presence(const NodeId& node) const;
   std::set<NodeId> nodes_with_ranks() const;
   std::optional<NodeCapacity> capacity(const NodeId& node) const;  // with nothing on it
-  bool is_drained(const NodeId& node) const;  // or is to be, when its ranks have ended
+  std::string broken(const NodeId& node) const;  // why it cannot be prepared; empty: it can
+  bool is_drained(const NodeId& node) const;     // or is to be, when its ranks have ended
 
   // Where the logs of a rank are and whether more may come; for the log readers.
   struct LogSource {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 #include "launcher/core/text.hpp"
 
@@ -23,7 +24,7 @@ class Grower {
  public:
   Grower(const std::vector<NodeCapacity>& nodes, const std::set<NodeId>& soon,
          const MachinesToCome& machines)
-      : left_(machines.most) {
+      : most_(machines.most), left_(machines.most) {
     for (NodeCapacity node : nodes) {
       const bool is_soon = soon.contains(node.node);
       node.usable = node.usable || is_soon;
@@ -45,20 +46,31 @@ class Grower {
     }
   }
 
-  // False: its nodes are neither there nor to be had.
+  // False: such jobs are not to be looked at any more.
   bool serve(const WaitingJob& job) {
     Demand demand = job.demand;
     demand.nnodes.max = demand.nnodes.min;
-    if (const Placement placement = place_in_order(nodes_, demand); placement.shares) {
-      give(job, *placement.shares);
+    std::vector<bool> here(nodes_.size());
+    for (std::size_t i = 0; i < here.size(); ++i) here[i] = places_[i].kind == Kind::here;
+    if (const Placement now = place_in_order(nodes_, demand, &here); now.shares) {
+      give(job, *now.shares);
       return true;
     }
-    if (!job.held.empty()) return true;
-    for (Offer& offer : offers_) {
-      if (demand.nnodes.min > std::min(offer.left, left_)) continue;
-      if (ask(job, offer, demand)) return true;
+    if (const Placement then = place_in_order(nodes_, demand); then.shares) {
+      give(job, *then.shares);
+      return true;
     }
-    return false;
+    for (const bool is_whole : {true, false}) {
+      for (const bool is_refused : {false, true}) {
+        for (Offer& offer : offers_) {
+          const int count = is_whole ? demand.nnodes.min : complement(offer, demand);
+          const bool fits = count > 0 && count <= left(offer);
+          if (!fits || refuses(offer, count) != is_refused) continue;
+          if (ask(job, offer, demand, is_whole, count)) return true;
+        }
+      }
+    }
+    return keep_what_is_free(job, demand);
   }
 
   Growth take() && { return std::move(growth_); }
@@ -81,28 +93,90 @@ class Grower {
     places_.push_back(place);
   }
 
-  bool ask(const WaitingJob& job, Offer& offer, const Demand& demand) {
-    const MachineType& type = *offer.type;
-    std::vector<NodeCapacity> gang;
-    for (int i = 0; i < demand.nnodes.min; ++i) {
-      gang.push_back(one_of(type, NodeId(" " + std::to_string(nodes_.size() + gang.size()))));
+  int left(const Offer& offer) const { return std::max(0, std::min(offer.left, left_)); }
+  static bool refuses(const Offer& offer, int count) {
+    return !offer.type->trouble.empty() && count >= offer.type->refused;
+  }
+
+  std::vector<NodeCapacity> fresh(const MachineType& type, int count) const {
+    std::vector<NodeCapacity> machines;
+    for (int i = 0; i < count; ++i) {
+      // No node's name begins so.
+      const std::size_t number = nodes_.size() + machines.size();
+      machines.push_back(one_of(type, NodeId(" " + std::to_string(number))));
     }
-    const Placement placement = place_in_order(gang, demand);
-    if (!placement.shares) return false;
-    const int count = demand.nnodes.min;
+    return machines;
+  }
+
+  // So many of the type do, beside all that is there and coming; 0: none do.
+  int complement(const Offer& offer, const Demand& demand) const {
+    int enough = std::min(left(offer), demand.nnodes.min);
+    if (enough == 0) return 0;
+    std::vector<NodeCapacity> all = nodes_;
+    const auto does = [&](int count) {
+      all.resize(nodes_.size());
+      for (NodeCapacity& one : fresh(*offer.type, count)) all.push_back(std::move(one));
+      return place_in_order(all, demand).shares.has_value();
+    };
+    if (!does(enough)) return 0;
+    for (int too_few = 0; enough - too_few > 1;) {
+      const int middle = too_few + (enough - too_few) / 2;
+      (does(middle) ? enough : too_few) = middle;
+    }
+    return enough;
+  }
+
+  bool ask(const WaitingJob& job, Offer& offer, const Demand& demand, bool is_whole, int count) {
+    const MachineType& type = *offer.type;
+    std::vector<NodeCapacity> gang = fresh(type, count);
+    if (is_whole && !place_in_order(gang, demand).shares) return false;
+    const std::size_t before = nodes_.size();
     for (NodeCapacity& one : gang) add(std::move(one), {Kind::asked, !type.known});
+    std::vector<bool> among(before, !is_whole);
+    among.resize(nodes_.size(), true);
     offer.left -= count;
     left_ -= count;
     growth_.gangs.push_back({job.job, type.name, count});
-    give(job, *placement.shares);
-    growth_.reasons[job.job] = (type.trouble.empty() ? "asks for " : "would ask for ") +
+    give(job, *place_in_order(nodes_, demand, &among).shares);
+    const bool refused = refuses(offer, count);
+    growth_.reasons[job.job] = (refused ? "would ask for " : "asks for ") +
                                machines_text(count, type.name) +
-                               (type.trouble.empty() ? "" : ": " + type.trouble);
+                               (refused ? ": " + type.trouble : "");
+    return true;
+  }
+
+  // Whether it could run if others went. Nobody behind it is to take what it waits for then.
+  bool keep_what_is_free(const WaitingJob& job, const Demand& demand) {
+    int standing = 0;
+    for (const Offer& offer : offers_) standing += offer.type->least;
+    const bool could = std::any_of(offers_.begin(), offers_.end(), [&](const Offer& offer) {
+      const MachineType& type = *offer.type;
+      return demand.nnodes.min <= std::min(type.most, most_ - standing + type.least) &&
+             place_in_order(fresh(type, demand.nnodes.min), demand).shares;
+    });
+    if (!could) return false;
+    growth_.reasons[job.job] =
+        "waits until others have ended: there may be " + std::to_string(most_) + " machines";
+    if (std::exchange(growth_.short_of_room, true)) return true;  // the first in turn does
+    left_ = 0;
+    Demand part = demand;
+    part.nnodes = {1, 1};
+    int kept = 0;
+    for (std::size_t i = 0; i < nodes_.size() && kept < demand.nnodes.min; ++i) {
+      if (places_[i].kind != Kind::here || !nodes_[i].usable) continue;
+      const Placement placement = place_in_order({nodes_[i]}, part);
+      if (!placement.shares) continue;
+      ++kept;
+      const PlacedShare& share = placement.shares->front();
+      use(nodes_[i], share);
+      growth_.needed.insert(share.node);
+      growth_.kept[share.node].push_back(share);
+    }
     return true;
   }
 
   void give(const WaitingJob& job, const std::vector<PlacedShare>& shares) {
-    std::vector<NodeId> here;
+    std::vector<const PlacedShare*> here;
     std::vector<std::string> coming;
     const ComingMachine* last = nullptr;  // to come
     bool waits = false;
@@ -119,16 +193,15 @@ class Grower {
       }
       growth_.needed.insert(share.node);
       if (place.kind != Kind::coming) {
-        here.push_back(share.node);
+        here.push_back(&share);
         continue;
       }
       any_moment = any_moment && place.machine->runs;
       coming.push_back(share.node.str());
       if (last == nullptr || (last->runs && !place.machine->runs)) last = place.machine;
     }
-    if (!waits || !job.held.empty()) return;
-    if (any_moment) {
-      for (const NodeId& node : here) growth_.kept.emplace(node, job.job);
+    if (waits && any_moment) {
+      for (const PlacedShare* share : here) growth_.kept[share->node].push_back(*share);
     }
     if (coming.empty()) return;
     const std::size_t more = coming.size() - std::min(kNamedNodes, coming.size());
@@ -143,7 +216,8 @@ class Grower {
   std::vector<Place> places_;
   std::map<NodeId, std::size_t> index_;
   std::vector<Offer> offers_;
-  int left_;  // more there may be, of all types
+  const int most_;  // there may be, of all types
+  int left_;        // more
   Growth growth_;
 };
 
@@ -168,7 +242,7 @@ Growth decide_growth(std::vector<NodeCapacity> nodes, const std::set<NodeId>& so
   std::size_t looked_at = 0;
   for (const WaitingJob* job : in_turn(queue)) {
     if (looked_at == kGrowthDepth) break;
-    if (in_vain.contains(job->demand)) continue;
+    if (!job->held.empty() || in_vain.contains(job->demand)) continue;
     ++looked_at;
     if (!grower.serve(*job)) in_vain.insert(job->demand);
   }
@@ -177,12 +251,10 @@ Growth decide_growth(std::vector<NodeCapacity> nodes, const std::set<NodeId>& so
 
 std::string never_fits(const std::vector<NodeCapacity>& nodes, const Demand& demand,
                        const MachinesToCome& machines) {
+  const std::vector<NodeCapacity> empty = emptied(nodes);
   WaitingJob job;
   job.demand = demand;
-  MachinesToCome all = machines;  // as if none were there
-  for (MachineType& type : all.types) type.there = 0;
-  all.coming.clear();
-  if (Grower(emptied(nodes), {}, all).serve(job)) return {};
+  if (Grower(empty, {}, machines).serve(job)) return {};
   Demand part = demand;
   part.nnodes = {1, 1};
   std::vector<NodeCapacity> each;
@@ -191,7 +263,7 @@ std::string never_fits(const std::vector<NodeCapacity>& nodes, const Demand& dem
   }
   const Placement one = place_in_order(each, part);
   if (!one.shares) return one.reason;
-  return place(emptied(nodes), demand).reason + "; there may be " + std::to_string(machines.most) +
+  return place(empty, demand).reason + "; there may be " + std::to_string(machines.most) +
          " machines at most";
 }
 

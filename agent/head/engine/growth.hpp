@@ -16,9 +16,11 @@ struct MachineType {
   NodeCapacity each;    // what one has, with nothing on it
   bool known = false;   // else nobody knows how much is left of one beside a job
   int there = 0;        // that there are, and are to come
+  int least = 0;        // that are to stand ready
   int most = 0;         // that there may be
   int priority = 0;     // of types that fit as well, the larger
-  std::string trouble;  // why none can be had at the moment
+  std::string trouble;  // why so many or more at once cannot be had at the moment
+  int refused = 0;
 
   bool operator==(const MachineType&) const = default;
 };
@@ -56,20 +58,23 @@ struct Growth {
   };
   std::vector<Gang> gangs;  // in turn
   std::set<NodeId> needed;  // here and coming: jobs that wait are to run there
-  // Nodes that are here, of those whose others come any moment: nobody else is to run there.
-  std::map<NodeId, JobId> kept;
+  // What is kept on nodes that are here for jobs whose others come any moment, or that wait until
+  // there is room for them: nobody else is to have it.
+  std::map<NodeId, std::vector<PlacedShare>> kept;
+  bool short_of_room = false;            // what nobody needs is to go, so that others may come
   std::map<JobId, std::string> reasons;  // of those that wait for machines
 };
 
 // So many of the jobs that wait are looked at, in turn; it bounds what a decision takes.
 inline constexpr std::size_t kGrowthDepth = 1000;
 
-// Each job in turn takes what is free of the nodes and of the machines that are coming; where that
-// does not do it is to get machines of one type for all of its nodes, if there may be so many: of
-// the type with the largest priority, then of the first. So a job waits for one answer, and what it
-// has does not lie idle while it waits for the rest. A job that is held takes what is free, and
-// gets nothing; an elastic one its smallest number. `nodes`: those of `soon` are not usable now,
-// and will be by themselves.
+// Each job in turn takes what is free of the nodes, then of the machines that are coming too. Where
+// that does not do it is to get machines of one type for all of its nodes, so that it waits for one
+// answer; where there may not be so many, as few as do beside what is free. Of the types that fit,
+// those first that can be had, then by priority and order. Where there may be none that would do
+// although there could be if others went, it keeps what is free, and nobody behind it gets any.
+// Jobs that are held get nothing; elastic ones their smallest number. `nodes`: those of `soon` are
+// not usable now, and will be by themselves.
 Growth decide_growth(std::vector<NodeCapacity> nodes, const std::set<NodeId>& soon,
                      const std::vector<WaitingJob>& queue, const MachinesToCome& machines);
 

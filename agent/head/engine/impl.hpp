@@ -203,6 +203,7 @@ struct Engine::Impl {
   std::string held(const Job& job) const;
   void schedule();
   void note_needs();
+  std::vector<NodeCapacity> free_now() const;  // but for what is kept
   Growth grown(const std::vector<WaitingJob>& queue) const;
   void settle_dependents();
   void begin_attempt(Job& job, const QueueDecision::Start& start);

@@ -4,6 +4,7 @@
 #include "launcher/core/text.hpp"
 #include "launcher/files/elf.hpp"
 #include "launcher/wire/json.hpp"
+#include "launcher/wire/preparation.hpp"
 
 // The queue, and the start and the end of attempts.
 namespace dtrain::head {
@@ -171,14 +172,7 @@ void Engine::Impl::schedule() {
   const std::vector<WaitingJob> queue = waiting();
   growth = grown(queue);
   if (!queue.empty()) {
-    std::vector<NodeCapacity> now = capacities();
-    for (NodeCapacity& node : now) {
-      const auto kept = growth.kept.find(node.node);
-      if (kept == growth.kept.end() || !node.usable) continue;
-      node.usable = false;
-      node.why_not = "is for " + kept->second.str() + ", whose other nodes are coming";
-    }
-    QueueDecision decision = decide_queue(std::move(now), queue, nodes_to_come(), running());
+    QueueDecision decision = decide_queue(free_now(), queue, nodes_to_come(), running());
     for (const QueueDecision::Start& start : decision.starts) {
       begin_attempt(jobs.at(start.job), start);
     }
@@ -202,14 +196,27 @@ void Engine::Impl::schedule() {
   scheduling = false;
 }
 
+std::vector<NodeCapacity> Engine::Impl::free_now() const {
+  std::vector<NodeCapacity> now = capacities();
+  for (NodeCapacity& node : now) {
+    const auto kept = growth.kept.find(node.node);
+    if (kept == growth.kept.end()) continue;
+    for (const PlacedShare& share : kept->second) use(node, share);
+  }
+  return now;
+}
+
 Growth Engine::Impl::grown(const std::vector<WaitingJob>& queue) const {
-  if (to_come.types.empty()) return {};
+  if (to_come.types.empty() || queue.empty()) return {};
   const std::vector<NodeCapacity> all = capacities();
   std::set<NodeId> soon;
   for (const NodeCapacity& each : all) {
     const Node& node = nodes.at(each.node);
     const bool stays = node.row.state == NodeState::ready || node.row.state == NodeState::joining;
-    if (!each.usable && stays && node.leaves.empty() && !node.being_removed) soon.insert(each.node);
+    const bool is_broken = node.preparing.starts_with(wire::kCannotBePrepared);
+    if (!each.usable && stays && node.leaves.empty() && !node.being_removed && !is_broken) {
+      soon.insert(each.node);
+    }
   }
   return decide_growth(all, soon, queue, to_come);
 }

@@ -216,11 +216,11 @@ nlohmann::json Engine::Impl::plan(const JobSpec& spec) const {
   std::vector<WaitingJob> queue = waiting();
   queue.push_back({asked, spec.priority, last_order + 1, demand, "", std::nullopt});
   if (spec.timeout) queue.back().longest = *spec.timeout + spec.stop_grace;
-  const QueueDecision decision = decide_queue(now, queue, nodes_to_come(), running());
-  nlohmann::json result = {{"fits", whole.shares.has_value()},
-                           {"now", false},
-                           {"reason", ""},
-                           {"placement", nlohmann::json::array()}};
+  const QueueDecision decision = decide_queue(free_now(), queue, nodes_to_come(), running());
+  const bool grows = !to_come.types.empty();
+  const bool fits = whole.shares || (grows && never_fits(now, demand, to_come).empty());
+  nlohmann::json result = {
+      {"fits", fits}, {"now", false}, {"reason", ""}, {"placement", nlohmann::json::array()}};
   std::optional<std::vector<PlacedShare>> shares = whole.shares;
   for (const QueueDecision::Start& start : decision.starts) {
     if (start.job != asked) continue;
@@ -231,7 +231,6 @@ nlohmann::json Engine::Impl::plan(const JobSpec& spec) const {
     const Growth with_it = grown(queue);
     const auto coming = with_it.reasons.find(asked);
     result["reason"] = coming == with_it.reasons.end() ? reason->second : coming->second;
-    if (coming != with_it.reasons.end()) result["fits"] = true;
   }
   for (const JobId& id : live) {
     const Job& other = jobs.at(id);
@@ -322,15 +321,17 @@ void Engine::job_events(const JobId& id, Answer done) const {
 }
 
 void Engine::check_fits(const JobSpec& spec) const {
-  Demand demand = demand_of(spec);
-  const NodeCount wanted = demand.nnodes;
-  demand.nnodes.min = wanted.min - impl_->nodes_to_come();
-  if (demand.nnodes.min <= 0) return;
+  const Demand demand = demand_of(spec);
   const std::vector<NodeCapacity> empty = emptied(impl_->capacities());
-  if (place(empty, demand).shares) return;
-  demand.nnodes = wanted;
-  std::string why = place(empty, demand).reason;
-  if (!impl_->to_come.types.empty()) why = never_fits(empty, demand, impl_->to_come);
+  std::string why;
+  if (!impl_->to_come.types.empty()) {
+    why = never_fits(empty, demand, impl_->to_come);
+  } else {
+    Demand known = demand;  // of what is to come nobody knows
+    known.nnodes.min -= impl_->nodes_to_come();
+    if (known.nnodes.min <= 0 || place(empty, known).shares) return;
+    why = place(empty, demand).reason;
+  }
   if (why.empty()) return;
   throw Error(ErrorCode::conflict,
               "it can never run on this cluster, even when nothing else does: it " + why)

@@ -34,7 +34,7 @@ MachineDecision decide_machines(const wire::WantedMachines& wanted,
   MachineDecision decision;
   for (const wire::WantedMachines::Type& type : wanted.types) {
     const auto wanted_count = static_cast<std::size_t>(type.count);
-    const auto most = static_cast<std::size_t>(std::max(type.count, type.max_workers));
+    const auto most = static_cast<std::size_t>(type.most());
     std::size_t count = 0;
     std::vector<Group> counted;
     for (auto& [id, group] : groups[type.name]) {

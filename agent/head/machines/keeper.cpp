@@ -88,9 +88,11 @@ void MachineKeeper::want(const json& body, std::function<void(json)> done) {
     source_ = source;
     if (!source_) {
       machines_.clear();
-      hooks_.to_come({});
+      hooks_.expect_machines({});
     }
     failures_.clear();
+    measured_.clear();
+    broken_.clear();
     trouble_.reset();
     pause_ = kFirstLook;
     log::info("machines are wanted", {{"types", std::to_string(wanted_.types.size())}});
@@ -138,7 +140,36 @@ void MachineKeeper::changed(const NodeId& node) {
 }
 
 void MachineKeeper::needs() {
-  if (!tells_) look();
+  if (tells_ || ended_ || !source_) return;
+  if (at_work_) {
+    others_ = true;
+    return;
+  }
+  const Growth growth = tell();
+  std::map<std::string, int> there;
+  bool in_vain = false;
+  for (const auto& [node, machine] : machines_) {
+    const wire::WantedMachines::Type* type = type_of(machine.type);
+    if (type == nullptr || !type->grows()) continue;
+    const bool comes = hooks_.node(node) == Presence::unseen;
+    const bool is_beyond = ++there[machine.type] > type->count;
+    in_vain = in_vain || (comes && is_beyond && !growth.needed.contains(node));
+  }
+  if (in_vain || growth.short_of_room || !growth.gangs.empty()) return look();
+  gangs_.clear();
+  in_use(growth);
+  if (idle_left_) arm(std::chrono::ceil<std::chrono::milliseconds>(*idle_left_));
+}
+
+// Not later than it is armed for already.
+void MachineKeeper::arm(std::chrono::milliseconds delay) {
+  const Monotonic then = clock_.now() + delay;
+  if (armed_ && *armed_ <= then) return;
+  armed_ = then;
+  hooks_.timer(delay, [this] {
+    armed_.reset();
+    look();
+  });
 }
 
 void MachineKeeper::look() {
@@ -158,6 +189,7 @@ void MachineKeeper::look() {
         // What is there goes on; nothing is concluded.
         if (failed) {
           moves_ = true;
+          idle_left_.reset();
           return settle();
         }
         seen(*list);
@@ -248,19 +280,23 @@ void MachineKeeper::bury(const NodeId& node, const Machine* machine) {
   came_.erase(node);
   runs_.erase(node);
   idle_.erase(node);
+  broken_.erase(node);
   drained_.erase(node);
   remove(node, why);
 }
 
-void MachineKeeper::fail(const std::string& type, const Error& why) {
+void MachineKeeper::fail(const std::string& type, const Error& why, int count) {
   const auto now = clock_.now();
   next_name_.erase(type);  // names that nobody has come to have are free again
   const auto found = failures_.find(type);
   // Those of one look, or of one request, are one.
-  if (found != failures_.end() && found->second.again > now) return;
+  if (found != failures_.end() && found->second.again > now) {
+    found->second.count = std::min(found->second.count, count);
+    return;
+  }
   const auto pause =
       found == failures_.end() ? kFirstRetry : std::min(kLastRetry, found->second.pause * 2);
-  failures_.insert_or_assign(type, Failure{why, pause, now, now + pause});
+  failures_.insert_or_assign(type, Failure{why, count, pause, now, now + pause});
   log::warn("no machine of this type can be had now", {{"type", type}, {"why", why.what()}});
 }
 
@@ -278,6 +314,7 @@ void MachineKeeper::decide() {
   std::set<std::string> useful;
   Groups groups;
   moves_ = false;
+  hopeless_.clear();
   for (const auto& [node, machine] : machines_) {
     groups[group_of(machine)].push_back(machine);
     const bool is_here_now = is_here(node);
@@ -286,6 +323,7 @@ void MachineKeeper::decide() {
     if (!is_there(machine)) continue;
     if (!is_useful(machine, may_come.contains(node))) {
       useless[group_of(machine)].push_back(machine);
+      hopeless_.insert(node);
       continue;
     }
     useful.insert(group_of(machine));
@@ -313,31 +351,48 @@ void MachineKeeper::decide() {
   bool asks = false;
   for (const auto& [type, count] : decision.create) {
     moves_ = true;
-    if (!may_ask(type)) continue;
+    if (!may_ask(type, count)) continue;
     asks = true;
     ask_for(type, count, asking);
   }
   gangs_.clear();
+  int open = asks ? 0 : kMostGangs;  // those that are to stand ready anyway may do
   for (const Growth::Gang& gang : growth.gangs) {
     moves_ = true;
     gangs_[gang.type] += gang.count;
-    // Those that are to stand ready anyway may do; the next look knows them as coming.
-    if (!asks && may_ask(gang.type)) ask_for(gang.type, gang.count, asking);
+    if (open == 0 || !may_ask(gang.type, gang.count)) continue;
+    --open;
+    ask_for(gang.type, gang.count, asking);
   }
   if (--asking->open == 0) act(asking);
 }
 
-bool MachineKeeper::may_ask(const std::string& type) const {
+bool MachineKeeper::may_ask(const std::string& type, int count) const {
   const auto failure = failures_.find(type);
-  return failure == failures_.end() || failure->second.again <= clock_.now();
+  return failure == failures_.end() || failure->second.again <= clock_.now() ||
+         count < failure->second.count;
 }
 
-// What one of each type has, when the first is here.
+// What those that are here have, and whether they are of use: another would not be either. Of types
+// of which more may be asked for.
 void MachineKeeper::measure() {
   for (const auto& [node, machine] : machines_) {
-    const std::pair key(machine.type, machine.launch);
-    if (measured_.contains(key) || !is_here(node)) continue;
-    if (const auto capacity = hooks_.capacity(node)) measured_.emplace(key, *capacity);
+    const wire::WantedMachines::Type* type = type_of(machine.type);
+    if (type == nullptr || !type->grows() || !is_here(node)) continue;
+    if (const auto has = hooks_.capacity(node)) {
+      NodeCapacity& least =
+          measured_.try_emplace({machine.type, machine.launch}, *has).first->second;
+      least.cpus = std::min(least.cpus, has->cpus);
+      least.gpus = std::min(least.gpus, has->gpus);
+      least.memory = std::min(least.memory, has->memory);
+      least.glibc = std::min(least.glibc, has->glibc);
+    }
+    const std::string why = hooks_.broken(node);
+    if (why.empty()) {
+      broken_.erase(node);
+    } else if (broken_.insert(node).second) {
+      fail(machine.type, Error(ErrorCode::failed, node.str() + " " + why));
+    }
   }
 }
 
@@ -345,12 +400,12 @@ MachinesToCome MachineKeeper::to_come() const {
   MachinesToCome result;
   for (const auto& [type, count] : missing()) result.nodes += count;
   const bool grows = std::any_of(wanted_.types.begin(), wanted_.types.end(),
-                                 [](const auto& type) { return type.max_workers > type.count; });
+                                 [](const auto& type) { return type.grows(); });
   if (!grows) return result;
   std::map<std::string, int> there;
   for (const auto& [node, machine] : machines_) {
     const Presence now = hooks_.node(node);
-    if (!is_there(machine) || now == Presence::lost) continue;
+    if (!is_there(machine) || now == Presence::lost || hopeless_.contains(node)) continue;
     ++there[machine.type];
     if (now != Presence::unseen) continue;
     const bool runs = machine.state == MachineState::running;
@@ -361,11 +416,13 @@ MachinesToCome MachineKeeper::to_come() const {
     MachineType& type = result.types.emplace_back();
     type.name = wanted.name;
     type.there = there[wanted.name];
-    type.most = std::max(wanted.count, wanted.max_workers);
+    type.least = wanted.count;
+    type.most = wanted.most();
     type.priority = wanted.priority;
     const auto failure = failures_.find(wanted.name);
-    if (failure != failures_.end() && !may_ask(wanted.name)) {
+    if (failure != failures_.end() && failure->second.again > clock_.now()) {
       type.trouble = failure->second.why.message();
+      type.refused = failure->second.count;
     }
     least += wanted.count;
     if (const auto found = measured_.find({wanted.name, wanted.launch}); found != measured_.end()) {
@@ -373,10 +430,12 @@ MachinesToCome MachineKeeper::to_come() const {
       type.known = true;
     } else {
       type.each = any_machine();
-      type.known = wanted.cpus.has_value();
-      type.each.cpus = wanted.cpus.value_or(type.each.cpus);
-      type.each.gpus = wanted.gpus.value_or(type.each.gpus);
-      type.each.memory = wanted.memory.value_or(type.each.memory);
+      type.known = wanted.cpus && wanted.gpus;
+      if (type.known) {
+        type.each.cpus = *wanted.cpus;
+        type.each.gpus = *wanted.gpus;
+        type.each.memory = wanted.memory.value_or(type.each.memory);
+      }
     }
   }
   result.most = std::max(least, wanted_.max_workers);
@@ -385,7 +444,7 @@ MachinesToCome MachineKeeper::to_come() const {
 
 Growth MachineKeeper::tell() {
   tells_ = true;
-  Growth growth = hooks_.to_come(to_come());
+  Growth growth = hooks_.expect_machines(to_come());
   tells_ = false;
   return growth;
 }
@@ -398,7 +457,10 @@ std::set<NodeId> MachineKeeper::in_use(const Growth& growth) {
   const std::set<NodeId> with_ranks = hooks_.with_ranks();
   for (const auto& [node, machine] : machines_) {
     const wire::WantedMachines::Type* type = type_of(machine.type);
-    if (type == nullptr || type->max_workers <= type->count) continue;
+    if (type == nullptr || !type->grows()) {
+      idle_.erase(node);
+      continue;
+    }
     if (with_ranks.contains(node) || growth.needed.contains(node)) {
       idle_.erase(node);
       used.insert(node);
@@ -408,7 +470,7 @@ std::set<NodeId> MachineKeeper::in_use(const Growth& growth) {
     if (now != Presence::here && now != Presence::away) continue;  // nobody waits for it any more
     const auto since = idle_.try_emplace(node, clock_.now()).first->second;
     const auto left = since + type->idle_timeout - clock_.now();
-    if (left <= Monotonic::duration::zero()) continue;
+    if (left <= Monotonic::duration::zero() || growth.short_of_room) continue;
     used.insert(node);
     idle_left_ = std::min(left, idle_left_.value_or(left));
   }
@@ -544,9 +606,7 @@ void MachineKeeper::act(const std::shared_ptr<Asking>& asking) {
   // be wanted no more.
   const bool over = ended_ || next_ || asking->source != source_;
   std::erase_if(asking->requests, [&](const Request& request) {
-    const auto failure = failures_.find(request.type);
-    const bool failed =
-        over || (failure != failures_.end() && failure->second.again > clock_.now());
+    const bool failed = over || !may_ask(request.type, static_cast<int>(request.nodes.size()));
     if (failed) {
       for (const NodeId& node : request.nodes) remove(node, "it was not asked for");
     }
@@ -571,7 +631,13 @@ void MachineKeeper::act(const std::shared_ptr<Asking>& asking) {
           for (const Request& request : asking->requests) fail(request.type, *failed);
         }
         bool moved = !outcomes->empty();
-        for (const MachineOutcome& each : *outcomes) outcome(each);
+        std::map<NodeId, int> together;
+        for (const Request& request : asking->requests) {
+          for (const NodeId& node : request.nodes) {
+            together.emplace(node, static_cast<int>(request.nodes.size()));
+          }
+        }
+        for (const MachineOutcome& each : *outcomes) outcome(each, together[each.machine.node]);
         for (const MachineOutcome& each : *released) {
           moved = moved || !each.error;
           if (!each.error) continue;
@@ -583,11 +649,11 @@ void MachineKeeper::act(const std::shared_ptr<Asking>& asking) {
       });
 }
 
-void MachineKeeper::outcome(const MachineOutcome& outcome) {
+void MachineKeeper::outcome(const MachineOutcome& outcome, int together) {
   const Machine& machine = outcome.machine;
   if (outcome.error) {
     remove(machine.node, "its machine cannot be had");
-    fail(machine.type, *outcome.error);
+    fail(machine.type, *outcome.error, together);
     return;
   }
   log::info("a machine was asked for", {{"node", machine.node.str()}, {"id", machine.id}});
@@ -599,7 +665,8 @@ void MachineKeeper::settle() {
   at_work_ = false;
   if (source_) tell();
   if (ended_ || !source_) return;
-  if (std::exchange(again_, false)) return hooks_.timer(kBreath, [this] { look(); });
+  armed_.reset();  // for what has been looked at
+  if (std::exchange(again_, false)) return arm(kBreath);
   std::optional<std::chrono::milliseconds> next;
   if (idle_left_) next = std::chrono::ceil<std::chrono::milliseconds>(*idle_left_);
   const std::map<std::string, int> missing_now = missing();
@@ -609,7 +676,8 @@ void MachineKeeper::settle() {
     next = std::min(pause_, next.value_or(pause_));
     pause_ = std::min(kLastLook, pause_ + pause_ / 2);
   }
-  if (next) hooks_.timer(*next, [this] { look(); });
+  if (next) arm(*next);
+  if (std::exchange(others_, false)) needs();
 }
 
 // Of each type, so many nodes are not here yet, of those that are to stand ready and those that
@@ -623,7 +691,8 @@ std::map<std::string, int> MachineKeeper::missing() const {
     if (found == missing.end()) continue;
     if (is_here(node)) {
       --found->second;
-    } else if (is_there(machine) && hooks_.node(node) == Presence::unseen) {
+    } else if (is_there(machine) && hooks_.node(node) == Presence::unseen &&
+               !hopeless_.contains(node)) {
       ++coming[machine.type];
     }
   }

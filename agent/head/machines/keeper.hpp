@@ -50,8 +50,9 @@ class MachineKeeper {
     std::function<void(const NodeId&, bool undo)> drain;
     std::function<void(const NodeId&, const std::string& why)> remove;
     // Which machines there may be and are to come; what jobs need of them.
-    std::function<Growth(const MachinesToCome&)> to_come;
+    std::function<Growth(const MachinesToCome&)> expect_machines;
     std::function<std::optional<NodeCapacity>(const NodeId&)> capacity;
+    std::function<std::string(const NodeId&)> broken;  // why it takes no ranks; empty: it does
   };
   // `file`: where what is wanted is kept. What cannot be read, or asked for, is the view's
   // "trouble"; nothing is asked for then, until something is wanted anew.
@@ -83,12 +84,15 @@ class MachineKeeper {
   static constexpr std::chrono::minutes kLostLimit{10};
   // One that ends before it has been there so long could not be had, as one that never came.
   static constexpr std::chrono::seconds kShortLife{60};
+  // Requests of jobs that are made at a time, so that what comes meanwhile is let in.
+  static constexpr int kMostGangs = 16;
   // After the last look, however much happens; what waits to be let in waits so long.
   static constexpr std::chrono::milliseconds kBreath{200};
 
  private:
   struct Failure {
     Error why;
+    int count;  // of so many at once, or more
     std::chrono::seconds pause;
     Monotonic at;
     Monotonic again;
@@ -117,7 +121,8 @@ class MachineKeeper {
   Growth tell();
   void measure();
   std::set<NodeId> in_use(const Growth& growth);
-  bool may_ask(const std::string& type) const;
+  bool may_ask(const std::string& type, int count = 1) const;
+  void arm(std::chrono::milliseconds delay);
   bool is_useful(const Machine& machine, bool may_come);
   void undo_drains(const std::vector<MachineDecision::Release>& release);
   void decide();
@@ -126,8 +131,8 @@ class MachineKeeper {
   bool may_go(const std::vector<Machine>& machines, const std::set<NodeId>& with_ranks);
   void ask_for(const std::string& type, int count, const std::shared_ptr<Asking>& asking);
   void act(const std::shared_ptr<Asking>& asking);
-  void outcome(const MachineOutcome& outcome);
-  void fail(const std::string& type, const Error& why);
+  void outcome(const MachineOutcome& outcome, int together);
+  void fail(const std::string& type, const Error& why, int count = 1);
   void settle();
   NodeId free_name(const std::string& type);
   const wire::WantedMachines::Type* type_of(const std::string& name) const;
@@ -146,9 +151,11 @@ class MachineKeeper {
   std::map<NodeId, Monotonic> came_;
   std::map<NodeId, Monotonic> runs_;
   std::map<NodeId, Monotonic> lost_;
+  std::set<NodeId> hopeless_;                     // as last decided: their nodes do not come
+  std::set<NodeId> broken_;                       // are here, and told
   std::map<NodeId, Monotonic> idle_;              // since when nobody needs one that may go then
   std::optional<Monotonic::duration> idle_left_;  // of the first that goes by that
-  // What one of a type has, by type and launch configuration.
+  // What one has at least, by type and launch configuration, of those seen since it was wanted.
   std::map<std::pair<std::string, std::string>, NodeCapacity> measured_;
   std::map<std::string, int> gangs_;  // by type: jobs need so many that were not had yet
   std::set<NodeId> drained_;          // by this; kept with what is wanted
@@ -157,8 +164,10 @@ class MachineKeeper {
   int running_ = 0;       // on the worker
   bool at_work_ = false;  // from a look to what follows from it
   bool again_ = false;
-  bool tells_ = false;  // what is to come, so that the answer is no news
-  bool moves_ = false;  // as last decided: something is on its way, or goes
+  bool others_ = false;             // meanwhile jobs need others
+  std::optional<Monotonic> armed_;  // the timer, for then
+  bool tells_ = false;              // what is to come, so that the answer is no news
+  bool moves_ = false;              // as last decided: something is on its way, or goes
   bool ended_ = false;
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
   Worker worker_;  // ends first

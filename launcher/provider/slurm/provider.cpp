@@ -16,6 +16,7 @@
 namespace dtrain::slurm {
 namespace {
 
+constexpr double kLongIdle = 24 * 86400;  // seconds; what is more is this
 constexpr std::chrono::milliseconds kLookLimit{30000};
 constexpr std::chrono::milliseconds kClearLimit{600000};
 // What a login shell prints besides stands in front of the mark. Where Slurm's commands are found
@@ -155,8 +156,8 @@ wire::WantedMachines SlurmProvider::wanted(const ClusterId& cluster) {
     type.max_workers = std::min(workers.most, kMost);
     const auto said = std::find_if(spec_.node_types.begin(), spec_.node_types.end(),
                                    [&](const NodeType& each) { return each.name == workers.type; });
-    type.idle_timeout = std::chrono::milliseconds(
-        std::llround(1000 * said->idle_timeout_s.value_or(60 * spec_.idle_timeout_minutes)));
+    const double idle_s = said->idle_timeout_s.value_or(60 * spec_.idle_timeout_minutes);
+    type.idle_timeout = std::chrono::milliseconds(std::llround(1000 * std::min(idle_s, kLongIdle)));
     type.priority = said->priority;
     const Known known = known_of(spec_, workers.type);
     type.cpus = known.cpus;

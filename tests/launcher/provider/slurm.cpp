@@ -184,6 +184,21 @@ TEST_CASE("the provider's partition, account and qos hold for types that say non
   CHECK_THROWS_AS(slurm::batch_options(spec, "other"), Error);
 }
 
+TEST_CASE("what a node has is known where resources alone say it") {
+  const auto known = [](const json& config, const std::map<std::string, double>& resources) {
+    return slurm::known_of(cluster(config.is_null() ? json::object() : config, resources), "node");
+  };
+  const slurm::Known all = known({}, {{"CPU", 7.5}, {"GPU", 2}, {"memory", 1e9}});
+  CHECK(all.cpus == 8);
+  CHECK(all.gpus == 2);
+  CHECK(all.memory == 1000000000);
+  CHECK(known({}, {{"CPU", 8}}).gpus == 0);
+  CHECK_FALSE(known({}, {{"CPU", 8}}).memory.has_value());
+  CHECK_FALSE(known({{"gpus-per-node", 4}}, {{"CPU", 8}}).gpus.has_value());
+  CHECK_FALSE(known({}, {{"GPU", 4}}).cpus.has_value());  // a whole node
+  CHECK_FALSE(known({{"exclusive", true}}, {{"CPU", 8}}).cpus.has_value());
+}
+
 TEST_CASE("an allocation hears that its time is nearly over, unless it is short") {
   const auto warns = [](const char* time) {
     const Strings all = options({{"time", time}});

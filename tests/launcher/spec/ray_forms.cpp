@@ -43,6 +43,23 @@ TEST_CASE("an absent head_node_type is Ray's default, where there is such a type
   CHECK(cluster("provider: {type: slurm}\navailable_node_types: {a: {min_workers: 3}, b: "
                 "{min_workers: 1, max_workers: 4}}")
             .max_workers == 7);
+  // (type, those that stand ready, those that there may be)
+  const auto workers = [&](const std::string& types) {
+    std::vector<std::string> rows;
+    for (const ClusterSpec::Workers& each :
+         cluster("provider: {type: slurm}\n" + types).workers()) {
+      rows.push_back(each.type + " " + std::to_string(each.count) + " " +
+                     std::to_string(each.most));
+    }
+    return rows;
+  };
+  CHECK(workers("available_node_types: {a: {min_workers: 3}, b: {min_workers: 1}}") ==
+        Lines{"a 3 3", "b 1 1"});
+  CHECK(workers("available_node_types: {a: {min_workers: 3}, b: {}, c: {max_workers: 2}}") ==
+        Lines{"a 3 3", "b 0 10000", "c 0 2"});
+  CHECK(
+      workers("max_workers: 4\navailable_node_types: {a: {min_workers: 3}, b: {min_workers: 2}}") ==
+      Lines{"a 3 4", "b 1 4"});
 }
 
 TEST_CASE("kubernetes without node types has Ray's two") {

@@ -106,7 +106,10 @@ TEST_CASE("growth: never more than there may be, of a type and of all") {
   CHECK(decide_growth({}, {}, {gang_of("a", 4)}, machines).gangs.empty());
   CHECK(
       decide_growth({}, {}, {gang_of("a", 2), gang_of("b", 2), gang_of("c", 1)}, machines).gangs ==
-      Gangs{{JobId("a"), "gpu", 2}, {JobId("c"), "gpu", 1}});
+      Gangs{{JobId("a"), "gpu", 2}});  // b is to come before c
+  CHECK(
+      decide_growth({}, {}, {gang_of("a", 2), gang_of("b", 4), gang_of("c", 1)}, machines).gangs ==
+      Gangs{{JobId("a"), "gpu", 2}, {JobId("c"), "gpu", 1}});  // b can never come
   machines.types.front().there = 2;
   CHECK(decide_growth({}, {}, {gang_of("a", 2)}, machines).gangs.empty());
   machines.types.front().there = 0;
@@ -130,15 +133,67 @@ TEST_CASE("growth: the type that fits, by priority, then by order") {
   machines.types[2].trouble = "no such partition";
   CHECK(reason(decide_growth({}, {}, {gang_of("a", 1, 0, 4)}, machines), "a") ==
         "would ask for 1 machine of type large: no such partition");
+  // Another that fits is asked instead, and smaller requests are not what was refused.
+  machines.types[2].refused = 2;
+  CHECK(asks(gang_of("a", 1, 4), machines) == "large");
+  CHECK(asks(gang_of("a", 2, 4), machines) == "cpu");
 }
 
-TEST_CASE("growth: who is held gets nothing, and keeps what is free") {
-  const auto machines = of({type("gpu", 4)});
+TEST_CASE("growth: where there may not be so many, what is free is used too") {
+  auto machines = of({type("gpu", 4)});
+  machines.types.front().there = 1;
+  machines.types.front().least = 1;
+  const std::vector<NodeCapacity> here{node_of("gpu-1")};
+  CHECK(never_fits(here, gang_of("a", 4).demand, machines).empty());
+  CHECK(decide_growth(here, {}, {gang_of("a", 4)}, machines).gangs ==
+        Gangs{{JobId("a"), "gpu", 3}});
+  // A job that has lost one of four gets one.
+  machines.types.front().there = 3;
+  const Growth lost = decide_growth({node_of("gpu-1"), node_of("gpu-2"), node_of("gpu-3")}, {},
+                                    {gang_of("a", 4)}, machines);
+  CHECK(lost.gangs == Gangs{{JobId("a"), "gpu", 1}});
+  CHECK(lost.needed.size() == 3);
+  CHECK(lost.kept.empty());
+}
+
+TEST_CASE("growth: a large job is not passed by small ones for ever") {
+  auto machines = of({type("gpu", 2)});
+  machines.types.front().there = 2;
+  const std::vector<WaitingJob> jobs{gang_of("a", 2), gang_of("b", 1), gang_of("c", 1)};
   const Growth growth =
-      decide_growth({node_of("n-1")}, {}, {held(gang_of("a", 1)), held(gang_of("b", 1))}, machines);
+      decide_growth({node_of("gpu-1"), node_of("gpu-2", 4, true)}, {}, jobs, machines);
   CHECK(growth.gangs.empty());
-  CHECK(growth.needed == std::set<NodeId>{NodeId("n-1")});
-  CHECK(growth.reasons.empty());
+  CHECK(growth.short_of_room);
+  CHECK(growth.kept.size() == 1);
+  CHECK(growth.kept.contains(NodeId("gpu-1")));
+  CHECK(reason(growth, "a") == "waits until others have ended: there may be 2 machines");
+  // One that others of its kind cannot make room for waits for nothing.
+  machines.types.push_back(type("cpu", 2));
+  machines.types.back().least = 2;
+  machines.types.back().there = 2;
+  CHECK_FALSE(never_fits({}, gang_of("a", 2, 4, 1).demand, machines).empty());
+}
+
+TEST_CASE("growth: what is free goes before what will be") {
+  std::vector<NodeCapacity> nodes{node_of("n-1"), node_of("n-2"), node_of("n-3")};
+  nodes[1].usable = false;
+  const Growth growth =
+      decide_growth(nodes, {NodeId("n-2")}, {gang_of("a", 2)}, of({type("gpu", 2)}));
+  CHECK(growth.needed == std::set<NodeId>{NodeId("n-1"), NodeId("n-3")});
+  CHECK(growth.kept.empty());
+}
+
+TEST_CASE("growth: who is held gets nothing, and takes nothing from others") {
+  const auto machines = of({type("gpu", 4)}, {{NodeId("gpu-1"), "gpu", true, "it joins"}});
+  const std::vector<WaitingJob> jobs{held(gang_of("a", 1)), held(gang_of("b", 1)), gang_of("c", 1)};
+  const Growth growth = decide_growth({}, {}, jobs, machines);
+  CHECK(growth.gangs.empty());
+  CHECK(reason(growth, "c") == "waits for gpu-1: it joins");
+  CHECK(growth.reasons.size() == 1);
+  // However many of them there are.
+  std::vector<WaitingJob> many(kGrowthDepth + 1, held(gang_of("a", 1)));
+  many.push_back(gang_of("z", 2));
+  CHECK(decide_growth({}, {}, many, machines).gangs.size() == 1);
 }
 
 TEST_CASE("growth: nodes of a gang that is about to be whole are nobody else's") {
@@ -146,8 +201,8 @@ TEST_CASE("growth: nodes of a gang that is about to be whole are nobody else's")
   const std::vector<WaitingJob> jobs{gang_of("a", 3), gang_of("b", 1)};
   auto machines = of({type("gpu", 3)}, {{NodeId("gpu-3"), "gpu", true, "it joins"}});
   const Growth growth = decide_growth(here, {}, jobs, machines);
-  CHECK(growth.kept ==
-        std::map<NodeId, JobId>{{NodeId("gpu-1"), JobId("a")}, {NodeId("gpu-2"), JobId("a")}});
+  CHECK(growth.kept.size() == 2);
+  CHECK(growth.kept.at(NodeId("gpu-2")).front().cpus == 4);
   // Not while the other may take days.
   machines.coming.front().runs = false;
   CHECK(decide_growth(here, {}, jobs, machines).kept.empty());
@@ -247,7 +302,11 @@ TEST_CASE("growth: random workloads end, within the bounds, and nothing is asked
       }
       to_come.types.front().there = static_cast<int>(machines.size());
       const Growth growth = decide_growth(here, {}, queue, to_come);
-      for (NodeCapacity& each : here) each.usable = !growth.kept.contains(each.node);
+      for (NodeCapacity& each : here) {
+        const auto kept = growth.kept.find(each.node);
+        if (kept == growth.kept.end()) continue;
+        for (const PlacedShare& share : kept->second) use(each, share);
+      }
       for (const auto& start : decide_queue(here, queue, 0).starts) {
         running.push_back({start.shares, now + dice(1, 20)});
         for (const PlacedShare& share : start.shares) use(machines.at(share.node).capacity, share);
@@ -267,7 +326,8 @@ TEST_CASE("growth: random workloads end, within the bounds, and nothing is asked
         const bool used =
             machine.capacity.shares > 0 || growth.needed.contains(id) || machine.comes >= now;
         machine.idle = used ? 0 : machine.idle + 1;
-        each = machine.idle > 3 ? machines.erase(each) : std::next(each);
+        const bool goes = machine.idle > (growth.short_of_room ? 0 : 3);
+        each = goes ? machines.erase(each) : std::next(each);
       }
     }
     CHECK(asked <= wanted);

@@ -620,7 +620,7 @@ TEST_CASE("a job waits for machines that are asked for, and nobody else takes it
   machines.types[0].most = 2;
   machines.most = 2;
   CHECK_THROWS_AS(world.engine->check_fits(over(2)), Error);
-  world.engine->to_come(machines);
+  world.engine->expect_machines(machines);
   CHECK_NOTHROW(world.engine->check_fits(over(2)));
   CHECK_THROWS_AS(world.engine->check_fits(over(3)), Error);
   CHECK(world.engine->plan(over(2)).at("reason") == "asks for 2 machines of type gpu");
@@ -629,26 +629,29 @@ TEST_CASE("a job waits for machines that are asked for, and nobody else takes it
   const auto reason = [&](const JobId& id) {
     return world.engine->job(id).at("reason").get<std::string>();
   };
-  const JobId large = world.submit(over(2));
+  JobSpec whole = over(2);
+  whole.resources.cpu = 4;
+  whole.resources_given = true;
+  const JobId large = world.submit(whole);
   CHECK(reason(large) == "asks for 2 machines of type gpu");
   CHECK(world.needs == 1);
   machines.types[0].there = 2;
   machines.nodes = 2;
   machines.coming = {{NodeId("node-1"), "gpu", false, "waits: Priority"},
                      {NodeId("node-2"), "gpu", false, "waits: Priority"}};
-  CHECK(world.engine->to_come(machines).gangs.empty());
+  CHECK(world.engine->expect_machines(machines).gangs.empty());
   CHECK(reason(large) == "waits for node-1, node-2: waits: Priority");
 
   const JobId small = world.submit(World::spec());
-  CHECK(reason(small).starts_with("waits for 2 more nodes to join"));  // there may be no more
+  CHECK(reason(small) == "waits until others have ended: there may be 2 machines");
   for (ComingMachine& each : machines.coming) each.runs = true;
-  world.engine->to_come(machines);
+  world.engine->expect_machines(machines);
   world.join("node-1");
   world.settle();
-  CHECK(reason(small).find("node-1 is for " + large.str()) != std::string::npos);
+  CHECK(world.state(small) == "queued");
+  CHECK(world.starts.empty());
   world.join("node-2");
   world.started("node-1", large, 1);
   CHECK(world.needs > 1);
-  // Beside it there is room.
-  world.started("node-1", small, 1);
+  CHECK(world.state(small) == "queued");
 }

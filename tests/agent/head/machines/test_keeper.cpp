@@ -152,11 +152,12 @@ struct Desk {
         nodes[node] = Presence::lost;
       }
     };
-    hooks.to_come = [this](const MachinesToCome& machines) {
+    hooks.expect_machines = [this](const MachinesToCome& machines) {
       to_come = machines;
       return growth;
     };
     hooks.capacity = [this](const NodeId&) { return capacity; };
+    hooks.broken = [this](const NodeId& node) { return broken.contains(node) ? "is broken" : ""; };
     keeper.emplace(ClusterId("lab-id"), folder.path() / "machines.json", clock, hooks);
   }
 
@@ -251,6 +252,7 @@ struct Desk {
   MachinesToCome to_come;
   Growth growth;
   std::optional<NodeCapacity> capacity;
+  std::set<NodeId> broken;
   nlohmann::json answer;
   std::optional<std::pair<std::chrono::milliseconds, std::function<void()>>> due;
   std::mutex mutex;
@@ -605,6 +607,9 @@ TEST_CASE("machines: what one of a type has is known from the first") {
   wire::WantedMachines what = on_demand(4);
   what.types.front().cpus = 2;
   desk.want(what);
+  CHECK_FALSE(desk.to_come.types.front().known);  // its GPUs are not
+  what.types.front().gpus = 0;
+  desk.want(what);
   CHECK(desk.to_come.types.front().known);
   CHECK(desk.to_come.types.front().each.cpus == 2);
   desk.needs({}, {JobId("a"), "gpu", 1});
@@ -613,10 +618,87 @@ TEST_CASE("machines: what one of a type has is known from the first") {
   desk.capacity->cpus = 7;
   desk.come("gpu-1");
   CHECK(desk.to_come.types.front().each.cpus == 7);
+  desk.capacity->cpus = 3;
+  desk.look();
+  CHECK(desk.to_come.types.front().each.cpus == 3);
   // One that is made in another way may have something else.
   what.types.front().launch = "two";
   desk.want(what);
   CHECK(desk.to_come.types.front().each.cpus == 2);
+}
+
+TEST_CASE("machines: what was refused to many is asked for few") {
+  Desk desk;
+  desk.site.refuses = Error(ErrorCode::failed, "too many nodes");
+  desk.want(on_demand(100));
+  desk.growth.gangs = {{JobId("a"), "gpu", 64}};
+  desk.keeper->needs();
+  desk.settle();
+  CHECK(desk.to_come.types.front().refused == 64);
+  desk.site.refuses.reset();
+  desk.growth.gangs.push_back({JobId("b"), "gpu", 1});
+  desk.keeper->needs();
+  desk.settle();
+  CHECK(desk.machines() == "gpu-1 pending");
+}
+
+TEST_CASE("machines: one of a gang that never joins is no longer to come") {
+  Desk desk;
+  desk.want(on_demand(4));
+  desk.needs({}, {JobId("a"), "gpu", 2});
+  desk.growth.needed = {NodeId("gpu-1"), NodeId("gpu-2")};
+  desk.site.set("1", MachineState::running);
+  desk.tick();
+  desk.come("gpu-1");
+  CHECK(desk.to_come.coming.size() == 1);
+  const auto begun = desk.clock.now();
+  while (desk.clock.now() - begun < 12min) desk.tick();
+  CHECK(desk.to_come.coming.empty());
+  CHECK(desk.to_come.nodes == 0);
+  CHECK(desk.to_come.types.front().there == 1);
+}
+
+TEST_CASE("machines: another of one that cannot be prepared is not asked for at once") {
+  Desk desk;
+  desk.want(on_demand(4));
+  desk.needs({}, {JobId("a"), "gpu", 1});
+  desk.growth.needed = {NodeId("gpu-1")};
+  desk.site.set("1", MachineState::running);
+  desk.tick();
+  desk.come("gpu-1");
+  desk.broken.insert(NodeId("gpu-1"));
+  desk.growth.gangs = {{JobId("a"), "gpu", 1}};
+  desk.look();
+  CHECK(desk.site.jobs == 1);
+  CHECK(desk.error() == "gpu-1 is broken");
+  const auto begun = desk.clock.now();
+  while (desk.site.jobs == 1) desk.tick();
+  CHECK(desk.clock.now() - begun >= MachineKeeper::kFirstRetry);
+}
+
+TEST_CASE("machines: many gangs are asked for in parts, and idle ones go where room is short") {
+  Desk desk;
+  desk.want(on_demand(100));
+  for (int i = 0; i < 40; ++i) {
+    desk.growth.gangs.push_back({JobId("job-" + std::to_string(i)), "gpu", 1});
+  }
+  desk.keeper->needs();
+  desk.settle();
+  CHECK(desk.site.jobs == MachineKeeper::kMostGangs);
+  Desk idle;
+  idle.want(on_demand(1));
+  idle.needs({}, {JobId("a"), "gpu", 1});
+  idle.growth.needed = {NodeId("gpu-1")};
+  idle.site.set("1", MachineState::running);
+  idle.tick();
+  idle.come("gpu-1");
+  idle.needs({});
+  CHECK(idle.machines() == "gpu-1 running");
+  idle.growth.short_of_room = true;
+  idle.keeper->needs();
+  idle.settle();
+  idle.tick();
+  CHECK(idle.machines() == "");
 }
 
 TEST_CASE("machines: what a person has drained stays drained") {
@@ -698,5 +780,15 @@ TEST_CASE("machines: what is wanted is checked") {
   CHECK_NOTHROW(wire::wanted_machines_from_json(body));
   body["types"].push_back({{"type", "cpu"}, {"count", 1}, {"launch", "one"}});
   CHECK_THROWS_AS(desk.keeper->want(body, {}), Error);
-  CHECK(wire::wanted_machines_from_json(wire::to_json(wanted(1))) == wanted(1));
+  body = wire::to_json(wanted(1));
+  body["types"][0]["cpus"] = -1;
+  CHECK_THROWS_AS(desk.keeper->want(body, {}), Error);
+  wire::WantedMachines known = on_demand(4);
+  known.types.front().cpus = 7.5;
+  known.types.front().gpus = 2;
+  known.types.front().memory = 1000;
+  known.types.front().priority = -1;
+  for (const wire::WantedMachines& each : {wanted(1), known}) {
+    CHECK(wire::wanted_machines_from_json(wire::to_json(each)) == each);
+  }
 }
