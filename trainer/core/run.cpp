@@ -8,6 +8,7 @@
 #include <exception>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "trainer/core/environment.hpp"
 #include "trainer/core/stacks.hpp"
@@ -49,10 +50,17 @@ bool write_error_file(const std::filesystem::path& path, const std::string& mess
     nlohmann::json extra = {{"timestamp", std::to_string(now.count())}};
     if (const std::string stacks = noted_stacks(); !stacks.empty()) extra["native_stack"] = stacks;
     const nlohmann::json document = {{"message", {{"message", message}, {"extraInfo", extra}}}};
-    std::ofstream out(path, std::ios::trunc);
+    // Whole or not at all: the process may be killed meanwhile. Another thread may write one too.
+    std::filesystem::path part = path;
+    part += "." + std::to_string(::gettid());
+    std::ofstream out(part, std::ios::trunc);
     out << document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     out.close();
-    return out.good();
+    std::error_code failed;
+    if (out.good()) std::filesystem::rename(part, path, failed);
+    if (out.good() && !failed) return true;
+    std::filesystem::remove(part, failed);
+    return false;
   } catch (...) {
     return false;
   }
