@@ -345,6 +345,10 @@ class Ends(SlurmCase):
         self.goes_on(rf"Slurm job {self.allocation} was told to end")
 
     def test_slurmctld_is_started_anew(self):
+        # What it has not saved when it is killed it does not know: it would kill such a job itself.
+        sh("scontrol", "update", f"JobId={self.allocation}", "AdminComment=it-is-saved")
+        saved = SLURM.folder / "state" / "job_state"
+        eventually(lambda: saved.exists() and b"it-is-saved" in saved.read_bytes(), "slurmctld has saved the job")
         pid = int((SLURM.folder / "slurmctld.pid").read_text())
         os.kill(pid, signal.SIGKILL)
         eventually(lambda: not Path(f"/proc/{pid}/exe").exists(), "it has ended")

@@ -48,7 +48,7 @@ JobCompType=jobcomp/none
 ReturnToService=2
 SlurmdParameters=config_overrides
 SlurmdTimeout=300
-KillWait=2
+KillWait=30
 GresTypes=gpu
 NodeName=DEFAULT CPUs=2 RealMemory=2048 State=UNKNOWN{gres}
 {nodes}
