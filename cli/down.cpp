@@ -1,6 +1,7 @@
 #include "launcher/cluster/down.hpp"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <functional>
@@ -33,6 +34,7 @@ struct DownFlags {
   bool yes = false;
   bool keep_files = false;
   bool workers_only = false;
+  bool after_job = false;  // no verb of its own: stdout is the job's, and nobody is asked
   HostFlags hosts;
 };
 
@@ -130,6 +132,62 @@ DownSurvey survey_with_lines(const Context& context, const std::string& name, Re
   return survey;
 }
 
+void print_report(const Context& context, const DownReport& report, bool after_job) {
+  if (context.globals.json) {
+    nlohmann::json rows = nlohmann::json::array();
+    for (const DownRow& row : report.rows) {
+      rows.push_back({{"node", row.node},
+                      {"what", row.what},
+                      {"had", row.had},
+                      {"now", row.now},
+                      {"note", row.note},
+                      {"gone", row.gone}});
+    }
+    context.print_json(
+        {{"cluster", report.name},
+         {"was_up", report.was_there},
+         {"complete", report.complete},
+         {"kept", report.kept.empty() ? nlohmann::json() : nlohmann::json(report.kept.string())},
+         {"rows", rows}});
+    return;
+  }
+  if (after_job && report.complete) {
+    context.note("cluster " + report.name + " is given back");
+    return;
+  }
+  if (context.globals.quiet && report.complete) return;
+  if (!report.was_there) {
+    context.print("cluster " + report.name + " is not up\n");
+    return;
+  }
+  const bool nodes = std::any_of(report.rows.begin(), report.rows.end(),
+                                 [](const DownRow& row) { return !row.node.empty(); });
+  std::vector<std::vector<Cell>> rows;
+  for (const DownRow& row : report.rows) {
+    rows.push_back(
+        {row.what, row.had, Cell(row.now, row.gone ? Color::green : Color::red), row.note});
+    if (nodes) rows.back().insert(rows.back().begin(), row.node);
+  }
+  std::vector<std::string> header{"GIVEN BACK", "HAD", "NOW", ""};
+  if (nodes) header.insert(header.begin(), "NODE");
+  if (after_job) {
+    write_all(STDERR_FILENO, table(header, rows, context.terminal.color_err));
+  } else {
+    context.print(table(header, rows, context.terminal.color_out));
+  }
+}
+
+// What would be ended or lost keeps it up.
+int stays_up(const Context& context, const DownSurvey& survey, const std::string& question) {
+  for (const std::string& line : split(question.substr(0, question.size() - 1), '\n')) {
+    context.warn(line);
+  }
+  const std::string name = context.cluster();
+  context.warn("cluster " + name + " stays up; to give it back: dtrain down -c " + name);
+  // Whoever follows a job that runs gives it back.
+  return survey.head_answers && survey.checkpoints == 0 ? 0 : 1;
+}
+
 int run_down(Context& context, const DownFlags& options) {
   if (!options.file.empty()) choose_by_yaml(context, options.file, true);
   std::string name;
@@ -186,6 +244,7 @@ int run_down(Context& context, const DownFlags& options) {
     how.provider = survey.provider;
     const std::string question =
         question_of(survey, name, options.keep_files, context.cluster_option());
+    if (!question.empty() && options.after_job) return stays_up(context, survey, question);
     if (!question.empty()) {
       const auto through = interruptible.let_through();
       const auto answer = context.ask(question + "Take " + name + " down?");
@@ -201,45 +260,16 @@ int run_down(Context& context, const DownFlags& options) {
     }
   }
   const DownReport report = down_with_lines(context, name, *watch, how, interruptible);
-  if (context.globals.json) {
-    nlohmann::json rows = nlohmann::json::array();
-    for (const DownRow& row : report.rows) {
-      rows.push_back({{"node", row.node},
-                      {"what", row.what},
-                      {"had", row.had},
-                      {"now", row.now},
-                      {"note", row.note},
-                      {"gone", row.gone}});
-    }
-    context.print_json(
-        {{"cluster", report.name},
-         {"was_up", report.was_there},
-         {"complete", report.complete},
-         {"kept", report.kept.empty() ? nlohmann::json() : nlohmann::json(report.kept.string())},
-         {"rows", rows}});
-  } else if (!report.was_there) {
-    if (!context.globals.quiet) context.print("cluster " + name + " is not up\n");
-  } else if (!context.globals.quiet || !report.complete) {
-    const bool nodes = std::any_of(report.rows.begin(), report.rows.end(),
-                                   [](const DownRow& row) { return !row.node.empty(); });
-    std::vector<std::vector<Cell>> rows;
-    for (const DownRow& row : report.rows) {
-      rows.push_back(
-          {row.what, row.had, Cell(row.now, row.gone ? Color::green : Color::red), row.note});
-      if (nodes) rows.back().insert(rows.back().begin(), row.node);
-    }
-    std::vector<std::string> header{"GIVEN BACK", "HAD", "NOW", ""};
-    if (nodes) header.insert(header.begin(), "NODE");
-    context.print(table(header, rows, context.terminal.color_out));
-  }
+  print_report(context, report, options.after_job);
   return report.complete ? 0 : 1;
 }
 
 }  // namespace
 
-int take_down(Context& context) {
+int take_down(Context& context, bool whatever_is_there) {
   DownFlags options;
-  options.yes = true;
+  options.yes = whatever_is_there;
+  options.after_job = true;
   return run_down(context, options);
 }
 

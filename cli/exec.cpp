@@ -69,7 +69,7 @@ int run_exec(Context& context, ExecFlags options) {
   const int code = run_remote(context, command);
   forwarding.reset();
   if (!options.stop) return code;
-  const int down = take_down(context);
+  const int down = take_down(context, true);
   return code != 0 ? code : down;
 }
 

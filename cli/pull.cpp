@@ -13,6 +13,7 @@
 #include "cli/jobs.hpp"
 #include "cli/pull_mark.hpp"
 #include "cli/screen.hpp"
+#include "launcher/cluster/counted.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/downloads.hpp"
@@ -221,7 +222,7 @@ void Puller::pull(const std::vector<RemoteFile>& files) {
   screen_.flush();
 }
 
-int run_pull(Context& context, const PullFlags& options) {
+PulledJob pull(Context& context, const PullFlags& options) {
   const wire::ApiClient client = context.client();
   const std::string id = wire::get_string(find_job(client, options.job, DefaultJob::newest), "job");
   const std::string best = options.best ? best_folder(client.get(job_target(id))) : "";
@@ -235,23 +236,36 @@ int run_pull(Context& context, const PullFlags& options) {
   // With troubles some checkpoint is not whole here.
   const std::string unmarked = missing.empty() ? tell_pulled(client, id, files) : "";
   if (!unmarked.empty()) context.warn(unmarked);
-  if (context.globals.json) {
-    context.print_json({{"job", id},
-                        {"folder", folder.string()},
-                        {"files", puller.listed()},
-                        {"troubles", missing}});
-  } else if (!context.globals.quiet) {
-    std::string line = std::to_string(files.size()) + (files.size() == 1 ? " file" : " files") +
-                       " of " + id + " in " + folder.string() + " (" + human_bytes(puller.moved()) +
-                       " moved";
-    if (puller.kept() > 0) line += ", " + std::to_string(puller.kept()) + " were here already";
-    context.print(line + ")\n");
-  }
+  PulledJob pulled;
+  pulled.complete = missing.empty();
+  pulled.json = {
+      {"job", id}, {"folder", folder.string()}, {"files", puller.listed()}, {"troubles", missing}};
+  pulled.line = counted(files.size(), "file") + " of " + id + " in " + folder.string() + " (" +
+                human_bytes(puller.moved()) + " moved";
+  if (puller.kept() > 0) pulled.line += ", " + std::to_string(puller.kept()) + " were here already";
+  pulled.line += ")";
   for (const std::string& each : missing) context.warn("the head cannot read " + each);
-  return missing.empty() ? 0 : 1;
+  return pulled;
+}
+
+int run_pull(Context& context, const PullFlags& options) {
+  const PulledJob pulled = pull(context, options);
+  if (context.globals.json) {
+    context.print_json(pulled.json);
+  } else if (!context.globals.quiet) {
+    context.print(pulled.line + "\n");
+  }
+  return pulled.complete ? 0 : 1;
 }
 
 }  // namespace
+
+PulledJob pull_job(Context& context, const std::string& job, const std::string& folder) {
+  PullFlags options;
+  options.job = job;
+  options.output = folder;
+  return pull(context, options);
+}
 
 Verb add_pull(CLI::App& root) {
   auto options = std::make_shared<PullFlags>();

@@ -7,6 +7,9 @@
 #include <string_view>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
+#include "cli/context.hpp"
 #include "launcher/core/files.hpp"
 
 namespace dtrain::cli {
@@ -75,5 +78,14 @@ class Arrivals {
   std::vector<Arrival> waiting_;
   std::uint64_t bytes_ = 0;
 };
+
+// What `dtrain pull` brought.
+struct PulledJob {
+  bool complete = false;  // no file that the head cannot read
+  nlohmann::json json;
+  std::string line;  // "3 files of mnist-abcdef in mnist-abcdef (1.2 MiB moved)"
+};
+// All of a job, into `folder`; empty: one named by its id. Throws Error.
+PulledJob pull_job(Context& context, const std::string& job, const std::string& folder);
 
 }  // namespace dtrain::cli

@@ -9,6 +9,7 @@
 #include "cli/context.hpp"
 #include "cli/follow.hpp"
 #include "cli/forward.hpp"
+#include "cli/job_cluster.hpp"
 #include "cli/job_flags.hpp"
 #include "cli/jobs.hpp"
 #include "cli/origin.hpp"
@@ -37,6 +38,9 @@ struct SubmitFlags {
   bool local = false;
   bool start = false;
   bool stop = false;
+  bool yes = false;
+  std::string on;      // a cluster YAML; empty: not given
+  std::string output;  // where --on and --stop bring results; empty: a folder named by the job
   bool no_prefix = false;
   std::vector<int> ports;
   JobFlags flags;
@@ -102,7 +106,10 @@ Wanted wanted(Context& context, const SubmitFlags& options) {
                 there ? first + " is a program, and no job YAML" : "there is no file " + first)
         .with_hint("to run a program: dtrain submit -- " + shell_join(started_words(files)));
   }
-  if (looks_like_cluster_yaml(first)) return {"", take_ray_form(context, options)};
+  if (looks_like_cluster_yaml(first)) {
+    if (options.on.empty()) return {"", take_ray_form(context, options)};
+    throw Error(ErrorCode::usage, first + " is a cluster YAML, and --on names one already");
+  }
   const std::vector<std::string> words(files.begin() + 1, files.end());
   if (!words.empty() && (words.size() > 1 || !is_shell_line(words.front()))) {
     throw Error(ErrorCode::usage, "too many arguments: " + words.front())
@@ -260,37 +267,94 @@ void use_local(Context& context) {
   if (!current_cluster()) set_current_cluster("local");
 }
 
-int run_submit(Context& context, const SubmitFlags& options) {
-  heed_torchrun_flags(context, options.torchrun);
+void check_flags(const SubmitFlags& options) {
   const OriginFlags& origin = options.origin;
   if (!origin.resume.empty() && !origin.from_checkpoint.empty()) {
     throw Error(ErrorCode::usage,
                 "--resume goes on from the job's own newest checkpoint, "
                 "--from-checkpoint begins a new one: one of them");
   }
+  const bool gives_back = options.stop || !options.on.empty();
+  const std::string flag = options.on.empty() ? "--stop" : "--on";
+  if (gives_back && options.detach) {
+    throw Error(ErrorCode::usage, "with --detach nobody waits to do what " + flag + " says")
+        .with_hint("dtrain up CLUSTER.yaml, dtrain submit -d, and dtrain down in the end");
+  }
+  if (!options.output.empty() && !gives_back) {
+    throw Error(ErrorCode::usage, "--output is where --on and --stop bring the job's results")
+        .with_hint("dtrain pull JOB -o " + shell_quote(options.output));
+  }
+  if (options.on.empty()) return;
+  if (options.local) throw Error(ErrorCode::usage, "--on and --local exclude each other");
+  if (options.dry_run) {
+    throw Error(ErrorCode::usage, "only a cluster that is up can say whether a job would fit")
+        .with_hint("dtrain up --dry-run " + shell_quote(options.on) + " shows what it would make");
+  }
+}
+
+struct Queued {
+  JobSpec spec;
+  nlohmann::json answer;
+};
+
+// Reads what is wanted, brings up where it is to run, and submits it there.
+Queued queue_job(Context& context, const SubmitFlags& options, JobCluster& job_cluster) {
+  const OriginFlags& origin = options.origin;
   const Wanted what = wanted(context, options);
+  const auto start = [&] {
+    if (options.local) use_local(context);
+    if (!options.on.empty()) job_cluster.start(options.on, options.yes);
+  };
   std::optional<ResumedJob> resumed;
   if (!origin.resume.empty()) {
-    if (options.local) use_local(context);
+    start();
     resumed = job_to_resume(context, context.client(), origin.resume);
   }
-  JobSpec spec = make_spec(context, options, what, resumed);
-  const std::map<std::string, std::string> secrets = read_secrets(spec, process_environment());
-  if (options.local && !resumed) use_local(context);
-  const std::string cluster = context.cluster();
+  Queued queued{make_spec(context, options, what, resumed), {}};
+  const std::map<std::string, std::string> secrets =
+      read_secrets(queued.spec, process_environment());
+  if (!resumed) start();
   const wire::ApiClient client = context.client();
   for (const std::string& reference : options.flags.after) {
-    spec.after.push_back(wire::get_string(find_job(client, reference, DefaultJob::newest), "job"));
+    queued.spec.after.push_back(
+        wire::get_string(find_job(client, reference, DefaultJob::newest), "job"));
   }
   if (!origin.from_checkpoint.empty()) {
-    spec.start = start_checkpoint(client, origin.from_checkpoint, here());
+    queued.spec.start = start_checkpoint(client, origin.from_checkpoint, here());
   }
   nlohmann::json request = {{"submission_id", random_hex(16)},
                             {"secrets", secrets},
                             {"dry_run", options.dry_run},
                             {"wait", options.wait}};
-  const nlohmann::json answer = submit_job(context, client, cluster, spec, std::move(request));
-  if (options.dry_run) return show_plan(context, spec, answer);
+  queued.answer = submit_job(context, client, context.cluster(), queued.spec, std::move(request));
+  return queued;
+}
+
+FollowResult follow_job(const Context& context, const SubmitFlags& options, const JobSpec& spec,
+                        const std::string& job) {
+  FollowOptions follow_options;
+  follow_options.job = job;
+  const bool one = spec.nnodes.max == 1 && spec.nproc_per_node.kind == ProcsKind::number &&
+                   spec.nproc_per_node.number == 1;
+  follow_options.prefix = !one && !options.no_prefix;
+  follow_options.setup = spec.setup.empty() ? SetupOutput::none : SetupOutput::too;
+  const auto forwarding = forward_ports(context, options.ports);
+  return follow(context, context.client(), follow_options);
+}
+
+int run_submit(Context& context, const SubmitFlags& options) {
+  heed_torchrun_flags(context, options.torchrun);
+  check_flags(options);
+  JobCluster job_cluster(context);
+  Queued queued;
+  try {
+    queued = queue_job(context, options, job_cluster);
+  } catch (const Error&) {
+    job_cluster.give_up();
+    throw;
+  }
+  const nlohmann::json& answer = queued.answer;
+  if (options.dry_run) return show_plan(context, queued.spec, answer);
 
   const std::string job = wire::get_string(answer, "job");
   if (options.detach) {
@@ -307,19 +371,23 @@ int run_submit(Context& context, const SubmitFlags& options) {
     submitted["type"] = "submitted";
     context.print_json(submitted);
   }
-  FollowOptions follow_options;
-  follow_options.job = job;
-  const bool one = spec.nnodes.max == 1 && spec.nproc_per_node.kind == ProcsKind::number &&
-                   spec.nproc_per_node.number == 1;
-  follow_options.prefix = !one && !options.no_prefix;
-  follow_options.setup = spec.setup.empty() ? SetupOutput::none : SetupOutput::too;
-  auto forwarding = forward_ports(context, options.ports);
-  const FollowResult result = follow(context, client, follow_options);
-  forwarding.reset();
+  const std::string stays =
+      "cluster " + context.cluster() + " is not given back: dtrain down -c " + context.cluster();
+  FollowResult result;
+  try {
+    result = follow_job(context, options, queued.spec, job);
+  } catch (const Error&) {
+    if (job_cluster.is_temporary()) context.warn(stays);
+    throw;
+  }
   const int code = finish_following(context, job, result);
-  if (!options.stop || result.interrupted != 0) return code;
-  const int down = take_down(context);
-  return code != 0 ? code : down;
+  if (!options.stop && !job_cluster.is_temporary()) return code;
+  if (result.interrupted != 0) {
+    context.warn(stays);
+    return code;
+  }
+  const int given_back = give_back(context, job, options.output);
+  return code != 0 ? code : given_back;
 }
 
 }  // namespace
@@ -336,6 +404,7 @@ Verb add_submit(CLI::App& root) {
       "  dtrain submit train_job.yaml --from-checkpoint mnist:3   a warm start\n"
       "  dtrain submit 'make && ./train'            one argument goes to the shell\n"
       "  dtrain submit cluster.yaml -- ./train --epochs 3   as Ray writes it\n"
+      "  dtrain submit --on slurm.yaml train_job.yaml   up, the job, its results here, down\n"
       "Exit code: 0 succeeded, 1 failed, 3 stopped, 130 detached by Ctrl-C (the job goes on).\n");
   app->add_option("file", options->files, "The job YAML; a program comes after --")
       ->type_name("JOB.yaml");
@@ -345,7 +414,17 @@ Verb add_submit(CLI::App& root) {
                 "Queue it though it can never run on the nodes that there are: others will come");
   app->add_flag("--local", options->local, "On this machine; brings its cluster up if it is not");
   app->add_flag("--start", options->start, "Bring the cluster of a cluster YAML up first");
-  app->add_flag("--stop", options->stop, "Take the cluster down when the job has ended");
+  app->add_flag("--stop", options->stop,
+                "When the job has ended, bring its results here and take the cluster down");
+  app->add_option(
+         "--on", options->on,
+         "Bring this cluster up for the job; when it has ended bring its results here, and "
+         "give back what was not up before")
+      ->type_name("CLUSTER.yaml");
+  app->add_option("-o,--output", options->output,
+                  "Where --on and --stop bring results (default: a folder named by the job)")
+      ->type_name("DIR");
+  app->add_flag("-y,--yes", options->yes, "With --on, ask nothing: as in dtrain up -y");
   add_port_forward(*app, options->ports);
   add_ray_flags(*app);
   app->add_flag("--no-prefix", options->no_prefix, "No [RANK] before the ranks' lines");

@@ -117,7 +117,7 @@ int run_up(Context& context, const UpFlags& options) {
   UpOptions how;
   how.dry_run = options.dry_run;
   how.replace = options.replace;
-  how.may_make = [&](const ClusterPlan& plan) { return options.yes || ask_to_make(context, plan); };
+  if (options.yes) how.may_make = [](const ClusterPlan&) { return true; };
   how.force = options.force;
   how.no_setup = options.no_setup;
   how.no_restart = options.no_restart;
@@ -130,30 +130,19 @@ int run_up(Context& context, const UpFlags& options) {
   options.hosts.apply(how);
   const ProviderTraits& traits = traits_of(spec.provider.kind);
   if (traits.here) warn_of_local(context, spec);
-  std::optional<Error> unprepared;
   bool is_current = false;  // since long, maybe, and another may have taken its place
-  if (!traits.here) {
-    how.with_head = [&, again = options.force ? random_hex(8) : std::string()](
-                        const wire::ApiClient& head, const std::stop_token& stop) {
-      set_current_cluster(spec.cluster_name);  // to be looked at while machines are waited for
-      is_current = true;
-      try {
-        const PreparationFlags preparing{again, options.no_setup, stop};
-        if (traits.head_asks || has_preparation(head)) {
-          send_preparation(context, head, spec, preparing);
-        }
-      } catch (const std::exception& error) {
-        unprepared = as_defect(error);
-        if (traits.head_asks) throw Error(*unprepared);  // nodes would come as they are
-      }
-    };
-  }
+  how.with_head = [&](const wire::ApiClient&, const std::stop_token&) {
+    set_current_cluster(spec.cluster_name);  // to be looked at while machines are waited for
+    is_current = true;
+  };
   UpReport report = bring_up(context, spec, std::move(how));
-  if (unprepared) {
-    report.complete = false;
-    if (context.globals.json) report.warnings.emplace_back(unprepared->what());
+  if (!options.dry_run && !report.id.str().empty()) {
+    if (!is_current) set_current_cluster(report.name);
+    set_temporary(report.name, false);
   }
-  if (!options.dry_run && !is_current && !report.id.str().empty()) set_current_cluster(report.name);
+  if (context.globals.json && report.with_head) {
+    report.warnings.emplace_back(report.with_head->what());
+  }
   const auto took = std::chrono::steady_clock::now() - begin;
   if (context.globals.json) {
     context.print_json(report_json(spec, report));
@@ -178,8 +167,8 @@ int run_up(Context& context, const UpFlags& options) {
                  "; not: " + join(missing, ", "));
   }
   if (!report.complete) {
-    if (unprepared) {
-      context.warn(unprepared->what());
+    if (report.with_head) {
+      context.warn(report.with_head->what());
     } else if (const std::string waits = missing_machines(report); !waits.empty()) {
       context.warn("cluster " + report.name + ": " + waits);
     } else if (missing.empty()) {
@@ -223,6 +212,20 @@ void refuse_what_cannot_be(const ClusterSpec& spec, bool has_provider) {
   if (!problems.empty()) throw SpecError(std::move(problems));
 }
 
+// Machines that join by themselves are to make of themselves what the YAML says.
+void prepare_joining(const Context& context, const ClusterSpec& spec, UpOptions& options) {
+  if (traits_of(spec.provider.kind).here) return;
+  options.with_head = [&context, &spec, first = std::move(options.with_head),
+                       again = options.force ? random_hex(8) : std::string(),
+                       no_setup = options.no_setup](const wire::ApiClient& head,
+                                                    const std::stop_token& stop) {
+    if (first) first(head, stop);
+    if (traits_of(spec.provider.kind).head_asks || has_preparation(head)) {
+      send_preparation(context, head, spec, {again, no_setup, stop});
+    }
+  };
+}
+
 }  // namespace
 
 ClusterSpec built_in_local() {
@@ -237,6 +240,10 @@ UpReport bring_up(const Context& context, const ClusterSpec& spec, UpOptions opt
   options.agent = find_agent();
   options.say = [&](const std::string& text) { context.note(text); };
   options.evidence = [&](const std::string& line) { context.warn(line); };
+  if (!options.may_make) {
+    options.may_make = [&](const ClusterPlan& plan) { return ask_to_make(context, plan); };
+  }
+  prepare_joining(context, spec, options);
   if (traits_of(spec.provider.kind).here) return up(spec, options);
 
   std::vector<NodeId> nodes;
@@ -249,12 +256,10 @@ UpReport bring_up(const Context& context, const ClusterSpec& spec, UpOptions opt
   options.access.stop = stop.get_token();
   Signals signals({SIGINT, SIGTERM});
   // Nothing is made while that is asked: Ctrl-C ends all.
-  if (options.may_make) {
-    options.may_make = [&, ask = std::move(options.may_make)](const ClusterPlan& plan) {
-      const LetThrough through(signals);
-      return ask(plan);
-    };
-  }
+  options.may_make = [&, ask = std::move(options.may_make)](const ClusterPlan& plan) {
+    const LetThrough through(signals);
+    return ask(plan);
+  };
   NodeLines lines(options.dry_run ? NodeLines::Form::none : node_lines_form(context),
                   context.terminal, nodes);
   options.progress = [&](const NodeProgress& progress) { lines.show(progress); };

@@ -25,6 +25,10 @@ fs::path state_file(const std::string& name) {
   return paths::cluster_state(name) / "cluster.json";
 }
 
+fs::path temporary_mark(const std::string& name) {
+  return paths::cluster_state(name) / "temporary";
+}
+
 Error no_cluster() {
   return Error(ErrorCode::unreachable, "no cluster is up")
       .with_hint("dtrain up configs/local.yaml, or for one job: dtrain submit --local …");
@@ -155,6 +159,18 @@ void clear_current_cluster(const std::string& name) {
   if (current_cluster() != name) return;
   std::error_code ignored;
   fs::remove(paths::current_cluster(), ignored);
+}
+
+bool is_temporary(const std::string& name) {
+  return read_file_if_there(temporary_mark(name)).has_value();
+}
+
+void set_temporary(const std::string& name, bool temporary) {
+  if (temporary) {
+    write_file_atomic(temporary_mark(name), "");
+  } else if (is_temporary(name)) {
+    fs::remove(temporary_mark(name));
+  }
 }
 
 ClusterLock ClusterLock::take(const std::string& name, const std::function<void()>& waiting,

@@ -49,6 +49,11 @@ std::optional<std::string> current_cluster();
 void set_current_cluster(const std::string& name);
 void clear_current_cluster(const std::string& name);  // if it is that one
 
+// One that `submit --on` brought up for its job and gives back when no job is left; `up` makes it
+// one that stays. Known on this machine alone, and gone with the cluster's folder.
+bool is_temporary(const std::string& name);
+void set_temporary(const std::string& name, bool temporary);
+
 // Held by up and down of one cluster. Waits for its turn; `waiting` is called once if it must, and
 // Error(failed) thrown when `stop` is asked for meanwhile.
 class ClusterLock {

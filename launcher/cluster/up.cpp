@@ -157,10 +157,15 @@ bool has_head(const UpRun& run) {
 }
 
 // To whoever called this `up`.
-void lend_head(const UpRun& run, const fs::path& socket) {
+void lend_head(UpRun& run, const fs::path& socket) {
   const std::stop_token& stop = run.options.access.stop;
   if (!run.options.with_head || !has_head(run) || stop.stop_requested()) return;
-  run.options.with_head(wire::ApiClient(socket, run.state.name), stop);
+  try {
+    run.options.with_head(wire::ApiClient(socket, run.state.name), stop);
+  } catch (const std::exception& error) {
+    run.report.with_head = as_defect(error);
+    if (traits_of(run.spec.provider.kind).head_asks) throw Error(*run.report.with_head);
+  }
 }
 
 // What the head says of itself, before the plan is done; absent when there is none. Throws Error
@@ -293,6 +298,7 @@ UpReport up(const ClusterSpec& spec, const UpOptions& options) {
     run.before = run.state;
     look(run);
   }
+  if (run.report.with_head) run.report.complete = false;
   return std::move(run.report);
 }
 

@@ -63,8 +63,8 @@ struct UpOptions {
   std::function<void(const NodeId&, const std::string&)> detail;
   Access access;
   // Is given the head's API before the last of it, but not in a dry run, nor when all was stopped
-  // before; it ends on `stop`. What it throws ends this `up`, before the
-  // head asks for machines.
+  // before; it ends on `stop`. What it throws is in the report; where the head asks for machines it
+  // ends this `up` before that.
   std::function<void(const wire::ApiClient& head, const std::stop_token& stop)> with_head;
   // Asked before machines are made that cost; false leaves all as it is. Empty: that is an error.
   std::function<bool(const ClusterPlan&)> may_make;
@@ -115,6 +115,7 @@ struct UpReport {
   std::vector<AskedType> asked;       // where the head asks for machines
   std::vector<std::string> removed;   // nodes that left, each with what became of it
   std::vector<std::string> warnings;  // what a person should know of the head's machine
+  std::optional<Error> with_head;     // what the option of that name threw
   bool complete = true;               // everything that was promised is ready, or min_nodes of it
 };
 

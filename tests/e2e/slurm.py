@@ -230,7 +230,7 @@ class Page(SlurmCase):
         (self.work / "cluster.yaml").write_text(yaml.replace("partition: gpu", "partition: normal"))
         env = {**self.env, "PATH": f"{DTRAIN.parent}:{os.environ['PATH']}"}
         said = []
-        for command in next(text for language, text in blocks if language == "sh").strip().split("\n"):
+        for command in "".join(text for language, text in blocks if language == "sh").strip().split("\n"):
             ran = subprocess.run(["/bin/bash", "-c", command], cwd=self.work, env=env, text=True, timeout=3 * DEADLINE,
                                  stdin=subprocess.DEVNULL, capture_output=True)
             self.assertEqual(ran.returncode, 0, f"{command}\n{ran.stdout}\n{ran.stderr}")
@@ -238,7 +238,11 @@ class Page(SlurmCase):
         self.assertIn("2 nodes ready", said[0])
         self.assertRegex(said[1], r"gpu-1 +ready")
         self.assertEqual(said[2].count(os.uname().nodename), 2)
+        # The one without an `up`.
+        self.assertEqual(said[4], f"[0] {os.uname().nodename}\n[1] {os.uname().nodename}\n")
+        self.assertEqual(len(list(self.work.glob("hostname-*/logs/attempt-1/?.out"))), 2)
         self.assertEqual(self.queue(), {})
+        self.assertEqual(self.pids(), [])
 
     def test_the_config_works_with_another_partition(self):
         text = (SOURCE / "configs" / "slurm.yaml").read_text()
