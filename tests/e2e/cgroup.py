@@ -27,7 +27,7 @@ class Groups(ClusterCase):
         return "memory" in (self.mount / "cgroup.controllers").read_text().split()
 
     def groups(self, job):
-        return [group for group in self.mount.rglob(f"dtrain-*-{job}.*") if group.suffix != ".scope"]
+        return [group for group in below(self.mount, f"dtrain-*-{job}.*") if group.suffix != ".scope"]
 
     def warnings(self, done):
         """Lines about it that who follows the job sees."""

@@ -44,7 +44,7 @@ class Content(ClusterCase):
         return self.root() / "head" / "content"
 
     def blobs(self, content):
-        return {p.name: p for p in (content / "blobs").rglob("*") if p.is_file()}
+        return {p.name: p for p in below(content / "blobs") if p.is_file()}
 
     def build(self, *args):
         subprocess.run(["g++", "-O0", *map(str, args)], check=True, timeout=DEADLINE_S)

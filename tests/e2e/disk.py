@@ -104,7 +104,7 @@ class Prune(DiskCase):
         return {"head": self.root() / "head" / "content", "node-0": self.root() / "nodes" / "node-0" / "content"}
 
     def blobs(self, store):
-        return [p for p in (store / "blobs").rglob("*") if p.is_file()]
+        return [p for p in below(store / "blobs") if p.is_file()]
 
     def age(self):
         """As if the last use of all content were a day ago."""

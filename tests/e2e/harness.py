@@ -2,6 +2,7 @@
 side by side, and leaves nothing running."""
 
 import contextlib
+import fnmatch
 import json
 import os
 import re
@@ -58,6 +59,12 @@ def processes_with_environment(entry):
             if entry.encode() in (process / "environ").read_bytes().split(b"\0"):
                 found.append(int(process.name))
     return found
+
+
+def below(folder, pattern="*"):
+    """Paths of that name in a tree in which others come and go, which rglob() does not stand."""
+    return [Path(parent, name) for parent, folders, files in os.walk(folder)
+            for name in fnmatch.filter(folders + files, pattern)]
 
 
 def remove_group(group):
@@ -202,7 +209,7 @@ class ClusterCase(unittest.TestCase):
     def handlers_too_long(self):
         """Lines of the agents' logs about handlers that held an event loop up."""
         lines = []
-        for log in (self.folder / "state").rglob("*.log*"):
+        for log in below(self.folder / "state", "*.log*"):
             with contextlib.suppress(OSError):
                 lines += [line for line in log.read_text(errors="replace").split("\n")
                           if "a handler held the loop up" in line]
@@ -216,6 +223,6 @@ def main():
     unittest.main(argv=[sys.argv[0], *sys.argv[1:]], verbosity=2)
 
 
-__all__ = ["BUILD", "DEADLINE", "SOURCE", "DTRAIN", "ClusterCase", "contextlib", "eventually", "main", "processes_with",
+__all__ = ["BUILD", "DEADLINE", "SOURCE", "DTRAIN", "ClusterCase", "below", "contextlib", "eventually", "main", "processes_with",
            "processes_with_environment", "json", "os", "re", "signal", "subprocess", "time",
            "unittest", "Path"]

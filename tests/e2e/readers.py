@@ -88,7 +88,7 @@ class Logs(ClusterCase):
     def test_a_log_that_cannot_be_opened_is_an_error(self):
         job = self.submit("echo something")
         self.wait_state(job, "succeeded")
-        [log] = list(self.root().rglob("ranks/0.out"))
+        log = self.rank_output(job, 0)
         log.unlink()
         log.symlink_to(log.name)
         for verb in (["logs"], ["logs", "-f"]):

@@ -61,14 +61,19 @@ class SlurmCase(ClusterCase):
     def wait_ready(self, *names):
         eventually(lambda: self.nodes_by_state("ready") == sorted(names), f"{names} are ready", 2 * DEADLINE)
 
+    def written(self, job, rank=0, attempts=(1, 2)):
+        """The numbers of the lines of COUNTS."""
+        numbers = []
+        for attempt in attempts:
+            said = self.ok("logs", job, "--attempt", str(attempt), "--rank", str(rank))
+            numbers += [int(line.split()[1]) for line in said.split("\n") if line.startswith("line ")]
+        return numbers
+
     def down(self):
         self.ok("down", "-y", deadline=3 * DEADLINE)
         self.assertEqual(self.queue(), {})
         self.assertEqual(self.pids(), [])
         self.assertEqual([str(p) for p in (self.folder / "home" / ".dtrain").glob("pool-*/*")], [])
-
-    def head_log(self):
-        return next((self.folder / "home").rglob("head.log")).read_text()
 
 
 class Pool(SlurmCase):
@@ -310,10 +315,7 @@ class Ends(SlurmCase):
         # max_restarts is 0: it was no failure of the job's.
         result = self.json("result", self.job_id)
         self.assertRegex(result["attempts"][0]["reason"], why)
-        written = []
-        for attempt in range(1, attempts + 1):
-            said = self.ok("logs", self.job_id, "--attempt", str(attempt), "--no-prefix")
-            written += [int(line.split()[1]) for line in said.split("\n") if line.startswith("line ")]
+        written = self.written(self.job_id, attempts=range(1, attempts + 1))
         # One may have been written and not counted.
         self.assertEqual(sorted(set(written)), list(range(1, max(written) + 1)))
         self.down()
@@ -363,6 +365,54 @@ class Ends(SlurmCase):
                    sh("sinfo", "-h", "-t", "unknown,no_respond,down", "-o", "%N", check=False).strip(), "it is back")
         sh("scancel", self.allocation)
         self.goes_on("was told to end")
+
+
+class NodeFails(SlurmCase):
+    def fail(self, name):
+        """The machine is dead: nothing of it runs any more, nor says so; slurmctld notices."""
+        daemon = int((SLURM.folder / f"slurmd-{name}.pid").read_text())
+        steps = {int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+                 for pid in processes_with_environment(f"SLURMD_NODENAME={name}")}
+        for pid in [daemon, *steps, *processes_with_environment(f"SLURMD_NODENAME={name}")]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not processes_with_environment(f"SLURMD_NODENAME={name}"), f"{name} is dead")
+        sh("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=burnt")
+        self.addCleanup(self.repair, name)
+
+    def repair(self, name):
+        SLURM.start_node(name)
+        sh("scontrol", "update", f"NodeName={name}", "State=RESUME")
+        eventually(lambda: sh("sinfo", "-h", "-n", name, "-o", "%T", check=False).strip() == "idle", f"{name} is back")
+
+    def test_the_others_go_on_with_another(self):
+        self.write(2)
+        self.up()
+        count = self.folder / "count"
+        job = self.submit(f"COUNT=$COUNT.$RANK\n{COUNTS}", "--nnodes", "2", "--max-restarts", "1",
+                          "--env", f"COUNT={count}")
+        counts = [Path(f"{count}.{rank}") for rank in (0, 1)]
+        eventually(lambda: all(each.exists() and int(each.read_text() or 0) > 10 for each in counts), "lines")
+        [allocation] = self.queue()
+        [nodes] = sh("squeue", "-h", "-j", allocation, "-o", "%N").split()
+        self.fail(sh("scontrol", "show", "hostnames", nodes).split()[1])
+        # It is silent until it is held to be lost, and until its lease is over.
+        eventually(lambda: len(self.json("result", job)["attempts"]) == 2, "a new attempt", 3 * DEADLINE)
+        first, second = self.json("result", job)["attempts"]
+        self.assertRegex(first["reason"], "gpu-2 was lost: not heard of for 30")
+        self.assertEqual([n["node"] for n in second["nodes"]], ["gpu-1", "gpu-3"])
+        self.assertEqual(len(self.queue("-t", "RUNNING")), 2)
+        self.wait_state(job, "running", deadline=2 * DEADLINE)
+        for each in counts:
+            Path(f"{each}.end").touch()
+        self.wait_state(job, "succeeded")
+        # Of the dead machine's what had not come here is lost, and nothing before that.
+        written = self.written(job, rank=0)
+        self.assertEqual(sorted(set(written)), list(range(1, max(written) + 1)))
+        written = self.written(job, rank=1, attempts=[1])
+        self.assertEqual(written, list(range(1, len(written) + 1)))
+        self.assertGreater(len(written), 5)
+        self.down()
 
 
 class Far(SlurmCase):
