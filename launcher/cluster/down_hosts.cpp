@@ -182,6 +182,11 @@ class HostsDown final : public DownWay {
           std::any_of(machines_.begin(), machines_.end(),
                       [&id = node](const Machine& machine) { return machine.node.str() == id; });
       if (made) continue;  // its machine's row says it
+      const auto asked = asked_for_.find(node);
+      if (!told && is_known && asked != asked_for_.end()) {
+        report.rows.push_back({node, "machine", asked->second.state, "gone", asked->second.id});
+        continue;
+      }
       report.rows.push_back(
           {node, "joined", "agent", told ? "told" : "?",
            told ? "it ends and removes what it has"
@@ -292,6 +297,10 @@ class HostsDown final : public DownWay {
     const nlohmann::json machines = status->value("machines", nlohmann::json::object());
     const bool head_asks = machines.contains("wanted") && !machines["wanted"].is_null();
     if (head_asks) ask_for_no_more(socket);
+    for (const nlohmann::json& machine : machines.value("machines", nlohmann::json::array())) {
+      asked_for_[wire::get_string(machine, "node")] = {wire::get_string(machine, "id"),
+                                                       wire::get_string(machine, "state")};
+    }
     std::set<std::string> known;
     for (const Machine& machine : machines_) known.insert(machine.node.str());
     for (const nlohmann::json& node : wire::member(*status, "nodes")) {
@@ -353,6 +362,12 @@ class HostsDown final : public DownWay {
   std::vector<std::string> strangers_;
   // That joined by themselves, and whether they have heard that they leave.
   std::map<std::string, bool> joined_;
+  // Of these, the machines that the head had asked for, as it last saw them.
+  struct AskedFor {
+    std::string id;
+    std::string state;
+  };
+  std::map<std::string, AskedFor> asked_for_;
 };
 
 }  // namespace

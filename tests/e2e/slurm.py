@@ -382,7 +382,6 @@ class NodeFails(SlurmCase):
 
     def repair(self, name):
         SLURM.start_node(name)
-        sh("scontrol", "update", f"NodeName={name}", "State=RESUME")
         eventually(lambda: sh("sinfo", "-h", "-n", name, "-o", "%T", check=False).strip() == "idle", f"{name} is back")
 
     def test_the_others_go_on_with_another(self):

@@ -6,19 +6,23 @@
 runs COMMAND beside slurmctld and a slurmd for each of n1, n2, …, which are all this machine: two
 CPUs, 2 GiB and that many GPUs (which are none) each, in the partitions `normal` and, before it,
 `high`. Where there can be no lab, or no Slurm is installed, it ends with 77, which is a skipped test.
+
+The Slurm is this system's, or, with DTRAIN_TEST_SLURM=NAME, that of .deps/hosts/NAME (scripts/setup
+--tests makes them): its programs, and whatever they start, have that as their system.
 """
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from lab import available, base, enter, sh, which
+from lab import SOURCE, available, base, enter, sh, which
 
 SKIPPED = 77
-PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "scancel", "sinfo", "srun")
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "scancel", "sinfo", "scontrol", "srun")
 # Its daemons take each other at their word; where nobody else is no munge is needed.
 CONFIGURATION = """\
 ClusterName=lab
@@ -34,17 +38,11 @@ SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SwitchType=switch/none
-MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=0,defer_batch
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-JobCompType=jobcomp/none
 ReturnToService=2
 SlurmdParameters=config_overrides
 SlurmdTimeout=300
@@ -57,10 +55,19 @@ PartitionName=high Nodes=ALL MaxTime=INFINITE PriorityTier=2 State=UP
 """
 
 
+def other_system():
+    """The system whose Slurm it is; None: this one's."""
+    name = os.environ.get("DTRAIN_TEST_SLURM")
+    return SOURCE / ".deps" / "hosts" / name if name else None
+
+
 def missing():
     """None where a Slurm can run in this lab, else why not."""
     why = available()
-    if why is None and not all(which(program) for program in PROGRAMS):
+    if why is None and other_system():
+        if not (other_system() / ".complete").exists():
+            why = f"there is no {other_system()} (scripts/setup --tests)"
+    elif why is None and not all(which(program) for program in PROGRAMS):
         why = "Slurm needs the packages slurmctld slurmd slurm-client (scripts/setup --tests)"
     return why
 
@@ -80,6 +87,8 @@ class Slurm:
                "addr add 10.77.0.1/24 dev lab0\n")
         for name in ("state", "spool", "dev"):
             (self.folder / name).mkdir(parents=True)
+        if other_system():
+            self.take_programs_of(other_system())
         host = os.uname().nodename
         places = "\n".join(f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={17000 + number}"
                            for number, name in enumerate(self.nodes))
@@ -104,6 +113,24 @@ class Slurm:
         for pid in self.folder.glob("*.pid"):
             sh("kill", pid.read_text().strip(), check=False)
         del os.environ["SLURM_CONF"]
+
+    def take_programs_of(self, system):
+        """Into PATH, each started in that system, which has the lab's folders where we have them, but
+        not these programs: what a job starts is its system's own."""
+        top = base() / "system"
+        for name in ("system", "system.upper", "system.work", "bin"):
+            (base() / name).mkdir()
+        sh("mount", "-t", "overlay", "none", "-o",
+           f"lowerdir={system},upperdir={top}.upper,workdir={top}.work", top)
+        for folder in ("/proc", "/sys", "/dev", self.folder, base() / "tmp", base() / "home"):
+            (top / str(folder)[1:]).mkdir(parents=True, exist_ok=True)
+            sh("mount", "--rbind", folder, f"{top}{folder}")
+        shutil.copy("/etc/passwd", top / "etc/passwd")
+        for program in PROGRAMS:
+            wrapper = base() / "bin" / program
+            wrapper.write_text(f'#!/bin/sh\nexec chroot {top} {program} "$@"\n')
+            wrapper.chmod(0o755)
+        os.environ["PATH"] = f"{base() / 'bin'}:{os.environ['PATH']}"
 
     def start_controller(self, *options):
         sh("slurmctld", *options)
