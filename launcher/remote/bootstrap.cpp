@@ -177,7 +177,8 @@ std::string bootstrap_script() {
       // A relay that ends without the file is asked for no more; the file comes in another way.
       R"~(k=; while read -r m n; do case $m in plain) head -c "$n" >"$t" && k=1; break;; )~"
       R"~(gzip) head -c "$n" | gzip -dc >"$t" && k=1; break;; )~"
-      R"~(relay) if head -c "$n" >"$t.r" && chmod 700 "$t.r" && "$t.r" "$t.z"; )~"
+      R"~(relay) if head -c "$n" >"$t.r" && [ "$(wc -c <"$t.r")" -eq "$n" ] && )~"
+      R"~(chmod 700 "$t.r" && "$t.r" "$t.z"; )~"
       R"~(then gzip -dc <"$t.z" >"$t" && k=1; break; fi; rm -f "$t.r" "$t.z"; echo "$1 gone";; )~"
       R"~(esac; done; rm -f "$t.r" "$t.z"; )~"
       R"~(if [ -n "$k" ] && [ "$(wc -c <"$t")" -eq "$3" ] && mv -f "$t" "$d/dtrain-agent"; )~"
@@ -187,7 +188,8 @@ std::string bootstrap_script() {
 
 std::string relay_script() {
   return R"~(umask 077; trap : PIPE; s=${SSH_CONNECTION% *}; s=${s##* }; echo "$1 ${s:--}"; )~"
-         R"~(t=$2/$3; read -r n; if head -c "$n" >"$t.r" && chmod 700 "$t.r" && "$t.r" "$t"; )~"
+         R"~(t=$2/$3; read -r n; if head -c "$n" >"$t.r" && [ "$(wc -c <"$t.r")" -eq "$n" ] && )~"
+         R"~(chmod 700 "$t.r" && "$t.r" "$t"; )~"
          R"~(then read -r n; else rm -f "$t.r"; echo "$1 gone"; fi; rm -f "$t")~";
 }
 

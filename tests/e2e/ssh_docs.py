@@ -35,7 +35,7 @@ class Page(HostsCase):
             if language == "sh":
                 for command in block.strip().split("\n"):
                     done = subprocess.run(["/bin/bash", "-c", command], cwd=self.folder, env=env, text=True,
-                                          stdin=subprocess.DEVNULL, capture_output=True, timeout=500)
+                                          stdin=subprocess.DEVNULL, capture_output=True, timeout=1500)
                     self.assertEqual(done.returncode, 0, f"{command}\n{done.stdout}\n{done.stderr}")
                     commands += 1
         self.assertGreater(commands, 7)

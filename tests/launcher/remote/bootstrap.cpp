@@ -278,6 +278,10 @@ TEST_CASE("bootstrap: a connection that breaks in the middle leaves nothing to b
     begin = "relay " + std::to_string(relay_program().size()) + "\n";
     half->content = relay_program().substr(0, relay_program().size() / 2);
   }
+  SUBCASE("a relay that would run as far as it came") {
+    begin = "relay 4096\n";
+    half->content = "#!/bin/sh\ntouch ~/ran\n";
+  }
   SUBCASE("what the relay is told") {
     begin = "relay " + std::to_string(relay_program().size()) + "\n";
     half->content = relay_program();
@@ -290,6 +294,7 @@ TEST_CASE("bootstrap: a connection that breaks in the middle leaves nothing to b
   write_all(channel->fd(), begin + half->content);
   ::shutdown(channel->fd(), SHUT_WR);
   CHECK(channel->wait(seconds(30)) == 93);
+  CHECK_FALSE(fs::exists(home.path() / "ran"));
   CHECK(names_in(home.agent_file().parent_path()).empty());
   CHECK(home.open().sent_binary());
 }
