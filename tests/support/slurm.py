@@ -37,7 +37,7 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/{proctrack}
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=0,defer_batch
@@ -64,11 +64,10 @@ def other_system():
 def missing():
     """None where a Slurm can run in this lab, else why not."""
     why = available()
-    if why is None and other_system():
-        if not (other_system() / ".complete").exists():
-            why = f"there is no {other_system()} (scripts/setup --tests)"
-    elif why is None and not all(which(program) for program in PROGRAMS):
+    if why is None and not all(which(program) for program in PROGRAMS):
         why = "Slurm needs the packages slurmctld slurmd slurm-client (scripts/setup --tests)"
+    if why is None and other_system() and not (other_system() / ".complete").exists():
+        why = f"there is no {other_system()} (scripts/setup --tests)"
     return why
 
 
@@ -93,7 +92,8 @@ class Slurm:
         places = "\n".join(f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={17000 + number}"
                            for number, name in enumerate(self.nodes))
         (self.folder / "slurm.conf").write_text(CONFIGURATION.format(
-            host=host, folder=self.folder, nodes=places, gres=f" Gres=gpu:{self.gpus}" if self.gpus else ""))
+            host=host, folder=self.folder, nodes=places,
+            proctrack=os.environ.get("DTRAIN_TEST_PROCTRACK", "linuxproc"), gres=f" Gres=gpu:{self.gpus}" if self.gpus else ""))
         # slurmd wants a device of each.
         devices = [self.folder / "dev" / f"gpu{number}" for number in range(self.gpus)]
         for device in devices:
@@ -115,8 +115,8 @@ class Slurm:
         del os.environ["SLURM_CONF"]
 
     def take_programs_of(self, system):
-        """Into PATH, each started in that system, which has the lab's folders where we have them, but
-        not these programs: what a job starts is its system's own."""
+        """In the place of ours, each started in that system, which has the lab's folders where we have
+        them; what a job starts is its system's own."""
         top = base() / "system"
         for name in ("system", "system.upper", "system.work", "bin"):
             (base() / name).mkdir()
@@ -130,7 +130,7 @@ class Slurm:
             wrapper = base() / "bin" / program
             wrapper.write_text(f'#!/bin/sh\nexec chroot {top} {program} "$@"\n')
             wrapper.chmod(0o755)
-        os.environ["PATH"] = f"{base() / 'bin'}:{os.environ['PATH']}"
+            sh("mount", "--bind", wrapper, Path(which(program)).resolve())
 
     def start_controller(self, *options):
         sh("slurmctld", *options)
