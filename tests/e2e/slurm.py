@@ -285,13 +285,15 @@ echo done
 """
 
 
-class Ends(SlurmCase):
-    """Allocations that end while a job runs: it goes on in the next, and no line is lost."""
+class Counting(SlurmCase):
+    """With a job that counts its lines, in the one allocation that there is."""
+
+    options = "exclusive: true"
 
     def setUp(self):
         super().setUp()
         self.count = self.folder / "count"
-        self.write(1)
+        self.write(1, self.options)
         self.up()
         self.job_id = self.submit(COUNTS, "--env", f"COUNT={self.count}")
         self.wait_state(self.job_id, "running")
@@ -319,6 +321,10 @@ class Ends(SlurmCase):
         # One may have been written and not counted.
         self.assertEqual(sorted(set(written)), list(range(1, max(written) + 1)))
         self.down()
+
+
+class Ends(Counting):
+    """Allocations that end while a job runs: it goes on in the next, and no line is lost."""
 
     def test_scancel_by_others(self):
         sh("scancel", self.allocation)
@@ -348,7 +354,8 @@ class Ends(SlurmCase):
 
     def test_preemption(self):
         sh("sbatch", "--partition=high", "--exclusive", "--nodes=4", "--wrap", "sleep 3", "--output=/dev/null")
-        self.goes_on(rf"Slurm job {self.allocation} was told to end")
+        self.goes_on(rf"Slurm job {self.allocation} was told to end \(SIGTERM\)")
+        self.assertEqual(self.queue("-t", "all")[self.allocation], "PREEMPTED")
 
     def test_slurmctld_is_started_anew(self):
         # What it has not saved when it is killed it does not know: it would kill such a job itself.
@@ -365,6 +372,71 @@ class Ends(SlurmCase):
                    sh("sinfo", "-h", "-t", "unknown,no_respond,down", "-o", "%N", check=False).strip(), "it is back")
         sh("scancel", self.allocation)
         self.goes_on("was told to end")
+
+
+class TimeLimit(Counting):
+    """The least that is told before its end, which is two minutes away then, or up to three."""
+
+    options = "exclusive: true, time: 4"
+
+    def test_it_is_nearly_over(self):
+        eventually(lambda: self.json("result", self.job_id)["attempts"][-1]["attempt"] == 2, "a new attempt", 300)
+        # Long before Slurm would have ended it.
+        self.assertEqual(self.queue("-t", "all")[self.allocation], "COMPLETED")
+        self.goes_on(rf"Slurm job {self.allocation} was told that its time is nearly over")
+
+
+# A rank with two daemons, which nothing but SIGKILL ends: one has its environment, and one has not.
+# Each says who it is.
+DAEMONS = """
+cat >daemon <<'end'
+trap '' TERM HUP INT USR1
+echo $$ >"$1.new"; mv "$1.new" "$1"
+while :; do sleep 1000; done
+end
+for clean in '' 'env -i PATH=/usr/bin:/bin'; do
+( (exec $clean setsid sh daemon "$PIDS.${clean%% *}" </dev/null >/dev/null 2>&1) & ) &
+done
+wait
+trap 'exit 0' TERM
+while :; do sleep 0.05; done
+"""
+
+
+class Leftovers(SlurmCase):
+    """By linuxproc Slurm knows the children of those that it has started, by cgroup everything that
+    descends from them. What goes on as a daemon is ended in both."""
+
+    def daemons(self):
+        """The pids of a new job's."""
+        for path in self.folder.glob("pids.*"):
+            path.unlink()
+        job = self.submit(DAEMONS, "--env", f"PIDS={self.folder}/pids", "--stop-grace-s", "2")
+        pids = [int(eventually(lambda: path.exists() and path.read_text(), f"{path} is there", 2 * DEADLINE))
+                for path in (self.folder / "pids.", self.folder / "pids.env")]
+        for pid in pids:
+            self.assertEqual(os.getsid(pid), pid)
+        return job, pids
+
+    def are_gone(self, pids):
+        eventually(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids), "the daemons are gone")
+
+    def test_daemons_do_not_outlive_their_allocation(self):
+        self.write(1)
+        self.up()
+        job, pids = self.daemons()
+        [allocation] = self.queue()
+        (self.folder / "pids.").unlink()
+        sh("scancel", allocation)
+        self.are_gone(pids)
+        # The job is on its second attempt, and has more of them.
+        eventually((self.folder / "pids.").exists, "the next attempt's are there", 2 * DEADLINE)
+        self.ok("stop", job)
+        self.wait_state(job, "stopped")
+        self.are_gone([int(path.read_text()) for path in self.folder.glob("pids.*")])
+        job, pids = self.daemons()
+        self.down()
+        self.are_gone(pids)
 
 
 class NodeFails(SlurmCase):
