@@ -470,7 +470,7 @@ class NodeFails(SlurmCase):
         # It is silent until it is held to be lost, and until its lease is over.
         eventually(lambda: len(self.json("result", job)["attempts"]) == 2, "a new attempt", 3 * DEADLINE)
         first, second = self.json("result", job)["attempts"]
-        self.assertRegex(first["reason"], "gpu-2 was lost: not heard of for 30")
+        self.assertRegex(first["reason"], "gpu-2 was lost: not heard of for 3")
         self.assertEqual([n["node"] for n in second["nodes"]], ["gpu-1", "gpu-3"])
         self.assertEqual(len(self.queue("-t", "RUNNING")), 2)
         self.wait_state(job, "running", deadline=2 * DEADLINE)
