@@ -507,22 +507,31 @@ class Far(SlurmCase):
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         Path("/run/sshd").mkdir(exist_ok=True)
-        (self.folder / "sshd" / "config").write_text(
-            f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {place}/sshd/host\nStrictModes no\nUsePAM no\n"
-            f"AuthorizedKeysFile {place}/sshd/authorized\nPermitRootLogin yes\nPidFile {place}/sshd/pid\n"
-            f"SetEnv HOME={place}/there SLURM_CONF={os.environ['SLURM_CONF']}\n")
-        self.sshd = subprocess.Popen(["/usr/sbin/sshd", "-D", "-f", str(place / "sshd" / "config"),
-                                      "-E", str(place / "sshd" / "log")])
-        self.addCleanup(self.sshd.wait)
-        self.addCleanup(self.sshd.terminate)
-        eventually((self.folder / "sshd" / "pid").exists, "sshd listens")
+        self.place = place
         del self.env["SLURM_CONF"]
 
-    def test_the_login_node_over_ssh(self):
+    def listen(self, name, address, *inside):
+        """A login node's sshd, with a namespace of its own where `inside` makes one."""
+        config = self.folder / "sshd" / name
+        config.write_text(
+            f"Port {self.port}\nListenAddress {address}\nHostKey {self.place}/sshd/host\nStrictModes no\nUsePAM no\n"
+            f"AuthorizedKeysFile {self.place}/sshd/authorized\nPermitRootLogin yes\nPidFile {self.place}/sshd/{name}.pid\n"
+            f"SetEnv HOME={self.place}/there SLURM_CONF={os.environ['SLURM_CONF']}\n")
+        sshd = subprocess.Popen([*inside, "/usr/sbin/sshd", "-D", "-f", f"{self.place}/sshd/{name}",
+                                 "-E", f"{self.place}/sshd/{name}.log"])
+        self.addCleanup(sshd.wait)
+        self.addCleanup(sshd.kill if inside else sshd.terminate)
+        eventually((self.folder / "sshd" / f"{name}.pid").exists, "sshd listens")
+
+    def write(self, login, count):
         (self.folder / "pool.yaml").write_text(
-            "cluster_name: pool\nprovider: {type: slurm, login_node: 127.0.0.1}\n"
+            f"cluster_name: pool\nprovider: {{type: slurm, login_node: {login}}}\n"
             f"auth: {{ssh_user: root, ssh_port: {self.port}, ssh_private_key: '{self.key}'}}\n"
-            "available_node_types:\n  gpu: {min_workers: 2, node_config: {exclusive: true}}\n")
+            f"available_node_types:\n  gpu: {{min_workers: {count}, node_config: {{exclusive: true}}}}\n")
+
+    def test_the_login_node_over_ssh(self):
+        self.listen("here", "127.0.0.1")
+        self.write("127.0.0.1", 2)
         said = self.ok("up", self.folder / "pool.yaml", "--accept-new-host-keys", deadline=3 * DEADLINE)
         self.assertIn("2 nodes ready", said)
         self.assertEqual(self.ok("submit", "--nnodes", "2", "--", "/bin/sh", "-c", "echo rank $RANK").count("rank"), 2)
@@ -535,6 +544,44 @@ class Far(SlurmCase):
         found = self.up("--accept-new-host-keys")
         self.assertEqual((found["id"], found["each"][0]["steps"]), (report["id"], []))
         self.assertEqual(self.queue(), queue)
+        self.ok("down", "-y", deadline=3 * DEADLINE)
+        self.assertEqual(self.queue(), {})
+        self.assertEqual([str(p) for p in (self.folder / "there" / ".dtrain").glob("pool-*/*")], [])
+
+    def test_one_name_of_several_login_nodes(self):
+        """Each has its own name, processes and /tmp; they share the home, and what serves one name."""
+        names = self.folder / "hosts"
+        names.touch()
+        sh("mount", "--bind", names, "/etc/hosts")
+        self.addCleanup(sh, "umount", "/etc/hosts")
+
+        def login_is(number):
+            names.write_text(f"127.0.0.1 localhost\n127.0.0.2 login1\n127.0.0.3 login2\n127.0.0.{number + 1} login\n")
+        for number in (1, 2):
+            self.listen(f"login{number}", f"127.0.0.{number + 1}", "unshare", "--uts", "--mount", "--pid", "--fork",
+                        "--mount-proc", "--kill-child=KILL", "/bin/sh", "-c",
+                        f"hostname login{number} && mount -t tmpfs none /tmp && exec \"$@\"", "sh")
+        login_is(1)
+        self.write("login", 1)
+        report = self.up("--accept-new-host-keys")
+        self.assertEqual(report["asked"][0]["ready"], ["gpu-1"])
+        login_is(2)
+        self.assertEqual(self.nodes_by_state("ready"), ["gpu-1"])
+        self.assertEqual(self.ok("exec", "--node", "login", "--", "uname", "-n").strip(), "login1")
+        self.assertIn("rank 0", self.ok("submit", "--", "/bin/sh", "-c", "echo rank $RANK"))
+        self.assertEqual(self.up()["action"], "none")
+        # From another laptop, which knows the YAML; back on the first one, too.
+        for number in (2, 1):
+            login_is(number)
+            shutil.rmtree(self.folder / "state")
+            found = self.up("--accept-new-host-keys")
+            self.assertEqual((found["id"], found["each"][0]["steps"]), (report["id"], []))
+        # The one that has it is away.
+        login_is(2)
+        names.write_text(names.read_text().replace("127.0.0.2", "127.0.0.9"))
+        self.assertRegex(self.run_dtrain("status").stderr,
+                         r"reaching login1, where the head is, through login\b[\s\S]*if it is gone for good, remove .*/head\.host,")
+        login_is(2)
         self.ok("down", "-y", deadline=3 * DEADLINE)
         self.assertEqual(self.queue(), {})
         self.assertEqual([str(p) for p in (self.folder / "there" / ".dtrain").glob("pool-*/*")], [])
