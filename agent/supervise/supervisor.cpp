@@ -172,9 +172,25 @@ void Supervisor::wait_signal() {
     } else if (number == SIGCHLD) {
       on_child();
     } else {
-      end(Outcome::stopped, "the supervisor was told to stop by " + signal_name(number),
-          spec_.stop_grace);
+      on_signal(number);
     }
+  });
+}
+
+// Where the node agent has had it too it says why, and to the head first: what ends here before
+// that would be a failure of the job.
+void Supervisor::on_signal(int number) {
+  const auto stop = [this, number] {
+    end(Outcome::stopped, "the supervisor was told to stop by " + signal_name(number),
+        spec_.stop_grace);
+  };
+  if (!told_with_others_ || ending_ || !control_->connected()) return stop();
+  if (std::exchange(signal_waits_, true)) return;
+  word_timer_.expires_after(kSignalsWordLimit);
+  word_timer_.async_wait([this, stop](boost::system::error_code) {  // or the word has come
+    signal_waits_ = false;
+    if (!ending_) stop();
+    on_child();
   });
 }
 
@@ -193,7 +209,7 @@ void Supervisor::on_child_later() {
   child_timer_.expires_after(kWordLimit);
   child_timer_.async_wait([this](boost::system::error_code failed) {
     child_waits_ = false;
-    if (!failed) on_child();
+    if (!failed && !signal_waits_) on_child();
   });
 }
 
@@ -284,6 +300,7 @@ void Supervisor::on_command(const wire::AttemptCommand& command) {
   } else if (const auto* stop = std::get_if<wire::StopRanks>(&command)) {
     end(Outcome::stopped, stop->reason.empty() ? "stopped" : stop->reason,
         stop->grace ? *stop->grace : spec_.stop_grace);
+    word_timer_.cancel();
   } else if (lease_timer_.is_open()) {
     wait_lease();
   }

@@ -45,7 +45,10 @@ class Supervisor {
   using Outcome = wire::NodeFinished::Outcome;
   // For a pipe that a grandchild holds.
   static constexpr std::chrono::milliseconds kDrain{1000};
+  // For the word of a node agent that was told to leave with all else here: after a rank's end, and
+  // after SIGTERM to this process.
   static constexpr std::chrono::milliseconds kWordLimit{200};
+  static constexpr std::chrono::milliseconds kSignalsWordLimit{2000};
 
   struct Rank {
     pid_t pid = 0;
@@ -76,6 +79,7 @@ class Supervisor {
   void wait_signal();
   void wait_notes();
   void wait_lease();
+  void on_signal(int number);
   void on_child_later();
   void on_child();
   void setup_ended(const ProcessExit& exit);
@@ -125,10 +129,12 @@ class Supervisor {
   boost::asio::steady_timer alarm_{io_};
   boost::asio::steady_timer linger_timer_{io_};
   boost::asio::steady_timer child_timer_{io_};
+  boost::asio::steady_timer word_timer_{io_};
   // In a container or a step of Slurm.
   const bool told_with_others_ =
       std::getenv("DTRAIN_CONTAINED") != nullptr || std::getenv("SLURM_JOB_ID") != nullptr;
   bool child_waits_ = false;
+  bool signal_waits_ = false;
   boost::asio::posix::stream_descriptor lease_timer_{io_};
   Output output_;
   boost::asio::posix::stream_descriptor notes_{io_};

@@ -41,6 +41,7 @@ void NodeWork::start() {
       did(node_.agents.empty() ? (task_.head ? "head and node agents" : "the node agent")
                                : "agents anew; ranks go on");
     } else {
+      if (task_.head) provider_.head_starts(*transport_, *cluster_);
       const wire::AgentsStarted started =
           session_->start_agents({task_.head, options_.force || is_changed_});
       if (!started.warning.empty()) warn(started.warning);

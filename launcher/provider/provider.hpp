@@ -83,6 +83,9 @@ class Provider {
   // at once.
   virtual std::unique_ptr<Transport> reach(const Machine& machine) = 0;
 
+  // The head's agents are about to start on its machine, which is reached by this. Throws Error.
+  virtual void head_starts(Transport&, const ClusterId&) {}
+
   // ---- Where the head asks for machines.
   // What it is told to keep ready, of its cluster.
   virtual wire::WantedMachines wanted(const ClusterId& cluster);

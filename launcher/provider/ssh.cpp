@@ -72,7 +72,7 @@ void SshProvider::release(const std::vector<Machine>& machines, const OutcomeSin
   for (const Machine& machine : machines) tell({machine, std::nullopt});
 }
 
-std::shared_ptr<SshConnection> SshProvider::connect(const HostSpec& host) {
+std::shared_ptr<SshConnection> SshProvider::connect(const HostSpec& host, const HostSpec* first) {
   std::shared_ptr<Held> held;
   {
     const std::lock_guard lock(mutex_);
@@ -84,7 +84,7 @@ std::shared_ptr<SshConnection> SshProvider::connect(const HostSpec& host) {
   if (!held->connection || !held->connection->alive()) {
     if (held->failure) throw *held->failure;
     try {
-      held->connection = connect_anew(host);
+      held->connection = connect_anew(host, first);
     } catch (const Error& error) {
       if (!held->connection) held->failure = error;
       throw;
@@ -95,7 +95,8 @@ std::shared_ptr<SshConnection> SshProvider::connect(const HostSpec& host) {
   return held->connection;
 }
 
-std::shared_ptr<SshConnection> SshProvider::connect_anew(const HostSpec& host) {
+std::shared_ptr<SshConnection> SshProvider::connect_anew(const HostSpec& host,
+                                                         const HostSpec* first) {
   SshOptions how;
   how.known_hosts = state_ / "known_hosts";
   how.accept_new = access_.accept_new_host_keys;
@@ -104,7 +105,7 @@ std::shared_ptr<SshConnection> SshProvider::connect_anew(const HostSpec& host) {
   how.shared = access_.ssh;
   how.stop = access_.stop;
   how.warn = access_.warn;
-  if (!access_.reaching) return reach_anew(host, how);
+  if (!access_.reaching) return reach_anew(host, first, how);
 
   // Of all ways to this host together.
   const auto begun = std::chrono::steady_clock::now();
@@ -119,11 +120,17 @@ std::shared_ptr<SshConnection> SshProvider::connect_anew(const HostSpec& host) {
   how.on_try({"no answer yet", 0, begun, until});
   const std::shared_ptr<void> over(nullptr,
                                    [&](void*) { access_.reaching(host.node, std::nullopt); });
-  return reach_anew(host, how);
+  return reach_anew(host, first, how);
 }
 
-std::shared_ptr<SshConnection> SshProvider::reach_anew(const HostSpec& host, SshOptions how) {
+std::shared_ptr<SshConnection> SshProvider::reach_anew(const HostSpec& host, const HostSpec* first,
+                                                       SshOptions how) {
   const SshHost there = ssh_host_of(host);
+  if (first != nullptr) {
+    const auto via = connect(*first);
+    how.key_name = via->settings().key_name();
+    return SshConnection::connect_through(via, there, how);
+  }
   const bool has_way = !there.proxy_command.empty() || !there.jumps.empty();
   const bool is_head = !hosts_.empty() && hosts_.front().node == host.node;
   if (has_way || is_head || hosts_.empty()) return SshConnection::connect(there, how);
@@ -157,6 +164,10 @@ std::unique_ptr<Transport> SshProvider::reach(const Machine& machine) {
                 "how ssh reaches " + machine.node.str() + " is not known here");
   }
   return std::make_unique<SshTransport>(connect(*machine.host));
+}
+
+std::unique_ptr<Transport> SshProvider::reach_behind(const Machine& first, const HostSpec& host) {
+  return std::make_unique<SshTransport>(connect(host, &*first.host));
 }
 
 void SshProvider::hang_up() {

@@ -22,6 +22,9 @@ class SshProvider final : public Provider {
   void release(const std::vector<Machine>& machines, const OutcomeSink& tell) override;
   // A host that this machine cannot reach is tried through the head before it fails.
   std::unique_ptr<Transport> reach(const Machine& machine) override;
+  // One that has the same name for us as `first`, behind which it is reached: its key is known
+  // under that name.
+  std::unique_ptr<Transport> reach_behind(const Machine& first, const HostSpec& host);
   void hang_up() override;
 
  private:
@@ -30,9 +33,11 @@ class SshProvider final : public Provider {
     std::shared_ptr<SshConnection> connection;
     std::optional<Error> failure;  // of the first time
   };
-  std::shared_ptr<SshConnection> connect(const HostSpec& host);
-  std::shared_ptr<SshConnection> connect_anew(const HostSpec& host);
-  std::shared_ptr<SshConnection> reach_anew(const HostSpec& host, SshOptions how);
+  // `first`: the host behind which it is; null: none.
+  std::shared_ptr<SshConnection> connect(const HostSpec& host, const HostSpec* first = nullptr);
+  std::shared_ptr<SshConnection> connect_anew(const HostSpec& host, const HostSpec* first);
+  std::shared_ptr<SshConnection> reach_anew(const HostSpec& host, const HostSpec* first,
+                                            SshOptions how);
 
   std::vector<HostSpec> hosts_;
   fs::path state_;

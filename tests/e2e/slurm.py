@@ -244,7 +244,7 @@ class Page(SlurmCase):
         self.assertRegex(said[1], r"gpu-1 +ready")
         self.assertEqual(said[2].count(os.uname().nodename), 2)
         # The one without an `up`.
-        self.assertEqual(said[4], f"[0] {os.uname().nodename}\n[1] {os.uname().nodename}\n")
+        self.assertEqual(sorted(said[4].split("\n")), ["", *(f"[{rank}] {os.uname().nodename}" for rank in (0, 1))])
         self.assertEqual(len(list(self.work.glob("hostname-*/logs/attempt-1/?.out"))), 2)
         self.assertEqual(self.queue(), {})
         self.assertEqual(self.pids(), [])
@@ -285,13 +285,15 @@ echo done
 """
 
 
-class Ends(SlurmCase):
-    """Allocations that end while a job runs: it goes on in the next, and no line is lost."""
+class Counting(SlurmCase):
+    """With a job that counts its lines, in the one allocation that there is."""
+
+    options = "exclusive: true"
 
     def setUp(self):
         super().setUp()
         self.count = self.folder / "count"
-        self.write(1)
+        self.write(1, self.options)
         self.up()
         self.job_id = self.submit(COUNTS, "--env", f"COUNT={self.count}")
         self.wait_state(self.job_id, "running")
@@ -319,6 +321,10 @@ class Ends(SlurmCase):
         # One may have been written and not counted.
         self.assertEqual(sorted(set(written)), list(range(1, max(written) + 1)))
         self.down()
+
+
+class Ends(Counting):
+    """Allocations that end while a job runs: it goes on in the next, and no line is lost."""
 
     def test_scancel_by_others(self):
         sh("scancel", self.allocation)
@@ -348,7 +354,8 @@ class Ends(SlurmCase):
 
     def test_preemption(self):
         sh("sbatch", "--partition=high", "--exclusive", "--nodes=4", "--wrap", "sleep 3", "--output=/dev/null")
-        self.goes_on(rf"Slurm job {self.allocation} was told to end")
+        self.goes_on(rf"Slurm job {self.allocation} was told to end \(SIGTERM\)")
+        self.assertEqual(self.queue("-t", "all")[self.allocation], "PREEMPTED")
 
     def test_slurmctld_is_started_anew(self):
         # What it has not saved when it is killed it does not know: it would kill such a job itself.
@@ -365,6 +372,71 @@ class Ends(SlurmCase):
                    sh("sinfo", "-h", "-t", "unknown,no_respond,down", "-o", "%N", check=False).strip(), "it is back")
         sh("scancel", self.allocation)
         self.goes_on("was told to end")
+
+
+class TimeLimit(Counting):
+    """The least that is told before its end, which is two minutes away then, or up to three."""
+
+    options = "exclusive: true, time: 4"
+
+    def test_it_is_nearly_over(self):
+        eventually(lambda: self.json("result", self.job_id)["attempts"][-1]["attempt"] == 2, "a new attempt", 300)
+        # Long before Slurm would have ended it.
+        self.assertEqual(self.queue("-t", "all")[self.allocation], "COMPLETED")
+        self.goes_on(rf"Slurm job {self.allocation} was told that its time is nearly over")
+
+
+# A rank with two daemons, which nothing but SIGKILL ends: one has its environment, and one has not.
+# Each says who it is.
+DAEMONS = """
+cat >daemon <<'end'
+trap '' TERM HUP INT USR1
+echo $$ >"$1.new"; mv "$1.new" "$1"
+while :; do sleep 1000; done
+end
+for clean in '' 'env -i PATH=/usr/bin:/bin'; do
+( (exec $clean setsid sh daemon "$PIDS.${clean%% *}" </dev/null >/dev/null 2>&1) & ) &
+done
+wait
+trap 'exit 0' TERM
+while :; do sleep 0.05; done
+"""
+
+
+class Leftovers(SlurmCase):
+    """By linuxproc Slurm knows the children of those that it has started, by cgroup everything that
+    descends from them. What goes on as a daemon is ended in both."""
+
+    def daemons(self):
+        """The pids of a new job's."""
+        for path in self.folder.glob("pids.*"):
+            path.unlink()
+        job = self.submit(DAEMONS, "--env", f"PIDS={self.folder}/pids", "--stop-grace-s", "2")
+        pids = [int(eventually(lambda: path.exists() and path.read_text(), f"{path} is there", 2 * DEADLINE))
+                for path in (self.folder / "pids.", self.folder / "pids.env")]
+        for pid in pids:
+            self.assertEqual(os.getsid(pid), pid)
+        return job, pids
+
+    def are_gone(self, pids):
+        eventually(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids), "the daemons are gone")
+
+    def test_daemons_do_not_outlive_their_allocation(self):
+        self.write(1)
+        self.up()
+        job, pids = self.daemons()
+        [allocation] = self.queue()
+        (self.folder / "pids.").unlink()
+        sh("scancel", allocation)
+        self.are_gone(pids)
+        # The job is on its second attempt, and has more of them.
+        eventually((self.folder / "pids.").exists, "the next attempt's are there", 2 * DEADLINE)
+        self.ok("stop", job)
+        self.wait_state(job, "stopped")
+        self.are_gone([int(path.read_text()) for path in self.folder.glob("pids.*")])
+        job, pids = self.daemons()
+        self.down()
+        self.are_gone(pids)
 
 
 class NodeFails(SlurmCase):
@@ -398,7 +470,7 @@ class NodeFails(SlurmCase):
         # It is silent until it is held to be lost, and until its lease is over.
         eventually(lambda: len(self.json("result", job)["attempts"]) == 2, "a new attempt", 3 * DEADLINE)
         first, second = self.json("result", job)["attempts"]
-        self.assertRegex(first["reason"], "gpu-2 was lost: not heard of for 30")
+        self.assertRegex(first["reason"], "gpu-2 was lost: not heard of for 3")
         self.assertEqual([n["node"] for n in second["nodes"]], ["gpu-1", "gpu-3"])
         self.assertEqual(len(self.queue("-t", "RUNNING")), 2)
         self.wait_state(job, "running", deadline=2 * DEADLINE)
@@ -435,22 +507,31 @@ class Far(SlurmCase):
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         Path("/run/sshd").mkdir(exist_ok=True)
-        (self.folder / "sshd" / "config").write_text(
-            f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {place}/sshd/host\nStrictModes no\nUsePAM no\n"
-            f"AuthorizedKeysFile {place}/sshd/authorized\nPermitRootLogin yes\nPidFile {place}/sshd/pid\n"
-            f"SetEnv HOME={place}/there SLURM_CONF={os.environ['SLURM_CONF']}\n")
-        self.sshd = subprocess.Popen(["/usr/sbin/sshd", "-D", "-f", str(place / "sshd" / "config"),
-                                      "-E", str(place / "sshd" / "log")])
-        self.addCleanup(self.sshd.wait)
-        self.addCleanup(self.sshd.terminate)
-        eventually((self.folder / "sshd" / "pid").exists, "sshd listens")
+        self.place = place
         del self.env["SLURM_CONF"]
 
-    def test_the_login_node_over_ssh(self):
+    def listen(self, name, address, *inside):
+        """A login node's sshd, with a namespace of its own where `inside` makes one."""
+        config = self.folder / "sshd" / name
+        config.write_text(
+            f"Port {self.port}\nListenAddress {address}\nHostKey {self.place}/sshd/host\nStrictModes no\nUsePAM no\n"
+            f"AuthorizedKeysFile {self.place}/sshd/authorized\nPermitRootLogin yes\nPidFile {self.place}/sshd/{name}.pid\n"
+            f"SetEnv HOME={self.place}/there SLURM_CONF={os.environ['SLURM_CONF']}\n")
+        sshd = subprocess.Popen([*inside, "/usr/sbin/sshd", "-D", "-f", f"{self.place}/sshd/{name}",
+                                 "-E", f"{self.place}/sshd/{name}.log"])
+        self.addCleanup(sshd.wait)
+        self.addCleanup(sshd.kill if inside else sshd.terminate)
+        eventually((self.folder / "sshd" / f"{name}.pid").exists, "sshd listens")
+
+    def write(self, login, count):
         (self.folder / "pool.yaml").write_text(
-            "cluster_name: pool\nprovider: {type: slurm, login_node: 127.0.0.1}\n"
+            f"cluster_name: pool\nprovider: {{type: slurm, login_node: {login}}}\n"
             f"auth: {{ssh_user: root, ssh_port: {self.port}, ssh_private_key: '{self.key}'}}\n"
-            "available_node_types:\n  gpu: {min_workers: 2, node_config: {exclusive: true}}\n")
+            f"available_node_types:\n  gpu: {{min_workers: {count}, node_config: {{exclusive: true}}}}\n")
+
+    def test_the_login_node_over_ssh(self):
+        self.listen("here", "127.0.0.1")
+        self.write("127.0.0.1", 2)
         said = self.ok("up", self.folder / "pool.yaml", "--accept-new-host-keys", deadline=3 * DEADLINE)
         self.assertIn("2 nodes ready", said)
         self.assertEqual(self.ok("submit", "--nnodes", "2", "--", "/bin/sh", "-c", "echo rank $RANK").count("rank"), 2)
@@ -463,6 +544,44 @@ class Far(SlurmCase):
         found = self.up("--accept-new-host-keys")
         self.assertEqual((found["id"], found["each"][0]["steps"]), (report["id"], []))
         self.assertEqual(self.queue(), queue)
+        self.ok("down", "-y", deadline=3 * DEADLINE)
+        self.assertEqual(self.queue(), {})
+        self.assertEqual([str(p) for p in (self.folder / "there" / ".dtrain").glob("pool-*/*")], [])
+
+    def test_one_name_of_several_login_nodes(self):
+        """Each has its own name, processes and /tmp; they share the home, and what serves one name."""
+        names = self.folder / "hosts"
+        names.touch()
+        sh("mount", "--bind", names, "/etc/hosts")
+        self.addCleanup(sh, "umount", "/etc/hosts")
+
+        def login_is(number):
+            names.write_text(f"127.0.0.1 localhost\n127.0.0.2 login1\n127.0.0.3 login2\n127.0.0.{number + 1} login\n")
+        for number in (1, 2):
+            self.listen(f"login{number}", f"127.0.0.{number + 1}", "unshare", "--uts", "--mount", "--pid", "--fork",
+                        "--mount-proc", "--kill-child=KILL", "/bin/sh", "-c",
+                        f"hostname login{number} && mount -t tmpfs none /tmp && exec \"$@\"", "sh")
+        login_is(1)
+        self.write("login", 1)
+        report = self.up("--accept-new-host-keys")
+        self.assertEqual(report["asked"][0]["ready"], ["gpu-1"])
+        login_is(2)
+        self.assertEqual(self.nodes_by_state("ready"), ["gpu-1"])
+        self.assertEqual(self.ok("exec", "--node", "login", "--", "uname", "-n").strip(), "login1")
+        self.assertIn("rank 0", self.ok("submit", "--", "/bin/sh", "-c", "echo rank $RANK"))
+        self.assertEqual(self.up()["action"], "none")
+        # From another laptop, which knows the YAML; back on the first one, too.
+        for number in (2, 1):
+            login_is(number)
+            shutil.rmtree(self.folder / "state")
+            found = self.up("--accept-new-host-keys")
+            self.assertEqual((found["id"], found["each"][0]["steps"]), (report["id"], []))
+        # The one that has it is away.
+        login_is(2)
+        names.write_text(names.read_text().replace("127.0.0.2", "127.0.0.9"))
+        self.assertRegex(self.run_dtrain("status").stderr,
+                         r"reaching login1, where the head is, through login\b[\s\S]*if it is gone for good, remove .*/head\.host,")
+        login_is(2)
         self.ok("down", "-y", deadline=3 * DEADLINE)
         self.assertEqual(self.queue(), {})
         self.assertEqual([str(p) for p in (self.folder / "there" / ".dtrain").glob("pool-*/*")], [])

@@ -8,12 +8,16 @@ CPUs, 2 GiB and that many GPUs (which are none) each, in the partitions `normal`
 `high`. Where there can be no lab, or no Slurm is installed, it ends with 77, which is a skipped test.
 
 The Slurm is this system's, or, with DTRAIN_TEST_SLURM=NAME, that of .deps/hosts/NAME (scripts/setup
---tests makes them): its programs, and whatever they start, have that as their system.
+--tests makes them): its programs, and whatever they start, have that as their system. Which processes
+are a step's it knows by ProctrackType=proctrack/linuxproc, or by that of DTRAIN_TEST_PROCTRACK=cgroup.
 """
 
 import argparse
+import contextlib
 import os
+import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +26,7 @@ from pathlib import Path
 from lab import SOURCE, available, base, enter, sh, which
 
 SKIPPED = 77
+FREEZER = Path("/sys/fs/cgroup/freezer")
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "scancel", "sinfo", "scontrol", "srun")
 # Its daemons take each other at their word; where nobody else is no munge is needed.
 CONFIGURATION = """\
@@ -37,7 +42,7 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/{proctrack}
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=0,defer_batch
@@ -61,14 +66,24 @@ def other_system():
     return SOURCE / ".deps" / "hosts" / name if name else None
 
 
+def proctrack():
+    return os.environ.get("DTRAIN_TEST_PROCTRACK") or "linuxproc"
+
+
+def version():
+    return sh("slurmctld", "-V").split()[-1]
+
+
 def missing():
     """None where a Slurm can run in this lab, else why not."""
     why = available()
-    if why is None and other_system():
-        if not (other_system() / ".complete").exists():
-            why = f"there is no {other_system()} (scripts/setup --tests)"
-    elif why is None and not all(which(program) for program in PROGRAMS):
+    if why is None and not all(which(program) for program in PROGRAMS):
         why = "Slurm needs the packages slurmctld slurmd slurm-client (scripts/setup --tests)"
+    if why is None and other_system() and not (other_system() / ".complete").exists():
+        why = f"there is no {other_system()} (scripts/setup --tests)"
+    # Its plugin for version 2 alone takes no machine that has a hierarchy of version 1 beside it.
+    if why is None and proctrack() == "cgroup" and not (os.access(FREEZER, os.W_OK) and (FREEZER / "tasks").exists()):
+        why = f"proctrack/cgroup needs control groups of version 1 in {FREEZER}"
     return why
 
 
@@ -79,6 +94,7 @@ class Slurm:
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
         self.gpus = gpus
         self.folder = base() / "slurm"
+        self.group = None
 
     def __enter__(self):
         # slurmd resolves no name where there is but a loopback.
@@ -87,13 +103,23 @@ class Slurm:
                "addr add 10.77.0.1/24 dev lab0\n")
         for name in ("state", "spool", "dev"):
             (self.folder / name).mkdir(parents=True)
+        if proctrack() == "cgroup":
+            self.take_control_groups()
         if other_system():
             self.take_programs_of(other_system())
+        print(f"Slurm {version()}, proctrack/{proctrack()}", flush=True)
         host = os.uname().nodename
         places = "\n".join(f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={17000 + number}"
                            for number, name in enumerate(self.nodes))
         (self.folder / "slurm.conf").write_text(CONFIGURATION.format(
-            host=host, folder=self.folder, nodes=places, gres=f" Gres=gpu:{self.gpus}" if self.gpus else ""))
+            host=host, folder=self.folder, nodes=places,
+            proctrack=proctrack(), gres=f" Gres=gpu:{self.gpus}" if self.gpus else ""))
+        # Without the file 22.05 takes no groups; later ones look for some, which are systemd's.
+        if proctrack() == "cgroup":
+            (self.folder / "cgroup.conf").write_text(
+                f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={FREEZER.parent}\nIgnoreSystemd=yes\n")
+        elif other_system():
+            (self.folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         # slurmd wants a device of each.
         devices = [self.folder / "dev" / f"gpu{number}" for number in range(self.gpus)]
         for device in devices:
@@ -113,10 +139,35 @@ class Slurm:
         for pid in self.folder.glob("*.pid"):
             sh("kill", pid.read_text().strip(), check=False)
         del os.environ["SLURM_CONF"]
+        if self.group:
+            self.leave_control_groups()
+
+    def take_control_groups(self):
+        """One of the lab's own, which its processes see in the place of all: Slurm's, /slurm_n1 and so on,
+        are no other lab's. Of a lab that is killed empty ones stay."""
+        self.group = FREEZER / f"dtrain-lab-{secrets.token_hex(4)}"
+        self.group.mkdir()
+        (self.group / "cgroup.procs").write_text("0")
+        sh("mount", "--bind", self.group, FREEZER)
+
+    def leave_control_groups(self):
+        sh("umount", FREEZER)
+        (FREEZER / "cgroup.procs").write_text("0")
+
+        def gone():
+            """What is left there of Slurm's, which goes on asking for a slurmctld, is killed."""
+            for folder, _, _ in os.walk(self.group, topdown=False):
+                for pid in (Path(folder) / "cgroup.procs").read_text().split():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+            return not self.group.exists()
+        self.until(gone, "Slurm has ended")
 
     def take_programs_of(self, system):
-        """Into PATH, each started in that system, which has the lab's folders where we have them, but
-        not these programs: what a job starts is its system's own."""
+        """In the place of ours, each started in that system, which has the lab's folders where we have
+        them; what a job starts is its system's own."""
         top = base() / "system"
         for name in ("system", "system.upper", "system.work", "bin"):
             (base() / name).mkdir()
@@ -130,7 +181,7 @@ class Slurm:
             wrapper = base() / "bin" / program
             wrapper.write_text(f'#!/bin/sh\nexec chroot {top} {program} "$@"\n')
             wrapper.chmod(0o755)
-        os.environ["PATH"] = f"{base() / 'bin'}:{os.environ['PATH']}"
+            sh("mount", "--bind", wrapper, Path(which(program)).resolve())
 
     def start_controller(self, *options):
         sh("slurmctld", *options)

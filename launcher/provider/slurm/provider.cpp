@@ -10,7 +10,6 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/provider/slurm/options.hpp"
-#include "launcher/provider/ssh.hpp"
 #include "launcher/remote/local.hpp"
 
 namespace dtrain::slurm {
@@ -27,6 +26,17 @@ if command -v sbatch >/dev/null; then tell; else
 exec "${SHELL:-/bin/sh}" -l -c 'command -v sbatch >/dev/null || exit 127; echo; echo dtrain-place; echo "$HOME"; env | grep -E "^(PATH|LD_LIBRARY_PATH|SLURM_CONF)="'
 fi
 )sh";
+
+// $0 is the shared folder, $1 the cluster's name, or its id. Where the head of the newest cluster
+// of this name is: this machine's name, and of the head's its name, what reaches it and the file.
+constexpr const char* kShared =
+    R"sh(case $0 in '~') d=$HOME ;; '~/'*) d=$HOME/${0#'~/'} ;; *) d=$0 ;; esac; )sh";
+constexpr const char* kTellLogin =
+    R"sh(echo; echo dtrain-login; uname -n; f=$(ls -t "$d/$1"-??????/head.host 2>/dev/null | head -n 1)
+[ -z "$f" ] || { cat "$f"; echo "$f"; })sh";
+constexpr const char* kWriteLogin =
+    R"sh(name=$(hostname -f 2>/dev/null); case $name in '' | localhost*) name=$(uname -n) ;; esac
+umask 077; mkdir -p "$d/$1" && cd "$d/$1" && { uname -n; echo "$name"; } >head.host.$$ && mv -f head.host.$$ head.host)sh";
 
 std::string setting(const ClusterSpec& spec, const char* name) {
   const auto found = spec.provider.other.find(name);
@@ -101,9 +111,45 @@ void SlurmProvider::follow(const std::vector<Machine>& followed, const OutcomeSi
   machines().follow(followed, tell, stop);
 }
 
+std::string SlurmProvider::shared_folder() const {
+  const std::string shared = setting(spec_, "shared_folder");
+  return shared.empty() ? "~/.dtrain" : shared;
+}
+
 std::unique_ptr<Transport> SlurmProvider::login_node() {
-  if (!ssh_) return std::make_unique<LocalTransport>();
-  return ssh_->reach(login_);
+  std::unique_ptr<Transport> first =
+      ssh_ ? ssh_->reach(login_) : std::make_unique<LocalTransport>();
+  // Each time: a connection that is made anew may lead elsewhere.
+  const Captured said = first->run(
+      {"sh", "-c", std::string(kShared) + kTellLogin, shared_folder(), spec_.cluster_name}, {},
+      kLookLimit);
+  const std::vector<std::string> lines = split(said.out, '\n');
+  const auto mark = std::find(lines.begin(), lines.end(), "dtrain-login");
+  if (lines.end() - mark < 5 || mark[1] == mark[2]) return first;
+  const std::string host = printable(mark[3], false);
+  const std::string hint =
+      "if it is gone for good, remove " + mark[4] + ", and dtrain up starts another head";
+  if (!ssh_) {
+    throw Error(ErrorCode::unreachable, "the head of cluster " + spec_.cluster_name + " is on " +
+                                            host + ", and this is " + mark[1])
+        .with_hint("type it there, or name a provider.login_node; " + hint);
+  }
+  try {
+    ssh::check_host(host);
+    HostSpec there = *login_.host;
+    there.node = NodeId(host);
+    there.host = host;
+    return ssh_->reach_behind(login_, there);
+  } catch (Error& error) {
+    error.while_doing("reaching " + host + ", where the head is, through " + login_.address);
+    throw error.with_hint(error.hint().empty() ? hint : error.hint() + "; " + hint);
+  }
+}
+
+void SlurmProvider::head_starts(Transport& there, const ClusterId& cluster) {
+  run_or_throw(there,
+               {"sh", "-c", std::string(kShared) + kWriteLogin, shared_folder(), cluster.str()}, {},
+               kLookLimit, "writing where the head is");
 }
 
 std::unique_ptr<Transport> SlurmProvider::reach(const Machine& machine) {
@@ -132,8 +178,7 @@ const SlurmProvider::Place& SlurmProvider::place() {
   for (auto line = mark + 2; line != lines.end(); ++line) {
     if (line->find('=') != std::string::npos) found.environment.push_back(*line);
   }
-  std::string shared = setting(spec_, "shared_folder");
-  if (shared.empty()) shared = "~/.dtrain";
+  std::string shared = shared_folder();
   if (shared == "~" || shared.starts_with("~/")) shared = home + shared.substr(1);
   found.home = home;
   found.shared = shared;
@@ -191,7 +236,8 @@ void SlurmProvider::clear_up(const ClusterId& cluster) {
 void SlurmProvider::clear_up(const fs::path& folder) {
   std::vector<std::string> argv = {
       "sh", "-c",
-      "cd \"$0\" 2>/dev/null || exit 0; rm -rf boot; for t; do for d in \"$t\"-*; do case "
+      "cd \"$0\" 2>/dev/null || exit 0; rm -rf boot head.host; for t; do for d in \"$t\"-*; do "
+      "case "
       "${d#\"$t\"-} in *[!0-9]*) ;; *) rm -rf \"$d\" ;; esac; done; done; cd ..; "
       "rmdir \"$0\" 2>/dev/null || true",
       folder.string()};

@@ -8,12 +8,14 @@
 
 #include "launcher/provider/provider.hpp"
 #include "launcher/provider/slurm/machines.hpp"
+#include "launcher/provider/ssh.hpp"
 
 namespace dtrain::slurm {
 
 // A cluster whose head runs on Slurm's login node, which is this machine or reached over SSH, and
 // asks Slurm for the others. It is the only machine here: there already, not made and not given
-// back.
+// back. One name may lead to several login nodes: on which the head is says a file in the shared
+// folder, CLUSTER_ID/head.host, and from any of them that one is reached.
 class SlurmProvider final : public Provider {
  public:
   SlurmProvider(ClusterSpec spec, fs::path state, Access access);
@@ -24,6 +26,7 @@ class SlurmProvider final : public Provider {
   void follow(const std::vector<Machine>& machines, const OutcomeSink& tell,
               const std::stop_token& stop) override;
   std::unique_ptr<Transport> reach(const Machine& machine) override;
+  void head_starts(Transport& there, const ClusterId& cluster) override;
   wire::WantedMachines wanted(const ClusterId& cluster) override;
   std::vector<Machine> asked_for() override;
   void clear_up(const ClusterId& cluster) override;
@@ -36,13 +39,15 @@ class SlurmProvider final : public Provider {
     fs::path home;
     fs::path shared;
   };
+  // That of the head, where one has been started.
   std::unique_ptr<Transport> login_node();
+  std::string shared_folder() const;  // as it was written
   void clear_up(const fs::path& folder);
   const Place& place();
   Machines& machines();
 
   const ClusterSpec spec_;
-  std::unique_ptr<Provider> ssh_;  // null: the login node is this machine
+  std::unique_ptr<SshProvider> ssh_;  // null: the login node is this machine
   Machine login_;
   std::mutex mutex_;
   std::optional<Place> place_;

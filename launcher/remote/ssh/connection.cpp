@@ -133,6 +133,7 @@ std::shared_ptr<SshConnection> SshConnection::connect_through(std::shared_ptr<Ss
   Settings settings = ssh::resolve(host, options.config);
   settings.jumps.clear();
   settings.proxy_command.clear();
+  if (!options.key_name.empty()) settings.host_key_alias = options.key_name;
   return make(std::move(settings), std::move(jump), options);
 }
 

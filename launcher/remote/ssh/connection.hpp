@@ -37,7 +37,8 @@ class SshConnection : public std::enable_shared_from_this<SshConnection> {
   //   invalid      names that may not be used, a key file that cannot be read
   //   failed       options.stop
   static std::shared_ptr<SshConnection> connect(const SshHost& host, const SshOptions& options);
-  // The same through a host that is already connected, in place of jumps and proxy command.
+  // The same through a host that is already connected, in place of jumps and proxy command; its
+  // key may be known under another name, options.key_name.
   static std::shared_ptr<SshConnection> connect_through(std::shared_ptr<SshConnection> jump,
                                                         const SshHost& host,
                                                         const SshOptions& options);

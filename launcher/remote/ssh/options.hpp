@@ -71,6 +71,7 @@ struct SshOptions {
   bool is_patient = false;
   std::shared_ptr<SshShared> shared = std::make_shared<SshShared>();
   fs::path config;       // in place of ~/.ssh/config; empty: the user's and the system's
+  std::string key_name;  // under which the host's key is known; empty: its own name
   std::stop_token stop;  // ends a login within 100 ms, with Error(failed)
   std::function<void(const std::string&)> warn;  // called on the connecting thread; may be empty
   // How it stands, at the beginning and after each try that is not the last; likewise.

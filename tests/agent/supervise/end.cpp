@@ -198,6 +198,29 @@ TEST_CASE("SIGTERM to the supervisor is a stop") {
   CHECK(finished.reason.find("SIGTERM") != std::string::npos);
 }
 
+TEST_CASE("SIGTERM to all of a step: the node agent's word is waited for, and has an end") {
+  for (const bool word : {true, false}) {
+    Driver driver;
+    driver.env.emplace_back("SLURM_JOB_ID=1");
+    driver.shell("trap 'exit 0' TERM; echo $$ >up; while :; do sleep 0.01; done");
+    driver.start_and_connect();
+    const pid_t rank = std::stoi(driver.wait_for_line("work/up"));
+    ::kill(driver.supervisor(), SIGTERM);
+    ::kill(rank, SIGTERM);
+    wait_until("the rank has ended", [&] {
+      std::error_code none;
+      return !fs::exists("/proc/" + std::to_string(rank) + "/exe", none);
+    });
+    // Late: the machine is busy.
+    if (word) driver.send(wire::StopRanks{std::nullopt, "node-0 leaves"});
+    CHECK(driver.until<wire::RankExited>().stopped);
+    const auto finished = driver.finish();
+    CHECK(finished.outcome == Outcome::stopped);
+    CHECK(finished.reason ==
+          (word ? "node-0 leaves" : "the supervisor was told to stop by SIGTERM"));
+  }
+}
+
 TEST_CASE("kill -9 of the supervisor: ranks die by themselves, clean_after ends the rest") {
   Driver driver;
   driver.shell(

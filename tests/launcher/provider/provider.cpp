@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include "launcher/core/error.hpp"
+#include "launcher/remote/transport.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -124,4 +126,27 @@ TEST_CASE("ssh: hosts are there as they are listed; none is made, none is given 
   Machine stranger;
   stranger.node = NodeId("c");
   CHECK_THROWS_AS(provider->reach(stranger), Error);
+}
+
+TEST_CASE("slurm: typed on another login node than the head's it says where that is") {
+  const testing::TemporaryFolder folder;
+  ClusterSpec spec;
+  spec.cluster_name = "pool";
+  spec.provider.kind = ProviderKind::slurm;
+  spec.provider.other["shared_folder"] = folder.path().string();
+  const auto provider = make_provider(spec, folder.path());
+  const Machine login = provider->list().front();
+  provider->reach(login);  // it is nowhere yet
+  provider->head_starts(*provider->reach(login), ClusterId("pool-aaaaaa"));
+  provider->reach(login);
+  write_file_atomic(folder.path() / "pool-aaaaaa/head.host", "other\nother.cluster.example\n");
+  try {
+    provider->reach(login);
+    FAIL("it is not there");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::unreachable);
+    CHECK(error.message().find(
+              "the head of cluster pool is on other.cluster.example, and this is ") == 0);
+    CHECK(error.hint().find("pool-aaaaaa/head.host") != std::string::npos);
+  }
 }
