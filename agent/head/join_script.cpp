@@ -14,8 +14,7 @@ namespace {
 // the rest of the script may come from there. TLS 1.3 is what the head insists on. curl would trust
 // its built-in CA folder too, and openssl before 1.1.1b checks nothing without -verify. An address
 // that says nothing for a while is left; the pauses grow, and differ between machines. What the
-// script is given goes to the agent, which in a container takes the shell's place. Who has put the
-// agent where the machine sees it names it in DTRAIN_AGENT_FILE: then nothing is fetched.
+// script is given goes to the agent, which in a container takes the shell's place.
 constexpr const char* kScript =
     R"sh(# Makes this machine node @NODE@ of the dtrain cluster @CLUSTER@.
 {
@@ -76,16 +75,6 @@ p=
 }
 field() { sed -n "/^.\$/q;s/^$1: \"*\([0-9a-f]*\).*/\1/p" r; }
 sum() { { sha256sum a || openssl dgst -sha256 -r a || python3 -c 'import hashlib;print(hashlib.sha256(open("a","rb").read()).hexdigest())'; } 2>/dev/null | cut -c-64; }
-start() {
-F=$B/agents/$S/dtrain-agent
-[ -x "$F" ] || { chmod 700 a && mkdir -p "../$S" && mv -f a "$F"; } || die "cannot keep the agent in $B"
-E=
-case $X in *--contained*) E=exec ;; esac
-cd /
-$E "$F" join --credential "$D" --port $P $(for x in $*; do echo "--address $x"; done) $X </dev/null
-exit
-}
-[ "$DTRAIN_AGENT_FILE" ] && cp "$DTRAIN_AGENT_FILE" a && S=$(sum) && [ "$S" ] && start $A
 T=
 W=
 for i in 0 1 2 3 4 5 6 7 8; do
@@ -101,7 +90,13 @@ case $(sed -n '1s/^HTTP[^ ]* \([0-9]*\).*/\1/p;q' r) in
 tail -c "$(field Content-Length)" r >a
 S=$(field ETag)
 [ "$(sum)" = "$S" ] || { W="$W $t: the agent came damaged from $a."; continue; }
-start $a $A ;;
+F=$B/agents/$S/dtrain-agent
+[ -x "$F" ] || { chmod 700 a && mkdir -p "../$S" && mv -f a "$F"; } || die "cannot keep the agent in $B"
+E=
+case $X in *--contained*) E=exec ;; esac
+cd /
+$E "$F" join --credential "$D" --port $P $(for x in $a $A; do echo "--address $x"; done) $X </dev/null
+exit $? ;;
 4*) die "the head refuses: $(sed '1,/^.$/d' r)" ;;
 5*) W=" the head at $a says: $(sed '1,/^.$/d' r)."; break 2 ;;
 *) grep -qi -e 'protocol version' -e 'unsupported protocol' e && W="$W $t here speaks no TLS 1.3." ||

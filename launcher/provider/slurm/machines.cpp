@@ -37,7 +37,6 @@ srun --overlap --no-kill --kill-on-bad-exit=0 --wait=0 --export=ALL --ntasks="$S
   --ntasks-per-node=1 --cpu-bind=none @GPUS@ sh -c "$1" "$boot" </dev/null &
 }
 trap 'each "kill -USR1 \$(cat \"\$0/pid.\$SLURM_NODEID\")"' USR1
-[ ! -r "$boot/../agent" ] || export DTRAIN_AGENT_FILE="$boot/../agent"
 each 'echo $$ >"$0/pid.$SLURM_NODEID"; exec sh "$0/$SLURM_NODEID"'
 step=$!
 wait $step
@@ -54,10 +53,6 @@ constexpr const char* kAllGpus = "${SLURM_GPUS_ON_NODE:+--gres=gpu:$SLURM_GPUS_O
 // "NAME SIZE" and so many bytes, again and again.
 constexpr const char* kUnpack =
     R"sh(umask 077; mkdir -p "$0" && cd "$0" && while read -r name size; do head -c "$size" >"$name" || exit; done)sh";
-
-// The file that is named, under its name for nodes; whole or not at all.
-constexpr const char* kPutAgent =
-    R"sh(umask 077; cmp -s -- "$1" agent || { cp -- "$1" agent.$$ && mv -f -- agent.$$ agent; } || rm -f agent.$$)sh";
 
 std::string machine_id(const std::string& job, std::size_t number) {
   return job + "/" + std::to_string(number);
@@ -92,13 +87,11 @@ bool is_there(MachineState state) {
 }  // namespace
 
 Machines::Machines(Client client, std::string cluster_name, fs::path boot,
-                   std::function<std::vector<std::string>(const std::string& type)> options,
-                   fs::path agent)
+                   std::function<std::vector<std::string>(const std::string& type)> options)
     : client_(std::move(client)),
       cluster_name_(std::move(cluster_name)),
       boot_(std::move(boot)),
-      options_(std::move(options)),
-      agent_(std::move(agent)) {
+      options_(std::move(options)) {
   if (!boot_.is_absolute()) {
     throw Error(ErrorCode::invalid, boot_.string() + " is no absolute path, as nodes know it");
   }
@@ -232,7 +225,6 @@ std::string Machines::submit(const Request& request, const Allocation& allocatio
     remove_boot({allocation.boot});
     throw;
   }
-  put_agent();
   std::string id;
   std::optional<Error> failed;
   try {
@@ -287,16 +279,6 @@ void Machines::refuse_twins(const std::string& id, const Allocation& allocation,
       throw Error(ErrorCode::conflict, "Slurm job " + each.job.id + " has " + node.str() +
                                            " already: somebody else was asking too");
     }
-  }
-}
-
-// Never throws: where it is not there nodes fetch it.
-void Machines::put_agent() noexcept {
-  if (agent_.empty()) return;
-  try {
-    const std::string agent = agent_.string();
-    run_in_boot(kPutAgent, {&agent, 1});
-  } catch (const std::exception&) {
   }
 }
 
