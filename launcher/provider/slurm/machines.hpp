@@ -13,6 +13,7 @@
 
 #include "launcher/provider/provider.hpp"
 #include "launcher/provider/slurm/allocation.hpp"
+#include "launcher/provider/slurm/boot.hpp"
 #include "launcher/provider/slurm/client.hpp"
 
 // Machines of one cluster that are nodes of Slurm's allocations. Those of one request are one
@@ -72,15 +73,11 @@ class Machines {
             const std::function<bool(const std::string& job)>& ours);
   // How each job stands; `followed` by machine id.
   std::map<std::string, Standing> look(const std::map<std::string, Machine>& followed);
-  Captured run_in_boot(const std::string& command, std::span<const std::string> folders);
-  // Of their logs, by folder.
-  std::map<std::string, std::string> last_words(const std::vector<std::string>& folders);
-  void remove_boot(const std::vector<std::string>& folders) noexcept;
   void sweep();
 
   Client client_;
   std::string cluster_name_;
-  fs::path boot_;
+  BootFolders boot_;
   std::function<std::vector<std::string>(const std::string&)> options_;
   std::set<std::string> buried_;  // folders
 };
