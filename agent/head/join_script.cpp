@@ -13,9 +13,9 @@ namespace {
 // taken with its head, by each program alike, and split here. Whatever reads stdin is kept from it:
 // the rest of the script may come from there. TLS 1.3 is what the head insists on. curl would trust
 // its built-in CA folder too, and openssl before 1.1.1b checks nothing without -verify. An address
-// that says nothing for a while is left; the pauses grow, and differ between machines. What the
-// script is given goes to the agent, which in a container takes the shell's place. Who has put the
-// agent where the machine sees it names it in DTRAIN_AGENT_FILE: then nothing is fetched.
+// that says nothing for a while is left; the pauses grow, and differ between machines. An agent
+// that is where agents are kept was checked before it came there. What the script is given goes to
+// the agent, which in a container takes the shell's place.
 constexpr const char* kScript =
     R"sh(# Makes this machine node @NODE@ of the dtrain cluster @CLUSTER@.
 {
@@ -64,28 +64,29 @@ esac
 }
 fetch() {
 get $1 $2 >r 2>e </dev/null & p=$!
+(trap 'kill $s; exit' TERM
 n=0 was=
-while sleep 1; kill -0 $p 2>/dev/null; do
+while sleep 1 & s=$!; wait $s; kill -0 $p; do
 is=$(wc -c <r)
 [ "$is" = "$was" ] && n=$((n+1)) || n=0
 was=$is
-[ $n -lt 20 ] || { kill $p; echo "error: $2 says nothing" >>e; break; }
-done
-wait $p 2>/dev/null
+[ $n -lt 20 ] || { echo "error: $2 says nothing" >>e; kill $p; break; }
+done) >/dev/null 2>&1 & w=$!
+{ wait $p; kill $w; wait $w; } 2>/dev/null
 p=
 }
 field() { sed -n "/^.\$/q;s/^$1: \"*\([0-9a-f]*\).*/\1/p" r; }
-sum() { { sha256sum a || openssl dgst -sha256 -r a || python3 -c 'import hashlib;print(hashlib.sha256(open("a","rb").read()).hexdigest())'; } 2>/dev/null | cut -c-64; }
 start() {
 F=$B/agents/$S/dtrain-agent
-[ -x "$F" ] || { chmod 700 a && mkdir -p "../$S" && mv -f a "$F"; } || die "cannot keep the agent in $B"
+[ -x "$F" ] || { [ -e a ] || return; chmod 700 a && mkdir -p "../$S" && mv -f a "$F"; } || die "cannot keep the agent in $B"
 E=
 case $X in *--contained*) E=exec ;; esac
 cd /
 $E "$F" join --credential "$D" --port $P $(for x in $*; do echo "--address $x"; done) $X </dev/null
 exit
 }
-[ "$DTRAIN_AGENT_FILE" ] && cp "$DTRAIN_AGENT_FILE" a && S=$(sum) && [ "$S" ] && start $A
+S=@AGENT@
+start $A
 T=
 W=
 for i in 0 1 2 3 4 5 6 7 8; do
@@ -100,7 +101,7 @@ case $(sed -n '1s/^HTTP[^ ]* \([0-9]*\).*/\1/p;q' r) in
 200)
 tail -c "$(field Content-Length)" r >a
 S=$(field ETag)
-[ "$(sum)" = "$S" ] || { W="$W $t: the agent came damaged from $a."; continue; }
+[ "$(sha256sum a | cut -c-64)" = "$S" ] || { W="$W $t: the agent came damaged from $a."; continue; }
 start $a $A ;;
 4*) die "the head refuses: $(sed '1,/^.$/d' r)" ;;
 5*) W=" the head at $a says: $(sed '1,/^.$/d' r)."; break 2 ;;
@@ -118,7 +119,7 @@ die "cannot fetch the agent from the head, at $A port $P:$W The clock here says 
 }  // namespace
 
 std::string join_script(const JoinScript& what) {
-  const std::array<std::pair<std::string, std::string>, 8> values{{
+  const std::array<std::pair<std::string, std::string>, 9> values{{
       {"@NODE@", what.node.str()},
       {"@CLUSTER@", what.cluster.str()},
       {"@PORT@", std::to_string(what.port)},
@@ -126,6 +127,7 @@ std::string join_script(const JoinScript& what) {
       {"@KEY@", what.credential.key_pem},
       {"@CERTIFICATE@", what.credential.certificate_pem},
       {"@CA@", what.ca_pem},
+      {"@AGENT@", what.agent},
       {"@SPREAD@", std::to_string(std::hash<std::string>{}(what.credential.key_pem) % 10)},
   }};
   std::string script = kScript;

@@ -2,6 +2,7 @@
 and whatever a join credential could be misused for."""
 
 import concurrent.futures
+import hashlib
 import http.client
 import socket
 import ssl
@@ -24,6 +25,13 @@ def once(script):
 
 def elsewhere(script, *addresses):
     return re.sub(r" A='.*'", f" A='{' '.join(addresses)}'", script)
+
+
+def fetching(script):
+    """The script, on a machine that has the agent already."""
+    fetched = re.sub(r"(?m)^S=[0-9a-f]{64}$", "S=none", script)
+    assert fetched != script
+    return fetched
 
 
 class JoinCase(HostsCase):
@@ -248,11 +256,11 @@ class Join(JoinCase):
                 self.lab[1].run("rm", "-rf", "/home/dev/bin")
                 path = self.bin(1, (*UTILITIES, tool))
                 # The agent is static and has the true clock: so its own TLS is another test's.
-                said = self.paste(1, self.script("--node", f"{tool}{number}"),
+                said = self.paste(1, fetching(self.script("--node", f"{tool}{number}")),
                                   env={"PATH": path, "LD_PRELOAD": library, "FAKETIME": off})
                 self.assertIn("joins", said)
                 self.wait_ready(f"{tool}{number}")
-        quick = once(self.script())
+        quick = fetching(once(self.script()))
         said = self.paste(1, quick, env={"LD_PRELOAD": library, "FAKETIME": "-10d"}, code=1)
         self.assertIn("not yet valid", said)
         self.assertIn("The clock here says", said)
@@ -263,8 +271,20 @@ class Join(JoinCase):
         env = {name: proxy for base in ("http_proxy", "https_proxy", "all_proxy") for name in (base, base.upper())}
         for number, tool in enumerate(TOOLS, 1):
             self.lab[1].run("rm", "-rf", "/home/dev/bin")
-            self.paste(1, self.script(), env={**env, "PATH": self.bin(1, (*UTILITIES, tool))})
+            self.paste(1, fetching(self.script()), env={**env, "PATH": self.bin(1, (*UTILITIES, tool))})
             self.wait_ready(f"joined-{number}")
+
+    def test_who_has_the_agent_fetches_none(self):
+        self.paste(1, self.script())
+        self.wait_ready("joined-1")
+        [agent] = self.lab[1].path("~/.dtrain/agents").iterdir()
+        self.assertEqual(agent.name, hashlib.sha256((BUILD / "agent" / "dtrain-agent").read_bytes()).hexdigest())
+        # With nothing that could fetch; and the first address leads nowhere.
+        self.paste(1, self.script("--address", "127.0.0.1"), env={"PATH": self.bin(1, UTILITIES)})
+        self.wait_ready("joined-2")
+        self.assertEqual(list(self.lab[1].path("~/.dtrain/agents").iterdir()), [agent])
+        self.ok("down", "-y")
+        self.assert_clean(0, 1)
 
     def test_a_head_behind_another_address(self):
         """h1 passes connections on to the head, as a NAT would; h2 meets the head nowhere else."""
@@ -335,7 +355,7 @@ class Join(JoinCase):
         self.serve(1, port, SILENT)
         for number, tool in enumerate(TOOLS, 1):
             self.lab[1].run("rm", "-rf", "/home/dev/bin")
-            script = once(elsewhere(self.script(), "127.0.0.1", self.lab[0].address))
+            script = fetching(once(elsewhere(self.script(), "127.0.0.1", self.lab[0].address)))
             self.assertIn("-lt 20 ]", script)
             script = script.replace("-lt 20 ]", "-lt 3 ]")
             self.paste(1, script, env={"PATH": self.bin(1, (*UTILITIES, tool))})

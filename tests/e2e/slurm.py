@@ -445,9 +445,11 @@ class NodeFails(SlurmCase):
         daemon = int((SLURM.folder / f"slurmd-{name}.pid").read_text())
         steps = {int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
                  for pid in processes_with_environment(f"SLURMD_NODENAME={name}")}
-        for pid in [daemon, *steps, *processes_with_environment(f"SLURMD_NODENAME={name}")]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        # All at once: none sees another die and has a word to say about it.
+        for sent in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in [daemon, *steps, *processes_with_environment(f"SLURMD_NODENAME={name}")]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, sent)
         eventually(lambda: not processes_with_environment(f"SLURMD_NODENAME={name}"), f"{name} is dead")
         sh("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=burnt")
         self.addCleanup(self.repair, name)

@@ -1,7 +1,5 @@
 #include "agent/head/machines/source.hpp"
 
-#include <unistd.h>
-
 #include <map>
 #include <utility>
 
@@ -16,14 +14,12 @@ namespace {
 class SlurmSource final : public MachineSource {
  public:
   SlurmSource(const wire::WantedMachines& wanted, const std::string& cluster_name)
-      : machines_(
-            slurm::Client(std::make_shared<LocalTransport>(), wanted.environment), cluster_name,
-            wanted.boot,
-            [options = options_of(wanted)](const std::string& type) {
-              const auto found = options.find(type);
-              return found == options.end() ? std::vector<std::string>() : found->second;
-            },
-            "/proc/" + std::to_string(::getpid()) + "/exe") {}
+      : machines_(slurm::Client(std::make_shared<LocalTransport>(), wanted.environment),
+                  cluster_name, wanted.boot,
+                  [options = options_of(wanted)](const std::string& type) {
+                    const auto found = options.find(type);
+                    return found == options.end() ? std::vector<std::string>() : found->second;
+                  }) {}
 
   std::vector<Machine> list() override { return machines_.settle(); }
   void create(const std::vector<Request>& requests, const OutcomeSink& tell) override {

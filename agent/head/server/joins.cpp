@@ -42,15 +42,28 @@ struct Refusal {
 
 }  // namespace
 
-// The program that runs this head, as machines that join get it.
+// The program that runs this head, as machines that join get it. The sum of its own file costs the
+// engine's thread too much: loaded by the disk's, once, and then only read.
 struct Joins::Agent {
   std::shared_ptr<const UniqueFd> file;
   FileSum sum;
+
+  void load() {
+    if (file) return;
+    const auto opened = std::make_shared<const UniqueFd>(open_file("/proc/self/exe", O_RDONLY));
+    sum = sum_open(opened->get());
+    file = opened;
+  }
 };
 
 Joins::Joins(asio::io_context& context, asio::io_context& sending, ConfigFile& config,
              Engine& engine, const Clock& clock)
-    : context_(context), sending_(sending), config_(config), engine_(engine), clock_(clock) {
+    : context_(context),
+      sending_(sending),
+      config_(config),
+      engine_(engine),
+      clock_(clock),
+      agent_(std::make_shared<Agent>()) {
   for (JoinRecord& record : read_joins(config.root())) {
     const NodeId node = record.node;
     open_[node].record = std::move(record);
@@ -213,18 +226,23 @@ void Joins::issue(const Wanted& wanted, Engine::Answer done) {
   json answer{{"node", node.str()},
               {"type", record.type},
               {"valid_s", record.valid_for.count()},
-              {"valid_until", end_of(record)},
-              {"script", join_script(parts)}};
-  keep(node, [this, node, answer = std::move(answer),
-              done = std::move(done)](const std::optional<Error>& failed) {
-    if (failed) {
-      open_.erase(node);
-      done(wire::error_to_json(*failed));
-      return;
-    }
-    log::info("a join credential was made", {{"node", node.str()}});
-    done(answer);
-  });
+              {"valid_until", end_of(record)}};
+  config_.work(
+      [root = config_.root(), record, agent = agent_] {
+        agent->load();
+        write_join(root, record);
+      },
+      [this, node, parts = std::move(parts), answer = std::move(answer),
+       done = std::move(done)](const std::optional<Error>& failed) mutable {
+        if (failed) {
+          open_.erase(node);
+          return done(wire::error_to_json(*failed));
+        }
+        log::info("a join credential was made", {{"node", node.str()}});
+        parts.agent = agent_->sum.sha256;
+        answer["script"] = join_script(parts);
+        done(std::move(answer));
+      });
 }
 
 void Joins::begin(const NodeId& node, Engine::Answer done) {
@@ -398,25 +416,17 @@ void Joins::send(const wire::CallerPtr& caller, wire::HttpAnswer answer, Turn tu
   }
 }
 
-// The sum of its own file costs this thread too much, and is asked for seldom.
 void Joins::give_agent(const wire::CallerPtr& caller, Turn turn) {
-  const auto loaded = std::make_shared<std::shared_ptr<const Agent>>(agent_);
-  config_.work(
-      [loaded] {
-        if (*loaded) return;
-        const auto file = std::make_shared<const UniqueFd>(open_file("/proc/self/exe", O_RDONLY));
-        *loaded = std::make_shared<const Agent>(Agent{file, sum_open(file->get())});
-      },
-      [this, loaded, caller, turn](const std::optional<Error>& failed) {
-        if (failed) return refuse(caller, 500, failed->what());
-        agent_ = *loaded;
-        wire::HttpAnswer answer;
-        answer.type = "application/octet-stream";
-        answer.file = agent_->file;
-        answer.size = agent_->sum.size;
-        answer.sha256 = agent_->sum.sha256;
-        send(caller, std::move(answer), turn);
-      });
+  config_.work([agent = agent_] { agent->load(); },
+               [this, caller, turn](const std::optional<Error>& failed) {
+                 if (failed) return refuse(caller, 500, failed->what());
+                 wire::HttpAnswer answer;
+                 answer.type = "application/octet-stream";
+                 answer.file = agent_->file;
+                 answer.size = agent_->sum.size;
+                 answer.sha256 = agent_->sum.sha256;
+                 send(caller, std::move(answer), turn);
+               });
 }
 
 void Joins::take_request(const wire::CallerPtr& caller, const std::string& text, Turn turn) {

@@ -109,8 +109,8 @@ class Joins {
   std::map<NodeId, Open> open_;
   std::function<void()> early_;
   std::multimap<NodeId, boost::asio::steady_timer*> waiting_;  // for their begin()
-  std::shared_ptr<const Agent> agent_;                         // absent until it was asked for
-  int answered_ = 0;                                           // now
+  const std::shared_ptr<Agent> agent_;
+  int answered_ = 0;  // now
   int refused_ = 0;
   std::uint64_t refused_untold_ = 0;
   std::optional<std::chrono::steady_clock::time_point> refused_told_;

@@ -62,7 +62,7 @@ class Client {
   // what was said first.
   void cancel(const std::vector<std::string>& ids);
 
-  Transport& login_node() { return *transport_; }
+  const std::shared_ptr<Transport>& login_node() const { return transport_; }
 
  private:
   std::string run(const std::string& program, const std::vector<std::string>& arguments,

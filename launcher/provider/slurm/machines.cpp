@@ -18,10 +18,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::system_clock;
 
-constexpr milliseconds kFileLimit{60000};
-// The last lines of each folder's log, behind its name.
-constexpr const char* kTellLogs =
-    R"sh(for b; do echo "$b"; tail -n 3 -- "$b/log" 2>/dev/null | sed 's/^/|/'; done)sh";
 constexpr std::size_t kNamed = 3;  // nodes, in an error
 
 // Each node runs what is its own, with all CPUs, GPUs and memory that the allocation has of it;
@@ -37,7 +33,6 @@ srun --overlap --no-kill --kill-on-bad-exit=0 --wait=0 --export=ALL --ntasks="$S
   --ntasks-per-node=1 --cpu-bind=none @GPUS@ sh -c "$1" "$boot" </dev/null &
 }
 trap 'each "kill -USR1 \$(cat \"\$0/pid.\$SLURM_NODEID\")"' USR1
-[ ! -r "$boot/../agent" ] || export DTRAIN_AGENT_FILE="$boot/../agent"
 each 'echo $$ >"$0/pid.$SLURM_NODEID"; exec sh "$0/$SLURM_NODEID"'
 step=$!
 wait $step
@@ -51,14 +46,6 @@ exit $status
 )sh";
 // Of a node that is had whole without a word about its GPUs.
 constexpr const char* kAllGpus = "${SLURM_GPUS_ON_NODE:+--gres=gpu:$SLURM_GPUS_ON_NODE}";
-// "NAME SIZE" and so many bytes, again and again.
-constexpr const char* kUnpack =
-    R"sh(umask 077; mkdir -p "$0" && cd "$0" && while read -r name size; do head -c "$size" >"$name" || exit; done)sh";
-
-// The file that is named, under its name for nodes; whole or not at all.
-constexpr const char* kPutAgent =
-    R"sh(umask 077; cmp -s -- "$1" agent || { cp -- "$1" agent.$$ && mv -f -- agent.$$ agent; } || rm -f agent.$$)sh";
-
 std::string machine_id(const std::string& job, std::size_t number) {
   return job + "/" + std::to_string(number);
 }
@@ -92,17 +79,11 @@ bool is_there(MachineState state) {
 }  // namespace
 
 Machines::Machines(Client client, std::string cluster_name, fs::path boot,
-                   std::function<std::vector<std::string>(const std::string& type)> options,
-                   fs::path agent)
+                   std::function<std::vector<std::string>(const std::string& type)> options)
     : client_(std::move(client)),
       cluster_name_(std::move(cluster_name)),
-      boot_(std::move(boot)),
-      options_(std::move(options)),
-      agent_(std::move(agent)) {
-  if (!boot_.is_absolute()) {
-    throw Error(ErrorCode::invalid, boot_.string() + " is no absolute path, as nodes know it");
-  }
-}
+      boot_(client_.login_node(), std::move(boot)),
+      options_(std::move(options)) {}
 
 std::vector<Machines::Found> Machines::allocations() {
   std::vector<Found> found;
@@ -191,7 +172,7 @@ void Machines::ask_for(const Request& request, std::span<const NodeId> nodes,
 }
 
 Client::Batch Machines::batch_of(const Allocation& allocation) const {
-  const std::string folder = (boot_ / allocation.boot).string();
+  const std::string folder = boot_.of(allocation.boot).string();
   std::string log = folder + "/log";
   // Slurm's patterns: %j is the job's id.
   for (std::size_t at = 0; (at = log.find('%', at)) != std::string::npos; at += 2) {
@@ -219,20 +200,9 @@ Client::Batch Machines::batch_of(const Allocation& allocation) const {
 std::string Machines::submit(const Request& request, const Allocation& allocation) {
   const Client::Batch batch = batch_of(allocation);
   client_.check(batch);
-  std::string files;
-  for (std::size_t i = 0; i < allocation.nodes.size(); ++i) {
-    const std::string text = request.boot(allocation.nodes[i]);
-    files += std::to_string(i) + " " + std::to_string(text.size()) + "\n" + text;
-  }
-  const std::string folder = (boot_ / allocation.boot).string();
-  try {
-    run_or_throw(client_.login_node(), {"sh", "-c", kUnpack, folder}, files, kFileLimit,
-                 "writing what nodes start with to " + folder);
-  } catch (const Error&) {
-    remove_boot({allocation.boot});
-    throw;
-  }
-  put_agent();
+  std::vector<std::string> files;
+  for (const NodeId& node : allocation.nodes) files.push_back(request.boot(node));
+  boot_.write(allocation.boot, files);
   std::string id;
   std::optional<Error> failed;
   try {
@@ -253,11 +223,11 @@ std::string Machines::submit(const Request& request, const Allocation& allocatio
   if (made != there.end()) {  // also after an error
     id = made->job.id;
   } else if (failed) {
-    remove_boot({allocation.boot});
+    boot_.remove({allocation.boot});
     throw *failed;
   } else {  // nobody would find it again
     client_.cancel({id});
-    remove_boot({allocation.boot});
+    boot_.remove({allocation.boot});
     throw Error(ErrorCode::conflict, "squeue does not show Slurm job " + id +
                                          " with the name and the comment that it was given")
         .with_hint("a site's job_submit plugin may have changed them");
@@ -266,7 +236,7 @@ std::string Machines::submit(const Request& request, const Allocation& allocatio
     refuse_twins(id, allocation, there);
   } catch (const Error&) {
     client_.cancel({id});
-    remove_boot({allocation.boot});
+    boot_.remove({allocation.boot});
     throw;
   }
   return id;
@@ -290,66 +260,16 @@ void Machines::refuse_twins(const std::string& id, const Allocation& allocation,
   }
 }
 
-// Never throws: where it is not there nodes fetch it.
-void Machines::put_agent() noexcept {
-  if (agent_.empty()) return;
-  try {
-    const std::string agent = agent_.string();
-    run_in_boot(kPutAgent, {&agent, 1});
-  } catch (const std::exception&) {
-  }
-}
-
-// Never throws: what stays is swept later.
-void Machines::remove_boot(const std::vector<std::string>& folders) noexcept {
-  try {
-    in_batches(folders,
-               [&](std::span<const std::string> some) { run_in_boot("rm -rf -- \"$@\"", some); });
-  } catch (const std::exception&) {
-  }
-}
-
 // What jobs have left that nobody followed to their end.
 void Machines::sweep() {
   try {
-    const Captured old = client_.login_node().run(
-        {"find", boot_.string(), "-mindepth", "1", "-maxdepth", "1", "-name", "boot-*", "-mmin",
-         "+" + std::to_string(kSweepAge.count())},
-        {}, kFileLimit);
-    std::set<std::string> folders;
-    for (const std::string& line : split(old.out, '\n')) {
-      if (!line.empty()) folders.insert(fs::path(line).filename().string());
-    }
+    const std::vector<std::string> old = boot_.older_than(kSweepAge);
+    std::set<std::string> folders(old.begin(), old.end());
     if (folders.empty()) return;
     for (const Found& each : allocations()) folders.erase(each.allocation.boot);
-    remove_boot({folders.begin(), folders.end()});
+    boot_.remove({folders.begin(), folders.end()});
   } catch (const Error&) {  // the next one does it
   }
-}
-
-Captured Machines::run_in_boot(const std::string& command, std::span<const std::string> folders) {
-  std::vector<std::string> argv = {"sh", "-c", "cd \"$0\" && " + command, boot_.string()};
-  argv.insert(argv.end(), folders.begin(), folders.end());
-  return client_.login_node().run(argv, {}, kFileLimit);
-}
-
-std::map<std::string, std::string> Machines::last_words(const std::vector<std::string>& folders) {
-  std::map<std::string, std::string> words;
-  try {
-    in_batches(folders, [&](std::span<const std::string> some) {
-      std::string folder;
-      for (const std::string& line : split(run_in_boot(kTellLogs, some).out, '\n')) {
-        if (line.starts_with('|') && line.size() > 1) {
-          std::string& said = words[folder];
-          said += (said.empty() ? "" : "; ") + printable(line.substr(1), false);
-        } else if (!line.empty()) {
-          folder = line;
-        }
-      }
-    });
-  } catch (const Error&) {  // that they are over counts more
-  }
-  return words;
 }
 
 void Machines::release(const std::vector<Machine>& machines, const OutcomeSink& tell) {
@@ -408,11 +328,11 @@ void Machines::bury(std::map<std::string, Standing>& standings, const std::vecto
   }
   std::vector<std::string> folders;
   for (const auto& [folder, job] : over) folders.push_back(folder);
-  for (const auto& [folder, words] : last_words(folders)) {
+  for (const auto& [folder, words] : boot_.last_words(folders)) {
     const auto job = over.find(folder);
     if (job != over.end()) standings[job->second].reason += ": " + words;
   }
-  remove_boot(folders);
+  boot_.remove(folders);
   buried_.insert(folders.begin(), folders.end());
 }
 

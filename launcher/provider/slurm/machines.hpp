@@ -13,6 +13,7 @@
 
 #include "launcher/provider/provider.hpp"
 #include "launcher/provider/slurm/allocation.hpp"
+#include "launcher/provider/slurm/boot.hpp"
 #include "launcher/provider/slurm/client.hpp"
 
 // Machines of one cluster that are nodes of Slurm's allocations. Those of one request are one
@@ -26,11 +27,9 @@ class Machines {
  public:
   // `boot`: where what machines start with is kept, and what their batch scripts say; on storage
   // that the login node and all nodes share, an absolute path. `options`: batch_options() of a
-  // type. `agent`: dtrain's on the login node, which is put there too, so that nodes need not fetch
-  // it; empty: none.
+  // type.
   Machines(Client client, std::string cluster_name, fs::path boot,
-           std::function<std::vector<std::string>(const std::string& type)> options,
-           fs::path agent = {});
+           std::function<std::vector<std::string>(const std::string& type)> options);
 
   // As Provider's; workers alone, those too that ended not long ago.
   std::vector<Machine> list();
@@ -74,18 +73,12 @@ class Machines {
             const std::function<bool(const std::string& job)>& ours);
   // How each job stands; `followed` by machine id.
   std::map<std::string, Standing> look(const std::map<std::string, Machine>& followed);
-  Captured run_in_boot(const std::string& command, std::span<const std::string> folders);
-  // Of their logs, by folder.
-  std::map<std::string, std::string> last_words(const std::vector<std::string>& folders);
-  void put_agent() noexcept;
-  void remove_boot(const std::vector<std::string>& folders) noexcept;
   void sweep();
 
   Client client_;
   std::string cluster_name_;
-  fs::path boot_;
+  BootFolders boot_;
   std::function<std::vector<std::string>(const std::string&)> options_;
-  fs::path agent_;
   std::set<std::string> buried_;  // folders
 };
 

@@ -20,6 +20,7 @@ namespace {
 
 const ClusterId kJoinCluster("lab-abcdef");
 const NodeId kJoinNode("joined-1");
+const std::string kJoinAgent(64, 'a');  // its sum
 const WallTime kThen = from_millis(1767323045678);
 
 JoinRecord record() {
@@ -42,6 +43,20 @@ std::string refusal(const JoinRecord* record, const std::string& shown, WallTime
     return error.message();
   }
   return "";
+}
+
+head::JoinScript parts_of_script(const fs::path& folder) {
+  const paths::HeadRoot root{folder / "head"};
+  head::init_head(root, {kJoinCluster, "lab", "ssh", 1, 0, 0});
+  head::JoinScript parts;
+  parts.cluster = kJoinCluster;
+  parts.node = kJoinNode;
+  parts.addresses = {"10.0.0.5", "fd00::5"};
+  parts.port = 28500;
+  parts.credential = head::join_credential(root, kJoinNode, std::chrono::system_clock::now());
+  parts.ca_pem = read_file(root.ca() / "cert.pem");
+  parts.agent = kJoinAgent;
+  return parts;
 }
 
 }  // namespace
@@ -145,17 +160,9 @@ TEST_CASE("joins: the name of one that was given a certificate is nobody's while
 
 TEST_CASE("joins: the script is POSIX, small, and all or nothing") {
   const TemporaryFolder folder;
-  const paths::HeadRoot root{folder.path() / "head"};
-  head::init_head(root, {kJoinCluster, "lab", "ssh", 1, 0, 0});
-  head::JoinScript parts;
-  parts.cluster = kJoinCluster;
-  parts.node = kJoinNode;
-  parts.addresses = {"10.0.0.5", "fd00::5"};
-  parts.port = 28500;
-  parts.credential = head::join_credential(root, kJoinNode, std::chrono::system_clock::now());
-  parts.ca_pem = read_file(root.ca() / "cert.pem");
+  const head::JoinScript parts = parts_of_script(folder.path());
   const std::string script = head::join_script(parts);
-  CHECK(script.size() < 5000);  // boot data has 16 KiB
+  CHECK(script.size() < 5300);  // boot data has 16 KiB
   CHECK(script.find('@') == std::string::npos);
   CHECK(script.find("A='10.0.0.5 fd00::5'") != std::string::npos);
   CHECK(wire::certified_name(parts.credential.certificate_pem).uri() ==
@@ -178,5 +185,30 @@ TEST_CASE("joins: the script is POSIX, small, and all or nothing") {
     } catch (const Error& error) {
       CHECK(error.code() == ErrorCode::not_found);  // this machine has no such shell
     }
+  }
+}
+
+TEST_CASE("joins: the script starts the agent that is there, and fetches no other") {
+  const TemporaryFolder folder;
+  const std::string script = head::join_script(parts_of_script(folder.path()));
+  const fs::path agents = folder.path() / "a home" / ".dtrain" / "agents";
+  const fs::path agent = agents / kJoinAgent / "dtrain-agent";
+  make_folders(agent.parent_path());
+  write_file_atomic(agent, "#!/bin/sh\necho \"$@\"\nls \"$3\"\nexit 7\n");
+  for (const std::vector<std::string>& shell : std::vector<std::vector<std::string>>{
+           {"/bin/sh"}, {"dash"}, {"bash", "--posix"}, {"busybox", "sh"}}) {
+    SpawnOptions options;
+    options.argv = {"env", "HOME=" + (folder.path() / "a home").string()};
+    options.argv.insert(options.argv.end(), shell.begin(), shell.end());
+    options.argv.insert(options.argv.end(), {"-s", "--", "--end-within", "9"});
+    CAPTURE(shell.front());
+    fs::permissions(agent, fs::perms::owner_all);
+    const Captured ran = capture(options, script, 60s);
+    if (ran.exit.code == 127) continue;  // this machine has no such shell
+    CHECK(ran.exit.code == 7);
+    CHECK(ran.out.find(" --port 28500 --address 10.0.0.5 --address fd00::5 --end-within 9\n") !=
+          std::string::npos);
+    CHECK(ran.out.find("\ncert.pem\nkey.pem\n") != std::string::npos);
+    CHECK(std::distance(fs::directory_iterator(agents), {}) == 1);  // the credential is gone
   }
 }
