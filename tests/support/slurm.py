@@ -33,6 +33,7 @@ CredType=cred/none
 SlurmUser=root
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool/%n
+TmpFS={folder}/tmp/%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -103,6 +104,8 @@ class Slurm:
         self.start_controller("-c")
         for name in self.nodes:
             (self.folder / "spool" / name).mkdir()
+            # For PMIx, whose files are called alike on all nodes.
+            (self.folder / "tmp" / name).mkdir(parents=True)
             self.start_node(name)
         self.until(lambda: sh("sinfo", "-h", "-p", "normal", "-t", "idle", "-o", "%D", check=False).strip()
                    == str(len(self.nodes)), "all nodes are idle")
