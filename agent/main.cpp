@@ -21,6 +21,7 @@
 #include "agent/session/session.hpp"
 #include "agent/session/setup_run.hpp"
 #include "agent/supervise/supervise.hpp"
+#include "agent/supervise/task.hpp"
 #include "agent/watch/contained.hpp"
 #include "agent/watch/keeper.hpp"
 #include "agent/watch/watch.hpp"
@@ -159,11 +160,16 @@ int main(int argc, char** argv) {
   add_contained(watch, args);
   CLI::App* supervise =
       command("supervise", "Role: one attempt's ranks on this node", [](Arguments& a) {
-        return supervise::supervise_main({a.root, JobId(a.job), a.attempt, a.lock});
+        supervise::SuperviseOptions options{a.root, JobId(a.job), a.attempt, a.lock};
+        options.program = own_path();
+        return supervise::supervise_main(options);
       });
   supervise->add_option("--job", args.job)->required();
   supervise->add_option("--attempt", args.attempt)->required();
   supervise->add_option("--lock", args.lock, "The descriptor that is the attempt's lock");
+
+  app.add_subcommand("task", "Role: stands for a rank in a step of Slurm's; srun starts it")
+      ->callback([&status] { status = supervise::task_main(); });
 
   CLI::App* init_head =
       command("init-head", "Make a cluster's CA and the head's identity", [](Arguments& a) {

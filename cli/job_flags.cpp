@@ -67,6 +67,8 @@ void add_job_flags(CLI::App& app, JobFlags& flags) {
   option("--priority", flags.priority, "Larger goes first", "N");
   option("--on-head-lost", flags.on_head_lost, "What ranks do when the head is lost",
          "continue|stop");
+  option("--launcher", flags.launcher, "srun: ranks are tasks of Slurm's srun with PMIx, for MPI",
+         "direct|srun");
   option("--after", flags.after, "Start when that job has succeeded", "JOB")
       ->allow_extra_args(false);
 }
@@ -130,6 +132,9 @@ void apply_job_flags(JobSpec& spec, const JobFlags& flags,
   if (flags.on_head_lost) {
     spec.on_head_lost =
         flag("--on-head-lost", [&] { return parse_on_head_lost(*flags.on_head_lost); });
+  }
+  if (flags.launcher) {
+    spec.launcher = flag("--launcher", [&] { return parse_launcher(*flags.launcher); });
   }
   if (flags.name) spec.name = *flags.name;
   if (spec.name.empty() && !spec.command.empty()) spec.name = default_job_name(spec);

@@ -37,6 +37,7 @@ struct JobFlags {
   std::optional<int> queue_timeout_s;
   std::optional<int> priority;
   std::optional<std::string> on_head_lost;
+  std::optional<std::string> launcher;
   std::vector<std::string> after;  // as typed: ids or beginnings of ids
 };
 

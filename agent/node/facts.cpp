@@ -76,13 +76,16 @@ int count_gpus() {
   return gpus;
 }
 
-// In a step of Slurm: what that has of the machine, which not every site enforces.
+// In a step of Slurm: where it is, and what it has of the machine, which not every site enforces.
 void bound_by_slurm(Facts& facts) {
   const auto number = [](const char* name) {
     const char* text = std::getenv(name);
     return text == nullptr ? std::nullopt : number_from<std::uint32_t>(std::string_view(text));
   };
   if (std::getenv("SLURM_STEP_ID") == nullptr) return;
+  const char* job = std::getenv("SLURM_JOB_ID");
+  const char* node = std::getenv("SLURMD_NODENAME");
+  if (job != nullptr && node != nullptr) facts.slurm = wire::SlurmPlace{job, node};
   const auto cpus = number("SLURM_CPUS_ON_NODE");
   if (cpus && *cpus > 0) facts.cpus = std::min(facts.cpus, static_cast<int>(*cpus));
   std::uint64_t mib = number("SLURM_MEM_PER_NODE").value_or(0);

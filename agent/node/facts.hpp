@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,8 @@ struct Facts {
   // Equal for agents that share kernel, network and file system, so that one can read the other's
   // files and reach its loopback.
   std::string machine;
-  std::string glibc;  // of the machine, "2.36"; empty: none
+  std::string glibc;                      // of the machine, "2.36"; empty: none
+  std::optional<wire::SlurmPlace> slurm;  // absent: this process is in no step of Slurm's
 };
 
 Facts gather_facts();

@@ -414,6 +414,7 @@ class Agent {
     hello.attempts = attempts_.unfinished();
     hello.jobs = attempts_.on_disk();
     hello.glibc = facts_.glibc;
+    hello.slurm = facts_.slurm;
     if (departure_) hello.leaving = departure_->reason();
     hello.prepared = preparing_.prepared();
     return hello;

@@ -10,13 +10,13 @@
 
 namespace dtrain::supervise {
 
-std::vector<pid_t> descendants() {
+std::vector<pid_t> descendants(pid_t ancestor) {
   std::multimap<pid_t, pid_t> children;
   for (const pid_t pid : other_pids()) {
     const auto stat = process_stat(pid);
     if (stat && !stat->ended()) children.emplace(stat->parent, pid);
   }
-  std::vector<pid_t> found{::getpid()};
+  std::vector<pid_t> found{ancestor};
   for (std::size_t i = 0; i < found.size(); ++i) {
     const auto [first, last] = children.equal_range(found[i]);
     for (auto child = first; child != last; ++child) found.push_back(child->second);
@@ -26,7 +26,7 @@ std::vector<pid_t> descendants() {
 }
 
 std::vector<pid_t> attempt_processes(const std::string& token) {
-  std::vector<pid_t> found = descendants();
+  std::vector<pid_t> found = descendants(::getpid());
   for (const pid_t pid : find_by_environment("DTRAIN_ATTEMPT_TOKEN", token)) {
     if (std::find(found.begin(), found.end(), pid) == found.end()) found.push_back(pid);
   }

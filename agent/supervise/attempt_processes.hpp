@@ -9,11 +9,11 @@
 // session, group or environment, a process that a rank started stays below the supervisor.
 namespace dtrain::supervise {
 
-// Live processes below this one.
-std::vector<pid_t> descendants();
+// Live processes below that one.
+std::vector<pid_t> descendants(pid_t ancestor);
 
-// Those, and what carries the token elsewhere. Ended ones that nobody has reaped are not among
-// them.
+// Those below this one, and what carries the token elsewhere. Ended ones that nobody has reaped are
+// not among them.
 std::vector<pid_t> attempt_processes(const std::string& token);
 
 // Sends SIGTERM, and SIGCONT so that a stopped one can act on it.

@@ -31,6 +31,18 @@ Environment beneath(const wire::AttemptSpec& spec, const Surroundings& surroundi
   return env;
 }
 
+void put_launcher(Environment& env, const Environment& given) {
+  // Of the step that the agents are in, and of no other's: what does not come anew would be wrong.
+  if (!given.empty()) env.erase("SLURM_NTASKS_PER_NODE");
+  for (const auto& [name, value] : given) {
+    if (is_of_launcher(name)) {
+      env[name] = value;
+    } else if (!name.starts_with("DTRAIN_")) {
+      env.emplace(name, value);
+    }
+  }
+}
+
 // What all processes of the attempt on this node get.
 // `base`: what this node has, whatever the job says.
 void put_attempt(Environment& env, const wire::AttemptSpec& spec, const Environment& base,
@@ -77,6 +89,10 @@ std::vector<std::string> entries(const Environment& env) {
 
 }  // namespace
 
+bool is_of_launcher(std::string_view name) {
+  return name.starts_with("SLURM") || name.starts_with("PMIX_") || name.starts_with("PMI_");
+}
+
 Environment parse_environment(std::string_view text) {
   Environment env;
   while (!text.empty()) {
@@ -99,6 +115,7 @@ std::vector<std::string> rank_environment(const wire::AttemptSpec& spec,
                                           const Surroundings& surroundings,
                                           const RankPlace& place) {
   Environment env = beneath(spec, surroundings);
+  put_launcher(env, place.of_launcher);
   // Several ranks of one machine share its CPUs.
   if (std::max(spec.machine_ranks, spec.nproc) > 1) env.emplace("OMP_NUM_THREADS", "1");
   put_attempt(env, spec, surroundings.base, surroundings.master_port);

@@ -28,12 +28,18 @@ struct Surroundings {
   int master_port = 0;
 };
 
+// Whether a name, or NAME=VALUE, is of those that Slurm puts into a task's environment.
+bool is_of_launcher(std::string_view name);
+
 // What is one rank's own.
 struct RankPlace {
   int local_rank = 0;
   std::string error_file;
   std::string report_socket;
   std::optional<int> master_listen_fd;
+  // What its launcher has for it: the launcher's own over the job's, other names only where nobody
+  // else has one.
+  Environment of_launcher = {};
 };
 
 // NAME=VALUE, sorted: the base, over it the job's env, over that its secrets, ours last. Nothing of

@@ -18,6 +18,7 @@ struct SuperviseOptions {
   // How long it waits, once all is over, for a node agent to hear the last event.
   std::chrono::milliseconds linger{60000};
   GroupPlaces places;
+  fs::path program;  // dtrain-agent, for its role `task`
 };
 
 // Runs to the attempt's end on the calling thread, which must be the process's only one. The

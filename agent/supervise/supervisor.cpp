@@ -76,6 +76,7 @@ void Supervisor::run() {
       Reports::Hooks{
           [this](int rank, nlohmann::json body) { return on_report(rank, std::move(body)); },
           [this](int rank, std::string message) { warn(rank, std::move(message)); }});
+  launcher_ = make_launcher(io_, spec_, root_, options_.program, launcher_hooks());
   if (spec_.on_head_lost == OnHeadLost::stop) {
     lease_timer_.assign(make_lease_timer().release());
     wait_lease();
@@ -111,6 +112,7 @@ void Supervisor::begin() {
   } else {
     surroundings_.master_port = spec_.master_port;
   }
+  launcher_->begin();
   if (spec_.setup.empty() ||
       setup_has_run({options_.root}, spec_.job, spec_.attempt, !spec_.content)) {
     start_ranks();
@@ -133,7 +135,27 @@ int Supervisor::add_stream(UniqueFd pipe, const fs::path& file) {
   return output_.add(std::move(pipe), open_file(file, O_WRONLY | O_CREAT | O_TRUNC));
 }
 
+RankLauncher::Hooks Supervisor::launcher_hooks() {
+  return {[this] {
+            if (!std::exchange(ranks_wait_, false) || ending_) return;
+            try {
+              start_ranks();
+            } catch (const Error& error) {
+              fail_start(error);
+            }
+          },
+          [this](const Error& error) {
+            if (!ending_) fail_start(error);
+          },
+          [this](const std::string& what) {
+            if (!direct_alive()) return;
+            end(Outcome::failed, "on " + spec_.node.str() + ": " + what, spec_.stop_grace);
+          }};
+}
+
 void Supervisor::start_ranks() {
+  ranks_wait_ = !launcher_->ready();
+  if (ranks_wait_) return;
   wire::RanksStarted event;
   for (int local = 0; local < spec_.nproc; ++local) {
     const int number = spec_.first_rank + local;
@@ -145,6 +167,7 @@ void Supervisor::start_ranks() {
     place.report_socket = socket.string();
     const int master = number == 0 ? master_.socket.get() : -1;
     if (master >= 0) place.master_listen_fd = kMasterListenFd;
+    place.of_launcher = launcher_->environment(local);
 
     reports_->listen(number, socket);
     const UniqueFd cgroup = enter(part_of(number), spec_.rank_memory);
@@ -224,6 +247,7 @@ void Supervisor::on_child() {
     if (const auto exit = try_wait(rank.pid))
       rank_ended(number, rank, *exit, told_with_others_ ? told : ending_.has_value());
   }
+  launcher_->on_child();
   reap_orphans(owned());
   advance();
 }
@@ -236,6 +260,7 @@ void Supervisor::rank_ended(int number, Rank& rank, const ProcessExit& exit, boo
   rank.cause = group_.memory_end(part_of(number), spec_.rank_memory);
   if (rank.cause.empty() && exit.signal == SIGKILL) rank.cause = kernel_log_.memory_end(rank.pid);
   ended_ranks_.push_back(number);
+  launcher_->rank_ended(number - spec_.first_rank, exit);
   log::info("rank ended", {{"rank", std::to_string(number)}, {"exit", exit.str()}});
   // A store that nobody serves must refuse, and not keep others waiting.
   if (number == 0) master_.socket.reset();
@@ -357,7 +382,7 @@ bool Supervisor::direct_alive() const {
 }
 
 std::vector<pid_t> Supervisor::owned() const {
-  std::vector<pid_t> pids;
+  std::vector<pid_t> pids = launcher_->children();
   if (setup_pid_ != 0) pids.push_back(setup_pid_);
   for (const auto& [number, rank] : ranks_) {
     if (!rank.exit) pids.push_back(rank.pid);

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "agent/supervise/launch.hpp"
 #include "agent/supervise/outbox.hpp"
 #include "agent/supervise/output.hpp"
+#include "agent/supervise/rank_launcher.hpp"
 #include "agent/supervise/reports.hpp"
 #include "agent/supervise/supervise.hpp"
 #include "launcher/core/clock.hpp"
@@ -33,7 +35,8 @@ namespace dtrain::supervise {
 // One attempt's share on this node, from its start to its last event. It owns the ranks and runs
 // wholly on the thread that calls run(); only Output has others.
 //
-//   setup? -> running -> (ending: SIGTERM, grace, SIGKILL until none is left) -> over
+//   setup? -> (its launcher is ready) -> running
+//     -> (ending: SIGTERM, grace, SIGKILL until none is left) -> over
 class Supervisor {
  public:
   Supervisor(SuperviseOptions options, wire::AttemptSpec spec, Surroundings surroundings,
@@ -71,6 +74,7 @@ class Supervisor {
 
   void begin();
   void start_setup_process();
+  // Now, or as soon as the launcher is ready.
   void start_ranks();
   // The way into the attempt's group for one part of it; says once where memory is not limited.
   UniqueFd enter(const std::string& part, std::uint64_t memory);
@@ -112,6 +116,7 @@ class Supervisor {
 
   void emit(const wire::AttemptEventBody& body);
   void warn(std::optional<int> rank, std::string message);
+  RankLauncher::Hooks launcher_hooks();
   bool direct_alive() const;
   std::vector<pid_t> owned() const;
   std::chrono::milliseconds lease_grace() const;
@@ -141,6 +146,8 @@ class Supervisor {
   Outbox outbox_;
   std::optional<Control> control_;
   std::optional<Reports> reports_;
+  std::unique_ptr<RankLauncher> launcher_;
+  bool ranks_wait_ = false;  // for it
 
   MasterPort master_;
   pid_t setup_pid_ = 0;  // 0: none runs

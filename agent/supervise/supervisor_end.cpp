@@ -36,6 +36,7 @@ void Supervisor::end(Outcome outcome, std::string reason, milliseconds grace) {
   } else {
     log::info("ending the attempt", {{"reason", reason}, {"grace", human_duration(grace)}});
     ending_ = Ending{outcome, std::move(reason), kill_at, std::nullopt};
+    launcher_->end();
     terminate(processes_left());
   }
   boost::asio::post(io_, [this] { advance(); });
@@ -103,12 +104,21 @@ std::vector<pid_t> Supervisor::processes_left() const {
     const bool known = std::find(found.begin(), found.end(), pid) != found.end();
     if (!known && start_time(pid)) found.push_back(pid);
   }
+  if (!launcher_->busy()) return found;
+  for (const pid_t child : launcher_->children()) {
+    std::vector<pid_t> others = descendants(child);
+    others.push_back(child);
+    std::erase_if(found, [&others](pid_t pid) {
+      return std::find(others.begin(), others.end(), pid) != others.end();
+    });
+  }
   return found;
 }
 
 bool Supervisor::cleaned(Monotonic now) {
   if (clean_at_) return true;
-  if (setup_exit_ && !ending_) return false;  // the ranks have not begun
+  // The ranks have not begun, or others' have not.
+  if (!ending_ && (setup_exit_ || ranks_wait_ || launcher_->busy())) return false;
   if (direct_alive() && (!ending_ || now < ending_->kill_at)) return false;
   const std::vector<pid_t> left = processes_left();
   if (left.empty() && !direct_alive()) {

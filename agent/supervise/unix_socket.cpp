@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
+#include <utility>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
@@ -14,14 +16,43 @@
 namespace dtrain::supervise {
 namespace {
 
-sockaddr_un address_of(const fs::path& path) {
+struct Address {
   sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.string().size() >= sizeof address.sun_path) {
+  socklen_t size = 0;
+
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address); }
+};
+
+Address address_of(const fs::path& path) {
+  Address made{{}, sizeof made.address};
+  made.address.sun_family = AF_UNIX;
+  if (path.string().size() >= sizeof made.address.sun_path) {
     throw Error(ErrorCode::invalid, "the path of a socket is too long: " + path.string());
   }
-  std::memcpy(address.sun_path, path.c_str(), path.string().size() + 1);
-  return address;
+  std::memcpy(made.address.sun_path, path.c_str(), path.string().size() + 1);
+  return made;
+}
+
+Address abstract_address(const std::string& name) {
+  Address made;
+  made.address.sun_family = AF_UNIX;
+  if (name.size() >= sizeof made.address.sun_path) {
+    throw Error(ErrorCode::invalid, "the name of a socket is too long: " + name);
+  }
+  std::memcpy(made.address.sun_path + 1, name.data(), name.size());
+  made.size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  return made;
+}
+
+// Whether the other end is this user's, or root's.
+bool is_own(int fd) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  const bool known = ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0;
+  if (known && (peer.uid == ::geteuid() || peer.uid == 0)) return true;
+  log::warn("another user at a socket was refused",
+            {{"uid", std::to_string(peer.uid)}, {"pid", std::to_string(peer.pid)}});
+  return false;
 }
 
 UniqueFd make_socket() {
@@ -30,18 +61,34 @@ UniqueFd make_socket() {
   return fd;
 }
 
+std::optional<UniqueFd> connect_to(const Address& there, const std::string& name) {
+  UniqueFd fd = make_socket();
+  if (::connect(fd.get(), there.get(), there.size) == 0) return fd;
+  if (errno == ENOENT || errno == ECONNREFUSED || errno == EAGAIN) return std::nullopt;
+  throw errno_error("cannot connect to " + name, errno);
+}
+
 }  // namespace
 
 UniqueFd listen_unix(const fs::path& path) {
-  const sockaddr_un address = address_of(path);
+  const Address here = address_of(path);
   UniqueFd fd = make_socket();
   ::unlink(path.c_str());
   // Nobody can come before listen, so the mode is right before it matters.
-  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
-      ::chmod(path.c_str(), 0600) != 0 || ::listen(fd.get(), 128) != 0) {
+  if (::bind(fd.get(), here.get(), here.size) != 0 || ::chmod(path.c_str(), 0600) != 0 ||
+      ::listen(fd.get(), 128) != 0) {
     throw errno_error("cannot listen at " + path.string(), errno);
   }
   return fd;
+}
+
+UniqueFd listen_abstract(const std::string& name) {
+  const Address here = abstract_address(name);
+  UniqueFd fd = make_socket();
+  // As many wait as may come at once.
+  if (::bind(fd.get(), here.get(), here.size) == 0 && ::listen(fd.get(), SOMAXCONN) == 0) return fd;
+  if (errno == EADDRINUSE) throw Error(ErrorCode::conflict, "somebody has the socket " + name);
+  throw errno_error("cannot listen at " + name, errno);
 }
 
 std::optional<UniqueFd> accept_own(int listener) {
@@ -51,25 +98,17 @@ std::optional<UniqueFd> accept_own(int listener) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       return std::nullopt;
     }
-    ucred peer{};
-    socklen_t size = sizeof peer;
-    if (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
-        (peer.uid == ::geteuid() || peer.uid == 0)) {
-      return fd;
-    }
-    log::warn("another user at a socket was refused",
-              {{"uid", std::to_string(peer.uid)}, {"pid", std::to_string(peer.pid)}});
+    if (is_own(fd.get())) return fd;
   }
 }
 
 std::optional<UniqueFd> connect_unix(const fs::path& path) {
-  const sockaddr_un address = address_of(path);
-  UniqueFd fd = make_socket();
-  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
-    return fd;
-  }
-  if (errno == ENOENT || errno == ECONNREFUSED || errno == EAGAIN) return std::nullopt;
-  throw errno_error("cannot connect to " + path.string(), errno);
+  return connect_to(address_of(path), path.string());
+}
+
+std::optional<UniqueFd> connect_abstract(const std::string& name) {
+  auto fd = connect_to(abstract_address(name), name);
+  return fd && is_own(fd->get()) ? std::move(fd) : std::nullopt;
 }
 
 }  // namespace dtrain::supervise

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "launcher/core/files.hpp"
 #include "launcher/core/unique_fd.hpp"
@@ -17,5 +18,11 @@ std::optional<UniqueFd> accept_own(int listener);
 
 // Absent when nobody listens at `path`.
 std::optional<UniqueFd> connect_unix(const fs::path& path);
+
+// The same in the abstract namespace, which is the network namespace's: a name of at most 107 bytes
+// that no file stands for. Who listens there may be anybody: another user (root aside) is as
+// nobody. Error(conflict) when somebody has the name.
+UniqueFd listen_abstract(const std::string& name);
+std::optional<UniqueFd> connect_abstract(const std::string& name);
 
 }  // namespace dtrain::supervise

@@ -37,6 +37,7 @@
 //     supervise.log, setup.log
 //     ranks/R.out, ranks/R.err               the supervisor is their only writer
 //     errors/R.json                          TORCHELASTIC_ERROR_FILE
+//     hosts                                  launcher srun, node rank 0: each rank's Slurm node
 //     exit.json                              how it ended; written once, last
 //
 // What file sync wrote on a machine for a cluster, ~/.dtrain/CLUSTER_ID/sync/ (local, and what
@@ -150,6 +151,7 @@ struct AttemptRoot {
   fs::path err(int rank) const { return ranks() / (std::to_string(rank) + ".err"); }
   fs::path errors() const { return root / "errors"; }
   fs::path error_file(int rank) const { return errors() / (std::to_string(rank) + ".json"); }
+  fs::path hosts() const { return root / "hosts"; }
   fs::path exit() const { return root / "exit.json"; }
 };
 

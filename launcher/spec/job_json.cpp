@@ -31,6 +31,7 @@ json to_json(const JobSpec& spec) {
            {"storage_path", spec.storage_path},
            {"bundle", to_string(spec.bundle)},
            {"on_head_lost", to_string(spec.on_head_lost)},
+           {"launcher", to_string(spec.launcher)},
            {"stop_grace_s", spec.stop_grace.count()},
            {"priority", spec.priority},
            {"after", spec.after}};
@@ -264,6 +265,7 @@ JobSpec job_spec_from_json(const json& object) {
   }
   fields.parsed("bundle", spec.bundle, parse_bundle_mode);
   fields.parsed("on_head_lost", spec.on_head_lost, parse_on_head_lost);
+  fields.parsed("launcher", spec.launcher, parse_launcher);
   spec.stop_grace = fields.seconds("stop_grace_s").value_or(spec.stop_grace);
   spec.timeout = fields.seconds("timeout_s");
   spec.queue_timeout = fields.seconds("queue_timeout_s");

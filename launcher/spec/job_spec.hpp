@@ -62,6 +62,7 @@ struct SecretSpec {
 
 enum class BundleMode : std::uint8_t { automatic, off };
 enum class OnHeadLost : std::uint8_t { go_on, stop };  // "continue", "stop"
+enum class Launcher : std::uint8_t { direct, srun };
 
 // What of a job was sent to the cluster by content; filled in by `submit`, never by a YAML. Trees
 // are those of launcher/files/content_tree.hpp, by their SHA-256.
@@ -106,6 +107,7 @@ struct JobSpec {
   CheckpointSpec checkpoint;
   BundleMode bundle = BundleMode::automatic;
   OnHeadLost on_head_lost = OnHeadLost::go_on;
+  Launcher launcher = Launcher::direct;
   std::chrono::seconds stop_grace{30};
   std::optional<std::chrono::seconds> timeout;        // of one job, over all attempts
   std::optional<std::chrono::seconds> queue_timeout;  // in state queued

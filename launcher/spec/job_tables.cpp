@@ -148,6 +148,9 @@ const Table& job_table() {
           key("on_head_lost", Shape::choice({"continue", "stop"}), "continue",
               "What ranks do when their node no longer reaches the head: go on, or stop before "
               "the head may start them elsewhere."),
+          key("launcher", Shape::choice({"direct", "srun"}), "direct",
+              "`srun`: on nodes of one Slurm allocation each rank is a task of srun with PMIx, for "
+              "programs that find each other by MPI."),
           key("stop_grace_s", Shape::whole(0, static_cast<double>(limits::kGraceSeconds)), 30,
               "Seconds from SIGTERM to SIGKILL."),
           example(

@@ -159,6 +159,7 @@ JobSpec read_job(const Document& document, Source source) {
   read_checkpoint(top.mapping("checkpoint"), spec);
   spec.bundle = parse_bundle_mode(top.choice("bundle"));
   spec.on_head_lost = parse_on_head_lost(top.choice("on_head_lost"));
+  spec.launcher = parse_launcher(top.choice("launcher"));
   spec.stop_grace = std::chrono::seconds(top.whole("stop_grace_s"));
   if (const auto timeout = top.optional_whole("timeout_s")) {
     spec.timeout = std::chrono::seconds(*timeout);

@@ -48,6 +48,7 @@ constexpr Names<BundleMode, 2> kBundleModes{
     {{BundleMode::automatic, "auto"}, {BundleMode::off, "off"}}};
 constexpr Names<OnHeadLost, 2> kOnHeadLost{
     {{OnHeadLost::go_on, "continue"}, {OnHeadLost::stop, "stop"}}};
+constexpr Names<Launcher, 2> kLaunchers{{{Launcher::direct, "direct"}, {Launcher::srun, "srun"}}};
 constexpr Names<ScoreOrder, 2> kScoreOrders{{{ScoreOrder::max, "max"}, {ScoreOrder::min, "min"}}};
 
 std::string_view file_name(std::string_view path) {
@@ -136,6 +137,9 @@ BundleMode parse_bundle_mode(std::string_view text) {
 OnHeadLost parse_on_head_lost(std::string_view text) {
   return value_of(kOnHeadLost, text);
 }
+Launcher parse_launcher(std::string_view text) {
+  return value_of(kLaunchers, text);
+}
 ScoreOrder parse_score_order(std::string_view text) {
   return value_of(kScoreOrders, text);
 }
@@ -156,6 +160,9 @@ const char* to_string(BundleMode mode) noexcept {
 }
 const char* to_string(OnHeadLost what) noexcept {
   return name_of(kOnHeadLost, what);
+}
+const char* to_string(Launcher launcher) noexcept {
+  return name_of(kLaunchers, launcher);
 }
 const char* to_string(ScoreOrder order) noexcept {
   return name_of(kScoreOrders, order);

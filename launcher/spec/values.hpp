@@ -20,12 +20,14 @@ std::uint64_t parse_bytes(std::string_view text);
 
 BundleMode parse_bundle_mode(std::string_view text);   // "auto", "off"
 OnHeadLost parse_on_head_lost(std::string_view text);  // "continue", "stop"
+Launcher parse_launcher(std::string_view text);        // "direct", "srun"
 ScoreOrder parse_score_order(std::string_view text);   // "max", "min"
 
 std::string to_string(NodeCount count);
 std::string to_string(ProcsPerNode procs);
 const char* to_string(BundleMode mode) noexcept;
 const char* to_string(OnHeadLost what) noexcept;
+const char* to_string(Launcher launcher) noexcept;
 const char* to_string(ScoreOrder order) noexcept;
 
 // A job's name where none is given: the program's file name, for an interpreter (python train.py)

@@ -34,6 +34,11 @@ inline constexpr auto kReader<OnHeadLost> = [](const json& value) {
         printable(name.substr(0, 80), false));
 };
 
+void fields(Is<SrunStep::Node> auto& m, auto&& f) {
+  f("name", m.name, "nproc", within(m.nproc, 1, 65536));
+}
+BOOST_DESCRIBE_STRUCT(SrunStep, (), (job, nodes, secret))
+
 void fields(Is<AttemptSpec> auto& m, auto&& f) {
   f("version", within(m.version, 1), "cluster", any_id(m.cluster), "job", m.job, "job_name",
     or_default(m.job_name), "attempt", within(m.attempt, 1), "node", any_id(m.node), "token",
@@ -46,8 +51,8 @@ void fields(Is<AttemptSpec> auto& m, auto&& f) {
     if_set(m.checkpoint), "gpus", m.gpus, "gpus_assigned", or_default(m.gpus_assigned),
     "max_restarts", or_default(m.max_restarts), "stop_grace_s", or_default(m.stop_grace),
     "on_head_lost", m.on_head_lost, "lease_ms", or_default(m.lease, {1, kMostLease}), "content",
-    if_set(m.content), "rank_memory", if_set(m.rank_memory), "library_path",
-    if_set(m.library_path));
+    if_set(m.content), "rank_memory", if_set(m.rank_memory), "library_path", if_set(m.library_path),
+    "srun", if_set(m.srun));
 }
 
 BOOST_DESCRIBE_ENUM(NodeFinished::Outcome, succeeded, failed, stopped)

@@ -23,6 +23,17 @@ namespace dtrain::wire {
 
 inline constexpr int kSuperviseVersion = 1;
 
+// launcher: srun. The step of Slurm's whose tasks stand for the attempt's ranks, in their order.
+struct SrunStep {
+  struct Node {
+    std::string name;  // Slurm's
+    int nproc = 1;     // ranks there
+  };
+  std::string job;          // Slurm's, whose nodes these are
+  std::vector<Node> nodes;  // by node rank
+  std::string secret;       // of the attempt, the same on all nodes: who knows it belongs to it
+};
+
 // One node's share of an attempt: spec.json in the attempt's folder. Secrets travel beside it and
 // lie in secrets.json, {NAME: VALUE}, 0600.
 struct AttemptSpec {
@@ -62,6 +73,7 @@ struct AttemptSpec {
   std::optional<JobContent> content;
   std::uint64_t rank_memory = 0;  // bytes that each rank may use; 0: as many as there are
   std::string library_path;       // in front of the ranks' LD_LIBRARY_PATH; empty: nothing
+  std::optional<SrunStep> srun;   // absent: nobody else has a part in starting the ranks
 };
 
 // ---- Supervisor to head, in order, each with a sequence number from 1. The supervisor keeps an

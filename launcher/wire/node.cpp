@@ -29,6 +29,7 @@ inline constexpr auto kReader<std::vector<FileEntry>> = file_entries_from_json;
 
 // ---- Node to head.
 
+BOOST_DESCRIBE_STRUCT(SlurmPlace, (), (job, node))
 void fields(Is<Hello> auto& m, auto&& f) {
   f("version", m.version, "features", m.features, "cluster", any_id(m.cluster), "node",
     any_id(m.node), "agent_version", m.agent_version, "address", m.address, "interface",
@@ -36,7 +37,7 @@ void fields(Is<Hello> auto& m, auto&& f) {
     m.machine, "root", m.root, "log", m.log, "cpus", within(m.cpus, 1, 65536), "gpus",
     within(m.gpus, 0, 1024), "memory", m.memory, "attempts", m.attempts, "glibc", if_set(m.glibc),
     "jobs", any_id(m.jobs, Presence::if_set), "leaving", if_set(m.leaving), "prepared",
-    if_set(m.prepared));
+    if_set(m.prepared), "slurm", if_set(m.slurm));
 }
 BOOST_DESCRIBE_STRUCT(Heartbeat, (), ())
 void fields(Is<FromSupervisor> auto& m, auto&& f) {

@@ -34,6 +34,14 @@ inline const std::vector<std::string> kNodeFeatures{"mirror",  "prepare", "pairs
                                                     "setup",   "forward", "content", "shards",
                                                     "collect", "memory",  "leave",   "preparation"};
 
+// Where in Slurm a node is.
+struct SlurmPlace {
+  std::string job;   // its allocation
+  std::string node;  // Slurm's name of the machine
+
+  bool operator==(const SlurmPlace&) const = default;
+};
+
 // ---- Node to head, control.
 
 struct Hello {
@@ -57,6 +65,7 @@ struct Hello {
   std::vector<JobId> jobs;                      // that have a folder there
   std::string leaving;                          // as Leaving's reason; empty: it stays
   std::string prepared;                         // the last Preparation's key; empty: none
+  std::optional<SlurmPlace> slurm;              // it is in a step of Slurm's, and knows SrunStep
 };
 struct Heartbeat {};  // both ways; the head answers each, which renews the leases
 struct FromSupervisor {

@@ -23,6 +23,14 @@ class SmallThings(ClusterCase):
         self.assertEqual(done.returncode, 2)
         self.assertIn("did you mean CPU?", done.stderr)
 
+    def test_srun_where_no_slurm_is(self):
+        for wait in ([], ["--wait"]):
+            done = self.run_dtrain("submit", "--launcher", "srun", *wait, "--", "true")
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn("no node of this cluster, whose provider is local, is in a Slurm allocation", done.stderr)
+            self.assertIn("leave launcher out", done.stderr)
+        self.assertEqual(self.json("status")["jobs"], [])
+
     def test_forward_to_a_node_that_is_not_there(self):
         done = self.run_dtrain("forward", "0:node-7:80", deadline=20)
         self.assertEqual(done.returncode, 2)

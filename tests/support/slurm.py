@@ -38,6 +38,7 @@ CredType=cred/none
 SlurmUser=root
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool/%n
+TmpFS={folder}/tmp/%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -129,6 +130,8 @@ class Slurm:
         self.start_controller("-c")
         for name in self.nodes:
             (self.folder / "spool" / name).mkdir()
+            # For PMIx, whose files are called alike on all nodes.
+            (self.folder / "tmp" / name).mkdir(parents=True)
             self.start_node(name)
         self.until(lambda: sh("sinfo", "-h", "-p", "normal", "-t", "idle", "-o", "%D", check=False).strip()
                    == str(len(self.nodes)), "all nodes are idle")

@@ -77,6 +77,7 @@ void Engine::Impl::submit(const std::string& submission_id, JobSpec spec,
     }
   }
 
+  check_launcher(spec);
   check_origin(spec);
 
   JobId id = make_job_id(spec.name);

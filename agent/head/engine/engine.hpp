@@ -41,6 +41,7 @@ struct NodeInfo {
   int gpus = 0;
   std::uint64_t memory = 0;  // bytes
   std::string glibc;         // of its machine; empty: none, or not known
+  std::optional<wire::SlurmPlace> slurm;
   // The attempts whose supervisor lives there, or whose last events are not acknowledged yet.
   std::vector<std::pair<JobId, int>> attempts;
   std::vector<JobId> jobs;  // that have a folder there

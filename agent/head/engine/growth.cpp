@@ -10,9 +10,10 @@
 namespace dtrain::head {
 namespace {
 
-NodeCapacity one_of(const MachineType& type, const NodeId& node) {
+NodeCapacity one_of(const MachineType& type, const NodeId& node, const std::string& allocation) {
   NodeCapacity one = type.each;
   one.node = node;
+  one.allocation = allocation;
   return one;
 }
 
@@ -42,7 +43,7 @@ class Grower {
                                      [&](const auto& one) { return one.name == each.type; });
       // One that has just come may still be said to come.
       if (type == machines.types.end() || index_.contains(each.node)) continue;
-      add(one_of(*type, each.node), {Kind::coming, !type->known, &each});
+      add(one_of(*type, each.node, each.allocation), {Kind::coming, !type->known, &each});
     }
   }
 
@@ -100,10 +101,11 @@ class Grower {
 
   std::vector<NodeCapacity> fresh(const MachineType& type, int count) const {
     std::vector<NodeCapacity> machines;
+    // No allocation's name begins so, nor a node's.
+    const std::string together = " " + std::to_string(nodes_.size());
     for (int i = 0; i < count; ++i) {
-      // No node's name begins so.
       const std::size_t number = nodes_.size() + machines.size();
-      machines.push_back(one_of(type, NodeId(" " + std::to_string(number))));
+      machines.push_back(one_of(type, NodeId(" " + std::to_string(number)), together));
     }
     return machines;
   }
@@ -169,7 +171,8 @@ class Grower {
       ++kept;
       const PlacedShare& share = placement.shares->front();
       use(nodes_[i], share);
-      growth_.needed.insert(share.node);
+      // What is of several allocations does it no good: those go, and one comes in their place.
+      if (!demand.one_allocation) growth_.needed.insert(share.node);
       growth_.kept[share.node].push_back(share);
     }
     return true;
@@ -259,7 +262,7 @@ std::string never_fits(const std::vector<NodeCapacity>& nodes, const Demand& dem
   part.nnodes = {1, 1};
   std::vector<NodeCapacity> each;
   for (const MachineType& type : machines.types) {
-    each.push_back(one_of(type, NodeId("each " + type.name)));
+    each.push_back(one_of(type, NodeId("each " + type.name), " "));
   }
   const Placement one = place_in_order(each, part);
   if (!one.shares) return one.reason;

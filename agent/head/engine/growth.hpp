@@ -33,7 +33,8 @@ struct ComingMachine {
   NodeId node;
   std::string type;
   bool runs = false;
-  std::string reason;  // what it waits for
+  std::string reason;           // what it waits for
+  std::string allocation = {};  // those with the same are had together
 
   bool operator==(const ComingMachine&) const = default;
 };

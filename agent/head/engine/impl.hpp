@@ -127,6 +127,7 @@ struct Job {
 struct Node {
   NodeRow row;
   std::string glibc;
+  std::optional<wire::SlurmPlace> slurm;  // as its agent has said; absent: in none, or not known
   bool connected = false;
   bool being_removed = false;
   std::string leaves;       // why it is about to leave by itself; empty: it is not
@@ -244,6 +245,10 @@ struct Engine::Impl {
 
   // content.cpp
   void check_glibc(const JobSpec& spec) const;  // Error(conflict)
+  // srun.cpp
+  void check_launcher(const JobSpec& spec) const;  // Error(conflict)
+  wire::SrunStep srun_step(const Attempt& attempt) const;
+  std::string not_one_allocation(const Attempt& attempt) const;
   bool content_in_place(Job& job, Attempt& attempt);
   void staging(const NodeId& node, const wire::Staging& news);
   void unstage(const Job& job, const Attempt& attempt, Share& share);

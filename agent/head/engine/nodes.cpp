@@ -54,6 +54,7 @@ void Engine::Impl::joined(const NodeInfo& info) {
   node.row.joined = info.joined;
   node.row.type = info.type;
   node.glibc = info.glibc;
+  node.slurm = info.slurm;
   node.connected = true;
   node.leaves = printable(info.leaving, false);
   node.preparing = info.preparing;

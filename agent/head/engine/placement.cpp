@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cmath>
 #include <cstdio>
+#include <map>
 #include <tuple>
 
 #include "launcher/core/text.hpp"
@@ -90,7 +91,7 @@ std::optional<PlacedShare> fit(const NodeCapacity& node, const Demand& demand,
   return share;
 }
 
-// "needs 4 CPUs and 2 GPUs on each of 2 nodes"
+// "needs 4 CPUs and 2 GPUs on each of 2 nodes of one Slurm allocation"
 std::string needs(const Demand& demand) {
   std::vector<std::string> parts;
   switch (demand.procs.kind) {
@@ -110,8 +111,42 @@ std::string needs(const Demand& demand) {
       }
   }
   std::string text = "needs " + (parts.empty() ? std::string("room") : join(parts, ", "));
-  if (demand.nnodes.min == 1) return text + " on a node";
-  return text + " on each of " + std::to_string(demand.nnodes.min) + " nodes";
+  const bool slurm = demand.one_allocation;
+  if (demand.nnodes.min == 1) return text + " on a node" + (slurm ? " in a Slurm allocation" : "");
+  return text + " on each of " + std::to_string(demand.nnodes.min) + " nodes" +
+         (slurm ? " of one Slurm allocation" : "");
+}
+
+Placement place_among(const std::vector<NodeCapacity>& nodes, const Demand& demand,
+                      const std::vector<bool>* among);
+
+// Each allocation is a cluster of its own. What is not known is one too, of which nothing is usable
+// yet.
+Placement place_in_one_allocation(const std::vector<NodeCapacity>& nodes, const Demand& demand,
+                                  const std::vector<bool>* among) {
+  std::map<std::optional<std::string>, std::vector<bool>> allocations;
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    if (nodes[i].allocation == "" || (among != nullptr && !(*among)[i])) continue;
+    allocations[nodes[i].allocation].resize(nodes.size());
+    allocations[nodes[i].allocation][i] = true;
+  }
+  Placement best;
+  std::ptrdiff_t largest = 0;
+  for (auto& [id, part] : allocations) {
+    part.resize(nodes.size());
+    const std::ptrdiff_t size = std::count(part.begin(), part.end(), true);
+    largest = std::max(largest, size);
+    if (size < demand.nnodes.min) continue;
+    Placement here = place_among(nodes, demand, &part);
+    const bool better = here.shares && (!best.shares || here.shares->size() > best.shares->size());
+    if (better || best.reason.empty()) best = std::move(here);
+  }
+  if (!best.shares && best.reason.empty()) {
+    best.reason = needs(demand) + (largest == 0 ? "; no node of this cluster is in one"
+                                                : "; the largest here has " +
+                                                      count(static_cast<double>(largest), "node"));
+  }
+  return best;
 }
 
 }  // namespace
@@ -125,6 +160,7 @@ Demand demand_of(const JobSpec& spec) {
   demand.cpus = spec.resources.cpu.value_or(demand.gpus > 0 ? 0 : 1);
   demand.memory = spec.resources.memory.value_or(0);
   demand.may_run_alone = !spec.resources_given;
+  demand.one_allocation = spec.launcher == Launcher::srun;
   if (spec.content) demand.glibc = parse_glibc_version(spec.content->glibc);
   return demand;
 }
@@ -132,7 +168,7 @@ Demand demand_of(const JobSpec& spec) {
 bool operator<(const Demand& a, const Demand& b) {
   const auto key = [](const Demand& d) {
     return std::tuple(d.nnodes.min, d.nnodes.max, d.procs.kind, d.procs.number, d.cpus, d.gpus,
-                      d.memory, d.glibc, d.may_run_alone);
+                      d.memory, d.glibc, d.may_run_alone, d.one_allocation);
   };
   return key(a) < key(b);
 }
@@ -183,6 +219,14 @@ Placement place(std::vector<NodeCapacity> nodes, const Demand& demand) {
 
 Placement place_in_order(const std::vector<NodeCapacity>& nodes, const Demand& demand,
                          const std::vector<bool>* among) {
+  return demand.one_allocation ? place_in_one_allocation(nodes, demand, among)
+                               : place_among(nodes, demand, among);
+}
+
+namespace {
+
+Placement place_among(const std::vector<NodeCapacity>& nodes, const Demand& demand,
+                      const std::vector<bool>* among) {
   std::vector<PlacedShare> shares;
   std::vector<std::string> shortages;
   std::size_t short_nodes = 0;
@@ -237,6 +281,8 @@ Placement place_in_order(const std::vector<NodeCapacity>& nodes, const Demand& d
   }
   return {shares, {}};
 }
+
+}  // namespace
 
 std::vector<NodeCapacity> emptied(std::vector<NodeCapacity> nodes) {
   for (NodeCapacity& node : nodes) {

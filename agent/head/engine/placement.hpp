@@ -29,6 +29,8 @@ struct NodeCapacity {
   std::set<int> gpus_used;  // indices
   std::uint64_t memory_used = 0;
   std::optional<GlibcVersion> glibc;  // absent: not known
+  // Of Slurm, that it is in; empty: in none. Absent: not known.
+  std::optional<std::string> allocation;
 
   bool operator==(const NodeCapacity&) const = default;
 };
@@ -41,7 +43,8 @@ struct Demand {
   int gpus = 0;
   std::uint64_t memory = 0;           // bytes
   std::optional<GlibcVersion> glibc;  // the oldest that will do; absent: any
-  bool may_run_alone = false;  // asked for nothing: if it is larger than a node, it gets all of it
+  bool may_run_alone = false;   // asked for nothing: if it is larger than a node, it gets all of it
+  bool one_allocation = false;  // all its nodes are in the same allocation of Slurm's
 
   friend bool operator<(const Demand& a, const Demand& b);  // some order
 };
@@ -65,7 +68,7 @@ struct Placement {
 void use(NodeCapacity& node, const PlacedShare& share);
 
 // With nnodes min:max as many as are free. Nodes without GPUs first for a job that needs none,
-// then by name.
+// then by name. Of several allocations the one that gives most nodes.
 Placement place(std::vector<NodeCapacity> nodes, const Demand& demand);
 // The same of nodes that are ordered by name already: linear in them. With `among` only of those
 // whose place in the list is set there.

@@ -33,6 +33,7 @@ NodeCapacity empty_capacity(const Node& node) {
   capacity.gpus = node.row.gpus;
   capacity.memory = node.row.memory;
   capacity.glibc = parse_glibc_version(node.glibc);
+  if (node.slurm || node.connected) capacity.allocation = node.slurm ? node.slurm->job : "";
   return capacity;
 }
 
@@ -369,6 +370,11 @@ void Engine::Impl::advance(Job& job, Attempt& attempt) {
   }
   if (!ready_to_start(job, attempt)) return;
   if (!content_in_place(job, attempt)) return;
+  if (job.spec.launcher == Launcher::srun) {
+    if (const std::string why = not_one_allocation(attempt); !why.empty()) {
+      return give_up_start(job, attempt, why);
+    }
+  }
   for (Share& share : attempt.shares) {
     if (share.start_sent || !share.live()) continue;
     if (share.row.node_rank == 0 || attempt.row.master_port != 0) send_start(job, attempt, share);
@@ -411,6 +417,7 @@ void Engine::Impl::send_start(Job& job, Attempt& attempt, Share& share) {
   spec.on_head_lost = job.spec.on_head_lost;
   spec.lease = options.lease;
   spec.content = job.spec.content;
+  if (job.spec.launcher == Launcher::srun) spec.srun = srun_step(attempt);
   if (spec.rank_memory > 0 && !nodes.at(share.row.node).features.contains("memory")) {
     Tx tx;
     warn(tx, job, attempt,

@@ -267,6 +267,7 @@ nlohmann::json Engine::status() const {
 nlohmann::json Engine::plan(const JobSpec& spec) const {
   const std::vector<Error> problems = validate(spec);
   if (!problems.empty()) throw problems.front();
+  impl_->check_launcher(spec);
   impl_->check_glibc(spec);
   impl_->check_origin(spec);
   return impl_->plan(spec);
@@ -321,6 +322,7 @@ void Engine::job_events(const JobId& id, Answer done) const {
 }
 
 void Engine::check_fits(const JobSpec& spec) const {
+  impl_->check_launcher(spec);
   const Demand demand = demand_of(spec);
   const std::vector<NodeCapacity> empty = emptied(impl_->capacities());
   std::string why;

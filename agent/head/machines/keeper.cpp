@@ -409,7 +409,8 @@ MachinesToCome MachineKeeper::to_come() const {
     ++there[machine.type];
     if (now != Presence::unseen) continue;
     const bool runs = machine.state == MachineState::running;
-    result.coming.push_back({node, machine.type, runs, runs ? "it joins" : machine.reason});
+    result.coming.push_back(
+        {node, machine.type, runs, runs ? "it joins" : machine.reason, group_of(machine)});
   }
   int least = 0;
   for (const wire::WantedMachines::Type& wanted : wanted_.types) {

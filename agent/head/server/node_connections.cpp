@@ -137,6 +137,7 @@ asio::awaitable<void> NodeConnections::serve_control(wire::AcceptedPeer peer) {
   info.gpus = hello->gpus;
   info.memory = hello->memory;
   info.glibc = hello->glibc;
+  info.slurm = hello->slurm;
   info.attempts = hello->attempts;
   info.jobs = hello->jobs;
   if (const JoinRecord* join = joins_->of(id)) {

@@ -18,7 +18,11 @@ TEST_CASE("in a step of Slurm a node has what that has") {
     CHECK(facts.cpus == 1);
     CHECK(facts.memory == std::uint64_t{100} << 20);
     CHECK(facts.gpus == 2);
+    CHECK_FALSE(facts.slurm.has_value());
   }
+  const testing::VariableIs job("SLURM_JOB_ID", "4711");
+  const testing::VariableIs name("SLURMD_NODENAME", "n1");
+  CHECK(node::gather_facts().slurm == wire::SlurmPlace{"4711", "n1"});
   const testing::VariableIs gpus("CUDA_VISIBLE_DEVICES", "NoDevFiles");
   CHECK(node::gather_facts().gpus == 0);
 }

@@ -99,6 +99,27 @@ TEST_CASE("who lies over whom") {
   CHECK(env["MASTER_ADDR"] == "10.0.0.1");
 }
 
+TEST_CASE("what a launcher gives lies over the job's where it is the launcher's own") {
+  wire::AttemptSpec spec = two_by_two();
+  supervise::Surroundings around;
+  around.base = {{"SLURM_NTASKS", "2"}, {"SLURM_NTASKS_PER_NODE", "1"}, {"HOME", "/home/me"}};
+  spec.env = {{"PMIX_RANK", "9"}};
+  supervise::RankPlace place{1, "/errors/3.json", "/s/3", std::nullopt};
+  place.of_launcher = {{"PMIX_RANK", "3"},   {"SLURM_NTASKS", "4"}, {"HOME", "/"},
+                       {"OF_A_PLUGIN", "x"}, {"RANK", "7"},         {"DTRAIN_LAUNCH", "secret"}};
+  Environment env;
+  for (const std::string& entry : supervise::rank_environment(spec, around, place)) {
+    env[entry.substr(0, entry.find('='))] = entry.substr(entry.find('=') + 1);
+  }
+  CHECK(env["PMIX_RANK"] == "3");
+  CHECK(env["SLURM_NTASKS"] == "4");
+  CHECK(env["HOME"] == "/home/me");
+  CHECK(env["OF_A_PLUGIN"] == "x");
+  CHECK(env["RANK"] == "3");
+  CHECK_FALSE(env.contains("SLURM_NTASKS_PER_NODE"));
+  CHECK_FALSE(env.contains("DTRAIN_LAUNCH"));
+}
+
 TEST_CASE("nodes of one machine share its CPUs") {
   wire::AttemptSpec spec = two_by_two();
   spec.nproc = 1;

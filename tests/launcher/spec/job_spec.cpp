@@ -35,6 +35,7 @@ JobSpec full() {
   spec.checkpoint = {3, "val_accuracy", ScoreOrder::min};
   spec.bundle = BundleMode::off;
   spec.on_head_lost = OnHeadLost::stop;
+  spec.launcher = Launcher::srun;
   spec.stop_grace = std::chrono::seconds(5);
   spec.timeout = std::chrono::seconds(3600);
   spec.queue_timeout = std::chrono::seconds(0);
@@ -73,6 +74,7 @@ TEST_CASE("the JSON of a job has the keys of the YAML") {
   CHECK(sent["secrets"] == json::parse(R"(["TOKEN", {"KEY": {"file": "/home/me/key"}}])"));
   CHECK(sent["stop_grace_s"] == 5);
   CHECK(sent["on_head_lost"] == "stop");
+  CHECK(sent["launcher"] == "srun");
   CHECK(to_json(good())["nnodes"] == 1);
   CHECK(to_json(good())["command"] == json::parse(R"(["./train"])"));
 }

@@ -38,6 +38,7 @@ storage_path: ../shared/
 checkpoint: {num_to_keep: 2, score_attribute: acc, score_order: min}
 bundle: off
 on_head_lost: stop
+launcher: srun
 stop_grace_s: 0
 timeout_s: 3600
 queue_timeout_s: 60
@@ -59,6 +60,7 @@ priority: -5
   expected.checkpoint = {2, "acc", ScoreOrder::min};
   expected.bundle = BundleMode::off;
   expected.on_head_lost = OnHeadLost::stop;
+  expected.launcher = Launcher::srun;
   expected.stop_grace = std::chrono::seconds(0);
   expected.timeout = std::chrono::seconds(3600);
   expected.queue_timeout = std::chrono::seconds(60);

@@ -77,6 +77,13 @@ wire::AttemptSpec memory_spec() {
   return spec;
 }
 
+// Of a job whose ranks are tasks of srun.
+wire::AttemptSpec srun_spec() {
+  wire::AttemptSpec spec = full_spec();
+  spec.srun = wire::SrunStep{"4711", {{"n1", 2}, {"n2", 2}}, "00ff"};
+  return spec;
+}
+
 wire::RankExited full_exit() {
   wire::RankExited exited;
   exited.rank = 1;
@@ -126,6 +133,7 @@ std::map<std::string, Golden> all_messages() {
       {"spec_machine", {wire::to_json(machine_spec()), read_spec}},
       {"spec_sent", {wire::to_json(sent_spec()), read_spec}},
       {"spec_memory", {wire::to_json(memory_spec()), read_spec}},
+      {"spec_srun", {wire::to_json(srun_spec()), read_spec}},
       {"event_master_ready", event(1, wire::MasterReady{29500})},
       {"event_setup_started", event(2, wire::SetupStarted{})},
       {"event_ranks_started", event(3, wire::RanksStarted{{{0, 4001}, {1, 4002}}, kTime})},

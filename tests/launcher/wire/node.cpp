@@ -76,6 +76,8 @@ std::map<std::string, json> messages() {
   preparation.command = "nvidia-smi";
   Hello leaving = hello;
   leaving.leaving = "its container was told to end (SIGTERM)";
+  Hello in_slurm = hello;
+  in_slurm.slurm = SlurmPlace{"4711", "n1"};
   Hello with_interfaces = hello;
   with_interfaces.interface = "eth0";
   with_interfaces.interfaces = {{"eth0", "10.0.0.2"}, {"eth1", "192.168.0.2"}};
@@ -90,6 +92,7 @@ std::map<std::string, json> messages() {
   const std::vector<FileEntry> files{{"a/model.safetensors", 12, std::string(64, 'a')}};
   SetupLogs setup{"00ff", {{"setup_commands", "done\n"}}};
   return {
+      {"node_hello_slurm", to_json(NodeMessage(in_slurm))},
       {"node_hello_interfaces", to_json(NodeMessage(with_interfaces))},
       {"node_prepared", to_json(NodeMessage(AttemptPrepared{kJob, 2, std::nullopt}))},
       {"node_prepared_error", to_json(NodeMessage(not_prepared))},

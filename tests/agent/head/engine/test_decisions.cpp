@@ -91,6 +91,34 @@ TEST_CASE("placement: GPUs, memory, fractions, whole nodes") {
   CHECK(place({node("a", 0.3)}, demand_of(tenth)).shares.has_value());
 }
 
+TEST_CASE("placement: all nodes of one Slurm allocation") {
+  const auto in = [](const std::string& name, std::optional<std::string> allocation,
+                     double used = 0) {
+    NodeCapacity capacity = node(name, 4, used);
+    capacity.allocation = std::move(allocation);
+    return capacity;
+  };
+  JobSpec spec = job(2, 4);
+  spec.launcher = Launcher::srun;
+  const std::vector<NodeCapacity> nodes = {in("login", ""), in("n-1", "7"), in("n-2", "8"),
+                                           in("n-3", "8"), in("n-4", "8")};
+  CHECK(names(place(nodes, demand_of(spec))) == Names{"n-2", "n-3"});
+  // As many as one allocation gives.
+  spec.nnodes = {1, 4};
+  CHECK(names(place(nodes, demand_of(spec))) == Names{"n-2", "n-3", "n-4"});
+  spec.nnodes = {4, 4};
+  CHECK(place(nodes, demand_of(spec)).reason ==
+        "needs 4 CPUs on each of 4 nodes of one Slurm allocation; the largest here has 3 nodes");
+  spec.nnodes = {2, 2};
+  CHECK(place({in("n-1", "7"), in("n-2", "8"), in("n-3", "8", 1)}, demand_of(spec)).reason ==
+        "needs 4 CPUs on each of 2 nodes of one Slurm allocation; n-3 has 3 of 4 CPUs free");
+  spec.nnodes = {1, 1};
+  CHECK(place({in("login", "")}, demand_of(spec)).reason ==
+        "needs 4 CPUs on a node in a Slurm allocation; no node of this cluster is in one");
+  // What is not known may be one.
+  CHECK(names(place({in("n-1", std::nullopt)}, demand_of(spec))) == Names{"n-1"});
+}
+
 TEST_CASE("placement: a job that asks for nothing and is too large runs alone") {
   const Demand large = demand_of(job(1, 8));
   CHECK(place({node("a", 2)}, large).shares.has_value());

@@ -333,3 +333,33 @@ TEST_CASE("growth: random workloads end, within the bounds, and nothing is asked
     CHECK(asked <= wanted);
   }
 }
+
+TEST_CASE("a gang of one allocation") {
+  const auto in = [](const std::string& name, const std::string& allocation) {
+    NodeCapacity node = node_of(name);
+    node.allocation = allocation;
+    return node;
+  };
+  WaitingJob job = gang_of("job-a", 2);
+  job.demand.one_allocation = true;
+  // One of each is of no use to it.
+  const MachinesToCome more = of({type("cpu", 4)});
+  CHECK(decide_growth({in("n-1", "7"), in("n-2", "8")}, {}, {job}, more).gangs ==
+        Gangs{{JobId("job-a"), "cpu", 2}});
+  CHECK(decide_growth({in("n-1", "7"), in("n-2", "7")}, {}, {job}, more).gangs.empty());
+  // What was asked for together comes together, one after the other.
+  const MachinesToCome both = of({type("cpu", 4)}, {{NodeId("n-3"), "cpu", false, "", "9"},
+                                                    {NodeId("n-4"), "cpu", false, "", "9"}});
+  CHECK(decide_growth({in("n-1", "7")}, {}, {job}, both).gangs.empty());
+  const MachinesToCome second = of({type("cpu", 4)}, {{NodeId("n-4"), "cpu", true, "", "9"}});
+  CHECK(decide_growth({in("n-1", "7"), in("n-3", "9")}, {}, {job}, second).gangs.empty());
+  // Where there is no room those of several allocations go, and nobody else gets them.
+  MachineType all_there = type("cpu", 2);
+  all_there.there = 2;
+  const Growth full = decide_growth({in("n-1", "7"), in("n-2", "8")}, {}, {job}, of({all_there}));
+  CHECK(full.gangs.empty());
+  CHECK(full.short_of_room);
+  CHECK(full.needed.empty());
+  CHECK(full.kept.size() == 2);
+  CHECK(never_fits({}, job.demand, more).empty());
+}
