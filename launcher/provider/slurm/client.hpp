@@ -62,7 +62,12 @@ class Client {
   // what was said first.
   void cancel(const std::vector<std::string>& ids);
 
-  Transport& login_node() { return *transport_; }
+  // What runs `argv` beside that which runs in a job already, on its first node, in the home folder
+  // there; stdin and stdout are passed byte for byte as they come.
+  std::vector<std::string> in_job(const std::string& id,
+                                  const std::vector<std::string>& argv) const;
+
+  Transport& login_node() const { return *transport_; }
 
  private:
   std::string run(const std::string& program, const std::vector<std::string>& arguments,
