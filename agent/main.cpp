@@ -104,6 +104,7 @@ struct Arguments {
   int lock = -1;
   std::string credential;
   std::vector<std::string> addresses;
+  std::string place;
   bool contained = false;
   int end_within = 28;
   bool fresh = false;
@@ -142,7 +143,8 @@ int main(int argc, char** argv) {
 
   command("head", "Role: the head of a cluster", [](Arguments& a) {
     watch::keep_watch(own_path());
-    return head::head_main({a.root});
+    const auto contained = watch::from_environment();
+    return head::head_main({a.root}, contained && contained->told != 0);
   });
   command("node", "Role: the agent of a node", [](Arguments& a) {
     watch::keep_watch(own_path());
@@ -218,9 +220,11 @@ int main(int argc, char** argv) {
   join->add_option("--credential", args.credential, "A folder")->required();
   join->add_option("--address", args.addresses, "Of the head; several: each is tried")->required();
   join->add_option("--port", args.port)->required();
+  join->add_option("--place", args.place, "A file that says where the head is by now");
   add_contained(join, args);
   join->callback([&args, &status] {
-    session::JoinOptions options{own_path(), args.credential, args.addresses, args.port, {}};
+    session::JoinOptions options{own_path(), args.credential, args.addresses,
+                                 args.port,  args.place,      {}};
     if (args.contained) {
       options.contained = [&args](const paths::WatchRoot& root) {
         return watch::watch_main(root, std::chrono::seconds(args.end_within));

@@ -1,6 +1,7 @@
 #include "agent/head/head.hpp"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
@@ -9,6 +10,7 @@
 
 #include "agent/head/engine/engine.hpp"
 #include "agent/head/machines/keeper.hpp"
+#include "agent/head/machines/succession.hpp"
 #include "agent/head/server/api.hpp"
 #include "agent/head/server/checkpoint_transfers.hpp"
 #include "agent/head/server/content_server.hpp"
@@ -21,6 +23,7 @@
 #include "agent/head/server/prunes.hpp"
 #include "agent/head/server/setup_asks.hpp"
 #include "agent/head/setup.hpp"
+#include "agent/head/turn.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/wire/json.hpp"
@@ -94,9 +97,19 @@ MachineKeeper::Hooks keeper_hooks(asio::io_context& context, asio::steady_timer&
   return hooks;
 }
 
+// Of one that moves. When its turn is over so is its allocation.
+std::unique_ptr<HeadTurn> take_turn(const paths::HeadRoot& root) {
+  try {
+    return std::make_unique<HeadTurn>(root, turn_holder());
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::conflict) ::kill(::getppid(), SIGTERM);
+    throw;
+  }
+}
+
 }  // namespace
 
-int head_main(const paths::HeadRoot& root) {
+int head_main(const paths::HeadRoot& root, bool leaves) {
   log::open("head", root.log().string());
   ::signal(SIGPIPE, SIG_IGN);
   auto lock = FileLock::try_lock(root.lock());
@@ -105,11 +118,19 @@ int head_main(const paths::HeadRoot& root) {
     lock = FileLock::wait(root.lock());
   }
   const HeadConfig config = read_head_config(root);
+  // Its end is the last of all: nothing is written after it.
+  std::unique_ptr<HeadTurn> turn;
+  std::optional<TurnGuard> guard;
+  if (config.moves) {
+    turn = take_turn(root);
+    guard.emplace(*turn);
+  }
   const SystemClock clock;
   asio::io_context context(1);
   ConfigFile config_file(context, root, config);
   NodeDoor door(context, config_file);
   door.listen();
+  if (config.moves) write_place(root, config_file->port);
   NodeConnections nodes(context, config_file, door);
 
   asio::steady_timer timer(context);
@@ -133,6 +154,7 @@ int head_main(const paths::HeadRoot& root) {
   options.machine = nodes.machine();
   options.storage = config.storage;
   options.ranks_on_head = config.ranks_on_head;
+  options.shared_storage = config.moves;
   Engine engine(options, clock, nodes, hooks);
 
   LogServer log_server(context, engine);
@@ -154,15 +176,24 @@ int head_main(const paths::HeadRoot& root) {
   contents.use(preparations);
   SetupAsks setups(context, nodes);
   asio::steady_timer next_look(context);
-  MachineKeeper machines(config.cluster, root.machines(), clock,
-                         keeper_hooks(context, next_look, config_file, engine, joins));
+  std::optional<Succession> succession;
+  const char* slurm_job = std::getenv("SLURM_JOB_ID");
+  if (config.moves && slurm_job != nullptr && !leaves) {
+    succession.emplace(config.name, config.cluster, slurm_job);
+  }
+  MachineKeeper::Hooks machine_hooks = keeper_hooks(context, next_look, config_file, engine, joins);
+  machine_hooks.wants = [&](const wire::WantedMachines& wanted) {
+    if (succession) succession->want(wanted);
+  };
+  MachineKeeper machines(config.cluster, root.machines(), clock, machine_hooks);
   keeper = &machines;
+  if (succession && machines.wanted().head) succession->want(machines.wanted());
   joins.on_early([&] { machines.look(); });
   nodes.on_change([&](const NodeId& node) { machines.changed(node); });
   Prunes prunes(context, engine, nodes, contents, preparations, root);
   Api api(context, paths::head_socket(root.root),
           {engine, config_file, door, nodes, log_server, files, execs, contents, setups, prunes,
-           joins, preparations, machines},
+           joins, preparations, machines, succession ? &*succession : nullptr},
           [&] { context.stop(); });
   asio::signal_set signals(context, SIGTERM, SIGINT);
   signals.async_wait([&](error_code failed, int) {

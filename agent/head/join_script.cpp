@@ -13,16 +13,17 @@ namespace {
 // taken with its head, by each program alike, and split here. Whatever reads stdin is kept from it:
 // the rest of the script may come from there. TLS 1.3 is what the head insists on. curl would trust
 // its built-in CA folder too, and openssl before 1.1.1b checks nothing without -verify. An address
-// that says nothing for a while is left; the pauses grow, and differ between machines. An agent
-// that is where agents are kept was checked before it came there. What the script is given goes to
-// the agent, which in a container takes the shell's place.
+// that says nothing for a while is left; the pauses grow, and differ between machines. A head that
+// moves is looked for where it is by then. An agent that is where agents are kept was checked
+// before it came there. What the script is given goes to the agent, which in a container takes the
+// shell's place.
 constexpr const char* kScript =
     R"sh(# Makes this machine node @NODE@ of the dtrain cluster @CLUSTER@.
 {
 umask 077
 export LC_ALL=C
 X=$*
-P=@PORT@ A='@ADDRESSES@'
+P=@PORT@ A='@ADDRESSES@' L=@PLACE@
 die() { echo "dtrain: $*" >&2; exit 1; }
 [ "$(uname -sm)" = 'Linux x86_64' ] || die "the agent is for Linux on x86_64, and this is $(uname -sm)"
 [ "$HOME" ] || eval "HOME=~$(id -un)"
@@ -82,7 +83,7 @@ F=$B/agents/$S/dtrain-agent
 E=
 case $X in *--contained*) E=exec ;; esac
 cd /
-$E "$F" join --credential "$D" --port $P $(for x in $*; do echo "--address $x"; done) $X </dev/null
+$E "$F" join --credential "$D" --port $P $(for x in $*; do echo "--address $x"; done) ${L:+"--place=$L"} $X </dev/null
 exit
 }
 S=@AGENT@
@@ -91,6 +92,8 @@ T=
 W=
 for i in 0 1 2 3 4 5 6 7 8; do
 [ $i = 0 ] || { s=$((i*i+@SPREAD@)); echo "dtrain: not yet:$W Trying again in $s s" >&2; sleep $s; }
+[ -r "$L" ] && read -r p a <"$L" && P=$p A=$a
+p=
 W=
 for t in curl python3 openssl; do
 command -v $t >/dev/null || continue
@@ -124,6 +127,7 @@ std::string join_script(const JoinScript& what) {
       {"@CLUSTER@", what.cluster.str()},
       {"@PORT@", std::to_string(what.port)},
       {"@ADDRESSES@", join(what.addresses, " ")},
+      {"@PLACE@", what.place.empty() ? "" : shell_quote(what.place)},
       {"@KEY@", what.credential.key_pem},
       {"@CERTIFICATE@", what.credential.certificate_pem},
       {"@CA@", what.ca_pem},

@@ -13,6 +13,7 @@ struct JoinScript {
   NodeId node;
   std::vector<std::string> addresses;  // of the head, numeric, in the order in which to try them
   int port = 0;
+  std::string place;  // of a head that moves: the file that says where it is now, HeadRoot::place()
   wire::CertifiedKey credential;
   std::string ca_pem;
   std::string agent;  // its sum

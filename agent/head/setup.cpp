@@ -53,6 +53,7 @@ HeadConfig read_head_config(const paths::HeadRoot& root) {
     config.wanted_port = static_cast<int>(wire::get_int(json, "wanted_port", 0, 65535, 0));
     config.port = static_cast<int>(wire::get_int(json, "port", 0, 65535, 0));
     config.ranks_on_head = wire::get_bool(json, "ranks_on_head", true);
+    config.moves = wire::get_bool(json, "moves", false);
     if (json.contains("storage")) config.storage = storage_spec_from_json(json["storage"]);
     return config;
   });
@@ -63,7 +64,8 @@ void write_head_config(const paths::HeadRoot& root, const HeadConfig& config) {
       {"cluster", config.cluster.str()},       {"name", config.name},
       {"provider", config.provider},           {"expected_nodes", config.expected_nodes},
       {"wanted_port", config.wanted_port},     {"port", config.port},
-      {"ranks_on_head", config.ranks_on_head}, {"storage", to_json(config.storage)}};
+      {"ranks_on_head", config.ranks_on_head}, {"moves", config.moves},
+      {"storage", to_json(config.storage)}};
   write_file_atomic(root.config(), json.dump(2) + "\n");
 }
 

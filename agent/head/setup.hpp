@@ -19,6 +19,7 @@ struct HeadConfig {
   int wanted_port = 0;  // provider.head_port; 0: the first free one of kFirstPort to kLastPort
   int port = 0;         // where it listens, kept over restarts; 0: not yet
   bool ranks_on_head = true;  // its own machine takes ranks
+  bool moves = false;         // turn.hpp
   StorageSpec storage = {};   // as the newest `up` said
 };
 

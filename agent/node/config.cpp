@@ -6,6 +6,7 @@
 
 #include "launcher/core/capture.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/number.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/identity.hpp"
@@ -86,13 +87,31 @@ NodeConfig read_node_config(const paths::NodeRoot& root) {
     if (config.head_file.empty()) {
       config.head_addresses = wire::get_strings(head, "addresses");
       config.head_port = static_cast<int>(wire::get_int(head, "port", 1, 65535));
+      config.head_place = wire::get_string(head, "place", "");
     }
     return config;
   });
 }
 
+std::optional<HeadPlace> told_place(const fs::path& file) {
+  if (file.empty()) return std::nullopt;
+  try {
+    const auto text = read_file_if_there(file);
+    if (!text) return std::nullopt;
+    std::vector<std::string> words = split(text->substr(0, text->find('\n')), ' ');
+    const auto port = number_from<int>(words.front());
+    words.erase(words.begin());
+    if (port && *port > 0 && *port <= 65535 && !words.empty()) return HeadPlace{words, *port};
+  } catch (const Error&) {  // where it was before is tried
+  }
+  return std::nullopt;
+}
+
 HeadPlace head_place(const NodeConfig& config) {
-  if (config.head_file.empty()) return {config.head_addresses, config.head_port};
+  if (config.head_file.empty()) {
+    return told_place(config.head_place)
+        .value_or(HeadPlace{config.head_addresses, config.head_port});
+  }
   const nlohmann::json json = wire::parse_json(read_file(config.head_file), config.head_file);
   HeadPlace place;
   place.addresses = {"127.0.0.1"};

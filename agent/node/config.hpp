@@ -12,7 +12,8 @@ namespace dtrain::node {
 // node.json: who this node is and where its head is. Written by `up`.
 //   {"cluster": "…", "node": "node-0", "address": "127.0.0.1",
 //    "interface": "eth1" (optional),
-//    "head": {"file": "/…/head.json"} or {"addresses": ["10.0.0.1"], "port": 28500}}
+//    "head": {"file": "/…/head.json"} or {"addresses": ["10.0.0.1"], "port": 28500,
+//             "place": "/…/place" (optional)}}
 struct NodeConfig {
   ClusterId cluster;
   NodeId node;
@@ -21,6 +22,8 @@ struct NodeConfig {
   std::string head_file;  // on the head's own machine: its head.json, read at each dial
   std::vector<std::string> head_addresses;
   int head_port = 0;
+  // Of a head that moves: "PORT ADDRESS…", read at each dial; where it cannot be, the above count.
+  std::string head_place;
 };
 
 // Throws Error with the file's path.
@@ -30,6 +33,8 @@ struct HeadPlace {
   std::vector<std::string> addresses;
   int port = 0;
 };
+// What a head that moves says of itself in such a file; absent: nothing that can be read.
+std::optional<HeadPlace> told_place(const fs::path& file);
 // Where to dial now. Error(unreachable) while the head has not said its port yet.
 HeadPlace head_place(const NodeConfig& config);
 

@@ -25,6 +25,7 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 constexpr milliseconds kWatchStart{5000};  // it waits 2 s for the lock
+constexpr milliseconds kKeptStart{20000};  // who keeps it looks once in a second
 constexpr int kWatchTries = 3;
 constexpr milliseconds kRolesStart{10000};
 constexpr milliseconds kAgentEnd{5000};
@@ -163,6 +164,30 @@ std::string replace(const NodePlace& place, bool head, const wire::HostFacts& ho
   return how;
 }
 
+// What the program that keeps these agents is to run, in its place.
+std::string wanted_start(const NodePlace& place) {
+  const std::vector<std::string> argv{place.program.string(), "watch", "--root",
+                                      place.watch().root.string(), "--contained"};
+  return "exec " + shell_join(argv) + "\n";
+}
+
+// The end of those that run, and new ones, which who keeps them starts: with the same ranks and
+// jobs.
+void keep(const NodePlace& place, bool head) {
+  write_file_atomic(place.root().held(), "");
+  end_watch(place.watch());
+  write_file_atomic(place.watch().config(), wanted_watch(place, head));
+  write_file_atomic(place.root().start(), wanted_start(place));
+  std::error_code none;
+  fs::remove(place.root().held(), none);
+  if (!wait_for_watch(place, kKeptStart)) {
+    throw Error(ErrorCode::failed,
+                "the agents of " + place.node.str() + " were not started: " +
+                    join(tail_of(place.root().root / "allocation.log", 5), " | "));
+  }
+  wait_for_roles(place, head);
+}
+
 }  // namespace
 
 std::vector<wire::AgentProcess> running_agents(const NodePlace& place, bool head) {
@@ -199,6 +224,13 @@ wire::AgentsStarted start_agents(const NodePlace& place, const wire::StartAgents
     throw Error(ErrorCode::conflict, "the node has not been configured");
   }
   wire::AgentsStarted started;
+  if (request.kept) {
+    started.how = "kept";
+    started.changed = request.restart || !agents_current(place, request.head);
+    if (started.changed) keep(place, request.head);
+    started.agents = running_agents(place, request.head);
+    return started;
+  }
   // With a unit that was written for another binary, its start would bring that one back.
   const bool unit_changed = unit_installed(place) && !unit_current(place);
   if (unit_changed) started.warning = install_unit(place);
@@ -219,6 +251,10 @@ wire::AgentsStarted start_agents(const NodePlace& place, const wire::StartAgents
 wire::StopReport stop_agents(const NodePlace& place, const wire::StopAgents& request) {
   wire::StopReport report;
   report.found = running_agents(place, request.head);
+  std::error_code none;
+  if (request.kept && fs::exists(place.root().root, none)) {
+    write_file_atomic(place.root().held(), "");
+  }
   stop_unit(place);
   end_watch(place.watch());
   std::vector<FoundProcess> left = processes_of(place, request.head);

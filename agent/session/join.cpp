@@ -71,6 +71,10 @@ asio::awaitable<Granted> ask(JoinOptions options, wire::PeerName name, std::stri
   std::chrono::milliseconds again = kFirstTryAgain;
   while (true) {
     std::optional<Error> trouble;
+    if (auto place = node::told_place(options.place)) {
+      options.addresses = std::move(place->addresses);
+      options.port = place->port;
+    }
     for (const std::string& address : options.addresses) {
       std::optional<Granted> grant;
       try {
@@ -159,10 +163,12 @@ Joined join_cluster(const JoinOptions& options) {
   check_clock(grant.ahead);
   wire::ConfigureNode parts;
   parts.certificates = grant.certificates;
+  json head{{"addresses", grant.addresses}, {"port", options.port}};
+  if (!options.place.empty()) head["place"] = options.place;
   parts.node_config = json{{"cluster", name.cluster.str()},
                            {"node", name.node.str()},
                            {"address", ""},  // by which it reaches the head
-                           {"head", {{"addresses", grant.addresses}, {"port", options.port}}}}
+                           {"head", head}}
                           .dump(2) +
                       "\n";
   parts.capture_environment = !found.environment;

@@ -15,6 +15,7 @@ struct JoinOptions {
   fs::path credential;                 // a folder as an identity's, of role `join`
   std::vector<std::string> addresses;  // of the head, numeric; the first is the one that was met
   int port = 0;
+  std::string place = {};  // of a head that moves: HeadRoot::place()
   // Keeps the node's agents in the foreground, a contained watch, and gives its exit code. Absent:
   // they go on by themselves.
   std::function<int(const paths::WatchRoot& watch)> contained;

@@ -145,7 +145,7 @@ class Session {
             [&](const wire::InitHead& r) {
               head::init_head(place().head(),
                               {place().cluster, r.name, r.provider, r.expected_nodes, r.wanted_port,
-                               0, r.ranks_on_head});
+                               0, r.ranks_on_head, r.moves});
               return session_to_json(describe_head(place().head()));
             },
             [&](const wire::SignNode& r) {

@@ -41,7 +41,7 @@ class Awaited {
       const bool passes =
           error.code() == ErrorCode::unreachable || error.code() == ErrorCode::timeout;
       if (!passes || std::chrono::steady_clock::now() - heard_ > run_.options.ready_limit) throw;
-      waits(kLoginNode, error.message());
+      waits(head_name(), error.message());
       return false;
     }
     const nlohmann::json& machines = wire::member(status, "machines");
@@ -70,6 +70,8 @@ class Awaited {
   }
 
  private:
+  std::string head_name() const { return run_.spec.promised().front().node.str(); }
+
   AskedType* type_of(const std::string& name) {
     auto& types = run_.report.asked;
     const auto found = std::find_if(types.begin(), types.end(),
@@ -117,7 +119,7 @@ class Awaited {
       return false;
     }
     const Error why = wire::error_from_body(*found);
-    waits(kLoginNode, "the head cannot ask: " + why.message());
+    waits(head_name(), "the head cannot ask: " + why.message());
     if (!trouble_since_) trouble_since_ = now;
     if (now - *trouble_since_ < run_.options.ready_limit) return false;
     for (AskedType& type : run_.report.asked) {

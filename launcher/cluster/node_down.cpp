@@ -45,7 +45,8 @@ NodeDown take_node_down(Provider& provider, const std::shared_ptr<const AgentBin
     step = "stop";
     tell(NodeProgress::State::at_work, "");
     if (before.unit) session.persist(false);
-    const wire::StopReport stopped = session.stop_agents({task.head, task.grace.count()});
+    const wire::StopReport stopped =
+        session.stop_agents({task.head, task.grace.count(), provider.keeps_agents(task.machine)});
     if (!stopped.killed.empty()) {
       result.note = std::to_string(stopped.killed.size()) + " killed";
     }

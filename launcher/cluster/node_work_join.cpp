@@ -104,14 +104,15 @@ void NodeWork::find_cluster() {
   }
   const wire::FoundClusters found =
       session_->find_clusters({spec_.cluster_name, spec_.provider.root});
+  const ClusterId& made_for = task_.machine.cluster;
   for (const wire::HeadFound& each : found.clusters) {
+    if (!made_for.empty() && each.cluster != made_for.str()) continue;
     if (!cluster_ || (task_.known && each.cluster == task_.known->str())) {
       cluster_ = ClusterId(each.cluster);
     }
   }
   if (!cluster_ && options_.dry_run) return;
   if (cluster_) return;
-  const ClusterId& made_for = task_.machine.cluster;
   cluster_ = made_for.empty() ? make_cluster_id(spec_.cluster_name) : made_for;
 }
 
@@ -155,6 +156,7 @@ void NodeWork::identity() {
       init.provider = to_string(spec_.provider.kind);
       init.expected_nodes = spec_.promised_nodes();
       init.ranks_on_head = !traits_of(spec_.provider.kind).head_asks;
+      init.moves = provider_.keeps_agents(task_.machine);
       init.wanted_port = spec_.provider.head_port.value_or(0);
       const bool had = node_.head.has_value();
       const int port = had ? node_.head->port : 0;

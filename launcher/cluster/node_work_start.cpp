@@ -42,13 +42,13 @@ void NodeWork::start() {
                                : "agents anew; ranks go on");
     } else {
       if (task_.head) provider_.head_starts(*transport_, *cluster_);
-      const wire::AgentsStarted started =
-          session_->start_agents({task_.head, options_.force || is_changed_});
+      const wire::AgentsStarted started = session_->start_agents(
+          {task_.head, options_.force || is_changed_, provider_.keeps_agents(task_.machine)});
       if (!started.warning.empty()) warn(started.warning);
       if (started.changed) did(node_.agents.empty() ? "started" : "started anew; ranks go on");
     }
   }
-  if (options_.persist && !node_.persists) {
+  if (options_.persist && !node_.persists && !provider_.keeps_agents(task_.machine)) {
     begin("persist");
     if (options_.dry_run) return did("a unit of systemd");
     try {

@@ -86,8 +86,11 @@ OutcomeSink machine_teller(const UpRun& run) {
   return [&options = run.options](const MachineOutcome& outcome) {
     const Machine& machine = outcome.machine;
     if (outcome.error) return;
+    // In a queue it may take long.
+    const bool waits = machine.state == MachineState::pending && !machine.reason.empty();
     options.progress(
-        {machine.node, NodeProgress::State::at_work, "machine",
+        {machine.node, waits ? NodeProgress::State::waiting : NodeProgress::State::at_work,
+         "machine",
          to_string(machine.state) + (machine.reason.empty() ? "" : ": " + machine.reason),
          milliseconds(0)});
   };
@@ -264,7 +267,9 @@ UpReport up(const ClusterSpec& spec, const UpOptions& options) {
   run.report.plan = run.plan;
   run.report.warnings = run.plan.warnings;
   if (!run.plan.refused.empty()) throw Error(ErrorCode::conflict, run.plan.refused);
-  if (run.plan.cluster.empty()) run.plan.cluster = make_cluster_id(spec.cluster_name);
+  if (run.plan.cluster.empty()) {
+    run.plan.cluster = run.provider->id_of_new(make_cluster_id(spec.cluster_name));
+  }
   if (!options.dry_run && !may_make(run)) {
     run.report.action = UpAction::decline;
     run.report.complete = false;

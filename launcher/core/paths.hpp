@@ -27,6 +27,7 @@
 //   marks.json                               what `up` notes of what it has put here
 //   setup/LIST.{json,log}                    a list of setup commands: how it went, what it said
 //   setup/LIST.plan.json, setup/LIST.lock    what is to run; held while it does
+//   start, held                              of a head's own, in allocations of Slurm's
 //   jobs/JOB/storage/…, checkpoints/…        where the node does not see the head's storage
 //   content/                                 what workdirs and bundles are made of, by SHA-256
 //   trash/                                   what is being deleted
@@ -47,6 +48,7 @@
 //   ca/{key.pem,cert.pem}                    the cluster's own CA
 //   identity/…                               as a node's
 //   head.json, head.db, head.log
+//   place, turn.json                         of one that moves: where it is, whose turn it is
 //   head.db.vN.bak                           the database before a newer dtrain changed its schema
 //   secrets/JOB.json                         0600, gone at the job's end
 //   nodes/NODE                               the list of those that are let in
@@ -86,6 +88,10 @@ struct NodeRoot {
   fs::path unpacked() const { return root / "unpacked"; }
   // Of a contained one: its head has told it to go, and whoever keeps it is to remove all.
   fs::path removed() const { return root / "removed"; }
+  // Of one whose agents are a Slurm job's own program (launcher/provider/slurm/head_chain): what
+  // that runs; and, while it is there, that what has ended is not the job's end.
+  fs::path start() const { return root / "start"; }
+  fs::path held() const { return root / "held"; }
   fs::path setup() const { return root / "setup"; }
   fs::path setup_status(const std::string& list) const { return setup() / (list + ".json"); }
   fs::path setup_log(const std::string& list) const { return setup() / (list + ".log"); }
@@ -126,6 +132,10 @@ struct HeadRoot {
   fs::path joins() const { return root / "joins"; }
   fs::path preparation() const { return root / "preparation.json"; }
   fs::path machines() const { return root / "machines.json"; }
+  // Of one that moves from machine to machine: where it is now, "PORT ADDRESS…", and whose turn it
+  // is to be it.
+  fs::path place() const { return root / "place"; }
+  fs::path turn() const { return root / "turn.json"; }
   fs::path join(const NodeId& node) const { return joins() / (node.str() + ".json"); }
   fs::path content() const { return root / "content"; }
   fs::path secrets(const JobId& job) const { return root / "secrets" / (job.str() + ".json"); }

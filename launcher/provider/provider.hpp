@@ -94,6 +94,13 @@ class Provider {
   // They are all gone: what they have left goes too. Throws Error.
   virtual void clear_up(const ClusterId&) {}
 
+  // The id of a cluster whose first machine is about to be made: `fresh`, unless one of this name
+  // has left its head's files where that machine goes on with them. Throws Error.
+  virtual ClusterId id_of_new(const ClusterId& fresh) { return fresh; }
+  // The machine's own program starts the node's agents, and ends with them: whoever starts or ends
+  // them leaves it to that (StartAgents::kept).
+  virtual bool keeps_agents(const Machine&) const { return false; }
+
   // Breaks all connections, so that what waits for a machine ends.
   virtual void hang_up() {}
 };

@@ -75,4 +75,8 @@ std::string run_or_throw(Transport& transport, const std::vector<std::string>& a
                          std::string_view input, std::chrono::milliseconds deadline,
                          const std::string& what);
 
+// put() by a shell there, which starts in the home folder.
+void put_by_shell(Transport& transport, std::string_view content, const fs::path& path, mode_t mode,
+                  std::chrono::milliseconds deadline);
+
 }  // namespace dtrain

@@ -41,7 +41,10 @@ std::vector<PromisedNode> ClusterSpec::promised() const {
     for (const HostSpec& host : provider.hosts) nodes.push_back({host.node, ""});
     return nodes;
   }
-  if (provider.kind == ProviderKind::slurm) return {{NodeId(kLoginNode), ""}};
+  if (provider.kind == ProviderKind::slurm) {
+    if (!head_moves()) return {{NodeId(kLoginNode), ""}};
+    return {{NodeId(kHeadNode), head_node_type}};
+  }
   nodes.push_back({NodeId(), head_node_type});
   for (const Workers& each : workers()) {
     for (int i = 0; i < each.count; ++i) nodes.push_back({NodeId(), each.type});

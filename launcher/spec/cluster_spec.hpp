@@ -122,6 +122,8 @@ struct PromisedNode {
 
 // The head's machine with provider slurm.
 inline constexpr const char* kLoginNode = "login";
+// And of the head's where it has an allocation of its own.
+inline constexpr const char* kHeadNode = "head-node";
 
 struct ClusterSpec {
   std::string cluster_name = "default";
@@ -148,8 +150,12 @@ struct ClusterSpec {
 
   // The nodes that `up` promises to make or to reach, the head first: the hosts that are listed, so
   // many of this machine's, or each type's min_workers. Of Slurm's the head's machine, the login
-  // node, alone: the head asks for the others.
+  // node or an allocation of its own, alone: the head asks for the others.
   std::vector<PromisedNode> promised() const;
+  // The head is in allocations of Slurm's, one after the other.
+  bool head_moves() const {
+    return provider.kind == ProviderKind::slurm && !head_node_type.empty();
+  }
   // How many machines of each type are to stand ready beside the head's, and how many there may be
   // when jobs wait, in the YAML's order.
   struct Workers {

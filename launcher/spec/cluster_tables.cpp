@@ -349,7 +349,9 @@ const Table& cluster_table() {
           example(key("head_node_type", Shape::text(), nullptr,
                       "Which of `available_node_types` the head is. Absent: Ray's default, where "
                       "there is a type of that name: `ray.head.default` with aws and azure, "
-                      "`ray_head_default` with gcp, `head_node` with kubernetes."),
+                      "`ray_head_default` with gcp, `head_node` with kubernetes. With slurm the "
+                      "head is in allocations of such nodes, one after the other; absent: on the "
+                      "login node."),
                   "head_node_type: head"),
           example(expands(key("file_mounts", text_map(), json::object(),
                               "Files and folders to copy to all nodes: path there: path here.")),

@@ -43,6 +43,10 @@ class ClusterReader {
     read_ready();
     read_storage();
     read_node_types(top_, document_, source_, spec_);
+    // Where it goes on when the head moves.
+    if (spec_.head_moves() && spec_.provider.root.empty()) {
+      spec_.provider.root = spec_.provider.other.value("shared_folder", "~/.dtrain");
+    }
     read_docker(top_.mapping("docker"), document_, source_.report);
     for (const char* name :
          {"initial_workers", "autoscaling_mode", "target_utilization_fraction",

@@ -82,6 +82,8 @@ class NodeTypesReader {
     }
     if (legacy) {
       add_legacy(head, workers, static_cast<int>(min_workers.value_or(0)));
+      // Its head is on the login node.
+      if (spec_.provider.kind == ProviderKind::slurm) spec_.head_node_type.clear();
     } else {
       add_default_types(static_cast<int>(min_workers.value_or(0)));
     }
@@ -129,6 +131,8 @@ class NodeTypesReader {
   void allow_all() {
     std::int64_t all = 0;
     for (NodeType& type : spec_.node_types) {
+      const bool is_head = type.name == spec_.head_node_type;  // workers only if it says so
+      if (is_head && !type.max_workers) continue;
       if (type.min_workers > 0 && !type.max_workers) type.max_workers = type.min_workers;
       all += type.max_workers.value_or(limits::kNodes);
     }

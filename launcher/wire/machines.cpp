@@ -15,10 +15,14 @@ void fields(Is<WantedMachines::Type> auto& m, auto&& f) {
     "cpus", if_set(m.cpus), "gpus", if_set(m.gpus, {0, WantedMachines::kMostGpus}), "memory",
     if_set(m.memory));
 }
+void fields(Is<WantedMachines::Head> auto& m, auto&& f) {
+  f("options", m.options, "script", m.script);
+}
 void fields(Is<WantedMachines> auto& m, auto&& f) {
   f("provider", m.provider, "boot", m.boot, "environment", if_set(m.environment), "addresses",
     if_set(m.addresses), "types", m.types, "max_workers",
-    or_default(m.max_workers, {0, WantedMachines::kMost}), "replace", if_set(m.replace));
+    or_default(m.max_workers, {0, WantedMachines::kMost}), "replace", if_set(m.replace), "head",
+    if_set(m.head));
 }
 
 nlohmann::json to_json(const WantedMachines& wanted) {

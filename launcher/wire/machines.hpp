@@ -38,6 +38,13 @@ struct WantedMachines {
     bool operator==(const Type&) const = default;
   };
 
+  // How the head asks for the machine of its successor, where it has one of its own that ends.
+  struct Head {
+    std::vector<std::string> options;  // what the provider's program is given
+    std::string script;                // that the machine runs
+    bool operator==(const Head&) const = default;
+  };
+
   std::string provider;  // "slurm"; empty: the head asks nobody
   // On storage that the head's machine shares with those that it asks for: what they start with.
   std::string boot;
@@ -46,6 +53,7 @@ struct WantedMachines {
   std::vector<Type> types;
   int max_workers = kMost;  // of all types
   bool replace = false;     // those of another launch configuration give way
+  std::optional<Head> head;
 
   bool operator==(const WantedMachines&) const = default;
 };

@@ -92,6 +92,7 @@ struct InitHead {  // HeadFound
   int expected_nodes = 1;
   int wanted_port = 0;
   bool ranks_on_head = true;
+  bool moves = false;  // from machine to machine, its root on storage that all share
 };
 struct SignNode {  // on the head's machine: Text, the node's certificate and the CA's
   NodeId node;
@@ -135,12 +136,14 @@ struct CancelSetup {  // SetupStatus
 struct StartAgents {
   bool head = false;
   bool restart = false;  // also when nothing differs
+  bool kept = false;     // what made the machine starts them, by NodeRoot::start()
 };
 // Ends watch, head and node, then what is left of supervisors, ranks and commands; SIGKILL for
 // what has not ended after the grace: StopReport.
 struct StopAgents {
   bool head = false;
   std::int64_t grace_ms = 10000;
+  bool kept = false;  // as above: it is not to end with them
 };
 struct Survey {  // SurveyReport
   bool head = false;

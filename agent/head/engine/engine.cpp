@@ -220,7 +220,7 @@ void Engine::Impl::enter(Tx& tx, Attempt& attempt, AttemptEvent event) {
 
 Engine::Engine(const EngineOptions& options, const Clock& clock, Nodes& nodes, Hooks hooks)
     : Engine(options, clock, nodes, std::move(hooks),
-             open_store({.path = options.root.database()})) {}
+             open_store({.path = options.root.database(), .shared = options.shared_storage})) {}
 
 Engine::Engine(EngineOptions options, const Clock& clock, Nodes& nodes, Hooks hooks,
                std::unique_ptr<Store> store)

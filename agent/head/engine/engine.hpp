@@ -108,9 +108,10 @@ struct EngineOptions {
   std::string provider;
   paths::HeadRoot root;
   int expected_nodes = 1;
-  bool ranks_on_head = true;  // the head's own machine takes ranks
-  std::string machine;        // the head's own; a node of another one has its logs copied here
-  StorageSpec storage = {};   // what may be deleted without being asked
+  bool ranks_on_head = true;    // the head's own machine takes ranks
+  std::string machine;          // the head's own; a node of another one has its logs copied here
+  StorageSpec storage = {};     // what may be deleted without being asked
+  bool shared_storage = false;  // StoreOptions::shared
   std::chrono::milliseconds lease{60000};
   std::chrono::milliseconds node_lost_after{30000};  // of silence
 };

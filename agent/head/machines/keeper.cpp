@@ -97,6 +97,7 @@ void MachineKeeper::want(const json& body, std::function<void(json)> done) {
     pause_ = kFirstLook;
     log::info("machines are wanted", {{"types", std::to_string(wanted_.types.size())}});
     if (source_) tell();  // what jobs may wait for from now on
+    if (hooks_.wants) hooks_.wants(wanted_);
     look();
     done(view());
   });

@@ -53,6 +53,7 @@ class MachineKeeper {
     std::function<Growth(const MachinesToCome&)> expect_machines;
     std::function<std::optional<NodeCapacity>(const NodeId&)> capacity;
     std::function<std::string(const NodeId&)> broken;  // why it takes no ranks; empty: it does
+    std::function<void(const wire::WantedMachines&)> wants;  // from now on; durable
   };
   // `file`: where what is wanted is kept. What cannot be read, or asked for, is the view's
   // "trouble"; nothing is asked for then, until something is wanted anew.
@@ -60,6 +61,8 @@ class MachineKeeper {
 
   // From now on this is wanted; `done` hears it, or what failed, once it is durable.
   void want(const nlohmann::json& body, std::function<void(nlohmann::json)> done);
+  // What was wanted last; without a provider: nothing.
+  const wire::WantedMachines& wanted() const { return wanted_; }
   // {"wanted": …|null, "trouble": error|null, "types": [{"type", "wanted", "error"}],
   //  "machines": [{"node", "type", "id", "state", "reason", "zone"}]}
   nlohmann::json view() const;

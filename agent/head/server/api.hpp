@@ -11,6 +11,7 @@
 
 #include "agent/head/engine/engine.hpp"
 #include "agent/head/machines/keeper.hpp"
+#include "agent/head/machines/succession.hpp"
 #include "agent/head/server/config_file.hpp"
 #include "agent/head/server/content_server.hpp"
 #include "agent/head/server/exec_hub.hpp"
@@ -42,6 +43,7 @@ class Api {
     Joins& joins;
     Preparations& preparations;
     MachineKeeper& machines;
+    const Succession* succession = nullptr;  // of a head that moves
   };
   // `ended` is called once a shutdown has been answered.
   Api(boost::asio::io_context& context, fs::path socket, Parts parts, std::function<void()> ended);

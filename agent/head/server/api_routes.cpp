@@ -49,6 +49,9 @@ std::span<const Api::Route> Api::routes() {
          json status = api.parts_.engine.status();
          status["cluster"]["head"]["port"] = api.parts_.door.port();
          status["cluster"]["head"]["problem"] = api.parts_.door.problem();
+         if (api.parts_.succession != nullptr) {
+           status["cluster"]["head"]["succession"] = api.parts_.succession->view();
+         }
          status["machines"] = api.parts_.machines.view();
          status["cluster"]["open_ports"] = api.parts_.nodes.pair_tests().open_ports();
          return status;

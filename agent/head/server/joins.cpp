@@ -209,6 +209,7 @@ void Joins::issue(const Wanted& wanted, Engine::Answer done) {
   parts.node = node;
   parts.addresses = addresses(wanted);
   parts.port = config_->port;
+  if (config_->moves) parts.place = config_.root().place().string();
   parts.credential = join_credential(config_.root(), node, now);
   parts.ca_pem = read_file(config_.root().ca() / "cert.pem");
   if (parts.addresses.empty()) {

@@ -61,8 +61,10 @@ void NodeDoor::listen() {
   const int kept = config_->wanted_port != 0 ? config_->wanted_port : config_->port;
   std::vector<int> ports;
   if (kept != 0) ports.push_back(kept);
-  // Nodes of this machine read the port from head.json; others know it from `up` alone.
-  if (kept == 0 || (config_->wanted_port == 0 && config_->provider == "local")) {
+  // Nodes of this machine read the port from head.json, those of a head that moves where it is now;
+  // others know it from `up` alone.
+  const bool is_told = config_->provider == "local" || config_->moves;
+  if (kept == 0 || (config_->wanted_port == 0 && is_told)) {
     for (int port = kFirstPort; port <= kLastPort; ++port) ports.push_back(port);
   }
   if (const int opened = port_.open(ports)) {

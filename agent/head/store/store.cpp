@@ -40,7 +40,10 @@ class SqliteStore final : public Store {
     thread_.join();
   }
 
-  Loaded load() override { return read_all(*reader_); }
+  Loaded load() override {
+    const std::lock_guard turn(only_one_);
+    return read_all(*reader_);
+  }
 
   void commit(Changes changes, Urgency urgency, OnFailure on_failure,
               std::function<void(std::exception_ptr)> done) override {
@@ -70,7 +73,9 @@ class SqliteStore final : public Store {
  private:
   void open() {
     try {
-      database_ = std::make_unique<Database>(options_.path);
+      database_ = std::make_shared<Database>(options_.path);
+      // Before its first use, so that SQLite needs no memory beside the file.
+      if (options_.shared) database_->run("PRAGMA locking_mode = EXCLUSIVE");
       database_->run("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;");
       if (fs::file_size(options_.path) < kCheckWholeBelow) {
         const std::string found = database_->text("PRAGMA quick_check(1)");
@@ -81,7 +86,11 @@ class SqliteStore final : public Store {
         database_->run(("PRAGMA max_page_count = " + std::to_string(options_.max_pages)).c_str());
       }
       writer_ = std::make_unique<Writer>(*database_);
-      reader_ = std::make_unique<Database>(options_.path);
+      if (options_.shared) {
+        reader_ = database_;
+        return;
+      }
+      reader_ = std::make_shared<Database>(options_.path);
       reader_->run("PRAGMA query_only = 1");
     } catch (SqliteError& error) {
       if (error.may_pass()) throw;
@@ -107,7 +116,11 @@ class SqliteStore final : public Store {
         }
       }
     }
-    std::vector<Row> rows = read(*reader_, job);
+    std::vector<Row> rows;
+    {
+      const std::lock_guard turn(only_one_);
+      rows = read(*reader_, job);
+    }
     for (const Row& row : rows) pending.erase(key(row));
     for (auto& [unused, row] : pending) rows.push_back(std::move(row));
     return rows;
@@ -158,6 +171,8 @@ class SqliteStore final : public Store {
   // all that is durable was made so, else why it must be tried again.
   std::string write(std::vector<std::exception_ptr>& outcomes) {
     outcomes.assign(writing_.size(), nullptr);
+    std::unique_lock turn(only_one_, std::defer_lock);
+    if (reader_ == database_) turn.lock();
     try {
       database_->run("BEGIN IMMEDIATE");
       for (std::size_t i = 0; i < writing_.size(); ++i) {
@@ -238,10 +253,11 @@ class SqliteStore final : public Store {
   }
 
   StoreOptions options_;
-  std::unique_ptr<Database> database_;    // the store's thread only, once it runs
+  std::shared_ptr<Database> database_;    // the store's thread only, once it runs
   std::unique_ptr<Writer> writer_;        // the same
   std::map<JobId, std::size_t> metrics_;  // rows per job, as far as counted; the same
-  std::unique_ptr<Database> reader_;      // of load(), events() and metrics()
+  std::shared_ptr<Database> reader_;      // of load(), events() and metrics()
+  std::mutex only_one_;                   // uses the database, where both are the same
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;

@@ -50,11 +50,15 @@ struct StoreOptions {
   // kept: old history gets coarser, the last half stays as fine as it came.
   std::size_t metrics_limit = 100000;
   int max_pages = 0;  // of the database file; 0: SQLite's limit
+  // On storage that other machines have too: nothing of it is in memory that processes share, which
+  // has no meaning there, and it is locked while it is open; another's lock is waited for shortly.
+  bool shared = false;
 };
 
-// SQLite in WAL mode with synchronous=FULL. Neighbouring commits become one transaction, so one
-// fsync. Opens or makes the file; throws Error: invalid for one of a newer dtrain, io for one that
-// is damaged, each with what to do.
+// SQLite in WAL mode with synchronous=FULL: what was committed is in the log on the disk, or at the
+// server of a network's file system, and whoever opens it next, from wherever, finds it.
+// Neighbouring commits become one transaction, so one fsync. Opens or makes the file; throws Error:
+// invalid for one of a newer dtrain, io for one that is damaged, each with what to do.
 std::unique_ptr<Store> open_store(StoreOptions options);
 
 }  // namespace dtrain::head

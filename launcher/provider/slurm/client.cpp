@@ -99,6 +99,17 @@ std::vector<std::string> Client::command(const std::string& program,
   return argv;
 }
 
+// By default a step's output would be held back until a line is whole.
+std::vector<std::string> Client::in_job(const std::string& id,
+                                        const std::vector<std::string>& argv) const {
+  std::vector<std::string> arguments = {"--jobid=" + id, "--overlap",       "--nodes=1",
+                                        "--ntasks=1",    "--unbuffered",    "--quiet",
+                                        "--export=ALL",  "--cpu-bind=none", "--chdir=/"};
+  arguments.insert(arguments.end(), {"/bin/sh", "-c", "cd && exec \"$@\"", "sh"});
+  arguments.insert(arguments.end(), argv.begin(), argv.end());
+  return command("srun", arguments);
+}
+
 std::string Client::run(const std::string& program, const std::vector<std::string>& arguments,
                         std::string_view input, const std::string& what) {
   const Captured result = transport_->run(command(program, arguments), input, kPatience);

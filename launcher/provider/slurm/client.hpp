@@ -62,6 +62,11 @@ class Client {
   // what was said first.
   void cancel(const std::vector<std::string>& ids);
 
+  // What runs `argv` beside that which runs in a job already, on its first node, in the home folder
+  // there; stdin and stdout are passed byte for byte as they come.
+  std::vector<std::string> in_job(const std::string& id,
+                                  const std::vector<std::string>& argv) const;
+
   const std::shared_ptr<Transport>& login_node() const { return transport_; }
 
  private:

@@ -9,6 +9,7 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/provider/slurm/job_transport.hpp"
 #include "launcher/provider/slurm/options.hpp"
 #include "launcher/remote/local.hpp"
 
@@ -76,14 +77,29 @@ SlurmProvider::SlurmProvider(ClusterSpec spec, fs::path state, Access access)
 }
 
 std::vector<Machine> SlurmProvider::list() {
+  if (spec_.head_moves()) return list_head();
   return {login_};
+}
+
+bool SlurmProvider::keeps_agents(const Machine& machine) const {
+  return spec_.head_moves() && machine.node.str() == kHeadNode;
 }
 
 void SlurmProvider::create(const std::vector<Request>& requests, const OutcomeSink& tell) {
   for (const Request& request : requests) {
     for (const NodeId& node : request.nodes) {
       MachineOutcome outcome{login_, std::nullopt};
-      if (node != login_.node) {
+      if (spec_.head_moves() && node.str() == kHeadNode) {
+        try {
+          outcome.machine = ask_for_head(request.cluster);
+        } catch (const Error& error) {
+          outcome.machine = {};
+          outcome.machine.node = node;
+          outcome.machine.head = true;
+          outcome.machine.state = MachineState::gone;
+          outcome.error = error;
+        }
+      } else if (node != login_.node) {
         outcome.machine = {};
         outcome.machine.node = node;
         outcome.machine.state = MachineState::gone;
@@ -99,6 +115,8 @@ void SlurmProvider::release(const std::vector<Machine>& given, const OutcomeSink
   for (const Machine& machine : given) {
     if (machine.node == login_.node) {
       tell({machine, std::nullopt});
+    } else if (keeps_agents(machine)) {  // before the others: it asks for no more of them
+      release_head(machine, tell);
     } else {
       asked.push_back(machine);
     }
@@ -108,7 +126,15 @@ void SlurmProvider::release(const std::vector<Machine>& given, const OutcomeSink
 
 void SlurmProvider::follow(const std::vector<Machine>& followed, const OutcomeSink& tell,
                            const std::stop_token& stop) {
-  machines().follow(followed, tell, stop);
+  std::vector<Machine> others;
+  for (const Machine& machine : followed) {
+    if (keeps_agents(machine)) {
+      follow_head(machine, tell, stop);
+    } else {
+      others.push_back(machine);
+    }
+  }
+  machines().follow(others, tell, stop);
 }
 
 std::string SlurmProvider::shared_folder() const {
@@ -119,6 +145,7 @@ std::string SlurmProvider::shared_folder() const {
 std::unique_ptr<Transport> SlurmProvider::login_node() {
   std::unique_ptr<Transport> first =
       ssh_ ? ssh_->reach(login_) : std::make_unique<LocalTransport>();
+  if (spec_.head_moves()) return first;
   // Each time: a connection that is made anew may lead elsewhere.
   const Captured said = first->run(
       {"sh", "-c", std::string(kShared) + kTellLogin, shared_folder(), spec_.cluster_name}, {},
@@ -147,12 +174,17 @@ std::unique_ptr<Transport> SlurmProvider::login_node() {
 }
 
 void SlurmProvider::head_starts(Transport& there, const ClusterId& cluster) {
+  if (spec_.head_moves()) return;
   run_or_throw(there,
                {"sh", "-c", std::string(kShared) + kWriteLogin, shared_folder(), cluster.str()}, {},
                kLookLimit, "writing where the head is");
 }
 
 std::unique_ptr<Transport> SlurmProvider::reach(const Machine& machine) {
+  if (keeps_agents(machine)) {
+    return std::make_unique<JobTransport>(Client(login_node(), place().environment),
+                                          [this] { return head_job(); });
+  }
   if (machine.node == login_.node) return login_node();
   throw Error(ErrorCode::not_found, "nobody logs in to " + machine.node.str() +
                                         ", a node of Slurm's: it is reached through the head");
@@ -193,7 +225,13 @@ wire::WantedMachines SlurmProvider::wanted(const ClusterId& cluster) {
   if (!spec_.provider.head_address.empty()) wanted.addresses = {spec_.provider.head_address};
   constexpr int kMost = wire::WantedMachines::kMost;
   wanted.max_workers = std::clamp(spec_.max_workers, 0, kMost);
+  if (spec_.head_moves()) {
+    const HeadChain::Wanted head = wanted_head(cluster);
+    wanted.head = {head.options, head.script};
+  }
   for (const ClusterSpec::Workers& workers : spec_.workers()) {
+    // A machine that is the head's alone.
+    if (spec_.head_moves() && workers.type == spec_.head_node_type && workers.most == 0) continue;
     wire::WantedMachines::Type& type = wanted.types.emplace_back();
     type.name = workers.type;
     type.count = workers.count;
@@ -229,17 +267,19 @@ std::vector<Machine> SlurmProvider::asked_for() {
 // Nodes remove what is theirs when they end, if they have the time.
 void SlurmProvider::clear_up(const ClusterId& cluster) {
   const fs::path home = place().home / ".dtrain";
-  for (const fs::path& base : std::set<fs::path>{home, place().shared})
-    clear_up(base / cluster.str());
+  std::set<fs::path> bases{home, place().shared};
+  if (spec_.head_moves()) bases.insert(base());
+  for (const fs::path& each : bases) clear_up(each / cluster.str());
 }
 
 void SlurmProvider::clear_up(const fs::path& folder) {
+  const std::string heads = spec_.head_moves() ? std::string(" head ") + kHeadNode : "";
   std::vector<std::string> argv = {
       "sh", "-c",
-      "cd \"$0\" 2>/dev/null || exit 0; rm -rf boot head.host; for t; do for d in \"$t\"-*; do "
-      "case "
-      "${d#\"$t\"-} in *[!0-9]*) ;; *) rm -rf \"$d\" ;; esac; done; done; cd ..; "
-      "rmdir \"$0\" 2>/dev/null || true",
+      "cd \"$0\" 2>/dev/null || exit 0; rm -rf boot head.host" + heads +
+          "; for t; do for d in \"$t\"-*; do case "
+          "${d#\"$t\"-} in *[!0-9]*) ;; *) rm -rf \"$d\" ;; esac; done; done; cd ..; "
+          "rmdir \"$0\" 2>/dev/null || true",
       folder.string()};
   for (const NodeType& type : spec_.node_types) argv.push_back(type.name);
   run_or_throw(*login_node(), argv, {}, kClearLimit, "removing what Slurm's nodes have left");
@@ -250,6 +290,11 @@ std::unique_ptr<Provider> make_provider(const ClusterSpec& spec, const fs::path&
   // What sbatch would not take is said before anything is done.
   for (const ClusterSpec::Workers& workers : spec.workers()) {
     batch_options(spec, workers.type);
+  }
+  if (spec.head_moves() && !spec.provider.head_address.empty()) {
+    throw Error(ErrorCode::invalid,
+                "provider.head_address cannot be where head_node_type puts the head: it moves")
+        .with_hint("without it, nodes are told the address of the machine that the head is on");
   }
   return std::make_unique<SlurmProvider>(spec, state, access);
 }

@@ -1,12 +1,15 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "launcher/provider/provider.hpp"
+#include "launcher/provider/slurm/head_chain.hpp"
 #include "launcher/provider/slurm/machines.hpp"
 #include "launcher/provider/ssh.hpp"
 
@@ -15,7 +18,9 @@ namespace dtrain::slurm {
 // A cluster whose head runs on Slurm's login node, which is this machine or reached over SSH, and
 // asks Slurm for the others. It is the only machine here: there already, not made and not given
 // back. One name may lead to several login nodes: on which the head is says a file in the shared
-// folder, CLUSTER_ID/head.host, and from any of them that one is reached.
+// folder, CLUSTER_ID/head.host, and from any of them that one is reached. Or the head's machine is
+// an allocation of its own, and its successors' (HeadChain), always under the same id; it is reached
+// through the login node.
 class SlurmProvider final : public Provider {
  public:
   SlurmProvider(ClusterSpec spec, fs::path state, Access access);
@@ -31,6 +36,8 @@ class SlurmProvider final : public Provider {
   std::vector<Machine> asked_for() override;
   void clear_up(const ClusterId& cluster) override;
   void hang_up() override;
+  ClusterId id_of_new(const ClusterId& fresh) override;
+  bool keeps_agents(const Machine& machine) const override;
 
  private:
   // As the user's shell there has it: where Slurm's commands are found.
@@ -46,12 +53,26 @@ class SlurmProvider final : public Provider {
   const Place& place();
   Machines& machines();
 
+  // provider_head.cpp: of a head in allocations of its own.
+  HeadChain chain();
+  HeadChain::Wanted wanted_head(const ClusterId& cluster);
+  fs::path base();
+  Machine head_machine(const HeadJob& job) const;
+  std::vector<Machine> list_head();
+  Machine ask_for_head(const ClusterId& cluster);
+  void release_head(const Machine& head, const OutcomeSink& tell);
+  void follow_head(Machine head, const OutcomeSink& tell, const std::stop_token& stop);
+  // The id of the job that is the head now; Error(unreachable) with why there is none.
+  std::string head_job();
+
   const ClusterSpec spec_;
   std::unique_ptr<SshProvider> ssh_;  // null: the login node is this machine
   Machine login_;
   std::mutex mutex_;
   std::optional<Place> place_;
   std::optional<Machines> machines_;
+  std::mutex head_mutex_;
+  std::optional<std::pair<std::chrono::steady_clock::time_point, std::string>> seen_head_;
 };
 
 std::unique_ptr<Provider> make_provider(const ClusterSpec& spec, const fs::path& state,

@@ -100,23 +100,8 @@ std::unique_ptr<Channel> SshTransport::open(const std::vector<std::string>& argv
 }
 
 void SshTransport::put(std::string_view content, const fs::path& path, mode_t mode) {
-  const std::string target = below_home(path.native());
-  const std::string temporary = target + "." + random_hex(6) + ".part";
-  std::array<char, 8> octal{};
-  std::snprintf(octal.data(), octal.size(), "%04o", static_cast<unsigned>(mode & 07777));
-  // The size is looked at because a connection that breaks ends cat as well as a whole file does.
-  const std::string script =
-      "umask 077 && mkdir -p -- \"$1\" && cat >\"$2\" && [ $(wc -c <\"$2\") -eq \"$4\" ] && "
-      "chmod \"$5\" \"$2\" && { sync \"$2\" 2>/dev/null || :; } && mv -f -- \"$2\" \"$3\" || "
-      "{ rm -f -- \"$2\"; exit 1; }";
-  std::string folder = fs::path(target).parent_path().native();
-  if (folder.empty()) folder = ".";
-  while_doing("writing " + path.native() + " on " + connection_->name(), [&] {
-    run_or_throw(*this,
-                 {"/bin/sh", "-c", script, "put", folder, temporary, target,
-                  std::to_string(content.size()), octal.data()},
-                 content, kPutLimit, "the copy");
-  });
+  while_doing("writing " + path.native() + " on " + connection_->name(),
+              [&] { put_by_shell(*this, content, below_home(path.native()), mode, kPutLimit); });
 }
 
 void SshTransport::start_detached(const std::vector<std::string>& argv) {

@@ -63,6 +63,22 @@ TEST_CASE("node.json: the head's place is read anew from its file") {
                     R"({"cluster":"c","node":"n","address":"10.0.0.2",)"
                     R"("head":{"addresses":["10.0.0.1","192.168.0.1"],"port":46500}})");
   CHECK(node::head_place(node::read_node_config({folder.path()})).addresses.size() == 2);
+
+  // Of a head that moves: what it says last counts, and what was said at first where it says
+  // nothing.
+  write_file_atomic(folder / "node.json",
+                    R"({"cluster":"c","node":"n","address":"10.0.0.2",)"
+                    R"("head":{"addresses":["10.0.0.1"],"port":46500,"place":")" +
+                        (folder / "place").string() + "\"}}");
+  const node::NodeConfig moving = node::read_node_config({folder.path()});
+  CHECK(node::head_place(moving).port == 46500);
+  for (const char* nothing : {"", "\n", "46501\n", "0 10.0.0.9\n", "x 10.0.0.9\n"}) {
+    write_file_atomic(folder / "place", nothing);
+    CHECK(node::head_place(moving).port == 46500);
+  }
+  write_file_atomic(folder / "place", "46501 10.0.0.7 fd00::7\n");
+  CHECK(node::head_place(moving).port == 46501);
+  CHECK(node::head_place(moving).addresses == std::vector<std::string>{"10.0.0.7", "fd00::7"});
   write_file_atomic(folder / "node.json", R"({"cluster":"c"})");
   CHECK_THROWS_AS(node::read_node_config({folder.path()}), Error);
 }

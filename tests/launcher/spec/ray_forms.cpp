@@ -40,6 +40,21 @@ TEST_CASE("an absent head_node_type is Ray's default, where there is such a type
   CHECK(problem("aws", "{h: {max_workers: 0}, w: {}}").ends_with("[write head_node_type: h]"));
   // Its head is on the login node, and of no type; all that are asked for may be.
   CHECK(head("slurm", "{h: {}}").empty());
+  // Which is then on the login node; else where it goes on is on storage that all share.
+  const std::string slurm =
+      "available_node_types: {h: {}, g: {min_workers: 2}}\nprovider: {type: slurm";
+  const ClusterSpec login = cluster(slurm + "}");
+  CHECK(login.promised() == std::vector<PromisedNode>{{NodeId(kLoginNode), ""}});
+  CHECK(login.provider.root.empty());
+  const ClusterSpec moves = cluster("head_node_type: h\n" + slurm + "}");
+  CHECK(moves.promised() == std::vector<PromisedNode>{{NodeId(kHeadNode), "h"}});
+  CHECK(moves.provider.root == "~/.dtrain");
+  CHECK(moves.workers()[0].most == 0);
+  CHECK(moves.max_workers == 2);
+  CHECK(cluster("head_node_type: h\n" + slurm + ", shared_folder: /scratch/x}").provider.root ==
+        "/scratch/x");
+  CHECK(cluster("head_node_type: h\n" + slurm + ", root: /r}").provider.root == "/r");
+  CHECK_FALSE(cluster("head_node: {}\nworker_nodes: {}\nprovider: {type: slurm}").head_moves());
   CHECK(cluster("provider: {type: slurm}\navailable_node_types: {a: {min_workers: 3}, b: "
                 "{min_workers: 1, max_workers: 4}}")
             .max_workers == 7);

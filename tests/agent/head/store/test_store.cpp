@@ -68,6 +68,27 @@ TEST_CASE("every row comes back as it went") {
   CHECK(store->metrics(JobId("a")) == changes.metrics);
 }
 
+TEST_CASE("on shared storage: no memory beside the file, one at a time, and the next finds all") {
+  const TemporaryFolder folder;
+  const StoreOptions options{.path = folder / "head.db", .shared = true};
+  const Changes changes = sample_changes();
+  Outcomes outcomes;
+  auto store = open_store(options);
+  store->commit(changes, Urgency::now, OnFailure::retry, outcomes.next("1"));
+  CHECK_FALSE(outcomes.wait(1)[0].second);
+  CHECK(store->events(JobId("a")) == changes.events);
+  CHECK(store->metrics(JobId("a")) == changes.metrics);
+  CHECK_FALSE(fs::exists(folder / "head.db-shm"));
+  CHECK_THROWS_WITH(open_store(options), doctest::Contains("locked"));
+  // As another machine would find it after this one died: with a log that nobody has closed.
+  const fs::path other = folder / "other";
+  fs::create_directory(other);
+  for (const char* name : {"head.db", "head.db-wal"}) fs::copy(folder / name, other / name);
+  CHECK(open_store({.path = other / "head.db", .shared = true})->load().jobs == changes.jobs);
+  store.reset();
+  CHECK(open_store(options)->load().jobs == changes.jobs);
+}
+
 TEST_CASE("a lazy commit goes with the next urgent one, in order, and is seen before") {
   const TemporaryFolder folder;
   const auto store =

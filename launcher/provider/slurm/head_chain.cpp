@@ -1,0 +1,132 @@
+#include "launcher/provider/slurm/head_chain.hpp"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "launcher/core/paths.hpp"
+#include "launcher/core/text.hpp"
+
+namespace dtrain::slurm {
+namespace {
+
+// Slurm says to the script alone that the time is nearly over; what ends a job it says to all
+// processes of it. Who ends what runs to start another, or to clean up, says so by a file; what
+// ends well by itself has been shut down, by somebody who is about to clean up.
+constexpr const char* kScript = R"sh(#!/bin/sh
+# The head of a dtrain cluster: this runs what `up` has put into the folder that is named here, and
+# so does the job that follows it.
+root=@ROOT@
+child= told= n=0
+trap 'told=1; [ "$child" ] && kill -USR1 $child' USR1
+trap 'told=1; [ "$child" ] && kill -TERM $child' TERM INT
+rm -f "$root/held"
+while :; do
+  until [ -r "$root/start" ]; do
+    [ -d "$root" ] || { sleep 5; exit 0; }
+    [ "$told" ] && exit 0
+    [ $n -lt @PREPARE@ ] || { echo "nobody has prepared the head in $root"; exit 1; }
+    n=$((n+1)); sleep 1
+  done
+  sh "$root/start" &
+  child=$!
+  wait $child; status=$?
+  while kill -0 $child 2>/dev/null; do wait $child; status=$?; done
+  child= n=0
+  [ "$told" ] && exit $status
+  if [ ! -e "$root/held" ] && [ -d "$root" ]; then
+    [ $status = 0 ] || exit $status
+    : >"$root/held"
+    n=@SHUT@
+  fi
+  while [ -e "$root/held" ] && [ $n -lt @HELD@ ] && [ -z "$told" ]; do n=$((n+1)); sleep 1; done
+  [ "$told" ] && exit $status
+  rm -f "$root/held"
+  n=0
+done
+)sh";
+
+std::string value_of(std::string_view comment, std::string_view name) {
+  for (const std::string& word : split(comment, ' ')) {
+    if (word.size() > name.size() && word.starts_with(name) && word[name.size()] == '=') {
+      return word.substr(name.size() + 1);
+    }
+  }
+  return {};
+}
+
+void replace(std::string& text, const std::string& place, const std::string& value) {
+  text.replace(text.find(place), place.size(), value);
+}
+
+}  // namespace
+
+HeadChain::HeadChain(Client client, std::string cluster_name)
+    : client_(std::move(client)), cluster_name_(std::move(cluster_name)) {}
+
+std::vector<HeadJob> HeadChain::list() {
+  std::vector<HeadJob> jobs;
+  const auto now = std::chrono::system_clock::now();
+  for (Job& job : client_.jobs("dtrain-" + cluster_name_, kHeadMark)) {
+    const ClusterId cluster(value_of(job.comment, "cluster-id"));
+    if (value_of(job.comment, "cluster") != cluster_name_ || cluster.empty()) continue;
+    Standing standing = standing_of(job, now);
+    jobs.push_back({std::move(job), cluster, std::move(standing)});
+  }
+  std::stable_sort(jobs.begin(), jobs.end(), [](const HeadJob& a, const HeadJob& b) {
+    const auto key = [](const HeadJob& each) {
+      return std::tuple(each.job.submitted, each.job.id.size(), each.job.id);
+    };
+    return key(a) < key(b);
+  });
+  return jobs;
+}
+
+std::optional<HeadJob> HeadChain::current(const std::vector<HeadJob>& jobs) {
+  for (const MachineState state :
+       {MachineState::running, MachineState::pending, MachineState::stopping}) {
+    const auto found = std::find_if(jobs.begin(), jobs.end(), [&](const HeadJob& each) {
+      return each.standing.state == state;
+    });
+    if (found != jobs.end()) return *found;
+  }
+  return std::nullopt;
+}
+
+HeadChain::Wanted HeadChain::wanted(const ClusterId& cluster, std::vector<std::string> options,
+                                    const fs::path& root) const {
+  Wanted wanted{std::move(options), kScript};
+  std::string log = (root / "allocation.log").string();
+  // Slurm's patterns: %j is the job's id.
+  for (std::size_t at = 0; (at = log.find('%', at)) != std::string::npos; at += 2) {
+    log.insert(at, 1, '%');
+  }
+  wanted.options.insert(wanted.options.end(),
+                        {"--job-name=dtrain-" + cluster_name_,
+                         "--comment=" + std::string(kHeadMark) + "cluster=" + cluster_name_ +
+                             " cluster-id=" + cluster.str(),
+                         "--nodes=1", "--ntasks-per-node=1", "--no-requeue", "--chdir=/",
+                         "--output=" + log, "--open-mode=append"});
+  replace(wanted.script, "@ROOT@", shell_quote(root.string()));
+  replace(wanted.script, "@PREPARE@", std::to_string(kPrepareLimit.count()));
+  replace(wanted.script, "@SHUT@", std::to_string((kHeldLimit - kShutLimit).count()));
+  replace(wanted.script, "@HELD@", std::to_string(kHeldLimit.count()));
+  return wanted;
+}
+
+std::string HeadChain::ask(const Wanted& wanted, const std::string& after) {
+  Client::Batch batch{wanted.options, wanted.script};
+  if (!after.empty()) batch.options.push_back("--dependency=afterany:" + after);
+  return client_.submit(batch);
+}
+
+void HeadChain::cancel(const std::vector<HeadJob>& jobs) {
+  std::vector<std::string> ids;
+  // The successors first: none is to begin because the one before it ends.
+  for (auto each = jobs.rbegin(); each != jobs.rend(); ++each) {
+    if (each->standing.state != MachineState::gone) ids.push_back(each->job.id);
+  }
+  if (!ids.empty()) client_.cancel(ids);
+}
+
+}  // namespace dtrain::slurm

@@ -1,0 +1,112 @@
+#include "launcher/provider/slurm/job_transport.hpp"
+
+#include <utility>
+
+#include "launcher/core/error.hpp"
+#include "launcher/core/ids.hpp"
+#include "launcher/core/paths.hpp"
+#include "launcher/core/text.hpp"
+
+namespace dtrain::slurm {
+namespace {
+
+constexpr std::chrono::milliseconds kPutLimit{60000};
+
+// What srun says of the program's own end; absent of it, the program was not what failed.
+constexpr std::string_view kProgramEnded = ": task 0: ";
+constexpr std::string_view kStepEnded = " CANCELLED AT ";
+
+bool is_of_slurm(const std::string& line) {
+  return line.starts_with("srun: ") || line.starts_with("slurmstepd");
+}
+
+// Of what stands on stderr.
+struct StepSaid {
+  std::string program;
+  std::string slurm;
+};
+StepSaid said_by_each(const std::string& text) {
+  StepSaid said;
+  for (const std::string& line : split(text, '\n')) {
+    if (line.empty()) continue;
+    if (is_of_slurm(line)) {
+      said.slurm += (said.slurm.empty() ? "" : "; ") + printable(line, false);
+    } else {
+      said.program += line + "\n";
+    }
+  }
+  return said;
+}
+
+// A step that did not come to run, or was ended with its job.
+std::optional<Error> lost(int code, const std::string& errors) {
+  if (code == 0) return std::nullopt;
+  const std::string slurm = said_by_each(errors).slurm;
+  const bool by_itself =
+      slurm.find(kProgramEnded) != std::string::npos && slurm.find(kStepEnded) == std::string::npos;
+  if (by_itself) return std::nullopt;
+  return Error(ErrorCode::unreachable, slurm.empty() ? "srun said nothing" : slurm);
+}
+
+class JobChannel final : public Channel {
+ public:
+  explicit JobChannel(std::unique_ptr<Channel> srun) : srun_(std::move(srun)) {}
+
+  int fd() const override { return srun_->fd(); }
+  std::string errors() override { return said_by_each(srun_->errors()).program; }
+  std::optional<int> wait(std::chrono::milliseconds limit) override {
+    const std::optional<int> code = srun_->wait(limit);
+    if (!code) return code;
+    if (const auto error = lost(*code, srun_->errors())) throw Error(*error);
+    return code;
+  }
+
+ private:
+  std::unique_ptr<Channel> srun_;
+};
+
+}  // namespace
+
+JobTransport::JobTransport(Client client, std::function<std::string()> job)
+    : client_(std::move(client)), job_(std::move(job)) {}
+
+JobTransport::~JobTransport() {
+  if (!server_) return;
+  const fs::path folder = server_->path().parent_path();
+  server_.reset();
+  std::error_code none;
+  fs::remove(folder, none);
+}
+
+Captured JobTransport::run(const std::vector<std::string>& argv, std::string_view input,
+                           std::chrono::milliseconds deadline) {
+  Captured captured = client_.login_node()->run(client_.in_job(job_(), argv), input, deadline);
+  if (const auto error = lost(captured.exit.shell_code(), captured.err)) throw Error(*error);
+  captured.err = said_by_each(captured.err).program;
+  return captured;
+}
+
+std::unique_ptr<Channel> JobTransport::open(const std::vector<std::string>& argv) {
+  return std::make_unique<JobChannel>(client_.login_node()->open(client_.in_job(job_(), argv)));
+}
+
+void JobTransport::put(std::string_view content, const fs::path& path, mode_t mode) {
+  put_by_shell(*this, content, path, mode, kPutLimit);
+}
+
+void JobTransport::start_detached(const std::vector<std::string>& argv) {
+  throw Error(ErrorCode::internal, argv[0] + " would end with its step of Slurm's");
+}
+
+fs::path JobTransport::head_socket(const HeadPlace& head) {
+  const std::lock_guard guard(mutex_);
+  if (!server_) {
+    job_();  // why there is none is said here, and to who connects by hanging up
+    const fs::path folder =
+        paths::socket_folder("/slurm/" + head.root.native() + "/" + random_hex(6));
+    server_.emplace(folder / "head.sock", [this, bridge = head.bridge] { return open(bridge); });
+  }
+  return server_->path();
+}
+
+}  // namespace dtrain::slurm
