@@ -122,7 +122,7 @@ die "cannot fetch the agent from the head, at $A port $P:$W The clock here says 
 }  // namespace
 
 std::string join_script(const JoinScript& what) {
-  const std::array<std::pair<std::string, std::string>, 9> values{{
+  const std::array<std::pair<std::string, std::string>, 10> values{{
       {"@NODE@", what.node.str()},
       {"@CLUSTER@", what.cluster.str()},
       {"@PORT@", std::to_string(what.port)},

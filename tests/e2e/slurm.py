@@ -8,14 +8,9 @@ import tempfile
 from harness import *
 from slurm_harness import *
 
-SLURM = None
-
 
 def setUpModule():
-    global SLURM
-    SLURM = Slurm(nodes=4, gpus=2)
-    SLURM.__enter__()
-    unittest.addModuleCleanup(SLURM.__exit__)
+    start_slurm(nodes=4, gpus=2)
 
 
 class Pool(SlurmCase):
@@ -218,15 +213,6 @@ class Page(SlurmCase):
         self.down()
 
 
-# Counts its lines over all attempts, and keeps the count where the ranks' files are not.
-COUNTS = """
-n=$(cat "$COUNT" 2>/dev/null || echo 0)
-trap 'exit 0' TERM
-while [ ! -e "$COUNT.end" ]; do n=$((n+1)); echo line $n; echo $n >"$COUNT.new"; mv "$COUNT.new" "$COUNT"; sleep 0.02; done
-echo done
-"""
-
-
 class Counting(SlurmCase):
     """With a job that counts its lines, in the one allocation that there is."""
 
@@ -302,14 +288,14 @@ class Ends(Counting):
     def test_slurmctld_is_started_anew(self):
         # What it has not saved when it is killed it does not know: it would kill such a job itself.
         sh("scontrol", "update", f"JobId={self.allocation}", "AdminComment=it-is-saved")
-        saved = SLURM.folder / "state" / "job_state"
+        saved = self.slurm.folder / "state" / "job_state"
         eventually(lambda: saved.exists() and b"it-is-saved" in saved.read_bytes(), "slurmctld has saved the job")
-        pid = int((SLURM.folder / "slurmctld.pid").read_text())
+        pid = int((self.slurm.folder / "slurmctld.pid").read_text())
         os.kill(pid, signal.SIGKILL)
         eventually(lambda: not Path(f"/proc/{pid}/exe").exists(), "it has ended")
         self.lines()
         self.assertEqual(self.nodes_by_state("ready"), ["gpu-1"])
-        SLURM.start_controller()
+        self.slurm.start_controller()
         eventually(lambda: sh("squeue", "-h", check=False).strip() and not
                    sh("sinfo", "-h", "-t", "unknown,no_respond,down", "-o", "%N", check=False).strip(), "it is back")
         sh("scancel", self.allocation)
@@ -382,24 +368,6 @@ class Leftovers(SlurmCase):
 
 
 class NodeFails(SlurmCase):
-    def fail(self, name):
-        """The machine is dead: nothing of it runs any more, nor says so; slurmctld notices."""
-        daemon = int((SLURM.folder / f"slurmd-{name}.pid").read_text())
-        steps = {int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-                 for pid in processes_with_environment(f"SLURMD_NODENAME={name}")}
-        # All at once: none sees another die and has a word to say about it.
-        for sent in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in [daemon, *steps, *processes_with_environment(f"SLURMD_NODENAME={name}")]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, sent)
-        eventually(lambda: not processes_with_environment(f"SLURMD_NODENAME={name}"), f"{name} is dead")
-        sh("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=burnt")
-        self.addCleanup(self.repair, name)
-
-    def repair(self, name):
-        SLURM.start_node(name)
-        eventually(lambda: sh("sinfo", "-h", "-n", name, "-o", "%T", check=False).strip() == "idle", f"{name} is back")
-
     def test_the_others_go_on_with_another(self):
         self.write(2)
         self.up()
@@ -410,7 +378,7 @@ class NodeFails(SlurmCase):
         eventually(lambda: all(each.exists() and int(each.read_text() or 0) > 10 for each in counts), "lines")
         [allocation] = self.queue()
         [nodes] = sh("squeue", "-h", "-j", allocation, "-o", "%N").split()
-        self.fail(sh("scontrol", "show", "hostnames", nodes).split()[1])
+        self.fail_node(sh("scontrol", "show", "hostnames", nodes).split()[1])
         # It is silent until it is held to be lost, and until its lease is over.
         eventually(lambda: len(self.json("result", job)["attempts"]) == 2, "a new attempt", 3 * DEADLINE)
         first, second = self.json("result", job)["attempts"]

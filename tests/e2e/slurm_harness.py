@@ -10,8 +10,25 @@ from lab import enter, which  # noqa: E402
 from slurm import SKIPPED, Slurm, missing, sh  # noqa: E402
 
 
+# Counts its lines over all attempts, and keeps the count where the ranks' files are not.
+COUNTS = """
+n=$(cat "$COUNT" 2>/dev/null || echo 0)
+trap 'exit 0' TERM
+while [ ! -e "$COUNT.end" ]; do n=$((n+1)); echo line $n; echo $n >"$COUNT.new"; mv "$COUNT.new" "$COUNT"; sleep 0.02; done
+echo done
+"""
+
+
+def start_slurm(**what):
+    """For the module that is being set up."""
+    SlurmCase.slurm = Slurm(**what)
+    SlurmCase.slurm.__enter__()
+    unittest.addModuleCleanup(SlurmCase.slurm.__exit__)
+
+
 class SlurmCase(ClusterCase):
     nodes = 0
+    slurm = None
 
     def name(self):
         return "pool"
@@ -58,6 +75,30 @@ class SlurmCase(ClusterCase):
             numbers += [int(line.split()[1]) for line in said.split("\n") if line.startswith("line ")]
         return numbers
 
+    def fail_node(self, name):
+        """The machine is dead: nothing of it runs any more, nor says so; slurmctld notices."""
+        daemon = int((self.slurm.folder / f"slurmd-{name}.pid").read_text())
+        steps = {int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+                 for pid in processes_with_environment(f"SLURMD_NODENAME={name}")}
+        # All at once: none sees another die and has a word to say about it.
+        for sent in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in [daemon, *steps, *processes_with_environment(f"SLURMD_NODENAME={name}")]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, sent)
+        eventually(lambda: not processes_with_environment(f"SLURMD_NODENAME={name}"), f"{name} is dead")
+        sh("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=burnt")
+        self.addCleanup(self.repair_node, name)
+
+    def repair_node(self, name):
+        self.slurm.start_node(name)
+
+        def is_back():
+            state = sh("sinfo", "-h", "-n", name, "-o", "%T", check=False).strip()
+            if state.startswith("down"):  # what died there may have been told of before that
+                sh("scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
+            return set(state.split()) == {"idle"}
+        eventually(is_back, f"{name} is back", pause=0.5)
+
     def down(self):
         self.ok("down", "-y", deadline=3 * DEADLINE)
         self.assertEqual(self.queue(), {})
@@ -65,4 +106,4 @@ class SlurmCase(ClusterCase):
         self.assertEqual([str(p) for p in (self.folder / "home" / ".dtrain").glob("pool-*/*")], [])
 
 
-__all__ = ["SKIPPED", "Slurm", "SlurmCase", "enter", "missing", "sh", "which"]
+__all__ = ["COUNTS", "SKIPPED", "SlurmCase", "enter", "missing", "sh", "start_slurm", "which"]

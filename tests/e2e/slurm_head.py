@@ -1,18 +1,15 @@
 """A head in allocations of its own, with a real Slurm of four nodes: tests/support/slurm.py."""
 
-import importlib.util
 import shutil
 import sys
 import threading
 
 from harness import *
+from slurm_harness import *
 
-# What slurm.py has for nodes; by its path, for tests/support has one of that name.
-_there = importlib.util.spec_from_file_location("e2e_slurm", Path(__file__).with_name("slurm.py"))
-e2e_slurm = importlib.util.module_from_spec(_there)
-_there.loader.exec_module(e2e_slurm)
-COUNTS, SKIPPED, SlurmCase = e2e_slurm.COUNTS, e2e_slurm.SKIPPED, e2e_slurm.SlurmCase
-enter, missing, setUpModule, sh = e2e_slurm.enter, e2e_slurm.missing, e2e_slurm.setUpModule, e2e_slurm.sh
+
+def setUpModule():
+    start_slurm(nodes=4, gpus=2)
 
 
 def parent_of(pid):
@@ -201,21 +198,11 @@ class HandOver(HeadCase):
 
     def test_its_node_dies(self):
         [node] = sh("squeue", "-h", "-j", self.before, "-o", "%N").split()
-        e2e_slurm.NodeFails.fail(self, node)
+        self.fail_node(node)
         self.goes_on()
         # Whoever comes after one that did not end in order says so.
         self.assertIn("did not end in order", (self.place() / "head.log").read_text())
         self.ends_well()
-
-    def repair(self, name):
-        e2e_slurm.SLURM.start_node(name)
-
-        def is_back():
-            state = sh("sinfo", "-h", "-n", name, "-o", "%T", check=False).strip()
-            if state.startswith("down"):  # what died there may have been told of before that
-                sh("scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
-            return set(state.split()) == {"idle"}
-        eventually(is_back, f"{name} is back", pause=0.5)
 
     def test_no_successor_is_left(self):
         """All of its jobs are cancelled by hand: jobs go on, and the next `up` brings the head back."""
@@ -228,8 +215,6 @@ class HandOver(HeadCase):
         self.up()
         self.ends_well()
 
-
-del SlurmCase
 
 if __name__ == "__main__":
     enter()

@@ -8,9 +8,7 @@ from slurm_harness import *
 
 
 def setUpModule():
-    slurm = Slurm(nodes=3, gpus=2)
-    slurm.__enter__()
-    unittest.addModuleCleanup(slurm.__exit__)
+    start_slurm(nodes=3, gpus=2)
     if "pmix" not in sh("srun", "--mpi=list"):
         raise unittest.SkipTest("this Slurm has no PMIx")
 
