@@ -90,11 +90,14 @@ class SlurmCase(ClusterCase):
         self.addCleanup(self.repair_node, name)
 
     def repair_node(self, name):
-        self.slurm.start_node(name)
+        daemon = self.slurm.folder / f"slurmd-{name}.pid"
 
         def is_back():
+            # One that finds its port taken still, by what is about to die, ends again.
+            if not daemon.exists() or not Path(f"/proc/{daemon.read_text().strip()}").exists():
+                sh("slurmd", "-N", name, check=False)
             state = sh("sinfo", "-h", "-n", name, "-o", "%T", check=False).strip()
-            if state.startswith("down"):  # what died there may have been told of before that
+            if state.startswith("down"):
                 sh("scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
             return set(state.split()) == {"idle"}
         eventually(is_back, f"{name} is back", pause=0.5)

@@ -1,5 +1,6 @@
 #include "agent/head/machines/succession.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "launcher/core/error.hpp"
@@ -80,10 +81,22 @@ std::optional<Succession::Next> Succession::look(const wire::WantedMachines& wan
     chain.cancel(waiting);
     return std::nullopt;
   }
-  if (!waiting.empty()) return Next{waiting.front().job.id, waiting.front().standing.reason};
-  const std::string id = chain.ask({wanted.head->options, wanted.head->script}, job_);
-  log::info("a successor is asked for", {{"job", id}, {"after", job_}});
-  return Next{id, "waits"};
+  // One is enough, asked for as is wanted now. The new one comes first, so that there is always
+  // one.
+  const slurm::HeadChain::Wanted asked{wanted.head->options, wanted.head->script};
+  const std::string launch = slurm::HeadChain::launch_of(asked);
+  const auto fits = std::find_if(waiting.begin(), waiting.end(),
+                                 [&](const slurm::HeadJob& each) { return each.launch == launch; });
+  std::optional<Next> next;
+  if (fits != waiting.end()) {
+    next = Next{fits->job.id, fits->standing.reason};
+    waiting.erase(fits);
+  } else {
+    next = Next{chain.ask(asked, job_), "waits"};
+    log::info("a successor is asked for", {{"job", next->job}, {"after", job_}});
+  }
+  chain.cancel(waiting);
+  return next;
 }
 
 }  // namespace dtrain::head

@@ -6,6 +6,7 @@
 
 #include "launcher/core/paths.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/files/sha256.hpp"
 
 namespace dtrain::slurm {
 namespace {
@@ -71,7 +72,8 @@ std::vector<HeadJob> HeadChain::list() {
     const ClusterId cluster(value_of(job.comment, "cluster-id"));
     if (value_of(job.comment, "cluster") != cluster_name_ || cluster.empty()) continue;
     Standing standing = standing_of(job, now);
-    jobs.push_back({std::move(job), cluster, std::move(standing)});
+    std::string launch = value_of(job.comment, "launch");
+    jobs.push_back({std::move(job), cluster, std::move(launch), std::move(standing)});
   }
   std::stable_sort(jobs.begin(), jobs.end(), [](const HeadJob& a, const HeadJob& b) {
     const auto key = [](const HeadJob& each) {
@@ -114,8 +116,19 @@ HeadChain::Wanted HeadChain::wanted(const ClusterId& cluster, std::vector<std::s
   return wanted;
 }
 
+std::string HeadChain::launch_of(const Wanted& wanted) {
+  constexpr std::size_t kLength = 16;
+  Sha256 sum;
+  for (const std::string& option : wanted.options) sum.add(option + '\0');
+  sum.add(wanted.script);
+  return sum.hex().substr(0, kLength);
+}
+
 std::string HeadChain::ask(const Wanted& wanted, const std::string& after) {
   Client::Batch batch{wanted.options, wanted.script};
+  for (std::string& option : batch.options) {
+    if (option.starts_with("--comment=")) option += " launch=" + launch_of(wanted);
+  }
   if (!after.empty()) batch.options.push_back("--dependency=afterany:" + after);
   return client_.submit(batch);
 }

@@ -22,6 +22,7 @@ constexpr std::string_view kHeadMark = "dtrain-head ";
 struct HeadJob {
   Job job;
   ClusterId cluster;
+  std::string launch;  // HeadChain::launch_of() what it was asked for with
   Standing standing;
 
   bool runs() const { return standing.state == MachineState::running; }
@@ -46,6 +47,8 @@ class HeadChain {
   // all share: what the jobs run is put there, below (start(), and held()).
   Wanted wanted(const ClusterId& cluster, std::vector<std::string> options,
                 const fs::path& root) const;
+  // Equal for jobs that are asked for alike.
+  static std::string launch_of(const Wanted& wanted);
   // Gives the new job's id. `after`: the job that it succeeds; empty: there is none.
   std::string ask(const Wanted& wanted, const std::string& after);
   void check(const Wanted& wanted) { client_.check({wanted.options, wanted.script}); }

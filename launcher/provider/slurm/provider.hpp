@@ -60,7 +60,9 @@ class SlurmProvider final : public Provider {
   Machine head_machine(const HeadJob& job) const;
   std::vector<Machine> list_head();
   Machine ask_for_head(const ClusterId& cluster);
+  HeadJob only_one(HeadChain& jobs, const std::string& id) const;
   void release_head(const Machine& head, const OutcomeSink& tell);
+  void release_late(const std::stop_token& stop);
   void follow_head(Machine head, const OutcomeSink& tell, const std::stop_token& stop);
   // The id of the job that is the head now; Error(unreachable) with why there is none.
   std::string head_job();

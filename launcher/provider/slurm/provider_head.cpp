@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/paths.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/provider/slurm/options.hpp"
 #include "launcher/provider/slurm/provider.hpp"
@@ -79,35 +80,53 @@ ClusterId SlurmProvider::id_of_new(const ClusterId& fresh) {
 
 Machine SlurmProvider::ask_for_head(const ClusterId& cluster) {
   HeadChain jobs = chain();
-  const auto there = HeadChain::current(jobs.list());
+  std::vector<HeadJob> before = jobs.list();
+  const auto there = HeadChain::current(before);
   const bool ends = there && there->standing.state == MachineState::stopping;
-  if (there && !ends) return head_machine(*there);
   const HeadChain::Wanted wanted = wanted_head(cluster);
+  // One that waits may have been asked for with what can never run, and the YAML says other now.
+  const bool is_other = there && there->waits() && there->launch != HeadChain::launch_of(wanted);
+  if (there && !ends && !is_other) return head_machine(*there);
   jobs.check(wanted);
   const std::string root = (base() / cluster.str() / kHeadNode).string();
   run_or_throw(*login_node(), {"sh", "-c", "umask 077 && mkdir -p -- \"$0\"", root}, {}, kFileLimit,
                "making " + root);
+  if (is_other) jobs.cancel(before);
   const std::string id = jobs.ask(wanted, ends ? there->job.id : "");
+  try {
+    return head_machine(only_one(jobs, id));
+  } catch (const Error&) {  // nobody would know of it
+    HeadJob own;
+    own.job.id = id;
+    jobs.cancel({own});
+    throw;
+  }
+}
+
+// Another laptop may have asked at the same time: the first stays.
+HeadJob SlurmProvider::only_one(HeadChain& jobs, const std::string& id) const {
   const std::vector<HeadJob> all = jobs.list();
   const auto own =
       std::find_if(all.begin(), all.end(), [&](const HeadJob& each) { return each.job.id == id; });
   if (own == all.end()) {
     throw Error(ErrorCode::failed, "Slurm took the head's job " + id + ", and does not list it");
   }
-  // Another laptop may have asked at the same time: the first stays.
   for (auto each = all.begin(); each != own; ++each) {
     if (!each->runs() && !each->waits()) continue;
-    jobs.cancel({*own});
     throw Error(ErrorCode::conflict, "another up has asked for the head of " + spec_.cluster_name +
                                          " at the same time: Slurm job " + each->job.id)
         .with_hint("dtrain up again goes on with that one");
   }
-  return head_machine(*own);
+  return *own;
 }
 
 void SlurmProvider::release_head(const Machine& head, const OutcomeSink& tell) {
   MachineOutcome outcome{head, std::nullopt};
   try {
+    // One that is born meanwhile asks for no nodes.
+    const fs::path wanted = paths::HeadRoot{base() / head.cluster.str() / "head"}.machines();
+    run_or_throw(*login_node(), {"rm", "-f", "--", wanted.string()}, {}, kFileLimit,
+                 "removing " + wanted.string());
     HeadChain jobs = chain();
     jobs.cancel(jobs.list());
     outcome.machine.state = MachineState::stopping;
@@ -146,11 +165,30 @@ void SlurmProvider::follow_head(Machine head, const OutcomeSink& tell,
       head = now;
       tell({head, std::nullopt});
     }
-    if (head.state == MachineState::gone || (!goes && head.state == MachineState::running)) return;
+    if (head.state == MachineState::gone && goes) return release_late(stop);
+    if (head.state == MachineState::gone || head.state == MachineState::running) return;
     std::unique_lock lock(mutex);
     wake.wait_for(lock, stop, pause, [] { return false; });
     pause = std::min(Machines::kLastLook, pause + pause / 2);
   }
+}
+
+// Nodes that the head has asked for since they were given back: it did not hear that it ends.
+void SlurmProvider::release_late(const std::stop_token& stop) {
+  std::vector<Machine> late = machines().list();
+  std::erase_if(late, [](const Machine& machine) {
+    return machine.state != MachineState::pending && machine.state != MachineState::running;
+  });
+  if (late.empty()) return;
+  std::optional<Error> failed;
+  std::vector<Machine> going;
+  machines().release(late, [&](const MachineOutcome& outcome) {
+    if (outcome.error) failed = outcome.error;
+    going.push_back(outcome.machine);
+  });
+  if (failed) throw Error(*failed);
+  machines().follow(
+      going, [](const MachineOutcome&) {}, stop);
 }
 
 std::string SlurmProvider::head_job() {
