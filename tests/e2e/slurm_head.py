@@ -86,6 +86,14 @@ class Up(HeadCase):
         queue = self.queue()
         report = self.up()
         self.assertEqual((report["action"], report["each"][0]["steps"], self.queue()), ("none", [], queue))
+        # The next is to be asked for as the YAML says now, and there is one.
+        self.write(2, head="time: 31")
+        self.up()
+        eventually(lambda: [each for each, *_ in self.heads()] not in ([job], [job, successor]), "another successor")
+        eventually(lambda: len(self.heads()) == 2, "there is one")
+        self.assertEqual(self.head(), job)
+        queue = self.queue()
+        report = self.up()
         # From another laptop, which knows the YAML.
         shutil.rmtree(self.folder / "state")
         found = self.up()
@@ -107,6 +115,15 @@ class Up(HeadCase):
                    "why it waits")
         done = self.run_dtrain("status")
         self.assertEqual(done.returncode, 4, done.stdout + done.stderr)
+        process.send_signal(signal.SIGINT)
+        self.assertNotEqual(process.wait(timeout=DEADLINE), 0)
+        # What waits is asked for anew when the YAML says other.
+        [(job, *_)] = self.heads()
+        self.write(1, head="time: 31")
+        with open(said, "w") as out:
+            process = self.start("up", self.folder / "pool.yaml", "-y", stdout=out)
+        eventually(lambda: [each for each, *_ in self.heads()] not in ([], [job]), "another job")
+        eventually(lambda: "head-node: " in said.read_text(), "it is followed")
         process.send_signal(signal.SIGINT)
         self.assertNotEqual(process.wait(timeout=DEADLINE), 0)
         # The next goes on with what is asked for.

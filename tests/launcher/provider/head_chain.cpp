@@ -51,6 +51,10 @@ TEST_CASE("what the head's jobs are asked for with") {
   CHECK(has("--output=/shared/it's 100%%/head-node/allocation.log"));
   CHECK(wanted.script.find("root='/shared/it'\\''s 100%/head-node'\n") != std::string::npos);
   CHECK(wanted.script.find('@') == std::string::npos);
+  HeadChain::Wanted other = wanted;
+  CHECK(HeadChain::launch_of(other) == HeadChain::launch_of(wanted));
+  other.options.front() = "--time=61";
+  CHECK(HeadChain::launch_of(other) != HeadChain::launch_of(wanted));
   // Nothing else of ours is one of its jobs.
   CHECK_FALSE(slurm::allocation_of("dtrain-head cluster=pool cluster-id=pool-abcdef").has_value());
 }
