@@ -97,10 +97,10 @@ MachineKeeper::Hooks keeper_hooks(asio::io_context& context, asio::steady_timer&
   return hooks;
 }
 
-// Of one that moves. When its turn is over so is its allocation.
-std::unique_ptr<HeadTurn> take_turn(const paths::HeadRoot& root) {
+// When the turn of one that moves is over so is its allocation.
+std::unique_ptr<HeadHold> take_hold(const paths::HeadRoot& root) {
   try {
-    return std::make_unique<HeadTurn>(root, turn_holder());
+    return std::make_unique<HeadHold>(root, read_head_config(root).moves, turn_holder());
   } catch (const Error& error) {
     if (error.code() == ErrorCode::conflict) ::kill(::getppid(), SIGTERM);
     throw;
@@ -112,19 +112,9 @@ std::unique_ptr<HeadTurn> take_turn(const paths::HeadRoot& root) {
 int head_main(const paths::HeadRoot& root, bool leaves) {
   log::open("head", root.log().string());
   ::signal(SIGPIPE, SIG_IGN);
-  auto lock = FileLock::try_lock(root.lock());
-  if (!lock) {
-    log::info("another head holds this root; waiting for its end");
-    lock = FileLock::wait(root.lock());
-  }
-  const HeadConfig config = read_head_config(root);
   // Its end is the last of all: nothing is written after it.
-  std::unique_ptr<HeadTurn> turn;
-  std::optional<TurnGuard> guard;
-  if (config.moves) {
-    turn = take_turn(root);
-    guard.emplace(*turn);
-  }
+  const auto hold = take_hold(root);
+  const HeadConfig config = read_head_config(root);  // the one before may have written it
   const SystemClock clock;
   asio::io_context context(1);
   ConfigFile config_file(context, root, config);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <utility>
@@ -21,11 +22,21 @@ namespace dtrain::head {
 namespace {
 
 constexpr std::size_t kPastKept = 64;
+constexpr std::chrono::milliseconds kLookAtLock{200};
 
 // What keeps it ends too: this allocation is of no more use.
 [[noreturn]] void end_at_once() {
   if (std::getenv("SLURM_JOB_ID") != nullptr) ::kill(::getppid(), SIGTERM);
   ::_exit(3);
+}
+
+std::optional<FileLock> try_lock(const paths::HeadRoot& root) {
+  try {
+    return FileLock::try_lock(root.lock());
+  } catch (Error& error) {
+    error.with_hint("its file system must take flock(2): Lustre with -o flock or localflock");
+    throw;
+  }
 }
 
 }  // namespace
@@ -38,6 +49,7 @@ Turn read_turn(const paths::HeadRoot& root) {
     const nlohmann::json json = wire::parse_json(*text, "the file");
     turn.generation = wire::get_int(json, "generation", 0, INT64_MAX);
     turn.holder = wire::get_string(json, "holder");
+    turn.begun = wire::get_bool(json, "begun", true);
     turn.ended = wire::get_bool(json, "ended", false);
     turn.past = wire::get_strings(json, "past");
     return turn;
@@ -46,7 +58,13 @@ Turn read_turn(const paths::HeadRoot& root) {
 
 std::string turn_holder() {
   const char* job = std::getenv("SLURM_JOB_ID");
-  return job != nullptr ? "Slurm job " + std::string(job) : "boot " + boot_id();
+  if (job == nullptr) return "boot " + boot_id();
+  const char* start = std::getenv("DTRAIN_HEAD_START");
+  return "Slurm job " + std::string(job) + (start != nullptr ? " of " + std::string(start) : "");
+}
+
+bool is_anothers(const Turn& turn, const std::string& holder) {
+  return turn.generation > 0 && turn.holder != holder;
 }
 
 HeadTurn::HeadTurn(paths::HeadRoot root, std::string holder) : root_(std::move(root)) {
@@ -55,42 +73,77 @@ HeadTurn::HeadTurn(paths::HeadRoot root, std::string holder) : root_(std::move(r
     throw Error(ErrorCode::conflict,
                 holder + " is the head no more: " + turn_.holder + " has taken its place");
   }
-  const bool is_other = turn_.generation > 0 && turn_.holder != holder;
-  const bool may_live = is_other && !turn_.ended;
+  const bool is_other = is_anothers(turn_, holder);
+  const bool may_live = !turn_.ended && (is_other || !turn_.begun);
   if (is_other) {
     turn_.past.push_back(turn_.holder);
     if (turn_.past.size() > kPastKept) turn_.past.erase(turn_.past.begin());
   }
   const std::string before = std::exchange(turn_.holder, std::move(holder));
+  turn_.begun = !may_live;
   turn_.ended = false;
   ++turn_.generation;
   write();
   if (!may_live) return;
   log::warn("the head before this one did not end in order", {{"which", before}});
-  std::this_thread::sleep_for(kSafe);
-  if (is_lost()) throw Error(ErrorCode::conflict, "another head has taken this one's place");
+  for (auto left = kSafe; left.count() > 0; left -= kLook) {
+    std::this_thread::sleep_for(std::min(left, kLook));
+    if (!keep()) throw Error(ErrorCode::conflict, "another head has taken this one's place");
+  }
+  turn_.begun = true;
+  write();
 }
 
 HeadTurn::~HeadTurn() {
   try {
     if (is_lost()) return;
     turn_.ended = true;
-    write();
+    // As little as can be between the look and the word; the next one looks too.
+    const fs::path word = root_.turn().string() + ".end";
+    write_file_atomic(word, text());
+    if (is_lost()) {
+      ::unlink(word.c_str());
+      return;
+    }
+    if (::rename(word.c_str(), root_.turn().c_str()) != 0) {
+      throw errno_error("cannot rename", errno);
+    }
+    fsync_folder(root_.root);
   } catch (const Error& error) {  // the next one waits
     log::warn("the end is not kept", {{"why", error.what()}});
   }
 }
 
+bool HeadTurn::is_over(const Turn& now) const {
+  return now.generation > turn_.generation ||
+         (now.generation == turn_.generation && now.holder != turn_.holder);
+}
+
 bool HeadTurn::is_lost() const {
-  return read_turn(root_).generation > turn_.generation;
+  return is_over(read_turn(root_));
+}
+
+bool HeadTurn::keep() const {
+  const Turn now = read_turn(root_);
+  if (is_over(now)) return false;
+  if (now.generation > 0 && now.generation < turn_.generation) {  // 0: the root is being removed
+    log::warn("an older head has written that it is its turn", {{"which", now.holder}});
+    write();
+  }
+  return true;
+}
+
+std::string HeadTurn::text() const {
+  const nlohmann::json json{{"generation", turn_.generation},
+                            {"holder", turn_.holder},
+                            {"begun", turn_.begun},
+                            {"ended", turn_.ended},
+                            {"past", turn_.past}};
+  return wire::dump(json) + "\n";
 }
 
 void HeadTurn::write() const {
-  const nlohmann::json json{{"generation", turn_.generation},
-                            {"holder", turn_.holder},
-                            {"ended", turn_.ended},
-                            {"past", turn_.past}};
-  write_file_atomic(root_.turn(), wire::dump(json) + "\n");
+  write_file_atomic(root_.turn(), text());
 }
 
 TurnGuard::TurnGuard(const HeadTurn& turn)
@@ -100,15 +153,38 @@ TurnGuard::TurnGuard(const HeadTurn& turn)
         std::unique_lock lock(mutex);
         while (!wake.wait_for(lock, stop, HeadTurn::kLook, [&] { return stop.stop_requested(); })) {
           try {
-            if (!turn.is_lost()) continue;
+            if (turn.keep()) continue;
           } catch (const Error& error) {  // who cannot read cannot write
-            log::warn("whose turn it is cannot be read", {{"why", error.what()}});
+            log::warn("whose turn it is cannot be known", {{"why", error.what()}});
             continue;
           }
           log::error("another head has taken this one's place");
           end_at_once();
         }
       }) {}
+
+HeadHold::HeadHold(const paths::HeadRoot& root, bool moves, const std::string& holder) {
+  const auto take = [&] {
+    turn_ = std::make_unique<HeadTurn>(root, holder);
+    guard_.emplace(*turn_);
+  };
+  lock_ = try_lock(root);
+  if (!lock_) {
+    log::info("another head holds this root's lock; waiting for its end",
+              {{"lock", root.lock().string()},
+               {"which", moves ? read_turn(root).holder : "of this machine"}});
+  }
+  if (!lock_ && !moves) lock_ = FileLock::wait(root.lock());
+  while (!lock_) {
+    if (!turn_ && is_anothers(read_turn(root), holder)) {
+      take();
+      log::info("this turn is taken; the lock of the one before goes with its process, or machine");
+    }
+    std::this_thread::sleep_for(kLookAtLock);
+    lock_ = try_lock(root);
+  }
+  if (moves && !turn_) take();
+}
 
 void write_place(const paths::HeadRoot& root, int port) {
   std::string line = std::to_string(port);

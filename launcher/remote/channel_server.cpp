@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <exception>
 #include <utility>
 #include <vector>
 
@@ -70,6 +71,7 @@ UniqueFd listen_at(const fs::path& path) {
   }
   text.copy(address.sun_path, text.size());
   UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!listener) throw errno_error("cannot make a socket", errno);
   ::unlink(text.c_str());
   // Its folder is this user's alone.
   if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
@@ -126,18 +128,24 @@ void ChannelServer::accept() {
     }
     const std::lock_guard lock(mutex_);
     Connection& connection = connections_.emplace_back();
-    connection.thread = std::thread([this, &connection, socket] {
-      try {
-        const std::unique_ptr<Channel> channel = open_();
-        join_sockets(socket->get(), channel->fd(), ended_.get());
-        socket->reset();        // the program may take its time to end
-      } catch (const Error&) {  // who connected sees that nobody answers
-      }
-      socket->reset();
-      const std::lock_guard guard(mutex_);
-      connection.over = true;
-    });
+    try {
+      connection.thread = std::thread([this, &connection, socket] { serve(connection, *socket); });
+    } catch (const std::exception&) {  // no more threads: hung up on, and the next is served
+      connections_.pop_back();
+    }
   }
+}
+
+void ChannelServer::serve(Connection& connection, UniqueFd& socket) {
+  try {
+    const std::unique_ptr<Channel> channel = open_();
+    join_sockets(socket.get(), channel->fd(), ended_.get());
+    socket.reset();                  // the program may take its time to end
+  } catch (const std::exception&) {  // who connected sees that nobody answers
+  }
+  socket.reset();
+  const std::lock_guard guard(mutex_);
+  connection.over = true;
 }
 
 void ChannelServer::join_ended() {

@@ -31,6 +31,7 @@ class ChannelServer {
     std::thread thread;
   };
   void accept();
+  void serve(Connection& connection, UniqueFd& socket);
   void join_ended();
 
   const fs::path path_;

@@ -18,9 +18,10 @@ constexpr const char* kScript = R"sh(#!/bin/sh
 # The head of a dtrain cluster: this runs what `up` has put into the folder that is named here, and
 # so does the job that follows it.
 root=@ROOT@
+DTRAIN_HEAD_START=$(date +%s).$$; export DTRAIN_HEAD_START
 child= told= n=0
-trap 'told=1; [ "$child" ] && kill -USR1 $child' USR1
-trap 'told=1; [ "$child" ] && kill -TERM $child' TERM INT
+trap 'told=USR1; [ "$child" ] && kill -USR1 $child' USR1
+trap 'told=TERM; [ "$child" ] && kill -TERM $child' TERM INT
 rm -f "$root/held"
 while :; do
   until [ -r "$root/start" ]; do
@@ -31,6 +32,7 @@ while :; do
   done
   sh "$root/start" &
   child=$!
+  [ "$told" ] && kill -$told $child  # before there was one to pass it on to
   wait $child; status=$?
   while kill -0 $child 2>/dev/null; do wait $child; status=$?; done
   child= n=0

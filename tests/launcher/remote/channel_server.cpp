@@ -5,6 +5,7 @@
 #include <sys/un.h>
 
 #include <array>
+#include <stdexcept>
 #include <string>
 
 #include "launcher/core/error.hpp"
@@ -77,13 +78,15 @@ TEST_CASE("what does not fit between them waits, and nothing of it is lost") {
 TEST_CASE("where no program starts the connection is hung up on, and the next is served") {
   const testing::TemporaryFolder folder;
   LocalTransport here;
-  bool works = false;
+  int tries = 0;
   const ChannelServer server(folder.path() / "s", [&]() -> std::unique_ptr<Channel> {
-    if (!works) throw Error(ErrorCode::unreachable, "not now");
+    ++tries;
+    if (tries == 1) throw Error(ErrorCode::unreachable, "not now");
+    if (tries == 2) throw std::runtime_error("not now either");
     return here.open({"echo", "here"});
   });
   CHECK(read_text(connect_to(server.path())).empty());
-  works = true;
+  CHECK(read_text(connect_to(server.path())).empty());
   CHECK(read_text(connect_to(server.path())) == "here\n");
 }
 
