@@ -97,9 +97,9 @@ class SlurmCase(ClusterCase):
             if not daemon.exists() or not Path(f"/proc/{daemon.read_text().strip()}").exists():
                 sh("slurmd", "-N", name, check=False)
             state = sh("sinfo", "-h", "-n", name, "-o", "%T", check=False).strip()
-            if state.startswith("down"):
+            if state.startswith(("down", "drain")):
                 sh("scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
-            return set(state.split()) == {"idle"}
+            return bool(state) and set(state.split()) <= {"idle", "mixed", "allocated"}
         eventually(is_back, f"{name} is back", pause=0.5)
 
     def down(self):

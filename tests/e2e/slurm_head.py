@@ -117,15 +117,6 @@ class Up(HeadCase):
         self.assertEqual(done.returncode, 4, done.stdout + done.stderr)
         process.send_signal(signal.SIGINT)
         self.assertNotEqual(process.wait(timeout=DEADLINE), 0)
-        # What waits is asked for anew when the YAML says other.
-        [(job, *_)] = self.heads()
-        self.write(1, head="time: 31")
-        with open(said, "w") as out:
-            process = self.start("up", self.folder / "pool.yaml", "-y", stdout=out)
-        eventually(lambda: [each for each, *_ in self.heads()] not in ([], [job]), "another job")
-        eventually(lambda: "head-node: " in said.read_text(), "it is followed")
-        process.send_signal(signal.SIGINT)
-        self.assertNotEqual(process.wait(timeout=DEADLINE), 0)
         # The next goes on with what is asked for.
         [(job, *_)] = self.heads()
         sh("scancel", other)

@@ -249,6 +249,7 @@ struct Engine::Impl {
   void check_launcher(const JobSpec& spec) const;  // Error(conflict)
   wire::SrunStep srun_step(const Attempt& attempt) const;
   std::string not_one_allocation(const Attempt& attempt) const;
+  bool awaits_names(const Attempt& attempt) const;
   bool content_in_place(Job& job, Attempt& attempt);
   void staging(const NodeId& node, const wire::Staging& news);
   void unstage(const Job& job, const Attempt& attempt, Share& share);

@@ -90,6 +90,7 @@ void Engine::Impl::joined(const NodeInfo& info) {
     if (there) {
       share->start_sent = true;
       if (attempt->ending()) send_stops(*job, *attempt, NodeId());
+      if (job->spec.launcher == Launcher::srun) advance(*job, *attempt);  // who awaits its name
     } else if (share->row.state == ShareState::waiting) {
       share->start_sent = false;
       share->prepare_sent = false;

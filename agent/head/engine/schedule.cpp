@@ -371,6 +371,7 @@ void Engine::Impl::advance(Job& job, Attempt& attempt) {
   if (!ready_to_start(job, attempt)) return;
   if (!content_in_place(job, attempt)) return;
   if (job.spec.launcher == Launcher::srun) {
+    if (awaits_names(attempt)) return;
     if (const std::string why = not_one_allocation(attempt); !why.empty()) {
       return give_up_start(job, attempt, why);
     }

@@ -38,6 +38,20 @@ std::string Engine::Impl::not_one_allocation(const Attempt& attempt) const {
   return "its nodes are not in one Slurm allocation, as launcher: srun needs: " + join(where, ", ");
 }
 
+// The start of node rank 0 names all nodes, and they tell their names when they join: after a new
+// start of the head.
+bool Engine::Impl::awaits_names(const Attempt& attempt) const {
+  bool is_to_start = false;
+  bool is_unknown = false;
+  for (const Share& share : attempt.shares) {
+    if (!share.live()) continue;
+    const Node& node = nodes.at(share.row.node);
+    is_to_start = is_to_start || (share.row.node_rank == 0 && !share.start_sent);
+    is_unknown = is_unknown || (!node.slurm && !node.connected);
+  }
+  return is_to_start && is_unknown;
+}
+
 wire::SrunStep Engine::Impl::srun_step(const Attempt& attempt) const {
   wire::SrunStep step;
   step.secret = attempt.row.token;
