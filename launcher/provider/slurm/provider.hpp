@@ -19,8 +19,8 @@ namespace dtrain::slurm {
 // asks Slurm for the others. It is the only machine here: there already, not made and not given
 // back. One name may lead to several login nodes: on which the head is says a file in the shared
 // folder, CLUSTER_ID/head.host, and from any of them that one is reached. Or the head's machine is
-// an allocation of its own, and its successors' (HeadChain), always under the same id; it is reached
-// through the login node.
+// an allocation of its own, and its successors' (HeadChain), always under the same id; it is
+// reached through the login node.
 class SlurmProvider final : public Provider {
  public:
   SlurmProvider(ClusterSpec spec, fs::path state, Access access);
