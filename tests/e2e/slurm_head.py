@@ -208,16 +208,14 @@ class HandOver(HeadCase):
         self.ends_well()
 
     def repair(self, name):
-        daemon = e2e_slurm.SLURM.folder / f"slurmd-{name}.pid"
+        e2e_slurm.SLURM.start_node(name)
 
         def is_back():
-            # One that finds its port taken still, by what is about to die, ends again.
-            if not daemon.exists() or not Path(f"/proc/{daemon.read_text().strip()}").exists():
-                sh("slurmd", "-N", name, check=False)
-            state = sh("sinfo", "-h", "-n", name, "-o", "%T", check=False).strip()
-            if state.startswith("down"):
+            # sinfo goes on telling how much of it was in use.
+            said = sh("scontrol", "show", "node", name)
+            if " State=DOWN" in said:
                 sh("scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
-            return set(state.split()) == {"idle"}
+            return " State=IDLE " in said
         eventually(is_back, f"{name} is back", pause=0.5)
 
     def test_no_successor_is_left(self):

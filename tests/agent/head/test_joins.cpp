@@ -155,9 +155,12 @@ TEST_CASE("joins: the script is POSIX, small, and all or nothing") {
   parts.credential = head::join_credential(root, kJoinNode, std::chrono::system_clock::now());
   parts.ca_pem = read_file(root.ca() / "cert.pem");
   const std::string script = head::join_script(parts);
-  CHECK(script.size() < 5000);  // boot data has 16 KiB
+  CHECK(script.size() < 5200);  // boot data has 16 KiB
   CHECK(script.find('@') == std::string::npos);
-  CHECK(script.find("A='10.0.0.5 fd00::5'") != std::string::npos);
+  CHECK(script.find("A='10.0.0.5 fd00::5' L=\n") != std::string::npos);
+  // Of a head that moves.
+  parts.place = "/shared/it's/place";
+  CHECK(head::join_script(parts).find("L='/shared/it'\\''s/place'\n") != std::string::npos);
   CHECK(wire::certified_name(parts.credential.certificate_pem).uri() ==
         "dtrain://lab-abcdef/join/joined-1");
   for (const std::vector<std::string>& shell : std::vector<std::vector<std::string>>{
