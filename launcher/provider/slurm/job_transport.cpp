@@ -16,8 +16,11 @@ constexpr std::chrono::milliseconds kPutLimit{60000};
 constexpr std::string_view kProgramEnded = ": task 0: ";
 constexpr std::string_view kStepEnded = " CANCELLED AT ";
 
+// Later versions put a time where others have slurmstepd's name.
 bool is_of_slurm(const std::string& line) {
-  return line.starts_with("srun: ") || line.starts_with("slurmstepd");
+  const bool ends_step =
+      line.find("error: *** ") != std::string::npos && line.find(kStepEnded) != std::string::npos;
+  return ends_step || line.starts_with("srun: ") || line.starts_with("slurmstepd");
 }
 
 // Of what stands on stderr.

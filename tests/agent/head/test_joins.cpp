@@ -160,11 +160,14 @@ TEST_CASE("joins: the name of one that was given a certificate is nobody's while
 
 TEST_CASE("joins: the script is POSIX, small, and all or nothing") {
   const TemporaryFolder folder;
-  const head::JoinScript parts = parts_of_script(folder.path());
+  head::JoinScript parts = parts_of_script(folder.path());
   const std::string script = head::join_script(parts);
   CHECK(script.size() < 5300);  // boot data has 16 KiB
   CHECK(script.find('@') == std::string::npos);
-  CHECK(script.find("A='10.0.0.5 fd00::5'") != std::string::npos);
+  CHECK(script.find("A='10.0.0.5 fd00::5' L=\n") != std::string::npos);
+  // Of a head that moves.
+  parts.place = "/shared/it's/place";
+  CHECK(head::join_script(parts).find("L='/shared/it'\\''s/place'\n") != std::string::npos);
   CHECK(wire::certified_name(parts.credential.certificate_pem).uri() ==
         "dtrain://lab-abcdef/join/joined-1");
   for (const std::vector<std::string>& shell : std::vector<std::vector<std::string>>{
