@@ -201,7 +201,9 @@ class Page(SlurmCase):
     def test_nodes_prepare_themselves(self):
         (self.folder / "data").mkdir()
         (self.folder / "data" / "words").write_text("hello\n")
-        self.write(2, file_mounts=f"{{~/data: '{self.folder}/data'}}", worker_setup_commands="[cp ~/data/words ~/said]",
+        # Both at once, in the one home: of two cp one may find that the file has just been made.
+        self.write(2, file_mounts=f"{{~/data: '{self.folder}/data'}}",
+                   worker_setup_commands="[cp ~/data/words ~/said.$$ && mv ~/said.$$ ~/said]",
                    ready="{command: test -s ~/said}")
         self.up()
         self.assertEqual((self.folder / "home" / "said").read_text(), "hello\n")
