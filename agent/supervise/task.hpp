@@ -17,8 +17,8 @@ namespace dtrain::supervise {
 // In its environment: "SECRET FIRST…", of the step, and by node rank the first rank of each.
 inline constexpr const char* kLaunch = "DTRAIN_LAUNCH";
 
-// For a supervisor that is not there yet: the head may be away when the first has started srun.
-inline constexpr std::chrono::seconds kFindLimit{300};
+// For a supervisor that is not there yet: all are started at about the same time.
+inline constexpr std::chrono::seconds kFindLimit{60};
 
 // Returns the process's exit code. What fails is a line on stderr.
 int task_main();
