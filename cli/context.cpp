@@ -8,11 +8,12 @@
 
 #include <nlohmann/json.hpp>
 
-#include "launcher/cluster/processes.hpp"
 #include "launcher/cluster/reach_watch.hpp"
 #include "launcher/cluster/state.hpp"
+#include "launcher/core/cluster_processes.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
+#include "launcher/core/own_programs.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/remote/ssh/options.hpp"

@@ -17,12 +17,13 @@
 #include "cli/context.hpp"
 #include "cli/host_flags.hpp"
 #include "cli/node_lines.hpp"
+#include "cli/orphans.hpp"
 #include "cli/ray.hpp"
 #include "cli/signals.hpp"
-#include "launcher/cluster/processes.hpp"
 #include "launcher/cluster/reach_watch.hpp"
 #include "launcher/cluster/state.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/own_programs.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/provider/provider.hpp"
 
@@ -34,6 +35,8 @@ struct DownFlags {
   bool yes = false;
   bool keep_files = false;
   bool workers_only = false;
+  bool all_orphans = false;
+  std::string region;
   bool after_job = false;  // no verb of its own: stdout is the job's, and nobody is asked
   HostFlags hosts;
 };
@@ -189,6 +192,7 @@ int stays_up(const Context& context, const DownSurvey& survey, const std::string
 }
 
 int run_down(Context& context, const DownFlags& options) {
+  if (options.all_orphans) return take_orphans_away(context, options.region, options.yes);
   if (!options.file.empty()) choose_by_yaml(context, options.file, true);
   std::string name;
   try {
@@ -277,12 +281,24 @@ Verb add_down(CLI::App& root) {
   auto options = std::make_shared<DownFlags>();
   CLI::App* app = add_verb(root, "down", "Stop everything, give all nodes back, and show it",
                            "  dtrain down\n"
-                           "  dtrain down -y --keep-files\n");
-  app->add_option("file", options->file, "The cluster YAML, in place of -c")
-      ->type_name("CLUSTER.yaml");
+                           "  dtrain down -y --keep-files\n"
+                           "  dtrain down --all-orphans --region us-west-2\n");
+  CLI::Option* file = app->add_option("file", options->file, "The cluster YAML, in place of -c")
+                          ->type_name("CLUSTER.yaml");
   app->add_flag("-y,--yes", options->yes, "Do not ask, also when jobs run");
-  app->add_flag("--keep-files", options->keep_files, "Keep logs and checkpoints there, in kept/");
-  app->add_flag("--workers-only", options->workers_only, "Leave the head and what it keeps");
+  CLI::Option* keep = app->add_flag("--keep-files", options->keep_files,
+                                    "Keep logs and checkpoints there, in kept/");
+  CLI::Option* workers =
+      app->add_flag("--workers-only", options->workers_only, "Leave the head and what it keeps");
+  CLI::Option* orphans =
+      app->add_flag("--all-orphans", options->all_orphans,
+                    "With aws: what of dtrain's belongs to no cluster that has a head")
+          ->excludes(file)
+          ->excludes(keep)
+          ->excludes(workers);
+  CLI::Option* region =
+      app->add_option("--region", options->region, "In which region")->needs(orphans);
+  orphans->needs(region);
   options->hosts.add(*app);
   add_ray_flags(*app);
   return {app, [options](Context& context) { return run_down(context, *options); }, std::nullopt};

@@ -30,10 +30,14 @@ constexpr std::int64_t kMostValid = std::int64_t{7} * 24 * 3600;  // seconds
 constexpr std::size_t kLineLimit = 4095;
 
 // One line, since a shell that is pasted several runs the first before the last is there.
-std::string line_of(const std::string& script) {
+std::string line_of(std::string script) {
+  // What it says of itself nobody reads there.
+  if (script.starts_with('#')) script.erase(0, script.find('\n') + 1);
   std::string line = "echo " + ssh::encode_base64(gzip_of(script)) + "|base64 -d|gzip -d|sh";
   if (line.size() > kLineLimit) {
-    throw Error(ErrorCode::exhausted, "the command would be longer than a terminal takes")
+    throw Error(ErrorCode::exhausted, "the command would be " + std::to_string(line.size()) +
+                                          " characters, and a terminal takes " +
+                                          std::to_string(kLineLimit) + " in a line")
         .with_hint("--script prints it as a file");
   }
   return line;

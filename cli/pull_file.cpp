@@ -8,11 +8,11 @@
 #include <set>
 #include <utility>
 
-#include <openssl/evp.h>
-
 #include "cli/pull.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/files/manifest.hpp"
+#include "launcher/files/sha256.hpp"
 
 namespace dtrain::cli {
 namespace {
@@ -26,40 +26,20 @@ std::optional<std::uint64_t> size_of(const fs::path& file) {
   return static_cast<std::uint64_t>(status.st_size);
 }
 
-class Sha256 {
- public:
-  Sha256() : context_(EVP_MD_CTX_new(), EVP_MD_CTX_free) {
-    check(context_ && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1);
+// The first `bytes` of a file.
+void add_file(Sha256& sum, const fs::path& path, std::uint64_t bytes) {
+  const UniqueFd fd = open_file(path, O_RDONLY);
+  std::array<char, 65536> piece;
+  while (bytes > 0) {
+    const ssize_t got =
+        ::read(fd.get(), piece.data(), std::min<std::uint64_t>(bytes, piece.size()));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw errno_error("cannot read " + path.string(), errno);
+    if (got == 0) return;
+    sum.add({piece.data(), static_cast<std::size_t>(got)});
+    bytes -= static_cast<std::uint64_t>(got);
   }
-  void add(std::string_view bytes) {
-    check(EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()) == 1);
-  }
-  // The first `bytes` of a file.
-  void add_file(const fs::path& path, std::uint64_t bytes) {
-    const UniqueFd fd = open_file(path, O_RDONLY);
-    std::array<char, 65536> piece;
-    while (bytes > 0) {
-      const ssize_t got =
-          ::read(fd.get(), piece.data(), std::min<std::uint64_t>(bytes, piece.size()));
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) throw errno_error("cannot read " + path.string(), errno);
-      if (got == 0) return;
-      add({piece.data(), static_cast<std::size_t>(got)});
-      bytes -= static_cast<std::uint64_t>(got);
-    }
-  }
-  std::string hex() {
-    std::array<unsigned char, 32> sum{};
-    check(EVP_DigestFinal_ex(context_.get(), sum.data(), nullptr) == 1);
-    return to_hex(sum);
-  }
-
- private:
-  static void check(bool good) {
-    if (!good) throw Error(ErrorCode::internal, "SHA-256 failed");
-  }
-  std::unique_ptr<EVP_MD_CTX, void (*)(EVP_MD_CTX*)> context_;
-};
+}
 
 void fsync_or_throw(const fs::path& path, bool whole_file_system) {
   const UniqueFd fd = open_file(path, O_RDONLY);
@@ -71,17 +51,11 @@ void fsync_or_throw(const fs::path& path, bool whole_file_system) {
 }  // namespace
 
 fs::path safe_below(const fs::path& folder, const std::string& relative) {
-  const fs::path path(relative);
-  bool good = !relative.empty() && path.is_relative() && relative.find('\0') == std::string::npos &&
-              path.has_filename();
-  for (const fs::path& part : path) {
-    if (part == ".." || part == "." || part.empty()) good = false;
-  }
-  if (!good) {
+  if (!is_plain_relative_path(relative)) {
     throw Error(ErrorCode::denied,
                 "the head names a file outside of the job: " + printable(relative, false));
   }
-  return folder / path;
+  return folder / relative;
 }
 
 struct Incoming::Writing {
@@ -101,9 +75,7 @@ Incoming& Incoming::operator=(Incoming&&) noexcept = default;
 bool Incoming::already_here() const {
   if (size_of(target_) != file_.size) return false;
   if (!file_.sha256) return true;
-  Sha256 sum;
-  sum.add_file(target_, file_.size);
-  return sum.hex() == *file_.sha256;
+  return sum_file(target_).sha256 == *file_.sha256;
 }
 
 void Incoming::open() {
@@ -111,7 +83,7 @@ void Incoming::open() {
   fs::create_directories(target_.parent_path(), failed);
   if (failed) throw errno_error("cannot make " + target_.parent_path().string(), failed.value());
   auto writing = std::make_unique<Writing>();
-  if (file_.sha256 && offset_ > 0) writing->sum.add_file(part(), offset_);
+  if (file_.sha256 && offset_ > 0) add_file(writing->sum, part(), offset_);
   writing->fd =
       open_file(part(), O_WRONLY | O_CREAT | O_NOFOLLOW | (offset_ == 0 ? O_TRUNC : 0), 0644);
   if (::lseek(writing->fd.get(), static_cast<off_t>(offset_), SEEK_SET) < 0) {

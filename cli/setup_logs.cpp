@@ -5,9 +5,9 @@
 
 #include "cli/jobs.hpp"
 #include "launcher/cluster/node_setup.hpp"
-#include "launcher/cluster/processes.hpp"
 #include "launcher/cluster/state.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/own_programs.hpp"
 #include "launcher/provider/provider.hpp"
 #include "launcher/wire/json.hpp"
 

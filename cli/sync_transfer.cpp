@@ -12,6 +12,7 @@
 #include "cli/exec_channel.hpp"
 #include "cli/screen.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/files/sync_wire.hpp"
 
 namespace dtrain::cli {
 namespace {
@@ -74,46 +75,16 @@ std::string live_line(const Transfers& transfers, std::chrono::steady_clock::dur
   return line;
 }
 
-nlohmann::json notes_json(const std::vector<SyncNote>& notes) {
-  nlohmann::json list = nlohmann::json::array();
-  for (const SyncNote& note : notes) {
-    list.push_back({{"path", printable(note.path, false)}, {"reason", note.reason}});
-  }
-  return list;
-}
-
-nlohmann::json paths_json(const std::vector<std::string>& paths) {
-  nlohmann::json list = nlohmann::json::array();
-  for (const std::string& path : paths) list.push_back(printable(path, false));
-  return list;
-}
-
 nlohmann::json to_json(const Transfer& transfer) {
   if (transfer.error) {
     nlohmann::json failed = error_json(*transfer.error);
     failed["node"] = transfer.node;
     return failed;
   }
-  nlohmann::json mounts = nlohmann::json::array();
-  for (const MountOutcome& mount : transfer.outcome->mounts) {
-    mounts.push_back({{"target", printable(mount.target, false)},
-                      {"entries", mount.entries},
-                      {"files", mount.files},
-                      {"bytes", mount.bytes},
-                      {"made", mount.made},
-                      {"touched", mount.touched},
-                      {"removed", mount.removed},
-                      {"sent_paths", paths_json(mount.sent_paths)},
-                      {"removed_paths", paths_json(mount.removed_paths)},
-                      {"left", notes_json(mount.left)},
-                      {"left_count", mount.left_count},
-                      {"changing", paths_json(mount.changing)},
-                      {"left_out", notes_json(mount.left_out)}});
-  }
   return {{"node", transfer.node},
           {"complete", transfer.outcome->complete()},
           {"wire_bytes", transfer.outcome->wire_bytes},
-          {"mounts", std::move(mounts)}};
+          {"mounts", sync::outcome_to_json(*transfer.outcome).at("mounts")}};
 }
 
 void print_list(const Context& context, const char* mark, const std::vector<std::string>& paths,

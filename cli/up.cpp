@@ -16,8 +16,8 @@
 #include "cli/up_words.hpp"
 #include "launcher/cluster/counted.hpp"
 #include "launcher/cluster/local_paths.hpp"
-#include "launcher/cluster/processes.hpp"
 #include "launcher/cluster/reach_watch.hpp"
+#include "launcher/core/own_programs.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/provider/provider.hpp"
@@ -136,7 +136,10 @@ int run_up(Context& context, const UpFlags& options) {
     is_current = true;
   };
   UpReport report = bring_up(context, spec, std::move(how));
-  if (!options.dry_run && !report.id.str().empty()) {
+  const bool made = std::any_of(report.each.begin(), report.each.end(), [](const NodeUp& node) {
+    return !node.machine.id.empty() && is_live(node.machine.state);
+  });
+  if (!options.dry_run && (made || !report.id.str().empty())) {
     if (!is_current) set_current_cluster(report.name);
     set_temporary(report.name, false);
   }
@@ -167,6 +170,11 @@ int run_up(Context& context, const UpFlags& options) {
                  "; not: " + join(missing, ", "));
   }
   if (!report.complete) {
+    if (made && traits.costs) {
+      context.warn(
+          "what was made is there, and costs: dtrain up goes on with it, dtrain down gives "
+          "it back");
+    }
     if (report.with_head) {
       context.warn(report.with_head->what());
     } else if (const std::string waits = missing_machines(report); !waits.empty()) {
@@ -220,7 +228,9 @@ void prepare_joining(const Context& context, const ClusterSpec& spec, UpOptions&
                        no_setup = options.no_setup](const wire::ApiClient& head,
                                                     const std::stop_token& stop) {
     if (first) first(head, stop);
-    if (traits_of(spec.provider.kind).head_asks || has_preparation(head)) {
+    const ProviderTraits& traits = traits_of(spec.provider.kind);
+    const bool grows = traits.head_grows && spec.grows();
+    if (traits.head_asks || grows || has_preparation(head)) {
       send_preparation(context, head, spec, {again, no_setup, stop});
     }
   };
@@ -267,9 +277,11 @@ UpReport bring_up(const Context& context, const ClusterSpec& spec, UpOptions opt
   options.access.reaching = [&](const NodeId& node, const std::optional<ReachTry>& last) {
     watch.reaching(node, last);
   };
-  options.access.warn = [&](const std::string& text) {
-    lines.say("dtrain: " + printable(text, true) + "\n");
-  };
+  if (!options.dry_run) {  // which shows no lines
+    options.access.warn = [&](const std::string& text) {
+      lines.say("dtrain: " + printable(text, true) + "\n");
+    };
+  }
   if (context.globals.verbose) {
     options.setup_line = [&](const NodeId& node, const std::string& line) {
       lines.say(node.str() + ": " + printable(line, false) + "\n");

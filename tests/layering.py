@@ -12,8 +12,8 @@ INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
 # A folder may include itself and these. The longest matching name counts.
 MAY = {
     "launcher/core": [],
-    "launcher/spec": ["launcher/core"],
-    "launcher/files": ["launcher/core"],
+    "launcher/spec": ["launcher/core", "launcher/wire/fields.hpp"],
+    "launcher/files": ["launcher/core", "launcher/wire/fields.hpp", "launcher/wire/json.hpp"],
     "launcher/wire": ["launcher/core", "launcher/files", "launcher/spec"],
     "launcher/remote": ["launcher/core", "launcher/spec", "launcher/wire", "launcher/files"],
     "launcher/provider": ["launcher/core", "launcher/spec", "launcher/wire", "launcher/files",
@@ -22,7 +22,8 @@ MAY = {
                          "launcher/remote", "launcher/provider"],
     "agent": ["launcher/core", "launcher/wire", "launcher/files", "launcher/spec"],
     "agent/head/machines": ["agent", "launcher/core", "launcher/wire", "launcher/files", "launcher/spec",
-                            "launcher/remote/local.hpp", "launcher/provider"],
+                            "launcher/remote/local.hpp", "launcher/remote/transport.hpp", "launcher/provider"],
+    "agent/scaler": ["launcher/core", "launcher/provider"],
     "cli": ["launcher"],
     "trainer": [],
     "examples": ["trainer"],
@@ -38,6 +39,7 @@ AGENT = {
     "agent/head/machines": ["agent/head/engine"],
     "agent/head/server": ["agent/head/engine", "agent/head/machines", "agent/head/store", "agent/head/setup.hpp", "agent/head/joins.hpp",
                           "agent/head/join_script.hpp", "agent/link", "agent/node/facts.hpp"],
+    "agent/scaler": [],
     "agent/watch": [],
     "agent/session": ["agent/node/config.hpp", "agent/node/facts.hpp", "agent/node/fetch.hpp", "agent/head/setup.hpp"],
 }

@@ -49,12 +49,13 @@ auto on_timer(asio::steady_timer& timer) {
 }
 
 MachineKeeper::Hooks keeper_hooks(asio::io_context& context, asio::steady_timer& next_look,
-                                  ConfigFile& config, Engine& engine, Joins& joins) {
+                                  const fs::path& notes, ConfigFile& config, Engine& engine,
+                                  Joins& joins) {
   MachineKeeper::Hooks hooks;
   hooks.post = [&](std::function<void()> work) { asio::post(context, std::move(work)); };
   hooks.timer = on_timer(next_look);
-  hooks.source = [&](const wire::WantedMachines& wanted) {
-    return make_source(wanted, config->name);
+  hooks.source = [&, notes](const wire::WantedMachines& wanted) {
+    return make_source(wanted, config->name, notes);
   };
   hooks.is_taken = [&](const NodeId& node) { return joins.is_taken(node); };
   hooks.issue = [&](const NodeId& node, const std::string& type,
@@ -75,6 +76,7 @@ MachineKeeper::Hooks keeper_hooks(asio::io_context& context, asio::steady_timer&
   hooks.made = [&] { return joins.made(); };
   hooks.node = [&](const NodeId& node) { return engine.presence(node); };
   hooks.with_ranks = [&] { return engine.nodes_with_ranks(); };
+  hooks.leaves = [&](const NodeId& node) { return engine.leaves(node); };
   hooks.is_drained = [&](const NodeId& node) { return engine.is_drained(node); };
   hooks.drain = [&](const NodeId& node, bool undo) { engine.drain(node, undo); };
   hooks.remove = [&](const NodeId& node, const std::string& why) {
@@ -89,6 +91,7 @@ MachineKeeper::Hooks keeper_hooks(asio::io_context& context, asio::steady_timer&
       engine.remove_node(node, true, told, why);
     }
   };
+  hooks.explain = [&](const NodeId& node, const std::string& why) { engine.explain(node, why); };
   hooks.expect_machines = [&](const MachinesToCome& machines) {
     return engine.expect_machines(machines);
   };
@@ -171,7 +174,8 @@ int head_main(const paths::HeadRoot& root, bool leaves) {
   if (config.moves && slurm_job != nullptr && !leaves) {
     succession.emplace(config.name, config.cluster, slurm_job);
   }
-  MachineKeeper::Hooks machine_hooks = keeper_hooks(context, next_look, config_file, engine, joins);
+  MachineKeeper::Hooks machine_hooks =
+      keeper_hooks(context, next_look, root.asked_for(), config_file, engine, joins);
   machine_hooks.wants = [&](const wire::WantedMachines& wanted) {
     if (succession) succession->want(wanted);
   };

@@ -8,10 +8,26 @@
 #include "agent/head/joins.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/unique_fd.hpp"
+#include "launcher/wire/fields.hpp"
 #include "launcher/wire/identity.hpp"
-#include "launcher/wire/json.hpp"
+
+namespace dtrain {
+
+template <>
+inline constexpr auto wire::kReader<StorageSpec> = storage_spec_from_json;
+
+}  // namespace dtrain
 
 namespace dtrain::head {
+
+void fields(wire::Is<HeadConfig> auto& m, auto&& f) {
+  using wire::or_default;
+  f("cluster", wire::any_id(m.cluster), "name", m.name, "provider", m.provider, "expected_nodes",
+    wire::within(m.expected_nodes, 1, 1000000), "wanted_port",
+    or_default(m.wanted_port, {0, 65535}), "port", or_default(m.port, {0, 65535}), "ranks_on_head",
+    or_default(m.ranks_on_head), "moves", or_default(m.moves), "storage", or_default(m.storage));
+}
+
 namespace {
 
 // On all addresses of the family, or the machine has none of that.
@@ -44,29 +60,14 @@ int first_free_port() {
 
 HeadConfig read_head_config(const paths::HeadRoot& root) {
   return while_doing("reading " + root.config().string(), [&] {
-    const nlohmann::json json = wire::parse_json(read_file(root.config()), "the file");
     HeadConfig config;
-    config.cluster = ClusterId(wire::get_string(json, "cluster"));
-    config.name = wire::get_string(json, "name");
-    config.provider = wire::get_string(json, "provider");
-    config.expected_nodes = static_cast<int>(wire::get_int(json, "expected_nodes", 1, 1000000));
-    config.wanted_port = static_cast<int>(wire::get_int(json, "wanted_port", 0, 65535, 0));
-    config.port = static_cast<int>(wire::get_int(json, "port", 0, 65535, 0));
-    config.ranks_on_head = wire::get_bool(json, "ranks_on_head", true);
-    config.moves = wire::get_bool(json, "moves", false);
-    if (json.contains("storage")) config.storage = storage_spec_from_json(json["storage"]);
+    wire::read(wire::parse_json(read_file(root.config()), "the file"), config);
     return config;
   });
 }
 
 void write_head_config(const paths::HeadRoot& root, const HeadConfig& config) {
-  const nlohmann::json json = {
-      {"cluster", config.cluster.str()},       {"name", config.name},
-      {"provider", config.provider},           {"expected_nodes", config.expected_nodes},
-      {"wanted_port", config.wanted_port},     {"port", config.port},
-      {"ranks_on_head", config.ranks_on_head}, {"moves", config.moves},
-      {"storage", to_json(config.storage)}};
-  write_file_atomic(root.config(), json.dump(2) + "\n");
+  write_file_atomic(root.config(), wire::written(config).dump(2) + "\n");
 }
 
 void init_head(const paths::HeadRoot& root, const HeadConfig& config) {

@@ -16,7 +16,7 @@
 #include "launcher/core/log.hpp"
 #include "launcher/core/process_table.hpp"
 #include "launcher/core/text.hpp"
-#include "launcher/wire/json.hpp"
+#include "launcher/wire/fields.hpp"
 
 namespace dtrain::head {
 namespace {
@@ -41,17 +41,17 @@ std::optional<FileLock> try_lock(const paths::HeadRoot& root) {
 
 }  // namespace
 
+void fields(wire::Is<Turn> auto& m, auto&& f) {
+  f("generation", wire::within(m.generation, 0, INT64_MAX), "holder", m.holder, "begun",
+    wire::or_default(m.begun), "ended", wire::or_default(m.ended), "past", m.past);
+}
+
 Turn read_turn(const paths::HeadRoot& root) {
   return while_doing("reading " + root.turn().string(), [&] {
     Turn turn;
     const auto text = read_file_if_there(root.turn());
     if (!text) return turn;
-    const nlohmann::json json = wire::parse_json(*text, "the file");
-    turn.generation = wire::get_int(json, "generation", 0, INT64_MAX);
-    turn.holder = wire::get_string(json, "holder");
-    turn.begun = wire::get_bool(json, "begun", true);
-    turn.ended = wire::get_bool(json, "ended", false);
-    turn.past = wire::get_strings(json, "past");
+    wire::read(wire::parse_json(*text, "the file"), turn);
     return turn;
   });
 }
@@ -134,12 +134,7 @@ bool HeadTurn::keep() const {
 }
 
 std::string HeadTurn::text() const {
-  const nlohmann::json json{{"generation", turn_.generation},
-                            {"holder", turn_.holder},
-                            {"begun", turn_.begun},
-                            {"ended", turn_.ended},
-                            {"past", turn_.past}};
-  return wire::dump(json) + "\n";
+  return wire::dump(wire::written(turn_)) + "\n";
 }
 
 void HeadTurn::write() const {

@@ -1,13 +1,9 @@
 #include "agent/node/checkpoint_transfers.hpp"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 
@@ -16,7 +12,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/text.hpp"
-#include "launcher/wire/json.hpp"
+#include "launcher/files/shard.hpp"
 
 namespace dtrain::node {
 
@@ -24,14 +20,8 @@ namespace asio = boost::asio;
 
 namespace {
 
-constexpr std::size_t kListLimit = std::size_t{64} << 20;  // bytes of a shard.json
 constexpr const char* kPath = "/v1/node/checkpoint";
 constexpr int kShardsAtOnce = 2;  // one is made safe by the head while the next one comes
-
-bool holds(const fs::path& outer, const fs::path& inner) {
-  const auto [rest, unused] = std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end());
-  return rest == outer.end();
-}
 
 void look_at_token(const wire::PrepareAttempt& request) {
   if (request.token_file.empty()) return;
@@ -63,28 +53,8 @@ void remove_or_warn(const fs::path& path, const std::string& what) {
 }  // namespace
 
 ShardFolder look_at_shard(const wire::ShardAsk& request) {
-  const std::string shown = printable(request.path, false);
-  fs::path path = fs::path(request.path).lexically_normal();
-  if (!path.is_absolute()) {
-    throw Error(ErrorCode::invalid, "the path of a checkpoint must be absolute");
-  }
-  if (!path.has_filename()) path = path.parent_path();
-  std::error_code failed;
-  const fs::path parent = fs::canonical(path.parent_path(), failed);
-  if (failed) throw errno_error("cannot look at " + shown, failed.value());
-  path = parent / path.filename();
-  struct stat status {};
-  if (::lstat(path.c_str(), &status) != 0) throw errno_error("cannot look at " + shown, errno);
-  if (!S_ISDIR(status.st_mode)) throw Error(ErrorCode::invalid, shown + " is not a folder");
-  if (status.st_uid != ::geteuid()) {
-    throw Error(ErrorCode::denied, shown + " belongs to another user");
-  }
-  for (const std::string& each : request.forbidden) {
-    if (!each.empty() && holds(path, fs::weakly_canonical(each))) {
-      throw Error(ErrorCode::denied,
-                  shown + " cannot be taken as a checkpoint: " + each + " lies in it");
-    }
-  }
+  const fs::path path = reported_folder(request.path);
+  refuse_around(path, {request.forbidden.begin(), request.forbidden.end()});
   ShardFolder found;
   found.folder = path;
   found.keep = request.keep;
@@ -93,34 +63,19 @@ ShardFolder look_at_shard(const wire::ShardAsk& request) {
     const fs::path checkpoints = fs::weakly_canonical(fs::path(request.storage) / "checkpoints");
     found.keep = found.keep || holds(checkpoints, path);
     if (holds(checkpoints, path) && !holds(checkpoints / ".tmp", path)) {
-      throw Error(ErrorCode::denied, shown + " lies among committed checkpoints");
+      throw Error(ErrorCode::denied, printable_path(path) + " lies among committed checkpoints");
     }
   }
-  const auto listed = read_file_if_there(path / "shard.json", kListLimit);
-  if (!listed) {
-    found.files = list_files(path);
-    if (found.files.empty()) {
-      throw Error(ErrorCode::invalid, "the folder of the checkpoint is empty");
-    }
-    compute_sums(path, found.files);
+  if (fs::exists(path / "shard.json")) {
+    found.files = read_shard(path, request.shard, request.shards, request.step);
+    verify_shard(path, found.files);
     return found;
   }
-  while_doing("reading " + (path / "shard.json").string(), [&] {
-    const nlohmann::json json = wire::parse_json(*listed, "it", kListLimit);
-    if (wire::get_string(json, "format") != "dtrain-shard" ||
-        wire::get_int(json, "version", 1, INT32_MAX) != 1) {
-      throw Error(ErrorCode::invalid, "it is not in a format that this dtrain knows");
-    }
-    if (wire::get_int(json, "shard", 0, INT32_MAX) != request.shard ||
-        wire::get_int(json, "shards", 1, INT32_MAX) != request.shards ||
-        wire::get_int(json, "step", 0, INT64_MAX) != request.step) {
-      throw Error(ErrorCode::invalid, "it is of another shard or step than was reported");
-    }
-    found.files = file_entries_from_json(wire::member(json, "files"));
-  });
-  std::vector<FileEntry> all = found.files;
-  all.push_back({"shard.json", listed->size(), {}});
-  verify_sizes(path, all, true);
+  found.files = list_files(path);
+  if (found.files.empty()) {
+    throw Error(ErrorCode::invalid, "the folder of the checkpoint is empty");
+  }
+  compute_sums(path, found.files);
   return found;
 }
 

@@ -7,21 +7,22 @@
 
 namespace dtrain::node {
 
-Departure::Departure(const boost::asio::any_io_executor& executor, NodeId node,
-                     std::chrono::milliseconds limit, Hooks hooks)
-    : node_(std::move(node)), limit_(limit), hooks_(std::move(hooks)), timer_(executor) {}
+Departure::Departure(const boost::asio::any_io_executor& executor, NodeId node, Hooks hooks)
+    : node_(std::move(node)), hooks_(std::move(hooks)), timer_(executor) {}
 
 std::string Departure::what() const {
   return node_.str() + " leaves the cluster: " + reason_;
 }
 
-void Departure::begin(const std::string& reason) {
-  if (under_way()) return;
-  const auto part = [this](double of) {
-    return std::chrono::duration_cast<std::chrono::milliseconds>(limit_ * of);
+void Departure::begin(const std::string& reason, std::chrono::milliseconds limit) {
+  const auto part = [limit](double of) {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(limit * of);
   };
-  reason_ = reason;
-  until_ = Clock::now() + part(kAll);
+  const auto until = Clock::now() + part(kAll);
+  const bool again = under_way();
+  if (again && until >= until_) return;
+  if (!again) reason_ = reason;
+  until_ = until;
   log::warn("told to leave", {{"reason", reason}});
   runs_ = hooks_.running();
   hooks_.redial();
@@ -29,7 +30,7 @@ void Departure::begin(const std::string& reason) {
   look();
   wire::StopRanks stop;
   stop.reason = what();
-  hooks_.stop(stop);  // by the job's grace, or that of a stop which is under way
+  if (!again) hooks_.stop(stop);  // by the job's grace, or that of a stop which is under way
   stop.grace = std::chrono::floor<std::chrono::seconds>(part(kRanks));
   hooks_.stop(stop);
 }

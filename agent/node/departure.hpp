@@ -10,8 +10,9 @@
 #include "launcher/wire/attempt.hpp"
 #include "launcher/wire/node.hpp"
 
-// How a contained node leaves: its attempts are stopped, each by its job's own grace, the head
-// hears why and when all is over, and the wait for either has an end. All on the executor's thread.
+// How a node leaves whose container or machine ends: its attempts are stopped, each by its job's
+// own grace, the head hears why and when all is over, and the wait for either has an end. All on
+// the executor's thread.
 namespace dtrain::node {
 
 class Departure {
@@ -26,13 +27,12 @@ class Departure {
     std::function<void()> redial;      // the head is dialled at once, if it is not there
     std::function<void()> give_up;     // the wait is over, and the head does not know all
   };
-  // `limit`: for all of it. Ranks get at most kRanks of it, the head is waited for until kAll of it
-  // has passed: whoever watches this process still has to end what is left.
-  Departure(const boost::asio::any_io_executor& executor, NodeId node,
-            std::chrono::milliseconds limit, Hooks hooks);
+  Departure(const boost::asio::any_io_executor& executor, NodeId node, Hooks hooks);
 
-  // "its container was told to end (SIGTERM)". Once more it changes nothing.
-  void begin(const std::string& reason);
+  // "its container was told to end (SIGTERM)". `limit`: for all of it. Ranks get at most kRanks of
+  // it, the head is waited for until kAll of it has passed: whoever watches this process still has
+  // to end what is left. Once more it changes nothing, unless that is to be over sooner.
+  void begin(const std::string& reason, std::chrono::milliseconds limit);
   // What still runs is killed, and the head is waited for kHurried at most.
   void hurry();
   bool under_way() const { return !reason_.empty(); }
@@ -54,7 +54,6 @@ class Departure {
   void arm();
 
   NodeId node_;
-  std::chrono::milliseconds limit_;
   Hooks hooks_;
   boost::asio::steady_timer timer_;
   std::string reason_;

@@ -29,6 +29,7 @@
 #include "agent/node/pairs.hpp"
 #include "agent/node/preparing.hpp"
 #include "agent/node/setup_logs.hpp"
+#include "agent/node/spot.hpp"
 #include "agent/node/staging.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
@@ -53,6 +54,7 @@ constexpr auto kLastDialRetry = 5s;
 constexpr auto kLookAtCertificate = 1h;
 constexpr auto kLookForWhy = 10ms;
 constexpr int kLooksForWhy = 20;
+constexpr const char* kSpotProvider = "aws";
 
 class Agent {
  public:
@@ -103,7 +105,10 @@ class Agent {
         dial_timer_(context_),
         renewal_(context_),
         why_timer_(context_),
-        contained_(options.contained) {
+        contained_(options.contained),
+        departure_(context_.get_executor(), config_.node, departure_hooks()),
+        spot_(context_.get_executor(), root_, {},
+              [this](const SpotNotice& notice) { taken_back(notice); }) {
     // For tests: nodes of one machine that must not know so of each other.
     if (const char* apart = std::getenv("DTRAIN_TEST_MACHINES");
         apart != nullptr && std::string(apart) == "apart") {
@@ -115,9 +120,7 @@ class Agent {
     attempts_.recover();
     if (contained_) {
       signals_.add(SIGQUIT);
-      departure_.emplace(context_.get_executor(), config_.node, contained_->limit,
-                         departure_hooks());
-      if (contained_->told != 0) departure_->begin(why_told(contained_->told));
+      if (contained_->told != 0) departure_.begin(why_told(contained_->told), contained_->limit);
     }
     wait_for_signal();
     asio::co_spawn(
@@ -140,7 +143,7 @@ class Agent {
         wait_for_signal();
         return;
       }
-      if (!departure_) {
+      if (!contained_) {
         context_.stop();
         return;
       }
@@ -151,11 +154,11 @@ class Agent {
 
   // Slurm sends its signals to all processes of a step at once: the watch may be about to say why.
   void leave_when_told(int signal, int looks) {
-    const bool waits = !departure_->under_way() && ::getppid() == parent_ &&
-                       contained_->why().empty() && looks > 0;
+    const bool waits =
+        !departure_.under_way() && ::getppid() == parent_ && contained_->why().empty() && looks > 0;
     if (!waits) {
-      departure_->begin(why_told(signal));
-      if (signal == SIGQUIT) departure_->hurry();
+      departure_.begin(why_told(signal), contained_->limit);
+      if (signal == SIGQUIT) departure_.hurry();
       return;
     }
     why_timer_.expires_after(kLookForWhy);
@@ -204,12 +207,26 @@ class Agent {
       mirror_.drain(key, limit, std::move(then));
     };
     hooks.complete = [this](wire::AttemptSpec& spec) { complete(spec); };
-    hooks.changed = [this] { look_at_departure(); };
+    hooks.changed = [this] { departure_.look(); };
     return hooks;
   }
 
-  void look_at_departure() {
-    if (departure_) departure_->look();
+  void taken_back(const SpotNotice& notice) {
+    departure_.begin(notice.reason(), notice.left(std::chrono::system_clock::now()));
+  }
+
+  // Of an agent that is started again on an instance that is taken back: it joins if there is
+  // something that the head must hear, and to leave again.
+  asio::awaitable<void> may_stay() {
+    bool waited = false;
+    while (const std::optional<SpotNotice> notice = co_await spot_.standing()) {
+      if (contained_ || attempts_.unheard()) {
+        taken_back(*notice);
+        break;
+      }
+      if (!std::exchange(waited, true)) log::warn("does not join", {{"why", notice->reason()}});
+      co_await spot_.pause();
+    }
   }
 
   // What this node knows of itself: its interface, unless the user has chosen.
@@ -237,6 +254,7 @@ class Agent {
   }
 
   asio::awaitable<void> stay_connected() {
+    co_await may_stay();
     std::string last_trouble;
     while (true) {
       bool was_in = false;
@@ -249,7 +267,7 @@ class Agent {
       control_.reset();
       heartbeat_.cancel();
       pairs_.close_all();
-      look_at_departure();
+      departure_.look();
       // Said once, not at each try.
       if (was_in) {
         dial_wait_ = kFirstDialRetry;
@@ -296,7 +314,8 @@ class Agent {
         context_, [this, control, every = welcome->heartbeat] { return beat(control, every); },
         asio::detached);
     attempts_.head_joined();
-    look_at_departure();
+    departure_.look();
+    if (welcome->provider == kSpotProvider) spot_.begin();
     renew_if_due();
     while (true) {
       const wire::Frame frame = co_await control->read();
@@ -415,7 +434,7 @@ class Agent {
     hello.jobs = attempts_.on_disk();
     hello.glibc = facts_.glibc;
     hello.slurm = facts_.slurm;
-    if (departure_) hello.leaving = departure_->reason();
+    hello.leaving = departure_.reason();
     hello.prepared = preparing_.prepared();
     return hello;
   }
@@ -427,9 +446,9 @@ class Agent {
   }
 
   void begin(const wire::StartAttempt& start) {
-    if (!departure_ || !departure_->under_way()) return attempts_.start(start);
+    if (!departure_.under_way()) return attempts_.start(start);
     tell_head(wire::StartFailed{start.spec.job, start.spec.attempt,
-                                Error(ErrorCode::conflict, departure_->what())});
+                                Error(ErrorCode::conflict, departure_.what())});
   }
 
   void obey(const wire::HeadMessage& message) {
@@ -467,7 +486,7 @@ class Agent {
   }
 
   // This agent and its watch are among what goes, whereby a contained watch ends all that runs.
-  void leave() const {
+  void leave() {
     log::info("told to leave; what is here of this node goes");
     SpawnOptions options;
     options.argv = {agent_, "leave", "--root", root_.root.string()};
@@ -478,6 +497,7 @@ class Agent {
       spawn(options);
     } catch (const Error& error) {
       log::error("what is here of this node stays", {{"why", error.what()}});
+      if (contained_) status_ = kLeftFiles;
     }
   }
 
@@ -522,7 +542,8 @@ class Agent {
   asio::steady_timer renewal_;
   asio::steady_timer why_timer_;
   std::optional<NodeOptions::Contained> contained_;
-  std::optional<Departure> departure_;  // of a contained node
+  Departure departure_;
+  SpotWatch spot_;
   const pid_t parent_ = ::getppid();
   int status_ = 0;
 };

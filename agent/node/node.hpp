@@ -24,6 +24,8 @@ struct NodeOptions {
 
 // A contained node agent's exit code: it has left, and the head does not know all of it.
 inline constexpr int kNotAllTold = 3;
+// It has left for good, and what is here of it could not be removed.
+inline constexpr int kLeftFiles = 4;
 
 // The node agent: dials the head and keeps two connections to it, starts supervisors and passes on
 // what they and the head say, runs commands, sweeps what is left over. Ends, with 0, when the head

@@ -25,7 +25,7 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 constexpr milliseconds kWatchStart{5000};  // it waits 2 s for the lock
-constexpr milliseconds kKeptStart{20000};  // who keeps it looks once in a second
+constexpr milliseconds kKeptStart{60000};  // who keeps it looks once in a second
 constexpr int kWatchTries = 3;
 constexpr milliseconds kRolesStart{10000};
 constexpr milliseconds kAgentEnd{5000};
@@ -178,13 +178,16 @@ void keep(const NodePlace& place, bool head) {
   end_watch(place.watch());
   write_file_atomic(place.watch().config(), wanted_watch(place, head));
   write_file_atomic(place.root().start(), wanted_start(place));
-  std::error_code none;
-  fs::remove(place.root().held(), none);
+  // Its being there says that none of this was a shutdown: who keeps them may look late, and takes
+  // it away.
+  write_file_atomic(place.root().held(), "go on\n");
   if (!wait_for_watch(place, kKeptStart)) {
     throw Error(ErrorCode::failed,
                 "the agents of " + place.node.str() + " were not started: " +
                     join(tail_of(place.root().root / "allocation.log", 5), " | "));
   }
+  std::error_code none;
+  fs::remove(place.root().held(), none);  // where nobody looked for it
   wait_for_roles(place, head);
 }
 

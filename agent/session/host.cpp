@@ -1,9 +1,5 @@
 #include "agent/session/host.hpp"
 
-#include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netinet/in.h>
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <sys/utsname.h>
@@ -19,6 +15,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/files/elf.hpp"
 
 namespace dtrain::session {
 namespace {
@@ -73,47 +70,6 @@ std::int64_t free_bytes(const fs::path& folder) {
   return static_cast<std::int64_t>(status.f_bavail * status.f_frsize);
 }
 
-std::vector<wire::Interface> interfaces() {
-  std::vector<wire::Interface> found;
-  ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) return found;
-  for (const ifaddrs* each = list; each != nullptr; each = each->ifa_next) {
-    if (each->ifa_addr == nullptr || (each->ifa_flags & IFF_UP) == 0 ||
-        (each->ifa_flags & IFF_LOOPBACK) != 0) {
-      continue;
-    }
-    std::array<char, INET6_ADDRSTRLEN> text{};
-    if (each->ifa_addr->sa_family == AF_INET) {
-      const auto* address = reinterpret_cast<const sockaddr_in*>(each->ifa_addr);
-      ::inet_ntop(AF_INET, &address->sin_addr, text.data(), text.size());
-    } else if (each->ifa_addr->sa_family == AF_INET6) {
-      const auto* address = reinterpret_cast<const sockaddr_in6*>(each->ifa_addr);
-      if (IN6_IS_ADDR_LINKLOCAL(&address->sin6_addr)) continue;
-      ::inet_ntop(AF_INET6, &address->sin6_addr, text.data(), text.size());
-    } else {
-      continue;
-    }
-    found.push_back({each->ifa_name, text.data()});
-  }
-  ::freeifaddrs(list);
-  return found;
-}
-
-std::string node_glibc(const fs::path& root) {
-  for (const char* place : {"lib/x86_64-linux-gnu/libc.so.6", "lib64/libc.so.6",
-                            "usr/lib64/libc.so.6", "usr/lib/libc.so.6", "lib/libc.so.6"}) {
-    try {
-      if (const auto bytes = read_file_if_there(root / place)) {
-        std::string version = glibc_version(*bytes);
-        if (!version.empty()) return version;
-      }
-    } catch (const Error&) {
-      // Not readable: the next place.
-    }
-  }
-  return {};
-}
-
 bool writable_home(const fs::path& home) {
   return ::access(home.c_str(), W_OK | X_OK) == 0;
 }
@@ -137,13 +93,6 @@ std::vector<fs::path> logind_files(const fs::path& root) {
   return files;
 }
 
-std::string trimmed(std::string_view text) {
-  const auto blank = [](char c) { return c == ' ' || c == '\t' || c == '\r'; };
-  while (!text.empty() && blank(text.front())) text.remove_prefix(1);
-  while (!text.empty() && blank(text.back())) text.remove_suffix(1);
-  return std::string(text);
-}
-
 bool holds_word(const std::string& list, const std::string& word) {
   const std::vector<std::string> words = split(list, ' ');
   return std::find(words.begin(), words.end(), word) != words.end();
@@ -154,23 +103,6 @@ bool holds_word(const std::string& list, const std::string& word) {
 bool is_network_filesystem(std::uint64_t magic) noexcept {
   const FilesystemName* known = filesystem(magic);
   return known != nullptr && known->network;
-}
-
-std::string glibc_version(std::string_view library) {
-  static constexpr std::string_view kBefore = "GNU C Library";
-  static constexpr std::string_view kVersion = "version ";
-  const std::size_t from = library.find(kBefore);
-  if (from == std::string_view::npos) return {};
-  const std::size_t word = library.substr(from, 300).find(kVersion);
-  if (word == std::string_view::npos) return {};
-  std::string version;
-  for (std::size_t i = from + word + kVersion.size(); i < library.size(); ++i) {
-    const char c = library[i];
-    if ((c < '0' || c > '9') && c != '.') break;
-    version += c;
-  }
-  while (!version.empty() && version.back() == '.') version.pop_back();
-  return version;
 }
 
 bool logind_kills(const fs::path& root, const std::string& user) {
@@ -250,14 +182,14 @@ wire::HostFacts gather_host_facts(const fs::path& root) {
     facts.home_filesystem = known != nullptr ? known->name : hex.data();
     facts.home_on_network = is_network_filesystem(magic);
   }
-  facts.glibc = node_glibc(root);
+  if (const auto glibc = machine_glibc(root)) facts.glibc = glibc->str();
   const node::Facts machine = node::gather_facts();
   facts.boot_id = machine.boot_id;
   facts.machine = machine.machine;
   facts.cpus = machine.cpus;
   facts.gpus = machine.gpus;
   facts.memory = static_cast<std::int64_t>(machine.memory);
-  facts.interfaces = interfaces();
+  facts.interfaces = node::gather_interfaces();
   std::error_code none;
   facts.systemd = fs::is_directory(root / "run/systemd/system", none);
   facts.kills_user_processes = facts.systemd && logind_kills(root, facts.user);

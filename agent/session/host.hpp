@@ -16,9 +16,6 @@ wire::HostFacts gather_host_facts(const fs::path& root = "/");
 // locks cannot be relied on there. `magic` as statfs(2) gives it.
 bool is_network_filesystem(std::uint64_t magic) noexcept;
 
-// "2.36" from the bytes of a libc.so.6; empty when they hold no such words.
-std::string glibc_version(std::string_view library);
-
 // Whether logind ends the processes of `user` at logout: logind.conf and its drop-ins below `root`.
 // What they leave open is as the distribution built it, which its own file says in a comment.
 bool logind_kills(const fs::path& root, const std::string& user);

@@ -130,14 +130,17 @@ std::set<fs::path> all_bases(const NodePlace& place) {
   return {place.base, home_folder() / ".dtrain", spare_base()};
 }
 
-// Folders of agents that no process runs.
+// Folders of programs that no process runs.
 std::vector<fs::path> idle_agents(const NodePlace& place) {
   const std::set<std::string> used = programs_in_use();
   std::vector<fs::path> idle;
   for (const fs::path& base : all_bases(place)) {
     std::error_code none;
     for (const auto& entry : fs::directory_iterator(base / "agents", none)) {
-      if (!used.contains((entry.path() / "dtrain-agent").string())) idle.push_back(entry.path());
+      const auto runs = [&](const char* name) {
+        return used.contains((entry.path() / name).string());
+      };
+      if (!runs("dtrain-agent") && !runs("dtrain-scaler")) idle.push_back(entry.path());
     }
   }
   return idle;
@@ -205,6 +208,7 @@ std::string remove_old_agents(const NodePlace& place, const wire::HostFacts& hos
       const fs::path agent = folder / "dtrain-agent";
       std::error_code none;
       if (wanted.contains(agent.string()) || fs::last_write_time(folder, none) > grace) continue;
+      if (fs::exists(folder / "dtrain-scaler", none)) continue;  // a head may start it any time
       remove_tree(folder);
     }
     return {};

@@ -11,9 +11,9 @@
 #include <boost/asio/posix/stream_descriptor.hpp>
 
 #include "agent/supervise/outbox.hpp"
-#include "agent/supervise/unix_socket.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
+#include "launcher/core/unix_socket.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::supervise {

@@ -1,6 +1,7 @@
 #include "agent/supervise/environment.hpp"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "launcher/core/process.hpp"
@@ -31,13 +32,19 @@ Environment beneath(const wire::AttemptSpec& spec, const Surroundings& surroundi
   return env;
 }
 
+// Which devices there are the step of the agents says: the launcher's asks for none.
+constexpr std::array<std::string_view, 6> kDevices{"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES",
+                                                   "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
+                                                   "GPU_DEVICE_ORDINAL",   "ZE_AFFINITY_MASK"};
+
 void put_launcher(Environment& env, const Environment& given) {
   // Of the step that the agents are in, and of no other's: what does not come anew would be wrong.
   if (!given.empty()) env.erase("SLURM_NTASKS_PER_NODE");
   for (const auto& [name, value] : given) {
     if (is_of_launcher(name)) {
       env[name] = value;
-    } else if (!name.starts_with("DTRAIN_")) {
+    } else if (!name.starts_with("DTRAIN_") &&
+               std::find(kDevices.begin(), kDevices.end(), name) == kDevices.end()) {
       env.emplace(name, value);
     }
   }

@@ -124,9 +124,8 @@ ErrorFile read_error_file(const fs::path& file) {
 }
 
 bool says_address_in_use(std::span<const std::string> lines) {
-  return std::any_of(lines.begin(), lines.end(), [](std::string line) {
-    std::transform(line.begin(), line.end(), line.begin(),
-                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return std::any_of(lines.begin(), lines.end(), [](const std::string& said) {
+    const std::string line = lower_case(said);
     return line.find("address already in use") != std::string::npos ||
            line.find("eaddrinuse") != std::string::npos;
   });

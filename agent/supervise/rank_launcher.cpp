@@ -16,6 +16,7 @@ class DirectLauncher final : public RankLauncher {
   void rank_ended(int, const ProcessExit&) override {}
   bool busy() const override { return false; }
   void end() override {}
+  void over() override {}
   void on_child() override {}
   std::vector<pid_t> children() const override { return {}; }
 

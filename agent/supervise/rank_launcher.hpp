@@ -47,6 +47,8 @@ class RankLauncher {
   virtual bool busy() const = 0;
   // All processes of the attempt here are being ended. Nothing is heard of it from now on.
   virtual void end() = 0;
+  // None is left.
+  virtual void over() = 0;
 
   // SIGCHLD: it reaps what is its own.
   virtual void on_child() = 0;

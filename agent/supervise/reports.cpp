@@ -14,8 +14,8 @@
 
 #include <boost/asio/posix/stream_descriptor.hpp>
 
-#include "agent/supervise/unix_socket.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/unix_socket.hpp"
 #include "launcher/wire/attempt.hpp"
 #include "launcher/wire/json.hpp"
 

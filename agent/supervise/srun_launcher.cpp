@@ -14,7 +14,6 @@
 
 #include "agent/supervise/attempt_processes.hpp"
 #include "agent/supervise/task.hpp"
-#include "agent/supervise/unix_socket.hpp"
 #include "launcher/core/files.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/number.hpp"
@@ -22,6 +21,7 @@
 #include "launcher/core/process.hpp"
 #include "launcher/core/program.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/core/unix_socket.hpp"
 #include "launcher/files/sha256.hpp"
 
 namespace dtrain::supervise {
@@ -170,8 +170,8 @@ void SrunLauncher::start_srun() {
 
 void SrunLauncher::wait_accept() {
   listener_.async_wait(Descriptor::wait_read, [this](boost::system::error_code failed) {
-    if (failed) return;
-    while (auto fd = accept_own(listener_.native_handle())) {
+    if (failed || !listener_.is_open()) return;
+    if (auto fd = accept_own(listener_.native_handle())) {
       wait_task(std::make_shared<Task>(io_, fd->release()));
     }
     wait_accept();
@@ -224,6 +224,7 @@ void SrunLauncher::admit(const std::shared_ptr<Task>& task) {
   tasks_[local] = task;
   if (tasks_.size() < static_cast<std::size_t>(spec_.nproc)) return;
   ready_ = true;
+  listener_.close();
   log::info("all tasks of srun are here");
   boost::asio::post(io_, [this, alive = std::weak_ptr(alive_)] {
     if (!alive.expired() && !ended_) hooks_.ready();
@@ -347,7 +348,10 @@ void SrunLauncher::end() {
   if (listener_.is_open()) listener_.close();
   // The child that it leaves ends the step, if that has begun.
   if (srun_ != 0) ::kill(srun_, SIGKILL);
-  if (ready_) return;
+  if (!ready_) over();
+}
+
+void SrunLauncher::over() {
   for (const auto& [local, task] : tasks_) {
     if (task->socket.is_open()) task->socket.close();
   }

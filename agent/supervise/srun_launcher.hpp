@@ -45,6 +45,7 @@ class SrunLauncher final : public RankLauncher {
   void rank_ended(int local_rank, const ProcessExit& exit) override;
   bool busy() const override { return !ended_ && (!ready_ || srun_ != 0); }
   void end() override;
+  void over() override;
   void on_child() override;
   std::vector<pid_t> children() const override;
 
@@ -92,8 +93,8 @@ class SrunLauncher final : public RankLauncher {
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
 };
 
-// Where the supervisor of a node rank hears its tasks: an abstract unix socket, which nobody finds
-// who does not know the secret, and in a lab all nodes may be one machine.
+// Where the supervisor of a node rank hears its tasks: an abstract unix socket, whose name says
+// nothing of the secret, and which serves this user alone. In a lab all nodes may be one machine.
 std::string launch_socket(const std::string& secret, int node_rank);
 
 // srun's arguments, and what the file `hosts` holds: the name of each rank's node. Pure, as the

@@ -148,7 +148,7 @@ RankLauncher::Hooks Supervisor::launcher_hooks() {
             if (!ending_) fail_start(error);
           },
           [this](const std::string& what) {
-            if (!direct_alive()) return;
+            if (!direct_alive() && !setup_exit_) return;
             end(Outcome::failed, "on " + spec_.node.str() + ": " + what, spec_.stop_grace);
           }};
 }
@@ -203,9 +203,10 @@ void Supervisor::wait_signal() {
 // Where the node agent has had it too it says why, and to the head first: what ends here before
 // that would be a failure of the job.
 void Supervisor::on_signal(int number) {
-  const auto stop = [this, number] {
+  const auto stop = [this, number, told = clock_.now()] {
+    const auto waited = std::chrono::duration_cast<milliseconds>(clock_.now() - told);
     end(Outcome::stopped, "the supervisor was told to stop by " + signal_name(number),
-        spec_.stop_grace);
+        std::max(milliseconds(0), spec_.stop_grace - waited));
   };
   if (!told_with_others_ || ending_ || !control_->connected()) return stop();
   if (std::exchange(signal_waits_, true)) return;

@@ -19,6 +19,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
+constexpr milliseconds kLauncherGrace{2000};  // of a start that failed: to take back what it began
 constexpr milliseconds kSlowDisk{60000};      // for bytes that are on their way to the disk
 constexpr milliseconds kLeftoverGrace{1000};  // for what ranks that succeeded have left
 constexpr milliseconds kUnkillable{5000};     // of SIGKILL without effect
@@ -44,7 +45,9 @@ void Supervisor::end(Outcome outcome, std::string reason, milliseconds grace) {
 
 void Supervisor::fail_start(const Error& error) {
   if (!ending_) lasting_ = dynamic_cast<const NotStartable*>(&error) != nullptr;
-  end(Outcome::failed, "on " + spec_.node.str() + ": " + error.what(), milliseconds(0));
+  const bool has_begun = !launcher_->children().empty();
+  end(Outcome::failed, "on " + spec_.node.str() + ": " + error.what(),
+      has_begun ? kLauncherGrace : milliseconds(0));
 }
 
 void Supervisor::advance() {
@@ -166,6 +169,7 @@ void Supervisor::finish() {
   if (!unkillable_.empty()) {
     warn(std::nullopt, std::to_string(unkillable_.size()) + " processes could not be killed");
   }
+  launcher_->over();
   for (const auto& [number, rank] : ranks_) outbox_.flush_passing(number);
   reports_->refuse_all("the attempt has ended");
   log::info("the attempt is over", {{"reason", event.reason}});

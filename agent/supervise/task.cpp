@@ -14,15 +14,17 @@
 #include <vector>
 
 #include "agent/supervise/srun_launcher.hpp"
-#include "agent/supervise/unix_socket.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
 #include "launcher/core/number.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/core/unix_socket.hpp"
 
 namespace dtrain::supervise {
 namespace {
+
+constexpr std::chrono::milliseconds kLastPause{200};
 
 std::string variable(const char* name) {
   const char* text = std::getenv(name);
@@ -41,20 +43,22 @@ int node_rank_of(int rank, const std::vector<std::string>& first_ranks) {
   return node_rank;
 }
 
+// Which may be there later, where the head was away between the starts of two nodes. What ends the
+// attempt meanwhile ends the step, and with it this.
 UniqueFd find_supervisor(const std::string& name, int rank) {
-  const auto until = std::chrono::steady_clock::now() + kFindLimit;
-  while (true) {
+  const auto until = std::chrono::steady_clock::now() + SrunLauncher::kStartLimit;
+  for (std::chrono::milliseconds pause(5);; pause = std::min(kLastPause, pause * 3 / 2)) {
     if (auto found = connect_abstract(name)) {
       ::fcntl(found->get(), F_SETFL, 0);  // it may block
       return std::move(*found);
     }
     if (std::chrono::steady_clock::now() >= until) break;
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    std::this_thread::sleep_for(pause);
   }
   const char* node = std::getenv("SLURMD_NODENAME");
   throw Error(ErrorCode::timeout, "no supervisor of rank " + std::to_string(rank) + " came on " +
                                       (node == nullptr ? "its node" : node) + " within " +
-                                      human_duration(kFindLimit));
+                                      human_duration(SrunLauncher::kStartLimit));
 }
 
 void send(int fd, const std::string& text) {

@@ -1,8 +1,5 @@
 #pragma once
 
-#include <chrono>
-#include <string>
-
 // The role `task`: what srun starts for each rank where the launcher is srun. It stands for the
 // rank in Slurm, and has nothing to do but that (srun_launcher.hpp).
 //
@@ -16,9 +13,6 @@ namespace dtrain::supervise {
 
 // In its environment: "SECRET FIRST…", of the step, and by node rank the first rank of each.
 inline constexpr const char* kLaunch = "DTRAIN_LAUNCH";
-
-// For a supervisor that is not there yet: all are started at about the same time.
-inline constexpr std::chrono::seconds kFindLimit{60};
 
 // Returns the process's exit code. What fails is a line on stderr.
 int task_main();

@@ -300,8 +300,9 @@ class Watch {
     log::warn("ended", {{"child", child.spec.name}, {"how", how}});
     tell(child.spec.name + " ended: " + how);
     if (!contained_) return;
-    // With 0 a node agent has left the cluster, whoever asked for that: nothing is to be kept.
-    if (!ending_ && !child.is_head() && exit->ok()) begin_end(0, child.spec.name + " has left");
+    // A node agent has left the cluster, whoever asked for that: nothing is to be kept.
+    const bool has_left = exit->ok() || (exit->signal == 0 && exit->code == kLeftFiles);
+    if (!ending_ && !child.is_head() && has_left) begin_end(0, child.spec.name + " has left");
     if (!ending_ || child.over) return;
     child.over = child.is_head() ? ending_->heads_told || (ending_->signal == 0 && exit->ok())
                                  : exit->signal == 0;

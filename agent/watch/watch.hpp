@@ -43,5 +43,8 @@ int watch_main(const paths::WatchRoot& root,
 
 // Of a contained watch: something was killed before its time, or the head does not know all.
 inline constexpr int kCutShort = 3;
+// What a node agent fails with that has left for good, and whose files stay: it is not started
+// again.
+inline constexpr int kLeftFiles = 4;
 
 }  // namespace dtrain::watch

@@ -152,7 +152,7 @@ class Awaited {
   std::chrono::steady_clock::time_point heard_ = std::chrono::steady_clock::now();
 };
 
-void tell(UpRun& run, const wire::ApiClient& head) {
+wire::WantedMachines tell(UpRun& run, const wire::ApiClient& head) {
   wire::WantedMachines wanted = run.provider->wanted(run.state.id);
   wanted.replace = run.options.replace;
   for (auto& type : wanted.types) type.launch = launch_hash(run.spec, type.name);
@@ -162,6 +162,7 @@ void tell(UpRun& run, const wire::ApiClient& head) {
     error.while_doing("telling the head which machines to keep");
     throw;
   }
+  return wanted;
 }
 
 void conclude(UpRun& run) {
@@ -186,6 +187,21 @@ void plan_machines(UpRun& run) {
   run.report.asked.clear();
   for (const auto& type : run.provider->wanted(run.state.id).types) {
     run.report.asked.push_back({type.name, type.count, type.max_workers, {}, {}});
+  }
+}
+
+void tell_growth(UpRun& run, const fs::path& socket) {
+  run.report.asked.clear();
+  try {
+    const wire::WantedMachines wanted = tell(run, wire::ApiClient(socket, run.state.name));
+    for (const auto& type : wanted.types) {
+      if (type.grows()) run.report.asked.push_back({type.name, 0, type.max_workers, {}, {}});
+    }
+  } catch (const std::exception& thrown) {
+    const Error error = as_defect(thrown);
+    std::string text = "jobs get no more machines than there are: " + error.message();
+    if (!error.hint().empty()) text += " (" + error.hint() + ")";
+    run.report.warnings.push_back(std::move(text));
   }
 }
 

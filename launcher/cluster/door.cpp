@@ -107,13 +107,22 @@ std::optional<ClusterState> cluster_on(const Machine& machine, const ClusterSpec
 
 std::optional<ClusterState> adopt(const ClusterSpec& spec, Provider& provider,
                                   const fs::path& agent, bool to_end, const Access& access) {
-  const ClusterPlan plan = decide(wanted_nodes(spec), {provider.list(), {}, {}}, false);
+  const std::vector<Machine> there = provider.list();
+  const ClusterPlan plan = decide(wanted_nodes(spec), {there, {}, {}}, false);
   if (!plan.refused.empty() && !to_end) {
     throw Error(ErrorCode::conflict, plan.refused).with_hint("dtrain down gives them back");
   }
   std::vector<Machine> machines;
   for (const NodePlan& each : plan.nodes) {
     if (each.action != NodeAction::create) machines.push_back(each.machine);
+  }
+  if (to_end) {  // those too that are of no use any more: stopped ones, and the head's
+    for (const Machine& machine : there) {
+      if (machine.state == MachineState::gone) continue;
+      if (!is_live(machine.state) || machine.joins) {
+        machines.push_back(machine);
+      }
+    }
   }
   if (machines.empty()) return std::nullopt;
   const Machine& head = machines.front();

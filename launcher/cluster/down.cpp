@@ -25,8 +25,15 @@ std::unique_ptr<DownWay> way_of(const std::string& name, const DownOptions& opti
   try {
     state = load_cluster(name);
     if (state && is_here(state->provider)) state.reset();
-  } catch (const Error&) {
+  } catch (Error& error) {
     state.reset();
+    // Only of machines elsewhere are there host keys: they would be forgotten, and go on.
+    const fs::path keys = paths::cluster_state(name) / "known_hosts";
+    if (read_file_if_there(keys)) {
+      throw error.with_hint(
+          "it is of machines elsewhere: with that file removed, dtrain down CLUSTER.yaml finds "
+          "them");
+    }
   }
   if (state) return hosts_down(*state, options);
   return local_down(name, options);

@@ -94,6 +94,7 @@ class HostsDown final : public DownWay {
       throw Error(ErrorCode::usage, "--keep-files would keep them on machines that are given back")
           .with_hint("dtrain pull brings checkpoints and logs to here");
     }
+    if (machines_.empty()) return "";  // a `down` before has left less than that
     reach_all();
     if (stopped()) return "stopped";
     options_.say("stopping jobs and nodes");
@@ -125,7 +126,8 @@ class HostsDown final : public DownWay {
   bool clear(const std::string&, DownReport& report) override {
     const auto binary = AgentBinary::load(options_.agent);
     const std::size_t first = options_.workers_only ? first_worker() : 0;
-    std::vector<NodeDown> nodes(machines_.size());
+    const std::size_t reached = machines_.size();
+    std::vector<NodeDown> nodes(reached);
     side_by_side(nodes.size() - first, static_cast<std::size_t>(options_.max_parallel),
                  [&](std::size_t number) {
                    const std::size_t i = first + number;
@@ -141,19 +143,25 @@ class HostsDown final : public DownWay {
                    task.keep_files = options_.keep_files;
                    nodes[i] = take_node_down(*provider_, binary, task, options_.progress);
                  });
-    // Those that the head has asked for; by now it asks for no more. Nobody logs in to them.
     bool is_known = true;
-    try {
-      for (Machine& machine : provider_->asked_for()) {
-        if (machine.state == MachineState::gone) continue;
-        nodes.emplace_back().error = Error(ErrorCode::not_found, "it is reached through the head");
-        machines_.push_back(std::move(machine));
+    std::map<Key, MachineOutcome> given;
+    // Again as long as there are others: a head that could not be told asks for more until it is
+    // gone.
+    bool are_there_more = true;
+    for (std::size_t begin = first; are_there_more && is_known; begin = machines_.size()) {
+      try {
+        add_asked_for();
+      } catch (const Error& error) {
+        is_known = false;
+        report.rows.push_back({"", "machines", "?", "?", error.what(), false});
       }
-    } catch (const Error& error) {
-      is_known = false;
-      report.rows.push_back({"", "machines", "?", "?", error.what(), false});
+      are_there_more = machines_.size() > begin;
+      given.merge(give_back_made(begin));
     }
-    const std::map<std::string, MachineOutcome> given = give_back_made(first);
+    nodes.resize(machines_.size());
+    for (std::size_t i = reached; i < nodes.size(); ++i) {
+      nodes[i].error = Error(ErrorCode::not_found, "it is reached through the head");
+    }
     ClusterState left = state_;
     left.nodes.clear();
     for (std::size_t i = 0; i < machines_.size(); ++i) {
@@ -161,7 +169,7 @@ class HostsDown final : public DownWay {
         left.nodes.push_back(machines_[i]);
         continue;
       }
-      const auto made = given.find(machines_[i].id);
+      const auto made = given.find(key_of(machines_[i]));
       bool complete = nodes[i].complete();
       if (made == given.end()) {
         add_rows(nodes[i], report);
@@ -193,14 +201,15 @@ class HostsDown final : public DownWay {
                 : "it was not heard from; what it had stays on it, until dtrain-agent leave there",
            told});
     }
-    if (!is_known && left.nodes.empty()) left.nodes.push_back(machines_.front());
+    if (!is_known && left.nodes.empty()) left.nodes = state_.nodes;
     if (left.nodes.empty()) {
-      clear_up(report);
-      remove_folder(paths::cluster_state(state_.name));
-      return true;
-    }
-    // The first is the head's, also when only others are left: to take it down again harms nothing.
-    if (left.nodes.front().node != machines_.front().node) {
+      if (clear_up(report)) {
+        remove_folder(paths::cluster_state(state_.name));
+        return true;
+      }
+    } else if (!machines_.empty() && left.nodes.front().node != machines_.front().node) {
+      // The first is the head's, also when only others are left: to take it down again harms
+      // nothing.
       left.nodes.insert(left.nodes.begin(), machines_.front());
     }
     save_cluster(left);  // what is left can be taken down later
@@ -208,6 +217,9 @@ class HostsDown final : public DownWay {
   }
 
  private:
+  using Key = std::pair<NodeId, std::string>;
+  static Key key_of(const Machine& machine) { return {machine.node, machine.id}; }
+
   // Those that the provider has, and those of the notes that it does not name: of hosts, and what
   // was made, whose list may be older than what is there. The head first.
   std::vector<Machine> of_cluster() const {
@@ -216,7 +228,7 @@ class HostsDown final : public DownWay {
     for (const Machine& machine : state_.nodes) noted[{machine.node, machine.id}] = &machine;
     for (Machine& machine : provider_->list()) {
       const auto note = noted.extract({machine.node, machine.id});
-      if (machine.state == MachineState::gone) continue;
+      if (machine.state == MachineState::gone || machine.joins) continue;
       if (note) {  // what only the node has told
         machine.root = note.mapped()->root;
         machine.address = note.mapped()->address;
@@ -231,15 +243,27 @@ class HostsDown final : public DownWay {
     return machines;
   }
 
+  // Those that the head has asked for, and are not among the machines yet. Nobody logs in to them.
+  void add_asked_for() {
+    std::set<Key> known;
+    for (const Machine& machine : machines_) known.insert(key_of(machine));
+    for (Machine& machine : provider_->asked_for()) {
+      const bool is_new = known.insert(key_of(machine)).second;
+      if (is_new && machine.state != MachineState::gone) machines_.push_back(std::move(machine));
+    }
+  }
+
   std::size_t first_worker() const { return !machines_.empty() && machines_.front().head ? 1 : 0; }
 
   // What was made, by its id: every machine of the cluster's name, whichever laptop asked for it.
-  std::map<std::string, MachineOutcome> give_back_made(std::size_t first) {
+  std::map<Key, MachineOutcome> give_back_made(std::size_t first) {
     std::vector<Machine> made;
     for (std::size_t i = first; i < machines_.size(); ++i) {
-      if (!machines_[i].id.empty()) made.push_back(machines_[i]);
+      // Also what was asked for, and nobody knows what became of it.
+      const bool asked = machines_[i].state == MachineState::pending;
+      if (asked || !machines_[i].id.empty()) made.push_back(machines_[i]);
     }
-    std::map<std::string, MachineOutcome> given;
+    std::map<Key, MachineOutcome> given;
     if (made.empty()) return given;
     std::vector<MachineOutcome> outcomes;
     if (stopped()) {
@@ -250,8 +274,8 @@ class HostsDown final : public DownWay {
       options_.say("giving machines back");
       outcomes = give_back(*provider_, made, {{}, options_.access.stop});
     }
-    for (MachineOutcome& outcome : outcomes) {
-      given.insert_or_assign(outcome.machine.id, std::move(outcome));
+    for (std::size_t i = 0; i < made.size(); ++i) {
+      given.insert_or_assign(key_of(made[i]), std::move(outcomes[i]));
     }
     return given;
   }
@@ -266,12 +290,24 @@ class HostsDown final : public DownWay {
     return gone;
   }
 
-  void clear_up(DownReport& report) {
+  // True: nothing is left that was to go.
+  bool clear_up(DownReport& report) {
+    bool all = true;
     try {
-      provider_->clear_up(state_.id);
+      for (const Belonging& each : provider_->clear_up(state_.id)) {
+        const bool over = each.gone || each.kept;
+        report.rows.push_back({"", each.what, each.id,
+                               each.gone   ? "gone"
+                               : each.kept ? "kept"
+                                           : "there",
+                               each.note, over});
+        all = all && over;
+      }
     } catch (const Error& error) {
       report.rows.push_back({"", "left", "", "there", error.what(), false});
+      all = false;
     }
+    return all;
   }
 
   bool stopped() const { return options_.access.stop.stop_requested(); }

@@ -12,8 +12,8 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/cluster/counted.hpp"
-#include "launcher/cluster/processes.hpp"
 #include "launcher/cluster/state.hpp"
+#include "launcher/core/cluster_processes.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/text.hpp"

@@ -246,7 +246,8 @@ std::vector<MachineOutcome> release_machines(Provider& provider,
   }
   std::vector<MachineOutcome> outcomes;
   for (const Machine& machine : machines) {
-    const MachineOutcome* told = words.of(machine);
+    // One whose id nobody knows yet is told of by the one that it turns out to have.
+    const MachineOutcome* told = machine.id.empty() ? words.of(machine.node) : words.of(machine);
     outcomes.push_back(told != nullptr ? *told : MachineOutcome{machine, unsaid});
   }
   return outcomes;

@@ -16,10 +16,6 @@ namespace {
 
 constexpr std::size_t kHashLength = 16;
 
-bool is_live(const Machine& machine) {
-  return machine.state == MachineState::pending || machine.state == MachineState::running;
-}
-
 // node-2 before node-10.
 auto in_order(const Machine& machine) {
   return std::pair(machine.node.str().size(), std::string_view(machine.node.str()));
@@ -43,7 +39,7 @@ class Decision {
     for (const Machine& machine : seen.there) {
       listed_.insert(key_of(machine));
       if (machine.state != MachineState::gone) taken_.insert(machine.node);
-      if (is_live(machine)) live_.push_back(machine);
+      if (is_live(machine.state)) (machine.joins ? joined_ : live_).push_back(machine);
     }
     for (const KnownNode& known : seen.known) {
       known_.insert(known.machine.node);
@@ -55,6 +51,9 @@ class Decision {
 
   ClusterPlan make() && {
     choose_cluster();
+    for (const Machine& machine : joined_) {
+      if (machine.cluster == plan_.cluster) ++in_place_[machine.type];
+    }
     drop_others();
     drop_twins();
     chosen_.resize(live_.size());
@@ -115,11 +114,13 @@ class Decision {
     }
     if (!plan_.cluster.empty()) return;
     // What runs on them may go on without a head: nobody ends that unasked.
-    for (const Machine& machine : live_) {
-      if (machine.cluster.empty()) continue;
-      plan_.refused = "the head of " + machine.cluster.str() + " is gone, and machines of it are " +
-                      "there: dtrain down gives them back";
-      return;
+    for (const std::vector<Machine>* machines : {&live_, &joined_}) {
+      for (const Machine& machine : *machines) {
+        if (machine.cluster.empty()) continue;
+        plan_.refused = "the head of " + machine.cluster.str() +
+                        " is gone, and machines of it are there: dtrain down gives them back";
+        return;
+      }
     }
   }
 
@@ -148,7 +149,11 @@ class Decision {
     const auto found = index_.find(wanted.node);
     if (found == index_.end() || chosen_[found->second]) return create(wanted, wanted.node);
     chosen_[found->second] = true;
-    keep(wanted, live_[found->second]);
+    const Machine& machine = live_[found->second];
+    if (machine.outdated) {
+      return create(wanted, wanted.node, "what waits was asked for otherwise");
+    }
+    keep(wanted, machine);
   }
 
   // The machines that may be such a node, the best last. What is the head is so whatever its type:
@@ -175,7 +180,15 @@ class Decision {
   void fill(const WantedNode& wanted) {
     std::vector<std::size_t>& left = candidates(wanted);
     while (!left.empty() && chosen_[left.back()]) left.pop_back();
-    if (left.empty()) return create(wanted, free_name(wanted.head));
+    if (left.empty()) {
+      // One that the head has asked for stands in the place of one that was lost.
+      int& others = in_place_[wanted.type];
+      if (!wanted.head && others > 0) {
+        --others;
+        return;
+      }
+      return create(wanted, free_name(wanted.head));
+    }
     const std::size_t best = left.back();
     chosen_[best] = true;
     Machine machine = live_[best];
@@ -207,7 +220,10 @@ class Decision {
     plan_.nodes.push_back({NodeAction::keep, std::move(machine), std::move(reason)});
   }
 
-  void create(const WantedNode& wanted, const NodeId& node) {
+  void create(const WantedNode& wanted, const NodeId& node, std::string reason = "") {
+    if (reason.empty()) {
+      reason = known_.contains(node) ? "its machine is gone" : "there is none yet";
+    }
     Machine machine;
     machine.node = node;
     machine.type = wanted.type;
@@ -216,8 +232,7 @@ class Decision {
     machine.state = MachineState::pending;
     machine.cluster = plan_.cluster;
     taken_.insert(node);
-    plan_.nodes.push_back({NodeAction::create, std::move(machine),
-                           known_.contains(node) ? "its machine is gone" : "there is none yet"});
+    plan_.nodes.push_back({NodeAction::create, std::move(machine), std::move(reason)});
   }
 
   NodeId free_name(bool head) {
@@ -275,10 +290,12 @@ class Decision {
   const std::vector<WantedNode>& wanted_;
   const SeenNodes& seen_;
   const bool replace_;
-  const bool by_type_;         // machines are made; else the YAML lists them
-  std::set<Key> listed_;       // by the provider, whatever their state
-  std::vector<Machine> live_;  // by age
-  std::vector<bool> chosen_;   // of live_: those that stay
+  const bool by_type_;                   // machines are made; else the YAML lists them
+  std::set<Key> listed_;                 // by the provider, whatever their state
+  std::vector<Machine> live_;            // by age
+  std::vector<Machine> joined_;          // live ones that the head has asked for,
+  std::map<std::string, int> in_place_;  // and how many of them no wanted one counts, by type
+  std::vector<bool> chosen_;             // of live_: those that stay
   std::map<NodeId, std::size_t> index_;
   std::map<std::tuple<bool, std::string, std::string>, std::vector<std::size_t>> candidates_;
   std::map<std::string, std::size_t> asked_;  // workers, by type
@@ -307,9 +324,11 @@ std::vector<WantedNode> wanted_nodes(const ClusterSpec& spec) {
 std::string launch_hash(const ClusterSpec& spec, const std::string& type) {
   for (const NodeType& each : spec.node_types) {
     if (each.name != type) continue;
+    nlohmann::json made{{"node_config", each.node_config}, {"provider", spec.provider.other}};
+    if (each.efa) made["efa"] = true;
+    if (!each.placement_group.empty()) made["placement_group"] = each.placement_group;
     Sha256 sum;
-    sum.add(nlohmann::json{{"node_config", each.node_config}, {"provider", spec.provider.other}}
-                .dump());
+    sum.add(made.dump());
     return sum.hex().substr(0, kHashLength);
   }
   return {};

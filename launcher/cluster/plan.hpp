@@ -68,7 +68,8 @@ struct ClusterPlan {
 // given again. What a provider lists may be older than what the head sees: a machine of the notes
 // that it does not list at all is there while the head hears its node, and stays in the notes while
 // the head cannot be asked. Nodes that joined by
-// themselves, and nodes that only the head knows, are neither wanted nor released. `replace`:
+// themselves, and nodes that only the head knows, are neither wanted nor released; where too few
+// are there of what is wanted, machines that the head has asked for take their places. `replace`:
 // machines of another launch configuration than is wanted give way, the head's aside, which holds
 // what the cluster knows.
 //

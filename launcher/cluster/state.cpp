@@ -16,9 +16,13 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/names.hpp"
 #include "launcher/core/paths.hpp"
-#include "launcher/wire/json.hpp"
+#include "launcher/spec/host_fields.hpp"
 
 namespace dtrain {
+
+using wire::if_set;
+using wire::or_default;
+
 namespace {
 
 fs::path state_file(const std::string& name) {
@@ -47,64 +51,33 @@ ClusterState remembered(const ClusterSpec& spec, const ClusterId& id) {
   return state;
 }
 
+// What is remembered of it.
+void fields(wire::Is<Machine> auto& m, auto&& f) {
+  f("node", wire::any_id(m.node), "address", m.address, "root", m.root, "host", if_set(m.host),
+    "id", if_set(m.id), "type", if_set(m.type), "launch", if_set(m.launch), "zone", if_set(m.zone),
+    "external_address", if_set(m.external_address));
+}
+
+void fields(wire::Is<ClusterState> auto& m, auto&& f) {
+  f("name", m.name, "id", wire::any_id(m.id), "provider", m.provider, "nodes", m.nodes, "head_root",
+    m.head_root, "head_socket", or_default(m.head_socket), "agent", m.agent, "spec", m.spec,
+    "source", or_default(m.source), "created", or_default(m.created), "prepared",
+    or_default(m.prepared));
+}
+
 nlohmann::json to_json(const ClusterState& state) {
-  nlohmann::json nodes = nlohmann::json::array();
-  for (const Machine& machine : state.nodes) {
-    nlohmann::json node{{"node", machine.node.str()},
-                        {"address", machine.address},
-                        {"root", machine.root.string()}};
-    if (machine.host) node["host"] = to_json(*machine.host);
-    const auto add = [&](const char* key, const std::string& text) {
-      if (!text.empty()) node[key] = text;
-    };
-    add("id", machine.id);
-    add("type", machine.type);
-    add("launch", machine.launch);
-    add("zone", machine.zone);
-    add("external_address", machine.external_address);
-    nodes.push_back(std::move(node));
-  }
-  return {{"version", 1},
-          {"name", state.name},
-          {"id", state.id.str()},
-          {"provider", state.provider},
-          {"nodes", nodes},
-          {"head_root", state.head_root.string()},
-          {"head_socket", state.head_socket.string()},
-          {"agent", state.agent},
-          {"spec", state.spec},
-          {"source", state.source},
-          {"created", state.created},
-          {"prepared", state.prepared}};
+  nlohmann::json json = wire::written(state);
+  json["version"] = 1;
+  return json;
 }
 
 ClusterState cluster_state_from_json(const nlohmann::json& json) {
   ClusterState state;
-  state.name = wire::get_string(json, "name");
-  state.id = ClusterId(wire::get_string(json, "id"));
-  state.provider = wire::get_string(json, "provider");
-  state.head_root = wire::get_string(json, "head_root");
-  state.head_socket = wire::get_string(json, "head_socket", "");
-  state.agent = wire::get_string(json, "agent");
-  state.spec = wire::member(json, "spec");
-  state.source = wire::get_string(json, "source", "");
-  state.created = wire::get_string(json, "created", "");
-  state.prepared = wire::get_bool(json, "prepared", false);
-  for (const nlohmann::json& node : wire::member(json, "nodes")) {
-    Machine machine;
-    machine.node = NodeId(wire::get_string(node, "node"));
-    machine.address = wire::get_string(node, "address");
-    machine.root = wire::get_string(node, "root");
-    machine.id = wire::get_string(node, "id", "");
-    machine.type = wire::get_string(node, "type", "");
-    machine.launch = wire::get_string(node, "launch", "");
-    machine.zone = wire::get_string(node, "zone", "");
-    machine.external_address = wire::get_string(node, "external_address", "");
+  wire::read(json, state);
+  for (Machine& machine : state.nodes) {
     if (!machine.id.empty()) machine.cluster = state.id;
-    machine.head = state.nodes.empty();
-    if (node.contains("host")) machine.host = host_spec_from_json(node["host"]);
-    state.nodes.push_back(std::move(machine));
   }
+  if (!state.nodes.empty()) state.nodes.front().head = true;
   return state;
 }
 

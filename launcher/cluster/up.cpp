@@ -285,6 +285,9 @@ UpReport up(const ClusterSpec& spec, const UpOptions& options) {
     wait_ready(run, *way);
     const bool told = tell_settings(run, way->socket());
     lend_head(run, way->socket());
+    // Before any goes that is wanted no more, for the head would ask for another.
+    const bool stopped = options.access.stop.stop_requested();
+    if (traits.head_grows && has_head(run) && !stopped) tell_growth(run, way->socket());
     way->finish(told);
     if (traits.head_asks && has_head(run)) {
       if (options.access.stop.stop_requested()) {

@@ -10,7 +10,7 @@
 #include "launcher/cluster/agents_local.hpp"
 #include "launcher/cluster/counted.hpp"
 #include "launcher/cluster/down.hpp"
-#include "launcher/cluster/processes.hpp"
+#include "launcher/core/cluster_processes.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/side_by_side.hpp"

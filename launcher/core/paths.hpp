@@ -28,6 +28,7 @@
 //   setup/LIST.{json,log}                    a list of setup commands: how it went, what it said
 //   setup/LIST.plan.json, setup/LIST.lock    what is to run; held while it does
 //   start, held                              of a head's own, in allocations of Slurm's
+//   spot                                     is there on a spot instance of EC2
 //   jobs/JOB/storage/…, checkpoints/…        where the node does not see the head's storage
 //   content/                                 what workdirs and bundles are made of, by SHA-256
 //   trash/                                   what is being deleted
@@ -88,8 +89,11 @@ struct NodeRoot {
   fs::path unpacked() const { return root / "unpacked"; }
   // Of a contained one: its head has told it to go, and whoever keeps it is to remove all.
   fs::path removed() const { return root / "removed"; }
+  // There is such a file: its machine is a spot instance of EC2.
+  fs::path spot() const { return root / "spot"; }
   // Of one whose agents are a Slurm job's own program (launcher/provider/slurm/head_chain): what
-  // that runs; and, while it is there, that what has ended is not the job's end.
+  // that runs; and, while it is there, that what has ended is not the job's end: with a word in it
+  // the next is to start now.
   fs::path start() const { return root / "start"; }
   fs::path held() const { return root / "held"; }
   fs::path setup() const { return root / "setup"; }
@@ -132,6 +136,7 @@ struct HeadRoot {
   fs::path joins() const { return root / "joins"; }
   fs::path preparation() const { return root / "preparation.json"; }
   fs::path machines() const { return root / "machines.json"; }
+  fs::path asked_for() const { return root / "asked_for"; }  // dtrain-scaler's notes
   // Of one that moves from machine to machine: where it is now, "PORT ADDRESS…", and whose turn it
   // is to be it.
   fs::path place() const { return root / "place"; }

@@ -28,6 +28,8 @@ extern char** environ;
 namespace dtrain {
 namespace {
 
+thread_local std::chrono::nanoseconds waited_here{0};
+
 std::vector<char*> pointers(const std::vector<std::string>& words) {
   std::vector<char*> out;
   out.reserve(words.size() + 1);
@@ -89,7 +91,6 @@ struct Failure {
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
   if (options.new_session && ::setsid() < 0) fail(2);
-  if (options.new_group && ::setpgid(0, 0) != 0) fail(2);
 
   // First everything above the highest number in use, so that no copy overwrites another.
   int source[3] = {options.stdin_fd, options.stdout_fd, options.stderr_fd};
@@ -184,6 +185,7 @@ pid_t cgroup::spawn(const SpawnOptions& options, int procs) {
   if (pid < 0) throw errno_error("cannot start " + program, fork_error);
 
   writer.reset();
+  const StartWait waits;
   Failure failure{};
   ssize_t got = 0;
   do {
@@ -197,6 +199,14 @@ pid_t cgroup::spawn(const SpawnOptions& options, int procs) {
   }
   if (failure.step == 0) refuse("cannot start " + program, failure.error);
   throw errno_error("cannot start " + program, failure.error);
+}
+
+std::chrono::nanoseconds waited_for_starts() noexcept {
+  return waited_here;
+}
+
+StartWait::~StartWait() {
+  waited_here += std::chrono::steady_clock::now() - begin_;
 }
 
 std::vector<std::string> current_environment() {

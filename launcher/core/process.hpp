@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <utility>
@@ -28,7 +29,6 @@ struct SpawnOptions {
   int stderr_fd = -1;
   std::vector<std::pair<int, int>> inherit;  // our descriptor, its number in the child (>= 3)
   bool new_session = false;                  // setsid
-  bool new_group = false;                    // setpgid(0, 0)
   bool controlling_terminal = false;         // with new_session: stdin_fd is its terminal
   std::optional<int> death_signal;  // PR_SET_PDEATHSIG: sent when the thread that spawned ends
   bool raise_limits = false;        // soft limits of nofile and memlock to hard
@@ -38,5 +38,21 @@ struct SpawnOptions {
 // is closed in the child; signal mask and dispositions are the default. Throws Error when the
 // program or workdir cannot be found or started, with the path it tried.
 pid_t spawn(const SpawnOptions& options);
+
+// How long this thread has waited, ever, for programs that it started to be so: on a busy machine
+// each has its turn late.
+std::chrono::nanoseconds waited_for_starts() noexcept;
+
+// Such a wait, as long as it is there.
+class StartWait {
+ public:
+  StartWait() = default;
+  ~StartWait();
+  StartWait(const StartWait&) = delete;
+  StartWait& operator=(const StartWait&) = delete;
+
+ private:
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
 
 }  // namespace dtrain

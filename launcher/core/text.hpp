@@ -36,4 +36,10 @@ std::string human_bytes(std::uint64_t bytes);
 
 std::string to_hex(std::span<const unsigned char> bytes);
 
+// Without white space at both ends, line ends included.
+std::string trimmed(std::string_view text);
+
+// Of ASCII's letters.
+std::string lower_case(std::string_view text);
+
 }  // namespace dtrain

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <boost/describe/class.hpp>
+
 #include "launcher/core/files.hpp"
 #include "launcher/files/beneath.hpp"
 #include "launcher/files/record.hpp"
@@ -25,6 +27,7 @@ struct Offer {
   bool remove = true;
   bool overwrite = false;
 };
+BOOST_DESCRIBE_STRUCT(Offer, (), (target, name, single, tree, entries, bytes, remove, overwrite))
 
 class Landing {
  public:

@@ -10,6 +10,7 @@
 #include "launcher/files/sync.hpp"
 #include "launcher/files/sync_wire.hpp"
 #include "launcher/files/unarchiver.hpp"
+#include "launcher/wire/fields.hpp"
 
 namespace dtrain {
 
@@ -18,6 +19,7 @@ using namespace sync;
 namespace {
 
 constexpr std::size_t kMounts = 1000;
+constexpr std::size_t kListed = 1000;  // of each list of the result
 
 class Receiver {
  public:
@@ -47,26 +49,19 @@ class Receiver {
 
   void hello() {
     const json message = wire_.expect("sync");
-    if (number_in(message, "version") != kVersion) {
+    if (wire::get_int(message, "version", 0, INT64_MAX) != kVersion) {
       throw Error(ErrorCode::conflict, "the other side's dtrain syncs in another way than this one")
           .with_hint("`dtrain up` brings the nodes to the version of this dtrain");
     }
-    dry_run_ = flag_in(message, "dry_run");
-    const json& list = list_in(message, "mounts");
+    dry_run_ = wire::get_bool(message, "dry_run");
+    const json& list = wire::get_list(message, "mounts");
     if (list.size() > kMounts) throw Error(ErrorCode::invalid, "too many mounts in one sync");
     if (!options_.targets.empty() && options_.targets.size() != list.size()) {
       throw Error(ErrorCode::invalid, "the other side sends another number of mounts");
     }
     for (const json& each : list) {
       Mount mount;
-      mount.offer.target = text_in(each, "target");
-      mount.offer.name = text_in(each, "name");
-      mount.offer.single = flag_in(each, "single");
-      mount.offer.tree = text_in(each, "tree");
-      mount.offer.entries = number_in(each, "entries");
-      mount.offer.bytes = number_in(each, "bytes");
-      mount.offer.remove = flag_in(each, "remove");
-      mount.offer.overwrite = flag_in(each, "overwrite");
+      wire::read(each, mount.offer);
       const std::string& name = mount.offer.name;
       if (mount.offer.single && (name.empty() || name == "." || name == ".." ||
                                  name.find_first_of(std::string_view("/\0", 2)) != name.npos)) {
@@ -114,7 +109,7 @@ class Receiver {
     for (Mount& mount : mounts_) {
       if (!mount.needed) continue;
       const json message = wire_.expect("tree");
-      if (number_in(message, "mount") != static_cast<std::size_t>(&mount - mounts_.data())) {
+      if (wire::get_int(message, "mount", 0, INT64_MAX) != &mount - mounts_.data()) {
         throw Error(ErrorCode::invalid, "the other side sends another tree than was asked for");
       }
       const std::string bytes = wire_.blob();
@@ -184,7 +179,7 @@ class Receiver {
       wire_.blob(encode_names(names));
     }
     const json announced = names.empty() ? json() : wire_.expect("archive");
-    const json space = names.empty() ? json() : list_in(announced, "bytes");
+    const json space = names.empty() ? json() : wire::get_list(announced, "bytes");
     if (!names.empty() && space.size() != mounts_.size()) {
       throw Error(ErrorCode::invalid, "the other side counts other mounts");
     }
@@ -198,7 +193,8 @@ class Receiver {
     std::optional<ParcelFile> parcel;
     if (announced.contains("parcel")) {
       const json& said = announced["parcel"];
-      parcel.emplace(options_.parcels, text_in(said, "file"), text_in(said, "key"));
+      parcel.emplace(options_.parcels, wire::get_string(said, "file"),
+                     wire::get_string(said, "key"));
     }
     archive(progress, parcel);
   }
@@ -241,7 +237,7 @@ class Receiver {
             continue;
           }
           sent = wire_.parse(message);
-          if (text_in(sent, "type") != "sent") {
+          if (wire::get_string(sent, "type") != "sent") {
             throw Error(ErrorCode::invalid, "the other side broke the archive off");
           }
           packed.close();
@@ -257,7 +253,7 @@ class Receiver {
 
   // All that was wanted is staged, but for what changed while it was read.
   void check(const json& sent) {
-    for (const json& each : list_in(sent, "changing")) {
+    for (const json& each : wire::get_list(sent, "changing")) {
       if (!each.is_array() || each.size() != 2 || !each[0].is_number_unsigned() ||
           !each[1].is_number_unsigned() || each[0].get<std::uint64_t>() >= mounts_.size() ||
           staged_[each[0].get<std::size_t>()].wanted.erase(each[1].get<std::uint32_t>()) == 0) {
@@ -352,7 +348,7 @@ SyncOutcome receive_trees(FramedStream& stream, const ReceiveOptions& options) {
   Wire wire(stream, options.silence);
   try {
     SyncOutcome outcome = receive(wire, options);
-    json message = outcome_to_json(outcome);
+    json message = outcome_to_json(outcome, kListed);
     message["type"] = "result";
     wire.result(message);
     return outcome;

@@ -6,10 +6,12 @@
 #include "launcher/core/text.hpp"
 #include "launcher/files/archiver.hpp"
 #include "launcher/files/file_facts.hpp"
+#include "launcher/files/landing.hpp"
 #include "launcher/files/parcel.hpp"
 #include "launcher/files/sha256.hpp"
 #include "launcher/files/sync.hpp"
 #include "launcher/files/sync_wire.hpp"
+#include "launcher/wire/fields.hpp"
 
 namespace dtrain {
 
@@ -40,14 +42,14 @@ class Sender {
       encoded.push_back(encode_tree(tree));
       Sha256 sum;
       sum.add(encoded.back());
-      list.push_back({{"target", mount.target},
-                      {"name", tree.single ? tree.entries[0].path : ""},
-                      {"single", tree.single},
-                      {"tree", sum.hex()},
-                      {"entries", tree.entries.size()},
-                      {"bytes", total_size(tree)},
-                      {"remove", mount.remove},
-                      {"overwrite", mount.overwrite}});
+      list.push_back(wire::written(Offer{.target = mount.target,
+                                         .name = tree.single ? tree.entries[0].path : "",
+                                         .single = tree.single,
+                                         .tree = sum.hex(),
+                                         .entries = tree.entries.size(),
+                                         .bytes = total_size(tree),
+                                         .remove = mount.remove,
+                                         .overwrite = mount.overwrite}));
       sources_.push_back(std::move(source));
     }
     wire_.say({{"type", "sync"},
@@ -57,9 +59,9 @@ class Sender {
     watch(SyncPhase::comparing);
     while (true) {
       const json message = wire_.parse(wire_.next());
-      const std::string type = text_in(message, "type");
+      const std::string type = wire::get_string(message, "type");
       if (type == "need") {
-        for (const json& each : list_in(message, "trees")) {
+        for (const json& each : wire::get_list(message, "trees")) {
           if (!each.is_number_unsigned() || each.get<std::uint64_t>() >= encoded.size()) {
             throw Error(ErrorCode::invalid, "the other side asks for a mount that there is not");
           }

@@ -11,6 +11,7 @@
 #include "launcher/files/operations.hpp"
 #include "launcher/files/record.hpp"
 #include "launcher/files/sync_wire.hpp"
+#include "launcher/wire/json.hpp"
 
 namespace dtrain {
 
@@ -87,30 +88,28 @@ int serve_sync(FramedStream& stream, const ReceiveOptions& options) {
   json asked = json::parse(request->bytes, nullptr, false);
   if (request->kind != FrameKind::text || !asked.is_object()) return 2;
   try {
-    if (text_in(asked, "role") == "receive") {
+    if (wire::get_string(asked, "role") == "receive") {
       receive_trees(stream, options);
       return 0;
     }
     std::vector<SyncMount> mounts;
     SendOptions sending;
     sending.silence = options.silence;
-    sending.dry_run = flag_in(asked, "dry_run");
+    sending.dry_run = wire::get_bool(asked, "dry_run");
     sending.hash_cache = options.state / "hashes";
-    for (const json& each : list_in(asked, "mounts")) {
+    for (const json& each : wire::get_list(asked, "mounts")) {
       SyncMount mount;
-      mount.source = resolve_target(text_in(each, "source"), options.home);
-      mount.remove = flag_in(each, "remove");
-      mount.overwrite = flag_in(each, "overwrite");
-      for (const json& pattern : list_in(each, "exclude")) mount.exclude.push_back(pattern);
-      for (const json& name : list_in(each, "filter_files")) mount.filter_files.push_back(name);
+      mount.source = resolve_target(wire::get_string(each, "source"), options.home);
+      mount.remove = wire::get_bool(each, "remove");
+      mount.overwrite = wire::get_bool(each, "overwrite");
+      mount.exclude = wire::get_strings(each, "exclude");
+      mount.filter_files = wire::get_strings(each, "filter_files");
       mounts.push_back(std::move(mount));
     }
     send_trees(stream, mounts, sending);
     return 0;
   } catch (const Error&) {  // the other side knows it
     return 1;
-  } catch (const json::exception&) {
-    return 2;
   }
 }
 

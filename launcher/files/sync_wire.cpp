@@ -1,109 +1,54 @@
 #include "launcher/files/sync_wire.hpp"
 
+#include <algorithm>
+
 #include "launcher/core/text.hpp"
 #include "launcher/files/blocks.hpp"
 #include "launcher/files/coding.hpp"
+#include "launcher/wire/fields.hpp"
+
+namespace dtrain {
+
+BOOST_DESCRIBE_STRUCT(SyncNote, (), (path, reason))
+BOOST_DESCRIBE_STRUCT(MountOutcome, (),
+                      (target, entries, files, bytes, made, touched, removed, sent_paths,
+                       removed_paths, left, left_count, changing, left_out))
+BOOST_DESCRIBE_STRUCT(SyncOutcome, (), (mounts, wire_bytes, dry_run))
+
+}  // namespace dtrain
 
 namespace dtrain::sync {
 namespace {
 
 constexpr std::chrono::seconds kAlive{10};
-constexpr std::size_t kListed = 1000;
 
 Error wrong(const std::string& what) {
   return Error(ErrorCode::invalid, "a message of the other side " + what);
 }
 
-const json& member(const json& object, const char* name) {
-  const auto found = object.is_object() ? object.find(name) : object.end();
-  if (!object.is_object() || found == object.end()) {
-    throw wrong(std::string("has no \"") + name + "\"");
-  }
-  return *found;
-}
-
 json error_json(const Error& error) {
-  return {{"type", "error"},
-          {"code", to_string(error.code())},
-          {"message", as_text(error.message())},
-          {"context", error.context()},
-          {"hint", as_text(error.hint())}};
+  json body = wire::error_to_json(error).at("error");
+  body["type"] = "error";
+  body["message"] = as_text(error.message());
+  body["hint"] = as_text(error.hint());
+  return body;
 }
 
-PeerError error_from(const json& message) {
-  PeerError error(error_code_from(text_in(message, "code")), text_in(message, "message"));
-  for (const json& each : list_in(message, "context")) {
-    if (each.is_string()) error.while_doing(each.get<std::string>());
-  }
-  error.with_hint(text_in(message, "hint"));
-  return error;
+// The first of them, as text for JSON.
+void show(std::vector<std::string>& texts, std::size_t most) {
+  texts.resize(std::min(texts.size(), most));
+  for (std::string& text : texts) text = as_text(text);
 }
 
-json notes_to_json(const std::vector<SyncNote>& notes) {
-  json list = json::array();
-  for (const SyncNote& note : notes) {
-    if (list.size() >= kListed) break;
-    list.push_back({{"path", as_text(note.path)}, {"reason", as_text(note.reason)}});
-  }
-  return list;
-}
-
-std::vector<SyncNote> notes_from_json(const json& list) {
-  std::vector<SyncNote> notes;
-  for (const json& each : list) notes.push_back({text_in(each, "path"), text_in(each, "reason")});
-  return notes;
-}
-
-json texts_to_json(const std::vector<std::string>& texts) {
-  json list = json::array();
-  for (const std::string& text : texts) {
-    if (list.size() >= kListed) break;
-    list.push_back(as_text(text));
-  }
-  return list;
-}
-
-std::vector<std::string> texts_from_json(const json& list) {
-  std::vector<std::string> texts;
-  for (const json& each : list) {
-    if (!each.is_string()) throw wrong("has a list of something else");
-    texts.push_back(each.get<std::string>());
-  }
-  return texts;
+void show(std::vector<SyncNote>& notes, std::size_t most) {
+  notes.resize(std::min(notes.size(), most));
+  for (SyncNote& note : notes) note = {as_text(note.path), as_text(note.reason)};
 }
 
 }  // namespace
 
 std::string as_text(std::string_view bytes) {
   return printable(bytes, false);
-}
-
-std::uint64_t number_in(const json& object, const char* name, std::uint64_t limit) {
-  const json& value = member(object, name);
-  if (!value.is_number_integer() ||
-      (!value.is_number_unsigned() && value.get<std::int64_t>() < 0) ||
-      value.get<std::uint64_t>() > limit) {
-    throw wrong(std::string("has a wrong \"") + name + "\"");
-  }
-  return value.get<std::uint64_t>();
-}
-
-std::string text_in(const json& object, const char* name) {
-  const json& value = member(object, name);
-  if (!value.is_string()) throw wrong(std::string("has a wrong \"") + name + "\"");
-  return value.get<std::string>();
-}
-
-bool flag_in(const json& object, const char* name) {
-  const json& value = member(object, name);
-  if (!value.is_boolean()) throw wrong(std::string("has a wrong \"") + name + "\"");
-  return value.get<bool>();
-}
-
-const json& list_in(const json& object, const char* name) {
-  const json& value = member(object, name);
-  if (!value.is_array()) throw wrong(std::string("has a wrong \"") + name + "\"");
-  return value;
 }
 
 Wire::Wire(FramedStream& stream, std::chrono::milliseconds silence)
@@ -157,7 +102,8 @@ void Wire::blob(std::string_view bytes) {
 }
 
 std::string Wire::blob() {
-  const std::uint64_t size = number_in(expect("blob"), "size", kBlobLimit);
+  const std::uint64_t size =
+      static_cast<std::uint64_t>(wire::get_int(expect("blob"), "size", 0, kBlobLimit));
   std::string bytes;
   Unpacker unpacker;
   while (bytes.size() < size) {
@@ -187,7 +133,8 @@ FramedStream::Message Wire::next() {
     if (message->kind == FrameKind::text) {
       if (message->bytes == R"({"type":"alive"})") continue;
       const json parsed = parse(*message);
-      if (text_in(parsed, "type") == "error") throw error_from(parsed);
+      if (wire::get_string(parsed, "type") == "error")
+        throw PeerError(wire::error_from_body(parsed));
     }
     return std::move(*message);
   }
@@ -195,8 +142,9 @@ FramedStream::Message Wire::next() {
 
 json Wire::expect(const char* type) {
   json message = parse(next());
-  if (text_in(message, "type") != type) {
-    throw wrong("is \"" + as_text(text_in(message, "type")) + "\" in place of \"" + type + "\"");
+  if (wire::get_string(message, "type") != type) {
+    throw wrong("is \"" + as_text(wire::get_string(message, "type")) + "\" in place of \"" + type +
+                "\"");
   }
   return message;
 }
@@ -206,8 +154,8 @@ void Wire::throw_if_refused() {
     const std::optional<FramedStream::Message> message = stream_.read(silence_);
     if (!message) throw Error(ErrorCode::unreachable, "the other side ended before the sync did");
     const json parsed = parse(*message);
-    const std::string type = text_in(parsed, "type");
-    if (type == "error") throw error_from(parsed);
+    const std::string type = wire::get_string(parsed, "type");
+    if (type == "error") throw PeerError(wire::error_from_body(parsed));
     if (type != "alive") throw wrong("comes while nothing is expected");
   }
 }
@@ -256,7 +204,8 @@ void Wire::fail() {
           if (!message) break;
           if (message->kind != FrameKind::text) continue;
           const json parsed = parse(*message);
-          if (text_in(parsed, "type") == "error") throw error_from(parsed);
+          if (wire::get_string(parsed, "type") == "error")
+            throw PeerError(wire::error_from_body(parsed));
         }
       } catch (const PeerError& reason) {
         throw Error(reason);
@@ -302,49 +251,20 @@ std::vector<EntryName> decode_names(std::string_view bytes) {
   return names;
 }
 
-json outcome_to_json(const SyncOutcome& outcome) {
-  json mounts = json::array();
-  for (const MountOutcome& mount : outcome.mounts) {
-    mounts.push_back({{"target", as_text(mount.target)},
-                      {"entries", mount.entries},
-                      {"files", mount.files},
-                      {"bytes", mount.bytes},
-                      {"made", mount.made},
-                      {"touched", mount.touched},
-                      {"removed", mount.removed},
-                      {"sent_paths", texts_to_json(mount.sent_paths)},
-                      {"removed_paths", texts_to_json(mount.removed_paths)},
-                      {"left", notes_to_json(mount.left)},
-                      {"left_count", mount.left_count},
-                      {"changing", texts_to_json(mount.changing)},
-                      {"left_out", notes_to_json(mount.left_out)}});
+json outcome_to_json(SyncOutcome outcome, std::size_t most) {
+  for (MountOutcome& mount : outcome.mounts) {
+    mount.target = as_text(mount.target);
+    for (auto* texts : {&mount.sent_paths, &mount.removed_paths, &mount.changing}) {
+      show(*texts, most);
+    }
+    for (auto* notes : {&mount.left, &mount.left_out}) show(*notes, most);
   }
-  return {{"mounts", std::move(mounts)},
-          {"wire_bytes", outcome.wire_bytes},
-          {"dry_run", outcome.dry_run}};
+  return wire::written(outcome);
 }
 
 SyncOutcome outcome_from_json(const json& message) {
   SyncOutcome outcome;
-  for (const auto& each : list_in(message, "mounts")) {
-    MountOutcome mount;
-    mount.target = text_in(each, "target");
-    mount.entries = number_in(each, "entries");
-    mount.files = number_in(each, "files");
-    mount.bytes = number_in(each, "bytes");
-    mount.made = number_in(each, "made");
-    mount.touched = number_in(each, "touched");
-    mount.removed = number_in(each, "removed");
-    mount.sent_paths = texts_from_json(list_in(each, "sent_paths"));
-    mount.removed_paths = texts_from_json(list_in(each, "removed_paths"));
-    mount.left = notes_from_json(list_in(each, "left"));
-    mount.left_count = number_in(each, "left_count");
-    mount.changing = texts_from_json(list_in(each, "changing"));
-    mount.left_out = notes_from_json(list_in(each, "left_out"));
-    outcome.mounts.push_back(std::move(mount));
-  }
-  outcome.wire_bytes = number_in(message, "wire_bytes");
-  outcome.dry_run = flag_in(message, "dry_run");
+  wire::read(message, outcome);
   return outcome;
 }
 

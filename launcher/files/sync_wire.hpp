@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -101,16 +102,11 @@ struct EntryName {
 std::string encode_names(const std::vector<EntryName>& names);
 std::vector<EntryName> decode_names(std::string_view bytes);
 
-json outcome_to_json(const SyncOutcome& outcome);
+// At most `most` of each list.
+json outcome_to_json(SyncOutcome outcome, std::size_t most = SIZE_MAX);
 SyncOutcome outcome_from_json(const json& message);
 
 // Text for JSON: what is no UTF-8 is escaped.
 std::string as_text(std::string_view bytes);
-
-// Fields of messages: Error(invalid) when they are not so.
-std::uint64_t number_in(const json& object, const char* name, std::uint64_t limit = INT64_MAX);
-std::string text_in(const json& object, const char* name);
-bool flag_in(const json& object, const char* name);
-const json& list_in(const json& object, const char* name);
 
 }  // namespace dtrain::sync

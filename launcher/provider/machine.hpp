@@ -19,6 +19,10 @@ enum class MachineState : std::uint8_t {
   gone,
 };
 const char* to_string(MachineState state) noexcept;
+// Asked for or there, and not going.
+constexpr bool is_live(MachineState state) noexcept {
+  return state == MachineState::pending || state == MachineState::running;
+}
 
 // One machine of a cluster, as its provider tells of it; what is empty is not known, or there is no
 // such thing.
@@ -30,9 +34,11 @@ struct Machine {
 
   std::string type;  // one of the YAML's node types
   bool head = false;
-  std::string id;  // the provider's own: i-0abc…, a pod's name
+  bool joins = false;  // the head has asked for it, and it joins by itself
+  std::string id;      // the provider's own: i-0abc…, a pod's name
   MachineState state = MachineState::running;
   std::string reason;            // why it is in this state: "Priority, starts about 14:20"
+  bool outdated = false;         // pending, by other than is wanted now: create() asks for it anew
   std::string external_address;  // as this machine reaches it, where that is another
   std::string zone;
   std::optional<double> price;  // US dollars an hour

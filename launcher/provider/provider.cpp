@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "launcher/provider/aws/orphans.hpp"
+#include "launcher/provider/aws/provider.hpp"
 #include "launcher/provider/local.hpp"
 #include "launcher/provider/slurm/provider.hpp"
 #include "launcher/provider/ssh.hpp"
@@ -11,7 +13,7 @@ namespace {
 
 constexpr ProviderTraits kHere{.here = true, .costs = false, .replaces = false};
 constexpr ProviderTraits kThere{.here = false, .costs = false, .replaces = false};
-constexpr ProviderTraits kCloud{.here = false, .costs = true, .replaces = true};
+constexpr ProviderTraits kCloud{.here = false, .costs = true, .replaces = true, .head_grows = true};
 constexpr ProviderTraits kQueue{
     .here = false, .costs = false, .replaces = false, .head_asks = true};
 constexpr ProviderTraits kEngine{.here = false, .costs = false, .replaces = true};
@@ -19,7 +21,7 @@ constexpr ProviderTraits kEngine{.here = false, .costs = false, .replaces = true
 constexpr std::array<ProviderEntry, 7> kProviders{{
     {ProviderKind::local, "local", kHere, make_local_provider},
     {ProviderKind::ssh, "ssh", kThere, make_ssh_provider},
-    {ProviderKind::aws, "aws", kCloud, nullptr},
+    {ProviderKind::aws, "aws", kCloud, aws::make_provider, aws::make_orphans},
     {ProviderKind::gcp, "gcp", kCloud, nullptr},
     {ProviderKind::azure, "azure", kCloud, nullptr},
     {ProviderKind::kubernetes, "kubernetes", kEngine, nullptr},

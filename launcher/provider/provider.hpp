@@ -49,12 +49,23 @@ struct ProviderTraits {
   // The head's machine is one that others work on: no ranks run there. The head asks for all other
   // machines, and they join by themselves.
   bool head_asks = false;
+  // Or for those that there may be beside min_workers, and for such of these as are lost.
+  bool head_grows = false;
 };
 
 // What is known of a machine before it is made.
 struct Offer {
   std::string zone;
   std::optional<double> price;  // US dollars an hour
+};
+
+// What a cluster has with its provider besides machines, as whoever clears it up tells of it.
+struct Belonging {
+  std::string what;  // "security group"
+  std::string id;
+  bool gone = true;   // false: it is there still
+  bool kept = false;  // and is to be: the YAML says so
+  std::string note;   // what it is called, why it stays, what it costs
 };
 
 // Where nodes come from. Knows machines, not agents: what is put on them is launcher/cluster's.
@@ -87,12 +98,15 @@ class Provider {
   virtual void head_starts(Transport&, const ClusterId&) {}
 
   // ---- Where the head asks for machines.
-  // What it is told to keep ready, of its cluster.
+  // What it is told to keep ready, of its cluster, whose head runs; also sees that it can. Where
+  // the YAML has it ask for none, that.
   virtual wire::WantedMachines wanted(const ClusterId& cluster);
-  // Those that it has asked for; whoever ends the cluster releases them. list() has the head's.
+  // Those that it has asked for; whoever ends the cluster releases them. list() has the head's, and
+  // may have these.
   virtual std::vector<Machine> asked_for() { return {}; }
-  // They are all gone: what they have left goes too. Throws Error.
-  virtual void clear_up(const ClusterId&) {}
+  // The machines are all gone: what they have left goes too. Gives what a person may have to know
+  // of. Throws Error.
+  virtual std::vector<Belonging> clear_up(const ClusterId&) { return {}; }
 
   // The id of a cluster whose first machine is about to be made: `fresh`, unless one of this name
   // has left its head's files where that machine goes on with them. Throws Error.
@@ -103,6 +117,20 @@ class Provider {
 
   // Breaks all connections, so that what waits for a machine ends.
   virtual void hang_up() {}
+};
+
+// What carries dtrain's tags and belongs to no cluster that has a head, pending or running.
+struct Orphan {
+  std::string cluster;  // its name
+  Belonging thing;
+};
+class Orphans {
+ public:
+  virtual ~Orphans() = default;
+  virtual std::vector<Orphan> find() = 0;
+  // All but what is kept; what became of each is noted in it. Until they are gone, or `stop`. Both
+  // throw Error where the provider cannot be asked.
+  virtual void take_away(std::vector<Orphan>& orphans, const std::stop_token& stop) = 0;
 };
 
 // What reaching machines needs of the person at the terminal.
@@ -126,6 +154,8 @@ struct ProviderEntry {
   // Null: known, and not built yet. `state` is the cluster's folder on this machine.
   std::unique_ptr<Provider> (*make)(const ClusterSpec& spec, const fs::path& state,
                                     const Access& access);
+  // Of an account, in a region of the provider's; null: there are none that could be found.
+  std::unique_ptr<Orphans> (*orphans)(const std::string& region) = nullptr;
 };
 std::span<const ProviderEntry> providers() noexcept;
 const ProviderTraits& traits_of(ProviderKind kind);

@@ -72,11 +72,12 @@ void SshProvider::release(const std::vector<Machine>& machines, const OutcomeSin
   for (const Machine& machine : machines) tell({machine, std::nullopt});
 }
 
-std::shared_ptr<SshConnection> SshProvider::connect(const HostSpec& host, const HostSpec* first) {
+std::shared_ptr<SshConnection> SshProvider::connect(const HostSpec& host, const SshReach& way) {
+  const Key key{host.node, way.key_name};
   std::shared_ptr<Held> held;
   {
     const std::lock_guard lock(mutex_);
-    auto& found = held_[host.node];
+    auto& found = held_[key];
     if (!found) found = std::make_shared<Held>();
     held = found;
   }
@@ -84,28 +85,30 @@ std::shared_ptr<SshConnection> SshProvider::connect(const HostSpec& host, const 
   if (!held->connection || !held->connection->alive()) {
     if (held->failure) throw *held->failure;
     try {
-      held->connection = connect_anew(host, first);
+      held->connection = connect_anew(host, way);
     } catch (const Error& error) {
       if (!held->connection) held->failure = error;
       throw;
     }
     const std::lock_guard also(mutex_);
-    connected_[host.node] = held->connection;
+    connected_[key] = held->connection;
   }
   return held->connection;
 }
 
 std::shared_ptr<SshConnection> SshProvider::connect_anew(const HostSpec& host,
-                                                         const HostSpec* first) {
+                                                         const SshReach& way) {
+  const auto patience = access_.reach_limit ? access_.reach_limit : way.patience;
   SshOptions how;
   how.known_hosts = state_ / "known_hosts";
   how.accept_new = access_.accept_new_host_keys;
-  how.is_patient = access_.reach_limit.has_value();
-  how.deadline = access_.reach_limit.value_or(kReachLimit);
+  how.key_name = way.key_name;
+  how.is_patient = patience.has_value();
+  how.deadline = patience.value_or(kReachLimit);
   how.shared = access_.ssh;
   how.stop = access_.stop;
   how.warn = access_.warn;
-  if (!access_.reaching) return reach_anew(host, first, how);
+  if (!access_.reaching) return reach_anew(host, way, how);
 
   // Of all ways to this host together.
   const auto begun = std::chrono::steady_clock::now();
@@ -120,15 +123,14 @@ std::shared_ptr<SshConnection> SshProvider::connect_anew(const HostSpec& host,
   how.on_try({"no answer yet", 0, begun, until});
   const std::shared_ptr<void> over(nullptr,
                                    [&](void*) { access_.reaching(host.node, std::nullopt); });
-  return reach_anew(host, first, how);
+  return reach_anew(host, way, how);
 }
 
-std::shared_ptr<SshConnection> SshProvider::reach_anew(const HostSpec& host, const HostSpec* first,
+std::shared_ptr<SshConnection> SshProvider::reach_anew(const HostSpec& host, const SshReach& way,
                                                        SshOptions how) {
   const SshHost there = ssh_host_of(host);
-  if (first != nullptr) {
-    const auto via = connect(*first);
-    how.key_name = via->settings().key_name();
+  if (way.first != nullptr) {
+    const auto via = connect(*way.first, {.key_name = way.first_key_name});
     return SshConnection::connect_through(via, there, how);
   }
   const bool has_way = !there.proxy_command.empty() || !there.jumps.empty();
@@ -166,8 +168,14 @@ std::unique_ptr<Transport> SshProvider::reach(const Machine& machine) {
   return std::make_unique<SshTransport>(connect(*machine.host));
 }
 
+std::unique_ptr<Transport> SshProvider::reach(const HostSpec& host, const SshReach& how) {
+  return std::make_unique<SshTransport>(connect(host, how));
+}
+
 std::unique_ptr<Transport> SshProvider::reach_behind(const Machine& first, const HostSpec& host) {
-  return std::make_unique<SshTransport>(connect(host, &*first.host));
+  const auto via = connect(*first.host);
+  return std::make_unique<SshTransport>(
+      connect(host, {.key_name = via->settings().key_name(), .first = &*first.host}));
 }
 
 void SshProvider::hang_up() {

@@ -44,8 +44,4 @@ class ChannelServer {
   std::thread thread_;
 };
 
-// Carries bytes both ways between two sockets until each side has said its end, either is gone, or
-// `stop` is readable.
-void join_sockets(int one, int other, int stop);
-
 }  // namespace dtrain

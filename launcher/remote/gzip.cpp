@@ -16,11 +16,13 @@ namespace {
 constexpr std::size_t kMember = std::size_t{1} << 20;
 constexpr int kGzip = 15 + 16;  // the largest window, and gzip's header
 constexpr int kLevel = 4;  // the smallest that less than half a second of a core makes of the agent
+constexpr std::size_t kLittle = std::size_t{64} << 10;  // for so much no work is too much
 
 // Empty when there is no memory for it.
 std::string member_of(std::string_view content) {
   z_stream stream{};
-  if (::deflateInit2(&stream, kLevel, Z_DEFLATED, kGzip, 8, Z_DEFAULT_STRATEGY) != Z_OK) {
+  const int level = content.size() > kLittle ? kLevel : Z_BEST_COMPRESSION;
+  if (::deflateInit2(&stream, level, Z_DEFLATED, kGzip, 8, Z_DEFAULT_STRATEGY) != Z_OK) {
     return {};
   }
   std::string out(::deflateBound(&stream, content.size()), '\0');

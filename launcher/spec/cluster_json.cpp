@@ -1,188 +1,102 @@
-#include <chrono>
-#include <optional>
 #include <string>
-#include <type_traits>
-#include <utility>
 
 #include "launcher/core/error.hpp"
-#include "launcher/spec/cluster_spec.hpp"
+#include "launcher/spec/host_fields.hpp"
 
-// A ClusterSpec as JSON, and back.
+// A ClusterSpec and its parts as JSON, and back.
 namespace dtrain {
 
 using nlohmann::json;
-
-json to_json(const ClusterSpec& spec) {
-  json provider{{"type", to_string(spec.provider.kind)},
-                {"root", spec.provider.root},
-                {"head_address", spec.provider.head_address},
-                {"use_internal_ips", spec.provider.use_internal_ips},
-                {"cache_stopped_nodes", spec.provider.cache_stopped_nodes},
-                {"other", spec.provider.other}};
-  if (spec.provider.head_port) provider["head_port"] = *spec.provider.head_port;
-  if (spec.provider.kind == ProviderKind::local) provider["nodes"] = spec.provider.local_nodes;
-  if (spec.provider.kind == ProviderKind::ssh) {
-    json hosts = json::array();
-    for (const HostSpec& host : spec.provider.hosts) hosts.push_back(to_json(host));
-    provider["hosts"] = std::move(hosts);
-  }
-
-  json types = json::object();
-  for (const NodeType& type : spec.node_types) {
-    json one{{"node_config", type.node_config},
-             {"resources", type.resources},
-             {"labels", type.labels},
-             {"min_workers", type.min_workers},
-             {"priority", type.priority},
-             {"initialization_commands", type.initialization_commands}};
-    if (type.max_workers) one["max_workers"] = *type.max_workers;
-    if (type.idle_timeout_s) one["idle_timeout_s"] = *type.idle_timeout_s;
-    if (type.worker_setup_commands) one["worker_setup_commands"] = *type.worker_setup_commands;
-    types[type.name] = std::move(one);
-  }
-
-  json mounts = json::object();
-  for (const FileMount& mount : spec.file_mounts) mounts[mount.remote] = mount.local;
-  json storage = to_json(spec.storage);
-
-  return json{{"cluster_name", spec.cluster_name},
-              {"max_workers", spec.max_workers},
-              {"upscaling_speed", spec.upscaling_speed},
-              {"idle_timeout_minutes", spec.idle_timeout_minutes},
-              {"provider", std::move(provider)},
-              {"auth",
-               {{"ssh_user", spec.auth.ssh_user},
-                {"ssh_private_key", spec.auth.ssh_private_key},
-                {"ssh_public_key", spec.auth.ssh_public_key},
-                {"ssh_proxy_command", spec.auth.ssh_proxy_command},
-                {"ssh_proxy_jump", spec.auth.ssh_proxy_jump},
-                {"ssh_port", spec.auth.ssh_port ? json(*spec.auth.ssh_port) : json()}}},
-              {"head_node_type", spec.head_node_type},
-              {"available_node_types", std::move(types)},
-              {"file_mounts", std::move(mounts)},
-              {"cluster_synced_files", spec.cluster_synced_files},
-              {"file_mounts_sync_continuously", spec.file_mounts_sync_continuously},
-              {"rsync_exclude", spec.rsync_exclude},
-              {"rsync_filter", spec.rsync_filter},
-              {"initialization_commands", spec.initialization_commands},
-              {"setup_commands", spec.setup_commands},
-              {"head_setup_commands", spec.head_setup_commands},
-              {"worker_setup_commands", spec.worker_setup_commands},
-              {"retention", std::move(storage["retention"])},
-              {"content_cache_size", std::move(storage["content_cache_size"])},
-              {"ready",
-               {{"command", spec.ready.command},
-                {"gpus", spec.ready.gpus ? json(*spec.ready.gpus) : json()},
-                {"timeout_s", spec.ready.timeout.count()}}}};
-}
+using wire::if_set;
+using wire::or_default;
 
 namespace {
 
-template <typename T>
-struct IsOptional : std::false_type {};
-template <typename T>
-struct IsOptional<std::optional<T>> : std::true_type {};
-
-template <typename Value>
-void read(const json& from, const char* key, Value& into) {
-  const auto found = from.find(key);
-  if (found == from.end() || found->is_null()) return;
-  if constexpr (IsOptional<Value>::value) {
-    into = found->get<typename Value::value_type>();
-  } else {
-    found->get_to(into);
-  }
-}
-
-const json& part(const json& from, const char* key) {
-  static const json kNothing = json::object();
-  const auto found = from.find(key);
-  return found == from.end() ? kNothing : *found;
-}
-
-ProviderSpec provider_from_json(const json& from) {
-  ProviderSpec provider;
-  std::string type = to_string(provider.kind);
-  read(from, "type", type);
-  bool is_known = false;
+ProviderKind provider_of(const std::string& name) {
   for (const ProviderKind kind : kProviderKinds) {
-    if (type != to_string(kind)) continue;
-    provider.kind = kind;
-    is_known = true;
+    if (name == to_string(kind)) return kind;
   }
-  if (!is_known) throw Error(ErrorCode::invalid, "\"" + type + "\" is no provider");
-  read(from, "root", provider.root);
-  read(from, "head_address", provider.head_address);
-  read(from, "head_port", provider.head_port);
-  read(from, "nodes", provider.local_nodes);
-  read(from, "use_internal_ips", provider.use_internal_ips);
-  read(from, "cache_stopped_nodes", provider.cache_stopped_nodes);
-  read(from, "other", provider.other);
-  for (const json& host : part(from, "hosts")) provider.hosts.push_back(host_spec_from_json(host));
-  return provider;
-}
-
-NodeType node_type_from_json(const std::string& name, const json& from) {
-  NodeType type;
-  type.name = name;
-  read(from, "node_config", type.node_config);
-  read(from, "resources", type.resources);
-  read(from, "labels", type.labels);
-  read(from, "min_workers", type.min_workers);
-  read(from, "max_workers", type.max_workers);
-  read(from, "idle_timeout_s", type.idle_timeout_s);
-  read(from, "priority", type.priority);
-  read(from, "initialization_commands", type.initialization_commands);
-  read(from, "worker_setup_commands", type.worker_setup_commands);
-  return type;
-}
-
-ClusterSpec spec_from(const json& from) {
-  ClusterSpec spec;
-  read(from, "cluster_name", spec.cluster_name);
-  read(from, "max_workers", spec.max_workers);
-  read(from, "upscaling_speed", spec.upscaling_speed);
-  read(from, "idle_timeout_minutes", spec.idle_timeout_minutes);
-  spec.provider = provider_from_json(part(from, "provider"));
-  const json& auth = part(from, "auth");
-  read(auth, "ssh_user", spec.auth.ssh_user);
-  read(auth, "ssh_port", spec.auth.ssh_port);
-  read(auth, "ssh_private_key", spec.auth.ssh_private_key);
-  read(auth, "ssh_public_key", spec.auth.ssh_public_key);
-  read(auth, "ssh_proxy_command", spec.auth.ssh_proxy_command);
-  read(auth, "ssh_proxy_jump", spec.auth.ssh_proxy_jump);
-  read(from, "head_node_type", spec.head_node_type);
-  for (const auto& [name, type] : part(from, "available_node_types").items()) {
-    spec.node_types.push_back(node_type_from_json(name, type));
-  }
-  for (const auto& [remote, local] : part(from, "file_mounts").items()) {
-    spec.file_mounts.push_back({remote, local.get<std::string>()});
-  }
-  read(from, "cluster_synced_files", spec.cluster_synced_files);
-  read(from, "file_mounts_sync_continuously", spec.file_mounts_sync_continuously);
-  read(from, "rsync_exclude", spec.rsync_exclude);
-  read(from, "rsync_filter", spec.rsync_filter);
-  read(from, "initialization_commands", spec.initialization_commands);
-  read(from, "setup_commands", spec.setup_commands);
-  read(from, "head_setup_commands", spec.head_setup_commands);
-  read(from, "worker_setup_commands", spec.worker_setup_commands);
-  spec.storage = storage_spec_from_json(from);
-  const json& ready = part(from, "ready");
-  read(ready, "command", spec.ready.command);
-  read(ready, "gpus", spec.ready.gpus);
-  auto timeout_s = spec.ready.timeout.count();
-  read(ready, "timeout_s", timeout_s);
-  spec.ready.timeout = std::chrono::seconds(timeout_s);
-  return spec;
+  throw Error(ErrorCode::invalid, "\"" + name + "\" is no provider");
 }
 
 }  // namespace
 
+template <>
+inline constexpr auto wire::kReader<ProviderKind> = provider_of;
+
+void fields(wire::Is<ProviderSpec> auto& m, auto&& f) {
+  f("type", or_default(m.kind), "root", or_default(m.root), "head_address",
+    or_default(m.head_address), "head_port", if_set(m.head_port), "use_internal_ips",
+    or_default(m.use_internal_ips), "cache_stopped_nodes", or_default(m.cache_stopped_nodes),
+    "other", or_default(m.other));
+  if (m.kind == ProviderKind::local) f("nodes", or_default(m.local_nodes));
+  if (m.kind == ProviderKind::ssh) f("hosts", or_default(m.hosts));
+}
+
+void fields(wire::Is<AuthSpec> auto& m, auto&& f) {
+  f("ssh_user", or_default(m.ssh_user), "ssh_port", or_default(m.ssh_port), "ssh_private_key",
+    or_default(m.ssh_private_key), "ssh_public_key", or_default(m.ssh_public_key),
+    "ssh_proxy_command", or_default(m.ssh_proxy_command), "ssh_proxy_jump",
+    or_default(m.ssh_proxy_jump));
+}
+
+void fields(wire::Is<NodeType> auto& m, auto&& f) {
+  f("node_config", or_default(m.node_config), "resources", or_default(m.resources), "labels",
+    or_default(m.labels), "min_workers", or_default(m.min_workers), "max_workers",
+    if_set(m.max_workers), "idle_timeout_s", if_set(m.idle_timeout_s), "priority",
+    or_default(m.priority, wire::kAnyInt), "on_demand_fallback", or_default(m.on_demand_fallback),
+    "placement_group", or_default(m.placement_group), "efa", or_default(m.efa));
+  f("initialization_commands", or_default(m.initialization_commands), "worker_setup_commands",
+    if_set(m.worker_setup_commands));
+}
+
+void fields(wire::Is<ReadySpec> auto& m, auto&& f) {
+  f("command", or_default(m.command), "gpus", or_default(m.gpus), "timeout_s",
+    or_default(m.timeout));
+}
+
+// All but the lists that are objects, by name, and `storage`, whose keys stand among these.
+void fields(wire::Is<ClusterSpec> auto& m, auto&& f) {
+  f("cluster_name", or_default(m.cluster_name), "max_workers", or_default(m.max_workers),
+    "upscaling_speed", or_default(m.upscaling_speed), "idle_timeout_minutes",
+    or_default(m.idle_timeout_minutes), "provider", or_default(m.provider), "auth",
+    or_default(m.auth), "head_node_type", or_default(m.head_node_type), "cluster_synced_files",
+    or_default(m.cluster_synced_files), "file_mounts_sync_continuously",
+    or_default(m.file_mounts_sync_continuously));
+  f("rsync_exclude", or_default(m.rsync_exclude), "rsync_filter", or_default(m.rsync_filter),
+    "initialization_commands", or_default(m.initialization_commands), "setup_commands",
+    or_default(m.setup_commands), "head_setup_commands", or_default(m.head_setup_commands),
+    "worker_setup_commands", or_default(m.worker_setup_commands), "ready", or_default(m.ready));
+}
+
+json to_json(const ClusterSpec& spec) {
+  json out = wire::written(spec);
+  json& types = out["available_node_types"] = json::object();
+  for (const NodeType& type : spec.node_types) types[type.name] = wire::written(type);
+  json& mounts = out["file_mounts"] = json::object();
+  for (const FileMount& mount : spec.file_mounts) mounts[mount.remote] = mount.local;
+  out.update(to_json(spec.storage));
+  return out;
+}
+
 ClusterSpec cluster_spec_from_json(const json& value) {
   try {
-    return spec_from(value);
-  } catch (const json::exception& error) {
-    throw Error(ErrorCode::invalid, std::string("not a cluster: ") + error.what());
+    ClusterSpec spec;
+    wire::read(value, spec);
+    const json types = value.value("available_node_types", json::object());
+    for (const auto& [name, type] : types.items()) {
+      spec.node_types.emplace_back().name = name;
+      wire::read(type, spec.node_types.back());
+    }
+    const json mounts = value.value("file_mounts", json::object());
+    for (const auto& [remote, local] : mounts.items()) {
+      spec.file_mounts.push_back({remote, wire::as_string(local, "file_mounts")});
+    }
+    spec.storage = storage_spec_from_json(value);
+    return spec;
+  } catch (Error& error) {
+    error.while_doing("reading what is kept of a cluster");
+    throw;
   }
 }
 

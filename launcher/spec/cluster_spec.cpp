@@ -67,6 +67,22 @@ std::vector<ClusterSpec::Workers> ClusterSpec::workers() const {
   return result;
 }
 
+bool is_spot(const nlohmann::json& node_config) {
+  const auto market = node_config.find("InstanceMarketOptions");
+  if (market == node_config.end() || !market->is_object()) return false;
+  const auto kind = market->find("MarketType");
+  return kind != market->end() && *kind == "spot";
+}
+
+bool ClusterSpec::grows() const {
+  const std::vector<Workers> all = workers();
+  for (std::size_t i = 0; i < all.size(); ++i) {  // one of each type
+    const bool may_be_lost = all[i].count > 0 && is_spot(node_types[i].node_config);
+    if (all[i].most > all[i].count || may_be_lost) return true;
+  }
+  return false;
+}
+
 namespace spec {
 namespace {
 

@@ -40,9 +40,6 @@ struct HostSpec {
 
   bool operator==(const HostSpec&) const = default;
 };
-nlohmann::json to_json(const HostSpec& host);
-// Throws Error(invalid).
-HostSpec host_spec_from_json(const nlohmann::json& json);
 // The name of a host's node where none is given: the host's, with - for what a name may not have.
 NodeId node_of_host(std::string_view host);
 
@@ -108,6 +105,11 @@ struct NodeType {
   std::optional<int> max_workers;        // absent: the cluster's max; 0 for the head's type
   std::optional<double> idle_timeout_s;  // in place of the cluster's idle_timeout_minutes
   int priority = 0;                      // of types that fit as well, the larger is started
+  // aws alone: where there is no spot machine, one on demand; how machines stand to each other
+  // (cluster, spread, partition; empty: as it comes); an Elastic Fabric Adapter on each card.
+  bool on_demand_fallback = false;
+  std::string placement_group;
+  bool efa = false;
   std::vector<std::string> initialization_commands;  // the cluster's, unless it has its own
   std::optional<std::vector<std::string>> worker_setup_commands;  // replaces the cluster's list
 };
@@ -124,6 +126,9 @@ struct PromisedNode {
 inline constexpr const char* kLoginNode = "login";
 // And of the head's where it has an allocation of its own.
 inline constexpr const char* kHeadNode = "head-node";
+
+// Of a node_config of AWS's.
+bool is_spot(const nlohmann::json& node_config);
 
 struct ClusterSpec {
   std::string cluster_name = "default";
@@ -164,6 +169,9 @@ struct ClusterSpec {
     int most = 0;
   };
   std::vector<Workers> workers() const;
+  // The head may have to ask for machines beside those that `up` makes: jobs may have more, or spot
+  // machines are taken back.
+  bool grows() const;
   int promised_nodes() const { return static_cast<int>(promised().size()); }
 };
 

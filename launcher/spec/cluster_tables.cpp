@@ -180,6 +180,13 @@ const Table& node_type_table() {
           example(key("priority", Shape::whole(-limits::kPriority, limits::kPriority), 0,
                       "Of types that fit as well, the one with the larger is started."),
                   "priority: 1"),
+          key("on_demand_fallback", Shape::boolean(), false,
+              "With aws, of spot machines: where there is none, one on demand."),
+          key("placement_group", Shape::choice({"cluster", "spread", "partition"}), nullptr,
+              "With aws: the machines of this type are in a placement group of their own, of this "
+              "strategy."),
+          key("efa", Shape::boolean(), false,
+              "With aws: an Elastic Fabric Adapter on each network card of the machine."),
           key("initialization_commands", Shape::texts(), nullptr,
               "In place of the cluster's list."),
           key("worker_setup_commands", Shape::texts(), nullptr, "In place of the cluster's list."),
@@ -264,8 +271,8 @@ const Table& provider_table(ProviderKind kind) {
           break;
         case ProviderKind::aws:
           add({text("region", "us-west-2", "The region."),
-               text("availability_zone", "us-west-2a,us-west-2b",
-                    "Zones with commas between, tried in order."),
+               text("availability_zone", nullptr,
+                    "Zones with commas between, tried in order. Absent: any of the region's."),
                open("security_group", "`GroupName` and `IpPermissions`."),
                open("key_pair", "`key_name`."),
                ray_only(open("cloudwatch", "Ray's agent and dashboard of CloudWatch.")),

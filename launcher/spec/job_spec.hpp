@@ -126,11 +126,11 @@ struct JobSpec {
 std::vector<Error> validate(const JobSpec& spec);
 
 // The wire and database form; keys as in the YAML (durations in seconds as stop_grace_s and so on).
-// from_json is strict about types and throws Error(invalid) naming the key; unknown keys are
-// ignored, since a newer CLI may speak.
+// from_json is strict about types and throws Error(invalid) naming the key. Whoever submits hears
+// of a key that is not known, for a newer dtrain may have asked for what would not be done; so keys
+// that came later than others are left out at their default. In a database such are ignored.
+enum class UnknownKeys : std::uint8_t { ignore, refuse };
 nlohmann::json to_json(const JobSpec& spec);
-JobSpec job_spec_from_json(const nlohmann::json& json);
-nlohmann::json to_json(const JobContent& content);
-JobContent job_content_from_json(const nlohmann::json& json);
+JobSpec job_spec_from_json(const nlohmann::json& json, UnknownKeys unknown = UnknownKeys::ignore);
 
 }  // namespace dtrain

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "launcher/core/text.hpp"
+#include "launcher/spec/ec2_model.hpp"
 #include "launcher/spec/limits.hpp"
 #include "launcher/spec/readers.hpp"
 #include "launcher/spec/values.hpp"
@@ -180,6 +181,7 @@ class NodeTypesReader {
     NodeType type;
     type.name = entry.key;
     type.node_config = mapping.open("node_config");
+    check_node_config(type.node_config, mapping.path_of("node_config"));
     if (const Node* resources = mapping.special("resources")) {
       type.resources = read_resources(mapping, *resources, mapping.path_of("resources"));
     }
@@ -193,6 +195,19 @@ class NodeTypesReader {
     }
     type.idle_timeout_s = mapping.optional_number("idle_timeout_s");
     type.priority = static_cast<int>(mapping.whole("priority"));
+    type.on_demand_fallback = mapping.boolean("on_demand_fallback");
+    type.placement_group = mapping.choice("placement_group");
+    type.efa = mapping.boolean("efa");
+    if (spec_.provider.kind != ProviderKind::aws) {
+      for (const char* name : {"on_demand_fallback", "placement_group", "efa"}) {
+        if (!mapping.has(name)) continue;
+        source_.report.warning(
+            mapping.path_of(name), document_.place(mapping.path_of(name)),
+            std::string("has no effect with provider ") + to_string(spec_.provider.kind));
+      }
+    } else if (type.efa && type.node_config.contains("NetworkInterfaces")) {
+      mapping.problem("efa", "node_config has NetworkInterfaces: they say all of this");
+    }
     type.initialization_commands =
         mapping.optional_texts("initialization_commands").value_or(spec_.initialization_commands);
     type.worker_setup_commands = mapping.optional_texts("worker_setup_commands");
@@ -253,12 +268,65 @@ class NodeTypesReader {
   void fill_legacy(NodeType& type, const json& config, const char* key) {
     type.node_config = config;
     type.initialization_commands = spec_.initialization_commands;
+    json others = config;
+    if (others.is_object()) others.erase("resources");
+    check_node_config(others, {key});
     const Node* node = document_.root().find(key);
     const Node* resources = node == nullptr ? nullptr : node->find("resources");
     if (resources == nullptr || resources->kind == Node::Kind::null) return;
     Mapping probe(nullptr, node_type_table(), {key}, source_);
     type.resources = read_resources(probe, *resources, {key, "resources"});
     type.node_config.erase("resources");
+  }
+
+  // Of aws it is what RunInstances takes; `SubnetIds` is Ray's, any of which will do.
+  void check_node_config(json config, const Path& path) {
+    if (spec_.provider.kind != ProviderKind::aws || !config.is_object()) return;
+    for (const char* name : {"MinCount", "MaxCount"}) {
+      if (config.erase(name) == 0) continue;
+      source_.report.warning(with(path, name), document_.place(with(path, name)),
+                             "has no effect: min_workers and max_workers say how many there are");
+    }
+    for (const char* name : {"ClientToken", "DryRun"}) {
+      if (config.erase(name) == 0) continue;
+      const Path at = with(path, name);
+      source_.report.problem(at, document_.place(at), "is for dtrain to say");
+    }
+    const json market = config.value("InstanceMarketOptions", json::object());
+    const json spot = market.is_object() ? market.value("SpotOptions", json::object()) : json();
+    if (spot.is_object() && spot.value("SpotInstanceType", json()) == "persistent") {
+      const Path at =
+          with(with(with(path, "InstanceMarketOptions"), "SpotOptions"), "SpotInstanceType");
+      source_.report.problem(at, document_.place(at),
+                             "must be one-time: a persistent request makes a machine anew for each "
+                             "that is given back");
+    }
+    if (config.contains("SecurityGroups")) {
+      const Path at = with(path, "SecurityGroups");
+      source_.report.problem(at, document_.place(at),
+                             "EC2 takes no names of groups in a VPC; SecurityGroupIds says them");
+    }
+    // cloud-init sees by its first line what it is.
+    if (const json data = config.value("UserData", json()); data.is_string()) {
+      const Path at = with(path, "UserData");
+      const std::string& text = data.get_ref<const std::string&>();
+      if (!text.starts_with('#')) {
+        source_.report.problem(at, document_.place(at),
+                               "must begin with #!, #cloud-config or the like: it is one part of "
+                               "what the machine starts with");
+      } else if (text.starts_with("#cloud-config") && text.find("\nssh_keys:") != text.npos) {
+        source_.report.problem(at, document_.place(at),
+                               "ssh_keys is for dtrain to say: by them it knows the machine");
+      }
+    }
+    if (config.contains("SubnetIds")) {
+      json subnets = {{"SecurityGroupIds", config["SubnetIds"]}};  // as that, a list of texts
+      config.erase("SubnetIds");
+      auto problems = ec2_problems(subnets, kRunInstances, path);
+      for (Problem& problem : problems) problem.path[path.size()] = "SubnetIds";
+      report_problems(problems, document_, source_.report);
+    }
+    report_problems(ec2_problems(config, kRunInstances, path), document_, source_.report);
   }
 
   void add_default_types(int min_workers) {

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "launcher/core/text.hpp"
+#include "launcher/spec/ec2_model.hpp"
 #include "launcher/spec/limits.hpp"
 #include "launcher/spec/readers.hpp"
 #include "launcher/spec/yaml.hpp"
@@ -222,6 +223,35 @@ class ProviderReader {
         std::min(std::max(static_cast<int>(out.hosts.size()) - 1, 0), limits::kNodes);
   }
 
+  // What goes to EC2 has EC2's keys.
+  void check_ec2(const json& value, const Path& path) {
+    const bool group = path.back() == "security_group";
+    const std::vector<std::string> known =
+        group ? std::vector<std::string>{"GroupName", "IpPermissions"}
+              : std::vector<std::string>{"key_name"};
+    for (const auto& [name, inner] : value.items()) {
+      const Path at = with(path, name);
+      const auto problem = [&](const std::string& what, const std::string& hint = {}) {
+        source_.report.problem(at, document_.place(at), what, hint);
+      };
+      if (std::find(known.begin(), known.end(), name) == known.end()) {
+        problem("is no key here", "there are: " + join(known, ", "));
+      } else if (name != "IpPermissions") {
+        if (!inner.is_string()) problem("must be a text");
+      } else if (!inner.is_array()) {
+        problem("must be a list, each a mapping");
+      } else {
+        for (std::size_t i = 0; i < inner.size(); ++i) {
+          const Path each = with(at, "[" + std::to_string(i) + "]");
+          if (!inner[i].is_object()) {
+            source_.report.problem(each, document_.place(each), "must be a mapping");
+          }
+          report_problems(ec2_problems(inner[i], kIpPermission, each), document_, source_.report);
+        }
+      }
+    }
+  }
+
   void read_others(Mapping& provider, ProviderKind kind) {
     json& other = spec_.provider.other;
     for (const Key& key : provider_table(kind).keys) {
@@ -232,6 +262,7 @@ class ProviderReader {
         provider.skip(name);
       } else if (key.shape.kind == Shape::Kind::open) {
         json value = provider.open(name);
+        if (kind == ProviderKind::aws) check_ec2(value, provider.path_of(name));
         if (!value.empty()) other[key.name] = std::move(value);
       } else if (key.shape.kind == Shape::Kind::boolean) {
         other[key.name] = provider.boolean(name);

@@ -1,58 +1,41 @@
 #include "launcher/spec/storage_spec.hpp"
 
-#include <string>
-
-#include <nlohmann/json.hpp>
-
-#include "launcher/core/error.hpp"
 #include "launcher/spec/limits.hpp"
+#include "launcher/wire/fields.hpp"
 
 namespace dtrain {
 
 using nlohmann::json;
+using wire::or_default;
 
 namespace {
 
-template <typename Number>
-json or_null(const std::optional<Number>& number) {
-  return number ? json(*number) : json();
-}
-
-std::optional<std::uint64_t> number_in(const json& object, const char* key, std::uint64_t least,
-                                       std::uint64_t most) {
-  const auto found = object.find(key);
-  if (found == object.end() || found->is_null()) return std::nullopt;
-  const bool negative =
-      found->is_number_integer() && !found->is_number_unsigned() && found->get<std::int64_t>() < 0;
-  if (!found->is_number_integer() || negative || found->get<std::uint64_t>() < least ||
-      found->get<std::uint64_t>() > most) {
-    throw Error(ErrorCode::invalid, std::string("\"") + key + "\" must be a whole number of " +
-                                        std::to_string(least) + " to " + std::to_string(most));
-  }
-  return found->get<std::uint64_t>();
-}
+constexpr auto kMostBytes = static_cast<std::int64_t>(limits::kMemory);
 
 }  // namespace
 
+void fields(wire::Is<StorageSpec> auto& m, auto&& f) {
+  f("content_cache_size", or_default(m.content_cache_size, {0, kMostBytes}));
+}
+
+// Its part "retention".
+void retention_fields(auto& m, auto&& f) {
+  f("days", or_default(m.retention_days, {1, limits::kRetentionDays}), "size",
+    or_default(m.retention_size, {1, kMostBytes}));
+}
+
 json to_json(const StorageSpec& storage) {
-  return json{
-      {"retention",
-       {{"days", or_null(storage.retention_days)}, {"size", or_null(storage.retention_size)}}},
-      {"content_cache_size", or_null(storage.content_cache_size)}};
+  json out = wire::written(storage);
+  retention_fields(storage, wire::FieldWriter{out["retention"]});
+  return out;
 }
 
 StorageSpec storage_spec_from_json(const json& value) {
   StorageSpec storage;
-  if (!value.is_object()) throw Error(ErrorCode::invalid, "the storage settings are no object");
-  if (const auto retention = value.find("retention");
-      retention != value.end() && !retention->is_null()) {
-    if (!retention->is_object()) throw Error(ErrorCode::invalid, "\"retention\" is no object");
-    if (const auto days = number_in(*retention, "days", 1, limits::kRetentionDays)) {
-      storage.retention_days = static_cast<int>(*days);
-    }
-    storage.retention_size = number_in(*retention, "size", 1, limits::kMemory);
+  wire::read(value, storage);
+  if (const auto found = value.find("retention"); found != value.end() && !found->is_null()) {
+    retention_fields(storage, wire::FieldReader{*found});
   }
-  storage.content_cache_size = number_in(value, "content_cache_size", 0, limits::kMemory);
   return storage;
 }
 

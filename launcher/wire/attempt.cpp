@@ -1,8 +1,7 @@
 #include "launcher/wire/attempt.hpp"
 
-#include "launcher/spec/values.hpp"
+#include "launcher/spec/job_fields.hpp"
 #include "launcher/wire/fields.hpp"
-#include "launcher/wire/job_content.hpp"
 
 namespace dtrain {
 
@@ -25,14 +24,6 @@ constexpr std::int64_t kExactMax = std::int64_t{1} << 53;  // what a JSON number
 }
 
 }  // namespace
-
-template <>
-inline constexpr auto kReader<OnHeadLost> = [](const json& value) {
-  const std::string name = as_string(value, "on_head_lost");
-  if (name == "continue" || name == "stop") return parse_on_head_lost(name);
-  wrong("\"on_head_lost\" must be one of continue, stop, not " +
-        printable(name.substr(0, 80), false));
-};
 
 void fields(Is<SrunStep::Node> auto& m, auto&& f) {
   f("name", m.name, "nproc", within(m.nproc, 1, 65536));

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/unix_socket.hpp"
 #include "launcher/wire/client_impl.hpp"
 #include "launcher/wire/downloads.hpp"
 #include "launcher/wire/json.hpp"
@@ -226,8 +227,7 @@ ApiClient::ApiClient(fs::path socket, std::string cluster)
     : socket_(std::move(socket)), cluster_(std::move(cluster)) {}
 
 bool ApiClient::answers() const {
-  int error = 0;
-  return static_cast<bool>(connect_to(socket_, error));
+  return static_cast<bool>(dial_unix(socket_));
 }
 
 nlohmann::json ApiClient::request(int verb, const std::string& target, const std::string& body,

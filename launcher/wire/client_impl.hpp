@@ -24,8 +24,6 @@ using boost::system::error_code;
 inline constexpr std::size_t kAnswerLimit = std::size_t{64} << 20;
 
 Error unreachable(const std::string& cluster, const std::string& why);
-// Nothing and errno in `error` when nobody answers there.
-UniqueFd connect_to(const fs::path& path, int& error);
 Socket connect_or_throw(asio::io_context& io, const fs::path& path, const std::string& cluster);
 
 // Runs what was started on `io` until `done`; false when the time is over first.

@@ -1,15 +1,11 @@
 #include "launcher/wire/client_impl.hpp"
 
-#include <sys/socket.h>
-#include <sys/un.h>
-
-#include <cerrno>
 #include <cstring>
 #include <optional>
 
 #include <nlohmann/json.hpp>
 
-#include "launcher/core/unique_fd.hpp"
+#include "launcher/core/unix_socket.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::wire {
@@ -19,32 +15,9 @@ Error unreachable(const std::string& cluster, const std::string& why) {
       .with_hint("dtrain up brings it back; running jobs go on meanwhile");
 }
 
-UniqueFd connect_to(const fs::path& path, int& error) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  const std::string text = path.string();
-  if (text.size() >= sizeof address.sun_path) {
-    error = ENAMETOOLONG;
-    return {};
-  }
-  std::memcpy(address.sun_path, text.c_str(), text.size() + 1);
-  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!fd) {
-    error = errno;
-    return {};
-  }
-  while (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-    if (errno == EINTR) continue;
-    error = errno;
-    return {};
-  }
-  error = 0;
-  return fd;
-}
-
 Socket connect_or_throw(asio::io_context& io, const fs::path& path, const std::string& cluster) {
   int error = 0;
-  UniqueFd fd = connect_to(path, error);
+  UniqueFd fd = dial_unix(path, &error);
   if (!fd) {
     throw unreachable(cluster, "does not answer at " + path.string() + " (" +
                                    std::string(std::strerror(error)) + ")");

@@ -20,6 +20,7 @@
 #include <boost/mp11/algorithm.hpp>
 
 #include "launcher/core/clock.hpp"
+#include "launcher/core/files.hpp"
 #include "launcher/core/ids.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/interface.hpp"
@@ -37,7 +38,7 @@ concept Is = std::is_same_v<std::remove_const_t<M>, Wanted>;
 
 enum class Presence : std::uint8_t {
   required,
-  or_default,  // absent: as it was made
+  or_default,  // absent, or null where it may be empty: as it was made
   if_set,      // the same, and not written while it is empty, zero or false
 };
 // Of a value, or of each in a list.
@@ -46,6 +47,8 @@ struct Rule {
   std::int64_t max = -1;
   bool any_id = false;  // an id becomes no part of a path here: it need not be a valid_name()
 };
+inline constexpr Rule kAnyInt{INT_MIN, INT_MAX};
+
 template <typename T>
 struct Field {
   T& value;
@@ -70,8 +73,8 @@ Field<T> any_id(T& value, Presence presence = Presence::required) {
   return {value, presence, {0, -1, true}};
 }
 
-// Specialized for a type that has a reader of its own, from its JSON; to_json(), for an enum
-// to_string(), writes it.
+// Specialized for a type that has a reader of its own, from its JSON, an enum from its text;
+// to_json(), for an enum to_string(), writes it.
 template <typename T>
 inline constexpr std::nullptr_t kReader{};
 
@@ -117,6 +120,8 @@ nlohmann::json to_value(const T& value) {
     return to_json(value);
   } else if constexpr (kIsA<T, Id>) {
     return value.str();
+  } else if constexpr (std::is_same_v<T, fs::path>) {
+    return value.string();
   } else if constexpr (kIsA<T, std::optional>) {
     return value ? to_value(*value) : nlohmann::json();
   } else if constexpr (kIsDuration<T>) {
@@ -133,7 +138,7 @@ nlohmann::json to_value(const T& value) {
     return list;
   } else if constexpr (IsMessage<const T>) {
     return written(value);
-  } else {  // text, a number, true or false, JSON, an object of texts
+  } else {  // text, a number, true or false, JSON, an object of those
     return value;
   }
 }
@@ -144,12 +149,18 @@ T from_value(const nlohmann::json& value, const char* key, const Rule& rule = {}
     return rule.min > rule.max ? as_int(value, key, min, max)
                                : as_int(value, key, rule.min, rule.max);
   };
-  if constexpr (kHasReader<T>) {
-    if (!std::is_enum_v<T> && !kIsA<T, std::vector> && !value.is_object()) {
-      wrong_type(key, "an object", value);
+  if constexpr (kHasReader<T> && std::is_enum_v<T>) {
+    const std::string text = as_string(value, key);
+    try {
+      return kReader<T>(text);
+    } catch (const Error& error) {
+      throw Error(error.code(), std::string("\"") + key + "\": " + error.message())
+          .with_hint(error.hint());
     }
+  } else if constexpr (kHasReader<T>) {
+    if (!kIsA<T, std::vector> && !value.is_object()) wrong_type(key, "an object", value);
     return kReader<T>(value);
-  } else if constexpr (std::is_same_v<T, std::string>) {
+  } else if constexpr (std::is_same_v<T, std::string> || std::is_same_v<T, fs::path>) {
     return as_string(value, key);
   } else if constexpr (std::is_same_v<T, bool>) {
     return as_bool(value, key);
@@ -203,10 +214,12 @@ T from_value(const nlohmann::json& value, const char* key, const Rule& rule = {}
     if (!value.is_object()) wrong_type(key, "an object", value);
     return value;
   } else {
-    static_assert(std::is_same_v<T, std::map<std::string, std::string>>);
-    if (!value.is_object()) wrong_type(key, "an object of strings", value);
+    static_assert(std::is_same_v<typename T::key_type, std::string>);
+    if (!value.is_object()) wrong_type(key, "an object", value);
     T map;
-    for (const auto& [name, text] : value.items()) map[name] = as_string(text, key);
+    for (const auto& [name, item] : value.items()) {
+      map[name] = from_value<typename T::mapped_type>(item, key, rule);
+    }
     return map;
   }
 }
@@ -234,8 +247,10 @@ struct FieldWriter {
       return !value.empty();
     } else if constexpr (std::is_constructible_v<bool, const T&>) {
       return static_cast<bool>(value);
-    } else {
+    } else if constexpr (requires { value != T(); }) {
       return value != T();
+    } else {
+      return true;
     }
   }
 };
@@ -252,7 +267,9 @@ struct FieldReader {
       using Value = std::remove_reference_t<decltype(to.value)>;
       const nlohmann::json& found = member(object, key);
       if constexpr (kIsA<Value, std::optional>) {
-        to.value = from_value<typename Value::value_type>(found, key, to.rule);
+        if (!found.is_null() || to.presence != Presence::or_default) {
+          to.value = from_value<typename Value::value_type>(found, key, to.rule);
+        }
       } else {
         to.value = from_value<Value>(found, key, to.rule);
       }

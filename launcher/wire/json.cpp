@@ -107,9 +107,18 @@ std::int64_t get_int(const nlohmann::json& object, const char* key, std::int64_t
   return object.is_object() && !object.contains(key) ? fallback : get_int(object, key, min, max);
 }
 
-bool get_bool(const nlohmann::json& object, const char* key, bool fallback) {
-  if (object.is_object() && !object.contains(key)) return fallback;
+bool get_bool(const nlohmann::json& object, const char* key) {
   return as_bool(member(object, key), key);
+}
+
+bool get_bool(const nlohmann::json& object, const char* key, bool fallback) {
+  return object.is_object() && !object.contains(key) ? fallback : get_bool(object, key);
+}
+
+const nlohmann::json& get_list(const nlohmann::json& object, const char* key) {
+  const nlohmann::json& value = member(object, key);
+  if (!value.is_array()) wrong_type(key, "a list", value);
+  return value;
 }
 
 std::vector<std::string> get_strings(const nlohmann::json& object, const char* key) {

@@ -37,7 +37,9 @@ std::int64_t get_int(const nlohmann::json& object, const char* key, std::int64_t
                      std::int64_t max);
 std::int64_t get_int(const nlohmann::json& object, const char* key, std::int64_t min,
                      std::int64_t max, std::int64_t fallback);
+bool get_bool(const nlohmann::json& object, const char* key);
 bool get_bool(const nlohmann::json& object, const char* key, bool fallback);
+const nlohmann::json& get_list(const nlohmann::json& object, const char* key);
 std::vector<std::string> get_strings(const nlohmann::json& object, const char* key);
 
 // {"error": {code, message, context, hint, location}} and back; the body is what "error" holds.

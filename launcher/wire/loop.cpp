@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <string>
 
 #include "launcher/core/log.hpp"
+#include "launcher/core/process.hpp"
 #include "launcher/core/unique_fd.hpp"
 
 namespace dtrain::wire {
@@ -30,6 +32,13 @@ nanoseconds processor_time() {
   timespec time{};
   ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
   return std::chrono::seconds(time.tv_sec) + nanoseconds(time.tv_nsec);
+}
+
+// What this thread has had of other things, ever.
+rusage used() {
+  rusage usage{};
+  ::getrusage(RUSAGE_THREAD, &usage);
+  return usage;
 }
 
 // Times the handlers of one thread. A handler begins when the one before it has ended or, if the
@@ -54,7 +63,7 @@ class Stopwatch {
       const nanoseconds before = waited_;
       look();
       const nanoseconds worked = processor_time() - worked_before_;
-      const nanoseconds own = whole - (waited_ - before);
+      const nanoseconds own = whole - (waited_ - before) - (waited_for_starts() - starts_before_);
       if (worked > limit_ || own > limit_ * kWaitingFactor) tell(worked, own);
     } else if (now - looked_ > kLookEvery) {
       look();
@@ -69,6 +78,8 @@ class Stopwatch {
   void begin() {
     mark_ = Clock::now();
     worked_before_ = processor_time();
+    starts_before_ = waited_for_starts();
+    used_before_ = used();
   }
 
   // Reads how long this thread has been ready to run without a processor, ever.
@@ -86,7 +97,15 @@ class Stopwatch {
     const auto text = [](nanoseconds time) {
       return std::to_string(std::chrono::duration_cast<milliseconds>(time).count()) + " ms";
     };
-    log::error(kHandlerTooLong, {{"worked", text(worked)}, {"took", text(own)}, {"what", what_}});
+    // Whether it was the disk: by what it read and wrote there, or because memory was short.
+    const rusage now = used();
+    log::error(kHandlerTooLong,
+               {{"worked", text(worked)},
+                {"took", text(own)},
+                {"what", what_},
+                {"page_faults", std::to_string(now.ru_majflt - used_before_.ru_majflt)},
+                {"read_blocks", std::to_string(now.ru_inblock - used_before_.ru_inblock)},
+                {"written_blocks", std::to_string(now.ru_oublock - used_before_.ru_oublock)}});
   }
 
   milliseconds limit_;
@@ -95,6 +114,8 @@ class Stopwatch {
   nanoseconds worked_before_ = processor_time();
   Clock::time_point looked_;
   nanoseconds waited_{0};
+  nanoseconds starts_before_{0};
+  rusage used_before_{};
   std::string what_;
 };
 

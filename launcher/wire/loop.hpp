@@ -10,7 +10,7 @@ namespace dtrain::wire {
 // each handler of run_loop() that works for longer than so many milliseconds is an error in the
 // log, and so is one that takes kWaitingFactor times as long in all: working, or waiting for a
 // disk, a lock or another process, which a busy machine makes slow. The time in which it was ready
-// and had no processor does not count.
+// and had no processor does not count, nor that in which it waited for a program to start.
 inline constexpr const char* kHandlerLimit = "DTRAIN_HANDLER_LIMIT_MS";
 inline constexpr int kWaitingFactor = 60;
 inline constexpr const char* kHandlerTooLong = "a handler held the loop up";

@@ -10,19 +10,19 @@ namespace dtrain::wire {
 
 void fields(Is<WantedMachines::Type> auto& m, auto&& f) {
   f("type", m.name, "count", within(m.count, 0, WantedMachines::kMost), "launch", m.launch,
-    "options", if_set(m.options), "max_workers", if_set(m.max_workers, {0, WantedMachines::kMost}),
-    "idle_timeout_ms", if_set(m.idle_timeout), "priority", if_set(m.priority, {INT_MIN, INT_MAX}),
-    "cpus", if_set(m.cpus), "gpus", if_set(m.gpus, {0, WantedMachines::kMostGpus}), "memory",
-    if_set(m.memory));
+    "options", if_set(m.options), "config", if_set(m.config), "max_workers",
+    if_set(m.max_workers, {0, WantedMachines::kMost}), "idle_timeout_ms", if_set(m.idle_timeout),
+    "priority", if_set(m.priority, {INT_MIN, INT_MAX}), "cpus", if_set(m.cpus), "gpus",
+    if_set(m.gpus, {0, WantedMachines::kMostGpus}), "memory", if_set(m.memory));
 }
 void fields(Is<WantedMachines::Head> auto& m, auto&& f) {
   f("options", m.options, "script", m.script);
 }
 void fields(Is<WantedMachines> auto& m, auto&& f) {
-  f("provider", m.provider, "boot", m.boot, "environment", if_set(m.environment), "addresses",
-    if_set(m.addresses), "types", m.types, "max_workers",
-    or_default(m.max_workers, {0, WantedMachines::kMost}), "replace", if_set(m.replace), "head",
-    if_set(m.head));
+  f("provider", m.provider, "boot", m.boot, "scaler", if_set(m.scaler), "config", if_set(m.config),
+    "environment", if_set(m.environment), "addresses", if_set(m.addresses), "types", m.types,
+    "max_workers", or_default(m.max_workers, {0, WantedMachines::kMost}), "replace",
+    if_set(m.replace), "head", if_set(m.head));
 }
 
 nlohmann::json to_json(const WantedMachines& wanted) {
@@ -32,8 +32,11 @@ nlohmann::json to_json(const WantedMachines& wanted) {
 WantedMachines wanted_machines_from_json(const nlohmann::json& json) {
   WantedMachines wanted;
   read(json, wanted);
-  if (!wanted.provider.empty() && !fs::path(wanted.boot).is_absolute()) {
-    throw Error(ErrorCode::invalid, "\"boot\" is no absolute path");
+  const bool has_scaler = !wanted.scaler.empty();
+  if (!wanted.provider.empty() &&
+      !fs::path(has_scaler ? wanted.scaler : wanted.boot).is_absolute()) {
+    throw Error(ErrorCode::invalid,
+                std::string(has_scaler ? "\"scaler\"" : "\"boot\"") + " is no absolute path");
   }
   std::set<std::string> names;
   std::int64_t count = 0;

@@ -24,6 +24,7 @@ struct WantedMachines {
     int count = 0;
     std::string launch;                // launch_hash() of it
     std::vector<std::string> options;  // what the provider's program is given for one of it
+    nlohmann::json config = nlohmann::json::object();  // the same, where dtrain-scaler asks
     // So many there may be when jobs wait; not more than `count`: only that.
     int max_workers = 0;
     std::chrono::milliseconds idle_timeout{0};  // those above `count` go after so long
@@ -45,7 +46,11 @@ struct WantedMachines {
     bool operator==(const Head&) const = default;
   };
 
-  std::string provider;  // "slurm"; empty: the head asks nobody
+  std::string provider;  // "slurm", "aws"; empty: the head asks nobody
+  // Where it is not Slurm: dtrain-scaler, on the head's machine, which asks for the head; and what
+  // it is to know of the provider, and nobody else.
+  std::string scaler;
+  nlohmann::json config = nlohmann::json::object();
   // On storage that the head's machine shares with those that it asks for: what they start with.
   std::string boot;
   std::vector<std::string> environment;  // NAME=VALUE, of the provider's programs

@@ -1,7 +1,7 @@
 #include "launcher/wire/node.hpp"
 
+#include "launcher/spec/job_fields.hpp"
 #include "launcher/wire/fields.hpp"
-#include "launcher/wire/job_content.hpp"
 
 // The messages of the control and the content connection.
 namespace dtrain {
@@ -76,7 +76,7 @@ void fields(Is<Preparing> auto& m, auto&& f) {
 
 void fields(Is<Welcome> auto& m, auto&& f) {
   f("version", m.version, "features", m.features, "heartbeat_ms", within(m.heartbeat, 10, 600000),
-    "mirror", if_set(m.mirror));
+    "mirror", if_set(m.mirror), "provider", if_set(m.provider));
 }
 BOOST_DESCRIBE_STRUCT(Refused, (), (error))
 BOOST_DESCRIBE_STRUCT(StartAttempt, (), (spec, secrets))

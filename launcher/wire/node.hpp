@@ -151,7 +151,8 @@ struct Welcome {
   int version = kNodeVersion;
   std::vector<std::string> features;
   std::chrono::milliseconds heartbeat{5000};
-  bool mirror = false;  // the head reads no files of this node: it wants copies of its logs
+  bool mirror = false;   // the head reads no files of this node: it wants copies of its logs
+  std::string provider;  // the cluster's: "aws"; empty: an older head
 };
 struct Refused {
   Error error{ErrorCode::internal, ""};

@@ -88,7 +88,7 @@ class Life(ClusterCase):
         self.assertIn("wrong.yaml:4:", done.stderr)
 
     def test_a_provider_that_is_not_built_yet_says_so(self):
-        done = self.run_dtrain("up", SOURCE / "configs" / "aws.yaml")
+        done = self.run_dtrain("up", SOURCE / "configs" / "gcp.yaml")
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn("not built yet", done.stderr)
 

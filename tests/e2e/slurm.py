@@ -120,8 +120,8 @@ class Gangs(SlurmCase):
         self.assertEqual(sorted(rank for rank, _ in told), ["0", "1"])
         self.assertEqual(len({allocation for _, allocation in told}), 1)
         eventually(lambda: self.queue() == {}, "it is given back")
-        self.assertIn("asks for 3 machines of type gpu",
-                      self.ok("submit", "--dry-run", "--nnodes", "3", "--", "/bin/true"))
+        eventually(lambda: "asks for 3 machines of type gpu" in self.ok("submit", "--dry-run", "--nnodes", "3", "--", "/bin/true"),
+                   "the head knows that it is gone")
         # Two at once are two allocations, and each ends by itself.
         jobs = [self.submit(f"echo rank $RANK; sleep {seconds}", *nodes)
                 for seconds, nodes in ((0.5, ()), (1, ("--nnodes", "2")))]
@@ -258,7 +258,7 @@ class Ends(Counting):
 
     def test_scancel_by_others(self):
         sh("scancel", self.allocation)
-        self.goes_on(rf"Slurm job {self.allocation} was told to end \(SIGTERM\)")
+        self.goes_on(rf"Slurm job {self.allocation} was told to end \(SIGTERM\); Slurm job {self.allocation} was cancelled")
 
     def test_its_time_is_nearly_over(self):
         sh("scancel", "--signal=USR1", "--batch", self.allocation)
@@ -284,7 +284,7 @@ class Ends(Counting):
 
     def test_preemption(self):
         sh("sbatch", "--partition=high", "--exclusive", "--nodes=4", "--wrap", "sleep 3", "--output=/dev/null")
-        self.goes_on(rf"Slurm job {self.allocation} was told to end \(SIGTERM\)")
+        self.goes_on(rf"Slurm job {self.allocation} was told to end \(SIGTERM\); Slurm job {self.allocation} was preempted")
         self.assertEqual(self.queue("-t", "all")[self.allocation], "PREEMPTED")
 
     def test_slurmctld_is_started_anew(self):
@@ -437,11 +437,11 @@ class Far(SlurmCase):
         self.addCleanup(sshd.kill if inside else sshd.terminate)
         eventually((self.folder / "sshd" / f"{name}.pid").exists, "sshd listens")
 
-    def write(self, login, count):
+    def write(self, login, count, more="available_node_types:\n"):
         (self.folder / "pool.yaml").write_text(
             f"cluster_name: pool\nprovider: {{type: slurm, login_node: {login}}}\n"
             f"auth: {{ssh_user: root, ssh_port: {self.port}, ssh_private_key: '{self.key}'}}\n"
-            f"available_node_types:\n  gpu: {{min_workers: {count}, node_config: {{exclusive: true}}}}\n")
+            f"{more}  gpu: {{min_workers: {count}, node_config: {{exclusive: true}}}}\n")
 
     def test_the_login_node_over_ssh(self):
         self.listen("here", "127.0.0.1")
@@ -458,6 +458,23 @@ class Far(SlurmCase):
         found = self.up("--accept-new-host-keys")
         self.assertEqual((found["id"], found["each"][0]["steps"]), (report["id"], []))
         self.assertEqual(self.queue(), queue)
+        self.ok("down", "-y", deadline=3 * DEADLINE)
+        self.assertEqual(self.queue(), {})
+        self.assertEqual([str(p) for p in (self.folder / "there" / ".dtrain").glob("pool-*/*")], [])
+
+    def test_the_head_in_an_allocation_behind_it(self):
+        self.listen("here", "127.0.0.1")
+        self.write("127.0.0.1", 1, "head_node_type: head\navailable_node_types:\n"
+                                   "  head: {resources: {CPU: 1}, node_config: {time: 30}}\n")
+        report = self.up("--accept-new-host-keys")
+        self.assertEqual(report["asked"][0]["ready"], ["gpu-1"])
+        self.assertEqual(self.ok("exec", "--node", "head-node", "--", "/bin/sh", "-c", "echo $SLURM_JOB_ID").strip(),
+                         self.json("status")["cluster"]["head"]["succession"]["job"])
+        self.assertIn("rank 0", self.ok("submit", "--", "/bin/sh", "-c", "echo rank $RANK"))
+        # From another laptop, which knows the YAML.
+        shutil.rmtree(self.folder / "state")
+        found = self.up("--accept-new-host-keys")
+        self.assertEqual((found["id"], found["each"][0]["steps"]), (report["id"], []))
         self.ok("down", "-y", deadline=3 * DEADLINE)
         self.assertEqual(self.queue(), {})
         self.assertEqual([str(p) for p in (self.folder / "there" / ".dtrain").glob("pool-*/*")], [])

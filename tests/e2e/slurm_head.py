@@ -117,8 +117,18 @@ class Up(HeadCase):
         self.assertEqual(done.returncode, 4, done.stdout + done.stderr)
         process.send_signal(signal.SIGINT)
         self.assertNotEqual(process.wait(timeout=DEADLINE), 0)
-        # The next goes on with what is asked for.
+        # The next goes on with what is asked for, or asks anew where that is other now.
+        [(first, *_)] = self.heads()
+        self.write(1, head="time: 29")
+        done = self.run_dtrain("up", self.folder / "pool.yaml", "--dry-run")
+        self.assertIn("what waits was asked for otherwise", done.stdout + done.stderr)
+        with open(said, "w") as out:
+            process = self.start("up", self.folder / "pool.yaml", "-y", stdout=out)
+        eventually(lambda: [id for id, *_ in self.heads() if id != first], "it is asked for anew")
+        process.send_signal(signal.SIGINT)
+        self.assertNotEqual(process.wait(timeout=DEADLINE), 0)
         [(job, *_)] = self.heads()
+        self.assertNotEqual(job, first)
         sh("scancel", other)
         self.assertEqual(self.up()["asked"][0]["ready"], ["gpu-1"])
         self.assertEqual(self.head(), job)

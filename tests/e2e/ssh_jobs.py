@@ -56,7 +56,7 @@ class Jobs(HostsCase):
         follower = self.start("logs", "-f", job)
         follower.stdout.readline()
         follower.kill()
-        self.assertEqual(self.state(job), "running")
+        self.wait_state(job, "running")
         follower = self.start("logs", "-f", job)
         said = []
         reader = threading.Thread(target=lambda: said.append(follower.stdout.read()))

@@ -144,11 +144,11 @@ class Spread(HostsCase):
         return up, words, sorted(givers - {"h0"})
 
     def test_a_host_that_dies_while_it_gives(self):
-        up, words, givers = self.begin_slowly("--min-nodes", str(COUNT - 1), "--timeout", "2")
+        up, words, givers = self.begin_slowly("--min-nodes", str(COUNT - 1), "--timeout", "20")
         dead = givers[0]
         self.lab[int(dead[1:])].poweroff()
         self.rate(None)
-        words += up.communicate(timeout=180)[0]
+        words += up.communicate(timeout=400)[0]
         self.assertEqual(up.returncode, 0, words)
         self.assertIn(f"not from {dead}: ", words)
         rest = [index for index in range(COUNT) if f"h{index}" != dead]

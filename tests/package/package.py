@@ -75,7 +75,7 @@ class Packages(unittest.TestCase):
         self.assertEqual(run(self.tree / "bin/dtrain", "--version").decode(), f"dtrain {self.version}\n")
 
     def test_programs_need_no_library(self):
-        for program in (self.tree / "bin/dtrain", self.tree / "libexec/dtrain/dtrain-agent"):
+        for program in (self.tree / "bin/dtrain", self.tree / "libexec/dtrain/dtrain-agent", self.tree / "libexec/dtrain/dtrain-scaler"):
             said = run("readelf", "-ldW", program).decode()
             self.assertIn("LOAD", said)
             self.assertNotIn("INTERP", said)

@@ -41,6 +41,7 @@ Machine FakeCloudProvider::machine_of(const FakeCloud::Instance& instance) const
   machine.id = instance.id;
   machine.state = instance.state;
   machine.reason = instance.reason;
+  machine.joins = cloud_->joined.contains(machine.node.str());
   machine.zone = instance.zone;
   machine.address = "127.0.0.1";
   machine.price = offer_of(machine.type).price;
@@ -57,6 +58,12 @@ std::vector<Machine> FakeCloudProvider::list() {
   std::stable_sort(machines.begin(), machines.end(), [](const Machine& a, const Machine& b) {
     return std::pair(!a.head, a.node) < std::pair(!b.head, b.node);
   });
+  return machines;
+}
+
+std::vector<Machine> FakeCloudProvider::asked_for() {
+  std::vector<Machine> machines = list();
+  std::erase_if(machines, [](const Machine& machine) { return !machine.joins; });
   return machines;
 }
 

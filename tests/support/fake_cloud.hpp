@@ -31,6 +31,7 @@ struct FakeCloud {
   std::set<std::string> fail;            // nodes whose machines end instead of running
   std::map<std::string, int> slow;       // nodes whose machines take so many steps
   std::set<std::string> stay;            // nodes whose machines stay pending
+  std::set<std::string> joined;          // nodes whose machines the head has asked for
   std::set<std::string> late;            // ids that lists do not have yet
   std::function<void()> before_create;   // once
   std::function<std::unique_ptr<Transport>()> transport;  // to each; absent: none is reached
@@ -59,6 +60,8 @@ class FakeCloudProvider : public Provider {
   void follow(const std::vector<Machine>& machines, const OutcomeSink& tell,
               const std::stop_token& stop) override;
   std::unique_ptr<Transport> reach(const Machine& machine) override;
+  wire::WantedMachines wanted(const ClusterId&) override { return {}; }
+  std::vector<Machine> asked_for() override;
 
  private:
   Machine machine_of(const FakeCloud::Instance& instance) const;

@@ -116,6 +116,7 @@ struct FakeHead::Impl {
           "\r\n\r\n";
       text += response.body.substr(0, response.cut.value_or(response.body.size()));
       asio::write(socket, asio::buffer(text), error);
+      if (response.then) response.then();
     }
     // Not close(): the destructor may be shutting it down this moment.
     ::shutdown(socket.native_handle(), SHUT_RDWR);

@@ -26,6 +26,7 @@ class FakeHead {
     std::string body = "{}";
     // Hang up after so many bytes of the body.
     std::optional<std::size_t> cut = std::nullopt;
+    std::function<void()> then = nullptr;  // once it is sent
   };
   class Connection {
    public:

@@ -157,6 +157,7 @@ void Engine::Impl::leaving(const NodeId& id, const std::string& told, bool over,
   fail_attempts_on(id, failure, [&](const JobId& job, int attempt, bool) {
     Attempt& failed = *find(job)->find_attempt(attempt);
     failed.left = failed.left || failed.failure == failure;
+    found->second.ended.insert({job, attempt});
     // Its own ranks the node ends itself.
     if (over) share_broken(id, job, attempt, failure, true, {});
   });
@@ -174,6 +175,31 @@ void Engine::Impl::leaving(const NodeId& id, const std::string& told, bool over,
   rearm();
 }
 
+void Engine::Impl::explain(const NodeId& id, const std::string& told) {
+  const auto node = nodes.find(id);
+  if (node == nodes.end()) return;
+  const std::string why = printable(told, false);
+  for (const auto& [job_id, number] : std::exchange(node->second.ended, {})) {
+    Job* job = find(job_id);
+    Attempt* attempt = job == nullptr ? nullptr : job->find_attempt(number);
+    if (attempt == nullptr) continue;
+    bool is_cause = false;  // or something else has ended it before
+    const auto add = [&](std::string& reason) {
+      if (!reason.starts_with(id.str() + " ")) return false;
+      reason += "; " + why;
+      return is_cause = true;
+    };
+    add(attempt->failure);
+    Tx tx;
+    if (add(attempt->row.reason)) tx.changes.attempts.push_back(attempt->row);
+    Share* share = attempt->share(id);
+    if (share != nullptr && add(share->row.reason)) tx.changes.shares.push_back(share->row);
+    if (!is_cause) continue;
+    note(tx, *job, EventLevel::warning, id.str() + ": " + why);
+    commit(*job, std::move(tx), Urgency::soon);
+  }
+}
+
 nlohmann::json Engine::drain(const NodeId& node, bool undo) {
   return impl_->drain(node, undo);
 }
@@ -185,6 +211,10 @@ void Engine::remove_node(const NodeId& node, bool force, Answer done, const std:
 void Engine::leaving(const NodeId& node, const std::string& reason, bool over,
                      std::function<void()> left) {
   impl_->leaving(node, reason, over, std::move(left));
+}
+
+void Engine::explain(const NodeId& node, const std::string& why) {
+  impl_->explain(node, why);
 }
 
 void Engine::expect_nodes(int count) {
@@ -223,6 +253,11 @@ std::string Engine::broken(const NodeId& id) const {
   if (found == impl_->nodes.end() || !found->second.unprepared) return {};
   const std::string& what = found->second.preparing;
   return what.starts_with(wire::kCannotBePrepared) ? what : "";
+}
+
+bool Engine::leaves(const NodeId& id) const {
+  const auto found = impl_->nodes.find(id);
+  return found != impl_->nodes.end() && !found->second.leaves.empty();
 }
 
 bool Engine::is_drained(const NodeId& id) const {

@@ -204,6 +204,7 @@ class Engine {
   std::optional<NodeCapacity> capacity(const NodeId& node) const;  // with nothing on it
   std::string broken(const NodeId& node) const;  // why it cannot be prepared; empty: it can
   bool is_drained(const NodeId& node) const;     // or is to be, when its ranks have ended
+  bool leaves(const NodeId& node) const;         // it is here, and has said that it leaves
 
   // Where the logs of a rank are and whether more may come; for the log readers.
   struct LogSource {
@@ -242,6 +243,9 @@ class Engine {
   // that is durable `left` hears it.
   void leaving(const NodeId& node, const std::string& reason, bool over,
                std::function<void()> left = {});
+  // Why the machine of a node that left, or was lost, has ended, as its provider says ("Slurm job 7
+  // was preempted"): this joins the reasons of the attempts that ended with it.
+  void explain(const NodeId& node, const std::string& why);
   void event(const NodeId& node, const JobId& job, int attempt, const wire::AttemptEvent& event);
   // The supervisor died without a last event; what carried its token has been killed, but for
   // `unkillable`.

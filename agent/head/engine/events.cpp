@@ -151,6 +151,8 @@ void Engine::Impl::apply(Job& job, Attempt&, Share& share, std::uint64_t seq,
 void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,
                          const wire::RanksStarted& body) {
   Tx tx;
+  // Begun by a head that died before it was durable that all files are in place.
+  if (job.row.state == JobState::staging) enter(tx, job, JobEvent::place, job.overtakes);
   share.row.ranks_started = true;
   for (const wire::RanksStarted::Rank& started_rank : body.ranks) {
     RankRow& rank = attempt.ranks[started_rank.rank];

@@ -139,6 +139,7 @@ struct Node {
   std::vector<wire::Interface> interfaces;
   std::set<std::string> features;
   std::set<std::pair<JobId, int>> leftovers;  // old epochs that may still live there
+  std::set<std::pair<JobId, int>> ended;      // attempts, because it left or was lost
 };
 
 NodeCapacity empty_capacity(const Node& node);  // with nothing on it
@@ -292,6 +293,7 @@ struct Engine::Impl {
       const std::function<void(const JobId& job, int attempt, bool sent)>& failed);
   nlohmann::json removed(const NodeId& id, bool counted, const std::string& why);
   void leaving(const NodeId& id, const std::string& reason, bool over, std::function<void()> left);
+  void explain(const NodeId& id, const std::string& told);
   void lose_ranks(Tx& tx, Attempt& attempt, const Share& share);
   void lose_shares(Node& node, const std::string& reason);
   void stop_leftover(const NodeId& node, const JobId& job, int attempt);

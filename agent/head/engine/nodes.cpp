@@ -67,6 +67,7 @@ void Engine::Impl::joined(const NodeInfo& info) {
   // What lives there and should not. Where the end is known, only its acknowledgement is missing;
   // a forgotten job had ended.
   clear_forgotten(info.node, info.jobs);
+  node.ended.clear();
   node.leftovers.clear();
   for (const auto& [id, number] : info.attempts) {
     Job* job = find(id);
@@ -203,6 +204,7 @@ void Engine::Impl::lose_shares(Node& node, const std::string& reason) {
     share->row.outcome = "lost";
     share->row.reason = reason;
     node.leftovers.insert({job_id, attempt->row.attempt});
+    node.ended.insert({job_id, attempt->row.attempt});
     // Its ranks may run until then; two attempts never run at once.
     const Monotonic lease_end = node.heard + options.lease;
     job->not_before = std::max(job->not_before.value_or(lease_end), lease_end);

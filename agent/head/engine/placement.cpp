@@ -142,7 +142,7 @@ Placement place_in_one_allocation(const std::vector<NodeCapacity>& nodes, const 
     if (better || best.reason.empty()) best = std::move(here);
   }
   if (!best.shares && best.reason.empty()) {
-    best.reason = needs(demand) + (largest == 0 ? "; no node of this cluster is in one"
+    best.reason = needs(demand) + (largest == 0 ? "; no node of this cluster says that it is in one"
                                                 : "; the largest here has " +
                                                       count(static_cast<double>(largest), "node"));
   }

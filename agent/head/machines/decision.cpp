@@ -24,18 +24,26 @@ bool goes_first(const Group& a, const Group& b) {
 }  // namespace
 
 std::string group_of(const Machine& machine) {
+  if (machine.id.empty()) return machine.node.str();  // nobody knows it yet
   return machine.id.substr(0, machine.id.find('/'));
 }
 
 MachineDecision decide_machines(const wire::WantedMachines& wanted,
                                 const std::vector<Machine>& there, const std::set<NodeId>& in_use) {
   std::map<std::string, std::map<std::string, Group>> groups;  // by type and group
-  for (const Machine& machine : there) groups[machine.type][group_of(machine)].push_back(machine);
+  std::map<std::string, std::size_t> standing;                 // by type
+  for (const Machine& machine : there) {
+    if (machine.joins) {
+      groups[machine.type][group_of(machine)].push_back(machine);
+    } else {
+      ++standing[machine.type];
+    }
+  }
   MachineDecision decision;
   for (const wire::WantedMachines::Type& type : wanted.types) {
     const auto wanted_count = static_cast<std::size_t>(type.count);
     const auto most = static_cast<std::size_t>(type.most());
-    std::size_t count = 0;
+    std::size_t count = standing[type.name];
     std::vector<Group> counted;
     for (auto& [id, group] : groups[type.name]) {
       if (wanted.replace && group.front().launch != type.launch) {

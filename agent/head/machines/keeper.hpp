@@ -14,6 +14,7 @@
 
 #include "agent/head/engine/engine.hpp"
 #include "agent/head/machines/decision.hpp"
+#include "agent/head/machines/failures.hpp"
 #include "agent/head/machines/source.hpp"
 #include "launcher/core/clock.hpp"
 #include "launcher/core/error.hpp"
@@ -45,10 +46,14 @@ class MachineKeeper {
     std::function<std::vector<NodeId>()> made;
     std::function<Engine::Presence(const NodeId&)> node;
     std::function<std::set<NodeId>()> with_ranks;
+    // It is here, and has said that it leaves: another is asked for in its place.
+    std::function<bool(const NodeId&)> leaves;
     std::function<bool(const NodeId&)> is_drained;  // or is to be
     // May throw Error, as the next.
     std::function<void(const NodeId&, bool undo)> drain;
     std::function<void(const NodeId&, const std::string& why)> remove;
+    // The provider's word on the end of its machine.
+    std::function<void(const NodeId&, const std::string& why)> explain;
     // Which machines there may be and are to come; what jobs need of them.
     std::function<Growth(const MachinesToCome&)> expect_machines;
     std::function<std::optional<NodeCapacity>(const NodeId&)> capacity;
@@ -58,6 +63,7 @@ class MachineKeeper {
   // `file`: where what is wanted is kept. What cannot be read, or asked for, is the view's
   // "trouble"; nothing is asked for then, until something is wanted anew.
   MachineKeeper(ClusterId cluster, const fs::path& file, const Clock& clock, Hooks hooks);
+  ~MachineKeeper();
 
   // From now on this is wanted; `done` hears it, or what failed, once it is durable.
   void want(const nlohmann::json& body, std::function<void(nlohmann::json)> done);
@@ -79,27 +85,17 @@ class MachineKeeper {
 
   static constexpr std::chrono::milliseconds kFirstLook{1000};
   static constexpr std::chrono::milliseconds kLastLook{15000};
-  // What cannot be had is asked for again after the first pause, then ever less often.
-  static constexpr std::chrono::seconds kFirstRetry{10};
-  static constexpr std::chrono::seconds kLastRetry{600};
   // For one that runs to come; and of silence, until what it was had with is given back.
   static constexpr std::chrono::minutes kJoinLimit{10};
   static constexpr std::chrono::minutes kLostLimit{10};
-  // One that ends before it has been there so long could not be had, as one that never came.
-  static constexpr std::chrono::seconds kShortLife{60};
+  // For one that an `up` has made to become a node; after that another is asked for in its place.
+  static constexpr std::chrono::minutes kPrepareLimit{60};
   // Requests of jobs that are made at a time, so that what comes meanwhile is let in.
   static constexpr int kMostGangs = 16;
   // After the last look, however much happens; what waits to be let in waits so long.
   static constexpr std::chrono::milliseconds kBreath{200};
 
  private:
-  struct Failure {
-    Error why;
-    int count;  // of so many at once, or more
-    std::chrono::seconds pause;
-    Monotonic at;
-    Monotonic again;
-  };
   struct Asking {
     std::shared_ptr<MachineSource> source;  // that was asked which there are
     std::vector<Request> requests;
@@ -109,36 +105,39 @@ class MachineKeeper {
   using Groups = std::map<std::string, std::vector<Machine>>;  // had together, by group_of()
 
   // On the worker; `then` here, unless all has ended.
-  template <typename Work, typename Then>
-  void run(Work work, Then then);
+  void run(std::function<void()> work, std::function<void(const std::optional<Error>&)> then);
   void save(const wire::WantedMachines& wanted,
             std::function<void(const std::optional<Error>&)> then);
+  void arm(std::chrono::milliseconds delay);
   void seen(const std::vector<Machine>& list);
+  void see_ups();
+  bool is_awaited(const NodeId& node) const;
   void bury(const NodeId& node, const Machine* machine);
-  void forgive(const std::string& type, Monotonic came);
   void ended(const NodeId& node, const std::string& type, const std::string& why);
-  std::map<std::string, int> missing() const;
+  void fail(const std::string& type, const Error& why, int count = 1);
   void remove(const NodeId& node, const std::string& why);
+  void settle();
+  std::map<std::string, int> missing() const;
   bool is_here(const NodeId& node) const;
+  const wire::WantedMachines::Type* type_of(const std::string& name) const;
+
+  // In needs.cpp.
   MachinesToCome to_come() const;
   Growth tell();
   void measure();
   std::set<NodeId> in_use(const Growth& growth);
-  bool may_ask(const std::string& type, int count = 1) const;
-  void arm(std::chrono::milliseconds delay);
+
+  // In asking.cpp.
+  void decide();
   bool is_useful(const Machine& machine, bool may_come);
   void undo_drains(const std::vector<MachineDecision::Release>& release);
-  void decide();
   void give_back(const std::vector<MachineDecision::Release>& release, const Groups& groups,
                  Asking& asking);
   bool may_go(const std::vector<Machine>& machines, const std::set<NodeId>& with_ranks);
+  NodeId free_name(const std::string& type);
   void ask_for(const std::string& type, int count, const std::shared_ptr<Asking>& asking);
   void act(const std::shared_ptr<Asking>& asking);
   void outcome(const MachineOutcome& outcome, int together);
-  void fail(const std::string& type, const Error& why, int count = 1);
-  void settle();
-  NodeId free_name(const std::string& type);
-  const wire::WantedMachines::Type* type_of(const std::string& name) const;
 
   const ClusterId cluster_;
   const fs::path file_;
@@ -147,16 +146,18 @@ class MachineKeeper {
   wire::WantedMachines wanted_;
   std::shared_ptr<const wire::WantedMachines> next_;  // that is not durable yet
   std::shared_ptr<MachineSource> source_;
-  std::map<NodeId, Machine> machines_;       // as last seen: of this cluster, and not gone
-  std::map<std::string, Failure> failures_;  // by type
-  std::map<std::string, int> next_name_;     // by type
+  std::map<NodeId, Machine> machines_;  // as last seen: of this cluster, and not gone
+  MachineFailures failures_;
+  std::map<std::string, int> next_name_;  // by type
   // Of nodes: when each first came, its machine was first seen to run, itself lost.
   std::map<NodeId, Monotonic> came_;
   std::map<NodeId, Monotonic> runs_;
   std::map<NodeId, Monotonic> lost_;
-  std::set<NodeId> hopeless_;                     // as last decided: their nodes do not come
-  std::set<NodeId> broken_;                       // are here, and told
-  std::map<NodeId, Monotonic> idle_;              // since when nobody needs one that may go then
+  std::map<NodeId, std::string> kept_;  // why the provider does not take them back
+  std::map<NodeId, Monotonic> ups_;     // made by an `up`, run, and are not here, since then
+  std::set<NodeId> hopeless_;           // as last decided: their nodes do not come
+  std::set<NodeId> broken_;             // are here, and told
+  std::map<NodeId, Monotonic> idle_;    // since when nobody needs one that may go then
   std::optional<Monotonic::duration> idle_left_;  // of the first that goes by that
   // What one has at least, by type and launch configuration, of those seen since it was wanted.
   std::map<std::pair<std::string, std::string>, NodeCapacity> measured_;

@@ -3,6 +3,7 @@
 #include <map>
 #include <utility>
 
+#include "agent/head/machines/scaler.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/provider/slurm/machines.hpp"
@@ -43,8 +44,9 @@ class SlurmSource final : public MachineSource {
 }  // namespace
 
 std::unique_ptr<MachineSource> make_source(const wire::WantedMachines& wanted,
-                                           const std::string& cluster_name) {
+                                           const std::string& cluster_name, const fs::path& notes) {
   if (wanted.provider == "slurm") return std::make_unique<SlurmSource>(wanted, cluster_name);
+  if (!wanted.scaler.empty()) return std::make_unique<Scaler>(wanted, cluster_name, notes);
   throw Error(ErrorCode::invalid,
               "this head cannot ask " + printable(wanted.provider, false) + " for machines");
 }

@@ -20,10 +20,13 @@ class MachineSource {
   virtual void create(const std::vector<Request>& requests, const OutcomeSink& tell) = 0;
   // Machines that were had together are given back together.
   virtual void release(const std::vector<Machine>& machines, const OutcomeSink& tell) = 0;
+  // What waits ends with an Error, and so does all that is asked from now on. From any thread.
+  virtual void hang_up() {}
 };
 
-// Throws Error(invalid) for a provider whose machines the head cannot ask for.
+// `notes`: a folder of this cluster's, for what was asked for. Throws Error(invalid) for a provider
+// whose machines the head cannot ask for.
 std::unique_ptr<MachineSource> make_source(const wire::WantedMachines& wanted,
-                                           const std::string& cluster_name);
+                                           const std::string& cluster_name, const fs::path& notes);
 
 }  // namespace dtrain::head

@@ -212,7 +212,9 @@ asio::awaitable<json> Api::settings(json body) {
 }
 
 asio::awaitable<json> Api::submit(json body) {
-  JobSpec spec = job_spec_from_json(wire::member(body, "spec"));
+  JobSpec spec = while_doing("reading the job (this head is of dtrain " DTRAIN_VERSION ")", [&] {
+    return job_spec_from_json(wire::member(body, "spec"), UnknownKeys::refuse);
+  });
   const std::vector<Error> problems = validate(spec);
   if (!problems.empty()) throw problems.front();
   if (wire::get_bool(body, "dry_run", false)) co_return parts_.engine.plan(spec);

@@ -1,7 +1,5 @@
 #include "agent/head/server/content_server.hpp"
 
-#include <sched.h>
-
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/executor_work_guard.hpp>
@@ -82,21 +80,7 @@ Offer read_offer(const ContentStore& store, const std::string& text) {
 }  // namespace
 
 ContentServer::ContentServer(asio::io_context& engine_context, Engine& engine, fs::path root)
-    : engine_context_(engine_context), engine_(engine), store_(std::move(root)), thread_([this] {
-        const sched_param none{};
-        ::sched_setscheduler(0, SCHED_IDLE, &none);
-        const auto work = asio::make_work_guard(context_);
-        context_.run();
-      }) {}
-
-ContentServer::~ContentServer() {
-  stop();
-}
-
-void ContentServer::stop() {
-  context_.stop();
-  if (thread_.joinable()) thread_.join();
-}
+    : engine_context_(engine_context), engine_(engine), store_(std::move(root)) {}
 
 void ContentServer::missing(const std::vector<std::string>& trees, std::function<void(json)> done) {
   // Not by the idle thread: somebody waits for the answer.
@@ -112,10 +96,9 @@ void ContentServer::missing(const std::vector<std::string>& trees, std::function
 }
 
 void ContentServer::upload(UnixSocket socket, std::string request) {
-  const auto moved = std::make_shared<UnixSocket>(context_);
-  moved->assign(asio::local::stream_protocol(), socket.release());
+  const auto moved = std::make_shared<UnixSocket>(idle_.take(std::move(socket)));
   asio::co_spawn(
-      context_,
+      idle_.context(),
       [this, moved, text = std::move(request)] { return take_upload(std::move(*moved), text); },
       asio::detached);
 }
@@ -198,7 +181,7 @@ asio::awaitable<void> ContentServer::take_upload(UnixSocket socket, std::string 
 }
 
 void ContentServer::serve_node(const wire::CallerPtr& caller) {
-  guests_.let_in(caller, context_.get_executor(),
+  guests_.let_in(caller, idle_.context().get_executor(),
                  [this](GuestPtr guest) { return give(std::move(guest)); });
 }
 

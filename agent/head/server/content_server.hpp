@@ -9,13 +9,13 @@
 #include <mutex>
 #include <set>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "agent/head/engine/engine.hpp"
 #include "agent/head/server/guests.hpp"
+#include "agent/head/server/idle_thread.hpp"
 #include "agent/link/content_exchange.hpp"
 #include "launcher/core/worker.hpp"
 #include "launcher/files/store.hpp"
@@ -33,9 +33,8 @@ class ContentServer {
  public:
   // `engine_context` is where the engine runs; `root` is the store's.
   ContentServer(boost::asio::io_context& engine_context, Engine& engine, fs::path root);
-  ~ContentServer();
   // Ends the thread; nothing is served from then on.
-  void stop();
+  void stop() { idle_.stop(); }
 
   // Engine's thread, as the rest. Which of a job's trees are not here, whole: {"missing": [sums…]}.
   void missing(const std::vector<std::string>& trees, std::function<void(nlohmann::json)> done);
@@ -48,7 +47,7 @@ class ContentServer {
   // The node gets nothing any more, in the middle of a file too; until it calls again.
   void end(const NodeId& node);
   // Its thread, for whatever else takes long to send; until stop().
-  boost::asio::io_context& thread() { return context_; }
+  boost::asio::io_context& thread() { return idle_.context(); }
   // Any thread: what uploads that are under way have offered: jobs that are about to be.
   std::set<std::string> held() const;
 
@@ -76,8 +75,7 @@ class ContentServer {
   Guests guests_;
   mutable std::mutex held_mutex_;
   std::list<std::set<std::string>> held_;  // by each upload
-  boost::asio::io_context context_{1};
-  std::thread thread_;
+  IdleThread idle_;
   Worker checks_;
 };
 

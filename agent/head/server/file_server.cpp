@@ -1,7 +1,6 @@
 #include "agent/head/server/file_server.hpp"
 
 #include <fcntl.h>
-#include <sched.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -214,7 +213,7 @@ class FileServer::Visit : public std::enable_shared_from_this<FileServer::Visit>
             } catch (...) {
               found->failed = std::current_exception();
             }
-            asio::post(self->server_.context_, [done] { (*done)(); });
+            asio::post(self->server_.idle_.context(), [done] { (*done)(); });
           });
         },
         asio::use_awaitable);
@@ -300,29 +299,13 @@ class FileServer::Visit : public std::enable_shared_from_this<FileServer::Visit>
 };
 
 FileServer::FileServer(asio::io_context& engine_context, Engine& engine)
-    : engine_context_(engine_context), engine_(engine), thread_([this] {
-        const sched_param none{};
-        ::sched_setscheduler(0, SCHED_IDLE, &none);
-        const auto work = asio::make_work_guard(context_);
-        context_.run();
-      }) {}
-
-FileServer::~FileServer() {
-  stop();
-}
-
-void FileServer::stop() {
-  context_.stop();
-  if (thread_.joinable()) thread_.join();
-}
+    : engine_context_(engine_context), engine_(engine) {}
 
 void FileServer::serve(UnixSocket socket, const std::string& request, const std::string& behind,
                        JobId job) {
-  UnixSocket moved(context_);
-  moved.assign(asio::local::stream_protocol(), socket.release());
-  const auto visit = std::make_shared<Visit>(*this, std::move(moved), std::move(job));
+  const auto visit = std::make_shared<Visit>(*this, idle_.take(std::move(socket)), std::move(job));
   asio::co_spawn(
-      context_,
+      idle_.context(),
       [visit, bytes = request + behind]() mutable { return visit->run(std::move(bytes)); },
       asio::detached);
 }

@@ -4,11 +4,11 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "agent/head/engine/engine.hpp"
+#include "agent/head/server/idle_thread.hpp"
 
 // Serves the files of jobs, for `pull`: their list, and their bytes. It has a thread of its own, in
 // idle priority, whose reads may block it. A connection is handed to it with its first request, and
@@ -19,9 +19,8 @@ class FileServer {
  public:
   // `engine_context` is where the engine runs.
   FileServer(boost::asio::io_context& engine_context, Engine& engine);
-  ~FileServer();
   // Ends the thread; nothing is served from then on.
-  void stop();
+  void stop() { idle_.stop(); }
 
   // Engine's thread. `request`, head and all, is a GET below /v1/jobs/JOB/files; `behind` are the
   // bytes that were read after it.
@@ -32,8 +31,7 @@ class FileServer {
   class Visit;
   boost::asio::io_context& engine_context_;
   Engine& engine_;
-  boost::asio::io_context context_{1};
-  std::thread thread_;
+  IdleThread idle_;
 };
 
 // The files that a job has for `pull`, as the engine knows them.

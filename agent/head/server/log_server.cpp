@@ -1,7 +1,5 @@
 #include "agent/head/server/log_server.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
@@ -110,11 +108,14 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
 };
 
 LogServer::Follower::Follower(LogServer& server, JobId job, FollowQuery query)
-    : server_(server), job_(std::move(job)), query_(std::move(query)), wake_(server.context_) {}
+    : server_(server),
+      job_(std::move(job)),
+      query_(std::move(query)),
+      wake_(server.idle_.context()) {}
 
 void LogServer::Follower::hear(json frame) {
   if (!news_.add(std::move(frame))) return;
-  asio::post(server_.context_, [self = shared_from_this()] { self->wake_.cancel(); });
+  asio::post(server_.idle_.context(), [self = shared_from_this()] { self->wake_.cancel(); });
 }
 
 asio::awaitable<void> LogServer::Follower::run(UnixSocket socket, std::string request) {
@@ -132,7 +133,7 @@ asio::awaitable<void> LogServer::Follower::run(UnixSocket socket, std::string re
     co_return;
   }
   asio::co_spawn(
-      server_.context_, [self] { return self->watch_peer(); }, asio::detached);
+      server_.idle_.context(), [self] { return self->watch_peer(); }, asio::detached);
   try {
     co_await follow();
   } catch (const Error& error) {
@@ -182,7 +183,7 @@ asio::awaitable<void> LogServer::Follower::ask(bool events) {
   asio::post(server_.engine_context_, [self = shared_from_this(), events] {
     auto answer = std::make_shared<FollowSnapshot>();
     const auto tell = [self, answer](std::exception_ptr failed) {
-      asio::post(self->server_.context_, [self, answer, failed] {
+      asio::post(self->server_.idle_.context(), [self, answer, failed] {
         self->now_ = std::move(*answer);
         self->stale_ = false;
         self->look_back_ = true;
@@ -411,21 +412,7 @@ asio::awaitable<void> LogServer::Follower::follow() {
 }
 
 LogServer::LogServer(asio::io_context& engine_context, Engine& engine)
-    : engine_context_(engine_context), engine_(engine), thread_([this] {
-        const sched_param none{};
-        ::sched_setscheduler(0, SCHED_IDLE, &none);
-        const auto work = asio::make_work_guard(context_);
-        context_.run();
-      }) {}
-
-LogServer::~LogServer() {
-  stop();
-}
-
-void LogServer::stop() {
-  context_.stop();
-  if (thread_.joinable()) thread_.join();
-}
+    : engine_context_(engine_context), engine_(engine) {}
 
 void LogServer::forget(const std::shared_ptr<Follower>& follower) {
   const auto [first, last] = followers_.equal_range(follower->job_);
@@ -449,18 +436,12 @@ void LogServer::news(const JobNews& news) {
   }
 }
 
-UnixSocket LogServer::move_here(UnixSocket socket) {
-  UnixSocket moved(context_);
-  moved.assign(asio::local::stream_protocol(), socket.release());
-  return moved;
-}
-
 void LogServer::follow(UnixSocket socket, std::string request, JobId job, FollowQuery query) {
   const auto follower = std::make_shared<Follower>(*this, std::move(job), std::move(query));
   // The coroutine begins later and on the other thread: what it is called with keeps it alive.
   asio::co_spawn(
-      context_,
-      [follower, moved = std::make_shared<UnixSocket>(move_here(std::move(socket))),
+      idle_.context(),
+      [follower, moved = std::make_shared<UnixSocket>(idle_.take(std::move(socket))),
        text = std::move(request)] { return follower->run(std::move(*moved), text); },
       asio::detached);
 }

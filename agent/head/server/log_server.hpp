@@ -5,11 +5,11 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "agent/head/engine/engine.hpp"
 #include "agent/head/server/follow_query.hpp"
+#include "agent/head/server/idle_thread.hpp"
 #include "agent/head/server/log_files.hpp"
 #include "launcher/wire/frames.hpp"
 
@@ -22,9 +22,8 @@ class LogServer {
  public:
   // `engine_context` is where the engine runs.
   LogServer(boost::asio::io_context& engine_context, Engine& engine);
-  ~LogServer();
   // Ends the thread; nothing is served from then on.
-  void stop();
+  void stop() { idle_.stop(); }
 
   // Engine's thread: something is new of a job; its followers hear of it.
   void news(const JobNews& news);
@@ -36,15 +35,12 @@ class LogServer {
  private:
   class Follower;
   void forget(const std::shared_ptr<Follower>& follower);
-  boost::asio::local::stream_protocol::socket move_here(
-      boost::asio::local::stream_protocol::socket socket);
 
   boost::asio::io_context& engine_context_;
   Engine& engine_;
-  LogFiles files_;  // log thread's
-  boost::asio::io_context context_{1};
+  LogFiles files_;                                           // log thread's
   std::multimap<JobId, std::weak_ptr<Follower>> followers_;  // engine's thread
-  std::thread thread_;
+  IdleThread idle_;
 };
 
 }  // namespace dtrain::head

@@ -118,6 +118,7 @@ asio::awaitable<void> NodeConnections::serve_control(wire::AcceptedPeer peer) {
   wire::Welcome welcome;
   welcome.features = wire::kNodeFeatures;
   welcome.mirror = !connection.same_machine && connection.features.contains("mirror");
+  welcome.provider = config_->provider;
   const wire::HeadMessage greeting = welcome;
   stream->send_text(text_of(greeting));
   log::info("a node joined", {{"node", id.str()}, {"address", hello->address}});
@@ -209,6 +210,7 @@ void NodeConnections::handle(const NodeId& node, wire::NodeMessage message,
       const wire::HeadMessage shutdown = wire::Shutdown{made};
       stream->send_text(text_of(shutdown));
     });
+    if (on_change_ && !leaving->over) on_change_(node);
   } else {
     throw Error(ErrorCode::invalid, "a second hello");
   }

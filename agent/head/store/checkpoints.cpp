@@ -11,14 +11,12 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/beneath.hpp"
+#include "launcher/files/shard.hpp"
 #include "launcher/files/stored_checkpoints.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::head {
 namespace {
-
-constexpr int kFormatVersion = 1;
-constexpr std::size_t kListLimit = std::size_t{64} << 20;  // bytes of a manifest or shard.json
 
 // A of "attempt-A-step-S".
 std::optional<int> attempt_of(const std::string& name) {
@@ -30,29 +28,7 @@ std::optional<int> attempt_of(const std::string& name) {
   return attempt;
 }
 
-void check_format(const nlohmann::json& json, const std::string& format) {
-  if (wire::get_string(json, "format") != format) {
-    throw Error(ErrorCode::invalid, "\"format\" is not \"" + format + "\"");
-  }
-  const std::int64_t version = wire::get_int(json, "version", 1, INT32_MAX);
-  if (version > kFormatVersion) {
-    throw Error(ErrorCode::invalid, "it is of format version " + std::to_string(version) +
-                                        ", and this dtrain knows " +
-                                        std::to_string(kFormatVersion));
-  }
-}
-
-void require_own_folder(const fs::path& path) {
-  struct stat status {};
-  const std::string shown = printable_path(path);
-  if (::lstat(path.c_str(), &status) != 0) throw errno_error("cannot look at " + shown, errno);
-  if (!S_ISDIR(status.st_mode)) throw Error(ErrorCode::invalid, shown + " is not a folder");
-  if (status.st_uid != ::geteuid()) {
-    throw Error(ErrorCode::denied, shown + " belongs to another user");
-  }
-}
-
-// The same of what lies below the storage, and no link on the way there.
+// A folder of this user's below the storage, and no link on the way there.
 void require_real_folder(const fs::path& storage, const fs::path& path) {
   const auto status = Beneath(storage).status(path.lexically_relative(storage).string());
   if (!status) {
@@ -60,12 +36,6 @@ void require_real_folder(const fs::path& storage, const fs::path& path) {
                 printable_path(path) + " is not there, or a link leads to it");
   }
   require_own_folder(path);
-}
-
-// True when `inner` is `outer` or lies below it.
-bool holds(const fs::path& outer, const fs::path& inner) {
-  const auto [rest, unused] = std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end());
-  return rest == outer.end();
 }
 
 void copy_tree(const fs::path& from, const fs::path& to, const std::vector<FileEntry>& entries) {
@@ -84,39 +54,6 @@ void copy_tree(const fs::path& from, const fs::path& to, const std::vector<FileE
       write_all(out.get(), {buffer.data(), static_cast<std::size_t>(got)});
     }
   }
-}
-
-// The shard's files by its shard.json, checked against what was reported.
-std::vector<FileEntry> read_shard(const fs::path& folder, int shard, int shards,
-                                  std::int64_t step) {
-  return while_doing("reading " + (folder / "shard.json").string(), [&] {
-    const nlohmann::json json =
-        wire::parse_json(read_file(folder / "shard.json", kListLimit), "shard.json", kListLimit);
-    check_format(json, "dtrain-shard");
-    if (wire::get_int(json, "shard", 0, INT32_MAX) != shard ||
-        wire::get_int(json, "shards", 1, INT32_MAX) != shards ||
-        wire::get_int(json, "step", 0, INT64_MAX) != step) {
-      throw Error(ErrorCode::invalid, "it is of another shard or step than was reported");
-    }
-    return file_entries_from_json(wire::member(json, "files"));
-  });
-}
-
-void write_shard(const fs::path& folder, const ShardReport& report,
-                 const std::vector<FileEntry>& files) {
-  const nlohmann::json json = {{"format", "dtrain-shard"}, {"version", kFormatVersion},
-                               {"shard", report.shard},    {"shards", report.shards},
-                               {"step", report.step},      {"files", to_json(files)}};
-  write_file_atomic(folder / "shard.json", wire::dump(json));
-}
-
-void verify_shard(const fs::path& folder, std::vector<FileEntry> files) {
-  struct stat status {};
-  if (::lstat((folder / "shard.json").c_str(), &status) != 0) {
-    throw errno_error("cannot look at shard.json", errno);
-  }
-  files.push_back({"shard.json", static_cast<std::uint64_t>(status.st_size), {}});
-  verify_sizes(folder, files, true);
 }
 
 }  // namespace
@@ -144,9 +81,9 @@ std::string shard_name(int shard, int shards) {
 
 Manifest read_manifest(const fs::path& folder) {
   return while_doing("reading " + (folder / "manifest.json").string(), [&] {
-    const nlohmann::json json =
-        wire::parse_json(read_file(folder / "manifest.json", kListLimit), "it", kListLimit);
-    check_format(json, "dtrain-checkpoint");
+    const nlohmann::json json = wire::parse_json(
+        read_file(folder / "manifest.json", kShardListLimit), "it", kShardListLimit);
+    check_checkpoint_format(json, "dtrain-checkpoint");
     Manifest manifest;
     manifest.checkpoint.number = static_cast<int>(wire::get_int(json, "number", 0, INT32_MAX));
     manifest.checkpoint.attempt = static_cast<int>(wire::get_int(json, "attempt", 0, INT32_MAX));
@@ -209,28 +146,10 @@ void clear_temporary(const fs::path& storage, int attempt) {
 
 void place_shard(const fs::path& storage, const ShardReport& report,
                  const std::vector<fs::path>& forbidden) {
-  if (!report.path.is_absolute()) {
-    throw Error(ErrorCode::invalid, "the path of a checkpoint must be absolute");
-  }
-  // Without its last component's links resolved: a link as the folder itself is refused.
-  std::error_code failed;
-  fs::path path = report.path.lexically_normal();
-  if (!path.has_filename()) path = path.parent_path();
-  const fs::path parent = fs::canonical(path.parent_path(), failed);
-  if (failed) {
-    throw errno_error("cannot look at " + printable_path(path), failed.value());
-  }
-  path = parent / path.filename();
-  require_own_folder(path);
-
+  const fs::path path = reported_folder(report.path);
   const fs::path place = shard_place(fs::weakly_canonical(storage), report);
   if (path != place) {
-    for (const fs::path& each : forbidden) {
-      if (!each.empty() && holds(path, fs::weakly_canonical(each))) {
-        throw Error(ErrorCode::denied, printable_path(path) + " cannot be taken as a checkpoint: " +
-                                           each.string() + " lies in it");
-      }
-    }
+    refuse_around(path, forbidden);
     if (holds(checkpoints_folder(fs::weakly_canonical(storage)), path)) {
       throw Error(ErrorCode::denied,
                   printable_path(path) + " lies among committed checkpoints or other shards");
@@ -264,7 +183,7 @@ void take_placed(const fs::path& storage, const ShardReport& report) {
   if (files.empty()) throw Error(ErrorCode::invalid, "the folder of the checkpoint is empty");
   compute_sums(place, files);
   fsync_tree(place, files);
-  write_shard(place, report, files);
+  write_shard(place, report.shard, report.shards, report.step, files);
 }
 
 bool has_shard(const fs::path& storage, const ShardReport& report) {
@@ -290,7 +209,7 @@ void take_incoming(const fs::path& storage, const ShardReport& report,
   const fs::path incoming = incoming_folder(storage, report);
   verify_sizes(incoming, files, true);
   fsync_tree(incoming, files);
-  write_shard(incoming, report, files);
+  write_shard(incoming, report.shard, report.shards, report.step, files);
   const fs::path place = shard_place(storage, report);
   make_folders(place.parent_path());
   require_real_folder(storage, place.parent_path());
@@ -338,7 +257,7 @@ CommittedCheckpoint commit_checkpoint(const fs::path& storage, const CommitReque
   }
   const int number = highest + 1;
   const nlohmann::json manifest = {{"format", "dtrain-checkpoint"},
-                                   {"version", kFormatVersion},
+                                   {"version", kCheckpointFormat},
                                    {"number", number},
                                    {"job", request.job.str()},
                                    {"attempt", request.attempt},

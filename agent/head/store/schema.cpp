@@ -1,9 +1,14 @@
 #include "agent/head/store/schema.hpp"
 
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
 #include <nlohmann/json.hpp>
 
 #include "agent/head/store/migrations.hpp"
-#include "launcher/wire/json.hpp"
+#include "launcher/wire/fields.hpp"
 
 namespace dtrain::head {
 namespace {
@@ -56,28 +61,169 @@ CREATE TABLE forgotten (
   job TEXT PRIMARY KEY, time INTEGER NOT NULL, reason TEXT NOT NULL) WITHOUT ROWID;
 )sql";
 
-std::optional<std::int64_t> millis(const std::optional<WallTime>& time) {
-  if (!time) return std::nullopt;
-  return to_millis(*time);
-}
+// ---- How a row's fields stand in its table.
 
-std::optional<WallTime> time_from(const std::optional<std::int64_t>& time) {
-  if (!time) return std::nullopt;
-  return from_millis(*time);
-}
+template <typename T>
+inline constexpr bool kIsOptional = false;
+template <typename T>
+inline constexpr bool kIsOptional<std::optional<T>> = true;
 
-std::optional<std::string> unless_empty(const std::string& text) {
-  if (text.empty()) return std::nullopt;
-  return text;
-}
-
+// Of an enum that stands as text: how that is read.
 template <typename Enum>
-Enum enum_from(std::int64_t number, Enum last) {
-  if (number < 0 || number > static_cast<std::int64_t>(last)) {
-    throw Error(ErrorCode::invalid,
-                "the database holds " + std::to_string(number) + " where it cannot be");
+inline constexpr std::nullptr_t kFromText{};
+template <>
+inline constexpr auto kFromText<JobState> = job_state_from;
+template <>
+inline constexpr auto kFromText<AttemptState> = attempt_state_from;
+template <>
+inline constexpr auto kFromText<RankState> = rank_state_from;
+template <>
+inline constexpr auto kFromText<NodeState> = node_state_from;
+// Of one that stands as a number: the largest.
+template <typename Enum>
+inline constexpr Enum kLast{};
+template <>
+inline constexpr StopCause kLast<StopCause> = StopCause::timeout;
+template <>
+inline constexpr ShareState kLast<ShareState> = ShareState::lost;
+template <>
+inline constexpr EventKind kLast<EventKind> = EventKind::state;
+template <>
+inline constexpr EventLevel kLast<EventLevel> = EventLevel::error;
+
+template <typename T>
+concept TextEnum =
+    std::is_enum_v<T> && !std::is_same_v<decltype(kFromText<T>), const std::nullptr_t>;
+
+// Text that is NULL where it is empty, so that it can be unique.
+template <typename Text>
+struct NullIfEmpty {
+  explicit NullIfEmpty(Text& of) : text(of) {}
+  Text& text;
+};
+template <typename T>
+inline constexpr bool kIsNullIfEmpty = false;
+template <typename T>
+inline constexpr bool kIsNullIfEmpty<NullIfEmpty<T>> = true;
+
+template <typename T>
+auto to_column(const T& value) {
+  if constexpr (kIsNullIfEmpty<T>) {
+    return value.text.empty() ? std::nullopt : std::optional<std::string>(value.text);
+  } else if constexpr (kIsOptional<T>) {
+    return value ? std::optional(to_column(*value)) : std::nullopt;
+  } else if constexpr (std::is_same_v<T, JobId> || std::is_same_v<T, NodeId>) {
+    return value.str();
+  } else if constexpr (std::is_same_v<T, WallTime>) {
+    return to_millis(value);
+  } else if constexpr (TextEnum<T>) {
+    return std::string(to_string(value));
+  } else if constexpr (std::is_enum_v<T>) {
+    return static_cast<int>(value);
+  } else if constexpr (std::is_arithmetic_v<T> || std::is_same_v<T, std::string>) {
+    return value;
+  } else {  // a list
+    return wire::dump(value);
   }
-  return static_cast<Enum>(number);
+}
+
+template <typename T>
+T from_column(Statement& row, int column) {
+  if constexpr (kIsOptional<T>) {
+    if (row.null(column)) return std::nullopt;
+    return from_column<typename T::value_type>(row, column);
+  } else if constexpr (std::is_same_v<T, std::string> || std::is_same_v<T, JobId> ||
+                       std::is_same_v<T, NodeId>) {
+    return T(row.text(column));
+  } else if constexpr (std::is_same_v<T, WallTime>) {
+    return from_millis(row.integer(column));
+  } else if constexpr (TextEnum<T>) {
+    return kFromText<T>(row.text(column));
+  } else if constexpr (std::is_enum_v<T>) {
+    const std::int64_t number = row.integer(column);
+    if (number < 0 || number > static_cast<std::int64_t>(kLast<T>)) {
+      throw Error(ErrorCode::invalid,
+                  "the database holds " + std::to_string(number) + " where it cannot be");
+    }
+    return static_cast<T>(number);
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return row.integer(column) != 0;
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return row.real(column);
+  } else if constexpr (std::is_integral_v<T>) {
+    return static_cast<T>(row.integer(column));
+  } else {
+    return wire::parse_json(row.text(column), "a list").get<T>();
+  }
+}
+
+// ---- The columns of each table, in its order.
+
+void columns(wire::Is<JobRow> auto& r, auto&& f) {
+  f(r.id, NullIfEmpty{r.submission_id}, r.spec, r.state, r.reason, r.exit_code, r.attempt,
+    r.restarts, r.port_retries, r.stop_cause, r.stop_grace_s, r.created, r.started, r.ended,
+    r.error, r.metrics, r.step);
+}
+void columns(wire::Is<AttemptRow> auto& r, auto&& f) {
+  f(r.job, r.attempt, r.state, r.reason, r.token, r.world_size, r.master_port, r.checkpoint,
+    r.created, r.started, r.ended);
+}
+void columns(wire::Is<ShareRow> auto& r, auto&& f) {
+  f(r.job, r.attempt, r.node_rank, r.node, r.first_rank, r.nproc, r.cpus, r.memory, r.gpus,
+    r.gpus_assigned, r.address, r.machine, r.root, r.state, r.ranks_started, r.outcome, r.reason,
+    r.seq);
+}
+void columns(wire::Is<RankRow> auto& r, auto&& f) {
+  f(r.job, r.attempt, r.rank, r.node, r.state, r.pid, r.code, r.signal, r.ended, r.stopped,
+    r.error_message, r.error_time, r.last_lines, r.address_in_use, r.cause);
+}
+void columns(wire::Is<NodeRow> auto& r, auto&& f) {
+  f(r.node, r.address, r.boot_id, r.machine, r.version, r.root, r.log, r.cpus, r.gpus, r.memory,
+    r.state, r.reason, r.joined, r.type);
+}
+void columns(wire::Is<EventRow> auto& r, auto&& f) {
+  f(r.id, r.job, r.attempt, r.time, r.kind, r.level, r.message);
+}
+void columns(wire::Is<MetricsRow> auto& r, auto&& f) {
+  f(r.job, r.attempt, r.rank, r.seq, r.step, r.time, r.metrics);
+}
+void columns(wire::Is<CheckpointRow> auto& r, auto&& f) {
+  f(r.job, r.number, r.attempt, r.step, r.path, r.metrics, r.created, r.size);
+}
+void columns(wire::Is<ForgottenRow> auto& r, auto&& f) {
+  f(r.job, r.time, r.reason);
+}
+
+template <typename Row>
+void write_rows(Statement& statement, const std::vector<Row>& rows) {
+  for (const Row& row : rows) {
+    columns(row, [&](const auto&... each) { statement.run(to_column(each)...); });
+  }
+}
+
+// Of a statement that selects all columns of the table.
+template <typename Row>
+std::vector<Row> read_rows(Statement& statement) {
+  std::vector<Row> rows;
+  while (statement.step()) {
+    int column = 0;
+    const auto take = [&]<typename T>(T&& field) {
+      using Field = std::remove_cvref_t<T>;
+      if constexpr (kIsNullIfEmpty<Field>) {
+        field.text = statement.text(column++);
+      } else {
+        field = from_column<Field>(statement, column++);
+      }
+    };
+    columns(rows.emplace_back(), [&](auto&&... each) { (take(each), ...); });
+  }
+  return rows;
+}
+
+template <typename Row>
+std::vector<Row> read_rows(sqlite3* db, const char* select) {
+  Statement statement(db, select);
+  return read_rows<Row>(statement);
 }
 
 }  // namespace
@@ -142,50 +288,22 @@ Writer::~Writer() = default;
 
 void Writer::write(const Changes& changes) {
   Statements& s = *statements_;
-  for (const JobRow& r : changes.jobs) {
-    s.job.run(r.id.str(), unless_empty(r.submission_id), r.spec, to_string(r.state), r.reason,
-              r.exit_code, r.attempt, r.restarts, r.port_retries, static_cast<int>(r.stop_cause),
-              r.stop_grace_s, to_millis(r.created), millis(r.started), millis(r.ended), r.error,
-              r.metrics, r.step);
-  }
-  for (const AttemptRow& r : changes.attempts) {
-    s.attempt.run(r.job.str(), r.attempt, to_string(r.state), r.reason, r.token, r.world_size,
-                  r.master_port, r.checkpoint, to_millis(r.created), millis(r.started),
-                  millis(r.ended));
-  }
-  for (const ShareRow& r : changes.shares) {
-    s.share.run(r.job.str(), r.attempt, r.node_rank, r.node.str(), r.first_rank, r.nproc, r.cpus,
-                r.memory, nlohmann::json(r.gpus).dump(), r.gpus_assigned, r.address, r.machine,
-                r.root, static_cast<int>(r.state), r.ranks_started, r.outcome, r.reason, r.seq);
-  }
-  for (const RankRow& r : changes.ranks) {
-    s.rank.run(r.job.str(), r.attempt, r.rank, r.node.str(), to_string(r.state), r.pid, r.code,
-               r.signal, millis(r.ended), r.stopped, r.error_message, r.error_time,
-               wire::dump(r.last_lines), r.address_in_use, r.cause);
-  }
-  for (const NodeRow& r : changes.nodes) {
-    s.node.run(r.node.str(), r.address, r.boot_id, r.machine, r.version, r.root, r.log, r.cpus,
-               r.gpus, r.memory, to_string(r.state), r.reason, r.joined, r.type);
-  }
-  for (const EventRow& r : changes.events) {
-    s.event.run(r.id, r.job.str(), r.attempt, to_millis(r.time), static_cast<int>(r.kind),
-                static_cast<int>(r.level), r.message);
-  }
+  write_rows(s.job, changes.jobs);
+  write_rows(s.attempt, changes.attempts);
+  write_rows(s.share, changes.shares);
+  write_rows(s.rank, changes.ranks);
+  write_rows(s.node, changes.nodes);
+  write_rows(s.event, changes.events);
   for (const MetricsInherited& r : changes.metrics_inherited) {
     s.inherit.run(r.from.str(), r.to.str(), r.attempts);
   }
-  for (const MetricsRow& r : changes.metrics) {
-    s.metrics.run(r.job.str(), r.attempt, r.rank, r.seq, r.step, to_millis(r.time), r.metrics);
-  }
-  for (const CheckpointRow& r : changes.checkpoints) {
-    s.checkpoint.run(r.job.str(), r.number, r.attempt, r.step, r.path, r.metrics,
-                     to_millis(r.created), r.size);
-  }
+  write_rows(s.metrics, changes.metrics);
+  write_rows(s.checkpoint, changes.checkpoints);
   for (const auto& [job, number] : changes.checkpoints_deleted) {
     s.drop_checkpoint.run(job.str(), number);
   }
+  write_rows(s.forgotten, changes.jobs_forgotten);
   for (const ForgottenRow& r : changes.jobs_forgotten) {
-    s.forgotten.run(r.job.str(), to_millis(r.time), r.reason);
     for (Statement* drop : {&s.drop_job, &s.drop_attempts, &s.drop_shares, &s.drop_ranks,
                             &s.drop_events, &s.drop_metrics, &s.drop_checkpoints}) {
       drop->run(r.job.str());
@@ -207,165 +325,29 @@ void Writer::thin_metrics(const JobId& job) {
 Loaded read_all(Database& database) {
   sqlite3* db = database.handle();
   Loaded all;
-  Statement jobs(db, "SELECT * FROM jobs ORDER BY created, rowid");
-  while (jobs.step()) {
-    JobRow r;
-    r.id = JobId(jobs.text(0));
-    r.submission_id = jobs.text(1);
-    r.spec = jobs.text(2);
-    r.state = job_state_from(jobs.text(3));
-    r.reason = jobs.text(4);
-    if (!jobs.null(5)) r.exit_code = static_cast<int>(jobs.integer(5));
-    r.attempt = static_cast<int>(jobs.integer(6));
-    r.restarts = static_cast<int>(jobs.integer(7));
-    r.port_retries = static_cast<int>(jobs.integer(8));
-    r.stop_cause = enum_from(jobs.integer(9), StopCause::timeout);
-    r.stop_grace_s = jobs.optional_integer(10);
-    r.created = from_millis(jobs.integer(11));
-    r.started = time_from(jobs.optional_integer(12));
-    r.ended = time_from(jobs.optional_integer(13));
-    r.error = jobs.text(14);
-    r.metrics = jobs.text(15);
-    r.step = jobs.optional_integer(16);
-    all.jobs.push_back(std::move(r));
-  }
-  Statement attempts(db, "SELECT * FROM attempts ORDER BY job, attempt");
-  while (attempts.step()) {
-    AttemptRow r;
-    r.job = JobId(attempts.text(0));
-    r.attempt = static_cast<int>(attempts.integer(1));
-    r.state = attempt_state_from(attempts.text(2));
-    r.reason = attempts.text(3);
-    r.token = attempts.text(4);
-    r.world_size = static_cast<int>(attempts.integer(5));
-    r.master_port = static_cast<int>(attempts.integer(6));
-    if (!attempts.null(7)) r.checkpoint = attempts.text(7);
-    r.created = from_millis(attempts.integer(8));
-    r.started = time_from(attempts.optional_integer(9));
-    r.ended = time_from(attempts.optional_integer(10));
-    all.attempts.push_back(std::move(r));
-  }
-  Statement shares(db, "SELECT * FROM shares ORDER BY job, attempt, node_rank");
-  while (shares.step()) {
-    ShareRow r;
-    r.job = JobId(shares.text(0));
-    r.attempt = static_cast<int>(shares.integer(1));
-    r.node_rank = static_cast<int>(shares.integer(2));
-    r.node = NodeId(shares.text(3));
-    r.first_rank = static_cast<int>(shares.integer(4));
-    r.nproc = static_cast<int>(shares.integer(5));
-    r.cpus = shares.real(6);
-    r.memory = static_cast<std::uint64_t>(shares.integer(7));
-    r.gpus = wire::parse_json(shares.text(8), "gpus").get<std::vector<int>>();
-    r.gpus_assigned = shares.integer(9) != 0;
-    r.address = shares.text(10);
-    r.machine = shares.text(11);
-    r.root = shares.text(12);
-    r.state = enum_from(shares.integer(13), ShareState::lost);
-    r.ranks_started = shares.integer(14) != 0;
-    r.outcome = shares.text(15);
-    r.reason = shares.text(16);
-    r.seq = static_cast<std::uint64_t>(shares.integer(17));
-    all.shares.push_back(std::move(r));
-  }
-  Statement ranks(db,
-                  "SELECT r.* FROM ranks r JOIN attempts a ON a.job = r.job AND a.attempt = "
-                  "r.attempt WHERE a.ended IS NULL ORDER BY r.job, r.attempt, r.rank");
-  while (ranks.step()) {
-    RankRow r;
-    r.job = JobId(ranks.text(0));
-    r.attempt = static_cast<int>(ranks.integer(1));
-    r.rank = static_cast<int>(ranks.integer(2));
-    r.node = NodeId(ranks.text(3));
-    r.state = rank_state_from(ranks.text(4));
-    r.pid = static_cast<int>(ranks.integer(5));
-    r.code = static_cast<int>(ranks.integer(6));
-    r.signal = static_cast<int>(ranks.integer(7));
-    r.ended = time_from(ranks.optional_integer(8));
-    r.stopped = ranks.integer(9) != 0;
-    r.error_message = ranks.text(10);
-    r.error_time = ranks.real(11);
-    r.last_lines = wire::parse_json(ranks.text(12), "last_lines").get<std::vector<std::string>>();
-    r.address_in_use = ranks.integer(13) != 0;
-    r.cause = ranks.text(14);
-    all.ranks.push_back(std::move(r));
-  }
-  Statement nodes(db, "SELECT * FROM nodes ORDER BY node");
-  while (nodes.step()) {
-    NodeRow r;
-    r.node = NodeId(nodes.text(0));
-    r.address = nodes.text(1);
-    r.boot_id = nodes.text(2);
-    r.machine = nodes.text(3);
-    r.version = nodes.text(4);
-    r.root = nodes.text(5);
-    r.log = nodes.text(6);
-    r.cpus = static_cast<int>(nodes.integer(7));
-    r.gpus = static_cast<int>(nodes.integer(8));
-    r.memory = static_cast<std::uint64_t>(nodes.integer(9));
-    r.state = node_state_from(nodes.text(10));
-    r.reason = nodes.text(11);
-    r.joined = nodes.integer(12) != 0;
-    r.type = nodes.text(13);
-    all.nodes.push_back(std::move(r));
-  }
-  Statement checkpoints(db, "SELECT * FROM checkpoints ORDER BY job, number");
-  while (checkpoints.step()) {
-    CheckpointRow r;
-    r.job = JobId(checkpoints.text(0));
-    r.number = static_cast<int>(checkpoints.integer(1));
-    r.attempt = static_cast<int>(checkpoints.integer(2));
-    r.step = checkpoints.integer(3);
-    r.path = checkpoints.text(4);
-    r.metrics = checkpoints.text(5);
-    r.created = from_millis(checkpoints.integer(6));
-    r.size = static_cast<std::uint64_t>(checkpoints.integer(7));
-    all.checkpoints.push_back(std::move(r));
-  }
-  Statement forgotten(db, "SELECT * FROM forgotten ORDER BY time, job");
-  while (forgotten.step()) {
-    all.forgotten.push_back(
-        {JobId(forgotten.text(0)), from_millis(forgotten.integer(1)), forgotten.text(2)});
-  }
+  all.jobs = read_rows<JobRow>(db, "SELECT * FROM jobs ORDER BY created, rowid");
+  all.attempts = read_rows<AttemptRow>(db, "SELECT * FROM attempts ORDER BY job, attempt");
+  all.shares = read_rows<ShareRow>(db, "SELECT * FROM shares ORDER BY job, attempt, node_rank");
+  all.ranks =
+      read_rows<RankRow>(db,
+                         "SELECT r.* FROM ranks r JOIN attempts a ON a.job = r.job AND a.attempt = "
+                         "r.attempt WHERE a.ended IS NULL ORDER BY r.job, r.attempt, r.rank");
+  all.nodes = read_rows<NodeRow>(db, "SELECT * FROM nodes ORDER BY node");
+  all.checkpoints = read_rows<CheckpointRow>(db, "SELECT * FROM checkpoints ORDER BY job, number");
+  all.forgotten = read_rows<ForgottenRow>(db, "SELECT * FROM forgotten ORDER BY time, job");
   all.last_event = database.integer("SELECT max(event) FROM events");
   return all;
 }
 
 std::vector<EventRow> read_events(Database& database, const JobId& job) {
   Statement rows(database.handle(), "SELECT * FROM events WHERE job = ? ORDER BY event");
-  std::vector<EventRow> events;
-  rows.query(job.str());
-  while (rows.step()) {
-    EventRow r;
-    r.id = rows.integer(0);
-    r.job = JobId(rows.text(1));
-    r.attempt = static_cast<int>(rows.integer(2));
-    r.time = from_millis(rows.integer(3));
-    r.kind = enum_from(rows.integer(4), EventKind::state);
-    r.level = enum_from(rows.integer(5), EventLevel::error);
-    r.message = rows.text(6);
-    events.push_back(std::move(r));
-  }
-  return events;
+  return read_rows<EventRow>(rows.query(job.str()));
 }
 
 std::vector<MetricsRow> read_metrics(Database& database, const JobId& job) {
   Statement rows(database.handle(),
                  "SELECT * FROM metrics WHERE job = ? ORDER BY attempt, time, rank, seq");
-  std::vector<MetricsRow> metrics;
-  rows.query(job.str());
-  while (rows.step()) {
-    MetricsRow r;
-    r.job = JobId(rows.text(0));
-    r.attempt = static_cast<int>(rows.integer(1));
-    r.rank = static_cast<int>(rows.integer(2));
-    r.seq = static_cast<std::uint64_t>(rows.integer(3));
-    r.step = rows.integer(4);
-    r.time = from_millis(rows.integer(5));
-    r.metrics = rows.text(6);
-    metrics.push_back(std::move(r));
-  }
-  return metrics;
+  return read_rows<MetricsRow>(rows.query(job.str()));
 }
 
 }  // namespace dtrain::head

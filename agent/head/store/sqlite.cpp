@@ -76,11 +76,6 @@ std::string Statement::text(int column) {
   return {reinterpret_cast<const char*>(text),
           static_cast<std::size_t>(sqlite3_column_bytes(statement_, column))};
 }
-std::optional<std::int64_t> Statement::optional_integer(int column) {
-  if (null(column)) return std::nullopt;
-  return integer(column);
-}
-
 void Statement::bind(int index, double value) {
   check(sqlite3_bind_double(statement_, index, value));
 }

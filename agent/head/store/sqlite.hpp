@@ -13,13 +13,12 @@ struct sqlite3;
 struct sqlite3_stmt;
 
 // A thin, typed wrapper of SQLite. One thread at a time uses a connection. Everything throws
-// SqliteError, an Error with SQLite's code.
+// SqliteError.
 namespace dtrain::head {
 
 class SqliteError : public Error {
  public:
   SqliteError(int code, const std::string& message);
-  int sqlite_code() const noexcept { return code_; }
   // The disk's fault, and may pass: no space, a failed write, a lock held by another.
   bool may_pass() const noexcept;
 
@@ -52,7 +51,6 @@ class Statement {
   double real(int column);
   std::string text(int column);
   bool null(int column);
-  std::optional<std::int64_t> optional_integer(int column);
 
  private:
   template <typename... Values>

@@ -12,8 +12,9 @@ namespace dtrain::slurm {
 namespace {
 
 // Slurm says to the script alone that the time is nearly over; what ends a job it says to all
-// processes of it. Who ends what runs to start another, or to clean up, says so by a file; what
-// ends well by itself has been shut down, by somebody who is about to clean up.
+// processes of it. Who ends what runs to start another, or to clean up, says so by a file, and that
+// it is to go on by a word in it; what ends well by itself has been shut down, by somebody who is
+// about to clean up.
 constexpr const char* kScript = R"sh(#!/bin/sh
 # The head of a dtrain cluster: this runs what `up` has put into the folder that is named here, and
 # so does the job that follows it.
@@ -42,7 +43,9 @@ while :; do
     : >"$root/held"
     n=@SHUT@
   fi
-  while [ -e "$root/held" ] && [ $n -lt @HELD@ ] && [ -z "$told" ]; do n=$((n+1)); sleep 1; done
+  while [ -e "$root/held" ] && [ ! -s "$root/held" ] && [ $n -lt @HELD@ ] && [ -z "$told" ]; do
+    n=$((n+1)); sleep 1
+  done
   [ "$told" ] && exit $status
   rm -f "$root/held"
   n=0

@@ -1,5 +1,6 @@
 #include "launcher/provider/slurm/job_transport.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "launcher/core/error.hpp"
@@ -16,11 +17,13 @@ constexpr std::chrono::milliseconds kPutLimit{60000};
 constexpr std::string_view kProgramEnded = ": task 0: ";
 constexpr std::string_view kStepEnded = " CANCELLED AT ";
 
-// Later versions put a time where others have slurmstepd's name.
-bool is_of_slurm(const std::string& line) {
+// Where in a line Slurm's own words begin, which may follow on the program's last: it need not have
+// ended that. Later versions put a time where others have slurmstepd's name.
+std::size_t begin_of_slurm(const std::string& line) {
   const bool ends_step =
       line.find("error: *** ") != std::string::npos && line.find(kStepEnded) != std::string::npos;
-  return ends_step || line.starts_with("srun: ") || line.starts_with("slurmstepd");
+  if (ends_step || line.starts_with("srun: ") || line.starts_with("slurmstepd")) return 0;
+  return std::min(line.find("srun: error: "), line.find("slurmstepd: error: "));
 }
 
 // Of what stands on stderr.
@@ -32,11 +35,10 @@ StepSaid said_by_each(const std::string& text) {
   StepSaid said;
   for (const std::string& line : split(text, '\n')) {
     if (line.empty()) continue;
-    if (is_of_slurm(line)) {
-      said.slurm += (said.slurm.empty() ? "" : "; ") + printable(line, false);
-    } else {
-      said.program += line + "\n";
-    }
+    const std::size_t begin = std::min(begin_of_slurm(line), line.size());
+    if (begin > 0) said.program += line.substr(0, begin) + "\n";
+    if (begin == line.size()) continue;
+    said.slurm += (said.slurm.empty() ? "" : "; ") + printable(line.substr(begin), false);
   }
   return said;
 }

@@ -11,6 +11,7 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/provider/listing.hpp"
 
 namespace dtrain::slurm {
 namespace {
@@ -60,6 +61,7 @@ std::string job_name(const std::string& cluster_name) {
 Machine machine_of(const Job& job, const Allocation& allocation, const Standing& standing,
                    std::size_t number) {
   Machine machine;
+  machine.joins = true;
   machine.node = allocation.nodes[number];
   machine.type = allocation.type;
   machine.id = machine_id(job.id, number);
@@ -70,10 +72,6 @@ Machine machine_of(const Job& job, const Allocation& allocation, const Standing&
   machine.launch = allocation.launch;
   machine.created = job.submitted;
   return machine;
-}
-
-bool is_there(MachineState state) {
-  return state == MachineState::pending || state == MachineState::running;
 }
 
 }  // namespace
@@ -109,35 +107,15 @@ std::vector<Machine> Machines::machines_of(const std::vector<Found>& found,
       machines.push_back(machine_of(each.job, each.allocation, standing, i));
     }
   }
-  std::stable_sort(machines.begin(), machines.end(), [](const Machine& a, const Machine& b) {
-    const auto key = [](const Machine& machine) {
-      return std::pair(machine.node.str().size(), std::string_view(machine.node.str()));
-    };
-    return key(a) < key(b);
-  });
+  sort_by_node(machines);
   return machines;
 }
 
 void Machines::create(const std::vector<Request>& requests, const OutcomeSink& tell) {
-  // Another cluster of this name, which was lost, may have nodes of the same names.
-  std::map<std::pair<ClusterId, NodeId>, Machine> there;
-  for (Machine& machine : list()) {
-    if (is_there(machine.state)) {
-      there.emplace(std::pair(machine.cluster, machine.node), std::move(machine));
-    }
-  }
-  for (const Request& request : requests) {
-    std::vector<NodeId> missing;
-    for (const NodeId& node : request.nodes) {
-      const auto found = there.find({request.cluster, node});
-      if (found == there.end()) {
-        missing.push_back(node);
-      } else {
-        tell({found->second, std::nullopt});
-      }
-    }
-    if (!missing.empty()) ask_for(request, missing, tell);
-  }
+  ask_for_missing(list(), requests, tell,
+                  [&](const Request& request, const std::vector<NodeId>& missing) {
+                    ask_for(request, missing, tell);
+                  });
   sweep();
 }
 
@@ -251,7 +229,7 @@ void Machines::refuse_twins(const std::string& id, const Allocation& allocation,
   for (const Found& each : there) {
     const bool is_older = age(each.job.id) < age(id);
     const bool is_ours = each.allocation.cluster == allocation.cluster;
-    if (!is_ours || !is_older || !is_there(standing_of(each.job, now).state)) continue;
+    if (!is_ours || !is_older || !is_live(standing_of(each.job, now).state)) continue;
     for (const NodeId& node : each.allocation.nodes) {
       if (!ours.contains(node)) continue;
       throw Error(ErrorCode::conflict, "Slurm job " + each.job.id + " has " + node.str() +

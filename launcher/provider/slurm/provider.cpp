@@ -11,12 +11,12 @@
 #include "launcher/core/text.hpp"
 #include "launcher/provider/slurm/job_transport.hpp"
 #include "launcher/provider/slurm/options.hpp"
+#include "launcher/provider/wanted_types.hpp"
 #include "launcher/remote/local.hpp"
 
 namespace dtrain::slurm {
 namespace {
 
-constexpr double kLongIdle = 24 * 86400;  // seconds; what is more is this
 constexpr std::chrono::milliseconds kLookLimit{30000};
 constexpr std::chrono::milliseconds kClearLimit{600000};
 // What a login shell prints besides stands in front of the mark. Where Slurm's commands are found
@@ -28,13 +28,16 @@ exec "${SHELL:-/bin/sh}" -l -c 'command -v sbatch >/dev/null || exit 127; echo; 
 fi
 )sh";
 
-// $0 is the shared folder, $1 the cluster's name, or its id. Where the head of the newest cluster
-// of this name is: this machine's name, and of the head's its name, what reaches it and the file.
+// $0 is the shared folder, $1 the cluster's name, or its id. Where the head of this user's newest
+// cluster of this name is: this machine's name, and of the head's its name, what reaches it and the
+// file.
 constexpr const char* kShared =
     R"sh(case $0 in '~') d=$HOME ;; '~/'*) d=$HOME/${0#'~/'} ;; *) d=$0 ;; esac; )sh";
 constexpr const char* kTellLogin =
-    R"sh(echo; echo dtrain-login; uname -n; f=$(ls -t "$d/$1"-??????/head.host 2>/dev/null | head -n 1)
-[ -z "$f" ] || { cat "$f"; echo "$f"; })sh";
+    R"sh(echo; echo dtrain-login; uname -n
+ls -t "$d/$1"-??????/head.host 2>/dev/null | while IFS= read -r f; do
+  [ -O "$f" ] && cat "$f" && echo "$f" && break
+done; :)sh";
 constexpr const char* kWriteLogin =
     R"sh(name=$(hostname -f 2>/dev/null); case $name in '' | localhost*) name=$(uname -n) ;; esac
 umask 077; mkdir -p "$d/$1" && cd "$d/$1" && { uname -n; echo "$name"; } >head.host.$$ && mv -f head.host.$$ head.host)sh";
@@ -223,8 +226,7 @@ wire::WantedMachines SlurmProvider::wanted(const ClusterId& cluster) {
   wanted.environment = place().environment;
   wanted.boot = (place().shared / cluster.str() / "boot").string();
   if (!spec_.provider.head_address.empty()) wanted.addresses = {spec_.provider.head_address};
-  constexpr int kMost = wire::WantedMachines::kMost;
-  wanted.max_workers = std::clamp(spec_.max_workers, 0, kMost);
+  wanted.max_workers = most_workers(spec_);
   if (spec_.head_moves()) {
     const HeadChain::Wanted head = wanted_head(cluster);
     wanted.head = {head.options, head.script};
@@ -232,16 +234,8 @@ wire::WantedMachines SlurmProvider::wanted(const ClusterId& cluster) {
   for (const ClusterSpec::Workers& workers : spec_.workers()) {
     // A machine that is the head's alone.
     if (spec_.head_moves() && workers.type == spec_.head_node_type && workers.most == 0) continue;
-    wire::WantedMachines::Type& type = wanted.types.emplace_back();
-    type.name = workers.type;
-    type.count = workers.count;
+    wire::WantedMachines::Type& type = wanted.types.emplace_back(wanted_type(spec_, workers));
     type.options = batch_options(spec_, workers.type);
-    type.max_workers = std::min(workers.most, kMost);
-    const auto said = std::find_if(spec_.node_types.begin(), spec_.node_types.end(),
-                                   [&](const NodeType& each) { return each.name == workers.type; });
-    const double idle_s = said->idle_timeout_s.value_or(60 * spec_.idle_timeout_minutes);
-    type.idle_timeout = std::chrono::milliseconds(std::llround(1000 * std::min(idle_s, kLongIdle)));
-    type.priority = said->priority;
     const Known known = known_of(spec_, workers.type);
     type.cpus = known.cpus;
     type.gpus = known.gpus;
@@ -265,11 +259,12 @@ std::vector<Machine> SlurmProvider::asked_for() {
 }
 
 // Nodes remove what is theirs when they end, if they have the time.
-void SlurmProvider::clear_up(const ClusterId& cluster) {
+std::vector<Belonging> SlurmProvider::clear_up(const ClusterId& cluster) {
   const fs::path home = place().home / ".dtrain";
   std::set<fs::path> bases{home, place().shared};
   if (spec_.head_moves()) bases.insert(base());
   for (const fs::path& each : bases) clear_up(each / cluster.str());
+  return {};
 }
 
 void SlurmProvider::clear_up(const fs::path& folder) {

@@ -34,7 +34,7 @@ class SlurmProvider final : public Provider {
   void head_starts(Transport& there, const ClusterId& cluster) override;
   wire::WantedMachines wanted(const ClusterId& cluster) override;
   std::vector<Machine> asked_for() override;
-  void clear_up(const ClusterId& cluster) override;
+  std::vector<Belonging> clear_up(const ClusterId& cluster) override;
   void hang_up() override;
   ClusterId id_of_new(const ClusterId& fresh) override;
   bool keeps_agents(const Machine& machine) const override;
@@ -59,6 +59,7 @@ class SlurmProvider final : public Provider {
   fs::path base();
   Machine head_machine(const HeadJob& job) const;
   std::vector<Machine> list_head();
+  bool is_outdated(const HeadJob& job);
   Machine ask_for_head(const ClusterId& cluster);
   HeadJob only_one(HeadChain& jobs, const std::string& id) const;
   void release_head(const Machine& head, const OutcomeSink& tell);

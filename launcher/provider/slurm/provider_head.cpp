@@ -58,7 +58,19 @@ Machine SlurmProvider::head_machine(const HeadJob& job) const {
 std::vector<Machine> SlurmProvider::list_head() {
   const auto job = HeadChain::current(chain().list());
   if (!job) return {};
-  return {head_machine(*job)};
+  Machine machine = head_machine(*job);
+  machine.outdated = is_outdated(*job);
+  return {machine};
+}
+
+// It may wait for what can never run.
+bool SlurmProvider::is_outdated(const HeadJob& job) {
+  if (!job.waits()) return false;
+  try {
+    return job.launch != HeadChain::launch_of(wanted_head(job.cluster));
+  } catch (const Error&) {  // what the YAML says is wrong, which whoever asks for it hears
+    return true;
+  }
 }
 
 // Of one whose last allocation ended without a successor, on storage that outlives them.
@@ -84,14 +96,13 @@ Machine SlurmProvider::ask_for_head(const ClusterId& cluster) {
   const auto there = HeadChain::current(before);
   const bool ends = there && there->standing.state == MachineState::stopping;
   const HeadChain::Wanted wanted = wanted_head(cluster);
-  // One that waits may have been asked for with what can never run, and the YAML says other now.
-  const bool is_other = there && there->waits() && there->launch != HeadChain::launch_of(wanted);
-  if (there && !ends && !is_other) return head_machine(*there);
+  const bool anew = there && is_outdated(*there);
+  if (there && !ends && !anew) return head_machine(*there);
   jobs.check(wanted);
   const std::string root = (base() / cluster.str() / kHeadNode).string();
   run_or_throw(*login_node(), {"sh", "-c", "umask 077 && mkdir -p -- \"$0\"", root}, {}, kFileLimit,
                "making " + root);
-  if (is_other) jobs.cancel(before);
+  if (anew) jobs.cancel(before);
   const std::string id = jobs.ask(wanted, ends ? there->job.id : "");
   try {
     return head_machine(only_one(jobs, id));

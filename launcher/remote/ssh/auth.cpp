@@ -7,6 +7,7 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/core/unix_socket.hpp"
 #include "launcher/remote/ssh/key_agent.hpp"
 #include "launcher/remote/ssh/keyring.hpp"
 
@@ -96,8 +97,7 @@ class Login {
   std::vector<Candidate> candidates() {
     Keyring& keys = options_.shared->keys();
     std::vector<AgentKey> held;
-    if (const UniqueFd agent = connect_agent(settings_.agent_socket))
-      held = agent_keys(agent.get());
+    if (const UniqueFd agent = dial_unix(settings_.agent_socket)) held = agent_keys(agent.get());
     // What libssh cannot read would end its walk through the agent's keys.
     held.erase(std::remove_if(held.begin(), held.end(),
                               [](const AgentKey& key) {
@@ -185,7 +185,7 @@ class Login {
   }
 
   int try_held(const Candidate& candidate) {
-    UniqueFd agent = connect_agent(settings_.agent_socket);
+    UniqueFd agent = dial_unix(settings_.agent_socket);
     if (!agent) return SSH_AUTH_DENIED;
     AgentStandIn stand_in(std::move(agent), {*candidate.held});
     ssh_set_agent_socket(session_.get(), stand_in.fd());

@@ -2,8 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 
 #include <array>
 #include <cerrno>
@@ -12,6 +10,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/pipe.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/core/unix_socket.hpp"
 #include "launcher/remote/ssh/loop.hpp"
 
 namespace dtrain {
@@ -110,17 +109,20 @@ std::shared_ptr<SshConnection> reach_jumps(
 
 std::shared_ptr<SshConnection> SshConnection::connect(const SshHost& host,
                                                       const SshOptions& options) {
+  SshOptions of_jumps = options;
+  of_jumps.key_name.clear();
   const std::function<std::shared_ptr<SshConnection>(const SshHost&, int)> reach =
       [&](const SshHost& to, int depth) -> std::shared_ptr<SshConnection> {
     if (depth > kMostNested) {
       throw Error(ErrorCode::invalid, "the jump hosts of " + host.host + " lead in a circle");
     }
     Settings settings = ssh::resolve(to, options.config);
+    if (depth == 0 && !options.key_name.empty()) settings.host_key_alias = options.key_name;
     std::shared_ptr<SshConnection> via;
     if (!settings.jumps.empty()) {
       // OpenSSH names the target itself as a jump in `Host *` rules: that is no jump.
       via = while_doing("reaching the jump host of " + to.host,
-                        [&] { return reach_jumps(settings.jumps, options, depth, reach); });
+                        [&] { return reach_jumps(settings.jumps, of_jumps, depth, reach); });
     }
     return make(std::move(settings), via, options);
   };
@@ -179,32 +181,18 @@ UniqueFd SshConnection::open_tcp(const std::string& host, int port,
 
 void SshConnection::serve_unix(const fs::path& local_path, const std::string& remote_path,
                                const std::string& bridge) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  const std::string& path = local_path.native();
-  if (path.size() >= sizeof address.sun_path) {
-    throw Error(ErrorCode::invalid, "the path is too long for a socket: " + path);
-  }
-  path.copy(address.sun_path, path.size());
-  UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   // Under another name first, so that nobody meets it before it is private and listens.
-  const std::string fresh = path + ".new";
-  if (fresh.size() < sizeof address.sun_path) {
-    fresh.copy(address.sun_path, fresh.size());
-    address.sun_path[fresh.size()] = '\0';
-  }
-  const std::string bound = address.sun_path;
-  ::unlink(bound.c_str());
-  if (::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
-      ::chmod(bound.c_str(), 0600) != 0 || ::listen(listener.get(), SOMAXCONN) != 0 ||
-      (bound != path && ::rename(bound.c_str(), path.c_str()) != 0)) {
-    throw errno_error("cannot listen on " + path, errno);
+  fs::path bound = local_path.native() + ".new";
+  if (!fits_socket(bound)) bound = local_path;
+  UniqueFd listener = listen_unix(bound);
+  if (bound != local_path && ::rename(bound.c_str(), local_path.c_str()) != 0) {
+    throw errno_error("cannot listen at " + local_path.string(), errno);
   }
   Target target;
   target.kind = Target::Kind::unix_socket;
   target.text = remote_path;
   target.bridge = bridge;
-  loop_->serve(std::move(listener), std::move(target), path);
+  loop_->serve(std::move(listener), std::move(target), local_path);
 }
 
 }  // namespace dtrain

@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 
 #include <algorithm>
 #include <array>
@@ -65,16 +64,6 @@ std::optional<std::string> receive_message(int fd, int silence_ms) {
 }
 
 }  // namespace
-
-UniqueFd connect_agent(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.empty() || path.size() >= sizeof address.sun_path) return {};
-  path.copy(address.sun_path, path.size());
-  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) return {};
-  return fd;
-}
 
 std::vector<AgentKey> parse_identities(std::string_view answer) {
   std::vector<AgentKey> keys;

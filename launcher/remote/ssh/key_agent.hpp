@@ -19,8 +19,6 @@ struct AgentKey {
   bool certificate() const { return type.find("-cert-v01@") != std::string::npos; }
 };
 
-// Connects; nothing when the agent is not there. `path` is its socket.
-UniqueFd connect_agent(const std::string& path);
 // What it holds; at most 2 s. Empty when it does not answer.
 std::vector<AgentKey> agent_keys(int agent);
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <mutex>
+#include <set>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
@@ -139,18 +140,40 @@ KeyVerdict judge(const KnownKeys& known, const HostKey& key) {
   return known.keys.empty() ? KeyVerdict::unknown : KeyVerdict::changed;
 }
 
-void pin(const fs::path& file, const std::string& name, const HostKey& key) {
+void change_pins(const fs::path& file, const std::vector<Pin>& added,
+                 const std::vector<Pin>& removed) {
+  if (added.empty() && removed.empty()) return;
+  const auto line_of = [](const Pin& pin) {
+    return pin.name + " " + pin.key.type + " " + pin.key.blob + "\n";
+  };
   static std::mutex here;  // a lock of a file does not keep our own threads apart
   const std::lock_guard guard(here);
   make_folders(file.parent_path());
   const FileLock lock = FileLock::wait(file.native() + ".lock");
-  std::string text = read_file_if_there(file, kLargestFile).value_or("");
-  KnownKeys there;
-  read_known_hosts(text, name, file, there);
-  if (judge(there, key) == KeyVerdict::known) return;
-  if (!text.empty() && text.back() != '\n') text += '\n';
-  text += name + " " + key.type + " " + key.blob + "\n";
-  write_file_atomic(file, text, 0600);
+  const std::string before = read_file_if_there(file, kLargestFile).value_or("");
+  std::string text = before;
+  if (!removed.empty()) {
+    std::set<std::string> gone;
+    for (const Pin& pin : removed) gone.insert(line_of(pin));
+    text.clear();
+    for (std::size_t begin = 0; begin < before.size();) {
+      const std::size_t end = std::min(before.find('\n', begin), before.size() - 1) + 1;
+      const std::string line = before.substr(begin, end - begin);
+      if (!gone.contains(line)) text += line;
+      begin = end;
+    }
+  }
+  for (const Pin& pin : added) {
+    KnownKeys there;
+    read_known_hosts(text, pin.name, file, there);
+    if (judge(there, pin.key) == KeyVerdict::known) continue;
+    text += (text.empty() || text.back() == '\n' ? "" : "\n") + line_of(pin);
+  }
+  if (text != before) write_file_atomic(file, text, 0600);
+}
+
+void pin(const fs::path& file, const std::string& name, const HostKey& key) {
+  change_pins(file, {{name, key}}, {});
 }
 
 std::vector<std::string> order_algorithms(const std::vector<std::string>& offered,

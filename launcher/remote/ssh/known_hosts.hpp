@@ -45,6 +45,14 @@ KeyVerdict judge(const KnownKeys& known, const HostKey& key);
 
 // Adds a line, under a lock beside the file, unless it is there; makes file (0600) and folders.
 void pin(const fs::path& file, const std::string& name, const HostKey& key);
+// The same for several at once, and takes out those lines that it, or pin(), has written for
+// `removed`.
+struct Pin {
+  std::string name;
+  HostKey key;
+};
+void change_pins(const fs::path& file, const std::vector<Pin>& added,
+                 const std::vector<Pin>& removed);
 
 // `offered` with the algorithms of known keys first, so that a server that has several keys shows
 // one that can be compared.

@@ -16,6 +16,7 @@ namespace {
 // What a departure asks for, written down; its surroundings are as a test says.
 struct World {
   boost::asio::io_context context;
+  std::chrono::milliseconds limit;
   bool connected = true;
   bool running = true;
   bool unfinished = true;
@@ -24,7 +25,7 @@ struct World {
   std::vector<std::string> said;
   std::optional<Departure> departure;
 
-  explicit World(std::chrono::milliseconds limit) {
+  explicit World(std::chrono::milliseconds limit) : limit(limit) {
     Departure::Hooks hooks;
     hooks.stop = [this](const wire::StopRanks& stop) {
       said.push_back("stop " + (stop.grace ? std::to_string(stop.grace->count()) : "by the job's"));
@@ -38,8 +39,9 @@ struct World {
     hooks.unfinished = [this] { return unfinished; };
     hooks.redial = [this] { ++redials; };
     hooks.give_up = [this] { gave_up = true; };
-    departure.emplace(context.get_executor(), NodeId("node-1"), limit, hooks);
+    departure.emplace(context.get_executor(), NodeId("node-1"), hooks);
   }
+  void begin(const std::string& reason) { departure->begin(reason, limit); }
   // Until it gives up; how long that took.
   std::chrono::steady_clock::duration give_up() {
     const auto begun = std::chrono::steady_clock::now();
@@ -57,7 +59,7 @@ TEST_CASE("the head hears that a node leaves, its attempts stop, and it hears wh
   World world(40s);
   world.departure->look();  // nobody has told it to leave
   CHECK_FALSE(world.departure->under_way());
-  world.departure->begin("told");
+  world.begin("told");
   CHECK(world.departure->under_way());
   CHECK(world.said == Said{"leaving told", "stop by the job's", "stop 30"});
   world.departure->look();
@@ -75,14 +77,14 @@ TEST_CASE("the head hears that a node leaves, its attempts stop, and it hears wh
 TEST_CASE("a node without attempts has left at once") {
   World world(40s);
   world.running = world.unfinished = false;
-  world.departure->begin("told");
+  world.begin("told");
   CHECK(world.said[0] == "leaving told");
   CHECK(world.said[1] == "over told");
 }
 
 TEST_CASE("a head that comes anew hears all of it again") {
   World world(40s);
-  world.departure->begin("told");
+  world.begin("told");
   world.unfinished = world.running = false;
   world.departure->look();
   world.said.clear();
@@ -96,25 +98,38 @@ TEST_CASE("a head that comes anew hears all of it again") {
 
 TEST_CASE("told once more changes nothing; in a hurry it kills what runs") {
   World world(1h);
-  world.departure->begin("told");
+  world.begin("told");
   world.said.clear();
-  world.departure->begin("another");
+  world.begin("another");
   CHECK(world.said.empty());
   world.departure->hurry();
   CHECK(world.said == Said{"stop 0"});
   CHECK(world.give_up() >= Departure::kHurried - 1s);
 }
 
+TEST_CASE("told once more that it is to be over sooner, ranks get less") {
+  World world(2h);
+  world.begin("told");
+  world.said.clear();
+  world.departure->begin("another", 40s);
+  CHECK(world.departure->reason() == "told");
+  CHECK(world.said == Said{"stop 30"});
+  world.departure->begin("another", 1h);
+  CHECK(world.said.size() == 1);
+  world.departure->begin("another", 200ms);
+  CHECK(world.give_up() >= 100ms);
+}
+
 TEST_CASE("no wait is without an end") {
   SUBCASE("for attempts, or for a head that is there") {
     World world(200ms);
-    world.departure->begin("told");
+    world.begin("told");
     CHECK(world.give_up() >= 100ms);
   }
   SUBCASE("for a head that is not, once nothing is owed to it") {
     World world(1h);
     world.connected = false;
-    world.departure->begin("told");
+    world.begin("told");
     world.context.run_for(10ms);
     CHECK_FALSE(world.gave_up);  // ranks run: they get their grace
     CHECK(world.redials == 1);

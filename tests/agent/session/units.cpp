@@ -19,18 +19,6 @@ void write(const fs::path& file, const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("glibc's version is read from its own words") {
-  CHECK(glibc_version("x\0GNU C Library (Debian GLIBC 2.36-9+deb12u10) stable release version "
-                      "2.36.\nCopyright") == "");  // the literal ends at its NUL
-  using namespace std::string_literals;
-  CHECK(glibc_version("x\0GNU C Library (Debian GLIBC 2.36-9) stable release version 2.36.\nC"s) ==
-        "2.36");
-  CHECK(glibc_version("GNU C Library stable release version 2.12, by Roland") == "2.12");
-  CHECK(glibc_version("musl libc") == "");
-  CHECK(glibc_version("GNU C Library and then nothing") == "");
-  CHECK(glibc_version("GNU C Library version ") == "");
-}
-
 TEST_CASE("file systems of the network are known") {
   CHECK(is_network_filesystem(0x6969));      // NFS
   CHECK(is_network_filesystem(0x0BD00BD0));  // Lustre

@@ -13,9 +13,9 @@
 
 #include "agent/supervise/group.hpp"
 #include "agent/supervise/record.hpp"
-#include "agent/supervise/unix_socket.hpp"
 #include "launcher/core/process_exit.hpp"
 #include "launcher/core/process_table.hpp"
+#include "launcher/core/unix_socket.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::testing {
@@ -108,8 +108,7 @@ void Driver::start() {
 void Driver::connect() {
   lines_.reset();
   wait_until("the supervisor's socket", [this] {
-    connection_ =
-        supervise::connect_unix(paths::supervisor_socket(node.root, spec.job, spec.attempt));
+    connection_ = connect_unix(paths::supervisor_socket(node.root, spec.job, spec.attempt));
     return connection_.has_value();
   });
   lines_.emplace(connection_->get());
@@ -195,7 +194,7 @@ UniqueFd Driver::report_connection(int rank) {
   const fs::path path = paths::report_socket(node.root, spec.job, spec.attempt, rank);
   std::optional<UniqueFd> fd;
   wait_until("a report socket", [&] {
-    fd = supervise::connect_unix(path);
+    fd = connect_unix(path);
     return fd.has_value();
   });
   // A rank's end of it blocks.

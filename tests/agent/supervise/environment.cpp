@@ -105,8 +105,10 @@ TEST_CASE("what a launcher gives lies over the job's where it is the launcher's 
   around.base = {{"SLURM_NTASKS", "2"}, {"SLURM_NTASKS_PER_NODE", "1"}, {"HOME", "/home/me"}};
   spec.env = {{"PMIX_RANK", "9"}};
   supervise::RankPlace place{1, "/errors/3.json", "/s/3", std::nullopt};
-  place.of_launcher = {{"PMIX_RANK", "3"},   {"SLURM_NTASKS", "4"}, {"HOME", "/"},
-                       {"OF_A_PLUGIN", "x"}, {"RANK", "7"},         {"DTRAIN_LAUNCH", "secret"}};
+  place.of_launcher = {
+      {"PMIX_RANK", "3"},          {"SLURM_NTASKS", "4"}, {"HOME", "/"},
+      {"OF_A_PLUGIN", "x"},        {"RANK", "7"},         {"DTRAIN_LAUNCH", "secret"},
+      {"ROCR_VISIBLE_DEVICES", ""}};
   Environment env;
   for (const std::string& entry : supervise::rank_environment(spec, around, place)) {
     env[entry.substr(0, entry.find('='))] = entry.substr(entry.find('=') + 1);
@@ -118,6 +120,7 @@ TEST_CASE("what a launcher gives lies over the job's where it is the launcher's 
   CHECK(env["RANK"] == "3");
   CHECK_FALSE(env.contains("SLURM_NTASKS_PER_NODE"));
   CHECK_FALSE(env.contains("DTRAIN_LAUNCH"));
+  CHECK_FALSE(env.contains("ROCR_VISIBLE_DEVICES"));
 }
 
 TEST_CASE("nodes of one machine share its CPUs") {

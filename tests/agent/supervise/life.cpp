@@ -10,8 +10,8 @@
 
 #include "agent/supervise/environment.hpp"
 #include "agent/supervise/setup_mark.hpp"
-#include "agent/supervise/unix_socket.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/unix_socket.hpp"
 #include "tests/agent/supervise/driver.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -247,7 +247,7 @@ TEST_CASE("events wait for a client, and what is not acknowledged is sent again"
   driver.connect();
   CHECK(driver.next().seq == 2);
   SUBCASE("a new client takes the place of the one before") {
-    auto second = supervise::connect_unix(
+    auto second = connect_unix(
         paths::supervisor_socket(driver.node.root, driver.spec.job, driver.spec.attempt));
     REQUIRE(second.has_value());
     CHECK(driver.closed_by_peer());

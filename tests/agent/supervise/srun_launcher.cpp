@@ -7,16 +7,18 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 
 #include "agent/supervise/task.hpp"
-#include "agent/supervise/unix_socket.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
+#include "launcher/core/pipe.hpp"
 #include "launcher/core/process_exit.hpp"
 #include "launcher/core/program.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/core/unix_socket.hpp"
 #include "tests/agent/supervise/driver.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -61,7 +63,7 @@ class FakeSrun {
   }
 
   // Slurm starts the task of a rank.
-  void start(int rank, const std::vector<std::string>& more = {}) {
+  void start(int rank, const std::vector<std::string>& more = {}, int out = -1) {
     wait_until("srun", [this] { return fs::exists(folder_ / "pid"); });
     SpawnOptions options;
     options.argv = {SUPERVISE_PROCESS, "task"};
@@ -71,7 +73,7 @@ class FakeSrun {
         std::string(supervise::kLaunch) + "=" +
         supervise::parse_environment(read_file(folder_ / "env")).at(supervise::kLaunch));
     options.env.insert(options.env.end(), more.begin(), more.end());
-    options.stdout_fd = out_.get();
+    options.stdout_fd = out < 0 ? out_.get() : out;
     options.new_session = true;
     tasks_[rank] = spawn(options);
   }
@@ -148,7 +150,11 @@ TEST_CASE("srun: each rank has what its task was given, and the task its exit co
   Driver driver;
   driver.spec.srun = step_of({2});
   driver.spec.env = {{"PMIX_NAMESPACE", "mine"}};
-  driver.shell("echo $RANK $PMIX_RANK $PMIX_NAMESPACE $OF_A_PLUGIN $HOME; exit $((RANK * 7))", 2);
+  // The failure of one ends the other, which is to have said its line by then.
+  const std::string said = shell_quote(driver.spec.workdir + "/said.");
+  driver.shell("echo $RANK $PMIX_RANK $PMIX_NAMESPACE $OF_A_PLUGIN $HOME; >" + said +
+                   "$RANK; until [ -e " + said + "0 ]; do sleep 0.01; done; exit $((RANK * 7))",
+               2);
   srun.serve(driver);
   driver.start_and_connect();
   srun.start(1);
@@ -241,13 +247,32 @@ TEST_CASE("srun: a stop before all tasks are there") {
   driver.shell("true", 2);
   srun.serve(driver);
   driver.start_and_connect();
-  srun.start(0);
+  const auto [line, writer] = make_pipe();
+  srun.start(0, {}, writer.get());
+  char rank = 0;
+  CHECK(::read(line.get(), &rank, 1) == 1);  // it has found its supervisor
   driver.send(wire::StopRanks{std::nullopt, "enough"});
   const auto end = driver.finish();
   CHECK(end.outcome == Outcome::stopped);
   CHECK(end.reason == "enough");
   CHECK(srun.exit_code(0) == 1);
   wait_until("srun's end", [&] { return srun.over(); });
+}
+
+TEST_CASE("srun: tasks wait for nobody who hears that the setup has failed") {
+  FakeSrun srun;
+  Driver driver;
+  driver.spec.srun = step_of({1});
+  driver.spec.setup = "while [ ! -e ../go ]; do sleep 0.01; done; exit 3";
+  srun.serve(driver);
+  driver.start_and_connect();
+  const auto [line, writer] = make_pipe();
+  srun.start(0, {}, writer.get());
+  char rank = 0;
+  CHECK(::read(line.get(), &rank, 1) == 1);
+  write_file_atomic(driver.file("go"), "");
+  CHECK(srun.exit_code(0) == 1);  // the last event is not acknowledged yet
+  CHECK(driver.finish().outcome == Outcome::failed);
 }
 
 TEST_CASE("srun: where Slurm ends the step the ranks have their grace") {
@@ -287,10 +312,10 @@ TEST_CASE("srun: who is no task of this node's is refused") {
   srun.serve(driver);
   driver.start_and_connect();
   const std::string name = supervise::launch_socket(driver.spec.srun->secret, 0);
-  CHECK_FALSE(supervise::connect_abstract(supervise::launch_socket("guessed", 0)).has_value());
+  CHECK_FALSE(connect_abstract(supervise::launch_socket("guessed", 0)).has_value());
   for (const char* line : {"\n", " \n", "1 0\n", "-1 0\n", "0 x\n", "0 99999999999\n", "0\n",
                            "no line that ever ends, and none that is so long"}) {
-    const auto guest = supervise::connect_abstract(name);
+    const auto guest = connect_abstract(name);
     REQUIRE(guest.has_value());
     write_all(guest->get(), line);
     char byte = 0;

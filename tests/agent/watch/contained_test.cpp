@@ -211,6 +211,11 @@ TEST_CASE("the exit code of a contained watch") {
     CHECK(contained.read("head").empty());
     CHECK(contained.read("other").empty());
   }
+  SUBCASE("is the node agent's when it has left and its files stay") {
+    Contained contained({{"node", "echo up >>up; exit 4"}}, 8s);
+    CHECK(contained.end().code == watch::kLeftFiles);
+    CHECK(contained.read("up") == "up\n");
+  }
   SUBCASE("is 0 when the others had to be told that a node agent has left") {
     Contained contained({{"node", "while ! [ -s up ]; do sleep 0.01; done; exit 0"},
                          {"other", node("cat <&3 >other; exit 0")}},

@@ -381,6 +381,29 @@ TEST_CASE("a down that is stopped says what is there still, and the next goes on
   CHECK(!load_cluster("c"));
 }
 
+TEST_CASE("what a head asks for while it goes is given back by the same down") {
+  House house;
+  REQUIRE(house.up_now().complete);
+  const auto ask_for = [&](const std::string& node) {
+    FakeCloud::Instance one = house.cloud->instances.back();
+    one.id = "of the head " + node;
+    one.tags["dtrain-node"] = node;
+    one.state = MachineState::running;
+    one.left = 0;
+    house.cloud->joined.insert(node);
+    house.cloud->instances.push_back(one);
+  };
+  ask_for("gpu-1");
+  house.cloud->on_step = [&, more = 2]() mutable {
+    if (more > 0) ask_for("gpu-" + std::to_string(4 - more--));
+  };
+  const DownReport report = house.down_now();
+  CHECK(report.complete);
+  CHECK(not_gone(report) == Lines{});
+  CHECK(house.cloud->count(MachineState::gone) == 5);
+  CHECK(!load_cluster("c"));
+}
+
 TEST_CASE("a machine that is there twice is given back alone: the node that has its name stays") {
   House house;
   const UpReport first = house.up_now();

@@ -105,6 +105,22 @@ constexpr const char* kChanged = "made by another launch configuration";
 
 }  // namespace
 
+TEST_CASE("what the head has asked for takes the place of what is lost, and is nobody's here") {
+  Machine joined = machine("gpu-1", "5");
+  joined.joins = true;
+  const Machine head = machine("node-0", "1");
+  const Machine one = machine("node-1", "2");
+  const Lines both{"keep node-0 1: not in the cluster yet",
+                   "keep node-1 2: not in the cluster yet"};
+  CHECK(decided(cloud(1), {{head, one, joined}, {}, {}}) == both);
+  CHECK(decided(cloud(2), {{head, one, joined}, {}, {}}) == both);
+  CHECK(decided(cloud(3), {{head, one, joined}, {}, {}}).back() ==
+        "create node-2: there is none yet");
+  // Without a head they are another's to give back.
+  CHECK(decide(wanted_nodes(cloud(1)), {{joined}, {}, {}}, false)
+            .refused.find("the head of c-a is gone") == 0);
+}
+
 TEST_CASE("what is wanted and not there is made, under names that nothing has") {
   CHECK(decided(cloud(2), {}) == Lines{"create node-0: there is none yet",
                                        "create node-1: there is none yet",
@@ -138,6 +154,19 @@ TEST_CASE("what is there is kept, what is on its way too; another laptop's notes
   CHECK(lines(plan) == Lines{"keep node-0 1: not in the cluster yet",
                              "keep node-2 3: not in the cluster yet",
                              "keep node-1 2: on its way: Priority"});
+}
+
+TEST_CASE("what waits and was asked for otherwise is asked for again") {
+  Machine waiting = machine("head-node", "7");
+  waiting.state = MachineState::pending;
+  waiting.head = true;
+  const std::vector<WantedNode> wanted{{waiting.node, "head", "hash", true}};
+  CHECK(lines(decide(wanted, {{waiting}, {}, {}}, false)) == Lines{"keep head-node 7: on its way"});
+  waiting.outdated = true;
+  const ClusterPlan plan = decide(wanted, {{waiting}, {}, {}}, false);
+  CHECK(lines(plan) == Lines{"create head-node: what waits was asked for otherwise"});
+  CHECK(plan.cluster == ClusterId("c-a"));
+  CHECK(plan.nodes[0].machine.type == "head");
 }
 
 TEST_CASE("what is too many goes: what is not running yet first, then the last") {

@@ -4,8 +4,8 @@
 #include <unistd.h>
 
 #include "launcher/cluster/down.hpp"
-#include "launcher/cluster/processes.hpp"
 #include "launcher/cluster/up.hpp"
+#include "launcher/core/cluster_processes.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/process.hpp"
@@ -62,7 +62,8 @@ TEST_CASE("up builds, a second up finds it, down leaves nothing") {
   CHECK(report.complete);
   REQUIRE(!report.rows.empty());
   CHECK(report.rows.front().had == "4");
-  CHECK(report.rows.front().note.find("killed") == std::string::npos);
+  CHECK_MESSAGE(report.rows.front().note.find("killed") == std::string::npos,
+                report.rows.front().note);
   CHECK(cluster_processes(house.state()).empty());
   CHECK(!fs::exists(house.state()));
   CHECK(!down("c", {}).was_there);
@@ -81,7 +82,8 @@ TEST_CASE("a killed watch is started again, its children are let be") {
   CHECK(house.running("node") == 4);  // two wait for the others' end
   const DownReport report = down("c", {});
   CHECK(report.complete);
-  CHECK(report.rows.front().note.find("killed") == std::string::npos);
+  CHECK_MESSAGE(report.rows.front().note.find("killed") == std::string::npos,
+                report.rows.front().note);
 }
 
 TEST_CASE("down without a head kills what is left and says so") {

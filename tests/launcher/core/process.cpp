@@ -99,10 +99,19 @@ TEST_CASE("signals are at their defaults in a child") {
   ::signal(SIGPIPE, SIG_DFL);
 }
 
-TEST_CASE("sessions, groups, folder, limits") {
+TEST_CASE("who starts a program knows how long that kept it waiting") {
+  const auto before = waited_for_starts();
+  const auto begin = std::chrono::steady_clock::now();
+  CHECK(wait(spawn(shell("exit 0"))).ok());
+  const auto waited = waited_for_starts() - before;
+  CHECK(waited > std::chrono::nanoseconds(0));
+  CHECK(waited <= std::chrono::steady_clock::now() - begin);
+}
+
+TEST_CASE("sessions, folder, limits") {
   CHECK(output_of(shell("ps -o sid= -p $$")) != "");
-  SpawnOptions options = shell("test $(ps -o pgid= -p $$) = $$ && echo leads");
-  options.new_group = true;
+  SpawnOptions options = shell("test $(ps -o sid= -p $$) = $$ && echo leads");
+  options.new_session = true;
   const pid_t pid = spawn(options);
   CHECK(wait(pid).ok());
   SpawnOptions folder = shell("pwd");

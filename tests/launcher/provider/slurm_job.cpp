@@ -71,6 +71,9 @@ TEST_CASE("a program beside a job: bytes as they are, its own code, and what it 
   CHECK(failed.err == "no\n");
   CHECK(failed.out.starts_with(job.id + " n"));
   CHECK(failed.out.ends_with(std::string(std::getenv("HOME")) + "\n"));
+  const Captured short_of_a_line = there.run({"sh", "-c", "printf no >&2; exit 7"}, {}, 60s);
+  CHECK(short_of_a_line.exit.code == 7);
+  CHECK(short_of_a_line.err == "no\n");
   CHECK(there.run({"sh", "-c", "kill -9 $$"}, {}, 60s).exit.shell_code() == 137);
   const testing::TemporaryFolder folder;
   there.put("kept", folder.path() / "a b" / "file", 0600);

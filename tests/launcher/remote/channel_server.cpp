@@ -2,13 +2,13 @@
 
 #include <doctest/doctest.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 
 #include <array>
 #include <stdexcept>
 #include <string>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/unix_socket.hpp"
 #include "launcher/remote/local.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -17,11 +17,8 @@ using namespace dtrain;
 namespace {
 
 UniqueFd connect_to(const fs::path& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  path.native().copy(address.sun_path, path.native().size());
-  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  REQUIRE(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+  UniqueFd fd = dial_unix(path);
+  REQUIRE(fd);
   return fd;
 }
 

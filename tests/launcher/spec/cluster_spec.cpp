@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "launcher/spec/host_fields.hpp"
+
 using namespace dtrain;
 
 namespace {
@@ -182,8 +184,10 @@ TEST_CASE("a host's JSON and back") {
   host.ssh_user = "me";
   host.ssh_private_key = "/k";
   host.ssh_proxy_jump = {"a", "b"};
-  CHECK(host_spec_from_json(to_json(host)) == host);
-  CHECK_THROWS_AS(host_spec_from_json(nlohmann::json::object()), Error);
+  HostSpec back;
+  wire::read(wire::written(host), back);
+  CHECK(back == host);
+  CHECK_THROWS_AS(wire::read(nlohmann::json::object(), back), Error);
 }
 
 TEST_CASE("a node's name is made of its host's") {
@@ -211,6 +215,9 @@ TEST_CASE("a cluster's spec comes back whole from its JSON") {
   gpu.max_workers = 6;
   gpu.idle_timeout_s = 30;
   gpu.priority = 3;
+  gpu.on_demand_fallback = true;
+  gpu.placement_group = "cluster";
+  gpu.efa = true;
   gpu.initialization_commands = {"true"};
   gpu.worker_setup_commands = {{"make"}};
   spec.file_mounts = {{"~/data", "/data"}};

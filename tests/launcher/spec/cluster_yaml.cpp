@@ -266,7 +266,7 @@ TEST_CASE("a problem of the old form is named as it stands in the file") {
 TEST_CASE("clouds have Ray's defaults") {
   const ClusterSpec aws = cluster("provider: {type: aws}");
   CHECK(aws.provider.other["region"] == "us-west-2");
-  CHECK(aws.provider.other["availability_zone"] == "us-west-2a,us-west-2b");
+  CHECK(!aws.provider.other.contains("availability_zone"));
   CHECK(aws.head_node_type == "ray.head.default");
   CHECK(aws.promised_nodes() == 1);
   CHECK(cluster("provider: {type: gcp}").provider.other["availability_zone"] == "us-west1-a");
@@ -343,16 +343,16 @@ available_node_types:
   h: &base
     min_workers: 1
     max_workers: 1
-    node_config: &config {InstanceType: m5.large, Spot: false}
+    node_config: &config {InstanceType: m5.large, EbsOptimized: false}
   g:
     <<: *base
     max_workers: 2
-    node_config: {<<: *config, Spot: true}
+    node_config: {<<: *config, EbsOptimized: true}
 )");
   CHECK(type(spec, "g").min_workers == 1);
   CHECK(type(spec, "g").max_workers == 2);
   CHECK(type(spec, "g").node_config["InstanceType"] == "m5.large");
-  CHECK(type(spec, "g").node_config["Spot"] == true);
+  CHECK(type(spec, "g").node_config["EbsOptimized"] == true);
 }
 
 TEST_CASE("the examples in configs/ are fine") {

@@ -93,10 +93,12 @@ TEST_CASE("a key that stands twice: the last one in Ray's files, an error in our
   CHECK(cluster(of_ray).setup_commands == std::vector<std::string>{"b"});
   CHECK(warnings(of_ray) == Lines{"4:1 setup_commands: is there twice: this one counts, as in Ray, "
                                   "and line 2 has no effect"});
-  const ClusterSpec old = cluster("provider: {type: aws}\nhead_node: {A: 1, B: 2, A: 3}");
-  CHECK(old.node_types.at(0).node_config["A"] == 3);
+  const ClusterSpec old =
+      cluster("provider: {type: aws}\nhead_node: {KeyName: a, ImageId: i, KeyName: b}");
+  CHECK(old.node_types.at(0).node_config["KeyName"] == "b");
   // A key beside a merge is no second one.
-  CHECK(warnings("provider: {type: aws}\nhead_node: &h {A: 1}\nworker_nodes: {<<: *h, A: 2}")
+  CHECK(warnings(
+            "provider: {type: aws}\nhead_node: &h {KeyName: a}\nworker_nodes: {<<: *h, KeyName: b}")
             .empty());
 }
 
@@ -185,4 +187,96 @@ TEST_CASE("what the YAML names on this machine is listed with its place") {
   CHECK(spec.local_paths[2].path == "/work/data");
   CHECK(spec.local_paths[2].location.str() == "/work/cluster.yaml:6:11");
   CHECK(spec.provider.location.line == 2);
+}
+
+TEST_CASE("a node_config of aws is what RunInstances takes") {
+  const std::string text = R"(
+provider:
+  type: aws
+  security_group:
+    GroupName: mine
+    IpPermissions:
+      - {IpProtocol: tcp, FromPort: 22, ToPort: 22, IpRanges: [{CidrIp: 0.0.0.0/0}]}
+  key_pair: {key_name: me}
+head_node_type: h
+available_node_types:
+  h:
+    node_config:
+      InstanceType: p3.2xlarge
+      ImageId: latest_dlami
+      SubnetIds: [subnet-1, subnet-2]
+      MaxCount: 4
+      BlockDeviceMappings: [{DeviceName: /dev/sda1, Ebs: {VolumeSize: "100", Encrypted: true}}]
+      InstanceMarketOptions: {MarketType: spot, SpotOptions: {MaxPrice: 1.5}}
+      NetworkInterfaces: [{DeviceIndex: 0, Groups: [sg-1]}]
+      CpuOptions: null
+)";
+  CHECK(cluster_problems(text).empty());
+  CHECK(warnings(text) == Lines{"16:17 available_node_types.h.node_config.MaxCount: has no effect: "
+                                "min_workers and max_workers say how many there are"});
+  const std::string wrong = R"(provider:
+  type: aws
+  security_group: {GroupName: [a], IpPermissions: [{IpProtocoll: tcp}, x], Other: 1}
+  key_pair: {KeyName: me}
+head_node:
+  ImageIdd: ami-1
+  SubnetIds: subnet-1
+  DryRun: true
+  BlockDeviceMappings:
+    - DeviceName: /dev/sda1
+      Ebs: {VolumeSise: 100, Encrypted: maybe}
+    - Ebs: 100
+  resources: {CPU: 1}
+worker_nodes:
+  SecurityGroupIds: sg-1
+)";
+  CHECK(
+      cluster_problems(wrong) ==
+      Lines{
+          "3:20 provider.security_group.GroupName: must be a text",
+          "3:66 provider.security_group.IpPermissions[0].IpProtocoll: is no key that EC2 has here "
+          "[did you mean IpProtocol?]",
+          "3:72 provider.security_group.IpPermissions[1]: must be a mapping",
+          "3:83 provider.security_group.Other: is no key here [there are: GroupName, "
+          "IpPermissions]",
+          "4:23 provider.key_pair.KeyName: is no key here [there are: key_name]",
+          "6:13 head_node.ImageIdd: is no key that EC2 has here [did you mean ImageId?]",
+          "7:14 head_node.SubnetIds: must be a list, each a text",
+          "8:11 head_node.DryRun: is for dtrain to say",
+          "11:25 head_node.BlockDeviceMappings[0].Ebs.VolumeSise: is no key that EC2 has here "
+          "[did you mean VolumeSize?]",
+          "11:41 head_node.BlockDeviceMappings[0].Ebs.Encrypted: must be true or false",
+          "12:12 head_node.BlockDeviceMappings[1].Ebs: must be a mapping",
+          "15:21 worker_nodes.SecurityGroupIds: must be a list, each a text"});
+}
+
+TEST_CASE("aws: what a type may say besides, and what its machines start with") {
+  const std::string types =
+      "head_node_type: h\navailable_node_types:\n  h:\n    on_demand_fallback: true\n"
+      "    placement_group: cluster\n    efa: true\n    node_config:\n";
+  const std::string aws = "provider: {type: aws}\n" + types;
+  const ClusterSpec spec = cluster(aws + "      UserData: |\n        #!/bin/sh\n        true\n");
+  CHECK(spec.node_types.at(0).on_demand_fallback);
+  CHECK(spec.node_types.at(0).placement_group == "cluster");
+  CHECK(spec.node_types.at(0).efa);
+  CHECK(cluster_problems(aws + "      UserData: echo\n") ==
+        Lines{"9:17 available_node_types.h.node_config.UserData: must begin with #!, #cloud-config "
+              "or the like: it is one part of what the machine starts with"});
+  CHECK(cluster_problems(aws + "      UserData: \"#cloud-config\\nssh_keys: {}\\n\"\n") ==
+        Lines{"9:17 available_node_types.h.node_config.UserData: ssh_keys is for dtrain to say: by "
+              "them it knows the machine"});
+  CHECK(cluster_problems(aws + "      InstanceMarketOptions: {SpotOptions: {SpotInstanceType: "
+                               "persistent}}\n      SecurityGroups: [mine]\n") ==
+        Lines{"9:63 available_node_types.h.node_config.InstanceMarketOptions.SpotOptions."
+              "SpotInstanceType: must be one-time: a persistent request makes a machine anew for "
+              "each that is given back",
+              "10:7 available_node_types.h.node_config.SecurityGroups: EC2 takes no names of "
+              "groups in a VPC; SecurityGroupIds says them"});
+  CHECK(cluster_problems(aws + "      NetworkInterfaces: [{DeviceIndex: 0}]\n") ==
+        Lines{"7:10 available_node_types.h.efa: node_config has NetworkInterfaces: they say all of "
+              "this"});
+  CHECK(warnings("provider: {type: gcp}\n" + types + "      x: 1\n") ==
+        Lines{"5:25 available_node_types.h.on_demand_fallback: has no effect with provider gcp",
+              "6:22 available_node_types.h.placement_group: has no effect with provider gcp",
+              "7:10 available_node_types.h.efa: has no effect with provider gcp"});
 }

@@ -9,6 +9,7 @@
 
 #include "launcher/core/files.hpp"
 #include "launcher/core/log.hpp"
+#include "launcher/core/process.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -46,6 +47,21 @@ TEST_CASE("loop: a handler that blocks is named, one that waits its turn is not"
   CHECK(said.find(wire::kHandlerTooLong) != std::string::npos);
   CHECK(said.find("what=\"something long\"") != std::string::npos);
   CHECK(said.find('\n') == said.size() - 1);  // one line
+}
+
+TEST_CASE("loop: what waits for a program that it starts is not one that blocks") {
+  asio::io_context context(1);
+  asio::post(context, [] {
+    const StartWait waits;
+    std::this_thread::sleep_for(100ms);
+  });
+  CHECK(run_measured(context, "1").empty());
+  context.restart();
+  asio::post(context, [] {
+    { const StartWait waits; }
+    std::this_thread::sleep_for(100ms);
+  });
+  CHECK_FALSE(run_measured(context, "1").empty());
 }
 
 TEST_CASE("loop: nothing is measured unless somebody asks for it") {

@@ -102,6 +102,8 @@ std::map<std::string, json> messages() {
       {"node_renew", to_json(NodeMessage(RenewCertificate{"PEM"}))},
       {"head_welcome_mirror",
        to_json(HeadMessage(Welcome{1, {"mirror"}, std::chrono::seconds(5), true}))},
+      {"head_welcome_provider",
+       to_json(HeadMessage(Welcome{1, {"mirror"}, std::chrono::seconds(5), true, "aws"}))},
       {"head_prepare", to_json(HeadMessage(prepare))},
       {"head_open_pair",
        to_json(HeadMessage(OpenPair{"00ff", "beef", std::chrono::milliseconds(5000)}))},

@@ -46,6 +46,16 @@ class Sending : public World {
     engine->joined(info);
   }
   std::string reason(const JobId& job) { return engine->job(job).at("reason"); }
+  // A job of node-0's, of which the head that began to send it has died.
+  JobId left_staging() {
+    join("node-0");
+    const JobId id = submit_sent(1);
+    until([&] { return staged.size() == 1; });
+    settle();
+    restart();
+    CHECK(state(id) == "staging");
+    return id;
+  }
 
   std::vector<std::pair<std::string, wire::Stage>> staged;
   std::vector<std::string> given_up;
@@ -119,12 +129,7 @@ TEST_CASE("a stop while files are brought starts nothing") {
 
 TEST_CASE("a head that is started anew asks again") {
   Sending world(1);
-  world.join("node-0");
-  const JobId id = world.submit_sent(1);
-  world.until([&] { return world.staged.size() == 1; });
-  world.settle();
-  world.restart();
-  CHECK(world.state(id) == "staging");
+  const JobId id = world.left_staging();
   world.join("node-0");
   world.until([&] { return world.staged.size() == 2; });
   // So does a node that comes back.
@@ -163,4 +168,17 @@ TEST_CASE("a program that is too new for the nodes is refused, or goes to those 
   world.until([&] { return !world.staged.empty(); });
   CHECK(world.staged[0].first == "node-1");
   CHECK(world.state(id) == "staging");
+}
+
+TEST_CASE(
+    "ranks that a head began before it was durable that their files are in place end as any") {
+  Sending world(1);
+  const JobId id = world.left_staging();
+  world.join("node-0", {{id, 1}});
+  world.start_ranks("node-0", id, 1, 0, 1);
+  CHECK(world.state(id) == "running");
+  world.exit_rank("node-0", id, 1, 0, 0);
+  world.finish("node-0", id, 1, wire::NodeFinished::Outcome::succeeded);
+  world.settle();
+  CHECK(world.state(id) == "succeeded");
 }

@@ -114,7 +114,8 @@ TEST_CASE("placement: all nodes of one Slurm allocation") {
         "needs 4 CPUs on each of 2 nodes of one Slurm allocation; n-3 has 3 of 4 CPUs free");
   spec.nnodes = {1, 1};
   CHECK(place({in("login", "")}, demand_of(spec)).reason ==
-        "needs 4 CPUs on a node in a Slurm allocation; no node of this cluster is in one");
+        "needs 4 CPUs on a node in a Slurm allocation; no node of this cluster says that it is "
+        "in one");
   // What is not known may be one.
   CHECK(names(place({in("n-1", std::nullopt)}, demand_of(spec))) == Names{"n-1"});
 }

@@ -391,12 +391,16 @@ TEST_CASE("a node that leaves by itself ends its attempts, and nobody waits for 
     CHECK(world.started("node-0", id, 2).nnodes == 1);
   }
   const std::string cause = "node-1 leaves the cluster: its container was";
-  CHECK(world.engine->job(id)
-            .at("attempts")
-            .at(0)
-            .at("reason")
-            .get<std::string>()
-            .starts_with(cause));
+  const auto reason = [&] {
+    return world.engine->job(id).at("attempts").at(0).at("reason").get<std::string>();
+  };
+  CHECK(reason().starts_with(cause));
+  // Its provider's word comes later, and once.
+  const std::string before = reason();
+  for (int i = 0; i < 2; ++i) world.engine->explain(node, "Slurm job 7\nwas preempted");
+  world.engine->explain(NodeId("node-0"), "Slurm job 8 was cancelled");
+  world.engine->explain(NodeId("node-9"), "Slurm job 9 was cancelled");
+  CHECK(reason() == before + "; Slurm job 7\\x0awas preempted");
   bool noted = false;
   for (const std::string& message : world.messages(id)) {
     noted = noted || message.starts_with("begins anew, for " + cause);

@@ -72,6 +72,7 @@ class FakeSource final : public MachineSource {
       const std::string job = std::to_string(++site_.jobs);
       for (std::size_t i = 0; i < request.nodes.size(); ++i) {
         Machine machine;
+        machine.joins = true;
         machine.node = request.nodes[i];
         machine.type = request.type;
         machine.launch = request.launch;
@@ -134,6 +135,7 @@ struct Desk {
       return found == nodes.end() ? Presence::unseen : found->second;
     };
     hooks.with_ranks = [this] { return busy; };
+    hooks.leaves = [this](const NodeId& node) { return leaving.contains(node); };
     hooks.is_drained = [this](const NodeId& node) { return drained.contains(node); };
     hooks.drain = [this](const NodeId& node, bool undo) {
       ++drains;
@@ -152,6 +154,7 @@ struct Desk {
         nodes[node] = Presence::lost;
       }
     };
+    hooks.explain = [this](const NodeId& node, const std::string& why) { words[node] = why; };
     hooks.expect_machines = [this](const MachinesToCome& machines) {
       to_come = machines;
       return growth;
@@ -246,9 +249,11 @@ struct Desk {
   std::set<NodeId> credentials;
   std::set<NodeId> begun;
   std::set<NodeId> drained;
+  std::set<NodeId> leaving;
   std::set<NodeId> busy;
   int drains = 0;  // asked for, or taken back
   std::map<NodeId, std::string> removed;
+  std::map<NodeId, std::string> words;  // of the provider
   MachinesToCome to_come;
   Growth growth;
   std::optional<NodeCapacity> capacity;
@@ -264,6 +269,7 @@ struct Desk {
 Machine made(const std::string& node, const std::string& id, const std::string& type = "gpu",
              MachineState state = MachineState::running, const std::string& launch = "one") {
   Machine machine;
+  machine.joins = true;
   machine.node = NodeId(node);
   machine.id = id;
   machine.type = type;
@@ -310,6 +316,13 @@ TEST_CASE("machines: what is asked for and given back") {
   CHECK(released(decide_machines(grown, three, used)).empty());
   CHECK(released(decide_machines(grown, three, {NodeId("gpu-2")})) ==
         Strings{"2: no job needs it"});
+  // What an `up` has made counts, and stays, whatever it is.
+  std::vector<Machine> mixed = three;
+  for (Machine& machine : mixed) machine.joins = machine.node == NodeId("gpu-3");
+  CHECK(decide_machines(wanted(4), mixed).create == std::map<std::string, int>{{"gpu", 1}});
+  CHECK(released(decide_machines(wanted(1), mixed)) == Strings{"2: 1 of type gpu is wanted"});
+  mixed.front().type = "old";
+  CHECK(released(decide_machines(wanted(2), mixed)).empty());
   // Another launch configuration stays, unless it is to be replaced.
   wire::WantedMachines other = wanted(3, "two");
   CHECK(decide_machines(other, three).create.empty());
@@ -325,7 +338,7 @@ TEST_CASE("machines: asked for, let in when they run, and left alone then") {
   desk.want(wanted(2));
   CHECK(desk.machines() == "gpu-1 pending, gpu-2 pending");
   CHECK(desk.to_come.nodes == 2);
-  CHECK(desk.site.boots.front() == "set -- --contained\nscript of gpu-1");
+  CHECK(desk.site.boots.front() == "#!/bin/sh\nset -- --contained\nscript of gpu-1");
   CHECK(desk.begun.empty());
   // Ever less often, while nothing changes.
   CHECK(desk.tick() == 1000ms);
@@ -359,7 +372,16 @@ TEST_CASE("machines: another takes the place of one that is gone") {
     desk.site.set("1", MachineState::gone, "Slurm job 1 has ended");
     desk.tick();
     CHECK(desk.removed[NodeId("gpu-1")] == "its machine is gone: Slurm job 1 has ended");
+    CHECK(desk.words[NodeId("gpu-1")] == "Slurm job 1 has ended");
     CHECK(desk.machines() == "gpu-2 pending");
+  }
+  SUBCASE("its node says that it leaves") {
+    desk.leaving.emplace("gpu-1");
+    desk.busy.emplace("gpu-1");
+    desk.goes("gpu-1", Presence::here);
+    CHECK(desk.machines() == "gpu-1 running, gpu-2 pending");
+    desk.look();
+    CHECK(desk.removed.empty());
   }
   SUBCASE("its machine is gone, its node is still heard") {
     desk.site.set("1", MachineState::gone, "Slurm job 1 lost a node");
@@ -372,6 +394,7 @@ TEST_CASE("machines: another takes the place of one that is gone") {
     desk.site.machines.clear();
     desk.goes("gpu-1", Presence::away);
     CHECK(desk.removed[NodeId("gpu-1")] == "its machine is gone");
+    CHECK(desk.words.empty());
   }
   CHECK(desk.site.jobs == 2);
   CHECK(desk.error() == "");  // it had come
@@ -585,6 +608,51 @@ TEST_CASE("machines: what stands ready is not asked for twice, and stays") {
   CHECK(desk.machines() == "gpu-1 running, gpu-2 running");
 }
 
+TEST_CASE("machines: what an up has made counts until it is lost, and is the up's") {
+  Desk desk;
+  Machine one = made("node-1", "7");
+  one.joins = false;
+  one.cluster = ClusterId("lab-id");
+  Machine head = one;
+  head.node = NodeId("node-0");
+  head.head = true;
+  desk.site.machines = {head, one};
+  wire::WantedMachines what = on_demand(2);
+  what.types.front().count = 1;
+  desk.want(what);
+  CHECK(desk.site.jobs == 0);  // it is being prepared
+  CHECK(desk.machines() == "node-1 running");
+  CHECK(desk.to_come.coming.size() == 1);
+  SUBCASE("and becomes a node") {
+    desk.come("node-1");
+    desk.needs({}, {JobId("a"), "gpu", 1});
+    CHECK(desk.machines() == "gpu-1 pending, node-1 running");
+    desk.site.set("1", MachineState::running);
+    desk.tick();
+    desk.come("gpu-1");
+    desk.needs({});
+    desk.clock.advance(2min);
+    desk.look();
+    desk.look();
+    CHECK(desk.machines() == "node-1 running");
+    SUBCASE("which is lost") {
+      desk.goes("node-1", Presence::lost);
+      CHECK(desk.machines() == "gpu-2 pending, node-1 running");
+      desk.clock.advance(60min);
+      desk.look();
+      CHECK(desk.removed.empty() == false);  // gpu-2 alone: it never came
+      CHECK_FALSE(desk.removed.contains(NodeId("node-1")));
+      CHECK(desk.machines().find("node-1 running") != std::string::npos);
+    }
+  }
+  SUBCASE("and never does") {
+    desk.clock.advance(MachineKeeper::kPrepareLimit);
+    desk.look();
+    CHECK(desk.machines() == "gpu-1 pending, node-1 running");
+    CHECK(desk.removed.empty());
+  }
+}
+
 TEST_CASE("machines: a gang that cannot be had is said to who waits, and tried ever less often") {
   Desk desk;
   desk.site.refuses = Error(ErrorCode::failed, "no such partition");
@@ -673,7 +741,7 @@ TEST_CASE("machines: another of one that cannot be prepared is not asked for at 
   CHECK(desk.error() == "gpu-1 is broken");
   const auto begun = desk.clock.now();
   while (desk.site.jobs == 1) desk.tick();
-  CHECK(desk.clock.now() - begun >= MachineKeeper::kFirstRetry);
+  CHECK(desk.clock.now() - begun >= MachineFailures::kFirstRetry);
 }
 
 TEST_CASE("machines: many gangs are asked for in parts, and idle ones go where room is short") {
@@ -719,6 +787,7 @@ TEST_CASE("machines: what cannot be given back is tried ever less often") {
   desk.want(wanted(0));
   for (int i = 0; i < 10; ++i) desk.tick();
   CHECK(desk.tick() == MachineKeeper::kLastLook);
+  CHECK(desk.keeper->view()["machines"][0]["reason"] == "cannot be given back: slurmctld is busy");
   desk.site.keeps.reset();
   desk.tick();
   desk.tick();

@@ -6,6 +6,8 @@
 #include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/ssl/context.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
 
 #include "agent/head/server/content_server.hpp"
 #include "agent/head/server/joins.hpp"
@@ -129,6 +131,13 @@ struct BothEnds {
     sum.add(weights);
     return sum.hex();
   }
+  static bool holds_bytes(const std::filesystem::path& top) {
+    std::error_code absent;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(top, absent)) {
+      if (entry.is_regular_file(absent) && entry.file_size(absent) > 0) return true;
+    }
+    return false;
+  }
   std::vector<std::uint64_t> offsets;  // from where
   int over = 0;
   asio::awaitable<void> offer(std::string bytes, bool all) {
@@ -156,7 +165,14 @@ struct BothEnds {
       } while (all && !piece.empty());
       if (all) link::say(stream, wire::ContentEnd{});
       co_await stream->queue_below(1);
-      if (!all) co_return;
+      if (!all) {  // what the head has not read is lost with the connection
+        asio::steady_timer pause(context);
+        while (!holds_bytes(folder / "storage")) {
+          pause.expires_after(1ms);
+          co_await pause.async_wait(asio::use_awaitable);
+        }
+        co_return;
+      }
       co_await link::hear(stream);
       co_return;
     }

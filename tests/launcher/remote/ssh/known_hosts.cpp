@@ -9,6 +9,8 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/remote/ssh/keyring.hpp"
+#include "launcher/remote/ssh/new_key.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -106,6 +108,35 @@ TEST_CASE("pin: once, private, by several at a time, behind a line without its e
   struct stat status {};
   REQUIRE(::stat(file.c_str(), &status) == 0);
   CHECK((status.st_mode & 0777) == 0600);
+}
+
+TEST_CASE("change_pins: those lines alone, of a name and a key; all in one") {
+  const testing::TemporaryFolder folder;
+  const std::filesystem::path file = folder / "known_hosts";
+  const NewKey other = make_key();
+  change_pins(file, {}, {{"i-1", kKey}});  // there is none
+  change_pins(file, {{"i-1", kKey}, {"i-2", kKey}, {"i-1", kKey}}, {});
+  CHECK(split(read_file(file), '\n').size() == 3);  // two lines
+  write_file_atomic(file, "# mine\n" + read_file(file) + "i-1 " + other.public_line());
+  change_pins(file, {}, {{"i-1", kKey}});
+  CHECK(read_file(file) ==
+        "# mine\ni-2 " + kKey.type + " " + kKey.blob + "\ni-1 " + other.public_line());
+  CHECK(judge(known_keys({file}, "i-1"), kKey) == KeyVerdict::changed);
+  change_pins(file, {{"i-3", kOther}}, {{"i-2", kKey}});
+  CHECK(judge(known_keys({file}, "i-3"), kOther) == KeyVerdict::known);
+  CHECK(judge(known_keys({file}, "i-2"), kKey) == KeyVerdict::unknown);
+}
+
+TEST_CASE("a new key is one that ssh-keygen reads, and another each time") {
+  const testing::TemporaryFolder folder;
+  const std::filesystem::path file = folder / "key";
+  const NewKey key = make_key();
+  CHECK(key.public_key != make_key().public_key);
+  write_file_atomic(file, key.private_text);
+  SpawnOptions options;
+  options.argv = {"ssh-keygen", "-y", "-f", file.string()};
+  CHECK(capture(options, {}, std::chrono::seconds(60)).out == key.public_line() + "\n");
+  CHECK(Keyring().look(file).public_blob == key.public_key.blob);
 }
 
 TEST_CASE("order_algorithms: those of known keys first") {

@@ -1,4 +1,4 @@
-#include "agent/supervise/unix_socket.hpp"
+#include "launcher/core/unix_socket.hpp"
 
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -8,12 +8,13 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 
-namespace dtrain::supervise {
+namespace dtrain {
 namespace {
 
 struct Address {
@@ -26,10 +27,10 @@ struct Address {
 Address address_of(const fs::path& path) {
   Address made{{}, sizeof made.address};
   made.address.sun_family = AF_UNIX;
-  if (path.string().size() >= sizeof made.address.sun_path) {
+  if (!fits_socket(path)) {
     throw Error(ErrorCode::invalid, "the path of a socket is too long: " + path.string());
   }
-  std::memcpy(made.address.sun_path, path.c_str(), path.string().size() + 1);
+  std::memcpy(made.address.sun_path, path.c_str(), path.native().size() + 1);
   return made;
 }
 
@@ -44,14 +45,19 @@ Address abstract_address(const std::string& name) {
   return made;
 }
 
+constexpr int kMostRefused = 64;  // in one look
+
 // Whether the other end is this user's, or root's.
 bool is_own(int fd) {
   ucred peer{};
   socklen_t size = sizeof peer;
   const bool known = ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0;
   if (known && (peer.uid == ::geteuid() || peer.uid == 0)) return true;
-  log::warn("another user at a socket was refused",
-            {{"uid", std::to_string(peer.uid)}, {"pid", std::to_string(peer.pid)}});
+  static std::set<uid_t> told;  // who comes often fills no log
+  if (told.insert(peer.uid).second) {
+    log::warn("another user at a socket was refused",
+              {{"uid", std::to_string(peer.uid)}, {"pid", std::to_string(peer.pid)}});
+  }
   return false;
 }
 
@@ -70,13 +76,17 @@ std::optional<UniqueFd> connect_to(const Address& there, const std::string& name
 
 }  // namespace
 
+bool fits_socket(const fs::path& path) {
+  return path.native().size() < sizeof sockaddr_un::sun_path;
+}
+
 UniqueFd listen_unix(const fs::path& path) {
   const Address here = address_of(path);
   UniqueFd fd = make_socket();
   ::unlink(path.c_str());
   // Nobody can come before listen, so the mode is right before it matters.
   if (::bind(fd.get(), here.get(), here.size) != 0 || ::chmod(path.c_str(), 0600) != 0 ||
-      ::listen(fd.get(), 128) != 0) {
+      ::listen(fd.get(), SOMAXCONN) != 0) {
     throw errno_error("cannot listen at " + path.string(), errno);
   }
   return fd;
@@ -92,18 +102,36 @@ UniqueFd listen_abstract(const std::string& name) {
 }
 
 std::optional<UniqueFd> accept_own(int listener) {
-  while (true) {
+  for (int refused = 0; refused < kMostRefused;) {
     UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       return std::nullopt;
     }
     if (is_own(fd.get())) return fd;
+    ++refused;
   }
+  return std::nullopt;
 }
 
 std::optional<UniqueFd> connect_unix(const fs::path& path) {
   return connect_to(address_of(path), path.string());
+}
+
+UniqueFd dial_unix(const fs::path& path, int* error) {
+  const auto failed = [error](int why) {
+    if (error != nullptr) *error = why;
+    return UniqueFd();
+  };
+  if (path.empty()) return failed(ENOENT);
+  if (!fits_socket(path)) return failed(ENAMETOOLONG);
+  const Address there = address_of(path);
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd) return failed(errno);
+  while (::connect(fd.get(), there.get(), there.size) != 0) {
+    if (errno != EINTR) return failed(errno);
+  }
+  return fd;
 }
 
 std::optional<UniqueFd> connect_abstract(const std::string& name) {
@@ -111,4 +139,4 @@ std::optional<UniqueFd> connect_abstract(const std::string& name) {
   return fd && is_own(fd->get()) ? std::move(fd) : std::nullopt;
 }
 
-}  // namespace dtrain::supervise
+}  // namespace dtrain

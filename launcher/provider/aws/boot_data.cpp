@@ -1,0 +1,80 @@
+#include "launcher/provider/aws/boot_data.hpp"
+
+#include <utility>
+
+#include "launcher/remote/gzip.hpp"
+
+namespace dtrain::aws {
+namespace {
+
+// The instance's number in its request, of its metadata service.
+constexpr const char* kWhich = R"sh(#!/bin/sh
+ask() {
+  if command -v curl >/dev/null; then
+    token=$(curl -sS -f --noproxy '*' -m 10 -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 300' "$1/api/token") &&
+      curl -sS -f --noproxy '*' -m 10 -H "X-aws-ec2-metadata-token: $token" "$1/meta-data/ami-launch-index"
+  else
+    python3 - "$1" <<'END'
+import sys, urllib.request
+def ask(path, method, **fields):
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    return opener.open(urllib.request.Request(sys.argv[1] + path, headers=fields, method=method), timeout=10).read().decode()
+token = ask("/api/token", "PUT", **{"X-aws-ec2-metadata-token-ttl-seconds": "300"})
+print(ask("/meta-data/ami-launch-index", "GET", **{"X-aws-ec2-metadata-token": token}))
+END
+  fi
+}
+for try in 1 2 3 4 5 6 7 8 9 10; do
+  which=$(ask http://169.254.169.254/latest) && break
+  sleep $try
+done
+)sh";
+
+constexpr const char* kPart = "dtrain-part-4c1f8a";
+
+// Runs the i-th of the scripts.
+std::string run(const std::vector<std::string>& scripts, std::size_t i, const std::string& user) {
+  const std::string end = "dtrain-script-" + std::to_string(i);
+  const std::string how =
+      user.empty() ? "exec sh -s <<'" + end + "'"
+                   : "setsid su -l -s /bin/sh " + user +
+                         " -c 'exec sh -s' >>/var/log/dtrain-join.log 2>&1 <<'" + end + "' &";
+  return how + "\n" + scripts[i] + (scripts[i].ends_with('\n') ? "" : "\n") + end + "\n";
+}
+
+std::string script_of(const std::vector<std::string>& scripts, const std::string& user) {
+  if (scripts.size() == 1) {
+    return user.empty() ? scripts.front() : "#!/bin/sh\n" + run(scripts, 0, user);
+  }
+  std::string script = kWhich;
+  script += "case $which in\n";
+  for (std::size_t i = 0; i < scripts.size(); ++i) {
+    script += std::to_string(i) + ") " + run(scripts, i, user) + ";;\n";
+  }
+  script +=
+      "*) echo \"dtrain: which instance of its request this is cannot be told: $which\"; exit "
+      "1;;\nesac\n";
+  return script;
+}
+
+}  // namespace
+
+std::string packed(const BootData& data) {
+  std::vector<std::pair<const char*, std::string>> parts;
+  if (!data.users.empty()) parts.emplace_back("text/plain", data.users);
+  if (!data.settings.empty()) parts.emplace_back("text/cloud-config", data.settings);
+  if (!data.scripts.empty()) {
+    parts.emplace_back("text/x-shellscript", script_of(data.scripts, data.user));
+  }
+  if (parts.empty()) return {};
+  if (parts.size() == 1) return gzip_of(parts.front().second);
+  const std::string boundary = std::string("--") + kPart;
+  std::string message = "MIME-Version: 1.0\nContent-Type: multipart/mixed; boundary=\"" +
+                        std::string(kPart) + "\"\n\n";
+  for (const auto& [kind, text] : parts) {
+    message += boundary + "\nContent-Type: " + kind + "; charset=\"utf-8\"\n\n" + text + "\n";
+  }
+  return gzip_of(message + boundary + "--\n");
+}
+
+}  // namespace dtrain::aws

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "launcher/provider/aws/client.hpp"
+#include "launcher/provider/aws/intents.hpp"
+#include "launcher/provider/aws/launch.hpp"
+#include "launcher/provider/provider.hpp"
+
+namespace dtrain::aws {
+
+// The instances that EC2 tells of for `filter`, as its answer has them. Throws ApiError.
+void for_each_instance(Client& client, Form filter,
+                       const std::function<void(const Xml& instance)>& take);
+
+// Machines of one cluster that are instances of EC2. Whose and what they are stands in their tags,
+// which they have from the moment they are made, so that every laptop finds them. Those of one
+// request come together or not at all; the k-th of a request is its k-th node. One thread at a
+// time.
+class Instances {
+ public:
+  // `intents`: a folder of this cluster's that outlives crashes; `saw` is told of each
+  // that EC2 lists. The client outlives it.
+  Instances(Client& client, std::string cluster_name, fs::path intents,
+            std::function<Launch(const Request& request)> launch,
+            std::function<void(const Machine& machine, const Tags& tags)> saw = {});
+
+  // As Provider's. What was asked for and is not known to EC2 yet is among them, pending: it is
+  // waited for until kUnseen has passed.
+  std::vector<Machine> list();
+  void create(const std::vector<Request>& requests, const OutcomeSink& tell);
+  // What is not known yet is waited for, and then terminated.
+  void release(const std::vector<Machine>& machines, const OutcomeSink& tell);
+  void follow(const std::vector<Machine>& machines, const OutcomeSink& tell,
+              const std::stop_token& stop);
+
+  // After that, what EC2 does not know was never made, or is gone.
+  static constexpr std::chrono::minutes kUnseen{3};
+  // Between two looks at what is on its way.
+  static constexpr std::chrono::milliseconds kFirstLook{250};
+  static constexpr std::chrono::milliseconds kLastLook{3000};
+  // Of how many a request is at most, for each has a tag of its own, of which there are 50.
+  static constexpr std::size_t kMostTogether = 32;
+
+ private:
+  struct Seen {
+    Machine machine;
+    std::string intent;
+  };
+  std::vector<Seen> seen(const Form& filter);
+  void ask_for(const Request& request, const std::vector<NodeId>& nodes, const OutcomeSink& tell);
+  // Absent: this place has none; `why` says so.
+  std::optional<std::vector<Machine>> ask_at(const Request& request, const Launch& launch,
+                                             const Launch::Place& place,
+                                             const std::vector<NodeId>& nodes,
+                                             const std::string& data, std::string& why,
+                                             std::string& hint);
+  std::vector<Machine> look_for(const Intent& intent);
+  nlohmann::json config_of(const Launch& launch, const Launch::Place& place, const Intent& intent,
+                           const std::string& data) const;
+  void terminate(const std::vector<Machine>& machines, const OutcomeSink& tell);
+
+  Client& client_;
+  std::string cluster_name_;
+  Intents intents_;
+  std::function<Launch(const Request&)> launch_;
+  std::function<void(const Machine&, const Tags&)> saw_;
+};
+
+}  // namespace dtrain::aws

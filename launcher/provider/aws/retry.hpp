@@ -1,0 +1,29 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+// When a request to AWS is made again: botocore's "standard" mode, but that throttling alone does
+// not end it, and that want of capacity, which EC2 tells by 500, does. Pure.
+namespace dtrain::aws {
+
+// How a try ended that was no success.
+struct Try {
+  int status = 0;    // 0: there was no answer
+  std::string code;  // AWS's: "RequestLimitExceeded"; empty: it says none
+  std::optional<std::chrono::milliseconds> retry_after;  // as the answer asks
+};
+
+enum class Fault : std::uint8_t {
+  refused,    // it will be the same the next time
+  transient,  // a few tries more
+  throttled,  // as long as there is time
+};
+Fault fault_of(const Try& failed);
+
+// Before try `number` + 1, the first being 1. `random`: from 0 to 1.
+std::chrono::milliseconds pause_after(const Try& failed, int number, double random);
+
+}  // namespace dtrain::aws

@@ -1,0 +1,14 @@
+#pragma once
+
+#include "launcher/spec/cluster_spec.hpp"
+#include "launcher/wire/machines.hpp"
+
+namespace dtrain {
+
+// What the YAML says of workers' machines that the head asks for, whatever its provider.
+wire::WantedMachines::Type wanted_type(const ClusterSpec& spec,
+                                       const ClusterSpec::Workers& workers);
+// Of all types.
+int most_workers(const ClusterSpec& spec);
+
+}  // namespace dtrain
