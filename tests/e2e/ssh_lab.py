@@ -87,6 +87,15 @@ class Lab(HostsCase):
         self.assertNotEqual(self.lab.ssh(0, reach).returncode, 0)
         self.said(1, "true")
 
+    def test_a_connection_outlives_the_removal_of_another_host(self):
+        """Also one on which only the other end speaks, as an sshd does at first."""
+        address = lambda: json.loads(laboratory.sh("ip", "-j", "link", "show", "lab0"))[0]["address"]
+        before = address()
+        laboratory.sh("ip", "link", "add", "other", "address", "00:00:00:00:00:01", "type", "veth", "peer", "name", "another")
+        self.addCleanup(laboratory.sh, "ip", "link", "del", "other")
+        laboratory.sh("ip", "link", "set", "other", "master", "lab0")
+        self.assertEqual(address(), before)
+
     def test_rate_limits(self):
         self.lab[0].rate("40mbit")
         self.addCleanup(self.lab[0].rate, None)

@@ -34,9 +34,11 @@ NETWORKS6 = {"lab0": "fd00:77:", "lab1": "fd00:78:"}  # for hosts with IPv6 alon
 
 
 def make_networks():
-    for bridge, prefix in NETWORKS.items():
+    for number, (bridge, prefix) in enumerate(NETWORKS.items()):
         if not sh("ip", "link", "show", bridge, check=False):
-            batch = f"link add {bridge} type bridge\nlink set {bridge} up\n"
+            # An address of its own. Else it has the lowest one of its ports, another once that host is removed, and
+            # what the others then send here is lost until this end says something.
+            batch = f"link add {bridge} address 02:77:00:00:00:0{number} type bridge\nlink set {bridge} up\n"
             if bridge == "lab0":
                 batch += (f"addr add {prefix}.1/24 dev {bridge}\n"
                           f"addr add {NETWORKS6[bridge]}:1/64 dev {bridge} nodad\n")
