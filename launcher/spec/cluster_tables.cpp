@@ -343,7 +343,8 @@ const Table& cluster_table() {
                   "`min_workers` and `max_workers` say, and of a type that has neither as many as "
                   "jobs need.")),
           key("upscaling_speed", Shape::number(0, kLarge), 1.0,
-              "How many nodes may be coming, as a multiple of those that are there."),
+              "How many nodes of a type the head may have coming, as a multiple of those that are "
+              "there; 5 in any case, and all that one job needs. With provider aws."),
           key("idle_timeout_minutes", Shape::number(0, kLarge), 5.0,
               "After how many idle minutes a node above `min_workers` goes."),
           example(required(expands(key("provider", Shape::special("mapping", json::object()),

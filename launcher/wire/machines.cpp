@@ -21,8 +21,8 @@ void fields(Is<WantedMachines::Head> auto& m, auto&& f) {
 void fields(Is<WantedMachines> auto& m, auto&& f) {
   f("provider", m.provider, "boot", m.boot, "scaler", if_set(m.scaler), "config", if_set(m.config),
     "environment", if_set(m.environment), "addresses", if_set(m.addresses), "types", m.types,
-    "max_workers", or_default(m.max_workers, {0, WantedMachines::kMost}), "replace",
-    if_set(m.replace), "head", if_set(m.head));
+    "max_workers", or_default(m.max_workers, {0, WantedMachines::kMost}), "upscaling_speed",
+    if_set(m.upscaling_speed), "replace", if_set(m.replace), "head", if_set(m.head));
 }
 
 nlohmann::json to_json(const WantedMachines& wanted) {
@@ -37,6 +37,9 @@ WantedMachines wanted_machines_from_json(const nlohmann::json& json) {
       !fs::path(has_scaler ? wanted.scaler : wanted.boot).is_absolute()) {
     throw Error(ErrorCode::invalid,
                 std::string(has_scaler ? "\"scaler\"" : "\"boot\"") + " is no absolute path");
+  }
+  if (!(wanted.upscaling_speed.value_or(0) >= 0)) {
+    throw Error(ErrorCode::invalid, "\"upscaling_speed\" is below 0");
   }
   std::set<std::string> names;
   std::int64_t count = 0;

@@ -18,6 +18,7 @@ struct WantedMachines {
   static constexpr int kMost = 4000;  // of all types: of so many there are credentials at a time
   static constexpr int kMostCpus = 65536;  // of one machine
   static constexpr int kMostGpus = 1024;
+  static constexpr int kLeastAtOnce = 5;  // whatever upscaling_speed is, as with Ray
 
   struct Type {
     std::string name;
@@ -57,7 +58,9 @@ struct WantedMachines {
   std::vector<std::string> addresses;    // of the head, besides those that it has itself
   std::vector<Type> types;
   int max_workers = kMost;  // of all types
-  bool replace = false;     // those of another launch configuration give way
+  // Of a type so many times as many as are here may be coming, or kLeastAtOnce; absent: any number.
+  std::optional<double> upscaling_speed;
+  bool replace = false;  // those of another launch configuration give way
   std::optional<Head> head;
 
   bool operator==(const WantedMachines&) const = default;

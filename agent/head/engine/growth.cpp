@@ -25,14 +25,16 @@ class Grower {
  public:
   Grower(const std::vector<NodeCapacity>& nodes, const std::set<NodeId>& soon,
          const MachinesToCome& machines)
-      : most_(machines.most), left_(machines.most) {
+      : in_allocations_(machines.in_allocations), most_(machines.most), left_(machines.most) {
     for (NodeCapacity node : nodes) {
       const bool is_soon = soon.contains(node.node);
       node.usable = node.usable || is_soon;
       add(std::move(node), {is_soon ? Kind::soon : Kind::here});
     }
+    std::map<std::string, int> coming;
+    for (const ComingMachine& each : machines.coming) ++coming[each.type];
     for (const MachineType& type : machines.types) {
-      offers_.push_back({&type, type.most - type.there});
+      offers_.push_back({&type, type.most - type.there, coming[type.name]});
       left_ -= type.there;
     }
     std::stable_sort(offers_.begin(), offers_.end(), [](const Offer& a, const Offer& b) {
@@ -62,6 +64,7 @@ class Grower {
       return true;
     }
     for (const bool is_whole : {true, false}) {
+      if (is_whole && !in_allocations_) continue;
       for (const bool is_refused : {false, true}) {
         for (Offer& offer : offers_) {
           const int count = is_whole ? demand.nnodes.min : complement(offer, demand);
@@ -78,14 +81,19 @@ class Grower {
 
  private:
   enum class Kind : std::uint8_t { here, soon, coming, asked };
+  // Of machines that are asked for, and of gangs that want some.
+  enum class Outlook : std::uint8_t { good, doubtful, refused };
   struct Place {
     Kind kind;
     bool for_one = false;  // nobody knows what it has
     const ComingMachine* machine = nullptr;
+    Outlook outlook = Outlook::good;
   };
   struct Offer {
     const MachineType* type;
     int left;  // more there may be
+    int coming;
+    bool is_full = false;  // as many are coming as may, and somebody waits for more
   };
 
   void add(NodeCapacity node, Place place) {
@@ -97,6 +105,11 @@ class Grower {
   int left(const Offer& offer) const { return std::max(0, std::min(offer.left, left_)); }
   static bool refuses(const Offer& offer, int count) {
     return !offer.type->trouble.empty() && count >= offer.type->refused;
+  }
+
+  static bool may_come(const Offer& offer, int count) {
+    const auto& at_once = offer.type->at_once;
+    return !at_once || offer.coming == 0 || (!offer.is_full && offer.coming + count <= *at_once);
   }
 
   std::vector<NodeCapacity> fresh(const MachineType& type, int count) const {
@@ -132,18 +145,31 @@ class Grower {
     const MachineType& type = *offer.type;
     std::vector<NodeCapacity> gang = fresh(type, count);
     if (is_whole && !place_in_order(gang, demand).shares) return false;
+    const bool is_refused = refuses(offer, count);
+    if (!is_refused && !may_come(offer, count)) {
+      offer.is_full = true;
+      growth_.reasons[job.job] =
+          "waits until others have come: " + machines_text(offer.coming, type.name) +
+          " are coming, and " + std::to_string(*type.at_once) + " may be at once";
+      return true;
+    }
     const std::size_t before = nodes_.size();
-    for (NodeCapacity& one : gang) add(std::move(one), {Kind::asked, !type.known});
+    const Outlook outlook = is_refused    ? Outlook::refused
+                            : type.failed ? Outlook::doubtful
+                                          : Outlook::good;
+    worst_ = std::max(worst_, outlook);
+    for (NodeCapacity& one : gang)
+      add(std::move(one), {Kind::asked, !type.known, nullptr, outlook});
     std::vector<bool> among(before, !is_whole);
     among.resize(nodes_.size(), true);
     offer.left -= count;
     left_ -= count;
+    if (!is_refused) offer.coming += count;
     growth_.gangs.push_back({job.job, type.name, count});
     give(job, *place_in_order(nodes_, demand, &among).shares);
-    const bool refused = refuses(offer, count);
-    growth_.reasons[job.job] = (refused ? "would ask for " : "asks for ") +
+    growth_.reasons[job.job] = (is_refused ? "would ask for " : "asks for ") +
                                machines_text(count, type.name) +
-                               (refused ? ": " + type.trouble : "");
+                               (is_refused ? ": " + type.trouble : "");
     return true;
   }
 
@@ -172,13 +198,23 @@ class Grower {
       const PlacedShare& share = placement.shares->front();
       use(nodes_[i], share);
       // What is of several allocations does it no good: those go, and one comes in their place.
-      if (!demand.one_allocation) growth_.needed.insert(share.node);
+      if (!demand.one_allocation) hold(share.node, worst_);
       growth_.kept[share.node].push_back(share);
     }
     return true;
   }
 
+  // One that is here, for a gang that gets the rest, or does not.
+  void hold(const NodeId& node, Outlook outlook) {
+    if (outlook != Outlook::refused) growth_.needed.insert(node);
+    if (outlook != Outlook::good) growth_.half.insert(node);
+  }
+
   void give(const WaitingJob& job, const std::vector<PlacedShare>& shares) {
+    Outlook outlook = Outlook::good;
+    for (const PlacedShare& share : shares) {
+      outlook = std::max(outlook, places_[index_.at(share.node)].outlook);
+    }
     std::vector<const PlacedShare*> here;
     std::vector<std::string> coming;
     const ComingMachine* last = nullptr;  // to come
@@ -194,11 +230,12 @@ class Grower {
         any_moment = false;
         continue;
       }
-      growth_.needed.insert(share.node);
       if (place.kind != Kind::coming) {
+        hold(share.node, outlook);
         here.push_back(&share);
         continue;
       }
+      growth_.needed.insert(share.node);
       any_moment = any_moment && place.machine->runs;
       coming.push_back(share.node.str());
       if (last == nullptr || (last->runs && !place.machine->runs)) last = place.machine;
@@ -219,8 +256,10 @@ class Grower {
   std::vector<Place> places_;
   std::map<NodeId, std::size_t> index_;
   std::vector<Offer> offers_;
-  const int most_;  // there may be, of all types
-  int left_;        // more
+  const bool in_allocations_;
+  const int most_;                 // there may be, of all types
+  int left_;                       // more
+  Outlook worst_ = Outlook::good;  // of those asked for
   Growth growth_;
 };
 

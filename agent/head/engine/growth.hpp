@@ -21,6 +21,10 @@ struct MachineType {
   int priority = 0;     // of types that fit as well, the larger
   std::string trouble;  // why so many or more at once cannot be had at the moment
   int refused = 0;
+  bool failed = false;  // what was asked for last could not be had
+  // So many may be coming, of those that jobs wait for: more are asked for when these are here. The
+  // first may be as many as it takes. Absent: any number.
+  std::optional<int> at_once;
 
   bool operator==(const MachineType&) const = default;
 };
@@ -41,7 +45,9 @@ struct ComingMachine {
 
 struct MachinesToCome {
   std::vector<MachineType> types;  // empty: nobody is asked because jobs wait
-  int most = 0;                    // there may be, of all types
+  // Those of one request are one allocation, which a gang is to have for itself where it can.
+  bool in_allocations = false;
+  int most = 0;  // there may be, of all types
   std::vector<ComingMachine> coming;
   int nodes = 0;  // that are to join by themselves: the coming ones, and those not asked for yet
 
@@ -59,6 +65,8 @@ struct Growth {
   };
   std::vector<Gang> gangs;  // in turn
   std::set<NodeId> needed;  // here and coming: jobs that wait are to run there
+  // Of these, what waits for machines that could not be had: such are not to wait for ever.
+  std::set<NodeId> half;
   // What is kept on nodes that are here for jobs whose others come any moment, or that wait until
   // there is room for them: nobody else is to have it.
   std::map<NodeId, std::vector<PlacedShare>> kept;
@@ -70,12 +78,12 @@ struct Growth {
 inline constexpr std::size_t kGrowthDepth = 1000;
 
 // Each job in turn takes what is free of the nodes, then of the machines that are coming too. Where
-// that does not do it is to get machines of one type for all of its nodes, so that it waits for one
-// answer; where there may not be so many, as few as do beside what is free. Of the types that fit,
-// those first that can be had, then by priority and order. Where there may be none that would do
-// although there could be if others went, it keeps what is free, and nobody behind it gets any.
-// Jobs that are held get nothing; elastic ones their smallest number. `nodes`: those of `soon` are
-// not usable now, and will be by themselves.
+// that does not do it is to get as few machines of one type as do beside what is free; where they
+// come in allocations it gets all of its nodes in one, so that it waits for one answer, unless
+// there may not be so many. Of the types that fit, those first that can be had, then by priority
+// and order. Where there may be none that would do although there could be if others went, it keeps
+// what is free, and nobody behind it gets any. Jobs that are held get nothing; elastic ones their
+// smallest number. `nodes`: those of `soon` are not usable now, and will be by themselves.
 Growth decide_growth(std::vector<NodeCapacity> nodes, const std::set<NodeId>& soon,
                      const std::vector<WaitingJob>& queue, const MachinesToCome& machines);
 

@@ -59,13 +59,16 @@ MachinesToCome MachineKeeper::to_come() const {
   const bool grows = std::any_of(wanted_.types.begin(), wanted_.types.end(),
                                  [](const auto& type) { return type.grows(); });
   if (!grows) return result;
+  result.in_allocations = wanted_.scaler.empty();  // Slurm
   std::map<std::string, int> there;
+  std::map<std::string, int> coming;
   for (const auto& [node, machine] : machines_) {
     const Presence now = hooks_.node(node);
     const bool counts = now != Presence::lost && !hooks_.leaves(node) && !hopeless_.contains(node);
     if (!is_live(machine.state) || !counts) continue;
     ++there[machine.type];
     if (now != Presence::unseen) continue;
+    ++coming[machine.type];
     const bool runs = machine.state == MachineState::running;
     result.coming.push_back(
         {node, machine.type, runs, runs ? "it joins" : machine.reason, group_of(machine)});
@@ -79,7 +82,13 @@ MachinesToCome MachineKeeper::to_come() const {
     type.most = wanted.most();
     type.priority = wanted.priority;
     const auto* failure = failures_.find(wanted.name);
-    if (failure != nullptr && failure->again > clock_.now()) {
+    type.failed = failure != nullptr;
+    if (wanted_.upscaling_speed) {
+      const double at_once = *wanted_.upscaling_speed * (type.there - coming[wanted.name]);
+      type.at_once = static_cast<int>(std::clamp<double>(
+          at_once, wire::WantedMachines::kLeastAtOnce, wire::WantedMachines::kMost));
+    }
+    if (type.failed && failure->again > clock_.now()) {
       type.trouble = failure->why.message();
       type.refused = failure->count;
     }
@@ -109,7 +118,7 @@ Growth MachineKeeper::tell() {
 }
 
 // What jobs run on or wait for, and what has not been idle for long: of types of which there may be
-// more than are to stand ready.
+// more than are to stand ready. What waits for machines that cannot be had is as idle as others.
 std::set<NodeId> MachineKeeper::in_use(const Growth& growth) {
   std::set<NodeId> used;
   idle_left_.reset();
@@ -120,16 +129,19 @@ std::set<NodeId> MachineKeeper::in_use(const Growth& growth) {
       idle_.erase(node);
       continue;
     }
-    if (with_ranks.contains(node) || growth.needed.contains(node)) {
+    const bool has_ranks = with_ranks.contains(node);
+    const bool waits_in_vain = growth.half.contains(node);
+    if (has_ranks || growth.needed.contains(node)) used.insert(node);
+    if (has_ranks || (used.contains(node) && !waits_in_vain)) {
       idle_.erase(node);
-      used.insert(node);
       continue;
     }
     const Presence now = hooks_.node(node);
     if (now != Presence::here && now != Presence::away) continue;  // nobody waits for it any more
     const auto since = idle_.try_emplace(node, clock_.now()).first->second;
     const auto left = since + type->idle_timeout - clock_.now();
-    if (left <= Monotonic::duration::zero() || growth.short_of_room) continue;
+    const bool goes_now = growth.short_of_room && !waits_in_vain;
+    if (left <= Monotonic::duration::zero() || goes_now) continue;
     used.insert(node);
     idle_left_ = std::min(left, idle_left_.value_or(left));
   }

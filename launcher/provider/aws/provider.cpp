@@ -418,6 +418,7 @@ wire::WantedMachines AwsProvider::wanted(const ClusterId& cluster_id) {
       CloudPlace{cloud.client.region(), cloud.client.config().endpoint("ec2").value_or("")});
   if (!spec_.provider.head_address.empty()) wanted.addresses = {spec_.provider.head_address};
   wanted.max_workers = most_workers(spec_);
+  wanted.upscaling_speed = spec_.upscaling_speed;
   std::multimap<double, wire::WantedMachines::Type> types;  // the cheapest first
   std::vector<std::string> profiles;
   for (const ClusterSpec::Workers& workers : spec_.workers()) {

@@ -42,12 +42,19 @@ MachineType unknown(const std::string& name, int most) {
 
 MachinesToCome of(std::vector<MachineType> types, std::vector<ComingMachine> coming = {}) {
   MachinesToCome machines;
+  machines.in_allocations = true;
   for (const MachineType& each : types) machines.most += each.most;
   for (const ComingMachine& each : coming) {
     for (MachineType& one : types) one.there += one.name == each.type ? 1 : 0;
   }
   machines.types = std::move(types);
   machines.coming = std::move(coming);
+  return machines;
+}
+
+// As a cloud has them.
+MachinesToCome one_by_one(MachinesToCome machines) {
+  machines.in_allocations = false;
   return machines;
 }
 
@@ -154,6 +161,57 @@ TEST_CASE("growth: where there may not be so many, what is free is used too") {
   CHECK(lost.gangs == Gangs{{JobId("a"), "gpu", 1}});
   CHECK(lost.needed.size() == 3);
   CHECK(lost.kept.empty());
+}
+
+TEST_CASE("growth: machines that come one by one are mixed with what is free") {
+  const auto machines = one_by_one(of({type("gpu", 8)}));
+  const Growth growth =
+      decide_growth({node_of("n-1"), node_of("n-2", 4, true)}, {}, {gang_of("a", 3)}, machines);
+  CHECK(growth.gangs == Gangs{{JobId("a"), "gpu", 2}});
+  CHECK(growth.needed == std::set<NodeId>{NodeId("n-1")});
+  CHECK(growth.half.empty());
+}
+
+TEST_CASE("growth: half a gang does not wait for ever for machines that cannot be had") {
+  const std::set<NodeId> both{NodeId("gpu-1"), NodeId("gpu-2")};
+  auto machines = one_by_one(of({type("gpu", 5)}, {{NodeId("gpu-3"), "gpu", true, "it joins"}}));
+  MachineType& gpu = machines.types.front();
+  gpu.there = 3;
+  const auto decide = [&] {
+    return decide_growth({node_of("gpu-1"), node_of("gpu-2")}, {}, {gang_of("a", 5)}, machines);
+  };
+  CHECK(decide().half.empty());
+  CHECK(decide().needed.size() == 3);
+  // It is asked for them again: while that is not answered nothing goes.
+  gpu.failed = true;
+  CHECK(decide().gangs == Gangs{{JobId("a"), "gpu", 2}});
+  CHECK(decide().half == both);
+  CHECK(decide().needed.size() == 3);
+  // What is still coming is awaited.
+  gpu.trouble = "no capacity";
+  gpu.refused = 1;
+  CHECK(reason(decide(), "a") == "would ask for 2 machines of type gpu: no capacity");
+  CHECK(decide().half == both);
+  CHECK(decide().needed == std::set<NodeId>{NodeId("gpu-3")});
+}
+
+TEST_CASE("growth: no more come at once than may") {
+  auto machines = one_by_one(of({type("gpu", 20)}));
+  machines.types.front().at_once = 5;
+  const std::vector<WaitingJob> jobs{gang_of("a", 8), gang_of("b", 2), gang_of("c", 1)};
+  const Growth growth = decide_growth({node_of("n-1", 4, true)}, {}, jobs, machines);
+  CHECK(growth.gangs == Gangs{{JobId("a"), "gpu", 8}});  // the first as many as it takes
+  for (const char* job : {"b", "c"}) {
+    CHECK(reason(growth, job) ==
+          "waits until others have come: 8 machines of type gpu are coming, and 5 may be at once");
+  }
+  CHECK_FALSE(growth.short_of_room);
+  const Growth few =
+      decide_growth({}, {}, {gang_of("a", 2), gang_of("b", 3), gang_of("c", 1)}, machines);
+  CHECK(few.gangs.size() == 2);
+  // Nobody passes who waits.
+  CHECK(decide_growth({}, {}, {gang_of("a", 2), gang_of("b", 4), gang_of("c", 1)}, machines)
+            .gangs.size() == 1);
 }
 
 TEST_CASE("growth: a large job is not passed by small ones for ever") {
