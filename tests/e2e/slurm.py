@@ -135,11 +135,23 @@ class Gangs(SlurmCase):
                    "--output=/dev/null").strip()
         self.write()
         self.up()
-        job = self.submit("echo rank $RANK", "--nnodes", "2")
-        eventually(lambda: re.search("waits for gpu-1, gpu-2: waits in partition normal: (Resources|Priority)",
-                                     self.waits(job)), "why it waits")
+        said = self.folder / "said"
+        with open(said, "w") as out:
+            follower = self.start("submit", "--workdir", self.work, "--nnodes", "2", "--", "/bin/true",
+                                  stdout=out, stderr=out)
+        waits = r"waits for gpu-1, gpu-2: waits in partition normal: (Resources|Priority)"
+        eventually(lambda: re.search(waits, said.read_text()), "whoever follows it is told why it waits")
+        # What the page shows: asked for, and then Slurm's own word.
+        self.assertRegex(said.read_text(), r"(?m)^dtrain: \S+ queued: asks for 2 machines of type gpu\n"
+                                           rf"(dtrain: .*\n)*dtrain: \S+ queued: {waits}")
+        job = self.json("status")["jobs"][0]["job"]
+        self.assertRegex(self.waits(job), waits)
         # A job that is stopped takes its request along.
         self.ok("stop", job)
+        self.assertEqual(follower.wait(timeout=DEADLINE), 3)
+        # The same is not said again, whatever Slurm is asked meanwhile.
+        told = [re.sub(", starts about .*", "", line) for line in said.read_text().split("\n") if " queued: " in line]
+        self.assertTrue(all(one != next for one, next in zip(told, told[1:])), told)
         eventually(lambda: self.queue() == {}, "nobody asks any more")
         # The head may be started anew meanwhile.
         job = self.submit("echo rank $RANK", "--nnodes", "2")
@@ -157,6 +169,11 @@ class Gangs(SlurmCase):
         self.up()
         job = self.submit("echo rank $RANK")
         eventually(lambda: "Invalid feature specification" in self.waits(job), "what Slurm said")
+        said = self.folder / "said"
+        with open(said, "w") as out:
+            self.start("logs", "-f", job, stdout=out, stderr=out)
+        eventually(lambda: re.search(r"queued: would ask for .*Invalid feature specification", said.read_text()),
+                   "whoever follows it is told")
         self.assertIn("Invalid feature specification", self.ok("status"))
         self.write()
         self.up()
