@@ -27,6 +27,10 @@ using What = wire::ApiStream::What;
 
 constexpr auto kLostLimit = seconds(60);
 constexpr auto kLivePeriod = milliseconds(200);
+// In a busy queue reasons to wait change with every job that ends: so many lines of them are
+// printed as they come, then one in so long.
+constexpr int kWaitsAtOnce = 20;
+constexpr auto kWaitPause = seconds(60);
 constexpr std::uint64_t kMuchOutput = std::uint64_t{1} << 20;
 
 // The ranks' machine may be this one: following takes what they leave.
@@ -66,6 +70,7 @@ class Follower {
   void event(const nlohmann::json& frame);
   bool catch_up(int newest);
   void show_live();
+  bool waits_otherwise(const std::string& state, const std::string& reason);
   bool interrupted(int signal);
 
   const Context& context_;
@@ -78,8 +83,12 @@ class Follower {
 
   FollowResult result_;
   std::string said_;     // the event that was printed last
-  std::string staging_;  // how far the nodes are with the job's files
-  int attempt_ = 0;      // the newest that we were told of
+  std::string doing_;    // why it waits, or how far the nodes are with its files
+  std::string waits_;    // as was said last
+  int waits_said_ = 0;   // of this state
+  Monotonic next_wait_;  // after many: not before
+  std::optional<nlohmann::json> late_wait_;
+  int attempt_ = 0;  // the newest that we were told of
   bool reconnected_ = false;
   bool start_over_ = false;  // what was missed could not be caught up with
   bool idle_ = false;
@@ -113,10 +122,17 @@ void Follower::say(const std::string& text, Color color) {
               paint(printable(text, false), color, colors) + "\n");
 }
 
+// Slurm says why, say; or the nodes have come, and others are in the way.
+bool Follower::waits_otherwise(const std::string& state, const std::string& reason) {
+  const bool waits = state == "queued" || state == "restarting";
+  return waits && !reason.empty() && other_wait(waits_, reason);
+}
+
 void Follower::state(const nlohmann::json& frame) {
   const std::string name = text_or(frame, "state");
+  const std::string why = text_or(frame, "reason");
   const auto attempt = static_cast<int>(number_or(frame, "attempt", 0));
-  const bool news = name != result_.state || attempt != attempt_;
+  const bool moved = name != result_.state || attempt != attempt_;
   if (reconnected_ && !takes_start_ && !options_.attempt && attempt > attempt_ && attempt_ > 0 &&
       !catch_up(attempt)) {
     start_over_ = true;  // the next connection begins with this state
@@ -124,9 +140,18 @@ void Follower::state(const nlohmann::json& frame) {
   }
   attempt_ = std::max(attempt_, attempt);
   if (first_attempt_ == 0) first_attempt_ = std::max(1, attempt);
-  staging_ = name == "staging" ? text_or(frame, "reason") : "";
-  if (!news) return;
+  doing_ = name == "staging" || name == "queued" || name == "restarting" ? why : "";
+  late_wait_.reset();
+  if (!moved && !waits_otherwise(name, why)) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (moved) waits_said_ = 0;
+  if (++waits_said_ > kWaitsAtOnce && now < next_wait_) {
+    late_wait_ = frame;
+    return;
+  }
+  next_wait_ = now + kWaitPause;
   result_.state = name;
+  waits_ = why;
   if (!options_.states) return;
   if (context_.globals.json) {
     screen_.out(wire::dump(frame) + "\n");
@@ -135,7 +160,7 @@ void Follower::state(const nlohmann::json& frame) {
   std::string line = options_.job + " " + name;
   if (attempt > 1) line += " (attempt " + std::to_string(attempt) + ")";
   // Why it failed is said once, at the end, as the root cause; why it restarts, by an event.
-  const std::string reason = name == "failed" ? "" : text_or(frame, "reason");
+  const std::string reason = name == "failed" ? "" : why;
   if (!reason.empty() && reason != said_) line += ": " + reason;
   say(line, job_ended(name) ? state_color(name) : Color::none);
 }
@@ -217,7 +242,7 @@ void Follower::show_live() {
   std::string line = options_.job + " " + result_.state;
   std::string progress = progress_line(progress_);
   if (progress.empty()) progress = with_colours(printer_.open_line(), false);
-  if (progress.empty()) progress = printable(staging_, false);
+  if (progress.empty()) progress = printable(doing_, false);
   if (!progress.empty()) line += "  " + progress;
   const auto passed = std::chrono::floor<seconds>(std::chrono::steady_clock::now() - begin_);
   if (passed.count() > 0) line += "  " + human_duration(passed);
@@ -235,6 +260,7 @@ Follower::Ended Follower::pump(wire::ApiStream& stream, bool only_logs) {
     }
     std::optional<Monotonic> deadline;
     if (screen_.has_live()) deadline = std::chrono::steady_clock::now() + seconds(1);
+    if (late_wait_) deadline = std::min(next_wait_, deadline.value_or(next_wait_));
     const wire::ApiStream::Event event = stream.wait(deadline);
     switch (event.what) {
       case What::text: {
@@ -286,6 +312,9 @@ Follower::Ended Follower::pump(wire::ApiStream& stream, bool only_logs) {
         return Ended::closed;
       case What::timeout:
         break;
+    }
+    if (late_wait_ && std::chrono::steady_clock::now() >= next_wait_) {
+      state(nlohmann::json(*late_wait_));
     }
     if (screen_.has_live() && std::chrono::steady_clock::now() >= next_live) {
       show_live();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <optional>
 #include <string>
@@ -46,6 +47,11 @@ int exit_code_for_state(const std::string& state) noexcept;
 
 // The line that says why a failed job failed; asks the head. Empty when it does not say.
 std::string failure_line(const wire::ApiClient& client, const std::string& job);
+
+// Whether `now` is news to whoever has read `before` as the reason why a job waits: seconds that
+// run down, and an estimated start that moves by less than kLittle, are not.
+bool other_wait(const std::string& before, const std::string& now);
+inline constexpr std::chrono::minutes kLittle{10};
 
 // For live lines: "epoch 2  step 230/469 49 %  loss 0.41".
 std::string progress_line(const nlohmann::json& progress);

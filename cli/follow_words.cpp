@@ -1,5 +1,7 @@
 // What is said of a job that is, or was, followed.
 #include <algorithm>
+#include <cstdlib>
+#include <sstream>
 
 #include <nlohmann/json.hpp>
 
@@ -10,6 +12,50 @@
 #include "launcher/core/text.hpp"
 
 namespace dtrain::cli {
+namespace {
+
+// A reason, what runs down in it, and the estimate: "waits in partition gpu: Priority, starts about
+// 14:20", "waits until the lease of a lost node has run out (25 s)".
+struct Wait {
+  explicit Wait(std::string reason) : text(std::move(reason)) {
+    constexpr std::string_view kStarts = ", starts about ";
+    if (const std::size_t at = text.rfind(kStarts); at != std::string::npos) {
+      start = text.substr(at + kStarts.size());
+      text.resize(at);
+    }
+    const std::size_t open = text.rfind(" (");
+    const bool runs_down = open != std::string::npos && text.ends_with(')') &&
+                           open + 2 < text.size() && text[open + 2] >= '0' && text[open + 2] <= '9';
+    if (runs_down) text.resize(open);
+  }
+  std::string text;
+  std::string start;  // "14:20", "2026-11-26 14:20"
+};
+
+std::string day_of(const std::string& start) {
+  return start.substr(0,
+                      start.find_last_of(' ') == std::string::npos ? 0 : start.find_last_of(' '));
+}
+
+int minutes_of(const std::string& start) {
+  const std::string clock = start.substr(start.find_last_of(' ') + 1);
+  int hours = 0;
+  int minutes = 0;
+  char colon = 0;
+  std::istringstream(clock) >> hours >> colon >> minutes;
+  return 60 * hours + minutes;
+}
+
+}  // namespace
+
+bool other_wait(const std::string& before, const std::string& now) {
+  const Wait first(before);
+  const Wait second(now);
+  if (first.text != second.text) return true;
+  if (second.start.empty()) return false;  // there is no estimate any more, for a moment maybe
+  return first.start.empty() || day_of(first.start) != day_of(second.start) ||
+         std::abs(minutes_of(first.start) - minutes_of(second.start)) >= kLittle.count();
+}
 
 int finish_following(const Context& context, const std::string& job, const FollowResult& result) {
   if (result.interrupted != 0) {

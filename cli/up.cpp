@@ -101,7 +101,10 @@ bool ask_to_make(const Context& context, const ClusterPlan& plan) {
 std::string missing_machines(const UpReport& report) {
   std::vector<std::string> missing;
   for (const AskedType& type : report.asked) {
-    if (type.ready.size() >= static_cast<std::size_t>(type.wanted)) continue;
+    if (type.ready.size() >= static_cast<std::size_t>(type.wanted)) {
+      if (type.error) missing.push_back("jobs get none of type " + type.type);
+      continue;
+    }
     missing.push_back(std::to_string(type.ready.size()) + " of " + std::to_string(type.wanted) +
                       " of type " + type.type + " are ready");
   }
@@ -197,6 +200,11 @@ int run_up(Context& context, const UpFlags& options) {
   } else {
     context.print("cluster " + report.name + " is up: " + size + ", in " + human_duration(took) +
                   "\n");
+    if (traits.head_asks && !spec.head_moves()) {
+      context.print("on " + spec.promised().front().node.str() +
+                    " run the head, its node agent, which takes no ranks, and their watch: about "
+                    "12 MiB of memory, and next to no processor time\n");
+    }
     context.print("try: dtrain status, dtrain submit train_job.yaml, dtrain down\n");
   }
   return 0;

@@ -138,7 +138,7 @@ std::string machines_table(const ClusterPlan& plan, bool color) {
     const Machine& machine = each.machine;
     const bool goes = each.action == NodeAction::release || each.action == NodeAction::replace;
     rows.push_back(
-        row(machine.node.str(), machine.type,
+        row(machine.node.empty() ? "(new)" : machine.node.str(), machine.type,
             goes ? Cell(to_string(each.action), Color::yellow) : Cell(to_string(each.action)),
             machine.zone, machine.price ? money(*machine.price) : "", each.reason));
   }

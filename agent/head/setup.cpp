@@ -81,7 +81,7 @@ void init_head(const paths::HeadRoot& root, const HeadConfig& config) {
   }
   if (kept.wanted_port != 0) {
     kept.port = kept.wanted_port;
-  } else if (kept.port == 0 && kept.provider != "local") {
+  } else if (kept.port == 0 && !kept.is_local()) {
     kept.port = first_free_port();
   }
   if (!fs::exists(root.ca() / "cert.pem")) {

@@ -21,6 +21,9 @@ struct HeadConfig {
   bool ranks_on_head = true;  // its own machine takes ranks
   bool moves = false;         // turn.hpp
   StorageSpec storage = {};   // as the newest `up` said
+
+  // Its nodes are all on this machine: nobody else finds even a port.
+  bool is_local() const { return provider == "local"; }
 };
 
 // What is tried where no port is wished for: registered for nothing, and below the ports that

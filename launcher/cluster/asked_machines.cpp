@@ -10,6 +10,9 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/text.hpp"
+#include "launcher/provider/listing.hpp"
+#include "launcher/provider/machine_decision.hpp"
 #include "launcher/wire/client.hpp"
 #include "launcher/wire/json.hpp"
 #include "launcher/wire/preparation.hpp"
@@ -27,9 +30,51 @@ std::string with_reason(const std::string& state, const std::string& reason) {
   return reason.empty() ? state : state + ": " + reason;
 }
 
+constexpr const char* kOther = "made by another launch configuration";
+constexpr std::size_t kNamed = 3;  // of nodes, in a line
+
+std::string named(const std::set<std::string>& nodes) {
+  std::vector<std::string> names(nodes.begin(), nodes.end());
+  const std::size_t more = names.size() - std::min(kNamed, names.size());
+  names.resize(names.size() - more);
+  return join(names, ", ") + (more > 0 ? " and " + std::to_string(more) + " more" : "");
+}
+
+// With where the YAML has the type.
+Error of_type(const ClusterSpec& spec, const std::string& type, const Error& why) {
+  Error error(why.code(), "node type " + type + ": " + why.message());
+  for (const std::string& doing : why.context()) error.while_doing(doing);
+  if (!why.hint().empty()) error.with_hint(why.hint());
+  for (const NodeType& each : spec.node_types) {
+    if (each.name == type && each.location.line > 0) error.at(each.location);
+  }
+  return error;
+}
+
+// Those of a view of the head's machines that another launch configuration made than is wanted. A
+// head of an earlier version does not say.
+std::set<std::string> others(const nlohmann::json& machines, const wire::WantedMachines& wanted) {
+  std::set<std::string> found;
+  for (const nlohmann::json& machine : wire::member(machines, "machines")) {
+    const std::string launch = wire::get_string(machine, "launch", "");
+    for (const auto& type : wanted.types) {
+      const bool is_its = type.name == wire::get_string(machine, "type");
+      if (is_its && !launch.empty() && launch != type.launch) {
+        found.insert(wire::get_string(machine, "node"));
+      }
+    }
+  }
+  return found;
+}
+
 class Awaited {
  public:
-  explicit Awaited(UpRun& run) : run_(run) {}
+  Awaited(UpRun& run, wire::WantedMachines wanted) : run_(run), wanted_(std::move(wanted)) {}
+
+  // Those that give way, and are there still; and those that do not, as last seen.
+  const std::set<std::string>& going() const { return going_; }
+  const std::set<std::string>& stale() const { return stale_; }
+  const std::set<std::string>& gone() const { return gone_; }
 
   // True once none is to come any more.
   bool look(const wire::ApiClient& head) {
@@ -53,9 +98,14 @@ class Awaited {
       type.ready.clear();
       type.error.reset();
     }
+    see_others(machines);
     for (const nlohmann::json& machine : wire::member(machines, "machines")) {
       const std::string node = wire::get_string(machine, "node");
       const auto here = nodes.find(node);
+      if (going_.contains(node)) {
+        waits(node, std::string(kOther) + ", and goes once no rank runs there");
+        continue;
+      }
       AskedType* type = type_of(wire::get_string(machine, "type"));
       if (type == nullptr) continue;
       if (here == nodes.end()) {
@@ -71,6 +121,18 @@ class Awaited {
 
  private:
   std::string head_name() const { return run_.spec.promised().front().node.str(); }
+
+  void see_others(const nlohmann::json& machines) {
+    std::set<std::string> others_now = others(machines, wanted_);
+    if (!wanted_.replace) {
+      stale_ = std::move(others_now);
+      return;
+    }
+    for (const std::string& node : going_) {
+      if (!others_now.contains(node)) gone_.insert(node);
+    }
+    going_ = std::move(others_now);
+  }
 
   AskedType* type_of(const std::string& name) {
     auto& types = run_.report.asked;
@@ -132,10 +194,15 @@ class Awaited {
     for (const nlohmann::json& each : wire::member(machines, "types")) {
       AskedType* type = type_of(wire::get_string(each, "type"));
       const bool failed = type != nullptr && each.contains("error") && !each["error"].is_null();
-      if (failed) type->error = wire::error_from_body(each["error"]);
+      if (failed)
+        type->error = of_type(run_.spec, type->type, wire::error_from_body(each["error"]));
     }
     std::size_t ready = 0;
-    bool is_over = true;
+    bool is_over = going_.empty();
+    for (const AskedType& type : run_.report.asked) {
+      // What cannot be had takes no other's place.
+      is_over = is_over || type.error;
+    }
     for (const AskedType& type : run_.report.asked) {
       ready += type.ready.size();
       const bool is_full = type.ready.size() >= static_cast<std::size_t>(type.wanted);
@@ -146,26 +213,63 @@ class Awaited {
   }
 
   UpRun& run_;
+  const wire::WantedMachines wanted_;
+  std::set<std::string> going_;
+  std::set<std::string> stale_;
+  std::set<std::string> gone_;
   std::map<std::string, std::string> said_;  // last, of each node
   std::set<std::string> waits_;              // texts that were told
   std::optional<std::chrono::steady_clock::time_point> trouble_since_;
   std::chrono::steady_clock::time_point heard_ = std::chrono::steady_clock::now();
 };
 
-wire::WantedMachines tell(UpRun& run, const wire::ApiClient& head) {
+wire::WantedMachines wanted_of(UpRun& run) {
   wire::WantedMachines wanted = run.provider->wanted(run.state.id);
   wanted.replace = run.options.replace;
   for (auto& type : wanted.types) type.launch = launch_hash(run.spec, type.name);
+  return wanted;
+}
+
+// Gives what the head says of its machines then.
+nlohmann::json tell(const wire::WantedMachines& wanted, const wire::ApiClient& head) {
   try {
-    head.post("/v1/machines", wire::to_json(wanted));
+    return head.post("/v1/machines", wire::to_json(wanted));
   } catch (Error& error) {
     error.while_doing("telling the head which machines to keep");
     throw;
   }
-  return wanted;
 }
 
-void conclude(UpRun& run) {
+std::optional<Error> why_none(const UpRun& run, const std::string& type) {
+  try {
+    run.provider->check(type);
+  } catch (const Error& error) {
+    return of_type(run.spec, type, error);
+  }
+  return std::nullopt;
+}
+
+// What stays, and what goes, though it is not what the YAML has now.
+void tell_of_others(UpRun& run, const std::set<std::string>& stale,
+                    const std::set<std::string>& going) {
+  std::vector<std::string>& warnings = run.report.warnings;
+  if (!stale.empty()) {
+    warnings.push_back(named(stale) + ": " + kOther + "; up --replace makes " +
+                       (stale.size() == 1 ? "it" : "them") + " anew");
+  }
+  if (!going.empty()) {
+    warnings.push_back(named(going) + ": " + kOther + (going.size() == 1 ? ", goes" : ", go") +
+                       " once no rank runs there");
+  }
+}
+
+void conclude(UpRun& run, const Awaited& awaited) {
+  tell_of_others(run, awaited.stale(), awaited.going());
+  for (const std::string& node : awaited.gone()) {
+    run.report.removed.push_back(node + ": given back, for it was " + kOther);
+  }
+  if (!awaited.gone().empty() || !awaited.going().empty()) run.report.action = UpAction::change;
+  run.report.complete = run.report.complete && awaited.going().empty();
   std::size_t ready = 0;
   bool all = true;
   for (const AskedType& type : run.report.asked) {
@@ -175,7 +279,7 @@ void conclude(UpRun& run) {
   const int enough = run.options.min_nodes;
   const bool is_enough = enough > 0 && ready >= static_cast<std::size_t>(enough);
   run.report.complete = run.report.complete && (all || is_enough);
-  if (run.report.complete) return;
+  if (all || is_enough) return;
   run.report.warnings.push_back(
       "the head goes on asking for what is missing: dtrain status shows "
       "it, dtrain down ends it");
@@ -183,17 +287,83 @@ void conclude(UpRun& run) {
 
 }  // namespace
 
+std::vector<NodePlan> plan_asked(const wire::WantedMachines& wanted, std::vector<Machine> there) {
+  std::erase_if(there, [](const Machine& each) { return each.head || !is_live(each.state); });
+  sort_by_node(there);
+  std::set<NodeId> in_use;
+  for (const Machine& machine : there) in_use.insert(machine.node);
+  MachineDecision decision = decide_machines(wanted, there, in_use);
+  std::map<NodeId, std::string> goes;
+  for (const MachineDecision::Release& release : decision.release) {
+    for (const Machine& machine : release.machines) goes.emplace(machine.node, release.reason);
+  }
+  std::vector<NodePlan> plans;
+  for (Machine& machine : there) {
+    NodePlan& plan = plans.emplace_back();
+    const auto type = std::find_if(wanted.types.begin(), wanted.types.end(),
+                                   [&](const auto& each) { return each.name == machine.type; });
+    const bool is_other = type != wanted.types.end() && type->launch != machine.launch;
+    const auto found = goes.find(machine.node);
+    if (found != goes.end()) {
+      const bool gives_way = wanted.replace && is_other && decision.create[machine.type] > 0;
+      if (gives_way) --decision.create[machine.type];
+      plan.action = gives_way ? NodeAction::replace : NodeAction::release;
+      plan.reason = found->second;
+    } else if (is_other) {
+      plan.reason = std::string(kOther) + "; up --replace makes it anew";
+      plan.stale = true;
+    } else if (machine.state == MachineState::pending) {
+      plan.reason = "on its way" + (machine.reason.empty() ? "" : ": " + machine.reason);
+    } else {
+      plan.reason = machine.reason.empty() ? "is there" : machine.reason;
+    }
+    plan.machine = std::move(machine);
+  }
+  for (const auto& [type, count] : decision.create) {
+    Machine machine;
+    machine.type = type;
+    machine.state = MachineState::pending;
+    for (int i = 0; i < count; ++i) {
+      plans.push_back({NodeAction::create, machine, "there is none yet", false});
+    }
+  }
+  return plans;
+}
+
 void plan_machines(UpRun& run) {
+  const wire::WantedMachines wanted = wanted_of(run);
+  std::vector<Machine> there;
+  for (Machine& machine : run.provider->asked_for()) {
+    const bool is_ours = !run.report.id.empty() && machine.cluster == run.report.id;
+    if (is_ours) there.push_back(std::move(machine));
+  }
+  std::set<std::string> asks;
+  for (NodePlan& each : plan_asked(wanted, std::move(there))) {
+    if (each.action == NodeAction::create)
+      each.machine.zone = run.provider->offer(each.machine.type).zone;
+    const bool is_new = each.action == NodeAction::create || each.action == NodeAction::replace;
+    if (is_new) asks.insert(each.machine.type);
+    run.report.plan.nodes.push_back(std::move(each));
+  }
   run.report.asked.clear();
-  for (const auto& type : run.provider->wanted(run.state.id).types) {
-    run.report.asked.push_back({type.name, type.count, type.max_workers, {}, {}});
+  for (const auto& type : wanted.types) {
+    AskedType& asked =
+        run.report.asked.emplace_back(AskedType{type.name, type.count, type.max_workers, {}, {}});
+    if (asks.contains(type.name) || type.grows()) asked.error = why_none(run, type.name);
+    run.report.complete = run.report.complete && !asked.error;
   }
 }
 
 void tell_growth(UpRun& run, const fs::path& socket) {
   run.report.asked.clear();
   try {
-    const wire::WantedMachines wanted = tell(run, wire::ApiClient(socket, run.state.name));
+    const wire::WantedMachines wanted = wanted_of(run);
+    std::set<std::string> stale =
+        others(tell(wanted, wire::ApiClient(socket, run.state.name)), wanted);
+    // Of those that `up` makes the plan has said it.
+    for (const NodePlan& each : run.plan.nodes) stale.erase(each.machine.node.str());
+    tell_of_others(run, wanted.replace ? std::set<std::string>() : stale,
+                   wanted.replace ? stale : std::set<std::string>());
     for (const auto& type : wanted.types) {
       if (type.grows()) run.report.asked.push_back({type.name, 0, type.max_workers, {}, {}});
     }
@@ -206,11 +376,19 @@ void tell_growth(UpRun& run, const fs::path& socket) {
 }
 
 void keep_machines(UpRun& run, const fs::path& socket) {
-  plan_machines(run);
+  const wire::WantedMachines wanted = wanted_of(run);
+  run.report.asked.clear();
+  // What is to stand ready the head asks for at once; what only jobs may need nobody would hear of.
+  std::map<std::string, Error> refused;
+  for (const auto& type : wanted.types) {
+    run.report.asked.push_back({type.name, type.count, type.max_workers, {}, {}});
+    if (type.count > 0 || !type.grows()) continue;
+    if (const auto why = why_none(run, type.name)) refused.emplace(type.name, *why);
+  }
   const wire::ApiClient head(socket, run.state.name);
-  tell(run, head);
+  tell(wanted, head);
   run.let_go();  // this may take days, and whoever ends the cluster meanwhile need not wait
-  Awaited awaited(run);
+  Awaited awaited(run, wanted);
   std::mutex mutex;
   std::condition_variable_any wake;
   milliseconds pause = kFirstGlance;
@@ -220,7 +398,13 @@ void keep_machines(UpRun& run, const fs::path& socket) {
     wake.wait_for(lock, stop, pause, [] { return false; });
     pause = std::min(kLastGlance, pause + pause / 2);
   }
-  conclude(run);
+  conclude(run, awaited);
+  for (AskedType& type : run.report.asked) {
+    const auto why = refused.find(type.type);
+    if (why == refused.end()) continue;
+    if (!type.error) type.error = why->second;
+    run.report.complete = false;
+  }
 }
 
 }  // namespace dtrain

@@ -101,6 +101,9 @@ class Provider {
   // What it is told to keep ready, of its cluster, whose head runs; also sees that it can. Where
   // the YAML has it ask for none, that.
   virtual wire::WantedMachines wanted(const ClusterId& cluster);
+  // Throws Error, with the provider's word, where not even one machine of this type can be had; one
+  // that others have now can. Makes nothing.
+  virtual void check(const std::string&) {}
   // Those that it has asked for; whoever ends the cluster releases them. list() has the head's, and
   // may have these.
   virtual std::vector<Machine> asked_for() { return {}; }

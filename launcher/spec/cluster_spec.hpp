@@ -112,6 +112,7 @@ struct NodeType {
   bool efa = false;
   std::vector<std::string> initialization_commands;  // the cluster's, unless it has its own
   std::optional<std::vector<std::string>> worker_setup_commands;  // replaces the cluster's list
+  Location location;  // where the YAML has it; line 0: not known
 };
 
 // One node that `up` promises.
@@ -180,7 +181,7 @@ std::vector<Error> validate(const ClusterSpec& spec);
 
 // One JSON document with sorted keys, equal for equal specs: to compare with what is up.
 nlohmann::json to_json(const ClusterSpec& spec);
-// The same spec again, but for where its parts came from (location, local_paths, source); what is
+// The same spec again, but for where its parts came from (locations, local_paths, source); what is
 // absent is the default. Throws Error(invalid).
 ClusterSpec cluster_spec_from_json(const nlohmann::json& json);
 

@@ -180,6 +180,7 @@ class NodeTypesReader {
     Mapping mapping(entry.value, node_type_table(), {"available_node_types", entry.key}, source_);
     NodeType type;
     type.name = entry.key;
+    type.location = source_.report.location(document_.place({"available_node_types", entry.key}));
     type.node_config = mapping.open("node_config");
     check_node_config(type.node_config, mapping.path_of("node_config"));
     if (const Node* resources = mapping.special("resources")) {

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cli/follow.hpp"
 #include "cli/jobs.hpp"
 #include "cli/lines.hpp"
 #include "cli/pull.hpp"
@@ -239,4 +240,22 @@ TEST_CASE("pull: many files get their names at once, an empty one too") {
     CHECK(read_file(folder.path() / std::to_string(i) / "file").size() ==
           static_cast<std::size_t>(i));
   }
+}
+
+TEST_CASE("following: another reason to wait is news, what runs down or moves a little is not") {
+  const std::string slurm = "waits for gpu-1: waits in partition gpu: Priority";
+  CHECK(other_wait("asks for 1 machine of type gpu", slurm));
+  CHECK(other_wait(slurm, "waits for gpu-2: waits in partition gpu: Priority"));
+  CHECK(other_wait(slurm, "waits for gpu-1: waits in partition gpu: Resources"));
+  CHECK_FALSE(other_wait(slurm, slurm));
+  CHECK(other_wait(slurm, slurm + ", starts about 14:20"));
+  CHECK_FALSE(other_wait(slurm + ", starts about 14:20", slurm));
+  CHECK_FALSE(other_wait(slurm + ", starts about 13:55", slurm + ", starts about 14:04"));
+  CHECK(other_wait(slurm + ", starts about 14:20", slurm + ", starts about 14:30"));
+  CHECK(other_wait(slurm + ", starts about 14:20", slurm + ", starts about 2026-11-26 14:20"));
+  CHECK_FALSE(other_wait(slurm + ", starts about 2026-11-26 14:20",
+                         slurm + ", starts about 2026-11-26 14:29"));
+  CHECK_FALSE(other_wait("waits until the lease of a lost node has run out (25 s)",
+                         "waits until the lease of a lost node has run out (24 s)"));
+  CHECK(other_wait("waits behind a-x2b7kd (priority 0)", "waits behind b-x2b7kd (priority 0)"));
 }

@@ -112,6 +112,14 @@ class Join(JoinCase):
         self.assertEqual([], [p for p in self.lab[1].path("~/.dtrain/agents").iterdir() if p.name.startswith(".")])
         self.up()
         self.assertEqual(self.node("joined-1")["state"], "ready")
+        # Nobody logs in to it by SSH: a terminal there goes through the head.
+        self.lab[1].configure_sshd("DenyUsers *")
+        terminal = self.terminal("attach", "--node", "joined-1", size=(33, 101))
+        terminal.type("echo $(hostname)-'is'-here; stty size\n")
+        terminal.read_until("h1-is-here")
+        terminal.read_until("33 101")
+        terminal.type("exit 6\n")
+        self.assertEqual(terminal.end(), 6)
         # The head is started anew: who has joined is known.
         root = self.json("status")["cluster"]["head"]["root"]
         for pid in self.lab[0].processes(UID, f"head --root {root}"):

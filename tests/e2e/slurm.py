@@ -48,7 +48,7 @@ class Pool(SlurmCase):
                    "why it waits")
         self.assertRegex(self.ok("status"), r"gpu-1 +pending .*waits in partition normal: (Resources|Priority)")
         # A job for them waits, and is not refused.
-        job = self.submit("echo rank $RANK", "--nnodes", "2")
+        job = self.submit(NUMBERED, "--nnodes", "2")
         # Who goes away leaves the head asking.
         process.send_signal(signal.SIGINT)
         self.assertNotEqual(process.wait(timeout=DEADLINE), 0)
@@ -59,6 +59,7 @@ class Pool(SlurmCase):
         sh("scancel", other)
         eventually(lambda: self.run_dtrain("status").returncode == 0, "the head is back")
         self.wait_state(job, "succeeded", deadline=2 * DEADLINE)
+        self.assert_numbered(job, ranks=2)
         self.assertEqual(len(self.queue()), 1)
         self.down()
 
@@ -68,6 +69,7 @@ class Pool(SlurmCase):
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
         self.assertIn("Invalid feature specification", done.stderr)
         self.assertIn("0 of 2 of type gpu are ready", done.stderr)
+        self.assertRegex(done.stderr, r"pool\.yaml:4:\d+: .*node type gpu: ")
         self.assertIn("Invalid feature specification", self.ok("status"))
         # Another YAML, and it goes on from there.
         self.write(1)
@@ -97,6 +99,66 @@ class Pool(SlurmCase):
         self.down()
 
 
+    def test_what_slurm_gives_reaches_the_ranks(self):
+        place = self.folder / "scratch"
+        place.mkdir()
+        self.write(1, f"cpus-per-task: 1, mem: 512, export: 'ALL,TMPDIR={place}'")
+        self.up()
+        [node] = [n for n in self.json("status")["nodes"] if n["node"] == "gpu-1"]
+        self.assertEqual((node["cpus"], node["memory"]), (1, 512 << 20))
+        said = self.ok("submit", "--", "/bin/sh", "-c", "echo $SLURM_MEM_PER_NODE MB in $TMPDIR")
+        self.assertIn(f"512 MB in {place}", said)
+        self.down()
+
+
+class Replace(SlurmCase):
+    """Nodes of another node_config than the YAML has now."""
+
+    def test_they_stay_and_up_says_so_or_they_are_replaced(self):
+        yaml = self.write(1)
+        self.up()
+        [first] = self.queue()
+        job = self.submit("trap 'exit 0' TERM; echo up; while :; do sleep 0.05; done")
+        self.wait_state(job, "running")
+        self.write(1, "exclusive: true, nice: 5")
+        done = self.run_dtrain("up", yaml, "-y", deadline=3 * DEADLINE)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("gpu-1: made by another launch configuration; up --replace makes it anew", done.stderr)
+        self.assertRegex(self.ok("up", yaml, "--dry-run"), r"gpu-1 +gpu +keep .*; up --replace makes it anew")
+        self.assertRegex(self.ok("up", yaml, "--dry-run", "--replace"),
+                         r"gpu-1 +gpu +replace +normal +made by another launch configuration\n")
+        self.assertEqual(list(self.queue()), [first])
+        # They go once no rank runs there, and `up` waits for that.
+        said = self.folder / "said"
+        with open(said, "w") as out:
+            replaces = self.start("up", yaml, "-y", "--replace", stdout=out, stderr=out)
+        eventually(lambda: "gpu-1: machine: made by another launch configuration, and goes once no rank runs there"
+                   in said.read_text() and self.nodes_by_state("ready") == ["gpu-2"], "the new one is there")
+        self.assertEqual((self.state(job), replaces.poll()), ("running", None))
+        self.ok("stop", job)
+        self.assertEqual(replaces.wait(timeout=2 * DEADLINE), 0, said.read_text())
+        self.assertIn("gpu-1: given back, for it was made by another launch configuration", said.read_text())
+        self.assertIn("is up: 1 node ready", said.read_text())
+        self.assertEqual(self.nodes_by_state("ready"), ["gpu-2"])
+        eventually(lambda: list(self.queue()) != [first] and len(self.queue()) == 1, "the first allocation is given back")
+        # The same again is nothing new.
+        again = self.up("--replace")
+        self.assertEqual((again["action"], again["asked"][0]["ready"], again["warnings"]), ("none", ["gpu-2"], []))
+        self.down()
+
+    def test_a_dry_run_shows_what_the_head_would_do(self):
+        yaml = self.write(2)
+        self.assertEqual(self.ok("up", yaml, "--dry-run").count("(new)"), 2)
+        self.assertRegex(self.ok("up", yaml, "--dry-run"), r"\(new\) +gpu +create +there is none yet")
+        self.up()
+        self.assertRegex(self.ok("up", yaml, "--dry-run"), r"gpu-1 +gpu +keep +normal +is there\n *gpu-2 ")
+        self.write(0, max_workers=0)
+        self.assertRegex(self.ok("up", yaml, "--dry-run"), r"gpu-2 +gpu +release +normal +0 of type gpu are wanted")
+        self.assertEqual([(n["node"], n["action"]) for n in self.json("up", yaml, "--dry-run")["plan"]],
+                         [("login", "keep"), ("gpu-1", "release"), ("gpu-2", "release")])
+        self.down()
+
+
 class Gangs(SlurmCase):
     """None stands ready: each job gets its own allocation."""
 
@@ -123,10 +185,11 @@ class Gangs(SlurmCase):
         eventually(lambda: "asks for 3 machines of type gpu" in self.ok("submit", "--dry-run", "--nnodes", "3", "--", "/bin/true"),
                    "the head knows that it is gone")
         # Two at once are two allocations, and each ends by itself.
-        jobs = [self.submit(f"echo rank $RANK; sleep {seconds}", *nodes)
-                for seconds, nodes in ((0.5, ()), (1, ("--nnodes", "2")))]
-        for job in jobs:
+        jobs = [(self.submit(f"{NUMBERED}; sleep {seconds}", "--nnodes", str(nodes)), nodes)
+                for seconds, nodes in ((0.5, 1), (1, 2))]
+        for job, nodes in jobs:
             self.wait_state(job, "succeeded", deadline=2 * DEADLINE)
+            self.assert_numbered(job, ranks=nodes)
         eventually(lambda: self.queue() == {}, "both are given back")
         self.down()
 
@@ -135,11 +198,23 @@ class Gangs(SlurmCase):
                    "--output=/dev/null").strip()
         self.write()
         self.up()
-        job = self.submit("echo rank $RANK", "--nnodes", "2")
-        eventually(lambda: re.search("waits for gpu-1, gpu-2: waits in partition normal: (Resources|Priority)",
-                                     self.waits(job)), "why it waits")
+        said = self.folder / "said"
+        with open(said, "w") as out:
+            follower = self.start("submit", "--workdir", self.work, "--nnodes", "2", "--", "/bin/true",
+                                  stdout=out, stderr=out)
+        waits = r"waits for gpu-1, gpu-2: waits in partition normal: (Resources|Priority)"
+        eventually(lambda: re.search(waits, said.read_text()), "whoever follows it is told why it waits")
+        # What the page shows: asked for, and then Slurm's own word.
+        self.assertRegex(said.read_text(), r"(?m)^dtrain: \S+ queued: asks for 2 machines of type gpu\n"
+                                           rf"(dtrain: .*\n)*dtrain: \S+ queued: {waits}")
+        job = self.json("status")["jobs"][0]["job"]
+        self.assertRegex(self.waits(job), waits)
         # A job that is stopped takes its request along.
         self.ok("stop", job)
+        self.assertEqual(follower.wait(timeout=DEADLINE), 3)
+        # The same is not said again, whatever Slurm is asked meanwhile.
+        told = [re.sub(", starts about .*", "", line) for line in said.read_text().split("\n") if " queued: " in line]
+        self.assertTrue(all(one != next for one, next in zip(told, told[1:])), told)
         eventually(lambda: self.queue() == {}, "nobody asks any more")
         # The head may be started anew meanwhile.
         job = self.submit("echo rank $RANK", "--nnodes", "2")
@@ -153,15 +228,49 @@ class Gangs(SlurmCase):
         self.down()
 
     def test_what_can_never_run_is_the_jobs_reason(self):
-        SlurmCase.write(self, 0, "exclusive: true, constraint: gold")
-        self.up()
+        yaml = SlurmCase.write(self, 0, "exclusive: true, constraint: gold")
+        # Nobody asks for such a node before a job needs it: `up` asks whether there could be one.
+        for flags in (("--dry-run",), ("-y",)):
+            done = self.run_dtrain("up", yaml, *flags, deadline=2 * DEADLINE)
+            self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+            self.assertRegex(done.stderr, r"pool\.yaml:4:\d+: .*node type gpu: sbatch: .*Invalid feature specification")
+        self.assertIn("jobs get none of type gpu", done.stderr)
         job = self.submit("echo rank $RANK")
         eventually(lambda: "Invalid feature specification" in self.waits(job), "what Slurm said")
+        said = self.folder / "said"
+        with open(said, "w") as out:
+            self.start("logs", "-f", job, stdout=out, stderr=out)
+        eventually(lambda: re.search(r"queued: would ask for .*Invalid feature specification", said.read_text()),
+                   "whoever follows it is told")
         self.assertIn("Invalid feature specification", self.ok("status"))
         self.write()
         self.up()
         self.wait_state(job, "succeeded", deadline=2 * DEADLINE)
         self.down()
+
+
+    def test_what_sbatch_does_not_know_is_said_before_a_job_waits_for_it(self):
+        yaml = SlurmCase.write(self, 0, "exclusive: true, frobnicate: 3")
+        self.assertRegex(self.run_dtrain("up", yaml, "--dry-run").stderr, r"pool\.yaml:4:.*frobnicate")
+        done = self.run_dtrain("submit", "--on", yaml, "--", "/bin/true", deadline=3 * DEADLINE)
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertIn("frobnicate", done.stderr)
+        self.assertEqual(self.pids(), [])
+        # What others have now may be had.
+        sh("sbatch", "--parsable", "--exclusive", "--nodes=4", "--wrap", "exec sleep 1000", "--output=/dev/null")
+        self.write()
+        self.ok("up", yaml, "--dry-run")
+        self.up()
+        self.down()
+        sh("scancel", "--me")
+
+    def test_one_job_with_an_allocation_of_all_nodes(self):
+        yaml = self.write()
+        said = self.ok("submit", "--on", yaml, "--nnodes", "4", "--", "/bin/sh", "-c", NUMBERED, deadline=4 * DEADLINE)
+        for rank in range(4):
+            lines = re.findall(rf"(?m)^\[{rank}\] line (\d+)$", said)
+            self.assertEqual(list(map(int, lines)), list(range(1, LINES + 1)), f"of rank {rank}")
+        self.assertEqual((self.queue(), self.pids()), ({}, []))
 
 
 class Page(SlurmCase):
@@ -173,6 +282,8 @@ class Page(SlurmCase):
         env = {**self.env, "PATH": f"{DTRAIN.parent}:{os.environ['PATH']}"}
         said = []
         for command in "".join(text for language, text in blocks if language == "sh").strip().split("\n"):
+            if command.startswith("dtrain down"):
+                self.try_other_blocks([text for language, text in blocks if language == "yaml"][1:])
             ran = subprocess.run(["/bin/bash", "-c", command], cwd=self.work, env=env, text=True, timeout=3 * DEADLINE,
                                  stdin=subprocess.DEVNULL, capture_output=True)
             self.assertEqual(ran.returncode, 0, f"{command}\n{ran.stdout}\n{ran.stderr}")
@@ -185,6 +296,23 @@ class Page(SlurmCase):
         self.assertEqual(len(list(self.work.glob("hostname-*/logs/attempt-1/?.out"))), 2)
         self.assertEqual(self.queue(), {})
         self.assertEqual(self.pids(), [])
+
+    def try_other_blocks(self, texts):
+        """On Slurm's nodes that are there: clusters as dry runs, of nodes as large as this Slurm's, the job too."""
+        tried = {"cluster": 0, "job": 0}
+        (self.work / "solve").write_text("#!/bin/sh\n")
+        (self.work / "solve").chmod(0o755)
+        for text in texts:
+            is_job = text.startswith("command:")
+            file = self.work / "block.yaml"
+            text = re.sub("partition: [a-z]+", "partition: normal", text).replace("CPU: 8, GPU: 4", "CPU: 2, GPU: 2")
+            file.write_text(text.replace("cluster_name: slurm", "cluster_name: other"))
+            said = self.ok("submit", "--dry-run", file) if is_job else self.ok("up", file, "--dry-run")
+            self.assertIn("would " if is_job else "the head asks for", said)
+            tried["job" if is_job else "cluster"] += 1
+        self.assertEqual(tried, {"cluster": 2, "job": 1})
+        (self.work / "solve").unlink()
+        (self.work / "block.yaml").unlink()
 
     def test_the_config_works_with_another_partition(self):
         text = (SOURCE / "configs" / "slurm.yaml").read_text()
@@ -207,6 +335,11 @@ class Page(SlurmCase):
                    ready="{command: test -s ~/said}")
         self.up()
         self.assertEqual((self.folder / "home" / "said").read_text(), "hello\n")
+        # A shell function of the person's own is known to them, as `module` is.
+        (self.folder / "home" / ".bash_profile").write_text("module() { echo \"$*\" >>~/modules; }\n")
+        self.write(2, worker_setup_commands="[module load cuda]")
+        self.up()
+        self.assertEqual((self.folder / "home" / "modules").read_text(), "load cuda\n" * 2)
         self.write(2, worker_setup_commands="[echo no such package >&2; exit 3]")
         done = self.run_dtrain("up", self.folder / "pool.yaml", "-y", deadline=2 * DEADLINE)
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)

@@ -19,6 +19,11 @@ echo done
 """
 
 
+LINES = 300
+# Writes as many as a pipe holds for sure, and ends.
+NUMBERED = f"n=0; while [ $n -lt {LINES} ]; do n=$((n+1)); echo line $n; done"
+
+
 def start_slurm(**what):
     """For the module that is being set up."""
     SlurmCase.slurm = Slurm(**what)
@@ -75,6 +80,11 @@ class SlurmCase(ClusterCase):
             numbers += [int(line.split()[1]) for line in said.split("\n") if line.startswith("line ")]
         return numbers
 
+    def assert_numbered(self, job, ranks=1):
+        """Of each rank of NUMBERED every line once, in its order."""
+        for rank in range(ranks):
+            self.assertEqual(self.written(job, rank=rank, attempts=[1]), list(range(1, LINES + 1)), f"of rank {rank}")
+
     def fail_node(self, name):
         """The machine is dead: nothing of it runs any more, nor says so; slurmctld notices."""
         daemon = int((self.slurm.folder / f"slurmd-{name}.pid").read_text())
@@ -109,4 +119,4 @@ class SlurmCase(ClusterCase):
         self.assertEqual([str(p) for p in (self.folder / "home" / ".dtrain").glob("pool-*/*")], [])
 
 
-__all__ = ["COUNTS", "SKIPPED", "SlurmCase", "enter", "missing", "sh", "start_slurm", "which"]
+__all__ = ["COUNTS", "LINES", "NUMBERED", "SKIPPED", "SlurmCase", "enter", "missing", "sh", "start_slurm", "which"]

@@ -1,6 +1,22 @@
 """Words and small ways of the command line, each as somebody met it."""
 
+import struct
+
 from harness import *
+
+
+class Programs(unittest.TestCase):
+    def test_the_agent_needs_nothing_of_a_node_and_talks_to_no_cloud(self):
+        """Static, for any Linux; what asks clouds is dtrain-scaler, on the head's machine alone."""
+        agent = (BUILD / "agent" / "dtrain-agent").read_bytes()
+        self.assertEqual(agent[:5], b"\x7fELF\x02")
+        [first] = struct.unpack_from("<Q", agent, 32)
+        size, count = struct.unpack_from("<HH", agent, 54)
+        kinds = [struct.unpack_from("<I", agent, first + i * size)[0] for i in range(count)]
+        self.assertIn(1, kinds)  # PT_LOAD
+        self.assertNotIn(3, kinds)  # PT_INTERP: who would load shared libraries
+        self.assertNotIn(b"curl_easy_", agent)
+        self.assertIn(b"curl_easy_", DTRAIN.read_bytes())
 
 
 class SmallThings(ClusterCase):

@@ -175,27 +175,35 @@ void Engine::Impl::leaving(const NodeId& id, const std::string& told, bool over,
   rearm();
 }
 
+// To a reason that is the node's, and has not got it yet.
+void Engine::Impl::add_word(const NodeId& id, std::string& reason) const {
+  const std::string& word = nodes.at(id).word;
+  const bool is_its = !word.empty() && reason.starts_with(id.str() + " ");
+  if (is_its && reason.find(word) == std::string::npos) reason += "; " + word;
+}
+
 void Engine::Impl::explain(const NodeId& id, const std::string& told) {
   const auto node = nodes.find(id);
   if (node == nodes.end()) return;
-  const std::string why = printable(told, false);
-  for (const auto& [job_id, number] : std::exchange(node->second.ended, {})) {
+  node->second.word = printable(told, false);
+  for (const auto& [job_id, number] : node->second.ended) {
     Job* job = find(job_id);
     Attempt* attempt = job == nullptr ? nullptr : job->find_attempt(number);
     if (attempt == nullptr) continue;
+    Tx tx;
     bool is_cause = false;  // or something else has ended it before
     const auto add = [&](std::string& reason) {
-      if (!reason.starts_with(id.str() + " ")) return false;
-      reason += "; " + why;
-      return is_cause = true;
+      const std::size_t before = reason.size();
+      add_word(id, reason);
+      is_cause = is_cause || reason.size() > before;
+      return reason.size() > before;
     };
     add(attempt->failure);
-    Tx tx;
     if (add(attempt->row.reason)) tx.changes.attempts.push_back(attempt->row);
     Share* share = attempt->share(id);
     if (share != nullptr && add(share->row.reason)) tx.changes.shares.push_back(share->row);
     if (!is_cause) continue;
-    note(tx, *job, EventLevel::warning, id.str() + ": " + why);
+    note(tx, *job, EventLevel::warning, id.str() + ": " + node->second.word);
     commit(*job, std::move(tx), Urgency::soon);
   }
 }

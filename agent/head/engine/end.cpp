@@ -126,6 +126,13 @@ void Engine::Impl::end_attempt(Job& job, Attempt& attempt) {
   AttemptEvent event = AttemptEvent::succeed;
   if (stopped) event = AttemptEvent::end_stopped;
   if (failed) event = lost && !cause ? AttemptEvent::lose : AttemptEvent::fail;
+  // The word of the provider of a node that is the cause may have come, or come later: explain().
+  for (const Share& share : attempt.shares) {
+    const auto node = nodes.find(share.row.node);
+    if (node == nodes.end() || !reason.starts_with(share.row.node.str() + " ")) continue;
+    node->second.ended.insert({job.row.id, attempt.row.attempt});
+    add_word(share.row.node, reason);
+  }
   attempt.row.reason = event == AttemptEvent::succeed ? "" : printable(reason);
   enter(tx, attempt, event);
 

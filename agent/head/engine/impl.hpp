@@ -140,6 +140,7 @@ struct Node {
   std::set<std::string> features;
   std::set<std::pair<JobId, int>> leftovers;  // old epochs that may still live there
   std::set<std::pair<JobId, int>> ended;      // attempts, because it left or was lost
+  std::string word;  // its provider's, on the end of its machine; empty: it may be there
 };
 
 NodeCapacity empty_capacity(const Node& node);  // with nothing on it
@@ -294,6 +295,7 @@ struct Engine::Impl {
   nlohmann::json removed(const NodeId& id, bool counted, const std::string& why);
   void leaving(const NodeId& id, const std::string& reason, bool over, std::function<void()> left);
   void explain(const NodeId& id, const std::string& told);
+  void add_word(const NodeId& id, std::string& reason) const;
   void lose_ranks(Tx& tx, Attempt& attempt, const Share& share);
   void lose_shares(Node& node, const std::string& reason);
   void stop_leftover(const NodeId& node, const JobId& job, int attempt);

@@ -67,7 +67,11 @@ void Engine::Impl::joined(const NodeInfo& info) {
   // What lives there and should not. Where the end is known, only its acknowledgement is missing;
   // a forgotten job had ended.
   clear_forgotten(info.node, info.jobs);
-  node.ended.clear();
+  // One that leaves may dial once more, to say so again.
+  if (info.leaving.empty()) {
+    node.ended.clear();
+    node.word.clear();
+  }
   node.leftovers.clear();
   for (const auto& [id, number] : info.attempts) {
     Job* job = find(id);

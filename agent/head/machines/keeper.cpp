@@ -122,7 +122,8 @@ json MachineKeeper::view() const {
                         {"id", machine.id},
                         {"state", to_string(machine.state)},
                         {"reason", kept == kept_.end() ? machine.reason : kept->second},
-                        {"zone", machine.zone}});
+                        {"zone", machine.zone},
+                        {"launch", machine.launch}});
   }
   json wanted;
   if (!wanted_.provider.empty()) {

@@ -13,12 +13,12 @@
 #include <nlohmann/json.hpp>
 
 #include "agent/head/engine/engine.hpp"
-#include "agent/head/machines/decision.hpp"
 #include "agent/head/machines/failures.hpp"
 #include "agent/head/machines/source.hpp"
 #include "launcher/core/clock.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/worker.hpp"
+#include "launcher/provider/machine_decision.hpp"
 
 namespace dtrain::head {
 
@@ -70,7 +70,7 @@ class MachineKeeper {
   // What was wanted last; without a provider: nothing.
   const wire::WantedMachines& wanted() const { return wanted_; }
   // {"wanted": …|null, "trouble": error|null, "types": [{"type", "wanted", "error"}],
-  //  "machines": [{"node", "type", "id", "state", "reason", "zone"}]}
+  //  "machines": [{"node", "type", "id", "state", "reason", "zone", "launch"}]}
   nlohmann::json view() const;
   // It has come or gone, or was given up.
   void changed(const NodeId& node);

@@ -186,7 +186,7 @@ void Joins::keep(const NodeId& node, ConfigFile::Done done) {
 }
 
 void Joins::issue(const Wanted& wanted, Engine::Answer done) {
-  if (config_->provider == "local") {
+  if (config_->is_local()) {
     throw Error(ErrorCode::conflict, "the head of this cluster listens to this machine alone")
         .with_hint("a cluster of provider ssh, also of this machine only, is open to others");
   }

@@ -52,9 +52,8 @@ std::string source_of(const asio::ip::address& address) {
 NodeDoor::NodeDoor(asio::io_context& context, ConfigFile& config)
     : context_(context),
       config_(config),
-      // A local cluster's nodes are all on this machine, so nobody else finds even a port.
-      port_(context, config_->provider == "local" ? HeadPort::Reach::this_machine
-                                                  : HeadPort::Reach::everybody),
+      port_(context,
+            config_->is_local() ? HeadPort::Reach::this_machine : HeadPort::Reach::everybody),
       greetings_(kMostGreetingsOfSource, most_greetings()) {}
 
 void NodeDoor::listen() {
@@ -63,7 +62,7 @@ void NodeDoor::listen() {
   if (kept != 0) ports.push_back(kept);
   // Nodes of this machine read the port from head.json, those of a head that moves where it is now;
   // others know it from `up` alone.
-  const bool is_told = config_->provider == "local" || config_->moves;
+  const bool is_told = config_->is_local() || config_->moves;
   if (kept == 0 || (config_->wanted_port == 0 && is_told)) {
     for (int port = kFirstPort; port <= kLastPort; ++port) ports.push_back(port);
   }

@@ -84,6 +84,17 @@ std::vector<Machine> SlurmProvider::list() {
   return {login_};
 }
 
+// The partition; empty: Slurm's default.
+Offer SlurmProvider::offer(const std::string& type) {
+  Offer offer{setting(spec_, "partition"), std::nullopt};
+  for (const NodeType& each : spec_.node_types) {
+    const auto own =
+        each.name == type ? each.node_config.find("partition") : each.node_config.end();
+    if (own != each.node_config.end() && own->is_string()) offer.zone = own->get<std::string>();
+  }
+  return offer;
+}
+
 bool SlurmProvider::keeps_agents(const Machine& machine) const {
   return spec_.head_moves() && machine.node.str() == kHeadNode;
 }
@@ -252,6 +263,13 @@ Machines& SlurmProvider::machines() {
                       [this](const std::string& type) { return batch_options(spec_, type); });
   }
   return *machines_;
+}
+
+void SlurmProvider::check(const std::string& type) {
+  Client::Batch batch{batch_options(spec_, type), "#!/bin/sh\n"};
+  batch.options.insert(batch.options.end(),
+                       {"--nodes=1", "--ntasks-per-node=1", "--chdir=/", "--output=/dev/null"});
+  Client(login_node(), place().environment).check(batch);
 }
 
 std::vector<Machine> SlurmProvider::asked_for() {

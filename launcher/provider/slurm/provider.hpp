@@ -26,6 +26,7 @@ class SlurmProvider final : public Provider {
   SlurmProvider(ClusterSpec spec, fs::path state, Access access);
 
   std::vector<Machine> list() override;
+  Offer offer(const std::string& type) override;
   void create(const std::vector<Request>& requests, const OutcomeSink& tell) override;
   void release(const std::vector<Machine>& machines, const OutcomeSink& tell) override;
   void follow(const std::vector<Machine>& machines, const OutcomeSink& tell,
@@ -33,6 +34,7 @@ class SlurmProvider final : public Provider {
   std::unique_ptr<Transport> reach(const Machine& machine) override;
   void head_starts(Transport& there, const ClusterId& cluster) override;
   wire::WantedMachines wanted(const ClusterId& cluster) override;
+  void check(const std::string& type) override;
   std::vector<Machine> asked_for() override;
   std::vector<Belonging> clear_up(const ClusterId& cluster) override;
   void hang_up() override;

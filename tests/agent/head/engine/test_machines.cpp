@@ -408,6 +408,82 @@ TEST_CASE("a node that leaves by itself ends its attempts, and nobody waits for 
   CHECK(noted);
 }
 
+TEST_CASE("its provider's word reaches the reason of an attempt, before its end or after") {
+  Far world(1);
+  JobSpec spec = World::spec();
+  spec.max_restarts = 0;
+  const JobId id = world.submit(spec);
+  world.started("node-0", id, 1);
+  world.say("node-0", id, 1, wire::MasterReady{29500});
+  world.start_ranks("node-0", id, 1, 0, 1);
+  const NodeId node("node-0");
+  const std::string told = "its step of Slurm job 2 was told to end (SIGTERM)";
+  const std::string word = "Slurm job 2 was preempted";
+  const std::string cause = "node-0 leaves the cluster: " + told;
+  const auto reason = [&] {
+    return world.engine->job(id).at("attempts").at(0).at("reason").get<std::string>();
+  };
+  const auto end = [&](Outcome outcome) {
+    world.exit_rank("node-0", id, 1, 0, 143, true);
+    world.finish("node-0", id, 1, outcome, cause);
+    world.engine->leaving(node, told, true);
+  };
+  SUBCASE("after it") {
+    world.engine->leaving(node, told, false);
+    end(Outcome::stopped);
+    CHECK(reason() == cause);
+    world.engine->explain(node, word);
+  }
+  SUBCASE("after it, and after it has dialled once more to say so") {
+    world.engine->leaving(node, told, false);
+    end(Outcome::stopped);
+    world.join("node-0", {}, 4, told);
+    world.engine->leaving(node, told, false);
+    world.engine->leaving(node, told, true);
+    world.engine->explain(node, word);
+  }
+  SUBCASE("while its ranks end") {
+    world.engine->leaving(node, told, false);
+    world.engine->explain(node, word);
+    end(Outcome::stopped);
+  }
+  SUBCASE("while its ranks end, which its supervisor calls a failure") {
+    world.engine->leaving(node, told, false);
+    world.engine->explain(node, word);
+    end(Outcome::failed);
+  }
+  SUBCASE("before it has said that it leaves") {
+    world.engine->explain(node, word);
+    world.engine->leaving(node, told, false);
+    end(Outcome::stopped);
+  }
+  SUBCASE("without its last words") {
+    world.engine->leaving(node, told, false);
+    world.engine->explain(node, word);
+    world.engine->leaving(node, told, true);
+  }
+  CHECK(reason() == cause + "; " + word);
+  world.engine->explain(node, word);
+  CHECK(reason() == cause + "; " + word);  // once
+}
+
+TEST_CASE("a word on a machine's end says nothing of what its node has come back from") {
+  Far world(1);
+  JobSpec spec = World::spec();
+  spec.max_restarts = 1;
+  const JobId id = world.submit(spec);
+  world.started("node-0", id, 1);
+  world.say("node-0", id, 1, wire::MasterReady{29500});
+  world.start_ranks("node-0", id, 1, 0, 1);
+  world.engine->gone(NodeId("node-0"));
+  world.advance(61s);
+  world.join("node-0");
+  world.engine->explain(NodeId("node-0"), "Slurm job 2 was preempted");
+  const std::string reason = world.engine->job(id).at("attempts").at(0).at("reason");
+  CHECK(reason.starts_with("node-0 was lost: not heard of"));
+  CHECK(reason.find("preempted") == std::string::npos);
+}
+
 TEST_CASE("a node that leaves by itself is shown with its reason until its place is taken") {
   Far world(2);
   const NodeId node("node-1");

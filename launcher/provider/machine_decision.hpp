@@ -8,7 +8,7 @@
 #include "launcher/provider/machine.hpp"
 #include "launcher/wire/machines.hpp"
 
-namespace dtrain::head {
+namespace dtrain {
 
 struct MachineDecision {
   struct Release {
@@ -30,4 +30,4 @@ MachineDecision decide_machines(const wire::WantedMachines& wanted,
 // Equal for machines that were had together.
 std::string group_of(const Machine& machine);
 
-}  // namespace dtrain::head
+}  // namespace dtrain

@@ -1,4 +1,4 @@
-#include "agent/head/machines/decision.hpp"
+#include "launcher/provider/machine_decision.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 #include "launcher/core/text.hpp"
 
-namespace dtrain::head {
+namespace dtrain {
 namespace {
 
 using Group = std::vector<Machine>;
@@ -83,4 +83,4 @@ MachineDecision decide_machines(const wire::WantedMachines& wanted,
   return decision;
 }
 
-}  // namespace dtrain::head
+}  // namespace dtrain
