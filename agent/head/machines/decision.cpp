@@ -23,6 +23,28 @@ bool goes_first(const Group& a, const Group& b) {
 
 }  // namespace
 
+std::map<std::string, std::string> stay_below(
+    MachineDecision& decision, const wire::WantedMachines& wanted, const CostLimit& limit,
+    const std::function<std::optional<double>(const std::string& type)>& price) {
+  std::map<std::string, std::string> why;
+  double cost = limit.now;
+  for (const wire::WantedMachines::Type& type : wanted.types) {
+    const auto found = decision.create.find(type.name);
+    if (found == decision.create.end()) continue;
+    const auto each = price(type.name);
+    int count = found->second;
+    while (!too_dear(limit, count, each, cost).empty()) --count;
+    cost += count * each.value_or(0);
+    const int less = std::exchange(found->second, count) - count;
+    if (less > 0) {
+      why[type.name] = std::to_string(less) + (less == 1 ? " is" : " are") +
+                       " missing: " + too_dear(limit, less, each, cost);
+    }
+    if (count == 0) decision.create.erase(found);
+  }
+  return why;
+}
+
 std::string group_of(const Machine& machine) {
   if (machine.id.empty()) return machine.node.str();  // nobody knows it yet
   return machine.id.substr(0, machine.id.find('/'));

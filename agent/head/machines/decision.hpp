@@ -1,10 +1,13 @@
 #pragma once
 
+#include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "agent/head/engine/cost_limit.hpp"
 #include "launcher/provider/machine.hpp"
 #include "launcher/wire/machines.hpp"
 
@@ -26,6 +29,12 @@ struct MachineDecision {
 MachineDecision decide_machines(const wire::WantedMachines& wanted,
                                 const std::vector<Machine>& there,
                                 const std::set<NodeId>& in_use = {});
+
+// Takes from decision.create what may not be asked for because of what it costs, of the types in
+// the order in which they are wanted; why, by type. Pure.
+std::map<std::string, std::string> stay_below(
+    MachineDecision& decision, const wire::WantedMachines& wanted, const CostLimit& limit,
+    const std::function<std::optional<double>(const std::string& type)>& price);
 
 // Equal for machines that were had together.
 std::string group_of(const Machine& machine);
