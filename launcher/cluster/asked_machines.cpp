@@ -9,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "launcher/cluster/costs.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/wire/client.hpp"
 #include "launcher/wire/json.hpp"
@@ -193,7 +194,9 @@ void plan_machines(UpRun& run) {
 void tell_growth(UpRun& run, const fs::path& socket) {
   run.report.asked.clear();
   try {
-    const wire::WantedMachines wanted = tell(run, wire::ApiClient(socket, run.state.name));
+    const wire::ApiClient head(socket, run.state.name);
+    tell_costs(run, head);
+    const wire::WantedMachines wanted = tell(run, head);
     for (const auto& type : wanted.types) {
       if (type.grows()) run.report.asked.push_back({type.name, 0, type.max_workers, {}, {}});
     }
