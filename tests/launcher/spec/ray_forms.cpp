@@ -294,6 +294,7 @@ TEST_CASE("max_cost_per_hour: of providers that have prices") {
         Lines{"2:20 max_cost_per_hour: has no effect with provider local: no prices are known of "
               "it"});
   CHECK(cluster_problems(aws + "max_cost_per_hour: 0\n") ==
-        Lines{"6:20 max_cost_per_hour: must be a number of 0.01 to 1000000000, not 0"});
+        Lines{"6:20 max_cost_per_hour: must be a number of 0.01 to 1000000000, not 0 [for example: "
+              "max_cost_per_hour: 50]"});
   CHECK(cluster_problems(aws + "max_cost_per_hour: $20\n").size() == 1);
 }
