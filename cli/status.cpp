@@ -6,6 +6,7 @@
 #include "cli/context.hpp"
 #include "cli/follow.hpp"
 #include "cli/jobs.hpp"
+#include "launcher/cluster/counted.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -48,6 +49,29 @@ std::string why(const nlohmann::json& job) {
   return progress.empty() ? reason : progress;
 }
 
+// "costs $24.58 an hour, $3.10 in 2h since its first machine; no price is known of 1 machine";
+// empty: its provider takes no money.
+std::string cost_text(const nlohmann::json& costs) {
+  if (!costs.is_object()) return {};
+  if (const std::string error = text_or(child(costs, "error"), "message"); !error.empty()) {
+    return "what it costs is not known: " + error;
+  }
+  const auto dollars = [&](const char* key) {
+    const auto value = costs.find(key);
+    return value != costs.end() && value->is_number() ? human_dollars(value->get<double>()) : "";
+  };
+  const auto unpriced = static_cast<std::size_t>(number_or(costs, "unpriced", 0));
+  const auto ended = static_cast<std::size_t>(number_or(costs, "unpriced_ended", 0));
+  std::string text = "costs " + dollars("per_hour") + " an hour, " + dollars("spent") + " in " +
+                     span(text_or(costs, "since"), "");
+  if (unpriced > 0) text += "; no price is known of " + counted(unpriced, "machine");
+  if (ended > 0) text += "; none was known of " + counted(ended, "machine") + " before";
+  if (const std::string most = dollars("max_per_hour"); !most.empty()) {
+    text += "; max_cost_per_hour is " + most;
+  }
+  return text;
+}
+
 int run_status(Context& context, const StatusFlags& options) {
   if (!options.file.empty()) choose_by_yaml(context, options.file);
   const wire::ApiClient client = context.client();
@@ -68,6 +92,9 @@ int run_status(Context& context, const StatusFlags& options) {
             std::to_string(number_or(head, "pid")) + ", port " +
             std::to_string(number_or(head, "port")) + "\n" + "socket " + client.socket().string() +
             "\nroot " + text_or(head, "root") + "\nlog " + text_or(head, "log") + "\n";
+  }
+  if (const std::string cost = cost_text(child(status, "costs")); !cost.empty()) {
+    text += cost + "\n";
   }
   if (const std::string problem = text_or(head, "problem"); !problem.empty()) {
     text += paint("head: " + problem, Color::red, color) + "\n";

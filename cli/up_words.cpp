@@ -3,12 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 #include <vector>
 
 #include "cli/render.hpp"
 #include "launcher/cluster/counted.hpp"
+#include "launcher/core/text.hpp"
 #include "launcher/provider/provider.hpp"
 
 namespace dtrain::cli {
@@ -44,12 +44,6 @@ bool any(const ClusterPlan& plan, bool (*has)(const Machine&)) {
 
 bool is_made(const NodePlan& plan) {
   return plan.action == NodeAction::create || plan.action == NodeAction::replace;
-}
-
-std::string money(double dollars) {
-  char text[32];
-  std::snprintf(text, sizeof text, "$%.2f", dollars);
-  return text;
 }
 
 nlohmann::json plan_json(const ClusterPlan& plan) {
@@ -108,7 +102,8 @@ std::string cost_line(const ClusterPlan& plan) {
   if (made == 0) return {};
   std::string line = counted(made, "new machine");
   if (unpriced < made) {
-    line += ": " + money(hour) + " an hour, " + money(hour * kHoursOfMonth) + " a month";
+    line += ": " + human_dollars(hour) + " an hour, " + human_dollars(hour * kHoursOfMonth) +
+            " a month";
     if (unpriced > 0) line += "; no price is known of " + std::to_string(unpriced);
   } else {
     line += "; no prices are known";
@@ -140,7 +135,7 @@ std::string machines_table(const ClusterPlan& plan, bool color) {
     rows.push_back(
         row(machine.node.empty() ? "(new)" : machine.node.str(), machine.type,
             goes ? Cell(to_string(each.action), Color::yellow) : Cell(to_string(each.action)),
-            machine.zone, machine.price ? money(*machine.price) : "", each.reason));
+            machine.zone, machine.price ? human_dollars(*machine.price) : "", each.reason));
   }
   return table(header, rows, color);
 }
@@ -164,6 +159,14 @@ void print_plan(const Context& context, const ProviderTraits& traits, const UpRe
   }
   const std::string cost = cost_line(report.plan);
   if (!cost.empty() && traits.costs) context.print(cost + "\n");
+  if (report.cost && !report.cost->refused.empty()) {
+    context.print(paint("up would refuse this: " + report.cost->refused, Color::red,
+                        context.terminal.color_out) +
+                  "\n");
+  } else if (report.cost) {
+    context.print("all machines: " + human_dollars(report.cost->per_hour) +
+                  " an hour, max_cost_per_hour is " + human_dollars(report.cost->most) + "\n");
+  }
   context.print("\n" + table({"NODE", "WOULD DO", ""}, rows, context.terminal.color_out));
 }
 
@@ -183,6 +186,11 @@ nlohmann::json report_json(const ClusterSpec& spec, const UpReport& report) {
                       {"nodes", nodes},
                       {"state_folder", report.state.string()},
                       {"warnings", report.warnings}};
+  if (report.cost) {
+    json["cost"] = {{"per_hour", report.cost->per_hour},
+                    {"max_per_hour", report.cost->most},
+                    {"refused", report.cost->refused}};
+  }
   if (report.each.empty()) return json;
   nlohmann::json each = nlohmann::json::array();
   for (const NodeUp& node : report.each) {

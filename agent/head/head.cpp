@@ -179,7 +179,7 @@ int head_main(const paths::HeadRoot& root, bool leaves) {
   machine_hooks.wants = [&](const wire::WantedMachines& wanted) {
     if (succession) succession->want(wanted);
   };
-  MachineKeeper machines(config.cluster, root.machines(), clock, machine_hooks);
+  MachineKeeper machines(config.cluster, root.machines(), root.costs(), clock, machine_hooks);
   keeper = &machines;
   if (succession && machines.wanted().head) succession->want(machines.wanted());
   joins.on_early([&] { machines.look(); });

@@ -9,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "launcher/cluster/costs.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/provider/listing.hpp"
@@ -357,9 +358,10 @@ void plan_machines(UpRun& run) {
 void tell_growth(UpRun& run, const fs::path& socket) {
   run.report.asked.clear();
   try {
+    const wire::ApiClient head(socket, run.state.name);
+    tell_costs(run, head);
     const wire::WantedMachines wanted = wanted_of(run);
-    std::set<std::string> stale =
-        others(tell(wanted, wire::ApiClient(socket, run.state.name)), wanted);
+    std::set<std::string> stale = others(tell(wanted, head), wanted);
     // Of those that `up` makes the plan has said it.
     for (const NodePlan& each : run.plan.nodes) stale.erase(each.machine.node.str());
     tell_of_others(run, wanted.replace ? std::set<std::string>() : stale,

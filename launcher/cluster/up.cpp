@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/cluster/asked_machines.hpp"
+#include "launcher/cluster/costs.hpp"
 #include "launcher/cluster/door.hpp"
 #include "launcher/cluster/down_way.hpp"
 #include "launcher/cluster/known_nodes.hpp"
@@ -206,6 +207,7 @@ void look(UpRun& run) {
   const std::vector<Machine> noted = run.before ? run.before->nodes : std::vector<Machine>();
   run.known = known_nodes(noted, std::nullopt);
   SeenNodes seen{run.provider->list(), run.known, {}};
+  run.there = seen.there;
   run.plan = plan_machines(run, seen);
   const bool settled = run.plan.refused.empty() && !has_action(run.plan, NodeAction::create) &&
                        !has_action(run.plan, NodeAction::release) && run.plan.warnings.empty();
@@ -232,14 +234,26 @@ bool may_make(const UpRun& run) {
       .with_hint("dtrain up shows which, and asks");
 }
 
+// What has left costs no more. A head that was not told before has no account.
+void tell_costs_anew(UpRun& run, const fs::path& socket) {
+  if (!has_head(run) || run.options.access.stop.stop_requested()) return;
+  try {
+    tell_costs(run, wire::ApiClient(socket, run.state.name));
+  } catch (const std::exception& thrown) {
+    run.report.warnings.push_back("what the cluster costs may be less than dtrain status says: " +
+                                  as_defect(thrown).message());
+  }
+}
+
 }  // namespace
 
 UpReport up(const ClusterSpec& spec, const UpOptions& options) {
   if (!valid_cluster_name(spec.cluster_name)) {
     throw Error(ErrorCode::invalid, "\"" + spec.cluster_name + "\" cannot be a cluster's name");
   }
-  UpRun run{spec, options, paths::cluster_state(spec.cluster_name), options.provider, {}, {}, {},
-            {},   {}};
+  UpRun run{
+      spec, options, paths::cluster_state(spec.cluster_name), options.provider, {}, {}, {}, {}, {},
+      {},   {}};
   if (!run.provider) run.provider = make_provider(spec, run.folder, options.access);
   const ProviderTraits& traits = traits_of(spec.provider.kind);
   const std::string provider = to_string(spec.provider.kind);
@@ -270,6 +284,14 @@ UpReport up(const ClusterSpec& spec, const UpOptions& options) {
   if (run.plan.cluster.empty()) {
     run.plan.cluster = run.provider->id_of_new(make_cluster_id(spec.cluster_name));
   }
+  if (traits.costs) check_cost(run);
+  if (run.report.cost && !run.report.cost->refused.empty()) {
+    Error refused(ErrorCode::conflict, run.report.cost->refused);
+    if (spec.max_cost_location.line > 0) refused.at(spec.max_cost_location);
+    refused.with_hint("nothing was made; dtrain up --dry-run shows which machines these are");
+    if (!options.dry_run) throw refused;
+    run.report.complete = false;
+  }
   if (!options.dry_run && !may_make(run)) {
     run.report.action = UpAction::decline;
     run.report.complete = false;
@@ -289,6 +311,7 @@ UpReport up(const ClusterSpec& spec, const UpOptions& options) {
     const bool stopped = options.access.stop.stop_requested();
     if (traits.head_grows && has_head(run) && !stopped) tell_growth(run, way->socket());
     way->finish(told);
+    if (traits.costs && !run.report.removed.empty()) tell_costs_anew(run, way->socket());
     if (traits.head_asks && has_head(run)) {
       if (options.access.stop.stop_requested()) {
         run.report.complete = false;

@@ -116,7 +116,14 @@ struct UpReport {
   std::vector<std::string> removed;   // nodes that left, each with what became of it
   std::vector<std::string> warnings;  // what a person should know of the head's machine
   std::optional<Error> with_head;     // what the option of that name threw
-  bool complete = true;               // everything that was promised is ready, or min_nodes of it
+  // Where the YAML bounds it: what the cluster will cost, US dollars an hour.
+  struct Cost {
+    double per_hour = 0;
+    double most = 0;
+    std::string refused;  // why that may not be made; empty: it may
+  };
+  std::optional<Cost> cost;
+  bool complete = true;  // everything that was promised is ready, or min_nodes of it
 };
 
 // Throws Error(conflict) when the agents that are there are of a newer version than those that

@@ -20,10 +20,12 @@ struct UpRun {
   const UpOptions& options;
   fs::path folder;  // the cluster's, here
   std::shared_ptr<Provider> provider;
-  std::optional<ClusterState> before;  // as it was remembered
-  std::vector<KnownNode> known;        // before
-  ClusterPlan plan;                    // of machines
-  ClusterState state;                  // as it is now; without an id: there is no cluster yet
+  std::optional<ClusterState> before;   // as it was remembered
+  std::vector<KnownNode> known;         // before
+  std::vector<Machine> there;           // before, as the provider lists them
+  ClusterPlan plan;                     // of machines
+  std::map<std::string, Offer> offers;  // that were asked for, by type
+  ClusterState state;                   // as it is now; without an id: there is no cluster yet
   UpReport report;
   std::function<void()> let_go = [] {};  // of the cluster's lock: nothing is written here any more
 };

@@ -194,6 +194,12 @@ std::string human_bytes(std::uint64_t bytes) {
   return text.data();
 }
 
+std::string human_dollars(double dollars) {
+  char text[40];
+  std::snprintf(text, sizeof text, "$%.2f", dollars);
+  return text;
+}
+
 std::string lower_case(std::string_view text) {
   std::string lower(text);
   for (char& c : lower) {

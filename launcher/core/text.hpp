@@ -33,6 +33,8 @@ std::string shell_join(std::span<const std::string> words);
 std::string human_duration(std::chrono::nanoseconds duration);
 // "17 B", "1.2 KiB", "44.7 MiB".
 std::string human_bytes(std::uint64_t bytes);
+// "$12.24"
+std::string human_dollars(double dollars);
 
 std::string to_hex(std::span<const unsigned char> bytes);
 

@@ -42,6 +42,7 @@ struct Machine {
   std::string external_address;  // as this machine reaches it, where that is another
   std::string zone;
   std::optional<double> price;  // US dollars an hour
+  bool spot = false;            // the provider may take it back, and it costs as such a one
   ClusterId cluster;            // a host that is listed tells it when it is reached
   std::string launch;           // launch_hash() of what it was made by
   std::chrono::system_clock::time_point created;  // as the provider says it

@@ -57,6 +57,8 @@ struct ProviderTraits {
 struct Offer {
   std::string zone;
   std::optional<double> price;  // US dollars an hour
+  // Where there is none and one of another kind may take its place: what that costs.
+  std::optional<double> most;
 };
 
 // What a cluster has with its provider besides machines, as whoever clears it up tells of it.

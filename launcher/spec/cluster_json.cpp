@@ -59,10 +59,10 @@ void fields(wire::Is<ReadySpec> auto& m, auto&& f) {
 void fields(wire::Is<ClusterSpec> auto& m, auto&& f) {
   f("cluster_name", or_default(m.cluster_name), "max_workers", or_default(m.max_workers),
     "upscaling_speed", or_default(m.upscaling_speed), "idle_timeout_minutes",
-    or_default(m.idle_timeout_minutes), "provider", or_default(m.provider), "auth",
-    or_default(m.auth), "head_node_type", or_default(m.head_node_type), "cluster_synced_files",
-    or_default(m.cluster_synced_files), "file_mounts_sync_continuously",
-    or_default(m.file_mounts_sync_continuously));
+    or_default(m.idle_timeout_minutes), "max_cost_per_hour", if_set(m.max_cost_per_hour),
+    "provider", or_default(m.provider), "auth", or_default(m.auth), "head_node_type",
+    or_default(m.head_node_type), "cluster_synced_files", or_default(m.cluster_synced_files),
+    "file_mounts_sync_continuously", or_default(m.file_mounts_sync_continuously));
   f("rsync_exclude", or_default(m.rsync_exclude), "rsync_filter", or_default(m.rsync_filter),
     "initialization_commands", or_default(m.initialization_commands), "setup_commands",
     or_default(m.setup_commands), "head_setup_commands", or_default(m.head_setup_commands),

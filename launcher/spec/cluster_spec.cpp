@@ -302,6 +302,9 @@ std::vector<Problem> problems_of(const ClusterSpec& spec) {
   const double largest = 1e9;
   checks.range({"upscaling_speed"}, spec.upscaling_speed, 0, largest);
   checks.range({"idle_timeout_minutes"}, spec.idle_timeout_minutes, 0, largest);
+  if (spec.max_cost_per_hour) {
+    checks.range({"max_cost_per_hour"}, *spec.max_cost_per_hour, limits::kLeastCost, largest);
+  }
   check_provider(spec.provider, checks);
   check_auth(spec.auth, spec.provider.kind, checks);
   check_node_types(spec, checks);

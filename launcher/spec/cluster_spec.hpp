@@ -136,6 +136,8 @@ struct ClusterSpec {
   int max_workers = 2;  // the reader makes it all nodes but the head for local and ssh
   double upscaling_speed = 1.0;
   double idle_timeout_minutes = 5.0;
+  std::optional<double> max_cost_per_hour;  // US dollars, of all machines; absent: no bound
+  Location max_cost_location;               // where the YAML says so; line 0: not known
   ProviderSpec provider;
   AuthSpec auth;
   std::string head_node_type;

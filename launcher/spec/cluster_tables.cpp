@@ -347,6 +347,11 @@ const Table& cluster_table() {
               "there; 5 in any case, and all that one job needs. With provider aws."),
           key("idle_timeout_minutes", Shape::number(0, kLarge), 5.0,
               "After how many idle minutes a node above `min_workers` goes."),
+          example(key("max_cost_per_hour", Shape::number(limits::kLeastCost, kLarge), nullptr,
+                      "With aws: what all machines together may cost an hour at most, in US "
+                      "dollars, by AWS's price list: `up` and the head ask for nothing beyond. "
+                      "Absent: no bound."),
+                  "max_cost_per_hour: 50"),
           example(required(expands(key("provider", Shape::special("mapping", json::object()),
                                        nullptr, "Where the nodes come from."))),
                   "provider: {type: local}"),

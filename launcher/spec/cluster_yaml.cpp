@@ -37,6 +37,7 @@ class ClusterReader {
     spec_.upscaling_speed = top_.number("upscaling_speed");
     spec_.idle_timeout_minutes = top_.number("idle_timeout_minutes");
     read_provider(top_, document_, source_, spec_, host_paths_);
+    read_max_cost();
     read_auth();
     read_files();
     read_commands();
@@ -88,6 +89,28 @@ class ClusterReader {
     Path there(path.begin() + 2, path.end());
     if (!top) there.insert(there.begin(), path[1] == kLegacyHead ? "head_node" : "worker_nodes");
     return there;
+  }
+
+  void read_max_cost() {
+    const Path path{"max_cost_per_hour"};
+    spec_.max_cost_per_hour = top_.optional_number("max_cost_per_hour");
+    if (!spec_.max_cost_per_hour) return;
+    spec_.max_cost_location = source_.report.location(document_.place(path));
+    switch (spec_.provider.kind) {
+      case ProviderKind::aws:
+      case ProviderKind::gcp:
+      case ProviderKind::azure:
+        return;
+      case ProviderKind::local:
+      case ProviderKind::ssh:
+      case ProviderKind::kubernetes:
+      case ProviderKind::slurm:
+        break;
+    }
+    if (source_.report.knows({"provider"}) || source_.report.knows({"provider", "type"})) return;
+    source_.report.warning(path, document_.place(path),
+                           std::string("has no effect with provider ") +
+                               to_string(spec_.provider.kind) + ": no prices are known of it");
   }
 
   void read_auth() {

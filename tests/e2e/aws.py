@@ -125,6 +125,11 @@ class Kinds(AwsCase):
                  if action == "RunInstances" and form["InstanceType"] == "p3.2xlarge"]
         none = "InsufficientInstanceCapacity"
         self.assertEqual(tried, [("spot", none), ("spot", none), (None, "")])
+        self.assertAlmostEqual(self.json("status")["costs"]["per_hour"], 0.096 + 2 * 3.06)
+        self.ok("down", "-y")
+        self.cloud.capacity.clear()
+        self.up()
+        self.assertAlmostEqual(self.json("status")["costs"]["per_hour"], 0.096, places=4)  # spot is all but free here
         self.ok("down", "-y")
         self.assert_nothing_left()
 

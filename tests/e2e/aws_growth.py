@@ -85,6 +85,76 @@ class Growth(AwsCase):
         self.assertEqual(sorted(self.by_node()), ["gpu-1", "node-0"])
         self.gone()
 
+    def test_what_it_costs_and_may_cost(self):
+        def write(min_workers):
+            types = two_types(min_workers, idle_timeout_s=1)
+            types["gpu"].update(max_workers=4, node_config={"InstanceType": "p3.8xlarge", "ImageId": "latest_dlami"})
+            self.write(types, max_cost_per_hour=20)
+
+        def costs():
+            return self.json("status")["costs"]
+
+        # More than that is refused before anything is made, and a dry run says so.
+        write(2)
+        above = "with 3 new machines the cluster would cost $24.58 an hour, and max_cost_per_hour is $20.00"
+        dry = self.run_dtrain("up", "--dry-run", self.yaml)
+        self.assertEqual(dry.returncode, 1, dry.stderr)
+        self.assertIn("up would refuse this: " + above, dry.stdout)
+        said = self.refused("up", "-y", self.yaml)
+        self.assertIn(above, said)
+        self.assertRegex(said, rf"{self.yaml.name}:\d+")
+        self.assertEqual(self.cloud.count("RunInstances"), 0)
+        write(0)
+        self.assertIn("all machines: $0.10 an hour, max_cost_per_hour is $20.00", self.ok("up", "--dry-run", self.yaml))
+        self.up()
+        now = costs()
+        self.assertEqual((now["per_hour"], now["max_per_hour"], now["unpriced"]), (0.096, 20, 0))
+        self.assertEqual([(each["node"], each["price"]) for each in now["machines"]], [("node-0", 0.096)])
+        # What could never run below it is refused, and says why.
+        said = self.refused("submit", "--nnodes", "3", "--", "/bin/true")
+        self.assertIn("would ask for 3 machines of type gpu: that is $36.72 an hour beside $0.10 for others, max_cost_per_hour is $20.00", said)
+        # One that runs below it, and one that waits until that has ended.
+        wait = "while [ ! -e /tmp/over ]; do sleep 0.05; done"
+        whole = ("--cpus", str(os.cpu_count()))
+        first = self.submit(wait, "--nnodes", "2", *whole)
+        self.wait_state(first, "running", deadline=2 * DEADLINE)
+        second = self.submit("echo rank $RANK", "--nnodes", "1", *whole)
+        reason = "would ask for 1 machine of type gpu: that is $12.24 an hour beside $12.34 for others, max_cost_per_hour is $20.00"
+        eventually(lambda: self.job(second)["reason"] == reason, "why it waits", pause=0.1)
+        self.assertRegex(self.ok("status"), r"costs \$12\.34 an hour, \$\d+\.\d\d in .*; max_cost_per_hour is \$20\.00\n")
+        now = costs()
+        self.assertEqual([(each["node"], each["price"]) for each in sorted(now["machines"], key=lambda each: each["node"])],
+                         [("gpu-1", 12.24), ("node-0", 0.096)])
+        self.assertEqual(self.grown(), ["gpu-1"])
+        # Whatever becomes of the head, it goes on from there.
+        for pid in self.machines[self.by_node()["node-0"].id].processes(text="dtrain-agent head"):
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: self.run_dtrain("status").returncode == 0, "the head is back", pause=0.1)
+        then = costs()
+        self.assertEqual((then["per_hour"], then["max_per_hour"]), (now["per_hour"], 20))
+        self.assertGreaterEqual(then["spent"], now["spent"])
+        self.assertLess(then["spent"], now["spent"] + 2 * DEADLINE * 12.34 / 3600)
+        self.assertEqual(self.job(second)["reason"], reason)
+        for node in ("node-0", "gpu-1"):
+            self.machines[self.by_node()[node].id].run("touch", "/tmp/over")
+        self.over(first)
+        self.over(second)
+        eventually(lambda: self.grown() == [], "it is given back", deadline=2 * DEADLINE, pause=0.1)
+        eventually(lambda: costs()["per_hour"] == 0.096, "it costs no more", pause=0.1)
+        self.assertGreater(costs()["spent"], then["spent"])
+        self.gone()
+
+    def test_no_prices(self):
+        self.cloud.prices = None
+        self.write(max_cost_per_hour=20)
+        self.assertIn("max_cost_per_hour is $20.00, and no price is known of type head", self.refused("up", "-y", self.yaml))
+        self.assertEqual(self.cloud.count("RunInstances"), 0)
+        self.write()
+        self.up()
+        self.assertIn("costs $0.00 an hour, $0.00 in ", self.ok("status"))
+        self.assertIn("; no price is known of 1 machine\n", self.ok("status"))
+        self.gone()
+
     def test_head_and_scaler_are_killed_at_any_time(self):
         self.write(two_types(0, max_workers=3, idle_timeout_s=1))
         self.up()

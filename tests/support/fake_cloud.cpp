@@ -75,7 +75,7 @@ Offer FakeCloudProvider::offer(const std::string& type) {
 Offer FakeCloudProvider::offer_of(const std::string& type) const {
   const auto price = cloud_->prices.find(type);
   if (price == cloud_->prices.end()) return {};
-  return {"zone-a", price->second};
+  return {"zone-a", price->second, price->second};
 }
 
 MachineOutcome FakeCloudProvider::make(const Request& request, const NodeId& node) {

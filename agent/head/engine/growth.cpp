@@ -25,7 +25,11 @@ class Grower {
  public:
   Grower(const std::vector<NodeCapacity>& nodes, const std::set<NodeId>& soon,
          const MachinesToCome& machines)
-      : in_allocations_(machines.in_allocations), most_(machines.most), left_(machines.most) {
+      : in_allocations_(machines.in_allocations),
+        most_(machines.most),
+        left_(machines.most),
+        limit_(machines.cost),
+        cost_(limit_.now) {
     for (NodeCapacity node : nodes) {
       const bool is_soon = soon.contains(node.node);
       node.usable = node.usable || is_soon;
@@ -49,8 +53,9 @@ class Grower {
     }
   }
 
-  // False: such jobs are not to be looked at any more.
+  // False: such jobs are not to be looked at any more; why() is of all of them.
   bool serve(const WaitingJob& job) {
+    dear_.clear();
     Demand demand = job.demand;
     demand.nnodes.max = demand.nnodes.min;
     std::vector<bool> here(nodes_.size());
@@ -70,11 +75,32 @@ class Grower {
           const int count = is_whole ? demand.nnodes.min : complement(offer, demand);
           const bool fits = count > 0 && count <= left(offer);
           if (!fits || refuses(offer, count) != is_refused) continue;
+          if (is_too_dear(offer, demand, is_whole, count)) continue;
           if (ask(job, offer, demand, is_whole, count)) return true;
         }
       }
     }
+    if (!dear_.empty()) growth_.reasons[job.job] = dear_;
     return keep_what_is_free(job, demand);
+  }
+
+  // The last one got no machines because of what they cost; empty: that did not hinder it.
+  const std::string& why() const { return dear_; }
+  void say(const JobId& job, const std::string& why) { growth_.reasons[job] = why; }
+
+  // There may be machines for it, but for what they cost, whatever else goes; empty: that is not
+  // it.
+  std::string always_too_dear(const Demand& demand) const {
+    std::string cheapest;
+    double least = 0;
+    for (const Offer& offer : offers_) {
+      const std::string why = alone(offer, demand).value_or("");
+      const double price = price_of(*offer.type, demand.nnodes.min);
+      if (why.empty() || (!cheapest.empty() && price >= least)) continue;
+      cheapest = why;
+      least = price;
+    }
+    return cheapest;
   }
 
   Growth take() && { return std::move(growth_); }
@@ -110,6 +136,24 @@ class Grower {
   static bool may_come(const Offer& offer, int count) {
     const auto& at_once = offer.type->at_once;
     return !at_once || offer.coming == 0 || (!offer.is_full && offer.coming + count <= *at_once);
+  }
+
+  static double price_of(const MachineType& type, int count) {
+    return type.price ? count * *type.price : std::numeric_limits<double>::infinity();
+  }
+
+  // So many would do, and cost too much: says so of the cheapest that do.
+  bool is_too_dear(const Offer& offer, const Demand& demand, bool is_whole, int count) {
+    const MachineType& type = *offer.type;
+    const std::string why = too_dear(limit_, count, type.price, cost_);
+    if (why.empty()) return false;
+    const double price = price_of(type, count);
+    if (!dear_.empty() && price >= dear_price_) return true;
+    if (!is_whole || place_in_order(fresh(type, count), demand).shares) {
+      dear_ = "would ask for " + machines_text(count, type.name) + ": " + why;
+      dear_price_ = price;
+    }
+    return true;
   }
 
   std::vector<NodeCapacity> fresh(const MachineType& type, int count) const {
@@ -165,6 +209,7 @@ class Grower {
     offer.left -= count;
     left_ -= count;
     if (!is_refused) offer.coming += count;
+    cost_ += count * type.price.value_or(0);
     growth_.gangs.push_back({job.job, type.name, count});
     give(job, *place_in_order(nodes_, demand, &among).shares);
     growth_.reasons[job.job] = (is_refused ? "would ask for " : "asks for ") +
@@ -173,18 +218,33 @@ class Grower {
     return true;
   }
 
+  // Of this type alone, if all others went that may: empty: it could run, else what it costs.
+  // Absent: it could not anyway.
+  std::optional<std::string> alone(const Offer& offer, const Demand& demand) const {
+    const MachineType& type = *offer.type;
+    const int count = demand.nnodes.min;
+    int standing = 0;
+    for (const Offer& each : offers_) standing += each.type->least;
+    const bool may_be = count <= std::min(type.most, most_ - standing + type.least) &&
+                        place_in_order(fresh(type, count), demand).shares;
+    if (!may_be) return std::nullopt;
+    const int more = std::max(0, count - type.least);
+    const std::string why = too_dear(limit_, more, type.price, limit_.least);
+    if (why.empty()) return why;
+    return "would ask for " + machines_text(more, type.name) + ": " + why;
+  }
+
   // Whether it could run if others went. Nobody behind it is to take what it waits for then.
   bool keep_what_is_free(const WaitingJob& job, const Demand& demand) {
-    int standing = 0;
-    for (const Offer& offer : offers_) standing += offer.type->least;
     const bool could = std::any_of(offers_.begin(), offers_.end(), [&](const Offer& offer) {
-      const MachineType& type = *offer.type;
-      return demand.nnodes.min <= std::min(type.most, most_ - standing + type.least) &&
-             place_in_order(fresh(type, demand.nnodes.min), demand).shares;
+      return alone(offer, demand) == std::string();
     });
     if (!could) return false;
-    growth_.reasons[job.job] =
-        "waits until others have ended: there may be " + std::to_string(most_) + " machines";
+    if (!growth_.short_of_room) {
+      room_ = dear_.empty() ? "there may be " + std::to_string(most_) + " machines"
+                            : "max_cost_per_hour is " + human_dollars(limit_.most.value_or(0));
+    }
+    if (dear_.empty()) growth_.reasons[job.job] = "waits until others have ended: " + room_;
     if (std::exchange(growth_.short_of_room, true)) return true;  // the first in turn does
     left_ = 0;
     Demand part = demand;
@@ -260,6 +320,11 @@ class Grower {
   const int most_;                 // there may be, of all types
   int left_;                       // more
   Outlook worst_ = Outlook::good;  // of those asked for
+  const CostLimit limit_;
+  double cost_;       // of all that there are, are to come and are asked for
+  std::string dear_;  // why(), and what those cost
+  double dear_price_ = 0;
+  std::string room_;  // what there is too little of, where it is short of that
   Growth growth_;
 };
 
@@ -280,13 +345,17 @@ Growth decide_growth(std::vector<NodeCapacity> nodes, const std::set<NodeId>& so
   std::sort(in_order.coming.begin(), in_order.coming.end(),
             [](const auto& a, const auto& b) { return natural_less(a.node.str(), b.node.str()); });
   Grower grower(nodes, soon, in_order);
-  std::set<Demand> in_vain;  // what is free only shrinks
+  std::map<Demand, std::string> in_vain;  // what is free only shrinks; why, if it costs too much
   std::size_t looked_at = 0;
   for (const WaitingJob* job : in_turn(queue)) {
     if (looked_at == kGrowthDepth) break;
-    if (!job->held.empty() || in_vain.contains(job->demand)) continue;
+    if (!job->held.empty()) continue;
+    if (const auto known = in_vain.find(job->demand); known != in_vain.end()) {
+      if (!known->second.empty()) grower.say(job->job, known->second);
+      continue;
+    }
     ++looked_at;
-    if (!grower.serve(*job)) in_vain.insert(job->demand);
+    if (!grower.serve(*job)) in_vain.emplace(job->demand, grower.why());
   }
   return std::move(grower).take();
 }
@@ -296,7 +365,9 @@ std::string never_fits(const std::vector<NodeCapacity>& nodes, const Demand& dem
   const std::vector<NodeCapacity> empty = emptied(nodes);
   WaitingJob job;
   job.demand = demand;
-  if (Grower(empty, {}, machines).serve(job)) return {};
+  Grower grower(empty, {}, machines);
+  if (grower.serve(job)) return {};
+  if (const std::string why = grower.always_too_dear(demand); !why.empty()) return why;
   Demand part = demand;
   part.nnodes = {1, 1};
   std::vector<NodeCapacity> each;

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "agent/head/engine/cost_limit.hpp"
 #include "agent/head/engine/queue.hpp"
 
 // Which machines are to be asked for because jobs wait: pure.
@@ -25,6 +27,7 @@ struct MachineType {
   // So many may be coming, of those that jobs wait for: more are asked for when these are here. The
   // first may be as many as it takes. Absent: any number.
   std::optional<int> at_once;
+  std::optional<double> price = std::nullopt;  // of one, at most; US dollars an hour
 
   bool operator==(const MachineType&) const = default;
 };
@@ -50,6 +53,7 @@ struct MachinesToCome {
   int most = 0;  // there may be, of all types
   std::vector<ComingMachine> coming;
   int nodes = 0;  // that are to join by themselves: the coming ones, and those not asked for yet
+  CostLimit cost = {};
 
   bool operator==(const MachinesToCome&) const = default;
 };
@@ -82,8 +86,9 @@ inline constexpr std::size_t kGrowthDepth = 1000;
 // come in allocations it gets all of its nodes in one, so that it waits for one answer, unless
 // there may not be so many. Of the types that fit, those first that can be had, then by priority
 // and order. Where there may be none that would do although there could be if others went, it keeps
-// what is free, and nobody behind it gets any. Jobs that are held get nothing; elastic ones their
-// smallest number. `nodes`: those of `soon` are not usable now, and will be by themselves.
+// what is free, and nobody behind it gets any. None is asked for that would cost more than
+// `machines.cost` allows. Jobs that are held get nothing; elastic ones their smallest number.
+// `nodes`: those of `soon` are not usable now, and will be by themselves.
 Growth decide_growth(std::vector<NodeCapacity> nodes, const std::set<NodeId>& soon,
                      const std::vector<WaitingJob>& queue, const MachinesToCome& machines);
 

@@ -51,6 +51,8 @@ void MachineKeeper::decide() {
   measure();
   const Growth growth = tell();
   MachineDecision decision = decide_machines(wanted_, there, in_use(growth));
+  dear_ = stay_below(decision, wanted_, cost_limit(),
+                     [&](const std::string& type) { return account_.most_of(type); });
   for (auto& [group, machines] : useless) {
     if (useful.contains(group)) continue;
     decision.release.push_back({std::move(machines), "its nodes do not come"});

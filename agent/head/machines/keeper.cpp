@@ -20,13 +20,24 @@ constexpr std::size_t kMostText = std::size_t{16} << 20;
 
 }  // namespace
 
-MachineKeeper::MachineKeeper(ClusterId cluster, const fs::path& file, const Clock& clock,
-                             Hooks hooks)
+MachineKeeper::MachineKeeper(ClusterId cluster, const fs::path& file, const fs::path& costs,
+                             const Clock& clock, Hooks hooks)
     : cluster_(std::move(cluster)),
       file_(file),
+      costs_file_(costs),
       clock_(clock),
       hooks_(std::move(hooks)),
       failures_(clock) {
+  try {
+    if (const auto text = read_file_if_there(costs_file_, kMostText)) {
+      account_ = MachineAccount(wire::parse_json(*text, "it", kMostText));
+    }
+  } catch (const std::exception& thrown) {
+    const Error why = as_defect(thrown);
+    lost_account_ = Error(why.code(), costs_file_.string() + ": " + why.message())
+                        .with_hint("dtrain up tells the prices anew");
+    log::warn("what machines cost is not counted", {{"why", lost_account_->what()}});
+  }
   try {
     const auto text = read_file_if_there(file_, kMostText);
     if (!text) return;
@@ -46,8 +57,8 @@ MachineKeeper::MachineKeeper(ClusterId cluster, const fs::path& file, const Cloc
 void MachineKeeper::run(std::function<void()> work,
                         std::function<void(const std::optional<Error>&)> then) {
   ++running_;
-  worker_.add([this, work = std::move(work), then = std::move(then),
-               guard = std::weak_ptr<int>(alive_)]() mutable {
+  worker_->add([this, work = std::move(work), then = std::move(then),
+                guard = std::weak_ptr<int>(alive_)]() mutable {
     std::optional<Error> failed;
     try {
       work();
@@ -87,6 +98,7 @@ void MachineKeeper::want(const json& body, std::function<void(json)> done) {
     source_ = source;
     if (!source_) {
       machines_.clear();
+      see_told();
       hooks_.expect_machines({});
     }
     failures_.clear();
@@ -102,17 +114,67 @@ void MachineKeeper::want(const json& body, std::function<void(json)> done) {
   });
 }
 
+void MachineKeeper::save_costs(std::function<void(const std::optional<Error>&)> then) {
+  run([file = costs_file_,
+       text = wire::dump(account_.dump()) + "\n"] { write_file_atomic(file, text); },
+      std::move(then));
+}
+
+void MachineKeeper::costs(const json& body, std::function<void(json)> done) {
+  account_.tell(wire::cluster_costs_from_json(body), clock_.wall());
+  lost_account_.reset();
+  see_told();
+  save_costs([this, done = std::move(done)](const std::optional<Error>& failed) {
+    if (source_) tell();
+    look();
+    done(failed ? wire::error_to_json(*failed) : cost_view());
+  });
+}
+
+// What `up` has made: where nobody asks the provider, these are all that there are.
+void MachineKeeper::see_told() {
+  if (!account_.is_open()) return;
+  std::vector<Machine> machines;
+  for (const wire::ClusterCosts::Machine& each : account_.told().machines) {
+    Machine& machine = machines.emplace_back();
+    machine.node = each.node;
+    machine.id = each.id;
+    machine.type = each.type;
+    machine.head = each.head;
+    machine.spot = each.spot;
+    machine.created = each.created;
+  }
+  see(machines, !source_);
+}
+
+void MachineKeeper::see(const std::vector<Machine>& machines, bool all) {
+  if (!account_.see(machines, all, clock_.wall())) return;
+  save_costs([](const std::optional<Error>& failed) {
+    if (failed) log::warn("what machines cost is not kept", {{"why", failed->what()}});
+  });
+}
+
+json MachineKeeper::cost_view() const {
+  if (lost_account_) return wire::error_to_json(*lost_account_);
+  return account_.view(clock_.wall());
+}
+
 json MachineKeeper::view() const {
   json types = json::array();
   const std::map<std::string, int> missing_now = missing();
   for (const wire::WantedMachines::Type& type : wanted_.types) {
     const auto* failure = failures_.find(type.name);
+    const auto dear = dear_.find(type.name);
+    std::optional<Error> error;
+    if (dear != dear_.end()) {
+      error = Error(ErrorCode::conflict, dear->second);
+    } else if (failure != nullptr &&
+               (missing_now.at(type.name) > 0 || gangs_.contains(type.name))) {
+      error = failure->why;
+    }
     types.push_back({{"type", type.name},
                      {"wanted", type.count},
-                     {"error", failure == nullptr || (missing_now.at(type.name) == 0 &&
-                                                      !gangs_.contains(type.name))
-                                   ? json()
-                                   : wire::error_to_json(failure->why).at("error")}});
+                     {"error", error ? wire::error_to_json(*error).at("error") : json()}});
   }
   json machines = json::array();
   for (const auto& [node, machine] : machines_) {
@@ -139,6 +201,14 @@ json MachineKeeper::view() const {
 
 MachineKeeper::~MachineKeeper() {
   if (source_) source_->hang_up();
+  worker_.reset();
+  if (!account_.is_open()) return;
+  try {  // for when this machine is stopped now: until then it has cost
+    account_.settle(clock_.wall());
+    write_file_atomic(costs_file_, wire::dump(account_.dump()) + "\n");
+  } catch (const std::exception& thrown) {
+    log::warn("what machines cost is not kept", {{"why", thrown.what()}});
+  }
 }
 
 void MachineKeeper::end() {
@@ -189,8 +259,11 @@ void MachineKeeper::look() {
 void MachineKeeper::seen(const std::vector<Machine>& list) {
   std::map<NodeId, Machine> there;
   std::map<NodeId, const Machine*> over;
+  std::vector<Machine> all;  // with the head's
   for (const Machine& machine : list) {
-    if (machine.cluster != cluster_ || machine.head) continue;
+    if (machine.cluster != cluster_) continue;
+    all.push_back(machine);
+    if (machine.head) continue;
     if (machine.state == MachineState::gone) {
       over.emplace(machine.node, &machine);
     } else {
@@ -222,6 +295,7 @@ void MachineKeeper::seen(const std::vector<Machine>& list) {
   }
   machines_ = std::move(there);
   std::erase_if(kept_, [&](const auto& each) { return !machines_.contains(each.first); });
+  see(all, true);
   see_ups();
   decide();
 }

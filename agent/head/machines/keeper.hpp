@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "agent/head/engine/engine.hpp"
+#include "agent/head/machines/account.hpp"
 #include "agent/head/machines/failures.hpp"
 #include "agent/head/machines/source.hpp"
 #include "launcher/core/clock.hpp"
@@ -60,13 +61,19 @@ class MachineKeeper {
     std::function<std::string(const NodeId&)> broken;  // why it takes no ranks; empty: it does
     std::function<void(const wire::WantedMachines&)> wants;  // from now on; durable
   };
-  // `file`: where what is wanted is kept. What cannot be read, or asked for, is the view's
-  // "trouble"; nothing is asked for then, until something is wanted anew.
-  MachineKeeper(ClusterId cluster, const fs::path& file, const Clock& clock, Hooks hooks);
+  // `file`: where what is wanted is kept; `costs`: what that costs. What cannot be read, or asked
+  // for, is the view's "trouble"; nothing is asked for then, until something is wanted anew.
+  MachineKeeper(ClusterId cluster, const fs::path& file, const fs::path& costs, const Clock& clock,
+                Hooks hooks);
   ~MachineKeeper();
 
   // From now on this is wanted; `done` hears it, or what failed, once it is durable.
   void want(const nlohmann::json& body, std::function<void(nlohmann::json)> done);
+  // From now on these are the prices, and the bound; `done` hears cost_view(), or what failed, once
+  // it is durable.
+  void costs(const nlohmann::json& body, std::function<void(nlohmann::json)> done);
+  // As MachineAccount's, {"error"} where what was kept cannot be read, null where nobody has told.
+  nlohmann::json cost_view() const;
   // What was wanted last; without a provider: nothing.
   const wire::WantedMachines& wanted() const { return wanted_; }
   // {"wanted": …|null, "trouble": error|null, "types": [{"type", "wanted", "error"}],
@@ -108,8 +115,11 @@ class MachineKeeper {
   void run(std::function<void()> work, std::function<void(const std::optional<Error>&)> then);
   void save(const wire::WantedMachines& wanted,
             std::function<void(const std::optional<Error>&)> then);
+  void save_costs(std::function<void(const std::optional<Error>&)> then);
   void arm(std::chrono::milliseconds delay);
   void seen(const std::vector<Machine>& list);
+  void see_told();
+  void see(const std::vector<Machine>& machines, bool all);
   void see_ups();
   bool is_awaited(const NodeId& node) const;
   void bury(const NodeId& node, const Machine* machine);
@@ -122,6 +132,7 @@ class MachineKeeper {
   const wire::WantedMachines::Type* type_of(const std::string& name) const;
 
   // In needs.cpp.
+  CostLimit cost_limit() const;
   MachinesToCome to_come() const;
   Growth tell();
   void measure();
@@ -141,6 +152,7 @@ class MachineKeeper {
 
   const ClusterId cluster_;
   const fs::path file_;
+  const fs::path costs_file_;
   const Clock& clock_;
   Hooks hooks_;
   wire::WantedMachines wanted_;
@@ -148,6 +160,10 @@ class MachineKeeper {
   std::shared_ptr<MachineSource> source_;
   std::map<NodeId, Machine> machines_;  // as last seen: of this cluster, and not gone
   MachineFailures failures_;
+  MachineAccount account_;
+  std::optional<Error> lost_account_;  // why it begins anew
+  std::map<std::string, std::string>
+      dear_;                              // by type: why those that are missing are not asked for
   std::map<std::string, int> next_name_;  // by type
   // Of nodes: when each first came, its machine was first seen to run, itself lost.
   std::map<NodeId, Monotonic> came_;
@@ -174,7 +190,7 @@ class MachineKeeper {
   bool moves_ = false;              // as last decided: something is on its way, or goes
   bool ended_ = false;
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
-  Worker worker_;  // ends first
+  std::optional<Worker> worker_{std::in_place};  // ends first
 };
 
 }  // namespace dtrain::head

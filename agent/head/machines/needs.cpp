@@ -53,6 +53,18 @@ void MachineKeeper::measure() {
   }
 }
 
+CostLimit MachineKeeper::cost_limit() const {
+  std::vector<std::string> others;  // asked for, and not listed yet
+  for (const auto& [node, machine] : machines_) {
+    if (is_live(machine.state) && !account_.has(machine.id)) others.push_back(machine.type);
+  }
+  std::map<std::string, int> to_stand_ready;
+  for (const wire::WantedMachines::Type& type : wanted_.types) {
+    to_stand_ready[type.name] = type.count;
+  }
+  return account_.limit(others, to_stand_ready);
+}
+
 MachinesToCome MachineKeeper::to_come() const {
   MachinesToCome result;
   for (const auto& [type, count] : missing()) result.nodes += count;
@@ -81,6 +93,7 @@ MachinesToCome MachineKeeper::to_come() const {
     type.least = wanted.count;
     type.most = wanted.most();
     type.priority = wanted.priority;
+    type.price = account_.most_of(wanted.name);
     const auto* failure = failures_.find(wanted.name);
     type.failed = failure != nullptr;
     if (wanted_.upscaling_speed) {
@@ -107,6 +120,7 @@ MachinesToCome MachineKeeper::to_come() const {
     }
   }
   result.most = std::max(least, wanted_.max_workers);
+  result.cost = cost_limit();
   return result;
 }
 

@@ -53,6 +53,7 @@ std::span<const Api::Route> Api::routes() {
            status["cluster"]["head"]["succession"] = api.parts_.succession->view();
          }
          status["machines"] = api.parts_.machines.view();
+         status["costs"] = api.parts_.machines.cost_view();
          status["cluster"]["open_ports"] = api.parts_.nodes.pair_tests().open_ports();
          return status;
        }},
@@ -123,6 +124,14 @@ std::span<const Api::Route> Api::routes() {
       {"POST", "/v1/machines",
        [](Api& api, const Request& of, const std::string&, Engine::Answer done) {
          api.parts_.machines.want(of.body(), std::move(done));
+       }},
+      {"GET", "/v1/costs",
+       [](Api& api, const Request&, const std::string&) {
+         return api.parts_.machines.cost_view();
+       }},
+      {"POST", "/v1/costs",
+       [](Api& api, const Request& of, const std::string&, Engine::Answer done) {
+         api.parts_.machines.costs(of.body(), std::move(done));
        }},
       {"GET", "/v1/nodes/{}/setup",
        [](Api& api, const Request&, const std::string& id, Engine::Answer done) {

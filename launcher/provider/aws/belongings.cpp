@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/number.hpp"
@@ -36,19 +35,13 @@ constexpr Kind kKinds[] = {
      "InvalidKeyPair.NotFound"},
 };
 
-std::string dollars(double amount) {
-  char text[40];
-  std::snprintf(text, sizeof text, "$%.2f", amount);
-  return text;
-}
-
 Belonging volume_of(const Xml& volume, Prices& prices) {
   const std::string kind = volume.at("volumeType");
   Belonging kept{"volume", volume.at("volumeId"), false, true,
                  volume.at("size") + " GiB of " + kind + ", by DeleteOnTermination: false"};
   const double gib = number_from<double>(volume.at("size")).value_or(0);
   if (const auto price = prices.volume_month(kind, gib, {})) {
-    kept.note += "; " + dollars(*price) + " a month";
+    kept.note += "; " + human_dollars(*price) + " a month";
   }
   return kept;
 }

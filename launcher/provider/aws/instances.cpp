@@ -54,6 +54,7 @@ std::optional<Machine> machine_of(const std::string& cluster_name, const Xml& in
   machine->address = instance.at("privateIpAddress");
   machine->external_address = instance.at("ipAddress");
   machine->zone = instance.at("placement/availabilityZone");
+  machine->spot = instance.at("instanceLifecycle") == "spot";
   if (!is_live(machine->state)) {
     machine->reason = instance.at("stateReason/message");
     if (machine->reason.empty()) machine->reason = instance.at("instanceState/name");

@@ -222,14 +222,19 @@ std::vector<Machine> AwsProvider::list() {
 }
 
 Offer AwsProvider::offer(const std::string& name) {
-  const json config = config_of(type_of(name));
+  const NodeType& type = type_of(name);
+  const json config = config_of(type);
   Offer offer;
   const std::string zones = spec_.provider.other.value("availability_zone", "");
   const bool has_own = config.contains("SubnetId") || config.contains("SubnetIds") ||
                        config.contains("NetworkInterfaces");
   if (!has_own) offer.zone = trimmed(zones.substr(0, zones.find(',')));
-  offer.price = cloud().prices.instance_hour(text_of(config, "InstanceType"), offer.zone,
-                                             is_spot(config), access_.warn);
+  const auto price = [&](bool spot) {
+    return cloud().prices.instance_hour(text_of(config, "InstanceType"), offer.zone, spot,
+                                        access_.warn);
+  };
+  offer.price = price(is_spot(config));
+  offer.most = type.on_demand_fallback && is_spot(config) ? price(false) : offer.price;
   return offer;
 }
 

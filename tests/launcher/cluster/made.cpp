@@ -151,6 +151,74 @@ TEST_CASE("what costs is made when somebody says so") {
   CHECK(house.cloud->asked == 0);
 }
 
+TEST_CASE("max_cost_per_hour: more than that is refused before anything is made") {
+  House house;
+  house.workers(2);
+  house.cloud->prices = {{"head", 0.1}, {"gpu", 12.24}};
+  house.spec.max_cost_per_hour = 20;
+  house.spec.max_cost_location = {"c.yaml", 7, 20};
+  const std::string refused =
+      "with 3 new machines the cluster would cost $24.58 an hour, and max_cost_per_hour is $20.00";
+  const auto why = [&] {
+    try {
+      house.up_now();
+      return std::string();
+    } catch (const Error& error) {
+      CHECK(error.location()->line == 7);
+      return error.message();
+    }
+  };
+  CHECK(why() == refused);
+  UpOptions dry = house.options();
+  dry.dry_run = true;
+  const UpReport plan = up(house.spec, dry);
+  CHECK_FALSE(plan.complete);
+  CHECK(plan.cost->refused == refused);
+  CHECK(plan.cost->per_hour == doctest::Approx(24.58));
+  house.cloud->prices.erase("gpu");
+  CHECK(why() == "max_cost_per_hour is $20.00, and no price is known of type gpu");
+  CHECK(house.cloud->asked == 0);
+  CHECK(!load_cluster("c"));
+
+  // Those that stay count.
+  house.workers(1);
+  house.cloud->prices["gpu"] = 12.24;
+  CHECK(house.up_now().complete);
+  house.workers(2);
+  CHECK(why() ==
+        "with 1 new machine the cluster would cost $24.58 an hour, and max_cost_per_hour is "
+        "$20.00");
+  house.workers(1);
+  house.cloud->prices["gpu"] = 22;
+  const UpReport above = house.up_now();
+  CHECK(above.complete);
+  CHECK(above.warnings ==
+        Lines{"the cluster costs $22.10 an hour, and max_cost_per_hour is $20.00: the head asks "
+              "for no more"});
+  CHECK(house.down_now().complete);
+}
+
+TEST_CASE("the head knows what the cluster costs, and that what has left costs no more") {
+  House house;
+  house.cloud->prices = {{"head", 0.1}, {"gpu", 12.24}};
+  CHECK(house.up_now().complete);
+  const auto costs = [&] {
+    const HeadDoor door = HeadDoor::open(load_cluster("c").value(), *house.options().provider);
+    return wire::ApiClient(door.socket(), "c").get("/v1/status").at("costs");
+  };
+  CHECK(costs()["per_hour"].get<double>() == doctest::Approx(12.34));
+  CHECK(costs()["machines"].size() == 2);
+  CHECK(costs()["unpriced"] == 0);
+  const double before = costs()["spent"].get<double>();
+  CHECK(before > 0);
+  house.workers(0);
+  CHECK(house.up_now().complete);
+  CHECK(costs()["per_hour"].get<double>() == doctest::Approx(0.1));
+  CHECK(costs()["machines"].size() == 1);
+  CHECK(costs()["spent"].get<double>() >= before);
+  CHECK(house.down_now().complete);
+}
+
 TEST_CASE("what costs nothing is made without a question") {
   House house;
   house.spec.provider.kind = ProviderKind::kubernetes;

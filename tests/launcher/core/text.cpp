@@ -75,6 +75,7 @@ TEST_CASE("durations and sizes for people") {
   CHECK(human_bytes(17) == "17 B");
   CHECK(human_bytes(1229) == "1.2 KiB");
   CHECK(human_bytes(46871347) == "44.7 MiB");
+  CHECK(human_dollars(12.239) == "$12.24");
   const unsigned char bytes[] = {0x00, 0xff, 0x1a};
   CHECK(to_hex(bytes) == "00ff1a");
 }

@@ -201,6 +201,7 @@ TEST_CASE("a cluster's spec comes back whole from its JSON") {
   spec.cluster_name = "c";
   spec.upscaling_speed = 2;
   spec.idle_timeout_minutes = 7;
+  spec.max_cost_per_hour = 20.5;
   spec.provider.root = "~/there";
   spec.provider.head_address = "10.0.0.9";
   spec.provider.head_port = 46500;

@@ -280,3 +280,21 @@ TEST_CASE("aws: what a type may say besides, and what its machines start with") 
               "6:22 available_node_types.h.placement_group: has no effect with provider gcp",
               "7:10 available_node_types.h.efa: has no effect with provider gcp"});
 }
+
+TEST_CASE("max_cost_per_hour: of providers that have prices") {
+  const std::string aws =
+      "provider: {type: aws}\nhead_node_type: h\navailable_node_types:\n  h:\n"
+      "    node_config: {InstanceType: m5.large}\n";
+  CHECK(!cluster(aws).max_cost_per_hour);
+  const ClusterSpec spec = cluster(aws + "max_cost_per_hour: 20.5\n");
+  CHECK(spec.max_cost_per_hour == 20.5);
+  CHECK(spec.max_cost_location.line == 6);
+  CHECK(warnings(aws + "max_cost_per_hour: 20.5\n").empty());
+  CHECK(warnings("provider: {type: local}\nmax_cost_per_hour: 20\n") ==
+        Lines{"2:20 max_cost_per_hour: has no effect with provider local: no prices are known of "
+              "it"});
+  CHECK(cluster_problems(aws + "max_cost_per_hour: 0\n") ==
+        Lines{"6:20 max_cost_per_hour: must be a number of 0.01 to 1000000000, not 0 [for example: "
+              "max_cost_per_hour: 50]"});
+  CHECK(cluster_problems(aws + "max_cost_per_hour: $20\n").size() == 1);
+}

@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <optional>
 #include <random>
 
 #include "agent/head/engine/growth.hpp"
@@ -288,6 +289,130 @@ TEST_CASE("growth: what could never run") {
   // However much is used, and however many are there.
   machines.types.front().there = 4;
   CHECK(why(gang_of("a", 4), machines, {node_of("gpu-1", 4, true)}).empty());
+}
+
+TEST_CASE("growth: nothing is asked for beyond what all may cost") {
+  const auto priced = [](MachineType one, std::optional<double> price) {
+    one.price = price;
+    return one;
+  };
+  const auto below = [](MachinesToCome machines, std::optional<double> most, double now,
+                        double least) {
+    machines.cost = {most, now, least};
+    return machines;
+  };
+  const MachineType gpu = priced(type("gpu", 4, 4, 1), 12.24);
+  const MachineType small = priced(type("small", 4, 4, 1), 3.06);
+  const auto alone = below(of({gpu}), 20, 0.1, 0.1);
+  struct Row {
+    const char* what;
+    MachinesToCome machines;
+    std::vector<WaitingJob> jobs;
+    Gangs gangs;
+    std::string reason;  // of job a
+    bool short_of_room = false;
+  };
+  const std::vector<Row> rows{
+      {"no bound",
+       below(of({gpu}), std::nullopt, 0.1, 0.1),
+       {gang_of("a", 2)},
+       {{JobId("a"), "gpu", 2}},
+       "asks for 2 machines of type gpu"},
+      {"the bound itself",
+       below(of({gpu}), 24.58, 0.1, 0.1),
+       {gang_of("a", 2)},
+       {{JobId("a"), "gpu", 2}},
+       "asks for 2 machines of type gpu"},
+      {"below it",
+       alone,
+       {gang_of("a", 1)},
+       {{JobId("a"), "gpu", 1}},
+       "asks for 1 machine of type gpu"},
+      {"above it",
+       alone,
+       {gang_of("a", 2)},
+       {},
+       "would ask for 2 machines of type gpu: that is $24.48 an hour beside $0.10 for others, "
+       "max_cost_per_hour is $20.00"},
+      {"nothing else costs",
+       below(of({gpu}), 20, 0, 0),
+       {gang_of("a", 2)},
+       {},
+       "would ask for 2 machines of type gpu: that is $24.48 an hour, max_cost_per_hour is $20.00"},
+      {"who is in turn has it first",
+       alone,
+       {gang_of("b", 1), gang_of("a", 1)},
+       {{JobId("a"), "gpu", 1}},
+       "asks for 1 machine of type gpu",
+       true},
+      {"others that go make room",
+       below(of({gpu}), 20, 12.34, 0.1),
+       {gang_of("a", 1)},
+       {},
+       "would ask for 1 machine of type gpu: that is $12.24 an hour beside $12.34 for others, "
+       "max_cost_per_hour is $20.00",
+       true},
+      {"and nobody behind it takes that",
+       below(of({gpu, small}), 20, 12.34, 0.1),
+       {gang_of("a", 4), gang_of("b", 1)},
+       {},
+       "would ask for 4 machines of type small: that is $12.24 an hour beside $12.34 for others, "
+       "max_cost_per_hour is $20.00",
+       true},
+      {"a cheaper type that fits",
+       below(of({gpu, small}), 20, 0.1, 0.1),
+       {gang_of("a", 2)},
+       {{JobId("a"), "small", 2}},
+       "asks for 2 machines of type small"},
+      {"a price that nobody knows",
+       below(of({priced(gpu, std::nullopt)}), 20, 0.1, 0.1),
+       {gang_of("a", 1)},
+       {},
+       "would ask for 1 machine of type gpu: its price is not known, and max_cost_per_hour is "
+       "$20.00"},
+      {"which hinders nobody where there is no bound",
+       below(of({priced(gpu, std::nullopt)}), std::nullopt, 0.1, 0.1),
+       {gang_of("a", 1)},
+       {{JobId("a"), "gpu", 1}},
+       "asks for 1 machine of type gpu"},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.what);
+    const Growth growth = decide_growth({}, {}, row.jobs, row.machines);
+    CHECK(growth.gangs == row.gangs);
+    CHECK(reason(growth, "a") == row.reason);
+    CHECK(growth.short_of_room == row.short_of_room);
+  }
+  // What is free takes the place of what would cost too much.
+  const auto beside = below(of({gpu}), 20, 0.1, 0.1);
+  CHECK(decide_growth({node_of("n-1")}, {}, {gang_of("a", 2)}, beside).gangs ==
+        Gangs{{JobId("a"), "gpu", 1}});
+  // Those that want the same are told the same.
+  const Growth same = decide_growth({}, {}, {gang_of("a", 2), gang_of("b", 2)}, alone);
+  CHECK(reason(same, "b") == reason(same, "a"));
+  // The second that waits for room.
+  const Growth two =
+      decide_growth({}, {}, {gang_of("a", 1), gang_of("b", 1)}, below(of({gpu}), 20, 12.34, 0.1));
+  CHECK(reason(two, "b") == "waits until others have ended: max_cost_per_hour is $20.00");
+
+  CHECK(never_fits({}, gang_of("a", 1).demand, alone).empty());
+  CHECK(never_fits({}, gang_of("a", 2).demand, alone) ==
+        "would ask for 2 machines of type gpu: that is $24.48 an hour beside $0.10 for others, "
+        "max_cost_per_hour is $20.00");
+  // Whatever else there is now, which goes.
+  CHECK(never_fits({}, gang_of("a", 1).demand, below(of({gpu}), 20, 19, 0.1)).empty());
+  // Those that stand ready are paid for.
+  MachineType ready = gpu;
+  ready.least = 1;
+  ready.there = 1;
+  CHECK(never_fits({}, gang_of("a", 2).demand, below(of({ready}), 25, 12.34, 12.34)).empty());
+  CHECK_FALSE(never_fits({}, gang_of("a", 2).demand, below(of({ready}), 24, 12.34, 12.34)).empty());
+  CHECK(never_fits({}, gang_of("a", 5).demand, alone) ==
+        "needs 4 CPUs on each of 5 nodes; the cluster has 0 nodes; there may be 4 machines at "
+        "most");
+  CHECK(never_fits({}, gang_of("a", 1).demand, below(of({priced(gpu, std::nullopt)}), 20, 0, 0)) ==
+        "would ask for 1 machine of type gpu: its price is not known, and max_cost_per_hour is "
+        "$20.00");
 }
 
 TEST_CASE("growth: 10,000 jobs that wait for 4000 machines are looked at in time") {

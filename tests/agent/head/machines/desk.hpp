@@ -162,7 +162,8 @@ struct Desk {
     };
     hooks.capacity = [this](const NodeId&) { return capacity; };
     hooks.broken = [this](const NodeId& node) { return broken.contains(node) ? "is broken" : ""; };
-    keeper.emplace(ClusterId("lab-id"), folder.path() / "machines.json", clock, hooks);
+    keeper.emplace(ClusterId("lab-id"), folder.path() / "machines.json",
+                   folder.path() / "costs.json", clock, hooks);
   }
 
   // As a head that is started anew.
