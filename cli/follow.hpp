@@ -49,7 +49,8 @@ int exit_code_for_state(const std::string& state) noexcept;
 std::string failure_line(const wire::ApiClient& client, const std::string& job);
 
 // Whether `now` is news to whoever has read `before` as the reason why a job waits: seconds that
-// run down, and an estimated start that moves by less than kLittle, are not.
+// run down, fewer of the same that it waits for, and an estimated start that moves by less than
+// kLittle are not.
 bool other_wait(const std::string& before, const std::string& now);
 inline constexpr std::chrono::minutes kLittle{10};
 

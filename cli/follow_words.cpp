@@ -23,6 +23,12 @@ struct Wait {
       start = text.substr(at + kStarts.size());
       text.resize(at);
     }
+    // Of what it waits for one after the other comes: "waits for gpu-1, gpu-2: it joins".
+    constexpr std::string_view kFor = "waits for ";
+    const std::size_t colon = text.find(": ");
+    if (text.starts_with(kFor) && colon != std::string::npos) {
+      text.erase(kFor.size(), colon - kFor.size());
+    }
     const std::size_t open = text.rfind(" (");
     const bool runs_down = open != std::string::npos && text.ends_with(')') &&
                            open + 2 < text.size() && text[open + 2] >= '0' && text[open + 2] <= '9';

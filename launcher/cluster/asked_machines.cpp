@@ -14,6 +14,7 @@
 #include "launcher/core/text.hpp"
 #include "launcher/provider/listing.hpp"
 #include "launcher/provider/machine_decision.hpp"
+#include "launcher/provider/wanted_types.hpp"
 #include "launcher/wire/client.hpp"
 #include "launcher/wire/json.hpp"
 #include "launcher/wire/preparation.hpp"
@@ -270,7 +271,6 @@ void conclude(UpRun& run, const Awaited& awaited) {
     run.report.removed.push_back(node + ": given back, for it was " + kOther);
   }
   if (!awaited.gone().empty() || !awaited.going().empty()) run.report.action = UpAction::change;
-  run.report.complete = run.report.complete && awaited.going().empty();
   std::size_t ready = 0;
   bool all = true;
   for (const AskedType& type : run.report.asked) {
@@ -279,7 +279,8 @@ void conclude(UpRun& run, const Awaited& awaited) {
   }
   const int enough = run.options.min_nodes;
   const bool is_enough = enough > 0 && ready >= static_cast<std::size_t>(enough);
-  run.report.complete = run.report.complete && (all || is_enough);
+  const bool is_done = all && awaited.going().empty();
+  run.report.complete = run.report.complete && (is_done || is_enough);
   if (all || is_enough) return;
   run.report.warnings.push_back(
       "the head goes on asking for what is missing: dtrain status shows "
@@ -300,6 +301,7 @@ std::vector<NodePlan> plan_asked(const wire::WantedMachines& wanted, std::vector
   }
   std::vector<NodePlan> plans;
   for (Machine& machine : there) {
+    if (!machine.joins) continue;
     NodePlan& plan = plans.emplace_back();
     const auto type = std::find_if(wanted.types.begin(), wanted.types.end(),
                                    [&](const auto& each) { return each.name == machine.type; });
@@ -331,15 +333,35 @@ std::vector<NodePlan> plan_asked(const wire::WantedMachines& wanted, std::vector
   return plans;
 }
 
+namespace {
+
+std::vector<Machine> of_this_cluster(const UpRun& run, std::vector<Machine> machines) {
+  std::erase_if(machines, [&](const Machine& each) {
+    return run.report.id.empty() || each.cluster != run.report.id;
+  });
+  return machines;
+}
+
+}  // namespace
+
+void plan_growth(UpRun& run) {
+  if (run.report.id.empty()) return;  // nobody has asked for any
+  wire::WantedMachines wanted;
+  wanted.replace = run.options.replace;
+  for (const ClusterSpec::Workers& workers : run.spec.workers()) {
+    if (workers.most == 0) continue;
+    wanted.types.push_back(wanted_type(run.spec, workers));
+    wanted.types.back().launch = launch_hash(run.spec, workers.type);
+  }
+  for (NodePlan& each : plan_asked(wanted, of_this_cluster(run, run.provider->list()))) {
+    if (each.action != NodeAction::create) run.report.plan.nodes.push_back(std::move(each));
+  }
+}
+
 void plan_machines(UpRun& run) {
   const wire::WantedMachines wanted = wanted_of(run);
-  std::vector<Machine> there;
-  for (Machine& machine : run.provider->asked_for()) {
-    const bool is_ours = !run.report.id.empty() && machine.cluster == run.report.id;
-    if (is_ours) there.push_back(std::move(machine));
-  }
   std::set<std::string> asks;
-  for (NodePlan& each : plan_asked(wanted, std::move(there))) {
+  for (NodePlan& each : plan_asked(wanted, of_this_cluster(run, run.provider->asked_for()))) {
     if (each.action == NodeAction::create)
       each.machine.zone = run.provider->offer(each.machine.type).zone;
     const bool is_new = each.action == NodeAction::create || each.action == NodeAction::replace;

@@ -5,14 +5,17 @@
 namespace dtrain {
 
 // Pure. What the head is about to do with its machines of this cluster: those that are there, then
-// those that it would ask for, which have no name yet. What is there beside those that are to stand
-// ready may be needed by jobs, and stays, as far as there may be so many.
+// those that it would ask for, which have no name yet; what an `up` has made is in no row. What is
+// there beside those that are to stand ready may be needed by jobs, and stays, as far as there may
+// be so many.
 std::vector<NodePlan> plan_asked(const wire::WantedMachines& wanted, std::vector<Machine> there);
 
 // Where the head asks for machines, for a dry run: how many of which type it is to keep, in
 // run.report.asked, with why none can be had; what it would do, behind the others of
 // run.report.plan.
 void plan_machines(UpRun& run);
+// The same of those alone that it has asked for, where `up` makes others.
+void plan_growth(UpRun& run);
 // The same, where it asks for what jobs need beside those that `up` makes; tells it so. That it
 // cannot is told of, and no failure.
 void tell_growth(UpRun& run, const fs::path& socket);

@@ -301,7 +301,8 @@ UpReport up(const ClusterSpec& spec, const UpOptions& options) {
   for (int round = 0; round < 2; ++round) {
     const std::unique_ptr<UpWay> way = traits.here ? local_up(run) : hosts_up(run);
     if (!way->bring_up()) {
-      if (traits.head_asks && options.dry_run) plan_machines(run);
+      if (options.dry_run && traits.head_asks) plan_machines(run);
+      if (options.dry_run && traits.head_grows) plan_growth(run);
       break;
     }
     wait_ready(run, *way);

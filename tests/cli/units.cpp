@@ -245,7 +245,8 @@ TEST_CASE("pull: many files get their names at once, an empty one too") {
 TEST_CASE("following: another reason to wait is news, what runs down or moves a little is not") {
   const std::string slurm = "waits for gpu-1: waits in partition gpu: Priority";
   CHECK(other_wait("asks for 1 machine of type gpu", slurm));
-  CHECK(other_wait(slurm, "waits for gpu-2: waits in partition gpu: Priority"));
+  CHECK(other_wait(slurm, "waits for gpu-1: it joins"));
+  CHECK_FALSE(other_wait("waits for gpu-1, gpu-2: it joins", "waits for gpu-2: it joins"));
   CHECK(other_wait(slurm, "waits for gpu-1: waits in partition gpu: Resources"));
   CHECK_FALSE(other_wait(slurm, slurm));
   CHECK(other_wait(slurm, slurm + ", starts about 14:20"));

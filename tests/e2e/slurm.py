@@ -100,14 +100,13 @@ class Pool(SlurmCase):
 
 
     def test_what_slurm_gives_reaches_the_ranks(self):
-        place = self.folder / "scratch"
-        place.mkdir()
-        self.write(1, f"cpus-per-task: 1, mem: 512, export: 'ALL,TMPDIR={place}'")
+        self.write(1, "cpus-per-task: 1, mem: 512")
         self.up()
         [node] = [n for n in self.json("status")["nodes"] if n["node"] == "gpu-1"]
         self.assertEqual((node["cpus"], node["memory"]), (1, 512 << 20))
         said = self.ok("submit", "--", "/bin/sh", "-c", "echo $SLURM_MEM_PER_NODE MB in $TMPDIR")
-        self.assertIn(f"512 MB in {place}", said)
+        [allocation] = self.queue()
+        self.assertIn(f"512 MB in {self.slurm.folder}/scratch/{allocation}", said)
         self.down()
 
 
@@ -206,7 +205,8 @@ class Gangs(SlurmCase):
         eventually(lambda: re.search(waits, said.read_text()), "whoever follows it is told why it waits")
         # What the page shows: asked for, and then Slurm's own word.
         self.assertRegex(said.read_text(), r"(?m)^dtrain: \S+ queued: asks for 2 machines of type gpu\n"
-                                           rf"(dtrain: .*\n)*dtrain: \S+ queued: {waits}")
+                                           r"(dtrain: \S+ queued: waits for gpu-1, gpu-2: waits in partition normal\n)?"
+                                           rf"dtrain: \S+ queued: {waits}")
         job = self.json("status")["jobs"][0]["job"]
         self.assertRegex(self.waits(job), waits)
         # A job that is stopped takes its request along.
@@ -289,6 +289,7 @@ class Page(SlurmCase):
             self.assertEqual(ran.returncode, 0, f"{command}\n{ran.stdout}\n{ran.stderr}")
             said.append(ran.stdout)
         self.assertIn("2 nodes ready", said[0])
+        self.assertIn("on login run the head, its node agent, which takes no ranks, and their watch", said[0])
         self.assertRegex(said[1], r"gpu-1 +ready")
         self.assertEqual(said[2].count(os.uname().nodename), 2)
         # The one without an `up`.

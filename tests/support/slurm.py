@@ -52,6 +52,7 @@ PreemptMode=CANCEL
 ReturnToService=2
 SlurmdParameters=config_overrides
 SlurmdTimeout=300
+TaskProlog={folder}/task_prolog
 KillWait=30
 GresTypes=gpu
 NodeName=DEFAULT CPUs=2 RealMemory=2048 State=UNKNOWN{gres}
@@ -88,6 +89,13 @@ def missing():
     return why
 
 
+# As many sites have one: a scratch folder for each job.
+TASK_PROLOG = """\
+#!/bin/sh
+mkdir -p "{folder}/scratch/$SLURM_JOB_ID" && echo "export TMPDIR={folder}/scratch/$SLURM_JOB_ID"
+"""
+
+
 class Slurm:
     """With it SLURM_CONF is set, for whoever is started by this program."""
 
@@ -121,6 +129,8 @@ class Slurm:
                 f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={FREEZER.parent}\nIgnoreSystemd=yes\n")
         elif other_system():
             (self.folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
+        (self.folder / "task_prolog").write_text(TASK_PROLOG.format(folder=self.folder))
+        (self.folder / "task_prolog").chmod(0o755)
         # slurmd wants a device of each.
         devices = [self.folder / "dev" / f"gpu{number}" for number in range(self.gpus)]
         for device in devices:

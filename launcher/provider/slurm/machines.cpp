@@ -136,7 +136,11 @@ void Machines::ask_for(const Request& request, std::span<const NodeId> nodes,
     if (!valid_name(request.type)) {
       throw Error(ErrorCode::invalid, printable(request.type, false) + " cannot be a type's name");
     }
-    job.id = submit(request, allocation);
+    const Job made = submit(request, allocation);
+    job.id = made.id;
+    job.partition = made.partition;
+    job.reason = made.reason;
+    job.start = made.start;
   } catch (const Error& error) {
     failed = error;
   }
@@ -175,7 +179,7 @@ Client::Batch Machines::batch_of(const Allocation& allocation) const {
   return batch;
 }
 
-std::string Machines::submit(const Request& request, const Allocation& allocation) {
+Job Machines::submit(const Request& request, const Allocation& allocation) {
   const Client::Batch batch = batch_of(allocation);
   client_.check(batch);
   std::vector<std::string> files;
@@ -193,7 +197,9 @@ std::string Machines::submit(const Request& request, const Allocation& allocatio
     there = allocations();
   } catch (const Error&) {  // what there is of it is found when somebody asks again
     if (failed) throw *failed;
-    return id;
+    Job unseen;
+    unseen.id = id;
+    return unseen;
   }
   const auto made = std::find_if(there.begin(), there.end(), [&](const Found& each) {
     return each.allocation.boot == allocation.boot;
@@ -217,7 +223,7 @@ std::string Machines::submit(const Request& request, const Allocation& allocatio
     boot_.remove({allocation.boot});
     throw;
   }
-  return id;
+  return made->job;
 }
 
 // Somebody else may have asked for the same nodes at the same time: the older job has them.

@@ -61,7 +61,7 @@ class Machines {
   };
   std::vector<Found> allocations();
   void ask_for(const Request& request, std::span<const NodeId> nodes, const OutcomeSink& tell);
-  std::string submit(const Request& request, const Allocation& allocation);
+  Job submit(const Request& request, const Allocation& allocation);
   Client::Batch batch_of(const Allocation& allocation) const;
   static void refuse_twins(const std::string& id, const Allocation& allocation,
                            const std::vector<Found>& there);

@@ -56,6 +56,12 @@ TEST_CASE("asked machines: what the head would do is shown as it decides it") {
   CHECK(lines(wanted(0, 1), {asked("gpu-1", "7/0")}) == Lines{"keep gpu-1: is there"});
   CHECK(lines(wanted(1, 1), {asked("gpu-1", "7/0"), asked("gpu-2", "8/0")}) ==
         Lines{"keep gpu-1: is there", "release gpu-2: 1 of type gpu is wanted"});
+  // What an `up` has made counts, and is not the head's.
+  Machine standing = asked("node-1", "i-1");
+  standing.joins = false;
+  CHECK(lines(wanted(1, 1), {standing}).empty());
+  CHECK(lines(wanted(1, 1), {standing, asked("gpu-1", "7/0")}) ==
+        Lines{"release gpu-1: 1 of type gpu is wanted"});
 }
 
 TEST_CASE("asked machines: those of another launch configuration stay, unless they are replaced") {

@@ -187,6 +187,10 @@ TEST_CASE("what the YAML names on this machine is listed with its place") {
   CHECK(spec.local_paths[2].path == "/work/data");
   CHECK(spec.local_paths[2].location.str() == "/work/cluster.yaml:6:11");
   CHECK(spec.provider.location.line == 2);
+  const ClusterSpec types = cluster(
+      "provider: {type: slurm}\navailable_node_types:\n  cpu: {}\n  gpu:\n    min_workers: 2\n");
+  CHECK(types.node_types.at(0).location.line == 3);
+  CHECK(types.node_types.at(1).location.line == 4);
 }
 
 TEST_CASE("a node_config of aws is what RunInstances takes") {
