@@ -88,7 +88,17 @@ int run_status(Context& context, const StatusFlags& options) {
             " more: dtrain status --json\n";
   }
   std::vector<std::vector<Cell>> rows;
+  // A node that has left may come again with its machine, which says how it stands.
+  const nlohmann::json& machines = child(status, "machines");
+  std::set<std::string> machines_of;
+  for (const nlohmann::json& machine : child(machines, "machines")) {
+    machines_of.insert(text_or(machine, "node"));
+  }
+  const auto has_left = [&](const nlohmann::json& node) {
+    return text_or(node, "state") == "gone" && machines_of.contains(text_or(node, "node"));
+  };
   for (const nlohmann::json& node : child(status, "nodes")) {
+    if (has_left(node)) continue;
     const std::string state = text_or(node, "state");
     rows.push_back({text_or(node, "node"), Cell(state, state_color(state)),
                     text_or(node, "address"), std::to_string(number_or(node, "cpus")),
@@ -98,8 +108,9 @@ int run_status(Context& context, const StatusFlags& options) {
   }
   // Machines that the head has asked for, and that are no nodes yet.
   std::set<std::string> joined;
-  for (const nlohmann::json& node : child(status, "nodes")) joined.insert(text_or(node, "node"));
-  const nlohmann::json& machines = child(status, "machines");
+  for (const nlohmann::json& node : child(status, "nodes")) {
+    if (!has_left(node)) joined.insert(text_or(node, "node"));
+  }
   for (const nlohmann::json& machine : child(machines, "machines")) {
     if (joined.contains(text_or(machine, "node"))) continue;
     const std::string state = text_or(machine, "state");

@@ -67,6 +67,8 @@ MachineKeeper::Hooks keeper_hooks(asio::io_context& context, asio::steady_timer&
     wanted.begins = false;
     wanted.made = true;
     wanted.other_addresses = addresses;
+    // Of a name that was some node's already it is the same machine, which was stopped.
+    wanted.again = joins.is_taken(node);
     joins.issue(wanted, [done = std::move(done)](const nlohmann::json& answer) {
       if (answer.contains("error")) return done("", wire::error_from_json(answer));
       done(wire::get_string(answer, "script"), std::nullopt);
@@ -74,18 +76,23 @@ MachineKeeper::Hooks keeper_hooks(asio::io_context& context, asio::steady_timer&
   };
   hooks.begin = [&](const NodeId& node) { joins.begin(node, [](const nlohmann::json&) {}); };
   hooks.made = [&] { return joins.made(); };
-  hooks.node = [&](const NodeId& node) { return engine.presence(node); };
+  const auto presence = [&](const NodeId& node) {
+    // That node has left, and its machine comes again.
+    const bool comes = engine.is_gone(node) && joins.of(node) != nullptr;
+    return comes ? Engine::Presence::unseen : engine.presence(node);
+  };
+  hooks.node = presence;
   hooks.with_ranks = [&] { return engine.nodes_with_ranks(); };
   hooks.leaves = [&](const NodeId& node) { return engine.leaves(node); };
   hooks.is_drained = [&](const NodeId& node) { return engine.is_drained(node); };
   hooks.drain = [&](const NodeId& node, bool undo) { engine.drain(node, undo); };
-  hooks.remove = [&](const NodeId& node, const std::string& why) {
+  hooks.remove = [&, presence](const NodeId& node, const std::string& why) {
     const Engine::Answer told = [node](const nlohmann::json& answer) {
       if (answer.contains("error")) {
         log::warn("a node stays", {{"node", node.str()}, {"why", wire::dump(answer["error"])}});
       }
     };
-    if (engine.presence(node) == Engine::Presence::unseen) {
+    if (presence(node) == Engine::Presence::unseen) {
       joins.revoke(node, told);
     } else {
       engine.remove_node(node, true, told, why);

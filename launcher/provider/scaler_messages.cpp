@@ -11,7 +11,8 @@ namespace {
 
 MachineState machine_state_of(const std::string& name) {
   for (const MachineState state :
-       {MachineState::pending, MachineState::running, MachineState::stopping, MachineState::gone}) {
+       {MachineState::pending, MachineState::running, MachineState::stopping, MachineState::stopped,
+        MachineState::gone}) {
     if (name == to_string(state)) return state;
   }
   throw Error(ErrorCode::invalid, "is no machine's state");
@@ -36,7 +37,7 @@ void fields(wire::Is<WholeMachine> auto& m, auto&& f) {
   f("node", machine.node, "type", machine.type, "id", machine.id, "state", machine.state, "reason",
     machine.reason, "address", machine.address, "external_address", machine.external_address,
     "zone", machine.zone, "cluster", wire::any_id(machine.cluster), "launch", machine.launch,
-    "created", machine.created, "head", machine.head, "joins", machine.joins);
+    "created", machine.created, "head", machine.head, "joins", machine.joins, "spot", machine.spot);
 }
 
 }  // namespace
@@ -56,8 +57,9 @@ struct WholeTask {
   ScalerTask::Kind kind = ScalerTask::Kind::list;
   std::vector<ScalerRequest> requests;
   std::vector<WholeMachine> machines;
+  std::map<std::string, std::string> scripts;
 };
-BOOST_DESCRIBE_STRUCT(WholeTask, (), (kind, requests, machines))
+BOOST_DESCRIBE_STRUCT(WholeTask, (), (kind, requests, machines, scripts))
 
 struct WholeOutcome {
   std::optional<WholeMachine> machine;
@@ -79,7 +81,7 @@ std::string to_text(const ScalerBegin& begin) {
 }
 
 std::string to_text(const ScalerTask& task) {
-  WholeTask whole{task.kind, task.requests, {}};
+  WholeTask whole{task.kind, task.requests, {}, task.scripts};
   for (const Machine& machine : task.machines) whole.machines.push_back({machine});
   return wire::dump(wire::written(whole));
 }
@@ -96,7 +98,7 @@ ScalerBegin scaler_begin_from(const std::string& text) {
 
 ScalerTask scaler_task_from(const std::string& text) {
   WholeTask whole = from<WholeTask>(text, "the head's task");
-  ScalerTask task{whole.kind, std::move(whole.requests), {}};
+  ScalerTask task{whole.kind, std::move(whole.requests), {}, std::move(whole.scripts)};
   for (WholeMachine& each : whole.machines) task.machines.push_back(std::move(each.machine));
   return task;
 }

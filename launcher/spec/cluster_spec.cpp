@@ -74,6 +74,11 @@ bool is_spot(const nlohmann::json& node_config) {
   return kind != market->end() && *kind == "spot";
 }
 
+bool ClusterSpec::has_type(const std::string& name) const {
+  return std::any_of(node_types.begin(), node_types.end(),
+                     [&](const NodeType& type) { return type.name == name; });
+}
+
 bool ClusterSpec::grows() const {
   const std::vector<Workers> all = workers();
   for (std::size_t i = 0; i < all.size(); ++i) {  // one of each type

@@ -59,7 +59,7 @@ struct ProviderSpec {
   int local_nodes = 1;          // local: how many simulated nodes
   std::vector<HostSpec> hosts;  // ssh: the head first; what `auth` says is in each
   bool use_internal_ips = false;
-  bool cache_stopped_nodes = true;
+  bool cache_stopped_nodes = false;
   Location location;  // where the YAML says which type it is; line 0: not known
   // Every key of the provider's own (region, availability_zone, project_id, …), as written.
   nlohmann::json other = nlohmann::json::object();
@@ -172,6 +172,7 @@ struct ClusterSpec {
   // The head may have to ask for machines beside those that `up` makes: jobs may have more, or spot
   // machines are taken back.
   bool grows() const;
+  bool has_type(const std::string& name) const;
   int promised_nodes() const { return static_cast<int>(promised().size()); }
 };
 

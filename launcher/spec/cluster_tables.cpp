@@ -218,8 +218,10 @@ const Table& provider_table(ProviderKind kind) {
                 "head_port: 28500"),
         expands(key("use_internal_ips", Shape::boolean(), false,
                     "To reach nodes by their internal addresses.")),
-        expands(key("cache_stopped_nodes", Shape::boolean(), true,
-                    "To stop nodes rather than to delete them, and to use stopped ones again.")),
+        expands(key("cache_stopped_nodes", Shape::boolean(), false,
+                    "With aws: nodes that jobs need no more are stopped rather than deleted, and "
+                    "started again for later ones. Their disks cost meanwhile; Ray's default is "
+                    "true.")),
         ray_only(key("disable_node_updaters", Shape::boolean(), false, "Ray's.")),
         ray_only(key("module", Shape::text(), nullptr, "Ray's providers outside of Ray.")),
     };

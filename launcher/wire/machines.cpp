@@ -22,7 +22,8 @@ void fields(Is<WantedMachines> auto& m, auto&& f) {
   f("provider", m.provider, "boot", m.boot, "scaler", if_set(m.scaler), "config", if_set(m.config),
     "environment", if_set(m.environment), "addresses", if_set(m.addresses), "types", m.types,
     "max_workers", or_default(m.max_workers, {0, WantedMachines::kMost}), "replace",
-    if_set(m.replace), "head", if_set(m.head));
+    if_set(m.replace), "cache_stopped_nodes", if_set(m.cache_stopped_nodes), "head",
+    if_set(m.head));
 }
 
 nlohmann::json to_json(const WantedMachines& wanted) {

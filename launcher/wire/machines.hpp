@@ -58,6 +58,8 @@ struct WantedMachines {
   std::vector<Type> types;
   int max_workers = kMost;  // of all types
   bool replace = false;     // those of another launch configuration give way
+  // Those that nobody needs are stopped, and started before others are made.
+  bool cache_stopped_nodes = false;
   std::optional<Head> head;
 
   bool operator==(const WantedMachines&) const = default;

@@ -193,6 +193,7 @@ class Engine {
   std::set<std::string> content_trees() const;
   std::vector<NodeId> nodes() const;        // all but those that left, by name
   bool has_seen(const NodeId& node) const;  // those that left too
+  bool is_gone(const NodeId& node) const;   // it was removed
   enum class Presence : std::uint8_t {
     unseen,
     away,  // not connected, and not given up yet

@@ -227,6 +227,11 @@ std::vector<NodeId> Engine::nodes() const {
   return list;
 }
 
+bool Engine::is_gone(const NodeId& node) const {
+  const auto found = impl_->nodes.find(node);
+  return found != impl_->nodes.end() && found->second.row.state == NodeState::gone;
+}
+
 bool Engine::has_seen(const NodeId& node) const {
   return impl_->nodes.contains(node);
 }
