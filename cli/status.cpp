@@ -1,3 +1,4 @@
+#include <chrono>
 #include <set>
 
 #include <CLI/CLI.hpp>
@@ -48,6 +49,19 @@ std::string why(const nlohmann::json& job) {
   return progress.empty() ? reason : progress;
 }
 
+// When it goes down by itself.
+std::string idle_line(const nlohmann::json& idle) {
+  if (!idle.is_object()) return {};
+  const std::string end = text_or(idle, "head") == "stop" ? "\n" : ", its head's machine too\n";
+  if (const std::string why = text_or(idle, "going"); !why.empty()) {
+    return "goes down now: " + why + end;
+  }
+  const std::string at = text_or(idle, "at");
+  if (!at.empty()) return "goes down at " + at + " if nothing runs until then" + end;
+  const auto after = std::chrono::milliseconds(number_or(idle, "after_ms", 0));
+  return "goes down once nothing has run for " + human_duration(after) + end;
+}
+
 int run_status(Context& context, const StatusFlags& options) {
   if (!options.file.empty()) choose_by_yaml(context, options.file);
   const wire::ApiClient client = context.client();
@@ -76,6 +90,7 @@ int run_status(Context& context, const StatusFlags& options) {
     if (!warning.is_string()) continue;
     text += paint("warning: ", Color::yellow, color) + warning.get<std::string>() + "\n";
   }
+  text += idle_line(child(cluster, "down_when_idle"));
   const nlohmann::json& forgotten = child(cluster, "forgotten");
   std::size_t told = 0;
   for (const nlohmann::json& job : forgotten) {
@@ -88,17 +103,7 @@ int run_status(Context& context, const StatusFlags& options) {
             " more: dtrain status --json\n";
   }
   std::vector<std::vector<Cell>> rows;
-  // A node that has left may come again with its machine, which says how it stands.
-  const nlohmann::json& machines = child(status, "machines");
-  std::set<std::string> machines_of;
-  for (const nlohmann::json& machine : child(machines, "machines")) {
-    machines_of.insert(text_or(machine, "node"));
-  }
-  const auto has_left = [&](const nlohmann::json& node) {
-    return text_or(node, "state") == "gone" && machines_of.contains(text_or(node, "node"));
-  };
   for (const nlohmann::json& node : child(status, "nodes")) {
-    if (has_left(node)) continue;
     const std::string state = text_or(node, "state");
     rows.push_back({text_or(node, "node"), Cell(state, state_color(state)),
                     text_or(node, "address"), std::to_string(number_or(node, "cpus")),
@@ -108,9 +113,8 @@ int run_status(Context& context, const StatusFlags& options) {
   }
   // Machines that the head has asked for, and that are no nodes yet.
   std::set<std::string> joined;
-  for (const nlohmann::json& node : child(status, "nodes")) {
-    if (!has_left(node)) joined.insert(text_or(node, "node"));
-  }
+  for (const nlohmann::json& node : child(status, "nodes")) joined.insert(text_or(node, "node"));
+  const nlohmann::json& machines = child(status, "machines");
   for (const nlohmann::json& machine : child(machines, "machines")) {
     if (joined.contains(text_or(machine, "node"))) continue;
     const std::string state = text_or(machine, "state");

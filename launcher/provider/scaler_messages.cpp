@@ -37,7 +37,8 @@ void fields(wire::Is<WholeMachine> auto& m, auto&& f) {
   f("node", machine.node, "type", machine.type, "id", machine.id, "state", machine.state, "reason",
     machine.reason, "address", machine.address, "external_address", machine.external_address,
     "zone", machine.zone, "cluster", wire::any_id(machine.cluster), "launch", machine.launch,
-    "created", machine.created, "head", machine.head, "joins", machine.joins, "spot", machine.spot);
+    "created", machine.created, "head", machine.head, "joins", machine.joins, "spot",
+    wire::if_set(machine.spot));
 }
 
 }  // namespace

@@ -65,6 +65,14 @@ struct ProviderSpec {
   nlohmann::json other = nlohmann::json::object();
 };
 
+// The whole cluster goes down by itself once nothing has run for so long.
+struct DownWhenIdle {
+  double minutes = 0;
+  bool terminate = false;  // the head's machine too, with all that is on it; else it is stopped
+
+  bool operator==(const DownWhenIdle&) const = default;
+};
+
 struct AuthSpec {
   std::string ssh_user = "ubuntu";  // provider ssh: empty unless it is given
   std::optional<int> ssh_port;
@@ -135,6 +143,7 @@ struct ClusterSpec {
   int max_workers = 2;  // the reader makes it all nodes but the head for local and ssh
   double upscaling_speed = 1.0;
   double idle_timeout_minutes = 5.0;
+  std::optional<DownWhenIdle> down_when_idle;
   ProviderSpec provider;
   AuthSpec auth;
   std::string head_node_type;

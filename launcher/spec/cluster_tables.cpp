@@ -135,6 +135,23 @@ const Table& ready_table() {
   return table;
 }
 
+const Table& down_when_idle_table() {
+  static const Table table{
+      "down_when_idle",
+      {
+          example(key("minutes", Shape::number(0, kLarge), 60.0,
+                      "After how many minutes without a job, an exec, an attach, a sync or a "
+                      "pull."),
+                  "minutes: 60"),
+          example(key("head", Shape::choice({"stop", "terminate"}), "stop",
+                      "What becomes of the head's machine: stopped, it keeps its disk with jobs, "
+                      "logs, results and checkpoints, and `dtrain up` brings it back; terminated, "
+                      "all that nobody has pulled is lost."),
+                  "head: terminate"),
+      }};
+  return table;
+}
+
 const Table& retention_table() {
   static const Table table{
       "retention",
@@ -384,6 +401,10 @@ const Table& cluster_table() {
           example(key("ready", Shape::mapping(ready_table()), nullptr,
                       "What must hold before a node counts as ready."),
                   "ready: {command: nvidia-smi -L, gpus: 8}"),
+          example(key("down_when_idle", Shape::mapping(down_when_idle_table()), nullptr,
+                      "With aws: the whole cluster goes down by itself when nothing has run for "
+                      "so long, also while this machine is off. Absent: never."),
+                  "down_when_idle: {minutes: 60, head: stop}"),
           example(
               key("retention", Shape::mapping(retention_table()), nullptr,
                   "When jobs that have ended are forgotten. Absent: never, but by `dtrain rm`."),

@@ -69,13 +69,14 @@ class Idle(StoppedCase):
         self.gone()
 
     def test_no_room_for_a_stopped_one(self):
-        self.grow(max_workers=2)
+        self.grow(max_workers=4)
         gpu = self.cached()
+        made = len(self.asked_for("RunInstances"))
         self.cloud.capacity[self.by_node()["gpu-1"]._placement.zone, "p3.2xlarge"] = 0
         job = self.gang()
         self.over(job)
         self.assertEqual(self.state_of(gpu), "stopped")
-        self.assertIn("gpu-2", self.by_node())
+        self.assertGreater(len(self.asked_for("RunInstances")), made)
         self.gone()
 
     def test_one_that_somebody_stops_while_a_job_runs(self):
@@ -163,6 +164,69 @@ class ByHand(StoppedCase):
         del self.cloud.capacity[zone, "m5.large"]
         self.up(deadline=3 * DEADLINE)
         self.gone()
+
+
+class ByItself(StoppedCase):
+    """down_when_idle."""
+
+    def goes_down(self, **how):
+        self.write(two_types(1), down_when_idle={"minutes": 0.2, **how})
+        self.up()
+        return self.by_node()["node-0"].id, self.by_node()["node-1"].id
+
+    def test_it_goes_down_and_comes_back(self):
+        head, worker = self.goes_down()
+        self.assertIn("goes down at", self.ok("status"))
+        job = self.submit("sleep 15; echo kept", "--nnodes", "2")  # longer than it waits
+        self.assertIn("once nothing has run", self.ok("status"))
+        self.wait_state(job, "succeeded", deadline=3 * DEADLINE)
+        self.await_state(head, "stopped")
+        self.assertEqual(self.state_of(worker), "terminated")
+        said = self.refused("status", code=4)
+        self.assertIn(f"the machine of its head, {head}, is stopped", said)
+        self.assertIn("down_when_idle", said)
+        self.assertIn("dtrain up", said)
+        self.up(deadline=3 * DEADLINE)
+        self.assertEqual(self.by_node()["node-0"].id, head)
+        self.assertIn("kept", self.ok("logs", job))
+        self.gone()
+
+    def test_what_comes_meanwhile_is_refused(self):
+        head, worker = self.goes_down()
+        self.cloud.fault("TerminateInstances", "InternalError", times=10000)
+        eventually(lambda: "goes down now" in self.ok("status"), "it goes down", pause=0.1)
+        said = self.refused("submit", "--", "/bin/true")
+        self.assertIn("the cluster is going down: nothing has run for", said)
+        # An `up` keeps it.
+        self.cloud._faults.clear()
+        self.write(two_types(1))
+        self.up(deadline=3 * DEADLINE)
+        self.assertEqual(self.state_of(head), "running")
+        self.wait_state(self.submit("true"), "succeeded")
+        self.gone()
+
+    def test_its_head_goes_too(self):
+        head, worker = self.goes_down(head="terminate")
+        self.await_state(head, "terminated")
+        self.assertEqual(self.cloud.instances(), [])
+        self.assertIn("is gone", self.refused("status", code=4))
+        # What costs nothing is for the next `down`.
+        self.gone()
+
+    def test_a_session_keeps_it(self):
+        head, _ = self.goes_down()
+        session = self.start("exec", "--", "sleep", "18")
+        self.assertEqual(session.wait(DEADLINE), 0)
+        self.assertEqual(self.state_of(head), "running")
+        self.await_state(head, "stopped")
+        self.gone()
+
+    def test_who_may_not(self):
+        self.write(head_only(InstanceMarketOptions={"MarketType": "spot"}), down_when_idle={"minutes": 5})
+        said = self.refused("up", "-y", self.yaml, code=2)
+        self.assertIn("the head is a spot machine, which cannot be stopped", said)
+        self.write(head_only(InstanceMarketOptions={"MarketType": "spot"}), down_when_idle={"minutes": 5, "head": "terminate"})
+        self.ok("up", "--dry-run", self.yaml)
 
 
 if __name__ == "__main__":

@@ -292,6 +292,8 @@ class Machines:
 
     def _start_again(self, instance_id):
         machine, instance = self.machines[instance_id], self.cloud.backend.get_instance(instance_id)
+        if instance.nics[0].public_ip:  # moto gives it another, as AWS
+            instance.nics[0].public_ip = machine.address
         self._begin(machine, lambda: (machine.start_again(self.roles(instance)), self._running(instance_id)))
 
     def _begin(self, machine, work):

@@ -225,7 +225,7 @@ void MachineKeeper::ask_for(const std::string& type, int count,
 void MachineKeeper::act(const std::shared_ptr<Asking>& asking) {
   // Of a request whose credentials are not all there none is used; nothing is asked for that may
   // be wanted no more.
-  const bool over = ended_ || next_ || asking->source != source_;
+  const bool over = ended_ || going_ || next_ || asking->source != source_;
   std::erase_if(asking->requests, [&](const Request& request) {
     const bool failed =
         over || !failures_.may_ask(request.type, static_cast<int>(request.nodes.size()));

@@ -89,6 +89,7 @@ void MachineKeeper::want(const json& body, std::function<void(json)> done) {
       machines_.clear();
       hooks_.expect_machines({});
     }
+    stay();
     failures_.clear();
     measured_.clear();
     broken_.clear();
@@ -184,7 +185,7 @@ void MachineKeeper::look() {
           idle_left_.reset();
           return settle();
         }
-        seen(*list);
+        going_ ? leave(*list) : seen(*list);
       });
 }
 

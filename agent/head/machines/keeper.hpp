@@ -78,6 +78,10 @@ class MachineKeeper {
   void look();
   // Jobs need others than before.
   void needs();
+  // All machines of the cluster go, whoever has made them, and the head's last: stopped, or given
+  // back too. What cannot be is tried again, until stay(), or until an `up` wants some.
+  void go_down(const std::string& why, bool terminate);
+  void stay();
   // Nothing is asked for any more.
   void end();
   // Nothing is on its way to or from its thread.
@@ -145,6 +149,9 @@ class MachineKeeper {
   void outcome(const MachineOutcome& outcome, int together);
   void forget(const NodeId& node);
 
+  // In going.cpp.
+  void leave(const std::vector<Machine>& list);
+
   // In stopped.cpp.
   void halted(const NodeId& node, const Machine& machine);
   void see_stopped(const Machine& machine);
@@ -154,6 +161,11 @@ class MachineKeeper {
                                                 const Asking& asking) const;
   void drop_unissued(Asking& asking, bool over);
   void turned(const MachineOutcome& outcome, const char* what);
+
+  struct Going {
+    std::string why;
+    bool terminate = false;
+  };
 
   const ClusterId cluster_;
   const fs::path file_;
@@ -191,6 +203,7 @@ class MachineKeeper {
   bool tells_ = false;              // what is to come, so that the answer is no news
   bool moves_ = false;              // as last decided: something is on its way, or goes
   bool ended_ = false;
+  std::optional<Going> going_;  // down
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
   Worker worker_;  // ends first
 };

@@ -1,6 +1,8 @@
 #include "launcher/provider/aws/provider.hpp"
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <set>
@@ -454,7 +456,7 @@ std::vector<Machine> AwsProvider::asked_for() {
 
 wire::WantedMachines AwsProvider::wanted(const ClusterId& cluster_id) {
   // Those that it has asked for before, and are wanted no more, it gives back.
-  if (!spec_.grows() && asked_for().empty()) return {};
+  if (!spec_.grows() && !spec_.down_when_idle && asked_for().empty()) return {};
   Cloud& cloud = this->cloud();
   if (!cloud.head_that_runs()) list();
   const std::optional<Machine> head = cloud.head_that_runs();
@@ -466,10 +468,16 @@ wire::WantedMachines AwsProvider::wanted(const ClusterId& cluster_id) {
   if (!spec_.provider.head_address.empty()) wanted.addresses = {spec_.provider.head_address};
   wanted.max_workers = most_workers(spec_);
   wanted.cache_stopped_nodes = spec_.provider.cache_stopped_nodes;
+  if (const auto& down = spec_.down_when_idle) {
+    constexpr double kLong = 3650.0 * 24 * 60;  // minutes; what is more is this
+    const double ms = 60000 * std::min(down->minutes, kLong);
+    wanted.down_when_idle = {std::chrono::milliseconds(std::llround(std::max(ms, 1.0))),
+                             down->terminate};
+  }
   std::multimap<double, wire::WantedMachines::Type> types;  // the cheapest first
   std::vector<std::string> profiles;
   for (const ClusterSpec::Workers& workers : spec_.workers()) {
-    if (workers.most == 0) continue;
+    if (workers.most == 0 || !spec_.grows()) continue;
     const json config = config_of(type_of(workers.type));
     const json profile = config.value("IamInstanceProfile", json::object());
     for (const char* key : {"Arn", "Name"}) {

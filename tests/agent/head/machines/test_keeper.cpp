@@ -767,6 +767,7 @@ void cache_one(Desk& desk, int most = 1) {
   what.cache_stopped_nodes = true;
   desk.want(what);
   desk.needs({}, {JobId("a"), "gpu", 1});
+  desk.growth.needed = {NodeId("gpu-1")};
   desk.site.set("1", MachineState::running);
   desk.tick();
   desk.come("gpu-1");
@@ -861,6 +862,55 @@ TEST_CASE("machines: one that somebody stops is no node any more") {
   CHECK(desk.site.jobs == 1);
 }
 
+TEST_CASE("machines: a cluster that goes down: the others first, and the head's machine last") {
+  Desk desk;
+  desk.have(1);
+  Machine made = desk.site.machines.front();
+  made.node = NodeId("node-1");
+  made.type = "cpu";
+  made.id = "8";
+  made.joins = false;
+  Machine head = made;
+  head.node = NodeId("node-0");
+  head.id = "9";
+  head.head = true;
+  Machine foreign = made;
+  foreign.id = "10";
+  foreign.cluster = ClusterId("another-id");
+  for (const Machine& each : {made, head, foreign}) desk.site.machines.push_back(each);
+  desk.goes("node-1", Presence::here);
+  const auto states = [&] {
+    Strings rows;
+    for (const Machine& each : desk.site.machines) {
+      rows.push_back(each.node.str() + " " + to_string(each.state));
+    }
+    return rows;
+  };
+  desk.site.keeps = Error(ErrorCode::failed, "EC2 is busy");
+  desk.keeper->go_down("nothing has run", false);
+  desk.settle();
+  CHECK(desk.removed.at(NodeId("node-1")) == "the cluster goes down: nothing has run");
+  CHECK(states() == Strings{"gpu-1 running", "node-1 running", "node-0 running", "node-1 running"});
+  desk.site.keeps.reset();
+  desk.tick();
+  CHECK(states() == Strings{"gpu-1 gone", "node-1 gone", "node-0 running", "node-1 running"});
+  SUBCASE("until an up says otherwise") {
+    desk.want(wanted(1));
+    CHECK(states().back() == "gpu-2 pending");
+    return;
+  }
+  SUBCASE("what cannot be stopped is told, and tried again") {
+    desk.site.no_stop = Error(ErrorCode::denied, "UnauthorizedOperation");
+    desk.tick();
+    CHECK(desk.keeper->view()["trouble"]["message"] == "UnauthorizedOperation");
+    desk.site.no_stop.reset();
+  }
+  desk.tick();
+  CHECK(states() == Strings{"gpu-1 gone", "node-1 gone", "node-0 stopped", "node-1 running"});
+  desk.tick();
+  CHECK(desk.site.jobs == 1);
+}
+
 TEST_CASE("machines: one of an up that is stopped counts for nothing, and stays") {
   Desk desk;
   desk.have(1);
@@ -870,6 +920,7 @@ TEST_CASE("machines: one of an up that is stopped counts for nothing, and stays"
   made.joins = false;
   made.state = MachineState::stopped;
   desk.site.machines.push_back(made);
+  desk.due.reset();
   desk.look();
   CHECK(desk.machines() == "gpu-1 running, node-1 stopped");
   CHECK_FALSE(desk.due.has_value());
