@@ -198,10 +198,10 @@ class ByItself(StoppedCase):
         said = self.refused("submit", "--", "/bin/true")
         self.assertIn("the cluster is going down: nothing has run for", said)
         # An `up` keeps it.
-        self.cloud._faults.clear()
         self.write(two_types(1))
         self.up(deadline=3 * DEADLINE)
-        self.assertEqual(self.state_of(head), "running")
+        self.cloud._faults.clear()
+        self.assertEqual((self.state_of(head), self.state_of(worker)), ("running", "running"))
         self.wait_state(self.submit("true"), "succeeded")
         self.gone()
 

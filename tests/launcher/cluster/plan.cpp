@@ -168,7 +168,7 @@ TEST_CASE("what is stopped is started, the head before all, and only where no ot
         Lines{"start node-0 1: its machine is stopped", "start node-1 2: its machine is stopped"});
   CHECK(has_action(plan, NodeAction::start));
   // Those of the notes that are not listed can be asked about once the head runs.
-  seen.known = noted({head, one, machine("node-2", "3")});
+  seen.known = noted({head, one, machine("node-2", "3")}, Head::unasked);
   const ClusterPlan two = decide(wanted_nodes(cloud(2)), seen, false);
   CHECK(lines(two) == Lines{"start node-0 1: its machine is stopped",
                             "start node-1 2: its machine is stopped",

@@ -407,13 +407,13 @@ TEST_CASE("a cluster that goes down by itself") {
         std::vector<std::string>{"5:27 down_when_idle.minutes: must be more than 0"});
   CHECK(cluster_problems("provider: {type: local}\ndown_when_idle: {minutes: 5}\n") ==
         std::vector<std::string>{
-            "2:17 down_when_idle: is for provider aws: one of local does not go down by itself"});
+            "2:1 down_when_idle: is for provider aws: one of local does not go down by itself"});
   const std::string spot =
       "provider: {type: aws}\nhead_node_type: h\navailable_node_types:\n"
       "  h: {node_config: {InstanceMarketOptions: {MarketType: spot}}}\n";
   CHECK(cluster_problems(spot + "down_when_idle: {minutes: 5}\n") ==
         std::vector<std::string>{
-            "5:17 down_when_idle: the head is a spot machine, which cannot be stopped "
+            "5:1 down_when_idle: the head is a spot machine, which cannot be stopped "
             "[head: terminate takes it away with all that is on it]"});
   CHECK(cluster(spot + "down_when_idle: {head: terminate}\n").down_when_idle->terminate);
 }
