@@ -1,3 +1,4 @@
+#include <chrono>
 #include <set>
 
 #include <CLI/CLI.hpp>
@@ -72,6 +73,19 @@ std::string cost_text(const nlohmann::json& costs) {
   return text;
 }
 
+// When it goes down by itself.
+std::string idle_line(const nlohmann::json& idle) {
+  if (!idle.is_object()) return {};
+  const std::string end = text_or(idle, "head") == "stop" ? "\n" : ", its head's machine too\n";
+  if (const std::string why = text_or(idle, "going"); !why.empty()) {
+    return "goes down now: " + why + end;
+  }
+  const std::string at = text_or(idle, "at");
+  if (!at.empty()) return "goes down at " + at + " if nothing runs until then" + end;
+  const auto after = std::chrono::milliseconds(number_or(idle, "after_ms", 0));
+  return "goes down once nothing has run for " + human_duration(after) + end;
+}
+
 int run_status(Context& context, const StatusFlags& options) {
   if (!options.file.empty()) choose_by_yaml(context, options.file);
   const wire::ApiClient client = context.client();
@@ -103,6 +117,7 @@ int run_status(Context& context, const StatusFlags& options) {
     if (!warning.is_string()) continue;
     text += paint("warning: ", Color::yellow, color) + warning.get<std::string>() + "\n";
   }
+  text += idle_line(child(cluster, "down_when_idle"));
   const nlohmann::json& forgotten = child(cluster, "forgotten");
   std::size_t told = 0;
   for (const nlohmann::json& job : forgotten) {

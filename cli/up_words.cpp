@@ -46,6 +46,10 @@ bool is_made(const NodePlan& plan) {
   return plan.action == NodeAction::create || plan.action == NodeAction::replace;
 }
 
+bool is_paid_for(const NodePlan& plan) {
+  return is_made(plan) || plan.action == NodeAction::start;
+}
+
 nlohmann::json plan_json(const ClusterPlan& plan) {
   nlohmann::json nodes = nlohmann::json::array();
   for (const NodePlan& each : plan.nodes) {
@@ -91,16 +95,20 @@ void tell_nodes(const Context& context, const UpReport& report) {
 std::string cost_line(const ClusterPlan& plan) {
   constexpr double kHoursOfMonth = 730;
   std::size_t made = 0;
+  std::size_t started = 0;
   std::size_t unpriced = 0;
   double hour = 0;
   for (const NodePlan& each : plan.nodes) {
-    if (!is_made(each)) continue;
-    ++made;
+    if (!is_paid_for(each)) continue;
+    ++(is_made(each) ? made : started);
     unpriced += each.machine.price ? 0 : 1;
     hour += each.machine.price.value_or(0);
   }
-  if (made == 0) return {};
-  std::string line = counted(made, "new machine");
+  if (made + started == 0) return {};
+  std::string line = made == 0 ? "" : counted(made, "new machine");
+  if (made > 0 && started > 0) line += " and ";
+  if (started > 0) line += counted(started, "machine") + " started";
+  made += started;
   if (unpriced < made) {
     line += ": " + human_dollars(hour) + " an hour, " + human_dollars(hour * kHoursOfMonth) +
             " a month";

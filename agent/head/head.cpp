@@ -9,6 +9,7 @@
 #include <boost/asio/steady_timer.hpp>
 
 #include "agent/head/engine/engine.hpp"
+#include "agent/head/machines/idle.hpp"
 #include "agent/head/machines/keeper.hpp"
 #include "agent/head/machines/succession.hpp"
 #include "agent/head/server/api.hpp"
@@ -26,6 +27,7 @@
 #include "agent/head/turn.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
+#include "launcher/core/process_table.hpp"
 #include "launcher/wire/json.hpp"
 #include "launcher/wire/loop.hpp"
 
@@ -67,6 +69,8 @@ MachineKeeper::Hooks keeper_hooks(asio::io_context& context, asio::steady_timer&
     wanted.begins = false;
     wanted.made = true;
     wanted.other_addresses = addresses;
+    // Of a name that was some node's already it is the same machine, which was stopped.
+    wanted.again = joins.is_taken(node);
     joins.issue(wanted, [done = std::move(done)](const nlohmann::json& answer) {
       if (answer.contains("error")) return done("", wire::error_from_json(answer));
       done(wire::get_string(answer, "script"), std::nullopt);
@@ -74,18 +78,23 @@ MachineKeeper::Hooks keeper_hooks(asio::io_context& context, asio::steady_timer&
   };
   hooks.begin = [&](const NodeId& node) { joins.begin(node, [](const nlohmann::json&) {}); };
   hooks.made = [&] { return joins.made(); };
-  hooks.node = [&](const NodeId& node) { return engine.presence(node); };
+  const auto presence = [&](const NodeId& node) {
+    // That node has left, and its machine comes again.
+    const bool comes = engine.is_gone(node) && joins.of(node) != nullptr;
+    return comes ? Engine::Presence::unseen : engine.presence(node);
+  };
+  hooks.node = presence;
   hooks.with_ranks = [&] { return engine.nodes_with_ranks(); };
   hooks.leaves = [&](const NodeId& node) { return engine.leaves(node); };
   hooks.is_drained = [&](const NodeId& node) { return engine.is_drained(node); };
   hooks.drain = [&](const NodeId& node, bool undo) { engine.drain(node, undo); };
-  hooks.remove = [&](const NodeId& node, const std::string& why) {
+  hooks.remove = [&, presence](const NodeId& node, const std::string& why) {
     const Engine::Answer told = [node](const nlohmann::json& answer) {
       if (answer.contains("error")) {
         log::warn("a node stays", {{"node", node.str()}, {"why", wire::dump(answer["error"])}});
       }
     };
-    if (engine.presence(node) == Engine::Presence::unseen) {
+    if (presence(node) == Engine::Presence::unseen) {
       joins.revoke(node, told);
     } else {
       engine.remove_node(node, true, told, why);
@@ -97,6 +106,26 @@ MachineKeeper::Hooks keeper_hooks(asio::io_context& context, asio::steady_timer&
   };
   hooks.capacity = [&](const NodeId& node) { return engine.capacity(node); };
   hooks.broken = [&](const NodeId& node) { return engine.broken(node); };
+  return hooks;
+}
+
+IdleWatch::Hooks idle_hooks(asio::steady_timer& timer, ConfigFile& config, Engine& engine,
+                            const Sessions& sessions, MachineKeeper& machines) {
+  IdleWatch::Hooks hooks;
+  hooks.timer = on_timer(timer);
+  hooks.busy = [&] { return engine.has_jobs() || sessions.open() > 0; };
+  hooks.write = [&config](const std::string& text) {
+    config.work([file = config.root().idle(),
+                 text] { text.empty() ? void(fs::remove(file)) : write_file_atomic(file, text); },
+                [](const std::optional<Error>& failed) {
+                  if (failed) log::warn("an idle time is not kept", {{"why", failed->what()}});
+                });
+  };
+  hooks.go_down = [&](const std::string& why, bool terminate) {
+    engine.take_no_jobs(why);
+    machines.go_down(why, terminate);
+  };
+  hooks.stay = [&] { engine.take_no_jobs(""); };
   return hooks;
 }
 
@@ -176,19 +205,29 @@ int head_main(const paths::HeadRoot& root, bool leaves) {
   }
   MachineKeeper::Hooks machine_hooks =
       keeper_hooks(context, next_look, root.asked_for(), config_file, engine, joins);
+  IdleWatch* idle = nullptr;
   machine_hooks.wants = [&](const wire::WantedMachines& wanted) {
     if (succession) succession->want(wanted);
+    if (idle != nullptr) idle->want(wanted.down_when_idle);
   };
   MachineKeeper machines(config.cluster, root.machines(), root.costs(), clock, machine_hooks);
   keeper = &machines;
+  asio::steady_timer idle_look(context);
+  Sessions sessions(context);
+  IdleWatch idle_watch(clock, boot_id(), read_file_if_there(root.idle()),
+                       idle_hooks(idle_look, config_file, engine, sessions, machines));
+  idle = &idle_watch;
+  sessions.on_end([&] { idle_watch.touch(); });
+  idle_watch.resume(machines.wanted().down_when_idle);
   if (succession && machines.wanted().head) succession->want(machines.wanted());
   joins.on_early([&] { machines.look(); });
   nodes.on_change([&](const NodeId& node) { machines.changed(node); });
   Prunes prunes(context, engine, nodes, contents, preparations, root);
-  Api api(context, paths::head_socket(root.root),
-          {engine, config_file, door, nodes, log_server, files, execs, contents, setups, prunes,
-           joins, preparations, machines, succession ? &*succession : nullptr},
-          [&] { context.stop(); });
+  Api api(
+      context, paths::head_socket(root.root),
+      {engine, config_file, door, nodes, log_server, files, execs, contents, setups, prunes, joins,
+       preparations, machines, sessions, idle_watch, succession ? &*succession : nullptr},
+      [&] { context.stop(); });
   asio::signal_set signals(context, SIGTERM, SIGINT);
   signals.async_wait([&](error_code failed, int) {
     if (!failed) context.stop();

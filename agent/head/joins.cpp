@@ -63,6 +63,10 @@ void check_credential(const JoinRecord* record, const NodeId& node, const std::s
   if (now >= end) throw refuse("expired at " + rfc3339(end) + " by the head's clock");
 }
 
+bool counts_for(const JoinRecord& record, WallTime certified) {
+  return certified >= std::chrono::floor<std::chrono::seconds>(record.issued);
+}
+
 std::optional<JoinRecord> read_join(const paths::HeadRoot& root, const NodeId& node) {
   const fs::path file = root.join(node);
   if (!fs::exists(file)) return std::nullopt;

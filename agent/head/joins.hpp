@@ -43,6 +43,10 @@ JoinState state_of(const JoinRecord& record, WallTime now);
 void check_credential(const JoinRecord* record, const NodeId& node, const std::string& shown,
                       WallTime now);
 
+// A certificate of the node counts from its newest credential on: a machine that was stopped comes
+// again under its name, and what another has of it from before is worth nothing.
+bool counts_for(const JoinRecord& record, WallTime certified);
+
 // Absent: there is no file. Throws Error for one that cannot be read.
 std::optional<JoinRecord> read_join(const paths::HeadRoot& root, const NodeId& node);
 std::vector<JoinRecord> read_joins(const paths::HeadRoot& root);

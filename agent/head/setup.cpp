@@ -3,6 +3,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "agent/head/joins.hpp"
@@ -111,7 +112,9 @@ std::string sign_new(const paths::HeadRoot& root, const NodeId& node,
                      const std::string& request_pem, WallTime now) {
   const wire::CertifiedKey ca = read_ca(root);
   const wire::PeerName name{read_head_config(root).cluster, wire::PeerName::Role::node, node};
-  return wire::sign_request(ca, request_pem, name, now) + ca.certificate_pem;
+  const auto join = read_join(root, node);  // a clock that was put back makes none of before
+  const WallTime then = join ? std::max(now, join->issued) : now;
+  return wire::sign_request(ca, request_pem, name, then) + ca.certificate_pem;
 }
 
 std::string sign_node(const paths::HeadRoot& root, const NodeId& node,

@@ -18,17 +18,21 @@ namespace {
 
 using namespace dtrain;
 
+BootScript boot_of(const std::map<std::string, std::string>& scripts) {
+  return [scripts](const NodeId& node) {
+    const auto found = scripts.find(node.str());
+    if (found != scripts.end()) return found->second;
+    throw Error(ErrorCode::invalid, node.str() + " has no script to start with");
+  };
+}
+
 Request request_of(const ScalerRequest& asked) {
   Request request;
   request.type = asked.type;
   request.cluster = asked.cluster;
   request.launch = asked.launch;
   request.nodes = asked.nodes;
-  request.boot = [scripts = asked.scripts](const NodeId& node) {
-    const auto found = scripts.find(node.str());
-    if (found != scripts.end()) return found->second;
-    throw Error(ErrorCode::invalid, node.str() + " has no script to start with");
-  };
+  request.boot = boot_of(asked.scripts);
   return request;
 }
 
@@ -57,6 +61,10 @@ void work(aws::HeadsInstances& site, const ScalerTask& task) {
     }
     case ScalerTask::Kind::release:
       return site.release(task.machines, tell);
+    case ScalerTask::Kind::stop:
+      return site.stop(task.machines, tell);
+    case ScalerTask::Kind::start:
+      return site.start(task.machines, boot_of(task.scripts), tell);
   }
 }
 

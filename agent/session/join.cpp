@@ -197,6 +197,8 @@ int contain(const JoinOptions& options) {
                                      [&](void*) { fs::remove_all(options.credential, none); });
     return join_cluster(options);
   }();
+  // Of a machine that was stopped before it had cleaned up: it is of the cluster again.
+  fs::remove(joined.place.root().removed(), none);
   write_watch(joined.place);
   say_joined(joined.place);
   const int status = options.contained(joined.place.watch());

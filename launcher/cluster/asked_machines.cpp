@@ -393,7 +393,10 @@ void tell_growth(UpRun& run, const fs::path& socket) {
     }
   } catch (const std::exception& thrown) {
     const Error error = as_defect(thrown);
-    std::string text = "jobs get no more machines than there are: " + error.message();
+    std::string text =
+        "jobs get no more machines than there are" +
+        std::string(run.spec.down_when_idle ? ", and down_when_idle has no effect" : "") + ": " +
+        error.message();
     if (!error.hint().empty()) text += " (" + error.hint() + ")";
     run.report.warnings.push_back(std::move(text));
   }

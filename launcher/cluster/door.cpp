@@ -1,5 +1,6 @@
 #include "launcher/cluster/door.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "launcher/cluster/plan.hpp"
@@ -14,6 +15,41 @@ namespace {
 Error not_up(const std::string& cluster) {
   return Error(ErrorCode::unreachable, "cluster " + cluster + " is not up")
       .with_hint("dtrain up CLUSTER.yaml");
+}
+
+// What is there of a machine that was made, and is not reached as the notes have it: reached, where
+// it has another address now; else why it is not, as far as its provider knows more than `error`.
+std::unique_ptr<Transport> reach_made(const ClusterState& state, Provider& provider,
+                                      const Error& error) {
+  const Machine& noted = state.nodes.front();
+  std::vector<Machine> there;
+  try {
+    there = provider.list();
+  } catch (const Error&) {  // whoever may not ask knows no more
+    throw Error(error);
+  }
+  const auto found = std::find_if(there.begin(), there.end(),
+                                  [&](const Machine& each) { return each.id == noted.id; });
+  const std::string machine = "the machine of its head, " + noted.id + ", is ";
+  if (found == there.end() || found->state == MachineState::stopping) {
+    throw Error(ErrorCode::unreachable, "cluster " + state.name + " is not up: " + machine +
+                                            (found == there.end() ? "gone" : "being given back"))
+        .with_hint("dtrain down clears up what it has left, dtrain up makes it anew");
+  }
+  if (found->state == MachineState::stopped) {
+    const bool by_itself = state.spec.is_object() && state.spec.contains("down_when_idle");
+    throw Error(ErrorCode::unreachable,
+                "cluster " + state.name + " is not up: " + machine + "stopped" +
+                    (found->reason.empty() ? "" : " (" + found->reason + ")") +
+                    (by_itself ? ", as down_when_idle does when nothing has run for long" : ""))
+        .with_hint("dtrain up " + (state.source.empty() ? "CLUSTER.yaml" : state.source) +
+                   " brings it back, with its jobs, logs and results");
+  }
+  const bool has_moved =
+      found->state == MachineState::running &&
+      (found->address != noted.address || found->external_address != noted.external_address);
+  if (!has_moved) throw Error(error);
+  return provider.reach(*found);
 }
 
 }  // namespace
@@ -39,7 +75,12 @@ HeadDoor HeadDoor::open(const ClusterState& state, Provider& provider) {
   HeadDoor door;
   // Notes of machines that an `up` has made, and no head yet.
   if (state.nodes.empty() || state.head_root.empty()) throw not_up(state.name);
-  door.transport_ = provider.reach(state.nodes.front());
+  try {
+    door.transport_ = provider.reach(state.nodes.front());
+  } catch (const Error& error) {
+    if (state.nodes.front().id.empty()) throw;
+    door.transport_ = reach_made(state, provider, error);
+  }
   door.socket_ =
       door.transport_->head_socket({state.head_root,
                                     state.head_socket,
@@ -116,12 +157,12 @@ std::optional<ClusterState> adopt(const ClusterSpec& spec, Provider& provider,
   for (const NodePlan& each : plan.nodes) {
     if (each.action != NodeAction::create) machines.push_back(each.machine);
   }
-  if (to_end) {  // those too that are of no use any more: stopped ones, and the head's
+  if (to_end) {  // those too that go already, and those that the head has asked for
     for (const Machine& machine : there) {
-      if (machine.state == MachineState::gone) continue;
-      if (!is_live(machine.state) || machine.joins) {
-        machines.push_back(machine);
-      }
+      const bool is_planned =
+          std::any_of(machines.begin(), machines.end(),
+                      [&](const Machine& each) { return each.id == machine.id; });
+      if (machine.state != MachineState::gone && !is_planned) machines.push_back(machine);
     }
   }
   if (machines.empty()) return std::nullopt;

@@ -95,6 +95,7 @@ class HostsDown final : public DownWay {
           .with_hint("dtrain pull brings checkpoints and logs to here");
     }
     if (machines_.empty()) return "";  // a `down` before has left less than that
+    if (machines_.front().state == MachineState::stopped) return "";  // nobody is there to ask
     reach_all();
     if (stopped()) return "stopped";
     options_.say("stopping jobs and nodes");
@@ -317,6 +318,7 @@ class HostsDown final : public DownWay {
   void reach_all() {
     side_by_side(machines_.size(), static_cast<std::size_t>(options_.max_parallel),
                  [&](std::size_t i) {
+                   if (machines_[i].state == MachineState::stopped) return;
                    try {
                      provider_->reach(machines_[i]);
                    } catch (const std::exception&) {  // told by whoever needs it

@@ -103,7 +103,9 @@ NodeUp HostsWork::skipped(const MachineOutcome& made) {
     run_.options.progress({made.machine.node, NodeProgress::State::failed, "machine",
                            made.error->message(), std::chrono::milliseconds(0)});
   } else {
-    node.steps.push_back({"machine", "make it, prepare it and start the agents"});
+    const bool is_stopped = made.machine.state == MachineState::stopped;
+    node.steps.push_back({"machine", is_stopped ? "start it, and its agents"
+                                                : "make it, prepare it and start the agents"});
   }
   if (made.machine.head) {
     desk_.fail(made.error.value_or(Error(ErrorCode::not_found, "there is no cluster yet")));

@@ -96,6 +96,22 @@ Made create(Provider& provider, const ClusterPlan& plan, std::set<std::string> b
   return made;
 }
 
+// What is stopped, the head's first: without a head none of the others is of use.
+void start(Provider& provider, const ClusterPlan& plan, Words& words) {
+  for (const bool head : {true, false}) {
+    std::vector<Machine> machines;
+    for (const NodePlan& each : plan.nodes) {
+      const bool is_meant = each.action == NodeAction::start && each.machine.head == head;
+      if (is_meant) machines.push_back(each.machine);
+    }
+    if (machines.empty()) continue;
+    provider.start(machines, words.sink());
+    if (!head) continue;
+    const MachineOutcome* told = words.of(machines.front());
+    if (told != nullptr && told->error) throw Error(*told->error);
+  }
+}
+
 // "node-1 (i-0abc)"
 std::string in_full(const Machine& machine) {
   return machine.node.str() + " (" + machine.id + ")";
@@ -149,6 +165,7 @@ std::vector<MachineOutcome> ask_for_machines(
     const std::function<ClusterPlan(const std::set<std::string>& made)>& again,
     const MachineWork& work, const std::set<std::string>& known) {
   Words words(work.tell);
+  start(provider, plan, words);
   const Made made = create(provider, plan, known, words);
   if (!made.machines.empty()) {
     std::set<std::string> ids;
@@ -178,8 +195,9 @@ std::vector<MachineOutcome> ask_for_machines(
 
   std::vector<MachineOutcome> outcomes;
   for (const NodePlan& each : plan.nodes) {
-    if (each.action != NodeAction::keep && each.action != NodeAction::create) continue;
+    if (each.action == NodeAction::release || each.action == NodeAction::replace) continue;
     MachineOutcome outcome{each.machine, std::nullopt};
+    if (const MachineOutcome* told = words.of(each.machine); told != nullptr) outcome = *told;
     if (each.action == NodeAction::create) {
       if (const MachineOutcome* told = words.of(each.machine.node)) {
         outcome = *told;

@@ -39,6 +39,9 @@ class Decision {
     for (const Machine& machine : seen.there) {
       listed_.insert(key_of(machine));
       if (machine.state != MachineState::gone) taken_.insert(machine.node);
+      // Those of the head's that are stopped it starts itself, when jobs need them.
+      const bool is_stopped = machine.state == MachineState::stopped && !machine.joins;
+      if (is_stopped) live_.push_back(machine);
       if (is_live(machine.state)) (machine.joins ? joined_ : live_).push_back(machine);
     }
     for (const KnownNode& known : seen.known) {
@@ -162,15 +165,16 @@ class Decision {
     const auto [found, fresh] =
         candidates_.try_emplace({wanted.head, wanted.head ? "" : wanted.type, wanted.launch});
     if (!fresh) return found->second;
-    using Rank = std::tuple<bool, bool, std::size_t, std::string>;
+    using Rank = std::tuple<bool, bool, bool, std::size_t, std::string>;
     std::vector<std::pair<Rank, std::size_t>> ranked;
     for (std::size_t i = 0; i < live_.size(); ++i) {
       const Machine& machine = live_[i];
       if (machine.head != wanted.head) continue;
       if (!wanted.head && machine.type != wanted.type) continue;
-      ranked.push_back({{machine.launch != wanted.launch, machine.state != MachineState::running,
-                         machine.node.str().size(), machine.node.str()},
-                        i});
+      ranked.push_back(
+          {{machine.launch != wanted.launch, machine.state == MachineState::stopped,
+            machine.state != MachineState::running, machine.node.str().size(), machine.node.str()},
+           i});
     }
     std::sort(ranked.rbegin(), ranked.rend());
     for (const auto& [rank, i] : ranked) found->second.push_back(i);
@@ -199,12 +203,19 @@ class Decision {
           {NodeAction::replace, std::move(machine), "made by another launch configuration"});
       return;
     }
-    plan_.nodes.push_back({NodeAction::keep, std::move(machine),
+    const NodeAction action = there(machine);
+    plan_.nodes.push_back({action, std::move(machine),
                            wanted.head && replace_
                                ? "made by another launch configuration; the head is made anew only "
                                  "by down and up"
                                : "made by another launch configuration; up --replace makes it anew",
                            true});
+  }
+
+  NodeAction there(const Machine& machine) {
+    if (machine.state != MachineState::stopped) return NodeAction::keep;
+    starts_head_ = starts_head_ || machine.head;
+    return NodeAction::start;
   }
 
   void keep(const WantedNode& wanted, Machine machine) {
@@ -217,7 +228,11 @@ class Decision {
     if (machine.state == MachineState::pending) {
       reason = "on its way" + (machine.reason.empty() ? "" : ": " + machine.reason);
     }
-    plan_.nodes.push_back({NodeAction::keep, std::move(machine), std::move(reason)});
+    if (machine.state == MachineState::stopped) {
+      reason = "its machine is stopped" + (machine.reason.empty() ? "" : ": " + machine.reason);
+    }
+    const NodeAction action = there(machine);
+    plan_.nodes.push_back({action, std::move(machine), std::move(reason)});
   }
 
   void create(const WantedNode& wanted, const NodeId& node, std::string reason = "") {
@@ -269,6 +284,8 @@ class Decision {
       plan_.warnings.push_back(node +
                                " is in the cluster, and the provider does not list its machine: "
                                "it stays");
+    } else if (known.head == KnownNode::Head::unasked && starts_head_) {
+      return;  // once it runs it can be asked
     } else if (known.head == KnownNode::Head::unasked && !machine.id.empty() &&
                !listed_gone(machine)) {
       plan_.warnings.push_back(node + " (" + machine.id +
@@ -304,6 +321,7 @@ class Decision {
   std::set<NodeId> taken_;  // names
   int next_name_ = 1;       // none before it is free
   std::set<ClusterId> headed_;
+  bool starts_head_ = false;  // it is stopped
   std::vector<NodePlan> going_;
   ClusterPlan plan_;
 };
@@ -338,6 +356,8 @@ const char* to_string(NodeAction action) noexcept {
   switch (action) {
     case NodeAction::keep:
       return "keep";
+    case NodeAction::start:
+      return "start";
     case NodeAction::create:
       return "create";
     case NodeAction::replace:

@@ -45,7 +45,7 @@ struct SeenNodes {
   std::set<std::string> made;  // of `there`, provider's ids of what this very `up` has asked for
 };
 
-enum class NodeAction : std::uint8_t { keep, create, replace, release };
+enum class NodeAction : std::uint8_t { keep, start, create, replace, release };
 const char* to_string(NodeAction action) noexcept;
 
 struct NodePlan {
@@ -64,14 +64,14 @@ struct ClusterPlan {
   std::vector<std::string> warnings;  // of nodes that stay, though nobody here asks for them
 };
 
-// A machine that is pending or running is there; one that is stopping is not, and its name is not
-// given again. What a provider lists may be older than what the head sees: a machine of the notes
-// that it does not list at all is there while the head hears its node, and stays in the notes while
-// the head cannot be asked. Nodes that joined by
-// themselves, and nodes that only the head knows, are neither wanted nor released; where too few
-// are there of what is wanted, machines that the head has asked for take their places. `replace`:
-// machines of another launch configuration than is wanted give way, the head's aside, which holds
-// what the cluster knows.
+// A machine that is pending or running is there, and so is one that is stopped, which is started
+// where no other does; one that is stopping is not, and its name is not given again. What a
+// provider lists may be older than what the head sees: a machine of the notes that it does not list
+// at all is there while the head hears its node, and stays in the notes while the head cannot be
+// asked. Nodes that joined by themselves, and nodes that only the head knows, are neither wanted
+// nor released; where too few are there of what is wanted, machines that the head has asked for
+// take their places. `replace`: machines of another launch configuration than is wanted give way,
+// the head's aside, which holds what the cluster knows.
 //
 // Two `up` at once may ask for the same. Then the machine that the provider made first stays, the
 // other goes; both of them come to this, as both ask again after they have made some.

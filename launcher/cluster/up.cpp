@@ -74,10 +74,12 @@ ClusterPlan plan_machines(const UpRun& run, const SeenNodes& seen) {
   ClusterPlan plan = decide(wanted_nodes(run.spec), seen, run.options.replace);
   std::map<std::string, Offer> offers;
   for (NodePlan& each : plan.nodes) {
-    if (each.action != NodeAction::create) continue;
+    const bool starts = each.action == NodeAction::start;  // where it is
+    const bool wanted = run.spec.has_type(each.machine.type);
+    if (each.action != NodeAction::create && !(starts && wanted)) continue;
     const auto [offer, fresh] = offers.try_emplace(each.machine.type);
     if (fresh) offer->second = run.provider->offer(each.machine.type);
-    each.machine.zone = offer->second.zone;
+    if (!starts) each.machine.zone = offer->second.zone;
     each.machine.price = offer->second.price;
   }
   return plan;
@@ -210,6 +212,7 @@ void look(UpRun& run) {
   run.there = seen.there;
   run.plan = plan_machines(run, seen);
   const bool settled = run.plan.refused.empty() && !has_action(run.plan, NodeAction::create) &&
+                       !has_action(run.plan, NodeAction::start) &&
                        !has_action(run.plan, NodeAction::release) && run.plan.warnings.empty();
   if (settled || !traits_of(run.spec.provider.kind).replaces) return;
   try {
@@ -224,10 +227,11 @@ void look(UpRun& run) {
   }
 }
 
-// Machines that cost are made when a person has seen what, and said so.
+// Machines that cost are made, or started, when a person has seen what, and said so.
 bool may_make(const UpRun& run) {
-  const bool makes =
-      has_action(run.plan, NodeAction::create) || has_action(run.plan, NodeAction::replace);
+  const bool makes = has_action(run.plan, NodeAction::create) ||
+                     has_action(run.plan, NodeAction::start) ||
+                     has_action(run.plan, NodeAction::replace);
   if (!makes || !traits_of(run.spec.provider.kind).costs) return true;
   if (run.options.may_make) return run.options.may_make(run.plan);
   throw Error(ErrorCode::conflict, "it would make machines that cost")

@@ -130,7 +130,7 @@ class HostsUp final : public UpWay {
   std::vector<MachineOutcome> planned_machines() const {
     std::vector<MachineOutcome> machines;
     for (const NodePlan& each : run_.plan.nodes) {
-      if (each.action == NodeAction::keep || each.action == NodeAction::create) {
+      if (each.action != NodeAction::release && each.action != NodeAction::replace) {
         machines.push_back({each.machine, std::nullopt});
       }
     }
@@ -139,7 +139,8 @@ class HostsUp final : public UpWay {
 
   // What is asked for must be found again, whatever becomes of this `up`.
   std::vector<MachineOutcome> asked_machines() {
-    const bool makes = has_action(run_.plan, NodeAction::create);
+    const bool makes =
+        has_action(run_.plan, NodeAction::create) || has_action(run_.plan, NodeAction::start);
     if (makes && !run_.before) save_cluster(remembered(run_.spec, run_.plan.cluster));
     std::vector<MachineOutcome> asked = ask_for_wanted(run_);
     if (makes) note(asked);
@@ -339,10 +340,15 @@ class HostsUp final : public UpWay {
     for (const NodePlan& each : plans) {
       const Machine& machine = each.machine;
       const bool is_ours = machine.cluster.empty() || machine.cluster == run_.state.id;
-      if (machine.id.empty() || (is_ours && in_cluster.contains(machine.node))) {
+      // On one that is stopped nobody is at home.
+      const bool is_in = is_ours && in_cluster.contains(machine.node);
+      if (machine.id.empty() || (is_in && machine.state != MachineState::stopped)) {
         leaving.push_back(machine);
       } else {
-        nothing_there.push_back({others.size(), "not in the cluster", true, true});
+        const bool is_stopped = machine.state == MachineState::stopped;
+        nothing_there.push_back({others.size(),
+                                 is_stopped ? "its machine is stopped" : "not in the cluster", true,
+                                 true});
         others.push_back(machine);
       }
     }

@@ -137,6 +137,7 @@ struct HeadRoot {
   fs::path preparation() const { return root / "preparation.json"; }
   fs::path machines() const { return root / "machines.json"; }
   fs::path costs() const { return root / "costs.json"; }
+  fs::path idle() const { return root / "idle.json"; }       // since when nothing has happened
   fs::path asked_for() const { return root / "asked_for"; }  // dtrain-scaler's notes
   // Of one that moves from machine to machine: where it is now, "PORT ADDRESS…", and whose turn it
   // is to be it.

@@ -10,6 +10,8 @@ const char* to_string(MachineState state) noexcept {
       return "running";
     case MachineState::stopping:
       return "stopping";
+    case MachineState::stopped:
+      return "stopped";
     case MachineState::gone:
       return "gone";
   }

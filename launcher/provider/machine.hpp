@@ -16,6 +16,7 @@ enum class MachineState : std::uint8_t {
   pending,   // asked for, and not there yet
   running,   // it can be reached, or soon
   stopping,  // it is being given back: of no use any more
+  stopped,   // it costs its disks alone, and can be started again; or is about to be so
   gone,
 };
 const char* to_string(MachineState state) noexcept;
@@ -23,6 +24,9 @@ const char* to_string(MachineState state) noexcept;
 constexpr bool is_live(MachineState state) noexcept {
   return state == MachineState::pending || state == MachineState::running;
 }
+
+// Of one that is stopped, why it cannot be started at once.
+inline constexpr const char* kStopsNow = "it is being stopped";
 
 // One machine of a cluster, as its provider tells of it; what is empty is not known, or there is no
 // such thing.
@@ -35,6 +39,7 @@ struct Machine {
   std::string type;  // one of the YAML's node types
   bool head = false;
   bool joins = false;  // the head has asked for it, and it joins by itself
+  bool spot = false;   // the provider takes it back when it likes; it cannot be stopped
   std::string id;      // the provider's own: i-0abc…, a pod's name
   MachineState state = MachineState::running;
   std::string reason;            // why it is in this state: "Priority, starts about 14:20"
@@ -45,7 +50,10 @@ struct Machine {
   bool spot = false;            // the provider may take it back, and it costs as such a one
   ClusterId cluster;            // a host that is listed tells it when it is reached
   std::string launch;           // launch_hash() of what it was made by
-  std::chrono::system_clock::time_point created;  // as the provider says it
+  // As the provider says it; of one that was started again, when that was.
+  std::chrono::system_clock::time_point created;
+
+  bool can_start() const { return state == MachineState::stopped && reason != kStopsNow; }
 };
 
 // What a provider keeps with each machine that it makes, so that whoever asks it, from wherever,

@@ -12,6 +12,20 @@ namespace {
 
 using Group = std::vector<Machine>;
 
+bool is_newer(const Machine& a, const Machine& b) {
+  return std::tuple(a.created, a.id.size(), a.id) > std::tuple(b.created, b.id.size(), b.id);
+}
+
+// Of a group that no job needs: it can be used again as it is.
+bool may_be_stopped(const wire::WantedMachines& wanted, const wire::WantedMachines::Type& type,
+                    const Group& group) {
+  return wanted.cache_stopped_nodes &&
+         std::all_of(group.begin(), group.end(), [&](const Machine& machine) {
+           return !machine.spot && machine.launch == type.launch &&
+                  machine.state == MachineState::running;
+         });
+}
+
 bool goes_first(const Group& a, const Group& b) {
   const auto rank = [](const Group& group) {
     const Machine& first = group.front();
@@ -66,12 +80,13 @@ MachineDecision decide_machines(const wire::WantedMachines& wanted,
       if (count < wanted_count + group.size()) continue;
       if (count <= most && is_used(group)) continue;
       // Beyond the count there are those that jobs were waiting for.
-      const std::string why = most > wanted_count && count <= most
-                                  ? "no job needs it"
-                                  : std::to_string(wanted_count) + " of type " + type.name +
-                                        (wanted_count == 1 ? " is" : " are") + " wanted";
+      const bool is_idle = most > wanted_count && count <= most;
+      const std::string why = is_idle ? "no job needs it"
+                                      : std::to_string(wanted_count) + " of type " + type.name +
+                                            (wanted_count == 1 ? " is" : " are") + " wanted";
       count -= group.size();
-      decision.release.push_back({std::move(group), why});
+      const bool stop = is_idle && may_be_stopped(wanted, type, group);
+      decision.release.push_back({std::move(group), why, stop});
     }
   }
   for (auto& [type, of_type] : groups) {
@@ -81,6 +96,47 @@ MachineDecision decide_machines(const wire::WantedMachines& wanted,
     }
   }
   return decision;
+}
+
+std::vector<Machine> to_start(const std::vector<Machine>& stopped,
+                              const wire::WantedMachines::Type& type, int count) {
+  std::vector<Machine> fitting;
+  for (const Machine& machine : stopped) {
+    const bool fits = machine.type == type.name && machine.launch == type.launch;
+    if (fits && machine.can_start()) fitting.push_back(machine);
+  }
+  std::sort(fitting.begin(), fitting.end(), is_newer);
+  fitting.resize(std::min(fitting.size(), static_cast<std::size_t>(std::max(count, 0))));
+  return fitting;
+}
+
+std::vector<MachineDecision::Release> surplus_stopped(const wire::WantedMachines& wanted,
+                                                      std::map<std::string, int> others,
+                                                      std::vector<Machine> stopped) {
+  std::vector<MachineDecision::Release> surplus;
+  int left = wanted.max_workers;
+  for (const auto& [type, count] : others) left -= count;
+  std::sort(stopped.begin(), stopped.end(), is_newer);
+  for (Machine& machine : stopped) {
+    const auto type = std::find_if(wanted.types.begin(), wanted.types.end(),
+                                   [&](const auto& each) { return each.name == machine.type; });
+    std::string why;
+    if (type == wanted.types.end()) {
+      why = "none of type " + printable(machine.type, false) + " is wanted";
+    } else if (!wanted.cache_stopped_nodes) {
+      why = "it is stopped, and such are not kept";
+    } else if (wanted.replace && machine.launch != type->launch) {
+      why = "made by another launch configuration";
+    } else if (left <= 0 || others[machine.type] >= type->most()) {
+      why = "it is stopped, and there may be no more machines";
+    } else {
+      --left;
+      ++others[machine.type];
+      continue;
+    }
+    surplus.push_back({{std::move(machine)}, std::move(why)});
+  }
+  return surplus;
 }
 
 }  // namespace dtrain

@@ -37,6 +37,12 @@ const ProviderEntry& entry_of(ProviderKind kind) {
 
 }  // namespace
 
+void Provider::start(const std::vector<Machine>& machines, const OutcomeSink& tell) {
+  for (const Machine& machine : machines) {
+    tell({machine, Error(ErrorCode::conflict, "this provider starts no machine again")});
+  }
+}
+
 wire::WantedMachines Provider::wanted(const ClusterId&) {
   throw Error(ErrorCode::internal, "the head of this provider asks for no machines");
 }

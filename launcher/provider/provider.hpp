@@ -20,6 +20,10 @@ namespace dtrain {
 
 class SshShared;
 
+// What the machine of a node runs when it starts, a shell script. It may hold secrets, and is shown
+// to nobody.
+using BootScript = std::function<std::string(const NodeId& node)>;
+
 // Machines of one type that are wanted, a node each.
 struct Request {
   std::string type;
@@ -27,9 +31,7 @@ struct Request {
   bool head = false;          // the cluster's head: one node
   ClusterId cluster;          // whose they will be
   std::string launch;         // kept with them: launch_hash()
-  // What the machine of a node runs when it starts, a shell script; where machines come by
-  // themselves. It may hold secrets, and is shown to nobody.
-  std::function<std::string(const NodeId& node)> boot;
+  BootScript boot;            // where machines come by themselves
 };
 
 // What became of one machine. An operation on N of them gives N of these, each as soon as it is
@@ -88,6 +90,8 @@ class Provider {
   // Gives machines back, with all that is on them; one that is gone is fine, one that was not made
   // stays.
   virtual void release(const std::vector<Machine>& machines, const OutcomeSink& tell) = 0;
+  // Starts machines that are stopped, or about to be; those that are not are told as they are.
+  virtual void start(const std::vector<Machine>& machines, const OutcomeSink& tell);
   // Tells of each change of these machines until none is pending or stopping, or `stop` is asked
   // for. By events where the provider has them. Without a body: there are no such states.
   virtual void follow(const std::vector<Machine>&, const OutcomeSink&, const std::stop_token&) {}

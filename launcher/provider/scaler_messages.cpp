@@ -11,7 +11,8 @@ namespace {
 
 MachineState machine_state_of(const std::string& name) {
   for (const MachineState state :
-       {MachineState::pending, MachineState::running, MachineState::stopping, MachineState::gone}) {
+       {MachineState::pending, MachineState::running, MachineState::stopping, MachineState::stopped,
+        MachineState::gone}) {
     if (name == to_string(state)) return state;
   }
   throw Error(ErrorCode::invalid, "is no machine's state");
@@ -57,8 +58,9 @@ struct WholeTask {
   ScalerTask::Kind kind = ScalerTask::Kind::list;
   std::vector<ScalerRequest> requests;
   std::vector<WholeMachine> machines;
+  std::map<std::string, std::string> scripts;
 };
-BOOST_DESCRIBE_STRUCT(WholeTask, (), (kind, requests, machines))
+BOOST_DESCRIBE_STRUCT(WholeTask, (), (kind, requests, machines, scripts))
 
 struct WholeOutcome {
   std::optional<WholeMachine> machine;
@@ -80,7 +82,7 @@ std::string to_text(const ScalerBegin& begin) {
 }
 
 std::string to_text(const ScalerTask& task) {
-  WholeTask whole{task.kind, task.requests, {}};
+  WholeTask whole{task.kind, task.requests, {}, task.scripts};
   for (const Machine& machine : task.machines) whole.machines.push_back({machine});
   return wire::dump(wire::written(whole));
 }
@@ -97,7 +99,7 @@ ScalerBegin scaler_begin_from(const std::string& text) {
 
 ScalerTask scaler_task_from(const std::string& text) {
   WholeTask whole = from<WholeTask>(text, "the head's task");
-  ScalerTask task{whole.kind, std::move(whole.requests), {}};
+  ScalerTask task{whole.kind, std::move(whole.requests), {}, std::move(whole.scripts)};
   for (WholeMachine& each : whole.machines) task.machines.push_back(std::move(each.machine));
   return task;
 }

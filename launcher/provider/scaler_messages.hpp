@@ -35,11 +35,12 @@ struct ScalerRequest {
 };
 
 struct ScalerTask {
-  enum class Kind : std::uint8_t { list, create, release };
-  BOOST_DESCRIBE_NESTED_ENUM(Kind, list, create, release)
+  enum class Kind : std::uint8_t { list, create, release, stop, start };
+  BOOST_DESCRIBE_NESTED_ENUM(Kind, list, create, release, stop, start)
   Kind kind = Kind::list;
-  std::vector<ScalerRequest> requests;  // with create
-  std::vector<Machine> machines;        // with release
+  std::vector<ScalerRequest> requests;              // with create
+  std::vector<Machine> machines;                    // with release, stop and start
+  std::map<std::string, std::string> scripts = {};  // with start, as in ScalerRequest
 };
 
 struct ScalerOutcome {

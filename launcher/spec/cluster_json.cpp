@@ -55,6 +55,10 @@ void fields(wire::Is<ReadySpec> auto& m, auto&& f) {
     or_default(m.timeout));
 }
 
+void fields(wire::Is<DownWhenIdle> auto& m, auto&& f) {
+  f("minutes", m.minutes, "terminate", or_default(m.terminate));
+}
+
 // All but the lists that are objects, by name, and `storage`, whose keys stand among these.
 void fields(wire::Is<ClusterSpec> auto& m, auto&& f) {
   f("cluster_name", or_default(m.cluster_name), "max_workers", or_default(m.max_workers),
@@ -66,7 +70,8 @@ void fields(wire::Is<ClusterSpec> auto& m, auto&& f) {
   f("rsync_exclude", or_default(m.rsync_exclude), "rsync_filter", or_default(m.rsync_filter),
     "initialization_commands", or_default(m.initialization_commands), "setup_commands",
     or_default(m.setup_commands), "head_setup_commands", or_default(m.head_setup_commands),
-    "worker_setup_commands", or_default(m.worker_setup_commands), "ready", or_default(m.ready));
+    "worker_setup_commands", or_default(m.worker_setup_commands), "ready", or_default(m.ready),
+    "down_when_idle", if_set(m.down_when_idle));
 }
 
 json to_json(const ClusterSpec& spec) {

@@ -74,6 +74,11 @@ bool is_spot(const nlohmann::json& node_config) {
   return kind != market->end() && *kind == "spot";
 }
 
+bool ClusterSpec::has_type(const std::string& name) const {
+  return std::any_of(node_types.begin(), node_types.end(),
+                     [&](const NodeType& type) { return type.name == name; });
+}
+
 bool ClusterSpec::grows() const {
   const std::vector<Workers> all = workers();
   for (std::size_t i = 0; i < all.size(); ++i) {  // one of each type
@@ -279,6 +284,25 @@ void check_files(const ClusterSpec& spec, Checks& checks) {
   list("rsync_filter", spec.rsync_filter);
 }
 
+void check_down_when_idle(const ClusterSpec& spec, Checks& checks) {
+  if (!spec.down_when_idle) return;
+  if (spec.provider.kind != ProviderKind::aws) {
+    checks.add({"down_when_idle"}, "is for provider aws: one of " +
+                                       std::string(to_string(spec.provider.kind)) +
+                                       " does not go down by itself");
+    return;
+  }
+  if (!(spec.down_when_idle->minutes > 0)) {
+    checks.add({"down_when_idle", "minutes"}, "must be more than 0");
+  }
+  for (const NodeType& type : spec.node_types) {
+    const bool is_head = type.name == spec.head_node_type;
+    if (!is_head || spec.down_when_idle->terminate || !is_spot(type.node_config)) continue;
+    checks.add({"down_when_idle"}, "the head is a spot machine, which cannot be stopped",
+               "head: terminate takes it away with all that is on it");
+  }
+}
+
 void check_storage(const StorageSpec& storage, Checks& checks) {
   if (storage.retention_days) {
     checks.range({"retention", "days"}, *storage.retention_days, 1, limits::kRetentionDays);
@@ -314,6 +338,7 @@ std::vector<Problem> problems_of(const ClusterSpec& spec) {
   check_commands({"head_setup_commands"}, spec.head_setup_commands, checks);
   check_commands({"worker_setup_commands"}, spec.worker_setup_commands, checks);
   checks.text({"ready", "command"}, spec.ready.command, limits::kScriptLength);
+  check_down_when_idle(spec, checks);
   check_storage(spec.storage, checks);
   return checks.take();
 }

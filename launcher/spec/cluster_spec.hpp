@@ -59,10 +59,18 @@ struct ProviderSpec {
   int local_nodes = 1;          // local: how many simulated nodes
   std::vector<HostSpec> hosts;  // ssh: the head first; what `auth` says is in each
   bool use_internal_ips = false;
-  bool cache_stopped_nodes = true;
+  bool cache_stopped_nodes = false;
   Location location;  // where the YAML says which type it is; line 0: not known
   // Every key of the provider's own (region, availability_zone, project_id, …), as written.
   nlohmann::json other = nlohmann::json::object();
+};
+
+// The whole cluster goes down by itself once nothing has run for so long.
+struct DownWhenIdle {
+  double minutes = 0;
+  bool terminate = false;  // the head's machine too, with all that is on it; else it is stopped
+
+  bool operator==(const DownWhenIdle&) const = default;
 };
 
 struct AuthSpec {
@@ -138,6 +146,7 @@ struct ClusterSpec {
   double idle_timeout_minutes = 5.0;
   std::optional<double> max_cost_per_hour;  // US dollars, of all machines; absent: no bound
   Location max_cost_location;               // where the YAML says so; line 0: not known
+  std::optional<DownWhenIdle> down_when_idle;
   ProviderSpec provider;
   AuthSpec auth;
   std::string head_node_type;
@@ -175,6 +184,7 @@ struct ClusterSpec {
   // The head may have to ask for machines beside those that `up` makes: jobs may have more, or spot
   // machines are taken back.
   bool grows() const;
+  bool has_type(const std::string& name) const;
   int promised_nodes() const { return static_cast<int>(promised().size()); }
 };
 

@@ -135,6 +135,23 @@ const Table& ready_table() {
   return table;
 }
 
+const Table& down_when_idle_table() {
+  static const Table table{
+      "down_when_idle",
+      {
+          example(key("minutes", Shape::number(0, kLarge), 60.0,
+                      "After how many minutes without a job, an exec, an attach, a sync or a "
+                      "pull."),
+                  "minutes: 60"),
+          example(key("head", Shape::choice({"stop", "terminate"}), "stop",
+                      "What becomes of the head's machine: stopped, it keeps its disk with jobs, "
+                      "logs, results and checkpoints, and `dtrain up` brings it back; terminated, "
+                      "all that nobody has pulled is lost."),
+                  "head: terminate"),
+      }};
+  return table;
+}
+
 const Table& retention_table() {
   static const Table table{
       "retention",
@@ -218,8 +235,10 @@ const Table& provider_table(ProviderKind kind) {
                 "head_port: 28500"),
         expands(key("use_internal_ips", Shape::boolean(), false,
                     "To reach nodes by their internal addresses.")),
-        expands(key("cache_stopped_nodes", Shape::boolean(), true,
-                    "To stop nodes rather than to delete them, and to use stopped ones again.")),
+        expands(key("cache_stopped_nodes", Shape::boolean(), false,
+                    "With aws: nodes that jobs need no more are stopped rather than deleted, and "
+                    "started again for later ones. Their disks cost meanwhile; Ray's default is "
+                    "true.")),
         ray_only(key("disable_node_updaters", Shape::boolean(), false, "Ray's.")),
         ray_only(key("module", Shape::text(), nullptr, "Ray's providers outside of Ray.")),
     };
@@ -388,6 +407,10 @@ const Table& cluster_table() {
           example(key("ready", Shape::mapping(ready_table()), nullptr,
                       "What must hold before a node counts as ready."),
                   "ready: {command: nvidia-smi -L, gpus: 8}"),
+          example(key("down_when_idle", Shape::mapping(down_when_idle_table()), nullptr,
+                      "With aws: the whole cluster goes down by itself when nothing has run for "
+                      "so long, also while this machine is off. Absent: never."),
+                  "down_when_idle: {minutes: 60, head: stop}"),
           example(
               key("retention", Shape::mapping(retention_table()), nullptr,
                   "When jobs that have ended are forgotten. Absent: never, but by `dtrain rm`."),

@@ -42,6 +42,7 @@ class ClusterReader {
     read_files();
     read_commands();
     read_ready();
+    read_down_when_idle();
     read_storage();
     read_node_types(top_, document_, source_, spec_);
     // Where it goes on when the head moves.
@@ -151,6 +152,14 @@ class ClusterReader {
     if (const auto gpus = ready.optional_whole("gpus")) spec_.ready.gpus = static_cast<int>(*gpus);
     spec_.ready.timeout = std::chrono::seconds(ready.whole("timeout_s"));
     ready.finish();
+  }
+
+  void read_down_when_idle() {
+    Mapping down = top_.mapping("down_when_idle");
+    const double minutes = down.number("minutes");
+    const bool terminate = down.choice("head") == "terminate";
+    down.finish();
+    if (top_.has("down_when_idle")) spec_.down_when_idle = DownWhenIdle{minutes, terminate};
   }
 
   void read_storage() {

@@ -152,6 +152,7 @@ std::string cluster_keys_markdown() {
   text += markdown("Each of `provider.hosts` that is a mapping", host_table().keys);
   text += markdown("`auth`", auth_table().keys);
   text += markdown("`ready`", ready_table().keys);
+  text += markdown("`down_when_idle`", down_when_idle_table().keys);
   text += markdown("`retention`", retention_table().keys);
   text += markdown("Each of `available_node_types`", node_type_table().keys);
   text += markdown("`docker`", docker_table().keys);

@@ -98,6 +98,7 @@ const Table& cluster_table();
 const Table& auth_table();
 const Table& host_table();
 const Table& ready_table();
+const Table& down_when_idle_table();
 const Table& retention_table();
 const Table& node_type_table();
 const Table& docker_table();

@@ -233,6 +233,7 @@ class TlsCaller final : public Caller {
       : socket_(std::move(socket)),
         name_(std::move(name)),
         fingerprint_(peer_fingerprint(socket_->next_layer().native_handle())),
+        certified_(peer_certified(socket_->next_layer().native_handle())),
         where_(std::move(where)),
         until_(until) {}
 
@@ -250,6 +251,7 @@ class TlsCaller final : public Caller {
 
   const PeerName& name() const override { return name_; }
   const std::string& fingerprint() const override { return fingerprint_; }
+  WallTime certified() const override { return certified_; }
   const std::string& method() const override { return method_; }
   const std::string& path() const override { return path_; }
   const std::string& where() const override { return where_; }
@@ -310,6 +312,7 @@ class TlsCaller final : public Caller {
   std::shared_ptr<TlsSocket> socket_;
   PeerName name_;
   std::string fingerprint_;
+  WallTime certified_;
   std::string where_;
   std::chrono::steady_clock::time_point until_;
   beast::flat_buffer buffer_;

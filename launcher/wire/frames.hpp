@@ -79,6 +79,7 @@ class Caller {
   virtual ~Caller() = default;
   virtual const PeerName& name() const = 0;
   virtual const std::string& fingerprint() const = 0;  // of its certificate
+  virtual WallTime certified() const = 0;              // when that was made
   virtual const std::string& method() const = 0;
   virtual const std::string& path() const = 0;
   virtual const std::string& where() const = 0;  // its address

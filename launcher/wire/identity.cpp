@@ -269,12 +269,18 @@ std::string sign_request(const CertifiedKey& ca, const std::string& request_pem,
   return pem_of([&](BIO* bio) { return PEM_write_bio_X509(bio, certificate.get()); });
 }
 
-WallTime expires(const std::string& certificate_pem) {
-  const Certificate certificate = read_certificate(certificate_pem);
+namespace {
+
+WallTime end_of(const X509* certificate) {
   std::tm utc{};
-  must(ASN1_TIME_to_tm(X509_get0_notAfter(certificate.get()), &utc) == 1,
-       "reading a certificate's end");
+  must(ASN1_TIME_to_tm(X509_get0_notAfter(certificate), &utc) == 1, "reading a certificate's end");
   return std::chrono::system_clock::from_time_t(timegm(&utc));
+}
+
+}  // namespace
+
+WallTime expires(const std::string& certificate_pem) {
+  return end_of(read_certificate(certificate_pem).get());
 }
 
 PeerName certified_name(const std::string& certificate_pem) {
@@ -391,6 +397,10 @@ PeerName peer_name(ssl_st* tls) {
 
 std::string peer_fingerprint(ssl_st* tls) {
   return sum_of_certificate(shown_by(tls).get());
+}
+
+WallTime peer_certified(ssl_st* tls) {
+  return end_of(shown_by(tls).get()) - kCertificateLife;
 }
 
 }  // namespace dtrain::wire

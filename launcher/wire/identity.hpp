@@ -85,5 +85,6 @@ bool renewal_due(const std::string& certificate_pem, WallTime now);
 // certificate names none.
 PeerName peer_name(ssl_st* tls);
 std::string peer_fingerprint(ssl_st* tls);
+WallTime peer_certified(ssl_st* tls);  // when its certificate was made, to the second
 
 }  // namespace dtrain::wire

@@ -18,11 +18,16 @@ void fields(Is<WantedMachines::Type> auto& m, auto&& f) {
 void fields(Is<WantedMachines::Head> auto& m, auto&& f) {
   f("options", m.options, "script", m.script);
 }
+void fields(Is<WantedMachines::DownWhenIdle> auto& m, auto&& f) {
+  f("after_ms", m.after, "terminate", if_set(m.terminate));
+}
 void fields(Is<WantedMachines> auto& m, auto&& f) {
   f("provider", m.provider, "boot", m.boot, "scaler", if_set(m.scaler), "config", if_set(m.config),
     "environment", if_set(m.environment), "addresses", if_set(m.addresses), "types", m.types,
     "max_workers", or_default(m.max_workers, {0, WantedMachines::kMost}), "upscaling_speed",
-    if_set(m.upscaling_speed), "replace", if_set(m.replace), "head", if_set(m.head));
+    if_set(m.upscaling_speed), "replace", if_set(m.replace), "cache_stopped_nodes",
+    if_set(m.cache_stopped_nodes), "head", if_set(m.head), "down_when_idle",
+    if_set(m.down_when_idle));
 }
 
 nlohmann::json to_json(const WantedMachines& wanted) {

@@ -47,6 +47,14 @@ struct WantedMachines {
     bool operator==(const Head&) const = default;
   };
 
+  // The cluster goes down by itself once nothing has run for so long: its machines are given back,
+  // and that of the head is stopped, or given back too.
+  struct DownWhenIdle {
+    std::chrono::milliseconds after{0};
+    bool terminate = false;
+    bool operator==(const DownWhenIdle&) const = default;
+  };
+
   std::string provider;  // "slurm", "aws"; empty: the head asks nobody
   // Where it is not Slurm: dtrain-scaler, on the head's machine, which asks for the head; and what
   // it is to know of the provider, and nobody else.
@@ -61,7 +69,10 @@ struct WantedMachines {
   // Of a type so many times as many as are here may be coming, or kLeastAtOnce; absent: any number.
   std::optional<double> upscaling_speed;
   bool replace = false;  // those of another launch configuration give way
+  // Those that nobody needs are stopped, and started before others are made.
+  bool cache_stopped_nodes = false;
   std::optional<Head> head;
+  std::optional<DownWhenIdle> down_when_idle;
 
   bool operator==(const WantedMachines&) const = default;
 };

@@ -87,14 +87,17 @@ class Cloud:
         self.capacity = {}
         self.vcpus = None  # how many may run; None: without end
         self.hold_pending = False  # new instances stay pending until run()
+        self.hold_stopping = False  # those that are stopped stay stopping until halt()
         self.unknown_for = 0  # so many requests about them do not know new instances yet
         self.prices = {"p3.2xlarge": 3.06, "p3.8xlarge": 12.24, "m5.large": 0.096, "gp3": 0.08}  # None: nobody may ask
         self.on_launch = lambda instance, user_data: None  # moto's instance; with the lock held, as the others
         self.on_terminate = self.on_stop = self.on_start = self.on_associate = lambda instance_id: None
+        self.on_modify = lambda instance_id, user_data: None
         self._faults = []
         self._tokens = {}  # client token: (parameters, instance ids, answer)
         self._unknown = {}  # instance id: requests left
         self._groups = {}  # placement groups: their strategy and tags
+        self._as_before = set()  # of the ids of a request, those that were so already
 
     # ---- life
 
@@ -145,6 +148,19 @@ class Cloud:
         with self.lock:
             for each in ids or self.instances("pending"):
                 self._set_state(each, "running", 16)
+
+    def halt(self, *ids):
+        """Those that are stopping are stopped from now on."""
+        with self.lock:
+            for each in ids or self.instances("stopping"):
+                self._set_state(each, "stopped", 80)
+
+    def stop(self, *ids):
+        """Somebody stops them at the console."""
+        with self.lock:
+            self.backend.stop_instances(list(ids))
+            for each in ids:
+                self._stopped(each)
 
     def end(self, instance_id, reason="Server.SpotInstanceTermination"):
         """AWS takes it back."""
@@ -303,6 +319,8 @@ class Cloud:
             early = self._placement_groups(action, parameters)
         elif "InstanceIds" in parameters or action == "DescribeInstances":
             self._before_ids(action, form, parameters)
+        elif action == "ModifyInstanceAttribute" and "UserData" in parameters:
+            early = self._modify_user_data(parameters)
         if early:
             return early
         answer = self._moto(headers, urllib.parse.urlencode(form).encode())
@@ -315,11 +333,16 @@ class Cloud:
         elif action == "AssociateIamInstanceProfile":
             self.on_associate(parameters["InstanceId"])
         elif action in ("TerminateInstances", "StopInstances", "StartInstances"):
-            tell = {"T": self.on_terminate, "Sto": self.on_stop, "Sta": self.on_start}
             for each in parameters["InstanceIds"]:
-                if action == "StartInstances" and self.hold_pending:
-                    self._set_state(each, "pending", 0)
-                tell[next(name for name in tell if action.startswith(name))](each)
+                if action == "TerminateInstances":
+                    self.on_terminate(each)
+                elif action == "StopInstances":
+                    self._stopped(each)
+                elif each not in self._as_before:
+                    if self.hold_pending:
+                        self._set_state(each, "pending", 0)
+                    self.backend.get_instance(each).launch_time = datetime.datetime.now(datetime.timezone.utc)
+                    self.on_start(each)
         return answer
 
     def _moto(self, headers, body):
@@ -437,10 +460,15 @@ class Cloud:
     # ---- instances that are asked about
 
     def _before_ids(self, action, form, parameters):
+        self._as_before = set()
         for each in parameters.get("InstanceIds") or []:
             if self._unknown.get(each, 0) > 0:
                 self._unknown[each] -= 1
                 raise Refused("InvalidInstanceID.NotFound", f"The instance ID '{each}' does not exist")
+            if action in ("StopInstances", "StartInstances"):
+                self._check_state(action, self.backend.get_instance(each))
+        if action == "StartInstances":
+            self._take_room([self.backend.get_instance(each) for each in parameters["InstanceIds"] if each not in self._as_before])
         # moto does not know this filter.
         for number, wanted in enumerate(parameters.get("Filters") or [], 1):
             if wanted.get("Name") == "client-token":
@@ -449,6 +477,49 @@ class Cloud:
                     del form[name]
                 form[f"Filter.{number}.Name"] = "instance-id"
                 form.update({f"Filter.{number}.Value.{place}": each for place, each in enumerate(ids, 1)})
+
+    def _check_state(self, action, instance):
+        """As AWS, where moto takes all."""
+        good, as_before = {"StartInstances": (("stopped",), ("pending", "running")),
+                           "StopInstances": (("running", "pending"), ("stopping", "stopped"))}[action]
+        if instance.state in as_before:
+            self._as_before.add(instance.id)
+        elif instance.state not in good:
+            raise Refused("IncorrectInstanceState", f"The instance '{instance.id}' is not in a state from which it can be "
+                          f"{'started' if action == 'StartInstances' else 'stopped'}.")
+        if action == "StopInstances" and instance.lifecycle == "spot":
+            raise Refused("UnsupportedOperation", f"You can't stop the Spot Instance '{instance.id}' because it is associated "
+                          "with a one-time Spot Instance request.")
+
+    def _take_room(self, instances):
+        wanted = {}
+        for instance in instances:
+            key = instance._placement.zone, instance.instance_type
+            wanted[key] = wanted.get(key, 0) + 1
+        for (zone, kind), count in wanted.items():
+            if (left := self.capacity.get((zone, kind))) is not None and left < count:
+                raise Refused("InsufficientInstanceCapacity", f"We currently do not have sufficient {kind} capacity in the "
+                              f"Availability Zone you requested ({zone}).", 500)
+
+    def _stopped(self, instance_id):
+        if instance_id in self._as_before:
+            return
+        if self.hold_stopping:
+            self._set_state(instance_id, "stopping", 64)
+        self.on_stop(instance_id)
+
+    def _modify_user_data(self, parameters):
+        instance = self.backend.get_instance(parameters["InstanceId"])
+        data = parameters["UserData"]["Value"]
+        data = data if isinstance(data, bytes) else base64.b64decode(data, validate=True)
+        if instance.state != "stopped":
+            raise Refused("IncorrectInstanceState", f"The instance '{instance.id}' is not in the 'stopped' state.")
+        if len(data) > MOST_USER_DATA:
+            raise Refused("InvalidParameterValue", "User data is limited to 16384 bytes")
+        self.on_modify(instance.id, data)
+        inside = "<requestId>1</requestId><return>true</return>"
+        return (200, "text/xml;charset=UTF-8",
+                f'<ModifyInstanceAttributeResponse xmlns="{EC2}">{inside}</ModifyInstanceAttributeResponse>'.encode())
 
     def _hide_unknown(self, body):
         hidden = [each for each, left in self._unknown.items() if left > 0]

@@ -12,7 +12,8 @@ its key pair lets in, its boot data as cloud-init runs them, and the instance me
 
 Boot data: a script (#!), a #cloud-config with ssh_keys, ssh_authorized_keys and merge_how, both as MIME parts, all
 that gzipped too. Who logs in may become root by sudo. As
-with cloud-init they count at an instance's first boot alone.
+with cloud-init they count at an instance's first boot alone, but where the #cloud-config says `always` of scripts-user:
+then the scripts are run at each boot, those of boot data that were changed while it was stopped.
 """
 
 import collections
@@ -102,13 +103,14 @@ class Machine(Host):
 
     def start(self, instance, role_credentials):
         """Boots it, and starts what its boot data say."""
-        scripts, settings = parts_of(self.user_data)
+        _, settings = parts_of(self.user_data)
         if not self.is_made:
             self.make_ready()
         self.prepare(self)
         self.path("~/.ssh/authorized_keys").write_text(self.login_key + "\n" if self.login_key else "")
         if settings:
             settings.pop("merge_how", None)
+            settings.pop("cloud_final_modules", None)
             if keys := settings.pop("ssh_keys", None):
                 self.take_host_key(keys)
             with open(self.path("~/.ssh/authorized_keys"), "a") as file:
@@ -126,6 +128,20 @@ class Machine(Host):
             self.restart_sshd()
         else:
             self.boot()
+        self.run_scripts()
+
+    def start_again(self, role_credentials):
+        """After it was stopped: its disk is as it was."""
+        self.metadata.update({"latest/user-data": self.user_data.decode("latin-1"), **role_credentials})
+        self.boot()
+        finals = parts_of(self.user_data)[1].get("cloud_final_modules", [])
+        if any(each in (["scripts-user", "always"], ["scripts_user", "always"]) for each in finals):
+            self.run_scripts()
+
+    def run_scripts(self):
+        scripts = parts_of(self.user_data)[0]
+        for old in self.path("/var/lib/cloud/scripts").glob("part-*"):
+            old.unlink()
         for number, script in enumerate(scripts, 1):
             path = self.path(f"/var/lib/cloud/scripts/part-{number:03}")
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -197,6 +213,8 @@ class Machines:
         cloud.on_launch, cloud.on_terminate = self._launch, self._terminate
         cloud.on_stop, cloud.on_start = self._stop, self._start_again
         cloud.on_associate = self._associate
+        cloud.on_modify = self._modify
+        cloud.hold_stopping = True
 
     def __enter__(self):
         return self
@@ -262,11 +280,21 @@ class Machines:
 
     def _stop(self, instance_id):
         machine = self.machines[instance_id]
-        self._begin(machine, machine.poweroff)
+        self._begin(machine, lambda: (machine.poweroff(), self._halted(instance_id)))
+
+    def _halted(self, instance_id):
+        with self.cloud.lock:
+            if self.cloud.backend.get_instance(instance_id).state == "stopping":
+                self.cloud.halt(instance_id)
+
+    def _modify(self, instance_id, data):
+        self.machines[instance_id].user_data = data
 
     def _start_again(self, instance_id):
-        machine = self.machines[instance_id]
-        self._begin(machine, lambda: (machine.boot(), self._running(instance_id)))
+        machine, instance = self.machines[instance_id], self.cloud.backend.get_instance(instance_id)
+        if instance.nics[0].public_ip:  # moto gives it another, as AWS
+            instance.nics[0].public_ip = machine.address
+        self._begin(machine, lambda: (machine.start_again(self.roles(instance)), self._running(instance_id)))
 
     def _begin(self, machine, work):
         """What is begun for one machine is done in turn."""

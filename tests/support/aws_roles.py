@@ -79,10 +79,10 @@ def _needs(cloud, service, action, parameters):
     if service != "ec2":
         return [(asked, "*", {})]
     arn = lambda kind, name="*": f"arn:aws:ec2:{REGION}:{'' if kind == 'image' else ACCOUNT}:{kind}/{name}"
-    if action == "TerminateInstances":
+    if action in ("TerminateInstances", "StopInstances", "StartInstances", "ModifyInstanceAttribute"):
         tags = lambda name: {tag["key"]: tag["value"] for tag in cloud.backend.get_instance(name).get_tags()}
         return [(asked, arn("instance", each), {f"ec2:ResourceTag/{key}": value for key, value in tags(each).items()})
-                for each in parameters["InstanceIds"]]
+                for each in parameters.get("InstanceIds") or [parameters["InstanceId"]]]
     if action == "CreateTags":
         return [(asked, arn(KINDS[each.partition("-")[0]], each), {}) for each in parameters["Resources"]]
     if action != "RunInstances":

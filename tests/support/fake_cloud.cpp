@@ -30,6 +30,10 @@ void FakeCloud::vanish(const std::string& id) {
   instance(id).state = MachineState::gone;
 }
 
+void FakeCloud::stop(const std::string& id) {
+  instance(id).state = MachineState::stopped;
+}
+
 std::size_t FakeCloud::count(MachineState state) const {
   return static_cast<std::size_t>(
       std::count_if(instances.begin(), instances.end(),
@@ -121,10 +125,26 @@ void FakeCloudProvider::release(const std::vector<Machine>& machines, const Outc
   }
 }
 
+void FakeCloudProvider::start(const std::vector<Machine>& machines, const OutcomeSink& tell) {
+  for (const Machine& machine : machines) {
+    FakeCloud::Instance& instance = cloud_->instance(machine.id);
+    if (cloud_->no_start.contains(machine.id)) {
+      tell({machine_of(instance), Error(ErrorCode::exhausted, "no room for " + machine.id)});
+      continue;
+    }
+    if (instance.state == MachineState::stopped) {
+      instance.state = MachineState::pending;
+      instance.left = cloud_->steps_pending;
+      instance.created = cloud_->now;
+    }
+    tell({machine_of(instance), std::nullopt});
+  }
+}
+
 void FakeCloudProvider::follow(const std::vector<Machine>& machines, const OutcomeSink& tell,
                                const std::stop_token& stop) {
   const auto is_over = [](MachineState state) {
-    return state == MachineState::running || state == MachineState::gone;
+    return state != MachineState::pending && state != MachineState::stopping;
   };
   std::vector<Machine> open = machines;
   while (!open.empty() && !stop.stop_requested()) {

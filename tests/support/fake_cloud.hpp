@@ -33,6 +33,7 @@ struct FakeCloud {
   std::set<std::string> stay;            // nodes whose machines stay pending
   std::set<std::string> joined;          // nodes whose machines the head has asked for
   std::set<std::string> late;            // ids that lists do not have yet
+  std::set<std::string> no_start;        // ids that are not started again
   std::function<void()> before_create;   // once
   std::function<std::unique_ptr<Transport>()> transport;  // to each; absent: none is reached
   std::function<void()> on_step;                          // while somebody follows
@@ -43,6 +44,7 @@ struct FakeCloud {
 
   void step();
   void vanish(const std::string& id);
+  void stop(const std::string& id);
   Instance& instance(const std::string& id);
   std::size_t count(MachineState state) const;
 };
@@ -57,6 +59,7 @@ class FakeCloudProvider : public Provider {
   Offer offer(const std::string& type) override;
   void create(const std::vector<Request>& requests, const OutcomeSink& tell) override;
   void release(const std::vector<Machine>& machines, const OutcomeSink& tell) override;
+  void start(const std::vector<Machine>& machines, const OutcomeSink& tell) override;
   void follow(const std::vector<Machine>& machines, const OutcomeSink& tell,
               const std::stop_token& stop) override;
   std::unique_ptr<Transport> reach(const Machine& machine) override;

@@ -41,6 +41,10 @@ void Engine::Impl::submit(const std::string& submission_id, JobSpec spec,
     return;
   }
   if (shutting_down) throw Error(ErrorCode::conflict, "the cluster is being shut down");
+  if (!closed.empty()) {
+    throw Error(ErrorCode::conflict, "the cluster is going down: " + closed)
+        .with_hint("dtrain up CLUSTER.yaml brings it back");
+  }
   if (submission_id.size() > 256) {
     throw Error(ErrorCode::invalid, "\"submission_id\" is longer than 256 bytes");
   }

@@ -193,6 +193,10 @@ class Engine {
   std::set<std::string> content_trees() const;
   std::vector<NodeId> nodes() const;        // all but those that left, by name
   bool has_seen(const NodeId& node) const;  // those that left too
+  bool is_gone(const NodeId& node) const;   // it was removed
+  bool has_jobs() const;                    // that have not ended
+  // From now on none is taken, for this reason; empty: they are.
+  void take_no_jobs(const std::string& why);
   enum class Presence : std::uint8_t {
     unseen,
     away,  // not connected, and not given up yet

@@ -402,6 +402,7 @@ struct Engine::Impl {
   DiskUse disk;
   bool scheduling = false;
   bool shutting_down = false;
+  std::string closed;  // why no job is taken; empty: they are
   std::vector<Answer> drained;
 
   std::shared_ptr<int> alive = std::make_shared<int>(0);

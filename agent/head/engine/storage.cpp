@@ -227,6 +227,19 @@ std::vector<NodeId> Engine::nodes() const {
   return list;
 }
 
+bool Engine::has_jobs() const {
+  return !impl_->live.empty() || !impl_->submitting.empty();
+}
+
+void Engine::take_no_jobs(const std::string& why) {
+  impl_->closed = why;
+}
+
+bool Engine::is_gone(const NodeId& node) const {
+  const auto found = impl_->nodes.find(node);
+  return found != impl_->nodes.end() && found->second.row.state == NodeState::gone;
+}
+
 bool Engine::has_seen(const NodeId& node) const {
   return impl_->nodes.contains(node);
 }

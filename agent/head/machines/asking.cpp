@@ -24,8 +24,13 @@ void MachineKeeper::decide() {
   Groups groups;
   moves_ = false;
   hopeless_.clear();
+  stopped_.clear();
   for (const auto& [node, machine] : machines_) {
     groups[group_of(machine)].push_back(machine);
+    if (machine.state == MachineState::stopped) {
+      see_stopped(machine);
+      continue;
+    }
     const bool is_here_now = is_here(node);
     const bool is_lost = hooks_.node(node) == Presence::lost;
     const bool leaves = hooks_.leaves(node);
@@ -60,6 +65,10 @@ void MachineKeeper::decide() {
   const auto asking = std::make_shared<Asking>();
   asking->source = source_;
   const std::set<NodeId> drained = drained_;
+  for (auto& each : decision.release)
+    std::erase_if(there, [&](const Machine& machine) {
+      return group_of(machine) == group_of(each.machines.front());
+    });
   undo_drains(decision.release);
   give_back(decision.release, groups, *asking);
   if (drained_ != drained) {
@@ -84,6 +93,7 @@ void MachineKeeper::decide() {
     --open;
     ask_for(gang.type, gang.count, asking);
   }
+  give_back(surplus(there, decision, *asking), groups, *asking);
   if (--asking->open == 0) act(asking);
 }
 
@@ -136,10 +146,14 @@ void MachineKeeper::give_back(const std::vector<MachineDecision::Release>& relea
     const std::vector<Machine>& machines = groups.at(group_of(each.machines.front()));
     if (!may_go(machines, with_ranks)) continue;
     for (const Machine& machine : machines) {
-      log::info("a machine is given back", {{"node", machine.node.str()}, {"why", each.reason}});
-      remove(machine.node, "it is given back: " + each.reason);
+      log::info(each.stop ? "a machine is stopped" : "a machine is given back",
+                {{"node", machine.node.str()}, {"why", each.reason}});
+      remove(machine.node,
+             (each.stop ? "its machine is stopped: " : "it is given back: ") + each.reason);
+      if (each.stop) forget(machine.node);
     }
-    asking.release.insert(asking.release.end(), machines.begin(), machines.end());
+    std::vector<Machine>& all = each.stop ? asking.stop : asking.release;
+    all.insert(all.end(), machines.begin(), machines.end());
   }
 }
 
@@ -176,18 +190,15 @@ NodeId MachineKeeper::free_name(const std::string& type) {
 
 void MachineKeeper::ask_for(const std::string& type, int count,
                             const std::shared_ptr<Asking>& asking) {
+  count -= start_stopped(type, count, asking);
+  if (count == 0) return;
   Request request;
   request.type = type;
   request.cluster = cluster_;
   if (const auto* wanted = type_of(type)) request.launch = wanted->launch;
   for (int i = 0; i < count; ++i) {
     const NodeId& node = request.nodes.emplace_back(free_name(type));
-    // What is known of another of this name, which never came.
-    came_.erase(node);
-    runs_.erase(node);
-    idle_.erase(node);
-    lost_.erase(node);
-    drained_.erase(node);
+    forget(node);  // another of this name, which never came
   }
   const auto scripts = std::make_shared<std::map<NodeId, std::string>>();
   request.boot = [scripts](const NodeId& node) { return kContained + scripts->at(node); };
@@ -216,7 +227,7 @@ void MachineKeeper::ask_for(const std::string& type, int count,
 void MachineKeeper::act(const std::shared_ptr<Asking>& asking) {
   // Of a request whose credentials are not all there none is used; nothing is asked for that may
   // be wanted no more.
-  const bool over = ended_ || next_ || asking->source != source_;
+  const bool over = ended_ || going_ || next_ || asking->source != source_;
   std::erase_if(asking->requests, [&](const Request& request) {
     const bool failed =
         over || !failures_.may_ask(request.type, static_cast<int>(request.nodes.size()));
@@ -225,25 +236,40 @@ void MachineKeeper::act(const std::shared_ptr<Asking>& asking) {
     }
     return failed;
   });
-  if (over || (asking->requests.empty() && asking->release.empty())) return settle();
-  const auto outcomes = std::make_shared<std::vector<MachineOutcome>>();
-  const auto released = std::make_shared<std::vector<MachineOutcome>>();
+  drop_unissued(*asking, over);
+  const bool is_empty = asking->requests.empty() && asking->release.empty() &&
+                        asking->stop.empty() && asking->start.empty();
+  if (over || is_empty) return settle();
+  using Outcomes = std::vector<MachineOutcome>;
+  const auto outcomes = std::make_shared<Outcomes>();
+  const auto released = std::make_shared<Outcomes>();
+  const auto stopped = std::make_shared<Outcomes>();
+  const auto started = std::make_shared<Outcomes>();
   run(
-      [source = asking->source, asking, outcomes, released] {
-        if (!asking->release.empty()) {
-          source->release(asking->release,
-                          [&](const MachineOutcome& each) { released->push_back(each); });
+      [source = asking->source, asking, outcomes, released, stopped, started] {
+        const auto into = [](const std::shared_ptr<Outcomes>& all) {
+          return [all](const MachineOutcome& each) { all->push_back(each); };
+        };
+        if (!asking->stop.empty()) source->stop(asking->stop, into(stopped));
+        if (!asking->release.empty()) source->release(asking->release, into(released));
+        if (!asking->start.empty()) {
+          source->start(
+              asking->start,
+              [&](const NodeId& node) { return kContained + asking->scripts.at(node); },
+              into(started));
         }
         if (!asking->requests.empty()) {
           source->create(asking->requests,
                          [&](const MachineOutcome& each) { outcomes->push_back(each); });
         }
       },
-      [this, asking, outcomes, released](const std::optional<Error>& failed) {
+      [this, asking, outcomes, released, stopped, started](const std::optional<Error>& failed) {
+        for (const MachineOutcome& each : *stopped) turned(each, "stopped");
+        for (const MachineOutcome& each : *started) turned(each, "started");
         if (failed) {
           for (const Request& request : asking->requests) fail(request.type, *failed);
         }
-        bool moved = !outcomes->empty();
+        bool moved = !outcomes->empty() || !stopped->empty() || !started->empty();
         std::map<NodeId, int> together;
         for (const Request& request : asking->requests) {
           for (const NodeId& node : request.nodes) {

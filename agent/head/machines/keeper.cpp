@@ -101,6 +101,7 @@ void MachineKeeper::want(const json& body, std::function<void(json)> done) {
       see_told();
       hooks_.expect_machines({});
     }
+    stay();
     failures_.clear();
     measured_.clear();
     broken_.clear();
@@ -179,11 +180,14 @@ json MachineKeeper::view() const {
   json machines = json::array();
   for (const auto& [node, machine] : machines_) {
     const auto kept = kept_.find(node);
+    const bool waits = machine.state == MachineState::stopped && machine.reason.empty();
+    const std::string reason =
+        waits ? "started again when jobs need one, or by up" : machine.reason;
     machines.push_back({{"node", node.str()},
                         {"type", machine.type},
                         {"id", machine.id},
                         {"state", to_string(machine.state)},
-                        {"reason", kept == kept_.end() ? machine.reason : kept->second},
+                        {"reason", kept == kept_.end() ? reason : kept->second},
                         {"zone", machine.zone},
                         {"launch", machine.launch}});
   }
@@ -252,7 +256,7 @@ void MachineKeeper::look() {
           idle_left_.reset();
           return settle();
         }
-        seen(*list);
+        going_ ? leave(*list) : seen(*list);
       });
 }
 
@@ -277,7 +281,9 @@ void MachineKeeper::seen(const std::vector<Machine>& list) {
   if (changed) pause_ = kFirstLook;
   for (const NodeId& node : hooks_.made()) {
     const auto machine = there.find(node);
-    if (is_here(node)) {  // is there, whatever the source says
+    if (machine != there.end() && machine->second.state == MachineState::stopped) {
+      halted(node, machine->second);
+    } else if (is_here(node)) {  // is there, whatever the source says
       const auto came = came_.find(node);
       lost_.erase(node);
       if (machine != there.end() && came != came_.end())
@@ -366,12 +372,18 @@ void MachineKeeper::bury(const NodeId& node, const Machine* machine) {
   const Machine* known = machine;
   if (known == nullptr && before != machines_.end()) known = &before->second;
   if (known != nullptr && lost_.erase(node) == 0) ended(node, known->type, why);
+  forget(node);
+  remove(node, why);
+}
+
+// What is known of a node as it was so far.
+void MachineKeeper::forget(const NodeId& node) {
   came_.erase(node);
   runs_.erase(node);
   idle_.erase(node);
+  lost_.erase(node);
   broken_.erase(node);
   drained_.erase(node);
-  remove(node, why);
 }
 
 const wire::WantedMachines::Type* MachineKeeper::type_of(const std::string& name) const {

@@ -85,6 +85,10 @@ class MachineKeeper {
   void look();
   // Jobs need others than before.
   void needs();
+  // All machines of the cluster go, whoever has made them, and the head's last: stopped, or given
+  // back too. What cannot be is tried again, until stay(), or until an `up` wants some.
+  void go_down(const std::string& why, bool terminate);
+  void stay();
   // Nothing is asked for any more.
   void end();
   // Nothing is on its way to or from its thread.
@@ -92,6 +96,8 @@ class MachineKeeper {
 
   static constexpr std::chrono::milliseconds kFirstLook{1000};
   static constexpr std::chrono::milliseconds kLastLook{15000};
+  // One that could not be started, for want of room say, is tried again after so long.
+  static constexpr std::chrono::minutes kStartPause{10};
   // For one that runs to come; and of silence, until what it was had with is given back.
   static constexpr std::chrono::minutes kJoinLimit{10};
   static constexpr std::chrono::minutes kLostLimit{10};
@@ -107,7 +113,10 @@ class MachineKeeper {
     std::shared_ptr<MachineSource> source;  // that was asked which there are
     std::vector<Request> requests;
     std::vector<Machine> release;
-    std::size_t open = 0;  // credentials that have not come yet
+    std::vector<Machine> stop;
+    std::vector<Machine> start;
+    std::map<NodeId, std::string> scripts;  // of those
+    std::size_t open = 0;                   // credentials that have not come yet
   };
   using Groups = std::map<std::string, std::vector<Machine>>;  // had together, by group_of()
 
@@ -149,6 +158,25 @@ class MachineKeeper {
   void ask_for(const std::string& type, int count, const std::shared_ptr<Asking>& asking);
   void act(const std::shared_ptr<Asking>& asking);
   void outcome(const MachineOutcome& outcome, int together);
+  void forget(const NodeId& node);
+
+  // In going.cpp.
+  void leave(const std::vector<Machine>& list);
+
+  // In stopped.cpp.
+  void halted(const NodeId& node, const Machine& machine);
+  void see_stopped(const Machine& machine);
+  int start_stopped(const std::string& type, int count, const std::shared_ptr<Asking>& asking);
+  std::vector<MachineDecision::Release> surplus(const std::vector<Machine>& there,
+                                                const MachineDecision& decision,
+                                                const Asking& asking) const;
+  void drop_unissued(Asking& asking, bool over);
+  void turned(const MachineOutcome& outcome, const char* what);
+
+  struct Going {
+    std::string why;
+    bool terminate = false;
+  };
 
   const ClusterId cluster_;
   const fs::path file_;
@@ -169,11 +197,13 @@ class MachineKeeper {
   std::map<NodeId, Monotonic> came_;
   std::map<NodeId, Monotonic> runs_;
   std::map<NodeId, Monotonic> lost_;
-  std::map<NodeId, std::string> kept_;  // why the provider does not take them back
-  std::map<NodeId, Monotonic> ups_;     // made by an `up`, run, and are not here, since then
-  std::set<NodeId> hopeless_;           // as last decided: their nodes do not come
-  std::set<NodeId> broken_;             // are here, and told
-  std::map<NodeId, Monotonic> idle_;    // since when nobody needs one that may go then
+  std::map<NodeId, std::string> kept_;    // why the provider does not take them back
+  std::vector<Machine> stopped_;          // of those that it has asked for, as last decided
+  std::map<NodeId, Monotonic> no_start_;  // could not be started then
+  std::map<NodeId, Monotonic> ups_;       // made by an `up`, run, and are not here, since then
+  std::set<NodeId> hopeless_;             // as last decided: their nodes do not come
+  std::set<NodeId> broken_;               // are here, and told
+  std::map<NodeId, Monotonic> idle_;      // since when nobody needs one that may go then
   std::optional<Monotonic::duration> idle_left_;  // of the first that goes by that
   // What one has at least, by type and launch configuration, of those seen since it was wanted.
   std::map<std::pair<std::string, std::string>, NodeCapacity> measured_;
@@ -189,6 +219,7 @@ class MachineKeeper {
   bool tells_ = false;              // what is to come, so that the answer is no news
   bool moves_ = false;              // as last decided: something is on its way, or goes
   bool ended_ = false;
+  std::optional<Going> going_;  // down
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
   std::optional<Worker> worker_{std::in_place};  // ends first
 };

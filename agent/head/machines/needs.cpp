@@ -19,7 +19,7 @@ void MachineKeeper::needs() {
   bool in_vain = false;
   for (const auto& [node, machine] : machines_) {
     const wire::WantedMachines::Type* type = type_of(machine.type);
-    if (type == nullptr || !type->grows()) continue;
+    if (type == nullptr || !type->grows() || machine.state == MachineState::stopped) continue;
     const bool comes = machine.joins && hooks_.node(node) == Presence::unseen;
     const bool is_beyond = ++there[machine.type] > type->count;
     in_vain = in_vain || (comes && is_beyond && !growth.needed.contains(node));

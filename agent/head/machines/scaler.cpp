@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -62,6 +63,25 @@ void Scaler::release(const std::vector<Machine>& machines, const OutcomeSink& te
   ask({ScalerTask::Kind::release, {}, machines}, [&](const ScalerOutcome& each) {
     tell({*each.machine, each.error});
   });
+}
+
+void Scaler::stop(const std::vector<Machine>& machines, const OutcomeSink& tell) {
+  ask({ScalerTask::Kind::stop, {}, machines}, [&](const ScalerOutcome& each) {
+    tell({*each.machine, each.error});
+  });
+}
+
+void Scaler::start(const std::vector<Machine>& machines, const BootScript& boot,
+                   const OutcomeSink& tell) {
+  for (std::size_t begin = 0; begin < machines.size(); begin += kMostScripts) {
+    const auto first = machines.begin() + static_cast<std::ptrdiff_t>(begin);
+    const auto end = static_cast<std::ptrdiff_t>(std::min(begin + kMostScripts, machines.size()));
+    ScalerTask task{ScalerTask::Kind::start, {}, {first, machines.begin() + end}};
+    for (const Machine& machine : task.machines) {
+      task.scripts[machine.node.str()] = boot(machine.node);
+    }
+    ask(task, [&](const ScalerOutcome& each) { tell({*each.machine, each.error}); });
+  }
 }
 
 void Scaler::hang_up() {

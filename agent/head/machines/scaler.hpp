@@ -24,6 +24,9 @@ class Scaler final : public MachineSource {
   std::vector<Machine> list() override;
   void create(const std::vector<Request>& requests, const OutcomeSink& tell) override;
   void release(const std::vector<Machine>& machines, const OutcomeSink& tell) override;
+  void stop(const std::vector<Machine>& machines, const OutcomeSink& tell) override;
+  void start(const std::vector<Machine>& machines, const BootScript& boot,
+             const OutcomeSink& tell) override;
   void hang_up() override;
 
   // One that says nothing for so long while it has a task is ended: each of its requests has a

@@ -41,7 +41,22 @@ class SlurmSource final : public MachineSource {
   slurm::Machines machines_;
 };
 
+void refuse_all(const std::vector<Machine>& machines, const OutcomeSink& tell) {
+  for (const Machine& machine : machines) {
+    tell({machine, Error(ErrorCode::conflict, "its provider stops and starts no machines")});
+  }
+}
+
 }  // namespace
+
+void MachineSource::stop(const std::vector<Machine>& machines, const OutcomeSink& tell) {
+  refuse_all(machines, tell);
+}
+
+void MachineSource::start(const std::vector<Machine>& machines, const BootScript&,
+                          const OutcomeSink& tell) {
+  refuse_all(machines, tell);
+}
 
 std::unique_ptr<MachineSource> make_source(const wire::WantedMachines& wanted,
                                            const std::string& cluster_name, const fs::path& notes) {

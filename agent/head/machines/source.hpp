@@ -20,6 +20,11 @@ class MachineSource {
   virtual void create(const std::vector<Request>& requests, const OutcomeSink& tell) = 0;
   // Machines that were had together are given back together.
   virtual void release(const std::vector<Machine>& machines, const OutcomeSink& tell) = 0;
+  // Machines are kept without what they cost while they run, and started again with a script that
+  // they run then. Where the provider has no such thing each has an Error.
+  virtual void stop(const std::vector<Machine>& machines, const OutcomeSink& tell);
+  virtual void start(const std::vector<Machine>& machines, const BootScript& boot,
+                     const OutcomeSink& tell);
   // What waits ends with an Error, and so does all that is asked from now on. From any thread.
   virtual void hang_up() {}
 };

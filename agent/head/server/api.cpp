@@ -229,7 +229,8 @@ void Api::serve_stream(Socket socket, const Request& request, const char* what,
   asio::co_spawn(
       context_,
       [](Socket moved, std::string text, const char* kind,
-         std::function<asio::awaitable<void>(wire::FrameStreamPtr)> with) -> asio::awaitable<void> {
+         std::function<asio::awaitable<void>(wire::FrameStreamPtr)> with,
+         Sessions::Open) -> asio::awaitable<void> {
         try {
           const wire::FrameStreamPtr stream =
               co_await wire::accept_unix(std::move(moved), std::move(text));
@@ -237,7 +238,7 @@ void Api::serve_stream(Socket socket, const Request& request, const char* what,
         } catch (const Error& error) {
           log::debug(std::string(kind) + " ended", {{"reason", error.what()}});
         }
-      }(std::move(socket), request.text(), what, std::move(serve)),
+      }(std::move(socket), request.text(), what, std::move(serve), parts_.sessions.enter()),
       asio::detached);
 }
 
@@ -255,7 +256,8 @@ bool Api::hand_over(Socket& socket, const Request& request, const std::string& b
       parts[4] != "files") {
     return false;
   }
-  parts_.files.serve(std::move(socket), request.text(), behind, JobId(parts[3]));
+  parts_.files.serve(std::move(socket), request.text(), behind, JobId(parts[3]),
+                     parts_.sessions.enter());
   return true;
 }
 
@@ -263,6 +265,8 @@ asio::awaitable<Api::Response> Api::answer(Request request) {
   for (const Route& route : routes()) {
     const auto id = id_in(request.path, route.path);
     if (!id || request.method != route.method) continue;
+    // Whoever asks for a change is at work; whoever only looks is not.
+    const Sessions::Open at_work = request.method == "GET" ? nullptr : parts_.sessions.enter();
     Response response;
     response.last = route.last;
     if (const auto* now = std::get_if<Route::Now>(&route.answer)) {

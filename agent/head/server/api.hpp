@@ -10,6 +10,7 @@
 #include <sys/types.h>
 
 #include "agent/head/engine/engine.hpp"
+#include "agent/head/machines/idle.hpp"
 #include "agent/head/machines/keeper.hpp"
 #include "agent/head/machines/succession.hpp"
 #include "agent/head/server/config_file.hpp"
@@ -22,6 +23,7 @@
 #include "agent/head/server/node_door.hpp"
 #include "agent/head/server/preparations.hpp"
 #include "agent/head/server/prunes.hpp"
+#include "agent/head/server/sessions.hpp"
 #include "agent/head/server/setup_asks.hpp"
 
 // The head's API (docs/api.md) on its unix socket. All on the io_context's thread.
@@ -43,6 +45,8 @@ class Api {
     Joins& joins;
     Preparations& preparations;
     MachineKeeper& machines;
+    Sessions& sessions;
+    IdleWatch& idle;
     const Succession* succession = nullptr;  // of a head that moves
   };
   // `ended` is called once a shutdown has been answered.

@@ -54,6 +54,7 @@ std::span<const Api::Route> Api::routes() {
          }
          status["machines"] = api.parts_.machines.view();
          status["costs"] = api.parts_.machines.cost_view();
+         status["cluster"]["down_when_idle"] = api.parts_.idle.view();
          status["cluster"]["open_ports"] = api.parts_.nodes.pair_tests().open_ports();
          return status;
        }},
@@ -173,7 +174,7 @@ std::span<const Api::StreamRoute> Api::stream_routes() {
        }},
       {"/v1/content/upload",
        [](Api& api, Socket& socket, const Request& of, const std::string&) {
-         api.parts_.contents.upload(std::move(socket), of.text());
+         api.parts_.contents.upload(std::move(socket), of.text(), api.parts_.sessions.enter());
        }},
       {"/v1/jobs/{}/follow",
        [](Api& api, Socket& socket, const Request& of, const std::string& id) {

@@ -95,12 +95,14 @@ void ContentServer::missing(const std::vector<std::string>& trees, std::function
   });
 }
 
-void ContentServer::upload(UnixSocket socket, std::string request) {
+void ContentServer::upload(UnixSocket socket, std::string request, std::shared_ptr<void> held) {
   const auto moved = std::make_shared<UnixSocket>(idle_.take(std::move(socket)));
   asio::co_spawn(
       idle_.context(),
       [this, moved, text = std::move(request)] { return take_upload(std::move(*moved), text); },
-      asio::detached);
+      [held = std::move(held)](const std::exception_ptr& failed) {
+        if (failed) std::rethrow_exception(failed);
+      });
 }
 
 std::set<std::string> ContentServer::held() const {

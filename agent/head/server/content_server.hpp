@@ -39,7 +39,9 @@ class ContentServer {
   // Engine's thread, as the rest. Which of a job's trees are not here, whole: {"missing": [sums…]}.
   void missing(const std::vector<std::string>& trees, std::function<void(nlohmann::json)> done);
   // The socket's request, head and all, is a WebSocket upgrade for /v1/content/upload.
-  void upload(boost::asio::local::stream_protocol::socket socket, std::string request);
+  // `held` is let go of when it is over, on any thread.
+  void upload(boost::asio::local::stream_protocol::socket socket, std::string request,
+              std::shared_ptr<void> held = nullptr);
   // Set before serve_node().
   void use(const Preparations& preparations) { preparations_ = &preparations; }
   // A node wants what an attempt of it needs, or what it is to be prepared with.

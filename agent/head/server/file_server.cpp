@@ -302,12 +302,14 @@ FileServer::FileServer(asio::io_context& engine_context, Engine& engine)
     : engine_context_(engine_context), engine_(engine) {}
 
 void FileServer::serve(UnixSocket socket, const std::string& request, const std::string& behind,
-                       JobId job) {
+                       JobId job, std::shared_ptr<void> held) {
   const auto visit = std::make_shared<Visit>(*this, idle_.take(std::move(socket)), std::move(job));
   asio::co_spawn(
       idle_.context(),
       [visit, bytes = request + behind]() mutable { return visit->run(std::move(bytes)); },
-      asio::detached);
+      [held = std::move(held)](const std::exception_ptr& failed) {
+        if (failed) std::rethrow_exception(failed);
+      });
 }
 
 }  // namespace dtrain::head

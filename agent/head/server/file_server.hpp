@@ -24,8 +24,9 @@ class FileServer {
 
   // Engine's thread. `request`, head and all, is a GET below /v1/jobs/JOB/files; `behind` are the
   // bytes that were read after it.
+  // `held` is let go of when it is over, on any thread.
   void serve(boost::asio::local::stream_protocol::socket socket, const std::string& request,
-             const std::string& behind, JobId job);
+             const std::string& behind, JobId job, std::shared_ptr<void> held = nullptr);
 
  private:
   class Visit;

@@ -140,6 +140,17 @@ void Joins::check_new(const NodeId& node) const {
   }
 }
 
+// Who had the name has left, and nobody else may have it.
+void Joins::check_again(const NodeId& node) const {
+  const auto found = open_.find(node);
+  const Engine::Presence now = engine_.presence(node);
+  const bool is_in = now == Engine::Presence::here || now == Engine::Presence::away ||
+                     (found != open_.end() && !found->second.record.revoked);
+  if (is_in || config_.is_leaving(node)) {
+    throw Error(ErrorCode::conflict, node.str() + " has not left yet");
+  }
+}
+
 // Nobody can come with them any more.
 void Joins::drop_expired() {
   const WallTime now = clock_.wall();
@@ -202,7 +213,7 @@ void Joins::issue(const Wanted& wanted, Engine::Answer done) {
         .with_hint("dtrain join-command --list shows them, --revoke takes one back");
   }
   const NodeId node = wanted.node.empty() ? free_name() : wanted.node;
-  check_new(node);
+  wanted.again ? check_again(node) : check_new(node);
   const WallTime now = clock_.wall();
   JoinScript parts;
   parts.cluster = config_->cluster;
@@ -216,7 +227,7 @@ void Joins::issue(const Wanted& wanted, Engine::Answer done) {
     throw Error(ErrorCode::conflict, "the head has no address that others could use")
         .with_hint("say one: dtrain join-command --address ADDRESS");
   }
-  JoinRecord& record = open_[node].record;
+  JoinRecord& record = (open_[node] = Open{}).record;
   record.node = node;
   record.type = wanted.type;
   record.credential = wire::fingerprint(parts.credential.certificate_pem);

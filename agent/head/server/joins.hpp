@@ -47,7 +47,8 @@ class Joins {
     // itself, whatever fits is tried after them.
     std::vector<std::string> addresses;
     std::vector<std::string> other_addresses;
-    bool made = false;  // its machine is asked for by the head
+    bool made = false;   // its machine is asked for by the head
+    bool again = false;  // the machine that had this name, and left, comes again
   };
   // {"node", "type", "valid_s", "valid_until", "script"}
   void issue(const Wanted& wanted, Engine::Answer done);
@@ -88,6 +89,7 @@ class Joins {
   Open& known(const NodeId& node);
   NodeId free_name() const;
   void check_new(const NodeId& node) const;
+  void check_again(const NodeId& node) const;
   boost::asio::awaitable<void> until_begun(NodeId node);
   void drop_expired();
   std::vector<std::string> addresses(const Wanted& wanted) const;

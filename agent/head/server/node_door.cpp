@@ -175,6 +175,10 @@ asio::awaitable<void> NodeDoor::welcome(tcp::socket socket, std::uint64_t number
     if (name.cluster != config_->cluster || !config_.is_let_in(name.node)) {
       throw Error(ErrorCode::denied, name.uri() + " is not let in");
     }
+    const JoinRecord* join = joins_->of(name.node);
+    if (join != nullptr && !counts_for(*join, caller->certified())) {
+      throw Error(ErrorCode::denied, name.uri() + " shows what it was given before it came again");
+    }
     proven = true;
     greetings_.leave(number);
     co_await let_in_(caller);

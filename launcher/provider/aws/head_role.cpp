@@ -236,7 +236,7 @@ json head_policy(const std::string& region, const std::string& cluster_name,
     return json{{"StringEquals", {{key, value}}}};
   };
   json statements = json::array();
-  const auto allow = [&](const char* action, const char* what, const json& resources,
+  const auto allow = [&](const json& action, const char* what, const json& resources,
                          const json& condition = json()) {
     json& statement =
         statements.emplace_back(json{{"Effect", "Allow"}, {"Action", action}, {what, resources}});
@@ -252,8 +252,9 @@ json head_policy(const std::string& region, const std::string& cluster_name,
     made.push_back(ec2 + kind + "/*");
   }
   allow("ec2:CreateTags", "Resource", made, only("ec2:CreateAction", "RunInstances"));
-  allow("ec2:TerminateInstances", "Resource", ec2 + "instance/*",
-        only("ec2:ResourceTag/dtrain-cluster", cluster_name));
+  allow({"ec2:TerminateInstances", "ec2:StopInstances", "ec2:StartInstances",
+         "ec2:ModifyInstanceAttribute"},
+        "Resource", ec2 + "instance/*", only("ec2:ResourceTag/dtrain-cluster", cluster_name));
   if (!passed.empty()) {
     json service = "ec2.amazonaws.com";
     if (partition == "aws-cn") service = {"ec2.amazonaws.com", "ec2.amazonaws.com.cn"};

@@ -37,6 +37,13 @@ class HeadsInstances {
   void release(const std::vector<Machine>& machines, const OutcomeSink& tell) {
     instances_->release(machines, tell);
   }
+  void stop(const std::vector<Machine>& machines, const OutcomeSink& tell) {
+    instances_->stop(machines, tell);
+  }
+  void start(const std::vector<Machine>& machines, const BootScript& boot,
+             const OutcomeSink& tell) {
+    instances_->start(machines, boot, tell);
+  }
 
  private:
   std::unique_ptr<Http> http_;

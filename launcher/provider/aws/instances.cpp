@@ -24,6 +24,7 @@ constexpr const char* kIntentTag = "dtrain-intent";
 constexpr const char* kJoinsTag = "dtrain-joins";     // the head has asked for it
 constexpr const char* kNumberedTag = "dtrain-node.";  // the k-th instance's node
 constexpr const char* kNotFound = "InvalidInstanceID.NotFound";
+constexpr const char* kWrongState = "IncorrectInstanceState";  // for what is asked of it
 constexpr int kLooks = 5;            // for what a lost answer may have made
 constexpr std::size_t kBatch = 100;  // ids of one request
 
@@ -31,7 +32,8 @@ MachineState state_of(const std::string& name) {
   if (name == "pending") return MachineState::pending;
   if (name == "running") return MachineState::running;
   if (name == "terminated") return MachineState::gone;
-  return MachineState::stopping;  // shutting-down, stopping, and stopped: of no use any more
+  if (name == "stopping" || name == "stopped") return MachineState::stopped;
+  return MachineState::stopping;  // shutting-down
 }
 
 bool has_none(const std::string& code) {
@@ -55,7 +57,11 @@ std::optional<Machine> machine_of(const std::string& cluster_name, const Xml& in
   machine->external_address = instance.at("ipAddress");
   machine->zone = instance.at("placement/availabilityZone");
   machine->spot = instance.at("instanceLifecycle") == "spot";
-  if (!is_live(machine->state)) {
+  if (machine->state == MachineState::stopped) {
+    const bool is_asked = instance.at("stateReason/code") == "Client.UserInitiatedShutdown";
+    if (!is_asked) machine->reason = instance.at("stateReason/message");
+    if (instance.at("instanceState/name") == "stopping") machine->reason = kStopsNow;
+  } else if (!is_live(machine->state)) {
     machine->reason = instance.at("stateReason/message");
     if (machine->reason.empty()) machine->reason = instance.at("instanceState/name");
   }
@@ -155,6 +161,7 @@ std::vector<Machine> Instances::list() {
   std::set<std::string> ids;
   std::set<std::string> tokens;
   for (Seen& each : seen(of_cluster(cluster_name_))) {
+    correct(each.machine);
     ids.insert(each.machine.id);
     tokens.insert(each.intent);
     if (each.machine.state != MachineState::gone) machines.push_back(std::move(each.machine));
@@ -389,7 +396,22 @@ void Instances::release(const std::vector<Machine>& machines, const OutcomeSink&
   }
 }
 
-void Instances::terminate(const std::vector<Machine>& machines, const OutcomeSink& tell) {
+// What was asked of a machine not long ago counts more than a list that does not have it yet.
+void Instances::correct(Machine& machine) {
+  const auto asked = asked_.find(machine.id);
+  if (asked == asked_.end()) return;
+  const bool starts = asked->second.state == MachineState::pending;
+  const bool is_old = starts ? machine.state == MachineState::stopped : is_live(machine.state);
+  if (!is_old || client_.world().clock.wall() > asked->second.until) {
+    asked_.erase(asked);
+    return;
+  }
+  machine.state = asked->second.state;
+  machine.reason = starts ? "" : kStopsNow;
+}
+
+void Instances::turn(const char* action, const std::vector<Machine>& machines, const char* again,
+                     const std::function<void(const Turn&)>& done) {
   for (std::size_t begin = 0; begin < machines.size(); begin += kBatch) {
     const std::vector<Machine> some(
         machines.begin() + static_cast<std::ptrdiff_t>(begin),
@@ -399,40 +421,113 @@ void Instances::terminate(const std::vector<Machine>& machines, const OutcomeSin
       return now - machine.created <= kUnseen;
     });
     CallOptions options;  // what was just made may not be known yet
-    options.again = [young](const std::string& code) { return young && code == kNotFound; };
+    options.again = [young, again](const std::string& code) {
+      return (young && code == kNotFound) || (again != nullptr && code == again);
+    };
+    if (again != nullptr) options.deadline = kUntilStopped;
     std::map<std::string, std::string> states;
-    std::optional<Error> failed;
-    bool unknown = false;
-    bool refused = false;
+    std::optional<ApiError> failed;
     try {
       Form form;
       for (std::size_t i = 0; i < some.size(); ++i) {
         form.emplace_back("InstanceId." + std::to_string(i + 1), some[i].id);
       }
-      const Xml answer = client_.ec2("TerminateInstances", form, options);
+      const Xml answer = client_.ec2(action, form, options);
       for (const Xml& each : answer.list("instancesSet")) {
         states[each.at("instanceId")] = each.at("currentState/name");
       }
     } catch (const ApiError& error) {
-      unknown = error.aws_code() == kNotFound;
-      refused = !error.aws_code().empty();
       failed = error;
     }
-    if (refused && some.size() > 1) {  // one that is not known, or protected, keeps the others
-      for (const Machine& machine : some) terminate({machine}, tell);
+    // One that is not known, or protected, or has no room, keeps the others.
+    if (failed && !failed->aws_code().empty() && some.size() > 1) {
+      for (const Machine& machine : some) turn(action, {machine}, again, done);
       continue;
     }
     for (const Machine& machine : some) {
-      MachineOutcome outcome{machine, failed};
-      if (unknown && !young) {
-        outcome = {machine, std::nullopt};
-        outcome.machine.state = MachineState::gone;
-      } else if (!failed) {
-        outcome.machine.state = std::max(state_of(states[machine.id]), MachineState::stopping);
-      }
-      tell(outcome);
+      done({machine, states[machine.id], failed ? &*failed : nullptr, young});
     }
   }
+}
+
+void Instances::terminate(const std::vector<Machine>& machines, const OutcomeSink& tell) {
+  turn("TerminateInstances", machines, nullptr, [&](const Turn& turned) {
+    MachineOutcome outcome{turned.machine, std::nullopt};
+    const bool unknown = turned.failed != nullptr && turned.failed->aws_code() == kNotFound;
+    if (unknown && !turned.is_young) {
+      outcome.machine.state = MachineState::gone;
+    } else if (turned.failed != nullptr) {
+      outcome.error = *turned.failed;
+    } else {
+      const bool is_gone = state_of(turned.state) == MachineState::gone;
+      outcome.machine.state = is_gone ? MachineState::gone : MachineState::stopping;
+    }
+    tell(outcome);
+  });
+}
+
+void Instances::stop(const std::vector<Machine>& machines, const OutcomeSink& tell) {
+  turn("StopInstances", machines, nullptr, [&](const Turn& turned) {
+    MachineOutcome outcome{turned.machine, std::nullopt};
+    if (turned.failed != nullptr) {
+      outcome.error = Error(*turned.failed).while_doing("stopping " + turned.machine.id);
+    } else {
+      outcome.machine.state = MachineState::stopped;
+      outcome.machine.reason = turned.state == "stopped" ? "" : kStopsNow;
+      asked_[turned.machine.id] = {MachineState::stopped, client_.world().clock.wall() + kStale};
+    }
+    tell(outcome);
+  });
+}
+
+// What it starts with: EC2 takes that of one that is stopped alone.
+void Instances::prepare(const Machine& machine, const BootScript& boot) {
+  Request request;
+  request.type = machine.type;
+  request.cluster = machine.cluster;
+  request.launch = machine.launch;
+  const Launch launch = launch_(request);
+  const std::string data = packed(
+      {{boot(machine.node)}, launch.settings, launch.config.value("UserData", ""), launch.user});
+  CallOptions options;
+  options.deadline = kUntilStopped;
+  options.again = [](const std::string& code) { return code == kWrongState; };
+  client_.ec2("ModifyInstanceAttribute",
+              {{"InstanceId", machine.id}, {"UserData.Value", ssh::encode_base64(data)}}, options);
+}
+
+void Instances::start(const std::vector<Machine>& machines, const BootScript& boot,
+                      const OutcomeSink& tell) {
+  std::vector<Machine> ready;
+  for (const Machine& machine : machines) {
+    try {
+      if (boot) prepare(machine, boot);
+      ready.push_back(machine);
+    } catch (const Error& error) {
+      tell({machine, Error(error).while_doing("starting " + machine.id)});
+    }
+  }
+  turn("StartInstances", ready, kWrongState, [&](const Turn& turned) {
+    MachineOutcome outcome{turned.machine, std::nullopt};
+    if (turned.failed != nullptr) {
+      Error error = *turned.failed;
+      if (has_none(turned.failed->aws_code())) {
+        error =
+            Error(ErrorCode::exhausted, "there is no room for it in " + turned.machine.zone +
+                                            ", where its disk is: " + turned.failed->aws_code());
+      }
+      outcome.error = error.while_doing("starting " + turned.machine.id);
+    } else {
+      outcome.machine.state = state_of(turned.state);
+      if (outcome.machine.state != MachineState::running) {
+        outcome.machine.state = MachineState::pending;
+      }
+      outcome.machine.reason.clear();
+      outcome.machine.created = client_.world().clock.wall();
+      asked_[turned.machine.id] = {MachineState::pending, client_.world().clock.wall() + kStale};
+    }
+    tell(outcome);
+  });
 }
 
 void Instances::follow(const std::vector<Machine>& machines, const OutcomeSink& tell,
@@ -455,11 +550,13 @@ void Instances::follow(const std::vector<Machine>& machines, const OutcomeSink& 
         now.state = MachineState::gone;
         now.reason = each.state == MachineState::pending ? "EC2 does not know it" : "";
       }
+      const bool goes = each.state == MachineState::stopping;
+      if (goes && now.state != MachineState::gone) now.state = MachineState::stopping;
       const bool changed =
           now.state != each.state || now.reason != each.reason || now.id != each.id;
       each = now;
       if (changed) tell({now, std::nullopt});
-      return now.state == MachineState::running || now.state == MachineState::gone;
+      return now.state != MachineState::pending && now.state != MachineState::stopping;
     });
     if (followed.empty()) return;
     client_.world().pause(pause, stop);

@@ -39,11 +39,19 @@ class Instances {
   void create(const std::vector<Request>& requests, const OutcomeSink& tell);
   // What is not known yet is waited for, and then terminated.
   void release(const std::vector<Machine>& machines, const OutcomeSink& tell);
+  // They are told as stopped, on their way there; one that EC2 does not stop stays as it is.
+  void stop(const std::vector<Machine>& machines, const OutcomeSink& tell);
+  // As Provider's; one that is being stopped is waited for, kUntilStopped at most. With `boot` what
+  // each starts with is another from now on; else it stays as it was.
+  void start(const std::vector<Machine>& machines, const BootScript& boot, const OutcomeSink& tell);
   void follow(const std::vector<Machine>& machines, const OutcomeSink& tell,
               const std::stop_token& stop);
 
   // After that, what EC2 does not know was never made, or is gone.
   static constexpr std::chrono::minutes kUnseen{3};
+  // So long a list may be older than what was asked of a machine.
+  static constexpr std::chrono::seconds kStale{20};
+  static constexpr std::chrono::minutes kUntilStopped{5};
   // Between two looks at what is on its way.
   static constexpr std::chrono::milliseconds kFirstLook{250};
   static constexpr std::chrono::milliseconds kLastLook{3000};
@@ -67,12 +75,31 @@ class Instances {
   nlohmann::json config_of(const Launch& launch, const Launch::Place& place, const Intent& intent,
                            const std::string& data) const;
   void terminate(const std::vector<Machine>& machines, const OutcomeSink& tell);
+  // What became of one that an action was asked of: EC2's word for its state, or why not.
+  struct Turn {
+    const Machine& machine;
+    std::string state;
+    const ApiError* failed;
+    bool is_young;  // EC2 may not have known it yet
+  };
+  // Of all together, and where that is refused of each alone. `again`: refusals that are waited out
+  // for kUntilStopped.
+  void turn(const char* action, const std::vector<Machine>& machines, const char* again,
+            const std::function<void(const Turn&)>& done);
+  void correct(Machine& machine);
+  void prepare(const Machine& machine, const BootScript& boot);
 
   Client& client_;
   std::string cluster_name_;
   Intents intents_;
   std::function<Launch(const Request&)> launch_;
   std::function<void(const Machine&, const Tags&)> saw_;
+  // What was asked of machines, by id, and lists may not have yet.
+  struct Asked {
+    MachineState state;
+    WallTime until;
+  };
+  std::map<std::string, Asked> asked_;
 };
 
 }  // namespace dtrain::aws

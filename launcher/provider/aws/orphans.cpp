@@ -30,15 +30,19 @@ class RegionsOrphans final : public Orphans {
       if (state == "terminated" || state == "shutting-down") return;
       const std::string cluster = tag_of(instance, kClusterTag);
       const std::string id = tag_of(instance, "dtrain-cluster-id");
+      std::string what = instance.at("instanceType") + ", " + state;
       const bool lives = state == "pending" || state == "running";
-      if (lives && tag_of(instance, "dtrain-role") == "head") {
+      const bool is_head = tag_of(instance, "dtrain-role") == "head";
+      if (is_head) {
         headed.insert(id);
         living.insert(cluster);
       }
-      const std::string what =
-          instance.at("instanceType") + ", " + state + " since " + instance.at("launchTime");
-      machines.push_back(
-          {id, {cluster, {kMachine, instance.at("instanceId"), false, false, what}}});
+      if (lives && is_head) return;
+      // What is on its disk is somebody's: it is told, and kept.
+      what += is_head ? ", the head of a cluster that dtrain up brings back, and dtrain down ends"
+                      : " since " + instance.at("launchTime");
+      machines.push_back({is_head ? "" : id,
+                          {cluster, {kMachine, instance.at("instanceId"), false, is_head, what}}});
     });
     std::vector<Orphan> found;
     for (auto& [cluster, machine] : machines) {
@@ -55,12 +59,13 @@ class RegionsOrphans final : public Orphans {
     std::set<std::string> known;
     for (Orphan& each : orphans) {
       known.insert(each.thing.id);
-      if (each.thing.what == kMachine) machines[each.cluster].emplace(each.thing.id, &each.thing);
+      if (each.thing.what == kMachine && !each.thing.kept)
+        machines[each.cluster].emplace(each.thing.id, &each.thing);
     }
     for (auto& [cluster, of_it] : machines) give_back(cluster, of_it, stop);
     for (Orphan& each : orphans) {
       if (stop.stop_requested()) return;
-      if (each.thing.what != kMachine) aws::take_away(client_, each.thing);
+      if (each.thing.what != kMachine && !each.thing.kept) aws::take_away(client_, each.thing);
     }
     // Volumes that their machines have left.
     for (const auto& [cluster, of_it] : machines) {

@@ -1,8 +1,11 @@
 #include "launcher/provider/aws/provider.hpp"
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <limits>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "launcher/core/clock.hpp"
@@ -43,7 +46,10 @@ constexpr milliseconds kLookLimit{30000};
 constexpr milliseconds kBoots{300000};
 
 // cloud-init reads JSON as the YAML that it is.
-std::string settings_of(const ssh::NewKey* host_key, const std::string& login_key) {
+// `restarts`: scripts are run each time that the machine starts. Who says that says all that is
+// done then: this is what cloud-init does of itself, and what an image does not know it leaves out.
+std::string settings_of(const ssh::NewKey* host_key, const std::string& login_key,
+                        bool restarts = false) {
   json settings = {
       // Of a person's own settings the lists count too.
       {"merge_how",
@@ -55,6 +61,18 @@ std::string settings_of(const ssh::NewKey* host_key, const std::string& login_ke
                             {"ed25519_public", host_key->public_line()}};
   }
   if (!login_key.empty()) settings["ssh_authorized_keys"] = {login_key};
+  if (restarts) {
+    settings["cloud_final_modules"] = {"package-update-upgrade-install",
+                                       "scripts-vendor",
+                                       "scripts-per-once",
+                                       "scripts-per-boot",
+                                       "scripts-per-instance",
+                                       json::array({"scripts-user", "always"}),
+                                       "ssh-authkey-fingerprints",
+                                       "keys-to-console",
+                                       "final-message",
+                                       "power-state-change"};
+  }
   return "#cloud-config\n" + settings.dump() + "\n";
 }
 
@@ -119,6 +137,11 @@ struct AwsProvider::Cloud {
                     const std::lock_guard lock(mutex);
                     const bool runs = machine.state == MachineState::running;
                     if (machine.head && runs) head = machine;
+                    if (machine.state == MachineState::stopped) {
+                      stopped.insert(machine.id);
+                    } else {
+                      stopped.erase(machine.id);
+                    }
                     const auto key = tags.find(kHostKeyTag);
                     if (key != tags.end()) host_keys[machine.id] = key->second;
                   }) {}
@@ -158,9 +181,11 @@ struct AwsProvider::Cloud {
   Prices prices;
   Instances instances;
   std::mutex mutex;
-  // As EC2 last listed them: the tags with instances' host keys, and the head's that runs.
+  // As EC2 last listed them: the tags with instances' host keys, the head's that runs, and those
+  // that are stopped.
   std::map<std::string, std::string> host_keys;
   std::optional<Machine> head;
+  std::set<std::string> stopped;
   std::string account_id;
 };
 
@@ -238,13 +263,18 @@ Offer AwsProvider::offer(const std::string& name) {
   return offer;
 }
 
+// Where its machines are: the next command refuses to look elsewhere.
+void AwsProvider::note_place() {
+  make_folders(state_);
+  write_file_atomic(
+      state_ / kPlaceFile,
+      json{{"region", cloud().client.region()}, {"account", cloud().account()}}.dump() + "\n");
+}
+
 void AwsProvider::create(const std::vector<Request>& requests, const OutcomeSink& tell) {
   const fs::path place = state_ / kPlaceFile;
   const bool is_first = !read_file_if_there(place);
-  make_folders(state_);
-  write_file_atomic(
-      place,
-      json{{"region", cloud().client.region()}, {"account", cloud().account()}}.dump() + "\n");
+  note_place();
   bool has_some = false;
   cloud().instances.create(requests, [&](const MachineOutcome& outcome) {
     has_some = has_some || !outcome.error;
@@ -256,6 +286,11 @@ void AwsProvider::create(const std::vector<Request>& requests, const OutcomeSink
 
 void AwsProvider::release(const std::vector<Machine>& machines, const OutcomeSink& tell) {
   cloud().instances.release(machines, tell);
+}
+
+void AwsProvider::start(const std::vector<Machine>& machines, const OutcomeSink& tell) {
+  note_place();
+  cloud().instances.start(machines, {}, tell);
 }
 
 void AwsProvider::follow(const std::vector<Machine>& machines, const OutcomeSink& tell,
@@ -360,11 +395,25 @@ HostSpec AwsProvider::host_of(const Machine& machine) const {
   return host;
 }
 
+// As far as that was asked for already.
+bool AwsProvider::is_stopped(const Machine& machine) {
+  if (machine.state == MachineState::stopped) return true;
+  const std::lock_guard lock(mutex_);
+  if (!cloud_) return false;
+  const std::lock_guard listed(cloud_->mutex);
+  return cloud_->stopped.contains(machine.id);
+}
+
 std::unique_ptr<Transport> AwsProvider::reach(const Machine& machine) {
   if (machine.id.empty() || (machine.address.empty() && machine.external_address.empty())) {
     throw Error(ErrorCode::not_found, "no address of " + machine.node.str() +
                                           " is known: its machine is " +
                                           std::string(to_string(machine.state)));
+  }
+  if (is_stopped(machine)) {
+    throw Error(ErrorCode::unreachable,
+                "the machine of " + machine.node.str() + ", " + machine.id + ", is stopped")
+        .with_hint("dtrain up starts it");
   }
   const bool has_way = !spec_.auth.ssh_proxy_command.empty() || !spec_.auth.ssh_proxy_jump.empty();
   const bool is_inside = machine.external_address.empty() && !spec_.provider.use_internal_ips;
@@ -412,7 +461,7 @@ std::vector<Machine> AwsProvider::asked_for() {
 
 wire::WantedMachines AwsProvider::wanted(const ClusterId& cluster_id) {
   // Those that it has asked for before, and are wanted no more, it gives back.
-  if (!spec_.grows() && asked_for().empty()) return {};
+  if (!spec_.grows() && !spec_.down_when_idle && asked_for().empty()) return {};
   Cloud& cloud = this->cloud();
   if (!cloud.head_that_runs()) list();
   const std::optional<Machine> head = cloud.head_that_runs();
@@ -424,10 +473,17 @@ wire::WantedMachines AwsProvider::wanted(const ClusterId& cluster_id) {
   if (!spec_.provider.head_address.empty()) wanted.addresses = {spec_.provider.head_address};
   wanted.max_workers = most_workers(spec_);
   wanted.upscaling_speed = spec_.upscaling_speed;
+  wanted.cache_stopped_nodes = spec_.provider.cache_stopped_nodes;
+  if (const auto& down = spec_.down_when_idle) {
+    constexpr double kLong = 3650.0 * 24 * 60;  // minutes; what is more is this
+    const double ms = 60000 * std::min(down->minutes, kLong);
+    wanted.down_when_idle = {std::chrono::milliseconds(std::llround(std::max(ms, 1.0))),
+                             down->terminate};
+  }
   std::multimap<double, wire::WantedMachines::Type> types;  // the cheapest first
   std::vector<std::string> profiles;
   for (const ClusterSpec::Workers& workers : spec_.workers()) {
-    if (workers.most == 0) continue;
+    if (workers.most == 0 || !spec_.grows()) continue;
     const json config = config_of(type_of(workers.type));
     const json profile = config.value("IamInstanceProfile", json::object());
     for (const char* key : {"Arn", "Name"}) {
@@ -445,7 +501,7 @@ wire::WantedMachines AwsProvider::wanted(const ClusterId& cluster_id) {
 wire::WantedMachines::Type AwsProvider::heads_type(const ClusterSpec::Workers& workers,
                                                    const ClusterId& cluster_id) {
   Launch launch = prepared(type_of(workers.type), cluster_id);
-  launch.settings = settings_of(nullptr, public_key());
+  launch.settings = settings_of(nullptr, public_key(), spec_.provider.cache_stopped_nodes);
   launch.user = spec_.auth.ssh_user;
   wire::WantedMachines::Type type = wanted_type(spec_, workers);
   const std::string kind = text_of(launch.config, "InstanceType");

@@ -28,6 +28,7 @@ class AwsProvider final : public Provider {
   Offer offer(const std::string& type) override;
   void create(const std::vector<Request>& requests, const OutcomeSink& tell) override;
   void release(const std::vector<Machine>& machines, const OutcomeSink& tell) override;
+  void start(const std::vector<Machine>& machines, const OutcomeSink& tell) override;
   void follow(const std::vector<Machine>& machines, const OutcomeSink& tell,
               const std::stop_token& stop) override;
   std::unique_ptr<Transport> reach(const Machine& machine) override;
@@ -42,6 +43,7 @@ class AwsProvider final : public Provider {
   Cloud& cloud();
 
   void check_place();
+  void note_place();
   const NodeType& type_of(const std::string& name) const;
   // Of one request: prepared(), and a host key of its own.
   Launch launch_of(const Request& request);
@@ -52,6 +54,7 @@ class AwsProvider final : public Provider {
                                         const ClusterId& cluster);
   fs::path identity() const;
   std::string public_key();
+  bool is_stopped(const Machine& machine);
   HostSpec host_of(const Machine& machine) const;
   std::unique_ptr<Transport> reach_behind(const Machine& machine, const Machine* first);
 

@@ -133,6 +133,27 @@ TEST_CASE("one that cannot be had, one that ends, one that vanishes: the others 
                                       "node-3 i-6 running"});
 }
 
+TEST_CASE("machines that are stopped are started, and none is made in their place") {
+  const auto cloud = std::make_shared<FakeCloud>();
+  Laptop laptop{cloud, ClusterId("c-a")};
+  laptop.make();
+  for (const char* id : {"i-1", "i-3"}) cloud->stop(id);
+  CHECK(words(laptop.make()) ==
+        Words{"node-0 i-1 running", "node-1 i-2 running", "node-2 i-3 running"});
+  CHECK(cloud->instances.size() == 3);
+  cloud->stop("i-3");
+  cloud->no_start = {"i-3"};
+  CHECK(words(laptop.make()) ==
+        Words{"node-0 i-1 running", "node-1 i-2 running", "node-2 i-3 stopped: no room for i-3"});
+  // Without its head nothing is started, nor made.
+  cloud->stop("i-1");
+  cloud->no_start = {"i-1"};
+  laptop.spec = Laptop::spec_of(4);
+  CHECK_THROWS_WITH_AS(laptop.make(), "no room for i-1", Error);
+  CHECK(cloud->instances.size() == 3);
+  CHECK(cloud->count(MachineState::stopped) == 2);
+}
+
 TEST_CASE("each machine is told of when it runs, and none of them twice") {
   const auto cloud = std::make_shared<FakeCloud>();
   cloud->slow = {{"node-0", 4}, {"node-1", 6}};

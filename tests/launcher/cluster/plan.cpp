@@ -156,6 +156,38 @@ TEST_CASE("what is there is kept, what is on its way too; another laptop's notes
                              "keep node-1 2: on its way: Priority"});
 }
 
+TEST_CASE("what is stopped is started, the head before all, and only where no other runs") {
+  const Machine head = with(machine("node-0", "1"), MachineState::stopped);
+  const Machine one = with(machine("node-1", "2"), MachineState::stopped);
+  Machine joined = with(machine("gpu-1", "5"), MachineState::stopped);
+  joined.joins = true;
+  SeenNodes seen{{head, one, joined}, {}, {}};
+  const ClusterPlan plan = decide(wanted_nodes(cloud(1)), seen, false);
+  CHECK(plan.cluster == ClusterId("c-a"));
+  CHECK(lines(plan) ==
+        Lines{"start node-0 1: its machine is stopped", "start node-1 2: its machine is stopped"});
+  CHECK(has_action(plan, NodeAction::start));
+  // Those of the notes that are not listed can be asked about once the head runs.
+  seen.known = noted({head, one, machine("node-2", "3")}, Head::unasked);
+  const ClusterPlan two = decide(wanted_nodes(cloud(2)), seen, false);
+  CHECK(lines(two) == Lines{"start node-0 1: its machine is stopped",
+                            "start node-1 2: its machine is stopped",
+                            "create node-3: there is none yet"});
+  CHECK(two.warnings.empty());
+  // One that runs is as good, and too many go.
+  seen = {{machine("node-0", "1"), one, machine("node-2", "3")}, {}, {}};
+  CHECK(decided(cloud(1), seen) == Lines{"keep node-0 1: not in the cluster yet",
+                                         "keep node-2 3: not in the cluster yet",
+                                         "release node-1 2: 1 of type gpu is wanted"});
+  // One of another launch configuration is started as it is, unless such give way.
+  Machine other = one;
+  other.launch = "another";
+  seen = {{machine("node-0", "1"), other}, {}, {}};
+  CHECK(decide(wanted_nodes(cloud(1)), seen, false).nodes[1].action == NodeAction::start);
+  CHECK(decide(wanted_nodes(cloud(1)), seen, false).nodes[1].stale);
+  CHECK(decide(wanted_nodes(cloud(1)), seen, true).nodes[1].action == NodeAction::replace);
+}
+
 TEST_CASE("what waits and was asked for otherwise is asked for again") {
   Machine waiting = machine("head-node", "7");
   waiting.state = MachineState::pending;

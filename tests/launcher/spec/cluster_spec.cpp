@@ -202,11 +202,12 @@ TEST_CASE("a cluster's spec comes back whole from its JSON") {
   spec.upscaling_speed = 2;
   spec.idle_timeout_minutes = 7;
   spec.max_cost_per_hour = 20.5;
+  spec.down_when_idle = {60, true};
   spec.provider.root = "~/there";
   spec.provider.head_address = "10.0.0.9";
   spec.provider.head_port = 46500;
   spec.provider.use_internal_ips = true;
-  spec.provider.cache_stopped_nodes = false;
+  spec.provider.cache_stopped_nodes = true;
   spec.provider.other = {{"region", "eu-west-1"}, {"login_node", "hpc"}};
   spec.auth = {"me", 2222, "/keys/a", "/keys/a.pub", "nc %h %p", {"you@bastion"}};
   NodeType& gpu = spec.node_types[1];

@@ -394,3 +394,26 @@ TEST_CASE("files that cannot be read, and files of the other kind") {
       read_job_yaml(write("j.yaml", "command: [a]\nworkdir: w"), environment()).spec;
   CHECK(job.workdir == (folder / "w").string());
 }
+
+TEST_CASE("a cluster that goes down by itself") {
+  const std::string types =
+      "provider: {type: aws}\nhead_node_type: h\navailable_node_types:\n  h: {node_config: {}}\n";
+  CHECK_FALSE(cluster(types).down_when_idle.has_value());
+  const ClusterSpec stops = cluster(types + "down_when_idle: {minutes: 1.5}\n");
+  CHECK(stops.down_when_idle == DownWhenIdle{1.5, false});
+  CHECK(cluster(types + "down_when_idle: {head: terminate}\n").down_when_idle ==
+        DownWhenIdle{60, true});
+  CHECK(cluster_problems(types + "down_when_idle: {minutes: 0}\n") ==
+        std::vector<std::string>{"5:27 down_when_idle.minutes: must be more than 0"});
+  CHECK(cluster_problems("provider: {type: local}\ndown_when_idle: {minutes: 5}\n") ==
+        std::vector<std::string>{
+            "2:1 down_when_idle: is for provider aws: one of local does not go down by itself"});
+  const std::string spot =
+      "provider: {type: aws}\nhead_node_type: h\navailable_node_types:\n"
+      "  h: {node_config: {InstanceMarketOptions: {MarketType: spot}}}\n";
+  CHECK(cluster_problems(spot + "down_when_idle: {minutes: 5}\n") ==
+        std::vector<std::string>{
+            "5:1 down_when_idle: the head is a spot machine, which cannot be stopped "
+            "[head: terminate takes it away with all that is on it]"});
+  CHECK(cluster(spot + "down_when_idle: {head: terminate}\n").down_when_idle->terminate);
+}

@@ -127,6 +127,8 @@ TEST_CASE("every key of a cluster refuses a value of the wrong type") {
   check_refusals(spec::auth_table(), "auth", start + "auth: {", "}", problems);
   check_refusals(spec::docker_table(), "docker", start + "docker: {", "}", problems);
   const std::string type = start + "head_node_type: h\navailable_node_types: {h: {";
+  check_refusals(spec::down_when_idle_table(), "down_when_idle", start + "down_when_idle: {", "}",
+                 problems);
   check_refusals(spec::retention_table(), "retention", start + "retention: {", "}", problems);
   check_refusals(spec::node_type_table(), "available_node_types.h", type, "}}", problems);
   check_refusals(spec::node_type_docker_table(), "available_node_types.h.docker",

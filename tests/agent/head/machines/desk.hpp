@@ -45,6 +45,8 @@ struct FakeSite {
   std::optional<Error> deaf;
   std::optional<Error> refuses;
   std::optional<Error> keeps;  // nothing is given back
+  std::optional<Error> no_stop;
+  std::optional<Error> no_start;
   std::vector<std::string> boots;
 
   void set(const std::string& job, MachineState state, const std::string& reason = "") {
@@ -89,16 +91,29 @@ class FakeSource final : public MachineSource {
     }
   }
   void release(const std::vector<Machine>& machines, const OutcomeSink& tell) override {
-    const std::lock_guard lock(site_.mutex);
-    for (const Machine& machine : machines) {
-      for (Machine& each : site_.machines) {
-        if (each.id == machine.id && !site_.keeps) each.state = MachineState::gone;
-      }
-      tell({machine, site_.keeps});
-    }
+    turn(machines, MachineState::gone, site_.keeps, tell);
+  }
+  void stop(const std::vector<Machine>& machines, const OutcomeSink& tell) override {
+    turn(machines, MachineState::stopped, site_.no_stop, tell);
+  }
+  void start(const std::vector<Machine>& machines, const BootScript& boot,
+             const OutcomeSink& tell) override {
+    for (const Machine& machine : machines) site_.boots.push_back(boot(machine.node));
+    turn(machines, MachineState::pending, site_.no_start, tell);
   }
 
  private:
+  void turn(const std::vector<Machine>& machines, MachineState to,
+            const std::optional<Error>& refused, const OutcomeSink& tell) {
+    const std::lock_guard lock(site_.mutex);
+    for (Machine machine : machines) {
+      for (Machine& each : site_.machines) {
+        if (each.id == machine.id && !refused) each.state = machine.state = to;
+      }
+      tell({machine, refused});
+    }
+  }
+
   FakeSite& site_;
 };
 

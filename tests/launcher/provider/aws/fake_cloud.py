@@ -5,6 +5,7 @@
 
 import base64
 import functools
+import gzip
 import json
 import os
 import random
@@ -333,6 +334,59 @@ class Instances(CloudCase):
         told = self.op("follow")
         self.assertEqual(sorted((each["id"], each["state"]) for each in told),
                          sorted([(made[0]["id"], "running"), (made[1]["id"], "gone")]))
+
+    def test_stopped_and_started_again(self):
+        made = [each["id"] for each in self.op("create", "w-1", "w-2")]
+        self.cloud.hold_stopping = self.cloud.hold_pending = True
+        told = self.op("stop")
+        self.assertEqual([(each["id"], each["state"], each["reason"]) for each in told],
+                         [(each, "stopped", "it is being stopped") for each in made] * 2)
+        # Whoever starts one that is being stopped waits for that.
+        threading.Timer(0.5, self.cloud.halt).start()
+        told = self.op("start")
+        self.assertEqual([(each["id"], each["state"], each["reason"]) for each in told], [(each, "pending", "") for each in made] * 2)
+        self.cloud.run()
+        self.assertEqual([each["state"] for each in self.op("list")], ["running", "running"])
+        self.assertEqual(self.cloud.count("ModifyInstanceAttribute"), 0)
+        self.assertEqual(self.cloud.count("StartInstances") > 1, True)
+
+    def test_what_one_that_is_started_again_runs(self):
+        (made,) = self.op("create", "w-1")
+        given = []
+        self.cloud.on_modify = lambda *changed: given.append(changed)
+        self.op("stop")
+        self.tool("instances", "us-west-2", str(self.notes), given={"op": "start", "boot": "#!/bin/sh\necho @NODE@ again\n"})
+        ((changed, data),) = given
+        self.assertEqual((changed, gzip.decompress(data)), (made["id"], b"#!/bin/sh\necho w-1 again\n"))
+        self.assertEqual(self.cloud.problems, [])
+
+    def test_one_that_has_no_room_keeps_no_other(self):
+        a, b = self.op("create", "w-1", "w-2", zones=["us-west-2a"])
+        self.op("stop")
+        self.cloud.capacity["us-west-2a", "p3.2xlarge"] = 1
+        self.cloud.fault("StartInstances", "InsufficientInstanceCapacity", times=2)  # of both, and of the first
+        told = self.op("start")
+        self.assertIn("there is no room for it in us-west-2a", told[0]["error"])
+        self.assertEqual([each["state"] for each in told], ["stopped", "pending", "stopped", "running"])
+        self.assertEqual(self.cloud.instances("stopped"), [a["id"]])
+        self.assertEqual(self.cloud.instances("running"), [b["id"]])
+
+    def test_a_list_that_is_older_than_what_was_asked(self):
+        self.op("create", "w-1")
+        run = self.cloud._set_state
+        self.cloud.on_stop = lambda each: run(each, "running", 16)
+        self.assertEqual([each["state"] for each in self.op("stop")], ["stopped", "stopped"])
+        self.cloud.halt(*self.cloud.instances())
+        self.cloud.on_start = lambda each: run(each, "stopped", 80)
+        self.assertEqual([each["state"] for each in self.op("start")], ["pending", "pending"])
+
+    def test_a_spot_machine_is_not_stopped(self):
+        given = {"op": "create", "nodes": ["w-1"], "config": {
+            "ImageId": self.cloud.image, "InstanceType": "p3.2xlarge", "InstanceMarketOptions": {"MarketType": "spot"}}}
+        self.tool("instances", "us-west-2", str(self.notes), given=given)
+        told = self.op("stop")
+        self.assertIn("one-time Spot", told[0]["error"])
+        self.assertEqual(told[1]["state"], "running")
 
     def test_tags_of_the_user_stay(self):
         given = {"op": "create", "nodes": ["w-1"], "config": {

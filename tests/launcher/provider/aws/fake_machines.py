@@ -131,6 +131,33 @@ echo done >/tmp/done
         self.assertEqual(self.cloud.instances("running"), [only])
         self.assertEqual(self.ssh(machine, "ls /tmp").stdout, "")
 
+    def test_scripts_that_are_run_at_each_start(self):
+        part = lambda script: (b'MIME-Version: 1.0\nContent-Type: multipart/mixed; boundary="part"\n\n'
+                               b'--part\nContent-Type: text/cloud-config\n\n#cloud-config\n'
+                               b'cloud_final_modules: [[scripts-user, always]]\n'
+                               b'--part\nContent-Type: text/x-shellscript\n\n' + script + b'\n--part--\n')
+        (only,) = self.launch(part(b"#!/bin/sh\necho first >>/root/ran\n"))
+        machine = self.machines[only]
+        ran = machine.path("/root/ran")
+        said = lambda text: eventually(lambda: ran.exists() and ran.read_text() == text, text)
+        said("first\n")
+        again = lambda action, *more: (self.ec2(action, ["InstanceId.1", only]), self.machines.wait())
+        again("StopInstances")
+        again("StartInstances")
+        said("first\nfirst\n")
+        again("StopInstances")
+        self.ec2("ModifyInstanceAttribute", ["InstanceId", only], ["UserData.Value", base64.b64encode(
+            part(b"#!/bin/sh\necho other >>/root/ran\n")).decode()])
+        again("StartInstances")
+        said("first\nfirst\nother\n")
+        # One that does not say so is run once, also when it is another one.
+        again("StopInstances")
+        self.ec2("ModifyInstanceAttribute", ["InstanceId", only], ["UserData.Value", base64.b64encode(
+            b"#!/bin/sh\necho never >>/root/ran\n").decode()])
+        again("StartInstances")
+        self.assertEqual(ran.read_text(), "first\nfirst\nother\n")
+        self.assertEqual(self.cloud.problems, [])
+
     def test_credentials_of_a_role(self):
         """One that it was launched with, and one that it is given while it runs."""
         import aws_roles

@@ -206,7 +206,12 @@ class Policy(RoleCase):
         run("gpus", True, IamInstanceProfile={"Name": "w"})
         ask("CreateTags", ["ResourceId.1", foreign], ["Tag.1.Key", "dtrain-cluster"], ["Tag.1.Value", "gpus"], may=False)
         ask("TerminateInstances", ["InstanceId.1", foreign], may=False)
-        ask("StopInstances", ["InstanceId.1", head], may=False)
+        for action in ("StopInstances", "StartInstances"):
+            ask(action, ["InstanceId.1", foreign], may=False)
+            ask(action, ["InstanceId.1", head])
+        ask("ModifyInstanceAttribute", ["InstanceId", foreign], ["UserData.Value", "YQ=="], may=False)
+        self.cloud.stop(head)
+        ask("ModifyInstanceAttribute", ["InstanceId", head], ["UserData.Value", "YQ=="])
         ask("ListRoles", service="iam", may=False)
         ask("DescribeInstances", may=False, AWS_SESSION_TOKEN="another")
         ask("DescribeInstances", may=False, AWS_SESSION_TOKEN="")

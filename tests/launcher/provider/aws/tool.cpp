@@ -48,12 +48,13 @@ json told(const Machine& machine) {
           {"address", machine.address}};
 }
 
-// Of cluster `c-000000`, whose notes are in the folder: {"op", "nodes", "type", "boot", "config",
-// "places"}.
+// Of cluster `c-000000`, whose notes are in the folder: {"op", "nodes", "type", "boot", "settings",
+// "config", "places"}.
 json instances(aws::Client& client, const std::string& folder, const json& input) {
   aws::Instances machines(client, "c", folder, [&](const Request&) {
     aws::Launch launch;
     launch.config = input.value("config", json::object());
+    launch.settings = input.value("settings", "");
     for (const json& zone : input.value("zones", json::array())) {
       launch.places.push_back({zone, {{"Placement", {{"AvailabilityZone", zone}}}}});
     }
@@ -65,17 +66,18 @@ json instances(aws::Client& client, const std::string& folder, const json& input
     if (outcome.error) one["error"] = outcome.error->what();
     out.push_back(one);
   };
+  const BootScript boot = [&](const NodeId& node) {
+    std::string script = input.value("boot", "#!/bin/sh\n");
+    const std::size_t name = script.find("@NODE@");
+    return name == std::string::npos ? script : script.replace(name, 6, node.str());
+  };
   const std::string op = input.at("op");
   if (op == "create") {
     Request request;
     request.type = input.value("type", "gpu");
     for (const json& node : input.at("nodes")) request.nodes.emplace_back(node.get<std::string>());
     request.cluster = ClusterId("c-000000");
-    request.boot = [&](const NodeId& node) {
-      std::string script = input.value("boot", "#!/bin/sh\n");
-      const std::size_t name = script.find("@NODE@");
-      return name == std::string::npos ? script : script.replace(name, 6, node.str());
-    };
+    request.boot = boot;
     machines.create({request}, tell);
   } else {
     const std::vector<Machine> there = machines.list();
@@ -83,6 +85,12 @@ json instances(aws::Client& client, const std::string& folder, const json& input
       for (const Machine& machine : there) out.push_back(told(machine));
     } else if (op == "release") {
       machines.release(there, tell);
+    } else if (op == "stop") {
+      machines.stop(there, tell);
+      for (const Machine& machine : machines.list()) out.push_back(told(machine));
+    } else if (op == "start") {
+      machines.start(there, input.contains("boot") ? boot : BootScript(), tell);
+      for (const Machine& machine : machines.list()) out.push_back(told(machine));
     } else {
       machines.follow(there, tell, {});
     }
