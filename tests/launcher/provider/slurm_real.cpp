@@ -155,15 +155,15 @@ TEST_CASE("what waits is told with Slurm's reason") {
   const std::vector<MachineOutcome> first = site.ask(site.request(1, 4));
   site.follow(Site::of(first));
   const std::vector<MachineOutcome> second = site.ask(site.request(5, 6));
+  // At once, or when Slurm has looked at it.
   std::string reason;
   std::stop_source stop;
-  site.machines().follow(
-      Site::of(second),
-      [&](const MachineOutcome& each) {
-        reason = each.machine.reason;
-        if (reason.find("Resources") != std::string::npos) stop.request_stop();
-      },
-      stop.get_token());
+  const auto hear = [&](const MachineOutcome& each) {
+    reason = each.machine.reason;
+    if (reason.find("Resources") != std::string::npos) stop.request_stop();
+  };
+  hear(second.front());
+  site.machines().follow(Site::of(second), hear, stop.get_token());
   CHECK(reason.find("waits in partition normal: Resources") == 0);
 }
 
