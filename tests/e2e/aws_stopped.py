@@ -197,12 +197,12 @@ class ByItself(StoppedCase):
         eventually(lambda: "goes down now" in self.ok("status"), "it goes down", pause=0.1)
         said = self.refused("submit", "--", "/bin/true")
         self.assertIn("the cluster is going down: nothing has run for", said)
-        # An `up` keeps it.
+        self.cloud._faults.clear()
+        self.await_state(head, "stopped")
+        self.assertEqual(self.state_of(worker), "terminated")
         self.write(two_types(1))
         self.up(deadline=3 * DEADLINE)
-        self.cloud._faults.clear()
-        self.assertEqual((self.state_of(head), self.state_of(worker)), ("running", "running"))
-        self.wait_state(self.submit("true"), "succeeded")
+        self.over(self.submit("true"))
         self.gone()
 
     def test_its_head_goes_too(self):

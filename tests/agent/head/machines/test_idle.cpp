@@ -81,7 +81,9 @@ TEST_CASE("idle: a cluster goes down once, and not while something happens") {
   CHECK(at.downs.empty());
   CHECK(at.watch->view()["at"].is_string());
   at.pass(1min);
-  CHECK(at.downs == std::vector<std::string>{"nothing has run for 10 min (down_when_idle), stop"});
+  REQUIRE(at.downs.size() == 1);
+  CHECK(at.downs.front().starts_with("nothing has run for 10"));
+  CHECK(at.downs.front().ends_with(" (down_when_idle), stop"));
   CHECK_FALSE(at.due.has_value());
   CHECK_FALSE(at.file.has_value());
   CHECK(at.watch->view()["going"].is_string());

@@ -343,7 +343,7 @@ class Instances(CloudCase):
                          [(each, "stopped", "it is being stopped") for each in made] * 2)
         # Whoever starts one that is being stopped waits for that.
         threading.Timer(0.5, self.cloud.halt).start()
-        told = self.op("start")
+        told = self.tool("instances", "us-west-2", str(self.notes), given={"op": "start"})
         self.assertEqual([(each["id"], each["state"], each["reason"]) for each in told], [(each, "pending", "") for each in made] * 2)
         self.cloud.run()
         self.assertEqual([each["state"] for each in self.op("list")], ["running", "running"])
