@@ -47,7 +47,6 @@ struct Machine {
   std::string external_address;  // as this machine reaches it, where that is another
   std::string zone;
   std::optional<double> price;  // US dollars an hour
-  bool spot = false;            // the provider may take it back, and it costs as such a one
   ClusterId cluster;            // a host that is listed tells it when it is reached
   std::string launch;           // launch_hash() of what it was made by
   // As the provider says it; of one that was started again, when that was.
