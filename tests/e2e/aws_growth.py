@@ -79,11 +79,11 @@ class Growth(AwsCase):
         self.cloud.end(self.by_node()["node-1"].id)
         eventually(lambda: self.grown() == ["gpu-1"], "the head asks for another", deadline=2 * DEADLINE, pause=0.1)
         eventually(lambda: self.states().get("gpu-1") == "ready", "it joins", deadline=2 * DEADLINE, pause=0.1)
-        self.assertRegex(self.ok("up", "--dry-run", self.yaml), r"gpu-1 +gpu +keep +us-west-2\w")
         self.ok("stop", job)
         # It stands in the place of the one that was lost.
         self.ok("up", "-y", self.yaml)
         self.assertEqual(sorted(self.by_node()), ["gpu-1", "node-0"])
+        self.assertRegex(self.ok("up", "--dry-run", self.yaml), r"gpu-1 +gpu +keep +us-west-2\w")
         self.gone()
 
     def test_what_it_costs_and_may_cost(self):
