@@ -393,9 +393,13 @@ void tell_growth(UpRun& run, const fs::path& socket) {
     }
   } catch (const std::exception& thrown) {
     const Error error = as_defect(thrown);
+    // It goes on as it was told last, where a person counts on something else.
+    const bool is_bounded = run.spec.max_cost_per_hour || run.spec.down_when_idle;
+    if (is_bounded) run.report.complete = false;
     std::string text =
-        "jobs get no more machines than there are" +
-        std::string(run.spec.down_when_idle ? ", and down_when_idle has no effect" : "") + ": " +
+        (is_bounded ? "the head was not told what it may ask for, what that may cost and when the "
+                      "cluster goes down: "
+                    : "jobs get no more machines than there are: ") +
         error.message();
     if (!error.hint().empty()) text += " (" + error.hint() + ")";
     run.report.warnings.push_back(std::move(text));

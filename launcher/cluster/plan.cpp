@@ -40,9 +40,8 @@ class Decision {
       listed_.insert(key_of(machine));
       if (machine.state != MachineState::gone) taken_.insert(machine.node);
       // Those of the head's that are stopped it starts itself, when jobs need them.
-      const bool is_stopped = machine.state == MachineState::stopped && !machine.joins;
-      if (is_stopped) live_.push_back(machine);
-      if (is_live(machine.state)) (machine.joins ? joined_ : live_).push_back(machine);
+      const bool is_there = is_live(machine.state) || machine.state == MachineState::stopped;
+      if (is_there) (machine.joins ? joined_ : live_).push_back(machine);
     }
     for (const KnownNode& known : seen.known) {
       known_.insert(known.machine.node);
@@ -55,7 +54,8 @@ class Decision {
   ClusterPlan make() && {
     choose_cluster();
     for (const Machine& machine : joined_) {
-      if (machine.cluster == plan_.cluster) ++in_place_[machine.type];
+      const bool counts = machine.cluster == plan_.cluster && is_live(machine.state);
+      if (counts) ++in_place_[machine.type];
     }
     drop_others();
     drop_twins();
@@ -310,7 +310,7 @@ class Decision {
   const bool by_type_;                   // machines are made; else the YAML lists them
   std::set<Key> listed_;                 // by the provider, whatever their state
   std::vector<Machine> live_;            // by age
-  std::vector<Machine> joined_;          // live ones that the head has asked for,
+  std::vector<Machine> joined_;          // those that the head has asked for,
   std::map<std::string, int> in_place_;  // and how many of them no wanted one counts, by type
   std::vector<bool> chosen_;             // of live_: those that stay
   std::map<NodeId, std::size_t> index_;

@@ -116,10 +116,18 @@ std::vector<MachineDecision::Release> surplus_stopped(const wire::WantedMachines
   std::vector<MachineDecision::Release> surplus;
   int left = wanted.max_workers;
   for (const auto& [type, count] : others) left -= count;
+  const auto type_of = [&](const Machine& machine) {
+    return std::find_if(wanted.types.begin(), wanted.types.end(),
+                        [&](const auto& each) { return each.name == machine.type; });
+  };
   std::sort(stopped.begin(), stopped.end(), is_newer);
+  // What jobs could have goes last.
+  std::stable_partition(stopped.begin(), stopped.end(), [&](const Machine& machine) {
+    const auto type = type_of(machine);
+    return type != wanted.types.end() && type->launch == machine.launch;
+  });
   for (Machine& machine : stopped) {
-    const auto type = std::find_if(wanted.types.begin(), wanted.types.end(),
-                                   [&](const auto& each) { return each.name == machine.type; });
+    const auto type = type_of(machine);
     std::string why;
     if (type == wanted.types.end()) {
       why = "none of type " + printable(machine.type, false) + " is wanted";

@@ -36,7 +36,7 @@ class Grower {
       add(std::move(node), {is_soon ? Kind::soon : Kind::here});
     }
     std::map<std::string, int> coming;
-    for (const ComingMachine& each : machines.coming) ++coming[each.type];
+    for (const ComingMachine& each : machines.coming) coming[each.type] += each.by_up ? 0 : 1;
     for (const MachineType& type : machines.types) {
       offers_.push_back({&type, type.most - type.there, coming[type.name]});
       left_ -= type.there;

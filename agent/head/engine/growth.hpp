@@ -42,6 +42,7 @@ struct ComingMachine {
   bool runs = false;
   std::string reason;           // what it waits for
   std::string allocation = {};  // those with the same are had together
+  bool by_up = false;           // it was made by an `up`, which prepares it
 
   bool operator==(const ComingMachine&) const = default;
 };

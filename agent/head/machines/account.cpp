@@ -78,7 +78,19 @@ void MachineAccount::settle(WallTime now) {
   }
 }
 
+// What it did not run for costs nothing.
+bool MachineAccount::started_anew(Entry& entry, WallTime created) {
+  if (created <= entry.since) return false;
+  entry.since = created;
+  entry.counted = std::max(entry.counted, created);
+  return true;
+}
+
 void MachineAccount::tell(wire::ClusterCosts costs, WallTime now) {
+  for (const auto& machine : costs.machines) {
+    const auto found = entries_.find(machine.id);
+    if (found != entries_.end()) started_anew(found->second, machine.created);
+  }
   settle(now);
   told_ = std::move(costs);
   for (auto& [id, entry] : entries_) {
@@ -133,13 +145,7 @@ bool MachineAccount::take_in(const Machine& machine, WallTime now) {
     since_ = std::min(created, since_.value_or(created));
     return true;
   }
-  bool changed = false;
-  // Started anew: what it did not run for costs nothing.
-  if (machine.created != WallTime{} && created > entry.since) {
-    entry.since = created;
-    entry.counted = std::max(entry.counted, created);
-    changed = true;
-  }
+  bool changed = machine.created != WallTime{} && started_anew(entry, created);
   if (entry.over) {
     if (!entry.price) --unpriced_;
     entry.over = false;

@@ -70,6 +70,7 @@ class MachineAccount {
  private:
   std::optional<double> price_of(const std::string& type, bool spot) const;
   void count(Entry& entry, WallTime until);
+  static bool started_anew(Entry& entry, WallTime created);
   bool take_in(const Machine& machine, WallTime now);
   static double owed(const Entry& entry, WallTime now);
 

@@ -15,12 +15,18 @@ void MachineKeeper::go_down(const std::string& why, bool terminate) {
 
 void MachineKeeper::stay() {
   going_.reset();
+  kept_.clear();
 }
 
 void MachineKeeper::leave(const std::vector<Machine>& list) {
   const Going going = *going_;
   moves_ = true;
   idle_left_.reset();
+  std::vector<Machine> all;  // what is gone costs no more
+  for (const Machine& machine : list) {
+    if (machine.cluster == cluster_) all.push_back(machine);
+  }
+  see(all, true);
   std::vector<Machine> others;
   std::optional<Machine> own;
   machines_.clear();

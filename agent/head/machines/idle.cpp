@@ -74,7 +74,7 @@ void IdleWatch::look() {
     going_ = "nothing has run for " + human_duration(what_->after) + " (down_when_idle)";
     log::info("the cluster goes down",
               {{"why", going_}, {"head", what_->terminate ? "terminate" : "stop"}});
-    set(std::nullopt);  // whoever brings it back has all the time
+    // It stays written, so that a head that is started anew on this machine goes on with it.
     return hooks_.go_down(going_, what_->terminate);
   }
   milliseconds pause = std::clamp(what_->after / 10, milliseconds(100), kMostPause);

@@ -160,6 +160,15 @@ json MachineKeeper::cost_view() const {
   return account_.view(clock_.wall());
 }
 
+// One that is stopped.
+std::string MachineKeeper::what_starts(const Machine& machine) const {
+  if (!machine.joins) return "started again by up";
+  const wire::WantedMachines::Type* type = type_of(machine.type);
+  return type == nullptr || type->launch == machine.launch
+             ? "started again when jobs need one"
+             : "made by another launch configuration: up --replace gives it back";
+}
+
 json MachineKeeper::view() const {
   json types = json::array();
   const std::map<std::string, int> missing_now = missing();
@@ -181,8 +190,7 @@ json MachineKeeper::view() const {
   for (const auto& [node, machine] : machines_) {
     const auto kept = kept_.find(node);
     const bool waits = machine.state == MachineState::stopped && machine.reason.empty();
-    const std::string reason =
-        waits ? "started again when jobs need one, or by up" : machine.reason;
+    const std::string reason = waits ? what_starts(machine) : machine.reason;
     machines.push_back({{"node", node.str()},
                         {"type", machine.type},
                         {"id", machine.id},

@@ -160,6 +160,8 @@ class MachineKeeper {
   void outcome(const MachineOutcome& outcome, int together);
   void forget(const NodeId& node);
 
+  std::string what_starts(const Machine& machine) const;
+
   // In going.cpp.
   void leave(const std::vector<Machine>& list);
 

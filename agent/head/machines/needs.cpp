@@ -80,10 +80,10 @@ MachinesToCome MachineKeeper::to_come() const {
     if (!is_live(machine.state) || !counts) continue;
     ++there[machine.type];
     if (now != Presence::unseen) continue;
-    ++coming[machine.type];
+    coming[machine.type] += machine.joins ? 1 : 0;
     const bool runs = machine.state == MachineState::running;
-    result.coming.push_back(
-        {node, machine.type, runs, runs ? "it joins" : machine.reason, group_of(machine)});
+    result.coming.push_back({node, machine.type, runs, runs ? "it joins" : machine.reason,
+                             group_of(machine), !machine.joins});
   }
   int least = 0;
   for (const wire::WantedMachines::Type& wanted : wanted_.types) {

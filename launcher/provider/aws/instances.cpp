@@ -408,6 +408,7 @@ void Instances::correct(Machine& machine) {
   }
   machine.state = asked->second.state;
   machine.reason = starts ? "" : kStopsNow;
+  if (starts) machine.created = asked->second.until - kStale;  // and not when it was made
 }
 
 void Instances::turn(const char* action, const std::vector<Machine>& machines, const char* again,

@@ -461,7 +461,8 @@ std::vector<Machine> AwsProvider::asked_for() {
 
 wire::WantedMachines AwsProvider::wanted(const ClusterId& cluster_id) {
   // Those that it has asked for before, and are wanted no more, it gives back.
-  if (!spec_.grows() && !spec_.down_when_idle && asked_for().empty()) return {};
+  const bool has_some = spec_.grows() || !asked_for().empty();
+  if (!has_some && !spec_.down_when_idle) return {};
   Cloud& cloud = this->cloud();
   if (!cloud.head_that_runs()) list();
   const std::optional<Machine> head = cloud.head_that_runs();
@@ -483,7 +484,7 @@ wire::WantedMachines AwsProvider::wanted(const ClusterId& cluster_id) {
   std::multimap<double, wire::WantedMachines::Type> types;  // the cheapest first
   std::vector<std::string> profiles;
   for (const ClusterSpec::Workers& workers : spec_.workers()) {
-    if (workers.most == 0 || !spec_.grows()) continue;
+    if (workers.most == 0 || !has_some) continue;
     const json config = config_of(type_of(workers.type));
     const json profile = config.value("IamInstanceProfile", json::object());
     for (const char* key : {"Arn", "Name"}) {

@@ -279,6 +279,11 @@ TEST_CASE("workers whose head is gone are given back by down alone") {
       {with(machine("node-0", "1"), MachineState::gone), machine("node-1", "2")}, {}, {}};
   CHECK(decide(wanted_nodes(cloud(1)), seen, false).refused ==
         "the head of c-a is gone, and machines of it are there: dtrain down gives them back");
+  // Stopped ones of the head's cost their disks.
+  Machine cached = with(machine("gpu-1", "2"), MachineState::stopped);
+  cached.joins = true;
+  const SeenNodes disks{{with(machine("node-0", "1"), MachineState::gone), cached}, {}, {}};
+  CHECK_FALSE(decide(wanted_nodes(cloud(1)), disks, false).refused.empty());
 }
 
 TEST_CASE("workers that this up has made stay where no head could be had") {

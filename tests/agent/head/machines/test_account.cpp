@@ -119,6 +119,14 @@ TEST_CASE("costs: one that was stopped and is started again") {
     office.again();
     office.clock.advance(10h);
   }
+  SUBCASE("or with it, and an up tells of it first") {
+    office.account.settle(office.clock.wall());
+    office.again();
+    office.clock.advance(10h);
+    wire::ClusterCosts told = prices();
+    told.machines = {{gpu.node, gpu.id, gpu.type, false, false, office.clock.wall()}};
+    office.account.tell(told, office.clock.wall());
+  }
   gpu.created = office.clock.wall();
   office.see({gpu});
   office.clock.advance(1h);

@@ -444,8 +444,7 @@ TEST_CASE(
   CHECK(desk.removed.at(NodeId("gpu-1")) == "its machine is stopped: no job needs it");
   desk.look();
   CHECK(desk.machines() == "gpu-1 stopped");
-  CHECK(desk.keeper->view()["machines"][0]["reason"] ==
-        "started again when jobs need one, or by up");
+  CHECK(desk.keeper->view()["machines"][0]["reason"] == "started again when jobs need one");
   for (int round = 0; round < 2; ++round) {
     desk.needs({}, {JobId("b"), "gpu", 1});
     CHECK(desk.machines() == "gpu-1 pending");
@@ -537,6 +536,12 @@ TEST_CASE("machines: a cluster that goes down: the others first, and the head's 
   foreign.cluster = ClusterId("another-id");
   for (const Machine& each : {made, head, foreign}) desk.site.machines.push_back(each);
   desk.goes("node-1", Presence::here);
+  wire::ClusterCosts prices;
+  prices.types = {{"cpu", 1.0, 1.0}, {"gpu", 4.0, 4.0}};
+  desk.keeper->costs(wire::to_json(prices), [](const nlohmann::json&) {});
+  desk.settle();
+  desk.look();
+  CHECK(desk.keeper->cost_view()["per_hour"] == 6.0);
   const auto states = [&] {
     Strings rows;
     for (const Machine& each : desk.site.machines) {
@@ -563,6 +568,7 @@ TEST_CASE("machines: a cluster that goes down: the others first, and the head's 
     CHECK(desk.keeper->view()["trouble"]["message"] == "UnauthorizedOperation");
     desk.site.no_stop.reset();
   }
+  CHECK(desk.keeper->cost_view()["per_hour"] == 1.0);
   desk.tick();
   CHECK(states() == Strings{"gpu-1 gone", "node-1 gone", "node-0 stopped", "node-1 running"});
   desk.tick();
