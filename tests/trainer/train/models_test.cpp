@@ -1,7 +1,7 @@
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
-#include <algorithm>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <set>
