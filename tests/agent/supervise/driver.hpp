@@ -20,7 +20,7 @@ class LineReader {
  public:
   explicit LineReader(int fd) : fd_(fd) {}
   // Absent at EOF.
-  std::optional<std::string> next(std::chrono::milliseconds deadline = std::chrono::seconds(20));
+  std::optional<std::string> next(std::chrono::milliseconds deadline = std::chrono::seconds(120));
 
  private:
   int fd_;
