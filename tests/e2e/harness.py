@@ -21,9 +21,8 @@ DTRAIN = BUILD / "cli" / "dtrain"
 
 # A step that takes longer than this is broken, however slow the machine is.
 DEADLINE = 180
-# No handler of an event loop may work for so long, nor wait 60 times as long: launcher/wire/loop.hpp. Far above
-# what they take, since the time for which another system had the processor counts as theirs.
-HANDLER_LIMIT_MS = 250
+# No handler of an event loop may take so long: launcher/wire/loop.hpp.
+HANDLER_LIMIT_MS = 50
 
 
 def eventually(condition, what, deadline=DEADLINE, pause=0.005):
