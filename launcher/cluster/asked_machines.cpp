@@ -289,7 +289,32 @@ void conclude(UpRun& run, const Awaited& awaited) {
 
 }  // namespace
 
+namespace {
+
+// Of those of the head's that are stopped, and cost their disks: which go, and which stay.
+void plan_stopped(const wire::WantedMachines& wanted, const std::map<std::string, int>& others,
+                  const std::vector<Machine>& stopped, std::vector<NodePlan>& plans) {
+  std::map<NodeId, std::string> goes;
+  for (const auto& release : surplus_stopped(wanted, others, stopped)) {
+    for (const Machine& machine : release.machines) goes.emplace(machine.node, release.reason);
+  }
+  for (const Machine& machine : stopped) {
+    const auto found = goes.find(machine.node);
+    NodePlan& plan = plans.emplace_back();
+    plan.machine = machine;
+    plan.action = found == goes.end() ? NodeAction::keep : NodeAction::release;
+    plan.reason = found == goes.end() ? "is stopped" : found->second;
+  }
+}
+
+}  // namespace
+
 std::vector<NodePlan> plan_asked(const wire::WantedMachines& wanted, std::vector<Machine> there) {
+  std::vector<Machine> stopped;
+  for (const Machine& each : there) {
+    if (each.joins && each.state == MachineState::stopped) stopped.push_back(each);
+  }
+  sort_by_node(stopped);
   std::erase_if(there, [](const Machine& each) { return each.head || !is_live(each.state); });
   sort_by_node(there);
   std::set<NodeId> in_use;
@@ -299,6 +324,8 @@ std::vector<NodePlan> plan_asked(const wire::WantedMachines& wanted, std::vector
   for (const MachineDecision::Release& release : decision.release) {
     for (const Machine& machine : release.machines) goes.emplace(machine.node, release.reason);
   }
+  std::map<std::string, int> others = decision.create;
+  for (const Machine& machine : there) others[machine.type] += goes.contains(machine.node) ? 0 : 1;
   std::vector<NodePlan> plans;
   for (Machine& machine : there) {
     if (!machine.joins) continue;
@@ -322,6 +349,7 @@ std::vector<NodePlan> plan_asked(const wire::WantedMachines& wanted, std::vector
     }
     plan.machine = std::move(machine);
   }
+  plan_stopped(wanted, others, stopped, plans);
   for (const auto& [type, count] : decision.create) {
     Machine machine;
     machine.type = type;
@@ -348,6 +376,8 @@ void plan_growth(UpRun& run) {
   if (run.report.id.empty()) return;  // nobody has asked for any
   wire::WantedMachines wanted;
   wanted.replace = run.options.replace;
+  wanted.max_workers = most_workers(run.spec);
+  wanted.cache_stopped_nodes = run.spec.provider.cache_stopped_nodes;
   for (const ClusterSpec::Workers& workers : run.spec.workers()) {
     if (workers.most == 0) continue;
     wanted.types.push_back(wanted_type(run.spec, workers));

@@ -12,19 +12,14 @@
 #include "launcher/wire/costs.hpp"
 
 namespace dtrain {
-namespace {
 
-bool is_of_yaml(const ClusterSpec& spec, const std::string& type) {
-  return std::any_of(spec.node_types.begin(), spec.node_types.end(),
-                     [&](const NodeType& each) { return each.name == type; });
-}
-
-// The provider is asked once in an `up`.
 const Offer& offer_of(UpRun& run, const std::string& type) {
   const auto [found, is_new] = run.offers.try_emplace(type);
-  if (is_new && is_of_yaml(run.spec, type)) found->second = run.provider->offer(type);
+  if (is_new && run.spec.has_type(type)) found->second = run.provider->offer(type);
   return found->second;
 }
+
+namespace {
 
 // At most; absent: not known.
 std::optional<double> price_of_new(UpRun& run, const std::string& type) {

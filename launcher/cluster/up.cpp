@@ -70,17 +70,15 @@ NotReady nodes_not_ready(const fs::path& socket, const std::string& cluster,
   }
 }
 
-ClusterPlan plan_machines(const UpRun& run, const SeenNodes& seen) {
+ClusterPlan plan_machines(UpRun& run, const SeenNodes& seen) {
   ClusterPlan plan = decide(wanted_nodes(run.spec), seen, run.options.replace);
-  std::map<std::string, Offer> offers;
   for (NodePlan& each : plan.nodes) {
     const bool starts = each.action == NodeAction::start;  // where it is
     const bool wanted = run.spec.has_type(each.machine.type);
     if (each.action != NodeAction::create && !(starts && wanted)) continue;
-    const auto [offer, fresh] = offers.try_emplace(each.machine.type);
-    if (fresh) offer->second = run.provider->offer(each.machine.type);
-    if (!starts) each.machine.zone = offer->second.zone;
-    each.machine.price = offer->second.price;
+    const Offer& offer = offer_of(run, each.machine.type);
+    if (!starts) each.machine.zone = offer.zone;
+    each.machine.price = offer.price;
   }
   return plan;
 }

@@ -31,7 +31,7 @@ struct UpRun {
 };
 
 // The plan of machines, with what those are known to be that it creates.
-ClusterPlan plan_machines(const UpRun& run, const SeenNodes& seen);
+ClusterPlan plan_machines(UpRun& run, const SeenNodes& seen);
 // Asks for what run.plan creates: what is known of each node that is wanted, the head first.
 std::vector<MachineOutcome> ask_for_wanted(UpRun& run);
 // Tells what a provider says of machines as their nodes' progress; failures are told by whoever

@@ -22,11 +22,7 @@ void MachineKeeper::leave(const std::vector<Machine>& list) {
   const Going going = *going_;
   moves_ = true;
   idle_left_.reset();
-  std::vector<Machine> all;  // what is gone costs no more
-  for (const Machine& machine : list) {
-    if (machine.cluster == cluster_) all.push_back(machine);
-  }
-  see(all, true);
+  see(list, true);  // what is gone costs no more
   std::vector<Machine> others;
   std::optional<Machine> own;
   machines_.clear();

@@ -144,11 +144,14 @@ void MachineKeeper::see_told() {
     machine.head = each.head;
     machine.spot = each.spot;
     machine.created = each.created;
+    machine.cluster = cluster_;
   }
-  see(machines, !source_);
+  see(std::move(machines), !source_);
 }
 
-void MachineKeeper::see(const std::vector<Machine>& machines, bool all) {
+// Also the head's own.
+void MachineKeeper::see(std::vector<Machine> machines, bool all) {
+  std::erase_if(machines, [&](const Machine& each) { return each.cluster != cluster_; });
   if (!account_.see(machines, all, clock_.wall())) return;
   save_costs([](const std::optional<Error>& failed) {
     if (failed) log::warn("what machines cost is not kept", {{"why", failed->what()}});
@@ -271,11 +274,8 @@ void MachineKeeper::look() {
 void MachineKeeper::seen(const std::vector<Machine>& list) {
   std::map<NodeId, Machine> there;
   std::map<NodeId, const Machine*> over;
-  std::vector<Machine> all;  // with the head's
   for (const Machine& machine : list) {
-    if (machine.cluster != cluster_) continue;
-    all.push_back(machine);
-    if (machine.head) continue;
+    if (machine.cluster != cluster_ || machine.head) continue;
     if (machine.state == MachineState::gone) {
       over.emplace(machine.node, &machine);
     } else {
@@ -309,7 +309,7 @@ void MachineKeeper::seen(const std::vector<Machine>& list) {
   }
   machines_ = std::move(there);
   std::erase_if(kept_, [&](const auto& each) { return !machines_.contains(each.first); });
-  see(all, true);
+  see(list, true);
   see_ups();
   decide();
 }

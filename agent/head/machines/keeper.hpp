@@ -128,7 +128,7 @@ class MachineKeeper {
   void arm(std::chrono::milliseconds delay);
   void seen(const std::vector<Machine>& list);
   void see_told();
-  void see(const std::vector<Machine>& machines, bool all);
+  void see(std::vector<Machine> machines, bool all);
   void see_ups();
   bool is_awaited(const NodeId& node) const;
   void bury(const NodeId& node, const Machine* machine);

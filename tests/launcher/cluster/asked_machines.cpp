@@ -83,3 +83,18 @@ TEST_CASE("asked machines: those of another launch configuration stay, unless th
               "replace gpu-2: made by another launch configuration",
               "create (new): there is none yet"});
 }
+
+TEST_CASE("asked machines: those that are stopped, and which of them go") {
+  const std::vector<Machine> there{asked("gpu-1", "1", "new", MachineState::stopped),
+                                   asked("gpu-2", "2"),
+                                   asked("gpu-3", "3", "old", MachineState::stopped)};
+  wire::WantedMachines what = wanted(0, 2);
+  what.cache_stopped_nodes = true;
+  CHECK(lines(what, there) ==
+        Lines{"keep gpu-2: is there", "keep gpu-1: is stopped",
+              "release gpu-3: it is stopped, and there may be no more machines"});
+  what.cache_stopped_nodes = false;
+  CHECK(lines(what, there) == Lines{"keep gpu-2: is there",
+                                    "release gpu-1: it is stopped, and such are not kept",
+                                    "release gpu-3: it is stopped, and such are not kept"});
+}

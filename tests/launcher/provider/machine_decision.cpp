@@ -6,37 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/asked_machines.hpp"
+
 using namespace dtrain;
+using namespace dtrain::testing;
 using Strings = std::vector<std::string>;
 
 namespace {
-
-wire::WantedMachines wanted(int count, const std::string& launch = "one") {
-  wire::WantedMachines wanted;
-  wanted.provider = "fake";
-  wanted.types = {{"gpu", count, launch, {}}};
-  return wanted;
-}
-
-// None stand ready; so many there may be.
-wire::WantedMachines on_demand(int most) {
-  wire::WantedMachines what = wanted(0);
-  what.types.front().max_workers = most;
-  return what;
-}
-
-Machine made(const std::string& node, const std::string& id, const std::string& type = "gpu",
-             MachineState state = MachineState::running, const std::string& launch = "one") {
-  Machine machine;
-  machine.joins = true;
-  machine.node = NodeId(node);
-  machine.id = id;
-  machine.type = type;
-  machine.state = state;
-  machine.launch = launch;
-  machine.created = std::chrono::system_clock::time_point(std::chrono::seconds(std::stoi(id)));
-  return machine;
-}
 
 // "3: 2 of type gpu are wanted", each by its group.
 Strings released(const MachineDecision& decision) {

@@ -11,6 +11,7 @@
 #include "agent/head/machines/keeper.hpp"
 #include "launcher/core/files.hpp"
 #include "launcher/core/text.hpp"
+#include "tests/support/asked_machines.hpp"
 #include "tests/support/fake_clock.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -18,24 +19,9 @@
 namespace dtrain::head::testing_desk {
 
 using namespace std::chrono_literals;
+using namespace dtrain::testing;
 using Presence = Engine::Presence;
 using Strings = std::vector<std::string>;
-
-inline wire::WantedMachines wanted(int count, const std::string& launch = "one") {
-  wire::WantedMachines wanted;
-  wanted.provider = "fake";
-  wanted.boot = "/boot";
-  wanted.types = {{"gpu", count, launch, {}}};
-  return wanted;
-}
-
-// None stand ready; so many there may be.
-inline wire::WantedMachines on_demand(int most) {
-  wire::WantedMachines what = wanted(0);
-  what.types.front().max_workers = most;
-  what.types.front().idle_timeout = 60s;
-  return what;
-}
 
 // A provider in memory. Jobs are numbered as they are asked for.
 struct FakeSite {
@@ -284,18 +270,5 @@ struct Desk {
   std::deque<std::function<void()>> posted;
   std::optional<MachineKeeper> keeper;
 };
-
-inline Machine made(const std::string& node, const std::string& id, const std::string& type = "gpu",
-                    MachineState state = MachineState::running, const std::string& launch = "one") {
-  Machine machine;
-  machine.joins = true;
-  machine.node = NodeId(node);
-  machine.id = id;
-  machine.type = type;
-  machine.state = state;
-  machine.launch = launch;
-  machine.created = std::chrono::system_clock::time_point(std::chrono::seconds(std::stoi(id)));
-  return machine;
-}
 
 }  // namespace dtrain::head::testing_desk
