@@ -83,6 +83,7 @@ Verb add_status(CLI::App& root);
 Verb add_submit(CLI::App& root);
 Verb add_logs(CLI::App& root);
 Verb add_stop(CLI::App& root);
+Verb add_stack(CLI::App& root);
 Verb add_drain(CLI::App& root);
 Verb add_join_command(CLI::App& root);
 Verb add_result(CLI::App& root);

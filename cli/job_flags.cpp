@@ -6,6 +6,7 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
+#include "launcher/core/number.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/spec/values.hpp"
 
@@ -35,6 +36,20 @@ std::chrono::seconds not_negative(const char* name, int value) {
   return std::chrono::seconds(value);
 }
 
+std::vector<std::pair<std::string, std::string>> pairs(const char* name,
+                                                       const std::vector<std::string>& entries) {
+  std::vector<std::pair<std::string, std::string>> found;
+  for (const std::string& entry : entries) {
+    const std::size_t equals = entry.find('=');
+    if (equals == 0 || equals == std::string::npos) {
+      throw Error(ErrorCode::usage,
+                  std::string(name) + " " + printable(entry, false) + ": it has no NAME= in front");
+    }
+    found.emplace_back(entry.substr(0, equals), entry.substr(equals + 1));
+  }
+  return found;
+}
+
 }  // namespace
 
 void add_job_flags(CLI::App& app, JobFlags& flags) {
@@ -55,6 +70,12 @@ void add_job_flags(CLI::App& app, JobFlags& flags) {
   option("--cpus", flags.cpus, "CPUs for each rank", "N");
   option("--gpus", flags.gpus, "GPUs for each rank", "N");
   option("--memory", flags.memory, "Memory for each rank", "BYTES|4GiB");
+  option("--resource", flags.resources, "What else each rank needs of a node type's resources",
+         "NAME=NUMBER")
+      ->allow_extra_args(false);
+  option("--label-selector", flags.labels, "Which nodes will do, by the labels of their type",
+         "NAME=VALUE|!VALUE|in(A,B)")
+      ->allow_extra_args(false);
   option("--storage-path", flags.storage_path, "Where checkpoints go (a folder all nodes see)",
          "DIR");
   option("--num-to-keep", flags.num_to_keep, "Checkpoints to keep", "N");
@@ -67,6 +88,9 @@ void add_job_flags(CLI::App& app, JobFlags& flags) {
   option("--priority", flags.priority, "Larger goes first", "N");
   option("--on-head-lost", flags.on_head_lost, "What ranks do when the head is lost",
          "continue|stop");
+  option("--hang-timeout-s", flags.hang_timeout_s, "Seconds in which some rank must get further",
+         "N");
+  option("--on-hang", flags.on_hang, "What follows when none does", "report|restart|nothing");
   option("--launcher", flags.launcher, "srun: ranks are tasks of Slurm's srun with PMIx, for MPI",
          "direct|srun");
   option("--after", flags.after, "Start when that job has succeeded", "JOB")
@@ -115,7 +139,19 @@ void apply_job_flags(JobSpec& spec, const JobFlags& flags,
   if (flags.memory) {
     spec.resources.memory = flag("--memory", [&] { return parse_bytes(*flags.memory); });
   }
-  if (flags.cpus || flags.gpus || flags.memory) spec.resources_given = true;
+  for (const auto& [name, value] : pairs("--resource", flags.resources)) {
+    const std::string& text = value;
+    spec.custom_resources[name] = flag("--resource", [&] {
+      const auto amount = number_from<double>(text);
+      if (!amount) throw Error(ErrorCode::usage, printable(text, false) + " is no number");
+      return *amount;
+    });
+  }
+  for (const auto& [name, text] : pairs("--label-selector", flags.labels)) {
+    spec.label_selector[name] = text;
+  }
+  const bool asks = flags.cpus || flags.gpus || flags.memory || !flags.resources.empty();
+  if (asks) spec.resources_given = true;
   if (flags.storage_path) spec.storage_path = absolute(*flags.storage_path, here);
   if (flags.num_to_keep) spec.checkpoint.num_to_keep = *flags.num_to_keep;
   if (flags.score_attribute) spec.checkpoint.score_attribute = *flags.score_attribute;
@@ -132,6 +168,12 @@ void apply_job_flags(JobSpec& spec, const JobFlags& flags,
   if (flags.on_head_lost) {
     spec.on_head_lost =
         flag("--on-head-lost", [&] { return parse_on_head_lost(*flags.on_head_lost); });
+  }
+  if (flags.hang_timeout_s) {
+    spec.hang_timeout = not_negative("--hang-timeout-s", *flags.hang_timeout_s);
+  }
+  if (flags.on_hang) {
+    spec.on_hang = flag("--on-hang", [&] { return parse_on_hang(*flags.on_hang); });
   }
   if (flags.launcher) {
     spec.launcher = flag("--launcher", [&] { return parse_launcher(*flags.launcher); });

@@ -28,6 +28,8 @@ struct JobFlags {
   std::optional<double> cpus;
   std::optional<int> gpus;
   std::optional<std::string> memory;
+  std::vector<std::string> resources;  // NAME=NUMBER
+  std::vector<std::string> labels;     // NAME=RULE
   std::optional<std::string> storage_path;
   std::optional<int> num_to_keep;
   std::optional<std::string> score_attribute;
@@ -37,6 +39,8 @@ struct JobFlags {
   std::optional<int> queue_timeout_s;
   std::optional<int> priority;
   std::optional<std::string> on_head_lost;
+  std::optional<int> hang_timeout_s;
+  std::optional<std::string> on_hang;
   std::optional<std::string> launcher;
   std::vector<std::string> after;  // as typed: ids or beginnings of ids
 };

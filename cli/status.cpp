@@ -1,4 +1,5 @@
 #include <chrono>
+#include <map>
 #include <set>
 
 #include <CLI/CLI.hpp>
@@ -7,7 +8,9 @@
 #include "cli/context.hpp"
 #include "cli/follow.hpp"
 #include "cli/jobs.hpp"
+#include "cli/rank_places.hpp"
 #include "launcher/cluster/counted.hpp"
+#include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -45,7 +48,7 @@ std::string when(const nlohmann::json& job) {
 
 std::string why(const nlohmann::json& job) {
   std::string reason = text_or(job, "reason");
-  if (text_or(job, "state") != "running") return reason;
+  if (text_or(job, "state") != "running" || reason.starts_with("hang: ")) return reason;
   const std::string progress = progress_line(child(job, "progress"));
   return progress.empty() ? reason : progress;
 }
@@ -83,7 +86,9 @@ std::string idle_line(const nlohmann::json& idle) {
   const std::string at = text_or(idle, "at");
   if (!at.empty()) return "goes down at " + at + " if nothing runs until then" + end;
   const auto after = std::chrono::milliseconds(number_or(idle, "after_ms", 0));
-  return "goes down once nothing has run for " + human_duration(after) + end;
+  const std::string busy = text_or(idle, "busy");
+  return "goes down once nothing has run for " + human_duration(after) +
+         (busy.empty() ? "" : " (" + busy + ")") + end;
 }
 
 int run_status(Context& context, const StatusFlags& options) {
@@ -129,14 +134,19 @@ int run_status(Context& context, const StatusFlags& options) {
     text += "and " + std::to_string(forgotten.size() - kShownForgotten) +
             " more: dtrain status --json\n";
   }
+  std::map<std::string, std::string> stays;  // why, of machines that no job needs
+  for (const nlohmann::json& machine : child(child(status, "machines"), "machines")) {
+    stays[text_or(machine, "node")] = text_or(machine, "stays");
+  }
   std::vector<std::vector<Cell>> rows;
   for (const nlohmann::json& node : child(status, "nodes")) {
     const std::string state = text_or(node, "state");
-    rows.push_back({text_or(node, "node"), Cell(state, state_color(state)),
-                    text_or(node, "address"), std::to_string(number_or(node, "cpus")),
-                    gpu_text(node),
-                    human_bytes(static_cast<std::uint64_t>(number_or(node, "memory"))),
-                    names(child(node, "jobs")), text_or(node, "reason")});
+    const std::string& why_there = stays[text_or(node, "node")];
+    rows.push_back(
+        {text_or(node, "node"), Cell(state, state_color(state)), text_or(node, "address"),
+         std::to_string(number_or(node, "cpus")), gpu_text(node),
+         human_bytes(static_cast<std::uint64_t>(number_or(node, "memory"))),
+         names(child(node, "jobs")), why_there.empty() ? text_or(node, "reason") : why_there});
   }
   // Machines that the head has asked for, and that are no nodes yet.
   std::set<std::string> joined;
@@ -181,6 +191,22 @@ int run_status(Context& context, const StatusFlags& options) {
                        : table({"JOB", "STATE", "RANKS", "NODES", "TIME", ""}, rows, color);
   if (jobs.size() > rows.size()) {
     text += "and " + std::to_string(jobs.size() - rows.size()) + " older: dtrain status --all\n";
+  }
+  if (context.globals.verbose) {
+    std::size_t looked = 0;
+    for (const nlohmann::json& job : jobs) {
+      if (text_or(job, "state") != "running" || looked++ == kShownJobs) continue;
+      const std::string id = text_or(job, "job");
+      std::string places;
+      try {
+        places = rank_places(client.get(job_target(id)));
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::not_found) throw;  // it was removed meanwhile
+      }
+      for (const std::string& line : split(places, '\n')) {
+        if (!line.empty()) text += id + " " + line + "\n";
+      }
+    }
   }
   context.print(text);
   return 0;

@@ -41,22 +41,6 @@ Cluster look_at(const wire::ApiClient& client) {
   return cluster;
 }
 
-// Where records of what syncs wrote on this machine are.
-fs::path state_here() {
-  return paths::state_home() / "sync";
-}
-
-std::vector<std::string> agent_command(const Cluster& cluster, const std::string& node) {
-  // Run by sh, whatever the login shell is: the agent's place is in the node's environment.
-  std::string line =
-      "exec \"${DTRAIN_NODE_AGENT:?this node's agent is too old for sync; dtrain up "
-      "brings a new one}\" sync --name " +
-      shell_quote(node) + " --state ";
-  // Nodes of a local cluster are this machine: one record with what `sync down` wrote.
-  line += cluster.local ? shell_quote(state_here().string()) : "\"$DTRAIN_NODE_SYNC\"";
-  return {"/bin/sh", "-c", line};
-}
-
 fs::path home_here() {
   const char* home = std::getenv("HOME");
   if (home == nullptr || *home != '/') {
@@ -130,7 +114,7 @@ int sync_up(Context& context, const SyncRequest& options) {
   }
   std::mutex cache;  // one transfer writes the cache; the others compute for themselves
   run_transfers(context, transfers, [&](Transfer& each) {
-    run_transfer(client, agent_command(cluster, each.node), each, [&](FramedStream& stream) {
+    run_transfer(client, sync_command(cluster.local, each.node), each, [&](FramedStream& stream) {
       SendOptions sending;
       sending.dry_run = options.dry_run;
       sending.watch = [&each](const SyncProgress& progress) { each.watch(progress); };
@@ -159,11 +143,11 @@ int sync_down(Context& context, const SyncRequest& options) {
   mount.overwrite = options.overwrite;
   ReceiveOptions receiving;
   receiving.home = home_here();
-  receiving.state = state_here();
+  receiving.state = sync_state_here();
   receiving.targets = {fs::absolute(options.to)};
   run_transfers(context, transfers, [&](Transfer& each) {
     receiving.watch = [&each](const SyncProgress& progress) { each.watch(progress); };
-    run_transfer(client, agent_command(cluster, each.node), each, [&](FramedStream& stream) {
+    run_transfer(client, sync_command(cluster.local, each.node), each, [&](FramedStream& stream) {
       request_send(stream, {mount}, options.dry_run);
       return receive_trees(stream, receiving);
     });

@@ -11,6 +11,7 @@
 
 #include "cli/exec_channel.hpp"
 #include "cli/screen.hpp"
+#include "launcher/core/paths.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/sync_wire.hpp"
 
@@ -149,6 +150,21 @@ void report(const Context& context, const Transfer& transfer, bool dry_run, bool
 }
 
 }  // namespace
+
+fs::path sync_state_here() {
+  return paths::state_home() / "sync";
+}
+
+std::vector<std::string> sync_command(bool local, const std::string& node) {
+  // Run by sh, whatever the login shell is: the agent's place is in the node's environment.
+  std::string line =
+      "exec \"${DTRAIN_NODE_AGENT:?this node's agent is too old for sync; dtrain up "
+      "brings a new one}\" sync --name " +
+      shell_quote(node) + " --state ";
+  // Nodes of a local cluster are this machine: one record with what `sync down` wrote.
+  line += local ? shell_quote(sync_state_here().string()) : "\"$DTRAIN_NODE_SYNC\"";
+  return {"/bin/sh", "-c", line};
+}
 
 void run_transfer(const wire::ApiClient& client, const std::vector<std::string>& command,
                   Transfer& transfer, const std::function<SyncOutcome(FramedStream&)>& body) {

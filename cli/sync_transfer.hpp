@@ -41,6 +41,13 @@ struct Transfer {
 
 using Transfers = std::vector<std::unique_ptr<Transfer>>;
 
+// Where records of what syncs wrote on this machine are.
+fs::path sync_state_here();
+
+// The other end of a transfer, for a node: its agent, found by its environment. Nodes of a `local`
+// cluster are this machine.
+std::vector<std::string> sync_command(bool local, const std::string& node);
+
 // One: `command` is the other end, run on the node by way of the head; `body` speaks with it. Never
 // throws: what fails is in `transfer`.
 void run_transfer(const wire::ApiClient& client, const std::vector<std::string>& command,

@@ -24,6 +24,7 @@ MAY = {
     "agent/head/machines": ["agent", "launcher/core", "launcher/wire", "launcher/files", "launcher/spec",
                             "launcher/remote/local.hpp", "launcher/remote/transport.hpp", "launcher/provider"],
     "agent/scaler": ["launcher/core", "launcher/provider"],
+    "agent/profiler": ["launcher/core", "launcher/wire/json.hpp"],
     "cli": ["launcher"],
     "trainer": [],
     "examples": ["trainer"],
@@ -40,6 +41,7 @@ AGENT = {
     "agent/head/server": ["agent/head/engine", "agent/head/machines", "agent/head/store", "agent/head/setup.hpp", "agent/head/joins.hpp",
                           "agent/head/join_script.hpp", "agent/link", "agent/node/facts.hpp"],
     "agent/scaler": [],
+    "agent/profiler": [],
     "agent/watch": [],
     "agent/session": ["agent/node/config.hpp", "agent/node/facts.hpp", "agent/node/fetch.hpp", "agent/head/setup.hpp"],
 }
@@ -48,6 +50,7 @@ ONLY = {
     "yaml-cpp/": ["launcher/spec/"],
     "curl/": ["launcher/provider/http"],
     "libssh/": ["launcher/remote/"],
+    "elfutils/": ["agent/profiler/"],
     "sqlite3.h": ["agent/head/store/"],
     "torch/": ["trainer/", "examples/"],
     "CLI/": ["cli/", "agent/main.cpp", "examples/", "trainer/tools/"],

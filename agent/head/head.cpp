@@ -39,6 +39,7 @@ using boost::system::error_code;
 namespace {
 
 constexpr std::chrono::seconds kCredentialLife{30 * 60};
+constexpr const char* kOpen = "a shell, a command or a forwarded port is open there";
 
 // Runs work on the context after a delay; the next takes the place of one that is pending.
 auto on_timer(asio::steady_timer& timer) {
@@ -52,7 +53,7 @@ auto on_timer(asio::steady_timer& timer) {
 
 MachineKeeper::Hooks keeper_hooks(asio::io_context& context, asio::steady_timer& next_look,
                                   const fs::path& notes, ConfigFile& config, Engine& engine,
-                                  Joins& joins) {
+                                  Joins& joins, const ExecHub& execs) {
   MachineKeeper::Hooks hooks;
   hooks.post = [&](std::function<void()> work) { asio::post(context, std::move(work)); };
   hooks.timer = on_timer(next_look);
@@ -84,7 +85,11 @@ MachineKeeper::Hooks keeper_hooks(asio::io_context& context, asio::steady_timer&
     return comes ? Engine::Presence::unseen : engine.presence(node);
   };
   hooks.node = presence;
-  hooks.with_ranks = [&] { return engine.nodes_with_ranks(); };
+  hooks.busy = [&] {
+    std::map<NodeId, std::string> busy = engine.nodes_in_use();
+    for (const NodeId& node : execs.nodes()) busy.try_emplace(node, kOpen);
+    return busy;
+  };
   hooks.leaves = [&](const NodeId& node) { return engine.leaves(node); };
   hooks.is_drained = [&](const NodeId& node) { return engine.is_drained(node); };
   hooks.drain = [&](const NodeId& node, bool undo) { engine.drain(node, undo); };
@@ -100,7 +105,9 @@ MachineKeeper::Hooks keeper_hooks(asio::io_context& context, asio::steady_timer&
       engine.remove_node(node, true, told, why);
     }
   };
-  hooks.explain = [&](const NodeId& node, const std::string& why) { engine.explain(node, why); };
+  hooks.explain = [&](const NodeId& node, const std::string& why, bool taken_back) {
+    engine.explain(node, why, taken_back);
+  };
   hooks.expect_machines = [&](const MachinesToCome& machines) {
     return engine.expect_machines(machines);
   };
@@ -110,10 +117,18 @@ MachineKeeper::Hooks keeper_hooks(asio::io_context& context, asio::steady_timer&
 }
 
 IdleWatch::Hooks idle_hooks(asio::steady_timer& timer, ConfigFile& config, Engine& engine,
-                            const Sessions& sessions, MachineKeeper& machines) {
+                            const Sessions& sessions, const ExecHub& execs,
+                            MachineKeeper& machines) {
   IdleWatch::Hooks hooks;
   hooks.timer = on_timer(timer);
-  hooks.busy = [&] { return engine.has_jobs() || sessions.open() > 0; };
+  hooks.busy = [&]() -> std::string {
+    if (const auto job = engine.open_job()) return job->str() + " has not ended";
+    if (const std::set<NodeId> nodes = execs.nodes(); !nodes.empty()) {
+      return nodes.begin()->str() + ": " + kOpen;
+    }
+    if (engine.has_jobs()) return "a job is being submitted";
+    return sessions.open() > 0 ? "a transfer or a request is under way" : "";
+  };
   hooks.write = [&config](const std::string& text) {
     config.work([file = config.root().idle(),
                  text] { text.empty() ? void(fs::remove(file)) : write_file_atomic(file, text); },
@@ -178,6 +193,7 @@ int head_main(const paths::HeadRoot& root, bool leaves) {
   options.ranks_on_head = config.ranks_on_head;
   options.shared_storage = config.moves;
   Engine engine(options, clock, nodes, hooks);
+  engine.set_node_types(config.node_types);
 
   LogServer log_server(context, engine);
   logs = &log_server;
@@ -204,7 +220,7 @@ int head_main(const paths::HeadRoot& root, bool leaves) {
     succession.emplace(config.name, config.cluster, slurm_job);
   }
   MachineKeeper::Hooks machine_hooks =
-      keeper_hooks(context, next_look, root.asked_for(), config_file, engine, joins);
+      keeper_hooks(context, next_look, root.asked_for(), config_file, engine, joins, execs);
   IdleWatch* idle = nullptr;
   machine_hooks.wants = [&](const wire::WantedMachines& wanted) {
     if (succession) succession->want(wanted);
@@ -215,9 +231,10 @@ int head_main(const paths::HeadRoot& root, bool leaves) {
   asio::steady_timer idle_look(context);
   Sessions sessions(context);
   IdleWatch idle_watch(clock, boot_id(), read_file_if_there(root.idle()),
-                       idle_hooks(idle_look, config_file, engine, sessions, machines));
+                       idle_hooks(idle_look, config_file, engine, sessions, execs, machines));
   idle = &idle_watch;
   sessions.on_end([&] { idle_watch.touch(); });
+  execs.on_end([&] { machines.needs(); });  // a node may be idle from now on
   idle_watch.resume(machines.wanted().down_when_idle);
   if (succession && machines.wanted().head) succession->want(machines.wanted());
   joins.on_early([&] { machines.look(); });

@@ -16,6 +16,8 @@ namespace dtrain {
 
 template <>
 inline constexpr auto wire::kReader<StorageSpec> = storage_spec_from_json;
+template <>
+inline constexpr auto wire::kReader<wire::NodeTypes> = wire::node_types_from_json;
 
 }  // namespace dtrain
 
@@ -26,7 +28,8 @@ void fields(wire::Is<HeadConfig> auto& m, auto&& f) {
   f("cluster", wire::any_id(m.cluster), "name", m.name, "provider", m.provider, "expected_nodes",
     wire::within(m.expected_nodes, 1, 1000000), "wanted_port",
     or_default(m.wanted_port, {0, 65535}), "port", or_default(m.port, {0, 65535}), "ranks_on_head",
-    or_default(m.ranks_on_head), "moves", or_default(m.moves), "storage", or_default(m.storage));
+    or_default(m.ranks_on_head), "moves", or_default(m.moves), "storage", or_default(m.storage),
+    "node_types", or_default(m.node_types));
 }
 
 namespace {

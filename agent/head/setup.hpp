@@ -7,6 +7,7 @@
 #include "launcher/core/paths.hpp"
 #include "launcher/spec/storage_spec.hpp"
 #include "launcher/wire/identity.hpp"
+#include "launcher/wire/node_types.hpp"
 
 namespace dtrain::head {
 
@@ -21,6 +22,7 @@ struct HeadConfig {
   bool ranks_on_head = true;  // its own machine takes ranks
   bool moves = false;         // turn.hpp
   StorageSpec storage = {};   // as the newest `up` said
+  wire::NodeTypes node_types = {};
 
   // Its nodes are all on this machine: nobody else finds even a port.
   bool is_local() const { return provider == "local"; }

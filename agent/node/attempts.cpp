@@ -39,7 +39,9 @@ constexpr std::size_t kLineLimit = std::size_t{4} << 20;
 constexpr std::chrono::milliseconds kLongestPause{200};
 // How long the end of an attempt is not told for its logs' sake. A good end is not in a hurry.
 constexpr std::chrono::hours kLogsLimit{24};
-constexpr std::chrono::seconds kLogsLimitOfLost{10};
+constexpr std::chrono::minutes kLogsLimitOfLost{10};
+// From a supervisor's end without a word until that is told.
+constexpr std::chrono::milliseconds kMachineGoesDown{200};
 
 // Behind the last acknowledged event: the head wants nothing more of this attempt.
 fs::path done_mark(const paths::AttemptRoot& root) {
@@ -252,18 +254,22 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
 
   // Told when the head has the logs: who follows them until the end sees all of them.
   void after_logs(std::chrono::milliseconds limit, wire::NodeMessage message) {
-    auto tell = [self = shared_from_this(), message = std::move(message), mine = generation_] {
+    auto tell = [self = shared_from_this(), message = std::move(message), mine = generation_,
+                 limit](bool whole) mutable {
       if (self->owner_ == nullptr) return;
-      self->owner_->hooks_.send(message);
-      if (mine == self->generation_ && std::holds_alternative<wire::SupervisorLost>(message)) {
-        self->lost_told_ = true;
+      auto* lost = std::get_if<wire::SupervisorLost>(&message);
+      if (lost != nullptr && !whole) {
+        lost->reason += "; the head has not taken the end of its log within " +
+                        human_duration(limit) + ": that is on the node alone";
       }
+      self->owner_->hooks_.send(message);
+      if (mine == self->generation_ && lost != nullptr) self->lost_told_ = true;
       self->changed();
     };
     if (owner_->hooks_.after_logs) {
       owner_->hooks_.after_logs(key_, limit, std::move(tell));
     } else {
-      tell();
+      tell(true);
     }
   }
 
@@ -361,7 +367,13 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
     }
     log::warn("a supervisor ended without a last word",
               {{"job", key_.first.str()}, {"attempt", std::to_string(key_.second)}});
-    after_logs(kLogsLimitOfLost, wire::SupervisorLost{key_.first, key_.second, reason, left});
+    // A machine that goes down ends this process too: then that is what the head is to hear of.
+    const auto hold = std::make_shared<asio::steady_timer>(owner_->executor_, kMachineGoesDown);
+    hold->async_wait([self = shared_from_this(), hold, reason, left](error_code) {
+      if (self->owner_ == nullptr) return;
+      self->after_logs(kLogsLimitOfLost,
+                       wire::SupervisorLost{self->key_.first, self->key_.second, reason, left});
+    });
   }
 
   asio::awaitable<void> write_out(int mine) {

@@ -27,10 +27,10 @@ class Attempts {
     std::function<void(wire::NodeMessage)> send;
     // An attempt that is not over is known from now on.
     std::function<void(const std::pair<JobId, int>&)> known;
-    // Runs `then` once the head has the attempt's logs, at the latest after `limit`: its last event
-    // is said behind them.
+    // Runs `then` once the head has the attempt's logs, at the latest after `limit`, whether it has
+    // the whole of them or not: its last event is said behind them.
     std::function<void(const std::pair<JobId, int>&, std::chrono::milliseconds limit,
-                       std::function<void()> then)>
+                       std::function<void(bool whole)> then)>
         after_logs;
     // What the node itself knows better is put into a spec before its supervisor is started.
     std::function<void(wire::AttemptSpec&)> complete;

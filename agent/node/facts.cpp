@@ -159,8 +159,9 @@ Facts gather_facts() {
   facts.gpus = count_gpus();
   facts.memory = usable_memory();
   bound_by_slurm(facts);
-  facts.boot_id = boot_id();
-  facts.machine = facts.boot_id + " " + namespace_of("net") + " " + namespace_of("mnt");
+  // A container's too: with it its first process begins anew.
+  facts.boot_id = boot_id() + " " + std::to_string(start_time(1).value_or(0));
+  facts.machine = boot_id() + " " + namespace_of("net") + " " + namespace_of("mnt");
   if (const auto glibc = machine_glibc()) facts.glibc = glibc->str();
   return facts;
 }

@@ -158,9 +158,10 @@ void Mirror::follow(const Key& key) {
   wake(0ms);
 }
 
-void Mirror::drain(const Key& key, std::chrono::milliseconds limit, std::function<void()> done) {
+void Mirror::drain(const Key& key, std::chrono::milliseconds limit,
+                   std::function<void(bool whole)> done) {
   if (!wanted_) {
-    done();
+    done(true);
     return;
   }
   attempts_[key].drains.push_back({std::move(done), Clock::now() + limit, false});
@@ -287,7 +288,7 @@ void Mirror::send_read(Look look) {
 }
 
 void Mirror::settle_drains() {
-  std::vector<std::function<void()>> over;
+  std::vector<std::pair<std::function<void(bool)>, bool>> over;
   for (auto at = attempts_.begin(); at != attempts_.end();) {
     Attempt& attempt = at->second;
     const bool taken =
@@ -303,12 +304,12 @@ void Mirror::settle_drains() {
                   {{"job", at->first.first.str()}});
       }
       ended = true;
-      over.push_back(std::move(drain.done));
+      over.emplace_back(std::move(drain.done), whole);
       return true;
     });
     at = ended && attempt.drains.empty() ? attempts_.erase(at) : std::next(at);
   }
-  for (const auto& done : over) done();
+  for (const auto& [done, whole] : over) done(whole);
 }
 
 void Mirror::message(const wire::BulkMessage& message) {

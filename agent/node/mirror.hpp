@@ -36,9 +36,9 @@ class Mirror {
   // The logs of this attempt are copied from now on.
   void follow(const Key& key);
   // Calls `done` once the head has all that the attempt's ranks and setup wrote until now; at once
-  // when it wants no copies, at the latest after `limit`. Then nothing more will be written, and
-  // the attempt is followed no longer.
-  void drain(const Key& key, std::chrono::milliseconds limit, std::function<void()> done);
+  // when it wants no copies, at the latest after `limit`, and then with `whole` false: what it has
+  // not taken stays here. Then nothing more will be written, and the attempt is followed no longer.
+  void drain(const Key& key, std::chrono::milliseconds limit, std::function<void(bool whole)> done);
   void forget(const JobId& job);
   // LogFrom, LogTaken and LogRefused.
   void message(const wire::BulkMessage& message);
@@ -51,7 +51,7 @@ class Mirror {
     std::uint64_t taken = 0;
   };
   struct Drain {
-    std::function<void()> done;
+    std::function<void(bool whole)> done;
     std::chrono::steady_clock::time_point until;
     bool scanned = false;  // a look at the files that began after drain() has found nothing more
   };

@@ -203,7 +203,7 @@ class Agent {
     hooks.send = [this](const wire::NodeMessage& message) { tell_head(message); };
     hooks.known = [this](const Mirror::Key& key) { mirror_.follow(key); };
     hooks.after_logs = [this](const Mirror::Key& key, std::chrono::milliseconds limit,
-                              std::function<void()> then) {
+                              std::function<void(bool)> then) {
       mirror_.drain(key, limit, std::move(then));
     };
     hooks.complete = [this](wire::AttemptSpec& spec) { complete(spec); };

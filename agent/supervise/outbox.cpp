@@ -8,6 +8,8 @@
 namespace dtrain::supervise {
 namespace {
 
+constexpr std::chrono::seconds kBeatsEvery{1};
+
 std::string line_of(std::uint64_t seq, const wire::AttemptEventBody& body) {
   return wire::dump(wire::to_json(wire::AttemptEvent{seq, body}));
 }
@@ -29,8 +31,7 @@ void Outbox::push_passing(int rank, nlohmann::json body, Monotonic now) {
   if (wire::get_string(body, "type") == "heartbeat") {
     // Anything else that is on its way says as well that the rank is alive.
     if (passing.on_its_way != 0) return;
-    if (passing.last_heartbeat != Monotonic{} &&
-        now - passing.last_heartbeat < std::chrono::seconds(1)) {
+    if (passing.last_heartbeat != Monotonic{} && now - passing.last_heartbeat < kBeatsEvery) {
       return;
     }
     passing.last_heartbeat = now;
@@ -42,7 +43,24 @@ void Outbox::push_passing(int rank, nlohmann::json body, Monotonic now) {
   passing.on_its_way = append(wire::RankReport{rank, std::move(body)}, true);
 }
 
+void Outbox::push_beat(wire::RankBeat beat) {
+  const int rank = beat.rank;
+  beats_[rank] = std::move(beat);
+}
+
+std::optional<Monotonic> Outbox::send_beats(Monotonic now) {
+  if (beats_.empty() || beats_on_their_way_ != 0) return std::nullopt;
+  if (beats_sent_ && now < *beats_sent_ + kBeatsEvery) return *beats_sent_ + kBeatsEvery;
+  beats_sent_ = now;
+  wire::RankBeats all;
+  for (auto& [rank, beat] : beats_) all.beats.push_back(std::move(beat));
+  beats_.clear();
+  beats_on_their_way_ = append(all, true);
+  return std::nullopt;
+}
+
 void Outbox::flush_passing(int rank) {
+  beats_.erase(rank);  // its end says more
   const auto found = passing_.find(rank);
   if (found == passing_.end() || found->second.waiting.is_null()) return;
   append(wire::RankReport{rank, std::exchange(found->second.waiting, nullptr)}, true);
@@ -56,6 +74,7 @@ void Outbox::acknowledge(std::uint64_t seq) {
     bytes_ -= events_.front().line.size();
     events_.pop_front();
   }
+  if (beats_on_their_way_ <= seq) beats_on_their_way_ = 0;
   for (auto& [rank, passing] : passing_) {
     if (passing.on_its_way == 0 || passing.on_its_way > seq) continue;
     passing.on_its_way = 0;

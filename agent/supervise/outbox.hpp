@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,7 @@ namespace dtrain::supervise {
 
 // The events of an attempt that the head has not acknowledged, in order, each as the line that is
 // sent. Numbers go up by one. Of progress reports and heartbeats at most one per rank is on its
-// way; while it is, only the newest is kept. No I/O.
+// way, or of heartbeats one for all ranks; while it is, only the newest is kept. No I/O.
 class Outbox {
  public:
   struct Event {
@@ -27,6 +28,13 @@ class Outbox {
 
   // A progress report or heartbeat that passed parse_report. Heartbeats go out once a second.
   void push_passing(int rank, nlohmann::json body, Monotonic now);
+  // A heartbeat that goes with those of the other ranks (AttemptSpec's beats): of each rank the
+  // newest is kept.
+  void push_beat(wire::RankBeat beat);
+  // What came by push_beat() is put in line as one event, if none is on its way and the last was a
+  // second ago. Returns when to call this again, if time alone is missing; to be called after
+  // push_beat() and acknowledge() too.
+  std::optional<Monotonic> send_beats(Monotonic now);
   // The rank has ended: what waits for its turn is put in line now, before RankExited.
   void flush_passing(int rank);
 
@@ -61,7 +69,10 @@ class Outbox {
   std::deque<Event> events_;
   std::size_t bytes_ = 0;
   std::uint64_t last_seq_ = 0;
-  std::map<int, Passing> passing_;  // by rank
+  std::map<int, Passing> passing_;        // by rank
+  std::map<int, wire::RankBeat> beats_;   // that wait, by rank
+  std::uint64_t beats_on_their_way_ = 0;  // 0: none
+  std::optional<Monotonic> beats_sent_;
 };
 
 }  // namespace dtrain::supervise

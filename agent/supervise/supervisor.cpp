@@ -305,6 +305,11 @@ void Supervisor::on_notes() {
 std::optional<std::uint64_t> Supervisor::on_report(int rank, nlohmann::json body) {
   const std::string type = wire::get_string(body, "type");
   if (recorder_) throw Error(ErrorCode::conflict, "the attempt has ended");
+  if (type == "heartbeat" && spec_.beats) {
+    outbox_.push_beat(wire::beat_of(rank, body));
+    send_beats();
+    return std::nullopt;
+  }
   if (type == "progress" || type == "heartbeat") {
     outbox_.push_passing(rank, std::move(body), clock_.now());
     control_->kick();
@@ -338,7 +343,19 @@ void Supervisor::on_ack(const wire::EventAck& ack) {
   reports_->durable(ack.seq);
   if (outbox_.relaxed()) reports_->set_paused(false);
   control_->kick();
+  send_beats();
   if (last_event_ && ack.seq >= *last_event_) io_.stop();
+}
+
+void Supervisor::send_beats() {
+  if (recorder_) return;
+  const std::optional<Monotonic> again = outbox_.send_beats(clock_.now());
+  control_->kick();
+  if (!again) return;
+  beats_timer_.expires_at(*again);
+  beats_timer_.async_wait([this](boost::system::error_code failed) {
+    if (!failed) send_beats();
+  });
 }
 
 // Sets the lease's timer anew and waits for it.

@@ -407,7 +407,8 @@ void plan_machines(UpRun& run) {
   }
 }
 
-void tell_growth(UpRun& run, const fs::path& socket) {
+bool tell_growth(UpRun& run, const fs::path& socket) {
+  bool is_whole = true;
   run.report.asked.clear();
   try {
     const wire::ApiClient head(socket, run.state.name);
@@ -419,13 +420,16 @@ void tell_growth(UpRun& run, const fs::path& socket) {
     tell_of_others(run, wanted.replace ? std::set<std::string>() : stale,
                    wanted.replace ? stale : std::set<std::string>());
     for (const auto& type : wanted.types) {
-      if (type.grows()) run.report.asked.push_back({type.name, 0, type.max_workers, {}, {}});
+      const std::optional<Error> why = why_none(run, type.name);
+      is_whole = is_whole && !why;
+      if (!type.grows() && !why) continue;
+      run.report.asked.push_back({type.name, 0, type.max_workers, {}, why});
     }
   } catch (const std::exception& thrown) {
     const Error error = as_defect(thrown);
     // It goes on as it was told last, where a person counts on something else.
     const bool is_bounded = run.spec.max_cost_per_hour || run.spec.down_when_idle;
-    if (is_bounded) run.report.complete = false;
+    is_whole = !is_bounded;
     std::string text =
         (is_bounded ? "the head was not told what it may ask for, what that may cost and when the "
                       "cluster goes down: "
@@ -434,6 +438,7 @@ void tell_growth(UpRun& run, const fs::path& socket) {
     if (!error.hint().empty()) text += " (" + error.hint() + ")";
     run.report.warnings.push_back(std::move(text));
   }
+  return is_whole;
 }
 
 void keep_machines(UpRun& run, const fs::path& socket) {

@@ -21,16 +21,8 @@ const Offer& offer_of(UpRun& run, const std::string& type) {
 
 namespace {
 
-// At most; absent: not known.
-std::optional<double> price_of_new(UpRun& run, const std::string& type) {
-  const Offer& offer = offer_of(run, type);
-  if (!offer.price || !offer.most) return std::nullopt;
-  return std::max(*offer.price, *offer.most);
-}
-
 std::optional<double> price_of(UpRun& run, const Machine& machine) {
-  const Offer& offer = offer_of(run, machine.type);
-  return machine.spot ? offer.price : offer.most;
+  return offer_of(run, machine.type).costs.price_of(machine.instance_type, machine.spot);
 }
 
 bool is_asked_for(const UpRun& run, const Machine& machine) {
@@ -50,7 +42,7 @@ void check_cost(UpRun& run) {
     if (each.action == NodeAction::release) continue;
     const std::string& type = each.machine.type;
     const bool is_new = each.action != NodeAction::keep;
-    const auto price = is_new ? price_of_new(run, type) : price_of(run, each.machine);
+    const auto price = is_new ? offer_of(run, type).costs.most() : price_of(run, each.machine);
     made += is_new ? 1 : 0;
     cost += price.value_or(0);
     if (price) continue;
@@ -94,8 +86,8 @@ void tell_costs(UpRun& run, const wire::ApiClient& head) {
     if (each.most > 0) types.insert(each.type);
   }
   for (const std::string& type : types) {
-    const Offer& offer = offer_of(run, type);
-    costs.types.push_back({type, offer.price, offer.most});
+    costs.types.push_back(offer_of(run, type).costs);
+    costs.types.back().name = type;
   }
   // The provider's list may miss what this very `up` has made.
   std::vector<Machine> machines = run.provider->list();
@@ -105,8 +97,8 @@ void tell_costs(UpRun& run, const wire::ApiClient& head) {
     const bool is_ups = !machine.joins && machine.cluster == run.state.id;
     if (!is_ups || machine.id.empty() || !is_live(machine.state)) continue;
     if (!told.insert(machine.id).second) continue;
-    costs.machines.push_back(
-        {machine.node, machine.id, machine.type, machine.head, machine.spot, machine.created});
+    costs.machines.push_back({machine.node, machine.id, machine.type, machine.instance_type,
+                              machine.head, machine.spot, machine.created});
   }
   try {
     head.post("/v1/costs", wire::to_json(costs));

@@ -58,6 +58,9 @@ void add_rows(const NodeDown& node, DownReport& report) {
   }
 }
 
+// So often more machines than before are given back while their head stays.
+constexpr int kWorkerRounds = 3;
+
 class HostsDown final : public DownWay {
  public:
   HostsDown(ClusterState state, const DownOptions& options)
@@ -147,11 +150,18 @@ class HostsDown final : public DownWay {
     bool is_known = true;
     std::map<Key, MachineOutcome> given;
     // Again as long as there are others: a head that could not be told asks for more until it is
-    // gone.
+    // gone, and a list may not have had all that an `up` made.
     bool are_there_more = true;
+    int rounds = 0;
     for (std::size_t begin = first; are_there_more && is_known; begin = machines_.size()) {
+      // A head that stays, and has not been told, asks for as long as jobs wait.
+      if (options_.workers_only && ++rounds > kWorkerRounds) {
+        report.rows.push_back(
+            {"", "machines", "?", "?", "the head asks for more all the while", false});
+        break;
+      }
       try {
-        add_asked_for();
+        add_others();
       } catch (const Error& error) {
         is_known = false;
         report.rows.push_back({"", "machines", "?", "?", error.what(), false});
@@ -244,11 +254,17 @@ class HostsDown final : public DownWay {
     return machines;
   }
 
-  // Those that the head has asked for, and are not among the machines yet. Nobody logs in to them.
-  void add_asked_for() {
+  // Those that the head has asked for, and what is listed now, and are not among the machines yet.
+  // Nobody logs in to them.
+  void add_others() {
     std::set<Key> known;
     for (const Machine& machine : machines_) known.insert(key_of(machine));
-    for (Machine& machine : provider_->asked_for()) {
+    std::vector<Machine> others = provider_->asked_for();
+    for (Machine& machine : provider_->list()) {
+      const bool stays = machine.head && options_.workers_only;
+      if (!machine.id.empty() && !machine.joins && !stays) others.push_back(std::move(machine));
+    }
+    for (Machine& machine : others) {
       const bool is_new = known.insert(key_of(machine)).second;
       if (is_new && machine.state != MachineState::gone) machines_.push_back(std::move(machine));
     }
@@ -273,7 +289,12 @@ class HostsDown final : public DownWay {
       }
     } else {
       options_.say("giving machines back");
-      outcomes = give_back(*provider_, made, {{}, options_.access.stop});
+      const OutcomeSink tell = [&](const MachineOutcome& outcome) {
+        const Machine& machine = outcome.machine;
+        if (outcome.error || !machine.reason.starts_with(kTakesLong)) return;
+        options_.say(machine.node.str() + " (" + machine.id + ") " + machine.reason);
+      };
+      outcomes = give_back(*provider_, made, {tell, options_.access.stop});
     }
     for (std::size_t i = 0; i < made.size(); ++i) {
       given.insert_or_assign(key_of(made[i]), std::move(outcomes[i]));

@@ -17,6 +17,18 @@ int look(const std::string& path) {
   return ::stat(path.c_str(), &status) == 0 ? 0 : errno;
 }
 
+const char* hint_of(LocalPath::What what) {
+  switch (what) {
+    case LocalPath::What::mount:
+      return "it is path there: path here; a relative one is below the YAML's folder";
+    case LocalPath::What::key:
+      return "without this key, ssh itself chooses one";
+    case LocalPath::What::public_key:
+      return "ssh-keygen -y -f KEY writes the public half of a key";
+  }
+  return "";
+}
+
 std::optional<Error> missing(const LocalPath& local) {
   const int failed = look(local.path);
   if (failed == 0) return std::nullopt;
@@ -31,9 +43,7 @@ std::optional<Error> missing(const LocalPath& local) {
         .at(local.location);
   }
   return Error(ErrorCode::invalid, local.key + ": there is no " + path)
-      .with_hint(local.what == LocalPath::What::mount
-                     ? "it is path there: path here; a relative one is below the YAML's folder"
-                     : "without this key, ssh itself chooses one")
+      .with_hint(hint_of(local.what))
       .at(local.location);
 }
 

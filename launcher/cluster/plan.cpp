@@ -342,7 +342,12 @@ std::vector<WantedNode> wanted_nodes(const ClusterSpec& spec) {
 std::string launch_hash(const ClusterSpec& spec, const std::string& type) {
   for (const NodeType& each : spec.node_types) {
     if (each.name != type) continue;
-    nlohmann::json made{{"node_config", each.node_config}, {"provider", spec.provider.other}};
+    nlohmann::json provider = spec.provider.other;
+    // Rules are put where the machine is.
+    const auto group = provider.find("security_group");
+    if (group != provider.end() && group->is_object()) group->erase("IpPermissions");
+    if (group != provider.end() && group->empty()) provider.erase(group);
+    nlohmann::json made{{"node_config", each.node_config}, {"provider", std::move(provider)}};
     if (each.efa) made["efa"] = true;
     if (!each.placement_group.empty()) made["placement_group"] = each.placement_group;
     Sha256 sum;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "launcher/core/files.hpp"
+#include "launcher/provider/machine.hpp"
 #include "launcher/spec/cluster_spec.hpp"
 
 namespace dtrain {
@@ -15,5 +16,10 @@ struct SettingsApplied {
   std::vector<std::string> warnings;  // what a person should know of the head's machine
 };
 SettingsApplied apply_settings(const fs::path& socket, const ClusterSpec& spec);
+
+// Tells it what nodes of each type have, and of which type those are that `up` has made. Throws as
+// above.
+void apply_node_types(const fs::path& socket, const ClusterSpec& spec,
+                      const std::vector<Machine>& made);
 
 }  // namespace dtrain

@@ -78,7 +78,7 @@ ClusterPlan plan_machines(UpRun& run, const SeenNodes& seen) {
     if (each.action != NodeAction::create && !(starts && wanted)) continue;
     const Offer& offer = offer_of(run, each.machine.type);
     if (!starts) each.machine.zone = offer.zone;
-    each.machine.price = offer.price;
+    each.machine.price = offer.costs.prices.price;
   }
   return plan;
 }
@@ -148,6 +148,9 @@ bool tell_settings(UpRun& run, const fs::path& socket) {
     SettingsApplied settings = apply_settings(socket, run.spec);
     run.report.warnings.insert(run.report.warnings.end(), settings.warnings.begin(),
                                settings.warnings.end());
+    std::vector<Machine> made;
+    for (const NodeUp& node : run.report.each) made.push_back(node.machine);
+    apply_node_types(socket, run.spec, made);
     return settings.changed;
   } catch (const Error& error) {
     if (head == nullptr) throw;
@@ -312,8 +315,10 @@ UpReport up(const ClusterSpec& spec, const UpOptions& options) {
     lend_head(run, way->socket());
     // Before any goes that is wanted no more, for the head would ask for another.
     const bool stopped = options.access.stop.stop_requested();
-    if (traits.head_grows && has_head(run) && !stopped) tell_growth(run, way->socket());
+    bool grows = true;
+    if (traits.head_grows && has_head(run) && !stopped) grows = tell_growth(run, way->socket());
     way->finish(told);
+    run.report.complete = run.report.complete && grows;
     if (traits.costs && !run.report.removed.empty()) tell_costs_anew(run, way->socket());
     if (traits.head_asks && has_head(run)) {
       if (options.access.stop.stop_requested()) {

@@ -25,7 +25,8 @@ fs::path find(const std::string& name, const char* variable_name) {
   const fs::path self = fs::read_symlink("/proc/self/exe", failed);
   const fs::path folder = self.parent_path();
   std::vector<std::string> tried;
-  for (const char* place : {"../libexec/dtrain", "../agent"}) {  // installed, built
+  for (const char* place :
+       {"../libexec/dtrain", "../agent", "../agent/profiler"}) {  // installed, built
     fs::path candidate = (folder / place / name).lexically_normal();
     struct stat status {};
     if (::stat(candidate.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
@@ -47,6 +48,10 @@ fs::path find_agent() {
 
 fs::path find_scaler() {
   return find("dtrain-scaler", "DTRAIN_SCALER");
+}
+
+fs::path find_profiler() {
+  return find("dtrain-profiler", "DTRAIN_PROFILER");
 }
 
 }  // namespace dtrain

@@ -44,6 +44,7 @@
 //
 // What file sync wrote on a machine for a cluster, ~/.dtrain/CLUSTER_ID/sync/ (local, and what
 // `sync down` wrote: the laptop's sync/); in the home also where that is shared, as its files are.
+// Its profiler/ is what `dtrain stack` has brought.
 //
 // The head's root:
 //   ca/{key.pem,cert.pem}                    the cluster's own CA

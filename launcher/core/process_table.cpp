@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 #include <thread>
@@ -23,6 +24,32 @@ std::string read_quietly(pid_t pid, const char* name) {
   } catch (const Error&) {
     return {};
   }
+}
+
+std::optional<ProcessStat> stat_in(const std::string& folder) {
+  std::string text;
+  try {
+    text = read_file(folder + "/stat", 65536);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+  // The name may hold anything, parentheses too; the last one ends it.
+  const std::size_t name = text.find('(');
+  const std::size_t name_end = text.rfind(')');
+  if (name == std::string::npos || name_end == std::string::npos) return std::nullopt;
+  ProcessStat stat;
+  stat.name = text.substr(name + 1, name_end - name - 1);
+  std::uint64_t user = 0;
+  std::uint64_t system = 0;
+  const int found =
+      std::sscanf(text.c_str() + name_end,
+                  ") %c %d %*s %*s %*s %*s %*s %*s %*s %*s %*s %" SCNu64 " %" SCNu64
+                  " %*s %*s %*s %*s %ld %*s %" SCNu64,
+                  &stat.state, &stat.parent, &user, &system, &stat.threads, &stat.start);
+  if (found != 6) return std::nullopt;
+  static const auto ticks = static_cast<std::uint64_t>(std::max(1L, ::sysconf(_SC_CLK_TCK)));
+  stat.cpu = std::chrono::milliseconds((user + system) * 1000 / ticks);
+  return stat;
 }
 
 // Pids by environment; whether there are some that may have it in a moment.
@@ -61,21 +88,11 @@ std::vector<pid_t> other_pids() {
 }
 
 std::optional<ProcessStat> process_stat(pid_t pid) {
-  std::string text;
-  try {
-    text = read_file("/proc/" + std::to_string(pid) + "/stat", 65536);
-  } catch (const Error&) {
-    return std::nullopt;
-  }
-  // The name may hold anything, parentheses too; the last one ends it.
-  const std::size_t name_end = text.rfind(')');
-  if (name_end == std::string::npos) return std::nullopt;
-  ProcessStat stat;
-  const int found = std::sscanf(
-      text.c_str() + name_end,
-      ") %c %d %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %ld %*s %" SCNu64,
-      &stat.state, &stat.parent, &stat.threads, &stat.start);
-  return found == 4 ? std::optional(stat) : std::nullopt;
+  return stat_in("/proc/" + std::to_string(pid));
+}
+
+std::optional<ProcessStat> thread_stat(pid_t pid, pid_t tid) {
+  return stat_in("/proc/" + std::to_string(pid) + "/task/" + std::to_string(tid));
 }
 
 std::optional<std::uint64_t> start_time(pid_t pid) {

@@ -16,8 +16,10 @@ std::vector<pid_t> other_pids();
 
 // Of /proc/PID/stat; absent when there is no such process.
 struct ProcessStat {
+  std::string name;  // the kernel's, of 15 characters at most
   char state = '?';
   pid_t parent = 0;
+  std::chrono::milliseconds cpu{0};  // used so far
   long threads = 0;
   std::uint64_t start = 0;  // clock ticks since boot
 
@@ -25,6 +27,8 @@ struct ProcessStat {
   bool ended() const { return state == 'X' || (state == 'Z' && threads <= 1); }
 };
 std::optional<ProcessStat> process_stat(pid_t pid);
+// The same of one of its threads alone, by its id.
+std::optional<ProcessStat> thread_stat(pid_t pid, pid_t tid);
 // Identity of a process beyond its pid, which the kernel uses again: when it started, as above.
 // Absent when there is no such process.
 std::optional<std::uint64_t> start_time(pid_t pid);

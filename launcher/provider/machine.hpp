@@ -28,6 +28,9 @@ constexpr bool is_live(MachineState state) noexcept {
 // Of one that is stopped, why it cannot be started at once.
 inline constexpr const char* kStopsNow = "it is being stopped";
 
+// How the reason of one begins that is longer on its way than one would think.
+inline constexpr const char* kTakesLong = "takes long: ";
+
 // One machine of a cluster, as its provider tells of it; what is empty is not known, or there is no
 // such thing.
 struct Machine {
@@ -36,13 +39,15 @@ struct Machine {
   fs::path root;                 // the node's root there; the node itself tells it
   std::optional<HostSpec> host;  // how ssh reaches it, where it does
 
-  std::string type;  // one of the YAML's node types
+  std::string type;           // one of the YAML's node types
+  std::string instance_type;  // what the provider calls it: p3.2xlarge
   bool head = false;
   bool joins = false;  // the head has asked for it, and it joins by itself
   bool spot = false;   // the provider takes it back when it likes; it cannot be stopped
   std::string id;      // the provider's own: i-0abc…, a pod's name
   MachineState state = MachineState::running;
   std::string reason;            // why it is in this state: "Priority, starts about 14:20"
+  bool taken_back = false;       // it has ended, or ends, as its provider wants it for others
   bool outdated = false;         // pending, by other than is wanted now: create() asks for it anew
   std::string external_address;  // as this machine reaches it, where that is another
   std::string zone;

@@ -29,8 +29,8 @@ bool may_be_stopped(const wire::WantedMachines& wanted, const wire::WantedMachin
 bool goes_first(const Group& a, const Group& b) {
   const auto rank = [](const Group& group) {
     const Machine& first = group.front();
-    return std::tuple(first.state == MachineState::pending, first.created, first.id.size(),
-                      first.id);
+    return std::tuple(first.state == MachineState::pending, first.price, first.created,
+                      first.id.size(), first.id);
   };
   return rank(a) > rank(b);
 }

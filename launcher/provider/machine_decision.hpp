@@ -22,8 +22,8 @@ struct MachineDecision {
 
 // Pure. `there`: of this cluster, pending or running; what an `up` has made counts, and stays. What
 // was had together goes together or not at all: of too many the pending ones go first, then the
-// newest. What has one of `in_use` goes only where there are more than there may be. With `replace`
-// those of another launch configuration count for nothing, and go.
+// dearest, then the newest. What has one of `in_use` goes only where there are more than there may
+// be. With `replace` those of another launch configuration count for nothing, and go.
 MachineDecision decide_machines(const wire::WantedMachines& wanted,
                                 const std::vector<Machine>& there,
                                 const std::set<NodeId>& in_use = {});

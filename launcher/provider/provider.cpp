@@ -15,7 +15,7 @@ constexpr ProviderTraits kHere{.here = true, .costs = false, .replaces = false};
 constexpr ProviderTraits kThere{.here = false, .costs = false, .replaces = false};
 constexpr ProviderTraits kCloud{.here = false, .costs = true, .replaces = true, .head_grows = true};
 constexpr ProviderTraits kQueue{
-    .here = false, .costs = false, .replaces = false, .head_asks = true};
+    .here = false, .costs = false, .replaces = false, .head_asks = true, .asks_by_resources = true};
 constexpr ProviderTraits kEngine{.here = false, .costs = false, .replaces = true};
 
 constexpr std::array<ProviderEntry, 7> kProviders{{

@@ -14,6 +14,7 @@
 #include "launcher/provider/machine.hpp"
 #include "launcher/remote/transport.hpp"
 #include "launcher/spec/cluster_spec.hpp"
+#include "launcher/wire/costs.hpp"
 #include "launcher/wire/machines.hpp"
 
 namespace dtrain {
@@ -53,14 +54,15 @@ struct ProviderTraits {
   bool head_asks = false;
   // Or for those that there may be beside min_workers, and for such of these as are lost.
   bool head_grows = false;
+  // A type's CPU, GPU and memory are what a machine of it is asked for with: it says itself what it
+  // has got.
+  bool asks_by_resources = false;
 };
 
 // What is known of a machine before it is made.
 struct Offer {
   std::string zone;
-  std::optional<double> price;  // US dollars an hour
-  // Where there is none and one of another kind may take its place: what that costs.
-  std::optional<double> most;
+  wire::ClusterCosts::Type costs;
 };
 
 // What a cluster has with its provider besides machines, as whoever clears it up tells of it.

@@ -34,11 +34,12 @@ namespace {
 
 void fields(wire::Is<WholeMachine> auto& m, auto&& f) {
   auto& machine = m.machine;
-  f("node", machine.node, "type", machine.type, "id", machine.id, "state", machine.state, "reason",
+  f("node", machine.node, "type", machine.type, "instance_type",
+    wire::if_set(machine.instance_type), "id", machine.id, "state", machine.state, "reason",
     machine.reason, "address", machine.address, "external_address", machine.external_address,
     "zone", machine.zone, "cluster", wire::any_id(machine.cluster), "launch", machine.launch,
     "created", machine.created, "head", machine.head, "joins", machine.joins, "spot",
-    wire::if_set(machine.spot));
+    wire::if_set(machine.spot), "taken_back", wire::if_set(machine.taken_back));
 }
 
 }  // namespace

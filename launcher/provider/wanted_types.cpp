@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <optional>
+
+#include "launcher/spec/limits.hpp"
 
 namespace dtrain {
 namespace {
@@ -27,6 +30,26 @@ wire::WantedMachines::Type wanted_type(const ClusterSpec& spec,
 
 int most_workers(const ClusterSpec& spec) {
   return std::clamp(spec.max_workers, 0, wire::WantedMachines::kMost);
+}
+
+wire::NodeTypes node_types(const ClusterSpec& spec, bool with_sizes) {
+  wire::NodeTypes types;
+  for (const NodeType& said : spec.node_types) {
+    wire::NodeTypes::Type& type = types.types.emplace_back();
+    type.name = said.name;
+    type.labels = said.labels;
+    type.resources = said.resources;
+    const auto take = [&](const char* name) -> std::optional<double> {
+      const auto found = type.resources.extract(name);
+      return found && with_sizes ? std::optional(found.mapped()) : std::nullopt;
+    };
+    type.cpus = take("CPU");
+    type.memory = take("memory");
+    if (const auto gpus = take("GPU")) {
+      type.gpus = static_cast<int>(std::min<double>(*gpus, limits::kGpus));
+    }
+  }
+  return types;
 }
 
 }  // namespace dtrain

@@ -44,7 +44,8 @@ void fields(wire::Is<NodeType> auto& m, auto&& f) {
   f("node_config", or_default(m.node_config), "resources", or_default(m.resources), "labels",
     or_default(m.labels), "min_workers", or_default(m.min_workers), "max_workers",
     if_set(m.max_workers), "idle_timeout_s", if_set(m.idle_timeout_s), "priority",
-    or_default(m.priority, wire::kAnyInt), "on_demand_fallback", or_default(m.on_demand_fallback),
+    or_default(m.priority, wire::kAnyInt), "fallback_instance_types",
+    or_default(m.fallback_instance_types), "on_demand_fallback", or_default(m.on_demand_fallback),
     "placement_group", or_default(m.placement_group), "efa", or_default(m.efa));
   f("initialization_commands", or_default(m.initialization_commands), "worker_setup_commands",
     if_set(m.worker_setup_commands));

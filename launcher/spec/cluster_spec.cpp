@@ -198,6 +198,31 @@ void check_auth(const AuthSpec& auth, ProviderKind kind, Checks& checks) {
   checks.text({"auth", "ssh_proxy_command"}, auth.ssh_proxy_command, limits::kScriptLength);
 }
 
+// As with Ray, what stands ready may be there too: a type that names no bound has the cluster's,
+// that of the head none.
+void check_min_workers(const ClusterSpec& spec, Checks& checks) {
+  std::int64_t all = 0;
+  for (const NodeType& type : spec.node_types) {
+    const bool is_head = type.name == spec.head_node_type;
+    const int most = type.max_workers.value_or(is_head ? 0 : spec.max_workers);
+    const auto too_many = [&](const std::string& is, const std::string& bound) {
+      checks.add({"available_node_types", type.name, "min_workers"}, is + ", more than " + bound,
+                 "max_workers of a type is 0 for the head's where it is absent, else that of the "
+                 "cluster, and this one is 2");
+    };
+    if (type.min_workers > most) {
+      too_many("is " + std::to_string(type.min_workers),
+               "max_workers, which is " + std::to_string(most));
+      continue;
+    }
+    all += type.min_workers;
+    if (all <= spec.max_workers) continue;
+    too_many("makes it " + std::to_string(all) + " of all types",
+             "max_workers of the cluster, which is " + std::to_string(spec.max_workers));
+    return;
+  }
+}
+
 void check_node_type(const NodeType& type, Checks& checks) {
   const Path path{"available_node_types", type.name};
   const auto at = [&](const char* key) {
@@ -209,11 +234,6 @@ void check_node_type(const NodeType& type, Checks& checks) {
   checks.range(at("min_workers"), type.min_workers, 0, limits::kNodes);
   if (type.max_workers) {
     checks.range(at("max_workers"), *type.max_workers, 0, limits::kNodes);
-    if (*type.max_workers < type.min_workers) {
-      checks.add(at("max_workers"), "is " + std::to_string(*type.max_workers) +
-                                        ", less than min_workers, which is " +
-                                        std::to_string(type.min_workers));
-    }
   }
   for (const auto& [name, amount] : type.resources) {
     Path item = at("resources");
@@ -243,6 +263,7 @@ void check_node_types(const ClusterSpec& spec, Checks& checks) {
     }
     check_node_type(type, checks);
   }
+  check_min_workers(spec, checks);
   const bool named = names.contains(spec.head_node_type);
   const bool needed =
       spec.provider.kind != ProviderKind::local && spec.provider.kind != ProviderKind::ssh;

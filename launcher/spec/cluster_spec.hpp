@@ -60,7 +60,9 @@ struct ProviderSpec {
   std::vector<HostSpec> hosts;  // ssh: the head first; what `auth` says is in each
   bool use_internal_ips = false;
   bool cache_stopped_nodes = false;
-  Location location;  // where the YAML says which type it is; line 0: not known
+  // Where the YAML says which type it is, and security_group's IpPermissions; line 0: not known.
+  Location location;
+  Location rules_location;
   // Every key of the provider's own (region, availability_zone, project_id, …), as written.
   nlohmann::json other = nlohmann::json::object();
 };
@@ -97,7 +99,7 @@ struct FileMount {
 // A file or folder of this machine that the YAML names: it is to be there before any node is
 // reached. That it is there is not the reader's matter.
 struct LocalPath {
-  enum class What : std::uint8_t { mount, key };
+  enum class What : std::uint8_t { mount, key, public_key };
   What what = What::mount;
   std::string key;   // as in messages: "auth.ssh_private_key"
   std::string path;  // absolute
@@ -113,8 +115,10 @@ struct NodeType {
   std::optional<int> max_workers;        // absent: the cluster's max; 0 for the head's type
   std::optional<double> idle_timeout_s;  // in place of the cluster's idle_timeout_minutes
   int priority = 0;                      // of types that fit as well, the larger is started
-  // aws alone: where there is no spot machine, one on demand; how machines stand to each other
-  // (cluster, spread, partition; empty: as it comes); an Elastic Fabric Adapter on each card.
+  // aws alone: what is tried after node_config's InstanceType, in this order; where there is no
+  // spot machine, one on demand; how machines stand to each other (cluster, spread, partition;
+  // empty: as it comes); an Elastic Fabric Adapter on each card.
+  std::vector<std::string> fallback_instance_types;
   bool on_demand_fallback = false;
   std::string placement_group;
   bool efa = false;

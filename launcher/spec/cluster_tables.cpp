@@ -72,9 +72,11 @@ const Table& auth_table() {
           example(expands(key("ssh_private_key", Shape::text(), nullptr,
                               "The key's file. Absent: what ssh itself would use.")),
                   "ssh_private_key: ~/.ssh/id_ed25519"),
-          example(expands(key("ssh_public_key", Shape::text(), nullptr,
-                              "The file of its public half; azure needs it.")),
-                  "ssh_public_key: ~/.ssh/id_ed25519.pub"),
+          example(
+              expands(key("ssh_public_key", Shape::text(), nullptr,
+                          "The file of its public half: what machines of aws let in; azure needs "
+                          "it.")),
+              "ssh_public_key: ~/.ssh/id_ed25519.pub"),
           example(expands(key("ssh_proxy_command", Shape::text(), nullptr,
                               "As OpenSSH's ProxyCommand.")),
                   "ssh_proxy_command: \"ssh -W %h:%p bastion\""),
@@ -197,6 +199,10 @@ const Table& node_type_table() {
           example(key("priority", Shape::whole(-limits::kPriority, limits::kPriority), 0,
                       "Of types that fit as well, the one with the larger is started."),
                   "priority: 1"),
+          example(key("fallback_instance_types", Shape::texts(), json::array(),
+                      "With aws: what is tried after `InstanceType`, in this order, where no zone "
+                      "has room."),
+                  "fallback_instance_types: [g5.2xlarge, g4dn.2xlarge]"),
           key("on_demand_fallback", Shape::boolean(), false,
               "With aws, of spot machines: where there is none, one on demand."),
           key("placement_group", Shape::choice({"cluster", "spread", "partition"}), nullptr,
@@ -357,8 +363,9 @@ const Table& cluster_table() {
                   "cluster_name: local"),
           clamped(
               key("max_workers", nodes(), 2,
-                  "How many nodes there are at most, without the head. It wins over `min_workers`. "
-                  "With provider local and ssh: all, if absent; with slurm those that the types' "
+                  "How many nodes there are at most, without the head; not fewer than all "
+                  "`min_workers` together. With provider local and ssh: all, if absent; with slurm "
+                  "those that the types' "
                   "`min_workers` and `max_workers` say, and of a type that has neither as many as "
                   "jobs need.")),
           key("upscaling_speed", Shape::number(0, kLarge), 1.0,

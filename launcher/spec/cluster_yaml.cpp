@@ -45,6 +45,7 @@ class ClusterReader {
     read_down_when_idle();
     read_storage();
     read_node_types(top_, document_, source_, spec_);
+    warn_of_unused_rules();
     // Where it goes on when the head moves.
     if (spec_.head_moves() && spec_.provider.root.empty()) {
       spec_.provider.root = spec_.provider.other.value("shared_folder", "~/.dtrain");
@@ -63,6 +64,19 @@ class ClusterReader {
   }
 
  private:
+  // The group that they are for is nobody's.
+  void warn_of_unused_rules() {
+    if (spec_.provider.rules_location.line == 0) return;
+    const bool is_used = std::any_of(
+        spec_.node_types.begin(), spec_.node_types.end(),
+        [](const NodeType& type) { return !type.node_config.contains("SecurityGroupIds"); });
+    const Path rules{"provider", "security_group", "IpPermissions"};
+    if (!is_used) {
+      source_.report.warning(rules, document_.place(rules),
+                             "has no effect: each node type has SecurityGroupIds of its own");
+    }
+  }
+
   static std::string explain(const std::string& key) {
     if (key == "command" || key == "nproc_per_node" || key == "nnodes") {
       return "this is a job YAML: give it to dtrain submit";
@@ -85,8 +99,10 @@ class ClusterReader {
       return there;
     }
     if (path.size() < 2 || path[0] != "available_node_types") return path;
-    if (path[1] != kLegacyHead && path[1] != kLegacyWorker) return path;
+    const bool is_default = !top_.has("available_node_types");
+    if (path[1] != kLegacyHead && path[1] != kLegacyWorker && !is_default) return path;
     const bool top = path.size() == 3 && path[2].ends_with("_workers");
+    if (!top && !top_.has("head_node") && !top_.has("worker_nodes")) return path;
     Path there(path.begin() + 2, path.end());
     if (!top) there.insert(there.begin(), path[1] == kLegacyHead ? "head_node" : "worker_nodes");
     return there;
@@ -126,6 +142,10 @@ class ClusterReader {
     spec_.auth.ssh_private_key = auth.path_text("ssh_private_key");
     note_local_path(auth, "ssh_private_key", spec_.auth.ssh_private_key, document_, source_, spec_);
     spec_.auth.ssh_public_key = auth.path_text("ssh_public_key");
+    if (spec_.provider.kind == ProviderKind::aws) {
+      note_local_path(auth, "ssh_public_key", spec_.auth.ssh_public_key, document_, source_, spec_,
+                      LocalPath::What::public_key);
+    }
     spec_.auth.ssh_proxy_command = auth.text("ssh_proxy_command");
     spec_.auth.ssh_proxy_jump = auth.texts("ssh_proxy_jump");
     auth.skip("ssh_proxy_use_node_id");

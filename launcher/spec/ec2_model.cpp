@@ -98,6 +98,16 @@ class Ec2Checker {
 
 }  // namespace
 
+bool is_image(std::string_view image) noexcept {
+  return image.starts_with("ami-") || image.starts_with("resolve:ssm:") ||
+         std::find(kImageAliases.begin(), kImageAliases.end(), image) != kImageAliases.end();
+}
+
+std::string image_hint() {
+  const std::vector<std::string> names(kImageAliases.begin(), kImageAliases.end());
+  return "ami-…, resolve:ssm:NAME, or one of " + join(names, ", ");
+}
+
 std::span<const Ec2Member> ec2_members(std::string_view shape) noexcept {
   const auto all = ec2_members();
   const auto begin = std::lower_bound(

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -27,6 +28,13 @@ struct Ec2Member {
 
 inline constexpr const char* kRunInstances = "RunInstancesRequest";  // a node_config
 inline constexpr const char* kIpPermission = "IpPermission";         // of a security group
+
+// What ImageId may be besides EC2's own: images that are looked for.
+inline constexpr std::array<std::string_view, 3> kImageAliases{"latest_dlami", "latest_ubuntu",
+                                                               "latest_amazon_linux"};
+// Of what there is: "ami-…", what SSM has, or an alias.
+bool is_image(std::string_view image) noexcept;
+std::string image_hint();  // for one that is none
 
 // Sorted by shape and name.
 std::span<const Ec2Member> ec2_members() noexcept;

@@ -54,7 +54,11 @@ inline constexpr auto wire::kReader<BundleMode> = parse_bundle_mode;
 template <>
 inline constexpr auto wire::kReader<Launcher> = parse_launcher;
 template <>
+inline constexpr auto wire::kReader<SameFailure> = parse_same_failure;
+template <>
 inline constexpr auto wire::kReader<ScoreOrder> = parse_score_order;
+template <>
+inline constexpr auto wire::kReader<OnHang> = parse_on_hang;
 
 void fields(wire::Is<Resources> auto& m, auto&& f) {
   f("CPU", if_set(m.cpu), "GPU", if_set(m.gpu, wire::kAnyInt), "memory", if_set(m.memory));
@@ -65,6 +69,11 @@ void fields(wire::Is<CheckpointSpec> auto& m, auto&& f) {
     if_set(m.score_attribute), "score_order", or_default(m.score_order));
 }
 
+void fields(wire::Is<RestartSpec> auto& m, auto&& f) {
+  f("on", if_set(m.on), "count", if_set(m.count), "window_s", if_set(m.window, wire::kAnyInt),
+    "backoff_s", if_set(m.backoff, wire::kAnyInt), "same_failure", if_set(m.same_failure));
+}
+
 void fields(wire::Is<StartCheckpoint> auto& m, auto&& f) {
   f("job", if_set(m.job), "number", if_set(m.number, wire::kAnyInt), "path", if_set(m.path), "tree",
     if_set(m.tree));
@@ -73,14 +82,17 @@ void fields(wire::Is<StartCheckpoint> auto& m, auto&& f) {
 // All but what is a number, a list or an object, or else text.
 void fields(wire::Is<JobSpec> auto& m, auto&& f) {
   f("name", or_default(m.name), "workdir", or_default(m.workdir), "env", or_default(m.env), "setup",
-    or_default(m.setup), "max_restarts", or_default(m.max_restarts, wire::kAnyInt), "resources",
-    or_default(m.resources), "resources_given", or_default(m.resources_given), "storage_path",
-    or_default(m.storage_path), "checkpoint", or_default(m.checkpoint), "bundle",
-    or_default(m.bundle), "on_head_lost", or_default(m.on_head_lost), "launcher",
-    if_set(m.launcher), "stop_grace_s", or_default(m.stop_grace, wire::kAnyInt));
+    or_default(m.setup), "max_restarts", or_default(m.max_restarts, wire::kAnyInt), "restart",
+    if_set(m.restart), "resources", or_default(m.resources), "resources_given",
+    or_default(m.resources_given), "custom_resources", if_set(m.custom_resources), "label_selector",
+    if_set(m.label_selector), "storage_path", or_default(m.storage_path), "checkpoint",
+    or_default(m.checkpoint), "bundle", or_default(m.bundle), "on_head_lost",
+    or_default(m.on_head_lost), "launcher", if_set(m.launcher), "stop_grace_s",
+    or_default(m.stop_grace, wire::kAnyInt));
   f("timeout_s", if_set(m.timeout, wire::kAnyInt), "queue_timeout_s",
-    if_set(m.queue_timeout, wire::kAnyInt), "priority", or_default(m.priority, wire::kAnyInt),
-    "after", or_default(m.after), "resumes", if_set(m.resumes), "start", if_set(m.start), "content",
+    if_set(m.queue_timeout, wire::kAnyInt), "hang_timeout_s", if_set(m.hang_timeout, wire::kAnyInt),
+    "on_hang", if_set(m.on_hang), "priority", or_default(m.priority, wire::kAnyInt), "after",
+    or_default(m.after), "resumes", if_set(m.resumes), "start", if_set(m.start), "content",
     if_set(m.content));
 }
 

@@ -15,8 +15,8 @@ namespace dtrain {
 namespace spec {
 namespace {
 
-Path index(const char* key, std::size_t i) {
-  return {key, "[" + std::to_string(i) + "]"};
+Path index(Path path, std::size_t i) {
+  return with(std::move(path), "[" + std::to_string(i) + "]");
 }
 
 void check_command(const JobSpec& spec, Checks& checks) {
@@ -36,7 +36,7 @@ void check_command(const JobSpec& spec, Checks& checks) {
     return;
   }
   if (spec.command.front().empty()) {
-    checks.add(index("command", 0), "is empty: the first word is the program");
+    checks.add(index({"command"}, 0), "is empty: the first word is the program");
   }
   if (spec.command.size() > limits::kArguments) {
     checks.add(key, "has more than " + std::to_string(limits::kArguments) + " words");
@@ -44,7 +44,7 @@ void check_command(const JobSpec& spec, Checks& checks) {
   }
   std::size_t total = 0;
   for (std::size_t i = 0; i < spec.command.size(); ++i) {
-    checks.text(index("command", i), spec.command[i], limits::kArgumentLength);
+    checks.text(index({"command"}, i), spec.command[i], limits::kArgumentLength);
     total += spec.command[i].size() + 1;
   }
   if (total > limits::kArgumentsLength) {
@@ -118,6 +118,20 @@ void check_resources(const JobSpec& spec, Checks& checks) {
       checks.add({"resources", "GPU"}, "is 0, but nproc_per_node is gpu: one rank per GPU");
     }
   }
+  if (spec.custom_resources.size() > limits::kVariables) {
+    checks.add({"resources"}, "has more than " + std::to_string(limits::kVariables) + " names");
+    return;
+  }
+  for (const auto& [name, amount] : spec.custom_resources) {
+    const Path path{"resources", name};
+    if (!checks.text(path, name, limits::kMetricNameLength)) continue;
+    for (const char* known : {"CPU", "GPU", "memory"}) {
+      if (lower_case(name) == lower_case(known)) {
+        checks.add(path, "is no name of your own", std::string("did you mean ") + known + "?");
+      }
+    }
+    checks.range(path, amount, 0, static_cast<double>(limits::kMemory));
+  }
   if (resources.memory && (*resources.memory == 0 || *resources.memory > limits::kMemory)) {
     checks.add({"resources", "memory"},
                "must be 1 byte to 1 EiB, not " + std::to_string(*resources.memory));
@@ -161,6 +175,50 @@ void check_content(const JobContent& content, Checks& checks) {
   checks.text({"content"}, content.glibc_of, limits::kArgumentLength);
 }
 
+void check_labels(const JobSpec& spec, Checks& checks) {
+  if (spec.label_selector.size() > limits::kVariables) {
+    checks.add({"label_selector"},
+               "has more than " + std::to_string(limits::kVariables) + " labels");
+    return;
+  }
+  for (const auto& [name, rule] : spec.label_selector) {
+    const Path path{"label_selector", name};
+    if (!checks.text(path, name, limits::kMetricNameLength)) continue;
+    if (!checks.text(path, rule, limits::kArgumentLength)) continue;
+    try {
+      parse_label_rule(rule);
+    } catch (const Error& error) {
+      checks.add(path, error.message(), error.hint());
+    }
+  }
+}
+
+void check_restart(const RestartSpec& restart, Checks& checks) {
+  if (restart.on && restart.on->empty()) {
+    checks.add({"restart", "on"}, "names no failure; max_restarts: 0 is for none");
+  }
+  const std::vector<std::string> on = restart.on.value_or(std::vector<std::string>());
+  for (std::size_t i = 0; i < on.size(); ++i) {
+    try {
+      check_failure(on[i]);
+    } catch (const Error& error) {
+      checks.add(index({"restart", "on"}, i), error.message(), error.hint());
+    }
+  }
+  for (std::size_t i = 0; i < restart.count.size(); ++i) {
+    const std::string& each = restart.count[i];
+    if (each == "node_lost" || each == "preempted") continue;
+    checks.add(index({"restart", "count"}, i),
+               "must be node_lost or preempted, not " + shown(each));
+  }
+  if (restart.window) {
+    checks.range({"restart", "window_s"}, static_cast<double>(restart.window->count()), 1,
+                 limits::kTimeoutSeconds);
+  }
+  checks.range({"restart", "backoff_s"}, static_cast<double>(restart.backoff.count()), 0,
+               limits::kBackoffSeconds);
+}
+
 void check_origin(const JobSpec& spec, Checks& checks) {
   if (!spec.resumes.empty() && !valid_name(spec.resumes)) {
     checks.add({"resumes"}, shown(spec.resumes) + " is no job id");
@@ -200,7 +258,9 @@ std::vector<Problem> problems_of(const JobSpec& spec) {
   check_origin(spec, checks);
   if (spec.content) check_content(*spec.content, checks);
   checks.range({"max_restarts"}, spec.max_restarts, 0, limits::kRestarts);
+  check_restart(spec.restart, checks);
   check_resources(spec, checks);
+  check_labels(spec, checks);
   if (!spec.storage_path.empty()) checks.absolute({"storage_path"}, spec.storage_path);
   check_checkpoint(spec.checkpoint, checks);
   checks.range({"stop_grace_s"}, static_cast<double>(spec.stop_grace.count()), 0,
@@ -213,13 +273,17 @@ std::vector<Problem> problems_of(const JobSpec& spec) {
     checks.range({"queue_timeout_s"}, static_cast<double>(spec.queue_timeout->count()), 0,
                  limits::kTimeoutSeconds);
   }
+  if (spec.hang_timeout) {
+    checks.range({"hang_timeout_s"}, static_cast<double>(spec.hang_timeout->count()), 1,
+                 limits::kTimeoutSeconds);
+  }
   checks.range({"priority"}, spec.priority, -limits::kPriority, limits::kPriority);
   if (spec.after.size() > limits::kDependencies) {
     checks.add({"after"}, "has more than " + std::to_string(limits::kDependencies) + " jobs");
   } else {
     for (std::size_t i = 0; i < spec.after.size(); ++i) {
       if (!valid_name(spec.after[i])) {
-        checks.add(index("after", i), shown(spec.after[i]) + " is no job id");
+        checks.add(index({"after"}, i), shown(spec.after[i]) + " is no job id");
       }
     }
   }

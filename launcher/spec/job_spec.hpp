@@ -26,6 +26,15 @@ struct Resources {
   bool operator==(const Resources&) const = default;
 };
 
+// What a node's label is to be: "v", "!v", "in(v, w)" or "!in(v, w)", as in Ray's label_selector.
+struct LabelRule {
+  bool negated = false;  // any other, or none
+  std::vector<std::string> values;
+
+  bool takes(const std::string* label) const;  // null: the node has none of that name
+  auto operator<=>(const LabelRule&) const = default;
+};
+
 // nnodes: N, or "min:max".
 struct NodeCount {
   int min = 1;
@@ -52,6 +61,19 @@ struct CheckpointSpec {
   bool operator==(const CheckpointSpec&) const = default;
 };
 
+enum class SameFailure : std::uint8_t { stop, restart };
+// Which failures are followed by a new attempt, and when. The words of `on` are those of
+// check_failure() in values.hpp.
+struct RestartSpec {
+  std::optional<std::vector<std::string>> on;  // absent: after each
+  std::vector<std::string> count;              // node_lost, preempted: of max_restarts too
+  std::optional<std::chrono::seconds> window;  // max_restarts in this time; absent: in all
+  std::chrono::seconds backoff{0};
+  SameFailure same_failure = SameFailure::stop;  // twice in a row, at the same step
+
+  bool operator==(const RestartSpec&) const = default;
+};
+
 // A secret's value comes from the CLI's environment variable of that name, or from a file.
 struct SecretSpec {
   std::string name;                 // the environment variable that the ranks get
@@ -63,6 +85,7 @@ struct SecretSpec {
 enum class BundleMode : std::uint8_t { automatic, off };
 enum class OnHeadLost : std::uint8_t { go_on, stop };  // "continue", "stop"
 enum class Launcher : std::uint8_t { direct, srun };
+enum class OnHang : std::uint8_t { report, restart, nothing };
 
 // What of a job was sent to the cluster by content; filled in by `submit`, never by a YAML. Trees
 // are those of launcher/files/content_tree.hpp, by their SHA-256.
@@ -101,9 +124,13 @@ struct JobSpec {
   NodeCount nnodes;
   ProcsPerNode nproc_per_node;
   int max_restarts = 0;
+  RestartSpec restart;
   Resources resources;
   bool resources_given = false;  // a job that asks for nothing and is too large may run alone
-  std::string storage_path;      // absolute; empty: the head's own
+  // Of each rank too: what `resources` of node types has under names of one's own.
+  std::map<std::string, double> custom_resources;
+  std::map<std::string, std::string> label_selector;  // by a label's name, a LabelRule as written
+  std::string storage_path;                           // absolute; empty: the head's own
   CheckpointSpec checkpoint;
   BundleMode bundle = BundleMode::automatic;
   OnHeadLost on_head_lost = OnHeadLost::go_on;
@@ -111,9 +138,11 @@ struct JobSpec {
   std::chrono::seconds stop_grace{30};
   std::optional<std::chrono::seconds> timeout;        // of one job, over all attempts
   std::optional<std::chrono::seconds> queue_timeout;  // in state queued
-  int priority = 0;                                   // larger goes first
-  std::vector<std::string> after;                     // job ids that must have succeeded first
-  std::string resumes;  // id of the ended job that this one goes on with; empty: none
+  std::optional<std::chrono::seconds> hang_timeout;   // absent: by its own steps, see hang.hpp
+  OnHang on_hang = OnHang::report;
+  int priority = 0;                // larger goes first
+  std::vector<std::string> after;  // job ids that must have succeeded first
+  std::string resumes;             // id of the ended job that this one goes on with; empty: none
   std::optional<StartCheckpoint> start;
   std::optional<JobContent> content;  // absent: the job runs in place, where it was submitted
 

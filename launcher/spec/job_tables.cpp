@@ -52,7 +52,8 @@ const Table& job_resources_table() {
                   "Memory of each rank: the head places by it, and the node holds the rank to it "
                   "where it can."),
               "memory: 4GiB"),
-      }};
+      },
+      true};
   return table;
 }
 
@@ -70,6 +71,43 @@ const Table& job_checkpoint_table() {
                   "score_attribute: val_accuracy"),
           key("score_order", Shape::choice({"max", "min"}), "max",
               "Whether more or less of it is better."),
+      }};
+  return table;
+}
+
+const Table& job_restart_table() {
+  static const Table table{
+      "restart",
+      {
+          example(
+              key("on",
+                  Shape::special("list of failures",
+                                 json{{"type", "array"},
+                                      {"items", {{"type", {"string", "integer"}}}},
+                                      {"minItems", 1}}),
+                  nullptr,
+                  "After which failures: `exit_code`, `signal`, `out_of_memory`, "
+                  "`not_started`, `node_lost`, `preempted`, `hang`, `other`, or single exit codes "
+                  "(`75`) and signals (`SIGUSR1`). Absent: after each."),
+              "on: [75, SIGKILL, node_lost, preempted]"),
+          example(key("count",
+                      Shape::special("list of node_lost and preempted",
+                                     json{{"type", "array"},
+                                          {"items", {{"enum", {"node_lost", "preempted"}}}}}),
+                      json::array(),
+                      "Which of these count among `max_restarts` as well. They are no failure of "
+                      "the job's: without it the job begins anew however often."),
+                  "count: [node_lost]"),
+          example(key("window_s", Shape::whole(1, static_cast<double>(limits::kTimeoutSeconds)),
+                      nullptr,
+                      "Seconds in which there may be `max_restarts`. Absent: over the whole job."),
+                  "window_s: 86400"),
+          key("backoff_s", Shape::whole(0, static_cast<double>(limits::kBackoffSeconds)), 0,
+              "Seconds from a failure to the next attempt, twice as long after each further one "
+              "without a new checkpoint, at most an hour. None after `preempted`."),
+          key("same_failure", Shape::choice({"stop", "restart"}), "stop",
+              "`stop`: the same failure at the same step twice in a row ends the job, whatever is "
+              "left of `max_restarts`."),
       }};
   return table;
 }
@@ -133,9 +171,21 @@ const Table& job_table() {
           key("max_restarts", Shape::whole(0, limits::kRestarts), 0,
               "How many times all ranks are started anew, from the newest checkpoint, after one "
               "has failed."),
+          example(key("restart", Shape::mapping(job_restart_table()), nullptr,
+                      "After which failures that is done, and when."),
+                  "restart: {on: [75, node_lost, preempted], backoff_s: 10}"),
           example(key("resources", Shape::mapping(job_resources_table()), nullptr,
-                      "What each rank needs."),
+                      "What each rank needs; beside these, names of your own that `resources` of "
+                      "node types has."),
                   "resources: {CPU: 4, GPU: 1, memory: 8GiB}"),
+          example(key("label_selector",
+                      Shape::special(
+                          "mapping of labels to what they are to be",
+                          json{{"type", "object"}, {"additionalProperties", {{"type", "string"}}}}),
+                      json::object(),
+                      "Which nodes will do, by the `labels` of their type: `VALUE`, `!VALUE`, "
+                      "`in(A, B)` or `!in(A, B)`, as in Ray."),
+                  "label_selector: {tier: gold}"),
           example(expands(key("storage_path", Shape::text(), nullptr,
                               "A folder that all nodes see, for checkpoints. Relative to the YAML; "
                               "absent: on the head.")),
@@ -161,6 +211,15 @@ const Table& job_table() {
               key("queue_timeout_s", Shape::whole(0, static_cast<double>(limits::kTimeoutSeconds)),
                   nullptr, "Seconds that the job may wait in the queue. Absent: no limit."),
               "queue_timeout_s: 600"),
+          example(
+              key("hang_timeout_s", Shape::whole(1, static_cast<double>(limits::kTimeoutSeconds)),
+                  nullptr,
+                  "Seconds in which some rank must get further. Absent: ten times the median step, "
+                  "at least 5 minutes, once 20 steps were reported; else no limit."),
+              "hang_timeout_s: 600"),
+          key("on_hang", Shape::choice({"report", "restart", "nothing"}), "report",
+              "What follows when none does: it is said which rank lags, or the attempt fails for "
+              "that, or nothing."),
           key("priority", Shape::whole(-limits::kPriority, limits::kPriority), 0,
               "The larger goes first; of equals the older."),
       }};

@@ -9,19 +9,33 @@ namespace dtrain {
 namespace spec {
 namespace {
 
+// 3 and true are words here, as they are written.
+std::vector<std::string> words_of(Mapping& from, const char* name, const Node& list) {
+  std::vector<std::string> words;
+  for (std::size_t i = 0; i < list.items.size(); ++i) {
+    const Path path = with(from.path_of(name), "[" + std::to_string(i) + "]");
+    if (auto word = from.word(*list.items[i], path, false)) words.push_back(std::move(*word));
+  }
+  return words;
+}
+
+std::vector<std::string> read_words(Mapping& from, const char* name) {
+  const Node* node = from.special(name);
+  if (node == nullptr) return {};
+  if (node->kind == Node::Kind::sequence) return words_of(from, name, *node);
+  from.problem(name, "must be a " + from.table().find(name)->shape.in_words(),
+               "for example: " + from.table().find(name)->example);
+  return {};
+}
+
 void read_command(Mapping& top, JobSpec& spec) {
   const Node* node = top.special("command");
   if (node == nullptr) return;
-  const Path path = top.path_of("command");
   if (node->kind == Node::Kind::scalar) {
     spec.shell = true;
     spec.command = {node->text};
   } else if (node->kind == Node::Kind::sequence) {
-    for (std::size_t i = 0; i < node->items.size(); ++i) {
-      // 3 and true are words here, as they are written
-      auto word = top.word(*node->items[i], with(path, "[" + std::to_string(i) + "]"), false);
-      if (word) spec.command.push_back(std::move(*word));
-    }
+    spec.command = words_of(top, "command", *node);
   } else {
     top.problem("command", "must be a list of words, or a text for a shell",
                 "for example: command: [./train, --epochs, 3]");
@@ -117,6 +131,12 @@ void read_resources(Mapping resources, JobSpec& spec, Report& report) {
   spec.resources.cpu = resources.optional_number("CPU");
   if (const auto gpu = resources.optional_whole("GPU")) spec.resources.gpu = static_cast<int>(*gpu);
   spec.resources.memory = scalar_value(resources, "memory", report, parse_bytes);
+  for (const Entry& entry : resources.others()) {
+    const Path at = resources.path_of(entry.key);
+    if (const auto amount = resources.amount(*entry.value, at)) {
+      spec.custom_resources[entry.key] = *amount;
+    }
+  }
   resources.finish();
 }
 
@@ -127,6 +147,18 @@ void read_checkpoint(Mapping checkpoint, JobSpec& spec) {
   spec.checkpoint.score_attribute = checkpoint.optional_text("score_attribute");
   spec.checkpoint.score_order = parse_score_order(checkpoint.choice("score_order"));
   checkpoint.finish();
+}
+
+void read_restart(Mapping restart, JobSpec& spec) {
+  std::vector<std::string> on = read_words(restart, "on");
+  if (restart.has("on")) spec.restart.on = std::move(on);
+  spec.restart.count = read_words(restart, "count");
+  if (const auto window = restart.optional_whole("window_s")) {
+    spec.restart.window = std::chrono::seconds(*window);
+  }
+  spec.restart.backoff = std::chrono::seconds(restart.whole("backoff_s"));
+  spec.restart.same_failure = parse_same_failure(restart.choice("same_failure"));
+  restart.finish();
 }
 
 JobSpec read_job(const Document& document, Source source) {
@@ -153,8 +185,13 @@ JobSpec read_job(const Document& document, Source source) {
   spec.nproc_per_node = scalar_value(top, "nproc_per_node", report, parse_procs_per_node)
                             .value_or(spec.nproc_per_node);
   spec.max_restarts = static_cast<int>(top.whole("max_restarts"));
+  read_restart(top.mapping("restart"), spec);
   spec.resources_given = top.has("resources");
   read_resources(top.mapping("resources"), spec, report);
+  for (const Entry& entry : top.entries("label_selector")) {
+    const Path at = with(top.path_of("label_selector"), entry.key);
+    if (const auto rule = top.word(*entry.value, at, false)) spec.label_selector[entry.key] = *rule;
+  }
   spec.storage_path = top.path_text("storage_path");
   read_checkpoint(top.mapping("checkpoint"), spec);
   spec.bundle = parse_bundle_mode(top.choice("bundle"));
@@ -167,6 +204,10 @@ JobSpec read_job(const Document& document, Source source) {
   if (const auto timeout = top.optional_whole("queue_timeout_s")) {
     spec.queue_timeout = std::chrono::seconds(*timeout);
   }
+  if (const auto timeout = top.optional_whole("hang_timeout_s")) {
+    spec.hang_timeout = std::chrono::seconds(*timeout);
+  }
+  spec.on_hang = parse_on_hang(top.choice("on_hang"));
   spec.priority = static_cast<int>(top.whole("priority"));
   top.finish();
   report_problems(problems_of(spec), document, report);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <utility>
 
 #include "launcher/core/text.hpp"
@@ -127,6 +128,7 @@ Mapping::Mapping(const Node* node, const Table& table, Path path, Source source,
       }
       continue;
     }
+    if (table_.others) continue;
     std::string hint = misplaced(entry);
     if (hint.empty() && explain) hint = explain(entry.key);
     if (hint.empty()) hint = near_key(table_, entry.key);
@@ -160,6 +162,24 @@ std::string Mapping::misplaced(const Entry& unknown) const {
   if (owner_ == nullptr || unknown.place.column != owner_->place.column) return "";
   return "indent it: it seems to belong to " + printable(owner_->key, false) + " in line " +
          std::to_string(owner_->place.line);
+}
+
+std::vector<Entry> Mapping::others() const {
+  std::vector<Entry> found;
+  if (node_ == nullptr || !table_.others) return found;
+  std::copy_if(node_->entries.begin(), node_->entries.end(), std::back_inserter(found),
+               [&](const Entry& entry) { return table_.find(entry.key) == nullptr; });
+  return found;
+}
+
+std::optional<double> Mapping::amount(const Node& node, const Path& path) {
+  const ScalarType type = node.type();
+  const bool is_number =
+      node.kind == Node::Kind::scalar && (type == ScalarType::whole || type == ScalarType::number);
+  if (is_number) return json(node, path, false).get<double>();
+  source_.report.problem(path, node.place, "must be a number, not " + node.kind_name(),
+                         "for example: " + printable(path.back(), false) + ": 1");
+  return std::nullopt;
 }
 
 Path Mapping::path_of(const std::string& name) const {

@@ -52,6 +52,10 @@ class Mapping {
   // The entries of a key of shape `mappings` (and special keys that are mappings); reports what is
   // none.
   std::vector<Entry> entries(const char* name);
+  // Those whose keys are the user's own, of a table with `others`.
+  std::vector<Entry> others() const;
+  // Any finite number; reports what is none.
+  std::optional<double> amount(const Node& node, const Path& path);
   // The value of a `special` key, with ${VAR} not yet replaced; null when absent.
   const Node* special(const char* name);
   // Checks the type of a key that has no effect, and that of all its own keys. Nothing if the key

@@ -196,11 +196,13 @@ class NodeTypesReader {
     }
     type.idle_timeout_s = mapping.optional_number("idle_timeout_s");
     type.priority = static_cast<int>(mapping.whole("priority"));
+    type.fallback_instance_types = mapping.texts("fallback_instance_types");
     type.on_demand_fallback = mapping.boolean("on_demand_fallback");
     type.placement_group = mapping.choice("placement_group");
     type.efa = mapping.boolean("efa");
     if (spec_.provider.kind != ProviderKind::aws) {
-      for (const char* name : {"on_demand_fallback", "placement_group", "efa"}) {
+      for (const char* name :
+           {"fallback_instance_types", "on_demand_fallback", "placement_group", "efa"}) {
         if (!mapping.has(name)) continue;
         source_.report.warning(
             mapping.path_of(name), document_.place(mapping.path_of(name)),
@@ -227,20 +229,15 @@ class NodeTypesReader {
     }
     for (const Entry& entry : node.entries) {
       const Path at = with(path, entry.key);
-      const auto text = mapping.word(*entry.value, at, false);
-      if (!text) continue;
-      const ScalarType type = entry.value->type();
       const bool memory = entry.key == "memory" || entry.key == "object_store_memory";
       if (memory) {
+        const auto text = mapping.word(*entry.value, at, false);
+        if (!text) continue;
         const auto bytes =
             reported(source_.report, at, entry.value->place, [&] { return parse_bytes(*text); });
         if (bytes) resources[entry.key] = static_cast<double>(*bytes);
-      } else if (type == ScalarType::whole || type == ScalarType::number) {
-        resources[entry.key] = mapping.json(*entry.value, at, false).get<double>();
-      } else {
-        source_.report.problem(at, entry.value->place,
-                               "must be a number, not " + entry.value->kind_name(),
-                               "for example: " + printable(entry.key, false) + ": 1");
+      } else if (const auto amount = mapping.amount(*entry.value, at)) {
+        resources[entry.key] = *amount;
       }
     }
     if (resources.erase("object_store_memory") > 0) {
@@ -258,8 +255,10 @@ class NodeTypesReader {
     one.max_workers = 0;
     NodeType others;
     others.name = kLegacyWorker;
-    others.min_workers = std::min(min_workers, spec_.max_workers);
-    others.max_workers = spec_.max_workers;
+    others.min_workers = min_workers;
+    // What no machine could be made of is none that jobs may ask for.
+    const bool says_none = spec_.provider.kind == ProviderKind::aws && !top_.has("worker_nodes");
+    others.max_workers = says_none ? others.min_workers : spec_.max_workers;
     fill_legacy(one, head, "head_node");
     fill_legacy(others, workers, "worker_nodes");
     spec_.head_node_type = kLegacyHead;
@@ -268,10 +267,12 @@ class NodeTypesReader {
 
   void fill_legacy(NodeType& type, const json& config, const char* key) {
     type.node_config = config;
+    type.location = source_.report.location(document_.place({key}));
     type.initialization_commands = spec_.initialization_commands;
     json others = config;
     if (others.is_object()) others.erase("resources");
-    check_node_config(others, {key});
+    const bool is_none = type.name == kLegacyWorker && type.max_workers == 0;
+    if (top_.has(key) || !is_none) check_node_config(others, {key});
     const Node* node = document_.root().find(key);
     const Node* resources = node == nullptr ? nullptr : node->find("resources");
     if (resources == nullptr || resources->kind == Node::Kind::null) return;
@@ -307,6 +308,14 @@ class NodeTypesReader {
       source_.report.problem(at, document_.place(at),
                              "EC2 takes no names of groups in a VPC; SecurityGroupIds says them");
     }
+    check_image(config, path);
+    const json metadata = config.value("MetadataOptions", json::object());
+    if (metadata.is_object() && metadata.value("HttpEndpoint", json()) == "disabled") {
+      const Path at = with(with(path, "MetadataOptions"), "HttpEndpoint");
+      source_.report.problem(at, document_.place(at),
+                             "must be enabled: the machine learns by it whom to let in, and what "
+                             "it starts with");
+    }
     // cloud-init sees by its first line what it is.
     if (const json data = config.value("UserData", json()); data.is_string()) {
       const Path at = with(path, "UserData");
@@ -330,6 +339,24 @@ class NodeTypesReader {
     report_problems(ec2_problems(config, kRunInstances, path), document_, source_.report);
   }
 
+  // Without either EC2 makes some machine of its own choice; a template says it too.
+  void check_image(const json& config, const Path& path) {
+    const auto problem = [&](const char* name, const std::string& what, const std::string& hint) {
+      const Path at = with(path, name);
+      source_.report.problem(at, document_.place(at), what, hint);
+    };
+    const json image = config.value("ImageId", json());
+    const std::string named = image.is_string() ? image.get<std::string>() : "";
+    if (!named.empty() && !is_image(named)) {
+      problem("ImageId", shown(named) + " is no image", image_hint());
+    }
+    const json kind = config.value("InstanceType", json());
+    const json launch_template = config.value("LaunchTemplate", json());
+    if ((kind.is_null() || kind == "") && launch_template.is_null()) {
+      problem("InstanceType", "is missing: what kind of machine it is", "for example: m5.large");
+    }
+  }
+
   void add_default_types(int min_workers) {
     const RayDefaults* defaults = ray_defaults(spec_.provider.kind);
     if (defaults == nullptr) {
@@ -344,7 +371,7 @@ class NodeTypesReader {
     head.initialization_commands = spec_.initialization_commands;
     NodeType worker = head;
     worker.name = defaults->worker;
-    worker.min_workers = std::min(min_workers, spec_.max_workers);
+    worker.min_workers = min_workers;
     worker.max_workers = std::nullopt;
     spec_.head_node_type = head.name;
     spec_.node_types = {std::move(head), std::move(worker)};

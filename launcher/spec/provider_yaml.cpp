@@ -241,6 +241,7 @@ class ProviderReader {
       } else if (!inner.is_array()) {
         problem("must be a list, each a mapping");
       } else {
+        spec_.provider.rules_location = source_.report.location(document_.place(at));
         for (std::size_t i = 0; i < inner.size(); ++i) {
           const Path each = with(at, "[" + std::to_string(i) + "]");
           if (!inner[i].is_object()) {
@@ -284,11 +285,12 @@ class ProviderReader {
 }  // namespace
 
 void note_local_path(const Mapping& mapping, const char* name, const std::string& path,
-                     const Document& document, Source source, ClusterSpec& spec) {
+                     const Document& document, Source source, ClusterSpec& spec,
+                     LocalPath::What what) {
   if (path.empty()) return;
   const Path key = mapping.path_of(name);
   spec.local_paths.push_back(
-      {LocalPath::What::key, to_string(key), path, source.report.location(document.place(key))});
+      {what, to_string(key), path, source.report.location(document.place(key))});
 }
 
 void read_provider(Mapping& top, const Document& document, Source source, ClusterSpec& spec,

@@ -54,7 +54,8 @@ void read_provider(Mapping& top, const Document& document, Source source, Cluste
 void read_node_types(Mapping& top, const Document& document, Source source, ClusterSpec& spec);
 // Adds the key file that mapping's key `name` names, if any, to what must be on this machine.
 void note_local_path(const Mapping& mapping, const char* name, const std::string& path,
-                     const Document& document, Source source, ClusterSpec& spec);
+                     const Document& document, Source source, ClusterSpec& spec,
+                     LocalPath::What what = LocalPath::What::key);
 // For machines that exist: the key `name` asks for more workers than there are.
 void warn_of_few_hosts(const char* name, int wanted, int there, const Document& document,
                        Report& report);

@@ -79,8 +79,9 @@ json object_schema(const Table& table) {
     properties[key.name] = key_schema(key);
     if (key.required) required.push_back(key.name);
   }
+  const json others = table.others ? json{{"type", "number"}, {"minimum", 0}} : json(false);
   json schema{
-      {"type", "object"}, {"properties", std::move(properties)}, {"additionalProperties", false}};
+      {"type", "object"}, {"properties", std::move(properties)}, {"additionalProperties", others}};
   if (!required.empty()) schema["required"] = std::move(required);
   return schema;
 }

@@ -75,6 +75,7 @@ struct Key {
 struct Table {
   std::string title;
   std::vector<Key> keys;
+  bool others = false;  // any other key is a name of the user's own, and has a number
 
   const Key* find(std::string_view name) const;
   std::vector<std::string> names() const;
@@ -93,6 +94,7 @@ Key example(Key key, std::string text);
 const Table& job_table();
 const Table& job_resources_table();
 const Table& job_checkpoint_table();
+const Table& job_restart_table();
 
 const Table& cluster_table();
 const Table& auth_table();

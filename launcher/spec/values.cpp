@@ -1,5 +1,7 @@
 #include "launcher/spec/values.hpp"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -8,6 +10,7 @@
 #include <vector>
 
 #include "launcher/core/number.hpp"
+#include "launcher/core/process_exit.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/spec/checks.hpp"
 #include "launcher/spec/limits.hpp"
@@ -49,7 +52,11 @@ constexpr Names<BundleMode, 2> kBundleModes{
 constexpr Names<OnHeadLost, 2> kOnHeadLost{
     {{OnHeadLost::go_on, "continue"}, {OnHeadLost::stop, "stop"}}};
 constexpr Names<Launcher, 2> kLaunchers{{{Launcher::direct, "direct"}, {Launcher::srun, "srun"}}};
+constexpr Names<SameFailure, 2> kSameFailures{
+    {{SameFailure::stop, "stop"}, {SameFailure::restart, "restart"}}};
 constexpr Names<ScoreOrder, 2> kScoreOrders{{{ScoreOrder::max, "max"}, {ScoreOrder::min, "min"}}};
+constexpr Names<OnHang, 3> kOnHang{
+    {{OnHang::report, "report"}, {OnHang::restart, "restart"}, {OnHang::nothing, "nothing"}}};
 
 std::string_view file_name(std::string_view path) {
   while (path.size() > 1 && path.back() == '/') path.remove_suffix(1);
@@ -143,6 +150,52 @@ Launcher parse_launcher(std::string_view text) {
 ScoreOrder parse_score_order(std::string_view text) {
   return value_of(kScoreOrders, text);
 }
+SameFailure parse_same_failure(std::string_view text) {
+  return value_of(kSameFailures, text);
+}
+
+void check_failure(std::string_view text) {
+  if (std::find(kFailures.begin(), kFailures.end(), text) != kFailures.end()) return;
+  const auto code = number_from<int>(text);
+  if (code && *code >= 1 && *code <= 255) return;
+  for (int signal = 1; signal < NSIG; ++signal) {
+    if (signal_name(signal) == text) return;
+  }
+  std::string names;
+  for (const char* each : kFailures) names += std::string(each) + ", ";
+  throw Error(ErrorCode::invalid, shown(text) + " is no failure that is known")
+      .with_hint(names + "an exit code of 1 to 255, or a signal as SIGUSR1");
+}
+OnHang parse_on_hang(std::string_view text) {
+  return value_of(kOnHang, text);
+}
+
+LabelRule parse_label_rule(std::string_view text) {
+  LabelRule rule;
+  std::string_view rest = text;
+  rule.negated = rest.starts_with('!');
+  if (rule.negated) rest.remove_prefix(1);
+  const bool is_list = rest.starts_with("in(") && rest.ends_with(')');
+  if (is_list) {
+    for (const std::string& each : split(rest.substr(3, rest.size() - 4), ',')) {
+      rule.values.push_back(trimmed(each));
+    }
+  } else {
+    rule.values.emplace_back(rest);
+  }
+  const bool is_open = !is_list && rest.starts_with("in(");
+  if (is_open || std::find(rule.values.begin(), rule.values.end(), "") != rule.values.end()) {
+    throw Error(ErrorCode::invalid, shown(text) + " is no rule for a label")
+        .with_hint("VALUE, !VALUE, in(A, B) or !in(A, B)");
+  }
+  return rule;
+}
+
+bool LabelRule::takes(const std::string* label) const {
+  const bool is_one =
+      label != nullptr && std::find(values.begin(), values.end(), *label) != values.end();
+  return is_one != negated;
+}
 
 std::string to_string(NodeCount count) {
   if (count.min == count.max) return std::to_string(count.min);
@@ -166,6 +219,12 @@ const char* to_string(Launcher launcher) noexcept {
 }
 const char* to_string(ScoreOrder order) noexcept {
   return name_of(kScoreOrders, order);
+}
+const char* to_string(SameFailure what) noexcept {
+  return name_of(kSameFailures, what);
+}
+const char* to_string(OnHang what) noexcept {
+  return name_of(kOnHang, what);
 }
 
 std::string default_job_name(const JobSpec& spec) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -22,6 +23,17 @@ BundleMode parse_bundle_mode(std::string_view text);   // "auto", "off"
 OnHeadLost parse_on_head_lost(std::string_view text);  // "continue", "stop"
 Launcher parse_launcher(std::string_view text);        // "direct", "srun"
 ScoreOrder parse_score_order(std::string_view text);   // "max", "min"
+OnHang parse_on_hang(std::string_view text);           // "report", "restart", "nothing"
+
+SameFailure parse_same_failure(std::string_view text);  // "stop", "restart"
+
+// A failure that `restart.on` may name: one of kFailures, an exit code of 1 to 255 ("75"), a signal
+// ("SIGUSR1").
+inline constexpr std::array kFailures{"exit_code", "signal",    "out_of_memory", "not_started",
+                                      "node_lost", "preempted", "hang",          "other"};
+void check_failure(std::string_view text);
+
+LabelRule parse_label_rule(std::string_view text);  // "v", "!v", "in(v, w)", "!in(v, w)"
 
 std::string to_string(NodeCount count);
 std::string to_string(ProcsPerNode procs);
@@ -29,6 +41,8 @@ const char* to_string(BundleMode mode) noexcept;
 const char* to_string(OnHeadLost what) noexcept;
 const char* to_string(Launcher launcher) noexcept;
 const char* to_string(ScoreOrder order) noexcept;
+const char* to_string(SameFailure what) noexcept;
+const char* to_string(OnHang what) noexcept;
 
 // A job's name where none is given: the program's file name, for an interpreter (python train.py)
 // its script's, without what a name may not have; "job" if nothing is left.

@@ -43,7 +43,7 @@ void fields(Is<AttemptSpec> auto& m, auto&& f) {
     "max_restarts", or_default(m.max_restarts), "stop_grace_s", or_default(m.stop_grace),
     "on_head_lost", m.on_head_lost, "lease_ms", or_default(m.lease, {1, kMostLease}), "content",
     if_set(m.content), "rank_memory", if_set(m.rank_memory), "library_path", if_set(m.library_path),
-    "srun", if_set(m.srun));
+    "srun", if_set(m.srun), "beats", if_set(m.beats));
 }
 
 BOOST_DESCRIBE_ENUM(NodeFinished::Outcome, succeeded, failed, stopped)
@@ -57,6 +57,15 @@ void fields(Is<RanksStarted::Rank> auto& m, auto&& f) {
 }
 BOOST_DESCRIBE_STRUCT(RanksStarted, (), (ranks, time))
 BOOST_DESCRIBE_STRUCT(RankReport, (), (rank, body))
+void fields(Is<RankBeat::Collective> auto& m, auto&& f) {
+  f("sequence", within(m.sequence, 0, kExactMax), "name", if_set(m.name), "bytes", if_set(m.bytes),
+    "entered", if_set(m.entered), "done", if_set(m.done));
+}
+void fields(Is<RankBeat> auto& m, auto&& f) {
+  f("rank", m.rank, "step", if_set(m.step), "phase", if_set(m.phase), "collective",
+    if_set(m.collective));
+}
+BOOST_DESCRIBE_STRUCT(RankBeats, (), (beats))
 void fields(Is<AttemptWarning> auto& m, auto&& f) {
   f("rank", if_set(m.rank), "message", m.message);
 }
@@ -83,7 +92,7 @@ namespace {
 
 constexpr MessageNames<AttemptEventBody> kEvents{"master_ready", "setup_started", "ranks_started",
                                                  "report",       "warning",       "rank_exited",
-                                                 "finished"};
+                                                 "finished",     "beats"};
 constexpr MessageNames<AttemptCommand> kCommands{"ack", "stop", "lease"};
 
 }  // namespace

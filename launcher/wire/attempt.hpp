@@ -74,6 +74,7 @@ struct AttemptSpec {
   std::uint64_t rank_memory = 0;  // bytes that each rank may use; 0: as many as there are
   std::string library_path;       // in front of the ranks' LD_LIBRARY_PATH; empty: nothing
   std::optional<SrunStep> srun;   // absent: nobody else has a part in starting the ranks
+  bool beats = false;             // node and head know RankBeats
 };
 
 // ---- Supervisor to head, in order, each with a sequence number from 1. The supervisor keeps an
@@ -95,6 +96,28 @@ struct RanksStarted {
 struct RankReport {
   int rank = 0;
   nlohmann::json body;
+};
+// With AttemptSpec's beats, heartbeats come so: the newest of each rank that has sent one since the
+// last event of this kind. Else each is a RankReport.
+struct RankBeat {
+  struct Collective {
+    std::uint64_t sequence = 0;          // how many this rank has begun
+    std::string name;                    // "all_reduce"; empty: not said
+    std::optional<std::uint64_t> bytes;  // of this rank's contribution
+    std::optional<double> entered;       // seconds since 1970, on the rank's machine
+    std::optional<bool> done;            // the rank has come out of it; absent: not known
+
+    bool operator==(const Collective&) const = default;
+  };
+  int rank = 0;
+  std::optional<std::int64_t> step;
+  std::string phase;  // what it is at: "data", "validation"; empty: not said
+  std::optional<Collective> collective;
+
+  bool operator==(const RankBeat&) const = default;
+};
+struct RankBeats {
+  std::vector<RankBeat> beats;
 };
 struct AttemptWarning {
   std::optional<int> rank;
@@ -122,7 +145,7 @@ struct NodeFinished {
 };
 
 using AttemptEventBody = std::variant<MasterReady, SetupStarted, RanksStarted, RankReport,
-                                      AttemptWarning, RankExited, NodeFinished>;
+                                      AttemptWarning, RankExited, NodeFinished, RankBeats>;
 struct AttemptEvent {
   std::uint64_t seq = 0;
   AttemptEventBody body;
@@ -145,7 +168,7 @@ struct RenewLease {};  // the head was heard: the lease runs from now
 using AttemptCommand = std::variant<EventAck, StopRanks, RenewLease>;
 
 // Each is an object with "type" (master_ready, setup_started, ranks_started, report, warning,
-// rank_exited, finished; ack, stop, lease), an event also with "seq". from_json throws
+// rank_exited, finished, beats; ack, stop, lease), an event also with "seq". from_json throws
 // Error(invalid) naming the field. An unknown type is Error(invalid) too.
 nlohmann::json to_json(const AttemptSpec& spec);
 AttemptSpec attempt_spec_from_json(const nlohmann::json& json);
@@ -161,5 +184,9 @@ inline constexpr std::size_t kReportLimit = 65536;  // bytes of a line, newline 
 // Parses and checks one line without its newline. Throws Error(invalid) saying what is wrong, with
 // at most 80 bytes of it quoted. Never more than bounded work: depth and counts are checked.
 nlohmann::json parse_report(std::string_view line);
+
+// What a report says of where its rank is: of a heartbeat all, of others the step. What is not as
+// in the contract (an older supervisor lets it pass) is as if it were not there.
+RankBeat beat_of(int rank, const nlohmann::json& report);
 
 }  // namespace dtrain::wire

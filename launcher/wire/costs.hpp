@@ -13,15 +13,31 @@
 // head asks for no prices (POST /v1/costs). All in US dollars an hour.
 namespace dtrain::wire {
 
+// An hour of a machine; absent: not known.
+struct Prices {
+  std::optional<double> price;  // as it is asked for first
+  std::optional<double> most;   // of what may take its place: on demand where there is no spot
+  bool operator==(const Prices&) const = default;
+};
+
 struct ClusterCosts {
   static constexpr double kMost = 1e9;
 
-  // Of one machine; absent: not known.
+  // One of the provider's.
+  struct InstanceType {
+    std::string name;
+    Prices prices;
+    bool operator==(const InstanceType&) const = default;
+  };
   struct Type {
     std::string name;
-    std::optional<double> price;
-    std::optional<double> most;  // where one of another kind may take its place: what that costs
+    Prices prices;                             // `most`: of all that a machine of it may be
+    std::vector<InstanceType> instance_types;  // where it may be one of several
 
+    // Of one that there is; `instance_type` is empty where that is not known.
+    std::optional<double> price_of(const std::string& instance_type, bool spot) const;
+    // Of one that is asked for: at most.
+    std::optional<double> most() const;
     bool operator==(const Type&) const = default;
   };
   // That an `up` has made. The head sees by itself those that it asks for.
@@ -29,6 +45,7 @@ struct ClusterCosts {
     NodeId node;
     std::string id;  // the provider's
     std::string type;
+    std::string instance_type;
     bool head = false;
     bool spot = false;
     WallTime created{};

@@ -25,14 +25,15 @@
 // the first version is said only to a side that has named the feature: "mirror" (logs), "prepare"
 // (PrepareAttempt), "pairs", "renew", "setup", "forward", "content" (Stage, Unstage,
 // /v1/node/content), "shards" (ShardAsk, PrepareAttempt's checkpoint, /v1/node/checkpoint),
-// "collect", "memory" (AttemptSpec's rank_memory), "leave" (Leaving), "preparation" (PrepareNode).
+// "collect", "memory" (AttemptSpec's rank_memory), "leave" (Leaving), "preparation" (PrepareNode),
+// "beats" (AttemptSpec's beats, RankBeats).
 namespace dtrain::wire {
 
 inline constexpr int kNodeVersion = 1;
 
-inline const std::vector<std::string> kNodeFeatures{"mirror",  "prepare", "pairs",   "renew",
-                                                    "setup",   "forward", "content", "shards",
-                                                    "collect", "memory",  "leave",   "preparation"};
+inline const std::vector<std::string> kNodeFeatures{
+    "mirror", "prepare", "pairs",  "renew", "setup",       "forward", "content",
+    "shards", "collect", "memory", "leave", "preparation", "beats"};
 
 // Where in Slurm a node is.
 struct SlurmPlace {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
@@ -20,6 +21,8 @@ constexpr std::int64_t kShardsMax = 1'000'000;
 constexpr std::size_t kMetricsMax = 256;
 constexpr std::size_t kMetricNameMax = 128;  // characters
 constexpr std::size_t kPathMax = 4096;       // bytes
+constexpr std::size_t kPhaseMax = 32;        // bytes
+constexpr std::size_t kCollectiveMax = 64;   // bytes of its name
 constexpr int kDepthMax = 16;
 constexpr std::size_t kQuoted = 80;  // bytes of what was wrong
 
@@ -80,6 +83,35 @@ void check_text(const json& report, const char* key, std::size_t limit, bool may
     wrong_report(std::string("\"") + key + "\" holds a NUL");
 }
 
+void check_word(const json& report, const char* key, std::size_t limit) {
+  check_text(report, key, limit, false);
+  const std::string text = get_string(report, key);
+  if (printable(text, false) != text || text.find('\t') != std::string::npos) {
+    wrong_report(std::string("\"") + key + "\" must be printable: " + quote(text));
+  }
+}
+
+void check_heartbeat(const json& report) {
+  if (report.contains("phase")) check_word(report, "phase", kPhaseMax);
+  const auto found = report.find("collective");
+  if (found == report.end() || found->is_null()) return;
+  if (!found->is_object()) {
+    get_int(report, "collective", 0, kStepMax);
+    return;
+  }
+  const json& collective = *found;
+  get_int(collective, "sequence", 0, kStepMax);
+  if (collective.contains("name")) check_word(collective, "name", kCollectiveMax);
+  get_int(collective, "bytes", 0, kStepMax, 0);
+  get_bool(collective, "done", false);
+  if (collective.contains("entered")) {
+    const double entered = as_number(collective.at("entered"), "entered");
+    if (!std::isfinite(entered) || entered < 0) {
+      wrong_report("\"entered\" must be seconds since 1970");
+    }
+  }
+}
+
 void check_checkpoint(const json& report) {
   check_text(report, "path", kPathMax, false);
   const std::int64_t shards = get_int(report, "shards", 1, kShardsMax, 1);
@@ -99,6 +131,7 @@ void check(const json& report) {
   if (!heartbeat || report.contains("step")) get_int(report, "step", 0, kStepMax);
   if (type == "metrics") check_metrics(report);
   if (type == "checkpoint") check_checkpoint(report);
+  if (heartbeat) check_heartbeat(report);
   if (type == "progress") {
     get_int(report, "total", 0, kStepMax, 0);
     get_int(report, "epoch", 0, kStepMax, 0);
@@ -124,6 +157,37 @@ nlohmann::json parse_report(std::string_view line) {
     throw Error(ErrorCode::invalid, error.message() + ": " + quote(line))
         .with_hint(not_a_number ? R"(write "nan", "inf" and "-inf" as JSON strings)" : "");
   }
+}
+
+RankBeat beat_of(int rank, const nlohmann::json& report) {
+  RankBeat beat;
+  beat.rank = rank;
+  try {
+    if (report.contains("step")) beat.step = get_int(report, "step", 0, kStepMax);
+    if (get_string(report, "type") != "heartbeat") return beat;
+    check_heartbeat(report);
+    if (report.contains("phase")) beat.phase = get_string(report, "phase");
+    const auto found = report.find("collective");
+    if (found == report.end() || found->is_null()) return beat;
+    RankBeat::Collective its;
+    if (!found->is_object()) {
+      its.sequence = static_cast<std::uint64_t>(get_int(report, "collective", 0, kStepMax));
+      beat.collective = std::move(its);
+      return beat;
+    }
+    const json& said = *found;
+    its.sequence = static_cast<std::uint64_t>(get_int(said, "sequence", 0, kStepMax));
+    if (said.contains("name")) its.name = get_string(said, "name");
+    if (said.contains("bytes")) {
+      its.bytes = static_cast<std::uint64_t>(get_int(said, "bytes", 0, kStepMax));
+    }
+    if (said.contains("entered")) its.entered = as_number(said.at("entered"), "entered");
+    its.done = get_bool(said, "done", false);
+    beat.collective = std::move(its);
+  } catch (const Error&) {
+    beat.phase.clear();
+  }
+  return beat;
 }
 
 }  // namespace dtrain::wire

@@ -52,7 +52,7 @@ TEST_CASE("bash completes verbs, options, values and files") {
     return captured.out;
   };
   CHECK(complete("dtrain sub") == "submit\n");
-  CHECK(complete("dtrain st") == "status stop\n");
+  CHECK(complete("dtrain st") == "status stop stack\n");
   CHECK(complete("dtrain submit --nproc") == "--nproc-per-node\n");
   CHECK(complete("dtrain submit --nproc-per-node ''") == "gpu cpu\n");
   CHECK(complete("dtrain -c x submit --score-order m") == "max min\n");

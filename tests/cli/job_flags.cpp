@@ -60,6 +60,8 @@ TEST_CASE("flags win over the YAML, key by key") {
   flags.secrets = {"TOKEN=token.txt"};
   flags.cpus = 2.5;
   flags.memory = "1KiB";
+  flags.resources = {"tpu=1.5"};
+  flags.labels = {"tier=!tin"};
   flags.storage_path = "store";
   flags.max_restarts = 3;
   flags.stop_grace_s = 5;
@@ -83,6 +85,8 @@ TEST_CASE("flags win over the YAML, key by key") {
   CHECK(merged.resources.cpu == 2.5);
   CHECK(merged.resources.gpu == 1);
   CHECK(merged.resources.memory == 1024U);
+  CHECK(merged.custom_resources == std::map<std::string, double>{{"tpu", 1.5}});
+  CHECK(merged.label_selector == std::map<std::string, std::string>{{"tier", "!tin"}});
   CHECK(merged.resources_given);
   CHECK(merged.storage_path == "/work dir/store");
   CHECK(merged.max_restarts == 3);

@@ -5,6 +5,7 @@ import shutil
 
 from aws_harness import *
 
+MLP = BUILD / "examples" / "mnist_mlp" / "mnist_mlp"
 SEED = """\
 cluster_name: ml
 
@@ -133,6 +134,40 @@ class Kinds(AwsCase):
         self.ok("down", "-y")
         self.assert_nothing_left()
 
+    def test_the_next_instance_type_where_there_is_none(self):
+        types = two_types(2)
+        types["gpu"].update(fallback_instance_types=["p3.8xlarge", "g4dn.xlarge"])
+        self.write(types, provider={"availability_zone": "us-west-2a,us-west-2b"})
+        self.cloud.prices["g4dn.xlarge"] = 0.526
+        zones = ("us-west-2a", "us-west-2b")
+        self.cloud.capacity.update({(zone, "p3.2xlarge"): 1 for zone in zones})
+        self.cloud.vcpus = 2 + 32 + 8  # one p3.8xlarge, not two
+        out = self.up()
+        tried = [(form["InstanceType"], error) for action, form, error in self.cloud.asked
+                 if action == "RunInstances" and form["InstanceType"] != "m5.large"]
+        none = "InsufficientInstanceCapacity"
+        self.assertEqual(tried, [("p3.2xlarge", none)] * 2 + [("p3.8xlarge", "VcpuLimitExceeded"), ("g4dn.xlarge", "")], out)
+        self.assertAlmostEqual(self.json("status")["costs"]["per_hour"], 0.096 + 2 * 0.526)
+        self.assertEqual(self.json("up", self.yaml)["action"], "none")
+        self.ok("down", "-y")
+        self.cloud.capacity.update({(zone, "g4dn.xlarge"): 0 for zone in zones})
+        said = self.refused("up", "-y", self.yaml)
+        for part in ("us-west-2a, p3.2xlarge: " + none, "us-west-2a, p3.8xlarge: VcpuLimitExceeded", "us-west-2b, g4dn.xlarge: " + none):
+            self.assertIn(part, said)
+        types["gpu"].update(fallback_instance_types=["g4dn.huge"])
+        self.write(types)
+        self.assertIn("do not exist: [g4dn.huge]", self.refused("up", "-y", self.yaml, code=2))
+        self.ok("down", "-y")
+        self.assert_nothing_left()
+
+    def test_a_spot_price_is_the_dearest_of_its_zones(self):
+        types = two_types(1)
+        types["gpu"]["node_config"]["InstanceMarketOptions"] = {"MarketType": "spot"}
+        self.cloud.spot_prices = {("us-west-2a", "p3.2xlarge"): 1, ("us-west-2b", "p3.2xlarge"): 2, ("us-west-2c", "p3.2xlarge"): 3}
+        for zones, price in {"us-west-2a": 1, "us-west-2a, us-west-2b": 2}.items():
+            self.write(types, provider={"availability_zone": zones})
+            self.assertIn(f"${0.096 + price:.2f}", self.ok("up", "--dry-run", self.yaml))
+
     def test_what_is_made_for_them_goes_with_them(self):
         key = Path(self.env["HOME"]) / ".ssh" / "id_ed25519"
         types = two_types(1)
@@ -144,8 +179,8 @@ class Kinds(AwsCase):
         self.write(types, provider={"key_pair": {"key_name": "mine"}}, auth={"ssh_user": LOGIN, "ssh_private_key": str(key)})
         self.up()
         (gpu,) = [form for form in self.asked_for("RunInstances") if form["InstanceType"] == "p3.2xlarge"]
-        self.assertEqual((gpu["Placement.GroupName"], gpu["KeyName"], gpu["MetadataOptions.HttpTokens"]),
-                         ("dtrain-lab-gpu", "mine", "required"))
+        self.assertEqual((gpu["KeyName"], gpu["MetadataOptions.HttpTokens"]), ("mine", "required"))
+        self.assertEqual([gpu["Placement.GroupName"]], list(self.cloud._groups))
         machine = self.machines[self.by_node()["node-1"].id]
         eventually(machine.path("/root/theirs").exists, "the person's own boot data run too")
         aws_roles.make_role("dtrain-lab-abcdef", "/dtrain/us-west-2/lab/", "ec2:DescribeInstances")
@@ -177,8 +212,28 @@ class Kinds(AwsCase):
         self.assertEqual(came, {head.address})
         types["gpu"]["node_config"]["InstanceType"] = "m5.large"
         self.write(types)
-        self.assertIn("efa: m5.large has no Elastic Fabric Adapter", self.refused("up", "-y", "--replace", self.yaml))
+        self.assertIn("efa: m5.large has no Elastic Fabric Adapter", self.refused("up", "-y", "--replace", self.yaml, code=2))
         self.ok("down", "-y")
+        self.assert_nothing_left()
+
+    def test_a_type_that_can_never_be_keeps_no_other(self):
+        types = two_types(0)
+        types["gpu"]["max_workers"] = 1
+        types["other"] = {"max_workers": 1, "node_config": {"InstanceType": "p3.2xlagre", "ImageId": "latest_dlami"}}
+        self.write(types)
+        said = self.refused("up", "-y", self.yaml)
+        self.assertRegex(said, r"\.yaml:\d+:\d+: node type other: .*InvalidInstanceType.*p3.2xlagre")
+        self.assertIn("jobs get none of type other", said)
+        out = self.ok("submit", "--nnodes", "2", "--", "/bin/sh", "-c", "echo rank $RANK")
+        self.assertEqual(sorted(re.findall(r"rank \d", out)), ["rank 0", "rank 1"])
+        # Where it is to stand ready nothing is made that costs.
+        self.ok("down", "-y")
+        types["other"]["min_workers"] = 1
+        self.write(types)
+        asked = self.cloud.count("RunInstances")
+        self.assertIn("p3.2xlagre", self.refused("up", "-y", self.yaml, code=2))
+        self.assertEqual(self.cloud.count("RunInstances"), asked)
+        self.run_dtrain("down", "-y", self.yaml)
         self.assert_nothing_left()
 
     def test_another_launch_configuration(self):
@@ -214,6 +269,142 @@ class Kinds(AwsCase):
         self.assertIn("what machines cost is not known", done.stderr)
 
 
+class Said(AwsCase):
+    """What node_config and provider may say of network, images and templates, and what EC2 is then asked for."""
+
+    def private_subnets(self):
+        """One of each zone; from now on none gives its machines public addresses."""
+        subnets = [next(iter(self.cloud.backend.subnets[zone].values())) for zone in ("us-west-2a", "us-west-2b")]
+        for zone in self.cloud.backend.subnets.values():
+            for subnet in zone.values():
+                subnet.map_public_ip_on_launch = False
+        return [subnet.id for subnet in subnets]
+
+    def group(self, name):
+        return next((group for groups in self.cloud.backend.groups.values() for group in groups.values() if group.name == name), None)
+
+    def by_kind(self):
+        """The last granted request of each instance type."""
+        return {form.get("InstanceType"): form for form in self.asked_for("RunInstances")}
+
+    def test_what_node_config_may_say(self):
+        first, second = self.private_subnets()
+        vpc = self.cloud.backend.get_default_vpc().id
+        theirs = self.cloud.backend.create_security_group("theirs", "of a person", vpc_id=vpc)
+        own = self.cloud.backend.create_security_group("own", "of a type", vpc_id=vpc)
+        self.cloud.parameters.update({"/my/image": self.cloud.old_image})
+        self.cloud.backend.create_launch_template("mine", "", {"InstanceType": "c5.large", "ImageId": self.cloud.image,
+                                                               "SecurityGroupIds": [own.id]}, {})
+        # What may not be read is looked for among the images.
+        self.cloud.fault("GetParameter", "AccessDeniedException", times=99)
+        amazon = self.cloud.add_image("al2023-ami-2023.9.1-kernel-x86_64")
+        ubuntu = self.cloud.add_image("ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-20250610")
+        kinds = {
+            "m5.xlarge": {"SubnetIds": [second, first], "SecurityGroupIds": [own.id], "ImageId": "latest_amazon_linux"},
+            "m5.2xlarge": {"SubnetId": second, "ImageId": "resolve:ssm:/my/image"},
+            "c5.xlarge": {"ImageId": "latest_ubuntu", "NetworkInterfaces": [
+                {"DeviceIndex": 0, "SubnetId": first, "Groups": [own.id], "DeleteOnTermination": True}]},
+            "c5.2xlarge": {"ImageId": "latest_ubuntu", "CapacityReservationSpecification": {"CapacityReservationPreference": "open"}},
+            "": {"LaunchTemplate": {"LaunchTemplateName": "mine", "Version": "1"}},
+        }
+        types = {"head": {"node_config": {"InstanceType": "m5.large", "ImageId": "latest_ubuntu"}},
+                 **{f"type-{number}": {"min_workers": 1, "max_workers": 1,
+                                       "node_config": {**({"InstanceType": kind} if kind else {}), **config}}
+                    for number, (kind, config) in enumerate(kinds.items())}}
+        group = {"GroupName": "theirs", "IpPermissions": [
+            {"IpProtocol": "tcp", "FromPort": 80, "ToPort": 80, "IpRanges": [{"CidrIp": "10.9.0.0/16"}]}]}
+        self.write(types, provider={"use_internal_ips": True, "security_group": group, "availability_zone": "us-west-2a"})
+        done = self.run_dtrain("up", "-y", self.yaml)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        inside = [instance.nics[0].public_ip for instance in self.by_node().values() if instance.instance_type != "c5.large"]
+        self.assertEqual(inside, [None] * 5)  # the template has its own network
+        self.assertRegex(done.stderr, r"cluster\.yaml:\d+:\d+: IpPermissions have no effect: .*theirs, sg-")
+        self.assert_ready(*(f"node-{i}" for i in range(6)))
+        asked = self.by_kind()
+        plain = {"SubnetId": first, "SecurityGroupId.1": theirs.id}
+        wanted = {
+            "m5.large": {**plain, "ImageId": ubuntu},
+            "m5.xlarge": {"SubnetId": second, "SecurityGroupId.1": own.id, "ImageId": amazon},
+            "m5.2xlarge": {"SubnetId": second, "SecurityGroupId.1": theirs.id, "ImageId": "resolve:ssm:/my/image"},
+            "c5.xlarge": {"NetworkInterface.1.SubnetId": first, "NetworkInterface.1.SecurityGroupId.1": own.id,
+                          "NetworkInterface.1.DeviceIndex": "0", "SubnetId": None, "SecurityGroupId.1": None},
+            "c5.2xlarge": {**plain, "CapacityReservationSpecification.CapacityReservationPreference": "open"},
+            None: {"LaunchTemplate.LaunchTemplateName": "mine", "LaunchTemplate.Version": "1", "ImageId": None,
+                   "SubnetId": None, "SecurityGroupId.1": None},
+        }
+        for kind, values in wanted.items():
+            self.assertEqual({name: asked[kind].get(name) for name in values}, values, kind)
+        self.assertEqual((theirs.ingress_rules, own.ingress_rules), ([], []))
+        self.assertTrue(self.json("down", "-y")["complete"])
+        for each in (theirs, own):  # none of dtrain's
+            self.assertIsNotNone(self.group(each.name))
+            self.cloud.backend.delete_security_group(group_id=each.id)
+        self.assert_nothing_left()
+
+    def test_the_rules_of_its_own_group_follow_the_yaml(self):
+        def rules():
+            return sorted(rule.ip_range["CidrIp"] for rule in self.group("dtrain-lab").ingress_rules if rule.ip_range)
+
+        def permissions(*ranges, workers=1):
+            self.write(two_types(workers), provider={"security_group": {"IpPermissions": [
+                {"IpProtocol": "tcp", "FromPort": 80, "ToPort": 80, "IpRanges": [{"CidrIp": each} for each in ranges]}]}})
+        many = [f"10.{i}.0.0/16" for i in range(20)]
+        permissions(*many)
+        self.up()
+        here = "10.77.0.1/32"
+        self.assertEqual(rules(), sorted([*many, here]))
+        self.assertEqual(self.cloud.count("AuthorizeSecurityGroupIngress"), 2)
+        # One that somebody else has put there stays.
+        self.cloud.backend.authorize_security_group_ingress(self.group("dtrain-lab").id, "tcp", "443", "443", [{"CidrIp": "10.50.0.0/16"}])
+        permissions("10.3.0.0/16", "10.60.0.0/16")
+        self.assertEqual(self.json("up", self.yaml)["action"], "none")
+        self.assertEqual(rules(), sorted(["10.3.0.0/16", "10.60.0.0/16", "10.50.0.0/16", here]))
+        self.assertEqual((self.cloud.count("AuthorizeSecurityGroupIngress"), self.cloud.count("RevokeSecurityGroupIngress")), (3, 1))
+        # And where a machine is made.
+        permissions("10.3.0.0/16", workers=2)
+        self.up()
+        self.assertEqual(rules(), sorted(["10.3.0.0/16", "10.50.0.0/16", here]))
+        self.ok("down", "-y")
+        self.assert_nothing_left()
+
+    def test_a_public_key_whose_private_half_an_agent_has(self):
+        key = Path(self.env["HOME"]) / ".ssh" / "id_ed25519"
+        public = self.folder / "shared.pub"
+        public.write_text("no key\n")
+        self.write(auth={"ssh_user": LOGIN, "ssh_public_key": str(public)})
+        said = self.refused("up", "-y", self.yaml, code=2)
+        self.assertRegex(said, r"cluster\.yaml:\d+:\d+: auth.ssh_public_key: .*shared.pub is no public key")
+        public.write_bytes(key.with_suffix(".pub").read_bytes())
+        # A head that asks for machines does it without what only this machine has.
+        types = two_types(0)
+        types["gpu"]["max_workers"] = 1
+        bundle = self.folder / "bundle.pem"
+        bundle.write_text("")
+        self.write(types, auth={"ssh_user": LOGIN, "ssh_public_key": str(public)})
+        done = self.run_dtrain("up", "-y", self.yaml, env={"AWS_CA_BUNDLE": str(bundle)})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(f"the head asks {self.cloud.url} by itself, without what this machine has set: AWS_CA_BUNDLE", done.stderr)
+        self.assertFalse((self.root() / "ssh_key").exists())
+        self.assertEqual(self.cloud.count("ImportKeyPair"), 0)
+        (head,) = self.machines
+        self.assertIn(public.read_text().split()[1], head.path("~/.ssh/authorized_keys").read_text())
+        self.ok("down", "-y")
+        self.assert_nothing_left()
+
+    def test_a_placement_group_for_each_strategy(self):
+        types = two_types(1)
+        for strategy in ("cluster", "spread"):
+            types["gpu"].update(placement_group=strategy)
+            self.write(types)
+            self.up("--replace")
+            (name,) = {form["Placement.GroupName"] for form in self.asked_for("RunInstances")
+                       if form.get("Placement.GroupName", "").endswith(strategy)}
+            self.assertEqual(self.cloud._groups[name][0], strategy)
+            self.assertRegex(name, f"^dtrain-lab-[a-z0-9]+-gpu-{strategy}$")
+        self.ok("down", "-y")
+        self.assert_nothing_left()
+
+
 class Killed(AwsCase):
     """Whatever is killed, nothing is made twice, and nothing stays."""
 
@@ -228,12 +419,12 @@ class Killed(AwsCase):
     def test_up_and_down_at_random_points(self):
         random.seed(7)
         self.write(two_types(3))
-        for _ in range(12):
+        for _ in range(18):
             self.kill_after(self.start("up", "-y", self.yaml), random.randint(1, 14))
         self.up()
         self.assert_ready("node-0", "node-1", "node-2", "node-3")
         self.assertEqual(len(self.cloud.instances()), 4)
-        for _ in range(8):
+        for _ in range(12):
             self.kill_after(self.start("down", "-y", self.yaml), random.randint(1, 8))
         self.run_dtrain("down", "-y", self.yaml)
         self.assert_nothing_left()
@@ -280,6 +471,29 @@ class Killed(AwsCase):
         notes.unlink()
         self.assertTrue(self.json("down", "-y", self.yaml)["complete"])
         self.assert_nothing_left()
+
+    def test_machines_whose_tags_somebody_has_changed(self):
+        """They carry the cluster's tag, and cost: with notes of them, without, and where no head is left."""
+        self.write(two_types(2))
+        orphans = ("down", "--all-orphans", "--region", "us-west-2", "-y")
+        other = {"XDG_STATE_HOME": str(self.folder / "other")}
+        for way, env in ((("down", "-y", self.yaml), {}), (("down", "-y", self.yaml), other), (orphans, other)):
+            self.up()
+            changed = self.by_node()[max(self.by_node())].id
+            self.forget_node(changed)
+            self.assertIn("there are no orphans", self.ok(*orphans))  # the cluster has a head
+            if way == orphans:
+                self.cloud.end(self.by_node()[self.json("status")["nodes"][0]["node"]].id)
+            down = self.json(*way, env=env)
+            self.assertTrue(down["complete"], down)
+            gone = [row for row in down["rows"] if row["what"] == "machine" and row["now"] == "gone"]
+            self.assertEqual(sum(changed in str(row) for row in gone), 1, gone)
+            self.assert_nothing_left()
+
+    def forget_node(self, instance):
+        tags = self.cloud.backend.get_instance(instance).get_tags()
+        gone = {tag["key"]: None for tag in tags if tag["key"].startswith(("dtrain-node", "dtrain-cluster-id"))}
+        self.cloud.backend.delete_tags([instance], gone)
 
     def test_stopped_machines_are_given_back_from_anywhere(self):
         self.write(two_types(1))
@@ -364,7 +578,11 @@ class Page(AwsCase):
         self.assert_nothing_left()
 
 
-class Up(AwsCase):
+class RayForm(AwsCase):
+    """A YAML of Ray's old form, as it stands in print."""
+
+    options = {"disk": "2g"}
+
     def prepare(self, machine):
         machine.path("/path1").mkdir()
         os.chown(machine.path("/path1"), 2001, 2001)
@@ -374,6 +592,29 @@ class Up(AwsCase):
 
     def name(self):
         return "ml"
+
+    @unittest.skipUnless(MLP.exists(), "the examples are not built (trainer disabled)")
+    def test_training_that_grows(self):
+        """From the head alone to four nodes for a gang, and back; as printed there are two workers at most, as Ray has
+        it."""
+        images = self.folder / "images"
+        shutil.copytree("/usr/share/datasets/fashion-mnist", images)
+        printed = SEED.replace("/path1/on/local/machine", str(images))
+        train = ("--", MLP, "--limit", "4000", "--epochs", "1", "--batch-size-per-worker", "32", "--data", "/path1/on/remote/machine")
+        self.yaml.write_text(printed)
+        self.up()
+        self.assertIn("can never run", self.refused("submit", "--nnodes", "4", *train))
+        self.yaml.write_text(printed + "\nmax_workers: 3\nidle_timeout_minutes: 0.05\n")
+        self.up()
+        self.assertEqual(sorted(self.by_node()), ["node-0"])
+        out = self.ok("submit", "--nnodes", "4", *train, deadline=5 * DEADLINE)
+        self.assertIn("4 ranks", out)
+        self.assertGreater(self.json("result")["metrics"]["accuracy"], 0.4)
+        granted = [form for form in self.asked_for("RunInstances") if form["InstanceType"] == "p3.2xlarge"]
+        self.assertEqual([(form["MinCount"], form["MaxCount"]) for form in granted], [("3", "3")])
+        eventually(lambda: sorted(self.by_node()) == ["node-0"], "they are given back", deadline=2 * DEADLINE, pause=0.1)
+        self.assertTrue(self.json("down", "-y")["complete"])
+        self.assert_nothing_left()
 
     def test_a_yaml_of_rays_old_form(self):
         mounted = self.folder / "machine"
@@ -402,6 +643,8 @@ class Up(AwsCase):
         self.assertTrue(down["complete"], down)
         self.assert_nothing_left()
 
+
+class Up(AwsCase):
     def test_a_gang_beside_the_head(self):
         self.write(two_types(3))
         self.up()

@@ -28,16 +28,39 @@ class Growth(AwsCase):
         self.assertEqual(self.grown(), [])
         # More than there may be is refused, what there may be is not.
         self.assertIn("can never run", self.refused("submit", "--nnodes", "5", "--", "/bin/true"))
-        out = self.ok("submit", "--nnodes", "4", "--", "/bin/sh", "-c", "echo rank $RANK on $(hostname)", deadline=3 * DEADLINE)
-        self.assertEqual(sorted(re.findall(r"rank \d", out)), [f"rank {i}" for i in range(4)])
+        # It holds them while it is looked at.
+        job = self.gang(4, "echo rank $RANK; while [ ! -e /tmp/over ]; do sleep 0.05; done")
+        self.wait_state(job, "running", deadline=3 * DEADLINE)
         self.assertEqual({node: instance.instance_type for node, instance in self.by_node().items() if node in self.grown()},
                          {"gpu-1": "p3.2xlarge", "gpu-2": "p3.2xlarge"})
         self.assertEqual(self.json("up", self.yaml)["action"], "none")
         joined = self.machines[self.by_node()["gpu-1"].id]
         self.assertEqual({row.split()[0] for row in joined.run("ps", "-C", "dtrain-agent", "-o", "user=").splitlines()}, {LOGIN})
+        for machine in self.machines:
+            machine.path("/tmp/over").touch()
+        self.over(job)
+        self.assertEqual(sorted(re.findall(r"rank \d", self.ok("logs", job))), [f"rank {i}" for i in range(4)])
         eventually(lambda: self.grown() == [], "they are given back", deadline=2 * DEADLINE, pause=0.1)
         self.assertEqual(sorted(self.by_node()), ["node-0", "node-1"])
         eventually(lambda: len([s for s in self.states().values() if s != "gone"]) == 2, "their nodes have left", pause=0.1)
+        self.gone()
+
+    def test_what_a_type_has_by_the_yaml(self):
+        types = two_types(1, max_workers=2, resources={"tpu": 2, "memory": "1TiB"}, labels={"tier": "gold"})
+        types["head"]["resources"] = {"CPU": 0}
+        self.write(types)
+        self.up()
+        # On the machine of `up` and on one that the head asks for: no other has it.
+        both = self.json("submit", "-d", "--nnodes", "2", "--resource", "tpu=2", "--label-selector", "tier=in(gold, tin)",
+                         "--", "/bin/true")["job"]
+        self.over(both)
+        self.assertEqual([n["node"] for n in self.json("result", both)["attempts"][0]["nodes"]], ["gpu-1", "node-1"])
+        # The head's machine counts as having no CPU.
+        plain = self.json("submit", "-d", "--", "/bin/true")["job"]
+        self.over(plain)
+        self.assertNotEqual(self.json("result", plain)["attempts"][0]["nodes"][0]["node"], "node-0")
+        self.assertIn("each gpu has 2 of 2 tpu free", self.refused("submit", "--resource", "tpu=3", "--", "/bin/true"))
+        self.assertIn("each gpu has label tier: gold", self.refused("submit", "--label-selector", "tier=!gold", "--cpus", "1", "--", "/bin/true"))
         self.gone()
 
     def test_a_yaml_that_wants_no_more_of_them(self):
@@ -160,7 +183,7 @@ class Growth(AwsCase):
         self.write(two_types(0, max_workers=3, idle_timeout_s=1))
         self.up()
         head = self.machines[self.by_node()["node-0"].id]
-        for _ in range(4):
+        for _ in range(5):
             job = self.gang(3)
             for _ in range(2):
                 for name in ("dtrain-scaler", "dtrain-agent head"):

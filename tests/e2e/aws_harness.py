@@ -10,7 +10,7 @@ LOGIN = "ubuntu"
 
 
 class AwsCase(HostsCase):
-    """Tests with a cloud of their own each: self.cloud, and its instances self.machines."""
+    """Tests with a cloud of their own each: self.cloud, and its instances self.machines, with `options`."""
 
     count = 0
 
@@ -19,7 +19,7 @@ class AwsCase(HostsCase):
         import aws_cloud
         import aws_machines
         self.cloud = self.enterContext(aws_cloud.Cloud(host="10.77.0.1"))
-        self.machines = self.enterContext(aws_machines.Machines(self.cloud, prepare=self.prepare))
+        self.machines = self.enterContext(aws_machines.Machines(self.cloud, prepare=self.prepare, **self.options))
         self.env.update(self.cloud.environment())
         self.addCleanup(self.nobody_was_rude)
 
@@ -57,14 +57,14 @@ class AwsCase(HostsCase):
         return self.by_node_of(self.name())
 
     def by_node_of(self, cluster):
-        """{node: its instance} of what there is of a cluster, by the tags."""
+        """{node: its instance} of what there is of a cluster, by the tags; "": one that does not say it."""
         found = {}
         for each in self.cloud.instances():
             instance = self.cloud.backend.get_instance(each)
             tags = {tag["key"]: tag["value"] for tag in instance.get_tags()}
             if tags["dtrain-cluster"] != cluster:
                 continue
-            node = tags.get(f"dtrain-node.{instance.ami_launch_index}") or tags["dtrain-node"]
+            node = tags.get(f"dtrain-node.{instance.ami_launch_index}") or tags.get("dtrain-node", "")
             found[node] = instance
         return found
 

@@ -133,6 +133,21 @@ class Spot(AwsCase):
         self.ok("down", "-y")
         self.assert_nothing_left()
 
+    def test_what_nobody_heard_a_notice_of_is_no_failure(self):
+        job = self.start_counting()
+        first = self.node_of(job)
+        taken = self.by_node()[first].id
+        self.cloud.end(taken)
+        # Two attempts never run at once: its lease runs out first.
+        eventually(lambda: len(self.json("result", job)["attempts"]) == 2, "the job goes on", deadline=3 * DEADLINE, pause=0.5)
+        self.more_lines(job, 2)
+        self.end(job)
+        result = self.json("result", job)  # max_restarts is 0
+        self.assertEqual(result["state"], "succeeded")
+        self.assertRegex(result["attempts"][0]["reason"], rf"^{first} .*Server\.SpotInstanceTermination: no capacity")
+        self.ok("down", "-y")
+        self.assert_nothing_left()
+
     def test_a_job_that_needs_all_of_them_waits_for_another(self):
         job = self.start_counting("--nnodes", "2", "--stop-grace-s", "80", "--env", "HOLD=1")
         reason = self.take_back("node-2")

@@ -1,5 +1,6 @@
 """What fails, and what is said and done then."""
 
+import datetime
 import hashlib
 import threading
 
@@ -148,6 +149,37 @@ sys.exit(0 if attempt == 3 else 1)
             self.assertIn(line, done.stdout)
         self.assertEqual([a["state"] for a in self.json("result")["attempts"]],
                          ["failed", "failed", "succeeded"])
+
+    def submit_yaml(self, text):
+        (self.folder / "job.yaml").write_text(text)
+        return self.run_dtrain("submit", self.folder / "job.yaml")
+
+    def test_the_restart_policy_of_a_job(self):
+        done = self.submit_yaml("command: '[ $DTRAIN_ATTEMPT = 3 ] && exit 7; exit 75'\n"
+                                "max_restarts: 9\nrestart: {on: [75], backoff_s: 1}\n")
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertEqual(self.json("result")["exit_code"], 7)
+        self.assertIn("restart.on does not name it (exit_code)", done.stdout + done.stderr)
+        attempts = self.json("result")["attempts"]
+        self.assertEqual([a["counted"] for a in attempts], [True, True, False])
+        at = [[datetime.datetime.fromisoformat(a[key].replace("Z", "+00:00")) for key in ("created", "ended")]
+              for a in attempts]
+        for before, after, least in zip(at, at[1:], (1, 2)):
+            self.assertGreaterEqual((after[0] - before[1]).total_seconds(), least - 0.01)
+
+    def test_what_would_only_fail_again_is_not_tried(self):
+        (self.folder / "train.py").write_text("""
+import json, os, socket, sys, time
+s = socket.socket(socket.AF_UNIX); s.connect(os.environ["DTRAIN_REPORT_SOCKET"]); f = s.makefile()
+s.sendall(json.dumps({"type": "metrics", "step": 5, "metrics": {"loss": 1}, "ack": True}).encode() + b"\\n")
+f.readline()
+sys.exit("bad sample, seen by process %d at %f" % (os.getpid(), time.time()))
+""")
+        done = self.submit_yaml("command: [python3, train.py]\nmax_restarts: 9\n")
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertIn("the same at step 5 as the attempt before", done.stdout + done.stderr)
+        self.assertEqual([(a["failure"], a["step"]) for a in self.json("result")["attempts"]],
+                         [("exit_code", 5)] * 2)
 
     def test_a_corrupt_newest_checkpoint_is_passed_over(self):
         (self.folder / "train.py").write_text("""

@@ -68,6 +68,20 @@ class Faults(HostsCase):
         self.assertEqual(self.lines(1, "~/setup"), ["ran"], "setup is not run again")
         self.assertIn("h1", self.ok("exec", "--node", "h1", "--", "hostname"))
 
+    def test_a_job_outlives_a_node_that_reboots(self):
+        self.up()
+        job = self.submit("while [ ! -e ~/stop ]; do sleep 0.05; done", "--nnodes", "3")  # max_restarts is 0
+        self.wait_state(job, "running")
+        self.lab[1].reboot()
+        eventually(lambda: self.states().get("h1") != "ready", "its loss is seen")
+        self.up()
+        for host in self.lab:
+            host.path("~/stop").touch()
+        self.wait_state(job, "succeeded", deadline=150)
+        first = self.job(job)["attempts"][0]
+        self.assertEqual((first["failure"], first["counted"]), ("node_lost", False))
+        self.assertRegex(first["reason"], "h1 was (started anew|lost)")
+
     def test_the_head_that_reboots_knows_its_jobs(self):
         self.up()
         done = self.submit("echo done before")
@@ -81,11 +95,16 @@ class Faults(HostsCase):
 
     def test_a_node_that_vanishes_leaves_what_it_had_said(self):
         self.up()
-        job = self.submit('echo "rank $RANK says this"; while :; do sleep 0.1; done', "--nnodes", "3")
+        (self.folder / "job.yaml").write_text(
+            "command: echo \"rank $RANK says this\"; while :; do sleep 0.1; done\n"
+            "nnodes: 3\nrestart: {on: [exit_code]}\n")
+        job = self.json("submit", "-d", self.folder / "job.yaml")["job"]
         eventually(lambda: self.ok("logs", job).count("says this") == 3, "all have spoken")
         self.lab[2].crash()
         self.wait_state(job, "failed", deadline=90)
         self.assertIn("h2", json.dumps(self.job(job)["error"]))
+        self.assertEqual(self.job(job)["attempts"][0]["failure"], "node_lost")
+        self.assertIn("restart.on does not name it (node_lost)", self.job(job)["reason"])
         self.assertIn("rank 2 says this", self.ok("logs", job))
         for index in (0, 1):
             eventually(lambda: not self.lab[index].processes(UID, "sleep"), "no rank is left")

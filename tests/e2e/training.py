@@ -62,6 +62,37 @@ class Training(ClusterCase):
         for step, values in resumed.items():
             self.assertEqual(values, whole[step], f"step {step}")
 
+    def test_a_rank_that_is_held_is_named_as_the_one_that_lags(self):
+        self.hold_a_rank("shared_memory")
+
+    def test_a_rank_that_is_held_is_named_where_they_talk_by_gloo(self):
+        self.hold_a_rank("gloo")
+
+    def hold_a_rank(self, transport):
+        job = self.json("submit", "-d", "--nproc-per-node", "2", "--hang-timeout-s", "5",
+                        "--env", f"DTRAIN_TRANSPORT={transport}", "--", MLP, "--limit", "4000",
+                        "--epochs", "100000", "--batch-size-per-worker", "32")["job"]
+
+        def ranks():
+            attempts = self.job(job)["attempts"]
+            return attempts[-1]["ranks"] if attempts else []
+
+        def sequences():
+            return [((rank.get("heartbeat") or {}).get("collective") or {}).get("sequence", 0) for rank in ranks()]
+
+        eventually(lambda: (found := sequences()) and min(found) > 20, "both have come into the collectives")
+        held = ranks()[1]["pid"]
+        os.kill(held, signal.SIGSTOP)
+        try:
+            eventually(lambda: "rank 1 on node-0" in self.job(job)["reason"], "it is named")
+            # By where it stands, else by its silence.
+            self.assertRegex(self.job(job)["reason"], r"^hang: no progress for .*(has not entered|is still in|has not "
+                             r"been heard of since) .*the other waits in .*#\d+")
+        finally:
+            os.kill(held, signal.SIGCONT)
+        eventually(lambda: not self.job(job)["reason"], "it goes on")
+        self.ok("stop", job)
+
     def test_pulled_checkpoints_are_whole(self):
         self.train("--nproc-per-node", "2")
         target = self.folder / "pulled"

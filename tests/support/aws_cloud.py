@@ -85,11 +85,13 @@ class Cloud:
         self.problems = []
         # (zone, type) and (zone, type, "spot"): how many more there are; absent: without end
         self.capacity = {}
+        self.parameters = {}  # of SSM's, besides AWS's own: an image each
         self.vcpus = None  # how many may run; None: without end
         self.hold_pending = False  # new instances stay pending until run()
         self.hold_stopping = False  # those that are stopped stay stopping until halt()
         self.unknown_for = 0  # so many requests about them do not know new instances yet
         self.prices = {"p3.2xlarge": 3.06, "p3.8xlarge": 12.24, "m5.large": 0.096, "gp3": 0.08}  # None: nobody may ask
+        self.spot_prices = {}  # by zone and type; absent: next to nothing
         self.on_launch = lambda instance, user_data: None  # moto's instance; with the lock held, as the others
         self.on_terminate = self.on_stop = self.on_start = self.on_associate = lambda instance_id: None
         self.on_modify = lambda instance_id, user_data: None
@@ -112,10 +114,7 @@ class Cloud:
         self._add_types()
         self.image = sorted(image.id for image in self.backend.describe_images()
                             if image.name and "ubuntu" in image.name.lower())[0]
-        old = copy.copy(self.backend.amis[self.image])
-        old.id, old.name = "ami-0dfb9f1ac1c9a0001", OLD_DLAMI
-        self.backend.amis[old.id] = old
-        self.old_image = old.id
+        self.old_image = self.add_image(OLD_DLAMI)
         self.server = Server((self.host, 0), self._handler())
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.url = f"http://{self.host}:{self.server.server_address[1]}"
@@ -136,6 +135,13 @@ class Cloud:
         the connection ends without an answer; "drop": not done, likewise; or an error's code."""
         with self.lock:
             self._faults.append([action, kind, times, after])
+
+    def add_image(self, name):
+        """One more, which is like another; its id."""
+        image = copy.copy(self.backend.amis[self.image])
+        image.id, image.name = f"ami-{len(self.backend.amis):017x}", name
+        self.backend.amis[image.id] = image
+        return image.id
 
     def instances(self, *states):
         """Ids of those in these states, or of all that are not terminated."""
@@ -166,7 +172,9 @@ class Cloud:
         """AWS takes it back."""
         with self.lock:
             self.backend.terminate_instances([instance_id])
-            self.backend.get_instance(instance_id)._reason = reason
+            instance = self.backend.get_instance(instance_id)
+            instance._reason = reason
+            instance.state_reason.code, instance.state_reason.message = reason, f"{reason}: no capacity"
             self.on_terminate(instance_id)
 
     def settle(self):
@@ -303,9 +311,10 @@ class Cloud:
         self._may(key, service, action, parameters)
         if service == "ssm":
             name = json.loads(body).get("Name")
-            if action == "GetParameter" and name in (DLAMI, UBUNTU):
+            value = self.parameters.get(name) or (self.image if name in (DLAMI, UBUNTU) else None)
+            if action == "GetParameter" and value:
                 return 200, "application/x-amz-json-1.1", json.dumps(
-                    {"Parameter": {"Name": name, "Type": "String", "Value": self.image, "Version": 1}}).encode()
+                    {"Parameter": {"Name": name, "Type": "String", "Value": value, "Version": 1}}).encode()
         if service == "pricing":
             return self._price(json.loads(body))
         if action == "RemoveRoleFromInstanceProfile":
@@ -319,6 +328,8 @@ class Cloud:
             early = self._placement_groups(action, parameters)
         elif "InstanceIds" in parameters or action == "DescribeInstances":
             self._before_ids(action, form, parameters)
+        elif action == "DescribeSpotPriceHistory" and self.spot_prices:
+            early = self._spot_prices(parameters)
         elif action == "ModifyInstanceAttribute" and "UserData" in parameters:
             early = self._modify_user_data(parameters)
         if early:
@@ -397,6 +408,11 @@ class Cloud:
                 raise Refused("IdempotentInstanceTerminated", "The token has already been used, and the instance that was "
                               "launched is terminated.")
             return answer
+        if (form.get("ImageId") or "").startswith("resolve:ssm:"):  # moto does not
+            name = form["ImageId"].removeprefix("resolve:ssm:")
+            if name not in self.parameters:
+                raise Refused("InvalidParameterValue", f"The parameter {name} does not exist")
+            form["ImageId"] = self.parameters[name]
         group = (parameters.get("Placement") or {}).get("GroupName")
         if group and group not in self._groups:
             raise Refused("InvalidPlacementGroup.Unknown", f"The Placement Group '{group}' is unknown.")
@@ -552,6 +568,14 @@ class Cloud:
         products = [json.dumps({"terms": {"OnDemand": {"a": {"priceDimensions": {"b": {"pricePerUnit": {
             "USD": f"{price:.10f}"}}}}}}})] if price else []
         return 200, "application/x-amz-json-1.1", json.dumps({"FormatVersion": "aws_v1", "PriceList": products}).encode()
+
+    def _spot_prices(self, asked):
+        inside = "".join(
+            f"<item><instanceType>{kind}</instanceType><spotPrice>{price:.6f}</spotPrice><availabilityZone>{zone}"
+            "</availabilityZone></item>" for (zone, kind), price in self.spot_prices.items()
+            if kind in asked["InstanceTypes"] and asked.get("AvailabilityZone") in (None, zone))
+        return (200, "text/xml;charset=UTF-8", f'<DescribeSpotPriceHistoryResponse xmlns="{EC2}"><spotPriceHistorySet>{inside}'
+                "</spotPriceHistorySet></DescribeSpotPriceHistoryResponse>".encode())
 
     def _placement_groups(self, action, parameters):
         name = parameters.get("GroupName")

@@ -58,8 +58,8 @@ class Metadata(collections.UserDict):
 class Machine(Host):
     """A host that is nobody's yet; start() makes an instance of it."""
 
-    def __init__(self, index):
-        super().__init__(index, {**Hosts.DEFAULTS, "home": f"/home/{LOGIN}"})
+    def __init__(self, index, options):
+        super().__init__(index, {**Hosts.DEFAULTS, "home": f"/home/{LOGIN}", **options})
         self.folder = self.folder.with_name(f"machine-{index}")
         self.root = self.folder / "root"
         self.service = self.script = None
@@ -197,10 +197,12 @@ def parts_of(data):
 
 
 class Machines:
-    """Those of one cloud. A machine is made and removed by a thread of its own; wait() is for that."""
+    """Those of one cloud. A machine is made and removed by a thread of its own; wait() is for that. Options as those of
+    hosts.Hosts."""
 
-    def __init__(self, cloud, roles=None, prepare=lambda machine: None):
+    def __init__(self, cloud, roles=None, prepare=lambda machine: None, **options):
         self.cloud = cloud
+        self.options = options
         self.prepare = prepare  # what is called with each before it boots
         # What the metadata service says of an instance's role.
         self.roles = roles or (lambda instance: aws_roles.metadata_of(cloud, instance))
@@ -235,7 +237,7 @@ class Machines:
 
     def make_spares(self, count):
         """So many instances to come need not be made any more, and start at once."""
-        fresh = [Machine(self.free.pop(0)) for _ in range(count - len(self.spares))]
+        fresh = [Machine(self.free.pop(0), self.options) for _ in range(count - len(self.spares))]
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda machine: (machine.make_ready(), machine.boot()), fresh))
         self.spares += fresh
@@ -251,7 +253,7 @@ class Machines:
     def _launch(self, instance, data):
         key = self.cloud.backend.key_pairs.get(instance.key_name)
         with self.lock:
-            machine = self.spares.pop(0) if self.spares else Machine(self.free.pop(0))
+            machine = self.spares.pop(0) if self.spares else Machine(self.free.pop(0), self.options)
             machine.assign(instance, key.material_public.decode().strip() if key else None, data)
             machine.prepare = self.prepare
             self.machines[instance.id] = machine

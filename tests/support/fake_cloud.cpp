@@ -48,7 +48,7 @@ Machine FakeCloudProvider::machine_of(const FakeCloud::Instance& instance) const
   machine.joins = cloud_->joined.contains(machine.node.str());
   machine.zone = instance.zone;
   machine.address = "127.0.0.1";
-  machine.price = offer_of(machine.type).price;
+  machine.price = offer_of(machine.type).costs.prices.price;
   machine.created = std::chrono::system_clock::time_point(std::chrono::seconds(instance.created));
   return machine;
 }
@@ -79,7 +79,7 @@ Offer FakeCloudProvider::offer(const std::string& type) {
 Offer FakeCloudProvider::offer_of(const std::string& type) const {
   const auto price = cloud_->prices.find(type);
   if (price == cloud_->prices.end()) return {};
-  return {"zone-a", price->second, price->second};
+  return {"zone-a", {type, {price->second, price->second}, {}}};
 }
 
 MachineOutcome FakeCloudProvider::make(const Request& request, const NodeId& node) {

@@ -81,8 +81,10 @@ class internal::TrainingPass {
     Current& t = training();
     if (given_ > 0) after_batch(t);
     t.times.begin();
+    t.context.set_phase("data");
     std::optional<Batch> batch = is_evened_ ? next_of_all(t.context) : pass_.next();
     t.times.lap(Part::wait);
+    t.context.set_phase("compute");
     if (batch) {
       ++given_;
       samples_ += batch->size();

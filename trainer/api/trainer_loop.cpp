@@ -40,6 +40,7 @@ Trainer::State::Window Trainer::State::run_window(Trainer* trainer, DataLoader::
   using Part = StepTimes::Part;
   Window its;
   for (; its.batches < window; ++its.batches) {
+    context().set_phase("data");
     std::optional<Batch> batch;
     if (ready.empty()) {
       batch = pass.next();
@@ -51,6 +52,7 @@ Trainer::State::Window Trainer::State::run_window(Trainer* trainer, DataLoader::
     times.lap(Part::wait);
     const Batch here = to_device(std::move(*batch), context().device());
     times.lap(Part::copy);
+    context().set_phase("compute");
     const at::Tensor batch_loss = train_batch(here, index + its.batches, its.batches, window);
     if (batch_loss.defined()) {
       train_log.late().add(batch_loss, [this](double value) {
@@ -151,6 +153,7 @@ void Trainer::State::checkpoint(const Place& at) {
 }
 
 bool Trainer::State::validate(Trainer& trainer, bool may_leave) {
+  const InPhase phase(context(), "validation");
   train_log.late().read();
   const ModuleModes modes(*module);
   const at::Tensor generators = generator_state(context().device());

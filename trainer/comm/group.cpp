@@ -153,6 +153,10 @@ std::int64_t SharedGroup::step_of(int rank) const {
   return block(rank).step.load(std::memory_order_relaxed);
 }
 
+std::uint64_t SharedGroup::last_left(int rank) const {
+  return block(rank).left.load(std::memory_order_relaxed);
+}
+
 Post SharedGroup::last_post(int rank) const {
   const Post even = block(rank).posts[0].load();
   const Post odd = block(rank).posts[1].load();

@@ -117,6 +117,8 @@ class SharedGroup {
   void set_step(std::int64_t step);
   // The last call of a rank of the group. Any thread.
   Post last_post(int rank) const;
+  // The sequence of the last call that it has come out of. Any thread.
+  std::uint64_t last_left(int rank) const;
   std::int64_t step_of(int rank) const;
   // Whether an error was seen by any rank. Any thread.
   bool broken() const;

@@ -57,6 +57,7 @@ struct alignas(kLine) SharedGroup::RankBlock {
   std::atomic<std::uint32_t> waiters;  // who sleep on it
   alignas(kLine) SharedPost posts[2];  // of calls with an even and an odd sequence
   std::atomic<std::int64_t> step;
+  std::atomic<std::uint64_t> left;  // the last call that this rank has come out of
 };
 
 // The group's memory: this, then for each rank its two small buffers and its stages.
@@ -73,6 +74,7 @@ inline constexpr std::size_t kRankSize = 2 * kSmall + kTurns * kStage;
 // A call: only one thread is in it.
 struct SharedGroup::Call {
   explicit Call(SharedGroup& its) : group(its), lock(its.mutex_) {}
+  ~Call() { group.block(group.rank_).left.store(group.sequence_, std::memory_order_relaxed); }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 

@@ -54,9 +54,20 @@ void Reporter::progress(const Progress& progress) {
   send_quietly(line_of(message));
 }
 
-void Reporter::heartbeat(std::int64_t step, std::optional<std::uint64_t> collective) {
-  nlohmann::json report = {{"type", "heartbeat"}, {"step", step}};
-  if (collective) report["collective"] = *collective;
+void Reporter::heartbeat(const Heartbeat& heartbeat) {
+  json report = {{"type", "heartbeat"}, {"step", heartbeat.step}};
+  if (!heartbeat.phase.empty()) report["phase"] = heartbeat.phase;
+  if (const auto& its = heartbeat.collective) {
+    if (its->done) {
+      json& collective = report["collective"] = {{"sequence", its->sequence},
+                                                 {"name", its->name},
+                                                 {"entered", its->entered},
+                                                 {"done", *its->done}};
+      if (its->bytes > 0) collective["bytes"] = its->bytes;
+    } else {
+      report["collective"] = its->sequence;
+    }
+  }
   send_quietly(line_of(report));
 }
 

@@ -22,6 +22,24 @@ struct Progress {
   Metrics metrics;
 };
 
+// Where a rank is, for whoever looks for the one that hangs.
+struct Heartbeat {
+  struct Collective {
+    std::uint64_t sequence = 0;  // how many it has begun
+    std::string name;            // "all_reduce"
+    std::uint64_t bytes = 0;     // of its contribution; 0: none, or not known
+    double entered = 0;          // seconds since 1970
+    std::optional<bool> done;    // it has come out of it; absent: not known
+
+    bool operator==(const Collective&) const = default;
+  };
+  std::int64_t step = 0;
+  std::string phase;  // what it is at: "data", "validation"; empty: not known
+  std::optional<Collective> collective;
+
+  bool operator==(const Heartbeat&) const = default;
+};
+
 // Writes a rank's reports as JSON lines to the launcher's unix socket (docs/rank_contract.md).
 //
 // Metrics, progress and heartbeats are best effort: a socket that is gone, or full for longer
@@ -47,8 +65,7 @@ class Reporter {
   void progress(const Progress& progress);
   // Whether progress() would send this one now.
   bool progress_due(std::int64_t step, std::optional<std::int64_t> total) const;
-  // `collective`: how many collectives this rank has begun.
-  void heartbeat(std::int64_t step, std::optional<std::uint64_t> collective = {});
+  void heartbeat(const Heartbeat& heartbeat);
   // Reports a finished shard and waits until the checkpoint is committed, which may be after the
   // other shards have come. Returns its final path. Throws Error with the head's reason, when it is
   // asked to stop, or with the words of `trouble`, which is asked ten times a second what keeps

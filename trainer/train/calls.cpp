@@ -1,5 +1,7 @@
 #include "trainer/train/calls.hpp"
 
+#include <utility>
+
 namespace dtrain::train {
 
 std::string describe(const Call& call) {
@@ -9,10 +11,23 @@ std::string describe(const Call& call) {
   return text + " (" + std::to_string(call.elements) + " " + call.type + ")";
 }
 
-Call Calls::begin(const char* operation, const char* type, std::int64_t elements) {
+Call Calls::begin(const char* operation, const char* type, std::int64_t elements,
+                  std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  last_ = {last_.sequence + 1, operation, type, elements, std::chrono::steady_clock::now()};
+  last_ = {last_.sequence + 1, operation, type, elements, bytes, std::chrono::steady_clock::now()};
+  has_ended_ = nullptr;
   return last_;
+}
+
+void Calls::set_end(const Call& call, std::function<bool()> has_ended) {
+  const std::lock_guard lock(mutex_);
+  if (call.sequence == last_.sequence) has_ended_ = std::move(has_ended);
+}
+
+bool Calls::has_ended(const Call& call) const {
+  const std::lock_guard lock(mutex_);
+  if (call.sequence != last_.sequence) return true;
+  return has_ended_ && has_ended_();
 }
 
 Call Calls::last() const {

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <string>
 
@@ -13,6 +14,7 @@ struct Call {
   const char* operation = "";  // "allreduce": static text
   const char* type = "";       // of the elements; static text, empty if it has none
   std::int64_t elements = 0;   // of this rank's contribution
+  std::uint64_t bytes = 0;     // the same
   std::chrono::steady_clock::time_point begun{};
 };
 
@@ -22,12 +24,18 @@ std::string describe(const Call& call);
 // The collectives that this rank has begun. Any thread.
 class Calls {
  public:
-  Call begin(const char* operation, const char* type, std::int64_t elements);
+  Call begin(const char* operation, const char* type, std::int64_t elements,
+             std::uint64_t bytes = 0);
+  // How to see whether that call has ended: asked by any thread, calls nothing here.
+  void set_end(const Call& call, std::function<bool()> has_ended);
   Call last() const;
+  // Whether it has ended; if it is not the last one, it is taken for that.
+  bool has_ended(const Call& call) const;
 
  private:
   mutable std::mutex mutex_;
   Call last_;
+  std::function<bool()> has_ended_;  // empty: not known yet
 };
 
 }  // namespace dtrain::train

@@ -203,7 +203,16 @@ void Context::State::connect(const Options& options) {
 }
 
 void Context::State::begin_watch(const Options& options) {
-  Watch::Joined joined{shared, calls, {}};
+  Watch::Joined joined{shared, calls, {}, {}};
+#ifdef DTRAIN_CUDA
+  if (device.is_cuda() && group) {
+    joined.gpu_calls = [weak = c10::weak_intrusive_ptr<c10d::Backend>(
+                            group->getBackend(device.type()))]() -> std::uint64_t {
+      const auto backend = weak.lock();
+      return backend ? backend->getSequenceNumberForGroup() : 0;
+    };
+  }
+#endif
   if (store) {
     joined.board.write = [to = store](const std::string& name, const std::string& text) {
       to->set(name, std::vector<std::uint8_t>(text.begin(), text.end()));
@@ -420,6 +429,10 @@ void Context::set_step(std::int64_t step) {
   set_crash_step(step);
   state_->watch->set_step(step);
   if (state_->shared) state_->shared->set_step(step);
+}
+
+const char* Context::set_phase(const char* phase) {
+  return state_->watch->set_phase(phase);
 }
 
 void Context::seed(std::uint64_t seed) const {

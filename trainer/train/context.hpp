@@ -96,6 +96,8 @@ class Context {
   // The step that this rank works on: for its heartbeats, its crash report, and its peers' messages
   // when it does not come. Session::progress() calls it.
   void set_step(std::int64_t step);
+  // What it is at, for its heartbeats: a static text, "data". Returns what it was at before.
+  const char* set_phase(const char* phase);
 
   // Seeds the generators of this rank: with seed + rank, so that ranks differ.
   void seed(std::uint64_t seed) const;
@@ -109,6 +111,20 @@ class Context {
   struct State;
   explicit Context(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
+};
+
+// While it lives this rank is at something else than before.
+class InPhase {
+ public:
+  InPhase(Context& context, const char* phase)
+      : context_(context), before_(context.set_phase(phase)) {}
+  ~InPhase() { context_.set_phase(before_); }
+  InPhase(const InPhase&) = delete;
+  InPhase& operator=(const InPhase&) = delete;
+
+ private:
+  Context& context_;
+  const char* before_;
 };
 
 }  // namespace dtrain::train

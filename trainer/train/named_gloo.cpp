@@ -134,9 +134,13 @@ class NamedGloo final : public c10d::ProcessGroupGloo {
   template <typename Begin>
   WorkPtr named(const char* operation, const Tensors& tensors, Begin begin) {
     std::int64_t elements = 0;
-    for (const at::Tensor& tensor : tensors) elements += tensor.numel();
+    std::uint64_t bytes = 0;
+    for (const at::Tensor& tensor : tensors) {
+      elements += tensor.numel();
+      bytes += tensor.nbytes();
+    }
     const Call call = calls_->begin(
-        operation, tensors.empty() ? "" : c10::toString(tensors[0].scalar_type()), elements);
+        operation, tensors.empty() ? "" : c10::toString(tensors[0].scalar_type()), elements, bytes);
     Naming naming(getRank(), getSize(), call, explain_);
     WorkPtr work;
     try {
@@ -144,6 +148,11 @@ class NamedGloo final : public c10d::ProcessGroupGloo {
     } catch (...) {
       std::rethrow_exception(naming(std::current_exception()));
     }
+    // Weak: Gloo holds it while it runs, and nobody need hold its tensors longer.
+    calls_->set_end(call, [weak = c10::weak_intrusive_ptr<c10d::Work>(work)] {
+      const WorkPtr its = weak.lock();
+      return !its || its->isCompleted();
+    });
     return c10::make_intrusive<NamedWork>(std::move(work), std::move(naming));
   }
 

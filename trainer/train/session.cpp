@@ -148,6 +148,7 @@ CheckpointWriter& Session::writer() {
 
 std::optional<std::filesystem::path> Session::report(std::int64_t step, const Metrics& metrics,
                                                      const std::optional<Checkpoint>& files) {
+  const InPhase phase(context_, "checkpoint");
   int shard = 0;
   int shards = 0;
   const std::vector<nlohmann::json> given = all_gather_objects(context_, files.has_value());
@@ -197,6 +198,7 @@ void Session::record(std::int64_t step, std::optional<std::int64_t> epoch, const
 void Session::report(const Place& place, const Metrics& metrics, torch::nn::Module& model,
                      Optimizer& optimizer) {
   const auto started = Clock::now();
+  const InPhase phase(context_, "checkpoint");
   agree(context_, writer().wait());
   for (const auto& [name, value] : metrics) last_metrics_[name] = value;
   writer().start({model, optimizer, states_, tensors_}, place, metrics, options_.hyperparameters);

@@ -6,7 +6,6 @@
 
 #include "trainer/core/run.hpp"
 #include "trainer/core/stacks.hpp"
-#include "trainer/report/reporter.hpp"
 
 namespace dtrain::train {
 namespace {
@@ -111,6 +110,48 @@ std::string Watch::who_is_behind(const Call& failed) const {
   return text;
 }
 
+// When a call in shared memory began is when this thread saw it first: the call itself need not
+// look at a clock.
+Heartbeat Watch::look_at_rank() {
+  Heartbeat here;
+  here.step = step_.load(std::memory_order_relaxed);
+  here.phase = phase_.load(std::memory_order_relaxed);
+  Heartbeat::Collective its;
+  Clock::duration age{};
+  if (joined_.group) {
+    const comm::Post last = joined_.group->last_post(environment_.rank);
+    its.sequence = last.sequence;
+    its.name = comm::name_of(last.kind);
+    its.bytes = last.bytes;
+    its.done = joined_.group->last_left(environment_.rank) >= last.sequence;
+  } else if (joined_.calls) {
+    const Call last = joined_.calls->last();
+    its.sequence = last.sequence;
+    its.name = last.operation;
+    its.bytes = last.bytes;
+    its.done = joined_.calls->has_ended(last);
+    age = Clock::now() - last.begun;
+  }
+  if (joined_.gpu_calls) {
+    // All ranks begin both in the same order, so that the sum tells who is behind. Whether one has
+    // ended only its GPU knows.
+    if (const std::uint64_t gpu = joined_.gpu_calls(); gpu > 0) {
+      its.sequence += gpu;
+      its.done.reset();
+    }
+  }
+  if (its.sequence == 0) return here;
+  if (its.sequence != entered_sequence_) {
+    entered_sequence_ = its.sequence;
+    entered_ =
+        std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch() - age)
+            .count();
+  }
+  its.entered = entered_;
+  here.collective = std::move(its);
+  return here;
+}
+
 std::string Watch::last_call() const {
   if (joined_.group) return comm::describe(joined_.group->last_post(environment_.rank));
   return joined_.calls ? describe(joined_.calls->last()) : "nothing yet";
@@ -171,7 +212,11 @@ void Watch::work() {
   const std::chrono::milliseconds pause =
       joined_.group ? std::min<std::chrono::milliseconds>(kLook, options_.beat) : options_.beat;
   Clock::time_point next_look = Clock::now();  // at once: the peers know that this rank is here
-  Clock::time_point next_beat = next_look + options_.beat;
+  // At once: a rank that never comes to its first step is known too.
+  Clock::time_point next_beat = next_look;
+  const std::chrono::milliseconds moving = std::min(options_.moving, options_.beat);
+  std::optional<Heartbeat> told;
+  Clock::time_point told_at{};
   bool reported = false;
   std::unique_lock lock(mutex_);
   while (!ends_) {
@@ -182,12 +227,16 @@ void Watch::work() {
       next_look = now + pause;
       look_for_break();
     }
-    if (reporter && now >= next_beat) {
-      next_beat = now + options_.beat;
-      std::optional<std::uint64_t> sequence;
-      if (joined_.group) sequence = joined_.group->last_post(environment_.rank).sequence;
-      if (joined_.calls) sequence = joined_.calls->last().sequence;
-      reporter->heartbeat(step_.load(), sequence);
+    if (reporter) {
+      const Heartbeat here = look_at_rank();
+      if (now >= next_beat) {
+        next_beat = now + moving;
+        if (told != here || now >= told_at + options_.beat) {
+          reporter->heartbeat(here);
+          told = here;
+          told_at = now;
+        }
+      }
     }
     Clock::time_point until = std::min(next_look, reporter ? next_beat : next_look);
     if (broken_at_ && !reported) {

@@ -15,6 +15,7 @@
 
 #include "trainer/comm/group.hpp"
 #include "trainer/core/environment.hpp"
+#include "trainer/report/reporter.hpp"
 #include "trainer/train/calls.hpp"
 
 namespace dtrain::train {
@@ -27,7 +28,8 @@ struct Board {
 };
 
 // A thread beside the training, of little work:
-// - under dtrain a heartbeat with step and collective sequence every ten seconds;
+// - under dtrain a heartbeat with step, phase and collective, each second in which one of them is
+//   another than before, else every ten;
 // - all that this rank does with the board, so that the training waits for a bounded time only;
 // - where ranks do not share memory, this rank's last collective is put on the board, so that a
 //   rank whose collective failed can say who is behind;
@@ -37,13 +39,15 @@ struct Board {
 class Watch {
  public:
   struct Options {
-    std::chrono::milliseconds beat = std::chrono::seconds(10);
+    std::chrono::milliseconds beat = std::chrono::seconds(10);   // of a rank that stands still
+    std::chrono::milliseconds moving = std::chrono::seconds(1);  // of one that does not
   };
   // What the ranks are joined by; none of it where there is one rank.
   struct Joined {
-    std::shared_ptr<comm::SharedGroup> group;  // null where ranks do not share memory
-    std::shared_ptr<const Calls> calls;        // null where they do
-    Board board;                               // empty with one rank
+    std::shared_ptr<comm::SharedGroup> group;    // null where ranks do not share memory
+    std::shared_ptr<const Calls> calls;          // null where they do
+    Board board;                                 // empty with one rank
+    std::function<std::uint64_t()> gpu_calls{};  // how many were begun on GPUs; empty: none are
   };
 
   Watch(const Environment& environment, Joined joined, Options options);
@@ -55,6 +59,10 @@ class Watch {
 
   // Any thread, all of them.
   void set_step(std::int64_t step) { step_.store(step, std::memory_order_relaxed); }
+  // Static text. Returns what it was before.
+  const char* set_phase(const char* phase) {
+    return phase_.exchange(phase, std::memory_order_relaxed);
+  }
   // Best effort: nothing is written or found when the board does not answer within a second.
   void write(const std::string& name, const std::string& text);
   std::optional<std::string> read(const std::string& name);
@@ -77,11 +85,15 @@ class Watch {
   void look_for_break();
   void report_break() const;
   std::string last_call() const;
+  Heartbeat look_at_rank();
 
   const Environment environment_;
   const Joined joined_;
   const Options options_;
   std::atomic<std::int64_t> step_{0};
+  std::atomic<const char*> phase_{""};
+  std::uint64_t entered_sequence_ = 0;          // the thread's own
+  double entered_ = 0;                          // the thread's own: when that call began
   std::optional<Clock::time_point> broken_at_;  // the thread's own
   const char* why_broken_ = "";                 // the thread's own
   std::string published_;                       // the thread's own

@@ -34,6 +34,7 @@ void release(std::vector<NodeCapacity>& nodes, const std::vector<PlacedShare>& s
     node->cpus_used -= share.cpus;
     node->memory_used -= std::min(node->memory_used, share.memory);
     for (const int gpu : share.gpus) node->gpus_used.erase(gpu);
+    for (const auto& [name, amount] : share.custom) node->custom_used[name] -= amount;
   }
 }
 

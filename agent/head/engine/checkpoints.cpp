@@ -304,6 +304,7 @@ void Engine::Impl::committed(const JobId& id, int number, std::int64_t step, Com
        fs::path(row.path).filename().string() + " committed at step " + std::to_string(row.step) +
            " (" + human_bytes(row.size) + ")");
 
+  set_suspect_aside(tx, *job, *attempt);
   retain_checkpoints(tx, *job, attempt);
   const auto found = attempt->collecting.find(step);
   if (found != attempt->collecting.end()) {

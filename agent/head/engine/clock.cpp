@@ -23,6 +23,8 @@ void Engine::Impl::rearm() {
       at(*job.started_at + *job.spec.timeout);
     }
     if (job.not_before) at(*job.not_before);
+    if (job.backoff_until) at(*job.backoff_until);
+    if (const auto due = hang_due(job)) at(*due);
   }
   if (!nodes_out.can_come()) at(clock.now() + kLookWhileShut);
   for (const auto& [id, node] : nodes) {
@@ -53,6 +55,7 @@ void Engine::Impl::tick() {
     Job* job = find(id);
     if (job == nullptr || !job->durable || job->ended()) continue;
     if (job->not_before && *job->not_before <= now) job->not_before.reset();
+    if (job->backoff_until && *job->backoff_until <= now) job->backoff_until.reset();
     if (job->spec.queue_timeout && job->row.state == JobState::queued && !job->preparing &&
         now - job->created_at >= *job->spec.queue_timeout) {
       stop(*job, std::nullopt, StopCause::timeout,
@@ -66,6 +69,7 @@ void Engine::Impl::tick() {
            "it ran longer than timeout_s (" + std::to_string(job->spec.timeout->count()) + " s)",
            nullptr);
     }
+    if (Attempt* attempt = job->live_attempt()) look_for_hang(*job, *attempt);
   }
   if (now >= next_housekeeping) housekeeping();
   if (now >= next_disk_look) look_at_disk();

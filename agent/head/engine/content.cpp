@@ -104,6 +104,8 @@ std::string Engine::Impl::reason_of(const Job& job) const {
   const bool waits = state == JobState::queued || state == JobState::restarting;
   if (waits && !job.waits.empty()) return job.waits;
   if (state == JobState::staging) return staging_reason(job);
+  const bool runs = state == JobState::running && !job.attempts.empty();
+  if (runs && !job.attempts.back().hang.empty()) return job.attempts.back().hang;
   return job.shown.reason;
 }
 

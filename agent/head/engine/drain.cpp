@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "agent/head/engine/impl.hpp"
 #include "launcher/core/log.hpp"
@@ -29,25 +30,30 @@ Node& Engine::Impl::known_node(const NodeId& id) {
   return found->second;
 }
 
-std::set<NodeId> Engine::Impl::nodes_with_ranks() const {
-  std::set<NodeId> with_ranks;
+std::map<NodeId, std::string> Engine::Impl::nodes_in_use() const {
+  std::map<NodeId, std::string> in_use;
   for (const JobId& job_id : live) {
     const Job& job = jobs.at(job_id);
     if (job.attempts.empty() || job.attempts.back().row.ended) continue;
     for (const Share& share : job.attempts.back().shares) {
-      if (share.live()) with_ranks.insert(share.row.node);
+      // A finished one may still hold the only copy of a checkpoint that it has reported.
+      if (share.live()) {
+        in_use[share.row.node].clear();
+      } else if (!share.open_checkpoints.empty()) {
+        in_use.try_emplace(share.row.node, "a checkpoint of " + job_id.str() + " is fetched");
+      }
     }
   }
-  return with_ranks;
+  return in_use;
 }
 
 // Those that were to be drained and have nothing left.
 void Engine::Impl::settle_drains() {
-  std::optional<std::set<NodeId>> with_ranks;
+  std::optional<std::map<NodeId, std::string>> in_use;
   for (auto& [id, node] : nodes) {
     if (node.row.state != NodeState::draining) continue;
-    if (!with_ranks) with_ranks = nodes_with_ranks();
-    if (with_ranks->contains(id)) continue;
+    if (!in_use) in_use = nodes_in_use();
+    if (in_use->contains(id)) continue;
     Tx tx;
     set_node(tx, node, NodeEvent::drained, "it gets no new ranks");
     commit_node(std::move(tx));
@@ -85,7 +91,7 @@ nlohmann::json Engine::Impl::drain(const NodeId& id, bool undo) {
 void Engine::Impl::remove_node(const NodeId& id, bool force, Answer done, const std::string& why) {
   Node& node = known_node(id);
   if (node.being_removed) throw Error(ErrorCode::conflict, id.str() + " is being removed");
-  if (!force && nodes_with_ranks().contains(id)) {
+  if (!force && nodes_in_use().contains(id)) {
     throw Error(ErrorCode::conflict, id.str() + " has ranks running")
         .with_hint("drain it first, or remove it with force: its attempts fail then");
   }
@@ -96,6 +102,7 @@ void Engine::Impl::remove_node(const NodeId& id, bool force, Answer done, const 
       !node.row.joined && (node.row.state != NodeState::left || missing_nodes() > 0);
   // Its ranks may be heard to have ended before that is written; the others end with them.
   fail_attempts_on(id, removal_of(id, why), [&](const JobId& job, int attempt, bool sent) {
+    find(job)->find_attempt(attempt)->lose(id, clock.now());
     if (sent) stop_leftover(id, job, attempt);
   });
   nodes_out.revoke(id, counted,
@@ -159,7 +166,7 @@ void Engine::Impl::leaving(const NodeId& id, const std::string& told, bool over,
     failed.left = failed.left || failed.failure == failure;
     found->second.ended.insert({job, attempt});
     // Its own ranks the node ends itself.
-    if (over) share_broken(id, job, attempt, failure, true, {});
+    if (over) share_broken(id, job, attempt, failure, Broken::supervisor_gone, {});
   });
   if (over) {
     node.leftovers.clear();
@@ -182,10 +189,11 @@ void Engine::Impl::add_word(const NodeId& id, std::string& reason) const {
   if (is_its && reason.find(word) == std::string::npos) reason += "; " + word;
 }
 
-void Engine::Impl::explain(const NodeId& id, const std::string& told) {
+void Engine::Impl::explain(const NodeId& id, const std::string& told, bool taken_back) {
   const auto node = nodes.find(id);
   if (node == nodes.end()) return;
   node->second.word = printable(told, false);
+  node->second.taken_back = taken_back;
   for (const auto& [job_id, number] : node->second.ended) {
     Job* job = find(job_id);
     Attempt* attempt = job == nullptr ? nullptr : job->find_attempt(number);
@@ -199,10 +207,28 @@ void Engine::Impl::explain(const NodeId& id, const std::string& told) {
       return reason.size() > before;
     };
     add(attempt->failure);
-    if (add(attempt->row.reason)) tx.changes.attempts.push_back(attempt->row);
+    bool changed = add(attempt->row.reason);
     Share* share = attempt->share(id);
     if (share != nullptr && add(share->row.reason)) tx.changes.shares.push_back(share->row);
-    if (!is_cause) continue;
+    const bool is_lost = share != nullptr && share->row.state == ShareState::lost;
+    Fault& fault = attempt->row.fault;
+    if (taken_back && fault.kind == FaultKind::node_lost && fault.node == id) {
+      fault.kind = FaultKind::preempted;
+      changed = true;
+    }
+    const auto& count = job->spec.restart.count;
+    const bool counts = std::find(count.begin(), count.end(), "preempted") != count.end();
+    if (taken_back && is_lost && !job->ended() && !counts &&
+        std::exchange(attempt->row.counted, false)) {
+      --job->row.restarts;
+      tx.job = true;
+      changed = true;
+      note(tx, *job, EventLevel::info,
+           "the end of attempt " + std::to_string(number) +
+               " does not count among max_restarts: " + id.str() + " was taken back");
+    }
+    if (changed) tx.changes.attempts.push_back(attempt->row);
+    if (!is_cause && !changed) continue;
     note(tx, *job, EventLevel::warning, id.str() + ": " + node->second.word);
     commit(*job, std::move(tx), Urgency::soon);
   }
@@ -221,8 +247,8 @@ void Engine::leaving(const NodeId& node, const std::string& reason, bool over,
   impl_->leaving(node, reason, over, std::move(left));
 }
 
-void Engine::explain(const NodeId& node, const std::string& why) {
-  impl_->explain(node, why);
+void Engine::explain(const NodeId& node, const std::string& why, bool taken_back) {
+  impl_->explain(node, why, taken_back);
 }
 
 void Engine::expect_nodes(int count) {
@@ -230,18 +256,10 @@ void Engine::expect_nodes(int count) {
   impl_->schedule();
 }
 
-const Growth& Engine::expect_machines(const MachinesToCome& machines) {
-  if (impl_->to_come != machines) {
-    impl_->to_come = machines;
-    impl_->schedule();
-  }
-  return impl_->growth;
-}
-
 std::optional<NodeCapacity> Engine::capacity(const NodeId& id) const {
   const auto found = impl_->nodes.find(id);
   if (found == impl_->nodes.end()) return std::nullopt;
-  return empty_capacity(found->second);
+  return impl_->empty_capacity(found->second);
 }
 
 Engine::Presence Engine::presence(const NodeId& id) const {
@@ -252,8 +270,8 @@ Engine::Presence Engine::presence(const NodeId& id) const {
   return node.connected ? Presence::here : Presence::away;
 }
 
-std::set<NodeId> Engine::nodes_with_ranks() const {
-  return impl_->nodes_with_ranks();
+std::map<NodeId, std::string> Engine::nodes_in_use() const {
+  return impl_->nodes_in_use();
 }
 
 std::string Engine::broken(const NodeId& id) const {

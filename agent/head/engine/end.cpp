@@ -8,6 +8,11 @@
 namespace dtrain::head {
 namespace {
 
+bool has_share(const Attempt& attempt, const std::set<NodeId>& nodes) {
+  return std::any_of(attempt.shares.begin(), attempt.shares.end(),
+                     [&](const Share& share) { return nodes.contains(share.row.node); });
+}
+
 nlohmann::json error_json(const std::string& message, int attempt,
                           const std::optional<RankRow>& cause) {
   nlohmann::json error = {
@@ -29,6 +34,14 @@ nlohmann::json error_json(const std::string& message, int attempt,
 
 nlohmann::json error_without_rank(const std::string& message, int attempt) {
   return error_json(message, attempt, std::nullopt);
+}
+
+PastAttempts past_of(const Job& job) {
+  PastAttempts past;
+  for (const Attempt& attempt : job.attempts) {
+    if (attempt.row.ended) past.push_back(&attempt.row);
+  }
+  return past;
 }
 
 void Engine::Impl::fail_attempt(Tx& tx, Job& job, Attempt& attempt, const std::string& reason,
@@ -77,6 +90,91 @@ void Engine::Impl::check_end(const JobId& id) {
   end_attempt(*job, *attempt);
 }
 
+bool Engine::Impl::was_taken_back(const NodeId& id) const {
+  const auto node = nodes.find(id);
+  return node != nodes.end() && node->second.taken_back;
+}
+
+// A node was told to leave, or its machine was taken from under it: others may have failed for that
+// before it was known.
+bool Engine::Impl::is_no_failure(const Attempt& attempt,
+                                 const std::optional<RankRow>& cause) const {
+  if (attempt.left && !cause) return true;
+  if (cause && was_taken_back(cause->node)) return true;
+  return std::any_of(attempt.shares.begin(), attempt.shares.end(), [&](const Share& share) {
+    return share.row.state == ShareState::lost && was_taken_back(share.row.node);
+  });
+}
+
+// A node that is gone explains why a rank elsewhere fails after that, and not the other way round.
+// The clock of the rank's node may be wrong, and its word may have come late: neither alone will
+// do.
+bool Engine::Impl::lost_before(const Attempt& attempt, const RankRow& failed) const {
+  if (attempt.lost.empty() || attempt.failed.value_or(attempt.lost_since) < attempt.lost_since) {
+    return false;
+  }
+  return failed_at(failed) >= clock.wall() - (clock.now() - attempt.lost_since);
+}
+
+Fault Engine::Impl::fault_of_end(const Attempt& attempt,
+                                 const std::optional<RankRow>& cause) const {
+  Fault fault;
+  fault.kind = FaultKind::other;
+  for (const Share& share : attempt.shares) {
+    if (share.row.outcome != "failed" && share.row.outcome != "lasting") continue;
+    if (!share.row.ranks_started) fault.kind = FaultKind::not_started;
+    fault.node = share.row.node;
+    break;
+  }
+  if (!attempt.lost.empty()) {
+    fault.kind = FaultKind::node_lost;
+    fault.node = attempt.lost;
+  }
+  if (cause) fault = fault_of(*cause);
+  if (attempt.hung) fault = {FaultKind::hang, 0, 0, NodeId(), ""};
+  if (is_no_failure(attempt, cause)) fault.kind = FaultKind::preempted;
+  return fault;
+}
+
+void Engine::Impl::wait_before(Job& job, std::chrono::seconds wait, WallTime from) {
+  job.backoff_until.reset();
+  const auto left = std::min<WallTime::duration>(from + wait - clock.wall(), wait);
+  if (left <= WallTime::duration::zero()) return;
+  job.backoff_until = clock.now() + left;
+  job.backoff_ends = from + wait;
+}
+
+bool Engine::Impl::did_well(const NodeId& node, WallTime since) const {
+  const std::set<NodeId> there{node};
+  for (const auto& [id, job] : jobs) {
+    for (const Attempt& attempt : job.attempts) {
+      if (!has_share(attempt, there)) continue;
+      if (attempt.row.state == AttemptState::succeeded && attempt.row.ended >= since) return true;
+      for (const CheckpointRow& row : job.checkpoints) {
+        if (row.attempt == attempt.row.attempt && row.created >= since) return true;
+      }
+    }
+  }
+  return false;
+}
+
+void Engine::Impl::set_suspect_aside(Tx& tx, Job& job, const Attempt& attempt) {
+  const NodeId id = std::exchange(job.suspect, NodeId());
+  const auto node = nodes.find(id);
+  const Attempt* first = job.find_attempt(attempt.row.attempt - 2);
+  if (id.empty() || node == nodes.end() || !next(node->second.row.state, NodeEvent::drain) ||
+      first == nullptr || has_share(attempt, beside(id)) || did_well(id, first->row.created)) {
+    return;
+  }
+  const std::string why = "set aside: attempts " + std::to_string(attempt.row.attempt - 2) +
+                          " and " + std::to_string(attempt.row.attempt - 1) + " of " +
+                          job.row.id.str() + " failed there, attempt " +
+                          std::to_string(attempt.row.attempt) + " does not without it";
+  set_node(tx, node->second, NodeEvent::drain, why);
+  note(tx, job, EventLevel::warning, id.str() + " is " + why);
+  tx.effects.push_back([this] { schedule(); });
+}
+
 void Engine::Impl::end_attempt(Job& job, Attempt& attempt) {
   Tx tx;
   while (!attempt.collecting.empty()) {
@@ -97,10 +195,13 @@ void Engine::Impl::end_attempt(Job& job, Attempt& attempt) {
       std::find_if(attempt.shares.begin(), attempt.shares.end(),
                    [](const Share& share) { return share.row.outcome == "lasting"; });
   if (lasting != attempt.shares.end()) cause.reset();
+  if (cause && lost_before(attempt, *cause)) cause.reset();
   bool lost = false;
   bool failed = cause.has_value();
   bool stopped = false;
   std::string reason = cause ? describe(*cause) : "";
+  const Share* silent = cause ? nullptr : attempt.share(attempt.lost);
+  if (silent != nullptr && silent->row.outcome == "lost") reason = silent->row.reason;
   if (lasting != attempt.shares.end()) reason = lasting->row.reason;
   for (Share& share : attempt.shares) {
     const bool bad = share.row.outcome == "failed" || share.row.outcome == "lasting" ||
@@ -136,16 +237,22 @@ void Engine::Impl::end_attempt(Job& job, Attempt& attempt) {
   attempt.row.reason = event == AttemptEvent::succeed ? "" : printable(reason);
   enter(tx, attempt, event);
 
-  AttemptEnd end{attempt.row.state, attempt.row.reason, false, lasting != attempt.shares.end(),
-                 attempt.left && !cause};
+  AttemptEnd end{attempt.row.state, attempt.row.reason, false, lasting != attempt.shares.end()};
   for (const RankRow& rank : ranks) end.address_in_use = end.address_in_use || rank.address_in_use;
+  if (!by_us && event != AttemptEvent::succeed) {
+    attempt.row.fault = fault_of_end(attempt, cause);
+  }
+  const PastAttempts past = past_of(job);
   const RestartDecision decision = decide_restart(
-      end, job.row.stop_cause, {job.row.restarts, job.row.port_retries}, job.spec.max_restarts);
+      end, job.row.stop_cause, {job.row.restarts, job.row.port_retries}, job.spec, past);
+  attempt.row.counted = decision.so_far.restarts > job.row.restarts;
+  tx.changes.attempts.push_back(attempt.row);
   job.row.restarts = decision.so_far.restarts;
   job.row.port_retries = decision.so_far.port_retries;
   using What = RestartDecision::What;
   switch (decision.what) {
     case What::succeed:
+      set_suspect_aside(tx, job, attempt);
       job.row.exit_code = 0;
       note(tx, job, EventLevel::info, "succeeded");
       enter(tx, job, JobEvent::succeed, "");
@@ -164,10 +271,14 @@ void Engine::Impl::end_attempt(Job& job, Attempt& attempt) {
       note(tx, job, EventLevel::warning, decision.reason);
       job.progress = nullptr;
       job.waits_noted = 0;
+      job.suspect = suspect(past);
+      wait_before(job, decision.wait, *attempt.row.ended);
       enter(tx, job, JobEvent::restart, decision.reason);
       break;
   }
   attempt.ranks.clear();
+  attempt.advance = {};
+  attempt.hang.clear();
   const bool committed = attempt.row.checkpoint && !job.checkpoints.empty() &&
                          job.checkpoints.back().path != *attempt.row.checkpoint;
   if (committed) retain_checkpoints(tx, job, nullptr);  // what it began from may go now

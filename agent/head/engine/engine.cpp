@@ -31,6 +31,12 @@ Share* Attempt::share(const NodeId& node) {
   return nullptr;
 }
 
+void Attempt::lose(const NodeId& node, Monotonic heard) {
+  if (!lost.empty() && lost_since <= heard) return;
+  lost = node;
+  lost_since = heard;
+}
+
 Attempt* Job::live_attempt() {
   if (attempts.empty() || attempts.back().row.ended) return nullptr;
   return &attempts.back();
@@ -268,11 +274,11 @@ void Engine::event(const NodeId& node, const JobId& job, int attempt,
 
 void Engine::supervisor_lost(const NodeId& node, const JobId& job, int attempt,
                              const std::string& reason, const std::vector<pid_t>& unkillable) {
-  impl_->share_broken(node, job, attempt, reason, true, unkillable);
+  impl_->share_broken(node, job, attempt, reason, Impl::Broken::supervisor_gone, unkillable);
 }
 
 void Engine::start_failed(const NodeId& node, const JobId& job, int attempt, const Error& error) {
-  impl_->share_broken(node, job, attempt, error.what(), false, {});
+  impl_->share_broken(node, job, attempt, error.what(), Impl::Broken::not_started, {});
 }
 
 }  // namespace dtrain::head

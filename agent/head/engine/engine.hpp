@@ -18,6 +18,7 @@
 #include "launcher/spec/storage_spec.hpp"
 #include "launcher/wire/attempt.hpp"
 #include "launcher/wire/node.hpp"
+#include "launcher/wire/node_types.hpp"
 
 // What the head decides. The engine has no sockets: it is told what happened and says what is to be
 // done. It runs on one thread, the head's main one; the store's thread calls back by `post`.
@@ -186,6 +187,9 @@ class Engine {
   void expect_nodes(int count);
   // Which machines join by themselves, and which may be asked for. Gives what jobs need of them.
   const Growth& expect_machines(const MachinesToCome& machines);
+  // What nodes have that are here or come, as their types say. Of such as no type is known of, what
+  // they say themselves.
+  void set_node_types(const wire::NodeTypes& types);
   // What may be deleted from now on. What has been forgotten by the settings before stays so.
   void set_storage(const StorageSpec& settings);
   const StorageSpec& storage() const;
@@ -194,7 +198,8 @@ class Engine {
   std::vector<NodeId> nodes() const;        // all but those that left, by name
   bool has_seen(const NodeId& node) const;  // those that left too
   bool is_gone(const NodeId& node) const;   // it was removed
-  bool has_jobs() const;                    // that have not ended
+  bool has_jobs() const;                    // that have not ended, or are being submitted
+  std::optional<JobId> open_job() const;    // one that has not ended
   // From now on none is taken, for this reason; empty: they are.
   void take_no_jobs(const std::string& why);
   enum class Presence : std::uint8_t {
@@ -204,7 +209,8 @@ class Engine {
     here,
   };
   Presence presence(const NodeId& node) const;
-  std::set<NodeId> nodes_with_ranks() const;
+  // Whose ranks run there, or are to start; or why it is in use without any.
+  std::map<NodeId, std::string> nodes_in_use() const;
   std::optional<NodeCapacity> capacity(const NodeId& node) const;  // with nothing on it
   std::string broken(const NodeId& node) const;  // why it cannot be prepared; empty: it can
   bool is_drained(const NodeId& node) const;     // or is to be, when its ranks have ended
@@ -248,8 +254,9 @@ class Engine {
   void leaving(const NodeId& node, const std::string& reason, bool over,
                std::function<void()> left = {});
   // Why the machine of a node that left, or was lost, has ended, as its provider says ("Slurm job 7
-  // was preempted"): this joins the reasons of the attempts that ended with it.
-  void explain(const NodeId& node, const std::string& why);
+  // was preempted"): this joins the reasons of the attempts that ended with it. What ended because
+  // the provider has `taken_back` the machine is no failure: a restart for it is counted no more.
+  void explain(const NodeId& node, const std::string& why, bool taken_back = false);
   void event(const NodeId& node, const JobId& job, int attempt, const wire::AttemptEvent& event);
   // The supervisor died without a last event; what carried its token has been killed, but for
   // `unkillable`.

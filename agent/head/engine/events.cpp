@@ -52,7 +52,13 @@ void Engine::Impl::keep(Tx& tx, Share& share) {
   // A report that is still being worked on is sent again to a head that is started anew; so is
   // what came after it.
   share.row.seq = share.open_checkpoints.empty() ? share.seen : *share.open_checkpoints.begin() - 1;
-  tx.changes.shares.push_back(share.row);
+  ShareRow kept = share.row;
+  if (share.finish_seq && !share.open_checkpoints.empty()) {
+    kept.state = ShareState::running;  // its end comes behind them
+    kept.outcome.clear();
+    kept.reason.clear();
+  }
+  tx.changes.shares.push_back(std::move(kept));
   if (share.finish_seq && share.open_checkpoints.empty()) {
     ack_when_durable(tx, share, *share.finish_seq);
     share.finish_seq.reset();
@@ -162,23 +168,27 @@ void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t
     rank.node = share.row.node;
     rank.state = next(rank.state, RankEvent::start).value_or(rank.state);
     rank.pid = started_rank.pid;
+    attempt.advance.started(rank.rank, rank.node);
     tx.changes.ranks.push_back(rank);
   }
   const bool all = std::all_of(attempt.shares.begin(), attempt.shares.end(),
                                [](const Share& each) { return each.row.ranks_started; });
   if (all && !attempt.ending() && attempt.row.state == AttemptState::starting) {
     attempt.row.started = clock.wall();
+    attempt.advance.start(clock.now());
     enter(tx, attempt, AttemptEvent::run);
     if (job.row.state == JobState::starting) enter(tx, job, JobEvent::run, job.overtakes);
   }
   keep(tx, share);
   ack_when_durable(tx, share, seq);
   commit(job, std::move(tx), Urgency::soon);
+  rearm();
 }
 
 void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,
                          const wire::RankReport& body) {
   const std::string type = body.body.value("type", "");
+  note_advance(job, attempt, share, wire::beat_of(body.rank, body.body), type == "heartbeat");
   if (type == "metrics") {
     metrics_report(job, attempt, share, seq, body);
     return;
@@ -199,7 +209,7 @@ void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t
     }
     hooks.news({job.row.id, std::move(frame)});
   }
-  // Nothing of it is kept.
+  // Nothing of it is stored.
   std::optional<nlohmann::json> answer;
   if (wants_answer(body.body)) answer = nlohmann::json{{"ok", true}};
   ack(job.row.id, attempt.row.attempt, share.row.node, seq, std::move(answer));
@@ -275,10 +285,14 @@ void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t
   rank.error_time = body.error_time;
   rank.last_lines = body.last_lines;
   rank.address_in_use = body.address_in_use;
+  const Monotonic stood = attempt.advance.moved();
+  attempt.advance.ended(body.rank, clock.now());
+  if (body.exit.ok()) goes_on(tx, job, attempt, stood);
   tx.changes.ranks.push_back(rank);
   keep(tx, share);
   ack_when_durable(tx, share, seq);
   if (!body.exit.ok() && !body.stopped) {
+    if (!attempt.failed) attempt.failed = clock.now();
     const std::string what = describe(rank);
     if (!attempt.failure.empty()) note(tx, job, EventLevel::error, what);
     fail_attempt(tx, job, attempt, what, share.row.node);

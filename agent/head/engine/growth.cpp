@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "launcher/core/text.hpp"
@@ -19,6 +20,41 @@ NodeCapacity one_of(const MachineType& type, const NodeId& node, const std::stri
 
 std::string machines_text(int count, const std::string& type) {
   return std::to_string(count) + (count == 1 ? " machine" : " machines") + " of type " + type;
+}
+
+// "waits for gpu-1, gpu-2: waits in partition gpu"
+std::string waits_for(const std::vector<const ComingMachine*>& coming) {
+  std::vector<std::string> names;
+  const ComingMachine* last = coming.front();  // to come
+  for (const ComingMachine* each : coming) {
+    if (names.size() < kNamedNodes) names.push_back(each->node.str());
+    if (last->runs && !each->runs) last = each;
+  }
+  const std::size_t more = coming.size() - names.size();
+  return "waits for " + join(names, ", ") +
+         (more > 0 ? " and " + std::to_string(more) + " more" : "") +
+         (last->reason.empty() ? "" : ": " + last->reason);
+}
+
+// "2 of 4 p3.2xlarge are coming (us-west-2b, since 08:21:20Z)"
+std::string are_coming(const std::vector<const ComingMachine*>& coming, std::size_t all) {
+  std::set<std::string> kinds;
+  std::set<std::string> places;
+  std::string since;  // of the first, in the order of their names
+  for (const ComingMachine* each : coming) {
+    kinds.insert(each->kind.empty() ? each->type : each->kind);
+    if (!each->zone.empty()) places.insert(each->zone);
+    if (since.empty()) since = each->since;
+  }
+  std::vector<std::string> what(places.begin(), places.end());
+  if (!since.empty()) what.push_back("since " + since);
+  const bool all_run = std::all_of(coming.begin(), coming.end(),
+                                   [](const ComingMachine* each) { return each->runs; });
+  if (all_run) what.emplace_back(coming.size() == 1 ? "it joins" : "they join");
+  return std::to_string(coming.size()) + " of " + std::to_string(all) + " " +
+         join(std::vector<std::string>(kinds.begin(), kinds.end()), ", ") +
+         (coming.size() == 1 ? " is coming" : " are coming") +
+         (what.empty() ? "" : " (" + join(what, ", ") + ")");
 }
 
 class Grower {
@@ -212,9 +248,10 @@ class Grower {
     cost_ += count * type.price.value_or(0);
     growth_.gangs.push_back({job.job, type.name, count});
     give(job, *place_in_order(nodes_, demand, &among).shares);
-    growth_.reasons[job.job] = (is_refused ? "would ask for " : "asks for ") +
-                               machines_text(count, type.name) +
-                               (is_refused ? ": " + type.trouble : "");
+    const std::string coming = std::exchange(growth_.reasons[job.job], "");
+    growth_.reasons[job.job] =
+        (is_refused ? "would ask for " : "asks for ") + machines_text(count, type.name) +
+        (is_refused ? ": " + type.trouble : "") + (coming.empty() ? "" : "; " + coming);
     return true;
   }
 
@@ -276,8 +313,7 @@ class Grower {
       outlook = std::max(outlook, places_[index_.at(share.node)].outlook);
     }
     std::vector<const PlacedShare*> here;
-    std::vector<std::string> coming;
-    const ComingMachine* last = nullptr;  // to come
+    std::vector<const ComingMachine*> coming;
     bool waits = false;
     bool any_moment = true;
     for (const PlacedShare& share : shares) {
@@ -297,18 +333,14 @@ class Grower {
       }
       growth_.needed.insert(share.node);
       any_moment = any_moment && place.machine->runs;
-      coming.push_back(share.node.str());
-      if (last == nullptr || (last->runs && !place.machine->runs)) last = place.machine;
+      coming.push_back(place.machine);
     }
     if (waits && any_moment) {
       for (const PlacedShare* share : here) growth_.kept[share->node].push_back(*share);
     }
     if (coming.empty()) return;
-    const std::size_t more = coming.size() - std::min(kNamedNodes, coming.size());
-    coming.resize(coming.size() - more);
-    growth_.reasons[job.job] = "waits for " + join(coming, ", ") +
-                               (more > 0 ? " and " + std::to_string(more) + " more" : "") +
-                               (last->reason.empty() ? "" : ": " + last->reason);
+    growth_.reasons[job.job] =
+        in_allocations_ ? waits_for(coming) : are_coming(coming, shares.size());
   }
 
   // Here, soon, coming, and to be asked for; what is beside them in the other list is of the same.

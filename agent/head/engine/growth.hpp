@@ -43,6 +43,10 @@ struct ComingMachine {
   std::string reason;           // what it waits for
   std::string allocation = {};  // those with the same are had together
   bool by_up = false;           // it was made by an `up`, which prepares it
+  // Where they come one by one.
+  std::string kind = {};  // what its provider calls it: p3.2xlarge
+  std::string zone = {};
+  std::string since = {};  // the time of the day at which it was asked for
 
   bool operator==(const ComingMachine&) const = default;
 };

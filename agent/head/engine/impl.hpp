@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "agent/head/engine/engine.hpp"
+#include "agent/head/engine/hang.hpp"
 #include "agent/head/engine/queue.hpp"
 #include "agent/head/engine/restart.hpp"
 #include "agent/head/engine/retention.hpp"
@@ -33,6 +34,8 @@ struct PendingAck {
 struct Share {
   ShareRow row;
   bool start_sent = false;
+  // Its machine was started anew, and was heard last then: nothing of the share lives.
+  std::optional<Monotonic> machine_gone;
   bool prepare_sent = false;
   bool prepared = false;
   // Of the attempt's content there.
@@ -72,6 +75,15 @@ struct Attempt {
   int warnings = 0;
   std::string failure;  // why it is being ended, other than a stop
   bool left = false;    // for that reason: a node was told to leave
+  // Of its nodes that were lost the one that was silent first, and since when.
+  NodeId lost;
+  Monotonic lost_since;
+  std::optional<Monotonic> failed;  // when the first rank was heard to have failed by itself
+  Advance advance;                  // while it lives
+  std::string hang;        // that it makes no progress, and where its ranks are; empty: it does
+  std::string hang_where;  // the second half of that
+  bool hung = false;       // it was ended for that
+  std::optional<Monotonic> hang_again;  // when it is looked once more for who is silent
   // Before its ranks start.
   std::string token_file;  // in a storage that all nodes must see
   std::string token;
@@ -80,6 +92,7 @@ struct Attempt {
 
   Share* share(const NodeId& node);
   bool ending() const { return row.state == AttemptState::stopping; }
+  void lose(const NodeId& node, Monotonic heard);
 };
 
 struct Effect {
@@ -102,9 +115,12 @@ struct Job {
   std::string waits;                                  // the queue's reason
   std::string overtakes;                              // why its attempt starts before another's
   int waits_noted = 0;
-  std::optional<Monotonic> not_before;  // a lost node's lease runs until then
-  bool preparing = false;               // the newest attempt is with the worker
-  Monotonic staging_told;               // when followers last heard how far it is
+  std::optional<Monotonic> not_before;     // a lost node's lease runs until then
+  std::optional<Monotonic> backoff_until;  // its restart.backoff_s
+  WallTime backoff_ends;                   // the same, for people
+  NodeId suspect;                          // where its last two attempts failed; empty: nowhere
+  bool preparing = false;                  // the newest attempt is with the worker
+  Monotonic staging_told;                  // when followers last heard how far it is
   std::vector<Engine::Answer> submitters;
 
   // What the world has been told.
@@ -140,10 +156,9 @@ struct Node {
   std::set<std::string> features;
   std::set<std::pair<JobId, int>> leftovers;  // old epochs that may still live there
   std::set<std::pair<JobId, int>> ended;      // attempts, because it left or was lost
-  std::string word;  // its provider's, on the end of its machine; empty: it may be there
+  std::string word;         // its provider's, on the end of its machine; empty: it may be there
+  bool taken_back = false;  // by its provider
 };
-
-NodeCapacity empty_capacity(const Node& node);  // with nothing on it
 
 // One thing that happened, on its way to the store.
 struct Tx {
@@ -155,6 +170,8 @@ struct Tx {
 
 // The error of docs/api.md for a failure that no rank is the cause of.
 nlohmann::json error_without_rank(const std::string& message, int attempt);
+
+PastAttempts past_of(const Job& job);
 
 struct Engine::Impl {
   Impl(EngineOptions o, const Clock& c, Nodes& n, Hooks h, std::unique_ptr<Store> s);
@@ -198,7 +215,11 @@ struct Engine::Impl {
   void check_drained();
 
   // schedule.cpp
+  void take_machines();
+  NodeCapacity empty_capacity(const Node& node) const;  // with nothing on it
   std::vector<NodeCapacity> capacities() const;
+  // The nodes of the same machine, and itself; none where there is no such node.
+  std::set<NodeId> beside(const NodeId& node) const;
   std::vector<WaitingJob> waiting() const;
   std::vector<RunningJob> running() const;
   int missing_nodes() const;  // of those that the cluster is to have
@@ -259,6 +280,16 @@ struct Engine::Impl {
   static std::string staging_reason(const Job& job);
   std::string reason_of(const Job& job) const;  // as it is shown
 
+  // progress.cpp
+  void apply(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,
+             const wire::RankBeats& body);
+  void note_advance(Job& job, Attempt& attempt, const Share& share, const wire::RankBeat& beat,
+                    bool heartbeat);
+  // If it hung, since `stood`: it is said that it does no longer.
+  void goes_on(Tx& tx, Job& job, Attempt& attempt, Monotonic stood);
+  std::optional<Monotonic> hang_due(const Job& job) const;
+  void look_for_hang(Job& job, Attempt& attempt);
+
   // clock.cpp
   void tick();
   void rearm();
@@ -283,7 +314,7 @@ struct Engine::Impl {
   void set_node(Tx& tx, Node& node, NodeEvent event, const std::string& reason);
   void commit_node(Tx tx);
   Node& known_node(const NodeId& id);  // Error(not_found)
-  std::set<NodeId> nodes_with_ranks() const;
+  std::map<NodeId, std::string> nodes_in_use() const;
   void settle_drains();
   nlohmann::json drain(const NodeId& id, bool undo);
   void remove_node(const NodeId& id, bool force, Answer done, const std::string& why);
@@ -294,13 +325,23 @@ struct Engine::Impl {
       const std::function<void(const JobId& job, int attempt, bool sent)>& failed);
   nlohmann::json removed(const NodeId& id, bool counted, const std::string& why);
   void leaving(const NodeId& id, const std::string& reason, bool over, std::function<void()> left);
-  void explain(const NodeId& id, const std::string& told);
+  void explain(const NodeId& id, const std::string& told, bool taken_back);
+  bool was_taken_back(const NodeId& id) const;
+  bool is_no_failure(const Attempt& attempt, const std::optional<RankRow>& cause) const;
+  bool lost_before(const Attempt& attempt, const RankRow& failed) const;  // one of its nodes
+  Fault fault_of_end(const Attempt& attempt, const std::optional<RankRow>& cause) const;
+  void wait_before(Job& job, std::chrono::seconds wait, WallTime from);
+  // An attempt succeeded there since then, or has committed a checkpoint.
+  bool did_well(const NodeId& node, WallTime since) const;
+  // The attempt does better than those before it: the node where they failed gets no new ranks.
+  void set_suspect_aside(Tx& tx, Job& job, const Attempt& attempt);
   void add_word(const NodeId& id, std::string& reason) const;
   void lose_ranks(Tx& tx, Attempt& attempt, const Share& share);
   void lose_shares(Node& node, const std::string& reason);
   void stop_leftover(const NodeId& node, const JobId& job, int attempt);
+  enum class Broken : std::uint8_t { not_started, supervisor_gone };
   void share_broken(const NodeId& node, const JobId& job, int attempt, const std::string& reason,
-                    bool lost_supervisor, const std::vector<pid_t>& unkillable);
+                    Broken how, const std::vector<pid_t>& unkillable);
 
   // events.cpp
   void event(const NodeId& node, const JobId& job, int attempt, const wire::AttemptEvent& event);
@@ -385,8 +426,10 @@ struct Engine::Impl {
   std::map<NodeId, Node> nodes;
   std::map<JobId, ForgottenRow> forgotten;
   std::uint64_t last_left = 0;
-  MachinesToCome to_come;
-  Growth growth;  // as last decided
+  MachinesToCome told_machines;
+  wire::NodeTypes node_types;
+  MachinesToCome to_come;  // of both
+  Growth growth;           // as last decided
   // As last told: what is to be asked for, and nodes with ranks or that jobs wait for.
   std::vector<Growth::Gang> gangs;
   std::set<NodeId> busy;

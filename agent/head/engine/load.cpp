@@ -36,6 +36,7 @@ void Engine::Impl::load() {
     attempt.durable = true;
     attempt.from_store = true;
     attempt.failure = attempt.row.reason;
+    attempt.advance.start(clock.now());
   }
   for (ShareRow& row : all.shares) {
     Job* job = find(row.job);
@@ -50,7 +51,12 @@ void Engine::Impl::load() {
   for (RankRow& row : all.ranks) {
     Job* job = find(row.job);
     Attempt* attempt = job == nullptr ? nullptr : job->find_attempt(row.attempt);
-    if (attempt != nullptr) attempt->ranks[row.rank] = std::move(row);
+    if (attempt == nullptr) continue;
+    if (!attempt->row.ended) {
+      attempt->advance.started(row.rank, row.node);
+      if (is_final(row.state)) attempt->advance.ended(row.rank, clock.now());
+    }
+    attempt->ranks[row.rank] = std::move(row);
   }
   for (CheckpointRow& row : all.checkpoints) {
     Job* job = find(row.job);
@@ -67,14 +73,38 @@ void Engine::Impl::load() {
       node.row.reason = "the head was started anew and waits for it";
     }
   }
+  // Whose provider's word may still come, which it has for an hour: explain().
+  constexpr std::chrono::hours kTold{1};
+  for (const auto& [id, job] : jobs) {
+    for (const Attempt& attempt : job.attempts) {
+      if (attempt.row.ended && clock.wall() - *attempt.row.ended > kTold) continue;
+      for (const Share& share : attempt.shares) {
+        const auto node = nodes.find(share.row.node);
+        const bool is_its = attempt.row.reason.starts_with(share.row.node.str() + " ");
+        if (!is_its || node == nodes.end()) continue;
+        const NodeState state = node->second.row.state;  // or it has come back since
+        if (!counts(state) || state == NodeState::lost)
+          node->second.ended.insert({id, attempt.row.attempt});
+      }
+    }
+  }
+  for (const JobId& id : live) {
+    Job& job = jobs.at(id);
+    if (job.row.state != JobState::restarting) continue;
+    const PastAttempts past = past_of(job);
+    if (past.empty()) continue;
+    job.suspect = suspect(past);
+    wait_before(job, backoff(job.spec.restart, past), *past.back()->ended);
+  }
   // Old epochs on nodes that were given up. When their leases end is not known any more, but no
   // later than a lease from now.
   for (const JobId& id : live) {
     Job& job = jobs.at(id);
-    for (const Attempt& attempt : job.attempts) {
+    for (Attempt& attempt : job.attempts) {
       for (const Share& share : attempt.shares) {
         const auto node = nodes.find(share.row.node);
         if (share.row.state != ShareState::lost || node == nodes.end()) continue;
+        attempt.lose(share.row.node, clock.now());  // or before, which nobody knows any more
         node->second.leftovers.insert({id, attempt.row.attempt});
         if (&attempt == &job.attempts.back()) job.not_before = clock.now() + options.lease;
       }

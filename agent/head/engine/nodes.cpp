@@ -37,7 +37,10 @@ void Engine::Impl::stop_leftover(const NodeId& node, const JobId& job, int attem
 
 void Engine::Impl::joined(const NodeInfo& info) {
   Node& node = nodes[info.node];
-  const bool other_boot = !node.row.boot_id.empty() && node.row.boot_id != info.boot_id;
+  // An older agent does not say when the machine's first process began.
+  const bool other_boot = !node.row.boot_id.empty() && node.row.boot_id != info.boot_id &&
+                          !info.boot_id.starts_with(node.row.boot_id + " ");
+  const Monotonic last_heard = node.heard;
   node.row.node = info.node;
   node.row.address = info.address;
   node.head_address = info.head_address;
@@ -71,6 +74,7 @@ void Engine::Impl::joined(const NodeInfo& info) {
   if (info.leaving.empty()) {
     node.ended.clear();
     node.word.clear();
+    node.taken_back = false;
   }
   node.leftovers.clear();
   for (const auto& [id, number] : info.attempts) {
@@ -92,6 +96,7 @@ void Engine::Impl::joined(const NodeInfo& info) {
     if (share == nullptr || !share->live()) continue;
     const bool there = std::find(info.attempts.begin(), info.attempts.end(),
                                  std::pair(id, attempt->row.attempt)) != info.attempts.end();
+    if (other_boot && share->row.state == ShareState::running) share->machine_gone = last_heard;
     if (there) {
       share->start_sent = true;
       if (attempt->ending()) send_stops(*job, *attempt, NodeId());
@@ -105,9 +110,8 @@ void Engine::Impl::joined(const NodeInfo& info) {
       advance(*job, *attempt);
     } else {
       share_broken(info.node, id, attempt->row.attempt,
-                   other_boot ? info.node.str() + " was started anew"
-                              : "its supervisor on " + info.node.str() + " is gone",
-                   true, {});
+                   "its supervisor on " + info.node.str() + " is gone", Broken::supervisor_gone,
+                   {});
     }
   }
   // No old epoch lives there: who waits for its lease may go on.
@@ -207,6 +211,7 @@ void Engine::Impl::lose_shares(Node& node, const std::string& reason) {
     share->row.state = ShareState::lost;
     share->row.outcome = "lost";
     share->row.reason = reason;
+    attempt->lose(id, node.heard);
     node.leftovers.insert({job_id, attempt->row.attempt});
     node.ended.insert({job_id, attempt->row.attempt});
     // Its ranks may run until then; two attempts never run at once.
@@ -225,7 +230,7 @@ void Engine::Impl::lose_shares(Node& node, const std::string& reason) {
 }
 
 void Engine::Impl::share_broken(const NodeId& id, const JobId& job_id, int number,
-                                const std::string& reason, bool lost_supervisor,
+                                const std::string& reason, Broken how,
                                 const std::vector<pid_t>& unkillable) {
   if (const auto node = nodes.find(id); node != nodes.end()) {
     if (node->second.leftovers.erase({job_id, number}) > 0) {
@@ -240,16 +245,22 @@ void Engine::Impl::share_broken(const NodeId& id, const JobId& job_id, int numbe
   if (share == nullptr || !share->live()) return;
 
   Tx tx;
-  const std::string said =
-      lost_supervisor ? reason : "it could not be started on " + id.str() + ": " + reason;
+  std::string said = how == Broken::not_started
+                         ? "it could not be started on " + id.str() + ": " + reason
+                         : reason;
   share->row.state = ShareState::finished;
-  share->row.outcome =
-      attempt->ending() && job->row.stop_cause != StopCause::none ? "stopped" : "failed";
+  share->row.outcome = "failed";
+  if (share->machine_gone) {
+    said = id.str() + " was started anew";
+    share->row.outcome = "lost";
+    attempt->lose(id, *share->machine_gone);
+  }
+  if (attempt->ending() && job->row.stop_cause != StopCause::none) share->row.outcome = "stopped";
   share->row.reason = said;
   lose_ranks(tx, *attempt, *share);
   note_unkillable(tx, *job, id, unkillable);
   tx.changes.shares.push_back(share->row);
-  if (share->row.outcome == "failed") fail_attempt(tx, *job, *attempt, said, id);
+  if (share->row.outcome != "stopped") fail_attempt(tx, *job, *attempt, said, id);
   commit(*job, std::move(tx), Urgency::soon);
   check_end(job_id);
 }

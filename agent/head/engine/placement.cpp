@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "launcher/core/text.hpp"
+#include "launcher/spec/values.hpp"
 
 namespace dtrain::head {
 namespace {
@@ -22,6 +23,11 @@ std::string number(double value) {
 
 std::string count(double value, const char* noun) {
   return number(value) + " " + noun + (std::abs(value - 1) < kSlack ? "" : "s");
+}
+
+double amount_of(const Amounts& amounts, const std::string& name) {
+  const auto found = amounts.find(name);
+  return found == amounts.end() ? 0 : found->second;
 }
 
 int ranks_on(const NodeCapacity& node, const Demand& demand) {
@@ -49,13 +55,23 @@ std::optional<PlacedShare> fit(const NodeCapacity& node, const Demand& demand,
     return short_of(
         [&] { return "has glibc " + node.glibc->str() + ", older than " + demand.glibc->str(); });
   }
+  for (const auto& [key, rule] : demand.labels) {
+    const std::string& name = key;
+    const auto label = node.labels.find(name);
+    if (rule.takes(label == node.labels.end() ? nullptr : &label->second)) continue;
+    return short_of([&] {
+      return label == node.labels.end()
+                 ? "has no label " + printable(name, false)
+                 : "has label " + printable(name, false) + ": " + printable(label->second, false);
+    });
+  }
   PlacedShare share;
   share.node = node.node;
   share.nproc = ranks_on(node, demand);
   if (share.nproc < 1) return short_of([] { return "has no GPU"; });
 
   share.cpus = share.nproc * demand.cpus;
-  if (share.cpus > node.cpus + kSlack && demand.may_run_alone) {
+  if (share.cpus > node.cpus + kSlack && demand.may_run_alone && node.cpus > 0) {
     if (node.shares > 0) {
       return short_of(
           [&] { return "has only " + count(node.cpus, "CPU") + ", so it must be empty first"; });
@@ -66,6 +82,18 @@ std::optional<PlacedShare> fit(const NodeCapacity& node, const Demand& demand,
   if (share.cpus > free_cpus + kSlack) {
     return short_of(
         [&] { return "has " + number(free_cpus) + " of " + count(node.cpus, "CPU") + " free"; });
+  }
+
+  share.custom = taken(demand.custom, share.nproc);
+  for (const auto& [key, amount] : share.custom) {
+    const std::string& name = key;
+    const double all = amount_of(node.custom, name);
+    const double free = std::max(0.0, all - amount_of(node.custom_used, name));
+    if (amount <= free + kSlack) continue;
+    return short_of([&]() -> std::string {
+      if (all == 0) return "has no " + printable(name, false);
+      return "has " + number(free) + " of " + number(all) + " " + printable(name, false) + " free";
+    });
   }
 
   const int wanted = share.nproc * demand.gpus;
@@ -109,6 +137,14 @@ std::string needs(const Demand& demand) {
             human_bytes(static_cast<std::uint64_t>(demand.procs.number) * demand.memory) +
             " of memory");
       }
+  }
+  const int ranks = demand.procs.kind == ProcsKind::number ? demand.procs.number : 1;
+  for (const auto& [name, amount] : taken(demand.custom, ranks)) {
+    parts.push_back(number(amount) + " " + printable(name, false));
+  }
+  for (const auto& [name, rule] : demand.labels) {
+    parts.push_back("label " + printable(name, false) + (rule.negated ? " other than " : ": ") +
+                    printable(join(rule.values, " or "), false));
   }
   std::string text = "needs " + (parts.empty() ? std::string("room") : join(parts, ", "));
   const bool slurm = demand.one_allocation;
@@ -159,6 +195,11 @@ Demand demand_of(const JobSpec& spec) {
   demand.gpus = spec.resources.gpu.value_or(by_gpu ? 1 : 0);
   demand.cpus = spec.resources.cpu.value_or(demand.gpus > 0 ? 0 : 1);
   demand.memory = spec.resources.memory.value_or(0);
+  demand.custom = spec.custom_resources;
+  std::erase_if(demand.custom, [](const auto& each) { return each.second == 0; });
+  for (const auto& [name, rule] : spec.label_selector) {
+    demand.labels.emplace(name, parse_label_rule(rule));
+  }
   demand.may_run_alone = !spec.resources_given;
   demand.one_allocation = spec.launcher == Launcher::srun;
   if (spec.content) demand.glibc = parse_glibc_version(spec.content->glibc);
@@ -168,9 +209,15 @@ Demand demand_of(const JobSpec& spec) {
 bool operator<(const Demand& a, const Demand& b) {
   const auto key = [](const Demand& d) {
     return std::tuple(d.nnodes.min, d.nnodes.max, d.procs.kind, d.procs.number, d.cpus, d.gpus,
-                      d.memory, d.glibc, d.may_run_alone, d.one_allocation);
+                      d.memory, d.custom, d.labels, d.glibc, d.may_run_alone, d.one_allocation);
   };
   return key(a) < key(b);
+}
+
+Amounts taken(const Amounts& each, int ranks) {
+  Amounts all = each;
+  for (auto& [name, amount] : all) amount *= ranks;
+  return all;
 }
 
 void use(NodeCapacity& node, const PlacedShare& share) {
@@ -178,6 +225,7 @@ void use(NodeCapacity& node, const PlacedShare& share) {
   node.cpus_used += share.cpus;
   node.memory_used += share.memory;
   node.gpus_used.insert(share.gpus.begin(), share.gpus.end());
+  for (const auto& [name, amount] : share.custom) node.custom_used[name] += amount;
 }
 
 bool natural_less(const std::string& a, const std::string& b) {
@@ -291,6 +339,7 @@ std::vector<NodeCapacity> emptied(std::vector<NodeCapacity> nodes) {
     node.cpus_used = 0;
     node.gpus_used.clear();
     node.memory_used = 0;
+    node.custom_used.clear();
   }
   return nodes;
 }

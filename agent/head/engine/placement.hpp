@@ -17,6 +17,9 @@ namespace dtrain::head {
 
 inline constexpr std::size_t kNamedNodes = 4;  // in a reason; the others are counted
 
+// Of names of the user's own, by name.
+using Amounts = std::map<std::string, double>;
+
 struct NodeCapacity {
   NodeId node;
   bool usable = true;   // takes new ranks now
@@ -24,10 +27,13 @@ struct NodeCapacity {
   double cpus = 1;
   int gpus = 0;
   std::uint64_t memory = 0;  // bytes
-  int shares = 0;            // attempts that run there
+  Amounts custom;
+  std::map<std::string, std::string> labels;
+  int shares = 0;  // attempts that run there
   double cpus_used = 0;
   std::set<int> gpus_used;  // indices
   std::uint64_t memory_used = 0;
+  Amounts custom_used = {};
   std::optional<GlibcVersion> glibc;  // absent: not known
   // Of Slurm, that it is in; empty: in none. Absent: not known.
   std::optional<std::string> allocation;
@@ -41,7 +47,9 @@ struct Demand {
   ProcsPerNode procs;
   double cpus = 1;  // per rank, as the rest
   int gpus = 0;
-  std::uint64_t memory = 0;           // bytes
+  std::uint64_t memory = 0;  // bytes
+  Amounts custom = {};
+  std::map<std::string, LabelRule> labels = {};
   std::optional<GlibcVersion> glibc;  // the oldest that will do; absent: any
   bool may_run_alone = false;   // asked for nothing: if it is larger than a node, it gets all of it
   bool one_allocation = false;  // all its nodes are in the same allocation of Slurm's
@@ -58,7 +66,11 @@ struct PlacedShare {
   double cpus = 0;
   std::uint64_t memory = 0;
   std::vector<int> gpus;
+  Amounts custom = {};
 };
+
+// What so many ranks of a demand take.
+Amounts taken(const Amounts& each, int ranks);
 
 struct Placement {
   std::optional<std::vector<PlacedShare>> shares;  // by node rank; absent: not now

@@ -30,6 +30,15 @@ class Answers {
   std::map<Demand, Placement> known_;
 };
 
+// Where it can start without the nodes that it avoids.
+std::optional<std::vector<PlacedShare>> without(const std::vector<NodeCapacity>& nodes,
+                                                const WaitingJob& job) {
+  if (job.avoids.empty()) return std::nullopt;
+  std::vector<bool> among(nodes.size());
+  for (std::size_t i = 0; i < nodes.size(); ++i) among[i] = !job.avoids.contains(nodes[i].node);
+  return place_in_order(nodes, job.demand, &among).shares;
+}
+
 std::string nodes_text(int count) {
   return std::to_string(count) + (count == 1 ? " more node" : " more nodes");
 }
@@ -91,7 +100,8 @@ QueueDecision decide_queue(std::vector<NodeCapacity> nodes, const std::vector<Wa
       reason = "waits behind " + first->job.str() + " (priority " +
                std::to_string(first->priority) + ")";
     } else if (const Placement& placement = now.of(job.demand); placement.shares) {
-      start = QueueDecision::Start{job.job, *placement.shares, {}};
+      const auto others = without(now.nodes(), job);
+      start = QueueDecision::Start{job.job, others ? *others : *placement.shares, {}};
       now.take(start->shares);
       running.push_back({start->shares, job.longest});
     } else {

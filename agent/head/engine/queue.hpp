@@ -3,6 +3,7 @@
 #include <chrono>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ struct WaitingJob {
   std::string held;  // not to be started now, and why; nobody waits behind it
   // It has ended that long after its start, whatever happens; absent: not known.
   std::optional<std::chrono::seconds> longest = std::nullopt;
+  std::set<NodeId> avoids = {};  // where it can start without them
 };
 
 // What the nodes' used resources are used by.

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "agent/head/store/rows.hpp"
+#include "launcher/spec/job_spec.hpp"
 
 // What follows when no process of an attempt is left: pure.
 namespace dtrain::head {
@@ -13,15 +15,20 @@ namespace dtrain::head {
 // because they were told to are not counted. Absent: no rank failed by itself.
 std::optional<RankRow> root_cause(const std::vector<RankRow>& ranks);
 
+// By the clock of its node.
+WallTime failed_at(const RankRow& rank);
+
 // "rank 1 on node-0: exit code 3"
 std::string describe(const RankRow& rank);
+
+// Of a rank that is the root cause.
+Fault fault_of(const RankRow& rank);
 
 struct AttemptEnd {
   AttemptState state = AttemptState::succeeded;  // a final one
   std::string reason;
   bool address_in_use = false;  // rank 0 found its port taken
   bool lasting = false;         // another attempt would fail in the same way
-  bool left = false;            // a node was told to leave: no failure of the job
 };
 
 struct RestartsSoFar {
@@ -34,12 +41,26 @@ struct RestartDecision {
   What what = What::succeed;
   RestartsSoFar so_far;  // after this decision
   std::string reason;
+  std::chrono::seconds wait{0};  // before the next attempt
 };
 
-// `cause` is why it was stopped, if it was. A stop or timeout is never restarted; a lost node is a
-// failure as any other, one that was told to leave is none; "address in use" is tried once more
-// without being counted; what is lasting is not tried again.
+// Attempts of a job that have ended, oldest first.
+using PastAttempts = std::vector<const AttemptRow*>;
+
+// Of lost nodes that count nowhere so many in a row end a job that made no checkpoint meanwhile.
+inline constexpr int kLostNodesInARow = 10;
+
+// The last of `past` is the attempt that has ended now. `cause` is why it was stopped, if it was.
+// A stop or timeout is never restarted; "address in use" is tried once more without being counted;
+// what is lasting is not tried again; the rest is as the job's `restart` says.
 RestartDecision decide_restart(const AttemptEnd& end, StopCause cause, RestartsSoFar so_far,
-                               int max_restarts);
+                               const JobSpec& spec, const PastAttempts& past);
+
+// How long the next attempt waits after the last one.
+std::chrono::seconds backoff(const RestartSpec& restart, const PastAttempts& past);
+
+// The node where the last two failures were, none of them its own end; empty: there is none. The
+// next attempt goes elsewhere where it can; once it does better, the node was at fault.
+NodeId suspect(const PastAttempts& past);
 
 }  // namespace dtrain::head

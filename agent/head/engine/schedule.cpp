@@ -24,9 +24,41 @@ std::optional<std::chrono::seconds> longest(const Job& job, Monotonic now) {
   return left;
 }
 
+// What its type says that it has.
+void take_what_it_says(const wire::NodeTypes::Type* type, NodeCapacity& capacity) {
+  if (type == nullptr) return;
+  capacity.cpus = type->cpus.value_or(capacity.cpus);
+  capacity.gpus = std::min(capacity.gpus, type->gpus.value_or(capacity.gpus));
+  if (type->memory) {
+    capacity.memory = std::min(capacity.memory, static_cast<std::uint64_t>(*type->memory));
+  }
+  capacity.custom = type->resources;
+  capacity.labels = type->labels;
+}
+
 }  // namespace
 
-NodeCapacity empty_capacity(const Node& node) {
+void Engine::set_node_types(const wire::NodeTypes& types) {
+  if (impl_->node_types == types) return;
+  impl_->node_types = types;
+  impl_->take_machines();
+}
+
+const Growth& Engine::expect_machines(const MachinesToCome& machines) {
+  if (impl_->told_machines != machines) {
+    impl_->told_machines = machines;
+    impl_->take_machines();
+  }
+  return impl_->growth;
+}
+
+void Engine::Impl::take_machines() {
+  to_come = told_machines;
+  for (MachineType& type : to_come.types) take_what_it_says(node_types.find(type.name), type.each);
+  schedule();
+}
+
+NodeCapacity Engine::Impl::empty_capacity(const Node& node) const {
   NodeCapacity capacity;
   capacity.node = node.row.node;
   capacity.cpus = node.row.cpus;
@@ -34,6 +66,9 @@ NodeCapacity empty_capacity(const Node& node) {
   capacity.memory = node.row.memory;
   capacity.glibc = parse_glibc_version(node.glibc);
   if (node.slurm || node.connected) capacity.allocation = node.slurm ? node.slurm->job : "";
+  const auto made = node_types.nodes.find(node.row.node.str());
+  const bool is_ups = !node.row.joined && made != node_types.nodes.end();
+  take_what_it_says(node_types.find(is_ups ? made->second : node.row.type), capacity);
   return capacity;
 }
 
@@ -74,10 +109,23 @@ std::vector<NodeCapacity> Engine::Impl::capacities() const {
         capacity.cpus_used += share.row.cpus;
         capacity.memory_used += share.row.memory;
         capacity.gpus_used.insert(share.row.gpus.begin(), share.row.gpus.end());
+        for (const auto& [name, amount] : taken(job.spec.custom_resources, share.row.nproc)) {
+          capacity.custom_used[name] += amount;
+        }
       }
     }
   }
   return result;
+}
+
+std::set<NodeId> Engine::Impl::beside(const NodeId& id) const {
+  std::set<NodeId> all;
+  const auto found = nodes.find(id);
+  if (found == nodes.end()) return all;
+  for (const auto& [other, node] : nodes) {
+    if (node.row.machine == found->second.row.machine) all.insert(other);
+  }
+  return all;
 }
 
 std::vector<WaitingJob> Engine::Impl::waiting() const {
@@ -87,7 +135,7 @@ std::vector<WaitingJob> Engine::Impl::waiting() const {
     const bool waits = job.row.state == JobState::queued || job.row.state == JobState::restarting;
     if (!job.durable || !waits || job.preparing) continue;
     queue.push_back({id, job.spec.priority, job.order, demand_of(job.spec), held(job),
-                     longest(job, clock.now())});
+                     longest(job, clock.now()), beside(job.suspect)});
   }
   return queue;
 }
@@ -102,7 +150,8 @@ std::vector<RunningJob> Engine::Impl::running() const {
     for (const Share& share : job.attempts.back().shares) {
       if (!share.live()) continue;
       each.shares.push_back({share.row.node, share.row.first_rank, share.row.nproc, share.row.cpus,
-                             share.row.memory, share.row.gpus});
+                             share.row.memory, share.row.gpus,
+                             taken(job.spec.custom_resources, share.row.nproc)});
     }
   }
   return result;
@@ -120,6 +169,10 @@ std::string Engine::Impl::held(const Job& job) const {
   if (job.not_before && *job.not_before > clock.now()) {
     return "waits until the lease of a lost node has run out (" +
            human_duration(*job.not_before - clock.now()) + ")";
+  }
+  if (job.backoff_until && *job.backoff_until > clock.now()) {
+    return "waits until " + rfc3339(job.backoff_ends) +
+           " before it begins anew (restart.backoff_s)";
   }
   for (const std::string& other : job.spec.after) {
     const auto found = jobs.find(JobId(other));
@@ -223,7 +276,8 @@ Growth Engine::Impl::grown(const std::vector<WaitingJob>& queue) const {
 }
 
 void Engine::Impl::note_needs() {
-  std::set<NodeId> now = nodes_with_ranks();
+  std::set<NodeId> now;
+  for (const auto& [node, why] : nodes_in_use()) now.insert(node);
   now.insert(growth.needed.begin(), growth.needed.end());
   const bool changed = growth.gangs != gangs || now != busy;
   gangs = growth.gangs;
@@ -419,6 +473,7 @@ void Engine::Impl::send_start(Job& job, Attempt& attempt, Share& share) {
   spec.lease = options.lease;
   spec.content = job.spec.content;
   if (job.spec.launcher == Launcher::srun) spec.srun = srun_step(attempt);
+  spec.beats = nodes.at(share.row.node).features.contains("beats");
   if (spec.rank_memory > 0 && !nodes.at(share.row.node).features.contains("memory")) {
     Tx tx;
     warn(tx, job, attempt,
@@ -433,7 +488,8 @@ void Engine::Impl::send_start(Job& job, Attempt& attempt, Share& share) {
                     .get<std::map<std::string, std::string>>();
     } catch (const std::exception& error) {
       share_broken(share.row.node, job.row.id, attempt.row.attempt,
-                   std::string("its secrets cannot be read: ") + error.what(), false, {});
+                   std::string("its secrets cannot be read: ") + error.what(), Broken::not_started,
+                   {});
       return;
     }
   }

@@ -231,6 +231,10 @@ bool Engine::has_jobs() const {
   return !impl_->live.empty() || !impl_->submitting.empty();
 }
 
+std::optional<JobId> Engine::open_job() const {
+  return impl_->live.empty() ? std::nullopt : std::optional(*impl_->live.begin());
+}
+
 void Engine::take_no_jobs(const std::string& why) {
   impl_->closed = why;
 }

@@ -31,7 +31,27 @@ nlohmann::json checkpoint_json(const CheckpointRow& row) {
           {"size", row.size}};
 }
 
-nlohmann::json attempt_json(const Attempt& attempt) {
+// Where a rank is by its newest heartbeat, which came at `heard`.
+nlohmann::json beat_json(const wire::RankBeat& beat, WallTime heard) {
+  constexpr double kLatest = 253402300799;  // seconds since 1970, the end of 9999
+  nlohmann::json collective;
+  if (const auto& call = beat.collective) {
+    const bool dated = call->entered && *call->entered >= 0 && *call->entered < kLatest;
+    collective = {{"sequence", call->sequence},
+                  {"name", call->name},
+                  {"bytes", call->bytes ? nlohmann::json(*call->bytes) : nlohmann::json()},
+                  {"entered", dated ? nlohmann::json(rfc3339(from_millis(
+                                          static_cast<std::int64_t>(*call->entered * 1000))))
+                                    : nlohmann::json()},
+                  {"done", call->done ? nlohmann::json(*call->done) : nlohmann::json()}};
+  }
+  return {{"step", beat.step ? nlohmann::json(*beat.step) : nlohmann::json()},
+          {"phase", beat.phase},
+          {"collective", std::move(collective)},
+          {"heard", rfc3339(heard)}};
+}
+
+nlohmann::json attempt_json(const Attempt& attempt, const Clock& clock) {
   nlohmann::json nodes = nlohmann::json::array();
   for (const Share& share : attempt.shares) {
     nlohmann::json ranks = nlohmann::json::array();
@@ -47,10 +67,20 @@ nlohmann::json attempt_json(const Attempt& attempt) {
                      {"node", rank.node.str()},
                      {"state", to_string(rank.state)},
                      {"pid", rank.pid}});
+    const auto place = attempt.advance.ranks().find(number);
+    if (place == attempt.advance.ranks().end() || !place->second.heard) continue;
+    const auto age = clock.now() - *place->second.heard;
+    ranks.back()["heartbeat"] = beat_json(
+        place->second.beat, clock.wall() - std::chrono::duration_cast<WallTime::duration>(age));
   }
   return {{"attempt", attempt.row.attempt},
           {"state", to_string(attempt.row.state)},
           {"reason", attempt.row.reason},
+          {"failure", attempt.row.fault.kind == FaultKind::none
+                          ? nlohmann::json()
+                          : nlohmann::json(to_string(attempt.row.fault.kind))},
+          {"step", attempt.row.step ? nlohmann::json(*attempt.row.step) : nlohmann::json()},
+          {"counted", attempt.row.counted},
           {"world_size", attempt.row.world_size},
           {"created", rfc3339(attempt.row.created)},
           {"started", time_json(attempt.row.started)},
@@ -182,7 +212,7 @@ nlohmann::json Engine::Impl::details(const Job& job) const {
   all["spec"] = to_json(job.spec);
   all["attempts"] = nlohmann::json::array();
   for (const Attempt& attempt : job.attempts) {
-    if (attempt.durable) all["attempts"].push_back(attempt_json(attempt));
+    if (attempt.durable) all["attempts"].push_back(attempt_json(attempt, clock));
   }
   all["metrics"] = nlohmann::json::object();
   for (const auto& [name, last] : job.metrics.items()) all["metrics"][name] = last.at("value");

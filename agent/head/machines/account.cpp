@@ -9,8 +9,11 @@ namespace dtrain::head {
 
 using nlohmann::json;
 
-BOOST_DESCRIBE_STRUCT(MachineAccount::Entry, (),
-                      (id, node, type, head, joins, spot, price, since, counted, over, seen))
+void fields(wire::Is<MachineAccount::Entry> auto& m, auto&& f) {
+  f("id", m.id, "node", m.node, "type", m.type, "instance_type", wire::if_set(m.instance_type),
+    "head", m.head, "joins", m.joins, "spot", m.spot, "price", m.price, "since", m.since, "counted",
+    m.counted, "over", m.over, "seen", m.seen);
+}
 
 namespace {
 
@@ -47,16 +50,14 @@ json MachineAccount::dump() const {
   return wire::written(all);
 }
 
-std::optional<double> MachineAccount::price_of(const std::string& type, bool spot) const {
-  const wire::ClusterCosts::Type* found = told_->find(type);
-  if (found == nullptr) return std::nullopt;
-  return spot ? found->price : found->most;
+std::optional<double> MachineAccount::told_price(const Entry& entry) const {
+  const wire::ClusterCosts::Type* found = told_->find(entry.type);
+  return found == nullptr ? std::nullopt : found->price_of(entry.instance_type, entry.spot);
 }
 
 std::optional<double> MachineAccount::most_of(const std::string& type) const {
   const wire::ClusterCosts::Type* found = told_ ? told_->find(type) : nullptr;
-  if (found == nullptr || !found->price || !found->most) return std::nullopt;
-  return std::max(*found->price, *found->most);
+  return found == nullptr ? std::nullopt : found->most();
 }
 
 double MachineAccount::owed(const Entry& entry, WallTime now) {
@@ -94,8 +95,7 @@ void MachineAccount::tell(wire::ClusterCosts costs, WallTime now) {
   settle(now);
   told_ = std::move(costs);
   for (auto& [id, entry] : entries_) {
-    const auto price = price_of(entry.type, entry.spot);
-    if (price) entry.price = price;
+    if (const auto price = told_price(entry)) entry.price = price;
   }
 }
 
@@ -126,22 +126,14 @@ bool MachineAccount::see(const std::vector<Machine>& machines, bool all, WallTim
 }
 
 bool MachineAccount::take_in(const Machine& machine, WallTime now) {
-  const auto price = price_of(machine.type, machine.spot);
   const WallTime created = machine.created == WallTime{} ? now : std::min(machine.created, now);
   const auto [found, is_new] = entries_.try_emplace(machine.id);
   Entry& entry = found->second;
   if (is_new) {
-    entry = {machine.id,
-             machine.node,
-             machine.type,
-             machine.head,
-             machine.joins,
-             machine.spot,
-             price,
-             created,
-             created,
-             false,
-             {}};
+    entry = {machine.id,   machine.node,  machine.type, machine.instance_type,
+             machine.head, machine.joins, machine.spot, {},
+             created,      created,       false,        {}};
+    entry.price = told_price(entry);
     since_ = std::min(created, since_.value_or(created));
     return true;
   }
@@ -151,10 +143,13 @@ bool MachineAccount::take_in(const Machine& machine, WallTime now) {
     entry.over = false;
     changed = true;
   }
-  if (machine.spot != entry.spot) {  // not known when it was asked for
+  const bool is_another =
+      !machine.instance_type.empty() && machine.instance_type != entry.instance_type;
+  if (machine.spot != entry.spot || is_another) {  // not known when it was asked for
     count(entry, now);
     entry.spot = machine.spot;
-    if (price) entry.price = price;
+    if (is_another) entry.instance_type = machine.instance_type;
+    if (const auto price = told_price(entry)) entry.price = price;
     changed = true;
   }
   return changed;
@@ -163,6 +158,11 @@ bool MachineAccount::take_in(const Machine& machine, WallTime now) {
 bool MachineAccount::has(const std::string& id) const {
   const auto found = entries_.find(id);
   return found != entries_.end() && !found->second.over;
+}
+
+std::optional<double> MachineAccount::price_of(const std::string& id) const {
+  const auto found = entries_.find(id);
+  return found == entries_.end() ? std::nullopt : found->second.price;
 }
 
 CostLimit MachineAccount::limit(const std::vector<std::string>& others,

@@ -47,6 +47,8 @@ class MachineAccount {
   CostLimit limit(const std::vector<std::string>& others,
                   const std::map<std::string, int>& to_stand_ready) const;
   bool has(const std::string& id) const;
+  // An hour of one that there is; absent: not known.
+  std::optional<double> price_of(const std::string& id) const;
 
   // {"per_hour", "max_per_hour", "spent", "since", "unpriced", "unpriced_ended", "machines":
   //  [{"node", "id", "type", "price", "since"}]}; null where it is not open.
@@ -57,6 +59,7 @@ class MachineAccount {
     std::string id;  // the provider's
     NodeId node;
     std::string type;
+    std::string instance_type;
     bool head = false;
     bool joins = false;
     bool spot = false;
@@ -68,7 +71,7 @@ class MachineAccount {
   };
 
  private:
-  std::optional<double> price_of(const std::string& type, bool spot) const;
+  std::optional<double> told_price(const Entry& entry) const;
   void count(Entry& entry, WallTime until);
   static bool started_anew(Entry& entry, WallTime created);
   bool take_in(const Machine& machine, WallTime now);

@@ -25,7 +25,8 @@ void MachineKeeper::decide() {
   moves_ = false;
   hopeless_.clear();
   stopped_.clear();
-  for (const auto& [node, machine] : machines_) {
+  for (auto& [node, machine] : machines_) {
+    machine.price = account_.price_of(machine.id);
     groups[group_of(machine)].push_back(machine);
     if (machine.state == MachineState::stopped) {
       see_stopped(machine);
@@ -141,10 +142,10 @@ void MachineKeeper::give_back(const std::vector<MachineDecision::Release>& relea
                               const Groups& groups, Asking& asking) {
   if (release.empty()) return;
   moves_ = true;
-  const std::set<NodeId> with_ranks = hooks_.with_ranks();
+  const std::map<NodeId, std::string> busy = hooks_.busy();
   for (const MachineDecision::Release& each : release) {
     const std::vector<Machine>& machines = groups.at(group_of(each.machines.front()));
-    if (!may_go(machines, with_ranks)) continue;
+    if (!may_go(machines, busy)) continue;
     for (const Machine& machine : machines) {
       log::info(each.stop ? "a machine is stopped" : "a machine is given back",
                 {{"node", machine.node.str()}, {"why", each.reason}});
@@ -157,9 +158,9 @@ void MachineKeeper::give_back(const std::vector<MachineDecision::Release>& relea
   }
 }
 
-// False: their ranks are to end before.
+// False: what they are in use by is to end before.
 bool MachineKeeper::may_go(const std::vector<Machine>& machines,
-                           const std::set<NodeId>& with_ranks) {
+                           const std::map<NodeId, std::string>& busy) {
   bool idle = true;
   for (const Machine& machine : machines) {
     // One that is away may come back, and has its ranks meanwhile.
@@ -174,7 +175,7 @@ bool MachineKeeper::may_go(const std::vector<Machine>& machines,
     } catch (const Error& error) {
       log::info("a node is not drained", {{"node", machine.node.str()}, {"why", error.what()}});
     }
-    idle = idle && !with_ranks.contains(machine.node);
+    idle = idle && !busy.contains(machine.node);
   }
   return idle;
 }
@@ -298,6 +299,7 @@ void MachineKeeper::outcome(const MachineOutcome& outcome, int together) {
   }
   log::info("a machine was asked for", {{"node", machine.node.str()}, {"id", machine.id}});
   machines_.insert_or_assign(machine.node, machine);
+  note_asked(machine);
 }
 
 }  // namespace dtrain::head

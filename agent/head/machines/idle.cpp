@@ -67,7 +67,7 @@ void IdleWatch::look() {
   if (!what_ || !going_.empty()) return;
   const Monotonic now = clock_.now();
   const Monotonic earliest = begun_ + std::min(what_->after, milliseconds(kFirst));
-  const Idle next = decide_idle(hooks_.busy(), idle_.since, now, earliest, what_->after);
+  const Idle next = decide_idle(!hooks_.busy().empty(), idle_.since, now, earliest, what_->after);
   set(next.since);
   idle_.due = next.due;
   if (next.due && *next.due <= now) {
@@ -89,7 +89,9 @@ json IdleWatch::view() const {
     return json(
         rfc3339(clock_.wall() + std::chrono::duration_cast<milliseconds>(*time - clock_.now())));
   };
+  const std::string busy = hooks_.busy();
   return {{"after_ms", what_->after.count()},
+          {"busy", busy.empty() ? json() : json(busy)},
           {"head", what_->terminate ? "terminate" : "stop"},
           {"since", shown(idle_.since)},
           {"at", idle_.since ? shown(idle_.due) : json()},

@@ -31,7 +31,7 @@ class IdleWatch {
  public:
   struct Hooks {
     std::function<void(std::chrono::milliseconds, std::function<void()>)> timer;
-    std::function<bool()> busy;
+    std::function<std::string()> busy;                   // what happens; empty: nothing
     std::function<void(const std::string& text)> write;  // the file; empty: there is to be none
     std::function<void(const std::string& why, bool terminate)> go_down;
     std::function<void()> stay;  // what was to go down stays
@@ -46,7 +46,7 @@ class IdleWatch {
   void resume(const std::optional<wire::WantedMachines::DownWhenIdle>& what);
   // Something has happened, and is over.
   void touch();
-  // {"after_ms", "head", "since", "at", "going"} or null
+  // {"after_ms", "head", "since", "at", "going", "busy"} or null
   nlohmann::json view() const;
 
   static constexpr std::chrono::milliseconds kMostPause{15000};  // between two looks

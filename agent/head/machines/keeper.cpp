@@ -141,6 +141,7 @@ void MachineKeeper::see_told() {
     machine.node = each.node;
     machine.id = each.id;
     machine.type = each.type;
+    machine.instance_type = each.instance_type;
     machine.head = each.head;
     machine.spot = each.spot;
     machine.created = each.created;
@@ -172,6 +173,16 @@ std::string MachineKeeper::what_starts(const Machine& machine) const {
              : "made by another launch configuration: up --replace gives it back";
 }
 
+// Though nobody's job needs it; empty: it does not, or ranks are all there is.
+std::string MachineKeeper::why_it_stays(const NodeId& node,
+                                        const std::map<NodeId, std::string>& busy) const {
+  const auto found = busy.find(node);
+  if (found == busy.end()) return {};
+  const std::string& why = found->second;
+  if (!drained_.contains(node)) return why.empty() ? "" : "in use: " + why;
+  return why.empty() ? "goes once its ranks have ended" : "goes once this is over: " + why;
+}
+
 json MachineKeeper::view() const {
   json types = json::array();
   const std::map<std::string, int> missing_now = missing();
@@ -189,6 +200,7 @@ json MachineKeeper::view() const {
                      {"wanted", type.count},
                      {"error", error ? wire::error_to_json(*error).at("error") : json()}});
   }
+  const std::map<NodeId, std::string> busy = hooks_.busy();
   json machines = json::array();
   for (const auto& [node, machine] : machines_) {
     const auto kept = kept_.find(node);
@@ -199,6 +211,7 @@ json MachineKeeper::view() const {
                         {"id", machine.id},
                         {"state", to_string(machine.state)},
                         {"reason", kept == kept_.end() ? reason : kept->second},
+                        {"stays", why_it_stays(node, busy)},
                         {"zone", machine.zone},
                         {"launch", machine.launch}});
   }
@@ -282,6 +295,7 @@ void MachineKeeper::seen(const std::vector<Machine>& list) {
       there.emplace(machine.node, machine);
     }
   }
+  note_taken_back(list);
   const bool changed = !std::equal(there.begin(), there.end(), machines_.begin(), machines_.end(),
                                    [](const auto& a, const auto& b) {
                                      return a.first == b.first && a.second.state == b.second.state;
@@ -309,9 +323,34 @@ void MachineKeeper::seen(const std::vector<Machine>& list) {
   }
   machines_ = std::move(there);
   std::erase_if(kept_, [&](const auto& each) { return !machines_.contains(each.first); });
+  std::erase_if(asked_, [&](const auto& each) { return !machines_.contains(each.first); });
+  for (const auto& [node, machine] : machines_) note_asked(machine);
   see(list, true);
   see_ups();
   decide();
+}
+
+// Whoever has made them, and while they go: the queue is to hear of it before their nodes are given
+// up.
+void MachineKeeper::note_taken_back(const std::vector<Machine>& list) {
+  std::set<NodeId> live;
+  for (const Machine& machine : list) {
+    if (is_live(machine.state)) live.insert(machine.node);
+  }
+  std::set<std::string> still;
+  for (const Machine& machine : list) {
+    const bool is_its = machine.cluster == cluster_ && !machine.head && !is_live(machine.state);
+    if (!is_its || !machine.taken_back || live.contains(machine.node)) continue;
+    still.insert(machine.id);
+    if (!taken_back_.contains(machine.id)) hooks_.explain(machine.node, machine.reason, true);
+  }
+  taken_back_ = std::move(still);
+}
+
+// The first word on it counts: a list may have another second than the answer.
+void MachineKeeper::note_asked(const Machine& machine) {
+  const bool is_said = machine.created != WallTime{};
+  asked_.try_emplace(machine.node, is_said ? machine.created : clock_.wall());
 }
 
 // Those that an `up` has made: it prepares them, and they are given back by nobody else. What it
@@ -375,7 +414,9 @@ void MachineKeeper::bury(const NodeId& node, const Machine* machine) {
                               ? "its machine is gone"
                               : "its machine is gone: " + machine->reason;
   log::warn("a machine is gone", {{"node", node.str()}, {"why", why}});
-  if (machine != nullptr && !machine->reason.empty()) hooks_.explain(node, machine->reason);
+  if (machine != nullptr && !machine->reason.empty()) {
+    hooks_.explain(node, machine->reason, machine->taken_back);
+  }
   const auto before = machines_.find(node);
   const Machine* known = machine;
   if (known == nullptr && before != machines_.end()) known = &before->second;
@@ -387,6 +428,7 @@ void MachineKeeper::bury(const NodeId& node, const Machine* machine) {
 // What is known of a node as it was so far.
 void MachineKeeper::forget(const NodeId& node) {
   came_.erase(node);
+  asked_.erase(node);
   runs_.erase(node);
   idle_.erase(node);
   lost_.erase(node);

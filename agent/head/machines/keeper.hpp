@@ -46,15 +46,16 @@ class MachineKeeper {
     // All that have such a credential, used or not, and were not removed.
     std::function<std::vector<NodeId>()> made;
     std::function<Engine::Presence(const NodeId&)> node;
-    std::function<std::set<NodeId>()> with_ranks;
+    // Nodes that are in use, and by what; empty: by ranks.
+    std::function<std::map<NodeId, std::string>()> busy;
     // It is here, and has said that it leaves: another is asked for in its place.
     std::function<bool(const NodeId&)> leaves;
     std::function<bool(const NodeId&)> is_drained;  // or is to be
     // May throw Error, as the next.
     std::function<void(const NodeId&, bool undo)> drain;
     std::function<void(const NodeId&, const std::string& why)> remove;
-    // The provider's word on the end of its machine.
-    std::function<void(const NodeId&, const std::string& why)> explain;
+    // The provider's word on the end of its machine, and whether it has taken it back.
+    std::function<void(const NodeId&, const std::string& why, bool taken_back)> explain;
     // Which machines there may be and are to come; what jobs need of them.
     std::function<Growth(const MachinesToCome&)> expect_machines;
     std::function<std::optional<NodeCapacity>(const NodeId&)> capacity;
@@ -77,7 +78,7 @@ class MachineKeeper {
   // What was wanted last; without a provider: nothing.
   const wire::WantedMachines& wanted() const { return wanted_; }
   // {"wanted": …|null, "trouble": error|null, "types": [{"type", "wanted", "error"}],
-  //  "machines": [{"node", "type", "id", "state", "reason", "zone", "launch"}]}
+  //  "machines": [{"node", "type", "id", "state", "reason", "stays", "zone", "launch"}]}
   nlohmann::json view() const;
   // It has come or gone, or was given up.
   void changed(const NodeId& node);
@@ -129,6 +130,8 @@ class MachineKeeper {
   void seen(const std::vector<Machine>& list);
   void see_told();
   void see(std::vector<Machine> machines, bool all);
+  void note_asked(const Machine& machine);
+  void note_taken_back(const std::vector<Machine>& list);
   void see_ups();
   bool is_awaited(const NodeId& node) const;
   void bury(const NodeId& node, const Machine* machine);
@@ -153,7 +156,8 @@ class MachineKeeper {
   void undo_drains(const std::vector<MachineDecision::Release>& release);
   void give_back(const std::vector<MachineDecision::Release>& release, const Groups& groups,
                  Asking& asking);
-  bool may_go(const std::vector<Machine>& machines, const std::set<NodeId>& with_ranks);
+  bool may_go(const std::vector<Machine>& machines, const std::map<NodeId, std::string>& busy);
+  std::string why_it_stays(const NodeId& node, const std::map<NodeId, std::string>& busy) const;
   NodeId free_name(const std::string& type);
   void ask_for(const std::string& type, int count, const std::shared_ptr<Asking>& asking);
   void act(const std::shared_ptr<Asking>& asking);
@@ -199,6 +203,8 @@ class MachineKeeper {
   std::map<NodeId, Monotonic> came_;
   std::map<NodeId, Monotonic> runs_;
   std::map<NodeId, Monotonic> lost_;
+  std::set<std::string> taken_back_;      // of machines: of these the queue has heard
+  std::map<NodeId, WallTime> asked_;      // of machines that are to become nodes, since when
   std::map<NodeId, std::string> kept_;    // why the provider does not take them back
   std::vector<Machine> stopped_;          // of those that it has asked for, as last decided
   std::map<NodeId, Monotonic> no_start_;  // could not be started then

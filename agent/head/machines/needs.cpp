@@ -8,6 +8,16 @@ namespace dtrain::head {
 
 using Presence = Engine::Presence;
 
+namespace {
+
+// "08:21:20Z"
+std::string time_of_day(WallTime time) {
+  constexpr std::size_t kDate = 11;  // 2017-09-18T08:22:00.000Z
+  return rfc3339(time).substr(kDate, 8) + "Z";
+}
+
+}  // namespace
+
 void MachineKeeper::needs() {
   if (tells_ || ended_ || !source_) return;
   if (at_work_) {
@@ -82,8 +92,10 @@ MachinesToCome MachineKeeper::to_come() const {
     if (now != Presence::unseen) continue;
     coming[machine.type] += machine.joins ? 1 : 0;
     const bool runs = machine.state == MachineState::running;
+    const auto asked = asked_.find(node);
     result.coming.push_back({node, machine.type, runs, runs ? "it joins" : machine.reason,
-                             group_of(machine), !machine.joins});
+                             group_of(machine), !machine.joins, machine.instance_type, machine.zone,
+                             asked == asked_.end() ? "" : time_of_day(asked->second)});
   }
   int least = 0;
   for (const wire::WantedMachines::Type& wanted : wanted_.types) {
@@ -136,17 +148,17 @@ Growth MachineKeeper::tell() {
 std::set<NodeId> MachineKeeper::in_use(const Growth& growth) {
   std::set<NodeId> used;
   idle_left_.reset();
-  const std::set<NodeId> with_ranks = hooks_.with_ranks();
+  const std::map<NodeId, std::string> busy = hooks_.busy();
   for (const auto& [node, machine] : machines_) {
     const wire::WantedMachines::Type* type = type_of(machine.type);
     if (type == nullptr || !type->grows() || !machine.joins) {
       idle_.erase(node);
       continue;
     }
-    const bool has_ranks = with_ranks.contains(node);
+    const bool is_busy = busy.contains(node);
     const bool waits_in_vain = growth.half.contains(node);
-    if (has_ranks || growth.needed.contains(node)) used.insert(node);
-    if (has_ranks || (used.contains(node) && !waits_in_vain)) {
+    if (is_busy || growth.needed.contains(node)) used.insert(node);
+    if (is_busy || (used.contains(node) && !waits_in_vain)) {
       idle_.erase(node);
       continue;
     }

@@ -14,7 +14,7 @@ namespace dtrain::head {
 void MachineKeeper::halted(const NodeId& node, const Machine& machine) {
   const std::string why = "its machine was stopped";
   log::warn("a machine was stopped", {{"node", node.str()}, {"id", machine.id}});
-  hooks_.explain(node, why);
+  hooks_.explain(node, why, machine.taken_back);
   if (lost_.erase(node) == 0) ended(node, machine.type, why);
   forget(node);
   remove(node, why);
@@ -105,6 +105,7 @@ void MachineKeeper::turned(const MachineOutcome& outcome, const char* what) {
               {{"node", machine.node.str()}, {"id", machine.id}});
     no_start_.erase(machine.node);
     machines_.insert_or_assign(machine.node, machine);
+    if (machine.state != MachineState::stopped) note_asked(machine);
     return;
   }
   log::warn(std::string("a machine is not ") + what,

@@ -70,6 +70,7 @@ class Api {
   boost::asio::awaitable<Response> answer(Request request);
   static std::span<const Route> routes();
   static std::span<const StreamRoute> stream_routes();
+  boost::asio::awaitable<nlohmann::json> node_types(nlohmann::json body);
   boost::asio::awaitable<nlohmann::json> settings(nlohmann::json body);
   boost::asio::awaitable<nlohmann::json> expect_nodes(nlohmann::json body);
   // A change of head.json: answered with {} once it is durable.

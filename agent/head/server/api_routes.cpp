@@ -140,6 +140,8 @@ std::span<const Api::Route> Api::routes() {
        }},
       {"POST", "/v1/cluster",
        [](Api& api, const Request& of) { return api.expect_nodes(of.body()); }},
+      {"POST", "/v1/node_types",
+       [](Api& api, const Request& of) { return api.node_types(of.body()); }},
       {"POST", "/v1/settings", [](Api& api, const Request& of) { return api.settings(of.body()); }},
       {"POST", "/v1/prune",
        [](Api& api, const Request& of, const std::string&, Engine::Answer done) {
@@ -203,6 +205,18 @@ asio::awaitable<json> Api::expect_nodes(json body) {
   json answer;
   answer["expected_nodes"] = count;
   co_return answer;
+}
+
+asio::awaitable<json> Api::node_types(json body) {
+  const wire::NodeTypes types = wire::node_types_from_json(body);
+  if (types != parts_.config->node_types) {
+    std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
+      keep([&](HeadConfig& config) { config.node_types = types; }, std::move(done));
+    };
+    co_await answer_of(std::move(start));
+  }
+  parts_.engine.set_node_types(types);
+  co_return wire::to_json(types);
 }
 
 asio::awaitable<json> Api::settings(json body) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
@@ -86,6 +87,12 @@ std::vector<NodeId> ExecHub::nodes_of(const json& wanted) const {
     }
     nodes.push_back(std::move(node));
   }
+  return nodes;
+}
+
+std::set<NodeId> ExecHub::nodes() const {
+  std::set<NodeId> nodes;
+  for (const auto& [exec, running] : running_) nodes.insert(running.node);
   return nodes;
 }
 
@@ -179,7 +186,7 @@ void ExecHub::hang_up(Client& client) {
     control.exec = exec;
     control.kind = "hangup";
     nodes_.send_bulk(running_[exec].node, control);
-    running_.erase(exec);
+    forget(exec);
   }
   client.execs.clear();
 }
@@ -219,6 +226,11 @@ asio::awaitable<void> ExecHub::return_credit(std::shared_ptr<Client> client, std
   nodes_.send_bulk(node, credit);
 }
 
+void ExecHub::forget(const std::string& exec) {
+  running_.erase(exec);
+  if (end_) asio::post(context_, end_);
+}
+
 void ExecHub::node_gone(const NodeId& node) {
   std::vector<std::string> lost;
   for (const auto& [exec, running] : running_) {
@@ -234,7 +246,7 @@ void ExecHub::finish(const std::string& exec, json exit) {
   const auto found = running_.find(exec);
   if (found == running_.end()) return;
   const Running running = found->second;
-  running_.erase(found);
+  forget(exec);
   running.client->execs.erase(exec);
   if (running.client->raw) {
     exit["type"] = "end";

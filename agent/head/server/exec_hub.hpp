@@ -3,6 +3,7 @@
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -23,6 +24,10 @@ class ExecHub {
   // Error(unreachable) when none is.
   std::vector<NodeId> nodes_of(const nlohmann::json& wanted) const;
 
+  // Those on which something of a client's runs, or a port is forwarded.
+  std::set<NodeId> nodes() const;
+  void on_end(std::function<void()> end) { end_ = std::move(end); }  // of one of these
+
   // One client, from its first frame to the end (docs/api.md, Exec).
   boost::asio::awaitable<void> serve(wire::FrameStreamPtr client);
   // One client whose binary frames are a connection to a port of a node's loopback (Forward).
@@ -41,12 +46,14 @@ class ExecHub {
   void hang_up(Client& client);
   void node_gone(const NodeId& node);
   void finish(const std::string& exec, nlohmann::json exit);
+  void forget(const std::string& exec);
   boost::asio::awaitable<void> return_credit(std::shared_ptr<Client> client, std::string exec,
                                              NodeId node, std::size_t bytes);
 
   boost::asio::io_context& context_;
   NodeConnections& nodes_;
   std::map<std::string, Running> running_;
+  std::function<void()> end_;
   std::set<boost::asio::steady_timer*> waiting_;  // for a node's bulk connection
 };
 

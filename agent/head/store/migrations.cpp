@@ -93,6 +93,15 @@ const std::vector<Migration>& migrations() {
         database.run("ALTER TABLE nodes ADD COLUMN joined INTEGER NOT NULL DEFAULT 0");
         database.run("ALTER TABLE nodes ADD COLUMN type TEXT NOT NULL DEFAULT ''");
       },
+      [](Database& database) {
+        for (const char* column :
+             {"fault TEXT NOT NULL DEFAULT 'none'", "code INTEGER NOT NULL DEFAULT 0",
+              "signal INTEGER NOT NULL DEFAULT 0", "fault_node TEXT NOT NULL DEFAULT ''",
+              "words TEXT NOT NULL DEFAULT ''", "step INTEGER",
+              "counted INTEGER NOT NULL DEFAULT 0"}) {
+          database.run((std::string("ALTER TABLE attempts ADD COLUMN ") + column).c_str());
+        }
+      },
   };
   return steps;
 }

@@ -37,6 +37,17 @@ struct JobRow {
   bool operator==(const JobRow&) const = default;
 };
 
+// What ended an attempt that did not end well.
+struct Fault {
+  FaultKind kind = FaultKind::none;
+  int code = 0;
+  int signal = 0;
+  NodeId node;        // where; empty: not known
+  std::string words;  // of the rank, each row of digits as one #: equal when it happens again
+
+  bool operator==(const Fault&) const = default;
+};
+
 struct AttemptRow {
   JobId job;
   int attempt = 1;
@@ -49,6 +60,9 @@ struct AttemptRow {
   WallTime created;
   std::optional<WallTime> started;
   std::optional<WallTime> ended;
+  Fault fault;
+  std::optional<std::int64_t> step;  // the last that its ranks reported
+  bool counted = false;              // its end, among max_restarts
 
   bool operator==(const AttemptRow&) const = default;
 };

@@ -25,8 +25,10 @@ CREATE TABLE jobs (
 CREATE TABLE attempts (
   job TEXT NOT NULL, attempt INTEGER NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL,
   token TEXT NOT NULL, world_size INTEGER NOT NULL, master_port INTEGER NOT NULL, checkpoint TEXT,
-  created INTEGER NOT NULL, started INTEGER, ended INTEGER,
-  PRIMARY KEY (job, attempt)) WITHOUT ROWID;
+  created INTEGER NOT NULL, started INTEGER, ended INTEGER, fault TEXT NOT NULL DEFAULT 'none',
+  code INTEGER NOT NULL DEFAULT 0, signal INTEGER NOT NULL DEFAULT 0,
+  fault_node TEXT NOT NULL DEFAULT '', words TEXT NOT NULL DEFAULT '', step INTEGER,
+  counted INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (job, attempt)) WITHOUT ROWID;
 CREATE TABLE shares (
   job TEXT NOT NULL, attempt INTEGER NOT NULL, node_rank INTEGER NOT NULL, node TEXT NOT NULL,
   first_rank INTEGER NOT NULL, nproc INTEGER NOT NULL, cpus REAL NOT NULL, memory INTEGER NOT NULL,
@@ -75,6 +77,8 @@ template <>
 inline constexpr auto kFromText<JobState> = job_state_from;
 template <>
 inline constexpr auto kFromText<AttemptState> = attempt_state_from;
+template <>
+inline constexpr auto kFromText<FaultKind> = fault_kind_from;
 template <>
 inline constexpr auto kFromText<RankState> = rank_state_from;
 template <>
@@ -166,7 +170,8 @@ void columns(wire::Is<JobRow> auto& r, auto&& f) {
 }
 void columns(wire::Is<AttemptRow> auto& r, auto&& f) {
   f(r.job, r.attempt, r.state, r.reason, r.token, r.world_size, r.master_port, r.checkpoint,
-    r.created, r.started, r.ended);
+    r.created, r.started, r.ended, r.fault.kind, r.fault.code, r.fault.signal, r.fault.node,
+    r.fault.words, r.step, r.counted);
 }
 void columns(wire::Is<ShareRow> auto& r, auto&& f) {
   f(r.job, r.attempt, r.node_rank, r.node, r.first_rank, r.nproc, r.cpus, r.memory, r.gpus,
@@ -250,7 +255,7 @@ struct Writer::Statements {
             "ON CONFLICT (job) DO UPDATE SET state=?4, reason=?5, exit_code=?6, attempt=?7, "
             "restarts=?8, port_retries=?9, stop_cause=?10, stop_grace_s=?11, started=?13, "
             "ended=?14, error=?15, metrics=?16, step=?17"),
-        attempt(db, "INSERT OR REPLACE INTO attempts VALUES (?,?,?,?,?,?,?,?,?,?,?)"),
+        attempt(db, "INSERT OR REPLACE INTO attempts VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),
         share(db, "INSERT OR REPLACE INTO shares VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),
         rank(db, "INSERT OR REPLACE INTO ranks VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),
         node(db, "INSERT OR REPLACE INTO nodes VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),

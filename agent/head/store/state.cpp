@@ -3,6 +3,7 @@
 #include <array>
 
 #include "launcher/core/error.hpp"
+#include "launcher/spec/values.hpp"
 
 namespace dtrain::head {
 namespace {
@@ -113,6 +114,10 @@ constexpr std::array kAttemptNames{"starting", "running", "stopping", "succeeded
 constexpr std::array kRankNames{"starting", "running", "exited", "killed", "lost"};
 constexpr std::array kNodeNames{"joining", "ready", "draining", "drained", "lost", "gone", "left"};
 
+// In the order of FaultKind, behind none.
+constexpr const char* kNoFault = "none";
+static_assert(kFailures.size() == static_cast<std::size_t>(FaultKind::other));
+
 template <typename State, typename Names>
 State from_name(const Names& names, const std::string& text) {
   for (std::size_t i = 0; i < names.size(); ++i) {
@@ -176,6 +181,10 @@ const char* to_string(NodeState state) noexcept {
   return kNodeNames[static_cast<std::size_t>(state)];
 }
 
+const char* to_string(FaultKind kind) noexcept {
+  return kind == FaultKind::none ? kNoFault : kFailures[static_cast<std::size_t>(kind) - 1];
+}
+
 const char* shown(NodeState state) noexcept {
   return to_string(counts(state) ? state : NodeState::gone);
 }
@@ -191,6 +200,11 @@ RankState rank_state_from(const std::string& text) {
 }
 NodeState node_state_from(const std::string& text) {
   return from_name<NodeState>(kNodeNames, text);
+}
+FaultKind fault_kind_from(const std::string& text) {
+  if (text == kNoFault) return FaultKind::none;
+  const int place = static_cast<int>(from_name<FaultKind>(kFailures, text));
+  return static_cast<FaultKind>(place + 1);
 }
 
 }  // namespace dtrain::head

@@ -84,6 +84,20 @@ struct Transition {
   State to;
 };
 
+// What ended an attempt that did not end well: by name kFailures of launcher/spec/values.hpp, in
+// their order.
+enum class FaultKind : std::uint8_t {
+  none,
+  exit_code,
+  signal,
+  out_of_memory,
+  not_started,  // its setup failed, or a node could not start its ranks
+  node_lost,    // silent for too long, or its machine was started anew
+  preempted,    // a node was told to leave, or its provider has taken its machine back
+  hang,
+  other,
+};
+
 std::span<const Transition<JobState, JobEvent>> job_transitions();
 std::span<const Transition<AttemptState, AttemptEvent>> attempt_transitions();
 std::span<const Transition<RankState, RankEvent>> rank_transitions();
@@ -107,6 +121,7 @@ const char* to_string(JobState state) noexcept;
 const char* to_string(AttemptState state) noexcept;
 const char* to_string(RankState state) noexcept;
 const char* to_string(NodeState state) noexcept;
+const char* to_string(FaultKind kind) noexcept;
 // To people and through the API, to whom one that has left is gone.
 const char* shown(NodeState state) noexcept;
 
@@ -115,5 +130,6 @@ JobState job_state_from(const std::string& text);
 AttemptState attempt_state_from(const std::string& text);
 RankState rank_state_from(const std::string& text);
 NodeState node_state_from(const std::string& text);
+FaultKind fault_kind_from(const std::string& text);
 
 }  // namespace dtrain::head

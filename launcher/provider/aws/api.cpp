@@ -50,8 +50,7 @@ ErrorCode kind_of(const std::string& code, int status) {
                       (status == 403 && !code.starts_with("Invalid"));
   if (denied) return ErrorCode::denied;
   if (has(code, "NotFound") || code == "NoSuchEntity") return ErrorCode::not_found;
-  if (has(code, "LimitExceeded") || has(code, "CountExceeded") ||
-      (code.starts_with("Insufficient") && code.ends_with("Capacity"))) {
+  if (has(code, "LimitExceeded") || has(code, "CountExceeded") || is_want_of_capacity(code)) {
     return ErrorCode::exhausted;
   }
   if (has(code, "Duplicate") || has(code, "InUse") || has(code, "AlreadyExists") ||
@@ -101,6 +100,12 @@ std::string without(std::string text, const std::string& secret) {
     text.replace(at, secret.size(), "(not shown)");
   }
   return text;
+}
+
+// Others that are called so are of tags, of volumes, or of requests in a time.
+bool is_instance_quota(std::string_view code) {
+  return code == "VcpuLimitExceeded" || code == "InstanceLimitExceeded" ||
+         code == "MaxSpotInstanceCountExceeded";
 }
 
 // "Tue, 24 Nov 2026 11:02:15 GMT".
@@ -259,7 +264,7 @@ Xml Api::query(const Endpoint& endpoint, const std::string& action, const Form& 
                                       [&](const auto& each) { return each.first == name; });
       return found == form.end() ? "" : found->second;
     };
-    if (has(error.aws_code(), "LimitExceeded") || has(error.aws_code(), "CountExceeded")) {
+    if (is_instance_quota(error.aws_code())) {
       const std::string quota =
           quota_of(value("InstanceType"), value("InstanceMarketOptions.MarketType") == "spot");
       if (!quota.empty()) {

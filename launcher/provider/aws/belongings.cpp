@@ -40,9 +40,8 @@ Belonging volume_of(const Xml& volume, Prices& prices) {
   Belonging kept{"volume", volume.at("volumeId"), false, true,
                  volume.at("size") + " GiB of " + kind + ", by DeleteOnTermination: false"};
   const double gib = number_from<double>(volume.at("size")).value_or(0);
-  if (const auto price = prices.volume_month(kind, gib, {})) {
-    kept.note += "; " + human_dollars(*price) + " a month";
-  }
+  const auto price = prices.volume_month(kind, gib, {});
+  kept.note += price ? "; " + human_dollars(*price) + " a month" : "; what it costs is not known";
   return kept;
 }
 
@@ -95,9 +94,19 @@ void ensure_key_pair(Client& client, const std::string& name, const std::string&
   }
 }
 
+std::string placement_group_name(const ClusterId& cluster, const std::string& type,
+                                 const std::string& strategy) {
+  const std::string prefix = "dtrain-";
+  std::string name = cluster.str() + "-" + type + "-" + strategy;
+  const std::size_t most = kMostName - prefix.size();  // the end is what differs
+  if (name.size() > most) name.erase(0, name.size() - most);
+  return prefix + name;
+}
+
 std::string ensure_placement_group(Client& client, const std::string& cluster_name,
-                                   const std::string& type, const std::string& strategy) {
-  std::string name = ("dtrain-" + cluster_name + "-" + type).substr(0, kMostName);
+                                   const ClusterId& cluster, const std::string& type,
+                                   const std::string& strategy) {
+  std::string name = placement_group_name(cluster, type, strategy);
   Form form = tagged("placement-group", cluster_name);
   form.emplace_back("GroupName", name);
   form.emplace_back("Strategy", strategy);
@@ -134,17 +143,20 @@ std::vector<Orphan> belongings(Client& client, const Form& filter, Prices& price
   return found;
 }
 
-void await_detached(Client& client, const Form& filter) {
+std::vector<Belonging> await_detached(Client& client, const Form& filter) {
   const World& world = client.world();
   const Monotonic until = world.clock.now() + kDetached;
   while (true) {
-    bool attached = false;
+    std::vector<Belonging> attached;
     client.ec2_pages("DescribeVolumes", filter, [&](const Xml& page) {
       for (const Xml& volume : page.list("volumeSet")) {
-        attached = attached || volume.at("status") == "in-use";
+        if (volume.at("status") != "in-use") continue;
+        attached.push_back({"volume", volume.at("volumeId"), false, false,
+                            "is attached still " + human_duration(kDetached) +
+                                " after its machine has gone; it costs"});
       }
     });
-    if (!attached || world.clock.now() > until) return;
+    if (attached.empty() || world.clock.now() > until) return attached;
     world.pause(kLook, {});
   }
 }

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "launcher/core/ids.hpp"
 #include "launcher/provider/aws/client.hpp"
 #include "launcher/provider/aws/prices.hpp"
 #include "launcher/provider/provider.hpp"
@@ -30,16 +31,21 @@ std::string tag_of(const Xml& thing, const char* name);
 void ensure_key_pair(Client& client, const std::string& name, const std::string& cluster_name,
                      const std::string& public_line);
 
-// The name of the cluster's placement group of a type, made where there is none. `strategy`:
-// cluster, spread or partition.
+// What the cluster's placement group of a type and a strategy (cluster, spread or partition) is
+// called: no other cluster's is, none of that name that was there before, say.
+std::string placement_group_name(const ClusterId& cluster, const std::string& type,
+                                 const std::string& strategy);
+// Its name; it is made where there is none.
 std::string ensure_placement_group(Client& client, const std::string& cluster_name,
-                                   const std::string& type, const std::string& strategy);
+                                   const ClusterId& cluster, const std::string& type,
+                                   const std::string& strategy);
 
 // Those that of_cluster() or of_any_cluster() asks for, none of them gone. Volumes that no machine
 // has are kept, and say what they cost.
 std::vector<Orphan> belongings(Client& client, const Form& filter, Prices& prices);
 // Until no machine has volumes that `filter` asks for, as when it has just gone; kDetached at most.
-void await_detached(Client& client, const Form& filter);
+// Gives those that one has still.
+std::vector<Belonging> await_detached(Client& client, const Form& filter);
 inline constexpr std::chrono::seconds kDetached{30};
 
 // Deletes it, unless it is kept; again for two minutes where that is in use, as by instances that

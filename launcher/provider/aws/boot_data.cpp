@@ -2,7 +2,10 @@
 
 #include <utility>
 
+#include <nlohmann/json.hpp>
+
 #include "launcher/remote/gzip.hpp"
+#include "launcher/remote/ssh/new_key.hpp"
 
 namespace dtrain::aws {
 namespace {
@@ -58,6 +61,36 @@ std::string script_of(const std::vector<std::string>& scripts, const std::string
 }
 
 }  // namespace
+
+// cloud-init reads JSON as the YAML that it is.
+std::string settings_of(const ssh::NewKey* host_key, const std::string& login_key, bool restarts) {
+  nlohmann::json settings = {
+      // Of a person's own settings the lists count too.
+      {"merge_how",
+       {{{"name", "list"}, {"settings", {"append"}}},
+        {{"name", "dict"}, {"settings", {"no_replace", "recurse_list", "recurse_dict"}}},
+        {{"name", "str"}, {"settings", nlohmann::json::array()}}}}};
+  if (host_key != nullptr) {
+    settings["ssh_keys"] = {{"ed25519_private", host_key->private_text},
+                            {"ed25519_public", host_key->public_line()}};
+  }
+  if (!login_key.empty()) settings["ssh_authorized_keys"] = {login_key};
+  if (restarts) {
+    // Who says what is run again says all that is done then: this is what cloud-init does of
+    // itself, and what an image does not know it leaves out.
+    settings["cloud_final_modules"] = {"package-update-upgrade-install",
+                                       "scripts-vendor",
+                                       "scripts-per-once",
+                                       "scripts-per-boot",
+                                       "scripts-per-instance",
+                                       nlohmann::json::array({"scripts-user", "always"}),
+                                       "ssh-authkey-fingerprints",
+                                       "keys-to-console",
+                                       "final-message",
+                                       "power-state-change"};
+  }
+  return "#cloud-config\n" + settings.dump() + "\n";
+}
 
 std::string packed(const BootData& data) {
   std::vector<std::pair<const char*, std::string>> parts;

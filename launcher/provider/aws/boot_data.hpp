@@ -4,6 +4,10 @@
 #include <string>
 #include <vector>
 
+namespace dtrain::ssh {
+struct NewKey;
+}
+
 namespace dtrain::aws {
 
 // EC2 takes so many bytes, before they are base64.
@@ -21,6 +25,11 @@ struct BootData {
   // prints goes to /var/log/dtrain-join.log. Empty: root, in its turn.
   std::string user = {};
 };
+
+// A #cloud-config: of a host key that is made for it, or null, and of whom it lets in, or empty.
+// `restarts`: scripts are run each time that the machine starts.
+std::string settings_of(const ssh::NewKey* host_key, const std::string& login_key,
+                        bool restarts = false);
 
 // Compressed; it may be larger than EC2 takes. Empty: there is nothing.
 std::string packed(const BootData& data);

@@ -43,7 +43,8 @@ HeadsInstances::HeadsInstances(const std::string& cluster_name, const fs::path& 
   instances_ = std::make_unique<Instances>(
       *client_, cluster_name, notes, [launches = std::move(launches)](const Request& request) {
         const auto found = launches.find(request.type);
-        if (found != launches.end()) return found->second;
+        if (found != launches.end() && found->second.wrong.empty()) return found->second;
+        if (found != launches.end()) throw Error(ErrorCode::invalid, found->second.wrong);
         throw Error(ErrorCode::not_found,
                     "nobody said what type " + printable(request.type, false) + " is");
       });

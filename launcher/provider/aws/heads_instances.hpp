@@ -29,8 +29,9 @@ class HeadsInstances {
                  const wire::WantedMachines& wanted);
   ~HeadsInstances();
 
-  // As Provider's; list() has all instances of the cluster's name, also those that an `up` made.
-  std::vector<Machine> list() { return instances_->list(); }
+  // As Provider's; list() has all instances of the cluster's name, also those that an `up` made,
+  // and those that AWS has taken back.
+  std::vector<Machine> list() { return instances_->list_with_taken_back(); }
   void create(const std::vector<Request>& requests, const OutcomeSink& tell) {
     instances_->create(requests, tell);
   }

@@ -7,6 +7,7 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/spec/ec2_model.hpp"
 
 namespace dtrain::aws {
 namespace {
@@ -18,10 +19,10 @@ struct Alias {
   const char* images;     // their names
 };
 constexpr std::array<Alias, 3> kAliases{{
-    {"latest_dlami",
+    {spec::kImageAliases[0].data(),
      "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id",
      "amazon", "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04)*"},
-    {"latest_ubuntu",
+    {spec::kImageAliases[1].data(),
      "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id",
      "099720109477", "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-*"},
     {"latest_amazon_linux", "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64",
@@ -76,14 +77,12 @@ std::string newest(Client& client, const Alias& alias) {
 
 std::string image_of(Client& client, const std::string& image, const std::string& instance_type) {
   std::string name = image.empty() ? kAliases.front().name : image;
-  if (name.starts_with("ami-") || name.starts_with("resolve:")) return name;
   const auto alias = std::find_if(kAliases.begin(), kAliases.end(),
                                   [&](const Alias& each) { return name == each.name; });
+  if (alias == kAliases.end() && spec::is_image(name)) return name;
   if (alias == kAliases.end()) {
-    std::vector<std::string> names;
-    for (const Alias& each : kAliases) names.emplace_back(each.name);
     throw Error(ErrorCode::invalid, "ImageId: " + printable(name, false) + " is no image")
-        .with_hint("ami-…, resolve:ssm:NAME, or one of " + join(names, ", "));
+        .with_hint(spec::image_hint());
   }
   const bool is_dlami = alias == kAliases.begin();
   const Alias& wanted = is_dlami && has_old_gpus(instance_type) ? kOldGpus : *alias;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "launcher/provider/aws/client.hpp"
 
@@ -14,7 +15,8 @@ struct InstanceType {
   std::uint64_t memory = 0;  // bytes, of which the system keeps some
 };
 
-// Throws ApiError, Error(not_found) where there is none of that name.
-InstanceType instance_type(Client& client, const std::string& name);
+// What each of these has at least; an empty name is none. Throws ApiError, Error(not_found) where
+// there is none of a name.
+InstanceType least_of(Client& client, const std::vector<std::string>& names);
 
 }  // namespace dtrain::aws

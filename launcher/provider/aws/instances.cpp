@@ -10,6 +10,7 @@
 #include "launcher/provider/aws/boot_data.hpp"
 #include "launcher/provider/aws/credential_chain.hpp"
 #include "launcher/provider/aws/form.hpp"
+#include "launcher/provider/aws/retry.hpp"
 #include "launcher/provider/listing.hpp"
 #include "launcher/remote/ssh/blob.hpp"
 #include "launcher/spec/ec2_model.hpp"
@@ -37,36 +38,38 @@ MachineState state_of(const std::string& name) {
 }
 
 bool has_none(const std::string& code) {
-  return (code.starts_with("Insufficient") && code.ends_with("Capacity")) ||
-         code == "Unsupported" || code == "SpotMaxPriceTooLow" ||
+  return is_want_of_capacity(code) || code == "Unsupported" || code == "SpotMaxPriceTooLow" ||
          code == "InsufficientFreeAddressesInSubnet" || code == "MaxSpotInstanceCountExceeded";
 }
 
-std::optional<Machine> machine_of(const std::string& cluster_name, const Xml& instance,
-                                  Tags& tags) {
+// Without a node where its tags do not say it.
+Machine machine_of(const std::string& cluster_name, const Xml& instance, Tags& tags) {
   for (const Xml& tag : instance.list("tagSet")) tags[tag.at("key")] = tag.at("value");
   // Of several that one request has made, each is the one of its number.
   const auto numbered = tags.find(kNumberedTag + instance.at("amiLaunchIndex"));
   if (numbered != tags.end()) tags["dtrain-node"] = numbered->second;
-  auto machine = dtrain::machine_of(cluster_name, tags);
-  if (!machine) return std::nullopt;
-  machine->joins = tags.contains(kJoinsTag);
-  machine->id = instance.at("instanceId");
-  machine->state = state_of(instance.at("instanceState/name"));
-  machine->address = instance.at("privateIpAddress");
-  machine->external_address = instance.at("ipAddress");
-  machine->zone = instance.at("placement/availabilityZone");
-  machine->spot = instance.at("instanceLifecycle") == "spot";
-  if (machine->state == MachineState::stopped) {
+  Machine machine = dtrain::machine_of(cluster_name, tags).value_or(Machine());
+  machine.joins = tags.contains(kJoinsTag);
+  machine.id = instance.at("instanceId");
+  machine.instance_type = instance.at("instanceType");
+  machine.state = state_of(instance.at("instanceState/name"));
+  machine.address = instance.at("privateIpAddress");
+  machine.external_address = instance.at("ipAddress");
+  machine.zone = instance.at("placement/availabilityZone");
+  machine.spot = instance.at("instanceLifecycle") == "spot";
+  if (machine.state == MachineState::stopped) {
     const bool is_asked = instance.at("stateReason/code") == "Client.UserInitiatedShutdown";
-    if (!is_asked) machine->reason = instance.at("stateReason/message");
-    if (instance.at("instanceState/name") == "stopping") machine->reason = kStopsNow;
-  } else if (!is_live(machine->state)) {
-    machine->reason = instance.at("stateReason/message");
-    if (machine->reason.empty()) machine->reason = instance.at("instanceState/name");
+    if (!is_asked) machine.reason = instance.at("stateReason/message");
+    if (instance.at("instanceState/name") == "stopping") machine.reason = kStopsNow;
+  } else if (!is_live(machine.state)) {
+    machine.reason = instance.at("stateReason/message");
+    if (machine.reason.empty()) machine.reason = instance.at("instanceState/name");
+  }
+  if (!is_live(machine.state)) {  // SpotInstanceTermination, or Shutdown where it is stopped
+    machine.taken_back = instance.at("stateReason/code").starts_with("Server.SpotInstance");
   }
   if (const std::string time = instance.at("launchTime"); !time.empty())
-    machine->created = time_of(time);
+    machine.created = time_of(time);
   return machine;
 }
 
@@ -126,13 +129,19 @@ class Index {
 }  // namespace
 
 void for_each_instance(Client& client, Form filter,
-                       const std::function<void(const Xml& instance)>& take) {
+                       const std::function<void(const Xml& instance)>& take,
+                       const std::stop_token& stop) {
   filter.emplace_back("MaxResults", "1000");
-  client.ec2_pages("DescribeInstances", filter, [&](const Xml& page) {
-    for (const Xml& reservation : page.list("reservationSet")) {
-      for (const Xml& instance : reservation.list("instancesSet")) take(instance);
-    }
-  });
+  CallOptions options;
+  options.stop = stop;
+  client.ec2_pages(
+      "DescribeInstances", filter,
+      [&](const Xml& page) {
+        for (const Xml& reservation : page.list("reservationSet")) {
+          for (const Xml& instance : reservation.list("instancesSet")) take(instance);
+        }
+      },
+      options);
 }
 
 Instances::Instances(Client& client, std::string cluster_name, fs::path intents,
@@ -144,27 +153,37 @@ Instances::Instances(Client& client, std::string cluster_name, fs::path intents,
       launch_(std::move(launch)),
       saw_(std::move(saw)) {}
 
-std::vector<Instances::Seen> Instances::seen(const Form& filter) {
+std::vector<Instances::Seen> Instances::seen(const Form& filter, const std::stop_token& stop) {
   std::vector<Seen> found;
-  for_each_instance(client_, filter, [&](const Xml& instance) {
-    Tags tags;
-    auto machine = aws::machine_of(cluster_name_, instance, tags);
-    if (!machine) return;
-    if (saw_) saw_(*machine, tags);
-    found.push_back({std::move(*machine), tags[kIntentTag]});
-  });
+  for_each_instance(
+      client_, filter,
+      [&](const Xml& instance) {
+        Tags tags;
+        Machine machine = aws::machine_of(cluster_name_, instance, tags);
+        if (saw_ && !machine.node.empty()) saw_(machine, tags);
+        found.push_back({std::move(machine), tags[kIntentTag]});
+      },
+      stop);
   return found;
 }
 
-std::vector<Machine> Instances::list() {
+std::vector<Machine> Instances::named(bool with_taken_back) {
+  std::vector<Machine> machines = listed({}, with_taken_back);
+  std::erase_if(machines, [](const Machine& each) { return each.node.empty(); });
+  return machines;
+}
+
+std::vector<Machine> Instances::listed(const std::stop_token& stop, bool with_taken_back) {
   std::vector<Machine> machines;
   std::set<std::string> ids;
   std::set<std::string> tokens;
-  for (Seen& each : seen(of_cluster(cluster_name_))) {
+  for (Seen& each : seen(of_cluster(cluster_name_), stop)) {
     correct(each.machine);
     ids.insert(each.machine.id);
     tokens.insert(each.intent);
-    if (each.machine.state != MachineState::gone) machines.push_back(std::move(each.machine));
+    const bool is_told =
+        each.machine.state != MachineState::gone || (with_taken_back && each.machine.taken_back);
+    if (is_told) machines.push_back(std::move(each.machine));
   }
   const WallTime now = client_.world().clock.wall();
   for (const Intent& intent : intents_.all()) {
@@ -223,15 +242,24 @@ void Instances::ask_for(const Request& request, const std::vector<NodeId>& nodes
     }
     std::vector<std::string> tried;
     std::string hint;
-    const std::vector<Launch::Place> anywhere{Launch::Place{}};
-    for (const Launch::Place& place : launch.places.empty() ? anywhere : launch.places) {
-      std::string why;
-      const auto made = ask_at(request, launch, place, nodes, data, why, hint);
-      if (made) {
+    std::set<std::string> full;  // instance types
+    for (const Launch::Place* place : in_turn(launch, request.type)) {
+      const std::string kind = place->config.value("InstanceType", "");
+      if (full.contains(kind)) continue;
+      const auto answer = ask_at(request, launch, *place, nodes, data);
+      if (const auto* made = std::get_if<std::vector<Machine>>(&answer)) {
+        full_.erase({request.type, place->zone});
         for (const Machine& machine : *made) tell({machine, std::nullopt});
         return;
       }
-      tried.push_back(why);
+      const NoRoom& none = std::get<NoRoom>(answer);
+      tried.push_back(none.why);
+      hint = none.hint;
+      if (none.anywhere) {
+        full.insert(kind);
+      } else {
+        note_full(request.type, place->zone);
+      }
     }
     failed.emplace(ErrorCode::exhausted, "there is no room for " + std::to_string(nodes.size()) +
                                              " of " + printable(request.type, false) + ": " +
@@ -243,11 +271,42 @@ void Instances::ask_for(const Request& request, const std::vector<NodeId>& nodes
   for (const NodeId& node : nodes) tell({none_of(request, node), failed});
 }
 
-std::optional<std::vector<Machine>> Instances::ask_at(const Request& request, const Launch& launch,
-                                                      const Launch::Place& place,
-                                                      const std::vector<NodeId>& nodes,
-                                                      const std::string& data, std::string& why,
-                                                      std::string& hint) {
+// Of those that differ in the zone alone the ones that had no room are last for a while: what is
+// wanted first, another instance type or spot, stays first.
+std::vector<const Launch::Place*> Instances::in_turn(const Launch& launch,
+                                                     const std::string& type) const {
+  static const Launch::Place kAnywhere;
+  if (launch.places.empty()) return {&kAnywhere};
+  const auto kind = [](const Launch::Place* place) {
+    const nlohmann::json& config = place->config;
+    return std::pair(config.value("InstanceType", ""), config.contains("InstanceMarketOptions"));
+  };
+  const auto has_room = [&](const Launch::Place* place) {
+    const auto found = full_.find({type, place->zone});
+    return found == full_.end() || found->second.until <= client_.world().clock.now();
+  };
+  std::vector<const Launch::Place*> places;
+  for (const Launch::Place& place : launch.places) places.push_back(&place);
+  for (auto begin = places.begin(); begin != places.end();) {
+    const auto end = std::find_if(begin, places.end(), [&](const Launch::Place* place) {
+      return kind(place) != kind(*begin);
+    });
+    std::stable_partition(begin, end, has_room);
+    begin = end;
+  }
+  return places;
+}
+
+void Instances::note_full(const std::string& type, const std::string& zone) {
+  Full& full = full_[{type, zone}];
+  full.pause = full.pause.count() == 0 ? kFirstFull
+                                       : std::min<std::chrono::seconds>(2 * full.pause, kLastFull);
+  full.until = client_.world().clock.now() + full.pause;
+}
+
+std::variant<std::vector<Machine>, Instances::NoRoom> Instances::ask_at(
+    const Request& request, const Launch& launch, const Launch::Place& place,
+    const std::vector<NodeId>& nodes, const std::string& data) {
   Intent intent{random_hex(16),
                 request.cluster,
                 request.type,
@@ -283,16 +342,18 @@ std::optional<std::vector<Machine>> Instances::ask_at(const Request& request, co
     } else if (auto found = look_for(intent); !found.empty()) {
       return found;
     }  // else it may be there all the same: list() has it, and nobody asks again meanwhile
-    if (!has_none(error.aws_code())) {
+    // Where there are other instance types one's quota is not the end.
+    const bool is_quota =
+        error.aws_code() == "VcpuLimitExceeded" && place.config.contains("InstanceType");
+    if (!has_none(error.aws_code()) && !is_quota) {
       throw Error(error).while_doing("asking for " + std::to_string(nodes.size()) + " of " +
                                      printable(request.type, false) +
                                      (place.zone.empty() ? "" : " in " + place.zone));
     }
     const bool says_more = error.aws_code() == "Unsupported";
-    why = (place.zone.empty() ? "" : place.zone + ": ") +
-          (says_more ? error.message() : error.aws_code());
-    hint = error.hint();
-    return std::nullopt;
+    return NoRoom{(place.zone.empty() ? "" : place.zone + ": ") +
+                      (says_more ? error.message() : error.aws_code()),
+                  error.hint(), is_quota};
   }
   std::sort(made.begin(), made.end());
   for (auto& [number, id] : made) intent.ids.push_back(std::move(id));
@@ -539,14 +600,26 @@ void Instances::follow(const std::vector<Machine>& machines, const OutcomeSink& 
       followed.push_back(machine);
     }
   }
+  const Clock& clock = client_.world().clock;
+  const Monotonic begin = clock.now();
+  std::chrono::seconds word = kFirstWord;
   milliseconds pause = kFirstLook;
   while (!followed.empty() && !stop.stop_requested()) {
-    const std::vector<Machine> there = list();
+    std::optional<Error> failed;
+    std::vector<Machine> there;
+    try {
+      there = all(stop);
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::internal) throw;
+      failed = error;
+    }
     const Index index(there);
     std::erase_if(followed, [&](Machine& each) {
+      if (failed) return false;
       Machine now = each;
       if (const Machine* found = index.find(each)) {
         now = *found;
+        now.node = each.node;  // its tags may not say it any more
       } else {
         now.state = MachineState::gone;
         now.reason = each.state == MachineState::pending ? "EC2 does not know it" : "";
@@ -559,10 +632,38 @@ void Instances::follow(const std::vector<Machine>& machines, const OutcomeSink& 
       if (changed) tell({now, std::nullopt});
       return now.state != MachineState::pending && now.state != MachineState::stopping;
     });
-    if (followed.empty()) return;
+    if (followed.empty() || stop.stop_requested()) return;
+    const auto waited = clock.now() - begin;
+    const bool is_over = waited >= kFollowed;
+    if (is_over || waited >= word) {
+      const std::string after =
+          human_duration(waited) + (failed ? "; the last look failed: " + failed->message() : "");
+      for (const Machine& each : followed) {
+        Machine now = each;
+        const std::string state = "EC2 says " + std::string(to_string(each.state)) + " since ";
+        now.reason = kTakesLong + state + after;
+        std::optional<Error> error;
+        if (is_over) {
+          error = Error(ErrorCode::timeout, "not waited for any longer: " + state + after);
+        }
+        tell({now, error});
+      }
+      if (is_over) return;
+      word *= 2;
+    }
     client_.world().pause(pause, stop);
     pause = std::min(kLastLook, pause + pause / 2);
   }
+}
+
+void Instances::give_back(const std::vector<Machine>& machines, const OutcomeSink& tell,
+                          const std::stop_token& stop) {
+  std::vector<Machine> stopping;
+  release(machines, [&](const MachineOutcome& outcome) {
+    tell(outcome);
+    if (!outcome.error) stopping.push_back(outcome.machine);
+  });
+  follow(stopping, tell, stop);
 }
 
 }  // namespace dtrain::aws

@@ -8,8 +8,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/provider/aws/belongings.hpp"
-#include "launcher/provider/aws/form.hpp"
-#include "launcher/spec/ec2_model.hpp"
+#include "launcher/provider/aws/security_rules.hpp"
 
 namespace dtrain::aws {
 namespace {
@@ -17,7 +16,6 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kMostNames = 12;  // in a message
-constexpr const char* kDuplicate = "InvalidPermission.Duplicate";
 
 json ssh_from(const std::string& range, int port) {
   const bool is_v6 = range.find(':') != std::string::npos;
@@ -193,7 +191,15 @@ const std::string& Network::group(const std::string& vpc, const ClusterId& clust
       said.value("GroupName", ("dtrain-" + spec_.cluster_name).substr(0, kMostName));
   Group found = find_group(vpc, name);
   if (found.id.empty()) found = make_group(vpc, name, cluster);
-  if (found.ours) let_in(vpc, found.id);  // one that somebody else has made stays as it is
+  if (found.ours) {
+    let_in(vpc, found);
+  } else if (!permissions().empty() && warn_) {  // one that somebody else has made stays as it is
+    Error without(ErrorCode::conflict, "IpPermissions have no effect: the security group " +
+                                           printable(name, false) + ", " + found.id +
+                                           ", was there before, and stays as it is");
+    if (spec_.provider.rules_location.line > 0) without.at(spec_.provider.rules_location);
+    warn_(without.what());
+  }
   return groups_.emplace(vpc, found.id).first->second;
 }
 
@@ -217,7 +223,7 @@ Network::Group Network::make_group(const std::string& vpc, const std::string& na
   form.emplace_back("VpcId", vpc);
   has_made_ = true;
   try {
-    return {client_.ec2("CreateSecurityGroup", form).at("groupId"), true};
+    return {client_.ec2("CreateSecurityGroup", form).at("groupId"), true, true};
   } catch (const ApiError& error) {
     // Another `up`, or this one, whose answer was lost.
     Group found;
@@ -244,29 +250,33 @@ json Network::from_here(const std::string& vpc) {
   return permissions;
 }
 
-void Network::let_in(const std::string& vpc, const std::string& group) {
-  json permissions = {{{"IpProtocol", "-1"}, {"UserIdGroupPairs", {{{"GroupId", group}}}}}};
-  for (json& each : from_here(vpc)) permissions.push_back(std::move(each));
-  const json said = spec_.provider.other.value("security_group", json::object());
-  for (const json& each : said.value("IpPermissions", json::array())) permissions.push_back(each);
-  const auto allow = [&](const char* action, const json& permission) {
-    Form form{{"GroupId", group}};
-    flatten(permission, spec::kIpPermission, "IpPermissions.1.", form);
-    CallOptions options;
-    options.again = [&](const std::string& code) {
-      return has_made_ && code == "InvalidGroup.NotFound";
-    };
-    try {
-      client_.ec2(action, form, options);
-    } catch (const ApiError& error) {
-      if (error.aws_code() != kDuplicate) throw;
-    }
-  };
-  for (const json& permission : permissions) allow("AuthorizeSecurityGroupIngress", permission);
+void Network::let_in(const std::string& vpc, const Group& group) {
+  const json within = {{"IpProtocol", "-1"}, {"UserIdGroupPairs", {{{"GroupId", group.id}}}}};
+  json own = from_here(vpc);
+  own.insert(own.begin(), within);
+  SecurityRules rules{one_by_one(own), one_by_one(permissions()), {}};
   // What leaves for everywhere does not count for EFA.
   const bool has_efa = std::any_of(spec_.node_types.begin(), spec_.node_types.end(),
                                    [](const NodeType& type) { return type.efa; });
-  if (has_efa) allow("AuthorizeSecurityGroupEgress", permissions.front());
+  if (has_efa) rules.out = {within};
+  put_rules(client_, group.id, group.is_new, rules);
+}
+
+void Network::follow_rules() {
+  const std::lock_guard lock(mutex_);
+  std::set<std::string> ids;
+  client_.ec2_pages("DescribeSecurityGroups", of_cluster(spec_.cluster_name), [&](const Xml& page) {
+    for (const Xml& group : page.list("securityGroupInfo")) ids.insert(group.at("groupId"));
+  });
+  for (const auto& [vpc, id] : groups_) ids.erase(id);  // done
+  for (const std::string& id : ids) {
+    put_rules(client_, id, false, {{}, one_by_one(permissions()), {}});
+  }
+}
+
+json Network::permissions() const {
+  const json said = spec_.provider.other.value("security_group", json::object());
+  return said.value("IpPermissions", json::array());
 }
 
 }  // namespace dtrain::aws

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -19,15 +21,17 @@ namespace dtrain::aws {
 // is needed, and once. Throws ApiError, or Error. Thread-safe.
 class Network {
  public:
-  // The client outlives it.
-  Network(Client& client, const ClusterSpec& spec) : client_(client), spec_(spec) {}
+  using Warn = std::function<void(const std::string&)>;
+  // The client and the spec outlive it.
+  Network(Client& client, const ClusterSpec& spec, Warn warn)
+      : client_(client), spec_(spec), warn_(std::move(warn)) {}
 
   // Where instances of a type may be, in the order in which that is tried: what of its config is
   // another there. The subnets that the config names; else those of the YAML's zones, of the
   // default VPC, or of the only one.
   std::vector<Launch::Place> places(const nlohmann::json& config, const ClusterId& cluster);
-  // All traffic within the groups may leave them too, as EFA wants it said.
-
+  // Where no machine was made: the groups that there are follow the YAML's rules all the same.
+  void follow_rules();
   // It has made a group, which AWS may not know everywhere yet.
   bool has_made() const { return has_made_; }
 
@@ -44,16 +48,19 @@ class Network {
   const std::string& vpc_of_choice(const std::vector<Subnet>& all);
   const std::string& group(const std::string& vpc, const ClusterId& cluster);
   struct Group {
-    std::string id;     // empty: there is none
-    bool ours = false;  // the cluster's, by its tag
+    std::string id;       // empty: there is none
+    bool ours = false;    // the cluster's, by its tag
+    bool is_new = false;  // just made, without rules
   };
   Group find_group(const std::string& vpc, const std::string& name);
   Group make_group(const std::string& vpc, const std::string& name, const ClusterId& cluster);
-  void let_in(const std::string& vpc, const std::string& group);
+  void let_in(const std::string& vpc, const Group& group);
+  nlohmann::json permissions() const;  // the YAML's own
   nlohmann::json from_here(const std::string& vpc);
 
   Client& client_;
   const ClusterSpec& spec_;
+  const Warn warn_;
   std::mutex mutex_;
   std::optional<std::vector<Subnet>> subnets_;
   std::string vpc_;                            // of choice, once it was made

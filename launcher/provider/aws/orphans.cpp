@@ -41,12 +41,14 @@ class RegionsOrphans final : public Orphans {
       // What is on its disk is somebody's: it is told, and kept.
       what += is_head ? ", the head of a cluster that dtrain up brings back, and dtrain down ends"
                       : " since " + instance.at("launchTime");
-      machines.push_back({is_head ? "" : id,
-                          {cluster, {kMachine, instance.at("instanceId"), false, is_head, what}}});
+      machines.push_back(
+          {id, {cluster, {kMachine, instance.at("instanceId"), false, is_head, what}}});
     });
     std::vector<Orphan> found;
-    for (auto& [cluster, machine] : machines) {
-      if (!headed.contains(cluster)) found.push_back(std::move(machine));
+    for (auto& [id, machine] : machines) {
+      // One whose tags do not say it is of whichever cluster has its name.
+      const bool has_head = id.empty() ? living.contains(machine.cluster) : headed.contains(id);
+      if (machine.thing.kept || !has_head) found.push_back(std::move(machine));
     }
     for (Orphan& each : belongings(client_, of_any_cluster(), prices_)) {
       if (!living.contains(each.cluster)) found.push_back(std::move(each));
@@ -69,7 +71,15 @@ class RegionsOrphans final : public Orphans {
     }
     // Volumes that their machines have left.
     for (const auto& [cluster, of_it] : machines) {
-      await_detached(client_, of_cluster(cluster));
+      // By their machines, for a cluster of that name may live.
+      Form attached{{"Filter.1.Name", "attachment.instance-id"}};
+      for (const auto& [id, thing] : of_it) {
+        attached.emplace_back("Filter.1.Value." + std::to_string(attached.size()), id);
+      }
+      for (Belonging& each : await_detached(client_, attached)) {
+        known.insert(each.id);
+        orphans.push_back({cluster, std::move(each)});
+      }
       for (Orphan& each : belongings(client_, of_cluster(cluster), prices_)) {
         if (each.thing.kept && known.insert(each.thing.id).second) {
           orphans.push_back(std::move(each));
@@ -83,7 +93,7 @@ class RegionsOrphans final : public Orphans {
                  const std::stop_token& stop) {
     Instances instances(client_, cluster, {}, {});
     std::vector<Machine> going;
-    for (Machine& machine : instances.list()) {
+    for (Machine& machine : instances.all()) {
       if (machines.contains(machine.id)) going.push_back(std::move(machine));
     }
     for (const auto& [id, thing] : machines) thing->gone = true;  // but for those that are listed
@@ -93,12 +103,7 @@ class RegionsOrphans final : public Orphans {
       thing.gone = !outcome.error && outcome.machine.state == MachineState::gone;
       if (outcome.error) thing.note = outcome.error->message();
     };
-    std::vector<Machine> stopping;
-    instances.release(going, [&](const MachineOutcome& outcome) {
-      tell(outcome);
-      if (!outcome.error) stopping.push_back(outcome.machine);
-    });
-    instances.follow(stopping, tell, stop);
+    instances.give_back(going, tell, stop);
   }
 
   Config config_;

@@ -1,5 +1,6 @@
 #include "launcher/provider/aws/prices.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -59,22 +60,23 @@ std::optional<double> Prices::ask(const std::map<std::string, std::string>& fiel
   return std::nullopt;
 }
 
-std::optional<double> Prices::ask_spot(const std::string& type, const std::string& zone) {
+std::optional<double> Prices::ask_spot(const std::string& type,
+                                       const std::set<std::string>& zones) {
   Form form{{"InstanceType.1", type},
             {"ProductDescription.1", "Linux/UNIX"},
             {"StartTime", rfc3339(client_.world().clock.wall())}};
-  if (!zone.empty()) form.emplace_back("AvailabilityZone", zone);
-  std::optional<double> least;
+  if (zones.size() == 1) form.emplace_back("AvailabilityZone", *zones.begin());
+  std::optional<double> most;
   client_.ec2_pages(
       "DescribeSpotPriceHistory", form,
       [&](const Xml& page) {
         for (const Xml& each : page.list("spotPriceHistorySet")) {
-          const auto price = number_from<double>(each.at("spotPrice"));
-          if (price && (!least || *price < *least)) least = price;
+          if (!zones.empty() && !zones.contains(each.at("availabilityZone"))) continue;
+          most = std::max(most, number_from<double>(each.at("spotPrice")));
         }
       },
       quick());
-  return least;
+  return most;
 }
 
 std::optional<double> Prices::listed(const std::string& what,
@@ -107,8 +109,9 @@ std::optional<double> Prices::listed(const std::string& what,
   return price;
 }
 
-std::optional<double> Prices::instance_hour(const std::string& type, const std::string& zone,
-                                            bool spot, const Warn& warn) {
+std::optional<double> Prices::instance_hour(const std::string& type,
+                                            const std::set<std::string>& zones, bool spot,
+                                            const Warn& warn) {
   if (type.empty()) return std::nullopt;
   if (!spot) {
     return listed(type,
@@ -121,7 +124,7 @@ std::optional<double> Prices::instance_hour(const std::string& type, const std::
                   warn);
   }
   try {
-    return ask_spot(type, zone);
+    return ask_spot(type, zones);
   } catch (const Error& error) {
     const std::lock_guard lock(mutex_);
     if (warn && !std::exchange(warned_, true)) {

@@ -4,6 +4,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "launcher/core/files.hpp"
@@ -22,9 +23,9 @@ class Prices {
   Prices(Client& client, fs::path file) : client_(client), file_(std::move(file)) {}
 
   using Warn = std::function<void(const std::string&)>;
-  // An hour of an instance; `zone`, of spot alone, may be empty.
-  std::optional<double> instance_hour(const std::string& type, const std::string& zone, bool spot,
-                                      const Warn& warn);
+  // An hour of an instance. Of spot alone: the dearest of these zones; none are all.
+  std::optional<double> instance_hour(const std::string& type, const std::set<std::string>& zones,
+                                      bool spot, const Warn& warn);
   // A month of a volume.
   std::optional<double> volume_month(const std::string& type, double gib, const Warn& warn);
 
@@ -32,7 +33,7 @@ class Prices {
   std::optional<double> listed(const std::string& what,
                                const std::map<std::string, std::string>& fields, const Warn& warn);
   std::optional<double> ask(const std::map<std::string, std::string>& fields);
-  std::optional<double> ask_spot(const std::string& type, const std::string& zone);
+  std::optional<double> ask_spot(const std::string& type, const std::set<std::string>& zones);
 
   Client& client_;
   fs::path file_;

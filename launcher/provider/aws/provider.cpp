@@ -2,26 +2,19 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
-#include <limits>
+#include <iterator>
 #include <map>
 #include <set>
 #include <utility>
 
 #include "launcher/core/clock.hpp"
 #include "launcher/core/error.hpp"
-#include "launcher/core/own_programs.hpp"
-#include "launcher/core/paths.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/provider/aws/belongings.hpp"
+#include "launcher/provider/aws/boot_data.hpp"
+#include "launcher/provider/aws/cloud.hpp"
 #include "launcher/provider/aws/efa.hpp"
-#include "launcher/provider/aws/head_role.hpp"
-#include "launcher/provider/aws/heads_instances.hpp"
 #include "launcher/provider/aws/images.hpp"
-#include "launcher/provider/aws/instance_types.hpp"
-#include "launcher/provider/aws/prices.hpp"
-#include "launcher/provider/wanted_types.hpp"
-#include "launcher/remote/agent_session.hpp"
 #include "launcher/remote/ssh/blob.hpp"
 #include "launcher/remote/ssh/keyring.hpp"
 #include "launcher/remote/ssh/new_key.hpp"
@@ -33,81 +26,36 @@ namespace {
 using nlohmann::json;
 using std::chrono::milliseconds;
 
-constexpr const char* kHostKeyTag = "dtrain-host-key";
-// In the cluster's folder: notes of what was asked for, whose account and region that was in,
-constexpr const char* kIntents = "intents";
-constexpr const char* kPlaceFile = "account.json";
-constexpr const char* kOwnKey = "ssh_key";  // and the key that logs in, where the YAML names none
-// $0 is the sum. It says which folder that is, and whether the program is there.
-constexpr const char* kLookForScaler =
-    R"sh(d=$HOME/.dtrain/agents/$0; if [ -x "$d/dtrain-scaler" ]; then echo "have $d"; else echo "need $d"; fi)sh";
-constexpr milliseconds kLookLimit{30000};
+// In the cluster's folder, beside notes of what was asked for: the key that logs in, where the YAML
+// names none.
+constexpr const char* kOwnKey = "ssh_key";
+constexpr std::size_t kMostKey = 65536;  // bytes of a public key's file
 // For so long one that was just made may let nobody in: it boots, and cloud-init prepares it.
 constexpr milliseconds kBoots{300000};
-
-// cloud-init reads JSON as the YAML that it is.
-// `restarts`: scripts are run each time that the machine starts. Who says that says all that is
-// done then: this is what cloud-init does of itself, and what an image does not know it leaves out.
-std::string settings_of(const ssh::NewKey* host_key, const std::string& login_key,
-                        bool restarts = false) {
-  json settings = {
-      // Of a person's own settings the lists count too.
-      {"merge_how",
-       {{{"name", "list"}, {"settings", {"append"}}},
-        {{"name", "dict"}, {"settings", {"no_replace", "recurse_list", "recurse_dict"}}},
-        {{"name", "str"}, {"settings", json::array()}}}}};
-  if (host_key != nullptr) {
-    settings["ssh_keys"] = {{"ed25519_private", host_key->private_text},
-                            {"ed25519_public", host_key->public_line()}};
-  }
-  if (!login_key.empty()) settings["ssh_authorized_keys"] = {login_key};
-  if (restarts) {
-    settings["cloud_final_modules"] = {"package-update-upgrade-install",
-                                       "scripts-vendor",
-                                       "scripts-per-once",
-                                       "scripts-per-boot",
-                                       "scripts-per-instance",
-                                       json::array({"scripts-user", "always"}),
-                                       "ssh-authkey-fingerprints",
-                                       "keys-to-console",
-                                       "final-message",
-                                       "power-state-change"};
-  }
-  return "#cloud-config\n" + settings.dump() + "\n";
-}
 
 // The key pair that the YAML has for all types; empty: none.
 std::string pair_name(const ClusterSpec& spec) {
   return spec.provider.other.value("key_pair", json::object()).value("key_name", "");
 }
 
-std::string text_of(const json& config, const char* name) {
-  const auto found = config.find(name);
-  return found != config.end() && found->is_string() ? found->get<std::string>() : "";
-}
-
-// Without what is null, which is as good as absent.
-json config_of(const NodeType& type) {
-  json config = json::object();
-  config.merge_patch(type.node_config);
-  return config;
-}
-
-// Puts dtrain-scaler beside the head's agents, where it is not there yet: its path there.
-std::string send_scaler(Transport& head) {
-  const auto scaler = AgentBinary::load(find_scaler());
-  const std::string all =
-      trimmed(run_or_throw(head, {"sh", "-c", kLookForScaler, scaler->sha256}, {}, kLookLimit,
-                           "looking for dtrain-scaler on the head's machine"));
-  const std::string said = all.substr(all.rfind('\n') + 1);  // behind what a profile prints
-  const bool is_there = said.starts_with("have ");
-  if (!is_there && !said.starts_with("need ")) {
-    throw Error(ErrorCode::failed, "the head's machine does not say where dtrain-scaler goes: " +
-                                       printable(said, false));
+// What auth.ssh_public_key's file has, as authorized_keys has it.
+std::string public_line(const ClusterSpec& spec) {
+  const std::string& file = spec.auth.ssh_public_key;
+  const std::string text = trimmed(read_file_if_there(file, kMostKey).value_or(""));
+  const std::size_t type = text.find(' ');
+  if (type != std::string::npos && text.find_first_of("\r\n") == std::string::npos) {
+    const std::size_t end = text.find(' ', type + 1);
+    const std::string bytes = ssh::decode_base64(text.substr(type + 1, end - type - 1));
+    if (const auto said = ssh::BlobReader(bytes).text(); said && *said == text.substr(0, type)) {
+      return text;
+    }
   }
-  const fs::path file = fs::path(said.substr(5)) / "dtrain-scaler";
-  if (!is_there) head.put(scaler->content, file, 0700);
-  return file.string();
+  Error wrong(ErrorCode::invalid,
+              "auth.ssh_public_key: " + printable(file, false) + " is no public key of OpenSSH's");
+  for (const LocalPath& path : spec.local_paths) {
+    if (path.what == LocalPath::What::public_key) wrong.at(path.location);
+  }
+  throw Error(wrong);
 }
 
 // Each place as spot, and then each on demand.
@@ -123,71 +71,6 @@ void add_on_demand(Launch& launch) {
 }
 
 }  // namespace
-
-struct AwsProvider::Cloud {
-  Cloud(const ClusterSpec& spec, const fs::path& state,
-        std::function<Launch(const Request&)> launch_of)
-      : config(process_variables()),
-        http(make_http(config.ca_bundle())),
-        client(config, real_world(*http), spec.provider.other.value("region", "us-west-2")),
-        network(client, spec),
-        prices(client, paths::state_home() / kPricesFile),
-        instances(client, spec.cluster_name, state / kIntents, std::move(launch_of),
-                  [this](const Machine& machine, const Tags& tags) {
-                    const std::lock_guard lock(mutex);
-                    const bool runs = machine.state == MachineState::running;
-                    if (machine.head && runs) head = machine;
-                    if (machine.state == MachineState::stopped) {
-                      stopped.insert(machine.id);
-                    } else {
-                      stopped.erase(machine.id);
-                    }
-                    const auto key = tags.find(kHostKeyTag);
-                    if (key != tags.end()) host_keys[machine.id] = key->second;
-                  }) {}
-
-  // Whose credentials these are.
-  std::string account() {
-    const std::lock_guard lock(mutex);
-    if (account_id.empty()) {
-      account_id = client.sts("GetCallerIdentity", {}).at("GetCallerIdentityResult/Account");
-    }
-    return account_id;
-  }
-
-  std::optional<Machine> head_that_runs() {
-    const std::lock_guard lock(mutex);
-    return head;
-  }
-
-  // The tag that says an instance's host key; empty: it has none.
-  std::string host_key(const std::string& id, bool fresh) {
-    if (!fresh) {
-      const std::lock_guard lock(mutex);
-      if (const auto listed = host_keys.find(id); listed != host_keys.end()) return listed->second;
-    }
-    const Xml answer = client.ec2("DescribeTags", {{"Filter.1.Name", "resource-id"},
-                                                   {"Filter.1.Value.1", id},
-                                                   {"Filter.2.Name", "key"},
-                                                   {"Filter.2.Value.1", kHostKeyTag}});
-    const std::vector<Xml>& tags = answer.list("tagSet");
-    return tags.empty() ? "" : tags.front().at("value");
-  }
-
-  Config config;
-  std::unique_ptr<Http> http;
-  Client client;
-  Network network;
-  Prices prices;
-  Instances instances;
-  std::mutex mutex;
-  // As EC2 last listed them: the tags with instances' host keys, the head's that runs, and those
-  // that are stopped.
-  std::map<std::string, std::string> host_keys;
-  std::optional<Machine> head;
-  std::set<std::string> stopped;
-  std::string account_id;
-};
 
 AwsProvider::AwsProvider(ClusterSpec spec, fs::path state, Access access)
     : spec_(std::move(spec)),
@@ -207,7 +90,7 @@ AwsProvider::~AwsProvider() = default;
 AwsProvider::Cloud& AwsProvider::cloud() {
   const std::lock_guard lock(mutex_);
   if (!cloud_) {
-    cloud_ = std::make_unique<Cloud>(spec_, state_,
+    cloud_ = std::make_unique<Cloud>(spec_, state_, access_,
                                      [this](const Request& request) { return launch_of(request); });
   }
   return *cloud_;
@@ -250,16 +133,30 @@ Offer AwsProvider::offer(const std::string& name) {
   const NodeType& type = type_of(name);
   const json config = config_of(type);
   Offer offer;
-  const std::string zones = spec_.provider.other.value("availability_zone", "");
   const bool has_own = config.contains("SubnetId") || config.contains("SubnetIds") ||
                        config.contains("NetworkInterfaces");
-  if (!has_own) offer.zone = trimmed(zones.substr(0, zones.find(',')));
-  const auto price = [&](bool spot) {
-    return cloud().prices.instance_hour(text_of(config, "InstanceType"), offer.zone, spot,
-                                        access_.warn);
+  std::set<std::string> zones;
+  const std::string said = spec_.provider.other.value("availability_zone", "");
+  for (const std::string& word : split(has_own ? "" : said, ',')) {
+    const std::string zone = trimmed(word);
+    if (zone.empty()) continue;
+    if (zones.empty()) offer.zone = zone;
+    zones.insert(zone);
+  }
+  const auto hour = [&](const std::string& kind, bool spot) {
+    return cloud().prices.instance_hour(kind, zones, spot, access_.warn);
   };
-  offer.price = price(is_spot(config));
-  offer.most = type.on_demand_fallback && is_spot(config) ? price(false) : offer.price;
+  const bool spot = is_spot(config);
+  const std::vector<std::string> kinds = instance_types_of(type, config);
+  for (const std::string& kind : kinds) {
+    wire::Prices prices{hour(kind, spot), {}};
+    prices.most = spot && type.on_demand_fallback ? hour(kind, false) : prices.price;
+    if (kinds.size() > 1) offer.costs.instance_types.push_back({kind, prices});
+    wire::Prices& all = offer.costs.prices;
+    const bool is_first = kind == kinds.front();
+    if (is_first) all = prices;
+    all.most = all.most && prices.most ? std::max(all.most, prices.most) : std::nullopt;
+  }
   return offer;
 }
 
@@ -272,6 +169,18 @@ void AwsProvider::note_place() {
 }
 
 void AwsProvider::create(const std::vector<Request>& requests, const OutcomeSink& tell) {
+  // What one of them cannot have is known before the first costs.
+  if (!spec_.auth.ssh_public_key.empty()) public_key();
+  for (const Request& request : requests) {
+    const NodeType& type = type_of(request.type);
+    try {
+      prepared(type, request.cluster);
+    } catch (Error& error) {
+      if (type.location.line > 0) error.at(type.location);
+      error.while_doing("preparing machines of type " + printable(type.name, false));
+      throw;
+    }
+  }
   const fs::path place = state_ / kPlaceFile;
   const bool is_first = !read_file_if_there(place);
   note_place();
@@ -299,19 +208,26 @@ void AwsProvider::follow(const std::vector<Machine>& machines, const OutcomeSink
 }
 
 Launch AwsProvider::launch_of(const Request& request) {
-  Launch launch = prepared(type_of(request.type), request.cluster);
+  Launch launch = prepared(type_of(request.type), request.cluster).launch;
   const ssh::NewKey host_key = ssh::make_key();
   launch.settings = settings_of(&host_key, public_key());
   launch.tags[kHostKeyTag] = HostKeys::tag_of_first(host_key.public_key);
   return launch;
 }
 
-const Launch& AwsProvider::prepared(const NodeType& type, const ClusterId& cluster_id) {
-  auto known = launches_.find(type.name);
-  if (known == launches_.end()) {
-    known = launches_.emplace(type.name, prepare(type, cluster_id)).first;
+const AwsProvider::Prepared& AwsProvider::prepared(const NodeType& type,
+                                                   const ClusterId& cluster_id) {
+  auto known = prepared_.find(type.name);
+  if (known != prepared_.end()) return known->second;
+  Prepared made;
+  const std::vector<std::string> kinds = instance_types_of(type, config_of(type));
+  try {
+    if (!kinds.front().empty()) made.has = least_of(cloud().client, kinds);  // else a template says
+  } catch (const ApiError& error) {  // who may not ask goes on without
+    if (is_wrong(error)) throw;
   }
-  return known->second;
+  made.launch = prepare(type, cluster_id);
+  return prepared_.emplace(type.name, std::move(made)).first->second;
 }
 
 Launch AwsProvider::prepare(const NodeType& type, const ClusterId& cluster_id) {
@@ -319,43 +235,71 @@ Launch AwsProvider::prepare(const NodeType& type, const ClusterId& cluster_id) {
   Launch launch;
   launch.config = config_of(type);
   json& config = launch.config;
+  const std::vector<std::string> kinds = instance_types_of(type, config);
   const bool has_template = config.contains("LaunchTemplate");
-  const std::string kind = text_of(config, "InstanceType");
-  if (kind.empty() && (!has_template || type.efa)) {
+  if (kinds.front().empty() && (!has_template || type.efa)) {
     throw Error(ErrorCode::invalid, "node type " + printable(type.name, false) +
                                         " does not say which InstanceType it is");
   }
-  if (type.efa) config["NetworkInterfaces"] = efa_interfaces(cloud.client, kind);
-  launch.places = cloud.network.places(config, cluster_id);
-  config.erase("SubnetIds");
-  const std::string image = text_of(config, "ImageId");
-  if (!has_template || !image.empty()) config["ImageId"] = image_of(cloud.client, image, kind);
+  std::vector<json> own;
+  for (const std::string& kind : kinds) own.push_back(own_config(type, config, kind));
   if (!has_template && !config.contains("MetadataOptions")) {
     config["MetadataOptions"] = {{"HttpTokens", "required"}};
   }
   if (!type.placement_group.empty()) {
-    config["Placement"]["GroupName"] =
-        ensure_placement_group(cloud.client, spec_.cluster_name, type.name, type.placement_group);
+    config["Placement"]["GroupName"] = ensure_placement_group(
+        cloud.client, spec_.cluster_name, cluster_id, type.name, type.placement_group);
   }
-  if (type.on_demand_fallback) add_on_demand(launch);
   if (const std::string pair = pair_name(spec_); !pair.empty() && !config.contains("KeyName")) {
     ensure_key_pair(cloud.client, pair, spec_.cluster_name, public_key());
     config["KeyName"] = pair;
   }
+  const json asked = config;
+  for (std::size_t i = 0; i < kinds.size(); ++i) {
+    json whole = asked;
+    whole.merge_patch(own[i]);
+    std::vector<Launch::Place> places = cloud.network.places(whole, cluster_id);
+    if (i == 0) config = whole;
+    if (kinds.size() > 1 && places.empty()) places.emplace_back();
+    for (Launch::Place& place : places) {
+      if (kinds.size() == 1) continue;
+      const json there = std::exchange(place.config, own[i]);
+      place.config.update(there);
+      if (!kinds[i].empty()) place.zone += (place.zone.empty() ? "" : ", ") + kinds[i];
+    }
+    std::move(places.begin(), places.end(), std::back_inserter(launch.places));
+  }
+  config.erase("SubnetIds");
+  if (type.on_demand_fallback) add_on_demand(launch);
   launch.is_fresh = cloud.network.has_made() || !type.placement_group.empty();
   return launch;
 }
 
-// auth's; else what Ray and AWS's own tools call the key of a pair; else the cluster's own.
+// What RunInstances is told of one instance type in another's place.
+json AwsProvider::own_config(const NodeType& type, const json& asked, const std::string& kind) {
+  json own = json::object();
+  if (!kind.empty()) own["InstanceType"] = kind;
+  if (type.efa) own["NetworkInterfaces"] = efa_interfaces(cloud().client, kind);
+  const std::string image = text_of(asked, "ImageId");
+  if (!asked.contains("LaunchTemplate") || !image.empty()) {
+    own["ImageId"] = image_of(cloud().client, image, kind);
+  }
+  return own;
+}
+
+// auth's, also beside its public half; else what Ray and AWS's own tools call the key of a pair;
+// else the cluster's own.
 fs::path AwsProvider::identity() const {
   if (!spec_.auth.ssh_private_key.empty()) return spec_.auth.ssh_private_key;
+  fs::path half = spec_.auth.ssh_public_key;
+  std::error_code absent;
+  if (half.extension() == ".pub" && fs::exists(half.replace_extension(), absent)) return half;
   std::string pair = pair_name(spec_);
   for (const NodeType& type : spec_.node_types) {
     if (pair.empty()) pair = text_of(type.node_config, "KeyName");
   }
   if (pair.find('/') == std::string::npos && !pair.empty()) {
     const fs::path home = process_variables()("HOME").value_or("");
-    std::error_code absent;
     for (const char* suffix : {".pem", ""}) {
       fs::path file = home / ".ssh" / (pair + suffix);
       if (fs::exists(file, absent)) return file;
@@ -364,9 +308,10 @@ fs::path AwsProvider::identity() const {
   return state_ / kOwnKey;
 }
 
-// Of identity(), as authorized_keys has it; the cluster's own is made when it is not there. Empty:
-// it cannot be read.
+// auth's, or of identity(), as authorized_keys has it; the cluster's own is made when it is not
+// there. Empty: it cannot be read.
 std::string AwsProvider::public_key() {
+  if (!spec_.auth.ssh_public_key.empty()) return public_line(spec_);
   const fs::path file = identity();
   if (file == state_ / kOwnKey) {
     make_folders(state_);
@@ -453,81 +398,42 @@ std::unique_ptr<Transport> AwsProvider::reach_behind(const Machine& machine, con
       machine.id, [&] { return ssh_.reach(host_of(machine), how); }, access_.warn);
 }
 
-std::vector<Machine> AwsProvider::asked_for() {
-  std::vector<Machine> machines = list();
-  std::erase_if(machines, [](const Machine& machine) { return !machine.joins; });
-  return machines;
-}
-
-wire::WantedMachines AwsProvider::wanted(const ClusterId& cluster_id) {
-  // Those that it has asked for before, and are wanted no more, it gives back.
-  const bool has_some = spec_.grows() || !asked_for().empty();
-  if (!has_some && !spec_.down_when_idle) return {};
-  Cloud& cloud = this->cloud();
-  if (!cloud.head_that_runs()) list();
-  const std::optional<Machine> head = cloud.head_that_runs();
-  if (!head) throw Error(ErrorCode::not_found, "EC2 lists no head that runs");
-  wire::WantedMachines wanted;
-  wanted.provider = to_string(ProviderKind::aws);
-  wanted.config = to_json(
-      CloudPlace{cloud.client.region(), cloud.client.config().endpoint("ec2").value_or("")});
-  if (!spec_.provider.head_address.empty()) wanted.addresses = {spec_.provider.head_address};
-  wanted.max_workers = most_workers(spec_);
-  wanted.upscaling_speed = spec_.upscaling_speed;
-  wanted.cache_stopped_nodes = spec_.provider.cache_stopped_nodes;
-  if (const auto& down = spec_.down_when_idle) {
-    constexpr double kLong = 3650.0 * 24 * 60;  // minutes; what is more is this
-    const double ms = 60000 * std::min(down->minutes, kLong);
-    wanted.down_when_idle = {std::chrono::milliseconds(std::llround(std::max(ms, 1.0))),
-                             down->terminate};
-  }
-  std::multimap<double, wire::WantedMachines::Type> types;  // the cheapest first
-  std::vector<std::string> profiles;
-  for (const ClusterSpec::Workers& workers : spec_.workers()) {
-    if (workers.most == 0 || !has_some) continue;
-    const json config = config_of(type_of(workers.type));
-    const json profile = config.value("IamInstanceProfile", json::object());
-    for (const char* key : {"Arn", "Name"}) {
-      if (const std::string name = text_of(profile, key); !name.empty()) profiles.push_back(name);
-    }
-    const double price = offer(workers.type).price.value_or(std::numeric_limits<double>::max());
-    types.emplace(price, heads_type(workers, cluster_id));
-  }
-  for (auto& [price, type] : types) wanted.types.push_back(std::move(type));
-  ensure_head_role(cloud.client, spec_.cluster_name, cluster_id, head->id, profiles);
-  wanted.scaler = send_scaler(*reach(*head));
-  return wanted;
-}
-
-wire::WantedMachines::Type AwsProvider::heads_type(const ClusterSpec::Workers& workers,
-                                                   const ClusterId& cluster_id) {
-  Launch launch = prepared(type_of(workers.type), cluster_id);
-  launch.settings = settings_of(nullptr, public_key(), spec_.provider.cache_stopped_nodes);
-  launch.user = spec_.auth.ssh_user;
-  wire::WantedMachines::Type type = wanted_type(spec_, workers);
-  const std::string kind = text_of(launch.config, "InstanceType");
-  try {
-    if (!kind.empty()) {  // else a template says it
-      const InstanceType has = instance_type(cloud().client, kind);
-      type.cpus = has.cpus;
-      type.gpus = has.gpus;
-      type.memory = has.memory;
-    }
-  } catch (const ApiError&) {  // the first one that comes shows what they have
-  }
-  type.config = to_json(launch);
-  return type;
-}
-
 std::vector<Belonging> AwsProvider::clear_up(const ClusterId&) {
   Cloud& cloud = this->cloud();
   const Form ours = of_cluster(spec_.cluster_name);
-  await_detached(cloud.client, ours);
-  std::vector<Belonging> found;
-  for (auto& [cluster, thing] : belongings(cloud.client, ours, cloud.prices)) {
-    take_away(cloud.client, thing);
-    found.push_back(std::move(thing));
+  std::vector<Belonging> found = give_back_unnamed();
+  for (Belonging& each : await_detached(cloud.client, ours)) found.push_back(std::move(each));
+  // Once more as long as there is something new, for a list may not have all at once.
+  std::set<std::pair<std::string, std::string>> known;
+  for (bool is_new = true; is_new;) {
+    is_new = false;
+    for (auto& [cluster, thing] : belongings(cloud.client, ours, cloud.prices)) {
+      if (!known.emplace(thing.what, thing.id).second) continue;
+      is_new = true;
+      take_away(cloud.client, thing);
+      found.push_back(std::move(thing));
+    }
   }
+  return found;
+}
+
+// Instances of which nobody knows which machines they are: the cluster's they are all the same.
+std::vector<Belonging> AwsProvider::give_back_unnamed() {
+  Instances& instances = cloud().instances;
+  std::vector<Machine> going = instances.all();
+  std::erase_if(going, [](const Machine& each) { return !each.node.empty(); });
+  std::map<std::string, Belonging> things;
+  for (const Machine& each : going) {
+    things[each.id] = {"machine", each.id, false, false, "has the cluster's tag, and no node's"};
+  }
+  const auto tell = [&](const MachineOutcome& outcome) {
+    Belonging& thing = things[outcome.machine.id];
+    thing.gone = !outcome.error && outcome.machine.state == MachineState::gone;
+    if (outcome.error) thing.note = outcome.error->message();
+  };
+  if (!going.empty()) instances.give_back(going, tell, access_.stop);
+  std::vector<Belonging> found;
+  for (auto& [id, thing] : things) found.push_back(std::move(thing));
   return found;
 }
 

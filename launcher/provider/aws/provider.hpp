@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "launcher/provider/aws/host_keys.hpp"
+#include "launcher/provider/aws/instance_types.hpp"
 #include "launcher/provider/aws/instances.hpp"
 #include "launcher/provider/aws/network.hpp"
 #include "launcher/provider/ssh.hpp"
@@ -32,7 +33,10 @@ class AwsProvider final : public Provider {
   void follow(const std::vector<Machine>& machines, const OutcomeSink& tell,
               const std::stop_token& stop) override;
   std::unique_ptr<Transport> reach(const Machine& machine) override;
+  // A type that cannot be as the YAML has it keeps no other: it is among them, and check() says
+  // why.
   wire::WantedMachines wanted(const ClusterId& cluster) override;
+  void check(const std::string& type) override;
   std::vector<Machine> asked_for() override;
   std::vector<Belonging> clear_up(const ClusterId& cluster) override;
   void hang_up() override { ssh_.hang_up(); }
@@ -48,10 +52,17 @@ class AwsProvider final : public Provider {
   // Of one request: prepared(), and a host key of its own.
   Launch launch_of(const Request& request);
   // What the machines of a type have in common; AWS is asked for what they stand on, once.
-  const Launch& prepared(const NodeType& type, const ClusterId& cluster);
+  struct Prepared {
+    Launch launch;
+    std::optional<InstanceType> has;  // the least of its instance types
+  };
+  const Prepared& prepared(const NodeType& type, const ClusterId& cluster);
   Launch prepare(const NodeType& type, const ClusterId& cluster);
+  nlohmann::json own_config(const NodeType& type, const nlohmann::json& asked,
+                            const std::string& kind);
   wire::WantedMachines::Type heads_type(const ClusterSpec::Workers& workers,
                                         const ClusterId& cluster);
+  std::vector<Belonging> give_back_unnamed();
   fs::path identity() const;
   std::string public_key();
   bool is_stopped(const Machine& machine);
@@ -65,7 +76,9 @@ class AwsProvider final : public Provider {
   HostKeys host_keys_;
   std::mutex mutex_;
   std::unique_ptr<Cloud> cloud_;
-  std::map<std::string, Launch> launches_;  // by type; in create() and wanted()
+  // By type; in create() and wanted(), as the next.
+  std::map<std::string, Prepared> prepared_;
+  std::map<std::string, Error> refused_;
 };
 
 std::unique_ptr<Provider> make_provider(const ClusterSpec& spec, const fs::path& state,

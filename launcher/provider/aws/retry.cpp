@@ -38,11 +38,14 @@ bool holds(const List& list, const Value& value) {
 
 }  // namespace
 
+bool is_want_of_capacity(std::string_view aws_code) {
+  return (aws_code.starts_with("Insufficient") && aws_code.ends_with("Capacity")) ||
+         aws_code == "InsufficientCapacityOnHost" || aws_code == "ReservationCapacityExceeded";
+}
+
 Fault fault_of(const Try& failed) {
   if (failed.status == 0) return Fault::transient;
-  if (failed.code.starts_with("Insufficient") && failed.code.ends_with("Capacity")) {
-    return Fault::refused;
-  }
+  if (is_want_of_capacity(failed.code)) return Fault::refused;
   if (holds(kThrottled, failed.code)) return Fault::throttled;
   if (failed.status == 429) return Fault::throttled;
   if (holds(kTransient, failed.code) || holds(kTransientStatus, failed.status)) {

@@ -4,10 +4,14 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 // When a request to AWS is made again: botocore's "standard" mode, but that throttling alone does
 // not end it, and that want of capacity, which EC2 tells by 500, does. Pure.
 namespace dtrain::aws {
+
+// EC2 has none now of what was asked for, there: it is no fault, though it comes as a 500.
+bool is_want_of_capacity(std::string_view aws_code);
 
 // How a try ended that was no success.
 struct Try {

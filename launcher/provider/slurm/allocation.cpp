@@ -124,7 +124,7 @@ Standing standing_of(const Job& job, system_clock::time_point now) {
       {"FAILED", {MachineState::gone, "has failed"}},
       {"TIMEOUT", {MachineState::gone, "reached its time limit"}},
       {"DEADLINE", {MachineState::gone, "reached its deadline"}},
-      {"PREEMPTED", {MachineState::gone, "was preempted"}},
+      {"PREEMPTED", {MachineState::gone, "was preempted", true}},
       {"NODE_FAIL", {MachineState::gone, "lost a node"}},
       {"BOOT_FAIL", {MachineState::gone, "got a node that does not boot"}},
       {"OUT_OF_MEMORY", {MachineState::gone, "ran out of memory"}},
@@ -132,8 +132,9 @@ Standing standing_of(const Job& job, system_clock::time_point now) {
   };
   const std::string name = "Slurm job " + job.id;
   if (const auto found = standings.find(job.state); found != standings.end()) {
-    const auto& [state, what] = found->second;
-    return {state, what.empty() ? "" : name + " " + what};
+    Standing standing = found->second;
+    if (!standing.reason.empty()) standing.reason = name + " " + standing.reason;
+    return standing;
   }
   // PENDING, CONFIGURING, and whatever else there will be.
   std::string reason = "waits";

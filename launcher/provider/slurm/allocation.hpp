@@ -34,6 +34,7 @@ std::optional<Allocation> allocation_of(std::string_view comment);
 struct Standing {
   MachineState state = MachineState::pending;
   std::string reason;
+  bool taken_back = false;  // Slurm wanted them for others
 };
 Standing standing_of(const Job& job, std::chrono::system_clock::time_point now);
 

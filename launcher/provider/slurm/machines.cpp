@@ -67,6 +67,7 @@ Machine machine_of(const Job& job, const Allocation& allocation, const Standing&
   machine.id = machine_id(job.id, number);
   machine.state = standing.state;
   machine.reason = standing.reason;
+  machine.taken_back = standing.taken_back;
   machine.zone = job.partition;
   machine.cluster = allocation.cluster;
   machine.launch = allocation.launch;
@@ -375,6 +376,7 @@ void Machines::follow(const std::vector<Machine>& machines, const OutcomeSink& t
       if (standing.state != machine.state || standing.reason != machine.reason) {
         machine.state = standing.state;
         machine.reason = standing.reason;
+        machine.taken_back = standing.taken_back;
         tell({machine, std::nullopt});
       }
       const bool rests =

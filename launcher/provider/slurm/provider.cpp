@@ -86,7 +86,7 @@ std::vector<Machine> SlurmProvider::list() {
 
 // The partition; empty: Slurm's default.
 Offer SlurmProvider::offer(const std::string& type) {
-  Offer offer{setting(spec_, "partition"), std::nullopt};
+  Offer offer{setting(spec_, "partition"), {}};
   for (const NodeType& each : spec_.node_types) {
     const auto own =
         each.name == type ? each.node_config.find("partition") : each.node_config.end();

@@ -5,6 +5,7 @@
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <fstream>
+#include <optional>
 
 #include "tests/support/temporary_folder.hpp"
 
@@ -84,9 +85,21 @@ TEST_CASE("logs: an attempt's end waits for what it wrote, not for others") {
   world.mirror.connected(true);
   world.mirror.follow(kAttempt);
   bool over = false;
-  world.mirror.drain(kAttempt, std::chrono::seconds(20), [&] { over = true; });
+  world.mirror.drain(kAttempt, std::chrono::seconds(20), [&](bool whole) { over = whole; });
   world.run_until([&] { return world.got[log_of(0)].size() == 10; });
   CHECK_FALSE(over);
   world.take(log_of(0));
   world.run_until([&] { return over; });
+}
+
+TEST_CASE("logs: a head that does not take them is not waited for without end, and that is said") {
+  MirrorWorld world;
+  world.write(log_of(0), 10);
+  world.mirror.enable(true);
+  world.mirror.connected(true);
+  world.mirror.follow(kAttempt);
+  std::optional<bool> all;
+  world.mirror.drain(kAttempt, std::chrono::milliseconds(1), [&](bool whole) { all = whole; });
+  world.run_until([&] { return all.has_value(); });
+  CHECK_FALSE(*all);
 }

@@ -79,6 +79,49 @@ TEST_CASE("heartbeats go out once a second, and not beside progress") {
   CHECK(outbox.last_seq() == 2);
 }
 
+TEST_CASE("heartbeats of a node go as one event, once a second, each rank's newest") {
+  Outbox outbox;
+  const auto beat = [](int rank, std::int64_t step) {
+    return wire::RankBeat{rank, step, "", std::nullopt};
+  };
+  // Rank and step of each in the event after `seq`.
+  const auto sent = [&](std::uint64_t seq) {
+    std::vector<std::pair<int, int>> list;
+    const auto* event = outbox.after(seq);
+    REQUIRE(event != nullptr);
+    CHECK(event->passing);
+    const json line = json::parse(event->line);
+    CHECK(line["type"] == "beats");
+    for (const json& each : line["beats"]) list.emplace_back(each["rank"], each["step"]);
+    return list;
+  };
+  using List = std::vector<std::pair<int, int>>;
+  const auto second = std::chrono::seconds(1);
+  CHECK_FALSE(outbox.send_beats(kStart).has_value());
+  CHECK(outbox.empty());
+  for (int rank = 3; rank >= 0; --rank) outbox.push_beat(beat(rank, 1));
+  outbox.push_beat(beat(2, 2));
+  CHECK_FALSE(outbox.send_beats(kStart).has_value());
+  CHECK(sent(0) == List{{0, 1}, {1, 1}, {2, 2}, {3, 1}});
+  // While it is on its way the others wait, however long that takes.
+  outbox.push_beat(beat(1, 3));
+  CHECK_FALSE(outbox.send_beats(kStart + 5 * second).has_value());
+  CHECK(outbox.last_seq() == 1);
+  outbox.push_beat(beat(1, 4));
+  outbox.push_beat(beat(3, 4));
+  outbox.flush_passing(3);  // it has ended
+  outbox.acknowledge(1);
+  CHECK_FALSE(outbox.send_beats(kStart + 5 * second).has_value());
+  CHECK(sent(1) == List{{1, 4}});
+  outbox.acknowledge(2);
+  outbox.push_beat(beat(0, 5));
+  CHECK(outbox.send_beats(kStart + 5 * second) == kStart + 6 * second);
+  CHECK(outbox.last_seq() == 2);
+  CHECK_FALSE(outbox.send_beats(kStart + 6 * second).has_value());
+  CHECK(sent(2) == List{{0, 5}});
+  CHECK(outbox.lasting(wire::NodeFinished{}).size() == 1);
+}
+
 TEST_CASE("it is full by number and by bytes, and relaxes at half") {
   Outbox outbox;
   SUBCASE("number") {

@@ -80,6 +80,30 @@ TEST_CASE("what a rank reported just before its end comes before its end") {
   CHECK(std::holds_alternative<wire::RankExited>(driver.seen[driver.seen.size() - 2].body));
 }
 
+TEST_CASE("heartbeats of a node's ranks come as one event, if the head knows it") {
+  Held driver(2);
+  driver.spec.beats = true;
+  driver.begin();
+  const UniqueFd rank0 = driver.report_connection(0);
+  const UniqueFd rank1 = driver.report_connection(1);
+  write_all(rank0.get(), "{\"type\":\"heartbeat\",\"step\":1,\"phase\":\"data\"}\n");
+  const auto first = driver.until<wire::RankBeats>();
+  REQUIRE(first.beats.size() == 1);
+  CHECK(first.beats[0] == wire::RankBeat{0, 1, "data", std::nullopt});
+  write_all(rank0.get(), "{\"type\":\"heartbeat\",\"step\":2,\"ack\":true}\n");
+  write_all(rank1.get(), "{\"type\":\"heartbeat\",\"collective\":5,\"ack\":true}\n");
+  CHECK(LineReader(rank0.get()).next() == R"({"ok":true})");
+  CHECK(LineReader(rank1.get()).next() == R"({"ok":true})");
+  driver.ack(driver.seen.back().seq);
+  const auto second = driver.until<wire::RankBeats>();
+  REQUIRE(second.beats.size() == 2);
+  CHECK(second.beats[0].step == 2);
+  CHECK(second.beats[1].rank == 1);
+  CHECK(second.beats[1].collective->sequence == 5);
+  driver.release();
+  driver.finish();
+}
+
 TEST_CASE("answers come to those who asked, in the order of their requests") {
   Held driver;
   driver.begin();

@@ -42,8 +42,9 @@ struct House {
     how.replace = replace;
     return up(spec, how);
   }
-  DownReport down_now(const std::stop_token& stop = {}) const {
+  DownReport down_now(const std::stop_token& stop = {}, bool workers_only = false) const {
     DownOptions how;
+    how.workers_only = workers_only;
     how.agent = DTRAIN_AGENT_BINARY;
     how.provider = std::make_shared<FakeCloudProvider>(cloud, "c");
     how.access.stop = stop;
@@ -368,6 +369,21 @@ TEST_CASE("a list that misses machines takes none of them from the cluster, nor 
   CHECK(house.cloud->count(MachineState::gone) == 2);
 }
 
+TEST_CASE("a down without notes gives back what its first list has missed") {
+  House house;
+  house.workers(2);
+  REQUIRE(house.up_now().complete);
+  // Another laptop, to which the cloud shows one machine only once the others are going.
+  const testing::VariableIs other("XDG_STATE_HOME", (house.home.path() / "other").string());
+  save_cluster(remembered(house.spec, ClusterId()));
+  house.cloud->late = {"i-3"};
+  house.cloud->on_step = [&] { house.cloud->late.clear(); };
+  const DownReport report = house.down_now();
+  CHECK(house.cloud->count(MachineState::gone) == 3);
+  CHECK(not_gone(report) == Lines{});
+  CHECK(report.complete);
+}
+
 TEST_CASE("nodes that leave drain together, and each is given back when it is done") {
   House house;
   house.workers(2);
@@ -470,6 +486,28 @@ TEST_CASE("what a head asks for while it goes is given back by the same down") {
   CHECK(not_gone(report) == Lines{});
   CHECK(house.cloud->count(MachineState::gone) == 5);
   CHECK(!load_cluster("c"));
+}
+
+TEST_CASE("a down of the workers alone ends, though their head asks for more all the while") {
+  House house;
+  REQUIRE(house.up_now().complete);
+  house.cloud->on_step = [&, number = 0]() mutable {
+    FakeCloud::Instance one = house.cloud->instances.back();
+    one.id = "of the head " + std::to_string(++number);
+    one.tags["dtrain-node"] = "gpu-" + std::to_string(number);
+    one.state = MachineState::running;
+    one.left = 0;
+    house.cloud->joined.insert(one.tags["dtrain-node"]);
+    house.cloud->instances.push_back(one);
+  };
+  const DownReport report = house.down_now({}, true);
+  CHECK_FALSE(report.complete);
+  const bool is_said = std::any_of(report.rows.begin(), report.rows.end(), [](const DownRow& row) {
+    return row.note == "the head asks for more all the while";
+  });
+  CHECK(is_said);
+  house.cloud->on_step = nullptr;
+  CHECK(house.down_now().complete);
 }
 
 TEST_CASE("a machine that is there twice is given back alone: the node that has its name stays") {

@@ -238,6 +238,7 @@ TEST_CASE("files, setup and numbers are no launch configuration") {
   other.file_mounts = {{"~/a", "/a"}};
   other.node_types[1].worker_setup_commands = {{"make"}};
   other.node_types[1].resources["GPU"] = 8;
+  other.provider.other["security_group"] = {{"IpPermissions", {{{"IpProtocol", "-1"}}}}};
   CHECK(launch_hash(other, "gpu") == launch_hash(cloud(1), "gpu"));
   CHECK(launch_hash(other, "gpu") != launch_hash(other, "head"));
   CHECK(launch_hash(other, "gpu").size() == 16);

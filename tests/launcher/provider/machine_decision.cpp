@@ -41,6 +41,11 @@ TEST_CASE("machines: what is asked for and given back") {
   std::vector<Machine> waits = three;
   waits.push_back(made("gpu-4", "0/0", "gpu", MachineState::pending));
   CHECK(released(decide_machines(wanted(3), waits)) == Strings{"0: 3 of type gpu are wanted"});
+  // The dearest before the newest.
+  std::vector<Machine> priced = three;
+  priced[0].price = priced[1].price = 12;
+  priced[2].price = 3;
+  CHECK(released(decide_machines(wanted(1), priced)) == Strings{"1: 1 of type gpu is wanted"});
   CHECK(released(decide_machines(wanted(3), {made("old-1", "1/0", "old")})) ==
         Strings{"1: none of type old is wanted"});
   // Beyond the count what is used stays, as long as there may be so many.

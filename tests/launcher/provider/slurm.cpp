@@ -121,6 +121,8 @@ TEST_CASE("each state of Slurm's is one of machines, with why") {
   CHECK(standing(job("SUSPENDED")) == "running Slurm job 12 is suspended");
   CHECK(standing(job("COMPLETING")) == "stopping ");
   CHECK(standing(job("PREEMPTED")) == "gone Slurm job 12 was preempted");
+  CHECK(slurm::standing_of(job("PREEMPTED"), at(1000)).taken_back);
+  CHECK_FALSE(slurm::standing_of(job("CANCELLED"), at(1000)).taken_back);
   CHECK(standing(job("TIMEOUT")) == "gone Slurm job 12 reached its time limit");
   CHECK(standing(job("NODE_FAIL")) == "gone Slurm job 12 lost a node");
   CHECK(standing(job("CONFIGURING")) == "pending waits in partition gpu: CONFIGURING");

@@ -115,7 +115,7 @@ TEST_CASE("node types") {
   CHECK(cluster_problems_after(aws(), [](ClusterSpec& s) { s.node_types.clear(); }).size() == 1);
   CHECK(cluster_problems_after(aws(), [](ClusterSpec& s) { s.node_types[1].max_workers = 1; }) ==
         std::vector<std::string>{
-            "available_node_types.gpu.max_workers: is 1, less than min_workers, which is 4"});
+            "available_node_types.gpu.min_workers: is 4, more than max_workers, which is 1"});
   CHECK(cluster_problems_after(aws(), [](ClusterSpec& s) {
           s.node_types[1].resources["CPU"] = -1;
         }).size() == 1);
@@ -217,6 +217,7 @@ TEST_CASE("a cluster's spec comes back whole from its JSON") {
   gpu.max_workers = 6;
   gpu.idle_timeout_s = 30;
   gpu.priority = 3;
+  gpu.fallback_instance_types = {"p4d"};
   gpu.on_demand_fallback = true;
   gpu.placement_group = "cluster";
   gpu.efa = true;

@@ -141,6 +141,22 @@ TEST_CASE("max_workers wins over the list of hosts") {
         std::vector<std::string>{"1:14 max_workers: is 1: the last 2 of the workers are left out"});
 }
 
+TEST_CASE("rules of a security group that no machine is in have no effect") {
+  const auto said = [](const std::string& other) {
+    return messages(
+        parse_cluster_yaml("provider: {type: aws, security_group: {IpPermissions: []}}\n"
+                           "head_node: {InstanceType: m5.large, SecurityGroupIds: [sg-1]}\n"
+                           "worker_nodes: {InstanceType: m5.large" +
+                               other + "}\n",
+                           "c.yaml", environment())
+            .warnings);
+  };
+  CHECK(said(", SecurityGroupIds: [sg-2]") ==
+        std::vector<std::string>{"1:40 provider.security_group.IpPermissions: has no effect: each "
+                                 "node type has SecurityGroupIds of its own"});
+  CHECK(said("").empty());
+}
+
 TEST_CASE("the keys of our own in provider") {
   const ClusterSpec spec = cluster(
       "provider: {type: local, root: /data, head_address: 10.0.0.1, head_port: 46500,"
@@ -281,8 +297,9 @@ initialization_commands: [a]
 worker_setup_commands: [w]
 head_node_type: h
 available_node_types:
-  h: {node_config: {}}
+  h: {node_config: {InstanceType: m5.large}}
   g:
+    node_config: {InstanceType: g5.xlarge}
     resources: {GPU: 8, memory: 1GiB, special: 3}
     labels: {zone: a}
     initialization_commands: [b]
@@ -397,7 +414,8 @@ TEST_CASE("files that cannot be read, and files of the other kind") {
 
 TEST_CASE("a cluster that goes down by itself") {
   const std::string types =
-      "provider: {type: aws}\nhead_node_type: h\navailable_node_types:\n  h: {node_config: {}}\n";
+      "provider: {type: aws}\nhead_node_type: h\navailable_node_types:\n"
+      "  h: {node_config: {InstanceType: m5.large}}\n";
   CHECK_FALSE(cluster(types).down_when_idle.has_value());
   const ClusterSpec stops = cluster(types + "down_when_idle: {minutes: 1.5}\n");
   CHECK(stops.down_when_idle == DownWhenIdle{1.5, false});
@@ -410,7 +428,7 @@ TEST_CASE("a cluster that goes down by itself") {
             "2:1 down_when_idle: is for provider aws: one of local does not go down by itself"});
   const std::string spot =
       "provider: {type: aws}\nhead_node_type: h\navailable_node_types:\n"
-      "  h: {node_config: {InstanceMarketOptions: {MarketType: spot}}}\n";
+      "  h: {node_config: {InstanceType: m5.large, InstanceMarketOptions: {MarketType: spot}}}\n";
   CHECK(cluster_problems(spot + "down_when_idle: {minutes: 5}\n") ==
         std::vector<std::string>{
             "5:1 down_when_idle: the head is a spot machine, which cannot be stopped "

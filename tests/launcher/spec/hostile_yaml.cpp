@@ -146,7 +146,7 @@ TEST_CASE("many problems are kept at most by the hundred, and in order") {
 }
 
 TEST_CASE("copies that a file asks for are bounded too") {
-  std::string text = "provider: {type: aws}\nhead_node_type: t0\navailable_node_types:\n";
+  std::string text = "provider: {type: gcp}\nhead_node_type: t0\navailable_node_types:\n";
   for (int i = 0; i < 900; ++i) text += "  t" + std::to_string(i) + ": {}\n";
   CHECK(cluster_problems(text).empty());
   std::string commands = "initialization_commands:\n";

@@ -29,6 +29,7 @@ JobSpec full() {
   spec.nnodes = {2, 8};
   spec.nproc_per_node = {ProcsKind::gpu, 1};
   spec.max_restarts = 3;
+  spec.restart = {{{"hang"}}, {"node_lost"}, std::chrono::seconds(60), std::chrono::seconds(5)};
   spec.resources = {2.5, 1, 4ULL << 30};
   spec.resources_given = true;
   spec.storage_path = "/shared";
@@ -39,6 +40,8 @@ JobSpec full() {
   spec.stop_grace = std::chrono::seconds(5);
   spec.timeout = std::chrono::seconds(3600);
   spec.queue_timeout = std::chrono::seconds(0);
+  spec.hang_timeout = std::chrono::seconds(90);
+  spec.on_hang = OnHang::nothing;
   spec.priority = -7;
   spec.after = {"first-abcdef"};
   return spec;
@@ -89,7 +92,9 @@ TEST_CASE("JSON with a key that is not known: whoever submits hears of it") {
                          "lau\\x0acher: is no key of a job that is known here", Error);
   }
   // What earlier ones do not know is left out as long as it can be.
-  CHECK_FALSE(to_json(good()).contains("launcher"));
+  for (const char* key : {"launcher", "restart", "hang_timeout_s", "on_hang"}) {
+    CHECK_FALSE(to_json(good()).contains(key));
+  }
 }
 
 TEST_CASE("JSON of a wrong type is refused by its key") {
@@ -177,6 +182,7 @@ TEST_CASE("ranges") {
   CHECK(refused([](JobSpec& s) { s.timeout = std::chrono::seconds(0); }));
   CHECK(refused([](JobSpec& s) { s.timeout = std::chrono::seconds::max(); }));
   CHECK(refused([](JobSpec& s) { s.queue_timeout = std::chrono::seconds(-1); }));
+  CHECK(refused([](JobSpec& s) { s.hang_timeout = std::chrono::seconds(0); }));
   CHECK(refused([](JobSpec& s) { s.priority = 1000001; }));
   CHECK(refused([](JobSpec& s) { s.after = {"../x"}; }));
   CHECK(refused([](JobSpec& s) { s.storage_path = "s3://bucket"; }));

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include "launcher/spec/values.hpp"
 #include "tests/launcher/spec/yaml_support.hpp"
 
 using namespace dtrain;
@@ -33,7 +34,9 @@ setup: |
 nnodes: "2:8"
 nproc_per_node: gpu
 max_restarts: 3
-resources: {CPU: 2.5, GPU: 1, memory: 4GiB}
+restart: {on: [75, SIGUSR1, node_lost], count: [preempted], window_s: 60, backoff_s: 5, same_failure: restart}
+resources: {CPU: 2.5, GPU: 1, memory: 4GiB, tpu: 2}
+label_selector: {tier: '!in(gold, silver)'}
 storage_path: ../shared/
 checkpoint: {num_to_keep: 2, score_attribute: acc, score_order: min}
 bundle: off
@@ -42,6 +45,8 @@ launcher: srun
 stop_grace_s: 0
 timeout_s: 3600
 queue_timeout_s: 60
+hang_timeout_s: 120
+on_hang: restart
 priority: -5
 )");
   JobSpec expected;
@@ -54,8 +59,15 @@ priority: -5
   expected.nnodes = {2, 8};
   expected.nproc_per_node = {ProcsKind::gpu, 1};
   expected.max_restarts = 3;
+  expected.restart = {{{"75", "SIGUSR1", "node_lost"}},
+                      {"preempted"},
+                      std::chrono::seconds(60),
+                      std::chrono::seconds(5),
+                      SameFailure::restart};
   expected.resources = {2.5, 1, 4ULL << 30};
   expected.resources_given = true;
+  expected.custom_resources = {{"tpu", 2}};
+  expected.label_selector = {{"tier", "!in(gold, silver)"}};
   expected.storage_path = "/shared";
   expected.checkpoint = {2, "acc", ScoreOrder::min};
   expected.bundle = BundleMode::off;
@@ -64,6 +76,8 @@ priority: -5
   expected.stop_grace = std::chrono::seconds(0);
   expected.timeout = std::chrono::seconds(3600);
   expected.queue_timeout = std::chrono::seconds(60);
+  expected.hang_timeout = std::chrono::seconds(120);
+  expected.on_hang = OnHang::restart;
   expected.priority = -5;
   CHECK(spec == expected);
 }
@@ -74,6 +88,26 @@ TEST_CASE("numbers of nodes and ranks are written in several ways") {
   CHECK(job("command: x\nnproc_per_node: cpu").nproc_per_node.kind == ProcsKind::cpu);
   CHECK(job("command: x\nnproc_per_node: 8").nproc_per_node == ProcsPerNode{ProcsKind::number, 8});
   CHECK(job("command: x\nmax_restarts: 3.0").max_restarts == 3);
+}
+
+TEST_CASE("what restart.on cannot name is said in its place") {
+  CHECK(job_problems(
+            "command: x\nrestart:\n  on: [0, SIGNOPE]\n  count: [hang]\n  backoff_s: 3601") ==
+        std::vector<std::string>{
+            "3:8 restart.on[0]: '0' is no failure that is known [exit_code, signal, out_of_memory, "
+            "not_started, node_lost, preempted, hang, other, an exit code of 1 to 255, or a signal "
+            "as SIGUSR1]",
+            "3:11 restart.on[1]: 'SIGNOPE' is no failure that is known [exit_code, signal, "
+            "out_of_memory, not_started, node_lost, preempted, hang, other, an exit code of 1 to "
+            "255, or a signal as SIGUSR1]",
+            "4:11 restart.count[0]: must be node_lost or preempted, not 'hang'",
+            "5:14 restart.backoff_s: must be a whole number of 0 to 3600, not 3601"});
+  CHECK(
+      job_problems("command: x\nrestart: {on: 75}") ==
+      std::vector<std::string>{"2:15 restart.on: must be a list of failures [for example: on: [75, "
+                               "SIGKILL, node_lost, preempted]]"});
+  CHECK(job_problems("command: x\nrestart: {on: []}") ==
+        std::vector<std::string>{"2:11 restart.on: names no failure; max_restarts: 0 is for none"});
 }
 
 TEST_CASE("an empty value is an absent one where absence means something") {
@@ -216,4 +250,28 @@ TEST_CASE("keys that other tools have are explained") {
   CHECK(contains(job_problems("provider: {type: local}\ncommand: x"), "dtrain up"));
   CHECK(contains(job_problems("num_nodes: 2\ncommand: x"), "nnodes"));
   CHECK(contains(job_problems("run: x"), "what to run is command"));
+}
+
+TEST_CASE("resources of one's own, and rules for labels") {
+  const auto problem = [](const std::string& text) {
+    const std::vector<std::string> all = job_problems("command: x\n" + text);
+    return all.size() == 1 ? all.front() : std::to_string(all.size()) + " problems";
+  };
+  CHECK(problem("resources: {tpu: many}") ==
+        "2:18 resources.tpu: must be a number, not a text [for example: tpu: 1]");
+  CHECK(problem("resources: {tpu: -1}").starts_with("2:18 resources.tpu: "));
+  CHECK(problem("resources: {gpu: 1}") ==
+        "2:18 resources.gpu: is no name of your own [did you mean GPU?]");
+  CHECK(
+      problem("label_selector: {a: in(b}").starts_with("2:21 label_selector.a: 'in(b' is no rule"));
+  CHECK(problem("label_selector: {a: '!'}").starts_with("2:21 label_selector.a: '!' is no rule"));
+  const std::string gold = "gold";
+  const std::string tin = "tin";
+  CHECK(parse_label_rule("gold").takes(&gold));
+  CHECK_FALSE(parse_label_rule("gold").takes(&tin));
+  CHECK_FALSE(parse_label_rule("gold").takes(nullptr));
+  CHECK(parse_label_rule("!gold").takes(&tin));
+  CHECK(parse_label_rule("!gold").takes(nullptr));
+  CHECK(parse_label_rule("in(silver, gold)").takes(&gold));
+  CHECK_FALSE(parse_label_rule("!in(silver,gold)").takes(&gold));
 }

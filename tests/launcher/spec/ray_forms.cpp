@@ -21,12 +21,15 @@ Lines warnings(std::string_view text) {
 
 }  // namespace
 
+const std::string kSmall = "node_config: {InstanceType: m5.large}";
+
 TEST_CASE("an absent head_node_type is Ray's default, where there is such a type") {
   const auto head = [](const std::string& provider, const std::string& types) {
     return cluster("provider: {type: " + provider + "}\navailable_node_types: " + types)
         .head_node_type;
   };
-  CHECK(head("aws", "{ray.head.default: {}, w: {}}") == "ray.head.default");
+  CHECK(head("aws", "{ray.head.default: {" + kSmall + "}, w: {" + kSmall + "}}") ==
+        "ray.head.default");
   CHECK(head("azure", "{w: {}, ray.head.default: {}}") == "ray.head.default");
   CHECK(head("gcp", "{ray_head_default: {}, w: {}}") == "ray_head_default");
   CHECK(head("kubernetes", "{head_node: {}, worker_node: {}}") == "head_node");
@@ -37,7 +40,7 @@ TEST_CASE("an absent head_node_type is Ray's default, where there is such a type
   };
   CHECK(problem("gcp", "{ray.head.default: {}, w: {}}")
             .ends_with("[head_node_type is one of: ray.head.default, w]"));
-  CHECK(problem("aws", "{h: {max_workers: 0}, w: {}}").ends_with("[write head_node_type: h]"));
+  CHECK(problem("gcp", "{h: {max_workers: 0}, w: {}}").ends_with("[write head_node_type: h]"));
   // Its head is on the login node, and of no type; all that are asked for may be.
   CHECK(head("slurm", "{h: {}}").empty());
   // Which is then on the login node; else where it goes on is on storage that all share.
@@ -73,7 +76,7 @@ TEST_CASE("an absent head_node_type is Ray's default, where there is such a type
   CHECK(workers("available_node_types: {a: {min_workers: 3}, b: {}, c: {max_workers: 2}}") ==
         Lines{"a 3 3", "b 0 10000", "c 0 2"});
   CHECK(
-      workers("max_workers: 4\navailable_node_types: {a: {min_workers: 3}, b: {min_workers: 2}}") ==
+      workers("max_workers: 4\navailable_node_types: {a: {min_workers: 3}, b: {min_workers: 1}}") ==
       Lines{"a 3 4", "b 1 4"});
 }
 
@@ -93,18 +96,19 @@ TEST_CASE("a key that stands twice: the last one in Ray's files, an error in our
   CHECK(cluster(of_ray).setup_commands == std::vector<std::string>{"b"});
   CHECK(warnings(of_ray) == Lines{"4:1 setup_commands: is there twice: this one counts, as in Ray, "
                                   "and line 2 has no effect"});
-  const ClusterSpec old =
-      cluster("provider: {type: aws}\nhead_node: {KeyName: a, ImageId: i, KeyName: b}");
+  const ClusterSpec old = cluster(
+      "provider: {type: aws}\nhead_node: {InstanceType: t, KeyName: a, UserData: null, KeyName: "
+      "b}");
   CHECK(old.node_types.at(0).node_config["KeyName"] == "b");
   // A key beside a merge is no second one.
-  CHECK(warnings(
-            "provider: {type: aws}\nhead_node: &h {KeyName: a}\nworker_nodes: {<<: *h, KeyName: b}")
+  CHECK(warnings("provider: {type: aws}\nhead_node: &h {InstanceType: t, KeyName: "
+                 "a}\nworker_nodes: {<<: *h, KeyName: b}")
             .empty());
 }
 
 TEST_CASE("more workers than there can be are as many as there can be") {
   const std::string text =
-      "provider: {type: aws}\nmax_workers: 999999\nhead_node_type: h\n"
+      "provider: {type: gcp}\nmax_workers: 999999\nhead_node_type: h\n"
       "available_node_types:\n  h: {max_workers: 999999}\n";
   const ClusterSpec spec = cluster(text);
   CHECK(spec.max_workers == 10000);
@@ -116,6 +120,39 @@ TEST_CASE("more workers than there can be are as many as there can be") {
   CHECK(contains(cluster_problems("provider: {type: aws}\nmax_workers: -1"), "must be a whole"));
   CHECK(
       contains(cluster_problems("provider: {type: aws}\nmin_workers: 999999"), "must be a whole"));
+}
+
+TEST_CASE("more workers that stand ready than there may be") {
+  const auto problem = [](const std::string& provider, const std::string& text) {
+    const Lines all = cluster_problems("provider: {type: " + provider + "}\n" + text);
+    CHECK(all.size() == 1);
+    const std::string first = all.empty() ? "" : all.front();
+    return first.substr(0, first.find(" ["));
+  };
+  const std::string old =
+      "head_node: {InstanceType: m5.large}\nworker_nodes: {InstanceType: m5.large}\n";
+  const std::string types = "head_node_type: h\navailable_node_types:\n  h: ";
+  CHECK(problem("aws", types + "{" + kSmall + "}\n  g: {min_workers: 3, " + kSmall + "}") ==
+        "5:20 available_node_types.g.min_workers: is 3, more than max_workers, which is 2");
+  CHECK(problem("aws", types + "{" + kSmall + "}\n  g: {min_workers: 3, max_workers: 2, " + kSmall +
+                           "}\nmax_workers: 9") ==
+        "5:20 available_node_types.g.min_workers: is 3, more than max_workers, which is 2");
+  CHECK(problem("aws", types + "{min_workers: 1, " + kSmall + "}") ==
+        "4:20 available_node_types.h.min_workers: is 1, more than max_workers, which is 0");
+  CHECK(problem("aws", types + "{" + kSmall + "}\n  f: {min_workers: 2, " + kSmall +
+                           "}\n  g: {min_workers: 1, " + kSmall + "}") ==
+        "6:20 available_node_types.g.min_workers: makes it 3 of all types, more than max_workers "
+        "of the cluster, which is 2");
+  CHECK(problem("slurm", "available_node_types: {g: {min_workers: 3}}\nmax_workers: 2") ==
+        "2:41 available_node_types.g.min_workers: is 3, more than max_workers, which is 2");
+  CHECK(problem("aws", old + "min_workers: 3") ==
+        "4:14 min_workers: is 3, more than max_workers, which is 2");
+  CHECK(problem("aws", "min_workers: 3") ==
+        "2:14 min_workers: is 3, more than max_workers, which is 2");
+  CHECK(cluster("provider: {type: aws}\n" + old + "initial_workers: 3\nmin_workers: 2")
+            .promised_nodes() == 3);
+  CHECK(cluster("provider: {type: aws}\n" + old + "min_workers: 3\nmax_workers: 3")
+            .promised_nodes() == 4);
 }
 
 TEST_CASE("the file that Ray writes for machines that exist") {
@@ -146,7 +183,8 @@ TEST_CASE("keys of newer and older Ray") {
   const std::string text =
       "provider: {type: aws, aws_credentials: {aws_access_key_id: x}}\n"
       "auth: {ssh_proxy_use_node_id: true}\nterminate_failed_nodes: true\nhead_node_type: h\n"
-      "available_node_types:\n  h: {idle_timeout_s: 90.5, priority: -2}\n";
+      "available_node_types:\n  h: {idle_timeout_s: 90.5, priority: -2, node_config: "
+      "{InstanceType: m5.large}}\n";
   const ClusterSpec spec = cluster(text);
   CHECK(spec.node_types.at(0).idle_timeout_s == 90.5);
   CHECK(spec.node_types.at(0).priority == -2);
@@ -223,6 +261,7 @@ available_node_types:
   security_group: {GroupName: [a], IpPermissions: [{IpProtocoll: tcp}, x], Other: 1}
   key_pair: {KeyName: me}
 head_node:
+  InstanceType: m5.large
   ImageIdd: ami-1
   SubnetIds: subnet-1
   DryRun: true
@@ -232,6 +271,7 @@ head_node:
     - Ebs: 100
   resources: {CPU: 1}
 worker_nodes:
+  InstanceType: m5.large
   SecurityGroupIds: sg-1
 )";
   CHECK(
@@ -244,37 +284,48 @@ worker_nodes:
           "3:83 provider.security_group.Other: is no key here [there are: GroupName, "
           "IpPermissions]",
           "4:23 provider.key_pair.KeyName: is no key here [there are: key_name]",
-          "6:13 head_node.ImageIdd: is no key that EC2 has here [did you mean ImageId?]",
-          "7:14 head_node.SubnetIds: must be a list, each a text",
-          "8:11 head_node.DryRun: is for dtrain to say",
-          "11:25 head_node.BlockDeviceMappings[0].Ebs.VolumeSise: is no key that EC2 has here "
+          "7:13 head_node.ImageIdd: is no key that EC2 has here [did you mean ImageId?]",
+          "8:14 head_node.SubnetIds: must be a list, each a text",
+          "9:11 head_node.DryRun: is for dtrain to say",
+          "12:25 head_node.BlockDeviceMappings[0].Ebs.VolumeSise: is no key that EC2 has here "
           "[did you mean VolumeSize?]",
-          "11:41 head_node.BlockDeviceMappings[0].Ebs.Encrypted: must be true or false",
-          "12:12 head_node.BlockDeviceMappings[1].Ebs: must be a mapping",
-          "15:21 worker_nodes.SecurityGroupIds: must be a list, each a text"});
+          "12:41 head_node.BlockDeviceMappings[0].Ebs.Encrypted: must be true or false",
+          "13:12 head_node.BlockDeviceMappings[1].Ebs: must be a mapping",
+          "17:21 worker_nodes.SecurityGroupIds: must be a list, each a text"});
 }
 
 TEST_CASE("aws: what a type may say besides, and what its machines start with") {
   const std::string types =
       "head_node_type: h\navailable_node_types:\n  h:\n    on_demand_fallback: true\n"
-      "    placement_group: cluster\n    efa: true\n    node_config:\n";
+      "    placement_group: cluster\n    efa: true\n    node_config:\n      InstanceType: "
+      "p4d.24xlarge\n";
   const std::string aws = "provider: {type: aws}\n" + types;
   const ClusterSpec spec = cluster(aws + "      UserData: |\n        #!/bin/sh\n        true\n");
   CHECK(spec.node_types.at(0).on_demand_fallback);
   CHECK(spec.node_types.at(0).placement_group == "cluster");
   CHECK(spec.node_types.at(0).efa);
-  CHECK(cluster_problems(aws + "      UserData: echo\n") ==
-        Lines{"9:17 available_node_types.h.node_config.UserData: must begin with #!, #cloud-config "
-              "or the like: it is one part of what the machine starts with"});
-  CHECK(cluster_problems(aws + "      UserData: \"#cloud-config\\nssh_keys: {}\\n\"\n") ==
-        Lines{"9:17 available_node_types.h.node_config.UserData: ssh_keys is for dtrain to say: by "
-              "them it knows the machine"});
+  const std::string others =
+      "head_node_type: h\navailable_node_types:\n  h:\n    fallback_instance_types: [g5.large]\n"
+      "    node_config: {InstanceType: g5.xlarge}\n";
+  CHECK(cluster("provider: {type: aws}\n" + others).node_types.at(0).fallback_instance_types ==
+        Lines{"g5.large"});
+  CHECK(warnings("provider: {type: gcp}\n" + others) ==
+        Lines{"5:5 available_node_types.h.fallback_instance_types: has no effect with provider "
+              "gcp"});
+  CHECK(
+      cluster_problems(aws + "      UserData: echo\n") ==
+      Lines{"10:17 available_node_types.h.node_config.UserData: must begin with #!, #cloud-config "
+            "or the like: it is one part of what the machine starts with"});
+  CHECK(
+      cluster_problems(aws + "      UserData: \"#cloud-config\\nssh_keys: {}\\n\"\n") ==
+      Lines{"10:17 available_node_types.h.node_config.UserData: ssh_keys is for dtrain to say: by "
+            "them it knows the machine"});
   CHECK(cluster_problems(aws + "      InstanceMarketOptions: {SpotOptions: {SpotInstanceType: "
                                "persistent}}\n      SecurityGroups: [mine]\n") ==
-        Lines{"9:63 available_node_types.h.node_config.InstanceMarketOptions.SpotOptions."
+        Lines{"10:63 available_node_types.h.node_config.InstanceMarketOptions.SpotOptions."
               "SpotInstanceType: must be one-time: a persistent request makes a machine anew for "
               "each that is given back",
-              "10:7 available_node_types.h.node_config.SecurityGroups: EC2 takes no names of "
+              "11:7 available_node_types.h.node_config.SecurityGroups: EC2 takes no names of "
               "groups in a VPC; SecurityGroupIds says them"});
   CHECK(cluster_problems(aws + "      NetworkInterfaces: [{DeviceIndex: 0}]\n") ==
         Lines{"7:10 available_node_types.h.efa: node_config has NetworkInterfaces: they say all of "
@@ -283,6 +334,44 @@ TEST_CASE("aws: what a type may say besides, and what its machines start with") 
         Lines{"5:25 available_node_types.h.on_demand_fallback: has no effect with provider gcp",
               "6:22 available_node_types.h.placement_group: has no effect with provider gcp",
               "7:10 available_node_types.h.efa: has no effect with provider gcp"});
+}
+
+TEST_CASE("aws: what could never be a machine is an error at its line") {
+  const auto problems = [](const std::string& config) {
+    return cluster_problems(
+        "provider: {type: aws}\nhead_node_type: h\navailable_node_types:\n  h:\n" + config);
+  };
+  const std::string at = "available_node_types.h.node_config.";
+  CHECK(problems("    node_config: {InstanceType: t, ImageId: latest_dlmai}\n") ==
+        Lines{"5:45 " + at +
+              "ImageId: 'latest_dlmai' is no image [ami-…, resolve:ssm:NAME, or one of "
+              "latest_dlami, latest_ubuntu, latest_amazon_linux]"});
+  for (const char* image : {"ami-0abc", "resolve:ssm:/a/b:3", "latest_amazon_linux", "null"}) {
+    CHECK(problems(std::string("    node_config: {InstanceType: t, ImageId: \"") + image + "\"}\n")
+              .size() == (image == std::string("null") ? 1 : 0));
+  }
+  const std::string none = at +
+                           "InstanceType: is missing: what kind of machine it is "
+                           "[for example: m5.large]";
+  CHECK(problems("    min_workers: 0\n") == Lines{"4:3 " + none});
+  CHECK(problems("    node_config: {ImageId: ami-1, InstanceType: null}\n") ==
+        Lines{"5:35 " + none});
+  CHECK(problems("    node_config: {LaunchTemplate: {LaunchTemplateName: mine}}\n").empty());
+  CHECK(
+      problems("    node_config: {InstanceType: t, MetadataOptions: {HttpEndpoint: disabled}}\n") ==
+      Lines{"5:68 " + at +
+            "MetadataOptions.HttpEndpoint: must be enabled: the machine learns by it whom to let "
+            "in, and what it starts with"});
+  CHECK(problems("    node_config: {InstanceType: t, MetadataOptions: {HttpEndpoint: enabled}}\n")
+            .empty());
+  // Ray's old form: who names no workers has none, and each is told where it stands.
+  const ClusterSpec old = cluster("provider: {type: aws}\nhead_node: {InstanceType: t}\n");
+  CHECK(old.node_types.at(1).max_workers == 0);
+  CHECK(old.node_types.at(0).location.line == 2);
+  CHECK(cluster_problems("provider: {type: aws}\nhead_node: {InstanceType: t}\n"
+                         "worker_nodes: {}\n") ==
+        Lines{"3:1 worker_nodes.InstanceType: is missing: what kind of machine it is "
+              "[for example: m5.large]"});
 }
 
 TEST_CASE("max_cost_per_hour: of providers that have prices") {

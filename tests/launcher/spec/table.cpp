@@ -32,6 +32,10 @@ json whole(const JobSpec& spec) {
   json made = to_json(spec);
   CHECK_FALSE(made.contains("launcher"));
   made["launcher"] = to_string(spec.launcher);
+  CHECK_FALSE(made.contains("on_hang"));
+  made["on_hang"] = to_string(spec.on_hang);
+  CHECK_FALSE(made.contains("label_selector"));
+  made["label_selector"] = spec.label_selector;
   return made;
 }
 
@@ -103,7 +107,7 @@ TEST_CASE("each default in the cluster's tables is what an empty file yields") {
 
 TEST_CASE("each default of a node type") {
   const ClusterSpec read =
-      cluster("provider: {type: aws}\nhead_node_type: h\navailable_node_types: {h: {}}");
+      cluster("provider: {type: gcp}\nhead_node_type: h\navailable_node_types: {h: {}}");
   check_defaults(spec::node_type_table(), to_json(read)["available_node_types"]["h"]);
 }
 

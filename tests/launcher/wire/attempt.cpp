@@ -84,6 +84,23 @@ wire::AttemptSpec srun_spec() {
   return spec;
 }
 
+wire::AttemptSpec beats_spec() {
+  wire::AttemptSpec spec = full_spec();
+  spec.beats = true;
+  return spec;
+}
+
+wire::RankBeats full_beats() {
+  wire::RankBeats all;
+  all.beats.push_back(
+      {0, 12, "data", wire::RankBeat::Collective{7, "all_reduce", 4096, 1767323045.5, false}});
+  all.beats.push_back(
+      {1, std::nullopt, "",
+       wire::RankBeat::Collective{6, "", std::nullopt, std::nullopt, std::nullopt}});
+  all.beats.push_back({2, 0, "", std::nullopt});
+  return all;
+}
+
 wire::RankExited full_exit() {
   wire::RankExited exited;
   exited.rank = 1;
@@ -134,6 +151,7 @@ std::map<std::string, Golden> all_messages() {
       {"spec_sent", {wire::to_json(sent_spec()), read_spec}},
       {"spec_memory", {wire::to_json(memory_spec()), read_spec}},
       {"spec_srun", {wire::to_json(srun_spec()), read_spec}},
+      {"spec_beats", {wire::to_json(beats_spec()), read_spec}},
       {"event_master_ready", event(1, wire::MasterReady{29500})},
       {"event_setup_started", event(2, wire::SetupStarted{})},
       {"event_ranks_started", event(3, wire::RanksStarted{{{0, 4001}, {1, 4002}}, kTime})},
@@ -148,6 +166,7 @@ std::map<std::string, Golden> all_messages() {
       {"event_finished_lasting",
        event(9, wire::NodeFinished{Outcome::failed, "on node-1: no program x", {}, 0, true})},
       {"event_finished_stopped", event(10, wire::NodeFinished{Outcome::stopped, "by ada", {}, 0})},
+      {"event_beats", event(11, full_beats())},
       {"command_ack", command(wire::EventAck{7, std::nullopt})},
       {"command_ack_answer", command(wire::EventAck{8, json{{"ok", true}, {"path", "/c"}}})},
       {"command_stop", command(wire::StopRanks{std::nullopt, "by ada"})},

@@ -38,6 +38,10 @@ TEST_CASE("what the contract allows") {
       R"({"type":"heartbeat","step":4,"ack":false})",
       R"({"type":"checkpoint","step":4,"path":"/c"})",
       R"({"type":"checkpoint","step":4,"path":"c","shard":1,"shards":2,"metrics":{"a":1},"keep":true})",
+      R"({"type":"heartbeat","step":4,"phase":"data","collective":12})",
+      R"({"type":"heartbeat","collective":null})",
+      R"({"type":"heartbeat","collective":{"sequence":12}})",
+      R"({"type":"heartbeat","collective":{"sequence":12,"name":"all_reduce","bytes":4096,"entered":1767323045.5,"done":true}})",
       R"( {"type":"heartbeat","more":[1,{"of":"the future"}]} )",
   };
   for (const char* line : lines) {
@@ -74,6 +78,15 @@ TEST_CASE("what it refuses, and why") {
       {R"({"type":"progress","step":1,"total":-1})", "\"total\""},
       {R"({"type":"progress","step":1,"message":3})", "\"message\""},
       {R"({"type":"heartbeat","step":"x"})", "\"step\""},
+      {R"({"type":"heartbeat","phase":""})", "\"phase\" must have 1 to 32 bytes"},
+      {R"({"type":"heartbeat","phase":"a\nb"})", "\"phase\" must be printable"},
+      {R"({"type":"heartbeat","collective":-1})", "\"collective\" must be from 0"},
+      {R"({"type":"heartbeat","collective":"x"})", "\"collective\""},
+      {R"({"type":"heartbeat","collective":{}})", "\"sequence\" is missing"},
+      {R"({"type":"heartbeat","collective":{"sequence":1,"name":"\u001b"}})", "\"name\" must be"},
+      {R"({"type":"heartbeat","collective":{"sequence":1,"bytes":-1}})", "\"bytes\""},
+      {R"({"type":"heartbeat","collective":{"sequence":1,"entered":-1}})", "\"entered\" must be"},
+      {R"({"type":"heartbeat","collective":{"sequence":1,"done":1}})", "\"done\""},
       {R"({"type":"checkpoint","step":1})", "\"path\" is missing"},
       {R"({"type":"checkpoint","step":1,"path":""})", "\"path\" must have"},
       {R"({"type":"checkpoint","step":1,"path":"a\u0000b"})", "NUL"},
@@ -111,6 +124,23 @@ TEST_CASE("bounds: bytes, depth, numbers of metrics, length of names and of what
   for (int i = 0; i < 128; ++i) name += "é";
   CHECK_NOTHROW(wire::parse_report(metrics({{name, 1}})));
   CHECK(refused_line(metrics({{name + "x", 1}})).find("1 to 128 characters") != std::string::npos);
+}
+
+TEST_CASE("what a report says of where its rank is") {
+  const auto beat = [](const char* line) { return wire::beat_of(3, json::parse(line)); };
+  wire::RankBeat all{3, 4, "data", wire::RankBeat::Collective{12, "all_reduce", 4096, 7.5, true}};
+  CHECK(beat(R"({"type":"heartbeat","step":4,"phase":"data","collective":
+      {"sequence":12,"name":"all_reduce","bytes":4096,"entered":7.5,"done":true}})") == all);
+  CHECK(beat(R"({"type":"heartbeat","collective":{"sequence":12}})").collective->done == false);
+  // The number alone does not say whether the rank is still in it.
+  const auto number = beat(R"({"type":"heartbeat","collective":12})");
+  CHECK(number.collective->sequence == 12);
+  CHECK_FALSE(number.collective->done.has_value());
+  CHECK(beat(R"({"type":"heartbeat"})") == wire::RankBeat{3, std::nullopt, "", std::nullopt});
+  const wire::RankBeat step{3, 4, "", std::nullopt};
+  CHECK(beat(R"({"type":"metrics","step":4,"metrics":{},"phase":"data"})") == step);
+  // From a supervisor that does not look at them.
+  CHECK(beat(R"({"type":"heartbeat","step":4,"phase":"data","collective":"x"})") == step);
 }
 
 TEST_CASE("Python's NaN gets advice") {

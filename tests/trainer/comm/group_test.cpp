@@ -238,6 +238,7 @@ TEST_CASE("two groups of the same processes do not disturb each other") {
         std::vector<double> data(20000, rank.rank + round);
         group->all_reduce(data.data(), data.size(), Element::f64, Reduction::sum);
         require(data.front() == 3.0 * round + 3 && data.back() == data.front(), "sum");
+        require(group->last_left(rank.rank) == group->last_post(rank.rank).sequence, "left");
       }
     }
   }));

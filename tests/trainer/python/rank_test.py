@@ -140,14 +140,16 @@ dtrain.progress(1, total=2)  # too soon: dropped
 dtrain.progress(2, total=2)  # the last one: not
 dtrain.report({"loss": 0.5, "bad": float("nan"), "up": float("inf"), "down": -float("inf")}, 7)
 dtrain.heartbeat(7, collective=9)
+dtrain.heartbeat(collective={"sequence": 10, "done": True}, phase="data")
 print(json.dumps(str(dtrain.report({"loss": 0.25}, checkpoint=whole(8, "a")))))
 """, rank=0, size=2, **env)
         self.assertEqual(got, "/final")
-        self.assertEqual(head.wait_for(6), [
+        self.assertEqual(head.wait_for(7), [
             {"type": "progress", "step": 1, "total": 2, "epoch": 0, "message": "m", "metrics": {"x": 1.0}},
             {"type": "progress", "step": 2, "total": 2},
             {"type": "metrics", "step": 7, "metrics": {"loss": 0.5, "bad": "nan", "up": "inf", "down": "-inf"}},
             {"type": "heartbeat", "step": 7, "collective": 9},
+            {"type": "heartbeat", "collective": {"sequence": 10, "done": True}, "phase": "data"},
             {"type": "metrics", "step": 8, "metrics": {"loss": 0.25}},
             {"type": "checkpoint", "step": 8, "path": str(self.folder / "made-8"), "shard": 0, "shards": 1,
              "metrics": {"loss": 0.25}, "keep": False, "ack": True}])

@@ -43,8 +43,16 @@ TEST_CASE("reports are the contract's lines") {
   reporter.metrics(10, {{"loss", 0.5}, {"worst", std::nan("")}});
   CHECK(supervisor.read_line() ==
         json::parse(R"({"type":"metrics","step":10,"metrics":{"loss":0.5,"worst":"nan"}})"));
-  reporter.heartbeat(11);
+  reporter.heartbeat({.step = 11, .phase = "", .collective = {}});
   CHECK(supervisor.read_line() == json::parse(R"({"type":"heartbeat","step":11})"));
+  Heartbeat heartbeat{11, "data", Heartbeat::Collective{9, "all_reduce", 4096, 7.5, false}};
+  reporter.heartbeat(heartbeat);
+  CHECK(supervisor.read_line() ==
+        json::parse(R"({"type":"heartbeat","step":11,"phase":"data","collective":{"sequence":9,)"
+                    R"("name":"all_reduce","bytes":4096,"entered":7.5,"done":false}})"));
+  heartbeat.collective->done.reset();
+  reporter.heartbeat(heartbeat);
+  CHECK(supervisor.read_line()["collective"] == 9);
   reporter.progress(
       {.step = 12, .total = 20, .epoch = 1, .message = "a\nb", .metrics = {{"l", 1}}});
   CHECK(supervisor.read_line() ==
@@ -61,7 +69,7 @@ TEST_CASE("progress comes at most every 200 ms, and at the end always") {
     reporter.progress({.step = step, .total = 100, .epoch = {}, .message = "", .metrics = {}});
     world.now += std::chrono::milliseconds(50);
   }
-  reporter.heartbeat(0);
+  reporter.heartbeat({});
   std::vector<int> steps;
   for (json line = supervisor.read_line(); line["type"] == "progress";
        line = supervisor.read_line()) {
@@ -153,7 +161,7 @@ TEST_CASE("a report that is too long is left out") {
   Reporter reporter(world.socket(), world.options());
   reporter.progress(
       {.step = 1, .total = {}, .epoch = {}, .message = std::string(70000, 'x'), .metrics = {}});
-  reporter.heartbeat(2);
+  reporter.heartbeat({.step = 2, .phase = "", .collective = {}});
   CHECK(supervisor.read_line()["step"] == 2);
   REQUIRE(world.warnings.size() == 1);
   CHECK(contains(world.warnings[0], "too long"));

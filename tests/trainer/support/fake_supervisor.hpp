@@ -56,6 +56,15 @@ class FakeSupervisor {
     }
   }
 
+  // The next line that is no heartbeat: these come on a connection of their own.
+  nlohmann::json read_report() {
+    for (;;) {
+      nlohmann::json line = read_line();
+      if (line["type"] != "heartbeat") return line;
+      hang_up();
+    }
+  }
+
   void answer(const std::string& text) {
     const std::string line = text + "\n";
     REQUIRE(::send(connection_.get(), line.data(), line.size(), MSG_NOSIGNAL) ==

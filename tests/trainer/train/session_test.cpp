@@ -211,12 +211,12 @@ TEST_CASE("under dtrain the head commits, and says where to resume from") {
   Adam optimizer(named_parameters(*model), {});
   Session session(context, quiet(folder / "ignored"));
   session.report(Place{7, 0, 0}, {{"accuracy", 0.5}}, *model, optimizer);
-  const json metrics = supervisor.read_line();
+  const json metrics = supervisor.read_report();
   CHECK(metrics["type"] == "metrics");
   CHECK(metrics["metrics"].contains("checkpoint_blocked_ms"));
   // The shard comes on a connection of its own, from behind the training.
   supervisor.hang_up();
-  const json line = supervisor.read_line();
+  const json line = supervisor.read_report();
   CHECK(line["type"] == "checkpoint");
   CHECK(line["metrics"] == json{{"accuracy", 0.5}});
   CHECK(line["path"] ==
@@ -233,7 +233,7 @@ TEST_CASE("under dtrain the head commits, and says where to resume from") {
   CHECK(session.finish() == committed);
 
   session.report(Place{8, 0, 0}, {}, *model, optimizer);
-  CHECK(supervisor.read_line()["step"] == 8);
+  CHECK(supervisor.read_report()["step"] == 8);
   supervisor.answer(R"({"error":"no space"})");
   // Told where it is waited for, once; the training may go on.
   CHECK(contains(message_of<Error>([&] {

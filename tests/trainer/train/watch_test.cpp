@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <map>
 
 #include "tests/trainer/support/fake_supervisor.hpp"
@@ -49,7 +50,7 @@ Call long_ago(Call call) {
 
 }  // namespace
 
-TEST_CASE("heartbeats say the step, and how many collectives were begun") {
+TEST_CASE("heartbeats say step, phase, and the last collective") {
   const test::TemporaryFolder folder;
   test::FakeSupervisor supervisor(folder / "s");
   Environment env;
@@ -62,17 +63,55 @@ TEST_CASE("heartbeats say the step, and how many collectives were begun") {
     do line = supervisor.read_line();
     while (line["step"] == 0);
     CHECK(line == json{{"type", "heartbeat"}, {"step", 7}});
+    CHECK(std::string(watch.set_phase("data")).empty());
+    do line = supervisor.read_line();
+    while (!line.contains("phase"));
+    CHECK(line == json{{"type", "heartbeat"}, {"step", 7}, {"phase", "data"}});
+    CHECK(std::string(watch.set_phase("compute")) == "data");
     watch.write("a", "b");  // there is no board
     CHECK_FALSE(watch.read("a").has_value());
   }
   SUBCASE("of one of several") {
     FakeBoard shared;
     const auto calls = std::make_shared<Calls>();
-    calls->begin("allreduce", "Float", 3);
     calls->begin("barrier", "", 0);
+    const Call call = calls->begin("allreduce", "Float", 3, 12);
     const Watch watch(env, {.group = nullptr, .calls = calls, .board = shared.board()},
                       {.beat = std::chrono::milliseconds(5)});
-    CHECK(supervisor.read_line() == json{{"type", "heartbeat"}, {"step", 0}, {"collective", 2}});
+    json line = supervisor.read_line();
+    const json entered = line["collective"]["entered"];
+    CHECK(std::abs(entered.get<double>() - std::chrono::duration<double>(
+                                               std::chrono::system_clock::now().time_since_epoch())
+                                               .count()) < 60);
+    CHECK(line["collective"] == json{{"sequence", 2},
+                                     {"name", "allreduce"},
+                                     {"bytes", 12},
+                                     {"entered", entered},
+                                     {"done", false}});
+    CHECK_FALSE(calls->has_ended(call));
+    calls->set_end(call, [] { return true; });
+    CHECK(calls->has_ended(call));
+    do line = supervisor.read_line();
+    while (line["collective"]["done"] == false);
+    CHECK(line["collective"]["sequence"] == 2);
+    CHECK(line["collective"]["entered"] == entered);
+    // The next one has not ended because the last has.
+    CHECK_FALSE(calls->has_ended(calls->begin("barrier", "", 0)));
+  }
+  SUBCASE("with collectives of a GPU, which alone knows whether they have ended") {
+    const auto calls = std::make_shared<Calls>();
+    calls->begin("barrier", "", 0);
+    const Watch watch(
+        env, {.group = nullptr, .calls = calls, .board = {}, .gpu_calls = [] { return 41; }},
+        {.beat = std::chrono::milliseconds(5)});
+    CHECK(supervisor.read_line() == json{{"type", "heartbeat"}, {"step", 0}, {"collective", 42}});
+  }
+  SUBCASE("of one that stands still they come every so often, of one that moves at once") {
+    Watch watch(env, {},
+                {.beat = std::chrono::minutes(10), .moving = std::chrono::milliseconds(5)});
+    CHECK(supervisor.read_line()["step"] == 0);
+    watch.set_step(3);
+    CHECK(supervisor.read_line()["step"] == 3);
   }
 }
 

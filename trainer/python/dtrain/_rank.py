@@ -80,13 +80,18 @@ def progress(step, total=None, epoch=None, message="", metrics=None):
         _reporter().progress(report_)
 
 
-def heartbeat(step=None, collective=None):
-    """Alive: for long work between two reports."""
+def heartbeat(step=None, collective=None, phase=None):
+    """Alive, and where this rank is: for long work between two reports.
+
+    `collective` is how many collectives it has begun, or a dict with "sequence" and what else
+    docs/rank_contract.md has."""
     report_ = {"type": "heartbeat"}
     if step is not None:
         report_["step"] = _whole("step", step)
     if collective is not None:
-        report_["collective"] = _whole("collective", collective)
+        report_["collective"] = dict(collective) if isinstance(collective, dict) else _whole("collective", collective)
+    if phase is not None:
+        report_["phase"] = str(phase)
     if _reporter():
         _reporter().send_quietly(report_)
 

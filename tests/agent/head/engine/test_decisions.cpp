@@ -5,7 +5,6 @@
 
 #include "agent/head/engine/history.hpp"
 #include "agent/head/engine/queue.hpp"
-#include "agent/head/engine/restart.hpp"
 #include "agent/head/engine/retention.hpp"
 
 using namespace dtrain;
@@ -58,6 +57,34 @@ TEST_CASE("placement: all of a job or nothing") {
   CHECK(names(place(nodes, demand_of(elastic))).size() == 2);
   CHECK(place({node("a", 4)}, demand_of(job(2, 1))).reason ==
         "needs 1 CPU on each of 2 nodes; the cluster has 1 node");
+}
+
+TEST_CASE("placement: resources of one's own, and labels") {
+  std::vector<NodeCapacity> nodes = {node("a", 8), node("b", 8), node("c", 0)};
+  nodes[1].custom = {{"tpu", 3}};
+  nodes[1].labels = {{"tier", "gold"}};
+  JobSpec spec = job(1, 2);
+  spec.custom_resources = {{"tpu", 1}, {"none", 0}};
+  const Placement placed = place(nodes, demand_of(spec));
+  CHECK(names(placed) == Names{"b"});
+  REQUIRE(placed.shares.has_value());
+  use(nodes[1], placed.shares->front());
+  CHECK(
+      place(nodes, demand_of(spec)).reason ==
+      "needs 2 CPUs, 2 tpu on a node; a has no tpu, b has 1 of 3 tpu free, c has 0 of 0 CPUs free");
+  CHECK(names(place(emptied(nodes), demand_of(spec))) == Names{"b"});
+  JobSpec labelled = job(1, 1);
+  labelled.label_selector = {{"tier", "gold"}};
+  CHECK(names(place(nodes, demand_of(labelled))) == Names{"b"});
+  labelled.label_selector = {{"tier", "!gold"}};
+  CHECK(names(place(nodes, demand_of(labelled))) == Names{"a"});
+  labelled.label_selector = {{"tier", "tin"}};
+  CHECK(
+      place(nodes, demand_of(labelled)).reason ==
+      "needs 1 CPU, label tier: tin on a node; a has no label tier, b has label tier: gold, c has "
+      "no label tier");
+  // A node that its type gives no CPU takes no ranks that count as one.
+  CHECK_FALSE(place({node("c", 0)}, demand_of(job(1, 4))).shares.has_value());
 }
 
 TEST_CASE("placement: GPUs, memory, fractions, whole nodes") {
@@ -179,54 +206,6 @@ TEST_CASE("the queue is strict, and what can never run blocks nobody") {
     CHECK(d.starts.size() == 1);
     CHECK(d.reasons.at(JobId("held")) == held.held);
   }
-}
-
-TEST_CASE("the root cause is the first failure that nobody asked for") {
-  const auto rank = [](int number, int code, int second, bool stopped = false, double error = 0) {
-    RankRow row;
-    row.rank = number;
-    row.node = NodeId("n");
-    row.state = RankState::exited;
-    row.code = code;
-    row.ended = WallTime(std::chrono::seconds(second));
-    row.stopped = stopped;
-    row.error_time = error;
-    return row;
-  };
-  CHECK_FALSE(root_cause({rank(0, 0, 1), rank(1, 143, 2, true)}).has_value());
-  CHECK(root_cause({rank(0, 1, 9), rank(1, 2, 8), rank(2, 143, 1, true)})->rank == 1);
-  CHECK(root_cause({rank(0, 1, 9, false, 5.5), rank(1, 2, 8)})->rank == 0);
-  RankRow killed = rank(3, 0, 2);
-  killed.state = RankState::killed;
-  killed.signal = 9;
-  CHECK(describe(*root_cause({killed})) == "rank 3 on n: signal 9 (SIGKILL)");
-  killed.cause = "killed for memory: it used 1.0 GiB of 1.0 GiB";
-  CHECK(describe(*root_cause({killed})) ==
-        "rank 3 on n: signal 9 (SIGKILL), killed for memory: it used 1.0 GiB of 1.0 GiB");
-}
-
-TEST_CASE("restart or end") {
-  using What = RestartDecision::What;
-  const AttemptEnd failed{AttemptState::failed, "rank 0 on n: exit code 1", false};
-  const AttemptEnd lost{AttemptState::lost, "n was lost", false};
-  const AttemptEnd port{AttemptState::failed, "rank 0 on n: exit code 1", true};
-  const AttemptEnd done{AttemptState::succeeded, "", false};
-  const AttemptEnd stopped{AttemptState::stopped, "stopped by the user", false};
-  const AttemptEnd lasting{AttemptState::failed, "no program", false, true};
-  CHECK(decide_restart(lasting, StopCause::none, {0, 0}, 3).what == What::fail);
-  CHECK(decide_restart(lasting, StopCause::none, {0, 0}, 3).so_far.restarts == 0);
-  CHECK(decide_restart(done, StopCause::user, {0, 0}, 3).what == What::succeed);
-  CHECK(decide_restart(failed, StopCause::none, {0, 0}, 0).what == What::fail);
-  CHECK(decide_restart(failed, StopCause::none, {1, 0}, 2).what == What::restart);
-  CHECK(decide_restart(failed, StopCause::none, {1, 0}, 2).so_far.restarts == 2);
-  CHECK(decide_restart(failed, StopCause::none, {2, 0}, 2).what == What::fail);
-  CHECK(decide_restart(lost, StopCause::none, {0, 0}, 1).what == What::restart);
-  CHECK(decide_restart(port, StopCause::none, {0, 0}, 0).what == What::restart);
-  CHECK(decide_restart(port, StopCause::none, {0, 0}, 0).so_far.restarts == 0);
-  CHECK(decide_restart(port, StopCause::none, {0, 1}, 0).what == What::fail);
-  CHECK(decide_restart(stopped, StopCause::user, {0, 0}, 3).what == What::stop);
-  CHECK(decide_restart(failed, StopCause::user, {0, 0}, 3).what == What::stop);
-  CHECK(decide_restart(stopped, StopCause::timeout, {0, 0}, 3).what == What::fail);
 }
 
 TEST_CASE("which checkpoints are kept") {

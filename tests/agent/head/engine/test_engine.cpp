@@ -251,9 +251,7 @@ TEST_CASE("a lost node: restarted elsewhere after its lease, the old epoch stopp
   World world(2);
   world.join("node-0");
   world.join("node-1");
-  JobSpec spec = World::spec();
-  spec.max_restarts = 2;
-  const JobId id = world.submit(spec);
+  const JobId id = world.submit(World::spec());  // max_restarts is 0: it is no failure of the job's
   world.started("node-0", id, 1);
   world.say("node-0", id, 1, wire::MasterReady{29500});
   world.start_ranks("node-0", id, 1, 0, 1);
@@ -281,6 +279,183 @@ TEST_CASE("a lost node: restarted elsewhere after its lease, the old epoch stopp
   world.finish("node-0", id, 1, Outcome::stopped, "given up");
   CHECK(world.engine->status().at("nodes")[0].at("reason") == "");
   CHECK(world.state(id) == "starting");
+}
+
+TEST_CASE("a node that is gone explains why ranks elsewhere fail after it") {
+  World world(2);
+  world.join("node-0");
+  world.join("node-1");
+  JobSpec spec = World::spec();
+  spec.nnodes = {2, 2};
+  const JobId id = world.submit(spec);
+  world.started("node-0", id, 1);
+  world.say("node-0", id, 1, wire::MasterReady{29500});
+  world.start_ranks("node-0", id, 1, 0, 1);
+  world.start_ranks("node-1", id, 1, 1, 1);
+  world.settle();
+  world.engine->gone(NodeId("node-0"));
+  world.advance(5s);
+  SUBCASE("its ranks fail for want of it") {
+    world.exit_rank("node-1", id, 1, 1, 1);
+    world.finish("node-1", id, 1, Outcome::failed, "rank 1 failed");
+  }
+  SUBCASE("its machine is back before it was lost") {
+    world.exit_rank("node-1", id, 1, 1, 1);
+    world.finish("node-1", id, 1, Outcome::failed, "rank 1 failed");
+    NodeInfo info = World::info_of("node-0");
+    info.boot_id = "another";
+    world.engine->joined(info);
+    world.settle();
+  }
+  for (int i = 0; i < 7; ++i) {
+    world.engine->heard(NodeId("node-1"));
+    world.advance(5s);
+  }
+  world.until([&] { return world.engine->job(id).at("attempts")[0].at("state") == "lost"; });
+  const nlohmann::json attempt = world.engine->job(id).at("attempts")[0];
+  CHECK(attempt.at("failure") == "node_lost");
+  CHECK(attempt.at("counted") == false);
+  CHECK(attempt.at("reason").get<std::string>().starts_with("node-0 was "));
+  CHECK(world.state(id) != "failed");
+}
+
+TEST_CASE("what failed before a node was lost is the cause, whatever its node's clock says") {
+  World world(2);
+  world.join("node-0");
+  world.join("node-1");
+  JobSpec spec = World::spec();
+  spec.nnodes = {2, 2};
+  const JobId id = world.submit(spec);
+  world.started("node-0", id, 1);
+  world.say("node-0", id, 1, wire::MasterReady{29500});
+  world.start_ranks("node-0", id, 1, 0, 1);
+  world.start_ranks("node-1", id, 1, 1, 1);
+  wire::RankExited failed;
+  failed.rank = 1;
+  failed.exit.code = 7;
+  failed.time = world.clock.wall() + 1h;
+  world.say("node-1", id, 1, failed);
+  world.finish("node-1", id, 1, Outcome::failed, "rank 1 failed");
+  world.advance(5s);
+  world.engine->heard(NodeId("node-0"));
+  world.engine->gone(NodeId("node-0"));
+  for (int i = 0; i < 7; ++i) {
+    world.engine->heard(NodeId("node-1"));
+    world.advance(5s);
+  }
+  world.until([&] { return world.state(id) == "failed"; });
+  const nlohmann::json attempt = world.engine->job(id).at("attempts")[0];
+  CHECK(attempt.at("failure") == "exit_code");
+  CHECK(attempt.at("reason") == "rank 1 on node-1: exit code 7");
+}
+
+TEST_CASE("an agent that says more of its machine than the one before it is on the same machine") {
+  World world;
+  world.join("node-0");
+  const JobId id = world.submit(World::spec());
+  world.started("node-0", id, 1);
+  world.say("node-0", id, 1, wire::MasterReady{29500});
+  world.start_ranks("node-0", id, 1, 0, 1);
+  NodeInfo info = World::info_of("node-0");
+  info.attempts = {{id, 1}};
+  std::string why = "its supervisor was killed";
+  SUBCASE("on the same") {
+    info.boot_id = "boot 13";
+  }
+  SUBCASE("on one that was started anew") {
+    info.boot_id = "boot2 13";
+    why = "node-0 was started anew";
+  }
+  world.engine->joined(info);
+  world.engine->supervisor_lost(info.node, id, 1, "its supervisor was killed", {});
+  world.settle();
+  CHECK(world.engine->job(id).at("attempts")[0].at("reason") == why);
+}
+
+TEST_CASE("restart.backoff_s: nothing is placed before, also after a restart of the head") {
+  World world;
+  world.join("node-0");
+  JobSpec spec = World::spec();
+  spec.max_restarts = 2;
+  spec.restart.backoff = 20s;
+  const JobId id = world.submit(spec);
+  world.run_through("node-0", id, 1, 3);
+  world.until([&] { return world.state(id) == "restarting"; });
+  world.settle();
+  CHECK(world.engine->job(id).at("reason").get<std::string>().find("waits until ") == 0);
+  world.advance(15s);
+  CHECK_FALSE(world.was_started(id, 2));
+  SUBCASE("the head goes on") {
+    world.advance(5s);
+  }
+  SUBCASE("it is started anew") {
+    world.restart();
+    world.join("node-0");
+    world.settle();
+    CHECK_FALSE(world.was_started(id, 2));
+    world.advance(5s);
+  }
+  world.run_through("node-0", id, 2, 3);
+  world.until([&] { return world.state(id) == "restarting"; });
+  for (int i = 0; i < 3; ++i) {
+    world.advance(13s);
+    world.engine->heard(NodeId("node-0"));
+  }
+  CHECK_FALSE(world.was_started(id, 3));
+  world.advance(1s);
+  world.run_through("node-0", id, 3, 0);
+  world.until([&] { return world.state(id) == "succeeded"; });
+}
+
+TEST_CASE("a node where attempts fail that do not fail elsewhere is set aside") {
+  World world(2);
+  world.join("node-0");
+  world.join("node-1");
+  JobSpec spec = World::spec();
+  spec.max_restarts = 5;
+  const JobId id = world.submit(spec);
+  world.run_through("node-0", id, 1, 3);
+  world.run_through("node-0", id, 2, 3);
+  const auto state = [&] { return world.engine->status().at("nodes")[0].at("state"); };
+  SUBCASE("it does better on another") {
+    world.run_through("node-1", id, 3, 0);
+    world.until([&] { return world.state(id) == "succeeded"; });
+    CHECK(state() == "drained");
+    CHECK(any_has(world.messages(id), "node-0 is set aside: attempts 1 and 2 of " + id.str() +
+                                          " failed there, attempt 3 does not without it"));
+    CHECK(world.engine->drain(NodeId("node-0"), true).at("state") == "ready");
+  }
+  SUBCASE("another job does well there: that is no node's fault") {
+    const JobId other = world.submit(World::spec("other"));
+    world.run_through("node-0", other, 1, 0);
+    world.run_through("node-1", id, 3, 0);
+    world.until([&] { return world.state(id) == "succeeded"; });
+    CHECK(state() == "ready");
+  }
+  SUBCASE("it fails there too: that is no node's fault") {
+    world.run_through("node-1", id, 3, 3);
+    world.run_through("node-0", id, 4, 0);
+    world.until([&] { return world.state(id) == "succeeded"; });
+    CHECK(state() == "ready");
+  }
+}
+
+TEST_CASE("another node of the machine where attempts fail is no other") {
+  World world(2);
+  for (const char* name : {"node-0", "node-1"}) {
+    NodeInfo info = World::info_of(name);
+    info.address = "127.0.0.1";
+    info.machine = "one";
+    world.engine->joined(info);
+  }
+  JobSpec spec = World::spec();
+  spec.max_restarts = 5;
+  const JobId id = world.submit(spec);
+  world.run_through("node-0", id, 1, 3);
+  world.run_through("node-0", id, 2, 3);
+  world.run_through("node-0", id, 3, 0);
+  world.until([&] { return world.state(id) == "succeeded"; });
+  CHECK(world.engine->status().at("nodes")[0].at("state") == "ready");
 }
 
 TEST_CASE("nodes that cannot come while the head has no port are not lost") {

@@ -102,11 +102,48 @@ TEST_CASE("growth: a gang is asked for whole, in turn, and only once") {
   CHECK(mixed.kept.empty());
 }
 
+TEST_CASE("growth: where machines come one by one it says how many, where and since when") {
+  const auto coming = [](const std::string& name, bool runs, const std::string& zone) {
+    return ComingMachine{NodeId(name), "gpu",        runs, "in a",     "",
+                         false,        "p3.2xlarge", zone, "08:21:20Z"};
+  };
+  const auto both = one_by_one(of({type("gpu", 8)}, {coming("gpu-1", false, "us-west-2b"),
+                                                     coming("gpu-2", true, "us-west-2b")}));
+  CHECK(reason(decide_growth({node_of("n-1"), node_of("n-2")}, {}, {gang_of("a", 4)}, both), "a") ==
+        "2 of 4 p3.2xlarge are coming (us-west-2b, since 08:21:20Z)");
+  CHECK(reason(decide_growth({}, {}, {gang_of("a", 4)}, both), "a") ==
+        "asks for 2 machines of type gpu; 2 of 4 p3.2xlarge are coming (us-west-2b, since "
+        "08:21:20Z)");
+  const auto one = one_by_one(of({type("gpu", 8)}, {coming("gpu-1", true, "us-west-2b")}));
+  CHECK(reason(decide_growth({}, {}, {gang_of("a", 1)}, one), "a") ==
+        "1 of 1 p3.2xlarge is coming (us-west-2b, since 08:21:20Z, it joins)");
+  const auto two = one_by_one(of({type("gpu", 8)}, {coming("gpu-1", false, "us-west-2a"),
+                                                    coming("gpu-2", false, "us-west-2b")}));
+  CHECK(reason(decide_growth({}, {}, {gang_of("a", 2)}, two), "a") ==
+        "2 of 2 p3.2xlarge are coming (us-west-2a, us-west-2b, since 08:21:20Z)");
+}
+
 TEST_CASE("growth: small jobs share a machine of which it is known what it has") {
   const std::vector<WaitingJob> jobs{gang_of("a", 1, 1), gang_of("b", 1, 1), gang_of("c", 1, 3)};
   CHECK(decide_growth({}, {}, jobs, of({type("cpu", 9)})).gangs ==
         Gangs{{JobId("a"), "cpu", 1}, {JobId("c"), "cpu", 1}});
   CHECK(decide_growth({}, {}, jobs, of({unknown("cpu", 9)})).gangs.size() == 3);
+}
+
+TEST_CASE("growth: a job gets machines of a type that has what it names") {
+  std::vector<MachineType> types{type("plain", 4), unknown("tpu", 4)};
+  types[1].each.custom = {{"tpu", 2}};
+  types[1].each.labels = {{"tier", "gold"}};
+  WaitingJob custom = gang_of("a", 2, 1);
+  custom.demand.custom = {{"tpu", 1}};
+  CHECK(decide_growth({}, {}, {custom}, of(types)).gangs == Gangs{{JobId("a"), "tpu", 2}});
+  WaitingJob labelled = gang_of("a", 1, 1);
+  labelled.demand.labels = {{"tier", {false, {"gold"}}}};
+  CHECK(decide_growth({}, {}, {labelled}, of(types)).gangs == Gangs{{JobId("a"), "tpu", 1}});
+  CHECK(never_fits({}, labelled.demand, of(types)).empty());
+  custom.demand.custom = {{"tpu", 3}};
+  CHECK(never_fits({}, custom.demand, of(types)) ==
+        "needs 1 CPU, 3 tpu on a node; each plain has no tpu, each tpu has 2 of 2 tpu free");
 }
 
 TEST_CASE("growth: never more than there may be, of a type and of all") {
@@ -191,7 +228,8 @@ TEST_CASE("growth: half a gang does not wait for ever for machines that cannot b
   // What is still coming is awaited.
   gpu.trouble = "no capacity";
   gpu.refused = 1;
-  CHECK(reason(decide(), "a") == "would ask for 2 machines of type gpu: no capacity");
+  CHECK(reason(decide(), "a") ==
+        "would ask for 2 machines of type gpu: no capacity; 1 of 5 gpu is coming (it joins)");
   CHECK(decide().half == both);
   CHECK(decide().needed == std::set<NodeId>{NodeId("gpu-3")});
 }

@@ -74,6 +74,65 @@ TEST_CASE("ranks of several machines start once their nodes have reached each ot
   CHECK(world.state(id) == "starting");
 }
 
+TEST_CASE("nodes have what their type says") {
+  World world(2);
+  world.join("node-0");
+  world.join("node-1");
+  NodeInfo joined = joined_by_itself();
+  joined.type = "big";
+  world.engine->joined(joined);
+  wire::NodeTypes types;
+  types.types = {{"none", 0, {}, {}, {}, {}},
+                 {"big", {}, 8, 1e12, {{"tpu", 2}}, {{"tier", "gold"}}}};
+  types.nodes = {{"node-0", "none"}, {"joined-1", "none"}};
+  CHECK(wire::node_types_from_json(wire::to_json(types)) == types);
+  world.engine->set_node_types(types);
+  const auto has = [&](const char* node) { return *world.engine->capacity(NodeId(node)); };
+  CHECK(has("node-0").cpus == 0);
+  CHECK(has("node-1").cpus == 4);
+  CHECK(has("joined-1").gpus == 0);  // no more than it has itself
+  CHECK(has("joined-1").memory == joined.memory);
+  CHECK(has("joined-1").labels == std::map<std::string, std::string>{{"tier", "gold"}});
+  JobSpec spec = World::spec();
+  spec.custom_resources = {{"tpu", 2}};
+  spec.resources_given = true;
+  const JobId first = world.submit(spec);
+  CHECK(world.started("joined-1", first, 1).nproc == 1);
+  const JobId second = world.submit(spec);
+  world.settle();
+  CHECK(world.engine->job(second).at("reason") ==
+        "needs 1 CPU, 2 tpu on a node; joined-1 has 0 of 2 tpu free, node-0 has 0 of 0 CPUs free, "
+        "node-1 has no tpu");
+  const JobId plain = world.submit(World::spec());
+  world.started("node-1", plain, 1);
+  spec.custom_resources = {{"tpu", 3}};
+  CHECK_THROWS_WITH_AS(world.engine->check_fits(spec), doctest::Contains("has 2 of 2 tpu free"),
+                       Error);
+}
+
+TEST_CASE("what a type is said to have takes the place of what was said before") {
+  World world(1);
+  MachinesToCome machines;
+  MachineType& type = machines.types.emplace_back();
+  type.name = "gpu";
+  type.most = machines.most = 2;
+  type.known = true;
+  type.each.cpus = type.each.gpus = 8;
+  world.engine->expect_machines(machines);
+  const auto has = [&](int gpus) {
+    wire::NodeTypes types;
+    types.types = {{"gpu", {}, gpus, {}, {}, {}}};
+    world.engine->set_node_types(types);
+  };
+  JobSpec spec = World::spec();
+  spec.resources.gpu = 3;
+  spec.resources_given = true;
+  has(1);
+  CHECK_THROWS_AS(world.engine->check_fits(spec), Error);
+  has(4);
+  world.engine->check_fits(spec);
+}
+
 TEST_CASE("a pair that cannot talk fails the attempt by name, and nothing was started") {
   Far world(2);
   world.pairs_pass = false;
@@ -108,14 +167,9 @@ TEST_CASE("the node beside the head is met where the others meet the head") {
   World world(2);
   world.options.machine = "machine-node-0";
   world.restart();
-  NodeInfo info;
-  info.node = NodeId("node-0");
+  NodeInfo info = World::info_of("node-0");
   info.address = "127.0.0.1";
-  info.machine = "machine-node-0";
-  info.boot_id = "boot";
-  info.root = "/roots/node-0";
-  info.cpus = 4;
-  info.features = wire::kNodeFeatures;
+  info.head_address.clear();
   world.engine->joined(info);
   world.join("node-1");
   const JobId id = world.submit(over(2));
@@ -125,12 +179,9 @@ TEST_CASE("the node beside the head is met where the others meet the head") {
 TEST_CASE("one machine needs no test and meets on loopback") {
   World world(2);
   for (const char* name : {"node-0", "node-1"}) {
-    NodeInfo info;
-    info.node = NodeId(name);
+    NodeInfo info = World::info_of(name);
     info.address = "127.0.0.1";
     info.machine = "one";
-    info.boot_id = "boot";
-    info.cpus = 4;
     world.engine->joined(info);
   }
   const JobId id = world.submit(over(2));
@@ -200,7 +251,79 @@ TEST_CASE(
   world.advance(31s);
   REQUIRE(world.given_up.size() == 1);
   world.fetches[1].done(Error(ErrorCode::unreachable, "node-0 is lost"), {});
-  world.until([&] { return world.state(id) == "failed"; });
+  world.until([&] { return world.state(id) == "restarting"; });
+}
+
+TEST_CASE("a node whose ranks have ended is in use until its checkpoint is here") {
+  Far world(1);
+  const NodeId node("node-0");
+  const JobId id = world.submit(World::spec());
+  world.started("node-0", id, 1);
+  world.say("node-0", id, 1, wire::MasterReady{29500});
+  world.start_ranks("node-0", id, 1, 0, 1);
+  const nlohmann::json line = {{"type", "checkpoint"}, {"step", 1}, {"path", "/there"}};
+  world.say("node-0", id, 1, wire::RankReport{0, line});
+  world.exit_rank("node-0", id, 1, 0, 0);
+  world.finish("node-0", id, 1, Outcome::succeeded);
+  world.until([&] { return world.fetches.size() == 1; });
+  world.settle();
+  CHECK(world.engine->nodes_in_use().at(node) == "a checkpoint of " + id.str() + " is fetched");
+  CHECK(world.engine->drain(node, false).at("state") == "draining");
+  CHECK_THROWS_AS(world.engine->remove_node(node, false, {}), Error);
+  const World::Fetch fetch = world.fetches[0];
+  fs::create_directories(fetch.folder);
+  std::ofstream(fetch.folder / "model") << "weights";
+  const FileSum sum = sum_file(fetch.folder / "model");
+  fetch.done(std::nullopt, {{"model", sum.size, sum.sha256}});
+  world.until([&] { return world.state(id) == "succeeded"; });
+  CHECK(world.engine->nodes_in_use().empty());
+  CHECK(state_of(world, "node-0") == "drained");
+}
+
+TEST_CASE("of a head that is started anew a node is in use until all of its checkpoints are here") {
+  Far world(1);
+  const NodeId node("node-0");
+  const JobId id = world.submit(World::spec());
+  world.started("node-0", id, 1);
+  world.say("node-0", id, 1, wire::MasterReady{29500});
+  world.start_ranks("node-0", id, 1, 0, 1);
+  const auto report = [](int step) {
+    return wire::RankReport{0, {{"type", "checkpoint"}, {"step", step}, {"path", "/there"}}};
+  };
+  world.say("node-0", id, 1, report(1));
+  world.say("node-0", id, 1, report(2));
+  const std::uint64_t second = world.seqs[{"node-0", id.str(), 1}];
+  world.exit_rank("node-0", id, 1, 0, 0);
+  world.finish("node-0", id, 1, Outcome::succeeded);
+  const std::uint64_t last = world.seqs[{"node-0", id.str(), 1}];
+  const auto bring = [&](const World::Fetch& fetch) {
+    fs::create_directories(fetch.folder);
+    std::ofstream(fetch.folder / "model") << "weights";
+    const FileSum sum = sum_file(fetch.folder / "model");
+    fetch.done(std::nullopt, {{"model", sum.size, sum.sha256}});
+  };
+  world.until([&] { return world.fetches.size() == 2; });
+  bring(world.fetches[0]);
+  world.until([&] { return world.engine->job(id).at("checkpoints").size() == 1; });
+  world.settle();
+  world.restart();
+  world.settle();
+  // Nothing was heard of it yet.
+  CHECK(world.engine->nodes_in_use().contains(node));
+  world.join("node-0", {{id, 1}});
+  CHECK(world.engine->nodes_in_use().contains(node));
+  world.repeat("node-0", id, 1, second, report(2));
+  wire::RankExited exited;
+  world.repeat("node-0", id, 1, last - 1, exited);
+  wire::NodeFinished finished;
+  finished.outcome = Outcome::succeeded;
+  world.repeat("node-0", id, 1, last, finished);
+  world.until([&] { return world.fetches.size() == 3; });
+  CHECK(world.engine->nodes_in_use().contains(node));
+  bring(world.fetches[2]);
+  world.until([&] { return world.state(id) == "succeeded"; });
+  CHECK(world.engine->job(id).at("checkpoints").size() == 2);
+  CHECK(world.engine->nodes_in_use().empty());
 }
 
 TEST_CASE("a storage that all nodes must see is looked at from each") {
@@ -340,8 +463,10 @@ TEST_CASE("the ranks of a removed node end the attempt, though they end before i
     world.started("node-0", id, 2);
     return;
   }
-  world.until([&] { return world.state(id) == "failed"; });
-  CHECK(world.engine->job(id).at("reason") == "node-1 was removed from the cluster");
+  world.until([&] { return world.state(id) == "restarting"; });
+  const nlohmann::json attempt = world.engine->job(id).at("attempts").at(0);
+  CHECK(attempt.at("reason") == "node-1 was removed from the cluster");
+  CHECK(attempt.at("failure") == "node_lost");
 }
 
 TEST_CASE("ranks that were stopped on one node, and not by the head, end the attempt") {
@@ -434,6 +559,14 @@ TEST_CASE("its provider's word reaches the reason of an attempt, before its end 
     CHECK(reason() == cause);
     world.engine->explain(node, word);
   }
+  SUBCASE("after it, of a head that was started anew meanwhile") {
+    world.engine->leaving(node, told, false);
+    end(Outcome::stopped);
+    world.settle();
+    world.restart();
+    CHECK(reason() == cause);
+    world.engine->explain(node, word);
+  }
   SUBCASE("after it, and after it has dialled once more to say so") {
     world.engine->leaving(node, told, false);
     end(Outcome::stopped);
@@ -467,6 +600,26 @@ TEST_CASE("its provider's word reaches the reason of an attempt, before its end 
   CHECK(reason() == cause + "; " + word);  // once
 }
 
+TEST_CASE("a word on a machine's end says nothing of what ended long before the head was started") {
+  Far world(1);
+  const JobId id = world.submit(World::spec());
+  world.started("node-0", id, 1);
+  world.say("node-0", id, 1, wire::MasterReady{29500});
+  world.start_ranks("node-0", id, 1, 0, 1);
+  world.engine->gone(NodeId("node-0"));
+  world.advance(61s);
+  world.settle();
+  const auto reason = [&] {
+    return world.engine->job(id).at("attempts").at(0).at("reason").get<std::string>();
+  };
+  const std::string before = reason();
+  CHECK(before.starts_with("node-0 was lost"));
+  world.clock.advance(61min);
+  world.restart();
+  world.engine->explain(NodeId("node-0"), "Slurm job 2 was preempted", true);
+  CHECK(reason() == before);
+}
+
 TEST_CASE("a word on a machine's end says nothing of what its node has come back from") {
   Far world(1);
   JobSpec spec = World::spec();
@@ -482,6 +635,71 @@ TEST_CASE("a word on a machine's end says nothing of what its node has come back
   const std::string reason = world.engine->job(id).at("attempts").at(0).at("reason");
   CHECK(reason.starts_with("node-0 was lost: not heard of"));
   CHECK(reason.find("preempted") == std::string::npos);
+}
+
+TEST_CASE("what ends with a machine that its provider has taken back is no failure") {
+  Far world(2);
+  JobSpec spec = over(2);
+  spec.max_restarts = 1;
+  spec.restart.count = {"node_lost"};
+  const NodeId node("node-1");
+  const std::string word = "Server.SpotInstanceTermination: no capacity";
+  const JobId id = world.submit(spec);
+  world.started("node-0", id, 1);
+  world.say("node-0", id, 1, wire::MasterReady{29500});
+  world.started("node-1", id, 1);
+  world.start_ranks("node-0", id, 1, 0, 1);
+  world.start_ranks("node-1", id, 1, 1, 1);
+  const auto lose = [&] {
+    world.engine->gone(node);
+    for (int i = 0; i < 4; ++i) {
+      world.advance(10s);
+      world.engine->heard(NodeId("node-0"));
+    }
+  };
+  const auto restarts = [&] { return world.engine->job(id).at("restarts").get<int>(); };
+  const auto end_there = [&] {
+    world.exit_rank("node-0", id, 1, 0, 15, true);
+    world.finish("node-0", id, 1, Outcome::stopped);
+    world.until([&] { return world.state(id) == "restarting"; });
+  };
+  SUBCASE("as is known before it is lost") {
+    world.engine->explain(node, word, true);
+    lose();
+    end_there();
+    CHECK(restarts() == 0);
+  }
+  SUBCASE("as is known before the attempt has ended, which another rank has failed") {
+    world.exit_rank("node-0", id, 1, 0, 1);
+    world.finish("node-0", id, 1, Outcome::failed);
+    world.engine->explain(node, word, true);
+    lose();
+    world.until([&] { return world.state(id) == "restarting"; });
+    CHECK(restarts() == 0);
+  }
+  SUBCASE("as is known when the restart was counted") {
+    lose();
+    end_there();
+    CHECK(restarts() == 1);
+    for (int i = 0; i < 2; ++i) world.engine->explain(node, word, true);
+    CHECK(restarts() == 0);
+    world.settle();
+    world.restart();
+    CHECK(restarts() == 0);
+  }
+  SUBCASE("and the machine of another node, which was not lost first, is no excuse") {
+    lose();
+    end_there();
+    world.engine->explain(NodeId("node-0"), word, true);
+    CHECK(restarts() == 1);
+    CHECK(world.engine->job(id).at("attempts").at(0).at("failure") == "node_lost");
+  }
+  SUBCASE("and what ends with another is one") {
+    world.engine->explain(node, "Client.UserInitiatedShutdown", false);
+    lose();
+    end_there();
+    CHECK(restarts() == 1);
+  }
 }
 
 TEST_CASE("a node that leaves by itself is shown with its reason until its place is taken") {
@@ -601,8 +819,9 @@ TEST_CASE("that its node was removed is the cause, whichever is known first") {
     world.revoking(std::nullopt);
     finish();
   }
-  world.until([&] { return world.state(id) == "failed"; });
-  CHECK(world.engine->job(id).at("reason") == "node-0 was removed from the cluster");
+  world.until([&] { return world.state(id) == "restarting"; });
+  CHECK(world.engine->job(id).at("attempts").at(0).at("reason") ==
+        "node-0 was removed from the cluster");
 }
 
 TEST_CASE("an attempt that begins while a node of it is removed does not start") {
@@ -613,9 +832,10 @@ TEST_CASE("an attempt that begins while a node of it is removed does not start")
   world.engine->remove_node(NodeId("node-1"), true, [](const nlohmann::json&) {});
   world.revoking(std::nullopt);
   world.open_door();
-  world.until([&] { return world.state(id) == "failed"; });
+  world.until([&] { return world.state(id) == "restarting"; });
   CHECK(world.starts.empty());
-  CHECK(world.engine->job(id).at("reason") == "node-1 was removed from the cluster");
+  CHECK(world.engine->job(id).at("attempts").at(0).at("reason") ==
+        "node-1 was removed from the cluster");
 }
 
 TEST_CASE("a node that is being removed gets nothing, and stays when it cannot be") {
@@ -720,7 +940,7 @@ TEST_CASE("a job waits for machines that are asked for, and nobody else takes it
   machines.coming = {{NodeId("node-1"), "gpu", false, "waits: Priority"},
                      {NodeId("node-2"), "gpu", false, "waits: Priority"}};
   CHECK(world.engine->expect_machines(machines).gangs.empty());
-  CHECK(reason(large) == "waits for node-1, node-2: waits: Priority");
+  CHECK(reason(large) == "2 of 2 gpu are coming");
 
   const JobId small = world.submit(World::spec());
   CHECK(reason(small) == "waits until others have ended: there may be 2 machines");

@@ -148,19 +148,25 @@ void World::advance(std::chrono::milliseconds by) {
   settle();
 }
 
-void World::join(const std::string& node, std::vector<std::pair<JobId, int>> attempts, int cpus,
-                 const std::string& leaving) {
+NodeInfo World::info_of(const std::string& node) {
   NodeInfo info;
   info.node = NodeId(node);
   info.address = "10.0.0." + node.substr(node.size() - 1);
   info.boot_id = "boot";
   info.machine = "machine-" + node;
   info.root = "/roots/" + node;
-  info.cpus = cpus;
+  info.cpus = 4;
   info.memory = std::uint64_t{8} << 30;
-  info.attempts = std::move(attempts);
   info.features = wire::kNodeFeatures;
   info.head_address = "10.0.0.100";
+  return info;
+}
+
+void World::join(const std::string& node, std::vector<std::pair<JobId, int>> attempts, int cpus,
+                 const std::string& leaving) {
+  NodeInfo info = info_of(node);
+  info.cpus = cpus;
+  info.attempts = std::move(attempts);
   info.leaving = leaving;
   engine->joined(info);
 }

@@ -47,6 +47,8 @@ class World : public Nodes {
   void advance(std::chrono::milliseconds by);  // and the timer, if it is due
 
   // ---- Nodes
+  // What such a node says of itself, each on a machine of its own.
+  static NodeInfo info_of(const std::string& node);
   void join(const std::string& node, std::vector<std::pair<JobId, int>> attempts = {}, int cpus = 4,
             const std::string& leaving = "");
   void say(const std::string& node, const JobId& job, int attempt, wire::AttemptEventBody body);

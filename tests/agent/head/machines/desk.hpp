@@ -35,12 +35,14 @@ struct FakeSite {
   std::optional<Error> no_start;
   std::vector<std::string> boots;
 
-  void set(const std::string& job, MachineState state, const std::string& reason = "") {
+  void set(const std::string& job, MachineState state, const std::string& reason = "",
+           bool taken_back = false) {
     const std::lock_guard lock(mutex);
     for (Machine& each : machines) {
       if (group_of(each) != job) continue;
       each.state = state;
       each.reason = reason;
+      each.taken_back = taken_back;
     }
   }
 };
@@ -136,7 +138,11 @@ struct Desk {
       const auto found = nodes.find(node);
       return found == nodes.end() ? Presence::unseen : found->second;
     };
-    hooks.with_ranks = [this] { return busy; };
+    hooks.busy = [this] {
+      std::map<NodeId, std::string> all = sessions;
+      for (const NodeId& node : busy) all[node] = "";
+      return all;
+    };
     hooks.leaves = [this](const NodeId& node) { return leaving.contains(node); };
     hooks.is_drained = [this](const NodeId& node) { return drained.contains(node); };
     hooks.drain = [this](const NodeId& node, bool undo) {
@@ -156,7 +162,10 @@ struct Desk {
         nodes[node] = Presence::lost;
       }
     };
-    hooks.explain = [this](const NodeId& node, const std::string& why) { words[node] = why; };
+    hooks.explain = [this](const NodeId& node, const std::string& why, bool back) {
+      words[node] = why;
+      if (back) taken_back.insert(node);
+    };
     hooks.expect_machines = [this](const MachinesToCome& machines) {
       to_come = machines;
       return decide ? decide(machines) : growth;
@@ -254,8 +263,10 @@ struct Desk {
   std::set<NodeId> drained;
   std::set<NodeId> leaving;
   std::set<NodeId> busy;
+  std::map<NodeId, std::string> sessions;
   int drains = 0;  // asked for, or taken back
   std::map<NodeId, std::string> removed;
+  std::set<NodeId> taken_back;
   std::map<NodeId, std::string> words;                           // of the provider
   std::function<std::unique_ptr<MachineSource>()> other_source;  // than `site`
   MachinesToCome to_come;

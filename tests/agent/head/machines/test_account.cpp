@@ -13,7 +13,7 @@ namespace {
 
 wire::ClusterCosts prices(std::optional<double> gpu = 3.0) {
   wire::ClusterCosts costs;
-  costs.types = {{"head", 0.1, 0.1}, {"gpu", gpu, gpu}};
+  costs.types = {{"head", {0.1, 0.1}, {}}, {"gpu", {gpu, gpu}, {}}};
   return costs;
 }
 
@@ -124,7 +124,7 @@ TEST_CASE("costs: one that was stopped and is started again") {
     office.again();
     office.clock.advance(10h);
     wire::ClusterCosts told = prices();
-    told.machines = {{gpu.node, gpu.id, gpu.type, false, false, office.clock.wall()}};
+    told.machines = {{gpu.node, gpu.id, gpu.type, "", false, false, office.clock.wall()}};
     office.account.tell(told, office.clock.wall());
   }
   gpu.created = office.clock.wall();
@@ -173,13 +173,22 @@ TEST_CASE("costs: machines without a price are counted as such") {
 TEST_CASE("costs: of spot machines, and of those in their place") {
   Counted office;
   wire::ClusterCosts costs = prices();
-  costs.types[1] = {"gpu", 1.0, 3.0};
+  costs.types[1] = {"gpu", {1.0, 3.0}, {{"p3", {1.0, 3.0}}, {"g5", {0.5, 2.0}}}};
   office.account.tell(costs, office.begin);
   CHECK(office.account.most_of("gpu") == 3.0);
   Machine spot = machine_at("i-1", "gpu", office.begin);
   spot.spot = true;
-  office.see({spot, machine_at("i-2", "gpu", office.begin)});
-  CHECK(office.per_hour() == doctest::Approx(4));
+  Machine other = machine_at("i-3", "gpu", office.begin);
+  office.see({spot, machine_at("i-2", "gpu", office.begin), other});
+  CHECK(office.per_hour() == doctest::Approx(1 + 3 + 3));
+  // What it is comes to be known with the next list.
+  other.instance_type = "g5";
+  office.clock.advance(1h);
+  office.see({spot, machine_at("i-2", "gpu", office.begin), other});
+  CHECK(office.per_hour() == doctest::Approx(1 + 3 + 2));
+  CHECK(office.account.price_of("i-3") == 2.0);
+  office.again();
+  CHECK(office.account.price_of("i-3") == 2.0);
 }
 
 TEST_CASE("costs: what is told and what is there count for the bound") {
@@ -213,8 +222,8 @@ TEST_CASE("costs: the account does not grow with the machines that there were") 
 TEST_CASE("costs: what is told is checked, and comes back whole") {
   wire::ClusterCosts costs = prices();
   costs.max_per_hour = 20;
-  costs.machines = {{NodeId("node-0"), "i-0", "head", true, false, WallTime(1000ms)}};
-  costs.types.push_back({"none", std::nullopt, std::nullopt});
+  costs.machines = {{NodeId("node-0"), "i-0", "head", "m5.large", true, false, WallTime(1000ms)}};
+  costs.types.push_back({"none", {}, {{"g5", {0.5, 2.0}}, {"p3", {}}}});
   CHECK(wire::cluster_costs_from_json(wire::to_json(costs)) == costs);
   const auto refused = [&](const char* key, const char* inner, const nlohmann::json& value) {
     nlohmann::json body = wire::to_json(costs);

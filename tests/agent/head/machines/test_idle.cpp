@@ -24,7 +24,7 @@ struct Watched {
     hooks.timer = [this](std::chrono::milliseconds delay, std::function<void()> work) {
       due = {delay, std::move(work)};
     };
-    hooks.busy = [this] { return busy; };
+    hooks.busy = [this] { return std::string(busy ? "train-abcdef has not ended" : ""); };
     hooks.write = [this](const std::string& text) {
       file = text.empty() ? std::nullopt : std::optional(text);
     };
@@ -73,6 +73,7 @@ TEST_CASE("idle: a cluster goes down once, and not while something happens") {
   at.busy = true;
   at.pass(1h);
   CHECK(at.watch->view()["at"].is_null());
+  CHECK(at.watch->view()["busy"] == "train-abcdef has not ended");
   CHECK_FALSE(at.file.has_value());
   at.busy = false;
   at.pass(9min);

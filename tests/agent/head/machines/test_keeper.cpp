@@ -216,6 +216,7 @@ TEST_CASE("machines: a job that waits gets its own, and they go when nobody need
   CHECK(desk.to_come.types.front().there == 2);
   REQUIRE(desk.to_come.coming.size() == 2);
   CHECK(desk.to_come.coming.front().node.str() == "gpu-1");
+  CHECK(desk.to_come.coming.front().since.size() == std::string("08:21:20Z").size());
   SUBCASE("and is stopped before they come") {
     desk.needs(both);
     desk.tick();
@@ -324,6 +325,69 @@ TEST_CASE("machines: what an up has made counts until it is lost, and is the up'
     CHECK(desk.machines() == "gpu-1 pending, node-1 running");
     CHECK(desk.removed.empty());
   }
+}
+
+TEST_CASE("machines: one on which somebody is at work is in use, and it is said why it stays") {
+  Desk desk;
+  const NodeId node("gpu-1");
+  desk.want(on_demand(4));
+  desk.needs({}, {JobId("a"), "gpu", 1});
+  desk.needs({node});
+  desk.site.set("1", MachineState::running);
+  desk.tick();
+  desk.come("gpu-1");
+  const auto stays = [&] { return desk.keeper->view()["machines"][0]["stays"].get<std::string>(); };
+  const auto pass = [&] {
+    desk.needs({});
+    desk.clock.advance(2min);
+    desk.look();
+    desk.look();
+  };
+  desk.sessions[node] = "a shell is open there";
+  pass();
+  CHECK(desk.machines() == "gpu-1 running");
+  CHECK(stays() == "in use: a shell is open there");
+  CHECK(desk.drained.empty());
+  desk.sessions.clear();
+  desk.needs({});
+  CHECK(stays() == "");
+  desk.clock.advance(2min);
+  desk.sessions[node] = "a checkpoint of a is fetched";  // before it is looked at
+  wire::WantedMachines none = on_demand(4);
+  none.types.front().max_workers = 0;
+  desk.want(none);
+  CHECK(desk.machines() == "gpu-1 running");
+  CHECK(stays() == "goes once this is over: a checkpoint of a is fetched");
+  desk.sessions.clear();
+  desk.look();
+  desk.look();
+  CHECK(desk.machines() == "");
+}
+
+TEST_CASE("machines: the queue hears of one that is taken back, whoever has made it") {
+  Desk desk;
+  Machine one = made("node-1", "7");
+  one.joins = false;
+  one.cluster = ClusterId("lab-id");
+  desk.site.machines = {one};
+  wire::WantedMachines what = on_demand(2);
+  what.types.front().count = 1;
+  desk.want(what);
+  desk.come("node-1");
+  desk.site.set("7", MachineState::stopping, "Client.UserInitiatedShutdown: by hand");
+  desk.look();
+  CHECK(desk.taken_back.empty());
+  desk.site.set("7", MachineState::stopping, "Server.SpotInstanceTermination: no capacity", true);
+  desk.look();
+  CHECK(desk.taken_back == std::set<NodeId>{NodeId("node-1")});
+  CHECK(desk.words.at(NodeId("node-1")) == "Server.SpotInstanceTermination: no capacity");
+  // Another of that name has come: the word is not on that one.
+  desk.taken_back.clear();
+  Machine other = one;
+  other.id = "8/0";
+  desk.site.machines.push_back(other);
+  desk.look();
+  CHECK(desk.taken_back.empty());
 }
 
 TEST_CASE("machines: a gang that cannot be had is said to who waits, and tried ever less often") {
@@ -537,7 +601,7 @@ TEST_CASE("machines: a cluster that goes down: the others first, and the head's 
   for (const Machine& each : {made, head, foreign}) desk.site.machines.push_back(each);
   desk.goes("node-1", Presence::here);
   wire::ClusterCosts prices;
-  prices.types = {{"cpu", 1.0, 1.0}, {"gpu", 4.0, 4.0}};
+  prices.types = {{"cpu", {1.0, 1.0}, {}}, {"gpu", {4.0, 4.0}, {}}};
   desk.keeper->costs(wire::to_json(prices), [](const nlohmann::json&) {});
   desk.settle();
   desk.look();
@@ -772,8 +836,8 @@ TEST_CASE("machines: what they cost, and the bound of it, outlive the head") {
   CHECK(desk.keeper->cost_view().is_null());
   wire::ClusterCosts costs;
   costs.max_per_hour = 10;
-  costs.types = {{"head", 1.0, 1.0}, {"gpu", 4.0, 4.0}};
-  costs.machines = {{NodeId("node-0"), "i-0", "head", true, false, desk.clock.wall()}};
+  costs.types = {{"head", {1.0, 1.0}, {}}, {"gpu", {4.0, 4.0}, {}}};
+  costs.machines = {{NodeId("node-0"), "i-0", "head", "", true, false, desk.clock.wall()}};
   const auto tell = [&] {
     desk.keeper->costs(wire::to_json(costs),
                        [&](const nlohmann::json& said) { desk.answer = said; });

@@ -1,4 +1,6 @@
+#include <cstdlib>
 #include <random>
+#include <string>
 
 #include "agent/head/engine/queue.hpp"
 #include "launcher/core/log.hpp"
@@ -350,9 +352,11 @@ class Workload {
 
 TEST_CASE("machines: random workloads end on a cloud that has not always enough") {
   log::open("test", "");  // by DTRAIN_LOG_LEVEL: a line for each machine would be many
+  const char* wanted = std::getenv("DTRAIN_RANDOM_WORKLOADS");
+  const unsigned workloads = wanted == nullptr ? 100 : static_cast<unsigned>(std::stoul(wanted));
   int idle = 0;
   int busy = 0;
-  for (unsigned seed = 0; seed < 1000; ++seed) {
+  for (unsigned seed = 0; seed < workloads; ++seed) {
     INFO("seed " << seed);
     Workload workload(seed);
     workload.run();

@@ -164,6 +164,11 @@ TEST_CASE("aws: refusals end at once, by their names") {
   CHECK(quota.code() == ErrorCode::exhausted);
   CHECK(quota.hint().find("\"Running On-Demand P instances\", region us-west-2") !=
         std::string::npos);
+  CHECK(refused(400, "ReservationCapacityExceeded").code() == ErrorCode::exhausted);
+  for (const char* other :
+       {"TagLimitExceeded", "VolumeLimitExceeded", "InsufficientInstanceCapacity"}) {
+    CHECK(refused(400, other, {{"InstanceType", "p3.2xlarge"}}).hint().empty());
+  }
   CHECK(refused(400, "MaxSpotInstanceCountExceeded",
                 {{"InstanceType", "p3.2xlarge"}, {"InstanceMarketOptions.MarketType", "spot"}})
             .hint()

@@ -9,8 +9,11 @@
 #include "launcher/provider/aws/form.hpp"
 #include "launcher/provider/aws/head_role.hpp"
 #include "launcher/provider/aws/instances.hpp"
+#include "launcher/provider/aws/provider.hpp"
 #include "launcher/provider/aws/signature.hpp"
+#include "launcher/spec/cluster_spec.hpp"
 #include "launcher/spec/ec2_model.hpp"
+#include "launcher/spec/yaml.hpp"
 
 // What stands under launcher/provider/aws, by hand and for aws.py, which compares it with botocore:
 // one question by arguments and JSON on stdin, one answer in JSON.
@@ -125,6 +128,40 @@ json head_role(aws::Client& client, const json& input) {
   return out;
 }
 
+// What `up` has of a provider whose notes are in the folder: {"op", "yaml", "nodes"}; "create" asks
+// for the head and such workers: {"node": its type}.
+json provider(const std::string& folder, const json& input) {
+  json out = json::object({{"outcomes", json::array()}, {"warnings", json::array()}});
+  const Read<ClusterSpec> file =
+      parse_cluster_yaml(input.at("yaml").get<std::string>(), "c.yaml", process_environment());
+  Access access;
+  access.warn = [&](const std::string& text) { out["warnings"].push_back(text); };
+  for (const Warning& each : file.warnings) access.warn(each.location.str() + ": " + each.message);
+  const auto made = aws::make_provider(file.spec, folder, access);
+  const OutcomeSink tell = [&](const MachineOutcome& outcome) {
+    json one = told(outcome.machine);
+    if (outcome.error) one["error"] = outcome.error->what();
+    out["outcomes"].push_back(one);
+  };
+  const std::string op = input.at("op");
+  if (op == "create") {
+    std::vector<Request> requests;
+    for (const auto& [node, type] : input.at("nodes").items()) {
+      Request& request = requests.emplace_back();
+      request.type = type;
+      request.head = type == file.spec.head_node_type;
+      request.nodes = {NodeId(node)};
+      request.cluster = ClusterId(file.spec.cluster_name + "-abcdef");
+    }
+    made->create(requests, tell);
+  } else if (op == "clear_up") {
+    for (const Belonging& each : made->clear_up(ClusterId(file.spec.cluster_name + "-abcdef"))) {
+      out["outcomes"].push_back(told(Orphan{file.spec.cluster_name, each}));
+    }
+  }
+  return out;
+}
+
 json answer(const std::vector<std::string>& words, const json& input) {
   const std::string& what = words.at(0);
   if (what == "sign") {
@@ -139,6 +176,7 @@ json answer(const std::vector<std::string>& words, const json& input) {
               parse_rfc3339(input.at("time")));
     return pairs(request.fields);
   }
+  if (what == "provider") return provider(words.at(1), input);
   if (what == "form") {
     aws::Form form;
     aws::flatten(input, words.at(1), "", form);
@@ -203,7 +241,8 @@ int main(int argc, char** argv) {
     std::cout << json{{"error", error.what()},
                       {"hint", error.hint()},
                       {"code", to_string(error.code())},
-                      {"aws_code", error.aws_code()}}
+                      {"aws_code", error.aws_code()},
+                      {"at", error.location() ? error.location()->str() : ""}}
                      .dump()
               << '\n';
   } catch (const Error& error) {

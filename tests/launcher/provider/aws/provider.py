@@ -1,0 +1,87 @@
+"""launcher/provider/aws/provider.hpp: what EC2 is asked for by a cluster YAML, and what is refused before that.
+
+  python3 provider.py [TEST...]     with DTRAIN_AWS_TOOL, the built aws_tool
+"""
+
+import json
+import tempfile
+import unittest
+
+from fake_cloud import CloudCase, aws_lab
+
+HEAD = {"InstanceType": "m5.large", "ImageId": "latest_ubuntu"}
+GPU = {"InstanceType": "p3.2xlarge", "ImageId": "latest_dlami"}
+
+
+class ProviderCase(CloudCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = self.enterContext(tempfile.TemporaryDirectory())
+        self.addCleanup(lambda: self.assertEqual(self.cloud.problems, []))
+
+    def op(self, op, gpu=None, head=None, provider=None, nodes=None, code=0, env=None, **more):
+        """Of a cluster `lab`: its head, and `gpu` (a node type, or a node_config)."""
+        types = {"head": {"node_config": head or HEAD}}
+        if gpu:
+            types["gpu"] = gpu if "node_config" in gpu else {"node_config": gpu}
+        # A type a line: JSON is YAML.
+        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(each)}" for name, each in types.items())
+        top = {"cluster_name": "lab", "provider": {"type": "aws", "region": "us-west-2", **(provider or {})},
+               "head_node_type": "head", "max_workers": 8, **more}
+        text = "{" + json.dumps(top)[1:-1] + ', "available_node_types": {\n' + lines + "}}\n"
+        return self.tool("provider", self.folder, code=code, env=env, given={
+            "op": op, "yaml": text, "nodes": nodes or {"node-0": "head", **({"node-1": "gpu"} if gpu else {})}})
+
+    def tool(self, *words, env=None, **more):
+        return super().tool(*words, **more, **{"HOME": self.folder, **(env or {})})
+
+    def sent(self, action="RunInstances", **wanted):
+        """The parameters of the last such request of these values."""
+        return [form for each, form, _ in self.cloud.asked if each == action and all(
+            form.get(name) == value for name, value in wanted.items())][-1]
+
+
+class Refused(ProviderCase):
+    def assert_refused(self, *words, at="c.yaml:3:", **what):
+        said = self.op("create", code=1, **what)
+        for each in words:
+            self.assertIn(each, said["error"])
+        self.assertTrue(said["at"].startswith(at), said)
+        self.assertEqual((self.cloud.instances(), self.cloud.count("RunInstances")), ([], 0))
+
+    def test_what_a_worker_cannot_have_before_the_head_costs(self):
+        self.assert_refused("p3.2xlagre", gpu={"InstanceType": "p3.2xlagre"})
+        self.assert_refused("efa: m5.large has no Elastic Fabric Adapter", "preparing machines of type gpu",
+                            gpu={"node_config": {"InstanceType": "m5.large"}, "efa": True})
+        self.assert_refused("there is no subnet subnet-1 in us-west-2", gpu={**GPU, "SubnetIds": ["subnet-1"]})
+        self.assert_refused("m5.lagre", gpu={"node_config": GPU, "fallback_instance_types": ["m5.lagre"]})
+
+    def test_what_the_head_cannot_have(self):
+        self.assert_refused("m5.lagre", at="c.yaml:2:", head={"InstanceType": "m5.lagre"})
+        self.assert_refused("there is no subnet in us-west-2z", at="c.yaml:2:", provider={"availability_zone": "us-west-2z"})
+
+    def test_who_may_not_ask_about_types_goes_on_without(self):
+        self.cloud.fault("DescribeInstanceTypes", "UnauthorizedOperation", times=9)
+        self.op("create", gpu=GPU)
+        self.assertEqual(len(self.cloud.instances()), 2)
+
+
+class Inside(ProviderCase):
+    """use_internal_ips: nobody comes from outside of the VPC."""
+
+    def test_ssh_is_open_to_the_vpc_alone(self):
+        for zone in self.cloud.backend.subnets.values():
+            for subnet in zone.values():
+                subnet.map_public_ip_on_launch = False
+        said = self.op("create", code=1)
+        self.assertIn("gives its instances public addresses", said["error"])
+        self.op("create", provider={"use_internal_ips": True})
+        (group,) = [each for groups in self.cloud.backend.groups.values() for each in groups.values() if each.name == "dtrain-lab"]
+        ranges = [rule.ip_range["CidrIp"] for rule in group.ingress_rules if rule.ip_range]
+        self.assertEqual(ranges, [self.cloud.backend.get_default_vpc().cidr_block])
+        self.assertEqual(self.sent()["SecurityGroupId.1"], group.id)
+
+
+if __name__ == "__main__":
+    aws_lab.enter()
+    unittest.main(verbosity=2)
