@@ -87,7 +87,7 @@ class Training(ClusterCase):
             eventually(lambda: "rank 1 on node-0" in self.job(job)["reason"], "it is named")
             # By where it stands, else by its silence.
             self.assertRegex(self.job(job)["reason"], r"^hang: no progress for .*(has not entered|is still in|has not "
-                             r"been heard of since) .*the other waits in .*#\d+")
+                             r"been heard of since) .*; the other waits in (it|.*#\d+)")
         finally:
             os.kill(held, signal.SIGCONT)
         eventually(lambda: not self.job(job)["reason"], "it goes on")

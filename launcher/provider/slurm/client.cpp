@@ -111,7 +111,7 @@ std::vector<std::string> Client::in_job(const std::string& id,
 }
 
 std::string Client::run(const std::string& program, const std::vector<std::string>& arguments,
-                        std::string_view input, const std::string& what) {
+                        std::string_view input, const std::string& what) const {
   const Captured result = transport_->run(command(program, arguments), input, kPatience);
   if (result.exit.ok()) return result.out;
   if (result.exit.code == 127) {
@@ -152,6 +152,14 @@ std::vector<Job> Client::jobs(const std::string& name, std::string_view mark) {
           {"--me", "--all", "--noheader", "--states=all", "--name=" + name, "--format", kJobFormat},
           {}, "asking Slurm for its queue"),
       mark);
+}
+
+bool Client::runs(const std::string& id) const {
+  const std::string out =
+      run("squeue", {"--me", "--all", "--noheader", "--states=RUNNING,SUSPENDED", "--format=%i"},
+          {}, "asking Slurm whether job " + id + " still runs");
+  const std::vector<std::string> running = split(out, '\n');
+  return std::find(running.begin(), running.end(), id) != running.end();
 }
 
 void Client::cancel(const std::vector<std::string>& ids) {

@@ -58,6 +58,8 @@ class Client {
 
   // Of this user, with this name and such a comment; those too that ended not long ago (MinJobAge).
   std::vector<Job> jobs(const std::string& name, std::string_view mark);
+  // Whether one of this user's runs, suspended or not; one that is being ended does not.
+  bool runs(const std::string& id) const;
   // Ends them; those that are over, or not known any more, are fine. Throws, once it has tried all,
   // what was said first.
   void cancel(const std::vector<std::string>& ids);
@@ -71,7 +73,7 @@ class Client {
 
  private:
   std::string run(const std::string& program, const std::vector<std::string>& arguments,
-                  std::string_view input, const std::string& what);
+                  std::string_view input, const std::string& what) const;
   std::vector<std::string> command(const std::string& program,
                                    const std::vector<std::string>& arguments) const;
 

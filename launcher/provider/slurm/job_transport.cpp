@@ -43,30 +43,41 @@ StepSaid said_by_each(const std::string& text) {
   return said;
 }
 
-// A step that did not come to run, or was ended with its job.
-std::optional<Error> lost(int code, const std::string& errors) {
+// A step that did not come to run, or was ended with its job. Slurm does not always say the latter:
+// its word for it and the end of the program may overtake each other.
+std::optional<Error> lost(const Client& client, const std::string& job, int code,
+                          const std::string& errors) {
   if (code == 0) return std::nullopt;
   const std::string slurm = said_by_each(errors).slurm;
   const bool by_itself =
       slurm.find(kProgramEnded) != std::string::npos && slurm.find(kStepEnded) == std::string::npos;
-  if (by_itself) return std::nullopt;
-  return Error(ErrorCode::unreachable, slurm.empty() ? "srun said nothing" : slurm);
+  if (!by_itself) {
+    return Error(ErrorCode::unreachable, slurm.empty() ? "srun said nothing" : slurm);
+  }
+  const bool by_signal = code > 128;
+  if (by_signal && !client.runs(job)) {
+    return Error(ErrorCode::unreachable, "Slurm's job " + job + " has ended");
+  }
+  return std::nullopt;
 }
 
 class JobChannel final : public Channel {
  public:
-  explicit JobChannel(std::unique_ptr<Channel> srun) : srun_(std::move(srun)) {}
+  JobChannel(const Client& client, std::string job, std::unique_ptr<Channel> srun)
+      : client_(client), job_(std::move(job)), srun_(std::move(srun)) {}
 
   int fd() const override { return srun_->fd(); }
   std::string errors() override { return said_by_each(srun_->errors()).program; }
   std::optional<int> wait(std::chrono::milliseconds limit) override {
     const std::optional<int> code = srun_->wait(limit);
     if (!code) return code;
-    if (const auto error = lost(*code, srun_->errors())) throw Error(*error);
+    if (const auto error = lost(client_, job_, *code, srun_->errors())) throw Error(*error);
     return code;
   }
 
  private:
+  const Client client_;
+  const std::string job_;
   std::unique_ptr<Channel> srun_;
 };
 
@@ -85,14 +96,19 @@ JobTransport::~JobTransport() {
 
 Captured JobTransport::run(const std::vector<std::string>& argv, std::string_view input,
                            std::chrono::milliseconds deadline) {
-  Captured captured = client_.login_node()->run(client_.in_job(job_(), argv), input, deadline);
-  if (const auto error = lost(captured.exit.shell_code(), captured.err)) throw Error(*error);
+  const std::string job = job_();
+  Captured captured = client_.login_node()->run(client_.in_job(job, argv), input, deadline);
+  if (const auto error = lost(client_, job, captured.exit.shell_code(), captured.err)) {
+    throw Error(*error);
+  }
   captured.err = said_by_each(captured.err).program;
   return captured;
 }
 
 std::unique_ptr<Channel> JobTransport::open(const std::vector<std::string>& argv) {
-  return std::make_unique<JobChannel>(client_.login_node()->open(client_.in_job(job_(), argv)));
+  std::string job = job_();
+  std::unique_ptr<Channel> srun = client_.login_node()->open(client_.in_job(job, argv));
+  return std::make_unique<JobChannel>(client_, std::move(job), std::move(srun));
 }
 
 void JobTransport::put(std::string_view content, const fs::path& path, mode_t mode) {

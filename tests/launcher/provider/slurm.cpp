@@ -3,9 +3,13 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/files.hpp"
 #include "launcher/provider/slurm/client.hpp"
+#include "launcher/provider/slurm/job_transport.hpp"
 #include "launcher/provider/slurm/machines.hpp"
 #include "launcher/provider/slurm/options.hpp"
+#include "launcher/remote/local.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
 using namespace std::chrono_literals;
@@ -225,4 +229,27 @@ TEST_CASE("what sbatch would not take, or is dtrain's to say, is refused by name
   CHECK(refused({{"time", "a\nb"}}) == where + "time has a value that sbatch does not take");
   CHECK(refused({{"time", ""}}) == where + "time has a value that sbatch does not take");
   CHECK(refused({{"time", {{"a", 1}}}}) == where + "time is no text, number, list or true");
+}
+
+TEST_CASE("a program that a signal ended was ended with its job, where that runs no more") {
+  const testing::TemporaryFolder commands;
+  const auto says = [&](const std::string& program, const std::string& script) {
+    write_file_atomic(commands.path() / program, "#!/bin/sh\n" + script, 0700);
+  };
+  slurm::JobTransport there(
+      slurm::Client(std::make_shared<LocalTransport>(),
+                    {"PATH=" + commands.path().native() + ":/usr/sbin:/usr/bin:/sbin:/bin"}),
+      [] { return "12"; });
+  // As it is when Slurm's "*** STEP 12.0 ON n1 CANCELLED AT …" comes too late.
+  says("srun", "echo 'srun: error: n1: task 0: Terminated' >&2; exit 143\n");
+  says("squeue", "echo 112; echo 12\n");
+  CHECK(there.run({"true"}, {}, 60s).exit.code == 143);
+  CHECK(there.open({"true"})->wait(60s) == 143);
+  says("squeue", "echo 112\n");
+  CHECK_THROWS_WITH(there.run({"true"}, {}, 60s), "Slurm's job 12 has ended");
+  CHECK_THROWS_WITH(there.open({"true"})->wait(60s), "Slurm's job 12 has ended");
+  says("squeue", "echo 'Unable to contact slurm controller' >&2; exit 1\n");
+  CHECK_THROWS_AS(there.run({"true"}, {}, 60s), Error);
+  says("srun", "echo 'srun: error: n1: task 0: Exited with exit code 3' >&2; exit 3\n");
+  CHECK(there.run({"true"}, {}, 60s).exit.code == 3);
 }
