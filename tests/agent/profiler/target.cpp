@@ -61,15 +61,18 @@ int main() {
   taken.lock();
   std::thread busy([&] { computes(sum); });
   std::thread locked(waits_for_a_lock);
-  std::thread turns([] {
-    while (::getenv("THREADS") != nullptr && !over) std::thread([] {}).join();
-  });
+  std::thread turns;
+  if (::getenv("THREADS") != nullptr) {
+    turns = std::thread([] {
+      while (!over) std::thread([] {}).join();
+    });
+  }
   for (int now = there; now < 2; now = there) there.wait(now);
   if (::write(STDOUT_FILENO, "ready\n", 6) != 6) return 1;
   deep(20);
   taken.unlock();
   busy.join();
-  turns.join();
+  if (turns.joinable()) turns.join();
   locked.join();
   return 0;
 }
