@@ -144,9 +144,9 @@ void check_list(const std::vector<FileEntry>& files) {
   // Of the two messages the one that says more.
   const wire::ContentMessage message = wire::ShardOffer{std::string(16, '0'), files, std::nullopt};
   if (wire::dump(wire::to_json(message)).size() <= wire::kFrameLimit) return;
-  throw Error(ErrorCode::exhausted, "a checkpoint of " + std::to_string(files.size()) +
-                                        " files cannot be sent: their list is longer than " +
-                                        human_bytes(wire::kFrameLimit));
+  throw Error(ErrorCode::invalid, "a checkpoint of " + std::to_string(files.size()) +
+                                      " files cannot be sent: their list is longer than " +
+                                      human_bytes(wire::kFrameLimit));
 }
 
 asio::awaitable<void> bring_folder(wire::FrameStreamPtr stream, fs::path folder,

@@ -367,9 +367,17 @@ class Host:
         """Fills its disk but for `leave` bytes: from then on ENOSPC."""
         self.unfill()
         disk = self.folder / "disk"
-        room = os.statvfs(disk)
         with open(disk / "FILL", "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, max(room.f_bavail * room.f_frsize - leave, 1))
+            size, piece = 0, 1 << 62
+            while piece:  # others write there meanwhile, so that it takes more than one
+                room = os.statvfs(disk)
+                piece = min(piece, max(room.f_bavail * room.f_frsize - leave, 0))
+                try:
+                    if piece:
+                        os.posix_fallocate(file.fileno(), size, piece)
+                        size += piece
+                except OSError:
+                    piece //= 2
 
     def unfill(self):
         (self.folder / "disk/FILL").unlink(missing_ok=True)

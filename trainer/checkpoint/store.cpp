@@ -79,7 +79,7 @@ std::int64_t next_number(const fs::path& folder) {
 void make_folders(const fs::path& path) {
   std::error_code error;
   fs::create_directories(path, error);
-  if (error) throw Error("cannot make folder " + path.string() + ": " + error.message());
+  if (error) throw errno_error("cannot make folder " + path.string(), error.value());
 }
 
 }  // namespace

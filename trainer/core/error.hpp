@@ -10,7 +10,14 @@ namespace dtrain::train {
 // pass through as they are: run() in run.hpp prints both.
 class Error : public std::runtime_error {
  public:
-  explicit Error(const std::string& message) : std::runtime_error(message) {}
+  explicit Error(const std::string& message, int error_number = 0)
+      : std::runtime_error(message), error_number_(error_number) {}
+
+  // Of the system call that failed: ENOSPC; 0: it was none.
+  int error_number() const noexcept { return error_number_; }
+
+ private:
+  int error_number_;
 };
 
 // An Error with errno's text: "cannot open /x: No such file or directory".

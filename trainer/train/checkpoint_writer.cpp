@@ -1,6 +1,9 @@
 #include "trainer/train/checkpoint_writer.hpp"
 
+#include <cerrno>
+#include <chrono>
 #include <functional>
+#include <thread>
 #include <utility>
 
 #include "trainer/core/error.hpp"
@@ -10,6 +13,11 @@
 namespace dtrain::train {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::seconds kRoomAgain{2};
+constexpr std::chrono::minutes kRoomPatience{30};          // as long as the head may take to commit
+constexpr std::chrono::milliseconds kLookForTrouble{100};  // of another rank
+
 std::optional<std::string> trouble_of(const std::function<void()>& work) {
   try {
     work();
@@ -17,6 +25,10 @@ std::optional<std::string> trouble_of(const std::function<void()>& work) {
   } catch (const std::exception& error) {
     return error.what();
   }
+}
+
+Error given_up(std::int64_t step) {
+  return Error("the checkpoint of step " + std::to_string(step) + " was given up");
 }
 
 void write_document(ShardWriter& shard, const std::string& name, const nlohmann::json& document) {
@@ -73,7 +85,7 @@ std::optional<std::string> CheckpointWriter::wait() {
 // A rank that fails says so at once: the others would wait for its shard.
 void CheckpointWriter::write(const Task& task, const std::stop_token& stop) {
   try {
-    const std::filesystem::path folder = write_shard(task, stop);
+    const std::filesystem::path folder = write_with_room(task, stop);
     const std::optional<std::filesystem::path> path = commit(task, folder, stop);
     if (path) note_committed(*path);
   } catch (const std::exception& error) {
@@ -85,13 +97,34 @@ void CheckpointWriter::write(const Task& task, const std::stop_token& stop) {
   }
 }
 
+std::filesystem::path CheckpointWriter::write_with_room(const Task& task,
+                                                        const std::stop_token& stop) {
+  const Clock::time_point until = Clock::now() + kRoomPatience;
+  for (bool told = false;; told = true) {
+    try {
+      return write_shard(task, stop);
+    } catch (const Error& error) {
+      const bool no_room = error.error_number() == ENOSPC || error.error_number() == EDQUOT;
+      if (!no_room || Clock::now() >= until) throw;
+      if (!told) {
+        warn_on_stderr("the checkpoint of step " + std::to_string(task.part.step) +
+                       " waits for room: " + error.what());
+      }
+    }
+    const Clock::time_point again = Clock::now() + kRoomAgain;
+    while (Clock::now() < again) {
+      if (stop.stop_requested()) throw given_up(task.part.step);
+      if (const auto trouble = context_.read_note(task.note)) throw Error(*trouble);
+      std::this_thread::sleep_for(kLookForTrouble);
+    }
+  }
+}
+
 std::filesystem::path CheckpointWriter::write_shard(const Task& task, const std::stop_token& stop) {
   ShardWriter shard(storage_, environment_.attempt, task.part.step, task.part.shard,
                     task.part.shards);
   const auto go_on = [&] {
-    if (stop.stop_requested()) {
-      throw Error("the checkpoint of step " + std::to_string(task.part.step) + " was given up");
-    }
+    if (stop.stop_requested()) throw given_up(task.part.step);
   };
   for (const auto& [name, tensors] : snapshot_.sources()) {
     FileSink sink = shard.create(name);

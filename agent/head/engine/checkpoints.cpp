@@ -13,7 +13,8 @@ namespace dtrain::head {
 namespace {
 
 constexpr int kMaxShards = 100000;
-constexpr std::size_t kMaxCollecting = 64;  // steps of an attempt whose shards are not all there
+constexpr std::size_t kMaxCollecting = 64;     // steps of an attempt whose shards are not all there
+constexpr std::chrono::seconds kRoomAgain{5};  // where there was no room it is looked again
 
 }  // namespace
 
@@ -91,7 +92,6 @@ void Engine::Impl::checkpoint_report(Job& job, Attempt& attempt, Share& share, s
     refuse("shard " + std::to_string(shard) + " was reported already");
     return;
   }
-  collecting.reported[shard] = {share.row.node, seq, false};
   if (body.contains("metrics") && body["metrics"].is_object()) {
     for (const auto& [name, value] : body["metrics"].items()) {
       // Of several shards with the same name the first one counts.
@@ -109,6 +109,13 @@ void Engine::Impl::checkpoint_report(Job& job, Attempt& attempt, Share& share, s
   task.path = body.value("path", "");
   if (task.path.is_relative()) task.path = fs::path(job.spec.workdir) / task.path;
   task.keep = body.value("keep", false);
+  collecting.reported[shard] = {share.row.node, seq, task, false, false};
+  bring_shard(job, attempt, share, task);
+}
+
+// To where the shards of its step are collected.
+void Engine::Impl::bring_shard(Job& job, Attempt& attempt, const Share& share,
+                               const ShardReport& task) {
   const char* home = std::getenv("HOME");
   std::vector<fs::path> forbidden = {storage(job), options.root.root, job.spec.workdir,
                                      home != nullptr ? home : ""};
@@ -224,6 +231,11 @@ void Engine::Impl::shard_placed(const JobId& id, int number, std::int64_t step, 
     committed(id, number, step, {std::move(result.adopted), std::nullopt});
     return;
   }
+  if (result.error && result.error->code() == ErrorCode::exhausted && !attempt->ending()) {
+    reported->at(shard).waits = true;
+    wait_for_room(*job, *attempt, step, *result.error);
+    return;
+  }
   if (result.error) {
     const Collecting::Shard failed = reported->at(shard);
     const std::string why = result.error->what();
@@ -281,11 +293,53 @@ void Engine::Impl::start_commit(Job& job, Attempt& attempt, std::int64_t step) {
       });
 }
 
+bool Attempt::waits_for_room() const {
+  return std::any_of(collecting.begin(), collecting.end(),
+                     [](const auto& each) { return each.second.again.has_value(); });
+}
+
+// A full disk ends no job: the ranks, which go on, have their answer once there is room.
+void Engine::Impl::wait_for_room(Job& job, Attempt& attempt, std::int64_t step,
+                                 const Error& error) {
+  Collecting& collecting = attempt.collecting.at(step);
+  collecting.committing = false;
+  collecting.again = clock.now() + kRoomAgain;
+  if (std::exchange(collecting.no_room, error.what()).empty()) {
+    Tx tx;
+    warn(tx, job, attempt,
+         "the checkpoint of step " + std::to_string(step) +
+             " waits for room: " + collecting.no_room);
+    commit(job, std::move(tx), Urgency::soon);
+  }
+  rearm();
+  check_end(job.row.id);
+}
+
+void Engine::Impl::look_for_room(Job& job, Attempt& attempt) {
+  for (auto& [step, collecting] : attempt.collecting) {
+    if (!collecting.again || *collecting.again > clock.now()) continue;
+    collecting.again.reset();
+    bool commits = static_cast<int>(collecting.reported.size()) == collecting.shards;
+    for (auto& [number, shard] : collecting.reported) {
+      commits = commits && shard.placed;
+      const Share* share = attempt.share(shard.node);
+      if (!std::exchange(shard.waits, false) || share == nullptr) continue;
+      bring_shard(job, attempt, *share, shard.report);
+    }
+    if (commits) start_commit(job, attempt, step);
+  }
+}
+
 void Engine::Impl::committed(const JobId& id, int number, std::int64_t step, Committed result) {
   Job* job = find(id);
   Attempt* attempt = job == nullptr ? nullptr : job->find_attempt(number);
   if (attempt == nullptr) return;
   --attempt->file_work;
+  if (result.error && result.error->code() == ErrorCode::exhausted && !attempt->ending() &&
+      attempt->collecting.contains(step)) {
+    wait_for_room(*job, *attempt, step, *result.error);
+    return;
+  }
   Tx tx;
   if (result.error) {
     const std::string why = result.error->what();

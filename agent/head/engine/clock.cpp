@@ -25,6 +25,10 @@ void Engine::Impl::rearm() {
     if (job.not_before) at(*job.not_before);
     if (job.backoff_until) at(*job.backoff_until);
     if (const auto due = hang_due(job)) at(*due);
+    if (job.attempts.empty()) continue;
+    for (const auto& [step, collecting] : job.attempts.back().collecting) {
+      if (collecting.again) at(*collecting.again);
+    }
   }
   if (!nodes_out.can_come()) at(clock.now() + kLookWhileShut);
   for (const auto& [id, node] : nodes) {
@@ -69,7 +73,10 @@ void Engine::Impl::tick() {
            "it ran longer than timeout_s (" + std::to_string(job->spec.timeout->count()) + " s)",
            nullptr);
     }
-    if (Attempt* attempt = job->live_attempt()) look_for_hang(*job, *attempt);
+    if (Attempt* attempt = job->live_attempt()) {
+      look_for_room(*job, *attempt);
+      look_for_hang(*job, *attempt);
+    }
   }
   if (now >= next_housekeeping) housekeeping();
   if (now >= next_disk_look) look_at_disk();

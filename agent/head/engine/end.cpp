@@ -87,6 +87,12 @@ void Engine::Impl::check_end(const JobId& id) {
   for (const Share& share : attempt->shares) {
     if (share.live()) return;
   }
+  // What a training that went well has left is worth a wait; a stop ends it.
+  const bool well =
+      !attempt->ending() &&
+      std::all_of(attempt->shares.begin(), attempt->shares.end(),
+                  [](const Share& share) { return share.row.outcome == "succeeded"; });
+  if (well && attempt->waits_for_room()) return;
   end_attempt(*job, *attempt);
 }
 
@@ -178,8 +184,11 @@ void Engine::Impl::set_suspect_aside(Tx& tx, Job& job, const Attempt& attempt) {
 void Engine::Impl::end_attempt(Job& job, Attempt& attempt) {
   Tx tx;
   while (!attempt.collecting.empty()) {
-    drop_collecting(tx, job, attempt, attempt.collecting.begin()->first,
-                    "the attempt ended before all of its shards were reported");
+    const auto& [step, collecting] = *attempt.collecting.begin();
+    drop_collecting(tx, job, attempt, step,
+                    "the attempt ended before " + (collecting.no_room.empty()
+                                                       ? "all of its shards were reported"
+                                                       : "there was room: " + collecting.no_room));
   }
   std::vector<RankRow> ranks;
   for (auto& [number, rank] : attempt.ranks) {

@@ -345,7 +345,7 @@ void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t
   }
   // While its checkpoints are being committed, its end is not kept: a head that is started anew
   // hears both again. The last end of all goes with what follows from it.
-  if (attempt.file_work == 0 && more_live) keep(tx, share);
+  if (attempt.file_work == 0 && !attempt.waits_for_room() && more_live) keep(tx, share);
   if (!tx.changes.events.empty() || !tx.changes.shares.empty() || !tx.changes.attempts.empty()) {
     commit(job, std::move(tx), Urgency::soon);
   }

@@ -56,12 +56,16 @@ struct Collecting {
   struct Shard {
     NodeId node;
     std::uint64_t seq = 0;
+    ShardReport report;
     bool placed = false;
+    bool waits = false;  // for room, with the rest
   };
   int shards = 1;
   nlohmann::json metrics = nlohmann::json::object();
   std::map<int, Shard> reported;
   bool committing = false;
+  std::string no_room;             // why there was none; empty: there was
+  std::optional<Monotonic> again;  // when it is tried again; absent: it does not wait for room
 };
 
 struct Attempt {
@@ -92,6 +96,7 @@ struct Attempt {
 
   Share* share(const NodeId& node);
   bool ending() const { return row.state == AttemptState::stopping; }
+  bool waits_for_room() const;
   void lose(const NodeId& node, Monotonic heard);
 };
 
@@ -380,6 +385,7 @@ struct Engine::Impl {
     std::optional<Error> error;
     bool fetch = false;  // it is to be brought from its node first
   };
+  void bring_shard(Job& job, Attempt& attempt, const Share& share, const ShardReport& task);
   void fetch_shard(const JobId& id, const ShardReport& task, const NodeId& node);
   void shard_placed(const JobId& id, int attempt, std::int64_t step, int shard, Placed result);
   struct Committed {
@@ -389,6 +395,8 @@ struct Engine::Impl {
   void start_commit(Job& job, Attempt& attempt, std::int64_t step);
   void committed(const JobId& id, int attempt, std::int64_t step, Committed result);
   // Answers all shards of a step with an error; the step may be reported again.
+  void wait_for_room(Job& job, Attempt& attempt, std::int64_t step, const Error& error);
+  void look_for_room(Job& job, Attempt& attempt);
   void drop_collecting(Tx& tx, Job& job, Attempt& attempt, std::int64_t step,
                        const std::string& why);
   // Deletes what `num_to_keep` lets go, but not what ranks of `running` (may be null) began from.

@@ -146,8 +146,10 @@ void clear_temporary(const fs::path& storage, int attempt) {
 
 void place_shard(const fs::path& storage, const ShardReport& report,
                  const std::vector<fs::path>& forbidden) {
-  const fs::path path = reported_folder(report.path);
   const fs::path place = shard_place(fs::weakly_canonical(storage), report);
+  // An earlier try may have moved it, and then found no room for its list.
+  const bool moved = !report.keep && !fs::exists(report.path) && fs::exists(place);
+  const fs::path path = moved ? place : reported_folder(report.path);
   if (path != place) {
     refuse_around(path, forbidden);
     if (holds(checkpoints_folder(fs::weakly_canonical(storage)), path)) {

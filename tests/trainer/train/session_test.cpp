@@ -2,9 +2,16 @@
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <fstream>
 #include <sstream>
+#include <system_error>
+#include <thread>
 
 #include "tests/trainer/support/fake_supervisor.hpp"
 #include "tests/trainer/support/temporary.hpp"
@@ -91,6 +98,50 @@ TEST_CASE("alone, what a run began from stays until it ends") {
   CHECK_FALSE(kept(0));
   CHECK(kept(2));
   CHECK(kept(3));
+}
+
+TEST_CASE("a checkpoint for which the disk has no room waits for it") {
+  if (::getuid() != 0) {
+    MESSAGE("skipped: a disk that is full needs root");
+    return;
+  }
+  const test::TemporaryFolder folder;
+  // A thread that sees a disk of its own, as do those that it starts.
+  std::thread([&] {
+    const bool mounted = ::unshare(CLONE_NEWNS) == 0 &&
+                         ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+                         ::mount("disk", folder.path().c_str(), "tmpfs", 0, "size=1m") == 0;
+    CHECK_MESSAGE(mounted, "no disk of its own: ", std::generic_category().message(errno));
+    if (!mounted) return;
+    Context context = Context::join(Environment{}, {});
+    auto model = test::make_small_model(1);
+    Adam optimizer(named_parameters(*model), {});
+    Session session(context, quiet(folder / "storage"));
+    session.report(Place{1, 0, 1}, {}, *model, optimizer);
+    const auto first = session.finish();
+    {
+      std::ofstream filler(folder / "filler");
+      while (filler << std::string(4096, 'x') << std::flush) {
+      }
+    }
+    const int said = ::memfd_create("stderr", MFD_CLOEXEC);
+    const int before = ::dup(STDERR_FILENO);
+    ::dup2(said, STDERR_FILENO);
+    session.report(Place{2, 0, 2}, {}, *model, optimizer);
+    std::string text(1000, 0);
+    while (!contains(text, "the checkpoint of step 2 waits for room")) {
+      std::this_thread::yield();
+      ::pread(said, text.data(), text.size(), 0);
+    }
+    ::dup2(before, STDERR_FILENO);
+    ::close(before);
+    ::close(said);
+    CHECK(session.last_checkpoint() == first);
+    std::filesystem::remove(folder / "filler");
+    const auto second = session.finish();
+    CHECK(second != first);
+    CHECK(std::filesystem::exists(second.value() / "manifest.json"));
+  }).join();
 }
 
 TEST_CASE("a checkpoint that does not fit is refused with its file") {

@@ -254,6 +254,81 @@ TEST_CASE(
   world.until([&] { return world.state(id) == "restarting"; });
 }
 
+TEST_CASE("a checkpoint for which there is no room waits for it") {
+  Far world(1);
+  const JobId id = world.submit(World::spec());
+  world.started("node-0", id, 1);
+  world.say("node-0", id, 1, wire::MasterReady{29500});
+  world.start_ranks("node-0", id, 1, 0, 1);
+  const nlohmann::json line = {
+      {"type", "checkpoint"}, {"step", 7}, {"path", "/there"}, {"ack", true}};
+  world.say("node-0", id, 1, wire::RankReport{0, line});
+  const auto no_room = [&](std::size_t number) {
+    world.until([&] { return world.fetches.size() == number; });
+    world.fetches.back().done(Error(ErrorCode::exhausted, "no room"), {});
+    world.settle();
+    CHECK_FALSE(world.answer("node-0", id, 1, 3).has_value());
+  };
+  const auto room = [&](std::size_t number) {
+    world.until([&] { return world.fetches.size() == number; });
+    const World::Fetch fetch = world.fetches.back();
+    CHECK(fetch.ask.path == "/there");
+    fs::create_directories(fetch.folder);
+    std::ofstream(fetch.folder / "model") << "weights";
+    const FileSum sum = sum_file(fetch.folder / "model");
+    fetch.done(std::nullopt, {{"model", sum.size, sum.sha256}});
+  };
+  no_room(1);
+  world.advance(4s);
+  world.settle();
+  CHECK(world.fetches.size() == 1);
+  world.advance(1s);
+  no_room(2);
+  const std::vector<std::string> messages = world.messages(id);
+  CHECK(std::count(messages.begin(), messages.end(),
+                   "the checkpoint of step 7 waits for room: no room") == 1);
+
+  SUBCASE("its rank has the answer then") {
+    world.advance(5s);
+    room(3);
+    world.until([&] { return world.answer("node-0", id, 1, 3).has_value(); });
+    CHECK(world.answer("node-0", id, 1, 3)->at("ok") == true);
+  }
+  SUBCASE("and the end of a job that went well waits for it") {
+    world.exit_rank("node-0", id, 1, 0, 0);
+    world.finish("node-0", id, 1, Outcome::succeeded);
+    world.settle();
+    CHECK(world.state(id) == "running");
+    SUBCASE("until there is some") {
+      world.advance(5s);
+      room(3);
+      world.until([&] { return world.state(id) == "succeeded"; });
+      CHECK(world.engine->job(id).at("checkpoints").size() == 1);
+    }
+    SUBCASE("or somebody stops it") {
+      world.engine->stop(id, {}, [](const auto&) {});
+      world.until([&] { return world.state(id) == "succeeded"; });
+      CHECK(world.engine->job(id).at("checkpoints").empty());
+    }
+    SUBCASE("also of a head that is started anew") {
+      const std::uint64_t last = world.seqs[{"node-0", id.str(), 1}];
+      world.restart();
+      world.join("node-0", {{id, 1}});
+      world.repeat("node-0", id, 1, 3, wire::RankReport{0, line});
+      world.repeat("node-0", id, 1, last - 1, wire::RankExited{});
+      world.repeat("node-0", id, 1, last, wire::NodeFinished{});
+      room(3);
+      world.until([&] { return world.state(id) == "succeeded"; });
+      CHECK(world.engine->job(id).at("checkpoints").size() == 1);
+    }
+  }
+  SUBCASE("one that failed does not") {
+    world.exit_rank("node-0", id, 1, 0, 1);
+    world.finish("node-0", id, 1, Outcome::failed, "rank 0 failed");
+    world.until([&] { return world.state(id) == "failed"; });
+  }
+}
+
 TEST_CASE("a node whose ranks have ended is in use until its checkpoint is here") {
   Far world(1);
   const NodeId node("node-0");
