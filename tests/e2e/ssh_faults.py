@@ -5,9 +5,47 @@ import threading
 from ssh_harness import *
 
 
+# Rank 1 commits a checkpoint of 20 MB once it is told to by a file.
+SAVE = """
+import json, os, pathlib, socket, time
+home = pathlib.Path.home()
+if os.environ["RANK"] == "1":
+    while not (home / "save").exists():
+        time.sleep(0.05)
+    (home / "mine").mkdir()
+    (home / "mine" / "model").write_bytes(os.urandom(20_000_000))
+    s = socket.socket(socket.AF_UNIX)
+    s.connect(os.environ["DTRAIN_REPORT_SOCKET"])
+    s.sendall(json.dumps({"type": "checkpoint", "step": 1, "path": str(home / "mine"), "ack": True}).encode() + b"\\n")
+    print("answer:", s.makefile().readline().strip())
+"""
+
+
 class Faults(HostsCase):
     count = 3
     options = {"disk": "300m"}
+
+    def test_a_full_disk_of_the_head_costs_no_job_and_no_checkpoint(self):
+        self.write([0, 1])
+        self.up()
+        for host in self.lab:
+            host.path("~/save.py").write_text(SAVE)
+        job = self.submit("exec /usr/bin/python3 ~/save.py", "--nnodes", "2")
+        self.wait_state(job, "running")
+        follower = self.start("logs", "-f", "--json", job)
+        self.lab[0].fill(leave=5_000_000)
+        self.lab[1].path("~/save").touch()
+        while "the checkpoint of step 1 waits for room: no room below" not in (line := follower.stdout.readline()):
+            self.assertTrue(line, "it ended")
+        self.lab[0].fill()
+        said = self.refused("submit", "-d", "--", "true")
+        self.assertRegex(said.lower(), "room|space|disk")
+        self.assertEqual(self.state(job), "running")
+        self.lab[0].unfill()
+        self.wait_state(job, "succeeded")
+        self.assertIn('answer: {"ok":true', self.ok("logs", job))
+        self.assertEqual([c["step"] for c in self.job(job)["checkpoints"]], [1])
+        self.wait_state(self.submit("true"), "succeeded")
 
     def test_a_full_disk_is_named(self):
         self.lab[1].fill()
