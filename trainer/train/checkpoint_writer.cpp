@@ -1,5 +1,6 @@
 #include "trainer/train/checkpoint_writer.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <functional>
@@ -14,7 +15,8 @@ namespace dtrain::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::seconds kRoomAgain{2};
+constexpr std::chrono::seconds kFirstLookForRoom{2};
+constexpr std::chrono::seconds kLastLookForRoom{60};
 constexpr std::chrono::minutes kRoomPatience{30};          // as long as the head may take to commit
 constexpr std::chrono::milliseconds kLookForTrouble{100};  // of another rank
 
@@ -100,6 +102,7 @@ void CheckpointWriter::write(const Task& task, const std::stop_token& stop) {
 std::filesystem::path CheckpointWriter::write_with_room(const Task& task,
                                                         const std::stop_token& stop) {
   const Clock::time_point until = Clock::now() + kRoomPatience;
+  std::chrono::seconds pause = kFirstLookForRoom;
   for (bool told = false;; told = true) {
     try {
       return write_shard(task, stop);
@@ -111,7 +114,8 @@ std::filesystem::path CheckpointWriter::write_with_room(const Task& task,
                        " waits for room: " + error.what());
       }
     }
-    const Clock::time_point again = Clock::now() + kRoomAgain;
+    const Clock::time_point again =
+        Clock::now() + std::exchange(pause, std::min(2 * pause, kLastLookForRoom));
     while (Clock::now() < again) {
       if (stop.stop_requested()) throw given_up(task.part.step);
       if (const auto trouble = context_.read_note(task.note)) throw Error(*trouble);

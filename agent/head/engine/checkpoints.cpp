@@ -13,8 +13,11 @@ namespace dtrain::head {
 namespace {
 
 constexpr int kMaxShards = 100000;
-constexpr std::size_t kMaxCollecting = 64;     // steps of an attempt whose shards are not all there
-constexpr std::chrono::seconds kRoomAgain{5};  // where there was no room it is looked again
+constexpr std::size_t kMaxCollecting = 64;  // steps of an attempt whose shards are not all there
+// Where there was no room it is looked again, each time after twice as long: the node hashes it
+// anew.
+constexpr std::chrono::seconds kFirstLook{5};
+constexpr std::chrono::seconds kLastLook{60};
 
 }  // namespace
 
@@ -303,7 +306,8 @@ void Engine::Impl::wait_for_room(Job& job, Attempt& attempt, std::int64_t step,
                                  const Error& error) {
   Collecting& collecting = attempt.collecting.at(step);
   collecting.committing = false;
-  collecting.again = clock.now() + kRoomAgain;
+  collecting.room_look = std::clamp(2 * collecting.room_look, kFirstLook, kLastLook);
+  collecting.again = clock.now() + collecting.room_look;
   if (std::exchange(collecting.no_room, error.what()).empty()) {
     Tx tx;
     warn(tx, job, attempt,

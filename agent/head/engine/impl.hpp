@@ -64,8 +64,9 @@ struct Collecting {
   nlohmann::json metrics = nlohmann::json::object();
   std::map<int, Shard> reported;
   bool committing = false;
-  std::string no_room;             // why there was none; empty: there was
-  std::optional<Monotonic> again;  // when it is tried again; absent: it does not wait for room
+  std::string no_room;                // why there was none; empty: there was
+  std::chrono::seconds room_look{0};  // the last pause before another try
+  std::optional<Monotonic> again;     // when it is tried again; absent: it does not wait for room
 };
 
 struct Attempt {

@@ -57,13 +57,14 @@ void Engine::Impl::look_for_hang(Job& job, Attempt& attempt) {
   const std::optional<Monotonic> due = hang_due(job);
   const Monotonic now = clock.now();
   if (!due || now < *due) return;
-  // Of ranks whose node is not heard nobody knows whether they go on.
+  // Of ranks whose node is not heard nobody knows whether they go on; and they may wait for a
+  // checkpoint that has no room.
   const bool all_here =
       std::all_of(attempt.shares.begin(), attempt.shares.end(), [&](const Share& share) {
         const auto node = nodes.find(share.row.node);
         return !share.live() || (node != nodes.end() && node->second.connected);
       });
-  if (!all_here) {
+  if (!all_here || attempt.waits_for_room()) {
     attempt.advance.start(now);
     return;
   }

@@ -289,7 +289,10 @@ TEST_CASE("a checkpoint for which there is no room waits for it") {
                    "the checkpoint of step 7 waits for room: no room") == 1);
 
   SUBCASE("its rank has the answer then") {
-    world.advance(5s);
+    world.advance(9s);
+    world.settle();
+    CHECK(world.fetches.size() == 2);
+    world.advance(1s);
     room(3);
     world.until([&] { return world.answer("node-0", id, 1, 3).has_value(); });
     CHECK(world.answer("node-0", id, 1, 3)->at("ok") == true);
@@ -300,7 +303,7 @@ TEST_CASE("a checkpoint for which there is no room waits for it") {
     world.settle();
     CHECK(world.state(id) == "running");
     SUBCASE("until there is some") {
-      world.advance(5s);
+      world.advance(10s);
       room(3);
       world.until([&] { return world.state(id) == "succeeded"; });
       CHECK(world.engine->job(id).at("checkpoints").size() == 1);
