@@ -14,6 +14,7 @@
 #include "launcher/core/log.hpp"
 #include "launcher/core/process_exit.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/wire/attempt.hpp"
 
 namespace dtrain::supervise {
 namespace {
@@ -183,10 +184,11 @@ std::string AttemptGroup::memory_end(const std::string& part, std::uint64_t limi
   }
   if (!memory || memory->killed == 0) return {};
   if (limit > 0 && memory->limit_reached > 0) {
-    return "killed for memory: it used " + human_bytes(memory->peak.value_or(limit)) + " of " +
-           human_bytes(limit);
+    return std::string(wire::RankExited::kKilledForMemory) + "it used " +
+           human_bytes(memory->peak.value_or(limit)) + " of " + human_bytes(limit);
   }
-  return "killed for memory: its machine, or a limit that others set for it, had none left" +
+  return std::string(wire::RankExited::kKilledForMemory) +
+         "its machine, or a limit that others set for it, had none left" +
          (memory->peak ? "; it used " + human_bytes(*memory->peak) : "");
 }
 

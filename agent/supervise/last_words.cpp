@@ -14,6 +14,7 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/wire/attempt.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::supervise {
@@ -131,6 +132,20 @@ bool says_address_in_use(std::span<const std::string> lines) {
   });
 }
 
+std::string missing_library(std::span<const std::string> lines) {
+  constexpr std::string_view kBefore = ": error while loading shared libraries: ";
+  constexpr std::string_view kBehind = ": cannot open shared object file";
+  for (const std::string& line : lines) {
+    const auto begin = line.find(kBefore);
+    const auto end =
+        line.find(kBehind, begin == std::string::npos ? begin : begin + kBefore.size());
+    if (end == std::string::npos) continue;
+    const std::size_t from = begin + kBefore.size();
+    return "its shared library " + printable(line.substr(from, end - from), false) + " is missing";
+  }
+  return {};
+}
+
 KernelLog::KernelLog(const fs::path& log, const fs::path& pid_namespace) {
   std::error_code none;
   if (fs::read_symlink(pid_namespace, none) != kFirstPidNamespace) return;
@@ -157,9 +172,9 @@ std::string KernelLog::memory_end(pid_t pid) {
   const std::string said = std::string(kKilled) + std::to_string(pid) + " (";
   for (const std::string& line : kills_) {
     if (line.find(said) == std::string::npos) continue;
-    return line.find("Memory cgroup out of memory") != std::string::npos
-               ? "killed for memory: a limit that others set for it was reached"
-               : "killed for memory: its machine had none left";
+    const bool by_limit = line.find("Memory cgroup out of memory") != std::string::npos;
+    return std::string(wire::RankExited::kKilledForMemory) +
+           (by_limit ? "a limit that others set for it was reached" : "its machine had none left");
   }
   return {};
 }

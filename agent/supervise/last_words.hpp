@@ -27,6 +27,10 @@ ErrorFile read_error_file(const fs::path& file);
 // The lines say that a port was taken, in the words of libc, Python or libuv.
 bool says_address_in_use(std::span<const std::string> lines);
 
+// "its shared library libx.so.1 is missing", where a line of the dynamic loader (glibc's) says so;
+// else empty.
+std::string missing_library(std::span<const std::string> lines);
+
 // What the kernel's log says from this object's beginning on, where this process may read it and
 // the kernel's pids are ours (not in a container).
 class KernelLog {

@@ -95,6 +95,8 @@ void Supervisor::tell_exits(Monotonic now) {
       if (!rank.cause.empty()) warn(number, "a process of it was " + rank.cause);
     } else {
       event.cause = rank.cause;
+      const bool by_loader = event.exit.code == 127;
+      if (event.cause.empty() && by_loader) event.cause = missing_library(event.last_lines);
     }
     ended_ranks_.pop_front();
     emit(event);

@@ -133,6 +133,8 @@ struct RankExited {
   std::vector<std::string> last_lines;  // of its stderr, else stdout: at most 20 lines of 500 bytes
   bool address_in_use = false;          // rank 0 failed and its last lines say so
   std::string cause;                    // what ended it, where more is known than its exit says
+  // One by want of memory begins so.
+  static constexpr std::string_view kKilledForMemory = "killed for memory: ";
 };
 // The last event: no process of the attempt is left on this node, and all its output is on disk.
 struct NodeFinished {

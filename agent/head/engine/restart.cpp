@@ -110,7 +110,9 @@ std::string describe(const RankRow& rank) {
 Fault fault_of(const RankRow& rank) {
   Fault fault;
   fault.kind = rank.signal != 0 ? FaultKind::signal : FaultKind::exit_code;
-  if (!rank.cause.empty()) fault.kind = FaultKind::out_of_memory;  // a node knows no other cause
+  if (rank.cause.starts_with(wire::RankExited::kKilledForMemory)) {
+    fault.kind = FaultKind::out_of_memory;
+  }
   fault.code = rank.code;
   fault.signal = rank.signal;
   fault.node = rank.node;

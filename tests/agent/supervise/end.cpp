@@ -76,6 +76,17 @@ TEST_CASE("address in use is seen on rank 0 alone") {
   driver.finish();
 }
 
+TEST_CASE("a shared library that is missing is the cause") {
+  Driver driver;
+  driver.shell(
+      "echo './x: error while loading shared libraries: liby.so: cannot open shared object file: "
+      "No "
+      "such file or directory' >&2; exit 127");
+  driver.start_and_connect();
+  CHECK(driver.until<wire::RankExited>().cause == "its shared library liby.so is missing");
+  driver.finish();
+}
+
 TEST_CASE("a rank that ends well early does not end the others") {
   Driver driver;
   driver.shell("if [ $RANK = 1 ]; then exit 0; fi; " + kForever, 2);

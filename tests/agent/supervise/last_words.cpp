@@ -73,6 +73,19 @@ TEST_CASE("error files: torchrun's, a plain message, any text, no plain file") {
   CHECK(read_error_file(folder.path()).message.empty());
 }
 
+TEST_CASE("a shared library that the loader misses is named") {
+  using supervise::missing_library;
+  CHECK(missing_library(Lines{"a",
+                              "./train: error while loading shared libraries: libfoo.so.1: cannot "
+                              "open shared object file: No such file or directory"}) ==
+        "its shared library libfoo.so.1 is missing");
+  CHECK(
+      missing_library(Lines{"./train: error while loading shared libraries: libfoo.so.1: file too "
+                            "short"}) == "");
+  CHECK(missing_library(Lines{": cannot open shared object file"}) == "");
+  CHECK(missing_library(Lines{}) == "");
+}
+
 TEST_CASE("address in use, in the words of several libraries") {
   using supervise::says_address_in_use;
   CHECK(says_address_in_use(Lines{"a", "OSError: [Errno 98] Address already in use", "b"}));

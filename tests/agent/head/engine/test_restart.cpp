@@ -232,6 +232,9 @@ TEST_CASE("what a rank's failure is") {
   CHECK(fault_of(rank).words == "#:#:# pid #: no such file /x#");
   rank.error_message = "ValueError: 3";
   CHECK(fault_of(rank).words == "ValueError: #");
+  rank.cause = "its shared library liby.so is missing";
+  CHECK(fault_of(rank).kind == FaultKind::exit_code);
+  rank.cause.clear();
   rank.signal = 9;
   CHECK(fault_of(rank).kind == FaultKind::signal);
   rank.cause = "killed for memory: it used 1.0 GiB of 1.0 GiB";
