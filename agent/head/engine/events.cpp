@@ -113,9 +113,7 @@ void Engine::Impl::event(const NodeId& node_id, const JobId& job_id, int number,
     if (node == nodes.end()) return;
     if (finished) {
       node->second.leftovers.erase({job_id, number});
-      if (job != nullptr && !job->attempts.empty() && job->attempts.back().row.attempt == number) {
-        job->not_before.reset();
-      }
+      if (job != nullptr) look_at_lease(*job);
       schedule();
       rearm();
     } else if (share == nullptr || share->row.state != ShareState::finished) {

@@ -317,6 +317,7 @@ struct Engine::Impl {
   void heard(const NodeId& id);
   void gone(const NodeId& id);
   void lose_node(Node& node);
+  void look_at_lease(Job& job);
   void set_node(Tx& tx, Node& node, NodeEvent event, const std::string& reason);
   void commit_node(Tx tx);
   Node& known_node(const NodeId& id);  // Error(not_found)

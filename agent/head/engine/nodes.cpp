@@ -114,19 +114,23 @@ void Engine::Impl::joined(const NodeInfo& info) {
                    {});
     }
   }
-  // No old epoch lives there: who waits for its lease may go on.
-  for (const JobId& id : live) {
-    Job& job = jobs.at(id);
-    if (!job.not_before || job.attempts.empty()) continue;
-    const Attempt& last = job.attempts.back();
-    const bool waits = std::any_of(last.shares.begin(), last.shares.end(), [&](const Share& share) {
-      return share.row.state == ShareState::lost &&
-             (share.row.node != info.node || node.leftovers.contains({id, last.row.attempt}));
-    });
-    if (!waits) job.not_before.reset();
-  }
+  for (const JobId& id : live) look_at_lease(jobs.at(id));
   schedule();
   rearm();
+}
+
+// Where nothing of its last attempt may still run on a node that was given up, it waits for no
+// lease.
+void Engine::Impl::look_at_lease(Job& job) {
+  if (!job.not_before || job.attempts.empty()) return;
+  const Attempt& last = job.attempts.back();
+  const bool may_run = std::any_of(last.shares.begin(), last.shares.end(), [&](const Share& share) {
+    if (share.row.state != ShareState::lost) return false;
+    const auto node = nodes.find(share.row.node);
+    return node == nodes.end() || node->second.row.state == NodeState::gone ||
+           node->second.leftovers.contains({job.row.id, last.row.attempt});
+  });
+  if (!may_run) job.not_before.reset();
 }
 
 void Engine::Impl::preparing(const NodeId& id, const std::string& what, bool waits) {
@@ -234,7 +238,9 @@ void Engine::Impl::share_broken(const NodeId& id, const JobId& job_id, int numbe
                                 const std::vector<pid_t>& unkillable) {
   if (const auto node = nodes.find(id); node != nodes.end()) {
     if (node->second.leftovers.erase({job_id, number}) > 0) {
+      if (Job* waits = find(job_id)) look_at_lease(*waits);
       schedule();
+      rearm();
       return;
     }
   }

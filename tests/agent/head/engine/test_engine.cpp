@@ -281,6 +281,47 @@ TEST_CASE("a lost node: restarted elsewhere after its lease, the old epoch stopp
   CHECK(world.state(id) == "starting");
 }
 
+TEST_CASE("of two lost nodes the one that is back does not end the wait for the other's lease") {
+  enum class Back { alone, both };
+  const auto run = [](bool has_last_word, Back back) {
+    World world(3);
+    for (const char* name : {"node-0", "node-1", "node-2"}) world.join(name);
+    JobSpec spec = World::spec();
+    spec.nnodes = {2, 2};
+    const JobId id = world.submit(spec);
+    world.started("node-0", id, 1);
+    world.say("node-0", id, 1, wire::MasterReady{29500});
+    world.start_ranks("node-0", id, 1, 0, 1);
+    world.start_ranks("node-1", id, 1, 1, 1);
+    world.settle();
+    world.engine->gone(NodeId("node-0"));
+    world.engine->gone(NodeId("node-1"));
+    for (int i = 0; i < 7; ++i) {
+      world.advance(5s);
+      world.engine->heard(NodeId("node-2"));
+    }
+    CHECK(world.state(id) == "restarting");
+    world.join("node-0", {{id, 1}});
+    if (has_last_word) {
+      world.finish("node-0", id, 1, Outcome::failed, "rank 0 failed");
+    } else {
+      world.engine->supervisor_lost(NodeId("node-0"), id, 1, "gone", {});
+    }
+    world.settle();
+    CHECK_FALSE(world.was_started(id, 2));
+    if (back == Back::both) world.join("node-1");
+    for (int i = 0; back == Back::alone && i < 5; ++i) {
+      world.advance(5s);
+      for (const char* name : {"node-0", "node-2"}) world.engine->heard(NodeId(name));
+    }
+    world.until([&] { return world.was_started(id, 2); });
+  };
+  for (const bool has_last_word : {true, false}) {
+    run(has_last_word, Back::alone);
+    run(has_last_word, Back::both);
+  }
+}
+
 TEST_CASE("a node that is gone explains why ranks elsewhere fail after it") {
   World world(2);
   world.join("node-0");
