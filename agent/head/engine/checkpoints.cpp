@@ -176,7 +176,10 @@ void Engine::Impl::fetch_shard(const JobId& id, const ShardReport& task, const N
   Attempt* attempt = job == nullptr ? nullptr : job->find_attempt(task.attempt);
   Share* share = attempt == nullptr ? nullptr : attempt->share(node);
   if (share == nullptr) return;
-  if (share->row.state == ShareState::lost) {
+  // What is asked of a node that was given up nobody gives up once more.
+  const auto its = nodes.find(node);
+  if (share->row.state == ShareState::lost || its == nodes.end() ||
+      its->second.row.state == NodeState::lost || !counts(its->second.row.state)) {
     fail(Error(ErrorCode::unreachable, node.str() + " was lost"));
     return;
   }

@@ -308,6 +308,13 @@ TEST_CASE("a checkpoint for which there is no room waits for it") {
       world.until([&] { return world.state(id) == "succeeded"; });
       CHECK(world.engine->job(id).at("checkpoints").size() == 1);
     }
+    SUBCASE("or its node is lost") {
+      world.engine->gone(NodeId("node-0"));
+      world.advance(31s);
+      world.until([&] { return world.state(id) == "succeeded"; });
+      CHECK(world.fetches.size() == 2);
+      CHECK(world.engine->job(id).at("checkpoints").empty());
+    }
     SUBCASE("or somebody stops it") {
       world.engine->stop(id, {}, [](const auto&) {});
       world.until([&] { return world.state(id) == "succeeded"; });
