@@ -100,12 +100,18 @@ def one_attempt_is_accepted(seen):
             newest = max(newest, this)
 
 
+def notes_of(lines):
+    """(attempt, what, words…) of each that is whole."""
+    for words in map(str.split, lines):
+        if words and words[-1] == ".":
+            yield int(words[0]), *words[1:-1]
+
+
 def what_is_accepted_is_kept(seen):
     """An attempt goes on from what was confirmed to those before it, or from later."""
     for (job, rank), lines in seen.notes.items():
         confirmed, resumed = {}, {}
-        for attempt, what, *words in map(str.split, lines):
-            attempt = int(attempt)
+        for attempt, what, *words in notes_of(lines):
             resumed.setdefault(attempt, 0)
             if what == "accepted":
                 confirmed[attempt] = max(confirmed.get(attempt, 0), int(words[0]))
@@ -123,9 +129,9 @@ def one_attempt_runs(seen):
     for job in seen.fenced:
         lived = {}
         for (of, _), lines in seen.notes.items():
-            for attempt, what, *words in map(str.split, lines) if of == job else ():
-                first, last = lived.get(int(attempt), (float("inf"), 0.0))
-                lived[int(attempt)] = (min(first, float(words[-1])), max(last, float(words[-1])))
+            for attempt, _, *words in notes_of(lines) if of == job else ():
+                first, last = lived.get(attempt, (float("inf"), 0.0))
+                lived[attempt] = (min(first, float(words[-1])), max(last, float(words[-1])))
         for attempt, (_, last) in lived.items():
             began = min((first for later, (first, _) in lived.items() if later > attempt), default=float("inf"))
             if last > began and not any(start <= last and end + 5 >= began for start, end in seen.stopped):

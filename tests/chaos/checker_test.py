@@ -31,8 +31,8 @@ def good():
               "b": job(attempt(1))},
         logs=logs, followed=copy.deepcopy(logs),
         losses={("b", 1): {"10": "0.5"}}, reference={"10": "0.5", "20": "0.4"},
-        notes={("a", 0): ["1 alive 10.0", "1 accepted 1 10.5", "1 accepted 2 11.0", "1 alive 11.0",
-                          "2 resumed 2 12.0", "2 alive 12.5", "2 accepted 3 13.0"]},
+        notes={("a", 0): ["", "1 alive 10.0 .", "1 accepted 1 10.5 .", "1 accepted 2 11.0 .", "1 alive 11.0 .",
+                          "2 resumed 2 12.0 .", "2 alive 12.5 .", "2 accep", "2 accepted 3 13.0 ."]},
         fenced={"a"})
 
 
@@ -85,11 +85,11 @@ class Checker(unittest.TestCase):
 
     def test_a_confirmed_checkpoint_that_is_gone(self):
         self.finds("it resumed from 1, and 2 was confirmed",
-                   lambda seen: seen.notes["a", 0].__setitem__(4, "2 resumed 1 12.0"))
-        self.finds("it began anew, and 2 was confirmed", lambda seen: seen.notes["a", 0].pop(4))
+                   lambda seen: seen.notes["a", 0].__setitem__(5, "2 resumed 1 12.0 ."))
+        self.finds("it began anew, and 2 was confirmed", lambda seen: seen.notes["a", 0].pop(5))
 
     def test_two_attempts_at_once(self):
-        late = "1 alive 12.1"
+        late = "1 alive 12.1 ."
         self.finds("attempt 1 still ran 0.100 s", lambda seen: seen.notes["a", 0].append(late))
         seen = good()
         seen.notes["a", 0].append(late)

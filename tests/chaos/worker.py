@@ -1,10 +1,11 @@
 """A rank of the jobs that chaos runs. It writes numbered lines, notes on its host's disk when it lived, and
 as rank 0 commits a checkpoint with a count each second, from which the next attempt goes on.
 
-Notes, a line each in ~/notes/JOB.RANK, by this machine's one clock:
-    ATTEMPT alive TIME
-    ATTEMPT resumed COUNT TIME
-    ATTEMPT accepted COUNT TIME        the head has confirmed it
+Notes, a line each in ~/notes/JOB.RANK, by this machine's one clock; one of which a full disk took a part only
+has no end:
+    ATTEMPT alive TIME .
+    ATTEMPT resumed COUNT TIME .
+    ATTEMPT accepted COUNT TIME .      the head has confirmed it
 """
 
 import contextlib
@@ -22,7 +23,7 @@ LINE_S, CHECKPOINT_S = 0.05, 1.0
 
 def note(*words):
     with contextlib.suppress(OSError), open(NOTES, "a") as file:  # its disk may be full just now
-        print(ATTEMPT, *words, f"{time.time():.6f}", file=file)
+        file.write(f"\n{' '.join(map(str, (ATTEMPT, *words)))} {time.time():.6f} .")
 
 
 def resumed():
