@@ -27,8 +27,9 @@ DTRAIN = BUILD / "cli" / "dtrain"
 MLP = BUILD / "examples" / "mnist_mlp" / "mnist_mlp"
 HEALED_S = 300  # until all is well again once the faults are over
 CALL_S = 180    # of one command
-TRAINING = ("--nnodes", "2", "--", str(MLP), "--limit", "2000", "--epochs", "20", "--batch-size-per-worker", "32",
-            "--checkpoint-every", "50")
+# Of the jobs some hundred ranks are killed, at no step of theirs: that a job gives up is not what is asked.
+STUBBORN = {"max_restarts": 1_000_000, "restart": {"same_failure": "restart", "backoff_s": 1}}
+TRAINING = [str(MLP), "--limit", "2000", "--epochs", "20", "--batch-size-per-worker", "32", "--checkpoint-every", "50"]
 
 
 class Chaos:
@@ -79,14 +80,14 @@ class Chaos:
             self.say("a submit was not acknowledged: " + (done.stderr or done.stdout).strip().split("\n")[0])
         return None
 
-    def submit_counting(self, name, **more):
+    def submit_yaml(self, name, command, **more):
         path = self.folder / f"{name}.yaml"
-        path.write_text(json.dumps({
-            "name": name, "command": f"exec /usr/bin/python3 {SOURCE}/tests/chaos/worker.py", "nnodes": 2,
-            # Of these some hundred are killed, at no step of theirs; that the job gives up is not what is asked.
-            "max_restarts": 1_000_000, "restart": {"same_failure": "restart", "backoff_s": 1},
-            "stop_grace_s": 2, **more}))
-        job = self.submit(path)
+        path.write_text(json.dumps({"name": name, "command": command, **STUBBORN, **more}))
+        return self.submit(path)
+
+    def submit_counting(self, name, **more):
+        job = self.submit_yaml(name, f"exec /usr/bin/python3 {SOURCE}/tests/chaos/worker.py", nnodes=2,
+                               stop_grace_s=2, **more)
         assert job, "no job runs yet, and no fault either"
         self.counting.append(job)
         return job
@@ -96,10 +97,10 @@ class Chaos:
         number = 0
         while not self.over.wait(3):
             number += 1
-            self.submit("--name", f"small-{number}", "--max-restarts", "1000", "--", "/bin/sh", "-c", f"echo done {number}")
+            self.submit_yaml(f"small-{number}", f"echo done {number}")
             with contextlib.suppress(Exception):
                 if not self.training or self.json("result", self.training[-1])["state"] == "succeeded":
-                    if job := self.submit("--name", "train", "--max-restarts", "1000000", *TRAINING):
+                    if job := self.submit_yaml("train", TRAINING, nnodes=2):
                         self.training.append(job)
 
     def keep_up(self):
@@ -118,13 +119,14 @@ class Chaos:
     def inflict(self):
         """The plan's faults, each undone when it has lasted."""
         plan = faults.plan(self.options.seed, self.options.minutes * 60, len(self.lab))
-        turns = sorted([(fault.at, True, fault) for fault in plan] +
-                       [(fault.at + fault.lasts, False, fault) for fault in plan], key=lambda turn: turn[:2])
+        # Of one that is over at once the end comes behind its beginning.
+        turns = sorted([(fault.at, 0, fault) for fault in plan] +
+                       [(fault.at + fault.lasts, 1, fault) for fault in plan], key=lambda turn: turn[:2])
         began = time.monotonic()
         since = {}
-        for at, begins, fault in turns:
+        for at, is_end, fault in turns:
             time.sleep(max(0.0, began + at - time.monotonic()))
-            if begins:
+            if not is_end:
                 self.say(str(fault))
                 since[fault] = time.time()
                 faults.do(self.lab, fault)
@@ -186,7 +188,7 @@ class Chaos:
 
     def run(self):
         self.ok("up", self.yaml)
-        first = self.submit("--name", "train", *TRAINING)
+        first = self.submit_yaml("train", TRAINING, nnodes=2)
         self.wait_for_ends()
         self.seen.reference = losses(self.ok("logs", first))
         assert len(self.seen.reference) > 10, self.ok("logs", first)
