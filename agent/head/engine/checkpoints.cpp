@@ -326,14 +326,14 @@ void Engine::Impl::look_for_room(Job& job, Attempt& attempt) {
   for (auto& [step, collecting] : attempt.collecting) {
     if (!collecting.again || *collecting.again > clock.now()) continue;
     collecting.again.reset();
-    bool commits = static_cast<int>(collecting.reported.size()) == collecting.shards;
+    bool all_placed = static_cast<int>(collecting.reported.size()) == collecting.shards;
     for (auto& [number, shard] : collecting.reported) {
-      commits = commits && shard.placed;
+      all_placed = all_placed && shard.placed;
       const Share* share = attempt.share(shard.node);
       if (!std::exchange(shard.waits, false) || share == nullptr) continue;
       bring_shard(job, attempt, *share, shard.report);
     }
-    if (commits) start_commit(job, attempt, step);
+    if (all_placed) start_commit(job, attempt, step);
   }
 }
 
