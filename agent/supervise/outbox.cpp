@@ -1,5 +1,6 @@
 #include "agent/supervise/outbox.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "launcher/core/error.hpp"
@@ -84,10 +85,22 @@ void Outbox::acknowledge(std::uint64_t seq) {
   }
 }
 
+void Outbox::beats_heard(std::uint64_t seq) {
+  if (seq != beats_on_their_way_ || seq == 0) return;  // acknowledged meanwhile, with the others
+  beats_on_their_way_ = 0;
+  const auto found =
+      std::lower_bound(events_.begin(), events_.end(), seq,
+                       [](const Event& event, std::uint64_t number) { return event.seq < number; });
+  if (found == events_.end() || found->seq != seq) return;
+  bytes_ -= found->line.size();
+  events_.erase(found);
+}
+
 const Outbox::Event* Outbox::after(std::uint64_t seq) const {
-  if (events_.empty() || seq >= last_seq_) return nullptr;
-  const std::uint64_t first = events_.front().seq;
-  return seq < first ? &events_.front() : &events_[static_cast<std::size_t>(seq + 1 - first)];
+  const auto found =
+      std::upper_bound(events_.begin(), events_.end(), seq,
+                       [](std::uint64_t number, const Event& event) { return number < event.seq; });
+  return found == events_.end() ? nullptr : &*found;
 }
 
 std::vector<std::string> Outbox::lasting(const wire::AttemptEventBody& last) const {

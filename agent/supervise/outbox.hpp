@@ -13,7 +13,7 @@
 namespace dtrain::supervise {
 
 // The events of an attempt that the head has not acknowledged, in order, each as the line that is
-// sent. Numbers go up by one. Of progress reports and heartbeats at most one per rank is on its
+// sent. Numbers go up. Of progress reports and heartbeats at most one per rank is on its
 // way, or of heartbeats one for all ranks; while it is, only the newest is kept. No I/O.
 class Outbox {
  public:
@@ -33,13 +33,17 @@ class Outbox {
   void push_beat(wire::RankBeat beat);
   // What came by push_beat() is put in line as one event, if none is on its way and the last was a
   // second ago. Returns when to call this again, if time alone is missing; to be called after
-  // push_beat() and acknowledge() too.
+  // push_beat(), acknowledge() and beats_heard() too.
   std::optional<Monotonic> send_beats(Monotonic now);
   // The rank has ended: what waits for its turn is put in line now, before RankExited.
   void flush_passing(int rank);
 
   // Forgets all up to `seq`. Throws Error(invalid) for a number that was never given.
   void acknowledge(std::uint64_t seq);
+
+  // Of those that send_beats() has put in line, that the head has this one, whatever waits before
+  // it.
+  void beats_heard(std::uint64_t seq);
 
   // The first event after `seq`; null when there is none.
   const Event* after(std::uint64_t seq) const;

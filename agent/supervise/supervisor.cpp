@@ -332,6 +332,9 @@ void Supervisor::on_command(const wire::AttemptCommand& command) {
     end(Outcome::stopped, stop->reason.empty() ? "stopped" : stop->reason,
         stop->grace ? *stop->grace : spec_.stop_grace);
     word_timer_.cancel();
+  } else if (const auto* heard = std::get_if<wire::BeatsHeard>(&command)) {
+    outbox_.beats_heard(heard->seq);
+    send_beats();
   } else if (lease_timer_.is_open()) {
     wait_lease();
   }

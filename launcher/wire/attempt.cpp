@@ -87,13 +87,16 @@ void fields(Is<StopRanks> auto& m, auto&& f) {
   f("grace_s", if_set(m.grace), "reason", or_default(m.reason));
 }
 BOOST_DESCRIBE_STRUCT(RenewLease, (), ())
+void fields(Is<BeatsHeard> auto& m, auto&& f) {
+  f("seq", within(m.seq, 1, kExactMax));
+}
 
 namespace {
 
 constexpr MessageNames<AttemptEventBody> kEvents{"master_ready", "setup_started", "ranks_started",
                                                  "report",       "warning",       "rank_exited",
                                                  "finished",     "beats"};
-constexpr MessageNames<AttemptCommand> kCommands{"ack", "stop", "lease"};
+constexpr MessageNames<AttemptCommand> kCommands{"ack", "stop", "lease", "beats_heard"};
 
 }  // namespace
 

@@ -167,10 +167,16 @@ struct StopRanks {
 };
 struct RenewLease {};  // the head was heard: the lease runs from now
 
-using AttemptCommand = std::variant<EventAck, StopRanks, RenewLease>;
+// The head has these RankBeats, while events before them are not durable yet: they are not sent
+// again, and the next may go out.
+struct BeatsHeard {
+  std::uint64_t seq = 0;
+};
+
+using AttemptCommand = std::variant<EventAck, StopRanks, RenewLease, BeatsHeard>;
 
 // Each is an object with "type" (master_ready, setup_started, ranks_started, report, warning,
-// rank_exited, finished, beats; ack, stop, lease), an event also with "seq". from_json throws
+// rank_exited, finished, beats; ack, stop, lease, beats_heard), an event also with "seq". from_json throws
 // Error(invalid) naming the field. An unknown type is Error(invalid) too.
 nlohmann::json to_json(const AttemptSpec& spec);
 AttemptSpec attempt_spec_from_json(const nlohmann::json& json);

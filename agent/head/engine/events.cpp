@@ -97,6 +97,8 @@ void Engine::Impl::event(const NodeId& node_id, const JobId& job_id, int number,
         again.answer = answer_again(*job, number, report->body);
       }
       nodes_out.send(node_id, job_id, number, again);
+    } else if (std::holds_alternative<wire::RankBeats>(event.body)) {
+      nodes_out.send(node_id, job_id, number, wire::BeatsHeard{event.seq});
     }
     if (finished) schedule();
     return;

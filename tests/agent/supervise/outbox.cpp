@@ -122,6 +122,36 @@ TEST_CASE("heartbeats of a node go as one event, once a second, each rank's newe
   CHECK(outbox.lasting(wire::NodeFinished{}).size() == 1);
 }
 
+TEST_CASE("heartbeats go on while an event before them is not acknowledged") {
+  Outbox outbox;
+  const auto beats_at = [&](int seconds, std::uint64_t seq) {
+    outbox.push_beat({0, seconds, "", std::nullopt});
+    CHECK_FALSE(outbox.send_beats(kStart + std::chrono::seconds(seconds)).has_value());
+    CHECK(outbox.last_seq() == seq);
+  };
+  outbox.push(wire::RankReport{0, {{"type", "checkpoint"}}});
+  for (int i = 1; i <= 10000; ++i) {
+    const auto seq = static_cast<std::uint64_t>(i) + 1;
+    beats_at(i, seq);
+    CHECK(outbox.after(1)->seq == seq);
+    outbox.beats_heard(seq);
+    CHECK(outbox.after(1) == nullptr);
+    CHECK(outbox.after(0)->seq == 1);
+  }
+  CHECK_FALSE(outbox.full());
+  outbox.beats_heard(7);  // once more
+  beats_at(10001, 10002);
+  outbox.beats_heard(9);
+  CHECK(outbox.after(1)->seq == 10002);
+  const auto last = outbox.push(wire::SetupStarted{});
+  outbox.beats_heard(10002);
+  CHECK(outbox.after(1)->seq == last);
+  outbox.acknowledge(10002);
+  CHECK(outbox.after(0)->seq == last);
+  outbox.acknowledge(last);
+  CHECK(outbox.empty());
+}
+
 TEST_CASE("it is full by number and by bytes, and relaxes at half") {
   Outbox outbox;
   SUBCASE("number") {

@@ -321,6 +321,36 @@ TEST_CASE("the head keeps each rank's newest heartbeat, shows it, and acknowledg
   }
 }
 
+TEST_CASE("heartbeats are heard while a checkpoint before them is on its way") {
+  Running world;
+  const std::uint64_t before = world.acknowledged("node-0", world.id, 1);
+  world.say("node-0", world.id, 1,
+            wire::RankReport{0,
+                             {{"type", "checkpoint"},
+                              {"step", 5},
+                              {"path", "/there"},
+                              {"shard", 0},
+                              {"shards", 2},
+                              {"ack", true}}});
+  const auto heard = [&] {
+    std::vector<std::uint64_t> seqs;
+    for (const auto& each : world.sent) {
+      if (const auto* one = std::get_if<wire::BeatsHeard>(&each.command)) seqs.push_back(one->seq);
+    }
+    return seqs;
+  };
+  world.beat(0, 5, inside(7));
+  world.beat(0, 5, inside(8));
+  CHECK(world.acknowledged("node-0", world.id, 1) == before);
+  CHECK(heard() == std::vector<std::uint64_t>{before + 2, before + 3});
+  // It had not come there.
+  world.repeat("node-0", world.id, 1, before + 3, wire::RankBeats{});
+  CHECK(heard().back() == before + 3);
+  CHECK(heard().size() == 3);
+  const nlohmann::json rank = world.engine->job(world.id).at("attempts")[0].at("ranks")[0];
+  CHECK(rank.at("heartbeat").at("collective").at("sequence") == 8);
+}
+
 TEST_CASE("on_hang report: which rank lags is said once, and that it goes on") {
   Running world(ten_seconds);
   world.all(1, out_of(7));
