@@ -37,7 +37,7 @@ std::string read_all(const UniqueFd& fd, const fs::path& path, std::size_t limit
     if (got == 0) return content;
     content.append(buffer.data(), static_cast<std::size_t>(got));
     if (content.size() > limit) {
-      throw Error(ErrorCode::exhausted,
+      throw Error(ErrorCode::invalid,
                   path.string() + " is larger than " + std::to_string(limit) + " bytes");
     }
   }

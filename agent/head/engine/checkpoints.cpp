@@ -309,8 +309,10 @@ void Engine::Impl::wait_for_room(Job& job, Attempt& attempt, std::int64_t step,
                                  const Error& error) {
   Collecting& collecting = attempt.collecting.at(step);
   collecting.committing = false;
-  collecting.room_look = std::clamp(2 * collecting.room_look, kFirstLook, kLastLook);
-  collecting.again = clock.now() + collecting.room_look;
+  if (!collecting.again) {  // the first of its shards to find none this time
+    collecting.room_look = std::clamp(2 * collecting.room_look, kFirstLook, kLastLook);
+    collecting.again = clock.now() + collecting.room_look;
+  }
   if (std::exchange(collecting.no_room, error.what()).empty()) {
     Tx tx;
     warn(tx, job, attempt,
