@@ -299,6 +299,12 @@ void Engine::Impl::start_commit(Job& job, Attempt& attempt, std::int64_t step) {
       });
 }
 
+std::string room_words(std::int64_t step, const Collecting& collecting) {
+  return printable(
+      "the checkpoint of step " + std::to_string(step) + " waits for room: " + collecting.no_room,
+      false);
+}
+
 bool Attempt::waits_for_room() const {
   return std::any_of(collecting.begin(), collecting.end(),
                      [](const auto& each) { return each.second.again.has_value(); });
@@ -315,9 +321,7 @@ void Engine::Impl::wait_for_room(Job& job, Attempt& attempt, std::int64_t step,
   }
   if (std::exchange(collecting.no_room, error.what()).empty()) {
     Tx tx;
-    warn(tx, job, attempt,
-         "the checkpoint of step " + std::to_string(step) +
-             " waits for room: " + collecting.no_room);
+    warn(tx, job, attempt, room_words(step, collecting));
     commit(job, std::move(tx), Urgency::soon);
   }
   rearm();
@@ -367,6 +371,16 @@ void Engine::Impl::committed(const JobId& id, int number, std::int64_t step, Com
        fs::path(row.path).filename().string() + " committed at step " + std::to_string(row.step) +
            " (" + human_bytes(row.size) + ")");
 
+  // The newest is the one with the highest number: an older step must not come behind it.
+  std::vector<std::int64_t> late;
+  for (const auto& [other, collecting] : attempt->collecting) {
+    if (other < step && !collecting.no_room.empty() && !collecting.committing)
+      late.push_back(other);
+  }
+  for (const std::int64_t other : late) {
+    drop_collecting(tx, *job, *attempt, other,
+                    "that of step " + std::to_string(step) + " came before there was room");
+  }
   set_suspect_aside(tx, *job, *attempt);
   retain_checkpoints(tx, *job, attempt);
   const auto found = attempt->collecting.find(step);

@@ -105,7 +105,12 @@ std::string Engine::Impl::reason_of(const Job& job) const {
   if (waits && !job.waits.empty()) return job.waits;
   if (state == JobState::staging) return staging_reason(job);
   const bool runs = state == JobState::running && !job.attempts.empty();
-  if (runs && !job.attempts.back().hang.empty()) return job.attempts.back().hang;
+  if (!runs) return job.shown.reason;
+  const Attempt& attempt = job.attempts.back();
+  if (!attempt.hang.empty()) return attempt.hang;
+  for (const auto& [step, collecting] : attempt.collecting) {
+    if (!collecting.no_room.empty()) return room_words(step, collecting);
+  }
   return job.shown.reason;
 }
 

@@ -183,8 +183,10 @@ void Engine::Impl::set_suspect_aside(Tx& tx, Job& job, const Attempt& attempt) {
 
 void Engine::Impl::end_attempt(Job& job, Attempt& attempt) {
   Tx tx;
+  bool lacks_one = false;  // a checkpoint that its ranks have left
   while (!attempt.collecting.empty()) {
     const auto& [step, collecting] = *attempt.collecting.begin();
+    lacks_one = lacks_one || !collecting.no_room.empty();
     drop_collecting(tx, job, attempt, step,
                     "the attempt ended before " + (collecting.no_room.empty()
                                                        ? "all of its shards were reported"
@@ -223,6 +225,7 @@ void Engine::Impl::end_attempt(Job& job, Attempt& attempt) {
   }
   // That nothing but a stop of ours ended it is the only case in which "stopped" is no failure.
   const bool by_us = job.row.stop_cause != StopCause::none;
+  stopped = stopped || (by_us && lacks_one);
   if (!failed && stopped && !by_us) {
     failed = true;
     reason = attempt.failure;

@@ -178,11 +178,11 @@ void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t
     attempt.advance.start(clock.now());
     enter(tx, attempt, AttemptEvent::run);
     if (job.row.state == JobState::starting) enter(tx, job, JobEvent::run, job.overtakes);
+    rearm();  // from now on they may hang
   }
   keep(tx, share);
   ack_when_durable(tx, share, seq);
   commit(job, std::move(tx), Urgency::soon);
-  rearm();
 }
 
 void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,

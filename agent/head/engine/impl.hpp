@@ -47,6 +47,7 @@ struct Share {
   std::set<std::uint64_t> open_checkpoints;  // reports that are being worked on, by seq
   std::optional<std::uint64_t> finish_seq;   // of NodeFinished, until a commit has it
   std::map<std::uint64_t, PendingAck> acks;
+  std::uint64_t beats = 0;  // the newest RankBeats, by seq
 
   bool live() const { return row.state == ShareState::waiting || row.state == ShareState::running; }
 };
@@ -68,6 +69,9 @@ struct Collecting {
   std::chrono::seconds room_look{0};  // the last pause before another try
   std::optional<Monotonic> again;     // when it is tried again; absent: it does not wait for room
 };
+
+// "the checkpoint of step 7 waits for room: …"
+std::string room_words(std::int64_t step, const Collecting& collecting);
 
 struct Attempt {
   AttemptRow row;

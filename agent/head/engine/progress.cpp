@@ -15,6 +15,8 @@ constexpr std::chrono::seconds kLate{5};
 void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,
                          const wire::RankBeats& body) {
   for (const wire::RankBeat& beat : body.beats) note_advance(job, attempt, share, beat, true);
+  // Its supervisor has forgotten those before them.
+  share.acks.erase(std::exchange(share.beats, seq));
   ack(job.row.id, attempt.row.attempt, share.row.node, seq, std::nullopt);
   // A checkpoint before them may be on its way for long: the next must not wait for that.
   if (share.acks.contains(seq)) {
@@ -61,23 +63,28 @@ void Engine::Impl::look_for_hang(Job& job, Attempt& attempt) {
   const std::optional<Monotonic> due = hang_due(job);
   const Monotonic now = clock.now();
   if (!due || now < *due) return;
-  // Of ranks whose node is not heard nobody knows whether they go on; and they may wait for a
-  // checkpoint that has no room.
+  const bool again = !attempt.hang.empty();
+  attempt.hang_again.reset();
+  // Of ranks whose node is not heard nobody knows whether they go on.
   const bool all_here =
       std::all_of(attempt.shares.begin(), attempt.shares.end(), [&](const Share& share) {
         const auto node = nodes.find(share.row.node);
         return !share.live() || (node != nodes.end() && node->second.connected);
       });
-  if (!all_here || attempt.waits_for_room()) {
+  // They may wait for their checkpoint, which is being taken or has no room; and what is awaited
+  // once all have ended is not theirs.
+  const auto& ranks = attempt.advance.ranks();
+  const bool runs =
+      std::any_of(ranks.begin(), ranks.end(), [](const auto& each) { return !each.second.ended; });
+  if (!all_here || !runs || attempt.file_work > 0 || attempt.waits_for_room()) {
     attempt.advance.start(now);
+    if (again) attempt.hang_again = now + kSilent + kLate;
     return;
   }
-  const auto found = find_hang(attempt.advance.ranks(), attempt.advance.moved(),
+  const auto found = find_hang(ranks, attempt.advance.moved(),
                                attempt.advance.limit(job.spec.hang_timeout), now, clock.wall());
   if (!found) return;
   // Where the limit is short a rank may turn out to be silent only later.
-  const bool again = !attempt.hang.empty();
-  attempt.hang_again.reset();
   if (again && found->where == attempt.hang_where) return;
   if (!again && now - attempt.advance.moved() < kSilent + kLate) {
     attempt.hang_again = attempt.advance.moved() + kSilent + kLate;

@@ -165,13 +165,14 @@ void place_shard(const fs::path& storage, const ShardReport& report,
     } else if (::rename(path.c_str(), place.c_str()) != 0) {
       if (errno != EXDEV) throw errno_error("cannot move " + printable_path(path), errno);
       copy_tree(path, place, files);
+      fsync_tree(place, files);  // what is not on this disk yet may find no room there
       remove_tree(path);
     }
   }
 
   const bool listed = fs::exists(place / "shard.json");
   take_placed(storage, report);
-  if (listed && path != place) fsync_tree(place, list_files(place));
+  if (listed && (moved || path != place)) fsync_tree(place, list_files(place));
 }
 
 void take_placed(const fs::path& storage, const ShardReport& report) {

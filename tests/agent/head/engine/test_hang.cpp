@@ -351,6 +351,36 @@ TEST_CASE("heartbeats are heard while a checkpoint before them is on its way") {
   CHECK(rank.at("heartbeat").at("collective").at("sequence") == 8);
 }
 
+TEST_CASE("ranks that have all ended hang no more, whatever is awaited still") {
+  Running world([](JobSpec& job) {
+    ten_seconds(job);
+    job.on_hang = OnHang::restart;
+  });
+  world.all(1, out_of(7));
+  for (int rank = 0; rank < 4; ++rank) {
+    world.exit_rank(rank < 2 ? "node-0" : "node-1", world.id, 1, rank, 0);
+  }
+  for (int i = 0; i < 10; ++i) world.advance(seconds(11));
+  world.settle();
+  CHECK(world.state(world.id) == "running");
+  for (const char* node : {"node-0", "node-1"}) {
+    world.finish(node, world.id, 1, Outcome::succeeded);
+  }
+  world.until([&] { return world.state(world.id) == "succeeded"; });
+}
+
+TEST_CASE("a reported hang is looked at no more often while a node is away") {
+  Running world(ten_seconds);
+  world.all(1, out_of(7));
+  for (const int rank : {0, 1, 2}) world.beat(rank, 1, inside(8));
+  world.advance(seconds(11));
+  world.settle();
+  REQUIRE(world.reason().starts_with("hang: "));
+  world.engine->gone(NodeId("node-1"));
+  world.advance(seconds(40));  // and comes back, which it does not while a timer is due at once
+  CHECK(world.reason().starts_with("hang: "));
+}
+
 TEST_CASE("on_hang report: which rank lags is said once, and that it goes on") {
   Running world(ten_seconds);
   world.all(1, out_of(7));

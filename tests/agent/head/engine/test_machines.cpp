@@ -287,6 +287,7 @@ TEST_CASE("a checkpoint for which there is no room waits for it") {
   const std::vector<std::string> messages = world.messages(id);
   CHECK(std::count(messages.begin(), messages.end(),
                    "the checkpoint of step 7 waits for room: no room") == 1);
+  CHECK(world.engine->job(id).at("reason") == "the checkpoint of step 7 waits for room: no room");
 
   SUBCASE("its rank has the answer then") {
     world.advance(9s);
@@ -317,7 +318,7 @@ TEST_CASE("a checkpoint for which there is no room waits for it") {
     }
     SUBCASE("or somebody stops it") {
       world.engine->stop(id, {}, [](const auto&) {});
-      world.until([&] { return world.state(id) == "succeeded"; });
+      world.until([&] { return world.state(id) == "stopped"; });
       CHECK(world.engine->job(id).at("checkpoints").empty());
     }
     SUBCASE("also of a head that is started anew") {
@@ -337,6 +338,37 @@ TEST_CASE("a checkpoint for which there is no room waits for it") {
     world.finish("node-0", id, 1, Outcome::failed, "rank 0 failed");
     world.until([&] { return world.state(id) == "failed"; });
   }
+}
+
+TEST_CASE("a checkpoint that waits for room does not come behind a later one") {
+  Far world(1);
+  const JobId id = world.submit(World::spec());
+  world.started("node-0", id, 1);
+  world.say("node-0", id, 1, wire::MasterReady{29500});
+  world.start_ranks("node-0", id, 1, 0, 1);
+  const auto report = [&](int step) {
+    world.say("node-0", id, 1,
+              wire::RankReport{
+                  0, {{"type", "checkpoint"}, {"step", step}, {"path", "/there"}, {"ack", true}}});
+  };
+  report(100);
+  world.until([&] { return world.fetches.size() == 1; });
+  world.fetches.back().done(Error(ErrorCode::exhausted, "no room"), {});
+  world.settle();
+  report(200);
+  world.until([&] { return world.fetches.size() == 2; });
+  const World::Fetch fetch = world.fetches.back();
+  fs::create_directories(fetch.folder);
+  std::ofstream(fetch.folder / "model") << "weights";
+  const FileSum sum = sum_file(fetch.folder / "model");
+  fetch.done(std::nullopt, {{"model", sum.size, sum.sha256}});
+  world.until([&] { return world.answer("node-0", id, 1, 4).has_value(); });
+  CHECK(world.answer("node-0", id, 1, 3)->at("error") ==
+        "that of step 200 came before there was room");
+  world.advance(60s);
+  world.settle();
+  CHECK(world.fetches.size() == 2);
+  CHECK(world.engine->job(id).at("checkpoints").size() == 1);
 }
 
 TEST_CASE("a node whose ranks have ended is in use until its checkpoint is here") {
