@@ -74,9 +74,8 @@ struct Made {
   std::optional<Error> broken;    // why it has not asked for all
 };
 
-Made create(Provider& provider, const ClusterPlan& plan, std::set<std::string> before,
-            Words& words) {
-  const std::vector<Request> requests = requests_of(plan);
+Made create(Provider& provider, const ClusterPlan& plan, const std::vector<Request>& requests,
+            std::set<std::string> before, Words& words) {
   if (requests.empty()) return {};
   // A provider may tell what is there as it is.
   for (const NodePlan& each : plan.nodes) before.insert(each.machine.id);
@@ -165,8 +164,11 @@ std::vector<MachineOutcome> ask_for_machines(
     const std::function<ClusterPlan(const std::set<std::string>& made)>& again,
     const MachineWork& work, const std::set<std::string>& known) {
   Words words(work.tell);
+  // What one of them cannot have is known before the first costs.
+  const std::vector<Request> requests = requests_of(plan);
+  provider.prepare(requests);
   start(provider, plan, words);
-  const Made made = create(provider, plan, known, words);
+  const Made made = create(provider, plan, requests, known, words);
   if (!made.machines.empty()) {
     std::set<std::string> ids;
     std::vector<std::string> names;

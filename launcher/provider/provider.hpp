@@ -86,8 +86,11 @@ class Provider {
   virtual std::vector<Machine> list() = 0;
   virtual Offer offer(const std::string&) { return {}; }
 
-  // Asks for machines and tells what was answered for each: pending, running, or why not. A node
-  // whose machine is there already is told as it is, so that asking again makes nothing twice.
+  // Throws Error where one of these can never be had as it is asked for. Makes nothing that costs.
+  virtual void prepare(const std::vector<Request>&) {}
+  // Asks for machines, prepared, and tells what was answered for each: pending, running, or why
+  // not. A node whose machine is there already is told as it is, so that asking again makes nothing
+  // twice.
   virtual void create(const std::vector<Request>& requests, const OutcomeSink& tell) = 0;
   // Gives machines back, with all that is on them; one that is gone is fine, one that was not made
   // stays.

@@ -107,6 +107,14 @@ MachineOutcome FakeCloudProvider::make(const Request& request, const NodeId& nod
   return {machine_of(made), std::nullopt};
 }
 
+void FakeCloudProvider::prepare(const std::vector<Request>& requests) {
+  for (const Request& request : requests) {
+    if (cloud_->never.contains(request.type)) {
+      throw Error(ErrorCode::invalid, "there is no type " + request.type);
+    }
+  }
+}
+
 void FakeCloudProvider::create(const std::vector<Request>& requests, const OutcomeSink& tell) {
   if (auto first = std::exchange(cloud_->before_create, nullptr)) first();
   for (const Request& request : requests) {

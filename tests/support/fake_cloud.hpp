@@ -33,6 +33,7 @@ struct FakeCloud {
   std::set<std::string> stay;            // nodes whose machines stay pending
   std::set<std::string> joined;          // nodes whose machines the head has asked for
   std::set<std::string> late;            // ids that lists do not have yet
+  std::set<std::string> never;           // types that can never be had
   std::set<std::string> no_start;        // ids that are not started again
   std::function<void()> before_create;   // once
   std::function<std::unique_ptr<Transport>()> transport;  // to each; absent: none is reached
@@ -57,6 +58,7 @@ class FakeCloudProvider : public Provider {
 
   std::vector<Machine> list() override;
   Offer offer(const std::string& type) override;
+  void prepare(const std::vector<Request>& requests) override;
   void create(const std::vector<Request>& requests, const OutcomeSink& tell) override;
   void release(const std::vector<Machine>& machines, const OutcomeSink& tell) override;
   void start(const std::vector<Machine>& machines, const OutcomeSink& tell) override;

@@ -290,7 +290,10 @@ void MachineKeeper::seen(const std::vector<Machine>& list) {
   for (const Machine& machine : list) {
     if (machine.cluster != cluster_ || machine.head) continue;
     if (machine.state == MachineState::gone) {
-      over.emplace(machine.node, &machine);
+      const auto last = machines_.find(machine.node);
+      const bool is_last = last != machines_.end() && last->second.id == machine.id;
+      const Machine*& its = over[machine.node];  // of several of that name the one it was
+      if (its == nullptr || is_last) its = &machine;
     } else {
       there.emplace(machine.node, machine);
     }
@@ -340,9 +343,11 @@ void MachineKeeper::note_taken_back(const std::vector<Machine>& list) {
   std::set<std::string> still;
   for (const Machine& machine : list) {
     const bool is_its = machine.cluster == cluster_ && !machine.head && !is_live(machine.state);
-    if (!is_its || !machine.taken_back || live.contains(machine.node)) continue;
+    if (!is_its || !machine.taken_back) continue;
     still.insert(machine.id);
-    if (!taken_back_.contains(machine.id)) hooks_.explain(machine.node, machine.reason, true);
+    // Where another of that name has come it is no word on that one, now or when that goes too.
+    if (live.contains(machine.node) || taken_back_.contains(machine.id)) continue;
+    hooks_.explain(machine.node, machine.reason, true);
   }
   taken_back_ = std::move(still);
 }

@@ -102,12 +102,6 @@ std::string without(std::string text, const std::string& secret) {
   return text;
 }
 
-// Others that are called so are of tags, of volumes, or of requests in a time.
-bool is_instance_quota(std::string_view code) {
-  return code == "VcpuLimitExceeded" || code == "InstanceLimitExceeded" ||
-         code == "MaxSpotInstanceCountExceeded";
-}
-
 // "Tue, 24 Nov 2026 11:02:15 GMT".
 std::optional<WallTime> date_of(const HttpAnswer& answer) {
   const std::string* text = answer.field("date");

@@ -42,6 +42,12 @@ bool has_none(const std::string& code) {
          code == "InsufficientFreeAddressesInSubnet" || code == "MaxSpotInstanceCountExceeded";
 }
 
+// What a quota is of: an instance type, where a place has one of its own, as spot or on demand.
+using QuotaOf = std::pair<std::string, bool>;
+QuotaOf quota_of_place(const Launch::Place& place) {
+  return {place.config.value("InstanceType", ""), place.config.contains("InstanceMarketOptions")};
+}
+
 // Without a node where its tags do not say it.
 Machine machine_of(const std::string& cluster_name, const Xml& instance, Tags& tags) {
   for (const Xml& tag : instance.list("tagSet")) tags[tag.at("key")] = tag.at("value");
@@ -242,9 +248,9 @@ void Instances::ask_for(const Request& request, const std::vector<NodeId>& nodes
     }
     std::vector<std::string> tried;
     std::string hint;
-    std::set<std::string> full;  // instance types
+    std::set<QuotaOf> full;
     for (const Launch::Place* place : in_turn(launch, request.type)) {
-      const std::string kind = place->config.value("InstanceType", "");
+      const QuotaOf kind = quota_of_place(*place);
       if (full.contains(kind)) continue;
       const auto answer = ask_at(request, launch, *place, nodes, data);
       if (const auto* made = std::get_if<std::vector<Machine>>(&answer)) {
@@ -277,10 +283,6 @@ std::vector<const Launch::Place*> Instances::in_turn(const Launch& launch,
                                                      const std::string& type) const {
   static const Launch::Place kAnywhere;
   if (launch.places.empty()) return {&kAnywhere};
-  const auto kind = [](const Launch::Place* place) {
-    const nlohmann::json& config = place->config;
-    return std::pair(config.value("InstanceType", ""), config.contains("InstanceMarketOptions"));
-  };
   const auto has_room = [&](const Launch::Place* place) {
     const auto found = full_.find({type, place->zone});
     return found == full_.end() || found->second.until <= client_.world().clock.now();
@@ -289,7 +291,7 @@ std::vector<const Launch::Place*> Instances::in_turn(const Launch& launch,
   for (const Launch::Place& place : launch.places) places.push_back(&place);
   for (auto begin = places.begin(); begin != places.end();) {
     const auto end = std::find_if(begin, places.end(), [&](const Launch::Place* place) {
-      return kind(place) != kind(*begin);
+      return quota_of_place(*place) != quota_of_place(**begin);
     });
     std::stable_partition(begin, end, has_room);
     begin = end;
@@ -335,17 +337,17 @@ std::variant<std::vector<Machine>, Instances::NoRoom> Instances::ask_at(
     }
   } catch (const ApiError& error) {
     // By its token a request that was done before would have been answered by what it has made.
-    const bool certain =
-        !error.aws_code().empty() && (!error.may_be_done() || has_none(error.aws_code()));
+    const bool is_quota = is_instance_quota(error.aws_code());
+    const bool certain = !error.aws_code().empty() &&
+                         (!error.may_be_done() || has_none(error.aws_code()) || is_quota);
     if (certain) {
       intents_.remove(intent.token);
     } else if (auto found = look_for(intent); !found.empty()) {
       return found;
     }  // else it may be there all the same: list() has it, and nobody asks again meanwhile
     // Where there are other instance types one's quota is not the end.
-    const bool is_quota =
-        error.aws_code() == "VcpuLimitExceeded" && place.config.contains("InstanceType");
-    if (!has_none(error.aws_code()) && !is_quota) {
+    const bool has_others = is_quota && place.config.contains("InstanceType");
+    if (!has_none(error.aws_code()) && !has_others) {
       throw Error(error).while_doing("asking for " + std::to_string(nodes.size()) + " of " +
                                      printable(request.type, false) +
                                      (place.zone.empty() ? "" : " in " + place.zone));
@@ -645,6 +647,7 @@ void Instances::follow(const std::vector<Machine>& machines, const OutcomeSink& 
         std::optional<Error> error;
         if (is_over) {
           error = Error(ErrorCode::timeout, "not waited for any longer: " + state + after);
+          if (failed) error->with_hint(failed->hint());
         }
         tell({now, error});
       }

@@ -11,6 +11,8 @@
 namespace dtrain::aws {
 namespace {
 
+constexpr std::size_t kFilterValues = 200;  // EC2's limit
+
 constexpr const char* kMachine = "machine";
 
 class RegionsOrphans final : public Orphans {
@@ -72,13 +74,15 @@ class RegionsOrphans final : public Orphans {
     // Volumes that their machines have left.
     for (const auto& [cluster, of_it] : machines) {
       // By their machines, for a cluster of that name may live.
-      Form attached{{"Filter.1.Name", "attachment.instance-id"}};
-      for (const auto& [id, thing] : of_it) {
-        attached.emplace_back("Filter.1.Value." + std::to_string(attached.size()), id);
-      }
-      for (Belonging& each : await_detached(client_, attached)) {
-        known.insert(each.id);
-        orphans.push_back({cluster, std::move(each)});
+      for (auto next = of_it.begin(); next != of_it.end();) {
+        Form attached{{"Filter.1.Name", "attachment.instance-id"}};
+        for (; next != of_it.end() && attached.size() <= kFilterValues; ++next) {
+          attached.emplace_back("Filter.1.Value." + std::to_string(attached.size()), next->first);
+        }
+        for (Belonging& each : await_detached(client_, attached)) {
+          known.insert(each.id);
+          orphans.push_back({cluster, std::move(each)});
+        }
       }
       for (Orphan& each : belongings(client_, of_cluster(cluster), prices_)) {
         if (each.thing.kept && known.insert(each.thing.id).second) {

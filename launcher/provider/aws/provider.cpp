@@ -168,8 +168,8 @@ void AwsProvider::note_place() {
       json{{"region", cloud().client.region()}, {"account", cloud().account()}}.dump() + "\n");
 }
 
-void AwsProvider::create(const std::vector<Request>& requests, const OutcomeSink& tell) {
-  // What one of them cannot have is known before the first costs.
+void AwsProvider::prepare(const std::vector<Request>& requests) {
+  if (requests.empty()) return;
   if (!spec_.auth.ssh_public_key.empty()) public_key();
   for (const Request& request : requests) {
     const NodeType& type = type_of(request.type);
@@ -181,6 +181,9 @@ void AwsProvider::create(const std::vector<Request>& requests, const OutcomeSink
       throw;
     }
   }
+}
+
+void AwsProvider::create(const std::vector<Request>& requests, const OutcomeSink& tell) {
   const fs::path place = state_ / kPlaceFile;
   const bool is_first = !read_file_if_there(place);
   note_place();
@@ -411,6 +414,9 @@ std::vector<Belonging> AwsProvider::clear_up(const ClusterId&) {
       if (!known.emplace(thing.what, thing.id).second) continue;
       is_new = true;
       take_away(cloud.client, thing);
+      std::erase_if(found, [&](const Belonging& before) {  // it was attached then
+        return before.what == thing.what && before.id == thing.id;
+      });
       found.push_back(std::move(thing));
     }
   }

@@ -27,6 +27,7 @@ class AwsProvider final : public Provider {
 
   std::vector<Machine> list() override;
   Offer offer(const std::string& type) override;
+  void prepare(const std::vector<Request>& requests) override;
   void create(const std::vector<Request>& requests, const OutcomeSink& tell) override;
   void release(const std::vector<Machine>& machines, const OutcomeSink& tell) override;
   void start(const std::vector<Machine>& machines, const OutcomeSink& tell) override;

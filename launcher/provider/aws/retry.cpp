@@ -43,6 +43,11 @@ bool is_want_of_capacity(std::string_view aws_code) {
          aws_code == "InsufficientCapacityOnHost" || aws_code == "ReservationCapacityExceeded";
 }
 
+bool is_instance_quota(std::string_view aws_code) {
+  return aws_code == "VcpuLimitExceeded" || aws_code == "InstanceLimitExceeded" ||
+         aws_code == "MaxSpotInstanceCountExceeded";
+}
+
 Fault fault_of(const Try& failed) {
   if (failed.status == 0) return Fault::transient;
   if (is_want_of_capacity(failed.code)) return Fault::refused;

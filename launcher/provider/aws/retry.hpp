@@ -13,6 +13,10 @@ namespace dtrain::aws {
 // EC2 has none now of what was asked for, there: it is no fault, though it comes as a 500.
 bool is_want_of_capacity(std::string_view aws_code);
 
+// A quota of the account's for instances of a kind, in all zones. Others that are called so are of
+// tags, of volumes, or of requests in a time.
+bool is_instance_quota(std::string_view aws_code);
+
 // How a try ended that was no success.
 struct Try {
   int status = 0;    // 0: there was no answer

@@ -145,10 +145,15 @@ TEST_CASE("machines that are stopped are started, and none is made in their plac
   cloud->no_start = {"i-3"};
   CHECK(words(laptop.make()) ==
         Words{"node-0 i-1 running", "node-1 i-2 running", "node-2 i-3 stopped: no room for i-3"});
-  // Without its head nothing is started, nor made.
+  // Where one that is to be made can never be, nothing is started either.
   cloud->stop("i-1");
-  cloud->no_start = {"i-1"};
+  cloud->never = {"gpu"};
   laptop.spec = Laptop::spec_of(4);
+  CHECK_THROWS_WITH_AS(laptop.make(), "there is no type gpu", Error);
+  CHECK(cloud->count(MachineState::stopped) == 2);
+  cloud->never.clear();
+  // Without its head nothing is started, nor made.
+  cloud->no_start = {"i-1"};
   CHECK_THROWS_WITH_AS(laptop.make(), "no room for i-1", Error);
   CHECK(cloud->instances.size() == 3);
   CHECK(cloud->count(MachineState::stopped) == 2);

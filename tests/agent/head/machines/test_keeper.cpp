@@ -388,6 +388,9 @@ TEST_CASE("machines: the queue hears of one that is taken back, whoever has made
   desk.site.machines.push_back(other);
   desk.look();
   CHECK(desk.taken_back.empty());
+  desk.site.set("8/0", MachineState::gone, "Client.UserInitiatedShutdown: by hand");
+  desk.look();
+  CHECK(desk.taken_back.empty());
 }
 
 TEST_CASE("machines: a gang that cannot be had is said to who waits, and tried ever less often") {

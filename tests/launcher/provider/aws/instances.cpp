@@ -185,3 +185,48 @@ TEST_CASE("aws: a zone that had no room is asked behind the others for a while")
   aws.clock.advance(31s);
   CHECK(ask() == Zones{"spot-a", "spot-b"});
 }
+
+TEST_CASE("aws: a quota is of all zones, and an answer of no doubt") {
+  AwsWorld aws;
+  aws::Client client(aws.config(), aws.world(), "us-west-2");
+  aws::Launch launch;
+  for (const char* name : {"spot-a", "spot-b", "demand-a", "demand-b"}) {
+    aws::Launch::Place& place = launch.places.emplace_back();
+    place.zone = name;
+    place.config["Placement"]["AvailabilityZone"] = name;
+    if (place.zone.starts_with("demand")) place.config["InstanceMarketOptions"] = nullptr;
+  }
+  const auto home = aws.home.path() / "intents";
+  aws::Instances instances(client, "c", home, [&](const Request&) { return launch; });
+  std::vector<std::string> asked;
+  bool is_lost = true;
+  aws.http.otherwise = [&](const HttpRequest& request) {
+    if (request.body.find("Action=RunInstances") == std::string::npos) {
+      return HttpAnswer{200, {}, "<DescribeInstancesResponse></DescribeInstancesResponse>"};
+    }
+    if (std::exchange(is_lost, false)) throw Error(ErrorCode::unreachable, "no answer");
+    const bool is_spot = request.body.find("AvailabilityZone=spot") != std::string::npos;
+    asked.emplace_back(is_spot ? "spot" : "demand");
+    if (!is_spot) {
+      return HttpAnswer{200,
+                        {},
+                        "<RunInstancesResponse><instancesSet><item><instanceId>i-1</instanceId>"
+                        "</item></instancesSet></RunInstancesResponse>"};
+    }
+    return HttpAnswer{400,
+                      {},
+                      "<Response><Errors><Error><Code>MaxSpotInstanceCountExceeded</Code>"
+                      "<Message>no</Message></Error></Errors></Response>"};
+  };
+  Request request;
+  request.type = "gpu";
+  request.cluster = ClusterId("c-abcdef");
+  request.nodes = {NodeId("gpu-1")};
+  std::vector<MachineOutcome> told;
+  instances.create({request}, [&](const MachineOutcome& each) { told.push_back(each); });
+  CHECK(asked == std::vector<std::string>{"spot", "demand"});
+  REQUIRE(told.size() == 1);
+  CHECK(told.front().machine.id == "i-1");
+  // Of the spot request, though its first answer was lost, nothing is awaited.
+  CHECK(aws::Intents(home).all().size() == 1);
+}
