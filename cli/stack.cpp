@@ -115,9 +115,10 @@ std::vector<std::string> profiler_command(const Running& running, const std::set
     words.insert(words.begin(), find_profiler().string());
     return words;
   }
-  return {"/bin/sh", "-c",
-          "d=$DTRAIN_NODE_SYNC/profiler; LD_LIBRARY_PATH=$d/lib exec $d/bin/dtrain-profiler " +
-              shell_join(words)};
+  return {
+      "/bin/sh", "-c",
+      "d=$DTRAIN_NODE_SYNC/profiler; LD_LIBRARY_PATH=\"$d/lib\" exec \"$d/bin/dtrain-profiler\" " +
+          shell_join(words)};
 }
 
 // Everything that it says. Throws Error when it could not be run, failed, or took too long.
@@ -193,7 +194,8 @@ json look(const Context& context, const wire::ApiClient& client, const Running& 
         found.push_back(std::move(process));
       }
       if (!missing.empty()) throw Error(ErrorCode::not_found, "there is no process of it");
-    } catch (const Error& error) {
+    } catch (const std::exception& thrown) {
+      const Error error = as_defect(thrown);
       for (const int rank : missing) {
         found.push_back({{"node", each.node},
                          {"rank", rank},
@@ -260,15 +262,23 @@ std::string in_words(const json& processes, bool threads) {
   return text + errors;
 }
 
-int run_stack(Context& context, const StackFlags& options) {
+int run_stack(Context& context, StackFlags options) {
   // At any time; what runs on the nodes is hung up on by that.
   for (const int number : {SIGINT, SIGTERM}) {
     std::signal(number, [](int signal) { ::_exit(128 + signal); });
   }
   const wire::ApiClient client = context.client();
   int code = 0;
-  while (true) {
-    const Running running = look_at(client, options);
+  for (bool is_first = true;; is_first = false) {
+    Running running;
+    try {
+      running = look_at(client, options);
+    } catch (const Error& error) {
+      const bool has_ended = error.code() == ErrorCode::conflict;
+      if (is_first || !has_ended) throw;
+      return code;
+    }
+    options.job = running.job;  // that one, whatever is submitted meanwhile
     const json processes = look(context, client, running);
     code = std::any_of(processes.begin(), processes.end(), is_unseen) ? 1 : 0;
     if (context.globals.json) {

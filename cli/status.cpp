@@ -195,7 +195,11 @@ int run_status(Context& context, const StatusFlags& options) {
   if (context.globals.verbose) {
     std::size_t looked = 0;
     for (const nlohmann::json& job : jobs) {
-      if (text_or(job, "state") != "running" || looked++ == kShownJobs) continue;
+      if (text_or(job, "state") != "running") continue;
+      if (looked++ == kShownJobs) {
+        text += "of further jobs that run: dtrain result --json JOB\n";
+        break;
+      }
       const std::string id = text_or(job, "job");
       std::string places;
       try {

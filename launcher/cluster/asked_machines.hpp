@@ -17,8 +17,8 @@ void plan_machines(UpRun& run);
 // The same of those alone that it has asked for, where `up` makes others.
 void plan_growth(UpRun& run);
 // The same, where it asks for what jobs need beside those that `up` makes; tells it so. That it
-// cannot is told of. False: a type can never be had, or somebody counts on a bound of which the head
-// does not know.
+// cannot is told of. False: a type can never be had, or somebody counts on a bound of which the
+// head does not know.
 bool tell_growth(UpRun& run, const fs::path& socket);
 // Tells it so, and waits until their nodes are ready, and with `replace` until those of another
 // launch configuration have gone; or until so many of all nodes are ready as min_nodes says; or it

@@ -23,7 +23,7 @@ std::string printable_path(const fs::path& path);
 // open(2) with O_CLOEXEC, EINTR handled.
 UniqueFd open_file(const fs::path& path, int flags, mode_t mode = 0600);
 
-// At most `limit` bytes: a larger file is an Error(exhausted).
+// At most `limit` bytes: a larger file is an Error(invalid).
 std::string read_file(const fs::path& path, std::size_t limit = std::size_t{64} << 20);
 // Absent when there is no such file.
 std::optional<std::string> read_file_if_there(const fs::path& path,

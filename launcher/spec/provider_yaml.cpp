@@ -223,6 +223,17 @@ class ProviderReader {
         std::min(std::max(static_cast<int>(out.hosts.size()) - 1, 0), limits::kNodes);
   }
 
+  // By its name EC2 takes one too, but lists it by its id: it would be another rule each time.
+  void check_groups(const json& rule, const Path& at) {
+    const json pairs = rule.is_object() ? rule.value("UserIdGroupPairs", json()) : json();
+    for (std::size_t i = 0; pairs.is_array() && i < pairs.size(); ++i) {
+      if (!pairs[i].is_object() || pairs[i].contains("GroupId")) continue;
+      const Path each = with(at, "[" + std::to_string(i) + "]");
+      source_.report.problem(each, document_.place(each), "must say its GroupId",
+                             "aws ec2 describe-security-groups lists them");
+    }
+  }
+
   // What goes to EC2 has EC2's keys.
   void check_ec2(const json& value, const Path& path) {
     const bool group = path.back() == "security_group";
@@ -248,6 +259,7 @@ class ProviderReader {
             source_.report.problem(each, document_.place(each), "must be a mapping");
           }
           report_problems(ec2_problems(inner[i], kIpPermission, each), document_, source_.report);
+          check_groups(inner[i], with(each, "UserIdGroupPairs"));
         }
       }
     }

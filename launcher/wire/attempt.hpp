@@ -176,8 +176,8 @@ struct BeatsHeard {
 using AttemptCommand = std::variant<EventAck, StopRanks, RenewLease, BeatsHeard>;
 
 // Each is an object with "type" (master_ready, setup_started, ranks_started, report, warning,
-// rank_exited, finished, beats; ack, stop, lease, beats_heard), an event also with "seq". from_json throws
-// Error(invalid) naming the field. An unknown type is Error(invalid) too.
+// rank_exited, finished, beats; ack, stop, lease, beats_heard), an event also with "seq". from_json
+// throws Error(invalid) naming the field. An unknown type is Error(invalid) too.
 nlohmann::json to_json(const AttemptSpec& spec);
 AttemptSpec attempt_spec_from_json(const nlohmann::json& json);
 nlohmann::json to_json(const AttemptEvent& event);

@@ -109,10 +109,13 @@ class Chaos:
             if not self.needs_up.wait(0.2):
                 continue
             self.needs_up.clear()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                if self.dtrain("up", self.yaml).returncode:
-                    self.needs_up.set()
-                    self.over.wait(1)
+            try:
+                is_up = self.dtrain("up", self.yaml).returncode == 0
+            except subprocess.TimeoutExpired:
+                is_up = False
+            if not is_up:
+                self.needs_up.set()
+                self.over.wait(1)
 
     # ---- what happens to it
 

@@ -57,12 +57,20 @@ def numbers(lines, attempt):
 
 
 def no_line_is_lost(seen):
-    for (job, attempt, rank), lines in seen.logs.items():
-        found, end = numbers(lines, attempt)
+    wanted = set(seen.logs)
+    for job in {job for job, _, _ in seen.logs}:
+        for attempt in seen.jobs[job]["attempts"]:
+            if attempt["state"] == "succeeded":
+                wanted |= {(job, attempt["attempt"], rank) for rank in range(attempt["world_size"])}
+    for job, attempt, rank in sorted(wanted):
+        found, end = numbers(seen.logs.get((job, attempt, rank), []), attempt)
         of = f"{job}, attempt {attempt}, rank {rank}"
-        if any("output cannot be written and is dropped" in words for words in seen.events.get(job, ())):
-            continue  # a disk was full, and it was said
-        if found != list(range(1, len(found) + 1)):
+        # Where a disk was full, and it was said, some may be missing; none is doubled, and they are in order.
+        said = any("output cannot be written and is dropped" in words for words in seen.events.get(job, ()))
+        if said:
+            if found != sorted(set(found)):
+                yield f"{of}: its lines are not in order, or not once each"
+        elif found != list(range(1, len(found) + 1)):
             wrong = next(i for i, number in enumerate(found) if number != i + 1)
             yield f"{of}: after line {wrong} comes line {found[wrong]}"
         elif seen.jobs[job]["attempts"][attempt - 1]["state"] == "succeeded" and end != len(found):
@@ -83,6 +91,13 @@ def no_number_is_wrong(seen):
             step = min(wrong)
             yield (f"{job}, attempt {attempt}: at step {step} the loss is {losses[step]}, "
                    f"and {seen.reference.get(step)} without faults")
+        if seen.jobs[job]["attempts"][attempt - 1]["state"] != "succeeded":
+            continue
+        # A later one may have had nothing left to train.
+        first = min(map(int, losses), default=0 if attempt == 1 else float("inf"))
+        missing = [step for step in seen.reference if int(step) >= first and step not in losses]
+        if missing:
+            yield f"{job}, attempt {attempt}: nothing is said of step {missing[0]}"
 
 
 def one_attempt_is_accepted(seen):

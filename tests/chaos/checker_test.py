@@ -7,7 +7,7 @@ from checker import Seen, broken
 
 
 def attempt(number, state="succeeded", failure=None, reason=""):
-    return {"attempt": number, "state": state, "failure": failure, "reason": reason}
+    return {"attempt": number, "state": state, "failure": failure, "reason": reason, "world_size": 1}
 
 
 def job(*attempts, checkpoints=()):
@@ -30,7 +30,7 @@ def good():
                        checkpoints=[checkpoint(0, 1, 1), checkpoint(1, 1, 2), checkpoint(2, 2, 3)]),
               "b": job(attempt(1))},
         logs=logs, followed=copy.deepcopy(logs),
-        losses={("b", 1): {"10": "0.5"}}, reference={"10": "0.5", "20": "0.4"},
+        losses={("b", 1): {"10": "0.5", "20": "0.4"}}, reference={"10": "0.5", "20": "0.4"},
         notes={("a", 0): ["", "1 alive 10.0 .", "1 accepted 1 10.5 .", "1 accepted 2 11.0 .", "1 alive 11.0 .",
                           "2 resumed 2 12.0 .", "2 alive 12.5 .", "2 accep", "2 accepted 3 13.0 ."]},
         fenced={"a"})
@@ -67,10 +67,14 @@ class Checker(unittest.TestCase):
         self.finds("after line 2 comes line 2", both(lambda lines: lines.insert(2, "line 2 in 2")))
         self.finds("ended well after 5 lines, and says None", both(lambda lines: lines.pop()))
 
+        self.finds("rank 0: it has ended well after 0 lines", lambda seen: (
+            seen.logs.pop(("a", 2, 0)), seen.followed.pop(("a", 2, 0))))
         seen = good()
         both(lambda lines: lines.pop(1))(seen)
         seen.events["a"] = ["rank 0: output cannot be written and is dropped: No space left on device"]
         self.assertEqual(broken(seen), [])
+        both(lambda lines: lines.insert(2, lines[1]))(seen)
+        self.assertIn("not once each", broken(seen)[0])
 
     def test_who_follows_lost_a_line(self):
         self.finds("2 lines, of 3", lambda seen: seen.followed["a", 1, 0].pop())
@@ -78,6 +82,10 @@ class Checker(unittest.TestCase):
 
     def test_a_wrong_number(self):
         self.finds("at step 10 the loss is 0.6, and 0.5", lambda seen: seen.losses["b", 1].update({"10": "0.6"}))
+
+    def test_a_step_that_nobody_tells(self):
+        self.finds("nothing is said of step 20", lambda seen: seen.losses["b", 1].pop("20"))
+        self.finds("nothing is said of step 10", lambda seen: seen.losses["b", 1].clear())
 
     def test_a_checkpoint_of_an_attempt_that_was_over(self):
         self.finds("of attempt 1 was taken after one of attempt 2",

@@ -22,17 +22,20 @@ LINE_S, CHECKPOINT_S = 0.05, 1.0
 
 
 def note(*words):
-    with contextlib.suppress(OSError), open(NOTES, "a") as file:  # its disk may be full just now
-        file.write(f"\n{' '.join(map(str, (ATTEMPT, *words)))} {time.time():.6f} .")
+    """Whether it is there: its disk may be full just now."""
+    try:
+        with open(NOTES, "a") as file:
+            file.write(f"\n{' '.join(map(str, (ATTEMPT, *words)))} {time.time():.6f} .")
+        return True
+    except OSError:
+        return False
 
 
 def resumed():
     checkpoint = os.environ.get("DTRAIN_CHECKPOINT")
     if not checkpoint:
         return 0
-    count = json.loads(next(Path(checkpoint).glob("shard-*/count.json")).read_text())["count"]
-    note("resumed", count)
-    return count
+    return json.loads(next(Path(checkpoint).glob("shard-*/count.json")).read_text())["count"]
 
 
 class Checkpoints:
@@ -74,12 +77,16 @@ class Checkpoints:
 
 def main():
     NOTES.parent.mkdir(exist_ok=True)
-    checkpoints = Checkpoints(resumed())
+    count = resumed()
+    checkpoints = Checkpoints(count)
+    is_noted = count == 0
     line = 0
     while not STOP.exists():
         line += 1
         print(f"line {line} in {ATTEMPT}", flush=True)
-        note("alive")
+        is_noted = is_noted or note("resumed", count)
+        if is_noted:
+            note("alive")
         if RANK == 0:
             checkpoints.turn()
         time.sleep(LINE_S)

@@ -57,6 +57,21 @@ class Local(ClusterCase):
         watch.send_signal(signal.SIGINT)
         self.assertEqual(watch.wait(DEADLINE), 130)
 
+    def test_it_stays_with_its_job_and_ends_with_it(self):
+        job = self.submit("exec sleep 1000")
+        self.wait_state(job, "running")
+        merged(self, job)
+        watch = self.start("stack", "--watch", "1")
+        while "rank 0:" not in (line := watch.stdout.readline()):
+            self.assertTrue(line, "it has ended")
+        later = self.submit("exec sleep 1000", "--nnodes", "7", "--wait")  # the newest one now, and waits
+        for _ in range(2):
+            while "rank 0:" not in (line := watch.stdout.readline()):
+                self.assertTrue(line, "it has ended")
+        self.ok("stop", job)
+        self.assertIn(watch.wait(DEADLINE), (0, 1))  # by what the last look met
+        self.ok("stop", later)
+
 
 class Hosts(HostsCase):
     """As another user than root, with the profiler and its library brought there."""

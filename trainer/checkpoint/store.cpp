@@ -94,6 +94,11 @@ ShardWriter::ShardWriter(const fs::path& storage, int attempt, std::int64_t step
   make_folders(folder_);
 }
 
+ShardWriter::~ShardWriter() {
+  std::error_code none;
+  if (!finished_) fs::remove_all(folder_, none);
+}
+
 FileSink ShardWriter::create(const std::string& path) const {
   if (!is_plain_path(path) || path == "shard.json") {
     throw Error("checkpoint: '" + path + "' cannot be a file of a shard");
@@ -117,6 +122,7 @@ void ShardWriter::finish() {
   sync_folder(folder_.parent_path());
   write_atomically(folder_ / "shard.json", to_json_text(record_));
   sync_folder(folder_);
+  finished_ = true;
 }
 
 void wait_for_shards(const fs::path& storage, int attempt, std::int64_t step, int shards,

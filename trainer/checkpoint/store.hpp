@@ -22,6 +22,10 @@ class ShardWriter {
  public:
   ShardWriter(const std::filesystem::path& storage, int attempt, std::int64_t step, int shard = 0,
               int shards = 1);
+  // Without finish() what was written goes again: where a disk is full others need the room.
+  ~ShardWriter();
+  ShardWriter(const ShardWriter&) = delete;
+  ShardWriter& operator=(const ShardWriter&) = delete;
 
   const std::filesystem::path& folder() const { return folder_; }
   // A new file of the shard at a plain relative path; folders on the way are made. Write to it,
@@ -34,6 +38,7 @@ class ShardWriter {
  private:
   std::filesystem::path folder_;
   ShardRecord record_;
+  bool finished_ = false;
 };
 
 struct CommitRequest {

@@ -17,7 +17,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kFirstLookForRoom{2};
 constexpr std::chrono::seconds kLastLookForRoom{60};
-constexpr std::chrono::minutes kRoomPatience{30};          // as long as the head may take to commit
+// Before the other ranks give up their own shards (Reporter's commit_timeout): whose disk is full
+// is the cause that they are to hear.
+constexpr std::chrono::minutes kRoomPatience{25};
 constexpr std::chrono::milliseconds kLookForTrouble{100};  // of another rank
 
 std::optional<std::string> trouble_of(const std::function<void()>& work) {
@@ -115,7 +117,7 @@ std::filesystem::path CheckpointWriter::write_with_room(const Task& task,
       }
     }
     const Clock::time_point again =
-        Clock::now() + std::exchange(pause, std::min(2 * pause, kLastLookForRoom));
+        std::min(until, Clock::now() + std::exchange(pause, std::min(2 * pause, kLastLookForRoom)));
     while (Clock::now() < again) {
       if (stop.stop_requested()) throw given_up(task.part.step);
       if (const auto trouble = context_.read_note(task.note)) throw Error(*trouble);

@@ -17,8 +17,8 @@ namespace dtrain::train {
 // fsync, and the commit. Under dtrain each rank tells the head of its shard; without, rank 0 waits
 // for all shards and commits. A rank that fails leaves a note, so that the others do not wait for
 // it: all of them fail soon, with its rank and reason. Where there is no room on the disk that is
-// no failure for half an hour: it is tried again, and told. Its methods belong to the training's
-// thread.
+// no failure of start()'s for 25 minutes: it is tried again, and told. Its methods belong to the
+// training's thread.
 class CheckpointWriter {
  public:
   CheckpointWriter(Context& context, std::filesystem::path storage, Retention retention);

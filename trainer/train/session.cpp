@@ -216,6 +216,7 @@ void Session::report(const Place& place, const Metrics& metrics, torch::nn::Modu
 }
 
 std::optional<std::filesystem::path> Session::finish() {
+  const InPhase phase(context_, "checkpoint");
   std::optional<std::string> trouble;
   if (writer_) trouble = writer_->wait();
   agree(context_, trouble);

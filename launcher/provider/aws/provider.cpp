@@ -410,7 +410,8 @@ std::vector<Belonging> AwsProvider::clear_up(const ClusterId&) {
   std::set<std::pair<std::string, std::string>> known;
   for (bool is_new = true; is_new;) {
     is_new = false;
-    for (auto& [cluster, thing] : belongings(cloud.client, ours, cloud.prices)) {
+    for (Orphan& each : belongings(cloud.client, ours, cloud.prices)) {
+      Belonging& thing = each.thing;
       if (!known.emplace(thing.what, thing.id).second) continue;
       is_new = true;
       take_away(cloud.client, thing);

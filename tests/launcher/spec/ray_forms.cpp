@@ -258,7 +258,7 @@ available_node_types:
                                 "min_workers and max_workers say how many there are"});
   const std::string wrong = R"(provider:
   type: aws
-  security_group: {GroupName: [a], IpPermissions: [{IpProtocoll: tcp}, x], Other: 1}
+  security_group: {GroupName: [a], IpPermissions: [{IpProtocoll: tcp}, x, {IpProtocol: tcp, UserIdGroupPairs: [{GroupId: sg-1}, {GroupName: a}]}], Other: 1}
   key_pair: {KeyName: me}
 head_node:
   InstanceType: m5.large
@@ -281,7 +281,9 @@ worker_nodes:
           "3:66 provider.security_group.IpPermissions[0].IpProtocoll: is no key that EC2 has here "
           "[did you mean IpProtocol?]",
           "3:72 provider.security_group.IpPermissions[1]: must be a mapping",
-          "3:83 provider.security_group.Other: is no key here [there are: GroupName, "
+          "3:129 provider.security_group.IpPermissions[2].UserIdGroupPairs[1]: must say its "
+          "GroupId [aws ec2 describe-security-groups lists them]",
+          "3:155 provider.security_group.Other: is no key here [there are: GroupName, "
           "IpPermissions]",
           "4:23 provider.key_pair.KeyName: is no key here [there are: key_name]",
           "7:13 head_node.ImageIdd: is no key that EC2 has here [did you mean ImageId?]",

@@ -153,6 +153,7 @@ json provider(const std::string& folder, const json& input) {
       request.nodes = {NodeId(node)};
       request.cluster = ClusterId(file.spec.cluster_name + "-abcdef");
     }
+    made->prepare(requests);
     made->create(requests, tell);
   } else if (op == "clear_up") {
     for (const Belonging& each : made->clear_up(ClusterId(file.spec.cluster_name + "-abcdef"))) {
