@@ -31,8 +31,7 @@ constexpr const char* kAction = "latest/meta-data/spot/instance-action";
 }  // namespace
 
 std::string SpotNotice::reason() const {
-  const std::string at = rfc3339(time);  // 2017-09-18T08:22:00.000Z
-  return "its spot instance is taken back at " + at.substr(11, 8) + "Z (" + action + ")";
+  return "its spot instance is taken back at " + time_of_day(time) + " (" + action + ")";
 }
 
 std::chrono::milliseconds SpotNotice::left(WallTime now) const {

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <string_view>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/pipe.hpp"
@@ -68,6 +69,10 @@ struct Output::Stream {
   std::shared_ptr<std::atomic<bool>> moving;
   bool dropping = false;
   std::chrono::steady_clock::time_point retry_at;
+  std::uint64_t missing = 0;  // bytes that were dropped since the last mark
+  std::string mark;           // what of a mark is still to be written
+  bool in_line = false;       // the file's last byte ends no line
+  std::string reason;         // why bytes were dropped
 
   enum class Step : std::uint8_t { moved, nothing, ended };
 
@@ -86,36 +91,56 @@ struct Output::Stream {
     const ssize_t got = ::read(pipe.get(), buffer.data(), buffer.size());
     if (got < 0 && errno == EAGAIN) return Step::nothing;
     if (got < 0 && errno == EINTR) return Step::moved;
-    if (got <= 0) return Step::ended;  // a pipe that cannot be read has no more to say
-    const auto size = static_cast<std::size_t>(got);
-    moved += size;
-    if (dropping && std::chrono::steady_clock::now() >= retry_at) dropping = false;
-    if (dropping) {
-      shared.dropped += size;
-    } else {
-      write_out(shared, buffer.data(), size);
+    if (got <= 0) {  // a pipe that cannot be read has no more to say
+      write_mark();
+      return Step::ended;
+    }
+    const std::string_view bytes(buffer.data(), static_cast<std::size_t>(got));
+    moved += bytes.size();
+    if (dropping && std::chrono::steady_clock::now() < retry_at) {
+      drop(shared, bytes.size());
+      return Step::moved;
+    }
+    dropping = false;
+    const std::size_t wrote = write_mark() ? write_out(bytes) : 0;
+    if (wrote < bytes.size()) {
+      dropping = true;
+      retry_at = std::chrono::steady_clock::now() + kRetry;
+      reason = std::strerror(errno);
+      shared.note({number, Note::What::dropping, reason});
+      drop(shared, bytes.size() - wrote);
     }
     return Step::moved;
   }
 
-  void write_out(Shared& shared, const char* data, std::size_t size) {
-    while (size > 0) {
-      const ssize_t wrote = ::write(file.get(), data, size);
-      if (wrote < 0 && errno == EINTR) continue;
-      if (wrote < 0) {
-        begin_dropping(shared, errno);
-        shared.dropped += size;
-        return;
-      }
-      data += wrote;
-      size -= static_cast<std::size_t>(wrote);
-    }
+  void drop(Shared& shared, std::size_t size) {
+    missing += size;
+    shared.dropped += size;
   }
 
-  void begin_dropping(Shared& shared, int error) {
-    dropping = true;
-    retry_at = std::chrono::steady_clock::now() + kRetry;
-    shared.note({number, Note::What::dropping, std::strerror(error)});
+  // Where bytes are missing, before those that come after them. False, with errno: not the whole of
+  // it, or of the one before it.
+  bool write_mark() {
+    if (mark.empty() && missing == 0) return true;
+    if (mark.empty()) {
+      mark = (in_line ? "\n" : "") + dropped_mark(missing, reason) + "\n";
+      missing = 0;
+    }
+    mark.erase(0, write_out(mark));
+    return mark.empty() && (missing == 0 || write_mark());
+  }
+
+  // How many bytes of it could be written; where not all, errno says why.
+  std::size_t write_out(std::string_view bytes) {
+    std::size_t written = 0;
+    while (written < bytes.size()) {
+      const ssize_t wrote = ::write(file.get(), bytes.data() + written, bytes.size() - written);
+      if (wrote < 0 && errno == EINTR) continue;
+      if (wrote < 0) break;
+      written += static_cast<std::size_t>(wrote);
+    }
+    if (written > 0) in_line = bytes[written - 1] != '\n';
+    return written;
   }
 };
 
@@ -254,6 +279,10 @@ bool Output::busy() const {
     if (*stream.moving) return true;
   }
   return false;
+}
+
+std::string dropped_mark(std::uint64_t bytes, const std::string& reason) {
+  return "[dtrain: " + std::to_string(bytes) + " bytes of output are missing here: " + reason + "]";
 }
 
 std::uint64_t Output::dropped_bytes() const noexcept {

@@ -29,6 +29,11 @@ std::string rfc3339(WallTime time) {
   return text.data();
 }
 
+std::string time_of_day(WallTime time) {
+  constexpr std::size_t kDate = 11;  // 2026-01-02T
+  return rfc3339(time).substr(kDate, 8) + "Z";
+}
+
 WallTime parse_rfc3339(const std::string& text) {
   std::tm utc{};
   int millis = 0;

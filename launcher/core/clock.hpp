@@ -24,6 +24,8 @@ class SystemClock final : public Clock {
 
 // RFC 3339 in UTC with milliseconds: 2026-01-02T03:04:05.678Z.
 std::string rfc3339(WallTime time);
+// Of that, the seconds of its day: 03:04:05Z.
+std::string time_of_day(WallTime time);
 // The reverse; throws Error(invalid).
 WallTime parse_rfc3339(const std::string& text);
 

@@ -65,16 +65,22 @@ class Checker(unittest.TestCase):
             return damage
         self.finds("after line 1 comes line 3", both(lambda lines: lines.pop(1)))
         self.finds("after line 2 comes line 2", both(lambda lines: lines.insert(2, "line 2 in 2")))
-        self.finds("ended well after 5 lines, and says None", both(lambda lines: lines.pop()))
+        self.finds("ended well after line 5, and says None", both(lambda lines: lines.pop()))
 
-        self.finds("rank 0: it has ended well after 0 lines", lambda seen: (
+        self.finds("rank 0: it has ended well after line 0", lambda seen: (
             seen.logs.pop(("a", 2, 0)), seen.followed.pop(("a", 2, 0))))
-        seen = good()
-        both(lambda lines: lines.pop(1))(seen)
-        seen.events["a"] = ["rank 0: output cannot be written and is dropped: No space left on device"]
-        self.assertEqual(broken(seen), [])
-        both(lambda lines: lines.insert(2, lines[1]))(seen)
-        self.assertIn("not once each", broken(seen)[0])
+        def seen_with(change, *events):
+            seen = good()
+            both(change)(seen)
+            seen.events["a"] = list(events)
+            return broken(seen)
+        mark = "[dtrain: 12 bytes of output are missing here: No space left on device]"
+        self.assertEqual(seen_with(lambda lines: lines.__setitem__(slice(1, 3), ["line", mark, "3 in 2"])), [])
+        self.assertIn("after line 2 comes line 2",
+                      seen_with(lambda lines: lines.__setitem__(slice(2, 2), [mark, "line 2 in 2"]))[0])
+        full = "12 B of output could not be written (12 bytes)"
+        self.assertEqual(seen_with(lambda lines: lines.pop(), full), [])
+        self.assertIn("after line 1 comes line 3", seen_with(lambda lines: lines.pop(1), full)[0])
 
     def test_who_follows_lost_a_line(self):
         self.finds("2 lines, of 3", lambda seen: seen.followed["a", 1, 0].pop())

@@ -1,7 +1,5 @@
 #include "trainer/train/calls.hpp"
 
-#include <utility>
-
 namespace dtrain::train {
 
 std::string describe(const Call& call) {
@@ -15,19 +13,18 @@ Call Calls::begin(const char* operation, const char* type, std::int64_t elements
                   std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   last_ = {last_.sequence + 1, operation, type, elements, bytes, std::chrono::steady_clock::now()};
-  has_ended_ = nullptr;
+  has_ended_ = false;
   return last_;
 }
 
-void Calls::set_end(const Call& call, std::function<bool()> has_ended) {
+void Calls::end(const Call& call) {
   const std::lock_guard lock(mutex_);
-  if (call.sequence == last_.sequence) has_ended_ = std::move(has_ended);
+  if (call.sequence == last_.sequence) has_ended_ = true;
 }
 
 bool Calls::has_ended(const Call& call) const {
   const std::lock_guard lock(mutex_);
-  if (call.sequence != last_.sequence) return true;
-  return has_ended_ && has_ended_();
+  return call.sequence != last_.sequence || has_ended_;
 }
 
 Call Calls::last() const {

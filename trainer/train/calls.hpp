@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <mutex>
 #include <string>
 
@@ -26,8 +25,7 @@ class Calls {
  public:
   Call begin(const char* operation, const char* type, std::int64_t elements,
              std::uint64_t bytes = 0);
-  // How to see whether that call has ended: asked by any thread, calls nothing here.
-  void set_end(const Call& call, std::function<bool()> has_ended);
+  void end(const Call& call);
   Call last() const;
   // Whether it has ended; if it is not the last one, it is taken for that.
   bool has_ended(const Call& call) const;
@@ -35,7 +33,7 @@ class Calls {
  private:
   mutable std::mutex mutex_;
   Call last_;
-  std::function<bool()> has_ended_;  // empty: not known yet
+  bool has_ended_ = false;  // the last one
 };
 
 }  // namespace dtrain::train

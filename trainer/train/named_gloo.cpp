@@ -148,11 +148,8 @@ class NamedGloo final : public c10d::ProcessGroupGloo {
     } catch (...) {
       std::rethrow_exception(naming(std::current_exception()));
     }
-    // Weak: Gloo holds it while it runs, and nobody need hold its tensors longer.
-    calls_->set_end(call, [weak = c10::weak_intrusive_ptr<c10d::Work>(work)] {
-      const WorkPtr its = weak.lock();
-      return !its || its->isCompleted();
-    });
+    work->getFuture()->addCallback(
+        [calls = calls_, call](c10::ivalue::Future&) { calls->end(call); });
     return c10::make_intrusive<NamedWork>(std::move(work), std::move(naming));
   }
 

@@ -91,9 +91,13 @@ nlohmann::json Engine::Impl::drain(const NodeId& id, bool undo) {
 void Engine::Impl::remove_node(const NodeId& id, bool force, Answer done, const std::string& why) {
   Node& node = known_node(id);
   if (node.being_removed) throw Error(ErrorCode::conflict, id.str() + " is being removed");
-  if (!force && nodes_in_use().contains(id)) {
-    throw Error(ErrorCode::conflict, id.str() + " has ranks running")
-        .with_hint("drain it first, or remove it with force: its attempts fail then");
+  const auto in_use = nodes_in_use();
+  if (const auto use = in_use.find(id); !force && use != in_use.end()) {
+    const bool runs = use->second.empty();
+    throw Error(ErrorCode::conflict,
+                id.str() + (runs ? " has ranks running" : " is in use: " + use->second))
+        .with_hint("drain it first, or remove it with force: " +
+                   std::string(runs ? "its attempts fail" : "the checkpoint is lost") + " then");
   }
   // Before it is written that it left: what left must not come back.
   node.being_removed = true;

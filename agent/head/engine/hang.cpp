@@ -110,10 +110,6 @@ std::string details(const Ranks& ranks) {
   return text.empty() ? "" : " (" + text + ")";
 }
 
-std::string time_of_day(WallTime time) {
-  return rfc3339(time).substr(11, 8) + "Z";
-}
-
 // Where those that do not lag are: "the other 7 wait in all_reduce #1042".
 std::string rest(const Ranks& lag, const Ranks& all) {
   const Ranks inside = those(without(all, lag), is_inside);

@@ -42,11 +42,11 @@ bool names(const std::vector<std::string>& on, const Fault& fault) {
 }
 
 // With their words, so that one failure is not taken for another; a step that is not known says
-// nothing.
+// nothing. What has no kind of its own (a supervisor killed, say) is not the program's doing.
 bool is_same(const AttemptRow& a, const AttemptRow& b) {
   const bool same = a.fault.kind == b.fault.kind && a.fault.code == b.fault.code &&
                     a.fault.signal == b.fault.signal && a.fault.words == b.fault.words;
-  return same && a.step && a.step == b.step;
+  return same && a.fault.kind != FaultKind::other && a.step && a.step == b.step;
 }
 
 // Of the last attempts: how many ended so, without a new checkpoint between them.

@@ -8,16 +8,6 @@ namespace dtrain::head {
 
 using Presence = Engine::Presence;
 
-namespace {
-
-// "08:21:20Z"
-std::string time_of_day(WallTime time) {
-  constexpr std::size_t kDate = 11;  // 2017-09-18T08:22:00.000Z
-  return rfc3339(time).substr(kDate, 8) + "Z";
-}
-
-}  // namespace
-
 void MachineKeeper::needs() {
   if (tells_ || ended_ || !source_) return;
   if (at_work_) {

@@ -71,6 +71,60 @@ TEST_CASE("what cannot be written is counted, told once, and the writer goes on"
   CHECK(output.dropped_bytes() == 5 << 20);
 }
 
+TEST_CASE("where bytes are missing stands how many, and nothing else is missing") {
+  const dtrain::testing::TemporaryFolder folder;
+  rlimit limits{};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &limits) == 0);
+  const rlim_t room = 1 << 20;
+  rlimit small = limits;
+  small.rlim_cur = room;
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+  Output output;
+  auto pipe = supervise::make_output_pipe();
+  output.add(std::move(pipe.reader), file_at(folder / "f"));
+  std::string written;
+  const auto write_line = [&] {
+    const std::string line = std::to_string(1000000 + written.size()).substr(1) + "\n";
+    write_all(pipe.writer.get(), line);
+    written += line;
+  };
+  while (written.size() < 2 * room) write_line();
+  pollfd polled{output.notify_fd(), POLLIN, 0};
+  REQUIRE(::poll(&polled, 1, 20000) == 1);
+  CHECK(output.take_notes().front().reason == "File too large");
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &limits) == 0);
+  while (read_file(folder / "f").size() == room) write_line();
+  for (int i = 0; i < 1000; ++i) write_line();
+  pipe.writer.reset();
+  until_ended(output, 1);
+
+  const std::string mark =
+      "\n" + supervise::dropped_mark(output.dropped_bytes(), "File too large") + "\n";
+  const std::string kept = read_file(folder / "f");
+  CHECK(kept.substr(0, room) == written.substr(0, room));
+  CHECK(kept.substr(room, mark.size()) == mark);
+  CHECK(kept.substr(room + mark.size()) == written.substr(room + output.dropped_bytes()));
+}
+
+TEST_CASE("bytes that are missing at the end are told there, if there is room then") {
+  const dtrain::testing::TemporaryFolder folder;
+  rlimit limits{};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &limits) == 0);
+  rlimit none = limits;
+  none.rlim_cur = 0;
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &none) == 0);
+  Output output;
+  auto pipe = supervise::make_output_pipe();
+  output.add(std::move(pipe.reader), file_at(folder / "f"));
+  write_all(pipe.writer.get(), "lost\n");
+  pollfd polled{output.notify_fd(), POLLIN, 0};
+  REQUIRE(::poll(&polled, 1, 20000) == 1);
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &limits) == 0);
+  pipe.writer.reset();
+  until_ended(output, 1);
+  CHECK(read_file(folder / "f") == supervise::dropped_mark(5, "File too large") + "\n");
+}
+
 TEST_CASE("it can be taken down while pipes are open") {
   const dtrain::testing::TemporaryFolder folder;
   auto pipe = supervise::make_output_pipe();

@@ -193,6 +193,10 @@ TEST_CASE("restart.same_failure: twice in a row at the same step ends the job") 
     CHECK(job.end(FaultKind::preempted, 0, 120).what == What::restart);
     CHECK(job.end(FaultKind::preempted, 0, 120).what == What::restart);
   }
+  SUBCASE("what has no kind is not the program's") {
+    CHECK(job.end(FaultKind::other, 0, 120).what == What::restart);
+    CHECK(job.end(FaultKind::other, 0, 120).what == What::restart);
+  }
   SUBCASE("unless it is to be tried") {
     job.spec.restart.same_failure = SameFailure::restart;
     CHECK(job.end(FaultKind::exit_code, 2, 120).what == What::restart);
