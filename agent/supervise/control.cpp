@@ -69,12 +69,13 @@ struct Control::Impl : std::enable_shared_from_this<Control::Impl> {
   void accept() {
     while (auto fd = accept_own(listener.native_handle())) {
       if (session) close(session);
-      session = std::make_shared<Session>(io, fd->release());
-      session->out = hello + "\n";
+      const auto made = std::make_shared<Session>(io, fd->release());
+      session = made;
+      made->out = hello + "\n";
       log::info("the node agent is here");
       hooks.changed();
-      wait_read(session);
-      send(session);
+      wait_read(made);
+      send(made);
     }
   }
 
@@ -132,6 +133,7 @@ struct Control::Impl : std::enable_shared_from_this<Control::Impl> {
     if (which->in.size() > kCommandMax) throw Error(ErrorCode::invalid, "a line is too long");
   }
 
+  // `which` is not `session` itself, which close() lets go of.
   void send(const std::shared_ptr<Session>& which) {
     while (!which->closed && !which->writing) {
       if (which->out_sent == which->out.size()) refill(*which);
@@ -183,7 +185,7 @@ Control::~Control() {
 }
 
 void Control::kick() {
-  if (impl_->session) impl_->send(impl_->session);
+  if (const std::shared_ptr<Session> client = impl_->session) impl_->send(client);
 }
 
 bool Control::connected() const {

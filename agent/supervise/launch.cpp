@@ -13,6 +13,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/program.hpp"
+#include "launcher/files/elf.hpp"
 
 namespace dtrain::supervise {
 namespace {
@@ -63,12 +64,11 @@ std::optional<std::string> why_not(const wire::AttemptSpec& spec, const std::str
   const std::string& word = spec.command.front();
   const fs::path folder = spec.workdir;
   if (spec.shell) return std::nullopt;
-  if (word.find('/') != std::string::npos) {
-    return why_not_startable(folder / word, word, Interpreters::here, path);
-  }
-  const auto found = find_in_path(word, path);
-  return found ? why_not_startable(*found, word, Interpreters::here, path)
-               : why_not_in_path(word, folder, path);
+  const auto file =
+      word.find('/') == std::string::npos ? find_in_path(word, path) : std::optional(folder / word);
+  if (!file) return why_not_in_path(word, folder, path);
+  const auto why = why_not_startable(*file, word, Interpreters::here, path);
+  return why ? why : why_not_loadable(*file);
 }
 
 Started start(const wire::AttemptSpec& spec, SpawnOptions options, int cgroup, bool one_stream) {
@@ -120,8 +120,7 @@ Started start_rank(const wire::AttemptSpec& spec, std::vector<std::string> env, 
     if (const auto why = why_not(spec, path)) {
       throw NotStartable(error.code(), "the program " + spec.command.front() + where + ", " + *why);
     }
-    throw NotStartable(error.code(), error.message() + where +
-                                         " (does it want a dynamic loader that is not there?)");
+    throw NotStartable(error.code(), error.message() + where);
   } catch (const Error& error) {
     throw Error(error.code(), error.message() + ", in folder " + spec.workdir);
   }

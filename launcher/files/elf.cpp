@@ -241,6 +241,26 @@ std::optional<ElfFile> read(const ElfSource& source) {
   return file;
 }
 
+// As uname(1) calls it.
+std::string machine_name(int machine) {
+  switch (machine) {
+    case EM_386:
+      return "i686";
+    case EM_X86_64:
+      return "x86_64";
+    case EM_ARM:
+      return "arm";
+    case EM_AARCH64:
+      return "aarch64";
+    case EM_PPC64:
+      return "ppc64le";
+    case EM_RISCV:
+      return "riscv64";
+    default:
+      return "another kind of machine (" + std::to_string(machine) + ")";
+  }
+}
+
 }  // namespace
 
 std::optional<GlibcVersion> parse_glibc_version(std::string_view text) {
@@ -261,6 +281,26 @@ std::optional<ElfFile> read_elf(const fs::path& path) {
 
 std::optional<ElfFile> read_elf(std::string_view bytes) {
   return read(MemorySource(bytes));
+}
+
+std::optional<std::string> why_not_loadable(const fs::path& file) {
+  try {
+    const auto elf = read_elf(file);
+    const auto own = read_elf(fs::path("/proc/self/exe"));
+    if (!elf || !own) return std::nullopt;
+    if (elf->machine != own->machine) {
+      return "is built for " + machine_name(elf->machine) + ", and this machine is " +
+             machine_name(own->machine);
+    }
+    if (!elf->interpreter.empty() && ::access(elf->interpreter.c_str(), X_OK) != 0) {
+      return "wants the dynamic loader " + printable(elf->interpreter, false) +
+             ", which is not there";
+    }
+    return std::nullopt;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::invalid) return std::nullopt;
+    return "is no whole program (" + error.message() + ")";
+  }
 }
 
 std::optional<GlibcVersion> needed_glibc(const ElfFile& file) {

@@ -47,6 +47,14 @@ class Programs(ClusterCase):
         self.assertIn("node-0", result["error"]["message"])
         self.assertIn("./built", result["error"]["message"])
         self.assertIn(str(self.folder), result["error"]["message"])
+        program = bytearray(Path("/bin/true").read_bytes())
+        program[18] = 0xb7
+        (self.folder / "other").write_bytes(program)
+        (self.folder / "other").chmod(0o755)
+        said = self.run_dtrain("submit", "--max-restarts", "3", "--", "./other").stderr
+        self.assertIn("the program ./other, in folder", said)
+        self.assertIn("is built for aarch64, and this machine is x86_64", said)
+        self.assertEqual(len(self.json("result")["attempts"]), 1)
         # One that is made is started.
         (self.folder / "late").write_text("#!/bin/sh\necho late\n")
         self.ok("submit", "--setup", "chmod +x late", "--", "./late")

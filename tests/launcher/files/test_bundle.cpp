@@ -255,6 +255,31 @@ TEST_CASE("files that are no ELF, or a broken one") {
   CHECK_THROWS_AS((void)read_elf(std::string_view(whole).substr(0, 40)), Error);
 }
 
+TEST_CASE("why a program cannot be loaded here") {
+  const testing::TemporaryFolder folder;
+  const fs::path file = folder / "program";
+  const auto why = [&](std::string bytes) {
+    write_file_atomic(file, bytes);
+    return why_not_loadable(file).value_or("");
+  };
+  const std::string good = read_file("/bin/sh", std::size_t{1} << 30);
+  CHECK(why(good) == "");
+  CHECK(why("#!/bin/sh\n") == "");
+  std::string other = good;
+  other[18] = '\xb7';
+  CHECK(why(other) == "is built for aarch64, and this machine is x86_64");
+  other[18] = '\x77';
+  CHECK(why(other) == "is built for another kind of machine (119), and this machine is x86_64");
+  std::string homeless = good;
+  const std::size_t loader = good.find("/lib64/ld-linux");
+  REQUIRE(loader != std::string::npos);
+  homeless[loader + 1] = 'L';
+  CHECK(why(homeless) ==
+        "wants the dynamic loader /Lib64/ld-linux-x86-64.so.2, which is not there");
+  CHECK(why(good.substr(0, 80)).starts_with("is no whole program ("));
+  CHECK_FALSE(why_not_loadable(folder / "gone").has_value());
+}
+
 TEST_CASE("the loader's cache") {
   CHECK(parse_loader_cache("").empty());
   CHECK(parse_loader_cache("glibc-ld.so.cache1.1").empty());
