@@ -73,8 +73,8 @@ Access Context::access(bool ask) const {
   access.warn = [quiet = globals.quiet || globals.json,
                  color = terminal.color_err](const std::string& text) {
     if (quiet) return;
-    write_all(STDERR_FILENO,
-              paint("dtrain:", Color::dim, color) + " " + printable(text, true) + "\n");
+    write_shown(STDERR_FILENO,
+                paint("dtrain:", Color::dim, color) + " " + printable(text, true) + "\n");
   };
   // Whoever shows more of each node watches in its own place.
   const auto watch = std::make_shared<ReachWatch>(
@@ -98,8 +98,8 @@ void Context::note(const std::string& text) const {
 }
 
 void Context::warn(const std::string& text) const {
-  write_all(STDERR_FILENO,
-            paint("dtrain:", Color::dim, terminal.color_err) + " " + printable(text, true) + "\n");
+  write_shown(STDERR_FILENO, paint("dtrain:", Color::dim, terminal.color_err) + " " +
+                                 printable(text, true) + "\n");
 }
 
 std::optional<bool> Context::ask(const std::string& question) const {

@@ -100,11 +100,14 @@ void reset(int fd) {
   static_cast<void>(::connect(fd, &nobody, sizeof nobody));
 }
 
-// Both ways until either side has ended. Throws Error when the connection breaks.
-void carry(wire::ApiStream& stream, int fd) {
+// Both ways until either side has ended, or `over` can be read. Throws Error when the connection
+// breaks.
+void carry(wire::ApiStream& stream, int fd, int over) {
   InputWindow input(stream, fd);
+  stream.watch(over);
   while (true) {
     const wire::ApiStream::Event event = stream.wait();
+    if (event.what == What::input && event.fd == over) return;
     if (event.what == What::closed) throw Error(ErrorCode::unreachable, "the head went away");
     if (event.what == What::binary) send_all(fd, stream.data());
     if (event.what == What::input) input.read();
@@ -193,22 +196,32 @@ struct Forwarding::Impl {
 
   void accept(int listener, const Forward& forward) {
     UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
-    if (!fd) return;
+    if (!fd) {
+      is_over_within(kFirstPause);  // of descriptors there may be more in a while
+      return;
+    }
     reap();
     carried.emplace_back();
     Carried& mine = carried.back();
     mine.fd = std::move(fd);
-    mine.thread = std::thread([this, &mine, forward] {
+    const auto serve = [this, &mine, forward] {
       try {
         wire::ApiStream stream = open(forward);
-        carry(stream, mine.fd.get());
+        carry(stream, mine.fd.get(), over.get());
       } catch (const std::exception& error) {
         context.note(forward.text() + ": " + error.what());
         reset(mine.fd.get());
       }
       ::shutdown(mine.fd.get(), SHUT_RDWR);
       mine.done = true;
-    });
+    };
+    try {
+      mine.thread = std::thread(serve);
+    } catch (const std::system_error& error) {
+      context.note(forward.text() + ": no thread for a connection: " + error.what());
+      reset(mine.fd.get());
+      carried.pop_back();
+    }
   }
 
   void reap() {
@@ -222,6 +235,11 @@ struct Forwarding::Impl {
     }
   }
 
+  bool is_over_within(std::chrono::milliseconds pause) const {
+    pollfd end{over.get(), POLLIN, 0};
+    return ::poll(&end, 1, static_cast<int>(pause.count())) > 0;
+  }
+
   // A head that was started again, or an SSH connection that broke, is met anew.
   wire::ApiStream open(const Forward& forward) {
     std::string target = "/v1/forward?port=" + std::to_string(forward.port);
@@ -233,8 +251,8 @@ struct Forwarding::Impl {
         return (attempt == 1 ? context.client() : context.new_client()).open(target);
       } catch (const Error& error) {
         if (error.code() != ErrorCode::unreachable || attempt == kConnectionTries) throw;
+        if (is_over_within(pause)) throw;
       }
-      std::this_thread::sleep_for(pause);
       pause *= 2;
     }
   }

@@ -86,14 +86,14 @@ void NodeLines::show(const NodeProgress& progress) {
     case Form::none:
       return;
     case Form::json:
-      write_all(STDOUT_FILENO,
-                wire::dump({{"type", "progress"},
-                            {"node", progress.node.str()},
-                            {"step", progress.step},
-                            {"state", to_string(progress.state)},
-                            {"text", progress.text},
-                            {"took_s", static_cast<double>(progress.took.count()) / 1000.0}}) +
-                    "\n");
+      write_shown(STDOUT_FILENO,
+                  wire::dump({{"type", "progress"},
+                              {"node", progress.node.str()},
+                              {"step", progress.step},
+                              {"state", to_string(progress.state)},
+                              {"text", progress.text},
+                              {"took_s", static_cast<double>(progress.took.count()) / 1000.0}}) +
+                      "\n");
       return;
     case Form::plain: {
       if (progress.state == State::at_work) return;
@@ -101,7 +101,7 @@ void NodeLines::show(const NodeProgress& progress) {
       if (progress.state == State::failed) text += " failed";
       if (!progress.text.empty()) text += ": " + progress.text;
       if (progress.took > milliseconds(0)) text += " (" + human_duration(progress.took) + ")";
-      write_all(STDERR_FILENO, printable(text, true) + "\n");
+      write_shown(STDERR_FILENO, printable(text, true) + "\n");
       return;
     }
     case Form::live:
@@ -114,7 +114,7 @@ void NodeLines::say(const std::string& line) {
   const std::lock_guard lock(mutex_);
   if (form_ == Form::json || form_ == Form::none) return;
   if (form_ == Form::live) erase();
-  write_all(STDERR_FILENO, line);
+  write_shown(STDERR_FILENO, line);
   if (form_ == Form::live && !over_) draw();
 }
 
@@ -191,12 +191,12 @@ std::string NodeLines::picture(std::size_t columns, std::size_t rows, millisecon
 void NodeLines::draw() {
   const std::string text = picture(terminal_columns(), terminal_rows(), now());
   drawn_ = static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
-  write_all(STDERR_FILENO, text);
+  write_shown(STDERR_FILENO, text);
 }
 
 void NodeLines::erase() {
   if (drawn_ == 0) return;
-  write_all(STDERR_FILENO, "\x1b[" + std::to_string(drawn_) + "A\x1b[J");
+  write_shown(STDERR_FILENO, "\x1b[" + std::to_string(drawn_) + "A\x1b[J");
   drawn_ = 0;
 }
 

@@ -121,7 +121,7 @@ class Progress {
         begin_(std::chrono::steady_clock::now()),
         last_(begin_) {}
   ~Progress() {
-    if (printed_) write("\r\033[K");
+    if (printed_) write_shown(STDERR_FILENO, "\r\033[K");
   }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -139,19 +139,11 @@ class Progress {
               human_duration(std::chrono::seconds((total_ - std::min(total_, done)) / rate)) +
               " left";
     }
-    write("\r\033[K" + line);
+    write_shown(STDERR_FILENO, "\r\033[K" + line);
     printed_ = true;
   }
 
  private:
-  static void write(const std::string& text) {
-    try {
-      write_all(STDERR_FILENO, text);
-    } catch (const Error&) {
-      // Nobody looks.
-    }
-  }
-
   bool shown_;
   bool printed_ = false;
   std::uint64_t total_;

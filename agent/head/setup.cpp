@@ -196,7 +196,8 @@ void shut_out(const paths::HeadRoot& root, const NodeId& node) {
 }
 
 bool is_let_in(const paths::HeadRoot& root, const NodeId& node) {
-  return valid_name(node.str()) && fs::exists(root.nodes() / node.str());
+  std::error_code unseen;  // then nobody is
+  return valid_name(node.str()) && fs::exists(root.nodes() / node.str(), unseen);
 }
 
 }  // namespace dtrain::head

@@ -296,7 +296,13 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
     try {
       auto lock = supervise::AttemptLock::take(root_);
       if (!lock) return false;
-      if (fs::exists(root_.exit())) {
+      std::error_code unseen;
+      const bool has_record = fs::exists(root_.exit(), unseen);
+      if (unseen) {
+        throw Error(ErrorCode::io,
+                    "cannot look at " + root_.exit().string() + ": " + unseen.message());
+      }
+      if (has_record) {
         ended({});
       } else {
         sweep(std::make_shared<const supervise::AttemptLock>(std::move(*lock)));
@@ -528,7 +534,7 @@ void Attempts::forget(const JobId& job) {
   files_.add([this, folder = root_.jobs() / job.str()] {
     try {
       trash_.take(folder);
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       log::warn("the files of a job stay", {{"why", error.what()}});
     }
   });

@@ -208,8 +208,10 @@ void CheckpointTransfers::send(const wire::ShardAsk& request) {
 void CheckpointTransfers::offer_next() {
   while (offering_ < kShardsAtOnce && !waiting_.empty()) {
     ++offering_;
-    asio::co_spawn(thread_, offer(waiting_.front()), asio::detached);
+    // Out of the line first: it may be over at once, and then comes here.
+    const std::shared_ptr<Shard> next = waiting_.front();
     waiting_.pop_front();
+    asio::co_spawn(thread_, offer(next), asio::detached);
   }
 }
 

@@ -177,14 +177,12 @@ std::shared_ptr<Staging::Work> Staging::begin(const Key& key, const JobContent& 
       say_(wire::Staging{living->key.first, living->key.second, done, total, false});
     });
   };
-  work->thread = std::thread([this, work, executor = executor_] {
+  const auto bring = [this, work, executor = executor_] {
     std::optional<Error> failure;
     try {
       work->run();
-    } catch (const Error& error) {
-      failure = error;
     } catch (const std::exception& error) {
-      failure = Error(ErrorCode::internal, error.what());
+      failure = as_defect(error);
     }
     asio::post(executor, [this, weak = std::weak_ptr<Work>(work), failure] {
       const auto living = weak.lock();
@@ -193,7 +191,13 @@ std::shared_ptr<Staging::Work> Staging::begin(const Key& key, const JobContent& 
       living->done = true;
       ended(living);
     });
-  });
+  };
+  try {
+    work->thread = std::thread(bring);
+  } catch (const std::system_error& error) {
+    work->failure = Error(ErrorCode::exhausted, std::string("no thread for it: ") + error.what());
+    work->done = true;
+  }
   return work;
 }
 

@@ -86,6 +86,8 @@ void Supervisor::run() {
     begin();
   } catch (const Error& error) {
     fail_start(error);
+  } catch (const std::exception& error) {
+    fail_start(as_error(error));
   }
   while (true) {
     try {

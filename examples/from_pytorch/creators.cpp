@@ -44,10 +44,12 @@ int main(int argc, char** argv) {
                                        {"images", argc > 2 ? std::stol(argv[2]) : 0}},
                             .trainer = {}});
     const Metrics stats = trainer.train();
-    const Metrics tested = trainer.validate();
-    session().say("train_loss " + std::to_string(stats.at("train_loss")) + "  val_accuracy " +
-                  std::to_string(tested.at("val_accuracy")));
-    trainer.save("model.safetensors");
+    if (trainer.exit_code() == 0) {  // else it was told to go
+      const Metrics tested = trainer.validate();
+      session().say("train_loss " + std::to_string(stats.at("train_loss")) + "  val_accuracy " +
+                    std::to_string(tested.at("val_accuracy")));
+      trainer.save("model.safetensors");
+    }
     trainer.shutdown();
     return trainer.exit_code();
   });

@@ -64,7 +64,8 @@ NodeDown take_node_down(Provider& provider, const std::shared_ptr<const AgentBin
     }
     tell(result.left.empty() ? NodeProgress::State::ready : NodeProgress::State::failed,
          join(result.left, ", "));
-  } catch (Error& error) {
+  } catch (const std::exception& thrown) {
+    Error error = as_defect(thrown);
     // The connection says itself where it was going.
     if (step != "connect" || error.context().empty()) {
       error.while_doing(step + " on " + task.machine.node.str());

@@ -89,8 +89,8 @@ void prepare_nodes(const ClusterState& state, Provider& provider, const std::str
       const std::unique_ptr<Transport> node = provider.reach(state.nodes[i]);
       const std::unique_ptr<Transport> head = provider.reach(state.nodes.front());
       prepare_node(state, state.nodes[i], *node, *head, agent);
-    } catch (const Error& error) {
-      errors[i] = error;
+    } catch (const std::exception& error) {
+      errors[i] = as_defect(error);
     }
   });
   const auto failed = std::count_if(errors.begin(), errors.end(),

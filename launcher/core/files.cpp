@@ -78,6 +78,14 @@ void write_all(int fd, std::string_view bytes) {
   }
 }
 
+void write_shown(int fd, std::string_view bytes) noexcept {
+  try {
+    write_all(fd, bytes);
+  } catch (const std::exception&) {
+    // Whoever calls has more to do than to show it.
+  }
+}
+
 void fsync_folder(const fs::path& folder) {
   const UniqueFd fd = open_file(folder, O_RDONLY | O_DIRECTORY);
   if (::fsync(fd.get()) != 0) throw errno_error("cannot fsync " + folder.string(), errno);
@@ -101,7 +109,8 @@ void write_file_atomic(const fs::path& path, std::string_view content, mode_t mo
 }
 
 void make_folders(const fs::path& folder) {
-  if (folder.empty() || fs::is_directory(folder)) return;
+  std::error_code unseen;  // then mkdir says why
+  if (folder.empty() || fs::is_directory(folder, unseen)) return;
   make_folders(folder.parent_path());
   if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
     throw errno_error("cannot make folder " + folder.string(), errno);

@@ -6,6 +6,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -192,7 +193,9 @@ pid_t cgroup::spawn(const SpawnOptions& options, int procs) {
     got = ::read(reader.get(), &failure, sizeof failure);
   } while (got < 0 && errno == EINTR);
   if (got <= 0) return pid;  // closed by exec
-  wait(pid);
+  // Where another thread reaps orphans it may have been faster.
+  while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
+  }
   if (failure.step == 1) refuse("cannot start in folder " + options.workdir, failure.error);
   if (failure.step == 3) {
     throw errno_error("cannot start " + program + " in its cgroup", failure.error);

@@ -55,9 +55,8 @@ struct ApiStream::Impl {
     error_code ignored;
     socket.next_layer().close(ignored);
     for (auto& [fd, entry] : watched) entry->descriptor.release();
-    watched.clear();
     io.restart();
-    io.poll();
+    io.poll();  // handlers of what is watched, too
   }
 
   void read() {

@@ -179,6 +179,22 @@ class Forward(ClusterCase):
         with self.assertRaises(ConnectionResetError):
             client.recv(100)
 
+    def test_it_ends_though_the_program_there_holds_a_connection(self):
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(listener.close)
+        forward = self.start("forward", f"0:node-0:{listener.getsockname()[1]}")
+        port = int(re.search(r"localhost:(\d+)", forward.stdout.readline())[1])
+        client = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE)
+        self.addCleanup(client.close)
+        served, _ = listener.accept()  # which neither reads nor ends
+        self.addCleanup(served.close)
+        client.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                client.send(bytes(1 << 16))
+        forward.send_signal(signal.SIGINT)
+        self.assertEqual(forward.wait(DEADLINE), 0)
+
 
 class Pull(ClusterCase):
     def test_a_checkpoint_of_many_small_files_is_pulled_in_linear_time(self):

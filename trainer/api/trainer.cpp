@@ -247,6 +247,9 @@ void Trainer::prepare(std::shared_ptr<Module> module) {
 
 int Trainer::run_until(std::int64_t epochs) {
   State& s = *state_;
+  if (epochs < 0 && s.train_batches == 0) {
+    throw Error("there is no batch to train on: max_steps would never be reached");
+  }
   while (!s.has_ended && !s.is_last_step() && (epochs < 0 || s.place.epoch < epochs)) {
     s.run_epoch(*this);
   }

@@ -1,5 +1,7 @@
 #include "trainer/checkpoint/store.hpp"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -118,11 +120,12 @@ void ShardWriter::finish() {
   for (const auto& entry : fs::recursive_directory_iterator(folder_)) {
     if (entry.is_directory()) sync_folder(entry.path());
   }
-  sync_folder(folder_);
+  const FileDescriptor folder = open_file(folder_, O_RDONLY | O_DIRECTORY);
+  sync_folder(folder, folder_);
   sync_folder(folder_.parent_path());
   write_atomically(folder_ / "shard.json", to_json_text(record_));
-  sync_folder(folder_);
-  finished_ = true;
+  finished_ = true;  // from here on who commits may see it, and move it
+  sync_folder(folder, folder_);
 }
 
 void wait_for_shards(const fs::path& storage, int attempt, std::int64_t step, int shards,

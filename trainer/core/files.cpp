@@ -84,9 +84,12 @@ void write_atomically(const std::filesystem::path& path, std::string_view conten
 }
 
 void sync_folder(const std::filesystem::path& folder) {
-  const FileDescriptor fd = open_file(folder, O_RDONLY | O_DIRECTORY);
+  sync_folder(open_file(folder, O_RDONLY | O_DIRECTORY), folder);
+}
+
+void sync_folder(const FileDescriptor& opened, const std::filesystem::path& folder) {
   // Some network file systems do not know fsync of a folder: EINVAL there is no failure.
-  if (::fsync(fd.get()) != 0 && errno != EINVAL) {
+  if (::fsync(opened.get()) != 0 && errno != EINVAL) {
     throw errno_error("cannot fsync " + folder.string(), errno);
   }
 }

@@ -59,8 +59,10 @@ class FileSink {
 // or the new one.
 void write_atomically(const std::filesystem::path& path, std::string_view content);
 
-// fsync of a folder: makes the names in it durable.
+// fsync of a folder: makes the names in it durable. The second form is for one that is opened,
+// which others may have moved meanwhile; `folder` is for the error.
 void sync_folder(const std::filesystem::path& folder);
+void sync_folder(const FileDescriptor& opened, const std::filesystem::path& folder);
 
 // The whole file, at most `limit` bytes: a larger one is an Error, as is one that cannot be read.
 std::string read_text(const std::filesystem::path& path, std::size_t limit);

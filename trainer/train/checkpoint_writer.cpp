@@ -14,7 +14,6 @@
 namespace dtrain::train {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kFirstLookForRoom{2};
 constexpr std::chrono::seconds kLastLookForRoom{60};
 // Before the other ranks give up their own shards (Reporter's commit_timeout): whose disk is full
@@ -89,8 +88,11 @@ std::optional<std::string> CheckpointWriter::wait() {
 // A rank that fails says so at once: the others would wait for its shard.
 void CheckpointWriter::write(const Task& task, const std::stop_token& stop) {
   try {
-    const std::filesystem::path folder = write_with_room(task, stop);
-    const std::optional<std::filesystem::path> path = commit(task, folder, stop);
+    std::filesystem::path folder;
+    std::optional<std::filesystem::path> path;
+    const Clock::time_point until = Clock::now() + kRoomPatience;
+    with_room(task, stop, until, [&] { folder = write_shard(task, stop); });
+    with_room(task, stop, until, [&] { path = commit(task, folder, stop); });
     if (path) note_committed(*path);
   } catch (const std::exception& error) {
     if (!context_.read_note(task.note)) {
@@ -101,13 +103,12 @@ void CheckpointWriter::write(const Task& task, const std::stop_token& stop) {
   }
 }
 
-std::filesystem::path CheckpointWriter::write_with_room(const Task& task,
-                                                        const std::stop_token& stop) {
-  const Clock::time_point until = Clock::now() + kRoomPatience;
+void CheckpointWriter::with_room(const Task& task, const std::stop_token& stop,
+                                 Clock::time_point until, const std::function<void()>& work) {
   std::chrono::seconds pause = kFirstLookForRoom;
   for (bool told = false;; told = true) {
     try {
-      return write_shard(task, stop);
+      return work();
     } catch (const Error& error) {
       const bool no_room = error.error_number() == ENOSPC || error.error_number() == EDQUOT;
       if (!no_room || Clock::now() >= until) throw;

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <chrono>
 #include <filesystem>
+#include <functional>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -52,10 +54,13 @@ class CheckpointWriter {
   std::optional<std::filesystem::path> newly_committed();
 
  private:
+  using Clock = std::chrono::steady_clock;
   struct Task;
   void write(const Task& task, const std::stop_token& stop);
   std::filesystem::path write_shard(const Task& task, const std::stop_token& stop);
-  std::filesystem::path write_with_room(const Task& task, const std::stop_token& stop);
+  // Does it, and until then again and again where the disk has no room for it.
+  void with_room(const Task& task, const std::stop_token& stop, Clock::time_point until,
+                 const std::function<void()>& work);
   std::filesystem::path copy_folder(const std::filesystem::path& folder, const Part& part);
   void note_committed(const std::filesystem::path& path);
   // Nothing where another rank commits.

@@ -78,7 +78,12 @@ void DistributedDataParallel::State::follow(const std::function<void()>& step) {
     if (sharding.memory) {
       for (const at::Tensor& bucket : reducer->buckets()) sharding.memory->provide(bucket);
     }
-    std::vector<c10d::GradBucket> buckets = reducer->get_grad_buckets(true);
+    // Of zeros: of buckets whose memory comes and goes, which the hook gives back, these
+    // themselves.
+    std::vector<c10d::GradBucket> buckets = reducer->get_grad_buckets(!sharding.memory);
+    if (sharding.memory) {
+      for (c10d::GradBucket& bucket : buckets) bucket.getBufferRef().zero_();
+    }
     std::vector<c10::intrusive_ptr<c10::ivalue::Future>> sums;
     for (c10d::GradBucket& bucket : buckets) {
       // Zeros, but for what this rank has gathered inside of no_sync and not yet sent.

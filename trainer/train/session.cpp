@@ -121,6 +121,11 @@ std::optional<Place> Session::resume(torch::nn::Module& model, Optimizer& optimi
         if (context_.is_first()) warn_on_stderr(text);
       });
     }
+  } catch (const std::exception& error) {
+    trouble = error.what();
+  }
+  agree(context_, std::exchange(trouble, std::nullopt));  // what follows may be done together
+  try {
     if (writer_) writer_->reserve(training);
     if (loggers_) {
       if (place && loggers_->started()) {

@@ -423,7 +423,7 @@ void Engine::Impl::retain_checkpoints(Tx& tx, Job& job, const Attempt* running) 
         for (const int each : old) {
           try {
             remove_checkpoint(folder, each);
-          } catch (const Error& error) {
+          } catch (const std::exception& error) {
             log::warn("a checkpoint stays on disk", {{"why", error.what()}});
           }
         }

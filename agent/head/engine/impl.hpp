@@ -117,9 +117,9 @@ struct Job {
   std::int64_t order = 0;
   Monotonic created_at;
   std::optional<Monotonic> started_at;
-  std::vector<Attempt> attempts;
-  std::vector<CheckpointRow> checkpoints;             // by number
-  int least_number = 0;                               // of the next checkpoint
+  std::deque<Attempt> attempts;            // a new one leaves references to the others as they are
+  std::vector<CheckpointRow> checkpoints;  // by number
+  int least_number = 0;                    // of the next checkpoint
   nlohmann::json metrics = nlohmann::json::object();  // {name: {"value", "rank"}}
   nlohmann::json progress;                            // the newest, or null
   std::string waits;                                  // the queue's reason

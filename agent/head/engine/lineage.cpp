@@ -80,8 +80,9 @@ void Engine::Impl::take_over(Job& job) {
     job.row.metrics = wire::dump(job.metrics);
     job.row.step = old->row.step;
   }
+  // What is resumed has what it began with; where that was from may have been removed since.
   std::optional<fs::path> source;
-  if (job.spec.start && !job.spec.start->job.empty()) {
+  if (!old_storage && job.spec.start && !job.spec.start->job.empty()) {
     source = checkpoint_folder(storage(*find(JobId(job.spec.start->job))), job.spec.start->number);
   }
   work<Prepared>(

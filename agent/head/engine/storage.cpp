@@ -38,10 +38,15 @@ void Engine::Impl::finish_deletions() {
   for (const auto& [id, row] : forgotten) names.insert(id.str());
   tidy.add([names = std::move(names), root = options.root] {
     for (const fs::path& folder : {root.storage(), root.mirror()}) {
-      std::error_code none;
+      std::error_code unread;
       std::vector<fs::path> left;
-      for (const auto& entry : fs::directory_iterator(folder, none)) {
-        if (names.contains(entry.path().filename().string())) left.push_back(entry.path());
+      for (fs::directory_iterator at(folder, unread), end; !unread && at != end;
+           at.increment(unread)) {
+        if (names.contains(at->path().filename().string())) left.push_back(at->path());
+      }
+      if (unread && unread != std::errc::no_such_file_or_directory) {
+        log::warn("it is not known what is left of jobs that were removed",
+                  {{"path", folder.string()}, {"why", unread.message()}});
       }
       for (const fs::path& path : left) {
         try {

@@ -121,8 +121,8 @@ void Api::open_door() {
   const mode_t before = ::umask(0177);
   const asio::local::stream_protocol::endpoint endpoint(socket_path_.string());
   error_code failed;
-  acceptor_.open(endpoint.protocol());
-  acceptor_.bind(endpoint, failed);
+  acceptor_.open(endpoint.protocol(), failed);
+  if (!failed) acceptor_.bind(endpoint, failed);
   ::umask(before);
   if (!failed) acceptor_.listen(asio::socket_base::max_listen_connections, failed);
   if (failed) {

@@ -70,7 +70,7 @@ FollowSnapshot follow_snapshot(const Engine& engine, const JobId& job, const Fol
   now.summary = engine.job(job);
   now.newest_attempt = engine.newest_attempt(job);
   now.may_write = engine.may_write(job);
-  const int last = query.attempt.value_or(now.newest_attempt);
+  const int last = std::min(query.attempt.value_or(now.newest_attempt), now.newest_attempt);
   for (int attempt = first; attempt >= 1 && attempt <= last; ++attempt) {
     for (Engine::LogSource& source : engine.logs(job, attempt)) {
       now.sources.push_back(std::move(source));

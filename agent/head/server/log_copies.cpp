@@ -77,8 +77,8 @@ void LogCopies::open(const NodeId& node, const wire::LogName& log) {
     try {
       make_folders(file.parent_path());
       result.size = append_copy(file, 0, {});
-    } catch (const Error& error) {
-      result.error = error;
+    } catch (const std::exception& error) {
+      result.error = as_error(error);
     }
     asio::post(context_, [this, node, log, result, guard] {
       if (!guard.lock()) return;

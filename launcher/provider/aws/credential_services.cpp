@@ -27,6 +27,7 @@ using std::chrono::milliseconds;
 constexpr std::size_t kMostToken = std::size_t{64} << 10U;
 constexpr std::size_t kMostAnswer = std::size_t{256} << 10U;
 constexpr milliseconds kProcessLimit = 60s;
+constexpr int kLastYear = 2200;  // "never" may be later than a WallTime can be
 constexpr PartNames kInstanceNames{"AccessKeyId", "SecretAccessKey", "Token", "Expiration"};
 
 std::string sum_of(const std::string& text, const EVP_MD* kind) {
@@ -136,7 +137,7 @@ WallTime time_of(const std::string& text) {
     offset =
         (sign[0] == '-' ? -1 : 1) * (std::chrono::hours(hours) + std::chrono::minutes(minutes));
   }
-  utc.tm_year -= 1900;
+  utc.tm_year = std::clamp(utc.tm_year, 1970, kLastYear) - 1900;
   utc.tm_mon -= 1;
   return std::chrono::system_clock::from_time_t(::timegm(&utc)) - offset;
 }

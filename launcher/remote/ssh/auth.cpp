@@ -189,8 +189,10 @@ class Login {
     if (!agent) return SSH_AUTH_DENIED;
     AgentStandIn stand_in(std::move(agent), {*candidate.held});
     ssh_set_agent_socket(session_.get(), stand_in.fd());
+    // It is not the session's to close, whatever becomes of the step.
+    const std::shared_ptr<void> back(
+        nullptr, [this](void*) { ssh_set_agent_socket(session_.get(), SSH_INVALID_SOCKET); });
     const int rc = step([&] { return ssh_userauth_agent(session_.get(), nullptr); });
-    ssh_set_agent_socket(session_.get(), SSH_INVALID_SOCKET);  // it is not the session's to close
     if (rc != SSH_AUTH_SUCCESS && rc != SSH_AUTH_ERROR) tried_.push_back(candidate.str());
     return rc;
   }

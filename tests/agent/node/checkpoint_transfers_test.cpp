@@ -344,6 +344,24 @@ TEST_CASE("two shards are sent at once, and a third one when the head has one of
   CHECK(std::get<wire::ShardOffer>(world.heard[3]).transfer == "0003");
 }
 
+TEST_CASE("shards that wait when their job is forgotten are let go") {
+  TransferWorld world;
+  world.talks = {TransferWorld::nothing, TransferWorld::nothing, TransferWorld::nothing};
+  wire::ShardAsk ask = world.shard("");
+  for (const char* transfer : {"0001", "0002", "0003", "0004"}) {
+    ask.transfer = transfer;
+    world.transfers.send(ask);
+  }
+  world.run_until([&] { return world.heard.size() == 2; });
+  world.transfers.forget(ask.job);
+  world.streams[0]->abort();
+  ask.transfer = "0200";
+  ask.job = JobId("other");
+  world.transfers.send(ask);
+  world.run_until([&] { return world.heard.size() == 3; });
+  CHECK(std::get<wire::ShardOffer>(world.heard[2]).transfer == "0200");
+}
+
 TEST_CASE("a shard that cannot be had, or is not as it was listed, is told with its cause") {
   TransferWorld world;
   const auto refuse = [&](wire::FrameStreamPtr stream) -> asio::awaitable<void> {

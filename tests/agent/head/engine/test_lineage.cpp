@@ -269,6 +269,26 @@ TEST_CASE("a warm start: the first attempt has the checkpoint, and nothing else 
   CHECK(world.started("node-0", id, 2).checkpoint == own.string());
 }
 
+TEST_CASE("what began with a checkpoint of a job that is gone can be resumed") {
+  World world;
+  world.join("node-0");
+  const JobId source = failed_job(world);
+  JobSpec spec = World::spec("warm");
+  spec.start = StartCheckpoint{source.str(), 0, {}, {}};
+  const JobId id = world.submit(spec);
+  world.started("node-0", id, 1);
+  begin(world, id);
+  world.exit_rank("node-0", id, 1, 0, 1);
+  world.finish("node-0", id, 1, Outcome::failed, "it failed");
+  bool removed = false;
+  world.engine->remove(source, [&](const nlohmann::json&) { removed = true; });
+  world.until([&] { return removed; });
+  JobSpec again = resumed(id);
+  again.start = spec.start;
+  const JobId next = world.submit(again);
+  CHECK(weights(world.started("node-0", next, 1).checkpoint.value_or("")) == "three");
+}
+
 TEST_CASE("a warm start from a folder of this machine, in place and by content") {
   World world;
   world.options.provider = "local";

@@ -118,6 +118,7 @@ TEST_CASE("aws credentials: times") {
         "2026-11-24 11:02:15+00:00", "2026-11-24T13:02:15+02:00", "2026-11-24T05:32:15-05:30"}) {
     CHECK(aws::time_of(text) == time);
   }
+  CHECK(aws::time_of("9999-12-31T23:59:59Z") == parse_rfc3339("2200-12-31T23:59:59.000Z"));
   for (const char* text : {"", "2026-11-24", "2026-11-24T11:02:15", "2026-11-24T11:02:15X", "x"}) {
     CHECK_THROWS_AS(aws::time_of(text), Error);
   }
