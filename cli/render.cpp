@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/core/clock.hpp"
+#include "launcher/core/files.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/spec/yaml.hpp"
 #include "launcher/wire/json.hpp"
@@ -45,6 +46,14 @@ std::size_t terminal_columns() {
     if (::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
   }
   return 80;
+}
+
+void write_shown(int fd, std::string_view bytes) noexcept {
+  try {
+    write_all(fd, bytes);
+  } catch (const std::exception&) {
+    // Nobody looks.
+  }
 }
 
 std::string paint(std::string_view text, Color color, bool enabled) {

@@ -26,6 +26,10 @@ Terminal detect_terminal();
 // Columns of the terminal at stderr, else stdout; 80 when neither says.
 std::size_t terminal_columns();
 
+// Of what people look at, or not: a terminal that is gone and a full disk cost that alone, for
+// whoever calls has more to do than to show it. What a program reads goes by write_all().
+void write_shown(int fd, std::string_view bytes) noexcept;
+
 enum class Color : std::uint8_t { none, bold, dim, red, green, yellow, blue, magenta, cyan };
 std::string paint(std::string_view text, Color color, bool enabled);
 // The colour of a rank's prefix: neighbours differ.

@@ -196,8 +196,14 @@ void shut_out(const paths::HeadRoot& root, const NodeId& node) {
 }
 
 bool is_let_in(const paths::HeadRoot& root, const NodeId& node) {
-  std::error_code unseen;  // then nobody is
-  return valid_name(node.str()) && fs::exists(root.nodes() / node.str(), unseen);
+  if (!valid_name(node.str())) return false;
+  const fs::path listed = root.nodes() / node.str();
+  std::error_code unseen;
+  const bool is_listed = fs::exists(listed, unseen);
+  if (unseen) {
+    throw Error(ErrorCode::io, "cannot look at " + listed.string() + ": " + unseen.message());
+  }
+  return is_listed;
 }
 
 }  // namespace dtrain::head

@@ -60,6 +60,7 @@ bool renew_head(const paths::HeadRoot& root, WallTime now);
 // The node may come no more, its join credential neither.
 void shut_out(const paths::HeadRoot& root, const NodeId& node);
 // Whether a node may come; a node that is not let in, or no more, may not, whatever it can show.
+// Throws Error(io) where that cannot be seen.
 bool is_let_in(const paths::HeadRoot& root, const NodeId& node);
 
 }  // namespace dtrain::head

@@ -133,7 +133,6 @@ struct Control::Impl : std::enable_shared_from_this<Control::Impl> {
     if (which->in.size() > kCommandMax) throw Error(ErrorCode::invalid, "a line is too long");
   }
 
-  // `which` is not `session` itself, which close() lets go of.
   void send(const std::shared_ptr<Session>& which) {
     while (!which->closed && !which->writing) {
       if (which->out_sent == which->out.size()) refill(*which);
@@ -146,7 +145,7 @@ struct Control::Impl : std::enable_shared_from_this<Control::Impl> {
       } else if (errno == EAGAIN) {
         wait_write(which);
       } else if (errno != EINTR) {
-        close(which);
+        return close(which);  // `which` may be `session` itself, which is let go of there
       }
     }
   }
@@ -185,7 +184,7 @@ Control::~Control() {
 }
 
 void Control::kick() {
-  if (const std::shared_ptr<Session> client = impl_->session) impl_->send(client);
+  if (impl_->session) impl_->send(impl_->session);
 }
 
 bool Control::connected() const {

@@ -78,14 +78,6 @@ void write_all(int fd, std::string_view bytes) {
   }
 }
 
-void write_shown(int fd, std::string_view bytes) noexcept {
-  try {
-    write_all(fd, bytes);
-  } catch (const std::exception&) {
-    // Whoever calls has more to do than to show it.
-  }
-}
-
 void fsync_folder(const fs::path& folder) {
   const UniqueFd fd = open_file(folder, O_RDONLY | O_DIRECTORY);
   if (::fsync(fd.get()) != 0) throw errno_error("cannot fsync " + folder.string(), errno);

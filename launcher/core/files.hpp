@@ -33,8 +33,6 @@ std::optional<std::string> read_file_if_there(const fs::path& path,
 void write_file_atomic(const fs::path& path, std::string_view content, mode_t mode = 0600);
 
 void write_all(int fd, std::string_view bytes);
-// The same of what people look at, or not: a terminal that is gone and a full disk cost that alone.
-void write_shown(int fd, std::string_view bytes) noexcept;
 void fsync_folder(const fs::path& folder);
 
 // Makes the folder and those above it, 0700 each; an existing one is left as it is.

@@ -46,9 +46,8 @@ std::optional<ElfFile> read_elf(const fs::path& path);
 // The same of bytes in memory.
 std::optional<ElfFile> read_elf(std::string_view bytes);
 
-// Why a program that exec(2) refuses cannot be loaded on this machine, as words that follow its
-// name
-// ("is built for aarch64, and this machine is x86_64"); absent where nothing is seen that is wrong.
+// Why a program that exec(2) refuses cannot be loaded here, as words that follow its name ("is
+// built for aarch64, and this machine is x86_64"); absent where nothing is seen that is wrong.
 std::optional<std::string> why_not_loadable(const fs::path& file);
 
 // The newest GLIBC_x.y that the file needs.

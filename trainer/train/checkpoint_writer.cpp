@@ -89,11 +89,9 @@ std::optional<std::string> CheckpointWriter::wait() {
 void CheckpointWriter::write(const Task& task, const std::stop_token& stop) {
   try {
     std::filesystem::path folder;
-    std::optional<std::filesystem::path> path;
     const Clock::time_point until = Clock::now() + kRoomPatience;
     with_room(task, stop, until, [&] { folder = write_shard(task, stop); });
-    with_room(task, stop, until, [&] { path = commit(task, folder, stop); });
-    if (path) note_committed(*path);
+    if (const auto path = commit(task, folder, stop, until)) note_committed(*path);
   } catch (const std::exception& error) {
     if (!context_.read_note(task.note)) {
       context_.write_note(task.note,
@@ -147,7 +145,8 @@ std::filesystem::path CheckpointWriter::write_shard(const Task& task, const std:
 
 std::optional<std::filesystem::path> CheckpointWriter::commit(const Task& task,
                                                               const std::filesystem::path& folder,
-                                                              const std::stop_token& stop) {
+                                                              const std::stop_token& stop,
+                                                              Clock::time_point until) {
   const auto trouble = [&] { return context_.read_note(task.note); };
   if (reporter_) {
     return reporter_->checkpoint(task.part.step, folder, task.part.shard, task.part.shards,
@@ -155,13 +154,15 @@ std::optional<std::filesystem::path> CheckpointWriter::commit(const Task& task,
   }
   if (environment_.rank != 0) return std::nullopt;
   wait_for_shards(storage_, environment_.attempt, task.part.step, task.part.shards, stop, trouble);
-  const std::filesystem::path path =
-      commit_checkpoint(storage_, {.job = environment_.job,
-                                   .attempt = environment_.attempt,
-                                   .step = task.part.step,
-                                   .world_size = environment_.world_size,
-                                   .shards = task.part.shards,
-                                   .metrics = task.metrics});
+  std::filesystem::path path;
+  with_room(task, stop, until, [&] {
+    path = commit_checkpoint(storage_, {.job = environment_.job,
+                                        .attempt = environment_.attempt,
+                                        .step = task.part.step,
+                                        .world_size = environment_.world_size,
+                                        .shards = task.part.shards,
+                                        .metrics = task.metrics});
+  });
   std::optional<std::int64_t> in_use;
   {
     const std::lock_guard lock(mutex_);
@@ -186,7 +187,7 @@ std::filesystem::path CheckpointWriter::write_files(
           if (folder) written = copy_folder(*folder, part);
         }));
   agree(context_, trouble_of([&] {
-          if (written || !reporter_) path = commit(task, written.value_or(""), {});
+          if (written || !reporter_) path = commit(task, written.value_or(""), {}, Clock::now());
         }));
   for (const nlohmann::json& each :
        all_gather_objects(context_, path ? path->string() : std::string())) {

@@ -65,7 +65,7 @@ class CheckpointWriter {
   void note_committed(const std::filesystem::path& path);
   // Nothing where another rank commits.
   std::optional<std::filesystem::path> commit(const Task& task, const std::filesystem::path& folder,
-                                              const std::stop_token& stop);
+                                              const std::stop_token& stop, Clock::time_point until);
 
   const Environment environment_;
   const bool on_gpu_;

@@ -78,19 +78,18 @@ void DistributedDataParallel::State::follow(const std::function<void()>& step) {
     if (sharding.memory) {
       for (const at::Tensor& bucket : reducer->buckets()) sharding.memory->provide(bucket);
     }
-    // Of zeros: of buckets whose memory comes and goes, which the hook gives back, these
-    // themselves.
+    // Where the hook gives a bucket's memory back it is to be that of the bucket itself, and not
+    // that of a copy of zeros.
     std::vector<c10d::GradBucket> buckets = reducer->get_grad_buckets(!sharding.memory);
-    if (sharding.memory) {
-      for (c10d::GradBucket& bucket : buckets) bucket.getBufferRef().zero_();
-    }
     std::vector<c10::intrusive_ptr<c10::ivalue::Future>> sums;
     for (c10d::GradBucket& bucket : buckets) {
       // Zeros, but for what this rank has gathered inside of no_sync and not yet sent.
       std::int64_t offset = 0;
       for (const at::Tensor& parameter : bucket.getParameters()) {
-        if (parameter.grad().defined()) {
-          at::Tensor place = view_of(bucket.getBuffer(), offset, parameter);
+        at::Tensor place = view_of(bucket.getBuffer(), offset, parameter);
+        if (!parameter.grad().defined()) {
+          if (sharding.memory) place.zero_();
+        } else {
           place.copy_(parameter.grad());
           // A hook takes the average itself.
           if (options.gradient_type == GradientType::as_it_is && !sharding.shards) {

@@ -146,6 +146,7 @@ class NamedGloo final : public c10d::ProcessGroupGloo {
     try {
       work = begin();
     } catch (...) {
+      calls_->end(call);
       std::rethrow_exception(naming(std::current_exception()));
     }
     work->getFuture()->addCallback(

@@ -92,7 +92,12 @@ void Joins::told(const NodeId& node) {
 }
 
 bool Joins::is_taken(const NodeId& node) const {
-  return open_.contains(node) || config_.is_let_in(node) || engine_.has_seen(node);
+  if (open_.contains(node) || engine_.has_seen(node)) return true;
+  try {
+    return config_.is_let_in(node);
+  } catch (const Error&) {
+    return false;  // where nothing can be seen none is let in either: that says why
+  }
 }
 
 std::vector<NodeId> Joins::made() const {

@@ -102,8 +102,8 @@ void LogCopies::append(const NodeId& node, const wire::LogData& data, std::strin
     try {
       result.size = append_copy(file, data.offset, text);
       result.gap = result.size < data.offset;
-    } catch (const Error& error) {
-      result.error = error;
+    } catch (const std::exception& error) {
+      result.error = as_error(error);
     }
     asio::post(context_, [this, node, log = data.log, result, guard] {
       if (guard.lock()) report(node, log, result);

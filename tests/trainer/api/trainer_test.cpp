@@ -206,6 +206,12 @@ TEST_CASE("options that make no sense are refused with their names") {
   CHECK(contains(problem([](auto& o) { o.precision = "8"; }), "precision '8'"));
   CHECK(contains(problem([](auto& o) { o.strategy = "fsdp"; }), "strategy 'fsdp'"));
   CHECK(contains(problem([](auto& o) { o.max_epochs = -1; }), "max_epochs"));
+  CHECK(contains(problem([](auto& o) {
+                   o.max_epochs = -1;
+                   o.max_steps = 3;
+                   o.limit_train_batches = 0;
+                 }),
+                 "max_steps would never be reached"));
   CHECK(contains(problem([](auto& o) { o.limit_train_batches = 1.5; }), "limit_train_batches"));
   CHECK(contains(problem([](auto& o) { o.gradient_clip_val = 0; }), "gradient_clip_val"));
   CHECK(contains(problem([](auto& o) {

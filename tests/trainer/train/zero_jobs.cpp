@@ -1,10 +1,13 @@
 // Ranks that share an optimizer's state and gradients; and activations that are computed again.
 #include <ATen/ATen.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstdlib>
+#include <fstream>
 #include <optional>
 #include <stdexcept>
+#include <vector>
 
 #include "tests/trainer/support/require.hpp"
 #include "tests/trainer/train/jobs.hpp"
@@ -338,6 +341,37 @@ int zero2_memory(Context& context, const std::filesystem::path& /*folder*/) {
   return 0;
 }
 
+std::int64_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  std::int64_t pages = 0;
+  file >> pages >> pages;
+  return pages * ::sysconf(_SC_PAGESIZE);
+}
+
+// A rank without batches gives back what it takes for each step of the others, which is some 1.5
+// MB.
+int zero2_join_memory(Context& context, const std::filesystem::path& /*folder*/) {
+  Ddp ddp(make_small_model(1, {.hidden = 1 << 15}), context,
+          {.bucket_bytes = 1 << 18, .first_bucket_bytes = 1 << 18, .tune_buckets = false});
+  const auto zero = make_zero(optimizers().at("sgd")(ddp.module()), context, ddp, Way::zero2);
+  constexpr int kSteps = 100;
+  DistributedDataParallel::Join join(ddp);
+  std::vector<std::int64_t> resident;
+  const auto step = [&] {
+    zero->step();
+    zero->zero_grad();
+    resident.push_back(resident_bytes());
+  };
+  for (int batch = 0; batch < (context.is_first() ? kSteps : 1); ++batch) {
+    backward(ddp, make_examples(batch));
+    step();
+  }
+  join.finish(step);
+  require(resident.size() == kSteps, "as many steps on each");
+  require(resident.back() - resident[kSteps / 10] < std::int64_t{64} << 20, "no gradient a step");
+  return 0;
+}
+
 // The same weights whether activations are kept or computed again, with DDP and each stage.
 int checkpointed(Context& context, const std::filesystem::path& /*folder*/) {
   SmallOptions options = kCut;
@@ -370,11 +404,14 @@ int checkpointed(Context& context, const std::filesystem::path& /*folder*/) {
 }  // namespace
 
 const std::map<std::string, Job>& zero_jobs() {
-  static const std::map<std::string, Job> jobs{
-      {"zero_equal", zero_equal},     {"zero_accumulates", zero_accumulates},
-      {"zero_join", zero_join},       {"zero_checkpoint", zero_checkpoint},
-      {"zero_refuses", zero_refuses}, {"zero2_memory", zero2_memory},
-      {"checkpointed", checkpointed}};
+  static const std::map<std::string, Job> jobs{{"zero_equal", zero_equal},
+                                               {"zero_accumulates", zero_accumulates},
+                                               {"zero_join", zero_join},
+                                               {"zero_checkpoint", zero_checkpoint},
+                                               {"zero_refuses", zero_refuses},
+                                               {"zero2_memory", zero2_memory},
+                                               {"zero2_join_memory", zero2_join_memory},
+                                               {"checkpointed", checkpointed}};
   return jobs;
 }
 

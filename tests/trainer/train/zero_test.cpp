@@ -43,6 +43,10 @@ TEST_CASE("ZeRO-2 keeps the buckets that backward works on, not all") {
   holds("zero2_memory", 2, {"shared_memory", "gloo"});
 }
 
+TEST_CASE("ZeRO-2 keeps nothing of the steps that a rank without batches follows") {
+  holds("zero2_join_memory", 2, {"shared_memory", "gloo"});
+}
+
 TEST_CASE("a plan gives every element to one rank, and all of them as much") {
   const auto named = [](const std::vector<std::vector<std::int64_t>>& shapes) {
     std::vector<NamedParameter> parameters;

@@ -44,6 +44,21 @@ struct Far : World {
     restart();
     for (int i = 0; i < nodes; ++i) join("node-" + std::to_string(i));
   }
+
+  // Its one rank, on node-0, runs; the next event is the third.
+  void begin(const JobId& id) {
+    started("node-0", id, 1);
+    say("node-0", id, 1, wire::MasterReady{29500});
+    start_ranks("node-0", id, 1, 0, 1);
+  }
+
+  // A shard of one file comes.
+  static void deliver(const Fetch& fetch) {
+    fs::create_directories(fetch.folder);
+    std::ofstream(fetch.folder / "model") << "weights";
+    const FileSum sum = sum_file(fetch.folder / "model");
+    fetch.done(std::nullopt, {{"model", sum.size, sum.sha256}});
+  }
 };
 
 JobSpec over(int nodes) {
@@ -206,10 +221,7 @@ TEST_CASE("a shard on another machine is brought to the head before it counts") 
   CHECK(fetch.ask.path == "/there/shard");
   CHECK(fetch.ask.step == 10);
   CHECK_FALSE(world.answer("node-0", id, 1, 3).has_value());
-  fs::create_directories(fetch.folder);
-  std::ofstream(fetch.folder / "model") << "weights";
-  const FileSum sum = sum_file(fetch.folder / "model");
-  fetch.done(std::nullopt, {{"model", sum.size, sum.sha256}});
+  world.deliver(fetch);
   CHECK(world.taken.empty());  // not before it is safe
   world.until([&] { return world.answer("node-0", id, 1, 3).has_value(); });
   const nlohmann::json answer = *world.answer("node-0", id, 1, 3);
@@ -234,9 +246,7 @@ TEST_CASE(
     "a shard that does not come is an error to the rank, and a lost node keeps nothing waiting") {
   Far world(1);
   const JobId id = world.submit(World::spec());
-  world.started("node-0", id, 1);
-  world.say("node-0", id, 1, wire::MasterReady{29500});
-  world.start_ranks("node-0", id, 1, 0, 1);
+  world.begin(id);
   nlohmann::json line = {{"type", "checkpoint"}, {"step", 1}, {"path", "/there"}, {"ack", true}};
   world.say("node-0", id, 1, wire::RankReport{0, line});
   world.until([&] { return world.fetches.size() == 1; });
@@ -257,9 +267,7 @@ TEST_CASE(
 TEST_CASE("a checkpoint for which there is no room waits for it") {
   Far world(1);
   const JobId id = world.submit(World::spec());
-  world.started("node-0", id, 1);
-  world.say("node-0", id, 1, wire::MasterReady{29500});
-  world.start_ranks("node-0", id, 1, 0, 1);
+  world.begin(id);
   const nlohmann::json line = {
       {"type", "checkpoint"}, {"step", 7}, {"path", "/there"}, {"ack", true}};
   world.say("node-0", id, 1, wire::RankReport{0, line});
@@ -273,10 +281,7 @@ TEST_CASE("a checkpoint for which there is no room waits for it") {
     world.until([&] { return world.fetches.size() == number; });
     const World::Fetch fetch = world.fetches.back();
     CHECK(fetch.ask.path == "/there");
-    fs::create_directories(fetch.folder);
-    std::ofstream(fetch.folder / "model") << "weights";
-    const FileSum sum = sum_file(fetch.folder / "model");
-    fetch.done(std::nullopt, {{"model", sum.size, sum.sha256}});
+    world.deliver(fetch);
   };
   no_room(1);
   world.advance(4s);
@@ -343,9 +348,7 @@ TEST_CASE("a checkpoint for which there is no room waits for it") {
 TEST_CASE("a checkpoint that waits for room does not come behind a later one") {
   Far world(1);
   const JobId id = world.submit(World::spec());
-  world.started("node-0", id, 1);
-  world.say("node-0", id, 1, wire::MasterReady{29500});
-  world.start_ranks("node-0", id, 1, 0, 1);
+  world.begin(id);
   const auto report = [&](int step) {
     world.say("node-0", id, 1,
               wire::RankReport{
@@ -358,10 +361,7 @@ TEST_CASE("a checkpoint that waits for room does not come behind a later one") {
   report(200);
   world.until([&] { return world.fetches.size() == 2; });
   const World::Fetch fetch = world.fetches.back();
-  fs::create_directories(fetch.folder);
-  std::ofstream(fetch.folder / "model") << "weights";
-  const FileSum sum = sum_file(fetch.folder / "model");
-  fetch.done(std::nullopt, {{"model", sum.size, sum.sha256}});
+  world.deliver(fetch);
   world.until([&] { return world.answer("node-0", id, 1, 4).has_value(); });
   CHECK(world.answer("node-0", id, 1, 3)->at("error") ==
         "that of step 200 came before there was room");
@@ -375,9 +375,7 @@ TEST_CASE("a node whose ranks have ended is in use until its checkpoint is here"
   Far world(1);
   const NodeId node("node-0");
   const JobId id = world.submit(World::spec());
-  world.started("node-0", id, 1);
-  world.say("node-0", id, 1, wire::MasterReady{29500});
-  world.start_ranks("node-0", id, 1, 0, 1);
+  world.begin(id);
   const nlohmann::json line = {{"type", "checkpoint"}, {"step", 1}, {"path", "/there"}};
   world.say("node-0", id, 1, wire::RankReport{0, line});
   world.exit_rank("node-0", id, 1, 0, 0);
@@ -388,10 +386,7 @@ TEST_CASE("a node whose ranks have ended is in use until its checkpoint is here"
   CHECK(world.engine->drain(node, false).at("state") == "draining");
   CHECK_THROWS_AS(world.engine->remove_node(node, false, {}), Error);
   const World::Fetch fetch = world.fetches[0];
-  fs::create_directories(fetch.folder);
-  std::ofstream(fetch.folder / "model") << "weights";
-  const FileSum sum = sum_file(fetch.folder / "model");
-  fetch.done(std::nullopt, {{"model", sum.size, sum.sha256}});
+  world.deliver(fetch);
   world.until([&] { return world.state(id) == "succeeded"; });
   CHECK(world.engine->nodes_in_use().empty());
   CHECK(state_of(world, "node-0") == "drained");
@@ -401,9 +396,7 @@ TEST_CASE("of a head that is started anew a node is in use until all of its chec
   Far world(1);
   const NodeId node("node-0");
   const JobId id = world.submit(World::spec());
-  world.started("node-0", id, 1);
-  world.say("node-0", id, 1, wire::MasterReady{29500});
-  world.start_ranks("node-0", id, 1, 0, 1);
+  world.begin(id);
   const auto report = [](int step) {
     return wire::RankReport{0, {{"type", "checkpoint"}, {"step", step}, {"path", "/there"}}};
   };
@@ -413,12 +406,7 @@ TEST_CASE("of a head that is started anew a node is in use until all of its chec
   world.exit_rank("node-0", id, 1, 0, 0);
   world.finish("node-0", id, 1, Outcome::succeeded);
   const std::uint64_t last = world.seqs[{"node-0", id.str(), 1}];
-  const auto bring = [&](const World::Fetch& fetch) {
-    fs::create_directories(fetch.folder);
-    std::ofstream(fetch.folder / "model") << "weights";
-    const FileSum sum = sum_file(fetch.folder / "model");
-    fetch.done(std::nullopt, {{"model", sum.size, sum.sha256}});
-  };
+  const auto bring = [&](const World::Fetch& fetch) { world.deliver(fetch); };
   world.until([&] { return world.fetches.size() == 2; });
   bring(world.fetches[0]);
   world.until([&] { return world.engine->job(id).at("checkpoints").size() == 1; });
@@ -523,9 +511,7 @@ TEST_CASE("a removed node is let in no more, and its ranks are given up") {
   JobSpec spec = World::spec();
   spec.max_restarts = 1;
   const JobId id = world.submit(spec);
-  world.started("node-0", id, 1);
-  world.say("node-0", id, 1, wire::MasterReady{29500});
-  world.start_ranks("node-0", id, 1, 0, 1);
+  world.begin(id);
   nlohmann::json answer;
   world.engine->remove_node(NodeId("node-0"), true, [&](nlohmann::json a) { answer = a; });
   CHECK(world.revoked == std::vector<NodeId>{NodeId("node-0")});
@@ -655,9 +641,7 @@ TEST_CASE("its provider's word reaches the reason of an attempt, before its end 
   JobSpec spec = World::spec();
   spec.max_restarts = 0;
   const JobId id = world.submit(spec);
-  world.started("node-0", id, 1);
-  world.say("node-0", id, 1, wire::MasterReady{29500});
-  world.start_ranks("node-0", id, 1, 0, 1);
+  world.begin(id);
   const NodeId node("node-0");
   const std::string told = "its step of Slurm job 2 was told to end (SIGTERM)";
   const std::string word = "Slurm job 2 was preempted";
@@ -720,9 +704,7 @@ TEST_CASE("its provider's word reaches the reason of an attempt, before its end 
 TEST_CASE("a word on a machine's end says nothing of what ended long before the head was started") {
   Far world(1);
   const JobId id = world.submit(World::spec());
-  world.started("node-0", id, 1);
-  world.say("node-0", id, 1, wire::MasterReady{29500});
-  world.start_ranks("node-0", id, 1, 0, 1);
+  world.begin(id);
   world.engine->gone(NodeId("node-0"));
   world.advance(61s);
   world.settle();
@@ -742,9 +724,7 @@ TEST_CASE("a word on a machine's end says nothing of what its node has come back
   JobSpec spec = World::spec();
   spec.max_restarts = 1;
   const JobId id = world.submit(spec);
-  world.started("node-0", id, 1);
-  world.say("node-0", id, 1, wire::MasterReady{29500});
-  world.start_ranks("node-0", id, 1, 0, 1);
+  world.begin(id);
   world.engine->gone(NodeId("node-0"));
   world.advance(61s);
   world.join("node-0");
@@ -889,9 +869,7 @@ TEST_CASE("a node that is killed before it has left is lost, with why it was abo
   JobSpec spec = World::spec();
   spec.max_restarts = 1;
   const JobId id = world.submit(spec);
-  world.started("node-0", id, 1);
-  world.say("node-0", id, 1, wire::MasterReady{29500});
-  world.start_ranks("node-0", id, 1, 0, 1);
+  world.begin(id);
   world.engine->leaving(NodeId("node-0"), "its container was told to end (SIGTERM)", false);
   world.engine->gone(NodeId("node-0"));
   CHECK(state_of(world, "node-0") == "draining");
@@ -921,9 +899,7 @@ TEST_CASE("an attempt that begins while a node of it leaves does not start") {
 TEST_CASE("that its node was removed is the cause, whichever is known first") {
   Far world(2);
   const JobId id = world.submit(World::spec());
-  world.started("node-0", id, 1);
-  world.say("node-0", id, 1, wire::MasterReady{29500});
-  world.start_ranks("node-0", id, 1, 0, 1);
+  world.begin(id);
   world.engine->remove_node(NodeId("node-0"), true, [](const nlohmann::json&) {});
   const auto finish = [&] {
     world.finish("node-0", id, 1, Outcome::stopped, "attempt 1 of " + id.str() + " was given up");

@@ -123,37 +123,54 @@ TEST_CASE(
   CHECK(all.front().state == MachineState::running);
 }
 
+namespace {
+
+// Zones a and b, as spot instances before those on demand; named so.
+aws::Launch spot_first() {
+  aws::Launch launch;
+  for (const char* name : {"spot-a", "spot-b", "demand-a", "demand-b"}) {
+    aws::Launch::Place& place = launch.places.emplace_back();
+    place.zone = name;
+    place.config["Placement"]["AvailabilityZone"] = name;
+    if (place.zone.starts_with("demand")) place.config["InstanceMarketOptions"] = nullptr;
+  }
+  return launch;
+}
+
+const HttpAnswer kNone{200, {}, "<DescribeInstancesResponse></DescribeInstancesResponse>"};
+const HttpAnswer kOne{200,
+                      {},
+                      "<RunInstancesResponse><instancesSet><item><instanceId>i-1</instanceId>"
+                      "</item></instancesSet></RunInstancesResponse>"};
+
+HttpAnswer refused(int status, const std::string& code) {
+  return {status,
+          {},
+          "<Response><Errors><Error><Code>" + code +
+              "</Code><Message>no</Message></Error></Errors></Response>"};
+}
+
+}  // namespace
+
 TEST_CASE("aws: a zone that had no room is asked behind the others for a while") {
   AwsWorld aws;
   aws::Client client(aws.config(), aws.world(), "us-west-2");
-  aws::Launch launch;
-  for (const char* zone : {"spot-a", "spot-b", "demand-a", "demand-b"}) {
-    aws::Launch::Place& place = launch.places.emplace_back();
-    place.zone = zone;
-    place.config["Placement"]["AvailabilityZone"] = zone;
-    if (place.zone.starts_with("demand")) place.config["InstanceMarketOptions"] = nullptr;
-  }
+  const aws::Launch launch = spot_first();
   aws::Instances instances(client, "c", aws.home.path() / "intents",
                            [&](const Request&) { return launch; });
   std::set<std::string> full;
   std::vector<std::string> asked;  // zones
   aws.http.otherwise = [&](const HttpRequest& request) {
     if (request.body.find("Action=RunInstances") == std::string::npos) {
-      return HttpAnswer{200, {}, "<DescribeInstancesResponse></DescribeInstancesResponse>"};
+      return kNone;
     }
     for (const aws::Launch::Place& place : launch.places) {
       if (request.body.find("AvailabilityZone=" + place.zone) == std::string::npos) continue;
       asked.push_back(place.zone);
       if (!full.contains(place.zone)) break;
-      return HttpAnswer{500,
-                        {},
-                        "<Response><Errors><Error><Code>InsufficientInstanceCapacity</Code>"
-                        "<Message>no</Message></Error></Errors></Response>"};
+      return refused(500, "InsufficientInstanceCapacity");
     }
-    return HttpAnswer{200,
-                      {},
-                      "<RunInstancesResponse><instancesSet><item><instanceId>i-1</instanceId>"
-                      "</item></instancesSet></RunInstancesResponse>"};
+    return kOne;
   };
   int number = 0;
   const auto ask = [&] {
@@ -189,34 +206,22 @@ TEST_CASE("aws: a zone that had no room is asked behind the others for a while")
 TEST_CASE("aws: a quota is of all zones, and an answer of no doubt") {
   AwsWorld aws;
   aws::Client client(aws.config(), aws.world(), "us-west-2");
-  aws::Launch launch;
-  for (const char* name : {"spot-a", "spot-b", "demand-a", "demand-b"}) {
-    aws::Launch::Place& place = launch.places.emplace_back();
-    place.zone = name;
-    place.config["Placement"]["AvailabilityZone"] = name;
-    if (place.zone.starts_with("demand")) place.config["InstanceMarketOptions"] = nullptr;
-  }
+  const aws::Launch launch = spot_first();
   const auto home = aws.home.path() / "intents";
   aws::Instances instances(client, "c", home, [&](const Request&) { return launch; });
   std::vector<std::string> asked;
   bool is_lost = true;
   aws.http.otherwise = [&](const HttpRequest& request) {
     if (request.body.find("Action=RunInstances") == std::string::npos) {
-      return HttpAnswer{200, {}, "<DescribeInstancesResponse></DescribeInstancesResponse>"};
+      return kNone;
     }
     if (std::exchange(is_lost, false)) throw Error(ErrorCode::unreachable, "no answer");
     const bool is_spot = request.body.find("AvailabilityZone=spot") != std::string::npos;
     asked.emplace_back(is_spot ? "spot" : "demand");
     if (!is_spot) {
-      return HttpAnswer{200,
-                        {},
-                        "<RunInstancesResponse><instancesSet><item><instanceId>i-1</instanceId>"
-                        "</item></instancesSet></RunInstancesResponse>"};
+      return kOne;
     }
-    return HttpAnswer{400,
-                      {},
-                      "<Response><Errors><Error><Code>MaxSpotInstanceCountExceeded</Code>"
-                      "<Message>no</Message></Error></Errors></Response>"};
+    return refused(400, "MaxSpotInstanceCountExceeded");
   };
   Request request;
   request.type = "gpu";
