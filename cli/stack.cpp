@@ -27,6 +27,7 @@
 #include "launcher/core/own_programs.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/wire/downloads.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::cli {
@@ -38,12 +39,15 @@ struct StackFlags {
   std::string job;
   std::optional<int> rank;
   std::optional<int> watch_s;
+  std::optional<int> attempt;  // of those that are kept
   bool threads = false;
+  bool kept = false;
 };
 
 constexpr std::size_t kMostOutput = std::size_t{256} << 20;  // bytes, of one node
 constexpr std::chrono::seconds kPatience{60};                // until it has said all
 constexpr std::chrono::seconds kProfilerEnd{5};
+constexpr const char* kNoProcess = "there is no process of it";
 
 // A job as it runs now.
 struct Running {
@@ -84,12 +88,8 @@ Running look_at(const wire::ApiClient& client, const StackFlags& options) {
 // The profiler and the libraries that nodes may lack, and where they go there.
 std::vector<SyncMount> profiler_mounts(const std::string& cluster) {
   FileFactsCache cache(paths::file_sums());
-  const BundlePlan plan = plan_bundle(find_profiler(), bundle_options(), cache);
+  const BundlePlan plan = profiler_plan(cache);
   cache.save();
-  if (!plan.missing.empty()) {
-    throw Error(ErrorCode::not_found,
-                "dtrain-profiler needs what is not here: " + join(plan.missing, ", "));
-  }
   std::map<std::string, fs::path> files{{"bin/dtrain-profiler", plan.program}};
   for (const BundleFile& file : plan.files) {
     if (file.taken) files["lib/" + file.name] = file.file;
@@ -157,6 +157,12 @@ std::string output_of(const wire::ApiClient& client, const std::string& node,
   return text;
 }
 
+void sort_by_rank(json& processes) {
+  std::stable_sort(processes.begin(), processes.end(), [](const json& a, const json& b) {
+    return number_or(a, "rank", -1) < number_or(b, "rank", -1);
+  });
+}
+
 // One look at all of the job's nodes: [a process each, with its node]. What could not be looked at
 // has an "error".
 json look(const Context& context, const wire::ApiClient& client, const Running& running) {
@@ -193,7 +199,7 @@ json look(const Context& context, const wire::ApiClient& client, const Running& 
         missing.erase(rank);
         found.push_back(std::move(process));
       }
-      if (!missing.empty()) throw Error(ErrorCode::not_found, "there is no process of it");
+      if (!missing.empty()) throw Error(ErrorCode::not_found, kNoProcess);
     } catch (const std::exception& thrown) {
       const Error error = as_defect(thrown);
       for (const int rank : missing) {
@@ -206,10 +212,66 @@ json look(const Context& context, const wire::ApiClient& client, const Running& 
     const std::lock_guard lock(mutex);
     for (json& process : found) processes.push_back(std::move(process));
   });
-  std::stable_sort(processes.begin(), processes.end(), [](const json& a, const json& b) {
-    return number_or(a, "rank", -1) < number_or(b, "rank", -1);
-  });
+  sort_by_rank(processes);
   return processes;
+}
+
+std::string bytes_of(wire::Downloads& downloads, const std::string& job, const std::string& path) {
+  std::string bytes;
+  downloads.ask(job_target(job, "/files/" + wire::percent_encode(path, true)), 0);
+  downloads.take([&bytes](std::string_view part) { bytes += part; });
+  return bytes;
+}
+
+// What nodes have kept of an attempt, the newest look at it: {"at", "reason", "processes"}; null:
+// there is none.
+json newest_look(wire::Downloads& downloads, const std::string& job, const json& attempt,
+                 const std::optional<int>& rank) {
+  const std::string folder =
+      "logs/attempt-" + std::to_string(static_cast<int>(number_or(attempt, "attempt"))) + "/";
+  json newest;
+  for (const json& share : child(attempt, "nodes")) {
+    const std::string node = text_or(share, "node");
+    std::string text;
+    try {
+      text = bytes_of(downloads, job, folder + node + "/stacks.jsonl");
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::not_found) throw;
+      continue;  // none was taken there
+    }
+    for (const std::string& line : split(text, '\n')) {
+      json look = json::parse(line, nullptr, /*allow_exceptions=*/false);
+      const std::string at = text_or(look, "at");
+      // What is no look is a part of one, of a disk that was full.
+      if (at.empty() || at < text_or(newest, "at")) continue;
+      if (at != text_or(newest, "at")) {
+        newest = {{"at", at}, {"reason", text_or(look, "reason")}, {"processes", json::array()}};
+      }
+      std::set<int> missing;
+      for (const json& number : child(share, "ranks")) missing.insert(number.get<int>());
+      for (const json& each : child(look, "processes")) {
+        json process = each;
+        process["node"] = node;
+        missing.erase(static_cast<int>(number_or(process, "rank", -1)));
+        newest["processes"].push_back(std::move(process));
+      }
+      json error = child(look, "error");
+      if (error.is_null()) {
+        error = wire::error_to_json(Error(ErrorCode::not_found, kNoProcess))["error"];
+      }
+      for (const int each : missing) {
+        newest["processes"].push_back(
+            {{"node", node}, {"rank", each}, {"first", true}, {"error", error}});
+      }
+    }
+  }
+  if (newest.is_null()) return newest;
+  json& processes = newest["processes"];
+  std::erase_if(processes.get_ref<json::array_t&>(), [&rank](const json& process) {
+    return rank && number_or(process, "rank", -1) != *rank;
+  });
+  sort_by_rank(processes);
+  return newest;
 }
 
 // Whether a rank's own first thread was not looked at.
@@ -262,31 +324,72 @@ std::string in_words(const json& processes, bool threads) {
   return text + errors;
 }
 
+// The exit code.
+int print_look(const Context& context, const StackFlags& options, const std::string& job,
+               int attempt, const json& look) {
+  const json& processes = child(look, "processes");
+  const std::string at = text_or(look, "at");
+  if (context.globals.json) {
+    json answer = {{"job", job}, {"attempt", attempt}, {"processes", processes}};
+    if (!at.empty()) {
+      answer["at"] = at;
+      answer["reason"] = text_or(look, "reason");
+    }
+    context.print_json(answer);
+  } else {
+    if (!at.empty()) {
+      context.print("at " + printable(at, false) + ", attempt " + std::to_string(attempt) + ": " +
+                    printable(text_or(look, "reason"), false) + "\n");
+    }
+    context.print(in_words(processes, options.threads));
+  }
+  return std::any_of(processes.begin(), processes.end(), is_unseen) ? 1 : 0;
+}
+
+// What was kept of the newest attempt of which something was, or of the one that is asked for;
+// absent: nothing was.
+std::optional<int> print_kept(const Context& context, const wire::ApiClient& client,
+                              const StackFlags& options) {
+  const std::string job = text_or(find_job(client, options.job, DefaultJob::newest), "job");
+  const json status = client.get(job_target(job));
+  const json& attempts = child(status, "attempts");
+  wire::Downloads downloads(client.socket(), context.cluster());
+  for (auto attempt = attempts.rbegin(); attempt != attempts.rend(); ++attempt) {
+    const int number = static_cast<int>(number_or(*attempt, "attempt"));
+    if (options.attempt && number != *options.attempt) continue;
+    const json look = newest_look(downloads, job, *attempt, options.rank);
+    if (!look.is_null()) return print_look(context, options, job, number, look);
+  }
+  return std::nullopt;
+}
+
+constexpr const char* kWhenKept = "stacks are kept when ranks get no further (hang_timeout_s)";
+
 int run_stack(Context& context, StackFlags options) {
   // At any time; what runs on the nodes is hung up on by that.
   for (const int number : {SIGINT, SIGTERM}) {
     std::signal(number, [](int signal) { ::_exit(128 + signal); });
   }
   const wire::ApiClient client = context.client();
+  if (options.kept || options.attempt) {
+    if (const auto code = print_kept(context, client, options)) return *code;
+    throw Error(ErrorCode::not_found, "no stacks are kept of it").with_hint(kWhenKept);
+  }
   int code = 0;
   for (bool is_first = true;; is_first = false) {
     Running running;
     try {
       running = look_at(client, options);
-    } catch (const Error& error) {
+    } catch (Error& error) {
       const bool has_ended = error.code() == ErrorCode::conflict;
-      if (is_first || !has_ended) throw;
-      return code;
+      if (!is_first && has_ended) return code;
+      if (!has_ended) throw;
+      if (const auto kept = print_kept(context, client, options)) return *kept;
+      throw error.with_hint(std::string("none are kept of it either: ") + kWhenKept);
     }
     options.job = running.job;  // that one, whatever is submitted meanwhile
-    const json processes = look(context, client, running);
-    code = std::any_of(processes.begin(), processes.end(), is_unseen) ? 1 : 0;
-    if (context.globals.json) {
-      context.print_json(
-          {{"job", running.job}, {"attempt", running.attempt}, {"processes", processes}});
-    } else {
-      context.print(in_words(processes, options.threads));
-    }
+    code = print_look(context, options, running.job, running.attempt,
+                      {{"processes", look(context, client, running)}});
     if (!options.watch_s) return code;
     std::this_thread::sleep_for(std::chrono::seconds(*options.watch_s));
     if (!context.globals.json) context.print("\n");
@@ -302,9 +405,11 @@ Verb add_stack(CLI::App& root) {
                "  dtrain stack                   the newest job\n"
                "  dtrain stack mnist --rank 3 --threads\n"
                "  dtrain stack --watch 5         again every 5 s\n"
+               "  dtrain stack --kept            what its nodes have kept when it hung\n"
                "Outermost function first; what ranks have in common stands once. A rank stands "
                "still for some\n"
                "milliseconds. Functions everywhere; lines where the code has them (-g1).\n"
+               "Of a job that has ended it shows what is kept.\n"
                "Exit code: 0, or 1 when a rank could not be looked at.\n");
   app->add_option("job", options->job,
                   "Id, name (the newest of it) or beginning of an id (default: the newest)")
@@ -316,7 +421,14 @@ Verb add_stack(CLI::App& root) {
                 "Of all threads; else of the first of each rank and of what it has started");
   app->add_option("--watch", options->watch_s, "Again after so many seconds, until Ctrl-C")
       ->check(CLI::Range(1, 86400))
-      ->type_name("S");
+      ->type_name("S")
+      ->excludes(
+          app->add_flag("--kept", options->kept,
+                        "What was kept when its ranks got no further: the newest, also of a job "
+                        "that runs"))
+      ->excludes(app->add_option("--attempt", options->attempt, "What was kept of this attempt")
+                     ->check(at_least(1))
+                     ->type_name("N"));
   return {app, [options](Context& context) { return run_stack(context, *options); }, std::nullopt};
 }
 

@@ -13,6 +13,7 @@
 #include "cli/jobs.hpp"
 #include "launcher/cluster/state.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/own_programs.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/blob_stream.hpp"
@@ -63,6 +64,19 @@ std::string first_word(const std::string& line) {
     return {};
   }
   return line.substr(begin, end == std::string::npos ? end : end - begin);
+}
+
+// Without it the nodes keep no stacks of a hang, which says so then.
+void add_profiler(const Context& context, StagedFiles& files, JobContent& content,
+                  FileFactsCache& cache) {
+  try {
+    std::map<std::string, fs::path> sources;
+    const ContentTree tree = bundle_tree(profiler_plan(cache), true, cache, sources);
+    content.profiler_tree = add_tree(files, tree, sources);
+    content.size += total_size(tree);
+  } catch (const Error& error) {
+    if (context.globals.verbose) context.note(error.message());
+  }
 }
 
 // A folder that nobody means to send whole.
@@ -184,6 +198,15 @@ BundleOptions bundle_options() {
   return options;
 }
 
+BundlePlan profiler_plan(FileFactsCache& cache) {
+  BundlePlan plan = plan_bundle(find_profiler(), bundle_options(), cache);
+  if (!plan.missing.empty()) {
+    throw Error(ErrorCode::not_found,
+                "dtrain-profiler needs what is not here: " + join(plan.missing, ", "));
+  }
+  return plan;
+}
+
 std::optional<fs::path> program_of(const JobSpec& spec, const std::string& path_variable) {
   if (spec.command.empty()) return std::nullopt;
   const std::string word = spec.shell ? first_word(spec.command.front()) : spec.command.front();
@@ -252,6 +275,7 @@ StagedFiles stage_job(const Context& context, JobSpec& spec, FileFactsCache& cac
       if (with_program) content.program = "bin/" + plan.program.filename().string();
     }
   }
+  if (spec.on_hang != OnHang::nothing) add_profiler(context, files, content, cache);
   cache.save();
   spec.content = std::move(content);
   return files;

@@ -33,6 +33,10 @@ std::optional<fs::path> program_of(const JobSpec& spec, const std::string& path_
 
 BundleOptions bundle_options();
 
+// dtrain-profiler, with the libraries that nodes may lack. Throws Error(not_found) where it, or one
+// that it needs, is not here.
+BundlePlan profiler_plan(FileFactsCache& cache);
+
 // Reads what is to be sent and fills in `spec.content`; a program that is named by its whole path
 // is named relative to its workdir then.
 StagedFiles stage_job(const Context& context, JobSpec& spec, FileFactsCache& cache);

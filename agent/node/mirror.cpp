@@ -31,6 +31,7 @@ bool is_lasting(const std::string& file) {
 fs::path path_of(const paths::AttemptRoot& root, const std::string& file) {
   if (file == "setup.log") return root.setup_log();
   if (file == "supervise.log") return root.log();
+  if (file == "stacks.jsonl") return root.stacks();
   return root.ranks() / file;
 }
 
@@ -38,7 +39,7 @@ fs::path path_of(const paths::AttemptRoot& root, const std::string& file) {
 std::vector<std::string> names_of(const paths::AttemptRoot& root) {
   std::vector<std::string> names;
   std::error_code failed;
-  for (const char* name : {"setup.log", "supervise.log"}) {
+  for (const char* name : {"setup.log", "supervise.log", "stacks.jsonl"}) {
     if (fs::exists(path_of(root, name), failed)) names.emplace_back(name);
   }
   fs::directory_iterator entry(root.ranks(), failed);

@@ -30,6 +30,7 @@
 #include "agent/node/preparing.hpp"
 #include "agent/node/setup_logs.hpp"
 #include "agent/node/spot.hpp"
+#include "agent/node/stacks.hpp"
 #include "agent/node/staging.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
@@ -75,6 +76,8 @@ class Agent {
         attempts_(context_.get_executor(), root_, options.agent_binary, attempt_hooks(), {}),
         staging_(context_.get_executor(), root_, config_,
                  [this](const wire::NodeMessage& message) { tell_head(message); }),
+        stacks_(context_.get_executor(), root_,
+                [this](const wire::NodeMessage& message) { tell_head(message); }),
         preparing_(context_.get_executor(), root_, options.agent_binary,
                    [this](const wire::NodeMessage& message) { tell_head(message); }),
         collector_(
@@ -462,6 +465,8 @@ class Agent {
       preparing_.begin(*preparation);
     } else if (const auto* stage = std::get_if<wire::Stage>(&message)) {
       staging_.stage(*stage);
+    } else if (const auto* stacks = std::get_if<wire::TakeStacks>(&message)) {
+      stacks_.take(*stacks);
     } else if (const auto* unstage = std::get_if<wire::Unstage>(&message)) {
       staging_.give_up(unstage->job, unstage->attempt);
     } else if (const auto* forget = std::get_if<wire::ForgetJob>(&message)) {
@@ -532,6 +537,7 @@ class Agent {
   Forwards forwards_;
   Attempts attempts_;
   Staging staging_;
+  Stacks stacks_;
   Preparing preparing_;
   Collector collector_;
   Execs execs_;

@@ -121,8 +121,8 @@ struct Staging::Work : std::enable_shared_from_this<Staging::Work> {
   }
 
   void put_in_place(const ContentStore& store) {
-    if (!content.bundle_tree.empty()) {
-      make_bundle(store, store.tree(content.bundle_tree), content.bundle_tree, stop.get());
+    for (const std::string& tree : {content.bundle_tree, content.profiler_tree}) {
+      if (!tree.empty()) make_bundle(store, store.tree(tree), tree, stop.get());
     }
     const fs::path folder = root.workdir(key.first, key.second);
     supervise::hand_on_workdir(root, key.first, key.second);

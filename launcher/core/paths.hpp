@@ -36,7 +36,7 @@
 //   jobs/JOB/attempt-N/
 //     spec.json, secrets.json                what the supervisor was told
 //     supervise.json                         its pid and start time
-//     supervise.log, setup.log
+//     supervise.log, setup.log, stacks.jsonl
 //     ranks/R.out, ranks/R.err               the supervisor is their only writer
 //     errors/R.json                          TORCHELASTIC_ERROR_FILE
 //     hosts                                  launcher srun, node rank 0: each rank's Slurm node
@@ -164,6 +164,7 @@ struct AttemptRoot {
   fs::path supervisor() const { return root / "supervise.json"; }
   fs::path log() const { return root / "supervise.log"; }
   fs::path setup_log() const { return root / "setup.log"; }
+  fs::path stacks() const { return root / "stacks.jsonl"; }
   fs::path ranks() const { return root / "ranks"; }
   fs::path out(int rank) const { return ranks() / (std::to_string(rank) + ".out"); }
   fs::path err(int rank) const { return ranks() / (std::to_string(rank) + ".err"); }

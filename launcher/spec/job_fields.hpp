@@ -10,8 +10,8 @@ namespace dtrain {
 void fields(wire::Is<JobContent> auto& m, auto&& f) {
   using wire::or_default;
   f("workdir_tree", or_default(m.workdir_tree), "bundle_tree", or_default(m.bundle_tree), "program",
-    or_default(m.program), "glibc", or_default(m.glibc), "glibc_of", or_default(m.glibc_of), "size",
-    or_default(m.size));
+    or_default(m.program), "glibc", or_default(m.glibc), "glibc_of", or_default(m.glibc_of),
+    "profiler_tree", or_default(m.profiler_tree), "size", or_default(m.size));
 }
 
 }  // namespace dtrain

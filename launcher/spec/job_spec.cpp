@@ -160,7 +160,8 @@ bool sum_or_nothing(const std::string& text) {
 }
 
 void check_content(const JobContent& content, Checks& checks) {
-  if (!sum_or_nothing(content.workdir_tree) || !sum_or_nothing(content.bundle_tree)) {
+  if (!sum_or_nothing(content.workdir_tree) || !sum_or_nothing(content.bundle_tree) ||
+      !sum_or_nothing(content.profiler_tree)) {
     checks.add({"content"}, "names a tree by what is no SHA-256");
   }
   const std::string& program = content.program;
@@ -302,7 +303,7 @@ std::string StartCheckpoint::str() const {
 
 std::vector<std::string> JobContent::trees() const {
   std::vector<std::string> trees;
-  for (const std::string& tree : {workdir_tree, bundle_tree}) {
+  for (const std::string& tree : {workdir_tree, bundle_tree, profiler_tree}) {
     if (!tree.empty()) trees.push_back(tree);
   }
   return trees;

@@ -90,12 +90,13 @@ enum class OnHang : std::uint8_t { report, restart, nothing };
 // What of a job was sent to the cluster by content; filled in by `submit`, never by a YAML. Trees
 // are those of launcher/files/content_tree.hpp, by their SHA-256.
 struct JobContent {
-  std::string workdir_tree;  // each attempt on each node gets a folder made from it
-  std::string bundle_tree;   // shared libraries; empty: none
-  std::string program;       // command[0] in the bundle's tree; empty: as the command says
-  std::string glibc;         // the oldest that will do, "2.34"; empty: any
-  std::string glibc_of;      // the file that wants it
-  std::uint64_t size = 0;    // bytes of both trees, for people
+  std::string workdir_tree;   // each attempt on each node gets a folder made from it
+  std::string bundle_tree;    // shared libraries; empty: none
+  std::string program;        // command[0] in the bundle's tree; empty: as the command says
+  std::string glibc;          // the oldest that will do, "2.34"; empty: any
+  std::string glibc_of;       // the file that wants it
+  std::string profiler_tree;  // dtrain-profiler as bin/dtrain-profiler, and its libraries; or empty
+  std::uint64_t size = 0;     // bytes of all trees, for people
 
   std::vector<std::string> trees() const;  // those that there are
   bool operator==(const JobContent&) const = default;

@@ -99,7 +99,7 @@ bool carries_bytes(const BulkMessage& message) {
 }
 
 bool is_log_file(const std::string& name) {
-  if (name == "setup.log" || name == "supervise.log") return true;
+  if (name == "setup.log" || name == "supervise.log" || name == "stacks.jsonl") return true;
   constexpr std::size_t kMostDigits = 7;
   const std::size_t digits = name.find_first_not_of("0123456789");
   if (digits == std::string::npos || digits == 0 || digits > kMostDigits) return false;

@@ -71,6 +71,9 @@ void fields(Is<Leaving> auto& m, auto&& f) {
 void fields(Is<Preparing> auto& m, auto&& f) {
   f("key", m.key, "step", m.step, "text", m.text, "done", if_set(m.done), "error", if_set(m.error));
 }
+void fields(Is<StacksTaken> auto& m, auto&& f) {
+  f("job", m.job, "attempt", within(m.attempt, 1), "error", if_set(m.error));
+}
 
 // ---- Head to node.
 
@@ -109,6 +112,10 @@ void fields(Is<Stage> auto& m, auto&& f) {
 void fields(Is<Unstage> auto& m, auto&& f) {
   f("job", m.job, "attempt", within(m.attempt, 1));
 }
+void fields(Is<TakeStacks> auto& m, auto&& f) {
+  f("job", m.job, "attempt", within(m.attempt, 1), "at", m.at, "reason", m.reason, "ranks", m.ranks,
+    "profiler", or_default(m.profiler));
+}
 
 // ---- Content.
 
@@ -133,12 +140,13 @@ void fields(Is<ShardOffer> auto& m, auto&& f) {
 namespace {
 
 constexpr MessageNames<NodeMessage> kNodeMessages{
-    "hello",       "heartbeat",   "event", "supervisor_lost", "start_failed", "prepared",
-    "pair_opened", "pair_result", "renew", "staging",         "leaving",      "preparing"};
+    "hello",    "heartbeat",   "event",       "supervisor_lost", "start_failed",
+    "prepared", "pair_opened", "pair_result", "renew",           "staging",
+    "leaving",  "preparing",   "stacks_taken"};
 constexpr MessageNames<HeadMessage> kHeadMessages{
-    "welcome",    "refused",     "heartbeat", "start",     "command",
-    "forget",     "shutdown",    "prepare",   "open_pair", "dial_pairs",
-    "close_pair", "certificate", "stage",     "unstage",   "prepare_node"};
+    "welcome",  "refused", "heartbeat",    "start",      "command",    "forget",
+    "shutdown", "prepare", "open_pair",    "dial_pairs", "close_pair", "certificate",
+    "stage",    "unstage", "prepare_node", "take_stacks"};
 constexpr MessageNames<ContentMessage> kContentMessages{
     "hello",   "grant",      "want",  "stream", "end",
     "refused", "checkpoint", "files", "shard",  "preparation"};

@@ -26,14 +26,14 @@
 // (PrepareAttempt), "pairs", "renew", "setup", "forward", "content" (Stage, Unstage,
 // /v1/node/content), "shards" (ShardAsk, PrepareAttempt's checkpoint, /v1/node/checkpoint),
 // "collect", "memory" (AttemptSpec's rank_memory), "leave" (Leaving), "preparation" (PrepareNode),
-// "beats" (AttemptSpec's beats, RankBeats).
+// "beats" (AttemptSpec's beats, RankBeats), "stacks" (TakeStacks).
 namespace dtrain::wire {
 
 inline constexpr int kNodeVersion = 1;
 
 inline const std::vector<std::string> kNodeFeatures{
     "mirror", "prepare", "pairs",  "renew", "setup",       "forward", "content",
-    "shards", "collect", "memory", "leave", "preparation", "beats"};
+    "shards", "collect", "memory", "leave", "preparation", "beats",   "stacks"};
 
 // Where in Slurm a node is.
 struct SlurmPlace {
@@ -142,9 +142,17 @@ struct Preparing {
   std::optional<Error> error;
 };
 
-using NodeMessage =
-    std::variant<Hello, Heartbeat, FromSupervisor, SupervisorLost, StartFailed, AttemptPrepared,
-                 PairOpened, PairResult, RenewCertificate, Staging, Leaving, Preparing>;
+// Feature "stacks". What TakeStacks asked for is in the attempt's stacks.jsonl, and why some of it
+// is not.
+struct StacksTaken {
+  JobId job;
+  int attempt = 0;
+  std::optional<Error> error;
+};
+
+using NodeMessage = std::variant<Hello, Heartbeat, FromSupervisor, SupervisorLost, StartFailed,
+                                 AttemptPrepared, PairOpened, PairResult, RenewCertificate, Staging,
+                                 Leaving, Preparing, StacksTaken>;
 
 // ---- Head to node, control.
 
@@ -228,9 +236,20 @@ struct PrepareNode {
   Preparation preparation;
 };
 
+// Feature "stacks". The native stacks of these ranks of the attempt, which are here, are to be kept with its logs.
+// Answered by StacksTaken; while it is at that, another one of the same attempt is ignored.
+struct TakeStacks {
+  JobId job;
+  int attempt = 0;
+  WallTime at;           // by the head's clock; equal on all nodes
+  std::string reason;    // "hang: no progress for 5 m 00 s: …"
+  std::vector<int> ranks;
+  std::string profiler;  // JobContent's profiler_tree; empty: the one beside the agent
+};
+
 using HeadMessage = std::variant<Welcome, Refused, Heartbeat, StartAttempt, ToSupervisor, ForgetJob,
                                  Shutdown, PrepareAttempt, OpenPair, DialPairs, ClosePair,
-                                 NewCertificate, Stage, Unstage, PrepareNode>;
+                                 NewCertificate, Stage, Unstage, PrepareNode, TakeStacks>;
 
 // ---- Bulk, both ways: text frames; those that carry bytes are followed by one binary frame.
 
@@ -288,7 +307,7 @@ struct StartForward {
 struct LogName {
   JobId job;
   int attempt = 0;
-  std::string file;  // R.out, R.err, setup.log or supervise.log
+  std::string file;  // R.out, R.err, setup.log, supervise.log or stacks.jsonl
 
   auto operator<=>(const LogName&) const = default;
 };
@@ -370,7 +389,7 @@ using BulkMessage =
 
 // Whether a binary frame comes behind it.
 bool carries_bytes(const BulkMessage& message);
-// A name that a LogName may have: "0.out", "12.err", "setup.log", "supervise.log".
+// A name that a LogName may have: "0.out", "12.err", "setup.log", "supervise.log", "stacks.jsonl".
 bool is_log_file(const std::string& name);
 
 inline constexpr std::size_t kLogWindow = std::size_t{512} << 10;

@@ -68,6 +68,15 @@ class Hangs(ClusterCase):
         # Where ranks take long to start they may have been silent for too long before.
         self.assertTrue(all(each["reason"].startswith("hang: no ") for each in attempts[:-1]), attempts)
         self.assertIn(LAGS, attempts[0]["reason"])
+        # What each of its ranks did then, or why that could not be seen.
+        kept = json.loads(self.run_dtrain("stack", "--json", "--attempt", "1").stdout)
+        self.assertEqual((kept["attempt"], kept["reason"]), (1, attempts[0]["reason"]))
+        self.assertEqual([(each["rank"], each["node"]) for each in kept["processes"]],
+                         [(0, "node-0"), (1, "node-0"), (2, "node-1"), (3, "node-1")])
+        for each in kept["processes"]:
+            self.assertTrue(each.get("threads") or each.get("error"), each)
+        self.assertEqual(len(json.loads(self.run_dtrain("stack", "--json", "--rank", "2").stdout)["processes"]), 1)
+        self.assertTrue(self.run_dtrain("stack", "--kept").stdout.startswith(f"at {kept['at']}, attempt "))
 
     def test_a_program_that_says_nothing_has_no_limit_but_one_of_its_own(self):
         quiet = self.submit("exec sleep 1000")
@@ -75,6 +84,9 @@ class Hangs(ClusterCase):
         eventually(lambda: self.job(asked)["reason"].startswith("hang: no rank has reported anything since "), "a hang")
         self.assertEqual(self.job(quiet)["reason"], "")
         self.assertEqual((self.state(asked), self.state(quiet)), ("running", "running"))
+        none = self.run_dtrain("stack", "--kept", quiet)
+        self.assertEqual(none.returncode, 2, none)
+        self.assertIn("no stacks are kept of it", none.stderr)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,9 @@ class Local(ClusterCase):
         self.assertEqual(self.job(job)["state"], "running")
         self.assertIn("no rank 7", self.run_dtrain("stack", job, "--rank", "7").stderr)
         self.ok("stop", job)
-        self.assertIn("is stopped: it has no ranks to look at", self.run_dtrain("stack", job).stderr)
+        ended = self.run_dtrain("stack", job).stderr
+        self.assertIn("is stopped: it has no ranks to look at", ended)
+        self.assertIn("none are kept of it either", ended)
 
     def test_again_until_it_is_interrupted(self):
         job = self.submit("exec sleep 1000")
@@ -97,9 +99,29 @@ class Hosts(HostsCase):
         self.assertIn("reads_stdin (profiler_target, target.cpp:", said)
         self.assertIn("computes (profiler_target", said)
         self.ok("stop", job)
+        self.looks_when_it_hangs()
         self.ok("down", "-y")
         for host in self.lab:
             self.assertEqual([str(path) for path in host.root.rglob("dtrain-profiler")], [])
+
+    def looks_when_it_hangs(self):
+        """By the profiler that came with the job, kept on the nodes and copied to the head."""
+        job = self.submit(SCRIPT, "--nnodes", "2", "--nproc-per-node", "2", "--hang-timeout-s", "5")
+
+        def kept():
+            done = self.run_dtrain("stack", "--json", "--kept", job)
+            return json.loads(done.stdout) if done.returncode in (0, 1) else None
+        found = {}
+        eventually(lambda: found.update(kept() or {}) or len({each["node"] for each in found.get("processes", [])}) == 2,
+                   "they are kept")
+        self.assertIn("hang: no rank has reported anything since", found["reason"])
+        started = [each for each in found["processes"] if each.get("program") == TARGET.name]
+        self.assertEqual([each["rank"] for each in started], [0, 1, 3], found)
+        for each in started:
+            self.assertTrue(any("reads_stdin" in name for name in main_thread(each)), each)
+        self.ok("stop", job)
+        self.ok("pull", job, "--logs", "-o", self.folder / "pulled")
+        self.assertEqual(len(list((self.folder / "pulled").rglob("stacks.jsonl"))), 2)
 
 
 if __name__ == "__main__":

@@ -95,6 +95,8 @@ class Nodes {
   // An attempt's content is to be brought there; answered by Engine::staging or start_failed.
   virtual void stage(const NodeId&, const wire::Stage&) {}
   virtual void unstage(const NodeId&, const JobId&, int) {}
+  // Of a node with the feature "stacks"; answered by Engine::stacks_taken.
+  virtual void take_stacks(const NodeId&, const wire::TakeStacks&) {}
 };
 
 // What a follower is told. Called on the engine's thread.
@@ -229,7 +231,8 @@ class Engine {
     fs::path err() const { return folder / (std::to_string(rank) + ".err"); }
   };
   std::vector<LogSource> logs(const JobId& id, std::optional<int> attempt) const;
-  // Logs that are no rank's, by their names in the API: setup.log of each node.
+  // Logs that are no rank's, by their names in the API: NODE/setup.log and the like, whether they
+  // are there or not.
   std::vector<std::pair<std::string, fs::path>> other_logs(const JobId& id, int attempt) const;
   // The node has, or had, ranks of the attempt, and may send their logs.
   bool knows_share(const NodeId& node, const JobId& job, int attempt) const;
@@ -269,6 +272,7 @@ class Engine {
   void pairs_checked(const JobId& job, int attempt, const std::vector<std::string>& broken);
   // How far a node is with an attempt's content.
   void staging(const NodeId& node, const wire::Staging& news);
+  void stacks_taken(const NodeId& node, const wire::StacksTaken& news);
   // What the attempt is made of, if it is under way and has ranks on the node.
   std::optional<JobContent> content_for(const NodeId& node, const JobId& job, int attempt) const;
   // The node could not start the attempt at all.

@@ -93,6 +93,10 @@ struct Attempt {
   std::string hang_where;  // the second half of that
   bool hung = false;       // it was ended for that
   std::optional<Monotonic> hang_again;  // when it is looked once more for who is silent
+  std::set<NodeId> stacks_from;         // nodes that are to say where its ranks are, and have not
+  bool stacks_kept = false;             // one of them has said it
+  // Where it is to end for the hang: until then it waits for them.
+  std::optional<Monotonic> stacks_until;
   // Before its ranks start.
   std::string token_file;  // in a storage that all nodes must see
   std::string token;
@@ -299,6 +303,10 @@ struct Engine::Impl {
   void goes_on(Tx& tx, Job& job, Attempt& attempt, Monotonic stood);
   std::optional<Monotonic> hang_due(const Job& job) const;
   void look_for_hang(Job& job, Attempt& attempt);
+  void end_for_hang(Job& job, Attempt& attempt);
+  // The stacks of its ranks are to be kept by their nodes, for `reason`.
+  void ask_for_stacks(const Job& job, Attempt& attempt, const std::string& reason);
+  void stacks_taken(const NodeId& node, const wire::StacksTaken& news);
 
   // clock.cpp
   void tick();

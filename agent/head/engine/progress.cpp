@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "agent/head/engine/impl.hpp"
 #include "launcher/core/text.hpp"
@@ -9,6 +10,8 @@ namespace {
 
 // What a heartbeat may take until it is here.
 constexpr std::chrono::seconds kLate{5};
+// What stacks may take until they are kept: a minute (agent/node/stacks.hpp), and the way.
+constexpr std::chrono::seconds kStacksLate{70};
 
 }  // namespace
 
@@ -41,6 +44,7 @@ void Engine::Impl::note_advance(Job& job, Attempt& attempt, const Share& share,
 void Engine::Impl::goes_on(Tx& tx, Job& job, Attempt& attempt, Monotonic stood) {
   if (attempt.hang.empty()) return;
   attempt.hang.clear();
+  attempt.stacks_until.reset();
   note(tx, job, EventLevel::warning,
        "it goes on, after " + human_duration(clock.now() - stood) + " without progress");
   tx.effects.push_back([this, id = job.row.id] {
@@ -53,6 +57,7 @@ std::optional<Monotonic> Engine::Impl::hang_due(const Job& job) const {
   if (job.spec.on_hang == OnHang::nothing || job.attempts.empty()) return std::nullopt;
   const Attempt& attempt = job.attempts.back();
   if (attempt.row.state != AttemptState::running) return std::nullopt;
+  if (attempt.stacks_until) return attempt.stacks_until;
   if (!attempt.hang.empty()) return attempt.hang_again;
   const auto limit = attempt.advance.limit(job.spec.hang_timeout);
   if (!limit) return std::nullopt;
@@ -63,6 +68,7 @@ void Engine::Impl::look_for_hang(Job& job, Attempt& attempt) {
   const std::optional<Monotonic> due = hang_due(job);
   const Monotonic now = clock.now();
   if (!due || now < *due) return;
+  if (attempt.stacks_until) return end_for_hang(job, attempt);
   const bool again = !attempt.hang.empty();
   attempt.hang_again.reset();
   // Of ranks whose node is not heard nobody knows whether they go on.
@@ -90,22 +96,77 @@ void Engine::Impl::look_for_hang(Job& job, Attempt& attempt) {
     attempt.hang_again = attempt.advance.moved() + kSilent + kLate;
   }
   attempt.hang_where = found->where;
-  const std::string reason = printable("hang: " + found->str(), false);
+  attempt.hang = printable("hang: " + found->str(), false);
+  if (!again) ask_for_stacks(job, attempt, attempt.hang);
   Tx tx;
   if (job.spec.on_hang == OnHang::restart) {
-    attempt.hung = true;
-    fail_attempt(tx, job, attempt, reason, NodeId());
-    commit(job, std::move(tx), Urgency::soon);
-    check_end(job.row.id);
-    return;
+    if (attempt.stacks_from.empty()) return end_for_hang(job, attempt);
+    attempt.stacks_until = now + kStacksLate;
+  } else {
+    // An error would be its end, of which followers hear otherwise.
+    note(tx, job, EventLevel::warning, attempt.hang);
   }
-  attempt.hang = reason;
-  // An error would be its end, of which followers hear otherwise.
-  note(tx, job, EventLevel::warning, reason);
   tx.effects.push_back([this, id = job.row.id] {
     if (const Job* told = find(id)) tell_state(*told);
   });
   commit(job, std::move(tx), Urgency::soon);
+}
+
+void Engine::Impl::end_for_hang(Job& job, Attempt& attempt) {
+  attempt.stacks_until.reset();
+  attempt.hung = true;
+  Tx tx;
+  fail_attempt(tx, job, attempt, std::exchange(attempt.hang, {}), NodeId());
+  const JobId id = job.row.id;
+  commit(job, std::move(tx), Urgency::soon);
+  check_end(id);
+}
+
+void Engine::Impl::ask_for_stacks(const Job& job, Attempt& attempt, const std::string& reason) {
+  wire::TakeStacks wanted{job.row.id, attempt.row.attempt, clock.wall(), reason, {}, {}};
+  if (job.spec.content) wanted.profiler = job.spec.content->profiler_tree;
+  attempt.stacks_from.clear();
+  attempt.stacks_kept = false;
+  for (const Share& share : attempt.shares) {
+    const auto node = nodes.find(share.row.node);
+    if (!share.live() || node == nodes.end() || !node->second.connected ||
+        !node->second.features.contains("stacks")) {
+      continue;
+    }
+    attempt.stacks_from.insert(share.row.node);
+    wanted.ranks.clear();
+    for (int i = 0; i < share.row.nproc; ++i) wanted.ranks.push_back(share.row.first_rank + i);
+    nodes_out.take_stacks(share.row.node, wanted);
+  }
+}
+
+void Engine::Impl::stacks_taken(const NodeId& node, const wire::StacksTaken& news) {
+  Job* job = find(news.job);
+  Attempt* attempt = job == nullptr ? nullptr : job->live_attempt();
+  if (attempt == nullptr || attempt->row.attempt != news.attempt ||
+      attempt->stacks_from.erase(node) == 0) {
+    return;
+  }
+  Tx tx;
+  if (news.error) {
+    note(tx, *job, EventLevel::warning,
+         "the stacks of its ranks on " + node.str() +
+             " are not kept: " + printable(news.error->message(), false));
+  } else {
+    attempt->stacks_kept = true;
+  }
+  const bool all = attempt->stacks_from.empty();
+  if (all && attempt->stacks_kept) {
+    // With the hang, which is one too.
+    note(tx, *job, EventLevel::warning,
+         "the stacks of its ranks are kept: dtrain stack --kept " + news.job.str());
+  }
+  commit(*job, std::move(tx), Urgency::soon);
+  if (all && attempt->stacks_until) end_for_hang(*job, *attempt);
+}
+
+void Engine::stacks_taken(const NodeId& node, const wire::StacksTaken& news) {
+  impl_->stacks_taken(node, news);
 }
 
 }  // namespace dtrain::head

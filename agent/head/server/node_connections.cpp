@@ -192,6 +192,8 @@ void NodeConnections::handle(const NodeId& node, wire::NodeMessage message,
     engine_->start_failed(node, failed->job, failed->attempt, failed->error);
   } else if (const auto* staging = std::get_if<wire::Staging>(&message)) {
     engine_->staging(node, *staging);
+  } else if (const auto* stacks = std::get_if<wire::StacksTaken>(&message)) {
+    engine_->stacks_taken(node, *stacks);
   } else if (const auto* prepared = std::get_if<wire::AttemptPrepared>(&message)) {
     engine_->attempt_prepared(node, prepared->job, prepared->attempt, prepared->error);
   } else if (const auto* opened = std::get_if<wire::PairOpened>(&message)) {
@@ -314,6 +316,10 @@ void NodeConnections::unstage(const NodeId& node, const JobId& job, int attempt)
   if (found != connections_.end() && found->second.features.contains("content")) {
     tell(node, wire::Unstage{job, attempt});
   }
+}
+
+void NodeConnections::take_stacks(const NodeId& node, const wire::TakeStacks& wanted) {
+  tell(node, wanted);
 }
 
 void NodeConnections::prepare(const NodeId& node, const wire::PrepareAttempt& what) {

@@ -41,6 +41,7 @@ class NodeConnections final : public Nodes {
   void forget(const NodeId& node, const JobId& job) override;
   void stage(const NodeId& node, const wire::Stage& wanted) override;
   void unstage(const NodeId& node, const JobId& job, int attempt) override;
+  void take_stacks(const NodeId& node, const wire::TakeStacks& wanted) override;
   void prepare(const NodeId& node, const wire::PrepareAttempt& what) override;
   void check_pairs(const JobId& job, int attempt, std::vector<PairMember> members) override;
   std::string fetch_shard(const NodeId& node, wire::ShardAsk ask, const fs::path& folder,

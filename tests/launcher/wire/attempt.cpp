@@ -64,8 +64,8 @@ wire::AttemptSpec machine_spec() {
 // Of a job whose files were sent.
 wire::AttemptSpec sent_spec() {
   wire::AttemptSpec spec = full_spec();
-  spec.content = JobContent{
-      std::string(64, 'a'), std::string(64, 'b'), "bin/train", "2.34", "libc10.so", 1 << 20};
+  spec.content = JobContent{std::string(64, 'a'), std::string(64, 'b'), "bin/train", "2.34",
+                            "libc10.so",          std::string(64, 'c'), 1 << 20};
   spec.library_path = "/roots/content/bundles/b/lib";
   return spec;
 }

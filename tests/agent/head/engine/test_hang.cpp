@@ -242,6 +242,7 @@ namespace {
 // A job of two nodes with two ranks each, which runs.
 struct Running : World {
   JobId id;
+  std::vector<std::pair<std::string, wire::TakeStacks>> asked;  // for stacks
 
   explicit Running(const std::function<void(JobSpec&)>& change = [](JobSpec&) {}) : World(2) {
     options.node_lost_after = std::chrono::hours(100);
@@ -271,6 +272,13 @@ struct Running : World {
   }
   void all(std::int64_t step, const std::optional<Collective>& call = std::nullopt) {
     for (int rank = 0; rank < 4; ++rank) beat(rank, step, call);
+  }
+  void take_stacks(const NodeId& node, const wire::TakeStacks& wanted) override {
+    asked.emplace_back(node.str(), wanted);
+  }
+  void kept(const std::string& node, const std::optional<Error>& error = std::nullopt) {
+    engine->stacks_taken(NodeId(node), {id, 1, error});
+    settle();
   }
   std::string reason() { return engine->job(id).at("reason").get<std::string>(); }
   int count(const std::string& part) {
@@ -403,6 +411,7 @@ TEST_CASE("on_hang report: which rank lags is said once, and that it goes on") {
     world.beat(3, 1, out_of(7));
   }
   CHECK(world.count("hang: ") == 1);
+  CHECK(world.asked.size() == 2);
   CHECK(world.stops("node-0", world.id, 1) == 0);
   CHECK_FALSE(world.reason().empty());
   world.beat(3, 1, inside(8));
@@ -438,8 +447,23 @@ TEST_CASE("on_hang restart: the attempt fails for it, and the next one begins") 
   for (const int rank : {0, 1, 2}) world.beat(rank, 1, inside(8));
   world.beat(3, 1, out_of(7));
   world.advance(seconds(10));
+  // Once it is known what they do.
+  world.settle();
+  CHECK(world.reason() == kLags);
+  REQUIRE(world.asked.size() == 2);
+  CHECK(world.asked[1].first == "node-1");
+  CHECK(world.asked[1].second.reason == kLags);
+  CHECK(world.asked[1].second.ranks == std::vector<int>{2, 3});
+  CHECK(world.asked[1].second.at == world.asked[0].second.at);
+  world.kept("node-0");
+  world.kept("node-0");  // a repeat says nothing of the other
+  CHECK(world.stops("node-0", world.id, 1) == 0);
+  world.kept("node-1", Error(ErrorCode::not_found, "there is no dtrain-profiler"));
   CHECK(world.stops("node-0", world.id, 1) == 1);
   CHECK(world.stops("node-1", world.id, 1) == 1);
+  CHECK(world.count("the stacks of its ranks are kept: dtrain stack --kept " + world.id.str()) ==
+        1);
+  CHECK(world.count("the stacks of its ranks on node-1 are not kept: there is no dtrain-") == 1);
   world.advance(minutes(1));
   CHECK(world.count("hang: ") == 1);
   for (int rank = 0; rank < 4; ++rank) {
@@ -452,6 +476,62 @@ TEST_CASE("on_hang restart: the attempt fails for it, and the next one begins") 
   CHECK(job.at("attempts")[0].at("reason") == kLags);
   CHECK(job.at("attempts")[0].at("state") == "failed");
   CHECK(job.at("restarts") == 1);
+}
+
+TEST_CASE("on_hang restart: nodes that do not say what their ranks do are waited for a while") {
+  Running world([](JobSpec& job) {
+    ten_seconds(job);
+    job.on_hang = OnHang::restart;
+  });
+  world.all(1, inside(8));
+  world.advance(seconds(10));
+  REQUIRE(world.asked.size() == 2);
+  world.engine->gone(NodeId("node-1"));
+  world.advance(seconds(69));
+  CHECK(world.stops("node-0", world.id, 1) == 0);
+  world.advance(seconds(1));
+  CHECK(world.stops("node-0", world.id, 1) == 1);
+  CHECK(world.reason().find("all 4 ranks wait") != std::string::npos);
+}
+
+TEST_CASE("on_hang restart: a job that goes on while its stacks are taken is left alone") {
+  Running world([](JobSpec& job) {
+    ten_seconds(job);
+    job.on_hang = OnHang::restart;
+  });
+  world.all(1, inside(8));
+  world.advance(seconds(10));
+  world.all(2, inside(9));
+  world.settle();
+  CHECK(world.reason().empty());
+  CHECK(world.count("it goes on, after 10.0 s without progress") == 1);
+  world.kept("node-0");
+  world.kept("node-1");
+  CHECK(world.stops("node-0", world.id, 1) == 0);
+  // And is looked at again.
+  world.advance(seconds(10));
+  CHECK(world.asked.size() == 4);
+  world.kept("node-0");
+  world.kept("node-1");
+  CHECK(world.stops("node-0", world.id, 1) == 1);
+}
+
+TEST_CASE("on_hang restart: agents that know of no stacks are not waited for") {
+  Running world([](JobSpec& job) {
+    ten_seconds(job);
+    job.on_hang = OnHang::restart;
+  });
+  for (const char* node : {"node-0", "node-1"}) {
+    NodeInfo old = World::info_of(node);
+    std::erase(old.features, "stacks");
+    old.attempts = {{world.id, 1}};
+    world.engine->gone(NodeId(node));
+    world.engine->joined(old);
+  }
+  world.all(1, inside(8));
+  world.advance(seconds(10));
+  CHECK(world.asked.empty());
+  CHECK(world.stops("node-0", world.id, 1) == 1);
 }
 
 TEST_CASE("on_hang nothing, and jobs of which nothing is known, are left alone") {
