@@ -58,6 +58,10 @@ struct Running {
   std::map<std::string, std::set<int>> ranks;  // by node
 };
 
+Error no_rank(const std::string& job, const StackFlags& options) {
+  return {ErrorCode::not_found, job + " has no rank " + std::to_string(options.rank.value_or(0))};
+}
+
 Running look_at(const wire::ApiClient& client, const StackFlags& options) {
   const json status = client.get("/v1/status");
   Running running;
@@ -79,8 +83,7 @@ Running look_at(const wire::ApiClient& client, const StackFlags& options) {
     }
   }
   if (running.ranks.empty()) {
-    throw Error(ErrorCode::not_found,
-                running.job + " has no rank " + std::to_string(options.rank.value_or(0)));
+    throw no_rank(running.job, options);
   }
   return running;
 }
@@ -223,13 +226,14 @@ std::string bytes_of(wire::Downloads& downloads, const std::string& job, const s
   return bytes;
 }
 
-// What nodes have kept of an attempt, the newest look at it: {"at", "reason", "processes"}; null:
-// there is none.
-json newest_look(wire::Downloads& downloads, const std::string& job, const json& attempt,
-                 const std::optional<int>& rank) {
+// What nodes have kept of an attempt, the newest look at it: {"at", "reason", "processes"}, with an
+// error for each rank that is not in it; null: there is none.
+json newest_look(wire::Downloads& downloads, const std::string& job, const json& attempt) {
   const std::string folder =
       "logs/attempt-" + std::to_string(static_cast<int>(number_or(attempt, "attempt"))) + "/";
-  json newest;
+  std::map<std::string, json> looks;  // each node's newest
+  std::string at;
+  std::string reason;
   for (const json& share : child(attempt, "nodes")) {
     const std::string node = text_or(share, "node");
     std::string text;
@@ -237,41 +241,40 @@ json newest_look(wire::Downloads& downloads, const std::string& job, const json&
       text = bytes_of(downloads, job, folder + node + "/stacks.jsonl");
     } catch (const Error& error) {
       if (error.code() != ErrorCode::not_found) throw;
-      continue;  // none was taken there
     }
     for (const std::string& line : split(text, '\n')) {
       json look = json::parse(line, nullptr, /*allow_exceptions=*/false);
-      const std::string at = text_or(look, "at");
-      // What is no look is a part of one, of a disk that was full.
-      if (at.empty() || at < text_or(newest, "at")) continue;
-      if (at != text_or(newest, "at")) {
-        newest = {{"at", at}, {"reason", text_or(look, "reason")}, {"processes", json::array()}};
-      }
-      std::set<int> missing;
-      for (const json& number : child(share, "ranks")) missing.insert(number.get<int>());
+      // What is none is a part of one: the disk was full, or the rest is on its way.
+      if (!text_or(look, "at").empty()) looks[node] = std::move(look);
+    }
+    if (const std::string its = text_or(looks[node], "at"); its > at) {
+      at = its;
+      reason = text_or(looks[node], "reason");
+    }
+  }
+  if (at.empty()) return nullptr;
+  json processes = json::array();
+  for (const json& share : child(attempt, "nodes")) {
+    const std::string node = text_or(share, "node");
+    std::set<int> missing;
+    for (const json& number : child(share, "ranks")) missing.insert(number.get<int>());
+    json error =
+        wire::error_to_json(Error(ErrorCode::not_found, "its node has kept none"))["error"];
+    if (json& look = looks[node]; text_or(look, "at") == at) {
       for (const json& each : child(look, "processes")) {
         json process = each;
         process["node"] = node;
         missing.erase(static_cast<int>(number_or(process, "rank", -1)));
-        newest["processes"].push_back(std::move(process));
+        processes.push_back(std::move(process));
       }
-      json error = child(look, "error");
-      if (error.is_null()) {
-        error = wire::error_to_json(Error(ErrorCode::not_found, kNoProcess))["error"];
-      }
-      for (const int each : missing) {
-        newest["processes"].push_back(
-            {{"node", node}, {"rank", each}, {"first", true}, {"error", error}});
-      }
+      if (child(look, "error").is_object()) error = child(look, "error");
+    }
+    for (const int each : missing) {
+      processes.push_back({{"node", node}, {"rank", each}, {"first", true}, {"error", error}});
     }
   }
-  if (newest.is_null()) return newest;
-  json& processes = newest["processes"];
-  std::erase_if(processes.get_ref<json::array_t&>(), [&rank](const json& process) {
-    return rank && number_or(process, "rank", -1) != *rank;
-  });
   sort_by_rank(processes);
-  return newest;
+  return {{"at", at}, {"reason", reason}, {"processes", std::move(processes)}};
 }
 
 // Whether a rank's own first thread was not looked at.
@@ -357,8 +360,14 @@ std::optional<int> print_kept(const Context& context, const wire::ApiClient& cli
   for (auto attempt = attempts.rbegin(); attempt != attempts.rend(); ++attempt) {
     const int number = static_cast<int>(number_or(*attempt, "attempt"));
     if (options.attempt && number != *options.attempt) continue;
-    const json look = newest_look(downloads, job, *attempt, options.rank);
-    if (!look.is_null()) return print_look(context, options, job, number, look);
+    json look = newest_look(downloads, job, *attempt);
+    if (look.is_null()) continue;
+    auto& processes = look["processes"].get_ref<json::array_t&>();
+    std::erase_if(processes, [&options](const json& process) {
+      return options.rank && number_or(process, "rank", -1) != *options.rank;
+    });
+    if (processes.empty()) throw no_rank(job, options);
+    return print_look(context, options, job, number, look);
   }
   return std::nullopt;
 }

@@ -137,8 +137,9 @@ Mirror::~Mirror() {
   alive_.reset();
 }
 
-void Mirror::enable(bool wanted) {
+void Mirror::enable(bool wanted, bool with_stacks) {
   wanted_ = wanted;
+  with_stacks_ = with_stacks;
   settle_drains();
   if (wanted_) wake(0ms);
 }
@@ -240,6 +241,7 @@ void Mirror::send_read(Look look) {
     const auto attempt = attempts_.find(key);
     if (attempt == attempts_.end()) continue;
     for (const std::string& name : names) {
+      if (name == "stacks.jsonl" && !with_stacks_) continue;
       File& file = attempt->second.files[name];
       if (file.asked) continue;
       file.asked = true;

@@ -29,8 +29,9 @@ class Mirror {
   Mirror(boost::asio::any_io_executor executor, paths::NodeRoot root, Send send);
   ~Mirror();
 
-  // The head wants copies, or not: as its Welcome says.
-  void enable(bool wanted);
+  // The head wants copies, or not: as its Welcome says; of stacks too, or an older head does not
+  // know them.
+  void enable(bool wanted, bool with_stacks = true);
   // The bulk connection is newly open, or gone.
   void connected(bool is_open);
   // The logs of this attempt are copied from now on.
@@ -39,6 +40,7 @@ class Mirror {
   // when it wants no copies, at the latest after `limit`, and then with `whole` false: what it has
   // not taken stays here. Then nothing more will be written, and the attempt is followed no longer.
   void drain(const Key& key, std::chrono::milliseconds limit, std::function<void(bool whole)> done);
+  bool follows(const Key& key) const { return attempts_.contains(key); }
   void forget(const JobId& job);
   // LogFrom, LogTaken and LogRefused.
   void message(const wire::BulkMessage& message);
@@ -74,6 +76,7 @@ class Mirror {
   boost::asio::steady_timer timer_;
   std::map<Key, Attempt> attempts_;
   bool wanted_ = false;
+  bool with_stacks_ = true;
   bool connected_ = false;
   bool looking_ = false;
   bool again_ = false;                                  // as soon as the look under way is over

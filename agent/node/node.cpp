@@ -50,6 +50,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
+constexpr auto kLateLogs = 10min;  // to bring stacks that were there only after all else
 constexpr auto kFirstDialRetry = 20ms;
 constexpr auto kLastDialRetry = 5s;
 constexpr auto kLookAtCertificate = 1h;
@@ -77,7 +78,12 @@ class Agent {
         staging_(context_.get_executor(), root_, config_,
                  [this](const wire::NodeMessage& message) { tell_head(message); }),
         stacks_(context_.get_executor(), root_,
-                [this](const wire::NodeMessage& message) { tell_head(message); }),
+                [this](const wire::StacksTaken& taken) {
+                  // Of an attempt that has ended meanwhile the head had all that there was.
+                  const Mirror::Key key{taken.job, taken.attempt};
+                  if (!mirror_.follows(key)) mirror_.drain(key, kLateLogs, [](bool) {});
+                  tell_head(taken);
+                }),
         preparing_(context_.get_executor(), root_, options.agent_binary,
                    [this](const wire::NodeMessage& message) { tell_head(message); }),
         collector_(
@@ -309,7 +315,7 @@ class Agent {
     control_ = control;
     was_in = true;
     head_features_ = {welcome->features.begin(), welcome->features.end()};
-    mirror_.enable(welcome->mirror);
+    mirror_.enable(welcome->mirror, head_features_.contains("stacks"));
     log::info("joined the head");
     asio::co_spawn(
         context_, [this, control] { return serve_bulk(control); }, asio::detached);

@@ -10,6 +10,7 @@
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <set>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
@@ -27,9 +28,7 @@ using boost::system::error_code;
 
 namespace {
 
-nlohmann::json beginning(const wire::TakeStacks& wanted) {
-  return {{"at", rfc3339(wanted.at)}, {"reason", wanted.reason}};
-}
+constexpr std::size_t kMostWords = 500;  // bytes of what it says on stderr, and of a line of that
 
 }  // namespace
 
@@ -44,10 +43,11 @@ struct Stacks::Look {
   std::array<char, 65536> buffer{};
   std::string said;
   std::optional<Error> error;
+  std::optional<wire::TakeStacks> next;  // the newest that came meanwhile
 };
 
 Stacks::Stacks(asio::any_io_executor executor, paths::NodeRoot root,
-               std::function<void(wire::NodeMessage)> say)
+               std::function<void(const wire::StacksTaken&)> say)
     : executor_(std::move(executor)), root_(std::move(root)), say_(std::move(say)) {}
 
 Stacks::~Stacks() {
@@ -58,7 +58,10 @@ Stacks::~Stacks() {
 
 void Stacks::take(const wire::TakeStacks& wanted) {
   const auto [at, is_new] = looks_.try_emplace({wanted.job, wanted.attempt});
-  if (!is_new) return;
+  if (!is_new) {
+    at->second->next = wanted;
+    return;
+  }
   const auto look = std::make_shared<Look>(executor_, wanted);
   at->second = look;
   try {
@@ -68,11 +71,10 @@ void Stacks::take(const wire::TakeStacks& wanted) {
     return over(look);
   }
   look->limit.expires_after(kLookLimit);
-  look->limit.async_wait([look](error_code stopped) {
-    if (stopped || look->pid <= 0) return;
-    look->error = Error(ErrorCode::timeout,
-                        "dtrain-profiler has not answered within " + human_duration(kLookLimit));
-    ::kill(look->pid, SIGKILL);
+  look->limit.async_wait([this, look, guard = std::weak_ptr<int>(alive_)](error_code stopped) {
+    if (stopped || !guard.lock() || look->pid <= 0) return;
+    give_up(look, Error(ErrorCode::timeout,
+                        "dtrain-profiler has not answered within " + human_duration(kLookLimit)));
   });
   read(look);
 }
@@ -111,17 +113,23 @@ void Stacks::read(const std::shared_ptr<Look>& look) {
   look->out.async_read_some(
       asio::buffer(look->buffer),
       [this, look, guard = std::weak_ptr<int>(alive_)](error_code failed, std::size_t bytes) {
-        if (!guard.lock()) return;
+        if (!guard.lock() || look->pid <= 0) return;
         if (failed) return over(look);
         look->said.append(look->buffer.data(), bytes);
         if (look->said.size() > kStacksLimit) {
-          look->error = Error(ErrorCode::exhausted,
-                              "dtrain-profiler says more than " + human_bytes(kStacksLimit));
-          ::kill(look->pid, SIGKILL);
-          return over(look);
+          return give_up(look, Error(ErrorCode::exhausted, "dtrain-profiler says more than " +
+                                                               human_bytes(kStacksLimit)));
         }
         read(look);
       });
+}
+
+// Its end is not waited for: it may hang in the kernel.
+void Stacks::give_up(const std::shared_ptr<Look>& look, Error why) {
+  ::kill(look->pid, SIGKILL);
+  look->said.clear();
+  look->error = std::move(why);
+  over(look);
 }
 
 void Stacks::over(const std::shared_ptr<Look>& look) {
@@ -132,18 +140,11 @@ void Stacks::over(const std::shared_ptr<Look>& look) {
   writer_.add([this, look,
                file = paths::attempt(root_, look->wanted.job, look->wanted.attempt).stacks(),
                executor = executor_, guard = std::weak_ptr<int>(alive_)] {
-    const wire::TakeStacks& wanted = look->wanted;
-    std::optional<Error> error = look->error;
+    std::optional<Error> error;
     try {
-      std::string line;
-      if (!error) {
-        try {
-          line = look_line(wanted, look->said);
-        } catch (const Error& failed) {
-          error = failed;
-        }
-      }
-      keep_look(file, error ? look_line(wanted, *error) : line);
+      const LookLine its = look_line(look->wanted, look->said, look->error);
+      error = its.error;
+      keep_look(file, its.line);
     } catch (const std::exception& failed) {
       error = as_defect(failed);
     }
@@ -151,35 +152,45 @@ void Stacks::over(const std::shared_ptr<Look>& look) {
       if (!guard.lock()) return;
       const wire::TakeStacks& done = look->wanted;
       if (error) {
-        log::warn("stacks could not be taken", {{"job", done.job.str()}, {"why", error->what()}});
+        log::warn("stacks are not kept", {{"job", done.job.str()}, {"why", error->what()}});
       }
+      const std::optional<wire::TakeStacks> next = std::move(look->next);
       looks_.erase({done.job, done.attempt});
-      say_(wire::StacksTaken{done.job, done.attempt, error});
+      say_(wire::StacksTaken{done.job, done.attempt, done.at, error});
+      if (next) take(*next);
     });
   });
 }
 
-std::string look_line(const wire::TakeStacks& wanted, const std::string& said) {
-  nlohmann::json look = beginning(wanted);
+LookLine look_line(const wire::TakeStacks& wanted, std::string_view said,
+                   const std::optional<Error>& error) {
+  LookLine its;
+  its.error = error;
+  nlohmann::json look = {{"at", rfc3339(wanted.at)}, {"reason", wanted.reason}};
   nlohmann::json& processes = look["processes"] = nlohmann::json::array();
-  std::string errors;
+  std::set<int> missing(wanted.ranks.begin(), wanted.ranks.end());
+  std::string words;
   for (const std::string& line : split(said, '\n')) {
     if (line.empty()) continue;
     nlohmann::json process = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (process.is_object()) {
+      const auto rank = process.find("rank");
+      if (rank != process.end() && rank->is_number_integer()) missing.erase(rank->get<int>());
       processes.push_back(std::move(process));
-    } else {
-      errors += (errors.empty() ? "" : "; ") + printable(line, false);
+    } else if (words.size() < kMostWords) {
+      words += (words.empty() ? "" : "; ") + printable(line.substr(0, kMostWords), false);
     }
   }
-  if (!errors.empty()) throw Error(ErrorCode::failed, errors);
-  return wire::dump(look) + "\n";
-}
-
-std::string look_line(const wire::TakeStacks& wanted, const Error& error) {
-  nlohmann::json look = beginning(wanted);
-  look["error"] = wire::error_to_json(error)["error"];
-  return wire::dump(look) + "\n";
+  // Else what it says is no concern of anybody's: a loader's note, say.
+  if (!its.error && !missing.empty()) {
+    if (words.empty()) {
+      words = processes.empty() ? "dtrain-profiler has found nothing" : "a rank has no process";
+    }
+    its.error = Error(ErrorCode::failed, words);
+  }
+  if (its.error) look["error"] = wire::error_to_json(*its.error)["error"];
+  its.line = wire::dump(look) + "\n";
+  return its;
 }
 
 void keep_look(const fs::path& file, const std::string& line) {

@@ -142,11 +142,12 @@ struct Preparing {
   std::optional<Error> error;
 };
 
-// Feature "stacks". What TakeStacks asked for is in the attempt's stacks.jsonl, and why some of it
+// Feature "stacks". What TakeStacks asked for is in the attempt's stacks.jsonl; or why some of it
 // is not.
 struct StacksTaken {
   JobId job;
   int attempt = 0;
+  WallTime at;  // as TakeStacks said
   std::optional<Error> error;
 };
 
@@ -236,13 +237,14 @@ struct PrepareNode {
   Preparation preparation;
 };
 
-// Feature "stacks". The native stacks of these ranks of the attempt, which are here, are to be kept with its logs.
-// Answered by StacksTaken; while it is at that, another one of the same attempt is ignored.
+// Feature "stacks". The native stacks of these ranks of the attempt, which are here, are to be kept
+// with its logs. Answered by StacksTaken; while it is at that, the newest of the same attempt waits
+// for its turn.
 struct TakeStacks {
   JobId job;
   int attempt = 0;
-  WallTime at;           // by the head's clock; equal on all nodes
-  std::string reason;    // "hang: no progress for 5 m 00 s: …"
+  WallTime at;         // by the head's clock; equal on all nodes
+  std::string reason;  // "hang: no progress for 5 m 00 s: …"
   std::vector<int> ranks;
   std::string profiler;  // JobContent's profiler_tree; empty: the one beside the agent
 };

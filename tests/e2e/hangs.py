@@ -76,6 +76,7 @@ class Hangs(ClusterCase):
         for each in kept["processes"]:
             self.assertTrue(each.get("threads") or each.get("error"), each)
         self.assertEqual(len(json.loads(self.run_dtrain("stack", "--json", "--rank", "2").stdout)["processes"]), 1)
+        self.assertIn("has no rank 7", self.run_dtrain("stack", "--kept", "--rank", "7").stderr)
         self.assertTrue(self.run_dtrain("stack", "--kept").stdout.startswith(f"at {kept['at']}, attempt "))
 
     def test_a_program_that_says_nothing_has_no_limit_but_one_of_its_own(self):

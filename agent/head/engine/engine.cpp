@@ -218,6 +218,7 @@ void Engine::Impl::enter(Tx& tx, Attempt& attempt, AttemptEvent event) {
                                          to_string(attempt.row.state) + " cannot do that");
   }
   attempt.row.state = *state;
+  if (*state != AttemptState::running) attempt.hang.clear();
   if (is_final(*state)) attempt.row.ended = clock.wall();
   tx.changes.attempts.push_back(attempt.row);
 }

@@ -73,6 +73,18 @@ struct Collecting {
 // "the checkpoint of step 7 waits for room: …"
 std::string room_words(std::int64_t step, const Collecting& collecting);
 
+// The stacks of an attempt's ranks that their nodes are to keep, until all have said that they did.
+struct StackLook {
+  WallTime at;
+  Monotonic until;  // it is waited for no longer
+  std::set<NodeId> awaited;
+  int kept = 0;         // nodes
+  int not_kept = 0;     // nodes
+  std::string why_not;  // of the first of these, with its name
+
+  void miss(const NodeId& node, const std::string& why);
+};
+
 struct Attempt {
   AttemptRow row;
   bool durable = false;
@@ -93,10 +105,7 @@ struct Attempt {
   std::string hang_where;  // the second half of that
   bool hung = false;       // it was ended for that
   std::optional<Monotonic> hang_again;  // when it is looked once more for who is silent
-  std::set<NodeId> stacks_from;         // nodes that are to say where its ranks are, and have not
-  bool stacks_kept = false;             // one of them has said it
-  // Where it is to end for the hang: until then it waits for them.
-  std::optional<Monotonic> stacks_until;
+  std::optional<StackLook> look;        // what its ranks do, which their nodes are to keep
   // Before its ranks start.
   std::string token_file;  // in a storage that all nodes must see
   std::string token;
@@ -303,10 +312,9 @@ struct Engine::Impl {
   void goes_on(Tx& tx, Job& job, Attempt& attempt, Monotonic stood);
   std::optional<Monotonic> hang_due(const Job& job) const;
   void look_for_hang(Job& job, Attempt& attempt);
-  void end_for_hang(Job& job, Attempt& attempt);
-  // The stacks of its ranks are to be kept by their nodes, for `reason`.
-  void ask_for_stacks(const Job& job, Attempt& attempt, const std::string& reason);
+  void ask_for_stacks(const Job& job, Attempt& attempt);
   void stacks_taken(const NodeId& node, const wire::StacksTaken& news);
+  void end_look(Job& job, Attempt& attempt);
 
   // clock.cpp
   void tick();

@@ -44,7 +44,6 @@ void Engine::Impl::note_advance(Job& job, Attempt& attempt, const Share& share,
 void Engine::Impl::goes_on(Tx& tx, Job& job, Attempt& attempt, Monotonic stood) {
   if (attempt.hang.empty()) return;
   attempt.hang.clear();
-  attempt.stacks_until.reset();
   note(tx, job, EventLevel::warning,
        "it goes on, after " + human_duration(clock.now() - stood) + " without progress");
   tx.effects.push_back([this, id = job.row.id] {
@@ -52,23 +51,27 @@ void Engine::Impl::goes_on(Tx& tx, Job& job, Attempt& attempt, Monotonic stood) 
   });
 }
 
-// When its ranks will have stood still for too long, if nothing comes until then.
+// When its ranks will have stood still for too long, if nothing comes until then, or are to be
+// looked at again.
 std::optional<Monotonic> Engine::Impl::hang_due(const Job& job) const {
   if (job.spec.on_hang == OnHang::nothing || job.attempts.empty()) return std::nullopt;
   const Attempt& attempt = job.attempts.back();
   if (attempt.row.state != AttemptState::running) return std::nullopt;
-  if (attempt.stacks_until) return attempt.stacks_until;
-  if (!attempt.hang.empty()) return attempt.hang_again;
-  const auto limit = attempt.advance.limit(job.spec.hang_timeout);
-  if (!limit) return std::nullopt;
-  return attempt.advance.moved() + *limit;
+  std::optional<Monotonic> due;
+  if (!attempt.hang.empty()) {
+    due = attempt.hang_again;
+  } else if (const auto limit = attempt.advance.limit(job.spec.hang_timeout)) {
+    due = attempt.advance.moved() + *limit;
+  }
+  if (attempt.look) due = std::min(due.value_or(attempt.look->until), attempt.look->until);
+  return due;
 }
 
 void Engine::Impl::look_for_hang(Job& job, Attempt& attempt) {
   const std::optional<Monotonic> due = hang_due(job);
   const Monotonic now = clock.now();
   if (!due || now < *due) return;
-  if (attempt.stacks_until) return end_for_hang(job, attempt);
+  if (attempt.look && now >= attempt.look->until) return end_look(job, attempt);
   const bool again = !attempt.hang.empty();
   attempt.hang_again.reset();
   // Of ranks whose node is not heard nobody knows whether they go on.
@@ -92,77 +95,94 @@ void Engine::Impl::look_for_hang(Job& job, Attempt& attempt) {
   if (!found) return;
   // Where the limit is short a rank may turn out to be silent only later.
   if (again && found->where == attempt.hang_where) return;
-  if (!again && now - attempt.advance.moved() < kSilent + kLate) {
+  const bool ends = job.spec.on_hang == OnHang::restart;
+  if (!again && !ends && now - attempt.advance.moved() < kSilent + kLate) {
     attempt.hang_again = attempt.advance.moved() + kSilent + kLate;
   }
   attempt.hang_where = found->where;
   attempt.hang = printable("hang: " + found->str(), false);
-  if (!again) ask_for_stacks(job, attempt, attempt.hang);
   Tx tx;
-  if (job.spec.on_hang == OnHang::restart) {
-    if (attempt.stacks_from.empty()) return end_for_hang(job, attempt);
-    attempt.stacks_until = now + kStacksLate;
-  } else {
-    // An error would be its end, of which followers hear otherwise.
-    note(tx, job, EventLevel::warning, attempt.hang);
-  }
+  // An error would be its end, of which followers hear otherwise.
+  if (!ends) note(tx, job, EventLevel::warning, attempt.hang);
   tx.effects.push_back([this, id = job.row.id] {
     if (const Job* told = find(id)) tell_state(*told);
   });
+  if (!again) ask_for_stacks(job, attempt);
+  const bool asked = attempt.look && !attempt.look->awaited.empty();
   commit(job, std::move(tx), Urgency::soon);
+  if (!again && !asked) end_look(job, attempt);
 }
 
-void Engine::Impl::end_for_hang(Job& job, Attempt& attempt) {
-  attempt.stacks_until.reset();
-  attempt.hung = true;
-  Tx tx;
-  fail_attempt(tx, job, attempt, std::exchange(attempt.hang, {}), NodeId());
-  const JobId id = job.row.id;
-  commit(job, std::move(tx), Urgency::soon);
-  check_end(id);
-}
-
-void Engine::Impl::ask_for_stacks(const Job& job, Attempt& attempt, const std::string& reason) {
-  wire::TakeStacks wanted{job.row.id, attempt.row.attempt, clock.wall(), reason, {}, {}};
+void Engine::Impl::ask_for_stacks(const Job& job, Attempt& attempt) {
+  StackLook& look = attempt.look.emplace();
+  look.at = from_millis(to_millis(clock.wall()));  // as it comes back
+  look.until = clock.now() + kStacksLate;
+  wire::TakeStacks wanted{job.row.id, attempt.row.attempt, look.at, attempt.hang, {}, {}};
   if (job.spec.content) wanted.profiler = job.spec.content->profiler_tree;
-  attempt.stacks_from.clear();
-  attempt.stacks_kept = false;
   for (const Share& share : attempt.shares) {
+    if (!share.live()) continue;
     const auto node = nodes.find(share.row.node);
-    if (!share.live() || node == nodes.end() || !node->second.connected ||
-        !node->second.features.contains("stacks")) {
+    const bool is_here = node != nodes.end() && node->second.connected;
+    if (!is_here || !node->second.features.contains("stacks")) {
+      look.miss(share.row.node, is_here ? "its agent is too old" : "it is not connected");
       continue;
     }
-    attempt.stacks_from.insert(share.row.node);
+    look.awaited.insert(share.row.node);
     wanted.ranks.clear();
     for (int i = 0; i < share.row.nproc; ++i) wanted.ranks.push_back(share.row.first_rank + i);
     nodes_out.take_stacks(share.row.node, wanted);
   }
 }
 
+void StackLook::miss(const NodeId& node, const std::string& why) {
+  if (++not_kept == 1) why_not = node.str() + ": " + printable(why, false);
+}
+
 void Engine::Impl::stacks_taken(const NodeId& node, const wire::StacksTaken& news) {
   Job* job = find(news.job);
   Attempt* attempt = job == nullptr ? nullptr : job->live_attempt();
-  if (attempt == nullptr || attempt->row.attempt != news.attempt ||
-      attempt->stacks_from.erase(node) == 0) {
+  if (attempt == nullptr || attempt->row.attempt != news.attempt || !attempt->look ||
+      attempt->look->at != news.at || attempt->look->awaited.erase(node) == 0) {
     return;
   }
-  Tx tx;
   if (news.error) {
-    note(tx, *job, EventLevel::warning,
-         "the stacks of its ranks on " + node.str() +
-             " are not kept: " + printable(news.error->message(), false));
+    attempt->look->miss(node, news.error->message());
   } else {
-    attempt->stacks_kept = true;
+    ++attempt->look->kept;
   }
-  const bool all = attempt->stacks_from.empty();
-  if (all && attempt->stacks_kept) {
-    // With the hang, which is one too.
-    note(tx, *job, EventLevel::warning,
-         "the stacks of its ranks are kept: dtrain stack --kept " + news.job.str());
+  if (attempt->look->awaited.empty()) end_look(*job, *attempt);
+}
+
+// Nobody is awaited any longer: what is kept is said, and an attempt that is to end for its hang,
+// and hangs still, does.
+void Engine::Impl::end_look(Job& job, Attempt& attempt) {
+  StackLook look = std::move(*attempt.look);
+  attempt.look.reset();
+  for (const NodeId& node : look.awaited) look.miss(node, "it has not answered");
+  std::string text =
+      look.kept == 0 ? "the stacks of its ranks are not kept"
+                     : "the stacks of its ranks are kept: dtrain stack --kept " + job.row.id.str();
+  if (look.not_kept > 0) {
+    text += look.kept == 0 ? ": " + look.why_not : "; not those of " + look.why_not;
+    if (look.not_kept > 1) text += ", and " + std::to_string(look.not_kept - 1) + " nodes more";
   }
-  commit(*job, std::move(tx), Urgency::soon);
-  if (all && attempt->stacks_until) end_for_hang(*job, *attempt);
+  const JobId id = job.row.id;
+  const int number = attempt.row.attempt;
+  Tx tx;
+  // With the hang, which is a warning too.
+  warn(tx, job, attempt, text);
+  commit(job, std::move(tx), Urgency::soon);
+  Job* after = find(id);
+  Attempt* live = after == nullptr ? nullptr : after->live_attempt();
+  if (live == nullptr || live->row.attempt != number || live->hang.empty() ||
+      live->row.state != AttemptState::running || after->spec.on_hang != OnHang::restart) {
+    return;
+  }
+  live->hung = true;
+  Tx end;
+  fail_attempt(end, *after, *live, std::string(live->hang), NodeId());
+  commit(*after, std::move(end), Urgency::soon);
+  check_end(id);
 }
 
 void Engine::stacks_taken(const NodeId& node, const wire::StacksTaken& news) {

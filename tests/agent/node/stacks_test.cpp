@@ -76,24 +76,34 @@ struct Profiled {
 }  // namespace
 
 TEST_CASE("each look at an attempt's ranks is a line of its file") {
-  Profiled machine("echo '{\"rank\": 0, \"words\": \"'\"$*\"'\"}'; echo '{\"rank\": 1}'");
+  Profiled machine(
+      "echo 'profiler: no version information available' >&2\n"
+      "echo '{\"rank\": 0, \"words\": \"'\"$*\"'\"}'; echo '{\"rank\": 1}'");
   machine.stacks->take(look_of());
-  machine.stacks->take(look_of());  // it is at that
+  // Of those that come while it is at that the newest has its turn.
+  wire::TakeStacks later = look_of();
+  for (const int second : {1, 2}) {
+    later.at = look_of().at + std::chrono::seconds(second);
+    machine.stacks->take(later);
+  }
   wire::StacksTaken taken = machine.until_taken();
   CHECK(taken.job == kHangs);
   CHECK(taken.attempt == 1);
+  CHECK(taken.at == look_of().at);
   CHECK_FALSE(taken.error);
-  CHECK(machine.lines().size() == 1);
-  machine.stacks->take(look_of());
-  CHECK_FALSE(machine.until_taken().error);
+  taken = machine.until_taken();
+  CHECK(taken.at == later.at);
+  CHECK_FALSE(taken.error);
   const auto lines = machine.lines();
   REQUIRE(lines.size() == 2);
   CHECK(lines[0].at("at") == "2026-01-02T03:04:05.500Z");
+  CHECK(lines[1].at("at") == "2026-01-02T03:04:07.500Z");
   CHECK(lines[0].at("reason") == "hang: no progress for 5 m 00 s");
   REQUIRE(lines[0].at("processes").size() == 2);
   CHECK(lines[0].at("processes")[0].at("words") ==
         "stacks --job train-abcdef --attempt 1 --ranks 0,1");
   CHECK(lines[0].at("processes")[1].at("rank") == 1);
+  CHECK_FALSE(lines[0].contains("error"));
 }
 
 TEST_CASE("a profiler that fails, or is not there, is a line and an answer too") {
@@ -103,7 +113,6 @@ TEST_CASE("a profiler that fails, or is not there, is a line and an answer too")
   REQUIRE(taken.error);
   CHECK(taken.error->message() == "dtrain-profiler: no such thing");
   CHECK(machine.lines()[0].at("error").at("message") == "dtrain-profiler: no such thing");
-  CHECK_FALSE(machine.lines()[0].contains("processes"));
   fs::remove(machine.folder / "profiler");
   machine.stacks->take(look_of());
   taken = machine.until_taken();
@@ -113,6 +122,24 @@ TEST_CASE("a profiler that fails, or is not there, is a line and an answer too")
   // Of a job whose files went the answer comes all the same.
   machine.stacks->take(look_of(2));
   CHECK(machine.until_taken().error->code() == ErrorCode::not_found);
+}
+
+TEST_CASE("a rank that is missing in a look is told, with what was said, and the others are kept") {
+  const auto error_of = [](const std::string& said) {
+    const node::LookLine its = node::look_line(look_of(), said, std::nullopt);
+    const nlohmann::json look = nlohmann::json::parse(its.line);
+    CHECK(look.contains("error") == its.error.has_value());
+    return its.error ? its.error->message() : "";
+  };
+  const std::string both = "{\"rank\": 0}\n{\"rank\": 1}\n";
+  CHECK(error_of(both).empty());
+  CHECK(error_of("a loader's note\n" + both).empty());
+  CHECK(error_of("{\"rank\": 0}\n") == "a rank has no process");
+  CHECK(error_of("{\"rank\": 0}\n{\"rank\": 1, \"a part of") == "{\"rank\": 1, \"a part of");
+  CHECK(error_of("") == "dtrain-profiler has found nothing");
+  CHECK(error_of(std::string(1 << 20, 'x')).size() == 500);
+  const node::LookLine part = node::look_line(look_of(), "{\"rank\": 1}\n", std::nullopt);
+  CHECK(nlohmann::json::parse(part.line).at("processes").size() == 1);
 }
 
 TEST_CASE("what ends meanwhile takes its profiler with it") {
