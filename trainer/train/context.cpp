@@ -4,11 +4,8 @@
 #include <ATen/Parallel.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <fcntl.h>
-#include <sys/socket.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -26,6 +23,7 @@
 #include "trainer/comm/backend.hpp"
 #include "trainer/core/error.hpp"
 #include "trainer/core/stacks.hpp"
+#include "trainer/train/group_store.hpp"
 #include "trainer/train/named_gloo.hpp"
 #include "trainer/train/processor.hpp"
 #include "trainer/train/tensor_cache.hpp"
@@ -38,42 +36,6 @@ constexpr std::chrono::seconds kGoodbye{10};
 constexpr const char* kLeftKey = "dtrain/left";
 
 using GlooDevice = std::shared_ptr<::gloo::transport::Device>;
-
-// The listening socket for the store, if the launcher holds one for this rank.
-std::optional<int> listening_fd(const Environment& env) {
-  if (!env.master_listen_fd) return std::nullopt;
-  const int fd = *env.master_listen_fd;
-  const std::string name = "DTRAIN_MASTER_LISTEN_FD=" + std::to_string(fd);
-  int type = 0;
-  socklen_t size = sizeof type;
-  if (::getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) != 0 || type != SOCK_STREAM) {
-    throw Error(name + " is not a stream socket that this process has inherited");
-  }
-  if (::listen(fd, SOMAXCONN) != 0) throw errno_error("cannot listen on " + name, errno);
-  ::fcntl(fd, F_SETFD, FD_CLOEXEC);  // programs that this one starts have no business with it
-  return fd;
-}
-
-c10::intrusive_ptr<c10d::TCPStore> open_store(const Environment& env,
-                                              const Context::Options& options) {
-  c10d::TCPStoreOptions store;
-  store.port = env.master_port;
-  store.isServer = env.rank == 0 && !env.agent_store;
-  store.numWorkers = static_cast<std::size_t>(env.world_size);
-  store.waitWorkers = !env.agent_store;
-  store.timeout = options.join_timeout;
-  store.masterListenFd = listening_fd(env);
-  // libuv's server answers an order of magnitude more clients; both take the fd.
-  store.useLibUV = true;
-  try {
-    return c10::make_intrusive<c10d::TCPStore>(env.master_addr, store);
-  } catch (const c10::Error& error) {
-    throw Error("cannot " + std::string(store.isServer ? "open" : "reach") +
-                " the group's store at " + env.master_addr + ":" + std::to_string(env.master_port) +
-                " as rank " + std::to_string(env.rank) + " of " + std::to_string(env.world_size) +
-                ": " + error.what_without_backtrace());
-  }
-}
 
 std::vector<GlooDevice> gloo_devices(const Environment& env) {
   std::vector<GlooDevice> devices;
@@ -180,7 +142,7 @@ void Context::State::connect_cpu(const Options& options) {
 
 void Context::State::connect(const Options& options) {
   const Environment& env = environment;
-  tcp_store = open_store(env, options);
+  tcp_store = open_group_store(env, options.join_timeout);
   store = c10::make_intrusive<c10d::PrefixStore>(
       "/worker/attempt_" + std::to_string(env.attempt - 1), tcp_store);
   // Below, `group` must live on the heap: its operations take references of it.

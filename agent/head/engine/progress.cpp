@@ -164,7 +164,7 @@ void Engine::Impl::end_look(Job& job, Attempt& attempt) {
                      : "the stacks of its ranks are kept: dtrain stack --kept " + job.row.id.str();
   if (look.not_kept > 0) {
     text += look.kept == 0 ? ": " + look.why_not : "; not those of " + look.why_not;
-    if (look.not_kept > 1) text += ", and " + std::to_string(look.not_kept - 1) + " nodes more";
+    if (look.not_kept > 1) text += ", and " + std::to_string(look.not_kept - 1) + " more";
   }
   const JobId id = job.row.id;
   const int number = attempt.row.attempt;
