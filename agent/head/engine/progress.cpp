@@ -173,14 +173,14 @@ void Engine::Impl::end_look(Job& job, Attempt& attempt) {
   warn(tx, job, attempt, text);
   commit(job, std::move(tx), Urgency::soon);
   Job* after = find(id);
-  Attempt* live = after == nullptr ? nullptr : after->live_attempt();
-  if (live == nullptr || live->row.attempt != number || live->hang.empty() ||
-      live->row.state != AttemptState::running || after->spec.on_hang != OnHang::restart) {
+  Attempt* running = after == nullptr ? nullptr : after->live_attempt();
+  if (running == nullptr || running->row.attempt != number || running->hang.empty() ||
+      running->row.state != AttemptState::running || after->spec.on_hang != OnHang::restart) {
     return;
   }
-  live->hung = true;
+  running->hung = true;
   Tx end;
-  fail_attempt(end, *after, *live, std::string(live->hang), NodeId());
+  fail_attempt(end, *after, *running, std::string(running->hang), NodeId());
   commit(*after, std::move(end), Urgency::soon);
   check_end(id);
 }

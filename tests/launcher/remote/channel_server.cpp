@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 #include <sys/socket.h>
+#include <atomic>
 
 #include <array>
 #include <stdexcept>
@@ -75,11 +76,11 @@ TEST_CASE("what does not fit between them waits, and nothing of it is lost") {
 TEST_CASE("where no program starts the connection is hung up on, and the next is served") {
   const testing::TemporaryFolder folder;
   LocalTransport here;
-  int tries = 0;
+  std::atomic<int> tries = 0;
   const ChannelServer server(folder.path() / "s", [&]() -> std::unique_ptr<Channel> {
-    ++tries;
-    if (tries == 1) throw Error(ErrorCode::unreachable, "not now");
-    if (tries == 2) throw std::runtime_error("not now either");
+    const int now = ++tries;
+    if (now == 1) throw Error(ErrorCode::unreachable, "not now");
+    if (now == 2) throw std::runtime_error("not now either");
     return here.open({"echo", "here"});
   });
   CHECK(read_text(connect_to(server.path())).empty());

@@ -19,7 +19,9 @@ std::vector<T> run(Reduction reduction, Element element, const std::vector<std::
   std::vector<const void*> sources;
   for (const auto& source : in) sources.push_back(source.data());
   std::vector<T> out(in[0].size());
-  reduce(reduction, element, out.data(), sources.data(), static_cast<int>(in.size()), out.size());
+  const bool is_complex = element == Element::c64 || element == Element::c128;
+  reduce(reduction, element, out.data(), sources.data(), static_cast<int>(in.size()),
+         is_complex ? out.size() / 2 : out.size());
   return out;
 }
 
