@@ -23,8 +23,8 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kFirstPause{1};
 constexpr milliseconds kLongestPause{20};
-constexpr microseconds kPauseOfRank{100};  // times their number: at least that between two looks
-constexpr milliseconds kConnect{1000};     // to a host that answers nothing
+constexpr microseconds kPauseOfRank{100};     // times their number: at least that between two looks
+constexpr milliseconds kConnect{1000};        // to a host that answers nothing
 constexpr std::chrono::seconds kLookFor{10};  // then c10d goes on, which says what it waits for
 
 // The listening socket for the store, if the launcher holds one for this rank.
