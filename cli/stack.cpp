@@ -219,13 +219,6 @@ json look(const Context& context, const wire::ApiClient& client, const Running& 
   return processes;
 }
 
-std::string bytes_of(wire::Downloads& downloads, const std::string& job, const std::string& path) {
-  std::string bytes;
-  downloads.ask(job_target(job, "/files/" + wire::percent_encode(path, true)), 0);
-  downloads.take([&bytes](std::string_view part) { bytes += part; });
-  return bytes;
-}
-
 // What nodes have kept of an attempt, the newest look at it: {"at", "reason", "processes"}, with an
 // error for each rank that is not in it; null: there is none.
 json newest_look(wire::Downloads& downloads, const std::string& job, const json& attempt) {
@@ -235,10 +228,14 @@ json newest_look(wire::Downloads& downloads, const std::string& job, const json&
   std::string at;
   std::string reason;
   for (const json& share : child(attempt, "nodes")) {
+    const std::string path = folder + text_or(share, "node") + "/stacks.jsonl";
+    downloads.ask(job_target(job, "/files/" + wire::percent_encode(path, true)), 0);
+  }
+  for (const json& share : child(attempt, "nodes")) {
     const std::string node = text_or(share, "node");
     std::string text;
     try {
-      text = bytes_of(downloads, job, folder + node + "/stacks.jsonl");
+      downloads.take([&text](std::string_view part) { text += part; });
     } catch (const Error& error) {
       if (error.code() != ErrorCode::not_found) throw;
     }
@@ -256,12 +253,18 @@ json newest_look(wire::Downloads& downloads, const std::string& job, const json&
   json processes = json::array();
   for (const json& share : child(attempt, "nodes")) {
     const std::string node = text_or(share, "node");
+    const json& look = looks[node];
+    const bool is_its = text_or(look, "at") == at;
+    // Those that had ended by then are not among its own.
     std::set<int> missing;
-    for (const json& number : child(share, "ranks")) missing.insert(number.get<int>());
-    json error =
-        wire::error_to_json(Error(ErrorCode::not_found, "its node has kept none"))["error"];
-    if (json& look = looks[node]; text_or(look, "at") == at) {
+    for (const json& number : child(is_its ? look : share, "ranks")) {
+      missing.insert(number.get<int>());
+    }
+    json error = wire::error_to_json(
+        Error(ErrorCode::not_found, is_its ? kNoProcess : "its node has kept none"))["error"];
+    if (is_its) {
       for (const json& each : child(look, "processes")) {
+        if (!each.is_object()) continue;
         json process = each;
         process["node"] = node;
         missing.erase(static_cast<int>(number_or(process, "rank", -1)));

@@ -59,7 +59,11 @@ Stacks::~Stacks() {
 void Stacks::take(const wire::TakeStacks& wanted) {
   const auto [at, is_new] = looks_.try_emplace({wanted.job, wanted.attempt});
   if (!is_new) {
-    at->second->next = wanted;
+    const std::shared_ptr<Look> before = at->second;
+    before->next = wanted;
+    if (before->pid > 0) {
+      give_up(before, Error(ErrorCode::conflict, "it was asked for anew before it was done"));
+    }
     return;
   }
   const auto look = std::make_shared<Look>(executor_, wanted);
@@ -127,7 +131,6 @@ void Stacks::read(const std::shared_ptr<Look>& look) {
 // Its end is not waited for: it may hang in the kernel.
 void Stacks::give_up(const std::shared_ptr<Look>& look, Error why) {
   ::kill(look->pid, SIGKILL);
-  look->said.clear();
   look->error = std::move(why);
   over(look);
 }
@@ -141,14 +144,16 @@ void Stacks::over(const std::shared_ptr<Look>& look) {
                file = paths::attempt(root_, look->wanted.job, look->wanted.attempt).stacks(),
                executor = executor_, guard = std::weak_ptr<int>(alive_)] {
     std::optional<Error> error;
+    bool kept = false;
     try {
       const LookLine its = look_line(look->wanted, look->said, look->error);
       error = its.error;
       keep_look(file, its.line);
+      kept = its.some;
     } catch (const std::exception& failed) {
       error = as_defect(failed);
     }
-    asio::post(executor, [this, look, guard, error] {
+    asio::post(executor, [this, look, guard, error, kept] {
       if (!guard.lock()) return;
       const wire::TakeStacks& done = look->wanted;
       if (error) {
@@ -156,7 +161,7 @@ void Stacks::over(const std::shared_ptr<Look>& look) {
       }
       const std::optional<wire::TakeStacks> next = std::move(look->next);
       looks_.erase({done.job, done.attempt});
-      say_(wire::StacksTaken{done.job, done.attempt, done.at, error});
+      say_(wire::StacksTaken{done.job, done.attempt, done.at, kept, error});
       if (next) take(*next);
     });
   });
@@ -166,23 +171,33 @@ LookLine look_line(const wire::TakeStacks& wanted, std::string_view said,
                    const std::optional<Error>& error) {
   LookLine its;
   its.error = error;
-  nlohmann::json look = {{"at", rfc3339(wanted.at)}, {"reason", wanted.reason}};
+  nlohmann::json look = {
+      {"at", rfc3339(wanted.at)}, {"reason", wanted.reason}, {"ranks", wanted.ranks}};
   nlohmann::json& processes = look["processes"] = nlohmann::json::array();
   std::set<int> missing(wanted.ranks.begin(), wanted.ranks.end());
-  std::string words;
+  std::string words;   // what is no process
+  std::string denied;  // why the first that could not be looked at could not
   for (const std::string& line : split(said, '\n')) {
     if (line.empty()) continue;
     nlohmann::json process = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (process.is_object()) {
+    if (!process.is_object()) {
+      if (words.size() < kMostWords) {
+        words += (words.empty() ? "" : "; ") + printable(line.substr(0, kMostWords), false);
+      }
+      continue;
+    }
+    if (const auto why = process.find("error"); why != process.end()) {
+      if (denied.empty() && why->is_object()) denied = why->value("message", "");
+    } else {
       const auto rank = process.find("rank");
       if (rank != process.end() && rank->is_number_integer()) missing.erase(rank->get<int>());
-      processes.push_back(std::move(process));
-    } else if (words.size() < kMostWords) {
-      words += (words.empty() ? "" : "; ") + printable(line.substr(0, kMostWords), false);
+      its.some = true;
     }
+    processes.push_back(std::move(process));
   }
   // Else what it says is no concern of anybody's: a loader's note, say.
   if (!its.error && !missing.empty()) {
+    if (!denied.empty()) words = printable(denied.substr(0, kMostWords), false);
     if (words.empty()) {
       words = processes.empty() ? "dtrain-profiler has found nothing" : "a rank has no process";
     }

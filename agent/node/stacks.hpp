@@ -15,8 +15,9 @@
 
 // The native stacks of an attempt's ranks, taken by dtrain-profiler when the head finds that they
 // get no further, and kept with the attempt's logs: a JSON line for each look at them, {"at",
-// "reason", "processes": as profiler/stacks.hpp says, "error"}, the last if a rank is missing
-// there. All on the executor's thread; the file is written on a thread of its own.
+// "reason", "ranks", "processes": as profiler/stacks.hpp says, "error"}, the last if one of the
+// ranks is missing there, or could not be looked at. All on the executor's thread; the file is
+// written on a thread of its own.
 namespace dtrain::node {
 
 // What dtrain-profiler may take. Then it is killed, and what it has said is not kept.
@@ -34,8 +35,8 @@ class Stacks {
   Stacks(const Stacks&) = delete;
   Stacks& operator=(const Stacks&) = delete;
 
-  // Answered by StacksTaken, at most kLookLimit and a write later. While one of the same attempt is
-  // under way the newest waits for its turn.
+  // Answered by StacksTaken, at most kLookLimit and a write later. One of the same attempt that is
+  // under way is given up for it.
   void take(const wire::TakeStacks& wanted);
 
  private:
@@ -56,7 +57,8 @@ class Stacks {
 
 struct LookLine {
   std::string line;            // ended
-  std::optional<Error> error;  // why one of the ranks is not in it
+  bool some = false;           // it has stacks
+  std::optional<Error> error;  // why those of some rank are not in it
 };
 // Of what dtrain-profiler has said on stdout and stderr, or of why it was given up.
 LookLine look_line(const wire::TakeStacks& wanted, std::string_view said,

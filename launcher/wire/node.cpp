@@ -72,7 +72,8 @@ void fields(Is<Preparing> auto& m, auto&& f) {
   f("key", m.key, "step", m.step, "text", m.text, "done", if_set(m.done), "error", if_set(m.error));
 }
 void fields(Is<StacksTaken> auto& m, auto&& f) {
-  f("job", m.job, "attempt", within(m.attempt, 1), "at", m.at, "error", if_set(m.error));
+  f("job", m.job, "attempt", within(m.attempt, 1), "at", m.at, "kept", m.kept, "error",
+    if_set(m.error));
 }
 
 // ---- Head to node.

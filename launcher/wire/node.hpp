@@ -142,12 +142,13 @@ struct Preparing {
   std::optional<Error> error;
 };
 
-// Feature "stacks". What TakeStacks asked for is in the attempt's stacks.jsonl; or why some of it
-// is not.
+// Feature "stacks". What TakeStacks asked for is in the attempt's stacks.jsonl, of some rank at
+// least when `kept`; and why not of all.
 struct StacksTaken {
   JobId job;
   int attempt = 0;
   WallTime at;  // as TakeStacks said
+  bool kept = false;
   std::optional<Error> error;
 };
 
@@ -238,8 +239,7 @@ struct PrepareNode {
 };
 
 // Feature "stacks". The native stacks of these ranks of the attempt, which are here, are to be kept
-// with its logs. Answered by StacksTaken; while it is at that, the newest of the same attempt waits
-// for its turn.
+// with its logs. Answered by StacksTaken; another one of the same attempt takes its place.
 struct TakeStacks {
   JobId job;
   int attempt = 0;

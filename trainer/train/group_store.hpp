@@ -23,7 +23,8 @@ c10::intrusive_ptr<c10d::TCPStore> open_group_store(const Environment& env,
 // wrong then c10d tells), and at the latest after `limit`. Ranks start side by side, so that rank 0
 // often listens some milliseconds after another one comes; c10d's client, refused once, tries again
 // after half a second or more, which would be most of a job's start. Of `ranks` that look so, all
-// together look at most ten times a millisecond.
+// together look at most ten times a millisecond; more than a thousand do not, for each look that
+// finds it is one more connection that rank 0 takes.
 void wait_until_listening(const std::string& host, int port, int ranks,
                           std::chrono::milliseconds limit);
 

@@ -78,8 +78,8 @@ struct StackLook {
   WallTime at;
   Monotonic until;  // it is waited for no longer
   std::set<NodeId> awaited;
-  int kept = 0;         // nodes
-  int not_kept = 0;     // nodes
+  int kept = 0;         // nodes that have kept some
+  int not_kept = 0;     // nodes that have not kept all
   std::string why_not;  // of the first of these, with its name
 
   void miss(const NodeId& node, const std::string& why);
@@ -311,6 +311,7 @@ struct Engine::Impl {
   // If it hung, since `stood`: it is said that it does no longer.
   void goes_on(Tx& tx, Job& job, Attempt& attempt, Monotonic stood);
   std::optional<Monotonic> hang_due(const Job& job) const;
+  bool all_are_heard(const Attempt& attempt) const;
   void look_for_hang(Job& job, Attempt& attempt);
   void ask_for_stacks(const Job& job, Attempt& attempt);
   void stacks_taken(const NodeId& node, const wire::StacksTaken& news);

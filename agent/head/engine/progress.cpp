@@ -67,6 +67,14 @@ std::optional<Monotonic> Engine::Impl::hang_due(const Job& job) const {
   return due;
 }
 
+// Of ranks whose node is not heard nobody knows whether they go on.
+bool Engine::Impl::all_are_heard(const Attempt& attempt) const {
+  return std::all_of(attempt.shares.begin(), attempt.shares.end(), [&](const Share& share) {
+    const auto node = nodes.find(share.row.node);
+    return !share.live() || (node != nodes.end() && node->second.connected);
+  });
+}
+
 void Engine::Impl::look_for_hang(Job& job, Attempt& attempt) {
   const std::optional<Monotonic> due = hang_due(job);
   const Monotonic now = clock.now();
@@ -74,18 +82,12 @@ void Engine::Impl::look_for_hang(Job& job, Attempt& attempt) {
   if (attempt.look && now >= attempt.look->until) return end_look(job, attempt);
   const bool again = !attempt.hang.empty();
   attempt.hang_again.reset();
-  // Of ranks whose node is not heard nobody knows whether they go on.
-  const bool all_here =
-      std::all_of(attempt.shares.begin(), attempt.shares.end(), [&](const Share& share) {
-        const auto node = nodes.find(share.row.node);
-        return !share.live() || (node != nodes.end() && node->second.connected);
-      });
   // They may wait for their checkpoint, which is being taken or has no room; and what is awaited
   // once all have ended is not theirs.
   const auto& ranks = attempt.advance.ranks();
   const bool runs =
       std::any_of(ranks.begin(), ranks.end(), [](const auto& each) { return !each.second.ended; });
-  if (!all_here || !runs || attempt.file_work > 0 || attempt.waits_for_room()) {
+  if (!all_are_heard(attempt) || !runs || attempt.file_work > 0 || attempt.waits_for_room()) {
     attempt.advance.start(now);
     if (again) attempt.hang_again = now + kSilent + kLate;
     return;
@@ -127,9 +129,16 @@ void Engine::Impl::ask_for_stacks(const Job& job, Attempt& attempt) {
       look.miss(share.row.node, is_here ? "its agent is too old" : "it is not connected");
       continue;
     }
-    look.awaited.insert(share.row.node);
     wanted.ranks.clear();
-    for (int i = 0; i < share.row.nproc; ++i) wanted.ranks.push_back(share.row.first_rank + i);
+    for (int i = 0; i < share.row.nproc; ++i) {
+      const int rank = share.row.first_rank + i;
+      const auto place = attempt.advance.ranks().find(rank);
+      if (place == attempt.advance.ranks().end() || !place->second.ended) {
+        wanted.ranks.push_back(rank);
+      }
+    }
+    if (wanted.ranks.empty()) continue;
+    look.awaited.insert(share.row.node);
     nodes_out.take_stacks(share.row.node, wanted);
   }
 }
@@ -145,11 +154,8 @@ void Engine::Impl::stacks_taken(const NodeId& node, const wire::StacksTaken& new
       attempt->look->at != news.at || attempt->look->awaited.erase(node) == 0) {
     return;
   }
-  if (news.error) {
-    attempt->look->miss(node, news.error->message());
-  } else {
-    ++attempt->look->kept;
-  }
+  if (news.kept) ++attempt->look->kept;
+  if (news.error) attempt->look->miss(node, news.error->message());
   if (attempt->look->awaited.empty()) end_look(*job, *attempt);
 }
 
@@ -163,7 +169,7 @@ void Engine::Impl::end_look(Job& job, Attempt& attempt) {
       look.kept == 0 ? "the stacks of its ranks are not kept"
                      : "the stacks of its ranks are kept: dtrain stack --kept " + job.row.id.str();
   if (look.not_kept > 0) {
-    text += look.kept == 0 ? ": " + look.why_not : "; not those of " + look.why_not;
+    text += (look.kept == 0 ? ": " : "; not all: ") + look.why_not;
     if (look.not_kept > 1) text += ", and " + std::to_string(look.not_kept - 1) + " more";
   }
   const JobId id = job.row.id;
@@ -177,6 +183,13 @@ void Engine::Impl::end_look(Job& job, Attempt& attempt) {
   if (running == nullptr || running->row.attempt != number || running->hang.empty() ||
       running->row.state != AttemptState::running || after->spec.on_hang != OnHang::restart) {
     return;
+  }
+  if (!all_are_heard(*running)) {
+    // Its time begins anew.
+    running->hang.clear();
+    running->advance.start(clock.now());
+    tell_state(*after);
+    return rearm();
   }
   running->hung = true;
   Tx end;

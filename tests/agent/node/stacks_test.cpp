@@ -80,7 +80,7 @@ TEST_CASE("each look at an attempt's ranks is a line of its file") {
       "echo 'profiler: no version information available' >&2\n"
       "echo '{\"rank\": 0, \"words\": \"'\"$*\"'\"}'; echo '{\"rank\": 1}'");
   machine.stacks->take(look_of());
-  // Of those that come while it is at that the newest has its turn.
+  // Of those that come while it is at that the newest takes its place.
   wire::TakeStacks later = look_of();
   for (const int second : {1, 2}) {
     later.at = look_of().at + std::chrono::seconds(second);
@@ -90,20 +90,24 @@ TEST_CASE("each look at an attempt's ranks is a line of its file") {
   CHECK(taken.job == kHangs);
   CHECK(taken.attempt == 1);
   CHECK(taken.at == look_of().at);
-  CHECK_FALSE(taken.error);
+  REQUIRE(taken.error);
+  CHECK(taken.error->code() == ErrorCode::conflict);
   taken = machine.until_taken();
   CHECK(taken.at == later.at);
+  CHECK(taken.kept);
   CHECK_FALSE(taken.error);
   const auto lines = machine.lines();
   REQUIRE(lines.size() == 2);
   CHECK(lines[0].at("at") == "2026-01-02T03:04:05.500Z");
   CHECK(lines[1].at("at") == "2026-01-02T03:04:07.500Z");
   CHECK(lines[0].at("reason") == "hang: no progress for 5 m 00 s");
-  REQUIRE(lines[0].at("processes").size() == 2);
-  CHECK(lines[0].at("processes")[0].at("words") ==
+  CHECK(lines[0].at("error").at("code") == "conflict");
+  REQUIRE(lines[1].at("processes").size() == 2);
+  CHECK(lines[1].at("processes")[0].at("words") ==
         "stacks --job train-abcdef --attempt 1 --ranks 0,1");
-  CHECK(lines[0].at("processes")[1].at("rank") == 1);
-  CHECK_FALSE(lines[0].contains("error"));
+  CHECK(lines[1].at("processes")[1].at("rank") == 1);
+  CHECK(lines[1].at("ranks") == std::vector<int>{0, 1});
+  CHECK_FALSE(lines[1].contains("error"));
 }
 
 TEST_CASE("a profiler that fails, or is not there, is a line and an answer too") {
@@ -137,6 +141,10 @@ TEST_CASE("a rank that is missing in a look is told, with what was said, and the
   CHECK(error_of("{\"rank\": 0}\n") == "a rank has no process");
   CHECK(error_of("{\"rank\": 0}\n{\"rank\": 1, \"a part of") == "{\"rank\": 1, \"a part of");
   CHECK(error_of("") == "dtrain-profiler has found nothing");
+  const std::string denied = "{\"rank\": 0, \"error\": {\"message\": \"not permitted\"}}\n";
+  CHECK(error_of(denied + "{\"rank\": 1}\n") == "not permitted");
+  CHECK_FALSE(node::look_line(look_of(), denied, std::nullopt).some);
+  CHECK(node::look_line(look_of(), both, std::nullopt).some);
   CHECK(error_of(std::string(1 << 20, 'x')).size() == 500);
   const node::LookLine part = node::look_line(look_of(), "{\"rank\": 1}\n", std::nullopt);
   CHECK(nlohmann::json::parse(part.line).at("processes").size() == 1);
