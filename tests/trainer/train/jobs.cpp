@@ -181,7 +181,7 @@ int measures(Context& context, const std::filesystem::path& /*folder*/) {
 // A rank that does not come, and waits until its own error file says why the others left.
 [[noreturn]] void hang(const Context& context, const std::filesystem::path& folder) {
   const auto file = folder / ("error-" + std::to_string(context.rank()) + ".json");
-  for (int i = 0; i < 2000 && !std::filesystem::exists(file); ++i) {
+  for (int i = 0; i < 6000 && !std::filesystem::exists(file); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   std::_Exit(5);
