@@ -239,9 +239,10 @@ json newest_look(wire::Downloads& downloads, const std::string& job, const json&
     } catch (const Error& error) {
       if (error.code() != ErrorCode::not_found) throw;
     }
-    for (const std::string& line : split(text, '\n')) {
-      json look = json::parse(line, nullptr, /*allow_exceptions=*/false);
-      // What is none is a part of one: the disk was full, or the rest is on its way.
+    // The last, but for what is a part of one: the disk was full, or the rest is on its way.
+    const std::vector<std::string> lines = split(text, '\n');
+    for (auto line = lines.rbegin(); line != lines.rend() && looks[node].is_null(); ++line) {
+      json look = json::parse(*line, nullptr, /*allow_exceptions=*/false);
       if (!text_or(look, "at").empty()) looks[node] = std::move(look);
     }
     if (const std::string its = text_or(looks[node], "at"); its > at) {

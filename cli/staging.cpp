@@ -75,7 +75,9 @@ void add_profiler(const Context& context, StagedFiles& files, JobContent& conten
     content.profiler_tree = add_tree(files, tree, sources);
     content.size += total_size(tree);
   } catch (const Error& error) {
-    if (context.globals.verbose) context.note(error.message());
+    if (context.globals.verbose || error.code() != ErrorCode::not_found) {
+      context.note("stacks of a hang will not be kept: " + error.message());
+    }
   }
 }
 

@@ -39,7 +39,7 @@ fs::path path_of(const paths::AttemptRoot& root, const std::string& file) {
 std::vector<std::string> names_of(const paths::AttemptRoot& root) {
   std::vector<std::string> names;
   std::error_code failed;
-  for (const char* name : {"setup.log", "supervise.log", "stacks.jsonl"}) {
+  for (const char* name : wire::kAttemptLogs) {
     if (fs::exists(path_of(root, name), failed)) names.emplace_back(name);
   }
   fs::directory_iterator entry(root.ranks(), failed);

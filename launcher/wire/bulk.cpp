@@ -1,6 +1,9 @@
 #include "launcher/wire/fields.hpp"
 #include "launcher/wire/node.hpp"
 
+#include <algorithm>
+#include <iterator>
+
 // The messages of the bulk connection.
 namespace dtrain::wire {
 
@@ -99,7 +102,7 @@ bool carries_bytes(const BulkMessage& message) {
 }
 
 bool is_log_file(const std::string& name) {
-  if (name == "setup.log" || name == "supervise.log" || name == "stacks.jsonl") return true;
+  if (std::ranges::find(kAttemptLogs, name) != std::end(kAttemptLogs)) return true;
   constexpr std::size_t kMostDigits = 7;
   const std::size_t digits = name.find_first_not_of("0123456789");
   if (digits == std::string::npos || digits == 0 || digits > kMostDigits) return false;

@@ -309,7 +309,7 @@ struct StartForward {
 struct LogName {
   JobId job;
   int attempt = 0;
-  std::string file;  // R.out, R.err, setup.log, supervise.log or stacks.jsonl
+  std::string file;  // R.out, R.err or one of kAttemptLogs
 
   auto operator<=>(const LogName&) const = default;
 };
@@ -391,7 +391,9 @@ using BulkMessage =
 
 // Whether a binary frame comes behind it.
 bool carries_bytes(const BulkMessage& message);
-// A name that a LogName may have: "0.out", "12.err", "setup.log", "supervise.log", "stacks.jsonl".
+// An attempt's logs on a node that are no rank's.
+inline constexpr const char* kAttemptLogs[] = {"setup.log", "supervise.log", "stacks.jsonl"};
+// A name that a LogName may have: one of these, "0.out", "12.err".
 bool is_log_file(const std::string& name);
 
 inline constexpr std::size_t kLogWindow = std::size_t{512} << 10;

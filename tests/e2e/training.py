@@ -87,7 +87,7 @@ class Training(ClusterCase):
             eventually(lambda: "rank 1 on node-0" in self.job(job)["reason"], "it is named")
             # By where it stands, else by its silence; the other's last word may be from just before its wait.
             self.assertRegex(self.job(job)["reason"], r"^hang: no progress for .*(has not entered|is still in|has not "
-                             r"been heard of since) .*; the other (waits in|has entered|sends heartbeats)")
+                             r"been heard of since) .*; the other (waits in (it|.*#\d+)|has entered it|sends heartbeats)$")
         finally:
             os.kill(held, signal.SIGCONT)
         eventually(lambda: not self.job(job)["reason"], "it goes on")

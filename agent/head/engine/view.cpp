@@ -409,7 +409,7 @@ std::vector<std::pair<std::string, fs::path>> Engine::other_logs(const JobId& id
   for (const Share& share : found->shares) {
     const fs::path ranks = impl_->log_folder(share);
     const fs::path folder = ranks.filename() == "ranks" ? ranks.parent_path() : ranks;
-    for (const char* name : {"setup.log", "supervise.log", "stacks.jsonl"}) {
+    for (const char* name : wire::kAttemptLogs) {
       logs.emplace_back(share.row.node.str() + "/" + name, folder / name);
     }
   }

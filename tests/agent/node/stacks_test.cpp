@@ -34,8 +34,7 @@ struct Profiled {
 
   explicit Profiled(const std::string& script) {
     const fs::path program = folder / "profiler";
-    std::ofstream(program) << "#!/bin/sh\n" << script << "\n";
-    fs::permissions(program, fs::perms(0755));
+    write_file_atomic(program, "#!/bin/sh\n" + script + "\n", 0755);
     ::setenv("DTRAIN_PROFILER", program.c_str(), 1);
     stacks =
         std::make_unique<node::Stacks>(context.get_executor(), paths::NodeRoot{folder / "root"},

@@ -301,6 +301,10 @@ struct Running : World {
 void ten_seconds(JobSpec& job) {
   job.hang_timeout = seconds(10);
 }
+void ends_after_ten_seconds(JobSpec& job) {
+  ten_seconds(job);
+  job.on_hang = OnHang::restart;
+}
 
 const std::string kLags =
     "hang: no progress for 10.0 s: rank 3 on node-1 (step 1) has not "
@@ -368,10 +372,7 @@ TEST_CASE("heartbeats are heard while a checkpoint before them is on its way") {
 }
 
 TEST_CASE("ranks that have all ended hang no more, whatever is awaited still") {
-  Running world([](JobSpec& job) {
-    ten_seconds(job);
-    job.on_hang = OnHang::restart;
-  });
+  Running world(ends_after_ten_seconds);
   world.all(1, out_of(7));
   for (int rank = 0; rank < 4; ++rank) {
     world.exit_rank(rank < 2 ? "node-0" : "node-1", world.id, 1, rank, 0);
@@ -486,10 +487,7 @@ TEST_CASE("on_hang restart: the attempt fails for it, and the next one begins") 
 }
 
 TEST_CASE("on_hang restart: nodes that do not say what their ranks do are waited for a while") {
-  Running world([](JobSpec& job) {
-    ten_seconds(job);
-    job.on_hang = OnHang::restart;
-  });
+  Running world(ends_after_ten_seconds);
   world.all(1, inside(8));
   world.advance(seconds(10));
   REQUIRE(world.asked.size() == 2);
@@ -503,10 +501,7 @@ TEST_CASE("on_hang restart: nodes that do not say what their ranks do are waited
 }
 
 TEST_CASE("on_hang restart: while a node is not heard nothing is ended for it") {
-  Running world([](JobSpec& job) {
-    ten_seconds(job);
-    job.on_hang = OnHang::restart;
-  });
+  Running world(ends_after_ten_seconds);
   world.all(1, inside(8));
   world.advance(seconds(10));
   world.engine->gone(NodeId("node-1"));
@@ -535,10 +530,7 @@ TEST_CASE("ranks that have ended are not looked at") {
 }
 
 TEST_CASE("on_hang restart: a job that goes on while its stacks are taken is left alone") {
-  Running world([](JobSpec& job) {
-    ten_seconds(job);
-    job.on_hang = OnHang::restart;
-  });
+  Running world(ends_after_ten_seconds);
   world.all(1, inside(8));
   world.advance(seconds(10));
   world.all(2, inside(9));
@@ -558,10 +550,7 @@ TEST_CASE("on_hang restart: a job that goes on while its stacks are taken is lef
 
 TEST_CASE("on_hang restart: an attempt that ends while its stacks are taken has its own end") {
   const auto hanging = [] {
-    auto world = std::make_unique<Running>([](JobSpec& job) {
-      ten_seconds(job);
-      job.on_hang = OnHang::restart;
-    });
+    auto world = std::make_unique<Running>(ends_after_ten_seconds);
     world->all(1, inside(8));
     world->advance(seconds(10));
     REQUIRE(world->asked.size() == 2);
@@ -587,10 +576,7 @@ TEST_CASE("on_hang restart: an attempt that ends while its stacks are taken has 
 }
 
 TEST_CASE("on_hang restart: agents that know of no stacks are not waited for") {
-  Running world([](JobSpec& job) {
-    ten_seconds(job);
-    job.on_hang = OnHang::restart;
-  });
+  Running world(ends_after_ten_seconds);
   for (const char* node : {"node-0", "node-1"}) {
     NodeInfo old = World::info_of(node);
     std::erase(old.features, "stacks");
