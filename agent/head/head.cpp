@@ -163,9 +163,10 @@ int head_main(const paths::HeadRoot& root, bool leaves) {
   const auto hold = take_hold(root);
   const HeadConfig config = read_head_config(root);  // the one before may have written it
   const SystemClock clock;
+  asio::io_context greeting(1);
   asio::io_context context(1);
   ConfigFile config_file(context, root, config);
-  NodeDoor door(context, config_file);
+  NodeDoor door(context, greeting, config_file);
   door.listen();
   if (config.moves) write_place(root, config_file->port);
   NodeConnections nodes(context, config_file, door);

@@ -28,6 +28,7 @@
 #include "agent/node/mirror.hpp"
 #include "agent/node/pairs.hpp"
 #include "agent/node/preparing.hpp"
+#include "agent/node/reconnect.hpp"
 #include "agent/node/setup_logs.hpp"
 #include "agent/node/spot.hpp"
 #include "agent/node/stacks.hpp"
@@ -51,8 +52,6 @@ using namespace std::chrono_literals;
 namespace {
 
 constexpr auto kLateLogs = 10min;  // to bring stacks that were there only after all else
-constexpr auto kFirstDialRetry = 20ms;
-constexpr auto kLastDialRetry = 5s;
 constexpr auto kLookAtCertificate = 1h;
 constexpr auto kLookForWhy = 10ms;
 constexpr int kLooksForWhy = 20;
@@ -197,7 +196,7 @@ class Agent {
     hooks.running = [this] { return attempts_.running(); };
     hooks.unfinished = [this] { return attempts_.unheard(); };
     hooks.redial = [this] {
-      dial_wait_ = kFirstDialRetry;
+      reconnect_.begin();
       dial_timer_.cancel();
     };
     hooks.give_up = [this] {
@@ -279,15 +278,14 @@ class Agent {
       departure_.look();
       // Said once, not at each try.
       if (was_in) {
-        dial_wait_ = kFirstDialRetry;
+        reconnect_.begin();
         log::warn("lost the head", {{"reason", trouble}});
         last_trouble.clear();
       } else if (trouble != last_trouble) {
         log::warn("cannot reach the head", {{"reason", trouble}});
         last_trouble = trouble;
       }
-      dial_timer_.expires_after(dial_wait_);
-      dial_wait_ = std::min<std::chrono::milliseconds>(dial_wait_ * 2, kLastDialRetry);
+      dial_timer_.expires_after(reconnect_.next());
       error_code ignored;
       co_await dial_timer_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
     }
@@ -550,7 +548,7 @@ class Agent {
   asio::signal_set signals_;
   asio::steady_timer heartbeat_;
   asio::steady_timer dial_timer_;
-  std::chrono::milliseconds dial_wait_ = kFirstDialRetry;
+  Reconnect reconnect_;
   asio::steady_timer renewal_;
   asio::steady_timer why_timer_;
   std::optional<NodeOptions::Contained> contained_;

@@ -17,8 +17,9 @@ void Worker::add(std::function<void()> task) {
   {
     const std::lock_guard lock(mutex_);
     tasks_.push_back(std::move(task));
+    if (tasks_.size() > 1) return;  // it is awake, or about to be
   }
-  wake_.notify_all();
+  wake_.notify_one();
 }
 
 void Worker::serve() {

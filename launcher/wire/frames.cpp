@@ -279,11 +279,13 @@ class TlsCaller final : public Caller {
     co_return stream;
   }
 
-  void accept_on(asio::any_io_executor there, std::function<void(FrameStreamPtr)> then) override {
+  void accept_on(asio::any_io_executor there, std::function<void(FrameStreamPtr)> then,
+                 bool patient) override {
     check_silent();
     move_to(there, std::move(socket_),
-            [there, request = request_, then = std::move(then)](std::shared_ptr<TlsSocket> moved) {
-              limit_unread(beast::get_lowest_layer(*moved), 0);
+            [there, request = request_, then = std::move(then),
+             patient](std::shared_ptr<TlsSocket> moved) {
+              if (patient) limit_unread(beast::get_lowest_layer(*moved), 0);
               asio::co_spawn(there, upgrade(std::move(moved), request),
                              [then](const std::exception_ptr& broken, FrameStreamPtr stream) {
                                if (!broken) then(std::move(stream));

@@ -91,9 +91,10 @@ class Caller {
   // Gives it the WebSocket, on this thread. Throws Error as accept_tls.
   virtual asio::awaitable<FrameStreamPtr> accept() = 0;
   // The same on another thread's executor, where the connection's TLS is done from then on: what
-  // carries gigabytes keeps nobody else waiting. `then` is called there, if all goes well. Patient,
-  // as with dial_tls.
-  virtual void accept_on(asio::any_io_executor there, std::function<void(FrameStreamPtr)> then) = 0;
+  // carries gigabytes keeps nobody else waiting. `then` is called there, if all goes well.
+  // `patient`: as with dial_tls.
+  virtual void accept_on(asio::any_io_executor there, std::function<void(FrameStreamPtr)> then,
+                         bool patient = false) = 0;
   // Plain HTTP in its place, there too; then the connection closes. What of the request was not
   // read is not. `done` is called on some thread once it is over, whatever came of it.
   virtual void answer_on(asio::any_io_executor there, HttpAnswer answer,

@@ -354,6 +354,8 @@ std::shared_ptr<SslContext> context_of(const fs::path& identity_folder, SslConte
     SSL_CTX_set_min_proto_version(context->native_handle(), TLS1_3_VERSION);
     SSL_CTX_set_session_cache_mode(context->native_handle(), SSL_SESS_CACHE_OFF);
     SSL_CTX_set_num_tickets(context->native_handle(), 0);
+    // Of the connections of a head most are silent at a time: no buffers for those.
+    SSL_CTX_set_mode(context->native_handle(), SSL_MODE_RELEASE_BUFFERS);
     context->use_private_key_file((identity_folder / "key.pem").string(), SslContext::pem);
     context->use_certificate_chain_file((identity_folder / "cert.pem").string());
     context->load_verify_file((identity_folder / "ca.pem").string());

@@ -31,7 +31,8 @@ void Guests::let_in(const wire::CallerPtr& caller, asio::any_io_executor executo
                         return;
                       }
                       asio::co_spawn(guest->executor, serve(guest), asio::detached);
-                    });
+                    },
+                    true);
 }
 
 void Guests::end(const NodeId& node) {

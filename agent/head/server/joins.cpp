@@ -362,7 +362,8 @@ void Joins::tell_refused(const wire::CallerPtr& caller, const Error& why) {
   refused_told_ = now;
 }
 
-asio::awaitable<void> Joins::serve(wire::CallerPtr caller) {
+asio::awaitable<void> Joins::serve(Greeter::Greeted greeted) {
+  const wire::CallerPtr& caller = greeted.caller;
   Refusal refusal;
   try {
     const bool fetches = caller->method() == "GET" && caller->path() == kAgentPath;
@@ -386,14 +387,13 @@ asio::awaitable<void> Joins::serve(wire::CallerPtr caller) {
     if (fetches) {
       give_agent(caller, turn);
     } else {
-      const std::string text = co_await caller->body(kRequestLimit);
-      take_request(caller, text, turn);
+      if (greeted.no_body) throw *greeted.no_body;
+      take_request(caller, greeted.body, turn);
     }
     co_return;
   } catch (const Refusal& refused) {
     refusal = refused;
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::unreachable || error.code() == ErrorCode::timeout) throw;
     refusal.status = error.code() == ErrorCode::exhausted  ? 413
                      : error.code() == ErrorCode::conflict ? 503
                                                            : 403;

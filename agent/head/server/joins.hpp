@@ -11,6 +11,7 @@
 #include "agent/head/engine/engine.hpp"
 #include "agent/head/joins.hpp"
 #include "agent/head/server/config_file.hpp"
+#include "agent/head/server/greeter.hpp"
 #include "launcher/core/clock.hpp"
 #include "launcher/wire/frames.hpp"
 
@@ -61,8 +62,8 @@ class Joins {
   nlohmann::json list() const;  // {"joins": [{"node", "type", "state", "issued", "valid_until"}…]}
 
   // ---- For the nodes' connections.
-  // A caller of role `join`, who has proven nothing else. Throws Error as Caller::body.
-  boost::asio::awaitable<void> serve(wire::CallerPtr caller);
+  // A caller of role `join`, who has proven nothing else.
+  boost::asio::awaitable<void> serve(Greeter::Greeted greeted);
   // Absent: that node came, or is to come, another way, or may come no more.
   const JoinRecord* of(const NodeId& node) const;
   void forget(const NodeId& node);          // it has been shut out

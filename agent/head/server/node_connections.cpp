@@ -30,6 +30,14 @@ std::string text_of(const wire::HeadMessage& message) {
   return wire::dump(wire::to_json(message));
 }
 
+void tell_broken(const std::exception_ptr& broken) {
+  try {
+    if (broken) std::rethrow_exception(broken);
+  } catch (const std::exception& error) {
+    log::info("a connection ended", {{"reason", error.what()}});
+  }
+}
+
 }  // namespace
 
 Error agent_too_old(const std::string& for_what) {
@@ -51,29 +59,26 @@ NodeConnections::NodeConnections(asio::io_context& context, ConfigFile& config, 
 
 void NodeConnections::serve(Engine& engine) {
   engine_ = &engine;
-  door_.serve(*joins_, [this](wire::CallerPtr caller) { return speak(std::move(caller)); });
+  door_.serve(*joins_, [this](const wire::CallerPtr& caller) { speak(caller); });
 }
 
-asio::awaitable<void> NodeConnections::speak(wire::CallerPtr caller) {
-  wire::AcceptedPeer peer;
-  peer.name = caller->name();
-  peer.path = caller->path();
-  if (peer.path == "/v1/node/content") {
+void NodeConnections::speak(const wire::CallerPtr& caller) {
+  const std::string& path = caller->path();
+  if (path == "/v1/node/content") {
     if (take_content_) take_content_(caller);
-    co_return;
+    return;
   }
-  if (peer.path == "/v1/node/checkpoint") {
-    transfers_->serve_node(caller);
-    co_return;
-  }
-  peer.stream = co_await caller->accept();
-  if (peer.path == "/v1/node/control") {
-    co_await serve_control(std::move(peer));
-  } else if (peer.path == "/v1/node/bulk") {
-    co_await serve_bulk(std::move(peer));
-  } else {
-    peer.stream->abort();  // a node of another dtrain
-  }
+  if (path == "/v1/node/checkpoint") return transfers_->serve_node(caller);
+  const bool control = path == "/v1/node/control";
+  if (!control && path != "/v1/node/bulk") return;  // a node of another dtrain: it is hung up on
+  caller->accept_on(
+      context_.get_executor(),
+      [this, control, name = caller->name(), path](wire::FrameStreamPtr stream) {
+        wire::AcceptedPeer peer{std::move(stream), name, path};
+        asio::co_spawn(context_,
+                       control ? serve_control(std::move(peer)) : serve_bulk(std::move(peer)),
+                       tell_broken);
+      });
 }
 
 asio::awaitable<void> NodeConnections::serve_control(wire::AcceptedPeer peer) {

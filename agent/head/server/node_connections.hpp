@@ -100,7 +100,7 @@ class NodeConnections final : public Nodes {
     std::set<std::string> features;
   };
 
-  boost::asio::awaitable<void> speak(wire::CallerPtr caller);
+  void speak(const wire::CallerPtr& caller);
   void end_all(const NodeId& node);
   boost::asio::awaitable<void> send_off(NodeId node, Revoked done);
   boost::asio::awaitable<void> until(std::function<bool()> is_so, std::chrono::milliseconds limit);

@@ -1,13 +1,7 @@
 #include "agent/head/server/node_door.hpp"
 
-#include <sys/resource.h>
-
-#include <algorithm>
-#include <boost/asio/bind_cancellation_slot.hpp>
-#include <boost/asio/cancellation_signal.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
-#include <boost/asio/ip/network_v6.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
@@ -27,34 +21,16 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kGreetingLimit = 10s;
 constexpr auto kLookAtCertificate = 1h;
-constexpr auto kTellDropsEvery = 1min;
-// Connections that have not proven who they are, of one address and in all; docs/ssh.md.
-constexpr std::size_t kMostGreetingsOfSource = 64;
-constexpr std::size_t kMostGreetings = 256;
-
-// The rest of this process's descriptors is for those who have.
-std::size_t most_greetings() {
-  rlimit files{};
-  if (::getrlimit(RLIMIT_NOFILE, &files) != 0) return kMostGreetings;
-  return std::clamp<std::size_t>(files.rlim_cur / 4, 1, kMostGreetings);
-}
-
-// Whom an address belongs to: of IPv6 anybody has 64 bits to choose from.
-std::string source_of(const asio::ip::address& address) {
-  if (address.is_v4() || address.to_v6().is_v4_mapped()) return address.to_string();
-  return asio::ip::make_network_v6(address.to_v6(), 64).network().to_string();
-}
 
 }  // namespace
 
-NodeDoor::NodeDoor(asio::io_context& context, ConfigFile& config)
+NodeDoor::NodeDoor(asio::io_context& context, asio::io_context& greeting, ConfigFile& config)
     : context_(context),
+      greeting_(greeting),
       config_(config),
       port_(context,
-            config_->is_local() ? HeadPort::Reach::this_machine : HeadPort::Reach::everybody),
-      greetings_(kMostGreetingsOfSource, most_greetings()) {}
+            config_->is_local() ? HeadPort::Reach::this_machine : HeadPort::Reach::everybody) {}
 
 void NodeDoor::listen() {
   const int kept = config_->wanted_port != 0 ? config_->wanted_port : config_->port;
@@ -95,11 +71,10 @@ asio::awaitable<void> NodeDoor::wait_for_port(int port) {
 void NodeDoor::serve(Joins& joins, LetIn let_in) {
   joins_ = &joins;
   let_in_ = std::move(let_in);
-  // Out of descriptors: one of those that prove nothing gives its own up.
-  port_.serve([this](tcp::socket socket) { greet(std::move(socket)); },
-              [this] {
-                if (greetings_.drop_one()) tell_drops();
-              });
+  greeter_.emplace(greeting_, context_, config_.root().identity(),
+                   [this](Greeter::Greeted greeted) { take(std::move(greeted)); });
+  port_.serve([this](tcp::socket socket) { greeter_->greet(std::move(socket)); },
+              [this] { greeter_->drop_one(); });
   asio::co_spawn(context_, keep_own_certificate(), asio::detached);
 }
 
@@ -120,57 +95,17 @@ asio::awaitable<void> NodeDoor::keep_own_certificate() {
   }
 }
 
-// From here until it has proven who it is, it may be dropped for another.
-void NodeDoor::greet(tcp::socket socket) {
-  error_code unknown;
-  const auto remote = socket.remote_endpoint(unknown);
-  if (unknown) return;  // it is gone again
-  const auto end = std::make_shared<asio::cancellation_signal>();
-  const std::uint64_t number = greetings_.enter(
-      source_of(remote.address()), [end] { end->emit(asio::cancellation_type::terminal); });
-  tell_drops();
-  asio::co_spawn(
-      context_, welcome(std::move(socket), number),
-      asio::bind_cancellation_slot(end->slot(), [this, end, number](const std::exception_ptr&) {
-        greetings_.leave(number);
-      }));
-}
-
-// Read anew when it has been written anew: a renewed identity counts at once, and whoever only
-// knocks costs little.
-std::shared_ptr<asio::ssl::context> NodeDoor::own_identity() {
-  const auto written = fs::last_write_time(config_.root().identity() / "cert.pem");
-  if (!identity_ || written != identity_written_) {
-    identity_ = wire::tls_context(config_.root().identity(), wire::PeerName::Role::head);
-    identity_written_ = written;
-  }
-  return identity_;
-}
-
-void NodeDoor::tell_drops() {
-  const auto now = std::chrono::steady_clock::now();
-  if (greetings_.dropped() == drops_told_ || now - drops_told_at_ < kTellDropsEvery) return;
-  log::warn("connections that did not say who they are were dropped for others",
-            {{"count", std::to_string(greetings_.dropped() - drops_told_)}});
-  drops_told_ = greetings_.dropped();
-  drops_told_at_ = now;
-}
-
-asio::awaitable<void> NodeDoor::welcome(tcp::socket socket, std::uint64_t number) {
-  bool proven = false;
+void NodeDoor::take(Greeter::Greeted greeted) {
+  const wire::CallerPtr& caller = greeted.caller;
+  const wire::PeerName& name = caller->name();
   try {
-    const auto tls = own_identity();
-    const wire::CallerPtr caller = co_await wire::greet_tls(std::move(socket), tls, kGreetingLimit,
-                                                            wire::Callers::nodes_and_joining);
-    if (caller->name().role == wire::PeerName::Role::join) {
-      co_await joins_->serve(caller);
-      co_return;
+    if (name.role == wire::PeerName::Role::join) {
+      asio::co_spawn(context_, joins_->serve(std::move(greeted)), asio::detached);
+      return;
     }
-    const wire::PeerName& name = caller->name();
     if (name.cluster == config_->cluster && joins_->has_left(name.node) &&
         caller->path() == "/v1/node/control") {
-      co_await send_away(caller);
-      co_return;
+      return send_away(caller);
     }
     if (name.cluster != config_->cluster || !config_.is_let_in(name.node)) {
       throw Error(ErrorCode::denied, name.uri() + " is not let in");
@@ -179,25 +114,27 @@ asio::awaitable<void> NodeDoor::welcome(tcp::socket socket, std::uint64_t number
     if (join != nullptr && !counts_for(*join, caller->certified())) {
       throw Error(ErrorCode::denied, name.uri() + " shows what it was given before it came again");
     }
-    proven = true;
-    greetings_.leave(number);
-    co_await let_in_(caller);
-  } catch (const std::exception& error) {
-    // Strangers shall not fill the log either.
-    const log::Level level = proven ? log::Level::info : log::Level::debug;
-    log::write(level, "a connection ended", {{"reason", error.what()}});
+    let_in_(caller);
+  } catch (const Error& error) {
+    log::debug("a connection ended", {{"reason", error.what()}});  // strangers fill no log
   }
 }
 
 // One that joined by itself and was away when it was removed: nobody else can tell it.
-asio::awaitable<void> NodeDoor::send_away(wire::CallerPtr caller) {
-  const wire::FrameStreamPtr stream = co_await caller->accept();
-  (void)co_await stream->read();  // its hello
-  const wire::HeadMessage leave = wire::Shutdown{true};
-  stream->send_text(wire::dump(wire::to_json(leave)));
-  stream->close();
-  log::info("a node that was removed is back, and was told to leave",
-            {{"node", caller->name().node.str()}});
+void NodeDoor::send_away(const wire::CallerPtr& caller) {
+  const std::string node = caller->name().node.str();
+  caller->accept_on(context_.get_executor(), [this, node](wire::FrameStreamPtr stream) {
+    asio::co_spawn(
+        context_,
+        [stream = std::move(stream), node]() -> asio::awaitable<void> {
+          (void)co_await stream->read();  // its hello
+          const wire::HeadMessage leave = wire::Shutdown{true};
+          stream->send_text(wire::dump(wire::to_json(leave)));
+          stream->close();
+          log::info("a node that was removed is back, and was told to leave", {{"node", node}});
+        },
+        [](const std::exception_ptr&) {});
+  });
 }
 
 }  // namespace dtrain::head

@@ -2,15 +2,12 @@
 
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/ssl/context.hpp>
-#include <chrono>
 #include <functional>
-#include <memory>
+#include <optional>
 #include <string>
 
 #include "agent/head/server/config_file.hpp"
-#include "agent/head/server/greetings.hpp"
+#include "agent/head/server/greeter.hpp"
 #include "agent/head/server/head_port.hpp"
 #include "launcher/wire/frames.hpp"
 
@@ -18,10 +15,13 @@ namespace dtrain::head {
 
 class Joins;
 
-// The one TLS port of a cluster, and who is let in by it. All on the io_context's thread.
+// The one TLS port of a cluster, and who is let in by it. All on the io_context's thread, but for
+// the greetings.
 class NodeDoor {
  public:
-  NodeDoor(boost::asio::io_context& context, ConfigFile& config);
+  // `greeting` as of Greeter.
+  NodeDoor(boost::asio::io_context& context, boost::asio::io_context& greeting,
+           ConfigFile& config);
 
   // Opens the port and writes it to head.json. The one that the nodes know is kept: when it is
   // taken it is tried again until it is free, and problem() says so. Throws Error(exhausted) when
@@ -30,32 +30,25 @@ class NodeDoor {
   int port() const { return config_->port; }
   const std::string& problem() const { return problem_; }  // with the port; empty: none
 
-  // A node of this cluster that is let in; what it throws ends the connection.
-  using LetIn = std::function<boost::asio::awaitable<void>(wire::CallerPtr)>;
+  // A node of this cluster that is let in.
+  using LetIn = std::function<void(const wire::CallerPtr&)>;
   // From now on nodes are let in, and whoever has a join credential asks `joins`.
   void serve(Joins& joins, LetIn let_in);
 
  private:
-  using Socket = boost::asio::ip::tcp::socket;
   boost::asio::awaitable<void> wait_for_port(int port);
   boost::asio::awaitable<void> keep_own_certificate();
-  std::shared_ptr<boost::asio::ssl::context> own_identity();
-  void greet(Socket socket);
-  boost::asio::awaitable<void> welcome(Socket socket, std::uint64_t number);
-  boost::asio::awaitable<void> send_away(wire::CallerPtr caller);
-  void tell_drops();
+  void take(Greeter::Greeted greeted);
+  void send_away(const wire::CallerPtr& caller);
 
   boost::asio::io_context& context_;
+  boost::asio::io_context& greeting_;
   ConfigFile& config_;
   HeadPort port_;
   std::string problem_;
   Joins* joins_ = nullptr;
   LetIn let_in_;
-  std::shared_ptr<boost::asio::ssl::context> identity_;  // null before the first connection
-  fs::file_time_type identity_written_;
-  Greetings greetings_;
-  std::uint64_t drops_told_ = 0;
-  std::chrono::steady_clock::time_point drops_told_at_;
+  std::optional<Greeter> greeter_;
 };
 
 }  // namespace dtrain::head
