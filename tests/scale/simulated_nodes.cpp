@@ -102,10 +102,14 @@ struct Attempt {
   std::optional<std::uint64_t> beats;  // on their way
   bool stopped = false;
   bool over = false;
-  double seconds = 0;
+  std::int64_t seconds = 0;
   double reports = 1;
   double lines = 0;
-  std::vector<std::uint64_t> written;  // bytes of each rank's output
+  struct Output {
+    std::string text;
+    std::optional<std::size_t> sent;  // absent: the head has not said yet from where
+  };
+  std::vector<Output> output;  // of each rank
 };
 
 class Node : public std::enable_shared_from_this<Node> {
@@ -243,6 +247,7 @@ class Node : public std::enable_shared_from_this<Node> {
         const wire::BulkMessage message =
             wire::bulk_message_from_json(wire::parse_json(frame.bytes, "a bulk message"));
         if (wire::carries_bytes(message)) (void)co_await bulk->read();
+        if (const auto* from = std::get_if<wire::LogFrom>(&message)) send_output(*from);
       }
     } catch (const std::exception&) {
       control->abort();  // both are dialled anew
@@ -281,10 +286,10 @@ class Node : public std::enable_shared_from_this<Node> {
     const auto word = [&](std::size_t at, double otherwise) {
       return spec.command.size() > at ? std::atof(spec.command[at].c_str()) : otherwise;
     };
-    attempt->seconds = word(1, 1);
+    attempt->seconds = static_cast<std::int64_t>(word(1, 1));
     attempt->reports = word(2, 1);
     attempt->lines = word(3, 0);
-    attempt->written.resize(static_cast<std::size_t>(spec.nproc));
+    attempt->output.resize(static_cast<std::size_t>(spec.nproc));
     asio::co_spawn(
         world_.context, [self = shared_from_this(), attempt] { return self->run(attempt); },
         asio::detached);
@@ -329,23 +334,39 @@ class Node : public std::enable_shared_from_this<Node> {
             std::to_string(attempt.spec.first_rank + local) + ".out"};
   }
 
-  void open_logs(const Attempt& attempt) {
+  void open_logs(Attempt& attempt) {
     if (!bulk_) return;
-    for (int i = 0; i < attempt.spec.nproc; ++i) say_bulk(bulk_, wire::LogOpen{log_of(attempt, i)});
+    for (int i = 0; i < attempt.spec.nproc; ++i) {
+      attempt.output[static_cast<std::size_t>(i)].sent.reset();
+      say_bulk(bulk_, wire::LogOpen{log_of(attempt, i)});
+    }
+  }
+
+  void send_output(const wire::LogFrom& from) {
+    const auto found = attempts_.find({from.log.job, from.log.attempt});
+    if (found == attempts_.end()) return;
+    Attempt& attempt = *found->second;
+    const int local = std::atoi(from.log.file.c_str()) - attempt.spec.first_rank;
+    attempt.output.at(static_cast<std::size_t>(local)).sent = from.offset;
+    send_rest(attempt, local);
+  }
+
+  void send_rest(Attempt& attempt, int local) {
+    Attempt::Output& output = attempt.output[static_cast<std::size_t>(local)];
+    if (!bulk_ || !output.sent || *output.sent >= output.text.size()) return;
+    const std::string bytes = output.text.substr(*output.sent);
+    say_bulk(bulk_, wire::LogData{log_of(attempt, local), *output.sent, bytes.size()});
+    bulk_->send({false, bytes});
+    output.sent = output.text.size();
   }
 
   void write_lines(Attempt& attempt, int local, std::uint64_t first, std::uint64_t count) {
-    std::string text;
+    std::string& text = attempt.output[static_cast<std::size_t>(local)].text;
     for (std::uint64_t i = first; i < first + count; ++i) {
       text += "rank " + std::to_string(attempt.spec.first_rank + local) + " line " +
               std::to_string(i) + "\n";
     }
-    std::uint64_t& offset = attempt.written[static_cast<std::size_t>(local)];
-    if (bulk_) {
-      say_bulk(bulk_, wire::LogData{log_of(attempt, local), offset, text.size()});
-      bulk_->send({false, text});
-    }
-    offset += text.size();
+    send_rest(attempt, local);
   }
 
   // A second of each rank after the other, until their time is over.
@@ -358,14 +379,12 @@ class Node : public std::enable_shared_from_this<Node> {
     for (int i = 0; i < spec.nproc; ++i) started.ranks.push_back({spec.first_rank + i, 1000 + i});
     emit(*attempt, started);
     open_logs(*attempt);
-    const auto begin = Clock::now();
     std::int64_t step = 0;
     double reports = 0;
     double lines = 0;
     std::uint64_t line = 0;
     co_await sleep(std::chrono::milliseconds(world_.random() % 1000));
-    while (!attempt->stopped && !attempt->over &&
-           std::chrono::duration<double>(Clock::now() - begin).count() < attempt->seconds) {
+    while (!attempt->stopped && !attempt->over && step < attempt->seconds) {
       ++step;
       for (reports += attempt->reports; reports >= 1; --reports) {
         for (int i = 0; i < spec.nproc && attempt->unacked.size() < kMostUnacked; ++i) {

@@ -177,7 +177,7 @@ void Engine::Impl::submitted(const JobId& id, std::exception_ptr failure) {
     answer = error_answer(failure);
   } else {
     job->durable = true;
-    live.insert(id);
+    live.emplace(id, job);
     answer = {{"job", id.str()}, {"name", job->spec.name}, {"state", to_string(job->row.state)}};
   }
   for (const Answer& each : answers) each(answer);
@@ -281,9 +281,9 @@ void Engine::Impl::remove(Job& job, const std::string& reason, Answer done) {
 void Engine::Impl::stop_all(Answer done) {
   shutting_down = true;
   drained.push_back(std::move(done));
-  const std::set<JobId> now = live;
-  for (const JobId& id : now) {
-    Job& job = jobs.at(id);
+  const std::map<JobId, Job*> now = live;
+  for (const auto& [id, each] : now) {
+    Job& job = *each;
     if (job.durable && job.row.state != JobState::stopping) {
       stop(job, std::nullopt, StopCause::user, "the cluster is being shut down", nullptr);
     }

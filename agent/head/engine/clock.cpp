@@ -14,8 +14,8 @@ constexpr std::chrono::seconds kLookWhileShut{1};
 void Engine::Impl::rearm() {
   std::optional<Monotonic> first = std::min(next_housekeeping, next_disk_look);
   const auto at = [&](Monotonic time) { first = std::min(*first, time); };
-  for (const JobId& id : live) {
-    const Job& job = jobs.at(id);
+  for (const auto& [id, each] : live) {
+    const Job& job = *each;
     if (job.spec.queue_timeout && job.row.state == JobState::queued) {
       at(job.created_at + *job.spec.queue_timeout);
     }
@@ -54,8 +54,8 @@ void Engine::Impl::tick() {
     }
   }
   for (const NodeId& id : silent) lose_node(nodes.at(id));
-  const std::set<JobId> all = live;
-  for (const JobId& id : all) {
+  const std::map<JobId, Job*> all = live;
+  for (const auto& [id, known_then] : all) {
     Job* job = find(id);
     if (job == nullptr || !job->durable || job->ended()) continue;
     if (job->not_before && *job->not_before <= now) job->not_before.reset();

@@ -32,10 +32,10 @@ Node& Engine::Impl::known_node(const NodeId& id) {
 
 std::map<NodeId, std::string> Engine::Impl::nodes_in_use() const {
   std::map<NodeId, std::string> in_use;
-  for (const JobId& job_id : live) {
-    const Job& job = jobs.at(job_id);
-    if (job.attempts.empty() || job.attempts.back().row.ended) continue;
-    for (const Share& share : job.attempts.back().shares) {
+  for (const auto& [job_id, job] : live) {
+    const Attempt* attempt = job->live_attempt();
+    if (attempt == nullptr) continue;
+    for (const Share& share : attempt->shares) {
       // A finished one may still hold the only copy of a checkpoint that it has reported.
       if (share.live()) {
         in_use[share.row.node].clear();
@@ -122,8 +122,7 @@ void Engine::Impl::remove_node(const NodeId& id, bool force, Answer done, const 
 void Engine::Impl::fail_attempts_on(
     const NodeId& id, const std::string& reason,
     const std::function<void(const JobId& job, int attempt, bool sent)>& failed) {
-  const std::set<JobId> now = live;
-  for (const JobId& job_id : now) {
+  for (const JobId& job_id : jobs_on(id)) {
     Job* job = find(job_id);
     // One that is being prepared looks at its nodes once more before it begins.
     Attempt* attempt = job == nullptr || job->preparing ? nullptr : job->live_attempt();

@@ -24,11 +24,14 @@ const char* level_name(EventLevel level) {
 
 }  // namespace
 
+const Share* Attempt::share(const NodeId& node) const {
+  for (std::size_t i = places.size(); i < shares.size(); ++i) places.emplace(shares[i].row.node, i);
+  const auto found = places.find(node);
+  return found == places.end() ? nullptr : &shares[found->second];
+}
+
 Share* Attempt::share(const NodeId& node) {
-  for (Share& share : shares) {
-    if (share.row.node == node) return &share;
-  }
-  return nullptr;
+  return const_cast<Share*>(std::as_const(*this).share(node));
 }
 
 void Attempt::lose(const NodeId& node, Monotonic heard) {
@@ -37,9 +40,13 @@ void Attempt::lose(const NodeId& node, Monotonic heard) {
   lost_since = heard;
 }
 
-Attempt* Job::live_attempt() {
+const Attempt* Job::live_attempt() const {
   if (attempts.empty() || attempts.back().row.ended) return nullptr;
   return &attempts.back();
+}
+
+Attempt* Job::live_attempt() {
+  return const_cast<Attempt*>(std::as_const(*this).live_attempt());
 }
 
 Attempt* Job::find_attempt(int number) {
@@ -66,6 +73,15 @@ Engine::Impl::~Impl() {
 Job* Engine::Impl::find(const JobId& id) {
   const auto found = jobs.find(id);
   return found == jobs.end() ? nullptr : &found->second;
+}
+
+std::vector<JobId> Engine::Impl::jobs_on(const NodeId& node) const {
+  std::vector<JobId> there;
+  for (const auto& [id, job] : live) {
+    const Attempt* attempt = job->live_attempt();
+    if (attempt != nullptr && attempt->share(node) != nullptr) there.push_back(id);
+  }
+  return there;
 }
 
 const Job& Engine::Impl::known(const JobId& id) const {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "agent/head/engine/engine.hpp"
@@ -89,7 +90,8 @@ struct Attempt {
   AttemptRow row;
   bool durable = false;
   bool from_store = false;  // it was there when the engine started
-  std::vector<Share> shares;
+  std::vector<Share> shares;  // by node rank; none is ever taken away
+  mutable std::unordered_map<NodeId, std::size_t> places;  // of those that were looked for
   std::map<int, RankRow> ranks;                   // those that have started or ended
   std::map<std::int64_t, Collecting> collecting;  // by step
   int file_work = 0;                              // tasks of its checkpoints at the worker
@@ -113,6 +115,7 @@ struct Attempt {
   bool pairs_passed = false;
 
   Share* share(const NodeId& node);
+  const Share* share(const NodeId& node) const;
   bool ending() const { return row.state == AttemptState::stopping; }
   bool waits_for_room() const;
   void lose(const NodeId& node, Monotonic heard);
@@ -160,6 +163,7 @@ struct Job {
   bool ended() const { return is_final(row.state); }
   // The attempt that is under way; null when there is none.
   Attempt* live_attempt();
+  const Attempt* live_attempt() const;
   Attempt* find_attempt(int number);
 };
 
@@ -206,6 +210,8 @@ struct Engine::Impl {
 
   // engine.cpp: transactions and effects
   Job* find(const JobId& id);
+  // Whose attempt that is under way has a share on that node.
+  std::vector<JobId> jobs_on(const NodeId& node) const;
   const Job& known(const JobId& id) const;  // Error(not_found)
   Job& known(const JobId& id);
   void commit(Job& job, Tx tx, Urgency urgency);
@@ -451,7 +457,7 @@ struct Engine::Impl {
   Hooks hooks;
   WallTime started;
   std::map<JobId, Job> jobs;
-  std::set<JobId> live;        // jobs that have not ended
+  std::map<JobId, Job*> live;  // jobs that have not ended
   std::set<JobId> submitting;  // those that are not durable yet
   std::map<std::string, JobId> submissions;
   std::map<NodeId, Node> nodes;

@@ -26,7 +26,7 @@ void Engine::Impl::load() {
     job.shown = {job.row.state, job.row.reason, job.row.exit_code,
                  job.row.ended, job.row.error,  last_event};
     if (!job.row.submission_id.empty()) submissions[job.row.submission_id] = id;
-    if (!job.ended()) live.insert(id);
+    if (!job.ended()) live.emplace(id, &job);
   }
   for (AttemptRow& row : all.attempts) {
     Job* job = find(row.job);
@@ -88,8 +88,8 @@ void Engine::Impl::load() {
       }
     }
   }
-  for (const JobId& id : live) {
-    Job& job = jobs.at(id);
+  for (const auto& [id, each] : live) {
+    Job& job = *each;
     if (job.row.state != JobState::restarting) continue;
     const PastAttempts past = past_of(job);
     if (past.empty()) continue;
@@ -98,8 +98,8 @@ void Engine::Impl::load() {
   }
   // Old epochs on nodes that were given up. When their leases end is not known any more, but no
   // later than a lease from now.
-  for (const JobId& id : live) {
-    Job& job = jobs.at(id);
+  for (const auto& [id, each] : live) {
+    Job& job = *each;
     for (Attempt& attempt : job.attempts) {
       for (const Share& share : attempt.shares) {
         const auto node = nodes.find(share.row.node);
@@ -115,8 +115,8 @@ void Engine::Impl::load() {
   clear_old_secrets();
   // Attempts whose last event was kept, but not what followed from it.
   post([this] {
-    const std::set<JobId> now = live;
-    for (const JobId& id : now) check_end(id);
+    const std::map<JobId, Job*> now = live;
+    for (const auto& [id, job] : now) check_end(id);
     schedule();
     tick();
   });

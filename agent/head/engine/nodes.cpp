@@ -87,8 +87,7 @@ void Engine::Impl::joined(const NodeInfo& info) {
     stop_leftover(info.node, id, number);
   }
 
-  const std::set<JobId> now = live;
-  for (const JobId& id : now) {
+  for (const JobId& id : jobs_on(info.node)) {
     Job* job = find(id);
     Attempt* attempt = job == nullptr ? nullptr : job->live_attempt();
     if (attempt == nullptr || !attempt->durable) continue;
@@ -114,7 +113,7 @@ void Engine::Impl::joined(const NodeInfo& info) {
                    {});
     }
   }
-  for (const JobId& id : live) look_at_lease(jobs.at(id));
+  for (const auto& [id, job] : live) look_at_lease(*job);
   schedule();
   rearm();
 }
@@ -168,12 +167,10 @@ void Engine::Impl::gone(const NodeId& id) {
   set_node(tx, node, NodeEvent::disconnect, "its connection closed; waiting for it to come back");
   commit_node(std::move(tx));
   // What was asked of it before a start is asked again when it is back.
-  for (const JobId& job_id : live) {
-    Attempt* attempt = jobs.at(job_id).live_attempt();
-    Share* share = attempt == nullptr ? nullptr : attempt->share(id);
-    if (share == nullptr) continue;
-    share->prepare_sent = false;
-    if (!attempt->pairs_passed) attempt->pairs_asked = false;
+  for (const JobId& job_id : jobs_on(id)) {
+    Attempt& attempt = *jobs.at(job_id).live_attempt();
+    attempt.share(id)->prepare_sent = false;
+    if (!attempt.pairs_passed) attempt.pairs_asked = false;
   }
   schedule();
   rearm();
@@ -205,8 +202,7 @@ void Engine::Impl::lose_ranks(Tx& tx, Attempt& attempt, const Share& share) {
 
 void Engine::Impl::lose_shares(Node& node, const std::string& reason) {
   const NodeId id = node.row.node;
-  const std::set<JobId> now = live;
-  for (const JobId& job_id : now) {
+  for (const JobId& job_id : jobs_on(id)) {
     Job* job = find(job_id);
     Attempt* attempt = job == nullptr ? nullptr : job->live_attempt();
     Share* share = attempt == nullptr || !attempt->durable ? nullptr : attempt->share(id);

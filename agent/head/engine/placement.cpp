@@ -228,30 +228,29 @@ void use(NodeCapacity& node, const PlacedShare& share) {
   for (const auto& [name, amount] : share.custom) node.custom_used[name] += amount;
 }
 
-bool natural_less(const std::string& a, const std::string& b) {
+bool natural_less(std::string_view a, std::string_view b) {
   const auto digit = [](char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; };
-  std::size_t i = 0;
-  std::size_t j = 0;
-  while (i < a.size() && j < b.size()) {
-    if (digit(a[i]) && digit(b[j])) {
-      const auto run = [&](const std::string& text, std::size_t& at) {
-        const std::size_t begin = at;
-        while (at < text.size() && digit(text[at])) ++at;
-        std::string digits = text.substr(begin, at - begin);
-        digits.erase(0, std::min(digits.find_first_not_of('0'), digits.size() - 1));
-        return digits;
-      };
-      const std::string x = run(a, i);
-      const std::string y = run(b, j);
+  const auto take_number = [&](std::string_view& text) {
+    std::size_t end = 0;
+    while (end < text.size() && digit(text[end])) ++end;
+    std::string_view digits = text.substr(0, end);
+    text.remove_prefix(end);
+    digits.remove_prefix(std::min(digits.find_first_not_of('0'), digits.size() - 1));
+    return digits;
+  };
+  while (!a.empty() && !b.empty()) {
+    if (digit(a.front()) && digit(b.front())) {
+      const std::string_view x = take_number(a);
+      const std::string_view y = take_number(b);
       if (x != y) return x.size() != y.size() ? x.size() < y.size() : x < y;
-    } else if (a[i] != b[j]) {
-      return a[i] < b[j];
+    } else if (a.front() != b.front()) {
+      return a.front() < b.front();
     } else {
-      ++i;
-      ++j;
+      a.remove_prefix(1);
+      b.remove_prefix(1);
     }
   }
-  return a.size() - i != b.size() - j ? i == a.size() : a < b;
+  return a.empty() && !b.empty();
 }
 
 void order_by_name(std::vector<NodeCapacity>& nodes) {

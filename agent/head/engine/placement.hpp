@@ -4,6 +4,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "launcher/core/clock.hpp"
@@ -92,6 +93,6 @@ void order_by_name(std::vector<NodeCapacity>& nodes);
 std::vector<NodeCapacity> emptied(std::vector<NodeCapacity> nodes);
 
 // node-2 before node-10.
-bool natural_less(const std::string& a, const std::string& b);
+bool natural_less(std::string_view a, std::string_view b);
 
 }  // namespace dtrain::head

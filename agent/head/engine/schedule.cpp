@@ -24,6 +24,11 @@ std::optional<std::chrono::seconds> longest(const Job& job, Monotonic now) {
   return left;
 }
 
+PlacedShare placed(const Job& job, const Share& share) {
+  return {share.row.node,   share.row.first_rank, share.row.nproc, share.row.cpus,
+          share.row.memory, share.row.gpus,       taken(job.spec.custom_resources, share.row.nproc)};
+}
+
 // What its type says that it has.
 void take_what_it_says(const wire::NodeTypes::Type* type, NodeCapacity& capacity) {
   if (type == nullptr) return;
@@ -98,21 +103,16 @@ std::vector<NodeCapacity> Engine::Impl::capacities() const {
     }
     result.push_back(std::move(capacity));
   }
-  for (const JobId& id : live) {
-    const Job& job = jobs.at(id);
-    if (job.attempts.empty() || job.attempts.back().row.ended) continue;
-    for (const Share& share : job.attempts.back().shares) {
+  for (const auto& [id, job] : live) {
+    const Attempt* attempt = job->live_attempt();
+    if (attempt == nullptr) continue;
+    for (const Share& share : attempt->shares) {
       if (!share.live()) continue;
-      for (NodeCapacity& capacity : result) {
-        if (capacity.node != share.row.node) continue;
-        ++capacity.shares;
-        capacity.cpus_used += share.row.cpus;
-        capacity.memory_used += share.row.memory;
-        capacity.gpus_used.insert(share.row.gpus.begin(), share.row.gpus.end());
-        for (const auto& [name, amount] : taken(job.spec.custom_resources, share.row.nproc)) {
-          capacity.custom_used[name] += amount;
-        }
-      }
+      // They are by name, as the nodes are.
+      const auto at = std::lower_bound(
+          result.begin(), result.end(), share.row.node,
+          [](const NodeCapacity& each, const NodeId& node) { return each.node < node; });
+      if (at != result.end() && at->node == share.row.node) use(*at, placed(*job, share));
     }
   }
   return result;
@@ -130,8 +130,8 @@ std::set<NodeId> Engine::Impl::beside(const NodeId& id) const {
 
 std::vector<WaitingJob> Engine::Impl::waiting() const {
   std::vector<WaitingJob> queue;
-  for (const JobId& id : live) {
-    const Job& job = jobs.at(id);
+  for (const auto& [id, each] : live) {
+    const Job& job = *each;
     const bool waits = job.row.state == JobState::queued || job.row.state == JobState::restarting;
     if (!job.durable || !waits || job.preparing) continue;
     queue.push_back({id, job.spec.priority, job.order, demand_of(job.spec), held(job),
@@ -142,16 +142,13 @@ std::vector<WaitingJob> Engine::Impl::waiting() const {
 
 std::vector<RunningJob> Engine::Impl::running() const {
   std::vector<RunningJob> result;
-  for (const JobId& id : live) {
-    const Job& job = jobs.at(id);
-    if (job.attempts.empty() || job.attempts.back().row.ended) continue;
+  for (const auto& [id, job] : live) {
+    const Attempt* attempt = job->live_attempt();
+    if (attempt == nullptr) continue;
     RunningJob& each = result.emplace_back();
-    each.left = longest(job, clock.now());
-    for (const Share& share : job.attempts.back().shares) {
-      if (!share.live()) continue;
-      each.shares.push_back({share.row.node, share.row.first_rank, share.row.nproc, share.row.cpus,
-                             share.row.memory, share.row.gpus,
-                             taken(job.spec.custom_resources, share.row.nproc)});
+    each.left = longest(*job, clock.now());
+    for (const Share& share : attempt->shares) {
+      if (share.live()) each.shares.push_back(placed(*job, share));
     }
   }
   return result;
@@ -188,9 +185,12 @@ void Engine::Impl::settle_dependents() {
   bool again = true;
   while (again) {
     again = false;
-    const std::set<JobId> now = live;
-    for (const JobId& id : now) {
-      Job& job = jobs.at(id);
+    std::vector<Job*> come_after;
+    for (const auto& [id, job] : live) {
+      if (!job->spec.after.empty()) come_after.push_back(job);
+    }
+    for (Job* each : come_after) {
+      Job& job = *each;
       if (!job.durable || job.row.state != JobState::queued) continue;
       for (const std::string& other : job.spec.after) {
         const Job* before = find(JobId(other));

@@ -117,13 +117,15 @@ void Engine::pulled(const JobId& id, const std::set<int>& numbers, Answer done) 
 
 // Why the job cannot be removed now: another needs it, or its files.
 std::optional<std::string> Engine::Impl::held_by(const JobId& id) const {
-  for (const std::set<JobId>* waiting : {&live, &submitting}) {
-    for (const JobId& other : *waiting) {
-      const std::vector<std::string>& after = jobs.at(other).spec.after;
-      if (std::find(after.begin(), after.end(), id.str()) != after.end()) {
-        return other.str() + " waits to come after " + id.str();
-      }
-    }
+  const auto comes_after = [&](const Job& job) {
+    const std::vector<std::string>& after = job.spec.after;
+    return std::find(after.begin(), after.end(), id.str()) != after.end();
+  };
+  for (const auto& [other, job] : live) {
+    if (comes_after(*job)) return other.str() + " waits to come after " + id.str();
+  }
+  for (const JobId& other : submitting) {
+    if (comes_after(jobs.at(other))) return other.str() + " waits to come after " + id.str();
   }
   for (const JobId& other : submitting) {
     const JobSpec& taking = jobs.at(other).spec;
@@ -237,7 +239,7 @@ bool Engine::has_jobs() const {
 }
 
 std::optional<JobId> Engine::open_job() const {
-  return impl_->live.empty() ? std::nullopt : std::optional(*impl_->live.begin());
+  return impl_->live.empty() ? std::nullopt : std::optional(impl_->live.begin()->first);
 }
 
 void Engine::take_no_jobs(const std::string& why) {

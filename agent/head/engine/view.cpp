@@ -110,21 +110,19 @@ nlohmann::json Engine::Impl::status() const {
   const std::set<const Node*> still(left.begin(), left.end());
   std::erase_if(
       order, [&](const Node* node) { return !counts(node->row.state) && !still.contains(node); });
+  std::map<NodeId, std::vector<std::string>> here;
+  for (const auto& [id, job] : live) {
+    const Attempt* attempt = job->live_attempt();
+    if (attempt == nullptr) continue;
+    for (const Share& share : attempt->shares) {
+      if (share.live()) here[share.row.node].push_back(id.str());
+    }
+  }
   for (const Node* node : order) {
     const NodeRow& row = node->row;
     nlohmann::json interfaces = nlohmann::json::array();
     for (const wire::Interface& each : node->interfaces) {
       interfaces.push_back({{"name", each.name}, {"address", each.address}});
-    }
-    nlohmann::json here = nlohmann::json::array();
-    for (const JobId& id : live) {
-      for (const Attempt& attempt : jobs.at(id).attempts) {
-        for (const Share& share : attempt.shares) {
-          if (!attempt.row.ended && share.live() && share.row.node == row.node) {
-            here.push_back(id.str());
-          }
-        }
-      }
     }
     const bool leaves =
         !node->leaves.empty() && (row.state == NodeState::ready || row.state == NodeState::joining);
@@ -149,7 +147,7 @@ nlohmann::json Engine::Impl::status() const {
                          {"version", row.version},
                          {"root", row.root},
                          {"log", row.log},
-                         {"jobs", here}});
+                         {"jobs", std::move(here[row.node])}});
   }
   nlohmann::json job_list = nlohmann::json::array();
   std::vector<const Job*> newest;
@@ -262,8 +260,8 @@ nlohmann::json Engine::Impl::plan(const JobSpec& spec) const {
     const auto coming = with_it.reasons.find(asked);
     result["reason"] = coming == with_it.reasons.end() ? reason->second : coming->second;
   }
-  for (const JobId& id : live) {
-    const Job& other = jobs.at(id);
+  for (const auto& [id, job] : live) {
+    const Job& other = *job;
     if (std::find(spec.after.begin(), spec.after.end(), other.row.id.str()) != spec.after.end()) {
       result["now"] = false;
       result["reason"] = "waits for " + id.str() + " to succeed";
