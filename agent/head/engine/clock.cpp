@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "agent/head/engine/impl.hpp"
 
@@ -12,6 +13,14 @@ constexpr std::chrono::seconds kLookWhileShut{1};
 }  // namespace
 
 void Engine::Impl::rearm() {
+  if (std::exchange(arm_posted, true)) return;
+  post([this] {
+    arm_posted = false;
+    arm();
+  });
+}
+
+void Engine::Impl::arm() {
   std::optional<Monotonic> first = std::min(next_housekeeping, next_disk_look);
   const auto at = [&](Monotonic time) { first = std::min(*first, time); };
   for (const auto& [id, each] : live) {

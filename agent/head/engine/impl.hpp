@@ -254,7 +254,9 @@ struct Engine::Impl {
   int missing_nodes() const;  // of those that the cluster is to have
   int nodes_to_come() const { return missing_nodes() + to_come.nodes; }
   std::string held(const Job& job) const;
+  // Looks at the queue once what goes on now is done: a thousand jobs that end at once are one look.
   void schedule();
+  void look_at_queue();
   void note_needs();
   std::vector<NodeCapacity> free_now() const;  // but for what is kept
   Growth grown(const std::vector<WaitingJob>& queue) const;
@@ -325,7 +327,8 @@ struct Engine::Impl {
 
   // clock.cpp
   void tick();
-  void rearm();
+  void rearm();  // once what goes on now is done, as schedule()
+  void arm();
 
   // storage.cpp
   std::optional<std::string> held_by(const JobId& id) const;
@@ -480,7 +483,9 @@ struct Engine::Impl {
   Monotonic next_disk_look;
   bool disk_look_runs = false;
   DiskUse disk;
-  bool scheduling = false;
+  bool look_posted = false;
+  bool arm_posted = false;
+  bool looking = false;
   bool shutting_down = false;
   std::string closed;  // why no job is taken; empty: they are
   std::vector<Answer> drained;

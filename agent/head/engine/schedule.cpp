@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "agent/head/engine/impl.hpp"
 #include "launcher/core/text.hpp"
@@ -60,7 +61,7 @@ const Growth& Engine::expect_machines(const MachinesToCome& machines) {
 void Engine::Impl::take_machines() {
   to_come = told_machines;
   for (MachineType& type : to_come.types) take_what_it_says(node_types.find(type.name), type.each);
-  schedule();
+  look_at_queue();
 }
 
 NodeCapacity Engine::Impl::empty_capacity(const Node& node) const {
@@ -219,8 +220,16 @@ void Engine::Impl::settle_dependents() {
 }
 
 void Engine::Impl::schedule() {
-  if (scheduling) return;
-  scheduling = true;
+  if (std::exchange(look_posted, true)) return;
+  post([this] {
+    look_posted = false;
+    look_at_queue();
+  });
+}
+
+void Engine::Impl::look_at_queue() {
+  if (looking) return;
+  looking = true;
   settle_drains();
   settle_dependents();
   const std::vector<WaitingJob> queue = waiting();
@@ -247,7 +256,7 @@ void Engine::Impl::schedule() {
     }
   }
   if (!to_come.types.empty()) note_needs();
-  scheduling = false;
+  looking = false;
 }
 
 std::vector<NodeCapacity> Engine::Impl::free_now() const {

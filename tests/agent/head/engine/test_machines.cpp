@@ -1026,6 +1026,7 @@ TEST_CASE("a job waits for machines that are asked for, and nobody else takes it
   whole.resources.cpu = 4;
   whole.resources_given = true;
   const JobId large = world.submit(whole);
+  world.settle();
   CHECK(reason(large) == "asks for 2 machines of type gpu");
   CHECK(world.needs == 1);
   machines.types[0].there = 2;
@@ -1036,6 +1037,7 @@ TEST_CASE("a job waits for machines that are asked for, and nobody else takes it
   CHECK(reason(large) == "2 of 2 gpu are coming");
 
   const JobId small = world.submit(World::spec());
+  world.settle();
   CHECK(reason(small) == "waits until others have ended: there may be 2 machines");
   for (ComingMachine& each : machines.coming) each.runs = true;
   world.engine->expect_machines(machines);
@@ -1045,6 +1047,7 @@ TEST_CASE("a job waits for machines that are asked for, and nobody else takes it
   CHECK(world.starts.empty());
   world.join("node-2");
   world.started("node-1", large, 1);
+  world.settle();
   CHECK(world.needs > 1);
   CHECK(world.state(small) == "queued");
 }
