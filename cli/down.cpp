@@ -44,16 +44,6 @@ struct DownFlags {
 constexpr std::size_t kNamedJobs = 10;
 constexpr int kInterrupted = 130;
 
-// "a, b and 3 more"
-std::string named(std::vector<std::string> jobs) {
-  std::string more;
-  if (jobs.size() > kNamedJobs) {
-    more = " and " + std::to_string(jobs.size() - kNamedJobs) + " more";
-    jobs.resize(kNamedJobs);
-  }
-  return join(jobs, ", ") + more;
-}
-
 // What would be ended or lost; empty: nothing that deserves a question.
 std::string question_of(const DownSurvey& survey, const std::string& name, bool keep_files,
                         const std::string& option) {
@@ -64,14 +54,14 @@ std::string question_of(const DownSurvey& survey, const std::string& name, bool 
   if (!survey.running.empty()) {
     text += std::to_string(survey.running.size()) +
             (survey.running.size() == 1 ? " job runs" : " jobs run") + " on " + name + ": " +
-            named(survey.running) + "\n";
+            join_some(survey.running, kNamedJobs) + "\n";
   }
   if (survey.checkpoints > 0 && !keep_files) {
     const bool one_job = survey.checkpoint_jobs.size() == 1;
     text += std::to_string(survey.checkpoints) +
             (survey.checkpoints == 1 ? " checkpoint (" : " checkpoints (") +
             human_bytes(survey.checkpoint_bytes) + ") that nobody has pulled would be lost, of " +
-            named(survey.checkpoint_jobs) + "; to keep: dtrain pull" + option + " " +
+            join_some(survey.checkpoint_jobs, kNamedJobs) + "; to keep: dtrain pull" + option + " " +
             (one_job ? survey.checkpoint_jobs.front() : "JOB of each") + ", or down --keep-files\n";
   }
   return text;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <set>
@@ -23,6 +24,8 @@ struct StatusFlags {
 };
 
 constexpr std::size_t kShownJobs = 20;
+constexpr std::size_t kShownNodes = 50;
+constexpr std::size_t kNamed = 3;  // of nodes or jobs, in a row
 constexpr std::size_t kShownForgotten = 3;
 
 std::string gpu_text(const nlohmann::json& node) {
@@ -37,7 +40,7 @@ std::string names(const nlohmann::json& list) {
       if (item.is_string()) texts.push_back(item.get<std::string>());
     }
   }
-  return join(texts, ",");
+  return join_some(texts, kNamed, ",");
 }
 
 std::string when(const nlohmann::json& job) {
@@ -91,10 +94,42 @@ std::string idle_line(const nlohmann::json& idle) {
          (busy.empty() ? "" : " (" + busy + ")") + end;
 }
 
+// All, or those to which something is to be said before those that are just ready; in their order.
+std::vector<const nlohmann::json*> shown_nodes(const nlohmann::json& nodes, bool all) {
+  const auto is_ready = [](const nlohmann::json& node) {
+    return text_or(node, "state") == "ready" && text_or(node, "reason").empty();
+  };
+  const auto others = static_cast<std::size_t>(
+      std::count_if(nodes.begin(), nodes.end(), [&](const auto& node) { return !is_ready(node); }));
+  std::size_t ready = kShownNodes - std::min(others, kShownNodes);  // that may be shown still
+  std::vector<const nlohmann::json*> shown;
+  for (const nlohmann::json& node : nodes) {
+    if (!all && (shown.size() == kShownNodes || (is_ready(node) && ready == 0))) continue;
+    if (is_ready(node) && ready > 0) --ready;
+    shown.push_back(&node);
+  }
+  return shown;
+}
+
+// "and 9980 queued, 3 succeeded: dtrain status --all"; empty: all are shown.
+std::string other_jobs(const nlohmann::json& counts, const nlohmann::json& jobs,
+                       std::size_t shown) {
+  std::map<std::string, long long> left;
+  for (const auto& [state, count] : counts.items()) left[state] = number_or(counts, state.c_str());
+  for (std::size_t i = 0; i < shown; ++i) --left[text_or(jobs[i], "state")];
+  std::vector<std::string> parts;
+  for (const auto& [state, count] : left) {
+    if (count > 0) parts.push_back(std::to_string(count) + " " + state);
+  }
+  return parts.empty() ? "" : "and " + join(parts, ", ") + ": dtrain status --all\n";
+}
+
 int run_status(Context& context, const StatusFlags& options) {
   if (!options.file.empty()) choose_by_yaml(context, options.file);
   const wire::ApiClient client = context.client();
-  const nlohmann::json status = client.get("/v1/status");
+  const bool all = options.all || context.globals.json;
+  const nlohmann::json status =
+      client.get(all ? "/v1/status" : "/v1/status?jobs=" + std::to_string(kShownJobs));
   if (context.globals.json) {
     context.print_json(status);
     return 0;
@@ -139,7 +174,9 @@ int run_status(Context& context, const StatusFlags& options) {
     stays[text_or(machine, "node")] = text_or(machine, "stays");
   }
   std::vector<std::vector<Cell>> rows;
-  for (const nlohmann::json& node : child(status, "nodes")) {
+  const std::vector<const nlohmann::json*> nodes = shown_nodes(child(status, "nodes"), options.all);
+  for (const nlohmann::json* each : nodes) {
+    const nlohmann::json& node = *each;
     const std::string state = text_or(node, "state");
     const std::string& why_there = stays[text_or(node, "node")];
     rows.push_back(
@@ -170,9 +207,13 @@ int run_status(Context& context, const StatusFlags& options) {
   }
   text +=
       "\n" + table({"NODE", "STATE", "ADDRESS", "CPUS", "GPUS", "MEMORY", "JOBS", ""}, rows, color);
+  if (const std::size_t more = child(status, "nodes").size() - nodes.size(); more > 0) {
+    text += "and " + counted(more, "more node") + ": dtrain status --all\n";
+  }
   if (context.globals.verbose) {
     // Long paths would push the columns apart: they stand below.
-    for (const nlohmann::json& node : child(status, "nodes")) {
+    for (const nlohmann::json* each : nodes) {
+      const nlohmann::json& node = *each;
       text += text_or(node, "node") + ": dtrain " + text_or(node, "version") + "\n  root " +
               text_or(node, "root") + "\n  log " + text_or(node, "log") + "\n";
     }
@@ -189,9 +230,7 @@ int run_status(Context& context, const StatusFlags& options) {
   text += "\n";
   text += rows.empty() ? "no jobs yet\n"
                        : table({"JOB", "STATE", "RANKS", "NODES", "TIME", ""}, rows, color);
-  if (jobs.size() > rows.size()) {
-    text += "and " + std::to_string(jobs.size() - rows.size()) + " older: dtrain status --all\n";
-  }
+  text += other_jobs(child(status, "job_counts"), jobs, rows.size());
   if (context.globals.verbose) {
     std::size_t looked = 0;
     for (const nlohmann::json& job : jobs) {
@@ -226,7 +265,7 @@ Verb add_status(CLI::App& root) {
                            "  dtrain status --json\n");
   app->add_option("file", options->file, "The cluster YAML, in place of -c")
       ->type_name("CLUSTER.yaml");
-  app->add_flag("-a,--all", options->all, "All jobs, not only the newest 20");
+  app->add_flag("-a,--all", options->all, "All jobs and nodes, not only the first 20 and 50");
   return {app, [options](Context& context) { return run_status(context, *options); }, std::nullopt};
 }
 

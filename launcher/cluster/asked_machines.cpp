@@ -36,10 +36,7 @@ constexpr const char* kOther = "made by another launch configuration";
 constexpr std::size_t kNamed = 3;  // of nodes, in a line
 
 std::string named(const std::set<std::string>& nodes) {
-  std::vector<std::string> names(nodes.begin(), nodes.end());
-  const std::size_t more = names.size() - std::min(kNamed, names.size());
-  names.resize(names.size() - more);
-  return join(names, ", ") + (more > 0 ? " and " + std::to_string(more) + " more" : "");
+  return join_some(std::vector<std::string>(nodes.begin(), nodes.end()), kNamed);
 }
 
 // With where the YAML has the type.

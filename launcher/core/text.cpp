@@ -103,6 +103,13 @@ std::string join(std::span<const std::string> parts, std::string_view separator)
   return text;
 }
 
+std::string join_some(std::span<const std::string> parts, std::size_t most,
+                      std::string_view separator) {
+  if (parts.size() <= most) return join(parts, separator);
+  return join(parts.first(most), separator) + " and " + std::to_string(parts.size() - most) +
+         " more";
+}
+
 std::string printable(std::string_view text, bool keep_newlines) {
   std::string out;
   out.reserve(text.size());

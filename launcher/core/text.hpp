@@ -16,6 +16,9 @@ std::optional<std::string> nearest(std::string_view word, std::span<const std::s
 // Splits at each separator; an empty text gives one empty part.
 std::vector<std::string> split(std::string_view text, char separator);
 std::string join(std::span<const std::string> parts, std::string_view separator);
+// The first `most` of them: "a, b and 997 more".
+std::string join_some(std::span<const std::string> parts, std::size_t most,
+                      std::string_view separator = ", ");
 
 // The text with every control character but tab and newline shown as \xNN, and bytes that are not
 // UTF-8 too, so that it cannot drive a terminal. Newlines stay only with keep_newlines.

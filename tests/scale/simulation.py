@@ -30,7 +30,7 @@ class Simulation:
         try:
             yaml = self.folder / "cluster.yaml"
             yaml.write_text("cluster_name: scale\nprovider: {type: local}\n")
-            self.run("up", "-y", yaml)
+            self.run("up", "-y", yaml, stderr=subprocess.DEVNULL)
             self.pid = self.status()["cluster"]["head"]["pid"]
             self.root = Path(self.status()["cluster"]["head"]["root"])
             first = 0
@@ -53,7 +53,7 @@ class Simulation:
         for each in self.simulators:
             each.wait()
             each.stdout.close()
-        self.run("down", "-y", check=False)
+        self.run("down", "-y", check=False, stderr=subprocess.DEVNULL)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def run(self, *args, check=True, **more):
@@ -121,3 +121,13 @@ class Simulation:
 
     def kill_head(self):
         os.kill(self.pid, signal.SIGKILL)
+
+    def await_head(self, killed):
+        """Until another than that one answers."""
+        while True:
+            done = self.run("status", "--json", check=False, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            pid = json.loads(done.stdout)["cluster"]["head"]["pid"] if done.returncode == 0 else killed
+            if pid != killed:
+                self.pid = pid
+                return
+            time.sleep(0.005)

@@ -33,14 +33,8 @@ void Engine::Impl::check_glibc(const JobSpec& spec) const {
   }
   if (fine + static_cast<int>(old.size()) + nodes_to_come() < spec.nnodes.min) return;
   if (fine + nodes_to_come() >= spec.nnodes.min) return;
-  constexpr std::size_t kNamed = 4;
-  if (old.size() > kNamed) {
-    const std::string more = "and " + std::to_string(old.size() - kNamed) + " more";
-    old.resize(kNamed);
-    old.push_back(more);
-  }
   throw Error(ErrorCode::conflict, spec.content->glibc_of + " wants glibc " + demand.glibc->str() +
-                                       ", and " + join(old, ", "))
+                                       ", and " + join_some(old, kNamedNodes))
       .with_hint("build it on a system as old as the nodes, or link it statically");
 }
 

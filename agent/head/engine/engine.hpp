@@ -152,7 +152,9 @@ class Engine {
   std::vector<std::string> content_wanted(const JobSpec& spec) const;
   // Error(conflict) when the nodes' systems are too old for the job's program.
   void check_content(const JobSpec& spec) const;
-  nlohmann::json status() const;
+  // `most_jobs`: not all jobs, but so many, first those that have ranks, then those that wait, then
+  // those that have ended, the newest first.
+  nlohmann::json status(std::optional<std::size_t> most_jobs = std::nullopt) const;
   // Sentences about the head's machine that a person should read.
   std::vector<std::string> warnings() const;
   nlohmann::json jobs() const;

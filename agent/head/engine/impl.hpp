@@ -447,7 +447,7 @@ struct Engine::Impl {
   std::optional<int> checkpoint_number(const Job& job, const std::string& path) const;
 
   // view.cpp
-  nlohmann::json status() const;
+  nlohmann::json status(std::optional<std::size_t> most_jobs) const;
   std::vector<std::string> warnings() const;
   nlohmann::json summary(const Job& job) const;
   nlohmann::json details(const Job& job) const;

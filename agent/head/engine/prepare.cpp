@@ -150,10 +150,8 @@ void Engine::Impl::pairs_checked(const JobId& id, int number,
   }
   attempt->pairs_asked = false;
   if (!attempt->ending()) {
-    const std::size_t named = std::min(broken.size(), kNamedNodes);
-    std::string why = join({broken.begin(), broken.begin() + static_cast<std::ptrdiff_t>(named)}, "; ");
-    if (broken.size() > named) why += "; and " + std::to_string(broken.size() - named) + " more";
-    give_up_start(*job, *attempt, "its nodes cannot talk to each other: " + why);
+    give_up_start(*job, *attempt, "its nodes cannot talk to each other: " +
+                                      join_some(broken, kNamedNodes, "; "));
   }
 }
 

@@ -400,7 +400,7 @@ void Engine::Impl::prepared(const JobId& id, const std::string& token, Prepared 
   std::string message = "attempt " + std::to_string(attempt.row.attempt) + " starts with " +
                         std::to_string(attempt.row.world_size) +
                         (attempt.row.world_size == 1 ? " rank on " : " ranks on ") +
-                        join(names, ", ");
+                        join_some(names, kNamedNodes);
   if (job.checkpoints.empty() && job.spec.start) {
     message += ", from " + job.spec.start->str();
   } else if (attempt.row.checkpoint) {

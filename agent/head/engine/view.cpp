@@ -93,7 +93,7 @@ nlohmann::json attempt_json(const Attempt& attempt, const Clock& clock) {
 
 }  // namespace
 
-nlohmann::json Engine::Impl::status() const {
+nlohmann::json Engine::Impl::status(std::optional<std::size_t> most_jobs) const {
   nlohmann::json node_list = nlohmann::json::array();
   std::vector<const Node*> order;
   for (const auto& [id, node] : nodes) order.push_back(&node);
@@ -156,6 +156,16 @@ nlohmann::json Engine::Impl::status() const {
   }
   std::sort(newest.begin(), newest.end(),
             [](const Job* a, const Job* b) { return a->order > b->order; });
+  std::map<std::string, std::size_t> counts;
+  for (const Job* job : newest) ++counts[to_string(job->shown.state)];
+  if (most_jobs && newest.size() > *most_jobs) {
+    const auto ended = std::stable_partition(
+        newest.begin(), newest.end(), [](const Job* job) { return !is_final(job->shown.state); });
+    std::stable_partition(newest.begin(), ended, [](const Job* job) {
+      return job->shown.state != JobState::queued;
+    });
+    newest.resize(*most_jobs);
+  }
   for (const Job* job : newest) job_list.push_back(summary(*job));
   return {{"cluster",
            {{"name", options.cluster_name},
@@ -172,8 +182,9 @@ nlohmann::json Engine::Impl::status() const {
              {{"pid", ::getpid()},
               {"root", options.root.root.string()},
               {"log", options.root.log().string()}}}}},
-          {"nodes", node_list},
-          {"jobs", job_list}};
+          {"nodes", std::move(node_list)},
+          {"jobs", std::move(job_list)},
+          {"job_counts", counts}};
 }
 
 nlohmann::json Engine::Impl::summary(const Job& job) const {
@@ -288,8 +299,8 @@ std::vector<std::string> Engine::warnings() const {
   return impl_->warnings();
 }
 
-nlohmann::json Engine::status() const {
-  return impl_->status();
+nlohmann::json Engine::status(std::optional<std::size_t> most_jobs) const {
+  return impl_->status(most_jobs);
 }
 
 nlohmann::json Engine::plan(const JobSpec& spec) const {
@@ -302,7 +313,7 @@ nlohmann::json Engine::plan(const JobSpec& spec) const {
 }
 
 nlohmann::json Engine::jobs() const {
-  return {{"jobs", impl_->status().at("jobs")}};
+  return {{"jobs", impl_->status(std::nullopt).at("jobs")}};
 }
 
 nlohmann::json Engine::job(const JobId& id) const {

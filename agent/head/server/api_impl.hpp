@@ -34,6 +34,9 @@ std::pair<NodeId, int> forward_query(const std::string& query);
 // "rank=R&points=N", each optional. Error(invalid) as above.
 Engine::MetricsQuery metrics_query(const std::string& query);
 
+// "jobs=N", or nothing. Error(invalid) as above.
+std::optional<std::size_t> status_query(const std::string& query);
+
 // The engine answers through a callback; here it is awaited. What `start` throws is thrown here,
 // and so is an answer that is an error.
 asio::awaitable<nlohmann::json> answer_of(std::function<void(Engine::Answer)> start);

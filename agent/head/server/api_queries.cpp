@@ -60,6 +60,15 @@ std::pair<NodeId, int> forward_query(const std::string& query) {
   return {node, port};
 }
 
+std::optional<std::size_t> status_query(const std::string& query) {
+  if (query.empty()) return std::nullopt;
+  const auto number = query.starts_with("jobs=") ? number_from<int>(query.substr(5)) : std::nullopt;
+  if (!number || *number < 0) {
+    throw Error(ErrorCode::invalid, "a status takes jobs=N, not " + printable(query, false));
+  }
+  return static_cast<std::size_t>(*number);
+}
+
 Engine::MetricsQuery metrics_query(const std::string& query) {
   Engine::MetricsQuery wanted;
   if (query.empty()) return wanted;

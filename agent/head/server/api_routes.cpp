@@ -45,8 +45,8 @@ Joins::Wanted join_wanted(const json& body) {
 std::span<const Api::Route> Api::routes() {
   static const Route kRoutes[] = {
       {"GET", "/v1/status",
-       [](Api& api, const Request&, const std::string&) {
-         json status = api.parts_.engine.status();
+       [](Api& api, const Request& of, const std::string&) {
+         json status = api.parts_.engine.status(status_query(of.query));
          status["cluster"]["head"]["port"] = api.parts_.door.port();
          status["cluster"]["head"]["problem"] = api.parts_.door.problem();
          if (api.parts_.succession != nullptr) {

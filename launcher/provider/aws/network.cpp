@@ -38,13 +38,6 @@ std::vector<std::string> named_subnets(const json& config) {
   return ids;
 }
 
-std::string joined(std::vector<std::string> names) {
-  if (names.size() <= kMostNames) return join(names, ", ");
-  const std::size_t more = names.size() - kMostNames;
-  names.resize(kMostNames);
-  return join(names, ", ") + " and " + std::to_string(more) + " more";
-}
-
 }  // namespace
 
 std::string address_seen(Client& client) {
@@ -93,7 +86,7 @@ const std::string& Network::vpc_of_choice(const std::vector<Subnet>& all) {
   throw Error(ErrorCode::not_found,
               client_.region() + (vpcs.empty() ? " has no subnet"
                                                : " has no default VPC, and several others: " +
-                                                     joined({vpcs.begin(), vpcs.end()})))
+                                                     join_some(std::vector<std::string>(vpcs.begin(), vpcs.end()), kMostNames)))
       .with_hint(
           "SubnetIds: [subnet-…] in node_config says where nodes are; "
           "aws ec2 create-default-vpc makes a default one");
@@ -130,7 +123,7 @@ std::vector<Network::Subnet> Network::of_zones() {
         ErrorCode::not_found,
         (zones.contains(zone) ? "no subnet of " + zone + " gives its instances public addresses"
                               : "there is no subnet in " + printable(zone, false) + " of " + vpc))
-        .with_hint("provider.availability_zone may name: " + joined({zones.begin(), zones.end()}));
+        .with_hint("provider.availability_zone may name: " + join_some(std::vector<std::string>(zones.begin(), zones.end()), kMostNames));
   }
   return ordered;
 }

@@ -37,6 +37,7 @@ struct BothEnds {
   TemporaryFolder folder;
   paths::HeadRoot head_root{folder / "head"};
   paths::NodeRoot node_root{folder / "node"};
+  asio::io_context greeting{1};
   asio::io_context context{1};
   SystemClock clock;
   std::unique_ptr<head::ConfigFile> config_file;
@@ -61,7 +62,7 @@ struct BothEnds {
     node::install_identity(node_root, head::sign_node(head_root, kFarNode, request));
     config_file =
         std::make_unique<head::ConfigFile>(context, head_root, head::read_head_config(head_root));
-    door = std::make_unique<head::NodeDoor>(context, *config_file);
+    door = std::make_unique<head::NodeDoor>(context, greeting, *config_file);
     door->listen();
     nodes = std::make_unique<head::NodeConnections>(context, *config_file, *door);
     const nlohmann::json config = {
