@@ -28,6 +28,14 @@ TEST_CASE("split and join") {
   CHECK(join(Words{}, ", ").empty());
 }
 
+TEST_CASE("a few are named, and the rest counted") {
+  const std::vector<std::string> names{"a", "b", "c"};
+  CHECK(join_some(names, 3) == "a, b, c");
+  CHECK(join_some(names, 2) == "a, b and 1 more");
+  CHECK(join_some(names, 1, "; ") == "a and 2 more");
+  CHECK(join_some({}, 2).empty());
+}
+
 TEST_CASE("nothing printable drives a terminal") {
   CHECK(printable("a\tb\nc") == "a\tb\nc");
   CHECK(printable("a\tb\nc", false) == "a\tb\\x0ac");

@@ -281,6 +281,35 @@ TEST_CASE("a lost node: restarted elsewhere after its lease, the old epoch stopp
   CHECK(world.state(id) == "starting");
 }
 
+TEST_CASE("a status of a few jobs has those first that have ranks, then those that wait") {
+  World world;
+  world.join("node-0");
+  const JobId ended = world.submit(World::spec());
+  world.run_through("node-0", ended, 1, 0);
+  JobSpec wide = World::spec();
+  wide.resources.cpu = 4;
+  wide.resources_given = true;
+  const JobId runs = world.submit(wide);
+  world.started("node-0", runs, 1);
+  const JobId first = world.submit(wide);
+  const JobId second = world.submit(wide);
+  world.settle();
+  const auto ids = [&](std::optional<std::size_t> most) {
+    std::vector<std::string> names;
+    const nlohmann::json status = world.engine->status(most);
+    for (const nlohmann::json& job : status.at("jobs")) names.push_back(job.at("job"));
+    CHECK(status.at("job_counts") ==
+          nlohmann::json({{"succeeded", 1}, {"starting", 1}, {"queued", 2}}));
+    return names;
+  };
+  using Names = std::vector<std::string>;
+  CHECK(ids(std::nullopt) == Names{second.str(), first.str(), runs.str(), ended.str()});
+  CHECK(ids(4) == ids(std::nullopt));
+  CHECK(ids(3) == Names{runs.str(), second.str(), first.str()});
+  CHECK(ids(1) == Names{runs.str()});
+  CHECK(ids(0).empty());
+}
+
 TEST_CASE("of two lost nodes the one that is back does not end the wait for the other's lease") {
   enum class Back { alone, both };
   const auto run = [](bool has_last_word, Back back) {
