@@ -105,13 +105,17 @@ void Stragglers::Rank::judge(const Piece& newest, double median) {
                                : *own > kSlow * median && *own - median > kLeast;
   row = other_side ? row + newest.steps : 0;
   row_beats = other_side ? row_beats + 1 : 0;
-  if (slow) untold += newest.steps;
+  if (slow) {
+    untold += newest.steps;
+    ++untold_beats;
+  }
   const std::int64_t wanted = slow ? kSteps : kSteps << std::min(times, kDoubled);
   if (row < wanted || row_beats < kBeats) return;
   slow = !slow;
   row = 0;
   row_beats = 0;
   untold = 0;
+  untold_beats = 0;
 }
 
 void Stragglers::heard(const wire::RankBeat& beat, Monotonic now) {
@@ -227,7 +231,7 @@ std::vector<std::string> Stragglers::judge(const NodeId& node, int first, int co
   }
   bool any_on_its_way = false;
   bool any_told = false;
-  std::int64_t waited = 0;
+  bool has_waited = false;
   Group found;
   for (const auto& [number, rank] : live) {
     if (rank->told && !rank->slow) {
@@ -236,13 +240,13 @@ std::vector<std::string> Stragglers::judge(const NodeId& node, int first, int co
       events.push_back(end({{number, rank}}, node.str(), /*whole=*/false));
     }
     any_told = any_told || rank->told;
-    if (!rank->slow) any_on_its_way = any_on_its_way || rank->row > 0;
+    any_on_its_way = any_on_its_way || (!rank->slow && (rank->row > 0 || !rank->own));
     if (!rank->slow || rank->told || !rank->own || !median_) continue;
     found.emplace_back(number, rank);
-    waited = std::max(waited, rank->untold);
+    has_waited = has_waited || (rank->untold >= kSteps && rank->untold_beats >= kBeats);
   }
   // Others of the node may turn out to be slow as well.
-  if (found.empty() || (any_on_its_way && waited < kSteps)) return events;
+  if (found.empty() || (any_on_its_way && !has_waited)) return events;
   const bool whole = found.size() == live.size() && live.size() > 1 &&
                      static_cast<std::size_t>(count) == live.size() && !any_told;
   const auto tell = [&](const Group& group) {

@@ -82,11 +82,12 @@ class Stragglers {
     std::optional<std::pair<std::int64_t, Monotonic>> last_step;
     // The newest: of at least kSteps and kBeats, if there are so many, and no more than that takes.
     std::vector<Piece> pieces;
-    std::optional<double> own;  // a step, but for the slowest piece: one pause is no slowness
-    std::int64_t row = 0;       // steps in which it was on the other side than `slow` says
-    std::size_t row_beats = 0;  // the same
-    std::int64_t untold = 0;    // steps since it is slow, while that is not told
-    int times = 0;              // that it was told
+    std::optional<double> own;     // a step, but for the slowest piece: one pause is no slowness
+    std::int64_t row = 0;          // steps in which it was on the other side than `slow` says
+    std::size_t row_beats = 0;     // the same
+    std::int64_t untold = 0;       // steps since it is slow
+    std::size_t untold_beats = 0;  // the same
+    int times = 0;                 // that it was told
     bool slow = false;
     bool told = false;  // by itself, not with its node
     bool ended = false;

@@ -197,6 +197,15 @@ TEST_CASE("all ranks of a node are one event, also where one comes to it later")
         "is 180 ms; the difference is compute (200 ms of 200 ms)");
   for (int rank = 8; rank < 16; ++rank) ranks.parts[rank] = {};
   told = ranks.beats_of(1, 80);
+  // Where there are thousands of steps in a heartbeat too.
+  Ranks quick(24);
+  CHECK(quick.beats_of(5000, 10).empty());
+  for (int rank = 8; rank < 15; ++rank) quick.parts[rank].compute += 0.2;
+  quick.beats_of(5000, 2);
+  quick.parts[15].compute += 0.2;
+  const Words once = quick.beats_of(5000, 20);
+  REQUIRE(once.size() == 1);
+  CHECK(once[0].starts_with("all 8 ranks of node-1 are slow: "));
   CHECK(told == Words{"the ranks of node-1 are slow no more: 180 ms a step of their own, the "
                       "median is 180 ms"});
 }
