@@ -150,7 +150,7 @@ void Stragglers::find_median() {
   if (owns.size() >= 2 && owns.size() * 2 > live) median_ = median_of(owns);
 }
 
-// "; the difference is data (230 of 232 ms)": the part in which the group is furthest from the
+// "; the difference is data (230 ms of 232 ms)": the part in which the group is furthest from the
 // median of all ranks' parts.
 std::string Stragglers::difference(const Group& group) const {
   constexpr std::pair<const char*, float Piece::*> kParts[] = {
@@ -178,7 +178,7 @@ std::string Stragglers::difference(const Group& group) const {
     most = more;
     where = name;
   }
-  if (where.empty()) return "; in what is not known";
+  if (where.empty()) return "; what makes the difference is not known";
   return "; the difference is " + where + " (" + short_time(most) + " of " + short_time(all) + ")";
 }
 

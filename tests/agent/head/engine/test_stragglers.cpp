@@ -141,7 +141,7 @@ TEST_CASE("what a slow rank waits for is the part that makes most of the differe
   plain.parts[1].compute += 0.3;
   const Words less = plain.beats_of(2, 40);
   REQUIRE(less.size() == 1);
-  CHECK(less[0].ends_with("the median is 180 ms; in what is not known"));
+  CHECK(less[0].ends_with("the median is 180 ms; what makes the difference is not known"));
 }
 
 TEST_CASE("1.5 times is not above it, a hair is no difference, one pause is no slowness") {
