@@ -7,6 +7,9 @@ namespace dtrain::train {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
+// Who reads one of these has seen that `version_` is odd, or another.
+constexpr auto kRelease = std::memory_order_release;
+constexpr auto kAcquire = std::memory_order_acquire;
 constexpr int kTries = 100;
 
 double in_seconds(std::int64_t nanoseconds) {
@@ -52,20 +55,19 @@ void StepClock::step(std::int64_t step, Time now, const std::optional<Collective
 void StepClock::publish(std::chrono::nanoseconds each) {
   const std::uint64_t version = version_.load(kRelaxed);
   version_.store(version + 1, kRelaxed);
-  std::atomic_thread_fence(std::memory_order_release);
-  steps_.store(sums_.steps, kRelaxed);
-  seconds_.store(sums_.seconds.count(), kRelaxed);
-  data_.store(sums_.data.count(), kRelaxed);
-  moving_.store(sums_.moving.count(), kRelaxed);
-  waiting_.store(sums_.waiting.count(), kRelaxed);
-  tells_data_.store(knows_collectives_, kRelaxed);
-  tells_moving_.store(last_collectives_.tells_moving, kRelaxed);
-  tells_waiting_.store(last_collectives_.tells_waiting, kRelaxed);
+  steps_.store(sums_.steps, kRelease);
+  seconds_.store(sums_.seconds.count(), kRelease);
+  data_.store(sums_.data.count(), kRelease);
+  moving_.store(sums_.moving.count(), kRelease);
+  waiting_.store(sums_.waiting.count(), kRelease);
+  tells_data_.store(knows_collectives_, kRelease);
+  tells_moving_.store(last_collectives_.tells_moving, kRelease);
+  tells_waiting_.store(last_collectives_.tells_waiting, kRelease);
   const std::int64_t before = published_.load(kRelaxed);
   newest_[static_cast<std::size_t>(before) % kNewest].store(
-      static_cast<float>(in_seconds(each.count())), kRelaxed);
-  published_.store(before + 1, kRelaxed);
-  version_.store(version + 2, std::memory_order_release);
+      static_cast<float>(in_seconds(each.count())), kRelease);
+  published_.store(before + 1, kRelease);
+  version_.store(version + 2, kRelease);
 }
 
 std::optional<StepSums> StepClock::read() const {
@@ -73,24 +75,23 @@ std::optional<StepSums> StepClock::read() const {
   std::vector<float> newest;
   for (int i = 0;; ++i) {
     if (i == kTries) return std::nullopt;  // the other thread has lost the processor in between
-    const std::uint64_t before = version_.load(std::memory_order_acquire);
+    const std::uint64_t before = version_.load(kAcquire);
     if (before == 0) return std::nullopt;
     sums = {};
-    sums.steps = steps_.load(kRelaxed);
-    const std::int64_t seconds = seconds_.load(kRelaxed);
-    const std::int64_t data = data_.load(kRelaxed);
-    const std::int64_t moving = moving_.load(kRelaxed);
-    const std::int64_t waiting = waiting_.load(kRelaxed);
+    sums.steps = steps_.load(kAcquire);
+    const std::int64_t seconds = seconds_.load(kAcquire);
+    const std::int64_t data = data_.load(kAcquire);
+    const std::int64_t moving = moving_.load(kAcquire);
+    const std::int64_t waiting = waiting_.load(kAcquire);
     sums.seconds = in_seconds(seconds);
-    if (tells_data_.load(kRelaxed)) sums.data = in_seconds(data);
-    if (tells_moving_.load(kRelaxed)) sums.communication = in_seconds(moving);
-    if (tells_waiting_.load(kRelaxed)) {
+    if (tells_data_.load(kAcquire)) sums.data = in_seconds(data);
+    if (tells_moving_.load(kAcquire)) sums.communication = in_seconds(moving);
+    if (tells_waiting_.load(kAcquire)) {
       sums.wait = in_seconds(waiting);
       sums.compute = in_seconds(std::max<std::int64_t>(seconds - data - moving - waiting, 0));
     }
-    newest.resize(std::min(kNewest, static_cast<std::size_t>(published_.load(kRelaxed))));
-    for (std::size_t at = 0; at < newest.size(); ++at) newest[at] = newest_[at].load(kRelaxed);
-    std::atomic_thread_fence(std::memory_order_acquire);
+    newest.resize(std::min(kNewest, static_cast<std::size_t>(published_.load(kAcquire))));
+    for (std::size_t at = 0; at < newest.size(); ++at) newest[at] = newest_[at].load(kAcquire);
     if (before % 2 == 0 && version_.load(kRelaxed) == before) break;
   }
   std::sort(newest.begin(), newest.end());
