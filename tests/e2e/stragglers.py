@@ -1,9 +1,28 @@
 """Trainings that a rank slows down: dtrain names it, says what it waits for, and shows what steps take."""
 
+import sys
+
 from harness import *
 
 PROGRAM = BUILD / "tests" / "e2e" / "slow_rank"
 SLOW = r"rank 2 on node-1 is slow: (\S+ m?s) a step of its own over the last \d+, the median is (\S+ m?s); "
+# Speaks the rank contract: rank 0 says its step and nothing more, the others what they know.
+ANY = """
+import json, os, socket, sys, time
+rank = int(os.environ["RANK"])
+s = socket.socket(socket.AF_UNIX)
+s.connect(os.environ["DTRAIN_REPORT_SOCKET"])
+step = 0
+while not os.path.exists(sys.argv[1]):
+    step += 1
+    beat = {"type": "heartbeat", "step": step}
+    if rank > 0:
+        beat["step_times"] = {"steps": step, "seconds": step * 0.5}
+    if rank > 1:
+        beat["step_times"].update(data=step * 0.25, wait=step * 0.125, p90=0.75)
+    s.sendall(json.dumps(beat).encode() + b"\\n")
+    time.sleep(0.05)
+"""
 
 
 class Stragglers(ClusterCase):
@@ -66,6 +85,20 @@ class Stragglers(ClusterCase):
         self.told(r"all 2 ranks of node-1 are slow: .*; the difference is compute ")
         self.ends(job)
         self.assertFalse([each for each in self.said if re.search("rank [23] .* is slow", each)], self.said)
+
+    def test_any_program_may_say_what_its_steps_take(self):
+        program, end = self.folder / "any.py", self.folder / "end"
+        program.write_text(ANY)
+        job = self.json("submit", "-d", "--nproc-per-node", "3", "--", sys.executable, program, end)["job"]
+        self.wait_state(job, "running")
+        times = eventually(lambda: all(found := list(self.times(job).values())) and len(found) == 3 and found, "times")
+        self.assertGreater(times[0]["p50"], 0)
+        self.assertEqual([times[0]["own"], times[0]["data"], times[1]["own"]], [None, None, None])
+        known = {"step": 0.5, "own": 0.375, "data": 0.25, "compute": None, "wait": 0.125, "p50": 0.5, "p90": 0.75}
+        self.assertEqual({key: times[2][key] for key in known}, known)
+        self.assertEqual(times[1]["p90"], 0.5)
+        end.touch()
+        self.wait_state(job, "succeeded")
 
 
 if __name__ == "__main__":
