@@ -10,6 +10,7 @@
 #include "cli/follow.hpp"
 #include "cli/jobs.hpp"
 #include "cli/rank_places.hpp"
+#include "cli/step_times.hpp"
 #include "launcher/cluster/counted.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
@@ -241,14 +242,18 @@ int run_status(Context& context, const StatusFlags& options) {
       }
       const std::string id = text_or(job, "job");
       std::string places;
+      std::string times;
       try {
-        places = rank_places(client.get(job_target(id)));
+        const nlohmann::json details = client.get(job_target(id));
+        places = rank_places(details);
+        times = step_times(details, color);
       } catch (const Error& error) {
         if (error.code() != ErrorCode::not_found) throw;  // it was removed meanwhile
       }
       for (const std::string& line : split(places, '\n')) {
         if (!line.empty()) text += id + " " + line + "\n";
       }
+      if (!times.empty()) text += id + ", a step of its ranks:\n" + times;
     }
   }
   context.print(text);

@@ -61,9 +61,14 @@ void fields(Is<RankBeat::Collective> auto& m, auto&& f) {
   f("sequence", within(m.sequence, 0, kExactMax), "name", if_set(m.name), "bytes", if_set(m.bytes),
     "entered", if_set(m.entered), "done", if_set(m.done));
 }
+void fields(Is<RankBeat::StepTimes> auto& m, auto&& f) {
+  f("steps", within(m.steps, 0, kExactMax), "seconds", m.seconds, "data", if_set(m.data), "compute",
+    if_set(m.compute), "communication", if_set(m.communication), "wait", if_set(m.wait), "p50",
+    if_set(m.p50), "p90", if_set(m.p90), "max", if_set(m.max));
+}
 void fields(Is<RankBeat> auto& m, auto&& f) {
   f("rank", m.rank, "step", if_set(m.step), "phase", if_set(m.phase), "collective",
-    if_set(m.collective));
+    if_set(m.collective), "step_times", if_set(m.step_times));
 }
 BOOST_DESCRIBE_STRUCT(RankBeats, (), (beats))
 void fields(Is<AttemptWarning> auto& m, auto&& f) {

@@ -109,10 +109,26 @@ struct RankBeat {
 
     bool operator==(const Collective&) const = default;
   };
+  // Sums over all steps since the rank's process began, in seconds, so that what lies between two
+  // beats is their difference, whichever were lost or joined on the way. Absent: not known.
+  struct StepTimes {
+    std::uint64_t steps = 0;  // that these are sums of
+    double seconds = 0;       // what they took, all of the next four in it
+    std::optional<double> data;
+    std::optional<double> compute;
+    std::optional<double> communication;  // moving data in collectives, without waiting
+    std::optional<double> wait;           // for other ranks in collectives
+    std::optional<double> p50;            // of single steps, the newest
+    std::optional<double> p90;
+    std::optional<double> max;
+
+    bool operator==(const StepTimes&) const = default;
+  };
   int rank = 0;
   std::optional<std::int64_t> step;
   std::string phase;  // what it is at: "data", "validation"; empty: not said
   std::optional<Collective> collective;
+  std::optional<StepTimes> step_times{};
 
   bool operator==(const RankBeat&) const = default;
 };

@@ -91,8 +91,41 @@ void check_word(const json& report, const char* key, std::size_t limit) {
   }
 }
 
+double seconds_at(const json& object, const char* key) {
+  const double seconds = as_number(member(object, key), key);
+  if (!std::isfinite(seconds) || seconds < 0) {
+    wrong_report(std::string("\"") + key + "\" must be seconds, 0 or more");
+  }
+  return seconds;
+}
+
+// The optional ones of RankBeat::StepTimes.
+constexpr std::pair<const char*, std::optional<double> RankBeat::StepTimes::*> kStepTimes[] = {
+    {"data", &RankBeat::StepTimes::data},
+    {"compute", &RankBeat::StepTimes::compute},
+    {"communication", &RankBeat::StepTimes::communication},
+    {"wait", &RankBeat::StepTimes::wait},
+    {"p50", &RankBeat::StepTimes::p50},
+    {"p90", &RankBeat::StepTimes::p90},
+    {"max", &RankBeat::StepTimes::max}};
+
+// Absent or null: nothing. Throws.
+std::optional<RankBeat::StepTimes> step_times_of(const json& report) {
+  const auto found = report.find("step_times");
+  if (found == report.end() || found->is_null()) return std::nullopt;
+  if (!found->is_object()) wrong_report("\"step_times\" must be an object");
+  RankBeat::StepTimes times;
+  times.steps = static_cast<std::uint64_t>(get_int(*found, "steps", 0, kStepMax));
+  times.seconds = seconds_at(*found, "seconds");
+  for (const auto& [key, its] : kStepTimes) {
+    if (found->contains(key)) times.*its = seconds_at(*found, key);
+  }
+  return times;
+}
+
 void check_heartbeat(const json& report) {
   if (report.contains("phase")) check_word(report, "phase", kPhaseMax);
+  step_times_of(report);
   const auto found = report.find("collective");
   if (found == report.end() || found->is_null()) return;
   if (!found->is_object()) {
@@ -167,6 +200,7 @@ RankBeat beat_of(int rank, const nlohmann::json& report) {
     if (get_string(report, "type") != "heartbeat") return beat;
     check_heartbeat(report);
     if (report.contains("phase")) beat.phase = get_string(report, "phase");
+    beat.step_times = step_times_of(report);
     const auto found = report.find("collective");
     if (found == report.end() || found->is_null()) return beat;
     RankBeat::Collective its;

@@ -71,6 +71,7 @@ class internal::TrainingPass {
   }
   ~TrainingPass() {
     if (!is_initialized() || training().pass != this) return;
+    training().context.set_phase("");
     training().pass = nullptr;
     training().place.leave_pass();
   }
@@ -84,7 +85,7 @@ class internal::TrainingPass {
     t.context.set_phase("data");
     std::optional<Batch> batch = is_evened_ ? next_of_all(t.context) : pass_.next();
     t.times.lap(Part::wait);
-    t.context.set_phase("compute");
+    t.context.set_phase(batch ? "compute" : "");
     if (batch) {
       ++given_;
       samples_ += batch->size();
@@ -238,7 +239,8 @@ Epochs::~Epochs() {
   if (has_begun_ && is_initialized()) training().place.end_epochs();
 }
 
-Evaluation::Evaluation() : model_(with_model().model), modes_(*model_) {
+Evaluation::Evaluation()
+    : model_(with_model().model), modes_(*model_), phase_(context().set_phase("validation")) {
   const Current& t = training();
   if (!t.own_buffers) t.ddp->sync_buffers();
   model_->eval();
@@ -246,6 +248,7 @@ Evaluation::Evaluation() : model_(with_model().model), modes_(*model_) {
 
 Evaluation::~Evaluation() {
   modes_.restore(*model_);
+  if (is_initialized()) context().set_phase(phase_);  // else a training that has left within it
 }
 
 void count_step() {

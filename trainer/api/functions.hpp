@@ -222,6 +222,7 @@ class Evaluation {
  private:
   std::shared_ptr<torch::nn::Module> model_;
   ModuleModes modes_;
+  const char* phase_;  // before it
   c10::NoGradGuard no_grad_;
 };
 

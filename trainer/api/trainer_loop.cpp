@@ -231,6 +231,7 @@ void Trainer::State::run_epoch(Trainer& trainer) {
     std::int64_t window = std::min(options.accumulate_grad_batches, train_batches - index);
     std::deque<Batch> ready;
     if (train_data->is_stream()) {
+      context().set_phase("data");
       window = fill_window(pass, ready, window, context());
       stream_has_ended = window == 0;
       if (stream_has_ended) break;
@@ -261,6 +262,7 @@ void Trainer::State::run_epoch(Trainer& trainer) {
     if (session().stop_agreed()) has_ended = true;
     times.begin();
   }
+  context().set_phase("");
   const bool whole = stream_has_ended || index >= train_batches;
   // Where the end was not known before it came.
   if (validates_now && stream_has_ended && val_every == train_batches && validated_at != index) {

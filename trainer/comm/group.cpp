@@ -153,6 +153,11 @@ std::int64_t SharedGroup::step_of(int rank) const {
   return block(rank).step.load(std::memory_order_relaxed);
 }
 
+SharedGroup::Spent SharedGroup::spent() const {
+  return {std::chrono::nanoseconds(inside_.load(std::memory_order_relaxed)),
+          std::chrono::nanoseconds(waiting_.load(std::memory_order_relaxed))};
+}
+
 std::uint64_t SharedGroup::last_left(int rank) const {
   return block(rank).left.load(std::memory_order_relaxed);
 }
@@ -269,7 +274,9 @@ void SharedGroup::sync() {
     all = static_cast<std::int32_t>(value - arrived_) >= 0;
   }
   if (all) return;
+  const Clock::time_point began = Clock::now();
   for (int i = 1; i < size_; ++i) wait_for((rank_ + i) % size_, arrived_);
+  add_time_since(began, waiting_);
 }
 
 Post SharedGroup::make_post(Kind kind, std::size_t bytes, const void* data) const {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -123,6 +124,13 @@ class SharedGroup {
   // Whether an error was seen by any rank. Any thread.
   bool broken() const;
 
+  // How long this rank has been inside of calls so far, and of that waited for others. Any thread.
+  struct Spent {
+    std::chrono::nanoseconds inside{};
+    std::chrono::nanoseconds waiting{};
+  };
+  Spent spent() const;
+
   // Calls that needed no staging: all ranks' data lay in their heaps.
   std::uint64_t in_place_calls() const { return in_place_calls_; }
 
@@ -159,6 +167,8 @@ class SharedGroup {
   Post current_;
   std::string failure_;
   std::uint64_t in_place_calls_ = 0;
+  std::atomic<std::int64_t> inside_{0};   // nanoseconds in calls
+  std::atomic<std::int64_t> waiting_{0};  // nanoseconds
   std::mutex mutex_;
 };
 

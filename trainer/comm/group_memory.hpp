@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -71,10 +72,21 @@ inline constexpr std::size_t kHeaderSize = 4096;
 static_assert(sizeof(Header) <= kHeaderSize);
 inline constexpr std::size_t kRankSize = 2 * kSmall + kTurns * kStage;
 
+// To a sum that only the thread of the call adds to.
+inline void add_time_since(std::chrono::steady_clock::time_point began,
+                           std::atomic<std::int64_t>& sum) {
+  const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - began;
+  sum.store(sum.load(std::memory_order_relaxed) + took.count(), std::memory_order_relaxed);
+}
+
 // A call: only one thread is in it.
 struct SharedGroup::Call {
-  explicit Call(SharedGroup& its) : group(its), lock(its.mutex_) {}
-  ~Call() { group.block(group.rank_).left.store(group.sequence_, std::memory_order_relaxed); }
+  explicit Call(SharedGroup& its)
+      : group(its), lock(its.mutex_), began(std::chrono::steady_clock::now()) {}
+  ~Call() {
+    group.block(group.rank_).left.store(group.sequence_, std::memory_order_relaxed);
+    add_time_since(began, group.inside_);
+  }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
@@ -97,6 +109,7 @@ struct SharedGroup::Call {
 
   SharedGroup& group;
   const std::lock_guard<std::mutex> lock;
+  const std::chrono::steady_clock::time_point began;
 };
 
 inline Header& header_of(const Meeting& meeting) {

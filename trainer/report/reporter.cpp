@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -67,6 +68,20 @@ void Reporter::heartbeat(const Heartbeat& heartbeat) {
     } else {
       report["collective"] = its->sequence;
     }
+  }
+  if (const auto& its = heartbeat.step_times) {
+    json& times = report["step_times"] = {{"steps", its->steps}};
+    const auto add = [&](const char* key, const std::optional<double>& seconds) {
+      if (seconds) times[key] = std::round(*seconds * 1e6) / 1e6;
+    };
+    add("seconds", its->seconds);
+    add("data", its->data);
+    add("compute", its->compute);
+    add("communication", its->communication);
+    add("wait", its->wait);
+    add("p50", its->p50);
+    add("p90", its->p90);
+    add("max", its->max);
   }
   send_quietly(line_of(report));
 }

@@ -10,6 +10,7 @@
 
 #include "trainer/core/files.hpp"
 #include "trainer/core/metrics.hpp"
+#include "trainer/report/step_clock.hpp"
 
 namespace dtrain::train {
 
@@ -36,6 +37,7 @@ struct Heartbeat {
   std::int64_t step = 0;
   std::string phase;  // what it is at: "data", "validation"; empty: not known
   std::optional<Collective> collective;
+  std::optional<StepSums> step_times{};
 
   bool operator==(const Heartbeat&) const = default;
 };

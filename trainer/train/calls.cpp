@@ -20,6 +20,17 @@ Call Calls::begin(const char* operation, const char* type, std::int64_t elements
 void Calls::end(const Call& call) {
   const std::lock_guard lock(mutex_);
   if (call.sequence == last_.sequence) has_ended_ = true;
+  ended_ = std::chrono::steady_clock::now();
+}
+
+void Calls::add_wait(std::chrono::steady_clock::time_point since) {
+  waited_ += std::chrono::nanoseconds(std::chrono::steady_clock::now() - since).count();
+}
+
+void Calls::add_wait(std::chrono::steady_clock::time_point since, std::chrono::nanoseconds before) {
+  const std::lock_guard lock(mutex_);
+  const std::chrono::nanoseconds all = ended_ - since;
+  if (const auto more = all - (waited() - before); more.count() > 0) waited_ += more.count();
 }
 
 bool Calls::has_ended(const Call& call) const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
@@ -30,10 +31,20 @@ class Calls {
   // Whether it has ended; if it is not the last one, it is taken for that.
   bool has_ended(const Call& call) const;
 
+  // How long the training's thread has waited for calls so far.
+  std::chrono::nanoseconds waited() const { return std::chrono::nanoseconds(waited_); }
+  // For one, from `since` until now.
+  void add_wait(std::chrono::steady_clock::time_point since);
+  // From `since`, when there was nothing left to compute and waited() was `before`, until the last
+  // of those that have ended had.
+  void add_wait(std::chrono::steady_clock::time_point since, std::chrono::nanoseconds before);
+
  private:
   mutable std::mutex mutex_;
   Call last_;
-  bool has_ended_ = false;  // the last one
+  bool has_ended_ = false;                         // the last one
+  std::chrono::steady_clock::time_point ended_{};  // the one that ended last
+  std::atomic<std::int64_t> waited_{0};            // nanoseconds
 };
 
 }  // namespace dtrain::train

@@ -165,7 +165,24 @@ void Context::State::connect(const Options& options) {
 }
 
 void Context::State::begin_watch(const Options& options) {
-  Watch::Joined joined{shared, calls, {}, {}};
+  Watch::Joined joined;
+  joined.group = shared;
+  joined.calls = calls;
+  // What a GPU waits for is not seen from here, and what a thread of its own does beside the
+  // training is no time of the training's.
+  const bool tells = device.is_cpu();
+  if (shared && options.communication_thread) {
+    joined.collective_time = [] { return std::optional<CollectiveTime>(); };
+  } else if (shared) {
+    joined.collective_time = [its = shared, tells] {
+      const comm::SharedGroup::Spent spent = its->spent();
+      return CollectiveTime{spent.inside - spent.waiting, spent.waiting, tells, tells};
+    };
+  } else if (calls) {
+    joined.collective_time = [its = calls, tells] {
+      return CollectiveTime{{}, its->waited(), false, tells};
+    };
+  }
 #ifdef DTRAIN_CUDA
   if (device.is_cuda() && group) {
     joined.gpu_calls = [weak = c10::weak_intrusive_ptr<c10d::Backend>(
@@ -395,6 +412,10 @@ void Context::set_step(std::int64_t step) {
 
 const char* Context::set_phase(const char* phase) {
   return state_->watch->set_phase(phase);
+}
+
+std::optional<StepSums> Context::step_sums() const {
+  return state_->watch->step_sums();
 }
 
 void Context::seed(std::uint64_t seed) const {

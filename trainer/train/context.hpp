@@ -12,6 +12,7 @@
 
 #include "trainer/core/environment.hpp"
 #include "trainer/core/libtorch_check.hpp"
+#include "trainer/report/step_clock.hpp"
 
 namespace c10d {
 class ProcessGroup;
@@ -94,10 +95,14 @@ class Context {
   std::optional<std::string> read_note(const std::string& name) const;
 
   // The step that this rank works on: for its heartbeats, its crash report, and its peers' messages
-  // when it does not come. Session::progress() calls it.
+  // when it does not come. Session::progress() calls it. The training's thread, as set_phase().
   void set_step(std::int64_t step);
-  // What it is at, for its heartbeats: a static text, "data". Returns what it was at before.
+  // What it is at, for its heartbeats: a static text. Returns what it was at before. Of "data" and
+  // "compute" it is told how much of a step they take, by which a slow rank is found
+  // (docs/rank_contract.md); what lies in others, or in none (""), belongs to no step.
   const char* set_phase(const char* phase);
+  // What the steps of this rank have taken so far, and where that time went. Any thread.
+  std::optional<StepSums> step_sums() const;
 
   // Seeds the generators of this rank: with seed + rank, so that ranks differ.
   void seed(std::uint64_t seed) const;

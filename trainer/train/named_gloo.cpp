@@ -1,7 +1,10 @@
 #include "trainer/train/named_gloo.hpp"
 
 #include <ATen/core/ivalue.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 
+#include <chrono>
 #include <exception>
 #include <optional>
 #include <utility>
@@ -49,8 +52,11 @@ class Naming {
 
 class NamedWork final : public c10d::Work {
  public:
-  NamedWork(WorkPtr inside, Naming naming)
-      : Work(-1, c10d::OpType::UNKNOWN), inside_(std::move(inside)), naming_(std::move(naming)) {}
+  NamedWork(WorkPtr inside, Naming naming, std::shared_ptr<Calls> calls)
+      : Work(-1, c10d::OpType::UNKNOWN),
+        inside_(std::move(inside)),
+        naming_(std::move(naming)),
+        calls_(std::move(calls)) {}
 
   bool isCompleted() override { return inside_->isCompleted(); }
   bool isSuccess() const override { return inside_->isSuccess(); }
@@ -62,8 +68,11 @@ class NamedWork final : public c10d::Work {
   std::uint64_t getSequencenumber() const override { return inside_->getSequencenumber(); }
 
   bool wait(std::chrono::milliseconds timeout) override {
+    const auto since = std::chrono::steady_clock::now();
     try {
-      return inside_->wait(timeout);
+      const bool done = inside_->wait(timeout);
+      calls_->add_wait(since);
+      return done;
     } catch (...) {
       std::rethrow_exception(naming_(std::current_exception()));
     }
@@ -86,6 +95,7 @@ class NamedWork final : public c10d::Work {
  private:
   WorkPtr inside_;
   Naming naming_;
+  std::shared_ptr<Calls> calls_;
   FuturePtr future_;
 };
 
@@ -151,11 +161,25 @@ class NamedGloo final : public c10d::ProcessGroupGloo {
     }
     work->getFuture()->addCallback(
         [calls = calls_, call](c10::ivalue::Future&) { calls->end(call); });
-    return c10::make_intrusive<NamedWork>(std::move(work), std::move(naming));
+    time_backward();
+    return c10::make_intrusive<NamedWork>(std::move(work), std::move(naming), calls_);
+  }
+
+  // In a backward the reducer begins calls and waits for their futures, not by us, at the end, when
+  // nothing is left to compute: in a callback that comes behind our first, and before our second.
+  void time_backward() {
+    const int backward = torch::autograd::get_current_graph_task_id();
+    if (backward < 0 || std::exchange(timed_, backward) == backward) return;
+    auto& engine = torch::autograd::Engine::get_default_engine();
+    engine.queue_callback([&engine, calls = calls_] {
+      engine.queue_callback([calls, since = std::chrono::steady_clock::now(),
+                             before = calls->waited()] { calls->add_wait(since, before); });
+    });
   }
 
   std::shared_ptr<Calls> calls_;
   std::shared_ptr<const Explain> explain_;
+  int timed_ = -1;  // the backward whose end is timed
 };
 
 }  // namespace

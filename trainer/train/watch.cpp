@@ -71,6 +71,16 @@ std::optional<std::string> Watch::ask(std::function<std::optional<std::string>()
   }
 }
 
+void Watch::set_step(std::int64_t step) {
+  step_.store(step, std::memory_order_relaxed);
+  steps_.step(step, Clock::now(), joined_.collective_time());
+}
+
+const char* Watch::set_phase(const char* phase) {
+  steps_.enter(phase, Clock::now(), joined_.collective_time());
+  return phase_.exchange(phase, std::memory_order_relaxed);
+}
+
 void Watch::write(const std::string& name, const std::string& text) {
   ask([this, name, text] {
     joined_.board.write(name, text);
@@ -116,6 +126,7 @@ Heartbeat Watch::look_at_rank() {
   Heartbeat here;
   here.step = step_.load(std::memory_order_relaxed);
   here.phase = phase_.load(std::memory_order_relaxed);
+  here.step_times = steps_.read();
   Heartbeat::Collective its;
   Clock::duration age{};
   if (joined_.group) {

@@ -16,6 +16,7 @@
 #include "trainer/comm/group.hpp"
 #include "trainer/core/environment.hpp"
 #include "trainer/report/reporter.hpp"
+#include "trainer/report/step_clock.hpp"
 #include "trainer/train/calls.hpp"
 
 namespace dtrain::train {
@@ -28,8 +29,8 @@ struct Board {
 };
 
 // A thread beside the training, of little work:
-// - under dtrain a heartbeat with step, phase and collective, each second in which one of them is
-//   another than before, else every ten;
+// - under dtrain a heartbeat with step, phase, collective and what steps take, each second in which
+//   one of them is another than before, else every ten;
 // - all that this rank does with the board, so that the training waits for a bounded time only;
 // - where ranks do not share memory, this rank's last collective is put on the board, so that a
 //   rank whose collective failed can say who is behind;
@@ -48,6 +49,10 @@ class Watch {
     std::shared_ptr<const Calls> calls;          // null where they do
     Board board;                                 // empty with one rank
     std::function<std::uint64_t()> gpu_calls{};  // how many were begun on GPUs; empty: none are
+    // Time in collectives; absent: not known.
+    std::function<std::optional<CollectiveTime>()> collective_time = [] {
+      return CollectiveTime{{}, {}, true, true};  // there is one rank
+    };
   };
 
   Watch(const Environment& environment, Joined joined, Options options);
@@ -57,13 +62,13 @@ class Watch {
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
-  // Any thread, all of them.
-  void set_step(std::int64_t step) { step_.store(step, std::memory_order_relaxed); }
+  // The training's thread. Each costs a look at the clock.
+  void set_step(std::int64_t step);
   // Static text. Returns what it was before.
-  const char* set_phase(const char* phase) {
-    return phase_.exchange(phase, std::memory_order_relaxed);
-  }
-  // Best effort: nothing is written or found when the board does not answer within a second.
+  const char* set_phase(const char* phase);
+  std::optional<StepSums> step_sums() const { return steps_.read(); }
+  // Any thread, all that follow. Best effort: nothing is written or found when the board does not
+  // answer within a second.
   void write(const std::string& name, const std::string& text);
   std::optional<std::string> read(const std::string& name);
   // Words about who is behind, for the message of a call that took long and failed; empty if it
@@ -92,6 +97,7 @@ class Watch {
   const Options options_;
   std::atomic<std::int64_t> step_{0};
   std::atomic<const char*> phase_{""};
+  StepClock steps_;
   std::uint64_t entered_sequence_ = 0;          // the thread's own
   double entered_ = 0;                          // the thread's own: when that call began
   std::optional<Clock::time_point> broken_at_;  // the thread's own

@@ -290,6 +290,7 @@ void Engine::Impl::end_attempt(Job& job, Attempt& attempt) {
   }
   attempt.ranks.clear();
   attempt.advance = {};
+  attempt.stragglers = {};
   attempt.hang.clear();
   const bool committed = attempt.row.checkpoint && !job.checkpoints.empty() &&
                          job.checkpoints.back().path != *attempt.row.checkpoint;

@@ -189,6 +189,7 @@ void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t
                          const wire::RankReport& body) {
   const std::string type = body.body.value("type", "");
   note_advance(job, attempt, share, wire::beat_of(body.rank, body.body), type == "heartbeat");
+  if (type == "heartbeat") tell_stragglers(job, attempt, share);
   if (type == "metrics") {
     metrics_report(job, attempt, share, seq, body);
     return;
@@ -287,6 +288,7 @@ void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t
   rank.address_in_use = body.address_in_use;
   const Monotonic stood = attempt.advance.moved();
   attempt.advance.ended(body.rank, clock.now());
+  attempt.stragglers.ended(body.rank);
   if (body.exit.ok()) goes_on(tx, job, attempt, stood);
   tx.changes.ranks.push_back(rank);
   keep(tx, share);

@@ -14,6 +14,7 @@
 #include "agent/head/engine/queue.hpp"
 #include "agent/head/engine/restart.hpp"
 #include "agent/head/engine/retention.hpp"
+#include "agent/head/engine/stragglers.hpp"
 #include "agent/head/store/checkpoints.hpp"
 #include "agent/head/store/rows.hpp"
 #include "agent/head/store/store.hpp"
@@ -103,6 +104,7 @@ struct Attempt {
   Monotonic lost_since;
   std::optional<Monotonic> failed;  // when the first rank was heard to have failed by itself
   Advance advance;                  // while it lives
+  Stragglers stragglers;            // the same
   std::string hang;        // that it makes no progress, and where its ranks are; empty: it does
   std::string hang_where;  // the second half of that
   bool hung = false;       // it was ended for that
@@ -316,6 +318,8 @@ struct Engine::Impl {
              const wire::RankBeats& body);
   void note_advance(Job& job, Attempt& attempt, const Share& share, const wire::RankBeat& beat,
                     bool heartbeat);
+  // Which ranks have turned out to be slow, of a node that has said something of its ranks.
+  void tell_stragglers(Job& job, Attempt& attempt, const Share& share);
   // If it hung, since `stood`: it is said that it does no longer.
   void goes_on(Tx& tx, Job& job, Attempt& attempt, Monotonic stood);
   std::optional<Monotonic> hang_due(const Job& job) const;

@@ -18,6 +18,7 @@ constexpr std::chrono::seconds kStacksLate{70};
 void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t seq,
                          const wire::RankBeats& body) {
   for (const wire::RankBeat& beat : body.beats) note_advance(job, attempt, share, beat, true);
+  tell_stragglers(job, attempt, share);
   // Its supervisor has forgotten those before them.
   share.acks.erase(std::exchange(share.beats, seq));
   ack(job.row.id, attempt.row.attempt, share.row.node, seq, std::nullopt);
@@ -32,6 +33,7 @@ void Engine::Impl::note_advance(Job& job, Attempt& attempt, const Share& share,
   const int local = beat.rank - share.row.first_rank;
   if (local < 0 || local >= share.row.nproc) return;
   if (beat.step) attempt.row.step = std::max(attempt.row.step.value_or(0), *beat.step);
+  if (heartbeat) attempt.stragglers.heard(beat, clock.now());
   const Monotonic stood = attempt.advance.moved();
   const bool moved = attempt.advance.heard(share.row.node, beat, heartbeat, clock.now());
   if (!moved || attempt.hang.empty()) return;
@@ -39,6 +41,16 @@ void Engine::Impl::note_advance(Job& job, Attempt& attempt, const Share& share,
   goes_on(tx, job, attempt, stood);
   commit(job, std::move(tx), Urgency::soon);
   rearm();
+}
+
+void Engine::Impl::tell_stragglers(Job& job, Attempt& attempt, const Share& share) {
+  if (attempt.row.state != AttemptState::running) return;
+  const std::vector<std::string> words =
+      attempt.stragglers.judge(share.row.node, share.row.first_rank, share.row.nproc);
+  if (words.empty()) return;
+  Tx tx;
+  for (const std::string& each : words) warn(tx, job, attempt, each);
+  commit(job, std::move(tx), Urgency::soon);
 }
 
 void Engine::Impl::goes_on(Tx& tx, Job& job, Attempt& attempt, Monotonic stood) {

@@ -51,6 +51,23 @@ nlohmann::json beat_json(const wire::RankBeat& beat, WallTime heard) {
           {"heard", rfc3339(heard)}};
 }
 
+nlohmann::json pace_json(const Pace& pace) {
+  const auto known = [](const std::optional<double>& seconds) {
+    return seconds ? nlohmann::json(*seconds) : nlohmann::json();
+  };
+  return {{"steps", pace.steps},
+          {"step", pace.step},
+          {"own", known(pace.own)},
+          {"data", known(pace.data)},
+          {"compute", known(pace.compute)},
+          {"communication", known(pace.communication)},
+          {"wait", known(pace.wait)},
+          {"p50", pace.p50},
+          {"p90", pace.p90},
+          {"max", pace.max},
+          {"slow", pace.slow}};
+}
+
 nlohmann::json attempt_json(const Attempt& attempt, const Clock& clock) {
   nlohmann::json nodes = nlohmann::json::array();
   for (const Share& share : attempt.shares) {
@@ -72,6 +89,9 @@ nlohmann::json attempt_json(const Attempt& attempt, const Clock& clock) {
     const auto age = clock.now() - *place->second.heard;
     ranks.back()["heartbeat"] = beat_json(
         place->second.beat, clock.wall() - std::chrono::duration_cast<WallTime::duration>(age));
+    if (const auto pace = attempt.stragglers.pace(number)) {
+      ranks.back()["step_times"] = pace_json(*pace);
+    }
   }
   return {{"attempt", attempt.row.attempt},
           {"state", to_string(attempt.row.state)},

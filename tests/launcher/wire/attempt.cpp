@@ -101,6 +101,14 @@ wire::RankBeats full_beats() {
   return all;
 }
 
+wire::RankBeats timed_beats() {
+  wire::RankBeats all;
+  all.beats.push_back({0, 40, "compute", std::nullopt,
+                       wire::RankBeat::StepTimes{40, 8.5, 0.5, 6.25, 0.25, 1.5, 0.2, 0.25, 0.75}});
+  all.beats.push_back({1, 40, "", std::nullopt, wire::RankBeat::StepTimes{40, 8.5}});
+  return all;
+}
+
 wire::RankExited full_exit() {
   wire::RankExited exited;
   exited.rank = 1;
@@ -167,6 +175,7 @@ std::map<std::string, Golden> all_messages() {
        event(9, wire::NodeFinished{Outcome::failed, "on node-1: no program x", {}, 0, true})},
       {"event_finished_stopped", event(10, wire::NodeFinished{Outcome::stopped, "by ada", {}, 0})},
       {"event_beats", event(11, full_beats())},
+      {"event_beats_times", event(12, timed_beats())},
       {"command_ack", command(wire::EventAck{7, std::nullopt})},
       {"command_ack_answer", command(wire::EventAck{8, json{{"ok", true}, {"path", "/c"}}})},
       {"command_stop", command(wire::StopRanks{std::nullopt, "by ada"})},

@@ -141,6 +141,32 @@ TEST_CASE("what a report says of where its rank is") {
   CHECK(beat(R"({"type":"metrics","step":4,"metrics":{},"phase":"data"})") == step);
   // From a supervisor that does not look at them.
   CHECK(beat(R"({"type":"heartbeat","step":4,"phase":"data","collective":"x"})") == step);
+  CHECK(beat(R"({"type":"heartbeat","step":4,"step_times":{"steps":-1,"seconds":1}})") == step);
+}
+
+TEST_CASE("what a heartbeat says of its rank's steps") {
+  const auto times = [](const char* said) {
+    return wire::beat_of(0, wire::parse_report(R"({"type":"heartbeat","step_times":)" +
+                                               std::string(said) + "}"))
+        .step_times;
+  };
+  using Times = wire::RankBeat::StepTimes;
+  CHECK(times(R"({"steps":40,"seconds":8.5,"data":0.5,"compute":6.25,"communication":0.25,
+                  "wait":1.5,"p50":0.2,"p90":0.25,"max":0.75,"more":1})") ==
+        Times{40, 8.5, 0.5, 6.25, 0.25, 1.5, 0.2, 0.25, 0.75});
+  CHECK(times(R"({"steps":0,"seconds":0})") == Times{});
+  CHECK(times("null") == std::nullopt);
+  const auto refused = [](const std::string& said) {
+    return refused_line(R"({"type":"heartbeat","step_times":)" + said + "}");
+  };
+  CHECK(refused("7").find("\"step_times\" must be an object") != std::string::npos);
+  CHECK(refused(R"({"seconds":1})").find("steps") != std::string::npos);
+  CHECK(refused(R"({"steps":1})").find("seconds") != std::string::npos);
+  CHECK(refused(R"({"steps":1.5,"seconds":1})").find("steps") != std::string::npos);
+  CHECK(refused(R"({"steps":1,"seconds":-1})").find("\"seconds\" must be seconds, 0 or more") !=
+        std::string::npos);
+  CHECK(refused(R"({"steps":1,"seconds":1,"wait":1e999})").find("wait") != std::string::npos);
+  CHECK(refused(R"({"steps":1,"seconds":1,"data":"1"})").find("data") != std::string::npos);
 }
 
 TEST_CASE("Python's NaN gets advice") {

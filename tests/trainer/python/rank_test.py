@@ -141,6 +141,7 @@ dtrain.progress(2, total=2)  # the last one: not
 dtrain.report({"loss": 0.5, "bad": float("nan"), "up": float("inf"), "down": -float("inf")}, 7)
 dtrain.heartbeat(7, collective=9)
 dtrain.heartbeat(collective={"sequence": 10, "done": True}, phase="data")
+dtrain.heartbeat(8, step_times={"steps": 8, "seconds": 2.5, "wait": 0.5})
 print(json.dumps(str(dtrain.report({"loss": 0.25}, checkpoint=whole(8, "a")))))
 """, rank=0, size=2, **env)
         self.assertEqual(got, "/final")
@@ -150,6 +151,7 @@ print(json.dumps(str(dtrain.report({"loss": 0.25}, checkpoint=whole(8, "a")))))
             {"type": "metrics", "step": 7, "metrics": {"loss": 0.5, "bad": "nan", "up": "inf", "down": "-inf"}},
             {"type": "heartbeat", "step": 7, "collective": 9},
             {"type": "heartbeat", "collective": {"sequence": 10, "done": True}, "phase": "data"},
+            {"type": "heartbeat", "step": 8, "step_times": {"steps": 8, "seconds": 2.5, "wait": 0.5}},
             {"type": "metrics", "step": 8, "metrics": {"loss": 0.25}},
             {"type": "checkpoint", "step": 8, "path": str(self.folder / "made-8"), "shard": 0, "shards": 1,
              "metrics": {"loss": 0.25}, "keep": False, "ack": True}])

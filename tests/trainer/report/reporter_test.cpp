@@ -53,6 +53,15 @@ TEST_CASE("reports are the contract's lines") {
   heartbeat.collective->done.reset();
   reporter.heartbeat(heartbeat);
   CHECK(supervisor.read_line()["collective"] == 9);
+  heartbeat = {.step = 2, .phase = "", .collective = {}, .step_times = StepSums{2, 0.5}};
+  reporter.heartbeat(heartbeat);
+  CHECK(supervisor.read_line() ==
+        json::parse(R"({"type":"heartbeat","step":2,"step_times":{"steps":2,"seconds":0.5}})"));
+  heartbeat.step_times = StepSums{2, 0.5, 0.25, 0.125, 0.0, 0.1234567, 0.2, 0.3, 0.4};
+  reporter.heartbeat(heartbeat);
+  CHECK(supervisor.read_line()["step_times"] ==
+        json::parse(R"({"steps":2,"seconds":0.5,"data":0.25,"compute":0.125,"communication":0.0,)"
+                    R"("wait":0.123457,"p50":0.2,"p90":0.3,"max":0.4})"));
   reporter.progress(
       {.step = 12, .total = 20, .epoch = 1, .message = "a\nb", .metrics = {{"l", 1}}});
   CHECK(supervisor.read_line() ==

@@ -8,12 +8,15 @@
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
+#include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <stdexcept>
 #include <thread>
 
+#include "tests/trainer/support/require.hpp"
 #include "tests/trainer/train/small_model.hpp"
 #include "trainer/core/run.hpp"
 #include "trainer/train/batches.hpp"
@@ -211,6 +214,57 @@ int dead_peer(Context& context, const std::filesystem::path& /*folder*/) {
   return 0;
 }
 
+// Rank 1 sleeps in one phase of each step, rank 0 waits for it. It goes on until both ranks' sums
+// say so, in shares that only a quiet moment of the machine can give, or for a minute.
+int slow_rank(Context& context, const std::string& phase,
+              const std::function<void(int step)>& together) {
+  constexpr double kSleep = 0.02;
+  const auto sleep = [&](const char* here) {
+    if (context.rank() == 1 && phase == here) {
+      std::this_thread::sleep_for(std::chrono::duration<double>(kSleep));
+    }
+  };
+  int step = 0;
+  for (int round = 0; round < 200; ++round) {
+    for (int i = 0; i < 15; ++i) {
+      context.set_phase("data");
+      sleep("data");
+      context.set_phase("compute");
+      sleep("compute");
+      together(step);
+      context.set_step(++step);
+    }
+    const StepSums mine = context.step_sums().value();
+    const double parts = *mine.data + *mine.compute + *mine.wait + mine.communication.value_or(0);
+    require(mine.steps == step && std::abs(parts - mine.seconds) < 1e-6, "parts make the whole");
+    require(mine.communication.has_value() == (context.transport() == Transport::shared_memory),
+            "what a network moves is not told apart from waiting");
+    const auto all = context.all_gather(at::tensor(
+        {mine.seconds, *mine.data, *mine.compute, *mine.wait}, at::TensorOptions(at::kDouble)));
+    const auto share = [&](int rank, int part) {
+      const at::Tensor& its = all[static_cast<std::size_t>(rank)];
+      return its[part].item<double>() / its[0].item<double>();
+    };
+    const int slept = phase == "data" ? 1 : 2;
+    const double slow = all[1][slept].item<double>();
+    require(slow > 0.99 * kSleep * step, "the sleep is where it was");
+    if (share(1, slept) > 0.6 && share(1, 3) < 0.3 && share(0, 3) > 0.6) return 0;
+  }
+  return 1;
+}
+
+int slow_data(Context& context, const std::filesystem::path& /*folder*/) {
+  return slow_rank(context, "data", [&](int) { context.barrier(); });
+}
+
+int slow_compute(Context& context, const std::filesystem::path& /*folder*/) {
+  Ddp ddp(rank_model(context), context, ddp_options());
+  return slow_rank(context, "compute", [&](int step) {
+    const Examples mine = share_of(context, make_examples(step));
+    at::cross_entropy_loss(ddp(mine.inputs), mine.labels).backward();
+  });
+}
+
 }  // namespace
 
 Examples share_of(const Context& context, const Examples& all) {
@@ -231,7 +285,9 @@ int run_job(const std::string& name, const std::filesystem::path& folder) {
       {"dead_peer", dead_peer},
       {"measures", measures},
       {"hanging_peer", hanging_peer},
-      {"hanging_backward", hanging_backward}};
+      {"hanging_backward", hanging_backward},
+      {"slow_data", slow_data},
+      {"slow_compute", slow_compute}};
   return run([&] {
     Context::Options options;
     if (std::getenv("TEST_SMALL_FILES") != nullptr) {  // memory to share is a file too

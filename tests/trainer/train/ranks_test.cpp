@@ -61,6 +61,11 @@ TEST_CASE("collectives of three ranks") {
   succeed(launch("collectives", 3, folder.path()), folder);
 }
 
+TEST_CASE("a rank that is slow in its data, or in computing, is told from those that wait for it") {
+  test::holds("slow_data", 2);
+  test::holds("slow_compute", 2);
+}
+
 TEST_CASE("ranks that cannot share memory talk by Gloo, and rank 0 says why, once") {
   const TemporaryFolder folder;
   succeed(launch("collectives", 2, folder.path(), {{"TEST_SMALL_FILES", "1"}}), folder);

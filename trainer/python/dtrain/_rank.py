@@ -80,11 +80,11 @@ def progress(step, total=None, epoch=None, message="", metrics=None):
         _reporter().progress(report_)
 
 
-def heartbeat(step=None, collective=None, phase=None):
+def heartbeat(step=None, collective=None, phase=None, step_times=None):
     """Alive, and where this rank is: for long work between two reports.
 
     `collective` is how many collectives it has begun, or a dict with "sequence" and what else
-    docs/rank_contract.md has."""
+    docs/rank_contract.md has; `step_times` a dict with "steps", "seconds" and what else is there."""
     report_ = {"type": "heartbeat"}
     if step is not None:
         report_["step"] = _whole("step", step)
@@ -92,6 +92,8 @@ def heartbeat(step=None, collective=None, phase=None):
         report_["collective"] = dict(collective) if isinstance(collective, dict) else _whole("collective", collective)
     if phase is not None:
         report_["phase"] = str(phase)
+    if step_times is not None:
+        report_["step_times"] = dict(step_times)
     if _reporter():
         _reporter().send_quietly(report_)
 
