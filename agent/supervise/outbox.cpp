@@ -10,6 +10,7 @@ namespace dtrain::supervise {
 namespace {
 
 constexpr std::chrono::seconds kBeatsEvery{1};
+constexpr std::chrono::seconds kOthersEvery{1};  // progress of ranks other than 0
 
 std::string line_of(std::uint64_t seq, const wire::AttemptEventBody& body) {
   return wire::dump(wire::to_json(wire::AttemptEvent{seq, body}));
@@ -29,18 +30,14 @@ std::uint64_t Outbox::push(const wire::AttemptEventBody& body) {
 
 void Outbox::push_passing(int rank, nlohmann::json body, Monotonic now) {
   Passing& passing = passing_[rank];
-  if (wire::get_string(body, "type") == "heartbeat") {
-    // Anything else that is on its way says as well that the rank is alive.
-    if (passing.on_its_way != 0) return;
-    if (passing.last_heartbeat != Monotonic{} && now - passing.last_heartbeat < kBeatsEvery) {
-      return;
-    }
-    passing.last_heartbeat = now;
-  }
-  if (passing.on_its_way != 0) {
+  if (wire::get_string(body, "type") != "heartbeat") {
     passing.waiting = std::move(body);
     return;
   }
+  // Anything else that is on its way says as well that the rank is alive.
+  if (passing.on_its_way != 0) return;
+  if (passing.last_heartbeat != Monotonic{} && now - passing.last_heartbeat < kBeatsEvery) return;
+  passing.last_heartbeat = now;
   passing.on_its_way = append(wire::RankReport{rank, std::move(body)}, true);
 }
 
@@ -49,15 +46,27 @@ void Outbox::push_beat(wire::RankBeat beat) {
   beats_[rank] = std::move(beat);
 }
 
-std::optional<Monotonic> Outbox::send_beats(Monotonic now) {
-  if (beats_.empty() || beats_on_their_way_ != 0) return std::nullopt;
-  if (beats_sent_ && now < *beats_sent_ + kBeatsEvery) return *beats_sent_ + kBeatsEvery;
+std::optional<Monotonic> Outbox::send_due(Monotonic now) {
+  std::optional<Monotonic> next;
+  const auto is_due = [&](const std::optional<Monotonic>& sent, Monotonic::duration every) {
+    if (!sent || now >= *sent + every) return true;
+    next = std::min(next.value_or(*sent + every), *sent + every);
+    return false;
+  };
+  for (auto& [rank, passing] : passing_) {
+    if (passing.waiting.is_null() || passing.on_its_way != 0) continue;
+    if (!is_due(passing.sent, rank == 0 ? kProgressEvery : kOthersEvery)) continue;
+    passing.sent = now;
+    passing.on_its_way =
+        append(wire::RankReport{rank, std::exchange(passing.waiting, nullptr)}, true);
+  }
+  if (beats_.empty() || beats_on_their_way_ != 0 || !is_due(beats_sent_, kBeatsEvery)) return next;
   beats_sent_ = now;
   wire::RankBeats all;
   for (auto& [rank, beat] : beats_) all.beats.push_back(std::move(beat));
   beats_.clear();
   beats_on_their_way_ = append(all, true);
-  return std::nullopt;
+  return next;
 }
 
 void Outbox::flush_passing(int rank) {
@@ -77,11 +86,7 @@ void Outbox::acknowledge(std::uint64_t seq) {
   }
   if (beats_on_their_way_ <= seq) beats_on_their_way_ = 0;
   for (auto& [rank, passing] : passing_) {
-    if (passing.on_its_way == 0 || passing.on_its_way > seq) continue;
-    passing.on_its_way = 0;
-    if (passing.waiting.is_null()) continue;
-    passing.on_its_way =
-        append(wire::RankReport{rank, std::exchange(passing.waiting, nullptr)}, true);
+    if (passing.on_its_way <= seq) passing.on_its_way = 0;
   }
 }
 

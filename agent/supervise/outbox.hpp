@@ -14,7 +14,8 @@ namespace dtrain::supervise {
 
 // The events of an attempt that the head has not acknowledged, in order, each as the line that is
 // sent. Numbers go up. Of progress reports and heartbeats at most one per rank is on its
-// way, or of heartbeats one for all ranks; while it is, only the newest is kept. No I/O.
+// way, or of heartbeats one for all ranks; while it is, and for a moment after, only the newest is
+// kept. No I/O.
 class Outbox {
  public:
   struct Event {
@@ -26,22 +27,23 @@ class Outbox {
   // Returns the event's number.
   std::uint64_t push(const wire::AttemptEventBody& body);
 
-  // A progress report or heartbeat that passed parse_report. Heartbeats go out once a second.
+  // A progress report or heartbeat that passed parse_report. Progress goes out by send_due(), of
+  // rank 0, which people see, each kProgressEvery at most, of others and heartbeats once a second.
   void push_passing(int rank, nlohmann::json body, Monotonic now);
   // A heartbeat that goes with those of the other ranks (AttemptSpec's beats): of each rank the
   // newest is kept.
   void push_beat(wire::RankBeat beat);
-  // What came by push_beat() is put in line as one event, if none is on its way and the last was a
-  // second ago. Returns when to call this again, if time alone is missing; to be called after
-  // push_beat(), acknowledge() and beats_heard() too.
-  std::optional<Monotonic> send_beats(Monotonic now);
+  // What waits and may go is put in line; of what came by push_beat() as one event, if none is on
+  // its way and the last was a second ago. Returns when to call this again, if time alone is
+  // missing; to be called after push_passing(), push_beat(), acknowledge() and beats_heard() too.
+  std::optional<Monotonic> send_due(Monotonic now);
   // The rank has ended: what waits for its turn is put in line now, before RankExited.
   void flush_passing(int rank);
 
   // Forgets all up to `seq`. Throws Error(invalid) for a number that was never given.
   void acknowledge(std::uint64_t seq);
 
-  // Of those that send_beats() has put in line, that the head has this one, whatever waits before
+  // Of those beats that send_due() has put in line, that the head has this one, whatever waits before
   // it.
   void beats_heard(std::uint64_t seq);
 
@@ -59,13 +61,15 @@ class Outbox {
   // Lines without newline of all that is kept, but what passes; and `last` as the next in line.
   std::vector<std::string> lasting(const wire::AttemptEventBody& last) const;
 
+  static constexpr std::chrono::milliseconds kProgressEvery{200};
   static constexpr std::size_t kEventsMax = 4096;
   static constexpr std::size_t kBytesMax = std::size_t{16} << 20;
 
  private:
   struct Passing {
     std::uint64_t on_its_way = 0;  // 0: none
-    nlohmann::json waiting;        // null: none
+    nlohmann::json waiting;        // progress; null: none
+    std::optional<Monotonic> sent;
     Monotonic last_heartbeat{};
   };
   std::uint64_t append(const wire::AttemptEventBody& body, bool passing);

@@ -309,12 +309,12 @@ std::optional<std::uint64_t> Supervisor::on_report(int rank, nlohmann::json body
   if (recorder_) throw Error(ErrorCode::conflict, "the attempt has ended");
   if (type == "heartbeat" && spec_.beats) {
     outbox_.push_beat(wire::beat_of(rank, body));
-    send_beats();
+    send_due();
     return std::nullopt;
   }
   if (type == "progress" || type == "heartbeat") {
     outbox_.push_passing(rank, std::move(body), clock_.now());
-    control_->kick();
+    send_due();
     return std::nullopt;
   }
   if (type == "checkpoint") {
@@ -336,7 +336,7 @@ void Supervisor::on_command(const wire::AttemptCommand& command) {
     word_timer_.cancel();
   } else if (const auto* heard = std::get_if<wire::BeatsHeard>(&command)) {
     outbox_.beats_heard(heard->seq);
-    send_beats();
+    send_due();
   } else if (lease_timer_.is_open()) {
     wait_lease();
   }
@@ -348,18 +348,18 @@ void Supervisor::on_ack(const wire::EventAck& ack) {
   reports_->durable(ack.seq);
   if (outbox_.relaxed()) reports_->set_paused(false);
   control_->kick();
-  send_beats();
+  send_due();
   if (last_event_ && ack.seq >= *last_event_) io_.stop();
 }
 
-void Supervisor::send_beats() {
+void Supervisor::send_due() {
   if (recorder_) return;
-  const std::optional<Monotonic> again = outbox_.send_beats(clock_.now());
+  const std::optional<Monotonic> again = outbox_.send_due(clock_.now());
   control_->kick();
   if (!again) return;
-  beats_timer_.expires_at(*again);
-  beats_timer_.async_wait([this](boost::system::error_code failed) {
-    if (!failed) send_beats();
+  due_timer_.expires_at(*again);
+  due_timer_.async_wait([this](boost::system::error_code failed) {
+    if (!failed) send_due();
   });
 }
 

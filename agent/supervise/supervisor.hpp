@@ -92,7 +92,7 @@ class Supervisor {
   std::optional<std::uint64_t> on_report(int rank, nlohmann::json body);
   void on_command(const wire::AttemptCommand& command);
   void on_ack(const wire::EventAck& ack);
-  void send_beats();
+  void send_due();
 
   // Begins to end all processes. When that is under way already the first reason stays, and only
   // the grace may become shorter.
@@ -136,7 +136,7 @@ class Supervisor {
   boost::asio::steady_timer linger_timer_{io_};
   boost::asio::steady_timer child_timer_{io_};
   boost::asio::steady_timer word_timer_{io_};
-  boost::asio::steady_timer beats_timer_{io_};
+  boost::asio::steady_timer due_timer_{io_};
   // In a container or a step of Slurm.
   const bool told_with_others_ =
       std::getenv("DTRAIN_CONTAINED") != nullptr || std::getenv("SLURM_JOB_ID") != nullptr;

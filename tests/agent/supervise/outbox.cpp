@@ -51,19 +51,49 @@ TEST_CASE("events are kept in order until they are acknowledged") {
 }
 
 TEST_CASE("one progress of a rank is on its way, the newest waits") {
+  const auto later = [](int ms) { return kStart + std::chrono::milliseconds(ms); };
   Outbox outbox;
-  for (int step = 1; step <= 100; ++step) outbox.push_passing(0, progress(step), kStart);
+  for (int step = 1; step <= 100; ++step) {
+    outbox.push_passing(0, progress(step), kStart);
+    CHECK_FALSE(outbox.send_due(kStart));
+  }
   outbox.push_passing(1, progress(1000), kStart);
+  CHECK_FALSE(outbox.send_due(later(5000)));
   CHECK(steps_after(outbox, 0) == std::vector<int>{1, 1000});
   outbox.acknowledge(1);
+  CHECK_FALSE(outbox.send_due(later(5000)));
   CHECK(steps_after(outbox, 2) == std::vector<int>{100});
   outbox.acknowledge(3);
-  outbox.push_passing(0, progress(101), kStart);
-  outbox.push_passing(0, progress(102), kStart);
+  outbox.push_passing(0, progress(101), later(5200));
+  CHECK_FALSE(outbox.send_due(later(5200)));
+  outbox.push_passing(0, progress(102), later(5200));
+  CHECK_FALSE(outbox.send_due(later(5200)));
   outbox.flush_passing(0);
   outbox.flush_passing(0);
   outbox.flush_passing(7);
   CHECK(steps_after(outbox, 3) == std::vector<int>{101, 102});
+}
+
+TEST_CASE("progress goes out five times a second of rank 0, once of others") {
+  const auto later = [](int ms) { return kStart + std::chrono::milliseconds(ms); };
+  Outbox outbox;
+  int sent_of_0 = 0;
+  int sent_of_1 = 0;
+  std::uint64_t seen = 0;
+  for (int ms = 0; ms < 10000; ms += 10) {
+    for (const int rank : {0, 1}) outbox.push_passing(rank, progress(ms + rank), later(ms));
+    const auto again = outbox.send_due(later(ms));
+    if (again) CHECK(*again <= later(ms + 1000));
+    while (const auto* event = outbox.after(seen)) {
+      seen = event->seq;
+      const int step = json::parse(event->line)["body"].value("step", -1);
+      CHECK(step == ms + step % 10);  // the newest
+      ++(step % 10 == 0 ? sent_of_0 : sent_of_1);
+    }
+    outbox.acknowledge(seen);
+  }
+  CHECK(sent_of_0 == 50);
+  CHECK(sent_of_1 == 10);
 }
 
 TEST_CASE("heartbeats go out once a second, and not beside progress") {
@@ -97,27 +127,27 @@ TEST_CASE("heartbeats of a node go as one event, once a second, each rank's newe
   };
   using List = std::vector<std::pair<int, int>>;
   const auto second = std::chrono::seconds(1);
-  CHECK_FALSE(outbox.send_beats(kStart).has_value());
+  CHECK_FALSE(outbox.send_due(kStart).has_value());
   CHECK(outbox.empty());
   for (int rank = 3; rank >= 0; --rank) outbox.push_beat(beat(rank, 1));
   outbox.push_beat(beat(2, 2));
-  CHECK_FALSE(outbox.send_beats(kStart).has_value());
+  CHECK_FALSE(outbox.send_due(kStart).has_value());
   CHECK(sent(0) == List{{0, 1}, {1, 1}, {2, 2}, {3, 1}});
   // While it is on its way the others wait, however long that takes.
   outbox.push_beat(beat(1, 3));
-  CHECK_FALSE(outbox.send_beats(kStart + 5 * second).has_value());
+  CHECK_FALSE(outbox.send_due(kStart + 5 * second).has_value());
   CHECK(outbox.last_seq() == 1);
   outbox.push_beat(beat(1, 4));
   outbox.push_beat(beat(3, 4));
   outbox.flush_passing(3);  // it has ended
   outbox.acknowledge(1);
-  CHECK_FALSE(outbox.send_beats(kStart + 5 * second).has_value());
+  CHECK_FALSE(outbox.send_due(kStart + 5 * second).has_value());
   CHECK(sent(1) == List{{1, 4}});
   outbox.acknowledge(2);
   outbox.push_beat(beat(0, 5));
-  CHECK(outbox.send_beats(kStart + 5 * second) == kStart + 6 * second);
+  CHECK(outbox.send_due(kStart + 5 * second) == kStart + 6 * second);
   CHECK(outbox.last_seq() == 2);
-  CHECK_FALSE(outbox.send_beats(kStart + 6 * second).has_value());
+  CHECK_FALSE(outbox.send_due(kStart + 6 * second).has_value());
   CHECK(sent(2) == List{{0, 5}});
   CHECK(outbox.lasting(wire::NodeFinished{}).size() == 1);
 }
@@ -126,7 +156,7 @@ TEST_CASE("heartbeats go on while an event before them is not acknowledged") {
   Outbox outbox;
   const auto beats_at = [&](int seconds, std::uint64_t seq) {
     outbox.push_beat({0, seconds, "", std::nullopt});
-    CHECK_FALSE(outbox.send_beats(kStart + std::chrono::seconds(seconds)).has_value());
+    CHECK_FALSE(outbox.send_due(kStart + std::chrono::seconds(seconds)).has_value());
     CHECK(outbox.last_seq() == seq);
   };
   outbox.push(wire::RankReport{0, {{"type", "checkpoint"}}});
@@ -178,6 +208,7 @@ TEST_CASE("what lasts is all that is not acknowledged but progress, and the end"
   Outbox outbox;
   outbox.push(wire::SetupStarted{});
   outbox.push_passing(0, progress(1), kStart);
+  CHECK_FALSE(outbox.send_due(kStart));
   outbox.push(wire::AttemptWarning{0, "w"});
   outbox.acknowledge(1);
   const auto lines = outbox.lasting(wire::NodeFinished{});
