@@ -30,6 +30,7 @@ void Engine::Impl::rearm() {
       if (collecting.again) at(*collecting.again);
     }
   }
+  if (restored && !restored->settled && storage_looked_through) at(restore_settles);
   if (!nodes_out.can_come()) at(clock.now() + kLookWhileShut);
   for (const auto& [id, node] : nodes) {
     if (next(node.row.state, NodeEvent::silence)) at(node.heard + options.node_lost_after);
@@ -54,6 +55,7 @@ void Engine::Impl::tick() {
     }
   }
   for (const NodeId& id : silent) lose_node(nodes.at(id));
+  settle_restore();
   const std::set<JobId> all = live;
   for (const JobId& id : all) {
     Job* job = find(id);

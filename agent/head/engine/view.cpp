@@ -167,6 +167,7 @@ nlohmann::json Engine::Impl::status() const {
             {"started", rfc3339(started)},
             {"expected_nodes", options.expected_nodes},
             {"trouble", store->trouble()},
+            {"store", store_view()},
             {"warnings", warnings()},
             {"forgotten", forgotten_lately()},
             {"disk", {{"total", disk.total}, {"free", disk.free}, {"ended_jobs", disk.ended_jobs}}},
