@@ -34,6 +34,7 @@ struct PendingAck {
 struct Share {
   ShareRow row;
   bool start_sent = false;
+  bool met = false;  // it has spoken since the head began, or its node has named it
   // Its machine was started anew, and was heard last then: nothing of the share lives.
   std::optional<Monotonic> machine_gone;
   bool prepare_sent = false;
@@ -217,6 +218,7 @@ struct Engine::Impl {
   bool is_of_copy(const JobId& job) const;
   std::string held_by_restore(const Job& job) const;
   int next_attempt(const Job& job) const;
+  void fill_gap(Job& job, Attempt& attempt, Share& share, const wire::AttemptEvent& event);
   void lose_end(Job& job, Attempt& attempt, Share& share);
   void look_through_storage();
   void take_found(Job& job, const StorageScan& scan);

@@ -100,9 +100,11 @@ void Engine::Impl::joined(const NodeInfo& info) {
                                  std::pair(id, attempt->row.attempt)) != info.attempts.end();
     if (other_boot && share->row.state == ShareState::running) share->machine_gone = last_heard;
     if (there) {
-      share->start_sent = true;
+      share->start_sent = share->met = true;
       if (attempt->ending()) send_stops(*job, *attempt, NodeId());
       if (job->spec.launcher == Launcher::srun) advance(*job, *attempt);  // who awaits its name
+    } else if (is_of_copy(id) && !share->met) {
+      lose_end(*job, *attempt, *share);
     } else if (share->row.state == ShareState::waiting) {
       share->start_sent = false;
       share->prepare_sent = false;
@@ -110,8 +112,6 @@ void Engine::Impl::joined(const NodeInfo& info) {
       if (!attempt->pairs_passed) attempt->pairs_asked = false;
       share->stage_sent = false;
       advance(*job, *attempt);
-    } else if (is_of_copy(id)) {
-      lose_end(*job, *attempt, *share);
     } else {
       share_broken(info.node, id, attempt->row.attempt,
                    "its supervisor on " + info.node.str() + " is gone", Broken::supervisor_gone,

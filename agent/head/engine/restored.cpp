@@ -40,14 +40,6 @@ std::string number_words(int number) {
   return "its next attempt will be numbered " + std::to_string(number) + " or above";
 }
 
-// Nothing was heard from its supervisor that the copy lacks and that is not said again.
-bool ran_whole(const Attempt& attempt) {
-  return attempt.row.state != AttemptState::starting &&
-         std::all_of(attempt.shares.begin(), attempt.shares.end(), [](const Share& share) {
-           return share.row.ranks_started && share.row.state != ShareState::lost;
-         });
-}
-
 }  // namespace
 
 std::string Engine::Impl::restored_words() const {
@@ -83,16 +75,12 @@ void Engine::Impl::take_restored() {
   for (const JobId& id : restored->open) {
     Job* job = find(id);
     if (job == nullptr || job->ended()) continue;
-    if (!restored->told) {
-      Tx tx;
-      note(tx, *job, EventLevel::warning,
-           restored_words() + ": what happened to this job since is not known; " +
-               number_words(next_attempt(*job)));
-      commit(*job, std::move(tx), Urgency::soon);
-    }
-    Attempt* attempt = job->live_attempt();
-    if (attempt == nullptr || ran_whole(*attempt)) continue;
-    for (Share& share : attempt->shares) lose_end(*job, *attempt, share);
+    if (restored->told) continue;
+    Tx tx;
+    note(tx, *job, EventLevel::warning,
+         restored_words() + ": what happened to this job since is not known; " +
+             number_words(next_attempt(*job)));
+    commit(*job, std::move(tx), Urgency::soon);
   }
   restored->told = true;
   keep_restored();
@@ -103,6 +91,22 @@ void Engine::Impl::keep_restored() {
   Changes changes;
   changes.restored = restored;
   store->commit(std::move(changes), Urgency::soon, OnFailure::retry, nullptr);
+}
+
+// What its supervisor said after the copy was acknowledged, and is not said again. Of that only the
+// ranks' start has to be made up for: what follows shows that they have.
+void Engine::Impl::fill_gap(Job& job, Attempt& attempt, Share& share,
+                            const wire::AttemptEvent& event) {
+  const bool ranks_ran = std::holds_alternative<wire::RankReport>(event.body) ||
+                         std::holds_alternative<wire::RankBeats>(event.body) ||
+                         std::holds_alternative<wire::RankExited>(event.body);
+  if (event.seq == share.seen + 1 || share.row.ranks_started || !ranks_ran) return;
+  wire::RanksStarted started_then;
+  for (int i = 0; i < share.row.nproc; ++i) {
+    started_then.ranks.push_back({share.row.first_rank + i, 0});  // its pid is not known
+  }
+  started_then.time = clock.wall();
+  apply(job, attempt, share, share.seen, started_then);
 }
 
 void Engine::Impl::lose_end(Job& job, Attempt& attempt, Share& share) {

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sqlite3.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -12,6 +13,7 @@
 #include "agent/head/store/journal.hpp"
 #include "agent/head/store/schema.hpp"
 #include "launcher/core/log.hpp"
+#include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::head {
@@ -35,6 +37,44 @@ void rename_file(const fs::path& from, const fs::path& to) {
   if (std::rename(from.c_str(), to.c_str()) == 0) return;
   throw errno_error("cannot rename " + from.string() + " to " + to.string(), errno);
 }
+
+// A copy is no reason to fill the disk: as much again is left free.
+void require_room(const fs::path& database, const WithDatabase& with) {
+  struct statvfs disk {};
+  if (::statvfs(database.parent_path().c_str(), &disk) != 0) return;
+  const std::uint64_t free = std::uint64_t{disk.f_bavail} * disk.f_frsize;
+  std::int64_t bytes = 0;  // the file itself may have no name any more
+  with([&](Database& open) {
+    bytes = open.integer("PRAGMA page_count") * open.integer("PRAGMA page_size");
+  });
+  const auto size = static_cast<std::uint64_t>(bytes);
+  if (free >= 2 * size) return;
+  throw Error(ErrorCode::exhausted, "the disk has " + human_bytes(free) + " free, and a copy of " +
+                                        human_bytes(size) + " leaves as much again");
+}
+
+// Removes the file unless it has been put in its place.
+class Unfinished {
+ public:
+  explicit Unfinished(fs::path file) : file_(std::move(file)) { remove(); }
+  ~Unfinished() {
+    try {
+      remove();
+    } catch (const Error& error) {
+      log::warn("a file stays", {{"why", error.what()}});
+    }
+  }
+  Unfinished(const Unfinished&) = delete;
+  Unfinished& operator=(const Unfinished&) = delete;
+  const fs::path& file() const { return file_; }
+
+ private:
+  void remove() const {
+    remove_tree(file_);
+    remove_tree(journal_of(file_));
+  }
+  fs::path file_;
+};
 
 [[noreturn]] void throw_damage(const std::string& what) {
   throw SqliteError(SQLITE_CORRUPT, what);
@@ -114,7 +154,8 @@ std::pair<std::int64_t, std::uint64_t> age(const Changes& job) {
 }
 
 // Takes over what a damaged database has whole of jobs, where that is newer. A job is taken with
-// all of its rows or not at all.
+// all of its rows or not at all. Which jobs were removed is not: their files would go for a page
+// that holds something else.
 int salvage(const fs::path& damaged, Database& into) {
   int taken = 0;
   try {
@@ -122,13 +163,11 @@ int salvage(const fs::path& damaged, Database& into) {
     from.keep_journal(true);
     if (from.integer("PRAGMA user_version") != into.integer("PRAGMA user_version")) return 0;
     Writer writer(into);
-    for (const ForgottenRow& row : readable_forgotten(from)) {
-      Changes changes;
-      changes.jobs_forgotten.push_back(row);
-      writer.write(changes);
-    }
+    Statement removed(into.handle(), "SELECT count(*) FROM forgotten WHERE job = ?");
     for (const JobId& id : readable_jobs(from)) {
       try {
+        Statement& found = removed.query(id.str());
+        if (found.step() && found.integer(0) > 0) continue;
         const Changes job = read_job(from, id);
         check_job(job);
         if (age(job) <= age(read_job(into, id))) continue;
@@ -138,11 +177,15 @@ int salvage(const fs::path& damaged, Database& into) {
         ++taken;
       } catch (const std::exception& error) {
         if (into.in_transaction()) into.run("ROLLBACK");
+        const auto* failed = dynamic_cast<const Error*>(&error);
+        if (failed != nullptr && failed->code() == ErrorCode::exhausted) throw;
         log::warn("a job cannot be read from the damaged database",
                   {{"job", id.str()}, {"why", error.what()}});
       }
     }
   } catch (const std::exception& error) {
+    const auto* failed = dynamic_cast<const Error*>(&error);
+    if (failed != nullptr && failed->code() == ErrorCode::exhausted) throw;
     log::warn("the damaged database cannot be read any further", {{"why", error.what()}});
   }
   return taken;
@@ -152,9 +195,9 @@ int salvage(const fs::path& damaged, Database& into) {
 // the copy is not whole.
 void prepare(const fs::path& copy, const fs::path& database, const fs::path& made,
              RestoredRow& row) {
-  remove_tree(made);
-  remove_tree(journal_of(made));
-  fs::copy_file(copy, made);
+  std::error_code failed;
+  fs::copy_file(copy, made, failed);
+  if (failed) throw errno_error("cannot copy " + copy.string(), failed.value());
   {
     Database next(made);
     next.run("PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF");  // it is synced as a whole
@@ -237,8 +280,9 @@ Loaded check_whole(Database& database) {
 
 bool make_copy(const fs::path& database, const WithDatabase& with,
                const std::function<bool()>& stop) {
-  const fs::path made = with_suffix(database, ".backup.tmp");
-  remove_tree(made);  // of one that was cut off
+  require_room(database, with);
+  const Unfinished unfinished(with_suffix(database, ".backup.tmp"));
+  const fs::path& made = unfinished.file();
   {
     Database copy(made);
     copy.run("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF");
@@ -264,10 +308,11 @@ bool make_copy(const fs::path& database, const WithDatabase& with,
 }
 
 void restore(const fs::path& database, const std::string& why) {
-  const fs::path made = with_suffix(database, ".restoring");
   std::string problems;
   for (const fs::path& copy : {copy_of(database), older_copy_of(database)}) {
     if (!fs::exists(copy)) continue;
+    const Unfinished unfinished(with_suffix(database, ".restoring"));
+    const fs::path& made = unfinished.file();
     RestoredRow row;
     row.why = why;
     const bool there = fs::exists(database) || fs::exists(journal_of(database));
@@ -277,7 +322,6 @@ void restore(const fs::path& database, const std::string& why) {
       while_doing("restoring " + database.string() + " from " + copy.string(),
                   [&] { prepare(copy, database, made, row); });
     } catch (const SqliteError& error) {
-      remove_tree(made);
       if (!error.is_damage()) throw;
       problems += "; " + copy.filename().string() + " is damaged too: " + error.message();
       continue;

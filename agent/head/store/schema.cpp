@@ -440,15 +440,6 @@ std::vector<JobId> readable_jobs(Database& database) {
   return {found.begin(), found.end()};
 }
 
-std::vector<ForgottenRow> readable_forgotten(Database& database) {
-  try {
-    return read_rows<ForgottenRow>(database.handle(), "SELECT * FROM forgotten");
-  } catch (const SqliteError& error) {
-    if (!error.is_damage()) throw;
-    return {};
-  }
-}
-
 Changes read_job(Database& database, const JobId& id) {
   const auto rows_of = [&]<typename Row>(std::vector<Row>& into, const char* select) {
     Statement rows(database.handle(), select);

@@ -37,10 +37,8 @@ std::vector<MetricsRow> read_metrics(Database& database, const JobId& job);
 void set_open(Database& database, const std::string& boot);
 std::string open_since(Database& database);
 
-// Out of a damaged database. The jobs and forgotten ones that can be found, from either end of
-// their table.
+// Out of a damaged database: the jobs that can be found, from either end of their table.
 std::vector<JobId> readable_jobs(Database& database);
-std::vector<ForgottenRow> readable_forgotten(Database& database);
 // All rows of a job, events in their order; none of one that is not there.
 Changes read_job(Database& database, const JobId& id);
 // Throws Error when these are not all rows of one job, as far as that can be seen.

@@ -178,18 +178,35 @@ TEST_CASE("restored: an end that is lost is named, and counts as a lost node doe
   world.started("node-1", job, 1002);
 }
 
-TEST_CASE("restored: an attempt that was starting in the copy is not taken up") {
+TEST_CASE("restored: an attempt that was starting in the copy") {
   World world;
   world.join("node-1");
   const JobId job = world.submit(World::spec());
   world.started("node-1", job, 1);
   copy_now(world);
   world.start_ranks("node-1", job, 1, 0, 1);
+  world.settle();
   lose_database(world);
-  CHECK(world.state(job) == "restarting");
-  join(world, "node-1", {{job, 1}}, {job});
-  CHECK(world.stops("node-1", job, 1) == 1);
-  CHECK(world.starts.empty());
+  SUBCASE("runs: its ranks have started, whatever is not said again") {
+    join(world, "node-1", {{job, 1}}, {job});
+    CHECK(world.stops("node-1", job, 1) == 0);
+    wire::RankReport said;
+    said.body = {{"type", "metrics"}, {"step", 7}, {"metrics", {{"loss", 1.0}}}};
+    world.say("node-1", job, 1, said);
+    CHECK(world.state(job) == "running");
+    world.exit_rank("node-1", job, 1, 0, 0);
+    world.finish("node-1", job, 1, Outcome::succeeded);
+    world.until([&] { return world.state(job) == "succeeded"; });
+  }
+  SUBCASE("has ended: it is not started again by its number") {
+    join(world, "node-1", {}, {job});
+    world.settle();
+    CHECK(world.state(job) == "restarting");
+    pass(world, std::chrono::seconds(60));
+    world.started("node-1", job, 1002);
+    CHECK_FALSE(world.was_started(job, 1));
+  }
+  CHECK(world.starts.size() <= 1);
 }
 
 TEST_CASE("restored: jobs that are not known stay where they are until somebody removes them") {

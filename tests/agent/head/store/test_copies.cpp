@@ -315,6 +315,26 @@ TEST_CASE("what the damaged one still has of later jobs is taken over") {
   CHECK(open_store({.path = path})->events(JobId("later")).size() == 1);
 }
 
+TEST_CASE("a job that was removed before the copy does not come back from an older state") {
+  const TemporaryFolder folder;
+  const fs::path path = killed().lay(folder);
+  const std::string older = content(path);
+  {
+    const auto store = open_store({.path = path});
+    Changes removal;
+    removal.jobs_forgotten.push_back({JobId(job_name(3)), from_millis(9), ""});
+    commit(*store, removal);
+    copy_now(*store);
+  }
+  // What is left of the database is of before; its log is not there.
+  std::ofstream(path, std::ios::binary) << older;
+  const Loaded all = open_store({.path = path})->load();
+  REQUIRE(all.restored);
+  CHECK_FALSE(names(all.jobs).contains(job_name(3)));
+  CHECK(all.forgotten.size() == 1);
+  CHECK(all.jobs.size() == kJobs + 1);
+}
+
 TEST_CASE("a torn last commit of a power cut is no damage") {
   const TemporaryFolder folder;
   const fs::path path = killed().lay(folder);
@@ -455,6 +475,7 @@ TEST_CASE("pages that are damaged under a running head") {
     damage.wait();
   }
   CHECK(content(copy_of(path)) == good);
+  CHECK_FALSE(fs::exists(path.string() + ".backup.tmp"));
   const Loaded all = open_store({.path = path})->load();
   CHECK(all.restored);
   CHECK(all.jobs.size() == 3001);
