@@ -344,6 +344,21 @@ void restore(const fs::path& database, const std::string& why) {
                  "* away to start with an empty one: checkpoints and logs stay where they are");
 }
 
+void part_from_journal(const fs::path& database) {
+  // https://www.sqlite.org/fileformat2.html: 2 where there is a write-ahead log, as in all that a
+  // head has opened, 1 in what make_copy() leaves.
+  constexpr std::size_t kFormat = 18;
+  if (!fs::exists(journal_of(database)) || !fs::exists(database)) return;
+  char format = 0;
+  const UniqueFd fd = open_file(database, O_RDONLY);
+  if (::pread(fd.get(), &format, 1, kFormat) != 1 || format != 1) return;
+  const fs::path aside = journal_of(free_name(database));
+  rename_file(journal_of(database), aside);
+  remove_tree(with_suffix(database, "-shm"));
+  fsync_folder(database.parent_path());
+  log::warn("the database's log is that of another, and is set aside", {{"as", aside.string()}});
+}
+
 bool note_if_copy(Database& database) {
   const auto time = copied(database);
   if (!time) return false;

@@ -39,6 +39,10 @@ bool make_copy(const fs::path& database, const WithDatabase& with,
 // when no copy is whole; then nothing was changed.
 void restore(const fs::path& database, const std::string& why);
 
+// A copy that somebody has put in place beside the log of what was there before, which SQLite would
+// take for the copy's own: the log is set aside as restore() does. Before it is opened.
+void part_from_journal(const fs::path& database);
+
 // A copy that somebody has put in place, and that no head has opened since: notes that as restore()
 // does. False: it is none.
 bool note_if_copy(Database& database);

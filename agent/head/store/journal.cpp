@@ -9,6 +9,8 @@
 #include <span>
 #include <vector>
 
+#include "launcher/core/error.hpp"
+
 namespace dtrain::head {
 namespace {
 

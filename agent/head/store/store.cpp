@@ -140,6 +140,7 @@ class SqliteStore final : public Store {
     const bool was_there = has_copy(path) || fs::exists(journal_of(path));
     if (was_there && !fs::exists(path)) return "it is not there";
     if (was_there && fs::file_size(path) == 0) return "it is empty";
+    part_from_journal(path);
     try {
       const Journal journal = read_journal(journal_of(path));
       database_ = std::make_shared<Database>(path);

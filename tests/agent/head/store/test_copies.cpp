@@ -1,4 +1,6 @@
 #include <doctest/doctest.h>
+#include <sys/mount.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -158,7 +160,66 @@ void fill_large(const fs::path& path) {
   copy_now(*store);
 }
 
+// A disk of its own, where this user may have one.
+class Disk {
+ public:
+  Disk() : there_(::geteuid() == 0 && remount(0)) {}
+  ~Disk() {
+    if (there_) ::umount2(folder_.path().c_str(), MNT_DETACH);
+  }
+  Disk(const Disk&) = delete;
+  Disk& operator=(const Disk&) = delete;
+
+  bool there() const { return there_; }
+  bool remount(unsigned long flags) {
+    return ::mount("disk", folder_.path().c_str(), "tmpfs", flags, "size=4m") == 0;
+  }
+  fs::path operator/(const std::string& name) const { return folder_ / name; }
+
+ private:
+  TemporaryFolder folder_;
+  bool there_;
+};
+
 }  // namespace
+
+TEST_CASE("a disk without room for a copy has none, and is not filled by trying") {
+  const Disk disk;
+  if (!disk.there()) {
+    MESSAGE("skipped: no disk can be mounted");
+    return;
+  }
+  const fs::path path = disk / "head.db";
+  const auto store = open_store({.path = path});
+  const std::string spec = "{\"x\":\"" + std::string(1000000, 'x') + "\"}";
+  commit(*store, whole_job("a", 1, spec));
+  std::ofstream(disk / "other") << std::string(1500000, 'x');
+  std::promise<std::exception_ptr> made;
+  store->make_copy([&](std::exception_ptr failure) { made.set_value(failure); });
+  CHECK(made.get_future().get() != nullptr);
+  CHECK(store->copy().trouble.find("free") != std::string::npos);
+  CHECK_FALSE(fs::exists(path.string() + ".backup.tmp"));
+  commit(*store, whole_job("b", 2));  // it goes on
+}
+
+TEST_CASE("a disk that can only be read is not the database's damage") {
+  Disk disk;
+  if (!disk.there()) {
+    MESSAGE("skipped: no disk can be mounted");
+    return;
+  }
+  const fs::path path = disk / "head.db";
+  commit(*open_store({.path = path}), whole_job("a", 1));
+  const std::string before = content(path);
+  REQUIRE(disk.remount(MS_REMOUNT | MS_RDONLY));
+  CHECK_THROWS_WITH_AS(open_store({.path = path}), doctest::Contains("ead-only file system"),
+                       Error);
+  REQUIRE(disk.remount(MS_REMOUNT));
+  CHECK(content(path) == before);
+  const Loaded all = open_store({.path = path})->load();
+  CHECK_FALSE(all.restored);
+  CHECK(all.jobs.size() == 1);
+}
 
 TEST_CASE("a copy is whole, of this user alone, and leaves the one before") {
   const TemporaryFolder folder;
@@ -234,8 +295,8 @@ TEST_CASE("each page damaged: what is acknowledged is there, or it is said what 
   REQUIRE(pages > 30);
   int restored = 0;
   for (std::uintmax_t page = 0; page < pages; ++page) {
-    for (const auto& [at, bytes] :
-         {std::pair<std::uintmax_t, std::size_t>{0, 64}, {2000, 96}, {0, 4096}}) {
+    for (const std::size_t bytes : {std::size_t{96}, std::size_t{4096}}) {  // a part, or all of it
+      const std::uintmax_t at = bytes < 4096 ? 2000 : 0;
       CAPTURE(page);
       CAPTURE(at);
       const fs::path path = killed().lay(folder);
@@ -402,12 +463,20 @@ TEST_CASE("a copy of an older dtrain is brought up to date") {
 TEST_CASE("a copy that somebody puts in place is known to be one") {
   const TemporaryFolder folder;
   const fs::path path = killed().lay(folder);
-  fs::remove(journal_of(path));
+  const std::string log = content(journal_of(path));
   fs::copy_file(copy_of(path), path, fs::copy_options::overwrite_existing);
+  SUBCASE("without the log of what was there") {
+    fs::remove(journal_of(path));
+  }
+  SUBCASE("beside it, which is not the copy's") {}
   const Loaded all = open_again(path);
   REQUIRE(all.restored);
   CHECK(all.restored->damaged.empty());
   CHECK_FALSE(names(all.jobs).contains("later"));
+  for (const auto& entry : fs::directory_iterator(folder / ".")) {
+    if (entry.path().string().find("damaged") == std::string::npos) continue;
+    CHECK(content(entry.path()) == log);
+  }
 }
 
 TEST_CASE("a database that was closed in order is moved by its one file") {
