@@ -149,7 +149,8 @@ class SqliteStore final : public Store {
       if (options_.shared) database_->run("PRAGMA locking_mode = EXCLUSIVE");
       database_->run("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;");
       const bool has_tables = database_->integer("PRAGMA user_version") > 0;
-      if (was_there && !has_tables) return "it holds nothing";
+      // One whose first head was killed before it had any, has none, and no copy.
+      if (!has_tables && has_copy(path)) return "it holds nothing";
       const std::string open_in = has_tables ? open_since(*database_) : "";
       if (!open_in.empty()) {
         if (!journal.begins) {
@@ -163,8 +164,8 @@ class SqliteStore final : public Store {
         }
       }
       if (!open_in.empty() || fs::file_size(path) < kCheckedBelow) {
-        const std::string found = database_->text(open_in.empty() ? "PRAGMA quick_check(1)"
-                                                                  : "PRAGMA integrity_check(1)");
+        std::string found = database_->text(open_in.empty() ? "PRAGMA quick_check(1)"
+                                                            : "PRAGMA integrity_check(1)");
         if (found != "ok") return found;
       }
       prepare_schema(*database_, path);

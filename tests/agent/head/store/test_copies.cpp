@@ -460,6 +460,20 @@ TEST_CASE("a copy of an older dtrain is brought up to date") {
   CHECK(all.restored->open == std::set<JobId>{JobId("a")});
 }
 
+TEST_CASE("a head that was killed before its first tables were there begins anew") {
+  const TemporaryFolder folder;
+  const fs::path path = folder / "head.db";
+  {
+    Database database(path);
+    database.keep_journal(true);
+    database.run("PRAGMA journal_mode = WAL; CREATE TABLE half (x); DROP TABLE half");
+  }
+  REQUIRE(read_journal(journal_of(path)).begins);
+  const Loaded all = open_store({.path = path})->load();
+  CHECK(all.jobs.empty());
+  CHECK_FALSE(all.restored);
+}
+
 TEST_CASE("a copy that somebody puts in place is known to be one") {
   const TemporaryFolder folder;
   const fs::path path = killed().lay(folder);
