@@ -16,6 +16,26 @@ struct RmFlags {
   bool yes = false;
 };
 
+// A job that the head does not know, but whose files it has found: by its whole id alone.
+bool has_files(const wire::ApiClient& client, const std::string& id) {
+  const nlohmann::json status = client.get("/v1/status");
+  for (const nlohmann::json& job :
+       child(child(child(status, "cluster"), "store"), "unknown_jobs")) {
+    if (text_or(job, "job") == id) return true;
+  }
+  return false;
+}
+
+nlohmann::json chosen_job(const wire::ApiClient& client, const nlohmann::json& known,
+                          const std::string& reference) {
+  try {
+    return resolve_job(known, reference, DefaultJob::only_one);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::not_found || !has_files(client, reference)) throw;
+    return {{"job", reference}, {"state", nullptr}};
+  }
+}
+
 int run_rm(Context& context, const RmFlags& options) {
   const wire::ApiClient client = context.client();
   const nlohmann::json answer = client.get("/v1/jobs");
@@ -26,14 +46,14 @@ int run_rm(Context& context, const RmFlags& options) {
     chosen.push_back(resolve_job(known, "", DefaultJob::only_one));
   }
   for (const std::string& reference : options.jobs) {
-    const nlohmann::json job = resolve_job(known, reference, DefaultJob::only_one);
+    const nlohmann::json job = chosen_job(client, known, reference);
     const std::string meant = meant_by_name(known, reference, wire::get_string(job, "job"));
     if (!meant.empty()) context.note(meant);
     if (std::find(chosen.begin(), chosen.end(), job) == chosen.end()) chosen.push_back(job);
   }
   for (const nlohmann::json& job : chosen) {
     const std::string id = wire::get_string(job, "job");
-    if (!job_ended(wire::get_string(job, "state"))) {
+    if (!job.at("state").is_null() && !job_ended(wire::get_string(job, "state"))) {
       throw Error(ErrorCode::conflict, id + " is " + wire::get_string(job, "state"))
           .with_hint("dtrain stop" + context.cluster_option() + " " + id + " first");
     }

@@ -28,6 +28,7 @@ constexpr std::size_t kShownJobs = 20;
 constexpr std::size_t kShownNodes = 50;
 constexpr std::size_t kNamed = 3;  // of nodes or jobs, in a row
 constexpr std::size_t kShownForgotten = 3;
+constexpr std::size_t kShownUnknown = 3;
 
 std::string gpu_text(const nlohmann::json& node) {
   const long long gpus = number_or(node, "gpus", 0);
@@ -125,6 +126,48 @@ std::string other_jobs(const nlohmann::json& counts, const nlohmann::json& jobs,
   return parts.empty() ? "" : "and " + join(parts, ", ") + ": dtrain status --all\n";
 }
 
+// What is wrong with the head's database, or was lately.
+std::string store_lines(const nlohmann::json& store, bool verbose, bool color) {
+  std::string text;
+  const auto alarm = [&](const std::string& line) {
+    text += paint("head's database: ", Color::red, color) + line + "\n";
+  };
+  const nlohmann::json& restored = child(store, "restored");
+  if (restored.is_object() && (verbose || restored.value("lately", false))) {
+    const std::string damaged = text_or(restored, "damaged");
+    const auto saved = static_cast<std::size_t>(number_or(restored, "jobs_saved", 0));
+    alarm("restored " + ago(text_or(restored, "time")) + " from a copy of " +
+          text_or(restored, "copy_of") + ", since " + text_or(restored, "why") +
+          "; what happened between is not known" +
+          (saved == 0 ? "" : ", but for " + counted(saved, "job") + " that could be read") +
+          (damaged.empty() ? "" : "; the damaged one is kept as " + damaged));
+  }
+  const nlohmann::json& unknown = child(store, "unknown_jobs");
+  std::vector<std::string> ids;
+  for (const nlohmann::json& job : unknown) {
+    if (ids.size() < kShownUnknown) ids.push_back(text_or(job, "job"));
+  }
+  const auto count = static_cast<std::size_t>(number_or(store, "unknown", 0));
+  if (count > 0) {
+    alarm(counted(count, "job") + " not known to it, whose files stay: " + join(ids, ", ") +
+          (count > ids.size() ? "…" : "") + " (dtrain rm ID removes them)");
+  }
+  const nlohmann::json& backup = child(store, "backup");
+  const std::string time = text_or(backup, "time");
+  const std::string trouble = text_or(backup, "trouble");
+  if (const std::string why = text_or(store, "trouble"); !why.empty()) {
+    alarm("it cannot be written, and is tried again: " + why);
+  }
+  if (!trouble.empty()) {
+    alarm("no copy can be made" + (time.empty() ? "" : ", the last is of " + time) + ": " +
+          trouble);
+  } else if (verbose) {
+    text += "database copied " + (time.empty() ? "not yet" : ago(time)) + ": " +
+            text_or(backup, "path") + "\n";
+  }
+  return text;
+}
+
 int run_status(Context& context, const StatusFlags& options) {
   if (!options.file.empty()) choose_by_yaml(context, options.file);
   const wire::ApiClient client = context.client();
@@ -158,6 +201,7 @@ int run_status(Context& context, const StatusFlags& options) {
     if (!warning.is_string()) continue;
     text += paint("warning: ", Color::yellow, color) + warning.get<std::string>() + "\n";
   }
+  text += store_lines(child(cluster, "store"), context.globals.verbose, color);
   text += idle_line(child(cluster, "down_when_idle"));
   const nlohmann::json& forgotten = child(cluster, "forgotten");
   std::size_t told = 0;

@@ -179,6 +179,9 @@ int head_main(const paths::HeadRoot& root, bool leaves) {
   hooks.news = [&](const JobNews& news) {
     if (logs != nullptr) logs->news(news);
   };
+  // As if it was killed: nobody is told anything that may not be found again. Whoever keeps the
+  // head starts it anew, and that one restores what can be.
+  hooks.damaged = [](const std::string&) { ::_exit(1); };
   MachineKeeper* keeper = nullptr;
   hooks.needs = [&] {
     if (keeper != nullptr) keeper->needs();

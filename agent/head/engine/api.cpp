@@ -11,6 +11,8 @@ namespace {
 
 constexpr std::size_t kMaxWaitingSubmitters = 100;  // of one submission_id that is being written
 
+}  // namespace
+
 nlohmann::json error_answer(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
@@ -20,8 +22,6 @@ nlohmann::json error_answer(const std::exception_ptr& failure) {
     return wire::error_to_json(Error(ErrorCode::internal, error.what()));
   }
 }
-
-}  // namespace
 
 void Engine::Impl::submit(const std::string& submission_id, JobSpec spec,
                           const std::map<std::string, std::string>& secrets, Answer done) {
@@ -85,7 +85,9 @@ void Engine::Impl::submit(const std::string& submission_id, JobSpec spec,
   check_origin(spec);
 
   JobId id = make_job_id(spec.name);
-  while (jobs.contains(id) || forgotten.contains(id)) id = make_job_id(spec.name);
+  while (jobs.contains(id) || forgotten.contains(id) || unknown.contains(id)) {
+    id = make_job_id(spec.name);
+  }
   Job& job = jobs[id];
   job.row.id = id;
   job.row.submission_id = submission_id;
@@ -253,6 +255,27 @@ void Engine::Impl::remove(Job& job, const std::string& reason, Answer done) {
   // Out of sight at once; a head that dies before the commit shows it again.
   submissions.erase(job.row.submission_id);
   jobs.erase(id);
+  forget(id, used, reason, std::move(done));
+}
+
+void Engine::Impl::remove_unknown(const JobId& id, Answer done) {
+  std::set<NodeId> used;
+  for (const std::string& where : unknown.at(id)) {
+    if (nodes.contains(NodeId(where))) used.insert(NodeId(where));
+  }
+  for (const auto& [node, state] : nodes) {
+    for (const auto& [job, attempt] : state.leftovers) {
+      if (job == id) throw Error(ErrorCode::conflict, id.str() + " still runs on " + node.str());
+    }
+  }
+  unknown.erase(id);
+  std::error_code ignored;
+  fs::remove(options.root.secrets(id), ignored);
+  forget(id, used, "", std::move(done));
+}
+
+void Engine::Impl::forget(const JobId& id, const std::set<NodeId>& used, const std::string& reason,
+                          Answer done) {
   const ForgottenRow row{id, clock.wall(), reason};
   forgotten[id] = row;
   Changes changes;

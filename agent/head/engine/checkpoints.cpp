@@ -130,7 +130,10 @@ void Engine::Impl::bring_shard(Job& job, Attempt& attempt, const Share& share,
                                          shard_place(storage(job), task).lexically_normal());
   const bool in_place = remote(share);
   std::vector<int> known_numbers;
-  for (const CheckpointRow& row : job.checkpoints) known_numbers.push_back(row.number);
+  // What a restored head has found may be this very one.
+  for (const CheckpointRow& row : job.checkpoints) {
+    if (!job.found.contains(row.number)) known_numbers.push_back(row.number);
+  }
   ++attempt.file_work;
   work<Placed>(
       bulk,
@@ -365,7 +368,10 @@ void Engine::Impl::committed(const JobId& id, int number, std::int64_t step, Com
   job->least_number = std::max(job->least_number, row.number + 1);
   std::erase_if(job->checkpoints,
                 [&](const CheckpointRow& other) { return other.number == row.number; });
-  job->checkpoints.push_back(row);
+  const auto later =
+      std::find_if(job->checkpoints.begin(), job->checkpoints.end(),
+                   [&](const CheckpointRow& other) { return other.number > row.number; });
+  job->checkpoints.insert(later, row);
   tx.changes.checkpoints.push_back(row);
   note(tx, *job, EventLevel::info,
        fs::path(row.path).filename().string() + " committed at step " + std::to_string(row.step) +

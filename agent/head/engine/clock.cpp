@@ -39,6 +39,7 @@ void Engine::Impl::arm() {
       if (collecting.again) at(*collecting.again);
     }
   }
+  if (restored && !restored->settled && storage_looked_through) at(restore_settles);
   if (!nodes_out.can_come()) at(clock.now() + kLookWhileShut);
   for (const auto& [id, node] : nodes) {
     if (next(node.row.state, NodeEvent::silence)) at(node.heard + options.node_lost_after);
@@ -63,6 +64,7 @@ void Engine::Impl::tick() {
     }
   }
   for (const NodeId& id : silent) lose_node(nodes.at(id));
+  settle_restore();
   const std::map<JobId, Job*> all = live;
   for (const auto& [id, known_then] : all) {
     Job* job = find(id);

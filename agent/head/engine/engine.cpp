@@ -243,7 +243,9 @@ void Engine::Impl::enter(Tx& tx, Attempt& attempt, AttemptEvent event) {
 
 Engine::Engine(const EngineOptions& options, const Clock& clock, Nodes& nodes, Hooks hooks)
     : Engine(options, clock, nodes, std::move(hooks),
-             open_store({.path = options.root.database(), .shared = options.shared_storage})) {}
+             open_store({.path = options.root.database(),
+                         .on_damage = hooks.damaged,
+                         .shared = options.shared_storage})) {}
 
 Engine::Engine(EngineOptions options, const Clock& clock, Nodes& nodes, Hooks hooks,
                std::unique_ptr<Store> store)
@@ -264,7 +266,11 @@ void Engine::stop(const JobId& id, std::optional<std::chrono::seconds> grace, An
 }
 
 void Engine::remove(const JobId& id, Answer done) {
-  impl_->remove(impl_->known(id), "", std::move(done));
+  if (!impl_->jobs.contains(id) && impl_->unknown.contains(id)) {
+    impl_->remove_unknown(id, std::move(done));
+  } else {
+    impl_->remove(impl_->known(id), "", std::move(done));
+  }
 }
 
 void Engine::stop_all(Answer done) {

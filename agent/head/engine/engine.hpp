@@ -130,6 +130,8 @@ class Engine {
     std::function<void(const JobNews&)> news;
     // Other machines are needed than before: expect_machines() says which.
     std::function<void()> needs = [] {};
+    // StoreOptions::on_damage: the process is to end at once. On any thread.
+    std::function<void(const std::string& why)> damaged = {};
   };
   Engine(const EngineOptions& options, const Clock& clock, Nodes& nodes, Hooks hooks);
   // The same over a store that is open already; for tests.
@@ -170,9 +172,14 @@ class Engine {
   void job_metrics(const JobId& id, const MetricsQuery& query, Answer done) const;
   void job_events(const JobId& id, Answer done) const;
   void stop(const JobId& id, std::optional<std::chrono::seconds> grace, Answer done);
+  // Also one that is not known, of which there are folders: status() names them.
   void remove(const JobId& id, Answer done);
   // These checkpoints were brought home, whole: nobody need be asked before they go.
   void pulled(const JobId& id, const std::set<int>& checkpoints, Answer done);
+  // Makes a copy of the database now; answers with what status() has of it.
+  void make_copy(Answer done);
+  // The database was restored within a week: what may belong to jobs that were lost is kept.
+  bool restored_lately() const;
   // Stops every job; `done` when none is left.
   void stop_all(Answer done);
   // The node gets no new ranks, and is "drained" when none run there; `undo` takes it back.

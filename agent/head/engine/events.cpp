@@ -127,9 +127,10 @@ void Engine::Impl::event(const NodeId& node_id, const JobId& job_id, int number,
     return;
   }
 
+  if (is_of_copy(job_id)) fill_gap(*job, *attempt, *share, event);
   share->seen = event.seq;
   share->acks[event.seq] = {};
-  share->start_sent = true;
+  share->start_sent = share->met = true;
   if (share->row.state == ShareState::waiting) share->row.state = ShareState::running;
   std::visit([&](const auto& body) { apply(*job, *attempt, *share, event.seq, body); }, event.body);
 }

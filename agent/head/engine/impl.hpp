@@ -36,6 +36,7 @@ struct PendingAck {
 struct Share {
   ShareRow row;
   bool start_sent = false;
+  bool met = false;  // it has spoken since the head began, or its node has named it
   // Its machine was started anew, and was heard last then: nothing of the share lives.
   std::optional<Monotonic> machine_gone;
   bool prepare_sent = false;
@@ -138,6 +139,8 @@ struct Job {
   std::deque<Attempt> attempts;            // a new one leaves references to the others as they are
   std::vector<CheckpointRow> checkpoints;  // by number
   int least_number = 0;                    // of the next checkpoint
+  std::set<int> found;                     // of those that a restored head has found in storage
+  int named = 0;  // the highest number of an attempt that something beside the rows has named
   nlohmann::json metrics = nlohmann::json::object();  // {name: {"value", "rank"}}
   nlohmann::json progress;                            // the newest, or null
   std::string waits;                                  // the queue's reason
@@ -197,6 +200,7 @@ struct Tx {
   std::vector<std::function<void()>> when_durable;  // also for Urgency::soon; for acknowledgements
 };
 
+nlohmann::json error_answer(const std::exception_ptr& failure);  // of Engine::Answer
 // The error of docs/api.md for a failure that no rank is the cause of.
 nlohmann::json error_without_rank(const std::string& message, int attempt);
 
@@ -209,6 +213,26 @@ struct Engine::Impl {
   // load.cpp
   void load();
   void clear_old_secrets();
+
+  // restored.cpp
+  void take_restored();
+  void keep_restored();
+  void settle_restore();
+  std::string restored_words() const;
+  bool restored_lately() const;
+  // It was open in the copy, and its newest attempt began before that.
+  bool is_of_copy(const JobId& job) const;
+  std::string held_by_restore(const Job& job) const;
+  int next_attempt(const Job& job) const;
+  void fill_gap(Job& job, Attempt& attempt, Share& share, const wire::AttemptEvent& event);
+  void lose_end(Job& job, Attempt& attempt, Share& share);
+  void look_through_storage();
+  void take_found(Job& job, const StorageScan& scan);
+  void look_for_unknown();
+  void note_folder(const JobId& id, const std::string& where);
+  void note_folders(const NodeId& node, const std::vector<JobId>& on_disk);
+  nlohmann::json store_view() const;
+  void make_copy(Answer done);
 
   // engine.cpp: transactions and effects
   Job* find(const JobId& id);
@@ -242,6 +266,9 @@ struct Engine::Impl {
             const std::string& reason, Answer done);
   // `reason`: why it goes by itself; empty: somebody asked for it.
   void remove(Job& job, const std::string& reason, Answer done);
+  // What is left of a job goes here and on these nodes, and its id never comes again.
+  void forget(const JobId& id, const std::set<NodeId>& on, const std::string& reason, Answer done);
+  void remove_unknown(const JobId& id, Answer done);
   void stop_all(Answer done);
   void check_drained();
 
@@ -379,6 +406,9 @@ struct Engine::Impl {
   void add_word(const NodeId& id, std::string& reason) const;
   void lose_ranks(Tx& tx, Attempt& attempt, const Share& share);
   void lose_shares(Node& node, const std::string& reason);
+  // Its node was heard last then.
+  void lose_share(Job& job, Attempt& attempt, Share& share, const std::string& reason,
+                  Monotonic heard);
   void stop_leftover(const NodeId& node, const JobId& job, int attempt);
   enum class Broken : std::uint8_t { not_started, supervisor_gone };
   void share_broken(const NodeId& node, const JobId& job, int attempt, const std::string& reason,
@@ -469,6 +499,11 @@ struct Engine::Impl {
   std::map<std::string, JobId> submissions;
   std::map<NodeId, Node> nodes;
   std::map<JobId, ForgottenRow> forgotten;
+  std::map<JobId, std::set<std::string>> unknown;  // jobs that no row names: who has a folder
+  std::optional<RestoredRow> restored;
+  Monotonic restore_settles;
+  WallTime restore_settles_at;  // the same, for people
+  bool storage_looked_through = true;
   std::uint64_t last_left = 0;
   MachinesToCome told_machines;
   wire::NodeTypes node_types;

@@ -8,14 +8,21 @@ namespace dtrain::head {
 void Engine::Impl::load() {
   Loaded all = store->load();
   last_event = all.last_event;
+  restored = std::move(all.restored);
   for (JobRow& row : all.jobs) {
     const JobId id = row.id;
     Job& job = jobs[id];
     job.row = std::move(row);
-    while_doing("reading the job " + id.str() + " from the database", [&] {
+    try {
       job.spec = job_spec_from_json(wire::parse_json(job.row.spec, "its spec"));
       job.metrics = wire::parse_json(job.row.metrics, "its metrics");
-    });
+    } catch (const std::exception& error) {  // one job is no reason to be without all others
+      log::error("a job cannot be read from the database",
+                 {{"job", id.str()}, {"why", error.what()}});
+      jobs.erase(id);
+      unknown[id].insert("database");
+      continue;
+    }
     job.durable = true;
     job.order = ++last_order;
     const auto ago = [&](WallTime time) {
@@ -111,7 +118,9 @@ void Engine::Impl::load() {
     }
   }
   for (ForgottenRow& row : all.forgotten) forgotten[row.job] = std::move(row);
+  take_restored();
   finish_deletions();
+  look_for_unknown();
   clear_old_secrets();
   // Attempts whose last event was kept, but not what followed from it.
   post([this] {
@@ -127,7 +136,8 @@ void Engine::Impl::clear_old_secrets() {
   const fs::path folder = options.root.secrets(JobId("x")).parent_path();
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, none)) {
     const JobId id(entry.path().stem().string());
-    if (live.contains(id)) continue;
+    const bool is_known = jobs.contains(id) || forgotten.contains(id);
+    if (live.contains(id) || (!is_known && restored_lately())) continue;
     std::error_code failed;
     fs::remove(entry.path(), failed);
     if (failed) log::warn("old secrets stay", {{"path", entry.path().string()}});

@@ -70,6 +70,7 @@ void Engine::Impl::joined(const NodeInfo& info) {
   // What lives there and should not. Where the end is known, only its acknowledgement is missing;
   // a forgotten job had ended.
   clear_forgotten(info.node, info.jobs);
+  note_folders(info.node, info.jobs);
   // One that leaves may dial once more, to say so again.
   if (info.leaving.empty()) {
     node.ended.clear();
@@ -83,7 +84,8 @@ void Engine::Impl::joined(const NodeInfo& info) {
     const Share* share = attempt == nullptr ? nullptr : attempt->share(info.node);
     if (share != nullptr && share->row.state == ShareState::finished) continue;
     if (share != nullptr && share->live() && attempt == job->live_attempt()) continue;
-    if (job != nullptr) node.leftovers.insert({id, number});
+    if (job != nullptr) job->named = std::max(job->named, number);
+    if (job != nullptr || restored_lately()) node.leftovers.insert({id, number});
     stop_leftover(info.node, id, number);
   }
 
@@ -97,9 +99,11 @@ void Engine::Impl::joined(const NodeInfo& info) {
                                  std::pair(id, attempt->row.attempt)) != info.attempts.end();
     if (other_boot && share->row.state == ShareState::running) share->machine_gone = last_heard;
     if (there) {
-      share->start_sent = true;
+      share->start_sent = share->met = true;
       if (attempt->ending()) send_stops(*job, *attempt, NodeId());
       if (job->spec.launcher == Launcher::srun) advance(*job, *attempt);  // who awaits its name
+    } else if (is_of_copy(id) && !share->met) {
+      lose_end(*job, *attempt, *share);
     } else if (share->row.state == ShareState::waiting) {
       share->start_sent = false;
       share->prepare_sent = false;
@@ -207,26 +211,33 @@ void Engine::Impl::lose_shares(Node& node, const std::string& reason) {
     Attempt* attempt = job == nullptr ? nullptr : job->live_attempt();
     Share* share = attempt == nullptr || !attempt->durable ? nullptr : attempt->share(id);
     if (share == nullptr || !share->live()) continue;
-    Tx tx;
-    share->row.state = ShareState::lost;
-    share->row.outcome = "lost";
-    share->row.reason = reason;
-    attempt->lose(id, node.heard);
     node.leftovers.insert({job_id, attempt->row.attempt});
     node.ended.insert({job_id, attempt->row.attempt});
     // Its ranks may run until then; two attempts never run at once.
     const Monotonic lease_end = node.heard + options.lease;
     job->not_before = std::max(job->not_before.value_or(lease_end), lease_end);
-    lose_ranks(tx, *attempt, *share);
-    tx.changes.shares.push_back(share->row);
-    fail_attempt(tx, *job, *attempt, reason, id);
-    if (remote(*share)) {
-      note(tx, *job, EventLevel::warning,
-           "what its ranks on " + id.str() + " wrote after the head last heard of it is not here");
-    }
-    commit(*job, std::move(tx), Urgency::now);
-    check_end(job_id);
+    lose_share(*job, *attempt, *share, reason, node.heard);
   }
+}
+
+void Engine::Impl::lose_share(Job& job, Attempt& attempt, Share& share, const std::string& reason,
+                              Monotonic heard) {
+  const JobId id = job.row.id;
+  const NodeId node = share.row.node;
+  Tx tx;
+  share.row.state = ShareState::lost;
+  share.row.outcome = "lost";
+  share.row.reason = reason;
+  attempt.lose(node, heard);
+  lose_ranks(tx, attempt, share);
+  tx.changes.shares.push_back(share.row);
+  fail_attempt(tx, job, attempt, reason, node);
+  if (remote(share)) {
+    note(tx, job, EventLevel::warning,
+         "what its ranks on " + node.str() + " wrote after the head last heard of it is not here");
+  }
+  commit(job, std::move(tx), Urgency::now);
+  check_end(id);
 }
 
 void Engine::Impl::share_broken(const NodeId& id, const JobId& job_id, int number,

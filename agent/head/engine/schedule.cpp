@@ -164,6 +164,7 @@ int Engine::Impl::missing_nodes() const {
 }
 
 std::string Engine::Impl::held(const Job& job) const {
+  if (std::string why = held_by_restore(job); !why.empty()) return why;
   if (job.not_before && *job.not_before > clock.now()) {
     return "waits until the lease of a lost node has run out (" +
            human_duration(*job.not_before - clock.now()) + ")";
@@ -296,7 +297,7 @@ void Engine::Impl::note_needs() {
 
 void Engine::Impl::begin_attempt(Job& job, const QueueDecision::Start& start) {
   job.overtakes = start.reason;
-  const int number = job.row.attempt + 1;
+  const int number = next_attempt(job);
   Attempt& attempt = job.attempts.emplace_back();
   attempt.row.job = job.row.id;
   attempt.row.attempt = number;
@@ -380,6 +381,7 @@ void Engine::Impl::prepared(const JobId& id, const std::string& token, Prepared 
   }
   reconcile(tx, job, result.scan);
   job.row.attempt = attempt.row.attempt;
+  if (restored && restored->open.erase(id) > 0) tx.changes.restored = restored;
   job.waits.clear();
   job.not_before.reset();
   if (!job.checkpoints.empty()) {

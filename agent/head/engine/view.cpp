@@ -195,6 +195,7 @@ nlohmann::json Engine::Impl::status(std::optional<std::size_t> most_jobs) const 
             {"started", rfc3339(started)},
             {"expected_nodes", options.expected_nodes},
             {"trouble", store->trouble()},
+            {"store", store_view()},
             {"warnings", warnings()},
             {"forgotten", forgotten_lately()},
             {"disk", {{"total", disk.total}, {"free", disk.free}, {"ended_jobs", disk.ended_jobs}}},

@@ -82,7 +82,8 @@ void Prunes::by_the_clock(std::chrono::minutes after) {
   clock_.expires_after(after);
   clock_.async_wait([this](boost::system::error_code stopped) {
     if (stopped) return;
-    round(false, false, [](const json&) {});
+    // What is in the way may be of jobs that were lost, until somebody asks.
+    if (!engine_.restored_lately()) round(false, false, [](const json&) {});
     by_the_clock(kEvery);
   });
 }

@@ -68,7 +68,7 @@ void step(Database& database, const fs::path& backup, int from, Migration migrat
   } catch (const std::exception& error) {
     if (database.in_transaction()) database.run("ROLLBACK");
     const auto* refused = dynamic_cast<const SqliteError*>(&error);
-    if (refused != nullptr && refused->may_pass()) throw;
+    if (refused != nullptr && (refused->may_pass() || refused->is_damage())) throw;
     throw Error(ErrorCode::failed, "the database of " + version_text(from) +
                                        " could not be brought to " + version_text(from + 1) + ": " +
                                        error.what())

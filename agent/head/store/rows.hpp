@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -199,6 +200,24 @@ struct ForgottenRow {
   bool operator==(const ForgottenRow&) const = default;
 };
 
+// The database is a copy of an earlier time: what happened after it is not known here.
+struct RestoredRow {
+  // Ids of events may have been told since that stand in no row.
+  static constexpr std::int64_t kEventsUnknown = 1000000;
+
+  WallTime time;                 // when it took the place of another
+  WallTime copied;               // what it holds is of then
+  std::string why;               // what was wrong with the other
+  std::string damaged;           // where that one is kept; empty: it was not there
+  int salvaged = 0;              // jobs that could be read from that one, as they were later
+  std::int64_t first_event = 0;  // ids from here on
+  std::set<JobId> open;          // had not ended, and their next attempt has not begun since
+  bool told = false;             // to these jobs
+  bool settled = false;          // no attempt that is not known here may run any more
+
+  bool operator==(const RestoredRow&) const = default;
+};
+
 // What one thing that happened changes: written whole or not at all.
 struct Changes {
   std::vector<JobRow> jobs;
@@ -212,6 +231,7 @@ struct Changes {
   std::vector<CheckpointRow> checkpoints;
   std::vector<std::pair<JobId, int>> checkpoints_deleted;
   std::vector<ForgottenRow> jobs_forgotten;  // the rows of these jobs go
+  std::optional<RestoredRow> restored;
 };
 
 // All but events and metrics, which are read when asked for.
@@ -224,6 +244,7 @@ struct Loaded {
   std::vector<CheckpointRow> checkpoints;  // by number
   std::vector<ForgottenRow> forgotten;
   std::int64_t last_event = 0;
+  std::optional<RestoredRow> restored;  // the last time, if there was one
 };
 
 }  // namespace dtrain::head

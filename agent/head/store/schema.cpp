@@ -1,6 +1,8 @@
 #include "agent/head/store/schema.hpp"
 
+#include <algorithm>
 #include <optional>
+#include <set>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -199,6 +201,45 @@ void columns(wire::Is<ForgottenRow> auto& r, auto&& f) {
   f(r.job, r.time, r.reason);
 }
 
+// ---- What stands in meta, beside who wrote it.
+
+constexpr const char* kOpen = "open";
+constexpr const char* kRestored = "restored";
+
+std::string restored_text(const RestoredRow& row) {
+  nlohmann::json open = nlohmann::json::array();
+  for (const JobId& id : row.open) open.push_back(id.str());
+  return wire::dump({{"time", to_millis(row.time)},
+                     {"copied", to_millis(row.copied)},
+                     {"why", row.why},
+                     {"damaged", row.damaged},
+                     {"salvaged", row.salvaged},
+                     {"first_event", row.first_event},
+                     {"open", std::move(open)},
+                     {"told", row.told},
+                     {"settled", row.settled}});
+}
+
+RestoredRow restored_from(const std::string& text) {
+  const nlohmann::json json = wire::parse_json(text, "when it was restored");
+  RestoredRow row;
+  row.time = from_millis(wire::get_int(json, "time", INT64_MIN, INT64_MAX));
+  row.copied = from_millis(wire::get_int(json, "copied", INT64_MIN, INT64_MAX));
+  row.why = wire::get_string(json, "why");
+  row.damaged = wire::get_string(json, "damaged");
+  row.salvaged = static_cast<int>(wire::get_int(json, "salvaged", 0, INT32_MAX));
+  row.first_event = wire::get_int(json, "first_event", 0, INT64_MAX);
+  for (const std::string& id : wire::get_strings(json, "open")) row.open.insert(JobId(id));
+  row.told = wire::get_bool(json, "told", false);
+  row.settled = wire::get_bool(json, "settled", false);
+  return row;
+}
+
+std::string meta(Database& database, const char* key) {
+  Statement row(database.handle(), "SELECT value FROM meta WHERE key = ?");
+  return row.query(std::string(key)).step() ? row.text(0) : std::string();
+}
+
 template <typename Row>
 void write_rows(Statement& statement, const std::vector<Row>& rows) {
   for (const Row& row : rows) {
@@ -266,6 +307,7 @@ struct Writer::Statements {
                 "metrics FROM metrics WHERE job = ?1"),
         checkpoint(db, "INSERT OR REPLACE INTO checkpoints VALUES (?,?,?,?,?,?,?,?)"),
         forgotten(db, "INSERT OR REPLACE INTO forgotten VALUES (?,?,?)"),
+        meta(db, "INSERT OR REPLACE INTO meta VALUES (?,?)"),
         drop_checkpoint(db, "DELETE FROM checkpoints WHERE job = ? AND number = ?"),
         drop_job(db, "DELETE FROM jobs WHERE job = ?"),
         drop_attempts(db, "DELETE FROM attempts WHERE job = ?"),
@@ -281,11 +323,18 @@ struct Writer::Statements {
                      "(PARTITION BY rank ORDER BY attempt DESC, seq DESC) AS age FROM metrics "
                      "WHERE job = ?1) WHERE age % 2 = 0)") {}
 
-  Statement job, attempt, share, rank, node, event, metrics, inherit, checkpoint, forgotten,
+  Statement job, attempt, share, rank, node, event, metrics, inherit, checkpoint, forgotten, meta,
       drop_checkpoint;
   Statement drop_job, drop_attempts, drop_shares, drop_ranks, drop_events, drop_metrics,
       drop_checkpoints;
   Statement count_metrics, thin_metrics;
+
+  void drop_all(const JobId& id) {
+    for (Statement* drop : {&drop_job, &drop_attempts, &drop_shares, &drop_ranks, &drop_events,
+                            &drop_metrics, &drop_checkpoints}) {
+      drop->run(id.str());
+    }
+  }
 };
 
 Writer::Writer(Database& database) : statements_(std::make_unique<Statements>(database.handle())) {}
@@ -308,12 +357,13 @@ void Writer::write(const Changes& changes) {
     s.drop_checkpoint.run(job.str(), number);
   }
   write_rows(s.forgotten, changes.jobs_forgotten);
-  for (const ForgottenRow& r : changes.jobs_forgotten) {
-    for (Statement* drop : {&s.drop_job, &s.drop_attempts, &s.drop_shares, &s.drop_ranks,
-                            &s.drop_events, &s.drop_metrics, &s.drop_checkpoints}) {
-      drop->run(r.job.str());
-    }
-  }
+  for (const ForgottenRow& r : changes.jobs_forgotten) s.drop_all(r.job);
+  if (changes.restored) s.meta.run(std::string(kRestored), restored_text(*changes.restored));
+}
+
+void Writer::replace_job(const JobId& id, const Changes& rows) {
+  statements_->drop_all(id);
+  write(rows);
 }
 
 std::int64_t Writer::count_metrics(const JobId& job) {
@@ -341,6 +391,10 @@ Loaded read_all(Database& database) {
   all.checkpoints = read_rows<CheckpointRow>(db, "SELECT * FROM checkpoints ORDER BY job, number");
   all.forgotten = read_rows<ForgottenRow>(db, "SELECT * FROM forgotten ORDER BY time, job");
   all.last_event = database.integer("SELECT max(event) FROM events");
+  if (const std::string text = meta(database, kRestored); !text.empty()) {
+    all.restored = restored_from(text);
+    all.last_event = std::max(all.last_event, all.restored->first_event - 1);
+  }
   return all;
 }
 
@@ -353,6 +407,75 @@ std::vector<MetricsRow> read_metrics(Database& database, const JobId& job) {
   Statement rows(database.handle(),
                  "SELECT * FROM metrics WHERE job = ? ORDER BY attempt, time, rank, seq");
   return read_rows<MetricsRow>(rows.query(job.str()));
+}
+
+void set_open(Database& database, const std::string& boot) {
+  if (boot.empty()) {
+    Statement(database.handle(), "DELETE FROM meta WHERE key = ?").run(std::string(kOpen));
+  } else {
+    Statement(database.handle(), "INSERT OR REPLACE INTO meta VALUES (?, ?)")
+        .run(std::string(kOpen), boot);
+  }
+}
+
+std::string open_since(Database& database) {
+  // What a newer dtrain made of that table is its own.
+  if (database.integer("SELECT count(*) FROM sqlite_master WHERE name = 'meta'") == 0) return {};
+  return meta(database, kOpen);
+}
+
+// ---- Out of a damaged database.
+
+std::vector<JobId> readable_jobs(Database& database) {
+  std::set<JobId> found;
+  for (const char* select :
+       {"SELECT job FROM jobs ORDER BY rowid", "SELECT job FROM jobs ORDER BY rowid DESC"}) {
+    try {
+      Statement rows(database.handle(), select);
+      while (rows.step()) found.insert(JobId(rows.text(0)));
+    } catch (const SqliteError& error) {
+      if (!error.is_damage()) throw;
+    }
+  }
+  return {found.begin(), found.end()};
+}
+
+Changes read_job(Database& database, const JobId& id) {
+  const auto rows_of = [&]<typename Row>(std::vector<Row>& into, const char* select) {
+    Statement rows(database.handle(), select);
+    into = read_rows<Row>(rows.query(id.str()));
+  };
+  Changes rows;
+  rows_of(rows.jobs, "SELECT * FROM jobs WHERE job = ?");
+  rows_of(rows.attempts, "SELECT * FROM attempts WHERE job = ? ORDER BY attempt");
+  rows_of(rows.shares, "SELECT * FROM shares WHERE job = ?");
+  rows_of(rows.ranks, "SELECT * FROM ranks WHERE job = ?");
+  rows_of(rows.checkpoints, "SELECT * FROM checkpoints WHERE job = ?");
+  rows.events = read_events(database, id);
+  rows.metrics = read_metrics(database, id);
+  return rows;
+}
+
+void check_job(const Changes& rows) {
+  const auto require = [](bool holds, const char* what) {
+    if (!holds) throw Error(ErrorCode::invalid, std::string("its rows do not fit: ") + what);
+  };
+  require(rows.jobs.size() == 1, "it is not there by its name");
+  const JobRow& job = rows.jobs.front();
+  const auto is_object = [](const std::string& text) {
+    return nlohmann::json::parse(text, nullptr, false).is_object();
+  };
+  require(is_object(job.spec) && is_object(job.metrics), "its spec or its metrics are no JSON");
+  require(is_final(job.state) == job.ended.has_value(), "its state and its end");
+  require((rows.attempts.empty() ? 0 : rows.attempts.back().attempt) == job.attempt,
+          "its newest attempt");
+  for (const AttemptRow& attempt : rows.attempts) {
+    int ranks = 0;
+    for (const ShareRow& share : rows.shares) {
+      if (share.attempt == attempt.attempt) ranks += share.nproc;
+    }
+    require(ranks == attempt.world_size, "an attempt and its nodes");
+  }
 }
 
 }  // namespace dtrain::head

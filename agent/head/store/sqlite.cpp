@@ -36,6 +36,11 @@ bool SqliteError::may_pass() const noexcept {
          code == SQLITE_READONLY;
 }
 
+bool SqliteError::is_damage() const noexcept {
+  const int code = code_ & 0xff;
+  return code == SQLITE_CORRUPT || code == SQLITE_NOTADB;
+}
+
 Statement::Statement(sqlite3* db, const char* sql) : db_(db) {
   check(sqlite3_prepare_v3(db, sql, -1, SQLITE_PREPARE_PERSISTENT, &statement_, nullptr));
 }
@@ -135,6 +140,10 @@ std::int64_t Database::integer(const char* sql) {
 std::string Database::text(const char* sql) {
   Statement statement(db_, sql);
   return statement.step() ? statement.text(0) : std::string();
+}
+
+void Database::keep_journal(bool keep) {
+  sqlite3_db_config(db_, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, keep ? 1 : 0, nullptr);
 }
 
 bool Database::in_transaction() const {

@@ -21,6 +21,8 @@ class SqliteError : public Error {
   SqliteError(int code, const std::string& message);
   // The disk's fault, and may pass: no space, a failed write, a lock held by another.
   bool may_pass() const noexcept;
+  // What is in the file cannot be, and will not pass.
+  bool is_damage() const noexcept;
 
  private:
   int code_;
@@ -95,6 +97,8 @@ class Database {
   std::int64_t integer(const char* sql);
   std::string text(const char* sql);
   bool in_transaction() const;
+  // While it is kept, closing the file neither writes the log back into it nor removes it.
+  void keep_journal(bool keep);
   sqlite3* handle() const noexcept { return db_; }
 
  private:

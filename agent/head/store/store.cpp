@@ -1,5 +1,9 @@
 #include "agent/head/store/store.hpp"
 
+#include <sys/stat.h>
+
+#include <atomic>
+#include <cerrno>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -7,14 +11,19 @@
 #include <optional>
 #include <thread>
 
+#include "agent/head/store/copies.hpp"
+#include "agent/head/store/journal.hpp"
 #include "agent/head/store/schema.hpp"
 #include "launcher/core/log.hpp"
+#include "launcher/core/process_table.hpp"
 
 namespace dtrain::head {
 namespace {
 
 constexpr std::chrono::milliseconds kRetryAfter{1000};
-constexpr std::uintmax_t kCheckWholeBelow = std::uintmax_t{32} << 20;  // bytes of the database
+// Bytes of a database that is checked though it was closed in order. 50 MB, of 10,000 jobs, take
+// 0.2 s; one that was not closed is checked whatever its size.
+constexpr std::uintmax_t kCheckedBelow = std::uintmax_t{32} << 20;
 
 struct Queued {
   Changes changes;
@@ -24,11 +33,32 @@ struct Queued {
   std::chrono::steady_clock::time_point since;
 };
 
+// Which file a name leads to.
+struct FileOf {
+  dev_t device = 0;
+  ino_t inode = 0;
+
+  explicit FileOf(const fs::path& name) {
+    struct stat status {};
+    if (::stat(name.c_str(), &status) != 0) return;
+    device = status.st_dev;
+    inode = status.st_ino;
+  }
+  // Whether the name leads there no more. A disk that does not answer says nothing.
+  bool is_gone(const fs::path& name) const {
+    struct stat status {};
+    if (inode == 0) return false;
+    if (::stat(name.c_str(), &status) != 0) return errno == ENOENT || errno == ENOTDIR;
+    return status.st_dev != device || status.st_ino != inode;
+  }
+};
+
 class SqliteStore final : public Store {
  public:
   explicit SqliteStore(StoreOptions options) : options_(std::move(options)) {
     while_doing("opening " + options_.path.string(), [&] { open(); });
     thread_ = std::thread([this] { serve(); });
+    copier_ = std::thread([this] { serve_copies(); });
   }
 
   ~SqliteStore() override {
@@ -37,18 +67,25 @@ class SqliteStore final : public Store {
       ending_ = true;
     }
     wake_.notify_all();
+    copy_wake_.notify_all();
     thread_.join();
+    copier_.join();
+    close();
   }
 
   Loaded load() override {
-    const std::lock_guard turn(only_one_);
-    return read_all(*reader_);
+    {
+      const std::lock_guard lock(mutex_);
+      if (loaded_) return *std::exchange(loaded_, std::nullopt);
+    }
+    return reading([&] { return read_all(*reader_); });
   }
 
   void commit(Changes changes, Urgency urgency, OnFailure on_failure,
               std::function<void(std::exception_ptr)> done) override {
     {
       const std::lock_guard lock(mutex_);
+      loaded_.reset();
       queue_.push_back({std::move(changes), urgency, on_failure, std::move(done),
                         std::chrono::steady_clock::now()});
       ++arrived_;
@@ -70,33 +107,144 @@ class SqliteStore final : public Store {
     return trouble_;
   }
 
+  Copy copy() const override {
+    const std::lock_guard lock(mutex_);
+    Copy copy = copy_;
+    copy.behind = copy.behind || copy_runs_;
+    return copy;
+  }
+
+  void make_copy(std::function<void(std::exception_ptr)> done) override {
+    {
+      const std::lock_guard lock(mutex_);
+      copy_asked_.push_back(std::move(done));
+    }
+    copy_wake_.notify_all();
+  }
+
  private:
   void open() {
+    std::string why = open_whole();
+    if (why.empty()) return;
+    close();
+    restore(options_.path, why);
+    why = open_whole();
+    if (why.empty()) return;
+    close();
+    throw Error(ErrorCode::io, "the head's database is damaged again: " + why);
+  }
+
+  // Gives what is wrong with it, with the files as they were; empty: nothing is, and it is open.
+  std::string open_whole() {
+    const fs::path& path = options_.path;
+    const bool was_there = has_copy(path) || fs::exists(journal_of(path));
+    if (was_there && !fs::exists(path)) return "it is not there";
+    if (was_there && fs::file_size(path) == 0) return "it is empty";
+    part_from_journal(path);
     try {
-      database_ = std::make_shared<Database>(options_.path);
+      const Journal journal = read_journal(journal_of(path));
+      database_ = std::make_shared<Database>(path);
+      database_->keep_journal(true);
       // Before its first use, so that SQLite needs no memory beside the file.
       if (options_.shared) database_->run("PRAGMA locking_mode = EXCLUSIVE");
       database_->run("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;");
-      if (fs::file_size(options_.path) < kCheckWholeBelow) {
-        const std::string found = database_->text("PRAGMA quick_check(1)");
-        if (found != "ok") throw SqliteError(11 /* SQLITE_CORRUPT */, found);
+      const bool has_tables = database_->integer("PRAGMA user_version") > 0;
+      // One whose first head was killed before it had any, has none, and no copy.
+      if (!has_tables && has_copy(path)) return "it holds nothing";
+      const std::string open_in = has_tables ? open_since(*database_) : "";
+      if (!open_in.empty()) {
+        if (!journal.begins) {
+          return "its log " + journal_of(path).filename().string() +
+                 " is not there, or has lost its beginning";
+        }
+        // A power cut may have torn the last commit, of which nobody has been told.
+        if (journal.behind > (open_in == boot_id() ? 0 : 1)) {
+          return "its log is damaged, with " + std::to_string(journal.behind) +
+                 " commits behind the damage";
+        }
       }
-      prepare_schema(*database_, options_.path);
+      if (!open_in.empty() || fs::file_size(path) < kCheckedBelow) {
+        std::string found = database_->text(open_in.empty() ? "PRAGMA quick_check(1)"
+                                                            : "PRAGMA integrity_check(1)");
+        if (found != "ok") return found;
+      }
+      prepare_schema(*database_, path);
+      loaded_ = check_rows(*database_);
+      if (note_if_copy(*database_)) loaded_ = read_all(*database_);
+      mark_open();
       if (options_.max_pages > 0) {
         database_->run(("PRAGMA max_page_count = " + std::to_string(options_.max_pages)).c_str());
       }
       writer_ = std::make_unique<Writer>(*database_);
-      if (options_.shared) {
-        reader_ = database_;
-        return;
+      copy_.path = copy_of(path);
+      copy_.time = time_of_copy(path);
+      reader_ = database_;
+      if (!options_.shared) {
+        reader_ = std::make_shared<Database>(path);
+        reader_->run("PRAGMA query_only = 1");
       }
-      reader_ = std::make_shared<Database>(options_.path);
-      reader_->run("PRAGMA query_only = 1");
-    } catch (SqliteError& error) {
+      file_ = FileOf(path);
+      journal_ = FileOf(journal_of(path));
+      database_->keep_journal(false);
+      is_open_ = true;
+      return {};
+    } catch (const SqliteError& error) {
       if (error.may_pass()) throw;
-      throw Error(ErrorCode::io, "the head's database is damaged: " + error.message())
-          .with_hint("move " + options_.path.string() +
-                     " away to start with an empty one; checkpoints and logs stay where they are");
+      return error.message();
+    }
+  }
+
+  // From here on the log has a whole beginning until the database is closed, and in it no end of
+  // a commit that failed: whoever opens it after this process was killed can tell one that is
+  // damaged or missing. Without room it goes on unmarked.
+  void mark_open() {
+    try {
+      set_open(*database_, "");
+      database_->run("PRAGMA wal_checkpoint(RESTART)");
+      set_open(*database_, boot_id());
+      database_->run("PRAGMA wal_checkpoint(FULL)");  // the mark stands in the file itself
+    } catch (const SqliteError& error) {
+      if (!error.may_pass()) throw;
+      log::warn("the database is not marked as open", {{"why", error.what()}});
+    }
+  }
+
+  void close() {
+    reader_.reset();
+    writer_.reset();
+    if (database_ && !damage_.empty()) database_->keep_journal(true);
+    if (is_open_ && damage_.empty()) {
+      try {
+        set_open(*database_, "");
+      } catch (const SqliteError& error) {
+        log::warn("the database is not marked as closed", {{"why", error.what()}});
+      }
+    }
+    database_.reset();
+  }
+
+  // Nothing more is written, and nobody is told anything.
+  void damaged(const std::string& why) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!damage_.empty()) return;
+      damage_ = trouble_ = why;
+    }
+    log::error("the database is damaged: the head ends, and begins with what can be restored",
+               {{"why", why}});
+    wake_.notify_all();
+    copy_wake_.notify_all();
+    if (options_.on_damage) options_.on_damage(why);
+  }
+
+  template <typename Read>
+  std::invoke_result_t<Read> reading(Read read) {
+    const std::lock_guard turn(only_one_);
+    try {
+      return read();
+    } catch (const SqliteError& error) {
+      if (error.is_damage()) damaged(error.message());
+      throw;
     }
   }
 
@@ -116,11 +264,7 @@ class SqliteStore final : public Store {
         }
       }
     }
-    std::vector<Row> rows;
-    {
-      const std::lock_guard turn(only_one_);
-      rows = read(*reader_, job);
-    }
+    std::vector<Row> rows = reading([&] { return read(*reader_, job); });
     for (const Row& row : rows) pending.erase(key(row));
     for (auto& [unused, row] : pending) rows.push_back(std::move(row));
     return rows;
@@ -130,6 +274,7 @@ class SqliteStore final : public Store {
     std::unique_lock lock(mutex_);
     while (true) {
       wait(lock);
+      if (!damage_.empty()) return;
       if (queue_.empty()) {
         if (ending_) return;
         continue;
@@ -138,7 +283,12 @@ class SqliteStore final : public Store {
       tried_ = arrived_;
       lock.unlock();
       std::vector<std::exception_ptr> outcomes;
-      const std::string trouble = write(outcomes);
+      std::string trouble;
+      const std::string damage = write(outcomes, trouble);
+      if (!damage.empty()) {
+        damaged(damage);
+        return;
+      }
       lock.lock();
       settle(lock, outcomes, trouble);
       if (ending_ && !trouble_.empty()) {
@@ -149,9 +299,10 @@ class SqliteStore final : public Store {
   }
 
   void wait(std::unique_lock<std::mutex>& lock) {
-    while (!ending_) {
+    while (!ending_ && damage_.empty()) {
       if (!trouble_.empty()) {
-        wake_.wait_for(lock, kRetryAfter, [&] { return ending_ || arrived_ != tried_; });
+        wake_.wait_for(lock, kRetryAfter,
+                       [&] { return ending_ || arrived_ != tried_ || !damage_.empty(); });
         return;
       }
       if (queue_.empty()) {
@@ -167,12 +318,48 @@ class SqliteStore final : public Store {
     }
   }
 
-  // Writes `writing_` as one transaction. Gives for each commit its error; the text is empty when
-  // all that is durable was made so, else why it must be tried again.
-  std::string write(std::vector<std::exception_ptr>& outcomes) {
+  // Nobody else uses the connection meanwhile.
+  struct Turn {
+    explicit Turn(SqliteStore& store) : write_lock(store.writing_turn_) {
+      if (store.reader_ == store.database_) read_lock = std::unique_lock(store.only_one_);
+    }
+    std::unique_lock<std::mutex> write_lock;
+    std::unique_lock<std::mutex> read_lock;
+  };
+
+  // Writes `writing_` as one transaction. Gives the damage that is found, or nothing. `outcomes`
+  // has for each commit its error; `trouble` is empty when all that is durable was made so, else
+  // why it must be tried again.
+  std::string write(std::vector<std::exception_ptr>& outcomes, std::string& trouble) {
     outcomes.assign(writing_.size(), nullptr);
-    std::unique_lock turn(only_one_, std::defer_lock);
-    if (reader_ == database_) turn.lock();
+    try {
+      const Turn turn(*this);
+      trouble = write_all(outcomes);
+    } catch (const SqliteError& error) {
+      return error.message();
+    }
+    for (const auto& [file, name] :
+         {std::pair(file_, options_.path), std::pair(journal_, journal_of(options_.path))}) {
+      if (!file.is_gone(name)) continue;
+      save_what_is_open();
+      return name.string() + " was removed, or another file was put in its place";
+    }
+    return {};
+  }
+
+  // The file has no name any more, and is whole: the next head begins with a copy of it.
+  void save_what_is_open() {
+    try {
+      copy_now([] { return false; });
+      // Beside a file that somebody has put there it would be taken for that one's log.
+      if (!journal_.is_gone(journal_of(options_.path))) fs::remove(journal_of(options_.path));
+    } catch (const std::exception& error) {
+      log::error("what the database held cannot be saved", {{"why", error.what()}});
+    }
+  }
+
+  // Throws what is_damage().
+  std::string write_all(std::vector<std::exception_ptr>& outcomes) {
     try {
       database_->run("BEGIN IMMEDIATE");
       for (std::size_t i = 0; i < writing_.size(); ++i) {
@@ -182,7 +369,7 @@ class SqliteStore final : public Store {
           bound_metrics(writing_[i].changes);
         } catch (const SqliteError& error) {
           // A full disk may have rolled all of it back already.
-          if (!database_->in_transaction()) throw;
+          if (!database_->in_transaction() || error.is_damage()) throw;
           if (error.may_pass() && writing_[i].on_failure == OnFailure::retry) throw;
           if (!error.may_pass()) {
             log::error("a change was refused by the database", {{"why", error.what()}});
@@ -194,11 +381,17 @@ class SqliteStore final : public Store {
         database_->run("RELEASE one");
       }
       database_->run("COMMIT");
+      // What a commit that failed has left in the log is not to be taken for a lost one.
+      if (std::exchange(failed_before_, false)) {
+        database_->run("PRAGMA wal_checkpoint(RESTART)");
+      }
       return {};
     } catch (const SqliteError& error) {
       metrics_.clear();
       outcomes.assign(writing_.size(), std::current_exception());
+      failed_before_ = true;
       roll_back();
+      if (error.is_damage()) throw;
       return error.message();
     }
   }
@@ -245,6 +438,11 @@ class SqliteStore final : public Store {
     }
     writing_.clear();
     if (again.empty()) trouble_.clear();
+    if (trouble.empty() && !copy_.behind) {
+      copy_.behind = true;
+      copy_due_ = std::max(copy_due_, std::chrono::steady_clock::now() + options_.copy_after);
+      copy_wake_.notify_all();
+    }
     queue_.insert(queue_.begin(), std::make_move_iterator(again.begin()),
                   std::make_move_iterator(again.end()));
     lock.unlock();
@@ -252,12 +450,94 @@ class SqliteStore final : public Store {
     lock.lock();
   }
 
+  // ---- Copies, on a thread of their own.
+
+  void copy_now(const std::function<bool()>& stop) {
+    const std::lock_guard one(copying_);
+    const WithDatabase with = [this](const std::function<void(Database&)>& work) {
+      const Turn turn(*this);
+      work(*database_);
+    };
+    (void)head::make_copy(options_.path, with, stop);
+  }
+
+  void serve_copies() {
+    std::unique_lock lock(mutex_);
+    copy_.behind = true;  // of what was before, nobody knows
+    if (copy_.time) copy_due_ = std::chrono::steady_clock::now() + options_.copy_after;
+    while (true) {
+      const auto over = [&] { return ending_ || !damage_.empty(); };
+      while (!over() && copy_asked_.empty() &&
+             (!copy_.behind || std::chrono::steady_clock::now() < copy_due_)) {
+        copy_.behind ? void(copy_wake_.wait_until(lock, copy_due_)) : copy_wake_.wait(lock);
+      }
+      const auto asked = std::exchange(copy_asked_, {});
+      std::exception_ptr failure;
+      if (over()) {
+        failure = std::make_exception_ptr(Error(ErrorCode::failed, "the store is closed"));
+      } else {
+        copy_.behind = false;  // what changes from here on may be in it, or not
+        copy_runs_ = true;
+        lock.unlock();
+        failure = try_copy();
+        lock.lock();
+        copy_runs_ = false;
+      }
+      const bool ends = over();
+      lock.unlock();
+      for (const auto& done : asked) done(failure);
+      if (ends) return;
+      lock.lock();
+    }
+  }
+
+  std::exception_ptr try_copy() {
+    std::string trouble;
+    std::exception_ptr failure;
+    try {
+      copy_now([this] {
+        const std::lock_guard lock(mutex_);
+        return ending_ || !damage_.empty();
+      });
+    } catch (const std::exception& error) {
+      trouble = error.what();
+      failure = std::current_exception();
+      const auto* found = dynamic_cast<const SqliteError*>(&error);
+      if (found != nullptr && found->is_damage()) look_for_damage();
+    }
+    const std::optional<WallTime> time = time_of_copy(options_.path);
+    const std::lock_guard lock(mutex_);
+    if (!trouble.empty() && trouble != copy_.trouble) {
+      log::error("no copy of the database can be made", {{"why", trouble}});
+    }
+    copy_.time = time;
+    copy_.trouble = trouble;
+    copy_.behind = copy_.behind || !trouble.empty();
+    copy_due_ = std::chrono::steady_clock::now() + options_.copy_after;
+    return failure;
+  }
+
+  // A copy that is not whole is of a database that is not, or was not written as it was read.
+  void look_for_damage() {
+    try {
+      reading([&] { return check_whole(*reader_); });
+    } catch (const std::exception& error) {
+      log::error("the database cannot be checked", {{"why", error.what()}});
+    }
+  }
+
   StoreOptions options_;
-  std::shared_ptr<Database> database_;    // the store's thread only, once it runs
+  bool is_open_ = false;
+  std::optional<Loaded> loaded_;          // until it is asked for, or changed; under mutex_
+  FileOf file_{fs::path()};               // of the database, as it was opened
+  FileOf journal_{fs::path()};            // of its log
+  std::shared_ptr<Database> database_;    // under writing_turn_, once the threads run
   std::unique_ptr<Writer> writer_;        // the same
   std::map<JobId, std::size_t> metrics_;  // rows per job, as far as counted; the same
   std::shared_ptr<Database> reader_;      // of load(), events() and metrics()
-  std::mutex only_one_;                   // uses the database, where both are the same
+  std::mutex writing_turn_;               // uses database_
+  std::mutex only_one_;                   // uses reader_; taken after writing_turn_
+  std::mutex copying_;                    // makes a copy; taken before these
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
@@ -266,8 +546,16 @@ class SqliteStore final : public Store {
   std::uint64_t arrived_ = 0;
   std::uint64_t tried_ = 0;
   std::string trouble_;
+  std::string damage_;          // empty: none was found
+  bool failed_before_ = false;  // the last write; the store's thread only
   bool ending_ = false;
+  Copy copy_;
+  bool copy_runs_ = false;
+  std::chrono::steady_clock::time_point copy_due_;
+  std::vector<std::function<void(std::exception_ptr)>> copy_asked_;
+  std::condition_variable copy_wake_;
   std::thread thread_;
+  std::thread copier_;
 };
 
 }  // namespace

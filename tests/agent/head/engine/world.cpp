@@ -70,6 +70,10 @@ class DoorStore final : public Store {
   std::vector<EventRow> events(const JobId& job) override { return inner_->events(job); }
   std::vector<MetricsRow> metrics(const JobId& job) override { return inner_->metrics(job); }
   std::string trouble() const override { return inner_->trouble(); }
+  Copy copy() const override { return inner_->copy(); }
+  void make_copy(std::function<void(std::exception_ptr)> done) override {
+    inner_->make_copy(std::move(done));
+  }
 
   void shut() { shut_ = true; }
   void open() {

@@ -202,22 +202,6 @@ TEST_CASE("databases that are not ours to open") {
     CHECK_THROWS_WITH_AS(open_store({.path = path}), doctest::Contains("not one of dtrain's"),
                          Error);
   }
-  SUBCASE("damaged in the middle") {
-    {
-      const auto store = open_store({.path = path});
-      Outcomes outcomes;
-      for (int i = 0; i < 200; ++i) {
-        store->commit(one_job("j" + std::to_string(i)), Urgency::now, OnFailure::retry,
-                      outcomes.next(""));
-      }
-      outcomes.wait(200);
-    }
-    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-    file.seekp(8192);
-    file << std::string(16384, '\xa5');
-    file.close();
-    CHECK_THROWS_WITH_AS(open_store({.path = path}), doctest::Contains("damaged"), Error);
-  }
   SUBCASE("private to this user") {
     { const auto store = open_store({.path = path}); }
     CHECK((fs::status(path).permissions() & fs::perms::mask) ==
