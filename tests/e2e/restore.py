@@ -82,7 +82,7 @@ class Restore(ClusterCase):
             status = json.loads(done.stdout) if done.returncode == 0 else {"cluster": {"store": {}}}
             return status["cluster"]["store"].get("restored") and status
         status = eventually(restored, "the head is back")
-        eventually(lambda: self.json("status")["nodes"][0]["state"] == "ready", "its node too")
+        eventually(lambda: [node["state"] for node in self.json("status")["nodes"]] == ["ready"], "its node too")
         return status
 
     def counting(self, *flags):

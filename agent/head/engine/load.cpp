@@ -80,6 +80,21 @@ void Engine::Impl::load() {
       node.row.reason = "the head was started anew and waits for it";
     }
   }
+  // A restored database may know a job and not its nodes: they are awaited like any other.
+  for (const auto& [id, job] : live) {
+    const Attempt* attempt = job->live_attempt();
+    if (attempt == nullptr) continue;
+    for (const Share& share : attempt->shares) {
+      if (!share.live() || nodes.contains(share.row.node)) continue;
+      Node& node = nodes[share.row.node];
+      node.row.node = share.row.node;
+      node.row.address = share.row.address;
+      node.row.machine = share.row.machine;
+      node.row.root = share.row.root;
+      node.row.reason = "the head was started anew and waits for it";
+      node.heard = clock.now();
+    }
+  }
   // Whose provider's word may still come, which it has for an hour: explain().
   constexpr std::chrono::hours kTold{1};
   for (const auto& [id, job] : jobs) {

@@ -336,3 +336,27 @@ TEST_CASE("a job that cannot be read costs no other") {
   CHECK(store_of(world)["unknown_jobs"].dump().find("database") != std::string::npos);
   CHECK(store_of(world)["restored"].is_null());
 }
+
+TEST_CASE("restored: a node that only a job's rows name is awaited, and lost if it does not come") {
+  World world(2);
+  world.join("node-1");
+  JobSpec spec = World::spec();
+  spec.max_restarts = 0;
+  const JobId job = run(world, spec);
+  world.engine.reset();
+  Database(world.options.root.database()).run("DELETE FROM nodes");
+  world.starts.clear();
+  world.restart();
+  world.settle();
+  nlohmann::json nodes = world.engine->status()["nodes"];
+  REQUIRE(nodes.size() == 1);
+  CHECK(nodes[0]["node"] == "node-1");
+  CHECK(nodes[0]["state"] == "joining");
+  world.join("node-2");
+  for (int i = 0; i < 20; ++i) {
+    world.engine->heard(NodeId("node-2"));
+    world.advance(std::chrono::seconds(10));
+  }
+  world.started("node-2", job, 2);
+  CHECK(world.engine->job(job).at("attempts")[0].at("failure") == "node_lost");
+}
