@@ -62,14 +62,15 @@ std::string read_at(const fs::path& path, std::uint64_t offset, std::size_t most
     if (error.code() == ErrorCode::not_found) return {};
     throw;
   }
-  std::string bytes(most, '\0');
+  // What is queued takes no more than what was found.
+  thread_local std::vector<char> buffer;
+  if (buffer.size() < most) buffer.resize(most);
   ssize_t got = 0;
   do {
-    got = ::pread(fd.get(), bytes.data(), most, static_cast<off_t>(offset));
+    got = ::pread(fd.get(), buffer.data(), most, static_cast<off_t>(offset));
   } while (got < 0 && errno == EINTR);
   if (got < 0) throw errno_error("cannot read " + path.string(), errno);
-  bytes.resize(static_cast<std::size_t>(got));
-  return bytes;
+  return {buffer.data(), static_cast<std::size_t>(got)};
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cerrno>
+#include <vector>
 
 #include "launcher/core/error.hpp"
 
@@ -54,14 +55,15 @@ bool LogFiles::room() const {
 
 std::string read_log(const LogFiles::File& file, const fs::path& path, std::uint64_t offset,
                      std::size_t most) {
-  std::string bytes(most, '\0');
+  // Most reads of most streams find little or nothing: what is queued then takes no more than that.
+  thread_local std::vector<char> buffer;
+  if (buffer.size() < most) buffer.resize(most);
   try {
-    bytes.resize(read_at(file.fd(), bytes.data(), most, offset));
+    return {buffer.data(), read_at(file.fd(), buffer.data(), most, offset)};
   } catch (Error& error) {
     error.while_doing("reading " + path.string());
     throw;
   }
-  return bytes;
 }
 
 std::uint64_t tail_offset(int fd, int lines) {

@@ -80,6 +80,10 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
   std::string read(FollowerTail& tail);
   bool is_old(const FollowerTail& tail) const { return tail.attempt < now_.newest_attempt; }
   bool ranks_write() const { return query_.logs && now_.summary.value("state", "") == "running"; }
+  std::chrono::microseconds look_again_after() const {
+    if (!ranks_write()) return kFollowerWait;
+    return kFollowerPoll + kFollowerPollStream * static_cast<int>(tails_.size());
+  }
 
   friend class LogServer;
   LogServer& server_;
@@ -103,6 +107,7 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
   bool listening_ = false;  // engine's thread
   bool choice_checked_ = false;
   bool first_pass_ = true;
+  std::chrono::steady_clock::time_point next_look_;  // at the files
   bool look_back_ = true;  // at attempts before the newest, whose last bytes may still come
   bool gone_ = false;
 };
@@ -371,9 +376,7 @@ asio::awaitable<bool> LogServer::Follower::send_logs() {
 
 // Until something is heard, or files are to be looked at again.
 asio::awaitable<void> LogServer::Follower::pause() {
-  asio::steady_timer::duration wait = kFollowerWait;
-  if (ranks_write()) wait = kFollowerPoll + kFollowerPollStream * static_cast<int>(tails_.size());
-  wake_.expires_after(wait);
+  wake_.expires_at(next_look_);
   error_code ignored;
   co_await wake_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
 }
@@ -387,15 +390,19 @@ asio::awaitable<void> LogServer::Follower::follow() {
   while (!gone_) {
     choice_checked_ = choice_checked_ || check_choice(query_, now_, job_, over);
     co_await send_news();
-    if (query_.logs) {
-      open_setups();
-      open_tails();
-      const bool some = co_await send_logs();
-      if (some) continue;
-      look_back_ = false;
+    // News come for each report of each rank; that is no reason to look at all files again.
+    if (std::chrono::steady_clock::now() >= next_look_) {
+      if (query_.logs) {
+        open_setups();
+        open_tails();
+        const bool some = co_await send_logs();
+        if (some) continue;
+        look_back_ = false;
+      }
+      first_pass_ = false;
+      if (over) break;
+      next_look_ = std::chrono::steady_clock::now() + look_again_after();
     }
-    first_pass_ = false;
-    if (over) break;
     if (!stale_) {
       if (news_.empty()) co_await pause();
       if (ranks_write()) continue;
@@ -403,6 +410,7 @@ asio::awaitable<void> LogServer::Follower::follow() {
     co_await ask(false);
     // What was written before the engine said so is on disk: one more pass reads all of it.
     over = !now_.may_write || earlier();
+    next_look_ = {};
   }
   if (gone_) co_return;
   co_await send_news();
