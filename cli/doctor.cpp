@@ -4,6 +4,7 @@
 
 #include "cli/context.hpp"
 #include "cli/doctor_words.hpp"
+#include "launcher/core/error.hpp"
 
 namespace dtrain::cli {
 namespace {
@@ -16,7 +17,15 @@ constexpr std::chrono::seconds kDoctorLimit{60};  // longer than the head waits 
 
 int run_doctor(Context& context, const DoctorFlags& options) {
   const wire::ApiClient client = context.client();
-  const nlohmann::json answer = client.post("/v1/doctor", {{"fix", options.fix}}, kDoctorLimit);
+  const nlohmann::json answer = [&] {
+    try {
+      return client.post("/v1/doctor", {{"fix", options.fix}}, kDoctorLimit);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::not_found) throw;  // that there is no such request
+      throw Error(ErrorCode::conflict, "the head's agent is too old to be asked what is wrong")
+          .with_hint("`dtrain up` with this dtrain brings it up to date");
+    }
+  }();
   if (context.globals.json) {
     context.print_json(answer);
   } else if (!context.globals.quiet) {

@@ -86,6 +86,7 @@ void add_rows(const std::vector<Found>& list, std::vector<std::vector<Cell>>& ro
   }
 }
 
+// Of what begins alike ("clock: ") the first.
 std::string what_is_well(const nlohmann::json& answer) {
   FoundList well;
   for (const nlohmann::json& node : child(answer, "nodes")) {
@@ -94,8 +95,15 @@ std::string what_is_well(const nlohmann::json& answer) {
     }
   }
   std::vector<std::vector<Cell>> rows;
+  std::map<std::string, std::size_t> alike;
   for (const Found& each : std::move(well).in_order()) {
-    rows.push_back({join_some(each.nodes, kMostNodes), each.what});
+    const std::string begin = each.what.substr(0, each.what.find(": "));
+    if (++alike[begin] <= kMostRows) rows.push_back({join_some(each.nodes, kMostNodes), each.what});
+  }
+  for (const auto& [begin, count] : alike) {
+    if (count <= kMostRows) continue;
+    rows.push_back(
+        {"", begin + ": and " + std::to_string(count - kMostRows) + " more (--json has all)"});
   }
   return rows.empty() ? "" : table({"NODE", "IS WELL"}, rows, false) + "\n";
 }

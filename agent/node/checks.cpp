@@ -31,6 +31,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kSteady = 20ms;
 constexpr auto kKilled = 5s;
+constexpr auto kExecEnds = 1s;  // some stay for good, and nobody is to wait for them each time
 constexpr auto kSocketsSettled = 10min;
 constexpr auto kDriverLimit = 10s;
 constexpr auto kXidLately = 24h;
@@ -183,13 +184,16 @@ Strays strays(const paths::NodeRoot& root, const std::vector<FoundProcess>& foun
 }
 
 void leave_out_ending(Strays& strays, std::chrono::milliseconds limit) {
-  const auto until = std::chrono::steady_clock::now() + limit;
+  const auto now = std::chrono::steady_clock::now();
+  const auto until = now + limit;
+  const auto until_execs = now + std::min<std::chrono::milliseconds>(limit, kExecEnds);
   const auto is_over = [](const FoundProcess& process) { return !lives(process); };
   while (true) {
     std::erase_if(strays.of_attempts, is_over);
     std::erase_if(strays.of_execs, is_over);
+    const auto enough = !strays.of_attempts.empty() ? until : until_execs;
     if (strays.of_attempts.empty() && strays.of_execs.empty()) return;
-    if (std::chrono::steady_clock::now() >= until) return;
+    if (std::chrono::steady_clock::now() >= enough) return;
     std::this_thread::sleep_for(kSteady);
   }
 }

@@ -40,7 +40,7 @@ struct Strays {
 // is none of it. Agents and what setup commands started are never strays.
 Strays strays(const paths::NodeRoot& root, const std::vector<FoundProcess>& found,
               const KnownHere& known);
-// Waits for those that are about to end, `limit` at most.
+// Waits for those that are about to end, `limit` at most, and a second for those of commands.
 void leave_out_ending(Strays& strays, std::chrono::milliseconds limit);
 // With `fix` those of attempts are killed, each only while it is still that process, until they
 // are gone. Those of commands may be meant to be there.

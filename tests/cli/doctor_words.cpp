@@ -58,6 +58,9 @@ TEST_CASE("doctor: of what differs on each node only the first are shown") {
     nodes.push_back(node("node-" + std::to_string(i),
                          {finding("note", "/n has " + std::to_string(i) + " bytes free")}));
   }
+  for (int i = 0; i < 1000; ++i) nodes[i]["looked"][0] = "clock: +" + std::to_string(i) + " ms";
+  const std::string all = doctor_words(answer(nodes, 0, 1000), true, false);
+  CHECK(all.find("clock: and 990 more (--json has all)") != std::string::npos);
   const std::string words = doctor_words(answer(nodes, 0, 1000), false, false);
   CHECK(std::count(words.begin(), words.end(), '\n') == 1 + 2 * kMostRows + 1 + 2);
   CHECK(words.find("and 990 more of disk") != std::string::npos);
