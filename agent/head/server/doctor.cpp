@@ -52,17 +52,17 @@ json to_json(const link::Finding& finding) {
 struct Doctor::Row {
   std::string node;
   bool waits = false;  // for its answer
+  bool asked_yet = false;
   Findings findings;
   std::optional<ClockOffset> clock;
   std::optional<Error> error;
+  Monotonic sent;          // the ask
   Engine::NodeJobs asked;  // what was believed of it then
 };
 
 struct Doctor::Round {
   explicit Round(asio::io_context& context) : limit(context) {}
   bool fix = false;
-  WallTime asked;
-  Monotonic began;
   Engine::Answer done;
   std::vector<Row> rows;                      // in order; the head's is the first
   std::map<std::string, std::size_t> places;  // by node
@@ -83,17 +83,31 @@ Doctor::Doctor(asio::io_context& context, Parts parts) : context_(context), part
     gone.error = Error(ErrorCode::unreachable, "the connection to it broke");
     for (const std::string& request : requests) answered(request, node.str(), gone);
   };
+  hooks.opened = [this](const NodeId& node) {
+    for (const auto& [request, round] : rounds_) {
+      const auto place = round->places.find(node.str());
+      if (place == round->places.end()) continue;
+      Row& row = round->rows[place->second];
+      if (row.waits && !row.asked_yet) ask(request, *round, row);
+    }
+  };
   parts_.nodes.on_bulk(std::move(hooks));
 }
 
-void Doctor::examine(bool fix, Engine::Answer done) {
+void Doctor::ask(const std::string& request, Round& round, Row& row) {
   wire::DoctorAsk ask;
-  ask.request = random_hex(8);
-  ask.fix = fix;
+  ask.request = request;
+  ask.fix = round.fix;
+  ask.jobs.assign(row.asked.open.begin(), row.asked.open.end());
+  row.asked_yet = true;
+  row.sent = std::chrono::steady_clock::now();
+  parts_.nodes.send_bulk(NodeId(row.node), ask);
+}
+
+void Doctor::examine(bool fix, Engine::Answer done) {
+  const std::string request = random_hex(8);
   const auto round = std::make_shared<Round>(context_);
   round->fix = fix;
-  round->asked = std::chrono::system_clock::now();
-  round->began = std::chrono::steady_clock::now();
   round->done = std::move(done);
   const json status = parts_.engine.status(0);
   std::map<std::string, const json*> rows;
@@ -116,7 +130,7 @@ void Doctor::examine(bool fix, Engine::Answer done) {
     Row& row = add(node.str());
     const auto known = rows.find(node.str());
     if (known != rows.end()) judge_node(*known->second, row.findings);
-    if (!parts_.nodes.takes_commands(node)) {
+    if (!parts_.nodes.connected(node)) {
       row.error = Error(ErrorCode::unreachable, "it is not connected")
                       .with_hint("`dtrain up` starts what does not run there");
     } else if (!parts_.nodes.has_feature(node, "doctor")) {
@@ -125,16 +139,16 @@ void Doctor::examine(bool fix, Engine::Answer done) {
       row.waits = true;
       ++round->waiting;
       row.asked = std::move(jobs[node]);
-      ask.jobs.assign(row.asked.open.begin(), row.asked.open.end());
-      parts_.nodes.send_bulk(node, ask);
+      // One that has just come opens its bulk connection in a moment.
+      if (parts_.nodes.takes_commands(node)) ask(request, *round, row);
     }
   }
-  rounds_[ask.request] = round;
+  rounds_[request] = round;
   round->limit.expires_after(kPatience);
-  round->limit.async_wait([this, request = ask.request](boost::system::error_code stopped) {
+  round->limit.async_wait([this, request](boost::system::error_code stopped) {
     if (!stopped) finish(request);
   });
-  look_at_head(ask.request, fix);
+  look_at_head(request, fix);
 }
 
 void Doctor::look_at_head(const std::string& request, bool fix) {
@@ -224,9 +238,10 @@ void Doctor::answered(const std::string& request, const std::string& who,
   append(row.findings.found, report.findings);
   append(row.findings.looked, report.looked);
   if (who != kHeadRow && !report.error) {
-    const auto took = std::chrono::steady_clock::now() - round.began;
-    row.clock = clock_offset(round.asked, report.received, report.sent,
-                             round.asked + std::chrono::duration_cast<WallTime::duration>(took));
+    const WallTime now = std::chrono::system_clock::now();
+    const auto took =
+        std::chrono::duration_cast<WallTime::duration>(std::chrono::steady_clock::now() - row.sent);
+    row.clock = clock_offset(now - took, report.received, report.sent, now);
     judge_clock(*row.clock, row.findings);
     const Still still{[&](const std::pair<JobId, int>& attempt) {
                         return parts_.engine.runs(NodeId(who), attempt.first, attempt.second);

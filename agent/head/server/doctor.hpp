@@ -44,6 +44,7 @@ class Doctor {
  private:
   struct Round;
   struct Row;
+  void ask(const std::string& request, Round& round, Row& row);
   void look_at_head(const std::string& request, bool fix);
   void answered(const std::string& request, const std::string& who,
                 const wire::DoctorReport& report);
