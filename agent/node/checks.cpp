@@ -355,7 +355,7 @@ std::optional<std::pair<int, std::string>> ask_program(const std::string& comman
 }
 
 std::optional<Driver> look_at_driver(const std::vector<std::string>& environment,
-                                     const fs::path& proc) {
+                                     const fs::path& proc, const fs::path& devices) {
   std::error_code none;
   if (!fs::exists(proc / "version", none)) return std::nullopt;
   Driver driver;
@@ -367,7 +367,7 @@ std::optional<Driver> look_at_driver(const std::vector<std::string>& environment
     const std::string rest = text->substr(at + kMinor.size());
     const auto minor = number_from<int>(trimmed(rest.substr(0, rest.find('\n'))));
     // A container or an allocation may have some of the machine's GPUs alone.
-    const std::string device = "/dev/nvidia" + std::to_string(minor.value_or(-1));
+    const fs::path device = devices / ("nvidia" + std::to_string(minor.value_or(-1)));
     if (minor && UniqueFd(::open(device.c_str(), O_RDWR | O_CLOEXEC))) {
       driver.gpus.push_back(*minor);
     }

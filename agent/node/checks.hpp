@@ -83,7 +83,8 @@ struct Driver {
 };
 // Absent where no driver is loaded. `environment` is the login's.
 std::optional<Driver> look_at_driver(const std::vector<std::string>& environment,
-                                     const fs::path& proc = "/proc/driver/nvidia");
+                                     const fs::path& proc = "/proc/driver/nvidia",
+                                     const fs::path& devices = "/dev");
 void judge_driver(const Driver& driver, Findings& findings);
 // What a program says on stdout and stderr, and its exit code; absent when it has not ended within
 // `limit`, and then it was killed. Reaps nothing: the agent does so, whoever's child it is.

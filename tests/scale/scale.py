@@ -94,7 +94,7 @@ class Scale(unittest.TestCase):
         answer = json.loads(self.cluster.output("doctor", "--json"))
         self.assertTrue(answer["complete"])
         self.assertEqual([f for n in answer["nodes"] for f in n["findings"] if f["kind"] in ("state", "clock")], [])
-        agree = "state: head and node agree on 1 attempts that run here"
+        agree = "state: head and node agree on what runs here, attempts: 1"
         self.assertEqual(sum(agree in n["looked"] for n in answer["nodes"] if n["node"].startswith("sim-")), NODES)
         small = [self.cluster.submit(1, 1, 0) for _ in range(2 * NODES)]
         told = self.cluster.output("status")

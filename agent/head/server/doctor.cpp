@@ -312,8 +312,8 @@ void judge_attempts(const Engine::NodeJobs& asked, const Still& still,
     findings.problem("state", attempt_name(attempt) + " runs here, and the job is over",
                      "its agent ends it; if it stays: `dtrain exec --node NODE -- kill PID`");
   }
-  findings.looked.push_back("state: head and node agree on " + std::to_string(well) +
-                            " attempts that run here");
+  findings.looked.push_back("state: head and node agree on what runs here, attempts: " +
+                            std::to_string(well));
 }
 
 ClockOffset clock_offset(WallTime asked, WallTime received, WallTime sent, WallTime answered) {

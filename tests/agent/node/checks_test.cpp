@@ -389,6 +389,32 @@ TEST_CASE("doctor: no driver, no word") {
   CHECK_FALSE(look_at_driver({}, folder / "nvidia"));
 }
 
+TEST_CASE("doctor: the driver's GPUs are those that may be opened, and nvidia-smi is asked") {
+  const TemporaryFolder folder;
+  for (const char* gpu : {"0", "1"}) {
+    const fs::path information = folder / "nvidia/gpus" / gpu / "information";
+    fs::create_directories(information.parent_path());
+    write_file_atomic(information, std::string("Model: \t H100\nDevice Minor: \t ") + gpu + "\n");
+  }
+  write_file_atomic(folder / "nvidia/version", "NVRM version: 580\n");
+  write_file_atomic(folder / "nvidia0", "");  // the other is somebody else's
+  write_file_atomic(folder / "nvidia-smi", "#!/bin/sh\n[ $1 = -L ] && echo GPU 0: H100\n", 0755);
+  const std::vector<std::string> env{"PATH=" + folder.path().string() + ":/usr/bin:/bin"};
+  const auto driver = look_at_driver(env, folder / "nvidia", folder.path());
+  ::waitpid(-1, nullptr, 0);
+  REQUIRE(driver);
+  CHECK(driver->gpus == std::vector<int>{0});
+  CHECK(driver->answered);
+  CHECK(driver->exit_code == 0);
+  CHECK(driver->said == "GPU 0: H100");
+  Findings findings;
+  Driver told = *driver;
+  told.kernel_log.clear();
+  judge_driver(told, findings);
+  CHECK(findings.found.empty());
+  CHECK(findings.looked == std::vector<std::string>{"drivers: nvidia-smi lists 1 GPU"});
+}
+
 TEST_CASE("doctor: what nvidia-smi says is told") {
   const auto judge = [](const Driver& driver) {
     Findings findings;
