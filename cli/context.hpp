@@ -90,6 +90,7 @@ Verb add_result(CLI::App& root);
 Verb add_plot(CLI::App& root);
 Verb add_pull(CLI::App& root);
 Verb add_prune(CLI::App& root);
+Verb add_doctor(CLI::App& root);
 Verb add_rm(CLI::App& root);
 Verb add_bundle(CLI::App& root);
 Verb add_exec(CLI::App& root);

@@ -15,6 +15,7 @@
 #include "agent/head/server/api.hpp"
 #include "agent/head/server/checkpoint_transfers.hpp"
 #include "agent/head/server/content_server.hpp"
+#include "agent/head/server/doctor.hpp"
 #include "agent/head/server/exec_hub.hpp"
 #include "agent/head/server/file_server.hpp"
 #include "agent/head/server/joins.hpp"
@@ -244,10 +245,11 @@ int head_main(const paths::HeadRoot& root, bool leaves) {
   joins.on_early([&] { machines.look(); });
   nodes.on_change([&](const NodeId& node) { machines.changed(node); });
   Prunes prunes(context, engine, nodes, contents, preparations, root);
+  Doctor doctor(context, {engine, config_file, door, nodes, contents, preparations});
   Api api(
       context, paths::head_socket(root.root),
-      {engine, config_file, door, nodes, log_server, files, execs, contents, setups, prunes, joins,
-       preparations, machines, sessions, idle_watch, succession ? &*succession : nullptr},
+      {engine, config_file, door, nodes, log_server, files, execs, contents, setups, prunes, doctor,
+       joins, preparations, machines, sessions, idle_watch, succession ? &*succession : nullptr},
       [&] { context.stop(); });
   asio::signal_set signals(context, SIGTERM, SIGINT);
   signals.async_wait([&](error_code failed, int) {

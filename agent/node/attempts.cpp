@@ -474,6 +474,14 @@ std::vector<std::pair<JobId, int>> Attempts::unfinished() const {
   return keys;
 }
 
+std::vector<std::pair<JobId, int>> Attempts::running_ones() const {
+  std::vector<Key> keys;
+  for (const auto& [key, link] : links_) {
+    if (link->running()) keys.push_back(key);
+  }
+  return keys;
+}
+
 bool Attempts::running() const {
   return std::any_of(links_.begin(), links_.end(),
                      [](const auto& each) { return each.second->running(); });

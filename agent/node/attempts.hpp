@@ -53,7 +53,8 @@ class Attempts {
   // For Hello: all attempts that the head must still hear of.
   std::vector<std::pair<JobId, int>> unfinished() const;
 
-  // Some attempt has processes here, or may have.
+  // Those that have processes here, or may have; and whether there is one.
+  std::vector<std::pair<JobId, int>> running_ones() const;
   bool running() const;
   // The head must still hear of some attempt, over this connection too.
   bool unheard() const;

@@ -22,6 +22,7 @@
 #include "agent/node/config.hpp"
 #include "agent/node/departure.hpp"
 #include "agent/node/dial.hpp"
+#include "agent/node/doctor.hpp"
 #include "agent/node/exec.hpp"
 #include "agent/node/facts.hpp"
 #include "agent/node/forward.hpp"
@@ -86,12 +87,7 @@ class Agent {
         preparing_(context_.get_executor(), root_, options.agent_binary,
                    [this](const wire::NodeMessage& message) { tell_head(message); }),
         collector_(
-            context_.get_executor(), root_,
-            [this] {
-              Collector::InUse in_use{staging_.trees(), attempts_.unfinished()};
-              in_use.trees.merge(preparing_.trees());
-              return in_use;
-            },
+            context_.get_executor(), root_, [this] { return content_in_use(); },
             [this](const wire::BulkMessage& message, const std::string&) {
               send_bulk(message, {});
             }),
@@ -108,6 +104,7 @@ class Agent {
               return env;
             },
             root_.root.string()),
+        doctor_(context_.get_executor(), root_, doctor_hooks()),
         signals_(context_, SIGTERM, SIGINT, SIGCHLD),
         heartbeat_(context_),
         dial_timer_(context_),
@@ -217,6 +214,22 @@ class Agent {
     hooks.complete = [this](wire::AttemptSpec& spec) { complete(spec); };
     hooks.changed = [this] { departure_.look(); };
     return hooks;
+  }
+
+  Doctor::Hooks doctor_hooks() {
+    Doctor::Hooks hooks;
+    hooks.known = [this] {
+      return KnownHere{attempts_.unfinished(), attempts_.running_ones(), execs_.pids()};
+    };
+    hooks.in_use = [this] { return content_in_use(); };
+    hooks.send = [this](const wire::BulkMessage& message) { send_bulk(message, {}); };
+    return hooks;
+  }
+
+  Collector::InUse content_in_use() {
+    Collector::InUse in_use{staging_.trees(), attempts_.unfinished()};
+    in_use.trees.merge(preparing_.trees());
+    return in_use;
   }
 
   void taken_back(const SpotNotice& notice) {
@@ -388,6 +401,7 @@ class Agent {
       send_bulk(read_setup_logs(root_, setup->request), {});
     } else {
       collector_.message(message);
+      doctor_.message(message);
       forwards_.message(message, bytes);
       execs_.message(message, std::move(bytes));
     }
@@ -545,6 +559,7 @@ class Agent {
   Preparing preparing_;
   Collector collector_;
   Execs execs_;
+  Doctor doctor_;
   asio::signal_set signals_;
   asio::steady_timer heartbeat_;
   asio::steady_timer dial_timer_;

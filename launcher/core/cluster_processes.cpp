@@ -64,15 +64,27 @@ std::optional<std::pair<std::string, std::string>> role_in(const std::vector<std
   return std::nullopt;
 }
 
-bool rank_of(const std::vector<std::string>& env, const std::string& folder) {
+// The folder of its attempt, ATTEMPT/errors/R.json being its error file; empty: it is no rank.
+std::string attempt_of(const std::vector<std::string>& env, const std::string& folder) {
   bool token = false;
-  bool here = false;
+  std::string file;
   static constexpr std::string_view kFile = "TORCHELASTIC_ERROR_FILE=";
   for (const std::string& entry : env) {
     if (entry.starts_with("DTRAIN_ATTEMPT_TOKEN=")) token = true;
-    if (entry.starts_with(kFile)) here = below(entry.substr(kFile.size()), folder);
+    if (entry.starts_with(kFile)) file = entry.substr(kFile.size());
   }
-  return token && here;
+  if (!token || !below(file, folder)) return {};
+  return fs::path(file).parent_path().parent_path().string();
+}
+
+// The same of a supervisor, by its arguments.
+std::string supervised(const std::vector<std::string>& argv, const std::string& root) {
+  const auto after = [&](const char* option) {
+    const auto found = std::find(argv.begin(), argv.end(), option);
+    return found == argv.end() || found + 1 == argv.end() ? std::string() : *(found + 1);
+  };
+  return (paths::NodeRoot{root}.jobs() / after("--job") / ("attempt-" + after("--attempt")))
+      .string();
 }
 
 // By a mark in its environment, whose value is the root of its node.
@@ -89,7 +101,8 @@ FoundProcess what_is(const std::vector<std::string>& argv, const std::vector<std
   FoundProcess process;
   if (const auto role = role_in(argv, folder)) {
     std::tie(process.what, process.root) = *role;
-  } else if (rank_of(env, folder)) {
+    if (process.what == "supervise") process.attempt = supervised(argv, process.root);
+  } else if (process.attempt = attempt_of(env, folder); !process.attempt.empty()) {
     process.what = "rank";
   } else if (marked(env, "DTRAIN_EXEC_ROOT=", folder)) {  // agent/node/exec.hpp
     process.what = "exec";

@@ -20,8 +20,9 @@ inline constexpr const char* kSetupMark = "DTRAIN_SETUP_ROOT";
 struct FoundProcess {
   pid_t pid = 0;
   std::uint64_t start_time = 0;
-  std::string what;  // "head", "node", "supervise", "watch", "setup", "rank", "exec", "command"
-  std::string root;  // an agent's; empty for the last three
+  std::string what;     // "head", "node", "supervise", "watch", "setup", "rank", "exec", "command"
+  std::string root;     // an agent's; empty for the last three
+  std::string attempt;  // a supervisor's or rank's: its attempt's folder
   // Of a contained watch: told to end, it ends all that it keeps, within that time.
   std::optional<std::chrono::milliseconds> contained;
 };

@@ -118,7 +118,22 @@ fs::path socket_folder(const fs::path& root) {
   }
   make_private_folder(folder.parent_path());
   make_private_folder(folder);
+  std::error_code none;
+  if (fs::is_directory(root, none)) {
+    const fs::path whole = fs::absolute(root).lexically_normal();
+    if (::symlink(whole.c_str(), root_link(folder).c_str()) != 0 && errno != EEXIST) {
+      throw errno_error("cannot make " + root_link(folder).string(), errno);
+    }
+  }
   return folder;
+}
+
+fs::path socket_folders() {
+  return user_folder(::geteuid());
+}
+
+fs::path root_link(const fs::path& sockets) {
+  return sockets / "root";
 }
 
 fs::path head_socket(const fs::path& head_root) {

@@ -61,6 +61,7 @@
 //
 // Sockets, /tmp/dtrain-UID/HASH/, HASH of the root's path, because sun_path holds 108 bytes:
 //   head.sock, JOB.N.ctl (supervisor), JOB.N.R (reports of rank R)
+//   root                                     a link to the root, if that was there
 // Where another user has made /tmp/dtrain-UID: /tmp/dtrain-UID.RANDOM/s/. ROOT/sockets is a link to
 // it, wherever it is.
 namespace dtrain::paths {
@@ -181,6 +182,10 @@ AttemptRoot attempt(const NodeRoot& node, const JobId& job, int attempt);
 fs::path socket_folder(const fs::path& root);
 // Where that is, nothing made.
 fs::path socket_folder_name(const fs::path& root);
+// What holds the folders of all of this user's roots: /tmp/dtrain-UID.
+fs::path socket_folders();
+// In a folder of sockets: leads to the root that it is of.
+fs::path root_link(const fs::path& sockets);
 fs::path head_socket(const fs::path& head_root);
 // Where another machine has the socket of the head with this absolute root: by the link, since its
 // /tmp may have a folder of somebody else by our name. It may be too long for sun_path; then, and

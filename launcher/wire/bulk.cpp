@@ -79,12 +79,27 @@ void fields(Is<Collected> auto& m, auto&& f) {
     "error", if_set(m.error));
 }
 
+// ---- The doctor's.
+
+void fields(Is<DoctorAsk> auto& m, auto&& f) {
+  f("request", m.request, "fix", or_default(m.fix), "jobs", m.jobs);
+}
+template <Is<DoctorReport::Finding> M>
+void fields(M& m, auto&& f) {
+  f("kind", m.kind, "severity", m.severity, "what", m.what, "hint", or_default(m.hint), "fixable",
+    or_default(m.fixable), "fixed", or_default(m.fixed), "error", if_set(m.error));
+}
+void fields(Is<DoctorReport> auto& m, auto&& f) {
+  f("request", m.request, "received", m.received, "sent", m.sent, "findings", m.findings, "looked",
+    m.looked, "attempts", m.attempts, "running", m.running, "error", if_set(m.error));
+}
+
 namespace {
 
 constexpr MessageNames<BulkMessage> kBulkMessages{
-    "hello",       "exec",      "output",    "input",      "credit",  "control",
-    "exit",        "forward",   "log_open",  "log_from",   "log",     "log_taken",
-    "log_refused", "shard_ask", "setup_ask", "setup_logs", "collect", "collected"};
+    "hello",     "exec",       "output",   "input",     "credit",    "control",     "exit",
+    "forward",   "log_open",   "log_from", "log",       "log_taken", "log_refused", "shard_ask",
+    "setup_ask", "setup_logs", "collect",  "collected", "doctor",    "findings"};
 
 }  // namespace
 

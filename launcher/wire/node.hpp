@@ -26,14 +26,14 @@
 // (PrepareAttempt), "pairs", "renew", "setup", "forward", "content" (Stage, Unstage,
 // /v1/node/content), "shards" (ShardAsk, PrepareAttempt's checkpoint, /v1/node/checkpoint),
 // "collect", "memory" (AttemptSpec's rank_memory), "leave" (Leaving), "preparation" (PrepareNode),
-// "beats" (AttemptSpec's beats, RankBeats), "stacks" (TakeStacks).
+// "beats" (AttemptSpec's beats, RankBeats), "stacks" (TakeStacks), "doctor" (DoctorAsk).
 namespace dtrain::wire {
 
 inline constexpr int kNodeVersion = 1;
 
 inline const std::vector<std::string> kNodeFeatures{
-    "mirror", "prepare", "pairs",  "renew", "setup",       "forward", "content",
-    "shards", "collect", "memory", "leave", "preparation", "beats",   "stacks"};
+    "mirror",  "prepare", "pairs", "renew",       "setup", "forward", "content", "shards",
+    "collect", "memory",  "leave", "preparation", "beats", "stacks",  "doctor"};
 
 // Where in Slurm a node is.
 struct SlurmPlace {
@@ -384,10 +384,39 @@ struct Collected {
   std::optional<Error> error;
 };
 
+// Feature "doctor": what is wrong on the node is looked for; with `fix`, what can be put right
+// there is. Answered by DoctorReport.
+struct DoctorAsk {
+  std::string request;
+  bool fix = false;
+  std::vector<JobId> jobs;  // that are not over
+};
+struct DoctorReport {
+  struct Finding {
+    std::string kind;      // "processes", "sockets", "disk", …
+    std::string severity;  // "problem" or "note"
+    std::string what;      // one sentence, with the numbers
+    std::string hint;      // what to do
+    bool fixable = false;  // by `fix`
+    bool fixed = false;
+    std::string error;  // why it could not be fixed
+
+    bool operator==(const Finding&) const = default;
+  };
+  std::string request;
+  WallTime received;  // the ask, by the node's clock
+  WallTime sent;      // this
+  std::vector<Finding> findings;
+  std::vector<std::string> looked;              // "/tmp: 12.3 GiB free": what is well
+  std::vector<std::pair<JobId, int>> attempts;  // as Hello's
+  std::vector<std::pair<JobId, int>> running;   // those of them of which something runs
+  std::optional<Error> error;
+};
+
 using BulkMessage =
     std::variant<BulkHello, StartExec, ExecOutput, ExecInput, ExecCredit, ExecControl, ExecExit,
                  StartForward, LogOpen, LogFrom, LogData, LogTaken, LogRefused, ShardAsk, SetupAsk,
-                 SetupLogs, CollectAsk, Collected>;
+                 SetupLogs, CollectAsk, Collected, DoctorAsk, DoctorReport>;
 
 // Whether a binary frame comes behind it.
 bool carries_bytes(const BulkMessage& message);

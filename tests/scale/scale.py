@@ -2,6 +2,7 @@
 killed, when machines lose their power. That it is quick, scripts/bench_scale shows."""
 
 import collections
+import json
 import re
 import subprocess
 import sys
@@ -90,6 +91,11 @@ class Scale(unittest.TestCase):
     def test_3_a_queue_goes_on_as_places_become_free(self):
         wide = self.cluster.submit(NODES, 10000, 0)
         self.assertEqual(self.cluster.wait_for(wide, "running", limit=DEADLINE)[0], "running")
+        answer = json.loads(self.cluster.output("doctor", "--json"))
+        self.assertTrue(answer["complete"])
+        self.assertEqual([f for n in answer["nodes"] for f in n["findings"] if f["kind"] in ("state", "clock")], [])
+        agree = "state: head and node agree on what runs here, attempts: 1"
+        self.assertEqual(sum(agree in n["looked"] for n in answer["nodes"] if n["node"].startswith("sim-")), NODES)
         small = [self.cluster.submit(1, 1, 0) for _ in range(2 * NODES)]
         told = self.cluster.output("status")
         self.assertIn(wide, told)  # what runs comes first

@@ -248,6 +248,13 @@ class Node : public std::enable_shared_from_this<Node> {
             wire::bulk_message_from_json(wire::parse_json(frame.bytes, "a bulk message"));
         if (wire::carries_bytes(message)) (void)co_await bulk->read();
         if (const auto* from = std::get_if<wire::LogFrom>(&message)) send_output(*from);
+        if (const auto* ask = std::get_if<wire::DoctorAsk>(&message)) {
+          wire::DoctorReport report;
+          report.request = ask->request;
+          report.received = report.sent = std::chrono::system_clock::now();
+          for (const auto& [key, attempt] : attempts_) report.attempts.push_back(key);
+          say_bulk(bulk, report);
+        }
       }
     } catch (const std::exception&) {
       control->abort();  // both are dialled anew

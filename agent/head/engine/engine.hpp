@@ -211,6 +211,14 @@ class Engine {
   bool is_gone(const NodeId& node) const;   // it was removed
   bool has_jobs() const;                    // that have not ended, or are being submitted
   std::optional<JobId> open_job() const;    // one that has not ended
+  std::vector<JobId> open_jobs() const;     // all of them
+  struct NodeJobs {
+    std::set<std::pair<JobId, int>> running;  // attempts whose supervisor there has spoken
+    std::set<JobId> open;                     // that have not ended, and have or had ranks there
+  };
+  std::map<NodeId, NodeJobs> jobs_by_node() const;
+  bool runs(const NodeId& node, const JobId& job, int attempt) const;  // as NodeJobs says
+  bool is_open(const JobId& job) const;
   // From now on none is taken, for this reason; empty: they are.
   void take_no_jobs(const std::string& why);
   enum class Presence : std::uint8_t {

@@ -242,6 +242,37 @@ std::optional<JobId> Engine::open_job() const {
   return impl_->live.empty() ? std::nullopt : std::optional(impl_->live.begin()->first);
 }
 
+std::vector<JobId> Engine::open_jobs() const {
+  std::vector<JobId> open;
+  for (const auto& [id, job] : impl_->live) open.push_back(id);
+  return open;
+}
+
+std::map<NodeId, Engine::NodeJobs> Engine::jobs_by_node() const {
+  std::map<NodeId, NodeJobs> all;
+  for (const auto& [id, job] : impl_->live) {
+    for (const Attempt& attempt : job->attempts) {
+      for (const Share& share : attempt.shares) {
+        NodeJobs& there = all[share.row.node];
+        there.open.insert(id);
+        if (share.row.state == ShareState::running) there.running.emplace(id, attempt.row.attempt);
+      }
+    }
+  }
+  return all;
+}
+
+bool Engine::runs(const NodeId& node, const JobId& job, int attempt) const {
+  const auto found = impl_->live.find(job);
+  const Attempt* its = found == impl_->live.end() ? nullptr : found->second->find_attempt(attempt);
+  const Share* share = its == nullptr ? nullptr : its->share(node);
+  return share != nullptr && share->row.state == ShareState::running;
+}
+
+bool Engine::is_open(const JobId& job) const {
+  return impl_->live.contains(job);
+}
+
 void Engine::take_no_jobs(const std::string& why) {
   impl_->closed = why;
 }

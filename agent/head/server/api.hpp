@@ -15,6 +15,7 @@
 #include "agent/head/machines/succession.hpp"
 #include "agent/head/server/config_file.hpp"
 #include "agent/head/server/content_server.hpp"
+#include "agent/head/server/doctor.hpp"
 #include "agent/head/server/exec_hub.hpp"
 #include "agent/head/server/file_server.hpp"
 #include "agent/head/server/joins.hpp"
@@ -42,6 +43,7 @@ class Api {
     ContentServer& contents;
     SetupAsks& setups;
     Prunes& prunes;
+    Doctor& doctor;
     Joins& joins;
     Preparations& preparations;
     MachineKeeper& machines;

@@ -151,6 +151,10 @@ std::span<const Api::Route> Api::routes() {
        [](Api& api, const Request&, const std::string&, Engine::Answer done) {
          api.parts_.engine.make_copy(std::move(done));
        }},
+      {"POST", "/v1/doctor",
+       [](Api& api, const Request& of, const std::string&, Engine::Answer done) {
+         api.parts_.doctor.examine(wire::get_bool(of.body(), "fix", false), std::move(done));
+       }},
       {"POST", "/v1/shutdown", [](Api& api, const Request&) { return api.shut_down(); }, true},
   };
   return kRoutes;

@@ -560,6 +560,18 @@ class SqliteStore final : public Store {
 
 }  // namespace
 
+std::string database_damage(const fs::path& path) {
+  std::error_code none;
+  if (fs::file_size(path, none) >= kCheckedBelow || none) return {};
+  try {
+    Database database(path, /*read_only=*/true);
+    std::string found = database.text("PRAGMA quick_check(1)");
+    return found == "ok" ? std::string() : found;
+  } catch (const SqliteError& error) {
+    return error.is_damage() ? error.message() : std::string();
+  }
+}
+
 std::unique_ptr<Store> open_store(StoreOptions options) {
   return std::make_unique<SqliteStore>(std::move(options));
 }

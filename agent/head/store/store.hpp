@@ -82,4 +82,8 @@ struct StoreOptions {
 // whole, each with what to do.
 std::unique_ptr<Store> open_store(StoreOptions options);
 
+// What SQLite finds wrong with a database while another has it open, by a quick look at all of it.
+// Empty: nothing, or it is so large that this would take long, or cannot be looked at now.
+std::string database_damage(const fs::path& path);
+
 }  // namespace dtrain::head

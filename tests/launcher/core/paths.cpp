@@ -73,3 +73,13 @@ TEST_CASE("sockets lie in a private folder of the root's own, and their paths ar
   fs::remove(paths::socket_folder(folder / "one"));
   fs::remove(paths::socket_folder(folder / "two"));
 }
+
+TEST_CASE("sockets lead back to a root that is there, so that they are known for its own") {
+  const dtrain::testing::TemporaryFolder folder;
+  fs::create_directory(folder / "root");
+  const fs::path sockets = paths::socket_folder(folder / "root/../root");
+  CHECK(sockets.parent_path() == paths::socket_folders());
+  CHECK(fs::read_symlink(paths::root_link(sockets)) == folder / "root");
+  CHECK(paths::socket_folder(folder / "root") == sockets);  // twice is as good
+  remove_tree(sockets);
+}

@@ -91,6 +91,16 @@ std::map<std::string, json> messages() {
   ShardAsk shard{"00ff", kJob, "/tmp/shard", 1, 4, 470, true, {"/home/ada"}};
   const std::vector<FileEntry> files{{"a/model.safetensors", 12, std::string(64, 'a')}};
   SetupLogs setup{"00ff", {{"setup_commands", "done\n"}}};
+  const DoctorReport findings{
+      "00ff",
+      from_millis(1767323045500),
+      from_millis(1767323045900),
+      {{"permissions", "problem", "/n/identity/key.pem is 0644", "chmod 600 it", true, false, "no"},
+       {"disk", "note", "/tmp has 900 MiB free", "", false, false, {}}},
+      {"/tmp: 12.3 GiB free"},
+      {{kJob, 2}, {kJob, 3}},
+      {{kJob, 3}},
+      full_error()};
   return {
       {"node_hello_slurm", to_json(NodeMessage(in_slurm))},
       {"node_hello_interfaces", to_json(NodeMessage(with_interfaces))},
@@ -120,6 +130,8 @@ std::map<std::string, json> messages() {
       {"bulk_collect", to_json(BulkMessage(CollectAsk{"00ff", true, true, 1000, {}}))},
       {"bulk_collected",
        to_json(BulkMessage(Collected{"00ff", {{"content", 3, 4096}}, 10000, 5000, std::nullopt}))},
+      {"bulk_doctor", to_json(BulkMessage(DoctorAsk{"00ff", true, {kJob}}))},
+      {"bulk_findings", to_json(BulkMessage(findings))},
       {"bulk_setup_ask", to_json(BulkMessage(SetupAsk{"00ff"}))},
       {"bulk_setup_logs", to_json(BulkMessage(setup))},
       {"node_hello", to_json(NodeMessage(hello))},
