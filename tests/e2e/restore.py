@@ -117,7 +117,7 @@ class Restore(ClusterCase):
         # What was there is there, and what ran goes on.
         self.assertEqual(self.state(ended), "succeeded")
         self.assertEqual(self.ok("logs", ended), "before\n")
-        self.assertEqual(self.state(job), "running")
+        self.wait_state(job, "running")
         self.assertEqual(self.agents("supervise"), supervisors)
         eventually(lambda: len(self.steps(job)) > len(committed), "checkpoints are committed")
         self.assertEqual(self.steps(job), list(range(1, len(self.steps(job)) + 1)))
@@ -181,7 +181,7 @@ class Restore(ClusterCase):
         self.assertEqual(store["restored"]["jobs_saved"], 2)
         self.assertEqual(store["unknown_jobs"], [])
         self.assertEqual(self.ok("logs", ended), "after the copy\n")
-        self.assertEqual(self.state(job), "running")
+        self.wait_state(job, "running")
         stop.touch()
         self.wait_state(job, "succeeded")
         self.assertEqual([a["attempt"] for a in self.job(job)["attempts"]], [1])
