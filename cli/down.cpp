@@ -61,8 +61,9 @@ std::string question_of(const DownSurvey& survey, const std::string& name, bool 
     text += std::to_string(survey.checkpoints) +
             (survey.checkpoints == 1 ? " checkpoint (" : " checkpoints (") +
             human_bytes(survey.checkpoint_bytes) + ") that nobody has pulled would be lost, of " +
-            join_some(survey.checkpoint_jobs, kNamedJobs) + "; to keep: dtrain pull" + option + " " +
-            (one_job ? survey.checkpoint_jobs.front() : "JOB of each") + ", or down --keep-files\n";
+            join_some(survey.checkpoint_jobs, kNamedJobs) + "; to keep: dtrain pull" + option +
+            " " + (one_job ? survey.checkpoint_jobs.front() : "JOB of each") +
+            ", or down --keep-files\n";
   }
   return text;
 }

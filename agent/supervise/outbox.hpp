@@ -43,8 +43,8 @@ class Outbox {
   // Forgets all up to `seq`. Throws Error(invalid) for a number that was never given.
   void acknowledge(std::uint64_t seq);
 
-  // Of those beats that send_due() has put in line, that the head has this one, whatever waits before
-  // it.
+  // Of those beats that send_due() has put in line, that the head has this one, whatever waits
+  // before it.
   void beats_heard(std::uint64_t seq);
 
   // The first event after `seq`; null when there is none.

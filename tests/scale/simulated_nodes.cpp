@@ -67,8 +67,9 @@ class Latencies {
   nlohmann::json take() {
     std::sort(all_.begin(), all_.end());
     const auto at = [this](double part) {
-      return all_.empty() ? 0.0
-                          : all_[static_cast<std::size_t>(part * static_cast<double>(all_.size() - 1))];
+      return all_.empty()
+                 ? 0.0
+                 : all_[static_cast<std::size_t>(part * static_cast<double>(all_.size() - 1))];
     };
     nlohmann::json figures = {
         {"count", all_.size()}, {"p50_ms", at(0.5)}, {"p99_ms", at(0.99)}, {"max_ms", at(1)}};
@@ -87,7 +88,7 @@ struct World {
   std::mt19937 random{std::random_device{}()};
   std::string machine_boot = random_hex(8);
 
-  int in = 0;  // nodes with both connections
+  int in = 0;            // nodes with both connections
   Latencies heartbeats;  // from one to its answer
   Latencies acks;        // from an event to its acknowledgement
   std::uint64_t events = 0;
@@ -148,8 +149,8 @@ class Node : public std::enable_shared_from_this<Node> {
 
   asio::awaitable<wire::FrameStreamPtr> dial(std::string path) {
     wire::FrameStreamPtr stream = co_await wire::dial_tls(
-        "127.0.0.1", static_cast<std::uint16_t>(world_.head.port), tls_,
-        wire::PeerName::Role::head, world_.head.cluster, std::move(path), kDialLimit);
+        "127.0.0.1", static_cast<std::uint16_t>(world_.head.port), tls_, wire::PeerName::Role::head,
+        world_.head.cluster, std::move(path), kDialLimit);
     co_return stream;
   }
 
@@ -305,7 +306,8 @@ class Node : public std::enable_shared_from_this<Node> {
   void emit(Attempt& attempt, wire::AttemptEventBody body) {
     attempt.unacked.push_back({{++attempt.seq, std::move(body)}, Clock::now()});
     ++world_.events;
-    tell(wire::FromSupervisor{attempt.spec.job, attempt.spec.attempt, attempt.unacked.back().first});
+    tell(
+        wire::FromSupervisor{attempt.spec.job, attempt.spec.attempt, attempt.unacked.back().first});
   }
 
   void send_again(Attempt& attempt) {
@@ -380,7 +382,8 @@ class Node : public std::enable_shared_from_this<Node> {
   asio::awaitable<void> run(AttemptPtr attempt) {
     const auto self = shared_from_this();
     const wire::AttemptSpec& spec = attempt->spec;
-    if (spec.node_rank == 0 && spec.master_port == 0) emit(*attempt, wire::MasterReady{kMasterPort});
+    if (spec.node_rank == 0 && spec.master_port == 0)
+      emit(*attempt, wire::MasterReady{kMasterPort});
     wire::RanksStarted started;
     started.time = std::chrono::system_clock::now();
     for (int i = 0; i < spec.nproc; ++i) started.ranks.push_back({spec.first_rank + i, 1000 + i});
@@ -395,10 +398,11 @@ class Node : public std::enable_shared_from_this<Node> {
       ++step;
       for (reports += attempt->reports; reports >= 1; --reports) {
         for (int i = 0; i < spec.nproc && attempt->unacked.size() < kMostUnacked; ++i) {
-          emit(*attempt, wire::RankReport{spec.first_rank + i,
-                                          {{"type", "metrics"},
-                                           {"step", step},
-                                           {"metrics", {{"loss", 1.0 / static_cast<double>(step)}}}}});
+          emit(*attempt,
+               wire::RankReport{spec.first_rank + i,
+                                {{"type", "metrics"},
+                                 {"step", step},
+                                 {"metrics", {{"loss", 1.0 / static_cast<double>(step)}}}}});
         }
       }
       lines += attempt->lines;
@@ -465,7 +469,8 @@ class Simulation {
   Simulation(paths::HeadRoot root, int first, int count, int ranks) : input_(world_.context) {
     world_.head = head::read_head_config(root);
     world_.ranks = ranks;
-    const wire::CertifiedKey ca{read_file(root.ca() / "key.pem"), read_file(root.ca() / "cert.pem")};
+    const wire::CertifiedKey ca{read_file(root.ca() / "key.pem"),
+                                read_file(root.ca() / "cert.pem")};
     const auto now = std::chrono::system_clock::now();
     for (int i = first; i < first + count; ++i) {
       const NodeId id("sim-" + std::to_string(i));
@@ -499,9 +504,7 @@ class Simulation {
     if (!file) throw Error(ErrorCode::io, "cannot write " + path.string());
   }
 
-  static void answer(const nlohmann::json& json) {
-    std::cout << json.dump() << std::endl;
-  }
+  static void answer(const nlohmann::json& json) { std::cout << json.dump() << std::endl; }
 
   asio::awaitable<void> listen() {
     std::string text;
@@ -541,8 +544,8 @@ class Simulation {
   asio::awaitable<void> wait() {
     const auto begin = Clock::now();
     asio::steady_timer timer(world_.context);
-    const auto wanted = std::count_if(nodes_.begin(), nodes_.end(),
-                                      [](const auto& node) { return !node->dead(); });
+    const auto wanted =
+        std::count_if(nodes_.begin(), nodes_.end(), [](const auto& node) { return !node->dead(); });
     while (world_.in < wanted) {
       timer.expires_after(5ms);
       co_await timer.async_wait(asio::use_awaitable);

@@ -91,12 +91,12 @@ struct StackLook {
 struct Attempt {
   AttemptRow row;
   bool durable = false;
-  bool from_store = false;  // it was there when the engine started
-  std::vector<Share> shares;  // by node rank; none is ever taken away
+  bool from_store = false;                                 // it was there when the engine started
+  std::vector<Share> shares;                               // by node rank; none is ever taken away
   mutable std::unordered_map<NodeId, std::size_t> places;  // of those that were looked for
-  std::map<int, RankRow> ranks;                   // those that have started or ended
-  std::map<std::int64_t, Collecting> collecting;  // by step
-  int file_work = 0;                              // tasks of its checkpoints at the worker
+  std::map<int, RankRow> ranks;                            // those that have started or ended
+  std::map<std::int64_t, Collecting> collecting;           // by step
+  int file_work = 0;                                       // tasks of its checkpoints at the worker
   int warnings = 0;
   std::string failure;  // why it is being ended, other than a stop
   bool left = false;    // for that reason: a node was told to leave
@@ -283,7 +283,8 @@ struct Engine::Impl {
   int missing_nodes() const;  // of those that the cluster is to have
   int nodes_to_come() const { return missing_nodes() + to_come.nodes; }
   std::string held(const Job& job) const;
-  // Looks at the queue once what goes on now is done: a thousand jobs that end at once are one look.
+  // Looks at the queue once what goes on now is done: a thousand jobs that end at once are one
+  // look.
   void schedule();
   void look_at_queue();
   void note_needs();

@@ -150,8 +150,8 @@ void Engine::Impl::pairs_checked(const JobId& id, int number,
   }
   attempt->pairs_asked = false;
   if (!attempt->ending()) {
-    give_up_start(*job, *attempt, "its nodes cannot talk to each other: " +
-                                      join_some(broken, kNamedNodes, "; "));
+    give_up_start(*job, *attempt,
+                  "its nodes cannot talk to each other: " + join_some(broken, kNamedNodes, "; "));
   }
 }
 

@@ -26,8 +26,13 @@ std::optional<std::chrono::seconds> longest(const Job& job, Monotonic now) {
 }
 
 PlacedShare placed(const Job& job, const Share& share) {
-  return {share.row.node,   share.row.first_rank, share.row.nproc, share.row.cpus,
-          share.row.memory, share.row.gpus,       taken(job.spec.custom_resources, share.row.nproc)};
+  return {share.row.node,
+          share.row.first_rank,
+          share.row.nproc,
+          share.row.cpus,
+          share.row.memory,
+          share.row.gpus,
+          taken(job.spec.custom_resources, share.row.nproc)};
 }
 
 // What its type says that it has.

@@ -181,9 +181,8 @@ nlohmann::json Engine::Impl::status(std::optional<std::size_t> most_jobs) const 
   if (most_jobs && newest.size() > *most_jobs) {
     const auto ended = std::stable_partition(
         newest.begin(), newest.end(), [](const Job* job) { return !is_final(job->shown.state); });
-    std::stable_partition(newest.begin(), ended, [](const Job* job) {
-      return job->shown.state != JobState::queued;
-    });
+    std::stable_partition(newest.begin(), ended,
+                          [](const Job* job) { return job->shown.state != JobState::queued; });
     newest.resize(*most_jobs);
   }
   for (const Job* job : newest) job_list.push_back(summary(*job));

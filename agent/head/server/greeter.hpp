@@ -20,13 +20,13 @@ namespace dtrain::head {
 
 // Greets who comes to the cluster's port, on a thread of its own: a handshake takes more than a
 // millisecond of a processor, and a thousand nodes that come back at once shall not keep those
-// waiting who are in. One at a time is computed, whatever comes; the rest waits in the kernel and in
-// Greetings, which bounds it.
+// waiting who are in. One at a time is computed, whatever comes; the rest waits in the kernel and
+// in Greetings, which bounds it.
 class Greeter {
  public:
   struct Greeted {
     wire::CallerPtr caller;
-    std::string body;             // of the request of one that is to join, where it has any
+    std::string body;              // of the request of one that is to join, where it has any
     std::optional<Error> no_body;  // why it is not read
   };
   // Who has proven who it is; on the thread of `there`.

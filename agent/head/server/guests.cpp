@@ -23,16 +23,17 @@ void Guests::let_in(const wire::CallerPtr& caller, asio::any_io_executor executo
     at = at->second.expired() ? guests_.erase(at) : std::next(at);
   }
   guests_.emplace(guest->node, guest);
-  caller->accept_on(guest->executor,
-                    [guest, serve = std::move(serve)](wire::FrameStreamPtr stream) {
-                      guest->stream = std::move(stream);
-                      if (guest->ended) {
-                        guest->stream->abort();
-                        return;
-                      }
-                      asio::co_spawn(guest->executor, serve(guest), asio::detached);
-                    },
-                    true);
+  caller->accept_on(
+      guest->executor,
+      [guest, serve = std::move(serve)](wire::FrameStreamPtr stream) {
+        guest->stream = std::move(stream);
+        if (guest->ended) {
+          guest->stream->abort();
+          return;
+        }
+        asio::co_spawn(guest->executor, serve(guest), asio::detached);
+      },
+      true);
 }
 
 void Guests::end(const NodeId& node) {

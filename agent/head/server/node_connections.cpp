@@ -71,14 +71,12 @@ void NodeConnections::speak(const wire::CallerPtr& caller) {
   if (path == "/v1/node/checkpoint") return transfers_->serve_node(caller);
   const bool control = path == "/v1/node/control";
   if (!control && path != "/v1/node/bulk") return;  // a node of another dtrain: it is hung up on
-  caller->accept_on(
-      context_.get_executor(),
-      [this, control, name = caller->name(), path](wire::FrameStreamPtr stream) {
-        wire::AcceptedPeer peer{std::move(stream), name, path};
-        asio::co_spawn(context_,
-                       control ? serve_control(std::move(peer)) : serve_bulk(std::move(peer)),
-                       tell_broken);
-      });
+  caller->accept_on(context_.get_executor(), [this, control, name = caller->name(),
+                                              path](wire::FrameStreamPtr stream) {
+    wire::AcceptedPeer peer{std::move(stream), name, path};
+    asio::co_spawn(context_, control ? serve_control(std::move(peer)) : serve_bulk(std::move(peer)),
+                   tell_broken);
+  });
 }
 
 asio::awaitable<void> NodeConnections::serve_control(wire::AcceptedPeer peer) {

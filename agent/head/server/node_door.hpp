@@ -20,8 +20,7 @@ class Joins;
 class NodeDoor {
  public:
   // `greeting` as of Greeter.
-  NodeDoor(boost::asio::io_context& context, boost::asio::io_context& greeting,
-           ConfigFile& config);
+  NodeDoor(boost::asio::io_context& context, boost::asio::io_context& greeting, ConfigFile& config);
 
   // Opens the port and writes it to head.json. The one that the nodes know is kept: when it is
   // taken it is tried again until it is free, and problem() says so. Throws Error(exhausted) when

@@ -84,9 +84,11 @@ const std::string& Network::vpc_of_choice(const std::vector<Subnet>& all) {
   }
   if (vpcs.size() == 1) return vpc_ = *vpcs.begin();
   throw Error(ErrorCode::not_found,
-              client_.region() + (vpcs.empty() ? " has no subnet"
-                                               : " has no default VPC, and several others: " +
-                                                     join_some(std::vector<std::string>(vpcs.begin(), vpcs.end()), kMostNames)))
+              client_.region() +
+                  (vpcs.empty() ? " has no subnet"
+                                : " has no default VPC, and several others: " +
+                                      join_some(std::vector<std::string>(vpcs.begin(), vpcs.end()),
+                                                kMostNames)))
       .with_hint(
           "SubnetIds: [subnet-…] in node_config says where nodes are; "
           "aws ec2 create-default-vpc makes a default one");
@@ -123,7 +125,8 @@ std::vector<Network::Subnet> Network::of_zones() {
         ErrorCode::not_found,
         (zones.contains(zone) ? "no subnet of " + zone + " gives its instances public addresses"
                               : "there is no subnet in " + printable(zone, false) + " of " + vpc))
-        .with_hint("provider.availability_zone may name: " + join_some(std::vector<std::string>(zones.begin(), zones.end()), kMostNames));
+        .with_hint("provider.availability_zone may name: " +
+                   join_some(std::vector<std::string>(zones.begin(), zones.end()), kMostNames));
   }
   return ordered;
 }

@@ -7,7 +7,8 @@
 using dtrain::node::Reconnect;
 using namespace std::chrono_literals;
 
-TEST_CASE("reconnect: twice as long each time, by chance, and short again once the head was there") {
+TEST_CASE(
+    "reconnect: twice as long each time, by chance, and short again once the head was there") {
   std::set<std::chrono::milliseconds::rep> last;
   for (int node = 0; node < 100; ++node) {
     Reconnect pauses;
