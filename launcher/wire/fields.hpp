@@ -320,3 +320,12 @@ Variant read_as(const char* key, const MessageNames<Variant>& names, const nlohm
 }
 
 }  // namespace dtrain::wire
+
+namespace dtrain {
+
+// An attempt, by its job and its number.
+void fields(wire::Is<std::pair<JobId, int>> auto& m, auto&& f) {
+  f("job", m.first, "attempt", wire::within(m.second, 1));
+}
+
+}  // namespace dtrain

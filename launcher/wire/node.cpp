@@ -4,14 +4,6 @@
 #include "launcher/wire/fields.hpp"
 
 // The messages of the control and the content connection.
-namespace dtrain {
-
-void fields(wire::Is<std::pair<JobId, int>> auto& m, auto&& f) {
-  f("job", m.first, "attempt", wire::within(m.second, 1));
-}
-
-}  // namespace dtrain
-
 namespace dtrain::wire {
 
 using nlohmann::json;

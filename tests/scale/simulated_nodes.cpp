@@ -417,10 +417,11 @@ class Node : public std::enable_shared_from_this<Node> {
           beat.rank = spec.first_rank + i;
           beat.step = step;
           beat.phase = "compute";
-          beat.collective.emplace();
-          beat.collective->sequence = static_cast<std::uint64_t>(step);
-          beat.collective->name = "all_reduce";
-          beat.collective->bytes = 1 << 20;
+          wire::RankBeat::Collective call;
+          call.sequence = static_cast<std::uint64_t>(step);
+          call.name = "all_reduce";
+          call.bytes = 1 << 20;
+          beat.collective = std::move(call);
         }
         attempt->beats = attempt->seq + 1;
         emit(*attempt, std::move(beats));
