@@ -115,7 +115,7 @@ void NodeDoor::take(Greeter::Greeted greeted) {
       throw Error(ErrorCode::denied, name.uri() + " shows what it was given before it came again");
     }
     let_in_(caller);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     log::debug("a connection ended", {{"reason", error.what()}});  // strangers fill no log
   }
 }
