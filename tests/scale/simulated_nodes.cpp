@@ -239,6 +239,7 @@ class Node : public std::enable_shared_from_this<Node> {
   asio::awaitable<void> serve_bulk(wire::FrameStreamPtr control) {
     try {
       const wire::FrameStreamPtr bulk = co_await dial("/v1/node/bulk");
+      if (control != control_) throw Error(ErrorCode::conflict, "it has come anew meanwhile");
       say_bulk(bulk, wire::BulkHello{id_});
       bulk_ = bulk;
       ++world_.in;
@@ -316,7 +317,8 @@ class Node : public std::enable_shared_from_this<Node> {
     }
   }
 
-  void supervise(const AttemptPtr& attempt, const wire::AttemptCommand& command) {
+  // By value: the last acknowledgement lets go of it.
+  void supervise(AttemptPtr attempt, const wire::AttemptCommand& command) {  // NOLINT
     std::optional<std::uint64_t> heard;
     if (const auto* ack = std::get_if<wire::EventAck>(&command)) {
       const auto now = Clock::now();
