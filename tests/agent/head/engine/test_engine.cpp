@@ -302,11 +302,11 @@ TEST_CASE("a status of a few jobs has those first that have ranks, then those th
           nlohmann::json({{"succeeded", 1}, {"starting", 1}, {"queued", 2}}));
     return names;
   };
-  using Names = std::vector<std::string>;
-  CHECK(ids(std::nullopt) == Names{second.str(), first.str(), runs.str(), ended.str()});
+  using Ids = std::vector<std::string>;
+  CHECK(ids(std::nullopt) == Ids{second.str(), first.str(), runs.str(), ended.str()});
   CHECK(ids(4) == ids(std::nullopt));
-  CHECK(ids(3) == Names{runs.str(), second.str(), first.str()});
-  CHECK(ids(1) == Names{runs.str()});
+  CHECK(ids(3) == Ids{runs.str(), second.str(), first.str()});
+  CHECK(ids(1) == Ids{runs.str()});
   CHECK(ids(0).empty());
 }
 
