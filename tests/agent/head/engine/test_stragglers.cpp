@@ -376,7 +376,8 @@ TEST_CASE("a slow rank is an event of its job, and the job shows the times of al
     world.finish(node, world.id, 1, Outcome::failed, "over");
   }
   world.until([&] { return world.state(world.id) == "failed"; });
-  for (const nlohmann::json& rank : world.engine->job(world.id).at("attempts")[0].at("ranks")) {
+  const nlohmann::json ended = world.engine->job(world.id).at("attempts")[0].at("ranks");
+  for (const nlohmann::json& rank : ended) {
     CHECK_FALSE(rank.contains("step_times"));
   }
 }
