@@ -106,11 +106,7 @@ asio::awaitable<void> NodeConnections::serve_control(wire::AcceptedPeer peer) {
   }
   Connection& connection = connections_[id];
   if (connection.control) connection.control->abort();
-  if (connection.bulk) {
-    connection.bulk->abort();
-    connection.bulk.reset();
-    bulk_gone(id);
-  }
+  end_bulk(id, connection);
   connection.control = stream;
   // What a node says of its machine is believed of ours only when it comes from here: on it stands
   // which of its files are taken to be the head's own.
@@ -172,10 +168,9 @@ asio::awaitable<void> NodeConnections::serve_control(wire::AcceptedPeer peer) {
   const auto found = connections_.find(id);
   if (found == connections_.end() || found->second.control != stream) co_return;  // it came anew
   log::warn("a node is gone", {{"node", id.str()}, {"reason", reason}});
-  const bool had_bulk = found->second.bulk != nullptr;
-  if (had_bulk) found->second.bulk->abort();
+  Connection ended = std::move(found->second);
   connections_.erase(found);
-  if (had_bulk) bulk_gone(id);
+  end_bulk(id, ended);
   pairs_.gone(id);
   preparations_->gone(id);
   engine_->gone(id);
@@ -229,11 +224,11 @@ asio::awaitable<void> NodeConnections::serve_bulk(wire::AcceptedPeer peer) {
     stream->abort();
     throw Error(ErrorCode::conflict, id.str() + " opened its bulk connection before it joined");
   }
-  if (found->second.bulk) {
-    found->second.bulk->abort();
-    bulk_gone(id);
-  }
+  if (found->second.bulk) end_bulk(id, found->second);
   found->second.bulk = stream;
+  for (const wire::BulkMessage& message : std::exchange(found->second.asked, {})) {
+    send_bulk(id, message);
+  }
   for (const BulkHooks& hooks : bulk_hooks_) {
     if (hooks.opened) hooks.opened(id);
   }
@@ -261,12 +256,16 @@ asio::awaitable<void> NodeConnections::serve_bulk(wire::AcceptedPeer peer) {
   stream->abort();
   const auto still = connections_.find(id);
   if (still != connections_.end() && still->second.bulk == stream) {
-    still->second.bulk.reset();
-    bulk_gone(id);
+    end_bulk(id, still->second);
   }
 }
 
-void NodeConnections::bulk_gone(const NodeId& node) {
+void NodeConnections::end_bulk(const NodeId& node, Connection& connection) {
+  const bool awaited = connection.bulk != nullptr || !connection.asked.empty();
+  if (connection.bulk) connection.bulk->abort();
+  connection.bulk.reset();
+  connection.asked.clear();
+  if (!awaited) return;
   for (const BulkHooks& hooks : bulk_hooks_) {
     if (hooks.gone) hooks.gone(node);
   }
@@ -387,17 +386,13 @@ void NodeConnections::end_all(const NodeId& node) {
   transfers_->end(node);
   const auto found = connections_.find(node);
   if (found == connections_.end()) return;
-  const wire::FrameStreamPtr control = found->second.control;
-  const wire::FrameStreamPtr bulk = found->second.bulk;
+  Connection ended = std::move(found->second);
   connections_.erase(found);
-  if (bulk) {
-    bulk->abort();
-    bulk_gone(node);
-  }
+  end_bulk(node, ended);
   pairs_.gone(node);
   preparations_->gone(node);
   // What it is still to be told, that its ranks are to end, goes out first; nothing is heard.
-  control->close();
+  ended.control->close();
 }
 
 bool NodeConnections::connected(const NodeId& node) const {
@@ -427,6 +422,13 @@ std::vector<NodeId> NodeConnections::nodes_for_commands() const {
 bool NodeConnections::opens_bulk() const {
   return std::any_of(connections_.begin(), connections_.end(),
                      [](const auto& each) { return each.second.control && !each.second.bulk; });
+}
+
+void NodeConnections::ask(const NodeId& node, const wire::BulkMessage& message) {
+  const auto found = connections_.find(node);
+  if (found == connections_.end()) return;
+  if (found->second.bulk) return send_bulk(node, message);
+  found->second.asked.push_back(message);
 }
 
 void NodeConnections::send_bulk(const NodeId& node, const wire::BulkMessage& message,

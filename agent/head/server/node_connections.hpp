@@ -73,6 +73,9 @@ class NodeConnections final : public Nodes {
   // Some node has joined and not opened its bulk connection yet.
   bool opens_bulk() const;
   void send_bulk(const NodeId& node, const wire::BulkMessage& message, std::string bytes = {});
+  // The same to one that has joined and opens its bulk connection in a moment: it goes then. When
+  // it leaves before that, everybody hears it as `gone`.
+  void ask(const NodeId& node, const wire::BulkMessage& message);
 
   // Everybody hears every message and takes what is his, its bytes too.
   struct BulkHooks {
@@ -96,6 +99,7 @@ class NodeConnections final : public Nodes {
   struct Connection {
     wire::FrameStreamPtr control;
     wire::FrameStreamPtr bulk;
+    std::vector<wire::BulkMessage> asked;  // for the time when there is one
     bool same_machine = false;
     std::set<std::string> features;
   };
@@ -107,7 +111,8 @@ class NodeConnections final : public Nodes {
   boost::asio::awaitable<void> serve_control(wire::AcceptedPeer peer);
   boost::asio::awaitable<void> serve_bulk(wire::AcceptedPeer peer);
   void handle(const NodeId& node, wire::NodeMessage message, const wire::FrameStreamPtr& stream);
-  void bulk_gone(const NodeId& node);
+  // Its bulk connection is over, or will not be opened: who has asked something there hears it.
+  void end_bulk(const NodeId& node, Connection& connection);
   void renew(const NodeId& node, const std::string& request);
 
   boost::asio::io_context& context_;

@@ -106,12 +106,12 @@ void Prunes::round(bool asked, bool dry_run, Engine::Answer done) {
   round->rows.emplace_back(kHead, std::nullopt);
   for (const NodeId& node : engine_.nodes()) {
     auto& row = round->rows.emplace_back(node.str(), std::nullopt);
-    if (!nodes_.takes_commands(node)) {
+    if (!nodes_.connected(node)) {
       row.second = failed(ErrorCode::unreachable, "it is not connected");
     } else if (!nodes_.has_feature(node, "collect")) {
       row.second = failed(ErrorCode::conflict, "its agent is too old to give disk back");
     } else {
-      nodes_.send_bulk(node, ask);
+      nodes_.ask(node, ask);
     }
   }
   round->limit.expires_after(kPatience);

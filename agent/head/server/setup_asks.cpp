@@ -49,7 +49,7 @@ SetupAsks::SetupAsks(asio::io_context& context, NodeConnections& nodes)
 }
 
 void SetupAsks::ask(const NodeId& node, Engine::Answer done) {
-  if (!nodes_.takes_commands(node)) {
+  if (!nodes_.connected(node)) {
     throw Error(ErrorCode::not_found, "node " + printable(node.str(), false) + " is not connected")
         .with_hint("`dtrain status` lists the nodes");
   }
@@ -62,7 +62,7 @@ void SetupAsks::ask(const NodeId& node, Engine::Answer done) {
                                               node.str() + " does not say what its setup did")));
   });
   questions_[request] = question;
-  nodes_.send_bulk(node, wire::SetupAsk{request});
+  nodes_.ask(node, wire::SetupAsk{request});
 }
 
 void SetupAsks::answer(const std::string& request, json with) {

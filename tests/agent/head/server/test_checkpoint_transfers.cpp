@@ -105,7 +105,7 @@ struct BothEnds {
                                       wire::PeerName::Role::head, ClusterId("lab-abcdef"), path,
                                       20s);
   }
-  asio::awaitable<void> join(std::vector<std::string> features) {
+  asio::awaitable<void> join_control(std::vector<std::string> features) {
     const wire::FrameStreamPtr control = co_await dial("/v1/node/control");
     streams.push_back(control);
     wire::Hello hello;
@@ -116,6 +116,9 @@ struct BothEnds {
     const wire::NodeMessage first = hello;
     control->send_text(wire::dump(wire::to_json(first)));
     co_await control->read();
+  }
+  asio::awaitable<void> join(std::vector<std::string> features) {
+    co_await join_control(std::move(features));
     const wire::FrameStreamPtr bulk = co_await dial("/v1/node/bulk");
     streams.push_back(bulk);
     while (true) {
@@ -351,4 +354,42 @@ TEST_CASE("a checkpoint goes to no node but those of the job's attempt") {
   ends.until([&] { return !ends.prepared.empty(); });
   REQUIRE(ends.prepared[0].error);
   CHECK(ends.prepared[0].error->message() == "the head has no such checkpoint for node-0");
+}
+
+// Of NodeConnections alone.
+TEST_CASE("a node that has just joined is asked once its bulk connection is open") {
+  BothEnds ends;
+  int gone = 0;
+  head::NodeConnections::BulkHooks hooks;
+  hooks.gone = [&](const NodeId&) { ++gone; };
+  ends.nodes->on_bulk(std::move(hooks));
+  wire::ShardAsk ask;
+  ask.job = JobId("job-aaaaaa");
+  ask.path = "/shard";
+  ask.transfer = "early";
+  ends.nodes->ask(kFarNode, ask);  // it is not there: nobody hears of it
+  SUBCASE("it opens it") {
+    asio::co_spawn(ends.context, ends.join(wire::kNodeFeatures), [](const std::exception_ptr&) {});
+    ends.until([&] { return ends.nodes->connected(kFarNode); });
+    CHECK_FALSE(ends.nodes->takes_commands(kFarNode));
+    ask.transfer = "soon";
+    ends.nodes->ask(kFarNode, ask);
+    ends.until([&] { return ends.nodes->takes_commands(kFarNode); });
+    ask.transfer = "now";
+    ends.nodes->ask(kFarNode, ask);
+    ends.until([&] { return ends.asked.size() == 2; });
+    CHECK(ends.asked[0].transfer == "soon");
+    CHECK(ends.asked[1].transfer == "now");
+    CHECK(gone == 0);
+  }
+  SUBCASE("it leaves before that") {
+    asio::co_spawn(ends.context, ends.join_control(wire::kNodeFeatures),
+                   [](const std::exception_ptr&) {});
+    ends.until([&] { return ends.nodes->connected(kFarNode); });
+    ends.nodes->ask(kFarNode, ask);
+    ends.until([&] { return !ends.streams.empty(); });
+    ends.streams[0]->abort();
+    ends.until([&] { return gone == 1; });
+    CHECK_FALSE(ends.nodes->connected(kFarNode));
+  }
 }
