@@ -241,8 +241,9 @@ void Engine::Impl::enter(Tx& tx, Attempt& attempt, AttemptEvent event) {
 
 // ---- The public face.
 
-Engine::Engine(const EngineOptions& options, const Clock& clock, Nodes& nodes, Hooks hooks)
-    : Engine(options, clock, nodes, std::move(hooks),
+Engine::Engine(const EngineOptions& options, const Clock& clock, Nodes& nodes, const Hooks& hooks)
+    // Not moved: which of the two is made first is nobody's to say.
+    : Engine(options, clock, nodes, hooks,
              open_store({.path = options.root.database(),
                          .on_damage = hooks.damaged,
                          .shared = options.shared_storage})) {}

@@ -133,7 +133,7 @@ class Engine {
     // StoreOptions::on_damage: the process is to end at once. On any thread.
     std::function<void(const std::string& why)> damaged = {};
   };
-  Engine(const EngineOptions& options, const Clock& clock, Nodes& nodes, Hooks hooks);
+  Engine(const EngineOptions& options, const Clock& clock, Nodes& nodes, const Hooks& hooks);
   // The same over a store that is open already; for tests.
   Engine(EngineOptions options, const Clock& clock, Nodes& nodes, Hooks hooks,
          std::unique_ptr<Store> store);

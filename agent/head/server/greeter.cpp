@@ -8,11 +8,11 @@
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/ip/network_v6.hpp>
 #include <boost/asio/post.hpp>
+#include <boost/asio/ssl/context.hpp>
 #include <utility>
 
 #include "agent/head/server/joins.hpp"
 #include "launcher/core/log.hpp"
-#include "launcher/core/unique_fd.hpp"
 
 namespace dtrain::head {
 
@@ -45,44 +45,29 @@ std::string source_of(const asio::ip::address& address) {
 
 }  // namespace
 
-Greeter::Greeter(asio::io_context& here, asio::io_context& there, fs::path identity, Take take)
+Greeter::Greeter(asio::io_context& here, HeadPort& port, asio::io_context& there, fs::path identity,
+                 Take take)
     : here_(here),
       there_(there),
       identity_folder_(std::move(identity)),
       take_(std::move(take)),
       work_(here_.get_executor()),
-      greetings_(at_most(kMostGreetingsOfSource, 8), at_most(kMostGreetings, 4)),
-      thread_([this] { here_.run(); }) {}
+      greetings_(at_most(kMostGreetingsOfSource, 8), at_most(kMostGreetings, 4)) {
+  // Out of descriptors: one of those that prove nothing gives its own up.
+  port.serve([this](tcp::socket socket) { greet(std::move(socket)); },
+             [this] {
+               if (greetings_.drop_one()) tell_drops();
+             });
+  thread_ = std::thread([this] { here_.run(); });
+}
 
 Greeter::~Greeter() {
   here_.stop();
   thread_.join();
 }
 
+// From here until it has proven who it is, it may be dropped for another.
 void Greeter::greet(tcp::socket socket) {
-  error_code gone;
-  const auto local = socket.local_endpoint(gone);
-  if (gone) return;
-  const int fd = socket.release(gone);
-  if (gone) return;
-  const auto moving = std::make_shared<UniqueFd>(fd);
-  asio::post(here_, [this, moving, protocol = local.protocol()] {
-    tcp::socket mine(here_);
-    error_code failed;
-    mine.assign(protocol, moving->get(), failed);
-    if (failed) return;
-    (void)moving->release();
-    enter(std::move(mine));
-  });
-}
-
-void Greeter::drop_one() {
-  asio::post(here_, [this] {
-    if (greetings_.drop_one()) tell_drops();
-  });
-}
-
-void Greeter::enter(tcp::socket socket) {
   error_code unknown;
   const auto remote = socket.remote_endpoint(unknown);
   if (unknown) return;  // it is gone again

@@ -3,7 +3,6 @@
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/ssl/context.hpp>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -12,16 +11,21 @@
 #include <thread>
 
 #include "agent/head/server/greetings.hpp"
+#include "agent/head/server/head_port.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/wire/frames.hpp"
+
+namespace boost::asio::ssl {
+class context;
+}
 
 namespace dtrain::head {
 
 // Greets who comes to the cluster's port, on a thread of its own: a handshake takes more than a
 // millisecond of a processor, and a thousand nodes that come back at once shall not keep those
-// waiting who are in. One at a time is computed, whatever comes; the rest waits in the kernel and
-// in Greetings, which bounds it.
+// waiting who are in. One at a time is computed, whatever comes; the rest waits in the kernel, not
+// accepted yet, and in Greetings, which bounds it.
 class Greeter {
  public:
   struct Greeted {
@@ -32,24 +36,19 @@ class Greeter {
   // Who has proven who it is; on the thread of `there`.
   using Take = std::function<void(Greeted)>;
 
-  // `here` runs on the Greeter's thread, and outlives `there`: what was greeted may still be of it.
-  // `identity` is the head's: read anew when it has been written anew, so that a renewed one counts
-  // at once.
-  Greeter(boost::asio::io_context& here, boost::asio::io_context& there, fs::path identity,
-          Take take);
+  // `port` is of `here`, which runs on the Greeter's thread from now on and outlives `there`: what
+  // was greeted may still be of it. `identity` is the head's: read anew when it has been written
+  // anew, so that a renewed one counts at once.
+  Greeter(boost::asio::io_context& here, HeadPort& port, boost::asio::io_context& there,
+          fs::path identity, Take take);
   // Nobody is greeted any more.
   ~Greeter();
   Greeter(const Greeter&) = delete;
   Greeter& operator=(const Greeter&) = delete;
 
-  // Any thread. From here until it has proven who it is it may be dropped for another.
-  void greet(boost::asio::ip::tcp::socket socket);
-  // Out of descriptors: one of those that prove nothing gives its own up.
-  void drop_one();
-
  private:
   using Socket = boost::asio::ip::tcp::socket;
-  void enter(Socket socket);
+  void greet(Socket socket);
   boost::asio::awaitable<void> welcome(Socket socket, std::uint64_t number);
   std::shared_ptr<boost::asio::ssl::context> own_identity();
   void tell_drops();

@@ -2,6 +2,7 @@
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
@@ -16,7 +17,6 @@ namespace dtrain::head {
 
 namespace asio = boost::asio;
 using boost::system::error_code;
-using tcp = asio::ip::tcp;
 using namespace std::chrono_literals;
 
 namespace {
@@ -29,7 +29,7 @@ NodeDoor::NodeDoor(asio::io_context& context, asio::io_context& greeting, Config
     : context_(context),
       greeting_(greeting),
       config_(config),
-      port_(context,
+      port_(greeting,
             config_->is_local() ? HeadPort::Reach::this_machine : HeadPort::Reach::everybody) {}
 
 void NodeDoor::listen() {
@@ -54,14 +54,15 @@ void NodeDoor::listen() {
   problem_ = "port " + std::to_string(kept) +
              " is taken by another program; no node can join until it is free";
   log::error("the head cannot listen", {{"why", problem_}});
-  asio::co_spawn(context_, wait_for_port(kept), asio::detached);
+  asio::co_spawn(greeting_, port_.open_when_free(kept), [this, kept](const std::exception_ptr&) {
+    asio::post(context_, [this, kept] { opened(kept); });
+  });
 }
 
-asio::awaitable<void> NodeDoor::wait_for_port(int port) {
-  co_await port_.open_when_free(port);
+void NodeDoor::opened(int port) {
   problem_.clear();
   log::info("the head's port is free again", {{"port", std::to_string(port)}});
-  if (config_->port == port) co_return;
+  if (config_->port == port) return;
   config_.change([port](HeadConfig& config) { config.port = port; },
                  [](const std::optional<Error>& failed) {
                    if (failed) log::error("the head's port is not kept", {{"why", failed->what()}});
@@ -71,10 +72,8 @@ asio::awaitable<void> NodeDoor::wait_for_port(int port) {
 void NodeDoor::serve(Joins& joins, LetIn let_in) {
   joins_ = &joins;
   let_in_ = std::move(let_in);
-  greeter_.emplace(greeting_, context_, config_.root().identity(),
+  greeter_.emplace(greeting_, port_, context_, config_.root().identity(),
                    [this](Greeter::Greeted greeted) { take(std::move(greeted)); });
-  port_.serve([this](tcp::socket socket) { greeter_->greet(std::move(socket)); },
-              [this] { greeter_->drop_one(); });
   asio::co_spawn(context_, keep_own_certificate(), asio::detached);
 }
 

@@ -16,7 +16,7 @@ namespace dtrain::head {
 class Joins;
 
 // The one TLS port of a cluster, and who is let in by it. All on the io_context's thread, but for
-// the greetings.
+// what comes to the port, which is the Greeter's.
 class NodeDoor {
  public:
   // `greeting` as of Greeter.
@@ -35,7 +35,7 @@ class NodeDoor {
   void serve(Joins& joins, LetIn let_in);
 
  private:
-  boost::asio::awaitable<void> wait_for_port(int port);
+  void opened(int port);
   boost::asio::awaitable<void> keep_own_certificate();
   void take(Greeter::Greeted greeted);
   void send_away(const wire::CallerPtr& caller);
@@ -43,7 +43,7 @@ class NodeDoor {
   boost::asio::io_context& context_;
   boost::asio::io_context& greeting_;
   ConfigFile& config_;
-  HeadPort port_;
+  HeadPort port_;  // of greeting_
   std::string problem_;
   Joins* joins_ = nullptr;
   LetIn let_in_;
