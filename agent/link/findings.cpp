@@ -37,7 +37,6 @@ constexpr auto kWatchBack = 3s;
 constexpr auto kLook = 20ms;
 constexpr auto kSettled = 1min;  // what was written since then may be under way
 constexpr std::size_t kMostNamed = 5;
-constexpr const char* kWatchRoot = "DTRAIN_WATCH_ROOT";  // agent/watch/keeper.hpp
 
 bool nearly_full(const Disk& disk) {
   const std::uint64_t least =
@@ -67,14 +66,13 @@ void make_private(const fs::path& path) {
 // The steps whose checkpoint is there with every file of its size.
 std::set<std::int64_t> committed_steps(const fs::path& checkpoints) {
   std::set<std::int64_t> steps;
-  std::error_code none;
-  for (const auto& entry : fs::directory_iterator(checkpoints, none)) {
-    if (!checkpoint_number(entry.path().filename().string())) continue;
+  for (const fs::path& entry : entries_of(checkpoints)) {
+    if (!checkpoint_number(entry.filename().string())) continue;
     try {
       const nlohmann::json manifest = wire::parse_json(
-          read_file(entry.path() / "manifest.json", kShardListLimit), "it", kShardListLimit);
+          read_file(entry / "manifest.json", kShardListLimit), "it", kShardListLimit);
       check_checkpoint_format(manifest, "dtrain-checkpoint");
-      verify_sizes(entry.path(), file_entries_from_json(wire::member(manifest, "files")));
+      verify_sizes(entry, file_entries_from_json(wire::member(manifest, "files")));
       steps.insert(wire::get_int(manifest, "step", 0, INT64_MAX));
     } catch (const Error&) {
       // Not whole: it proves nothing.
@@ -110,6 +108,14 @@ Finding& Findings::note(std::string kind, std::string what, std::string hint) {
   return found.back();
 }
 
+void Findings::look(const std::string& kind, const std::function<void()>& how) {
+  try {
+    how();
+  } catch (const std::exception& error) {
+    problem(kind, std::string("it cannot be looked at: ") + error.what());
+  }
+}
+
 void fixable_by(Finding& finding, bool fix, const std::function<void()>& how) {
   finding.fixable = true;
   if (!fix) return;
@@ -126,7 +132,8 @@ std::optional<Disk> look_at_disk(const fs::path& path, const std::string& for_wh
   struct statvfs room {};
   struct stat status {};
   if (::statvfs(path.c_str(), &room) != 0 || ::stat(path.c_str(), &status) != 0) {
-    return std::nullopt;
+    if (errno == ENOENT) return std::nullopt;
+    throw errno_error("cannot look at " + printable_path(path), errno);
   }
   Disk disk;
   disk.of = printable_path(path) + (for_what.empty() ? "" : " (" + for_what + ")");
@@ -186,7 +193,7 @@ void judge_content(const Disk& disk, const std::function<wire::Collected(bool dr
     for (const wire::Collected::Item& item : answer.items) bytes += item.bytes;
     return bytes;
   };
-  try {
+  findings.look("content", [&] {
     const std::uint64_t bytes = bytes_of(collect(true));
     if (bytes < kWorthAWord) return;
     Finding& finding = findings.note(
@@ -194,17 +201,20 @@ void judge_content(const Disk& disk, const std::function<wire::Collected(bool dr
         human_bytes(bytes) + " of jobs' files that no job needs are on a disk that fills",
         "dtrain prune");
     fixable_by(finding, fix, [&] { bytes_of(collect(false)); });
-  } catch (const std::exception& error) {
-    findings.note("content", std::string("jobs' files cannot be looked at: ") + error.what());
-  }
+  });
 }
 
 void check_private(const std::vector<fs::path>& paths, bool fix, Findings& findings) {
   std::size_t well = 0;
   for (const fs::path& path : paths) {
     struct stat status {};
-    if (::lstat(path.c_str(), &status) != 0) continue;
     const std::string name = printable_path(path);
+    if (::lstat(path.c_str(), &status) != 0) {
+      if (errno != ENOENT) {
+        findings.problem("permissions", errno_error("cannot look at " + name, errno).what());
+      }
+      continue;
+    }
     if (status.st_uid != ::geteuid()) {
       findings.problem(
           "permissions",
@@ -267,24 +277,21 @@ std::vector<Unfinished> unfinished_checkpoints(const JobId& job, const fs::path&
   std::vector<Unfinished> found;
   std::optional<std::set<std::int64_t>> committed;
   const fs::path checkpoints = storage / "checkpoints";
-  std::error_code none;
-  for (const auto& entry : fs::directory_iterator(checkpoints / ".tmp", none)) {
+  for (const fs::path& entry : entries_of(checkpoints / ".tmp")) {
     int attempt = 0;
     long long step = 0;
-    const std::string name = entry.path().filename().string();
+    const std::string name = entry.filename().string();
     // What is being deleted has another name.
     if (std::sscanf(name.c_str(), "attempt-%d-step-%lld", &attempt, &step) != 2) continue;
     struct stat status {};
-    if (::lstat(entry.path().c_str(), &status) != 0 || !S_ISDIR(status.st_mode)) continue;
+    if (::lstat(entry.c_str(), &status) != 0 || !S_ISDIR(status.st_mode)) continue;
     if (now - WallTime(std::chrono::seconds(status.st_mtime)) < kSettled) continue;
-    Unfinished each{job, entry.path(), folder_bytes(entry.path()), false};
+    Unfinished each{job, entry, folder_bytes(entry), false};
     if (each.bytes == 0) continue;
     if (!committed) committed = committed_steps(checkpoints);
     each.committed = committed->contains(step);
     found.push_back(std::move(each));
   }
-  std::sort(found.begin(), found.end(),
-            [](const Unfinished& a, const Unfinished& b) { return a.path < b.path; });
   return found;
 }
 

@@ -27,6 +27,8 @@ struct Findings {
   // Both live until the next is added.
   Finding& problem(std::string kind, std::string what, std::string hint = {});
   Finding& note(std::string kind, std::string what, std::string hint = {});
+  // One kind of look: what it throws is a problem, since nobody knows then what is there.
+  void look(const std::string& kind, const std::function<void()>& how);
 };
 
 // It can be put right by `how`, which is called with `fix`; what that throws stands in the finding.
@@ -42,7 +44,7 @@ struct Disk {
   bool read_only = false;
   dev_t device = 0;
 };
-// Absent where it cannot be asked.
+// Absent where nothing is there. Throws Error.
 std::optional<Disk> look_at_disk(const fs::path& path, const std::string& for_what,
                                  const std::string& hint);
 // A problem below 1 % or, of a small one, 5 %, but never above 10 GiB: kilobytes of a full disk
@@ -73,7 +75,7 @@ struct Unfinished {
   std::uint64_t bytes = 0;
   bool committed = false;  // the same step lies beside it, whole
 };
-// Of one job that is over; `storage` is its own.
+// Of one job that is over; `storage` is its own. Throws Error.
 std::vector<Unfinished> unfinished_checkpoints(const JobId& job, const fs::path& storage,
                                                WallTime now);
 // Of many jobs. Only what is of a committed step is ever removed: the rest may be all that there

@@ -231,14 +231,11 @@ void judge_strays(const Strays& strays, bool fix, Findings& findings) {
 
 std::vector<StaleSockets> stale_sockets(const fs::path& folders, WallTime now) {
   std::vector<StaleSockets> found;
-  std::error_code none;
-  for (const auto& entry : fs::directory_iterator(folders, none)) {
+  for (const fs::path& entry : entries_of(folders)) {
     std::error_code unsaid;
-    const fs::path root = fs::read_symlink(paths::root_link(entry.path()), unsaid);
-    if (!unsaid && is_stale(entry.path(), root, now)) found.push_back({entry.path(), root});
+    const fs::path root = fs::read_symlink(paths::root_link(entry), unsaid);
+    if (!unsaid && is_stale(entry, root, now)) found.push_back({entry, root});
   }
-  std::sort(found.begin(), found.end(),
-            [](const StaleSockets& a, const StaleSockets& b) { return a.folder < b.folder; });
   return found;
 }
 

@@ -40,7 +40,9 @@ void look_at_disks(const paths::NodeRoot& root, const AttemptKeys& attempts,
                    Findings& findings) {
   std::vector<link::Disk> disks;
   const auto look = [&](const fs::path& path, const char* for_what, const char* hint) {
-    if (auto disk = link::look_at_disk(path, for_what, hint)) disks.push_back(std::move(*disk));
+    findings.look("disk", [&] {
+      if (auto disk = link::look_at_disk(path, for_what, hint)) disks.push_back(std::move(*disk));
+    });
   };
   look(root.root, "the node's folder", kMakeRoom);
   for (const fs::path& storage : storages(root, attempts)) {
@@ -65,9 +67,8 @@ void look_at_checkpoints(const paths::NodeRoot& root, const std::vector<JobId>& 
                          Findings& findings) {
   const std::set<JobId> still(open.begin(), open.end());
   std::vector<link::Unfinished> unfinished;
-  std::error_code none;
-  for (const auto& entry : fs::directory_iterator(root.jobs(), none)) {
-    const JobId job(entry.path().filename().string());
+  for (const fs::path& entry : entries_of(root.jobs())) {
+    const JobId job(entry.filename().string());
     if (!valid_name(job.str()) || still.contains(job)) continue;
     auto found =
         link::unfinished_checkpoints(job, root.storage(job), std::chrono::system_clock::now());
@@ -112,12 +113,7 @@ void Doctor::message(const wire::BulkMessage& message) {
   // What runs is looked at before we ask what may: of an attempt that starts then nothing is seen.
   work(
       [this, look] {
-        try {
-          look->processes = cluster_processes(root_.root);
-        } catch (const std::exception& error) {
-          look->findings.note("processes",
-                              std::string("they cannot be looked at: ") + error.what());
-        }
+        look->findings.look("processes", [&] { look->processes = cluster_processes(root_.root); });
       },
       [this, look] { judge(look); });
 }
@@ -130,13 +126,6 @@ void Doctor::judge(const std::shared_ptr<Look>& look) {
       [this, look] {
         const bool fix = look->ask.fix;
         Findings& findings = look->findings;
-        const auto check = [&](const char* kind, const std::function<void()>& how) {
-          try {
-            how();
-          } catch (const std::exception& error) {
-            findings.note(kind, std::string("it cannot be looked at: ") + error.what());
-          }
-        };
         const auto collect_content = [&](bool dry_run) {
           wire::CollectAsk ask;
           ask.dry_run = dry_run;
@@ -144,28 +133,30 @@ void Doctor::judge(const std::shared_ptr<Look>& look) {
           ask.gathered = look->gathered;
           return collect(root_, look->in_use, ask);
         };
-        check("processes", [&] {
+        findings.look("processes", [&] {
           Strays found = strays(root_, look->processes, look->known);
           leave_out_ending(found, kEnding);
           judge_strays(found, fix, findings);
         });
-        check("sockets", [&] {
+        findings.look("sockets", [&] {
           const fs::path folders = paths::socket_folders();
           judge_sockets(folders, stale_sockets(folders, std::chrono::system_clock::now()), fix,
                         findings);
         });
-        check("disk",
-              [&] { look_at_disks(root_, look->known.attempts, collect_content, fix, findings); });
-        check("permissions", [&] { look_at_permissions(root_, fix, findings); });
-        check("checkpoints", [&] { look_at_checkpoints(root_, look->ask.jobs, fix, findings); });
-        check("state", [&] {
+        findings.look("disk", [&] {
+          look_at_disks(root_, look->known.attempts, collect_content, fix, findings);
+        });
+        findings.look("permissions", [&] { look_at_permissions(root_, fix, findings); });
+        findings.look("checkpoints",
+                      [&] { look_at_checkpoints(root_, look->ask.jobs, fix, findings); });
+        findings.look("state", [&] {
           link::judge_certificate("the node's certificate",
                                   read_file(root_.identity() / "cert.pem"),
                                   std::chrono::system_clock::now(), findings);
           link::check_watch(findings);
         });
-        check("limits", [&] { judge_limits(look_at_limits(), findings); });
-        check("drivers", [&] {
+        findings.look("limits", [&] { judge_limits(look_at_limits(), findings); });
+        findings.look("drivers", [&] {
           if (const auto driver = look_at_driver(login_environment(root_))) {
             judge_driver(*driver, findings);
           }

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 
@@ -123,6 +124,20 @@ void make_private_folder(const fs::path& folder) {
   if ((status.st_mode & 077) != 0 && ::chmod(folder.c_str(), 0700) != 0) {
     throw errno_error("cannot chmod " + folder.string(), errno);
   }
+}
+
+std::vector<fs::path> entries_of(const fs::path& folder) {
+  std::vector<fs::path> entries;
+  std::error_code failed;
+  fs::directory_iterator at(folder, failed);
+  for (const fs::directory_iterator end; !failed && at != end; at.increment(failed)) {
+    entries.push_back(at->path());
+  }
+  if (failed && failed != std::errc::no_such_file_or_directory) {
+    throw errno_error("cannot look into " + folder.string(), failed.value());
+  }
+  std::sort(entries.begin(), entries.end());
+  return entries;
 }
 
 void remove_tree(const fs::path& path) {

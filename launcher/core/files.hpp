@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <sys/types.h>
 
@@ -41,6 +42,9 @@ void make_folders(const fs::path& folder);
 // A folder for sockets and the like under /tmp: ours (lstat: a folder, our uid, not a link), 0700,
 // made when missing. Throws Error(denied) when it is somebody else's.
 void make_private_folder(const fs::path& folder);
+
+// What lies in a folder, by name; nothing where it is not there.
+std::vector<fs::path> entries_of(const fs::path& folder);
 
 // Removes a tree of ours without following links; a missing one is fine.
 void remove_tree(const fs::path& path);

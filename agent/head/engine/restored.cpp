@@ -26,10 +26,9 @@ constexpr std::size_t kMostUnknownShown = 100;
 // N of the newest "attempt-N…" in a folder; 0: there is none.
 int newest_attempt_in(const fs::path& folder) {
   int newest = 0;
-  std::error_code unread;
-  for (fs::directory_iterator at(folder, unread), end; !unread && at != end; at.increment(unread)) {
+  for (const fs::path& entry : entries_of(folder)) {
     int number = 0;
-    if (std::sscanf(at->path().filename().c_str(), "attempt-%d", &number) == 1) {
+    if (std::sscanf(entry.filename().c_str(), "attempt-%d", &number) == 1) {
       newest = std::max(newest, number);
     }
   }
@@ -137,9 +136,10 @@ void Engine::Impl::look_through_storage() {
         for (const auto& [id, storage, mirror] : folders) {
           Found& found = all.emplace_back();
           found.job = id;
-          found.attempt = std::max(newest_attempt_in(checkpoints_folder(storage) / ".tmp"),
-                                   newest_attempt_in(mirror));
           try {
+            found.attempt = newest_attempt_in(mirror);
+            found.attempt =
+                std::max(found.attempt, newest_attempt_in(checkpoints_folder(storage) / ".tmp"));
             found.scan = scan_storage(storage);
           } catch (const std::exception& error) {
             log::warn("a job's storage cannot be looked through",
@@ -203,10 +203,12 @@ void Engine::Impl::look_for_unknown() {
       [root = options.root] {
         Names names;
         for (const fs::path& folder : {root.storage(), root.mirror()}) {
-          std::error_code unread;
-          for (fs::directory_iterator at(folder, unread), end; !unread && at != end;
-               at.increment(unread)) {
-            names.insert(at->path().filename().string());
+          try {
+            for (const fs::path& entry : entries_of(folder)) {
+              if (valid_name(entry.filename().string())) names.insert(entry.filename().string());
+            }
+          } catch (const Error& error) {
+            log::warn("folders of jobs cannot be looked at", {{"why", error.what()}});
           }
         }
         return names;

@@ -52,7 +52,6 @@ json to_json(const link::Finding& finding) {
 struct Doctor::Row {
   std::string node;
   bool waits = false;  // for its answer
-  bool asked_yet = false;
   Findings findings;
   std::optional<ClockOffset> clock;
   std::optional<Error> error;
@@ -83,25 +82,7 @@ Doctor::Doctor(asio::io_context& context, Parts parts) : context_(context), part
     gone.error = Error(ErrorCode::unreachable, "the connection to it broke");
     for (const std::string& request : requests) answered(request, node.str(), gone);
   };
-  hooks.opened = [this](const NodeId& node) {
-    for (const auto& [request, round] : rounds_) {
-      const auto place = round->places.find(node.str());
-      if (place == round->places.end()) continue;
-      Row& row = round->rows[place->second];
-      if (row.waits && !row.asked_yet) ask(request, *round, row);
-    }
-  };
   parts_.nodes.on_bulk(std::move(hooks));
-}
-
-void Doctor::ask(const std::string& request, Round& round, Row& row) {
-  wire::DoctorAsk ask;
-  ask.request = request;
-  ask.fix = round.fix;
-  ask.jobs.assign(row.asked.open.begin(), row.asked.open.end());
-  row.asked_yet = true;
-  row.sent = std::chrono::steady_clock::now();
-  parts_.nodes.send_bulk(NodeId(row.node), ask);
 }
 
 void Doctor::examine(bool fix, Engine::Answer done) {
@@ -139,8 +120,9 @@ void Doctor::examine(bool fix, Engine::Answer done) {
       row.waits = true;
       ++round->waiting;
       row.asked = std::move(jobs[node]);
-      // One that has just come opens its bulk connection in a moment.
-      if (parts_.nodes.takes_commands(node)) ask(request, *round, row);
+      row.sent = std::chrono::steady_clock::now();
+      wire::DoctorAsk ask{request, fix, {row.asked.open.begin(), row.asked.open.end()}};
+      parts_.nodes.ask(node, ask);
     }
   }
   rounds_[request] = round;
@@ -160,14 +142,7 @@ void Doctor::look_at_head(const std::string& request, bool fix) {
                moves = parts_.config->moves, gathered = std::chrono::system_clock::now(),
                guard = std::weak_ptr<int>(alive_)] {
     Findings findings;
-    const auto check = [&](const char* kind, const std::function<void()>& how) {
-      try {
-        how();
-      } catch (const std::exception& error) {
-        findings.note(kind, std::string("it cannot be looked at: ") + error.what());
-      }
-    };
-    check("disk", [&] {
+    findings.look("disk", [&] {
       const auto disk = link::look_at_disk(root.root, "the head's folder",
                                            "`dtrain prune`, or `dtrain rm JOB`, gives disk back");
       if (!disk) return;
@@ -181,25 +156,24 @@ void Doctor::look_at_head(const std::string& request, bool fix) {
       };
       link::judge_content(*disk, collect, fix, findings);
     });
-    check("permissions", [&] {
+    findings.look("permissions", [&] {
       const fs::path sockets = paths::socket_folder_name(root.root);
       link::check_private(
           {root.root, root.ca(), root.ca() / "key.pem", root.identity(),
            root.identity() / "key.pem", root.database(), sockets.parent_path(), sockets},
           fix, findings);
     });
-    check("checkpoints", [&] {
+    findings.look("checkpoints", [&] {
       std::vector<link::Unfinished> unfinished;
-      std::error_code none;
-      for (const auto& entry : fs::directory_iterator(root.storage(), none)) {
-        const JobId job(entry.path().filename().string());
+      for (const fs::path& entry : entries_of(root.storage())) {
+        const JobId job(entry.filename().string());
         if (!valid_name(job.str()) || jobs.contains(job)) continue;
-        auto found = link::unfinished_checkpoints(job, entry.path(), gathered);
+        auto found = link::unfinished_checkpoints(job, entry, gathered);
         std::move(found.begin(), found.end(), std::back_inserter(unfinished));
       }
       link::judge_unfinished(unfinished, fix, findings);
     });
-    check("state", [&] {
+    findings.look("state", [&] {
       link::judge_certificate("the head's certificate", read_file(root.identity() / "cert.pem"),
                               gathered, findings);
       link::check_watch(findings);

@@ -44,11 +44,9 @@ class Doctor {
  private:
   struct Round;
   struct Row;
-  void ask(const std::string& request, Round& round, Row& row);
   void look_at_head(const std::string& request, bool fix);
   void answered(const std::string& request, const std::string& who,
                 const wire::DoctorReport& report);
-  void settled(const std::string& request);
   void finish(const std::string& request);
 
   boost::asio::io_context& context_;

@@ -112,6 +112,16 @@ TEST_CASE("two that remove one tree are in nobody's way") {
   }
 }
 
+TEST_CASE("a folder that is not there is empty, one that cannot be looked into is not") {
+  const TemporaryFolder folder;
+  CHECK(entries_of(folder / "none").empty());
+  CHECK(entries_of(folder.path()).empty());
+  for (const char* name : {"b", "a", ".c"}) write_file_atomic(folder / name, "");
+  CHECK(entries_of(folder.path()) ==
+        std::vector<fs::path>{folder / ".c", folder / "a", folder / "b"});
+  CHECK_THROWS_WITH_AS(entries_of(folder / "a"), doctest::Contains("cannot look into"), Error);
+}
+
 TEST_CASE("a lock is held once, and free again at its end") {
   const TemporaryFolder folder;
   {
