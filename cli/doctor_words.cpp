@@ -9,6 +9,7 @@
 
 #include "cli/jobs.hpp"
 #include "cli/render.hpp"
+#include "launcher/cluster/counted.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -57,10 +58,6 @@ class FoundList {
   std::vector<Found> list_;
   std::map<std::vector<std::string>, std::size_t> places_;
 };
-
-std::string counted(long long count, const char* one) {
-  return std::to_string(count) + " " + one + (count == 1 ? "" : "s");
-}
 
 void add_rows(const std::vector<Found>& list, std::vector<std::vector<Cell>>& rows) {
   std::map<std::pair<std::string, std::string>, std::size_t> shown;
@@ -116,9 +113,9 @@ bool is_well(const nlohmann::json& answer) {
 
 std::string doctor_words(const nlohmann::json& answer, bool verbose, bool color) {
   FoundList list;
-  long long asked = 0;
-  long long silent = 0;
-  long long fixable = 0;
+  std::size_t asked = 0;
+  std::size_t silent = 0;
+  std::size_t fixable = 0;
   for (const nlohmann::json& node : child(answer, "nodes")) {
     const std::string name = text_or(node, "node");
     if (name != "head") ++asked;
@@ -145,7 +142,9 @@ std::string doctor_words(const nlohmann::json& answer, bool verbose, bool color)
   text += table({"NODE", "FOUND", "WHAT"}, rows, color);
   std::vector<std::string> counts;
   const auto count = [&](const char* key, const char* one) {
-    if (const auto many = number_or(answer, key); many > 0) counts.push_back(counted(many, one));
+    if (const auto many = number_or(answer, key); many > 0) {
+      counts.push_back(counted(static_cast<std::size_t>(many), one));
+    }
   };
   count("problems", "problem");
   count("notes", "note");

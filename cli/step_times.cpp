@@ -12,7 +12,7 @@
 #include "cli/jobs.hpp"
 #include "cli/render.hpp"
 #include "cli/stack_tree.hpp"
-#include "launcher/core/short_time.hpp"
+#include "launcher/core/text.hpp"
 
 namespace dtrain::cli {
 namespace {

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "agent/watch/watch.hpp"
+#include "launcher/core/cluster_processes.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/process.hpp"

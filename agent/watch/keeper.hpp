@@ -4,8 +4,6 @@
 
 namespace dtrain::watch {
 
-// Set by the watch for its children: where it runs.
-inline constexpr const char* kWatchRoot = "DTRAIN_WATCH_ROOT";
 // Set by the unit that starts a watch again by itself (agent/session/systemd.cpp): it goes first.
 inline constexpr const char* kWatchUnit = "DTRAIN_WATCH_UNIT";
 

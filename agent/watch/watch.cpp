@@ -20,6 +20,7 @@
 
 #include "agent/watch/contained.hpp"
 #include "agent/watch/keeper.hpp"
+#include "launcher/core/cluster_processes.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/process.hpp"

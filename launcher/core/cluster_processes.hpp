@@ -16,6 +16,8 @@ namespace dtrain {
 
 // A setup command carries it, with its node's root as value (agent/session/).
 inline constexpr const char* kSetupMark = "DTRAIN_SETUP_ROOT";
+// Set by a watch for its children: where it runs.
+inline constexpr const char* kWatchRoot = "DTRAIN_WATCH_ROOT";
 
 struct FoundProcess {
   pid_t pid = 0;

@@ -49,10 +49,10 @@
 // The head's root:
 //   ca/{key.pem,cert.pem}                    the cluster's own CA
 //   identity/…                               as a node's
-//   head.json, head.db, head.log             and head.db.*, copies of it:
-//   agent/head/store/README.md place, turn.json                         of one that moves: where it
-//   is, whose turn it is head.db.vN.bak                           the database before a newer
-//   dtrain changed its schema secrets/JOB.json                         0600, gone at the job's end
+//   head.json, head.db, head.log
+//   head.db-wal, head.db.backup, …           what lies beside it: agent/head/store/README.md
+//   place, turn.json                         of one that moves: where it is, whose turn it is
+//   secrets/JOB.json                         0600, gone at the job's end
 //   nodes/NODE                               the list of those that are let in
 //   joins/NODE.json                          a join credential, and who used it
 //   content/                                 what was submitted, by SHA-256

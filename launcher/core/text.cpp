@@ -188,6 +188,15 @@ std::string human_duration(std::chrono::nanoseconds duration) {
   return text.data();
 }
 
+std::string short_time(double seconds) {
+  const bool whole = seconds >= 0.9995;
+  const double value = whole ? seconds : seconds * 1000;
+  char text[48];
+  const int digits = whole ? (value < 9.995 ? 2 : 1) : value < 0.995 ? 2 : value < 9.95 ? 1 : 0;
+  std::snprintf(text, sizeof text, "%.*f %s", digits, value, whole ? "s" : "ms");
+  return text;
+}
+
 std::string human_bytes(std::uint64_t bytes) {
   static constexpr std::array<const char*, 5> kUnits{"B", "KiB", "MiB", "GiB", "TiB"};
   auto value = static_cast<double>(bytes);

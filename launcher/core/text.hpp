@@ -34,6 +34,8 @@ std::string shell_join(std::span<const std::string> words);
 
 // "850 ms", "12.3 s", "4 m 05 s", "3 h 07 m".
 std::string human_duration(std::chrono::nanoseconds duration);
+// Of what a step takes, to two or three digits: "0.42 ms", "8.3 ms", "412 ms", "1.52 s", "75.0 s".
+std::string short_time(double seconds);
 // "17 B", "1.2 KiB", "44.7 MiB".
 std::string human_bytes(std::uint64_t bytes);
 // "$12.24"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "launcher/core/short_time.hpp"
+#include "launcher/core/text.hpp"
 
 namespace dtrain::head {
 namespace {

@@ -33,7 +33,7 @@ void Guests::let_in(const wire::CallerPtr& caller, asio::any_io_executor executo
         }
         asio::co_spawn(guest->executor, serve(guest), asio::detached);
       },
-      true);
+      /*patient=*/true);
 }
 
 void Guests::end(const NodeId& node) {

@@ -3,7 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "agent/head/engine/stragglers.hpp"
-#include "launcher/core/short_time.hpp"
+#include "launcher/core/text.hpp"
 #include "tests/agent/head/engine/world.hpp"
 
 using namespace dtrain;
