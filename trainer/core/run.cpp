@@ -30,13 +30,17 @@ std::list<std::function<void()>>& at_failure() {
   return all;
 }
 
-[[noreturn]] void end_with(const std::string& message) {
+void tell(const std::string& message) {
   std::fflush(stdout);
   std::fprintf(stderr, "error: %s\n", message.c_str());
   std::fflush(stderr);
   if (const auto file = process_variable("TORCHELASTIC_ERROR_FILE"); file && !file->empty()) {
     write_error_file(*file, message);
   }
+}
+
+[[noreturn]] void end_with(const std::string& message) {
+  tell(message);
   for (const std::function<void()>& each : at_failure()) each();
   std::_Exit(1);
 }
@@ -95,6 +99,11 @@ int run(const std::function<int()>& body) {
 
 void end_for(const std::exception& error) {
   end_with(without_trace(error.what()));
+}
+
+void end_now(const std::exception& error) {
+  tell(without_trace(error.what()));
+  std::_Exit(1);
 }
 
 }  // namespace dtrain::train

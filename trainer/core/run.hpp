@@ -38,6 +38,10 @@ class AtFailure {
 // on after. `error` is printed without LibTorch's stack trace.
 [[noreturn]] void end_for(const std::exception& error);
 
+// The same from any thread, while the training's may be anywhere: what AtFailure would have done is
+// not.
+[[noreturn]] void end_now(const std::exception& error);
+
 // Writes torchrun's error file: {"message":{"message":…,"extraInfo":{"timestamp":…}}}, with the
 // stacks that note_stacks() has got as "native_stack" beside the timestamp. Returns
 // false if that was not possible; never throws, since it runs while another error is handled.

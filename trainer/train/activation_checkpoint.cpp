@@ -9,7 +9,6 @@
 
 #include <array>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -39,9 +38,13 @@ class UseSaver {
   Saver* before_;
 };
 
-// autograd asks its engine for the hooks of what it saves.
+// autograd asks its engine for the hooks of what it saves. A process has one engine: the one that
+// runs the first backward gets the threads for the GPUs, and any other has none. So it is there
+// from the program's start, as Python's is from its import.
 class HookingEngine final : public torch::autograd::Engine {
  public:
+  ~HookingEngine() override { stop(); }  // as torch's header asks for
+
   static Engine& get() {
     static HookingEngine engine;
     return engine;
@@ -51,10 +54,8 @@ class HookingEngine final : public torch::autograd::Engine {
   }
 };
 
-void install_engine() {
-  static std::once_flag once;
-  std::call_once(once, [] { torch::autograd::set_default_engine_stub(&HookingEngine::get); });
-}
+[[maybe_unused]] const bool is_installed =
+    (torch::autograd::set_default_engine_stub(&HookingEngine::get), true);
 
 class AutocastState {
  public:
@@ -247,7 +248,6 @@ std::vector<at::Tensor> checkpoint(const CheckpointedFunction& function,
                                    const std::vector<at::Tensor>& inputs,
                                    const ActivationCheckpointOptions& options) {
   if (!c10::GradMode::is_enabled()) return function(inputs);
-  install_engine();
   return std::make_shared<Frame>(function, inputs, options)->run(inputs);
 }
 

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <string>
 
@@ -20,6 +21,10 @@ struct Call {
 
 // "allreduce #12 (4096 Float)"
 std::string describe(const Call& call);
+
+// What more can be said about a call that failed: an addition to its message, or nothing. Called
+// from any thread; takes at most some seconds.
+using Explain = std::function<std::string(const Call&)>;
 
 // The collectives that this rank has begun. Any thread.
 class Calls {

@@ -17,7 +17,8 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #ifdef DTRAIN_CUDA
 #include <c10/cuda/CUDAFunctions.h>
-#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include "trainer/train/named_nccl.hpp"
 #endif
 
 #include "trainer/comm/backend.hpp"
@@ -85,19 +86,37 @@ struct Context::State {
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::ProcessGroup> group;
   std::shared_ptr<comm::SharedGroup> shared;       // null: CPU tensors go through Gloo
-  std::shared_ptr<Calls> calls;                    // null: they go through shared memory
+  std::shared_ptr<Calls> calls;                    // over Gloo and NCCL; null: there are none
   std::shared_ptr<std::weak_ptr<Watch>> explains;  // set before the first call
   std::shared_ptr<Watch> watch;
   std::string no_shared_memory;
   std::uint64_t notes = 0;
   int exceptions_at_birth = std::uncaught_exceptions();
 
+  const std::shared_ptr<Calls>& outside_calls();
+  Explain explain();
   void connect(const Options& options);
   void connect_cpu(const Options& options);
   void begin_watch(const Options& options);
   void leave();
   void end_gpu_group(bool is_orderly);
 };
+
+// Of what does not go through shared memory.
+const std::shared_ptr<Calls>& Context::State::outside_calls() {
+  if (!calls) calls = std::make_shared<Calls>();
+  return calls;
+}
+
+// By a weak reference: Gloo's and NCCL's threads may outlive all else when an exception ends the
+// training.
+Explain Context::State::explain() {
+  if (!explains) explains = std::make_shared<std::weak_ptr<Watch>>();
+  return [by = explains](const Call& failed) {
+    const std::shared_ptr<Watch> its = by->lock();
+    return its ? its->explain(failed) : std::string();
+  };
+}
 
 void Context::State::connect_cpu(const Options& options) {
   const Environment& env = environment;
@@ -127,15 +146,8 @@ void Context::State::connect_cpu(const Options& options) {
   }
   auto gloo_options = c10d::ProcessGroupGloo::Options::create(options.timeout);
   gloo_options->devices = gloo_devices(env);
-  calls = std::make_shared<Calls>();
-  // By a weak reference: Gloo's threads may outlive all else when an exception ends the training.
-  explains = std::make_shared<std::weak_ptr<Watch>>();
-  auto gloo =
-      make_named_gloo(c10::make_intrusive<c10d::PrefixStore>("gloo", store), env.rank,
-                      env.world_size, gloo_options, calls, [by = explains](const Call& failed) {
-                        const std::shared_ptr<Watch> its = by->lock();
-                        return its ? its->explain(failed) : std::string();
-                      });
+  auto gloo = make_named_gloo(c10::make_intrusive<c10d::PrefixStore>("gloo", store), env.rank,
+                              env.world_size, gloo_options, outside_calls(), explain());
   group->setBackend(c10::kCPU, c10d::ProcessGroup::GLOO, gloo);
   group->setDefaultBackend(c10d::ProcessGroup::GLOO);
 }
@@ -155,9 +167,8 @@ void Context::State::connect(const Options& options) {
   if (device.is_cuda()) {
     auto nccl_options = c10d::ProcessGroupNCCL::Options::create();
     nccl_options->timeout = options.timeout;
-    auto nccl = c10::make_intrusive<c10d::ProcessGroupNCCL>(
-        c10::make_intrusive<c10d::PrefixStore>("nccl", store), env.rank, env.world_size,
-        nccl_options);
+    auto nccl = make_named_nccl(c10::make_intrusive<c10d::PrefixStore>("nccl", store), env.rank,
+                                env.world_size, nccl_options, outside_calls(), explain());
     group->setBackend(c10::kCUDA, c10d::ProcessGroup::NCCL, nccl);
     group->setDefaultBackend(c10d::ProcessGroup::NCCL);
   }
@@ -178,20 +189,11 @@ void Context::State::begin_watch(const Options& options) {
       const comm::SharedGroup::Spent spent = its->spent();
       return CollectiveTime{spent.inside - spent.waiting, spent.waiting, tells, tells};
     };
-  } else if (calls) {
+  } else if (group) {
     joined.collective_time = [its = calls, tells] {
       return CollectiveTime{{}, its->waited(), false, tells};
     };
   }
-#ifdef DTRAIN_CUDA
-  if (device.is_cuda() && group) {
-    joined.gpu_calls = [weak = c10::weak_intrusive_ptr<c10d::Backend>(
-                            group->getBackend(device.type()))]() -> std::uint64_t {
-      const auto backend = weak.lock();
-      return backend ? backend->getSequenceNumberForGroup() : 0;
-    };
-  }
-#endif
   if (store) {
     joined.board.write = [to = store](const std::string& name, const std::string& text) {
       to->set(name, std::vector<std::uint8_t>(text.begin(), text.end()));

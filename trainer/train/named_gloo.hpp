@@ -2,18 +2,12 @@
 
 #include <c10/util/intrusive_ptr.h>
 
-#include <functional>
 #include <memory>
-#include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "trainer/train/calls.hpp"
 
 namespace dtrain::train {
-
-// What more can be said about a call that failed: an addition to its message, or nothing. Called
-// from any thread; takes at most some seconds.
-using Explain = std::function<std::string(const Call&)>;
 
 // Gloo, whose errors say which collective failed, on which rank, and what `explain` adds:
 //

@@ -135,21 +135,18 @@ Heartbeat Watch::look_at_rank() {
     its.name = comm::name_of(last.kind);
     its.bytes = last.bytes;
     its.done = joined_.group->last_left(environment_.rank) >= last.sequence;
-  } else if (joined_.calls) {
-    const Call last = joined_.calls->last();
-    its.sequence = last.sequence;
-    its.name = last.operation;
-    its.bytes = last.bytes;
-    its.done = joined_.calls->has_ended(last);
-    age = Clock::now() - last.begun;
   }
-  if (joined_.gpu_calls) {
-    // All ranks begin both in the same order, so that the sum tells who is behind. Whether one has
-    // ended only its GPU knows.
-    if (const std::uint64_t gpu = joined_.gpu_calls(); gpu > 0) {
-      its.sequence += gpu;
-      its.done.reset();
+  if (joined_.calls) {
+    // All ranks begin those in shared memory and the others in the same order, so that the sum
+    // tells who is behind. It waits for the other, unless it is in the one in shared memory.
+    const Call last = joined_.calls->last();
+    if (last.sequence > 0 && its.done != false) {
+      its.name = last.operation;
+      its.bytes = last.bytes;
+      its.done = joined_.calls->has_ended(last);
+      age = Clock::now() - last.begun;
     }
+    its.sequence += last.sequence;
   }
   if (its.sequence == 0) return here;
   if (its.sequence != entered_sequence_) {
@@ -164,8 +161,11 @@ Heartbeat Watch::look_at_rank() {
 }
 
 std::string Watch::last_call() const {
-  if (joined_.group) return comm::describe(joined_.group->last_post(environment_.rank));
-  return joined_.calls ? describe(joined_.calls->last()) : "nothing yet";
+  const Call last = joined_.calls ? joined_.calls->last() : Call{};
+  if (joined_.group && last.sequence == 0) {
+    return comm::describe(joined_.group->last_post(environment_.rank));
+  }
+  return describe(last);
 }
 
 void Watch::report_break() const {
@@ -187,11 +187,11 @@ void Watch::publish() {
 
 void Watch::look_for_break() {
   if (broken_at_ || gave_up_) return;
-  bool broken = false;
+  const Clock::time_point now = Clock::now();
+  bool broken = joined_.group && joined_.group->broken();
   why_broken_ = "a collective failed on another rank";
-  if (joined_.group) {
-    broken = joined_.group->broken();
-  } else if (joined_.calls) {
+  if (!broken && joined_.calls && now >= board_at_) {
+    board_at_ = now + options_.beat;
     try {
       publish();
       broken = joined_.board.read(kBroken).has_value();
@@ -200,7 +200,7 @@ void Watch::look_for_break() {
       why_broken_ = "the group's store has gone with rank 0";
     }
   }
-  if (broken) broken_at_ = Clock::now();
+  if (broken) broken_at_ = now;
 }
 
 void Watch::run_tasks(std::unique_lock<std::mutex>& lock) {

@@ -32,8 +32,8 @@ struct Board {
 // - under dtrain a heartbeat with step, phase, collective and what steps take, each second in which
 //   one of them is another than before, else every ten;
 // - all that this rank does with the board, so that the training waits for a bounded time only;
-// - where ranks do not share memory, this rank's last collective is put on the board, so that a
-//   rank whose collective failed can say who is behind;
+// - this rank's last collective over Gloo or NCCL is put on the board, so that a rank whose
+//   collective failed can say who is behind;
 // - when a peer gives a collective up while this rank is elsewhere, the step, the last collective
 //   and all native stacks of this process go to its error file, so that whoever looks for the hang
 //   finds it in the rank that hangs.
@@ -45,10 +45,9 @@ class Watch {
   };
   // What the ranks are joined by; none of it where there is one rank.
   struct Joined {
-    std::shared_ptr<comm::SharedGroup> group;    // null where ranks do not share memory
-    std::shared_ptr<const Calls> calls;          // null where they do
-    Board board;                                 // empty with one rank
-    std::function<std::uint64_t()> gpu_calls{};  // how many were begun on GPUs; empty: none are
+    std::shared_ptr<comm::SharedGroup> group;  // null where ranks do not share memory
+    std::shared_ptr<const Calls> calls;        // over Gloo and NCCL; null where there are neither
+    Board board;                               // empty with one rank
     // Time in collectives; absent: not known.
     std::function<std::optional<CollectiveTime>()> collective_time = [] {
       return CollectiveTime{{}, {}, true, true};  // there is one rank
@@ -100,6 +99,7 @@ class Watch {
   StepClock steps_;
   std::uint64_t entered_sequence_ = 0;          // the thread's own
   double entered_ = 0;                          // the thread's own: when that call began
+  Clock::time_point board_at_{};                // the thread's own: when it is looked at next
   std::optional<Clock::time_point> broken_at_;  // the thread's own
   const char* why_broken_ = "";                 // the thread's own
   std::string published_;                       // the thread's own

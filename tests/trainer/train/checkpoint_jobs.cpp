@@ -101,7 +101,8 @@ int train(Context& context, const std::filesystem::path& folder) {
     Loader<Batch> batches(sampler, {.batch_size = 4, .workers = 2}, augmented(data, place.epoch));
     std::int64_t taken = 0;
     while (auto batch = batches.next()) {
-      at::Tensor loss = at::cross_entropy_loss(ddp(batch->inputs), batch->labels);
+      at::Tensor loss =
+          at::cross_entropy_loss(ddp(batch->inputs.to(here())), batch->labels.to(here()));
       loss.backward();
       optimizer->step();
       optimizer->zero_grad();

@@ -69,6 +69,7 @@ std::shared_ptr<Branches> make_branches(const Case& c, std::uint64_t seed) {
       }
     }
   }
+  model->to(here());
   return model;
 }
 

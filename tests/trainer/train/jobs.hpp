@@ -28,6 +28,11 @@ const std::map<std::string, Job>& parity_jobs();  // parity_jobs.cpp
 int run_checkpoint_job(const std::string& name, Context& context,
                        const std::filesystem::path& folder);
 
+// How many GPUs this machine has.
+int gpus();
+// For a rank's environment: it has a GPU, if need be one with others. All other ranks see none.
+extern const std::map<std::string, std::string> kOnGpu;
+
 struct Exit {
   int code = 0;  // 128 + n for signal n
   std::string error_file;

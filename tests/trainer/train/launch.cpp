@@ -68,6 +68,14 @@ pid_t start(const std::string& job, const std::filesystem::path& folder, int ran
 
 }  // namespace
 
+const std::map<std::string, std::string> kOnGpu{{"TEST_GPU", "1"}};
+
+int gpus() {
+  std::error_code none;
+  const std::filesystem::directory_iterator all("/proc/driver/nvidia/gpus", none);
+  return none ? 0 : static_cast<int>(std::distance(begin(all), end(all)));
+}
+
 std::vector<Exit> launch(const std::string& job, int ranks, const std::filesystem::path& folder,
                          const std::map<std::string, std::string>& env) {
   std::uint16_t port = 0;
@@ -81,6 +89,13 @@ std::vector<Exit> launch(const std::string& job, int ranks, const std::filesyste
     variables["MASTER_PORT"] = std::to_string(port);
     variables["OMP_NUM_THREADS"] = "1";
     variables["TORCHELASTIC_ERROR_FILE"] = folder / ("error-" + std::to_string(rank) + ".json");
+    variables["CUDA_VISIBLE_DEVICES"] = "";
+    if (env.contains("TEST_GPU")) {
+      variables["CUDA_VISIBLE_DEVICES"] = std::to_string(rank % gpus());
+      // NCCL refuses two ranks on one GPU of a host; those of two hosts it does not compare.
+      variables["NCCL_HOSTID"] = "rank-" + std::to_string(rank);
+      variables["NCCL_SOCKET_IFNAME"] = "lo";
+    }
     if (rank == 0) variables["DTRAIN_MASTER_LISTEN_FD"] = std::to_string(held.get());
     pids.push_back(start(job, folder, rank, held.get(), variables));
   }

@@ -68,6 +68,7 @@ int parity(Context& context, const std::filesystem::path& /*folder*/) {
   const TensorMap golden = read_tensors(std::getenv("TEST_GOLDEN"));
   const auto run = [&](bool free) {
     const auto net = std::make_shared<Net>();
+    net->to(here());
     load_state_dict(*net, below(golden, "s00.model."));
     Ddp ddp(net, context);
     AdamW optimizer(named_parameters(*net), {.lr = 1e-2, .weight_decay = 0.1});
@@ -86,10 +87,14 @@ int parity(Context& context, const std::filesystem::path& /*folder*/) {
       }
       const at::Tensor index = at::arange(kBatch * 36, at::kDouble) +
                                static_cast<double>((step * 2 + context.rank()) * 1000);
-      const at::Tensor images =
-          (at::sin(index * 0.37) + at::cos(index * 0.11)).to(at::kFloat).view({kBatch, 1, 6, 6});
+      const at::Tensor images = (at::sin(index * 0.37) + at::cos(index * 0.11))
+                                    .to(at::kFloat)
+                                    .view({kBatch, 1, 6, 6})
+                                    .to(here());
       const at::Tensor labels =
-          (at::arange(kBatch) + static_cast<std::int64_t>(step + context.rank())).remainder(3);
+          (at::arange(kBatch) + static_cast<std::int64_t>(step + context.rank()))
+              .remainder(3)
+              .to(here());
       const at::Tensor loss = at::cross_entropy_loss(ddp(images), labels);
       loss.backward();
       near(loss.item<double>(), golden.at(s + "loss")[context.rank()].item<double>(),
@@ -103,8 +108,10 @@ int parity(Context& context, const std::filesystem::path& /*folder*/) {
       if (free || !context.is_first()) continue;  // buffers of other ranks are their own
       const TensorMap expected = below(golden, at_step(step + 1) + "model.");
       for (const auto& [name, tensor] : state_dict(*net)) {
-        const double off =
-            (tensor.to(at::kDouble) - expected.at(name).to(at::kDouble)).abs().max().item<double>();
+        const double off = (tensor.cpu().to(at::kDouble) - expected.at(name).to(at::kDouble))
+                               .abs()
+                               .max()
+                               .item<double>();
         if (off > kWeights) {
           throw std::runtime_error(s + name + " is off by " + std::to_string(off));
         }

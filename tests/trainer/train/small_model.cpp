@@ -8,6 +8,11 @@
 
 namespace dtrain::train::test {
 
+c10::Device& here() {
+  static c10::Device device(c10::kCPU);
+  return device;
+}
+
 struct SmallModel::Layers {
   torch::nn::Linear first{nullptr};
   torch::nn::BatchNorm1d norm{nullptr};
@@ -40,13 +45,14 @@ std::shared_ptr<SmallModel> make_small_model(std::uint64_t seed, const SmallOpti
   at::manual_seed(seed);
   auto model = std::make_shared<SmallModel>(options);
   generator.set_state(before);
+  model->to(here());
   return model;
 }
 
 Examples make_examples(int number) {
   at::Generator generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(number));
-  return {at::randn({24, 8}, generator),
-          at::randint(0, 3, {24}, generator, at::TensorOptions().dtype(at::kLong))};
+  return {at::randn({24, 8}, generator).to(here()),
+          at::randint(0, 3, {24}, generator, at::TensorOptions().dtype(at::kLong)).to(here())};
 }
 
 std::shared_ptr<const LabelledImages> make_images(std::int64_t count) {

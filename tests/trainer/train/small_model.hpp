@@ -1,5 +1,6 @@
 #pragma once
 
+#include <c10/core/Device.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>
@@ -11,6 +12,9 @@
 
 // A model and data that both a rank and the test that started it can make.
 namespace dtrain::train::test {
+
+// Where models, examples and images are made: the CPU, but in a rank on a GPU there.
+c10::Device& here();
 
 struct SmallOptions {
   std::int64_t hidden = 16;

@@ -98,14 +98,6 @@ TEST_CASE("heartbeats say step, phase, and the last collective") {
     // The next one has not ended because the last has.
     CHECK_FALSE(calls->has_ended(calls->begin("barrier", "", 0)));
   }
-  SUBCASE("with collectives of a GPU, which alone knows whether they have ended") {
-    const auto calls = std::make_shared<Calls>();
-    calls->begin("barrier", "", 0);
-    const Watch watch(
-        env, {.group = nullptr, .calls = calls, .board = {}, .gpu_calls = [] { return 41; }},
-        {.beat = std::chrono::milliseconds(5)});
-    CHECK(supervisor.read_line() == json{{"type", "heartbeat"}, {"step", 0}, {"collective", 42}});
-  }
   SUBCASE("of one that stands still they come every so often, of one that moves at once") {
     Watch watch(env, {},
                 {.beat = std::chrono::minutes(10), .moving = std::chrono::milliseconds(5)});
