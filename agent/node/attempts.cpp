@@ -20,6 +20,7 @@
 #include "agent/node/checkpoint_transfers.hpp"
 #include "agent/supervise/client.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/failpoint.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/number.hpp"
 #include "launcher/core/process_table.hpp"
@@ -106,6 +107,7 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
 
   // Starts a supervisor for what is told; of a repeat nothing but a new connection comes.
   void start(const wire::StartAttempt& told) {
+    failpoint("start.take.before");
     if (state_ == AttemptState::preparing) return;
     if (start_error_) return send_start_error();  // the head has not heard it
     heard(AttemptNews::told);
@@ -168,7 +170,11 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
     make_folders(root_.errors());
     write_file_atomic(root_.secrets(), wire::dump(nlohmann::json(secrets)), 0600);
     write_file_atomic(root_.spec(), wire::dump(wire::to_json(spec)), 0600);
-    return supervise::start_supervisor(agent, node, key_.first, key_.second, *lock);
+    failpoint("start.spawn.before");
+    const pid_t pid =
+        supervise::start_supervisor(agent, node, key_.first, key_.second, *lock);
+    failpoint("start.spawn.after");
+    return pid;
   }
 
   void started(std::optional<pid_t> pid, const std::optional<Error>& failed) {
@@ -244,7 +250,9 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
 
   void pass_on(wire::AttemptEvent event) {
     if (!std::holds_alternative<wire::NodeFinished>(event.body)) {
+      failpoint("event.pass.before");
       owner_->hooks_.send(wire::FromSupervisor{key_.first, key_.second, std::move(event)});
+      failpoint("event.pass.after");
       return;
     }
     heard(AttemptNews::finished);
@@ -262,7 +270,9 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
         lost->reason += "; the head has not taken the end of its log within " +
                         human_duration(limit) + ": that is on the node alone";
       }
+      failpoint("event.pass.before", "the last");
       self->owner_->hooks_.send(message);
+      failpoint("event.pass.after", "the last");
       if (mine == self->generation_ && lost != nullptr) self->lost_told_ = true;
       self->changed();
     };
@@ -388,8 +398,10 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
       const std::string line = std::move(outgoing_.front());
       outgoing_.pop_front();
       const auto socket = socket_;
+      failpoint("command.pass.before");
       co_await asio::async_write(*socket, asio::buffer(line),
                                  asio::redirect_error(asio::use_awaitable, failed));
+      failpoint("command.pass.after");
       if (failed) break;  // acknowledgements are repeated, stops too
     }
     writing_ = false;
