@@ -49,6 +49,19 @@ fs::path done_mark(const paths::AttemptRoot& root) {
   return root.root / "done";
 }
 
+// Whether the agent was killed when it had been told of it and before it had a supervisor with a
+// record: no rank of it has run, so it is as if it had not been told, and the head tells it again.
+bool take_back_unbegun(const paths::AttemptRoot& root) {
+  const auto lock = supervise::AttemptLock::take(root);
+  if (!lock || fs::exists(root.supervisor()) || fs::exists(root.exit()) ||
+      !entries_of(root.ranks()).empty()) {
+    return false;
+  }
+  fs::remove(root.secrets());
+  fs::remove(root.spec());
+  return true;
+}
+
 }  // namespace
 
 // One attempt: the connection to its supervisor, or what the supervisor left behind.
@@ -270,9 +283,9 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
         lost->reason += "; the head has not taken the end of its log within " +
                         human_duration(limit) + ": that is on the node alone";
       }
-      failpoint("event.pass.before", "the last");
+      failpoint("event.pass.before", "last");
       self->owner_->hooks_.send(message);
-      failpoint("event.pass.after", "the last");
+      failpoint("event.pass.after", "last");
       if (mine == self->generation_ && lost != nullptr) self->lost_told_ = true;
       self->changed();
     };
@@ -464,6 +477,11 @@ void Attempts::recover() {
       if (number < 1 || !valid_name(id.str()) ||
           fs::exists(done_mark({folder.path()}), none_there)) {
         continue;
+      }
+      try {
+        if (take_back_unbegun({folder.path()})) continue;
+      } catch (const std::exception& error) {
+        log::warn("cannot look whether an attempt began", {{"error", error.what()}});
       }
       link({id, number});
     }

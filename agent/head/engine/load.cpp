@@ -135,6 +135,7 @@ void Engine::Impl::load() {
   for (ForgottenRow& row : all.forgotten) forgotten[row.job] = std::move(row);
   take_restored();
   finish_deletions();
+  finish_retention();
   look_for_unknown();
   clear_old_secrets();
   // Attempts whose last event was kept, but not what followed from it.

@@ -288,6 +288,15 @@ CommittedCheckpoint commit_checkpoint(const fs::path& storage, const CommitReque
           request.metrics, request.created, total_size(files)};
 }
 
+void remove_unrecorded(const fs::path& storage, const std::set<int>& recorded) {
+  for (const fs::path& folder : entries_of(checkpoints_folder(storage))) {
+    const auto number = checkpoint_number(folder.filename().string());
+    if (number && *number < *recorded.rbegin() && !recorded.contains(*number)) {
+      remove_checkpoint(storage, *number);
+    }
+  }
+}
+
 void remove_checkpoint(const fs::path& storage, int number) {
   const fs::path folder = checkpoint_folder(storage, number);
   const fs::path away = checkpoints_folder(storage) / ".tmp" /
