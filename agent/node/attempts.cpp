@@ -184,8 +184,7 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
     write_file_atomic(root_.secrets(), wire::dump(nlohmann::json(secrets)), 0600);
     write_file_atomic(root_.spec(), wire::dump(wire::to_json(spec)), 0600);
     failpoint("start.spawn.before");
-    const pid_t pid =
-        supervise::start_supervisor(agent, node, key_.first, key_.second, *lock);
+    const pid_t pid = supervise::start_supervisor(agent, node, key_.first, key_.second, *lock);
     failpoint("start.spawn.after");
     return pid;
   }

@@ -10,14 +10,16 @@ AGENT = BUILD / "tests" / "faults" / "dtrain-agent-failing"
 
 class FailingCase(DoctorCase):
     nodes = 0
+    nodes_wanted = 2
     machines = {"DTRAIN_TEST_MACHINES": "apart"}  # the nodes' files are not the head's
 
     def setUp(self):
         super().setUp()
         self.faults = self.folder / "home" / "faults"
         self.faults.mkdir()
+        (self.faults / "points").touch()
         self.env.update(self.machines, DTRAIN_AGENT=str(AGENT))
-        self.write_cluster(2)
+        self.write_cluster(self.nodes_wanted)
 
     def arm(self, point, role="-", part="-", hits=1, action="crash"):
         beside = self.faults / "arming"

@@ -93,6 +93,7 @@ void Engine::Impl::submit(const std::string& submission_id, JobSpec spec,
   job.row.id = id;
   job.row.submission_id = submission_id;
   job.row.spec = wire::dump(to_json(spec));
+  see_clock();
   job.row.created = clock.wall();
   job.row.metrics = "{}";
   job.spec = std::move(spec);

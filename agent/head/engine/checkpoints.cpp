@@ -42,7 +42,15 @@ CheckpointRow Engine::Impl::row_of(const JobId& job, const CommittedCheckpoint& 
 void Engine::Impl::reconcile(Tx& tx, Job& job, const StorageScan& scan) {
   for (const std::string& broken : scan.broken) note(tx, job, EventLevel::warning, broken);
   std::vector<CheckpointRow> rows;
-  for (const CommittedCheckpoint& found : scan.whole) rows.push_back(row_of(job.row.id, found));
+  const int newest = job.checkpoints.empty() ? -1 : job.checkpoints.back().number;
+  for (const CommittedCheckpoint& found : scan.whole) {
+    const bool recorded =
+        std::any_of(job.checkpoints.begin(), job.checkpoints.end(),
+                    [&](const CheckpointRow& row) { return row.number == found.number; });
+    // Taken off the record by num_to_keep, and just being removed.
+    if (!recorded && found.number < newest && job.spec.checkpoint.num_to_keep) continue;
+    rows.push_back(row_of(job.row.id, found));
+  }
   for (const CheckpointRow& row : job.checkpoints) {
     const bool there = std::any_of(rows.begin(), rows.end(), [&](const CheckpointRow& other) {
       return other.number == row.number;

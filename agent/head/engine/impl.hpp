@@ -11,6 +11,7 @@
 
 #include "agent/head/engine/engine.hpp"
 #include "agent/head/engine/hang.hpp"
+#include "agent/head/engine/moments.hpp"
 #include "agent/head/engine/queue.hpp"
 #include "agent/head/engine/restart.hpp"
 #include "agent/head/engine/retention.hpp"
@@ -476,6 +477,7 @@ struct Engine::Impl {
   // Deletes what `num_to_keep` lets go, but not what ranks of `running` (may be null) began from.
   void retain_checkpoints(Tx& tx, Job& job, const Attempt* running);
   void finish_retention();
+  void see_clock();
   void reconcile(Tx& tx, Job& job, const StorageScan& scan);
   static CheckpointRow row_of(const JobId& job, const CommittedCheckpoint& checkpoint);
 
@@ -526,6 +528,7 @@ struct Engine::Impl {
   std::uint64_t commits = 0;
   std::uint64_t durable = 0;  // number of the newest durable urgent commit
   std::optional<Monotonic> armed;
+  Moments moments;
   Monotonic next_housekeeping;
   bool housekeeping_runs = false;
   Monotonic next_disk_look;

@@ -391,7 +391,6 @@ void Engine::Impl::prepared(const JobId& id, const std::string& token, Prepared 
   job.not_before.reset();
   if (!job.checkpoints.empty()) {
     attempt.row.checkpoint = job.checkpoints.back().path;
-    retain_checkpoints(tx, job, &attempt);  // of what was taken in
   } else if (job.spec.start) {
     attempt.row.checkpoint = start_path(job);
   }

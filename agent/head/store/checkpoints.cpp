@@ -291,9 +291,13 @@ CommittedCheckpoint commit_checkpoint(const fs::path& storage, const CommitReque
 void remove_unrecorded(const fs::path& storage, const std::set<int>& recorded) {
   for (const fs::path& folder : entries_of(checkpoints_folder(storage))) {
     const auto number = checkpoint_number(folder.filename().string());
-    if (number && *number < *recorded.rbegin() && !recorded.contains(*number)) {
-      remove_checkpoint(storage, *number);
+    if (!number || *number >= *recorded.rbegin() || recorded.contains(*number)) continue;
+    try {
+      verify_sizes(folder, read_manifest(folder).files);
+    } catch (const Error&) {
+      continue;  // it was damaged: what is left of it is somebody's to look at
     }
+    remove_checkpoint(storage, *number);
   }
 }
 

@@ -220,6 +220,7 @@ TEST_CASE("one that dies before it has said a word is lost at once") {
   }
   SUBCASE("to who comes after") {
     make_folders(paths::attempt(world.root, kJob, 1).root);
+    supervise::write_supervisor(paths::attempt(world.root, kJob, 1), {1, 0, "another", ""});
     world.begin();
   }
   world.run_until([&] { return world.lost() != nullptr; });
