@@ -20,6 +20,7 @@
 #include "agent/node/checkpoint_transfers.hpp"
 #include "agent/supervise/client.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/failpoint.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/number.hpp"
 #include "launcher/core/process_table.hpp"
@@ -46,6 +47,19 @@ constexpr std::chrono::milliseconds kMachineGoesDown{200};
 // Behind the last acknowledged event: the head wants nothing more of this attempt.
 fs::path done_mark(const paths::AttemptRoot& root) {
   return root.root / "done";
+}
+
+// Whether the agent was killed when it had been told of it and before it had a supervisor with a
+// record: no rank of it has run, so it is as if it had not been told, and the head tells it again.
+bool take_back_unbegun(const paths::AttemptRoot& root) {
+  const auto lock = supervise::AttemptLock::take(root);
+  if (!lock || fs::exists(root.supervisor()) || fs::exists(root.exit()) ||
+      !entries_of(root.ranks()).empty()) {
+    return false;
+  }
+  fs::remove(root.secrets());
+  fs::remove(root.spec());
+  return true;
 }
 
 }  // namespace
@@ -106,6 +120,7 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
 
   // Starts a supervisor for what is told; of a repeat nothing but a new connection comes.
   void start(const wire::StartAttempt& told) {
+    failpoint("start.take.before");
     if (state_ == AttemptState::preparing) return;
     if (start_error_) return send_start_error();  // the head has not heard it
     heard(AttemptNews::told);
@@ -168,7 +183,10 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
     make_folders(root_.errors());
     write_file_atomic(root_.secrets(), wire::dump(nlohmann::json(secrets)), 0600);
     write_file_atomic(root_.spec(), wire::dump(wire::to_json(spec)), 0600);
-    return supervise::start_supervisor(agent, node, key_.first, key_.second, *lock);
+    failpoint("start.spawn.before");
+    const pid_t pid = supervise::start_supervisor(agent, node, key_.first, key_.second, *lock);
+    failpoint("start.spawn.after");
+    return pid;
   }
 
   void started(std::optional<pid_t> pid, const std::optional<Error>& failed) {
@@ -244,7 +262,9 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
 
   void pass_on(wire::AttemptEvent event) {
     if (!std::holds_alternative<wire::NodeFinished>(event.body)) {
+      failpoint("event.pass.before");
       owner_->hooks_.send(wire::FromSupervisor{key_.first, key_.second, std::move(event)});
+      failpoint("event.pass.after");
       return;
     }
     heard(AttemptNews::finished);
@@ -262,7 +282,9 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
         lost->reason += "; the head has not taken the end of its log within " +
                         human_duration(limit) + ": that is on the node alone";
       }
+      failpoint("event.pass.before", "last");
       self->owner_->hooks_.send(message);
+      failpoint("event.pass.after", "last");
       if (mine == self->generation_ && lost != nullptr) self->lost_told_ = true;
       self->changed();
     };
@@ -388,8 +410,10 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
       const std::string line = std::move(outgoing_.front());
       outgoing_.pop_front();
       const auto socket = socket_;
+      failpoint("command.pass.before");
       co_await asio::async_write(*socket, asio::buffer(line),
                                  asio::redirect_error(asio::use_awaitable, failed));
+      failpoint("command.pass.after");
       if (failed) break;  // acknowledgements are repeated, stops too
     }
     writing_ = false;
@@ -452,6 +476,11 @@ void Attempts::recover() {
       if (number < 1 || !valid_name(id.str()) ||
           fs::exists(done_mark({folder.path()}), none_there)) {
         continue;
+      }
+      try {
+        if (take_back_unbegun({folder.path()})) continue;
+      } catch (const std::exception& error) {
+        log::warn("cannot look whether an attempt began", {{"error", error.what()}});
       }
       link({id, number});
     }

@@ -12,6 +12,7 @@
 
 #include "agent/supervise/outbox.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/failpoint.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/unix_socket.hpp"
 #include "launcher/wire/json.hpp"
@@ -137,11 +138,13 @@ struct Control::Impl : std::enable_shared_from_this<Control::Impl> {
     while (!which->closed && !which->writing) {
       if (which->out_sent == which->out.size()) refill(*which);
       if (which->out.empty()) return;
+      failpoint("event.send.before");
       const ssize_t sent =
           ::send(which->socket.native_handle(), which->out.data() + which->out_sent,
                  which->out.size() - which->out_sent, MSG_DONTWAIT | MSG_NOSIGNAL);
       if (sent >= 0) {
         which->out_sent += static_cast<std::size_t>(sent);
+        failpoint("event.send.after");
       } else if (errno == EAGAIN) {
         wait_write(which);
       } else if (errno != EINTR) {

@@ -9,6 +9,7 @@
 #include <cstdio>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/failpoint.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -25,9 +26,11 @@ void write_supervisor(const paths::AttemptRoot& root, const SupervisorRecord& re
     const UniqueFd fd = open_file(temporary, O_WRONLY | O_CREAT | O_TRUNC);
     write_all(fd.get(), wire::dump(json) + "\n");
   }
+  failpoint("record.rename.before");
   if (std::rename(temporary.c_str(), root.supervisor().c_str()) != 0) {
     throw errno_error("cannot write " + root.supervisor().string(), errno);
   }
+  failpoint("record.rename.after");
 }
 
 std::optional<SupervisorRecord> read_supervisor(const paths::AttemptRoot& root) {

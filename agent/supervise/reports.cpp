@@ -15,6 +15,7 @@
 #include <boost/asio/posix/stream_descriptor.hpp>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/failpoint.hpp"
 #include "launcher/core/unix_socket.hpp"
 #include "launcher/wire/attempt.hpp"
 #include "launcher/wire/json.hpp"
@@ -209,7 +210,9 @@ struct Reports::Impl : std::enable_shared_from_this<Reports::Impl> {
     for (Connection::Slot& slot : connection->slots) {
       if (slot.seq == seq) slot.line = text;
     }
+    failpoint("report.answer.before");
     flush(connection);
+    failpoint("report.answer.after");
   }
 
   // Sends the answers at the front of the order that are known.

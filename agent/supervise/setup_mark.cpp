@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/failpoint.hpp"
 #include "launcher/core/files.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/process_table.hpp"
@@ -50,7 +51,9 @@ void hand_on_workdir(const paths::NodeRoot& root, const JobId& job, int attempt)
   const fs::path to = root.workdir(job, attempt);
   std::error_code failed;
   if (!fs::is_directory(from, failed) || fs::exists(to, failed)) return;
+  failpoint("workdir.rename.before");
   fs::rename(from, to, failed);
+  failpoint("workdir.rename.after");
   if (failed) throw errno_error("cannot rename " + from.string(), failed.value());
   mark_setup(root, job, attempt);
 }

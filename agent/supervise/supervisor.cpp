@@ -13,6 +13,7 @@
 
 #include "agent/supervise/setup_mark.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/failpoint.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
@@ -158,6 +159,7 @@ RankLauncher::Hooks Supervisor::launcher_hooks() {
 void Supervisor::start_ranks() {
   ranks_wait_ = !launcher_->ready();
   if (ranks_wait_) return;
+  failpoint("ranks.start.before");
   wire::RanksStarted event;
   for (int local = 0; local < spec_.nproc; ++local) {
     const int number = spec_.first_rank + local;
@@ -181,6 +183,7 @@ void Supervisor::start_ranks() {
     rank.streams.push_back(add_stream(std::move(started.err), root_.err(number)));
     event.ranks.push_back({number, started.pid});
   }
+  failpoint("ranks.start.after");
   event.time = clock_.wall();
   log::info("ranks started", {{"ranks", std::to_string(event.ranks.size())}});
   emit(event);
@@ -305,6 +308,7 @@ void Supervisor::on_notes() {
 }
 
 std::optional<std::uint64_t> Supervisor::on_report(int rank, nlohmann::json body) {
+  failpoint("report.take.before");
   const std::string type = wire::get_string(body, "type");
   if (recorder_) throw Error(ErrorCode::conflict, "the attempt has ended");
   if (type == "heartbeat" && spec_.beats) {
@@ -343,9 +347,11 @@ void Supervisor::on_command(const wire::AttemptCommand& command) {
 }
 
 void Supervisor::on_ack(const wire::EventAck& ack) {
+  failpoint("ack.take.before");
   outbox_.acknowledge(ack.seq);
   if (ack.answer) reports_->answer(ack.seq, *ack.answer);
   reports_->durable(ack.seq);
+  failpoint("ack.take.after");
   if (outbox_.relaxed()) reports_->set_paused(false);
   control_->kick();
   send_due();

@@ -24,6 +24,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr milliseconds kStepLimit = seconds(20);
+constexpr milliseconds kNoWatch{2000};  // all are ready, and no watch is seen
 constexpr std::size_t kSideBySide = 8;  // nodes prepared at once
 constexpr seconds kSilence(1);          // longer, and the user is told what is waited for
 
@@ -197,12 +198,19 @@ class LocalUp final : public UpWay {
       start_watch();
       watch_seen_ = false;
     }
+    // One that dies before it can be found has agents that start no other.
+    if (!watch_lives && missing && missing->empty() && waited > kNoWatch && !again_) {
+      again_ = true;
+      start_watch();
+    }
     watch_seen_ = watch_seen_ || watch_lives;
     // A watch that has said that it lives and is gone will not bring anything up any more.
     const bool hopeless = watch_seen_ && !watch_lives;
     if (hopeless || waited > run_.options.ready_limit) give_up(hopeless, missing);
     if (!said_ && waited > kSilence) {
-      run_.options.say(missing ? "waiting for " + in_words(*missing) : "waiting for the head");
+      run_.options.say("waiting for " + (!missing           ? "the head"
+                                         : missing->empty() ? "the watch"
+                                                            : in_words(*missing)));
       said_ = true;
     }
     return false;
@@ -323,6 +331,7 @@ class LocalUp final : public UpWay {
   UpPlan plan_;
   bool started_ = false;     // a watch, by this `up`
   bool watch_seen_ = false;  // that one, or one that was there
+  bool again_ = false;       // one was started in the place of one that was never seen
   bool said_ = false;        // what is waited for
 };
 

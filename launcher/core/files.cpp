@@ -10,6 +10,7 @@
 #include <cerrno>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/failpoint.hpp"
 #include "launcher/core/ids.hpp"
 #include "launcher/core/text.hpp"
 
@@ -91,14 +92,18 @@ void write_file_atomic(const fs::path& path, std::string_view content, mode_t mo
     const UniqueFd fd = open_file(temporary, O_WRONLY | O_CREAT | O_EXCL, mode);
     if (::fchmod(fd.get(), mode) != 0) throw errno_error("cannot chmod", errno);
     write_all(fd.get(), content);
+    failpoint("file.fsync.before", path.native());
     if (::fsync(fd.get()) != 0) throw errno_error("cannot fsync", errno);
+    failpoint("file.rename.before", path.native());
     if (::rename(temporary.c_str(), path.c_str()) != 0) throw errno_error("cannot rename", errno);
   } catch (Error& error) {
     ::unlink(temporary.c_str());
     error.while_doing("writing " + path.string());
     throw;
   }
+  failpoint("file.rename.after", path.native());
   fsync_folder(path.parent_path());
+  failpoint("file.fsync.after", path.native());
 }
 
 void make_folders(const fs::path& folder) {

@@ -52,6 +52,7 @@
 //   head.json, head.db, head.log
 //   head.db-wal, head.db.backup, …           what lies beside it: agent/head/store/README.md
 //   place, turn.json                         of one that moves: where it is, whose turn it is
+//   clock.json                               when its machine's clock has jumped, in this boot
 //   secrets/JOB.json                         0600, gone at the job's end
 //   nodes/NODE                               the list of those that are let in
 //   joins/NODE.json                          a join credential, and who used it
@@ -133,6 +134,7 @@ struct HeadRoot {
   fs::path config() const { return root / "head.json"; }
   fs::path database() const { return root / "head.db"; }
   fs::path log() const { return root / "head.log"; }
+  fs::path clock() const { return root / "clock.json"; }
   fs::path lock() const { return root / "lock"; }
   fs::path nodes() const { return root / "nodes"; }
   fs::path joins() const { return root / "joins"; }

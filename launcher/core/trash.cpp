@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/failpoint.hpp"
 #include "launcher/core/ids.hpp"
 #include "launcher/core/log.hpp"
 
@@ -33,10 +34,12 @@ Trash::~Trash() {
 void Trash::take(const fs::path& path) {
   make_folders(folder_);
   const fs::path away = folder_ / (path.filename().string() + "." + random_hex(8));
+  failpoint("trash.rename.before");
   if (std::rename(path.c_str(), away.c_str()) != 0) {
     if (errno == ENOENT) return;
     throw errno_error("cannot move " + path.string() + " to " + folder_.string(), errno);
   }
+  failpoint("trash.rename.after");
   worker_.add([this, away] { unlink_all(away); });
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/failpoint.hpp"
 #include "launcher/core/ids.hpp"
 
 namespace dtrain {
@@ -83,9 +84,11 @@ class Collector {
       count_links(folder);
       if (options_.dry_run) continue;
       const fs::path aside = folder.string() + ".old-" + random_hex(8);
+      failpoint("prune.bundle.before");
       if (::rename(folder.c_str(), aside.c_str()) != 0) {
         throw errno_error("cannot rename " + folder.string(), errno);
       }
+      failpoint("prune.bundle.after");
       remove_tree(aside);
     }
   }
@@ -138,9 +141,11 @@ class Collector {
     const ContentLock lock(store_, LOCK_EX);
     const auto status = look(blob.path);
     if (!status || time_of(status->st_atim) >= cutoff_) return;
+    failpoint("prune.blob.before");
     if (!options_.dry_run && ::unlink(blob.path.c_str()) != 0) {
       throw errno_error("cannot remove " + blob.path.string(), errno);
     }
+    failpoint("prune.blob.after");
     const auto links = going_links_.find(status->st_ino);
     const auto others = status->st_nlink - (links == going_links_.end() ? 0 : links->second);
     ++result_.blobs;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/failpoint.hpp"
 #include "launcher/core/ids.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/store.hpp"
@@ -151,9 +152,11 @@ void make_copy(const ContentStore& store, const ContentTree& tree, const fs::pat
     make_entry(entry, part, last_parent,
                [&](const fs::path& path) { copy_blob(store, entry, path, stop); });
   }
+  failpoint("bundle.rename.before");
   if (::rename(part.c_str(), target.c_str()) != 0) {
     throw errno_error("cannot rename " + part.string(), errno);
   }
+  failpoint("bundle.rename.after");
   begun.folder.clear();
 }
 
@@ -180,6 +183,7 @@ void make_bundle(const ContentStore& store, const ContentTree& tree, const std::
       ::futimens(fd.get(), times);
     });
   }
+  failpoint("bundle.rename.before");
   // A spoiled one may still be in use: it is moved aside, and its open files live on.
   if (::rename(part.c_str(), target.c_str()) != 0) {
     if (errno != ENOTEMPTY && errno != EEXIST) {
@@ -192,6 +196,7 @@ void make_bundle(const ContentStore& store, const ContentTree& tree, const std::
       throw errno_error("cannot replace " + target.string(), errno);
     }
   }
+  failpoint("bundle.rename.after");
   begun.folder.clear();
 }
 

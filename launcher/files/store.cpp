@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/failpoint.hpp"
 #include "launcher/core/ids.hpp"
 #include "launcher/core/text.hpp"
 
@@ -189,9 +190,11 @@ void BlobWriter::finish() {
   }
   const fs::path blob = store_.blob(sha256_);
   make_folders(blob.parent_path());
+  failpoint("blob.rename.before");
   if (::rename(path_.c_str(), blob.c_str()) != 0) {
     throw errno_error("cannot rename " + path_.string(), errno);
   }
+  failpoint("blob.rename.after");
   done_ = true;
 }
 

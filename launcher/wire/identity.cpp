@@ -23,6 +23,7 @@
 #include <span>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/failpoint.hpp"
 #include "launcher/core/text.hpp"
 
 namespace dtrain::wire {
@@ -325,6 +326,7 @@ void replace_identity(const fs::path& folder, const std::string& key_pem,
   remove_tree(fresh);
   save_identity(fresh, key_pem, certificate_pem, ca_pem);
   ::chmod(fresh.c_str(), 0700);
+  failpoint("identity.rename.before");
   // The two change places at once, where the file system can do that.
   if (::syscall(SYS_renameat2, AT_FDCWD, fresh.c_str(), AT_FDCWD, folder.c_str(),
                 RENAME_EXCHANGE) != 0) {
@@ -336,6 +338,7 @@ void replace_identity(const fs::path& folder, const std::string& key_pem,
     }
     remove_tree(old);
   }
+  failpoint("identity.rename.after");
   fsync_folder(folder.parent_path());
   remove_tree(fresh);
 }

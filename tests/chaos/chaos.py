@@ -37,7 +37,12 @@ class Chaos:
         self.lab, self.options, self.folder = lab, options, folder
         self.yaml = lab.cluster_yaml(folder / "cluster.yaml", "chaos")
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("DTRAIN_")}
-        self.env.update(XDG_STATE_HOME=str(folder / "state"), NO_COLOR="1")
+        # The agent whose clock can be set: ../faults.
+        self.env.update(XDG_STATE_HOME=str(folder / "state"), NO_COLOR="1",
+                        DTRAIN_AGENT=str(BUILD / "tests" / "faults" / "dtrain-agent-failing"))
+        for host in lab:
+            host.path("~/faults").mkdir()
+            os.chown(host.path("~/faults"), UID, UID)
         self.began = time.monotonic()
         self.seen = Seen()
         self.counting = []           # ids of the jobs that write numbers

@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import signal
+import struct
 from dataclasses import dataclass
 
 from hosts import UID, has_netem
@@ -64,6 +65,13 @@ def stopping(text):
     return lambda lab, fault: send(lab[fault.host], signal.SIGSTOP, fault.choice, text)
 
 
+def set_clock(host, seconds):
+    """The clocks of the processes of dtrain's there, and of those that are started later, jump: ../faults."""
+    for clock in host.path("~/faults").glob("clock-*"):
+        with open(clock, "r+b") as file:
+            file.write(struct.pack("=q", int(seconds * 1e9)))
+
+
 # kind: (how often, shortest, longest, what does it, what undoes it). A kind whose undoing starts no agents again
 # says so in NEEDS_UP.
 KINDS = {
@@ -84,6 +92,8 @@ KINDS = {
                       lambda lab, fault: lab[fault.host].rate(None)),
     "reboot": (2, 0, 0, off("reboot"), None),
     "crash": (2, 1, 45, off("crash"), on_again),
+    "set the clock of": (3, 2, 60, lambda lab, fault: set_clock(lab[fault.host], 7200 * fault.choice - 3600),
+                         lambda lab, fault: set_clock(lab[fault.host], 0)),
     "fill the disk of": (2, 2, 20, lambda lab, fault: lab[fault.host].fill(), lambda lab, fault: lab[fault.host].unfill()),
 }
 BETWEEN = {"drop all between"}

@@ -224,5 +224,5 @@ def main():
 
 
 __all__ = ["BUILD", "DEADLINE", "SOURCE", "DTRAIN", "ClusterCase", "below", "contextlib", "eventually", "main", "processes_with",
-           "processes_with_environment", "json", "os", "re", "signal", "subprocess", "time",
+           "processes_with_environment", "json", "os", "re", "signal", "subprocess", "sys", "time",
            "unittest", "Path"]

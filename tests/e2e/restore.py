@@ -38,7 +38,7 @@ class Door(http.client.HTTPConnection):
         self.sock.connect(self.path)
 
 
-class Restore(ClusterCase):
+class RestoreCase(ClusterCase):
     def setUp(self):
         super().setUp()
         self.head = self.root() / "head"
@@ -97,6 +97,8 @@ class Restore(ClusterCase):
     def steps(self, job):
         return [c["step"] for c in self.job(job)["checkpoints"]]
 
+
+class Restore(RestoreCase):
     def test_a_database_that_is_gone_comes_back_under_a_running_job(self):
         ended = self.submit("echo before")
         self.wait_state(ended, "succeeded")

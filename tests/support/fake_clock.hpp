@@ -13,6 +13,7 @@ class FakeClock final : public Clock {
     now_ += by;
     wall_ += std::chrono::duration_cast<WallTime::duration>(by);
   }
+  void set_wall(WallTime::duration by) { wall_ += by; }  // as who sets a machine's clock
 
  private:
   Monotonic now_{std::chrono::hours(1)};

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "agent/head/engine/impl.hpp"
+#include "launcher/core/failpoint.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
@@ -92,6 +93,7 @@ void Engine::Impl::submit(const std::string& submission_id, JobSpec spec,
   job.row.id = id;
   job.row.submission_id = submission_id;
   job.row.spec = wire::dump(to_json(spec));
+  see_clock();
   job.row.created = clock.wall();
   job.row.metrics = "{}";
   job.spec = std::move(spec);
@@ -182,7 +184,9 @@ void Engine::Impl::submitted(const JobId& id, std::exception_ptr failure) {
     live.emplace(id, job);
     answer = {{"job", id.str()}, {"name", job->spec.name}, {"state", to_string(job->row.state)}};
   }
+  failpoint("submit.answer.before");
   for (const Answer& each : answers) each(answer);
+  failpoint("submit.answer.after");
   if (failure) {
     check_drained();
   } else if (shutting_down) {

@@ -42,7 +42,15 @@ CheckpointRow Engine::Impl::row_of(const JobId& job, const CommittedCheckpoint& 
 void Engine::Impl::reconcile(Tx& tx, Job& job, const StorageScan& scan) {
   for (const std::string& broken : scan.broken) note(tx, job, EventLevel::warning, broken);
   std::vector<CheckpointRow> rows;
-  for (const CommittedCheckpoint& found : scan.whole) rows.push_back(row_of(job.row.id, found));
+  const int newest = job.checkpoints.empty() ? -1 : job.checkpoints.back().number;
+  for (const CommittedCheckpoint& found : scan.whole) {
+    const bool recorded =
+        std::any_of(job.checkpoints.begin(), job.checkpoints.end(),
+                    [&](const CheckpointRow& row) { return row.number == found.number; });
+    // Taken off the record by num_to_keep, and just being removed.
+    if (!recorded && found.number < newest && job.spec.checkpoint.num_to_keep) continue;
+    rows.push_back(row_of(job.row.id, found));
+  }
   for (const CheckpointRow& row : job.checkpoints) {
     const bool there = std::any_of(rows.begin(), rows.end(), [&](const CheckpointRow& other) {
       return other.number == row.number;
@@ -75,6 +83,14 @@ void Engine::Impl::checkpoint_report(Job& job, Attempt& attempt, Share& share, s
   };
   if (shards < 1 || shards > kMaxShards || shard < 0 || shard >= shards) {
     refuse("there is no shard " + std::to_string(shard) + " of " + std::to_string(shards));
+    return;
+  }
+  if (const auto whole = attempt.adopted.find(step);
+      whole != attempt.adopted.end() && whole->second.unheard.erase(shard) > 0) {
+    Tx tx;
+    keep(tx, share);
+    ack_when_durable(tx, share, seq, nlohmann::json{{"ok", true}, {"path", whole->second.path}});
+    commit(job, std::move(tx), Urgency::now);
     return;
   }
   auto found = attempt.collecting.find(step);
@@ -235,7 +251,12 @@ void Engine::Impl::shard_placed(const JobId& id, int number, std::int64_t step, 
     return;
   }
   if (result.adopted) {
-    // All shards are in it: the others' reports will say so too, and find it known.
+    // All shards are in it, those too that are reported again only later.
+    Adopted& whole = attempt->adopted[step];
+    whole.path = result.adopted->path.string();
+    for (int each = 0; each < found->second.shards; ++each) {
+      if (!reported->contains(each)) whole.unheard.insert(each);
+    }
     ++attempt->file_work;
     committed(id, number, step, {std::move(result.adopted), std::nullopt});
     return;
@@ -436,6 +457,27 @@ void Engine::Impl::retain_checkpoints(Tx& tx, Job& job, const Attempt* running) 
       });
     });
   }
+}
+
+// Of those that have no record any more a dead head has left folders behind. One above all records
+// may be a commit that has none yet.
+void Engine::Impl::finish_retention() {
+  std::vector<std::pair<fs::path, std::set<int>>> kept;
+  for (const auto& [id, job] : jobs) {
+    if (!job.spec.checkpoint.num_to_keep || job.checkpoints.empty()) continue;
+    std::set<int>& numbers = kept.emplace_back(storage(job), std::set<int>{}).second;
+    for (const CheckpointRow& row : job.checkpoints) numbers.insert(row.number);
+  }
+  if (kept.empty()) return;
+  tidy.add([kept = std::move(kept)] {
+    for (const auto& [folder, numbers] : kept) {
+      try {
+        remove_unrecorded(folder, numbers);
+      } catch (const std::exception& error) {
+        log::warn("a checkpoint stays on disk", {{"why", error.what()}});
+      }
+    }
+  });
 }
 
 void Engine::Impl::drop_collecting(Tx& tx, Job& job, Attempt& attempt, std::int64_t step,

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "agent/head/engine/impl.hpp"
+#include "launcher/core/log.hpp"
 
 // What happens by the clock: silence, timeouts, leases.
 namespace dtrain::head {
@@ -11,6 +12,18 @@ namespace {
 constexpr std::chrono::seconds kLookWhileShut{1};
 
 }  // namespace
+
+// Of a jump that is not kept the next head learns by its own look, for what is written from then on.
+void Engine::Impl::see_clock() {
+  if (!moments.see(clock.now(), clock.wall())) return;
+  quick.add([file = options.root.clock(), text = moments.dump()] {
+    try {
+      write_file_atomic(file, text);
+    } catch (const Error& error) {
+      log::warn("that the clock was set is not kept", {{"why", error.what()}});
+    }
+  });
+}
 
 void Engine::Impl::rearm() {
   if (std::exchange(arm_posted, true)) return;
@@ -56,6 +69,7 @@ void Engine::Impl::arm() {
 void Engine::Impl::tick() {
   armed.reset();
   const Monotonic now = clock.now();
+  see_clock();
   std::vector<NodeId> silent;
   for (auto& [id, node] : nodes) {
     if (!nodes_out.can_come()) node.heard = now;

@@ -43,7 +43,8 @@ bool Engine::Impl::content_in_place(Job& job, Attempt& attempt) {
   if (job.row.state != JobState::staging) return true;
   bool all = true;
   for (Share& share : attempt.shares) {
-    if (!share.live() || share.staged) continue;
+    // Where it has been started all was in place.
+    if (!share.live() || share.staged || share.met) continue;
     all = false;
     if (share.stage_sent) continue;
     share.stage_sent = true;

@@ -144,20 +144,23 @@ Fault Engine::Impl::fault_of_end(const Attempt& attempt,
 
 void Engine::Impl::wait_before(Job& job, std::chrono::seconds wait, WallTime from) {
   job.backoff_until.reset();
-  const auto left = std::min<WallTime::duration>(from + wait - clock.wall(), wait);
-  if (left <= WallTime::duration::zero()) return;
-  job.backoff_until = clock.now() + left;
-  job.backoff_ends = from + wait;
+  const Monotonic until = moments.of(from, clock.now()) + wait;
+  if (until <= clock.now()) return;
+  job.backoff_until = until;
+  job.backoff_ends =
+      clock.wall() + std::chrono::duration_cast<WallTime::duration>(until - clock.now());
 }
 
-bool Engine::Impl::did_well(const NodeId& node, WallTime since) const {
+bool Engine::Impl::did_well(const NodeId& node, WallTime from) const {
   const std::set<NodeId> there{node};
+  const Monotonic since = moments.of(from, clock.now());
+  const auto is_later = [&](WallTime time) { return moments.of(time, clock.now()) >= since; };
   for (const auto& [id, job] : jobs) {
     for (const Attempt& attempt : job.attempts) {
       if (!has_share(attempt, there)) continue;
-      if (attempt.row.state == AttemptState::succeeded && attempt.row.ended >= since) return true;
+      if (attempt.row.state == AttemptState::succeeded && attempt.row.ended && is_later(*attempt.row.ended)) return true;
       for (const CheckpointRow& row : job.checkpoints) {
-        if (row.attempt == attempt.row.attempt && row.created >= since) return true;
+        if (row.attempt == attempt.row.attempt && is_later(row.created)) return true;
       }
     }
   }

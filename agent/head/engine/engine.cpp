@@ -4,6 +4,7 @@
 
 #include "agent/head/engine/impl.hpp"
 #include "launcher/core/log.hpp"
+#include "launcher/core/process_table.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -62,6 +63,7 @@ Engine::Impl::Impl(EngineOptions o, const Clock& c, Nodes& n, Hooks h, std::uniq
       nodes_out(n),
       hooks(std::move(h)),
       started(clock.wall()),
+      moments(boot_id(), read_file_if_there(options.root.clock()).value_or("")),
       next_housekeeping(clock.now()),
       next_disk_look(clock.now()),
       store(std::move(s)) {}
@@ -124,6 +126,7 @@ std::function<void(std::exception_ptr)> Engine::Impl::when_stored(const std::str
 }
 
 void Engine::Impl::commit(Job& job, Tx tx, Urgency urgency) {
+  see_clock();
   if (tx.job) {
     job.row.metrics = wire::dump(job.metrics);
     tx.changes.jobs.push_back(job.row);

@@ -11,6 +11,7 @@
 
 #include "agent/head/engine/engine.hpp"
 #include "agent/head/engine/hang.hpp"
+#include "agent/head/engine/moments.hpp"
 #include "agent/head/engine/queue.hpp"
 #include "agent/head/engine/restart.hpp"
 #include "agent/head/engine/retention.hpp"
@@ -73,6 +74,12 @@ struct Collecting {
   std::optional<Monotonic> again;     // when it is tried again; absent: it does not wait for room
 };
 
+// A checkpoint that a dead head had committed, and of which not all shards were reported again.
+struct Adopted {
+  std::string path;
+  std::set<int> unheard;  // the shards
+};
+
 // "the checkpoint of step 7 waits for room: …"
 std::string room_words(std::int64_t step, const Collecting& collecting);
 
@@ -96,6 +103,7 @@ struct Attempt {
   mutable std::unordered_map<NodeId, std::size_t> places;  // of those that were looked for
   std::map<int, RankRow> ranks;                            // those that have started or ended
   std::map<std::int64_t, Collecting> collecting;           // by step
+  std::map<std::int64_t, Adopted> adopted;                 // the same
   int file_work = 0;                                       // tasks of its checkpoints at the worker
   int warnings = 0;
   std::string failure;  // why it is being ended, other than a stop
@@ -468,6 +476,8 @@ struct Engine::Impl {
                        const std::string& why);
   // Deletes what `num_to_keep` lets go, but not what ranks of `running` (may be null) began from.
   void retain_checkpoints(Tx& tx, Job& job, const Attempt* running);
+  void finish_retention();
+  void see_clock();
   void reconcile(Tx& tx, Job& job, const StorageScan& scan);
   static CheckpointRow row_of(const JobId& job, const CommittedCheckpoint& checkpoint);
 
@@ -518,6 +528,7 @@ struct Engine::Impl {
   std::uint64_t commits = 0;
   std::uint64_t durable = 0;  // number of the newest durable urgent commit
   std::optional<Monotonic> armed;
+  Moments moments;
   Monotonic next_housekeeping;
   bool housekeeping_runs = false;
   Monotonic next_disk_look;

@@ -7,6 +7,7 @@ namespace dtrain::head {
 
 void Engine::Impl::load() {
   Loaded all = store->load();
+  see_clock();
   last_event = all.last_event;
   restored = std::move(all.restored);
   for (JobRow& row : all.jobs) {
@@ -25,11 +26,8 @@ void Engine::Impl::load() {
     }
     job.durable = true;
     job.order = ++last_order;
-    const auto ago = [&](WallTime time) {
-      return clock.now() - std::max(WallTime::duration::zero(), clock.wall() - time);
-    };
-    job.created_at = ago(job.row.created);
-    if (job.row.started) job.started_at = ago(*job.row.started);
+    job.created_at = moments.of(job.row.created, clock.now());
+    if (job.row.started) job.started_at = moments.of(*job.row.started, clock.now());
     job.shown = {job.row.state, job.row.reason, job.row.exit_code,
                  job.row.ended, job.row.error,  last_event};
     if (!job.row.submission_id.empty()) submissions[job.row.submission_id] = id;
@@ -135,6 +133,7 @@ void Engine::Impl::load() {
   for (ForgottenRow& row : all.forgotten) forgotten[row.job] = std::move(row);
   take_restored();
   finish_deletions();
+  finish_retention();
   look_for_unknown();
   clear_old_secrets();
   // Attempts whose last event was kept, but not what followed from it.

@@ -101,7 +101,10 @@ void Engine::Impl::joined(const NodeInfo& info) {
     if (there) {
       share->start_sent = share->met = true;
       if (attempt->ending()) send_stops(*job, *attempt, NodeId());
-      if (job->spec.launcher == Launcher::srun) advance(*job, *attempt);  // who awaits its name
+      // Who awaits its name, or that all files are in place.
+      if (job->spec.launcher == Launcher::srun || job->row.state == JobState::staging) {
+        advance(*job, *attempt);
+      }
     } else if (is_of_copy(id) && !share->met) {
       lose_end(*job, *attempt, *share);
     } else if (share->row.state == ShareState::waiting) {

@@ -8,6 +8,7 @@
 #include <cerrno>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/failpoint.hpp"
 #include "launcher/core/log.hpp"
 
 namespace dtrain::head {
@@ -100,7 +101,9 @@ void LogCopies::append(const NodeId& node, const wire::LogData& data, std::strin
                guard = std::weak_ptr<int>(alive_)] {
     Written result;
     try {
+      failpoint("log.write.before");
       result.size = append_copy(file, data.offset, text);
+      failpoint("log.write.after");
       result.gap = result.size < data.offset;
     } catch (const std::exception& error) {
       result.error = as_error(error);

@@ -13,6 +13,7 @@
 #include "agent/head/server/preparations.hpp"
 #include "agent/node/facts.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/failpoint.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/wire/json.hpp"
 #include "launcher/wire/loop.hpp"
@@ -183,7 +184,9 @@ void NodeConnections::handle(const NodeId& node, wire::NodeMessage message,
     const wire::HeadMessage answer = wire::Heartbeat{};
     stream->send_text(text_of(answer));
   } else if (const auto* event = std::get_if<wire::FromSupervisor>(&message)) {
+    failpoint("event.take.before");
     engine_->event(node, event->job, event->attempt, event->event);
+    failpoint("event.take.after");
   } else if (const auto* lost = std::get_if<wire::SupervisorLost>(&message)) {
     engine_->supervisor_lost(node, lost->job, lost->attempt, lost->reason, lost->unkillable);
   } else if (const auto* failed = std::get_if<wire::StartFailed>(&message)) {
@@ -289,16 +292,22 @@ void NodeConnections::tell(const NodeId& node, const wire::HeadMessage& message)
 
 void NodeConnections::start(const NodeId& node, const wire::AttemptSpec& spec,
                             const std::map<std::string, std::string>& secrets) {
+  failpoint("start.send.before");
   tell(node, wire::StartAttempt{spec, secrets});
+  failpoint("start.send.after");
 }
 
 void NodeConnections::send(const NodeId& node, const JobId& job, int attempt,
                            const wire::AttemptCommand& command) {
+  failpoint("command.send.before");
   tell(node, wire::ToSupervisor{job, attempt, command});
+  failpoint("command.send.after");
 }
 
 void NodeConnections::forget(const NodeId& node, const JobId& job) {
+  failpoint("forget.send.before");
   tell(node, wire::ForgetJob{job});
+  failpoint("forget.send.after");
 }
 
 void NodeConnections::stage(const NodeId& node, const wire::Stage& wanted) {

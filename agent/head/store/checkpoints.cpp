@@ -9,6 +9,7 @@
 #include <cstdio>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/failpoint.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/beneath.hpp"
 #include "launcher/files/shard.hpp"
@@ -160,6 +161,7 @@ void place_shard(const fs::path& storage, const ShardReport& report,
     make_folders(place.parent_path());
     require_real_folder(fs::weakly_canonical(storage), place.parent_path());
     remove_tree(place);  // what an earlier try left
+    failpoint("shard.rename.before");
     if (report.keep) {
       copy_tree(path, place, files);
     } else if (::rename(path.c_str(), place.c_str()) != 0) {
@@ -170,6 +172,7 @@ void place_shard(const fs::path& storage, const ShardReport& report,
     }
   }
 
+  failpoint("shard.rename.after");
   const bool listed = fs::exists(place / "shard.json");
   take_placed(storage, report);
   if (listed && (moved || path != place)) fsync_tree(place, list_files(place));
@@ -217,9 +220,11 @@ void take_incoming(const fs::path& storage, const ShardReport& report,
   make_folders(place.parent_path());
   require_real_folder(storage, place.parent_path());
   remove_tree(place);
+  failpoint("shard.receive.before");
   if (::rename(incoming.c_str(), place.c_str()) != 0) {
     throw errno_error("cannot move a shard to " + place.string(), errno);
   }
+  failpoint("shard.receive.after");
   fsync_folder(place.parent_path());
 }
 
@@ -272,12 +277,28 @@ CommittedCheckpoint commit_checkpoint(const fs::path& storage, const CommitReque
                                    {"files", to_json(files)}};
   write_file_atomic(folder / "manifest.json", wire::dump(manifest));
   const fs::path committed = checkpoint_folder(storage, number);
+  failpoint("checkpoint.rename.before");
   if (::rename(folder.c_str(), committed.c_str()) != 0) {
     throw errno_error("cannot rename " + folder.string() + " to " + committed.string(), errno);
   }
+  failpoint("checkpoint.rename.after");
   fsync_folder(checkpoints_folder(storage));
+  failpoint("checkpoint.fsync.after");
   return {number,          committed,       request.attempt,  request.step,
           request.metrics, request.created, total_size(files)};
+}
+
+void remove_unrecorded(const fs::path& storage, const std::set<int>& recorded) {
+  for (const fs::path& folder : entries_of(checkpoints_folder(storage))) {
+    const auto number = checkpoint_number(folder.filename().string());
+    if (!number || *number >= *recorded.rbegin() || recorded.contains(*number)) continue;
+    try {
+      verify_sizes(folder, read_manifest(folder).files);
+    } catch (const Error&) {
+      continue;  // it was damaged: what is left of it is somebody's to look at
+    }
+    remove_checkpoint(storage, *number);
+  }
 }
 
 void remove_checkpoint(const fs::path& storage, int number) {
@@ -285,10 +306,12 @@ void remove_checkpoint(const fs::path& storage, int number) {
   const fs::path away = checkpoints_folder(storage) / ".tmp" /
                         ("deleted-" + std::to_string(number) + "-" + random_hex(4));
   make_folders(away.parent_path());
+  failpoint("checkpoint.remove.before");
   if (::rename(folder.c_str(), away.c_str()) != 0) {
     if (errno == ENOENT) return;
     throw errno_error("cannot remove " + folder.string(), errno);
   }
+  failpoint("checkpoint.remove.after");
   remove_tree(away);
 }
 

@@ -12,6 +12,7 @@
 
 #include "agent/head/store/journal.hpp"
 #include "agent/head/store/schema.hpp"
+#include "launcher/core/failpoint.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
@@ -300,9 +301,12 @@ bool make_copy(const fs::path& database, const WithDatabase& with,
         .run(std::string(kCopied), std::to_string(time));
     set_open(copy, "");
   }
+  failpoint("copy.fsync.before");
   sync_file(made);
+  failpoint("copy.rename.before");
   if (fs::exists(copy_of(database))) rename_file(copy_of(database), older_copy_of(database));
   rename_file(made, copy_of(database));
+  failpoint("copy.rename.after");
   fsync_folder(database.parent_path());
   return true;
 }
@@ -326,8 +330,11 @@ void restore(const fs::path& database, const std::string& why) {
       problems += "; " + copy.filename().string() + " is damaged too: " + error.message();
       continue;
     }
+    failpoint("restore.aside.before");
     set_aside(database, aside);
+    failpoint("restore.rename.before");
     rename_file(made, database);
+    failpoint("restore.rename.after");
     fsync_folder(database.parent_path());
     log::error("the database was damaged, and is restored from a copy",
                {{"why", why},

@@ -5,6 +5,7 @@
 #include <cerrno>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/failpoint.hpp"
 #include "launcher/core/files.hpp"
 
 namespace dtrain::head {
@@ -31,9 +32,11 @@ void share_folder(const fs::path& from, const fs::path& temporary, const fs::pat
     share_file(from / file.path, temporary / file.path);
   }
   fsync_tree(temporary, files);
+  failpoint("inherit.rename.before");
   if (::rename(temporary.c_str(), to.c_str()) != 0) {
     throw errno_error("cannot rename " + temporary.string() + " to " + to.string(), errno);
   }
+  failpoint("inherit.rename.after");
   fsync_folder(to.parent_path());
 }
 

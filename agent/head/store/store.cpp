@@ -14,6 +14,7 @@
 #include "agent/head/store/copies.hpp"
 #include "agent/head/store/journal.hpp"
 #include "agent/head/store/schema.hpp"
+#include "launcher/core/failpoint.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/process_table.hpp"
 
@@ -380,7 +381,9 @@ class SqliteStore final : public Store {
         }
         database_->run("RELEASE one");
       }
+      failpoint("store.commit.before");
       database_->run("COMMIT");
+      failpoint("store.commit.after");
       // What a commit that failed has left in the log is not to be taken for a lost one.
       if (std::exchange(failed_before_, false)) {
         database_->run("PRAGMA wal_checkpoint(RESTART)");

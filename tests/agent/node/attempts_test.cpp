@@ -167,6 +167,21 @@ TEST_CASE("a supervisor that is slow to start is waited for, by the next node ag
   CHECK(world.ranks() == "started\n");
 }
 
+TEST_CASE("told to the next node agent again where the last was killed before there was a supervisor") {
+  AttemptsWorld world("true");
+  const paths::AttemptRoot of = paths::attempt(world.root, kJob, 1);
+  make_folders(of.ranks());
+  write_file_atomic(of.secrets(), "{}");
+  write_file_atomic(of.spec(), "{}");
+  world.begin();
+  CHECK(world.attempts->unfinished().empty());  // so that the head says it again
+  CHECK_FALSE(fs::exists(of.secrets()));
+  world.attempts->start(world.start);
+  world.supervisor();
+  world.run_until([&] { return !world.ranks().empty(); });
+  CHECK(world.lost() == nullptr);
+}
+
 TEST_CASE("an attempt that runs is not completed again for who asks again") {
   AttemptsWorld world("");
   int completed = 0;
@@ -205,6 +220,7 @@ TEST_CASE("one that dies before it has said a word is lost at once") {
   }
   SUBCASE("to who comes after") {
     make_folders(paths::attempt(world.root, kJob, 1).root);
+    supervise::write_supervisor(paths::attempt(world.root, kJob, 1), {1, 0, "another", ""});
     world.begin();
   }
   world.run_until([&] { return world.lost() != nullptr; });

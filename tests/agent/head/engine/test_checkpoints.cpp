@@ -283,6 +283,61 @@ TEST_CASE("a head that dies between rename and record takes the checkpoint in") 
   CHECK(world.engine->job(id).at("checkpoints").size() == 1);
 }
 
+TEST_CASE("shards of what a dead head had renamed are reported again one after the other") {
+  World world;
+  world.join("node-0");
+  JobSpec spec = World::spec();
+  spec.workdir = (world.folder / "work").string();
+  const JobId id = world.submit(spec);
+  world.started("node-0", id, 1);
+  world.start_ranks("node-0", id, 1, 0, 1);
+  world.settle();
+  const fs::path a = model_at(world.folder / "a");
+  const fs::path b = model_at(world.folder / "b");
+  world.shut_door();
+  world.say("node-0", id, 1, wire::RankReport{0, checkpoint_line(a, 4, 0.8, 0, 2)});
+  world.say("node-0", id, 1, wire::RankReport{0, checkpoint_line(b, 4, 0.8, 1, 2)});
+  const fs::path committed = world.options.root.storage(id) / "checkpoints" / "checkpoint_000000";
+  world.until([&] { return fs::exists(committed); });
+  world.restart();
+  world.join("node-0", {{id, 1}});
+  world.repeat("node-0", id, 1, 2, wire::RankReport{0, checkpoint_line(a, 4, 0.8, 0, 2)});
+  world.until([&] { return world.answer("node-0", id, 1, 2).has_value(); });
+  CHECK(world.answer("node-0", id, 1, 2)->at("path") == committed.string());
+  world.repeat("node-0", id, 1, 3, wire::RankReport{0, checkpoint_line(b, 4, 0.8, 1, 2)});
+  world.until([&] { return world.answer("node-0", id, 1, 3).has_value(); });
+  CHECK(world.answer("node-0", id, 1, 3)->at("path") == committed.string());
+  CHECK(world.engine->job(id).at("checkpoints").size() == 1);
+}
+
+TEST_CASE("what retention has taken off the record goes from the disk when the head is back") {
+  World world;
+  world.join("node-0");
+  JobSpec spec = World::spec();
+  spec.workdir = (world.folder / "work").string();
+  spec.checkpoint.num_to_keep = 1;
+  const JobId id = world.submit(spec);
+  world.started("node-0", id, 1);
+  world.start_ranks("node-0", id, 1, 0, 1);
+  const fs::path storage = world.options.root.storage(id);
+  for (int step = 1; step <= 2; ++step) {
+    const auto seq = static_cast<std::uint64_t>(step) + 1;
+    world.say("node-0", id, 1,
+              wire::RankReport{0, checkpoint_line(model_at(world.folder / "a"), step, 0.5)});
+    world.until([&] { return world.answer("node-0", id, 1, seq).has_value(); });
+  }
+  world.until([&] { return !fs::exists(checkpoint_folder(storage, 0)); });
+  // As if it had been killed between the two; and the next was renamed and not recorded.
+  for (const int number : {0, 2}) {
+    fs::copy(checkpoint_folder(storage, 1), checkpoint_folder(storage, number),
+             fs::copy_options::recursive);
+  }
+  world.restart();
+  world.until([&] { return !fs::exists(checkpoint_folder(storage, 0)); });
+  CHECK(fs::exists(checkpoint_folder(storage, 1)));
+  CHECK(fs::exists(checkpoint_folder(storage, 2)));
+}
+
 TEST_CASE("num_to_keep by score, on disk too; what is refused is answered") {
   World world;
   world.join("node-0");

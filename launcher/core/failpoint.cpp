@@ -1,0 +1,7 @@
+#include "launcher/core/failpoint.hpp"
+
+namespace dtrain {
+
+constinit ReachedFailpoint reached_failpoint = nullptr;
+
+}  // namespace dtrain

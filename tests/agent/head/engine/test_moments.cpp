@@ -1,0 +1,75 @@
+#include <doctest/doctest.h>
+
+#include "agent/head/engine/moments.hpp"
+#include "tests/agent/head/engine/world.hpp"
+
+using namespace dtrain;
+using namespace dtrain::head;
+using namespace std::chrono_literals;
+
+namespace {
+
+const Monotonic kBoot{std::chrono::hours(1)};
+const WallTime kNoon{std::chrono::hours(1'000'000)};
+
+}  // namespace
+
+TEST_CASE("a moment is the same whatever was done to the clock since") {
+  for (const auto jump : {3600s, -3600s}) {
+    CAPTURE(jump.count());
+    Moments moments("boot", "");
+    CHECK(moments.see(kBoot, kNoon));
+    CHECK_FALSE(moments.see(kBoot + 60s, kNoon + 60s));
+    CHECK(moments.of(kNoon + 30s, kBoot + 60s) == kBoot + 30s);
+    CHECK(moments.see(kBoot + 70s, kNoon + 70s + jump));
+    CHECK_FALSE(moments.see(kBoot + 80s, kNoon + 80s + jump));
+    const Moments next("boot", moments.dump());
+    CHECK(next.of(kNoon + 30s, kBoot + 90s) == kBoot + 30s);
+    CHECK(next.of(kNoon + 75s + jump, kBoot + 90s) == kBoot + 75s);
+    CHECK(next.of(kNoon + 69s + jump, kBoot + 90s) == kBoot + 69s);  // before it was seen
+    CHECK(next.of(kNoon + 95s + jump, kBoot + 90s) == kBoot + 90s);
+  }
+}
+
+TEST_CASE("of a time before this boot only the wall clock is known") {
+  Moments before("another boot", "");
+  before.see(kBoot + 5000s, kNoon);
+  Moments moments("boot", before.dump());
+  CHECK(moments.see(kBoot, kNoon + 100s));
+  CHECK(moments.of(kNoon, kBoot + 10s) == kBoot - 100s);
+  CHECK(Moments("boot", "{").of(kNoon, kBoot) == kBoot);
+}
+
+TEST_CASE("a clock that jumps while the head is away, or before, lets no timeout fire") {
+  World world;
+  world.join("node-0", {}, 1);
+  JobSpec spec = World::spec();
+  spec.timeout = 600s;
+  const JobId runs = world.submit(spec);
+  world.started("node-0", runs, 1);
+  world.start_ranks("node-0", runs, 1, 0, 1);
+  JobSpec other = World::spec();
+  other.queue_timeout = 600s;
+  const JobId waits = world.submit(other);
+  world.settle();
+  world.advance(5s);
+  SUBCASE("before") {
+    world.clock.set_wall(3600s);
+    world.advance(5s);
+    world.restart();
+  }
+  SUBCASE("while it is away") {
+    world.clock.set_wall(3600s);
+    world.restart();
+  }
+  SUBCASE("there and back") {
+    world.clock.set_wall(-3600s);
+    world.advance(5s);
+    world.clock.set_wall(7200s);
+    world.restart();
+  }
+  world.join("node-0", {{runs, 1}}, 1);
+  world.settle();
+  CHECK(world.state(runs) == "running");
+  CHECK(world.state(waits) == "queued");
+}
