@@ -2,7 +2,10 @@
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -153,6 +156,35 @@ TEST_CASE("log limit: a damaged mark is an error, and no offset") {
     write_file_atomic(released_mark(log), wrong);
     CHECK_THROWS_AS(released_of(log), Error);
   }
+}
+
+TEST_CASE("log limit: where no holes can be made nothing is called released") {
+  const TemporaryFolder folder;
+  constexpr int kNotPossible = 77;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    // ramfs knows no fallocate(2).
+    const int spaces = CLONE_NEWNS | (::geteuid() == 0 ? 0 : CLONE_NEWUSER);
+    if (::unshare(spaces) != 0 ||
+        ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        ::mount("none", folder.path().c_str(), "ramfs", 0, nullptr) != 0) {
+      ::_exit(kNotPossible);
+    }
+    const fs::path log = folder / "0.out";
+    write_all(open_file(log, O_WRONLY | O_CREAT).get(), std::string(kLimit + kMiB, 'x'));
+    const Release done = hold_to_limit(log, kLimit, kLimit);
+    const bool right = done.what == Release::What::impossible && !done.why.empty() &&
+                       released_of(log) == 0 && size_of(log) == kLimit + kMiB;
+    ::_exit(right ? 0 : 1);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  REQUIRE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == kNotPossible) {
+    MESSAGE("not seen: no file system may be mounted here");
+    return;
+  }
+  CHECK(WEXITSTATUS(status) == 0);
 }
 
 TEST_CASE("log limit: a reader beside writer and release gets each line once, or is told") {

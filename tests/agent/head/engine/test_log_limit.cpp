@@ -24,6 +24,7 @@ std::vector<std::string> said(World& world, const JobId& job) {
 
 TEST_CASE("log limit: a node is told of it, and followers once that it bites") {
   World world;
+  world.join("node-0");
   JobSpec spec = World::spec();
   spec.log_limit = std::uint64_t{64} << 20;
   const JobId job = world.submit(spec);
@@ -52,6 +53,7 @@ TEST_CASE("log limit: a node is told of it, and followers once that it bites") {
 
 TEST_CASE("log limit: a job without one says nothing, and one that says nothing has one") {
   World world;
+  world.join("node-0");
   JobSpec spec = World::spec();
   const JobId usual = world.submit(spec);
   CHECK(world.started("node-0", usual, 1).log_limit == std::uint64_t{1} << 30);
