@@ -141,6 +141,7 @@ void Mirror::enable(bool wanted, bool with_stacks) {
 void Mirror::connected(bool is_open) {
   connected_ = is_open;
   ++connection_;
+  refused_.clear();
   for (auto& [key, attempt] : attempts_) {
     attempt.refused = false;
     for (auto& [name, file] : attempt.files) file = File{};
@@ -174,6 +175,7 @@ std::map<std::string, std::uint64_t> Mirror::taken(const Key& key) const {
 
 void Mirror::forget(const JobId& job) {
   std::erase_if(attempts_, [&](const auto& entry) { return entry.first.first == job; });
+  std::erase_if(refused_, [&](const Key& key) { return key.first == job; });
 }
 
 std::size_t Mirror::in_flight() const {
@@ -344,6 +346,7 @@ void Mirror::message(const wire::BulkMessage& message) {
     Attempt* attempt = find(refused->log);
     if (attempt == nullptr) return;
     attempt->refused = true;
+    refused_.insert({refused->log.job, refused->log.attempt});
     settle_drains();
   }
   wake(0ms);

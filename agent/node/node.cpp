@@ -227,7 +227,7 @@ class Agent {
     hooks.after_logs = [this](const Mirror::Key& key, std::chrono::milliseconds limit,
                               std::function<void(bool)> then) {
       mirror_.drain(key, limit, [this, key, then = std::move(then)](bool whole) {
-        log_limits_.end(key, whole);
+        log_limits_.end(key, whole && !mirror_.refused(key));
         then(whole);
       });
     };

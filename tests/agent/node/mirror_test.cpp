@@ -105,6 +105,23 @@ TEST_CASE("logs: a head that does not take them is not waited for without end, a
   CHECK_FALSE(*all);
 }
 
+TEST_CASE("logs: a head that knows nothing of an attempt has not its logs") {
+  MirrorWorld world;
+  world.write(log_of(0), 10);
+  world.mirror.enable(true);
+  world.mirror.connected(true);
+  world.mirror.follow(kAttempt);
+  std::optional<bool> over;
+  world.mirror.drain(kAttempt, std::chrono::seconds(20), [&](bool whole) { over = whole; });
+  world.run_until([&] { return !world.got.empty(); });
+  world.mirror.message(wire::LogRefused{{kAttempt.first, kAttempt.second, log_of(0)}});
+  world.run_until([&] { return over.has_value(); });
+  CHECK(*over);  // for nothing is waited
+  CHECK(world.mirror.refused(kAttempt));
+  world.mirror.connected(true);
+  CHECK_FALSE(world.mirror.refused(kAttempt));
+}
+
 TEST_CASE("logs: where a head has lost what is released here, the copy begins behind it") {
   MirrorWorld world;
   const fs::path log = paths::attempt(world.root, kAttempt.first, kAttempt.second).out(0);
