@@ -290,6 +290,7 @@ Follower::Ended Follower::pump(wire::ApiStream& stream, bool only_logs) {
         piece.err = text_or(*log_, "stream") == "err";
         piece.setup = text_or(*log_, "stream") == "setup";
         piece.offset = static_cast<std::uint64_t>(number_or(*log_, "offset", 0));
+        piece.released = static_cast<std::uint64_t>(number_or(*log_, "released", 0));
         piece.bytes = stream.data();
         printer_.piece(piece);
         log_.reset();

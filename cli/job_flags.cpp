@@ -91,6 +91,8 @@ void add_job_flags(CLI::App& app, JobFlags& flags) {
   option("--hang-timeout-s", flags.hang_timeout_s, "Seconds in which some rank must get further",
          "N");
   option("--on-hang", flags.on_hang, "What follows when none does", "report|restart|nothing");
+  option("--log-limit", flags.log_limit, "How much of each rank's stdout and stderr is kept",
+         "BYTES|4GiB");
   option("--launcher", flags.launcher, "srun: ranks are tasks of Slurm's srun with PMIx, for MPI",
          "direct|srun");
   option("--after", flags.after, "Start when that job has succeeded", "JOB")
@@ -174,6 +176,9 @@ void apply_job_flags(JobSpec& spec, const JobFlags& flags,
   }
   if (flags.on_hang) {
     spec.on_hang = flag("--on-hang", [&] { return parse_on_hang(*flags.on_hang); });
+  }
+  if (flags.log_limit) {
+    spec.log_limit = flag("--log-limit", [&] { return parse_bytes(*flags.log_limit); });
   }
   if (flags.launcher) {
     spec.launcher = flag("--launcher", [&] { return parse_launcher(*flags.launcher); });

@@ -41,6 +41,7 @@ struct JobFlags {
   std::optional<std::string> on_head_lost;
   std::optional<int> hang_timeout_s;
   std::optional<std::string> on_hang;
+  std::optional<std::string> log_limit;
   std::optional<std::string> launcher;
   std::vector<std::string> after;  // as typed: ids or beginnings of ids
 };

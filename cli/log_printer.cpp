@@ -2,9 +2,13 @@
 
 #include <openssl/evp.h>
 
+#include <algorithm>
+#include <utility>
+
 #include <nlohmann/json.hpp>
 
 #include "cli/colours.hpp"
+#include "launcher/core/kept_log.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -30,8 +34,7 @@ void LogPrinter::piece(const LogPiece& piece) {
   const bool err = to_err(key);
   const bool terminal = err ? screen_.terminal().err : screen_.terminal().out;
   if (fresh) {
-    stream.next = piece.offset;
-    stream.line_at = piece.offset;
+    stream.next = stream.line_at = piece.offset - std::min(piece.offset, piece.released);
     stream.node = piece.node;
     const bool color = err ? screen_.terminal().color_err : screen_.terminal().color_out;
     if (piece.setup) {
@@ -44,7 +47,12 @@ void LogPrinter::piece(const LogPiece& piece) {
   }
   std::string_view bytes = piece.bytes;
   if (piece.offset > stream.next) {
-    missing_ += piece.offset - stream.next;
+    const std::uint64_t gap = piece.offset - stream.next;
+    if (piece.released > 0) {
+      tell_released(key, stream, gap);
+    } else {
+      missing_ += gap;
+    }
     stream.next = piece.offset;
   }
   const std::uint64_t seen = stream.next - piece.offset;
@@ -54,7 +62,8 @@ void LogPrinter::piece(const LogPiece& piece) {
   received_ += bytes.size();
   latest_ = &stream;
 
-  if (!style_.json && !style_.prefix && !terminal && !piece.setup) {
+  if (goes_through(key)) {
+    stream.in_line = bytes.back() != '\n';
     if (piece.err) {
       screen_.err(bytes);
     } else {
@@ -116,6 +125,36 @@ void LogPrinter::print(const Key& key, Stream& stream, std::string_view line, bo
   } else {
     screen_.out(text);
   }
+}
+
+// Unchanged, and not by lines.
+bool LogPrinter::goes_through(const Key& key) const {
+  const bool terminal = to_err(key) ? screen_.terminal().err : screen_.terminal().out;
+  const bool setup = !std::get<std::string>(key).empty();
+  return !style_.json && !style_.prefix && !terminal && !setup;
+}
+
+// Before the bytes behind them: a line of its own.
+void LogPrinter::tell_released(const Key& key, Stream& stream, std::uint64_t bytes) {
+  const auto print_line = [&](std::string_view line, bool whole) {
+    print(key, stream, line, whole);
+  };
+  stream.lines.finish(print_line);
+  if (style_.json) {
+    const auto& [attempt, rank, err, setup_node] = key;
+    screen_.out(wire::dump({{"type", "released"},
+                            {"attempt", attempt},
+                            {"rank", rank},
+                            {"node", stream.node},
+                            {"stream", err ? "err" : "out"},
+                            {"offset", stream.next},
+                            {"bytes", bytes}}) +
+                "\n");
+  } else {
+    if (std::exchange(stream.in_line, false)) print_line("", true);
+    print_line(missing_mark(bytes, kReleasedReason), true);
+  }
+  stream.line_at = stream.next + bytes;
 }
 
 bool LogPrinter::to_err(const Key& key) const {

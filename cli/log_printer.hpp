@@ -21,7 +21,8 @@ struct LogPiece {
   bool err = false;  // stderr, else stdout
   std::uint64_t offset = 0;
   std::string_view bytes;
-  bool setup = false;  // of no rank, but of the job's setup on the node
+  bool setup = false;          // of no rank, but of the job's setup on the node
+  std::uint64_t released = 0;  // bytes before it that the head does not keep any more
 };
 
 struct LogStyle {
@@ -32,8 +33,9 @@ struct LogStyle {
 
 // Prints ranks' output: stdout of a rank to stdout, stderr to stderr; and setup's, line by line
 // with its node. Remembers for every stream which byte comes next, so that a server that begins
-// again is never heard twice. On a terminal, lines are whole, and control characters cannot drive
-// it, but for colours; into a pipe or file, bytes are as the rank wrote them.
+// again is never heard twice. Where bytes were released a line says how many. On a terminal, lines
+// are whole, and control characters cannot drive it, but for colours; into a pipe or file, bytes
+// are as the rank wrote them.
 class LogPrinter {
  public:
   LogPrinter(Screen& screen, LogStyle style) : screen_(screen), style_(style) {}
@@ -55,6 +57,7 @@ class LogPrinter {
   struct Stream {
     std::uint64_t next = 0;
     std::uint64_t line_at = 0;  // offset of the first byte of the pending line
+    bool in_line = false;       // where bytes go through: the last one ended no line
     LineAssembler lines;
     std::string prefix;
     std::string node;
@@ -63,6 +66,8 @@ class LogPrinter {
   using Key = std::tuple<int, int, bool, std::string>;
 
   bool to_err(const Key& key) const;
+  bool goes_through(const Key& key) const;
+  void tell_released(const Key& key, Stream& stream, std::uint64_t bytes);
   void print(const Key& key, Stream& stream, std::string_view line, bool whole);
 
   Screen& screen_;

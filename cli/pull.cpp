@@ -66,6 +66,7 @@ std::vector<RemoteFile> wanted_files(const nlohmann::json& list, const PullFlags
     if (entry.contains("sha256") && entry["sha256"].is_string()) {
       file.sha256 = entry["sha256"].get<std::string>();
     }
+    file.released = static_cast<std::uint64_t>(wire::get_int(entry, "released", 0, INT64_MAX, 0));
     const bool checkpoint = file.path.starts_with("checkpoints/") || file.sha256.has_value();
     if (is_wanted(file.path, checkpoint, options, best)) files.push_back(std::move(file));
   }
@@ -98,6 +99,12 @@ class Puller {
   const nlohmann::json& listed() const { return listed_; }
   std::uint64_t moved() const { return moved_; }
   std::size_t kept() const { return kept_; }
+  // Why logs are not whole; empty: they are.
+  std::string cut() const {
+    if (cut_ == 0) return {};
+    return counted(cut_, "log") + (cut_ == 1 ? " begins" : " begin") +
+           " with a line for what was released by log_limit, " + human_bytes(released_) + " in all";
+  }
 
  private:
   void begin(const RemoteFile& file);
@@ -119,6 +126,8 @@ class Puller {
   std::uint64_t done_ = 0;
   std::uint64_t moved_ = 0;
   std::size_t kept_ = 0;
+  std::size_t cut_ = 0;  // logs of which something was released
+  std::uint64_t released_ = 0;
 };
 
 void Puller::show(const std::string& path) {
@@ -134,6 +143,11 @@ void Puller::done(const Incoming& file, Pulled how) {
                      {"size", of.size},
                      {"sha256", of.sha256 ? nlohmann::json(*of.sha256) : nlohmann::json()},
                      {"how", kHow[static_cast<int>(how)]}});
+  const std::uint64_t released = how == Pulled::already_here ? of.released : file.released();
+  if (released == 0) return;
+  listed_.back()["released"] = released;
+  released_ += released;
+  ++cut_;
 }
 
 void Puller::ask(const Incoming& file) {
@@ -156,12 +170,14 @@ void Puller::begin(const RemoteFile& file) {
 void Puller::fetch(Incoming& file) {
   for (int attempt = 1;; ++attempt) {
     try {
-      downloads_.take([&](std::string_view bytes) {
-        file.take(bytes);
-        moved_ += bytes.size();
-        done_ += bytes.size();
-        show(file.file().path);
-      });
+      downloads_.take(
+          [&](std::string_view bytes) {
+            file.take(bytes);
+            moved_ += bytes.size();
+            done_ += bytes.size();
+            show(file.file().path);
+          },
+          [&](std::uint64_t bytes) { file.gap(bytes); });
       return;
     } catch (const Error& error) {
       // A head that is started again meanwhile: go on where the bytes stopped.
@@ -244,6 +260,7 @@ PulledJob pull(Context& context, const PullFlags& options) {
                 human_bytes(puller.moved()) + " moved";
   if (puller.kept() > 0) pulled.line += ", " + std::to_string(puller.kept()) + " were here already";
   pulled.line += ")";
+  if (!puller.cut().empty()) context.warn(puller.cut());
   for (const std::string& each : missing) context.warn("the head cannot read " + each);
   return pulled;
 }

@@ -19,6 +19,7 @@ struct RemoteFile {
   std::string path;  // relative, as the head names it
   std::uint64_t size = 0;
   std::optional<std::string> sha256;  // absent for what may still grow
+  std::uint64_t released = 0;         // bytes at its beginning that are not there any more
 };
 
 enum class Pulled : std::uint8_t { already_here, resumed, whole };
@@ -27,7 +28,9 @@ enum class Pulled : std::uint8_t { already_here, resumed, whole };
 // it.
 fs::path safe_below(const fs::path& folder, const std::string& relative);
 
-// A file on its way here, into `target`.part, where an interrupted pull goes on. All throw Error.
+// A file on its way here, into `target`.part, where an interrupted pull goes on. Where bytes of a
+// log are not there any more a line says how many; such a one is brought anew each time. All throw
+// Error.
 class Incoming {
  public:
   Incoming(RemoteFile file, fs::path target);
@@ -40,12 +43,14 @@ class Incoming {
   fs::path part() const { return target_.string() + ".part"; }
   // What is there has the right size and sum.
   bool already_here() const;
-  // Where the bytes are to begin; the file's size when none are missing.
+  // Where in the head's file the bytes are to begin; its size when none are missing.
   std::uint64_t offset() const { return offset_; }
   bool wants_bytes() const { return offset_ < file_.size || file_.size == 0; }
-  Pulled how() const { return offset_ > 0 ? Pulled::resumed : Pulled::whole; }
+  Pulled how() const { return offset_ > file_.released ? Pulled::resumed : Pulled::whole; }
+  std::uint64_t released() const { return released_; }  // bytes for which there are lines instead
 
   void take(std::string_view bytes);
+  void gap(std::uint64_t bytes);
   // After the last byte: whether size and sum are right. They need not be for a part of something
   // else; then start_over() once.
   bool whole();
@@ -54,10 +59,13 @@ class Incoming {
  private:
   struct Writing;
   void open();
+  std::string first_line() const;  // of a log whose beginning is not there
 
   RemoteFile file_;
   fs::path target_;
   std::uint64_t offset_ = 0;
+  std::uint64_t position_ = 0;  // in the head's file
+  std::uint64_t released_ = 0;
   std::unique_ptr<Writing> writing_;
 };
 

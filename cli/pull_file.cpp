@@ -10,6 +10,7 @@
 
 #include "cli/pull.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/kept_log.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/manifest.hpp"
 #include "launcher/files/sha256.hpp"
@@ -61,18 +62,32 @@ fs::path safe_below(const fs::path& folder, const std::string& relative) {
 struct Incoming::Writing {
   UniqueFd fd;
   Sha256 sum;
+  char last = '\n';  // byte that was written
 };
 
 Incoming::Incoming(RemoteFile file, fs::path target)
     : file_(std::move(file)), target_(std::move(target)) {
   offset_ = size_of(part()).value_or(0);
-  if (offset_ > file_.size) offset_ = 0;
+  // Which part of a file with a hole that is, is not known.
+  if (offset_ > file_.size || file_.released > 0) offset_ = file_.released;
 }
 Incoming::~Incoming() = default;
 Incoming::Incoming(Incoming&&) noexcept = default;
 Incoming& Incoming::operator=(Incoming&&) noexcept = default;
 
+std::string Incoming::first_line() const {
+  return missing_mark(file_.released, kReleasedReason) + "\n";
+}
+
 bool Incoming::already_here() const {
+  if (file_.released > 0) {
+    const std::string line = first_line();
+    if (size_of(target_) != line.size() + file_.size - file_.released) return false;
+    const UniqueFd fd = open_file(target_, O_RDONLY);
+    std::string there(line.size(), '\0');
+    return ::pread(fd.get(), there.data(), there.size(), 0) == static_cast<ssize_t>(line.size()) &&
+           there == line;
+  }
   if (size_of(target_) != file_.size) return false;
   if (!file_.sha256) return true;
   return sum_file(target_).sha256 == *file_.sha256;
@@ -84,18 +99,39 @@ void Incoming::open() {
   if (failed) throw errno_error("cannot make " + target_.parent_path().string(), failed.value());
   auto writing = std::make_unique<Writing>();
   if (file_.sha256 && offset_ > 0) add_file(writing->sum, part(), offset_);
-  writing->fd =
-      open_file(part(), O_WRONLY | O_CREAT | O_NOFOLLOW | (offset_ == 0 ? O_TRUNC : 0), 0644);
-  if (::lseek(writing->fd.get(), static_cast<off_t>(offset_), SEEK_SET) < 0) {
-    throw errno_error("cannot seek in " + part().string(), errno);
+  const bool anew = how() == Pulled::whole;
+  writing->fd = open_file(part(), O_RDWR | O_CREAT | O_NOFOLLOW | (anew ? O_TRUNC : 0), 0644);
+  position_ = offset_;
+  released_ = 0;
+  if (!anew) {
+    const auto behind = static_cast<off_t>(offset_);
+    if (::lseek(writing->fd.get(), behind, SEEK_SET) < 0 ||
+        ::pread(writing->fd.get(), &writing->last, 1, behind - 1) != 1) {
+      throw errno_error("cannot seek in " + part().string(), errno);
+    }
   }
   writing_ = std::move(writing);
+  if (file_.released > 0) {
+    position_ = 0;
+    gap(file_.released);
+  }
 }
 
 void Incoming::take(std::string_view bytes) {
   if (!writing_) open();
   write_all(writing_->fd.get(), bytes);
   if (file_.sha256) writing_->sum.add(bytes);
+  if (!bytes.empty()) writing_->last = bytes.back();
+  position_ += bytes.size();
+}
+
+void Incoming::gap(std::uint64_t bytes) {
+  if (!writing_) open();
+  const std::string line = missing_mark(bytes, kReleasedReason) + "\n";
+  write_all(writing_->fd.get(), (writing_->last == '\n' ? "" : "\n") + line);
+  writing_->last = '\n';
+  position_ += bytes;
+  released_ += bytes;
 }
 
 bool Incoming::whole() {
@@ -103,13 +139,13 @@ bool Incoming::whole() {
   const std::unique_ptr<Writing> written = std::move(writing_);
   const std::uint64_t size = size_of(part()).value_or(0);
   // A log may have grown since it was listed.
-  if (!file_.sha256) return size >= file_.size;
+  if (!file_.sha256) return position_ >= file_.size;
   return size == file_.size && written->sum.hex() == *file_.sha256;
 }
 
 void Incoming::start_over() {
   writing_.reset();
-  offset_ = 0;
+  offset_ = file_.released;
 }
 
 void Arrivals::add(const Incoming& file) {

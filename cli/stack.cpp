@@ -235,7 +235,7 @@ json newest_look(wire::Downloads& downloads, const std::string& job, const json&
     const std::string node = text_or(share, "node");
     std::string text;
     try {
-      downloads.take([&text](std::string_view part) { text += part; });
+      downloads.take([&text](std::string_view part) { text += part; }, [](std::uint64_t) {});
     } catch (const Error& error) {
       if (error.code() != ErrorCode::not_found) throw;
     }

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/kept_log.hpp"
 #include "launcher/core/log.hpp"
 
 namespace dtrain::node {
@@ -54,23 +55,15 @@ std::vector<std::string> names_of(const paths::AttemptRoot& root) {
 }
 
 // Empty at the end of the file, and when there is none. Throws Error for every other reason.
-std::string read_at(const fs::path& path, std::uint64_t offset, std::size_t most) {
+KeptBytes read_from(const fs::path& path, std::uint64_t offset, std::size_t most) {
   UniqueFd fd;
   try {
     fd = open_file(path, O_RDONLY | O_NOFOLLOW);
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::not_found) return {};
+    if (error.code() == ErrorCode::not_found) return {offset, {}};
     throw;
   }
-  // What is queued takes no more than what was found.
-  thread_local std::vector<char> buffer;
-  if (buffer.size() < most) buffer.resize(most);
-  ssize_t got = 0;
-  do {
-    got = ::pread(fd.get(), buffer.data(), most, static_cast<off_t>(offset));
-  } while (got < 0 && errno == EINTR);
-  if (got < 0) throw errno_error("cannot read " + path.string(), errno);
-  return {buffer.data(), static_cast<std::size_t>(got)};
+  return read_kept(fd.get(), path, offset, most);
 }
 
 }  // namespace
@@ -80,7 +73,7 @@ struct Mirror::Look {
     Key key;
     std::string file;
     std::uint64_t offset = 0;
-    std::string bytes;
+    KeptBytes read;
   };
   int connection = 0;
   std::size_t room = 0;  // bytes that may be read
@@ -102,11 +95,11 @@ struct Mirror::Look {
       const std::size_t most = std::min(room, wire::kBulkFrame);
       if (most > 0) {
         attempt(piece.key, [&] {
-          piece.bytes = read_at(path_of(roots.at(piece.key), piece.file), piece.offset, most);
+          piece.read = read_from(path_of(roots.at(piece.key), piece.file), piece.offset, most);
         });
       }
-      room -= piece.bytes.size();
-      if (piece.bytes.size() == most) with_more.insert(piece.key);
+      room -= piece.read.bytes.size();
+      if (piece.read.bytes.size() == most) with_more.insert(piece.key);
     }
   }
 
@@ -148,6 +141,7 @@ void Mirror::enable(bool wanted, bool with_stacks) {
 void Mirror::connected(bool is_open) {
   connected_ = is_open;
   ++connection_;
+  refused_.clear();
   for (auto& [key, attempt] : attempts_) {
     attempt.refused = false;
     for (auto& [name, file] : attempt.files) file = File{};
@@ -171,8 +165,17 @@ void Mirror::drain(const Key& key, std::chrono::milliseconds limit,
   wake(0ms);
 }
 
+std::map<std::string, std::uint64_t> Mirror::taken(const Key& key) const {
+  std::map<std::string, std::uint64_t> found;
+  const auto attempt = attempts_.find(key);
+  if (attempt == attempts_.end()) return found;
+  for (const auto& [name, file] : attempt->second.files) found[name] = file.taken;
+  return found;
+}
+
 void Mirror::forget(const JobId& job) {
   std::erase_if(attempts_, [&](const auto& entry) { return entry.first.first == job; });
+  std::erase_if(refused_, [&](const Key& key) { return key.first == job; });
 }
 
 std::size_t Mirror::in_flight() const {
@@ -251,17 +254,22 @@ void Mirror::send_read(Look look) {
   }
   std::set<Key> moved;
   for (Look::Piece& piece : look.pieces) {
-    if (piece.bytes.empty()) continue;
+    std::string& bytes = piece.read.bytes;
+    if (bytes.empty()) continue;
     moved.insert(piece.key);
     last_ = {piece.key, piece.file};
     const auto attempt = attempts_.find(piece.key);
     if (attempt == attempts_.end()) continue;
     File& file = attempt->second.files[piece.file];
     if (!file.open || file.sent != piece.offset) continue;  // the head has said otherwise meanwhile
-    file.sent += piece.bytes.size();
-    const std::size_t size = piece.bytes.size();
-    send_(wire::LogData{{piece.key.first, piece.key.second, piece.file}, piece.offset, size},
-          std::move(piece.bytes));
+    wire::LogData data{{piece.key.first, piece.key.second, piece.file}, file.sent, bytes.size()};
+    if (piece.read.offset > file.sent) {
+      // The head has lost what is no longer here either.
+      data.released = true;
+      data.offset = file.sent = file.taken = piece.read.offset;
+    }
+    file.sent += bytes.size();
+    send_(data, std::move(bytes));
   }
   if (look.trouble.empty()) {
     trouble_said_ = false;
@@ -338,6 +346,7 @@ void Mirror::message(const wire::BulkMessage& message) {
     Attempt* attempt = find(refused->log);
     if (attempt == nullptr) return;
     attempt->refused = true;
+    refused_.insert({refused->log.job, refused->log.attempt});
     settle_drains();
   }
   wake(0ms);

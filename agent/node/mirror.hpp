@@ -40,6 +40,12 @@ class Mirror {
   // when it wants no copies, at the latest after `limit`, and then with `whole` false: what it has
   // not taken stays here. Then nothing more will be written, and the attempt is followed no longer.
   void drain(const Key& key, std::chrono::milliseconds limit, std::function<void(bool whole)> done);
+  bool wanted() const { return wanted_; }
+  // How much of each log of the attempt the head has, as far as it has said over this connection.
+  std::map<std::string, std::uint64_t> taken(const Key& key) const;
+  // The head has no record of it: that an attempt's end waits for nothing then is not that it has
+  // its logs.
+  bool refused(const Key& key) const { return refused_.contains(key); }
   bool follows(const Key& key) const { return attempts_.contains(key); }
   void forget(const JobId& job);
   // LogFrom, LogTaken and LogRefused.
@@ -75,6 +81,7 @@ class Mirror {
   Send send_;
   boost::asio::steady_timer timer_;
   std::map<Key, Attempt> attempts_;
+  std::set<Key> refused_;
   bool wanted_ = false;
   bool with_stacks_ = true;
   bool connected_ = false;

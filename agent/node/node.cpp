@@ -26,6 +26,7 @@
 #include "agent/node/exec.hpp"
 #include "agent/node/facts.hpp"
 #include "agent/node/forward.hpp"
+#include "agent/node/log_limits.hpp"
 #include "agent/node/mirror.hpp"
 #include "agent/node/pairs.hpp"
 #include "agent/node/preparing.hpp"
@@ -69,6 +70,7 @@ class Agent {
                 [this](const wire::BulkMessage& message, std::string bytes) {
                   send_bulk(message, std::move(bytes));
                 }),
+        log_limits_(context_.get_executor(), root_, log_limit_hooks()),
         transfers_(context_.get_executor(), root_,
                    [this](const wire::AttemptPrepared& answer) { tell_head(answer); }),
         pairs_(context_.get_executor(), root_.identity(), config_.cluster,
@@ -178,6 +180,18 @@ class Agent {
     return why.empty() ? "its agent was told to end (" + signal_name(signal) + ")" : why;
   }
 
+  LogLimits::Hooks log_limit_hooks() {
+    LogLimits::Hooks hooks;
+    hooks.taken = [this](const Mirror::Key& key) -> std::optional<LogLimits::Taken> {
+      if (!mirror_.wanted()) return std::nullopt;
+      return mirror_.taken(key);
+    };
+    hooks.say = [this](const wire::LogsReleased& news) {
+      if (head_features_.contains("log_limit")) tell_head(news);
+    };
+    return hooks;
+  }
+
   Departure::Hooks departure_hooks() {
     Departure::Hooks hooks;
     hooks.stop = [this](const wire::StopRanks& stop) { attempts_.command_all(stop); };
@@ -206,10 +220,16 @@ class Agent {
   Attempts::Hooks attempt_hooks() {
     Attempts::Hooks hooks;
     hooks.send = [this](const wire::NodeMessage& message) { tell_head(message); };
-    hooks.known = [this](const Mirror::Key& key) { mirror_.follow(key); };
+    hooks.known = [this](const Mirror::Key& key) {
+      mirror_.follow(key);
+      log_limits_.follow(key);
+    };
     hooks.after_logs = [this](const Mirror::Key& key, std::chrono::milliseconds limit,
                               std::function<void(bool)> then) {
-      mirror_.drain(key, limit, std::move(then));
+      mirror_.drain(key, limit, [this, key, then = std::move(then)](bool whole) {
+        log_limits_.end(key, whole && !mirror_.refused(key));
+        then(whole);
+      });
     };
     hooks.complete = [this](wire::AttemptSpec& spec) { complete(spec); };
     hooks.changed = [this] { departure_.look(); };
@@ -333,6 +353,7 @@ class Agent {
     asio::co_spawn(
         context_, [this, control, every = welcome->heartbeat] { return beat(control, every); },
         asio::detached);
+    log_limits_.head_joined();
     attempts_.head_joined();
     departure_.look();
     if (welcome->provider == kSpotProvider) spot_.begin();
@@ -492,6 +513,7 @@ class Agent {
       transfers_.forget(forget->job);
       attempts_.forget(forget->job);
       mirror_.forget(forget->job);
+      log_limits_.forget(forget->job);
     } else if (const auto* prepare = std::get_if<wire::PrepareAttempt>(&message)) {
       prepare_attempt(*prepare);
     } else if (const auto* open = std::get_if<wire::OpenPair>(&message)) {
@@ -550,6 +572,7 @@ class Agent {
   wire::FrameStreamPtr control_;
   wire::FrameStreamPtr bulk_;
   Mirror mirror_;
+  LogLimits log_limits_;
   CheckpointTransfers transfers_;
   Pairs pairs_;
   Forwards forwards_;

@@ -34,12 +34,10 @@ void count_files(const fs::path& folder, std::int64_t& files, std::int64_t& byte
            folder, fs::directory_options::skip_permission_denied, failed);
        it != fs::recursive_directory_iterator(); it.increment(failed)) {
     if (failed) break;
-    std::error_code gone;
-    if (it->is_symlink(gone) || !it->is_regular_file(gone)) continue;
-    const auto size = it->file_size(gone);
-    if (gone) continue;
+    struct stat status {};
+    if (::lstat(it->path().c_str(), &status) != 0 || !S_ISREG(status.st_mode)) continue;
     ++files;
-    bytes += static_cast<std::int64_t>(size);
+    bytes += static_cast<std::int64_t>(bytes_on_disk(status));
   }
 }
 

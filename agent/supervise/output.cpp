@@ -14,6 +14,7 @@
 #include <string_view>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/kept_log.hpp"
 #include "launcher/core/pipe.hpp"
 
 namespace dtrain::supervise {
@@ -123,7 +124,7 @@ struct Output::Stream {
   bool write_mark() {
     if (mark.empty() && missing == 0) return true;
     if (mark.empty()) {
-      mark = (in_line ? "\n" : "") + dropped_mark(missing, reason) + "\n";
+      mark = (in_line ? "\n" : "") + missing_mark(missing, reason) + "\n";
       missing = 0;
     }
     mark.erase(0, write_out(mark));
@@ -279,10 +280,6 @@ bool Output::busy() const {
     if (*stream.moving) return true;
   }
   return false;
-}
-
-std::string dropped_mark(std::uint64_t bytes, const std::string& reason) {
-  return "[dtrain: " + std::to_string(bytes) + " bytes of output are missing here: " + reason + "]";
 }
 
 std::uint64_t Output::dropped_bytes() const noexcept {

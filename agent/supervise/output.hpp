@@ -17,7 +17,7 @@ namespace dtrain::supervise {
 // Moves what ranks write from their pipes into files. It has threads of its own, about one a rank
 // and at most four, so that a disk that hangs delays neither the lease nor a stop. A rank is never
 // held up by a full disk: what cannot be written is read, counted and dropped, and writing is tried
-// again each second. Before what comes after it stands dropped_mark(), a line of its own, which may
+// again each second. Before what comes after it stands missing_mark(), a line of its own, which may
 // cut a line of the rank's in two. Without it, the file has what was not dropped, byte by byte.
 //
 // All functions are called from one thread, the supervisor's main one.
@@ -69,9 +69,6 @@ class Output {
   std::vector<Watched> open_;  // streams that have not ended, as busy() sees them
   std::vector<Worker> workers_;
 };
-
-// "[dtrain: 4096 bytes of output are missing here: No space left on device]"
-std::string dropped_mark(std::uint64_t bytes, const std::string& reason);
 
 // A pipe that holds up to 1 MiB (less where the kernel refuses); both ends close-on-exec, the
 // reading end non-blocking.

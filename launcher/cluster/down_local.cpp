@@ -89,9 +89,10 @@ std::size_t count_files(const fs::path& folder, std::uint64_t& bytes) {
            folder, fs::directory_options::skip_permission_denied, failed);
        it != fs::recursive_directory_iterator(); it.increment(failed)) {
     if (failed) break;
-    if (!it->is_regular_file(failed) || it->is_symlink(failed)) continue;
+    struct stat status {};
+    if (::lstat(it->path().c_str(), &status) != 0 || !S_ISREG(status.st_mode)) continue;
     ++count;
-    bytes += it->file_size(failed);
+    bytes += bytes_on_disk(status);
   }
   return count;
 }

@@ -37,7 +37,7 @@
 //     spec.json, secrets.json                what the supervisor was told
 //     supervise.json                         its pid and start time
 //     supervise.log, setup.log, stacks.jsonl
-//     ranks/R.out, ranks/R.err               the supervisor is their only writer
+//     ranks/R.{out,err}, R.out.released, …   the supervisor is the only writer of the former
 //     errors/R.json                          TORCHELASTIC_ERROR_FILE
 //     hosts                                  launcher srun, node rank 0: each rank's Slurm node
 //     exit.json                              how it ended; written once, last

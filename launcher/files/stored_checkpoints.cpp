@@ -1,7 +1,5 @@
 #include "launcher/files/stored_checkpoints.hpp"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 
 #include <nlohmann/json.hpp>
@@ -22,6 +20,11 @@ fs::path pulled_list(const fs::path& checkpoints) {
 
 }  // namespace
 
+std::uint64_t bytes_on_disk(const struct stat& status) {
+  return std::min(static_cast<std::uint64_t>(status.st_size),
+                  static_cast<std::uint64_t>(status.st_blocks) * 512);
+}
+
 std::uint64_t folder_bytes(const fs::path& folder) {
   std::uint64_t total = 0;
   std::error_code failed;
@@ -29,7 +32,7 @@ std::uint64_t folder_bytes(const fs::path& folder) {
        it.increment(failed)) {
     struct stat status {};
     if (::lstat(it->path().c_str(), &status) != 0 || !S_ISREG(status.st_mode)) continue;
-    total += static_cast<std::uint64_t>(status.st_size) / std::max<nlink_t>(status.st_nlink, 1);
+    total += bytes_on_disk(status) / std::max<nlink_t>(status.st_nlink, 1);
   }
   return total;
 }

@@ -91,9 +91,9 @@ void fields(wire::Is<JobSpec> auto& m, auto&& f) {
     or_default(m.stop_grace, wire::kAnyInt));
   f("timeout_s", if_set(m.timeout, wire::kAnyInt), "queue_timeout_s",
     if_set(m.queue_timeout, wire::kAnyInt), "hang_timeout_s", if_set(m.hang_timeout, wire::kAnyInt),
-    "on_hang", if_set(m.on_hang), "priority", or_default(m.priority, wire::kAnyInt), "after",
-    or_default(m.after), "resumes", if_set(m.resumes), "start", if_set(m.start), "content",
-    if_set(m.content));
+    "on_hang", if_set(m.on_hang), "log_limit", if_set(m.log_limit), "priority",
+    or_default(m.priority, wire::kAnyInt), "after", or_default(m.after), "resumes",
+    if_set(m.resumes), "start", if_set(m.start), "content", if_set(m.content));
 }
 
 namespace {

@@ -278,6 +278,13 @@ std::vector<Problem> problems_of(const JobSpec& spec) {
     checks.range({"hang_timeout_s"}, static_cast<double>(spec.hang_timeout->count()), 1,
                  limits::kTimeoutSeconds);
   }
+  if (spec.log_limit && *spec.log_limit != 0 &&
+      (*spec.log_limit < limits::kLeastLog || *spec.log_limit > limits::kMemory)) {
+    checks.add({"log_limit"},
+               "must be " + human_bytes(limits::kLeastLog) + " to 1 EiB, not " +
+                   std::to_string(*spec.log_limit) + " bytes",
+               "log_limit: 0 keeps all");
+  }
   checks.range({"priority"}, spec.priority, -limits::kPriority, limits::kPriority);
   if (spec.after.size() > limits::kDependencies) {
     checks.add({"after"}, "has more than " + std::to_string(limits::kDependencies) + " jobs");
@@ -295,6 +302,10 @@ std::vector<Problem> problems_of(const JobSpec& spec) {
 
 std::vector<Error> validate(const JobSpec& spec) {
   return spec::to_errors(spec::problems_of(spec));
+}
+
+std::uint64_t JobSpec::kept_log() const {
+  return log_limit.value_or(limits::kLog);
 }
 
 std::string StartCheckpoint::str() const {

@@ -141,12 +141,15 @@ struct JobSpec {
   std::optional<std::chrono::seconds> queue_timeout;  // in state queued
   std::optional<std::chrono::seconds> hang_timeout;   // absent: by its own steps, see hang.hpp
   OnHang on_hang = OnHang::report;
+  // Bytes that are kept of each stream of a rank; 0: all. Absent: limits::kLog.
+  std::optional<std::uint64_t> log_limit;
   int priority = 0;                // larger goes first
   std::vector<std::string> after;  // job ids that must have succeeded first
   std::string resumes;             // id of the ended job that this one goes on with; empty: none
   std::optional<StartCheckpoint> start;
   std::optional<JobContent> content;  // absent: the job runs in place, where it was submitted
 
+  std::uint64_t kept_log() const;  // log_limit, or what it is when absent
   bool operator==(const JobSpec&) const = default;
 };
 

@@ -220,6 +220,13 @@ const Table& job_table() {
           key("on_hang", Shape::choice({"report", "restart", "nothing"}), "report",
               "What follows when none does: it is said which rank lags, or the attempt fails for "
               "that, or nothing."),
+          example(key("log_limit",
+                      Shape::special("amount of bytes (4GiB, 500MB, or bytes)",
+                                     json{{"type", {"string", "integer", "null"}}}),
+                      nullptr,
+                      "How much of what each rank wrote is kept, of stdout and of stderr each: the "
+                      "newest, at least 16 MiB; 0: all of it. Absent: 1 GiB."),
+                  "log_limit: 4GiB"),
           key("priority", Shape::whole(-limits::kPriority, limits::kPriority), 0,
               "The larger goes first; of equals the older."),
       }};

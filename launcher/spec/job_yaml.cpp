@@ -208,6 +208,7 @@ JobSpec read_job(const Document& document, Source source) {
     spec.hang_timeout = std::chrono::seconds(*timeout);
   }
   spec.on_hang = parse_on_hang(top.choice("on_hang"));
+  spec.log_limit = scalar_value(top, "log_limit", report, parse_bytes);
   spec.priority = static_cast<int>(top.whole("priority"));
   top.finish();
   report_problems(problems_of(spec), document, report);

@@ -19,6 +19,10 @@ inline constexpr int kKept = 1'000'000;
 inline constexpr int kCpus = 1'000'000;
 inline constexpr int kGpus = 1'024;
 inline constexpr std::uint64_t kMemory = std::uint64_t{1} << 60;  // bytes
+// What is kept of each of a rank's two streams: not less, for it is released in steps of 1 MiB
+// and what reads the end of a log must find it; and where nothing is said.
+inline constexpr std::uint64_t kLeastLog = std::uint64_t{16} << 20;
+inline constexpr std::uint64_t kLog = std::uint64_t{1} << 30;
 inline constexpr int kRetentionDays = 36'500;
 inline constexpr std::int64_t kGraceSeconds = 86'400;
 inline constexpr std::int64_t kTimeoutSeconds = 10LL * 365 * 86'400;

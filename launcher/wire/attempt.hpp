@@ -75,6 +75,7 @@ struct AttemptSpec {
   std::string library_path;       // in front of the ranks' LD_LIBRARY_PATH; empty: nothing
   std::optional<SrunStep> srun;   // absent: nobody else has a part in starting the ranks
   bool beats = false;             // node and head know RankBeats
+  std::uint64_t log_limit = 0;    // bytes that are kept of each stream of a rank; 0: all
 };
 
 // ---- Supervisor to head, in order, each with a sequence number from 1. The supervisor keeps an

@@ -56,6 +56,7 @@ void fields(M& m, auto&& f) {
     throw Error(ErrorCode::invalid, "\"file\" is no log's name");
   }
   if constexpr (requires { m.offset; }) f("offset", m.offset);
+  if constexpr (requires { m.released; }) f("released", if_set(m.released));
   if constexpr (requires { m.bytes; }) f("bytes", within(m.bytes, 0, kBulkFrame));
 }
 
@@ -117,7 +118,10 @@ bool carries_bytes(const BulkMessage& message) {
 }
 
 bool is_log_file(const std::string& name) {
-  if (std::ranges::find(kAttemptLogs, name) != std::end(kAttemptLogs)) return true;
+  return std::ranges::find(kAttemptLogs, name) != std::end(kAttemptLogs) || is_rank_log(name);
+}
+
+bool is_rank_log(const std::string& name) {
   constexpr std::size_t kMostDigits = 7;
   const std::size_t digits = name.find_first_not_of("0123456789");
   if (digits == std::string::npos || digits == 0 || digits > kMostDigits) return false;

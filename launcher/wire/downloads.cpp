@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/number.hpp"
 #include "launcher/wire/client_impl.hpp"
 
 namespace dtrain::wire {
@@ -13,6 +14,14 @@ namespace {
 
 // Well below what a socket's buffer holds: the head may be busy writing when this is sent.
 constexpr std::size_t kAhead = std::size_t{32} << 10;
+
+// "bytes 7-9/10" as 7; 0 for anything else.
+std::uint64_t first_of_range(std::string_view header) {
+  constexpr std::string_view kUnit = "bytes ";
+  if (!header.starts_with(kUnit)) return 0;
+  header.remove_prefix(kUnit.size());
+  return number_from<std::uint64_t>(header.substr(0, header.find('-'))).value_or(0);
+}
 
 }  // namespace
 
@@ -53,9 +62,8 @@ void Downloads::send_requests() {
     Asked& next = asked_[sent_];
     auto request = make_request(http::verb::get, next.target, {});
     request.keep_alive(true);
-    if (next.offset > 0) {
-      request.set(http::field::range, "bytes=" + std::to_string(next.offset) + "-");
-    }
+    // From 0 on too: the answer says where its bytes begin.
+    request.set(http::field::range, "bytes=" + std::to_string(next.offset) + "-");
     const auto before = text.tellp();
     text << request;
     next.bytes = static_cast<std::size_t>(text.tellp() - before);
@@ -69,7 +77,7 @@ void Downloads::send_requests() {
   });
 }
 
-void Downloads::take(const Sink& sink) {
+void Downloads::take(const Sink& sink, const Gap& gap) {
   std::uint64_t given = 0;
   const Sink counting = [&](std::string_view bytes) {
     sink(bytes);
@@ -81,7 +89,7 @@ void Downloads::take(const Sink& sink) {
       connection_ = std::make_unique<Connection>(socket_, cluster_, silence_limit_);
     }
     send_requests();
-    refusal = receive(counting);
+    refusal = receive(counting, gap);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::unreachable || error.code() == ErrorCode::timeout) {
       asked_.front().offset += given;
@@ -92,7 +100,7 @@ void Downloads::take(const Sink& sink) {
   if (refusal) throw *refusal;
 }
 
-std::optional<Error> Downloads::receive(const Sink& sink) {
+std::optional<Error> Downloads::receive(const Sink& sink, const Gap& gap) {
   Exchange& exchange = connection_->exchange;
   http::response_parser<http::buffer_body> parser;
   parser.body_limit(boost::none);
@@ -101,6 +109,13 @@ std::optional<Error> Downloads::receive(const Sink& sink) {
   });
   const unsigned status = parser.get().result_int();
   std::string refusal;
+  if (status == 206) {
+    const std::uint64_t begin = first_of_range(parser.get()[http::field::content_range]);
+    if (begin > asked_.front().offset) {
+      gap(begin - asked_.front().offset);
+      asked_.front().offset = begin;
+    }
+  }
   // A server that does not know ranges sends all: what we have is passed over.
   std::uint64_t skip = status == 206 ? 0 : asked_.front().offset;
   std::array<char, 65536> piece;

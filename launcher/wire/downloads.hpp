@@ -20,6 +20,8 @@ namespace dtrain::wire {
 class Downloads {
  public:
   using Sink = std::function<void(std::string_view)>;
+  // So many bytes are not there any more, before those that come next.
+  using Gap = std::function<void(std::uint64_t bytes)>;
 
   // `cluster` is for messages only.
   Downloads(fs::path socket, std::string cluster,
@@ -37,7 +39,7 @@ class Downloads {
   // the sink throws ends all. Throws the head's own Error about this one; the others go on. Throws
   // Error(unreachable) when the connection breaks, Error(timeout) when nothing comes for the limit:
   // what the sink got was right, and the next take() goes on behind it over a new connection.
-  void take(const Sink& sink);
+  void take(const Sink& sink, const Gap& gap);
 
  private:
   struct Connection;
@@ -47,7 +49,8 @@ class Downloads {
     std::size_t bytes = 0;  // of the request that was sent on this connection; 0: none was
   };
   void send_requests();
-  std::optional<Error> receive(const Sink& sink);  // the refusal, if the head refuses
+  std::optional<Error> receive(const Sink& sink,
+                               const Gap& gap);  // the refusal, if the head refuses
   void disconnect();
   void drop_first();
 

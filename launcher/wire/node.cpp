@@ -68,6 +68,10 @@ void fields(Is<StacksTaken> auto& m, auto&& f) {
     if_set(m.error));
 }
 
+void fields(Is<LogsReleased> auto& m, auto&& f) {
+  f("job", m.job, "attempt", within(m.attempt, 1), "error", if_set(m.error));
+}
+
 // ---- Head to node.
 
 void fields(Is<Welcome> auto& m, auto&& f) {
@@ -133,9 +137,9 @@ void fields(Is<ShardOffer> auto& m, auto&& f) {
 namespace {
 
 constexpr MessageNames<NodeMessage> kNodeMessages{
-    "hello",    "heartbeat",   "event",       "supervisor_lost", "start_failed",
-    "prepared", "pair_opened", "pair_result", "renew",           "staging",
-    "leaving",  "preparing",   "stacks_taken"};
+    "hello",    "heartbeat",   "event",        "supervisor_lost", "start_failed",
+    "prepared", "pair_opened", "pair_result",  "renew",           "staging",
+    "leaving",  "preparing",   "stacks_taken", "logs_released"};
 constexpr MessageNames<HeadMessage> kHeadMessages{
     "welcome",  "refused", "heartbeat",    "start",      "command",    "forget",
     "shutdown", "prepare", "open_pair",    "dial_pairs", "close_pair", "certificate",

@@ -26,14 +26,15 @@
 // (PrepareAttempt), "pairs", "renew", "setup", "forward", "content" (Stage, Unstage,
 // /v1/node/content), "shards" (ShardAsk, PrepareAttempt's checkpoint, /v1/node/checkpoint),
 // "collect", "memory" (AttemptSpec's rank_memory), "leave" (Leaving), "preparation" (PrepareNode),
-// "beats" (AttemptSpec's beats, RankBeats), "stacks" (TakeStacks), "doctor" (DoctorAsk).
+// "beats" (AttemptSpec's beats, RankBeats), "stacks" (TakeStacks), "doctor" (DoctorAsk),
+// "log_limit" (AttemptSpec's log_limit, LogsReleased).
 namespace dtrain::wire {
 
 inline constexpr int kNodeVersion = 1;
 
 inline const std::vector<std::string> kNodeFeatures{
     "mirror",  "prepare", "pairs", "renew",       "setup", "forward", "content", "shards",
-    "collect", "memory",  "leave", "preparation", "beats", "stacks",  "doctor"};
+    "collect", "memory",  "leave", "preparation", "beats", "stacks",  "doctor",  "log_limit"};
 
 // Where in Slurm a node is.
 struct SlurmPlace {
@@ -152,9 +153,17 @@ struct StacksTaken {
   std::optional<Error> error;
 };
 
+// Feature "log_limit". The oldest part of some log of the attempt was released on the node, and may
+// be again; said once on each connection. With `error` that is not possible there, and they grow.
+struct LogsReleased {
+  JobId job;
+  int attempt = 0;
+  std::string error;
+};
+
 using NodeMessage = std::variant<Hello, Heartbeat, FromSupervisor, SupervisorLost, StartFailed,
                                  AttemptPrepared, PairOpened, PairResult, RenewCertificate, Staging,
-                                 Leaving, Preparing, StacksTaken>;
+                                 Leaving, Preparing, StacksTaken, LogsReleased>;
 
 // ---- Head to node, control.
 
@@ -324,6 +333,7 @@ struct LogData {
   LogName log;
   std::uint64_t offset = 0;
   std::size_t bytes = 0;
+  bool released = false;  // what the head lacks before it is not there any more either
 };
 struct LogTaken {
   LogName log;
@@ -422,7 +432,9 @@ using BulkMessage =
 bool carries_bytes(const BulkMessage& message);
 // An attempt's logs on a node that are no rank's.
 inline constexpr const char* kAttemptLogs[] = {"setup.log", "supervise.log", "stacks.jsonl"};
-// A name that a LogName may have: one of these, "0.out", "12.err".
+// "0.out", "12.err".
+bool is_rank_log(const std::string& name);
+// A name that a LogName may have: any of these.
 bool is_log_file(const std::string& name);
 
 inline constexpr std::size_t kLogWindow = std::size_t{512} << 10;

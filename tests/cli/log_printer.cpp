@@ -143,3 +143,36 @@ TEST_CASE("JSON: a line an event, with the offset of the line; base64 for what i
   CHECK(events[2]["offset"] == 17);
   CHECK(events[2]["partial"] == true);
 }
+
+TEST_CASE("what was released is told where it was, and is no loss on the way") {
+  const auto released = [](Stage& stage, std::uint64_t offset, std::uint64_t bytes,
+                           std::string_view behind) {
+    stage.printer.piece({1, 0, "node-0", false, offset, behind, false, bytes});
+  };
+  const std::string mark = "bytes of output are missing here: released, as log_limit says]\n";
+  Stage lines;
+  lines.piece(0, 0, "");
+  released(lines, 100, 100, "kept\nhalf");
+  released(lines, 200, 91, "more\n");
+  CHECK(lines.said() ==
+        "[0] [dtrain: 100 " + mark + "[0] kept\n[0] half\n[0] [dtrain: 91 " + mark + "[0] more\n");
+  CHECK(lines.printer.missing() == 0);
+  CHECK(lines.printer.received() == 14);
+  // Where bytes go through too: there they are not the rank's.
+  Stage raw({}, {.prefix = false, .json = false});
+  released(raw, 100, 100, "kept\nhalf");
+  released(raw, 200, 91, "more\n");
+  CHECK(raw.said() == "[dtrain: 100 " + mark + "kept\nhalf\n[dtrain: 91 " + mark + "more\n");
+  Stage json({}, {.prefix = true, .json = true});
+  json.piece(0, 0, "half");
+  released(json, 200, 196, "more\n");
+  std::vector<nlohmann::json> events;
+  for (const std::string& line : split(json.said(), '\n')) {
+    if (!line.empty()) events.push_back(nlohmann::json::parse(line));
+  }
+  REQUIRE(events.size() == 3);
+  CHECK(events[0]["partial"] == true);
+  CHECK(events[1] == nlohmann::json::parse(R"({"type": "released", "attempt": 1, "rank": 0,
+      "node": "node-0", "stream": "out", "offset": 4, "bytes": 196})"));
+  CHECK(events[2]["offset"] == 200);
+}

@@ -253,6 +253,8 @@ class Engine {
   std::vector<std::pair<std::string, fs::path>> other_logs(const JobId& id, int attempt) const;
   // The node has, or had, ranks of the attempt, and may send their logs.
   bool knows_share(const NodeId& node, const JobId& job, int attempt) const;
+  // Bytes that are kept of each stream of its ranks; 0: all, or there is no such job.
+  std::uint64_t log_limit(const JobId& id) const;
   // Where a committed checkpoint is, or with lineage.hpp's kStartNumber the one that the job starts
   // from; absent when there is no such.
   std::optional<fs::path> checkpoint(const JobId& id, int number) const;
@@ -290,6 +292,9 @@ class Engine {
   // How far a node is with an attempt's content.
   void staging(const NodeId& node, const wire::Staging& news);
   void stacks_taken(const NodeId& node, const wire::StacksTaken& news);
+  // The oldest output of some rank is not kept any more, as the job's log_limit says; or, there, it
+  // must be, for this reason. Each is told once.
+  void logs_released(const std::string& where, const JobId& job, const std::string& error);
   // What the attempt is made of, if it is under way and has ranks on the node.
   std::optional<JobContent> content_for(const NodeId& node, const JobId& job, int attempt) const;
   // The node could not start the attempt at all.

@@ -159,6 +159,8 @@ struct Job {
   WallTime backoff_ends;                   // the same, for people
   NodeId suspect;                          // where its last two attempts failed; empty: nowhere
   bool preparing = false;                  // the newest attempt is with the worker
+  bool releases_told = false;              // that the oldest output goes
+  bool grows_told = false;                 // that it cannot
   Monotonic staging_told;                  // when followers last heard how far it is
   std::vector<Engine::Answer> submitters;
 
@@ -364,6 +366,9 @@ struct Engine::Impl {
   void ask_for_stacks(const Job& job, Attempt& attempt);
   void stacks_taken(const NodeId& node, const wire::StacksTaken& news);
   void end_look(Job& job, Attempt& attempt);
+
+  // log_limit.cpp
+  void logs_released(const std::string& where, const JobId& id, const std::string& error);
 
   // clock.cpp
   void tick();

@@ -23,6 +23,7 @@
 
 #include "agent/head/server/api_impl.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/kept_log.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/number.hpp"
 #include "launcher/wire/json.hpp"
@@ -124,7 +125,9 @@ json list_files(const JobFiles& files) {
     try {
       const std::optional<std::uint64_t> size = size_of(path);
       if (!size) continue;  // nothing was written
-      listing.push_back({{"path", name}, {"size", *size}, {"sha256", nullptr}});
+      json row = {{"path", name}, {"size", *size}, {"sha256", nullptr}};
+      if (const std::uint64_t released = released_of(path)) row["released"] = released;
+      listing.push_back(std::move(row));
     } catch (const Error& error) {
       trouble(name, error);
     }
@@ -176,7 +179,7 @@ class FileServer::Visit : public std::enable_shared_from_this<FileServer::Visit>
         throw Error(ErrorCode::invalid, "this connection is for files of " + job_.str());
       }
       const std::string name = path.substr(base_.size() + 1);
-      std::optional<fs::path> file = find(name);
+      std::optional<Found> file = find(name);
       if (!file) {
         co_await look();
         file = find(name);
@@ -222,17 +225,22 @@ class FileServer::Visit : public std::enable_shared_from_this<FileServer::Visit>
     manifests_.clear();
   }
 
+  struct Found {
+    fs::path path;
+    bool log = false;  // whose oldest part may not be there
+  };
+
   // Only what the listing names is ever opened.
-  std::optional<fs::path> find(const std::string& name) {
+  std::optional<Found> find(const std::string& name) {
     for (const fs::path& folder : files_.checkpoints) {
       const std::string base = "checkpoints/" + folder.filename().string() + "/";
       if (name.rfind(base, 0) != 0) continue;
       const std::string rest = name.substr(base.size());
       if (rest != "manifest.json" && !names_in(folder).contains(rest)) return std::nullopt;
-      return folder / rest;
+      return Found{folder / rest};
     }
     for (const auto& [known, path] : files_.logs) {
-      if (known == name) return path;
+      if (known == name) return Found{path, true};
     }
     return std::nullopt;
   }
@@ -245,6 +253,18 @@ class FileServer::Visit : public std::enable_shared_from_this<FileServer::Visit>
     return known->second;
   }
 
+  // What cannot be read is empty.
+  static KeptBytes read_some(int fd, const Found& file, std::uint64_t from, std::uint64_t most) {
+    if (file.log) return read_kept(fd, file.path, from, most);
+    KeptBytes read{from, std::string(most, '\0')};
+    ssize_t got = 0;
+    do {
+      got = ::pread(fd, read.bytes.data(), most, static_cast<off_t>(from));
+    } while (got < 0 && errno == EINTR);
+    read.bytes.resize(static_cast<std::size_t>(std::max<ssize_t>(0, got)));
+    return read;
+  }
+
   asio::awaitable<bool> write(std::string_view bytes) {
     error_code failed;
     co_await asio::async_write(socket_, asio::buffer(bytes),
@@ -252,8 +272,9 @@ class FileServer::Visit : public std::enable_shared_from_this<FileServer::Visit>
     co_return !failed;
   }
 
-  asio::awaitable<bool> write_file(fs::path path, const http::request<http::string_body>& request,
+  asio::awaitable<bool> write_file(Found file, const http::request<http::string_body>& request,
                                    bool keep) {
+    const fs::path& path = file.path;
     const UniqueFd fd = open_file(path, O_RDONLY);
     struct stat status {};
     if (::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
@@ -261,7 +282,13 @@ class FileServer::Visit : public std::enable_shared_from_this<FileServer::Visit>
     }
     const auto size = static_cast<std::uint64_t>(status.st_size);
     const auto start = range_start(std::string(request[http::field::range]));
-    std::uint64_t from = std::min(start.value_or(0), size);
+    const std::uint64_t released = file.log ? released_of(path) : 0;
+    if (released > 0 && !start) {
+      throw Error(ErrorCode::conflict, "its first " + std::to_string(released) +
+                                           " bytes were released, as log_limit says")
+          .with_hint("`dtrain pull` of this version brings the others; in HTTP, a Range does");
+    }
+    std::uint64_t from = std::min(std::max(start.value_or(0), released), size);
     std::string bytes = head_of(start ? "206 Partial Content" : "200 OK",
                                 "application/octet-stream", size - from, keep);
     if (start) {
@@ -270,20 +297,17 @@ class FileServer::Visit : public std::enable_shared_from_this<FileServer::Visit>
     }
     bytes += "\r\n";
     while (true) {
-      const std::size_t before = bytes.size();
       const std::uint64_t wanted = std::min<std::uint64_t>(kChunk, size - from);
-      bytes.resize(before + wanted);
-      ssize_t got = 0;
-      do {
-        got = ::pread(fd.get(), bytes.data() + before, wanted, static_cast<off_t>(from));
-      } while (got < 0 && errno == EINTR);
-      if (wanted > 0 && got <= 0) {
-        // It shrank, or cannot be read: the client sees too few bytes.
+      KeptBytes read{from, {}};
+      if (wanted > 0) read = read_some(fd.get(), file, from, wanted);
+      if (wanted > 0 && (read.bytes.empty() || read.offset != from)) {
+        // It shrank, or what was to come was released meanwhile, or it cannot be read: the client
+        // sees too few bytes, and asks for the others.
         log::warn("a file cannot be sent whole", {{"path", path.string()}});
         co_return false;
       }
-      bytes.resize(before + static_cast<std::size_t>(got));
-      from += static_cast<std::uint64_t>(got);
+      from += read.bytes.size();
+      bytes += read.bytes;
       const bool sent = co_await write(bytes);
       if (!sent || from == size) co_return sent;
       bytes.clear();

@@ -5,9 +5,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
-#include <vector>
 
 #include "launcher/core/error.hpp"
 
@@ -53,38 +53,25 @@ bool LogFiles::room() const {
   return files_.size() <= limit.rlim_cur / 2;
 }
 
-std::string read_log(const LogFiles::File& file, const fs::path& path, std::uint64_t offset,
-                     std::size_t most) {
-  // Most reads of most streams find little or nothing: what is queued then takes no more than that.
-  thread_local std::vector<char> buffer;
-  if (buffer.size() < most) buffer.resize(most);
-  try {
-    return {buffer.data(), read_at(file.fd(), buffer.data(), most, offset)};
-  } catch (Error& error) {
-    error.while_doing("reading " + path.string());
-    throw;
-  }
-}
-
-std::uint64_t tail_offset(int fd, int lines) {
+std::uint64_t tail_offset(int fd, int lines, std::uint64_t first) {
   struct stat status {};
   if (::fstat(fd, &status) != 0) throw errno_error("cannot look at a log", errno);
   auto end = static_cast<std::uint64_t>(status.st_size);
   if (lines == 0) return end;
   std::array<char, 65536> buffer;
   int seen = 0;
-  bool first = true;  // a newline at the very end closes the last line
-  while (end > 0) {
-    const std::uint64_t begin = end > buffer.size() ? end - buffer.size() : 0;
+  bool at_end = true;  // a newline at the very end closes the last line
+  while (end > first) {
+    const std::uint64_t begin = std::max(first, end - std::min(end, buffer.size()));
     const std::size_t got = read_at(fd, buffer.data(), end - begin, begin);
     if (got == 0) return end;
     for (std::size_t i = got; i-- > 0;) {
-      if (buffer[i] == '\n' && !first && ++seen == lines) return begin + i + 1;
-      first = false;
+      if (buffer[i] == '\n' && !at_end && ++seen == lines) return begin + i + 1;
+      at_end = false;
     }
     end = begin;
   }
-  return 0;
+  return first;
 }
 
 }  // namespace dtrain::head

@@ -37,11 +37,8 @@ class LogFiles {
   std::map<std::string, std::weak_ptr<const File>> files_;  // those that live
 };
 
-// At most `most` bytes from `offset` on; fewer at the file's end. Throws Error with the path.
-std::string read_log(const LogFiles::File& file, const fs::path& path, std::uint64_t offset,
-                     std::size_t most);
-
-// Where the last `lines` lines of a file begin; 0 when it has no more. Throws Error.
-std::uint64_t tail_offset(int fd, int lines);
+// Where the last `lines` lines of a file begin; `first`, before which nothing is read, when there
+// are no more behind it. Throws Error.
+std::uint64_t tail_offset(int fd, int lines, std::uint64_t first = 0);
 
 }  // namespace dtrain::head

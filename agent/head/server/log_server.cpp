@@ -14,6 +14,7 @@
 
 #include "agent/head/server/news_queue.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/kept_log.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -70,14 +71,14 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
   void read_start(const std::string& frame);
   void send(const json& frame);
   void send_state();
-  void send_piece(FollowerTail& tail, std::string bytes);
+  void send_piece(FollowerTail& tail, KeptBytes piece);
   void send_end();
   void send_events();
   void send_event(json event);
   void send_cuts();
   void open_tails();
   void open_setups();
-  std::string read(FollowerTail& tail);
+  KeptBytes read(FollowerTail& tail);
   bool is_old(const FollowerTail& tail) const { return tail.attempt < now_.newest_attempt; }
   bool ranks_write() const { return query_.logs && now_.summary.value("state", "") == "running"; }
   std::chrono::microseconds look_again_after() const {
@@ -246,21 +247,26 @@ void LogServer::Follower::send_state() {
         {"time", rfc3339(std::chrono::system_clock::now())}});
 }
 
-void LogServer::Follower::send_piece(FollowerTail& tail, std::string bytes) {
+void LogServer::Follower::send_piece(FollowerTail& tail, KeptBytes piece) {
+  const std::uint64_t released = piece.offset - tail.offset;
+  // An older client counts what is missing between two pieces.
+  if (released > 0 && tail.offset == 0) send_piece(tail, {});
+  tail.offset = piece.offset;
   json header = {{"type", "log"},
                  {"attempt", tail.attempt},
                  {"rank", tail.rank},
                  {"node", tail.node.str()},
                  {"stream", tail.error_stream ? "err" : "out"},
                  {"offset", tail.offset},
-                 {"bytes", bytes.size()}};
+                 {"bytes", piece.bytes.size()}};
+  if (released > 0) header["released"] = released;
   if (tail.rank == kNoRank) {
     header["rank"] = nullptr;
     header["stream"] = "setup";
   }
   send(header);
-  tail.offset += bytes.size();
-  stream_->send({false, std::move(bytes)});
+  tail.offset += piece.bytes.size();
+  stream_->send({false, std::move(piece.bytes)});
 }
 
 void LogServer::Follower::send_end() {
@@ -345,7 +351,7 @@ void LogServer::Follower::open_tails() {
 }
 
 // The next bytes of the stream; empty when there are none now.
-std::string LogServer::Follower::read(FollowerTail& tail) {
+KeptBytes LogServer::Follower::read(FollowerTail& tail) {
   const LogFiles::FilePtr file = tail.file ? tail.file : server_.files_.open(tail.path);
   if (!file) return {};
   const bool keep = server_.files_.room() && !is_old(tail);
@@ -353,10 +359,13 @@ std::string LogServer::Follower::read(FollowerTail& tail) {
   if (!std::exchange(tail.begun, true) && query_.tail && first_pass_) {
     // Only what was there at the beginning is cut; a later attempt is shown whole. The client is
     // told where it is even if nothing follows.
-    tail.offset = tail_offset(file->fd(), *query_.tail);
-    if (tail.offset > 0) send_piece(tail, {});
+    const std::uint64_t released = released_of(tail.path);
+    const std::uint64_t begin = tail_offset(file->fd(), *query_.tail, released);
+    // Lines that were released are missing only to who asks for more than there are.
+    if (begin > released) tail.offset = begin;
+    if (begin > 0) send_piece(tail, {begin, {}});
   }
-  return read_log(*file, tail.path, tail.offset, kFollowerChunk);
+  return read_kept(file->fd(), tail.path, tail.offset, kFollowerChunk);
 }
 
 // Sends what there is of each stream, a chunk of each at a time; false when there was nothing.
@@ -365,10 +374,10 @@ asio::awaitable<bool> LogServer::Follower::send_logs() {
   for (FollowerTail& tail : tails_) {
     if (gone_) co_return some;
     if (is_old(tail) && !look_back_) continue;
-    std::string bytes = read(tail);
-    if (bytes.empty()) continue;
+    KeptBytes piece = read(tail);
+    if (piece.bytes.empty()) continue;
     some = true;
-    send_piece(tail, std::move(bytes));
+    send_piece(tail, std::move(piece));
     co_await stream_->queue_below(kFollowerQueue);
   }
   co_return some;

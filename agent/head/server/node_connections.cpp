@@ -195,6 +195,8 @@ void NodeConnections::handle(const NodeId& node, wire::NodeMessage message,
     engine_->staging(node, *staging);
   } else if (const auto* stacks = std::get_if<wire::StacksTaken>(&message)) {
     engine_->stacks_taken(node, *stacks);
+  } else if (const auto* released = std::get_if<wire::LogsReleased>(&message)) {
+    engine_->logs_released(node.str(), released->job, released->error);
   } else if (const auto* prepared = std::get_if<wire::AttemptPrepared>(&message)) {
     engine_->attempt_prepared(node, prepared->job, prepared->attempt, prepared->error);
   } else if (const auto* opened = std::get_if<wire::PairOpened>(&message)) {

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <optional>
 
+#include "launcher/core/kept_log.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -102,4 +103,56 @@ TEST_CASE("logs: a head that does not take them is not waited for without end, a
   world.mirror.drain(kAttempt, std::chrono::milliseconds(1), [&](bool whole) { all = whole; });
   world.run_until([&] { return all.has_value(); });
   CHECK_FALSE(*all);
+}
+
+TEST_CASE("logs: a head that knows nothing of an attempt has not its logs") {
+  MirrorWorld world;
+  world.write(log_of(0), 10);
+  world.mirror.enable(true);
+  world.mirror.connected(true);
+  world.mirror.follow(kAttempt);
+  std::optional<bool> over;
+  world.mirror.drain(kAttempt, std::chrono::seconds(20), [&](bool whole) { over = whole; });
+  world.run_until([&] { return !world.got.empty(); });
+  world.mirror.message(wire::LogRefused{{kAttempt.first, kAttempt.second, log_of(0)}});
+  world.run_until([&] { return over.has_value(); });
+  CHECK(*over);  // for nothing is waited
+  CHECK(world.mirror.refused(kAttempt));
+  world.mirror.connected(true);
+  CHECK_FALSE(world.mirror.refused(kAttempt));
+}
+
+TEST_CASE("logs: where a head has lost what is released here, the copy begins behind it") {
+  MirrorWorld world;
+  const fs::path log = paths::attempt(world.root, kAttempt.first, kAttempt.second).out(0);
+  constexpr std::size_t kHole = 100000;
+  world.write("0.out", kHole);
+  std::ofstream(log, std::ios::in) << std::string(kHole, '\0');  // as a hole is read
+  world.write("0.out", 10);
+  mark_released(log, kHole);
+  std::vector<wire::LogData> sent;
+  node::Mirror mirror(world.context.get_executor(), world.root,
+                      [&](const wire::BulkMessage& message, const std::string& bytes) {
+                        if (const auto* open = std::get_if<wire::LogOpen>(&message)) {
+                          mirror.message(wire::LogFrom{open->log, 7});
+                        } else if (const auto* data = std::get_if<wire::LogData>(&message)) {
+                          sent.push_back(*data);
+                          CHECK(bytes == std::string(10, 'x'));
+                        }
+                      });
+  mirror.enable(true);
+  mirror.connected(true);
+  mirror.follow(kAttempt);
+  std::optional<bool> whole;
+  mirror.drain(kAttempt, std::chrono::seconds(20), [&](bool all) { whole = all; });
+  world.run_until([&] { return !sent.empty(); });
+  CHECK(sent.front().offset == kHole);
+  CHECK(sent.front().released);
+  // What it has said that it has, and no more, may go.
+  CHECK(mirror.taken(kAttempt).at("0.out") == kHole);
+  mirror.message(wire::LogTaken{sent.front().log, kHole + 10});
+  CHECK(mirror.taken(kAttempt).at("0.out") == kHole + 10);
+  world.run_until([&] { return whole.has_value(); });
+  CHECK(*whole);
+  CHECK(sent.size() == 1);
 }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "launcher/core/files.hpp"
+#include "launcher/core/kept_log.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -99,7 +100,7 @@ TEST_CASE("where bytes are missing stands how many, and nothing else is missing"
   until_ended(output, 1);
 
   const std::string mark =
-      "\n" + supervise::dropped_mark(output.dropped_bytes(), "File too large") + "\n";
+      "\n" + missing_mark(output.dropped_bytes(), "File too large") + "\n";
   const std::string kept = read_file(folder / "f");
   CHECK(kept.substr(0, room) == written.substr(0, room));
   CHECK(kept.substr(room, mark.size()) == mark);
@@ -122,7 +123,7 @@ TEST_CASE("bytes that are missing at the end are told there, if there is room th
   REQUIRE(::setrlimit(RLIMIT_FSIZE, &limits) == 0);
   pipe.writer.reset();
   until_ended(output, 1);
-  CHECK(read_file(folder / "f") == supervise::dropped_mark(5, "File too large") + "\n");
+  CHECK(read_file(folder / "f") == missing_mark(5, "File too large") + "\n");
 }
 
 TEST_CASE("it can be taken down while pipes are open") {

@@ -8,6 +8,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/files/manifest.hpp"
 #include "launcher/files/sha256.hpp"
+#include "launcher/files/stored_checkpoints.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -131,4 +132,12 @@ TEST_CASE("lists from outside are read strictly") {
   bad({{{"path", "x"}, {"size", 1}, {"sha256", sum}},
        {{"path", "x"}, {"size", 1}, {"sha256", sum}}});
   CHECK(file_entries_from_json(nlohmann::json::array()).empty());
+}
+
+TEST_CASE("a folder's size is what it takes on the disk, without holes") {
+  const TemporaryFolder folder;
+  write(folder / "a/b", std::string(10000, 'x'));
+  write(folder / "hole", "");
+  fs::resize_file(folder / "hole", 1 << 30);
+  CHECK(folder_bytes(folder.path()) == 10000);
 }

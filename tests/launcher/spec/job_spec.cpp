@@ -6,6 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "launcher/spec/limits.hpp"
+
 using namespace dtrain;
 using nlohmann::json;
 
@@ -42,6 +44,7 @@ JobSpec full() {
   spec.queue_timeout = std::chrono::seconds(0);
   spec.hang_timeout = std::chrono::seconds(90);
   spec.on_hang = OnHang::nothing;
+  spec.log_limit = 0;
   spec.priority = -7;
   spec.after = {"first-abcdef"};
   return spec;
@@ -92,7 +95,7 @@ TEST_CASE("JSON with a key that is not known: whoever submits hears of it") {
                          "lau\\x0acher: is no key of a job that is known here", Error);
   }
   // What earlier ones do not know is left out as long as it can be.
-  for (const char* key : {"launcher", "restart", "hang_timeout_s", "on_hang"}) {
+  for (const char* key : {"launcher", "restart", "hang_timeout_s", "on_hang", "log_limit"}) {
     CHECK_FALSE(to_json(good()).contains(key));
   }
 }
@@ -183,6 +186,9 @@ TEST_CASE("ranges") {
   CHECK(refused([](JobSpec& s) { s.timeout = std::chrono::seconds::max(); }));
   CHECK(refused([](JobSpec& s) { s.queue_timeout = std::chrono::seconds(-1); }));
   CHECK(refused([](JobSpec& s) { s.hang_timeout = std::chrono::seconds(0); }));
+  CHECK(refused([](JobSpec& s) { s.log_limit = 1; }));
+  CHECK(refused([](JobSpec& s) { s.log_limit = limits::kLeastLog - 1; }));
+  CHECK_FALSE(refused([](JobSpec& s) { s.log_limit = limits::kLeastLog; }));
   CHECK(refused([](JobSpec& s) { s.priority = 1000001; }));
   CHECK(refused([](JobSpec& s) { s.after = {"../x"}; }));
   CHECK(refused([](JobSpec& s) { s.storage_path = "s3://bucket"; }));

@@ -47,6 +47,7 @@ timeout_s: 3600
 queue_timeout_s: 60
 hang_timeout_s: 120
 on_hang: restart
+log_limit: 256MiB
 priority: -5
 )");
   JobSpec expected;
@@ -78,6 +79,7 @@ priority: -5
   expected.queue_timeout = std::chrono::seconds(60);
   expected.hang_timeout = std::chrono::seconds(120);
   expected.on_hang = OnHang::restart;
+  expected.log_limit = std::uint64_t{256} << 20;
   expected.priority = -5;
   CHECK(spec == expected);
 }
@@ -88,6 +90,14 @@ TEST_CASE("numbers of nodes and ranks are written in several ways") {
   CHECK(job("command: x\nnproc_per_node: cpu").nproc_per_node.kind == ProcsKind::cpu);
   CHECK(job("command: x\nnproc_per_node: 8").nproc_per_node == ProcsPerNode{ProcsKind::number, 8});
   CHECK(job("command: x\nmax_restarts: 3.0").max_restarts == 3);
+}
+
+TEST_CASE("a log limit below what is possible is refused, with what is") {
+  CHECK(job("command: x").kept_log() == std::uint64_t{1} << 30);
+  CHECK(job("command: x\nlog_limit: 0").kept_log() == 0);
+  CHECK(job_problems("command: x\nlog_limit: 1MiB") ==
+        std::vector<std::string>{"2:12 log_limit: must be 16.0 MiB to 1 EiB, not 1048576 bytes "
+                                 "[log_limit: 0 keeps all]"});
 }
 
 TEST_CASE("what restart.on cannot name is said in its place") {

@@ -90,6 +90,12 @@ wire::AttemptSpec beats_spec() {
   return spec;
 }
 
+wire::AttemptSpec limited_spec() {
+  wire::AttemptSpec spec = full_spec();
+  spec.log_limit = std::uint64_t{1} << 30;
+  return spec;
+}
+
 wire::RankBeats full_beats() {
   wire::RankBeats all;
   all.beats.push_back(
@@ -160,6 +166,7 @@ std::map<std::string, Golden> all_messages() {
       {"spec_memory", {wire::to_json(memory_spec()), read_spec}},
       {"spec_srun", {wire::to_json(srun_spec()), read_spec}},
       {"spec_beats", {wire::to_json(beats_spec()), read_spec}},
+      {"spec_limited", {wire::to_json(limited_spec()), read_spec}},
       {"event_master_ready", event(1, wire::MasterReady{29500})},
       {"event_setup_started", event(2, wire::SetupStarted{})},
       {"event_ranks_started", event(3, wire::RanksStarted{{{0, 4001}, {1, 4002}}, kTime})},

@@ -201,7 +201,7 @@ class Job:
             raise _command.error_of(events[-1]["error"])
         if code != 0:
             raise DtrainError(errors() or f"dtrain logs: exit code {code}", code="internal")
-        lines = [event for event in events if event.get("type") == "log"]
+        lines = [event for event in events if event.get("type") in ("log", "released")]
         several = rank is None and lines and self._world_size() > 1
         return "".join((f"[{event['rank']}] " if several else "") + line_of(event) for event in lines)
 

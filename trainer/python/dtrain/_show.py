@@ -27,6 +27,8 @@ def _in_notebook():
 
 def line_of(event):
     end = "" if event.get("partial") else "\n"
+    if event.get("type") == "released":
+        return f"[dtrain: {event['bytes']} bytes of output are missing here: released, as log_limit says]\n"
     if "base64" in event:
         return base64.b64decode(event["base64"]).decode("utf-8", "replace") + end
     return event.get("text", "") + end
@@ -45,7 +47,7 @@ class _Lines:
 
     def __call__(self, event):
         kind = event["type"]
-        if kind == "log":
+        if kind in ("log", "released"):
             self._log(event)
         elif kind == "state" and event["state"] != self._state:
             self._state = event["state"]

@@ -3,12 +3,15 @@
 
 #include <map>
 
+#include "agent/head/server/file_server.hpp"
+#include "agent/head/server/log_copies.hpp"
 #include "agent/head/server/log_files.hpp"
 #include "agent/head/server/log_server.hpp"
 #include "agent/head/server/news_queue.hpp"
 #include "agent/head/setup.hpp"
 #include "agent/node/config.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/kept_log.hpp"
 #include "launcher/wire/identity.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -51,6 +54,10 @@ TEST_CASE("the last lines of a file are found from its end") {
   CHECK(tail("a\nb\nc\n", 0).empty());
   CHECK(tail("", 3).empty());
   CHECK(tail("\n\n\n", 2) == "\n\n");
+  write_file_atomic(path, "a\nb\nc\nd\n");
+  const UniqueFd fd = open_file(path, O_RDONLY);
+  CHECK(head::tail_offset(fd.get(), 2, 2) == 4);
+  CHECK(head::tail_offset(fd.get(), 3, 4) == 4);  // what lies before it is not there
   // Across the blocks that are read.
   const std::string line(70000, 'x');
   CHECK(tail(line + "\n" + line + "\n" + line, 2) == line + "\n" + line);
@@ -64,12 +71,8 @@ TEST_CASE("logs: a file that is not there is told from one that cannot be opened
   const auto one = files.open(folder / "0.out");
   REQUIRE(one != nullptr);
   CHECK(files.open(folder / "0.out") == one);  // for all who read it
-  CHECK(head::read_log(*one, folder / "0.out", 1, 10) == "bc");
-  CHECK(head::read_log(*one, folder / "0.out", 3, 10).empty());
   fs::create_symlink("loop", folder / "loop");
   CHECK_THROWS_AS(files.open(folder / "loop"), Error);
-  const auto that_is_a_folder = files.open(folder.path());
-  CHECK_THROWS_AS(head::read_log(*that_is_a_folder, folder.path(), 0, 10), Error);
 }
 
 namespace {
@@ -152,4 +155,40 @@ TEST_CASE(
   CHECK_FALSE(head::is_let_in(root, NodeId("node-1")));
   node::install_identity({folder.path() / "node"}, head::sign_node(root, node, request));
   CHECK(head::is_let_in(root, node));
+}
+
+TEST_CASE("logs: a copy goes on where it ended, or behind what its node has released") {
+  const testing::TemporaryFolder folder;
+  const fs::path log = folder / "0.out";
+  CHECK(head::append_copy(log, 0, "abc") == 3);
+  CHECK(head::append_copy(log, 1, "bcd") == 4);
+  CHECK(head::append_copy(log, 9, "x") == 4);  // something is missing
+  CHECK(released_of(log) == 0);
+  CHECK(head::append_copy(log, 9, "xy", true) == 11);
+  CHECK(released_of(log) == 9);
+  const UniqueFd fd = open_file(log, O_RDONLY);
+  CHECK(read_kept(fd.get(), log, 2, 100).offset == 9);  // what it held before is older still
+  CHECK(read_kept(fd.get(), log, 4, 100).offset == 9);
+  CHECK(read_kept(fd.get(), log, 4, 100).bytes == "xy");
+  // Sent again, since the answer was lost.
+  CHECK(head::append_copy(log, 9, "xyz", true) == 12);
+  CHECK(released_of(log) == 9);
+  // A head that was killed between mark and file.
+  mark_released(log, 20);
+  CHECK(head::append_copy(log, 15, "x", true) == 16);
+  CHECK(released_of(log) == 20);
+}
+
+TEST_CASE("files: of a log whose oldest part was released that is listed") {
+  const testing::TemporaryFolder folder;
+  write_file_atomic(folder / "0.out", "0123456789");
+  mark_released(folder / "0.out", 4);
+  head::JobFiles files;
+  files.logs = {{"logs/attempt-1/0.out", folder / "0.out"},
+                {"logs/attempt-1/0.err", folder / "0.err"}};
+  const nlohmann::json listed = head::list_files(files);
+  REQUIRE(listed["files"].size() == 1);
+  CHECK(listed["files"][0]["size"] == 10);
+  CHECK(listed["files"][0]["released"] == 4);
+  CHECK(listed["troubles"].empty());
 }
