@@ -196,37 +196,20 @@ void refuse_contained(const paths::WatchRoot& watch) {
       .with_hint("restart its container");
 }
 
-namespace {
-
-std::vector<FoundProcess> watches_of(const paths::WatchRoot& watch) {
+void end_watch(const paths::WatchRoot& watch) {
   std::vector<FoundProcess> watches;
   const auto living = living_watch(watch.root);
   if (!living) forget_watch(watch);  // whose it was is dead: none is to be started in its place
-  for (FoundProcess& process : cluster_processes(watch.root)) {
-    if (process.what == "watch" && (!living || process.pid != living->pid)) {
-      watches.push_back(std::move(process));
-    }
-  }
   if (living) watches.push_back(*living);
-  return watches;
-}
-
-}  // namespace
-
-void end_watch(const paths::WatchRoot& watch) {
-  // Of a watch that has just died each agent may have started another: they wait for the lock of
-  // the first, and hear first that they are not wanted. Again, until there is none.
-  constexpr int kTurns = 20;
-  for (int turn = 0; turn < kTurns; ++turn) {
-    const std::vector<FoundProcess> watches = watches_of(watch);
-    if (watches.empty()) return;
-    for (const FoundProcess& process : watches) signal_process(process, SIGTERM);
-    for (const FoundProcess& process : watches) {
-      wait_gone(process, process.contained.value_or(kWatchEnd));
-      forget_watch(watch);
-      signal_process(process, SIGKILL);
-      wait_gone(process, kWatchEnd);
-    }
+  for (const FoundProcess& process : cluster_processes(watch.root)) {
+    if (process.what == "watch") watches.push_back(process);
+  }
+  for (const FoundProcess& process : watches) {
+    signal_process(process, SIGTERM);
+    wait_gone(process, process.contained.value_or(kWatchEnd));
+    forget_watch(watch);
+    signal_process(process, SIGKILL);
+    wait_gone(process, kWatchEnd);
   }
 }
 

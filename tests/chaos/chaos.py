@@ -39,7 +39,7 @@ class Chaos:
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("DTRAIN_")}
         # The agent whose clock can be set: ../faults.
         self.env.update(XDG_STATE_HOME=str(folder / "state"), NO_COLOR="1",
-                        DTRAIN_AGENT=str(BUILD / "tests" / "faults" / "dtrain-agent-failing"))
+                        DTRAIN_AGENT=str(BUILD / "tests" / "faults" / "dtrain-agent"))
         for host in lab:
             host.path("~/faults").mkdir()
             os.chown(host.path("~/faults"), UID, UID)

@@ -5,7 +5,7 @@ import struct
 from doctor import DoctorCase
 from harness import *
 
-AGENT = BUILD / "tests" / "faults" / "dtrain-agent-failing"
+AGENT = BUILD / "tests" / "faults" / "dtrain-agent"
 
 
 class FailingCase(DoctorCase):

@@ -19,7 +19,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/failpoint.hpp"
 
-// What dtrain-agent-failing has over dtrain-agent: its failpoints go off, and its clocks are wrong,
+// What this agent has over the one that is shipped: its failpoints go off, and its clocks are wrong,
 // as the files in $HOME/faults say. README.md here describes them.
 namespace {
 
