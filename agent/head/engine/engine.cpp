@@ -62,6 +62,7 @@ Engine::Impl::Impl(EngineOptions o, const Clock& c, Nodes& n, Hooks h, std::uniq
       nodes_out(n),
       hooks(std::move(h)),
       started(clock.wall()),
+      head_epoch(started.time_since_epoch() - clock.boot()),
       next_housekeeping(clock.now()),
       next_disk_look(clock.now()),
       store(std::move(s)) {}

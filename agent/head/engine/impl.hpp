@@ -9,8 +9,10 @@
 #include <unordered_map>
 #include <vector>
 
+#include "agent/head/engine/causes.hpp"
 #include "agent/head/engine/engine.hpp"
 #include "agent/head/engine/hang.hpp"
+#include "agent/head/engine/node_clock.hpp"
 #include "agent/head/engine/queue.hpp"
 #include "agent/head/engine/restart.hpp"
 #include "agent/head/engine/retention.hpp"
@@ -39,6 +41,7 @@ struct Share {
   bool met = false;  // it has spoken since the head began, or its node has named it
   // Its machine was started anew, and was heard last then: nothing of the share lives.
   std::optional<Monotonic> machine_gone;
+  std::optional<Monotonic> failed;  // it is lost, and was heard last then, or it was heard to fail
   bool prepare_sent = false;
   bool prepared = false;
   // Of the attempt's content there.
@@ -103,7 +106,6 @@ struct Attempt {
   // Of its nodes that were lost the one that was silent first, and since when.
   NodeId lost;
   Monotonic lost_since;
-  std::optional<Monotonic> failed;  // when the first rank was heard to have failed by itself
   Advance advance;                  // while it lives
   Stragglers stragglers;            // the same
   std::string hang;        // that it makes no progress, and where its ranks are; empty: it does
@@ -188,6 +190,8 @@ struct Node {
   std::set<std::string> features;
   std::set<std::pair<JobId, int>> leftovers;  // old epochs that may still live there
   std::set<std::pair<JobId, int>> ended;      // attempts, because it left or was lost
+  NodeClock clock;          // CLOCK_BOOTTIME of its machine against Impl::head_time()
+  std::optional<std::chrono::nanoseconds> clock_epoch;  // its time of the day less that
   std::string word;         // its provider's, on the end of its machine; empty: it may be there
   bool taken_back = false;  // by its provider
 };
@@ -373,6 +377,16 @@ struct Engine::Impl {
   void forget_by_setting(const Forgetting& what);
   void set_storage(const StorageSpec& settings);
 
+  // clocks.cpp
+  // Nanoseconds by which the order of things is told. They begin as the time of the day, and then
+  // nobody sets them.
+  std::chrono::nanoseconds head_time() const;
+  std::chrono::nanoseconds head_time(Monotonic time) const;
+  void heartbeat(const NodeId& id, const wire::Heartbeat& beat);
+  void date(RankRow& rank, const Share& share, const wire::RankExited& exited) const;
+  std::vector<Failure> failures_of(const Attempt& attempt) const;
+  std::string causes_text(const std::vector<Failure>& failures, const Causes& causes) const;
+
   // nodes.cpp
   void joined(const NodeInfo& info);
   void preparing(const NodeId& id, const std::string& what, bool waits);
@@ -397,7 +411,6 @@ struct Engine::Impl {
   void explain(const NodeId& id, const std::string& told, bool taken_back);
   bool was_taken_back(const NodeId& id) const;
   bool is_no_failure(const Attempt& attempt, const std::optional<RankRow>& cause) const;
-  bool lost_before(const Attempt& attempt, const RankRow& failed) const;  // one of its nodes
   Fault fault_of_end(const Attempt& attempt, const std::optional<RankRow>& cause) const;
   void wait_before(Job& job, std::chrono::seconds wait, WallTime from);
   // An attempt succeeded there since then, or has committed a checkpoint.
@@ -494,6 +507,7 @@ struct Engine::Impl {
   Nodes& nodes_out;
   Hooks hooks;
   WallTime started;
+  std::chrono::nanoseconds head_epoch;  // the time of the day less clock.boot(), at the start
   std::map<JobId, Job> jobs;
   std::map<JobId, Job*> live;  // jobs that have not ended
   std::set<JobId> submitting;  // those that are not durable yet

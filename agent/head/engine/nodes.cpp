@@ -46,6 +46,10 @@ void Engine::Impl::joined(const NodeInfo& info) {
   node.head_address = info.head_address;
   node.interfaces = info.interfaces;
   node.features = {info.features.begin(), info.features.end()};
+  if (other_boot) {
+    node.clock = {};
+    node.clock_epoch.reset();
+  }
   node.row.boot_id = info.boot_id;
   node.row.machine = info.machine;
   node.row.version = info.version;
@@ -228,6 +232,7 @@ void Engine::Impl::lose_share(Job& job, Attempt& attempt, Share& share, const st
   share.row.state = ShareState::lost;
   share.row.outcome = "lost";
   share.row.reason = reason;
+  share.failed = heard;
   attempt.lose(node, heard);
   lose_ranks(tx, attempt, share);
   tx.changes.shares.push_back(share.row);
@@ -263,6 +268,7 @@ void Engine::Impl::share_broken(const NodeId& id, const JobId& job_id, int numbe
                          : reason;
   share->row.state = ShareState::finished;
   share->row.outcome = "failed";
+  share->failed = share->machine_gone.value_or(clock.now());
   if (share->machine_gone) {
     said = id.str() + " was started anew";
     share->row.outcome = "lost";

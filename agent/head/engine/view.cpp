@@ -99,6 +99,7 @@ nlohmann::json attempt_json(const Attempt& attempt, const Clock& clock) {
           {"failure", attempt.row.fault.kind == FaultKind::none
                           ? nlohmann::json()
                           : nlohmann::json(to_string(attempt.row.fault.kind))},
+          {"causes", parsed(attempt.row.causes)},
           {"step", attempt.row.step ? nlohmann::json(*attempt.row.step) : nlohmann::json()},
           {"counted", attempt.row.counted},
           {"world_size", attempt.row.world_size},
