@@ -293,6 +293,7 @@ void Engine::Impl::end_attempt(Job& job, Attempt& attempt) {
     rearm();
   });
   commit(job, std::move(tx), Urgency::now);
+  if (job.ended()) set_spares(job, {}, "");
   schedule();
   rearm();
 }

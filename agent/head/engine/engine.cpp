@@ -303,6 +303,7 @@ void Engine::supervisor_lost(const NodeId& node, const JobId& job, int attempt,
 }
 
 void Engine::start_failed(const NodeId& node, const JobId& job, int attempt, const Error& error) {
+  if (impl_->spare_failed(node, job, attempt, error.what())) return;
   impl_->share_broken(node, job, attempt, error.what(), Impl::Broken::not_started, {});
 }
 

@@ -55,6 +55,8 @@ struct Share {
   std::map<std::uint64_t, PendingAck> acks;
   std::uint64_t beats = 0;  // the newest RankBeats, by seq
 
+  bool was_spare = false;
+
   bool live() const { return row.state == ShareState::waiting || row.state == ShareState::running; }
 };
 
@@ -126,6 +128,17 @@ struct Attempt {
   void lose(const NodeId& node, Monotonic heard);
 };
 
+// A node that is kept for a job beyond its own.
+struct Spare {
+  PlacedShare share;
+  int number = 0;  // of the attempt that it is prepared for; 0: not yet
+  bool stage_sent = false;
+  bool staged = false;
+  bool pairs_asked = false;
+  bool pairs_passed = false;
+  bool ready = false;
+};
+
 struct Effect {
   std::uint64_t gate = 0;  // number of the commit that must be durable first; 0: none
   std::function<void()> run;
@@ -152,6 +165,11 @@ struct Job {
   std::optional<Monotonic> backoff_until;  // its restart.backoff_s
   WallTime backoff_ends;                   // the same, for people
   NodeId suspect;                          // where its last two attempts failed; empty: nowhere
+  std::vector<Spare> spares;
+  std::string lacks;                       // why there are not as many as it asks for
+  std::map<NodeId, std::string> unfit;     // nodes that could not be prepared as such, and why
+  std::set<NodeId> spared;                 // that have, or had, files of it and none of its ranks
+  int spares_noted = 0;
   bool preparing = false;                  // the newest attempt is with the worker
   Monotonic staging_told;                  // when followers last heard how far it is
   std::vector<Engine::Answer> submitters;
@@ -209,6 +227,8 @@ nlohmann::json error_answer(const std::exception_ptr& failure);  // of Engine::A
 nlohmann::json error_without_rank(const std::string& message, int attempt);
 
 PastAttempts past_of(const Job& job);
+// What the share uses.
+PlacedShare placed(const Job& job, const Share& share);
 
 struct Engine::Impl {
   Impl(EngineOptions o, const Clock& c, Nodes& n, Hooks h, std::unique_ptr<Store> s);
@@ -294,6 +314,8 @@ struct Engine::Impl {
   void note_needs();
   std::vector<NodeCapacity> free_now() const;  // but for what is kept
   Growth grown(const std::vector<WaitingJob>& queue) const;
+  std::vector<WaitingJob> growth_queue(const std::vector<WaitingJob>& queue,
+                                       std::vector<NodeCapacity>& all) const;
   void settle_dependents();
   void begin_attempt(Job& job, const QueueDecision::Start& start);
   struct Prepared {
@@ -302,6 +324,25 @@ struct Engine::Impl {
   };
   void prepared(const JobId& id, const std::string& token, Prepared result);
   void advance(Job& job, Attempt& attempt);
+
+  // hot_spares.cpp
+  static bool takes_ranks(const Node& node);
+  std::vector<PlacedShare> kept_gang(const Job& job) const;
+  WaitingJob::Kept kept_for(const Job& job) const;
+  // What is kept for the job is used, in the eyes of others.
+  void use_kept(const Job& job, bool spares_too, std::vector<NodeCapacity>& capacity) const;
+  // Who keeps which spares; with `take_new` also what is free, and they are prepared.
+  void settle_spares(bool take_new);
+  void set_spares(Job& job, std::vector<PlacedShare> shares, const std::string& lacks);
+  void prepare_spares(Job& job);
+  std::vector<Nodes::PairMember> pairs_with(const Attempt& attempt, const Spare& spare) const;
+  static bool is_spare(const Job& job, const NodeId& node, int number);
+  // True: that was about a spare.
+  bool spare_staged(const NodeId& node, const wire::Staging& news);
+  bool spare_failed(const NodeId& node, const JobId& id, int number, const std::string& why);
+  bool spare_pairs_checked(const JobId& id, int number, const std::vector<std::string>& broken);
+  void spare_gone(const NodeId& id);
+  std::map<NodeId, JobId> spares() const;
 
   // prepare.cpp
   bool remote(const Share& share) const;  // on another machine than the head

@@ -75,6 +75,12 @@ void Engine::Impl::joined(const NodeInfo& info) {
   // a forgotten job had ended.
   clear_forgotten(info.node, info.jobs);
   note_folders(info.node, info.jobs);
+  for (const JobId& id : info.jobs) {
+    if (Job* job = find(id)) {
+      job->spared.insert(info.node);
+      job->unfit.erase(info.node);
+    }
+  }
   // One that leaves may dial once more, to say so again.
   if (info.leaving.empty()) {
     node.ended.clear();
@@ -180,6 +186,7 @@ void Engine::Impl::gone(const NodeId& id) {
     attempt.share(id)->prepare_sent = false;
     if (!attempt.pairs_passed) attempt.pairs_asked = false;
   }
+  spare_gone(id);
   schedule();
   rearm();
 }

@@ -110,6 +110,9 @@ const std::vector<Migration>& migrations() {
           database.run((std::string("ALTER TABLE ranks ADD COLUMN ") + column).c_str());
         }
       },
+      [](Database& database) {
+        database.run("ALTER TABLE jobs ADD COLUMN spares TEXT NOT NULL DEFAULT '[]'");
+      },
   };
   return steps;
 }

@@ -34,6 +34,7 @@ struct JobRow {
   std::string error;    // JSON object of docs/api.md, or empty
   std::string metrics;  // JSON: {name: {"value", "rank"}}, the last values
   std::optional<std::int64_t> step;
+  std::vector<std::string> spares;  // nodes that are kept for it
 
   bool operator==(const JobRow&) const = default;
 };

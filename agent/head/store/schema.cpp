@@ -23,7 +23,7 @@ CREATE TABLE jobs (
   reason TEXT NOT NULL, exit_code INTEGER, attempt INTEGER NOT NULL, restarts INTEGER NOT NULL,
   port_retries INTEGER NOT NULL, stop_cause INTEGER NOT NULL, stop_grace_s INTEGER,
   created INTEGER NOT NULL, started INTEGER, ended INTEGER, error TEXT NOT NULL,
-  metrics TEXT NOT NULL, step INTEGER);
+  metrics TEXT NOT NULL, step INTEGER, spares TEXT NOT NULL DEFAULT '[]');
 CREATE TABLE attempts (
   job TEXT NOT NULL, attempt INTEGER NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL,
   token TEXT NOT NULL, world_size INTEGER NOT NULL, master_port INTEGER NOT NULL, checkpoint TEXT,
@@ -170,7 +170,7 @@ T from_column(Statement& row, int column) {
 void columns(wire::Is<JobRow> auto& r, auto&& f) {
   f(r.id, NullIfEmpty{r.submission_id}, r.spec, r.state, r.reason, r.exit_code, r.attempt,
     r.restarts, r.port_retries, r.stop_cause, r.stop_grace_s, r.created, r.started, r.ended,
-    r.error, r.metrics, r.step);
+    r.error, r.metrics, r.step, r.spares);
 }
 void columns(wire::Is<AttemptRow> auto& r, auto&& f) {
   f(r.job, r.attempt, r.state, r.reason, r.token, r.world_size, r.master_port, r.checkpoint,
@@ -295,11 +295,13 @@ void prepare_schema(Database& database, const fs::path& file) {
 struct Writer::Statements {
   explicit Statements(sqlite3* db)
       : job(db,
-            "INSERT INTO jobs VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17) "
+            "INSERT INTO jobs VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,"
+            "?18) "
             "ON CONFLICT (job) DO UPDATE SET state=?4, reason=?5, exit_code=?6, attempt=?7, "
             "restarts=?8, port_retries=?9, stop_cause=?10, stop_grace_s=?11, started=?13, "
-            "ended=?14, error=?15, metrics=?16, step=?17"),
-        attempt(db, "INSERT OR REPLACE INTO attempts VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),
+            "ended=?14, error=?15, metrics=?16, step=?17, spares=?18"),
+        attempt(db,
+                "INSERT OR REPLACE INTO attempts VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),
         share(db, "INSERT OR REPLACE INTO shares VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),
         rank(db, "INSERT OR REPLACE INTO ranks VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),
         node(db, "INSERT OR REPLACE INTO nodes VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),

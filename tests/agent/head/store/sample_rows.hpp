@@ -19,6 +19,7 @@ inline JobRow sample_job(const std::string& id) {
   row.created = from_millis(1767323045123);
   row.started = from_millis(1767323046123);
   row.step = 12;
+  row.spares = {"node-7"};
   return row;
 }
 
