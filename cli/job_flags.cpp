@@ -67,6 +67,7 @@ void add_job_flags(CLI::App& app, JobFlags& flags) {
       ->allow_extra_args(false);
   option("--setup", flags.setup, "Shell lines to run once on each node before the ranks", "LINES");
   option("--max-restarts", flags.max_restarts, "New attempts after failures", "N");
+  option("--spares", flags.spares, "Nodes kept prepared, to take the place of lost ones", "N");
   option("--cpus", flags.cpus, "CPUs for each rank", "N");
   option("--gpus", flags.gpus, "GPUs for each rank", "N");
   option("--memory", flags.memory, "Memory for each rank", "BYTES|4GiB");
@@ -136,6 +137,7 @@ void apply_job_flags(JobSpec& spec, const JobFlags& flags,
   }
   if (flags.setup) spec.setup = *flags.setup;
   if (flags.max_restarts) spec.max_restarts = *flags.max_restarts;
+  if (flags.spares) spec.spares = *flags.spares;
   if (flags.cpus) spec.resources.cpu = *flags.cpus;
   if (flags.gpus) spec.resources.gpu = *flags.gpus;
   if (flags.memory) {

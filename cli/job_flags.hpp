@@ -25,6 +25,7 @@ struct JobFlags {
   std::vector<std::string> secrets;  // NAME, or NAME=FILE
   std::optional<std::string> setup;
   std::optional<int> max_restarts;
+  std::optional<int> spares;
   std::optional<double> cpus;
   std::optional<int> gpus;
   std::optional<std::string> memory;

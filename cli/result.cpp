@@ -30,6 +30,23 @@ std::string checkpoint_line(const nlohmann::json& checkpoint) {
   return line;
 }
 
+// With -v: what failed in the attempt, in the order in which it did.
+void add_causes(const nlohmann::json& attempt, std::vector<std::vector<Cell>>& rows) {
+  const nlohmann::json& causes = child(attempt, "causes");
+  std::size_t shown = 0;
+  for (const nlohmann::json& each : child(causes, "listed")) {
+    const std::string time = text_or(each, "time");
+    std::string when = time.empty() ? "at a time that is not known" : time;
+    if (const auto sure = each.find("uncertainty_ms"); sure != each.end() && sure->is_number()) {
+      when += " (± " + short_time(sure->get<double>() / 1e3) + ")";
+    }
+    rows.push_back({text_or(each, "role"), when + "  " + text_or(each, "what")});
+    ++shown;
+  }
+  const auto count = static_cast<std::size_t>(number_or(causes, "count"));
+  if (count > shown) rows.push_back({"", "and " + std::to_string(count - shown) + " more"});
+}
+
 int run_result(Context& context, const ResultFlags& options) {
   const wire::ApiClient client = context.client();
   const std::string id = wire::get_string(find_job(client, options.job, DefaultJob::newest), "job");
@@ -102,6 +119,7 @@ int run_result(Context& context, const ResultFlags& options) {
     for (const nlohmann::json& line : child(error, "last_lines")) {
       if (line.is_string()) rows.push_back({"", Cell("| " + line.get<std::string>(), Color::dim)});
     }
+    if (context.globals.verbose && !attempts.empty()) add_causes(attempts.back(), rows);
   }
   context.print(table({}, rows, color));
   return 0;

@@ -45,6 +45,13 @@ std::string names(const nlohmann::json& list) {
   return join_some(texts, kNamed, ",");
 }
 
+std::string jobs_there(const nlohmann::json& node) {
+  const std::string jobs = names(child(node, "jobs"));
+  const std::string of = text_or(node, "spare_of");
+  if (of.empty()) return jobs;
+  return jobs + (jobs.empty() ? "" : ",") + "spare of " + of;
+}
+
 std::string when(const nlohmann::json& job) {
   const std::string started = text_or(job, "started");
   if (started.empty()) return ago(text_or(job, "created"));
@@ -224,11 +231,11 @@ int run_status(Context& context, const StatusFlags& options) {
     const nlohmann::json& node = *each;
     const std::string state = text_or(node, "state");
     const std::string& why_there = stays[text_or(node, "node")];
-    rows.push_back(
-        {text_or(node, "node"), Cell(state, state_color(state)), text_or(node, "address"),
-         std::to_string(number_or(node, "cpus")), gpu_text(node),
-         human_bytes(static_cast<std::uint64_t>(number_or(node, "memory"))),
-         names(child(node, "jobs")), why_there.empty() ? text_or(node, "reason") : why_there});
+    rows.push_back({text_or(node, "node"), Cell(state, state_color(state)),
+                    text_or(node, "address"), std::to_string(number_or(node, "cpus")),
+                    gpu_text(node),
+                    human_bytes(static_cast<std::uint64_t>(number_or(node, "memory"))),
+                    jobs_there(node), why_there.empty() ? text_or(node, "reason") : why_there});
   }
   // Machines that the head has asked for, and that are no nodes yet.
   std::set<std::string> joined;

@@ -347,6 +347,7 @@ class Agent {
     was_in = true;
     head_features_ = {welcome->features.begin(), welcome->features.end()};
     mirror_.enable(welcome->mirror, head_features_.contains("stacks"));
+    note_head_time(welcome->sent);
     log::info("joined the head");
     asio::co_spawn(
         context_, [this, control] { return serve_bulk(control); }, asio::detached);
@@ -364,9 +365,26 @@ class Agent {
     }
   }
 
+  // An older head says no time: then nothing is to be sent back.
+  void note_head_time(std::chrono::nanoseconds sent) {
+    echo_ = {};
+    if (sent.count() == 0) return;
+    echo_.echoed = sent;
+    echo_.received = boot_time();
+  }
+
+  wire::Heartbeat next_beat() {
+    wire::Heartbeat beat = std::exchange(echo_, {});
+    beat.sent = boot_time();
+    beat.wall_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(
+                       std::chrono::system_clock::now().time_since_epoch())
+                       .count();
+    return beat;
+  }
+
   asio::awaitable<void> beat(wire::FrameStreamPtr control, std::chrono::milliseconds every) {
     while (control->is_open() && control == control_) {
-      control->send_text(wire::dump(wire::to_json(wire::NodeMessage(wire::Heartbeat{}))));
+      control->send_text(wire::dump(wire::to_json(wire::NodeMessage(next_beat()))));
       heartbeat_.expires_after(every);
       error_code ignored;
       co_await heartbeat_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
@@ -498,7 +516,8 @@ class Agent {
       staging_.before_start(*start, [this](const wire::StartAttempt& ready) { begin(ready); });
     } else if (const auto* command = std::get_if<wire::ToSupervisor>(&message)) {
       attempts_.command(*command);
-    } else if (std::holds_alternative<wire::Heartbeat>(message)) {
+    } else if (const auto* beat = std::get_if<wire::Heartbeat>(&message)) {
+      note_head_time(beat->sent);
       attempts_.renew_leases();
     } else if (const auto* preparation = std::get_if<wire::PrepareNode>(&message)) {
       preparing_.begin(*preparation);
@@ -585,6 +604,7 @@ class Agent {
   Doctor doctor_;
   asio::signal_set signals_;
   asio::steady_timer heartbeat_;
+  wire::Heartbeat echo_;  // what the next one sends back
   asio::steady_timer dial_timer_;
   Reconnect reconnect_;
   asio::steady_timer renewal_;

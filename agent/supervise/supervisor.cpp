@@ -226,13 +226,14 @@ void Supervisor::on_signal(int number) {
 // Slurm, and who stops a container, sends SIGTERM to ranks and supervisor at once: a rank that ends
 // by it has not ended by itself, and the word that says so may come a moment later.
 void Supervisor::on_child_later() {
+  const Moment seen{clock_.wall(), clock_.boot()};
   for (auto& [number, rank] : ranks_) {
     siginfo_t info{};
     const bool ended =
         !rank.exit &&
         ::waitid(P_PID, static_cast<id_t>(rank.pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
         info.si_pid != 0;
-    if (ended && !rank.seen_ended) rank.seen_ended = clock_.wall();
+    if (ended && !rank.seen_ended) rank.seen_ended = seen;
   }
   if (std::exchange(child_waits_, true)) return;
   child_timer_.expires_after(kWordLimit);
@@ -246,6 +247,8 @@ void Supervisor::on_child() {
   if (setup_pid_ != 0) {
     if (const auto exit = try_wait(setup_pid_)) setup_ended(*exit);
   }
+  // Of those that are found in one look nobody knows which ended first.
+  looked_ = {clock_.wall(), clock_.boot()};
   // Of those that were held back together none was stopped because another has failed.
   const bool told = ending_.has_value();
   for (auto& [number, rank] : ranks_) {
@@ -260,7 +263,7 @@ void Supervisor::on_child() {
 
 void Supervisor::rank_ended(int number, Rank& rank, const ProcessExit& exit, bool stopped) {
   rank.exit = exit;
-  rank.ended_at = rank.seen_ended.value_or(clock_.wall());
+  rank.ended_at = rank.seen_ended.value_or(looked_);
   rank.drain_until = clock_.now() + kDrain;
   rank.stopped = stopped;
   rank.cause = group_.memory_end(part_of(number), spec_.rank_memory);

@@ -53,12 +53,16 @@ class Supervisor {
   static constexpr std::chrono::milliseconds kWordLimit{200};
   static constexpr std::chrono::milliseconds kSignalsWordLimit{2000};
 
+  struct Moment {
+    WallTime wall;
+    std::chrono::nanoseconds boot{0};
+  };
   struct Rank {
     pid_t pid = 0;
     std::vector<int> streams;  // that have not ended
     std::optional<ProcessExit> exit;
-    std::optional<WallTime> seen_ended;  // before it is judged
-    WallTime ended_at;
+    std::optional<Moment> seen_ended;  // before it is judged
+    Moment ended_at;
     Monotonic drain_until;
     bool stopped = false;
     bool told = false;  // RankExited is out
@@ -157,6 +161,7 @@ class Supervisor {
   std::optional<ProcessExit> setup_exit_;  // until the ranks are started
   Monotonic setup_drain_until_;
   std::map<int, Rank> ranks_;
+  Moment looked_;                // when ended ranks were last looked for
   std::deque<int> ended_ranks_;  // in the order of their ends, not told yet
   std::optional<Ending> ending_;
   std::vector<pid_t> unkillable_;

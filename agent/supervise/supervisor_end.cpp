@@ -83,7 +83,8 @@ void Supervisor::tell_exits(Monotonic now) {
     wire::RankExited event;
     event.rank = number;
     event.exit = *rank.exit;
-    event.time = rank.ended_at;
+    event.time = rank.ended_at.wall;
+    event.boot_time = rank.ended_at.boot;
     event.stopped = rank.stopped;
     ErrorFile error = read_error_file(root_.error_file(number));
     event.error_message = std::move(error.message);

@@ -14,12 +14,17 @@ class Clock {
   virtual ~Clock() = default;
   virtual Monotonic now() const = 0;
   virtual WallTime wall() const = 0;
+  // Since the machine started, time asleep included: nobody sets it (CLOCK_BOOTTIME).
+  virtual std::chrono::nanoseconds boot() const = 0;
 };
+
+std::chrono::nanoseconds boot_time();
 
 class SystemClock final : public Clock {
  public:
   Monotonic now() const override { return std::chrono::steady_clock::now(); }
   WallTime wall() const override { return std::chrono::system_clock::now(); }
+  std::chrono::nanoseconds boot() const override { return boot_time(); }
 };
 
 // RFC 3339 in UTC with milliseconds: 2026-01-02T03:04:05.678Z.

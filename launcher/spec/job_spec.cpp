@@ -260,6 +260,10 @@ std::vector<Problem> problems_of(const JobSpec& spec) {
   if (spec.content) check_content(*spec.content, checks);
   checks.range({"max_restarts"}, spec.max_restarts, 0, limits::kRestarts);
   check_restart(spec.restart, checks);
+  checks.range({"spares"}, spec.spares, 0, limits::kSpares);
+  if (spec.spares > 0 && spec.launcher == Launcher::srun) {
+    checks.add({"spares"}, "cannot be had with launcher: srun, whose step has its nodes");
+  }
   check_resources(spec, checks);
   check_labels(spec, checks);
   if (!spec.storage_path.empty()) checks.absolute({"storage_path"}, spec.storage_path);

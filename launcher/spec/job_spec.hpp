@@ -126,6 +126,7 @@ struct JobSpec {
   ProcsPerNode nproc_per_node;
   int max_restarts = 0;
   RestartSpec restart;
+  int spares = 0;  // nodes that are kept prepared, to take the place of lost ones
   Resources resources;
   bool resources_given = false;  // a job that asks for nothing and is too large may run alone
   // Of each rank too: what `resources` of node types has under names of one's own.

@@ -174,6 +174,9 @@ const Table& job_table() {
           example(key("restart", Shape::mapping(job_restart_table()), nullptr,
                       "After which failures that is done, and when."),
                   "restart: {on: [75, node_lost, preempted], backoff_s: 10}"),
+          key("spares", Shape::whole(0, limits::kSpares), 0,
+              "Nodes beyond its own that are kept for the job, prepared, while it runs: the next "
+              "attempt takes them in the place of lost ones. Wished: it starts without them."),
           example(key("resources", Shape::mapping(job_resources_table()), nullptr,
                       "What each rank needs; beside these, names of your own that `resources` of "
                       "node types has."),

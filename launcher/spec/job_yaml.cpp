@@ -186,6 +186,7 @@ JobSpec read_job(const Document& document, Source source) {
                             .value_or(spec.nproc_per_node);
   spec.max_restarts = static_cast<int>(top.whole("max_restarts"));
   read_restart(top.mapping("restart"), spec);
+  spec.spares = static_cast<int>(top.whole("spares"));
   spec.resources_given = top.has("resources");
   read_resources(top.mapping("resources"), spec, report);
   for (const Entry& entry : top.entries("label_selector")) {

@@ -13,6 +13,7 @@ inline constexpr std::size_t kNodeTypes = 1'000;
 inline constexpr int kLocalNodes = 1'000;
 inline constexpr int kProcsPerNode = 4'096;
 inline constexpr int kRestarts = 1'000'000;
+inline constexpr int kSpares = 64;
 inline constexpr std::int64_t kBackoffSeconds = 3'600;  // the longest, too
 inline constexpr int kPriority = 1'000'000;             // and its negative
 inline constexpr int kKept = 1'000'000;

@@ -75,7 +75,8 @@ void fields(Is<AttemptWarning> auto& m, auto&& f) {
   f("rank", if_set(m.rank), "message", m.message);
 }
 void fields(Is<RankExited> auto& m, auto&& f) {
-  f("rank", m.rank, "exit", m.exit, "time", m.time, "stopped", or_default(m.stopped), "cause",
+  f("rank", m.rank, "exit", m.exit, "time", m.time, "boot_time",
+    if_set(m.boot_time, {0, INT64_MAX / 4}), "stopped", or_default(m.stopped), "cause",
     if_set(m.cause), "error_message", or_default(m.error_message), "error_time",
     or_default(m.error_time), "last_lines", m.last_lines, "address_in_use",
     or_default(m.address_in_use));

@@ -150,6 +150,8 @@ struct RankExited {
   std::vector<std::string> last_lines;  // of its stderr, else stdout: at most 20 lines of 500 bytes
   bool address_in_use = false;          // rank 0 failed and its last lines say so
   std::string cause;                    // what ended it, where more is known than its exit says
+  // As `time`, by CLOCK_BOOTTIME of the rank's machine; zero: an older supervisor.
+  std::chrono::nanoseconds boot_time{0};
   // One by want of memory begins so.
   static constexpr std::string_view kKilledForMemory = "killed for memory: ";
 };

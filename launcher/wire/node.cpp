@@ -31,7 +31,11 @@ void fields(Is<Hello> auto& m, auto&& f) {
     "jobs", any_id(m.jobs, Presence::if_set), "leaving", if_set(m.leaving), "prepared",
     if_set(m.prepared), "slurm", if_set(m.slurm));
 }
-BOOST_DESCRIBE_STRUCT(Heartbeat, (), ())
+constexpr Rule kClockTime{0, INT64_MAX / 4};
+void fields(Is<Heartbeat> auto& m, auto&& f) {
+  f("sent", if_set(m.sent, kClockTime), "echoed", if_set(m.echoed, kClockTime), "received",
+    if_set(m.received, kClockTime), "wall", if_set(m.wall_ns, kClockTime));
+}
 void fields(Is<FromSupervisor> auto& m, auto&& f) {
   f("job", m.job, "attempt", within(m.attempt, 1), "event", m.event);
 }
@@ -76,7 +80,8 @@ void fields(Is<LogsReleased> auto& m, auto&& f) {
 
 void fields(Is<Welcome> auto& m, auto&& f) {
   f("version", m.version, "features", m.features, "heartbeat_ms", within(m.heartbeat, 10, 600000),
-    "mirror", if_set(m.mirror), "provider", if_set(m.provider));
+    "mirror", if_set(m.mirror), "provider", if_set(m.provider), "sent",
+    if_set(m.sent, kClockTime));
 }
 BOOST_DESCRIBE_STRUCT(Refused, (), (error))
 BOOST_DESCRIBE_STRUCT(StartAttempt, (), (spec, secrets))

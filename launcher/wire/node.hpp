@@ -69,7 +69,17 @@ struct Hello {
   std::string prepared;                         // the last Preparation's key; empty: none
   std::optional<SlurmPlace> slurm;              // it is in a step of Slurm's, and knows SrunStep
 };
-struct Heartbeat {};  // both ways; the head answers each, which renews the leases
+// Both ways; the head answers each, which renews the leases. From its times the head learns how far
+// a node's clock is from its own: they are the sender's CLOCK_BOOTTIME, zero from an older agent.
+struct Heartbeat {
+  std::chrono::nanoseconds sent{0};
+  // The node's only: `sent` of the head's newest message that had one, and when that came.
+  std::chrono::nanoseconds echoed{0};
+  std::chrono::nanoseconds received{0};
+  std::int64_t wall_ns = 0;  // the node's time of the day, at `sent`; since 1970
+
+  bool operator==(const Heartbeat&) const = default;
+};
 struct FromSupervisor {
   JobId job;
   int attempt = 0;
@@ -173,6 +183,7 @@ struct Welcome {
   std::chrono::milliseconds heartbeat{5000};
   bool mirror = false;   // the head reads no files of this node: it wants copies of its logs
   std::string provider;  // the cluster's: "aws"; empty: an older head
+  std::chrono::nanoseconds sent{0};  // as Heartbeat's
 };
 struct Refused {
   Error error{ErrorCode::internal, ""};

@@ -3,11 +3,13 @@ side by side, and leaves nothing running."""
 
 import contextlib
 import fnmatch
+import http.client
 import json
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -74,6 +76,16 @@ def remove_group(group):
             if part.is_dir():
                 with contextlib.suppress(OSError):
                     part.rmdir()
+
+
+class Door(http.client.HTTPConnection):
+    def __init__(self, path):
+        super().__init__("dtrain")
+        self.path = str(path)
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(self.path)
 
 
 class ClusterCase(unittest.TestCase):
@@ -192,6 +204,15 @@ class ClusterCase(unittest.TestCase):
                 if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1].decode() == role:
                     found.append(pid)
         return found
+
+    def ask(self, method, target):
+        door = Door(next(s for s in self.sockets() if s.name == "head.sock"))
+        door.request(method, target, body="{}")
+        answer = door.getresponse()
+        said = json.loads(answer.read())
+        door.close()
+        self.assertEqual(answer.status, 200, said)
+        return said
 
     def sockets(self):
         """Paths of the unix sockets that this cluster's processes listen on."""

@@ -46,5 +46,27 @@ class Multinode(ClusterCase):
             self.assertIn(f"done {rank}", self.ok("logs", job))
 
 
+class MachinesApart(ClusterCase):
+    """Nodes that do not know of each other that they are one machine."""
+
+    nodes = 0
+
+    def setUp(self):
+        super().setUp()
+        self.env["DTRAIN_TEST_MACHINES"] = "apart"
+        self.write_cluster(2)
+        self.ok("up", self.folder / "cluster.yaml")
+
+    def test_the_first_failure_across_nodes_is_dated_by_measured_clocks(self):
+        job = self.submit("[ $RANK = 1 ] && { sleep 0.3; exit 4; }; sleep 1000", "--nnodes", "2")
+        self.wait_state(job, "failed")
+        attempt = self.job(job)["attempts"][0]
+        self.assertTrue(attempt["reason"].startswith("rank 1 on node-1: exit code 4"), attempt["reason"])
+        root = attempt["causes"]["listed"][0]
+        self.assertEqual((root["role"], root["rank"], root["node"]), ("root", 1, "node-1"))
+        self.assertLess(root["uncertainty_ms"], 1000)
+        self.assertIn("root", self.ok("result", job, "-v"))
+
+
 if __name__ == "__main__":
     main()

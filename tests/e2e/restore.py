@@ -1,7 +1,5 @@
 """The head's database on a disk that fails: what comes back, and that nothing is doubled or deleted."""
 
-import http.client
-import socket
 import sqlite3
 
 from harness import *
@@ -28,30 +26,11 @@ while not os.path.exists(os.environ["STOP"]):
 """
 
 
-class Door(http.client.HTTPConnection):
-    def __init__(self, path):
-        super().__init__("dtrain")
-        self.path = str(path)
-
-    def connect(self):
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(self.path)
-
-
 class RestoreCase(ClusterCase):
     def setUp(self):
         super().setUp()
         self.head = self.root() / "head"
         self.database = self.head / "head.db"
-
-    def ask(self, method, target):
-        door = Door(next(s for s in self.sockets() if s.name == "head.sock"))
-        door.request(method, target, body="{}")
-        answer = door.getresponse()
-        said = json.loads(answer.read())
-        door.close()
-        self.assertEqual(answer.status, 200, said)
-        return said
 
     def back_up(self):
         self.assertEqual(self.ask("POST", "/v1/backup")["path"], str(self.head / "head.db.backup"))

@@ -4,11 +4,16 @@
 
 namespace dtrain::testing {
 
-// Time that moves only by hand, both kinds together.
+// Time that moves only by hand, all kinds together.
 class FakeClock final : public Clock {
  public:
   Monotonic now() const override { return now_; }
   WallTime wall() const override { return wall_; }
+  std::chrono::nanoseconds boot() const override { return now_.time_since_epoch(); }
+  // The time of the day is set.
+  void set_by(std::chrono::nanoseconds by) {
+    wall_ += std::chrono::duration_cast<WallTime::duration>(by);
+  }
   void advance(std::chrono::nanoseconds by) {
     now_ += by;
     wall_ += std::chrono::duration_cast<WallTime::duration>(by);

@@ -256,6 +256,7 @@ void Engine::Impl::remove(Job& job, const std::string& reason, Answer done) {
   for (const Attempt& attempt : job.attempts) {
     for (const Share& share : attempt.shares) used.insert(share.row.node);
   }
+  used.insert(job.spared.begin(), job.spared.end());
   // Out of sight at once; a head that dies before the commit shows it again.
   submissions.erase(job.row.submission_id);
   jobs.erase(id);

@@ -62,7 +62,10 @@ void Engine::Impl::staging(const NodeId& node, const wire::Staging& news) {
   Attempt* attempt = job == nullptr ? nullptr : job->live_attempt();
   Share* share =
       attempt == nullptr || attempt->row.attempt != news.attempt ? nullptr : attempt->share(node);
-  if (share == nullptr || !share->live()) return;
+  if (share == nullptr || !share->live()) {
+    spare_staged(node, news);
+    return;
+  }
   share->stage_done = news.done;
   share->stage_total = news.total;
   if (news.ready) {
@@ -106,7 +109,7 @@ std::string Engine::Impl::reason_of(const Job& job) const {
   for (const auto& [step, collecting] : attempt.collecting) {
     if (!collecting.no_room.empty()) return room_words(step, collecting);
   }
-  return job.shown.reason;
+  return job.shown.reason.empty() ? job.lacks : job.shown.reason;
 }
 
 // It will not start there; what was begun may end.
@@ -119,6 +122,7 @@ std::optional<JobContent> Engine::Impl::content_for(const NodeId& node, const Jo
                                                     int number) {
   Job* job = find(id);
   Attempt* attempt = job == nullptr ? nullptr : job->live_attempt();
+  if (job != nullptr && is_spare(*job, node, number)) return job->spec.content;
   if (attempt == nullptr || attempt->row.attempt != number) return std::nullopt;
   const Share* share = attempt->share(node);
   if (share == nullptr || !share->live()) return std::nullopt;

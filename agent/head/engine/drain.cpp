@@ -274,7 +274,11 @@ Engine::Presence Engine::presence(const NodeId& id) const {
 }
 
 std::map<NodeId, std::string> Engine::nodes_in_use() const {
-  return impl_->nodes_in_use();
+  auto in_use = impl_->nodes_in_use();
+  for (const auto& [node, job] : impl_->spares()) {
+    in_use.try_emplace(node, "it is kept as a spare of " + job.str());
+  }
+  return in_use;
 }
 
 std::string Engine::broken(const NodeId& id) const {

@@ -112,16 +112,6 @@ bool Engine::Impl::is_no_failure(const Attempt& attempt,
   });
 }
 
-// A node that is gone explains why a rank elsewhere fails after that, and not the other way round.
-// The clock of the rank's node may be wrong, and its word may have come late: neither alone will
-// do.
-bool Engine::Impl::lost_before(const Attempt& attempt, const RankRow& failed) const {
-  if (attempt.lost.empty() || attempt.failed.value_or(attempt.lost_since) < attempt.lost_since) {
-    return false;
-  }
-  return failed_at(failed) >= clock.wall() - (clock.now() - attempt.lost_since);
-}
-
 Fault Engine::Impl::fault_of_end(const Attempt& attempt,
                                  const std::optional<RankRow>& cause) const {
   Fault fault;
@@ -203,19 +193,22 @@ void Engine::Impl::end_attempt(Job& job, Attempt& attempt) {
     }
     ranks.push_back(rank);
   }
-  std::optional<RankRow> cause = root_cause(ranks);
+  const std::vector<Failure> failures = failures_of(attempt);
+  const Causes causes = decide_causes(failures);
+  attempt.row.causes = causes_text(failures, causes);
+  std::optional<RankRow> cause;
+  if (!failures.empty()) {
+    if (const auto rank = failures[causes.first.front()].rank) cause = attempt.ranks.at(*rank);
+  }
   // That ranks could not be started is the cause, whatever others did meanwhile.
   const auto lasting =
       std::find_if(attempt.shares.begin(), attempt.shares.end(),
                    [](const Share& share) { return share.row.outcome == "lasting"; });
   if (lasting != attempt.shares.end()) cause.reset();
-  if (cause && lost_before(attempt, *cause)) cause.reset();
   bool lost = false;
   bool failed = cause.has_value();
   bool stopped = false;
-  std::string reason = cause ? describe(*cause) : "";
-  const Share* silent = cause ? nullptr : attempt.share(attempt.lost);
-  if (silent != nullptr && silent->row.outcome == "lost") reason = silent->row.reason;
+  std::string reason = causes.reason;
   if (lasting != attempt.shares.end()) reason = lasting->row.reason;
   for (Share& share : attempt.shares) {
     const bool bad = share.row.outcome == "failed" || share.row.outcome == "lasting" ||
@@ -303,6 +296,7 @@ void Engine::Impl::end_attempt(Job& job, Attempt& attempt) {
     rearm();
   });
   commit(job, std::move(tx), Urgency::now);
+  if (job.ended()) set_spares(job, {}, "");
   schedule();
   rearm();
 }

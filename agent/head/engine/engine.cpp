@@ -63,6 +63,7 @@ Engine::Impl::Impl(EngineOptions o, const Clock& c, Nodes& n, Hooks h, std::uniq
       nodes_out(n),
       hooks(std::move(h)),
       started(clock.wall()),
+      head_epoch(started.time_since_epoch() - clock.boot()),
       moments(boot_id(), read_file_if_there(options.root.clock()).value_or("")),
       next_housekeeping(clock.now()),
       next_disk_look(clock.now()),
@@ -305,6 +306,7 @@ void Engine::supervisor_lost(const NodeId& node, const JobId& job, int attempt,
 }
 
 void Engine::start_failed(const NodeId& node, const JobId& job, int attempt, const Error& error) {
+  if (impl_->spare_failed(node, job, attempt, error.what())) return;
   impl_->share_broken(node, job, attempt, error.what(), Impl::Broken::not_started, {});
 }
 

@@ -270,6 +270,8 @@ class Engine {
   void joined(const NodeInfo& info);
   void heard(const NodeId& node);  // any byte counts as life
   void gone(const NodeId& node);   // the connection closed
+  // It tells how far the node's clock is from the head's; the answer is to have clock.boot().
+  void heartbeat(const NodeId& node, const wire::Heartbeat& beat);
   // The node says that it leaves, and why: it gets no new ranks, and the attempts that have ranks
   // there fail. When `over` it has left, and nobody waits for it or for a lease of its ranks; once
   // that is durable `left` hears it.

@@ -180,6 +180,7 @@ void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t
     enter(tx, attempt, AttemptEvent::run);
     if (job.row.state == JobState::starting) enter(tx, job, JobEvent::run, job.overtakes);
     rearm();  // from now on they may hang
+    if (job.spec.spares > 0) schedule();  // and spares are prepared
   }
   keep(tx, share);
   ack_when_durable(tx, share, seq);
@@ -287,6 +288,7 @@ void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t
   rank.error_time = body.error_time;
   rank.last_lines = body.last_lines;
   rank.address_in_use = body.address_in_use;
+  date(rank, share, body);
   const Monotonic stood = attempt.advance.moved();
   attempt.advance.ended(body.rank, clock.now());
   attempt.stragglers.ended(body.rank);
@@ -295,7 +297,6 @@ void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t
   keep(tx, share);
   ack_when_durable(tx, share, seq);
   if (!body.exit.ok() && !body.stopped) {
-    if (!attempt.failed) attempt.failed = clock.now();
     const std::string what = describe(rank);
     if (!attempt.failure.empty()) note(tx, job, EventLevel::error, what);
     fail_attempt(tx, job, attempt, what, share.row.node);
@@ -316,6 +317,7 @@ void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t
                          const wire::NodeFinished& body) {
   Tx tx;
   share.row.state = ShareState::finished;
+  share.failed = clock.now();
   using Outcome = wire::NodeFinished::Outcome;
   switch (body.outcome) {
     case Outcome::succeeded:

@@ -9,9 +9,11 @@
 #include <unordered_map>
 #include <vector>
 
+#include "agent/head/engine/causes.hpp"
 #include "agent/head/engine/engine.hpp"
 #include "agent/head/engine/hang.hpp"
 #include "agent/head/engine/moments.hpp"
+#include "agent/head/engine/node_clock.hpp"
 #include "agent/head/engine/queue.hpp"
 #include "agent/head/engine/restart.hpp"
 #include "agent/head/engine/retention.hpp"
@@ -40,6 +42,7 @@ struct Share {
   bool met = false;  // it has spoken since the head began, or its node has named it
   // Its machine was started anew, and was heard last then: nothing of the share lives.
   std::optional<Monotonic> machine_gone;
+  std::optional<Monotonic> failed;  // it is lost, and was heard last then, or it was heard to fail
   bool prepare_sent = false;
   bool prepared = false;
   // Of the attempt's content there.
@@ -52,6 +55,8 @@ struct Share {
   std::optional<std::uint64_t> finish_seq;   // of NodeFinished, until a commit has it
   std::map<std::uint64_t, PendingAck> acks;
   std::uint64_t beats = 0;  // the newest RankBeats, by seq
+
+  bool was_spare = false;
 
   bool live() const { return row.state == ShareState::waiting || row.state == ShareState::running; }
 };
@@ -111,7 +116,6 @@ struct Attempt {
   // Of its nodes that were lost the one that was silent first, and since when.
   NodeId lost;
   Monotonic lost_since;
-  std::optional<Monotonic> failed;  // when the first rank was heard to have failed by itself
   Advance advance;                  // while it lives
   Stragglers stragglers;            // the same
   std::string hang;        // that it makes no progress, and where its ranks are; empty: it does
@@ -130,6 +134,17 @@ struct Attempt {
   bool ending() const { return row.state == AttemptState::stopping; }
   bool waits_for_room() const;
   void lose(const NodeId& node, Monotonic heard);
+};
+
+// A node that is kept for a job beyond its own.
+struct Spare {
+  PlacedShare share;
+  int number = 0;  // of the attempt that it is prepared for; 0: not yet
+  bool stage_sent = false;
+  bool staged = false;
+  bool pairs_asked = false;
+  bool pairs_passed = false;
+  bool ready = false;
 };
 
 struct Effect {
@@ -158,6 +173,11 @@ struct Job {
   std::optional<Monotonic> backoff_until;  // its restart.backoff_s
   WallTime backoff_ends;                   // the same, for people
   NodeId suspect;                          // where its last two attempts failed; empty: nowhere
+  std::vector<Spare> spares;
+  std::string lacks;                       // why there are not as many as it asks for
+  std::map<NodeId, std::string> unfit;     // nodes that could not be prepared as such, and why
+  std::set<NodeId> spared;                 // that have, or had, files of it and none of its ranks
+  int spares_noted = 0;
   bool preparing = false;                  // the newest attempt is with the worker
   bool releases_told = false;              // that the oldest output goes
   bool grows_told = false;                 // that it cannot
@@ -198,6 +218,8 @@ struct Node {
   std::set<std::string> features;
   std::set<std::pair<JobId, int>> leftovers;  // old epochs that may still live there
   std::set<std::pair<JobId, int>> ended;      // attempts, because it left or was lost
+  NodeClock clock;          // CLOCK_BOOTTIME of its machine against Impl::head_time()
+  std::optional<std::chrono::nanoseconds> clock_epoch;  // its time of the day less that
   std::string word;         // its provider's, on the end of its machine; empty: it may be there
   bool taken_back = false;  // by its provider
 };
@@ -215,6 +237,8 @@ nlohmann::json error_answer(const std::exception_ptr& failure);  // of Engine::A
 nlohmann::json error_without_rank(const std::string& message, int attempt);
 
 PastAttempts past_of(const Job& job);
+// What the share uses.
+PlacedShare placed(const Job& job, const Share& share);
 
 struct Engine::Impl {
   Impl(EngineOptions o, const Clock& c, Nodes& n, Hooks h, std::unique_ptr<Store> s);
@@ -300,6 +324,8 @@ struct Engine::Impl {
   void note_needs();
   std::vector<NodeCapacity> free_now() const;  // but for what is kept
   Growth grown(const std::vector<WaitingJob>& queue) const;
+  std::vector<WaitingJob> growth_queue(const std::vector<WaitingJob>& queue,
+                                       std::vector<NodeCapacity>& all) const;
   void settle_dependents();
   void begin_attempt(Job& job, const QueueDecision::Start& start);
   struct Prepared {
@@ -308,6 +334,25 @@ struct Engine::Impl {
   };
   void prepared(const JobId& id, const std::string& token, Prepared result);
   void advance(Job& job, Attempt& attempt);
+
+  // hot_spares.cpp
+  static bool takes_ranks(const Node& node);
+  std::vector<PlacedShare> kept_gang(const Job& job) const;
+  WaitingJob::Kept kept_for(const Job& job) const;
+  // What is kept for the job is used, in the eyes of others.
+  void use_kept(const Job& job, bool spares_too, std::vector<NodeCapacity>& capacity) const;
+  // Who keeps which spares; with `take_new` also what is free, and they are prepared.
+  void settle_spares(bool take_new);
+  void set_spares(Job& job, std::vector<PlacedShare> shares, const std::string& lacks);
+  void prepare_spares(Job& job);
+  std::vector<Nodes::PairMember> pairs_with(const Attempt& attempt, const Spare& spare) const;
+  static bool is_spare(const Job& job, const NodeId& node, int number);
+  // True: that was about a spare.
+  bool spare_staged(const NodeId& node, const wire::Staging& news);
+  bool spare_failed(const NodeId& node, const JobId& id, int number, const std::string& why);
+  bool spare_pairs_checked(const JobId& id, int number, const std::vector<std::string>& broken);
+  void spare_gone(const NodeId& id);
+  std::map<NodeId, JobId> spares() const;
 
   // prepare.cpp
   bool remote(const Share& share) const;  // on another machine than the head
@@ -386,6 +431,16 @@ struct Engine::Impl {
   void forget_by_setting(const Forgetting& what);
   void set_storage(const StorageSpec& settings);
 
+  // clocks.cpp
+  // Nanoseconds by which the order of things is told. They begin as the time of the day, and then
+  // nobody sets them.
+  std::chrono::nanoseconds head_time() const;
+  std::chrono::nanoseconds head_time(Monotonic time) const;
+  void heartbeat(const NodeId& id, const wire::Heartbeat& beat);
+  void date(RankRow& rank, const Share& share, const wire::RankExited& exited) const;
+  std::vector<Failure> failures_of(const Attempt& attempt) const;
+  std::string causes_text(const std::vector<Failure>& failures, const Causes& causes) const;
+
   // nodes.cpp
   void joined(const NodeInfo& info);
   void preparing(const NodeId& id, const std::string& what, bool waits);
@@ -410,7 +465,6 @@ struct Engine::Impl {
   void explain(const NodeId& id, const std::string& told, bool taken_back);
   bool was_taken_back(const NodeId& id) const;
   bool is_no_failure(const Attempt& attempt, const std::optional<RankRow>& cause) const;
-  bool lost_before(const Attempt& attempt, const RankRow& failed) const;  // one of its nodes
   Fault fault_of_end(const Attempt& attempt, const std::optional<RankRow>& cause) const;
   void wait_before(Job& job, std::chrono::seconds wait, WallTime from);
   // An attempt succeeded there since then, or has committed a checkpoint.
@@ -509,6 +563,7 @@ struct Engine::Impl {
   Nodes& nodes_out;
   Hooks hooks;
   WallTime started;
+  std::chrono::nanoseconds head_epoch;  // the time of the day less clock.boot(), at the start
   std::map<JobId, Job> jobs;
   std::map<JobId, Job*> live;  // jobs that have not ended
   std::set<JobId> submitting;  // those that are not durable yet

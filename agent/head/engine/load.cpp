@@ -32,6 +32,10 @@ void Engine::Impl::load() {
                  job.row.ended, job.row.error,  last_event};
     if (!job.row.submission_id.empty()) submissions[job.row.submission_id] = id;
     if (!job.ended()) live.emplace(id, &job);
+    for (const std::string& node : job.row.spares) {
+      job.spares.emplace_back().share.node = NodeId(node);
+      job.spared.insert(NodeId(node));
+    }
   }
   for (AttemptRow& row : all.attempts) {
     Job* job = find(row.job);

@@ -46,6 +46,10 @@ void Engine::Impl::joined(const NodeInfo& info) {
   node.head_address = info.head_address;
   node.interfaces = info.interfaces;
   node.features = {info.features.begin(), info.features.end()};
+  if (other_boot) {
+    node.clock = {};
+    node.clock_epoch.reset();
+  }
   node.row.boot_id = info.boot_id;
   node.row.machine = info.machine;
   node.row.version = info.version;
@@ -71,6 +75,12 @@ void Engine::Impl::joined(const NodeInfo& info) {
   // a forgotten job had ended.
   clear_forgotten(info.node, info.jobs);
   note_folders(info.node, info.jobs);
+  for (const JobId& id : info.jobs) {
+    if (Job* job = find(id)) {
+      job->spared.insert(info.node);
+      job->unfit.erase(info.node);
+    }
+  }
   // One that leaves may dial once more, to say so again.
   if (info.leaving.empty()) {
     node.ended.clear();
@@ -179,6 +189,7 @@ void Engine::Impl::gone(const NodeId& id) {
     attempt.share(id)->prepare_sent = false;
     if (!attempt.pairs_passed) attempt.pairs_asked = false;
   }
+  spare_gone(id);
   schedule();
   rearm();
 }
@@ -231,6 +242,7 @@ void Engine::Impl::lose_share(Job& job, Attempt& attempt, Share& share, const st
   share.row.state = ShareState::lost;
   share.row.outcome = "lost";
   share.row.reason = reason;
+  share.failed = heard;
   attempt.lose(node, heard);
   lose_ranks(tx, attempt, share);
   tx.changes.shares.push_back(share.row);
@@ -266,6 +278,7 @@ void Engine::Impl::share_broken(const NodeId& id, const JobId& job_id, int numbe
                          : reason;
   share->row.state = ShareState::finished;
   share->row.outcome = "failed";
+  share->failed = share->machine_gone.value_or(clock.now());
   if (share->machine_gone) {
     said = id.str() + " was started anew";
     share->row.outcome = "lost";

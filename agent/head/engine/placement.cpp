@@ -51,6 +51,9 @@ std::optional<PlacedShare> fit(const NodeCapacity& node, const Demand& demand,
     return std::nullopt;
   };
   if (!node.usable) return short_of([&] { return node.why_not; });
+  const auto short_of_room = [&](const auto& text) {
+    return short_of([&]() -> std::string { return node.kept.empty() ? text() : node.kept; });
+  };
   if (demand.glibc && node.glibc && *node.glibc < *demand.glibc) {
     return short_of(
         [&] { return "has glibc " + node.glibc->str() + ", older than " + demand.glibc->str(); });
@@ -73,14 +76,14 @@ std::optional<PlacedShare> fit(const NodeCapacity& node, const Demand& demand,
   share.cpus = share.nproc * demand.cpus;
   if (share.cpus > node.cpus + kSlack && demand.may_run_alone && node.cpus > 0) {
     if (node.shares > 0) {
-      return short_of(
+      return short_of_room(
           [&] { return "has only " + count(node.cpus, "CPU") + ", so it must be empty first"; });
     }
     share.cpus = node.cpus;
   }
   const double free_cpus = std::max(0.0, node.cpus - node.cpus_used);
   if (share.cpus > free_cpus + kSlack) {
-    return short_of(
+    return short_of_room(
         [&] { return "has " + number(free_cpus) + " of " + count(node.cpus, "CPU") + " free"; });
   }
 
@@ -90,7 +93,7 @@ std::optional<PlacedShare> fit(const NodeCapacity& node, const Demand& demand,
     const double all = amount_of(node.custom, name);
     const double free = std::max(0.0, all - amount_of(node.custom_used, name));
     if (amount <= free + kSlack) continue;
-    return short_of([&]() -> std::string {
+    return short_of_room([&]() -> std::string {
       if (all == 0) return "has no " + printable(name, false);
       return "has " + number(free) + " of " + number(all) + " " + printable(name, false) + " free";
     });
@@ -101,7 +104,7 @@ std::optional<PlacedShare> fit(const NodeCapacity& node, const Demand& demand,
     if (!node.gpus_used.contains(i)) share.gpus.push_back(i);
   }
   if (static_cast<int>(share.gpus.size()) < wanted) {
-    return short_of([&]() -> std::string {
+    return short_of_room([&]() -> std::string {
       const auto free_gpus = node.gpus - static_cast<int>(node.gpus_used.size());
       if (node.gpus == 0) return "has no GPU";
       return "has " + number(free_gpus) + " of " + count(node.gpus, "GPU") + " free";
@@ -112,7 +115,7 @@ std::optional<PlacedShare> fit(const NodeCapacity& node, const Demand& demand,
   const std::uint64_t free_memory =
       node.memory > node.memory_used ? node.memory - node.memory_used : 0;
   if (share.memory > free_memory) {
-    return short_of([&] {
+    return short_of_room([&] {
       return "has " + human_bytes(free_memory) + " of " + human_bytes(node.memory) + " memory free";
     });
   }
@@ -282,12 +285,17 @@ Placement place_among(const std::vector<NodeCapacity>& nodes, const Demand& dema
     if (among != nullptr && !(*among)[i]) return;
     const NodeCapacity& node = nodes[i];
     std::string shortage;
-    if (auto part = fit(node, demand, shortages.size() < kNamedNodes ? &shortage : nullptr)) {
+    const bool named = shortages.size() < kNamedNodes || !node.kept.empty();
+    if (auto part = fit(node, demand, named ? &shortage : nullptr)) {
       shares.push_back(std::move(*part));
       return;
     }
     ++short_nodes;
-    if (shortages.size() < kNamedNodes) shortages.push_back(node.node.str() + " " + shortage);
+    if (!named) return;
+    // What is kept for another is named before all else.
+    const auto at = node.kept.empty() ? shortages.end() : shortages.begin();
+    shortages.insert(at, node.node.str() + " " + shortage);
+    if (shortages.size() > kNamedNodes) shortages.pop_back();
   };
   bool in_order = true;
   if (demand.gpus > 0) {
@@ -335,6 +343,7 @@ std::vector<NodeCapacity> emptied(std::vector<NodeCapacity> nodes) {
   for (NodeCapacity& node : nodes) {
     node.usable = true;
     node.shares = 0;
+    node.kept.clear();
     node.cpus_used = 0;
     node.gpus_used.clear();
     node.memory_used = 0;

@@ -23,8 +23,9 @@ using Amounts = std::map<std::string, double>;
 
 struct NodeCapacity {
   NodeId node;
-  bool usable = true;   // takes new ranks now
-  std::string why_not;  // when it is not usable: "was lost"
+  bool usable = true;     // takes new ranks now
+  std::string why_not;    // when it is not usable: "was lost"
+  std::string kept = {};  // "is kept as a spare of x": why there may be less room than it seems
   double cpus = 1;
   int gpus = 0;
   std::uint64_t memory = 0;  // bytes

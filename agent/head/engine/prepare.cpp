@@ -139,7 +139,11 @@ void Engine::Impl::pairs_checked(const JobId& id, int number,
                                  const std::vector<std::string>& broken) {
   Job* job = find(id);
   Attempt* attempt = job == nullptr ? nullptr : job->live_attempt();
-  if (attempt == nullptr || attempt->row.attempt != number || !attempt->pairs_asked ||
+  if (attempt != nullptr && attempt->row.attempt != number) {
+    spare_pairs_checked(id, number, broken);
+    return;
+  }
+  if (attempt == nullptr || !attempt->pairs_asked ||
       attempt->pairs_passed) {
     return;
   }

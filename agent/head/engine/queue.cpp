@@ -20,6 +20,15 @@ class Answers {
   }
 
   const std::vector<NodeCapacity>& nodes() const { return nodes_; }
+  void free(const std::vector<PlacedShare>& shares) {
+    head::release(nodes_, shares);
+    for (const PlacedShare& share : shares) {
+      for (NodeCapacity& node : nodes_) {
+        if (node.node == share.node) node.kept.clear();
+      }
+    }
+    known_.clear();
+  }
   void take(const std::vector<PlacedShare>& shares) {
     head::take(nodes_, shares);
     known_.clear();
@@ -39,11 +48,57 @@ std::optional<std::vector<PlacedShare>> without(const std::vector<NodeCapacity>&
   return place_in_order(nodes, job.demand, &among).shares;
 }
 
+// What of it is not used then stays kept, if it is a spare.
+void start_on_kept(Answers& now, const WaitingJob& job, const std::vector<PlacedShare>& shares) {
+  now.free(job.kept.gang);
+  now.free(job.kept.spares);
+  now.take(shares);
+  for (const PlacedShare& spare : job.kept.spares) {
+    const bool used = std::any_of(shares.begin(), shares.end(), [&](const PlacedShare& share) {
+      return share.node == spare.node;
+    });
+    if (!used) now.take({spare});
+  }
+}
+
 std::string nodes_text(int count) {
   return std::to_string(count) + (count == 1 ? " more node" : " more nodes");
 }
 
 }  // namespace
+
+std::optional<std::vector<PlacedShare>> place_on_kept(std::vector<NodeCapacity> nodes,
+                                                      const WaitingJob& job) {
+  const WaitingJob::Kept& kept = job.kept;
+  Demand same = job.demand;
+  if (kept.width < same.nnodes.min || kept.width > same.nnodes.max) return std::nullopt;
+  same.nnodes = {kept.width, kept.width};
+  release(nodes, kept.gang);
+  release(nodes, kept.spares);
+  std::set<NodeId> gang;
+  std::set<NodeId> all;
+  for (const PlacedShare& share : kept.gang) gang.insert(share.node);
+  all = gang;
+  for (const PlacedShare& share : kept.spares) all.insert(share.node);
+  const auto on = [&](const std::set<NodeId>& where, bool avoiding) {
+    std::vector<bool> among(nodes.size());
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+      among[i] = where.contains(nodes[i].node) && !(avoiding && job.avoids.contains(nodes[i].node));
+    }
+    return place_in_order(nodes, same, &among).shares;
+  };
+  // So many of its own as there are, and of the spares only what is missing.
+  const auto with_spares = [&](bool avoiding) -> std::optional<std::vector<PlacedShare>> {
+    std::set<NodeId> where = gang;
+    for (auto spare = kept.spares.begin();; ++spare) {
+      if (auto shares = on(where, avoiding)) return shares;
+      if (spare == kept.spares.end()) return std::nullopt;
+      where.insert(spare->node);
+    }
+  };
+  if (auto shares = with_spares(true)) return shares;
+  return job.avoids.empty() ? std::nullopt : with_spares(false);
+}
 
 std::vector<const WaitingJob*> in_turn(const std::vector<WaitingJob>& queue) {
   std::vector<const WaitingJob*> turns;
@@ -79,6 +134,18 @@ QueueDecision decide_queue(std::vector<NodeCapacity> nodes, const std::vector<Wa
     if (!job.held.empty()) {
       reason = job.held;
       continue;
+    }
+    if (job.kept.width > 0) {
+      if (auto shares = place_on_kept(now.nodes(), job)) {
+        start_on_kept(now, job, *shares);
+        running.push_back({*shares, job.longest});
+        decision.starts.push_back({job.job, std::move(*shares), {}});
+        decision.reasons.erase(job.job);
+        continue;
+      }
+      // With anybody else it competes for the rest, and for what was kept.
+      now.free(job.kept.gang);
+      now.free(job.kept.spares);
     }
     if (first != nullptr && looked_at == depth) {
       // The same for all of them and at all times, so that they are not told anew again and again.

@@ -21,7 +21,19 @@ struct WaitingJob {
   // It has ended that long after its start, whatever happens; absent: not known.
   std::optional<std::chrono::seconds> longest = std::nullopt;
   std::set<NodeId> avoids = {};  // where it can start without them
+  // It begins anew, and this is kept for it, used already in the eyes of all others.
+  struct Kept {
+    std::vector<PlacedShare> gang;  // of its last attempt, as far as those nodes are there
+    std::vector<PlacedShare> spares;
+    int width = 0;  // nodes of its last attempt
+  };
+  Kept kept = {};
 };
+
+// Where it starts on what is kept for it alone, as many nodes as it had: of its own first, a spare
+// in the place of each that is missing or that it avoids.
+std::optional<std::vector<PlacedShare>> place_on_kept(std::vector<NodeCapacity> nodes,
+                                                      const WaitingJob& job);
 
 // What the nodes' used resources are used by.
 struct RunningJob {
@@ -46,10 +58,10 @@ inline constexpr std::size_t kBackfillDepth = 100;
 // By priority, larger first, then by age.
 std::vector<const WaitingJob*> in_turn(const std::vector<WaitingJob>& queue);
 
-// In turn. The first one that waits for what others use now is never
-// delayed by what comes behind it (backfill.hpp), so that none starves. One that could not run on
-// the usable nodes even if they were empty blocks nobody. `missing` is the number of nodes that are
-// expected but never came.
+// In turn, after those that start on what is kept for them. The first one that waits for what
+// others use now is never delayed by what comes behind it (backfill.hpp), so that none starves. One
+// that could not run on the usable nodes even if they were empty blocks nobody. `missing` is the
+// number of nodes that are expected but never came.
 QueueDecision decide_queue(std::vector<NodeCapacity> nodes, const std::vector<WaitingJob>& queue,
                            int missing, std::vector<RunningJob> running = {},
                            std::size_t depth = kBackfillDepth);

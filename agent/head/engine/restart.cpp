@@ -91,15 +91,9 @@ WallTime failed_at(const RankRow& rank) {
   return rank.ended.value_or(WallTime());
 }
 
-std::optional<RankRow> root_cause(const std::vector<RankRow>& ranks) {
-  const RankRow* first = nullptr;
-  for (const RankRow& rank : ranks) {
-    const bool ended = rank.state == RankState::exited || rank.state == RankState::killed;
-    if (!ended || rank.stopped || (rank.code == 0 && rank.signal == 0)) continue;
-    if (first == nullptr || failed_at(rank) < failed_at(*first)) first = &rank;
-  }
-  if (first == nullptr) return std::nullopt;
-  return *first;
+bool failed_by_itself(const RankRow& rank) {
+  const bool ended = rank.state == RankState::exited || rank.state == RankState::killed;
+  return ended && !rank.stopped && (rank.code != 0 || rank.signal != 0);
 }
 
 std::string describe(const RankRow& rank) {

@@ -11,11 +11,10 @@
 // What follows when no process of an attempt is left: pure.
 namespace dtrain::head {
 
-// The first failure: by the time in its error file, else by that of its exit. Ranks that ended
-// because they were told to are not counted. Absent: no rank failed by itself.
-std::optional<RankRow> root_cause(const std::vector<RankRow>& ranks);
+// It ended, not well, and not because it was told to.
+bool failed_by_itself(const RankRow& rank);
 
-// By the clock of its node.
+// By the time in its error file, else by that of its exit; both by the clock of its node.
 WallTime failed_at(const RankRow& rank);
 
 // "rank 1 on node-0: exit code 3"

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <climits>
 #include <utility>
 
 #include "agent/head/engine/impl.hpp"
@@ -25,16 +26,6 @@ std::optional<std::chrono::seconds> longest(const Job& job, Monotonic now) {
   return left;
 }
 
-PlacedShare placed(const Job& job, const Share& share) {
-  return {share.row.node,
-          share.row.first_rank,
-          share.row.nproc,
-          share.row.cpus,
-          share.row.memory,
-          share.row.gpus,
-          taken(job.spec.custom_resources, share.row.nproc)};
-}
-
 // What its type says that it has.
 void take_what_it_says(const wire::NodeTypes::Type* type, NodeCapacity& capacity) {
   if (type == nullptr) return;
@@ -48,6 +39,16 @@ void take_what_it_says(const wire::NodeTypes::Type* type, NodeCapacity& capacity
 }
 
 }  // namespace
+
+PlacedShare placed(const Job& job, const Share& share) {
+  return {share.row.node,
+          share.row.first_rank,
+          share.row.nproc,
+          share.row.cpus,
+          share.row.memory,
+          share.row.gpus,
+          taken(job.spec.custom_resources, share.row.nproc)};
+}
 
 void Engine::set_node_types(const wire::NodeTypes& types) {
   if (impl_->node_types == types) return;
@@ -141,7 +142,7 @@ std::vector<WaitingJob> Engine::Impl::waiting() const {
     const bool waits = job.row.state == JobState::queued || job.row.state == JobState::restarting;
     if (!job.durable || !waits || job.preparing) continue;
     queue.push_back({id, job.spec.priority, job.order, demand_of(job.spec), held(job),
-                     longest(job, clock.now()), beside(job.suspect)});
+                     longest(job, clock.now()), beside(job.suspect), kept_for(job)});
   }
   return queue;
 }
@@ -238,6 +239,7 @@ void Engine::Impl::look_at_queue() {
   looking = true;
   settle_drains();
   settle_dependents();
+  settle_spares(false);
   const std::vector<WaitingJob> queue = waiting();
   growth = grown(queue);
   if (!queue.empty()) {
@@ -261,6 +263,7 @@ void Engine::Impl::look_at_queue() {
       commit(job, std::move(tx), Urgency::soon);
     }
   }
+  settle_spares(true);
   if (!to_come.types.empty()) note_needs();
   looking = false;
 }
@@ -272,12 +275,45 @@ std::vector<NodeCapacity> Engine::Impl::free_now() const {
     if (kept == growth.kept.end()) continue;
     for (const PlacedShare& share : kept->second) use(node, share);
   }
+  for (const auto& [id, job] : live) use_kept(*job, true, now);
   return now;
 }
 
+// Who begins anew on what is kept for it needs no other machine; spares are wanted after all jobs.
+std::vector<WaitingJob> Engine::Impl::growth_queue(const std::vector<WaitingJob>& queue,
+                                                   std::vector<NodeCapacity>& all) const {
+  std::set<JobId> served;
+  for (const WaitingJob& job : queue) {
+    if (job.kept.width == 0) continue;
+    std::vector<NodeCapacity> with_kept = all;
+    use_kept(*live.at(job.job), true, with_kept);
+    if (place_on_kept(std::move(with_kept), job)) served.insert(job.job);
+  }
+  std::vector<WaitingJob> wants;
+  for (const WaitingJob& job : queue) {
+    if (!served.contains(job.job)) wants.push_back(job);
+  }
+  for (const auto& [id, job] : live) {
+    const bool runs = job->live_attempt() != nullptr;
+    if (runs || served.contains(id)) use_kept(*job, true, all);
+    const auto missing = job->spec.spares - static_cast<int>(job->spares.size());
+    if (!runs || missing <= 0 || job->row.stop_cause != StopCause::none) continue;
+    WaitingJob want{id, INT_MIN, job->order, demand_of(job->spec), ""};
+    want.demand.nnodes = {missing, missing};
+    wants.push_back(std::move(want));
+  }
+  return wants;
+}
+
 Growth Engine::Impl::grown(const std::vector<WaitingJob>& queue) const {
-  if (to_come.types.empty() || queue.empty()) return {};
-  const std::vector<NodeCapacity> all = capacities();
+  if (to_come.types.empty()) return {};
+  std::vector<NodeCapacity> all = capacities();
+  const bool has_spares = std::any_of(
+      live.begin(), live.end(), [](const auto& each) { return each.second->spec.spares > 0; });
+  std::vector<WaitingJob> with_spares;
+  if (has_spares) with_spares = growth_queue(queue, all);
+  const std::vector<WaitingJob>& wants = has_spares ? with_spares : queue;
+  if (wants.empty()) return {};
   std::set<NodeId> soon;
   for (const NodeCapacity& each : all) {
     const Node& node = nodes.at(each.node);
@@ -287,12 +323,13 @@ Growth Engine::Impl::grown(const std::vector<WaitingJob>& queue) const {
       soon.insert(each.node);
     }
   }
-  return decide_growth(all, soon, queue, to_come);
+  return decide_growth(all, soon, wants, to_come);
 }
 
 void Engine::Impl::note_needs() {
   std::set<NodeId> now;
   for (const auto& [node, why] : nodes_in_use()) now.insert(node);
+  for (const auto& [node, job] : spares()) now.insert(node);
   now.insert(growth.needed.begin(), growth.needed.end());
   const bool changed = growth.gangs != gangs || now != busy;
   gangs = growth.gangs;
@@ -325,6 +362,9 @@ void Engine::Impl::begin_attempt(Job& job, const QueueDecision::Start& start) {
     share.row.address = node.address;
     share.row.machine = node.machine;
     share.row.root = node.root;
+    share.was_spare = std::any_of(job.spares.begin(), job.spares.end(), [&](const Spare& spare) {
+      return spare.share.node == part.node;
+    });
     attempt.row.world_size += part.nproc;
   }
   choose_addresses(attempt);
@@ -370,16 +410,14 @@ void Engine::Impl::prepared(const JobId& id, const std::string& token, Prepared 
     job.row.error = wire::dump(error_without_rank(reason, job.row.attempt));
     enter(tx, job, JobEvent::fail, reason);
     commit(job, std::move(tx), Urgency::now);
+    set_spares(job, {}, "");
     schedule();
     return;
   }
   // A node may have gone since; then the job waits again.
   for (const Share& share : attempt.shares) {
     const Node& node = nodes.at(share.row.node);
-    if (node.row.state == NodeState::ready && node.connected && !node.being_removed &&
-        node.leaves.empty() && !node.unprepared) {
-      continue;
-    }
+    if (takes_ranks(node)) continue;
     job.attempts.pop_back();
     schedule();
     return;
@@ -414,6 +452,15 @@ void Engine::Impl::prepared(const JobId& id, const std::string& token, Prepared 
     message += ", from " + fs::path(*attempt.row.checkpoint).filename().string() + " (step " +
                std::to_string(job.checkpoints.back().step) + ")";
   }
+  std::vector<std::string> taken_spares;
+  for (const Share& share : attempt.shares) {
+    if (share.was_spare) taken_spares.push_back(share.row.node.str());
+  }
+  if (!taken_spares.empty()) {
+    message += "; " + join_some(taken_spares, kNamedNodes) +
+               (taken_spares.size() == 1 ? " was its spare" : " were its spares");
+  }
+  job.unfit.clear();
   if (!job.overtakes.empty()) note(tx, job, EventLevel::info, job.overtakes);
   enter(tx, job, job.spec.content ? JobEvent::stage : JobEvent::place, job.overtakes);
   note(tx, job, EventLevel::info, message);

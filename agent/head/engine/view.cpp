@@ -99,6 +99,7 @@ nlohmann::json attempt_json(const Attempt& attempt, const Clock& clock) {
           {"failure", attempt.row.fault.kind == FaultKind::none
                           ? nlohmann::json()
                           : nlohmann::json(to_string(attempt.row.fault.kind))},
+          {"causes", parsed(attempt.row.causes)},
           {"step", attempt.row.step ? nlohmann::json(*attempt.row.step) : nlohmann::json()},
           {"counted", attempt.row.counted},
           {"world_size", attempt.row.world_size},
@@ -138,8 +139,10 @@ nlohmann::json Engine::Impl::status(std::optional<std::size_t> most_jobs) const 
       if (share.live()) here[share.row.node].push_back(id.str());
     }
   }
+  const std::map<NodeId, JobId> kept = spares();
   for (const Node* node : order) {
     const NodeRow& row = node->row;
+    const auto spare = kept.find(row.node);
     nlohmann::json interfaces = nlohmann::json::array();
     for (const wire::Interface& each : node->interfaces) {
       interfaces.push_back({{"name", each.name}, {"address", each.address}});
@@ -167,7 +170,9 @@ nlohmann::json Engine::Impl::status(std::optional<std::size_t> most_jobs) const 
                          {"version", row.version},
                          {"root", row.root},
                          {"log", row.log},
-                         {"jobs", std::move(here[row.node])}});
+                         {"jobs", std::move(here[row.node])},
+                         {"spare_of", spare == kept.end() ? nlohmann::json()
+                                                          : nlohmann::json(spare->second.str())}});
   }
   nlohmann::json job_list = nlohmann::json::array();
   std::vector<const Job*> newest;
@@ -221,6 +226,10 @@ nlohmann::json Engine::Impl::summary(const Job& job) const {
              job.spec.nnodes.min == job.spec.nnodes.max) {
     world_size = job.spec.nnodes.min * job.spec.nproc_per_node.number;
   }
+  nlohmann::json spare_list = nlohmann::json::array();
+  for (const Spare& spare : job.spares) {
+    spare_list.push_back({{"node", spare.share.node.str()}, {"ready", spare.ready}});
+  }
   return {{"job", job.row.id.str()},
           {"name", job.spec.name},
           {"state", to_string(shown.state)},
@@ -229,6 +238,8 @@ nlohmann::json Engine::Impl::summary(const Job& job) const {
           {"attempt", job.row.attempt},
           {"world_size", world_size},
           {"nodes", node_names},
+          {"spares", std::move(spare_list)},
+          {"spare_reason", job.lacks},
           {"priority", job.spec.priority},
           {"created", rfc3339(job.row.created)},
           {"started", time_json(job.row.started)},

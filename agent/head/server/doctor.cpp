@@ -250,8 +250,10 @@ void Doctor::finish(const std::string& request) {
     }
     json clock;
     if (row.clock) {
-      clock = {{"offset_ms", row.clock->by.count()},
-               {"uncertainty_ms", row.clock->uncertain.count()}};
+      using std::chrono::milliseconds;
+      clock = {{"offset_ms", std::chrono::duration_cast<milliseconds>(row.clock->by).count()},
+               {"uncertainty_ms",
+                std::chrono::duration_cast<milliseconds>(row.clock->uncertain).count()}};
     }
     nodes.push_back({{"node", row.node},
                      {"findings", std::move(list)},
@@ -292,10 +294,11 @@ void judge_attempts(const Engine::NodeJobs& asked, const Still& still,
 
 ClockOffset clock_offset(WallTime asked, WallTime received, WallTime sent, WallTime answered) {
   using std::chrono::milliseconds;
-  const auto by = ((received - asked) + (sent - answered)) / 2;
-  const auto way = std::max((answered - asked) - (sent - received), WallTime::duration(0));
-  // Milliseconds are what is sent.
-  return {std::chrono::round<milliseconds>(by), std::chrono::ceil<milliseconds>(way / 2) + 1ms};
+  const ClockOffset exact =
+      clock_offset(asked.time_since_epoch(), received.time_since_epoch(), sent.time_since_epoch(),
+                   answered.time_since_epoch());
+  return {std::chrono::round<milliseconds>(exact.by),
+          std::chrono::ceil<milliseconds>(exact.uncertain) + 1ms};
 }
 
 void judge_clock(const ClockOffset& offset, Findings& findings) {

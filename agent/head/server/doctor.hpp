@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "agent/head/engine/engine.hpp"
+#include "agent/head/engine/node_clock.hpp"
 #include "agent/head/server/config_file.hpp"
 #include "agent/head/server/content_server.hpp"
 #include "agent/head/server/node_connections.hpp"
@@ -67,11 +68,7 @@ struct Still {
 void judge_attempts(const Engine::NodeJobs& asked, const Still& still,
                     const wire::DoctorReport& said, link::Findings& findings);
 
-// The node's clock against the head's.
-struct ClockOffset {
-  std::chrono::milliseconds by{0};         // positive: ahead
-  std::chrono::milliseconds uncertain{0};  // half of what the messages took
-};
+// Of times of the day that were sent in milliseconds.
 ClockOffset clock_offset(WallTime asked, WallTime received, WallTime sent, WallTime answered);
 // A note above 1 s: logs and events of two nodes no longer tell what came first. A problem above an
 // hour: it was never set, and certificates stand 48 h at most.

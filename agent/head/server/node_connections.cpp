@@ -119,6 +119,7 @@ asio::awaitable<void> NodeConnections::serve_control(wire::AcceptedPeer peer) {
   welcome.features = wire::kNodeFeatures;
   welcome.mirror = !connection.same_machine && connection.features.contains("mirror");
   welcome.provider = config_->provider;
+  welcome.sent = boot_time();
   const wire::HeadMessage greeting = welcome;
   stream->send_text(text_of(greeting));
   log::info("a node joined", {{"node", id.str()}, {"address", hello->address}});
@@ -180,8 +181,11 @@ asio::awaitable<void> NodeConnections::serve_control(wire::AcceptedPeer peer) {
 
 void NodeConnections::handle(const NodeId& node, wire::NodeMessage message,
                              const wire::FrameStreamPtr& stream) {
-  if (std::holds_alternative<wire::Heartbeat>(message)) {
-    const wire::HeadMessage answer = wire::Heartbeat{};
+  if (const auto* beat = std::get_if<wire::Heartbeat>(&message)) {
+    engine_->heartbeat(node, *beat);
+    wire::Heartbeat head;
+    head.sent = boot_time();
+    const wire::HeadMessage answer = head;
     stream->send_text(text_of(answer));
   } else if (const auto* event = std::get_if<wire::FromSupervisor>(&message)) {
     failpoint("event.take.before");

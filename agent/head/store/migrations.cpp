@@ -102,6 +102,17 @@ const std::vector<Migration>& migrations() {
           database.run((std::string("ALTER TABLE attempts ADD COLUMN ") + column).c_str());
         }
       },
+      [](Database& database) {
+        database.run("ALTER TABLE attempts ADD COLUMN causes TEXT NOT NULL DEFAULT ''");
+        for (const char* column :
+             {"at INTEGER", "loose INTEGER NOT NULL DEFAULT 0", "clock_by INTEGER",
+              "clock_uncertain INTEGER NOT NULL DEFAULT 0", "heard INTEGER NOT NULL DEFAULT 0"}) {
+          database.run((std::string("ALTER TABLE ranks ADD COLUMN ") + column).c_str());
+        }
+      },
+      [](Database& database) {
+        database.run("ALTER TABLE jobs ADD COLUMN spares TEXT NOT NULL DEFAULT '[]'");
+      },
   };
   return steps;
 }

@@ -34,6 +34,7 @@ struct JobRow {
   std::string error;    // JSON object of docs/api.md, or empty
   std::string metrics;  // JSON: {name: {"value", "rank"}}, the last values
   std::optional<std::int64_t> step;
+  std::vector<std::string> spares;  // nodes that are kept for it
 
   bool operator==(const JobRow&) const = default;
 };
@@ -64,6 +65,7 @@ struct AttemptRow {
   Fault fault;
   std::optional<std::int64_t> step;  // the last that its ranks reported
   bool counted = false;              // its end, among max_restarts
+  std::string causes;                // JSON: which of its failures came first; empty: none
 
   bool operator==(const AttemptRow&) const = default;
 };
@@ -117,6 +119,14 @@ struct RankRow {
   std::vector<std::string> last_lines;
   bool address_in_use = false;
   std::string cause;  // what ended it, if its node knows more than its exit says
+  // When it failed, in nanoseconds by CLOCK_BOOTTIME of its machine, at the latest, and how much
+  // earlier it can have been; how far that clock was ahead of the head's, if that is known; and by
+  // the head's, when that was heard.
+  std::optional<std::int64_t> at;
+  std::int64_t loose = 0;
+  std::optional<std::int64_t> clock_by;
+  std::int64_t clock_uncertain = 0;
+  std::int64_t heard = 0;
 
   bool operator==(const RankRow&) const = default;
 };

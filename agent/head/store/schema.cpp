@@ -23,14 +23,14 @@ CREATE TABLE jobs (
   reason TEXT NOT NULL, exit_code INTEGER, attempt INTEGER NOT NULL, restarts INTEGER NOT NULL,
   port_retries INTEGER NOT NULL, stop_cause INTEGER NOT NULL, stop_grace_s INTEGER,
   created INTEGER NOT NULL, started INTEGER, ended INTEGER, error TEXT NOT NULL,
-  metrics TEXT NOT NULL, step INTEGER);
+  metrics TEXT NOT NULL, step INTEGER, spares TEXT NOT NULL DEFAULT '[]');
 CREATE TABLE attempts (
   job TEXT NOT NULL, attempt INTEGER NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL,
   token TEXT NOT NULL, world_size INTEGER NOT NULL, master_port INTEGER NOT NULL, checkpoint TEXT,
   created INTEGER NOT NULL, started INTEGER, ended INTEGER, fault TEXT NOT NULL DEFAULT 'none',
   code INTEGER NOT NULL DEFAULT 0, signal INTEGER NOT NULL DEFAULT 0,
   fault_node TEXT NOT NULL DEFAULT '', words TEXT NOT NULL DEFAULT '', step INTEGER,
-  counted INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (job, attempt)) WITHOUT ROWID;
+  counted INTEGER NOT NULL DEFAULT 0, causes TEXT NOT NULL DEFAULT '', PRIMARY KEY (job, attempt)) WITHOUT ROWID;
 CREATE TABLE shares (
   job TEXT NOT NULL, attempt INTEGER NOT NULL, node_rank INTEGER NOT NULL, node TEXT NOT NULL,
   first_rank INTEGER NOT NULL, nproc INTEGER NOT NULL, cpus REAL NOT NULL, memory INTEGER NOT NULL,
@@ -43,6 +43,8 @@ CREATE TABLE ranks (
   state TEXT NOT NULL, pid INTEGER NOT NULL, code INTEGER NOT NULL, signal INTEGER NOT NULL,
   ended INTEGER, stopped INTEGER NOT NULL, error_message TEXT NOT NULL, error_time REAL NOT NULL,
   last_lines TEXT NOT NULL, address_in_use INTEGER NOT NULL, cause TEXT NOT NULL DEFAULT '',
+  at INTEGER, loose INTEGER NOT NULL DEFAULT 0, clock_by INTEGER,
+  clock_uncertain INTEGER NOT NULL DEFAULT 0, heard INTEGER NOT NULL DEFAULT 0,
   PRIMARY KEY (job, attempt, rank)) WITHOUT ROWID;
 CREATE TABLE nodes (
   node TEXT PRIMARY KEY, address TEXT NOT NULL, boot_id TEXT NOT NULL, machine TEXT NOT NULL,
@@ -168,12 +170,12 @@ T from_column(Statement& row, int column) {
 void columns(wire::Is<JobRow> auto& r, auto&& f) {
   f(r.id, NullIfEmpty{r.submission_id}, r.spec, r.state, r.reason, r.exit_code, r.attempt,
     r.restarts, r.port_retries, r.stop_cause, r.stop_grace_s, r.created, r.started, r.ended,
-    r.error, r.metrics, r.step);
+    r.error, r.metrics, r.step, r.spares);
 }
 void columns(wire::Is<AttemptRow> auto& r, auto&& f) {
   f(r.job, r.attempt, r.state, r.reason, r.token, r.world_size, r.master_port, r.checkpoint,
     r.created, r.started, r.ended, r.fault.kind, r.fault.code, r.fault.signal, r.fault.node,
-    r.fault.words, r.step, r.counted);
+    r.fault.words, r.step, r.counted, r.causes);
 }
 void columns(wire::Is<ShareRow> auto& r, auto&& f) {
   f(r.job, r.attempt, r.node_rank, r.node, r.first_rank, r.nproc, r.cpus, r.memory, r.gpus,
@@ -182,7 +184,8 @@ void columns(wire::Is<ShareRow> auto& r, auto&& f) {
 }
 void columns(wire::Is<RankRow> auto& r, auto&& f) {
   f(r.job, r.attempt, r.rank, r.node, r.state, r.pid, r.code, r.signal, r.ended, r.stopped,
-    r.error_message, r.error_time, r.last_lines, r.address_in_use, r.cause);
+    r.error_message, r.error_time, r.last_lines, r.address_in_use, r.cause, r.at, r.loose,
+    r.clock_by, r.clock_uncertain, r.heard);
 }
 void columns(wire::Is<NodeRow> auto& r, auto&& f) {
   f(r.node, r.address, r.boot_id, r.machine, r.version, r.root, r.log, r.cpus, r.gpus, r.memory,
@@ -292,13 +295,15 @@ void prepare_schema(Database& database, const fs::path& file) {
 struct Writer::Statements {
   explicit Statements(sqlite3* db)
       : job(db,
-            "INSERT INTO jobs VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17) "
+            "INSERT INTO jobs VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,"
+            "?18) "
             "ON CONFLICT (job) DO UPDATE SET state=?4, reason=?5, exit_code=?6, attempt=?7, "
             "restarts=?8, port_retries=?9, stop_cause=?10, stop_grace_s=?11, started=?13, "
-            "ended=?14, error=?15, metrics=?16, step=?17"),
-        attempt(db, "INSERT OR REPLACE INTO attempts VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),
+            "ended=?14, error=?15, metrics=?16, step=?17, spares=?18"),
+        attempt(db,
+                "INSERT OR REPLACE INTO attempts VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),
         share(db, "INSERT OR REPLACE INTO shares VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),
-        rank(db, "INSERT OR REPLACE INTO ranks VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),
+        rank(db, "INSERT OR REPLACE INTO ranks VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),
         node(db, "INSERT OR REPLACE INTO nodes VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),
         event(db, "INSERT INTO events VALUES (?,?,?,?,?,?,?)"),
         metrics(db, "INSERT OR IGNORE INTO metrics VALUES (?,?,?,?,?,?,?)"),

@@ -95,7 +95,8 @@ TEST_CASE("JSON with a key that is not known: whoever submits hears of it") {
                          "lau\\x0acher: is no key of a job that is known here", Error);
   }
   // What earlier ones do not know is left out as long as it can be.
-  for (const char* key : {"launcher", "restart", "hang_timeout_s", "on_hang", "log_limit"}) {
+  for (const char* key :
+       {"launcher", "restart", "spares", "hang_timeout_s", "on_hang", "log_limit"}) {
     CHECK_FALSE(to_json(good()).contains(key));
   }
 }
@@ -169,6 +170,12 @@ TEST_CASE("ranges") {
   CHECK(refused([](JobSpec& s) { s.nproc_per_node.number = 0; }));
   CHECK(refused([](JobSpec& s) { s.nproc_per_node.number = 4097; }));
   CHECK(refused([](JobSpec& s) { s.max_restarts = -1; }));
+  CHECK(refused([](JobSpec& s) { s.spares = -1; }));
+  CHECK(refused([](JobSpec& s) { s.spares = 65; }));
+  CHECK(refused([](JobSpec& s) {
+    s.spares = 1;
+    s.launcher = Launcher::srun;
+  }));
   CHECK(refused([](JobSpec& s) { s.max_restarts = 1000001; }));
   CHECK(refused([](JobSpec& s) { s.resources.cpu = std::numeric_limits<double>::quiet_NaN(); }));
   CHECK(refused([](JobSpec& s) { s.resources.cpu = -1; }));

@@ -90,6 +90,8 @@ TEST_CASE("numbers of nodes and ranks are written in several ways") {
   CHECK(job("command: x\nnproc_per_node: cpu").nproc_per_node.kind == ProcsKind::cpu);
   CHECK(job("command: x\nnproc_per_node: 8").nproc_per_node == ProcsPerNode{ProcsKind::number, 8});
   CHECK(job("command: x\nmax_restarts: 3.0").max_restarts == 3);
+  CHECK(job("command: x\nspares: 2").spares == 2);
+  CHECK(job("command: x").spares == 0);
 }
 
 TEST_CASE("a log limit below what is possible is refused, with what is") {

@@ -34,6 +34,8 @@ json whole(const JobSpec& spec) {
   made["launcher"] = to_string(spec.launcher);
   CHECK_FALSE(made.contains("on_hang"));
   made["on_hang"] = to_string(spec.on_hang);
+  CHECK_FALSE(made.contains("spares"));
+  made["spares"] = spec.spares;
   CHECK_FALSE(made.contains("label_selector"));
   made["label_selector"] = spec.label_selector;
   return made;

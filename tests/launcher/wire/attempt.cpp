@@ -145,6 +145,12 @@ wire::RankExited killed_for_memory() {
   return exited;
 }
 
+wire::RankExited dated_exit() {
+  wire::RankExited exited = full_exit();
+  exited.boot_time = std::chrono::nanoseconds(86400000000001);
+  return exited;
+}
+
 struct Golden {
   json value;
   Read read;
@@ -175,6 +181,7 @@ std::map<std::string, Golden> all_messages() {
       {"event_warning_rank", event(6, wire::AttemptWarning{1, "a report was dropped"})},
       {"event_rank_exited", event(7, full_exit())},
       {"event_rank_exited_cause", event(7, killed_for_memory())},
+      {"event_rank_exited_boot_time", event(7, dated_exit())},
       {"event_finished",
        event(8, wire::NodeFinished{Outcome::failed, "rank 1 on node-1: exit code 3", {77}, 4096})},
       {"event_finished_succeeded", event(9, wire::NodeFinished{})},

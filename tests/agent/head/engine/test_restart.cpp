@@ -48,7 +48,7 @@ struct History {
 
 }  // namespace
 
-TEST_CASE("the root cause is the first failure that nobody asked for") {
+TEST_CASE("which ranks failed by themselves, and how") {
   const auto rank = [](int number, int code, int second, bool stopped = false, double error = 0) {
     RankRow row;
     row.rank = number;
@@ -60,15 +60,17 @@ TEST_CASE("the root cause is the first failure that nobody asked for") {
     row.error_time = error;
     return row;
   };
-  CHECK_FALSE(root_cause({rank(0, 0, 1), rank(1, 143, 2, true)}).has_value());
-  CHECK(root_cause({rank(0, 1, 9), rank(1, 2, 8), rank(2, 143, 1, true)})->rank == 1);
-  CHECK(root_cause({rank(0, 1, 9, false, 5.5), rank(1, 2, 8)})->rank == 0);
+  CHECK_FALSE(failed_by_itself(rank(0, 0, 1)));
+  CHECK_FALSE(failed_by_itself(rank(1, 143, 2, true)));
+  CHECK(failed_by_itself(rank(1, 2, 8)));
+  CHECK(failed_at(rank(0, 1, 9)) == WallTime(std::chrono::seconds(9)));
+  CHECK(failed_at(rank(0, 1, 9, false, 5.5)) == WallTime(std::chrono::milliseconds(5500)));
   RankRow killed = rank(3, 0, 2);
   killed.state = RankState::killed;
   killed.signal = 9;
-  CHECK(describe(*root_cause({killed})) == "rank 3 on n: signal 9 (SIGKILL)");
+  CHECK(describe(killed) == "rank 3 on n: signal 9 (SIGKILL)");
   killed.cause = "killed for memory: it used 1.0 GiB of 1.0 GiB";
-  CHECK(describe(*root_cause({killed})) ==
+  CHECK(describe(killed) ==
         "rank 3 on n: signal 9 (SIGKILL), killed for memory: it used 1.0 GiB of 1.0 GiB");
 }
 

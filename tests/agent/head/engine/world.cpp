@@ -173,6 +173,16 @@ void World::join(const std::string& node, std::vector<std::pair<JobId, int>> att
   info.attempts = std::move(attempts);
   info.leaving = leaving;
   engine->joined(info);
+  if (clocks_known) beat(node);
+}
+
+void World::beat(const std::string& node, std::chrono::nanoseconds ahead,
+                 std::chrono::nanoseconds way) {
+  wire::Heartbeat beat;
+  beat.echoed = clock.boot() - 2 * way;
+  beat.received = beat.sent = clock.boot() - way + ahead;
+  beat.wall_ns = std::chrono::nanoseconds((clock.wall() - way).time_since_epoch()).count();
+  engine->heartbeat(NodeId(node), beat);
 }
 
 void World::repeat(const std::string& node, const JobId& job, int attempt, std::uint64_t seq,
@@ -199,6 +209,7 @@ void World::exit_rank(const std::string& node, const JobId& job, int attempt, in
   body.rank = rank;
   body.exit.code = code;
   body.time = clock.wall();
+  body.boot_time = clock.boot();
   body.stopped = stopped;
   if (code != 0 && !stopped) {
     body.error_message = "boom";

@@ -51,6 +51,11 @@ class World : public Nodes {
   static NodeInfo info_of(const std::string& node);
   void join(const std::string& node, std::vector<std::pair<JobId, int>> attempts = {}, int cpus = 4,
             const std::string& leaving = "");
+  // The first one of all nodes comes as they join, unless their clocks are not `clocks_known`. The
+  // node's clock is so far `ahead`, a message takes so long one way.
+  void beat(const std::string& node, std::chrono::nanoseconds ahead = {},
+            std::chrono::nanoseconds way = {});
+  bool clocks_known = true;
   void say(const std::string& node, const JobId& job, int attempt, wire::AttemptEventBody body);
   void repeat(const std::string& node, const JobId& job, int attempt, std::uint64_t seq,
               wire::AttemptEventBody body);

@@ -19,6 +19,7 @@ inline JobRow sample_job(const std::string& id) {
   row.created = from_millis(1767323045123);
   row.started = from_millis(1767323046123);
   row.step = 12;
+  row.spares = {"node-7"};
   return row;
 }
 
@@ -37,6 +38,7 @@ inline Changes sample_changes() {
                      from_millis(5),
                      from_millis(6),
                      std::nullopt};
+  attempt.causes = R"({"count":1})";
   changes.attempts.push_back(attempt);
   ShareRow share;
   share.job = JobId("a");
@@ -66,6 +68,11 @@ inline Changes sample_changes() {
   rank.error_message = "\xff not UTF-8";
   rank.last_lines = {"x", "y"};
   rank.cause = "killed for memory";
+  rank.at = 86400000000001;
+  rank.loose = 1000000;
+  rank.clock_by = -5;
+  rank.clock_uncertain = 250000;
+  rank.heard = 1767323045123456789;
   changes.ranks.push_back(rank);
   NodeRow node{NodeId("node-1"),       "10.0.0.1",          "boot", "m",  "0.1", "/r", "/l", 8, 2,
                std::uint64_t{1} << 36, NodeState::draining, "why",  true, "gpu"};

@@ -1,0 +1,286 @@
+#include <algorithm>
+
+#include "agent/head/engine/impl.hpp"
+#include "agent/head/engine/spares.hpp"
+#include "launcher/core/text.hpp"
+
+// The nodes that are kept for a running job beyond its own: chosen, prepared as those of an attempt
+// are, and given back. An attempt that begins takes them by the queue's decision.
+namespace dtrain::head {
+namespace {
+
+constexpr int kNotedSpares = 100;  // lines of a job's events about them
+
+bool wants_spares(const Job& job) {
+  return job.spec.spares > 0 && job.durable && !job.attempts.empty() && !job.ended() &&
+         job.row.stop_cause == StopCause::none;
+}
+
+Spare* find_spare(Job* job, const NodeId& node, int number) {
+  if (job == nullptr) return nullptr;
+  for (Spare& spare : job->spares) {
+    if (spare.share.node == node && spare.number == number) return &spare;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+bool Engine::Impl::takes_ranks(const Node& node) {
+  return node.row.state == NodeState::ready && node.connected && !node.being_removed &&
+         node.leaves.empty() && !node.unprepared;
+}
+
+// What its last attempt had, while it waits to begin anew.
+std::vector<PlacedShare> Engine::Impl::kept_gang(const Job& job) const {
+  std::vector<PlacedShare> gang;
+  const bool waits = job.row.state == JobState::restarting && !job.preparing;
+  if (!waits || !wants_spares(job)) return gang;
+  for (const Share& share : job.attempts.back().shares) {
+    const auto node = nodes.find(share.row.node);
+    if (node != nodes.end() && takes_ranks(node->second)) gang.push_back(placed(job, share));
+  }
+  return gang;
+}
+
+WaitingJob::Kept Engine::Impl::kept_for(const Job& job) const {
+  WaitingJob::Kept kept;
+  if (!wants_spares(job) || job.row.state != JobState::restarting) return kept;
+  kept.gang = kept_gang(job);
+  for (const Spare& spare : job.spares) kept.spares.push_back(spare.share);
+  kept.width = static_cast<int>(job.attempts.back().shares.size());
+  return kept;
+}
+
+void Engine::Impl::use_kept(const Job& job, bool spares_too,
+                            std::vector<NodeCapacity>& capacity) const {
+  const auto keep = [&](const PlacedShare& share, const std::string& how) {
+    for (NodeCapacity& node : capacity) {
+      if (node.node != share.node) continue;
+      use(node, share);
+      node.kept = "is kept " + how + job.row.id.str();
+    }
+  };
+  for (const PlacedShare& share : kept_gang(job)) keep(share, "for ");
+  if (!spares_too) return;
+  for (const Spare& spare : job.spares) keep(spare.share, "as a spare of ");
+}
+
+void Engine::Impl::settle_spares(bool take_new) {
+  std::vector<SpareWant> wants;
+  std::vector<Job*> theirs;
+  for (const auto& [id, each] : live) {
+    Job& job = *each;
+    if (!wants_spares(job)) {
+      if (!job.spares.empty()) set_spares(job, {}, "");
+      continue;
+    }
+    SpareWant want{id, job.spec.priority, job.order, demand_of(job.spec), 0, {}};
+    for (const Share& share : job.attempts.back().shares) want.not_on.insert(share.row.node);
+    for (const auto& [node, why] : job.unfit) want.not_on.insert(node);
+    for (const Spare& spare : job.spares) want.has.push_back(spare.share.node);
+    want.count = take_new ? static_cast<std::size_t>(job.spec.spares) : want.has.size();
+    wants.push_back(std::move(want));
+    theirs.push_back(&job);
+  }
+  if (wants.empty()) return;
+  std::vector<NodeCapacity> capacity = capacities();
+  for (NodeCapacity& node : capacity) {
+    if (const auto kept = growth.kept.find(node.node); kept != growth.kept.end()) {
+      for (const PlacedShare& share : kept->second) use(node, share);
+    }
+  }
+  for (const Job* job : theirs) use_kept(*job, false, capacity);
+  std::set<NodeId> away;
+  for (const auto& [id, node] : nodes) {
+    const bool stays = node.row.state == NodeState::ready || node.row.state == NodeState::joining;
+    if (stays && !node.connected && node.leaves.empty() && !node.being_removed) away.insert(id);
+  }
+  SpareDecision decision = decide_spares(std::move(capacity), away, std::move(wants));
+  for (Job* job : theirs) {
+    std::string reason = take_new ? decision.reasons[job->row.id] : job->lacks;
+    if (take_new && !reason.empty()) {
+      if (const auto coming = growth.reasons.find(job->row.id); coming != growth.reasons.end()) {
+        reason += "; " + coming->second;
+      }
+      for (const auto& [node, why] : job->unfit) {
+        reason += "; " + node.str() + " cannot be one: " + why;
+        break;
+      }
+    }
+    set_spares(*job, std::move(decision.spares[job->row.id]), reason);
+    if (take_new) prepare_spares(*job);
+  }
+}
+
+void Engine::Impl::set_spares(Job& job, std::vector<PlacedShare> shares, const std::string& lacks) {
+  Tx tx;
+  const auto say = [&](const std::string& what) {
+    if (job.spares_noted++ < kNotedSpares) note(tx, job, EventLevel::info, what);
+  };
+  std::vector<Spare> now;
+  for (PlacedShare& share : shares) {
+    const auto old = std::find_if(job.spares.begin(), job.spares.end(), [&](const Spare& spare) {
+      return spare.share.node == share.node;
+    });
+    if (old != job.spares.end()) {
+      now.push_back(std::move(*old));
+      job.spares.erase(old);
+    } else {
+      say(share.node.str() + " is kept as a spare");
+      job.spared.insert(share.node);
+      now.emplace_back();
+    }
+    now.back().share = std::move(share);
+  }
+  for (const Spare& gone : job.spares) {
+    const Attempt* attempt = job.live_attempt();
+    if (attempt != nullptr && attempt->share(gone.share.node) != nullptr)
+      continue;  // it is one of its own now
+    if (gone.number > 0) nodes_out.unstage(gone.share.node, job.row.id, gone.number);
+    if (!job.ended()) say(gone.share.node.str() + " is no spare any more");
+  }
+  job.spares = std::move(now);
+  if (job.lacks != lacks) {
+    job.lacks = lacks;
+    if (!lacks.empty()) say(lacks);
+  }
+  std::vector<std::string> names;
+  for (const Spare& spare : job.spares) names.push_back(spare.share.node.str());
+  tx.job = names != job.row.spares;
+  job.row.spares = std::move(names);
+  if (tx.job || !tx.changes.events.empty()) commit(job, std::move(tx), Urgency::soon);
+}
+
+// While its ranks run, so that its own start waits for nothing: content as for the next attempt,
+// then whether it and the job's nodes reach each other.
+void Engine::Impl::prepare_spares(Job& job) {
+  const Attempt* attempt = job.live_attempt();
+  if (attempt == nullptr || attempt->row.state != AttemptState::running) return;
+  const int number = next_attempt(job);
+  bool pairs_wait = false;
+  for (Spare& spare : job.spares) {
+    const NodeId& id = spare.share.node;
+    if (spare.number != number) {
+      if (spare.number > 0) nodes_out.unstage(id, job.row.id, spare.number);
+      spare = {std::move(spare.share), number};
+    }
+    const Node& node = nodes.at(id);
+    if (spare.ready || !takes_ranks(node)) continue;
+    if (job.spec.content && !spare.staged) {
+      if (!std::exchange(spare.stage_sent, true)) {
+        nodes_out.stage(id, {job.row.id, number, *job.spec.content});
+      }
+      continue;
+    }
+    if (!spare.pairs_passed && !pairs_wait) {
+      const auto members = pairs_with(*attempt, spare);
+      if (members.empty()) {
+        spare.pairs_passed = true;
+      } else {
+        // One after the other: a second question takes the place of the first.
+        pairs_wait = true;
+        if (!std::exchange(spare.pairs_asked, true)) {
+          nodes_out.check_pairs(job.row.id, number, members);
+        }
+      }
+    }
+    if (!spare.pairs_passed) continue;
+    spare.ready = true;
+    Tx tx;
+    if (job.spares_noted++ < kNotedSpares) {
+      note(tx, job, EventLevel::info, id.str() + " is ready as a spare");
+      commit(job, std::move(tx), Urgency::soon);
+    }
+  }
+}
+
+// The spare first, which then is tried with each of the others, both ways. None: there is nothing
+// to try.
+std::vector<Nodes::PairMember> Engine::Impl::pairs_with(const Attempt& attempt,
+                                                        const Spare& spare) const {
+  Attempt both;
+  Share& it = both.shares.emplace_back();
+  it.row.node = spare.share.node;
+  it.row.address = nodes.at(spare.share.node).row.address;
+  it.row.machine = nodes.at(spare.share.node).row.machine;
+  for (const Share& share : attempt.shares) both.shares.emplace_back().row = share.row;
+  if (!many_machines(both)) return {};
+  choose_addresses(both);
+  std::vector<Nodes::PairMember> members;
+  std::set<std::string> machines;
+  for (const Share& share : both.shares) {
+    if (!nodes.at(share.row.node).features.contains("pairs")) return {};
+    if (!machines.insert(share.row.machine).second) continue;
+    members.push_back({share.row.node, share.row.address});
+  }
+  return members;
+}
+
+bool Engine::Impl::is_spare(const Job& job, const NodeId& node, int number) {
+  return std::any_of(job.spares.begin(), job.spares.end(), [&](const Spare& spare) {
+    return spare.share.node == node && spare.number == number;
+  });
+}
+
+bool Engine::Impl::spare_staged(const NodeId& node, const wire::Staging& news) {
+  Job* job = find(news.job);
+  Spare* spare = find_spare(job, node, news.attempt);
+  if (spare == nullptr) return false;
+  if (news.ready) {
+    spare->staged = true;
+    prepare_spares(*job);
+  }
+  return true;
+}
+
+bool Engine::Impl::spare_failed(const NodeId& node, const JobId& id, int number,
+                                const std::string& why) {
+  Job* job = find(id);
+  if (job == nullptr || !is_spare(*job, node, number)) return false;
+  Tx tx;
+  job->unfit[node] = why;
+  if (job->spares_noted++ < kNotedSpares) {
+    note(tx, *job, EventLevel::warning, node.str() + " cannot be a spare: " + why);
+    commit(*job, std::move(tx), Urgency::soon);
+  }
+  schedule();
+  return true;
+}
+
+bool Engine::Impl::spare_pairs_checked(const JobId& id, int number,
+                                       const std::vector<std::string>& broken) {
+  Job* job = find(id);
+  if (job == nullptr) return false;
+  for (Spare& spare : job->spares) {
+    if (spare.number != number || !spare.pairs_asked || spare.pairs_passed) continue;
+    spare.pairs_asked = false;
+    if (!broken.empty()) {
+      return spare_failed(spare.share.node, id, number, join_some(broken, kNamedNodes, "; "));
+    }
+    spare.pairs_passed = true;
+    prepare_spares(*job);
+    return true;
+  }
+  return false;
+}
+
+// Pair tests of which it was part are over without a result; what it had been asked is not known.
+void Engine::Impl::spare_gone(const NodeId& id) {
+  for (const auto& [name, job] : live) {
+    for (Spare& spare : job->spares) {
+      spare.pairs_asked = false;
+      if (spare.share.node == id) spare.stage_sent = false;
+    }
+  }
+}
+
+std::map<NodeId, JobId> Engine::Impl::spares() const {
+  std::map<NodeId, JobId> all;
+  for (const auto& [id, job] : live) {
+    for (const Spare& spare : job->spares) all[spare.share.node] = id;
+  }
+  return all;
+}
+
+}  // namespace dtrain::head

@@ -1,0 +1,56 @@
+"""Nodes that are kept for a job, to take the place of those that it loses. They do not know of each
+other that they are one machine."""
+
+from harness import *
+
+
+class Spares(ClusterCase):
+    nodes = 0
+
+    def setUp(self):
+        super().setUp()
+        self.env["DTRAIN_TEST_MACHINES"] = "apart"
+        self.write_cluster(3)
+        self.ok("up", self.folder / "cluster.yaml")
+
+    def events(self, job):
+        return [event["message"] for event in self.ask("GET", f"/v1/jobs/{job}/events")["events"]]
+
+    def agents_of(self, role, node):
+        return [pid for pid in self.agents(role) if f"/nodes/{node}" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+    def go_on(self, pid):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGCONT)
+
+    def test_a_lost_node_is_replaced_by_the_spare(self):
+        (self.folder / "job.yaml").write_text(
+            "name: train\nnnodes: 2\nspares: 1\ncommand: 'while :; do sleep 1000; done'\n")
+        job = self.json("submit", "-d", self.folder / "job.yaml")["job"]
+        self.wait_state(job, "running")
+        eventually(lambda: "node-2 is ready as a spare" in self.events(job), "the spare is ready")
+        cpus = self.json("status")["nodes"][0]["cpus"]
+        other = self.submit("true", "--cpus", str(cpus))
+        eventually(lambda: f"node-2 is kept as a spare of {job}" in self.job(other)["reason"], "why others wait")
+        self.assertIn(f"spare of {job}", self.ok("status"))
+        # A head that is killed still has it.
+        os.kill(self.agents("head")[0], signal.SIGKILL)
+        eventually(lambda: all(node["state"] == "ready" for node in self.json("status")["nodes"]), "all are back")
+        # The agent stands still, so that nobody hears that its supervisor is gone.
+        [agent] = self.agents_of("node", "node-1")
+        os.kill(agent, signal.SIGSTOP)
+        self.addCleanup(self.go_on, agent)
+        for pid in self.agents_of("supervise", "node-1"):
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: len(self.job(job)["attempts"]) == 2, "the next attempt")
+        attempt = self.job(job)["attempts"][1]
+        self.assertEqual([node["node"] for node in attempt["nodes"]], ["node-0", "node-2"])
+        self.wait_state(job, "running")
+        said = self.events(job)
+        begun = next(i for i, text in enumerate(said) if text.startswith("attempt 2 starts"))
+        self.assertIn("node-2 was its spare", said[begun])
+        self.assertLess(said.index("node-2 is ready as a spare"), begun)
+
+
+if __name__ == "__main__":
+    main()
