@@ -2,11 +2,9 @@
 
 #include <fcntl.h>
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <boost/asio/post.hpp>
-#include <cerrno>
 #include <tuple>
 #include <utility>
 

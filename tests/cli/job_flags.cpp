@@ -67,6 +67,7 @@ TEST_CASE("flags win over the YAML, key by key") {
   flags.stop_grace_s = 5;
   flags.timeout_s = 60;
   flags.queue_timeout_s = 7;
+  flags.log_limit = "32MiB";
   flags.priority = -1;
   flags.num_to_keep = 2;
   flags.score_attribute = "loss";
@@ -93,6 +94,7 @@ TEST_CASE("flags win over the YAML, key by key") {
   CHECK(merged.stop_grace == std::chrono::seconds(5));
   CHECK(merged.timeout == std::chrono::seconds(60));
   CHECK(merged.queue_timeout == std::chrono::seconds(7));
+  CHECK(merged.log_limit == std::uint64_t{32} << 20);
   CHECK(merged.priority == -1);
   CHECK(merged.checkpoint.num_to_keep == 2);
   CHECK(merged.checkpoint.score_attribute == "loss");

@@ -242,6 +242,45 @@ TEST_CASE("pull: many files get their names at once, an empty one too") {
   }
 }
 
+TEST_CASE("pull: lines stand where a log's bytes are not kept any more") {
+  const testing::TemporaryFolder folder;
+  const fs::path target = folder / "0.out";
+  const auto mark = [](int bytes) {
+    return "[dtrain: " + std::to_string(bytes) +
+           " bytes of output are missing here: released, as log_limit says]\n";
+  };
+  const RemoteFile cut{"0.out", 20, std::nullopt, 10};
+  {
+    Incoming log(cut, target);
+    CHECK(log.offset() == 10);
+    log.take("kept\nx");
+    log.gap(2);  // that went while the bytes before it were on their way
+    log.take("y\n");
+    CHECK(log.released() == 12);
+  }
+  // What came of it is of no use later.
+  Incoming log(cut, target);
+  log.take("kept\nkept\n");
+  REQUIRE(log.whole());
+  CHECK(log.how() == Pulled::whole);
+  CHECK(log.released() == 10);
+  Arrivals arrivals;
+  arrivals.add(log);
+  arrivals.name_all();
+  CHECK(read_file(target) == mark(10) + "kept\nkept\n");
+  CHECK(Incoming(cut, target).already_here());
+  CHECK_FALSE(Incoming({"0.out", 30, std::nullopt, 20}, target).already_here());
+  // One that was whole when it was begun.
+  const fs::path other = folder / "1.out";
+  write_file_atomic(folder / "1.out.part", "half");
+  Incoming rest({"1.out", 10, std::nullopt}, other);
+  CHECK(rest.offset() == 4);
+  rest.gap(4);
+  rest.take("z\n");
+  CHECK(rest.whole());
+  CHECK(read_file(rest.part()) == "half\n" + mark(4) + "z\n");
+}
+
 TEST_CASE("following: another reason to wait is news, what runs down or moves a little is not") {
   const std::string slurm = "waits for gpu-1: waits in partition gpu: Priority";
   CHECK(other_wait("asks for 1 machine of type gpu", slurm));

@@ -99,8 +99,7 @@ TEST_CASE("where bytes are missing stands how many, and nothing else is missing"
   pipe.writer.reset();
   until_ended(output, 1);
 
-  const std::string mark =
-      "\n" + missing_mark(output.dropped_bytes(), "File too large") + "\n";
+  const std::string mark = "\n" + missing_mark(output.dropped_bytes(), "File too large") + "\n";
   const std::string kept = read_file(folder / "f");
   CHECK(kept.substr(0, room) == written.substr(0, room));
   CHECK(kept.substr(room, mark.size()) == mark);
