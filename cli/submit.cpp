@@ -219,9 +219,11 @@ nlohmann::json submit_job(const Context& context, const wire::ApiClient& client,
     try {
       send_files(context, client, files, zstd);
     } catch (const Error& error) {
-      // A file that changed while it was sent is read anew.
+      // A file that changed while it was sent is read anew; a head that was killed is awaited.
       const bool changed = error.code() == ErrorCode::conflict || error.code() == ErrorCode::failed;
-      if (!changed || attempt + 1 == kStageTries) throw;
+      const bool comes_back = error.code() == ErrorCode::unreachable &&
+                              living_watch(paths::cluster_state(cluster)).has_value();
+      if ((!changed && !comes_back) || attempt + 1 == kStageTries) throw;
     }
   }
 }

@@ -5,6 +5,7 @@
 
 using namespace dtrain;
 using namespace dtrain::head;
+using dtrain::head::testing::World;
 using namespace std::chrono_literals;
 
 namespace {
