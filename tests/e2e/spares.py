@@ -19,6 +19,10 @@ class Spares(ClusterCase):
     def agents_of(self, role, node):
         return [pid for pid in self.agents(role) if f"/nodes/{node}" in Path(f"/proc/{pid}/cmdline").read_text()]
 
+    def all_are_back(self):
+        said = self.run_dtrain("status", "--json")
+        return said.returncode == 0 and all(node["state"] == "ready" for node in json.loads(said.stdout)["nodes"])
+
     def go_on(self, pid):
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGCONT)
@@ -34,8 +38,10 @@ class Spares(ClusterCase):
         eventually(lambda: f"node-2 is kept as a spare of {job}" in self.job(other)["reason"], "why others wait")
         self.assertIn(f"spare of {job}", self.ok("status"))
         # A head that is killed still has it.
-        os.kill(self.agents("head")[0], signal.SIGKILL)
-        eventually(lambda: all(node["state"] == "ready" for node in self.json("status")["nodes"]), "all are back")
+        [head] = self.agents("head")
+        os.kill(head, signal.SIGKILL)
+        eventually(lambda: head not in self.agents("head"), "the head is dead")
+        eventually(self.all_are_back, "another head has all nodes")
         # The agent stands still, so that nobody hears that its supervisor is gone.
         [agent] = self.agents_of("node", "node-1")
         os.kill(agent, signal.SIGSTOP)

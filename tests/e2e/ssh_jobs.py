@@ -46,6 +46,35 @@ class Training(HostsCase):
         self.assertIn("libtorch_cpu.so", self.ok("bundle", MLP))
 
 
+class Spares(HostsCase):
+    count = 3
+
+    def test_a_spare_has_the_content_before_it_takes_the_place_of_a_lost_host(self):
+        self.up()
+        work = self.folder / "work"
+        work.mkdir()
+        (work / "data.txt").write_text("brought\n")
+        (self.folder / "job.yaml").write_text(
+            "name: train\nnnodes: 2\nspares: 1\nworkdir: work\n"
+            "command: 'cat data.txt; while [ ! -e ~/stop ]; do sleep 0.05; done'\n")
+        job = self.json("submit", "-d", self.folder / "job.yaml")["job"]
+        [spare] = eventually(lambda: [each["node"] for each in self.json("status")["jobs"][0]["spares"] if each["ready"]],
+                             "the spare is ready")
+        self.assertEqual(spare, "h2")
+        brought = [path for path in self.lab[2].path("~/.dtrain").rglob("data.txt") if "workdir-2" in str(path)]
+        self.assertEqual(len(brought), 1)
+        before = brought[0].stat()
+        self.lab[1].crash()
+        eventually(lambda: len(self.job(job)["attempts"]) == 2, "the next attempt")
+        self.wait_state(job, "running")
+        self.assertEqual([node["node"] for node in self.job(job)["attempts"][1]["nodes"]], ["h0", "h2"])
+        # It is the file that was there before, not another that was brought now.
+        after = brought[0].stat()
+        self.assertEqual((after.st_ino, after.st_mtime_ns), (before.st_ino, before.st_mtime_ns))
+        eventually(lambda: self.ok("logs", job).count("brought") >= 2, "both ranks have read it")
+        self.ok("stop", job)
+
+
 class Jobs(HostsCase):
     count = 3
 

@@ -5,6 +5,7 @@
 #include "launcher/core/process_exit.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/spec/limits.hpp"
+#include "launcher/wire/attempt.hpp"
 
 namespace dtrain::head {
 namespace {

@@ -1,10 +1,10 @@
 #include <algorithm>
-#include <climits>
 #include <utility>
 
 #include "agent/head/engine/impl.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/elf.hpp"
+#include "launcher/spec/limits.hpp"
 #include "launcher/wire/json.hpp"
 #include "launcher/wire/preparation.hpp"
 
@@ -298,9 +298,9 @@ std::vector<WaitingJob> Engine::Impl::growth_queue(const std::vector<WaitingJob>
     if (runs || served.contains(id)) use_kept(*job, true, all);
     const auto missing = job->spec.spares - static_cast<int>(job->spares.size());
     if (!runs || missing <= 0 || job->row.stop_cause != StopCause::none) continue;
-    WaitingJob want{id, INT_MIN, job->order, demand_of(job->spec), ""};
-    want.demand.nnodes = {missing, missing};
-    wants.push_back(std::move(want));
+    WaitingJob want{id, -limits::kPriority - 1, job->order, demand_of(job->spec), ""};
+    want.demand.nnodes = {1, 1};  // each by itself
+    wants.insert(wants.end(), static_cast<std::size_t>(missing), want);
   }
   return wants;
 }

@@ -360,3 +360,33 @@ TEST_CASE("a spare has the job's content as the next attempt will want it") {
     world.until([&] { return world.forgotten.size() == 3; });
   }
 }
+
+TEST_CASE("machines are asked for spares too, after what jobs need") {
+  World world(1);
+  world.join("node-0");
+  const JobId spared = world.submit(whole_nodes(1, 2));
+  world.started("node-0", spared, 1);
+  world.settle();
+  MachinesToCome machines;
+  MachineType type;
+  type.name = "m";
+  type.each = idle_node("");
+  type.known = true;
+  type.most = 10;
+  machines.types = {type};
+  machines.most = 10;
+  world.engine->expect_machines(machines);
+  JobSpec later = whole_nodes(3, 0);
+  later.priority = -5;
+  const JobId other = world.submit(later);
+  world.settle();
+  const Growth& growth = world.engine->expect_machines(machines);
+  REQUIRE(growth.gangs.size() == 3);
+  CHECK(growth.gangs[0] == Growth::Gang{other, "m", 3});
+  CHECK(growth.gangs[1] == Growth::Gang{spared, "m", 1});
+  CHECK(growth.gangs[2] == Growth::Gang{spared, "m", 1});
+  CHECK(world.engine->job(spared)
+            .at("spare_reason")
+            .get<std::string>()
+            .starts_with("no node is free for 2 spares; asks for 1 machine of type m"));
+}
