@@ -51,6 +51,7 @@ class Clocks(FailingCase):
             "name": "waits", "command": "echo done", "nnodes": 2, "queue_timeout_s": 900, "resources": {"CPU": 2}}))
         self.waits = self.json("submit", "-d", self.folder / "waits.yaml")["job"]
         self.follower = self.start("logs", "-f", "--json", self.works)
+        self.begun = self.follower.stdout.readline()
 
     def steps(self):
         return [each["step"] for each in self.job(self.works)["checkpoints"]]
@@ -76,7 +77,7 @@ class Clocks(FailingCase):
 
     def ends_well(self):
         self.stop.touch()
-        said, _ = self.follower.communicate(timeout=DEADLINE)
+        said = self.begun + self.follower.communicate(timeout=DEADLINE)[0]
         self.wait_state(self.works, "succeeded")
         self.wait_state(self.waits, "succeeded")
         result = self.job(self.works)
