@@ -50,7 +50,10 @@ class Clocks(FailingCase):
         (self.folder / "waits.yaml").write_text(json.dumps({
             "name": "waits", "command": "echo done", "nnodes": 2, "queue_timeout_s": 900, "resources": {"CPU": 2}}))
         self.waits = self.json("submit", "-d", self.folder / "waits.yaml")["job"]
-        self.follower = self.start("logs", "-f", "--json", self.works)
+        self.said = self.folder / "said"
+        with self.said.open("w") as said:
+            self.follower = self.start("logs", "-f", "--json", self.works, stdout=said)
+        eventually(lambda: self.said.stat().st_size, "it follows")
 
     def steps(self):
         return [each["step"] for each in self.job(self.works)["checkpoints"]]
@@ -76,7 +79,8 @@ class Clocks(FailingCase):
 
     def ends_well(self):
         self.stop.touch()
-        said, _ = self.follower.communicate(timeout=DEADLINE)
+        self.assertEqual(self.follower.wait(DEADLINE), 0)
+        said = self.said.read_text()
         self.wait_state(self.works, "succeeded")
         self.wait_state(self.waits, "succeeded")
         result = self.job(self.works)
