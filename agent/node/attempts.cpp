@@ -74,6 +74,16 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
         retry_(owner.executor_) {}
 
   void orphan() { owner_ = nullptr; }
+  // Its job is gone, and whoever would acknowledge its end: a supervisor that waits for that goes.
+  void dismiss() {
+    if (state_ != AttemptState::ended || !socket_ || writing_) return;
+    error_code ignored;
+    asio::write(
+        *socket_,
+        asio::buffer(
+            wire::dump(wire::to_json(wire::AttemptCommand(wire::EventAck{last_seq_, {}}))) + "\n"),
+        ignored);
+  }
   bool done() const { return state_ == AttemptState::done; }
   bool running() const { return !done() && state_ != AttemptState::ended && !lost_told_; }
   bool unheard() const { return !done() && !lost_told_; }
@@ -109,6 +119,7 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
   void mark_done() {
     heard(AttemptNews::over);
     if (owner_ == nullptr) return;
+    if (owner_->hooks_.over) owner_->hooks_.over(key_);
     owner_->files_.add([root = root_] {
       try {
         write_file_atomic(done_mark(root), "");
@@ -561,6 +572,7 @@ void Attempts::renew_leases() {
 void Attempts::forget(const JobId& job) {
   for (auto at = links_.begin(); at != links_.end();) {
     if (at->first.first == job) {
+      at->second->dismiss();
       at->second->mark_done();
       at->second->orphan();
       at = links_.erase(at);

@@ -27,6 +27,8 @@ class Attempts {
     std::function<void(wire::NodeMessage)> send;
     // An attempt that is not over is known from now on.
     std::function<void(const std::pair<JobId, int>&)> known;
+    // Nothing of it is to be told any more: the head has heard its end, or never will.
+    std::function<void(const std::pair<JobId, int>&)> over;
     // Runs `then` once the head has the attempt's logs, at the latest after `limit`, whether it has
     // the whole of them or not: its last event is said behind them.
     std::function<void(const std::pair<JobId, int>&, std::chrono::milliseconds limit,

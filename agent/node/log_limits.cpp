@@ -92,7 +92,7 @@ void LogLimits::follow(const Key& key) {
 
 void LogLimits::end(const Key& key, bool whole) {
   const auto found = attempts_.find(key);
-  if (found == attempts_.end()) return;
+  if (found == attempts_.end() || found->second.ended) return;
   found->second.ended = true;
   if (!whole) attempts_.erase(found);
 }

@@ -224,6 +224,7 @@ class Agent {
       mirror_.follow(key);
       log_limits_.follow(key);
     };
+    hooks.over = [this](const Mirror::Key& key) { log_limits_.end(key, false); };
     hooks.after_logs = [this](const Mirror::Key& key, std::chrono::milliseconds limit,
                               std::function<void(bool)> then) {
       mirror_.drain(key, limit, [this, key, then = std::move(then)](bool whole) {
@@ -379,6 +380,7 @@ class Agent {
     beat.wall_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(
                        std::chrono::system_clock::now().time_since_epoch())
                        .count();
+    if (beat.wall_ns < 0 || beat.wall_ns > wire::kMostClockTime) beat.wall_ns = 0;  // not known
     return beat;
   }
 

@@ -31,7 +31,7 @@ void fields(Is<Hello> auto& m, auto&& f) {
     "jobs", any_id(m.jobs, Presence::if_set), "leaving", if_set(m.leaving), "prepared",
     if_set(m.prepared), "slurm", if_set(m.slurm));
 }
-constexpr Rule kClockTime{0, INT64_MAX / 4};
+constexpr Rule kClockTime{0, kMostClockTime};
 void fields(Is<Heartbeat> auto& m, auto&& f) {
   f("sent", if_set(m.sent, kClockTime), "echoed", if_set(m.echoed, kClockTime), "received",
     if_set(m.received, kClockTime), "wall", if_set(m.wall_ns, kClockTime));

@@ -46,6 +46,9 @@ struct SlurmPlace {
 
 // ---- Node to head, control.
 
+// Of a heartbeat's times, in nanoseconds: sums and differences of them are numbers too.
+inline constexpr std::int64_t kMostClockTime = INT64_MAX / 4;
+
 struct Hello {
   int version = kNodeVersion;
   std::vector<std::string> features;
@@ -76,7 +79,7 @@ struct Heartbeat {
   // The node's only: `sent` of the head's newest message that had one, and when that came.
   std::chrono::nanoseconds echoed{0};
   std::chrono::nanoseconds received{0};
-  std::int64_t wall_ns = 0;  // the node's time of the day, at `sent`; since 1970
+  std::int64_t wall_ns = 0;  // the node's time of the day, at `sent`; since 1970; 0: not known
 
   bool operator==(const Heartbeat&) const = default;
 };

@@ -103,6 +103,14 @@ Causes decide_causes(const std::vector<Failure>& failures) {
     const bool is_first = may_be_root(failure) && !after_another && !after_one_there;
     (is_first ? causes.first : causes.later).push_back(i);
   }
+  // Clocks that contradict each other tell nothing: the first is what was heard first.
+  if (causes.first.empty() && !failures.empty()) {
+    const auto heard = std::min_element(
+        causes.later.begin(), causes.later.end(),
+        [&](std::size_t a, std::size_t b) { return failures[a].heard < failures[b].heard; });
+    causes.first.push_back(*heard);
+    causes.later.erase(heard);
+  }
   const auto earlier = [&](std::size_t a, std::size_t b) {
     return guess_of(failures[a]) < guess_of(failures[b]);
   };
@@ -124,13 +132,11 @@ Causes decide_causes(const std::vector<Failure>& failures) {
 }
 
 bool says_peer_gone(const std::string& words) {
-  static constexpr std::string_view kSigns[] = {"Connection closed by peer",
-                                                "Connection reset by peer",
-                                                "remote process exited",
-                                                "ncclRemoteError",
-                                                "NCCL's connection is lost",
-                                                " died: rank ",
-                                                " gave up while this rank was in "};
+  static constexpr std::string_view kSigns[] = {
+      "Connection closed by peer",       "Connection reset by peer",
+      "remote process exited",           "ncclRemoteError",
+      "NCCL's connection is lost",       " died: rank ",
+      " gave up while this rank was in "};
   return std::any_of(std::begin(kSigns), std::end(kSigns),
                      [&](std::string_view sign) { return words.find(sign) != std::string::npos; });
 }

@@ -71,7 +71,7 @@ void Engine::Impl::date(RankRow& rank, const Share& share, const wire::RankExite
     loose = kMillisecond;
   }
   // Its error file says when it went wrong, often in whole seconds; not after its end.
-  if (exited.error_time > 0) {
+  if (is_time(exited.error_time)) {
     const bool whole = exited.error_time == std::floor(exited.error_time);
     const nanoseconds step = whole ? nanoseconds(std::chrono::seconds(1)) : kMillisecond;
     const nanoseconds written(static_cast<std::int64_t>(exited.error_time * 1e9));

@@ -88,7 +88,9 @@ RestartDecision begin_anew(const AttemptEnd& end, RestartsSoFar so_far, const Jo
 }  // namespace
 
 WallTime failed_at(const RankRow& rank) {
-  if (rank.error_time > 0) return from_millis(static_cast<std::int64_t>(rank.error_time * 1000));
+  if (is_time(rank.error_time)) {
+    return from_millis(static_cast<std::int64_t>(rank.error_time * 1000));
+  }
   return rank.ended.value_or(WallTime());
 }
 

@@ -14,6 +14,11 @@ namespace dtrain::head {
 // It ended, not well, and not because it was told to.
 bool failed_by_itself(const RankRow& rank);
 
+// What an error file has as its time, in seconds since 1970, is one: in nanoseconds it is a number
+// still.
+inline bool is_time(double error_time) {
+  return error_time > 0 && error_time < 9e9;
+}
 // By the time in its error file, else by that of its exit; both by the clock of its node.
 WallTime failed_at(const RankRow& rank);
 

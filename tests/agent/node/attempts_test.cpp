@@ -42,7 +42,7 @@ struct AttemptsWorld {
     const fs::path script = folder / "agent";
     std::ofstream(script) << "#!/bin/sh\necho $$ >>" << (folder / "pid").string() << "\n"
                           << before
-                          << "\nexec " SUPERVISE_PROCESS " \"$3\" \"$5\" \"$7\" 20000 $9\n";
+                          << "\nexec " SUPERVISE_PROCESS " \"$3\" \"$5\" \"$7\" 60000 $9\n";
     fs::permissions(script, fs::perms::owner_all);
     wire::AttemptSpec& spec = start.spec;
     spec.cluster = ClusterId("test-" + random_hex(3));
@@ -209,6 +209,23 @@ TEST_CASE("why an attempt could not be started is said again to who asks again")
     CHECK(std::string(failed->error.what()).find("jobs") != std::string::npos);
   }
   fs::remove(jobs);
+}
+
+TEST_CASE("a supervisor whose end nobody will acknowledge goes with its job") {
+  AttemptsWorld world("");
+  world.start.spec.command = {"true"};
+  world.begin();
+  world.attempts->start(world.start);
+  const pid_t pid = world.supervisor();
+  world.run_until([&] {
+    return std::any_of(world.told.begin(), world.told.end(), [](const wire::NodeMessage& message) {
+      const auto* event = std::get_if<wire::FromSupervisor>(&message);
+      return event != nullptr && std::holds_alternative<wire::NodeFinished>(event->event.body);
+    });
+  });
+  CHECK_FALSE(has_ended(pid));
+  world.attempts->forget(kJob);
+  world.run_until([&] { return has_ended(pid); });
 }
 
 TEST_CASE("one that dies before it has said a word is lost at once") {

@@ -88,6 +88,14 @@ TEST_CASE("a clock that was never measured is no ground for an order") {
   CHECK(order({rank_at(3, "a", 50ms), ahead}) == "5 3");
 }
 
+TEST_CASE("clocks that contradict each other tell nothing: the first is what was heard first") {
+  // By one machine's clock the one, by the clocks' offsets the other.
+  Failure early = rank_at(0, "a", 10ms);
+  early.offset = ClockOffset{-1s, 2ms};
+  early.heard = 2h;
+  CHECK(order({early, rank_at(1, "a", 20ms)}) == "1 0");
+}
+
 TEST_CASE("who says that a peer was gone is no root cause where anything else failed") {
   Failure word = rank_at(0, "a", 10ms);
   word.for_peer = true;
@@ -220,6 +228,18 @@ TEST_CASE("which node's rank failed first is told by measured clocks, not by who
   // Known to the next head too.
   world.restart();
   CHECK(world.attempt().at("causes") == causes);
+}
+
+TEST_CASE("an error file whose time is no time says nothing of when it was") {
+  TwoNodes world(true);
+  world.beat("node-0", 0h, 1ms);
+  world.beat("node-1", 0h, 1ms);
+  const nanoseconds now = world.clock.boot();
+  world.advance(1s);
+  world.fail("node-0", 0, now + 20ms, 2e10);
+  world.fail("node-1", 1, now + 10ms, 1e300);
+  world.until([&] { return world.state(world.job) == "failed"; });
+  CHECK(world.attempt().at("reason") == "rank 1 on node-1: exit code 1 (and 1 consequence)");
 }
 
 TEST_CASE("a head that dies between two failures still knows when the first one was") {
