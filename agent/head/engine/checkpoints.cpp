@@ -153,10 +153,15 @@ void Engine::Impl::bring_shard(Job& job, Attempt& attempt, const Share& share,
           if (repeated) {
             // The head may have died between the rename and the record of it.
             for (CommittedCheckpoint& whole : scan_storage(folder).whole) {
-              if (whole.attempt == task.attempt && whole.step == task.step &&
-                  std::find(known_numbers.begin(), known_numbers.end(), whole.number) ==
-                      known_numbers.end()) {
+              if (whole.attempt != task.attempt || whole.step != task.step) continue;
+              if (std::find(known_numbers.begin(), known_numbers.end(), whole.number) ==
+                  known_numbers.end()) {
                 return {std::move(whole), std::nullopt, false};
+              }
+              // Recorded by a head that died before it had heard of all shards again. What still
+              // lies where it was reported is something newer.
+              if (task.shards > 1 && (task.keep || !fs::exists(task.path))) {
+                return {std::nullopt, std::nullopt, false, whole.path};
               }
             }
           }
@@ -260,18 +265,22 @@ void Engine::Impl::shard_placed(const JobId& id, int number, std::int64_t step, 
     wait_for_room(*job, *attempt, step, *result.error);
     return;
   }
-  if (result.error) {
-    const Collecting::Shard failed = reported->at(shard);
-    const std::string why = result.error->what();
+  if (result.error || !result.known.empty()) {
+    const Collecting::Shard answered = reported->at(shard);
+    nlohmann::json answer = {{"ok", true}, {"path", result.known.string()}};
     Tx tx;
-    warn(tx, *job, *attempt,
-         "shard " + std::to_string(shard) + " of the checkpoint of step " + std::to_string(step) +
-             " is refused: " + why);
+    if (result.error) {
+      const std::string why = result.error->what();
+      answer = nlohmann::json::object({{"error", why}});
+      warn(tx, *job, *attempt,
+           "shard " + std::to_string(shard) + " of the checkpoint of step " +
+               std::to_string(step) + " is refused: " + why);
+    }
     reported->erase(shard);
     if (reported->empty()) attempt->collecting.erase(found);
-    if (Share* share = attempt->share(failed.node)) {
-      share->open_checkpoints.erase(failed.seq);
-      ack_when_durable(tx, *share, failed.seq, nlohmann::json{{"error", why}});
+    if (Share* share = attempt->share(answered.node)) {
+      share->open_checkpoints.erase(answered.seq);
+      ack_when_durable(tx, *share, answered.seq, answer);
       keep(tx, *share);
     }
     commit(*job, std::move(tx), Urgency::now);

@@ -519,6 +519,7 @@ struct Engine::Impl {
     std::optional<CommittedCheckpoint> adopted;  // it had been committed before a crash
     std::optional<Error> error;
     bool fetch = false;  // it is to be brought from its node first
+    fs::path known = {};  // it is part of a checkpoint that is on record
   };
   void bring_shard(Job& job, Attempt& attempt, const Share& share, const ShardReport& task);
   void fetch_shard(const JobId& id, const ShardReport& task, const NodeId& node);

@@ -304,6 +304,13 @@ TEST_CASE("shards of what a dead head had renamed are reported again one after t
   world.repeat("node-0", id, 1, 2, wire::RankReport{0, checkpoint_line(a, 4, 0.8, 0, 2)});
   world.until([&] { return world.answer("node-0", id, 1, 2).has_value(); });
   CHECK(world.answer("node-0", id, 1, 2)->at("path") == committed.string());
+  SUBCASE("to one head") {}
+  SUBCASE("the second to the head after that") {
+    world.settle();
+    world.restart();
+    world.sent.clear();
+    world.join("node-0", {{id, 1}});
+  }
   world.repeat("node-0", id, 1, 3, wire::RankReport{0, checkpoint_line(b, 4, 0.8, 1, 2)});
   world.until([&] { return world.answer("node-0", id, 1, 3).has_value(); });
   CHECK(world.answer("node-0", id, 1, 3)->at("path") == committed.string());
