@@ -273,8 +273,8 @@ void Engine::Impl::shard_placed(const JobId& id, int number, std::int64_t step, 
       const std::string why = result.error->what();
       answer = nlohmann::json::object({{"error", why}});
       warn(tx, *job, *attempt,
-           "shard " + std::to_string(shard) + " of the checkpoint of step " +
-               std::to_string(step) + " is refused: " + why);
+           "shard " + std::to_string(shard) + " of the checkpoint of step " + std::to_string(step) +
+               " is refused: " + why);
     }
     reported->erase(shard);
     if (reported->empty()) attempt->collecting.erase(found);
@@ -439,9 +439,8 @@ void Engine::Impl::retain_checkpoints(Tx& tx, Job& job, const Attempt* running) 
   }
   const std::vector<int> old = checkpoints_to_delete(job.checkpoints, job.spec.checkpoint, in_use);
   for (const int each : old) {
-    const auto row =
-        std::find_if(job.checkpoints.begin(), job.checkpoints.end(),
-                     [&](const CheckpointRow& other) { return other.number == each; });
+    const auto row = std::find_if(job.checkpoints.begin(), job.checkpoints.end(),
+                                  [&](const CheckpointRow& other) { return other.number == each; });
     row->removing = true;
     tx.changes.checkpoints.push_back(*row);
     job.checkpoints.erase(row);
@@ -451,9 +450,8 @@ void Engine::Impl::retain_checkpoints(Tx& tx, Job& job, const Attempt* running) 
              std::to_string(*job.spec.checkpoint.num_to_keep));
   }
   if (old.empty()) return;
-  tx.effects.push_back([this, id = job.row.id, old, folder = storage(job)] {
-    remove_marked(id, old, folder);
-  });
+  tx.effects.push_back(
+      [this, id = job.row.id, old, folder = storage(job)] { remove_marked(id, old, folder); });
 }
 
 // A row is what a deletion is known by: what has none is somebody's, and stays.
