@@ -42,14 +42,8 @@ CheckpointRow Engine::Impl::row_of(const JobId& job, const CommittedCheckpoint& 
 void Engine::Impl::reconcile(Tx& tx, Job& job, const StorageScan& scan) {
   for (const std::string& broken : scan.broken) note(tx, job, EventLevel::warning, broken);
   std::vector<CheckpointRow> rows;
-  const int newest = job.checkpoints.empty() ? -1 : job.checkpoints.back().number;
   for (const CommittedCheckpoint& found : scan.whole) {
-    const bool recorded =
-        std::any_of(job.checkpoints.begin(), job.checkpoints.end(),
-                    [&](const CheckpointRow& row) { return row.number == found.number; });
-    // Taken off the record by num_to_keep, and just being removed.
-    if (!recorded && found.number < newest && job.spec.checkpoint.num_to_keep) continue;
-    rows.push_back(row_of(job.row.id, found));
+    if (!job.removing.contains(found.number)) rows.push_back(row_of(job.row.id, found));
   }
   for (const CheckpointRow& row : job.checkpoints) {
     const bool there = std::any_of(rows.begin(), rows.end(), [&](const CheckpointRow& other) {
@@ -145,7 +139,7 @@ void Engine::Impl::bring_shard(Job& job, Attempt& attempt, const Share& share,
                                      task.path.lexically_normal() !=
                                          shard_place(storage(job), task).lexically_normal());
   const bool in_place = remote(share);
-  std::vector<int> known_numbers;
+  std::vector<int> known_numbers(job.removing.begin(), job.removing.end());
   // What a restored head has found may be this very one.
   for (const CheckpointRow& row : job.checkpoints) {
     if (!job.found.contains(row.number)) known_numbers.push_back(row.number);
@@ -159,10 +153,15 @@ void Engine::Impl::bring_shard(Job& job, Attempt& attempt, const Share& share,
           if (repeated) {
             // The head may have died between the rename and the record of it.
             for (CommittedCheckpoint& whole : scan_storage(folder).whole) {
-              if (whole.attempt == task.attempt && whole.step == task.step &&
-                  std::find(known_numbers.begin(), known_numbers.end(), whole.number) ==
-                      known_numbers.end()) {
+              if (whole.attempt != task.attempt || whole.step != task.step) continue;
+              if (std::find(known_numbers.begin(), known_numbers.end(), whole.number) ==
+                  known_numbers.end()) {
                 return {std::move(whole), std::nullopt, false};
+              }
+              // Recorded by a head that died before it had heard of all shards again. What still
+              // lies where it was reported is something newer.
+              if (task.shards > 1 && (task.keep || !fs::exists(task.path))) {
+                return {std::nullopt, std::nullopt, false, whole.path};
               }
             }
           }
@@ -266,18 +265,22 @@ void Engine::Impl::shard_placed(const JobId& id, int number, std::int64_t step, 
     wait_for_room(*job, *attempt, step, *result.error);
     return;
   }
-  if (result.error) {
-    const Collecting::Shard failed = reported->at(shard);
-    const std::string why = result.error->what();
+  if (result.error || !result.known.empty()) {
+    const Collecting::Shard answered = reported->at(shard);
+    nlohmann::json answer = {{"ok", true}, {"path", result.known.string()}};
     Tx tx;
-    warn(tx, *job, *attempt,
-         "shard " + std::to_string(shard) + " of the checkpoint of step " + std::to_string(step) +
-             " is refused: " + why);
+    if (result.error) {
+      const std::string why = result.error->what();
+      answer = nlohmann::json::object({{"error", why}});
+      warn(tx, *job, *attempt,
+           "shard " + std::to_string(shard) + " of the checkpoint of step " + std::to_string(step) +
+               " is refused: " + why);
+    }
     reported->erase(shard);
     if (reported->empty()) attempt->collecting.erase(found);
-    if (Share* share = attempt->share(failed.node)) {
-      share->open_checkpoints.erase(failed.seq);
-      ack_when_durable(tx, *share, failed.seq, nlohmann::json{{"error", why}});
+    if (Share* share = attempt->share(answered.node)) {
+      share->open_checkpoints.erase(answered.seq);
+      ack_when_durable(tx, *share, answered.seq, answer);
       keep(tx, *share);
     }
     commit(*job, std::move(tx), Urgency::now);
@@ -436,48 +439,47 @@ void Engine::Impl::retain_checkpoints(Tx& tx, Job& job, const Attempt* running) 
   }
   const std::vector<int> old = checkpoints_to_delete(job.checkpoints, job.spec.checkpoint, in_use);
   for (const int each : old) {
-    tx.changes.checkpoints_deleted.emplace_back(job.row.id, each);
-    std::erase_if(job.checkpoints,
-                  [&](const CheckpointRow& other) { return other.number == each; });
+    const auto row = std::find_if(job.checkpoints.begin(), job.checkpoints.end(),
+                                  [&](const CheckpointRow& other) { return other.number == each; });
+    row->removing = true;
+    tx.changes.checkpoints.push_back(*row);
+    job.checkpoints.erase(row);
+    job.removing.insert(each);
     note(tx, job, EventLevel::info,
          checkpoint_folder(storage(job), each).filename().string() + " deleted: num_to_keep is " +
              std::to_string(*job.spec.checkpoint.num_to_keep));
   }
-  if (!old.empty()) {
-    // The records go first: a folder that stays behind is taken in again, not missed.
-    tx.effects.push_back([this, old, folder = storage(job)] {
-      bulk.add([old, folder] {
-        for (const int each : old) {
+  if (old.empty()) return;
+  tx.effects.push_back(
+      [this, id = job.row.id, old, folder = storage(job)] { remove_marked(id, old, folder); });
+}
+
+// A row is what a deletion is known by: what has none is somebody's, and stays.
+void Engine::Impl::remove_marked(const JobId& id, const std::vector<int>& numbers,
+                                 const fs::path& folder) {
+  if (numbers.empty()) return;
+  work<std::vector<int>>(
+      bulk,
+      [numbers, folder] {
+        std::vector<int> gone;
+        for (const int each : numbers) {
           try {
+            if (!fs::exists(checkpoints_folder(folder))) break;  // it may not be mounted now
             remove_checkpoint(folder, each);
+            gone.push_back(each);
           } catch (const std::exception& error) {
             log::warn("a checkpoint stays on disk", {{"why", error.what()}});
           }
         }
+        return gone;
+      },
+      [this, id](const std::vector<int>& gone) {
+        Job* job = find(id);
+        if (job == nullptr || gone.empty()) return;
+        Tx tx;
+        for (const int each : gone) tx.changes.checkpoints_deleted.emplace_back(id, each);
+        commit(*job, std::move(tx), Urgency::soon);
       });
-    });
-  }
-}
-
-// Of those that have no record any more a dead head has left folders behind. One above all records
-// may be a commit that has none yet.
-void Engine::Impl::finish_retention() {
-  std::vector<std::pair<fs::path, std::set<int>>> kept;
-  for (const auto& [id, job] : jobs) {
-    if (!job.spec.checkpoint.num_to_keep || job.checkpoints.empty()) continue;
-    std::set<int>& numbers = kept.emplace_back(storage(job), std::set<int>{}).second;
-    for (const CheckpointRow& row : job.checkpoints) numbers.insert(row.number);
-  }
-  if (kept.empty()) return;
-  tidy.add([kept = std::move(kept)] {
-    for (const auto& [folder, numbers] : kept) {
-      try {
-        remove_unrecorded(folder, numbers);
-      } catch (const std::exception& error) {
-        log::warn("a checkpoint stays on disk", {{"why", error.what()}});
-      }
-    }
-  });
 }
 
 void Engine::Impl::drop_collecting(Tx& tx, Job& job, Attempt& attempt, std::int64_t step,

@@ -161,6 +161,7 @@ struct Job {
   std::optional<Monotonic> started_at;
   std::deque<Attempt> attempts;            // a new one leaves references to the others as they are
   std::vector<CheckpointRow> checkpoints;  // by number
+  std::set<int> removing;                  // CheckpointRow::removing; those too that are gone
   int least_number = 0;                    // of the next checkpoint
   std::set<int> found;                     // of those that a restored head has found in storage
   int named = 0;  // the highest number of an attempt that something beside the rows has named
@@ -518,6 +519,7 @@ struct Engine::Impl {
     std::optional<CommittedCheckpoint> adopted;  // it had been committed before a crash
     std::optional<Error> error;
     bool fetch = false;  // it is to be brought from its node first
+    fs::path known = {};  // it is part of a checkpoint that is on record
   };
   void bring_shard(Job& job, Attempt& attempt, const Share& share, const ShardReport& task);
   void fetch_shard(const JobId& id, const ShardReport& task, const NodeId& node);
@@ -535,7 +537,8 @@ struct Engine::Impl {
                        const std::string& why);
   // Deletes what `num_to_keep` lets go, but not what ranks of `running` (may be null) began from.
   void retain_checkpoints(Tx& tx, Job& job, const Attempt* running);
-  void finish_retention();
+  // Of which it is on record that they go: their folders, then their rows.
+  void remove_marked(const JobId& id, const std::vector<int>& numbers, const fs::path& folder);
   void see_clock();
   void reconcile(Tx& tx, Job& job, const StorageScan& scan);
   static CheckpointRow row_of(const JobId& job, const CommittedCheckpoint& checkpoint);

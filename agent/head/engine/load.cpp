@@ -71,7 +71,11 @@ void Engine::Impl::load() {
     Job* job = find(row.job);
     if (job == nullptr) continue;
     job->least_number = row.number + 1;
-    job->checkpoints.push_back(std::move(row));
+    if (row.removing) {
+      job->removing.insert(row.number);
+    } else {
+      job->checkpoints.push_back(std::move(row));
+    }
   }
   for (NodeRow& row : all.nodes) {
     Node& node = nodes[row.node];
@@ -137,7 +141,9 @@ void Engine::Impl::load() {
   for (ForgottenRow& row : all.forgotten) forgotten[row.job] = std::move(row);
   take_restored();
   finish_deletions();
-  finish_retention();
+  for (const auto& [id, job] : jobs) {
+    remove_marked(id, {job.removing.begin(), job.removing.end()}, storage(job));
+  }
   look_for_unknown();
   clear_old_secrets();
   // Attempts whose last event was kept, but not what followed from it.

@@ -170,7 +170,7 @@ void Engine::Impl::take_found(Job& job, const StorageScan& scan) {
     const bool is_known =
         std::any_of(job.checkpoints.begin(), job.checkpoints.end(),
                     [&](const CheckpointRow& row) { return row.number == each.number; });
-    if (is_known) continue;
+    if (is_known || job.removing.contains(each.number)) continue;
     tx.changes.checkpoints.push_back(row_of(job.row.id, each));
     job.checkpoints.push_back(tx.changes.checkpoints.back());
     job.found.insert(each.number);

@@ -288,19 +288,6 @@ CommittedCheckpoint commit_checkpoint(const fs::path& storage, const CommitReque
           request.metrics, request.created, total_size(files)};
 }
 
-void remove_unrecorded(const fs::path& storage, const std::set<int>& recorded) {
-  for (const fs::path& folder : entries_of(checkpoints_folder(storage))) {
-    const auto number = checkpoint_number(folder.filename().string());
-    if (!number || *number >= *recorded.rbegin() || recorded.contains(*number)) continue;
-    try {
-      verify_sizes(folder, read_manifest(folder).files);
-    } catch (const Error&) {
-      continue;  // it was damaged: what is left of it is somebody's to look at
-    }
-    remove_checkpoint(storage, *number);
-  }
-}
-
 void remove_checkpoint(const fs::path& storage, int number) {
   const fs::path folder = checkpoint_folder(storage, number);
   const fs::path away = checkpoints_folder(storage) / ".tmp" /

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -90,8 +89,6 @@ CommittedCheckpoint commit_checkpoint(const fs::path& storage, const CommitReque
 
 // Removes a committed checkpoint, out of sight at once; a missing one is fine.
 void remove_checkpoint(const fs::path& storage, int number);
-// Those that are not among `recorded`, but for what is above them all.
-void remove_unrecorded(const fs::path& storage, const std::set<int>& recorded);
 
 // Parses and checks a manifest.json; throws Error(invalid).
 struct Manifest {

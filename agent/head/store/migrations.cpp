@@ -113,6 +113,9 @@ const std::vector<Migration>& migrations() {
       [](Database& database) {
         database.run("ALTER TABLE jobs ADD COLUMN spares TEXT NOT NULL DEFAULT '[]'");
       },
+      [](Database& database) {
+        database.run("ALTER TABLE checkpoints ADD COLUMN removing INTEGER NOT NULL DEFAULT 0");
+      },
   };
   return steps;
 }

@@ -189,6 +189,7 @@ struct CheckpointRow {
   std::string metrics;  // JSON
   WallTime created;
   std::uint64_t size = 0;  // bytes of its files
+  bool removing = false;   // num_to_keep lets it go: shown to nobody, and goes after its folder
 
   bool operator==(const CheckpointRow&) const = default;
 };

@@ -62,7 +62,7 @@ CREATE TABLE metrics (
 CREATE TABLE checkpoints (
   job TEXT NOT NULL, number INTEGER NOT NULL, attempt INTEGER NOT NULL, step INTEGER NOT NULL,
   path TEXT NOT NULL, metrics TEXT NOT NULL, created INTEGER NOT NULL, size INTEGER NOT NULL,
-  PRIMARY KEY (job, number)) WITHOUT ROWID;
+  removing INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (job, number)) WITHOUT ROWID;
 CREATE TABLE forgotten (
   job TEXT PRIMARY KEY, time INTEGER NOT NULL, reason TEXT NOT NULL) WITHOUT ROWID;
 )sql";
@@ -198,7 +198,7 @@ void columns(wire::Is<MetricsRow> auto& r, auto&& f) {
   f(r.job, r.attempt, r.rank, r.seq, r.step, r.time, r.metrics);
 }
 void columns(wire::Is<CheckpointRow> auto& r, auto&& f) {
-  f(r.job, r.number, r.attempt, r.step, r.path, r.metrics, r.created, r.size);
+  f(r.job, r.number, r.attempt, r.step, r.path, r.metrics, r.created, r.size, r.removing);
 }
 void columns(wire::Is<ForgottenRow> auto& r, auto&& f) {
   f(r.job, r.time, r.reason);
@@ -310,7 +310,7 @@ struct Writer::Statements {
         inherit(db,
                 "INSERT OR IGNORE INTO metrics SELECT ?2, attempt - ?3, rank, seq, step, time, "
                 "metrics FROM metrics WHERE job = ?1"),
-        checkpoint(db, "INSERT OR REPLACE INTO checkpoints VALUES (?,?,?,?,?,?,?,?)"),
+        checkpoint(db, "INSERT OR REPLACE INTO checkpoints VALUES (?,?,?,?,?,?,?,?,?)"),
         forgotten(db, "INSERT OR REPLACE INTO forgotten VALUES (?,?,?)"),
         meta(db, "INSERT OR REPLACE INTO meta VALUES (?,?)"),
         drop_checkpoint(db, "DELETE FROM checkpoints WHERE job = ? AND number = ?"),

@@ -304,13 +304,20 @@ TEST_CASE("shards of what a dead head had renamed are reported again one after t
   world.repeat("node-0", id, 1, 2, wire::RankReport{0, checkpoint_line(a, 4, 0.8, 0, 2)});
   world.until([&] { return world.answer("node-0", id, 1, 2).has_value(); });
   CHECK(world.answer("node-0", id, 1, 2)->at("path") == committed.string());
+  SUBCASE("to one head") {}
+  SUBCASE("the second to the head after that") {
+    world.settle();
+    world.restart();
+    world.sent.clear();
+    world.join("node-0", {{id, 1}});
+  }
   world.repeat("node-0", id, 1, 3, wire::RankReport{0, checkpoint_line(b, 4, 0.8, 1, 2)});
   world.until([&] { return world.answer("node-0", id, 1, 3).has_value(); });
   CHECK(world.answer("node-0", id, 1, 3)->at("path") == committed.string());
   CHECK(world.engine->job(id).at("checkpoints").size() == 1);
 }
 
-TEST_CASE("what retention has taken off the record goes from the disk when the head is back") {
+TEST_CASE("what num_to_keep lets go, on record, goes from the disk when the head is back") {
   World world;
   world.join("node-0");
   JobSpec spec = World::spec();
@@ -320,22 +327,69 @@ TEST_CASE("what retention has taken off the record goes from the disk when the h
   world.started("node-0", id, 1);
   world.start_ranks("node-0", id, 1, 0, 1);
   const fs::path storage = world.options.root.storage(id);
+  const fs::path old = checkpoint_folder(storage, 0);
+  const auto newest = [&] { return world.engine->job(id).at("checkpoints").at(0).at("number"); };
+  world.say("node-0", id, 1,
+            wire::RankReport{0, checkpoint_line(model_at(world.folder / "a"), 1, 0.5)});
+  world.until([&] { return world.answer("node-0", id, 1, 2).has_value(); });
+  world.settle();
+  world.shut_door();
+  world.say("node-0", id, 1,
+            wire::RankReport{0, checkpoint_line(model_at(world.folder / "a"), 2, 0.5)});
+  world.until([&] { return newest() == 1; });
+  CHECK(fs::exists(old));
+  SUBCASE("it was killed when that was durable") {
+    world.open_door();
+    world.restart();
+    CHECK(world.engine->job(id).at("checkpoints").size() == 1);
+    CHECK(newest() == 1);
+    world.until([&] { return !fs::exists(old); });
+    CHECK(fs::exists(checkpoint_folder(storage, 1)));
+    world.settle();
+    world.restart();
+    CHECK(newest() == 1);
+  }
+  SUBCASE("before: nothing is known of it") {
+    world.restart();
+    world.settle();
+    CHECK(newest() == 0);
+    CHECK(fs::exists(old));
+  }
+}
+
+TEST_CASE("a checkpoint that one scan could not read is back with the next, not deleted") {
+  World world;
+  world.join("node-0");
+  JobSpec spec = World::spec();
+  spec.max_restarts = 9;
+  spec.workdir = (world.folder / "work").string();
+  spec.checkpoint.num_to_keep = 2;
+  const JobId id = world.submit(spec);
+  world.started("node-0", id, 1);
+  world.start_ranks("node-0", id, 1, 0, 1);
   for (int step = 1; step <= 2; ++step) {
-    const auto seq = static_cast<std::uint64_t>(step) + 1;
     world.say("node-0", id, 1,
               wire::RankReport{0, checkpoint_line(model_at(world.folder / "a"), step, 0.5)});
-    world.until([&] { return world.answer("node-0", id, 1, seq).has_value(); });
+    world.until([&] {
+      return world.answer("node-0", id, 1, static_cast<std::uint64_t>(step) + 1).has_value();
+    });
   }
-  world.until([&] { return !fs::exists(checkpoint_folder(storage, 0)); });
-  // As if it had been killed between the two; and the next was renamed and not recorded.
-  for (const int number : {0, 2}) {
-    fs::copy(checkpoint_folder(storage, 1), checkpoint_folder(storage, number),
-             fs::copy_options::recursive);
-  }
+  const fs::path first = checkpoint_folder(world.options.root.storage(id), 0);
+  fs::rename(first / "manifest.json", world.folder / "away");
+  world.exit_rank("node-0", id, 1, 0, 1);
+  world.finish("node-0", id, 1, Outcome::failed);
+  world.started("node-0", id, 2);
+  CHECK(world.engine->job(id).at("checkpoints").size() == 1);
+  fs::rename(world.folder / "away", first / "manifest.json");
+  world.settle();
   world.restart();
-  world.until([&] { return !fs::exists(checkpoint_folder(storage, 0)); });
-  CHECK(fs::exists(checkpoint_folder(storage, 1)));
-  CHECK(fs::exists(checkpoint_folder(storage, 2)));
+  world.join("node-0", {{id, 2}});
+  world.start_ranks("node-0", id, 2, 0, 1);
+  world.exit_rank("node-0", id, 2, 0, 1);
+  world.finish("node-0", id, 2, Outcome::failed);
+  world.started("node-0", id, 3);
+  CHECK(fs::exists(first));
+  CHECK(world.engine->job(id).at("checkpoints").size() == 2);
 }
 
 TEST_CASE("num_to_keep by score, on disk too; what is refused is answered") {

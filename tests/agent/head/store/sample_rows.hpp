@@ -77,7 +77,7 @@ inline Changes sample_changes() {
   NodeRow node{NodeId("node-1"),       "10.0.0.1",          "boot", "m",  "0.1", "/r", "/l", 8, 2,
                std::uint64_t{1} << 36, NodeState::draining, "why",  true, "gpu"};
   changes.nodes.push_back(node);
-  CheckpointRow checkpoint{JobId("a"), 3, 2, 470, "/p", R"({"acc":1})", from_millis(8), 99};
+  CheckpointRow checkpoint{JobId("a"), 3, 2, 470, "/p", R"({"acc":1})", from_millis(8), 99, true};
   changes.checkpoints.push_back(checkpoint);
   changes.events.push_back(
       {41, JobId("a"), 2, from_millis(1), EventKind::message, EventLevel::warning, "hm"});
