@@ -178,6 +178,7 @@ struct Job {
   std::map<NodeId, std::string> unfit;     // nodes that could not be prepared as such, and why
   std::set<NodeId> spared;                 // that have, or had, files of it and none of its ranks
   int spares_noted = 0;
+  bool gave_up_kept = false;  // nothing is kept for it until an attempt has begun
   bool preparing = false;                  // the newest attempt is with the worker
   bool releases_told = false;              // that the oldest output goes
   bool grows_told = false;                 // that it cannot
@@ -337,10 +338,14 @@ struct Engine::Impl {
 
   // hot_spares.cpp
   static bool takes_ranks(const Node& node);
-  std::vector<PlacedShare> kept_gang(const Job& job) const;
-  WaitingJob::Kept kept_for(const Job& job) const;
-  // What is kept for the job is used, in the eyes of others.
-  void use_kept(const Job& job, bool spares_too, std::vector<NodeCapacity>& capacity) const;
+  static bool may_come(const Node& node);
+  // What their last attempts had, of all jobs that wait to begin anew.
+  using KeptGangs = std::map<JobId, std::vector<PlacedShare>>;
+  KeptGangs kept_gangs() const;
+  WaitingJob::Kept kept_for(const Job& job, const KeptGangs& gangs) const;
+  // What is kept for the job is used, in the eyes of others. `capacity` as of capacities().
+  static void use_kept(const Job& job, const KeptGangs& gangs, bool spares_too,
+                       std::vector<NodeCapacity>& capacity);
   // Who keeps which spares; with `take_new` also what is free, and they are prepared.
   void settle_spares(bool take_new);
   void set_spares(Job& job, std::vector<PlacedShare> shares, const std::string& lacks);

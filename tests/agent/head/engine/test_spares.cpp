@@ -180,6 +180,102 @@ TEST_CASE("queue: what is kept for one job is no other's, and that is said") {
   CHECK(names(decision.starts[0].shares) == Names{"n-2"});
 }
 
+TEST_CASE("queue: a job for which what is kept does not do gives that up, once it may start") {
+  std::vector<NodeCapacity> nodes{idle_node("n-1"), idle_node("n-2")};
+  use(nodes[0], whole("n-1"));
+  WaitingJob owner{JobId("owner"), 0, 1, demand_of(whole_nodes(3, 1)), ""};
+  owner.kept = {{whole("n-1")}, {}, 3};
+  WaitingJob other{JobId("other"), 0, 2, demand_of(whole_nodes(2, 0)), ""};
+  const auto gave_up = [&](const WaitingJob& who) {
+    return decide_queue(nodes, {who, other}, 0).gave_up == std::vector<JobId>{JobId("owner")};
+  };
+  CHECK(gave_up(owner));
+  WaitingJob held = owner;
+  held.held = "waits";
+  CHECK_FALSE(gave_up(held));
+  // Its node may be there in a moment: until then it is nobody else's.
+  owner.kept.away = true;
+  CHECK_FALSE(gave_up(owner));
+  CHECK(decide_queue(nodes, {owner, other}, 0).starts.empty());
+}
+
+TEST_CASE("the GPUs of a job that cannot begin anew go to one other job") {
+  World world(2);
+  for (const std::string node : {"node-0", "node-1"}) {
+    NodeInfo info = World::info_of(node);
+    info.gpus = 2;
+    world.engine->joined(info);
+    world.beat(node);
+  }
+  JobSpec spec = World::spec();
+  spec.nproc_per_node.number = 2;
+  spec.resources.gpu = 1;
+  spec.nnodes = {2, 2};
+  spec.spares = 1;
+  spec.max_restarts = 1;
+  const JobId first = world.submit(spec);
+  world.started("node-0", first, 1);
+  world.say("node-0", first, 1, wire::MasterReady{29500});
+  world.started("node-1", first, 1);
+  spec.nnodes = {1, 1};
+  spec.spares = 0;
+  const JobId second = world.submit(spec);
+  const JobId third = world.submit(spec);
+  world.engine->leaving(NodeId("node-1"), "its container was told to end", false);
+  for (const char* node : {"node-0", "node-1"}) {
+    world.finish(node, first, 1, Outcome::stopped, "told to stop");
+  }
+  world.until([&] { return world.was_started(second, 1); });
+  world.settle();
+  world.submit(World::spec());  // the queue is looked at again
+  world.settle();
+  CHECK_FALSE(world.was_started(third, 1));
+  CHECK_FALSE(world.was_started(first, 2));
+  // Nor does a head that is started anew take them for the first one's.
+  world.restart();
+  NodeInfo info = World::info_of("node-0");
+  info.gpus = 2;
+  info.attempts = {{second, 1}};
+  world.engine->joined(info);
+  world.beat("node-0");
+  world.settle();
+  CHECK_FALSE(world.was_started(third, 1));
+}
+
+TEST_CASE("what a job cannot begin anew on is there for those before it") {
+  World world(3);
+  for (const char* node : {"node-0", "node-1", "node-2"}) world.join(node);
+  JobSpec spec = whole_nodes(3, 1);
+  spec.max_restarts = 1;
+  const JobId spared = world.submit(spec);
+  world.started("node-0", spared, 1);
+  world.say("node-0", spared, 1, wire::MasterReady{29500});
+  for (const char* node : {"node-1", "node-2"}) world.started(node, spared, 1);
+  JobSpec urgent = whole_nodes(2, 0);
+  urgent.priority = 9;
+  const JobId other = world.submit(urgent);
+  world.engine->leaving(NodeId("node-1"), "its container was told to end", false);
+  for (const char* node : {"node-0", "node-1", "node-2"}) {
+    world.finish(node, spared, 1, Outcome::stopped, "told to stop");
+  }
+  world.until([&] { return world.was_started(other, 1); });
+  CHECK(world.state(spared) == "restarting");
+}
+
+TEST_CASE("what is kept stays so while a node of it is not connected for a moment") {
+  Spared world(2);
+  const JobId other = world.submit(whole_nodes(1, 0));
+  world.exit_rank("node-0", world.job, 1, 0, 1);
+  world.finish("node-0", world.job, 1, Outcome::failed);
+  world.finish("node-1", world.job, 1, Outcome::stopped, "told to stop");
+  world.engine->gone(NodeId("node-1"));
+  world.settle();
+  CHECK(world.state(world.job) == "restarting");
+  CHECK_FALSE(world.was_started(other, 1));
+  world.join("node-1");
+  world.until([&] { return world.was_started(world.job, 2); });
+}
+
 TEST_CASE("a spare is prepared while the job runs, and takes the place of a node that leaves") {
   Spared world;
   world.until([&] { return world.said("node-2 is ready as a spare"); });
