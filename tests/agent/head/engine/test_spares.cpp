@@ -333,6 +333,27 @@ TEST_CASE("a lost node's place is taken by the spare once its lease is over") {
   CHECK(world.state(other) == "queued");
 }
 
+TEST_CASE("a job that is stopped before it begins anew gives its spares back") {
+  Spared world;
+  world.until([&] { return world.said("node-2 is ready as a spare"); });
+  world.engine->gone(NodeId("node-1"));
+  for (auto gone_by = 0s; gone_by < 30s; gone_by += 5s) {
+    for (const char* name : {"node-0", "node-2"}) world.engine->heard(NodeId(name));
+    world.advance(5s);
+  }
+  world.finish("node-0", world.job, 1, Outcome::stopped, "told to stop");
+  world.settle();
+  REQUIRE(world.state(world.job) == "restarting");
+  REQUIRE(world.given_back.empty());
+  world.engine->stop(world.job, std::nullopt, [](const nlohmann::json&) {});
+  world.until([&] { return world.state(world.job) == "stopped"; });
+  CHECK(world.given_back == std::vector<std::pair<std::string, int>>{{"node-2", 2}});
+  CHECK(world.spares().empty());
+  world.settle();
+  world.restart();
+  CHECK(world.spares().empty());
+}
+
 TEST_CASE("after the failure of a rank a job begins anew on its own nodes, and keeps its spare") {
   Spared world;
   world.until([&] { return world.said("node-2 is ready as a spare"); });
