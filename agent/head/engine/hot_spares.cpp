@@ -120,7 +120,8 @@ void Engine::Impl::settle_spares(bool take_new) {
     for (const Share& share : job.attempts.back().shares) want.not_on.insert(share.row.node);
     for (const auto& [node, why] : job.unfit) want.not_on.insert(node);
     for (const Spare& spare : job.spares) want.has.push_back(spare.share.node);
-    want.count = take_new ? static_cast<std::size_t>(job.spec.spares) : want.has.size();
+    want.count = static_cast<std::size_t>(job.spec.spares);
+    want.takes_new = take_new;
     wants.push_back(std::move(want));
     theirs.push_back(&job);
   }

@@ -133,6 +133,10 @@ TEST_CASE("spares: what is free, by priority and age, and what one has it keeps"
   CHECK(names(decision.spares[JobId("b")]) == Names{"n-10"});
   decision = decide_spares(away, {}, {other});
   CHECK(names(decision.spares[JobId("a")]) == Names{"n-10"});
+  // Before the jobs that wait have been looked at nothing takes its place.
+  other.takes_new = false;
+  decision = decide_spares(away, {}, {other});
+  CHECK(decision.spares[JobId("a")].empty());
 }
 
 TEST_CASE("queue: a job begins anew on what is kept for it, its own nodes first") {
