@@ -29,6 +29,7 @@ struct WaitingJob {
     bool away = false;  // more of them are not connected, and may be again in a moment
   };
   Kept kept = {};
+  bool wished = false;  // it is no job but a spare: nobody is to go for it
 };
 
 // Where it starts on what is kept for it alone, as many nodes as it had: of its own first, a spare

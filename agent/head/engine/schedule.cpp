@@ -310,6 +310,7 @@ std::vector<WaitingJob> Engine::Impl::growth_queue(const std::vector<WaitingJob>
     if (!runs || missing <= 0 || job->row.stop_cause != StopCause::none) continue;
     WaitingJob want{id, -limits::kPriority - 1, job->order, demand_of(job->spec), ""};
     want.demand.nnodes = {1, 1};  // each by itself
+    want.wished = true;
     wants.insert(wants.end(), static_cast<std::size_t>(missing), want);
   }
   return wants;

@@ -511,3 +511,24 @@ TEST_CASE("machines are asked for spares too, after what jobs need") {
             .get<std::string>()
             .starts_with("no node is free for 2 spares; asks for 1 machine of type m"));
 }
+
+TEST_CASE("a spare for which there may be no machine makes no other go") {
+  World world(1);
+  world.join("node-0");
+  const JobId spared = world.submit(whole_nodes(1, 1));
+  world.started("node-0", spared, 1);
+  world.settle();
+  MachinesToCome machines;
+  MachineType type;
+  type.name = "m";
+  type.each = idle_node("");
+  type.known = true;
+  type.there = type.most = 1;
+  machines.types = {type};
+  machines.most = 1;
+  world.engine->expect_machines(machines);
+  const Growth& growth = world.engine->expect_machines(machines);
+  CHECK(growth.gangs.empty());
+  CHECK_FALSE(growth.short_of_room);
+  CHECK(world.engine->job(spared).at("spare_reason") == "no node is free for 1 spare");
+}
