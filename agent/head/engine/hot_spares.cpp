@@ -10,6 +10,7 @@ namespace dtrain::head {
 namespace {
 
 constexpr int kNotedSpares = 100;  // lines of a job's events about them
+constexpr std::chrono::seconds kPairsAgain{60};
 
 bool wants_spares(const Job& job) {
   return job.spec.spares > 0 && job.durable && !job.attempts.empty() && !job.ended() &&
@@ -215,7 +216,7 @@ void Engine::Impl::prepare_spares(Job& job) {
       }
       continue;
     }
-    if (!spare.pairs_passed && !pairs_wait) {
+    if (!spare.pairs_passed && !pairs_wait && !spare.pairs_again) {
       const auto members = pairs_with(*attempt, spare);
       if (members.empty()) {
         spare.pairs_passed = true;
@@ -291,16 +292,41 @@ bool Engine::Impl::spare_failed(const NodeId& node, const JobId& id, int number,
 }
 
 bool Engine::Impl::spare_pairs_checked(const JobId& id, int number,
-                                       const std::vector<std::string>& broken) {
+                                       const std::vector<Nodes::BrokenPair>& broken) {
   Job* job = find(id);
   if (job == nullptr) return false;
   for (Spare& spare : job->spares) {
     if (spare.number != number || !spare.pairs_asked || spare.pairs_passed) continue;
     spare.pairs_asked = false;
-    if (!broken.empty()) {
-      return spare_failed(spare.share.node, id, number, join_some(broken, kNamedNodes, "; "));
+    // What is wrong with a node beside the spare too is no fault of the spare's.
+    std::set<NodeId> others;
+    for (const Nodes::BrokenPair& each : broken) {
+      if (!each.between.contains(spare.share.node)) others.merge(std::set(each.between));
     }
-    spare.pairs_passed = true;
+    std::vector<std::string> all;
+    std::vector<std::string> its;
+    for (const Nodes::BrokenPair& each : broken) {
+      all.push_back(each.words);
+      const bool is_its = each.between.contains(spare.share.node) &&
+                          std::none_of(each.between.begin(), each.between.end(),
+                                       [&](const NodeId& node) { return others.contains(node); });
+      if (is_its) its.push_back(each.words);
+    }
+    if (!its.empty()) {
+      return spare_failed(spare.share.node, id, number, join_some(its, kNamedNodes, "; "));
+    }
+    spare.pairs_passed = broken.empty();
+    if (!broken.empty()) {
+      spare.pairs_again = clock.now() + kPairsAgain;
+      rearm();
+      if (job->spares_noted++ < kNotedSpares) {
+        Tx tx;
+        note(tx, *job, EventLevel::warning,
+             spare.share.node.str() + " could not be tried as a spare, and will be again in " +
+                 human_duration(kPairsAgain) + ": " + join_some(all, kNamedNodes, "; "));
+        commit(*job, std::move(tx), Urgency::soon);
+      }
+    }
     prepare_spares(*job);
     return true;
   }

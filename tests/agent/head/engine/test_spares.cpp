@@ -432,12 +432,39 @@ TEST_CASE("a spare that cannot be prepared is said, and replaced") {
   world.engine->drain(NodeId("node-2"), false);
   world.join("node-3");
   world.until([&] { return world.pair_tests.size() == 3; });
-  world.engine->pairs_checked(world.job, 2, {"node-3 does not reach node-0"});
+  world.engine->pairs_checked(
+      world.job, 2, {{"node-3 does not reach node-0", {NodeId("node-3"), NodeId("node-0")}}});
   world.until([&] { return world.said("node-3 cannot be a spare: node-3 does not reach node-0"); });
   world.settle();
   CHECK(world.engine->job(world.job).at("spare_reason") ==
         "no node is free for 1 spare; node-3 cannot be one: node-3 does not reach node-0");
   CHECK(world.state(world.job) == "running");
+}
+
+TEST_CASE("what is wrong between the job's own nodes rules no spare out, which is tried again") {
+  Spared world(2);
+  world.pairs_pass = false;
+  world.join("node-2");
+  world.until([&] { return world.pair_tests.size() == 2; });
+  const NodeId own("node-0");
+  world.engine->pairs_checked(world.job, 2,
+                              {{"node-2 does not reach node-0", {NodeId("node-2"), own}},
+                               {"node-0 did not answer", {own}}});
+  world.settle();
+  CHECK(world.said("node-2 could not be tried as a spare, and will be again in 1"));
+  const auto pass = [&](std::chrono::seconds time) {
+    for (auto gone_by = 0s; gone_by < time; gone_by += 5s) {
+      for (const char* name : {"node-0", "node-1", "node-2"}) world.engine->heard(NodeId(name));
+      world.advance(5s);
+    }
+  };
+  pass(55s);
+  CHECK(world.pair_tests.size() == 2);
+  CHECK(world.spares()[0].at("node") == "node-2");
+  pass(5s);
+  world.until([&] { return world.pair_tests.size() == 3; });
+  world.engine->pairs_checked(world.job, 2, {});
+  world.until([&] { return world.said("node-2 is ready as a spare"); });
 }
 
 TEST_CASE("a spare has the job's content as the next attempt will want it") {
