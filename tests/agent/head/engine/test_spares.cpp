@@ -242,7 +242,10 @@ TEST_CASE("the GPUs of a job that cannot begin anew go to one other job") {
   info.attempts = {{second, 1}};
   world.engine->joined(info);
   world.beat("node-0");
-  world.settle();
+  for (auto gone_by = 0s; gone_by < 120s; gone_by += 5s) {  // and node-1 is lost
+    world.engine->heard(NodeId("node-0"));
+    world.advance(5s);
+  }
   CHECK_FALSE(world.was_started(third, 1));
 }
 
