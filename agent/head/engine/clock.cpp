@@ -13,7 +13,8 @@ constexpr std::chrono::seconds kLookWhileShut{1};
 
 }  // namespace
 
-// Of a jump that is not kept the next head learns by its own look, for what is written from then on.
+// Of a jump that is not kept the next head learns by its own look, for what is written from then
+// on.
 void Engine::Impl::see_clock() {
   if (!moments.see(clock.now(), clock.wall())) return;
   quick.add([file = options.root.clock(), text = moments.dump()] {
@@ -47,6 +48,9 @@ void Engine::Impl::arm() {
     if (job.not_before) at(*job.not_before);
     if (job.backoff_until) at(*job.backoff_until);
     if (const auto due = hang_due(job)) at(*due);
+    for (const Spare& spare : job.spares) {
+      if (spare.pairs_again) at(*spare.pairs_again);
+    }
     if (job.attempts.empty()) continue;
     for (const auto& [step, collecting] : job.attempts.back().collecting) {
       if (collecting.again) at(*collecting.again);
@@ -85,6 +89,9 @@ void Engine::Impl::tick() {
     if (job == nullptr || !job->durable || job->ended()) continue;
     if (job->not_before && *job->not_before <= now) job->not_before.reset();
     if (job->backoff_until && *job->backoff_until <= now) job->backoff_until.reset();
+    for (Spare& spare : job->spares) {
+      if (spare.pairs_again && *spare.pairs_again <= now) spare.pairs_again.reset();
+    }
     if (job->spec.queue_timeout && job->row.state == JobState::queued && !job->preparing &&
         now - job->created_at >= *job->spec.queue_timeout) {
       stop(*job, std::nullopt, StopCause::timeout,

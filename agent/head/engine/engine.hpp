@@ -75,6 +75,10 @@ class Nodes {
     std::string address;
   };
   virtual void check_pairs(const JobId& job, int attempt, std::vector<PairMember> members) = 0;
+  struct BrokenPair {
+    std::string words;  // a sentence
+    std::set<NodeId> between;
+  };
   // Brings the folder of `ask` (its transfer is given here) into `folder` on this machine, sums
   // verified. Goes on over new connections of the node until give_up(). Several at a time. Returns
   // its name for shard_taken().
@@ -289,8 +293,8 @@ class Engine {
   // What prepare() asked for is there, or why not.
   void attempt_prepared(const NodeId& node, const JobId& job, int attempt,
                         const std::optional<Error>& error);
-  // Sentences about those that cannot talk; none: all is well.
-  void pairs_checked(const JobId& job, int attempt, const std::vector<std::string>& broken);
+  // Those that cannot talk; none: all is well.
+  void pairs_checked(const JobId& job, int attempt, const std::vector<Nodes::BrokenPair>& broken);
   // How far a node is with an attempt's content.
   void staging(const NodeId& node, const wire::Staging& news);
   void stacks_taken(const NodeId& node, const wire::StacksTaken& news);

@@ -117,7 +117,7 @@ class Grower {
       }
     }
     if (!dear_.empty()) growth_.reasons[job.job] = dear_;
-    return keep_what_is_free(job, demand);
+    return !job.wished && keep_what_is_free(job, demand);
   }
 
   // The last one got no machines because of what they cost; empty: that did not hinder it.

@@ -10,10 +10,18 @@ namespace dtrain::head {
 namespace {
 
 constexpr int kNotedSpares = 100;  // lines of a job's events about them
+constexpr std::chrono::seconds kPairsAgain{60};
 
 bool wants_spares(const Job& job) {
   return job.spec.spares > 0 && job.durable && !job.attempts.empty() && !job.ended() &&
-         job.row.stop_cause == StopCause::none;
+         job.row.stop_cause == StopCause::none && !job.gave_up_kept;
+}
+
+NodeCapacity* find_capacity(std::vector<NodeCapacity>& nodes, const NodeId& id) {
+  const auto at =
+      std::lower_bound(nodes.begin(), nodes.end(), id,
+                       [](const NodeCapacity& a, const NodeId& b) { return a.node < b; });
+  return at != nodes.end() && at->node == id ? &*at : nullptr;
 }
 
 Spare* find_spare(Job* job, const NodeId& node, int number) {
@@ -31,37 +39,71 @@ bool Engine::Impl::takes_ranks(const Node& node) {
          node.leaves.empty() && !node.unprepared;
 }
 
-// What its last attempt had, while it waits to begin anew.
-std::vector<PlacedShare> Engine::Impl::kept_gang(const Job& job) const {
-  std::vector<PlacedShare> gang;
-  const bool waits = job.row.state == JobState::restarting && !job.preparing;
-  if (!waits || !wants_spares(job)) return gang;
-  for (const Share& share : job.attempts.back().shares) {
-    const auto node = nodes.find(share.row.node);
-    if (node != nodes.end() && takes_ranks(node->second)) gang.push_back(placed(job, share));
-  }
-  return gang;
+// It is not connected, and may be again before it is lost.
+bool Engine::Impl::may_come(const Node& node) {
+  const bool stays = node.row.state == NodeState::ready || node.row.state == NodeState::joining;
+  return stays && !node.connected && node.leaves.empty() && !node.being_removed;
 }
 
-WaitingJob::Kept Engine::Impl::kept_for(const Job& job) const {
+// No GPU is kept that another has: where a head does not know who gave up, who began last has it.
+Engine::Impl::KeptGangs Engine::Impl::kept_gangs() const {
+  std::vector<const Job*> theirs;
+  for (const auto& [id, job] : live) {
+    const bool waits = job->row.state == JobState::restarting && !job->preparing;
+    if (waits && wants_spares(*job)) theirs.push_back(job);
+  }
+  KeptGangs gangs;
+  if (theirs.empty()) return gangs;
+  std::stable_sort(theirs.begin(), theirs.end(), [](const Job* a, const Job* b) {
+    return a->attempts.back().row.created > b->attempts.back().row.created;
+  });
+  std::vector<NodeCapacity> capacity = capacities();
+  for (const Job* job : theirs) {
+    for (const Share& share : job->attempts.back().shares) {
+      NodeCapacity* there = find_capacity(capacity, share.row.node);
+      if (there == nullptr || !takes_ranks(nodes.at(share.row.node))) continue;
+      const auto& gpus = share.row.gpus;
+      if (std::any_of(gpus.begin(), gpus.end(),
+                      [&](int gpu) { return there->gpus_used.contains(gpu); })) {
+        continue;
+      }
+      gangs[job->row.id].push_back(placed(*job, share));
+      use(*there, gangs[job->row.id].back());
+    }
+  }
+  return gangs;
+}
+
+WaitingJob::Kept Engine::Impl::kept_for(const Job& job, const KeptGangs& gangs) const {
   WaitingJob::Kept kept;
   if (!wants_spares(job) || job.row.state != JobState::restarting) return kept;
-  kept.gang = kept_gang(job);
-  for (const Spare& spare : job.spares) kept.spares.push_back(spare.share);
+  if (const auto gang = gangs.find(job.row.id); gang != gangs.end()) kept.gang = gang->second;
+  const auto is_away = [&](const NodeId& id) {
+    const auto node = nodes.find(id);
+    return node != nodes.end() && may_come(node->second);
+  };
+  for (const Spare& spare : job.spares) {
+    kept.spares.push_back(spare.share);
+    kept.away = kept.away || is_away(spare.share.node);
+  }
+  for (const Share& share : job.attempts.back().shares) {
+    kept.away = kept.away || is_away(share.row.node);
+  }
   kept.width = static_cast<int>(job.attempts.back().shares.size());
   return kept;
 }
 
-void Engine::Impl::use_kept(const Job& job, bool spares_too,
-                            std::vector<NodeCapacity>& capacity) const {
+void Engine::Impl::use_kept(const Job& job, const KeptGangs& gangs, bool spares_too,
+                            std::vector<NodeCapacity>& capacity) {
   const auto keep = [&](const PlacedShare& share, const std::string& how) {
-    for (NodeCapacity& node : capacity) {
-      if (node.node != share.node) continue;
-      use(node, share);
-      node.kept = "is kept " + how + job.row.id.str();
-    }
+    NodeCapacity* node = find_capacity(capacity, share.node);
+    if (node == nullptr) return;
+    use(*node, share);
+    node->kept = "is kept " + how + job.row.id.str();
   };
-  for (const PlacedShare& share : kept_gang(job)) keep(share, "for ");
+  if (const auto gang = gangs.find(job.row.id); gang != gangs.end()) {
+    for (const PlacedShare& share : gang->second) keep(share, "for ");
+  }
   if (!spares_too) return;
   for (const Spare& spare : job.spares) keep(spare.share, "as a spare of ");
 }
@@ -79,7 +121,8 @@ void Engine::Impl::settle_spares(bool take_new) {
     for (const Share& share : job.attempts.back().shares) want.not_on.insert(share.row.node);
     for (const auto& [node, why] : job.unfit) want.not_on.insert(node);
     for (const Spare& spare : job.spares) want.has.push_back(spare.share.node);
-    want.count = take_new ? static_cast<std::size_t>(job.spec.spares) : want.has.size();
+    want.count = static_cast<std::size_t>(job.spec.spares);
+    want.takes_new = take_new;
     wants.push_back(std::move(want));
     theirs.push_back(&job);
   }
@@ -90,11 +133,11 @@ void Engine::Impl::settle_spares(bool take_new) {
       for (const PlacedShare& share : kept->second) use(node, share);
     }
   }
-  for (const Job* job : theirs) use_kept(*job, false, capacity);
+  const KeptGangs gangs = kept_gangs();
+  for (const Job* job : theirs) use_kept(*job, gangs, false, capacity);
   std::set<NodeId> away;
   for (const auto& [id, node] : nodes) {
-    const bool stays = node.row.state == NodeState::ready || node.row.state == NodeState::joining;
-    if (stays && !node.connected && node.leaves.empty() && !node.being_removed) away.insert(id);
+    if (may_come(node)) away.insert(id);
   }
   SpareDecision decision = decide_spares(std::move(capacity), away, std::move(wants));
   for (Job* job : theirs) {
@@ -173,7 +216,7 @@ void Engine::Impl::prepare_spares(Job& job) {
       }
       continue;
     }
-    if (!spare.pairs_passed && !pairs_wait) {
+    if (!spare.pairs_passed && !pairs_wait && !spare.pairs_again) {
       const auto members = pairs_with(*attempt, spare);
       if (members.empty()) {
         spare.pairs_passed = true;
@@ -249,16 +292,41 @@ bool Engine::Impl::spare_failed(const NodeId& node, const JobId& id, int number,
 }
 
 bool Engine::Impl::spare_pairs_checked(const JobId& id, int number,
-                                       const std::vector<std::string>& broken) {
+                                       const std::vector<Nodes::BrokenPair>& broken) {
   Job* job = find(id);
   if (job == nullptr) return false;
   for (Spare& spare : job->spares) {
     if (spare.number != number || !spare.pairs_asked || spare.pairs_passed) continue;
     spare.pairs_asked = false;
-    if (!broken.empty()) {
-      return spare_failed(spare.share.node, id, number, join_some(broken, kNamedNodes, "; "));
+    // What is wrong with a node beside the spare too is no fault of the spare's.
+    std::set<NodeId> others;
+    for (const Nodes::BrokenPair& each : broken) {
+      if (!each.between.contains(spare.share.node)) others.merge(std::set(each.between));
     }
-    spare.pairs_passed = true;
+    std::vector<std::string> all;
+    std::vector<std::string> its;
+    for (const Nodes::BrokenPair& each : broken) {
+      all.push_back(each.words);
+      const bool is_its = each.between.contains(spare.share.node) &&
+                          std::none_of(each.between.begin(), each.between.end(),
+                                       [&](const NodeId& node) { return others.contains(node); });
+      if (is_its) its.push_back(each.words);
+    }
+    if (!its.empty()) {
+      return spare_failed(spare.share.node, id, number, join_some(its, kNamedNodes, "; "));
+    }
+    spare.pairs_passed = broken.empty();
+    if (!broken.empty()) {
+      spare.pairs_again = clock.now() + kPairsAgain;
+      rearm();
+      if (job->spares_noted++ < kNotedSpares) {
+        Tx tx;
+        note(tx, *job, EventLevel::warning,
+             spare.share.node.str() + " could not be tried as a spare, and will be again in " +
+                 human_duration(kPairsAgain) + ": " + join_some(all, kNamedNodes, "; "));
+        commit(*job, std::move(tx), Urgency::soon);
+      }
+    }
     prepare_spares(*job);
     return true;
   }

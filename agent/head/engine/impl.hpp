@@ -116,8 +116,8 @@ struct Attempt {
   // Of its nodes that were lost the one that was silent first, and since when.
   NodeId lost;
   Monotonic lost_since;
-  Advance advance;                  // while it lives
-  Stragglers stragglers;            // the same
+  Advance advance;         // while it lives
+  Stragglers stragglers;   // the same
   std::string hang;        // that it makes no progress, and where its ranks are; empty: it does
   std::string hang_where;  // the second half of that
   bool hung = false;       // it was ended for that
@@ -144,6 +144,7 @@ struct Spare {
   bool staged = false;
   bool pairs_asked = false;
   bool pairs_passed = false;
+  std::optional<Monotonic> pairs_again;  // not before that: others were in the way
   bool ready = false;
 };
 
@@ -175,14 +176,15 @@ struct Job {
   WallTime backoff_ends;                   // the same, for people
   NodeId suspect;                          // where its last two attempts failed; empty: nowhere
   std::vector<Spare> spares;
-  std::string lacks;                       // why there are not as many as it asks for
-  std::map<NodeId, std::string> unfit;     // nodes that could not be prepared as such, and why
-  std::set<NodeId> spared;                 // that have, or had, files of it and none of its ranks
+  std::string lacks;                    // why there are not as many as it asks for
+  std::map<NodeId, std::string> unfit;  // nodes that could not be prepared as such, and why
+  std::set<NodeId> spared;              // that have, or had, files of it and none of its ranks
   int spares_noted = 0;
-  bool preparing = false;                  // the newest attempt is with the worker
-  bool releases_told = false;              // that the oldest output goes
-  bool grows_told = false;                 // that it cannot
-  Monotonic staging_told;                  // when followers last heard how far it is
+  bool gave_up_kept = false;   // nothing is kept for it until an attempt has begun
+  bool preparing = false;      // the newest attempt is with the worker
+  bool releases_told = false;  // that the oldest output goes
+  bool grows_told = false;     // that it cannot
+  Monotonic staging_told;      // when followers last heard how far it is
   std::vector<Engine::Answer> submitters;
 
   // What the world has been told.
@@ -219,7 +221,7 @@ struct Node {
   std::set<std::string> features;
   std::set<std::pair<JobId, int>> leftovers;  // old epochs that may still live there
   std::set<std::pair<JobId, int>> ended;      // attempts, because it left or was lost
-  NodeClock clock;          // CLOCK_BOOTTIME of its machine against Impl::head_time()
+  NodeClock clock;  // CLOCK_BOOTTIME of its machine against Impl::head_time()
   std::optional<std::chrono::nanoseconds> clock_epoch;  // its time of the day less that
   std::string word;         // its provider's, on the end of its machine; empty: it may be there
   bool taken_back = false;  // by its provider
@@ -338,10 +340,14 @@ struct Engine::Impl {
 
   // hot_spares.cpp
   static bool takes_ranks(const Node& node);
-  std::vector<PlacedShare> kept_gang(const Job& job) const;
-  WaitingJob::Kept kept_for(const Job& job) const;
-  // What is kept for the job is used, in the eyes of others.
-  void use_kept(const Job& job, bool spares_too, std::vector<NodeCapacity>& capacity) const;
+  static bool may_come(const Node& node);
+  // What their last attempts had, of all jobs that wait to begin anew.
+  using KeptGangs = std::map<JobId, std::vector<PlacedShare>>;
+  KeptGangs kept_gangs() const;
+  WaitingJob::Kept kept_for(const Job& job, const KeptGangs& gangs) const;
+  // What is kept for the job is used, in the eyes of others. `capacity` as of capacities().
+  static void use_kept(const Job& job, const KeptGangs& gangs, bool spares_too,
+                       std::vector<NodeCapacity>& capacity);
   // Who keeps which spares; with `take_new` also what is free, and they are prepared.
   void settle_spares(bool take_new);
   void set_spares(Job& job, std::vector<PlacedShare> shares, const std::string& lacks);
@@ -351,7 +357,8 @@ struct Engine::Impl {
   // True: that was about a spare.
   bool spare_staged(const NodeId& node, const wire::Staging& news);
   bool spare_failed(const NodeId& node, const JobId& id, int number, const std::string& why);
-  bool spare_pairs_checked(const JobId& id, int number, const std::vector<std::string>& broken);
+  bool spare_pairs_checked(const JobId& id, int number,
+                           const std::vector<Nodes::BrokenPair>& broken);
   void spare_gone(const NodeId& id);
   std::map<NodeId, JobId> spares() const;
 
@@ -368,7 +375,7 @@ struct Engine::Impl {
   bool prepare_share(Job& job, Attempt& attempt, Share& share);
   void attempt_prepared(const NodeId& node, const JobId& job, int attempt,
                         const std::optional<Error>& error);
-  void pairs_checked(const JobId& job, int attempt, const std::vector<std::string>& broken);
+  void pairs_checked(const JobId& job, int attempt, const std::vector<Nodes::BrokenPair>& broken);
   void give_up_start(Job& job, Attempt& attempt, const std::string& reason);
 
   // schedule.cpp

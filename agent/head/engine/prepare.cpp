@@ -136,15 +136,14 @@ void Engine::Impl::attempt_prepared(const NodeId& node, const JobId& id, int num
 }
 
 void Engine::Impl::pairs_checked(const JobId& id, int number,
-                                 const std::vector<std::string>& broken) {
+                                 const std::vector<Nodes::BrokenPair>& broken) {
   Job* job = find(id);
   Attempt* attempt = job == nullptr ? nullptr : job->live_attempt();
   if (attempt != nullptr && attempt->row.attempt != number) {
     spare_pairs_checked(id, number, broken);
     return;
   }
-  if (attempt == nullptr || !attempt->pairs_asked ||
-      attempt->pairs_passed) {
+  if (attempt == nullptr || !attempt->pairs_asked || attempt->pairs_passed) {
     return;
   }
   if (broken.empty()) {
@@ -153,9 +152,11 @@ void Engine::Impl::pairs_checked(const JobId& id, int number,
     return;
   }
   attempt->pairs_asked = false;
+  std::vector<std::string> words;
+  for (const Nodes::BrokenPair& each : broken) words.push_back(each.words);
   if (!attempt->ending()) {
     give_up_start(*job, *attempt,
-                  "its nodes cannot talk to each other: " + join_some(broken, kNamedNodes, "; "));
+                  "its nodes cannot talk to each other: " + join_some(words, kNamedNodes, "; "));
   }
 }
 
@@ -164,7 +165,8 @@ void Engine::attempt_prepared(const NodeId& node, const JobId& job, int attempt,
   impl_->attempt_prepared(node, job, attempt, error);
 }
 
-void Engine::pairs_checked(const JobId& job, int attempt, const std::vector<std::string>& broken) {
+void Engine::pairs_checked(const JobId& job, int attempt,
+                           const std::vector<Nodes::BrokenPair>& broken) {
   impl_->pairs_checked(job, attempt, broken);
 }
 

@@ -144,8 +144,11 @@ QueueDecision decide_queue(std::vector<NodeCapacity> nodes, const std::vector<Wa
         continue;
       }
       // With anybody else it competes for the rest, and for what was kept.
-      now.free(job.kept.gang);
-      now.free(job.kept.spares);
+      if (!job.kept.away) {
+        now.free(job.kept.gang);
+        now.free(job.kept.spares);
+        decision.gave_up.push_back(job.job);
+      }
     }
     if (first != nullptr && looked_at == depth) {
       // The same for all of them and at all times, so that they are not told anew again and again.

@@ -25,9 +25,11 @@ struct WaitingJob {
   struct Kept {
     std::vector<PlacedShare> gang;  // of its last attempt, as far as those nodes are there
     std::vector<PlacedShare> spares;
-    int width = 0;  // nodes of its last attempt
+    int width = 0;      // nodes of its last attempt
+    bool away = false;  // more of them are not connected, and may be again in a moment
   };
   Kept kept = {};
+  bool wished = false;  // it is no job but a spare: nobody is to go for it
 };
 
 // Where it starts on what is kept for it alone, as many nodes as it had: of its own first, a spare
@@ -49,6 +51,8 @@ struct QueueDecision {
   };
   std::vector<Start> starts;
   std::map<JobId, std::string> reasons;  // of those that do not start
+  // What was kept for these does not do: they compete with anybody else, and it is kept no more.
+  std::vector<JobId> gave_up;
 };
 
 // Behind the first one that waits so many are looked at; the rest wait for their turn. It bounds

@@ -137,12 +137,13 @@ std::set<NodeId> Engine::Impl::beside(const NodeId& id) const {
 
 std::vector<WaitingJob> Engine::Impl::waiting() const {
   std::vector<WaitingJob> queue;
+  const KeptGangs gangs = kept_gangs();
   for (const auto& [id, each] : live) {
     const Job& job = *each;
     const bool waits = job.row.state == JobState::queued || job.row.state == JobState::restarting;
     if (!job.durable || !waits || job.preparing) continue;
     queue.push_back({id, job.spec.priority, job.order, demand_of(job.spec), held(job),
-                     longest(job, clock.now()), beside(job.suspect), kept_for(job)});
+                     longest(job, clock.now()), beside(job.suspect), kept_for(job, gangs)});
   }
   return queue;
 }
@@ -247,6 +248,12 @@ void Engine::Impl::look_at_queue() {
     for (const QueueDecision::Start& start : decision.starts) {
       begin_attempt(jobs.at(start.job), start);
     }
+    // Who was looked at before them may do with what was kept.
+    for (const JobId& id : decision.gave_up) {
+      Job& job = jobs.at(id);
+      job.gave_up_kept = !job.preparing;
+    }
+    if (!decision.gave_up.empty()) schedule();
     if (!decision.starts.empty()) growth = grown(waiting());
     for (auto& [id, reason] : decision.reasons) {
       Job& job = jobs.at(id);
@@ -275,7 +282,8 @@ std::vector<NodeCapacity> Engine::Impl::free_now() const {
     if (kept == growth.kept.end()) continue;
     for (const PlacedShare& share : kept->second) use(node, share);
   }
-  for (const auto& [id, job] : live) use_kept(*job, true, now);
+  const KeptGangs gangs = kept_gangs();
+  for (const auto& [id, job] : live) use_kept(*job, gangs, true, now);
   return now;
 }
 
@@ -283,10 +291,12 @@ std::vector<NodeCapacity> Engine::Impl::free_now() const {
 std::vector<WaitingJob> Engine::Impl::growth_queue(const std::vector<WaitingJob>& queue,
                                                    std::vector<NodeCapacity>& all) const {
   std::set<JobId> served;
+  const KeptGangs gangs = kept_gangs();
   for (const WaitingJob& job : queue) {
     if (job.kept.width == 0) continue;
     std::vector<NodeCapacity> with_kept = all;
-    use_kept(*live.at(job.job), true, with_kept);
+    use_kept(*live.at(job.job), gangs, true, with_kept);
+    order_by_name(with_kept);
     if (place_on_kept(std::move(with_kept), job)) served.insert(job.job);
   }
   std::vector<WaitingJob> wants;
@@ -295,11 +305,12 @@ std::vector<WaitingJob> Engine::Impl::growth_queue(const std::vector<WaitingJob>
   }
   for (const auto& [id, job] : live) {
     const bool runs = job->live_attempt() != nullptr;
-    if (runs || served.contains(id)) use_kept(*job, true, all);
+    if (runs || served.contains(id)) use_kept(*job, gangs, true, all);
     const auto missing = job->spec.spares - static_cast<int>(job->spares.size());
     if (!runs || missing <= 0 || job->row.stop_cause != StopCause::none) continue;
     WaitingJob want{id, -limits::kPriority - 1, job->order, demand_of(job->spec), ""};
     want.demand.nnodes = {1, 1};  // each by itself
+    want.wished = true;
     wants.insert(wants.end(), static_cast<std::size_t>(missing), want);
   }
   return wants;
@@ -427,6 +438,7 @@ void Engine::Impl::prepared(const JobId& id, const std::string& token, Prepared 
   if (restored && restored->open.erase(id) > 0) tx.changes.restored = restored;
   job.waits.clear();
   job.not_before.reset();
+  job.gave_up_kept = false;
   if (!job.checkpoints.empty()) {
     attempt.row.checkpoint = job.checkpoints.back().path;
   } else if (job.spec.start) {

@@ -36,6 +36,7 @@ SpareDecision decide_spares(std::vector<NodeCapacity> nodes, const std::set<Node
     }
   }
   for (const SpareWant& want : wants) {
+    if (!want.takes_new) continue;
     std::vector<bool> among(nodes.size());
     for (std::size_t i = 0; i < nodes.size(); ++i) among[i] = !want.not_on.contains(nodes[i].node);
     for (const PlacedShare& share : decision.spares[want.job]) {

@@ -18,6 +18,7 @@ struct SpareWant {
   std::size_t count = 0;
   std::set<NodeId> not_on;    // its own nodes, and those that could not be prepared for it
   std::vector<NodeId> has{};  // that it has already: it keeps them while they are as they should be
+  bool takes_new = true;      // in the place of those that are not, too
 };
 
 struct SpareDecision {

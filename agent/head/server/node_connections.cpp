@@ -54,7 +54,7 @@ NodeConnections::NodeConnections(asio::io_context& context, ConfigFile& config, 
       pairs_(
           context,
           [this](const NodeId& node, const wire::HeadMessage& message) { tell(node, message); },
-          [this](const JobId& job, int attempt, const std::vector<std::string>& broken) {
+          [this](const JobId& job, int attempt, const std::vector<Nodes::BrokenPair>& broken) {
             engine_->pairs_checked(job, attempt, broken);
           }) {}
 

@@ -51,7 +51,7 @@ struct PairTests::Test {
   JobId job;
   int attempt = 0;
   std::vector<Member> members;
-  std::vector<std::string> broken;
+  std::vector<Nodes::BrokenPair> broken;
   bool dialling = false;
   asio::steady_timer limit;
 
@@ -101,7 +101,7 @@ void PairTests::opened(const NodeId& node, const wire::PairOpened& message) {
   member->answered = true;
   member->port = message.port;
   if (message.error) {
-    test->broken.push_back(node.str() + " cannot open a port: " + message.error->what());
+    test->broken.push_back({node.str() + " cannot open a port: " + message.error->what(), {node}});
     finish(message.test);
     return;
   }
@@ -130,9 +130,10 @@ void PairTests::dialled(const NodeId& node, const wire::PairResult& message) {
   if (member == nullptr || !test->dialling || member->dialled) return;
   member->dialled = true;
   for (const wire::PairResult::Failure& each : message.failures) {
-    test->broken.push_back(node.str() + " (" + member->address + ") does not reach " +
-                           each.node.str() + " at " + each.address + " port " +
-                           std::to_string(each.port) + ": " + each.reason);
+    test->broken.push_back({node.str() + " (" + member->address + ") does not reach " +
+                                each.node.str() + " at " + each.address + " port " +
+                                std::to_string(each.port) + ": " + each.reason,
+                            {node, each.node}});
   }
   if (std::all_of(test->members.begin(), test->members.end(),
                   [](const Test::Member& each) { return each.dialled; })) {
@@ -146,7 +147,8 @@ void PairTests::give_up(const std::string& name) {
   if (test == nullptr) return;
   for (const Test::Member& each : test->members) {
     if (test->dialling ? each.dialled : each.answered) continue;
-    test->broken.push_back(each.node.str() + " did not answer in time whether it reaches others");
+    test->broken.push_back(
+        {each.node.str() + " did not answer in time whether it reaches others", {each.node}});
   }
   finish(name);
 }

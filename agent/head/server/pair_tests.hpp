@@ -20,7 +20,8 @@ namespace dtrain::head {
 class PairTests {
  public:
   using Tell = std::function<void(const NodeId&, const wire::HeadMessage&)>;
-  using Result = std::function<void(const JobId&, int attempt, const std::vector<std::string>&)>;
+  using Result =
+      std::function<void(const JobId&, int attempt, const std::vector<Nodes::BrokenPair>&)>;
   PairTests(boost::asio::io_context& context, Tell tell, Result result);
   ~PairTests();
 

@@ -78,14 +78,14 @@ TEST_CASE("ranks of several machines start once their nodes have reached each ot
   CHECK(world.starts.empty());
   REQUIRE(world.pair_tests[0].size() == 2);
   CHECK(world.pair_tests[0][1].address == "10.0.0.1");
-  world.engine->pairs_checked(id, 7, {"of another attempt"});
+  world.engine->pairs_checked(id, 7, {{"of another attempt", {}}});
   CHECK(world.starts.empty());
   world.engine->pairs_checked(id, 1, {});
   const wire::AttemptSpec spec = world.started("node-0", id, 1);
   CHECK(spec.master_addr == "10.0.0.0");
   CHECK(spec.node_ips == std::vector<std::string>{"10.0.0.0", "10.0.0.1"});
   // Said again, it changes nothing.
-  world.engine->pairs_checked(id, 1, {"too late"});
+  world.engine->pairs_checked(id, 1, {{"too late", {}}});
   CHECK(world.state(id) == "starting");
 }
 
@@ -155,9 +155,9 @@ TEST_CASE("a pair that cannot talk fails the attempt by name, and nothing was st
   spec.max_restarts = 1;
   const JobId id = world.submit(spec);
   world.until([&] { return world.pair_tests.size() == 1; });
-  world.engine->pairs_checked(id, 1, {"node-0 does not reach node-1 at 10.0.0.1 port 4321"});
+  world.engine->pairs_checked(id, 1, {{"node-0 does not reach node-1 at 10.0.0.1 port 4321", {}}});
   world.until([&] { return world.pair_tests.size() == 2; });
-  world.engine->pairs_checked(id, 2, {"node-0 does not reach node-1 at 10.0.0.1 port 4321"});
+  world.engine->pairs_checked(id, 2, {{"node-0 does not reach node-1 at 10.0.0.1 port 4321", {}}});
   world.until([&] { return world.state(id) == "failed"; });
   CHECK(world.starts.empty());
   const auto job = world.engine->job(id);
@@ -171,7 +171,8 @@ TEST_CASE("a pair test whose node went away is done again when it is back") {
   const JobId id = world.submit(over(2));
   world.until([&] { return world.pair_tests.size() == 1; });
   world.engine->gone(NodeId("node-1"));
-  world.engine->pairs_checked(id, 1, {"node-0 does not reach node-1"});  // because it was away
+  world.engine->pairs_checked(id, 1,
+                              {{"node-0 does not reach node-1", {}}});  // because it was away
   CHECK(world.state(id) == "starting");
   world.pairs_pass = true;
   world.join("node-1");

@@ -133,6 +133,10 @@ TEST_CASE("spares: what is free, by priority and age, and what one has it keeps"
   CHECK(names(decision.spares[JobId("b")]) == Names{"n-10"});
   decision = decide_spares(away, {}, {other});
   CHECK(names(decision.spares[JobId("a")]) == Names{"n-10"});
+  // Before the jobs that wait have been looked at nothing takes its place.
+  other.takes_new = false;
+  decision = decide_spares(away, {}, {other});
+  CHECK(decision.spares[JobId("a")].empty());
 }
 
 TEST_CASE("queue: a job begins anew on what is kept for it, its own nodes first") {
@@ -178,6 +182,105 @@ TEST_CASE("queue: what is kept for one job is no other's, and that is said") {
   REQUIRE(decision.starts.size() == 1);
   CHECK(decision.starts[0].job == JobId("train-abcdef"));
   CHECK(names(decision.starts[0].shares) == Names{"n-2"});
+}
+
+TEST_CASE("queue: a job for which what is kept does not do gives that up, once it may start") {
+  std::vector<NodeCapacity> nodes{idle_node("n-1"), idle_node("n-2")};
+  use(nodes[0], whole("n-1"));
+  WaitingJob owner{JobId("owner"), 0, 1, demand_of(whole_nodes(3, 1)), ""};
+  owner.kept = {{whole("n-1")}, {}, 3};
+  WaitingJob other{JobId("other"), 0, 2, demand_of(whole_nodes(2, 0)), ""};
+  const auto gave_up = [&](const WaitingJob& who) {
+    return decide_queue(nodes, {who, other}, 0).gave_up == std::vector<JobId>{JobId("owner")};
+  };
+  CHECK(gave_up(owner));
+  WaitingJob held = owner;
+  held.held = "waits";
+  CHECK_FALSE(gave_up(held));
+  // Its node may be there in a moment: until then it is nobody else's.
+  owner.kept.away = true;
+  CHECK_FALSE(gave_up(owner));
+  CHECK(decide_queue(nodes, {owner, other}, 0).starts.empty());
+}
+
+TEST_CASE("the GPUs of a job that cannot begin anew go to one other job") {
+  World world(2);
+  for (const std::string node : {"node-0", "node-1"}) {
+    NodeInfo info = World::info_of(node);
+    info.gpus = 2;
+    world.engine->joined(info);
+    world.beat(node);
+  }
+  JobSpec spec = World::spec();
+  spec.nproc_per_node.number = 2;
+  spec.resources.gpu = 1;
+  spec.nnodes = {2, 2};
+  spec.spares = 1;
+  spec.max_restarts = 1;
+  const JobId first = world.submit(spec);
+  world.started("node-0", first, 1);
+  world.say("node-0", first, 1, wire::MasterReady{29500});
+  world.started("node-1", first, 1);
+  spec.nnodes = {1, 1};
+  spec.spares = 0;
+  const JobId second = world.submit(spec);
+  const JobId third = world.submit(spec);
+  world.engine->leaving(NodeId("node-1"), "its container was told to end", false);
+  for (const char* node : {"node-0", "node-1"}) {
+    world.finish(node, first, 1, Outcome::stopped, "told to stop");
+  }
+  world.until([&] { return world.was_started(second, 1); });
+  world.settle();
+  world.submit(World::spec());  // the queue is looked at again
+  world.settle();
+  CHECK_FALSE(world.was_started(third, 1));
+  CHECK_FALSE(world.was_started(first, 2));
+  // Nor does a head that is started anew take them for the first one's.
+  world.restart();
+  NodeInfo info = World::info_of("node-0");
+  info.gpus = 2;
+  info.attempts = {{second, 1}};
+  world.engine->joined(info);
+  world.beat("node-0");
+  for (auto gone_by = 0s; gone_by < 120s; gone_by += 5s) {  // and node-1 is lost
+    world.engine->heard(NodeId("node-0"));
+    world.advance(5s);
+  }
+  CHECK_FALSE(world.was_started(third, 1));
+}
+
+TEST_CASE("what a job cannot begin anew on is there for those before it") {
+  World world(3);
+  for (const char* node : {"node-0", "node-1", "node-2"}) world.join(node);
+  JobSpec spec = whole_nodes(3, 1);
+  spec.max_restarts = 1;
+  const JobId spared = world.submit(spec);
+  world.started("node-0", spared, 1);
+  world.say("node-0", spared, 1, wire::MasterReady{29500});
+  for (const char* node : {"node-1", "node-2"}) world.started(node, spared, 1);
+  JobSpec urgent = whole_nodes(2, 0);
+  urgent.priority = 9;
+  const JobId other = world.submit(urgent);
+  world.engine->leaving(NodeId("node-1"), "its container was told to end", false);
+  for (const char* node : {"node-0", "node-1", "node-2"}) {
+    world.finish(node, spared, 1, Outcome::stopped, "told to stop");
+  }
+  world.until([&] { return world.was_started(other, 1); });
+  CHECK(world.state(spared) == "restarting");
+}
+
+TEST_CASE("what is kept stays so while a node of it is not connected for a moment") {
+  Spared world(2);
+  const JobId other = world.submit(whole_nodes(1, 0));
+  world.exit_rank("node-0", world.job, 1, 0, 1);
+  world.finish("node-0", world.job, 1, Outcome::failed);
+  world.finish("node-1", world.job, 1, Outcome::stopped, "told to stop");
+  world.engine->gone(NodeId("node-1"));
+  world.settle();
+  CHECK(world.state(world.job) == "restarting");
+  CHECK_FALSE(world.was_started(other, 1));
+  world.join("node-1");
+  world.until([&] { return world.was_started(world.job, 2); });
 }
 
 TEST_CASE("a spare is prepared while the job runs, and takes the place of a node that leaves") {
@@ -235,6 +338,27 @@ TEST_CASE("a lost node's place is taken by the spare once its lease is over") {
   world.until([&] { return world.was_started(world.job, 2); });
   CHECK(world.nodes_of(2) == Names{"node-0", "node-2"});
   CHECK(world.state(other) == "queued");
+}
+
+TEST_CASE("a job that is stopped before it begins anew gives its spares back") {
+  Spared world;
+  world.until([&] { return world.said("node-2 is ready as a spare"); });
+  world.engine->gone(NodeId("node-1"));
+  for (auto gone_by = 0s; gone_by < 30s; gone_by += 5s) {
+    for (const char* name : {"node-0", "node-2"}) world.engine->heard(NodeId(name));
+    world.advance(5s);
+  }
+  world.finish("node-0", world.job, 1, Outcome::stopped, "told to stop");
+  world.settle();
+  REQUIRE(world.state(world.job) == "restarting");
+  REQUIRE(world.given_back.empty());
+  world.engine->stop(world.job, std::nullopt, [](const nlohmann::json&) {});
+  world.until([&] { return world.state(world.job) == "stopped"; });
+  CHECK(world.given_back == std::vector<std::pair<std::string, int>>{{"node-2", 2}});
+  CHECK(world.spares().empty());
+  world.settle();
+  world.restart();
+  CHECK(world.spares().empty());
 }
 
 TEST_CASE("after the failure of a rank a job begins anew on its own nodes, and keeps its spare") {
@@ -311,12 +435,39 @@ TEST_CASE("a spare that cannot be prepared is said, and replaced") {
   world.engine->drain(NodeId("node-2"), false);
   world.join("node-3");
   world.until([&] { return world.pair_tests.size() == 3; });
-  world.engine->pairs_checked(world.job, 2, {"node-3 does not reach node-0"});
+  world.engine->pairs_checked(
+      world.job, 2, {{"node-3 does not reach node-0", {NodeId("node-3"), NodeId("node-0")}}});
   world.until([&] { return world.said("node-3 cannot be a spare: node-3 does not reach node-0"); });
   world.settle();
   CHECK(world.engine->job(world.job).at("spare_reason") ==
         "no node is free for 1 spare; node-3 cannot be one: node-3 does not reach node-0");
   CHECK(world.state(world.job) == "running");
+}
+
+TEST_CASE("what is wrong between the job's own nodes rules no spare out, which is tried again") {
+  Spared world(2);
+  world.pairs_pass = false;
+  world.join("node-2");
+  world.until([&] { return world.pair_tests.size() == 2; });
+  const NodeId own("node-0");
+  world.engine->pairs_checked(world.job, 2,
+                              {{"node-2 does not reach node-0", {NodeId("node-2"), own}},
+                               {"node-0 did not answer", {own}}});
+  world.settle();
+  CHECK(world.said("node-2 could not be tried as a spare, and will be again in 1"));
+  const auto pass = [&](std::chrono::seconds time) {
+    for (auto gone_by = 0s; gone_by < time; gone_by += 5s) {
+      for (const char* name : {"node-0", "node-1", "node-2"}) world.engine->heard(NodeId(name));
+      world.advance(5s);
+    }
+  };
+  pass(55s);
+  CHECK(world.pair_tests.size() == 2);
+  CHECK(world.spares()[0].at("node") == "node-2");
+  pass(5s);
+  world.until([&] { return world.pair_tests.size() == 3; });
+  world.engine->pairs_checked(world.job, 2, {});
+  world.until([&] { return world.said("node-2 is ready as a spare"); });
 }
 
 TEST_CASE("a spare has the job's content as the next attempt will want it") {
@@ -389,4 +540,25 @@ TEST_CASE("machines are asked for spares too, after what jobs need") {
             .at("spare_reason")
             .get<std::string>()
             .starts_with("no node is free for 2 spares; asks for 1 machine of type m"));
+}
+
+TEST_CASE("a spare for which there may be no machine makes no other go") {
+  World world(1);
+  world.join("node-0");
+  const JobId spared = world.submit(whole_nodes(1, 1));
+  world.started("node-0", spared, 1);
+  world.settle();
+  MachinesToCome machines;
+  MachineType type;
+  type.name = "m";
+  type.each = idle_node("");
+  type.known = true;
+  type.there = type.most = 1;
+  machines.types = {type};
+  machines.most = 1;
+  world.engine->expect_machines(machines);
+  const Growth& growth = world.engine->expect_machines(machines);
+  CHECK(growth.gangs.empty());
+  CHECK_FALSE(growth.short_of_room);
+  CHECK(world.engine->job(spared).at("spare_reason") == "no node is free for 1 spare");
 }
