@@ -92,8 +92,7 @@ class Pool(SrunCase):
         job = self.submit(WAITS, *self.options())
         eventually(lambda: self.ok("logs", job).count("up") == 4, "all ranks are up")
         self.assertEqual(len(self.tasks()), 4)
-        # srun is not needed any more.
-        self.assertEqual(processes_with(f"--job-name={job}"), [])
+        eventually(lambda: not processes_with(f"--job-name={job}"), "srun, not needed any more, has gone")
         self.ok("stop", job)
         self.wait_state(job, "stopped")
         self.assertEqual(self.ok("logs", job).count("told"), 4)
