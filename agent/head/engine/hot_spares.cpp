@@ -52,8 +52,8 @@ Engine::Impl::KeptGangs Engine::Impl::kept_gangs() const {
     const bool waits = job->row.state == JobState::restarting && !job->preparing;
     if (waits && wants_spares(*job)) theirs.push_back(job);
   }
-  KeptGangs gangs;
-  if (theirs.empty()) return gangs;
+  KeptGangs gangs_kept;
+  if (theirs.empty()) return gangs_kept;
   std::stable_sort(theirs.begin(), theirs.end(), [](const Job* a, const Job* b) {
     return a->attempts.back().row.created > b->attempts.back().row.created;
   });
@@ -67,17 +67,18 @@ Engine::Impl::KeptGangs Engine::Impl::kept_gangs() const {
                       [&](int gpu) { return there->gpus_used.contains(gpu); })) {
         continue;
       }
-      gangs[job->row.id].push_back(placed(*job, share));
-      use(*there, gangs[job->row.id].back());
+      gangs_kept[job->row.id].push_back(placed(*job, share));
+      use(*there, gangs_kept[job->row.id].back());
     }
   }
-  return gangs;
+  return gangs_kept;
 }
 
-WaitingJob::Kept Engine::Impl::kept_for(const Job& job, const KeptGangs& gangs) const {
+WaitingJob::Kept Engine::Impl::kept_for(const Job& job, const KeptGangs& gangs_kept) const {
   WaitingJob::Kept kept;
   if (!wants_spares(job) || job.row.state != JobState::restarting) return kept;
-  if (const auto gang = gangs.find(job.row.id); gang != gangs.end()) kept.gang = gang->second;
+  if (const auto gang = gangs_kept.find(job.row.id); gang != gangs_kept.end())
+    kept.gang = gang->second;
   const auto is_away = [&](const NodeId& id) {
     const auto node = nodes.find(id);
     return node != nodes.end() && may_come(node->second);
@@ -93,7 +94,7 @@ WaitingJob::Kept Engine::Impl::kept_for(const Job& job, const KeptGangs& gangs) 
   return kept;
 }
 
-void Engine::Impl::use_kept(const Job& job, const KeptGangs& gangs, bool spares_too,
+void Engine::Impl::use_kept(const Job& job, const KeptGangs& gangs_kept, bool spares_too,
                             std::vector<NodeCapacity>& capacity) {
   const auto keep = [&](const PlacedShare& share, const std::string& how) {
     NodeCapacity* node = find_capacity(capacity, share.node);
@@ -101,7 +102,7 @@ void Engine::Impl::use_kept(const Job& job, const KeptGangs& gangs, bool spares_
     use(*node, share);
     node->kept = "is kept " + how + job.row.id.str();
   };
-  if (const auto gang = gangs.find(job.row.id); gang != gangs.end()) {
+  if (const auto gang = gangs_kept.find(job.row.id); gang != gangs_kept.end()) {
     for (const PlacedShare& share : gang->second) keep(share, "for ");
   }
   if (!spares_too) return;
@@ -133,8 +134,8 @@ void Engine::Impl::settle_spares(bool take_new) {
       for (const PlacedShare& share : kept->second) use(node, share);
     }
   }
-  const KeptGangs gangs = kept_gangs();
-  for (const Job* job : theirs) use_kept(*job, gangs, false, capacity);
+  const KeptGangs gangs_kept = kept_gangs();
+  for (const Job* job : theirs) use_kept(*job, gangs_kept, false, capacity);
   std::set<NodeId> away;
   for (const auto& [id, node] : nodes) {
     if (may_come(node)) away.insert(id);

@@ -344,9 +344,9 @@ struct Engine::Impl {
   // What their last attempts had, of all jobs that wait to begin anew.
   using KeptGangs = std::map<JobId, std::vector<PlacedShare>>;
   KeptGangs kept_gangs() const;
-  WaitingJob::Kept kept_for(const Job& job, const KeptGangs& gangs) const;
+  WaitingJob::Kept kept_for(const Job& job, const KeptGangs& gangs_kept) const;
   // What is kept for the job is used, in the eyes of others. `capacity` as of capacities().
-  static void use_kept(const Job& job, const KeptGangs& gangs, bool spares_too,
+  static void use_kept(const Job& job, const KeptGangs& gangs_kept, bool spares_too,
                        std::vector<NodeCapacity>& capacity);
   // Who keeps which spares; with `take_new` also what is free, and they are prepared.
   void settle_spares(bool take_new);

@@ -137,13 +137,13 @@ std::set<NodeId> Engine::Impl::beside(const NodeId& id) const {
 
 std::vector<WaitingJob> Engine::Impl::waiting() const {
   std::vector<WaitingJob> queue;
-  const KeptGangs gangs = kept_gangs();
+  const KeptGangs gangs_kept = kept_gangs();
   for (const auto& [id, each] : live) {
     const Job& job = *each;
     const bool waits = job.row.state == JobState::queued || job.row.state == JobState::restarting;
     if (!job.durable || !waits || job.preparing) continue;
     queue.push_back({id, job.spec.priority, job.order, demand_of(job.spec), held(job),
-                     longest(job, clock.now()), beside(job.suspect), kept_for(job, gangs)});
+                     longest(job, clock.now()), beside(job.suspect), kept_for(job, gangs_kept)});
   }
   return queue;
 }
@@ -282,8 +282,8 @@ std::vector<NodeCapacity> Engine::Impl::free_now() const {
     if (kept == growth.kept.end()) continue;
     for (const PlacedShare& share : kept->second) use(node, share);
   }
-  const KeptGangs gangs = kept_gangs();
-  for (const auto& [id, job] : live) use_kept(*job, gangs, true, now);
+  const KeptGangs gangs_kept = kept_gangs();
+  for (const auto& [id, job] : live) use_kept(*job, gangs_kept, true, now);
   return now;
 }
 
@@ -291,11 +291,11 @@ std::vector<NodeCapacity> Engine::Impl::free_now() const {
 std::vector<WaitingJob> Engine::Impl::growth_queue(const std::vector<WaitingJob>& queue,
                                                    std::vector<NodeCapacity>& all) const {
   std::set<JobId> served;
-  const KeptGangs gangs = kept_gangs();
+  const KeptGangs gangs_kept = kept_gangs();
   for (const WaitingJob& job : queue) {
     if (job.kept.width == 0) continue;
     std::vector<NodeCapacity> with_kept = all;
-    use_kept(*live.at(job.job), gangs, true, with_kept);
+    use_kept(*live.at(job.job), gangs_kept, true, with_kept);
     order_by_name(with_kept);
     if (place_on_kept(std::move(with_kept), job)) served.insert(job.job);
   }
@@ -305,7 +305,7 @@ std::vector<WaitingJob> Engine::Impl::growth_queue(const std::vector<WaitingJob>
   }
   for (const auto& [id, job] : live) {
     const bool runs = job->live_attempt() != nullptr;
-    if (runs || served.contains(id)) use_kept(*job, gangs, true, all);
+    if (runs || served.contains(id)) use_kept(*job, gangs_kept, true, all);
     const auto missing = job->spec.spares - static_cast<int>(job->spares.size());
     if (!runs || missing <= 0 || job->row.stop_cause != StopCause::none) continue;
     WaitingJob want{id, -limits::kPriority - 1, job->order, demand_of(job->spec), ""};
