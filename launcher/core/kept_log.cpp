@@ -28,18 +28,6 @@ std::uint64_t step_of(std::uint64_t limit) {
   return std::max(limit / kPart, kLeastRelease);
 }
 
-std::string read_at(int fd, const fs::path& log, std::uint64_t offset, std::size_t most) {
-  // What is queued takes no more than what was found.
-  thread_local std::vector<char> buffer;
-  if (buffer.size() < most) buffer.resize(most);
-  ssize_t got = 0;
-  do {
-    got = ::pread(fd, buffer.data(), most, static_cast<off_t>(offset));
-  } while (got < 0 && errno == EINTR);
-  if (got < 0) throw errno_error("cannot read " + log.string(), errno);
-  return {buffer.data(), static_cast<std::size_t>(got)};
-}
-
 // The errno of what went wrong, or 0.
 int punch(int fd, std::uint64_t begin, std::uint64_t bytes) {
   int failed = 0;
@@ -81,6 +69,18 @@ std::uint64_t released_of(const fs::path& log) {
 
 void mark_released(const fs::path& log, std::uint64_t offset) {
   write_file_atomic(released_mark(log), std::to_string(offset) + "\n");
+}
+
+std::string read_at(int fd, const fs::path& file, std::uint64_t offset, std::size_t most) {
+  // What is queued takes no more than what was found.
+  thread_local std::vector<char> buffer;
+  if (buffer.size() < most) buffer.resize(most);
+  ssize_t got = 0;
+  do {
+    got = ::pread(fd, buffer.data(), most, static_cast<off_t>(offset));
+  } while (got < 0 && errno == EINTR);
+  if (got < 0) throw errno_error("cannot read " + file.string(), errno);
+  return {buffer.data(), static_cast<std::size_t>(got)};
 }
 
 KeptBytes read_kept(int fd, const fs::path& log, std::uint64_t offset, std::size_t most) {

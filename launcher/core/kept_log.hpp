@@ -18,6 +18,9 @@ std::uint64_t released_of(const fs::path& log);
 // All before `offset` is not there, or may go from now on. Durable when it returns.
 void mark_released(const fs::path& log, std::uint64_t offset);
 
+// At most `most` bytes from `offset` on; fewer at the file's end. `file` is for messages.
+std::string read_at(int fd, const fs::path& file, std::uint64_t offset, std::size_t most);
+
 struct KeptBytes {
   std::uint64_t offset = 0;  // where they stand: what lies before it, from where was asked, is gone
   std::string bytes;         // empty at the end

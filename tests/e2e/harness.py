@@ -205,8 +205,12 @@ class ClusterCase(unittest.TestCase):
                     found.append(pid)
         return found
 
+    def door(self):
+        """A connection to the head's API."""
+        return Door(next(s for s in self.sockets() if s.name == "head.sock"))
+
     def ask(self, method, target):
-        door = Door(next(s for s in self.sockets() if s.name == "head.sock"))
+        door = self.door()
         door.request(method, target, body="{}")
         answer = door.getresponse()
         said = json.loads(answer.read())

@@ -1,5 +1,7 @@
 """log_limit: of what ranks write the newest part is kept, and who reads is told of what is not."""
 
+import http.client
+
 from harness import *
 
 MIB = 1 << 20
@@ -107,6 +109,23 @@ class OnTheHeadsMachine(LimitCase):
         super().setUp()
         self.write_cluster(1)
         self.ok("up", self.folder / "cluster.yaml")
+
+    def test_a_log_that_cannot_be_read_any_further_is_cut_off(self):
+        """While it is sent: nothing else stands among its bytes."""
+        job = self.json("submit", "-d", "--", "head", "-c", 8 * MIB, "/dev/zero")["job"]
+        self.wait_state(job, "succeeded")
+        [name] = [each["path"] for each in self.ask("GET", f"/v1/jobs/{job}/files")["files"] if "out" in each["path"]]
+        door = self.door()
+        self.addCleanup(door.close)
+        door.request("GET", f"/v1/jobs/{job}/files/{name}")
+        door.sock.settimeout(DEADLINE)
+        answer = door.getresponse()
+        answer.read(WIDTH)
+        [path] = self.files(job)
+        Path(f"{path}.released").write_text("no offset")
+        with self.assertRaises(http.client.IncompleteRead) as cut:
+            answer.read()
+        self.assertEqual(cut.exception.partial.strip(b"\0"), b"")
 
     def test_the_newest_is_kept_and_the_gap_is_counted(self):
         job = self.start_writer(4, 10)

@@ -253,16 +253,9 @@ class FileServer::Visit : public std::enable_shared_from_this<FileServer::Visit>
     return known->second;
   }
 
-  // What cannot be read is empty.
   static KeptBytes read_some(int fd, const Found& file, std::uint64_t from, std::uint64_t most) {
     if (file.log) return read_kept(fd, file.path, from, most);
-    KeptBytes read{from, std::string(most, '\0')};
-    ssize_t got = 0;
-    do {
-      got = ::pread(fd, read.bytes.data(), most, static_cast<off_t>(from));
-    } while (got < 0 && errno == EINTR);
-    read.bytes.resize(static_cast<std::size_t>(std::max<ssize_t>(0, got)));
-    return read;
+    return {from, read_at(fd, file.path, from, most)};
   }
 
   asio::awaitable<bool> write(std::string_view bytes) {
@@ -296,16 +289,24 @@ class FileServer::Visit : public std::enable_shared_from_this<FileServer::Visit>
                std::to_string(size == 0 ? 0 : size - 1) + "/" + std::to_string(size) + "\r\n";
     }
     bytes += "\r\n";
+    bool begun = false;
     while (true) {
       const std::uint64_t wanted = std::min<std::uint64_t>(kChunk, size - from);
       KeptBytes read{from, {}};
-      if (wanted > 0) read = read_some(fd.get(), file, from, wanted);
+      std::string why = "it shrank, or was released meanwhile";
+      try {
+        if (wanted > 0) read = read_some(fd.get(), file, from, wanted);
+      } catch (const Error& error) {
+        if (!begun) throw;
+        why = error.what();
+      }
       if (wanted > 0 && (read.bytes.empty() || read.offset != from)) {
-        // It shrank, or what was to come was released meanwhile, or it cannot be read: the client
-        // sees too few bytes, and asks for the others.
-        log::warn("a file cannot be sent whole", {{"path", path.string()}});
+        // An answer has begun, and no other may stand in it: the client sees too few bytes, and
+        // asks for the others.
+        log::warn("a file cannot be sent whole", {{"path", path.string()}, {"why", why}});
         co_return false;
       }
+      begun = true;
       from += read.bytes.size();
       bytes += read.bytes;
       const bool sent = co_await write(bytes);
