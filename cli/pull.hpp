@@ -59,7 +59,6 @@ class Incoming {
  private:
   struct Writing;
   void open();
-  std::string first_line() const;  // of a log whose beginning is not there
 
   RemoteFile file_;
   fs::path target_;

@@ -49,6 +49,10 @@ void fsync_or_throw(const fs::path& path, bool whole_file_system) {
   }
 }
 
+std::string gap_line(std::uint64_t bytes) {
+  return missing_mark(bytes, kReleasedReason) + "\n";
+}
+
 }  // namespace
 
 fs::path safe_below(const fs::path& folder, const std::string& relative) {
@@ -75,13 +79,9 @@ Incoming::~Incoming() = default;
 Incoming::Incoming(Incoming&&) noexcept = default;
 Incoming& Incoming::operator=(Incoming&&) noexcept = default;
 
-std::string Incoming::first_line() const {
-  return missing_mark(file_.released, kReleasedReason) + "\n";
-}
-
 bool Incoming::already_here() const {
   if (file_.released > 0) {
-    const std::string line = first_line();
+    const std::string line = gap_line(file_.released);
     if (size_of(target_) != line.size() + file_.size - file_.released) return false;
     const UniqueFd fd = open_file(target_, O_RDONLY);
     std::string there(line.size(), '\0');
@@ -127,8 +127,7 @@ void Incoming::take(std::string_view bytes) {
 
 void Incoming::gap(std::uint64_t bytes) {
   if (!writing_) open();
-  const std::string line = missing_mark(bytes, kReleasedReason) + "\n";
-  write_all(writing_->fd.get(), (writing_->last == '\n' ? "" : "\n") + line);
+  write_all(writing_->fd.get(), (writing_->last == '\n' ? "" : "\n") + gap_line(bytes));
   writing_->last = '\n';
   position_ += bytes;
   released_ += bytes;

@@ -77,12 +77,10 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
   // Its job is gone, and whoever would acknowledge its end: a supervisor that waits for that goes.
   void dismiss() {
     if (state_ != AttemptState::ended || !socket_ || writing_) return;
-    error_code ignored;
-    asio::write(
-        *socket_,
-        asio::buffer(
-            wire::dump(wire::to_json(wire::AttemptCommand(wire::EventAck{last_seq_, {}}))) + "\n"),
-        ignored);
+    const std::string line =
+        wire::dump(wire::to_json(wire::AttemptCommand(wire::EventAck{last_seq_, {}}))) + "\n";
+    // Not waited for: one that does not read goes by its own limit.
+    (void)::send(socket_->native_handle(), line.data(), line.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   }
   bool done() const { return state_ == AttemptState::done; }
   bool running() const { return !done() && state_ != AttemptState::ended && !lost_told_; }

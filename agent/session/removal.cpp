@@ -28,19 +28,6 @@ std::vector<fs::path> roots_of(const NodePlace& place, bool head) {
   return roots;
 }
 
-void count_files(const fs::path& folder, std::int64_t& files, std::int64_t& bytes) {
-  std::error_code failed;
-  for (auto it = fs::recursive_directory_iterator(
-           folder, fs::directory_options::skip_permission_denied, failed);
-       it != fs::recursive_directory_iterator(); it.increment(failed)) {
-    if (failed) break;
-    struct stat status {};
-    if (::lstat(it->path().c_str(), &status) != 0 || !S_ISREG(status.st_mode)) continue;
-    ++files;
-    bytes += static_cast<std::int64_t>(bytes_on_disk(status));
-  }
-}
-
 void count_checkpoints(const NodePlace& place, wire::SurveyReport& report) {
   for (const StoredCheckpoints& job : unpulled_checkpoints(place.head().storage())) {
     report.checkpoints += job.count;
@@ -181,7 +168,9 @@ wire::SurveyReport survey(const NodePlace& place, const wire::Survey& request) {
     }
     if (!fs::exists(root, none)) continue;
     report.paths.push_back(root.string());
-    count_files(root, report.files, report.bytes);
+    const FileCount count = count_files(root);
+    report.files += static_cast<std::int64_t>(count.files);
+    report.bytes += static_cast<std::int64_t>(count.bytes);
   }
   report.unit = unit_installed(place);
   if (request.head) {

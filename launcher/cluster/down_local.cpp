@@ -82,21 +82,6 @@ std::size_t remove_sockets(const fs::path& folder) {
   return count;
 }
 
-std::size_t count_files(const fs::path& folder, std::uint64_t& bytes) {
-  std::size_t count = 0;
-  std::error_code failed;
-  for (auto it = fs::recursive_directory_iterator(
-           folder, fs::directory_options::skip_permission_denied, failed);
-       it != fs::recursive_directory_iterator(); it.increment(failed)) {
-    if (failed) break;
-    struct stat status {};
-    if (::lstat(it->path().c_str(), &status) != 0 || !S_ISREG(status.st_mode)) continue;
-    ++count;
-    bytes += bytes_on_disk(status);
-  }
-  return count;
-}
-
 // The port of the head as it wrote it down; 0 when that cannot be read.
 int port_of(const fs::path& folder) {
   try {
@@ -176,10 +161,10 @@ class LocalDown final : public DownWay {
                              // Ours is gone with its process: what listens there now is another's.
                              open && ended ? "another process has taken it" : "", !open || ended});
     }
-    std::uint64_t bytes = 0;
-    const std::size_t files = count_files(folder_, bytes);
-    DownRow row{"",  "files",          counted(files, "file") + ", " + human_bytes(bytes),
-                "0", folder_.string(), true};
+    const FileCount count = count_files(folder_);
+    DownRow row{
+        "",  "files",          counted(count.files, "file") + ", " + human_bytes(count.bytes),
+        "0", folder_.string(), true};
     if (!ended) {  // what will not die may still write: its files stay to be looked at
       row.now = "kept";
       row.gone = false;

@@ -5,9 +5,9 @@
 #include <string_view>
 
 // Where a test ends a process, or lets a call fail: before and after each fsync, rename and send of
-// the paths that change state. In what is shipped a point is one load of a null pointer, and nothing
-// sets that. tests/faults links an agent in which it is set; tests/e2e/failpoints.py crashes it at
-// each of these, and looks at what is there afterwards.
+// the paths that change state. In what is shipped a point is one load of a null pointer, and
+// nothing sets that. tests/faults links an agent in which it is set; tests/e2e/failpoints.py
+// crashes it at each of these, and looks at what is there afterwards.
 namespace dtrain {
 
 inline constexpr std::array kFailpoints = std::to_array<std::string_view>({

@@ -52,7 +52,7 @@
 //   head.json, head.db, head.log
 //   head.db-wal, head.db.backup, …           what lies beside it: agent/head/store/README.md
 //   place, turn.json                         of one that moves: where it is, whose turn it is
-//   clock.json                               when its machine's clock has jumped, in this boot
+//   clock.json                               how its machine's clock stood and jumped in this boot
 //   secrets/JOB.json                         0600, gone at the job's end
 //   nodes/NODE                               the list of those that are let in
 //   joins/NODE.json                          a join credential, and who used it

@@ -1,5 +1,7 @@
 #include "launcher/files/stored_checkpoints.hpp"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 
 #include <nlohmann/json.hpp>
@@ -18,23 +20,38 @@ fs::path pulled_list(const fs::path& checkpoints) {
   return checkpoints / ".pulled";
 }
 
-}  // namespace
-
-std::uint64_t bytes_on_disk(const struct stat& status) {
-  return std::min(static_cast<std::uint64_t>(status.st_size),
-                  static_cast<std::uint64_t>(status.st_blocks) * 512);
+// Each regular file below it, links not followed, with its size without holes.
+template <typename Use>
+void for_each_file(const fs::path& folder, Use use) {
+  std::error_code failed;
+  for (fs::recursive_directory_iterator
+           it(folder, fs::directory_options::skip_permission_denied, failed),
+       end;
+       !failed && it != end; it.increment(failed)) {
+    struct stat status {};
+    if (::lstat(it->path().c_str(), &status) != 0 || !S_ISREG(status.st_mode)) continue;
+    use(status, std::min(static_cast<std::uint64_t>(status.st_size),
+                         static_cast<std::uint64_t>(status.st_blocks) * 512));
+  }
 }
+
+}  // namespace
 
 std::uint64_t folder_bytes(const fs::path& folder) {
   std::uint64_t total = 0;
-  std::error_code failed;
-  for (fs::recursive_directory_iterator it(folder, failed), end; !failed && it != end;
-       it.increment(failed)) {
-    struct stat status {};
-    if (::lstat(it->path().c_str(), &status) != 0 || !S_ISREG(status.st_mode)) continue;
-    total += bytes_on_disk(status) / std::max<nlink_t>(status.st_nlink, 1);
-  }
+  for_each_file(folder, [&](const struct stat& status, std::uint64_t bytes) {
+    total += bytes / std::max<nlink_t>(status.st_nlink, 1);
+  });
   return total;
+}
+
+FileCount count_files(const fs::path& folder) {
+  FileCount count;
+  for_each_file(folder, [&](const struct stat& /*status*/, std::uint64_t bytes) {
+    ++count.files;
+    count.bytes += bytes;
+  });
+  return count;
 }
 
 std::optional<int> checkpoint_number(const std::string& folder) {

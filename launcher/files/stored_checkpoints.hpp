@@ -1,7 +1,5 @@
 #pragma once
 
-#include <sys/stat.h>
-
 #include <cstdint>
 #include <optional>
 #include <set>
@@ -35,11 +33,16 @@ std::set<int> pulled_checkpoints(const fs::path& checkpoints);
 // N of "checkpoint_N"; absent for any other name.
 std::optional<int> checkpoint_number(const std::string& folder);
 
-// What a file takes: of a log whose oldest part was released only what is left.
-std::uint64_t bytes_on_disk(const struct stat& status);
-
-// Of all regular files below it, links not followed; 0 for one that is not there. A file of several
-// names, as jobs that go on with each other have them, counts in each place for its part.
+// Of all regular files below it, links not followed, what they take: of a log whose oldest part was
+// released only what is left. 0 for one that is not there. A file of several names, as jobs that go
+// on with each other have them, counts in each place for its part.
 std::uint64_t folder_bytes(const fs::path& folder);
+
+struct FileCount {
+  std::size_t files = 0;
+  std::uint64_t bytes = 0;
+};
+// The same, and how many; here a file counts whole for each of its names.
+FileCount count_files(const fs::path& folder);
 
 }  // namespace dtrain

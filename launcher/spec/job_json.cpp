@@ -83,12 +83,12 @@ void fields(wire::Is<StartCheckpoint> auto& m, auto&& f) {
 void fields(wire::Is<JobSpec> auto& m, auto&& f) {
   f("name", or_default(m.name), "workdir", or_default(m.workdir), "env", or_default(m.env), "setup",
     or_default(m.setup), "max_restarts", or_default(m.max_restarts, wire::kAnyInt), "restart",
-    if_set(m.restart), "spares", if_set(m.spares, wire::kAnyInt), "resources", or_default(m.resources), "resources_given",
-    or_default(m.resources_given), "custom_resources", if_set(m.custom_resources), "label_selector",
-    if_set(m.label_selector), "storage_path", or_default(m.storage_path), "checkpoint",
-    or_default(m.checkpoint), "bundle", or_default(m.bundle), "on_head_lost",
-    or_default(m.on_head_lost), "launcher", if_set(m.launcher), "stop_grace_s",
-    or_default(m.stop_grace, wire::kAnyInt));
+    if_set(m.restart), "spares", if_set(m.spares, wire::kAnyInt), "resources",
+    or_default(m.resources), "resources_given", or_default(m.resources_given), "custom_resources",
+    if_set(m.custom_resources), "label_selector", if_set(m.label_selector), "storage_path",
+    or_default(m.storage_path), "checkpoint", or_default(m.checkpoint), "bundle",
+    or_default(m.bundle), "on_head_lost", or_default(m.on_head_lost), "launcher",
+    if_set(m.launcher), "stop_grace_s", or_default(m.stop_grace, wire::kAnyInt));
   f("timeout_s", if_set(m.timeout, wire::kAnyInt), "queue_timeout_s",
     if_set(m.queue_timeout, wire::kAnyInt), "hang_timeout_s", if_set(m.hang_timeout, wire::kAnyInt),
     "on_hang", if_set(m.on_hang), "log_limit", if_set(m.log_limit), "priority",

@@ -80,8 +80,7 @@ void fields(Is<LogsReleased> auto& m, auto&& f) {
 
 void fields(Is<Welcome> auto& m, auto&& f) {
   f("version", m.version, "features", m.features, "heartbeat_ms", within(m.heartbeat, 10, 600000),
-    "mirror", if_set(m.mirror), "provider", if_set(m.provider), "sent",
-    if_set(m.sent, kClockTime));
+    "mirror", if_set(m.mirror), "provider", if_set(m.provider), "sent", if_set(m.sent, kClockTime));
 }
 BOOST_DESCRIBE_STRUCT(Refused, (), (error))
 BOOST_DESCRIBE_STRUCT(StartAttempt, (), (spec, secrets))

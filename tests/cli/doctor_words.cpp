@@ -41,7 +41,8 @@ TEST_CASE("doctor: a cluster that is well is one line") {
 TEST_CASE("doctor: what many nodes have alike is one row") {
   json nodes = json::array({node("head", json::array())});
   for (int i = 0; i < 1000; ++i) {
-    nodes.push_back(node("node-" + std::to_string(i), json::array({finding("problem", "/n is full", true)})));
+    nodes.push_back(
+        node("node-" + std::to_string(i), json::array({finding("problem", "/n is full", true)})));
   }
   const json many = answer(nodes, 1000, 0);
   CHECK_FALSE(is_well(many));
@@ -55,8 +56,9 @@ TEST_CASE("doctor: what many nodes have alike is one row") {
 TEST_CASE("doctor: of what differs on each node only the first are shown") {
   json nodes = json::array();
   for (int i = 0; i < 1000; ++i) {
-    nodes.push_back(node("node-" + std::to_string(i),
-                         json::array({finding("note", "/n has " + std::to_string(i) + " bytes free")})));
+    nodes.push_back(
+        node("node-" + std::to_string(i),
+             json::array({finding("note", "/n has " + std::to_string(i) + " bytes free")})));
   }
   for (int i = 0; i < 1000; ++i) nodes[i]["looked"][0] = "clock: +" + std::to_string(i) + " ms";
   const std::string all = doctor_words(answer(nodes, 0, 1000), true, false);
@@ -73,7 +75,8 @@ TEST_CASE("doctor: notes alone are well, a node that is away is not, and problem
   fixed["fixed"] = true;
   json failed = finding("problem", "stays", true);
   failed["error"] = "denied";
-  json all = answer({node("node-0", json::array({finding("note", "old"), fixed, failed})), away}, 2, 1);
+  json all =
+      answer({node("node-0", json::array({finding("note", "old"), fixed, failed})), away}, 2, 1);
   all["complete"] = false;
   all["fixed"] = 1;
   CHECK_FALSE(is_well(all));

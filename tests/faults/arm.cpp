@@ -19,8 +19,8 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/failpoint.hpp"
 
-// What this agent has over the one that is shipped: its failpoints go off, and its clocks are wrong,
-// as the files in $HOME/faults say. README.md here describes them.
+// What this agent has over the one that is shipped: its failpoints go off, and its clocks are
+// wrong, as the files in $HOME/faults say. README.md here describes them.
 namespace {
 
 // Of this process, once it is known where its files are.

@@ -241,7 +241,6 @@ void Engine::Impl::stop(Job& job, std::optional<std::chrono::seconds> grace, Sto
   });
   tx.effects.push_back(answer);
   commit(job, std::move(tx), Urgency::now);
-  if (job.ended()) set_spares(job, {}, "");
   schedule();
   rearm();
 }

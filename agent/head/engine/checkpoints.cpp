@@ -139,10 +139,14 @@ void Engine::Impl::bring_shard(Job& job, Attempt& attempt, const Share& share,
                                      task.path.lexically_normal() !=
                                          shard_place(storage(job), task).lexically_normal());
   const bool in_place = remote(share);
-  std::vector<int> known_numbers(job.removing.begin(), job.removing.end());
-  // What a restored head has found may be this very one.
-  for (const CheckpointRow& row : job.checkpoints) {
-    if (!job.found.contains(row.number)) known_numbers.push_back(row.number);
+  // Of an attempt that a head before this one began: the only case in which they are looked at.
+  std::vector<int> known_numbers;
+  if (attempt.from_store) {
+    known_numbers.assign(job.removing.begin(), job.removing.end());
+    // What a restored head has found may be this very one.
+    for (const CheckpointRow& row : job.checkpoints) {
+      if (!job.found.contains(row.number)) known_numbers.push_back(row.number);
+    }
   }
   ++attempt.file_work;
   work<Placed>(

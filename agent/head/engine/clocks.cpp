@@ -64,8 +64,8 @@ void Engine::Impl::date(RankRow& rank, const Share& share, const wire::RankExite
   const nanoseconds ended = since_1970(exited.time);
   nanoseconds at = exited.boot_time;
   nanoseconds loose{0};
-  if (at.count() ==
-      0) {  // an older supervisor: as the clock of the day was when its node last spoke
+  if (at.count() == 0) {
+    // An older supervisor: as the clock of the day was when its node last spoke.
     if (!epoch) return;
     at = ended + kMillisecond - *epoch;
     loose = kMillisecond;

@@ -148,7 +148,9 @@ bool Engine::Impl::did_well(const NodeId& node, WallTime from) const {
   for (const auto& [id, job] : jobs) {
     for (const Attempt& attempt : job.attempts) {
       if (!has_share(attempt, there)) continue;
-      if (attempt.row.state == AttemptState::succeeded && attempt.row.ended && is_later(*attempt.row.ended)) return true;
+      if (attempt.row.state == AttemptState::succeeded && attempt.row.ended &&
+          is_later(*attempt.row.ended))
+        return true;
       for (const CheckpointRow& row : job.checkpoints) {
         if (row.attempt == attempt.row.attempt && is_later(row.created)) return true;
       }
@@ -296,7 +298,6 @@ void Engine::Impl::end_attempt(Job& job, Attempt& attempt) {
     rearm();
   });
   commit(job, std::move(tx), Urgency::now);
-  if (job.ended()) set_spares(job, {}, "");
   schedule();
   rearm();
 }

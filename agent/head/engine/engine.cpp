@@ -57,6 +57,20 @@ Attempt* Job::find_attempt(int number) {
   return nullptr;
 }
 
+namespace {
+
+// Of a file that only helps: what cannot be read is not there.
+std::string text_of(const fs::path& file) {
+  try {
+    return read_file_if_there(file).value_or("");
+  } catch (const Error& error) {
+    log::warn("what was known of the clock cannot be read", {{"why", error.what()}});
+    return {};
+  }
+}
+
+}  // namespace
+
 Engine::Impl::Impl(EngineOptions o, const Clock& c, Nodes& n, Hooks h, std::unique_ptr<Store> s)
     : options(std::move(o)),
       clock(c),
@@ -64,7 +78,7 @@ Engine::Impl::Impl(EngineOptions o, const Clock& c, Nodes& n, Hooks h, std::uniq
       hooks(std::move(h)),
       started(clock.wall()),
       head_epoch(started.time_since_epoch() - clock.boot()),
-      moments(boot_id(), read_file_if_there(options.root.clock()).value_or("")),
+      moments(boot_id(), text_of(options.root.clock())),
       next_housekeeping(clock.now()),
       next_disk_look(clock.now()),
       store(std::move(s)) {}
@@ -199,8 +213,11 @@ void Engine::Impl::enter(Tx& tx, Job& job, JobEvent event, const std::string& re
   }
   job.row.state = *state;
   job.row.reason = printable(reason);
-  if (is_final(*state)) job.row.ended = clock.wall();
   tx.job = true;
+  if (is_final(*state)) {
+    job.row.ended = clock.wall();
+    set_spares(tx, job, {}, "");
+  }
   EventRow row;
   row.id = ++last_event;
   row.job = job.row.id;

@@ -179,7 +179,7 @@ void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t
     attempt.advance.start(clock.now());
     enter(tx, attempt, AttemptEvent::run);
     if (job.row.state == JobState::starting) enter(tx, job, JobEvent::run, job.overtakes);
-    rearm();  // from now on they may hang
+    rearm();                              // from now on they may hang
     if (job.spec.spares > 0) schedule();  // and spares are prepared
   }
   keep(tx, share);

@@ -115,7 +115,7 @@ void Engine::Impl::settle_spares(bool take_new) {
   for (const auto& [id, each] : live) {
     Job& job = *each;
     if (!wants_spares(job)) {
-      if (!job.spares.empty()) set_spares(job, {}, "");
+      if (!job.spares.empty()) keep_spares(job, {}, "");
       continue;
     }
     SpareWant want{id, job.spec.priority, job.order, demand_of(job.spec), 0, {}};
@@ -147,18 +147,24 @@ void Engine::Impl::settle_spares(bool take_new) {
       if (const auto coming = growth.reasons.find(job->row.id); coming != growth.reasons.end()) {
         reason += "; " + coming->second;
       }
-      for (const auto& [node, why] : job->unfit) {
-        reason += "; " + node.str() + " cannot be one: " + why;
-        break;
+      if (const auto first = job->unfit.begin(); first != job->unfit.end()) {
+        reason += "; " + first->first.str() + " cannot be one: " + first->second;
       }
     }
-    set_spares(*job, std::move(decision.spares[job->row.id]), reason);
+    keep_spares(*job, std::move(decision.spares[job->row.id]), reason);
     if (take_new) prepare_spares(*job);
   }
 }
 
-void Engine::Impl::set_spares(Job& job, std::vector<PlacedShare> shares, const std::string& lacks) {
+void Engine::Impl::keep_spares(Job& job, std::vector<PlacedShare> shares,
+                               const std::string& lacks) {
   Tx tx;
+  set_spares(tx, job, std::move(shares), lacks);
+  if (tx.job || !tx.changes.events.empty()) commit(job, std::move(tx), Urgency::soon);
+}
+
+void Engine::Impl::set_spares(Tx& tx, Job& job, std::vector<PlacedShare> shares,
+                              const std::string& lacks) {
   const auto say = [&](const std::string& what) {
     if (job.spares_noted++ < kNotedSpares) note(tx, job, EventLevel::info, what);
   };
@@ -191,9 +197,8 @@ void Engine::Impl::set_spares(Job& job, std::vector<PlacedShare> shares, const s
   }
   std::vector<std::string> names;
   for (const Spare& spare : job.spares) names.push_back(spare.share.node.str());
-  tx.job = names != job.row.spares;
+  tx.job = tx.job || names != job.row.spares;
   job.row.spares = std::move(names);
-  if (tx.job || !tx.changes.events.empty()) commit(job, std::move(tx), Urgency::soon);
 }
 
 // While its ranks run, so that its own start waits for nothing: content as for the next attempt,

@@ -350,7 +350,9 @@ struct Engine::Impl {
                        std::vector<NodeCapacity>& capacity);
   // Who keeps which spares; with `take_new` also what is free, and they are prepared.
   void settle_spares(bool take_new);
-  void set_spares(Job& job, std::vector<PlacedShare> shares, const std::string& lacks);
+  void keep_spares(Job& job, std::vector<PlacedShare> shares, const std::string& lacks);
+  // A part of it: none with the end of a job.
+  void set_spares(Tx& tx, Job& job, std::vector<PlacedShare> shares, const std::string& lacks);
   void prepare_spares(Job& job);
   std::vector<Nodes::PairMember> pairs_with(const Attempt& attempt, const Spare& spare) const;
   static bool is_spare(const Job& job, const NodeId& node, int number);
@@ -525,7 +527,7 @@ struct Engine::Impl {
   struct Placed {
     std::optional<CommittedCheckpoint> adopted;  // it had been committed before a crash
     std::optional<Error> error;
-    bool fetch = false;  // it is to be brought from its node first
+    bool fetch = false;   // it is to be brought from its node first
     fs::path known = {};  // it is part of a checkpoint that is on record
   };
   void bring_shard(Job& job, Attempt& attempt, const Share& share, const ShardReport& task);

@@ -12,7 +12,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kJump{1000};      // below it, it is the clock that is being kept right
+constexpr milliseconds kJump{1000};  // below it, it is the clock that is being kept right
+constexpr std::int64_t kMostMillis = std::int64_t{1} << 52;
 constexpr std::size_t kSpansLimit = 64;  // the oldest are forgotten
 
 milliseconds millis_of(Monotonic time) {
@@ -27,8 +28,8 @@ Moments::Moments(std::string boot, const std::string& kept) : boot_(std::move(bo
     const nlohmann::json json = wire::parse_json(kept, "it");
     if (wire::get_string(json, "boot") != boot_) return;
     for (const nlohmann::json& span : wire::member(json, "spans")) {
-      spans_.push_back({milliseconds(wire::get_int(span, "from", 0, INT64_MAX)),
-                        milliseconds(wire::get_int(span, "ahead", INT64_MIN, INT64_MAX))});
+      spans_.push_back({milliseconds(wire::get_int(span, "from", 0, kMostMillis)),
+                        milliseconds(wire::get_int(span, "ahead", -kMostMillis, kMostMillis))});
     }
   } catch (const Error& error) {
     spans_.clear();
@@ -40,13 +41,14 @@ bool Moments::see(Monotonic now, WallTime wall) {
   const milliseconds at = millis_of(now);
   const milliseconds ahead = milliseconds(to_millis(wall)) - at;
   if (!spans_.empty()) {
-    if (at < spans_.back().from)
+    const milliseconds by = ahead - spans_.back().ahead;
+    if (at < spans_.back().from) {
       spans_.clear();  // another clock: of another namespace
-    else if (std::chrono::abs(ahead - spans_.back().ahead) < kJump)
+    } else if (std::chrono::abs(by) < kJump) {
       return false;
-    else
-      log::warn("the clock was set",
-                {{"by_ms", std::to_string((ahead - spans_.back().ahead).count())}});
+    } else {
+      log::warn("the clock was set", {{"by_ms", std::to_string(by.count())}});
+    }
   }
   spans_.push_back({at, ahead});
   if (spans_.size() > kSpansLimit) spans_.erase(spans_.begin());

@@ -76,7 +76,7 @@ void Engine::Impl::joined(const NodeInfo& info) {
   clear_forgotten(info.node, info.jobs);
   note_folders(info.node, info.jobs);
   for (const JobId& id : info.jobs) {
-    if (Job* job = find(id)) {
+    if (Job* job = find(id); job != nullptr && job->spec.spares > 0) {
       job->spared.insert(info.node);
       job->unfit.erase(info.node);
     }

@@ -19,6 +19,7 @@ bool failed_by_itself(const RankRow& rank);
 inline bool is_time(double error_time) {
   return error_time > 0 && error_time < 9e9;
 }
+
 // By the time in its error file, else by that of its exit; both by the clock of its node.
 WallTime failed_at(const RankRow& rank);
 

@@ -421,7 +421,6 @@ void Engine::Impl::prepared(const JobId& id, const std::string& token, Prepared 
     job.row.error = wire::dump(error_without_rank(reason, job.row.attempt));
     enter(tx, job, JobEvent::fail, reason);
     commit(job, std::move(tx), Urgency::now);
-    set_spares(job, {}, "");
     schedule();
     return;
   }

@@ -294,9 +294,8 @@ void judge_attempts(const Engine::NodeJobs& asked, const Still& still,
 
 ClockOffset clock_offset(WallTime asked, WallTime received, WallTime sent, WallTime answered) {
   using std::chrono::milliseconds;
-  const ClockOffset exact =
-      clock_offset(asked.time_since_epoch(), received.time_since_epoch(), sent.time_since_epoch(),
-                   answered.time_since_epoch());
+  const ClockOffset exact = clock_offset(asked.time_since_epoch(), received.time_since_epoch(),
+                                         sent.time_since_epoch(), answered.time_since_epoch());
   return {std::chrono::round<milliseconds>(exact.by),
           std::chrono::ceil<milliseconds>(exact.uncertain) + 1ms};
 }

@@ -167,7 +167,8 @@ TEST_CASE("a supervisor that is slow to start is waited for, by the next node ag
   CHECK(world.ranks() == "started\n");
 }
 
-TEST_CASE("told to the next node agent again where the last was killed before there was a supervisor") {
+TEST_CASE(
+    "told to the next node agent again where the last was killed before there was a supervisor") {
   AttemptsWorld world("true");
   const paths::AttemptRoot of = paths::attempt(world.root, kJob, 1);
   make_folders(of.ranks());

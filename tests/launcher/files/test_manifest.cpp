@@ -140,4 +140,8 @@ TEST_CASE("a folder's size is what it takes on the disk, without holes") {
   write(folder / "hole", "");
   fs::resize_file(folder / "hole", 1 << 30);
   CHECK(folder_bytes(folder.path()) == 10000);
+  fs::create_hard_link(folder / "a/b", folder / "c");
+  CHECK(folder_bytes(folder.path()) == 10000);
+  CHECK(count_files(folder.path()).files == 3);
+  CHECK(count_files(folder.path()).bytes == 20000);
 }

@@ -51,6 +51,18 @@ nlohmann::json checkpoint_line(const fs::path& path, int step, double acc, int s
           {"ack", true}};
 }
 
+// A job of one rank, which has started.
+JobId begin_training(World& world, std::optional<int> num_to_keep = std::nullopt) {
+  world.join("node-0");
+  JobSpec spec = World::spec();
+  spec.workdir = (world.folder / "work").string();
+  spec.checkpoint.num_to_keep = num_to_keep;
+  const JobId id = world.submit(spec);
+  world.started("node-0", id, 1);
+  world.start_ranks("node-0", id, 1, 0, 1);
+  return id;
+}
+
 }  // namespace
 
 TEST_CASE("a folder from elsewhere becomes a committed checkpoint") {
@@ -245,12 +257,7 @@ TEST_CASE("reported, committed, answered, resumed from") {
 
 TEST_CASE("the end of a job waits for its checkpoint") {
   World world;
-  world.join("node-0");
-  JobSpec spec = World::spec();
-  spec.workdir = (world.folder / "work").string();
-  const JobId id = world.submit(spec);
-  world.started("node-0", id, 1);
-  world.start_ranks("node-0", id, 1, 0, 1);
+  const JobId id = begin_training(world);
   world.say("node-0", id, 1,
             wire::RankReport{0, checkpoint_line(model_at(world.folder / "a"), 4, 0.8)});
   world.exit_rank("node-0", id, 1, 0, 0);
@@ -262,12 +269,7 @@ TEST_CASE("the end of a job waits for its checkpoint") {
 
 TEST_CASE("a head that dies between rename and record takes the checkpoint in") {
   World world;
-  world.join("node-0");
-  JobSpec spec = World::spec();
-  spec.workdir = (world.folder / "work").string();
-  const JobId id = world.submit(spec);
-  world.started("node-0", id, 1);
-  world.start_ranks("node-0", id, 1, 0, 1);
+  const JobId id = begin_training(world);
   world.settle();
   const fs::path a = model_at(world.folder / "a");
   world.shut_door();
@@ -285,12 +287,7 @@ TEST_CASE("a head that dies between rename and record takes the checkpoint in") 
 
 TEST_CASE("shards of what a dead head had renamed are reported again one after the other") {
   World world;
-  world.join("node-0");
-  JobSpec spec = World::spec();
-  spec.workdir = (world.folder / "work").string();
-  const JobId id = world.submit(spec);
-  world.started("node-0", id, 1);
-  world.start_ranks("node-0", id, 1, 0, 1);
+  const JobId id = begin_training(world);
   world.settle();
   const fs::path a = model_at(world.folder / "a");
   const fs::path b = model_at(world.folder / "b");
@@ -319,13 +316,7 @@ TEST_CASE("shards of what a dead head had renamed are reported again one after t
 
 TEST_CASE("what num_to_keep lets go, on record, goes from the disk when the head is back") {
   World world;
-  world.join("node-0");
-  JobSpec spec = World::spec();
-  spec.workdir = (world.folder / "work").string();
-  spec.checkpoint.num_to_keep = 1;
-  const JobId id = world.submit(spec);
-  world.started("node-0", id, 1);
-  world.start_ranks("node-0", id, 1, 0, 1);
+  const JobId id = begin_training(world, 1);
   const fs::path storage = world.options.root.storage(id);
   const fs::path old = checkpoint_folder(storage, 0);
   const auto newest = [&] { return world.engine->job(id).at("checkpoints").at(0).at("number"); };

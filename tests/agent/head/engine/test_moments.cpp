@@ -41,6 +41,23 @@ TEST_CASE("of a time before this boot only the wall clock is known") {
   CHECK(Moments("boot", "{").of(kNoon, kBoot) == kBoot);
 }
 
+TEST_CASE("what was known of the clock keeps no head from starting when it cannot be read") {
+  World world;
+  world.join("node-0");
+  const JobId id = world.submit(World::spec());
+  world.settle();
+  const auto before = world.state(id);
+  const fs::path kept = world.options.root.clock();
+  world.until([&] { return fs::exists(kept); });
+  fs::remove(kept);
+  fs::create_directory(kept);
+  world.restart();
+  CHECK(world.state(id) == before);
+  const auto far = std::to_string(INT64_MAX);
+  CHECK(Moments("boot", R"({"boot": "boot", "spans": [{"from": 0, "ahead": )" + far + "}]}")
+            .of(kNoon, kBoot) == kBoot);
+}
+
 TEST_CASE("a clock that jumps while the head is away, or before, lets no timeout fire") {
   World world;
   world.join("node-0", {}, 1);

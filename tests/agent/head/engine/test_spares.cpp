@@ -512,20 +512,30 @@ TEST_CASE("a spare has the job's content as the next attempt will want it") {
   }
 }
 
+namespace {
+
+MachinesToCome machines_of_one_type(int there, int most) {
+  MachinesToCome machines;
+  MachineType type;
+  type.name = "m";
+  type.each = idle_node("");
+  type.known = true;
+  type.there = there;
+  type.most = most;
+  machines.types = {type};
+  machines.most = most;
+  return machines;
+}
+
+}  // namespace
+
 TEST_CASE("machines are asked for spares too, after what jobs need") {
   World world(1);
   world.join("node-0");
   const JobId spared = world.submit(whole_nodes(1, 2));
   world.started("node-0", spared, 1);
   world.settle();
-  MachinesToCome machines;
-  MachineType type;
-  type.name = "m";
-  type.each = idle_node("");
-  type.known = true;
-  type.most = 10;
-  machines.types = {type};
-  machines.most = 10;
+  const MachinesToCome machines = machines_of_one_type(0, 10);
   world.engine->expect_machines(machines);
   JobSpec later = whole_nodes(3, 0);
   later.priority = -5;
@@ -548,14 +558,7 @@ TEST_CASE("a spare for which there may be no machine makes no other go") {
   const JobId spared = world.submit(whole_nodes(1, 1));
   world.started("node-0", spared, 1);
   world.settle();
-  MachinesToCome machines;
-  MachineType type;
-  type.name = "m";
-  type.each = idle_node("");
-  type.known = true;
-  type.there = type.most = 1;
-  machines.types = {type};
-  machines.most = 1;
+  const MachinesToCome machines = machines_of_one_type(1, 1);
   world.engine->expect_machines(machines);
   const Growth& growth = world.engine->expect_machines(machines);
   CHECK(growth.gangs.empty());
