@@ -204,10 +204,11 @@ int head_main(const paths::HeadRoot& root, bool leaves) {
   logs = &log_server;
   FileServer files(context, engine);
   LogCopies copies(context, root, engine, nodes);
-  CheckpointTransfers transfers(context, engine, nodes);
+  Turns turns(context, [&](const NodeId& node) { return engine.address_of(node); });
+  CheckpointTransfers transfers(context, engine, nodes, turns);
   nodes.use(transfers);
   ExecHub execs(context, nodes);
-  ContentServer contents(context, engine, root.content());
+  ContentServer contents(context, engine, turns, root.content());
   nodes.on_content([&](const wire::CallerPtr& caller) { contents.serve_node(caller); },
                    [&](const NodeId& node) { contents.end(node); });
   Joins joins(context, contents.thread(), config_file, engine, clock);

@@ -112,8 +112,12 @@ struct CheckpointTransfers::Shard {
 };
 
 CheckpointTransfers::CheckpointTransfers(asio::any_io_executor executor, paths::NodeRoot root,
-                                         Prepared prepared)
-    : executor_(std::move(executor)), root_(std::move(root)), prepared_(std::move(prepared)) {}
+                                         ClusterId cluster, Relay& relay, Prepared prepared)
+    : executor_(std::move(executor)),
+      root_(std::move(root)),
+      cluster_(std::move(cluster)),
+      relay_(relay),
+      prepared_(std::move(prepared)) {}
 
 CheckpointTransfers::~CheckpointTransfers() {
   thread_.stop();
@@ -182,14 +186,25 @@ asio::awaitable<void> CheckpointTransfers::look(std::shared_ptr<Fetch> fetch) {
 }
 
 asio::awaitable<void> CheckpointTransfers::bring(std::shared_ptr<Fetch> fetch,
-                                                 wire::FrameStreamPtr stream) {
-  link::say(stream, wire::CheckpointAsk{fetch->request.job, *fetch->request.checkpoint});
-  const wire::ContentMessage message = co_await link::hear(stream);
-  const auto* listed = std::get_if<wire::ContentFiles>(&message);
-  if (listed == nullptr) throw Error(ErrorCode::invalid, "the head did not list the checkpoint");
-  fetch->check();
-  const link::Progress check = [fetch](std::uint64_t) { fetch->check(); };
-  co_await link::bring_folder(stream, fetch->place, listed->files, check);
+                                                 wire::FrameStreamPtr head) {
+  const wire::PrepareAttempt& request = fetch->request;
+  const std::function<void()> check = [fetch] { fetch->check(); };
+  std::vector<FileEntry> files;
+  const Take take = [&](wire::FrameStreamPtr stream,
+                        wire::ContentMessage answer) -> asio::awaitable<void> {
+    auto* listed = std::get_if<wire::ContentFiles>(&answer);
+    if (listed == nullptr) throw Error(ErrorCode::invalid, "the checkpoint was not listed");
+    files = std::move(listed->files);
+    check();
+    co_await link::bring_folder(stream, fetch->place, files, [&](std::uint64_t) { check(); });
+  };
+  const wire::ContentMessage hello = wire::CheckpointAsk{request.job, *request.checkpoint, true};
+  const bool offer = co_await ask_for(root_, cluster_, head, hello, check, take);
+  if (!offer) co_return;
+  relay_.offer(kPath, {request.job, request.attempt, request.checkpoint, 0, {}},
+               [files, place = fetch->place] {
+                 return Gift{wire::ContentFiles{files}, link::files_of(place, files)};
+               });
 }
 
 void CheckpointTransfers::send(const wire::ShardAsk& request) {

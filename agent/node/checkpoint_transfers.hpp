@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "agent/node/relay.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/files/manifest.hpp"
 #include "launcher/wire/frames.hpp"
@@ -21,10 +22,11 @@ namespace dtrain::node {
 
 class CheckpointTransfers {
  public:
-  // `prepared` is called on the executor's thread.
+  // `prepared` is called on the executor's thread. A checkpoint that has come is given to others by
+  // the relay.
   using Prepared = std::function<void(const wire::AttemptPrepared&)>;
   CheckpointTransfers(boost::asio::any_io_executor executor, paths::NodeRoot root,
-                      Prepared prepared);
+                      ClusterId cluster, Relay& relay, Prepared prepared);
   ~CheckpointTransfers();
 
   // Looks at the storage's token, brings the checkpoint; answers when it is there. A repeat is
@@ -41,12 +43,14 @@ class CheckpointTransfers {
   void give_up(const JobId& job);
   void offer_next();
   boost::asio::awaitable<void> look(std::shared_ptr<Fetch> fetch);
-  boost::asio::awaitable<void> bring(std::shared_ptr<Fetch> fetch, wire::FrameStreamPtr stream);
+  boost::asio::awaitable<void> bring(std::shared_ptr<Fetch> fetch, wire::FrameStreamPtr head);
   boost::asio::awaitable<void> offer(std::shared_ptr<Shard> shard);
   boost::asio::awaitable<void> give(std::shared_ptr<Shard> shard, wire::FrameStreamPtr stream);
 
   boost::asio::any_io_executor executor_;
   paths::NodeRoot root_;
+  ClusterId cluster_;
+  Relay& relay_;
   Prepared prepared_;
   boost::asio::thread_pool thread_{1};
   // What is under way. The thread's.

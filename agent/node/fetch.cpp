@@ -15,6 +15,7 @@
 
 #include "agent/link/content_exchange.hpp"
 #include "agent/node/dial.hpp"
+#include "agent/node/relay.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 
@@ -95,19 +96,17 @@ bool all_loopback(const HeadPlace& place) {
                      [](const std::string& address) { return address.starts_with("127."); });
 }
 
-// One connection, until nothing is missing or it breaks.
-asio::awaitable<void> over_one_connection(std::shared_ptr<FetchJob> job,
-                                          wire::FrameStreamPtr stream) {
+wire::ContentMessage hello_of(const FetchJob& job, bool zstd) {
+  if (!job.preparation.empty()) return wire::PreparationHello{job.preparation, zstd};
+  return wire::ContentHello{job.job, job.attempt, zstd, true};
+}
+
+// By one connection, until nothing is missing or it breaks.
+asio::awaitable<void> take_content(std::shared_ptr<FetchJob> job, bool zstd,
+                                   wire::FrameStreamPtr stream, wire::ContentMessage answer) {
   const ContentStore store(job->root.content());
-  const bool zstd = !all_loopback(head_place(job->config));
-  if (job->preparation.empty()) {
-    link::say(stream, wire::ContentHello{job->job, job->attempt, zstd});
-  } else {
-    link::say(stream, wire::PreparationHello{job->preparation, zstd});
-  }
-  const wire::ContentMessage answer = co_await link::hear(stream);
   if (!std::holds_alternative<wire::ContentGrant>(answer)) {
-    throw Error(ErrorCode::invalid, "the head did not answer for content");
+    throw Error(ErrorCode::invalid, "content was asked for, and not answered");
   }
   std::size_t before = SIZE_MAX;
   int bad_rounds = 0;
@@ -118,7 +117,7 @@ asio::awaitable<void> over_one_connection(std::shared_ptr<FetchJob> job,
     // Somebody else may be bringing some of it; but not forever.
     bad_rounds = lack.blobs.size() >= before ? bad_rounds + 1 : 0;
     if (bad_rounds > kBadRounds) {
-      throw Error(ErrorCode::failed, "content that the head sends does not become whole");
+      throw Error(ErrorCode::failed, "content that is sent does not become whole");
     }
     before = lack.whole ? lack.blobs.size() : SIZE_MAX;
     const link::Progress progress = [job, total = lack.total, missing = lack.missing,
@@ -173,15 +172,22 @@ asio::awaitable<void> over_connections(paths::NodeRoot root, std::string path,
   }
 }
 
-asio::awaitable<void> fetch_content(std::shared_ptr<FetchJob> job) {
+asio::awaitable<bool> fetch_content(std::shared_ptr<FetchJob> job) {
   const ContentStore store(job->root.content());
   adopt_from_head(*job, store);
-  if (content_is_here(store, job->content)) co_return;
+  if (content_is_here(store, job->content)) co_return false;
+  const bool zstd = !all_loopback(head_place(job->config));
   const std::function<void()> check = [job] { check_stop(*job); };
-  const Talk talk = [job](wire::FrameStreamPtr stream) {
-    return over_one_connection(job, std::move(stream));
+  const Take take = [job, zstd](wire::FrameStreamPtr stream, wire::ContentMessage answer) {
+    return take_content(job, zstd, std::move(stream), std::move(answer));
+  };
+  bool offer = false;
+  const Talk talk = [&](wire::FrameStreamPtr stream) -> asio::awaitable<void> {
+    const wire::ContentMessage hello = hello_of(*job, zstd);
+    offer = co_await ask_for(job->root, job->config.cluster, stream, hello, check, take);
   };
   co_await over_connections(job->root, "/v1/node/content", check, talk, connection_broke);
+  co_return offer;
 }
 
 }  // namespace dtrain::node

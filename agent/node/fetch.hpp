@@ -15,7 +15,8 @@
 #include "launcher/wire/frames.hpp"
 
 // Brings an attempt's content to this node: what its trees name and the store lacks, from the head
-// over a connection of its own. For a thread that may block on the disk.
+// over a connection of its own, or from the node that the head names. For a thread that may block
+// on the disk.
 namespace dtrain::node {
 
 // Dials the head's `path` and talks; again, with pauses of up to 5 s, after what is `worth_another`
@@ -42,8 +43,8 @@ struct FetchJob {
 
 // Returns when all of it is in the store. Goes on where it was over new connections, until `stop`.
 // Throws Error(exhausted) when it will not fit the disk, Error(denied) when the head does not grant
-// it, Error(conflict) when stopped.
-boost::asio::awaitable<void> fetch_content(std::shared_ptr<FetchJob> job);
+// it, Error(conflict) when stopped. True when other nodes may want it of this one now.
+boost::asio::awaitable<bool> fetch_content(std::shared_ptr<FetchJob> job);
 
 // True when nothing is missing, without a connection.
 bool content_is_here(const ContentStore& store, const JobContent& content);

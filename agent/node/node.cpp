@@ -71,13 +71,14 @@ class Agent {
                   send_bulk(message, std::move(bytes));
                 }),
         log_limits_(context_.get_executor(), root_, log_limit_hooks()),
-        transfers_(context_.get_executor(), root_,
+        relay_(root_, config_.cluster),
+        transfers_(context_.get_executor(), root_, config_.cluster, relay_,
                    [this](const wire::AttemptPrepared& answer) { tell_head(answer); }),
         pairs_(context_.get_executor(), root_.identity(), config_.cluster,
                [this](const wire::NodeMessage& message) { tell_head(message); }),
         forwards_(context_.get_executor()),
         attempts_(context_.get_executor(), root_, options.agent_binary, attempt_hooks(), {}),
-        staging_(context_.get_executor(), root_, config_,
+        staging_(context_.get_executor(), root_, config_, relay_,
                  [this](const wire::NodeMessage& message) { tell_head(message); }),
         stacks_(context_.get_executor(), root_,
                 [this](const wire::StacksTaken& taken) {
@@ -594,6 +595,7 @@ class Agent {
   wire::FrameStreamPtr bulk_;
   Mirror mirror_;
   LogLimits log_limits_;
+  Relay relay_;
   CheckpointTransfers transfers_;
   Pairs pairs_;
   Forwards forwards_;

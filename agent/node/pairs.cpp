@@ -1,114 +1,39 @@
 #include "agent/node/pairs.hpp"
 
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
-#include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/ip/v6_only.hpp>
-#include <boost/asio/redirect_error.hpp>
 #include <boost/asio/ssl/context.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
+#include "agent/node/door.hpp"
 #include "launcher/core/error.hpp"
-#include "launcher/core/log.hpp"
 #include "launcher/wire/frames.hpp"
 
 namespace dtrain::node {
 
 namespace asio = boost::asio;
 using boost::system::error_code;
-using tcp = asio::ip::tcp;
-using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kGreeting = 3s;
 constexpr const char* kHere = "here";
 
 std::string path_for(const std::string& token) {
   return "/v1/pair/" + token;
 }
 
-tcp::acceptor listen(const asio::any_io_executor& executor) {
-  // Both families where the kernel has them.
-  for (const tcp& protocol : {tcp::v6(), tcp::v4()}) {
-    tcp::acceptor acceptor(executor);
-    error_code failed;
-    acceptor.open(protocol, failed);
-    if (!failed && protocol == tcp::v6()) {
-      acceptor.set_option(asio::ip::v6_only(false), failed);
-    }
-    if (!failed) acceptor.bind(tcp::endpoint(protocol, 0), failed);
-    if (!failed) acceptor.listen(asio::socket_base::max_listen_connections, failed);
-    if (!failed) return acceptor;
-  }
-  throw Error(ErrorCode::exhausted, "no port can be opened");
-}
-
 }  // namespace
 
-class Pairs::Door : public std::enable_shared_from_this<Pairs::Door> {
- public:
-  Door(const asio::any_io_executor& executor, const fs::path& identity, ClusterId cluster,
-       const wire::OpenPair& request)
-      : executor_(executor),
-        cluster_(std::move(cluster)),
-        path_(path_for(request.token)),
-        tls_(wire::tls_pair_context(identity)),
-        acceptor_(listen(executor)),
-        limit_(executor, request.limit) {}
-
-  int port() const { return acceptor_.local_endpoint().port(); }
-
-  void start() {
-    limit_.async_wait([self = shared_from_this()](error_code stopped) {
-      if (!stopped) self->close();
-    });
-    asio::co_spawn(
-        executor_, [self = shared_from_this()] { return self->serve(); }, asio::detached);
+// A port that closes by itself.
+struct Pairs::Opened {
+  Opened(std::shared_ptr<Door> opened, std::chrono::milliseconds after,
+         const asio::any_io_executor& executor)
+      : door(std::move(opened)), limit(executor, after) {
+    limit.async_wait([closing = door](error_code) { closing->close(); });
   }
 
-  void close() {
-    error_code ignored;
-    acceptor_.close(ignored);
-    limit_.cancel();
-  }
-
-  bool is_open() const { return acceptor_.is_open(); }
-
- private:
-  asio::awaitable<void> serve() {
-    while (acceptor_.is_open()) {
-      error_code failed;
-      auto socket = std::make_shared<tcp::socket>(
-          co_await acceptor_.async_accept(asio::redirect_error(asio::use_awaitable, failed)));
-      if (failed) co_return;
-      asio::co_spawn(
-          executor_, [self = shared_from_this(), socket] { return self->greet(socket); },
-          asio::detached);
-    }
-  }
-
-  asio::awaitable<void> greet(std::shared_ptr<tcp::socket> socket) {
-    try {
-      wire::AcceptedPeer peer = co_await wire::accept_tls(std::move(*socket), tls_, kGreeting);
-      if (peer.name.cluster != cluster_ || peer.path != path_) {
-        peer.stream->abort();
-        co_return;
-      }
-      peer.stream->send_text(kHere);
-      peer.stream->close();
-    } catch (const Error& error) {
-      log::debug("a pair test's caller was hung up on", {{"why", error.what()}});
-    }
-  }
-
-  asio::any_io_executor executor_;
-  ClusterId cluster_;
-  std::string path_;
-  std::shared_ptr<asio::ssl::context> tls_;
-  tcp::acceptor acceptor_;
-  asio::steady_timer limit_;
+  std::shared_ptr<Door> door;
+  asio::steady_timer limit;  // its end closes it too
 };
 
 Pairs::Pairs(asio::any_io_executor executor, fs::path identity, ClusterId cluster,
@@ -123,15 +48,22 @@ Pairs::~Pairs() {
 }
 
 void Pairs::open(const wire::OpenPair& request) {
-  std::erase_if(doors_, [](const auto& entry) { return !entry.second->is_open(); });
+  std::erase_if(opened_, [](const auto& entry) { return !entry.second->door->is_open(); });
   wire::PairOpened answer;
   answer.test = request.test;
   try {
-    const auto door = std::make_shared<Door>(executor_, identity_, cluster_, request);
-    door->start();
+    const Door::Serve greet =
+        [path = path_for(request.token)](wire::AcceptedPeer peer) -> asio::awaitable<void> {
+      if (peer.path == path) {
+        peer.stream->send_text(kHere);
+      } else {
+        peer.stream->abort();
+      }
+      co_return;
+    };
+    const auto door = Door::open(executor_, identity_, cluster_, greet);
     answer.port = door->port();
-    if (doors_[request.test]) doors_[request.test]->close();
-    doors_[request.test] = door;
+    opened_[request.test] = std::make_unique<Opened>(door, request.limit, executor_);
   } catch (const Error& error) {
     answer.error = error;
   } catch (const std::exception& error) {
@@ -141,15 +73,11 @@ void Pairs::open(const wire::OpenPair& request) {
 }
 
 void Pairs::close(const wire::ClosePair& request) {
-  const auto found = doors_.find(request.test);
-  if (found == doors_.end()) return;
-  found->second->close();
-  doors_.erase(found);
+  opened_.erase(request.test);
 }
 
 void Pairs::close_all() {
-  for (const auto& [test, door] : doors_) door->close();
-  doors_.clear();
+  opened_.clear();
 }
 
 void Pairs::dial(const wire::DialPairs& request) {

@@ -30,12 +30,12 @@ class Pairs {
   void dial(const wire::DialPairs& request);
 
  private:
-  class Door;
+  struct Opened;
   boost::asio::any_io_executor executor_;
   fs::path identity_;
   ClusterId cluster_;
   std::function<void(wire::NodeMessage)> send_;
-  std::map<std::string, std::shared_ptr<Door>> doors_;
+  std::map<std::string, std::unique_ptr<Opened>> opened_;  // by test
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
 };
 

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "agent/link/content_sources.hpp"
 #include "agent/node/fetch.hpp"
 #include "agent/supervise/setup_mark.hpp"
 #include "launcher/core/error.hpp"
@@ -69,6 +70,9 @@ void clear_old_workdirs(const fs::path& job, int attempt) {
 // One attempt's bringing. Its thread touches what stands above the line; the rest is the
 // executor's.
 struct Staging::Work : std::enable_shared_from_this<Staging::Work> {
+  explicit Work(Relay& giver) : relay(giver) {}
+
+  Relay& relay;
   Key key;
   JobContent content;
   paths::NodeRoot root;
@@ -111,13 +115,30 @@ struct Staging::Work : std::enable_shared_from_this<Staging::Work> {
     job->stop = stop;
     job->progress = progress;
     std::exception_ptr failed;
+    bool offer = false;
     context->restart();
-    asio::co_spawn(*context, fetch_content(job),
-                   [&failed](const std::exception_ptr& error) { failed = error; });
+    asio::co_spawn(*context, fetch_content(job), [&](const std::exception_ptr& error, bool wanted) {
+      failed = error;
+      offer = wanted;
+    });
     context->run();
     // Stopped from outside: what was awaited is gone with the context.
     if (stop->load()) throw Error(ErrorCode::conflict, "it was given up");
     if (failed) std::rethrow_exception(failed);
+    if (offer) give_on();
+  }
+
+  void give_on() {
+    wire::ContentOffer offer;
+    offer.job = key.first;
+    offer.attempt = key.second;
+    relay.offer("/v1/node/content", offer, [content = content, folder = root.content()] {
+      const auto store = std::make_shared<ContentStore>(folder);
+      link::ContentSources sources(*store, Error(ErrorCode::failed, "content is damaged there"));
+      link::Source source = sources.of(content);
+      return Gift{wire::ContentGrant{content},
+                  [store, source](const std::string& sha256) { return source(sha256); }};
+    });
   }
 
   void put_in_place(const ContentStore& store) {
@@ -144,10 +165,11 @@ struct Staging::Work : std::enable_shared_from_this<Staging::Work> {
 };
 
 Staging::Staging(asio::any_io_executor executor, paths::NodeRoot root, NodeConfig config,
-                 std::function<void(wire::NodeMessage)> say)
+                 Relay& relay, std::function<void(wire::NodeMessage)> say)
     : executor_(std::move(executor)),
       root_(std::move(root)),
       config_(std::move(config)),
+      relay_(relay),
       say_(std::move(say)) {}
 
 Staging::~Staging() {
@@ -159,7 +181,7 @@ std::shared_ptr<Staging::Work> Staging::begin(const Key& key, const JobContent& 
   // One that failed is tried again when it is asked for again.
   if (found && !(found->done && found->failure)) return found;
   if (found) found->end();
-  found = std::make_shared<Work>();
+  found = std::make_shared<Work>(relay_);
   std::shared_ptr<Work> work = found;
   work->key = key;
   work->content = content;

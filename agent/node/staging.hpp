@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "agent/node/config.hpp"
+#include "agent/node/relay.hpp"
 #include "launcher/wire/node.hpp"
 
 // What must lie on this node before an attempt's ranks start: its own copy of the workdir, and its
@@ -18,9 +19,10 @@ namespace dtrain::node {
 
 class Staging {
  public:
-  // `say` passes a message on to the head; it may be dropped while there is none.
+  // `say` passes a message on to the head; it may be dropped while there is none. What has come
+  // from the head is given to others by the relay.
   Staging(boost::asio::any_io_executor executor, paths::NodeRoot root, NodeConfig config,
-          std::function<void(wire::NodeMessage)> say);
+          Relay& relay, std::function<void(wire::NodeMessage)> say);
   // Gives up what is under way.
   ~Staging();
   Staging(const Staging&) = delete;
@@ -48,6 +50,7 @@ class Staging {
   boost::asio::any_io_executor executor_;
   paths::NodeRoot root_;
   NodeConfig config_;
+  Relay& relay_;
   std::function<void(wire::NodeMessage)> say_;
   std::map<Key, std::shared_ptr<Work>> works_;
 };

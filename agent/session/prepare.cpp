@@ -160,7 +160,7 @@ class Work {
     std::exception_ptr failed;
     asio::io_context context(1);
     asio::co_spawn(context, node::fetch_content(job),
-                   [&failed](const std::exception_ptr& error) { failed = error; });
+                   [&failed](const std::exception_ptr& error, bool) { failed = error; });
     context.run();
     if (failed) std::rethrow_exception(failed);
   }

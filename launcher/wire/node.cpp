@@ -121,19 +121,34 @@ void fields(Is<TakeStacks> auto& m, auto&& f) {
 // ---- Content.
 
 void fields(Is<ContentHello> auto& m, auto&& f) {
-  f("job", m.job, "attempt", within(m.attempt, 1), "zstd", or_default(m.zstd));
+  f("job", m.job, "attempt", within(m.attempt, 1), "zstd", or_default(m.zstd), "elsewhere",
+    if_set(m.elsewhere));
 }
 void fields(Is<PreparationHello> auto& m, auto&& f) {
   f("key", m.key, "zstd", or_default(m.zstd));
 }
-BOOST_DESCRIBE_STRUCT(ContentGrant, (), (content))
+void fields(Is<ContentGrant> auto& m, auto&& f) {
+  f("content", m.content, "offer", if_set(m.offer));
+}
 BOOST_DESCRIBE_STRUCT(ContentWant::Blob, (), (sha256, offset))
 BOOST_DESCRIBE_STRUCT(ContentWant, (), (blobs))
 BOOST_DESCRIBE_STRUCT(ContentStream, (), (bytes))
 BOOST_DESCRIBE_STRUCT(ContentEnd, (), ())
 BOOST_DESCRIBE_STRUCT(ContentRefused, (), (error))
-BOOST_DESCRIBE_STRUCT(CheckpointAsk, (), (job, number))
-BOOST_DESCRIBE_STRUCT(ContentFiles, (), (files))
+void fields(Is<CheckpointAsk> auto& m, auto&& f) {
+  f("job", m.job, "number", m.number, "elsewhere", if_set(m.elsewhere));
+}
+void fields(Is<ContentFiles> auto& m, auto&& f) {
+  f("files", m.files, "offer", if_set(m.offer));
+}
+void fields(Is<ContentElsewhere> auto& m, auto&& f) {
+  f("node", m.node, "address", m.address, "port", within(m.port, 1, 65535), "token", m.token);
+}
+BOOST_DESCRIBE_STRUCT(ContentMissed, (), (why))
+void fields(Is<ContentOffer> auto& m, auto&& f) {
+  f("job", m.job, "attempt", within(m.attempt, 1), "checkpoint", if_set(m.checkpoint), "port",
+    within(m.port, 1, 65535), "token", m.token);
+}
 void fields(Is<ShardOffer> auto& m, auto&& f) {
   f("transfer", m.transfer, "files", m.files, "error", if_set(m.error));
 }
@@ -149,8 +164,8 @@ constexpr MessageNames<HeadMessage> kHeadMessages{
     "shutdown", "prepare", "open_pair",    "dial_pairs", "close_pair", "certificate",
     "stage",    "unstage", "prepare_node", "take_stacks"};
 constexpr MessageNames<ContentMessage> kContentMessages{
-    "hello",   "grant",      "want",  "stream", "end",
-    "refused", "checkpoint", "files", "shard",  "preparation"};
+    "hello", "grant", "want",        "stream",    "end",    "refused", "checkpoint",
+    "files", "shard", "preparation", "elsewhere", "missed", "offer"};
 constexpr const char* kUnknown = "unknown message ";
 
 }  // namespace

@@ -465,6 +465,7 @@ struct ContentHello {
   JobId job;
   int attempt = 0;
   bool zstd = false;
+  bool elsewhere = false;  // a ContentElsewhere is understood
 };
 // Or what the head's Preparation of that key names, to a node that it was given to.
 struct PreparationHello {
@@ -474,15 +475,40 @@ struct PreparationHello {
 // Head to node: this is what the attempt has, or the preparation, as its workdir.
 struct ContentGrant {
   JobContent content;
+  bool offer = false;  // others may want it: a ContentOffer, once it is whole, is heard
 };
 // /v1/node/checkpoint (feature "shards"): one folder of files. A committed checkpoint, to a node
 // whose attempt goes on with it; answered by ContentFiles.
 struct CheckpointAsk {
   JobId job;
   int number = 0;
+  bool elsewhere = false;  // as ContentHello's
 };
 struct ContentFiles {
   std::vector<FileEntry> files;
+  bool offer = false;  // as ContentGrant's
+};
+// The head's other answer to those two: that node has it, at /v1/relay/TOKEN, TLS, and speaks as
+// the head would. Who has it from there hangs up on the head; else it says ContentMissed, and the
+// head gives it when its turn has come.
+struct ContentElsewhere {
+  NodeId node;
+  std::string address;
+  int port = 0;
+  std::string token;
+};
+struct ContentMissed {
+  std::string why;
+};
+// Instead of a hello, on a connection of its own: this node gives the content of that attempt, or
+// the job's checkpoint of that number, to those that come with the token. It holds until either
+// side hangs up.
+struct ContentOffer {
+  JobId job;
+  int attempt = 0;
+  std::optional<int> checkpoint;
+  int port = 0;
+  std::string token;
 };
 // Or a shard, to the head, which has asked for it (ShardAsk): it is the head that sends
 // ContentWants, and last a ContentEnd, when the shard is safe there. With `error` there is none.
@@ -508,7 +534,8 @@ struct ContentRefused {
 
 using ContentMessage =
     std::variant<ContentHello, ContentGrant, ContentWant, ContentStream, ContentEnd, ContentRefused,
-                 CheckpointAsk, ContentFiles, ShardOffer, PreparationHello>;
+                 CheckpointAsk, ContentFiles, ShardOffer, PreparationHello, ContentElsewhere,
+                 ContentMissed, ContentOffer>;
 
 inline constexpr std::size_t kWantLimit = 20000;  // blobs of one ContentWant
 

@@ -303,6 +303,8 @@ class Engine {
   void logs_released(const std::string& where, const JobId& job, const std::string& error);
   // What the attempt is made of, if it is under way and has ranks on the node.
   std::optional<JobContent> content_for(const NodeId& node, const JobId& job, int attempt) const;
+  // As nodes of other machines reach it; empty: they do not.
+  std::string address_of(const NodeId& node) const;
   // The node could not start the attempt at all.
   void start_failed(const NodeId& node, const JobId& job, int attempt, const Error& error);
 

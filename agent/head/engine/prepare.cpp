@@ -160,6 +160,12 @@ void Engine::Impl::pairs_checked(const JobId& id, int number,
   }
 }
 
+std::string Engine::address_of(const NodeId& node) const {
+  const auto found = impl_->nodes.find(node);
+  if (found == impl_->nodes.end() || is_loopback(found->second.row.address)) return {};
+  return found->second.row.address;
+}
+
 void Engine::attempt_prepared(const NodeId& node, const JobId& job, int attempt,
                               const std::optional<Error>& error) {
   impl_->attempt_prepared(node, job, attempt, error);

@@ -29,8 +29,12 @@ void remove_what_came(const fs::path& folder) {
 }  // namespace
 
 CheckpointTransfers::CheckpointTransfers(asio::io_context& engine_context, Engine& engine,
-                                         NodeConnections& nodes)
-    : engine_context_(engine_context), engine_(engine), nodes_(nodes), threads_(kThreads) {
+                                         NodeConnections& nodes, Turns& turns)
+    : engine_context_(engine_context),
+      engine_(engine),
+      nodes_(nodes),
+      turns_(turns),
+      threads_(kThreads) {
   NodeConnections::BulkHooks hooks;
   hooks.opened = [this](const NodeId& node) {
     for (const Key& key : fetches_of(node)) ask_node(key);
@@ -166,6 +170,11 @@ asio::awaitable<void> CheckpointTransfers::serve(GuestPtr guest) {
       co_await bring_shard(guest, std::move(*offer));
       co_return;  // answered when it is safe
     }
+    if (const auto* given = std::get_if<wire::ContentOffer>(&message)) {
+      co_await hear_offer(guest, *given);
+      guest->stream->close();
+      co_return;
+    }
     const auto* request = std::get_if<wire::CheckpointAsk>(&message);
     if (request == nullptr) throw Error(ErrorCode::invalid, "neither a shard nor a checkpoint");
     co_await give_checkpoint(guest, *request);
@@ -196,27 +205,44 @@ asio::awaitable<void> CheckpointTransfers::bring_shard(GuestPtr guest, wire::Sha
              });
 }
 
-asio::awaitable<void> CheckpointTransfers::give_checkpoint(GuestPtr guest,
-                                                           wire::CheckpointAsk request) {
-  const auto find = [this, node = guest->node, request]() -> std::optional<fs::path> {
+asio::awaitable<fs::path> CheckpointTransfers::checkpoint_for(NodeId node, JobId job, int number) {
+  const auto find = [this, node, job, number]() -> std::optional<fs::path> {
     try {
-      const int attempt = engine_.newest_attempt(request.job);
-      if (!engine_.knows_share(node, request.job, attempt)) return std::nullopt;
+      if (!engine_.knows_share(node, job, engine_.newest_attempt(job))) return std::nullopt;
     } catch (const Error&) {  // no such job
       return std::nullopt;
     }
-    return engine_.checkpoint(request.job, request.number);
+    return engine_.checkpoint(job, number);
   };
   const std::optional<fs::path> folder = co_await ask(engine_context_, find);
   if (!folder) {
-    throw Error(ErrorCode::not_found, "the head has no such checkpoint for " + guest->node.str());
+    throw Error(ErrorCode::not_found, "the head has no such checkpoint for " + node.str());
   }
-  std::vector<FileEntry> files = read_manifest(*folder).files;
-  const FileSum sum = sum_file(*folder / "manifest.json");
+  co_return *folder;
+}
+
+asio::awaitable<void> CheckpointTransfers::give_checkpoint(GuestPtr guest,
+                                                           wire::CheckpointAsk request) {
+  const fs::path folder = co_await checkpoint_for(guest->node, request.job, request.number);
+  std::vector<FileEntry> files = read_manifest(folder).files;
+  const FileSum sum = sum_file(folder / "manifest.json");
   files.push_back({"manifest.json", sum.size, sum.sha256});
   link::check_list(files);
-  link::say(guest->stream, wire::ContentFiles{files});
-  co_await link::give_all(guest->stream, link::files_of(*folder, files), false);
+  std::uint64_t size = 0;
+  for (const FileEntry& file : files) size += file.size;
+  const bool elsewhere = request.elsewhere && size >= Turns::kSpreadFrom;
+  std::shared_ptr<void> turn;
+  const std::string what = folder.string();
+  if (elsewhere) turn = co_await turns_.turn(guest, what);
+  link::say(guest->stream, wire::ContentFiles{files, elsewhere});
+  co_await link::give_all(guest->stream, link::files_of(folder, files), false);
+}
+
+asio::awaitable<void> CheckpointTransfers::hear_offer(GuestPtr guest, wire::ContentOffer offer) {
+  if (!offer.checkpoint) throw Error(ErrorCode::invalid, "no checkpoint is offered");
+  const fs::path folder = co_await checkpoint_for(guest->node, offer.job, *offer.checkpoint);
+  const std::string what = folder.string();
+  co_await turns_.offered(guest, what, offer);
 }
 
 }  // namespace dtrain::head

@@ -11,17 +11,18 @@
 #include "agent/head/engine/engine.hpp"
 #include "agent/head/server/guests.hpp"
 #include "agent/head/server/node_connections.hpp"
+#include "agent/head/server/turns.hpp"
 
 // Checkpoints on their way between the head's storage and nodes that do not see it: shards to here,
-// committed checkpoints from here. The bytes pass through threads of their own, at the priority of
-// any other, unlike those of a job's content: ranks wait for them.
+// committed checkpoints from here, by turns where nodes are many. The bytes pass through threads of
+// their own, at the priority of any other, unlike those of a job's content: ranks wait for them.
 namespace dtrain::head {
 
 class CheckpointTransfers {
  public:
   // `engine_context` is where the engine runs, and all is called.
   CheckpointTransfers(boost::asio::io_context& engine_context, Engine& engine,
-                      NodeConnections& nodes);
+                      NodeConnections& nodes, Turns& turns);
   ~CheckpointTransfers();
   // Ends the threads; nothing is brought or given from then on.
   void stop();
@@ -56,11 +57,15 @@ class CheckpointTransfers {
   void finish(const Key& key, const Error& error);
   boost::asio::awaitable<void> serve(GuestPtr guest);
   boost::asio::awaitable<void> bring_shard(GuestPtr guest, wire::ShardOffer offer);
+  // Its folder, for a node of the job's newest attempt.
+  boost::asio::awaitable<fs::path> checkpoint_for(NodeId node, JobId job, int number);
   boost::asio::awaitable<void> give_checkpoint(GuestPtr guest, wire::CheckpointAsk request);
+  boost::asio::awaitable<void> hear_offer(GuestPtr guest, wire::ContentOffer offer);
 
   boost::asio::io_context& engine_context_;
   Engine& engine_;
   NodeConnections& nodes_;
+  Turns& turns_;
   boost::asio::thread_pool threads_;  // outlives what holds its connections
   std::map<Key, Fetch> fetches_;
   Guests guests_;

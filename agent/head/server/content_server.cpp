@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "agent/head/server/preparations.hpp"
-#include "agent/link/content_exchange.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
+#include "launcher/core/text.hpp"
 #include "launcher/files/blob_stream.hpp"
 #include "launcher/wire/json.hpp"
 #include "launcher/wire/node.hpp"
@@ -79,8 +79,15 @@ Offer read_offer(const ContentStore& store, const std::string& text) {
 
 }  // namespace
 
-ContentServer::ContentServer(asio::io_context& engine_context, Engine& engine, fs::path root)
-    : engine_context_(engine_context), engine_(engine), store_(std::move(root)) {}
+ContentServer::ContentServer(asio::io_context& engine_context, Engine& engine, Turns& turns,
+                             fs::path root)
+    : engine_context_(engine_context),
+      engine_(engine),
+      turns_(turns),
+      store_(std::move(root)),
+      sources_(store_,
+               Error(ErrorCode::failed, "content is damaged on the head")
+                   .with_hint("`dtrain submit`, or `dtrain up`, sends anew what is missing")) {}
 
 void ContentServer::missing(const std::vector<std::string>& trees, std::function<void(json)> done) {
   // Not by the idle thread: somebody waits for the answer.
@@ -184,78 +191,48 @@ asio::awaitable<void> ContentServer::take_upload(UnixSocket socket, std::string 
 
 void ContentServer::serve_node(const wire::CallerPtr& caller) {
   guests_.let_in(caller, idle_.context().get_executor(),
-                 [this](GuestPtr guest) { return give(std::move(guest)); });
+                 [this](GuestPtr guest) { return serve(std::move(guest)); });
 }
 
 void ContentServer::end(const NodeId& node) {
   guests_.end(node);
 }
 
-std::shared_ptr<const ContentServer::Sums> ContentServer::sums_of(const std::string& tree) {
-  if (auto known = sums_[tree].lock()) return known;
-  std::erase_if(sums_, [](const auto& each) { return each.second.expired(); });
-  const std::string text = store_.read(tree);
-  const auto sums = std::make_shared<Sums>();
-  (*sums)[tree] = text.size();
-  for (const ContentEntry& entry : content_tree_from_text(text).entries) {
-    if (entry.kind == ContentEntry::Kind::file) (*sums)[entry.sha256] = entry.size;
-  }
-  sums_[tree] = sums;
-  return sums;
-}
-
-link::Source ContentServer::allowed(const JobContent& content) {
-  std::vector<std::shared_ptr<const Sums>> trees;
-  for (const std::string& tree : content.trees()) trees.push_back(sums_of(tree));
-  return [this, trees = std::move(trees)](const std::string& sha256) {
-    for (const auto& sums : trees) {
-      const auto found = sums->find(sha256);
-      if (found == sums->end()) continue;
-      if (!store_.has(sha256, found->second)) {
-        throw Error(ErrorCode::failed, "content is damaged on the head")
-            .with_hint("`dtrain submit`, or `dtrain up`, sends anew what is missing");
-      }
-      return BlobSender::Source{sha256, store_.blob(sha256), 0, found->second, {}};
-    }
-    throw Error(ErrorCode::denied, "this content is not part of what was granted");
-  };
-}
-
-asio::awaitable<ContentServer::Granted> ContentServer::granted(NodeId node,
-                                                               wire::ContentMessage message) {
-  std::string what;
-  bool zstd = false;
-  std::function<std::optional<JobContent>()> content_for;
-  if (const auto* hello = std::get_if<wire::ContentHello>(&message)) {
-    what = "attempt " + std::to_string(hello->attempt) + " of " + hello->job.str();
-    zstd = hello->zstd;
-    content_for = [this, node, job = hello->job, attempt = hello->attempt] {
-      return engine_.content_for(node, job, attempt);
-    };
-  } else if (const auto* preparation = std::get_if<wire::PreparationHello>(&message)) {
-    what = "that preparation";
-    zstd = preparation->zstd;
-    content_for = [this, node, key = preparation->key] {
-      return preparations_->content_for(node, key);
-    };
-  } else {
-    throw Error(ErrorCode::invalid, "content is asked for without a hello");
-  }
-  std::optional<JobContent> content = co_await ask(engine_context_, std::move(content_for));
+asio::awaitable<JobContent> ContentServer::content_for(NodeId node, JobId job, int attempt) {
+  const auto find = [this, node, job, attempt] { return engine_.content_for(node, job, attempt); };
+  std::optional<JobContent> content = co_await ask(engine_context_, find);
   if (!content) {
-    throw Error(ErrorCode::denied, what + " is not " + node.str() + "'s, or is over");
+    throw Error(ErrorCode::denied, "attempt " + std::to_string(attempt) + " of " + job.str() +
+                                       " is not " + node.str() + "'s, or is over");
   }
-  co_return Granted{std::move(*content), zstd};
+  co_return std::move(*content);
 }
 
-asio::awaitable<void> ContentServer::give(GuestPtr guest) {
+asio::awaitable<void> ContentServer::serve(GuestPtr guest) {
   const NodeId node = guest->node;
   const wire::FrameStreamPtr stream = guest->stream;
   try {
-    wire::ContentMessage hello = co_await link::hear(stream);
-    const Granted granted_now = co_await granted(node, std::move(hello));
-    link::say(stream, wire::ContentGrant{granted_now.content});
-    co_await link::give_all(stream, allowed(granted_now.content), granted_now.zstd);
+    const wire::ContentMessage message = co_await link::hear(stream);
+    if (const auto* hello = std::get_if<wire::ContentHello>(&message)) {
+      JobContent content = co_await content_for(node, hello->job, hello->attempt);
+      const bool elsewhere = hello->elsewhere && content.size >= Turns::kSpreadFrom;
+      co_await give(guest, std::move(content), hello->zstd, elsewhere);
+    } else if (const auto* offer = std::get_if<wire::ContentOffer>(&message)) {
+      const JobContent content = co_await content_for(node, offer->job, offer->attempt);
+      const std::string what = join(content.trees(), ",");
+      co_await turns_.offered(guest, what, *offer);
+    } else if (const auto* preparation = std::get_if<wire::PreparationHello>(&message)) {
+      const auto find = [this, node, key = preparation->key] {
+        return preparations_->content_for(node, key);
+      };
+      std::optional<JobContent> content = co_await ask(engine_context_, find);
+      if (!content) {
+        throw Error(ErrorCode::denied, "that preparation is not " + node.str() + "'s, or is over");
+      }
+      co_await give(guest, std::move(*content), preparation->zstd, false);
+    } else {
+      throw Error(ErrorCode::invalid, "content is asked for without a hello");
+    }
   } catch (const Error& error) {
     if (error.code() == ErrorCode::unreachable) co_return;  // it has all it wanted, or is gone
     log::warn("content is refused", {{"node", node.str()}, {"why", error.what()}});
@@ -264,6 +241,15 @@ asio::awaitable<void> ContentServer::give(GuestPtr guest) {
     log::error("content cannot be given", {{"node", node.str()}, {"why", error.what()}});
   }
   stream->close();
+}
+
+asio::awaitable<void> ContentServer::give(GuestPtr guest, JobContent content, bool zstd,
+                                          bool elsewhere) {
+  std::shared_ptr<void> turn;
+  const std::string what = join(content.trees(), ",");
+  if (elsewhere) turn = co_await turns_.turn(guest, what);
+  link::say(guest->stream, wire::ContentGrant{content, elsewhere});
+  co_await link::give_all(guest->stream, sources_.of(content), zstd);
 }
 
 }  // namespace dtrain::head

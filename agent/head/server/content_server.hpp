@@ -4,7 +4,6 @@
 #include <boost/asio/local/stream_protocol.hpp>
 #include <functional>
 #include <list>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -15,16 +14,18 @@
 
 #include "agent/head/engine/engine.hpp"
 #include "agent/head/server/guests.hpp"
-#include "agent/head/server/idle_thread.hpp"
-#include "agent/link/content_exchange.hpp"
+#include "agent/head/server/turns.hpp"
+#include "agent/link/content_sources.hpp"
+#include "agent/link/idle_thread.hpp"
 #include "launcher/core/worker.hpp"
 #include "launcher/files/store.hpp"
 #include "launcher/spec/job_spec.hpp"
 #include "launcher/wire/frames.hpp"
 
-// What was submitted, by content: taken from the CLI, given to the nodes. The bytes pass through a
-// thread of its own in idle priority, TLS and compression included: gigabytes on their way to eight
-// nodes must take no time from heartbeats, nor from the ranks of this machine.
+// What was submitted, by content: taken from the CLI, given to the nodes, by turns where they are
+// many. The bytes pass through a thread of its own in idle priority, TLS and compression included:
+// gigabytes on their way to eight nodes must take no time from heartbeats, nor from the ranks of
+// this machine.
 namespace dtrain::head {
 
 class Preparations;
@@ -32,7 +33,8 @@ class Preparations;
 class ContentServer {
  public:
   // `engine_context` is where the engine runs; `root` is the store's.
-  ContentServer(boost::asio::io_context& engine_context, Engine& engine, fs::path root);
+  ContentServer(boost::asio::io_context& engine_context, Engine& engine, Turns& turns,
+                fs::path root);
   // Ends the thread; nothing is served from then on.
   void stop() { idle_.stop(); }
 
@@ -57,27 +59,21 @@ class ContentServer {
   class Held;
   boost::asio::awaitable<void> take_upload(boost::asio::local::stream_protocol::socket socket,
                                            std::string request);
-  boost::asio::awaitable<void> give(GuestPtr guest);
-  // What is asked for by the first message, and may be given.
-  struct Granted {
-    JobContent content;
-    bool zstd = false;
-  };
-  boost::asio::awaitable<Granted> granted(NodeId node, wire::ContentMessage message);
-  // All that the trees name, and the trees themselves. Read once for those that fetch it together.
-  link::Source allowed(const JobContent& content);
-  using Sums = std::map<std::string, std::uint64_t>;  // to sizes
-  std::shared_ptr<const Sums> sums_of(const std::string& tree);
+  boost::asio::awaitable<void> serve(GuestPtr guest);
+  boost::asio::awaitable<void> give(GuestPtr guest, JobContent content, bool zstd, bool elsewhere);
+  // What the attempt's nodes may have; throws Error for another's.
+  boost::asio::awaitable<JobContent> content_for(NodeId node, JobId job, int attempt);
 
   boost::asio::io_context& engine_context_;
   Engine& engine_;
+  Turns& turns_;
   const Preparations* preparations_ = nullptr;
   ContentStore store_;
-  std::map<std::string, std::weak_ptr<const Sums>> sums_;  // by tree; of its thread
+  link::ContentSources sources_;  // of its thread
   Guests guests_;
   mutable std::mutex held_mutex_;
   std::list<std::set<std::string>> held_;  // by each upload
-  IdleThread idle_;
+  link::IdleThread idle_;
   Worker checks_;
 };
 

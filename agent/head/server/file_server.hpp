@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "agent/head/engine/engine.hpp"
-#include "agent/head/server/idle_thread.hpp"
+#include "agent/link/idle_thread.hpp"
 
 // Serves the files of jobs, for `pull`: their list, and their bytes. It has a thread of its own, in
 // idle priority, whose reads may block it. A connection is handed to it with its first request, and
@@ -32,7 +32,7 @@ class FileServer {
   class Visit;
   boost::asio::io_context& engine_context_;
   Engine& engine_;
-  IdleThread idle_;
+  link::IdleThread idle_;
 };
 
 // The files that a job has for `pull`, as the engine knows them.

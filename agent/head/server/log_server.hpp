@@ -9,8 +9,8 @@
 
 #include "agent/head/engine/engine.hpp"
 #include "agent/head/server/follow_query.hpp"
-#include "agent/head/server/idle_thread.hpp"
 #include "agent/head/server/log_files.hpp"
+#include "agent/link/idle_thread.hpp"
 #include "launcher/wire/frames.hpp"
 
 // Serves followers of jobs. It has a thread of its own, in idle priority: reading logs
@@ -40,7 +40,7 @@ class LogServer {
   Engine& engine_;
   LogFiles files_;                                           // log thread's
   std::multimap<JobId, std::weak_ptr<Follower>> followers_;  // engine's thread
-  IdleThread idle_;
+  link::IdleThread idle_;
 };
 
 }  // namespace dtrain::head

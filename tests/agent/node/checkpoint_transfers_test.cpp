@@ -44,8 +44,9 @@ struct TransferWorld {
   std::vector<wire::ContentMessage> heard;    // first messages of connections
   std::vector<wire::FrameStreamPtr> streams;  // kept open
   std::vector<wire::AttemptPrepared> prepared;
+  node::Relay relay{root, kFetchLab};
   node::CheckpointTransfers transfers{
-      context.get_executor(), root,
+      context.get_executor(), root, kFetchLab, relay,
       [this](const wire::AttemptPrepared& answer) { prepared.push_back(answer); }};
 
   TransferWorld() {

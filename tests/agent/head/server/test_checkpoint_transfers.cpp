@@ -44,10 +44,12 @@ struct BothEnds {
   std::unique_ptr<head::NodeDoor> door;
   std::unique_ptr<head::NodeConnections> nodes;
   std::unique_ptr<head::Engine> engine;
+  std::unique_ptr<head::Turns> turns;
   std::unique_ptr<head::CheckpointTransfers> transfers;
   std::unique_ptr<head::Joins> joins;
   std::unique_ptr<head::ContentServer> contents;
   std::unique_ptr<head::Preparations> preparations;
+  std::unique_ptr<node::Relay> relay;
   std::unique_ptr<node::CheckpointTransfers> far;
   std::vector<wire::AttemptPrepared> prepared;
   std::vector<wire::FrameStreamPtr> streams;
@@ -79,17 +81,20 @@ struct BothEnds {
     hooks.timer = [](std::chrono::milliseconds, const std::function<void()>&) {};
     hooks.news = [](const head::JobNews&) {};
     engine = std::make_unique<head::Engine>(options, clock, *nodes, hooks);
-    transfers = std::make_unique<head::CheckpointTransfers>(context, *engine, *nodes);
+    turns = std::make_unique<head::Turns>(
+        context, [this](const NodeId& node) { return engine->address_of(node); });
+    transfers = std::make_unique<head::CheckpointTransfers>(context, *engine, *nodes, *turns);
     nodes->use(*transfers);
     joins = std::make_unique<head::Joins>(context, context, *config_file, *engine, clock);
     nodes->use(*joins);
-    contents = std::make_unique<head::ContentServer>(context, *engine, head_root.content());
+    contents = std::make_unique<head::ContentServer>(context, *engine, *turns, head_root.content());
     preparations = std::make_unique<head::Preparations>(
         *config_file, *contents, *engine, [](const NodeId&, const wire::HeadMessage&) {});
     nodes->use(*preparations);
     nodes->serve(*engine);
+    relay = std::make_unique<node::Relay>(node_root, cluster);
     far = std::make_unique<node::CheckpointTransfers>(
-        context.get_executor(), node_root,
+        context.get_executor(), node_root, cluster, *relay,
         [this](const wire::AttemptPrepared& answer) { prepared.push_back(answer); });
   }
   ~BothEnds() {

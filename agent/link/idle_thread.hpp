@@ -4,7 +4,7 @@
 #include <boost/asio/local/stream_protocol.hpp>
 #include <thread>
 
-namespace dtrain::head {
+namespace dtrain::link {
 
 // A context that runs on a thread of its own in idle priority: what takes long there takes no time
 // from the ranks of this machine, nor from the head.
@@ -25,4 +25,4 @@ class IdleThread {
   std::thread thread_;
 };
 
-}  // namespace dtrain::head
+}  // namespace dtrain::link

@@ -1,10 +1,10 @@
-#include "agent/head/server/idle_thread.hpp"
+#include "agent/link/idle_thread.hpp"
 
 #include <sched.h>
 
 #include <boost/asio/executor_work_guard.hpp>
 
-namespace dtrain::head {
+namespace dtrain::link {
 
 IdleThread::IdleThread()
     : thread_([this] {
@@ -25,4 +25,4 @@ IdleThread::Socket IdleThread::take(Socket socket) {
   return taken;
 }
 
-}  // namespace dtrain::head
+}  // namespace dtrain::link
