@@ -324,6 +324,11 @@ class Host:
                 found[int(port)] = row.split('"')[1] if '"' in row else "?"
         return found
 
+    def sent(self):
+        """Bytes that it has sent so far."""
+        link = self.link(self.networks[0])
+        return json.loads(sh("ip", "-s", "-j", "link", "show", link))[0]["stats64"]["rx"]["bytes"]
+
     # ---- faults
 
     def cut(self):

@@ -32,14 +32,29 @@ void Distribution::missed(Number number, Time now, Decided decided) {
 void Distribution::over(Number number, Time now) {
   const auto found = wishes_.find(number);
   if (found == wishes_.end()) return;
+  const Wish& wish = found->second;
+  Content& content = contents_[wish.what];
+  const bool is_new = wish.counted && content.leaving.emplace(wish.node, number).second;
+  if (!is_new) return leave(number, now);
+  leaving_.emplace_back(now, number);
+}
+
+// It does not count any more.
+void Distribution::leave(Number number, Time now) {
+  const auto found = wishes_.find(number);
+  if (found == wishes_.end()) return;
   uncount(found->second, now);
-  const std::string what = found->second.what;
+  const Wish wish = std::move(found->second);
   wishes_.erase(found);
-  Content& content = contents_[what];
+  Content& content = contents_[wish.what];
+  const auto leaving = content.leaving.find(wish.node);
+  if (leaving != content.leaving.end() && leaving->second == number) {
+    content.leaving.erase(leaving);
+  }
   content.waiting.erase(number);
   content.for_head.erase(number);
-  settle(what, now);
-  tidy(what);
+  settle(wish.what, now);
+  tidy(wish.what);
 }
 
 Distribution::Number Distribution::offer(const std::string& what, const Giver& giver, Time now,
@@ -52,7 +67,12 @@ Distribution::Number Distribution::offer(const std::string& what, const Giver& g
   }
   content.offers[number] = {giver, std::move(dismiss), 0, now};
   offered_[number] = what;
-  settle(what, now);
+  const auto leaving = content.leaving.find(giver.node);
+  if (leaving != content.leaving.end()) {
+    leave(leaving->second, now);
+  } else {
+    settle(what, now);
+  }
   return number;
 }
 
@@ -66,6 +86,11 @@ void Distribution::withdraw(Number number) {
 }
 
 void Distribution::look(Time now) {
+  while (!leaving_.empty() && leaving_.front().first + limits_.about_to_give <= now) {
+    const Number number = leaving_.front().second;
+    leaving_.pop_front();
+    leave(number, now);
+  }
   while (!counting_.empty() && counting_.front().first + limits_.counted <= now) {
     const auto found = wishes_.find(counting_.front().second);
     const bool counts = found != wishes_.end() && found->second.counted == counting_.front().first;
@@ -89,6 +114,7 @@ void Distribution::look(Time now) {
 std::optional<Distribution::Time> Distribution::next_look() const {
   std::optional<Time> next;
   const auto at = [&next](Time time) { next = next ? std::min(*next, time) : time; };
+  if (!leaving_.empty()) at(leaving_.front().first + limits_.about_to_give);
   if (!counting_.empty()) at(counting_.front().first + limits_.counted);
   for (const auto& [what, content] : contents_) {
     if (!content.is_idle()) continue;

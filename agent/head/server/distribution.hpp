@@ -29,6 +29,8 @@ class Distribution {
     int readers = 4;  // of one giver at a time, the head among them
     // So long a reader counts: slow ones keep nobody waiting for ever.
     std::chrono::milliseconds counted{60000};
+    // And so long after its end, if it does not give before: one that has it is about to.
+    std::chrono::milliseconds about_to_give{300};
     // So long a node gives what nobody asks for; and of so many of them it is wanted.
     std::chrono::milliseconds kept{10000};
     std::size_t idle = 32;
@@ -82,6 +84,7 @@ class Distribution {
     std::set<Number> for_head;  // that only the head may
     int readers = 0;            // the head's
     std::map<Number, Offer> offers;
+    std::map<NodeId, Number> leaving;  // wishes that are over, and count
     bool is_idle() const { return waiting.empty() && for_head.empty(); }
   };
 
@@ -89,6 +92,7 @@ class Distribution {
   Offer* least_busy(Content& content, const NodeId& reader, Number& number);
   void begin(Content& content, Number number, Number giver, Time now);
   void uncount(Wish& wish, Time now);
+  void leave(Number number, Time now);
   void dismiss(Content& content, std::map<Number, Offer>::iterator offer);
   void tidy(const std::string& what);
 
@@ -97,6 +101,7 @@ class Distribution {
   std::map<Number, Wish> wishes_;
   std::map<Number, std::string> offered_;         // what each offer is of
   std::deque<std::pair<Time, Number>> counting_;  // since when which wish counts, in order
+  std::deque<std::pair<Time, Number>> leaving_;   // since when which wish is over, in order
   Number last_ = 0;
 };
 

@@ -35,14 +35,19 @@ struct Wanted {
     wishes[node] = all.want(what, NodeId(node), now, noting(node));
   }
   void missed(const std::string& node) { all.missed(wishes.at(node), now, noting(node)); }
-  void over(const std::string& node) { all.over(wishes.at(node), now); }
+  // It is gone, and does not give.
+  void over(const std::string& node) {
+    all.over(wishes.at(node), now);
+    now += limits.about_to_give;
+    all.look(now);
+  }
   void offer(const std::string& node, const std::string& what = "weights") {
     offers[node] = all.offer(what, {NodeId(node), "10.0.0.1", 1, "token"}, now,
                              [this, node] { dismissed.push_back(node); });
   }
   // It has all of it now, and gives it.
   void has(const std::string& node) {
-    over(node);
+    all.over(wishes.at(node), now);
     offer(node);
   }
   std::string source(const std::string& node) const {
@@ -71,6 +76,25 @@ TEST_CASE("the head gives to a few, and each that has it to as many more") {
   CHECK(nodes.source("e").empty());
   nodes.over("c");
   CHECK(nodes.source("e") == "a");
+}
+
+TEST_CASE("one that has it is waited for a moment, since it is about to give") {
+  Wanted nodes(two_readers());
+  for (const char* node : {"a", "b", "c", "d", "e", "f", "g"}) nodes.want(node);
+  nodes.all.over(nodes.wishes.at("a"), nodes.now);
+  CHECK(nodes.source("c").empty());
+  CHECK(nodes.all.next_look() == nodes.now + nodes.limits.about_to_give);
+  nodes.offer("a");
+  CHECK(nodes.source("c") == "a");
+  CHECK(nodes.source("d") == "a");
+  CHECK(nodes.source("e") == "head");  // there was nobody else
+  nodes.all.over(nodes.wishes.at("b"), nodes.now);
+  nodes.now += nodes.limits.about_to_give - 1ms;
+  nodes.all.look(nodes.now);
+  CHECK(nodes.source("f").empty());
+  nodes.now += 1ms;
+  nodes.all.look(nodes.now);
+  CHECK(nodes.source("f") == "head");
 }
 
 TEST_CASE("a node before the head, and of nodes the least busy") {
