@@ -233,7 +233,7 @@ asio::awaitable<void> CheckpointTransfers::give_checkpoint(GuestPtr guest,
   const bool elsewhere = request.elsewhere && size >= Turns::kSpreadFrom;
   std::shared_ptr<void> turn;
   const std::string what = folder.string();
-  if (elsewhere) turn = co_await turns_.turn(guest, what);
+  if (elsewhere) turn = co_await turns_.turn(guest, what, size);
   link::say(guest->stream, wire::ContentFiles{files, elsewhere});
   co_await link::give_all(guest->stream, link::files_of(folder, files), false);
 }

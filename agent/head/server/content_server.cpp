@@ -247,7 +247,7 @@ asio::awaitable<void> ContentServer::give(GuestPtr guest, JobContent content, bo
                                           bool elsewhere) {
   std::shared_ptr<void> turn;
   const std::string what = join(content.trees(), ",");
-  if (elsewhere) turn = co_await turns_.turn(guest, what);
+  if (elsewhere) turn = co_await turns_.turn(guest, what, content.size);
   link::say(guest->stream, wire::ContentGrant{content, elsewhere});
   co_await link::give_all(guest->stream, sources_.of(content), zstd);
 }

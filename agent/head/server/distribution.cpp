@@ -5,10 +5,10 @@
 
 namespace dtrain::head {
 
-Distribution::Number Distribution::want(const std::string& what, const NodeId& node, Time now,
-                                        Decided decided) {
+Distribution::Number Distribution::want(const std::string& what, std::uint64_t bytes,
+                                        const NodeId& node, Time now, Decided decided) {
   const Number number = ++last_;
-  wishes_[number] = {what, node, std::move(decided), 0, std::nullopt};
+  wishes_[number] = {what, bytes, node, std::move(decided), 0, std::nullopt};
   contents_[what].waiting.insert(number);
   settle(what, now);
   return number;
@@ -18,7 +18,7 @@ void Distribution::missed(Number number, Time now, Decided decided) {
   const auto found = wishes_.find(number);
   if (found == wishes_.end()) return;
   Wish& wish = found->second;
-  uncount(wish, now);
+  uncount(number, wish, now);
   Content& content = contents_[wish.what];
   if (const auto offer = content.offers.find(wish.giver); offer != content.offers.end()) {
     dismiss(content, offer);
@@ -43,7 +43,7 @@ void Distribution::over(Number number, Time now) {
 void Distribution::leave(Number number, Time now) {
   const auto found = wishes_.find(number);
   if (found == wishes_.end()) return;
-  uncount(found->second, now);
+  uncount(number, found->second, now);
   const Wish wish = std::move(found->second);
   wishes_.erase(found);
   Content& content = contents_[wish.what];
@@ -91,13 +91,11 @@ void Distribution::look(Time now) {
     leaving_.pop_front();
     leave(number, now);
   }
-  while (!counting_.empty() && counting_.front().first + limits_.counted <= now) {
-    const auto found = wishes_.find(counting_.front().second);
-    const bool counts = found != wishes_.end() && found->second.counted == counting_.front().first;
-    counting_.pop_front();
-    if (!counts) continue;
-    uncount(found->second, now);
-    settle(found->second.what, now);
+  while (!counting_.empty() && counting_.begin()->first <= now) {
+    const Number number = counting_.begin()->second;
+    Wish& wish = wishes_.at(number);
+    uncount(number, wish, now);
+    settle(wish.what, now);
   }
   for (auto& [what, content] : contents_) {
     for (auto at = content.offers.begin(); at != content.offers.end();) {
@@ -115,7 +113,7 @@ std::optional<Distribution::Time> Distribution::next_look() const {
   std::optional<Time> next;
   const auto at = [&next](Time time) { next = next ? std::min(*next, time) : time; };
   if (!leaving_.empty()) at(leaving_.front().first + limits_.about_to_give);
-  if (!counting_.empty()) at(counting_.front().first + limits_.counted);
+  if (!counting_.empty()) at(counting_.begin()->first);
   for (const auto& [what, content] : contents_) {
     if (!content.is_idle()) continue;
     for (const auto& [number, offer] : content.offers) {
@@ -158,8 +156,8 @@ void Distribution::begin(Content& content, Number number, Number giver, Time now
   content.for_head.erase(number);
   Wish& wish = wishes_.at(number);
   wish.giver = giver;
-  wish.counted = now;
-  counting_.emplace_back(now, number);
+  wish.counted = now + limits_.counted + std::chrono::seconds(wish.bytes / limits_.slow);
+  counting_.emplace(*wish.counted, number);
   std::optional<Giver> from;
   if (giver == 0) {
     ++content.readers;
@@ -172,8 +170,10 @@ void Distribution::begin(Content& content, Number number, Number giver, Time now
   std::exchange(wish.decided, nullptr)(from);
 }
 
-void Distribution::uncount(Wish& wish, Time now) {
-  if (!std::exchange(wish.counted, std::nullopt)) return;
+void Distribution::uncount(Number number, Wish& wish, Time now) {
+  if (!wish.counted) return;
+  counting_.erase({*wish.counted, number});
+  wish.counted.reset();
   Content& content = contents_[wish.what];
   if (wish.giver == 0) {
     --content.readers;

@@ -26,9 +26,11 @@ class Distribution {
   using Time = std::chrono::steady_clock::time_point;
   using Number = std::uint64_t;
   struct Limits {
-    int readers = 4;  // of one giver at a time, the head among them
-    // So long a reader counts: slow ones keep nobody waiting for ever.
-    std::chrono::milliseconds counted{60000};
+    int readers = 2;  // of one giver at a time, the head among them
+    // So long a reader counts, and as much longer as all of it takes at that speed: slower ones
+    // keep nobody waiting.
+    std::chrono::milliseconds counted{20000};
+    std::uint64_t slow = std::uint64_t{2} << 20;  // bytes a second
     // And so long after its end, if it does not give before: one that has it is about to.
     std::chrono::milliseconds about_to_give{300};
     // So long a node gives what nobody asks for; and of so many of them it is wanted.
@@ -48,8 +50,9 @@ class Distribution {
   Distribution() = default;
   explicit Distribution(const Limits& limits) : limits_(limits) {}
 
-  // The node wants it, of whomever. `decided` is called once, maybe at once.
-  Number want(const std::string& what, const NodeId& node, Time now, Decided decided);
+  // The node wants it, all its `bytes`, of whomever. `decided` is called once, maybe at once.
+  Number want(const std::string& what, std::uint64_t bytes, const NodeId& node, Time now,
+              Decided decided);
   // It was not had from the node that it was sent to, which is not asked again by anybody; it is
   // the head that will give it.
   void missed(Number wish, Time now, Decided decided);
@@ -68,10 +71,11 @@ class Distribution {
  private:
   struct Wish {
     std::string what;
+    std::uint64_t bytes = 0;
     NodeId node;
     Decided decided;              // empty: it was called
     Number giver = 0;             // an offer's number; 0: the head
-    std::optional<Time> counted;  // as its reader, since then
+    std::optional<Time> counted;  // as its reader, at most until then
   };
   struct Offer {
     Giver giver;
@@ -91,7 +95,7 @@ class Distribution {
   void settle(const std::string& what, Time now);
   Offer* least_busy(Content& content, const NodeId& reader, Number& number);
   void begin(Content& content, Number number, Number giver, Time now);
-  void uncount(Wish& wish, Time now);
+  void uncount(Number number, Wish& wish, Time now);
   void leave(Number number, Time now);
   void dismiss(Content& content, std::map<Number, Offer>::iterator offer);
   void tidy(const std::string& what);
@@ -99,9 +103,9 @@ class Distribution {
   Limits limits_;
   std::map<std::string, Content> contents_;
   std::map<Number, Wish> wishes_;
-  std::map<Number, std::string> offered_;         // what each offer is of
-  std::deque<std::pair<Time, Number>> counting_;  // since when which wish counts, in order
-  std::deque<std::pair<Time, Number>> leaving_;   // since when which wish is over, in order
+  std::map<Number, std::string> offered_;        // what each offer is of
+  std::set<std::pair<Time, Number>> counting_;   // until when which wish counts
+  std::deque<std::pair<Time, Number>> leaving_;  // since when which wish is over, in order
   Number last_ = 0;
 };
 

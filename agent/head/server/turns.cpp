@@ -26,14 +26,15 @@ Distribution::Time now() {
 
 // A guest's wish, from its asking to its end.
 struct Turns::Seat {
-  Seat(Turns& all, std::string wanted, NodeId by)
-      : turns(all), alive(all.alive_), what(std::move(wanted)), node(std::move(by)) {}
+  Seat(Turns& all, std::string wanted, std::uint64_t size, NodeId by)
+      : turns(all), alive(all.alive_), what(std::move(wanted)), bytes(size), node(std::move(by)) {}
   Seat(const Seat&) = delete;
   Seat& operator=(const Seat&) = delete;
 
   Turns& turns;
   const std::weak_ptr<int> alive;
   const std::string what;
+  const std::uint64_t bytes;
   const NodeId node;
   Distribution::Number number = 0;  // the engine's thread's
 
@@ -64,7 +65,7 @@ asio::awaitable<std::optional<Giver>> Turns::decided(std::shared_ptr<Seat> seat,
   if (missed) {
     distribution_.missed(seat->number, now(), decide);
   } else {
-    seat->number = distribution_.want(seat->what, seat->node, now(), decide);
+    seat->number = distribution_.want(seat->what, seat->bytes, seat->node, now(), decide);
   }
   look();
   while (!answer) {
@@ -74,8 +75,9 @@ asio::awaitable<std::optional<Giver>> Turns::decided(std::shared_ptr<Seat> seat,
   co_return *answer;
 }
 
-asio::awaitable<std::shared_ptr<void>> Turns::turn(GuestPtr guest, std::string what) {
-  const auto seat = std::make_shared<Seat>(*this, std::move(what), guest->node);
+asio::awaitable<std::shared_ptr<void>> Turns::turn(GuestPtr guest, std::string what,
+                                                   std::uint64_t bytes) {
+  const auto seat = std::make_shared<Seat>(*this, std::move(what), bytes, guest->node);
   for (bool missed = false;; missed = true) {
     const std::optional<Giver> giver =
         co_await asio::co_spawn(context_, decided(seat, missed), asio::use_awaitable);

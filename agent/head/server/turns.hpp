@@ -31,7 +31,8 @@ class Turns {
   // Awaited on the guest's executor, as what follows. Returns when the head is to give it to the
   // guest, which counts as long as what is returned lives. Throws Error(unreachable) when the guest
   // has it from elsewhere, or is gone; Error(invalid) for a guest that says anything else.
-  boost::asio::awaitable<std::shared_ptr<void>> turn(GuestPtr guest, std::string what);
+  boost::asio::awaitable<std::shared_ptr<void>> turn(GuestPtr guest, std::string what,
+                                                     std::uint64_t bytes);
   // The guest gives it; until either side hangs up.
   boost::asio::awaitable<void> offered(GuestPtr guest, std::string what, wire::ContentOffer offer);
 

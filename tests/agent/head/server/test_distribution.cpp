@@ -18,6 +18,7 @@ struct Wanted {
   Distribution::Limits limits;
   Distribution all{limits};
   Distribution::Time now{};
+  std::uint64_t bytes = 1000;                           // of what is wanted
   std::map<std::string, Distribution::Number> wishes;   // by node
   std::map<std::string, Distribution::Number> offers;   // by node
   std::map<std::string, std::vector<std::string>> got;  // by node: "head" or a node, each time
@@ -32,7 +33,7 @@ struct Wanted {
     };
   }
   void want(const std::string& node, const std::string& what = "weights") {
-    wishes[node] = all.want(what, NodeId(node), now, noting(node));
+    wishes[node] = all.want(what, bytes, NodeId(node), now, noting(node));
   }
   void missed(const std::string& node) { all.missed(wishes.at(node), now, noting(node)); }
   // It is gone, and does not give.
@@ -177,6 +178,13 @@ TEST_CASE("slow ones keep nobody waiting for ever") {
   CHECK(nodes.source("e").empty());
 }
 
+TEST_CASE("of much a reader may take longer") {
+  Wanted nodes(two_readers());
+  nodes.bytes = nodes.limits.slow * 100;
+  nodes.want("a");
+  CHECK(*nodes.all.next_look() == nodes.now + nodes.limits.counted + 100s);
+}
+
 TEST_CASE("a reader that had to begin again counts from then on") {
   Wanted nodes(two_readers());
   nodes.offer("x");
@@ -261,6 +269,7 @@ TEST_CASE("a thousand nodes have it after the time of a few copies") {
   }
   for (const auto& [node, sources] : nodes.got) by_head += sources.back() == "head" ? 1 : 0;
   MESSAGE("copies of time: " << copies << ", given by the head: " << by_head);
-  CHECK(copies <= 4 * std::ceil(std::log(kNodes) / std::log(5)) + 4);
+  const int readers = nodes.limits.readers;
+  CHECK(copies <= readers * std::ceil(std::log(kNodes) / std::log(readers + 1)) + readers);
   CHECK(by_head <= 30);
 }

@@ -142,7 +142,7 @@ struct ManyNodes {
       co_await turns->offered(guest, what, *offer);
     }
     CHECK(std::get<wire::CheckpointAsk>(message).elsewhere);
-    const std::shared_ptr<void> turn = co_await turns->turn(guest, what);
+    const std::shared_ptr<void> turn = co_await turns->turn(guest, what, weights.size());
     boost::system::error_code cancelled;
     if (++by_head > 1)
       co_await gate.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
