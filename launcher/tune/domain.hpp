@@ -32,7 +32,7 @@ struct Domain {
   double q = 0;                          // 0: not rounded
   std::optional<Expression> expression;  // of sample_from
 
-  static constexpr std::size_t kMostValues = 10'000;
+  static constexpr std::size_t kMostValues = 1'000;
   static constexpr double kLargest = 1e300;       // of bounds that are no whole numbers
   static constexpr double kLargestWhole = 1e15;   // of whole ones
 

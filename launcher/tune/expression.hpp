@@ -15,7 +15,7 @@
 // What `sample_from` and `when` say of other parameters: "layers * 32", "optimizer == 'sgd'",
 // "uniform(0, a)". No loops, no names but parameters and the functions below: it ends, always.
 //
-//   a ? b : c     || or     && and     == != < <= > >=     + -     * / // %     - ! not     ** (right)
+//   a ? b : c    || or    && and    not    == != < <= > >=    + -    * / // %    - !    ** (right)
 //   1  2.5e-3  'text' "text"  true false null  layers  model.depth
 //   min max (one or more)  abs round floor ceil int float sqrt exp log log2 log10  pow(x, y)
 //   uniform(low, high) loguniform(low, high) randint(low, high, not included) randn(mean, sd)

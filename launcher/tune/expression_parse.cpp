@@ -105,6 +105,7 @@ class ExpressionParser {
     return node(Op::choose, column, {condition, yes, no});
   }
 
+  static constexpr std::size_t kComparisons = 2;  // of levels()
   static const std::vector<std::vector<Binary>>& levels() {
     static const std::vector<std::vector<Binary>> kLevels = {
         {{"||", Op::either}, {"or", Op::either}},
@@ -118,6 +119,12 @@ class ExpressionParser {
 
   std::size_t binary(std::size_t level) {
     if (level == levels().size()) return unary();
+    if (level == kComparisons) {  // of which Python's `not` is
+      Deeper deeper(*this);
+      skip();
+      const std::size_t column = at_;
+      if (take("not")) return node(Op::deny, column, {binary(level)});
+    }
     std::size_t left = binary(level + 1);
     for (;;) {
       skip();
@@ -137,9 +144,7 @@ class ExpressionParser {
     const std::size_t column = at_;
     if (take("-")) return node(Op::negate, column, {unary()});
     if (take("+")) return unary();
-    if (take("not") || (!std::string_view(text_).substr(at_).starts_with("!=") && take("!"))) {
-      return node(Op::deny, column, {unary()});
-    }
+    if (take("!")) return node(Op::deny, column, {unary()});
     const std::size_t base = atom();
     skip();
     const std::size_t sign = at_;
@@ -234,7 +239,7 @@ class ExpressionParser {
   class Deeper {
    public:
     explicit Deeper(ExpressionParser& parser) : parser_(parser) {
-      if (++parser_.depth_ > 2 * Expression::kDeepest) {
+      if (++parser_.depth_ > kLevelsEach * Expression::kDeepest) {
         parser_.fail("nested deeper than " + std::to_string(Expression::kDeepest));
       }
     }
@@ -245,6 +250,8 @@ class ExpressionParser {
    private:
     ExpressionParser& parser_;
   };
+
+  static constexpr int kLevelsEach = 2;  // a parenthesis passes choice() and unary()
 
   Expression& into_;
   const std::string& text_;

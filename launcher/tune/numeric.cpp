@@ -77,13 +77,14 @@ double power(double x, double y) noexcept {
   return natural_exp(y * natural_log(x));
 }
 
-// J. F. Hart's 5666, as in G. West, Better approximations to cumulative normal functions (2005).
+// J. F. Hart's 5666, as in G. West, Better approximations to cumulative normal functions (2005), where
+// its relative error is small.
 double normal_cdf(double x) noexcept {
   const double z = std::abs(x);
   double tail = 0;  // above z
   if (z <= 37) {
     const double density = natural_exp(-z * z / 2);
-    if (z < 7.07106781186547) {
+    if (z < 3.5) {
       constexpr double kTop[] = {3.52624965998911e-02, 0.700383064443688, 6.37396220353165,
                                  33.912866078383,      112.079291497871,  221.213596169931,
                                  220.206867912376};
@@ -92,8 +93,9 @@ double normal_cdf(double x) noexcept {
                                     793.826512519948,     440.413735824752};
       tail = density * polynomial(z, kTop) / polynomial(z, kBottom);
     } else {
-      const double fraction = z + 1 / (z + 2 / (z + 3 / (z + 4 / (z + 0.65))));
-      tail = density / fraction / 2.506628274631;
+      double fraction = z;  // Laplace's continued fraction
+      for (int i = 40; i > 0; --i) fraction = z + i / fraction;
+      tail = density / fraction / 2.50662827463100050242;
     }
   }
   return x > 0 ? 1 - tail : tail;

@@ -11,7 +11,9 @@ namespace dtrain::tune {
 namespace {
 
 constexpr std::size_t kFull = 25;  // so many of the newest points have their whole weight
-constexpr double kNarrowest = 100;  // a kernel is not narrower than the range by this
+constexpr double kNarrowest = 100;   // a kernel is not narrower than the range by this,
+constexpr double kNarrowing = 1.2;   // nor by this power of how many there are (Optuna: 1)
+constexpr double kNegligible = 60;   // a logarithm
 constexpr double kImpossible = -std::numeric_limits<double>::infinity();
 
 // The newest kFull count 1, older ones less, down to 1/n.
@@ -98,7 +100,8 @@ Parzen::Dimension Parzen::dimension(const Domain& domain, const std::vector<doub
 void Parzen::set_widths(Dimension& dimension, const std::vector<double>& places) {
   const std::size_t n = places.size();
   const double range = dimension.high - dimension.low;
-  const double least = range / std::min(kNarrowest, 2.0 + static_cast<double>(n));
+  const double least =
+      range / std::min(kNarrowest, power(2.0 + static_cast<double>(n), kNarrowing));
   std::vector<std::size_t> order(n);
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
@@ -117,10 +120,11 @@ void Parzen::set_widths(Dimension& dimension, const std::vector<double>& places)
     kernel.scale = natural_log(mass((dimension.low - kernel.mean) / kernel.width,
                                     (dimension.high - kernel.mean) / kernel.width));
     if (dimension.step == 0) kernel.scale += natural_log(kernel.width);
+    dimension.densest = std::max(dimension.densest, -kernel.scale);
   }
 }
 
-double Parzen::draw_choice(const Dimension& dimension, std::size_t kernel, Stream& chance) const {
+double Parzen::draw_choice(const Dimension& dimension, std::size_t kernel, Stream& chance) {
   const double mean = dimension.kernels[kernel].mean;
   const auto count = static_cast<double>(dimension.choices);
   const double u = chance.uniform();
@@ -157,36 +161,54 @@ std::vector<double> Parzen::draw(Stream& chance) const {
   return point;
 }
 
-double Parzen::log_density(const Dimension& dimension, std::size_t kernel, double place) const {
+Parzen::Span Parzen::span(const Dimension& dimension, double place) {
+  if (dimension.step == 0) return {place, place};
+  if (!dimension.logarithmic) return {place - dimension.step / 2, place + dimension.step / 2};
+  const double value = natural_exp(place);
+  return {natural_log(value - dimension.step / 2), natural_log(value + dimension.step / 2)};
+}
+
+// Less a constant that is the same for all kernels.
+double Parzen::log_density(const Dimension& dimension, std::size_t kernel, Span span) {
   const auto [mean, width, scale] = dimension.kernels[kernel];
   if (dimension.choices > 0) {
     if (mean < 0) return -natural_log(static_cast<double>(dimension.choices));
-    return mean == place ? dimension.chosen : dimension.other;
+    return mean == span.left ? dimension.chosen : dimension.other;
   }
-  if (dimension.step == 0) {
-    const double z = (place - mean) / width;
-    return -z * z / 2 - scale;  // less the same constant for each
-  }
-  double left = place - dimension.step / 2;
-  double right = place + dimension.step / 2;
-  if (dimension.logarithmic) {
-    const double value = natural_exp(place);
-    left = natural_log(value - dimension.step / 2);
-    right = natural_log(value + dimension.step / 2);
-  }
-  return natural_log(mass((left - mean) / width, (right - mean) / width)) - scale;
+  const double a = (span.left - mean) / width;
+  const double b = (span.right - mean) / width;
+  const double near = a > 0 ? a : b < 0 ? b : 0;
+  const double most = -near * near / 2 - scale;
+  if (dimension.step == 0 || most < -kNegligible) return most;
+  return natural_log(mass(a, b)) - scale;
 }
 
 double Parzen::log_density(const std::vector<double>& point) const {
-  std::vector<double> terms = log_weights_;
-  double largest = kImpossible;
-  for (std::size_t kernel = 0; kernel < terms.size(); ++kernel) {
-    for (std::size_t i = 0; i < dimensions_.size(); ++i) {
-      terms[kernel] += log_density(dimensions_[i], kernel, point[i]);
-    }
-    largest = std::max(largest, terms[kernel]);
+  std::vector<Span> spans;
+  for (std::size_t i = 0; i < dimensions_.size(); ++i) {
+    spans.push_back(span(dimensions_[i], point[i]));
   }
-  if (largest == kImpossible) return largest;
+  std::vector<double> densest_behind(dimensions_.size() + 1, 0.0);  // of the dimensions from i on
+  for (std::size_t i = dimensions_.size(); i-- > 0;) {
+    densest_behind[i] = densest_behind[i + 1] + dimensions_[i].densest;
+  }
+  // The prior is above 0 everywhere; beside it most kernels are nothing, and are left as soon as
+  // that is seen.
+  const std::size_t prior = log_weights_.size() - 1;
+  std::vector<double> terms;
+  double largest = kImpossible;
+  const auto add = [&](std::size_t kernel, double least) {
+    double term = log_weights_[kernel];
+    for (std::size_t i = 0; i < dimensions_.size(); ++i) {
+      term += log_density(dimensions_[i], kernel, spans[i]);
+      if (term + densest_behind[i + 1] < least) return;
+    }
+    terms.push_back(term);
+    largest = std::max(largest, term);
+  };
+  add(prior, kImpossible);
+  const double least = largest - kNegligible;
+  for (std::size_t kernel = 0; kernel < prior; ++kernel) add(kernel, least);
   double sum = 0;
   for (const double term : terms) sum += natural_exp(term - largest);
   return largest + natural_log(sum);

@@ -38,13 +38,18 @@ class Parzen {
     bool logarithmic = false;
     std::size_t choices = 0;            // of a choice; 0: it is one of numbers
     double chosen = 0, other = 0;       // of a choice: the logarithms of a kernel's weights
+    double densest = 0;                 // no kernel has a larger log_density() anywhere
     std::vector<Kernel> kernels;        // of a choice: `mean` is the index; the last is the prior
+  };
+  struct Span {
+    double left = 0, right = 0;  // of what is rounded to a place; without steps both are the place
   };
 
   static Dimension dimension(const Domain& domain, const std::vector<double>& places);
   static void set_widths(Dimension& dimension, const std::vector<double>& places);
-  double draw_choice(const Dimension& dimension, std::size_t kernel, Stream& chance) const;
-  double log_density(const Dimension& dimension, std::size_t kernel, double place) const;
+  static double draw_choice(const Dimension& dimension, std::size_t kernel, Stream& chance);
+  static Span span(const Dimension& dimension, double place);
+  static double log_density(const Dimension& dimension, std::size_t kernel, Span span);
 
   std::vector<double> weights_;      // of the kernels, they add up to 1
   std::vector<double> log_weights_;

@@ -30,7 +30,7 @@ struct SamplerSpec {
   std::vector<Params> points_to_evaluate;  // the first trials; what a point leaves open is drawn
   // Of tpe:
   int n_startup_trials = 10;  // at random, before it has learned enough
-  int n_ei_candidates = 24;
+  int n_ei_candidates = 64;
   bool constant_liar = true;  // takes trials that run for bad ones, so as not to repeat them
 
   static constexpr std::size_t kMostPoints = 10'000;
@@ -67,8 +67,8 @@ class Sampler {
   // again after a crash. Throws Error(invalid) where an expression of the space fails.
   Params suggest(TrialNumber trial) const;
 
-  // What another search found, before anything else of this one is told. What does not fit the
-  // space is as if it were not in `params`.
+  // What another search found, before anything else of this one is told. A parameter that the space
+  // does not have counts for nothing; a value that it does not have, and the trial does.
   virtual void learn(const Params& params, const Outcome& outcome);
   // Trials in the order of their numbers; ended in whatever order they end. The params are those
   // that the trial has: after exploits, those of its end.

@@ -50,7 +50,14 @@ void Tpe::rank(std::size_t entry, const Outcome& outcome) {
 }
 
 void Tpe::learn(const Params& params, const Outcome& outcome) {
-  rank(add(params), outcome);
+  bool some = false;
+  for (const Parameter& parameter : parameters_) {
+    const auto found = params.find(parameter.name);
+    if (found == params.end()) continue;
+    if (!parameter.domain.position(found->second)) return;
+    some = true;
+  }
+  if (some) rank(add(params), outcome);
 }
 
 void Tpe::started(TrialNumber trial, const Params& params) {

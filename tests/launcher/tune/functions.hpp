@@ -74,12 +74,13 @@ inline const std::vector<Function>& functions() {
 }
 
 // The best of so many trials, one after the other.
-inline double best_found(const Function& function, const char* algorithm, std::uint64_t seed,
+inline double best_found(const Function& function, const char* search, std::uint64_t seed,
                          std::uint64_t trials) {
   Problems problems;
   const SearchSpace space =
       SearchSpace::from_json(nlohmann::json::parse(function.space), {"space"}, problems);
-  SamplerSpec spec = sampler_spec_from_json(algorithm, space, {"search"}, problems);
+  SamplerSpec spec =
+      sampler_spec_from_json(nlohmann::json::parse(search), space, {"search"}, problems);
   problems.check();
   spec.seed = seed;
   const auto sampler = make_sampler(space, spec, Mode::min);
