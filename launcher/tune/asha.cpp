@@ -181,8 +181,8 @@ Decision AshaPromoting::decide(const Measured& report) {
   }
   rung.open.insert(place);
   standing.open = place;
-  const std::string at = "rung " + number_text(rung.milestone) + ": " +
-                         value_text(mode_, -place.first);
+  const std::string at =
+      "rung " + number_text(rung.milestone) + ": " + value_text(mode_, -place.first);
   // A trial of a higher rung would go first, but that one is paused: resume() names it.
   if (promotable(rung) == place) {
     promote(rung, place);

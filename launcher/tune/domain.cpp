@@ -16,8 +16,8 @@ namespace {
 using Kind = Domain::Kind;
 
 constexpr std::array kDomainNames = {
-    "constant", "choice",  "grid_search", "sample_from", "uniform",  "quniform",   "loguniform",
-    "qloguniform", "randn", "qrandn",     "randint",     "qrandint", "lograndint", "qlograndint"};
+    "constant",    "choice", "grid_search", "sample_from", "uniform",  "quniform",   "loguniform",
+    "qloguniform", "randn",  "qrandn",      "randint",     "qrandint", "lograndint", "qlograndint"};
 
 constexpr double kNoBound = std::numeric_limits<double>::infinity();
 
@@ -106,11 +106,11 @@ nlohmann::json Domain::at(double u) const {
     const double factor = step();
     const double first = std::rint(least() / factor);
     const double count = std::rint(most() / factor) - first + 1;
-    const double index = logarithmic()
-                             ? std::floor(natural_exp(natural_log(first) +
-                                                      u * (natural_log(first + count) -
-                                                           natural_log(first))))
-                             : first + std::floor(u * count);
+    const double index =
+        logarithmic()
+            ? std::floor(natural_exp(natural_log(first) +
+                                     u * (natural_log(first + count) - natural_log(first))))
+            : first + std::floor(u * count);
     return number_json(std::clamp(index, first, first + count - 1) * factor, true);
   }
   const double from = least();
@@ -183,8 +183,8 @@ void check_numbers(Domain& domain, const Path& path, Problems& problems) {
     return;
   }
   if (!(domain.low < domain.high)) {
-    return problems.add(path, "low must be below high, not " + shown(domain.low) + " and " +
-                                  shown(domain.high));
+    return problems.add(
+        path, "low must be below high, not " + shown(domain.low) + " and " + shown(domain.high));
   }
   if (domain.logarithmic() && !(domain.low > 0)) {
     return problems.add(path, "low must be above 0, for a logarithm");
@@ -230,8 +230,8 @@ Domain domain_from_json(Kind kind, const nlohmann::json& arguments, const Path& 
   }
   if (kind == Kind::randint && numbers.size() == 1) numbers.insert(numbers.begin(), 0);
   if (kind == Kind::randn && arguments.is_array() && numbers.empty()) numbers = {0, 1};
-  const bool numeric = std::none_of(numbers.begin(), numbers.end(),
-                                    [](double each) { return std::isnan(each); });
+  const bool numeric =
+      std::none_of(numbers.begin(), numbers.end(), [](double each) { return std::isnan(each); });
   if (!numeric || numbers.size() != (rounded(kind) ? 3 : 2)) {
     problems.add(path, "must be " + wanted_numbers(kind) + ", not " + shown(arguments));
     return domain;
@@ -270,9 +270,9 @@ namespace {
 
 // A number, true, false or null as JSON has it; else a text.
 nlohmann::json word_json(std::string_view word) {
+  if (word.starts_with('[') || word.starts_with('{') || word.starts_with('"')) return word;
   nlohmann::json value = nlohmann::json::parse(word, nullptr, false);
-  if (value.is_discarded() || value.is_structured() || value.is_string()) return word;
-  return value;
+  return value.is_discarded() ? nlohmann::json(word) : value;
 }
 
 }  // namespace

@@ -21,9 +21,16 @@ struct Domain {
     choice,       // {choice: [a, b]}
     grid_search,  // {grid_search: [a, b]}: each in its turn
     sample_from,  // {sample_from: "layers * 32"}
-    uniform, quniform, loguniform, qloguniform,     // [low, high] and [low, high, q]
-    randn, qrandn,                                  // [mean, sd] and [mean, sd, q]
-    randint, qrandint, lograndint, qlograndint,     // whole numbers; [high] is [0, high]
+    uniform,
+    quniform,
+    loguniform,
+    qloguniform,  // [low, high] and [low, high, q]
+    randn,
+    qrandn,  // [mean, sd] and [mean, sd, q]
+    randint,
+    qrandint,
+    lograndint,
+    qlograndint,  // whole numbers; [high] is [0, high]
   };
 
   Kind kind = Kind::constant;
@@ -33,8 +40,8 @@ struct Domain {
   std::optional<Expression> expression;  // of sample_from
 
   static constexpr std::size_t kMostValues = 1'000;
-  static constexpr double kLargest = 1e300;       // of bounds that are no whole numbers
-  static constexpr double kLargestWhole = 1e15;   // of whole ones
+  static constexpr double kLargest = 1e300;      // of bounds that are no whole numbers
+  static constexpr double kLargestWhole = 1e15;  // of whole ones
 
   bool sampled() const noexcept;  // a sampler picks the value: not constant, grid, sample_from
   bool listed() const noexcept { return kind == Kind::choice || kind == Kind::grid_search; }
@@ -47,7 +54,8 @@ struct Domain {
   double least() const noexcept;
   double most() const noexcept;
 
-  // The value below which the part u, from 0 to below 1, of the distribution lies; of a sampled one.
+  // The value below which the part u, from 0 to below 1, of the distribution lies; of a sampled
+  // one.
   nlohmann::json at(double u) const;
   // The nearest value that there is, for a number from outside; of one of numbers.
   nlohmann::json nearest_to(double number) const;
@@ -66,8 +74,9 @@ Domain domain_from_json(Domain::Kind kind, const nlohmann::json& arguments, cons
                         Problems& problems);
 nlohmann::json to_json(const Domain& domain);  // {"uniform": [0, 1]}; most constants by themselves
 
-// "loguniform:1e-4:1e-1", "choice:16:32", "sample_from:layers * 32", else a constant: on the command
-// line and where a text stands in a space. A text that only looks like one is "constant:TEXT".
+// "loguniform:1e-4:1e-1", "choice:16:32", "sample_from:layers * 32", else a constant: on the
+// command line and where a text stands in a space. A text that only looks like one is
+// "constant:TEXT".
 Domain domain_from_line(std::string_view line, const Path& path, Problems& problems);
 
 }  // namespace dtrain::tune

@@ -87,30 +87,41 @@ class ExpressionRun {
   nlohmann::json value(std::size_t index) {
     const Node& node = nodes_[index];
     switch (node.op) {
-      case Op::literal: return node.literal;
-      case Op::name: return named(node);
-      case Op::call: return called(node);
-      case Op::choose: return value(node.from[truth(node.from[0]) ? 1 : 2]);
-      case Op::either: return truth(node.from[0]) || truth(node.from[1]);
-      case Op::both: return truth(node.from[0]) && truth(node.from[1]);
-      case Op::deny: return !truth(node.from[0]);
+      case Op::literal:
+        return node.literal;
+      case Op::name:
+        return named(node);
+      case Op::call:
+        return called(node);
+      case Op::choose:
+        return value(node.from[truth(node.from[0]) ? 1 : 2]);
+      case Op::either:
+        return truth(node.from[0]) || truth(node.from[1]);
+      case Op::both:
+        return truth(node.from[0]) && truth(node.from[1]);
+      case Op::deny:
+        return !truth(node.from[0]);
       case Op::negate: {
         const nlohmann::json of = number(node.from[0]);
         return result(node, -of.get<double>(), of.is_number_integer());
       }
-      case Op::equal: return value(node.from[0]) == value(node.from[1]);
-      case Op::unequal: return value(node.from[0]) != value(node.from[1]);
+      case Op::equal:
+        return value(node.from[0]) == value(node.from[1]);
+      case Op::unequal:
+        return value(node.from[0]) != value(node.from[1]);
       case Op::less:
       case Op::at_most:
       case Op::more:
-      case Op::at_least: return compared(node);
+      case Op::at_least:
+        return compared(node);
       case Op::add:
       case Op::subtract:
       case Op::multiply:
       case Op::divide:
       case Op::floor_divide:
       case Op::modulo:
-      case Op::power: return computed(node);
+      case Op::power:
+        return computed(node);
     }
     return nullptr;
   }
@@ -180,7 +191,8 @@ class ExpressionRun {
     const nlohmann::json right = value(node.from[1]);
     if (node.op == Op::add && left.is_string() && right.is_string()) {
       const std::string joined = left.get<std::string>() + right.get<std::string>();
-      if (joined.size() > Expression::kLongest) expression_error(node.column, "the text is too long");
+      if (joined.size() > Expression::kLongest)
+        expression_error(node.column, "the text is too long");
       return joined;
     }
     for (const nlohmann::json* each : {&left, &right}) {
@@ -189,8 +201,8 @@ class ExpressionRun {
     const double a = left.get<double>();
     const double b = right.get<double>();
     const bool whole = left.is_number_integer() && right.is_number_integer();
-    const bool by_zero = b == 0 && (node.op == Op::divide || node.op == Op::floor_divide ||
-                                    node.op == Op::modulo);
+    const bool by_zero =
+        b == 0 && (node.op == Op::divide || node.op == Op::floor_divide || node.op == Op::modulo);
     if (by_zero) expression_error(node.column, "division by zero");
     if (node.op == Op::add) return result(node, a + b, whole);
     if (node.op == Op::subtract) return result(node, a - b, whole);

@@ -35,7 +35,7 @@ class Expression {
 
   const std::string& text() const noexcept { return text_; }
   const std::set<std::string>& names() const noexcept { return names_; }  // of parameters
-  bool draws() const noexcept { return draws_; }                          // has uniform() or the like
+  bool draws() const noexcept { return draws_; }  // has uniform() or the like
 
   // Null where there is no such parameter, which is an error unless the branch is not taken.
   using Lookup = std::function<const nlohmann::json*(const std::string& name)>;
@@ -49,9 +49,27 @@ class Expression {
   friend class ExpressionRun;
 
   enum class Op : std::uint8_t {
-    literal, name, call, choose, either, both, negate, deny,
-    equal, unequal, less, at_most, more, at_least,
-    add, subtract, multiply, divide, floor_divide, modulo, power,
+    literal,
+    name,
+    call,
+    choose,
+    either,
+    both,
+    negate,
+    deny,
+    equal,
+    unequal,
+    less,
+    at_most,
+    more,
+    at_least,
+    add,
+    subtract,
+    multiply,
+    divide,
+    floor_divide,
+    modulo,
+    power,
   };
   struct Node {
     Op op{};

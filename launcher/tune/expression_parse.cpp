@@ -56,9 +56,7 @@ class ExpressionParser {
 
   [[noreturn]] void fail(const std::string& message) const { expression_error(at_, message); }
 
-  std::string rest() const {
-    return printable(std::string_view(text_).substr(at_, 20), false);
-  }
+  std::string rest() const { return printable(std::string_view(text_).substr(at_, 20), false); }
 
   void skip() {
     while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\t' || text_[at_] == '\n')) {
@@ -110,8 +108,12 @@ class ExpressionParser {
     static const std::vector<std::vector<Binary>> kLevels = {
         {{"||", Op::either}, {"or", Op::either}},
         {{"&&", Op::both}, {"and", Op::both}},
-        {{"==", Op::equal}, {"!=", Op::unequal}, {"<=", Op::at_most}, {">=", Op::at_least},
-         {"<", Op::less}, {">", Op::more}},
+        {{"==", Op::equal},
+         {"!=", Op::unequal},
+         {"<=", Op::at_most},
+         {">=", Op::at_least},
+         {"<", Op::less},
+         {">", Op::more}},
         {{"+", Op::add}, {"-", Op::subtract}},
         {{"//", Op::floor_divide}, {"/", Op::divide}, {"%", Op::modulo}, {"*", Op::multiply}}};
     return kLevels;
@@ -174,8 +176,8 @@ class ExpressionParser {
     if (name == "false" || name == "False") return node(Op::literal, column, {}, false);
     if (name == "null" || name == "None") return node(Op::literal, column, {}, nullptr);
     if (take("(")) return call(column, name);
-    if (!valid_parameter_name(name)) expression_error(column, "\"" + name.substr(0, 60) +
-                                                                  "\" is no name of a parameter");
+    if (!valid_parameter_name(name))
+      expression_error(column, "\"" + name.substr(0, 60) + "\" is no name of a parameter");
     into_.names_.insert(name);
     return node(Op::name, column, {}, name);
   }

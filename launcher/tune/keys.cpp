@@ -9,7 +9,7 @@
 namespace dtrain::tune {
 
 std::string shown(const nlohmann::json& value) {
-  const std::string text = printable(wire::dump(value), false);
+  std::string text = printable(wire::dump(value), false);
   if (text.size() <= 60) return text;
   std::size_t end = 60;
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
@@ -43,9 +43,8 @@ void Keys::number(const std::string& key, double& to, double min, double max, bo
   if (number >= min && number <= max && !(above && number == min)) {
     to = number;
   } else {
-    wrong(key, std::string("must be a number ") + (above ? "above " : "from ") +
-                   shown(min) + (above ? " and up to " : " to ") + shown(max) + ", not " +
-                   shown(*value));
+    wrong(key, std::string("must be a number ") + (above ? "above " : "from ") + shown(min) +
+                   (above ? " and up to " : " to ") + shown(max) + ", not " + shown(*value));
   }
 }
 
@@ -57,8 +56,8 @@ void Keys::whole(const std::string& key, int& to, std::int64_t min, std::int64_t
       number <= static_cast<double>(max)) {
     to = static_cast<int>(number);
   } else {
-    wrong(key, "must be a whole number from " + std::to_string(min) + " to " +
-                   std::to_string(max) + ", not " + shown(*value));
+    wrong(key, "must be a whole number from " + std::to_string(min) + " to " + std::to_string(max) +
+                   ", not " + shown(*value));
   }
 }
 
@@ -99,8 +98,8 @@ void Keys::finish() {
   for (const auto& [key, value] : object_->items()) {
     if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
     const auto near = nearest(key, known_);
-    wrong(key, "is not known here", near ? "did you mean \"" + *near + "\"?"
-                                         : "known are " + join(known_, ", "));
+    wrong(key, "is not known here",
+          near ? "did you mean \"" + *near + "\"?" : "known are " + join(known_, ", "));
   }
 }
 

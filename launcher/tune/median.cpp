@@ -64,8 +64,8 @@ Decision MedianStopping::decide(const Measured& report) {
     }
   }
   if (!counts) {
-    return {Action::go_on, "it is in its grace period, up to " + number_text(spec_.grace_period),
-            {}};
+    return {
+        Action::go_on, "it is in its grace period, up to " + number_text(spec_.grace_period), {}};
   }
   if (samples < static_cast<std::size_t>(spec_.min_samples_required)) {
     return {Action::go_on,
@@ -74,9 +74,9 @@ Decision MedianStopping::decide(const Measured& report) {
             {}};
   }
   const bool worse = track.best < score(mode_, median);
-  const std::string best =
-      std::isfinite(track.best) ? number_text(mode_ == Mode::max ? track.best : -track.best)
-                                : "no number";
+  const std::string best = std::isfinite(track.best)
+                               ? number_text(mode_ == Mode::max ? track.best : -track.best)
+                               : "no number";
   return {worse ? Action::stop : Action::go_on,
           "its best, " + best + ", is" + (worse ? "" : " not") + " worse than the median of " +
               std::to_string(samples) + " others, " + number_text(median),

@@ -19,8 +19,8 @@ class MedianStopping : public Scheduler {
   Decision decide(const Measured& report) override;
 
  private:
-  // Trials mostly report at the same times, so the means at a time are kept in order; so many times,
-  // and those further back are computed anew.
+  // Trials mostly report at the same times, so the means at a time are kept in order; so many
+  // times, and those further back are computed anew.
   static constexpr std::size_t kMostLevels = 256;
 
   struct Track {

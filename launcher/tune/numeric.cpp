@@ -77,8 +77,8 @@ double power(double x, double y) noexcept {
   return natural_exp(y * natural_log(x));
 }
 
-// J. F. Hart's 5666, as in G. West, Better approximations to cumulative normal functions (2005), where
-// its relative error is small.
+// J. F. Hart's 5666, as in G. West, Better approximations to cumulative normal functions (2005),
+// where its relative error is small.
 double normal_cdf(double x) noexcept {
   const double z = std::abs(x);
   double tail = 0;  // above z

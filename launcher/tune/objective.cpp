@@ -81,8 +81,8 @@ std::vector<StopCondition> stop_from_json(const nlohmann::json& json, const Path
       }
     }
     if (!number || !std::isfinite(*number)) {
-      problems.add(with(path, metric), "must be a number, or one behind >=, <=, > or <, not " +
-                                           shown(bound));
+      problems.add(with(path, metric),
+                   "must be a number, or one behind >=, <=, > or <, not " + shown(bound));
       continue;
     }
     condition.bound = *number;

@@ -10,10 +10,10 @@
 namespace dtrain::tune {
 namespace {
 
-constexpr std::size_t kFull = 25;  // so many of the newest points have their whole weight
-constexpr double kNarrowest = 100;   // a kernel is not narrower than the range by this,
-constexpr double kNarrowing = 1.2;   // nor by this power of how many there are (Optuna: 1)
-constexpr double kNegligible = 60;   // a logarithm
+constexpr std::size_t kFull = 25;   // so many of the newest points have their whole weight
+constexpr double kNarrowest = 100;  // a kernel is not narrower than the range by this,
+constexpr double kNarrowing = 1.2;  // nor by this power of how many there are (Optuna: 1)
+constexpr double kNegligible = 60;  // a logarithm
 constexpr double kImpossible = -std::numeric_limits<double>::infinity();
 
 // The newest kFull count 1, older ones less, down to 1/n.
@@ -23,9 +23,9 @@ std::vector<double> point_weights(std::size_t n) {
   const std::size_t ramp = n - kFull;
   const double first = 1.0 / static_cast<double>(n);
   for (std::size_t i = 0; i < ramp; ++i) {
-    weights[i] = ramp == 1 ? first
-                           : first + (1 - first) * static_cast<double>(i) /
-                                         static_cast<double>(ramp - 1);
+    weights[i] = ramp == 1
+                     ? first
+                     : first + (1 - first) * static_cast<double>(i) / static_cast<double>(ramp - 1);
   }
   return weights;
 }
@@ -111,8 +111,9 @@ void Parzen::set_widths(Dimension& dimension, const std::vector<double>& places)
   for (std::size_t i = 0; i < n; ++i) {
     const double place = places[order[i]];
     const double left = i > 0 ? place - places[order[i - 1]] : n > 1 ? 0 : place - dimension.low;
-    const double right =
-        i + 1 < n ? places[order[i + 1]] - place : n > 1 ? 0 : dimension.high - place;
+    const double right = i + 1 < n ? places[order[i + 1]] - place
+                         : n > 1   ? 0
+                                   : dimension.high - place;
     dimension.kernels[order[i]] = {place, std::clamp(std::max(left, right), least, range), 0};
   }
   dimension.kernels[n] = {(dimension.low + dimension.high) / 2, range, 0};
@@ -151,8 +152,8 @@ std::vector<double> Parzen::draw(Stream& chance) const {
     place = std::clamp(place, dimension.low, dimension.high);
     if (dimension.step > 0) {
       double value = dimension.logarithmic ? natural_exp(place) : place;
-      value = dimension.least +
-              std::rint((value - dimension.least) / dimension.step) * dimension.step;
+      value =
+          dimension.least + std::rint((value - dimension.least) / dimension.step) * dimension.step;
       value = std::clamp(value, dimension.least, dimension.most);
       place = dimension.logarithmic ? natural_log(value) : value;
     }

@@ -32,14 +32,14 @@ class Parzen {
                        // and the logarithm of the width where there are no steps
   };
   struct Dimension {
-    double low = 0, high = 0;           // of places, half a step beyond the values
-    double step = 0;                    // of values
-    double least = 0, most = 0;         // values
+    double low = 0, high = 0;    // of places, half a step beyond the values
+    double step = 0;             // of values
+    double least = 0, most = 0;  // values
     bool logarithmic = false;
-    std::size_t choices = 0;            // of a choice; 0: it is one of numbers
-    double chosen = 0, other = 0;       // of a choice: the logarithms of a kernel's weights
-    double densest = 0;                 // no kernel has a larger log_density() anywhere
-    std::vector<Kernel> kernels;        // of a choice: `mean` is the index; the last is the prior
+    std::size_t choices = 0;       // of a choice; 0: it is one of numbers
+    double chosen = 0, other = 0;  // of a choice: the logarithms of a kernel's weights
+    double densest = 0;            // no kernel has a larger log_density() anywhere
+    std::vector<Kernel> kernels;   // of a choice: `mean` is the index; the last is the prior
   };
   struct Span {
     double left = 0, right = 0;  // of what is rounded to a place; without steps both are the place
@@ -51,7 +51,7 @@ class Parzen {
   static Span span(const Dimension& dimension, double place);
   static double log_density(const Dimension& dimension, std::size_t kernel, Span span);
 
-  std::vector<double> weights_;      // of the kernels, they add up to 1
+  std::vector<double> weights_;  // of the kernels, they add up to 1
   std::vector<double> log_weights_;
   std::vector<Dimension> dimensions_;
 };

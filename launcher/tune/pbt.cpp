@@ -8,6 +8,8 @@
 namespace dtrain::tune {
 namespace {
 
+constexpr const char* kOthersWait = "; others wait for their turn";
+
 // Another value for a list, and what was done.
 std::pair<nlohmann::json, std::string> explored_choice(const PbtSpec& spec, const Domain& domain,
                                                        const nlohmann::json& value,
@@ -29,9 +31,8 @@ std::pair<nlohmann::json, std::string> explored_number(const PbtSpec& spec, cons
   if (chance.uniform() < spec.resample_probability || !value.is_number()) {
     return {domain.at(chance.uniform()), "resampled"};
   }
-  const double factor =
-      spec.perturbation_factors[static_cast<std::size_t>(
-          chance.below(spec.perturbation_factors.size()))];
+  const double factor = spec.perturbation_factors[static_cast<std::size_t>(
+      chance.below(spec.perturbation_factors.size()))];
   return {domain.nearest_to(value.get<double>() * factor), "* " + number_text(factor)};
 }
 
@@ -124,8 +125,7 @@ Decision Pbt::decide(const Measured& report) {
   }
   if (report.time - member.perturbed < spec_.perturbation_interval) {
     return {Action::go_on,
-            "it is next compared at " +
-                number_text(member.perturbed + spec_.perturbation_interval),
+            "it is next compared at " + number_text(member.perturbed + spec_.perturbation_interval),
             {}};
   }
   member.perturbed = report.time;
@@ -156,12 +156,12 @@ Decision Pbt::decide(const Measured& report) {
     }
   }
   const std::string reason =
-      stands + (rank >= quantile    ? ""
-                : quantile > 0 ? ", and none of the best has a checkpoint yet"
-                               : "");
+      stands + (rank >= quantile ? ""
+                : quantile > 0   ? ", and none of the best has a checkpoint yet"
+                                 : "");
   if (!others_wait()) return {Action::go_on, reason, {}};
   pause(report.trial);
-  return {Action::pause, reason + "; others wait for their turn", {}};
+  return {Action::pause, reason + kOthersWait, {}};
 }
 
 Decision Pbt::exploit(TrialNumber trial, const Measured& report,
@@ -170,11 +170,10 @@ Decision Pbt::exploit(TrialNumber trial, const Measured& report,
   Stream chance(seed_, trial, "pbt donor " + std::to_string(member.perturbations));
   const TrialNumber donor = donors[static_cast<std::size_t>(chance.below(donors.size()))];
   const Member& from = members_.at(donor);
-  Explored explored =
-      pbt_explore(spec_, space_, from.params, seed_, trial, member.perturbations);
+  Explored explored = pbt_explore(spec_, space_, from.params, seed_, trial, member.perturbations);
 
-  Exploitation kept{trial,      report.time,     report.value,    donor,
-                    *from.checkpoint, from.value, explored.params, from.latest};
+  Exploitation kept{trial,      report.time,     report.value, donor, *from.checkpoint,
+                    from.value, explored.params, from.latest};
   record_.push_back(std::move(kept));
   member.latest = record_.size() - 1;
   member.founder = from.founder;
@@ -187,7 +186,7 @@ Decision Pbt::exploit(TrialNumber trial, const Measured& report,
   if (waits) pause(trial);
   return {Action::exploit,
           "and goes on from trial " + std::to_string(donor) + ", whose last value is " +
-              number_text(from.value),
+              number_text(from.value) + (waits ? kOthersWait : ""),
           Exploit{donor, *from.checkpoint, std::move(explored.params), std::move(explored.changes),
                   waits}};
 }

@@ -20,8 +20,8 @@ namespace dtrain::tune {
 // Which trials are the lower and the upper ones of n: how many at each end.
 std::size_t pbt_quantile(std::size_t n, double fraction);
 
-// The donor's parameters, each that mutates resampled or perturbed: a choice moves to a neighbour in
-// its list, a number is multiplied by a factor. What is computed of others is computed anew.
+// The donor's parameters, each that mutates resampled or perturbed: a choice moves to a neighbour
+// in its list, a number is multiplied by a factor. What is computed of others is computed anew.
 struct Explored {
   Params params;
   std::vector<std::string> changes;
@@ -37,7 +37,7 @@ struct Exploitation {
   TrialNumber donor = 0;
   double donor_time = 0;  // of the checkpoint
   double donor_value = 0;
-  Params params;              // from then on
+  Params params;                      // from then on
   std::optional<std::size_t> before;  // of the donor: its own latest one
 };
 nlohmann::json to_json(const Exploitation& each);
@@ -77,7 +77,8 @@ class Pbt : public Scheduler {
     int perturbations = 0;
   };
 
-  Decision exploit(TrialNumber trial, const Measured& report, const std::vector<TrialNumber>& donors);
+  Decision exploit(TrialNumber trial, const Measured& report,
+                   const std::vector<TrialNumber>& donors);
   bool others_wait() const noexcept { return added_ < trials_ || !paused_.empty(); }
   void pause(TrialNumber trial);
 
@@ -87,7 +88,7 @@ class Pbt : public Scheduler {
   std::uint64_t trials_;
   std::uint64_t added_ = 0;
   std::map<TrialNumber, Member> members_;
-  std::vector<Place> ranking_;  // of those that have not ended
+  std::vector<Place> ranking_;                       // of those that have not ended
   std::set<std::pair<double, TrialNumber>> paused_;  // by how far they are
   std::vector<Exploitation> record_;
 };

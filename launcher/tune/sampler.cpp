@@ -111,8 +111,8 @@ SamplerSpec sampler_spec_from_json(const nlohmann::json& json, const SearchSpace
                            " points, not " + shown(*points));
     } else {
       for (std::size_t i = 0; i < points->size(); ++i) {
-        spec.points_to_evaluate.push_back(space.point_from_json(
-            (*points)[i], with(at, "[" + std::to_string(i) + "]"), problems));
+        spec.points_to_evaluate.push_back(
+            space.point_from_json((*points)[i], with(at, "[" + std::to_string(i) + "]"), problems));
       }
     }
   }
@@ -176,10 +176,13 @@ Params Sampler::at_random(TrialNumber trial, const Params& fixed) const {
 std::unique_ptr<Sampler> make_sampler(const SearchSpace& space, const SamplerSpec& spec,
                                       Mode mode) {
   switch (spec.algorithm) {
-    case SamplerAlgorithm::sobol: return std::make_unique<SobolSampler>(space, spec);
-    case SamplerAlgorithm::tpe: return std::make_unique<Tpe>(space, spec, mode);
+    case SamplerAlgorithm::sobol:
+      return std::make_unique<SobolSampler>(space, spec);
+    case SamplerAlgorithm::tpe:
+      return std::make_unique<Tpe>(space, spec, mode);
     case SamplerAlgorithm::random:
-    case SamplerAlgorithm::grid: break;
+    case SamplerAlgorithm::grid:
+      break;
   }
   return std::make_unique<RandomSampler>(space, spec);
 }

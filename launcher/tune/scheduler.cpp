@@ -38,8 +38,8 @@ void read_asha(Keys& keys, AshaSpec& spec) {
   keys.one_of("form", form, {kFormNames.begin(), kFormNames.end()});
   spec.form = static_cast<AshaSpec::Form>(form);
   if (spec.grace_period > spec.max_t) {
-    keys.wrong("grace_period", number_text(spec.grace_period) + " is beyond max_t, " +
-                                   number_text(spec.max_t));
+    keys.wrong("grace_period",
+               number_text(spec.grace_period) + " is beyond max_t, " + number_text(spec.max_t));
   }
   if (spec.reduction_factor < 1.01) {  // a rung each hundredth: a list without an end
     keys.wrong("reduction_factor", "must be 1.01 at least");
@@ -119,8 +119,7 @@ void read_pbt(Keys& keys, const SearchSpace& space, PbtSpec& spec) {
 
 void read_schedule(Keys& keys, const SearchSpace& space, std::vector<ScheduleStep>& schedule) {
   const nlohmann::json* steps = keys.find("schedule");
-  if (!steps || !steps->is_array() || steps->empty() ||
-      steps->size() > SchedulerSpec::kMostSteps) {
+  if (!steps || !steps->is_array() || steps->empty() || steps->size() > SchedulerSpec::kMostSteps) {
     keys.wrong("schedule", "must be a list of {time, params}, as a search by pbt keeps it");
     return;
   }
@@ -134,9 +133,9 @@ void read_schedule(Keys& keys, const SearchSpace& space, std::vector<ScheduleSte
     last = read.time;
     if (const nlohmann::json* params = step.find("params"); params && params->is_object()) {
       for (const auto& [name, value] : params->items()) {
-        if (!space.find(name)) step.wrong("params", "there is no parameter \"" +
-                                                        printable(name.substr(0, 60), false) +
-                                                        "\" in the space");
+        if (!space.find(name))
+          step.wrong("params", "there is no parameter \"" + printable(name.substr(0, 60), false) +
+                                   "\" in the space");
         read.params[name] = value;
       }
     } else {
@@ -172,14 +171,21 @@ SchedulerSpec scheduler_spec_from_json(const nlohmann::json& json, const SearchS
   spec.algorithm = static_cast<SchedulerAlgorithm>(algorithm);
   keys.text("time_attr", spec.time_attr);
   switch (spec.algorithm) {
-    case SchedulerAlgorithm::fifo: break;
-    case SchedulerAlgorithm::asha: read_asha(keys, spec.asha); break;
+    case SchedulerAlgorithm::fifo:
+      break;
+    case SchedulerAlgorithm::asha:
+      read_asha(keys, spec.asha);
+      break;
     case SchedulerAlgorithm::median_stopping:
       keys.number("grace_period", spec.median.grace_period, 0, kMostTime);
       keys.whole("min_samples_required", spec.median.min_samples_required, 1, 1'000'000);
       break;
-    case SchedulerAlgorithm::pbt: read_pbt(keys, space, spec.pbt); break;
-    case SchedulerAlgorithm::pbt_replay: read_schedule(keys, space, spec.schedule); break;
+    case SchedulerAlgorithm::pbt:
+      read_pbt(keys, space, spec.pbt);
+      break;
+    case SchedulerAlgorithm::pbt_replay:
+      read_schedule(keys, space, spec.schedule);
+      break;
   }
   keys.finish();
   return spec;
@@ -190,7 +196,8 @@ nlohmann::json to_json(const SchedulerSpec& spec) {
   object["algorithm"] = to_string(spec.algorithm);
   object["time_attr"] = spec.time_attr;
   switch (spec.algorithm) {
-    case SchedulerAlgorithm::fifo: break;
+    case SchedulerAlgorithm::fifo:
+      break;
     case SchedulerAlgorithm::asha:
       object["max_t"] = spec.asha.max_t;
       object["grace_period"] = spec.asha.grace_period;
@@ -253,15 +260,19 @@ void Scheduler::ended(TrialNumber trial) {
 std::unique_ptr<Scheduler> make_scheduler(const SchedulerSpec& spec, const SearchSpace& space,
                                           Mode mode, std::uint64_t seed, std::uint64_t trials) {
   switch (spec.algorithm) {
-    case SchedulerAlgorithm::fifo: break;
+    case SchedulerAlgorithm::fifo:
+      break;
     case SchedulerAlgorithm::asha:
       if (spec.asha.form == AshaSpec::Form::promote) {
         return std::make_unique<AshaPromoting>(spec.asha, mode, seed);
       }
       return std::make_unique<AshaStopping>(spec.asha, mode, seed);
-    case SchedulerAlgorithm::median_stopping: return std::make_unique<MedianStopping>(spec.median, mode);
-    case SchedulerAlgorithm::pbt: return std::make_unique<Pbt>(spec.pbt, space, mode, seed, trials);
-    case SchedulerAlgorithm::pbt_replay: return std::make_unique<PbtReplay>(spec.schedule, mode);
+    case SchedulerAlgorithm::median_stopping:
+      return std::make_unique<MedianStopping>(spec.median, mode);
+    case SchedulerAlgorithm::pbt:
+      return std::make_unique<Pbt>(spec.pbt, space, mode, seed, trials);
+    case SchedulerAlgorithm::pbt_replay:
+      return std::make_unique<PbtReplay>(spec.schedule, mode);
   }
   return std::make_unique<Fifo>(mode);
 }

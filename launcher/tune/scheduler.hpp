@@ -88,7 +88,7 @@ struct Exploit {
   double time = 0;        // the time of that checkpoint, from which the trial goes on
   Params params;          // the trial's from now on
   std::vector<std::string> changes;  // for people: "lr: 0.1 * 0.8 = 0.08"
-  bool waits = false;     // it gives its place back too, and waits for resume()
+  bool waits = false;                // it gives its place back too, and waits for resume()
 };
 
 struct Decision {

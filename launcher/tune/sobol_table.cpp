@@ -1,22 +1,39 @@
 #include "launcher/tune/sobol.hpp"
 
-// The first rows of new-joe-kuo-6, as SciPy 1.17.1 has them; printed by
-// `tests/launcher/tune/record.py sobol_table`.
+// The first rows of the direction numbers new-joe-kuo-6 (S. Joe and F. Y. Kuo, Constructing Sobol
+// sequences with better two-dimensional projections, SIAM J. Sci. Comput. 30, 2008), out of SciPy
+// 1.17.1; printed by `tests/launcher/tune/record.py sobol_table`. SciPy's licence:
 //
-// Copyright (c) 2008, Frances Y. Kuo and Stephen Joe. All rights reserved.
-// Redistribution and use in source and binary forms, with or without modification, are permitted
-// provided that the following conditions are met: redistributions of source code must retain the
-// above copyright notice, this list of conditions and the following disclaimer; redistributions in
-// binary form must reproduce them in the documentation and/or other materials provided with the
-// distribution; neither the names of the copyright holders nor the names of the University of New
-// South Wales and the University of Waikato and its contributors may be used to endorse or promote
-// products derived from this software without specific prior written permission.
-// THIS SOFTWARE IS PROVIDED BY THE COPYRIGHT HOLDERS "AS IS" AND ANY EXPRESS OR IMPLIED WARRANTIES
-// ARE DISCLAIMED. IN NO EVENT SHALL THE COPYRIGHT HOLDERS BE LIABLE FOR ANY DAMAGES ARISING IN ANY
-// WAY OUT OF THE USE OF THIS SOFTWARE.
+// Copyright (c) 2001-2002 Enthought, Inc. 2003, SciPy Developers.
+// All rights reserved.
 //
-// S. Joe and F. Y. Kuo, Constructing Sobol sequences with better two-dimensional projections,
-// SIAM J. Sci. Comput. 30 (2008).
+// Redistribution and use in source and binary forms, with or without
+// modification, are permitted provided that the following conditions
+// are met:
+//
+// 1. Redistributions of source code must retain the above copyright
+//    notice, this list of conditions and the following disclaimer.
+//
+// 2. Redistributions in binary form must reproduce the above
+//    copyright notice, this list of conditions and the following
+//    disclaimer in the documentation and/or other materials provided
+//    with the distribution.
+//
+// 3. Neither the name of the copyright holder nor the names of its
+//    contributors may be used to endorse or promote products derived
+//    from this software without specific prior written permission.
+//
+// THIS SOFTWARE IS PROVIDED BY THE COPYRIGHT HOLDERS AND CONTRIBUTORS
+// "AS IS" AND ANY EXPRESS OR IMPLIED WARRANTIES, INCLUDING, BUT NOT
+// LIMITED TO, THE IMPLIED WARRANTIES OF MERCHANTABILITY AND FITNESS FOR
+// A PARTICULAR PURPOSE ARE DISCLAIMED. IN NO EVENT SHALL THE COPYRIGHT
+// OWNER OR CONTRIBUTORS BE LIABLE FOR ANY DIRECT, INDIRECT, INCIDENTAL,
+// SPECIAL, EXEMPLARY, OR CONSEQUENTIAL DAMAGES (INCLUDING, BUT NOT
+// LIMITED TO, PROCUREMENT OF SUBSTITUTE GOODS OR SERVICES; LOSS OF USE,
+// DATA, OR PROFITS; OR BUSINESS INTERRUPTION) HOWEVER CAUSED AND ON ANY
+// THEORY OF LIABILITY, WHETHER IN CONTRACT, STRICT LIABILITY, OR TORT
+// (INCLUDING NEGLIGENCE OR OTHERWISE) ARISING IN ANY WAY OUT OF THE USE
+// OF THIS SOFTWARE, EVEN IF ADVISED OF THE POSSIBILITY OF SUCH DAMAGE.
 namespace dtrain::tune {
 
 // clang-format off

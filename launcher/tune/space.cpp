@@ -15,22 +15,21 @@ bool there(const Parameter& parameter, const Params& params) {
     const auto found = params.find(name);
     return found == params.end() ? nullptr : &found->second;
   };
-  return std::all_of(
-      parameter.when.begin(), parameter.when.end(), [&](const Condition& condition) {
-        for (const auto& [name, values] : condition.values) {
-          const nlohmann::json* value = look(name);
-          if (!value || std::find(values.begin(), values.end(), *value) == values.end()) {
-            return false;
-          }
-        }
-        if (!condition.expression) return true;
-        const auto& names = condition.expression->names();
-        if (std::any_of(names.begin(), names.end(),
-                        [&](const std::string& name) { return !look(name); })) {
-          return false;
-        }
-        return condition.expression->holds(look, none);
-      });
+  return std::all_of(parameter.when.begin(), parameter.when.end(), [&](const Condition& condition) {
+    for (const auto& [name, values] : condition.values) {
+      const nlohmann::json* value = look(name);
+      if (!value || std::find(values.begin(), values.end(), *value) == values.end()) {
+        return false;
+      }
+    }
+    if (!condition.expression) return true;
+    const auto& names = condition.expression->names();
+    if (std::any_of(names.begin(), names.end(),
+                    [&](const std::string& name) { return !look(name); })) {
+      return false;
+    }
+    return condition.expression->holds(look, none);
+  });
 }
 
 void flatten(const SearchSpace& space, const nlohmann::json& json, const std::string& prefix,
@@ -129,8 +128,7 @@ Params SearchSpace::point_from_json(const nlohmann::json& json, const Path& path
   for (const auto& [name, value] : params) {
     const Domain& domain = find(name)->domain;
     if (domain.kind != Domain::Kind::sample_from && !domain.position(value)) {
-      problems.add(with(path, name),
-                   shown(value) + " is not of " + shown(tune::to_json(domain)));
+      problems.add(with(path, name), shown(value) + " is not of " + shown(tune::to_json(domain)));
     }
   }
   for (const std::size_t each : grid_parameters_) {

@@ -64,9 +64,9 @@ class SearchSpace {
   std::uint64_t grid_size() const noexcept { return grid_.empty() ? 1 : grid_.size(); }
   Params grid_point(std::uint64_t index) const;
 
-  // The parameters of one trial. `fixed` are as given where they are there at all; `choose` is asked
-  // for each other sampled one that is, in the order of parameters(). Throws Error(invalid) that
-  // names the parameter if an expression fails.
+  // The parameters of one trial. `fixed` are as given where they are there at all; `choose` is
+  // asked for each other sampled one that is, in the order of parameters(). Throws Error(invalid)
+  // that names the parameter if an expression fails.
   using Choose = std::function<nlohmann::json(const Parameter&, const Params& so_far)>;
   Params fill(const Params& fixed, std::uint64_t seed, std::uint64_t trial,
               const Choose& choose) const;

@@ -36,9 +36,7 @@ class SpaceReader {
 
   void read(const nlohmann::json& json, const Path& path) {
     const std::size_t before = problems_.list().size();
-    const auto fine = [&] {
-      return problems_.list().size() == before && before < Problems::kMost;
-    };
+    const auto fine = [&] { return problems_.list().size() == before && before < Problems::kMost; };
     read_object(json, "", path, {}, 0);
     if (fine()) check_names();
     if (fine()) order(path);
@@ -93,13 +91,12 @@ class SpaceReader {
     }
     if (kinds.empty()) {
       const std::vector<std::string> names = domain_names();
-      const auto near = others.size() == 1 && json[others[0]].is_array()
-                            ? nearest(others[0], names)
-                            : std::nullopt;
+      const auto near = others.size() == 1 && json[others[0]].is_array() ? nearest(others[0], names)
+                                                                         : std::nullopt;
       if (others.empty() || near) {
-        problems_.add(path, others.empty() ? "is empty" : "\"" + others[0] + "\" is not known here",
-                      near ? "did you mean \"" + *near + "\"?"
-                           : "domains are " + join(names, ", "));
+        problems_.add(
+            path, others.empty() ? "is empty" : "\"" + others[0] + "\" is not known here",
+            near ? "did you mean \"" + *near + "\"?" : "domains are " + join(names, ", "));
       } else {
         read_object(json, name, path, std::move(when), depth + 1);
       }
@@ -148,8 +145,8 @@ class SpaceReader {
         }
       }
     } else {
-      problems_.add(path, "must be {parameter: value or values} or an expression, not " +
-                              shown(json));
+      problems_.add(path,
+                    "must be {parameter: value or values} or an expression, not " + shown(json));
     }
     when.push_back(std::move(condition));
   }
@@ -158,8 +155,8 @@ class SpaceReader {
            const Path& path) {
     if (space_.parameters_.size() == SearchSpace::kMostParameters) {
       if (!full_) {
-        problems_.add(path, "a space has at most " +
-                                std::to_string(SearchSpace::kMostParameters) + " parameters");
+        problems_.add(path, "a space has at most " + std::to_string(SearchSpace::kMostParameters) +
+                                " parameters");
       }
       full_ = true;
       return;
@@ -204,7 +201,7 @@ class SpaceReader {
   // Behind what they need, else by name; what is left over needs itself.
   void order(const Path& path) {
     std::map<std::string, Parameter> waiting;
-    std::map<std::string, std::size_t> missing;              // how many it needs yet
+    std::map<std::string, std::size_t> missing;               // how many it needs yet
     std::map<std::string, std::vector<std::string>> needers;  // who needs it
     std::set<std::string> ready;
     for (Parameter& parameter : space_.parameters_) {
@@ -280,9 +277,8 @@ class SpaceReader {
     const Domain::Kind kind = parameter.domain.kind;
     if (kind != Domain::Kind::grid_search && kind != Domain::Kind::constant) return false;
     const std::set<std::string> names = needed(parameter);
-    return std::all_of(names.begin(), names.end(), [&](const std::string& name) {
-      return decided(*space_.find(name));
-    });
+    return std::all_of(names.begin(), names.end(),
+                       [&](const std::string& name) { return decided(*space_.find(name)); });
   }
 
   // Whether some parameter that is not there has another value than its first.

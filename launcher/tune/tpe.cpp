@@ -92,9 +92,9 @@ Params Tpe::sample(TrialNumber trial, std::uint64_t, const Params& fixed) const 
     const Group& group = groups_.at(parameter.group);
     const auto [found, fresh] = picked.try_emplace(parameter.group);
     if (fresh) found->second = best(trial, group, below, above);
-    const auto place = std::find(group.dimensions.begin(), group.dimensions.end(),
-                                 dimension_.at(parameter.name)) -
-                       group.dimensions.begin();
+    const auto place =
+        std::find(group.dimensions.begin(), group.dimensions.end(), dimension_.at(parameter.name)) -
+        group.dimensions.begin();
     return kernel_value(parameter.domain, found->second[static_cast<std::size_t>(place)]);
   });
 }

@@ -14,13 +14,14 @@ namespace dtrain::tune {
 // The tree-structured Parzen estimator (Bergstra et al., Algorithms for hyper-parameter
 // optimization, NIPS 2011; Watanabe, arXiv 2304.11127), multivariate, with the defaults of Optuna
 // 5.0.0's TPESampler (optuna/samplers/_tpe): trials are split into the best 10 % (25 at most) and
-// the rest, each is a mixture of truncated normal and categorical kernels over whole points, and the
-// candidate of the first that is likeliest under it against the second is taken.
+// the rest, each is a mixture of truncated normal and categorical kernels over whole points, and
+// the candidate of the first that is likeliest under it against the second is taken.
 //
 // Parameters with the same conditions are one group and picked together, from the trials that had
-// that group; Optuna finds such groups by looking at trials (`group=True`), here the space says them.
-// Two figures are other ones, each seen to find more on other seeds than the tests': 64 candidates,
-// not 24, since they cost little here; and kernels may be somewhat narrower, see parzen.cpp.
+// that group; Optuna finds such groups by looking at trials (`group=True`), here the space says
+// them. Two figures are other ones, each seen to find more on other seeds than the tests': 64
+// candidates, not 24, since they cost little here; and kernels may be somewhat narrower, see
+// parzen.cpp.
 //
 // A suggestion looks at the kMostAbove newest of the rest, so that it costs the same at the ten
 // thousandth trial as at the thousandth.
@@ -61,8 +62,8 @@ class Tpe : public Sampler {
                            const std::vector<std::size_t>& above) const;
 
   Mode mode_;
-  std::vector<Parameter> parameters_;          // a dimension each
-  std::map<std::string, Group> groups_;        // by Parameter::group
+  std::vector<Parameter> parameters_;    // a dimension each
+  std::map<std::string, Group> groups_;  // by Parameter::group
   std::map<std::string, std::size_t> dimension_;
   std::vector<Entry> entries_;
   std::map<TrialNumber, std::size_t> entry_of_;

@@ -14,8 +14,8 @@ TEST_CASE("the functions are those of mathematics") {
     const double x = i * 0.1 + 0.013;
     worst_exp = std::max(worst_exp, std::abs(natural_exp(x) / std::exp(x) - 1));
     const double y = std::exp(x);
-    worst_log = std::max(worst_log, std::abs(natural_log(y) - std::log(y)) /
-                                        std::max(1.0, std::abs(std::log(y))));
+    worst_log = std::max(
+        worst_log, std::abs(natural_log(y) - std::log(y)) / std::max(1.0, std::abs(std::log(y))));
     const double z = i * 0.001;
     const double cdf = std::erfc(-z / std::sqrt(2)) / 2;
     worst_cdf = std::max(worst_cdf, std::abs(normal_cdf(z) / cdf - 1));

@@ -46,6 +46,7 @@ TEST_CASE("stop conditions") {
   CHECK(objective_from_json("loss", "max", {}, none).mode == Mode::max);
   CHECK(none.empty());
   objective_from_json(nullptr, "most", {}, none);
-  CHECK(lines(none) == "metric: the metric's name is wanted, as trials report it\n"
-                       "mode: must be min or max, not \"most\"\n");
+  CHECK(lines(none) ==
+        "metric: the metric's name is wanted, as trials report it\n"
+        "mode: must be min or max, not \"most\"\n");
 }

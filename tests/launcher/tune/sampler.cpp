@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <set>
 
 #include "launcher/core/error.hpp"
 #include "launcher/tune/sobol.hpp"
@@ -159,12 +160,11 @@ TEST_CASE("TPE finds at least as good values as Optuna") {
     REQUIRE(theirs.size() == 30);
     std::vector<double> ours;
     for (std::uint64_t seed = 0; seed < 30; ++seed) {
-      ours.push_back(
-          best_found(function, R"("tpe")", seed, data["trials"].get<std::uint64_t>()));
+      ours.push_back(best_found(function, R"("tpe")", seed, data["trials"].get<std::uint64_t>()));
     }
     const Better optuna = better(theirs, ours);
-    MESSAGE(std::string(function.name) << ": P(Optuna better) " << optuna.estimate << ", at most "
-                          << optuna.bound);
+    MESSAGE(std::string(function.name)
+            << ": P(Optuna better) " << optuna.estimate << ", at most " << optuna.bound);
     CHECK(optuna.bound < 0.65);
   }
 }
@@ -231,8 +231,8 @@ TEST_CASE("TPE learns from an earlier search, and passes over what does not fit"
 
 TEST_CASE("the ten thousandth suggestion is as quick as the thousandth") {
   const SearchSpace space = space_of(functions()[1].space);
-  const auto sampler = make_sampler(space, sampler_spec(R"({"algorithm": "tpe", "seed": 1})", space),
-                                    Mode::min);
+  const auto sampler =
+      make_sampler(space, sampler_spec(R"({"algorithm": "tpe", "seed": 1})", space), Mode::min);
   const auto random = make_sampler(space, sampler_spec(R"({"seed": 1})", space), Mode::min);
   const auto seconds_for = [&](TrialNumber trial) {
     double least = 1e9;  // of several: others have the processor too
@@ -255,4 +255,119 @@ TEST_CASE("the ten thousandth suggestion is as quick as the thousandth") {
   MESSAGE("a suggestion takes " << early * 1e3 << " ms after 1,100 trials, " << late * 1e3
                                 << " ms after 10,000");
   CHECK(late < 5 * early + 0.02);
+}
+
+// As a head does it: what was told is kept, and after a crash told again.
+TEST_CASE("a search that is told again what it was told goes on the same") {
+  const SearchSpace space = space_of(R"({"x": {"uniform": [0, 1]}, "y": {"loguniform": [1e-3, 1]},
+    "kind": {"choice": ["a", "b"]}, "z": {"randint": [0, 9], "when": {"kind": "b"}}})");
+  struct Told {
+    enum { started, reported, checkpointed, ended, resumed } what;
+    TrialNumber trial;
+    Params params;
+    double time;
+    double value;
+    bool stopped;
+  };
+  struct Search {
+    std::unique_ptr<Sampler> sampler;
+    std::unique_ptr<Scheduler> scheduler;
+    std::vector<Told> told;
+
+    std::string tell(const Told& event) {
+      told.push_back(event);
+      switch (event.what) {
+        case Told::started:
+          sampler->started(event.trial, event.params);
+          scheduler->added(event.trial, event.params);
+          return "";
+        case Told::reported: {
+          const Decision decision = scheduler->reported({event.trial, event.time, event.value});
+          return std::string(to_string(decision.action)) + ": " + decision.reason +
+                 (decision.exploit ? nlohmann::json(decision.exploit->params).dump() : "");
+        }
+        case Told::checkpointed:
+          scheduler->checkpointed(event.trial, event.time);
+          return "";
+        case Told::ended:
+          sampler->ended(event.trial,
+                         {event.stopped ? Outcome::State::stopped : Outcome::State::complete,
+                          event.value, event.time});
+          scheduler->ended(event.trial);
+          return "";
+        case Told::resumed: {
+          const auto next = scheduler->resume();
+          return next ? std::to_string(next->trial) + " " + next->reason : "none";
+        }
+      }
+      return "";
+    }
+  };
+  for (const char* scheduling :
+       {R"({"algorithm": "asha", "max_t": 9, "reduction_factor": 3, "brackets": 2})",
+        R"({"algorithm": "asha", "max_t": 9, "reduction_factor": 3, "form": "promote"})",
+        R"({"algorithm": "median_stopping"})",
+        R"({"algorithm": "pbt", "perturbation_interval": 2})"}) {
+    CAPTURE(std::string(scheduling));
+    const auto fresh = [&] {
+      return Search{
+          make_sampler(space, sampler_spec(R"({"algorithm": "tpe", "seed": 4})", space), Mode::max),
+          scheduler_of(scheduling, Mode::max, space, 40),
+          {}};
+    };
+    Search search = fresh();
+    Stream world(8, 8, "world");
+    std::map<TrialNumber, double> at;  // of those that run
+    std::set<TrialNumber> paused;
+    TrialNumber next = 0;
+    std::size_t crashes = 0;
+    for (int step = 0; step < 600; ++step) {
+      if (world.below(12) == 0) {  // kill -9
+        Search again = fresh();
+        for (const Told& event : std::vector<Told>(search.told)) again.tell(event);
+        CHECK(again.sampler->suggest(next) == search.sampler->suggest(next));
+        CHECK(again.scheduler->state() == search.scheduler->state());
+        // What both are told from here on, they answer alike.
+        Search other = fresh();
+        for (const Told& event : std::vector<Told>(search.told)) other.tell(event);
+        for (const auto& [trial, time] : at) {
+          const Told event{Told::reported, trial, {}, time + 1, world.uniform(), false};
+          CHECK(again.tell(event) == other.tell(event));
+        }
+        search = fresh();
+        const std::vector<Told> all(other.told.begin(),
+                                    other.told.end() - static_cast<long>(at.size()));
+        for (const Told& event : all) search.tell(event);
+        ++crashes;
+      }
+      if (at.size() < 4) {
+        const std::string resumed = search.tell({Told::resumed, 0, {}, 0, 0, false});
+        if (resumed != "none") {
+          const TrialNumber trial = std::stoull(resumed);
+          REQUIRE(paused.erase(trial) == 1);
+          at[trial] = 0;  // it goes on from somewhere: it reports again what is known
+        } else if (next < 40) {
+          search.tell({Told::started, next, search.sampler->suggest(next), 0, 0, false});
+          at[next++] = 0;
+        }
+      }
+      if (at.empty()) break;
+      auto running = at.begin();
+      std::advance(running, static_cast<long>(world.below(at.size())));
+      const TrialNumber trial = running->first;
+      const double time = ++running->second;
+      if (world.below(2) == 0) search.tell({Told::checkpointed, trial, {}, time, 0, false});
+      const double value = world.uniform();
+      const std::string answer = search.tell({Told::reported, trial, {}, time, value, false});
+      if (answer.starts_with("pause") || answer.find("others wait") != std::string::npos) {
+        paused.insert(trial);
+        at.erase(running);
+      } else if (answer.starts_with("stop") || time >= 12) {
+        search.tell({Told::ended, trial, {}, time, value, answer.starts_with("stop")});
+        at.erase(running);
+      }
+    }
+    CHECK(next > 10);
+    CHECK(crashes > 5);
+  }
 }

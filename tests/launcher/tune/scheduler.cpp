@@ -1,6 +1,7 @@
 #include "launcher/tune/scheduler.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <set>
 
@@ -15,7 +16,8 @@ using namespace dtrain::tune::test;
 
 namespace {
 
-const char* const kPbtSpace = R"({"lr": {"loguniform": [1e-4, 1]}, "batch": {"choice": [16, 32, 64]},
+const char* const kPbtSpace =
+    R"({"lr": {"loguniform": [1e-4, 1]}, "batch": {"choice": [16, 32, 64]},
   "layers": {"randint": [1, 9]}, "half": {"sample_from": "lr / 2"}, "epochs": 10})";
 
 Params pbt_params(double lr) {
@@ -62,8 +64,8 @@ TEST_CASE("ASHA's rungs and decisions are Ray's") {
 }
 
 TEST_CASE("ASHA stops what is not among the best of its rung, and says why") {
-  const auto asha = scheduler_of(R"({"algorithm": "asha", "max_t": 9, "reduction_factor": 3})",
-                                 Mode::max);
+  const auto asha =
+      scheduler_of(R"({"algorithm": "asha", "max_t": 9, "reduction_factor": 3})", Mode::max);
   for (TrialNumber trial = 0; trial < 5; ++trial) asha->added(trial, {});
   CHECK(asha->reported({0, 1, 0.5}).reason == "rung 1: it is the first there");
   CHECK(asha->reported({1, 1, 0.9}).action == Action::go_on);
@@ -158,8 +160,7 @@ TEST_CASE("median stopping decides as Ray's") {
     nlohmann::json spec = {{"algorithm", "median_stopping"}};
     spec["grace_period"] = each["grace_period"];
     spec["min_samples_required"] = each["min_samples_required"];
-    const auto rule =
-        scheduler_of(spec.dump(), each["mode"] == "max" ? Mode::max : Mode::min);
+    const auto rule = scheduler_of(spec.dump(), each["mode"] == "max" ? Mode::max : Mode::min);
     std::size_t wrong = 0;
     std::set<TrialNumber> there;
     for (const nlohmann::json& report : each["reports"]) {
@@ -224,9 +225,8 @@ TEST_CASE("median stopping with more times than it keeps in order") {
     double best = -INFINITY;
     for (const auto& [time, of] : all[trial]) best = std::max(best, of);
     const std::size_t half = means.size() / 2;
-    const bool stop =
-        means.size() >= 3 &&
-        best < (means.size() % 2 ? means[half] : (means[half - 1] + means[half]) / 2);
+    const bool stop = means.size() >= 3 &&
+                      best < (means.size() % 2 ? means[half] : (means[half - 1] + means[half]) / 2);
     REQUIRE((rule->reported({trial, at[trial], value}).action == Action::stop) == stop);
     stops += stop ? 1 : 0;
   }
@@ -242,8 +242,7 @@ TEST_CASE("PBT's worst and best are Ray's") {
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
     std::stable_sort(order.begin(), order.end(),
                      [&](std::size_t a, std::size_t b) { return scores[a] < scores[b]; });
-    const std::size_t count =
-        pbt_quantile(scores.size(), each["quantile_fraction"].get<double>());
+    const std::size_t count = pbt_quantile(scores.size(), each["quantile_fraction"].get<double>());
     CHECK(std::vector<std::size_t>(order.begin(), order.begin() + static_cast<long>(count)) ==
           each["lower"].get<std::vector<std::size_t>>());
     CHECK(std::vector<std::size_t>(order.end() - static_cast<long>(count), order.end()) ==
@@ -362,8 +361,8 @@ TEST_CASE("PBT copies the best to the worst, and its record can be run again") {
 
 TEST_CASE("PBT gives each its turn where there are more trials than places") {
   const SearchSpace space = space_of(kPbtSpace);
-  const auto pbt = scheduler_of(R"({"algorithm": "pbt", "perturbation_interval": 1})", Mode::max,
-                                space, 3);
+  const auto pbt =
+      scheduler_of(R"({"algorithm": "pbt", "perturbation_interval": 1})", Mode::max, space, 3);
   pbt->added(0, pbt_params(0.1));
   CHECK_FALSE(pbt->resume());
   CHECK(pbt->reported({0, 1, 1}).reason == "it is 1. of 1; others wait for their turn");
@@ -390,23 +389,26 @@ TEST_CASE("what a scheduler says is read, with all that is wrong") {
         "\"hyperband\"\n");
   CHECK(scheduler_problems(R"({"algorithm": "asha", "max_t": 3, "grace_period": 5,
       "reduction_factor": 1, "brackets": 0, "form": "promote", "stop_last_trials": false,
-      "reduction": 3})", space) ==
+      "reduction": 3})",
+                           space) ==
         "scheduler.reduction_factor: must be a number above 1.0 and up to 1000000.0, not 1\n"
         "scheduler.brackets: must be a whole number from 1 to 32, not 0\n"
         "scheduler.grace_period: 5 is beyond max_t, 3\n"
         "scheduler.stop_last_trials: can be false for form: stop alone\n"
         "scheduler.reduction: is not known here\n");
-  CHECK(scheduler_problems(R"({"algorithm": "pbt", "quantile_fraction": 0.6,
+  CHECK(
+      scheduler_problems(R"({"algorithm": "pbt", "quantile_fraction": 0.6,
       "perturbation_factors": [0], "hyperparam_mutations": {"lr": 3, "twice": [1, 2], "x": [1]}})",
-                           space) ==
-        "scheduler.quantile_fraction: must be a number from 0.0 to 0.5, not 0.6\n"
-        "scheduler.perturbation_factors: must be a list of numbers above 0, not [0]\n"
-        "scheduler.hyperparam_mutations.lr: must be a list or a domain, not 3\n"
-        "scheduler.hyperparam_mutations.lr: must be a list or a domain that is sampled, not 3\n"
-        "scheduler.hyperparam_mutations.twice: is computed of others, which can mutate in its place\n"
-        "scheduler.hyperparam_mutations.x: is no parameter of the space\n");
+                         space) ==
+      "scheduler.quantile_fraction: must be a number from 0.0 to 0.5, not 0.6\n"
+      "scheduler.perturbation_factors: must be a list of numbers above 0, not [0]\n"
+      "scheduler.hyperparam_mutations.lr: must be a list or a domain, not 3\n"
+      "scheduler.hyperparam_mutations.lr: must be a list or a domain that is sampled, not 3\n"
+      "scheduler.hyperparam_mutations.twice: is computed of others, which can mutate in its place\n"
+      "scheduler.hyperparam_mutations.x: is no parameter of the space\n");
   CHECK(scheduler_problems(R"({"algorithm": "pbt_replay", "schedule": [{"time": 3, "params": {}},
-      {"time": 2, "params": {"y": 1}}]})", space) ==
+      {"time": 2, "params": {"y": 1}}]})",
+                           space) ==
         "scheduler.schedule[1].time: is before that of the step before it\n"
         "scheduler.schedule[1].params: there is no parameter \"y\" in the space\n");
   for (const char* json : {R"("asha")", R"("pbt")", R"("median_stopping")", R"("fifo")",
@@ -414,9 +416,33 @@ TEST_CASE("what a scheduler says is read, with all that is wrong") {
     Problems problems;
     const auto spec = scheduler_spec_from_json(nlohmann::json::parse(json), space_of(space),
                                                {"scheduler"}, problems);
-    const auto again = scheduler_spec_from_json(to_json(spec), space_of(space), {"scheduler"},
-                                                problems);
+    const auto again =
+        scheduler_spec_from_json(to_json(spec), space_of(space), {"scheduler"}, problems);
     CHECK(problems.empty());
     CHECK(to_json(again) == to_json(spec));
+  }
+}
+
+TEST_CASE("ten thousand trials: a report costs little") {
+  const SearchSpace space = space_of(kPbtSpace);
+  for (const char* json : {R"({"algorithm": "asha", "max_t": 1000})",
+                           R"({"algorithm": "asha", "max_t": 1000, "form": "promote"})",
+                           R"({"algorithm": "median_stopping"})",
+                           R"({"algorithm": "pbt", "perturbation_interval": 1})"}) {
+    const auto scheduler = scheduler_of(json, Mode::max, space, 10'000);
+    for (TrialNumber trial = 0; trial < 10'000; ++trial) scheduler->added(trial, pbt_params(0.1));
+    const auto start = std::chrono::steady_clock::now();
+    std::size_t reports = 0;
+    for (double time = 1; time <= 5; ++time) {
+      for (TrialNumber trial = 0; trial < 10'000; ++trial) {
+        scheduler->reported({trial, time, Stream(1, trial, "value").uniform() + time});
+        if (trial % 2 == 0) scheduler->checkpointed(trial, time);
+        ++reports;
+      }
+    }
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
+    const double each = took.count() / static_cast<double>(reports);
+    MESSAGE(std::string(json) << ": " << each << " us a report");
+    CHECK(each < 1000);
   }
 }

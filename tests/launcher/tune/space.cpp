@@ -134,8 +134,9 @@ TEST_CASE("all that is wrong with a space is said at once") {
   CHECK(problems_of_space(R"([1])") == "space: must be an object of parameters, not [1]\n");
   CHECK(problems_of_space(R"({"layers": 3, "a": {"sample_from": "layer * 2"}})") ==
         "space.a: there is no parameter \"layer\"\n");
-  CHECK(problems_of_space(R"({"a": {"sample_from": "b"}, "b": {"sample_from": "c + a"}, "c": 1})") ==
-        "space: parameters that need each other: a, b, a\n");
+  CHECK(
+      problems_of_space(R"({"a": {"sample_from": "b"}, "b": {"sample_from": "c + a"}, "c": 1})") ==
+      "space: parameters that need each other: a, b, a\n");
   CHECK(problems_of_space(R"({"a": {"uniform": [0, 1], "when": "a > 1"}})") ==
         "space: parameters that need each other: a, a\n");
   CHECK(problems_of_space(R"({"a": {"b": 1}, "a.b": 2})") ==
@@ -171,12 +172,12 @@ TEST_CASE("given points are checked against the space") {
   Problems problems;
   CHECK(space.point_from_json(
             nlohmann::json::parse(R"({"model": {"layers": 3}, "lr": 0.01, "g": 2, "q": 0.3})"),
-            {"points_to_evaluate", "[0]"}, problems) ==
-        Params{{"g", 2}, {"lr", 0.01}, {"model.layers", 3}, {"q", 0.3}});
+            {"points_to_evaluate", "[0]"},
+            problems) == Params{{"g", 2}, {"lr", 0.01}, {"model.layers", 3}, {"q", 0.3}});
   CHECK(problems.empty());
-  space.point_from_json(nlohmann::json::parse(
-                            R"({"model.layers": 9, "lr": 1, "epochs": 11, "layer": 3, "q": 0.25})"),
-                        {"points_to_evaluate", "[1]"}, problems);
+  space.point_from_json(
+      nlohmann::json::parse(R"({"model.layers": 9, "lr": 1, "epochs": 11, "layer": 3, "q": 0.25})"),
+      {"points_to_evaluate", "[1]"}, problems);
   CHECK(lines(problems) ==
         "points_to_evaluate[1].layer: is no parameter of the space\n"
         "points_to_evaluate[1].epochs: 11 is not of 10\n"
