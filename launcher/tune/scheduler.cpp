@@ -232,6 +232,20 @@ nlohmann::json to_json(const SchedulerSpec& spec) {
   return object;
 }
 
+void check_together(const SamplerSpec& sampler, const SchedulerSpec& scheduler,
+                    std::uint64_t trials, const Path& path, Problems& problems) {
+  if (scheduler.algorithm == SchedulerAlgorithm::pbt) {
+    if (sampler.algorithm == SamplerSpec::Algorithm::tpe) {
+      problems.add(path, "pbt changes parameters under way, of which tpe would learn wrong things",
+                   "search: random or sobol begins with as many different ones");
+    }
+    if (trials < 2) problems.add(path, "pbt wants two trials at least");
+  }
+  if (scheduler.algorithm == SchedulerAlgorithm::pbt_replay && trials != 1) {
+    problems.add(path, "pbt_replay runs one trial, not " + std::to_string(trials));
+  }
+}
+
 void Scheduler::added(TrialNumber trial, const Params& params) {
   if (!last_time_.emplace(trial, -std::numeric_limits<double>::infinity()).second) return;
   on_added(trial, params);

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/tune/objective.hpp"
+#include "launcher/tune/sampler.hpp"
 #include "launcher/tune/space.hpp"
 
 // What becomes of a trial while it runs. A scheduler is the sequence of what it was told: told the
@@ -74,6 +75,9 @@ const char* to_string(SchedulerSpec::Algorithm algorithm) noexcept;
 SchedulerSpec scheduler_spec_from_json(const nlohmann::json& json, const SearchSpace& space,
                                        const Path& path, Problems& problems);
 nlohmann::json to_json(const SchedulerSpec& spec);
+// What does not go together, of a search of so many trials; `path` is the scheduler's.
+void check_together(const SamplerSpec& sampler, const SchedulerSpec& scheduler,
+                    std::uint64_t trials, const Path& path, Problems& problems);
 
 enum class Action : std::uint8_t {
   go_on,
@@ -110,7 +114,8 @@ class Scheduler {
   void added(TrialNumber trial, const Params& params);
   // A report, in the order in which they come. Of a trial that is not there or has ended: go_on.
   Decision reported(const Measured& report);
-  // A checkpoint of the trial is committed, made at that time; older ones count no more.
+  // A checkpoint of the trial is committed, made at that time by the attempt that runs (not by one
+  // from before an exploit); older ones count no more.
   void checkpointed(TrialNumber trial, double time);
   // Nothing more comes of it: it is complete, stopped, failed for good.
   void ended(TrialNumber trial);

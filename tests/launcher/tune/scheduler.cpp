@@ -423,6 +423,23 @@ TEST_CASE("what a scheduler says is read, with all that is wrong") {
   }
 }
 
+TEST_CASE("what does not go together is said") {
+  SamplerSpec sampler;
+  SchedulerSpec scheduler;
+  Problems problems;
+  sampler.algorithm = SamplerSpec::Algorithm::tpe;
+  check_together(sampler, scheduler, 1, {"scheduler"}, problems);
+  CHECK(problems.empty());
+  scheduler.algorithm = SchedulerSpec::Algorithm::pbt;
+  check_together(sampler, scheduler, 1, {"scheduler"}, problems);
+  scheduler.algorithm = SchedulerSpec::Algorithm::pbt_replay;
+  check_together(sampler, scheduler, 2, {"scheduler"}, problems);
+  CHECK(lines(problems) ==
+        "scheduler: pbt changes parameters under way, of which tpe would learn wrong things\n"
+        "scheduler: pbt wants two trials at least\n"
+        "scheduler: pbt_replay runs one trial, not 2\n");
+}
+
 TEST_CASE("ten thousand trials: a report costs little") {
   const SearchSpace space = space_of(kPbtSpace);
   for (const char* json : {R"({"algorithm": "asha", "max_t": 1000})",
