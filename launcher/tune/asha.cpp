@@ -133,8 +133,9 @@ nlohmann::json AshaStopping::state() const {
   return state;
 }
 
-AshaPromoting::AshaPromoting(const AshaSpec& spec, Mode mode, std::uint64_t seed)
-    : Scheduler(mode), spec_(spec), seed_(seed) {
+AshaPromoting::AshaPromoting(const AshaSpec& spec, Mode mode, std::uint64_t seed,
+                             std::uint64_t trials)
+    : Scheduler(mode), spec_(spec), seed_(seed), trials_(trials) {
   for (int number = 0; number < spec.brackets; ++number) {
     auto& rungs = brackets_.emplace_back();
     for (const double milestone :
@@ -149,6 +150,8 @@ void AshaPromoting::on_added(TrialNumber trial, const Params&) {
   std::vector<std::size_t> rungs;
   for (const auto& bracket : brackets_) rungs.push_back(bracket.size());
   standing_[trial] = {asha_bracket(rungs, seed_, trial), 0, std::nullopt};
+  ++added_;
+  ++running_;
 }
 
 std::optional<AshaPromoting::Place> AshaPromoting::promotable(const Rung& rung) const {
@@ -188,28 +191,51 @@ Decision AshaPromoting::decide(const Measured& report) {
     promote(rung, place);
     return {Action::go_on, at + " is among " + share_text(spec_.reduction_factor), {}};
   }
+  --running_;
   return {Action::pause, at + " is not yet among " + share_text(spec_.reduction_factor), {}};
 }
 
 std::optional<Resumption> AshaPromoting::resume() {
   for (auto& rungs : brackets_) {
     for (std::size_t i = rungs.size() - 1; i-- > 0;) {
-      const std::optional<Place> place = promotable(rungs[i]);
-      if (!place) continue;
-      promote(rungs[i], *place);
-      return Resumption{place->second, "rung " + number_text(rungs[i].milestone) + ": " +
-                                           value_text(mode_, -place->first) + " is among " +
-                                           share_text(spec_.reduction_factor)};
+      if (const auto place = promotable(rungs[i])) {
+        return resumed(rungs[i], *place, " is among " + share_text(spec_.reduction_factor));
+      }
     }
   }
-  return std::nullopt;
+  return added_ >= trials_ && running_ == 0 ? resume_last() : std::nullopt;
+}
+
+Resumption AshaPromoting::resumed(Rung& rung, const Place& place, const std::string& why) {
+  promote(rung, place);
+  ++running_;
+  return {place.second,
+          "rung " + number_text(rung.milestone) + ": " + value_text(mode_, -place.first) + why};
+}
+
+std::optional<Resumption> AshaPromoting::resume_last() {
+  Rung* highest = nullptr;
+  for (auto& rungs : brackets_) {
+    if (!rungs.back().all.empty()) return std::nullopt;  // one has reached max_t
+    for (Rung& rung : rungs) {
+      const bool some = !rung.open.empty() && std::isfinite(rung.open.begin()->first);
+      if (some && (!highest || rung.milestone > highest->milestone)) highest = &rung;
+    }
+  }
+  if (!highest) return std::nullopt;
+  const Place best = *highest->open.begin();
+  return resumed(*highest, best, " is the best of the highest rung, and no more trials come");
 }
 
 void AshaPromoting::on_ended(TrialNumber trial) {
   const auto found = standing_.find(trial);
   if (found == standing_.end()) return;
   const Standing& standing = found->second;
-  if (standing.open) brackets_[standing.bracket][standing.rung].open.erase(*standing.open);
+  if (standing.open) {
+    brackets_[standing.bracket][standing.rung].open.erase(*standing.open);
+  } else {
+    --running_;
+  }
   standing_.erase(found);
 }
 

@@ -11,7 +11,8 @@
 // (arXiv 1810.05934).
 namespace dtrain::tune {
 
-// The rungs of the stopping form; decides as ray.tune.schedulers.async_hyperband._Bracket does.
+// The rungs of the stopping form; decides as ray.tune.schedulers.async_hyperband._Bracket does
+// (where the logarithms that it counts rungs by lose the last one, as of 1,000 by 10, it is there).
 class AshaBracket {
  public:
   AshaBracket(double grace_period, double max_t, double reduction_factor, int number,
@@ -66,10 +67,12 @@ class AshaStopping : public Scheduler {
 
 // Algorithm 2 of the paper: each trial runs to its rung's milestone and pauses there; whenever a
 // place is free, the best that is among the top 1/factor of its rung and was not promoted goes on,
-// from the highest rung down. One that may go on at once does not pause first.
+// from the highest rung down. One that may go on at once does not pause first. The paper's search
+// has no end; at the end of this one, when all trials have begun and none runs, the best of the
+// highest rung goes on nevertheless, until one has reached max_t.
 class AshaPromoting : public Scheduler {
  public:
-  AshaPromoting(const AshaSpec& spec, Mode mode, std::uint64_t seed);
+  AshaPromoting(const AshaSpec& spec, Mode mode, std::uint64_t seed, std::uint64_t trials);
   std::optional<Resumption> resume() override;
   nlohmann::json state() const override;
 
@@ -95,9 +98,14 @@ class AshaPromoting : public Scheduler {
   // The best that may leave this rung.
   std::optional<Place> promotable(const Rung& rung) const;
   void promote(Rung& rung, const Place& place);
+  Resumption resumed(Rung& rung, const Place& place, const std::string& why);
+  std::optional<Resumption> resume_last();
 
   AshaSpec spec_;
   std::uint64_t seed_;
+  std::uint64_t trials_;
+  std::uint64_t added_ = 0;
+  std::uint64_t running_ = 0;                // neither paused nor ended
   std::vector<std::vector<Rung>> brackets_;  // the last rung of each is max_t, where trials end
   std::map<TrialNumber, Standing> standing_;
 };

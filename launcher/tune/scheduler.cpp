@@ -9,6 +9,7 @@
 #include "launcher/tune/asha.hpp"
 #include "launcher/tune/keys.hpp"
 #include "launcher/tune/median.hpp"
+#include "launcher/tune/numeric.hpp"
 #include "launcher/tune/pbt.hpp"
 
 namespace dtrain::tune {
@@ -41,8 +42,11 @@ void read_asha(Keys& keys, AshaSpec& spec) {
     keys.wrong("grace_period",
                number_text(spec.grace_period) + " is beyond max_t, " + number_text(spec.max_t));
   }
-  if (spec.reduction_factor < 1.01) {  // a rung each hundredth: a list without an end
-    keys.wrong("reduction_factor", "must be 1.01 at least");
+  const double rungs =
+      natural_log(spec.max_t / spec.grace_period) / natural_log(spec.reduction_factor);
+  if (!(rungs <= SchedulerSpec::kMostRungs)) {
+    keys.wrong("reduction_factor",
+               "makes more than " + std::to_string(SchedulerSpec::kMostRungs) + " rungs");
   }
   if (spec.form == AshaSpec::Form::promote && !spec.stop_last_trials) {
     keys.wrong("stop_last_trials", "can be false for form: stop alone");
@@ -278,7 +282,7 @@ std::unique_ptr<Scheduler> make_scheduler(const SchedulerSpec& spec, const Searc
       break;
     case SchedulerAlgorithm::asha:
       if (spec.asha.form == AshaSpec::Form::promote) {
-        return std::make_unique<AshaPromoting>(spec.asha, mode, seed);
+        return std::make_unique<AshaPromoting>(spec.asha, mode, seed, trials);
       }
       return std::make_unique<AshaStopping>(spec.asha, mode, seed);
     case SchedulerAlgorithm::median_stopping:

@@ -69,6 +69,7 @@ struct SchedulerSpec {
 
   static constexpr double kLongest = 1e15;  // of times
   static constexpr int kMostBrackets = 32;
+  static constexpr int kMostRungs = 1'000;
   static constexpr std::size_t kMostSteps = 100'000;
 };
 const char* to_string(SchedulerSpec::Algorithm algorithm) noexcept;
@@ -110,7 +111,8 @@ class Scheduler {
  public:
   virtual ~Scheduler() = default;
 
-  // A trial that was not there before, with the parameters that it starts with.
+  // A trial that was not there before, with the parameters that it starts with. Every one: one that
+  // could not start is added and ended, for others may wait for it.
   void added(TrialNumber trial, const Params& params);
   // A report, in the order in which they come. Of a trial that is not there or has ended: go_on.
   Decision reported(const Measured& report);
@@ -141,7 +143,8 @@ class Scheduler {
   std::map<TrialNumber, double> last_time_;  // of those that have not ended
 };
 
-// `trials` is how many there will be in all (PBT pauses trials while others wait to begin).
+// `trials` is how many there will be in all: PBT pauses trials while others wait to begin, and
+// promoting ASHA knows by it when no better one can come. Without a limit: UINT64_MAX.
 std::unique_ptr<Scheduler> make_scheduler(const SchedulerSpec& spec, const SearchSpace& space,
                                           Mode mode, std::uint64_t seed, std::uint64_t trials);
 

@@ -126,6 +126,30 @@ TEST_CASE("promoting ASHA pauses trials and lets the best go on") {
   CHECK(asha->state()["brackets"][0][2]["trials"] == 1);
 }
 
+TEST_CASE("at its end promoting ASHA takes its best to max_t") {
+  const auto asha = scheduler_of(
+      R"({"algorithm": "asha", "max_t": 16, "reduction_factor": 4, "form": "promote"})", Mode::max,
+      {}, 5);
+  for (TrialNumber trial = 0; trial < 4; ++trial) {
+    asha->added(trial, {});
+    asha->reported({trial, 1, 0.1 * static_cast<double>(trial)});
+  }
+  CHECK_FALSE(asha->resume());  // the last one, of four, went on at once
+  CHECK(asha->reported({3, 4, 0.4}).action == Action::pause);
+  CHECK_FALSE(asha->resume());  // the fifth is to come
+  asha->added(4, {});
+  CHECK_FALSE(asha->resume());  // and runs
+  asha->ended(4);
+  const auto last = asha->resume();
+  REQUIRE(last);
+  CHECK(last->trial == 3);
+  CHECK(last->reason == "rung 4: 0.4 is the best of the highest rung, and no more trials come");
+  CHECK_FALSE(asha->resume());
+  CHECK(asha->reported({3, 16, 0.5}).action == Action::stop);
+  asha->ended(3);
+  CHECK_FALSE(asha->resume());  // one is there
+}
+
 TEST_CASE("promoting ASHA at ten thousand trials: about 1/4 go up each rung") {
   const auto asha = scheduler_of(
       R"({"algorithm": "asha", "max_t": 64, "reduction_factor": 4, "form": "promote"})", Mode::max);
