@@ -19,9 +19,10 @@ namespace dtrain::tune {
 //
 // Parameters with the same conditions are one group and picked together, from the trials that had
 // that group; Optuna finds such groups by looking at trials (`group=True`), here the space says
-// them. Two figures are other ones, each seen to find more on other seeds than the tests': 64
-// candidates, not 24, since they cost little here; and kernels may be somewhat narrower, see
-// parzen.cpp.
+// them. Two figures are other ones: 64 candidates, not 24, since they cost little here, and kernels
+// that may be somewhat narrower, see parzen.cpp. Over 150 and more seeds that found better values
+// on the functions of the tests, on Ackley's and on a space of mixed kinds, and as good ones on
+// Rastrigin's and on noisy ones.
 //
 // A suggestion looks at the kMostAbove newest of the rest, so that it costs the same at the ten
 // thousandth trial as at the thousandth.
