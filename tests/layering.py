@@ -14,6 +14,7 @@ MAY = {
     "launcher/core": [],
     "launcher/spec": ["launcher/core", "launcher/wire/fields.hpp"],
     "launcher/files": ["launcher/core", "launcher/wire/fields.hpp", "launcher/wire/json.hpp"],
+    "launcher/tune": ["launcher/core", "launcher/wire/fields.hpp", "launcher/wire/json.hpp"],
     "launcher/wire": ["launcher/core", "launcher/files", "launcher/spec"],
     "launcher/remote": ["launcher/core", "launcher/spec", "launcher/wire", "launcher/files"],
     "launcher/provider": ["launcher/core", "launcher/spec", "launcher/wire", "launcher/files",

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "launcher/tune/problem.hpp"
+
+// Inside of launcher/tune: reads an object's keys into what stands there already, so that an absent
+// key leaves its default, and says what is wrong with each.
+namespace dtrain::tune {
+
+class Keys {
+ public:
+  Keys(const nlohmann::json& object, Path path, Problems& problems);
+
+  const nlohmann::json* find(const std::string& key);  // null: absent
+  // Bounds of numbers are inclusive; `above`: the lower one is not.
+  void number(const std::string& key, double& to, double min, double max, bool above = false);
+  void whole(const std::string& key, int& to, std::int64_t min, std::int64_t max);
+  void flag(const std::string& key, bool& to);
+  void text(const std::string& key, std::string& to);
+  // One of `names`, by its index.
+  void one_of(const std::string& key, std::size_t& to, const std::vector<std::string>& names);
+  // Every key that was not asked for is a problem.
+  void finish();
+
+  void wrong(const std::string& key, const std::string& message, const std::string& hint = {});
+  Path path(const std::string& key) const { return with(path_, key); }
+  Problems& problems() const { return problems_; }
+
+ private:
+  const nlohmann::json* object_ = nullptr;
+  Path path_;
+  Problems& problems_;
+  std::vector<std::string> known_;
+};
+
+// A value for a message: printable and cut.
+std::string shown(const nlohmann::json& value);
+
+}  // namespace dtrain::tune
