@@ -210,7 +210,10 @@ int head_main(const paths::HeadRoot& root, bool leaves) {
   ExecHub execs(context, nodes);
   ContentServer contents(context, engine, turns, root.content());
   nodes.on_content([&](const wire::CallerPtr& caller) { contents.serve_node(caller); },
-                   [&](const NodeId& node) { contents.end(node); });
+                   [&](const NodeId& node) {
+                     contents.end(node);
+                     turns.forbid(node);
+                   });
   Joins joins(context, contents.thread(), config_file, engine, clock);
   nodes.use(joins);
   Preparations preparations(
@@ -268,6 +271,7 @@ int head_main(const paths::HeadRoot& root, bool leaves) {
   files.stop();
   contents.stop();
   transfers.stop();
+  turns.stop();
   context.restart();
   context.poll();
   log::info("the head ends");

@@ -66,14 +66,24 @@ asio::awaitable<wire::ContentMessage> hear(wire::FrameStreamPtr stream) {
   co_return read_message(frame);
 }
 
+std::uint64_t bytes_of(const wire::ContentWant& want, const Source& source) {
+  std::uint64_t bytes = 0;
+  for (const wire::ContentWant::Blob& blob : want.blobs) {
+    const std::uint64_t size = source(blob.sha256).size;
+    bytes += size - std::min(blob.offset, size);
+  }
+  return bytes;
+}
+
 asio::awaitable<void> give(wire::FrameStreamPtr stream, wire::ContentWant want, Source source,
-                           bool zstd) {
+                           bool zstd, bool by_turn) {
   wire::ContentStream announced;
+  announced.bytes = bytes_of(want, source);
+  announced.by_turn = by_turn;
   std::vector<BlobSender::Source> sources;
   for (const wire::ContentWant::Blob& blob : want.blobs) {
     BlobSender::Source& each = sources.emplace_back(source(blob.sha256));
     each.offset = std::min(blob.offset, each.size);
-    announced.bytes += each.size - each.offset;
   }
   BlobSender sender(std::move(sources), zstd);
   say(stream, announced);
@@ -106,9 +116,9 @@ Source files_of(const fs::path& folder, const std::vector<FileEntry>& files) {
   };
 }
 
-asio::awaitable<void> bring(wire::FrameStreamPtr stream, const ContentStore& store,
+asio::awaitable<bool> bring(wire::FrameStreamPtr stream, const ContentStore& store,
                             std::map<std::string, std::uint64_t> blobs, bool zstd,
-                            Progress progress) {
+                            Progress progress, Elsewhere elsewhere) {
   wire::ContentWant want;
   std::map<std::string, std::uint64_t> expected;
   std::uint64_t here = 0;
@@ -122,6 +132,7 @@ asio::awaitable<void> bring(wire::FrameStreamPtr stream, const ContentStore& sto
   say(stream, want);
   BlobReceiver receiver(store, std::move(expected), zstd);
   bool begun = false;
+  bool by_turn = false;
   while (true) {
     const wire::Frame frame = co_await stream->read();
     progress(here + receiver.received());
@@ -133,9 +144,18 @@ asio::awaitable<void> bring(wire::FrameStreamPtr stream, const ContentStore& sto
     const wire::ContentMessage message = read_message(frame);
     if (std::holds_alternative<wire::ContentEnd>(message)) {
       receiver.finish();
-      co_return;
+      co_return by_turn;
     }
-    if (begun || !std::holds_alternative<wire::ContentStream>(message)) unexpected();
+    if (begun) unexpected();
+    if (const auto* giver = std::get_if<wire::ContentElsewhere>(&message); giver && elsewhere) {
+      const std::optional<std::string> missed = co_await elsewhere(*giver);
+      if (!missed) co_return true;
+      say(stream, wire::ContentMissed{*missed});
+      continue;
+    }
+    const auto* announced = std::get_if<wire::ContentStream>(&message);
+    if (announced == nullptr) unexpected();
+    by_turn = announced->by_turn;
     begun = true;
   }
 }
@@ -149,9 +169,11 @@ void check_list(const std::vector<FileEntry>& files) {
                                       human_bytes(wire::kFrameLimit));
 }
 
-asio::awaitable<void> bring_folder(wire::FrameStreamPtr stream, fs::path folder,
-                                   const std::vector<FileEntry>& files, Progress progress) {
+asio::awaitable<bool> bring_parts(wire::FrameStreamPtr stream, fs::path folder,
+                                  const std::vector<FileEntry>& files, Progress progress,
+                                  Elsewhere elsewhere) {
   const ContentStore store(part_of(folder));
+  bool by_turn = false;
   for (std::size_t before = SIZE_MAX;;) {
     std::map<std::string, std::uint64_t> missing;
     std::set<std::string_view> once;
@@ -165,14 +187,23 @@ asio::awaitable<void> bring_folder(wire::FrameStreamPtr stream, fs::path folder,
       }
     }
     check_room(folder.parent_path(), bytes);
-    if (missing.empty()) break;
+    if (missing.empty()) co_return by_turn;
     if (missing.size() >= before) {
       throw Error(ErrorCode::failed, "content that is sent does not become whole");
     }
     before = missing.size();
-    co_await bring(stream, store, std::move(missing), false, progress);
+    const bool came_by_turn =
+        co_await bring(stream, store, std::move(missing), false, progress, elsewhere);
+    by_turn = by_turn || came_by_turn;
   }
-  put_in_place(store, folder, files);
+}
+
+asio::awaitable<bool> bring_folder(wire::FrameStreamPtr stream, fs::path folder,
+                                   const std::vector<FileEntry>& files, Progress progress,
+                                   Elsewhere elsewhere) {
+  const bool by_turn = co_await bring_parts(stream, folder, files, progress, elsewhere);
+  put_in_place(ContentStore(part_of(folder)), folder, files);
+  co_return by_turn;
 }
 
 fs::path part_of(const fs::path& folder) {

@@ -188,23 +188,28 @@ asio::awaitable<void> CheckpointTransfers::look(std::shared_ptr<Fetch> fetch) {
 asio::awaitable<void> CheckpointTransfers::bring(std::shared_ptr<Fetch> fetch,
                                                  wire::FrameStreamPtr head) {
   const wire::PrepareAttempt& request = fetch->request;
+  link::say(head, wire::CheckpointAsk{request.job, *request.checkpoint, true});
+  const wire::ContentMessage message = co_await link::hear(head);
+  const auto* listed = std::get_if<wire::ContentFiles>(&message);
+  if (listed == nullptr) throw Error(ErrorCode::invalid, "the head did not list the checkpoint");
+  fetch->check();
+  // The list is the head's, whoever gives the files.
+  const std::vector<FileEntry>& files = listed->files;
   const std::function<void()> check = [fetch] { fetch->check(); };
-  std::vector<FileEntry> files;
-  const Take take = [&](wire::FrameStreamPtr stream,
-                        wire::ContentMessage answer) -> asio::awaitable<void> {
-    auto* listed = std::get_if<wire::ContentFiles>(&answer);
-    if (listed == nullptr) throw Error(ErrorCode::invalid, "the checkpoint was not listed");
-    files = std::move(listed->files);
-    check();
-    co_await link::bring_folder(stream, fetch->place, files, [&](std::uint64_t) { check(); });
+  const link::Progress progress = [fetch](std::uint64_t) { fetch->check(); };
+  const Bring bring_parts = [&](wire::FrameStreamPtr stream) -> asio::awaitable<void> {
+    const link::Elsewhere nowhere_else;
+    co_await link::bring_parts(stream, fetch->place, files, progress, nowhere_else);
   };
-  const wire::ContentMessage hello = wire::CheckpointAsk{request.job, *request.checkpoint, true};
-  const bool offer = co_await ask_for(root_, cluster_, head, hello, check, take);
-  if (!offer) co_return;
+  const link::Elsewhere elsewhere = [&](wire::ContentElsewhere giver) {
+    return bring_from(root_, cluster_, std::move(giver), check, bring_parts);
+  };
+  const bool by_turn = co_await link::bring_folder(head, fetch->place, files, progress, elsewhere);
+  if (!by_turn) co_return;
+  const bool wanted = co_await is_wanted(head);
+  if (!wanted) co_return;
   relay_.offer(kPath, {request.job, request.attempt, request.checkpoint, 0, {}},
-               [files, place = fetch->place] {
-                 return Gift{wire::ContentFiles{files}, link::files_of(place, files)};
-               });
+               [files, place = fetch->place] { return link::files_of(place, files); });
 }
 
 void CheckpointTransfers::send(const wire::ShardAsk& request) {

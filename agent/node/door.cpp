@@ -4,6 +4,7 @@
 #include <boost/asio/detached.hpp>
 #include <boost/asio/ip/v6_only.hpp>
 #include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <utility>
 
@@ -19,7 +20,8 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kGreeting = 3s;
+constexpr auto kGreeting = 5s;
+constexpr auto kAcceptPause = 100ms;
 
 tcp::acceptor listen(const asio::any_io_executor& executor) {
   // Both families where the kernel has them.
@@ -66,7 +68,13 @@ asio::awaitable<void> Door::accept() {
     error_code failed;
     auto socket = std::make_shared<tcp::socket>(
         co_await acceptor_.async_accept(asio::redirect_error(asio::use_awaitable, failed)));
-    if (failed) co_return;
+    if (failed && !acceptor_.is_open()) co_return;
+    if (failed) {
+      // No descriptor is left, say.
+      asio::steady_timer pause(executor_, kAcceptPause);
+      co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, failed));
+      continue;
+    }
     asio::co_spawn(
         executor_, [self, socket] { return self->greet(socket); }, asio::detached);
   }

@@ -96,23 +96,16 @@ bool all_loopback(const HeadPlace& place) {
                      [](const std::string& address) { return address.starts_with("127."); });
 }
 
-wire::ContentMessage hello_of(const FetchJob& job, bool zstd) {
-  if (!job.preparation.empty()) return wire::PreparationHello{job.preparation, zstd};
-  return wire::ContentHello{job.job, job.attempt, zstd, true};
-}
-
-// By one connection, until nothing is missing or it breaks.
-asio::awaitable<void> take_content(std::shared_ptr<FetchJob> job, bool zstd,
-                                   wire::FrameStreamPtr stream, wire::ContentMessage answer) {
+// By one connection, until nothing is missing or it breaks. True when others may want it.
+asio::awaitable<bool> take_content(std::shared_ptr<FetchJob> job, wire::FrameStreamPtr stream,
+                                   bool zstd, link::Elsewhere elsewhere) {
   const ContentStore store(job->root.content());
-  if (!std::holds_alternative<wire::ContentGrant>(answer)) {
-    throw Error(ErrorCode::invalid, "content was asked for, and not answered");
-  }
+  bool by_turn = false;
   std::size_t before = SIZE_MAX;
   int bad_rounds = 0;
   while (true) {
     Lack lack = lacking(store, job->content);
-    if (lack.blobs.empty()) co_return;
+    if (lack.blobs.empty()) co_return by_turn;
     if (lack.whole) check_room(job->root.root, lack.missing + lack.copies + kSpare);
     // Somebody else may be bringing some of it; but not forever.
     bad_rounds = lack.blobs.size() >= before ? bad_rounds + 1 : 0;
@@ -125,7 +118,9 @@ asio::awaitable<void> take_content(std::shared_ptr<FetchJob> job, bool zstd,
       check_stop(*job);
       if (whole) job->progress(total - std::min(total, missing) + here, total);
     };
-    co_await link::bring(stream, store, std::move(lack.blobs), zstd, progress);
+    const bool came_by_turn =
+        co_await link::bring(stream, store, std::move(lack.blobs), zstd, progress, elsewhere);
+    by_turn = by_turn || came_by_turn;
   }
 }
 
@@ -178,16 +173,29 @@ asio::awaitable<bool> fetch_content(std::shared_ptr<FetchJob> job) {
   if (content_is_here(store, job->content)) co_return false;
   const bool zstd = !all_loopback(head_place(job->config));
   const std::function<void()> check = [job] { check_stop(*job); };
-  const Take take = [job, zstd](wire::FrameStreamPtr stream, wire::ContentMessage answer) {
-    return take_content(job, zstd, std::move(stream), std::move(answer));
+  const Bring bring = [job](wire::FrameStreamPtr stream) -> asio::awaitable<void> {
+    const link::Elsewhere nowhere_else;
+    co_await take_content(job, stream, false, nowhere_else);
   };
-  bool offer = false;
+  const link::Elsewhere elsewhere = [&](wire::ContentElsewhere giver) {
+    return bring_from(job->root, job->config.cluster, std::move(giver), check, bring);
+  };
+  bool wanted = false;
   const Talk talk = [&](wire::FrameStreamPtr stream) -> asio::awaitable<void> {
-    const wire::ContentMessage hello = hello_of(*job, zstd);
-    offer = co_await ask_for(job->root, job->config.cluster, stream, hello, check, take);
+    if (job->preparation.empty()) {
+      link::say(stream, wire::ContentHello{job->job, job->attempt, zstd, true});
+    } else {
+      link::say(stream, wire::PreparationHello{job->preparation, zstd});
+    }
+    const wire::ContentMessage answer = co_await link::hear(stream);
+    if (!std::holds_alternative<wire::ContentGrant>(answer)) {
+      throw Error(ErrorCode::invalid, "the head did not answer for content");
+    }
+    const bool by_turn = co_await take_content(job, stream, zstd, elsewhere);
+    if (by_turn) wanted = co_await is_wanted(stream);
   };
   co_await over_connections(job->root, "/v1/node/content", check, talk, connection_broke);
-  co_return offer;
+  co_return wanted;
 }
 
 }  // namespace dtrain::node

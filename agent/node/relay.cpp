@@ -2,12 +2,11 @@
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
-#include <boost/asio/post.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/this_coro.hpp>
-#include <optional>
+#include <string_view>
 #include <utility>
 
+#include "agent/link/watched_stream.hpp"
 #include "agent/node/dial.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
@@ -19,62 +18,26 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kGiverLimit = 3s;
-constexpr auto kSilence = 20s;  // of a node that gives, until the head is asked
-constexpr const char* kRelayPath = "/v1/relay/";
+constexpr auto kGiverLimit = 5s;
+constexpr std::string_view kRelayPath = "/v1/relay/";
 
-// A connection that is dropped when its other end gives nothing for too long.
-class Hurried final : public wire::FrameStream {
- public:
-  Hurried(wire::FrameStreamPtr stream, const asio::any_io_executor& executor)
-      : stream_(std::move(stream)), silence_(executor) {}
-  ~Hurried() override { stream_->abort(); }
+// A connection that is dropped where next to nothing passes.
+wire::FrameStreamPtr watched(const wire::FrameStreamPtr& stream,
+                             const asio::any_io_executor& executor) {
+  return std::make_shared<link::WatchedStream>(stream, executor, [stream] { stream->abort(); });
+}
 
-  asio::awaitable<wire::Frame> read() override {
-    silence_.expires_after(kSilence);
-    silence_.async_wait([stream = stream_](boost::system::error_code stopped) {
-      if (!stopped) stream->abort();
-    });
-    wire::Frame frame = co_await stream_->read();
-    silence_.cancel();
-    co_return frame;
-  }
-  void send(wire::Frame frame) override { stream_->send(std::move(frame)); }
-  asio::awaitable<void> queue_below(std::size_t bytes) override {
-    return stream_->queue_below(bytes);
-  }
-  void close() override { stream_->close(); }
-  void abort() override { stream_->abort(); }
-  bool is_open() const override { return stream_->is_open(); }
-  std::string local_address() const override { return stream_->local_address(); }
-  bool peer_is_here() const override { return stream_->peer_is_here(); }
-
- private:
-  wire::FrameStreamPtr stream_;
-  asio::steady_timer silence_;
-};
-
-asio::awaitable<wire::FrameStreamPtr> dial_giver(const paths::NodeRoot& root,
-                                                 const ClusterId& cluster,
-                                                 wire::ContentElsewhere giver) {
+asio::awaitable<void> bring_by(paths::NodeRoot root, ClusterId cluster,
+                               wire::ContentElsewhere giver, Bring bring) {
   const auto executor = co_await asio::this_coro::executor;
   const auto tls = wire::tls_pair_context(root.identity());
-  const std::string path = kRelayPath + giver.token;
+  const std::string path = std::string(kRelayPath) + giver.token;
   const wire::FrameStreamPtr stream =
       co_await wire::dial_tls(giver.address, static_cast<std::uint16_t>(giver.port), tls,
                               wire::PeerName::Role::node, cluster, path, kGiverLimit, true);
-  co_return std::make_shared<Hurried>(stream, executor);
-}
-
-bool zstd_of(const wire::ContentMessage& hello) {
-  const auto* content = std::get_if<wire::ContentHello>(&hello);
-  return content != nullptr && content->zstd;
-}
-
-bool offer_of(const wire::ContentMessage& answer) {
-  const auto* grant = std::get_if<wire::ContentGrant>(&answer);
-  const auto* files = std::get_if<wire::ContentFiles>(&answer);
-  return (grant != nullptr && grant->offer) || (files != nullptr && files->offer);
+  const std::shared_ptr<void> hang_up(nullptr, [stream](void*) { stream->abort(); });
+  const wire::FrameStreamPtr giving = watched(stream, executor);
+  co_await bring(giving);
 }
 
 }  // namespace
@@ -86,21 +49,23 @@ Relay::~Relay() {
   thread_.stop();
 }
 
-void Relay::offer(std::string path, wire::ContentOffer offer, std::function<Gift()> make) {
+void Relay::offer(std::string path, wire::ContentOffer offer,
+                  std::function<link::Source()> source) {
   asio::co_spawn(
       thread_.context(),
-      [this, path = std::move(path), offer = std::move(offer), make = std::move(make)] {
-        return hold(path, offer, make);
+      [this, path = std::move(path), offer = std::move(offer), source = std::move(source)] {
+        return hold(path, offer, source);
       },
       asio::detached);
 }
 
 asio::awaitable<void> Relay::hold(std::string path, wire::ContentOffer offer,
-                                  std::function<Gift()> make) {
+                                  std::function<link::Source()> source) {
   offer.token = random_hex(16);
   try {
-    const auto gift = std::make_shared<Gift>(make());
-    if (!door_) {
+    const auto gift = std::make_shared<Gift>();
+    gift->source = source();
+    if (!door_ || !door_->is_open()) {
       door_ = Door::open(thread_.context().get_executor(), root_.identity(), cluster_,
                          [this](wire::AcceptedPeer peer) { return serve(std::move(peer)); });
     }
@@ -109,7 +74,16 @@ asio::awaitable<void> Relay::hold(std::string path, wire::ContentOffer offer,
     const wire::FrameStreamPtr head = co_await dial_head(root_, path, true);
     const std::shared_ptr<void> hang_up(nullptr, [head](void*) { head->abort(); });
     link::say(head, offer);
-    while (true) co_await link::hear(head);
+    while (true) {
+      const wire::ContentMessage message = co_await link::hear(head);
+      const auto* forbidden = std::get_if<wire::ContentForbidden>(&message);
+      if (forbidden == nullptr) continue;
+      gift->forbidden.insert(forbidden->node);
+      for (const auto& [node, reader] : gift->readers) {
+        const wire::FrameStreamPtr reads = reader.lock();
+        if (reads && node == forbidden->node) reads->abort();
+      }
+    }
   } catch (const std::exception& error) {
     // The head has had enough of it, or is gone.
     log::debug("content is not given any more", {{"why", error.what()}});
@@ -121,58 +95,60 @@ asio::awaitable<void> Relay::hold(std::string path, wire::ContentOffer offer,
 
 asio::awaitable<void> Relay::serve(wire::AcceptedPeer peer) {
   const auto found = peer.path.starts_with(kRelayPath)
-                         ? gifts_.find(peer.path.substr(std::string_view(kRelayPath).size()))
+                         ? gifts_.find(peer.path.substr(kRelayPath.size()))
                          : gifts_.end();
-  if (found == gifts_.end()) {
+  if (found == gifts_.end() || found->second->forbidden.contains(peer.name.node)) {
     peer.stream->abort();
     co_return;
   }
   const std::shared_ptr<Gift> gift = found->second;
+  std::erase_if(gift->readers, [](const auto& each) { return each.second.expired(); });
+  gift->readers.emplace_back(peer.name.node, peer.stream);
+  const wire::FrameStreamPtr stream = watched(peer.stream, thread_.context().get_executor());
   std::optional<Error> refused;
   try {
-    const wire::ContentMessage hello = co_await link::hear(peer.stream);
-    link::say(peer.stream, gift->answer);
-    co_await link::give_all(peer.stream, gift->source, zstd_of(hello));
+    co_await link::give_all(stream, gift->source, false);
   } catch (const std::exception& error) {
     refused = as_error(error);
   }
   if (refused->code() == ErrorCode::unreachable) co_return;  // it has all it wanted, or is gone
   log::info("content cannot be given to a node",
             {{"node", peer.name.node.str()}, {"why", refused->what()}});
-  link::say(peer.stream, wire::ContentRefused{*refused});
+  link::say(stream, wire::ContentRefused{*refused});
 }
 
-asio::awaitable<bool> ask_for(paths::NodeRoot root, ClusterId cluster, wire::FrameStreamPtr head,
-                              wire::ContentMessage hello, std::function<void()> check, Take take) {
-  link::say(head, hello);
-  wire::ContentMessage answer = co_await link::hear(head);
-  while (const auto* elsewhere = std::get_if<wire::ContentElsewhere>(&answer)) {
-    const wire::ContentElsewhere giver = *elsewhere;
-    std::optional<Error> trouble;
-    bool full = false;
-    try {
-      const wire::FrameStreamPtr stream = co_await dial_giver(root, cluster, giver);
-      link::say(stream, hello);
-      wire::ContentMessage given = co_await link::hear(stream);
-      co_await take(stream, std::move(given));
-      log::debug("content came from another node", {{"node", giver.node.str()}});
-      co_return true;
-    } catch (const link::Refusal& refusal) {
-      trouble = refusal;
-    } catch (const std::exception& error) {
-      trouble = as_error(error);
-      full = trouble->code() == ErrorCode::exhausted;
-    }
-    check();
-    if (full) throw *trouble;
-    log::info("content is not had from another node, but from the head",
-              {{"node", giver.node.str()}, {"why", trouble->what()}});
-    link::say(head, wire::ContentMissed{trouble->what()});
-    answer = co_await link::hear(head);
+asio::awaitable<std::optional<std::string>> bring_from(paths::NodeRoot root, ClusterId cluster,
+                                                       wire::ContentElsewhere giver,
+                                                       std::function<void()> check, Bring bring) {
+  check();
+  std::optional<Error> trouble;
+  bool is_refusal = false;
+  try {
+    co_await bring_by(root, cluster, giver, bring);
+    co_return std::nullopt;
+  } catch (const link::Refusal& refusal) {
+    trouble = refusal;
+    is_refusal = true;
+  } catch (const std::exception& error) {
+    trouble = as_error(error);
   }
-  const bool offer = offer_of(answer);
-  co_await take(head, std::move(answer));
-  co_return offer;
+  check();
+  if (trouble->code() == ErrorCode::exhausted && !is_refusal) throw *trouble;
+  log::info("content is not had from another node, but from the head",
+            {{"node", giver.node.str()}, {"why", trouble->what()}});
+  co_return trouble->what();
+}
+
+asio::awaitable<bool> is_wanted(wire::FrameStreamPtr head) {
+  try {
+    link::say(head, wire::ContentWhole{});
+    const wire::ContentMessage message = co_await link::hear(head);
+    const auto* answer = std::get_if<wire::ContentWanted>(&message);
+    co_return answer != nullptr && answer->wanted;
+  } catch (const Error& error) {
+    log::debug("nobody says who else wants content", {{"why", error.what()}});
+  }
+  co_return false;
 }
 
 }  // namespace dtrain::node

@@ -4,7 +4,10 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "agent/link/content_exchange.hpp"
 #include "agent/link/idle_thread.hpp"
@@ -13,15 +16,9 @@
 #include "launcher/core/paths.hpp"
 #include "launcher/wire/node.hpp"
 
-// What many nodes want alike is had from those that have it by then: this node's part in it, as one
-// that gives (Relay) and as one that takes (ask_for).
+// What many nodes want alike they have from those that have it by then: this node's part in it, as
+// one that gives (Relay), and as one that takes.
 namespace dtrain::node {
-
-// What is given: the answer to a hello, and what may be asked for then.
-struct Gift {
-  wire::ContentMessage answer;  // ContentGrant or ContentFiles
-  link::Source source;
-};
 
 // Gives from a port of its own, by a thread in idle priority, as the head does. Any thread.
 class Relay {
@@ -31,14 +28,20 @@ class Relay {
   Relay(const Relay&) = delete;
   Relay& operator=(const Relay&) = delete;
 
-  // Tells the head at `path` of what is here, and gives it to those that the head sends, until the
-  // head wants no more of it. `offer` says what it is; `make` is called on the relay's thread, and
-  // what it throws is the end of it: nobody depends on this node.
-  void offer(std::string path, wire::ContentOffer offer, std::function<Gift()> make);
+  // Tells the head at `path` that it is here, and gives it to those that the head sends, until the
+  // head wants no more of it. `offer` says what it is, `source` is made on the relay's thread; what
+  // that throws is the end of it, since nobody depends on this node.
+  void offer(std::string path, wire::ContentOffer offer, std::function<link::Source()> source);
 
  private:
+  // What is given to those with the token.
+  struct Gift {
+    link::Source source;
+    std::set<NodeId> forbidden;
+    std::vector<std::pair<NodeId, std::weak_ptr<wire::FrameStream>>> readers;
+  };
   boost::asio::awaitable<void> hold(std::string path, wire::ContentOffer offer,
-                                    std::function<Gift()> make);
+                                    std::function<link::Source()> source);
   boost::asio::awaitable<void> serve(wire::AcceptedPeer peer);
 
   const paths::NodeRoot root_;
@@ -49,14 +52,17 @@ class Relay {
   std::shared_ptr<Door> door_;                          // while there are any
 };
 
-// Says `hello` to the head, which was dialled, and has `take` do with the answer. Where the head
-// names another node it is that node's answer, over a connection to it; after trouble with that
-// node (but what `check` throws, and a full disk) the head's own. True when others may want it of
-// this node now.
-using Take =
-    std::function<boost::asio::awaitable<void>(wire::FrameStreamPtr, wire::ContentMessage)>;
-boost::asio::awaitable<bool> ask_for(paths::NodeRoot root, ClusterId cluster,
-                                     wire::FrameStreamPtr head, wire::ContentMessage hello,
-                                     std::function<void()> check, Take take);
+// Has `bring` take all that is missing by a connection to the node that the head has named. Returns
+// why it was not had from there; throws what `check` does, and Error(exhausted) for a full disk. A
+// node that gives next to nothing is left (link::WatchedStream).
+using Bring = std::function<boost::asio::awaitable<void>(wire::FrameStreamPtr)>;
+boost::asio::awaitable<std::optional<std::string>> bring_from(paths::NodeRoot root,
+                                                              ClusterId cluster,
+                                                              wire::ContentElsewhere giver,
+                                                              std::function<void()> check,
+                                                              Bring bring);
+// Tells the head that all of it is here. True when others wait for it; throws nothing of the
+// head's.
+boost::asio::awaitable<bool> is_wanted(wire::FrameStreamPtr head);
 
 }  // namespace dtrain::node

@@ -132,13 +132,15 @@ struct Staging::Work : std::enable_shared_from_this<Staging::Work> {
     wire::ContentOffer offer;
     offer.job = key.first;
     offer.attempt = key.second;
-    relay.offer("/v1/node/content", offer, [content = content, folder = root.content()] {
-      const auto store = std::make_shared<ContentStore>(folder);
-      link::ContentSources sources(*store, Error(ErrorCode::failed, "content is damaged there"));
-      link::Source source = sources.of(content);
-      return Gift{wire::ContentGrant{content},
-                  [store, source](const std::string& sha256) { return source(sha256); }};
-    });
+    relay.offer("/v1/node/content", offer,
+                [content = content, folder = root.content()]() -> link::Source {
+                  const auto store = std::make_shared<ContentStore>(folder);
+                  link::ContentSources sources(
+                      *store, Error(ErrorCode::failed, "content is damaged there"));
+                  return [store, source = sources.of(content)](const std::string& sha256) {
+                    return source(sha256);
+                  };
+                });
   }
 
   void put_in_place(const ContentStore& store) {

@@ -127,24 +127,25 @@ void fields(Is<ContentHello> auto& m, auto&& f) {
 void fields(Is<PreparationHello> auto& m, auto&& f) {
   f("key", m.key, "zstd", or_default(m.zstd));
 }
-void fields(Is<ContentGrant> auto& m, auto&& f) {
-  f("content", m.content, "offer", if_set(m.offer));
-}
+BOOST_DESCRIBE_STRUCT(ContentGrant, (), (content))
 BOOST_DESCRIBE_STRUCT(ContentWant::Blob, (), (sha256, offset))
 BOOST_DESCRIBE_STRUCT(ContentWant, (), (blobs))
-BOOST_DESCRIBE_STRUCT(ContentStream, (), (bytes))
+void fields(Is<ContentStream> auto& m, auto&& f) {
+  f("bytes", m.bytes, "by_turn", if_set(m.by_turn));
+}
 BOOST_DESCRIBE_STRUCT(ContentEnd, (), ())
 BOOST_DESCRIBE_STRUCT(ContentRefused, (), (error))
 void fields(Is<CheckpointAsk> auto& m, auto&& f) {
   f("job", m.job, "number", m.number, "elsewhere", if_set(m.elsewhere));
 }
-void fields(Is<ContentFiles> auto& m, auto&& f) {
-  f("files", m.files, "offer", if_set(m.offer));
-}
+BOOST_DESCRIBE_STRUCT(ContentFiles, (), (files))
 void fields(Is<ContentElsewhere> auto& m, auto&& f) {
   f("node", m.node, "address", m.address, "port", within(m.port, 1, 65535), "token", m.token);
 }
 BOOST_DESCRIBE_STRUCT(ContentMissed, (), (why))
+BOOST_DESCRIBE_STRUCT(ContentWhole, (), ())
+BOOST_DESCRIBE_STRUCT(ContentWanted, (), (wanted))
+BOOST_DESCRIBE_STRUCT(ContentForbidden, (), (node))
 void fields(Is<ContentOffer> auto& m, auto&& f) {
   f("job", m.job, "attempt", within(m.attempt, 1), "checkpoint", if_set(m.checkpoint), "port",
     within(m.port, 1, 65535), "token", m.token);
@@ -164,8 +165,8 @@ constexpr MessageNames<HeadMessage> kHeadMessages{
     "shutdown", "prepare", "open_pair",    "dial_pairs", "close_pair", "certificate",
     "stage",    "unstage", "prepare_node", "take_stacks"};
 constexpr MessageNames<ContentMessage> kContentMessages{
-    "hello", "grant", "want",        "stream",    "end",    "refused", "checkpoint",
-    "files", "shard", "preparation", "elsewhere", "missed", "offer"};
+    "hello", "grant",       "want",      "stream", "end",   "refused", "checkpoint", "files",
+    "shard", "preparation", "elsewhere", "missed", "whole", "wanted",  "offer",      "forbidden"};
 constexpr const char* kUnknown = "unknown message ";
 
 }  // namespace

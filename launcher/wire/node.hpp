@@ -475,7 +475,6 @@ struct PreparationHello {
 // Head to node: this is what the attempt has, or the preparation, as its workdir.
 struct ContentGrant {
   JobContent content;
-  bool offer = false;  // others may want it: a ContentOffer, once it is whole, is heard
 };
 // /v1/node/checkpoint (feature "shards"): one folder of files. A committed checkpoint, to a node
 // whose attempt goes on with it; answered by ContentFiles.
@@ -486,11 +485,11 @@ struct CheckpointAsk {
 };
 struct ContentFiles {
   std::vector<FileEntry> files;
-  bool offer = false;  // as ContentGrant's
 };
-// The head's other answer to those two: that node has it, at /v1/relay/TOKEN, TLS, and speaks as
-// the head would. Who has it from there hangs up on the head; else it says ContentMissed, and the
-// head gives it when its turn has come.
+// The head's other answer to a ContentWant, where many nodes want the same: that node has it, at
+// /v1/relay/TOKEN, by TLS, and answers ContentWants as the head would, without zstd. What is not
+// had from there is told by ContentMissed, and the head answers the want itself when its turn has
+// come.
 struct ContentElsewhere {
   NodeId node;
   std::string address;
@@ -500,15 +499,24 @@ struct ContentElsewhere {
 struct ContentMissed {
   std::string why;
 };
+// To the head, after a want that was answered by turn: this node has all of it. Answered by
+// ContentWanted: whether others wait for it, so that a ContentOffer is worth its connection.
+struct ContentWhole {};
+struct ContentWanted {
+  bool wanted = false;
+};
 // Instead of a hello, on a connection of its own: this node gives the content of that attempt, or
 // the job's checkpoint of that number, to those that come with the token. It holds until either
-// side hangs up.
+// side hangs up; the head may say meanwhile to whom nothing is given any more.
 struct ContentOffer {
   JobId job;
   int attempt = 0;
   std::optional<int> checkpoint;
   int port = 0;
   std::string token;
+};
+struct ContentForbidden {
+  NodeId node;
 };
 // Or a shard, to the head, which has asked for it (ShardAsk): it is the head that sends
 // ContentWants, and last a ContentEnd, when the shard is safe there. With `error` there is none.
@@ -526,6 +534,7 @@ struct ContentWant {
 };
 struct ContentStream {
   std::uint64_t bytes = 0;  // of blobs, that will come
+  bool by_turn = false;     // others may want them too: ContentWhole is heard
 };
 struct ContentEnd {};
 struct ContentRefused {
@@ -535,7 +544,7 @@ struct ContentRefused {
 using ContentMessage =
     std::variant<ContentHello, ContentGrant, ContentWant, ContentStream, ContentEnd, ContentRefused,
                  CheckpointAsk, ContentFiles, ShardOffer, PreparationHello, ContentElsewhere,
-                 ContentMissed, ContentOffer>;
+                 ContentMissed, ContentWhole, ContentWanted, ContentOffer, ContentForbidden>;
 
 inline constexpr std::size_t kWantLimit = 20000;  // blobs of one ContentWant
 

@@ -79,6 +79,8 @@ class Content(HostsCase):
     def test_nodes_that_do_not_reach_each_other_have_them_from_the_head(self):
         for host in self.lab:
             host.in_network("nft", "-f", "-", input=FIREWALL)
+        self.lab[0].rate("60mbit")  # so that they wait for each other
+        self.addCleanup(self.lab[0].rate, None)
         # One for each host: there is room for no other beside it.
         (self.folder / "job.yaml").write_text(
             f"name: each\nworkdir: work\nresources: {{CPU: {os.cpu_count()}}}\n"

@@ -228,21 +228,17 @@ asio::awaitable<void> CheckpointTransfers::give_checkpoint(GuestPtr guest,
   const FileSum sum = sum_file(folder / "manifest.json");
   files.push_back({"manifest.json", sum.size, sum.sha256});
   link::check_list(files);
-  std::uint64_t size = 0;
-  for (const FileEntry& file : files) size += file.size;
-  const bool elsewhere = request.elsewhere && size >= Turns::kSpreadFrom;
-  std::shared_ptr<void> turn;
+  link::say(guest->stream, wire::ContentFiles{files});
   const std::string what = folder.string();
-  if (elsewhere) turn = co_await turns_.turn(guest, what, size);
-  link::say(guest->stream, wire::ContentFiles{files, elsewhere});
-  co_await link::give_all(guest->stream, link::files_of(folder, files), false);
+  const link::Source source = link::files_of(folder, files);
+  co_await turns_.give_all(guest, what, request.elsewhere, source, false);
 }
 
 asio::awaitable<void> CheckpointTransfers::hear_offer(GuestPtr guest, wire::ContentOffer offer) {
   if (!offer.checkpoint) throw Error(ErrorCode::invalid, "no checkpoint is offered");
   const fs::path folder = co_await checkpoint_for(guest->node, offer.job, *offer.checkpoint);
   const std::string what = folder.string();
-  co_await turns_.offered(guest, what, offer);
+  co_await turns_.hear_offer(guest, what, offer);
 }
 
 }  // namespace dtrain::head

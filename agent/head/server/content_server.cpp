@@ -214,13 +214,12 @@ asio::awaitable<void> ContentServer::serve(GuestPtr guest) {
   try {
     const wire::ContentMessage message = co_await link::hear(stream);
     if (const auto* hello = std::get_if<wire::ContentHello>(&message)) {
-      JobContent content = co_await content_for(node, hello->job, hello->attempt);
-      const bool elsewhere = hello->elsewhere && content.size >= Turns::kSpreadFrom;
-      co_await give(guest, std::move(content), hello->zstd, elsewhere);
+      const JobContent content = co_await content_for(node, hello->job, hello->attempt);
+      co_await give(guest, content, hello->zstd, hello->elsewhere);
     } else if (const auto* offer = std::get_if<wire::ContentOffer>(&message)) {
       const JobContent content = co_await content_for(node, offer->job, offer->attempt);
       const std::string what = join(content.trees(), ",");
-      co_await turns_.offered(guest, what, *offer);
+      co_await turns_.hear_offer(guest, what, *offer);
     } else if (const auto* preparation = std::get_if<wire::PreparationHello>(&message)) {
       const auto find = [this, node, key = preparation->key] {
         return preparations_->content_for(node, key);
@@ -229,7 +228,7 @@ asio::awaitable<void> ContentServer::serve(GuestPtr guest) {
       if (!content) {
         throw Error(ErrorCode::denied, "that preparation is not " + node.str() + "'s, or is over");
       }
-      co_await give(guest, std::move(*content), preparation->zstd, false);
+      co_await give(guest, *content, preparation->zstd, false);
     } else {
       throw Error(ErrorCode::invalid, "content is asked for without a hello");
     }
@@ -245,11 +244,10 @@ asio::awaitable<void> ContentServer::serve(GuestPtr guest) {
 
 asio::awaitable<void> ContentServer::give(GuestPtr guest, JobContent content, bool zstd,
                                           bool elsewhere) {
-  std::shared_ptr<void> turn;
+  link::say(guest->stream, wire::ContentGrant{content});
   const std::string what = join(content.trees(), ",");
-  if (elsewhere) turn = co_await turns_.turn(guest, what, content.size);
-  link::say(guest->stream, wire::ContentGrant{content, elsewhere});
-  co_await link::give_all(guest->stream, sources_.of(content), zstd);
+  const link::Source source = sources_.of(content);
+  co_await turns_.give_all(guest, what, elsewhere, source, zstd);
 }
 
 }  // namespace dtrain::head

@@ -5,12 +5,18 @@
 
 namespace dtrain::head {
 
-Distribution::Number Distribution::want(const std::string& what, std::uint64_t bytes,
-                                        const NodeId& node, Time now, Decided decided) {
+namespace {
+
+constexpr std::size_t kMissedBy = 2;  // nodes, until a giver is asked no more
+
+}  // namespace
+
+Distribution::Number Distribution::want(const std::string& what, const NodeId& node,
+                                        Decided decided) {
   const Number number = ++last_;
-  wishes_[number] = {what, bytes, node, std::move(decided), 0, std::nullopt};
+  wishes_[number] = {what, node, std::move(decided)};
   contents_[what].waiting.insert(number);
-  settle(what, now);
+  settle(what);
   return number;
 }
 
@@ -18,42 +24,54 @@ void Distribution::missed(Number number, Time now, Decided decided) {
   const auto found = wishes_.find(number);
   if (found == wishes_.end()) return;
   Wish& wish = found->second;
-  uncount(number, wish, now);
-  Content& content = contents_[wish.what];
-  if (const auto offer = content.offers.find(wish.giver); offer != content.offers.end()) {
-    dismiss(content, offer);
+  uncount(wish, now);
+  if (const auto offer = offers_.find(wish.giver); offer != offers_.end()) {
+    offer->second.missed.insert(wish.node);
+    if (offer->second.missed.size() >= kMissedBy) dismiss(offer->first);
   }
   wish.giver = 0;
   wish.decided = std::move(decided);
-  content.for_head.insert(number);
-  settle(wish.what, now);
+  contents_[wish.what].for_head.insert(number);
+  settle(wish.what);
+}
+
+void Distribution::slow(Number number, Time now) {
+  const auto found = wishes_.find(number);
+  if (found == wishes_.end() || !found->second.counted) return;
+  uncount(found->second, now);
+  settle(found->second.what);
+}
+
+bool Distribution::whole(Number number, Time now) {
+  const auto found = wishes_.find(number);
+  if (found == wishes_.end()) return false;
+  Wish& wish = found->second;
+  Content& content = contents_[wish.what];
+  if (!content.waits()) return false;
+  if (wish.counted && content.leaving.emplace(wish.node, number).second) {
+    wish.leaving = true;
+    leaving_.emplace_back(now, number);
+  }
+  return true;
 }
 
 void Distribution::over(Number number, Time now) {
   const auto found = wishes_.find(number);
-  if (found == wishes_.end()) return;
-  const Wish& wish = found->second;
-  Content& content = contents_[wish.what];
-  const bool is_new = wish.counted && content.leaving.emplace(wish.node, number).second;
-  if (!is_new) return leave(number, now);
-  leaving_.emplace_back(now, number);
+  if (found != wishes_.end() && !found->second.leaving) leave(number, now);
 }
 
-// It does not count any more.
+// It is forgotten, and does not count any more.
 void Distribution::leave(Number number, Time now) {
   const auto found = wishes_.find(number);
   if (found == wishes_.end()) return;
-  uncount(number, found->second, now);
+  uncount(found->second, now);
   const Wish wish = std::move(found->second);
   wishes_.erase(found);
   Content& content = contents_[wish.what];
-  const auto leaving = content.leaving.find(wish.node);
-  if (leaving != content.leaving.end() && leaving->second == number) {
-    content.leaving.erase(leaving);
-  }
+  if (wish.leaving) content.leaving.erase(wish.node);
   content.waiting.erase(number);
   content.for_head.erase(number);
-  settle(wish.what, now);
+  settle(wish.what);
   tidy(wish.what);
 }
 
@@ -61,28 +79,39 @@ Distribution::Number Distribution::offer(const std::string& what, const Giver& g
                                          std::function<void()> dismiss) {
   const Number number = ++last_;
   Content& content = contents_[what];
-  if (content.is_idle() && content.offers.size() >= limits_.idle) {
+  if (!content.waits()) {
+    tidy(what);
     dismiss();
     return number;
   }
-  content.offers[number] = {giver, std::move(dismiss), 0, now};
-  offered_[number] = what;
-  const auto leaving = content.leaving.find(giver.node);
-  if (leaving != content.leaving.end()) {
+  Offer& offer = offers_[number];
+  offer.what = what;
+  offer.giver = giver;
+  offer.dismiss = std::move(dismiss);
+  content.offers.insert(number);
+  set_unused(number, offer, now);
+  if (const auto leaving = content.leaving.find(giver.node); leaving != content.leaving.end()) {
     leave(leaving->second, now);
   } else {
-    settle(what, now);
+    settle(what);
   }
   return number;
 }
 
 void Distribution::withdraw(Number number) {
-  const auto found = offered_.find(number);
-  if (found == offered_.end()) return;
-  const std::string what = found->second;
+  const auto found = offers_.find(number);
+  if (found == offers_.end()) return;
+  set_unused(number, found->second, std::nullopt);
+  const std::string what = found->second.what;
+  offers_.erase(found);
   contents_[what].offers.erase(number);
-  offered_.erase(found);
   tidy(what);
+}
+
+void Distribution::dismiss(Number number) {
+  const std::function<void()> say = std::move(offers_.at(number).dismiss);
+  withdraw(number);
+  say();
 }
 
 void Distribution::look(Time now) {
@@ -91,110 +120,102 @@ void Distribution::look(Time now) {
     leaving_.pop_front();
     leave(number, now);
   }
-  while (!counting_.empty() && counting_.begin()->first <= now) {
-    const Number number = counting_.begin()->second;
-    Wish& wish = wishes_.at(number);
-    uncount(number, wish, now);
-    settle(wish.what, now);
+  while (!unused_.empty() && unused_.begin()->first + limits_.kept <= now) {
+    dismiss(unused_.begin()->second);
   }
-  for (auto& [what, content] : contents_) {
-    for (auto at = content.offers.begin(); at != content.offers.end();) {
-      const auto each = at++;
-      const bool unused = each->second.readers == 0 && each->second.last + limits_.kept <= now;
-      if (unused && content.is_idle()) dismiss(content, each);
-    }
-  }
-  std::erase_if(contents_, [](const auto& each) {
-    return each.second.is_idle() && each.second.readers == 0 && each.second.offers.empty();
-  });
 }
 
 std::optional<Distribution::Time> Distribution::next_look() const {
   std::optional<Time> next;
-  const auto at = [&next](Time time) { next = next ? std::min(*next, time) : time; };
-  if (!leaving_.empty()) at(leaving_.front().first + limits_.about_to_give);
-  if (!counting_.empty()) at(counting_.begin()->first);
-  for (const auto& [what, content] : contents_) {
-    if (!content.is_idle()) continue;
-    for (const auto& [number, offer] : content.offers) {
-      if (offer.readers == 0) at(offer.last + limits_.kept);
-    }
+  if (!unused_.empty()) next = unused_.begin()->first + limits_.kept;
+  if (!leaving_.empty()) {
+    const Time leaves = leaving_.front().first + limits_.about_to_give;
+    next = next ? std::min(*next, leaves) : leaves;
   }
   return next;
 }
 
+void Distribution::clear() {
+  contents_.clear();
+  wishes_.clear();
+  offers_.clear();
+  unused_.clear();
+  leaving_.clear();
+}
+
 // Sends those that wait to whoever may give to one more.
-void Distribution::settle(const std::string& what, Time now) {
+void Distribution::settle(const std::string& what) {
   Content& content = contents_[what];
   while (!content.for_head.empty() && content.readers < limits_.readers) {
-    begin(content, *content.for_head.begin(), 0, now);
+    begin(content, *content.for_head.begin(), 0);
   }
-  while (!content.waiting.empty()) {
-    const Number number = *content.waiting.begin();
-    Number giver = 0;
-    const bool found = least_busy(content, wishes_.at(number).node, giver) != nullptr;
-    if (!found && content.readers >= limits_.readers) return;
-    begin(content, number, giver, now);
+  bool is_passed_over = false;  // the first one, which may not be served by whom there is
+  for (auto at = content.waiting.begin(); at != content.waiting.end();) {
+    const Number number = *at++;
+    const Number giver = least_busy(content, wishes_.at(number).node);
+    if (giver != 0 || content.readers < limits_.readers) {
+      begin(content, number, giver);
+    } else if (std::exchange(is_passed_over, true)) {
+      return;
+    }
   }
 }
 
-Distribution::Offer* Distribution::least_busy(Content& content, const NodeId& reader,
-                                              Number& number) {
-  Offer* best = nullptr;
-  for (auto& [each, offer] : content.offers) {
-    if (offer.readers >= limits_.readers || offer.giver.node == reader) continue;
-    if (best != nullptr && offer.readers >= best->readers) continue;
-    best = &offer;
-    number = each;
-    if (offer.readers == 0) break;
+// 0: none that may give to one more.
+Distribution::Number Distribution::least_busy(const Content& content, const NodeId& reader) const {
+  Number best = 0;
+  int least = limits_.readers;
+  for (const Number number : content.offers) {
+    const Offer& offer = offers_.at(number);
+    const bool is_no_use = offer.giver.node == reader || offer.missed.contains(reader);
+    if (is_no_use || offer.readers >= least) continue;
+    best = number;
+    least = offer.readers;
+    if (least == 0) break;
   }
   return best;
 }
 
-void Distribution::begin(Content& content, Number number, Number giver, Time now) {
+void Distribution::begin(Content& content, Number number, Number giver) {
   content.waiting.erase(number);
   content.for_head.erase(number);
   Wish& wish = wishes_.at(number);
   wish.giver = giver;
-  wish.counted = now + limits_.counted + std::chrono::seconds(wish.bytes / limits_.slow);
-  counting_.emplace(*wish.counted, number);
+  wish.counted = true;
   std::optional<Giver> from;
   if (giver == 0) {
     ++content.readers;
   } else {
-    Offer& offer = content.offers.at(giver);
+    Offer& offer = offers_.at(giver);
     ++offer.readers;
-    offer.last = now;
+    set_unused(giver, offer, std::nullopt);
     from = offer.giver;
   }
   std::exchange(wish.decided, nullptr)(from);
 }
 
-void Distribution::uncount(Number number, Wish& wish, Time now) {
-  if (!wish.counted) return;
-  counting_.erase({*wish.counted, number});
-  wish.counted.reset();
-  Content& content = contents_[wish.what];
+void Distribution::uncount(Wish& wish, Time now) {
+  if (!std::exchange(wish.counted, false)) return;
   if (wish.giver == 0) {
-    --content.readers;
-  } else if (const auto offer = content.offers.find(wish.giver); offer != content.offers.end()) {
-    --offer->second.readers;
-    offer->second.last = now;
+    --contents_[wish.what].readers;
+    return;
   }
+  const auto found = offers_.find(wish.giver);
+  if (found == offers_.end()) return;
+  if (--found->second.readers == 0) set_unused(wish.giver, found->second, now);
 }
 
-void Distribution::dismiss(Content& content, std::map<Number, Offer>::iterator offer) {
-  const std::function<void()> say = std::move(offer->second.dismiss);
-  offered_.erase(offer->first);
-  content.offers.erase(offer);
-  say();
+void Distribution::set_unused(Number number, Offer& offer, std::optional<Time> since) {
+  if (offer.unused) unused_.erase({*offer.unused, number});
+  offer.unused = since;
+  if (since) unused_.emplace(*since, number);
 }
 
 void Distribution::tidy(const std::string& what) {
   const auto found = contents_.find(what);
   if (found == contents_.end()) return;
   const Content& content = found->second;
-  if (content.is_idle() && content.readers == 0 && content.offers.empty()) contents_.erase(found);
+  if (!content.waits() && content.readers == 0 && content.offers.empty()) contents_.erase(found);
 }
 
 }  // namespace dtrain::head

@@ -27,15 +27,9 @@ class Distribution {
   using Number = std::uint64_t;
   struct Limits {
     int readers = 2;  // of one giver at a time, the head among them
-    // So long a reader counts, and as much longer as all of it takes at that speed: slower ones
-    // keep nobody waiting.
-    std::chrono::milliseconds counted{20000};
-    std::uint64_t slow = std::uint64_t{2} << 20;  // bytes a second
-    // And so long after its end, if it does not give before: one that has it is about to.
-    std::chrono::milliseconds about_to_give{300};
-    // So long a node gives what nobody asks for; and of so many of them it is wanted.
-    std::chrono::milliseconds kept{10000};
-    std::size_t idle = 32;
+    // So long one that has it still counts as a reader, if it does not give before: it is about to.
+    std::chrono::milliseconds about_to_give{2000};
+    std::chrono::milliseconds kept{10000};  // a giver that nobody asks any more
   };
   // A node that gives, and where.
   struct Giver {
@@ -50,16 +44,20 @@ class Distribution {
   Distribution() = default;
   explicit Distribution(const Limits& limits) : limits_(limits) {}
 
-  // The node wants it, all its `bytes`, of whomever. `decided` is called once, maybe at once.
-  Number want(const std::string& what, std::uint64_t bytes, const NodeId& node, Time now,
-              Decided decided);
-  // It was not had from the node that it was sent to, which is not asked again by anybody; it is
-  // the head that will give it.
+  // The node wants it, of whomever. `decided` is called once, maybe at once.
+  Number want(const std::string& what, const NodeId& node, Decided decided);
+  // It was not had from the node that it was sent to, which is not asked any more once two nodes
+  // have said so; it is the head that will give it.
   void missed(Number wish, Time now, Decided decided);
-  // It has it, or does not want it any more.
+  // It takes next to nothing: it keeps nobody waiting any more.
+  void slow(Number wish, Time now);
+  // It has it whole. True when others wait, so that it should give.
+  bool whole(Number wish, Time now);
+  // It is gone.
   void over(Number wish, Time now);
 
-  // The node has it, and gives it until `dismiss` is called, or it withdraws.
+  // The node has it, and gives it until `dismiss` is called, or it withdraws. Dismissed at once
+  // where nobody waits.
   Number offer(const std::string& what, const Giver& giver, Time now,
                std::function<void()> dismiss);
   void withdraw(Number offer);
@@ -67,45 +65,49 @@ class Distribution {
   // What time brings; wanted again at next_look(), if there is one.
   void look(Time now);
   std::optional<Time> next_look() const;
+  void clear();  // calls nobody
 
  private:
   struct Wish {
     std::string what;
-    std::uint64_t bytes = 0;
     NodeId node;
-    Decided decided;              // empty: it was called
-    Number giver = 0;             // an offer's number; 0: the head
-    std::optional<Time> counted;  // as its reader, at most until then
+    Decided decided;       // empty: it was called
+    Number giver = 0;      // an offer's number; 0: the head
+    bool counted = false;  // as its reader
+    bool leaving = false;  // it has it, and counts for a moment
   };
   struct Offer {
+    std::string what;
     Giver giver;
     std::function<void()> dismiss;
     int readers = 0;
-    Time last;  // that somebody was sent to it, or was through with it
+    std::set<NodeId> missed;     // who did not get it there
+    std::optional<Time> unused;  // since when it has no reader
   };
   struct Content {
     std::set<Number> waiting;   // wishes that anybody may meet
     std::set<Number> for_head;  // that only the head may
     int readers = 0;            // the head's
-    std::map<Number, Offer> offers;
-    std::map<NodeId, Number> leaving;  // wishes that are over, and count
-    bool is_idle() const { return waiting.empty() && for_head.empty(); }
+    std::set<Number> offers;
+    std::map<NodeId, Number> leaving;  // wishes
+    bool waits() const { return !waiting.empty() || !for_head.empty(); }
   };
 
-  void settle(const std::string& what, Time now);
-  Offer* least_busy(Content& content, const NodeId& reader, Number& number);
-  void begin(Content& content, Number number, Number giver, Time now);
-  void uncount(Number number, Wish& wish, Time now);
-  void leave(Number number, Time now);
-  void dismiss(Content& content, std::map<Number, Offer>::iterator offer);
+  void settle(const std::string& what);
+  Number least_busy(const Content& content, const NodeId& reader) const;
+  void begin(Content& content, Number number, Number giver);
+  void uncount(Wish& wish, Time now);
+  void leave(Number wish, Time now);
+  void dismiss(Number offer);
+  void set_unused(Number number, Offer& offer, std::optional<Time> since);
   void tidy(const std::string& what);
 
   Limits limits_;
   std::map<std::string, Content> contents_;
   std::map<Number, Wish> wishes_;
-  std::map<Number, std::string> offered_;        // what each offer is of
-  std::set<std::pair<Time, Number>> counting_;   // until when which wish counts
-  std::deque<std::pair<Time, Number>> leaving_;  // since when which wish is over, in order
+  std::map<Number, Offer> offers_;
+  std::set<std::pair<Time, Number>> unused_;     // offers
+  std::deque<std::pair<Time, Number>> leaving_;  // since when which wish does, in order
   Number last_ = 0;
 };
 

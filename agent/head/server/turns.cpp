@@ -1,12 +1,11 @@
 #include "agent/head/server/turns.hpp"
 
-#include <boost/asio/co_spawn.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <utility>
 
-#include "agent/link/content_exchange.hpp"
+#include "agent/link/watched_stream.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 
@@ -22,29 +21,40 @@ Distribution::Time now() {
   return std::chrono::steady_clock::now();
 }
 
+// Where a guest waits for what is decided on another thread. Its own thread's.
+struct Waiter {
+  explicit Waiter(const asio::any_io_executor& executor)
+      : ready(executor, asio::steady_timer::time_point::max()) {}
+
+  asio::steady_timer ready;
+  std::optional<std::optional<Giver>> answer;
+};
+
 }  // namespace
 
-// A guest's wish, from its asking to its end.
+// A guest's wish: begun with the first large want, over with the connection.
 struct Turns::Seat {
-  Seat(Turns& all, std::string wanted, std::uint64_t size, NodeId by)
-      : turns(all), alive(all.alive_), what(std::move(wanted)), bytes(size), node(std::move(by)) {}
+  Seat(Turns& all, std::string wanted, NodeId by)
+      : turns(all), alive(all.alive_), what(std::move(wanted)), node(std::move(by)) {}
   Seat(const Seat&) = delete;
   Seat& operator=(const Seat&) = delete;
+  ~Seat() { leave(); }
+
+  void leave() {
+    by_head = false;
+    if (!std::exchange(begun, false) || alive.expired()) return;
+    turns.post([&all = turns, number = std::exchange(number, nullptr)] {
+      all.distribution_.over(*number, now());
+    });
+  }
 
   Turns& turns;
   const std::weak_ptr<int> alive;
   const std::string what;
-  const std::uint64_t bytes;
   const NodeId node;
-  Distribution::Number number = 0;  // the engine's thread's
-
-  ~Seat() {
-    if (number == 0 || alive.expired()) return;
-    asio::post(turns.context_, [&all = turns, number = number] {
-      all.distribution_.over(number, now());
-      all.look();
-    });
-  }
+  bool begun = false;
+  bool by_head = false;                          // is, or was, given to
+  std::shared_ptr<Distribution::Number> number;  // what it holds is the engine's thread's
 };
 
 Turns::Turns(asio::io_context& engine_context, std::function<std::string(const NodeId&)> address_of,
@@ -54,63 +64,134 @@ Turns::Turns(asio::io_context& engine_context, std::function<std::string(const N
       distribution_(limits),
       next_look_(engine_context) {}
 
-// On the engine's thread.
-asio::awaitable<std::optional<Giver>> Turns::decided(std::shared_ptr<Seat> seat, bool missed) {
-  asio::steady_timer ready(context_, asio::steady_timer::time_point::max());
-  std::optional<std::optional<Giver>> answer;
-  const Distribution::Decided decide = [&](const std::optional<Giver>& giver) {
-    answer = giver;
-    ready.cancel();
+void Turns::stop() {
+  alive_.reset();  // what is posted still does nothing
+  distribution_.clear();
+}
+
+void Turns::post(std::function<void()> work) {
+  asio::post(context_, [this, alive = std::weak_ptr(alive_), work = std::move(work)] {
+    if (alive.expired()) return;
+    work();
+    look();
+  });
+}
+
+asio::awaitable<std::optional<Giver>> Turns::decided(GuestPtr guest, Seat& seat, bool missed) {
+  const auto waiter = std::make_shared<Waiter>(guest->executor);
+  if (!missed) seat.number = std::make_shared<Distribution::Number>(0);
+  seat.begun = true;
+  const Distribution::Decided decide = [executor = guest->executor, weak = std::weak_ptr(waiter)](
+                                           const std::optional<Giver>& giver) {
+    asio::post(executor, [weak, giver] {
+      const auto waits = weak.lock();
+      if (!waits) return;
+      waits->answer = giver;
+      waits->ready.cancel();
+    });
   };
-  if (missed) {
-    distribution_.missed(seat->number, now(), decide);
-  } else {
-    seat->number = distribution_.want(seat->what, seat->bytes, seat->node, now(), decide);
-  }
-  look();
-  while (!answer) {
-    error_code ignored;
-    co_await ready.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
-  }
-  co_return *answer;
-}
-
-asio::awaitable<std::shared_ptr<void>> Turns::turn(GuestPtr guest, std::string what,
-                                                   std::uint64_t bytes) {
-  const auto seat = std::make_shared<Seat>(*this, std::move(what), bytes, guest->node);
-  for (bool missed = false;; missed = true) {
-    const std::optional<Giver> giver =
-        co_await asio::co_spawn(context_, decided(seat, missed), asio::use_awaitable);
-    if (!giver) co_return seat;
-    link::say(guest->stream,
-              wire::ContentElsewhere{giver->node, giver->address, giver->port, giver->token});
-    const wire::ContentMessage message = co_await link::hear(guest->stream);
-    const auto* said = std::get_if<wire::ContentMissed>(&message);
-    if (said == nullptr) {
-      throw Error(ErrorCode::invalid, "an unexpected message of one that was sent elsewhere");
+  post([this, number = seat.number, what = seat.what, node = seat.node, missed, decide] {
+    if (missed) {
+      distribution_.missed(*number, now(), decide);
+    } else {
+      *number = distribution_.want(what, node, decide);
     }
-    log::info("content was not had from another node, and comes from here",
-              {{"node", guest->node.str()}, {"from", giver->node.str()}, {"why", said->why}});
+  });
+  while (!waiter->answer) {
+    error_code ignored;
+    co_await waiter->ready.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+  }
+  co_return *waiter->answer;
+}
+
+// Waits for the guest's turn. True when it has it from elsewhere, and says `next`.
+asio::awaitable<bool> Turns::sent_elsewhere(GuestPtr guest, Seat& seat,
+                                            std::optional<wire::ContentMessage>& next) {
+  const std::optional<Giver> giver = co_await decided(guest, seat, false);
+  if (!giver) co_return false;
+  link::say(guest->stream,
+            wire::ContentElsewhere{giver->node, giver->address, giver->port, giver->token});
+  next = co_await link::hear(guest->stream);
+  const auto* said = std::get_if<wire::ContentMissed>(&*next);
+  if (said == nullptr) co_return true;
+  log::info("content was not had from another node, and comes from here",
+            {{"node", guest->node.str()}, {"from", giver->node.str()}, {"why", said->why}});
+  next.reset();
+  co_await decided(guest, seat, true);
+  co_return false;
+}
+
+asio::awaitable<void> Turns::give_all(GuestPtr guest, std::string what, bool elsewhere,
+                                      link::Source source, bool zstd) {
+  if (!elsewhere) {
+    co_await link::give_all(guest->stream, source, zstd);
+    co_return;
+  }
+  Seat seat(*this, std::move(what), guest->node);
+  const auto slow = [this, &seat] {
+    if (seat.by_head) post([this, number = seat.number] { distribution_.slow(*number, now()); });
+  };
+  const wire::FrameStreamPtr stream =
+      std::make_shared<link::WatchedStream>(guest->stream, guest->executor, slow);
+  std::optional<wire::ContentMessage> next;
+  while (true) {
+    if (!next) next = co_await link::hear(stream);
+    const wire::ContentMessage message = *std::exchange(next, std::nullopt);
+    if (std::holds_alternative<wire::ContentWhole>(message)) {
+      const auto ask_others = [this, number = seat.number] {
+        return number && distribution_.whole(*number, now());
+      };
+      const bool wanted = co_await ask(context_, ask_others);
+      link::say(stream, wire::ContentWanted{wanted});
+      continue;
+    }
+    const auto* want = std::get_if<wire::ContentWant>(&message);
+    if (want == nullptr) throw Error(ErrorCode::invalid, "an unexpected message of content");
+    const bool by_turn = link::bytes_of(*want, source) >= kFrom;
+    if (by_turn) {
+      seat.leave();  // one want at a time
+      const bool is_had = co_await sent_elsewhere(guest, seat, next);
+      if (is_had) continue;
+    }
+    seat.by_head = by_turn;
+    co_await link::give(stream, *want, source, zstd, by_turn);
   }
 }
 
-asio::awaitable<void> Turns::offered(GuestPtr guest, std::string what, wire::ContentOffer offer) {
-  const auto begin = [this, guest, &what, &offer]() -> Distribution::Number {
-    const std::string address = address_of_(guest->node);
+asio::awaitable<void> Turns::hear_offer(GuestPtr guest, std::string what,
+                                        wire::ContentOffer offer) {
+  const std::weak_ptr<Guest> weak = guest;
+  const auto begin = [this, weak, node = guest->node, what, offer]() -> Distribution::Number {
+    const std::string address = address_of_(node);
     if (address.empty()) return 0;
-    return distribution_.offer(what, {guest->node, address, offer.port, offer.token}, now(),
-                               [guest] { hang_up(guest); });
+    std::erase_if(givers_, [](const auto& each) { return each.expired(); });
+    givers_.push_back(weak);
+    const auto dismiss = [weak] {
+      if (const GuestPtr gives = weak.lock()) hang_up(gives);
+    };
+    const Giver giver{node, address, offer.port, offer.token};
+    return distribution_.offer(what, giver, now(), dismiss);
   };
   const Distribution::Number number = co_await ask(context_, begin);
   if (number == 0) co_return;
-  const std::shared_ptr<void> withdraw(
-      nullptr, [this, number, alive = std::weak_ptr(alive_)](void*) {
-        if (alive.expired()) return;
-        asio::post(context_, [this, number] { distribution_.withdraw(number); });
-      });
-  asio::post(context_, [this] { look(); });
+  post([] {});  // it is looked when it is wanted next
+  const std::shared_ptr<void> withdraw(nullptr,
+                                       [this, number, alive = std::weak_ptr(alive_)](void*) {
+                                         if (!alive.expired())
+                                           post([this, number] { distribution_.withdraw(number); });
+                                       });
   co_await link::hear(guest->stream);
   throw Error(ErrorCode::invalid, "an unexpected message of one that gives");
+}
+
+void Turns::forbid(const NodeId& node) {
+  for (const std::weak_ptr<Guest>& each : givers_) {
+    const GuestPtr gives = each.lock();
+    if (!gives) continue;
+    asio::post(gives->executor, [gives, node] {
+      if (gives->stream) link::say(gives->stream, wire::ContentForbidden{node});
+    });
+  }
 }
 
 void Turns::look() {

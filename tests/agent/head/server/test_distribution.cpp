@@ -18,14 +18,10 @@ struct Wanted {
   Distribution::Limits limits;
   Distribution all{limits};
   Distribution::Time now{};
-  std::uint64_t bytes = 1000;                           // of what is wanted
   std::map<std::string, Distribution::Number> wishes;   // by node
   std::map<std::string, Distribution::Number> offers;   // by node
   std::map<std::string, std::vector<std::string>> got;  // by node: "head" or a node, each time
   std::vector<std::string> dismissed;
-
-  Wanted() = default;
-  explicit Wanted(const Distribution::Limits& wanted) : limits(wanted) {}
 
   Distribution::Decided noting(const std::string& node) {
     return [this, node](const std::optional<Distribution::Giver>& giver) {
@@ -33,23 +29,24 @@ struct Wanted {
     };
   }
   void want(const std::string& node, const std::string& what = "weights") {
-    wishes[node] = all.want(what, bytes, NodeId(node), now, noting(node));
+    wishes[node] = all.want(what, NodeId(node), noting(node));
   }
   void missed(const std::string& node) { all.missed(wishes.at(node), now, noting(node)); }
-  // It is gone, and does not give.
-  void over(const std::string& node) {
-    all.over(wishes.at(node), now);
-    now += limits.about_to_give;
-    all.look(now);
-  }
+  void over(const std::string& node) { all.over(wishes.at(node), now); }
+  bool whole(const std::string& node) { return all.whole(wishes.at(node), now); }
   void offer(const std::string& node, const std::string& what = "weights") {
     offers[node] = all.offer(what, {NodeId(node), "10.0.0.1", 1, "token"}, now,
                              [this, node] { dismissed.push_back(node); });
   }
-  // It has all of it now, and gives it.
+  // It has all of it, and gives it where it is wanted.
   void has(const std::string& node) {
-    all.over(wishes.at(node), now);
-    offer(node);
+    const bool wanted = whole(node);
+    over(node);
+    if (wanted) offer(node);
+  }
+  void pass(std::chrono::milliseconds time) {
+    now += time;
+    all.look(now);
   }
   std::string source(const std::string& node) const {
     const auto found = got.find(node);
@@ -57,185 +54,152 @@ struct Wanted {
   }
 };
 
-Distribution::Limits two_readers() {
-  Distribution::Limits limits;
-  limits.readers = 2;
-  return limits;
-}
-
 }  // namespace
 
 TEST_CASE("the head gives to a few, and each that has it to as many more") {
-  Wanted nodes(two_readers());
-  for (const char* node : {"a", "b", "c", "d", "e"}) nodes.want(node);
+  Wanted nodes;
+  for (const char* node : {"a", "b", "c", "d", "e", "f", "g"}) nodes.want(node);
   CHECK(nodes.source("a") == "head");
   CHECK(nodes.source("b") == "head");
   CHECK(nodes.source("c").empty());
-  nodes.offer("a");  // while it still counts with the head
+  nodes.has("a");
   CHECK(nodes.source("c") == "a");
   CHECK(nodes.source("d") == "a");
-  CHECK(nodes.source("e").empty());
-  nodes.over("c");
-  CHECK(nodes.source("e") == "a");
-}
-
-TEST_CASE("one that has it is waited for a moment, since it is about to give") {
-  Wanted nodes(two_readers());
-  for (const char* node : {"a", "b", "c", "d", "e", "f", "g"}) nodes.want(node);
-  nodes.all.over(nodes.wishes.at("a"), nodes.now);
-  CHECK(nodes.source("c").empty());
-  CHECK(nodes.all.next_look() == nodes.now + nodes.limits.about_to_give);
-  nodes.offer("a");
-  CHECK(nodes.source("c") == "a");
-  CHECK(nodes.source("d") == "a");
-  CHECK(nodes.source("e") == "head");  // there was nobody else
-  nodes.all.over(nodes.wishes.at("b"), nodes.now);
-  nodes.now += nodes.limits.about_to_give - 1ms;
-  nodes.all.look(nodes.now);
+  CHECK(nodes.source("e") == "head");
   CHECK(nodes.source("f").empty());
-  nodes.now += 1ms;
-  nodes.all.look(nodes.now);
-  CHECK(nodes.source("f") == "head");
+  nodes.over("c");
+  CHECK(nodes.source("f") == "a");
 }
 
 TEST_CASE("a node before the head, and of nodes the least busy") {
-  Wanted nodes(two_readers());
-  nodes.offer("a");
-  nodes.offer("b");
-  nodes.want("c");
-  nodes.want("d");
-  nodes.want("e");
-  CHECK(nodes.source("c") == "a");
-  CHECK(nodes.source("d") == "b");
-  CHECK(nodes.source("e") == "a");
+  Wanted nodes;
+  for (const char* node : {"a", "b", "c", "d", "e", "f"}) nodes.want(node);
+  nodes.has("a");  // c and d, and e of the head
+  nodes.has("b");
+  CHECK(nodes.source("f") == "b");
+  nodes.want("g");
+  CHECK(nodes.source("g") == "b");
+  nodes.want("h");
+  CHECK(nodes.source("h") == "head");
 }
 
-TEST_CASE("different things know nothing of each other") {
-  Wanted nodes(two_readers());
-  nodes.offer("a", "other");
-  nodes.want("b");
-  CHECK(nodes.source("b") == "head");
-}
-
-TEST_CASE("nobody is sent to himself") {
-  Wanted nodes(two_readers());
-  nodes.offer("a");
-  nodes.want("a");
-  CHECK(nodes.source("a") == "head");
-}
-
-TEST_CASE("one that failed somebody is asked no more, and the head gives instead") {
-  Wanted nodes(two_readers());
-  nodes.offer("a");
-  nodes.want("b");
-  nodes.want("c");
-  CHECK(nodes.source("b") == "a");
-  nodes.missed("b");
-  CHECK(nodes.source("b") == "head");
-  CHECK(nodes.dismissed == std::vector<std::string>{"a"});
-  nodes.want("d");
-  CHECK(nodes.source("d") == "head");
-  nodes.over("c");  // which still had it from a
-  nodes.over("b");
-  nodes.over("d");
-}
-
-TEST_CASE("who waits for the head goes before those that anybody may serve") {
-  Wanted nodes(two_readers());
-  nodes.want("a");
-  nodes.want("b");
-  nodes.want("c");  // waits
-  nodes.offer("x");
-  CHECK(nodes.source("c") == "x");
-  nodes.want("d");
-  nodes.want("e");  // waits
-  nodes.missed("c");
-  CHECK(nodes.source("c") == "x");  // so far
+TEST_CASE("one that has it is waited for a moment, since it is about to give") {
+  Wanted nodes;
+  for (const char* node : {"a", "b", "c", "d", "e"}) nodes.want(node);
+  CHECK(nodes.whole("a"));
   nodes.over("a");
-  CHECK(nodes.source("c") == "head");
-  CHECK(nodes.source("e").empty());
-}
-
-TEST_CASE("slow ones keep nobody waiting for ever") {
-  Wanted nodes(two_readers());
-  nodes.want("a");
-  nodes.want("b");
-  nodes.want("c");
-  REQUIRE(nodes.all.next_look());
-  CHECK(*nodes.all.next_look() == nodes.now + nodes.limits.counted);
-  nodes.now += nodes.limits.counted - 1ms;
-  nodes.all.look(nodes.now);
   CHECK(nodes.source("c").empty());
-  nodes.now += 1ms;
-  nodes.all.look(nodes.now);
+  CHECK(nodes.all.next_look() == nodes.now + nodes.limits.about_to_give);
+  nodes.pass(nodes.limits.about_to_give - 1ms);
+  CHECK(nodes.source("c").empty());
+  nodes.pass(1ms);
   CHECK(nodes.source("c") == "head");
-  // Their end is not counted twice.
-  nodes.over("a");
+  // One that does not say so is not waited for.
   nodes.over("b");
-  nodes.want("d");
-  nodes.want("e");
   CHECK(nodes.source("d") == "head");
-  CHECK(nodes.source("e").empty());
 }
 
-TEST_CASE("of much a reader may take longer") {
-  Wanted nodes(two_readers());
-  nodes.bytes = nodes.limits.slow * 100;
+TEST_CASE("where nobody waits nobody needs to give") {
+  Wanted nodes;
   nodes.want("a");
-  CHECK(*nodes.all.next_look() == nodes.now + nodes.limits.counted + 100s);
-}
-
-TEST_CASE("a reader that had to begin again counts from then on") {
-  Wanted nodes(two_readers());
-  nodes.offer("x");
-  nodes.want("a");
-  nodes.now += nodes.limits.counted - 1s;
-  nodes.missed("a");  // to the head
-  nodes.want("b");    // the head's second
-  nodes.want("c");
-  nodes.now += 2s;  // the time of a's first try is over
-  nodes.all.look(nodes.now);
-  CHECK(nodes.source("c").empty());
-}
-
-TEST_CASE("what nobody wants is not given for long") {
-  Wanted nodes(two_readers());
+  CHECK_FALSE(nodes.whole("a"));
+  nodes.over("a");
   nodes.offer("a");
-  nodes.want("b");
-  nodes.now += nodes.limits.kept;
-  nodes.all.look(nodes.now);
-  CHECK(nodes.dismissed.empty());
-  nodes.over("b");
-  REQUIRE(nodes.all.next_look());
-  CHECK(*nodes.all.next_look() == nodes.now + nodes.limits.kept);
-  nodes.now += nodes.limits.kept;
-  nodes.all.look(nodes.now);
   CHECK(nodes.dismissed == std::vector<std::string>{"a"});
-  nodes.all.withdraw(nodes.offers.at("a"));
-  nodes.now += nodes.limits.counted;
-  nodes.all.look(nodes.now);
   CHECK_FALSE(nodes.all.next_look());
 }
 
-TEST_CASE("of those that give to nobody only so many are kept") {
-  Wanted nodes(two_readers());
-  for (std::size_t i = 0; i < nodes.limits.idle + 3; ++i) nodes.offer("n" + std::to_string(i));
-  CHECK(nodes.dismissed.size() == 3);
-  nodes.want("a");
-  CHECK(nodes.source("a") == "n0");
+TEST_CASE("different things know nothing of each other") {
+  Wanted nodes;
+  for (const char* node : {"a", "b", "c"}) nodes.want(node, "other");
+  for (const char* node : {"x", "y", "z"}) nodes.want(node);
+  nodes.offer("giver", "other");
+  CHECK(nodes.source("c") == "giver");
+  CHECK(nodes.source("z").empty());
+}
+
+TEST_CASE("nobody is sent to himself, and keeps nobody behind him waiting") {
+  Wanted nodes;
+  for (const char* node : {"a", "b", "c", "d"}) nodes.want(node);
+  nodes.offer("c");
+  CHECK(nodes.source("c").empty());
+  CHECK(nodes.source("d") == "c");
+}
+
+TEST_CASE("one that failed two nodes is asked no more, and the head gives instead") {
+  Wanted nodes;
+  for (const char* node : {"a", "b", "c", "d"}) nodes.want(node);
+  nodes.offer("x");
+  CHECK(nodes.source("c") == "x");
+  CHECK(nodes.source("d") == "x");
+  nodes.missed("c");
+  CHECK(nodes.dismissed.empty());
+  CHECK(nodes.source("c") == "x");  // so far: the head is busy
+  nodes.want("e");
+  CHECK(nodes.source("e") == "x");
+  nodes.over("a");
+  CHECK(nodes.source("c") == "head");
+  nodes.missed("c");  // again, by mistake
+  nodes.missed("d");
+  CHECK(nodes.dismissed == std::vector<std::string>{"x"});
+  nodes.over("b");
+  nodes.over("e");  // which still had it from x
+  CHECK(nodes.source("d") == "head");
+}
+
+TEST_CASE("who waits for the head goes before those that anybody may serve") {
+  Wanted nodes;
+  for (const char* node : {"a", "b", "c", "d", "e"}) nodes.want(node);
+  nodes.offer("x");
+  CHECK(nodes.source("d") == "x");
+  CHECK(nodes.source("e").empty());
+  nodes.missed("d");  // and e is sent there
+  CHECK(nodes.source("e") == "x");
+  nodes.want("f");
+  nodes.over("a");
+  CHECK(nodes.source("d") == "head");
+  CHECK(nodes.source("f").empty());
+}
+
+TEST_CASE("one that takes next to nothing keeps nobody waiting") {
+  Wanted nodes;
+  for (const char* node : {"a", "b", "c", "d"}) nodes.want(node);
+  nodes.all.slow(nodes.wishes.at("a"), nodes.now);
+  CHECK(nodes.source("c") == "head");
+  // Its end is not counted twice.
+  nodes.all.slow(nodes.wishes.at("a"), nodes.now);
+  nodes.over("a");
+  CHECK(nodes.source("d").empty());
+  nodes.over("b");
+  CHECK(nodes.source("d") == "head");
+}
+
+TEST_CASE("what nobody wants is not given for long") {
+  Wanted nodes;
+  for (const char* node : {"a", "b", "c"}) nodes.want(node);
+  nodes.offer("x");
+  CHECK(nodes.source("c") == "x");
+  nodes.pass(nodes.limits.kept);
+  CHECK(nodes.dismissed.empty());  // c still has it from there
+  nodes.over("c");
+  REQUIRE(nodes.all.next_look());
+  CHECK(*nodes.all.next_look() == nodes.now + nodes.limits.kept);
+  nodes.pass(nodes.limits.kept);
+  CHECK(nodes.dismissed == std::vector<std::string>{"x"});
+  nodes.all.withdraw(nodes.offers.at("x"));
+  CHECK_FALSE(nodes.all.next_look());
 }
 
 TEST_CASE("one that withdraws, or that leaves while it waits, is forgotten") {
-  Wanted nodes(two_readers());
+  Wanted nodes;
+  for (const char* node : {"a", "b", "c", "d", "e", "f"}) nodes.want(node);
   nodes.offer("x");
   nodes.all.withdraw(nodes.offers.at("x"));
   CHECK(nodes.dismissed.empty());
-  for (const char* node : {"a", "b", "c", "d"}) nodes.want(node);
-  CHECK(nodes.source("a") == "head");
-  nodes.over("c");
+  nodes.over("e");
   nodes.over("a");
-  CHECK(nodes.source("c").empty());
-  CHECK(nodes.source("d") == "head");
+  CHECK(nodes.source("e").empty());
+  CHECK(nodes.source("f") == "head");
 }
 
 // Time by steps, in each of which whoever gives hands over one copy in all.

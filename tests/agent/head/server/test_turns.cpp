@@ -51,19 +51,21 @@ struct ManyNodes {
   std::unique_ptr<head::Turns> turns;
   std::vector<std::unique_ptr<Node>> nodes;
   std::vector<FileEntry> files;
-  int by_head = 0;                         // times that it was the head's turn
-  int offered = 0;                         // times that a node began to give it
+  int asked = 0;                           // times that somebody asked for it
+  int looked_up = 0;                       // times that the head looked where a large file is
+  std::function<void()> before_offer;      // called when a node is about to be asked by others
   std::vector<wire::ContentOffer> offers;  // as they were heard
-  // Until it is cancelled the head gives it to the first one only.
-  asio::steady_timer gate{context, asio::steady_timer::time_point::max()};
+  bool keeps_offers = false;               // and not heeded
+  wire::FrameStreamPtr kept;
   const std::string weights = std::string(3000000, 'w') + "end";
 
   explicit ManyNodes(int readers) {
     limits.readers = readers;
+    limits.about_to_give = 60s;  // however busy this machine is
     turns = std::make_unique<head::Turns>(
         context,
         [this](const NodeId&) {
-          ++offered;
+          if (before_offer) before_offer();
           return std::string("127.0.0.1");
         },
         limits);
@@ -139,16 +141,37 @@ struct ManyNodes {
     const wire::ContentMessage message = co_await link::hear(guest->stream);
     if (const auto* offer = std::get_if<wire::ContentOffer>(&message)) {
       offers.push_back(*offer);
-      co_await turns->offered(guest, what, *offer);
+      if (keeps_offers) {
+        kept = guest->stream;
+        co_await link::hear(kept);
+      }
+      co_await turns->hear_offer(guest, what, *offer);
+      co_return;
     }
     CHECK(std::get<wire::CheckpointAsk>(message).elsewhere);
-    const std::shared_ptr<void> turn = co_await turns->turn(guest, what, weights.size());
-    boost::system::error_code cancelled;
-    if (++by_head > 1)
-      co_await gate.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
-    link::say(guest->stream, wire::ContentFiles{files, true});
-    co_await link::give_all(guest->stream, link::files_of(folder / "stored", files), false);
+    link::say(guest->stream, wire::ContentFiles{files});
+    const link::Source stored = link::files_of(folder / "stored", files);
+    const link::Source source = [this, stored](const std::string& sha256) {
+      if (sha256 == files[0].sha256) ++looked_up;
+      return stored(sha256);
+    };
+    ++asked;
+    co_await turns->give_all(guest, what, true, source, false);
   }
+  // Each want is looked up once, and twice more where the head itself answers it.
+  int by_head() const { return (looked_up - asked) / 2; }
+
+  // What one says who has a node's certificate and is none.
+  asio::awaitable<wire::FrameStreamPtr> dial(std::string node, wire::PeerName::Role role, int port,
+                                             std::string path) {
+    identify(folder / node, wire::PeerName::Role::node, node);
+    const auto tls = role == wire::PeerName::Role::head
+                         ? wire::tls_context(folder / node, wire::PeerName::Role::node)
+                         : wire::tls_pair_context(folder / node);
+    co_return co_await wire::dial_tls("127.0.0.1", static_cast<std::uint16_t>(port), tls, role,
+                                      kLab, path, 20s);
+  }
+  int port() const { return acceptor.local_endpoint().port(); }
 
   template <typename Ready>
   void run_until(Ready ready) {
@@ -160,63 +183,114 @@ struct ManyNodes {
 
 TEST_CASE("what the head gave to one, others have from there") {
   ManyNodes lab(1);
-  ManyNodes::Node& first = lab.add_node();
-  ManyNodes::prepare(first);
-  lab.run_until([&] { return first.prepared && lab.offered == 1; });
-  lab.check_whole(first);
-  CHECK(lab.offers.at(0).job == kJob);
-  CHECK(lab.offers.at(0).checkpoint == 3);
-  for (int i = 0; i < 6; ++i) ManyNodes::prepare(lab.add_node());
-  const auto prepared = [&] {
-    return std::count_if(lab.nodes.begin(), lab.nodes.end(),
-                         [](const auto& each) { return each->prepared.has_value(); });
-  };
-  // It may be the head's turn for one of them, which waits for the others then.
-  lab.run_until([&] { return prepared() >= 6; });
-  lab.gate.cancel();
-  lab.run_until([&] { return prepared() == 7; });
+  for (int i = 0; i < 7; ++i) ManyNodes::prepare(lab.add_node());
+  lab.run_until([&] {
+    return std::all_of(lab.nodes.begin(), lab.nodes.end(),
+                       [](const auto& each) { return each->prepared.has_value(); });
+  });
   for (const auto& each : lab.nodes) lab.check_whole(*each);
-  CHECK(lab.by_head <= 2);
+  CHECK(lab.asked == 7);
+  CHECK(lab.by_head() < 7);
+  REQUIRE_FALSE(lab.offers.empty());
+  CHECK(lab.offers[0].job == kJob);
+  CHECK(lab.offers[0].checkpoint == 3);
 }
 
-TEST_CASE("who does not reach the node that it is sent to has it from the head") {
+TEST_CASE("one alone is not asked to give") {
   ManyNodes lab(1);
-  // Nobody listens there.
-  asio::ip::tcp::acceptor closed(lab.context, {asio::ip::address_v4::loopback(), 0});
-  const int port = closed.local_endpoint().port();
-  closed.close();
-  lab.identify(lab.folder / "giver", wire::PeerName::Role::node, "node-9");
-  const auto offers = [&]() -> asio::awaitable<void> {
-    const auto tls = wire::tls_context(lab.folder / "giver", wire::PeerName::Role::node);
-    const wire::FrameStreamPtr stream =
-        co_await wire::dial_tls("127.0.0.1", lab.acceptor.local_endpoint().port(), tls,
-                                wire::PeerName::Role::head, kLab, "/v1/node/checkpoint", 20s);
-    link::say(stream, wire::ContentOffer{kJob, 1, 3, port, "00ff"});
-    co_await link::hear(stream);
-  };
-  bool hung_up = false;
-  asio::co_spawn(lab.context, offers(),
-                 [&](const std::exception_ptr& ended) { hung_up = ended != nullptr; });
-  lab.run_until([&] { return lab.offered == 1; });
   ManyNodes::Node& node = lab.add_node();
   ManyNodes::prepare(node);
   lab.run_until([&] { return node.prepared.has_value(); });
   lab.check_whole(node);
-  CHECK(lab.by_head == 1);
-  lab.run_until([&] { return hung_up; });  // it is asked no more
+  CHECK(lab.offers.empty());
+}
+
+TEST_CASE("who does not reach the node that it is sent to has it from the head") {
+  ManyNodes lab(1);
+  // One that has the head's turn until it hangs up.
+  wire::FrameStreamPtr holder;
+  const auto hold = [&]() -> asio::awaitable<void> {
+    const std::string path = "/v1/node/checkpoint";
+    const std::string name = "node-8";
+    holder = co_await lab.dial(name, wire::PeerName::Role::head, lab.port(), path);
+    link::say(holder, wire::CheckpointAsk{kJob, 3, true});
+    link::say(holder, wire::ContentWant{{{lab.files[0].sha256, 0}}});
+  };
+  asio::co_spawn(lab.context, hold(), asio::detached);
+  lab.run_until([&] { return lab.looked_up >= 3; });
+  ManyNodes::Node& node = lab.add_node();
+  ManyNodes::prepare(node);
+  lab.run_until([&] { return lab.looked_up >= 4; });  // it waits
+  // Nobody listens where it is sent.
+  asio::ip::tcp::acceptor closed(lab.context, {asio::ip::address_v4::loopback(), 0});
+  const int port = closed.local_endpoint().port();
+  closed.close();
+  const auto offer = [&]() -> asio::awaitable<void> {
+    const std::string path = "/v1/node/checkpoint";
+    const std::string name = "node-9";
+    const wire::FrameStreamPtr stream =
+        co_await lab.dial(name, wire::PeerName::Role::head, lab.port(), path);
+    link::say(stream, wire::ContentOffer{kJob, 1, 3, port, "00ff"});
+    co_await link::hear(stream);
+  };
+  bool is_sent = false;
+  lab.before_offer = [&] { is_sent = true; };
+  asio::co_spawn(lab.context, offer(), asio::detached);
+  lab.run_until([&] { return is_sent; });
+  holder->abort();
+  lab.run_until([&] { return node.prepared.has_value(); });
+  lab.check_whole(node);
+  CHECK(lab.by_head() == 2);
 }
 
 TEST_CASE("who gives what is damaged is left, and the rest comes from the head") {
   ManyNodes lab(1);
-  lab.gate.expires_at(asio::steady_timer::time_point::min());
   ManyNodes::Node& first = lab.add_node();
-  ManyNodes::prepare(first);
-  lab.run_until([&] { return first.prepared && lab.offered == 1; });
-  const fs::path damaged = first.root.checkpoint(kJob, 3) / "shard/weights";
-  write(damaged, std::string(lab.weights.size(), 'x'));
   ManyNodes::Node& second = lab.add_node();
+  lab.before_offer = [&] {
+    const bool is_first = fs::exists(first.root.checkpoint(kJob, 3));
+    const ManyNodes::Node& giver = is_first ? first : second;
+    write(giver.root.checkpoint(kJob, 3) / "shard/weights", std::string(lab.weights.size(), 'x'));
+  };
+  ManyNodes::prepare(first);
   ManyNodes::prepare(second);
-  lab.run_until([&] { return second.prepared.has_value(); });
-  lab.check_whole(second);
-  CHECK(lab.by_head >= 2);  // and once more where what had come of the damaged one went on
+  lab.run_until([&] { return first.prepared && second.prepared; });
+  REQUIRE(lab.offers.size() == 1);
+  const auto is_whole = [&](const ManyNodes::Node& node) {
+    return read_file(node.root.checkpoint(kJob, 3) / "shard/weights") == lab.weights;
+  };
+  CHECK_FALSE(second.prepared->error);
+  CHECK_FALSE(first.prepared->error);
+  CHECK(is_whole(first) != is_whole(second));  // one was damaged by this test
+}
+
+TEST_CASE("to whom it is forbidden nothing is given any more") {
+  ManyNodes lab(1);
+  lab.keeps_offers = true;
+  ManyNodes::Node& giver = lab.add_node();
+  giver.relay->offer("/v1/node/checkpoint", {kJob, 1, 3, 0, {}},
+                     [&] { return link::files_of(lab.folder / "stored", lab.files); });
+  lab.run_until([&] { return lab.kept != nullptr; });
+  int ended = 0;
+  bool began = false;
+  const auto take = [&](std::string name) -> asio::awaitable<void> {
+    const std::string path = "/v1/relay/" + lab.offers[0].token;
+    const wire::FrameStreamPtr stream =
+        co_await lab.dial(name, wire::PeerName::Role::node, lab.offers[0].port, path);
+    link::say(stream, wire::ContentWant{{{lab.files[0].sha256, 0}}});
+    while (true) {
+      co_await stream->read();
+      began = true;
+    }
+  };
+  const auto note = [&](const std::exception_ptr&) { ++ended; };
+  const std::string name = "node-2";
+  asio::co_spawn(lab.context, take(name), note);
+  lab.run_until([&] { return began; });
+  link::say(lab.kept, wire::ContentForbidden{NodeId("node-2")});
+  lab.run_until([&] { return ended == 1; });
+  began = false;
+  asio::co_spawn(lab.context, take(name), note);
+  lab.run_until([&] { return ended == 2; });
+  CHECK_FALSE(began);
 }
