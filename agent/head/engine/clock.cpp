@@ -56,6 +56,7 @@ void Engine::Impl::arm() {
       if (collecting.again) at(*collecting.again);
     }
   }
+  if (look_waits) at(next_look);
   if (restored && !restored->settled && storage_looked_through) at(restore_settles);
   if (!nodes_out.can_come()) at(clock.now() + kLookWhileShut);
   for (const auto& [id, node] : nodes) {
@@ -74,6 +75,10 @@ void Engine::Impl::tick() {
   armed.reset();
   const Monotonic now = clock.now();
   see_clock();
+  if (look_waits && now >= next_look) {
+    look_waits = false;
+    post_look();
+  }
   std::vector<NodeId> silent;
   for (auto& [id, node] : nodes) {
     if (!nodes_out.can_come()) node.heard = now;

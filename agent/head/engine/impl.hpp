@@ -323,6 +323,7 @@ struct Engine::Impl {
   // Looks at the queue once what goes on now is done: a thousand jobs that end at once are one
   // look.
   void schedule();
+  void post_look();
   void look_at_queue();
   void note_needs();
   std::vector<NodeCapacity> free_now() const;  // but for what is kept
@@ -607,6 +608,8 @@ struct Engine::Impl {
   bool disk_look_runs = false;
   DiskUse disk;
   bool look_posted = false;
+  bool look_waits = false;  // for the time of:
+  Monotonic next_look;      // at the queue, at the earliest
   bool arm_posted = false;
   bool looking = false;
   bool shutting_down = false;
