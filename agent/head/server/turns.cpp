@@ -170,16 +170,16 @@ asio::awaitable<void> Turns::hear_offer(GuestPtr guest, std::string what,
       if (const GuestPtr gives = weak.lock()) hang_up(gives);
     };
     const Giver giver{node, address, offer.port, offer.token};
-    return distribution_.offer(what, giver, now(), dismiss);
+    const Distribution::Number number = distribution_.offer(what, giver, now(), dismiss);
+    look();
+    return number;
   };
   const Distribution::Number number = co_await ask(context_, begin);
   if (number == 0) co_return;
-  post([] {});  // it is looked when it is wanted next
-  const std::shared_ptr<void> withdraw(nullptr,
-                                       [this, number, alive = std::weak_ptr(alive_)](void*) {
-                                         if (!alive.expired())
-                                           post([this, number] { distribution_.withdraw(number); });
-                                       });
+  const auto withdraw = [this, number, alive = std::weak_ptr(alive_)](void*) {
+    if (!alive.expired()) post([this, number] { distribution_.withdraw(number); });
+  };
+  const std::shared_ptr<void> at_end(nullptr, withdraw);
   co_await link::hear(guest->stream);
   throw Error(ErrorCode::invalid, "an unexpected message of one that gives");
 }
