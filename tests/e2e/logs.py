@@ -32,6 +32,20 @@ class Logs(ClusterCase):
         self.wait_state(job, "succeeded")
         self.assertIn("no newline", self.ok("logs", job))
 
+    def test_a_line_of_ten_megabytes_and_bytes_that_are_no_text(self):
+        odd = r"\033[31m\377\000\r\202end"
+        job = self.submit(f"head -c 10000000 /dev/zero | tr '\\0' x; printf '{odd}'")
+        self.wait_state(job, "succeeded")
+        said = subprocess.run([str(DTRAIN), "logs", job, "--rank", "0"], env=self.env, stdin=subprocess.DEVNULL,
+                              capture_output=True, timeout=DEADLINE)
+        self.assertEqual(said.returncode, 0, said.stderr)
+        self.assertEqual(len(said.stdout.rstrip(b"\n")), 10_000_000 + 12)
+        self.assertEqual(said.stdout.rstrip(b"\n")[10_000_000:], b"\x1b[31m\xff\x00\r\x82end")
+        # It passed through the head in pieces.
+        [head] = self.agents("head")
+        peak = int(re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{head}/status").read_text()).group(1))
+        self.assertLess(peak, 100_000)
+
     def test_output_is_in_the_log_when_the_state_is_terminal(self):
         for _ in range(5):
             out = self.ok("submit", "--", "/bin/sh", "-c", "seq 1 2000")

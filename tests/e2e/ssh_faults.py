@@ -165,6 +165,28 @@ class Faults(HostsCase):
         for rank in range(3):
             self.assertIn(f"rank {rank} ended", self.ok("logs", job))
 
+    def test_a_slow_line_is_slow_and_right(self):
+        self.up()
+        job = self.submit("yes 'a line of some length, as programs write them' | head -n 20000 | cat -n; "
+                          "while [ ! -e ~/stop ]; do sleep 0.05; done", "--nnodes", "3")
+        self.wait_state(job, "running")
+        self.lab[1].rate("1mbit")
+        self.addCleanup(self.lab[1].rate, None)
+        begin = time.monotonic()
+        # Of 1.1 MB the line takes 9 s, beside the heartbeats.
+        eventually(lambda: self.ok("logs", job, "--rank", "1", deadline=90).count("\n") == 20000, "all lines are there",
+                   pause=1)
+        print(f"    {time.monotonic() - begin:.0f} s for 1.1 MB at 1 Mbit/s")
+        for rank in range(3):
+            said = self.ok("logs", job, "--rank", rank, "--no-prefix")
+            self.assertEqual([int(line.split()[0]) for line in said.splitlines()], list(range(1, 20001)))
+        self.assert_ready(0, 1, 2)
+        for host in self.lab:
+            host.path("~/stop").touch()
+        self.wait_state(job, "succeeded")
+        self.assertEqual(len(self.job(job)["attempts"]), 1)
+        self.assertNotIn("lost", self.ok("status", "-v"))
+
     def test_who_follows_comes_back_after_a_long_silence(self):
         self.up()
         job = self.submit('i=0; while [ ! -e ~/stop ]; do i=$((i+1)); echo "line $i"; sleep 0.01; done; '
