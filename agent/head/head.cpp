@@ -210,10 +210,8 @@ int head_main(const paths::HeadRoot& root, bool leaves) {
   ExecHub execs(context, nodes);
   ContentServer contents(context, engine, turns, root.content());
   nodes.on_content([&](const wire::CallerPtr& caller) { contents.serve_node(caller); },
-                   [&](const NodeId& node) {
-                     contents.end(node);
-                     turns.forbid(node);
-                   });
+                   [&](const NodeId& node) { contents.end(node); },
+                   [&](const NodeId& node) { turns.forbid(node); });
   Joins joins(context, contents.thread(), config_file, engine, clock);
   nodes.use(joins);
   Preparations preparations(

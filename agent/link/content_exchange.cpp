@@ -116,26 +116,35 @@ Source files_of(const fs::path& folder, const std::vector<FileEntry>& files) {
   };
 }
 
-asio::awaitable<bool> bring(wire::FrameStreamPtr stream, const ContentStore& store,
-                            std::map<std::string, std::uint64_t> blobs, bool zstd,
-                            Progress progress, Elsewhere elsewhere) {
+namespace {
+
+// What is asked for of these blobs, from where earlier tries have left them.
+struct Wish {
+  Wish(const ContentStore& store, const std::map<std::string, std::uint64_t>& blobs) {
+    for (const auto& [sha256, size] : blobs) {
+      if (want.blobs.size() == wire::kWantLimit) break;
+      const std::uint64_t partial = store.partial(sha256, size);
+      here += partial;
+      want.blobs.push_back({sha256, partial});
+      expected[sha256] = size;
+    }
+  }
+
   wire::ContentWant want;
   std::map<std::string, std::uint64_t> expected;
-  std::uint64_t here = 0;
-  for (const auto& [sha256, size] : blobs) {
-    if (want.blobs.size() == wire::kWantLimit) break;
-    const std::uint64_t partial = store.partial(sha256, size);
-    here += partial;
-    want.blobs.push_back({sha256, partial});
-    expected[sha256] = size;
-  }
-  say(stream, want);
-  BlobReceiver receiver(store, std::move(expected), zstd);
+  std::uint64_t here = 0;  // bytes of them
+};
+
+// Takes what is sent for one want. Where another is named instead, that one; absent when it came.
+asio::awaitable<std::optional<wire::ContentElsewhere>> take_one(wire::FrameStreamPtr stream,
+                                                                const ContentStore& store,
+                                                                Wish wish, bool zstd,
+                                                                Progress progress, bool* by_turn) {
+  BlobReceiver receiver(store, std::move(wish.expected), zstd);
   bool begun = false;
-  bool by_turn = false;
   while (true) {
     const wire::Frame frame = co_await stream->read();
-    progress(here + receiver.received());
+    progress(wish.here + receiver.received());
     if (!frame.text) {
       if (!begun) throw Error(ErrorCode::invalid, "content before it was announced");
       receiver.take(frame.bytes);
@@ -144,19 +153,36 @@ asio::awaitable<bool> bring(wire::FrameStreamPtr stream, const ContentStore& sto
     const wire::ContentMessage message = read_message(frame);
     if (std::holds_alternative<wire::ContentEnd>(message)) {
       receiver.finish();
-      co_return by_turn;
+      co_return std::nullopt;
     }
     if (begun) unexpected();
-    if (const auto* giver = std::get_if<wire::ContentElsewhere>(&message); giver && elsewhere) {
-      const std::optional<std::string> missed = co_await elsewhere(*giver);
-      if (!missed) co_return true;
-      say(stream, wire::ContentMissed{*missed});
-      continue;
-    }
+    if (const auto* giver = std::get_if<wire::ContentElsewhere>(&message)) co_return *giver;
     const auto* announced = std::get_if<wire::ContentStream>(&message);
     if (announced == nullptr) unexpected();
-    by_turn = announced->by_turn;
+    *by_turn = announced->by_turn;
     begun = true;
+  }
+}
+
+}  // namespace
+
+asio::awaitable<bool> bring(wire::FrameStreamPtr stream, const ContentStore& store,
+                            std::map<std::string, std::uint64_t> blobs, bool zstd,
+                            Progress progress, Elsewhere elsewhere) {
+  bool by_turn = false;
+  while (true) {
+    const Wish wish(store, blobs);
+    say(stream, wish.want);
+    const std::optional<wire::ContentElsewhere> giver =
+        co_await take_one(stream, store, wish, zstd, progress, &by_turn);
+    if (!giver) co_return by_turn;
+    if (!elsewhere) unexpected();
+    const std::optional<std::string> missed = co_await elsewhere(*giver);
+    if (!missed) co_return true;
+    say(stream, wire::ContentMissed{*missed});
+    // Some of it may have come, or all.
+    std::erase_if(blobs, [&](const auto& blob) { return store.has(blob.first, blob.second); });
+    if (blobs.empty()) co_return true;
   }
 }
 

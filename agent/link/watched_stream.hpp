@@ -12,9 +12,10 @@
 
 namespace dtrain::link {
 
-// A connection by which content comes or goes. When fewer than kSlowest bytes a second did, either
-// way, for as long as kWatched, `slow` is called; again after the next such time. On the executor's
-// thread, as all of it.
+// A connection by which content comes or goes. When this side has waited for the other for
+// kWatched, and fewer than kSlowest bytes a second came or went meanwhile, `slow` is called; again
+// after the next such time. What this side does itself is not counted. On the executor's thread, as
+// all of it.
 class WatchedStream final : public wire::FrameStream {
  public:
   static constexpr std::chrono::seconds kWatched{20};
@@ -23,6 +24,8 @@ class WatchedStream final : public wire::FrameStream {
   WatchedStream(wire::FrameStreamPtr stream, const boost::asio::any_io_executor& executor,
                 std::function<void()> slow);
   ~WatchedStream() override;
+
+  void begin();  // it counts from now on
 
   boost::asio::awaitable<wire::Frame> read() override;
   void send(wire::Frame frame) override;

@@ -96,6 +96,7 @@ struct CheckpointTransfers::Fetch {
   wire::PrepareAttempt request;
   fs::path place;  // empty: there is none to go on from
   bool stop = false;
+  wire::FrameStreamPtr head = nullptr;  // while it is asked
 
   void check() const {
     if (stop) throw Error(ErrorCode::conflict, "it is not wanted any more");
@@ -151,6 +152,7 @@ void CheckpointTransfers::give_up(const JobId& job) {
   const std::shared_ptr<Fetch> fetch = found->second;
   fetches_.erase(found);
   fetch->stop = true;
+  if (fetch->head) fetch->head->abort();
   if (fetch->place.empty()) return;
   remove_or_warn(link::part_of(fetch->place), "a part of a checkpoint stays");
 }
@@ -188,6 +190,8 @@ asio::awaitable<void> CheckpointTransfers::look(std::shared_ptr<Fetch> fetch) {
 asio::awaitable<void> CheckpointTransfers::bring(std::shared_ptr<Fetch> fetch,
                                                  wire::FrameStreamPtr head) {
   const wire::PrepareAttempt& request = fetch->request;
+  fetch->head = head;
+  const std::shared_ptr<void> at_end(nullptr, [fetch](void*) { fetch->head.reset(); });
   link::say(head, wire::CheckpointAsk{request.job, *request.checkpoint, true});
   const wire::ContentMessage message = co_await link::hear(head);
   const auto* listed = std::get_if<wire::ContentFiles>(&message);

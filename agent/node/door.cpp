@@ -83,7 +83,7 @@ asio::awaitable<void> Door::accept() {
 asio::awaitable<void> Door::greet(std::shared_ptr<tcp::socket> socket) {
   const auto self = shared_from_this();
   try {
-    wire::AcceptedPeer peer = co_await wire::accept_tls(std::move(*socket), tls_, kGreeting);
+    wire::AcceptedPeer peer = co_await wire::accept_tls(std::move(*socket), tls_, kGreeting, true);
     const wire::FrameStreamPtr stream = peer.stream;
     if (peer.name.cluster != cluster_) {
       stream->abort();

@@ -21,12 +21,6 @@ namespace {
 constexpr auto kGiverLimit = 5s;
 constexpr std::string_view kRelayPath = "/v1/relay/";
 
-// A connection that is dropped where next to nothing passes.
-wire::FrameStreamPtr watched(const wire::FrameStreamPtr& stream,
-                             const asio::any_io_executor& executor) {
-  return std::make_shared<link::WatchedStream>(stream, executor, [stream] { stream->abort(); });
-}
-
 asio::awaitable<void> bring_by(paths::NodeRoot root, ClusterId cluster,
                                wire::ContentElsewhere giver, Bring bring) {
   const auto executor = co_await asio::this_coro::executor;
@@ -36,7 +30,9 @@ asio::awaitable<void> bring_by(paths::NodeRoot root, ClusterId cluster,
       co_await wire::dial_tls(giver.address, static_cast<std::uint16_t>(giver.port), tls,
                               wire::PeerName::Role::node, cluster, path, kGiverLimit, true);
   const std::shared_ptr<void> hang_up(nullptr, [stream](void*) { stream->abort(); });
-  const wire::FrameStreamPtr giving = watched(stream, executor);
+  const std::function<void()> leave = [stream] { stream->abort(); };
+  const wire::FrameStreamPtr giving =
+      std::make_shared<link::WatchedStream>(stream, executor, leave);
   co_await bring(giving);
 }
 
@@ -59,11 +55,18 @@ void Relay::offer(std::string path, wire::ContentOffer offer,
       asio::detached);
 }
 
+void Relay::Gift::end_readers(const std::optional<NodeId>& of) const {
+  for (const auto& [node, reader] : readers) {
+    const wire::FrameStreamPtr reads = reader.lock();
+    if (reads && (!of || node == *of)) reads->abort();
+  }
+}
+
 asio::awaitable<void> Relay::hold(std::string path, wire::ContentOffer offer,
                                   std::function<link::Source()> source) {
   offer.token = random_hex(16);
+  const auto gift = std::make_shared<Gift>();
   try {
-    const auto gift = std::make_shared<Gift>();
     gift->source = source();
     if (!door_ || !door_->is_open()) {
       door_ = Door::open(thread_.context().get_executor(), root_.identity(), cluster_,
@@ -79,16 +82,14 @@ asio::awaitable<void> Relay::hold(std::string path, wire::ContentOffer offer,
       const auto* forbidden = std::get_if<wire::ContentForbidden>(&message);
       if (forbidden == nullptr) continue;
       gift->forbidden.insert(forbidden->node);
-      for (const auto& [node, reader] : gift->readers) {
-        const wire::FrameStreamPtr reads = reader.lock();
-        if (reads && node == forbidden->node) reads->abort();
-      }
+      gift->end_readers(forbidden->node);
     }
   } catch (const std::exception& error) {
     // The head has had enough of it, or is gone.
     log::debug("content is not given any more", {{"why", error.what()}});
   }
-  // Those that take it have it to the end.
+  // From here on nobody would say who is forbidden.
+  gift->end_readers(std::nullopt);
   gifts_.erase(offer.token);
   if (gifts_.empty() && door_) std::exchange(door_, nullptr)->close();
 }
@@ -104,7 +105,7 @@ asio::awaitable<void> Relay::serve(wire::AcceptedPeer peer) {
   const std::shared_ptr<Gift> gift = found->second;
   std::erase_if(gift->readers, [](const auto& each) { return each.second.expired(); });
   gift->readers.emplace_back(peer.name.node, peer.stream);
-  const wire::FrameStreamPtr stream = watched(peer.stream, thread_.context().get_executor());
+  const wire::FrameStreamPtr stream = peer.stream;
   std::optional<Error> refused;
   try {
     co_await link::give_all(stream, gift->source, false);

@@ -39,6 +39,7 @@ class Relay {
     link::Source source;
     std::set<NodeId> forbidden;
     std::vector<std::pair<NodeId, std::weak_ptr<wire::FrameStream>>> readers;
+    void end_readers(const std::optional<NodeId>& of) const;  // absent: all
   };
   boost::asio::awaitable<void> hold(std::string path, wire::ContentOffer offer,
                                     std::function<link::Source()> source);

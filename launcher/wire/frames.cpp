@@ -272,8 +272,9 @@ class TlsCaller final : public Caller {
     co_return std::move(request_->get().body());
   }
 
-  asio::awaitable<FrameStreamPtr> accept() override {
+  asio::awaitable<FrameStreamPtr> accept(bool patient) override {
     check_silent();
+    if (patient) limit_unread(beast::get_lowest_layer(*socket_), 0);
     auto socket = std::move(socket_);
     FrameStreamPtr stream = co_await upgrade(std::move(socket), request_);
     co_return stream;
@@ -354,13 +355,13 @@ asio::awaitable<CallerPtr> greet_tls(tcp::socket accepted,
 
 asio::awaitable<AcceptedPeer> accept_tls(tcp::socket accepted,
                                          std::shared_ptr<asio::ssl::context> context,
-                                         std::chrono::milliseconds deadline) {
+                                         std::chrono::milliseconds deadline, bool patient) {
   const CallerPtr caller =
       co_await greet_tls(std::move(accepted), context, deadline, Callers::nodes);
   AcceptedPeer peer;
   peer.name = caller->name();
   peer.path = caller->path();
-  peer.stream = co_await caller->accept();
+  peer.stream = co_await caller->accept(patient);
   co_return peer;
 }
 

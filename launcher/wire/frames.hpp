@@ -67,10 +67,10 @@ struct AcceptedPeer {
 };
 // The other side of dial_tls. Who shows no certificate of the CA is hung up on by the TLS
 // handshake, who shows none of a node right after it, before a byte of a request is read. Throws
-// Error as dial_tls.
+// Error as dial_tls. `patient`: as there.
 asio::awaitable<AcceptedPeer> accept_tls(asio::ip::tcp::socket socket,
                                          std::shared_ptr<asio::ssl::context> context,
-                                         std::chrono::milliseconds deadline);
+                                         std::chrono::milliseconds deadline, bool patient = false);
 
 // A peer that has proven who it is, and of whose request the head has been read, and nothing behind
 // it. One of the last three is called, once; a caller that is let go of is hung up on.
@@ -88,8 +88,9 @@ class Caller {
   // a byte of it is read, when it is longer than `limit` or does not say how long it is.
   virtual asio::awaitable<std::string> body(std::size_t limit) = 0;
 
-  // Gives it the WebSocket, on this thread. Throws Error as accept_tls.
-  virtual asio::awaitable<FrameStreamPtr> accept() = 0;
+  // Gives it the WebSocket, on this thread. Throws Error as accept_tls. `patient`: as with
+  // dial_tls.
+  virtual asio::awaitable<FrameStreamPtr> accept(bool patient = false) = 0;
   // The same on another thread's executor, where the connection's TLS is done from then on: what
   // carries gigabytes keeps nobody else waiting. `then` is called there, if all goes well.
   // `patient`: as with dial_tls.

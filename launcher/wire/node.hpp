@@ -488,7 +488,7 @@ struct ContentFiles {
 };
 // The head's other answer to a ContentWant, where many nodes want the same: that node has it, at
 // /v1/relay/TOKEN, by TLS, and answers ContentWants as the head would, without zstd. What is not
-// had from there is told by ContentMissed, and the head answers the want itself when its turn has
+// had from there is told by ContentMissed; the next want the head answers itself, when its turn has
 // come.
 struct ContentElsewhere {
   NodeId node;

@@ -15,7 +15,7 @@ class DoctorCase(ClusterCase):
         self.assertIn(done.returncode, (0, 1), done.stderr)
         answer = json.loads(done.stdout)
         found = [(row["node"], finding) for row in answer["nodes"] for finding in row["findings"]
-                 if finding["kind"] not in OF_THE_MACHINE
+                 if finding["kind"] not in OF_THE_MACHINE and "the head's disk has" not in finding["what"]
                  and not (finding["kind"] == "sockets" and str(self.folder) not in finding["what"])]
         if not any(finding["severity"] == "problem" and not finding["fixed"]
                    for row in answer["nodes"] for finding in row["findings"]):

@@ -12,7 +12,8 @@
 namespace dtrain::head {
 namespace {
 
-constexpr int kLookShare = 3;    // times what a look at the queue took, until the next one
+constexpr int kLookShare = 3;  // times what a look at the queue took, until the next one
+constexpr Monotonic::duration kLongestPause = std::chrono::seconds(2);  // and at most
 constexpr int kNotedWaits = 20;  // changes of a job's reason to wait that become events
 
 // How long the job may still take at most, an end by timeout_s included; absent: not known, or it
@@ -229,14 +230,13 @@ void Engine::Impl::settle_dependents() {
 }
 
 void Engine::Impl::schedule() {
-  if (std::exchange(look_posted, true)) return;
-  look_waits = next_look - clock.now() >= std::chrono::milliseconds(1);
-  if (look_waits) return rearm();  // tick() does it then
-  post_look();
+  if (!std::exchange(look_posted, true)) post_look();
 }
 
 void Engine::Impl::post_look() {
   post([this] {
+    look_waits = next_look - clock.now() >= std::chrono::milliseconds(1);
+    if (look_waits) return rearm();  // tick() posts it again then
     look_posted = false;
     look_at_queue();
   });
@@ -281,8 +281,9 @@ void Engine::Impl::look_at_queue() {
   settle_spares(true);
   if (!to_come.types.empty()) note_needs();
   looking = false;
-  // Where many wait it takes long: others have three quarters of this thread.
-  next_look = clock.now() + kLookShare * (clock.now() - begin);
+  // Where many wait it takes long: others have three quarters of this thread, but for looks at what
+  // is heard of machines.
+  next_look = clock.now() + std::min(kLookShare * (clock.now() - begin), kLongestPause);
 }
 
 std::vector<NodeCapacity> Engine::Impl::free_now() const {

@@ -79,7 +79,9 @@ Distribution::Number Distribution::offer(const std::string& what, const Giver& g
                                          std::function<void()> dismiss) {
   const Number number = ++last_;
   Content& content = contents_[what];
+  const auto leaving = content.leaving.find(giver.node);
   if (!content.waits()) {
+    if (leaving != content.leaving.end()) leave(leaving->second, now);
     tidy(what);
     dismiss();
     return number;
@@ -90,7 +92,7 @@ Distribution::Number Distribution::offer(const std::string& what, const Giver& g
   offer.dismiss = std::move(dismiss);
   content.offers.insert(number);
   set_unused(number, offer, now);
-  if (const auto leaving = content.leaving.find(giver.node); leaving != content.leaving.end()) {
+  if (leaving != content.leaving.end()) {
     leave(leaving->second, now);
   } else {
     settle(what);
@@ -215,7 +217,8 @@ void Distribution::tidy(const std::string& what) {
   const auto found = contents_.find(what);
   if (found == contents_.end()) return;
   const Content& content = found->second;
-  if (!content.waits() && content.readers == 0 && content.offers.empty()) contents_.erase(found);
+  const bool is_over = !content.waits() && content.readers == 0 && content.offers.empty();
+  if (is_over && content.leaving.empty()) contents_.erase(found);
 }
 
 }  // namespace dtrain::head

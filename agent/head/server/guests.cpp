@@ -11,13 +11,14 @@ void hang_up(const GuestPtr& guest) {
   asio::post(guest->executor, [guest] {
     guest->ended = true;
     if (guest->stream) guest->stream->abort();
+    if (guest->at_end) guest->at_end();
   });
 }
 
 void Guests::let_in(const wire::CallerPtr& caller, asio::any_io_executor executor,
                     std::function<asio::awaitable<void>(GuestPtr)> serve) {
   const auto guest =
-      std::make_shared<Guest>(Guest{caller->name().node, std::move(executor), nullptr, false});
+      std::make_shared<Guest>(Guest{caller->name().node, std::move(executor), nullptr, false, {}});
   const auto [first, last] = guests_.equal_range(guest->node);
   for (auto at = first; at != last;) {
     at = at->second.expired() ? guests_.erase(at) : std::next(at);

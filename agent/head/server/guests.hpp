@@ -24,6 +24,7 @@ struct Guest {
   // ----
   wire::FrameStreamPtr stream;  // null until it has been given its WebSocket
   bool ended = false;
+  std::function<void()> at_end;  // called when it is hung up on
 };
 using GuestPtr = std::shared_ptr<Guest>;
 

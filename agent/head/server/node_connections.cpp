@@ -365,6 +365,8 @@ void NodeConnections::shard_taken(const NodeId& node, const std::string& transfe
 
 void NodeConnections::give_up(const NodeId& node) {
   transfers_->give_up(node);
+  if (end_content_) end_content_(node);
+  transfers_->end(node);
   if (on_change_) on_change_(node);
 }
 
@@ -399,6 +401,7 @@ asio::awaitable<void> NodeConnections::send_off(NodeId node, Revoked done) {
 void NodeConnections::end_all(const NodeId& node) {
   if (end_content_) end_content_(node);
   transfers_->end(node);
+  if (forbid_content_) forbid_content_(node);
   const auto found = connections_.find(node);
   if (found == connections_.end()) return;
   Connection ended = std::move(found->second);

@@ -83,11 +83,13 @@ class NodeConnections final : public Nodes {
     std::function<void(const NodeId&)> gone;
     std::function<void(const NodeId&)> opened;
   };
-  // A let-in node that has dialled for content; and one whose content is to end, being revoked.
-  void on_content(std::function<void(wire::CallerPtr)> take,
-                  std::function<void(const NodeId&)> end) {
+  // A let-in node that has dialled for content; one whose content is to end, being lost or revoked;
+  // and one that is to get none from other nodes either, being revoked.
+  void on_content(std::function<void(wire::CallerPtr)> take, std::function<void(const NodeId&)> end,
+                  std::function<void(const NodeId&)> forbid) {
     take_content_ = std::move(take);
     end_content_ = std::move(end);
+    forbid_content_ = std::move(forbid);
   }
   void on_bulk(BulkHooks hooks) { bulk_hooks_.push_back(std::move(hooks)); }
 
@@ -122,6 +124,7 @@ class NodeConnections final : public Nodes {
   Engine* engine_ = nullptr;
   std::function<void(wire::CallerPtr)> take_content_;
   std::function<void(const NodeId&)> end_content_;
+  std::function<void(const NodeId&)> forbid_content_;
   std::vector<BulkHooks> bulk_hooks_;
   CheckpointTransfers* transfers_ = nullptr;
   Joins* joins_ = nullptr;

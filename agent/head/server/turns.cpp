@@ -42,6 +42,7 @@ struct Turns::Seat {
 
   void leave() {
     by_head = false;
+    is_heads = false;
     if (!std::exchange(begun, false) || alive.expired()) return;
     turns.post([&all = turns, number = std::exchange(number, nullptr)] {
       all.distribution_.over(*number, now());
@@ -53,7 +54,8 @@ struct Turns::Seat {
   const std::string what;
   const NodeId node;
   bool begun = false;
-  bool by_head = false;                          // is, or was, given to
+  bool is_heads = false;                         // its next want is answered here
+  bool by_head = false;                          // it is, or was, given to from here
   std::shared_ptr<Distribution::Number> number;  // what it holds is the engine's thread's
 };
 
@@ -97,14 +99,18 @@ asio::awaitable<std::optional<Giver>> Turns::decided(GuestPtr guest, Seat& seat,
       *number = distribution_.want(what, node, decide);
     }
   });
+  guest->at_end = [weak = std::weak_ptr(waiter)] {
+    if (const auto waits = weak.lock()) waits->ready.cancel();
+  };
   while (!waiter->answer) {
+    if (guest->ended) throw Error(ErrorCode::unreachable, "the connection was ended");
     error_code ignored;
     co_await waiter->ready.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
   }
   co_return *waiter->answer;
 }
 
-// Waits for the guest's turn. True when it has it from elsewhere, and says `next`.
+// Waits for the guest's turn. True when it was sent elsewhere, and says `next`.
 asio::awaitable<bool> Turns::sent_elsewhere(GuestPtr guest, Seat& seat,
                                             std::optional<wire::ContentMessage>& next) {
   const std::optional<Giver> giver = co_await decided(guest, seat, false);
@@ -116,9 +122,10 @@ asio::awaitable<bool> Turns::sent_elsewhere(GuestPtr guest, Seat& seat,
   if (said == nullptr) co_return true;
   log::info("content was not had from another node, and comes from here",
             {{"node", guest->node.str()}, {"from", giver->node.str()}, {"why", said->why}});
-  next.reset();
   co_await decided(guest, seat, true);
-  co_return false;
+  seat.is_heads = true;
+  next.reset();
+  co_return true;
 }
 
 asio::awaitable<void> Turns::give_all(GuestPtr guest, std::string what, bool elsewhere,
@@ -131,15 +138,17 @@ asio::awaitable<void> Turns::give_all(GuestPtr guest, std::string what, bool els
   const auto slow = [this, &seat] {
     if (seat.by_head) post([this, number = seat.number] { distribution_.slow(*number, now()); });
   };
-  const wire::FrameStreamPtr stream =
-      std::make_shared<link::WatchedStream>(guest->stream, guest->executor, slow);
+  const auto stream = std::make_shared<link::WatchedStream>(guest->stream, guest->executor, slow);
   std::optional<wire::ContentMessage> next;
   while (true) {
     if (!next) next = co_await link::hear(stream);
     const wire::ContentMessage message = *std::exchange(next, std::nullopt);
     if (std::holds_alternative<wire::ContentWhole>(message)) {
-      const auto ask_others = [this, number = seat.number] {
-        return number && distribution_.whole(*number, now());
+      const auto ask_others = [this, number = seat.number, node = guest->node] {
+        if (!number || address_of_(node).empty()) return false;
+        const bool waits = distribution_.whole(*number, now());
+        look();
+        return waits;
       };
       const bool wanted = co_await ask(context_, ask_others);
       link::say(stream, wire::ContentWanted{wanted});
@@ -148,12 +157,13 @@ asio::awaitable<void> Turns::give_all(GuestPtr guest, std::string what, bool els
     const auto* want = std::get_if<wire::ContentWant>(&message);
     if (want == nullptr) throw Error(ErrorCode::invalid, "an unexpected message of content");
     const bool by_turn = link::bytes_of(*want, source) >= kFrom;
-    if (by_turn) {
+    if (by_turn && !std::exchange(seat.is_heads, false)) {
       seat.leave();  // one want at a time
-      const bool is_had = co_await sent_elsewhere(guest, seat, next);
-      if (is_had) continue;
+      const bool is_sent = co_await sent_elsewhere(guest, seat, next);
+      if (is_sent) continue;
     }
-    seat.by_head = by_turn;
+    if (by_turn) seat.by_head = true;
+    stream->begin();
     co_await link::give(stream, *want, source, zstd, by_turn);
   }
 }

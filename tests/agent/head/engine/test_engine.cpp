@@ -247,6 +247,30 @@ TEST_CASE("repeats and old epochs have no effect, but are acknowledged") {
   CHECK(world.stops("node-0", id, 1) == 0);  // its end is known: nothing of it lives
 }
 
+TEST_CASE("after a look at the queue that took long the next one waits, and comes") {
+  World world;
+  world.join("node-0");
+  JobSpec all = World::spec("all");
+  all.nproc_per_node.number = 4;
+  const JobId first = world.submit(all);
+  world.started("node-0", first, 1);
+  world.say("node-0", first, 1, wire::MasterReady{29500});
+  world.start_ranks("node-0", first, 1, 0, 4);
+  world.settle();
+  // That the second one waits is told within the look.
+  world.on_news = [&] { world.clock.advance(std::chrono::milliseconds(100)); };
+  const JobId second = world.submit(all);
+  world.settle();
+  world.on_news = nullptr;
+  for (int rank = 0; rank < 4; ++rank) world.exit_rank("node-0", first, 1, rank, 0);
+  world.finish("node-0", first, 1, Outcome::succeeded);
+  world.settle();
+  CHECK(world.state(first) == "succeeded");
+  CHECK_FALSE(world.was_started(second, 1));
+  world.advance(std::chrono::seconds(2));  // the most that it waits
+  world.started("node-0", second, 1);
+}
+
 TEST_CASE("a lost node: restarted elsewhere after its lease, the old epoch stopped at rejoin") {
   World world(2);
   world.join("node-0");

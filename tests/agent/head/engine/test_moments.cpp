@@ -45,6 +45,7 @@ TEST_CASE("what was known of the clock keeps no head from starting when it canno
   World world;
   world.join("node-0");
   const JobId id = world.submit(World::spec());
+  world.started("node-0", id, 1);
   world.settle();
   const auto before = world.state(id);
   const fs::path kept = world.options.root.clock();

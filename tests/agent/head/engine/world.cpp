@@ -121,7 +121,10 @@ void World::restart() {
   hooks.timer = [this](std::chrono::milliseconds delay, std::function<void()> task) {
     timer_ = {clock.now() + delay, std::move(task)};
   };
-  hooks.news = [this](const JobNews& each) { news.push_back(each); };
+  hooks.news = [this](const JobNews& each) {
+    news.push_back(each);
+    if (on_news) on_news();
+  };
   hooks.needs = [this] { ++needs; };
   engine = std::make_unique<Engine>(options, clock, *this, hooks, std::move(door));
 }

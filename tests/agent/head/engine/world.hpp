@@ -107,7 +107,8 @@ class World : public Nodes {
   std::vector<Started> starts;
   std::vector<Sent> sent;
   std::vector<JobNews> news;
-  int needs = 0;  // so often other machines were needed
+  std::function<void()> on_news;  // called for each
+  int needs = 0;                  // so often other machines were needed
   std::vector<std::pair<NodeId, JobId>> forgotten;
   std::vector<std::pair<NodeId, wire::PrepareAttempt>> prepares;
   // Pair tests pass by themselves, unless this is off; then the test answers.

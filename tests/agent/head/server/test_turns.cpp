@@ -51,7 +51,9 @@ struct ManyNodes {
   std::unique_ptr<head::Turns> turns;
   std::vector<std::unique_ptr<Node>> nodes;
   std::vector<FileEntry> files;
-  int asked = 0;                           // times that somebody asked for it
+  int asked = 0;  // times that somebody asked for it
+  // What is done in the place of the turns.
+  std::function<asio::awaitable<void>(wire::FrameStreamPtr)> by_hand;
   int looked_up = 0;                       // times that the head looked where a large file is
   std::function<void()> before_offer;      // called when a node is about to be asked by others
   std::vector<wire::ContentOffer> offers;  // as they were heard
@@ -131,7 +133,7 @@ struct ManyNodes {
       const auto tls = wire::tls_context(folder / "head", wire::PeerName::Role::head);
       wire::AcceptedPeer peer = co_await wire::accept_tls(std::move(socket), tls, 20s);
       const auto guest = std::make_shared<head::Guest>(
-          head::Guest{peer.name.node, context.get_executor(), peer.stream, false});
+          head::Guest{peer.name.node, context.get_executor(), peer.stream, false, {}});
       asio::co_spawn(context, serve(guest),
                      [guest](const std::exception_ptr&) { guest->stream->abort(); });
     }
@@ -156,6 +158,10 @@ struct ManyNodes {
       return stored(sha256);
     };
     ++asked;
+    if (by_hand) {
+      co_await by_hand(guest->stream);
+      co_return;
+    }
     co_await turns->give_all(guest, what, true, source, false);
   }
   // Each want is looked up once, and twice more where the head itself answers it.
@@ -241,6 +247,41 @@ TEST_CASE("who does not reach the node that it is sent to has it from the head")
   lab.run_until([&] { return node.prepared.has_value(); });
   lab.check_whole(node);
   CHECK(lab.by_head() == 2);
+}
+
+TEST_CASE("what one gave before it died does not come again") {
+  ManyNodes lab(1);
+  lab.identify(lab.folder / "giver", wire::PeerName::Role::node, "node-9");
+  const link::Source stored = link::files_of(lab.folder / "stored", lab.files);
+  const node::Door::Serve serve = [&](wire::AcceptedPeer peer) -> asio::awaitable<void> {
+    const wire::ContentMessage message = co_await link::hear(peer.stream);
+    CHECK(std::get<wire::ContentWant>(message).blobs.size() == 2);
+    BlobSender sender({stored(lab.files[0].sha256)}, false);
+    link::say(peer.stream, wire::ContentStream{lab.weights.size()});
+    for (int i = 0; i < 20; ++i) peer.stream->send({false, sender.next()});
+    co_await peer.stream->queue_below(1);
+  };
+  const auto door = node::Door::open(lab.context.get_executor(), lab.folder / "giver", kLab, serve);
+  std::uint64_t offset = 0;
+  lab.by_hand = [&](wire::FrameStreamPtr stream) -> asio::awaitable<void> {
+    co_await link::hear(stream);
+    link::say(stream, wire::ContentElsewhere{NodeId("node-9"), "127.0.0.1", door->port(), "00ff"});
+    const wire::ContentMessage missed = co_await link::hear(stream);
+    CHECK(std::holds_alternative<wire::ContentMissed>(missed));
+    const wire::ContentMessage message = co_await link::hear(stream);
+    const auto want = std::get<wire::ContentWant>(message);
+    for (const wire::ContentWant::Blob& blob : want.blobs) {
+      offset = std::max(offset, blob.offset);
+    }
+    co_await link::give(stream, want, stored, false);
+  };
+  ManyNodes::Node& node = lab.add_node();
+  ManyNodes::prepare(node);
+  lab.run_until([&] { return node.prepared.has_value(); });
+  door->close();
+  lab.check_whole(node);
+  CHECK(lab.asked == 1);  // by one connection
+  CHECK(offset > 1000000);
 }
 
 TEST_CASE("who gives what is damaged is left, and the rest comes from the head") {
