@@ -274,6 +274,7 @@ TEST_CASE("what one gave before it died does not come again") {
       offset = std::max(offset, blob.offset);
     }
     co_await link::give(stream, want, stored, false);
+    co_await link::hear(stream);  // until it has it all, and hangs up
   };
   ManyNodes::Node& node = lab.add_node();
   ManyNodes::prepare(node);
