@@ -78,12 +78,12 @@ std::uint64_t bytes_of(const wire::ContentWant& want, const Source& source) {
 asio::awaitable<void> give(wire::FrameStreamPtr stream, wire::ContentWant want, Source source,
                            bool zstd, bool by_turn) {
   wire::ContentStream announced;
-  announced.bytes = bytes_of(want, source);
   announced.by_turn = by_turn;
   std::vector<BlobSender::Source> sources;
   for (const wire::ContentWant::Blob& blob : want.blobs) {
     BlobSender::Source& each = sources.emplace_back(source(blob.sha256));
     each.offset = std::min(blob.offset, each.size);
+    announced.bytes += each.size - each.offset;
   }
   BlobSender sender(std::move(sources), zstd);
   say(stream, announced);
@@ -119,8 +119,8 @@ Source files_of(const fs::path& folder, const std::vector<FileEntry>& files) {
 namespace {
 
 // What is asked for of these blobs, from where earlier tries have left them.
-struct Wish {
-  Wish(const ContentStore& store, const std::map<std::string, std::uint64_t>& blobs) {
+struct Asked {
+  Asked(const ContentStore& store, const std::map<std::string, std::uint64_t>& blobs) {
     for (const auto& [sha256, size] : blobs) {
       if (want.blobs.size() == wire::kWantLimit) break;
       const std::uint64_t partial = store.partial(sha256, size);
@@ -138,13 +138,13 @@ struct Wish {
 // Takes what is sent for one want. Where another is named instead, that one; absent when it came.
 asio::awaitable<std::optional<wire::ContentElsewhere>> take_one(wire::FrameStreamPtr stream,
                                                                 const ContentStore& store,
-                                                                Wish wish, bool zstd,
+                                                                Asked asked, bool zstd,
                                                                 Progress progress, bool* by_turn) {
-  BlobReceiver receiver(store, std::move(wish.expected), zstd);
+  BlobReceiver receiver(store, std::move(asked.expected), zstd);
   bool begun = false;
   while (true) {
     const wire::Frame frame = co_await stream->read();
-    progress(wish.here + receiver.received());
+    progress(asked.here + receiver.received());
     if (!frame.text) {
       if (!begun) throw Error(ErrorCode::invalid, "content before it was announced");
       receiver.take(frame.bytes);
@@ -171,10 +171,10 @@ asio::awaitable<bool> bring(wire::FrameStreamPtr stream, const ContentStore& sto
                             Progress progress, Elsewhere elsewhere) {
   bool by_turn = false;
   while (true) {
-    const Wish wish(store, blobs);
-    say(stream, wish.want);
+    const Asked asked(store, blobs);
+    say(stream, asked.want);
     const std::optional<wire::ContentElsewhere> giver =
-        co_await take_one(stream, store, wish, zstd, progress, &by_turn);
+        co_await take_one(stream, store, asked, zstd, progress, &by_turn);
     if (!giver) co_return by_turn;
     if (!elsewhere) unexpected();
     const std::optional<std::string> missed = co_await elsewhere(*giver);

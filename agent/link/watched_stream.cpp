@@ -9,43 +9,50 @@ namespace asio = boost::asio;
 using Clock = std::chrono::steady_clock;
 
 struct WatchedStream::Watch : std::enable_shared_from_this<WatchedStream::Watch> {
-  Watch(const asio::any_io_executor& executor, std::function<void()> tell)
-      : timer(executor), slow(std::move(tell)) {}
+  Watch(const asio::any_io_executor& executor, std::chrono::milliseconds limit,
+        std::function<void()> tell)
+      : timer(executor), watched(limit), slow(std::move(tell)) {}
 
   void begin() {
     bytes = 0;
     waited = {};
+    if (since) since = Clock::now();
   }
-  void wait() {
-    since = Clock::now();
-    timer.expires_after(kWatched - waited);
-    timer.async_wait([weak = weak_from_this()](boost::system::error_code stopped) {
-      const auto self = weak.lock();
-      if (stopped || !self || !self->since) return;
-      const bool is_slow = self->bytes < kSlowest * static_cast<std::uint64_t>(kWatched.count());
-      self->begin();
-      self->wait();
-      if (is_slow) self->slow();
-    });
-  }
+  void wait() { since = Clock::now(); }
   void go_on(std::size_t came) {
-    timer.cancel();
-    waited += Clock::now() - since.value_or(Clock::now());
+    waited += Clock::now() - *since;
     since.reset();
     bytes += came;
-    if (waited >= kWatched) begin();
+  }
+  // Each piece is only noted: the timer looks when so much can have been waited at the earliest.
+  void look() {
+    const auto all = waited + (since ? Clock::now() - *since : Clock::duration{});
+    const bool is_time = all >= watched;
+    const bool is_slow = is_time && static_cast<double>(bytes) <
+                                        kSlowest * std::chrono::duration<double>(all).count();
+    if (is_time) begin();
+    timer.expires_after(is_time ? watched : watched - all);
+    timer.async_wait([weak = weak_from_this()](boost::system::error_code stopped) {
+      const auto self = weak.lock();
+      if (!stopped && self) self->look();
+    });
+    if (is_slow) slow();
   }
 
   asio::steady_timer timer;
-  std::function<void()> slow;
+  const Clock::duration watched;
+  const std::function<void()> slow;
   std::uint64_t bytes = 0;                 // since it began
   Clock::duration waited{};                // of that time, up to:
   std::optional<Clock::time_point> since;  // now it waits
 };
 
 WatchedStream::WatchedStream(wire::FrameStreamPtr stream, const asio::any_io_executor& executor,
-                             std::function<void()> slow)
-    : stream_(std::move(stream)), watch_(std::make_shared<Watch>(executor, std::move(slow))) {}
+                             std::function<void()> slow, std::chrono::milliseconds watched)
+    : stream_(std::move(stream)),
+      watch_(std::make_shared<Watch>(executor, watched, std::move(slow))) {
+  watch_->look();
+}
 
 WatchedStream::~WatchedStream() {
   watch_->timer.cancel();

@@ -22,7 +22,7 @@ class WatchedStream final : public wire::FrameStream {
   static constexpr std::uint64_t kSlowest = std::uint64_t{256} << 10;
 
   WatchedStream(wire::FrameStreamPtr stream, const boost::asio::any_io_executor& executor,
-                std::function<void()> slow);
+                std::function<void()> slow, std::chrono::milliseconds watched = kWatched);
   ~WatchedStream() override;
 
   void begin();  // it counts from now on

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <cmath>
 #include <cstdio>
 
 #include "launcher/core/error.hpp"
@@ -222,6 +223,21 @@ std::string lower_case(std::string_view text) {
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
   }
   return lower;
+}
+
+std::string number_text(double value) {
+  char text[40];
+  const bool whole = std::abs(value) < 1e18 && value == std::floor(value);
+  std::snprintf(text, sizeof text, whole ? "%.0f" : "%g", value);
+  return text;
+}
+
+std::string_view cut(std::string_view text, std::size_t bytes) {
+  std::size_t end = std::min(bytes, text.size());
+  while (end > 0 && end < text.size() && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) {
+    --end;
+  }
+  return text.substr(0, end);
 }
 
 std::string trimmed(std::string_view text) {

@@ -43,6 +43,12 @@ std::string human_dollars(double dollars);
 
 std::string to_hex(std::span<const unsigned char> bytes);
 
+// As people write it: "20", "0.001", "1e+20".
+std::string number_text(double value);
+
+// The first `bytes` of it at most, less what would be left of a character.
+std::string_view cut(std::string_view text, std::size_t bytes);
+
 // Without white space at both ends, line ends included.
 std::string trimmed(std::string_view text);
 

@@ -37,22 +37,6 @@ static_assert(limits::kNameLength == kShortName);
 
 constexpr std::size_t kShown = 60;  // bytes of a value or a key in a message
 
-// The first kShown bytes, less what is left of a character.
-std::string cut(std::string_view text) {
-  std::size_t end = std::min(kShown, text.size());
-  while (end > 0 && end < text.size() && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) {
-    --end;
-  }
-  return std::string(text.substr(0, end));
-}
-
-std::string number_text(double value) {
-  char text[40];
-  const bool whole = std::abs(value) < 1e18 && value == std::floor(value);
-  std::snprintf(text, sizeof text, whole ? "%.0f" : "%g", value);
-  return text;
-}
-
 }  // namespace
 
 std::string to_string(const Path& path) {
@@ -73,7 +57,7 @@ Path with(Path path, std::string step) {
 Error Problem::error() const {
   Path brief = path;  // a key may be 4 KiB long
   for (std::string& step : brief) {
-    if (step.size() > kShown) step = cut(step) + "…";
+    if (step.size() > kShown) step = std::string(cut(step, kShown)) + "…";
   }
   Error error(ErrorCode::invalid, path.empty() ? message : to_string(brief) + ": " + message);
   if (!hint.empty()) error.with_hint(hint);
@@ -82,7 +66,7 @@ Error Problem::error() const {
 
 std::string shown(std::string_view text) {
   if (text.size() <= kShown) return "'" + printable(text, false) + "'";
-  return "'" + printable(cut(text), false) + "…'";
+  return "'" + printable(cut(text, kShown), false) + "…'";
 }
 
 bool valid_environment_name(std::string_view name) noexcept {

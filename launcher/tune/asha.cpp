@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "launcher/core/text.hpp"
 #include "launcher/tune/numeric.hpp"
 #include "launcher/tune/random.hpp"
 

@@ -9,11 +9,16 @@
 namespace dtrain::tune {
 
 std::string shown(const nlohmann::json& value) {
-  std::string text = printable(wire::dump(value), false);
-  if (text.size() <= 60) return text;
-  std::size_t end = 60;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
-  return text.substr(0, end) + "…";
+  constexpr std::size_t kShown = 60;  // bytes of a value in a message
+  const std::string text = printable(wire::dump(value), false);
+  return text.size() <= kShown ? text : std::string(cut(text, kShown)) + "…";
+}
+
+nlohmann::json spelled_out(const nlohmann::json& json) {
+  if (!json.is_string()) return json;
+  nlohmann::json object = nlohmann::json::object();
+  object["algorithm"] = json;
+  return object;
 }
 
 Keys::Keys(const nlohmann::json& object, Path path, Problems& problems)
@@ -81,7 +86,8 @@ void Keys::text(const std::string& key, std::string& to) {
   }
 }
 
-void Keys::one_of(const std::string& key, std::size_t& to, const std::vector<std::string>& names) {
+void Keys::index_of(const std::string& key, std::size_t& to,
+                    const std::vector<std::string>& names) {
   const nlohmann::json* value = find(key);
   if (!value) return;
   const std::string name = value->is_string() ? value->get<std::string>() : std::string();

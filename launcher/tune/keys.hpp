@@ -22,8 +22,13 @@ class Keys {
   void whole(const std::string& key, int& to, std::int64_t min, std::int64_t max);
   void flag(const std::string& key, bool& to);
   void text(const std::string& key, std::string& to);
-  // One of `names`, by its index.
-  void one_of(const std::string& key, std::size_t& to, const std::vector<std::string>& names);
+  // The enumerator whose name it is, of `names` in their order.
+  template <typename Enum, typename Names>
+  void one_of(const std::string& key, Enum& to, const Names& names) {
+    auto index = static_cast<std::size_t>(to);
+    index_of(key, index, {names.begin(), names.end()});
+    to = static_cast<Enum>(index);
+  }
   // Every key that was not asked for is a problem.
   void finish();
 
@@ -32,11 +37,16 @@ class Keys {
   Problems& problems() const { return problems_; }
 
  private:
+  void index_of(const std::string& key, std::size_t& to, const std::vector<std::string>& names);
+
   const nlohmann::json* object_ = nullptr;
   Path path_;
   Problems& problems_;
   std::vector<std::string> known_;
 };
+
+// "tpe" stands for {algorithm: tpe}.
+nlohmann::json spelled_out(const nlohmann::json& json);
 
 // A value for a message: printable and cut.
 std::string shown(const nlohmann::json& value);

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "launcher/core/text.hpp"
+
 namespace dtrain::tune {
 
 double MedianStopping::Track::mean(double time) const {

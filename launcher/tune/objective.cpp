@@ -4,8 +4,6 @@
 #include <cmath>
 #include <limits>
 
-#include <cstdio>
-
 #include "launcher/core/number.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/tune/keys.hpp"
@@ -115,13 +113,6 @@ std::optional<std::string> stop_reason(const std::vector<StopCondition>& conditi
     }
   }
   return std::nullopt;
-}
-
-std::string number_text(double value) {
-  char text[40];
-  const bool whole = std::abs(value) < 1e15 && value == std::floor(value);
-  std::snprintf(text, sizeof text, whole ? "%.0f" : "%.6g", value);
-  return text;
 }
 
 }  // namespace dtrain::tune

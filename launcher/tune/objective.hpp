@@ -58,7 +58,4 @@ nlohmann::json to_json(const std::vector<StopCondition>& conditions);
 std::optional<std::string> stop_reason(const std::vector<StopCondition>& conditions,
                                        const nlohmann::json& metrics, std::int64_t iteration);
 
-// A number for a reason: "0.9134", "12".
-std::string number_text(double value);
-
 }  // namespace dtrain::tune

@@ -83,15 +83,9 @@ const char* to_string(SamplerAlgorithm algorithm) noexcept {
 SamplerSpec sampler_spec_from_json(const nlohmann::json& json, const SearchSpace& space,
                                    const Path& path, Problems& problems) {
   SamplerSpec spec;
-  nlohmann::json object = json;
-  if (json.is_string()) {
-    object = nlohmann::json::object();
-    object["algorithm"] = json;
-  }
+  const nlohmann::json object = spelled_out(json);
   Keys keys(object, path, problems);
-  auto algorithm = static_cast<std::size_t>(spec.algorithm);
-  keys.one_of("algorithm", algorithm, {kAlgorithmNames.begin(), kAlgorithmNames.end()});
-  spec.algorithm = static_cast<SamplerAlgorithm>(algorithm);
+  keys.one_of("algorithm", spec.algorithm, kAlgorithmNames);
   if (const nlohmann::json* seed = keys.find("seed"); seed && !seed->is_null()) {
     if (seed->is_number_unsigned() || (seed->is_number_integer() && *seed >= 0)) {
       spec.seed = seed->get<std::uint64_t>();

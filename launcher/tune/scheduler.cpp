@@ -35,9 +35,7 @@ void read_asha(Keys& keys, AshaSpec& spec) {
   keys.number("reduction_factor", spec.reduction_factor, 1, 1e6, true);
   keys.whole("brackets", spec.brackets, 1, SchedulerSpec::kMostBrackets);
   keys.flag("stop_last_trials", spec.stop_last_trials);
-  auto form = static_cast<std::size_t>(spec.form);
-  keys.one_of("form", form, {kFormNames.begin(), kFormNames.end()});
-  spec.form = static_cast<AshaSpec::Form>(form);
+  keys.one_of("form", spec.form, kFormNames);
   if (spec.grace_period > spec.max_t) {
     keys.wrong("grace_period",
                number_text(spec.grace_period) + " is beyond max_t, " + number_text(spec.max_t));
@@ -164,15 +162,9 @@ const char* to_string(Action action) noexcept {
 SchedulerSpec scheduler_spec_from_json(const nlohmann::json& json, const SearchSpace& space,
                                        const Path& path, Problems& problems) {
   SchedulerSpec spec;
-  nlohmann::json object = json;
-  if (json.is_string()) {
-    object = nlohmann::json::object();
-    object["algorithm"] = json;
-  }
+  const nlohmann::json object = spelled_out(json);
   Keys keys(object, path, problems);
-  auto algorithm = static_cast<std::size_t>(spec.algorithm);
-  keys.one_of("algorithm", algorithm, {kSchedulerNames.begin(), kSchedulerNames.end()});
-  spec.algorithm = static_cast<SchedulerAlgorithm>(algorithm);
+  keys.one_of("algorithm", spec.algorithm, kSchedulerNames);
   keys.text("time_attr", spec.time_attr);
   switch (spec.algorithm) {
     case SchedulerAlgorithm::fifo:

@@ -4,11 +4,6 @@ from ssh_harness import *
 
 COUNT = 12
 SIZE = 6_000_000
-# Hosts meet the head, and not each other.
-FIREWALL = ("add table inet lab\n"
-            "add chain inet lab in { type filter hook input priority 0; }\n"
-            "add rule inet lab in tcp flags & (syn | ack) == syn tcp dport != { 22, 28500-28599 } drop\n")
-
 SAVE = """
 import json, os, socket, sys, tempfile
 folder = tempfile.mkdtemp(dir=os.environ["HOME"])
@@ -53,10 +48,7 @@ class Content(HostsCase):
         self.ok("submit", "--workdir", self.work, "--nnodes", COUNT, "--", "cksum", "large", deadline=120)
         self.assert_spread(before)
         self.assertEqual(len(set(self.ok("logs", "--no-prefix").split("\n")) - {""}), 1)
-        # Nobody is asked any more, and then no port is open.
-        def others():
-            return [port for host in self.lab for port in host.listening() if port != 22 and not 28500 <= port < 28600]
-        eventually(lambda: not others(), "relays end", deadline=60)
+        self.assert_only_these_listen(deadline=60)
         # What is there is not brought again.
         before = sum(self.sent())
         self.ok("submit", "--workdir", self.work, "--nnodes", COUNT, "--", "cksum", "large", deadline=120)

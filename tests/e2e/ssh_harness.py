@@ -19,6 +19,11 @@ import lab as laboratory  # noqa: E402
 old_system = laboratory.old_system
 known_hosts = laboratory.known_hosts
 
+# No way in but sshd's and the head's: hosts meet the head, and not each other.
+FIREWALL = ("add table inet lab\n"
+            "add chain inet lab in { type filter hook input priority 0; }\n"
+            "add rule inet lab in tcp flags & (syn | ack) == syn tcp dport != { 22, 28500-28599 } drop\n")
+
 
 class HostsCase(ClusterCase):
     """Tests beside `count` hosts of their own, made once for the class: self.lab[0] is the head of
@@ -60,6 +65,13 @@ class HostsCase(ClusterCase):
         if not self.yaml.exists():
             self.write()
         return self.ok("up", self.yaml, *flags, deadline=deadline, **more)
+
+    def assert_only_these_listen(self, deadline=DEADLINE):
+        """Nothing but sshd and the head: relays end with what they were for, or a moment later."""
+        def others():
+            return [name for host in self.lab for port, name in host.listening().items()
+                    if port != 22 and not 28500 <= port < 28600]
+        eventually(lambda: not others(), "relays end", deadline)
 
     def leave_nothing(self):
         for process in self.started:
@@ -176,6 +188,6 @@ def main():
     sys.exit(0 if result.wasSuccessful() else 1)
 
 
-__all__ = ["BUILD", "DEADLINE", "SOURCE", "DTRAIN", "HostsCase", "Hosts", "UID", "USER", "write_yaml", "contextlib", "eventually",
+__all__ = ["BUILD", "DEADLINE", "FIREWALL", "SOURCE", "DTRAIN", "HostsCase", "Hosts", "UID", "USER", "write_yaml", "contextlib", "eventually",
            "known_hosts", "laboratory", "main", "json", "old_system", "os", "re", "signal", "subprocess", "sys", "time",
            "unittest", "Path"]

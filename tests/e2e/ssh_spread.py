@@ -3,10 +3,6 @@
 from ssh_harness import *
 
 COUNT = 12
-# No way in but sshd's and the head's: hosts meet the head, and not each other.
-FIREWALL = ("add table inet lab\n"
-            "add chain inet lab in { type filter hook input priority 0; }\n"
-            "add rule inet lab in tcp flags & (syn | ack) == syn tcp dport != { 22, 28500-28599 } drop\n")
 
 
 class Spread(HostsCase):
@@ -53,13 +49,6 @@ class Spread(HostsCase):
             [folder] = self.lab[index].path("~/.dtrain/agents").iterdir()
             self.assertEqual([path.name for path in folder.iterdir()], ["dtrain-agent"])
             self.assertEqual((folder / "dtrain-agent").read_bytes(), wanted)
-
-    def assert_only_these_listen(self):
-        """Relays end with the login that began them, or a moment later."""
-        def others():
-            return [name for host in self.lab for port, name in host.listening().items()
-                    if port != 22 and not 28500 <= port < 28600]
-        eventually(lambda: not others(), "relays end")
 
     def test_one_copy_leaves_this_machine(self):
         self.write()

@@ -136,7 +136,10 @@ asio::awaitable<void> Turns::give_all(GuestPtr guest, std::string what, bool els
   }
   Seat seat(*this, std::move(what), guest->node);
   const auto slow = [this, &seat] {
-    if (seat.by_head) post([this, number = seat.number] { distribution_.slow(*number, now()); });
+    if (!seat.by_head) return;
+    log::info("a node takes next to nothing, and keeps no other waiting for it",
+              {{"node", seat.node.str()}});
+    post([this, number = seat.number] { distribution_.slow(*number, now()); });
   };
   const auto stream = std::make_shared<link::WatchedStream>(guest->stream, guest->executor, slow);
   std::optional<wire::ContentMessage> next;

@@ -16,6 +16,7 @@
 #include "agent/link/content_exchange.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/files/sha256.hpp"
+#include "tests/support/identities.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -27,7 +28,7 @@ namespace asio = boost::asio;
 
 namespace {
 
-const ClusterId kFetchLab{"lab-abcdef"};
+const ClusterId& kFetchLab = dtrain::testing::kLab;
 const JobId kFetchJob{"job-1"};
 
 // A node's side, and a head on loopback that does with each connection what the test says.
@@ -50,17 +51,9 @@ struct TransferWorld {
       [this](const wire::AttemptPrepared& answer) { prepared.push_back(answer); }};
 
   TransferWorld() {
-    const auto now = std::chrono::system_clock::now();
-    const wire::CertifiedKey ca = wire::make_ca(kFetchLab, now);
-    const auto identify = [&](const fs::path& path, wire::PeerName::Role role) {
-      const wire::PeerName name{kFetchLab, role, NodeId("node-0")};
-      const std::string key = wire::make_key();
-      wire::save_identity(path, key,
-                          wire::sign_request(ca, wire::make_request(key, name), name, now),
-                          ca.certificate_pem);
-    };
-    identify(root.identity(), wire::PeerName::Role::node);
-    identify(folder / "head", wire::PeerName::Role::head);
+    const dtrain::testing::Cluster cluster(kFetchLab);
+    cluster.save(root.identity(), wire::PeerName::Role::node, "node-0");
+    cluster.save(folder / "head", wire::PeerName::Role::head, "node-0");
     const nlohmann::json config = {
         {"cluster", kFetchLab.str()},
         {"node", "node-0"},

@@ -57,6 +57,21 @@ TEST_CASE("UTF-8, as RFC 3629 has it") {
   }
 }
 
+TEST_CASE("numbers as people write them") {
+  for (const auto& [number, text] :
+       {std::pair{20.0, "20"}, {-3.0, "-3"}, {0.001, "0.001"}, {2.5, "2.5"}, {1e20, "1e+20"}}) {
+    CHECK(number_text(number) == text);
+  }
+}
+
+TEST_CASE("what is cut ends with a whole character") {
+  CHECK(cut("abc", 5) == "abc");
+  CHECK(cut("abc", 2) == "ab");
+  CHECK(cut("a€", 3) == "a");
+  CHECK(cut("a€", 4) == "a€");
+  CHECK(cut("€", 2).empty());
+}
+
 TEST_CASE("what is quoted, a shell reads back") {
   CHECK(shell_quote("plain-1.0/x") == "plain-1.0/x");
   CHECK(shell_quote("") == "''");

@@ -13,7 +13,7 @@
 #include <boost/asio/write.hpp>
 
 #include "launcher/core/error.hpp"
-#include "tests/launcher/wire/identities.hpp"
+#include "tests/support/identities.hpp"
 
 using namespace dtrain;
 using namespace dtrain::wire;

@@ -18,7 +18,7 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/wire/frames.hpp"
-#include "tests/launcher/wire/identities.hpp"
+#include "tests/support/identities.hpp"
 
 using namespace dtrain;
 using namespace dtrain::wire;
