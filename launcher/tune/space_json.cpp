@@ -239,6 +239,7 @@ class SpaceReader {
   }
 
   void list_grid() {
+    decide();
     std::uint64_t size = 1;
     bool conditional = false;
     for (const auto& [name, index] : space_.index_) {
@@ -253,7 +254,7 @@ class SpaceReader {
         return;
       }
       conditional = conditional || !parameter.when.empty();
-      if (!decided(parameter)) {
+      if (!decided_.contains(name)) {
         problems_.add(paths_.at(name),
                       "a grid_search can depend on grid_search and constants alone");
         return;
@@ -267,18 +268,22 @@ class SpaceReader {
     if (!conditional) return;
     SearchSpace plain;  // of what decides which are there
     for (const Parameter& parameter : space_.parameters_) {
-      if (decided(parameter)) plain.parameters_.push_back(parameter);
+      if (decided_.contains(parameter.name)) plain.parameters_.push_back(parameter);
     }
     std::erase_if(space_.grid_, [&](std::uint32_t code) { return doubled(code, plain); });
   }
 
-  // Whether it is there, and with which value, hangs on the grid's point alone.
-  bool decided(const Parameter& parameter) const {
-    const Domain::Kind kind = parameter.domain.kind;
-    if (kind != Domain::Kind::grid_search && kind != Domain::Kind::constant) return false;
-    const std::set<std::string> names = needed(parameter);
-    return std::all_of(names.begin(), names.end(),
-                       [&](const std::string& name) { return decided(*space_.find(name)); });
+  // Which are there, and with which value, by the grid's point alone. Each stands behind what it
+  // needs.
+  void decide() {
+    for (const Parameter& parameter : space_.parameters_) {
+      const Domain::Kind kind = parameter.domain.kind;
+      if (kind != Domain::Kind::grid_search && kind != Domain::Kind::constant) continue;
+      const std::set<std::string> names = needed(parameter);
+      if (std::includes(decided_.begin(), decided_.end(), names.begin(), names.end())) {
+        decided_.insert(parameter.name);
+      }
+    }
   }
 
   // Whether some parameter that is not there has another value than its first.
@@ -300,6 +305,7 @@ class SpaceReader {
   SearchSpace& space_;
   Problems& problems_;
   std::map<std::string, Path> paths_;
+  std::set<std::string> decided_;
   bool full_ = false;
 };
 

@@ -165,6 +165,24 @@ TEST_CASE("a grid is each combination once, the first name fastest") {
         "space.b: a grid_search can depend on grid_search and constants alone\n");
 }
 
+TEST_CASE("what a grid hangs on is found in one pass, however it is entangled") {
+  nlohmann::json space = nlohmann::json::object();
+  space["p0"]["grid_search"] = {1, 2};
+  space["p1"]["grid_search"] = {1, 2};
+  for (int i = 2; i < 80; ++i) {  // each on the two before it
+    nlohmann::json& each = space["p" + std::to_string(i)];
+    each["constant"] = 1;
+    each["when"]["p" + std::to_string(i - 1)] = 1;
+    each["when"]["p" + std::to_string(i - 2)] = 1;
+  }
+  space["last"]["grid_search"] = {1, 2};
+  space["last"]["when"]["p79"] = 1;
+  Problems problems;
+  const SearchSpace read = SearchSpace::from_json(space, {"space"}, problems);
+  problems.check();
+  CHECK(read.grid_size() == 5);  // last is there where all ones are, for one of four
+}
+
 TEST_CASE("given points are checked against the space") {
   const SearchSpace space = space_of(R"({"lr": {"loguniform": [1e-4, 0.1]}, "epochs": 10,
     "model": {"layers": {"randint": [1, 9]}}, "g": {"grid_search": [1, 2]},
