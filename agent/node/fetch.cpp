@@ -185,7 +185,7 @@ asio::awaitable<bool> fetch_content(std::shared_ptr<FetchJob> job) {
     if (job->preparation.empty()) {
       link::say(stream, wire::ContentHello{job->job, job->attempt, zstd, true});
     } else {
-      link::say(stream, wire::PreparationHello{job->preparation, zstd});
+      link::say(stream, wire::PreparationHello{job->preparation, zstd, true});
     }
     const wire::ContentMessage answer = co_await link::hear(stream);
     if (!std::holds_alternative<wire::ContentGrant>(answer)) {

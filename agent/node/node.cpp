@@ -87,7 +87,7 @@ class Agent {
                   if (!mirror_.follows(key)) mirror_.drain(key, kLateLogs, [](bool) {});
                   tell_head(taken);
                 }),
-        preparing_(context_.get_executor(), root_, options.agent_binary,
+        preparing_(context_.get_executor(), root_, options.agent_binary, relay_,
                    [this](const wire::NodeMessage& message) { tell_head(message); }),
         collector_(
             context_.get_executor(), root_, [this] { return content_in_use(); },

@@ -26,8 +26,12 @@ constexpr std::size_t kLongestWord = std::size_t{1} << 20;  // bytes
 }  // namespace
 
 Preparing::Preparing(const asio::any_io_executor& executor, paths::NodeRoot root,
-                     std::string program, Say say)
-    : root_(std::move(root)), program_(std::move(program)), say_(std::move(say)), out_(executor) {}
+                     std::string program, Relay& relay, Say say)
+    : root_(std::move(root)),
+      program_(std::move(program)),
+      relay_(relay),
+      say_(std::move(say)),
+      out_(executor) {}
 
 Preparing::~Preparing() {
   end();
@@ -120,10 +124,19 @@ void Preparing::heard(const std::string& line) {
   try {
     const auto message = wire::node_message_from_json(wire::parse_json(line, "its process's word"));
     if (const auto* news = std::get_if<wire::Preparing>(&message)) last_ = *news;
+    if (std::exchange(last_.wanted, false)) return give_on();
     if (!last_.done) say_(last_);  // the last word counts once the process has ended
   } catch (const Error& error) {
     log::warn("not understood while the node is prepared", {{"why", error.what()}});
   }
+}
+
+void Preparing::give_on() {
+  wire::ContentOffer offer;
+  offer.preparation = now_->key;
+  JobContent content;
+  content.workdir_tree = now_->preparation.tree;
+  relay_.offer(offer, content);
 }
 
 // Its zombie is the agent's to reap, as any other.

@@ -10,11 +10,13 @@
 #include <set>
 #include <string>
 
+#include "agent/node/relay.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/wire/node.hpp"
 
 // What the head wants of this machine, done by a process of its own (agent/session/prepare.hpp):
-// what it says is passed on. All calls on the executor's thread.
+// what it says is passed on, and files that other machines wait for are given to them. All calls on
+// the executor's thread.
 namespace dtrain::node {
 
 class Preparing {
@@ -23,7 +25,7 @@ class Preparing {
   // `program` is this one. `say` passes a message on to the head; it may be dropped while there is
   // none.
   Preparing(const boost::asio::any_io_executor& executor, paths::NodeRoot root, std::string program,
-            Say say);
+            Relay& relay, Say say);
   // Ends the process; a list of setup commands that runs goes on.
   ~Preparing();
   Preparing(const Preparing&) = delete;
@@ -38,11 +40,13 @@ class Preparing {
   void start();
   void read();
   void heard(const std::string& line);
+  void give_on();
   void over();
   void end() const;
 
   paths::NodeRoot root_;
   std::string program_;
+  Relay& relay_;
   Say say_;
   std::optional<wire::PrepareNode> now_;
   std::optional<wire::PrepareNode> next_;

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "agent/link/content_sources.hpp"
 #include "agent/link/watched_stream.hpp"
 #include "agent/node/dial.hpp"
 #include "launcher/core/error.hpp"
@@ -53,6 +54,15 @@ void Relay::offer(std::string path, wire::ContentOffer offer,
         return hold(path, offer, source);
       },
       asio::detached);
+}
+
+void Relay::offer(wire::ContentOffer what, const JobContent& content) {
+  offer("/v1/node/content", std::move(what), [content, folder = root_.content()]() -> link::Source {
+    const auto store = std::make_shared<ContentStore>(folder);
+    link::ContentSources sources(*store, Error(ErrorCode::failed, "content is damaged there"));
+    return
+        [store, source = sources.of(content)](const std::string& sha256) { return source(sha256); };
+  });
 }
 
 void Relay::Gift::end_readers(const std::optional<NodeId>& of) const {

@@ -32,6 +32,8 @@ class Relay {
   // head wants no more of it. `offer` says what it is, `source` is made on the relay's thread; what
   // that throws is the end of it, since nobody depends on this node.
   void offer(std::string path, wire::ContentOffer offer, std::function<link::Source()> source);
+  // The same of content that the root's store has.
+  void offer(wire::ContentOffer offer, const JobContent& content);
 
  private:
   // What is given to those with the token.

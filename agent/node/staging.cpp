@@ -12,7 +12,6 @@
 #include <thread>
 #include <vector>
 
-#include "agent/link/content_sources.hpp"
 #include "agent/node/fetch.hpp"
 #include "agent/supervise/setup_mark.hpp"
 #include "launcher/core/error.hpp"
@@ -115,32 +114,21 @@ struct Staging::Work : std::enable_shared_from_this<Staging::Work> {
     job->stop = stop;
     job->progress = progress;
     std::exception_ptr failed;
-    bool offer = false;
+    bool wanted = false;
     context->restart();
-    asio::co_spawn(*context, fetch_content(job), [&](const std::exception_ptr& error, bool wanted) {
+    asio::co_spawn(*context, fetch_content(job), [&](const std::exception_ptr& error, bool others) {
       failed = error;
-      offer = wanted;
+      wanted = others;
     });
     context->run();
     // Stopped from outside: what was awaited is gone with the context.
     if (stop->load()) throw Error(ErrorCode::conflict, "it was given up");
     if (failed) std::rethrow_exception(failed);
-    if (offer) give_on();
-  }
-
-  void give_on() {
+    if (!wanted) return;
     wire::ContentOffer offer;
     offer.job = key.first;
     offer.attempt = key.second;
-    relay.offer("/v1/node/content", offer,
-                [content = content, folder = root.content()]() -> link::Source {
-                  const auto store = std::make_shared<ContentStore>(folder);
-                  link::ContentSources sources(
-                      *store, Error(ErrorCode::failed, "content is damaged there"));
-                  return [store, source = sources.of(content)](const std::string& sha256) {
-                    return source(sha256);
-                  };
-                });
+    relay.offer(offer, content);
   }
 
   void put_in_place(const ContentStore& store) {

@@ -158,11 +158,16 @@ class Work {
       say(human_bytes(done) + " of " + human_bytes(total));
     };
     std::exception_ptr failed;
+    bool wanted = false;
     asio::io_context context(1);
     asio::co_spawn(context, node::fetch_content(job),
-                   [&failed](const std::exception_ptr& error, bool) { failed = error; });
+                   [&](const std::exception_ptr& error, bool others) {
+                     failed = error;
+                     wanted = others;
+                   });
     context.run();
     if (failed) std::rethrow_exception(failed);
+    if (wanted) print({wanted_.key, step_, "", false, std::nullopt, true});
   }
 
   // Both ends of a sync are here, so that it is one: with its records, for the next one and for

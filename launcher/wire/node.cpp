@@ -65,7 +65,8 @@ void fields(Is<Leaving> auto& m, auto&& f) {
 }
 
 void fields(Is<Preparing> auto& m, auto&& f) {
-  f("key", m.key, "step", m.step, "text", m.text, "done", if_set(m.done), "error", if_set(m.error));
+  f("key", m.key, "step", m.step, "text", m.text, "done", if_set(m.done), "error", if_set(m.error),
+    "wanted", if_set(m.wanted));
 }
 void fields(Is<StacksTaken> auto& m, auto&& f) {
   f("job", m.job, "attempt", within(m.attempt, 1), "at", m.at, "kept", m.kept, "error",
@@ -125,7 +126,7 @@ void fields(Is<ContentHello> auto& m, auto&& f) {
     if_set(m.elsewhere));
 }
 void fields(Is<PreparationHello> auto& m, auto&& f) {
-  f("key", m.key, "zstd", or_default(m.zstd));
+  f("key", m.key, "zstd", or_default(m.zstd), "elsewhere", if_set(m.elsewhere));
 }
 BOOST_DESCRIBE_STRUCT(ContentGrant, (), (content))
 BOOST_DESCRIBE_STRUCT(ContentWant::Blob, (), (sha256, offset))
@@ -147,8 +148,8 @@ BOOST_DESCRIBE_STRUCT(ContentWhole, (), ())
 BOOST_DESCRIBE_STRUCT(ContentWanted, (), (wanted))
 BOOST_DESCRIBE_STRUCT(ContentForbidden, (), (node))
 void fields(Is<ContentOffer> auto& m, auto&& f) {
-  f("job", m.job, "attempt", within(m.attempt, 1), "checkpoint", if_set(m.checkpoint), "port",
-    within(m.port, 1, 65535), "token", m.token);
+  f("job", if_set(m.job), "attempt", if_set(m.attempt), "checkpoint", if_set(m.checkpoint), "port",
+    within(m.port, 1, 65535), "token", m.token, "preparation", if_set(m.preparation));
 }
 void fields(Is<ShardOffer> auto& m, auto&& f) {
   f("transfer", m.transfer, "files", m.files, "error", if_set(m.error));

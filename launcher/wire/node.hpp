@@ -154,6 +154,8 @@ struct Preparing {
   std::string text;
   bool done = false;
   std::optional<Error> error;
+  // Between a node's own processes: its files are here, and other nodes wait for them.
+  bool wanted = false;
 };
 
 // Feature "stacks". What TakeStacks asked for is in the attempt's stacks.jsonl, of some rank at
@@ -471,6 +473,7 @@ struct ContentHello {
 struct PreparationHello {
   std::string key;
   bool zstd = false;
+  bool elsewhere = false;  // as ContentHello's
 };
 // Head to node: this is what the attempt has, or the preparation, as its workdir.
 struct ContentGrant {
@@ -506,14 +509,16 @@ struct ContentWanted {
   bool wanted = false;
 };
 // Instead of a hello, on a connection of its own: this node gives the content of that attempt, or
-// the job's checkpoint of that number, to those that come with the token. It holds until either
-// side hangs up; the head may say meanwhile to whom nothing is given any more.
+// the job's checkpoint of that number, or without a job the content of that preparation, to those
+// that come with the token. It holds until either side hangs up; the head may say meanwhile to whom
+// nothing is given any more.
 struct ContentOffer {
   JobId job;
   int attempt = 0;
   std::optional<int> checkpoint;
   int port = 0;
   std::string token;
+  std::string preparation;  // its key
 };
 struct ContentForbidden {
   NodeId node;

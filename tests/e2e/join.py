@@ -706,6 +706,37 @@ class Prepared(JoinCase):
         self.wait_ready("joined-1")
 
 
+class ManyPrepared(JoinCase):
+    """Their files go from machine to machine."""
+    count = 10
+    options = {"disk": "150m"}
+    SIZE = 6_000_000
+
+    def test_files_go_from_node_to_node(self):
+        others = range(1, self.count)
+        scripts = [self.ok("join-command").strip() for _ in others]
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            list(pool.map(self.paste, others, scripts))
+        for index in others:
+            self.wait_ready(f"joined-{index}")
+        data = self.folder / "data"
+        data.mkdir()
+        (data / "weights").write_bytes(os.urandom(self.SIZE))
+        self.write([0], file_mounts={"~/data": str(data)}, worker_setup_commands=["cksum data/weights >~/sum"])
+        before = [host.sent() for host in self.lab]
+        self.up()
+        for index in others:
+            eventually(lambda: self.lab[index].path("~/sum").exists(), f"{index} is prepared")
+            self.assertEqual(self.lab[index].path("~/data/weights").read_bytes(), (data / "weights").read_bytes())
+        sent = [host.sent() - then for host, then in zip(self.lab, before)]
+        self.assertGreater(sum(sent), self.SIZE * len(others))
+        copies = len(others) * sent[0] / sum(sent)
+        print(f"    {copies:.1f} copies from the head for {len(others)} machines that joined")
+        self.assertLess(copies, 7, sent)
+        self.assert_only_these_listen(deadline=60)
+
+
+
 class Misuse(JoinCase):
     count = 1
 

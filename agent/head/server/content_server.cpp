@@ -198,12 +198,23 @@ void ContentServer::end(const NodeId& node) {
   guests_.end(node);
 }
 
-asio::awaitable<JobContent> ContentServer::content_for(NodeId node, JobId job, int attempt) {
+asio::awaitable<JobContent> ContentServer::content_of(NodeId node, JobId job, int attempt) {
   const auto find = [this, node, job, attempt] { return engine_.content_for(node, job, attempt); };
   std::optional<JobContent> content = co_await ask(engine_context_, find);
   if (!content) {
     throw Error(ErrorCode::denied, "attempt " + std::to_string(attempt) + " of " + job.str() +
                                        " is not " + node.str() + "'s, or is over");
+  }
+  co_return std::move(*content);
+}
+
+asio::awaitable<JobContent> ContentServer::content_of(NodeId node, std::string preparation) {
+  const auto find = [this, node, preparation] {
+    return preparations_->content_for(node, preparation);
+  };
+  std::optional<JobContent> content = co_await ask(engine_context_, find);
+  if (!content) {
+    throw Error(ErrorCode::denied, "that preparation is not " + node.str() + "'s, or is over");
   }
   co_return std::move(*content);
 }
@@ -214,21 +225,20 @@ asio::awaitable<void> ContentServer::serve(GuestPtr guest) {
   try {
     const wire::ContentMessage message = co_await link::hear(stream);
     if (const auto* hello = std::get_if<wire::ContentHello>(&message)) {
-      const JobContent content = co_await content_for(node, hello->job, hello->attempt);
+      const JobContent content = co_await content_of(node, hello->job, hello->attempt);
       co_await give(guest, content, hello->zstd, hello->elsewhere);
     } else if (const auto* offer = std::get_if<wire::ContentOffer>(&message)) {
-      const JobContent content = co_await content_for(node, offer->job, offer->attempt);
+      JobContent content;
+      if (offer->preparation.empty()) {
+        content = co_await content_of(node, offer->job, offer->attempt);
+      } else {
+        content = co_await content_of(node, offer->preparation);
+      }
       const std::string what = join(content.trees(), ",");
       co_await turns_.hear_offer(guest, what, *offer);
     } else if (const auto* preparation = std::get_if<wire::PreparationHello>(&message)) {
-      const auto find = [this, node, key = preparation->key] {
-        return preparations_->content_for(node, key);
-      };
-      std::optional<JobContent> content = co_await ask(engine_context_, find);
-      if (!content) {
-        throw Error(ErrorCode::denied, "that preparation is not " + node.str() + "'s, or is over");
-      }
-      co_await give(guest, *content, preparation->zstd, false);
+      const JobContent content = co_await content_of(node, preparation->key);
+      co_await give(guest, content, preparation->zstd, preparation->elsewhere);
     } else {
       throw Error(ErrorCode::invalid, "content is asked for without a hello");
     }

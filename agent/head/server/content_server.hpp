@@ -61,8 +61,10 @@ class ContentServer {
                                            std::string request);
   boost::asio::awaitable<void> serve(GuestPtr guest);
   boost::asio::awaitable<void> give(GuestPtr guest, JobContent content, bool zstd, bool elsewhere);
-  // What the attempt's nodes may have; throws Error for another's.
-  boost::asio::awaitable<JobContent> content_for(NodeId node, JobId job, int attempt);
+  // What the attempt's nodes may have, or those that are to be prepared; throws Error for
+  // another's.
+  boost::asio::awaitable<JobContent> content_of(NodeId node, JobId job, int attempt);
+  boost::asio::awaitable<JobContent> content_of(NodeId node, std::string preparation);
 
   boost::asio::io_context& engine_context_;
   Engine& engine_;

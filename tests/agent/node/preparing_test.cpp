@@ -20,6 +20,7 @@ struct Machine {
   TemporaryFolder folder;
   boost::asio::io_context context{1};
   std::vector<wire::Preparing> said;
+  node::Relay relay{paths::NodeRoot{folder / "root"}, ClusterId("lab-abcdef")};
   std::unique_ptr<node::Preparing> preparing;
 
   // Stands for the agent's own program.
@@ -29,7 +30,7 @@ struct Machine {
     fs::permissions(program, fs::perms(0755));
     preparing =
         std::make_unique<node::Preparing>(context.get_executor(), paths::NodeRoot{folder / "root"},
-                                          program, [this](const wire::NodeMessage& message) {
+                                          program, relay, [this](const wire::NodeMessage& message) {
                                             said.push_back(std::get<wire::Preparing>(message));
                                           });
     fs::create_directories(folder / "root");
@@ -86,6 +87,16 @@ TEST_CASE("what the process says is passed on, its last word when it has ended")
   // What it is to do lies in a file.
   CHECK(read_file(machine.folder / "root/preparation.json").find("worker_setup") !=
         std::string::npos);
+}
+
+TEST_CASE("that others wait for its files is between the node's own processes") {
+  Machine machine(line("k1", R"("step": "files", "text": "", "wanted": true)") + "\n" +
+                  line("k1", R"("step": "ready", "text": "", "done": true)"));
+  machine.preparing->begin(wanted("k1"));
+  machine.until_done("k1");
+  REQUIRE(machine.said.size() == 2);
+  CHECK(machine.said[0].step == "start");
+  CHECK_FALSE(machine.said[1].error);
 }
 
 TEST_CASE("a process that ends without a word, or cannot be started, is an error") {
