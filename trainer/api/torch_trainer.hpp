@@ -51,7 +51,7 @@ class TorchTrainer {
   // a rank what `train_func` throws.
   [[nodiscard]] Result fit();
 
- private:
+  // A function without a result as one with 0, without the configuration as one that is given it.
   template <typename F>
   static auto with_code(F train_func) {
     return [f = std::move(train_func)](const Config& config) mutable -> int {
@@ -71,6 +71,7 @@ class TorchTrainer {
     };
   }
 
+ private:
   TrainFunc train_func_;
   ScalingConfig scaling_;
   RunConfig run_;

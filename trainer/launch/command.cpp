@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include "trainer/core/files.hpp"
+#include "trainer/launch/cluster.hpp"
 
 extern char** environ;
 
@@ -58,11 +59,6 @@ int wait_for(pid_t pid) {
     if (errno != EINTR) throw errno_error("cannot wait for dtrain", errno);
   }
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-}
-
-std::string text(const nlohmann::json& of, const char* key) {
-  const auto found = of.find(key);
-  return found != of.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
 // An error's message; of one with several problems, each of theirs.

@@ -1,84 +1,21 @@
 #include "trainer/launch/fit.hpp"
 
-#include <signal.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
-#include <iterator>
 #include <limits>
+
+#include "trainer/launch/cluster.hpp"
 
 namespace dtrain::train {
 namespace {
-
-constexpr int kWithoutEnd = 1'000'000;  // the largest max_restarts
-constexpr int kStopped = 3;             // exit codes of `dtrain logs -f`
-constexpr int kDetached = 130;
-
-double resource(const ScalingConfig& scaling, const std::string& name) {
-  const auto found = scaling.resources_per_worker.find(name);
-  return found == scaling.resources_per_worker.end() ? 0 : found->second;
-}
-
-double gpus_each(const ScalingConfig& scaling) {
-  return std::max(resource(scaling, "GPU"), scaling.use_gpu ? 1.0 : 0.0);
-}
-
-void check(const ScalingConfig& scaling) {
-  if (scaling.num_workers < 1) {
-    throw Error("ScalingConfig: num_workers is " + std::to_string(scaling.num_workers) +
-                ", at least 1 is needed");
-  }
-  for (const auto& [name, amount] : scaling.resources_per_worker) {
-    if (name != "CPU" && name != "GPU" && name != "memory") {
-      throw Error("ScalingConfig: resources_per_worker knows CPU, GPU and memory, not '" + name +
-                  "'");
-    }
-    if (!(amount >= 0) || !std::isfinite(amount)) {
-      throw Error("ScalingConfig: resources_per_worker: " + name + " is negative or no number");
-    }
-    if (name != "CPU" && amount != std::floor(amount)) {
-      throw Error("ScalingConfig: resources_per_worker: " + name + " is a whole number");
-    }
-  }
-  if (scaling.nodes && (*scaling.nodes < 1 || scaling.num_workers % *scaling.nodes != 0)) {
-    throw Error("ScalingConfig: " + std::to_string(scaling.num_workers) + " workers on " +
-                std::to_string(*scaling.nodes) + " nodes: each node has the same number");
-  }
-}
 
 // A number as the command reads it: 2, 0.5.
 std::string number(double value) {
   char text[40];
   std::snprintf(text, sizeof text, "%.15g", value);
   return text;
-}
-
-// This program as it was started. The file itself, not the name that it was found by.
-std::vector<std::string> this_command() {
-  std::vector<std::string> words;
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
-  if (words.empty()) throw Error("cannot read /proc/self/cmdline");
-  words.front() = std::filesystem::read_symlink("/proc/self/exe").string();
-  return words;
-}
-
-bool no_cluster(const DtrainCommand& command, nlohmann::json& status) {
-  // That there is none is known without asking anyone; a cluster that was named, or that does not
-  // answer, is an error.
-  try {
-    status = command.ask({"status", "--json"});
-    return false;
-  } catch (const CommandError& error) {
-    if (error.code() != "unreachable" || process_variable("DTRAIN_CLUSTER") ||
-        std::string(error.what()).rfind("no cluster", 0) != 0) {
-      throw;
-    }
-    return true;
-  }
 }
 
 }  // namespace
@@ -120,12 +57,8 @@ std::vector<std::string> submit_words(const ScalingConfig& scaling, const RunCon
                                       const JobShape& shape,
                                       const std::vector<std::string>& command) {
   check(scaling);
+  check(run);
   const CheckpointConfig& kept = run.checkpoint_config;
-  const int failures = run.failure_config.max_failures;
-  if (failures < -1) throw Error("FailureConfig: max_failures is -1 (without end) or more");
-  if (kept.score_order != "max" && kept.score_order != "min") {
-    throw Error("CheckpointConfig: score_order is max or min, not '" + kept.score_order + "'");
-  }
   std::vector<std::string> words{"submit",
                                  "-d",
                                  "--json",
@@ -134,7 +67,7 @@ std::vector<std::string> submit_words(const ScalingConfig& scaling, const RunCon
                                  "--nproc-per-node",
                                  std::to_string(shape.per_node),
                                  "--max-restarts",
-                                 std::to_string(failures == -1 ? kWithoutEnd : failures),
+                                 std::to_string(max_restarts(run)),
                                  "--env",
                                  std::string(kFitVariable) + "=1"};
   const auto add = [&](const char* flag, const std::string& value) {
@@ -162,14 +95,7 @@ std::vector<std::string> submit_words(const ScalingConfig& scaling, const RunCon
 
 Result result_of(const nlohmann::json& document, const CheckpointConfig& config) {
   Result result;
-  const auto member = [](const nlohmann::json& of, const char* key) {
-    return of.is_object() ? of.value(key, nlohmann::json()) : nlohmann::json();
-  };
-  const auto text = [&](const nlohmann::json& of, const char* key) {
-    const nlohmann::json value = member(of, key);
-    return value.is_string() ? value.get<std::string>() : std::string();
-  };
-  const auto numbers = [&](const nlohmann::json& of) {
+  const auto numbers = [](const nlohmann::json& of) {
     const nlohmann::json value = member(of, "metrics");
     return value.is_object() ? metrics_from_json(value) : Metrics{};
   };
@@ -192,7 +118,7 @@ Result result_of(const nlohmann::json& document, const CheckpointConfig& config)
   }
   const std::string state = text(document, "state");
   if (state == "succeeded") return result;
-  result.exit_code = state == "stopped" ? kStopped : 1;
+  result.exit_code = exit_code_of(state);
   const nlohmann::json error = member(document, "error");
   std::string message = text(error, "message");
   if (const std::string own = text(error, "error_message"); !own.empty()) message += "\n" + own;
@@ -208,27 +134,12 @@ Result fit_as_job(const DtrainCommand& command, const ScalingConfig& scaling,
     throw Error("TorchTrainer: a program calls fit() once: its ranks run the same main()");
   }
   check(scaling);
-  nlohmann::json status = nlohmann::json::object();
-  std::vector<std::string> cluster;
-  if (no_cluster(command, status)) {
-    std::fprintf(stderr, "no cluster is up: the local one is brought up (dtrain down ends it)\n");
-    command.ask({"up", "--json"});
-    status = command.ask({"status", "--json"});
-  }
-  cluster = {"-c", status.at("cluster").at("name").get<std::string>()};
-  const auto with = [&](std::vector<std::string> words) {
-    words.insert(words.begin() + 1, cluster.begin(), cluster.end());
-    return words;
-  };
-  const nlohmann::json submitted =
-      command.ask(with(submit_words(scaling, run, place_workers(scaling, status), this_command())));
+  const Cluster cluster(command);
+  const nlohmann::json submitted = cluster.ask(
+      submit_words(scaling, run, place_workers(scaling, cluster.status()), this_command()));
   const std::string job = submitted.at("job").get<std::string>();
-  const int code = command.show(with({"logs", "-f", job}));
-  if (code == kDetached) {
-    ::raise(SIGINT);
-    throw Error("detached from " + job + ", which goes on: dtrain logs -f " + job);
-  }
-  const nlohmann::json document = command.ask(with({"result", "--json", job}));
+  cluster.follow({"logs", "-f", job}, job);
+  const nlohmann::json document = cluster.ask({"result", "--json", job});
   const std::string state = document.value("state", "");
   if (state != "succeeded" && state != "failed" && state != "stopped") {
     throw Error("following " + job + " broke off, it is " + state + ": dtrain logs -f " + job);
