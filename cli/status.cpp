@@ -46,7 +46,7 @@ std::string names(const nlohmann::json& list) {
 }
 
 std::string jobs_there(const nlohmann::json& node) {
-  const std::string jobs = names(child(node, "jobs"));
+  std::string jobs = names(child(node, "jobs"));
   const std::string of = text_or(node, "spare_of");
   if (of.empty()) return jobs;
   return jobs + (jobs.empty() ? "" : ",") + "spare of " + of;

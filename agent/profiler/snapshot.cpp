@@ -219,6 +219,7 @@ class Holder {
       thread.stack_end = range.end;
       thread.stack.resize(std::min(range.end - thread.stack_address, limits_.stack));
       const iovec here{thread.stack.data(), thread.stack.size()};
+      // NOLINTNEXTLINE(performance-no-int-to-ptr): of another process
       const iovec there{reinterpret_cast<void*>(thread.stack_address), thread.stack.size()};
       const ssize_t got = ::process_vm_readv(pid_, &here, 1, &there, 1, 0);
       thread.stack.resize(got < 0 ? 0 : static_cast<std::size_t>(got));

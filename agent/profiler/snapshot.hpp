@@ -38,7 +38,7 @@ struct SnapshotLimits {
   // hundreds of MB a second, and goes on.
   std::chrono::milliseconds stopped{100};
   // More of a thread's stack is not copied: what is above is missing from its frames.
-  std::size_t stack = 1024 * 1024;
+  std::size_t stack = std::size_t{1} << 20;
 };
 
 // Throws Error: not_found when there is no such process, denied when it may not be looked at, with

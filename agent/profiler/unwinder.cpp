@@ -69,6 +69,7 @@ struct Unwinder::State {
       return false;
     }
     const iovec here{word, sizeof *word};
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): of another process
     const iovec there{reinterpret_cast<void*>(address), sizeof *word};
     return ::process_vm_readv(pid, &here, 1, &there, 1, 0) == sizeof *word;
   }

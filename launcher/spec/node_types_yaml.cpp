@@ -352,7 +352,8 @@ class NodeTypesReader {
     }
     const json kind = config.value("InstanceType", json());
     const json launch_template = config.value("LaunchTemplate", json());
-    if ((kind.is_null() || kind == "") && launch_template.is_null()) {
+    const bool is_said = !kind.is_null() && kind != json("");
+    if (!is_said && launch_template.is_null()) {
       problem("InstanceType", "is missing: what kind of machine it is", "for example: m5.large");
     }
   }

@@ -1,6 +1,7 @@
 #include "trainer/report/step_clock.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 namespace dtrain::train {
@@ -96,7 +97,8 @@ std::optional<StepSums> StepClock::read() const {
   }
   std::sort(newest.begin(), newest.end());
   const auto quantile = [&](double part) {
-    const auto at = static_cast<std::size_t>(part * static_cast<double>(newest.size() - 1) + 0.5);
+    const auto at =
+        static_cast<std::size_t>(std::lround(part * static_cast<double>(newest.size() - 1)));
     return static_cast<double>(newest[at]);
   };
   sums.p50 = quantile(0.5);

@@ -399,7 +399,7 @@ std::string never_fits(const std::vector<NodeCapacity>& nodes, const Demand& dem
   job.demand = demand;
   Grower grower(empty, {}, machines);
   if (grower.serve(job)) return {};
-  if (const std::string why = grower.always_too_dear(demand); !why.empty()) return why;
+  if (std::string why = grower.always_too_dear(demand); !why.empty()) return why;
   Demand part = demand;
   part.nnodes = {1, 1};
   std::vector<NodeCapacity> each;

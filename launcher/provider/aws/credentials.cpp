@@ -189,8 +189,8 @@ Credentials assume_role(const Asking& asking, const std::string& profile, Names&
       "assuming the role " + printable(role.text, false) + " of profile " +
           printable(profile, false),
       [&] {
-        const Credentials own =
-            source != nullptr ? from_source(asking, *source)
+        Credentials own = source != nullptr
+                              ? from_source(asking, *source)
                               : from_source_profile(asking, profile, *source_profile, visited);
         Form form{{"RoleArn", role.text}};
         const Setting* name = section.find("role_session_name");

@@ -41,7 +41,7 @@ std::string pair_name(const ClusterSpec& spec) {
 // What auth.ssh_public_key's file has, as authorized_keys has it.
 std::string public_line(const ClusterSpec& spec) {
   const std::string& file = spec.auth.ssh_public_key;
-  const std::string text = trimmed(read_file_if_there(file, kMostKey).value_or(""));
+  std::string text = trimmed(read_file_if_there(file, kMostKey).value_or(""));
   const std::size_t type = text.find(' ');
   if (type != std::string::npos && text.find_first_of("\r\n") == std::string::npos) {
     const std::size_t end = text.find(' ', type + 1);

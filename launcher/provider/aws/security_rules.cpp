@@ -30,7 +30,7 @@ constexpr std::array<std::pair<const char*, const char*>, 4> kSources{{
 }};
 
 std::string protocol_of(const std::string& said) {
-  const std::string name = lower_case(said);
+  std::string name = lower_case(said);
   constexpr std::array<std::pair<const char*, const char*>, 5> kNumbers{
       {{"1", "icmp"}, {"6", "tcp"}, {"17", "udp"}, {"58", "icmpv6"}, {"all", "-1"}}};
   for (const auto& [number, text] : kNumbers) {
