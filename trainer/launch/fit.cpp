@@ -39,7 +39,8 @@ void check(const ScalingConfig& scaling) {
     if (!(amount >= 0) || !std::isfinite(amount)) {
       throw Error("ScalingConfig: resources_per_worker: " + name + " is negative or no number");
     }
-    if (name != "CPU" && amount != std::floor(amount)) {
+    const bool may_be_part = name == "CPU" || (name == "GPU" && amount < 1);
+    if (!may_be_part && amount != std::floor(amount)) {
       throw Error("ScalingConfig: resources_per_worker: " + name + " is a whole number");
     }
   }
@@ -87,7 +88,8 @@ JobShape place_workers(const ScalingConfig& scaling, const nlohmann::json& statu
   check(scaling);
   const int workers = scaling.num_workers;
   if (scaling.nodes) return {*scaling.nodes, workers / *scaling.nodes};
-  const double gpus = gpus_each(scaling);
+  // Of parts each rank has one of another GPU.
+  const double gpus = std::ceil(gpus_each(scaling));
   const double memory = resource(scaling, "memory");
   // As `dtrain submit` counts: who asks for GPUs and no CPU has none counted, else 1.
   const bool asks_cpu = scaling.resources_per_worker.contains("CPU");
