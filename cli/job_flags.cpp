@@ -69,7 +69,7 @@ void add_job_flags(CLI::App& app, JobFlags& flags) {
   option("--max-restarts", flags.max_restarts, "New attempts after failures", "N");
   option("--spares", flags.spares, "Nodes kept prepared, to take the place of lost ones", "N");
   option("--cpus", flags.cpus, "CPUs for each rank", "N");
-  option("--gpus", flags.gpus, "GPUs for each rank", "N");
+  option("--gpus", flags.gpus, "GPUs for each rank, or a part of one", "N|0.25");
   option("--memory", flags.memory, "Memory for each rank", "BYTES|4GiB");
   option("--resource", flags.resources, "What else each rank needs of a node type's resources",
          "NAME=NUMBER")
@@ -96,6 +96,7 @@ void add_job_flags(CLI::App& app, JobFlags& flags) {
          "BYTES|4GiB");
   option("--launcher", flags.launcher, "srun: ranks are tasks of Slurm's srun with PMIx, for MPI",
          "direct|srun");
+  option("--cpu-bind", flags.cpu_bind, "cores: each rank on --cpus CPUs of its own", "none|cores");
   option("--after", flags.after, "Start when that job has succeeded", "JOB")
       ->allow_extra_args(false);
 }
@@ -139,7 +140,7 @@ void apply_job_flags(JobSpec& spec, const JobFlags& flags,
   if (flags.max_restarts) spec.max_restarts = *flags.max_restarts;
   if (flags.spares) spec.spares = *flags.spares;
   if (flags.cpus) spec.resources.cpu = *flags.cpus;
-  if (flags.gpus) spec.resources.gpu = *flags.gpus;
+  if (flags.gpus) spec.resources.gpu = flag("--gpus", [&] { return parse_gpus(*flags.gpus); });
   if (flags.memory) {
     spec.resources.memory = flag("--memory", [&] { return parse_bytes(*flags.memory); });
   }
@@ -184,6 +185,9 @@ void apply_job_flags(JobSpec& spec, const JobFlags& flags,
   }
   if (flags.launcher) {
     spec.launcher = flag("--launcher", [&] { return parse_launcher(*flags.launcher); });
+  }
+  if (flags.cpu_bind) {
+    spec.cpu_bind = flag("--cpu-bind", [&] { return parse_cpu_bind(*flags.cpu_bind); });
   }
   if (flags.name) spec.name = *flags.name;
   if (spec.name.empty() && !spec.command.empty()) spec.name = default_job_name(spec);

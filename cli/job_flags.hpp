@@ -27,7 +27,7 @@ struct JobFlags {
   std::optional<int> max_restarts;
   std::optional<int> spares;
   std::optional<double> cpus;
-  std::optional<int> gpus;
+  std::optional<std::string> gpus;
   std::optional<std::string> memory;
   std::vector<std::string> resources;  // NAME=NUMBER
   std::vector<std::string> labels;     // NAME=RULE
@@ -44,6 +44,7 @@ struct JobFlags {
   std::optional<std::string> on_hang;
   std::optional<std::string> log_limit;
   std::optional<std::string> launcher;
+  std::optional<std::string> cpu_bind;
   std::vector<std::string> after;  // as typed: ids or beginnings of ids
 };
 

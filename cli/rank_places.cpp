@@ -62,4 +62,30 @@ std::string rank_places(const nlohmann::json& job, std::size_t most) {
   return text;
 }
 
+std::string gpu_places(const nlohmann::json& job, std::size_t most) {
+  const nlohmann::json& attempts = child(job, "attempts");
+  if (!attempts.is_array() || attempts.empty()) return {};
+  std::string text;
+  std::size_t shown = 0;
+  std::size_t more = 0;
+  for (const nlohmann::json& node : child(attempts.back(), "nodes")) {
+    std::vector<std::string> gpus;
+    for (const nlohmann::json& gpu : child(node, "gpus")) gpus.push_back(gpu.dump());
+    if (gpus.empty()) continue;
+    if (shown == most) {
+      ++more;
+      continue;
+    }
+    ++shown;
+    const auto part = node.find("gpu_part");  // absent: of an older head
+    const bool is_part = part != node.end() && *part != 1;
+    const char* of = gpus.size() == 1 ? "of GPU " : "of each of GPUs ";
+    text += "on " + text_or(node, "node") + ": " +
+            (is_part ? part->dump() + " " + of : std::string(gpus.size() == 1 ? "GPU " : "GPUs ")) +
+            join(gpus, ", ") + "\n";
+  }
+  if (more > 0) text += "and on " + std::to_string(more) + " nodes more\n";
+  return text;
+}
+
 }  // namespace dtrain::cli

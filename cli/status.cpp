@@ -13,6 +13,7 @@
 #include "cli/step_times.hpp"
 #include "launcher/cluster/counted.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/number.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -33,6 +34,18 @@ constexpr std::size_t kShownUnknown = 3;
 std::string gpu_text(const nlohmann::json& node) {
   const long long gpus = number_or(node, "gpus", 0);
   return gpus == 0 ? "" : std::to_string(gpus);
+}
+
+// "  GPUs in use: 0, 3 (0.75)", ended; empty: none is.
+std::string gpus_in_use(const nlohmann::json& node) {
+  std::map<int, std::string> gpus;
+  for (const auto& [gpu, part] : child(node, "gpus_used").items()) {
+    const std::string much = part == 1 ? "" : " (" + part.dump() + ")";
+    gpus[number_from<int>(gpu).value_or(0)] = gpu + much;
+  }
+  std::vector<std::string> words;
+  for (const auto& [gpu, word] : gpus) words.push_back(word);
+  return words.empty() ? "" : "  GPUs in use: " + join(words, ", ") + "\n";
 }
 
 std::string names(const nlohmann::json& list) {
@@ -267,7 +280,7 @@ int run_status(Context& context, const StatusFlags& options) {
     for (const nlohmann::json* each : nodes) {
       const nlohmann::json& node = *each;
       text += text_or(node, "node") + ": dtrain " + text_or(node, "version") + "\n  root " +
-              text_or(node, "root") + "\n  log " + text_or(node, "log") + "\n";
+              text_or(node, "root") + "\n  log " + text_or(node, "log") + "\n" + gpus_in_use(node);
     }
   }
   rows.clear();
@@ -296,7 +309,7 @@ int run_status(Context& context, const StatusFlags& options) {
       std::string times;
       try {
         const nlohmann::json details = client.get(job_target(id));
-        places = rank_places(details);
+        places = gpu_places(details) + rank_places(details);
         times = step_times(details, color);
       } catch (const Error& error) {
         if (error.code() != ErrorCode::not_found) throw;  // it was removed meanwhile

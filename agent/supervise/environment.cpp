@@ -138,6 +138,7 @@ std::vector<std::string> rank_environment(const wire::AttemptSpec& spec,
     path = path.empty() ? spec.library_path : spec.library_path + ":" + path;
   }
   if (spec.checkpoint) env["DTRAIN_CHECKPOINT"] = *spec.checkpoint;
+  if (!place.cpus.empty()) env["DTRAIN_CPUS"] = place.cpus;
   if (place.master_listen_fd) {
     env["DTRAIN_MASTER_LISTEN_FD"] = std::to_string(*place.master_listen_fd);
   }

@@ -37,6 +37,7 @@ struct RankPlace {
   std::string error_file;
   std::string report_socket;
   std::optional<int> master_listen_fd;
+  std::string cpus = {};  // that are its own, "0-3"; empty: none are
   // What its launcher has for it: the launcher's own over the job's, other names only where nobody
   // else has one.
   Environment of_launcher = {};

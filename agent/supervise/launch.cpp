@@ -104,8 +104,9 @@ MasterPort bind_master(int port) {
 }
 
 Started start_rank(const wire::AttemptSpec& spec, std::vector<std::string> env, int master,
-                   int cgroup) {
+                   int cgroup, const std::vector<int>& cpus) {
   SpawnOptions options;
+  options.cpus = cpus;
   options.argv = spec.command;
   if (spec.shell) options.argv = {"/bin/sh", "-c", spec.command.front()};
   const std::string path = path_of(env);

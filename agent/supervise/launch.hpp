@@ -32,10 +32,10 @@ struct Started {
 };
 
 // Starts a rank in a session of its own, killed when the calling thread ends. `master` and
-// `cgroup` (an open cgroup.procs) -1: none. Throws Error naming program and folder, NotStartable
-// as spawn() does.
+// `cgroup` (an open cgroup.procs) -1: none; no `cpus`: it is bound to none. Throws Error naming
+// program and folder, NotStartable as spawn() does.
 Started start_rank(const wire::AttemptSpec& spec, std::vector<std::string> env, int master,
-                   int cgroup);
+                   int cgroup, const std::vector<int>& cpus = {});
 
 // Starts the job's `setup` the same way; both of its streams come out of `out`.
 Started start_setup(const wire::AttemptSpec& spec, std::vector<std::string> env, int cgroup);

@@ -134,6 +134,16 @@ UniqueFd Supervisor::enter(const std::string& part, std::uint64_t memory) {
   return entry;
 }
 
+void Supervisor::bind_cpus() {
+  if (spec_.rank_cpus == 0) return;
+  try {
+    cpus_.take(options_.places.root / "sys/devices/system", spec_.nproc, spec_.rank_cpus);
+  } catch (const Error& error) {
+    warn(std::nullopt, std::string("ranks are not bound to CPUs: ") + error.what() +
+                           "; see \"CPUs of its own\" in docs/job_yaml.md");
+  }
+}
+
 int Supervisor::add_stream(UniqueFd pipe, const fs::path& file) {
   return output_.add(std::move(pipe), open_file(file, O_WRONLY | O_CREAT | O_TRUNC));
 }
@@ -160,6 +170,7 @@ void Supervisor::start_ranks() {
   ranks_wait_ = !launcher_->ready();
   if (ranks_wait_) return;
   failpoint("ranks.start.before");
+  bind_cpus();
   wire::RanksStarted event;
   for (int local = 0; local < spec_.nproc; ++local) {
     const int number = spec_.first_rank + local;
@@ -172,11 +183,13 @@ void Supervisor::start_ranks() {
     const int master = number == 0 ? master_.socket.get() : -1;
     if (master >= 0) place.master_listen_fd = kMasterListenFd;
     place.of_launcher = launcher_->environment(local);
+    const std::vector<int>& cpus = cpus_.of(local);
+    place.cpus = cpu_list(cpus);
 
     reports_->listen(number, socket);
     const UniqueFd cgroup = enter(part_of(number), spec_.rank_memory);
-    Started started =
-        start_rank(spec_, rank_environment(spec_, surroundings_, place), master, cgroup.get());
+    Started started = start_rank(spec_, rank_environment(spec_, surroundings_, place), master,
+                                 cgroup.get(), cpus);
     Rank& rank = ranks_[number];
     rank.pid = started.pid;
     rank.streams.push_back(add_stream(std::move(started.out), root_.out(number)));

@@ -15,6 +15,7 @@
 #include <boost/asio/steady_timer.hpp>
 
 #include "agent/supervise/control.hpp"
+#include "agent/supervise/cpus.hpp"
 #include "agent/supervise/environment.hpp"
 #include "agent/supervise/group.hpp"
 #include "agent/supervise/last_words.hpp"
@@ -82,6 +83,8 @@ class Supervisor {
   void start_ranks();
   // The way into the attempt's group for one part of it; says once where memory is not limited.
   UniqueFd enter(const std::string& part, std::uint64_t memory);
+  // As the spec says; where that cannot be, says so, and the ranks run on any CPUs.
+  void bind_cpus();
   int add_stream(UniqueFd pipe, const fs::path& file);
 
   void wait_signal();
@@ -156,6 +159,7 @@ class Supervisor {
   bool ranks_wait_ = false;  // for it
 
   MasterPort master_;
+  BoundCpus cpus_;
   pid_t setup_pid_ = 0;  // 0: none runs
   std::optional<int> setup_stream_;
   std::optional<ProcessExit> setup_exit_;  // until the ranks are started

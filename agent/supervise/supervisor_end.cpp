@@ -173,6 +173,7 @@ void Supervisor::finish() {
     warn(std::nullopt, std::to_string(unkillable_.size()) + " processes could not be killed");
   }
   launcher_->over();
+  cpus_.release();
   for (const auto& [number, rank] : ranks_) outbox_.flush_passing(number);
   reports_->refuse_all("the attempt has ended");
   log::info("the attempt is over", {{"reason", event.reason}});

@@ -1,6 +1,7 @@
 #include "launcher/core/process.hpp"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
@@ -65,7 +66,7 @@ std::string find_program(const SpawnOptions& options) {
 }
 
 struct Failure {
-  int step;  // 0 exec, 1 chdir, 2 other, 3 cgroup
+  int step;  // 0 exec, 1 chdir, 2 other, 3 cgroup, 4 CPUs
   int error;
 };
 
@@ -83,6 +84,12 @@ struct Failure {
     if (::getppid() != parent) ::_exit(127);
   }
   if (cgroup_procs >= 0 && ::write(cgroup_procs, "0", 1) != 1) fail(3);
+  if (!options.cpus.empty()) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (const int cpu : options.cpus) CPU_SET(static_cast<std::size_t>(cpu), &set);
+    if (::sched_setaffinity(0, sizeof set, &set) != 0) fail(4);
+  }
   for (int number = 1; number < NSIG; ++number) {
     struct sigaction action {};
     action.sa_handler = SIG_DFL;
@@ -199,6 +206,9 @@ pid_t cgroup::spawn(const SpawnOptions& options, int procs) {
   if (failure.step == 1) refuse("cannot start in folder " + options.workdir, failure.error);
   if (failure.step == 3) {
     throw errno_error("cannot start " + program + " in its cgroup", failure.error);
+  }
+  if (failure.step == 4) {
+    throw errno_error("cannot start " + program + " on its CPUs", failure.error);
   }
   if (failure.step == 0) refuse("cannot start " + program, failure.error);
   throw errno_error("cannot start " + program, failure.error);

@@ -32,6 +32,7 @@ struct SpawnOptions {
   bool controlling_terminal = false;         // with new_session: stdin_fd is its terminal
   std::optional<int> death_signal;  // PR_SET_PDEATHSIG: sent when the thread that spawned ends
   bool raise_limits = false;        // soft limits of nofile and memlock to hard
+  std::vector<int> cpus = {};       // that it may use; empty: those of this process
 };
 
 // Starts a process; returns its pid, which the caller must reap. Everything but stdio and `inherit`
@@ -39,8 +40,8 @@ struct SpawnOptions {
 // program or workdir cannot be found or started, with the path it tried.
 pid_t spawn(const SpawnOptions& options);
 
-// How long this thread has waited, ever, for programs that it started to be so: on a busy machine
-// each has its turn late.
+// How long this thread has waited, ever, for programs that it started to be so, and for what they
+// start with: on a busy machine each has its turn late.
 std::chrono::nanoseconds waited_for_starts() noexcept;
 
 // Such a wait, as long as it is there.

@@ -32,7 +32,7 @@ inline constexpr std::array<std::string_view, 20> kOfAttempt{
 };
 
 // Of one rank, which `setup` does not get.
-inline constexpr std::array<std::string_view, 7> kOfRank{
+inline constexpr std::array<std::string_view, 8> kOfRank{
     "RANK",
     "LOCAL_RANK",
     "ROLE_RANK",
@@ -40,6 +40,8 @@ inline constexpr std::array<std::string_view, 7> kOfRank{
     "DTRAIN_REPORT_SOCKET",
     // Where there is one.
     "DTRAIN_CHECKPOINT",
+    // Where the rank is bound to some.
+    "DTRAIN_CPUS",
     // On rank 0.
     "DTRAIN_MASTER_LISTEN_FD",
 };

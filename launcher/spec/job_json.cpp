@@ -52,6 +52,10 @@ void read_number_or_text(const json& object, const char* key, Value& into, Parse
 template <>
 inline constexpr auto wire::kReader<BundleMode> = parse_bundle_mode;
 template <>
+inline constexpr auto wire::kReader<CpuBind> = parse_cpu_bind;
+template <>
+inline constexpr auto wire::kReader<GpuAmount> = gpus_from;
+template <>
 inline constexpr auto wire::kReader<Launcher> = parse_launcher;
 template <>
 inline constexpr auto wire::kReader<SameFailure> = parse_same_failure;
@@ -61,7 +65,7 @@ template <>
 inline constexpr auto wire::kReader<OnHang> = parse_on_hang;
 
 void fields(wire::Is<Resources> auto& m, auto&& f) {
-  f("CPU", if_set(m.cpu), "GPU", if_set(m.gpu, wire::kAnyInt), "memory", if_set(m.memory));
+  f("CPU", if_set(m.cpu), "GPU", if_set(m.gpu), "memory", if_set(m.memory));
 }
 
 void fields(wire::Is<CheckpointSpec> auto& m, auto&& f) {
@@ -88,7 +92,8 @@ void fields(wire::Is<JobSpec> auto& m, auto&& f) {
     if_set(m.custom_resources), "label_selector", if_set(m.label_selector), "storage_path",
     or_default(m.storage_path), "checkpoint", or_default(m.checkpoint), "bundle",
     or_default(m.bundle), "on_head_lost", or_default(m.on_head_lost), "launcher",
-    if_set(m.launcher), "stop_grace_s", or_default(m.stop_grace, wire::kAnyInt));
+    if_set(m.launcher), "cpu_bind", if_set(m.cpu_bind), "stop_grace_s",
+    or_default(m.stop_grace, wire::kAnyInt));
   f("timeout_s", if_set(m.timeout, wire::kAnyInt), "queue_timeout_s",
     if_set(m.queue_timeout, wire::kAnyInt), "hang_timeout_s", if_set(m.hang_timeout, wire::kAnyInt),
     "on_hang", if_set(m.on_hang), "log_limit", if_set(m.log_limit), "priority",

@@ -1,6 +1,7 @@
 #include "launcher/spec/job_spec.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "launcher/core/ids.hpp"
@@ -113,7 +114,8 @@ void check_resources(const JobSpec& spec, Checks& checks) {
   const Resources& resources = spec.resources;
   if (resources.cpu) checks.range({"resources", "CPU"}, *resources.cpu, 0, limits::kCpus);
   if (resources.gpu) {
-    checks.range({"resources", "GPU"}, *resources.gpu, 0, limits::kGpus);
+    checks.range({"resources", "GPU"}, static_cast<double>(resources.gpu->parts) / GpuAmount::kOne,
+                 0, limits::kGpus);
     if (spec.nproc_per_node.kind == ProcsKind::gpu && *resources.gpu == 0) {
       checks.add({"resources", "GPU"}, "is 0, but nproc_per_node is gpu: one rank per GPU");
     }
@@ -136,6 +138,16 @@ void check_resources(const JobSpec& spec, Checks& checks) {
     checks.add({"resources", "memory"},
                "must be 1 byte to 1 EiB, not " + std::to_string(*resources.memory));
   }
+}
+
+void check_cpu_bind(const JobSpec& spec, Checks& checks) {
+  if (spec.cpu_bind == CpuBind::none) return;
+  const std::optional<double>& cpus = spec.resources.cpu;
+  if (cpus && *cpus >= 1 && *cpus == std::floor(*cpus)) return;
+  checks.add({"cpu_bind"},
+             "is cores, so that resources must say how many CPUs each rank has: a whole number" +
+                 (cpus ? ", not " + number_text(*cpus) : std::string()),
+             "for example: resources: {CPU: 2}");
 }
 
 void check_checkpoint(const CheckpointSpec& checkpoint, Checks& checks) {
@@ -265,6 +277,7 @@ std::vector<Problem> problems_of(const JobSpec& spec) {
     checks.add({"spares"}, "cannot be had with launcher: srun, whose step has its nodes");
   }
   check_resources(spec, checks);
+  check_cpu_bind(spec, checks);
   check_labels(spec, checks);
   if (!spec.storage_path.empty()) checks.absolute({"storage_path"}, spec.storage_path);
   check_checkpoint(spec.checkpoint, checks);
@@ -306,6 +319,10 @@ std::vector<Problem> problems_of(const JobSpec& spec) {
 
 std::vector<Error> validate(const JobSpec& spec) {
   return spec::to_errors(spec::problems_of(spec));
+}
+
+int JobSpec::bound_cpus() const {
+  return cpu_bind == CpuBind::none ? 0 : static_cast<int>(resources.cpu.value_or(0));
 }
 
 std::uint64_t JobSpec::kept_log() const {

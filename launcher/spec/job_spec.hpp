@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -17,10 +18,27 @@ namespace dtrain {
 // What a job YAML asks for, after defaults, coercions and ${VAR}. Plain data: no file is read and
 // nothing is checked here but in validate().
 
+// GPUs of one rank: whole ones, or a part of one that others share. Counted in ten-thousandths, as
+// Ray does, so that sums are exact.
+struct GpuAmount {
+  static constexpr int kOne = 10'000;
+
+  constexpr GpuAmount() = default;
+  constexpr GpuAmount(int whole) : parts(std::int64_t{whole} * kOne) {}  // NOLINT: a number of GPUs
+
+  constexpr int whole() const { return static_cast<int>(parts / kOne); }
+  constexpr bool is_part() const { return parts > 0 && parts < kOne; }
+  // Of each GPU that it is of, in ten-thousandths.
+  constexpr int of_each() const { return is_part() ? static_cast<int>(parts) : kOne; }
+  auto operator<=>(const GpuAmount&) const = default;
+
+  std::int64_t parts = 0;
+};
+
 // Per rank. Absent means the default: GPU 1 with nproc_per_node "gpu", else CPU 1.
 struct Resources {
   std::optional<double> cpu;            // CPUs
-  std::optional<int> gpu;               // GPUs
+  std::optional<GpuAmount> gpu;         // GPUs
   std::optional<std::uint64_t> memory;  // bytes
 
   bool operator==(const Resources&) const = default;
@@ -86,6 +104,7 @@ enum class BundleMode : std::uint8_t { automatic, off };
 enum class OnHeadLost : std::uint8_t { go_on, stop };  // "continue", "stop"
 enum class Launcher : std::uint8_t { direct, srun };
 enum class OnHang : std::uint8_t { report, restart, nothing };
+enum class CpuBind : std::uint8_t { none, cores };
 
 // What of a job was sent to the cluster by content; filled in by `submit`, never by a YAML. Trees
 // are those of launcher/files/content_tree.hpp, by their SHA-256.
@@ -137,6 +156,7 @@ struct JobSpec {
   BundleMode bundle = BundleMode::automatic;
   OnHeadLost on_head_lost = OnHeadLost::go_on;
   Launcher launcher = Launcher::direct;
+  CpuBind cpu_bind = CpuBind::none;
   std::chrono::seconds stop_grace{30};
   std::optional<std::chrono::seconds> timeout;        // of one job, over all attempts
   std::optional<std::chrono::seconds> queue_timeout;  // in state queued
@@ -151,6 +171,7 @@ struct JobSpec {
   std::optional<JobContent> content;  // absent: the job runs in place, where it was submitted
 
   std::uint64_t kept_log() const;  // log_limit, or what it is when absent
+  int bound_cpus() const;          // CPUs of each rank's own; 0: ranks are not bound
   bool operator==(const JobSpec&) const = default;
 };
 

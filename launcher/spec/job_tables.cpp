@@ -41,9 +41,18 @@ const Table& job_resources_table() {
                       "CPUs of each rank. 1 if neither CPU nor GPU is given and `nproc_per_node` "
                       "is not `gpu`."),
                   "CPU: 4"),
-          example(key("GPU", Shape::whole(0, limits::kGpus), nullptr,
-                      "GPUs of each rank. 1 with `nproc_per_node: gpu`."),
-                  "GPU: 1"),
+          example(
+              key("GPU",
+                  Shape::special(
+                      "whole number, or a part of one (0.25)",
+                      at_least_one_of({{"type", json::array({"integer", "null"})},
+                                       {"minimum", 0},
+                                       {"maximum", limits::kGpus}},
+                                      {{"type", "number"}, {"minimum", 0}, {"maximum", 1}})),
+                  nullptr,
+                  "GPUs of each rank; below 1 in ten-thousandths: a part of one, which ranks of "
+                  "other jobs have the rest of. 1 with `nproc_per_node: gpu`."),
+              "GPU: 1, or GPU: 0.25"),
           example(
               key("memory",
                   Shape::special("amount of memory (4GiB, 500MB, or bytes)",
@@ -204,6 +213,10 @@ const Table& job_table() {
           key("launcher", Shape::choice({"direct", "srun"}), "direct",
               "`srun`: on nodes of one Slurm allocation each rank is a task of srun with PMIx, for "
               "programs that find each other by MPI."),
+          key("cpu_bind", Shape::choice({"none", "cores"}), "none",
+              "`cores`: each rank runs on CPUs of its own, as many as `resources` says, whole "
+              "cores "
+              "of one NUMA node where there are; as Slurm's --cpu-bind."),
           key("stop_grace_s", Shape::whole(0, static_cast<double>(limits::kGraceSeconds)), 30,
               "Seconds from SIGTERM to SIGKILL."),
           example(

@@ -129,7 +129,7 @@ class SecretsReader {
 
 void read_resources(Mapping resources, JobSpec& spec, Report& report) {
   spec.resources.cpu = resources.optional_number("CPU");
-  if (const auto gpu = resources.optional_whole("GPU")) spec.resources.gpu = static_cast<int>(*gpu);
+  spec.resources.gpu = scalar_value(resources, "GPU", report, parse_gpus);
   spec.resources.memory = scalar_value(resources, "memory", report, parse_bytes);
   for (const Entry& entry : resources.others()) {
     const Path at = resources.path_of(entry.key);
@@ -198,6 +198,7 @@ JobSpec read_job(const Document& document, Source source) {
   spec.bundle = parse_bundle_mode(top.choice("bundle"));
   spec.on_head_lost = parse_on_head_lost(top.choice("on_head_lost"));
   spec.launcher = parse_launcher(top.choice("launcher"));
+  spec.cpu_bind = parse_cpu_bind(top.choice("cpu_bind"));
   spec.stop_grace = std::chrono::seconds(top.whole("stop_grace_s"));
   if (const auto timeout = top.optional_whole("timeout_s")) {
     spec.timeout = std::chrono::seconds(*timeout);

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "launcher/core/number.hpp"
 #include "launcher/core/process_exit.hpp"
 #include "launcher/core/text.hpp"
@@ -55,6 +57,7 @@ constexpr Names<Launcher, 2> kLaunchers{{{Launcher::direct, "direct"}, {Launcher
 constexpr Names<SameFailure, 2> kSameFailures{
     {{SameFailure::stop, "stop"}, {SameFailure::restart, "restart"}}};
 constexpr Names<ScoreOrder, 2> kScoreOrders{{{ScoreOrder::max, "max"}, {ScoreOrder::min, "min"}}};
+constexpr Names<CpuBind, 2> kCpuBinds{{{CpuBind::none, "none"}, {CpuBind::cores, "cores"}}};
 constexpr Names<OnHang, 3> kOnHang{
     {{OnHang::report, "report"}, {OnHang::restart, "restart"}, {OnHang::nothing, "nothing"}}};
 
@@ -138,6 +141,31 @@ std::uint64_t parse_bytes(std::string_view text) {
   return static_cast<std::uint64_t>(bytes);
 }
 
+GpuAmount gpus_from(double number) {
+  const double parts = number * GpuAmount::kOne;
+  const double rounded = std::round(parts);
+  const double one = GpuAmount::kOne;
+  // Farther from it than the nearest double of four decimals is.
+  const bool is_finer = std::abs(parts - rounded) > 1e-9 * std::max(1.0, std::abs(parts));
+  if (number >= 0 && number <= limits::kGpus && !is_finer &&
+      (rounded < one || std::fmod(rounded, one) == 0)) {
+    GpuAmount gpus;
+    gpus.parts = static_cast<std::int64_t>(rounded);
+    return gpus;
+  }
+  throw Error(ErrorCode::invalid,
+              "must be a whole number of 0 to " + std::to_string(limits::kGpus) +
+                  ", or below 1 a part of a GPU in ten-thousandths, not " + number_text(number))
+      .with_hint("for example: GPU: 1, or GPU: 0.25");
+}
+
+GpuAmount parse_gpus(std::string_view text) {
+  const auto number = number_from<double>(text);
+  if (number) return gpus_from(*number);
+  throw Error(ErrorCode::invalid, shown(text) + " is no number of GPUs")
+      .with_hint("for example: GPU: 1, or GPU: 0.25");
+}
+
 BundleMode parse_bundle_mode(std::string_view text) {
   return value_of(kBundleModes, text);
 }
@@ -168,6 +196,9 @@ void check_failure(std::string_view text) {
 }
 OnHang parse_on_hang(std::string_view text) {
   return value_of(kOnHang, text);
+}
+CpuBind parse_cpu_bind(std::string_view text) {
+  return value_of(kCpuBinds, text);
 }
 
 LabelRule parse_label_rule(std::string_view text) {
@@ -208,6 +239,15 @@ std::string to_string(ProcsPerNode procs) {
   return std::to_string(procs.number);
 }
 
+nlohmann::json to_json(GpuAmount gpus) {
+  if (!gpus.is_part()) return gpus.whole();
+  return static_cast<double>(gpus.parts) / GpuAmount::kOne;
+}
+
+std::string gpus_text(GpuAmount gpus) {
+  return to_json(gpus).dump();
+}
+
 const char* to_string(BundleMode mode) noexcept {
   return name_of(kBundleModes, mode);
 }
@@ -225,6 +265,9 @@ const char* to_string(SameFailure what) noexcept {
 }
 const char* to_string(OnHang what) noexcept {
   return name_of(kOnHang, what);
+}
+const char* to_string(CpuBind bind) noexcept {
+  return name_of(kCpuBinds, bind);
 }
 
 std::string default_job_name(const JobSpec& spec) {

@@ -76,6 +76,7 @@ struct AttemptSpec {
   std::optional<SrunStep> srun;   // absent: nobody else has a part in starting the ranks
   bool beats = false;             // node and head know RankBeats
   std::uint64_t log_limit = 0;    // bytes that are kept of each stream of a rank; 0: all
+  int rank_cpus = 0;              // CPUs of each rank's own; 0: ranks are not bound
 };
 
 // ---- Supervisor to head, in order, each with a sequence number from 1. The supervisor keeps an

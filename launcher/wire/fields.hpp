@@ -73,8 +73,8 @@ Field<T> any_id(T& value, Presence presence = Presence::required) {
   return {value, presence, {0, -1, true}};
 }
 
-// Specialized for a type that has a reader of its own, from its JSON, an enum from its text;
-// to_json(), for an enum to_string(), writes it.
+// Specialized for a type that has a reader of its own, from its JSON, an enum from its text, an
+// amount from its number; to_json(), for an enum to_string(), writes it.
 template <typename T>
 inline constexpr std::nullptr_t kReader{};
 
@@ -100,6 +100,8 @@ template <typename T>
 inline constexpr bool kIsDuration = false;
 template <typename Rep, typename Period>
 inline constexpr bool kIsDuration<std::chrono::duration<Rep, Period>> = true;
+template <typename T>
+inline constexpr bool kIsAmount = std::is_same_v<decltype(kReader<T>), T (*const)(double)>;
 template <typename T>
 inline constexpr bool kHasReader = !std::is_same_v<decltype(kReader<T>), const std::nullptr_t>;
 template <typename T>
@@ -149,8 +151,14 @@ T from_value(const nlohmann::json& value, const char* key, const Rule& rule = {}
     return rule.min > rule.max ? as_int(value, key, min, max)
                                : as_int(value, key, rule.min, rule.max);
   };
-  if constexpr (kHasReader<T> && std::is_enum_v<T>) {
-    const std::string text = as_string(value, key);
+  if constexpr (kHasReader<T> && (std::is_enum_v<T> || kIsAmount<T>)) {
+    const auto text = [&] {
+      if constexpr (kIsAmount<T>) {
+        return as_number(value, key);
+      } else {
+        return as_string(value, key);
+      }
+    }();
     try {
       return kReader<T>(text);
     } catch (const Error& error) {

@@ -27,14 +27,15 @@
 // /v1/node/content), "shards" (ShardAsk, PrepareAttempt's checkpoint, /v1/node/checkpoint),
 // "collect", "memory" (AttemptSpec's rank_memory), "leave" (Leaving), "preparation" (PrepareNode),
 // "beats" (AttemptSpec's beats, RankBeats), "stacks" (TakeStacks), "doctor" (DoctorAsk),
-// "log_limit" (AttemptSpec's log_limit, LogsReleased).
+// "log_limit" (AttemptSpec's log_limit, LogsReleased), "cpu_bind" (AttemptSpec's rank_cpus).
 namespace dtrain::wire {
 
 inline constexpr int kNodeVersion = 1;
 
 inline const std::vector<std::string> kNodeFeatures{
-    "mirror",  "prepare", "pairs", "renew",       "setup", "forward", "content", "shards",
-    "collect", "memory",  "leave", "preparation", "beats", "stacks",  "doctor",  "log_limit"};
+    "mirror",  "prepare", "pairs",   "renew",     "setup",   "forward",
+    "content", "shards",  "collect", "memory",    "leave",   "preparation",
+    "beats",   "stacks",  "doctor",  "log_limit", "cpu_bind"};
 
 // Where in Slurm a node is.
 struct SlurmPlace {

@@ -68,6 +68,7 @@ TEST_CASE("flags win over the YAML, key by key") {
   flags.timeout_s = 60;
   flags.queue_timeout_s = 7;
   flags.log_limit = "32MiB";
+  flags.cpu_bind = "cores";
   flags.priority = -1;
   flags.num_to_keep = 2;
   flags.score_attribute = "loss";
@@ -95,6 +96,7 @@ TEST_CASE("flags win over the YAML, key by key") {
   CHECK(merged.timeout == std::chrono::seconds(60));
   CHECK(merged.queue_timeout == std::chrono::seconds(7));
   CHECK(merged.log_limit == std::uint64_t{32} << 20);
+  CHECK(merged.cpu_bind == CpuBind::cores);
   CHECK(merged.priority == -1);
   CHECK(merged.checkpoint.num_to_keep == 2);
   CHECK(merged.checkpoint.score_attribute == "loss");
@@ -133,4 +135,15 @@ TEST_CASE("secrets: from the environment or a file; a missing one is named, neve
   CHECK_THROWS_AS(read_secrets(spec, kEnvironment), Error);
   spec.secrets = {{"TOKEN", (folder / "nothing").string()}};
   CHECK_THROWS_AS(read_secrets(spec, kEnvironment), Error);
+}
+
+TEST_CASE("a part of a GPU by a flag") {
+  JobFlags flags;
+  flags.gpus = "0.25";
+  CHECK(applied({}, flags, CommandWords{{"x"}, false}).resources.gpu->parts == 2500);
+  flags.gpus = "1.5";
+  CHECK_THROWS_WITH_AS(applied({}, flags, CommandWords{{"x"}, false}),
+                       "--gpus: must be a whole number of 0 to 1024, or below 1 a part of a GPU in "
+                       "ten-thousandths, not 1.5",
+                       Error);
 }

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
+using dtrain::cli::gpu_places;
 using dtrain::cli::rank_places;
 using nlohmann::json;
 
@@ -42,4 +43,24 @@ TEST_CASE("ranks that are at one place are one line, the fewest first") {
             {"collective",
              {{"sequence", 7}, {"name", ""}, {"bytes", nullptr}, {"done", nullptr}}}}}}}}}};
   CHECK(rank_places(job) == "rank 0: step 1, after collective #7\n");
+}
+
+TEST_CASE("GPUs of a job, or what it has of them") {
+  const auto node = [](const std::string& name, std::vector<int> gpus, const json& part) {
+    return json{{"node", name}, {"gpus", std::move(gpus)}, {"gpu_part", part}};
+  };
+  const json nodes = json::array({node("a", {3}, 1), node("b", {0, 1}, 1), node("c", {}, 1),
+                                  node("d", {3}, 0.25), node("e", {0, 1}, 0.5)});
+  const json job = {
+      {"attempts", json::array({json{{"nodes", json::array()}}, {{"nodes", nodes}}})}};
+  CHECK(gpu_places(job) ==
+        "on a: GPU 3\non b: GPUs 0, 1\non d: 0.25 of GPU 3\non e: 0.5 of each of GPUs 0, 1\n");
+  CHECK(gpu_places(job, 1) == "on a: GPU 3\nand on 3 nodes more\n");
+  CHECK(gpu_places(json::object()).empty());
+  // Of an older head.
+  CHECK(gpu_places(
+            {{"attempts",
+              json::array({json{
+                  {"nodes", json::array({json{{"node", "a"}, {"gpus", json::array({0})}}})}}})}}) ==
+        "on a: GPU 0\n");
 }

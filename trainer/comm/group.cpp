@@ -12,6 +12,7 @@
 #include <cstdio>
 
 #include "trainer/comm/group_memory.hpp"
+#include "trainer/core/environment.hpp"
 #include "trainer/core/stacks.hpp"
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -51,10 +52,12 @@ bool same_call(const Post& a, const Post& b) {
          a.bytes == b.bytes && a.reduction == b.reduction && a.root == b.root;
 }
 
-int cores() {
+// So many ranks of one host: none has to wait for its turn on a core.
+bool have_cores(int ranks) {
+  if (process_variable("DTRAIN_CPUS")) return true;  // cpu_bind: each has its own
   cpu_set_t set;
-  if (::sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-  return std::max(1, CPU_COUNT(&set));
+  if (::sched_getaffinity(0, sizeof set, &set) != 0) return ranks == 1;
+  return ranks <= CPU_COUNT(&set);
 }
 
 }  // namespace
@@ -113,7 +116,7 @@ std::unique_ptr<SharedGroup> SharedGroup::join(const KeyValue& store, int rank, 
 // since rank 0 could not say when it has done so before the first meeting.
 SharedGroup::SharedGroup(Meeting meeting, int rank, int size, Options options)
     : meeting_(std::move(meeting)), rank_(rank), size_(size), options_(std::move(options)) {
-  if (options_.spins < 0) options_.spins = size > cores() ? 0 : kDefaultSpins;
+  if (options_.spins < 0) options_.spins = have_cores(size) ? kDefaultSpins : 0;
   if (rank != 0) return;
   const std::size_t stage = options_.stage != 0 ? std::min(options_.stage, kStage) : kDefaultStage;
   header_of(meeting_).stage.store(static_cast<std::uint32_t>(stage));

@@ -73,7 +73,8 @@ class SharedGroup {
   struct Options {
     std::chrono::milliseconds timeout = std::chrono::minutes(30);
     std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
-    // Pauses before a wait sleeps; -1: 2,000, or none when there are more ranks than cores.
+    // Pauses before a wait sleeps; -1: 2,000, or none when there are more ranks than cores
+    // and these are not bound to their own.
     int spins = -1;
     std::size_t stage = 0;  // bytes that a rank stages at a time, up to 1 MiB; 0: chosen. Rank 0's
     std::string name = "default";  // in messages

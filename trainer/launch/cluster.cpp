@@ -37,7 +37,8 @@ double resource(const ScalingConfig& scaling, const std::string& name) {
 }
 
 double gpus_each(const ScalingConfig& scaling) {
-  return std::max(resource(scaling, "GPU"), scaling.use_gpu ? 1.0 : 0.0);
+  const double said = resource(scaling, "GPU");
+  return said > 0 || !scaling.use_gpu ? said : 1;
 }
 
 void check(const ScalingConfig& scaling) {
@@ -53,7 +54,8 @@ void check(const ScalingConfig& scaling) {
     if (!(amount >= 0) || !std::isfinite(amount)) {
       throw Error("ScalingConfig: resources_per_worker: " + name + " is negative or no number");
     }
-    if (name != "CPU" && amount != std::floor(amount)) {
+    const bool may_be_part = name == "CPU" || (name == "GPU" && amount < 1);
+    if (!may_be_part && amount != std::floor(amount)) {
       throw Error("ScalingConfig: resources_per_worker: " + name + " is a whole number");
     }
   }

@@ -24,7 +24,8 @@ JobShape place_workers(const ScalingConfig& scaling, const nlohmann::json& statu
   check(scaling);
   const int workers = scaling.num_workers;
   if (scaling.nodes) return {*scaling.nodes, workers / *scaling.nodes};
-  const double gpus = gpus_each(scaling);
+  // Of parts each rank has one of another GPU.
+  const double gpus = std::ceil(gpus_each(scaling));
   const double memory = resource(scaling, "memory");
   // As `dtrain submit` counts: who asks for GPUs and no CPU has none counted, else 1.
   const bool asks_cpu = scaling.resources_per_worker.contains("CPU");

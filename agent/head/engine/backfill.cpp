@@ -29,12 +29,7 @@ void take(std::vector<NodeCapacity>& nodes, const std::vector<PlacedShare>& shar
 void release(std::vector<NodeCapacity>& nodes, const std::vector<PlacedShare>& shares) {
   for (const PlacedShare& share : shares) {
     NodeCapacity* node = find_node(nodes, share.node);
-    if (node == nullptr) continue;
-    --node->shares;
-    node->cpus_used -= share.cpus;
-    node->memory_used -= std::min(node->memory_used, share.memory);
-    for (const int gpu : share.gpus) node->gpus_used.erase(gpu);
-    for (const auto& [name, amount] : share.custom) node->custom_used[name] -= amount;
+    if (node != nullptr) release(*node, share);
   }
 }
 

@@ -62,13 +62,10 @@ Engine::Impl::KeptGangs Engine::Impl::kept_gangs() const {
     for (const Share& share : job->attempts.back().shares) {
       NodeCapacity* there = find_capacity(capacity, share.row.node);
       if (there == nullptr || !takes_ranks(nodes.at(share.row.node))) continue;
-      const auto& gpus = share.row.gpus;
-      if (std::any_of(gpus.begin(), gpus.end(),
-                      [&](int gpu) { return there->gpus_used.contains(gpu); })) {
-        continue;
-      }
-      gangs_kept[job->row.id].push_back(placed(*job, share));
-      use(*there, gangs_kept[job->row.id].back());
+      PlacedShare part = placed(*job, share);
+      if (!has_gpus_for(*there, part)) continue;
+      use(*there, part);
+      gangs_kept[job->row.id].push_back(std::move(part));
     }
   }
   return gangs_kept;

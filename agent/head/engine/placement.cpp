@@ -33,13 +33,41 @@ double amount_of(const Amounts& amounts, const std::string& name) {
 int ranks_on(const NodeCapacity& node, const Demand& demand) {
   switch (demand.procs.kind) {
     case ProcsKind::gpu:
-      return node.gpus / std::max(1, demand.gpus);
+      return node.gpus / std::max(1, demand.gpus.whole());
     case ProcsKind::cpu:
       return std::max(1, static_cast<int>(node.cpus / std::max(1.0, demand.cpus)));
     case ProcsKind::number:
       break;
   }
   return demand.procs.number;
+}
+
+// GPUs that have so much of them left, in the order in which they are given: those that others have
+// a part of, the fullest first, so that whole ones stay for who needs these.
+std::vector<int> begun_gpus(const NodeCapacity& node, int part) {
+  std::vector<std::pair<int, int>> begun;  // less what is used, index
+  for (const auto& [gpu, used] : node.gpus_used) {
+    if (gpu < node.gpus && used + part <= GpuAmount::kOne) begun.emplace_back(-used, gpu);
+  }
+  std::sort(begun.begin(), begun.end());
+  std::vector<int> gpus;
+  for (const auto& [used, gpu] : begun) gpus.push_back(gpu);
+  return gpus;
+}
+
+// At most `most` of them.
+std::vector<int> free_gpus(const NodeCapacity& node, int part, int most) {
+  std::vector<int> gpus = begun_gpus(node, part);
+  if (static_cast<int>(gpus.size()) > most) gpus.resize(static_cast<std::size_t>(most));
+  for (int i = 0; i < node.gpus && static_cast<int>(gpus.size()) < most; ++i) {
+    if (!node.gpus_used.contains(i)) gpus.push_back(i);
+  }
+  std::sort(gpus.begin(), gpus.end());
+  return gpus;
+}
+
+int gpus_of(const Demand& demand, int ranks) {
+  return demand.gpus.is_part() ? ranks : ranks * demand.gpus.whole();
 }
 
 // One node's part. Without it `shortage`, if wanted, says what is short there: "has 1 of 2 CPUs
@@ -99,15 +127,14 @@ std::optional<PlacedShare> fit(const NodeCapacity& node, const Demand& demand,
     });
   }
 
-  const int wanted = share.nproc * demand.gpus;
-  for (int i = 0; i < node.gpus && static_cast<int>(share.gpus.size()) < wanted; ++i) {
-    if (!node.gpus_used.contains(i)) share.gpus.push_back(i);
-  }
+  const int wanted = gpus_of(demand, share.nproc);
+  share.gpu_part = demand.gpus.of_each();
+  share.gpus = free_gpus(node, share.gpu_part, wanted);
   if (static_cast<int>(share.gpus.size()) < wanted) {
     return short_of_room([&]() -> std::string {
-      const auto free_gpus = node.gpus - static_cast<int>(node.gpus_used.size());
       if (node.gpus == 0) return "has no GPU";
-      return "has " + number(free_gpus) + " of " + count(node.gpus, "GPU") + " free";
+      return "has " + std::to_string(share.gpus.size()) + " of " + count(node.gpus, "GPU") +
+             (demand.gpus.is_part() ? " with " + gpus_text(demand.gpus) + " free" : " free");
     });
   }
 
@@ -122,19 +149,28 @@ std::optional<PlacedShare> fit(const NodeCapacity& node, const Demand& demand,
   return share;
 }
 
+// "2 GPUs", "0.25 of a GPU", "0.5 of each of 2 GPUs"
+std::string gpus_needed(const Demand& demand) {
+  const int ranks = demand.procs.number;
+  if (!demand.gpus.is_part()) return count(gpus_of(demand, ranks), "GPU");
+  return gpus_text(demand.gpus) + " of " +
+         (ranks == 1 ? "a GPU" : "each of " + count(ranks, "GPU") + " (its ranks share none)");
+}
+
 // "needs 4 CPUs and 2 GPUs on each of 2 nodes of one Slurm allocation"
 std::string needs(const Demand& demand) {
   std::vector<std::string> parts;
   switch (demand.procs.kind) {
     case ProcsKind::gpu:
-      parts.emplace_back("all GPUs");
+      parts.emplace_back(demand.gpus.is_part() ? gpus_text(demand.gpus) + " of all GPUs"
+                                               : "all GPUs");
       break;
     case ProcsKind::cpu:
       parts.emplace_back("all CPUs");
       break;
     case ProcsKind::number:
       if (demand.cpus > 0) parts.push_back(count(demand.procs.number * demand.cpus, "CPU"));
-      if (demand.gpus > 0) parts.push_back(count(demand.procs.number * demand.gpus, "GPU"));
+      if (demand.gpus > 0) parts.push_back(gpus_needed(demand));
       if (demand.memory > 0) {
         parts.push_back(
             human_bytes(static_cast<std::uint64_t>(demand.procs.number) * demand.memory) +
@@ -227,8 +263,28 @@ void use(NodeCapacity& node, const PlacedShare& share) {
   ++node.shares;
   node.cpus_used += share.cpus;
   node.memory_used += share.memory;
-  node.gpus_used.insert(share.gpus.begin(), share.gpus.end());
+  for (const int gpu : share.gpus) node.gpus_used[gpu] += share.gpu_part;
   for (const auto& [name, amount] : share.custom) node.custom_used[name] += amount;
+}
+
+void release(NodeCapacity& node, const PlacedShare& share) {
+  --node.shares;
+  node.cpus_used -= share.cpus;
+  node.memory_used -= std::min(node.memory_used, share.memory);
+  for (const int gpu : share.gpus) {
+    const auto used = node.gpus_used.find(gpu);
+    if (used != node.gpus_used.end() && (used->second -= share.gpu_part) <= 0) {
+      node.gpus_used.erase(used);
+    }
+  }
+  for (const auto& [name, amount] : share.custom) node.custom_used[name] -= amount;
+}
+
+bool has_gpus_for(const NodeCapacity& node, const PlacedShare& share) {
+  return std::all_of(share.gpus.begin(), share.gpus.end(), [&](int gpu) {
+    const auto used = node.gpus_used.find(gpu);
+    return used == node.gpus_used.end() || used->second + share.gpu_part <= GpuAmount::kOne;
+  });
 }
 
 bool natural_less(std::string_view a, std::string_view b) {
@@ -281,7 +337,6 @@ Placement place_among(const std::vector<NodeCapacity>& nodes, const Demand& dema
   std::vector<std::string> shortages;
   std::size_t short_nodes = 0;
   const auto offer = [&](std::size_t i) {
-    if (static_cast<int>(shares.size()) == demand.nnodes.max) return;
     if (among != nullptr && !(*among)[i]) return;
     const NodeCapacity& node = nodes[i];
     std::string shortage;
@@ -297,19 +352,24 @@ Placement place_among(const std::vector<NodeCapacity>& nodes, const Demand& dema
     shortages.insert(at, node.node.str() + " " + shortage);
     if (shortages.size() > kNamedNodes) shortages.pop_back();
   };
-  bool in_order = true;
-  if (demand.gpus > 0) {
-    for (std::size_t i = 0; i < nodes.size(); ++i) offer(i);
-  } else {
-    for (std::size_t i = 0; i < nodes.size(); ++i) {
-      if (nodes[i].gpus == 0) offer(i);
+  // Where it takes nothing that others need more.
+  const auto is_better = [&](const NodeCapacity& node) {
+    if (demand.gpus == 0) return node.gpus == 0;
+    const auto ranks = static_cast<std::size_t>(ranks_on(node, demand));
+    return !demand.gpus.is_part() || begun_gpus(node, demand.gpus.of_each()).size() >= ranks;
+  };
+  const auto is_full = [&] { return static_cast<int>(shares.size()) == demand.nnodes.max; };
+  std::vector<std::size_t> others;
+  for (std::size_t i = 0; i < nodes.size() && !is_full(); ++i) {
+    if (is_better(nodes[i])) {
+      offer(i);
+    } else {
+      others.push_back(i);
     }
-    const std::size_t without = shares.size();
-    for (std::size_t i = 0; i < nodes.size(); ++i) {
-      if (nodes[i].gpus > 0) offer(i);
-    }
-    in_order = without == 0 || without == shares.size();
   }
+  const std::size_t better = shares.size();
+  for (std::size_t i = 0; i < others.size() && !is_full(); ++i) offer(others[i]);
+  const bool in_order = better == 0 || better == shares.size();
   if (static_cast<int>(shares.size()) < demand.nnodes.min) {
     std::string reason = needs(demand);
     if (static_cast<int>(nodes.size()) < demand.nnodes.min) {

@@ -33,7 +33,7 @@ struct NodeCapacity {
   std::map<std::string, std::string> labels;
   int shares = 0;  // attempts that run there
   double cpus_used = 0;
-  std::set<int> gpus_used;  // indices
+  std::map<int, int> gpus_used;  // by index, in ten-thousandths of each; never 0
   std::uint64_t memory_used = 0;
   Amounts custom_used = {};
   std::optional<GlibcVersion> glibc;  // absent: not known
@@ -47,8 +47,8 @@ struct NodeCapacity {
 struct Demand {
   NodeCount nnodes;
   ProcsPerNode procs;
-  double cpus = 1;  // per rank, as the rest
-  int gpus = 0;
+  double cpus = 1;           // per rank, as the rest
+  GpuAmount gpus;            // of parts each rank has one of another GPU: NCCL wants that
   std::uint64_t memory = 0;  // bytes
   Amounts custom = {};
   std::map<std::string, LabelRule> labels = {};
@@ -67,8 +67,9 @@ struct PlacedShare {
   int nproc = 1;
   double cpus = 0;
   std::uint64_t memory = 0;
-  std::vector<int> gpus;
+  std::vector<int> gpus;  // in the order of its ranks
   Amounts custom = {};
+  int gpu_part = GpuAmount::kOne;  // of each of these, in ten-thousandths
 };
 
 // What so many ranks of a demand take.
@@ -80,9 +81,13 @@ struct Placement {
 };
 // What the share uses, taken on.
 void use(NodeCapacity& node, const PlacedShare& share);
+// And given back.
+void release(NodeCapacity& node, const PlacedShare& share);
+bool has_gpus_for(const NodeCapacity& node, const PlacedShare& share);
 
 // With nnodes min:max as many as are free. Nodes without GPUs first for a job that needs none,
-// then by name. Of several allocations the one that gives most nodes.
+// those where others have left enough of GPUs for one that needs parts of them, then by name. Of
+// several allocations the one that gives most nodes.
 Placement place(std::vector<NodeCapacity> nodes, const Demand& demand);
 // The same of nodes that are ordered by name already: linear in them. With `among` only of those
 // whose place in the list is set there.

@@ -49,7 +49,8 @@ PlacedShare placed(const Job& job, const Share& share) {
           share.row.cpus,
           share.row.memory,
           share.row.gpus,
-          taken(job.spec.custom_resources, share.row.nproc)};
+          taken(job.spec.custom_resources, share.row.nproc),
+          job.spec.resources.gpu.value_or(1).of_each()};
 }
 
 void Engine::set_node_types(const wire::NodeTypes& types) {
@@ -552,6 +553,7 @@ void Engine::Impl::send_start(Job& job, Attempt& attempt, Share& share) {
   spec.gpus = share.row.gpus;
   spec.gpus_assigned = share.row.gpus_assigned;
   spec.rank_memory = job.spec.resources.memory.value_or(0);
+  spec.rank_cpus = job.spec.bound_cpus();
   spec.log_limit = job.spec.kept_log();
   spec.max_restarts = job.spec.max_restarts;
   spec.stop_grace = job.spec.stop_grace;
@@ -560,12 +562,15 @@ void Engine::Impl::send_start(Job& job, Attempt& attempt, Share& share) {
   spec.content = job.spec.content;
   if (job.spec.launcher == Launcher::srun) spec.srun = srun_step(attempt);
   spec.beats = nodes.at(share.row.node).features.contains("beats");
-  if (spec.rank_memory > 0 && !nodes.at(share.row.node).features.contains("memory")) {
+  const auto lacks = [&](bool asked, const char* feature, const char* what) {
+    if (!asked || nodes.at(share.row.node).features.contains(feature)) return;
     Tx tx;
     warn(tx, job, attempt,
-         share.row.node.str() + ": memory is not enforced: its agent is older than the head's");
+         share.row.node.str() + ": " + what + ": its agent is older than the head's");
     commit(job, std::move(tx), Urgency::soon);
-  }
+  };
+  lacks(spec.rank_memory > 0, "memory", "memory is not enforced");
+  lacks(spec.rank_cpus > 0, "cpu_bind", "ranks are not bound to CPUs");
 
   std::map<std::string, std::string> secrets;
   if (!job.spec.secrets.empty()) {

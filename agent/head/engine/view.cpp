@@ -7,6 +7,7 @@
 #include "agent/head/engine/impl.hpp"
 #include "agent/head/engine/retention.hpp"
 #include "launcher/core/open_files.hpp"
+#include "launcher/spec/values.hpp"
 #include "launcher/wire/json.hpp"
 
 // What the API shows: docs/api.md.
@@ -68,7 +69,13 @@ nlohmann::json pace_json(const Pace& pace) {
           {"slow", pace.slow}};
 }
 
-nlohmann::json attempt_json(const Attempt& attempt, const Clock& clock) {
+nlohmann::json gpu_amount(int parts) {
+  GpuAmount amount;
+  amount.parts = parts;
+  return to_json(amount);
+}
+
+nlohmann::json attempt_json(const Job& job, const Attempt& attempt, const Clock& clock) {
   nlohmann::json nodes = nlohmann::json::array();
   for (const Share& share : attempt.shares) {
     nlohmann::json ranks = nlohmann::json::array();
@@ -76,7 +83,8 @@ nlohmann::json attempt_json(const Attempt& attempt, const Clock& clock) {
     nodes.push_back({{"node", share.row.node.str()},
                      {"address", share.row.address},
                      {"ranks", ranks},
-                     {"gpus", share.row.gpus}});
+                     {"gpus", share.row.gpus},
+                     {"gpu_part", gpu_amount(placed(job, share).gpu_part)}});
   }
   nlohmann::json ranks = nlohmann::json::array();
   for (const auto& [number, rank] : attempt.ranks) {
@@ -132,11 +140,14 @@ nlohmann::json Engine::Impl::status(std::optional<std::size_t> most_jobs) const 
   std::erase_if(
       order, [&](const Node* node) { return !counts(node->row.state) && !still.contains(node); });
   std::map<NodeId, std::vector<std::string>> here;
+  std::map<NodeId, NodeCapacity> used;
   for (const auto& [id, job] : live) {
     const Attempt* attempt = job->live_attempt();
     if (attempt == nullptr) continue;
     for (const Share& share : attempt->shares) {
-      if (share.live()) here[share.row.node].push_back(id.str());
+      if (!share.live()) continue;
+      here[share.row.node].push_back(id.str());
+      if (!share.row.gpus.empty()) use(used[share.row.node], placed(*job, share));
     }
   }
   const std::map<NodeId, JobId> kept = spares();
@@ -146,6 +157,10 @@ nlohmann::json Engine::Impl::status(std::optional<std::size_t> most_jobs) const 
     nlohmann::json interfaces = nlohmann::json::array();
     for (const wire::Interface& each : node->interfaces) {
       interfaces.push_back({{"name", each.name}, {"address", each.address}});
+    }
+    nlohmann::json gpus_used = nlohmann::json::object();
+    for (const auto& [gpu, parts] : used[row.node].gpus_used) {
+      gpus_used[std::to_string(gpu)] = gpu_amount(parts);
     }
     const bool leaves =
         !node->leaves.empty() && (row.state == NodeState::ready || row.state == NodeState::joining);
@@ -166,6 +181,7 @@ nlohmann::json Engine::Impl::status(std::optional<std::size_t> most_jobs) const 
                          {"type", row.type},
                          {"cpus", row.cpus},
                          {"gpus", row.gpus},
+                         {"gpus_used", std::move(gpus_used)},
                          {"memory", row.memory},
                          {"version", row.version},
                          {"root", row.root},
@@ -252,7 +268,7 @@ nlohmann::json Engine::Impl::details(const Job& job) const {
   all["spec"] = to_json(job.spec);
   all["attempts"] = nlohmann::json::array();
   for (const Attempt& attempt : job.attempts) {
-    if (attempt.durable) all["attempts"].push_back(attempt_json(attempt, clock));
+    if (attempt.durable) all["attempts"].push_back(attempt_json(job, attempt, clock));
   }
   all["metrics"] = nlohmann::json::object();
   for (const auto& [name, last] : job.metrics.items()) all["metrics"][name] = last.at("value");

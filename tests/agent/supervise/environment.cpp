@@ -27,10 +27,10 @@ wire::AttemptSpec two_by_two() {
 }
 
 Environment environment(const wire::AttemptSpec& spec, const supervise::Surroundings& around = {},
-                        std::optional<int> listen_fd = std::nullopt) {
+                        std::optional<int> listen_fd = std::nullopt, const std::string& cpus = {}) {
   Environment env;
   for (const std::string& entry :
-       supervise::rank_environment(spec, around, {1, "/errors/3.json", "/s/3", listen_fd})) {
+       supervise::rank_environment(spec, around, {1, "/errors/3.json", "/s/3", listen_fd, cpus})) {
     const std::size_t equals = entry.find('=');
     env[entry.substr(0, equals)] = entry.substr(equals + 1);
   }
@@ -46,6 +46,7 @@ TEST_CASE("a rank's environment, all of it") {
                              {"DTRAIN_ATTEMPT", "3"},
                              {"DTRAIN_ATTEMPT_TOKEN", "token"},
                              {"DTRAIN_CHECKPOINT", "/storage/checkpoint_000001"},
+                             {"DTRAIN_CPUS", "2-3"},
                              {"DTRAIN_JOB_ID", "mnist-abcdef"},
                              {"DTRAIN_MASTER_LISTEN_FD", "127"},
                              {"DTRAIN_NODE_IPS", "10.0.0.1\n10.0.0.2"},
@@ -76,7 +77,7 @@ TEST_CASE("a rank's environment, all of it") {
   spec.gpus = {0, 3};
   spec.gpus_assigned = true;
   spec.checkpoint = "/storage/checkpoint_000001";
-  CHECK(environment(spec, around, 127) == expected);
+  CHECK(environment(spec, around, 127, "2-3") == expected);
   // Just the names that a job may not set, and defaults.
   std::size_t ours = 0;
   for (const auto& [name, value] : expected) ours += contract::sets(name) ? 1 : 0;

@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -126,6 +127,19 @@ TEST_CASE("sessions, folder, limits") {
   limits.raise_limits = true;
   CHECK(output_of(limits) == "raised\n");
   ::setrlimit(RLIMIT_NOFILE, &before);
+}
+
+TEST_CASE("a child has the CPUs that it is given") {
+  cpu_set_t set;
+  REQUIRE(::sched_getaffinity(0, sizeof set, &set) == 0);
+  int last = CPU_SETSIZE - 1;
+  while (!CPU_ISSET(static_cast<std::size_t>(last), &set)) --last;
+  SpawnOptions options;
+  options.argv = {"grep", "Cpus_allowed_list", "/proc/self/status"};
+  options.cpus = {last};
+  CHECK(output_of(options) == "Cpus_allowed_list:\t" + std::to_string(last) + "\n");
+  options.cpus = {CPU_SETSIZE - 1};
+  if (last != CPU_SETSIZE - 1) CHECK_THROWS_AS(output_of(options), Error);
 }
 
 TEST_CASE("a death signal comes when the parent dies") {

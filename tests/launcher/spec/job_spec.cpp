@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/spec/limits.hpp"
+#include "launcher/spec/values.hpp"
 
 using namespace dtrain;
 using nlohmann::json;
@@ -32,13 +33,14 @@ JobSpec full() {
   spec.nproc_per_node = {ProcsKind::gpu, 1};
   spec.max_restarts = 3;
   spec.restart = {{{"hang"}}, {"node_lost"}, std::chrono::seconds(60), std::chrono::seconds(5)};
-  spec.resources = {2.5, 1, 4ULL << 30};
+  spec.resources = {2, 1, 4ULL << 30};
   spec.resources_given = true;
   spec.storage_path = "/shared";
   spec.checkpoint = {3, "val_accuracy", ScoreOrder::min};
   spec.bundle = BundleMode::off;
   spec.on_head_lost = OnHeadLost::stop;
   spec.launcher = Launcher::srun;
+  spec.cpu_bind = CpuBind::cores;
   spec.stop_grace = std::chrono::seconds(5);
   spec.timeout = std::chrono::seconds(3600);
   spec.queue_timeout = std::chrono::seconds(0);
@@ -72,6 +74,21 @@ TEST_CASE("a job survives its JSON") {
   CHECK(validate(full()).empty());
 }
 
+TEST_CASE("GPUs are whole numbers where they are whole, as earlier heads know them") {
+  JobSpec spec = good();
+  for (const int whole : {0, 1, 8}) {
+    spec.resources.gpu = whole;
+    CHECK(to_json(spec)["resources"]["GPU"].dump() == std::to_string(whole));
+  }
+  spec.resources.gpu->parts = 2500;
+  CHECK(to_json(spec)["resources"]["GPU"].dump() == "0.25");
+  for (int parts = 0; parts <= GpuAmount::kOne; ++parts) {
+    spec.resources.gpu->parts = parts;
+    const json sent = json::parse(to_json(spec.resources.gpu.value()).dump());
+    REQUIRE(gpus_from(sent.get<double>()) == *spec.resources.gpu);
+  }
+}
+
 TEST_CASE("the JSON of a job has the keys of the YAML") {
   const json sent = to_json(full());
   CHECK(sent["command"] == "./train --epochs 3 | tee log");
@@ -96,7 +113,7 @@ TEST_CASE("JSON with a key that is not known: whoever submits hears of it") {
   }
   // What earlier ones do not know is left out as long as it can be.
   for (const char* key :
-       {"launcher", "restart", "spares", "hang_timeout_s", "on_hang", "log_limit"}) {
+       {"launcher", "restart", "spares", "hang_timeout_s", "on_hang", "log_limit", "cpu_bind"}) {
     CHECK_FALSE(to_json(good()).contains(key));
   }
 }
@@ -126,7 +143,9 @@ TEST_CASE("JSON of a wrong type is refused by its key") {
   CHECK(says(message("max_restarts", 1LL << 40), "\"max_restarts\" must be from -2147483648 to"));
   CHECK(says(message("stop_grace_s", std::numeric_limits<std::uint64_t>::max()),
              "\"stop_grace_s\" must be from "));
-  CHECK(says(message("resources", json::object({{"GPU", 0.5}})), "\"GPU\" must be a whole number"));
+  CHECK(says(message("resources", json::object({{"GPU", 1.5}})),
+             "\"GPU\": must be a whole number of 0 to 1024, or below 1 a part of a GPU"));
+  CHECK(says(message("resources", json::object({{"GPU", "1"}})), "\"GPU\" must be a number"));
   CHECK(says(message("resources", json::object({{"memory", -1}})), "\"memory\" must be from 0 to"));
   CHECK(says(message("resources", nullptr), "\"resources\" must be an object, not null"));
   CHECK(says(message("secrets", json::object({{"A", "value"}})), "\"secrets\" must be a list"));

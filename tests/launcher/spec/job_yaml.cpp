@@ -42,6 +42,7 @@ checkpoint: {num_to_keep: 2, score_attribute: acc, score_order: min}
 bundle: off
 on_head_lost: stop
 launcher: srun
+cpu_bind: none
 stop_grace_s: 0
 timeout_s: 3600
 queue_timeout_s: 60
@@ -92,6 +93,48 @@ TEST_CASE("numbers of nodes and ranks are written in several ways") {
   CHECK(job("command: x\nmax_restarts: 3.0").max_restarts == 3);
   CHECK(job("command: x\nspares: 2").spares == 2);
   CHECK(job("command: x").spares == 0);
+}
+
+TEST_CASE("a part of a GPU is exact, and of one alone") {
+  const auto parts = [](const std::string& gpus) {
+    return job("command: x\nresources: {GPU: " + gpus + "}").resources.gpu->parts;
+  };
+  CHECK(parts("0.25") == 2500);
+  CHECK(parts("0.0001") == 1);
+  CHECK(parts("0.9999") == 9999);
+  CHECK(parts("0.3") == 3000);
+  CHECK(parts("1.0") == GpuAmount::kOne);
+  CHECK(parts("1024") == 1024 * GpuAmount::kOne);
+  CHECK(parts("0") == 0);
+  CHECK_FALSE(job("command: x\nresources: {GPU: }").resources.gpu.has_value());
+  for (const char* wrong : {"0.00005", "0.33333", "1.5", "-0.5", "1025", ".inf", ".nan"}) {
+    const auto problems = job_problems(std::string("command: x\nresources: {GPU: ") + wrong + "}");
+    CAPTURE(wrong);
+    REQUIRE(problems.size() == 1);
+    CHECK(problems.front().starts_with("2:18 resources.GPU: "));
+  }
+  CHECK(job_problems("command: x\nresources: {GPU: half}") ==
+        std::vector<std::string>{"2:18 resources.GPU: 'half' is no number of GPUs [for example: "
+                                 "GPU: 1, or GPU: 0.25]"});
+}
+
+TEST_CASE("cpu_bind needs a whole number of CPUs") {
+  const JobSpec bound = job("command: x\ncpu_bind: cores\nresources: {CPU: 4}");
+  CHECK(bound.cpu_bind == CpuBind::cores);
+  CHECK(bound.bound_cpus() == 4);
+  CHECK(job("command: x\nresources: {CPU: 4}").bound_cpus() == 0);
+  CHECK(job_problems("command: x\ncpu_bind: cores") ==
+        std::vector<std::string>{
+            "2:11 cpu_bind: is cores, so that resources must say how many CPUs each rank has: a "
+            "whole number [for example: resources: {CPU: 2}]"});
+  for (const char* cpus : {"0", "0.5", "1.5"}) {
+    CHECK(
+        job_problems(std::string("command: x\ncpu_bind: cores\nresources: {CPU: ") + cpus + "}") ==
+        std::vector<std::string>{
+            std::string("2:11 cpu_bind: is cores, so that resources must say how many CPUs each "
+                        "rank has: a whole number, not ") +
+            cpus + " [for example: resources: {CPU: 2}]"});
+  }
 }
 
 TEST_CASE("a log limit below what is possible is refused, with what is") {
@@ -163,7 +206,8 @@ command: again
       "per GPU, or cpu for one rank per CPU]",
       "9:18 resources.CPU: must be a number of 0 to 1000000, not the text 'lots' [for example: "
       "CPU: 4]",
-      "9:29 resources.GPU: must be a whole number of 0 to 1024, not 2.5 [for example: GPU: 1]",
+      "9:29 resources.GPU: must be a whole number of 0 to 1024, or below 1 a part of a GPU in "
+      "ten-thousandths, not 2.5 [for example: GPU: 1, or GPU: 0.25]",
       "9:42 resources.memory: '4Gx' is no amount of memory: the units are kB MB GB TB PB and KiB "
       "MiB GiB TiB PiB [for example: 4GiB, 500MB, or a number of bytes]",
       "10:9 bundle: must be one of: auto, off, not 'of' [did you mean off?]",

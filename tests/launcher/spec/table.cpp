@@ -34,6 +34,8 @@ json whole(const JobSpec& spec) {
   made["launcher"] = to_string(spec.launcher);
   CHECK_FALSE(made.contains("on_hang"));
   made["on_hang"] = to_string(spec.on_hang);
+  CHECK_FALSE(made.contains("cpu_bind"));
+  made["cpu_bind"] = to_string(spec.cpu_bind);
   CHECK_FALSE(made.contains("spares"));
   made["spares"] = spec.spares;
   CHECK_FALSE(made.contains("label_selector"));

@@ -66,6 +66,8 @@ TEST_CASE("workers go to as few nodes as have room for them") {
   CHECK(place_workers(gpu, cluster({node(1, 8)})) ==
         JobShape{1, 8});  // no CPU is counted beside GPUs
   CHECK(place_workers(gpu, cluster({node(8, 4), node(8, 0), node(8, 4)})) == JobShape{2, 4});
+  CHECK(place_workers({.num_workers = 4, .resources_per_worker = {{"GPU", 0.25}}},
+                      cluster({node(1, 2), node(1, 2)})) == JobShape{2, 2});
   CHECK(place_workers({.num_workers = 2, .resources_per_worker = {{"GPU", 2}}},
                       cluster({node(8, 2), node(8, 2)})) == JobShape{2, 1});
   CHECK(place_workers({.num_workers = 2, .resources_per_worker = {{"CPU", 0.5}}},
@@ -89,7 +91,7 @@ TEST_CASE("what cannot be placed is an error that says why") {
                     "ScalingConfig: 3 workers on 2 nodes: each node has the same number");
   CHECK_THROWS_WITH(place_workers({.resources_per_worker = {{"TPU", 1}}}, one),
                     "ScalingConfig: resources_per_worker knows CPU, GPU and memory, not 'TPU'");
-  CHECK_THROWS_AS(place_workers({.resources_per_worker = {{"GPU", 0.5}}}, one), Error);
+  CHECK_THROWS_AS(place_workers({.resources_per_worker = {{"GPU", 1.5}}}, one), Error);
   CHECK_THROWS_AS(place_workers({.resources_per_worker = {{"CPU", -1}}}, one), Error);
 }
 

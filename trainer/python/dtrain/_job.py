@@ -17,7 +17,7 @@ from ._show import line_of, shown
 _TERMINAL = ("succeeded", "failed", "stopped")
 # Keys of the job YAML that `dtrain submit` has as flags, and those below others with their flag.
 _FLAG_KEYS = ("name", "workdir", "setup", "nnodes", "nproc_per_node", "max_restarts", "spares", "storage_path",
-              "on_head_lost", "launcher", "stop_grace_s", "timeout_s", "queue_timeout_s", "priority")
+              "on_head_lost", "launcher", "cpu_bind", "stop_grace_s", "timeout_s", "queue_timeout_s", "priority")
 _GROUPS = {"resources": {"CPU": "cpus", "GPU": "gpus", "memory": "memory"},
            "checkpoint": {name: name for name in ("num_to_keep", "score_attribute", "score_order")}}
 _FLAGS = {"after": "--after", "resume": "--resume", "from_checkpoint": "--from-checkpoint"}

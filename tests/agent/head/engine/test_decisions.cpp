@@ -6,6 +6,7 @@
 #include "agent/head/engine/history.hpp"
 #include "agent/head/engine/queue.hpp"
 #include "agent/head/engine/retention.hpp"
+#include "launcher/spec/values.hpp"
 
 using namespace dtrain;
 using namespace dtrain::head;
@@ -89,7 +90,7 @@ TEST_CASE("placement: resources of one's own, and labels") {
 
 TEST_CASE("placement: GPUs, memory, fractions, whole nodes") {
   std::vector<NodeCapacity> nodes = {node("node-0", 8, 0, 4), node("node-1", 8)};
-  nodes[0].gpus_used = {1};
+  nodes[0].gpus_used = {{1, GpuAmount::kOne}};
   JobSpec spec = job(1, 2);
   spec.resources.gpu = 1;
   spec.resources_given = true;
@@ -116,6 +117,111 @@ TEST_CASE("placement: GPUs, memory, fractions, whole nodes") {
   tenth.resources.cpu = 0.1;
   tenth.resources_given = true;
   CHECK(place({node("a", 0.3)}, demand_of(tenth)).shares.has_value());
+}
+
+TEST_CASE("placement: parts of GPUs") {
+  const auto part = [](double gpus, int nproc = 1, int nnodes = 1) {
+    JobSpec spec = job(nnodes, nproc);
+    spec.resources.gpu = gpus_from(gpus);
+    spec.resources_given = true;
+    return demand_of(spec);
+  };
+  using Gpus = std::vector<int>;
+  std::vector<NodeCapacity> nodes = {node("node-0", 8, 0, 2)};
+  const auto start = [&](const Demand& demand) {
+    const Placement placed = place(nodes, demand);
+    REQUIRE(placed.shares.has_value());
+    use(nodes[0], placed.shares->front());
+    return placed.shares->front();
+  };
+  // What others have begun comes first, the fullest before all.
+  const PlacedShare quarter = start(part(0.25));
+  CHECK(quarter.gpus == Gpus{0});
+  CHECK(quarter.gpu_part == 2500);
+  CHECK(quarter.cpus == 0);
+  CHECK(start(part(0.8)).gpus == Gpus{1});
+  CHECK(start(part(0.1)).gpus == Gpus{1});
+  CHECK(start(part(0.2)).gpus == Gpus{0});
+  CHECK(place(nodes, part(0.6)).reason ==
+        "needs 0.6 of a GPU on a node; node-0 has 0 of 2 GPUs with 0.6 free");
+  CHECK(place(nodes, part(1)).reason == "needs 1 GPU on a node; node-0 has 0 of 2 GPUs free");
+  // Ranks of one job do not share one.
+  const PlacedShare two = start(part(0.1, 2));
+  CHECK(two.gpus == Gpus{0, 1});
+  CHECK(nodes[0].gpus_used == std::map<int, int>{{0, 5500}, {1, GpuAmount::kOne}});
+  CHECK(place(nodes, part(0.1, 2)).reason ==
+        "needs 0.1 of each of 2 GPUs (its ranks share none) on a node; node-0 has 1 of 2 GPUs with "
+        "0.1 free");
+  CHECK(has_gpus_for(nodes[0], quarter));
+  CHECK_FALSE(has_gpus_for(nodes[0], two));
+  release(nodes[0], two);
+  release(nodes[0], quarter);
+  CHECK(nodes[0].gpus_used == std::map<int, int>{{0, 2000}, {1, 9000}});
+  // A node whose GPUs are begun comes before one whose are whole.
+  nodes = {node("a", 8, 0, 1), node("b", 8, 0, 1), node("c", 8, 0, 1)};
+  nodes[1].gpus_used = {{0, 9000}};
+  nodes[2].gpus_used = {{0, 5000}};
+  CHECK(names(place(nodes, part(0.25))) == Names{"c"});
+  CHECK(names(place(nodes, part(0.1))) == Names{"b"});
+  CHECK(names(place(nodes, part(0.25, 1, 2))) == Names{"a", "c"});
+  CHECK(names(place(nodes, part(1))) == Names{"a"});
+  JobSpec all = job(1, 1);
+  all.nproc_per_node.kind = ProcsKind::gpu;
+  all.resources.gpu = gpus_from(0.5);
+  CHECK(place({node("a", 8, 0, 3)}, demand_of(all)).shares->front().gpus == Gpus{0, 1, 2});
+}
+
+// Sums of doubles would not come out.
+TEST_CASE("placement: ten thousand tenths and thirds of GPUs are exact") {
+  std::vector<NodeCapacity> nodes = {node("node-0", 1, 0, 1)};
+  Demand tenth = demand_of(job(1, 1));
+  tenth.cpus = 0;
+  tenth.gpus.parts = 1000;
+  for (int i = 0; i < 10; ++i) {
+    const Placement placed = place(nodes, tenth);
+    REQUIRE(placed.shares.has_value());
+    use(nodes[0], placed.shares->front());
+  }
+  CHECK_FALSE(place(nodes, tenth).shares.has_value());
+  Demand least = tenth;
+  least.gpus.parts = 1;
+  nodes = {node("node-0", 1, 0, 1)};
+  PlacedShare last;
+  for (int i = 0; i < GpuAmount::kOne; ++i) {
+    const Placement placed = place(nodes, least);
+    REQUIRE(placed.shares.has_value());
+    last = placed.shares->front();
+    use(nodes[0], last);
+  }
+  CHECK_FALSE(place(nodes, least).shares.has_value());
+  release(nodes[0], last);
+  CHECK(place(nodes, least).shares.has_value());
+}
+
+TEST_CASE("queue: ten thousand jobs that want a quarter of a GPU each") {
+  std::vector<NodeCapacity> nodes;
+  for (int i = 0; i < 250; ++i) nodes.push_back(node("node-" + std::to_string(i), 64, 0, 8));
+  JobSpec spec = job(1, 1);
+  spec.resources.gpu = gpus_from(0.25);
+  std::vector<WaitingJob> queue;
+  for (int i = 0; i < 10000; ++i) {
+    queue.push_back({JobId("job-" + std::to_string(i)), 0, i, demand_of(spec), ""});
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  const QueueDecision decision = decide_queue(nodes, queue, 0);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  CHECK(decision.starts.size() == 8000);
+  CHECK(decision.reasons.size() == 2000);
+  CHECK(decision.reasons.at(JobId("job-8000")).starts_with("needs 0.25 of a GPU on a node; "));
+  CHECK(took.count() < 30);
+  MESSAGE(took.count());
+  std::map<std::pair<std::string, int>, int> ranks;
+  for (const QueueDecision::Start& start : decision.starts) {
+    const PlacedShare& share = start.shares.front();
+    ++ranks[{share.node.str(), share.gpus.front()}];
+  }
+  CHECK(ranks.size() == 2000);
+  CHECK(std::all_of(ranks.begin(), ranks.end(), [](const auto& gpu) { return gpu.second == 4; }));
 }
 
 TEST_CASE("placement: all nodes of one Slurm allocation") {

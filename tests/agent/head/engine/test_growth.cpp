@@ -69,6 +69,13 @@ WaitingJob gang_of(const std::string& name, int nnodes, double cpus = 4, int gpu
   return job;
 }
 
+WaitingJob quarter(int number) {
+  WaitingJob job = gang_of("job-" + std::to_string(number), 1, 0);
+  job.order = number;
+  job.demand.gpus.parts = GpuAmount::kOne / 4;
+  return job;
+}
+
 WaitingJob held(WaitingJob job) {
   job.held = "waits for another to succeed";
   return job;
@@ -583,4 +590,24 @@ TEST_CASE("a gang of one allocation") {
   CHECK(full.needed.empty());
   CHECK(full.kept.size() == 2);
   CHECK(never_fits({}, job.demand, more).empty());
+}
+
+TEST_CASE("growth: a machine of one GPU is for four quarters of one") {
+  std::vector<WaitingJob> queue;
+  for (int i = 0; i < 9; ++i) queue.push_back(quarter(i));
+  const Growth growth = decide_growth({}, {}, queue, one_by_one(of({type("gpu", 10, 4, 1)})));
+  CHECK(growth.gangs.size() == 3);
+  std::vector<NodeCapacity> nodes = {node_of("node-1")};
+  nodes[0].gpus = 1;
+  nodes[0].gpus_used = {{0, 5000}};
+  CHECK(decide_growth(nodes, {}, {quarter(0), quarter(1)}, one_by_one(of({type("gpu", 10, 4, 1)})))
+            .gangs.empty());
+  CHECK(decide_growth(nodes, {}, {quarter(0), quarter(1), quarter(2)},
+                      one_by_one(of({type("gpu", 10, 4, 1)})))
+            .gangs.size() == 1);
+  Demand four = quarter(0).demand;
+  four.procs.number = 4;
+  CHECK(never_fits({}, four, of({type("gpu", 10, 4, 1)})) ==
+        "needs 0.25 of each of 4 GPUs (its ranks share none) on a node; each gpu has 1 of 1 GPU "
+        "with 0.25 free");
 }
