@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cmath>
 #include <fstream>
+#include <set>
 
 #include "trainer/launch/cluster.hpp"
 
@@ -24,6 +25,29 @@ json domain(const char* kind, json arguments) {
 json amount(double value) {
   return value == std::floor(value) && value < 1e15 ? json(static_cast<std::int64_t>(value))
                                                     : json(value);
+}
+
+bool is_domain(const json& object) {
+  static const std::set<std::string> kKinds{
+      "constant", "choice",     "grid_search", "sample_from", "uniform",
+      "quniform", "loguniform", "qloguniform", "randn",       "qrandn",
+      "randint",  "qrandint",   "lograndint",  "qlograndint"};
+  return std::any_of(object.items().begin(), object.items().end(),
+                     [](const auto& each) { return kKinds.contains(each.key()); });
+}
+
+// Texts are themselves: a YAML's "1.0" is a number, and its "choice:a:b" a choice.
+json without_words(const json& space) {
+  json plain = space;
+  for (const auto& [name, value] : plain.items()) {
+    if (name == "when") continue;
+    if (value.is_string()) {
+      value = domain("constant", value);
+    } else if (value.is_object() && !is_domain(value)) {
+      value = without_words(value);
+    }
+  }
+  return plain;
 }
 
 // A file that is there as long as this.
@@ -146,7 +170,7 @@ json search_document(const json& space, const TuneConfig& tune, const ScalingCon
                  {"nproc_per_node", shape.per_node},
                  {"max_restarts", max_restarts(run)},
                  {"env", {{kFitVariable, "1"}}},
-                 {"space", space},
+                 {"space", without_words(space)},
                  {"metric", tune.metric},
                  {"mode", tune.mode},
                  {"num_samples", tune.num_samples}};
@@ -164,10 +188,11 @@ json search_document(const json& space, const TuneConfig& tune, const ScalingCon
     search["checkpoint"]["score_order"] = kept.score_order;
   }
   if (const double gpus = gpus_each(scaling); gpus > 0) search["resources"]["GPU"] = amount(gpus);
-  for (const char* name : {"CPU", "memory"}) {
-    if (scaling.resources_per_worker.contains(name)) {
-      search["resources"][name] = amount(resource(scaling, name));
-    }
+  if (scaling.resources_per_worker.contains("CPU")) {
+    search["resources"]["CPU"] = amount(resource(scaling, "CPU"));
+  }
+  if (const double memory = resource(scaling, "memory"); memory > 0) {
+    search["resources"]["memory"] = amount(memory);
   }
   if (tune.max_concurrent_trials) search["max_concurrent"] = *tune.max_concurrent_trials;
   if (tune.time_budget) search["time_budget_s"] = tune.time_budget->count();

@@ -85,6 +85,21 @@ TEST_CASE("a search is what the configurations say, and nothing else") {
   CHECK(all.at("storage_path") == "/s");
 }
 
+TEST_CASE("texts in a space are themselves, whatever they look like") {
+  const json space = {{"version", "1.0"},
+                      {"kind", tune::choice({"a", "b"})},
+                      {"model", {{"act", "choice:x:y"}, {"when", "kind == 'a'"}}},
+                      {"width", tune::sample_from("layers * 2")},
+                      {"layers", 2}};
+  const json written = search_document(space, kConfig, {}, {}, {1, 1}, {"t"}).at("space");
+  CHECK(written.at("version") == json({{"constant", "1.0"}}));
+  CHECK(written.at("kind") == json({{"choice", {"a", "b"}}}));
+  CHECK(written.at("model").at("act") == json({{"constant", "choice:x:y"}}));
+  CHECK(written.at("model").at("when") == "kind == 'a'");
+  CHECK(written.at("width") == json({{"sample_from", "layers * 2"}}));
+  CHECK(written.at("layers") == 2);
+}
+
 TEST_CASE("what makes no search is an error that says why") {
   const auto document = [](const json& space, const TuneConfig& tune) {
     search_document(space, tune, {}, {}, {1, 1}, {"t"});
