@@ -51,7 +51,8 @@ class TorchTrainer {
   // a rank what `train_func` throws.
   [[nodiscard]] Result fit();
 
-  // A function without a result as one with 0, without the configuration as one that is given it.
+ private:
+  friend class Tuner;
   template <typename F>
   static auto with_code(F train_func) {
     return [f = std::move(train_func)](const Config& config) mutable -> int {
@@ -71,7 +72,6 @@ class TorchTrainer {
     };
   }
 
- private:
   TrainFunc train_func_;
   ScalingConfig scaling_;
   RunConfig run_;
