@@ -21,6 +21,8 @@ void train_func(const nlohmann::json& config) {
   const DataLoader test = prepare_data_loader(
       fashion_mnist(data, images, {.batch_size = 256}, MnistSplit::test), /*evaluates=*/true);
 
+  get_checkpoint();
+  optimizer->set_lr(config.at("lr"));  // which may not be that of the checkpoint
   for (const auto epoch : epochs(config.value("epochs", 9))) {
     for (const auto& [inputs, labels] : train.epoch(epoch)) {
       backward(at::cross_entropy_loss(model(inputs), labels));
