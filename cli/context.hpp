@@ -81,6 +81,7 @@ Verb add_up(CLI::App& root);
 Verb add_down(CLI::App& root);
 Verb add_status(CLI::App& root);
 Verb add_submit(CLI::App& root);
+Verb add_tune(CLI::App& root);
 Verb add_logs(CLI::App& root);
 Verb add_stop(CLI::App& root);
 Verb add_stack(CLI::App& root);

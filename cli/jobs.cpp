@@ -11,14 +11,14 @@ namespace {
 
 constexpr std::size_t kJobsInMessage = 5;
 
-std::string ids_of(const std::vector<const nlohmann::json*>& jobs) {
+std::string ids_of(const std::vector<const nlohmann::json*>& jobs, const Listed& listed) {
   std::vector<std::string> ids;
   for (const nlohmann::json* job : jobs) {
     if (ids.size() == kJobsInMessage) {
       ids.push_back("…");
       break;
     }
-    ids.push_back(wire::get_string(*job, "job"));
+    ids.push_back(wire::get_string(*job, listed.key));
   }
   return join(ids, ", ");
 }
@@ -30,8 +30,10 @@ bool job_ended(const std::string& state) noexcept {
 }
 
 nlohmann::json resolve_job(const nlohmann::json& jobs, const std::string& reference,
-                           DefaultJob fallback) {
+                           DefaultJob fallback, const Listed& listed) {
   std::vector<const nlohmann::json*> candidates;
+  const std::string one = listed.one;
+  const std::string many = listed.many;
   if (reference.empty()) {
     for (const nlohmann::json& job : jobs) {
       if (fallback == DefaultJob::newest) return job;
@@ -41,17 +43,17 @@ nlohmann::json resolve_job(const nlohmann::json& jobs, const std::string& refere
     }
     if (candidates.size() == 1) return *candidates.front();
     if (jobs.empty()) {
-      throw Error(ErrorCode::not_found, "there are no jobs yet").with_hint("dtrain submit --help");
+      throw Error(ErrorCode::not_found, "there are no " + many + " yet").with_hint(listed.make);
     }
-    if (candidates.empty()) throw Error(ErrorCode::not_found, "no job runs");
-    throw Error(ErrorCode::usage, "which job? There are " + ids_of(candidates))
+    if (candidates.empty()) throw Error(ErrorCode::not_found, "no " + one + " runs");
+    throw Error(ErrorCode::usage, "which " + one + "? There are " + ids_of(candidates, listed))
         .with_hint("name it by its id or the beginning of it");
   }
   std::vector<std::string> known;
   const nlohmann::json* named = nullptr;    // the newest of that name
   const nlohmann::json* running = nullptr;  // the newest of those that have not ended
   for (const nlohmann::json& job : jobs) {
-    const std::string id = wire::get_string(job, "job");
+    const std::string id = wire::get_string(job, listed.key);
     if (id == reference) return job;
     if (text_or(job, "name") == reference) {
       if (named == nullptr) named = &job;
@@ -67,22 +69,24 @@ nlohmann::json resolve_job(const nlohmann::json& jobs, const std::string& refere
   if (candidates.size() > 1) {
     throw Error(ErrorCode::usage, "\"" + reference + "\" begins " +
                                       std::to_string(candidates.size()) +
-                                      " jobs: " + ids_of(candidates))
+                                      " " + many + ": " +
+                                      ids_of(candidates, listed))
         .with_hint("give more of the id");
   }
-  Error error(ErrorCode::not_found, "there is no job \"" + printable(reference, false) + "\"");
+  Error error(ErrorCode::not_found, "there is no " + one + " \"" + printable(reference, false) + "\"");
   const auto near = nearest(reference, known);
-  error.with_hint(near ? *near + ", or dtrain status for all of them" : "dtrain status shows them");
+  const std::string list = listed.list;
+  error.with_hint(near ? *near + ", or " + list + " for all of them" : list + " shows them");
   throw error;
 }
 
 std::string meant_by_name(const nlohmann::json& jobs, const std::string& reference,
-                          const std::string& id) {
+                          const std::string& id, const Listed& listed) {
   std::vector<const nlohmann::json*> others;
   bool is_newest = false;
   for (const nlohmann::json& job : jobs) {
     if (text_or(job, "name") != reference) continue;
-    if (text_or(job, "job") == id) {
+    if (text_or(job, listed.key) == id) {
       is_newest = others.empty();
     } else {
       others.push_back(&job);
@@ -92,7 +96,7 @@ std::string meant_by_name(const nlohmann::json& jobs, const std::string& referen
   return reference + " means " + id +
          (is_newest ? ", the newest of that name; older: "
                     : ", which runs; others of that name: ") +
-         ids_of(others);
+         ids_of(others, listed);
 }
 
 nlohmann::json find_job(const wire::ApiClient& client, const std::string& reference,

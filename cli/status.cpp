@@ -10,6 +10,7 @@
 #include "cli/follow.hpp"
 #include "cli/jobs.hpp"
 #include "cli/rank_places.hpp"
+#include "cli/searches.hpp"
 #include "cli/step_times.hpp"
 #include "launcher/cluster/counted.hpp"
 #include "launcher/core/error.hpp"
@@ -25,6 +26,7 @@ struct StatusFlags {
 };
 
 constexpr std::size_t kShownJobs = 20;
+constexpr std::size_t kShownSearches = 5;
 constexpr std::size_t kShownNodes = 50;
 constexpr std::size_t kNamed = 3;  // of nodes or jobs, in a row
 constexpr std::size_t kShownForgotten = 3;
@@ -175,6 +177,24 @@ std::string store_lines(const nlohmann::json& store, bool verbose, bool color) {
   return text;
 }
 
+// The searches, the newest first, and how many there are beside those.
+std::string search_lines(const nlohmann::json& status, bool all, bool color) {
+  const nlohmann::json& searches = child(status, "searches");
+  if (searches.empty()) return {};
+  nlohmann::json shown = nlohmann::json::array();
+  for (const nlohmann::json& search : searches) {
+    if (shown.size() < kShownSearches || all) shown.push_back(search);
+  }
+  long long count = 0;
+  const nlohmann::json& counts = child(status, "search_counts");
+  for (const auto& [state, number_of] : counts.items()) count += number_or(counts, state.c_str());
+  std::string text = "\n" + searches_table(shown, color);
+  if (const long long more = count - static_cast<long long>(shown.size()); more > 0) {
+    text += "and " + std::to_string(more) + " more: dtrain tune list\n";
+  }
+  return text;
+}
+
 int run_status(Context& context, const StatusFlags& options) {
   if (!options.file.empty()) choose_by_yaml(context, options.file);
   const wire::ApiClient client = context.client();
@@ -270,6 +290,7 @@ int run_status(Context& context, const StatusFlags& options) {
               text_or(node, "root") + "\n  log " + text_or(node, "log") + "\n";
     }
   }
+  text += search_lines(status, options.all, color);
   rows.clear();
   const nlohmann::json& jobs = child(status, "jobs");
   for (const nlohmann::json& job : jobs) {
