@@ -1,5 +1,6 @@
 #include "cli/completion_script.hpp"
 
+#include <algorithm>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -352,11 +353,18 @@ std::string fish_script(const CLI::App& app) {
            "\n";
   };
   lines(describe(app), "__fish_use_subcommand");
-  for (const VerbInfo& verb : verbs_of(app)) {
+  const std::vector<VerbInfo> verbs = verbs_of(app);
+  for (const VerbInfo& verb : verbs) {
     out += "complete -c dtrain -n '__fish_use_subcommand' -a " + verb.name + " -d " +
            fish_quote(verb.description) + "\n";
     const std::string seen = "__fish_seen_subcommand_from " + verb.name;
     std::string condition = seen;
+    for (const VerbInfo& other : verbs) {  // "status" behind "tune" is another
+      const std::vector<std::string> names = split(sub_names(other), ' ');
+      if (std::find(names.begin(), names.end(), verb.name) != names.end()) {
+        condition += "; and not __fish_seen_subcommand_from " + other.name;
+      }
+    }
     if (!verb.subs.empty()) {
       condition += "; and not __fish_seen_subcommand_from " + sub_names(verb);
     }
