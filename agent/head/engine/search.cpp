@@ -194,17 +194,6 @@ SearchRecord Search::ended(SearchState state, const std::string& reason) {
 
 void Search::apply(const SearchRecord& record) {
   next_seq_ = std::max(next_seq_, record.seq + 1);
-  if (record.kind == Kind::started) {
-    Trial& trial = trials_.emplace_back();
-    trial.number = trials_.size() - 1;
-    trial.params = wire::parse_json(record.text, "a trial's parameters").get<Params>();
-    trial.leg_lives = !record.job.empty();
-    if (trial.leg_lives) trial.legs.emplace_back(record.job);
-    sampler_->started(trial.number, trial.params);
-    scheduler_->added(trial.number, trial.params);
-    sort(trial);
-    return;
-  }
   switch (record.kind) {
     case Kind::learned: {
       const tune::Outcome outcome{static_cast<tune::Outcome::State>(record.number),
@@ -212,61 +201,71 @@ void Search::apply(const SearchRecord& record) {
       sampler_->learn(wire::parse_json(record.text, "what was learned").get<Params>(), outcome);
       return;
     }
+    case Kind::started: {
+      Trial& trial = trials_.emplace_back();
+      trial.number = trials_.size() - 1;
+      trial.params = wire::parse_json(record.text, "a trial's parameters").get<Params>();
+      trial.leg_lives = !record.job.empty();
+      if (trial.leg_lives) trial.legs.emplace_back(record.job);
+      sampler_->started(trial.number, trial.params);
+      scheduler_->added(trial.number, trial.params);
+      sort(trial);
+      return;
+    }
     case Kind::halted:
       set_halt(static_cast<Halt>(record.number), record.text);
       return;
     case Kind::continued:
-      halt_ = Halt::none;
-      ended_ = false;
-      halt_reason_.clear();
-      to_stop_.clear();
-      for (const TrialNumber number : std::set<TrialNumber>(paused_)) {
-        Trial& trial = trials_[static_cast<std::size_t>(number)];
-        if (!std::exchange(trial.interrupted, false)) continue;
-        trial.goes_on = true;
-        sort(trial);
-      }
+      apply_continued();
       return;
     case Kind::ended:
       apply_end(record);
       return;
-    default:
+    case Kind::leg:
+    case Kind::reported:
+    case Kind::met:
+    case Kind::checkpointed:
+    case Kind::leg_ended:
+    case Kind::resumed:
       break;
   }
   Trial& trial = trials_.at(static_cast<std::size_t>(record.trial));
-  switch (record.kind) {
-    case Kind::leg:
-      trial.legs.emplace_back(record.job);
-      trial.leg_lives = true;
-      trial.goes_on = false;
-      trial.state = State::running;
-      trial.from.reset();
-      trial.report_seq = 0;
-      break;
-    case Kind::reported:
-      apply_report(trial, record);
-      break;
-    case Kind::met:
-      trial.fate = Fate::complete;
-      trial.reason = record.text;
-      settle(trial,
-             {tune::Outcome::State::complete, trial.value.value_or(kNotANumber), trial.time});
-      break;
-    case Kind::checkpointed:
-      apply_checkpoint(trial, record);
-      break;
-    case Kind::leg_ended:
-      apply_leg_end(trial, record);
-      break;
-    case Kind::resumed:
-      (void)scheduler_->resume();
-      trial.goes_on = true;
-      trial.reason = record.text;
-      break;
-    default:
-      break;
+  if (record.kind == Kind::leg) {
+    trial.legs.emplace_back(record.job);
+    trial.leg_lives = true;
+    trial.goes_on = false;
+    trial.state = State::running;
+    trial.from.reset();
+    trial.report_seq = 0;
+  } else if (record.kind == Kind::reported) {
+    apply_report(trial, record);
+  } else if (record.kind == Kind::met) {
+    trial.fate = Fate::complete;
+    trial.reason = record.text;
+    settle(trial, {tune::Outcome::State::complete, trial.value.value_or(kNotANumber), trial.time});
+  } else if (record.kind == Kind::checkpointed) {
+    apply_checkpoint(trial, record);
+  } else if (record.kind == Kind::leg_ended) {
+    apply_leg_end(trial, record);
+  } else {  // resumed
+    (void)scheduler_->resume();
+    trial.goes_on = true;
+    trial.reason = record.text;
   }
   sort(trial);
+}
+
+void Search::apply_continued() {
+  halt_ = Halt::none;
+  halt_reason_.clear();
+  ended_ = false;
+  const std::set<TrialNumber> now = paused_;
+  for (const TrialNumber number : now) {
+    Trial& trial = trials_[static_cast<std::size_t>(number)];
+    if (!std::exchange(trial.interrupted, false)) continue;
+    trial.goes_on = true;
+    sort(trial);
+  }
 }
 
 void Search::apply_report(Trial& trial, const SearchRecord& record) {
@@ -403,7 +402,8 @@ void Search::apply_end(const SearchRecord& record) {
   ended_ = true;
   const auto state = static_cast<SearchState>(record.number);
   if (state == SearchState::stopped) return;
-  for (const TrialNumber number : std::set<TrialNumber>(paused_)) {
+  const std::set<TrialNumber> now = paused_;
+  for (const TrialNumber number : now) {
     Trial& trial = trials_[static_cast<std::size_t>(number)];
     settle(trial, {tune::Outcome::State::stopped, trial.value.value_or(kNotANumber), trial.time});
     end(trial, State::stopped,

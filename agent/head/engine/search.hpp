@@ -137,6 +137,7 @@ class Search {
   void apply_report(Trial& trial, const SearchRecord& record);
   void apply_checkpoint(Trial& trial, const SearchRecord& record);
   void apply_leg_end(Trial& trial, const SearchRecord& record);
+  void apply_continued();
   void apply_end(const SearchRecord& record);
   void decide(Trial& trial, const tune::Decision& decision);
   void exploit(Trial& trial, const tune::Exploit& exploit);

@@ -67,9 +67,9 @@ bool equal(const Search& a, const Search& b) {
 
 // A cluster that runs a search: a few places, jobs that report, fail and end. Every choice is by
 // chance of `seed`, so that a run can be had again, with heads that die in between.
-class World {
+class Simulation {
  public:
-  World(tune::SearchSpec spec, std::uint64_t seed, int places = 3)
+  Simulation(tune::SearchSpec spec, std::uint64_t seed, int places = 3)
       : spec_(std::move(spec)), search(spec_), chance_(seed, 0, "world"), places_(places) {}
 
   int length = 9;      // reports of a program that is left alone
@@ -78,7 +78,7 @@ class World {
   bool steps = true;
   bool dies = false;    // the head, again and again
   bool checks = false;  // that what is replayed is the same, at every record
-  std::function<void(World&)> each = [](World&) {};
+  std::function<void(Simulation&)> each = [](Simulation&) {};
 
   void run() {
     for (int turn = 0; turn < 20'000 && !is_over; ++turn) {
@@ -215,7 +215,7 @@ TEST_CASE("a search that is told its records again stands where it stood, after 
   for (const char* text : kSearches) {
     CAPTURE(text);
     for (const std::uint64_t seed : {1, 2}) {
-      World world(spec_of(text), seed);
+      Simulation world(spec_of(text), seed);
       world.checks = true;
       world.failing = 0.02;
       world.steps = seed == 1;
@@ -229,9 +229,9 @@ TEST_CASE("a search that is told its records again stands where it stood, after 
 TEST_CASE("a search whose heads die again and again decides as one whose head lives") {
   for (const char* text : kSearches) {
     CAPTURE(text);
-    World whole(spec_of(text), 5);
+    Simulation whole(spec_of(text), 5);
     whole.run();
-    World dying(spec_of(text), 5);
+    Simulation dying(spec_of(text), 5);
     dying.dies = true;
     dying.run();
     REQUIRE(whole.is_over);
@@ -241,7 +241,7 @@ TEST_CASE("a search whose heads die again and again decides as one whose head li
 }
 
 TEST_CASE("asha stops some, and what reaches max_t is complete") {
-  World world(spec_of(kSearches[2]), 1);
+  Simulation world(spec_of(kSearches[2]), 1);
   world.length = 100;
   world.run();
   CHECK(world.ended.state == SearchState::succeeded);
@@ -256,7 +256,7 @@ TEST_CASE("asha stops some, and what reaches max_t is complete") {
 }
 
 TEST_CASE("asha that promotes pauses trials, and the best go on from their checkpoints") {
-  World world(spec_of(kSearches[3]), 1);
+  Simulation world(spec_of(kSearches[3]), 1);
   world.length = 100;
   world.run();
   CHECK(world.ended.state == SearchState::succeeded);
@@ -273,7 +273,7 @@ TEST_CASE("asha that promotes pauses trials, and the best go on from their check
 }
 
 TEST_CASE("a trial without steps or checkpoints begins anew when it is promoted, and is heard") {
-  World world(spec_of(kSearches[3]), 3);
+  Simulation world(spec_of(kSearches[3]), 3);
   world.length = 100;
   world.steps = false;
   world.checkpoints = false;
@@ -283,10 +283,10 @@ TEST_CASE("a trial without steps or checkpoints begins anew when it is promoted,
 }
 
 TEST_CASE("pbt moves trials to better ones' checkpoints, which are pinned until the next leg") {
-  World world(spec_of(kSearches[5]), 4);
+  Simulation world(spec_of(kSearches[5]), 4);
   world.length = 20;
   bool pinned = false;
-  world.each = [&](World& now) {
+  world.each = [&](Simulation& now) {
     for (const Trial& trial : now.search.trials()) {
       if (!trial.from) continue;
       pinned = true;
@@ -311,7 +311,7 @@ TEST_CASE("pbt moves trials to better ones' checkpoints, which are pinned until 
 }
 
 TEST_CASE("without anybody who decides by reports only each trial's last one is kept") {
-  World world(spec_of(R"({"num_samples": 4, "search": {"algorithm": "tpe", "seed": 1}})"), 1);
+  Simulation world(spec_of(R"({"num_samples": 4, "search": {"algorithm": "tpe", "seed": 1}})"), 1);
   world.length = 50;
   world.checkpoints = false;
   world.run();
@@ -359,7 +359,7 @@ TEST_CASE("what is reported again counts once, and what is no report of the metr
 }
 
 TEST_CASE("fail_fast ends a search with its first failure, or when none ended well") {
-  World first(spec_of(R"({"num_samples": 9, "fail_fast": true})"), 1);
+  Simulation first(spec_of(R"({"num_samples": 9, "fail_fast": true})"), 1);
   first.failing = 0.1;
   first.checks = true;
   first.run();
@@ -368,14 +368,14 @@ TEST_CASE("fail_fast ends a search with its first failure, or when none ended we
   CHECK(first.count(State::failed) >= 1);
   CHECK(first.search.trials().size() < 9);
 
-  World all(spec_of(R"({"num_samples": 30, "fail_fast": 4})"), 1);
+  Simulation all(spec_of(R"({"num_samples": 30, "fail_fast": 4})"), 1);
   all.failing = 1;
   all.run();
   CHECK(all.ended.state == SearchState::failed);
   CHECK(all.count(State::failed) >= 4);
   CHECK(all.search.trials().size() < 10);
 
-  World never(spec_of(R"({"num_samples": 12, "fail_fast": false})"), 1);
+  Simulation never(spec_of(R"({"num_samples": 12, "fail_fast": false})"), 1);
   never.failing = 1;
   never.run();
   CHECK(never.count(State::failed) == 12);
@@ -386,10 +386,10 @@ TEST_CASE("fail_fast ends a search with its first failure, or when none ended we
 TEST_CASE("a person's stop ends all legs, and the search goes on where it was") {
   for (const char* text : kSearches) {
     CAPTURE(text);
-    World world(spec_of(text), 2);
+    Simulation world(spec_of(text), 2);
     world.checks = true;
     int reports = 0;
-    world.each = [&](World& now) {
+    world.each = [&](Simulation& now) {
       if (++reports == 30) now.put(now.search.halted(Search::Halt::person, "stopped by a person"));
     };
     world.run();
@@ -410,9 +410,9 @@ TEST_CASE("a person's stop ends all legs, and the search goes on where it was") 
 }
 
 TEST_CASE("a time budget that is over stops what runs, and the search has succeeded") {
-  World world(spec_of(kSearches[3]), 2);
+  Simulation world(spec_of(kSearches[3]), 2);
   int turns = 0;
-  world.each = [&](World& now) {
+  world.each = [&](Simulation& now) {
     if (++turns == 25) now.put(now.search.halted(Search::Halt::time_budget, "over"));
   };
   world.checks = true;
