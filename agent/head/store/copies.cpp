@@ -264,6 +264,9 @@ Loaded check_rows(Database& database) {
       require_object(row.spec, "the spec of " + row.id.str());
       require_object(row.metrics, "what is kept of the metrics of " + row.id.str());
     }
+    for (const SearchRow& row : rows.searches) {
+      require_object(row.spec, "the spec of " + row.id.str());
+    }
     const Writer fits(database);  // what is written to it, to its tables
     return rows;
   } catch (const std::exception& error) {

@@ -32,6 +32,7 @@ class Writer {
 Loaded read_all(Database& database);
 std::vector<EventRow> read_events(Database& database, const JobId& job);
 std::vector<MetricsRow> read_metrics(Database& database, const JobId& job);
+std::vector<SearchRecord> read_search_records(Database& database, const SearchId& search);
 
 // Of the boot in which it was opened, while a head has it open; empty: it was closed in order.
 void set_open(Database& database, const std::string& boot);
