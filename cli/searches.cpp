@@ -97,12 +97,14 @@ std::string best_line(const nlohmann::json& search) {
          params_line(child(best, "params"));
 }
 
-std::string begun_line(const nlohmann::json& search) {
+std::string begun_text(const nlohmann::json& search) {
   const long long total = number_or(search, "total");
-  const std::string all = std::to_string(total);
   const long long begun = number_or(search, "begun");
-  return (begun == total ? "" : std::to_string(begun) + " of ") + all +
-         (all == "1" ? " trial" : " trials");
+  return (begun == total ? "" : std::to_string(begun) + " of ") + std::to_string(total);
+}
+
+std::string begun_line(const nlohmann::json& search) {
+  return begun_text(search) + (number_or(search, "total") == 1 ? " trial" : " trials");
 }
 
 Color trial_color(const std::string& state) noexcept {

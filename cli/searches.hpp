@@ -40,7 +40,8 @@ std::string params_line(const nlohmann::json& params);
 std::string counts_line(const nlohmann::json& counts);
 // "trial 4, val_accuracy 0.91: lr 0.01"; empty while there is no best.
 std::string best_line(const nlohmann::json& search);
-// "12 of 30 trials"
+// "12 of 30", and with " trials"
+std::string begun_text(const nlohmann::json& search);
 std::string begun_line(const nlohmann::json& search);
 // SEARCH, STATE and so on, a row each; empty where there is none.
 std::string searches_table(const nlohmann::json& searches, bool color);

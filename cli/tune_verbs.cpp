@@ -159,10 +159,10 @@ std::string searches_table(const json& searches, bool color) {
     const std::string state = text_or(search, "state");
     const std::string reason = text_or(search, "reason");
     rows.push_back({text_or(search, "search"), Cell(state, state_color(state)),
-                    begun_line(search), span(text_or(search, "created"), text_or(search, "ended")),
+                    begun_text(search), span(text_or(search, "created"), text_or(search, "ended")),
                     reason.empty() ? best_line(search) : reason});
   }
-  return rows.empty() ? "" : table({"SEARCH", "STATE", "BEGUN", "TIME", ""}, rows, color);
+  return rows.empty() ? "" : table({"SEARCH", "STATE", "TRIALS", "TIME", ""}, rows, color);
 }
 
 Verb add_tune_status(CLI::App& tune) {

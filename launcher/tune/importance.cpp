@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::uint64_t kTrees = 64;
 constexpr int kPermutations = 3;  // of each parameter and tree
-constexpr std::size_t kSmallestNode = 4;
+constexpr std::size_t kSmallestNode = 2;
 constexpr std::size_t kMostCells = 400'000;  // trials times parameters, so that it takes seconds
 constexpr double kAbsent = -1e308;           // a parameter that is not there: apart from all others
 
@@ -187,6 +187,25 @@ double squared(double x) {
   return x * x;
 }
 
+// The place of each among all, equal ones alike: a loss that went to 1e9 in one trial is the worst,
+// and not all that there is to explain.
+std::vector<double> places(const std::vector<double>& values) {
+  std::vector<std::size_t> order(values.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(),
+            [&](std::size_t a, std::size_t b) { return values[a] < values[b]; });
+  std::vector<double> result(values.size());
+  for (std::size_t i = 0; i < order.size();) {
+    std::size_t end = i;
+    while (end < order.size() && values[order[end]] == values[order[i]]) ++end;
+    for (std::size_t k = i; k < end; ++k) {
+      result[order[k]] = static_cast<double>(i + end - 1) / 2;
+    }
+    i = end;
+  }
+  return result;
+}
+
 // Those with a value; of very many, as many as can be looked at, drawn.
 std::vector<std::size_t> usable_trials(const std::vector<double>& values, std::size_t parameters,
                                        std::uint64_t seed) {
@@ -293,7 +312,7 @@ Importances importances(const SearchSpace& space, const std::vector<Params>& tri
     chosen.push_back(trials[i]);
     targets.push_back(values[i]);
   }
-  const Table table = table_of(space, chosen, targets);
+  const Table table = table_of(space, chosen, places(targets));
   if (table.columns.empty()) {
     throw Error(ErrorCode::not_found, "no parameter differs between the trials");
   }

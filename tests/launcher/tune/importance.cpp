@@ -92,6 +92,15 @@ TEST_CASE("importance: a bowl in the logarithm, a category and what is there wit
   CHECK(found.parameters.back().name == "seed");
 }
 
+TEST_CASE("importance: one trial that went astray is not all that there is") {
+  Tried tried({{"a", {{"uniform", {0, 1}}}}, {"b", {{"uniform", {0, 1}}}}}, 60,
+              [](const Params& p) { return at(p, "a"); });
+  tried.values[17] = 1e12;
+  const Importances found = tried.importance();
+  CHECK(found.parameters.front().name == "a");
+  CHECK(found.explained > 0.7);
+}
+
 TEST_CASE("importance: the same again, whatever is nan, and of chance nothing is explained") {
   Stream chance(1, 1, "noise");
   Tried tried({{"a", {{"uniform", {0, 1}}}}, {"b", {{"choice", {1, 2, 3}}}}}, 200,
