@@ -223,9 +223,11 @@ JobWords words_of_job(const JobSpec& spec, const std::string& here) {
                                                      {"score_attribute", "--score-attribute"},
                                                      {"score_order", "--score-order"}};
   for (const char* key : {"resources", "checkpoint"}) {
-    if (!job.contains(key) || job[key] == usual.value(key, nlohmann::json())) continue;
+    if (!job.contains(key)) continue;
+    const nlohmann::json of_usual = usual.value(key, nlohmann::json::object());
     for (const auto& [name, value] : job[key].items()) {
-      if (nested.contains(name)) put(nested.at(name), text(value));
+      const bool is_usual = of_usual.contains(name) && of_usual[name] == value;
+      if (nested.contains(name) && !is_usual) put(nested.at(name), text(value));
     }
   }
   // What has no flag of its own, what has been said, and what is no part of what a person asks for.

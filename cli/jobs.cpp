@@ -1,5 +1,7 @@
 #include "cli/jobs.hpp"
 
+#include <algorithm>
+
 #include <nlohmann/json.hpp>
 
 #include "launcher/core/error.hpp"
@@ -21,6 +23,18 @@ std::string ids_of(const std::vector<const nlohmann::json*>& jobs, const Listed&
     ids.push_back(wire::get_string(*job, listed.key));
   }
   return join(ids, ", ");
+}
+
+bool is_search(const wire::ApiClient& client, const std::string& reference) {
+  try {
+    const nlohmann::json answer = client.get("/v1/searches");
+    const nlohmann::json& searches = child(answer, "searches");
+    return std::any_of(searches.begin(), searches.end(), [&](const nlohmann::json& search) {
+      return text_or(search, "name") == reference || text_or(search, "search") == reference;
+    });
+  } catch (const Error&) {  // an older head
+    return false;
+  }
 }
 
 }  // namespace
@@ -99,10 +113,23 @@ std::string meant_by_name(const nlohmann::json& jobs, const std::string& referen
          ids_of(others, listed);
 }
 
+nlohmann::json known_job(const wire::ApiClient& client, const nlohmann::json& jobs,
+                         const std::string& reference, DefaultJob fallback) {
+  try {
+    return resolve_job(jobs, reference, fallback);
+  } catch (Error& error) {
+    if (error.code() != ErrorCode::not_found || reference.empty()) throw;
+    if (is_search(client, reference)) {
+      error.with_hint("it is a search: dtrain tune status, stop, result or rm");
+    }
+    throw;
+  }
+}
+
 nlohmann::json find_job(const wire::ApiClient& client, const std::string& reference,
                         DefaultJob fallback) {
   const nlohmann::json answer = client.get("/v1/jobs");
-  return resolve_job(wire::member(answer, "jobs"), reference, fallback);
+  return known_job(client, wire::member(answer, "jobs"), reference, fallback);
 }
 
 std::string job_target(const std::string& id, const std::string& rest) {

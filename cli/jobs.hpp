@@ -37,7 +37,10 @@ nlohmann::json resolve_job(const nlohmann::json& jobs, const std::string& refere
 // Empty when there is nothing to say.
 std::string meant_by_name(const nlohmann::json& jobs, const std::string& reference,
                           const std::string& id, const Listed& listed = kListedJobs);
-// As resolve_job(), asking the head.
+// As resolve_job(), of jobs that `client` gave; who takes a search for a job is told so.
+nlohmann::json known_job(const wire::ApiClient& client, const nlohmann::json& jobs,
+                         const std::string& reference, DefaultJob fallback);
+// The same, asking the head for all.
 nlohmann::json find_job(const wire::ApiClient& client, const std::string& reference,
                         DefaultJob fallback);
 

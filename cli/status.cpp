@@ -23,6 +23,7 @@ namespace {
 struct StatusFlags {
   std::string file;
   bool all = false;
+  bool trials = false;
 };
 
 constexpr std::size_t kShownJobs = 20;
@@ -199,8 +200,10 @@ int run_status(Context& context, const StatusFlags& options) {
   if (!options.file.empty()) choose_by_yaml(context, options.file);
   const wire::ApiClient client = context.client();
   const bool all = options.all || context.globals.json;
-  const nlohmann::json status =
-      client.get(all ? "/v1/status" : "/v1/status?jobs=" + std::to_string(kShownJobs));
+  std::string query;
+  if (!all) query = "?jobs=" + std::to_string(kShownJobs);
+  if (options.trials) query += query.empty() ? "?trials=1" : "&trials=1";
+  const nlohmann::json status = client.get("/v1/status" + query);
   if (context.globals.json) {
     context.print_json(status);
     return 0;
@@ -343,6 +346,7 @@ Verb add_status(CLI::App& root) {
   app->add_option("file", options->file, "The cluster YAML, in place of -c")
       ->type_name("CLUSTER.yaml");
   app->add_flag("-a,--all", options->all, "All jobs and nodes, not only the first 20 and 50");
+  app->add_flag("--trials", options->trials, "Jobs that are trials of a search, too");
   return {app, [options](Context& context) { return run_status(context, *options); }, std::nullopt};
 }
 

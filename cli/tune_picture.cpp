@@ -136,7 +136,7 @@ std::string news_line(const json& event, const std::string& metric, bool known) 
   if (trial_ended(state)) {
     line += ending(number_or(event, "iteration"));
     if (!measured.empty()) line += ", " + measured;
-    if (!known) line += ", " + params;
+    if (!known) line += ", with " + params;
     return line + because;
   }
   if (!known) line += ": " + params;

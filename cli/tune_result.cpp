@@ -123,6 +123,10 @@ int run_tune_best(Context& context, const TuneBestFlags& options) {
     context.print_json(out);
     return 0;
   }
+  if (context.globals.quiet) {
+    context.print(job + "\n");
+    return 0;
+  }
   std::vector<std::vector<Cell>> rows;
   rows.push_back({"search", id + " (" + text_or(search, "state") + ")"});
   rows.push_back({"trial", Cell(std::to_string(number_or(trial, "trial")), Color::bold)});
@@ -272,7 +276,8 @@ Verb add_tune_best(CLI::App& tune) {
   CLI::App* app = add_verb(
       tune, "best", "Show the best trial: parameters, checkpoint, and how to train it again",
       "  dtrain tune best\n"
-      "  dtrain tune best mnist --json | jq .checkpoint.path\n");
+      "  dtrain tune best mnist --json | jq .checkpoint.path\n"
+      "  dtrain pull $(dtrain tune best -q) --best -o model    -q: its job alone\n");
   add_search_argument(*app, options->search);
   app->add_option("--scope", options->scope,
                   "Whether a trial is as good as its last report, or as the best of all")

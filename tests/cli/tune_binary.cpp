@@ -305,6 +305,7 @@ TEST_CASE("tune best, result, list and status of one that has ended") {
                                     "0.30000000000000004"}));
   CHECK(json::parse(house.run({"tune", "best", "--scope", "all", "--json"}).out)["trial"] == 0);
   CHECK(house.run({"tune", "best", "--scope", "some"}).exit.code == 2);
+  CHECK(house.run({"tune", "best", "-q"}).out == "s-2\n");
   const std::string csv = house.run({"tune", "result", "--csv"}).out;
   CHECK(split(csv, '\n').size() == 5);
   CHECK(has(csv, "config/lr"));

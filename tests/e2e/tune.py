@@ -225,6 +225,27 @@ class Tune(ClusterCase):
             self.ok("tune", "plot", "--kind", "family", "-o", "family.svg")
             self.assertIn("<svg", (self.folder / "family.svg").read_text())
 
+    def test_its_files_and_secrets_go_along(self):
+        (self.folder / "files.py").write_text(
+            "import os\nassert os.getcwd() != os.environ['WHERE'], 'in place'\n"
+            "assert os.environ['TOKEN'] == 's3cret'\nexec(open('train.py').read())\n")
+        done = self.run_dtrain(
+            *self.flags("--secret", "TOKEN", "--env", f"WHERE={self.folder}", trials=3)[:-4],
+            "python3", "files.py", "{lr}", "2", env={"DTRAIN_STAGE": "1", "TOKEN": "s3cret"})
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("3 complete", done.stdout)
+        best = self.ok("tune", "best", "-q").strip()
+        self.assertIn("from step 0", self.ok("logs", best))
+        for verb in ("stop", "rm", "logs", "result"):
+            said = self.run_dtrain(verb, "flags-nothing")
+            self.assertNotIn("it is a search", said.stderr)
+        self.assertIn(best, self.ok("status", "--trials"))
+        name = self.search()["search"]
+        for verb in ("stop", "rm", "logs", "result"):
+            said = self.run_dtrain(verb, name)
+            self.assertEqual(said.returncode, 2, said.stdout)
+            self.assertIn("it is a search: dtrain tune", said.stderr)
+
     def test_failures_and_what_is_wrong(self):
         (self.folder / "fails.py").write_text("import sys; sys.exit('boom')")
         done = self.run_dtrain("tune", "--param", "lr=uniform:0:1", "--num-samples", "9", "--metric", "a", "--mode",
