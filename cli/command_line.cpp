@@ -168,12 +168,12 @@ CommandLine::CommandLine() : app(std::make_unique<CLI::App>()) {
       "  dtrain down\n");
   add_globals(*app, globals);
   for (const auto add :
-       {add_up,           add_down,         add_status,     add_submit,      add_tune,
-        add_logs,         add_stop,         add_stack,      add_result,      add_plot,
-        add_pull,         add_prune,        add_doctor,     add_rm,          add_bundle,
-        add_drain,        add_join_command, add_exec,       add_attach,      add_forward,
-        add_sync,         add_rsync_up,     add_rsync_down, add_get_head_ip, add_get_worker_ips,
-        add_monitor,      add_completion,   add_man,        add_version}) {
+       {add_up,      add_down,         add_status,     add_submit,      add_tune,
+        add_logs,    add_stop,         add_stack,      add_result,      add_plot,
+        add_pull,    add_prune,        add_doctor,     add_rm,          add_bundle,
+        add_drain,   add_join_command, add_exec,       add_attach,      add_forward,
+        add_sync,    add_rsync_up,     add_rsync_down, add_get_head_ip, add_get_worker_ips,
+        add_monitor, add_completion,   add_man,        add_version}) {
     verbs.push_back(add(*app));
     add_globals(*verbs.back().app, globals);
     // Also of verbs behind verbs.

@@ -138,8 +138,8 @@ std::string bash_value(Value value, const std::vector<std::string>& words) {
 
 std::string helpers() {
   return std::string("__dtrain_jobs() { ") + kJobs + "; }\n" + "__dtrain_searches() { " +
-         kSearches + "; }\n" + "__dtrain_nodes() { " + kNodes + "; }\n" +
-         "__dtrain_clusters() { " + kClusters + "; }\n";
+         kSearches + "; }\n" + "__dtrain_nodes() { " + kNodes + "; }\n" + "__dtrain_clusters() { " +
+         kClusters + "; }\n";
 }
 
 std::string bash_script(const CLI::App& app) {

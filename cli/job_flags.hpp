@@ -58,8 +58,8 @@ void apply_job_flags(JobSpec& spec, const JobFlags& flags,
                      const std::optional<CommandWords>& command, const std::string& here,
                      const Lookup& environment);
 
-// The other way round: the flags that make this job, typed in `here`, and its command as submit takes
-// it. Keys that no flag has, and the job has otherwise than by default, go to `unsaid`.
+// The other way round: the flags that make this job, typed in `here`, and its command as submit
+// takes it. Keys that no flag has, and the job has otherwise than by default, go to `unsaid`.
 struct JobWords {
   std::vector<std::string> flags;
   std::vector<std::string> command;

@@ -82,12 +82,12 @@ nlohmann::json resolve_job(const nlohmann::json& jobs, const std::string& refere
   if (candidates.size() == 1) return *candidates.front();
   if (candidates.size() > 1) {
     throw Error(ErrorCode::usage, "\"" + reference + "\" begins " +
-                                      std::to_string(candidates.size()) +
-                                      " " + many + ": " +
+                                      std::to_string(candidates.size()) + " " + many + ": " +
                                       ids_of(candidates, listed))
         .with_hint("give more of the id");
   }
-  Error error(ErrorCode::not_found, "there is no " + one + " \"" + printable(reference, false) + "\"");
+  Error error(ErrorCode::not_found,
+              "there is no " + one + " \"" + printable(reference, false) + "\"");
   const auto near = nearest(reference, known);
   const std::string list = listed.list;
   error.with_hint(near ? *near + ", or " + list + " for all of them" : list + " shows them");

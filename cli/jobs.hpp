@@ -17,11 +17,11 @@ enum class DefaultJob : std::uint8_t {
 
 // What is named by ids, names and beginnings of ids: jobs, and searches.
 struct Listed {
-  const char* key;    // of the id in a summary
-  const char* one;    // for messages
+  const char* key;  // of the id in a summary
+  const char* one;  // for messages
   const char* many;
-  const char* make;   // the command that makes one
-  const char* list;   // the command that shows them
+  const char* make;  // the command that makes one
+  const char* list;  // the command that shows them
 };
 inline constexpr Listed kListedJobs{"job", "job", "jobs", "dtrain submit --help", "dtrain status"};
 

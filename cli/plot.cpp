@@ -202,7 +202,8 @@ std::string gnuplot_script(const std::vector<Chart>& charts, PlotKind kind,
     for (std::size_t i = 0; i < chart.curves.size(); ++i) {
       const Curve& curve = chart.curves[i];
       script += (i == 0 ? "" : ", ") + ("$curve" + std::to_string(i)) + " using 1:2 with " +
-                (curve.points.size() == 1 ? "points" : "lines") + " title " + gnuplot_text(curve.label);
+                (curve.points.size() == 1 ? "points" : "lines") + " title " +
+                gnuplot_text(curve.label);
     }
     script += "\n";
   }

@@ -38,9 +38,8 @@ void each_trial(const wire::ApiClient& client, const std::string& search, std::u
                 std::uint64_t count, const std::function<void(const nlohmann::json&)>& each) {
   while (count > 0) {
     const std::uint64_t most = std::min(count, kTrialsOfPage);
-    const nlohmann::json answer =
-        client.get(search_target(search, "/trials?from=" + std::to_string(from) +
-                                             "&count=" + std::to_string(most)));
+    const nlohmann::json answer = client.get(search_target(
+        search, "/trials?from=" + std::to_string(from) + "&count=" + std::to_string(most)));
     const nlohmann::json& trials = wire::get_list(answer, "trials");
     for (const nlohmann::json& trial : trials) each(trial);
     if (trials.empty()) return;

@@ -16,7 +16,7 @@
 namespace dtrain::cli {
 
 inline constexpr Listed kListedSearches{"search", "search", "searches", "dtrain tune --help",
-                                  "dtrain tune list"};
+                                        "dtrain tune list"};
 
 // As find_job(), of searches.
 nlohmann::json find_search(const wire::ApiClient& client, const std::string& reference,

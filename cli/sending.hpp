@@ -22,7 +22,8 @@ struct Sending {
   std::function<nlohmann::json(const JobSpec&)> request;
 };
 // Posts it, after the job's files where the cluster is elsewhere; gives the head's answer. A head
-// that is started again meanwhile is waited for: the request's submission_id makes repeats harmless.
+// that is started again meanwhile is waited for: the request's submission_id makes repeats
+// harmless.
 nlohmann::json send_job(const Context& context, const wire::ApiClient& client, JobSpec spec,
                         const Sending& sending);
 

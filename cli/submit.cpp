@@ -192,13 +192,12 @@ Queued queue_job(Context& context, const SubmitFlags& options, JobCluster& job_c
                             {"dry_run", options.dry_run},
                             {"wait", options.wait}};
   const bool takes_over = !queued.spec.resumes.empty() || queued.spec.start;
-  queued.answer =
-      send_job(context, client, queued.spec,
-               {"/v1/jobs", takes_over ? kTakingOver : wire::ApiClient::kLimit,
-                [&](const JobSpec& spec) {
-                  request["spec"] = to_json(spec);
-                  return request;
-                }});
+  queued.answer = send_job(
+      context, client, queued.spec,
+      {"/v1/jobs", takes_over ? kTakingOver : wire::ApiClient::kLimit, [&](const JobSpec& spec) {
+         request["spec"] = to_json(spec);
+         return request;
+       }});
   return queued;
 }
 

@@ -47,8 +47,9 @@ Searched searched(const Context& context, const TuneFlags& options,
     Searched command{"", command_words(context.tail, {})};
     if (command.command) return command;
     throw Error(ErrorCode::usage, "what is to be searched?")
-        .with_hint("dtrain tune SEARCH.yaml, or dtrain tune --param lr=loguniform:1e-4:1e-1 "
-                   "--metric NAME --mode max -- PROGRAM --lr {lr}");
+        .with_hint(
+            "dtrain tune SEARCH.yaml, or dtrain tune --param lr=loguniform:1e-4:1e-1 "
+            "--metric NAME --mode max -- PROGRAM --lr {lr}");
   }
   const std::string& first = files.front();
   std::error_code unreadable;
@@ -130,10 +131,8 @@ int show_search_plan(const Context& context, const tune::SearchSpec& spec,
 int run_tune(Context& context, const TuneFlags& options,
              const std::vector<std::string>& names_of_verbs) {
   heed_torchrun_flags(context, options.torchrun);
-  tune::SearchSpec spec =
-      read_search(context, options, searched(context, options, names_of_verbs));
-  const std::map<std::string, std::string> secrets =
-      read_secrets(spec.job, process_environment());
+  tune::SearchSpec spec = read_search(context, options, searched(context, options, names_of_verbs));
+  const std::map<std::string, std::string> secrets = read_secrets(spec.job, process_environment());
   if (options.local) use_local(context);
   const wire::ApiClient client = context.client();
   find_named(client, options.job, spec);
@@ -141,13 +140,12 @@ int run_tune(Context& context, const TuneFlags& options,
                             {"secrets", secrets},
                             {"dry_run", options.dry_run},
                             {"wait", options.wait}};
-  const nlohmann::json answer =
-      send_job(context, client, spec.job,
-               {"/v1/searches", wire::ApiClient::kLimit, [&](const JobSpec& job) {
-                  spec.job = job;
-                  request["spec"] = tune::to_json(spec);
-                  return request;
-                }});
+  const nlohmann::json answer = send_job(
+      context, client, spec.job, {"/v1/searches", wire::ApiClient::kLimit, [&](const JobSpec& job) {
+                                    spec.job = job;
+                                    request["spec"] = tune::to_json(spec);
+                                    return request;
+                                  }});
   if (options.dry_run) return show_search_plan(context, spec, answer);
 
   const std::string search = wire::get_string(answer, "search");

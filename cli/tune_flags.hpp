@@ -32,9 +32,9 @@ struct SearchFlags {
 
 void add_search_flags(CLI::App& app, SearchFlags& flags);
 
-// What the flags say wins over what `spec` has, whose job is there already; a --param of a name that
-// the space has replaces that one. Then the whole is checked: throws SpecError of all that is wrong,
-// each naming its flag.
+// What the flags say wins over what `spec` has, whose job is there already; a --param of a name
+// that the space has replaces that one. Then the whole is checked: throws SpecError of all that is
+// wrong, each naming its flag.
 tune::SearchSpec with_search_flags(const tune::SearchSpec& spec, const SearchFlags& flags);
 
 }  // namespace dtrain::cli

@@ -82,11 +82,12 @@ void SearchFollower::tell(const json& event) {
     return;
   }
   const long long trial = number_or(event, "trial");
-  const bool known = text_or(event, "type") == "trial" && told_.contains(trial);
+  bool known = false;  // by an earlier line, the parameters that it has now
   if (text_or(event, "type") == "trial") {
     const std::string state = text_or(event, "state");
+    known = told_.contains(trial) && (number_or(event, "exploits") == 0 || trial_ended(state));
     // A trial begins when it runs: that it waits for a place is nothing to read.
-    if (state == "waiting" && !known) return;
+    if (state == "waiting" && !told_.contains(trial)) return;
     if (trial_ended(state)) {
       told_.erase(trial);
     } else {
@@ -193,8 +194,7 @@ FollowedSearch SearchFollower::run() {
     const auto begin = std::chrono::steady_clock::now();
     if (!reconnect()) break;
     if (job_ended(text_or(result_.search, "state"))) break;
-    const auto took =
-        std::chrono::ceil<milliseconds>(std::chrono::steady_clock::now() - begin);
+    const auto took = std::chrono::ceil<milliseconds>(std::chrono::steady_clock::now() - begin);
     if (!wait(std::clamp(took * 10, kLookEvery, kLookAtLeastEvery))) break;
   }
   if (form_ == Form::json && result_.interrupted == 0) {
@@ -225,8 +225,7 @@ FollowedSearch follow_search(const Context& context, const wire::ApiClient& clie
   return follower.run();
 }
 
-int finish_search(const Context& context, const std::string& search,
-                  const FollowedSearch& result) {
+int finish_search(const Context& context, const std::string& search, const FollowedSearch& result) {
   const std::string option = context.cluster_option();
   const std::string state = text_or(result.search, "state");
   if (result.interrupted != 0) {

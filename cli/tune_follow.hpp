@@ -30,7 +30,7 @@ class SearchNews {
   std::optional<nlohmann::json> state(const nlohmann::json& search);
 
  private:
-  std::map<std::uint64_t, std::string> open_;  // those that have not ended, and their states
+  std::map<std::uint64_t, std::string> open_;  // those that have not ended: state and job
   std::uint64_t next_ = 0;                     // of which nothing is known, nor of those behind it
   nlohmann::json counts_;
   nlohmann::json best_;
@@ -53,8 +53,8 @@ struct FollowedSearch {
   int interrupted = 0;    // the signal that detached us; 0: followed to the end
 };
 // A table that is drawn over in place, else a line for what has changed, until the search's end.
-// `silent`: nothing of that. When the head goes away under it, waits for it. Ctrl-C detaches. Throws
-// Error(unreachable) when the head stays away for a minute.
+// `silent`: nothing of that. When the head goes away under it, waits for it. Ctrl-C detaches.
+// Throws Error(unreachable) when the head stays away for a minute.
 FollowedSearch follow_search(const Context& context, const wire::ApiClient& client,
                              const std::string& search, bool silent = false);
 // What is said after following. Gives the exit code, by the search's state as a job's.

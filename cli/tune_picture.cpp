@@ -41,8 +41,8 @@ std::vector<std::string> parameter_names(const json& search, const std::vector<j
   for (const json& trial : trials) {
     for (const auto& [name, value] : flat_params(child(trial, "params"), space)) {
       const tune::Parameter* parameter = space.find(name);
-      const bool told = parameter == nullptr ||
-                        parameter->domain.kind != tune::Domain::Kind::constant;
+      const bool told =
+          parameter == nullptr || parameter->domain.kind != tune::Domain::Kind::constant;
       if (told) names.insert(name);
       if (names.size() == kMostColumns) return {names.begin(), names.end()};
     }
@@ -56,8 +56,7 @@ bool trial_ended(const std::string& state) noexcept {
   return state == "complete" || state == "stopped" || state == "failed";
 }
 
-std::vector<std::pair<std::uint64_t, std::uint64_t>> SearchNews::wanted(
-    std::uint64_t begun) const {
+std::vector<std::pair<std::uint64_t, std::uint64_t>> SearchNews::wanted(std::uint64_t begun) const {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges;
   for (const auto& [number, state] : open_) {
     if (!ranges.empty() && number < ranges.back().first + ranges.back().second + kNear) {
@@ -71,6 +70,8 @@ std::vector<std::pair<std::uint64_t, std::uint64_t>> SearchNews::wanted(
 }
 
 bool SearchNews::changed(const json& search) {
+  // A trial that takes another's checkpoint begins anew between two looks.
+  if (text_or(search, "scheduler").starts_with("pbt")) return true;
   json now = {{"counts", child(search, "counts")}, {"begun", number_or(search, "begun")}};
   if (now == counts_) return false;
   counts_ = std::move(now);
@@ -82,17 +83,18 @@ std::optional<json> SearchNews::trial(const json& trial) {
   const std::string state = text_or(trial, "state");
   const auto known = open_.find(number);
   if (known == open_.end() && number < next_) return std::nullopt;  // it has ended before
-  const bool is_news = known == open_.end() || known->second != state;
+  const std::string now = state + " " + text_or(trial, "job");
+  const bool is_news = known == open_.end() || known->second != now;
   next_ = std::max(next_, number + 1);
   if (trial_ended(state)) {
     open_.erase(number);
   } else {
-    open_[number] = state;
+    open_[number] = now;
   }
   if (!is_news) return std::nullopt;
   json event = {{"type", "trial"}};
   for (const char* key :
-       {"trial", "state", "reason", "params", "iteration", "value", "metrics", "job"}) {
+       {"trial", "state", "reason", "params", "iteration", "value", "metrics", "job", "exploits"}) {
     event[key] = member_or_null(trial, key);
   }
   return event;

@@ -66,8 +66,7 @@ struct TunePicture {
 
 TunePicture curves_picture(const Context& context, const wire::ApiClient& client,
                            const std::string& id, const TunePlotFlags& options, PlotKind kind) {
-  const json search =
-      client.get(search_target(id, "?trials=" + std::to_string(options.trials)));
+  const json search = client.get(search_target(id, "?trials=" + std::to_string(options.trials)));
   Chart chart;
   chart.metric = text_or(search, "metric");
   for (const json& trial : child(search, "trials")) {
@@ -193,10 +192,8 @@ std::string word_tics(const std::vector<std::string>& words) {
   for (std::size_t i = 0; i < words.size(); ++i) {
     tics += (i == 0 ? "" : ", ") + gnuplot_text(words[i]) + " " + std::to_string(i);
   }
-  return "set xtics (" + tics + ")\nset xrange [-0.5:" + gnuplot_number(
-                                                              static_cast<double>(words.size()) -
-                                                              0.5) +
-         "]\n";
+  return "set xtics (" + tics +
+         ")\nset xrange [-0.5:" + gnuplot_number(static_cast<double>(words.size()) - 0.5) + "]\n";
 }
 
 std::string log_range(const std::vector<double>& values) {
@@ -232,8 +229,9 @@ std::vector<ParameterChart> parameter_charts(const tune::SearchSpace& space,
     if (!numbers) chart.words.assign(words.begin(), words.end());
     for (const auto& [given, value] : pairs) {
       const double at =
-          numbers ? given.get<double>()
-                  : static_cast<double>(std::distance(words.begin(), words.find(tune::word_of(given))));
+          numbers
+              ? given.get<double>()
+              : static_cast<double>(std::distance(words.begin(), words.find(tune::word_of(given))));
       chart.points.emplace_back(at, value);
     }
     result.push_back(std::move(chart));
@@ -290,7 +288,8 @@ std::string importance_lines(const tune::Importances& importances, std::size_t c
   const std::size_t room = columns > widest + 12 ? columns - widest - 10 : 10;
   std::vector<std::vector<Cell>> rows;
   for (const tune::Importance& each : importances.parameters) {
-    const auto length = static_cast<std::size_t>(std::lround(each.share * static_cast<double>(room)));
+    const auto length =
+        static_cast<std::size_t>(std::lround(each.share * static_cast<double>(room)));
     rows.push_back({fit(printable(each.name, false), widest),
                     std::to_string(std::lround(each.share * 100)) + " %",
                     std::string(length, '#')});
@@ -325,20 +324,21 @@ std::string family_script(const json& exploitations, const std::vector<json>& tr
   script += "$lives << END\n" + lines + "END\n$arrows << END\n" + arrows + "END\n";
   script += "set key off\nset title " + gnuplot_text(title) +
             "\nset xlabel 'time'\nset ylabel 'trial'\nset yrange [-0.5:" +
-            gnuplot_number(static_cast<double>(last) + 0.5) + "]\nset xrange [0:" +
-            gnuplot_number(end > 0 ? end * 1.05 : 1) + "]\n";
+            gnuplot_number(static_cast<double>(last) + 0.5) +
+            "]\nset xrange [0:" + gnuplot_number(end > 0 ? end * 1.05 : 1) + "]\n";
+  if (last < 30) script += "set ytics 1\n";
   script += "plot $lives using 1:2 with lines, $arrows using 1:2:3:4 with vectors\n";
   return script + charts_end(kind, 1);
 }
 
 Verb add_tune_plot(CLI::App& tune) {
   auto options = std::make_shared<TunePlotFlags>();
-  CLI::App* app = add_verb(
-      tune, "plot", "Draw a search: its trials' curves, what its parameters do",
-      "  dtrain tune plot\n"
-      "  dtrain tune plot mnist --kind params -o params.svg\n"
-      "  dtrain tune plot --kind importance    how much hangs on each parameter\n"
-      "  dtrain tune plot --kind family        with pbt, who took whose checkpoint\n");
+  CLI::App* app =
+      add_verb(tune, "plot", "Draw a search: its trials' curves, what its parameters do",
+               "  dtrain tune plot\n"
+               "  dtrain tune plot mnist --kind params -o params.svg\n"
+               "  dtrain tune plot --kind importance    how much hangs on each parameter\n"
+               "  dtrain tune plot --kind family        with pbt, who took whose checkpoint\n");
   add_search_argument(*app, options->search);
   app->add_option("--kind", options->kind,
                   "The metric over the steps, over each parameter, how much of it hangs on each "

@@ -36,8 +36,8 @@ int run_tune_result(Context& context, const TuneResultFlags& options) {
   const std::string id =
       wire::get_string(find_search(client, options.search, DefaultJob::newest), "search");
   const bool whole = options.csv || context.globals.json;
-  json search = client.get(
-      search_target(id, whole ? "" : "?trials=" + std::to_string(kShownResults)));
+  json search =
+      client.get(search_target(id, whole ? "" : "?trials=" + std::to_string(kShownResults)));
   if (whole || options.all) search["trials"] = all_trials(client, id);
   if (options.csv) {
     context.print(trials_csv(search));
@@ -61,8 +61,8 @@ json best_of_all(const wire::ApiClient& client, const std::string& id, bool grea
   each_trial(client, id, 0, UINT64_MAX, [&](const json& trial) {
     if (!trial.contains("best") || !trial["best"].is_number()) return;
     if (text_or(trial, "state") == "failed") return;
-    const bool better = best.is_null() || (greatest ? trial["best"] > best["best"]
-                                                    : trial["best"] < best["best"]);
+    const bool better =
+        best.is_null() || (greatest ? trial["best"] > best["best"] : trial["best"] < best["best"]);
     if (better) best = trial;
   });
   return best;
@@ -131,9 +131,8 @@ int run_tune_best(Context& context, const TuneBestFlags& options) {
   rows.push_back({"search", id + " (" + text_or(search, "state") + ")"});
   rows.push_back({"trial", Cell(std::to_string(number_or(trial, "trial")), Color::bold)});
   rows.push_back({"state", Cell(text_or(trial, "state"), trial_color(text_or(trial, "state")))});
-  rows.push_back({printable(metric, false), Cell(number(value) + ", iteration " +
-                                                     std::to_string(iteration),
-                                                 Color::green)});
+  rows.push_back({printable(metric, false),
+                  Cell(number(value) + ", iteration " + std::to_string(iteration), Color::green)});
   bool first = true;
   for (const auto& [name, given] : flat_params(child(trial, "params"), space_of(search))) {
     rows.push_back({first ? "parameters" : "", name + " " + tune::word_of(given)});
@@ -197,8 +196,8 @@ std::string csv_value(const json& object, const char* key) {
 }  // namespace
 
 std::string trials_csv(const json& search) {
-  const std::vector<const char*> fixed = {"trial",          "state", "iteration", "step", "best",
-                                          "best_iteration", "job"};
+  const std::vector<const char*> fixed = {"trial", "state",          "iteration", "step",
+                                          "best",  "best_iteration", "job"};
   const tune::SearchSpace space = space_of(search);
   std::set<std::string> params;
   std::set<std::string> metrics;
@@ -211,7 +210,8 @@ std::string trials_csv(const json& search) {
   std::vector<std::string> cells(fixed.begin(), fixed.end());
   for (const std::string& name : params) cells.push_back("config/" + name);
   for (const std::string& name : metrics) {
-    const bool taken = name == "reason" || std::find(fixed.begin(), fixed.end(), name) != fixed.end();
+    const bool taken =
+        name == "reason" || std::find(fixed.begin(), fixed.end(), name) != fixed.end();
     cells.push_back(taken ? "metrics/" + name : name);
   }
   cells.emplace_back("reason");
@@ -249,8 +249,8 @@ TrainAgain train_again(const json& search, const json& trial, const std::string&
     for (const auto& [name, value] : params) {
       again.words.insert(again.words.end(), {"--param", constant_flag(name, value)});
     }
-    again.words.insert(again.words.end(), {"--metric", text_or(search, "metric"), "--mode",
-                                           text_or(search, "mode")});
+    again.words.insert(again.words.end(),
+                       {"--metric", text_or(search, "metric"), "--mode", text_or(search, "mode")});
   }
   again.words.insert(again.words.end(), own.flags.begin(), own.flags.end());
   again.words.insert(again.words.end(), own.command.begin(), own.command.end());

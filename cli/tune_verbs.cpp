@@ -31,8 +31,7 @@ int run_tune_status(Context& context, const TuneStatusFlags& options) {
       wire::get_string(find_search(client, options.search, DefaultJob::newest), "search");
   if (options.follow) return finish_search(context, id, follow_search(context, client, id));
   const bool all = options.all || context.globals.json;
-  json search =
-      client.get(search_target(id, all ? "" : "?trials=" + std::to_string(kShownTrials)));
+  json search = client.get(search_target(id, all ? "" : "?trials=" + std::to_string(kShownTrials)));
   if (options.all) search["trials"] = all_trials(client, id);
   if (context.globals.json) {
     context.print_json(search);
@@ -158,8 +157,8 @@ std::string searches_table(const json& searches, bool color) {
   for (const json& search : searches) {
     const std::string state = text_or(search, "state");
     const std::string reason = text_or(search, "reason");
-    rows.push_back({text_or(search, "search"), Cell(state, state_color(state)),
-                    begun_text(search), span(text_or(search, "created"), text_or(search, "ended")),
+    rows.push_back({text_or(search, "search"), Cell(state, state_color(state)), begun_text(search),
+                    span(text_or(search, "created"), text_or(search, "ended")),
                     reason.empty() ? best_line(search) : reason});
   }
   return rows.empty() ? "" : table({"SEARCH", "STATE", "TRIALS", "TIME", ""}, rows, color);

@@ -155,9 +155,8 @@ class Tree {
 
   void split_by(std::size_t column, std::vector<std::size_t>& rows, Split& best) const {
     const std::vector<double>& by = table_.columns[column];
-    std::sort(rows.begin(), rows.end(), [&](std::size_t a, std::size_t b) {
-      return by[a] != by[b] ? by[a] < by[b] : a < b;
-    });
+    std::sort(rows.begin(), rows.end(),
+              [&](std::size_t a, std::size_t b) { return by[a] != by[b] ? by[a] < by[b] : a < b; });
     const auto size = static_cast<double>(rows.size());
     double all = 0;
     for (const std::size_t row : rows) all += table_.values[row];

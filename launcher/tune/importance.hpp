@@ -9,7 +9,8 @@
 // How much of a metric's differences between trials hangs on each parameter. By permutation
 // (Breiman 2001): a forest of regression trees learns the trials' order by the metric from their
 // parameters; then each parameter's values are dealt out anew among the trials that a tree has not
-// seen, and what that costs in fit is its importance. The same trials and seed give the same answer.
+// seen, and what that costs in fit is its importance. The same trials and seed give the same
+// answer.
 namespace dtrain::tune {
 
 struct Importance {

@@ -27,10 +27,11 @@ using nlohmann::json;
 namespace {
 
 json trial_row(int number, const std::string& state, json value = nullptr, double lr = 0.1) {
-  json row = {{"trial", number}, {"state", state},     {"reason", ""},
-              {"step", nullptr}, {"iteration", 3},     {"time", 3},
-              {"value", value},  {"best", value},      {"best_iteration", 3},
-              {"legs", json::array({"m-" + std::to_string(number)})}};
+  json row = {{"trial", number},     {"state", state},
+              {"reason", ""},        {"step", nullptr},
+              {"iteration", 3},      {"time", 3},
+              {"value", value},      {"best", value},
+              {"best_iteration", 3}, {"legs", json::array({"m-" + std::to_string(number)})}};
   row["params"] = {{"lr", lr}, {"model", {{"layers", number}}}, {"kind", "a,\"b\""}};
   row["metrics"] = value.is_null() ? json::object() : json{{"acc", value}, {"step", 1}};
   row["job"] = "m-" + std::to_string(number);
@@ -45,7 +46,8 @@ JobSpec template_of(std::vector<std::string> command) {
   return job;
 }
 
-json search_of(std::vector<json> trials, const JobSpec& job = template_of({"./train", "--lr={lr}"})) {
+json search_of(std::vector<json> trials,
+               const JobSpec& job = template_of({"./train", "--lr={lr}"})) {
   json search = {{"search", "m-abc234"}, {"state", "running"}, {"reason", ""},
                  {"metric", "acc"},      {"mode", "max"},      {"total", 100},
                  {"begun", 40},          {"created", ""},      {"ended", nullptr}};
@@ -257,10 +259,9 @@ TEST_CASE("the command that trains a trial again") {
   job.restart.backoff = std::chrono::seconds(3);
   const json search = search_of({}, job);
   const std::string again = words(search);
-  for (const char* part :
-       {"--secret TOKEN", "--env 'A=b c'", "--gpus 1", "--name mine", "--nnodes 2:3",
-        "--nproc-per-node 2", "--max-restarts 3",
-        R"( './train --lr 0.1 --kind '\''a,"b"'\'' | tee log')"}) {
+  for (const char* part : {"--secret TOKEN", "--env 'A=b c'", "--gpus 1", "--name mine",
+                           "--nnodes 2:3", "--nproc-per-node 2", "--max-restarts 3",
+                           R"( './train --lr 0.1 --kind '\''a,"b"'\'' | tee log')"}) {
     CAPTURE(again);
     CHECK(holds(again, part));
   }
@@ -333,14 +334,14 @@ TEST_CASE("pictures of parameters, importance and descent are what gnuplot draws
     return text_of(folder.path() / name);
   };
   const auto file = [&](const char* name) { return (folder.path() / name).string(); };
-  const std::string params = drawn(
-      "p.svg", parameters_script(charts, "acc", PlotKind::svg, file("p.svg"), {80, 24}));
+  const std::string params =
+      drawn("p.svg", parameters_script(charts, "acc", PlotKind::svg, file("p.svg"), {80, 24}));
   CHECK(holds(params, "<svg"));
   CHECK(holds(params, "model.layers"));
-  CHECK(holds(drawn("i.svg", importance_script(importances, "what", PlotKind::svg, file("i.svg"),
-                                               {80, 24})),
+  CHECK(holds(drawn("i.svg",
+                    importance_script(importances, "what", PlotKind::svg, file("i.svg"), {80, 24})),
               "model.layers"));
-  CHECK(holds(drawn("f.svg", family_script(moved, trials, "acc", PlotKind::svg, file("f.svg"),
-                                           {80, 24})),
-              "trial"));
+  CHECK(holds(
+      drawn("f.svg", family_script(moved, trials, "acc", PlotKind::svg, file("f.svg"), {80, 24})),
+      "trial"));
 }

@@ -50,9 +50,9 @@ struct FakeSearch {
   int begun(int at) const { return std::min(3, at + 1); }
   json search(int at) const {
     const bool ended = last >= 0 && at >= last;
-    json all = {{"search", "s-abc234"}, {"name", "s"},   {"state", ended ? end : "running"},
-                {"reason", ""},         {"metric", "acc"}, {"mode", "max"},
-                {"scheduler", "asha"},  {"total", 3},      {"begun", begun(at)},
+    json all = {{"search", "s-abc234"}, {"name", "s"},      {"state", ended ? end : "running"},
+                {"reason", ""},         {"metric", "acc"},  {"mode", "max"},
+                {"scheduler", "asha"},  {"total", 3},       {"begun", begun(at)},
                 {"created", ""},        {"ended", nullptr}, {"best", nullptr},
                 {"spec", spec}};
     std::map<std::string, int> counts;
@@ -61,8 +61,11 @@ struct FakeSearch {
     for (int i = 0; i < begun(at); ++i) {
       const json row = trial(i, at);
       if (row["value"].is_null()) continue;
-      all["best"] = {{"trial", i}, {"value", row["value"]}, {"iteration", 3},
-                     {"params", row["params"]}, {"job", row["job"]}};
+      all["best"] = {{"trial", i},
+                     {"value", row["value"]},
+                     {"iteration", 3},
+                     {"params", row["params"]},
+                     {"job", row["job"]}};
     }
     return all;
   }
@@ -90,7 +93,8 @@ struct FakeSearch {
     if (target == "/v1/jobs/s-2") {
       return {200, R"({"checkpoints":[{"number":1,"path":"/ckpt/1"}]})"};
     }
-    if (target == "/v1/searches") return {200, json{{"searches", json::array({search(looks)})}}.dump()};
+    if (target == "/v1/searches")
+      return {200, json{{"searches", json::array({search(looks)})}}.dump()};
     if (has(target, "/trials?")) {
       const std::size_t from = target.find("from=") + 5;
       return {200, json{{"trials", trials(*this, looks - 1, std::stoi(target.substr(from)))},
@@ -117,9 +121,8 @@ struct SearchHouse : House {
   FakeSearch search;
 };
 
-const std::vector<std::string> kTune = {"tune",    "--param", "lr=uniform:0:1", "--metric",
-                                        "acc",     "--mode",  "max",            "--num-samples",
-                                        "3"};
+const std::vector<std::string> kTune = {"tune",   "--param", "lr=uniform:0:1", "--metric", "acc",
+                                        "--mode", "max",     "--num-samples",  "3"};
 
 std::vector<std::string> tune_words(std::vector<std::string> more = {}) {
   std::vector<std::string> words = kTune;
@@ -138,21 +141,20 @@ TEST_CASE("tune: a line for each trial's begin and end and each best, and the se
     house.search.end = expected.first;
     const Captured ran = house.run(tune_words({"--env", "A=b"}));
     CHECK(ran.exit.code == expected.second);
-    CHECK(ran.out ==
-          std::string("s-abc234 running\n"
-                      "trial 0 running: lr 0.1  (s-0)\n"
-                      "trial 1 running: lr 0.2  (s-1)\n"
-                      "trial 0 complete after 3 iterations, acc 0.2\n"
-                      "trial 2 running: lr 0.3  (s-2)\n"
-                      "best so far: trial 0, acc 0.2: lr 0.1\n"
-                      "trial 1 stopped after 3 iterations, acc 0.3: asha: below\n"
-                      "best so far: trial 1, acc 0.3: lr 0.2\n"
-                      "trial 2 complete after 3 iterations, acc 0.4\n"
-                      "best so far: trial 2, acc 0.4: lr 0.3\n"
-                      "s-abc234 ") +
-              expected.first +
-              ", 3 trials: 2 complete, 1 stopped\n"
-              "best: trial 2, acc 0.4: lr 0.3\n");
+    CHECK(ran.out == std::string("s-abc234 running\n"
+                                 "trial 0 running: lr 0.1  (s-0)\n"
+                                 "trial 1 running: lr 0.2  (s-1)\n"
+                                 "trial 0 complete after 3 iterations, acc 0.2\n"
+                                 "trial 2 running: lr 0.3  (s-2)\n"
+                                 "best so far: trial 0, acc 0.2: lr 0.1\n"
+                                 "trial 1 stopped after 3 iterations, acc 0.3: asha: below\n"
+                                 "best so far: trial 1, acc 0.3: lr 0.2\n"
+                                 "trial 2 complete after 3 iterations, acc 0.4\n"
+                                 "best so far: trial 2, acc 0.4: lr 0.3\n"
+                                 "s-abc234 ") +
+                         expected.first +
+                         ", 3 trials: 2 complete, 1 stopped\n"
+                         "best: trial 2, acc 0.4: lr 0.3\n");
     CHECK(has(ran.err, "dtrain tune best -c c s-abc234"));
     const json& spec = house.search.submitted["spec"];
     CHECK(spec["job"]["command"] == json({"./train", "--lr", "{lr}"}));
@@ -175,8 +177,9 @@ TEST_CASE("tune: by YAML, with flags over it, and a job's YAML with parameters")
   CHECK(house.search.submitted["spec"]["num_samples"] == 7);
   CHECK(house.search.submitted["secrets"]["TOKEN"] == "very-secret");
   write_file_atomic(house.work / "job.yaml", "command: ./train {lr}\nmax_restarts: 3\n");
-  CHECK(house.run({"tune", "job.yaml", "--param", "lr=uniform:0:1", "--metric", "loss", "--mode",
-                   "min", "-d"})
+  CHECK(house
+            .run({"tune", "job.yaml", "--param", "lr=uniform:0:1", "--metric", "loss", "--mode",
+                  "min", "-d"})
             .exit.code == 0);
   CHECK(house.search.submitted["spec"]["job"]["max_restarts"] == 3);
   const Captured without = house.run({"tune", "job.yaml"});
@@ -293,16 +296,16 @@ TEST_CASE("tune best, result, list and status of one that has ended") {
   house.search.spec["job"]["workdir"] = house.work.string();
   const Captured best = house.run({"tune", "best"});
   CHECK(best.exit.code == 0);
-  for (const char* part : {"trial              2\n", "acc                0.4, iteration 3\n",
-                           "lr 0.3", "/ckpt/1", "dtrain pull -c c s-2 --checkpoints",
-                           "dtrain submit -- ./train --lr 0.3"}) {
+  for (const char* part :
+       {"trial              2\n", "acc                0.4, iteration 3\n", "lr 0.3", "/ckpt/1",
+        "dtrain pull -c c s-2 --checkpoints", "dtrain submit -- ./train --lr 0.3"}) {
     CAPTURE(best.out);
     CHECK(has(best.out, part));
   }
   const json as_json = json::parse(house.run({"tune", "best", "--json"}).out);
   CHECK(as_json["checkpoint"]["path"] == "/ckpt/1");
-  CHECK(as_json["command"] == json({"dtrain", "submit", "--", "./train", "--lr",
-                                    "0.30000000000000004"}));
+  CHECK(as_json["command"] ==
+        json({"dtrain", "submit", "--", "./train", "--lr", "0.30000000000000004"}));
   CHECK(json::parse(house.run({"tune", "best", "--scope", "all", "--json"}).out)["trial"] == 0);
   CHECK(house.run({"tune", "best", "--scope", "some"}).exit.code == 2);
   CHECK(house.run({"tune", "best", "-q"}).out == "s-2\n");

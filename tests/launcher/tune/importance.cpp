@@ -56,7 +56,8 @@ TEST_CASE("importance: of a sum each part has its share of the variance") {
                      {"b", {{"uniform", {0, 1}}}},
                      {"c", {{"uniform", {0, 1}}}},
                      {"none", {{"uniform", {0, 1}}}}},
-                    400, [](const Params& p) { return 4 * at(p, "a") + 2 * at(p, "b") + at(p, "c"); });
+                    400,
+                    [](const Params& p) { return 4 * at(p, "a") + 2 * at(p, "b") + at(p, "c"); });
   const Importances found = tried.importance();
   REQUIRE(found.parameters.size() == 4);
   CHECK(found.parameters[0].name == "a");
@@ -72,17 +73,17 @@ TEST_CASE("importance: of a sum each part has its share of the variance") {
 }
 
 TEST_CASE("importance: a bowl in the logarithm, a category and what is there with one alone") {
-  const Tried tried(
-      {{"lr", {{"loguniform", {1e-5, 1.0}}}},
-       {"optimizer", {{"choice", {"adam", "sgd", "lion"}}}},
-       {"momentum", {{"uniform", {0, 1}}, {"when", {{"optimizer", "sgd"}}}}},
-       {"seed", {{"randint", {0, 1000}}}},
-       {"fixed", 3}},
-      300, [](const Params& p) {
-        const double by_lr = std::pow(std::log10(at(p, "lr")) + 2.5, 2);
-        const double by_optimizer = p.at("optimizer") == "sgd" ? 4 : 0;
-        return by_lr + by_optimizer + (p.contains("momentum") ? at(p, "momentum") : 0);
-      });
+  const Tried tried({{"lr", {{"loguniform", {1e-5, 1.0}}}},
+                     {"optimizer", {{"choice", {"adam", "sgd", "lion"}}}},
+                     {"momentum", {{"uniform", {0, 1}}, {"when", {{"optimizer", "sgd"}}}}},
+                     {"seed", {{"randint", {0, 1000}}}},
+                     {"fixed", 3}},
+                    300, [](const Params& p) {
+                      const double by_lr = std::pow(std::log10(at(p, "lr")) + 2.5, 2);
+                      const double by_optimizer = p.at("optimizer") == "sgd" ? 4 : 0;
+                      return by_lr + by_optimizer +
+                             (p.contains("momentum") ? at(p, "momentum") : 0);
+                    });
   const Importances found = tried.importance();
   CHECK(found.explained > 0.8);
   CHECK(share(found, "fixed") == -1);
