@@ -100,7 +100,11 @@ void Engine::Impl::submit_search(const std::string& submission_id, tune::SearchS
   }
 
   SearchId id = make_search_id(spec.name);
-  while (searches.contains(id) || jobs.contains(JobId(id.str()))) id = make_search_id(spec.name);
+  const auto is_known = [this](const SearchId& each) {
+    const JobId as_job(each.str());
+    return searches.contains(each) || jobs.contains(as_job) || forgotten.contains(as_job);
+  };
+  while (is_known(id)) id = make_search_id(spec.name);
   see_clock();
   SearchOf& search = searches[id];
   search.row.id = id;
@@ -302,6 +306,10 @@ void Engine::Impl::remove_search(SearchOf& search, Answer done) {
   searches.erase(id);
   Changes changes;
   changes.searches_forgotten.push_back(id);
+  // Nor does its id come again.
+  const ForgottenRow gone{JobId(id.str()), clock.wall(), ""};
+  forgotten[gone.job] = gone;
+  changes.jobs_forgotten.push_back(gone);
   store->commit(std::move(changes), Urgency::now, OnFailure::retry,
                 when_stored("the end of " + id.str(), [id, done] {
                   if (done) done({{"search", id.str()}, {"removed", true}});

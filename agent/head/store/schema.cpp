@@ -404,6 +404,12 @@ void Writer::replace_job(const JobId& id, const Changes& rows) {
   write(rows);
 }
 
+void Writer::replace_search(const SearchId& id, const Changes& rows) {
+  statements_->drop_search.run(id.str());
+  statements_->drop_search_records.run(id.str());
+  write(rows);
+}
+
 std::int64_t Writer::count_metrics(const JobId& job) {
   Statement& rows = statements_->count_metrics.query(job.str());
   std::int64_t count = 0;
@@ -470,18 +476,48 @@ std::string open_since(Database& database) {
 
 // ---- Out of a damaged database.
 
-std::vector<JobId> readable_jobs(Database& database) {
-  std::set<JobId> found;
-  for (const char* select :
-       {"SELECT job FROM jobs ORDER BY rowid", "SELECT job FROM jobs ORDER BY rowid DESC"}) {
+namespace {
+
+// From either end of the table.
+template <typename Id>
+std::vector<Id> readable_ids(Database& database, const std::string& select) {
+  std::set<Id> found;
+  for (const char* order : {" ORDER BY rowid", " ORDER BY rowid DESC"}) {
     try {
-      Statement rows(database.handle(), select);
-      while (rows.step()) found.insert(JobId(rows.text(0)));
+      Statement rows(database.handle(), (select + order).c_str());
+      while (rows.step()) found.insert(Id(rows.text(0)));
     } catch (const SqliteError& error) {
       if (!error.is_damage()) throw;
     }
   }
   return {found.begin(), found.end()};
+}
+
+}  // namespace
+
+std::vector<JobId> readable_jobs(Database& database) {
+  return readable_ids<JobId>(database, "SELECT job FROM jobs");
+}
+
+std::vector<SearchId> readable_searches(Database& database) {
+  return readable_ids<SearchId>(database, "SELECT search FROM searches");
+}
+
+Changes read_search(Database& database, const SearchId& id) {
+  Changes rows;
+  Statement row(database.handle(), "SELECT * FROM searches WHERE search = ?");
+  rows.searches = read_rows<SearchRow>(row.query(id.str()));
+  rows.search_records = read_search_records(database, id);
+  return rows;
+}
+
+void check_search(const Changes& rows) {
+  const auto& records = rows.search_records;
+  const bool is_whole =
+      rows.searches.size() == 1 &&
+      nlohmann::json::parse(rows.searches.front().spec, nullptr, false).is_object() &&
+      (records.empty() || records.back().seq == static_cast<std::int64_t>(records.size()));
+  if (!is_whole) throw Error(ErrorCode::invalid, "its rows do not fit");
 }
 
 Changes read_job(Database& database, const JobId& id) {
