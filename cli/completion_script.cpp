@@ -277,13 +277,13 @@ std::string zsh_script(const CLI::App& app) {
   for (const VerbInfo& verb : verbs) {
     out += "      " + verb.name + ") ";
     if (!verb.subs.empty()) {
-      out += "case $words[2] in\n";
+      out += "if (( CURRENT == 2 )); then compadd -- " + sub_names(verb) +
+             "; else case $words[2] in\n";
       for (const VerbInfo& sub : verb.subs) {
         out += "        " + sub.name.substr(verb.name.size() + 1) +
                ") shift words; (( CURRENT-- )); " + arguments(sub) + "; return ;;\n";
       }
-      out += "        esac\n        if (( CURRENT == 2 )); then compadd -- " + sub_names(verb) +
-             "; fi\n        ";
+      out += "        esac; fi\n        ";
     }
     out += arguments(verb) + " ;;\n";
   }

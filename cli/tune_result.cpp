@@ -68,20 +68,21 @@ json best_of_all(const wire::ApiClient& client, const std::string& id, bool grea
   return best;
 }
 
-// Where the trial's newest checkpoint is.
+// The best checkpoint of the job that made the trial's newest one, as its `checkpoint` keys rank
+// them: without a score that is the newest.
 json checkpoint_of(const wire::ApiClient& client, const json& trial) {
   json checkpoint = child(trial, "checkpoint");
   if (checkpoint.is_null()) return checkpoint;
   try {
     const json job = client.get(job_target(wire::get_string(checkpoint, "job")));
-    for (const json& each : child(job, "checkpoints")) {
-      if (number_or(each, "number", -1) == number_or(checkpoint, "number")) {
-        checkpoint["path"] = text_or(each, "path");
-      }
+    const json& best = child(job, "best_checkpoint");
+    for (const char* key : {"number", "step", "path", "metrics"}) {
+      if (best.is_object() && best.contains(key)) checkpoint[key] = best[key];
     }
   } catch (const Error& error) {
     if (error.code() != ErrorCode::not_found) throw;  // the job was removed meanwhile
   }
+  checkpoint.erase("iteration");  // that of the newest
   return checkpoint;
 }
 
@@ -144,7 +145,7 @@ int run_tune_best(Context& context, const TuneBestFlags& options) {
     rows.push_back({"checkpoint", "step " + std::to_string(number_or(checkpoint, "step")) + "  " +
                                       (path.empty() ? "it is not there any more" : path)});
     rows.push_back({"to have it", "dtrain pull" + context.cluster_option() + " " +
-                                      text_or(checkpoint, "job") + " --checkpoints"});
+                                      text_or(checkpoint, "job") + " --best"});
   }
   rows.push_back({"to train it again", shell_join(again.words)});
   if (!again.unsaid.empty()) {
@@ -156,7 +157,7 @@ int run_tune_best(Context& context, const TuneBestFlags& options) {
 
 // As --param has it: short where that says the same.
 std::string constant_flag(const std::string& name, const json& value) {
-  const std::string brief = name + "=" + tune::word_of(value);
+  std::string brief = name + "=" + tune::word_of(value);
   try {
     const auto [key, domain] = tune::param_from_flag(brief);
     tune::Problems problems;

@@ -91,7 +91,7 @@ struct FakeSearch {
       return {200, search(looks).dump()};
     }
     if (target == "/v1/jobs/s-2") {
-      return {200, R"({"checkpoints":[{"number":1,"path":"/ckpt/1"}]})"};
+      return {200, R"({"best_checkpoint":{"number":0,"step":2,"path":"/ckpt/0"}})"};
     }
     if (target == "/v1/searches")
       return {200, json{{"searches", json::array({search(looks)})}}.dump()};
@@ -297,13 +297,13 @@ TEST_CASE("tune best, result, list and status of one that has ended") {
   const Captured best = house.run({"tune", "best"});
   CHECK(best.exit.code == 0);
   for (const char* part :
-       {"trial              2\n", "acc                0.4, iteration 3\n", "lr 0.3", "/ckpt/1",
-        "dtrain pull -c c s-2 --checkpoints", "dtrain submit -- ./train --lr 0.3"}) {
+       {"trial              2\n", "acc                0.4, iteration 3\n", "lr 0.3", "/ckpt/0",
+        "dtrain pull -c c s-2 --best", "dtrain submit -- ./train --lr 0.3"}) {
     CAPTURE(best.out);
     CHECK(has(best.out, part));
   }
   const json as_json = json::parse(house.run({"tune", "best", "--json"}).out);
-  CHECK(as_json["checkpoint"]["path"] == "/ckpt/1");
+  CHECK(as_json["checkpoint"]["path"] == "/ckpt/0");
   CHECK(as_json["command"] ==
         json({"dtrain", "submit", "--", "./train", "--lr", "0.30000000000000004"}));
   CHECK(json::parse(house.run({"tune", "best", "--scope", "all", "--json"}).out)["trial"] == 0);
