@@ -344,7 +344,7 @@ void Engine::Impl::end_search(SearchOf& search, const Search::Ending& ending) {
   Changes changes;
   changes.searches.push_back(search.row);
   commit_search(search, std::move(changes), std::move(records), Urgency::now,
-                [this, secrets = options.root.secrets(JobId(search.row.id.str()))] {
+                [secrets = options.root.secrets(JobId(search.row.id.str()))] {
                   std::error_code ignored;
                   fs::remove(secrets, ignored);
                 });
