@@ -1,4 +1,6 @@
 #include <doctest/doctest.h>
+#include <sys/mount.h>
+#include <unistd.h>
 
 #include <fstream>
 
@@ -438,7 +440,7 @@ TEST_CASE("while a search runs its jobs cannot be removed; with it all of them g
   more.resumes = first.str();
   const JobId own = world.submit(more);
   CHECK(world.engine->job(own).at("spec").at("trial").at("leg") == 0);
-  CHECK(world.engine->job(own).at("trial") == 0);
+  CHECK(world.engine->job(own).at("search").is_null());
   CHECK(world.started("node-0", own, 1).env.contains("DTRAIN_PARAMS"));
   programs.run_jobs();
   more.resumes = own.str();
@@ -619,6 +621,41 @@ TEST_CASE("a full disk refuses a search, and loses none that is there") {
   programs.step();
   programs.run();
   CHECK(programs.state() == "succeeded");
+}
+
+TEST_CASE("a trial for which there is no room waits for it") {
+  World world;
+  Programs programs(world);
+  const fs::path secrets = world.options.root.root / "secrets";
+  fs::create_directories(secrets);
+  // For the search's and one trial's.
+  const std::string room = "size=" + std::to_string(2 * ::sysconf(_SC_PAGESIZE));
+  if (::geteuid() != 0 || ::mount("disk", secrets.c_str(), "tmpfs", 0, room.c_str()) != 0) {
+    MESSAGE("skipped: no disk can be mounted");
+    return;
+  }
+  struct Unmount {
+    fs::path at;
+    ~Unmount() { ::umount2(at.c_str(), MNT_DETACH); }
+  } const unmount{secrets};
+  programs.submit(R"({"num_samples": 2, "max_concurrent": 2, "job": {"secrets": ["TOKEN"]}})",
+                  {{"TOKEN", "hush"}});
+  const auto waits = [&] {
+    return programs.summary().at("reason").get<std::string>().starts_with("waits for room: ");
+  };
+  world.until(waits);
+  CHECK(programs.state() == "running");
+  CHECK(programs.trials().size() == 1);
+  programs.die();
+  world.until(waits);
+  CHECK(programs.trials().size() == 1);
+  while (programs.trials().at(0).at("state") != "complete") programs.step();
+  world.settle();
+  world.advance(std::chrono::seconds(11));
+  programs.run();
+  CHECK(programs.state() == "succeeded");
+  CHECK(programs.trials().size() == 2);
+  CHECK(programs.summary().at("reason") == "");
 }
 
 TEST_CASE("with the cluster its searches stop, and go on under the next head when they are told") {
