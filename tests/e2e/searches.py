@@ -6,7 +6,7 @@ import http.client
 
 from harness import *
 
-# Reports an accuracy that depends on lr, each with a checkpoint if it is asked for; goes on from one. A report
+# Waits at step GATE for the file `go`, at its first one for MEET trials to come as far. Reports an accuracy that depends on lr, each with a checkpoint if it is asked for; goes on from one. A report
 # that is not acknowledged is not made again: the head that dies has it from the node.
 TRAIN = """
 import json, os, socket, sys, time
@@ -26,6 +26,11 @@ print("began at", step, flush=True)
 while step < last:
     step += 1
     time.sleep(pause)
+    open("at-%s-%d" % (os.environ["DTRAIN_TRIAL"], step), "w")
+    while step == int(os.environ.get("GATE", -1)) and not os.path.exists("go"):
+        time.sleep(0.01)
+    while step == 1 and len([f for f in os.listdir() if f.startswith("at-")]) < int(os.environ.get("MEET", 0)):
+        time.sleep(0.01)
     say({"type": "metrics", "step": step, "metrics": {"accuracy": 1 - (lr - 0.3) ** 2 + step / 1000}}, not keeps)
     if keeps:
         d = os.path.join(os.environ["DTRAIN_STORAGE_PATH"], "work-%s-%d" % (os.environ["DTRAIN_ATTEMPT"], step))
@@ -62,7 +67,7 @@ class Searches(ClusterCase):
 
     def spec(self, last=9, pause=0.0, keeps=False, job=None, **search):
         words = ["python3", "train.py", "{lr}", str(last), str(pause), "keeps" if keeps else "drops"]
-        return {"job": {"name": "count", "command": words, "workdir": str(self.folder), "stop_grace_s": 5,
+        return {"job": {"name": "count", "command": words, "workdir": str(self.folder), "stop_grace_s": 60,
                         "resources": {"CPU": 0.5}, "resources_given": True, **(job or {})},
                 "space": {"lr": {"uniform": [0, 1]}}, "metric": "accuracy", "mode": "max",
                 "search": {"seed": 1}, **search}
@@ -181,7 +186,7 @@ class Searches(ClusterCase):
 
     def test_pbt_begins_trials_from_checkpoints_of_others(self):
         name = self.begin(self.spec(last=12, pause=0.05, keeps=True, num_samples=4, max_concurrent=4,
-                                    job={"checkpoint": {"num_to_keep": 1}},
+                                    job={"checkpoint": {"num_to_keep": 1}, "env": {"MEET": "4"}},
                                     scheduler={"algorithm": "pbt", "perturbation_interval": 2}))
         eventually(lambda: any(t["exploits"] for t in self.trials(name)), "a trial is moved")
         self.kill("head")
@@ -197,8 +202,9 @@ class Searches(ClusterCase):
         self.assertEqual(len(whole["exploitations"]), sum(t["exploits"] for t in listed))
 
     def test_stop_resume_and_remove(self):
-        name = self.begin(self.spec(last=30, pause=0.05, keeps=True, num_samples=3, max_concurrent=2))
-        eventually(lambda: any(t["iteration"] > 3 for t in self.trials(name)), "trials report")
+        name = self.begin(self.spec(last=9, keeps=True, num_samples=3, max_concurrent=2,
+                                    job={"env": {"GATE": "5"}}))
+        eventually(lambda: [t["iteration"] for t in self.trials(name)] == [4, 4], "trials report")
         status, said = self.request("DELETE", f"/v1/searches/{name}")
         self.assertEqual(status, 409, said)
         began = time.monotonic()
@@ -206,19 +212,19 @@ class Searches(ClusterCase):
         self.assertEqual((status, said["state"]), (200, "stopping"))
         self.wait_search(name, "stopped")
         took = time.monotonic() - began
-        self.assertLess(took, 5, "trials that do not handle SIGTERM end at once")
-        at = {t["trial"]: t["iteration"] for t in self.trials(name)}
+        self.assertLess(took, 40, "trials that do not handle SIGTERM end at once")
         self.assertEqual({t["state"] for t in self.trials(name)}, {"paused"})
         self.kill("head")
+        (self.folder / "go").touch()
         status, said = self.request("POST", f"/v1/searches/{name}/resume")
         self.assertEqual((status, said["state"]), (200, "running"))
         self.wait_search(name, "succeeded")
-        listed = self.check_whole(name, 3, 30, resumed=True)
+        listed = self.check_whole(name, 3, 9, resumed=True)
         self.assertEqual([len(t["legs"]) for t in listed], [2, 2, 1])
         for t in listed[:2]:
             job = t["legs"][1]
-            self.assertLessEqual(at[t["trial"]] - 1, int(re.search(
-                r"began at (\d+)", self.rank_output(job, 0).read_text())[1]))
+            # Its fourth checkpoint may not have been committed when it was stopped.
+            self.assertIn(self.rank_output(job, 0).read_text().strip(), ("began at 3", "began at 4"))
         first = listed[0]["legs"][0]
         status, said = self.request("DELETE", f"/v1/searches/{name}")
         self.assertEqual((status, said), (200, {"search": name, "removed": True}))

@@ -13,7 +13,6 @@ namespace {
 constexpr std::size_t kMaxWaitingSubmitters = 100;  // of one submission_id that is being written
 constexpr std::size_t kLongestSubmission = 256;
 
-
 }  // namespace
 
 nlohmann::json error_answer(const std::exception_ptr& failure) {
@@ -209,7 +208,7 @@ void Engine::Impl::submitted(const JobId& id, std::exception_ptr failure) {
   submitting.erase(id);
   nlohmann::json answer;
   if (failure) {
-    note_no_leg(*job, error_answer(failure)["error"].value("message", ""));
+    note_no_leg(*job, wire::error_from_json(error_answer(failure)));
     std::error_code ignored;
     fs::remove(options.root.secrets(id), ignored);
     submissions.erase(job->row.submission_id);

@@ -58,6 +58,7 @@ void Engine::Impl::arm() {
   }
   for (const auto& [id, search] : live_searches) {
     if (const auto end = budget_ends(*search)) at(*end);
+    if (search->again) at(*search->again);
   }
   if (look_waits) at(next_look);
   if (restored && !restored->settled && storage_looked_through) at(restore_settles);
@@ -120,6 +121,7 @@ void Engine::Impl::tick() {
   }
   const std::map<SearchId, SearchOf*> open_searches = live_searches;
   for (const auto& [id, search] : open_searches) {
+    if (search->again && *search->again <= now) post_look(id);
     const auto end = budget_ends(*search);
     if (!end || *end > now) continue;
     halt_search(*search, Search::Halt::time_budget,

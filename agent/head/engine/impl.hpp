@@ -219,6 +219,8 @@ struct SearchOf {
   std::optional<Params> starting;       // those of a new trial that is on its way to the store
   std::set<TrialNumber> going_on;       // so are next legs of these
   bool being_read = false;              // to go on
+  std::optional<Monotonic> again;       // there was no room for a leg: not before then
+  std::string no_room;                  // why not; empty: there is
   std::vector<Engine::Answer> waiting;  // for it to be durable
 };
 
@@ -322,7 +324,7 @@ struct Engine::Impl {
   void note_leg_end(Tx& tx, Job& job);
   // A leg that is about to go to the store, or one that cannot.
   void note_leg(Tx& tx, Job& job);
-  void note_no_leg(const Job& job, const std::string& why);
+  void note_no_leg(const Job& job, const Error& why);
   // Looks at it once what goes on now is done.
   void post_look(const SearchId& id);
   void look_at_search(const SearchId& id);

@@ -12,6 +12,8 @@
 namespace dtrain::head {
 namespace {
 
+constexpr std::chrono::seconds kRoomLook{10};  // until a leg is tried again that had no room
+
 // "mnist-12", cut so that it is a job's name.
 std::string trial_name(const std::string& search, TrialNumber number) {
   const std::string tail = "-" + std::to_string(number);
@@ -187,21 +189,28 @@ void Engine::Impl::note_leg(Tx& tx, Job& job) {
     keep(tx, *search, search->state->goes_on_as(of.number, job.row.id));
     search->going_on.erase(of.number);
   }
+  search->no_room.clear();
   post_look(search->row.id);
 }
 
-void Engine::Impl::note_no_leg(const Job& job, const std::string& why) {
+void Engine::Impl::note_no_leg(const Job& job, const Error& why) {
   if (!job.spec.trial || job.spec.trial->leg == 0) return;
   SearchOf* search = find_search(SearchId(job.spec.trial->search));
   if (search == nullptr || !search->state) return;
   const TrialNumber number = job.spec.trial->number;
+  search->starting.reset();
+  search->going_on.erase(number);
+  if (why.code() == ErrorCode::exhausted) {  // a full disk ends no trial
+    search->again = clock.now() + kRoomLook;
+    search->no_room = printable(why.what(), false);
+    rearm();
+    return;
+  }
   std::vector<SearchRecord> records;
   if (number == search->state->trials().size()) {
     records.push_back(search->state->started({}, JobId()));
-    search->starting.reset();
   }
-  search->going_on.erase(number);
-  records.push_back(search->state->leg_ended(number, JobState::failed, why));
+  records.push_back(search->state->leg_ended(number, JobState::failed, why.what()));
   commit_search(*search, {}, std::move(records), Urgency::now);
   post_look(search->row.id);
 }
@@ -220,6 +229,10 @@ void Engine::Impl::look_at_search(const SearchId& id) {
   SearchOf* search = find_search(id);
   if (search == nullptr || !search->durable || !search->state) return;
   stop_legs(*search);
+  if (search->again && *search->again > clock.now()) {
+    if (search->state->halt() == Search::Halt::none) return;
+  }
+  search->again.reset();
   const std::set<TrialNumber> next = search->state->to_go_on();
   for (const TrialNumber trial : next) {
     if (!search->going_on.contains(trial)) begin_next_leg(*search, trial);
@@ -344,7 +357,7 @@ void Engine::Impl::end_search(SearchOf& search, const Search::Ending& ending) {
   Changes changes;
   changes.searches.push_back(search.row);
   commit_search(search, std::move(changes), std::move(records), Urgency::now,
-                [this, secrets = options.root.secrets(JobId(search.row.id.str()))] {
+                [secrets = options.root.secrets(JobId(search.row.id.str()))] {
                   std::error_code ignored;
                   fs::remove(secrets, ignored);
                 });

@@ -364,7 +364,10 @@ json Engine::Impl::search_summary(const SearchOf& search) const {
                      search.state->halt() != Search::Halt::none;
   all["search"] = search.row.id.str();
   all["state"] = to_string(halts ? SearchState::stopping : search.row.state);
-  all["reason"] = halts ? search.state->halt_reason() : search.row.reason;
+  const std::string waits = search.no_room.empty() ? "" : "waits for room: " + search.no_room;
+  all["reason"] = halts                       ? search.state->halt_reason()
+                  : search.row.reason.empty() ? waits
+                                              : search.row.reason;
   all["created"] = rfc3339(search.row.created);
   all["ended"] = search_time(search.row.ended);
   return all;

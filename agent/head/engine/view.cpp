@@ -239,6 +239,7 @@ nlohmann::json Engine::Impl::summary(const Job& job) const {
   for (const Spare& spare : job.spares) {
     spare_list.push_back({{"node", spare.share.node.str()}, {"ready", spare.ready}});
   }
+  const bool is_leg = job.spec.trial && job.spec.trial->leg > 0;
   return {{"job", job.row.id.str()},
           {"name", job.spec.name},
           {"state", to_string(shown.state)},
@@ -254,8 +255,8 @@ nlohmann::json Engine::Impl::summary(const Job& job) const {
           {"started", time_json(job.row.started)},
           {"ended", time_json(shown.ended)},
           {"progress", job.progress},
-          {"search", job.spec.trial ? nlohmann::json(job.spec.trial->search) : nlohmann::json()},
-          {"trial", job.spec.trial ? nlohmann::json(job.spec.trial->number) : nlohmann::json()}};
+          {"search", is_leg ? nlohmann::json(job.spec.trial->search) : nlohmann::json()},
+          {"trial", is_leg ? nlohmann::json(job.spec.trial->number) : nlohmann::json()}};
 }
 
 nlohmann::json Engine::Impl::details(const Job& job) const {

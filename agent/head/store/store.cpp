@@ -115,8 +115,10 @@ class SqliteStore final : public Store {
         }
       }
     }
-    const auto read = [&] { return read_search_records(*reader_, search); };
-    for (SearchRecord& record : reading(read)) {
+    std::vector<SearchRecord> written =
+        reading([&] { return read_search_records(*reader_, search); });
+    if (all.empty()) return written;
+    for (SearchRecord& record : written) {
       const auto [at, is_new] = all.emplace(record.seq, record);
       // Of two with one number the later one is further.
       if (!is_new && record.iteration > at->second.iteration) at->second = std::move(record);

@@ -1,8 +1,11 @@
 #include <doctest/doctest.h>
+#include <sys/mount.h>
+#include <unistd.h>
 
 #include <fstream>
 
 #include "agent/head/engine/search.hpp"
+#include "agent/head/store/sqlite.hpp"
 #include "launcher/core/error.hpp"
 #include "tests/agent/head/engine/world.hpp"
 
@@ -101,8 +104,8 @@ class Programs {
     world_.settle();
     take();
     // In the order in which it was told, as without any death.
-    for (const auto& [id, said] : said_) {
-      if (lossy) world_.until([&] { return !unacknowledged(id); });
+    for (const auto& each : said_) {
+      if (lossy) world_.until([&] { return !unacknowledged(each.first); });
     }
     world_.settle();
     if (lossy) world_.shut_door();
@@ -437,7 +440,7 @@ TEST_CASE("while a search runs its jobs cannot be removed; with it all of them g
   more.resumes = first.str();
   const JobId own = world.submit(more);
   CHECK(world.engine->job(own).at("spec").at("trial").at("leg") == 0);
-  CHECK(world.engine->job(own).at("trial") == 0);
+  CHECK(world.engine->job(own).at("search").is_null());
   CHECK(world.started("node-0", own, 1).env.contains("DTRAIN_PARAMS"));
   programs.run_jobs();
   more.resumes = own.str();
@@ -620,6 +623,41 @@ TEST_CASE("a full disk refuses a search, and loses none that is there") {
   CHECK(programs.state() == "succeeded");
 }
 
+TEST_CASE("a trial for which there is no room waits for it") {
+  World world;
+  Programs programs(world);
+  const fs::path secrets = world.options.root.root / "secrets";
+  fs::create_directories(secrets);
+  // For the search's and one trial's.
+  const std::string room = "size=" + std::to_string(2 * ::sysconf(_SC_PAGESIZE));
+  if (::geteuid() != 0 || ::mount("disk", secrets.c_str(), "tmpfs", 0, room.c_str()) != 0) {
+    MESSAGE("skipped: no disk can be mounted");
+    return;
+  }
+  struct Unmount {
+    fs::path at;
+    ~Unmount() { ::umount2(at.c_str(), MNT_DETACH); }
+  } const unmount{secrets};
+  programs.submit(R"({"num_samples": 2, "max_concurrent": 2, "job": {"secrets": ["TOKEN"]}})",
+                  {{"TOKEN", "hush"}});
+  const auto waits = [&] {
+    return programs.summary().at("reason").get<std::string>().starts_with("waits for room: ");
+  };
+  world.until(waits);
+  CHECK(programs.state() == "running");
+  CHECK(programs.trials().size() == 1);
+  programs.die();
+  world.until(waits);
+  CHECK(programs.trials().size() == 1);
+  while (programs.trials().at(0).at("state") != "complete") programs.step();
+  world.settle();
+  world.advance(std::chrono::seconds(11));
+  programs.run();
+  CHECK(programs.state() == "succeeded");
+  CHECK(programs.trials().size() == 2);
+  CHECK(programs.summary().at("reason") == "");
+}
+
 TEST_CASE("with the cluster its searches stop, and go on under the next head when they are told") {
   World world;
   Programs programs(world);
@@ -637,4 +675,99 @@ TEST_CASE("with the cluster its searches stop, and go on under the next head whe
   });
   programs.run();
   CHECK(programs.state() == "succeeded");
+}
+
+TEST_CASE("a database that knows a search and not its jobs, or jobs and not their search") {
+  World world;
+  Programs programs(world);
+  const SearchId id = programs.submit(R"({"num_samples": 4, "max_concurrent": 2,
+                                          "fail_fast": false})");
+  for (int i = 0; i < 4; ++i) programs.step();
+  world.settle();
+  const json trials = programs.trials();
+  const std::string first = trials.at(0).at("job");
+  const std::string second = trials.at(1).at("job");
+  world.engine.reset();
+  SUBCASE("the job of a trial is gone: the trial has failed, and others come") {
+    Database(world.options.root.database())
+        .run(("DELETE FROM jobs WHERE job = '" + first + "'").c_str());
+    programs.die();
+    programs.run();
+    CHECK(programs.state() == "succeeded");
+    const json now = programs.trials();
+    CHECK(now.at(0).at("state") == "failed");
+    CHECK(now.at(0).at("reason") == first + " is not known any more");
+    CHECK(now.at(1).at("state") == "complete");
+    CHECK(now.at(3).at("state") == "complete");
+  }
+  SUBCASE("its records are of before: a trial begins again, and its old job is ended") {
+    Database(world.options.root.database())
+        .run(("DELETE FROM search_records WHERE seq >= (SELECT seq FROM search_records WHERE job = "
+              "'" +
+              second + "')")
+                 .c_str());
+    programs.die();
+    programs.run();
+    CHECK(programs.state() == "succeeded");
+    CHECK(programs.trials().at(1).at("params") == trials.at(1).at("params"));
+    CHECK(programs.trials().at(1).at("job") != second);
+    CHECK(programs.trials().at(1).at("state") == "complete");
+    CHECK(world.state(JobId(second)) == "stopped");
+  }
+  SUBCASE("it is not there at all: its jobs are ended") {
+    Database(world.options.root.database()).run("DELETE FROM searches");
+    programs.die();
+    programs.run_jobs();
+    CHECK(world.state(JobId(first)) == "stopped");
+    CHECK(world.engine->job(JobId(first)).at("reason").get<std::string>().find(id.str()) !=
+          std::string::npos);
+  }
+  SUBCASE("its spec cannot be read: it has failed, and all else is there") {
+    Database(world.options.root.database()).run("UPDATE searches SET spec = '{}'");
+    programs.die();
+    CHECK(programs.state() == "failed");
+    programs.run_jobs();
+    CHECK(world.state(JobId(first)) == "stopped");
+  }
+}
+
+TEST_CASE("a head is back within seconds from a search of ten thousand trials") {
+  World world;
+  Programs programs(world);
+  programs.submit(R"({"num_samples": 10001, "max_concurrent": 1,
+                      "scheduler": {"algorithm": "asha", "max_t": 100}})");
+  programs.ask([&](Engine::Answer done) {
+    world.engine->stop_search(programs.search, std::nullopt, std::move(done));
+  });
+  programs.run();
+  world.engine.reset();
+  const std::string name = "'" + programs.search.str() + "'";
+  {
+    Database database(world.options.root.database());
+    database.run(
+        "BEGIN; DELETE FROM search_records; UPDATE searches SET state = 'running', "
+        "ended = NULL;");
+    // Of each trial: how it started, 30 reports, its end.
+    const std::string numbers =
+        "WITH RECURSIVE t(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM t WHERE n < 9999), "
+        "r(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM r WHERE i < 31) ";
+    database.run((numbers + "INSERT INTO search_records SELECT " + name +
+                  ", n * 32 + i + 1, CASE i WHEN 0 THEN 1 WHEN 31 THEN 6 ELSE 3 END, n, "
+                  "CASE i WHEN 31 THEN 6 ELSE i END, i, i, i, 0.5, 0.5, "
+                  "CASE i WHEN 0 THEN 'job-' || n ELSE '' END, "
+                  "CASE i WHEN 0 THEN '{\"lr\":0.5}' ELSE '' END FROM t, r")
+                     .c_str());
+    database.run("COMMIT");
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  programs.die();
+  CHECK(programs.summary().at("counts").at("complete") == 10'000);
+  const auto took = std::chrono::steady_clock::now() - begin;
+  MESSAGE("320,000 records: ", std::chrono::duration_cast<std::chrono::milliseconds>(took).count(),
+          " ms");
+  CHECK(took < std::chrono::seconds(30));
+  programs.length = 1;
+  programs.run();
+  CHECK(programs.summary().at("counts").at("complete") == 10'001);
+  CHECK(programs.view(1000).at("trials").size() == 1000);
 }
