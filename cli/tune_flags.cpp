@@ -65,9 +65,16 @@ std::pair<std::string, json> stop_of(const std::string& text) {
   return {text.substr(0, at), bound};
 }
 
+// Another algorithm keeps what every one has.
 void set_algorithm(json& own, const char* key, const std::string& flag,
                    const std::optional<std::string>& text) {
-  if (text) own[key] = algorithm_of(flag, *text);
+  if (!text) return;
+  const json before = own.value(key, json());
+  own[key] = algorithm_of(flag, *text);
+  for (const char* common : {"seed", "points_to_evaluate", "time_attr"}) {
+    if (!before.is_object() || !before.contains(common)) continue;
+    if (!own[key].contains(common)) own[key][common] = before[common];
+  }
 }
 
 // A search or a scheduler as an object, whatever it was written as.

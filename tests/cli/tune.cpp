@@ -91,7 +91,7 @@ TEST_CASE("a search by flags") {
   flags.num_samples = 30;
   flags.search = "tpe:n_startup_trials=5";
   flags.seed = 4;
-  flags.points = {"lr=0.01,model.layers=2", R"({"lr": 0.02})"};
+  flags.points = {"lr=0.01,model.layers=2", R"({"model": {"layers": 1}})"};
   flags.scheduler = "asha:max_t=27:reduction_factor=3";
   flags.stop = {"loss<=0.1", "training_iteration=100"};
   flags.fail_fast = "true";
@@ -122,7 +122,7 @@ TEST_CASE("a search by flags") {
 
   // Over a YAML: what is said anew replaces, all else stays.
   SearchFlags more;
-  more.params = {"lr=grid_search:0.1:0.2"};
+  more.params = {"lr=choice:0.01:0.2"};
   more.search = "random";
   more.scheduler = "fifo";
   more.num_samples = 2;
@@ -130,6 +130,8 @@ TEST_CASE("a search by flags") {
   CHECK(changed.space.parameters().size() == 3);
   CHECK(changed.space.find("lr")->domain.listed());
   CHECK(changed.objective.metric == "acc");
+  CHECK(changed.search.algorithm == tune::SamplerSpec::Algorithm::random);
+  CHECK(changed.search.seed == 4);  // which is no algorithm's own
   CHECK(changed.scheduler.algorithm == tune::SchedulerSpec::Algorithm::fifo);
 }
 

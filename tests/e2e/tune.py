@@ -251,7 +251,8 @@ class Tune(ClusterCase):
         done = self.run_dtrain("tune", "--param", "lr=uniform:0:1", "--num-samples", "9", "--metric", "a", "--mode",
                                "min", "--fail-fast", "3", "--cpus", "0.5", "--", "python3", "fails.py", "{lr}")
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
-        self.assertRegex(done.stdout, r"trial 0 failed after 0 iterations")
+        self.assertRegex(done.stdout, r"trial \d failed after 0 iterations")
+        self.assertIn("3 failed: 3 trials failed, and none ended well (fail_fast)", done.stdout)
         self.assertIn("no trial of", self.run_dtrain("tune", "best").stderr)
         wrong = self.run_dtrain(*self.flags("--gpus", "99"))
         self.assertEqual(wrong.returncode, 1, wrong.stdout)
