@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -24,9 +25,25 @@ void flatten(const nlohmann::json& object, const std::string& prefix,
 
 }  // namespace
 
+nlohmann::json asked_of_searches(const std::function<nlohmann::json()>& ask) {
+  try {
+    return ask();
+  } catch (Error& error) {
+    if (error.code() == ErrorCode::not_found && error.message().starts_with("no such route")) {
+      throw Error(ErrorCode::not_found, "the head is of an older dtrain, without searches")
+          .with_hint("dtrain up brings this one there");
+    }
+    throw;
+  }
+}
+
+nlohmann::json all_searches(const wire::ApiClient& client) {
+  return asked_of_searches([&] { return client.get("/v1/searches"); });
+}
+
 nlohmann::json find_search(const wire::ApiClient& client, const std::string& reference,
                            DefaultJob fallback) {
-  const nlohmann::json answer = client.get("/v1/searches");
+  const nlohmann::json answer = all_searches(client);
   return resolve_job(wire::member(answer, "searches"), reference, fallback, kListedSearches);
 }
 

@@ -18,6 +18,10 @@ namespace dtrain::cli {
 inline constexpr Listed kListedSearches{"search", "search", "searches", "dtrain tune --help",
                                         "dtrain tune list"};
 
+// What `ask` gives; of a head that knows nothing of searches its error says so.
+nlohmann::json asked_of_searches(const std::function<nlohmann::json()>& ask);
+// {"searches": [summary…]}, the newest first.
+nlohmann::json all_searches(const wire::ApiClient& client);
 // As find_job(), of searches.
 nlohmann::json find_search(const wire::ApiClient& client, const std::string& reference,
                            DefaultJob fallback);

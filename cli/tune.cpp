@@ -140,12 +140,13 @@ int run_tune(Context& context, const TuneFlags& options,
                             {"secrets", secrets},
                             {"dry_run", options.dry_run},
                             {"wait", options.wait}};
-  const nlohmann::json answer = send_job(
-      context, client, spec.job, {"/v1/searches", wire::ApiClient::kLimit, [&](const JobSpec& job) {
-                                    spec.job = job;
-                                    request["spec"] = tune::to_json(spec);
-                                    return request;
-                                  }});
+  const Sending sending{"/v1/searches", wire::ApiClient::kLimit, [&](const JobSpec& job) {
+                          spec.job = job;
+                          request["spec"] = tune::to_json(spec);
+                          return request;
+                        }};
+  const nlohmann::json answer =
+      asked_of_searches([&] { return send_job(context, client, spec.job, sending); });
   if (options.dry_run) return show_search_plan(context, spec, answer);
 
   const std::string search = wire::get_string(answer, "search");

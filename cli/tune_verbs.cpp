@@ -43,7 +43,7 @@ int run_tune_status(Context& context, const TuneStatusFlags& options) {
 }
 
 int run_tune_list(Context& context) {
-  const json answer = context.client().get("/v1/searches");
+  const json answer = all_searches(context.client());
   if (context.globals.json) {
     context.print_json(answer);
     return 0;
@@ -61,7 +61,7 @@ struct TuneStopFlags {
 
 int run_tune_stop(Context& context, const TuneStopFlags& options) {
   const wire::ApiClient client = context.client();
-  const json answer = client.get("/v1/searches");
+  const json answer = all_searches(client);
   const json& known = wire::member(answer, "searches");
   const std::string id = wire::get_string(
       resolve_job(known, options.search, DefaultJob::only_running, kListedSearches), "search");
@@ -117,7 +117,7 @@ struct TuneRmFlags {
 
 int run_tune_rm(Context& context, const TuneRmFlags& options) {
   const wire::ApiClient client = context.client();
-  const json answer = client.get("/v1/searches");
+  const json answer = all_searches(client);
   const json& known = wire::member(answer, "searches");
   // All are found before one is removed: a slip in the last name must cost nothing.
   std::vector<std::string> references = options.searches;

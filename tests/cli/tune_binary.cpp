@@ -214,6 +214,19 @@ TEST_CASE("tune --json: an event a line") {
   CHECK(last == "end");
 }
 
+TEST_CASE("tune: a head that knows nothing of searches is an older one") {
+  House house;
+  house.serve([](const FakeHead::Request& request) -> FakeHead::Response {
+    json answer = json::object();
+    answer["error"] = {{"code", "not_found"}, {"message", "no such route: " + request.target}};
+    return {404, answer.dump()};
+  });
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"tune", "list"}, std::vector<std::string>{"tune", "best"}}) {
+    CHECK(has(house.run(words).err, "the head is of an older dtrain, without searches"));
+  }
+}
+
 TEST_CASE("tune: a head that is started again is waited for") {
   SearchHouse house;
   std::promise<void> looked;
