@@ -169,22 +169,23 @@ std::string search_picture(const json& search, std::size_t columns, std::size_t 
   if (const std::string best = best_line(search); !best.empty()) {
     add((job_ended(state) ? "best: " : "best so far: ") + best, Color::green);
   }
-  std::vector<json> open;
-  std::vector<json> ended;  // and paused ones: by their value, the best first
+  std::vector<json> shown;    // those that run
+  std::vector<json> waiting;  // shown where there is room for all others
+  std::vector<json> ended;    // and paused ones: by their value, the best first
   for (const json& trial : child(search, "trials")) {
     const std::string how = text_or(trial, "state");
-    (how == "running" || how == "waiting" ? open : ended).push_back(trial);
+    (how == "running" ? shown : how == "waiting" ? waiting : ended).push_back(trial);
   }
-  if (open.empty() && ended.empty()) return text;
+  if (shown.empty() && waiting.empty() && ended.empty()) return text;
   if (rows > 0) {
     // Beside those lines an empty one, the table's head, a count of the others, and the cursor's.
     const std::size_t room = rows > lines + 5 ? rows - lines - 4 : 1;
-    const std::size_t of_open =
-        std::min(open.size(), std::max(room - std::min(room, ended.size()), (room + 1) / 2));
-    open.resize(of_open);
-    ended.resize(std::min(ended.size(), room - of_open));
+    const std::size_t beside_ended = room - std::min(room, ended.size());
+    shown.resize(std::min(shown.size(), std::max(beside_ended, (room + 1) / 2)));
+    ended.resize(std::min(ended.size(), room - shown.size()));
+    waiting.resize(std::min(waiting.size(), room - shown.size() - ended.size()));
   }
-  std::vector<json> shown = std::move(open);
+  shown.insert(shown.end(), waiting.begin(), waiting.end());
   shown.insert(shown.end(), ended.begin(), ended.end());
   const std::vector<std::string> names = parameter_names(search, shown);
   std::vector<std::string> header = {"TRIAL", "STATE", "ITER", text_or(search, "metric")};

@@ -206,7 +206,9 @@ TEST_CASE("a line for each event") {
 
 TEST_CASE("the picture keeps within the terminal, and shows what runs and the best") {
   std::vector<json> trials;
-  for (int i = 0; i < 30; ++i) trials.push_back(trial_row(i, i < 12 ? "running" : "complete", 0.5));
+  for (int i = 0; i < 30; ++i) {
+    trials.push_back(trial_row(i, i < 12 ? "running" : i < 20 ? "waiting" : "complete", 0.5));
+  }
   const json search = search_of(trials);
   for (const std::size_t rows : {8, 12, 24, 60}) {
     for (const std::size_t columns : {20, 40, 120}) {
@@ -226,6 +228,7 @@ TEST_CASE("the picture keeps within the terminal, and shows what runs and the be
   CHECK(!holds(text, "fixed"));
   CHECK(holds(text, "complete  3"));  // though more run than half of the rows
   CHECK(holds(text, " more\n"));
+  CHECK(!holds(text, "waiting  "));  // there is no room for all others
   CHECK(!holds(search_picture(search, 0, 0, false), "and 0 more"));
   CHECK(holds(search_picture(search, 0, 0, false, true), "JOB"));
 }
