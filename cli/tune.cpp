@@ -106,11 +106,7 @@ tune::SearchSpec read_search(const Context& context, const TuneFlags& options,
 }
 
 // Ids in place of names and beginnings.
-void find_named(const wire::ApiClient& client, const JobFlags& flags, tune::SearchSpec& spec) {
-  for (const std::string& reference : flags.after) {
-    spec.job.after.push_back(
-        wire::get_string(find_job(client, reference, DefaultJob::newest), "job"));
-  }
+void find_named(const wire::ApiClient& client, tune::SearchSpec& spec) {
   for (std::string& reference : spec.warm_start) {
     reference =
         wire::get_string(find_search(client, reference, DefaultJob::newest), kListedSearches.key);
@@ -131,11 +127,14 @@ int show_search_plan(const Context& context, const tune::SearchSpec& spec,
 int run_tune(Context& context, const TuneFlags& options,
              const std::vector<std::string>& names_of_verbs) {
   heed_torchrun_flags(context, options.torchrun);
+  if (!options.job.after.empty()) {
+    throw Error(ErrorCode::usage, "--after: a search comes after no job");
+  }
   tune::SearchSpec spec = read_search(context, options, searched(context, options, names_of_verbs));
   const std::map<std::string, std::string> secrets = read_secrets(spec.job, process_environment());
   if (options.local) use_local(context);
   const wire::ApiClient client = context.client();
-  find_named(client, options.job, spec);
+  find_named(client, spec);
   nlohmann::json request = {{"submission_id", random_hex(16)},
                             {"secrets", secrets},
                             {"dry_run", options.dry_run},
@@ -165,6 +164,17 @@ int run_tune(Context& context, const TuneFlags& options,
     context.print_json(submitted);
   }
   return finish_search(context, search, follow_search(context, client, search));
+}
+
+// What stands before a verb is for a new search, and is not passed over silently.
+void check_nothing_before(const CLI::App& tune, const CLI::App& verb) {
+  for (const CLI::Option* option : tune.get_options()) {
+    if (option->count() == 0) continue;
+    throw Error(
+        ErrorCode::usage,
+        option->get_name() + " belongs to dtrain tune, not to dtrain tune " + verb.get_name())
+        .with_hint("dtrain tune " + verb.get_name() + " --help");
+  }
 }
 
 }  // namespace
@@ -213,10 +223,13 @@ Verb add_tune(CLI::App& root) {
   add_torchrun_flags(*app, options->torchrun);
   const std::vector<Verb> verbs = add_tune_verbs(*app);
   return {app,
-          [options, verbs](Context& context) {
+          [options, verbs, app](Context& context) {
             std::vector<std::string> names;
             for (const Verb& verb : verbs) {
-              if (verb.app->parsed()) return verb.run(context);
+              if (verb.app->parsed()) {
+                check_nothing_before(*app, *verb.app);
+                return verb.run(context);
+              }
               names.push_back(verb.app->get_name());
             }
             return run_tune(context, *options, names);

@@ -25,7 +25,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kLookEvery{300};
 constexpr milliseconds kLookAtLeastEvery{5000};
 constexpr auto kHeadAway = std::chrono::seconds(60);
-constexpr std::size_t kMostDrawn = 500;  // trials of one picture
+constexpr std::size_t kMostDrawn = 500;  // trials of one look, beside those that are asked for
+constexpr std::size_t kMoreThanLast = 20;
 
 enum class Form : std::uint8_t { live, plain, json, none };
 
@@ -98,28 +99,28 @@ void SearchFollower::tell(const json& event) {
 }
 
 void SearchFollower::look() {
-  if (form_ == Form::live) {
-    // Those that run and wait come first: so many more that ended ones are among them.
-    const json& counts = child(result_.search, "counts");
-    const auto open =
-        static_cast<std::size_t>(number_or(counts, "running") + number_or(counts, "waiting"));
-    const std::size_t most = std::min(open + stdout_size().ws_row, kMostDrawn);
-    result_.search = client_.get(search_target(search_, "?trials=" + std::to_string(most)));
-    draw();
-    return;
-  }
-  result_.search = client_.get(search_target(search_));
+  // Those that run and wait come first: so many more that ended ones are among them.
+  const json& counts = child(result_.search, "counts");
+  const auto open =
+      static_cast<std::size_t>(number_or(counts, "running") + number_or(counts, "waiting"));
+  const std::size_t more = form_ == Form::live ? stdout_size().ws_row : kMoreThanLast;
+  const std::size_t most = form_ == Form::none ? 0 : std::min(open + more, kMostDrawn);
+  result_.search = client_.get(search_target(search_, "?trials=" + std::to_string(most)));
+  if (form_ == Form::live) return draw();
   if (form_ == Form::none) return;
   const bool ended = job_ended(text_or(result_.search, "state"));
   const auto state = news_.state(result_.search);
   if (state && !ended) tell(*state);
-  if (news_.changed(result_.search) || ended) {
-    const auto begun = static_cast<std::uint64_t>(number_or(result_.search, "begun"));
-    for (const auto& [from, count] : news_.wanted(begun)) {
-      each_trial(client_, search_, from, count, [&](const json& trial) {
-        if (const auto event = news_.trial(trial)) tell(*event);
-      });
-    }
+  const auto note = [&](const json& trial) {
+    if (const auto event = news_.trial(trial)) tell(*event);
+  };
+  news_.begin_look();
+  for (const json& trial : child(result_.search, "trials")) {
+    if (news_.knows(static_cast<std::uint64_t>(number_or(trial, "trial")))) note(trial);
+  }
+  const auto begun = static_cast<std::uint64_t>(number_or(result_.search, "begun"));
+  for (const auto& [from, count] : news_.wanted(begun, ended)) {
+    each_trial(client_, search_, from, count, note);
   }
   if (const auto best = news_.best(result_.search)) tell(*best);
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,11 +18,12 @@ namespace dtrain::cli {
 // table can be drawn, and what --json streams. Pure.
 class SearchNews {
  public:
-  // Of `begun` trials, those to look at again: numbers from and how many. Few, though one of the
-  // first trials still runs when 10,000 have ended.
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> wanted(std::uint64_t begun) const;
-  // Whether by its summary a trial may have changed.
-  bool changed(const nlohmann::json& search);
+  // After trial() was told of those that run and wait: of `begun` trials, those to be asked for
+  // yet, numbers from and how many. Few, though one of the first trials still runs when 10,000 have
+  // ended, or 10,000 are paused; these too at the search's `end`.
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> wanted(std::uint64_t begun, bool end) const;
+  void begin_look() { looked_at_.clear(); }
+  bool knows(std::uint64_t trial) const { return open_.contains(trial); }
 
   // Each gives the event, if it is news: {"type": "trial", …}, {"type": "best", …} and
   // {"type": "state", …}, see docs/cli.md.
@@ -32,7 +34,7 @@ class SearchNews {
  private:
   std::map<std::uint64_t, std::string> open_;  // those that have not ended: state and job
   std::uint64_t next_ = 0;                     // of which nothing is known, nor of those behind it
-  nlohmann::json counts_;
+  std::set<std::uint64_t> looked_at_;          // of them, by this look
   nlohmann::json best_;
   std::string state_;
   std::string reason_;

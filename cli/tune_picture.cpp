@@ -56,9 +56,11 @@ bool trial_ended(const std::string& state) noexcept {
   return state == "complete" || state == "stopped" || state == "failed";
 }
 
-std::vector<std::pair<std::uint64_t, std::uint64_t>> SearchNews::wanted(std::uint64_t begun) const {
+std::vector<std::pair<std::uint64_t, std::uint64_t>> SearchNews::wanted(std::uint64_t begun,
+                                                                        bool end) const {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges;
   for (const auto& [number, state] : open_) {
+    if (looked_at_.contains(number) || (state.starts_with("paused ") && !end)) continue;
     if (!ranges.empty() && number < ranges.back().first + ranges.back().second + kNear) {
       ranges.back().second = number - ranges.back().first + 1;
     } else {
@@ -69,15 +71,6 @@ std::vector<std::pair<std::uint64_t, std::uint64_t>> SearchNews::wanted(std::uin
   return ranges;
 }
 
-bool SearchNews::changed(const json& search) {
-  // A trial that takes another's checkpoint begins anew between two looks.
-  if (text_or(search, "scheduler").starts_with("pbt")) return true;
-  json now = {{"counts", child(search, "counts")}, {"begun", number_or(search, "begun")}};
-  if (now == counts_) return false;
-  counts_ = std::move(now);
-  return true;
-}
-
 std::optional<json> SearchNews::trial(const json& trial) {
   const auto number = static_cast<std::uint64_t>(number_or(trial, "trial"));
   const std::string state = text_or(trial, "state");
@@ -86,6 +79,7 @@ std::optional<json> SearchNews::trial(const json& trial) {
   const std::string now = state + " " + text_or(trial, "job");
   const bool is_news = known == open_.end() || known->second != now;
   next_ = std::max(next_, number + 1);
+  looked_at_.insert(number);
   if (trial_ended(state)) {
     open_.erase(number);
   } else {
@@ -193,12 +187,13 @@ std::string search_picture(const json& search, std::size_t columns, std::size_t 
   if (jobs) header.emplace_back("JOB");
   header.emplace_back("");
   std::vector<std::vector<Cell>> cells;
+  const tune::SearchSpace space = space_of(search);
   for (const json& trial : shown) {
     const json& value = member_or_null(trial, "value");
     std::vector<Cell> row = {std::to_string(number_or(trial, "trial")), text_or(trial, "state"),
                              std::to_string(number_or(trial, "iteration")),
                              value.is_null() ? "" : number(value)};
-    const tune::Params params = flat_params(child(trial, "params"));
+    const tune::Params params = flat_params(child(trial, "params"), space);
     for (const std::string& name : names) {
       const auto found = params.find(name);
       row.emplace_back(found == params.end() ? "" : number(found->second));

@@ -107,7 +107,7 @@ int run_tune_best(Context& context, const TuneBestFlags& options) {
   const json& value = trial[last ? "value" : "best"];
   const long long iteration = number_or(trial, last ? "iteration" : "best_iteration");
   const json checkpoint = checkpoint_of(client, trial);
-  const TrainAgain again = train_again(search, trial, here());
+  const TrainAgain again = train_again(search, trial, here(), context.other_cluster());
   const std::string job = text_or(trial, "job");
   if (context.globals.json) {
     json out = {{"search", id},
@@ -125,7 +125,7 @@ int run_tune_best(Context& context, const TuneBestFlags& options) {
     return 0;
   }
   if (context.globals.quiet) {
-    context.print(job + "\n");
+    context.print((checkpoint.is_null() ? job : text_or(checkpoint, "job")) + "\n");
     return 0;
   }
   std::vector<std::vector<Cell>> rows;
@@ -148,6 +148,9 @@ int run_tune_best(Context& context, const TuneBestFlags& options) {
                                       text_or(checkpoint, "job") + " --best"});
   }
   rows.push_back({"to train it again", shell_join(again.words)});
+  if (number_or(trial, "exploits") > 0) {
+    rows.push_back({"", "with what it had at the end: pbt changed it on the way"});
+  }
   if (!again.unsaid.empty()) {
     rows.push_back({"", "its " + join(again.unsaid, ", ") + ": only in a YAML"});
   }
@@ -234,18 +237,25 @@ std::string trials_csv(const json& search) {
   return text;
 }
 
-TrainAgain train_again(const json& search, const json& trial, const std::string& folder) {
+TrainAgain train_again(const json& search, const json& trial, const std::string& folder,
+                       const std::string& cluster) {
   const tune::SearchSpace space = space_of(search);
   const json& spec = child(search, "spec");
   const JobSpec pattern = job_spec_from_json(wire::member(spec, "job"));
   const tune::Params params = flat_params(child(trial, "params"), space);
   const JobSpec job = tune::trial_job(pattern, space, params);
-  const bool by_words = job.command != pattern.command || job.env != pattern.env;
-  // A program that reads its parameters itself gets them from a search of one trial alone.
+  // A program that reads some of its parameters itself gets them from a search of one trial alone.
+  const std::set<std::string> said = tune::placeholders_of(pattern, space);
+  const bool by_words = std::all_of(params.begin(), params.end(), [&](const auto& each) {
+    const tune::Parameter* parameter = space.find(each.first);
+    return said.contains(each.first) ||
+           (parameter != nullptr && parameter->domain.kind == tune::Domain::Kind::constant);
+  });
   const JobWords own = words_of_job(by_words ? job : pattern, folder);
   TrainAgain again;
   again.unsaid = own.unsaid;
   again.words = {"dtrain", by_words ? "submit" : "tune"};
+  if (!cluster.empty()) again.words.insert(again.words.end(), {"-c", cluster});
   if (!by_words) {
     for (const auto& [name, value] : params) {
       again.words.insert(again.words.end(), {"--param", constant_flag(name, value)});
@@ -278,7 +288,7 @@ Verb add_tune_best(CLI::App& tune) {
       tune, "best", "Show the best trial: parameters, checkpoint, and how to train it again",
       "  dtrain tune best\n"
       "  dtrain tune best mnist --json | jq .checkpoint.path\n"
-      "  dtrain pull $(dtrain tune best -q) --best -o model    -q: its job alone\n");
+      "  dtrain pull $(dtrain tune best -q) --best -o model    -q: the job of its checkpoint\n");
   add_search_argument(*app, options->search);
   app->add_option("--scope", options->scope,
                   "Whether a trial is as good as its last report, or as the best of all")

@@ -82,7 +82,9 @@ int run_tune_stop(Context& context, const TuneStopFlags& options) {
     context.print_json(summary);
   } else if (!context.globals.quiet) {
     context.print(id + " " + text_or(summary, "state") + "\n");
-    context.note("it goes on by dtrain tune resume" + context.cluster_option() + " " + id);
+    if (text_or(summary, "state") == "stopped") {
+      context.note("it goes on by dtrain tune resume" + context.cluster_option() + " " + id);
+    }
   }
   return 0;
 }

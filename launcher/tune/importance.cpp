@@ -19,7 +19,8 @@ constexpr std::size_t kMostCells = 400'000;  // trials times parameters, so that
 constexpr double kAbsent = -1e308;           // a parameter that is not there: apart from all others
 
 // Trials as numbers: a parameter's value, or its logarithm where its domain goes by that; values of
-// a list, whose order says nothing, as the ranks of their mean metric.
+// a list that are not all numbers, whose order says nothing, as the ranks of their mean metric. (So
+// with nearly as many of them as trials they foretell better than they should.)
 struct Table {
   std::vector<std::string> names;
   std::vector<std::vector<double>> columns;
@@ -30,6 +31,11 @@ double number_of(const Domain& domain, const nlohmann::json& value) {
   if (!value.is_number()) return kAbsent;
   const auto number = value.get<double>();
   return domain.logarithmic() && number > 0 ? natural_log(number) : number;
+}
+
+bool all_numbers(const Domain& domain) {
+  return std::all_of(domain.values.begin(), domain.values.end(),
+                     [](const nlohmann::json& value) { return value.is_number(); });
 }
 
 std::vector<double> ranked(const std::string& name, const std::vector<Params>& trials,
@@ -63,7 +69,7 @@ Table table_of(const SearchSpace& space, const std::vector<Params>& trials,
   table.values = values;
   for (const Parameter& parameter : space.parameters()) {
     std::vector<double> column;
-    if (parameter.domain.listed()) {
+    if (parameter.domain.listed() && !all_numbers(parameter.domain)) {
       column = ranked(parameter.name, trials, values);
     } else {
       for (const Params& trial : trials) {

@@ -106,6 +106,7 @@ void validate(const SearchSpec& spec, Problems& problems) {
     problems.add({"name"}, "must be 1 to " + std::to_string(limits::kNameLength) +
                                " of a-z A-Z 0-9 . _ -, not " + spec::shown(spec.name));
   }
+  if (!spec.job.after.empty()) problems.add({"after"}, "a search comes after no job");
   if (!spec.job.resumes.empty()) {
     problems.add({"resumes"}, "a trial cannot go on with another job");
   }

@@ -42,10 +42,31 @@ void each_placeholder(std::string_view text, Each each) {
   }
 }
 
+// Whether a shell reads what stands there as part of a quoted text.
+bool is_quoted(std::string_view text, std::size_t at) {
+  char quote = 0;
+  for (std::size_t i = 0; i < at; ++i) {
+    const char c = text[i];
+    if (c == '\\' && quote != '\'') {
+      ++i;
+    } else if (quote != 0) {
+      if (c == quote) quote = 0;
+    } else if (c == '"' || c == '\'' || c == '`') {
+      quote = c;
+    }
+  }
+  return quote != 0;
+}
+
 void check_text(std::string_view text, const SearchSpace& space,
-                const std::vector<std::string>& names, const Path& path, Problems& problems) {
+                const std::vector<std::string>& names, bool shell, const Path& path,
+                Problems& problems) {
   each_placeholder(text, [&](const Placeholder& found) {
     if (const Parameter* parameter = space.find(found.name)) {
+      if (shell && is_quoted(text, found.begin)) {
+        problems.add(path, "{" + found.name + "} stands between quotes",
+                     "write it without them: it is quoted as one word anyway");
+      }
       if (!parameter->when.empty() && !found.otherwise) {
         problems.add(path, "{" + found.name + "} is not there in every trial",
                      "{" + found.name + ":0} has 0 in those that do not have it");
@@ -95,11 +116,23 @@ void check_placeholders(const JobSpec& job, const SearchSpace& space, Problems& 
   for (const Parameter& parameter : space.parameters()) names.push_back(parameter.name);
   for (std::size_t i = 0; i < job.command.size(); ++i) {
     const Path path = job.shell ? Path{"command"} : Path{"command", "[" + std::to_string(i) + "]"};
-    check_text(job.command[i], space, names, path, problems);
+    check_text(job.command[i], space, names, job.shell, path, problems);
   }
   for (const auto& [name, value] : job.env) {
-    check_text(value, space, names, {"env", name}, problems);
+    check_text(value, space, names, false, {"env", name}, problems);
   }
+}
+
+std::set<std::string> placeholders_of(const JobSpec& job, const SearchSpace& space) {
+  std::set<std::string> names;
+  const auto look = [&](std::string_view text) {
+    each_placeholder(text, [&](const Placeholder& found) {
+      if (space.find(found.name) != nullptr) names.insert(found.name);
+    });
+  };
+  for (const std::string& word : job.command) look(word);
+  for (const auto& [name, value] : job.env) look(value);
+  return names;
 }
 
 JobSpec trial_job(const JobSpec& job, const SearchSpace& space, const Params& params) {

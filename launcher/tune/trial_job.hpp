@@ -1,5 +1,6 @@
 #pragma once
 
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -24,6 +25,9 @@ std::string filled(std::string_view text, const SearchSpace& space, const Params
 // What cannot be replaced in every trial: a parameter that may be absent and has no other text, a
 // {word} that is nearly a parameter's name, a group of parameters.
 void check_placeholders(const JobSpec& job, const SearchSpace& space, Problems& problems);
+
+// The parameters whose {name} stand there.
+std::set<std::string> placeholders_of(const JobSpec& job, const SearchSpace& space);
 
 // The job of a trial with these parameters, named after it; without its `trial`.
 JobSpec trial_job(const JobSpec& job, const SearchSpace& space, const Params& params);

@@ -163,24 +163,28 @@ TEST_CASE("what is wrong with a search's flags names them") {
 
 TEST_CASE("news: each trial's states once, its end, and only what can have changed is asked for") {
   SearchNews news;
-  CHECK(news.wanted(0).empty());
-  CHECK((news.wanted(3) == std::vector<std::pair<std::uint64_t, std::uint64_t>>{{0, 3}}));
+  CHECK(news.wanted(0, false).empty());
+  CHECK((news.wanted(3, false) == std::vector<std::pair<std::uint64_t, std::uint64_t>>{{0, 3}}));
   CHECK(news.trial(trial_row(0, "running"))->at("state") == "running");
   CHECK(!news.trial(trial_row(0, "running", 0.5)));
   CHECK(news.trial(trial_row(1, "complete", 0.5))->at("value") == 0.5);
   CHECK(!news.trial(trial_row(1, "complete", 0.5)));
-  CHECK((news.wanted(2) == std::vector<std::pair<std::uint64_t, std::uint64_t>>{{0, 1}}));
+  news.begin_look();
+  CHECK((news.wanted(2, false) == std::vector<std::pair<std::uint64_t, std::uint64_t>>{{0, 1}}));
   for (int i = 2; i < 10'000; ++i) {
     const bool open = i == 30 || i == 9000 || i == 9999;
-    news.trial(trial_row(i, open ? "running" : "stopped", 0.5));
+    const bool paused = i % 10 == 5;  // which are asked for at the end alone
+    news.trial(trial_row(i, open ? "running" : paused ? "paused" : "stopped", 0.5));
   }
-  CHECK((news.wanted(10'007) == std::vector<std::pair<std::uint64_t, std::uint64_t>>{
-                                    {0, 31}, {9000, 1}, {9999, 1}, {10'000, 7}}));
+  news.begin_look();
+  CHECK((news.wanted(10'007, false) == std::vector<std::pair<std::uint64_t, std::uint64_t>>{
+                                           {0, 31}, {9000, 1}, {9999, 1}, {10'000, 7}}));
+  CHECK(news.knows(9000));
+  CHECK(!news.trial(trial_row(9000, "running", 0.6)));
+  CHECK(news.wanted(10'000, false).size() == 2);  // that one was told by this look
+  CHECK((news.wanted(10'000, true) ==
+         std::vector<std::pair<std::uint64_t, std::uint64_t>>{{0, 10'000}}));
   json search = search_of({});
-  CHECK(news.changed(search));
-  CHECK(!news.changed(search));
-  search["counts"]["failed"] = 1;
-  CHECK(news.changed(search));
   CHECK(news.best(search)->at("value") == 0.75);
   search["best"]["value"] = 0.7;  // it reported once more
   CHECK(!news.best(search));
@@ -248,10 +252,18 @@ TEST_CASE("the command that trains a trial again") {
   const auto words = [](const json& search, const std::string& folder = "/w") {
     return shell_join(train_again(search, trial_row(2, "complete", 0.5), folder).words);
   };
-  CHECK(words(search_of({})) == "dtrain submit -- ./train --lr=0.1");
-  CHECK(words(search_of({}), "/else") == "dtrain submit --workdir /w -- ./train --lr=0.1");
+  const json whole =
+      search_of({}, template_of({"./train", "--lr={lr}", "{kind}", "{model.layers}"}));
+  CHECK(words(whole) == "dtrain submit -- ./train --lr=0.1 'a,\"b\"' 2");
+  CHECK(words(whole, "/else") == "dtrain submit --workdir /w -- ./train --lr=0.1 'a,\"b\"' 2");
+  // What stands nowhere in it the program has from DTRAIN_PARAMS: submit could not give it any.
+  CHECK(words(search_of({})) ==
+        "dtrain tune --param 'kind=a,\"b\"' --param lr=0.1 --param model.layers=2 --metric acc "
+        "--mode max -- ./train '--lr={lr}'");
+  CHECK(holds(shell_join(train_again(whole, trial_row(2, "complete"), "/w", "other").words),
+              "dtrain submit -c other -- "));
 
-  JobSpec job = template_of({"./train --lr {lr} --kind {kind} | tee log"});
+  JobSpec job = template_of({"./train --lr {lr} --kind {kind} --l {model.layers} | tee log"});
   job.shell = true;
   job.name = "mine";
   job.env = {{"A", "b c"}};
@@ -266,18 +278,13 @@ TEST_CASE("the command that trains a trial again") {
   const std::string again = words(search);
   for (const char* part : {"--secret TOKEN", "--env 'A=b c'", "--gpus 1", "--name mine",
                            "--nnodes 2:3", "--nproc-per-node 2", "--max-restarts 3",
-                           R"( './train --lr 0.1 --kind '\''a,"b"'\'' | tee log')"}) {
+                           R"( './train --lr 0.1 --kind '\''a,"b"'\'' --l 2 | tee log')"}) {
     CAPTURE(again);
     CHECK(holds(again, part));
   }
   CHECK(!holds(again, " -- "));
   CHECK(train_again(search, trial_row(2, "complete"), "/w").unsaid ==
         std::vector<std::string>{"restart"});
-
-  // A program that reads DTRAIN_PARAMS: submit could not give it any.
-  CHECK(words(search_of({}, template_of({"./train"}))) ==
-        "dtrain tune --param 'kind=a,\"b\"' --param lr=0.1 --param model.layers=2 --metric acc "
-        "--mode max -- ./train");
 }
 
 TEST_CASE("what the flags of a job make is what they are made from") {

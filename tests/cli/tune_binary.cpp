@@ -259,10 +259,11 @@ TEST_CASE("tune: Ctrl-C detaches, says how to come back, and the search is not s
   SearchHouse house;
   house.search.last = -1;
   std::promise<void> following;
+  bool told = false;
   house.head.reset();
   house.serve([&](const FakeHead::Request& request) {
     const std::lock_guard lock(house.mutex);
-    if (house.search.looks == 2) following.set_value();
+    if (house.search.looks >= 2 && !std::exchange(told, true)) following.set_value();
     return house.search.answer(request);
   });
   SpawnOptions options = house.options(tune_words());
@@ -288,6 +289,16 @@ TEST_CASE("tune stop waits for the end, resume goes on with its secrets, rm want
   const Captured running = house.run({"tune", "rm", "s-abc234"});
   CHECK(running.exit.code == 1);
   CHECK(has(running.err, "dtrain tune stop -c c s-abc234"));
+  // What is for a new search is not passed over before a verb.
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"tune", "--dry-run", "stop"},
+                                             {"tune", "search.yaml", "stop"},
+                                             {"tune", "--num-samples", "4", "stop"}}) {
+    const Captured ran = house.run(words);
+    CHECK(ran.exit.code == 2);
+    CHECK(has(ran.err, "belongs to dtrain tune, not to dtrain tune stop"));
+  }
+  CHECK(house.search.asked.empty());
   const Captured stopped = house.run({"tune", "stop", "--grace-s", "1"});
   CHECK(stopped.exit.code == 0);
   CHECK(stopped.out == "s-abc234 stopped\n");

@@ -84,9 +84,6 @@ void Engine::Impl::submit_search(const std::string& submission_id, tune::SearchS
   if (!spec.search.seed) spec.search.seed = drawn_seed();
   const JobSpec first = first_trial(spec);
   check_secrets(spec.job, secrets);
-  if (!spec.job.after.empty()) {
-    throw Error(ErrorCode::invalid, "after: a search comes after no job");
-  }
   check_launcher(first);
   check_origin(first);
   std::vector<SearchRow> teachers;

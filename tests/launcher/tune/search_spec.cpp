@@ -91,6 +91,9 @@ TEST_CASE("what is wrong with a search is said, all of it") {
         }) == "num_samples: makes 200000 trials; at most 100000 are possible\n");
   CHECK(wrong([](nlohmann::json& json) { json["job"]["resumes"] = "a-b"; }) ==
         "resumes: a trial cannot go on with another job\n");
+  CHECK(wrong([](nlohmann::json& json) {
+          json["job"]["after"] = nlohmann::json::array({"a-b"});
+        }) == "after: a search comes after no job\n");
   CHECK(wrong([](nlohmann::json& json) { json["space"] = nlohmann::json::object(); }) ==
         "space: has no parameter\n");
   nlohmann::json json = small();
@@ -136,6 +139,14 @@ TEST_CASE("what cannot be replaced in every trial is a problem") {
         "command[2]: there is no parameter \"momentums\" in the space\n"
         "command[3]: {model} is a group of parameters, not one of them\n"
         "env.A: there is no parameter \"model.layer\" in the space\n");
+  const auto in_shell = [](const char* command) {
+    return wrong([&](nlohmann::json& json) { json["job"]["command"] = command; });
+  };
+  CHECK(in_shell("x {lr} 'a b'{lr} \\'{lr} \"it's\" {lr}") == "");
+  for (const char* quoted : {"x \"{lr}\"", "x 'a {lr}'", "x `y {lr}`", R"(x "\"{lr}")"}) {
+    CAPTURE(quoted);
+    CHECK(in_shell(quoted) == "command: {lr} stands between quotes\n");
+  }
 }
 
 TEST_CASE("a trial's job has its parameters in command and env") {
