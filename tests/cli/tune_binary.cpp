@@ -322,14 +322,14 @@ TEST_CASE("tune best, result, list and status of one that has ended") {
   CHECK(best.exit.code == 0);
   for (const char* part :
        {"trial              2\n", "acc                0.4, iteration 3\n", "lr 0.3", "/ckpt/0",
-        "dtrain pull -c c s-2 --best", "dtrain submit -- ./train --lr 0.3"}) {
+        "dtrain pull -c c s-2 --best", "dtrain submit -c c -- ./train --lr 0.3"}) {
     CAPTURE(best.out);
     CHECK(has(best.out, part));
   }
   const json as_json = json::parse(house.run({"tune", "best", "--json"}).out);
   CHECK(as_json["checkpoint"]["path"] == "/ckpt/0");
   CHECK(as_json["command"] ==
-        json({"dtrain", "submit", "--", "./train", "--lr", "0.30000000000000004"}));
+        json({"dtrain", "submit", "-c", "c", "--", "./train", "--lr", "0.30000000000000004"}));
   CHECK(json::parse(house.run({"tune", "best", "--scope", "all", "--json"}).out)["trial"] == 0);
   CHECK(house.run({"tune", "best", "--scope", "some"}).exit.code == 2);
   CHECK(house.run({"tune", "best", "-q"}).out == "s-2\n");

@@ -130,3 +130,25 @@ TEST_CASE("the schema and the page of searches are those of the table") {
   check_written(page, text.substr(0, from) + "\n" + tune::search_keys_markdown() +
                           text.substr(text.find("<!-- end of keys -->")));
 }
+
+TEST_CASE("the page has every domain, and every key of an algorithm") {
+  const std::string page = text_of(kRoot / "docs/search_yaml.md");
+  const auto has = [&](const std::string& words) {
+    CAPTURE(words);
+    CHECK(page.find(words) != std::string::npos);
+  };
+  for (const std::string& name : tune::domain_names()) has("`" + name + ": ");
+  const auto has_keys = [&](const nlohmann::json& spec) {
+    for (const auto& [key, value] : spec.items()) has("`" + key + "`");
+  };
+  const SearchSpec spec = search(
+      "command: [x]\nspace: {lr: {uniform: [0, 1]}}\nmetric: a\nmode: min\n"
+      "search: {algorithm: tpe, seed: 1, points_to_evaluate: [{lr: 0.5}]}\n");
+  has_keys(tune::to_json(spec.search));
+  tune::SchedulerSpec scheduler;
+  for (int i = 0; i <= static_cast<int>(tune::SchedulerSpec::Algorithm::pbt_replay); ++i) {
+    scheduler.algorithm = static_cast<tune::SchedulerSpec::Algorithm>(i);
+    has("`" + std::string(tune::to_string(scheduler.algorithm)) + "`");
+    has_keys(tune::to_json(scheduler));
+  }
+}
