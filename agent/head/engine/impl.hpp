@@ -224,6 +224,12 @@ struct SearchOf {
   std::vector<Engine::Answer> waiting;  // for it to be durable
 };
 
+// Of searches that have ended, in the order in which they were asked for.
+struct ReadSearches {
+  std::vector<std::shared_ptr<Search>> searches;
+  std::optional<Error> error;
+};
+
 struct Node {
   NodeRow row;
   std::string glibc;
@@ -351,6 +357,8 @@ struct Engine::Impl {
   void go_on_with(const SearchId& id, std::shared_ptr<Search> state, std::string secrets,
                   Answer done);
   void remove_search(SearchOf& search, Answer done);
+  // searches_view.cpp
+  void read_searches(std::vector<SearchRow> rows, std::function<void(const ReadSearches&)> then);
   void with_search(SearchOf& search, Answer done,
                    std::function<nlohmann::json(const SearchOf&, const Search&)> view);
   nlohmann::json search_summary(const SearchOf& search) const;

@@ -107,7 +107,18 @@ class Programs {
     for (const auto& each : said_) {
       if (lossy) world_.until([&] { return !unacknowledged(each.first); });
     }
+    // Whose turn it is does not hang on how long a checkpoint takes to be copied.
+    world_.until([&] {
+      take();
+      const json shown = summary();
+      if (!shown.contains("counts")) return true;
+      const json& counts = shown.at("counts");
+      const auto unfinished = std::count_if(programs.begin(), programs.end(),
+                                            [](const auto& each) { return !each.second.finished; });
+      return counts.at("running").get<int>() + counts.at("waiting").get<int>() <= unfinished;
+    });
     world_.settle();
+    take();
     if (lossy) world_.shut_door();
     for (auto& [id, program] : programs) {
       if (program.stopping && !program.finished) {
