@@ -49,7 +49,13 @@ nlohmann::json resolve_job(const nlohmann::json& jobs, const std::string& refere
   const std::string one = listed.one;
   const std::string many = listed.many;
   if (reference.empty()) {
+    bool are_trials = false;
     for (const nlohmann::json& job : jobs) {
+      // A trial is one of many: nobody means it who names none.
+      if (job.contains("trial") && !job["trial"].is_null()) {
+        are_trials = true;
+        continue;
+      }
       if (fallback == DefaultJob::newest) return job;
       if (fallback == DefaultJob::only_one || !job_ended(wire::get_string(job, "state"))) {
         candidates.push_back(&job);
@@ -58,6 +64,11 @@ nlohmann::json resolve_job(const nlohmann::json& jobs, const std::string& refere
     if (candidates.size() == 1) return *candidates.front();
     if (jobs.empty()) {
       throw Error(ErrorCode::not_found, "there are no " + many + " yet").with_hint(listed.make);
+    }
+    if (candidates.empty() && are_trials) {
+      throw Error(ErrorCode::not_found, "there are only trials of searches")
+          .with_hint(
+              "name one by its job's id: dtrain tune result; or the search: dtrain tune stop");
     }
     if (candidates.empty()) throw Error(ErrorCode::not_found, "no " + one + " runs");
     throw Error(ErrorCode::usage, "which " + one + "? There are " + ids_of(candidates, listed))

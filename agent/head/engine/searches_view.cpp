@@ -187,9 +187,9 @@ void Engine::search(const SearchId& id, std::size_t most_trials, Answer done) co
         json all = impl->search_summary(search);
         all["spec"] = json::parse(search.row.spec, nullptr, false);
         all["scheduler_state"] = state.scheduler_state();
-        if (json exploits = state.exploitations(); !exploits.is_null()) {
-          all["exploitations"] = std::move(exploits);
-        }
+        // It grows as long as the search runs, and whoever wants trials looks often.
+        json exploits = most == 0 ? state.exploitations() : json();
+        if (!exploits.is_null()) all["exploitations"] = std::move(exploits);
         std::vector<const Trial*> order;
         for (const Trial& trial : state.trials()) order.push_back(&trial);
         const bool max = state.spec().objective.mode == tune::Mode::max;

@@ -402,7 +402,7 @@ TEST_CASE("pbt moves a trial to another's checkpoint, which num_to_keep does not
     CHECK(job.at("started_from").get<std::string>().starts_with("checkpoint "));
   }
   CHECK(moved > 0);
-  CHECK(programs.view().at("exploitations").size() == static_cast<std::size_t>(moved));
+  CHECK(programs.view(0).at("exploitations").size() == static_cast<std::size_t>(moved));
 }
 
 TEST_CASE("a search that a person stops can go on, also under another head") {
