@@ -169,7 +169,9 @@ int run_tune(Context& context, const TuneFlags& options,
 // What stands before a verb is for a new search, and is not passed over silently.
 void check_nothing_before(const CLI::App& tune, const CLI::App& verb) {
   for (const CLI::Option* option : tune.get_options()) {
-    if (option->count() == 0) continue;
+    const bool is_everybodys =
+        tune.get_parent()->get_option_no_throw(option->get_name()) != nullptr;
+    if (option->count() == 0 || is_everybodys) continue;
     throw Error(
         ErrorCode::usage,
         option->get_name() + " belongs to dtrain tune, not to dtrain tune " + verb.get_name())

@@ -299,6 +299,7 @@ TEST_CASE("tune stop waits for the end, resume goes on with its secrets, rm want
     CHECK(has(ran.err, "belongs to dtrain tune, not to dtrain tune stop"));
   }
   CHECK(house.search.asked.empty());
+  CHECK(house.run({"tune", "--json", "status"}).exit.code == 0);
   const Captured stopped = house.run({"tune", "stop", "--grace-s", "1"});
   CHECK(stopped.exit.code == 0);
   CHECK(stopped.out == "s-abc234 stopped\n");
