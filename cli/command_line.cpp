@@ -45,7 +45,14 @@ std::vector<std::string> known_options(const CLI::App& app) {
 
 const CLI::App& chosen(const CLI::App& root) {
   const auto used = root.get_subcommands();
-  return used.empty() ? root : *used.front();
+  return used.empty() ? root : chosen(*used.front());
+}
+
+// "submit", "tune status"; empty for the program.
+std::string path_of_verb(const CLI::App& app) {
+  if (app.get_parent() == nullptr) return {};
+  const std::string before = path_of_verb(*app.get_parent());
+  return before + (before.empty() ? "" : " ") + app.get_name();
 }
 
 // "dtrain submit job.yaml -- python3 fit.py --lr 1": where the program's own options begin. Absent
@@ -53,11 +60,10 @@ const CLI::App& chosen(const CLI::App& root) {
 std::optional<std::string> with_separator(const CLI::App& app,
                                           const std::vector<std::string>& words,
                                           const std::string& unknown) {
-  const CLI::Option* words_of =
-      app.get_option_no_throw(app.get_name() == "submit" ? "file" : "command");
-  if (words_of == nullptr || (app.get_name() != "submit" && app.get_name() != "exec")) {
-    return std::nullopt;
-  }
+  const std::string verb = path_of_verb(app);
+  const bool runs_job = verb == "submit" || verb == "tune";
+  const CLI::Option* words_of = app.get_option_no_throw(runs_job ? "file" : "command");
+  if (words_of == nullptr || (!runs_job && verb != "exec")) return std::nullopt;
   for (const std::string& word : words_of->results()) {
     if (word.ends_with(".yaml") || word.ends_with(".yml")) continue;
     const auto at = std::find(words.begin(), words.end(), word);
@@ -72,7 +78,7 @@ std::optional<std::string> with_separator(const CLI::App& app,
 Error usage_error(const CLI::App& root, const CLI::ParseError& error,
                   const std::vector<std::string>& words) {
   const CLI::App& app = chosen(root);
-  const std::string verb = &app == &root ? "" : " " + app.get_name();
+  const std::string verb = &app == &root ? "" : " " + path_of_verb(app);
   std::string message = error.what();
   std::string hint = "dtrain" + verb + " --help";
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
@@ -121,6 +127,9 @@ void put_dashes(std::vector<std::string>& words, const std::vector<Verb>& verbs)
     if (known.empty()) {
       for (const Verb& verb : verbs) {
         for (std::string& option : known_options(*verb.app)) known.insert(std::move(option));
+        for (const CLI::App* sub : verb.app->get_subcommands({})) {
+          for (std::string& option : known_options(*sub)) known.insert(std::move(option));
+        }
       }
     }
     std::string dashed = name;
@@ -159,14 +168,16 @@ CommandLine::CommandLine() : app(std::make_unique<CLI::App>()) {
       "  dtrain down\n");
   add_globals(*app, globals);
   for (const auto add :
-       {add_up,           add_down,       add_status,      add_submit,         add_logs,
-        add_stop,         add_stack,      add_result,      add_plot,           add_pull,
-        add_prune,        add_doctor,     add_rm,          add_bundle,         add_drain,
-        add_join_command, add_exec,       add_attach,      add_forward,        add_sync,
-        add_rsync_up,     add_rsync_down, add_get_head_ip, add_get_worker_ips, add_monitor,
-        add_completion,   add_man,        add_version}) {
+       {add_up,      add_down,         add_status,     add_submit,      add_tune,
+        add_logs,    add_stop,         add_stack,      add_result,      add_plot,
+        add_pull,    add_prune,        add_doctor,     add_rm,          add_bundle,
+        add_drain,   add_join_command, add_exec,       add_attach,      add_forward,
+        add_sync,    add_rsync_up,     add_rsync_down, add_get_head_ip, add_get_worker_ips,
+        add_monitor, add_completion,   add_man,        add_version}) {
     verbs.push_back(add(*app));
     add_globals(*verbs.back().app, globals);
+    // Also of verbs behind verbs.
+    for (CLI::App* sub : verbs.back().app->get_subcommands({})) add_globals(*sub, globals);
   }
 }
 

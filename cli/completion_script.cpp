@@ -1,5 +1,6 @@
 #include "cli/completion_script.hpp"
 
+#include <algorithm>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -11,7 +12,7 @@ namespace dtrain::cli {
 namespace {
 
 // What stands where a value is wanted.
-enum class Value : std::uint8_t { none, words, files, folders, jobs, clusters, nodes };
+enum class Value : std::uint8_t { none, words, files, folders, jobs, searches, clusters, nodes };
 
 struct OptionInfo {
   std::vector<std::string> names;  // with their dashes
@@ -20,11 +21,12 @@ struct OptionInfo {
   std::vector<std::string> words;  // for Value::words
 };
 struct VerbInfo {
-  std::string name;
+  std::string name;  // "submit", "tune status"
   std::string description;
   std::vector<OptionInfo> options;
   Value positional = Value::none;
   std::vector<std::string> words;
+  std::vector<VerbInfo> subs;  // verbs behind it: their names are words in its place, too
 };
 
 // By the type's name, which the help shows too.
@@ -32,14 +34,15 @@ Value value_of(const CLI::Option& option, std::vector<std::string>& words) {
   const std::string type = option.get_type_name();
   if (option.get_items_expected_max() == 0) return Value::none;
   if (type == "DIR") return Value::folders;
-  if (type.starts_with("JOB.yaml") || type.starts_with("CLUSTER.yaml")) return Value::files;
+  if (type.find(".yaml") != std::string::npos) return Value::files;
   if (type.starts_with("JOB")) return Value::jobs;
+  if (type.starts_with("SEARCH")) return Value::searches;
   if (type == "NODE") return Value::nodes;
   if (option.check_lname("cluster")) return Value::clusters;
   if (type.find('|') != std::string::npos) {
     for (const std::string& word : split(type, '|')) {
       const bool literal =
-          word.find_first_not_of("abcdefghijklmnopqrstuvwxyz") == std::string::npos;
+          word.find_first_not_of("abcdefghijklmnopqrstuvwxyz_") == std::string::npos;
       if (literal) words.push_back(word);
     }
     return Value::words;
@@ -48,9 +51,9 @@ Value value_of(const CLI::Option& option, std::vector<std::string>& words) {
   return type.starts_with("CMD") ? Value::files : Value::words;
 }
 
-VerbInfo describe(const CLI::App& app) {
+VerbInfo describe(const CLI::App& app, const std::string& before = {}) {
   VerbInfo verb;
-  verb.name = app.get_name();
+  verb.name = before + app.get_name();
   verb.description = app.get_description();
   for (const CLI::Option* option : app.get_options()) {
     if (option->get_group().empty()) continue;  // not for show
@@ -71,9 +74,20 @@ VerbInfo describe(const CLI::App& app) {
 std::vector<VerbInfo> verbs_of(const CLI::App& app) {
   std::vector<VerbInfo> verbs;
   for (const CLI::App* sub : app.get_subcommands({})) {
-    if (!sub->get_group().empty()) verbs.push_back(describe(*sub));
+    if (sub->get_group().empty()) continue;
+    verbs.push_back(describe(*sub));
+    for (const CLI::App* behind : sub->get_subcommands({})) {
+      verbs.back().subs.push_back(describe(*behind, sub->get_name() + " "));
+    }
   }
   return verbs;
+}
+
+// "status stop", of verbs behind `verb`.
+std::string sub_names(const VerbInfo& verb) {
+  std::vector<std::string> names;
+  for (const VerbInfo& sub : verb.subs) names.push_back(sub.name.substr(verb.name.size() + 1));
+  return join(names, " ");
 }
 
 std::vector<std::string> all_names(const VerbInfo& verb) {
@@ -88,6 +102,9 @@ std::vector<std::string> all_names(const VerbInfo& verb) {
 constexpr const char* kJobs =
     "dtrain status --all --json 2>/dev/null | tr '{' '\\n' | "
     "sed -n 's/.*\"job\":\"\\([^\"]*\\)\".*/\\1/p'";
+constexpr const char* kSearches =
+    "dtrain tune list --json 2>/dev/null | tr '{' '\\n' | "
+    "sed -n 's/.*\"search\":\"\\([^\"]*\\)\".*/\\1/p'";
 constexpr const char* kNodes =
     "dtrain status --json 2>/dev/null | tr '{' '\\n' | "
     "sed -n 's/.*\"node\":\"\\([^\"]*\\)\".*/\\1/p'";
@@ -109,6 +126,8 @@ std::string bash_value(Value value, const std::vector<std::string>& words) {
       return "COMPREPLY=($(compgen -d -- \"$word\"))";
     case Value::jobs:
       return from("$(__dtrain_jobs)");
+    case Value::searches:
+      return from("$(__dtrain_searches)");
     case Value::nodes:
       return from("$(__dtrain_nodes)");
     case Value::clusters:
@@ -118,15 +137,20 @@ std::string bash_value(Value value, const std::vector<std::string>& words) {
 }
 
 std::string helpers() {
-  return std::string("__dtrain_jobs() { ") + kJobs + "; }\n" + "__dtrain_nodes() { " + kNodes +
-         "; }\n" + "__dtrain_clusters() { " + kClusters + "; }\n";
+  return std::string("__dtrain_jobs() { ") + kJobs + "; }\n" + "__dtrain_searches() { " +
+         kSearches + "; }\n" + "__dtrain_nodes() { " + kNodes + "; }\n" + "__dtrain_clusters() { " +
+         kClusters + "; }\n";
 }
 
 std::string bash_script(const CLI::App& app) {
   const VerbInfo root = describe(app);
   const std::vector<VerbInfo> verbs = verbs_of(app);
   std::vector<std::string> names;
-  for (const VerbInfo& verb : verbs) names.push_back(verb.name);
+  std::vector<std::string> behind;  // patterns of verbs of two words
+  for (const VerbInfo& verb : verbs) {
+    names.push_back(verb.name);
+    for (const VerbInfo& sub : verb.subs) behind.push_back("'" + sub.name + "'");
+  }
   std::string out = "# bash completion for dtrain: source <(dtrain completion bash)\n" + helpers();
   out +=
       "_dtrain() {\n"
@@ -139,7 +163,12 @@ std::string bash_script(const CLI::App& app) {
       ";;\n"
       "      -c|--cluster) ((i++)) ;;\n"
       "      -*) ;;\n"
-      "      *) if [[ -z $verb ]]; then verb=\"${COMP_WORDS[i]}\"; fi ;;\n"
+      "      *) if [[ -z $verb ]]; then verb=\"${COMP_WORDS[i]}\"; else\n"
+      "        case \"$verb ${COMP_WORDS[i]}\" in\n          " +
+      join(behind, "|") +
+      ") verb+=\" ${COMP_WORDS[i]}\" ;;\n"
+      "        esac\n"
+      "      fi ;;\n"
       "    esac\n"
       "  done\n"
       "  case \"$verb $before\" in\n";
@@ -154,7 +183,10 @@ std::string bash_script(const CLI::App& app) {
     }
   };
   arms(root, "");
-  for (const VerbInfo& verb : verbs) arms(verb, verb.name);
+  for (const VerbInfo& verb : verbs) {
+    arms(verb, verb.name);
+    for (const VerbInfo& sub : verb.subs) arms(sub, sub.name);
+  }
   out +=
       "  esac\n"
       "  case \"$verb\" in\n";
@@ -165,7 +197,14 @@ std::string bash_script(const CLI::App& app) {
   };
   words_of(root, "''", "COMPREPLY=($(compgen -W \"" + join(names, " ") + "\" -- \"$word\"))");
   for (const VerbInfo& verb : verbs) {
-    words_of(verb, verb.name, bash_value(verb.positional, verb.words));
+    std::string positional = bash_value(verb.positional, verb.words);
+    if (!verb.subs.empty()) {
+      positional += "; COMPREPLY+=($(compgen -W \"" + sub_names(verb) + "\" -- \"$word\"))";
+    }
+    words_of(verb, verb.name, positional);
+    for (const VerbInfo& sub : verb.subs) {
+      words_of(sub, "'" + sub.name + "'", bash_value(sub.positional, sub.words));
+    }
   }
   out += "  esac\n}\ncomplete -o filenames -F _dtrain dtrain\n";
   return out;
@@ -197,6 +236,8 @@ std::string zsh_value(Value value, const std::vector<std::string>& words) {
       return ":folder:_files -/";
     case Value::jobs:
       return ":job:($(__dtrain_jobs))";
+    case Value::searches:
+      return ":search:($(__dtrain_searches))";
     case Value::nodes:
       return ":node:($(__dtrain_nodes))";
     case Value::clusters:
@@ -228,11 +269,23 @@ std::string zsh_script(const CLI::App& app) {
     out += "        '" + verb.name + ":" + zsh_text(verb.description) + "'\n";
   }
   out += "      )\n      _describe command verbs ;;\n    rest)\n      case $line[1] in\n";
+  const auto arguments = [&](const VerbInfo& verb) {
+    const std::string positional = zsh_value(verb.positional, verb.words);
+    return "_arguments" + specs(verb) +
+           (positional.empty() ? "" : " \\\n        '*" + positional + "'");
+  };
   for (const VerbInfo& verb : verbs) {
-    std::string positional = zsh_value(verb.positional, verb.words);
-    out += "      " + verb.name + ") _arguments" + specs(verb);
-    if (!positional.empty()) out += " \\\n        '*" + positional + "'";
-    out += " ;;\n";
+    out += "      " + verb.name + ") ";
+    if (!verb.subs.empty()) {
+      out += "if (( CURRENT == 2 )); then compadd -- " + sub_names(verb) +
+             "; else case $words[2] in\n";
+      for (const VerbInfo& sub : verb.subs) {
+        out += "        " + sub.name.substr(verb.name.size() + 1) +
+               ") shift words; (( CURRENT-- )); " + arguments(sub) + "; return ;;\n";
+      }
+      out += "        esac; fi\n        ";
+    }
+    out += arguments(verb) + " ;;\n";
   }
   out +=
       "      esac ;;\n  esac\n}\n"
@@ -262,6 +315,8 @@ std::string fish_value(Value value, const std::vector<std::string>& words) {
       return " -x -a '(__fish_complete_directories)'";
     case Value::jobs:
       return " -x -a '(__dtrain_jobs)'";
+    case Value::searches:
+      return " -x -a '(__dtrain_searches)'";
     case Value::nodes:
       return " -x -a '(__dtrain_nodes)'";
     case Value::clusters:
@@ -273,6 +328,7 @@ std::string fish_value(Value value, const std::vector<std::string>& words) {
 std::string fish_script(const CLI::App& app) {
   std::string out = "# fish completion for dtrain: dtrain completion fish | source\n";
   out += std::string("function __dtrain_jobs; ") + kJobs + "; end\n";
+  out += std::string("function __dtrain_searches; ") + kSearches + "; end\n";
   out += std::string("function __dtrain_nodes; ") + kNodes + "; end\n";
   out +=
       "function __dtrain_clusters; set -l home $XDG_STATE_HOME; "
@@ -289,18 +345,36 @@ std::string fish_script(const CLI::App& app) {
           " -d " + fish_quote(option.description) + fish_value(option.value, option.words) + "\n";
     }
   };
+  const auto arguments = [&](const VerbInfo& verb, const std::string& condition) {
+    lines(verb, condition);
+    if (verb.positional == Value::none) return;
+    out += "complete -c dtrain -n " + fish_quote(condition) +
+           (verb.positional == Value::files ? " -F" : fish_value(verb.positional, verb.words)) +
+           "\n";
+  };
   lines(describe(app), "__fish_use_subcommand");
-  for (const VerbInfo& verb : verbs_of(app)) {
+  const std::vector<VerbInfo> verbs = verbs_of(app);
+  for (const VerbInfo& verb : verbs) {
     out += "complete -c dtrain -n '__fish_use_subcommand' -a " + verb.name + " -d " +
            fish_quote(verb.description) + "\n";
-    const std::string condition = "__fish_seen_subcommand_from " + verb.name;
-    lines(verb, condition);
-    if (verb.positional == Value::files) {
-      out += "complete -c dtrain -n " + fish_quote(condition) + " -F\n";
-    } else if (verb.positional != Value::none) {
-      out += "complete -c dtrain -n " + fish_quote(condition) +
-             fish_value(verb.positional, verb.words) + "\n";
+    const std::string seen = "__fish_seen_subcommand_from " + verb.name;
+    std::string condition = seen;
+    for (const VerbInfo& other : verbs) {  // "status" behind "tune" is another
+      const std::vector<std::string> names = split(sub_names(other), ' ');
+      if (std::find(names.begin(), names.end(), verb.name) != names.end()) {
+        condition += "; and not __fish_seen_subcommand_from " + other.name;
+      }
     }
+    if (!verb.subs.empty()) {
+      condition += "; and not __fish_seen_subcommand_from " + sub_names(verb);
+    }
+    for (const VerbInfo& sub : verb.subs) {
+      const std::string own = sub.name.substr(verb.name.size() + 1);
+      out += "complete -c dtrain -n " + fish_quote(condition) + " -a " + own + " -d " +
+             fish_quote(sub.description) + "\n";
+      arguments(sub, seen + "; and __fish_seen_subcommand_from " + own);
+    }
+    arguments(verb, condition);
   }
   return out;
 }

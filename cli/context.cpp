@@ -31,9 +31,14 @@ std::string Context::cluster() const {
   return choose_cluster(globals.cluster);
 }
 
-std::string Context::cluster_option() const {
+std::string Context::other_cluster() const {
   const std::string name = cluster();
-  return current_cluster() == name ? "" : " -c " + name;
+  return current_cluster() == name ? "" : name;
+}
+
+std::string Context::cluster_option() const {
+  const std::string name = other_cluster();
+  return name.empty() ? "" : " -c " + name;
 }
 
 const fs::path& Context::head_socket(const std::string& cluster_name,

@@ -41,6 +41,7 @@ class Context {
   std::string cluster() const;
   // " -c NAME" for commands that we propose, empty when NAME is the current cluster.
   std::string cluster_option() const;
+  std::string other_cluster() const;  // its name, where it is not the current one; else empty
   // To the head of the chosen cluster; throws Error(unreachable) when it is not up. With a cluster
   // of hosts the first call logs in, and the login is kept.
   wire::ApiClient client() const;
@@ -81,6 +82,7 @@ Verb add_up(CLI::App& root);
 Verb add_down(CLI::App& root);
 Verb add_status(CLI::App& root);
 Verb add_submit(CLI::App& root);
+Verb add_tune(CLI::App& root);
 Verb add_logs(CLI::App& root);
 Verb add_stop(CLI::App& root);
 Verb add_stack(CLI::App& root);

@@ -1,8 +1,10 @@
 #include "cli/job_flags.hpp"
 
+#include <algorithm>
 #include <filesystem>
 
 #include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
@@ -191,6 +193,65 @@ void apply_job_flags(JobSpec& spec, const JobFlags& flags,
   }
   if (flags.name) spec.name = *flags.name;
   if (spec.name.empty() && !spec.command.empty()) spec.name = default_job_name(spec);
+}
+
+JobWords words_of_job(const JobSpec& spec, const std::string& here) {
+  JobWords words;
+  JobSpec plain;
+  plain.name = default_job_name(spec);
+  plain.workdir = here;
+  nlohmann::json job = to_json(spec);
+  const nlohmann::json usual = to_json(plain);
+  const auto put = [&](const std::string& flag, const std::string& value) {
+    words.flags.insert(words.flags.end(), {flag, value});
+  };
+  const auto text = [](const nlohmann::json& value) {
+    return value.is_string() ? value.get<std::string>() : value.dump();
+  };
+  // One flag for each entry of a mapping.
+  const auto entries = [&](const char* key, const char* flag) {
+    if (!job.contains(key)) return;
+    for (const auto& [name, value] : job[key].items()) put(flag, name + "=" + text(value));
+    job.erase(key);
+  };
+  for (const SecretSpec& secret : spec.secrets) {
+    put("--secret", secret.file ? secret.name + "=" + *secret.file : secret.name);
+  }
+  entries("env", "--env");
+  entries("custom_resources", "--resource");
+  entries("label_selector", "--label-selector");
+  const std::map<std::string, std::string> nested = {{"CPU", "--cpus"},
+                                                     {"GPU", "--gpus"},
+                                                     {"memory", "--memory"},
+                                                     {"num_to_keep", "--num-to-keep"},
+                                                     {"score_attribute", "--score-attribute"},
+                                                     {"score_order", "--score-order"}};
+  for (const char* key : {"resources", "checkpoint"}) {
+    if (!job.contains(key)) continue;
+    const nlohmann::json of_usual = usual.value(key, nlohmann::json::object());
+    for (const auto& [name, value] : job[key].items()) {
+      const bool is_usual = of_usual.contains(name) && of_usual[name] == value;
+      if (nested.contains(name) && !is_usual) put(nested.at(name), text(value));
+    }
+  }
+  // What has no flag of its own, what has been said, and what is no part of what a person asks for.
+  for (const char* key : {"command", "shell", "content", "secrets", "resources", "resources_given",
+                          "checkpoint", "trial", "resumes", "start", "after"}) {
+    job.erase(key);
+  }
+  for (const auto& [key, value] : job.items()) {
+    if (value == usual.value(key, nlohmann::json()) || value.is_null()) continue;
+    if (value.is_structured() || key == "bundle") {
+      words.unsaid.push_back(key);
+      continue;
+    }
+    std::string flag = "--" + key;
+    std::replace(flag.begin(), flag.end(), '_', '-');
+    put(flag, text(value));
+  }
+  if (!spec.shell) words.command.emplace_back("--");
+  words.command.insert(words.command.end(), spec.command.begin(), spec.command.end());
+  return words;
 }
 
 std::map<std::string, std::string> read_secrets(const JobSpec& spec, const Lookup& environment) {

@@ -59,6 +59,15 @@ void apply_job_flags(JobSpec& spec, const JobFlags& flags,
                      const std::optional<CommandWords>& command, const std::string& here,
                      const Lookup& environment);
 
+// The other way round: the flags that make this job, typed in `here`, and its command as submit
+// takes it. Keys that no flag has, and the job has otherwise than by default, go to `unsaid`.
+struct JobWords {
+  std::vector<std::string> flags;
+  std::vector<std::string> command;
+  std::vector<std::string> unsaid;
+};
+JobWords words_of_job(const JobSpec& spec, const std::string& here);
+
 // The values of the spec's secrets, from the environment or their files, for the submit request
 // alone. Throws Error(invalid) naming the secret; never a value.
 std::map<std::string, std::string> read_secrets(const JobSpec& spec, const Lookup& environment);

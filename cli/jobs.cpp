@@ -1,5 +1,7 @@
 #include "cli/jobs.hpp"
 
+#include <algorithm>
+
 #include <nlohmann/json.hpp>
 
 #include "launcher/core/error.hpp"
@@ -11,16 +13,28 @@ namespace {
 
 constexpr std::size_t kJobsInMessage = 5;
 
-std::string ids_of(const std::vector<const nlohmann::json*>& jobs) {
+std::string ids_of(const std::vector<const nlohmann::json*>& jobs, const Listed& listed) {
   std::vector<std::string> ids;
   for (const nlohmann::json* job : jobs) {
     if (ids.size() == kJobsInMessage) {
       ids.push_back("…");
       break;
     }
-    ids.push_back(wire::get_string(*job, "job"));
+    ids.push_back(wire::get_string(*job, listed.key));
   }
   return join(ids, ", ");
+}
+
+bool is_search(const wire::ApiClient& client, const std::string& reference) {
+  try {
+    const nlohmann::json answer = client.get("/v1/searches");
+    const nlohmann::json& searches = child(answer, "searches");
+    return std::any_of(searches.begin(), searches.end(), [&](const nlohmann::json& search) {
+      return text_or(search, "name") == reference || text_or(search, "search") == reference;
+    });
+  } catch (const Error&) {  // an older head
+    return false;
+  }
 }
 
 }  // namespace
@@ -30,10 +44,18 @@ bool job_ended(const std::string& state) noexcept {
 }
 
 nlohmann::json resolve_job(const nlohmann::json& jobs, const std::string& reference,
-                           DefaultJob fallback) {
+                           DefaultJob fallback, const Listed& listed) {
   std::vector<const nlohmann::json*> candidates;
+  const std::string one = listed.one;
+  const std::string many = listed.many;
   if (reference.empty()) {
+    bool are_trials = false;
     for (const nlohmann::json& job : jobs) {
+      // A trial is one of many: nobody means it who names none.
+      if (job.contains("trial") && !job["trial"].is_null()) {
+        are_trials = true;
+        continue;
+      }
       if (fallback == DefaultJob::newest) return job;
       if (fallback == DefaultJob::only_one || !job_ended(wire::get_string(job, "state"))) {
         candidates.push_back(&job);
@@ -41,17 +63,22 @@ nlohmann::json resolve_job(const nlohmann::json& jobs, const std::string& refere
     }
     if (candidates.size() == 1) return *candidates.front();
     if (jobs.empty()) {
-      throw Error(ErrorCode::not_found, "there are no jobs yet").with_hint("dtrain submit --help");
+      throw Error(ErrorCode::not_found, "there are no " + many + " yet").with_hint(listed.make);
     }
-    if (candidates.empty()) throw Error(ErrorCode::not_found, "no job runs");
-    throw Error(ErrorCode::usage, "which job? There are " + ids_of(candidates))
+    if (candidates.empty() && are_trials) {
+      throw Error(ErrorCode::not_found, "there are only trials of searches")
+          .with_hint(
+              "name one by its job's id: dtrain tune result; or the search: dtrain tune stop");
+    }
+    if (candidates.empty()) throw Error(ErrorCode::not_found, "no " + one + " runs");
+    throw Error(ErrorCode::usage, "which " + one + "? There are " + ids_of(candidates, listed))
         .with_hint("name it by its id or the beginning of it");
   }
   std::vector<std::string> known;
   const nlohmann::json* named = nullptr;    // the newest of that name
   const nlohmann::json* running = nullptr;  // the newest of those that have not ended
   for (const nlohmann::json& job : jobs) {
-    const std::string id = wire::get_string(job, "job");
+    const std::string id = wire::get_string(job, listed.key);
     if (id == reference) return job;
     if (text_or(job, "name") == reference) {
       if (named == nullptr) named = &job;
@@ -66,23 +93,25 @@ nlohmann::json resolve_job(const nlohmann::json& jobs, const std::string& refere
   if (candidates.size() == 1) return *candidates.front();
   if (candidates.size() > 1) {
     throw Error(ErrorCode::usage, "\"" + reference + "\" begins " +
-                                      std::to_string(candidates.size()) +
-                                      " jobs: " + ids_of(candidates))
+                                      std::to_string(candidates.size()) + " " + many + ": " +
+                                      ids_of(candidates, listed))
         .with_hint("give more of the id");
   }
-  Error error(ErrorCode::not_found, "there is no job \"" + printable(reference, false) + "\"");
+  Error error(ErrorCode::not_found,
+              "there is no " + one + " \"" + printable(reference, false) + "\"");
   const auto near = nearest(reference, known);
-  error.with_hint(near ? *near + ", or dtrain status for all of them" : "dtrain status shows them");
+  const std::string list = listed.list;
+  error.with_hint(near ? *near + ", or " + list + " for all of them" : list + " shows them");
   throw error;
 }
 
 std::string meant_by_name(const nlohmann::json& jobs, const std::string& reference,
-                          const std::string& id) {
+                          const std::string& id, const Listed& listed) {
   std::vector<const nlohmann::json*> others;
   bool is_newest = false;
   for (const nlohmann::json& job : jobs) {
     if (text_or(job, "name") != reference) continue;
-    if (text_or(job, "job") == id) {
+    if (text_or(job, listed.key) == id) {
       is_newest = others.empty();
     } else {
       others.push_back(&job);
@@ -92,13 +121,26 @@ std::string meant_by_name(const nlohmann::json& jobs, const std::string& referen
   return reference + " means " + id +
          (is_newest ? ", the newest of that name; older: "
                     : ", which runs; others of that name: ") +
-         ids_of(others);
+         ids_of(others, listed);
+}
+
+nlohmann::json known_job(const wire::ApiClient& client, const nlohmann::json& jobs,
+                         const std::string& reference, DefaultJob fallback) {
+  try {
+    return resolve_job(jobs, reference, fallback);
+  } catch (Error& error) {
+    if (error.code() != ErrorCode::not_found || reference.empty()) throw;
+    if (is_search(client, reference)) {
+      error.with_hint("it is a search: dtrain tune status, stop, result or rm");
+    }
+    throw;
+  }
 }
 
 nlohmann::json find_job(const wire::ApiClient& client, const std::string& reference,
                         DefaultJob fallback) {
   const nlohmann::json answer = client.get("/v1/jobs");
-  return resolve_job(wire::member(answer, "jobs"), reference, fallback);
+  return known_job(client, wire::member(answer, "jobs"), reference, fallback);
 }
 
 std::string job_target(const std::string& id, const std::string& rest) {

@@ -15,19 +15,32 @@ enum class DefaultJob : std::uint8_t {
   only_one,      // for rm: the one that there is, if it is one
 };
 
-// True for a job that will never change any more.
+// What is named by ids, names and beginnings of ids: jobs, and searches.
+struct Listed {
+  const char* key;  // of the id in a summary
+  const char* one;  // for messages
+  const char* many;
+  const char* make;  // the command that makes one
+  const char* list;  // the command that shows them
+};
+inline constexpr Listed kListedJobs{"job", "job", "jobs", "dtrain submit --help", "dtrain status"};
+
+// True for a job, or a search, that will never change any more.
 bool job_ended(const std::string& state) noexcept;
 
 // Pure: the summary that `reference` means among `jobs` (newest first, as GET /v1/jobs gives them):
 // an id, else a name, of which the newest is meant, else a beginning of an id that only one has; or
 // empty. Throws Error(not_found) or Error(usage) that names the candidates.
 nlohmann::json resolve_job(const nlohmann::json& jobs, const std::string& reference,
-                           DefaultJob fallback);
+                           DefaultJob fallback, const Listed& listed = kListedJobs);
 // A sentence for verbs that change something: which job a name with several jobs has come to mean.
 // Empty when there is nothing to say.
 std::string meant_by_name(const nlohmann::json& jobs, const std::string& reference,
-                          const std::string& id);
-// As resolve_job(), asking the head.
+                          const std::string& id, const Listed& listed = kListedJobs);
+// As resolve_job(), of jobs that `client` gave; who takes a search for a job is told so.
+nlohmann::json known_job(const wire::ApiClient& client, const nlohmann::json& jobs,
+                         const std::string& reference, DefaultJob fallback);
+// The same, asking the head for all.
 nlohmann::json find_job(const wire::ApiClient& client, const std::string& reference,
                         DefaultJob fallback);
 

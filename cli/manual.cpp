@@ -110,20 +110,26 @@ std::string reference(const std::string& name) {
   return bold(name) + "(1)";
 }
 
+// The page of a command, and those of the commands behind it.
+void add_pages(const CLI::App& app, const std::string& name, const std::string& command,
+               const std::string& parent, std::map<std::string, std::string>& pages) {
+  std::string commands;
+  for (const CLI::App* verb :
+       app.get_subcommands([](const CLI::App* sub) { return !sub->get_group().empty(); })) {
+    const std::string own = name + "-" + verb->get_name();
+    add_pages(*verb, own, command + " " + verb->get_name(), name, pages);
+    commands += ".TP\n" + reference(own) + "\n" + roff(verb->get_description()) + "\n";
+  }
+  pages[name + ".1"] = page(app, name, command) +
+                       (commands.empty() ? "" : section("Commands") + commands) + footer(app) +
+                       (parent.empty() ? "" : section("See also") + reference(parent) + "\n");
+}
+
 }  // namespace
 
 std::map<std::string, std::string> manual_pages(const CLI::App& program) {
-  const std::string& name = program.get_name();
   std::map<std::string, std::string> pages;
-  std::string commands = section("Commands");
-  for (const CLI::App* verb :
-       program.get_subcommands([](const CLI::App* app) { return !app->get_group().empty(); })) {
-    const std::string own = name + "-" + verb->get_name();
-    pages[own + ".1"] = page(*verb, own, name + " " + verb->get_name()) + footer(*verb) +
-                        section("See also") + reference(name) + "\n";
-    commands += ".TP\n" + reference(own) + "\n" + roff(verb->get_description()) + "\n";
-  }
-  pages[name + ".1"] = page(program, name, name) + commands + footer(program);
+  add_pages(program, program.get_name(), program.get_name(), "", pages);
   return pages;
 }
 

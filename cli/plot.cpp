@@ -23,6 +23,7 @@ namespace dtrain::cli {
 namespace {
 
 constexpr int kPoints = 2000;  // of each curve of a picture
+constexpr std::size_t kNamedCurves = 12;
 
 struct PlotFlags {
   std::vector<std::string> jobs;
@@ -30,28 +31,8 @@ struct PlotFlags {
   std::string output;
 };
 
-// A value as the contract writes it; "nan" and "inf" have no place on paper.
-std::optional<double> finite(const nlohmann::json& value) {
-  if (!value.is_number()) return std::nullopt;
-  const auto number = value.get<double>();
-  return std::isfinite(number) ? std::optional(number) : std::nullopt;
-}
-
-std::string short_number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.9g", value);
-  return text;
-}
-
 int run_plot(Context& context, const PlotFlags& options) {
-  PlotKind kind = PlotKind::terminal;
-  if (!options.output.empty()) {
-    const auto known = plot_kind_of(options.output);
-    if (!known) {
-      throw Error(ErrorCode::usage, "'" + options.output + "' ends neither in .svg nor in .png");
-    }
-    kind = *known;
-  }
+  const PlotKind kind = plot_kind(options.output);
   const wire::ApiClient client = context.client();
   std::vector<std::pair<std::string, nlohmann::json>> jobs;
   std::vector<std::string> wanted = options.jobs;
@@ -76,34 +57,9 @@ int run_plot(Context& context, const PlotFlags& options) {
     context.print_json({{"charts", all}});
     return 0;
   }
-  std::pair<int, int> size{100, 24};
-  winsize window{};
-  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 20) {
-    size = {window.ws_col, std::min<int>(window.ws_row > 10 ? window.ws_row - 2 : 24, 30)};
-  }
-  std::fflush(stdout);
-  run_gnuplot(gnuplot_script(charts, kind, options.output, size));
+  run_gnuplot(gnuplot_script(charts, kind, options.output, plot_size()));
   if (kind != PlotKind::terminal) context.print("wrote " + options.output + "\n");
   return 0;
-}
-
-// The range of an axis: gnuplot's own choice, but for a single value, which it warns about.
-std::string range_of(const char* axis, const std::vector<double>& values) {
-  const auto [least, most] = std::minmax_element(values.begin(), values.end());
-  if (values.empty() || !(*least == *most)) return std::string("set autoscale ") + axis + "\n";
-  const double margin = std::max(1.0, std::abs(*least) / 10);
-  return std::string("set ") + axis + "range [" + short_number(*least - margin) + ":" +
-         short_number(*most + margin) + "]\n";
-}
-
-// Between double quotes of gnuplot, where enhanced text is off. There, backquotes run commands.
-std::string quoted(const std::string& text) {
-  std::string result = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') result += '\\';
-    result += static_cast<unsigned char>(c) < 0x20 ? ' ' : c == '`' ? '\'' : c;
-  }
-  return result + "\"";
 }
 
 }  // namespace
@@ -113,6 +69,74 @@ std::optional<PlotKind> plot_kind_of(const std::filesystem::path& file) {
   if (ending == ".svg") return PlotKind::svg;
   if (ending == ".png") return PlotKind::png;
   return std::nullopt;
+}
+
+PlotKind plot_kind(const std::string& output) {
+  if (output.empty()) return PlotKind::terminal;
+  const auto known = plot_kind_of(output);
+  if (!known) throw Error(ErrorCode::usage, "'" + output + "' ends neither in .svg nor in .png");
+  return *known;
+}
+
+std::pair<int, int> plot_size() {
+  winsize window{};
+  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) != 0 || window.ws_col <= 20) return {100, 24};
+  return {window.ws_col, std::min<int>(window.ws_row > 10 ? window.ws_row - 2 : 24, 30)};
+}
+
+std::optional<double> finite(const nlohmann::json& value) {
+  if (!value.is_number()) return std::nullopt;
+  const auto number = value.get<double>();
+  return std::isfinite(number) ? std::optional(number) : std::nullopt;
+}
+
+std::string gnuplot_number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.9g", value);
+  return text;
+}
+
+// The range of an axis: gnuplot's own choice, but for a single value, which it warns about.
+std::string axis_range(const char* axis, const std::vector<double>& values) {
+  const auto [least, most] = std::minmax_element(values.begin(), values.end());
+  if (values.empty() || !(*least == *most)) return std::string("set autoscale ") + axis + "\n";
+  const double margin = std::max(1.0, std::abs(*least) / 10);
+  return std::string("set ") + axis + "range [" + gnuplot_number(*least - margin) + ":" +
+         gnuplot_number(*most + margin) + "]\n";
+}
+
+// Between double quotes of gnuplot, where enhanced text is off. There, backquotes run commands.
+std::string gnuplot_text(const std::string& text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') result += '\\';
+    result += static_cast<unsigned char>(c) < 0x20 ? ' ' : c == '`' ? '\'' : c;
+  }
+  return result + "\"";
+}
+
+std::string charts_begin(PlotKind kind, const std::string& output, std::pair<int, int> size,
+                         std::size_t count) {
+  std::string script;
+  if (kind == PlotKind::svg) {
+    script = "set terminal svg noenhanced size 800," + std::to_string(400 * count) +
+             " background rgb 'white'\n";
+  } else if (kind == PlotKind::png) {
+    script = "set terminal pngcairo noenhanced size 800," + std::to_string(400 * count) + "\n";
+  } else {
+    script = "set terminal dumb noenhanced size " + std::to_string(size.first) + "," +
+             std::to_string(size.second) + "\n";
+  }
+  if (kind != PlotKind::terminal) {
+    script += "set output " + gnuplot_text(output) + "\n";
+    if (count > 1) script += "set multiplot layout " + std::to_string(count) + ",1\n";
+    script += "set grid\n";
+  }
+  return script;
+}
+
+std::string charts_end(PlotKind kind, std::size_t count) {
+  return kind != PlotKind::terminal && count > 1 ? "unset multiplot\n" : "";
 }
 
 std::vector<Chart> charts_of(const std::vector<std::pair<std::string, nlohmann::json>>& jobs,
@@ -157,46 +181,33 @@ std::vector<Chart> charts_of(const std::vector<std::pair<std::string, nlohmann::
 
 std::string gnuplot_script(const std::vector<Chart>& charts, PlotKind kind,
                            const std::string& output, std::pair<int, int> size) {
-  const int count = static_cast<int>(charts.size());
-  std::string script;
-  if (kind == PlotKind::svg) {
-    script = "set terminal svg noenhanced size 800," + std::to_string(400 * count) +
-             " background rgb 'white'\n";
-  } else if (kind == PlotKind::png) {
-    script = "set terminal pngcairo noenhanced size 800," + std::to_string(400 * count) + "\n";
-  } else {
-    script = "set terminal dumb noenhanced size " + std::to_string(size.first) + "," +
-             std::to_string(size.second) + "\n";
-  }
-  if (kind != PlotKind::terminal) {
-    script += "set output " + quoted(output) + "\n";
-    if (count > 1) script += "set multiplot layout " + std::to_string(count) + ",1\n";
-    script += "set grid\n";
-  }
-  script += "set xlabel 'step'\nset key top right\n";
+  std::string script = charts_begin(kind, output, size, charts.size());
+  script += "set xlabel 'step'\n";
   for (const Chart& chart : charts) {
+    // Of very many nobody finds one by its name.
+    script += chart.curves.size() <= kNamedCurves ? "set key top right\n" : "set key off\n";
     std::vector<double> xs;
     std::vector<double> ys;
     for (std::size_t i = 0; i < chart.curves.size(); ++i) {
       script += "$curve" + std::to_string(i) + " << END\n";
       for (const auto& [step, value] : chart.curves[i].points) {
-        script += short_number(step) + " " + short_number(value) + "\n";
+        script += gnuplot_number(step) + " " + gnuplot_number(value) + "\n";
         xs.push_back(step);
         ys.push_back(value);
       }
       script += "END\n";
     }
-    script += range_of("x", xs) + range_of("y", ys);
-    script += "set title " + quoted(chart.metric) + "\nplot ";
+    script += axis_range("x", xs) + axis_range("y", ys);
+    script += "set title " + gnuplot_text(chart.metric) + "\nplot ";
     for (std::size_t i = 0; i < chart.curves.size(); ++i) {
       const Curve& curve = chart.curves[i];
       script += (i == 0 ? "" : ", ") + ("$curve" + std::to_string(i)) + " using 1:2 with " +
-                (curve.points.size() == 1 ? "points" : "lines") + " title " + quoted(curve.label);
+                (curve.points.size() == 1 ? "points" : "lines") + " title " +
+                gnuplot_text(curve.label);
     }
     script += "\n";
   }
-  if (kind != PlotKind::terminal && count > 1) script += "unset multiplot\n";
-  return script;
+  return script + charts_end(kind, charts.size());
 }
 
 void run_gnuplot(const std::string& script) {

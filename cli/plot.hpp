@@ -34,6 +34,22 @@ std::vector<Chart> charts_of(const std::vector<std::pair<std::string, nlohmann::
 std::string gnuplot_script(const std::vector<Chart>& charts, PlotKind kind,
                            const std::string& output, std::pair<int, int> size);
 
+// Its parts, for other pictures: the terminal and the file for so many pictures, one below the
+// other
+// (`charts_end` closes that), the range of an axis, a text and a number as gnuplot reads them.
+std::string charts_begin(PlotKind kind, const std::string& output, std::pair<int, int> size,
+                         std::size_t count);
+std::string charts_end(PlotKind kind, std::size_t count);
+std::string axis_range(const char* axis, const std::vector<double>& values);
+std::string gnuplot_text(const std::string& text);
+std::string gnuplot_number(double value);
+// A value as the contract writes it; "nan" and "inf" have no place on paper.
+std::optional<double> finite(const nlohmann::json& value);
+// By the output's ending; the terminal without one. Throws Error(usage).
+PlotKind plot_kind(const std::string& output);
+// Columns and rows that a picture has in our terminal.
+std::pair<int, int> plot_size();
+
 // Runs gnuplot with our stdout. Throws Error, in one line, when it is not installed or fails.
 void run_gnuplot(const std::string& script);
 

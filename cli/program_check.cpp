@@ -52,6 +52,8 @@ void check_program(const JobSpec& spec, const JobPlace& place) {
   // What setup, or a job before it, makes or mends is not seen yet.
   if (!spec.setup.empty() || (place.here && !spec.after.empty())) return;
   const std::string& word = spec.command.front();
+  // Nor what a search puts there.
+  if (word.find('{') != std::string::npos) return;
   const bool shell_line = spec.command.size() == 1 && is_shell_line(word);
   const std::string path = path_of(spec, place);
   if (word.find('/') == std::string::npos) {

@@ -29,7 +29,7 @@ bool has_files(const wire::ApiClient& client, const std::string& id) {
 nlohmann::json chosen_job(const wire::ApiClient& client, const nlohmann::json& known,
                           const std::string& reference) {
   try {
-    return resolve_job(known, reference, DefaultJob::only_one);
+    return known_job(client, known, reference, DefaultJob::only_one);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::not_found || !has_files(client, reference)) throw;
     return {{"job", reference}, {"state", nullptr}};

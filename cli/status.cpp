@@ -10,6 +10,7 @@
 #include "cli/follow.hpp"
 #include "cli/jobs.hpp"
 #include "cli/rank_places.hpp"
+#include "cli/searches.hpp"
 #include "cli/step_times.hpp"
 #include "launcher/cluster/counted.hpp"
 #include "launcher/core/error.hpp"
@@ -23,9 +24,11 @@ namespace {
 struct StatusFlags {
   std::string file;
   bool all = false;
+  bool trials = false;
 };
 
 constexpr std::size_t kShownJobs = 20;
+constexpr std::size_t kShownSearches = 5;
 constexpr std::size_t kShownNodes = 50;
 constexpr std::size_t kNamed = 3;  // of nodes or jobs, in a row
 constexpr std::size_t kShownForgotten = 3;
@@ -188,12 +191,32 @@ std::string store_lines(const nlohmann::json& store, bool verbose, bool color) {
   return text;
 }
 
+// The searches, the newest first, and how many there are beside those.
+std::string search_lines(const nlohmann::json& status, bool all, bool color) {
+  const nlohmann::json& searches = child(status, "searches");
+  if (searches.empty()) return {};
+  nlohmann::json shown = nlohmann::json::array();
+  for (const nlohmann::json& search : searches) {
+    if (shown.size() < kShownSearches || all) shown.push_back(search);
+  }
+  long long count = 0;
+  const nlohmann::json& counts = child(status, "search_counts");
+  for (const auto& [state, number_of] : counts.items()) count += number_or(counts, state.c_str());
+  std::string text = "\n" + searches_table(shown, color);
+  if (const long long more = count - static_cast<long long>(shown.size()); more > 0) {
+    text += "and " + std::to_string(more) + " more: dtrain tune list\n";
+  }
+  return text;
+}
+
 int run_status(Context& context, const StatusFlags& options) {
   if (!options.file.empty()) choose_by_yaml(context, options.file);
   const wire::ApiClient client = context.client();
   const bool all = options.all || context.globals.json;
-  const nlohmann::json status =
-      client.get(all ? "/v1/status" : "/v1/status?jobs=" + std::to_string(kShownJobs));
+  std::string query;
+  if (!all) query = "?jobs=" + std::to_string(kShownJobs);
+  if (options.trials) query += query.empty() ? "?trials=1" : "&trials=1";
+  const nlohmann::json status = client.get("/v1/status" + query);
   if (context.globals.json) {
     context.print_json(status);
     return 0;
@@ -283,6 +306,7 @@ int run_status(Context& context, const StatusFlags& options) {
               text_or(node, "root") + "\n  log " + text_or(node, "log") + "\n" + gpus_in_use(node);
     }
   }
+  text += search_lines(status, options.all, color);
   rows.clear();
   const nlohmann::json& jobs = child(status, "jobs");
   for (const nlohmann::json& job : jobs) {
@@ -335,6 +359,7 @@ Verb add_status(CLI::App& root) {
   app->add_option("file", options->file, "The cluster YAML, in place of -c")
       ->type_name("CLUSTER.yaml");
   app->add_flag("-a,--all", options->all, "All jobs and nodes, not only the first 20 and 50");
+  app->add_flag("--trials", options->trials, "Jobs that are trials of a search, too");
   return {app, [options](Context& context) { return run_status(context, *options); }, std::nullopt};
 }
 

@@ -21,7 +21,7 @@ int run_stop(Context& context, const StopFlags& options) {
   const nlohmann::json answer = client.get("/v1/jobs");
   const nlohmann::json& known = wire::member(answer, "jobs");
   const std::string id =
-      wire::get_string(resolve_job(known, options.job, DefaultJob::only_running), "job");
+      wire::get_string(known_job(client, known, options.job, DefaultJob::only_running), "job");
   const std::string meant = meant_by_name(known, options.job, id);
   if (!meant.empty()) context.note(meant);
   nlohmann::json body = nlohmann::json::object();

@@ -1,5 +1,4 @@
 #include <filesystem>
-#include <thread>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -13,15 +12,11 @@
 #include "cli/job_flags.hpp"
 #include "cli/jobs.hpp"
 #include "cli/origin.hpp"
-#include "cli/program_check.hpp"
 #include "cli/ray.hpp"
-#include "cli/staging.hpp"
+#include "cli/sending.hpp"
 #include "cli/torchrun_flags.hpp"
-#include "launcher/cluster/state.hpp"
-#include "launcher/core/cluster_processes.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/ids.hpp"
-#include "launcher/core/paths.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/provider/provider.hpp"
 #include "launcher/spec/yaml.hpp"
@@ -29,6 +24,9 @@
 
 namespace dtrain::cli {
 namespace {
+
+// An old job's checkpoints are taken over before the answer: where they cannot be linked, copied.
+constexpr auto kTakingOver = std::chrono::minutes(10);
 
 struct SubmitFlags {
   std::vector<std::string> files;
@@ -47,18 +45,6 @@ struct SubmitFlags {
   OriginFlags origin;
   TorchrunFlags torchrun;
 };
-
-constexpr auto kHeadBack = std::chrono::seconds(5);
-constexpr int kStageTries = 4;
-// An old job's checkpoints are taken over before the answer: where they cannot be linked, copied.
-constexpr auto kTakingOver = std::chrono::minutes(10);
-
-std::string here() {
-  std::error_code failed;
-  const fs::path path = fs::current_path(failed);
-  if (failed) throw errno_error("cannot tell the current folder", failed.value());
-  return path.string();
-}
 
 // What the words before and after `--` say.
 struct Wanted {
@@ -146,129 +132,6 @@ JobSpec make_spec(const Context& context, const SubmitFlags& options, const Want
   return spec;
 }
 
-// Repeated while a head that was started again comes back: the submission's id makes that harmless.
-nlohmann::json post_job(const wire::ApiClient& client, const std::string& cluster,
-                        const nlohmann::json& request, std::chrono::milliseconds limit) {
-  const auto until = std::chrono::steady_clock::now() + kHeadBack;
-  while (true) {
-    try {
-      return client.post("/v1/jobs", request, limit);
-    } catch (const Error& error) {
-      const bool hope = error.code() == ErrorCode::unreachable &&
-                        std::chrono::steady_clock::now() < until &&
-                        living_watch(paths::cluster_state(cluster)).has_value();
-      if (!hope) throw;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  }
-}
-
-JobPlace job_place(const std::string& cluster, bool sent) {
-  JobPlace place;
-  place.here = !sent;
-  const auto state = sent ? std::nullopt : load_cluster(cluster);
-  if (!state || state->nodes.empty()) return place;
-  const auto login = read_file_if_there(paths::NodeRoot{state->nodes.front().root}.login_env());
-  if (!login) return place;
-  for (const std::string& entry : split(*login, '\0')) {
-    if (entry.starts_with("PATH=")) place.login_path = entry.substr(5);
-  }
-  return place;
-}
-
-// The job as it is sent, with its files where the cluster is elsewhere.
-nlohmann::json submit_job(const Context& context, const wire::ApiClient& client,
-                          const std::string& cluster, JobSpec spec, nlohmann::json request) {
-  const bool takes_over = !spec.resumes.empty() || spec.start;
-  const auto limit = takes_over ? kTakingOver : wire::ApiClient::kLimit;
-  const bool sent = sends_files(client, cluster);
-  const JobPlace place = job_place(cluster, sent);
-  if (!sent) {
-    spec.content.reset();
-    check_program(spec, place);
-    request["spec"] = to_json(spec);
-    return post_job(client, cluster, request, limit);
-  }
-  // Over ssh every byte counts; between two processes of one machine none does.
-  const auto state = load_cluster(cluster);
-  const bool zstd = !state || !is_here(state->provider);
-  FileFactsCache cache(paths::file_sums());
-  if (spec.content) {
-    // The files that the resumed job had, if the head still has them.
-    request["spec"] = to_json(spec);
-    nlohmann::json answer = post_job(client, cluster, request, limit);
-    if (!answer.contains("missing")) {
-      context.note("its files are those of " + spec.resumes +
-                   "; a job YAML or --workdir sends them as they are now");
-      return answer;
-    }
-    context.note("the head has the files of " + spec.resumes + " no more; " + spec.workdir +
-                 " is sent as it is now");
-  }
-  check_program(spec, place);
-  for (int attempt = 1;; ++attempt) {
-    StagedFiles files = stage_job(context, spec, cache);
-    if (sends_start(spec)) stage_start(files, spec, cache);
-    request["spec"] = to_json(spec);
-    // What nobody changed is there already: then this is all.
-    nlohmann::json answer = post_job(client, cluster, request, limit);
-    if (!answer.contains("missing")) return answer;
-    if (attempt == kStageTries) {
-      throw Error(ErrorCode::failed, "the job's files do not become whole on the head");
-    }
-    try {
-      send_files(context, client, files, zstd);
-    } catch (const Error& error) {
-      // A file that changed while it was sent is read anew; a head that was killed is awaited.
-      const bool changed = error.code() == ErrorCode::conflict || error.code() == ErrorCode::failed;
-      const bool comes_back = error.code() == ErrorCode::unreachable &&
-                              living_watch(paths::cluster_state(cluster)).has_value();
-      if ((!changed && !comes_back) || attempt + 1 == kStageTries) throw;
-    }
-  }
-}
-
-int show_plan(const Context& context, const JobSpec& spec, const nlohmann::json& plan) {
-  const bool fits = plan.is_object() && plan.value("fits", false);
-  const bool now = plan.is_object() && plan.value("now", false);
-  if (context.globals.json) {
-    context.print_json(plan);
-    return fits ? 0 : 1;
-  }
-  const bool color = context.terminal.color_out;
-  const std::string reason = text_or(plan, "reason");
-  std::string text = paint(spec.name, Color::bold, color) + ": ";
-  text += now ? "would start at once" : fits ? "would wait" : "does not fit this cluster";
-  if (!reason.empty()) text += ": " + printable(reason, false);
-  text += "\n";
-  std::vector<std::vector<Cell>> rows;
-  for (const nlohmann::json& place : child(plan, "placement")) {
-    std::vector<std::string> ranks;
-    for (const nlohmann::json& rank : child(place, "ranks")) ranks.push_back(rank.dump());
-    rows.push_back({text_or(place, "node"), join(ranks, " ")});
-  }
-  if (!rows.empty()) text += table({"NODE", "RANKS"}, rows, color);
-  context.print(text);
-  return fits ? 0 : 1;
-}
-
-// The built-in cluster of this machine. Current only when nothing else is: somebody's big cluster
-// stays the one that is meant.
-void use_local(Context& context) {
-  context.globals.cluster = "local";
-  const auto state = load_cluster("local");
-  ClusterSpec cluster = built_in_local();
-  if (state && !state->source.empty()) {
-    cluster = read_cluster_yaml(state->source, process_environment()).spec;
-  } else if (state) {
-    cluster.provider.local_nodes = static_cast<int>(state->nodes.size());
-  }
-  UpOptions options;
-  options.no_restart = true;  // whose version they are is for `up`
-  bring_up(context, cluster, std::move(options));
-  if (!current_cluster()) set_current_cluster("local");
-}
-
 void check_flags(const SubmitFlags& options) {
   const OriginFlags& origin = options.origin;
   if (!origin.resume.empty() && !origin.from_checkpoint.empty()) {
@@ -328,7 +191,13 @@ Queued queue_job(Context& context, const SubmitFlags& options, JobCluster& job_c
                             {"secrets", secrets},
                             {"dry_run", options.dry_run},
                             {"wait", options.wait}};
-  queued.answer = submit_job(context, client, context.cluster(), queued.spec, std::move(request));
+  const bool takes_over = !queued.spec.resumes.empty() || queued.spec.start;
+  queued.answer = send_job(
+      context, client, queued.spec,
+      {"/v1/jobs", takes_over ? kTakingOver : wire::ApiClient::kLimit, [&](const JobSpec& spec) {
+         request["spec"] = to_json(spec);
+         return request;
+       }});
   return queued;
 }
 
@@ -356,7 +225,7 @@ int run_submit(Context& context, const SubmitFlags& options) {
     throw;
   }
   const nlohmann::json& answer = queued.answer;
-  if (options.dry_run) return show_plan(context, queued.spec, answer);
+  if (options.dry_run) return show_plan(context, queued.spec.name, answer);
 
   const std::string job = wire::get_string(answer, "job");
   if (options.detach) {

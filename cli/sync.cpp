@@ -182,7 +182,7 @@ Verb add_sync(CLI::App& root) {
   CLI::App* up = app->add_subcommand("up", "From here to nodes");
   up->add_option("local", options->from, "A folder or file here (default: the YAML's file_mounts)")
       ->type_name("LOCAL");
-  up->add_option("remote", options->to, "Where it goes: absolute, ~/…, or relative to the home")
+  up->add_option("remote", options->to, "Where it goes: absolute, ~/DIR, or relative to the home")
       ->type_name("REMOTE");
   up->add_option("--node", options->nodes, "To this node; again for more (default: all)")
       ->type_name("NODE")

@@ -127,6 +127,7 @@ IdleWatch::Hooks idle_hooks(asio::steady_timer& timer, ConfigFile& config, Engin
     if (const std::set<NodeId> nodes = execs.nodes(); !nodes.empty()) {
       return nodes.begin()->str() + ": " + kOpen;
     }
+    if (const auto search = engine.open_search()) return search->str() + " has not ended";
     if (engine.has_jobs()) return "a job is being submitted";
     return sessions.open() > 0 ? "a transfer or a request is under way" : "";
   };

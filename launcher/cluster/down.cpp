@@ -45,7 +45,7 @@ std::optional<nlohmann::json> ask_head(const fs::path& socket, const std::string
   try {
     const wire::ApiClient client(socket, name);
     if (!client.answers()) return std::nullopt;
-    return client.get("/v1/status", std::chrono::seconds(10));
+    return client.get("/v1/status?trials=1", std::chrono::seconds(10));
   } catch (const Error&) {
     return std::nullopt;
   }

@@ -45,6 +45,10 @@ JobId make_job_id(std::string_view name) {
   return JobId(std::string(name) + "-" + random_letters(6));
 }
 
+SearchId make_search_id(std::string_view name) {
+  return SearchId(std::string(name) + "-" + random_letters(6));
+}
+
 ClusterId make_cluster_id(std::string_view name) {
   return ClusterId(short_name(name) + "-" + random_letters(6));
 }

@@ -29,6 +29,7 @@ class Id {
 using ClusterId = Id<struct ClusterTag>;  // one life of a cluster: NAME-xxxxxx
 using NodeId = Id<struct NodeTag>;        // node-0, node-1, …: unique in its cluster
 using JobId = Id<struct JobTag>;          // NAME-xxxxxx
+using SearchId = Id<struct SearchTag>;    // NAME-xxxxxx
 
 // The allow-list for names that become part of paths, host names and command lines: 1 to 63 of
 // a-z A-Z 0-9 . _ -, not beginning with '.' or '-'.
@@ -36,6 +37,7 @@ bool valid_name(std::string_view text) noexcept;
 
 // NAME- and 6 letters of base32 (a-z2-7) from the system's random numbers.
 JobId make_job_id(std::string_view name);
+SearchId make_search_id(std::string_view name);
 ClusterId make_cluster_id(std::string_view name);
 // `bytes` random bytes in hexadecimal, fit for a token: from getrandom(2).
 std::string random_hex(std::size_t bytes);

@@ -46,13 +46,17 @@ inline constexpr std::array<std::string_view, 8> kOfRank{
     "DTRAIN_MASTER_LISTEN_FD",
 };
 
+// Of every process of a search's trial.
+inline constexpr std::array<std::string_view, 3> kOfTrial{"DTRAIN_PARAMS", "DTRAIN_SEARCH_ID",
+                                                          "DTRAIN_TRIAL"};
+
 // Only where neither the login environment nor the job has them.
 inline constexpr std::array<std::string_view, 5> kUnlessSet{
     "OMP_NUM_THREADS",    "PYTHONUNBUFFERED",   "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME",
 };
 
-// True for kOfAttempt and kOfRank: the job's env and secrets may not set them.
+// True for kOfAttempt, kOfRank and kOfTrial: the job's env and secrets may not set them.
 bool sets(std::string_view name) noexcept;
 
 }  // namespace dtrain::contract

@@ -83,6 +83,10 @@ void fields(wire::Is<StartCheckpoint> auto& m, auto&& f) {
     if_set(m.tree));
 }
 
+void fields(wire::Is<TrialOfSearch> auto& m, auto&& f) {
+  f("search", m.search, "number", m.number, "leg", m.leg, "params", m.params);
+}
+
 // All but what is a number, a list or an object, or else text.
 void fields(wire::Is<JobSpec> auto& m, auto&& f) {
   f("name", or_default(m.name), "workdir", or_default(m.workdir), "env", or_default(m.env), "setup",
@@ -98,7 +102,8 @@ void fields(wire::Is<JobSpec> auto& m, auto&& f) {
     if_set(m.queue_timeout, wire::kAnyInt), "hang_timeout_s", if_set(m.hang_timeout, wire::kAnyInt),
     "on_hang", if_set(m.on_hang), "log_limit", if_set(m.log_limit), "priority",
     or_default(m.priority, wire::kAnyInt), "after", or_default(m.after), "resumes",
-    if_set(m.resumes), "start", if_set(m.start), "content", if_set(m.content));
+    if_set(m.resumes), "start", if_set(m.start), "content", if_set(m.content), "trial",
+    if_set(m.trial));
 }
 
 namespace {

@@ -236,6 +236,13 @@ void check_origin(const JobSpec& spec, Checks& checks) {
   if (!spec.resumes.empty() && !valid_name(spec.resumes)) {
     checks.add({"resumes"}, shown(spec.resumes) + " is no job id");
   }
+  if (spec.trial && !valid_name(spec.trial->search)) {
+    checks.add({"trial"}, shown(spec.trial->search) + " is no id of a search");
+  }
+  if (spec.trial) {
+    checks.text({"trial"}, spec.trial->params,
+                limits::kArgumentLength - std::string_view("DTRAIN_PARAMS=").size());
+  }
   if (!spec.start) return;
   const StartCheckpoint& start = *spec.start;
   if (start.job.empty()) {

@@ -133,6 +133,16 @@ struct StartCheckpoint {
   bool operator==(const StartCheckpoint&) const = default;
 };
 
+// Which part of which search a job is; set by the head, never by a YAML.
+struct TrialOfSearch {
+  std::string search;
+  std::uint64_t number = 0;
+  int leg = 0;         // from 1; 0: it goes on with one, and is no part of the search
+  std::string params;  // JSON, nested as DTRAIN_PARAMS has it
+
+  bool operator==(const TrialOfSearch&) const = default;
+};
+
 struct JobSpec {
   std::string name;                  // default: the program's file name, see values.hpp
   std::vector<std::string> command;  // argv; for a string in the YAML: one element, and shell set
@@ -169,6 +179,7 @@ struct JobSpec {
   std::string resumes;             // id of the ended job that this one goes on with; empty: none
   std::optional<StartCheckpoint> start;
   std::optional<JobContent> content;  // absent: the job runs in place, where it was submitted
+  std::optional<TrialOfSearch> trial;
 
   std::uint64_t kept_log() const;  // log_limit, or what it is when absent
   int bound_cpus() const;          // CPUs of each rank's own; 0: ranks are not bound

@@ -9,12 +9,24 @@ namespace dtrain {
 namespace spec {
 namespace {
 
+// In a search's YAML, {lr} without quotes: YAML takes that for a mapping.
+std::optional<std::string> parameter_in(const Mapping& from, const Node& node) {
+  const bool is_one = from.table().find("space") != nullptr && node.kind == Node::Kind::mapping &&
+                      node.entries.size() == 1 &&
+                      node.entries.front().value->kind == Node::Kind::null;
+  return is_one ? std::optional("{" + node.entries.front().key + "}") : std::nullopt;
+}
+
 // 3 and true are words here, as they are written.
 std::vector<std::string> words_of(Mapping& from, const char* name, const Node& list) {
   std::vector<std::string> words;
   for (std::size_t i = 0; i < list.items.size(); ++i) {
     const Path path = with(from.path_of(name), "[" + std::to_string(i) + "]");
-    if (auto word = from.word(*list.items[i], path, false)) words.push_back(std::move(*word));
+    if (auto parameter = parameter_in(from, *list.items[i])) {
+      words.push_back(std::move(*parameter));
+    } else if (auto word = from.word(*list.items[i], path, false)) {
+      words.push_back(std::move(*word));
+    }
   }
   return words;
 }
@@ -45,7 +57,9 @@ void read_command(Mapping& top, JobSpec& spec) {
 void read_env(Mapping& top, JobSpec& spec) {
   for (const Entry& entry : top.entries("env")) {
     const Path path = with(top.path_of("env"), entry.key);
-    if (auto value = top.word(*entry.value, path, true, "env: {NAME: value}")) {
+    if (auto parameter = parameter_in(top, *entry.value)) {
+      spec.env[entry.key] = std::move(*parameter);
+    } else if (auto value = top.word(*entry.value, path, true, "env: {NAME: value}")) {
       spec.env[entry.key] = std::move(*value);
     }
   }
@@ -161,17 +175,20 @@ void read_restart(Mapping restart, JobSpec& spec) {
   restart.finish();
 }
 
-JobSpec read_job(const Document& document, Source source) {
+}  // namespace
+
+std::string explain_job_key(const std::string& key) {
+  if (key == "provider" || key == "cluster_name") {
+    return "this is a cluster YAML: give it to dtrain up";
+  }
+  if (key == "num_nodes") return "the number of nodes is nnodes";
+  if (key == "envs") return "environment variables are env";
+  if (key == "run" || key == "entrypoint") return "what to run is command";
+  return "";
+}
+
+JobSpec read_job_keys(Mapping& top, Source source) {
   Report& report = source.report;
-  Mapping top(&document.root(), job_table(), {}, source, [](const std::string& key) -> std::string {
-    if (key == "provider" || key == "cluster_name") {
-      return "this is a cluster YAML: give it to dtrain up";
-    }
-    if (key == "num_nodes") return "the number of nodes is nnodes";
-    if (key == "envs") return "environment variables are env";
-    if (key == "run" || key == "entrypoint") return "what to run is command";
-    return "";
-  });
   JobSpec spec;
   read_command(top, spec);
   const auto name = top.optional_text("name");
@@ -212,12 +229,9 @@ JobSpec read_job(const Document& document, Source source) {
   spec.on_hang = parse_on_hang(top.choice("on_hang"));
   spec.log_limit = scalar_value(top, "log_limit", report, parse_bytes);
   spec.priority = static_cast<int>(top.whole("priority"));
-  top.finish();
-  report_problems(problems_of(spec), document, report);
   return spec;
 }
 
-}  // namespace
 }  // namespace spec
 
 Read<JobSpec> parse_job_yaml(std::string_view text, const std::string& file,
@@ -226,7 +240,11 @@ Read<JobSpec> parse_job_yaml(std::string_view text, const std::string& file,
   const spec::Document document = spec::parse_document(text, report);
   spec::report_repeated(document, report, false);
   spec::Expander expander(environment, file);
-  JobSpec spec = spec::read_job(document, {report, expander});
+  const spec::Source source{report, expander};
+  spec::Mapping top(&document.root(), spec::job_table(), {}, source, spec::explain_job_key);
+  JobSpec spec = spec::read_job_keys(top, source);
+  top.finish();
+  spec::report_problems(spec::problems_of(spec), document, report);
   report.finish();
   return {std::move(spec), report.take_warnings()};
 }

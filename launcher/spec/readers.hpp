@@ -42,6 +42,14 @@ auto scalar_value(Mapping& mapping, const char* name, Report& report, Parse pars
   return reported(report, mapping.path_of(name), node->place, [&] { return parse(*text); });
 }
 
+// The keys of a job, at the top of a file whose table has those of job_table(), and perhaps more.
+JobSpec read_job_keys(Mapping& top, Source source);
+std::string explain_job_key(
+    const std::string& key);  // a hint for one that is not known; or nothing
+
+// The text of a file, as read_job_yaml() takes it.
+std::string read_text(const std::string& path);
+
 // Ray's names of the node types that its old form is rewritten to.
 inline constexpr const char* kLegacyHead = "ray-legacy-head-node-type";
 inline constexpr const char* kLegacyWorker = "ray-legacy-worker-node-type";

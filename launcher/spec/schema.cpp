@@ -86,14 +86,6 @@ json object_schema(const Table& table) {
   return schema;
 }
 
-json file_schema(const Table& table, const char* title, const char* id) {
-  json schema = object_schema(table);
-  schema["$schema"] = "https://json-schema.org/draft/2020-12/schema";
-  schema["$id"] = id;
-  schema["title"] = title;
-  return schema;
-}
-
 std::string cell(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -114,23 +106,31 @@ std::string row(const Key& key) {
          cell(doc) + " |\n";
 }
 
-std::string markdown(const std::string& heading, const std::vector<Key>& keys) {
+}  // namespace
+
+json file_schema(const Table& table, const char* title, const char* id) {
+  json schema = object_schema(table);
+  schema["$schema"] = "https://json-schema.org/draft/2020-12/schema";
+  schema["$id"] = id;
+  schema["title"] = title;
+  return schema;
+}
+
+std::string keys_markdown(const std::string& heading, const std::vector<Key>& keys) {
   std::string text =
       "### " + heading + "\n\n| key | type | default | meaning |\n|---|---|---|---|\n";
   for (const Key& key : keys) text += row(key);
   return text + "\n";
 }
 
-}  // namespace
-
 std::string job_keys_markdown() {
-  return markdown("The file", job_table().keys) +
-         markdown("`resources`", job_resources_table().keys) +
-         markdown("`checkpoint`", job_checkpoint_table().keys);
+  return keys_markdown("The file", job_table().keys) +
+         keys_markdown("`resources`", job_resources_table().keys) +
+         keys_markdown("`checkpoint`", job_checkpoint_table().keys);
 }
 
 std::string cluster_keys_markdown() {
-  std::string text = markdown("The file", cluster_table().keys);
+  std::string text = keys_markdown("The file", cluster_table().keys);
   const auto in_all = [](const Key& key) {
     return std::all_of(std::begin(kProviderKinds), std::end(kProviderKinds),
                        [&](ProviderKind kind) {
@@ -142,22 +142,22 @@ std::string cluster_keys_markdown() {
   for (const Key& key : provider_table(ProviderKind::local).keys) {
     if (in_all(key)) common.push_back(key);
   }
-  text += markdown("`provider`, of every type", common);
+  text += keys_markdown("`provider`, of every type", common);
   for (const ProviderKind kind : kProviderKinds) {
     std::vector<Key> own;
     for (const Key& key : provider_table(kind).keys) {
       if (!in_all(key)) own.push_back(key);
     }
-    text += markdown("`provider` with `type: " + std::string(to_string(kind)) + "`", own);
+    text += keys_markdown("`provider` with `type: " + std::string(to_string(kind)) + "`", own);
   }
-  text += markdown("Each of `provider.hosts` that is a mapping", host_table().keys);
-  text += markdown("`auth`", auth_table().keys);
-  text += markdown("`ready`", ready_table().keys);
-  text += markdown("`down_when_idle`", down_when_idle_table().keys);
-  text += markdown("`retention`", retention_table().keys);
-  text += markdown("Each of `available_node_types`", node_type_table().keys);
-  text += markdown("`docker`", docker_table().keys);
-  text += markdown("`docker` of a node type", node_type_docker_table().keys);
+  text += keys_markdown("Each of `provider.hosts` that is a mapping", host_table().keys);
+  text += keys_markdown("`auth`", auth_table().keys);
+  text += keys_markdown("`ready`", ready_table().keys);
+  text += keys_markdown("`down_when_idle`", down_when_idle_table().keys);
+  text += keys_markdown("`retention`", retention_table().keys);
+  text += keys_markdown("Each of `available_node_types`", node_type_table().keys);
+  text += keys_markdown("`docker`", docker_table().keys);
+  text += keys_markdown("`docker` of a node type", node_type_docker_table().keys);
   return text;
 }
 

@@ -108,9 +108,13 @@ const Table& node_type_docker_table();
 // The keys of `provider` with that type: the common ones and its own.
 const Table& provider_table(ProviderKind kind);
 
+// A JSON Schema (draft 2020-12) of a file.
+nlohmann::json file_schema(const Table& table, const char* title, const char* id);
+
 // The tables as Markdown: the part of docs/cluster_yaml.md and docs/job_yaml.md between
 // `<!-- keys -->` and `<!-- end of keys -->`.
 std::string cluster_keys_markdown();
+std::string keys_markdown(const std::string& heading, const std::vector<Key>& keys);
 std::string job_keys_markdown();
 
 }  // namespace dtrain::spec

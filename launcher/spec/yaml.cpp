@@ -13,7 +13,6 @@
 
 namespace dtrain {
 namespace spec {
-namespace {
 
 // The file's text, one byte more than the limit at most: the parser then says that it is too large.
 std::string read_text(const std::string& path) {
@@ -38,8 +37,6 @@ std::string read_text(const std::string& path) {
   }
   return text;
 }
-
-}  // namespace
 
 void report_problems(const std::vector<Problem>& problems, const Document& document, Report& report,
                      const std::function<Path(const Path&)>& moved) {

@@ -21,7 +21,9 @@ std::optional<double> metric_of(const nlohmann::json& metrics, const std::string
     return name == kIteration ? std::optional(static_cast<double>(iteration)) : std::nullopt;
   }
   if (found->is_number()) return found->get<double>();
-  if (found->is_null()) return kNoNumber;
+  if (found->is_null() || *found == "nan") return kNoNumber;
+  if (*found == "inf") return std::numeric_limits<double>::infinity();
+  if (*found == "-inf") return -std::numeric_limits<double>::infinity();
   return std::nullopt;
 }
 

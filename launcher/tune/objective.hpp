@@ -36,7 +36,8 @@ struct Measured {
 
 // A report's metrics, of which it is the iteration-th of its trial, counted from 1 and over all
 // attempts. Absent: the time or the metric is not in it, and nobody decides anything by it. A
-// metric that is null, which is how JSON writes NaN, is NaN.
+// metric that is null, which is how JSON writes NaN, is NaN, and so is "nan"; "inf" and "-inf" are
+// what they say, as in docs/rank_contract.md.
 std::optional<Measured> measured(const nlohmann::json& metrics, TrialNumber trial,
                                  std::int64_t iteration, const std::string& metric,
                                  const std::string& time_attr);

@@ -17,12 +17,20 @@ TEST_CASE("every verb and option is in every shell's script, and has a descripti
   for (const char* shell : {"bash", "zsh", "fish"}) {
     CAPTURE(shell);
     const std::string script = completion_script(*line.app, shell);
+    std::vector<std::pair<std::string, const CLI::App*>> verbs;  // also those behind others
     for (const CLI::App* verb : line.app->get_subcommands({})) {
+      verbs.emplace_back(verb->get_name(), verb);
+      for (const CLI::App* sub : verb->get_subcommands({})) {
+        verbs.emplace_back(verb->get_name() + " " + sub->get_name(), sub);
+      }
+    }
+    for (const auto& each : verbs) {
+      const CLI::App* verb = each.second;
       if (verb->get_group().empty()) continue;  // not for show
-      CAPTURE(verb->get_name());
+      CAPTURE(each.first);
       CHECK(script.find(verb->get_name()) != std::string::npos);
       CHECK(!verb->get_description().empty());
-      CHECK(verb->get_footer().find("dtrain " + verb->get_name()) != std::string::npos);
+      CHECK(verb->get_footer().find("dtrain " + each.first) != std::string::npos);
       for (const CLI::Option* option : verb->get_options()) {
         if (option->get_group().empty()) continue;  // another's spelling, not for show
         CHECK(!option->get_description().empty());
@@ -57,6 +65,10 @@ TEST_CASE("bash completes verbs, options, values and files") {
   CHECK(complete("dtrain submit --nproc-per-node ''") == "gpu cpu\n");
   CHECK(complete("dtrain -c x submit --score-order m") == "max min\n");
   CHECK(complete("dtrain completion z") == "zsh\n");
+  CHECK(complete("dtrain tune st") == "status stop\n");
+  CHECK(complete("dtrain tune --scheduler m") == "median_stopping\n");
+  CHECK(complete("dtrain tune result --c") == "--csv --cluster --cluster-name\n");
+  CHECK(complete("dtrain -c x tune plot --kind p") == "params\n");
 }
 
 TEST_CASE("zsh's script is sourced, or found in fpath under its function's name") {

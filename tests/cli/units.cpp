@@ -132,6 +132,14 @@ TEST_CASE("which job is meant") {
   const json done = json::array({job("env-cccccc", "succeeded")});
   CHECK(code_of([&] { resolve_job(done, "", DefaultJob::only_running); }) == ErrorCode::not_found);
   CHECK(resolve_job(done, "", DefaultJob::only_one)["job"] == "env-cccccc");
+  // A trial is meant by its id alone.
+  json trial = job("mnist-3-dddddd", "running");
+  trial["trial"] = 3;
+  const json with_trial = {trial, done[0]};
+  CHECK(resolve_job(with_trial, "", DefaultJob::newest)["job"] == "env-cccccc");
+  CHECK(resolve_job(with_trial, "mnist-3", DefaultJob::newest)["job"] == "mnist-3-dddddd");
+  CHECK(code_of([&] { resolve_job(json::array({trial}), "", DefaultJob::newest); }) ==
+        ErrorCode::not_found);
 }
 
 TEST_CASE("a job by its name: an id first, then the newest of the name, then beginnings of ids") {

@@ -11,6 +11,7 @@ namespace dtrain::head {
 namespace {
 
 constexpr std::size_t kMaxWaitingSubmitters = 100;  // of one submission_id that is being written
+constexpr std::size_t kLongestSubmission = 256;
 
 }  // namespace
 
@@ -41,14 +42,11 @@ void Engine::Impl::submit(const std::string& submission_id, JobSpec spec,
           {"state", to_string(job.shown.state)}});
     return;
   }
-  if (shutting_down) throw Error(ErrorCode::conflict, "the cluster is being shut down");
-  if (!closed.empty()) {
-    throw Error(ErrorCode::conflict, "the cluster is going down: " + closed)
-        .with_hint("dtrain up CLUSTER.yaml brings it back");
-  }
-  if (submission_id.size() > 256) {
+  check_open();
+  if (submission_id.size() > kLongestSubmission) {
     throw Error(ErrorCode::invalid, "\"submission_id\" is longer than 256 bytes");
   }
+  if (spec.trial) own_trial(spec);
   if (const std::vector<Error> problems = validate(spec); !problems.empty()) {
     Error error = problems.front();
     if (problems.size() > 1) {
@@ -57,6 +55,48 @@ void Engine::Impl::submit(const std::string& submission_id, JobSpec spec,
     }
     throw error;
   }
+  check_secrets(spec, secrets);
+  for (const std::string& other : spec.after) {
+    const Job* before = find(JobId(other));
+    if (before == nullptr || !before->durable) {
+      throw Error(ErrorCode::not_found,
+                  "there is no job " + printable(other, false) + " to come after")
+          .with_hint("\"after\" takes whole job ids; dtrain status lists them");
+    }
+  }
+
+  check_launcher(spec);
+  check_origin(spec);
+
+  Job& job = add_job(std::move(spec), submission_id);
+  job.submitters.push_back(std::move(done));
+  if (secrets.empty()) {
+    prepare_submitted(job);
+  } else {
+    keep_secrets(job, wire::dump(nlohmann::json(secrets)));
+  }
+}
+
+// What a search began, a person may go on with; it is no part of the search then.
+void Engine::Impl::own_trial(JobSpec& spec) {
+  const Job* old = find(JobId(spec.resumes));
+  if (old == nullptr || !old->spec.trial || old->spec.trial->search != spec.trial->search ||
+      old->spec.trial->number != spec.trial->number) {
+    throw Error(ErrorCode::invalid, "trial: is set by a search for the jobs that it begins");
+  }
+  spec.trial = old->spec.trial;
+  spec.trial->leg = 0;
+}
+
+void Engine::Impl::check_open() const {
+  if (shutting_down) throw Error(ErrorCode::conflict, "the cluster is being shut down");
+  if (closed.empty()) return;
+  throw Error(ErrorCode::conflict, "the cluster is going down: " + closed)
+      .with_hint("dtrain up CLUSTER.yaml brings it back");
+}
+
+void Engine::Impl::check_secrets(const JobSpec& spec,
+                                 const std::map<std::string, std::string>& secrets) {
   std::set<std::string> names;
   for (const SecretSpec& secret : spec.secrets) {
     names.insert(secret.name);
@@ -73,18 +113,9 @@ void Engine::Impl::submit(const std::string& submission_id, JobSpec spec,
       throw Error(ErrorCode::invalid, "the secret " + name + " has a NUL byte in it");
     }
   }
-  for (const std::string& other : spec.after) {
-    const Job* before = find(JobId(other));
-    if (before == nullptr || !before->durable) {
-      throw Error(ErrorCode::not_found,
-                  "there is no job " + printable(other, false) + " to come after")
-          .with_hint("\"after\" takes whole job ids; dtrain status lists them");
-    }
-  }
+}
 
-  check_launcher(spec);
-  check_origin(spec);
-
+Job& Engine::Impl::add_job(JobSpec spec, const std::string& submission_id) {
   JobId id = make_job_id(spec.name);
   while (jobs.contains(id) || forgotten.contains(id) || unknown.contains(id)) {
     id = make_job_id(spec.name);
@@ -99,20 +130,16 @@ void Engine::Impl::submit(const std::string& submission_id, JobSpec spec,
   job.spec = std::move(spec);
   job.order = ++last_order;
   job.created_at = clock.now();
-  job.submitters.push_back(std::move(done));
   submitting.insert(id);
   if (!submission_id.empty()) submissions[submission_id] = id;
-  if (secrets.empty()) {
-    prepare_submitted(job);
-  } else {
-    keep_secrets(job, wire::dump(nlohmann::json(secrets)));
-  }
+  return job;
 }
 
-void Engine::Impl::keep_secrets(Job& job, std::string text) {
+void Engine::Impl::write_secrets(const fs::path& path, std::string text,
+                                 std::function<void(std::optional<Error>)> done) {
   work<std::optional<Error>>(
       quick,
-      [path = options.root.secrets(job.row.id), text = std::move(text)]() -> std::optional<Error> {
+      [path, text = std::move(text)]() -> std::optional<Error> {
         try {
           make_folders(path.parent_path());
           write_file_atomic(path, text, 0600);
@@ -121,13 +148,18 @@ void Engine::Impl::keep_secrets(Job& job, std::string text) {
           return as_error(error);
         }
       },
-      [this, id = job.row.id](std::optional<Error> failure) {
-        if (failure) {
-          submitted(id, std::make_exception_ptr(*failure));
-        } else if (Job* kept = find(id)) {
-          prepare_submitted(*kept);
-        }
-      });
+      std::move(done));
+}
+
+void Engine::Impl::keep_secrets(Job& job, std::string text) {
+  write_secrets(options.root.secrets(job.row.id), std::move(text),
+                [this, id = job.row.id](std::optional<Error> failure) {
+                  if (failure) {
+                    submitted(id, std::make_exception_ptr(*failure));
+                  } else if (Job* kept = find(id)) {
+                    prepare_submitted(*kept);
+                  }
+                });
 }
 
 void Engine::Impl::prepare_submitted(Job& job) {
@@ -149,9 +181,12 @@ void Engine::Impl::keep_submitted(Job& job, Tx tx) {
   state.message = to_string(job.row.state);
   tx.changes.events.push_back(state);
   tx.changes.jobs.push_back(job.row);
+  const bool is_leg = job.spec.trial && job.spec.trial->leg > 0;
+  if (is_leg) note_leg(tx, job);
   const std::weak_ptr<int> guard = alive;
-  // Its effects are not in the outbox yet: they are dropped if the store refuses.
-  store->commit(std::move(tx.changes), Urgency::now, OnFailure::refuse,
+  // Its effects are not in the outbox yet: they are dropped if the store refuses. A search counts
+  // on what it has begun.
+  store->commit(std::move(tx.changes), Urgency::now, is_leg ? OnFailure::retry : OnFailure::refuse,
                 [this, guard, id, post_out = hooks.post,
                  effects = std::move(tx.effects)](std::exception_ptr failure) {
                   post_out([this, guard, id, failure, effects] {
@@ -173,6 +208,7 @@ void Engine::Impl::submitted(const JobId& id, std::exception_ptr failure) {
   submitting.erase(id);
   nlohmann::json answer;
   if (failure) {
+    note_no_leg(*job, wire::error_from_json(error_answer(failure)));
     std::error_code ignored;
     fs::remove(options.root.secrets(id), ignored);
     submissions.erase(job->row.submission_id);
@@ -182,6 +218,7 @@ void Engine::Impl::submitted(const JobId& id, std::exception_ptr failure) {
   } else {
     job->durable = true;
     live.emplace(id, job);
+    if (const SearchOf* search = search_of(*job)) post_look(search->row.id);
     answer = {{"job", id.str()}, {"name", job->spec.name}, {"state", to_string(job->row.state)}};
   }
   failpoint("submit.answer.before");
@@ -309,6 +346,11 @@ void Engine::Impl::forget(const JobId& id, const std::set<NodeId>& used, const s
 void Engine::Impl::stop_all(Answer done) {
   shutting_down = true;
   drained.push_back(std::move(done));
+  for (const auto& [id, search] : live_searches) {
+    if (search->state->halt() == Search::Halt::none) {
+      halt_search(*search, Search::Halt::person, "the cluster is being shut down");
+    }
+  }
   const std::map<JobId, Job*> now = live;
   for (const auto& [id, each] : now) {
     Job& job = *each;

@@ -401,6 +401,7 @@ void Engine::Impl::committed(const JobId& id, int number, std::int64_t step, Com
                    [&](const CheckpointRow& other) { return other.number > row.number; });
   job->checkpoints.insert(later, row);
   tx.changes.checkpoints.push_back(row);
+  note_checkpoint(tx, *job, row);
   note(tx, *job, EventLevel::info,
        fs::path(row.path).filename().string() + " committed at step " + std::to_string(row.step) +
            " (" + human_bytes(row.size) + ")");
@@ -437,10 +438,13 @@ void Engine::Impl::committed(const JobId& id, int number, std::int64_t step, Com
 }
 
 void Engine::Impl::retain_checkpoints(Tx& tx, Job& job, const Attempt* running) {
-  std::optional<int> in_use;
+  std::set<int> in_use;
   if (running != nullptr && running->row.checkpoint) {
-    in_use = checkpoint_number(job, *running->row.checkpoint);
+    if (const auto number = checkpoint_number(job, *running->row.checkpoint)) {
+      in_use.insert(*number);
+    }
   }
+  if (const SearchOf* search = search_of(job)) in_use.merge(search->state->pinned(job.row.id));
   const std::vector<int> old = checkpoints_to_delete(job.checkpoints, job.spec.checkpoint, in_use);
   for (const int each : old) {
     const auto row = std::find_if(job.checkpoints.begin(), job.checkpoints.end(),

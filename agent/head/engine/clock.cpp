@@ -56,6 +56,10 @@ void Engine::Impl::arm() {
       if (collecting.again) at(*collecting.again);
     }
   }
+  for (const auto& [id, search] : live_searches) {
+    if (const auto end = budget_ends(*search)) at(*end);
+    if (search->again) at(*search->again);
+  }
   if (look_waits) at(next_look);
   if (restored && !restored->settled && storage_looked_through) at(restore_settles);
   if (!nodes_out.can_come()) at(clock.now() + kLookWhileShut);
@@ -114,6 +118,15 @@ void Engine::Impl::tick() {
       look_for_room(*job, *attempt);
       look_for_hang(*job, *attempt);
     }
+  }
+  const std::map<SearchId, SearchOf*> open_searches = live_searches;
+  for (const auto& [id, search] : open_searches) {
+    if (search->again && *search->again <= now) post_look(id);
+    const auto end = budget_ends(*search);
+    if (!end || *end > now) continue;
+    halt_search(*search, Search::Halt::time_budget,
+                "its time_budget_s, " + std::to_string(search->state->spec().time_budget->count()) +
+                    " s, is over");
   }
   if (now >= next_housekeeping) housekeeping();
   if (now >= next_disk_look) look_at_disk();

@@ -245,7 +245,12 @@ void Engine::Impl::enter(Tx& tx, Job& job, JobEvent event, const std::string& re
           {"exit_code", shown.exit_code ? nlohmann::json(*shown.exit_code) : nlohmann::json()}}});
     check_drained();
   });
-  if (is_final(*state)) live.erase(job.row.id);
+  if (is_final(*state)) {
+    live.erase(job.row.id);
+    note_leg_end(tx, job);
+  } else if (const SearchOf* search = search_of(job)) {
+    post_look(search->row.id);  // one that no longer waits makes room for another
+  }
 }
 
 void Engine::Impl::enter(Tx& tx, Attempt& attempt, AttemptEvent event) {

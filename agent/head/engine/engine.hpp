@@ -16,6 +16,7 @@
 #include "launcher/core/paths.hpp"
 #include "launcher/spec/job_spec.hpp"
 #include "launcher/spec/storage_spec.hpp"
+#include "launcher/tune/search_spec.hpp"
 #include "launcher/wire/attempt.hpp"
 #include "launcher/wire/node.hpp"
 #include "launcher/wire/node_types.hpp"
@@ -160,7 +161,9 @@ class Engine {
   void check_content(const JobSpec& spec) const;
   // `most_jobs`: not all jobs, but so many, first those that have ranks, then those that wait, then
   // those that have ended, the newest first.
-  nlohmann::json status(std::optional<std::size_t> most_jobs = std::nullopt) const;
+  // Those that are trials of a search are not among them, unless `trials`.
+  nlohmann::json status(std::optional<std::size_t> most_jobs = std::nullopt,
+                        bool trials = false) const;
   // Sentences about the head's machine that a person should read.
   std::vector<std::string> warnings() const;
   nlohmann::json jobs() const;
@@ -184,6 +187,22 @@ class Engine {
   void make_copy(Answer done);
   // The database was restored within a week: what may belong to jobs that were lost is kept.
   bool restored_lately() const;
+  // ---- Searches, see engine/search.hpp; docs/api.md has what is answered.
+  // The job of the first trial, as checks of a job take it. Throws Error where it cannot be made.
+  static JobSpec first_trial(const tune::SearchSpec& spec);
+  nlohmann::json plan_search(const tune::SearchSpec& spec) const;  // dry_run
+  void submit_search(const std::string& submission_id, tune::SearchSpec spec,
+                     const std::map<std::string, std::string>& secrets, Answer done);
+  void stop_search(const SearchId& id, std::optional<std::chrono::seconds> grace, Answer done);
+  void resume_search(const SearchId& id, const std::map<std::string, std::string>& secrets,
+                     Answer done);
+  void remove_search(const SearchId& id, Answer done);
+  nlohmann::json searches(std::optional<std::size_t> most) const;
+  void search(const SearchId& id, std::size_t most_trials, Answer done) const;
+  static constexpr std::size_t kMostTrialsShown = 1000;  // of one answer
+  void search_trials(const SearchId& id, std::uint64_t from, std::size_t count, Answer done) const;
+  std::optional<SearchId> open_search() const;  // one that has not ended
+
   // Stops every job; `done` when none is left.
   void stop_all(Answer done);
   // The node gets no new ranks, and is "drained" when none run there; `undo` takes it back.

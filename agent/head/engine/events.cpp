@@ -240,6 +240,9 @@ void Engine::Impl::metrics_report(Job& job, Attempt& attempt, Share& share, std:
   }
   job.row.step = std::max(job.row.step.value_or(0), step);
   tx.job = true;
+  if (report.rank == 0) {
+    note_report(tx, job, report.body.contains("step") ? std::optional(step) : std::nullopt, values);
+  }
   keep(tx, share);
   const bool answered = wants_answer(report.body);
   ack_when_durable(tx, share, seq,

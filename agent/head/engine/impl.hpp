@@ -17,6 +17,7 @@
 #include "agent/head/engine/queue.hpp"
 #include "agent/head/engine/restart.hpp"
 #include "agent/head/engine/retention.hpp"
+#include "agent/head/engine/search.hpp"
 #include "agent/head/engine/stragglers.hpp"
 #include "agent/head/store/checkpoints.hpp"
 #include "agent/head/store/rows.hpp"
@@ -205,6 +206,30 @@ struct Job {
   Attempt* find_attempt(int number);
 };
 
+// A search whose trials' legs are jobs here.
+struct SearchOf {
+  SearchRow row;
+  std::string name;
+  std::int64_t order = 0;
+  bool durable = false;
+  std::shared_ptr<Search> state;  // of one that has not ended; else it is read when asked for
+  std::set<std::string> trees;    // content that its trials are made of, also of a stopped one
+  std::string secrets;            // JSON; empty: none
+  std::optional<std::chrono::seconds> stop_grace;
+  std::optional<Params> starting;       // those of a new trial that is on its way to the store
+  std::set<TrialNumber> going_on;       // so are next legs of these
+  bool being_read = false;              // to go on
+  std::optional<Monotonic> again;       // there was no room for a leg: not before then
+  std::string no_room;                  // why not; empty: there is
+  std::vector<Engine::Answer> waiting;  // for it to be durable
+};
+
+// Of searches that have ended, in the order in which they were asked for.
+struct ReadSearches {
+  std::vector<std::shared_ptr<Search>> searches;
+  std::optional<Error> error;
+};
+
 struct Node {
   NodeRow row;
   std::string glibc;
@@ -290,12 +315,70 @@ struct Engine::Impl {
   template <typename Result>
   void work(Worker& worker, std::function<Result()> task, std::function<void(Result)> then);
 
+  // searches.cpp
+  void load_searches(std::vector<SearchRow> rows);
+  SearchOf* find_search(const SearchId& id);
+  SearchOf& known_search(const SearchId& id);
+  // Whose trial's newest leg the job is; null: none's that has not ended.
+  SearchOf* search_of(const Job& job);
+  static void keep(Tx& tx, const SearchOf& search, SearchRecord record);
+  void commit_search(SearchOf& search, Changes changes, std::vector<SearchRecord> records,
+                     Urgency urgency, std::function<void()> then = {});
+  void note_report(Tx& tx, Job& job, std::optional<std::int64_t> step,
+                   const nlohmann::json& metrics);
+  void note_checkpoint(Tx& tx, Job& job, const CheckpointRow& row);
+  void note_leg_end(Tx& tx, Job& job);
+  // A leg that is about to go to the store, or one that cannot.
+  void note_leg(Tx& tx, Job& job);
+  void note_no_leg(const Job& job, const Error& why);
+  // Looks at it once what goes on now is done.
+  void post_look(const SearchId& id);
+  void look_at_search(const SearchId& id);
+  bool has_place(const SearchOf& search);
+  void stop_legs(SearchOf& search);
+  void begin_trial(SearchOf& search);
+  void begin_next_leg(SearchOf& search, TrialNumber trial);
+  void add_leg(SearchOf& search, JobSpec spec);
+  void end_search(SearchOf& search, const Search::Ending& ending);
+  void halt_search(SearchOf& search, Search::Halt why, const std::string& reason,
+                   std::function<void()> then = {});
+  std::optional<Monotonic> budget_ends(const SearchOf& search) const;
+  std::optional<std::string> held_by_search(const Job& job) const;
+
+  // searches_api.cpp
+  void submit_search(const std::string& submission_id, tune::SearchSpec spec,
+                     const std::map<std::string, std::string>& secrets, Answer done);
+  void keep_search(const SearchId& id, std::vector<SearchRecord> learned);
+  void search_submitted(const SearchId& id, std::exception_ptr failure);
+  void stop_search(SearchOf& search, std::optional<std::chrono::seconds> grace,
+                   const std::string& reason, Answer done);
+  void resume_search(SearchOf& search, const std::map<std::string, std::string>& secrets,
+                     Answer done);
+  void go_on_with(const SearchId& id, std::shared_ptr<Search> state, std::string secrets,
+                  Answer done);
+  void remove_search(SearchOf& search, Answer done);
+  // searches_view.cpp
+  void read_searches(std::vector<SearchRow> rows, std::function<void(const ReadSearches&)> then);
+  void with_search(SearchOf& search, Answer done,
+                   std::function<nlohmann::json(const SearchOf&, const Search&)> view);
+  nlohmann::json search_summary(const SearchOf& search) const;
+  nlohmann::json counted(const SearchOf& search, const Search& state) const;
+  nlohmann::json search_list(std::size_t most) const;
+  nlohmann::json trial_view(const Search& search, const Trial& trial) const;
+  const char* shown_state(const Trial& trial) const;
+
   // api.cpp
+  void own_trial(JobSpec& spec);
+  void check_open() const;  // Error(conflict) when nothing is taken
+  static void check_secrets(const JobSpec& spec, const std::map<std::string, std::string>& secrets);
+  Job& add_job(JobSpec spec, const std::string& submission_id);
   void submitted(const JobId& id, std::exception_ptr failure);
   void submit(const std::string& submission_id, JobSpec spec,
               const std::map<std::string, std::string>& secrets, Answer done);
   // Secrets are on the disk before anything is known of their job.
   void keep_secrets(Job& job, std::string text);
+  void write_secrets(const fs::path& path, std::string text,
+                     std::function<void(std::optional<Error>)> done);
   void prepare_submitted(Job& job);
   // The job's first rows go to the store, with what `tx` has of it.
   void keep_submitted(Job& job, Tx tx);
@@ -564,7 +647,7 @@ struct Engine::Impl {
   std::optional<int> checkpoint_number(const Job& job, const std::string& path) const;
 
   // view.cpp
-  nlohmann::json status(std::optional<std::size_t> most_jobs) const;
+  nlohmann::json status(std::optional<std::size_t> most_jobs, bool trials) const;
   std::vector<std::string> warnings() const;
   nlohmann::json summary(const Job& job) const;
   nlohmann::json details(const Job& job) const;
@@ -581,6 +664,10 @@ struct Engine::Impl {
   std::map<JobId, Job*> live;  // jobs that have not ended
   std::set<JobId> submitting;  // those that are not durable yet
   std::map<std::string, JobId> submissions;
+  std::map<SearchId, SearchOf> searches;
+  std::map<SearchId, SearchOf*> live_searches;  // that have not ended
+  std::set<SearchId> search_looks;              // posted
+  std::map<std::string, SearchId> search_submissions;
   std::map<NodeId, Node> nodes;
   std::map<JobId, ForgottenRow> forgotten;
   std::map<JobId, std::set<std::string>> unknown;  // jobs that no row names: who has a folder

@@ -139,6 +139,7 @@ void Engine::Impl::load() {
     }
   }
   for (ForgottenRow& row : all.forgotten) forgotten[row.job] = std::move(row);
+  load_searches(std::move(all.searches));
   take_restored();
   finish_deletions();
   for (const auto& [id, job] : jobs) {
@@ -160,6 +161,7 @@ void Engine::Impl::clear_old_secrets() {
   const fs::path folder = options.root.secrets(JobId("x")).parent_path();
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, none)) {
     const JobId id(entry.path().stem().string());
+    if (live_searches.contains(SearchId(id.str()))) continue;
     const bool is_known = jobs.contains(id) || forgotten.contains(id);
     if (live.contains(id) || (!is_known && restored_lately())) continue;
     std::error_code failed;

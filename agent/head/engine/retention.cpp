@@ -58,7 +58,7 @@ std::optional<CheckpointRow> best_checkpoint(const std::vector<CheckpointRow>& c
 }
 
 std::vector<int> checkpoints_to_delete(const std::vector<CheckpointRow>& checkpoints,
-                                       const CheckpointSpec& spec, std::optional<int> in_use) {
+                                       const CheckpointSpec& spec, const std::set<int>& in_use) {
   if (!spec.num_to_keep || checkpoints.empty()) return {};
   int newest = 0;
   for (const CheckpointRow& row : checkpoints) newest = std::max(newest, row.number);
@@ -67,7 +67,7 @@ std::vector<int> checkpoints_to_delete(const std::vector<CheckpointRow>& checkpo
   for (const CheckpointRow& row : ranked(checkpoints, spec)) {
     if (kept < *spec.num_to_keep) {
       ++kept;
-    } else if (row.number != newest && row.number != in_use) {
+    } else if (row.number != newest && !in_use.contains(row.number)) {
       deleted.push_back(row.number);
     }
   }

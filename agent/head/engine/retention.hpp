@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -21,10 +22,10 @@ std::optional<double> score_of(const nlohmann::json& metrics, const std::string&
 std::optional<CheckpointRow> best_checkpoint(const std::vector<CheckpointRow>& checkpoints,
                                              const CheckpointSpec& spec);
 
-// Numbers of those to delete, ascending. The newest is always kept, and so is the one in use: that
-// which ranks that live began from.
+// Numbers of those to delete, ascending. The newest is always kept, and so are those in use: that
+// which ranks that live began from, and those that other jobs are to start from.
 std::vector<int> checkpoints_to_delete(const std::vector<CheckpointRow>& checkpoints,
-                                       const CheckpointSpec& spec, std::optional<int> in_use);
+                                       const CheckpointSpec& spec, const std::set<int>& in_use);
 
 struct EndedJob {
   JobId job;

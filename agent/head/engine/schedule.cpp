@@ -547,6 +547,11 @@ void Engine::Impl::send_start(Job& job, Attempt& attempt, Share& share) {
   spec.shell = job.spec.shell;
   spec.workdir = job.spec.workdir;
   spec.env = job.spec.env;
+  if (const auto& trial = job.spec.trial) {
+    spec.env["DTRAIN_SEARCH_ID"] = trial->search;
+    spec.env["DTRAIN_TRIAL"] = std::to_string(trial->number);
+    spec.env["DTRAIN_PARAMS"] = trial->params;
+  }
   spec.setup = job.spec.setup;
   spec.storage_path = storage_of(job, share);
   spec.checkpoint = checkpoint_of(job, attempt, share);

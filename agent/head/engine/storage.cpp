@@ -117,6 +117,9 @@ void Engine::pulled(const JobId& id, const std::set<int>& numbers, Answer done) 
 
 // Why the job cannot be removed now: another needs it, or its files.
 std::optional<std::string> Engine::Impl::held_by(const JobId& id) const {
+  if (const auto found = jobs.find(id); found != jobs.end()) {
+    if (auto why = held_by_search(found->second)) return why;
+  }
   const auto comes_after = [&](const Job& job) {
     const std::vector<std::string>& after = job.spec.after;
     return std::find(after.begin(), after.end(), id.str()) != after.end();
@@ -223,6 +226,9 @@ std::set<std::string> Engine::content_trees() const {
     if (!job.spec.content) continue;
     for (const std::string& tree : job.spec.content->trees()) trees.insert(tree);
   }
+  for (const auto& [id, search] : impl_->searches) {
+    trees.insert(search.trees.begin(), search.trees.end());
+  }
   return trees;
 }
 
@@ -235,7 +241,7 @@ std::vector<NodeId> Engine::nodes() const {
 }
 
 bool Engine::has_jobs() const {
-  return !impl_->live.empty() || !impl_->submitting.empty();
+  return !impl_->live.empty() || !impl_->submitting.empty() || !impl_->live_searches.empty();
 }
 
 std::optional<JobId> Engine::open_job() const {
@@ -275,6 +281,7 @@ bool Engine::is_open(const JobId& job) const {
 
 void Engine::take_no_jobs(const std::string& why) {
   impl_->closed = why;
+  for (const auto& [id, search] : impl_->live_searches) impl_->post_look(id);
 }
 
 bool Engine::is_gone(const NodeId& node) const {

@@ -14,6 +14,8 @@
 namespace dtrain::head {
 namespace {
 
+constexpr std::size_t kMostSearches = 20;  // of a status
+
 nlohmann::json time_json(const std::optional<WallTime>& time) {
   return time ? nlohmann::json(rfc3339(*time)) : nlohmann::json();
 }
@@ -122,7 +124,7 @@ nlohmann::json attempt_json(const Job& job, const Attempt& attempt, const Clock&
 
 }  // namespace
 
-nlohmann::json Engine::Impl::status(std::optional<std::size_t> most_jobs) const {
+nlohmann::json Engine::Impl::status(std::optional<std::size_t> most_jobs, bool trials) const {
   nlohmann::json node_list = nlohmann::json::array();
   std::vector<const Node*> order;
   for (const auto& [id, node] : nodes) order.push_back(&node);
@@ -193,7 +195,8 @@ nlohmann::json Engine::Impl::status(std::optional<std::size_t> most_jobs) const 
   nlohmann::json job_list = nlohmann::json::array();
   std::vector<const Job*> newest;
   for (const auto& [id, job] : jobs) {
-    if (job.durable) newest.push_back(&job);
+    const bool is_leg = job.spec.trial && job.spec.trial->leg > 0;
+    if (job.durable && (trials || !is_leg)) newest.push_back(&job);
   }
   std::sort(newest.begin(), newest.end(),
             [](const Job* a, const Job* b) { return a->order > b->order; });
@@ -207,6 +210,10 @@ nlohmann::json Engine::Impl::status(std::optional<std::size_t> most_jobs) const 
     newest.resize(*most_jobs);
   }
   for (const Job* job : newest) job_list.push_back(summary(*job));
+  std::map<std::string, std::size_t> search_counts;
+  for (const auto& [id, search] : searches) {
+    if (search.durable) ++search_counts[to_string(search.row.state)];
+  }
   return {{"cluster",
            {{"name", options.cluster_name},
             {"id", options.cluster.str()},
@@ -225,7 +232,9 @@ nlohmann::json Engine::Impl::status(std::optional<std::size_t> most_jobs) const 
               {"log", options.root.log().string()}}}}},
           {"nodes", std::move(node_list)},
           {"jobs", std::move(job_list)},
-          {"job_counts", counts}};
+          {"job_counts", counts},
+          {"searches", search_list(kMostSearches)},
+          {"search_counts", search_counts}};
 }
 
 nlohmann::json Engine::Impl::summary(const Job& job) const {
@@ -246,6 +255,7 @@ nlohmann::json Engine::Impl::summary(const Job& job) const {
   for (const Spare& spare : job.spares) {
     spare_list.push_back({{"node", spare.share.node.str()}, {"ready", spare.ready}});
   }
+  const bool is_leg = job.spec.trial && job.spec.trial->leg > 0;
   return {{"job", job.row.id.str()},
           {"name", job.spec.name},
           {"state", to_string(shown.state)},
@@ -260,7 +270,9 @@ nlohmann::json Engine::Impl::summary(const Job& job) const {
           {"created", rfc3339(job.row.created)},
           {"started", time_json(job.row.started)},
           {"ended", time_json(shown.ended)},
-          {"progress", job.progress}};
+          {"progress", job.progress},
+          {"search", is_leg ? nlohmann::json(job.spec.trial->search) : nlohmann::json()},
+          {"trial", is_leg ? nlohmann::json(job.spec.trial->number) : nlohmann::json()}};
 }
 
 nlohmann::json Engine::Impl::details(const Job& job) const {
@@ -346,8 +358,8 @@ std::vector<std::string> Engine::warnings() const {
   return impl_->warnings();
 }
 
-nlohmann::json Engine::status(std::optional<std::size_t> most_jobs) const {
-  return impl_->status(most_jobs);
+nlohmann::json Engine::status(std::optional<std::size_t> most_jobs, bool trials) const {
+  return impl_->status(most_jobs, trials);
 }
 
 nlohmann::json Engine::plan(const JobSpec& spec) const {
@@ -360,7 +372,7 @@ nlohmann::json Engine::plan(const JobSpec& spec) const {
 }
 
 nlohmann::json Engine::jobs() const {
-  return {{"jobs", impl_->status(std::nullopt).at("jobs")}};
+  return {{"jobs", impl_->status(std::nullopt, true).at("jobs")}};
 }
 
 nlohmann::json Engine::job(const JobId& id) const {

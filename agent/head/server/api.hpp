@@ -77,6 +77,8 @@ class Api {
   boost::asio::awaitable<nlohmann::json> expect_nodes(nlohmann::json body);
   // A change of head.json: answered with {} once it is durable.
   void keep(const std::function<void(HeadConfig&)>& change, Engine::Answer done);
+  boost::asio::awaitable<nlohmann::json> submit_search(nlohmann::json body);
+  boost::asio::awaitable<nlohmann::json> missing_for(JobSpec spec, bool wait);
   boost::asio::awaitable<nlohmann::json> submit(nlohmann::json body);
   boost::asio::awaitable<nlohmann::json> shut_down();
   // What `serve` throws as Error ends it: "`what` ended".

@@ -5,11 +5,13 @@
 #include <boost/beast/http/string_body.hpp>
 #include <boost/beast/websocket/rfc6455.hpp>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "agent/head/server/api.hpp"
 #include "launcher/wire/json.hpp"
@@ -34,8 +36,9 @@ std::pair<NodeId, int> forward_query(const std::string& query);
 // "rank=R&points=N", each optional. Error(invalid) as above.
 Engine::MetricsQuery metrics_query(const std::string& query);
 
-// "jobs=N", or nothing. Error(invalid) as above.
-std::optional<std::size_t> status_query(const std::string& query);
+// "jobs=N&trials=N", each of `names` optional. Error(invalid) as above, `what` takes them.
+std::map<std::string, std::size_t> numbers_query(const std::string& query, const char* what,
+                                                 const std::vector<std::string>& names);
 
 // The engine answers through a callback; here it is awaited. What `start` throws is thrown here,
 // and so is an answer that is an error.

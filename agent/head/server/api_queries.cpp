@@ -60,13 +60,22 @@ std::pair<NodeId, int> forward_query(const std::string& query) {
   return {node, port};
 }
 
-std::optional<std::size_t> status_query(const std::string& query) {
-  if (query.empty()) return std::nullopt;
-  const auto number = query.starts_with("jobs=") ? number_from<int>(query.substr(5)) : std::nullopt;
-  if (!number || *number < 0) {
-    throw Error(ErrorCode::invalid, "a status takes jobs=N, not " + printable(query, false));
+std::map<std::string, std::size_t> numbers_query(const std::string& query, const char* what,
+                                                 const std::vector<std::string>& names) {
+  std::map<std::string, std::size_t> numbers;
+  if (query.empty()) return numbers;
+  for (const std::string& pair : split(query, '&')) {
+    const std::size_t equals = std::min(pair.find('='), pair.size());
+    const std::string key = pair.substr(0, equals);
+    const auto number =
+        equals < pair.size() ? number_from<int>(pair.substr(equals + 1)) : std::nullopt;
+    if (!number || *number < 0 || std::find(names.begin(), names.end(), key) == names.end()) {
+      throw Error(ErrorCode::invalid, std::string(what) + " takes " + join(names, "=N and ") +
+                                          "=N, not " + printable(pair, false));
+    }
+    numbers[key] = static_cast<std::size_t>(*number);
   }
-  return static_cast<std::size_t>(*number);
+  return numbers;
 }
 
 Engine::MetricsQuery metrics_query(const std::string& query) {

@@ -27,6 +27,29 @@ std::set<int> checkpoint_numbers(const json& list) {
   return numbers;
 }
 
+std::optional<std::chrono::seconds> grace_of(const json& body) {
+  if (!body.contains("grace_s")) return std::nullopt;
+  return std::chrono::seconds(wire::get_int(body, "grace_s", 0, 86400));
+}
+
+std::map<std::string, std::string> secrets_of(const json& body) {
+  std::map<std::string, std::string> secrets;
+  const auto found = body.find("secrets");
+  if (found == body.end()) return secrets;
+  if (!found->is_object()) throw Error(ErrorCode::invalid, "\"secrets\" is no object");
+  for (const auto& [name, value] : found->items()) {
+    if (!value.is_string()) throw Error(ErrorCode::invalid, "secret " + name + " is no string");
+    secrets[name] = value.get<std::string>();
+  }
+  return secrets;
+}
+
+std::size_t number_or(const std::map<std::string, std::size_t>& numbers, const char* name,
+                      std::size_t otherwise) {
+  const auto found = numbers.find(name);
+  return found == numbers.end() ? otherwise : found->second;
+}
+
 Joins::Wanted join_wanted(const json& body) {
   Joins::Wanted wanted;
   wanted.node = NodeId(wire::get_string(body, "node", ""));
@@ -46,7 +69,11 @@ std::span<const Api::Route> Api::routes() {
   static const Route kRoutes[] = {
       {"GET", "/v1/status",
        [](Api& api, const Request& of, const std::string&) {
-         json status = api.parts_.engine.status(status_query(of.query));
+         const auto wanted = numbers_query(of.query, "a status", {"jobs", "trials"});
+         const auto jobs = wanted.find("jobs");
+         json status = api.parts_.engine.status(
+             jobs == wanted.end() ? std::nullopt : std::optional(jobs->second),
+             wanted.contains("trials") && wanted.at("trials") > 0);
          status["cluster"]["head"]["port"] = api.parts_.door.port();
          status["cluster"]["head"]["problem"] = api.parts_.door.problem();
          if (api.parts_.succession != nullptr) {
@@ -79,17 +106,45 @@ std::span<const Api::Route> Api::routes() {
        }},
       {"POST", "/v1/jobs/{}/stop",
        [](Api& api, const Request& of, const std::string& id, Engine::Answer done) {
-         const json body = of.body();
-         std::optional<std::chrono::seconds> grace;
-         if (body.contains("grace_s")) {
-           grace = std::chrono::seconds(wire::get_int(body, "grace_s", 0, 86400));
-         }
-         api.parts_.engine.stop(JobId(id), grace, std::move(done));
+         api.parts_.engine.stop(JobId(id), grace_of(of.body()), std::move(done));
        }},
       {"POST", "/v1/jobs/{}/pulled",
        [](Api& api, const Request& of, const std::string& id, Engine::Answer done) {
          const std::set<int> numbers = checkpoint_numbers(wire::member(of.body(), "checkpoints"));
          api.parts_.engine.pulled(JobId(id), numbers, std::move(done));
+       }},
+      {"GET", "/v1/searches",
+       [](Api& api, const Request& of, const std::string&) {
+         const auto wanted = numbers_query(of.query, "a list of searches", {"count"});
+         const auto count = wanted.find("count");
+         return api.parts_.engine.searches(count == wanted.end() ? std::nullopt
+                                                                 : std::optional(count->second));
+       }},
+      {"POST", "/v1/searches",
+       [](Api& api, const Request& of) { return api.submit_search(of.body()); }},
+      {"GET", "/v1/searches/{}",
+       [](Api& api, const Request& of, const std::string& id, Engine::Answer done) {
+         const auto wanted = numbers_query(of.query, "a search", {"trials"});
+         api.parts_.engine.search(SearchId(id), number_or(wanted, "trials", 0), std::move(done));
+       }},
+      {"GET", "/v1/searches/{}/trials",
+       [](Api& api, const Request& of, const std::string& id, Engine::Answer done) {
+         const auto wanted = numbers_query(of.query, "a list of trials", {"from", "count"});
+         api.parts_.engine.search_trials(SearchId(id), number_or(wanted, "from", 0),
+                                         number_or(wanted, "count", Engine::kMostTrialsShown),
+                                         std::move(done));
+       }},
+      {"POST", "/v1/searches/{}/stop",
+       [](Api& api, const Request& of, const std::string& id, Engine::Answer done) {
+         api.parts_.engine.stop_search(SearchId(id), grace_of(of.body()), std::move(done));
+       }},
+      {"POST", "/v1/searches/{}/resume",
+       [](Api& api, const Request& of, const std::string& id, Engine::Answer done) {
+         api.parts_.engine.resume_search(SearchId(id), secrets_of(of.body()), std::move(done));
+       }},
+      {"DELETE", "/v1/searches/{}",
+       [](Api& api, const Request&, const std::string& id, Engine::Answer done) {
+         api.parts_.engine.remove_search(SearchId(id), std::move(done));
        }},
       {"POST", "/v1/nodes/{}/drain",
        [](Api& api, const Request& of, const std::string& id) {
@@ -243,6 +298,39 @@ asio::awaitable<json> Api::settings(json body) {
   co_return answer;
 }
 
+// What the job is made of and is not here: {"missing": […]}, or an empty object.
+asio::awaitable<json> Api::missing_for(JobSpec spec, bool wait) {
+  parts_.engine.check_content(spec);
+  if (!wait) parts_.engine.check_fits(spec);
+  const std::vector<std::string> trees = parts_.engine.content_wanted(spec);
+  if (trees.empty()) co_return json::object();
+  std::function<void(Engine::Answer)> look = [&](Engine::Answer done) {
+    parts_.contents.missing(trees, std::move(done));
+  };
+  json missing = co_await answer_of(std::move(look));
+  if (missing["missing"].empty()) co_return json::object();
+  co_return missing;
+}
+
+asio::awaitable<json> Api::submit_search(json body) {
+  tune::Problems problems;
+  tune::SearchSpec spec = while_doing(
+      "reading the search (this head is of dtrain " DTRAIN_VERSION ")",
+      [&] { return tune::search_spec_from_json(wire::member(body, "spec"), problems); });
+  problems.check();
+  if (wire::get_bool(body, "dry_run", false)) co_return parts_.engine.plan_search(spec);
+  const std::string submission = wire::get_string(body, "submission_id");
+  const std::map<std::string, std::string> secrets = secrets_of(body);
+  json missing =
+      co_await missing_for(Engine::first_trial(spec), wire::get_bool(body, "wait", false));
+  if (!missing.empty()) co_return missing;
+  std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
+    parts_.engine.submit_search(submission, spec, secrets, std::move(done));
+  };
+  json answered = co_await answer_of(std::move(start));
+  co_return answered;
+}
+
 asio::awaitable<json> Api::submit(json body) {
   JobSpec spec = while_doing("reading the job (this head is of dtrain " DTRAIN_VERSION ")", [&] {
     return job_spec_from_json(wire::member(body, "spec"), UnknownKeys::refuse);
@@ -251,24 +339,9 @@ asio::awaitable<json> Api::submit(json body) {
   if (!problems.empty()) throw problems.front();
   if (wire::get_bool(body, "dry_run", false)) co_return parts_.engine.plan(spec);
   const std::string submission = wire::get_string(body, "submission_id");
-  std::map<std::string, std::string> secrets;
-  if (body.contains("secrets")) {
-    if (!body["secrets"].is_object()) throw Error(ErrorCode::invalid, "\"secrets\" is no object");
-    for (const auto& [name, value] : body["secrets"].items()) {
-      if (!value.is_string()) throw Error(ErrorCode::invalid, "secret " + name + " is no string");
-      secrets[name] = value.get<std::string>();
-    }
-  }
-  parts_.engine.check_content(spec);
-  if (!wire::get_bool(body, "wait", false)) parts_.engine.check_fits(spec);
-  const std::vector<std::string> trees = parts_.engine.content_wanted(spec);
-  if (!trees.empty()) {
-    std::function<void(Engine::Answer)> look = [&](Engine::Answer done) {
-      parts_.contents.missing(trees, std::move(done));
-    };
-    json missing = co_await answer_of(std::move(look));
-    if (!missing["missing"].empty()) co_return missing;
-  }
+  const std::map<std::string, std::string> secrets = secrets_of(body);
+  json missing = co_await missing_for(spec, wire::get_bool(body, "wait", false));
+  if (!missing.empty()) co_return missing;
   std::function<void(Engine::Answer)> start = [&](Engine::Answer done) {
     parts_.engine.submit(submission, spec, secrets, std::move(done));
   };

@@ -154,9 +154,34 @@ std::pair<std::int64_t, std::uint64_t> age(const Changes& job) {
   return {job.events.empty() ? 0 : job.events.back().id, said};
 }
 
-// Takes over what a damaged database has whole of jobs, where that is newer. A job is taken with
-// all of its rows or not at all. Which jobs were removed is not: their files would go for a page
-// that holds something else.
+// Grows with what is recorded of a search.
+std::pair<std::size_t, std::int64_t> search_age(const Changes& search) {
+  std::int64_t reports = 0;
+  for (const SearchRecord& record : search.search_records) reports += record.iteration;
+  return {search.search_records.size(), reports};
+}
+
+// Runs `take` for what is named `id`, whole or not at all; gives whether it did.
+bool take_over(Database& into, const std::string& id, const char* what,
+               const std::function<bool()>& take) {
+  try {
+    Statement removed(into.handle(), "SELECT count(*) FROM forgotten WHERE job = ?");
+    Statement& found = removed.query(id);
+    if (found.step() && found.integer(0) > 0) return false;
+    return take();
+  } catch (const std::exception& error) {
+    if (into.in_transaction()) into.run("ROLLBACK");
+    const auto* failed = dynamic_cast<const Error*>(&error);
+    if (failed != nullptr && failed->code() == ErrorCode::exhausted) throw;
+    log::warn(std::string(what) + " cannot be read from the damaged database",
+              {{what == std::string("a job") ? "job" : "search", id}, {"why", error.what()}});
+    return false;
+  }
+}
+
+// Takes over what a damaged database has whole of jobs, and of searches, where that is newer. Each
+// is taken with all of its rows or not at all. Which jobs were removed is not: their files would go
+// for a page that holds something else. Gives how many jobs it took.
 int salvage(const fs::path& damaged, Database& into) {
   int taken = 0;
   try {
@@ -164,25 +189,28 @@ int salvage(const fs::path& damaged, Database& into) {
     from.keep_journal(true);
     if (from.integer("PRAGMA user_version") != into.integer("PRAGMA user_version")) return 0;
     Writer writer(into);
-    Statement removed(into.handle(), "SELECT count(*) FROM forgotten WHERE job = ?");
     for (const JobId& id : readable_jobs(from)) {
-      try {
-        Statement& found = removed.query(id.str());
-        if (found.step() && found.integer(0) > 0) continue;
+      const bool took = take_over(into, id.str(), "a job", [&] {
         const Changes job = read_job(from, id);
         check_job(job);
-        if (age(job) <= age(read_job(into, id))) continue;
+        if (age(job) <= age(read_job(into, id))) return false;
         into.run("BEGIN IMMEDIATE");
         writer.replace_job(id, job);
         into.run("COMMIT");
-        ++taken;
-      } catch (const std::exception& error) {
-        if (into.in_transaction()) into.run("ROLLBACK");
-        const auto* failed = dynamic_cast<const Error*>(&error);
-        if (failed != nullptr && failed->code() == ErrorCode::exhausted) throw;
-        log::warn("a job cannot be read from the damaged database",
-                  {{"job", id.str()}, {"why", error.what()}});
-      }
+        return true;
+      });
+      taken += took ? 1 : 0;
+    }
+    for (const SearchId& id : readable_searches(from)) {
+      (void)take_over(into, id.str(), "a search", [&] {
+        const Changes search = read_search(from, id);
+        check_search(search);
+        if (search_age(search) <= search_age(read_search(into, id))) return false;
+        into.run("BEGIN IMMEDIATE");
+        writer.replace_search(id, search);
+        into.run("COMMIT");
+        return true;
+      });
     }
   } catch (const std::exception& error) {
     const auto* failed = dynamic_cast<const Error*>(&error);
@@ -263,6 +291,9 @@ Loaded check_rows(Database& database) {
     for (const JobRow& row : rows.jobs) {
       require_object(row.spec, "the spec of " + row.id.str());
       require_object(row.metrics, "what is kept of the metrics of " + row.id.str());
+    }
+    for (const SearchRow& row : rows.searches) {
+      require_object(row.spec, "the spec of " + row.id.str());
     }
     const Writer fits(database);  // what is written to it, to its tables
     return rows;

@@ -116,6 +116,18 @@ const std::vector<Migration>& migrations() {
       [](Database& database) {
         database.run("ALTER TABLE checkpoints ADD COLUMN removing INTEGER NOT NULL DEFAULT 0");
       },
+      [](Database& database) {
+        database.run(
+            "CREATE TABLE searches (search TEXT PRIMARY KEY, submission_id TEXT UNIQUE, "
+            "spec TEXT NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL, "
+            "created INTEGER NOT NULL, since INTEGER NOT NULL, ended INTEGER, "
+            "summary TEXT NOT NULL)");
+        database.run(
+            "CREATE TABLE search_records (search TEXT NOT NULL, seq INTEGER NOT NULL, "
+            "kind INTEGER NOT NULL, trial INTEGER NOT NULL, number INTEGER NOT NULL, "
+            "iteration INTEGER NOT NULL, step INTEGER, time REAL, value REAL, best REAL, "
+            "job TEXT NOT NULL, text TEXT NOT NULL, PRIMARY KEY (search, seq)) WITHOUT ROWID");
+      },
   };
   return steps;
 }

@@ -229,6 +229,53 @@ struct RestoredRow {
   bool operator==(const RestoredRow&) const = default;
 };
 
+struct SearchRow {
+  SearchId id;
+  std::string submission_id;  // empty: none was given
+  std::string spec;           // JSON, written once
+  SearchState state = SearchState::running;
+  std::string reason;
+  WallTime created;
+  WallTime since;  // its time budget counts from here
+  std::optional<WallTime> ended;
+  std::string summary;  // JSON, of one that has ended; else empty
+
+  bool operator==(const SearchRow&) const = default;
+};
+
+// One thing that happened in a search, or was decided where the decision does not follow from
+// what happened (engine/search.hpp).
+struct SearchRecord {
+  enum class Kind : std::uint8_t {
+    learned,       // from another search: `text` are parameters, `number` an Outcome::State
+    started,       // the trial, with the parameters `text`, as `job`; empty: it could not begin
+    leg,           // it goes on as `job`
+    reported,      // `text`: which of the search's conditions to stop was met; empty: none
+    met,           // one was met, by a report without the metric
+    checkpointed,  // `number` of its newest leg
+    leg_ended,     // `number` is a JobState, `text` the reason
+    resumed,       // by the scheduler
+    halted,        // `number` is a Search::Halt
+    continued,
+    ended,  // `number` is a SearchState
+  };
+
+  SearchId search;
+  std::int64_t seq = 0;  // a later one of the same number takes its place
+  Kind kind = Kind::started;
+  std::uint64_t trial = 0;
+  std::int64_t number = 0;
+  std::int64_t iteration = 0;
+  std::optional<std::int64_t> step;
+  std::optional<double> time;
+  std::optional<double> value;  // absent: NaN
+  std::optional<double> best;
+  std::string job;
+  std::string text;
+
+  bool operator==(const SearchRecord&) const = default;
+};
+
 // What one thing that happened changes: written whole or not at all.
 struct Changes {
   std::vector<JobRow> jobs;
@@ -242,6 +289,9 @@ struct Changes {
   std::vector<CheckpointRow> checkpoints;
   std::vector<std::pair<JobId, int>> checkpoints_deleted;
   std::vector<ForgottenRow> jobs_forgotten;  // the rows of these jobs go
+  std::vector<SearchRow> searches;
+  std::vector<SearchRecord> search_records;
+  std::vector<SearchId> searches_forgotten;  // with their records
   std::optional<RestoredRow> restored;
 };
 
@@ -254,6 +304,7 @@ struct Loaded {
   std::vector<NodeRow> nodes;
   std::vector<CheckpointRow> checkpoints;  // by number
   std::vector<ForgottenRow> forgotten;
+  std::vector<SearchRow> searches;  // oldest first; their records are read when asked for
   std::int64_t last_event = 0;
   std::optional<RestoredRow> restored;  // the last time, if there was one
 };

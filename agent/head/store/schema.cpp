@@ -65,6 +65,14 @@ CREATE TABLE checkpoints (
   removing INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (job, number)) WITHOUT ROWID;
 CREATE TABLE forgotten (
   job TEXT PRIMARY KEY, time INTEGER NOT NULL, reason TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE searches (
+  search TEXT PRIMARY KEY, submission_id TEXT UNIQUE, spec TEXT NOT NULL, state TEXT NOT NULL,
+  reason TEXT NOT NULL, created INTEGER NOT NULL, since INTEGER NOT NULL, ended INTEGER,
+  summary TEXT NOT NULL);
+CREATE TABLE search_records (
+  search TEXT NOT NULL, seq INTEGER NOT NULL, kind INTEGER NOT NULL, trial INTEGER NOT NULL,
+  number INTEGER NOT NULL, iteration INTEGER NOT NULL, step INTEGER, time REAL, value REAL,
+  best REAL, job TEXT NOT NULL, text TEXT NOT NULL, PRIMARY KEY (search, seq)) WITHOUT ROWID;
 )sql";
 
 // ---- How a row's fields stand in its table.
@@ -87,6 +95,8 @@ template <>
 inline constexpr auto kFromText<RankState> = rank_state_from;
 template <>
 inline constexpr auto kFromText<NodeState> = node_state_from;
+template <>
+inline constexpr auto kFromText<SearchState> = search_state_from;
 // Of one that stands as a number: the largest.
 template <typename Enum>
 inline constexpr Enum kLast{};
@@ -98,6 +108,8 @@ template <>
 inline constexpr EventKind kLast<EventKind> = EventKind::state;
 template <>
 inline constexpr EventLevel kLast<EventLevel> = EventLevel::error;
+template <>
+inline constexpr SearchRecord::Kind kLast<SearchRecord::Kind> = SearchRecord::Kind::ended;
 
 template <typename T>
 concept TextEnum =
@@ -120,7 +132,8 @@ auto to_column(const T& value) {
     return value.text.empty() ? std::nullopt : std::optional<std::string>(value.text);
   } else if constexpr (kIsOptional<T>) {
     return value ? std::optional(to_column(*value)) : std::nullopt;
-  } else if constexpr (std::is_same_v<T, JobId> || std::is_same_v<T, NodeId>) {
+  } else if constexpr (std::is_same_v<T, JobId> || std::is_same_v<T, NodeId> ||
+                       std::is_same_v<T, SearchId>) {
     return value.str();
   } else if constexpr (std::is_same_v<T, WallTime>) {
     return to_millis(value);
@@ -141,7 +154,7 @@ T from_column(Statement& row, int column) {
     if (row.null(column)) return std::nullopt;
     return from_column<typename T::value_type>(row, column);
   } else if constexpr (std::is_same_v<T, std::string> || std::is_same_v<T, JobId> ||
-                       std::is_same_v<T, NodeId>) {
+                       std::is_same_v<T, NodeId> || std::is_same_v<T, SearchId>) {
     return T(row.text(column));
   } else if constexpr (std::is_same_v<T, WallTime>) {
     return from_millis(row.integer(column));
@@ -202,6 +215,14 @@ void columns(wire::Is<CheckpointRow> auto& r, auto&& f) {
 }
 void columns(wire::Is<ForgottenRow> auto& r, auto&& f) {
   f(r.job, r.time, r.reason);
+}
+void columns(wire::Is<SearchRow> auto& r, auto&& f) {
+  f(r.id, NullIfEmpty{r.submission_id}, r.spec, r.state, r.reason, r.created, r.since, r.ended,
+    r.summary);
+}
+void columns(wire::Is<SearchRecord> auto& r, auto&& f) {
+  f(r.search, r.seq, r.kind, r.trial, r.number, r.iteration, r.step, r.time, r.value, r.best, r.job,
+    r.text);
 }
 
 // ---- What stands in meta, beside who wrote it.
@@ -312,6 +333,12 @@ struct Writer::Statements {
                 "metrics FROM metrics WHERE job = ?1"),
         checkpoint(db, "INSERT OR REPLACE INTO checkpoints VALUES (?,?,?,?,?,?,?,?,?)"),
         forgotten(db, "INSERT OR REPLACE INTO forgotten VALUES (?,?,?)"),
+        search(db,
+               "INSERT INTO searches VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9) ON CONFLICT (search) DO "
+               "UPDATE SET state=?4, reason=?5, since=?7, ended=?8, summary=?9"),
+        search_record(db, "INSERT OR REPLACE INTO search_records VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"),
+        drop_search(db, "DELETE FROM searches WHERE search = ?"),
+        drop_search_records(db, "DELETE FROM search_records WHERE search = ?"),
         meta(db, "INSERT OR REPLACE INTO meta VALUES (?,?)"),
         drop_checkpoint(db, "DELETE FROM checkpoints WHERE job = ? AND number = ?"),
         drop_job(db, "DELETE FROM jobs WHERE job = ?"),
@@ -328,8 +355,8 @@ struct Writer::Statements {
                      "(PARTITION BY rank ORDER BY attempt DESC, seq DESC) AS age FROM metrics "
                      "WHERE job = ?1) WHERE age % 2 = 0)") {}
 
-  Statement job, attempt, share, rank, node, event, metrics, inherit, checkpoint, forgotten, meta,
-      drop_checkpoint;
+  Statement job, attempt, share, rank, node, event, metrics, inherit, checkpoint, forgotten, search,
+      search_record, drop_search, drop_search_records, meta, drop_checkpoint;
   Statement drop_job, drop_attempts, drop_shares, drop_ranks, drop_events, drop_metrics,
       drop_checkpoints;
   Statement count_metrics, thin_metrics;
@@ -363,11 +390,23 @@ void Writer::write(const Changes& changes) {
   }
   write_rows(s.forgotten, changes.jobs_forgotten);
   for (const ForgottenRow& r : changes.jobs_forgotten) s.drop_all(r.job);
+  write_rows(s.search, changes.searches);
+  write_rows(s.search_record, changes.search_records);
+  for (const SearchId& id : changes.searches_forgotten) {
+    s.drop_search.run(id.str());
+    s.drop_search_records.run(id.str());
+  }
   if (changes.restored) s.meta.run(std::string(kRestored), restored_text(*changes.restored));
 }
 
 void Writer::replace_job(const JobId& id, const Changes& rows) {
   statements_->drop_all(id);
+  write(rows);
+}
+
+void Writer::replace_search(const SearchId& id, const Changes& rows) {
+  statements_->drop_search.run(id.str());
+  statements_->drop_search_records.run(id.str());
   write(rows);
 }
 
@@ -395,6 +434,7 @@ Loaded read_all(Database& database) {
   all.nodes = read_rows<NodeRow>(db, "SELECT * FROM nodes ORDER BY node");
   all.checkpoints = read_rows<CheckpointRow>(db, "SELECT * FROM checkpoints ORDER BY job, number");
   all.forgotten = read_rows<ForgottenRow>(db, "SELECT * FROM forgotten ORDER BY time, job");
+  all.searches = read_rows<SearchRow>(db, "SELECT * FROM searches ORDER BY created, rowid");
   all.last_event = database.integer("SELECT max(event) FROM events");
   if (const std::string text = meta(database, kRestored); !text.empty()) {
     all.restored = restored_from(text);
@@ -414,6 +454,11 @@ std::vector<MetricsRow> read_metrics(Database& database, const JobId& job) {
   return read_rows<MetricsRow>(rows.query(job.str()));
 }
 
+std::vector<SearchRecord> read_search_records(Database& database, const SearchId& search) {
+  Statement rows(database.handle(), "SELECT * FROM search_records WHERE search = ? ORDER BY seq");
+  return read_rows<SearchRecord>(rows.query(search.str()));
+}
+
 void set_open(Database& database, const std::string& boot) {
   if (boot.empty()) {
     Statement(database.handle(), "DELETE FROM meta WHERE key = ?").run(std::string(kOpen));
@@ -431,18 +476,48 @@ std::string open_since(Database& database) {
 
 // ---- Out of a damaged database.
 
-std::vector<JobId> readable_jobs(Database& database) {
-  std::set<JobId> found;
-  for (const char* select :
-       {"SELECT job FROM jobs ORDER BY rowid", "SELECT job FROM jobs ORDER BY rowid DESC"}) {
+namespace {
+
+// From either end of the table.
+template <typename Id>
+std::vector<Id> readable_ids(Database& database, const std::string& select) {
+  std::set<Id> found;
+  for (const char* order : {" ORDER BY rowid", " ORDER BY rowid DESC"}) {
     try {
-      Statement rows(database.handle(), select);
-      while (rows.step()) found.insert(JobId(rows.text(0)));
+      Statement rows(database.handle(), (select + order).c_str());
+      while (rows.step()) found.insert(Id(rows.text(0)));
     } catch (const SqliteError& error) {
       if (!error.is_damage()) throw;
     }
   }
   return {found.begin(), found.end()};
+}
+
+}  // namespace
+
+std::vector<JobId> readable_jobs(Database& database) {
+  return readable_ids<JobId>(database, "SELECT job FROM jobs");
+}
+
+std::vector<SearchId> readable_searches(Database& database) {
+  return readable_ids<SearchId>(database, "SELECT search FROM searches");
+}
+
+Changes read_search(Database& database, const SearchId& id) {
+  Changes rows;
+  Statement row(database.handle(), "SELECT * FROM searches WHERE search = ?");
+  rows.searches = read_rows<SearchRow>(row.query(id.str()));
+  rows.search_records = read_search_records(database, id);
+  return rows;
+}
+
+void check_search(const Changes& rows) {
+  const auto& records = rows.search_records;
+  const bool is_whole =
+      rows.searches.size() == 1 &&
+      nlohmann::json::parse(rows.searches.front().spec, nullptr, false).is_object() &&
+      (records.empty() || records.back().seq == static_cast<std::int64_t>(records.size()));
+  if (!is_whole) throw Error(ErrorCode::invalid, "its rows do not fit");
 }
 
 Changes read_job(Database& database, const JobId& id) {

@@ -23,6 +23,7 @@ class Writer {
   void thin_metrics(const JobId& job);
   // All rows of the job are these, and no others.
   void replace_job(const JobId& id, const Changes& rows);
+  void replace_search(const SearchId& id, const Changes& rows);
 
  private:
   struct Statements;
@@ -32,6 +33,7 @@ class Writer {
 Loaded read_all(Database& database);
 std::vector<EventRow> read_events(Database& database, const JobId& job);
 std::vector<MetricsRow> read_metrics(Database& database, const JobId& job);
+std::vector<SearchRecord> read_search_records(Database& database, const SearchId& search);
 
 // Of the boot in which it was opened, while a head has it open; empty: it was closed in order.
 void set_open(Database& database, const std::string& boot);
@@ -39,9 +41,12 @@ std::string open_since(Database& database);
 
 // Out of a damaged database: the jobs that can be found, from either end of their table.
 std::vector<JobId> readable_jobs(Database& database);
+std::vector<SearchId> readable_searches(Database& database);
 // All rows of a job, events in their order; none of one that is not there.
 Changes read_job(Database& database, const JobId& id);
+Changes read_search(Database& database, const SearchId& id);  // with its records
 // Throws Error when these are not all rows of one job, as far as that can be seen.
 void check_job(const Changes& rows);
+void check_search(const Changes& rows);
 
 }  // namespace dtrain::head

@@ -112,6 +112,7 @@ constexpr std::array kJobNames{"queued",   "staging",   "starting", "running", "
 constexpr std::array kAttemptNames{"starting", "running", "stopping", "succeeded",
                                    "failed",   "stopped", "lost"};
 constexpr std::array kRankNames{"starting", "running", "exited", "killed", "lost"};
+constexpr std::array kSearchNames{"running", "stopping", "succeeded", "stopped", "failed"};
 constexpr std::array kNodeNames{"joining", "ready", "draining", "drained", "lost", "gone", "left"};
 
 // In the order of FaultKind, behind none.
@@ -161,6 +162,9 @@ bool counts(NodeState state) {
 bool is_final(JobState state) {
   return leads_nowhere(kJob, state);
 }
+bool is_final(SearchState state) {
+  return state != SearchState::running && state != SearchState::stopping;
+}
 bool is_final(AttemptState state) {
   return leads_nowhere(kAttempt, state);
 }
@@ -185,6 +189,10 @@ const char* to_string(FaultKind kind) noexcept {
   return kind == FaultKind::none ? kNoFault : kFailures[static_cast<std::size_t>(kind) - 1];
 }
 
+const char* to_string(SearchState state) noexcept {
+  return kSearchNames[static_cast<std::size_t>(state)];
+}
+
 const char* shown(NodeState state) noexcept {
   return to_string(counts(state) ? state : NodeState::gone);
 }
@@ -200,6 +208,9 @@ RankState rank_state_from(const std::string& text) {
 }
 NodeState node_state_from(const std::string& text) {
   return from_name<NodeState>(kNodeNames, text);
+}
+SearchState search_state_from(const std::string& text) {
+  return from_name<SearchState>(kSearchNames, text);
 }
 FaultKind fault_kind_from(const std::string& text) {
   if (text == kNoFault) return FaultKind::none;

@@ -77,6 +77,9 @@ enum class NodeEvent : std::uint8_t {
   remove,      // given back
 };
 
+// Of a search. All but the first two are ends; a stopped one can be resumed.
+enum class SearchState : std::uint8_t { running, stopping, succeeded, stopped, failed };
+
 template <typename State, typename Event>
 struct Transition {
   State from;
@@ -114,6 +117,7 @@ bool counts(NodeState state);
 
 // No event leads out of it.
 bool is_final(JobState state);
+bool is_final(SearchState state);
 bool is_final(AttemptState state);
 bool is_final(RankState state);
 
@@ -122,6 +126,7 @@ const char* to_string(AttemptState state) noexcept;
 const char* to_string(RankState state) noexcept;
 const char* to_string(NodeState state) noexcept;
 const char* to_string(FaultKind kind) noexcept;
+const char* to_string(SearchState state) noexcept;
 // To people and through the API, to whom one that has left is gone.
 const char* shown(NodeState state) noexcept;
 
@@ -131,5 +136,6 @@ AttemptState attempt_state_from(const std::string& text);
 RankState rank_state_from(const std::string& text);
 NodeState node_state_from(const std::string& text);
 FaultKind fault_kind_from(const std::string& text);
+SearchState search_state_from(const std::string& text);
 
 }  // namespace dtrain::head

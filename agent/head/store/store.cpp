@@ -103,6 +103,31 @@ class SqliteStore final : public Store {
                   [](const MetricsRow& row) { return std::tuple(row.attempt, row.rank, row.seq); });
   }
 
+  std::vector<SearchRecord> search_records(const SearchId& search) override {
+    std::map<std::int64_t, SearchRecord> all;
+    {
+      const std::lock_guard lock(mutex_);
+      for (const auto* list : {&writing_, &queue_}) {
+        for (const Queued& queued : *list) {
+          for (const SearchRecord& record : queued.changes.search_records) {
+            if (record.search == search) all.insert_or_assign(record.seq, record);
+          }
+        }
+      }
+    }
+    std::vector<SearchRecord> written =
+        reading([&] { return read_search_records(*reader_, search); });
+    if (all.empty()) return written;
+    for (SearchRecord& record : written) {
+      const auto [at, is_new] = all.emplace(record.seq, record);
+      // Of two with one number the later one is further.
+      if (!is_new && record.iteration > at->second.iteration) at->second = std::move(record);
+    }
+    std::vector<SearchRecord> records;
+    for (auto& [seq, record] : all) records.push_back(std::move(record));
+    return records;
+  }
+
   std::string trouble() const override {
     const std::lock_guard lock(mutex_);
     return trouble_;

@@ -38,6 +38,7 @@ class Store {
   // which need not be that of load().
   virtual std::vector<EventRow> events(const JobId& job) = 0;
   virtual std::vector<MetricsRow> metrics(const JobId& job) = 0;
+  virtual std::vector<SearchRecord> search_records(const SearchId& search) = 0;
 
   // Why the last write failed, while it is tried again; empty when all is well.
   virtual std::string trouble() const = 0;

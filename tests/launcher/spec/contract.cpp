@@ -43,6 +43,7 @@ TEST_CASE("docs/rank_contract.md lists the names that are set, and those that ar
   std::set<std::string> set;
   add(set, contract::kOfAttempt);
   add(set, contract::kOfRank);
+  add(set, contract::kOfTrial);
   CHECK(documented == set);
   std::set<std::string> defaults;
   add(defaults, contract::kUnlessSet);

@@ -326,7 +326,7 @@ TEST_CASE("which checkpoints are kept") {
                                            row(4, "{}")};
   CheckpointSpec spec;
   using Numbers = std::vector<int>;
-  const std::optional<int> none;
+  const std::set<int> none;
   CHECK(checkpoints_to_delete(rows, spec, none).empty());
   CHECK(best_checkpoint(rows, spec)->number == 4);
   spec.num_to_keep = 2;
@@ -339,7 +339,7 @@ TEST_CASE("which checkpoints are kept") {
   CHECK(best_checkpoint(rows, spec)->number == 1);
   spec.num_to_keep = 1;
   CHECK(checkpoints_to_delete(rows, spec, none) == Numbers{0, 2, 3});
-  CHECK(checkpoints_to_delete(rows, spec, 2) == Numbers{0, 3});
+  CHECK(checkpoints_to_delete(rows, spec, {2}) == Numbers{0, 3});
   CHECK(score_of(nlohmann::json{{"x", "-inf"}}, "x") < -1e300);
   CHECK_FALSE(score_of(nlohmann::json{{"x", "nan"}}, "x").has_value());
   CHECK_FALSE(best_checkpoint({}, spec).has_value());

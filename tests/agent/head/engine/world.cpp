@@ -69,6 +69,9 @@ class DoorStore final : public Store {
   }
   std::vector<EventRow> events(const JobId& job) override { return inner_->events(job); }
   std::vector<MetricsRow> metrics(const JobId& job) override { return inner_->metrics(job); }
+  std::vector<SearchRecord> search_records(const SearchId& search) override {
+    return inner_->search_records(search);
+  }
   std::string trouble() const override { return inner_->trouble(); }
   Copy copy() const override { return inner_->copy(); }
   void make_copy(std::function<void(std::exception_ptr)> done) override {

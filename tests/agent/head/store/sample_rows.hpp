@@ -83,6 +83,30 @@ inline Changes sample_changes() {
       {41, JobId("a"), 2, from_millis(1), EventKind::message, EventLevel::warning, "hm"});
   changes.metrics.push_back({JobId("a"), 2, 0, 5, 10, from_millis(2), R"({"l":1})"});
   changes.jobs_forgotten.push_back({JobId("gone"), from_millis(3), "old"});
+  SearchRow search;
+  search.id = SearchId("wide-abcdef");
+  search.submission_id = "sub-wide";
+  search.spec = "{}";
+  search.state = SearchState::stopped;
+  search.reason = "stopped by a person";
+  search.created = from_millis(9);
+  search.since = from_millis(10);
+  search.ended = from_millis(11);
+  search.summary = R"({"trials":3})";
+  changes.searches.push_back(search);
+  SearchRecord record;
+  record.search = search.id;
+  record.seq = 4;
+  record.kind = SearchRecord::Kind::reported;
+  record.trial = 2;
+  record.number = 3;
+  record.iteration = 5;
+  record.step = 50;
+  record.time = 5.5;
+  record.value = 0.25;
+  record.job = "a";
+  record.text = "why";
+  changes.search_records.push_back(record);
   return changes;
 }
 

@@ -42,6 +42,21 @@ Changes whole_job(const std::string& id, std::int64_t event, const std::string& 
   return changes;
 }
 
+// A search with so many records.
+Changes whole_search(const std::string& id, std::int64_t records) {
+  Changes changes;
+  SearchRow search;
+  search.id = SearchId(id);
+  search.spec = "{}";
+  changes.searches.push_back(search);
+  for (std::int64_t seq = 1; seq <= records; ++seq) {
+    SearchRecord& record = changes.search_records.emplace_back();
+    record.search = search.id;
+    record.seq = seq;
+  }
+  return changes;
+}
+
 void commit(Store& store, const Changes& changes) {
   std::promise<std::exception_ptr> written;
   store.commit(changes, Urgency::now, OnFailure::retry,
@@ -61,7 +76,8 @@ std::set<std::string> names(const std::vector<JobRow>& jobs) {
   return all;
 }
 
-// The files of a head that was killed: 150 jobs, then a copy, then the job `later`.
+// The files of a head that was killed: 150 jobs and a search, then a copy, then the job `later`, the
+// search `late`, and more records of the one before.
 class Killed {
  public:
   Killed() {
@@ -75,10 +91,13 @@ class Killed {
         }
         store->commit(changes, Urgency::soon, OnFailure::retry, nullptr);
       }
+      commit(*store, whole_search("wide", 2));
       commit(*store, whole_job("last-before", kJobs + 1));
       copy_now(*store);
     }
     const auto store = open_store({.path = path});
+    commit(*store, whole_search("wide", 5));
+    commit(*store, whole_search("late", 1));
     commit(*store, whole_job("later", kJobs + 2));
     // As they lie on the disk now.
     for (const auto& entry : fs::directory_iterator(made_ / ".")) {
@@ -373,7 +392,11 @@ TEST_CASE("what the damaged one still has of later jobs is taken over") {
   REQUIRE(all.restored);
   CHECK(all.restored->salvaged == 1);
   CHECK(names(all.jobs).contains("later"));
-  CHECK(open_store({.path = path})->events(JobId("later")).size() == 1);
+  const auto store = open_store({.path = path});
+  CHECK(store->events(JobId("later")).size() == 1);
+  CHECK(all.searches.size() == 2);
+  CHECK(store->search_records(SearchId("wide")).size() == 5);
+  CHECK(store->search_records(SearchId("late")).size() == 1);
 }
 
 TEST_CASE("a job that was removed before the copy does not come back from an older state") {
@@ -384,6 +407,8 @@ TEST_CASE("a job that was removed before the copy does not come back from an old
     const auto store = open_store({.path = path});
     Changes removal;
     removal.jobs_forgotten.push_back({JobId(job_name(3)), from_millis(9), ""});
+    removal.jobs_forgotten.push_back({JobId("late"), from_millis(9), ""});
+    removal.searches_forgotten.emplace_back("late");
     commit(*store, removal);
     copy_now(*store);
   }
@@ -392,8 +417,9 @@ TEST_CASE("a job that was removed before the copy does not come back from an old
   const Loaded all = open_store({.path = path})->load();
   REQUIRE(all.restored);
   CHECK_FALSE(names(all.jobs).contains(job_name(3)));
-  CHECK(all.forgotten.size() == 1);
+  CHECK(all.forgotten.size() == 2);
   CHECK(all.jobs.size() == kJobs + 1);
+  CHECK(all.searches.size() == 1);
 }
 
 TEST_CASE("a torn last commit of a power cut is no damage") {

@@ -63,6 +63,8 @@ TEST_CASE("every row comes back as it went") {
   CHECK(all.ranks == changes.ranks);
   CHECK(all.nodes == changes.nodes);
   CHECK(all.checkpoints == changes.checkpoints);
+  CHECK(all.searches == changes.searches);
+  CHECK(store->search_records(changes.searches[0].id) == changes.search_records);
   CHECK(all.last_event == 41);
   CHECK(store->events(JobId("a")) == changes.events);
   CHECK(store->metrics(JobId("a")) == changes.metrics);
@@ -104,6 +106,38 @@ TEST_CASE("a lazy commit goes with the next urgent one, in order, and is seen be
   CHECK(told[0].first == "lazy");
   CHECK(told[1].first == "now");
   CHECK(store->events(JobId("a")) == lazy.events);
+}
+
+TEST_CASE("a search's records are kept by number, seen before they are written, and go with it") {
+  const TemporaryFolder folder;
+  const auto store =
+      open_store({.path = folder / "head.db", .soon = std::chrono::milliseconds(3600 * 1000)});
+  const SearchId id("wide-abcdef");
+  const auto record = [&](std::int64_t seq, std::int64_t iteration) {
+    SearchRecord made;
+    made.search = id;
+    made.seq = seq;
+    made.kind = SearchRecord::Kind::reported;
+    made.iteration = iteration;
+    return made;
+  };
+  Outcomes outcomes;
+  Changes changes = sample_changes();
+  changes.search_records = {record(1, 1), record(2, 0), record(1, 2)};
+  store->commit(changes, Urgency::now, OnFailure::retry, outcomes.next("1"));
+  outcomes.wait(1);
+  CHECK(store->search_records(id) == std::vector{record(1, 2), record(2, 0)});
+  Changes later;
+  later.search_records = {record(3, 0), record(1, 5)};
+  store->commit(later, Urgency::soon, OnFailure::retry, outcomes.next("2"));
+  CHECK(store->search_records(id) == std::vector{record(1, 5), record(2, 0), record(3, 0)});
+  CHECK(store->search_records(SearchId("other-abcdef")).empty());
+  Changes gone;
+  gone.searches_forgotten.push_back(id);
+  store->commit(gone, Urgency::now, OnFailure::retry, outcomes.next("3"));
+  outcomes.wait(3);
+  CHECK(store->search_records(id).empty());
+  CHECK(store->load().searches.empty());
 }
 
 TEST_CASE("a lazy commit is not left lying") {

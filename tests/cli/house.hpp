@@ -1,0 +1,97 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "launcher/core/capture.hpp"
+#include "launcher/core/files.hpp"
+#include "launcher/core/process.hpp"
+#include "tests/support/fake_head.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+// The real `dtrain` in a folder of its own, with a head that says what a test wants it to say.
+namespace dtrain::cli::test {
+
+using dtrain::testing::FakeHead;
+using nlohmann::json;
+
+inline constexpr auto kLimit = std::chrono::seconds(60);
+
+inline json summary(const std::string& id, const std::string& state, int world_size = 2) {
+  return {{"job", id},
+          {"name", "job"},
+          {"state", state},
+          {"reason", ""},
+          {"exit_code", nullptr},
+          {"attempt", 1},
+          {"world_size", world_size},
+          {"nodes", {"node-0"}},
+          {"created", "2026-01-02T03:04:05.678Z"},
+          {"started", nullptr},
+          {"ended", nullptr},
+          {"progress", nullptr}};
+}
+
+struct House {
+  House() {
+    work = fs::absolute(folder.path());
+    write_file_atomic(work / "train", "#!/bin/sh\n", 0755);
+  }
+
+  void serve(
+      FakeHead::OnRequest on_request, FakeHead::OnSocket on_socket = [](auto&) {}) {
+    head = std::make_unique<FakeHead>(socket(), std::move(on_request), std::move(on_socket));
+  }
+  // A head that takes any job as job-aaaaaa and follows it with `on_socket`.
+  void serve_job(FakeHead::OnSocket on_socket) {
+    serve(
+        [this](const FakeHead::Request& request) -> FakeHead::Response {
+          if (request.method == "POST") submitted = json::parse(request.body);
+          if (request.target == "/v1/jobs" && request.method == "GET") {
+            return {200, json{{"jobs", {summary("job-aaaaaa", "running")}}}.dump()};
+          }
+          if (request.target == "/v1/jobs/job-aaaaaa") {
+            json all = summary("job-aaaaaa", "failed");
+            all["error"] = {{"message", "rank 1 on node-0: exit code 3"},
+                            {"error_message", "boom"}};
+            return {200, all.dump()};
+          }
+          return {200, R"({"job":"job-aaaaaa","name":"job","state":"queued"})"};
+        },
+        std::move(on_socket));
+  }
+
+  fs::path socket() const { return work / "head.sock"; }
+  SpawnOptions options(std::vector<std::string> words) const {
+    SpawnOptions spawned;
+    spawned.argv = std::move(words);
+    spawned.argv.insert(spawned.argv.begin(), DTRAIN_BIN);
+    spawned.env = {"PATH=/usr/bin:/bin",
+                   "HOME=" + work.string(),
+                   "XDG_STATE_HOME=" + (work / "state").string(),
+                   "DTRAIN_CLUSTER=c",
+                   "DTRAIN_HEAD_SOCKET=" + socket().string(),
+                   "TOKEN=very-secret"};
+    spawned.workdir = work.string();
+    return spawned;
+  }
+  Captured run(std::vector<std::string> words, const std::string& input = {}) const {
+    return capture(options(std::move(words)), input, kLimit);
+  }
+
+  dtrain::testing::TemporaryFolder folder;
+  fs::path work;
+  json submitted;
+  std::unique_ptr<FakeHead> head;
+};
+
+inline bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace dtrain::cli::test
