@@ -105,7 +105,7 @@ class Packages(unittest.TestCase):
                             ("zsh/site-functions/_dtrain", "zsh"), ("fish/vendor_completions.d/dtrain.fish", "fish")):
             self.assertEqual(tree[f"share/{name}"], run(self.tree / "bin/dtrain", "completion", shell))
         licenses = {name.rsplit("/", 1)[1] for name in tree if name.startswith("share/doc/dtrain/licenses/")}
-        self.assertTrue({"libssl-dev", "libssh-dev", "libc6-dev", "libboost1.81-dev", "libcli11-dev"} <= licenses,
+        self.assertTrue({"libssl-dev", "libssh-dev", "libc6-dev", "libboost1.81-dev", "libcli11-dev", "scipy"} <= licenses,
                         licenses)
         self.assertEqual({name.split("/")[0] for name in tree}, {"bin", "libexec", "share"})
 
