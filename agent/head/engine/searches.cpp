@@ -198,8 +198,8 @@ void Engine::Impl::note_no_leg(const Job& job, const Error& why) {
   SearchOf* search = find_search(SearchId(job.spec.trial->search));
   if (search == nullptr || !search->state) return;
   const TrialNumber number = job.spec.trial->number;
-  search->starting.reset();
-  search->going_on.erase(number);
+  const bool is_new = number == search->state->trials().size();
+  is_new ? search->starting.reset() : void(search->going_on.erase(number));
   if (why.code() == ErrorCode::exhausted) {  // a full disk ends no trial
     search->again = clock.now() + kRoomLook;
     search->no_room = printable(why.what(), false);
@@ -207,9 +207,7 @@ void Engine::Impl::note_no_leg(const Job& job, const Error& why) {
     return;
   }
   std::vector<SearchRecord> records;
-  if (number == search->state->trials().size()) {
-    records.push_back(search->state->started({}, JobId()));
-  }
+  if (is_new) records.push_back(search->state->started({}, JobId()));
   records.push_back(search->state->leg_ended(number, JobState::failed, why.what()));
   commit_search(*search, {}, std::move(records), Urgency::now);
   post_look(search->row.id);
