@@ -213,7 +213,7 @@ struct SearchOf {
   std::int64_t order = 0;
   bool durable = false;
   std::shared_ptr<Search> state;  // of one that has not ended; else it is read when asked for
-  std::set<std::string> trees;    // content that its trials are made of, also of a stopped one
+  std::set<std::string> trees;    // what its trials are made of and start from; also if stopped
   std::string secrets;            // JSON; empty: none
   std::optional<std::chrono::seconds> stop_grace;
   std::optional<Params> starting;       // those of a new trial that is on its way to the store
@@ -638,6 +638,8 @@ struct Engine::Impl {
 
   // lineage.cpp
   void check_origin(const JobSpec& spec) const;  // throws Error
+  void check_source(const StartCheckpoint& start) const;
+  const Job& known_origin(const std::string& name, const char* use) const;
   std::vector<std::string> content_wanted(const JobSpec& spec) const;
   void take_over(Job& job);
   void taken_over(const JobId& id, Prepared result);

@@ -63,6 +63,12 @@ SearchOf* Engine::Impl::search_of(const Job& job) {
 }
 
 std::optional<std::string> Engine::Impl::held_by_search(const Job& job) const {
+  for (const auto& [id, search] : live_searches) {
+    const auto& start = search->state->spec().job.start;
+    if (start && start->job == job.row.id.str()) {
+      return "trials of " + id.str() + ", which has not ended, start from " + start->job;
+    }
+  }
   if (!job.spec.trial || job.spec.trial->leg == 0) return std::nullopt;
   const auto found = live_searches.find(SearchId(job.spec.trial->search));
   if (found == live_searches.end()) return std::nullopt;
@@ -86,9 +92,7 @@ void Engine::Impl::load_searches(std::vector<SearchRow> rows) {
       tune::Problems problems;
       tune::SearchSpec spec = tune::search_spec_from_json(json, problems, UnknownKeys::ignore);
       problems.check();
-      if (spec.job.content) {
-        for (const std::string& tree : spec.job.content->trees()) search.trees.insert(tree);
-      }
+      for (const std::string& tree : content_wanted(spec.job)) search.trees.insert(tree);
       if (search.row.state == SearchState::stopped) continue;
       if (!spec.job.secrets.empty()) {
         search.secrets = read_file_if_there(options.root.secrets(JobId(id.str()))).value_or("");
@@ -296,6 +300,7 @@ void Engine::Impl::begin_trial(SearchOf& search) {
   try {
     const Params params = search.state->suggest();
     JobSpec spec = job_of(search.state->spec(), search.row.id, number, params, 1);
+    if (spec.start) check_source(*spec.start);
     search.starting = params;
     add_leg(search, std::move(spec));
   } catch (const std::exception& error) {
@@ -314,15 +319,12 @@ void Engine::Impl::begin_next_leg(SearchOf& search, TrialNumber number) {
                           static_cast<int>(trial.legs.size()) + 1);
     const Job* old = find(trial.legs.back());
     if (trial.from) {
-      if (find(trial.from->job) == nullptr) {
-        throw Error(ErrorCode::not_found,
-                    trial.from->job.str() + ", from whose checkpoint it was to go on, is gone");
-      }
       spec.start = StartCheckpoint{trial.from->job.str(), trial.from->number, "", ""};
     } else if (old != nullptr && old->durable) {
       spec.resumes = old->row.id.str();
       spec.start = old->spec.start;
     }  // else it was removed, and the trial begins anew
+    if (spec.start && spec.resumes.empty()) check_source(*spec.start);
     add_leg(search, std::move(spec));
   } catch (const std::exception& error) {
     commit_search(search, {},

@@ -83,9 +83,7 @@ void Engine::Impl::submit_search(const std::string& submission_id, tune::SearchS
   search.row.created = search.row.since = clock.wall();
   search.name = spec.name;
   search.order = ++last_order;
-  if (spec.job.content) {
-    for (const std::string& tree : spec.job.content->trees()) search.trees.insert(tree);
-  }
+  for (const std::string& tree : content_wanted(spec.job)) search.trees.insert(tree);
   if (!secrets.empty()) search.secrets = wire::dump(json(secrets));
   search.waiting.push_back(std::move(done));
   search.state = std::make_shared<Search>(std::move(spec));

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "agent/head/engine/search.hpp"
+#include "agent/head/store/lineage.hpp"
 #include "agent/head/store/sqlite.hpp"
 #include "launcher/core/error.hpp"
 #include "tests/agent/head/engine/world.hpp"
@@ -50,13 +51,27 @@ class Programs {
     return *answer;
   }
 
-  SearchId submit(const std::string& more, const std::map<std::string, std::string>& secrets = {}) {
+  SearchId submit(const std::string& more, const std::map<std::string, std::string>& secrets = {},
+                  const std::optional<StartCheckpoint>& start = std::nullopt) {
     const json answer = ask([&](Engine::Answer done) {
-      world_.engine->submit_search("", wanted(more), secrets, std::move(done));
+      tune::SearchSpec spec = wanted(more);
+      spec.job.start = start;
+      world_.engine->submit_search("", std::move(spec), secrets, std::move(done));
     });
     REQUIRE(answer.contains("search"));
     search = SearchId(answer.at("search").get<std::string>());
     return search;
+  }
+
+  // A checkpoint of a job whose search has ended.
+  StartCheckpoint trained() {
+    checkpoints = true;
+    submit(R"({"num_samples": 1})");
+    run();
+    checkpoints = false;
+    const std::string job = trials().at(0).at("job");
+    const json last = world_.engine->job(JobId(job)).at("checkpoints").back();
+    return {job, last.at("number").get<int>(), "", ""};
   }
 
   json view(std::size_t trials = 1000) {
@@ -467,6 +482,54 @@ TEST_CASE("while a search runs its jobs cannot be removed; with it all of them g
   world.restart();
   CHECK(world.engine->searches(std::nullopt).at("searches").empty());
   CHECK(refusal([&] { world.engine->search(id, 0, nullptr); }) == ErrorCode::not_found);
+}
+
+TEST_CASE("next legs that cannot begin end their trials, and none that is about to begin") {
+  World world;
+  Programs programs(world);
+  const StartCheckpoint start = programs.trained();
+  programs.submit(R"({"num_samples": 3, "max_concurrent": 3, "fail_fast": false})", {}, start);
+  world.until([&] { return programs.summary().at("begun") == 2; });
+  world.engine->stop_search(programs.search, std::nullopt, nullptr);
+  programs.run();
+  const json before = programs.trials();
+  REQUIRE(before.size() == 2);
+  for (const json& trial : before) {
+    REQUIRE(trial.at("state") == "paused");
+    const JobId leg(trial.at("job").get<std::string>());
+    fs::remove_all(start_folder(world.options.root.storage(leg)));
+  }
+  programs.ask([&](Engine::Answer done) {
+    world.engine->resume_search(programs.search, {}, std::move(done));
+  });
+  programs.run();
+  CHECK(programs.trials().at(0).at("state") == "failed");
+  CHECK(programs.trials().at(1).at("state") == "failed");
+  CHECK(programs.trials().at(2).at("state") == "complete");
+  CHECK(programs.trials().at(2).at("legs").size() == 1);
+  CHECK(world.engine->jobs().at("jobs").size() == 4);
+}
+
+TEST_CASE("the job that a search's trials start from cannot be removed before it has ended") {
+  World world;
+  Programs programs(world);
+  const StartCheckpoint start = programs.trained();
+  const JobId source(start.job);
+  programs.submit(R"({"num_samples": 2, "max_concurrent": 1, "fail_fast": false})", {}, start);
+  programs.step();
+  CHECK(refusal([&] { world.engine->remove(source, nullptr); }) == ErrorCode::conflict);
+  world.engine->stop_search(programs.search, std::nullopt, nullptr);
+  programs.run();
+  // One that was stopped holds nothing; what it then cannot begin fails.
+  world.engine->remove(source, nullptr);
+  programs.ask([&](Engine::Answer done) {
+    world.engine->resume_search(programs.search, {}, std::move(done));
+  });
+  programs.run();
+  CHECK(programs.trials().at(0).at("state") == "complete");
+  CHECK(programs.trials().at(1).at("state") == "failed");
+  CHECK(programs.trials().at(1).at("reason").get<std::string>().find(start.job) !=
+        std::string::npos);
 }
 
 TEST_CASE("the job of a trial that a person stops is that trial's end") {
