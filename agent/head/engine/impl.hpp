@@ -218,7 +218,7 @@ struct SearchOf {
   std::optional<std::chrono::seconds> stop_grace;
   std::optional<Params> starting;       // those of a new trial that is on its way to the store
   std::set<TrialNumber> going_on;       // so are next legs of these
-  bool being_read = false;              // to go on
+  bool being_read = false;              // to go on, until it does
   std::optional<Monotonic> again;       // there was no room for a leg: not before then
   std::string no_room;                  // why not; empty: there is
   std::vector<Engine::Answer> waiting;  // for it to be durable
@@ -337,6 +337,7 @@ struct Engine::Impl {
   bool has_place(const SearchOf& search);
   void stop_legs(SearchOf& search);
   void begin_trial(SearchOf& search);
+  void begin_next_legs(SearchOf& search);
   void begin_next_leg(SearchOf& search, TrialNumber trial);
   void add_leg(SearchOf& search, JobSpec spec);
   void end_search(SearchOf& search, const Search::Ending& ending);

@@ -235,10 +235,7 @@ void Engine::Impl::look_at_search(const SearchId& id) {
     if (search->state->halt() == Search::Halt::none) return;
   }
   search->again.reset();
-  const std::set<TrialNumber> next = search->state->to_go_on();
-  for (const TrialNumber trial : next) {
-    if (!search->going_on.contains(trial)) begin_next_leg(*search, trial);
-  }
+  if (!shutting_down) begin_next_legs(*search);
   // One at a time: what chooses its parameters takes milliseconds.
   if (!shutting_down && has_place(*search)) {
     if (auto record = search->state->resumed()) {
@@ -257,6 +254,13 @@ void Engine::Impl::look_at_search(const SearchId& id) {
     post_look(id);
   } else if (const auto ending = search->state->ending()) {
     end_search(*search, *ending);
+  }
+}
+
+void Engine::Impl::begin_next_legs(SearchOf& search) {
+  const std::set<TrialNumber> next = search.state->to_go_on();
+  for (const TrialNumber trial : next) {
+    if (!search.going_on.contains(trial)) begin_next_leg(search, trial);
   }
 }
 

@@ -162,6 +162,10 @@ void Engine::Impl::stop_search(SearchOf& search, std::optional<std::chrono::seco
     const SearchOf* stopped = find_search(id);
     if (done && stopped != nullptr) done(search_summary(*stopped));
   };
+  if (search.being_read) {
+    throw Error(ErrorCode::conflict,
+                search.row.id.str() + " is about to go on: it can be stopped then");
+  }
   if (grace) search.stop_grace = grace;
   if (is_final(search.row.state) || search.state->halt() != Search::Halt::none) {
     // It may be on its way to the disk.
@@ -182,35 +186,44 @@ void Engine::Impl::resume_search(SearchOf& search,
                     ": only one that was stopped can go on");
   }
   search.being_read = true;
-  read_searches(
-      {search.row}, [this, id, secrets, done = std::move(done)](const ReadSearches& read) {
-        SearchOf* resumed = find_search(id);
-        if (resumed == nullptr) return;
-        resumed->being_read = false;
-        try {
-          if (read.error) throw *read.error;
-          check_secrets(read.searches.front()->spec().job, secrets);
-        } catch (const Error& error) {
-          done(wire::error_to_json(error));
-          return;
-        }
-        const std::string text = secrets.empty() ? "" : wire::dump(json(secrets));
-        const auto go_on = [this, id, state = read.searches.front(), text,
-                            done](const std::optional<Error>& failure) {
-          failure ? done(wire::error_to_json(*failure)) : go_on_with(id, state, text, done);
-        };
-        if (text.empty()) {
-          go_on(std::nullopt);
-        } else {
-          write_secrets(options.root.secrets(JobId(id.str())), text, go_on);
-        }
-      });
+  const auto refuse = [this, id, done](const Error& why) {
+    find_search(id)->being_read = false;
+    std::error_code ignored;
+    fs::remove(options.root.secrets(JobId(id.str())), ignored);
+    done(wire::error_to_json(why));
+  };
+  read_searches({search.row}, [this, id, secrets, done, refuse](const ReadSearches& read) {
+    try {
+      if (read.error) throw *read.error;
+      check_secrets(read.searches.front()->spec().job, secrets);
+    } catch (const Error& error) {
+      refuse(error);
+      return;
+    }
+    const std::string text = secrets.empty() ? "" : wire::dump(json(secrets));
+    const auto go_on = [this, id, state = read.searches.front(), text, done,
+                        refuse](const std::optional<Error>& failure) {
+      try {
+        if (failure) throw *failure;
+        check_open();  // it has been a while
+      } catch (const Error& error) {
+        refuse(error);
+        return;
+      }
+      go_on_with(id, state, text, done);
+    };
+    if (text.empty()) {
+      go_on(std::nullopt);
+    } else {
+      write_secrets(options.root.secrets(JobId(id.str())), text, go_on);
+    }
+  });
 }
 
 void Engine::Impl::go_on_with(const SearchId& id, std::shared_ptr<Search> state,
                               std::string secrets, Answer done) {
-  SearchOf* search = find_search(id);
-  if (search == nullptr || search->state) return;
+  SearchOf* search = find_search(id);  // nobody removes it while it is read
+  search->being_read = false;
   search->state = std::move(state);
   search->secrets = std::move(secrets);
   live_searches.emplace(id, search);

@@ -451,6 +451,53 @@ TEST_CASE("a search that a person stops can go on, also under another head") {
   }
 }
 
+TEST_CASE("until a search that was resumed goes on nothing else happens to it") {
+  World world;
+  Programs programs(world);
+  programs.checkpoints = true;
+  const std::map<std::string, std::string> secrets = {{"TOKEN", "hush"}};
+  const SearchId id = programs.submit(
+      R"({"num_samples": 3, "max_concurrent": 2, "job": {"secrets": ["TOKEN"]}})", secrets);
+  for (int i = 0; i < 6; ++i) programs.step();
+  world.engine->stop_search(id, std::nullopt, nullptr);
+  programs.run();
+  REQUIRE(programs.state() == "stopped");
+  const fs::path file = world.options.root.secrets(JobId(id.str()));
+  world.until([&] { return !fs::exists(file); });
+  std::optional<json> answer;
+  const auto told = [&](json all) { answer = std::move(all); };
+  world.engine->resume_search(id, secrets, told);
+  SUBCASE("no other request is taken") {
+    const auto refused = [&](auto call) { return refusal(call) == ErrorCode::conflict; };
+    world.until([&] {
+      if (programs.state() != "stopped") return true;
+      CHECK(refused([&] { world.engine->resume_search(id, secrets, nullptr); }));
+      CHECK(refused([&] { world.engine->remove_search(id, nullptr); }));
+      CHECK(refused([&] { world.engine->stop_search(id, std::nullopt, nullptr); }));
+      return false;
+    });
+    world.until([&] { return answer.has_value(); });
+    CHECK(answer->at("state") == "running");
+  }
+  SUBCASE("with the cluster going down it does not go on, and can under the next head") {
+    world.engine->stop_all([](const json&) {});
+    world.until([&] { return answer.has_value(); });
+    CHECK(answer->contains("error"));
+    CHECK_FALSE(fs::exists(file));
+    CHECK(programs.state() == "stopped");
+    programs.die();
+    CHECK(programs.summary().at("counts").at("paused") == 2);
+    CHECK(programs
+              .ask([&](Engine::Answer done) {
+                world.engine->resume_search(id, secrets, std::move(done));
+              })
+              .at("state") == "running");
+  }
+  programs.run();
+  CHECK(programs.state() == "succeeded");
+  CHECK(programs.summary().at("counts").at("complete") == 3);
+}
+
 TEST_CASE("while a search runs its jobs cannot be removed; with it all of them go") {
   World world;
   Programs programs(world);
@@ -530,6 +577,18 @@ TEST_CASE("the job that a search's trials start from cannot be removed before it
   CHECK(programs.trials().at(1).at("state") == "failed");
   CHECK(programs.trials().at(1).at("reason").get<std::string>().find(start.job) !=
         std::string::npos);
+}
+
+TEST_CASE("a checkpoint that was sent for a search's trials is kept until it has ended") {
+  World world;
+  Programs programs(world);
+  const std::string tree(64, 'a');
+  programs.submit(R"({"num_samples": 1})", {}, StartCheckpoint{"", 0, "/model", tree});
+  CHECK(world.engine->content_trees().contains(tree));
+  world.restart();
+  CHECK(world.engine->content_trees().contains(tree));
+  programs.run();
+  CHECK_FALSE(world.engine->content_trees().contains(tree));
 }
 
 TEST_CASE("the job of a trial that a person stops is that trial's end") {
