@@ -219,6 +219,7 @@ struct SearchOf {
   std::optional<Params> starting;       // those of a new trial that is on its way to the store
   std::set<TrialNumber> going_on;       // so are next legs of these
   bool being_read = false;              // to go on, until it does
+  bool is_unread = false;               // by this head; its jobs and secrets are left as they are
   std::optional<Monotonic> again;       // there was no room for a leg: not before then
   std::string no_room;                  // why not; empty: there is
   std::vector<Engine::Answer> waiting;  // for it to be durable

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "agent/head/engine/impl.hpp"
+#include "agent/head/store/sqlite.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/spec/limits.hpp"
@@ -102,8 +103,11 @@ void Engine::Impl::load_searches(std::vector<SearchRow> rows) {
       search.state = std::move(state);
       live_searches.emplace(id, &search);
     } catch (const std::exception& error) {  // one search is no reason to be without all others
+      const auto* refused = dynamic_cast<const SqliteError*>(&error);
+      if (refused != nullptr && refused->may_pass()) throw;
       log::error("a search cannot be read from the database",
                  {{"search", id.str()}, {"why", error.what()}});
+      search.is_unread = true;
       search.row.state = SearchState::failed;
       search.row.reason = std::string("it cannot be read from the database: ") + error.what();
     }
@@ -127,9 +131,23 @@ void Engine::Impl::load_searches(std::vector<SearchRow> rows) {
   post([this] {
     const std::map<JobId, Job*> open = live;
     for (const auto& [id, job] : open) {
-      if (!job->spec.trial || job->spec.trial->leg == 0 || search_of(*job) != nullptr) continue;
-      stop(*job, std::nullopt, StopCause::user,
-           "its search, " + job->spec.trial->search + ", does not know of it", nullptr);
+      if (!job->spec.trial || job->spec.trial->leg == 0) continue;
+      const TrialOfSearch& of = *job->spec.trial;
+      const SearchOf* named = find_search(SearchId(of.search));
+      // Another head may be able to read it, and finds how its jobs have ended.
+      if (named != nullptr && named->is_unread) continue;
+      const SearchOf* its = search_of(*job);
+      if (its != nullptr && its->state->find(of.number)->leg_lives) continue;
+      stop(
+          *job, std::nullopt, StopCause::user,
+          "its search, " + of.search + (its == nullptr ? ", does not know of it" : ", has its end"),
+          nullptr);
+    }
+    for (const auto& [id, search] : live_searches) {
+      const bool lacks = !search->state->spec().job.secrets.empty() && search->secrets.empty();
+      if (lacks && search->state->halt() == Search::Halt::none) {
+        halt_search(*search, Search::Halt::person, "its secrets are not there any more");
+      }
     }
     for (const auto& [id, search] : live_searches) post_look(id);
   });
@@ -176,9 +194,11 @@ void Engine::Impl::note_checkpoint(Tx& tx, Job& job, const CheckpointRow& row) {
 void Engine::Impl::note_leg_end(Tx& tx, Job& job) {
   SearchOf* search = search_of(job);
   if (search == nullptr) return;
-  keep(tx, *search,
-       search->state->leg_ended(job.spec.trial->number, job.row.state, job.row.reason));
   post_look(search->row.id);
+  const TrialNumber number = job.spec.trial->number;
+  // A search may have it already, and the job be of a copy of the database from before.
+  if (!search->state->find(number)->leg_lives) return;
+  keep(tx, *search, search->state->leg_ended(number, job.row.state, job.row.reason));
 }
 
 void Engine::Impl::note_leg(Tx& tx, Job& job) {
@@ -259,8 +279,11 @@ void Engine::Impl::look_at_search(const SearchId& id) {
 
 void Engine::Impl::begin_next_legs(SearchOf& search) {
   const std::set<TrialNumber> next = search.state->to_go_on();
-  for (const TrialNumber trial : next) {
-    if (!search.going_on.contains(trial)) begin_next_leg(search, trial);
+  for (const TrialNumber number : next) {
+    if (search.going_on.contains(number)) continue;
+    const Job* old = find(search.state->find(number)->legs.back());
+    if (old != nullptr && !old->ended()) continue;  // load_searches(): it is being stopped
+    begin_next_leg(search, number);
   }
 }
 
@@ -361,9 +384,12 @@ void Engine::Impl::end_search(SearchOf& search, const Search::Ending& ending) {
   Changes changes;
   changes.searches.push_back(search.row);
   commit_search(search, std::move(changes), std::move(records), Urgency::now,
-                [secrets = options.root.secrets(JobId(search.row.id.str()))] {
+                [this, id = search.row.id] {
+                  // It may have been resumed since, with others.
+                  const SearchOf* now = find_search(id);
+                  if (now != nullptr && (now->state || now->being_read)) return;
                   std::error_code ignored;
-                  fs::remove(secrets, ignored);
+                  fs::remove(options.root.secrets(JobId(id.str())), ignored);
                 });
   live_searches.erase(search.row.id);
   search.state.reset();

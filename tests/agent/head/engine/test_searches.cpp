@@ -677,6 +677,50 @@ TEST_CASE("a search's secrets go to each of its trials, and end with it") {
   world.until([&] { return !fs::exists(file); });
 }
 
+TEST_CASE(
+    "a search that is resumed while its end is on its way to the disk keeps its new secrets") {
+  World world;
+  Programs programs(world);
+  const std::map<std::string, std::string> secrets = {{"TOKEN", "hush"}};
+  const SearchId id = programs.submit(
+      R"({"num_samples": 4, "max_concurrent": 2, "job": {"secrets": ["TOKEN"]}})", secrets);
+  for (int i = 0; i < 4; ++i) programs.step();
+  world.engine->stop_search(id, std::nullopt, nullptr);
+  while (programs.summary().at("counts").at("paused") != 2) programs.step();
+  REQUIRE(programs.state() == "stopping");
+  world.shut_door();
+  world.until([&] { return programs.state() == "stopped"; });
+  world.engine->resume_search(id, secrets, [](const json&) {});
+  world.until([&] { return programs.state() == "running"; });
+  world.open_door();
+  world.settle();
+  CHECK(fs::exists(world.options.root.secrets(JobId(id.str()))));
+  programs.die();
+  programs.run();
+  CHECK(programs.state() == "succeeded");
+  for (const auto& each : world.starts) CHECK(each.secrets.at("TOKEN") == "hush");
+}
+
+TEST_CASE("a search whose secrets are gone begins no trial without them") {
+  World world;
+  Programs programs(world);
+  const std::map<std::string, std::string> secrets = {{"TOKEN", "hush"}};
+  const SearchId id = programs.submit(
+      R"({"num_samples": 4, "max_concurrent": 2, "job": {"secrets": ["TOKEN"]}})", secrets);
+  for (int i = 0; i < 4; ++i) programs.step();
+  world.settle();
+  fs::remove(world.options.root.secrets(JobId(id.str())));
+  programs.die();
+  programs.run();
+  CHECK(programs.state() == "stopped");
+  CHECK(programs.summary().at("reason") == "its secrets are not there any more");
+  programs.ask(
+      [&](Engine::Answer done) { world.engine->resume_search(id, secrets, std::move(done)); });
+  programs.run();
+  CHECK(programs.state() == "succeeded");
+  for (const auto& each : world.starts) CHECK(each.secrets.at("TOKEN") == "hush");
+}
+
 TEST_CASE("the same submission is the same search, and a warm start learns from one that ended") {
   World world;
   Programs programs(world);
@@ -855,12 +899,35 @@ TEST_CASE("a database that knows a search and not its jobs, or jobs and not thei
     CHECK(world.engine->job(JobId(first)).at("reason").get<std::string>().find(id.str()) !=
           std::string::npos);
   }
-  SUBCASE("its spec cannot be read: it has failed, and all else is there") {
-    Database(world.options.root.database()).run("UPDATE searches SET spec = '{}'");
+  SUBCASE("it cannot be read: its jobs run on, and a head that can read it has all of it") {
+    Database(world.options.root.database())
+        .run("UPDATE search_records SET kind = kind + 100 WHERE seq = 1");
     programs.die();
     CHECK(programs.state() == "failed");
+    CHECK(programs.summary().at("reason").get<std::string>().starts_with("it cannot be read"));
     programs.run_jobs();
-    CHECK(world.state(JobId(first)) == "stopped");
+    CHECK(world.state(JobId(first)) == "succeeded");
+    world.engine.reset();
+    Database(world.options.root.database())
+        .run("UPDATE search_records SET kind = kind - 100 WHERE seq = 1");
+    programs.die();
+    programs.run();
+    CHECK(programs.state() == "succeeded");
+    CHECK(programs.summary().at("counts").at("complete") == 4);
+  }
+  SUBCASE("it has the end of a trial whose job is of before: the trial stays what it is") {
+    programs.die();
+    while (world.state(JobId(first)) != "succeeded") programs.step();
+    world.settle();
+    world.engine.reset();
+    Database(world.options.root.database())
+        .run(
+            ("UPDATE jobs SET state = 'queued', ended = NULL WHERE job = '" + first + "'").c_str());
+    programs.die();
+    world.until([&] { return world.state(JobId(first)) == "stopped"; });
+    programs.run();
+    CHECK(programs.state() == "succeeded");
+    CHECK(programs.summary().at("counts").at("complete") == 4);
   }
 }
 
