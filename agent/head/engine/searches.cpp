@@ -14,6 +14,7 @@ namespace dtrain::head {
 namespace {
 
 constexpr std::chrono::seconds kRoomLook{10};  // until a leg is tried again that had no room
+constexpr std::size_t kLegsAtOnce = 100;       // told to stop in one turn, or on their way to begin
 
 // "mnist-12", cut so that it is a job's name.
 std::string trial_name(const std::string& search, TrialNumber number) {
@@ -196,6 +197,7 @@ void Engine::Impl::note_leg_end(Tx& tx, Job& job) {
   if (search == nullptr) return;
   post_look(search->row.id);
   const TrialNumber number = job.spec.trial->number;
+  search->told_to_stop.erase(number);
   // A search may have it already, and the job be of a copy of the database from before.
   if (!search->state->find(number)->leg_lives) return;
   keep(tx, *search, search->state->leg_ended(number, job.row.state, job.row.reason));
@@ -277,14 +279,17 @@ void Engine::Impl::look_at_search(const SearchId& id) {
   }
 }
 
+// Each that has begun, or cannot, has it looked at again.
 void Engine::Impl::begin_next_legs(SearchOf& search) {
-  const std::set<TrialNumber> next = search.state->to_go_on();
-  for (const TrialNumber number : next) {
+  std::vector<TrialNumber> next;
+  for (const TrialNumber number : search.state->to_go_on()) {
+    if (search.going_on.size() + next.size() >= kLegsAtOnce) break;
     if (search.going_on.contains(number)) continue;
     const Job* old = find(search.state->find(number)->legs.back());
     if (old != nullptr && !old->ended()) continue;  // load_searches(): it is being stopped
-    begin_next_leg(search, number);
+    next.push_back(number);
   }
+  for (const TrialNumber number : next) begin_next_leg(search, number);
 }
 
 bool Engine::Impl::has_place(const SearchOf& search) {
@@ -306,19 +311,30 @@ bool Engine::Impl::has_place(const SearchOf& search) {
 }
 
 void Engine::Impl::stop_legs(SearchOf& search) {
-  const std::set<TrialNumber> now = search.state->to_stop();
-  for (const TrialNumber number : now) {
+  const std::set<TrialNumber>& all = search.state->to_stop();
+  if (search.told_to_stop.size() == all.size()) return;  // none is told that is not among all
+  std::vector<TrialNumber> next;
+  for (const TrialNumber number : all) {
+    const Job* job = find(search.state->find(number)->legs.back());
+    if (search.told_to_stop.contains(number) || (job != nullptr && !job->durable)) continue;
+    next.push_back(number);
+    if (next.size() < kLegsAtOnce) continue;
+    post_look(search.row.id);
+    break;
+  }
+  const bool halted = search.state->halt() != Search::Halt::none;
+  const auto grace = halted ? search.state->halt_grace() : std::nullopt;
+  for (const TrialNumber number : next) {
+    search.told_to_stop.insert(number);
     const Trial& trial = *search.state->find(number);
     Job* job = find(trial.legs.back());
-    if (job == nullptr || !job->durable || job->ended() || job->row.stop_cause != StopCause::none) {
-      continue;
-    }
-    const bool halted = search.state->halt() != Search::Halt::none;
+    if (job == nullptr || job->ended()) continue;
+    const bool is_told = job->row.stop_cause != StopCause::none;
+    if (is_told && (!grace || job->row.stop_grace_s == grace->count())) continue;
     const std::string why = trial.fate == Trial::Fate::none || trial.reason.empty()
                                 ? search.state->halt_reason()
                                 : trial.reason;
-    stop(*job, halted ? search.stop_grace : std::nullopt, StopCause::user,
-         "stopped by its search: " + why, nullptr);
+    stop(*job, grace, StopCause::user, "stopped by its search: " + why, nullptr);
   }
 }
 
@@ -380,7 +396,7 @@ void Engine::Impl::end_search(SearchOf& search, const Search::Ending& ending) {
   search.row.summary = wire::dump(counted(search, *search.state));
   if (ending.state != SearchState::stopped) search.trees.clear();
   search.secrets.clear();
-  search.stop_grace.reset();
+  search.told_to_stop.clear();
   Changes changes;
   changes.searches.push_back(search.row);
   commit_search(search, std::move(changes), std::move(records), Urgency::now,
@@ -397,9 +413,11 @@ void Engine::Impl::end_search(SearchOf& search, const Search::Ending& ending) {
 }
 
 void Engine::Impl::halt_search(SearchOf& search, Search::Halt why, const std::string& reason,
+                               std::optional<std::chrono::seconds> grace,
                                std::function<void()> then) {
   std::vector<SearchRecord> records;
-  records.push_back(search.state->halted(why, reason));
+  records.push_back(search.state->halted(why, reason, grace));
+  search.told_to_stop.clear();  // those that the scheduler stops too
   search.row.state = SearchState::stopping;
   search.row.reason = printable(reason);
   Changes changes;

@@ -166,13 +166,20 @@ void Engine::Impl::stop_search(SearchOf& search, std::optional<std::chrono::seco
     throw Error(ErrorCode::conflict,
                 search.row.id.str() + " is about to go on: it can be stopped then");
   }
-  if (grace) search.stop_grace = grace;
-  if (is_final(search.row.state) || search.state->halt() != Search::Halt::none) {
-    // It may be on its way to the disk.
-    commit_search(search, {}, {}, Urgency::now, answer);
+  const bool ends = is_final(search.row.state) || search.state->halt() != Search::Halt::none;
+  if (!ends) {
+    halt_search(search, Search::Halt::person, reason, grace, answer);
     return;
   }
-  halt_search(search, Search::Halt::person, reason, answer);
+  // It may be on its way to the disk. Those of its trials that still end may be hurried.
+  std::vector<SearchRecord> records;
+  if (grace && search.state) {
+    records.push_back(
+        search.state->halted(search.state->halt(), search.state->halt_reason(), grace));
+    search.told_to_stop.clear();
+    post_look(search.row.id);
+  }
+  commit_search(search, {}, std::move(records), Urgency::now, answer);
 }
 
 void Engine::Impl::resume_search(SearchOf& search,

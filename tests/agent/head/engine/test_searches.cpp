@@ -36,7 +36,7 @@ tune::SearchSpec wanted(const std::string& more) {
 // not acknowledged is told to the next one again, as supervisors do.
 class Programs {
  public:
-  explicit Programs(World& world) : world_(world) { world.join("node-0"); }
+  explicit Programs(World& world, int cpus = 4) : world_(world) { world.join("node-0", {}, cpus); }
 
   int length = 9;  // steps until a program ends by itself
   bool checkpoints = false;
@@ -496,6 +496,61 @@ TEST_CASE("until a search that was resumed goes on nothing else happens to it") 
   programs.run();
   CHECK(programs.state() == "succeeded");
   CHECK(programs.summary().at("counts").at("complete") == 3);
+}
+
+TEST_CASE("a second stop of a search hurries it, also under another head") {
+  World world;
+  Programs programs(world);
+  const SearchId id = programs.submit(R"({"num_samples": 4, "max_concurrent": 2})");
+  for (int i = 0; i < 4; ++i) programs.step();
+  const auto stop = [&](int grace) {
+    programs.ask([&](Engine::Answer done) {
+      world.engine->stop_search(id, std::chrono::seconds(grace), std::move(done));
+    });
+    world.settle();
+  };
+  const auto graces = [&] {  // the newest that each leg was told
+    std::map<JobId, std::int64_t> told;
+    for (const auto& sent : world.sent) {
+      const auto* ranks = std::get_if<wire::StopRanks>(&sent.command);
+      if (ranks != nullptr) told[sent.job] = ranks->grace.value().count();
+    }
+    REQUIRE(told.size() == 2);
+    CHECK(told.begin()->second == told.rbegin()->second);
+    return told.begin()->second;
+  };
+  stop(3600);
+  CHECK(graces() == 3600);
+  stop(7);
+  CHECK(graces() == 7);
+  const std::size_t sent = world.sent.size();
+  stop(7);
+  CHECK(world.sent.size() == sent);
+  programs.die();
+  stop(0);
+  CHECK(graces() == 0);
+  programs.run();
+  CHECK(programs.state() == "stopped");
+  CHECK(programs.summary().at("counts").at("paused") == 2);
+}
+
+TEST_CASE("a search of more trials than are stopped and begun at once stops, and goes on") {
+  World world;
+  Programs programs(world, 110);
+  programs.length = 1;
+  const SearchId id = programs.submit(R"({"num_samples": 110, "max_concurrent": 110})");
+  world.until([&] { return programs.summary().at("begun") == 110; });
+  world.engine->stop_search(id, std::nullopt, nullptr);
+  programs.run();
+  CHECK(programs.state() == "stopped");
+  CHECK(programs.summary().at("counts").at("paused") == 110);
+  programs.ask([&](Engine::Answer done) { world.engine->resume_search(id, {}, done); });
+  programs.run();
+  CHECK(programs.state() == "succeeded");
+  for (const json& trial : programs.trials()) {
+    CHECK(trial.at("state") == "complete");
+    CHECK(trial.at("legs").size() == 2);
+  }
 }
 
 TEST_CASE("while a search runs its jobs cannot be removed; with it all of them go") {
