@@ -212,13 +212,14 @@ struct SearchOf {
   std::string name;
   std::int64_t order = 0;
   bool durable = false;
-  std::shared_ptr<Search> state;  // of one that has not ended; else it is read when asked for
-  std::set<std::string> trees;    // content that its trials are made of, also of a stopped one
-  std::string secrets;            // JSON; empty: none
-  std::optional<std::chrono::seconds> stop_grace;
-  std::optional<Params> starting;       // those of a new trial that is on its way to the store
-  std::set<TrialNumber> going_on;       // so are next legs of these
-  bool being_read = false;              // to go on
+  std::shared_ptr<Search> state;   // of one that has not ended; else it is read when asked for
+  std::set<std::string> trees;     // what its trials are made of and start from; also if stopped
+  std::string secrets;             // JSON; empty: none
+  std::optional<Params> starting;  // those of a new trial that is on its way to the store
+  std::set<TrialNumber> going_on;  // so are next legs of these
+  std::set<TrialNumber> told_to_stop;   // of Search::to_stop()
+  bool being_read = false;              // to go on, until it does
+  bool is_unread = false;               // by this head; its jobs and secrets are left as they are
   std::optional<Monotonic> again;       // there was no room for a leg: not before then
   std::string no_room;                  // why not; empty: there is
   std::vector<Engine::Answer> waiting;  // for it to be durable
@@ -337,11 +338,12 @@ struct Engine::Impl {
   bool has_place(const SearchOf& search);
   void stop_legs(SearchOf& search);
   void begin_trial(SearchOf& search);
+  void begin_next_legs(SearchOf& search);
   void begin_next_leg(SearchOf& search, TrialNumber trial);
   void add_leg(SearchOf& search, JobSpec spec);
   void end_search(SearchOf& search, const Search::Ending& ending);
   void halt_search(SearchOf& search, Search::Halt why, const std::string& reason,
-                   std::function<void()> then = {});
+                   std::optional<std::chrono::seconds> grace = {}, std::function<void()> then = {});
   std::optional<Monotonic> budget_ends(const SearchOf& search) const;
   std::optional<std::string> held_by_search(const Job& job) const;
 
@@ -638,6 +640,8 @@ struct Engine::Impl {
 
   // lineage.cpp
   void check_origin(const JobSpec& spec) const;  // throws Error
+  void check_source(const StartCheckpoint& start) const;
+  const Job& known_origin(const std::string& name, const char* use) const;
   std::vector<std::string> content_wanted(const JobSpec& spec) const;
   void take_over(Job& job);
   void taken_over(const JobId& id, Prepared result);

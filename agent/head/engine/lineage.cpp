@@ -22,16 +22,28 @@ bool in_place(const StartCheckpoint& start) {
 
 }  // namespace
 
+const Job& Engine::Impl::known_origin(const std::string& name, const char* use) const {
+  const auto found = jobs.find(JobId(name));
+  if (found != jobs.end() && found->second.durable) return found->second;
+  throw Error(ErrorCode::not_found, "there is no job " + printable(name, false) + " to " + use)
+      .with_hint("dtrain status --all lists the jobs");
+}
+
+void Engine::Impl::check_source(const StartCheckpoint& start) const {
+  if (start.job.empty()) return;
+  const Job& source = known_origin(start.job, "start from");
+  const bool there =
+      std::any_of(source.checkpoints.begin(), source.checkpoints.end(),
+                  [&](const CheckpointRow& row) { return row.number == start.number; });
+  if (there) return;
+  throw Error(ErrorCode::not_found, "there is no " + start.str())
+      .with_hint("dtrain result " + start.job + " lists its checkpoints");
+}
+
 void Engine::Impl::check_origin(const JobSpec& spec) const {
-  const auto known_to_us = [this](const std::string& name, const char* use) -> const Job& {
-    const auto found = jobs.find(JobId(name));
-    if (found != jobs.end() && found->second.durable) return found->second;
-    throw Error(ErrorCode::not_found, "there is no job " + printable(name, false) + " to " + use)
-        .with_hint("dtrain status --all lists the jobs");
-  };
   const Job* old = nullptr;
   if (!spec.resumes.empty()) {
-    old = &known_to_us(spec.resumes, "go on with");
+    old = &known_origin(spec.resumes, "go on with");
     if (!is_final(old->shown.state)) {
       throw Error(ErrorCode::conflict, spec.resumes + " is " + to_string(old->shown.state) +
                                            ": only a job that has ended can be resumed")
@@ -45,17 +57,9 @@ void Engine::Impl::check_origin(const JobSpec& spec) const {
     throw Error(ErrorCode::invalid,
                 "a job goes on with another's checkpoints or starts from one, not both");
   }
-  if (!start.job.empty()) {
-    const Job& source = known_to_us(start.job, "start from");
-    const bool there =
-        std::any_of(source.checkpoints.begin(), source.checkpoints.end(),
-                    [&](const CheckpointRow& row) { return row.number == start.number; });
-    if (!there) {
-      throw Error(ErrorCode::not_found, "there is no " + start.str())
-          .with_hint("dtrain result " + start.job + " lists its checkpoints");
-    }
-  } else if (start.tree.empty() && options.provider != "local" &&
-             !lies_below(start.path, spec.storage_path)) {
+  check_source(start);
+  if (in_place(start) && options.provider != "local" &&
+      !lies_below(start.path, spec.storage_path)) {
     throw Error(ErrorCode::invalid, printable(start.path, false) +
                                         " cannot be read in place by nodes of other machines")
         .with_hint("a folder below storage_path can be; others are sent by content");

@@ -161,7 +161,8 @@ void Engine::Impl::clear_old_secrets() {
   const fs::path folder = options.root.secrets(JobId("x")).parent_path();
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, none)) {
     const JobId id(entry.path().stem().string());
-    if (live_searches.contains(SearchId(id.str()))) continue;
+    const SearchOf* search = find_search(SearchId(id.str()));
+    if (search != nullptr && (search->state || search->is_unread)) continue;
     const bool is_known = jobs.contains(id) || forgotten.contains(id);
     if (live.contains(id) || (!is_known && restored_lately())) continue;
     std::error_code failed;

@@ -163,9 +163,11 @@ std::optional<SearchRecord> Search::resumed() {
   return record;
 }
 
-SearchRecord Search::halted(Halt why, const std::string& reason) {
+SearchRecord Search::halted(Halt why, const std::string& reason,
+                            std::optional<std::chrono::seconds> grace) {
   SearchRecord record = make(Kind::halted, 0);
   record.number = static_cast<std::int64_t>(why);
+  if (grace) record.step = grace->count();
   record.text = reason;
   return tell(std::move(record));
 }
@@ -213,6 +215,7 @@ void Search::apply(const SearchRecord& record) {
       return;
     }
     case Kind::halted:
+      if (record.step) halt_grace_ = std::chrono::seconds(*record.step);
       set_halt(static_cast<Halt>(record.number), record.text);
       return;
     case Kind::continued:
@@ -258,6 +261,7 @@ void Search::apply(const SearchRecord& record) {
 void Search::apply_continued() {
   halt_ = Halt::none;
   halt_reason_.clear();
+  halt_grace_.reset();
   ended_ = false;
   const std::set<TrialNumber> now = paused_;
   for (const TrialNumber number : now) {

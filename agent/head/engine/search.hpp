@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -89,8 +90,10 @@ class Search {
   // A place is free: a paused trial that takes it. None: a new one does, if there are more().
   std::optional<SearchRecord> resumed();
   enum class Halt : std::uint8_t { none, person, time_budget, failures };
-  SearchRecord halted(Halt why, const std::string& reason);  // none of its trials goes on
-  SearchRecord continued();                                  // one that a person stopped
+  // None of its trials goes on. Told again it changes the grace of those that still end, if any.
+  SearchRecord halted(Halt why, const std::string& reason,
+                      std::optional<std::chrono::seconds> grace = std::nullopt);
+  SearchRecord continued();  // one that a person stopped
   SearchRecord learned(const Params& params, const tune::Outcome& outcome);  // before the first
   SearchRecord ended(SearchState state, const std::string& reason);
 
@@ -122,6 +125,8 @@ class Search {
   std::uint64_t total() const noexcept { return total_; }
   Halt halt() const noexcept { return halt_; }
   const std::string& halt_reason() const noexcept { return halt_reason_; }
+  // Absent: that of its trials' jobs.
+  std::optional<std::chrono::seconds> halt_grace() const noexcept { return halt_grace_; }
   // The best by the last value, of those that have not failed; null while there is none.
   const Trial* best() const noexcept;
   nlohmann::json scheduler_state() const { return scheduler_->state(); }
@@ -162,6 +167,7 @@ class Search {
   std::set<TrialNumber> pinning_;  // that have `from`
   Halt halt_ = Halt::none;
   std::string halt_reason_;
+  std::optional<std::chrono::seconds> halt_grace_;
   bool ended_ = false;
   int failed_ = 0;
   int well_ = 0;

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "agent/head/engine/impl.hpp"
+#include "agent/head/store/sqlite.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/spec/limits.hpp"
@@ -13,6 +14,7 @@ namespace dtrain::head {
 namespace {
 
 constexpr std::chrono::seconds kRoomLook{10};  // until a leg is tried again that had no room
+constexpr std::size_t kLegsAtOnce = 100;       // told to stop in one turn, or on their way to begin
 
 // "mnist-12", cut so that it is a job's name.
 std::string trial_name(const std::string& search, TrialNumber number) {
@@ -63,6 +65,12 @@ SearchOf* Engine::Impl::search_of(const Job& job) {
 }
 
 std::optional<std::string> Engine::Impl::held_by_search(const Job& job) const {
+  for (const auto& [id, search] : live_searches) {
+    const auto& start = search->state->spec().job.start;
+    if (start && start->job == job.row.id.str()) {
+      return "trials of " + id.str() + ", which has not ended, start from " + start->job;
+    }
+  }
   if (!job.spec.trial || job.spec.trial->leg == 0) return std::nullopt;
   const auto found = live_searches.find(SearchId(job.spec.trial->search));
   if (found == live_searches.end()) return std::nullopt;
@@ -86,9 +94,7 @@ void Engine::Impl::load_searches(std::vector<SearchRow> rows) {
       tune::Problems problems;
       tune::SearchSpec spec = tune::search_spec_from_json(json, problems, UnknownKeys::ignore);
       problems.check();
-      if (spec.job.content) {
-        for (const std::string& tree : spec.job.content->trees()) search.trees.insert(tree);
-      }
+      for (const std::string& tree : content_wanted(spec.job)) search.trees.insert(tree);
       if (search.row.state == SearchState::stopped) continue;
       if (!spec.job.secrets.empty()) {
         search.secrets = read_file_if_there(options.root.secrets(JobId(id.str()))).value_or("");
@@ -98,8 +104,11 @@ void Engine::Impl::load_searches(std::vector<SearchRow> rows) {
       search.state = std::move(state);
       live_searches.emplace(id, &search);
     } catch (const std::exception& error) {  // one search is no reason to be without all others
+      const auto* refused = dynamic_cast<const SqliteError*>(&error);
+      if (refused != nullptr && refused->may_pass()) throw;
       log::error("a search cannot be read from the database",
                  {{"search", id.str()}, {"why", error.what()}});
+      search.is_unread = true;
       search.row.state = SearchState::failed;
       search.row.reason = std::string("it cannot be read from the database: ") + error.what();
     }
@@ -123,9 +132,23 @@ void Engine::Impl::load_searches(std::vector<SearchRow> rows) {
   post([this] {
     const std::map<JobId, Job*> open = live;
     for (const auto& [id, job] : open) {
-      if (!job->spec.trial || job->spec.trial->leg == 0 || search_of(*job) != nullptr) continue;
-      stop(*job, std::nullopt, StopCause::user,
-           "its search, " + job->spec.trial->search + ", does not know of it", nullptr);
+      if (!job->spec.trial || job->spec.trial->leg == 0) continue;
+      const TrialOfSearch& of = *job->spec.trial;
+      const SearchOf* named = find_search(SearchId(of.search));
+      // Another head may be able to read it, and finds how its jobs have ended.
+      if (named != nullptr && named->is_unread) continue;
+      const SearchOf* its = search_of(*job);
+      if (its != nullptr && its->state->find(of.number)->leg_lives) continue;
+      stop(
+          *job, std::nullopt, StopCause::user,
+          "its search, " + of.search + (its == nullptr ? ", does not know of it" : ", has its end"),
+          nullptr);
+    }
+    for (const auto& [id, search] : live_searches) {
+      const bool lacks = !search->state->spec().job.secrets.empty() && search->secrets.empty();
+      if (lacks && search->state->halt() == Search::Halt::none) {
+        halt_search(*search, Search::Halt::person, "its secrets are not there any more");
+      }
     }
     for (const auto& [id, search] : live_searches) post_look(id);
   });
@@ -172,9 +195,12 @@ void Engine::Impl::note_checkpoint(Tx& tx, Job& job, const CheckpointRow& row) {
 void Engine::Impl::note_leg_end(Tx& tx, Job& job) {
   SearchOf* search = search_of(job);
   if (search == nullptr) return;
-  keep(tx, *search,
-       search->state->leg_ended(job.spec.trial->number, job.row.state, job.row.reason));
   post_look(search->row.id);
+  const TrialNumber number = job.spec.trial->number;
+  search->told_to_stop.erase(number);
+  // A search may have it already, and the job be of a copy of the database from before.
+  if (!search->state->find(number)->leg_lives) return;
+  keep(tx, *search, search->state->leg_ended(number, job.row.state, job.row.reason));
 }
 
 void Engine::Impl::note_leg(Tx& tx, Job& job) {
@@ -198,8 +224,8 @@ void Engine::Impl::note_no_leg(const Job& job, const Error& why) {
   SearchOf* search = find_search(SearchId(job.spec.trial->search));
   if (search == nullptr || !search->state) return;
   const TrialNumber number = job.spec.trial->number;
-  search->starting.reset();
-  search->going_on.erase(number);
+  const bool is_new = number == search->state->trials().size();
+  is_new ? search->starting.reset() : void(search->going_on.erase(number));
   if (why.code() == ErrorCode::exhausted) {  // a full disk ends no trial
     search->again = clock.now() + kRoomLook;
     search->no_room = printable(why.what(), false);
@@ -207,9 +233,7 @@ void Engine::Impl::note_no_leg(const Job& job, const Error& why) {
     return;
   }
   std::vector<SearchRecord> records;
-  if (number == search->state->trials().size()) {
-    records.push_back(search->state->started({}, JobId()));
-  }
+  if (is_new) records.push_back(search->state->started({}, JobId()));
   records.push_back(search->state->leg_ended(number, JobState::failed, why.what()));
   commit_search(*search, {}, std::move(records), Urgency::now);
   post_look(search->row.id);
@@ -233,10 +257,7 @@ void Engine::Impl::look_at_search(const SearchId& id) {
     if (search->state->halt() == Search::Halt::none) return;
   }
   search->again.reset();
-  const std::set<TrialNumber> next = search->state->to_go_on();
-  for (const TrialNumber trial : next) {
-    if (!search->going_on.contains(trial)) begin_next_leg(*search, trial);
-  }
+  if (!shutting_down) begin_next_legs(*search);
   // One at a time: what chooses its parameters takes milliseconds.
   if (!shutting_down && has_place(*search)) {
     if (auto record = search->state->resumed()) {
@@ -258,6 +279,19 @@ void Engine::Impl::look_at_search(const SearchId& id) {
   }
 }
 
+// Each that has begun, or cannot, has it looked at again.
+void Engine::Impl::begin_next_legs(SearchOf& search) {
+  std::vector<TrialNumber> next;
+  for (const TrialNumber number : search.state->to_go_on()) {
+    if (search.going_on.size() + next.size() >= kLegsAtOnce) break;
+    if (search.going_on.contains(number)) continue;
+    const Job* old = find(search.state->find(number)->legs.back());
+    if (old != nullptr && !old->ended()) continue;  // load_searches(): it is being stopped
+    next.push_back(number);
+  }
+  for (const TrialNumber number : next) begin_next_leg(search, number);
+}
+
 bool Engine::Impl::has_place(const SearchOf& search) {
   if (search.starting || search.state->halt() != Search::Halt::none || !closed.empty()) {
     return false;
@@ -277,19 +311,30 @@ bool Engine::Impl::has_place(const SearchOf& search) {
 }
 
 void Engine::Impl::stop_legs(SearchOf& search) {
-  const std::set<TrialNumber> now = search.state->to_stop();
-  for (const TrialNumber number : now) {
+  const std::set<TrialNumber>& all = search.state->to_stop();
+  if (search.told_to_stop.size() == all.size()) return;  // none is told that is not among all
+  std::vector<TrialNumber> next;
+  for (const TrialNumber number : all) {
+    const Job* job = find(search.state->find(number)->legs.back());
+    if (search.told_to_stop.contains(number) || (job != nullptr && !job->durable)) continue;
+    next.push_back(number);
+    if (next.size() < kLegsAtOnce) continue;
+    post_look(search.row.id);
+    break;
+  }
+  const bool halted = search.state->halt() != Search::Halt::none;
+  const auto grace = halted ? search.state->halt_grace() : std::nullopt;
+  for (const TrialNumber number : next) {
+    search.told_to_stop.insert(number);
     const Trial& trial = *search.state->find(number);
     Job* job = find(trial.legs.back());
-    if (job == nullptr || !job->durable || job->ended() || job->row.stop_cause != StopCause::none) {
-      continue;
-    }
-    const bool halted = search.state->halt() != Search::Halt::none;
+    if (job == nullptr || job->ended()) continue;
+    const bool is_told = job->row.stop_cause != StopCause::none;
+    if (is_told && (!grace || job->row.stop_grace_s == grace->count())) continue;
     const std::string why = trial.fate == Trial::Fate::none || trial.reason.empty()
                                 ? search.state->halt_reason()
                                 : trial.reason;
-    stop(*job, halted ? search.stop_grace : std::nullopt, StopCause::user,
-         "stopped by its search: " + why, nullptr);
+    stop(*job, grace, StopCause::user, "stopped by its search: " + why, nullptr);
   }
 }
 
@@ -298,6 +343,7 @@ void Engine::Impl::begin_trial(SearchOf& search) {
   try {
     const Params params = search.state->suggest();
     JobSpec spec = job_of(search.state->spec(), search.row.id, number, params, 1);
+    if (spec.start) check_source(*spec.start);
     search.starting = params;
     add_leg(search, std::move(spec));
   } catch (const std::exception& error) {
@@ -316,15 +362,12 @@ void Engine::Impl::begin_next_leg(SearchOf& search, TrialNumber number) {
                           static_cast<int>(trial.legs.size()) + 1);
     const Job* old = find(trial.legs.back());
     if (trial.from) {
-      if (find(trial.from->job) == nullptr) {
-        throw Error(ErrorCode::not_found,
-                    trial.from->job.str() + ", from whose checkpoint it was to go on, is gone");
-      }
       spec.start = StartCheckpoint{trial.from->job.str(), trial.from->number, "", ""};
     } else if (old != nullptr && old->durable) {
       spec.resumes = old->row.id.str();
       spec.start = old->spec.start;
     }  // else it was removed, and the trial begins anew
+    if (spec.start && spec.resumes.empty()) check_source(*spec.start);
     add_leg(search, std::move(spec));
   } catch (const std::exception& error) {
     commit_search(search, {},
@@ -353,13 +396,16 @@ void Engine::Impl::end_search(SearchOf& search, const Search::Ending& ending) {
   search.row.summary = wire::dump(counted(search, *search.state));
   if (ending.state != SearchState::stopped) search.trees.clear();
   search.secrets.clear();
-  search.stop_grace.reset();
+  search.told_to_stop.clear();
   Changes changes;
   changes.searches.push_back(search.row);
   commit_search(search, std::move(changes), std::move(records), Urgency::now,
-                [secrets = options.root.secrets(JobId(search.row.id.str()))] {
+                [this, id = search.row.id] {
+                  // It may have been resumed since, with others.
+                  const SearchOf* now = find_search(id);
+                  if (now != nullptr && (now->state || now->being_read)) return;
                   std::error_code ignored;
-                  fs::remove(secrets, ignored);
+                  fs::remove(options.root.secrets(JobId(id.str())), ignored);
                 });
   live_searches.erase(search.row.id);
   search.state.reset();
@@ -367,9 +413,11 @@ void Engine::Impl::end_search(SearchOf& search, const Search::Ending& ending) {
 }
 
 void Engine::Impl::halt_search(SearchOf& search, Search::Halt why, const std::string& reason,
+                               std::optional<std::chrono::seconds> grace,
                                std::function<void()> then) {
   std::vector<SearchRecord> records;
-  records.push_back(search.state->halted(why, reason));
+  records.push_back(search.state->halted(why, reason, grace));
+  search.told_to_stop.clear();  // those that the scheduler stops too
   search.row.state = SearchState::stopping;
   search.row.reason = printable(reason);
   Changes changes;

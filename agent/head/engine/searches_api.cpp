@@ -80,9 +80,7 @@ void Engine::Impl::submit_search(const std::string& submission_id, tune::SearchS
   search.row.created = search.row.since = clock.wall();
   search.name = spec.name;
   search.order = ++last_order;
-  if (spec.job.content) {
-    for (const std::string& tree : spec.job.content->trees()) search.trees.insert(tree);
-  }
+  for (const std::string& tree : content_wanted(spec.job)) search.trees.insert(tree);
   if (!secrets.empty()) search.secrets = wire::dump(json(secrets));
   search.waiting.push_back(std::move(done));
   search.state = std::make_shared<Search>(std::move(spec));
@@ -161,13 +159,24 @@ void Engine::Impl::stop_search(SearchOf& search, std::optional<std::chrono::seco
     const SearchOf* stopped = find_search(id);
     if (done && stopped != nullptr) done(search_summary(*stopped));
   };
-  if (grace) search.stop_grace = grace;
-  if (is_final(search.row.state) || search.state->halt() != Search::Halt::none) {
-    // It may be on its way to the disk.
-    commit_search(search, {}, {}, Urgency::now, answer);
+  if (search.being_read) {
+    throw Error(ErrorCode::conflict,
+                search.row.id.str() + " is about to go on: it can be stopped then");
+  }
+  const bool ends = is_final(search.row.state) || search.state->halt() != Search::Halt::none;
+  if (!ends) {
+    halt_search(search, Search::Halt::person, reason, grace, answer);
     return;
   }
-  halt_search(search, Search::Halt::person, reason, answer);
+  // It may be on its way to the disk. Those of its trials that still end may be hurried.
+  std::vector<SearchRecord> records;
+  if (grace && search.state) {
+    records.push_back(
+        search.state->halted(search.state->halt(), search.state->halt_reason(), grace));
+    search.told_to_stop.clear();
+    post_look(search.row.id);
+  }
+  commit_search(search, {}, std::move(records), Urgency::now, answer);
 }
 
 void Engine::Impl::resume_search(SearchOf& search,
@@ -181,35 +190,44 @@ void Engine::Impl::resume_search(SearchOf& search,
                     ": only one that was stopped can go on");
   }
   search.being_read = true;
-  read_searches(
-      {search.row}, [this, id, secrets, done = std::move(done)](const ReadSearches& read) {
-        SearchOf* resumed = find_search(id);
-        if (resumed == nullptr) return;
-        resumed->being_read = false;
-        try {
-          if (read.error) throw *read.error;
-          check_secrets(read.searches.front()->spec().job, secrets);
-        } catch (const Error& error) {
-          done(wire::error_to_json(error));
-          return;
-        }
-        const std::string text = secrets.empty() ? "" : wire::dump(json(secrets));
-        const auto go_on = [this, id, state = read.searches.front(), text,
-                            done](const std::optional<Error>& failure) {
-          failure ? done(wire::error_to_json(*failure)) : go_on_with(id, state, text, done);
-        };
-        if (text.empty()) {
-          go_on(std::nullopt);
-        } else {
-          write_secrets(options.root.secrets(JobId(id.str())), text, go_on);
-        }
-      });
+  const auto refuse = [this, id, done](const Error& why) {
+    find_search(id)->being_read = false;
+    std::error_code ignored;
+    fs::remove(options.root.secrets(JobId(id.str())), ignored);
+    done(wire::error_to_json(why));
+  };
+  read_searches({search.row}, [this, id, secrets, done, refuse](const ReadSearches& read) {
+    try {
+      if (read.error) throw *read.error;
+      check_secrets(read.searches.front()->spec().job, secrets);
+    } catch (const Error& error) {
+      refuse(error);
+      return;
+    }
+    const std::string text = secrets.empty() ? "" : wire::dump(json(secrets));
+    const auto go_on = [this, id, state = read.searches.front(), text, done,
+                        refuse](const std::optional<Error>& failure) {
+      try {
+        if (failure) throw *failure;
+        check_open();  // it has been a while
+      } catch (const Error& error) {
+        refuse(error);
+        return;
+      }
+      go_on_with(id, state, text, done);
+    };
+    if (text.empty()) {
+      go_on(std::nullopt);
+    } else {
+      write_secrets(options.root.secrets(JobId(id.str())), text, go_on);
+    }
+  });
 }
 
 void Engine::Impl::go_on_with(const SearchId& id, std::shared_ptr<Search> state,
                               std::string secrets, Answer done) {
-  SearchOf* search = find_search(id);
-  if (search == nullptr || search->state) return;
+  SearchOf* search = find_search(id);  // nobody removes it while it is read
+  search->being_read = false;
   search->state = std::move(state);
   search->secrets = std::move(secrets);
   live_searches.emplace(id, search);

@@ -255,7 +255,7 @@ struct SearchRecord {
     checkpointed,  // `number` of its newest leg
     leg_ended,     // `number` is a JobState, `text` the reason
     resumed,       // by the scheduler
-    halted,        // `number` is a Search::Halt
+    halted,        // `number` is a Search::Halt, `step` the grace of a person's stop in seconds
     continued,
     ended,  // `number` is a SearchState
   };

@@ -434,6 +434,23 @@ TEST_CASE("a person's stop of one trial is that trial's end") {
   CHECK_FALSE(search.ending());
 }
 
+TEST_CASE("the grace of a stop is told again, a later one takes its place, and none goes on") {
+  const tune::SearchSpec spec = spec_of(R"({"num_samples": 2})");
+  Search search(spec);
+  std::vector<SearchRecord> records{search.started({{"lr", 0.1}}, JobId("a"))};
+  const auto halt = [&](std::optional<std::chrono::seconds> grace) {
+    records.push_back(search.halted(Search::Halt::person, "stopped by the user", grace));
+    return replayed(spec, records).halt_grace();
+  };
+  CHECK_FALSE(halt(std::nullopt));
+  CHECK(halt(std::chrono::seconds(3600)) == std::chrono::seconds(3600));
+  CHECK(halt(std::chrono::seconds(0)) == std::chrono::seconds(0));
+  CHECK(search.halt_reason() == "stopped by the user");
+  records.push_back(search.leg_ended(0, JobState::stopped, "stopped"));
+  records.push_back(search.continued());
+  CHECK_FALSE(replayed(spec, records).halt_grace());
+}
+
 TEST_CASE("a trial that cannot begin has failed, and others come") {
   Search search(spec_of(R"({"num_samples": 2})"));
   search.started({{"lr", 0.1}}, JobId());

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "agent/head/engine/search.hpp"
+#include "agent/head/store/lineage.hpp"
 #include "agent/head/store/sqlite.hpp"
 #include "launcher/core/error.hpp"
 #include "tests/agent/head/engine/world.hpp"
@@ -35,7 +36,7 @@ tune::SearchSpec wanted(const std::string& more) {
 // not acknowledged is told to the next one again, as supervisors do.
 class Programs {
  public:
-  explicit Programs(World& world) : world_(world) { world.join("node-0"); }
+  explicit Programs(World& world, int cpus = 4) : world_(world) { world.join("node-0", {}, cpus); }
 
   int length = 9;  // steps until a program ends by itself
   bool checkpoints = false;
@@ -50,13 +51,27 @@ class Programs {
     return *answer;
   }
 
-  SearchId submit(const std::string& more, const std::map<std::string, std::string>& secrets = {}) {
+  SearchId submit(const std::string& more, const std::map<std::string, std::string>& secrets = {},
+                  const std::optional<StartCheckpoint>& start = std::nullopt) {
     const json answer = ask([&](Engine::Answer done) {
-      world_.engine->submit_search("", wanted(more), secrets, std::move(done));
+      tune::SearchSpec spec = wanted(more);
+      spec.job.start = start;
+      world_.engine->submit_search("", std::move(spec), secrets, std::move(done));
     });
     REQUIRE(answer.contains("search"));
     search = SearchId(answer.at("search").get<std::string>());
     return search;
+  }
+
+  // A checkpoint of a job whose search has ended.
+  StartCheckpoint trained() {
+    checkpoints = true;
+    submit(R"({"num_samples": 1})");
+    run();
+    checkpoints = false;
+    const std::string job = trials().at(0).at("job");
+    const json last = world_.engine->job(JobId(job)).at("checkpoints").back();
+    return {job, last.at("number").get<int>(), "", ""};
   }
 
   json view(std::size_t trials = 1000) {
@@ -436,6 +451,108 @@ TEST_CASE("a search that a person stops can go on, also under another head") {
   }
 }
 
+TEST_CASE("until a search that was resumed goes on nothing else happens to it") {
+  World world;
+  Programs programs(world);
+  programs.checkpoints = true;
+  const std::map<std::string, std::string> secrets = {{"TOKEN", "hush"}};
+  const SearchId id = programs.submit(
+      R"({"num_samples": 3, "max_concurrent": 2, "job": {"secrets": ["TOKEN"]}})", secrets);
+  for (int i = 0; i < 6; ++i) programs.step();
+  world.engine->stop_search(id, std::nullopt, nullptr);
+  programs.run();
+  REQUIRE(programs.state() == "stopped");
+  const fs::path file = world.options.root.secrets(JobId(id.str()));
+  world.until([&] { return !fs::exists(file); });
+  std::optional<json> answer;
+  const auto told = [&](json all) { answer = std::move(all); };
+  world.engine->resume_search(id, secrets, told);
+  SUBCASE("no other request is taken") {
+    const auto refused = [&](auto call) { return refusal(call) == ErrorCode::conflict; };
+    world.until([&] {
+      if (programs.state() != "stopped") return true;
+      CHECK(refused([&] { world.engine->resume_search(id, secrets, nullptr); }));
+      CHECK(refused([&] { world.engine->remove_search(id, nullptr); }));
+      CHECK(refused([&] { world.engine->stop_search(id, std::nullopt, nullptr); }));
+      return false;
+    });
+    world.until([&] { return answer.has_value(); });
+    CHECK(answer->at("state") == "running");
+  }
+  SUBCASE("with the cluster going down it does not go on, and can under the next head") {
+    world.engine->stop_all([](const json&) {});
+    world.until([&] { return answer.has_value(); });
+    CHECK(answer->contains("error"));
+    CHECK_FALSE(fs::exists(file));
+    CHECK(programs.state() == "stopped");
+    programs.die();
+    CHECK(programs.summary().at("counts").at("paused") == 2);
+    CHECK(programs
+              .ask([&](Engine::Answer done) {
+                world.engine->resume_search(id, secrets, std::move(done));
+              })
+              .at("state") == "running");
+  }
+  programs.run();
+  CHECK(programs.state() == "succeeded");
+  CHECK(programs.summary().at("counts").at("complete") == 3);
+}
+
+TEST_CASE("a second stop of a search hurries it, also under another head") {
+  World world;
+  Programs programs(world);
+  const SearchId id = programs.submit(R"({"num_samples": 4, "max_concurrent": 2})");
+  for (int i = 0; i < 4; ++i) programs.step();
+  const auto stop = [&](int grace) {
+    programs.ask([&](Engine::Answer done) {
+      world.engine->stop_search(id, std::chrono::seconds(grace), std::move(done));
+    });
+    world.settle();
+  };
+  const auto graces = [&] {  // the newest that each leg was told
+    std::map<JobId, std::int64_t> told;
+    for (const auto& sent : world.sent) {
+      const auto* ranks = std::get_if<wire::StopRanks>(&sent.command);
+      if (ranks != nullptr) told[sent.job] = ranks->grace.value().count();
+    }
+    REQUIRE(told.size() == 2);
+    CHECK(told.begin()->second == told.rbegin()->second);
+    return told.begin()->second;
+  };
+  stop(3600);
+  CHECK(graces() == 3600);
+  stop(7);
+  CHECK(graces() == 7);
+  const std::size_t sent = world.sent.size();
+  stop(7);
+  CHECK(world.sent.size() == sent);
+  programs.die();
+  stop(0);
+  CHECK(graces() == 0);
+  programs.run();
+  CHECK(programs.state() == "stopped");
+  CHECK(programs.summary().at("counts").at("paused") == 2);
+}
+
+TEST_CASE("a search of more trials than are stopped and begun at once stops, and goes on") {
+  World world;
+  Programs programs(world, 110);
+  programs.length = 1;
+  const SearchId id = programs.submit(R"({"num_samples": 110, "max_concurrent": 110})");
+  world.until([&] { return programs.summary().at("begun") == 110; });
+  world.engine->stop_search(id, std::nullopt, nullptr);
+  programs.run();
+  CHECK(programs.state() == "stopped");
+  CHECK(programs.summary().at("counts").at("paused") == 110);
+  programs.ask([&](Engine::Answer done) { world.engine->resume_search(id, {}, done); });
+  programs.run();
+  CHECK(programs.state() == "succeeded");
+  for (const json& trial : programs.trials()) {
+    CHECK(trial.at("state") == "complete");
+    CHECK(trial.at("legs").size() == 2);
+  }
+}
+
 TEST_CASE("while a search runs its jobs cannot be removed; with it all of them go") {
   World world;
   Programs programs(world);
@@ -467,6 +584,66 @@ TEST_CASE("while a search runs its jobs cannot be removed; with it all of them g
   world.restart();
   CHECK(world.engine->searches(std::nullopt).at("searches").empty());
   CHECK(refusal([&] { world.engine->search(id, 0, nullptr); }) == ErrorCode::not_found);
+}
+
+TEST_CASE("next legs that cannot begin end their trials, and none that is about to begin") {
+  World world;
+  Programs programs(world);
+  const StartCheckpoint start = programs.trained();
+  programs.submit(R"({"num_samples": 3, "max_concurrent": 3, "fail_fast": false})", {}, start);
+  world.until([&] { return programs.summary().at("begun") == 2; });
+  world.engine->stop_search(programs.search, std::nullopt, nullptr);
+  programs.run();
+  const json before = programs.trials();
+  REQUIRE(before.size() == 2);
+  for (const json& trial : before) {
+    REQUIRE(trial.at("state") == "paused");
+    const JobId leg(trial.at("job").get<std::string>());
+    fs::remove_all(start_folder(world.options.root.storage(leg)));
+  }
+  programs.ask([&](Engine::Answer done) {
+    world.engine->resume_search(programs.search, {}, std::move(done));
+  });
+  programs.run();
+  CHECK(programs.trials().at(0).at("state") == "failed");
+  CHECK(programs.trials().at(1).at("state") == "failed");
+  CHECK(programs.trials().at(2).at("state") == "complete");
+  CHECK(programs.trials().at(2).at("legs").size() == 1);
+  CHECK(world.engine->jobs().at("jobs").size() == 4);
+}
+
+TEST_CASE("the job that a search's trials start from cannot be removed before it has ended") {
+  World world;
+  Programs programs(world);
+  const StartCheckpoint start = programs.trained();
+  const JobId source(start.job);
+  programs.submit(R"({"num_samples": 2, "max_concurrent": 1, "fail_fast": false})", {}, start);
+  programs.step();
+  CHECK(refusal([&] { world.engine->remove(source, nullptr); }) == ErrorCode::conflict);
+  world.engine->stop_search(programs.search, std::nullopt, nullptr);
+  programs.run();
+  // One that was stopped holds nothing; what it then cannot begin fails.
+  world.engine->remove(source, nullptr);
+  programs.ask([&](Engine::Answer done) {
+    world.engine->resume_search(programs.search, {}, std::move(done));
+  });
+  programs.run();
+  CHECK(programs.trials().at(0).at("state") == "complete");
+  CHECK(programs.trials().at(1).at("state") == "failed");
+  CHECK(programs.trials().at(1).at("reason").get<std::string>().find(start.job) !=
+        std::string::npos);
+}
+
+TEST_CASE("a checkpoint that was sent for a search's trials is kept until it has ended") {
+  World world;
+  Programs programs(world);
+  const std::string tree(64, 'a');
+  programs.submit(R"({"num_samples": 1})", {}, StartCheckpoint{"", 0, "/model", tree});
+  CHECK(world.engine->content_trees().contains(tree));
+  world.restart();
+  CHECK(world.engine->content_trees().contains(tree));
+  programs.run();
+  CHECK_FALSE(world.engine->content_trees().contains(tree));
 }
 
 TEST_CASE("the job of a trial that a person stops is that trial's end") {
@@ -553,6 +730,50 @@ TEST_CASE("a search's secrets go to each of its trials, and end with it") {
   for (const auto& each : world.starts) CHECK(each.secrets.at("TOKEN") == "hush");
   CHECK(world.starts.size() >= 3);
   world.until([&] { return !fs::exists(file); });
+}
+
+TEST_CASE(
+    "a search that is resumed while its end is on its way to the disk keeps its new secrets") {
+  World world;
+  Programs programs(world);
+  const std::map<std::string, std::string> secrets = {{"TOKEN", "hush"}};
+  const SearchId id = programs.submit(
+      R"({"num_samples": 4, "max_concurrent": 2, "job": {"secrets": ["TOKEN"]}})", secrets);
+  for (int i = 0; i < 4; ++i) programs.step();
+  world.engine->stop_search(id, std::nullopt, nullptr);
+  while (programs.summary().at("counts").at("paused") != 2) programs.step();
+  REQUIRE(programs.state() == "stopping");
+  world.shut_door();
+  world.until([&] { return programs.state() == "stopped"; });
+  world.engine->resume_search(id, secrets, [](const json&) {});
+  world.until([&] { return programs.state() == "running"; });
+  world.open_door();
+  world.settle();
+  CHECK(fs::exists(world.options.root.secrets(JobId(id.str()))));
+  programs.die();
+  programs.run();
+  CHECK(programs.state() == "succeeded");
+  for (const auto& each : world.starts) CHECK(each.secrets.at("TOKEN") == "hush");
+}
+
+TEST_CASE("a search whose secrets are gone begins no trial without them") {
+  World world;
+  Programs programs(world);
+  const std::map<std::string, std::string> secrets = {{"TOKEN", "hush"}};
+  const SearchId id = programs.submit(
+      R"({"num_samples": 4, "max_concurrent": 2, "job": {"secrets": ["TOKEN"]}})", secrets);
+  for (int i = 0; i < 4; ++i) programs.step();
+  world.settle();
+  fs::remove(world.options.root.secrets(JobId(id.str())));
+  programs.die();
+  programs.run();
+  CHECK(programs.state() == "stopped");
+  CHECK(programs.summary().at("reason") == "its secrets are not there any more");
+  programs.ask(
+      [&](Engine::Answer done) { world.engine->resume_search(id, secrets, std::move(done)); });
+  programs.run();
+  CHECK(programs.state() == "succeeded");
+  for (const auto& each : world.starts) CHECK(each.secrets.at("TOKEN") == "hush");
 }
 
 TEST_CASE("the same submission is the same search, and a warm start learns from one that ended") {
@@ -733,12 +954,35 @@ TEST_CASE("a database that knows a search and not its jobs, or jobs and not thei
     CHECK(world.engine->job(JobId(first)).at("reason").get<std::string>().find(id.str()) !=
           std::string::npos);
   }
-  SUBCASE("its spec cannot be read: it has failed, and all else is there") {
-    Database(world.options.root.database()).run("UPDATE searches SET spec = '{}'");
+  SUBCASE("it cannot be read: its jobs run on, and a head that can read it has all of it") {
+    Database(world.options.root.database())
+        .run("UPDATE search_records SET kind = kind + 100 WHERE seq = 1");
     programs.die();
     CHECK(programs.state() == "failed");
+    CHECK(programs.summary().at("reason").get<std::string>().starts_with("it cannot be read"));
     programs.run_jobs();
-    CHECK(world.state(JobId(first)) == "stopped");
+    CHECK(world.state(JobId(first)) == "succeeded");
+    world.engine.reset();
+    Database(world.options.root.database())
+        .run("UPDATE search_records SET kind = kind - 100 WHERE seq = 1");
+    programs.die();
+    programs.run();
+    CHECK(programs.state() == "succeeded");
+    CHECK(programs.summary().at("counts").at("complete") == 4);
+  }
+  SUBCASE("it has the end of a trial whose job is of before: the trial stays what it is") {
+    programs.die();
+    while (world.state(JobId(first)) != "succeeded") programs.step();
+    world.settle();
+    world.engine.reset();
+    Database(world.options.root.database())
+        .run(
+            ("UPDATE jobs SET state = 'queued', ended = NULL WHERE job = '" + first + "'").c_str());
+    programs.die();
+    world.until([&] { return world.state(JobId(first)) == "stopped"; });
+    programs.run();
+    CHECK(programs.state() == "succeeded");
+    CHECK(programs.summary().at("counts").at("complete") == 4);
   }
 }
 
