@@ -24,20 +24,29 @@ void insert_mean(std::vector<double>& means, double mean) {
 
 }  // namespace
 
-MedianStopping::Level& MedianStopping::level(double time) {
-  const auto [found, fresh] = levels_.try_emplace(time);
-  if (!fresh) return found->second;
-  Level& means = found->second;
+MedianStopping::Step MedianStopping::step_of(double time) {
+  int exponent = 0;
+  const double part = std::floor(std::frexp(time, &exponent) * 2 * kStepsPerDoubling);
+  const double unit = std::ldexp(0.5 / kStepsPerDoubling, exponent);
+  return {part * unit, (part + 1) * unit};
+}
+
+// Each is computed once: what has gone does not come again.
+const MedianStopping::Level* MedianStopping::level(double time) {
+  const auto kept = levels_.find(time);
+  if (kept != levels_.end()) return &kept->second;
+  if (levels_.size() == kMostLevels) {
+    if (time < levels_.begin()->first) return nullptr;
+    levels_.erase(levels_.begin());
+  }
+  Level& means = levels_[time];
   for (const auto& [trial, track] : tracks_) {
     if (track.last < time) continue;
     const double mean = track.mean(time);
     if (std::isfinite(mean)) means.push_back(mean);
   }
   std::sort(means.begin(), means.end());
-  if (levels_.size() > kMostLevels) {
-    levels_.erase(found == levels_.begin() ? std::next(found) : levels_.begin());
-  }
-  return means;
+  return &means;
 }
 
 Decision MedianStopping::decide(const Measured& report) {
@@ -45,8 +54,11 @@ Decision MedianStopping::decide(const Measured& report) {
   const auto [found, fresh] = tracks_.try_emplace(report.trial, Track{{}, {}, kNone, kNone});
   Track& track = found->second;
   const bool counts = report.time >= spec_.grace_period;
+  const Step step = step_of(report.time);
+  const double at = std::max(step.at, spec_.grace_period);
+  const bool is_compared = counts && track.last < at;
   // Of the others, for this trial is not in it yet.
-  const Level* others = counts ? &level(report.time) : nullptr;
+  const Level* others = is_compared ? level(at) : nullptr;
   const std::size_t samples = others ? others->size() : 0;
   double median = 0;
   if (samples > 0) {
@@ -69,6 +81,7 @@ Decision MedianStopping::decide(const Measured& report) {
     return {
         Action::go_on, "it is in its grace period, up to " + number_text(spec_.grace_period), {}};
   }
+  if (!is_compared) return {Action::go_on, "it is next compared at " + number_text(step.next), {}};
   if (samples < static_cast<std::size_t>(spec_.min_samples_required)) {
     return {Action::go_on,
             "only " + std::to_string(samples) + " others came as far, and " +

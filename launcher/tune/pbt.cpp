@@ -174,8 +174,10 @@ Decision Pbt::exploit(TrialNumber trial, const Measured& report,
   Explored explored = pbt_explore(spec_, space_, from.params, seed_, trial, member.perturbations);
 
   Exploitation kept{trial,      report.time,     report.value, donor, *from.checkpoint,
-                    from.value, explored.params, from.latest};
+                    from.value, explored.params, from.latest,  false};
   record_.push_back(std::move(kept));
+  member.previous = member.latest;
+  member.previous_founder = member.founder;
   member.latest = record_.size() - 1;
   member.founder = from.founder;
   member.params = explored.params;
@@ -190,6 +192,15 @@ Decision Pbt::exploit(TrialNumber trial, const Measured& report,
               number_text(from.value) + (waits ? kOthersWait : ""),
           Exploit{donor, *from.checkpoint, std::move(explored.params), std::move(explored.changes),
                   waits}};
+}
+
+// Nobody went on from it since: it had no checkpoint.
+void Pbt::not_exploited(TrialNumber trial) {
+  Member& member = members_.at(trial);
+  record_[member.latest.value()].is_void = true;
+  ++void_;
+  member.latest = member.previous;
+  member.founder = member.previous_founder;
 }
 
 std::vector<ScheduleStep> Pbt::schedule_of(TrialNumber trial) const {
@@ -207,7 +218,7 @@ nlohmann::json Pbt::state() const {
   nlohmann::json state = nlohmann::json::object();
   state["population"] = ranking_.size();
   state["paused"] = paused_.size();
-  state["exploits"] = record_.size();
+  state["exploits"] = record_.size() - void_;
   return state;
 }
 

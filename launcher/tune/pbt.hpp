@@ -39,6 +39,7 @@ struct Exploitation {
   double donor_value = 0;
   Params params;                      // from then on
   std::optional<std::size_t> before;  // of the donor: its own latest one
+  bool is_void = false;               // the trial ended before it came to be
 };
 nlohmann::json to_json(const Exploitation& each);
 
@@ -49,6 +50,8 @@ class Pbt : public Scheduler {
   // The trial that is least far; none while trials have not begun.
   std::optional<Resumption> resume() override;
   nlohmann::json state() const override;
+
+  void not_exploited(TrialNumber trial) override;
 
   const std::vector<Exploitation>& record() const noexcept { return record_; }
   // What made the trial what it is: the first parameters of its line, and each change with the time
@@ -74,6 +77,9 @@ class Pbt : public Scheduler {
     double trained = 0;    // time
     std::optional<double> checkpoint;
     std::optional<std::size_t> latest;  // of record_
+    // What `latest` and `founder` were before it.
+    std::optional<std::size_t> previous;
+    TrialNumber previous_founder = 0;
     int perturbations = 0;
   };
 
@@ -91,6 +97,7 @@ class Pbt : public Scheduler {
   std::vector<Place> ranking_;                       // of those that have not ended
   std::set<std::pair<double, TrialNumber>> paused_;  // by how far they are
   std::vector<Exploitation> record_;
+  std::size_t void_ = 0;  // of record_
 };
 
 // One trial along a recorded schedule: at each step's time it goes on from its own checkpoint with

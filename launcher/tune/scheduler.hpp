@@ -121,6 +121,8 @@ class Scheduler {
   void checkpointed(TrialNumber trial, double time);
   // Nothing more comes of it: it is complete, stopped, failed for good.
   void ended(TrialNumber trial);
+  // It ended before its last exploit came to be: it is what it was.
+  virtual void not_exploited(TrialNumber) {}
   // A place is free: the paused trial that goes on there. Asked before a new trial is started, and
   // an answer is as good as done. None: start a new one, and if there are no more, what is paused
   // when nothing runs stays behind and ends.

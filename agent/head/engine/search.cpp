@@ -32,14 +32,14 @@ const char* to_string(State state) noexcept {
 }
 
 bool Trial::operator==(const Trial& other) const {
-  return number == other.number && params == other.params && state == other.state &&
-         fate == other.fate && reason == other.reason && legs == other.legs &&
-         leg_lives == other.leg_lives && goes_on == other.goes_on &&
+  return number == other.number && params == other.params && next_params == other.next_params &&
+         state == other.state && fate == other.fate && reason == other.reason &&
+         legs == other.legs && leg_lives == other.leg_lives && goes_on == other.goes_on &&
          interrupted == other.interrupted && exploits == other.exploits &&
          iteration == other.iteration && step == other.step && time == other.time &&
          same(value, other.value) && same(best, other.best) &&
          best_iteration == other.best_iteration && checkpoint == other.checkpoint &&
-         from == other.from;
+         base == other.base && from == other.from;
 }
 
 Search::Search(tune::SearchSpec spec)
@@ -93,7 +93,8 @@ SearchRecord Search::goes_on_as(TrialNumber trial, const JobId& job) {
 std::optional<SearchRecord> Search::reported(TrialNumber number, std::optional<std::int64_t> step,
                                              const nlohmann::json& metrics) {
   const Trial* trial = find(number);
-  if (trial == nullptr || !trial->leg_lives || trial->fate != Fate::none || halt_ != Halt::none) {
+  if (trial == nullptr || !trial->leg_lives || trial->fate == Fate::complete ||
+      trial->fate == Fate::stop) {
     return std::nullopt;
   }
   // As after a restart from a checkpoint: what it tells is known.
@@ -121,10 +122,7 @@ std::optional<SearchRecord> Search::reported(TrialNumber number, std::optional<s
 std::optional<SearchRecord> Search::checkpointed(TrialNumber number, int checkpoint,
                                                  std::int64_t step) {
   const Trial* trial = find(number);
-  // What is behind an exploit's decision is of a line that is left.
-  if (trial == nullptr || trial->legs.empty() || trial->ended() || trial->fate == Fate::exploit) {
-    return std::nullopt;
-  }
+  if (trial == nullptr || trial->legs.empty() || trial->ended()) return std::nullopt;
   SearchRecord record = make(Kind::checkpointed, number);
   record.number = checkpoint;
   record.step = step;
@@ -234,12 +232,7 @@ void Search::apply(const SearchRecord& record) {
   }
   Trial& trial = trials_.at(static_cast<std::size_t>(record.trial));
   if (record.kind == Kind::leg) {
-    trial.legs.emplace_back(record.job);
-    trial.leg_lives = true;
-    trial.goes_on = false;
-    trial.state = State::running;
-    trial.from.reset();
-    trial.report_seq = 0;
+    apply_leg(trial, JobId(record.job));
   } else if (record.kind == Kind::reported) {
     apply_report(trial, record);
   } else if (record.kind == Kind::met) {
@@ -287,9 +280,11 @@ void Search::apply_report(Trial& trial, const SearchRecord& record) {
   }
   const tune::Measured measured{trial.number, trial.time, value};
   const bool is_pbt = spec_.scheduler.algorithm == tune::SchedulerSpec::Algorithm::pbt;
+  // It is being stopped: what it still reports counts, and is no more a matter of decisions.
+  const bool is_decided = trial.fate != Fate::none || halt_ != Halt::none;
   if (!record.text.empty()) {
     // The others are compared with what it came to; pbt would move it.
-    if (!is_pbt) (void)scheduler_->reported(measured);
+    if (!is_pbt && !is_decided) (void)scheduler_->reported(measured);
     trial.fate = Fate::complete;
     trial.reason = record.text;
     settle(trial, {tune::Outcome::State::complete, value, trial.time});
@@ -300,9 +295,9 @@ void Search::apply_report(Trial& trial, const SearchRecord& record) {
       keeps_reports() && trial.checkpoint->job == trial.legs.back()) {
     trial.checkpoint->iteration = trial.iteration;
     trial.checkpoint->time = trial.time;
-    scheduler_->checkpointed(trial.number, trial.time);
+    if (!trial.next_params) scheduler_->checkpointed(trial.number, trial.time);
   }
-  decide(trial, scheduler_->reported(measured));
+  if (!is_decided) decide(trial, scheduler_->reported(measured));
 }
 
 void Search::decide(Trial& trial, const tune::Decision& decision) {
@@ -331,25 +326,45 @@ void Search::decide(Trial& trial, const tune::Decision& decision) {
 
 void Search::exploit(Trial& trial, const tune::Exploit& exploit) {
   const Trial& donor = trials_.at(static_cast<std::size_t>(exploit.donor));
-  trial.from = donor.checkpoint;
-  trial.checkpoint.reset();
+  trial.from = donor.checkpoint ? donor.checkpoint : donor.base;
+  trial.next_params = exploit.params;
   trial.fate = Fate::exploit;
-  trial.params = exploit.params;
   trial.goes_on = !exploit.waits;
-  ++trial.exploits;
   for (const std::string& change : exploit.changes) trial.reason += "; " + change;
-  trial.time = exploit.time;
-  trial.marks.clear();
-  if (!trial.from) return;  // it begins anew, with the other parameters
-  trial.iteration = trial.from->iteration;
-  trial.step = trial.from->step;
+}
+
+void Search::apply_leg(Trial& trial, const JobId& job) {
+  trial.legs.push_back(job);
+  trial.leg_lives = true;
+  trial.goes_on = false;
+  trial.state = State::running;
+  trial.report_seq = 0;
+  if (trial.next_params) {
+    // From here on it is what it was exploited to be: nothing that it reported is of that.
+    trial.params = *std::exchange(trial.next_params, std::nullopt);
+    ++trial.exploits;
+    trial.base = trial.from;
+    trial.checkpoint.reset();
+    trial.marks.clear();
+    trial.value.reset();
+    trial.best.reset();
+    trial.best_iteration = 0;
+    const TrialCheckpoint from = trial.from.value_or(TrialCheckpoint{});
+    trial.iteration = from.iteration;
+    trial.time = from.time;
+    if (trial.step) trial.step = from.step;
+  }
+  trial.from.reset();
 }
 
 void Search::apply_checkpoint(Trial& trial, const SearchRecord& record) {
   trial.checkpoint =
       TrialCheckpoint{trial.legs.back(), static_cast<int>(record.number), record.step.value_or(0),
                       record.iteration, record.time.value_or(0)};
-  if (!trial.ended()) scheduler_->checkpointed(trial.number, trial.checkpoint->time);
+  // One behind an exploit's decision is of a line that is left: it makes no donor.
+  if (!trial.ended() && !trial.next_params) {
+    scheduler_->checkpointed(trial.number, trial.checkpoint->time);
+  }
 }
 
 void Search::apply_leg_end(Trial& trial, const SearchRecord& record) {
@@ -366,7 +381,9 @@ void Search::apply_leg_end(Trial& trial, const SearchRecord& record) {
     ++well_;
     settle(trial, {tune::Outcome::State::complete, value, trial.time});
     end(trial, State::complete,
-        trial.value ? record.text : "it has not reported " + spec_.objective.metric);
+        trial.value ? record.text
+                    : "it has not reported " + spec_.objective.metric +
+                          (trial.exploits > 0 ? " with its latest parameters" : ""));
     return;
   }
   if (how == JobState::failed) {
@@ -397,8 +414,10 @@ void Search::apply_leg_end(Trial& trial, const SearchRecord& record) {
   }
   // One without steps counts on from what it goes on from.
   if (trial.state == State::paused && fate != Fate::exploit && !trial.step) {
-    trial.iteration = trial.checkpoint ? trial.checkpoint->iteration : 0;
-    trial.time = trial.checkpoint ? trial.checkpoint->time : 0;
+    const TrialCheckpoint from =
+        (trial.checkpoint ? trial.checkpoint : trial.base).value_or(TrialCheckpoint{});
+    trial.iteration = from.iteration;
+    trial.time = from.time;
   }
 }
 
@@ -428,6 +447,7 @@ void Search::end(Trial& trial, State state, const std::string& reason) {
   trial.reason = reason;
   trial.marks.clear();
   trial.from.reset();
+  if (std::exchange(trial.next_params, std::nullopt)) scheduler_->not_exploited(trial.number);
   if (state == State::failed) ++failed_;
 }
 
@@ -510,7 +530,9 @@ nlohmann::json Search::exploitations() const {
   const auto* pbt = dynamic_cast<const tune::Pbt*>(scheduler_.get());
   if (pbt == nullptr) return nullptr;
   nlohmann::json list = nlohmann::json::array();
-  for (const tune::Exploitation& each : pbt->record()) list.push_back(tune::to_json(each));
+  for (const tune::Exploitation& each : pbt->record()) {
+    if (!each.is_void) list.push_back(tune::to_json(each));
+  }
   return list;
 }
 

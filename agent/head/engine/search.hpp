@@ -41,7 +41,9 @@ struct Trial {
   enum class Fate : std::uint8_t { none, pause, exploit, complete, stop };
 
   TrialNumber number = 0;
-  Params params;  // from its latest exploit on
+  Params params;  // of its newest leg
+  // Of the leg to come, after an exploit; it comes to nothing where the trial ends before.
+  std::optional<Params> next_params;
   State state = State::running;
   Fate fate = Fate::none;
   std::string reason;  // what the scheduler last said, or how it ended
@@ -53,10 +55,11 @@ struct Trial {
   std::int64_t iteration = 0;  // reports with the metric, of its line
   std::optional<std::int64_t> step;
   double time = 0;
-  std::optional<double> value;  // the metric's last; NaN is one
+  std::optional<double> value;  // the metric's last, with these parameters; NaN is one
   std::optional<double> best;
   std::int64_t best_iteration = 0;
-  std::optional<TrialCheckpoint> checkpoint;  // the newest of its line
+  std::optional<TrialCheckpoint> checkpoint;  // the newest of its own, since its latest exploit
+  std::optional<TrialCheckpoint> base;        // where its latest exploit let it begin
   // Of another trial, or an older one of its own: where the next leg starts.
   std::optional<TrialCheckpoint> from;
 
@@ -146,6 +149,7 @@ class Search {
   void apply_end(const SearchRecord& record);
   void decide(Trial& trial, const tune::Decision& decision);
   void exploit(Trial& trial, const tune::Exploit& exploit);
+  void apply_leg(Trial& trial, const JobId& job);
   // Nothing more comes of it, or will.
   void settle(Trial& trial, const tune::Outcome& outcome);
   void end(Trial& trial, Trial::State state, const std::string& reason);

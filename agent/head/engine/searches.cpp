@@ -358,8 +358,9 @@ void Engine::Impl::begin_trial(SearchOf& search) {
 void Engine::Impl::begin_next_leg(SearchOf& search, TrialNumber number) {
   const Trial& trial = *search.state->find(number);
   try {
-    JobSpec spec = job_of(search.state->spec(), search.row.id, number, trial.params,
-                          static_cast<int>(trial.legs.size()) + 1);
+    JobSpec spec =
+        job_of(search.state->spec(), search.row.id, number,
+               trial.next_params.value_or(trial.params), static_cast<int>(trial.legs.size()) + 1);
     const Job* old = find(trial.legs.back());
     if (trial.from) {
       spec.start = StartCheckpoint{trial.from->job.str(), trial.from->number, "", ""};

@@ -218,43 +218,88 @@ TEST_CASE("median stopping says why, and takes NaN for the worst") {
         "its best, no number, is worse than the median of 3 others, 5.5");
 }
 
-TEST_CASE("median stopping with more times than it keeps in order") {
+TEST_CASE("median stopping compares at steps, where times are not whole or far") {
   const auto rule = scheduler_of(
-      R"({"algorithm": "median_stopping", "grace_period": 0, "min_samples_required": 3})",
+      R"({"algorithm": "median_stopping", "grace_period": 0.3, "min_samples_required": 3})",
       Mode::max);
   // The plain way, over all that was reported.
+  const auto step_of = [](double time) {
+    double unit = 1.0 / 64;
+    while (unit * 64 <= time) unit *= 2;
+    while (unit * 32 > time) unit /= 2;
+    return std::max(std::floor(time / unit) * unit, 0.3);
+  };
+  CHECK(step_of(64) == 64);
+  CHECK(step_of(67) == 66);
   std::vector<std::vector<std::pair<double, double>>> all(6);
   Stream chance(5, 5, "times");
   std::vector<double> at(6);
+  std::vector<double> bests(6, -INFINITY);
   for (TrialNumber trial = 0; trial < 6; ++trial) rule->added(trial, {});
-  std::size_t stops = 0;
+  std::size_t stops = 0, compared = 0;
   for (int i = 0; i < 3000; ++i) {
     const auto trial = static_cast<std::size_t>(chance.below(6));
+    const double before = at[trial];
     at[trial] += chance.uniform();
     const double value = chance.normal() - static_cast<double>(trial);
-    all[trial].emplace_back(at[trial], value);
+    const double step = step_of(at[trial]);
+    if (at[trial] >= 0.3) all[trial].emplace_back(at[trial], value);
     std::vector<double> means;
     for (std::size_t other = 0; other < 6; ++other) {
-      if (other == trial || all[other].empty() || all[other].back().first < at[trial]) continue;
+      if (other == trial || at[other] < step) continue;
       double sum = 0;
       int count = 0;
       for (const auto& [time, of] : all[other]) {
-        if (time > at[trial]) continue;
+        if (time > step) continue;
         sum += of;
         ++count;
       }
       if (count > 0) means.push_back(sum / count);
     }
     std::sort(means.begin(), means.end());
-    double best = -INFINITY;
-    for (const auto& [time, of] : all[trial]) best = std::max(best, of);
+    double& best = bests[trial];
+    best = std::max(best, value);
     const std::size_t half = means.size() / 2;
-    const bool stop = means.size() >= 3 &&
+    const bool is_compared = at[trial] >= 0.3 && before < step && means.size() >= 3;
+    const bool stop = is_compared &&
                       best < (means.size() % 2 ? means[half] : (means[half - 1] + means[half]) / 2);
     REQUIRE((rule->reported({trial, at[trial], value}).action == Action::stop) == stop);
     stops += stop ? 1 : 0;
+    compared += is_compared ? 1 : 0;
   }
   CHECK(stops > 0);
+  CHECK(compared > 300);
+}
+
+TEST_CASE("median stopping says when a trial is next compared") {
+  const auto rule = scheduler_of("\"median_stopping\"", Mode::max);
+  rule->added(0, {});
+  CHECK(rule->reported({0, 100, 1}).reason == "only 0 others came as far, and 3 are wanted");
+  CHECK(rule->reported({0, 101, 1}).reason == "it is next compared at 102");
+  CHECK(rule->reported({0, 102, 1}).reason == "only 0 others came as far, and 3 are wanted");
+}
+
+TEST_CASE("median stopping costs little where no two times are the same, or trials come late") {
+  for (const bool seconds : {true, false}) {
+    CAPTURE(seconds);
+    const auto rule = scheduler_of("\"median_stopping\"", Mode::max);
+    Stream chance(6, 6, "times");
+    const auto start = std::chrono::steady_clock::now();
+    std::size_t reports = 0, stops = 0;
+    for (TrialNumber trial = 0; trial < 10'000; ++trial) {
+      rule->added(trial, {});
+      double time = 0;
+      for (int i = 0; i < (seconds ? 30 : 300); i += seconds ? 1 : 10) {
+        time += seconds ? 1 + 30 * chance.uniform() : 10;
+        stops += rule->reported({trial, time, chance.uniform()}).action == Action::stop ? 1 : 0;
+        ++reports;
+      }
+    }
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
+    const double each = took.count() / static_cast<double>(reports);
+    MESSAGE(reports << " reports: " << each << " us each, " << stops << " stops");
+    CHECK(each < 100);
+  }
 }
 
 TEST_CASE("PBT's worst and best are Ray's") {
