@@ -76,8 +76,8 @@ std::set<std::string> names(const std::vector<JobRow>& jobs) {
   return all;
 }
 
-// The files of a head that was killed: 150 jobs and a search, then a copy, then the job `later`, the
-// search `late`, and more records of the one before.
+// The files of a head that was killed: 150 jobs and a search, then a copy, then the job `later`,
+// the search `late`, and more records of the one before.
 class Killed {
  public:
   Killed() {
