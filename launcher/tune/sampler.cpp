@@ -15,7 +15,7 @@ using SamplerAlgorithm = SamplerSpec::Algorithm;
 
 constexpr std::array kAlgorithmNames = {"random", "grid", "sobol", "tpe"};
 constexpr int kMostStartup = 100'000;
-constexpr int kMostCandidates = 10'000;
+constexpr int kMostCandidates = static_cast<int>(SamplerSpec::kMostDraws);
 
 // Each dimension of the sequence is one parameter, by name.
 class SobolSampler : public Sampler {
@@ -67,6 +67,14 @@ void check_algorithm(const SamplerSpec& spec, const SearchSpace& space, const Pa
       problems.add(path, "tpe does not take grid_search, which " + each.name + " is",
                    "make it a choice");
     }
+  }
+  const auto candidates = static_cast<std::size_t>(spec.n_ei_candidates);
+  if (spec.algorithm == SamplerAlgorithm::tpe && candidates * sampled > SamplerSpec::kMostDraws) {
+    problems.add(with(path, "n_ei_candidates"),
+                 std::to_string(candidates) + " candidates of " + std::to_string(sampled) +
+                     " parameters are more than " + std::to_string(SamplerSpec::kMostDraws) +
+                     " draws",
+                 "n_ei_candidates: " + std::to_string(SamplerSpec::kMostDraws / sampled));
   }
   if (spec.algorithm == SamplerAlgorithm::sobol && sampled > Sobol::kMostDimensions) {
     problems.add(path, "sobol takes " + std::to_string(Sobol::kMostDimensions) +

@@ -396,3 +396,38 @@ TEST_CASE("suggestions are the same on every machine, and for ever") {
   CHECK(sum_of(R"({"algorithm": "sobol", "seed": 11})") == "56ae7dd863383667");
   CHECK(sum_of(R"({"algorithm": "tpe", "seed": 11})") == "ff547c6aa7dbb073");
 }
+
+TEST_CASE("tpe draws so much for a suggestion that it takes parts of a second, however large") {
+  nlohmann::json json = nlohmann::json::object();
+  for (int i = 0; i < 1'000; ++i) {
+    json["p" + std::to_string(i)] = nlohmann::json::parse(R"({"uniform": [0, 1]})");
+  }
+  const SearchSpace wide = space_of(json.dump());
+  CHECK(sampler_problems(R"({"algorithm": "tpe"})", wide) ==
+        "search.n_ei_candidates: 64 candidates of 1000 parameters are more than 16384 draws\n");
+  CHECK(sampler_problems(R"({"algorithm": "tpe", "n_ei_candidates": 16})", wide).empty());
+  CHECK(sampler_problems("\"random\"", wide).empty());
+  const SearchSpace narrow = space_of(R"({"a": {"uniform": [0, 1]}, "b": {"uniform": [0, 1]}})");
+  CHECK(sampler_problems(R"({"algorithm": "tpe", "n_ei_candidates": 8192})", narrow).empty());
+  CHECK_FALSE(sampler_problems(R"({"algorithm": "tpe", "n_ei_candidates": 8193})", narrow).empty());
+
+  for (const bool is_wide : {false, true}) {
+    const SearchSpace& space = is_wide ? wide : narrow;
+    const char* json_of = is_wide ? R"({"algorithm": "tpe", "n_ei_candidates": 16})"
+                                  : R"({"algorithm": "tpe", "n_ei_candidates": 8192})";
+    const auto tpe = make_sampler(space, sampler_spec(json_of, space), Mode::max);
+    for (TrialNumber trial = 0; trial < 1'100; ++trial) {
+      Params params;
+      for (const Parameter& each : space.parameters()) {
+        params[each.name] = Stream(1, trial, each.name).uniform();
+      }
+      tpe->started(trial, params);
+      tpe->ended(trial, {Outcome::State::complete, Stream(2, trial, "value").uniform(), 1});
+    }
+    const auto start = std::chrono::steady_clock::now();
+    CHECK(tpe->suggest(1'100).size() == space.parameters().size());
+    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
+    MESSAGE("tpe, wide: " << is_wide << ", ms: " << took.count());
+    CHECK(took.count() < 5'000);
+  }
+}
