@@ -6,6 +6,7 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/spec/yaml.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::cli {
