@@ -1,15 +1,19 @@
-"""A program that makes itself a job: examples/torch_trainer as its own driver."""
+"""Programs that make jobs and searches of themselves: examples/torch_trainer and tune_mnist."""
 
 from harness import *
 
-PROGRAM = BUILD / "examples" / "torch_trainer" / "torch_trainer"
 DATA = "/usr/share/datasets/fashion-mnist"
 
 
 class Driver(ClusterCase):
+    example = "torch_trainer"
+
+    def command(self, *arguments):
+        return [str(BUILD / "examples" / self.example / self.example), *arguments]
+
     def run_program(self, *arguments, code=0, **env):
-        done = subprocess.run([str(PROGRAM), *arguments], env={**self.env, "DTRAIN": str(DTRAIN), **env},
-                              cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=180)
+        done = subprocess.run(self.command(*arguments), env={**self.env, "DTRAIN": str(DTRAIN), **env},
+                              cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600)
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         return done
 
@@ -36,7 +40,7 @@ class Fit(Driver):
         self.assertEqual(len(self.json("result")["attempts"]), 2)  # max_failures is 1
 
     def test_an_interrupt_detaches(self):
-        process = subprocess.Popen([str(PROGRAM), DATA], env={**self.env, "DTRAIN": str(DTRAIN)}, cwd=self.folder,
+        process = subprocess.Popen(self.command(DATA), env={**self.env, "DTRAIN": str(DTRAIN)}, cwd=self.folder,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
         self.started.append(process)
         said = ""
@@ -65,12 +69,53 @@ class Fit(Driver):
                 env = {**self.env, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
                        "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held.getsockname()[1]),
                        "OMP_NUM_THREADS": "1"}
-                ranks.append(subprocess.Popen([str(PROGRAM), DATA, "256"], env=env, cwd=self.folder, text=True,
+                ranks.append(subprocess.Popen(self.command(DATA, "256"), env=env, cwd=self.folder, text=True,
                                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
-            outputs = [process.communicate(timeout=180)[0] for process in ranks]
+            outputs = [process.communicate(timeout=600)[0] for process in ranks]
         self.assertEqual([process.returncode for process in ranks], [0, 0], outputs)
         self.assertRegex(outputs[1], r"(?m)^loss \S+\n")
         self.assertTrue((self.folder / "runs/fashion-mnist/checkpoints/checkpoint_000001/manifest.json").exists())
+
+
+class Search(Driver):
+    example = "tune_mnist"
+
+    def test_it_searches_and_returns_the_results(self):
+        done = self.run_program(DATA, "256")
+        best = self.json("tune", "best")
+        self.assertEqual(best["search"].split("-")[:2], ["tune", "mnist"])
+        found = re.search(r"(?m)^the best of 30: accuracy (\S+) with (.*)$", done.stdout)
+        self.assertEqual(f"{best['value']:g}", found[1], done.stdout)
+        self.assertEqual(best["params"], json.loads(found[2]))
+        self.assertTrue(Path(best["checkpoint"]["path"]).is_dir())
+        trials = self.json("tune", "result")["trials"]
+        self.assertEqual({trial["state"] for trial in trials}, {"complete", "stopped"})
+        # The program alone, as a trial of a YAML.
+        (self.folder / "search.yaml").write_text(json.dumps(
+            {"command": self.command(), "space": {"lr": 0.1, "epochs": 2, "images": 256, "data": DATA},
+             "metric": "accuracy", "mode": "max"}))
+        self.ok("tune", self.folder / "search.yaml", deadline=120)
+        self.assertEqual(self.json("tune", "best")["iteration"], 2)
+
+    def test_trials_that_fail_are_the_error(self):
+        done = self.run_program("/none", code=1)
+        self.assertIn("it failed: 10 trials failed, and none ended well (fail_fast)", done.stderr)
+        self.assertIn("no trial has reported the metric", done.stderr)
+
+    def test_an_interrupt_detaches(self):
+        process = subprocess.Popen(self.command(DATA), env={**self.env, "DTRAIN": str(DTRAIN)}, cwd=self.folder,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        self.started.append(process)
+        line = process.stdout.readline()
+        while "running" not in line:
+            self.assertTrue(line)
+            line = process.stdout.readline()
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=DEADLINE)
+        self.assertEqual(process.returncode, -signal.SIGINT, out + err)
+        self.assertRegex(err, r"dtrain tune status -f\b.* tune-mnist-")
+        self.assertEqual(self.json("tune", "list")["searches"][0]["state"], "running")
+        self.ok("tune", "stop", "--grace-s", "1")
 
 
 class FirstCluster(Driver):
