@@ -6,7 +6,8 @@ import http.client
 
 from harness import *
 
-# Waits at step GATE for the file `go`, at its first one for MEET trials to come as far. Reports an accuracy that depends on lr, each with a checkpoint if it is asked for; goes on from one. A report
+# Waits at step GATE for the file `go`, at its first one for MEET trials to come as far. Reports an
+# accuracy that depends on lr, each with a checkpoint if it is asked for; goes on from one. A report
 # that is not acknowledged is not made again: the head that dies has it from the node.
 TRAIN = """
 import json, os, socket, sys, time
@@ -38,6 +39,10 @@ while step < last:
         open(os.path.join(d, "step"), "w").write(str(step))
         say({"type": "checkpoint", "step": step, "path": d}, True)
 """
+
+
+# By hand with more: SEARCH_TRIALS=100 SEARCH_KILLS=50 python3 tests/e2e/searches.py Searches.test_promoted…
+TRIALS, KILLS = (int(os.environ.get(name, 16)) for name in ("SEARCH_TRIALS", "SEARCH_KILLS"))
 
 
 class Searches(ClusterCase):
@@ -154,12 +159,12 @@ class Searches(ClusterCase):
 
     def test_promoted_trials_go_on_from_their_checkpoints_whatever_dies(self):
         name = self.begin(self.spec(
-            pause=0.3, keeps=True, num_samples=16, max_concurrent=4,
+            pause=0.3, keeps=True, num_samples=TRIALS, max_concurrent=4,
             job={"max_restarts": 100, "checkpoint": {"num_to_keep": 1}, "restart": {"same_failure": "restart"}},
             scheduler={"algorithm": "asha", "max_t": 9, "reduction_factor": 3, "form": "promote"}))
         kills = 0
         while self.search(name)["state"] == "running":
-            if kills < 16:
+            if kills < KILLS:
                 victim = random.choice(["head", "head", "node", "supervise", "rank"])
                 if victim == "rank":
                     ranks = [p for p in self.pids() if b"train.py" in self.command_of(p)]
@@ -170,14 +175,17 @@ class Searches(ClusterCase):
                     self.kill(victim)
                 kills += 1
             time.sleep(random.uniform(0.2, 0.6))
-        self.assertGreater(kills, 8)
+        self.assertGreater(kills, KILLS // 2)
         self.wait_search(name, "succeeded")
-        listed = self.check_whole(name, 16, 9, resumed=True)
+        listed = self.check_whole(name, TRIALS, 9, resumed=True)
         self.assertTrue(any(len(t["legs"]) > 1 for t in listed))
         self.assertTrue(any(t["iteration"] == 9 and t["state"] == "complete" for t in listed))
         for t in listed:
             for leg in t["legs"][1:]:
                 self.assertIn(self.get(f"/v1/jobs/{leg}")["resumed_from"], t["legs"])
+        # What was decided follows from what was recorded: read anew, it is the same.
+        self.kill("head")
+        self.assertEqual(self.trials(name), listed)
 
     def command_of(self, pid):
         with contextlib.suppress(OSError):
