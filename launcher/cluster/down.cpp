@@ -41,21 +41,22 @@ std::unique_ptr<DownWay> way_of(const std::string& name, const DownOptions& opti
 
 }  // namespace
 
-std::optional<nlohmann::json> ask_head(const fs::path& socket, const std::string& name) {
+std::optional<nlohmann::json> ask_head(const fs::path& socket, const std::string& name,
+                                       const std::string& target) {
   try {
     const wire::ApiClient client(socket, name);
     if (!client.answers()) return std::nullopt;
-    return client.get("/v1/status?trials=1", std::chrono::seconds(10));
+    return client.get(target, std::chrono::seconds(10));
   } catch (const Error&) {
     return std::nullopt;
   }
 }
 
 void survey_jobs(const fs::path& socket, const std::string& name, DownSurvey& survey) {
-  const auto status = ask_head(socket, name);
-  if (!status) return;
+  const auto answer = ask_head(socket, name, "/v1/jobs");  // those of trials too
+  if (!answer) return;
   survey.head_answers = true;
-  for (const nlohmann::json& job : wire::member(*status, "jobs")) {
+  for (const nlohmann::json& job : wire::member(*answer, "jobs")) {
     const std::string state = wire::get_string(job, "state");
     if (state != "succeeded" && state != "failed" && state != "stopped") {
       survey.running.push_back(wire::get_string(job, "job"));

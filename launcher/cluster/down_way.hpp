@@ -29,8 +29,9 @@ class DownWay {
 std::unique_ptr<DownWay> local_down(const std::string& name, const DownOptions& options);
 std::unique_ptr<DownWay> hosts_down(const ClusterState& state, const DownOptions& options);
 
-// What the head that listens at `socket` says of itself; absent when nobody answers.
-std::optional<nlohmann::json> ask_head(const fs::path& socket, const std::string& name);
+// What the head that listens at `socket` says at `target`; absent when nobody answers.
+std::optional<nlohmann::json> ask_head(const fs::path& socket, const std::string& name,
+                                       const std::string& target = "/v1/status");
 // Asks it which jobs run.
 void survey_jobs(const fs::path& socket, const std::string& name, DownSurvey& survey);
 // Tells it to end all that it holds. The head's answer. Throws Error.

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/core/capture.hpp"
+#include "launcher/core/paths.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/process_exit.hpp"
 #include "launcher/core/text.hpp"
@@ -507,6 +508,30 @@ TEST_CASE("without a cluster: down is done, others say how to begin") {
   CHECK(gcp.exit.code == 2);
   CHECK(has(gcp.err, "provider gcp is not built yet"));
   CHECK(has(gcp.err, "the file has no errors"));
+}
+
+TEST_CASE("down asks first when jobs run, also those of trials and of an older head") {
+  House house;
+  const fs::path head_root = house.work / "state/dtrain/clusters/c/head";
+  fs::create_directories(head_root);
+  const FakeHead head(
+      paths::head_socket(head_root),
+      [](const FakeHead::Request& request) -> FakeHead::Response {
+        // Of a head without searches a status takes nothing but jobs.
+        if (request.target.find("trials") != std::string::npos) {
+          return {400, R"({"error":{"code":"invalid","message":"a status takes jobs=N"}})"};
+        }
+        if (request.target != "/v1/jobs") return {200, R"({"jobs":[]})"};
+        return {200, json{{"jobs",
+                           {summary("job-aaaaaa", "running"), summary("job-bbbbbb", "stopped")}}}
+                         .dump()};
+      },
+      [](FakeHead::Connection&) {});
+  const Captured asked = house.run({"down"});
+  CHECK(asked.exit.code == 1);
+  CHECK(has(asked.err, "1 job runs on c: job-aaaaaa"));
+  CHECK(has(asked.err, "dtrain down -y"));
+  CHECK(fs::exists(head_root));
 }
 
 TEST_CASE("up finds what is missing here before it reaches for a host") {
