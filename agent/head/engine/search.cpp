@@ -17,11 +17,34 @@ using Kind = SearchRecord::Kind;
 using State = Trial::State;
 using Fate = Trial::Fate;
 
-constexpr std::size_t kMarks = 64;
+constexpr std::size_t kMarks = 1000;
 constexpr double kNotANumber = std::numeric_limits<double>::quiet_NaN();
 
 bool same(const std::optional<double>& a, const std::optional<double>& b) {
   return a.has_value() == b.has_value() && (!a || *a == *b || (std::isnan(*a) && std::isnan(*b)));
+}
+
+using Marks = std::vector<Trial::Mark>;
+
+// Behind the newest one that is not later than `step`.
+Marks::const_iterator behind(const Marks& marks, std::int64_t step) {
+  return std::ranges::upper_bound(marks, step, {}, &Trial::Mark::step);
+}
+
+void mark(Trial& trial, std::int64_t step) {
+  if (trial.iteration % trial.mark_every != 0) return;
+  while (trial.marks.size() >= kMarks) {
+    trial.mark_every *= 2;
+    std::erase_if(trial.marks,
+                  [&](const auto& each) { return each.iteration % trial.mark_every != 0; });
+  }
+  trial.marks.push_back({step, trial.iteration, trial.time});
+}
+
+void forget_marks_before(Trial& trial, std::int64_t step) {
+  const auto later = behind(trial.marks, step);
+  if (later != trial.marks.begin()) trial.marks.erase(trial.marks.begin(), std::prev(later));
+  trial.mark_every = 1;
 }
 
 }  // namespace
@@ -129,12 +152,11 @@ std::optional<SearchRecord> Search::checkpointed(TrialNumber number, int checkpo
   record.iteration = trial->iteration;
   record.time = trial->time;
   if (trial->step && step < *trial->step && !trial->marks.empty()) {
-    const Trial::Mark* at = &trial->marks.front();
-    for (const Trial::Mark& mark : trial->marks) {
-      if (mark.step <= step) at = &mark;
-    }
-    record.iteration = at->iteration;
-    record.time = at->time;
+    const auto later = behind(trial->marks, step);
+    const TrialCheckpoint base = trial->base.value_or(TrialCheckpoint{});
+    const bool is_first = later == trial->marks.begin();
+    record.iteration = is_first ? base.iteration : std::prev(later)->iteration;
+    record.time = is_first ? base.time : std::prev(later)->time;
   }
   return tell(std::move(record));
 }
@@ -274,10 +296,7 @@ void Search::apply_report(Trial& trial, const SearchRecord& record) {
   trial.best = record.best ? record.best : std::optional(kNotANumber);
   trial.best_iteration = record.number;
   trial.report_seq = record.seq;
-  if (record.step && keeps_reports()) {
-    trial.marks.push_back({*record.step, trial.iteration, trial.time});
-    if (trial.marks.size() > kMarks) trial.marks.pop_front();
-  }
+  if (record.step && keeps_reports()) mark(trial, *record.step);
   const tune::Measured measured{trial.number, trial.time, value};
   const bool is_pbt = spec_.scheduler.algorithm == tune::SchedulerSpec::Algorithm::pbt;
   // It is being stopped: what it still reports counts, and is no more a matter of decisions.
@@ -361,6 +380,7 @@ void Search::apply_checkpoint(Trial& trial, const SearchRecord& record) {
   trial.checkpoint =
       TrialCheckpoint{trial.legs.back(), static_cast<int>(record.number), record.step.value_or(0),
                       record.iteration, record.time.value_or(0)};
+  forget_marks_before(trial, trial.checkpoint->step);
   // One behind an exploit's decision is of a line that is left: it makes no donor.
   if (!trial.ended() && !trial.next_params) {
     scheduler_->checkpointed(trial.number, trial.checkpoint->time);

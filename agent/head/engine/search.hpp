@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <set>
@@ -63,13 +62,16 @@ struct Trial {
   // Of another trial, or an older one of its own: where the next leg starts.
   std::optional<TrialCheckpoint> from;
 
-  // Where it was at its last reports, for checkpoints that are committed behind them.
+  // Where it was since its newest checkpoint, for the next one, which may be committed after later
+  // reports: each report, or each 2nd, 4th, … of more than a thousand. What is found for a step is
+  // never of a later one.
   struct Mark {
     std::int64_t step = 0;
     std::int64_t iteration = 0;
     double time = 0;
   };
-  std::deque<Mark> marks;
+  std::vector<Mark> marks;  // by step
+  std::int64_t mark_every = 1;
   std::int64_t report_seq = 0;  // of the record that its next report takes the place of; 0: none
 
   bool ended() const { return state != State::running && state != State::paused; }

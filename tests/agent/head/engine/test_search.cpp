@@ -476,6 +476,41 @@ TEST_CASE("a trial without steps counts on from where it goes on, after an explo
   CHECK(search.find(1)->time == 2);
 }
 
+TEST_CASE("a checkpoint is of where the trial was at its step, however late it is committed") {
+  Search search(
+      spec_of(R"({"num_samples": 2, "scheduler": {"algorithm": "pbt", "perturbation_interval": 2,
+                  "quantile_fraction": 0.5}})"));
+  search.started({{"lr", 0.5}}, JobId("a"));
+  std::int64_t reports = 0;
+  const auto report_until = [&](std::int64_t last) {
+    while (reports < last) {
+      ++reports;
+      REQUIRE(search.reported(0, 10 * reports, {{"accuracy", 0.5}}));
+    }
+  };
+  const auto committed = [&](std::int64_t step) {
+    REQUIRE(search.checkpointed(0, static_cast<int>(step), step));
+    return search.find(0)->checkpoint->iteration;
+  };
+  report_until(1'000);
+  for (const std::int64_t step : {5, 10, 19, 4'000, 9'990}) {
+    CHECK(committed(step) == step / 10);
+    CHECK(search.find(0)->checkpoint->time == static_cast<double>(step / 10));
+  }
+  for (int i = 0; i < 100; ++i) {
+    report_until(reports + 100);
+    CHECK(committed(10 * reports - 501) == reports - 51);
+  }
+  // After a thousand reports without a checkpoint it may be a little before, and never behind.
+  report_until(61'000);
+  for (const std::int64_t step : {123'450, 400'000, 609'000, 609'990, 200'000}) {
+    const std::int64_t iteration = committed(step);
+    CHECK(iteration <= step / 10);
+    if (step > 200'000) CHECK(iteration > step / 10 - 100);
+    CHECK(search.find(0)->checkpoint->time == static_cast<double>(iteration));
+  }
+}
+
 TEST_CASE("what a trial reports while it is stopped counts, and nobody decides by it") {
   for (const bool paused : {false, true}) {
     CAPTURE(paused);
