@@ -217,10 +217,16 @@ void BoundCpus::take(const fs::path& system, int ranks, int each) {
                                          std::to_string(cpus.size() - free.size()) + " of the " +
                                          std::to_string(cpus.size()) + " that there are here");
   }
-  ranks_ = std::move(*chosen);
-  for (const std::vector<int>& of_rank : ranks_) {
-    for (const int cpu : of_rank) held_[cpu] = hold(cpu);
+  std::map<int, UniqueFd> held;
+  for (const std::vector<int>& of_rank : *chosen) {
+    for (const int cpu : of_rank) {
+      if (!(held[cpu] = hold(cpu))) {
+        throw Error(ErrorCode::conflict, "CPU " + std::to_string(cpu) + " was taken meanwhile");
+      }
+    }
   }
+  held_ = std::move(held);
+  ranks_ = std::move(*chosen);
 }
 
 const std::vector<int>& BoundCpus::of(int local_rank) const {

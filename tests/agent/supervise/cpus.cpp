@@ -1,6 +1,7 @@
 #include "agent/supervise/cpus.hpp"
 
 #include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <doctest/doctest.h>
@@ -124,4 +125,27 @@ TEST_CASE("CPUs: each belongs to one, as long as that lives") {
   one.release();
   other.take("/sys/devices/system", 1, cpus);
   CHECK(static_cast<int>(other.of(0).size()) == cpus);
+}
+
+TEST_CASE("CPUs: who cannot hold all has none") {
+  const auto cpus = static_cast<int>(usable_cpus("/sys/devices/system").size());
+  if (cpus < 2) return;
+  BoundCpus one(own_name());
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  // Enough to look at each, and not to hold two.
+  const int next = UniqueFd(::dup(0)).get();
+  REQUIRE(next >= 0);
+  rlimit few = before;
+  few.rlim_cur = static_cast<rlim_t>(next) + 2;
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &few) == 0);
+  try {
+    one.take("/sys/devices/system", 2, 1);
+  } catch (const Error&) {
+  }
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  CHECK(one.of(0).empty());
+  CHECK(one.of(1).empty());
+  one.take("/sys/devices/system", 1, cpus);  // nobody holds any
+  CHECK(static_cast<int>(one.of(0).size()) == cpus);
 }
