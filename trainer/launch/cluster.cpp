@@ -2,7 +2,6 @@
 
 #include <signal.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -78,15 +77,6 @@ void check(const RunConfig& run) {
 int max_restarts(const RunConfig& run) {
   const int failures = run.failure_config.max_failures;
   return failures == -1 ? kWithoutEnd : failures;
-}
-
-nlohmann::json member(const nlohmann::json& of, const char* key) {
-  return of.is_object() ? of.value(key, nlohmann::json()) : nlohmann::json();
-}
-
-std::string text(const nlohmann::json& of, const char* key) {
-  const nlohmann::json value = member(of, key);
-  return value.is_string() ? value.get<std::string>() : std::string();
 }
 
 int exit_code_of(const std::string& state) {

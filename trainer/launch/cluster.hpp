@@ -17,9 +17,6 @@ double resource(const ScalingConfig& scaling, const std::string& name);
 double gpus_each(const ScalingConfig& scaling);
 int max_restarts(const RunConfig& run);
 
-// Of the command's JSON: null, or empty, where it is not there.
-nlohmann::json member(const nlohmann::json& of, const char* key);
-std::string text(const nlohmann::json& of, const char* key);
 // Of one that ended in that state, for main(); nothing else ends.
 int exit_code_of(const std::string& state);
 

@@ -12,7 +12,6 @@
 #include <sstream>
 
 #include "trainer/core/files.hpp"
-#include "trainer/launch/cluster.hpp"
 
 extern char** environ;
 
@@ -143,6 +142,15 @@ class ForChild {
 };
 
 }  // namespace
+
+nlohmann::json member(const nlohmann::json& of, const char* key) {
+  return of.is_object() ? of.value(key, nlohmann::json()) : nlohmann::json();
+}
+
+std::string text(const nlohmann::json& of, const char* key) {
+  const nlohmann::json value = member(of, key);
+  return value.is_string() ? value.get<std::string>() : std::string();
+}
 
 DtrainCommand DtrainCommand::find(const Lookup& lookup) {
   const auto runs = [](const std::filesystem::path& path) {

@@ -42,4 +42,8 @@ class DtrainCommand {
   std::filesystem::path program_;
 };
 
+// Of the command's JSON: null, or empty, where it is not there.
+nlohmann::json member(const nlohmann::json& of, const char* key);
+std::string text(const nlohmann::json& of, const char* key);
+
 }  // namespace dtrain::train

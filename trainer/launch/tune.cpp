@@ -1,13 +1,17 @@
 #include "trainer/launch/tune.hpp"
 
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cmath>
-#include <fstream>
-#include <set>
+#include <cstring>
+#include <filesystem>
 
+#include "trainer/core/files.hpp"
 #include "trainer/launch/cluster.hpp"
 
 namespace dtrain::train {
@@ -27,54 +31,43 @@ json amount(double value) {
                                                     : json(value);
 }
 
-bool is_domain(const json& object) {
-  static const std::set<std::string> kKinds{
-      "constant", "choice",     "grid_search", "sample_from", "uniform",
-      "quniform", "loguniform", "qloguniform", "randn",       "qrandn",
-      "randint",  "qrandint",   "lograndint",  "qlograndint"};
-  return std::any_of(object.items().begin(), object.items().end(),
-                     [](const auto& each) { return kKinds.contains(each.key()); });
-}
-
 // Texts are themselves: a YAML's "1.0" is a number, and its "choice:a:b" a choice.
 json without_words(const json& space) {
   json plain = space;
   for (const auto& [name, value] : plain.items()) {
-    if (name == "when") continue;
+    if (name == "when" || name == "sample_from" || name == "constant") continue;
     if (value.is_string()) {
       value = domain("constant", value);
-    } else if (value.is_object() && !is_domain(value)) {
+    } else if (value.is_object()) {
       value = without_words(value);
     }
   }
   return plain;
 }
 
-// A file that is there as long as this.
+// A file in memory, so that it is gone with this process, whatever ends it.
 class OwnFile {
  public:
-  explicit OwnFile(const std::string& text) {
-    std::string name =
-        (std::filesystem::temp_directory_path() / "dtrain-search-XXXXXX.yaml").string();
-    const int fd = ::mkstemps(name.data(), 5);
-    if (fd < 0) throw Error("cannot make " + name);
-    ::close(fd);
-    path_ = name;
-    std::ofstream file(path_);
-    file << text << "\n" << std::flush;
-    if (!file) throw Error("cannot write " + name);
+  explicit OwnFile(const std::string& text) : file_(::memfd_create("search.yaml", MFD_CLOEXEC)) {
+    // Nor is it a program.
+    if (!file_.valid() || ::fchmod(file_.get(), 0600) != 0) fail();
+    for (std::size_t done = 0; done < text.size();) {
+      const ssize_t wrote = ::write(file_.get(), text.data() + done, text.size() - done);
+      if (wrote < 0) fail();
+      done += static_cast<std::size_t>(wrote);
+    }
   }
-  ~OwnFile() {
-    std::error_code ignored;
-    std::filesystem::remove(path_, ignored);
-  }
-  OwnFile(const OwnFile&) = delete;
-  OwnFile& operator=(const OwnFile&) = delete;
 
-  const std::filesystem::path& path() const { return path_; }
+  std::string path() const {
+    return "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(file_.get());
+  }
 
  private:
-  std::filesystem::path path_;
+  [[noreturn]] static void fail() {
+    throw Error(std::string("cannot write a search down: ") + std::strerror(errno));
+  }
+
+  FileDescriptor file_;
 };
 
 // As metrics are written: a number, or a text for what is not finite.
@@ -102,10 +95,10 @@ TrialResult trial_of(const json& trial) {
 
 namespace tune {
 
-json choice(json values) {
+json choice(std::vector<json> values) {
   return domain("choice", std::move(values));
 }
-json grid_search(json values) {
+json grid_search(std::vector<json> values) {
   return domain("grid_search", std::move(values));
 }
 json uniform(double low, double high) {
@@ -142,20 +135,15 @@ std::size_t ResultGrid::num_errors() const {
 }
 
 const TrialResult& ResultGrid::get_best_result() const {
-  const TrialResult* best = nullptr;
-  for (const TrialResult& each : trials_) {
-    if (each.state == "failed" || !each.value || !std::isfinite(*each.value)) continue;
-    const bool is_better = best == nullptr || (mode_ == "min" ? *each.value < *best->value
-                                                              : *each.value > *best->value);
-    if (is_better) best = &each;
-  }
-  if (best == nullptr) throw Error("ResultGrid: no trial has reported the metric");
+  const auto best = std::find_if(trials_.begin(), trials_.end(),
+                                 [&](const TrialResult& each) { return each.trial == best_; });
+  if (best == trials_.end()) throw Error("ResultGrid: no trial has reported the metric");
   return *best;
 }
 
 json search_document(const json& space, const TuneConfig& tune, const ScalingConfig& scaling,
                      const RunConfig& run, const JobShape& shape,
-                     const std::vector<std::string>& command) {
+                     const std::vector<std::string>& program) {
   check(scaling);
   check(run);
   if (tune.metric.empty()) throw Error("TuneConfig: metric is missing");
@@ -164,12 +152,11 @@ json search_document(const json& space, const TuneConfig& tune, const ScalingCon
   }
   if (!space.is_object() || space.empty())
     throw Error("Tuner: param_space is no object with parameters");
-  json search = {{"command", command},
+  json search = {{"command", program.empty() ? this_command() : program},
                  {"workdir", std::filesystem::current_path().string()},
                  {"nnodes", shape.nodes},
                  {"nproc_per_node", shape.per_node},
                  {"max_restarts", max_restarts(run)},
-                 {"env", {{kFitVariable, "1"}}},
                  {"space", without_words(space)},
                  {"metric", tune.metric},
                  {"mode", tune.mode},
@@ -177,6 +164,7 @@ json search_document(const json& space, const TuneConfig& tune, const ScalingCon
   const auto add = [](json& to, const char* key, const json& value) {
     if (!value.is_null()) to[key] = value;
   };
+  if (program.empty()) search["env"] = {{kFitVariable, "1"}};
   if (!run.name.empty()) search["name"] = run.name;
   if (!run.storage_path.empty()) {
     search["storage_path"] = std::filesystem::absolute(run.storage_path).string();
@@ -207,12 +195,16 @@ json search_document(const json& space, const TuneConfig& tune, const ScalingCon
   return search;
 }
 
-ResultGrid results_of(const json& document, const TuneConfig& config) {
+ResultGrid results_of(const json& document) {
   std::vector<TrialResult> trials;
   for (const json& trial : member(document, "trials")) trials.push_back(trial_of(trial));
   std::sort(trials.begin(), trials.end(),
             [](const TrialResult& a, const TrialResult& b) { return a.trial < b.trial; });
-  ResultGrid results(std::move(trials), config);
+  std::optional<std::uint64_t> best;
+  if (const json trial = member(member(document, "best"), "trial"); trial.is_number_integer()) {
+    best = trial.get<std::uint64_t>();
+  }
+  ResultGrid results(std::move(trials), best);
   results.search = text(document, "search");
   const std::string state = text(document, "state");
   if (state == "succeeded") return results;
@@ -224,29 +216,25 @@ ResultGrid results_of(const json& document, const TuneConfig& config) {
 
 ResultGrid tune_as_search(const DtrainCommand& dtrain, const json& space, const TuneConfig& tune,
                           const ScalingConfig& scaling, const RunConfig& run,
-                          std::vector<std::string> command) {
+                          const std::vector<std::string>& program) {
   static std::atomic<bool> called{false};
-  if (command.empty()) {
-    if (called.exchange(true)) {
-      throw Error("Tuner: a program calls fit() once: its ranks run the same main()");
-    }
-    command = this_command();
+  if (program.empty() && called.exchange(true)) {
+    throw Error("Tuner: a program calls fit() once: its ranks run the same main()");
   }
   check(scaling);
   const Cluster cluster(dtrain);
-  const OwnFile file(
-      search_document(space, tune, scaling, run, place_workers(scaling, cluster.status()), command)
-          .dump(1));
-  const json begun = cluster.ask({"tune", "-d", "--json", file.path()});
+  const json document =
+      search_document(space, tune, scaling, run, place_workers(scaling, cluster.status()), program);
+  const json begun = cluster.ask({"tune", "-d", "--json", OwnFile(document.dump(1)).path()});
   const std::string search = begun.at("search").get<std::string>();
   cluster.follow({"tune", "status", "-f", search}, search, 2);
-  const json document = cluster.ask({"tune", "result", "--json", search}, 2);
-  const std::string state = document.value("state", "");
+  const json result = cluster.ask({"tune", "result", "--json", search}, 2);
+  const std::string state = result.value("state", "");
   if (state != "succeeded" && state != "failed" && state != "stopped") {
     throw Error("following " + search + " broke off, it is " + state + ": dtrain tune status -f " +
                 search);
   }
-  return results_of(document, tune);
+  return results_of(result);
 }
 
 }  // namespace dtrain::train

@@ -3,8 +3,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
-#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -19,8 +17,8 @@ namespace dtrain::train {
 
 // Parameters of a space, as docs/search_yaml.md has them: {{"lr", tune::loguniform(1e-4, 1e-1)}}.
 namespace tune {
-nlohmann::json choice(nlohmann::json values);
-nlohmann::json grid_search(nlohmann::json values);
+nlohmann::json choice(std::vector<nlohmann::json> values);
+nlohmann::json grid_search(std::vector<nlohmann::json> values);
 nlohmann::json uniform(double low, double high);
 nlohmann::json quniform(double low, double high, double q);
 nlohmann::json loguniform(double low, double high);
@@ -57,8 +55,8 @@ struct TrialResult {
 
 class ResultGrid {
  public:
-  ResultGrid(std::vector<TrialResult> trials, const TuneConfig& config)
-      : trials_(std::move(trials)), mode_(config.mode) {}
+  ResultGrid(std::vector<TrialResult> trials, std::optional<std::uint64_t> best)
+      : trials_(std::move(trials)), best_(best) {}
 
   std::size_t size() const { return trials_.size(); }
   const TrialResult& operator[](std::size_t index) const { return trials_.at(index); }  // by number
@@ -74,22 +72,22 @@ class ResultGrid {
 
  private:
   std::vector<TrialResult> trials_;
-  std::string mode_;
+  std::optional<std::uint64_t> best_;  // its number
 };
 
-// A search YAML's content (JSON is YAML) of `command` with these parameters. Pure. Throws Error as
-// submit_words.
+// A search YAML's content (JSON is YAML) of `program` with these parameters; empty: of this
+// program, as it was started, whose fit() ends its ranks. Throws Error as submit_words.
 nlohmann::json search_document(const nlohmann::json& space, const TuneConfig& tune,
                                const ScalingConfig& scaling, const RunConfig& run,
-                               const JobShape& shape, const std::vector<std::string>& command);
+                               const JobShape& shape, const std::vector<std::string>& program);
 
 // Of `dtrain tune result --json`.
-ResultGrid results_of(const nlohmann::json& document, const TuneConfig& config);
+ResultGrid results_of(const nlohmann::json& document);
 
-// Runs `command` as the trials of a search of the current cluster, as fit_as_job() does a job: the
+// Runs `program` as the trials of a search of the current cluster, as fit_as_job() does a job: the
 // search is followed, Ctrl-C leaves it running. Empty: this program, with its arguments.
 ResultGrid tune_as_search(const DtrainCommand& dtrain, const nlohmann::json& space,
                           const TuneConfig& tune, const ScalingConfig& scaling,
-                          const RunConfig& run, std::vector<std::string> command);
+                          const RunConfig& run, const std::vector<std::string>& program);
 
 }  // namespace dtrain::train

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "trainer/core/params.hpp"
+#include "trainer/launch/cluster.hpp"
 
 using namespace dtrain::train;
 using nlohmann::json;
@@ -51,11 +52,14 @@ TEST_CASE("a search is what the configurations say, and nothing else") {
                        {"nnodes", 1},
                        {"nproc_per_node", 1},
                        {"max_restarts", 0},
-                       {"env", {{"DTRAIN_FIT", "1"}}},
                        {"space", {{"lr", {{"loguniform", {1e-4, 1e-1}}}}}},
                        {"metric", "accuracy"},
                        {"mode", "max"},
                        {"num_samples", 1}}));
+  // Of this program fit() is to end the ranks, of another one it may be a step of many.
+  const json own = search_document(kSpace, kConfig, {}, {}, {1, 1}, {});
+  CHECK(own.at("env") == json({{"DTRAIN_FIT", "1"}}));
+  CHECK(own.at("command") == json(this_command()));
   const TuneConfig tune{.metric = "loss",
                         .mode = "min",
                         .num_samples = 30,
@@ -90,6 +94,8 @@ TEST_CASE("texts in a space are themselves, whatever they look like") {
                       {"kind", tune::choice({"a", "b"})},
                       {"model", {{"act", "choice:x:y"}, {"when", "kind == 'a'"}}},
                       {"width", tune::sample_from("layers * 2")},
+                      {"pair", tune::choice({{"a", 1}, {"b", 2}})},
+                      {"one", tune::grid_search({64})},
                       {"layers", 2}};
   const json written = search_document(space, kConfig, {}, {}, {1, 1}, {"t"}).at("space");
   CHECK(written.at("version") == json({{"constant", "1.0"}}));
@@ -97,6 +103,8 @@ TEST_CASE("texts in a space are themselves, whatever they look like") {
   CHECK(written.at("model").at("act") == json({{"constant", "choice:x:y"}}));
   CHECK(written.at("model").at("when") == "kind == 'a'");
   CHECK(written.at("width") == json({{"sample_from", "layers * 2"}}));
+  CHECK(written.at("pair") == json::parse(R"({"choice": [["a", 1], ["b", 2]]})"));
+  CHECK(written.at("one") == json::parse(R"({"grid_search": [64]})"));
   CHECK(written.at("layers") == 2);
 }
 
@@ -111,13 +119,16 @@ TEST_CASE("what makes no search is an error that says why") {
                     "Tuner: param_space is no object with parameters");
 }
 
-TEST_CASE("results are by number, the best by the metric's last value") {
+TEST_CASE("results are by number, the best is the head's") {
   const json trials = {trial(1, "complete", 0.9), trial(0, "stopped", 0.5),
                        trial(2, "failed", 0.99), trial(3, "complete", "nan"),
                        trial(4, "failed", nullptr)};
-  const json document = {
-      {"search", "m-abcdef"}, {"state", "succeeded"}, {"reason", ""}, {"trials", trials}};
-  const ResultGrid results = results_of(document, kConfig);
+  const json document = {{"search", "m-abcdef"},
+                         {"state", "succeeded"},
+                         {"reason", ""},
+                         {"trials", trials},
+                         {"best", {{"trial", 1}}}};
+  const ResultGrid results = results_of(document);
   REQUIRE(results.size() == 5);
   CHECK(results.search == "m-abcdef");
   CHECK(results[0].state == "stopped");
@@ -127,7 +138,9 @@ TEST_CASE("results are by number, the best by the metric's last value") {
   CHECK_FALSE(results[4].value);
   CHECK(results.num_errors() == 2);
   CHECK(results.get_best_result().trial == 1);
-  CHECK(results_of(document, {.metric = "accuracy", .mode = "min"}).get_best_result().trial == 0);
+  json least = document;
+  least["best"]["trial"] = 0;
+  CHECK(results_of(least).get_best_result().trial == 0);
   CHECK_FALSE(results.error);
   CHECK(results.exit_code == 0);
 
@@ -135,8 +148,9 @@ TEST_CASE("results are by number, the best by the metric's last value") {
   stopped["state"] = "stopped";
   stopped["reason"] = "stopped by a person";
   stopped["trials"] = json::array({trial(0, "failed", 0.1)});
-  CHECK(results_of(stopped, kConfig).exit_code == 3);
-  CHECK(results_of(stopped, kConfig).error == "stopped by a person");
-  CHECK_THROWS_WITH_AS(results_of(stopped, kConfig).get_best_result(),
+  stopped["best"] = nullptr;
+  CHECK(results_of(stopped).exit_code == 3);
+  CHECK(results_of(stopped).error == "stopped by a person");
+  CHECK_THROWS_WITH_AS(results_of(stopped).get_best_result(),
                        "ResultGrid: no trial has reported the metric", Error);
 }
