@@ -54,7 +54,11 @@ bool same_call(const Post& a, const Post& b) {
 
 // So many ranks of one host: none has to wait for its turn on a core.
 bool have_cores(int ranks) {
-  if (process_variable("DTRAIN_CPUS")) return true;  // cpu_bind: each has its own
+  // cpu_bind: each has its own, unless these were begun by another launcher within such a rank.
+  const auto job = process_variable("DTRAIN_JOB_ID");
+  if (process_variable("DTRAIN_CPUS") && job && job == process_variable("TORCHELASTIC_RUN_ID")) {
+    return true;
+  }
   cpu_set_t set;
   if (::sched_getaffinity(0, sizeof set, &set) != 0) return ranks == 1;
   return ranks <= CPU_COUNT(&set);
