@@ -1,5 +1,6 @@
 #include "agent/link/watched_stream.hpp"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -24,14 +25,15 @@ struct WatchedStream::Watch : std::enable_shared_from_this<WatchedStream::Watch>
     since.reset();
     bytes += came;
   }
-  // Each piece is only noted: the timer looks when so much can have been waited at the earliest.
+  // Each piece is only noted: the timer looks when so much can have been waited at the earliest,
+  // and now and then while this side does not wait.
   void look() {
     const auto all = waited + (since ? Clock::now() - *since : Clock::duration{});
     const bool is_time = all >= watched;
     const bool is_slow = is_time && static_cast<double>(bytes) <
                                         kSlowest * std::chrono::duration<double>(all).count();
     if (is_time) begin();
-    timer.expires_after(is_time ? watched : watched - all);
+    timer.expires_after(is_time ? watched : std::max(watched - all, watched / 20));
     timer.async_wait([weak = weak_from_this()](boost::system::error_code stopped) {
       const auto self = weak.lock();
       if (!stopped && self) self->look();

@@ -47,7 +47,8 @@ struct Watching {
   asio::io_context context;
   std::shared_ptr<Peer> peer = std::make_shared<Peer>(context);
   int slow = 0;
-  link::WatchedStream stream{peer, context.get_executor(), [this] { ++slow; }, kWatched};
+  std::chrono::milliseconds watched = kWatched;
+  link::WatchedStream stream{peer, context.get_executor(), [this] { ++slow; }, watched};
 
   void until_slow(int times) {
     while (slow < times) REQUIRE(context.run_one_for(60s) == 1);
@@ -108,4 +109,17 @@ TEST_CASE("watched stream: it counts from its beginning") {
   asio::co_spawn(watching.context, read(), asio::detached);
   watching.until_slow(1);
   CHECK_FALSE(done);
+}
+
+TEST_CASE("watched stream: one that is idle costs nothing, however much it has waited before") {
+  Watching watching{.watched = 1s};
+  bool done = false;
+  const auto read = [&]() -> asio::awaitable<void> {
+    co_await watching.stream.read();
+    done = true;
+  };
+  asio::co_spawn(watching.context, read(), asio::detached);
+  watching.peer->let.expires_after(990ms);  // a little is left
+  while (!done) REQUIRE(watching.context.run_one_for(60s) == 1);
+  CHECK(watching.context.run_for(500ms) <= 15);
 }
