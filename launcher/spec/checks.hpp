@@ -4,33 +4,16 @@
 #include <string_view>
 #include <vector>
 
-#include "launcher/core/error.hpp"
 #include "launcher/core/names.hpp"
 #include "launcher/spec/cluster_spec.hpp"
 #include "launcher/spec/job_spec.hpp"
+#include "launcher/spec/problem.hpp"
 
-// Inside of launcher/spec: what validate() finds, still with the path of the key, from which the
-// YAML readers know the place in the file.
+// Inside of launcher/spec: what validate() finds, still with the path of the key.
 namespace dtrain::spec {
-
-// Keys and indices from the top of the file: {"env", "RANK"}, {"command", "[0]"}.
-using Path = std::vector<std::string>;
-std::string to_string(const Path& path);  // "env.RANK", "command[0]"
-Path with(Path path, std::string step);
-
-struct Problem {
-  Path path;
-  std::string message;  // without the path
-  std::string hint;     // empty: none
-
-  Error error() const;  // "env.RANK: message"
-};
 
 std::vector<Problem> problems_of(const JobSpec& spec);
 std::vector<Problem> problems_of(const ClusterSpec& spec);
-
-// A value from outside for a message: printable, in quotes, cut after some 60 bytes.
-std::string shown(std::string_view text);
 
 // [A-Za-z_][A-Za-z0-9_]*, at most 255 bytes.
 bool valid_environment_name(std::string_view name) noexcept;

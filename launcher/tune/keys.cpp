@@ -53,17 +53,18 @@ void Keys::number(const std::string& key, double& to, double min, double max, bo
   }
 }
 
-void Keys::whole(const std::string& key, int& to, std::int64_t min, std::int64_t max) {
+std::optional<std::int64_t> Keys::whole_of(const std::string& key, std::int64_t min,
+                                           std::int64_t max) {
   const nlohmann::json* value = find(key);
-  if (!value) return;
+  if (!value || value->is_null()) return std::nullopt;
   const double number = value->is_number() ? value->get<double>() : NAN;
   if (number == std::floor(number) && number >= static_cast<double>(min) &&
       number <= static_cast<double>(max)) {
-    to = static_cast<int>(number);
-  } else {
-    wrong(key, "must be a whole number from " + std::to_string(min) + " to " + std::to_string(max) +
-                   ", not " + shown(*value));
+    return static_cast<std::int64_t>(number);
   }
+  wrong(key, "must be a whole number from " + std::to_string(min) + " to " + std::to_string(max) +
+                 ", not " + shown(*value));
+  return std::nullopt;
 }
 
 void Keys::flag(const std::string& key, bool& to) {

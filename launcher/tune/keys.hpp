@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,10 @@ class Keys {
   const nlohmann::json* find(const std::string& key);  // null: absent
   // Bounds of numbers are inclusive; `above`: the lower one is not.
   void number(const std::string& key, double& to, double min, double max, bool above = false);
-  void whole(const std::string& key, int& to, std::int64_t min, std::int64_t max);
+  template <typename Number>
+  void whole(const std::string& key, Number& to, std::int64_t min, std::int64_t max) {
+    if (const auto number = whole_of(key, min, max)) to = *number;
+  }
   void flag(const std::string& key, bool& to);
   void text(const std::string& key, std::string& to);
   // The enumerator whose name it is, of `names` in their order.
@@ -37,6 +41,7 @@ class Keys {
   Problems& problems() const { return problems_; }
 
  private:
+  std::optional<std::int64_t> whole_of(const std::string& key, std::int64_t min, std::int64_t max);
   void index_of(const std::string& key, std::size_t& to, const std::vector<std::string>& names);
 
   const nlohmann::json* object_ = nullptr;

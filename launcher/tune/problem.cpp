@@ -6,26 +6,6 @@
 
 namespace dtrain::tune {
 
-Path with(Path path, std::string step) {
-  path.push_back(std::move(step));
-  return path;
-}
-
-std::string to_string(const Path& path) {
-  std::string text;
-  for (const std::string& step : path) {
-    if (!text.empty() && !step.starts_with('[')) text += '.';
-    text += printable(step.substr(0, 60), false);
-  }
-  return text;
-}
-
-Error Problem::error() const {
-  Error error(ErrorCode::invalid, path.empty() ? message : to_string(path) + ": " + message);
-  if (!hint.empty()) error.with_hint(hint);
-  return error;
-}
-
 void Problems::add(Path path, std::string message, std::string hint) {
   if (list_.size() < kMost) {
     list_.push_back({std::move(path), std::move(message), std::move(hint)});

@@ -4,23 +4,15 @@
 #include <string>
 #include <vector>
 
-#include "launcher/core/error.hpp"
+#include "launcher/spec/problem.hpp"
 
-// What is wrong with what a person wrote: all of it at once, each with the path of its key, from
-// which a YAML reader knows the place in the file.
+// All of what is wrong with a search at once.
 namespace dtrain::tune {
 
-using Path = std::vector<std::string>;  // keys and indices from the top: {"lr", "uniform", "[0]"}
-Path with(Path path, std::string step);
-std::string to_string(const Path& path);  // "lr.uniform[0]"
-
-struct Problem {
-  Path path;
-  std::string message;  // without the path
-  std::string hint;     // empty: none
-
-  Error error() const;  // invalid, "lr.uniform[0]: message"
-};
+using spec::Path;  // {"lr", "uniform", "[0]"}
+using spec::Problem;
+using spec::to_string;  // "lr.uniform[0]"
+using spec::with;
 
 class Problems {
  public:

@@ -13,7 +13,6 @@ namespace {
 
 using SamplerAlgorithm = SamplerSpec::Algorithm;
 
-constexpr std::array kAlgorithmNames = {"random", "grid", "sobol", "tpe"};
 constexpr int kMostStartup = 100'000;
 constexpr int kMostCandidates = static_cast<int>(SamplerSpec::kMostDraws);
 
@@ -85,7 +84,7 @@ void check_algorithm(const SamplerSpec& spec, const SearchSpace& space, const Pa
 }  // namespace
 
 const char* to_string(SamplerAlgorithm algorithm) noexcept {
-  return kAlgorithmNames[static_cast<std::size_t>(algorithm)];
+  return SamplerSpec::kNames[static_cast<std::size_t>(algorithm)];
 }
 
 SamplerSpec sampler_spec_from_json(const nlohmann::json& json, const SearchSpace& space,
@@ -93,7 +92,7 @@ SamplerSpec sampler_spec_from_json(const nlohmann::json& json, const SearchSpace
   SamplerSpec spec;
   const nlohmann::json object = spelled_out(json);
   Keys keys(object, path, problems);
-  keys.one_of("algorithm", spec.algorithm, kAlgorithmNames);
+  keys.one_of("algorithm", spec.algorithm, SamplerSpec::kNames);
   if (const nlohmann::json* seed = keys.find("seed"); seed && !seed->is_null()) {
     if (seed->is_number_unsigned() || (seed->is_number_integer() && *seed >= 0)) {
       spec.seed = seed->get<std::uint64_t>();

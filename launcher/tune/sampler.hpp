@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -23,6 +24,7 @@ struct SamplerSpec {
     sobol,   // quasi-random: spread more evenly than chance; scrambled by the seed
     tpe,     // learns from the trials that ended, see tpe.hpp
   };
+  static constexpr std::array kNames = {"random", "grid", "sobol", "tpe"};
 
   Algorithm algorithm = Algorithm::random;
   // Absent: whoever starts the search draws one, and keeps it with the search.

@@ -17,7 +17,6 @@ namespace {
 
 using SchedulerAlgorithm = SchedulerSpec::Algorithm;
 
-constexpr std::array kSchedulerNames = {"fifo", "asha", "median_stopping", "pbt", "pbt_replay"};
 constexpr std::array kFormNames = {"stop", "promote"};
 constexpr double kMostTime = SchedulerSpec::kLongest;
 
@@ -151,7 +150,7 @@ void read_schedule(Keys& keys, const SearchSpace& space, std::vector<ScheduleSte
 }  // namespace
 
 const char* to_string(SchedulerAlgorithm algorithm) noexcept {
-  return kSchedulerNames[static_cast<std::size_t>(algorithm)];
+  return SchedulerSpec::kNames[static_cast<std::size_t>(algorithm)];
 }
 
 const char* to_string(Action action) noexcept {
@@ -164,7 +163,7 @@ SchedulerSpec scheduler_spec_from_json(const nlohmann::json& json, const SearchS
   SchedulerSpec spec;
   const nlohmann::json object = spelled_out(json);
   Keys keys(object, path, problems);
-  keys.one_of("algorithm", spec.algorithm, kSchedulerNames);
+  keys.one_of("algorithm", spec.algorithm, SchedulerSpec::kNames);
   keys.text("time_attr", spec.time_attr);
   switch (spec.algorithm) {
     case SchedulerAlgorithm::fifo:

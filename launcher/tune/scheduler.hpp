@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -59,6 +60,7 @@ struct ScheduleStep {
 // `scheduler` of a YAML: "asha", or {algorithm: asha, max_t: 81, …}.
 struct SchedulerSpec {
   enum class Algorithm : std::uint8_t { fifo, asha, median_stopping, pbt, pbt_replay };
+  static constexpr std::array kNames = {"fifo", "asha", "median_stopping", "pbt", "pbt_replay"};
 
   Algorithm algorithm = Algorithm::fifo;
   std::string time_attr = kIteration;

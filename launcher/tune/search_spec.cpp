@@ -11,18 +11,6 @@
 namespace dtrain::tune {
 namespace {
 
-template <typename Number>
-void read_whole(Keys& keys, const std::string& key, Number& to, std::int64_t most) {
-  const nlohmann::json* value = keys.find(key);
-  if (!value || value->is_null()) return;
-  if (value->is_number_integer() && *value >= 1 && *value <= most) {
-    to = value->get<std::int64_t>();
-  } else {
-    keys.wrong(
-        key, "must be a whole number from 1 to " + std::to_string(most) + ", not " + shown(*value));
-  }
-}
-
 void read_fail_fast(Keys& keys, FailFast& to) {
   const nlohmann::json* value = keys.find("fail_fast");
   if (!value || value->is_null()) return;
@@ -69,9 +57,7 @@ void read_keys(Keys& keys, SearchSpec& spec) {
     const nlohmann::json* found = keys.find(key);
     return found ? *found : nlohmann::json();
   };
-  if (const nlohmann::json* name = keys.find("name")) {
-    if (name->is_string()) spec.name = name->get<std::string>();
-  }
+  keys.text("name", spec.name);
   if (const nlohmann::json* space = keys.find("space")) {
     const std::size_t before = problems.list().size();
     spec.space = SearchSpace::from_json(*space, keys.path("space"), problems);
@@ -85,11 +71,10 @@ void read_keys(Keys& keys, SearchSpec& spec) {
   spec.search = sampler_spec_from_json(value("search"), spec.space, keys.path("search"), problems);
   spec.scheduler =
       scheduler_spec_from_json(value("scheduler"), spec.space, keys.path("scheduler"), problems);
-  read_whole(keys, "num_samples", spec.num_samples,
-             static_cast<std::int64_t>(SearchSpec::kMostTrials));
-  read_whole(keys, "max_concurrent", spec.max_concurrent, SearchSpec::kMostConcurrent);
+  keys.whole("num_samples", spec.num_samples, 1, SearchSpec::kMostTrials);
+  keys.whole("max_concurrent", spec.max_concurrent, 1, SearchSpec::kMostConcurrent);
   std::optional<std::int64_t> budget;
-  read_whole(keys, "time_budget_s", budget, limits::kTimeoutSeconds);
+  keys.whole("time_budget_s", budget, 1, limits::kTimeoutSeconds);
   if (budget) spec.time_budget = std::chrono::seconds(*budget);
   spec.stop = stop_from_json(value("stop"), keys.path("stop"), problems);
   read_fail_fast(keys, spec.fail_fast);
@@ -99,12 +84,12 @@ void read_keys(Keys& keys, SearchSpec& spec) {
 }  // namespace
 
 void validate(const SearchSpec& spec, Problems& problems) {
-  for (const spec::Problem& problem : spec::problems_of(spec.job)) {
+  std::vector<Problem> of_job = spec::problems_of(spec.job);
+  spec::Checks own;
+  if (spec.name != spec.job.name) own.name({"name"}, spec.name, "name: mnist");
+  for (Problem& problem : own.take()) of_job.push_back(std::move(problem));
+  for (const Problem& problem : of_job) {
     problems.add(problem.path, problem.message, problem.hint);
-  }
-  if (!valid_name(spec.name) || spec.name.size() > limits::kNameLength) {
-    problems.add({"name"}, "must be 1 to " + std::to_string(limits::kNameLength) +
-                               " of a-z A-Z 0-9 . _ -, not " + spec::shown(spec.name));
   }
   if (!spec.job.after.empty()) problems.add({"after"}, "a search comes after no job");
   if (!spec.job.resumes.empty()) {

@@ -10,9 +10,10 @@ namespace {
 using nlohmann::json;
 using spec::Shape;
 
-json one_of(std::initializer_list<const char*> names) {
+template <typename Names>
+json one_of(const Names& names) {
   json schema;
-  schema["enum"] = json(std::vector<std::string>(names.begin(), names.end()));
+  schema["enum"] = names;
   return schema;
 }
 
@@ -29,8 +30,13 @@ json whole(std::int64_t most) {
   return schema;
 }
 
+Shape whole_shape(std::int64_t most) {
+  return Shape::special(Shape::whole(1, static_cast<double>(most)).in_words(), whole(most));
+}
+
 // A name, or an object whose `algorithm` it is; what else that has depends on it.
-json algorithm(std::initializer_list<const char*> names) {
+template <typename Names>
+json algorithm(const Names& names) {
   json object = typed("object");
   object["properties"]["algorithm"] = one_of(names);
   json schema;
@@ -40,8 +46,7 @@ json algorithm(std::initializer_list<const char*> names) {
 
 json fail_fast() {
   json schema;
-  schema["anyOf"] =
-      json::array({typed("boolean"), whole(static_cast<std::int64_t>(SearchSpec::kMostTrials))});
+  schema["anyOf"] = json::array({typed("boolean"), whole(SearchSpec::kMostTrials)});
   return schema;
 }
 
@@ -65,39 +70,32 @@ std::vector<spec::Key> search_keys() {
       example(required(key("metric", Shape::special("text", std::move(name)), nullptr,
                            "What is to become best, as rank 0 reports it.")),
               "metric: val_accuracy"),
-      example(required(key("mode", Shape::special("min or max", one_of({"min", "max"})), nullptr,
-                           "Whether less of it is better, or more.")),
+      example(required(key("mode", Shape::special("min or max", one_of(std::array{"min", "max"})),
+                           nullptr, "Whether less of it is better, or more.")),
               "mode: max"),
-      example(key("search",
-                  Shape::special("name, or mapping with `algorithm`",
-                                 algorithm({"random", "grid", "sobol", "tpe"})),
-                  nullptr,
-                  "How parameters are found: `random` (the default), `grid`, `sobol` or `tpe`; "
-                  "with `seed`, `points_to_evaluate` and what the algorithm has."),
-              "search: {algorithm: tpe, seed: 1}"),
+      example(
+          key("search",
+              Shape::special("name, or mapping with `algorithm`", algorithm(SamplerSpec::kNames)),
+              nullptr,
+              "How parameters are found: `random` (the default), `grid`, `sobol` or `tpe`; "
+              "with `seed`, `points_to_evaluate` and what the algorithm has."),
+          "search: {algorithm: tpe, seed: 1}"),
       example(
           key("scheduler",
-              Shape::special("name, or mapping with `algorithm`",
-                             algorithm({"fifo", "asha", "median_stopping", "pbt", "pbt_replay"})),
+              Shape::special("name, or mapping with `algorithm`", algorithm(SchedulerSpec::kNames)),
               nullptr,
               "What becomes of trials while they run: `fifo` (the default: nothing), `asha`, "
               "`median_stopping`, `pbt` or `pbt_replay`; with `time_attr` and what the algorithm "
               "has."),
           "scheduler: {algorithm: asha, max_t: 81}"),
-      example(key("num_samples",
-                  Shape::special("whole number of 1 to 100000",
-                                 whole(static_cast<std::int64_t>(SearchSpec::kMostTrials))),
-                  1, "How many trials, of each combination of `grid_search`."),
+      example(key("num_samples", whole_shape(SearchSpec::kMostTrials), 1,
+                  "How many trials, of each combination of `grid_search`."),
               "num_samples: 30"),
-      example(key("max_concurrent",
-                  Shape::special("whole number of 1 to 10000", whole(SearchSpec::kMostConcurrent)),
-                  nullptr,
+      example(key("max_concurrent", whole_shape(SearchSpec::kMostConcurrent), nullptr,
                   "How many trials run or wait in the queue at a time. Absent: as many wait as "
                   "run, and two at least, so that machines can be asked for."),
               "max_concurrent: 8"),
-      example(key("time_budget_s",
-                  Shape::special("whole number of 1 to 315360000", whole(limits::kTimeoutSeconds)),
-                  nullptr,
+      example(key("time_budget_s", whole_shape(limits::kTimeoutSeconds), nullptr,
                   "Seconds after which no trial begins and those that run are stopped. Absent: no "
                   "limit."),
               "time_budget_s: 3600"),
@@ -155,11 +153,7 @@ Read<SearchSpec> parse_search_yaml(std::string_view text, const std::string& fil
   read_search_keys(own, spec, problems);
   // Of a space that is wrong nothing else can be said.
   validate(spec, problems);
-  std::vector<spec::Problem> list;
-  for (const Problem& problem : problems.list()) {
-    list.push_back({problem.path, problem.message, problem.hint});
-  }
-  spec::report_problems(list, document, report);
+  spec::report_problems(problems.list(), document, report);
   report.finish();
   return {std::move(spec), report.take_warnings()};
 }

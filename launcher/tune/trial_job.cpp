@@ -19,15 +19,15 @@ struct Placeholder {
 
 std::optional<Placeholder> placeholder_at(std::string_view text, std::size_t begin) {
   if (begin > 0 && text[begin - 1] == '$') return std::nullopt;
-  const std::size_t close = text.find('}', begin);
-  if (close == std::string_view::npos) return std::nullopt;
-  const std::string_view inner = text.substr(begin + 1, close - begin - 1);
-  const std::size_t colon = inner.find(':');
-  const std::string_view name = inner.substr(0, colon);
+  const std::size_t end = text.find_first_of(":{}", begin + 1);
+  if (end == std::string_view::npos || text[end] == '{') return std::nullopt;
+  const std::string_view name = text.substr(begin + 1, end - begin - 1);
   if (!valid_parameter_name(name)) return std::nullopt;
-  Placeholder found{begin, close + 1, std::string(name), std::nullopt};
-  if (colon != std::string_view::npos) found.otherwise = std::string(inner.substr(colon + 1));
-  return found;
+  if (text[end] == '}') return Placeholder{begin, end + 1, std::string(name), std::nullopt};
+  const std::size_t close = text.find('}', end);
+  if (close == std::string_view::npos) return std::nullopt;
+  return Placeholder{begin, close + 1, std::string(name),
+                     std::string(text.substr(end + 1, close - end - 1))};
 }
 
 // Each that has the form of one, whether there is such a parameter or not.
@@ -42,28 +42,39 @@ void each_placeholder(std::string_view text, Each each) {
   }
 }
 
-// Whether a shell reads what stands there as part of a quoted text.
-bool is_quoted(std::string_view text, std::size_t at) {
-  char quote = 0;
-  for (std::size_t i = 0; i < at; ++i) {
-    const char c = text[i];
-    if (c == '\\' && quote != '\'') {
-      ++i;
-    } else if (quote != 0) {
-      if (c == quote) quote = 0;
-    } else if (c == '"' || c == '\'' || c == '`') {
-      quote = c;
+// Whether a shell reads what stands at a place as part of a quoted text.
+class Quotes {
+ public:
+  explicit Quotes(std::string_view text) : text_(text) {}
+
+  // Not before the place that was asked for last.
+  bool around(std::size_t at) {
+    for (; next_ < at; ++next_) {
+      const char c = text_[next_];
+      if (c == '\\' && quote_ != '\'') {
+        ++next_;
+      } else if (quote_ != 0) {
+        if (c == quote_) quote_ = 0;
+      } else if (c == '"' || c == '\'' || c == '`') {
+        quote_ = c;
+      }
     }
+    return quote_ != 0;
   }
-  return quote != 0;
-}
+
+ private:
+  std::string_view text_;
+  std::size_t next_ = 0;
+  char quote_ = 0;  // that is open; 0: none
+};
 
 void check_text(std::string_view text, const SearchSpace& space,
                 const std::vector<std::string>& names, bool shell, const Path& path,
                 Problems& problems) {
+  Quotes quotes(text);
   each_placeholder(text, [&](const Placeholder& found) {
     if (const Parameter* parameter = space.find(found.name)) {
-      if (shell && is_quoted(text, found.begin)) {
+      if (shell && quotes.around(found.begin)) {
         problems.add(path, "{" + found.name + "} stands between quotes",
                      "write it without them: it is quoted as one word anyway");
       }

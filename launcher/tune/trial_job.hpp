@@ -29,7 +29,7 @@ void check_placeholders(const JobSpec& job, const SearchSpace& space, Problems& 
 // The parameters whose {name} stand there.
 std::set<std::string> placeholders_of(const JobSpec& job, const SearchSpace& space);
 
-// The job of a trial with these parameters, named after it; without its `trial`.
+// `job` with these parameters in it.
 JobSpec trial_job(const JobSpec& job, const SearchSpace& space, const Params& params);
 
 }  // namespace dtrain::tune

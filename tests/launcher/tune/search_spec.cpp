@@ -94,6 +94,10 @@ TEST_CASE("what is wrong with a search is said, all of it") {
   CHECK(wrong([](nlohmann::json& json) {
           json["job"]["after"] = nlohmann::json::array({"a-b"});
         }) == "after: a search comes after no job\n");
+  CHECK(wrong([](nlohmann::json& json) { json["name"] = 5; }) == "name: must be a text, not 5\n");
+  // Once, though it is the job's and the search's.
+  CHECK(wrong([](nlohmann::json& json) { json["job"]["name"] = "a b"; }) ==
+        "name: 'a b' is no name: 1 to 40 of a-z A-Z 0-9 . _ -, not beginning with . or -\n");
   CHECK(wrong([](nlohmann::json& json) { json["space"] = nlohmann::json::object(); }) ==
         "space: has no parameter\n");
   nlohmann::json json = small();
@@ -121,6 +125,9 @@ TEST_CASE("parameters stand where their names do") {
   CHECK(plain("{{lr}}") == "{0.1}");
   CHECK(plain("{momentum:0.9}|{momentum:}|{lr:7}") == "0.9||0.1");
   CHECK_THROWS_AS(plain("{momentum}"), Error);
+  const std::string braces(200'000, '{');
+  CHECK(plain(braces.c_str()) == braces);
+  CHECK(plain((braces + "lr}").c_str()) == braces.substr(1) + "0.1");
   const double exact = 0.1 + 0.2;
   CHECK(std::stod(filled("{lr}", space, {{"lr", exact}}, false)) == exact);
   CHECK(std::stod(filled("{lr}", space, {{"lr", 1e-7}}, false)) == 1e-7);
