@@ -183,6 +183,7 @@ struct JobSpec {
 
   std::uint64_t kept_log() const;  // log_limit, or what it is when absent
   int bound_cpus() const;          // CPUs of each rank's own; 0: ranks are not bound
+  bool is_leg() const { return trial && trial->leg > 0; }  // of a search's trial
   bool operator==(const JobSpec&) const = default;
 };
 

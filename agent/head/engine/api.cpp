@@ -15,14 +15,27 @@ constexpr std::size_t kLongestSubmission = 256;
 
 }  // namespace
 
-nlohmann::json error_answer(const std::exception_ptr& failure) {
+Error error_of(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
   } catch (const Error& error) {
-    return wire::error_to_json(error);
+    return error;
   } catch (const std::exception& error) {
-    return wire::error_to_json(Error(ErrorCode::internal, error.what()));
+    return Error(ErrorCode::internal, error.what());
   }
+}
+
+void check_submission_id(const std::string& id) {
+  if (id.size() > kLongestSubmission) {
+    throw Error(ErrorCode::invalid, "\"submission_id\" is longer than 256 bytes");
+  }
+}
+
+void wait_for_submission(std::vector<Engine::Answer>& waiting, Engine::Answer done) {
+  if (waiting.size() >= kMaxWaitingSubmitters) {
+    throw Error(ErrorCode::conflict, "this submission is being written already");
+  }
+  waiting.push_back(std::move(done));
 }
 
 void Engine::Impl::submit(const std::string& submission_id, JobSpec spec,
@@ -31,10 +44,7 @@ void Engine::Impl::submit(const std::string& submission_id, JobSpec spec,
       !submission_id.empty() && known != submissions.end()) {
     Job& job = jobs.at(known->second);
     if (!job.durable) {
-      if (job.submitters.size() >= kMaxWaitingSubmitters) {
-        throw Error(ErrorCode::conflict, "this submission is being written already");
-      }
-      job.submitters.push_back(std::move(done));
+      wait_for_submission(job.submitters, std::move(done));
       return;
     }
     done({{"job", job.row.id.str()},
@@ -43,9 +53,7 @@ void Engine::Impl::submit(const std::string& submission_id, JobSpec spec,
     return;
   }
   check_open();
-  if (submission_id.size() > kLongestSubmission) {
-    throw Error(ErrorCode::invalid, "\"submission_id\" is longer than 256 bytes");
-  }
+  check_submission_id(submission_id);
   if (spec.trial) own_trial(spec);
   if (const std::vector<Error> problems = validate(spec); !problems.empty()) {
     Error error = problems.front();
@@ -181,7 +189,7 @@ void Engine::Impl::keep_submitted(Job& job, Tx tx) {
   state.message = to_string(job.row.state);
   tx.changes.events.push_back(state);
   tx.changes.jobs.push_back(job.row);
-  const bool is_leg = job.spec.trial && job.spec.trial->leg > 0;
+  const bool is_leg = job.spec.is_leg();
   if (is_leg) note_leg(tx, job);
   const std::weak_ptr<int> guard = alive;
   // Its effects are not in the outbox yet: they are dropped if the store refuses. A search counts
@@ -208,13 +216,13 @@ void Engine::Impl::submitted(const JobId& id, std::exception_ptr failure) {
   submitting.erase(id);
   nlohmann::json answer;
   if (failure) {
-    note_no_leg(*job, wire::error_from_json(error_answer(failure)));
+    note_no_leg(*job, error_of(failure));
     std::error_code ignored;
     fs::remove(options.root.secrets(id), ignored);
     submissions.erase(job->row.submission_id);
     drop_storage(*job);
     jobs.erase(id);
-    answer = error_answer(failure);
+    answer = wire::error_to_json(error_of(failure));
   } else {
     job->durable = true;
     live.emplace(id, job);

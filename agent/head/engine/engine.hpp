@@ -16,13 +16,16 @@
 #include "launcher/core/paths.hpp"
 #include "launcher/spec/job_spec.hpp"
 #include "launcher/spec/storage_spec.hpp"
-#include "launcher/tune/search_spec.hpp"
 #include "launcher/wire/attempt.hpp"
 #include "launcher/wire/node.hpp"
 #include "launcher/wire/node_types.hpp"
 
 // What the head decides. The engine has no sockets: it is told what happened and says what is to be
 // done. It runs on one thread, the head's main one; the store's thread calls back by `post`.
+namespace dtrain::tune {
+struct SearchSpec;
+}
+
 namespace dtrain::head {
 
 class Store;

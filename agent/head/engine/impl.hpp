@@ -261,7 +261,11 @@ struct Tx {
   std::vector<std::function<void()>> when_durable;  // also for Urgency::soon; for acknowledgements
 };
 
-nlohmann::json error_answer(const std::exception_ptr& failure);  // of Engine::Answer
+Error error_of(const std::exception_ptr& failure);
+nlohmann::json time_json(const std::optional<WallTime>& time);
+// Of a submission by a job or a search. Both throw Error.
+void check_submission_id(const std::string& id);
+void wait_for_submission(std::vector<Engine::Answer>& waiting, Engine::Answer done);
 // The error of docs/api.md for a failure that no rank is the cause of.
 nlohmann::json error_without_rank(const std::string& message, int attempt);
 
@@ -366,7 +370,7 @@ struct Engine::Impl {
   nlohmann::json search_summary(const SearchOf& search) const;
   nlohmann::json counted(const SearchOf& search, const Search& state) const;
   nlohmann::json search_list(std::size_t most) const;
-  nlohmann::json trial_view(const Search& search, const Trial& trial) const;
+  nlohmann::json trial_view(const Trial& trial) const;
   const char* shown_state(const Trial& trial) const;
 
   // api.cpp

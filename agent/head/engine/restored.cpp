@@ -269,7 +269,7 @@ void Engine::Impl::make_copy(Answer done) {
                     post_out = hooks.post](std::exception_ptr failure) {
     post_out([this, guard, done, failure] {
       if (!guard.lock()) return;
-      done(failure ? error_answer(failure) : store_view().at("backup"));
+      done(failure ? wire::error_to_json(error_of(failure)) : store_view().at("backup"));
     });
   });
 }

@@ -176,10 +176,7 @@ std::optional<SearchRecord> Search::resumed() {
   record.text = resumption->reason;
   // The scheduler has been asked; replayed, it is asked in apply().
   ++next_seq_;
-  Trial& trial = trials_.at(static_cast<std::size_t>(resumption->trial));
-  trial.goes_on = true;
-  trial.reason = resumption->reason;
-  sort(trial);
+  go_on(trials_.at(static_cast<std::size_t>(resumption->trial)), resumption->reason);
   return record;
 }
 
@@ -267,9 +264,14 @@ void Search::apply(const SearchRecord& record) {
     apply_leg_end(trial, record);
   } else {  // resumed
     (void)scheduler_->resume();
-    trial.goes_on = true;
-    trial.reason = record.text;
+    go_on(trial, record.text);
   }
+  sort(trial);
+}
+
+void Search::go_on(Trial& trial, const std::string& why) {
+  trial.goes_on = true;
+  trial.reason = why;
   sort(trial);
 }
 

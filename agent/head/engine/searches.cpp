@@ -55,7 +55,7 @@ SearchOf& Engine::Impl::known_search(const SearchId& id) {
 }
 
 SearchOf* Engine::Impl::search_of(const Job& job) {
-  if (!job.spec.trial || job.spec.trial->leg == 0) return nullptr;
+  if (!job.spec.is_leg()) return nullptr;
   const auto found = live_searches.find(SearchId(job.spec.trial->search));
   if (found == live_searches.end()) return nullptr;
   const Trial* trial = found->second->state->find(job.spec.trial->number);
@@ -71,7 +71,7 @@ std::optional<std::string> Engine::Impl::held_by_search(const Job& job) const {
       return "trials of " + id.str() + ", which has not ended, start from " + start->job;
     }
   }
-  if (!job.spec.trial || job.spec.trial->leg == 0) return std::nullopt;
+  if (!job.spec.is_leg()) return std::nullopt;
   const auto found = live_searches.find(SearchId(job.spec.trial->search));
   if (found == live_searches.end()) return std::nullopt;
   return job.row.id.str() + " is of trial " + std::to_string(job.spec.trial->number) + " of " +
@@ -132,7 +132,7 @@ void Engine::Impl::load_searches(std::vector<SearchRow> rows) {
   post([this] {
     const std::map<JobId, Job*> open = live;
     for (const auto& [id, job] : open) {
-      if (!job->spec.trial || job->spec.trial->leg == 0) continue;
+      if (!job->spec.is_leg()) continue;
       const TrialOfSearch& of = *job->spec.trial;
       const SearchOf* named = find_search(SearchId(of.search));
       // Another head may be able to read it, and finds how its jobs have ended.
@@ -220,7 +220,7 @@ void Engine::Impl::note_leg(Tx& tx, Job& job) {
 }
 
 void Engine::Impl::note_no_leg(const Job& job, const Error& why) {
-  if (!job.spec.trial || job.spec.trial->leg == 0) return;
+  if (!job.spec.is_leg()) return;
   SearchOf* search = find_search(SearchId(job.spec.trial->search));
   if (search == nullptr || !search->state) return;
   const TrialNumber number = job.spec.trial->number;

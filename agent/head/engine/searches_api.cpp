@@ -42,15 +42,12 @@ void Engine::Impl::submit_search(const std::string& submission_id, tune::SearchS
     if (search.durable) {
       done(answer_to(search));
     } else {
-      search.waiting.push_back(std::move(done));
+      wait_for_submission(search.waiting, std::move(done));
     }
     return;
   }
   check_open();
-  constexpr std::size_t kLongestId = 256;
-  if (submission_id.size() > kLongestId) {
-    throw Error(ErrorCode::invalid, "\"submission_id\" is longer than 256 bytes");
-  }
+  check_submission_id(submission_id);
   if (!spec.search.seed) spec.search.seed = drawn_seed();
   const JobSpec first = first_trial(spec);
   check_secrets(spec.job, secrets);
@@ -138,7 +135,7 @@ void Engine::Impl::search_submitted(const SearchId& id, std::exception_ptr failu
     fs::remove(options.root.secrets(JobId(id.str())), ignored);
     search_submissions.erase(search.row.submission_id);
     searches.erase(id);
-    answer = error_answer(failure);
+    answer = wire::error_to_json(error_of(failure));
   } else {
     search.durable = true;
     live_searches.emplace(id, &search);
@@ -257,7 +254,7 @@ void Engine::Impl::remove_search(SearchOf& search, Answer done) {
   }
   std::vector<Job*> legs;
   for (auto& [job_id, job] : jobs) {
-    if (!job.spec.trial || job.spec.trial->search != id.str() || job.spec.trial->leg == 0) continue;
+    if (!job.spec.is_leg() || job.spec.trial->search != id.str()) continue;
     if (!is_final(job.shown.state)) {
       throw Error(ErrorCode::conflict, job_id.str() + " is " + to_string(job.shown.state));
     }

@@ -18,10 +18,6 @@ json number_json(const std::optional<double>& value) {
   return *value;
 }
 
-json search_time(const std::optional<WallTime>& time) {
-  return time ? json(rfc3339(*time)) : json();
-}
-
 }  // namespace
 
 // By the thread that reads what may be long.
@@ -61,13 +57,10 @@ const char* Engine::Impl::shown_state(const Trial& trial) const {
 
 json Engine::Impl::counted(const SearchOf& search, const Search& state) const {
   const tune::SearchSpec& spec = state.spec();
-  json counts = json::object();
-  for (const char* name : {"waiting", "running", "paused", "complete", "stopped", "failed"}) {
-    counts[name] = 0;
-  }
+  std::map<std::string, std::size_t> counts{{"waiting", 0},  {"running", 0}, {"paused", 0},
+                                            {"complete", 0}, {"stopped", 0}, {"failed", 0}};
   for (const Trial& trial : state.trials()) {
-    json& count = counts[trial.ended() ? to_string(trial.state) : shown_state(trial)];
-    count = count.get<int>() + 1;
+    ++counts[trial.ended() ? to_string(trial.state) : shown_state(trial)];
   }
   json best;
   if (const Trial* trial = state.best()) {
@@ -85,7 +78,7 @@ json Engine::Impl::counted(const SearchOf& search, const Search& state) const {
           {"seed", spec.search.seed.value_or(0)},
           {"total", state.total()},
           {"begun", state.trials().size()},
-          {"counts", std::move(counts)},
+          {"counts", counts},
           {"best", std::move(best)}};
 }
 
@@ -102,7 +95,7 @@ json Engine::Impl::search_summary(const SearchOf& search) const {
                   : search.row.reason.empty() ? waits
                                               : search.row.reason;
   all["created"] = rfc3339(search.row.created);
-  all["ended"] = search_time(search.row.ended);
+  all["ended"] = time_json(search.row.ended);
   return all;
 }
 
@@ -120,7 +113,7 @@ json Engine::Impl::search_list(std::size_t most) const {
   return list;
 }
 
-json Engine::Impl::trial_view(const Search& search, const Trial& trial) const {
+json Engine::Impl::trial_view(const Trial& trial) const {
   json legs = json::array();
   for (const JobId& leg : trial.legs) legs.push_back(leg.str());
   const auto job = trial.legs.empty() ? jobs.end() : jobs.find(trial.legs.back());
@@ -135,24 +128,22 @@ json Engine::Impl::trial_view(const Search& search, const Trial& trial) const {
                   {"step", trial.checkpoint->step},
                   {"iteration", trial.checkpoint->iteration}};
   }
-  json view = {{"trial", trial.number},
-               {"state", shown_state(trial)},
-               {"reason", trial.reason},
-               {"params", tune::nested(trial.params)},
-               {"iteration", trial.iteration},
-               {"step", trial.step ? json(*trial.step) : json()},
-               {"time", trial.time},
-               {"value", number_json(trial.value)},
-               {"best", number_json(trial.best)},
-               {"best_iteration", trial.best_iteration},
-               {"metrics", std::move(metrics)},
-               {"job", trial.legs.empty() ? json() : json(trial.legs.back().str())},
-               {"job_state", job == jobs.end() ? json() : json(to_string(job->second.shown.state))},
-               {"legs", std::move(legs)},
-               {"checkpoint", std::move(checkpoint)},
-               {"exploits", trial.exploits}};
-  if (trial.exploits > 0) view["schedule"] = search.schedule_of(trial.number);
-  return view;
+  return {{"trial", trial.number},
+          {"state", shown_state(trial)},
+          {"reason", trial.reason},
+          {"params", tune::nested(trial.params)},
+          {"iteration", trial.iteration},
+          {"step", trial.step ? json(*trial.step) : json()},
+          {"time", trial.time},
+          {"value", number_json(trial.value)},
+          {"best", number_json(trial.best)},
+          {"best_iteration", trial.best_iteration},
+          {"metrics", std::move(metrics)},
+          {"job", trial.legs.empty() ? json() : json(trial.legs.back().str())},
+          {"job_state", job == jobs.end() ? json() : json(to_string(job->second.shown.state))},
+          {"legs", std::move(legs)},
+          {"checkpoint", std::move(checkpoint)},
+          {"exploits", trial.exploits}};
 }
 
 // Of one that has ended once it has been read.
@@ -204,7 +195,7 @@ void Engine::search(const SearchId& id, std::size_t most_trials, Answer done) co
                           order.end(),
                           [&](const Trial* a, const Trial* b) { return rank(a) < rank(b); });
         json list = json::array();
-        for (std::size_t i = 0; i < count; ++i) list.push_back(impl->trial_view(state, *order[i]));
+        for (std::size_t i = 0; i < count; ++i) list.push_back(impl->trial_view(*order[i]));
         all["trials"] = std::move(list);
         return all;
       });
@@ -218,7 +209,10 @@ void Engine::search_trials(const SearchId& id, std::uint64_t from, std::size_t c
                        json list = json::array();
                        const auto& trials = state.trials();
                        for (std::uint64_t i = from; i < trials.size() && list.size() < most; ++i) {
-                         list.push_back(impl->trial_view(state, trials[i]));
+                         list.push_back(impl->trial_view(trials[i]));
+                         if (trials[i].exploits > 0) {
+                           list.back()["schedule"] = state.schedule_of(i);
+                         }
                        }
                        return json{{"trials", std::move(list)}, {"count", trials.size()}};
                      });

@@ -16,10 +16,6 @@ namespace {
 
 constexpr std::size_t kMostSearches = 20;  // of a status
 
-nlohmann::json time_json(const std::optional<WallTime>& time) {
-  return time ? nlohmann::json(rfc3339(*time)) : nlohmann::json();
-}
-
 nlohmann::json parsed(const std::string& text) {
   return text.empty() ? nlohmann::json() : nlohmann::json::parse(text, nullptr, false);
 }
@@ -124,6 +120,10 @@ nlohmann::json attempt_json(const Job& job, const Attempt& attempt, const Clock&
 
 }  // namespace
 
+nlohmann::json time_json(const std::optional<WallTime>& time) {
+  return time ? nlohmann::json(rfc3339(*time)) : nlohmann::json();
+}
+
 nlohmann::json Engine::Impl::status(std::optional<std::size_t> most_jobs, bool trials) const {
   nlohmann::json node_list = nlohmann::json::array();
   std::vector<const Node*> order;
@@ -195,8 +195,7 @@ nlohmann::json Engine::Impl::status(std::optional<std::size_t> most_jobs, bool t
   nlohmann::json job_list = nlohmann::json::array();
   std::vector<const Job*> newest;
   for (const auto& [id, job] : jobs) {
-    const bool is_leg = job.spec.trial && job.spec.trial->leg > 0;
-    if (job.durable && (trials || !is_leg)) newest.push_back(&job);
+    if (job.durable && (trials || !job.spec.is_leg())) newest.push_back(&job);
   }
   std::sort(newest.begin(), newest.end(),
             [](const Job* a, const Job* b) { return a->order > b->order; });
@@ -255,7 +254,7 @@ nlohmann::json Engine::Impl::summary(const Job& job) const {
   for (const Spare& spare : job.spares) {
     spare_list.push_back({{"node", spare.share.node.str()}, {"ready", spare.ready}});
   }
-  const bool is_leg = job.spec.trial && job.spec.trial->leg > 0;
+  const bool is_leg = job.spec.is_leg();
   return {{"job", job.row.id.str()},
           {"name", job.spec.name},
           {"state", to_string(shown.state)},

@@ -3,6 +3,7 @@
 #include "agent/head/server/api_impl.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
+#include "launcher/tune/search_spec.hpp"
 
 // Which requests there are, and who answers them.
 namespace dtrain::head {

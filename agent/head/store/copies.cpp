@@ -161,8 +161,9 @@ std::pair<std::size_t, std::int64_t> search_age(const Changes& search) {
   return {search.search_records.size(), reports};
 }
 
-// Runs `take` for what is named `id`, whole or not at all; gives whether it did.
-bool take_over(Database& into, const std::string& id, const char* what,
+// Runs `take` for the job or search (`kind`) that is named `id`, whole or not at all; gives whether
+// it did.
+bool take_over(Database& into, const std::string& id, const char* kind,
                const std::function<bool()>& take) {
   try {
     Statement removed(into.handle(), "SELECT count(*) FROM forgotten WHERE job = ?");
@@ -173,8 +174,8 @@ bool take_over(Database& into, const std::string& id, const char* what,
     if (into.in_transaction()) into.run("ROLLBACK");
     const auto* failed = dynamic_cast<const Error*>(&error);
     if (failed != nullptr && failed->code() == ErrorCode::exhausted) throw;
-    log::warn(std::string(what) + " cannot be read from the damaged database",
-              {{what == std::string("a job") ? "job" : "search", id}, {"why", error.what()}});
+    log::warn(std::string("a ") + kind + " cannot be read from the damaged database",
+              {{kind, id}, {"why", error.what()}});
     return false;
   }
 }
@@ -190,7 +191,7 @@ int salvage(const fs::path& damaged, Database& into) {
     if (from.integer("PRAGMA user_version") != into.integer("PRAGMA user_version")) return 0;
     Writer writer(into);
     for (const JobId& id : readable_jobs(from)) {
-      const bool took = take_over(into, id.str(), "a job", [&] {
+      const bool took = take_over(into, id.str(), "job", [&] {
         const Changes job = read_job(from, id);
         check_job(job);
         if (age(job) <= age(read_job(into, id))) return false;
@@ -202,7 +203,7 @@ int salvage(const fs::path& damaged, Database& into) {
       taken += took ? 1 : 0;
     }
     for (const SearchId& id : readable_searches(from)) {
-      (void)take_over(into, id.str(), "a search", [&] {
+      (void)take_over(into, id.str(), "search", [&] {
         const Changes search = read_search(from, id);
         check_search(search);
         if (search_age(search) <= search_age(read_search(into, id))) return false;
