@@ -384,6 +384,45 @@ TEST_CASE("a head that dies after whatever happened loses no trial, and decides 
   }
 }
 
+TEST_CASE("trials that run are shown first, then those that wait, then the others") {
+  World world;
+  Programs programs(world, 1);  // one runs at a time
+  programs.submit(R"({"num_samples": 4, "max_concurrent": 2, "scheduler": {"algorithm": "asha",
+      "max_t": 4, "reduction_factor": 2, "form": "promote"}})");
+  const auto begun = [&](int trials) {
+    world.until([&] { return programs.summary().at("begun") == trials; });
+  };
+  const auto begin = [&](std::size_t trial) {
+    const JobId job(programs.trials().at(trial).at("job").get<std::string>());
+    world.started("node-0", job, 1);
+    world.start_ranks("node-0", job, 1, 0, 1);
+    return job;
+  };
+  const auto pause = [&](std::size_t trial, double accuracy) {
+    const JobId job = begin(trial);
+    json line = {{"type", "metrics"}, {"step", 1}};
+    line["metrics"]["accuracy"] = accuracy;
+    world.say("node-0", job, 1, wire::RankReport{0, line});
+    world.until([&] { return world.stops("node-0", job, 1) > 0; });
+    world.exit_rank("node-0", job, 1, 0, 0, true);
+    world.finish("node-0", job, 1, Outcome::stopped);
+  };
+  begun(2);
+  pause(0, 0.9);
+  begun(3);
+  pause(1, 0.5);
+  begin(2);
+  // The first is promoted, and its job is behind that of the third.
+  world.until([&] { return programs.trials().at(0).at("legs").size() == 2; });
+  world.settle();
+  const json trials = programs.view().at("trials");
+  std::vector<std::pair<int, std::string>> shown;
+  for (const json& trial : trials) shown.emplace_back(trial.at("trial"), trial.at("state"));
+  CHECK(shown ==
+        std::vector<std::pair<int, std::string>>{{2, "running"}, {0, "waiting"}, {1, "paused"}});
+  CHECK(programs.view(1).at("trials") == json::array({trials.at(0)}));
+}
+
 TEST_CASE("a promoted trial goes on from its checkpoint as a job that resumes the one before") {
   World world;
   Programs programs(world);
