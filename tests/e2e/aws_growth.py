@@ -6,6 +6,17 @@ from aws_harness import *
 from aws import two_types
 
 
+# Reports an accuracy that depends on lr once its machine says that it may.
+REPORTS = """
+import json, os, socket, sys, time
+while not os.path.exists("/tmp/over"):
+    time.sleep(0.05)
+s = socket.socket(socket.AF_UNIX); s.connect(os.environ["DTRAIN_REPORT_SOCKET"])
+s.sendall(json.dumps({"type": "metrics", "step": 1, "metrics": {"accuracy": 1 - float(sys.argv[1])}, "ack": True}).encode() + b"\\n")
+assert json.loads(s.makefile().readline())["ok"]
+"""
+
+
 class Growth(AwsCase):
     def grown(self):
         """Nodes whose machines the head has asked for."""
@@ -43,6 +54,54 @@ class Growth(AwsCase):
         eventually(lambda: self.grown() == [], "they are given back", deadline=2 * DEADLINE, pause=0.1)
         self.assertEqual(sorted(self.by_node()), ["node-0", "node-1"])
         eventually(lambda: len([s for s in self.states().values() if s != "gone"]) == 2, "their nodes have left", pause=0.1)
+        self.gone()
+
+    def search(self, *flags):
+        """Begins a search, each of whose trials has a machine whole and holds it until /tmp/over is there."""
+        (self.folder / "train.py").write_text(REPORTS)
+        return self.ok("tune", "-d", "--name", "grows", "--param", "lr=uniform:0:1", "--metric", "accuracy", "--mode", "max",
+                       "--seed", "1", "--cpus", "1", "--stop-grace-s", "1", *flags, "--", "python3", "train.py",
+                       "{lr}").strip()
+
+    def over_everywhere(self):
+        for machine in self.machines:
+            machine.path("/tmp/over").touch()
+
+    def test_a_search_has_machines_as_long_as_its_trials_need_them(self):
+        types = two_types(0, max_workers=3, idle_timeout_s=1, resources={"CPU": 1})
+        types["head"]["resources"] = {"CPU": 0}
+        self.write(types)
+        self.up()
+        name = self.search("--num-samples", "7")
+
+        def counts():
+            return self.json("tune", "status", name)["counts"]
+
+        # Two of its trials wait at least, for which machines come; then more, until there may be no more machines.
+        eventually(lambda: counts()["running"] == 3, "each machine has a trial", deadline=3 * DEADLINE, pause=0.1)
+        self.assertEqual(self.grown(), ["gpu-1", "gpu-2", "gpu-3"])
+        eventually(lambda: counts()["waiting"] == 3, "as many wait as run", pause=0.1)
+        # One that is stopped asks for none and holds none; what its trials did is not lost.
+        self.assertEqual(self.ok("tune", "stop", name), f"{name} stopped\n")
+        eventually(lambda: self.grown() == [], "they are given back", deadline=2 * DEADLINE, pause=0.1)
+        self.assertEqual({t["state"] for t in self.json("tune", "result", name)["trials"]}, {"paused"})
+        self.ok("tune", "resume", "-d", name)
+        eventually(lambda: counts()["running"] == 3, "machines come again", deadline=3 * DEADLINE, pause=0.1)
+        for pid in self.machines[self.by_node()["node-0"].id].processes(text="dtrain-agent head"):
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: self.run_dtrain("status").returncode == 0, "the head is back", pause=0.1)
+        # Whatever machine comes from here on holds nothing up.
+        self.machines.prepare = lambda machine: machine.path("/tmp/over").touch()
+        self.over_everywhere()
+        eventually(lambda: self.json("tune", "status", name)["state"] == "succeeded", "it ends", deadline=3 * DEADLINE, pause=0.1)
+        trials = self.json("tune", "result", name)["trials"]
+        self.assertEqual(sorted(t["trial"] for t in trials), list(range(7)))
+        for t in trials:
+            self.assertEqual((t["state"], t["iteration"], t["value"]), ("complete", 1, 1 - t["params"]["lr"]), t)
+            on = {node["node"] for attempt in self.job(t["job"])["attempts"] for node in attempt["nodes"]}
+            self.assertRegex(" ".join(on), r"^gpu-\d+$")
+        eventually(lambda: self.grown() == [], "they are given back", deadline=2 * DEADLINE, pause=0.1)
+        self.assertEqual(sorted(self.by_node()), ["node-0"])
         self.gone()
 
     def test_what_a_type_has_by_the_yaml(self):

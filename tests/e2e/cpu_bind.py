@@ -25,9 +25,9 @@ class CpuBind(ClusterCase):
         self.wait_state(job, "running")
         return job
 
-    def cpus(self, job, rank=0):
+    def cpus(self, job, rank=0, attempt=1):
         """As the rank was told, and as the kernel has it."""
-        told = eventually(lambda: self.rank_output(job, rank).read_text(), "the rank says where it runs").split()
+        told = eventually(lambda: self.rank_output(job, rank, attempt).read_text(), "the rank says where it runs").split()
         self.assertEqual(told[0], told[-1])
         self.assertRegex(told[0], r"^\d+$")
         return int(told[0])
@@ -42,10 +42,7 @@ class CpuBind(ClusterCase):
         taken = {self.cpus(first, rank) for rank in range(len(here) - 1)}
         self.assertEqual(len(taken), len(here) - 1)
         for role in ("head", "node"):  # nor does it matter who dies
-            pids = self.agents(role)
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
-            eventually(lambda: len(set(self.agents(role)) - set(pids)) == len(pids), f"{role} is back")
+            self.kill_agents(role)
         eventually(lambda: all(n["state"] == "ready" for n in self.json("status")["nodes"]), "the nodes are back")
         second = self.bound()
         self.assertEqual(taken | {self.cpus(second)}, set(here))
@@ -65,11 +62,12 @@ class CpuBind(ClusterCase):
     def test_a_killed_supervisor_gives_its_cpus_back(self):
         here = os.sched_getaffinity(0)
         job = self.bound("--nproc-per-node", str(len(here)), "--max-restarts", "1")
-        self.cpus(job)
+        self.assertEqual({self.cpus(job, rank) for rank in range(len(here))}, here)
         os.kill(self.agents("supervise")[0], signal.SIGKILL)
         eventually(lambda: [a["state"] for a in self.job(job)["attempts"]][1:] == ["running"], "the next attempt runs")
         again = eventually(lambda: self.rank_output(job, 0, attempt=2).read_text(), "its rank says where it runs")
         self.assertRegex(again, r"^\d+ \d+\n$")
+        self.assertEqual({self.cpus(job, rank, 2) for rank in range(len(here))}, here)
 
     def test_without_it_nothing_is_bound(self):
         job = self.submit(TELLS, "--cpus", "1", "--stop-grace-s", "1")

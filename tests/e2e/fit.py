@@ -1,5 +1,7 @@
 """Programs that make jobs and searches of themselves: examples/torch_trainer and tune_mnist."""
 
+import socket
+
 from harness import *
 
 DATA = "/usr/share/datasets/fashion-mnist"
@@ -16,6 +18,21 @@ class Driver(ClusterCase):
                               cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600)
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         return done
+
+    def interrupted(self, stream):
+        """Interrupts it once it says on that stream that it runs; gives what it says then."""
+        process = subprocess.Popen(self.command(DATA), env={**self.env, "DTRAIN": str(DTRAIN)}, cwd=self.folder,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        self.started.append(process)
+        said = ""
+        while "running" not in said:
+            line = getattr(process, stream).readline()
+            self.assertTrue(line, said)
+            said += line
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: all of the group
+        out, err = process.communicate(timeout=DEADLINE)
+        self.assertEqual(process.returncode, -signal.SIGINT, out + err)
+        return err
 
 
 class Fit(Driver):
@@ -40,18 +57,7 @@ class Fit(Driver):
         self.assertEqual(len(self.json("result")["attempts"]), 2)  # max_failures is 1
 
     def test_an_interrupt_detaches(self):
-        process = subprocess.Popen(self.command(DATA), env={**self.env, "DTRAIN": str(DTRAIN)}, cwd=self.folder,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-        self.started.append(process)
-        said = ""
-        while "running" not in said:
-            line = process.stderr.readline()
-            self.assertTrue(line, said)
-            said += line
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: all of the group
-        out, err = process.communicate(timeout=DEADLINE)
-        self.assertEqual(process.returncode, -signal.SIGINT, out + err)
-        self.assertRegex(err, r"dtrain logs -f\b.* fashion-mnist-")
+        self.assertRegex(self.interrupted("stderr"), r"dtrain logs -f\b.* fashion-mnist-")
         self.assertEqual(self.json("result")["state"], "running")
         self.ok("stop", "--grace-s", "1")
 
@@ -60,7 +66,6 @@ class Fit(Driver):
         self.assertIn("torchrun --no-python", done.stderr)
 
     def test_as_torchruns_ranks(self):
-        import socket
         with socket.socket() as held:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             held.bind(("127.0.0.1", 0))
@@ -71,6 +76,7 @@ class Fit(Driver):
                        "OMP_NUM_THREADS": "1"}
                 ranks.append(subprocess.Popen(self.command(DATA, "256"), env=env, cwd=self.folder, text=True,
                                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+            self.started += ranks
             outputs = [process.communicate(timeout=600)[0] for process in ranks]
         self.assertEqual([process.returncode for process in ranks], [0, 0], outputs)
         self.assertRegex(outputs[1], r"(?m)^loss \S+\n")
@@ -103,17 +109,7 @@ class Search(Driver):
         self.assertIn("no trial has reported the metric", done.stderr)
 
     def test_an_interrupt_detaches(self):
-        process = subprocess.Popen(self.command(DATA), env={**self.env, "DTRAIN": str(DTRAIN)}, cwd=self.folder,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-        self.started.append(process)
-        line = process.stdout.readline()
-        while "running" not in line:
-            self.assertTrue(line)
-            line = process.stdout.readline()
-        os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=DEADLINE)
-        self.assertEqual(process.returncode, -signal.SIGINT, out + err)
-        self.assertRegex(err, r"dtrain tune status -f\b.* tune-mnist-")
+        self.assertRegex(self.interrupted("stdout"), r"dtrain tune status -f\b.* tune-mnist-")
         self.assertEqual(self.json("tune", "list")["searches"][0]["state"], "running")
         self.ok("tune", "stop", "--grace-s", "1")
 

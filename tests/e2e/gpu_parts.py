@@ -23,11 +23,6 @@ class GpuParts(ClusterCase):
     def sees(self, job, rank=0):
         return eventually(lambda: self.rank_output(job, rank).read_text(), "the rank says what it sees").split()
 
-    def kill(self, role):
-        pid = self.agents(role)[0]
-        os.kill(pid, signal.SIGKILL)
-        eventually(lambda: (now := self.agents(role)) and pid not in now, f"{role} is back")
-
     def test_four_quarters_share_one_and_a_fifth_waits(self):
         self.up("0")
         jobs = [self.running("--gpus", "0.25") for _ in range(4)]
@@ -42,8 +37,8 @@ class GpuParts(ClusterCase):
         self.assertIn("GPUs in use: 0\n", said)
         self.assertIn(f"{jobs[0]} on node-0: 0.25 of GPU 0\n", said)
         # Whoever dies, they have what they have.
-        self.kill("head")
-        self.kill("node")
+        self.kill_agents("head")
+        self.kill_agents("node")
         eventually(lambda: self.json("status")["nodes"][0]["state"] == "ready", "the node is back")
         self.assertEqual(self.json("status")["nodes"][0]["gpus_used"], {"0": 1})
         self.assertEqual(reason(), waits)

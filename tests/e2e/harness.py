@@ -89,9 +89,11 @@ class Door(http.client.HTTPConnection):
 
 
 class ClusterCase(unittest.TestCase):
-    """A test with a local cluster of its own. `nodes` is how many it has; 0: none is brought up."""
+    """A test with a local cluster of its own. `nodes` is how many it has; 0: none is brought up. With `apart` they do
+    not know of each other that they are one machine."""
 
     nodes = 1
+    apart = False
 
     def setUp(self):
         # A space in the path, as a user may have one.
@@ -102,6 +104,8 @@ class ClusterCase(unittest.TestCase):
         # Login shells of tests read no files of the user's, which may take their time.
         self.env.update(HOME=str(self.folder / "home"), XDG_STATE_HOME=str(self.folder / "state"), NO_COLOR="1",
                         DTRAIN_HANDLER_LIMIT_MS=str(HANDLER_LIMIT_MS))
+        if self.apart:
+            self.env["DTRAIN_TEST_MACHINES"] = "apart"
         (self.folder / "home").mkdir()
         self.started = []
         if self.nodes:
@@ -188,6 +192,14 @@ class ClusterCase(unittest.TestCase):
         self.assertEqual(said, later)
         return path, version, later
 
+    def kill_agents(self, role):
+        """Kills all agents of a role, and waits until others are in their places."""
+        pids = self.agents(role)
+        self.assertTrue(pids, role)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: len(set(self.agents(role)) - set(pids)) == len(pids), f"{role} is back")
+
     # ---- looking at the machine
 
     def root(self):
@@ -196,12 +208,13 @@ class ClusterCase(unittest.TestCase):
     def pids(self):
         return processes_with(str(self.folder))
 
-    def agents(self, role):
-        """Pids of the agents of a role: head, node, supervise, watch."""
+    def agents(self, role, node=""):
+        """Pids of the agents of a role: head, node, supervise, watch; of that node alone if it is named."""
         found = []
         for pid in self.pids():
             with contextlib.suppress(OSError, IndexError):
-                if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1].decode() == role:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+                if words[1] == role and (not node or any(f"/nodes/{node}/" in word + "/" for word in words)):
                     found.append(pid)
         return found
 

@@ -202,11 +202,8 @@ class OnTheHeadsMachine(LimitCase):
 class OnOtherMachines(LimitCase):
     """Two nodes that send their logs to the head."""
 
-    def setUp(self):
-        super().setUp()
-        self.env["DTRAIN_TEST_MACHINES"] = "apart"
-        self.write_cluster(2)
-        self.ok("up", self.folder / "cluster.yaml")
+    nodes = 2
+    apart = True
 
     def test_kill_9_of_agents_and_head_changes_nothing(self):
         job = self.start_writer(4, 8, "--nnodes", "2")

@@ -47,15 +47,8 @@ class Multinode(ClusterCase):
 
 
 class MachinesApart(ClusterCase):
-    """Nodes that do not know of each other that they are one machine."""
-
-    nodes = 0
-
-    def setUp(self):
-        super().setUp()
-        self.env["DTRAIN_TEST_MACHINES"] = "apart"
-        self.write_cluster(2)
-        self.ok("up", self.folder / "cluster.yaml")
+    nodes = 2
+    apart = True
 
     def test_the_first_failure_across_nodes_is_dated_by_measured_clocks(self):
         job = self.submit("[ $RANK = 1 ] && { sleep 0.3; exit 4; }; sleep 1000", "--nnodes", "2")

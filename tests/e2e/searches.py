@@ -1,139 +1,19 @@
 """Searches over hyperparameters: their trials are jobs, asked for through the head's API, and whatever dies is
 started again."""
 
-import random
-import http.client
-
-from harness import *
-
-# Waits at step GATE for the file `go`, at its first one for MEET trials to come as far. Reports an
-# accuracy that depends on lr, each with a checkpoint if it is asked for; goes on from one. A report
-# that is not acknowledged is not made again: the head that dies has it from the node.
-TRAIN = """
-import json, os, socket, sys, time
-params = json.loads(os.environ["DTRAIN_PARAMS"])
-lr, last, pause, keeps = float(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4] == "keeps"
-assert lr == params["lr"], (lr, params)
-assert os.environ["DTRAIN_JOB_ID"].startswith("count-" + os.environ["DTRAIN_TRIAL"] + "-")
-s = socket.socket(socket.AF_UNIX); s.connect(os.environ["DTRAIN_REPORT_SOCKET"]); f = s.makefile()
-def say(o, ack):
-    s.sendall(json.dumps({**o, "ack": ack}).encode() + b"\\n")
-    if ack:
-        answer = json.loads(f.readline()); assert answer.get("ok"), answer
-step, start = 0, os.environ.get("DTRAIN_CHECKPOINT")
-if start:
-    step = int(open(os.path.join(start, "shard-00000-of-00001", "step")).read())
-print("began at", step, flush=True)
-while step < last:
-    step += 1
-    time.sleep(pause)
-    open("at-%s-%d" % (os.environ["DTRAIN_TRIAL"], step), "w")
-    while step == int(os.environ.get("GATE", -1)) and not os.path.exists("go"):
-        time.sleep(0.01)
-    while step == 1 and len([f for f in os.listdir() if f.startswith("at-")]) < int(os.environ.get("MEET", 0)):
-        time.sleep(0.01)
-    say({"type": "metrics", "step": step, "metrics": {"accuracy": 1 - (lr - 0.3) ** 2 + step / 1000}}, not keeps)
-    if keeps:
-        d = os.path.join(os.environ["DTRAIN_STORAGE_PATH"], "work-%s-%d" % (os.environ["DTRAIN_ATTEMPT"], step))
-        os.makedirs(d)
-        open(os.path.join(d, "step"), "w").write(str(step))
-        say({"type": "checkpoint", "step": step, "path": d}, True)
-"""
-
+from search_harness import *
 
 # By hand with more: SEARCH_TRIALS=100 SEARCH_KILLS=50 python3 tests/e2e/searches.py Searches.test_promoted…
 TRIALS, KILLS = (int(os.environ.get(name, 16)) for name in ("SEARCH_TRIALS", "SEARCH_KILLS"))
 
 
-class Searches(ClusterCase):
+class Searches(SearchCase):
     nodes = 2
 
-    def setUp(self):
-        super().setUp()
-        (self.folder / "train.py").write_text(TRAIN)
-
-    def request(self, method, target, body=None):
-        """Status and answer; asked again while there is no head."""
-        def once():
-            with contextlib.suppress(OSError, StopIteration, http.client.HTTPException):
-                door = self.door()
-                door.request(method, target, body=json.dumps(body or {}))
-                answer = door.getresponse()
-                said = answer.status, json.loads(answer.read())
-                door.close()
-                return said
-            return None
-        return eventually(once, f"{method} {target} is answered")
-
-    def get(self, target):
-        status, said = self.request("GET", target)
-        self.assertEqual(status, 200, said)
-        return said
-
-    def spec(self, last=9, pause=0.0, keeps=False, job=None, **search):
-        words = ["python3", "train.py", "{lr}", str(last), str(pause), "keeps" if keeps else "drops"]
-        return {"job": {"name": "count", "command": words, "workdir": str(self.folder), "stop_grace_s": 60,
-                        "resources": {"CPU": 0.5}, "resources_given": True, **(job or {})},
-                "space": {"lr": {"uniform": [0, 1]}}, "metric": "accuracy", "mode": "max",
-                "search": {"seed": 1}, **search}
-
-    def begin(self, spec, **more):
-        # The same submission is the same search, if the head dies before it answers.
-        status, said = self.request("POST", "/v1/searches", {
-            "submission_id": f"sub-{random.random()}", "spec": spec, **more})
-        self.assertEqual(status, 200, said)
-        return said["search"]
-
-    def search(self, name):
-        return self.get(f"/v1/searches/{name}")
-
-    def trials(self, name):
-        return self.get(f"/v1/searches/{name}/trials")["trials"]
-
-    def wait_search(self, name, *states):
-        return eventually(lambda: (s := self.search(name))["state"] in states and s,
-                          f"{name} is {' or '.join(states)}", pause=0.05)
-
-    def rows(self, job):
-        return [(r["step"], r["metrics"]["accuracy"]) for r in self.get(f"/v1/jobs/{job}/metrics")["metrics"]]
-
-    def kill(self, *roles):
-        pids = [pid for role in roles for pid in self.agents(role)]
-        if not pids:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(random.choice(pids), signal.SIGKILL)
-
-    def check_whole(self, name, trials, last, resumed=False):
-        """Each trial is there once, and each of its reports counts once."""
-        listed = self.trials(name)
-        self.assertEqual([t["trial"] for t in listed], list(range(trials)))
-        legs = [leg for t in listed for leg in t["legs"]]
-        self.assertEqual(len(legs), len(set(legs)))
-        jobs = {j["job"]: j for j in self.get("/v1/jobs")["jobs"] if j["search"] == name}
-        self.assertEqual(set(legs), set(jobs))
-        for t in listed:
-            self.assertIn(t["state"], ("complete", "stopped"), t)
-            rows = {step: value for leg in t["legs"] for step, value in self.rows(leg)}
-            self.assertEqual(t["iteration"], t["step"], t)
-            self.assertEqual(t["value"], rows[t["step"]], t)
-            lr = t["params"]["lr"]
-            self.assertAlmostEqual(t["value"], 1 - (lr - 0.3) ** 2 + t["step"] / 1000)
-            self.assertLessEqual(t["iteration"], last)
-            if not resumed:
-                self.assertEqual(len(t["legs"]), 1, t)
-        return listed
-
     def test_asha_stops_the_worse_trials_though_heads_die(self):
-        name = self.begin(self.spec(pause=0.2, num_samples=18, max_concurrent=4,
+        name = self.begin(self.spec(pause=0.2, num_samples=18, max_concurrent=4, job={"env": {"GATE": "9"}},
                                     scheduler={"algorithm": "asha", "max_t": 9, "reduction_factor": 3}))
-        kills = 0
-        while self.search(name)["state"] == "running":
-            if kills < 8:
-                self.kill("head")
-                kills += 1
-            time.sleep(random.uniform(0.2, 0.6))
-        self.assertGreater(kills, 5)
+        self.kill_while_running(name, 8, ["head"])
         search = self.wait_search(name, "succeeded")
         listed = self.check_whole(name, 18, 9)
         stopped = [t for t in listed if t["state"] == "stopped"]
@@ -160,22 +40,11 @@ class Searches(ClusterCase):
     def test_promoted_trials_go_on_from_their_checkpoints_whatever_dies(self):
         name = self.begin(self.spec(
             pause=0.3, keeps=True, num_samples=TRIALS, max_concurrent=4,
-            job={"max_restarts": 100, "checkpoint": {"num_to_keep": 1}, "restart": {"same_failure": "restart"}},
+            job={"max_restarts": 100, "checkpoint": {"num_to_keep": 1}, "restart": {"same_failure": "restart"},
+                 "env": {"GATE": "9"}},
+            search={"seed": 1, "points_to_evaluate": [{"lr": 0.3}]},  # the best comes early, and waits for others
             scheduler={"algorithm": "asha", "max_t": 9, "reduction_factor": 3, "form": "promote"}))
-        kills = 0
-        while self.search(name)["state"] == "running":
-            if kills < KILLS:
-                victim = random.choice(["head", "head", "node", "supervise", "rank"])
-                if victim == "rank":
-                    ranks = [p for p in self.pids() if b"train.py" in self.command_of(p)]
-                    if ranks:
-                        with contextlib.suppress(ProcessLookupError):
-                            os.kill(random.choice(ranks), signal.SIGKILL)
-                else:
-                    self.kill(victim)
-                kills += 1
-            time.sleep(random.uniform(0.2, 0.6))
-        self.assertGreater(kills, KILLS // 2)
+        self.kill_while_running(name, KILLS, ["head", "head", "node", "supervise", "rank"])
         self.wait_search(name, "succeeded")
         listed = self.check_whole(name, TRIALS, 9, resumed=True)
         self.assertTrue(any(len(t["legs"]) > 1 for t in listed))
@@ -186,11 +55,6 @@ class Searches(ClusterCase):
         # What was decided follows from what was recorded: read anew, it is the same.
         self.kill("head")
         self.assertEqual(self.trials(name), listed)
-
-    def command_of(self, pid):
-        with contextlib.suppress(OSError):
-            return Path(f"/proc/{pid}/cmdline").read_bytes()
-        return b""
 
     def test_pbt_begins_trials_from_checkpoints_of_others(self):
         name = self.begin(self.spec(last=12, pause=0.05, keeps=True, num_samples=4, max_concurrent=4,
@@ -203,6 +67,7 @@ class Searches(ClusterCase):
         self.assertEqual({t["state"] for t in listed}, {"complete"})
         self.assertEqual({t["iteration"] for t in listed}, {12})
         moved = [t for t in listed if t["exploits"]]
+        self.assertTrue(moved)
         for t in moved:
             self.assertGreater(len(t["schedule"]), 1)
             self.assertIn("checkpoint", self.get(f"/v1/jobs/{t['legs'][1]}")["started_from"])
@@ -241,10 +106,12 @@ class Searches(ClusterCase):
         self.assertEqual(self.get("/v1/jobs")["jobs"], [])
 
     def test_what_is_wrong_is_refused(self):
-        for change, code, said in (({"metric": ""}, 400, "metric"), ({"num_sample": 3}, 400, "num_samples"),
-                                   ({"space": {}}, 400, "space"), ({"warm_start": ["x-abcdef"]}, 404, "x-abcdef"),
+        for change, code, said in (({"metric": ""}, 400, "metric: the metric's name is wanted"),
+                                   ({"num_sample": 3}, 400, "num_samples"),
+                                   ({"space": {}}, 400, "space: has no parameter"),
+                                   ({"warm_start": ["x-abcdef"]}, 404, "there is no search x-abcdef"),
                                    ({"job": {"command": ["{l}"], "name": "x", "workdir": "/"}}, 400, "{lr}"),
-                                   ({"scheduler": "best"}, 400, "scheduler")):
+                                   ({"scheduler": "best"}, 400, "scheduler.algorithm: must be one of")):
             status, answer = self.request("POST", "/v1/searches", {"submission_id": "", "spec": {
                 **self.spec(), **change}})
             self.assertEqual(status, code, (change, answer))
@@ -255,6 +122,16 @@ class Searches(ClusterCase):
         status, answer = self.request("POST", "/v1/searches", {"dry_run": True, "spec": self.spec(num_samples=7)})
         self.assertEqual((status, answer["fits"], answer["total"]), (200, True, 7))
         self.assertEqual(self.get("/v1/searches"), {"searches": []})
+        # Unless it is to wait for nodes that may come.
+        name = self.begin(spec, wait=True)
+        eventually(lambda: self.search(name)["counts"]["waiting"] == 1, "its trial waits")
+        self.assertEqual(self.trials(name)[0]["job_state"], "queued")
+        self.request("POST", f"/v1/searches/{name}/stop")
+        self.wait_search(name, "stopped")
+        other = self.begin(self.spec())
+        self.assertEqual([s["search"] for s in self.get("/v1/searches?count=1")["searches"]], [other])
+        self.assertEqual([s["search"] for s in self.get("/v1/searches")["searches"]], [other, name])
+        self.wait_search(other, "succeeded")
 
     def test_many_trials_that_do_nothing(self):
         spec = self.spec(num_samples=200, job={"command": ["true"]})

@@ -34,14 +34,12 @@ raise SystemExit(1)
 
 
 class Shards(ClusterCase):
-    nodes = 0
+    nodes = 2
+    apart = True
 
     def setUp(self):
         super().setUp()
-        self.env["DTRAIN_TEST_MACHINES"] = "apart"
         (self.folder / "save.py").write_text(SAVE)
-        self.write_cluster(2)
-        self.ok("up", self.folder / "cluster.yaml")
 
     def save(self, size):
         return self.json("submit", "-d", "--nnodes", "2", "--max-restarts", "1", "--env", f"SIZE={size}", "--",

@@ -5,19 +5,11 @@ from harness import *
 
 
 class Spares(ClusterCase):
-    nodes = 0
-
-    def setUp(self):
-        super().setUp()
-        self.env["DTRAIN_TEST_MACHINES"] = "apart"
-        self.write_cluster(3)
-        self.ok("up", self.folder / "cluster.yaml")
+    nodes = 3
+    apart = True
 
     def events(self, job):
         return [event["message"] for event in self.ask("GET", f"/v1/jobs/{job}/events")["events"]]
-
-    def agents_of(self, role, node):
-        return [pid for pid in self.agents(role) if f"/nodes/{node}" in Path(f"/proc/{pid}/cmdline").read_text()]
 
     def all_are_back(self):
         said = self.run_dtrain("status", "--json")
@@ -39,10 +31,10 @@ class Spares(ClusterCase):
         eventually(lambda: head not in self.agents("head"), "the head is dead")
         eventually(self.all_are_back, "another head has all nodes")
         # The agent stands still, so that nobody hears that its supervisor is gone.
-        [agent] = self.agents_of("node", "node-1")
+        [agent] = self.agents("node", "node-1")
         os.kill(agent, signal.SIGSTOP)
         self.addCleanup(os.kill, agent, signal.SIGKILL)  # going on, it would be a minute within a handler
-        for pid in self.agents_of("supervise", "node-1"):
+        for pid in self.agents("supervise", "node-1"):
             os.kill(pid, signal.SIGKILL)
         eventually(lambda: len(self.job(job)["attempts"]) == 2, "the next attempt")
         attempt = self.job(job)["attempts"][1]

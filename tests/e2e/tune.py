@@ -96,6 +96,7 @@ class Tune(ClusterCase):
             self.assertEqual((row["state"], row["iteration"]), ("complete", "3"))
         best = max(rows, key=lambda row: float(row["accuracy"]))
         said = self.json("tune", "best", "quick")
+        self.assertEqual(self.json("tune", "best", "quick", "--scope", "all")["trial"], said["trial"])
         self.assertEqual((said["trial"], said["job"]), (int(best["trial"]), best["job"]))
         self.assertTrue(Path(said["checkpoint"]["path"]).is_dir())
         self.assertIn("quick-", self.ok("tune", "result", "--all"))
@@ -165,7 +166,7 @@ class Tune(ClusterCase):
 
     def test_stop_and_resume_and_a_trial_that_a_person_stops(self):
         name = self.ok(*self.flags("-d", "--max-concurrent", "2", last=LONG, trials=3, words=["keep"])).strip()
-        first = eventually(lambda: (r := self.search()["counts"].get("running") == 2) and r, "two run")
+        eventually(lambda: self.search()["counts"]["running"] == 2, "two run")
         follower = self.start("tune", "status", "-f")
         refused = self.run_dtrain("tune", "rm", name)
         self.assertEqual(refused.returncode, 1)
@@ -176,7 +177,8 @@ class Tune(ClusterCase):
         out, _ = follower.communicate(timeout=DEADLINE)
         self.assertEqual(follower.returncode, 3, out)
         self.assertIn(f"{name} stopped", out)
-        self.assertTrue(first)
+        self.assertEqual([(t["trial"], t["state"]) for t in self.json("tune", "result")["trials"]],
+                         [(0, "paused"), (1, "paused")])
         self.ok("tune", "resume", "-d")
         trials = eventually(lambda: (t := self.json("tune", "result")["trials"]) and len(t[0]["legs"]) == 2
                             and t[0]["state"] == "running" and t, "the first trial goes on")
@@ -229,7 +231,7 @@ class Tune(ClusterCase):
     def test_its_files_and_secrets_go_along(self):
         (self.folder / "files.py").write_text(
             "import os\nassert os.getcwd() != os.environ['WHERE'], 'in place'\n"
-            "assert os.environ['TOKEN'] == 's3cret'\nexec(open('train.py').read())\n")
+            "assert os.environ['TOKEN'] == 's3' + 'cret'\nexec(open('train.py').read())\n")
         done = self.run_dtrain(
             *self.flags("--secret", "TOKEN", "--env", f"WHERE={self.folder}", trials=3)[:-4],
             "python3", "files.py", "{lr}", "2", env={"DTRAIN_STAGE": "1", "TOKEN": "s3cret"})
@@ -239,9 +241,21 @@ class Tune(ClusterCase):
         self.assertIn("from step 0", self.ok("logs", best))
         for verb in ("stop", "rm", "logs", "result"):
             said = self.run_dtrain(verb, "flags-nothing")
+            self.assertNotEqual(said.returncode, 0, said.stdout)
+            self.assertIn("flags-nothing", said.stderr)
             self.assertNotIn("it is a search", said.stderr)
         self.assertIn(best, self.ok("status", "--trials"))
         name = self.search()["search"]
+        # The secret is nowhere any more, neither the search's nor its trials'.
+        def holders(text):
+            found = []
+            for path in below(self.folder / "state"):
+                with contextlib.suppress(OSError):  # gone by now
+                    found += [path] if path.is_file() and text in path.read_bytes() else []
+            return found
+        self.assertGreaterEqual(len(holders(b" from step 0\n")), 3)  # what the ranks wrote
+        eventually(lambda: not holders(b"s3cret"), "its secrets are gone")
+        self.assertNotIn("s3cret", self.ok("tune", "result", "--json") + self.ok("result", best, "--json"))
         for verb in ("stop", "rm", "logs", "result"):
             said = self.run_dtrain(verb, name)
             self.assertEqual(said.returncode, 2, said.stdout)
@@ -254,7 +268,9 @@ class Tune(ClusterCase):
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
         self.assertRegex(done.stdout, r"trial \d failed after 0 iterations")
         self.assertRegex(done.stdout, r"\d failed: \d trials failed, and none ended well \(fail_fast\)")
-        self.assertIn("no trial of", self.run_dtrain("tune", "best").stderr)
+        none = self.run_dtrain("tune", "best")
+        self.assertEqual(none.returncode, 2, none.stdout)
+        self.assertIn("no trial of", none.stderr)
         wrong = self.run_dtrain(*self.flags("--gpus", "99"))
         self.assertEqual(wrong.returncode, 1, wrong.stdout)
         self.assertEqual(self.run_dtrain(*self.flags("--gpus", "99", "--dry-run")).returncode, 1)

@@ -7,6 +7,21 @@ from harness import *
 PAGE = SOURCE / "docs" / "tune.md"
 
 
+class Searches(ClusterCase):
+    def test_each_search_that_a_page_shows_is_one(self):
+        (self.folder / "train").write_text("#!/bin/sh\n")
+        (self.folder / "train").chmod(0o755)
+        found = 0
+        for page in ("tune.md", "search_yaml.md"):
+            for block in re.findall(r"(?ms)^```yaml\n(.*?)^```$", (SOURCE / "docs" / page).read_text()):
+                if "\nspace:" not in block:
+                    continue
+                (self.folder / "search.yaml").write_text(block)
+                self.assertRegex(self.ok("tune", "search.yaml", "--dry-run"), r"(24|30) trials, the first with ")
+                found += 1
+        self.assertEqual(found, 3)
+
+
 class Page(ClusterCase):
     nodes = 0  # the page brings it up
 

@@ -184,10 +184,11 @@ void Engine::search(const SearchId& id, std::size_t most_trials, Answer done) co
         std::vector<const Trial*> order;
         for (const Trial& trial : state.trials()) order.push_back(&trial);
         const bool max = state.spec().objective.mode == tune::Mode::max;
-        const auto rank = [max](const Trial* trial) {
+        const auto rank = [impl, max](const Trial* trial) {
           const double value = trial->value.value_or(NAN);
           const double worst = std::isfinite(value) ? (max ? -value : value) : INFINITY;
-          const int place = trial->leg_lives ? 0 : trial->goes_on ? 1 : 2;
+          const std::string_view shown = impl->shown_state(*trial);
+          const int place = shown == "running" ? 0 : shown == "waiting" ? 1 : 2;
           return std::tuple(place, place == 2 ? worst : 0.0, trial->number);
         };
         const std::size_t count = std::min(most, order.size());

@@ -47,6 +47,11 @@ TEST_CASE("expressions compute as Python does") {
   CHECK(computed_of("pow(2, 0.5) - sqrt(2)") == 0);
   CHECK(computed_of("log10(1000)").get<double>() == doctest::Approx(3));
   CHECK(computed_of("exp(log(5))").get<double>() == doctest::Approx(5));
+  CHECK(computed_of("log2(8)").get<double>() == doctest::Approx(3));
+  CHECK(computed_of("abs(-3)") == 3);
+  CHECK(computed_of("abs(-3)").is_number_integer());
+  CHECK(computed_of("float(2)") == 2);
+  CHECK(computed_of("float(2)").is_number_float());
   CHECK(computed_of("'a' + \"b\"") == "ab");
   CHECK(computed_of("1 < 2 && !('a' == 'b') or false") == true);
   CHECK(computed_of("not 1 >= 2 and 'a' < 'b'") == true);
@@ -73,6 +78,10 @@ TEST_CASE("expressions draw, the same again for the same trial") {
   const double drawn = computed_of("uniform(2, 3)").get<double>();
   CHECK((drawn >= 2 && drawn < 3));
   CHECK(computed_of("randint(4, 5)") == 4);
+  const double logarithmic = computed_of("loguniform(0.001, 0.01)").get<double>();
+  CHECK((logarithmic >= 0.001 && logarithmic < 0.01));
+  CHECK(computed_of("randn(5, 0)") == 5);
+  CHECK(computed_of("randn(5, 1)") != 5);
   CHECK(complaint_of("randint(5, 5)") == "the result is no finite number at column 1");
 }
 

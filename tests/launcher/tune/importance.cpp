@@ -112,6 +112,8 @@ TEST_CASE("importance: the same again, whatever is nan, and of chance nothing is
   const Importances second = tried.importance();
   CHECK(first.explained < 0.1);
   CHECK(first.explained == second.explained);
+  REQUIRE(first.parameters.size() == 2);
+  REQUIRE(second.parameters.size() == 2);
   for (std::size_t i = 0; i < first.parameters.size(); ++i) {
     CHECK(first.parameters[i].name == second.parameters[i].name);
     CHECK(first.parameters[i].share == second.parameters[i].share);

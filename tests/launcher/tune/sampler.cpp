@@ -110,6 +110,8 @@ TEST_CASE("Sobol's points are SciPy's") {
   };
   CHECK(data["points"].size() == 64);
   CHECK(data["points"][0].size() == 128);
+  CHECK(data["from_10000"].size() == 4);
+  CHECK(data["from_10000"][0].size() == 128);
   CHECK(same(plain, data["points"], 0));
   CHECK(same(plain, data["from_10000"], 10'000));
 
@@ -128,6 +130,9 @@ TEST_CASE("Sobol's points are SciPy's") {
     }
     scrambles.push_back(scramble);
   }
+  CHECK(data["scrambled"].size() == 64);
+  CHECK(data["scrambled"][0].size() == scrambles.size());
+  CHECK(scrambles.size() == 5);
   CHECK(same(Sobol(scrambles.size(), scrambles), data["scrambled"], 0));
 }
 

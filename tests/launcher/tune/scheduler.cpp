@@ -304,6 +304,7 @@ TEST_CASE("median stopping costs little where no two times are the same, or tria
 
 TEST_CASE("PBT's worst and best are Ray's") {
   const nlohmann::json data = recorded("pbt");
+  std::size_t moved = 0;
   for (const nlohmann::json& each : data["cases"]) {
     CAPTURE(each["case"].get<int>());
     const auto scores = each["scores"].get<std::vector<double>>();
@@ -316,7 +317,9 @@ TEST_CASE("PBT's worst and best are Ray's") {
           each["lower"].get<std::vector<std::size_t>>());
     CHECK(std::vector<std::size_t>(order.end() - static_cast<long>(count), order.end()) ==
           each["upper"].get<std::vector<std::size_t>>());
+    moved += count;
   }
+  CHECK(moved > 50);
 }
 
 TEST_CASE("PBT explores within the domains") {

@@ -8,6 +8,7 @@
 #include <doctest/doctest.h>
 
 #include "launcher/core/text.hpp"
+#include "launcher/tune/expression_functions.hpp"
 #include "tests/launcher/spec/yaml_support.hpp"
 
 using namespace dtrain;
@@ -131,13 +132,16 @@ TEST_CASE("the schema and the page of searches are those of the table") {
                           text.substr(text.find("<!-- end of keys -->")));
 }
 
-TEST_CASE("the page has every domain, and every key of an algorithm") {
+TEST_CASE("the page has every domain, every function, and every key of an algorithm") {
   const std::string page = text_of(kRoot / "docs/search_yaml.md");
   const auto has = [&](const std::string& words) {
     CAPTURE(words);
     CHECK(page.find(words) != std::string::npos);
   };
   for (const std::string& name : tune::domain_names()) has("`" + name + ": ");
+  for (const tune::ExpressionFunction& each : tune::expression_functions()) {
+    has("`" + std::string(each.name) + (each.draws ? "(" : "`"));
+  }
   const auto has_keys = [&](const nlohmann::json& spec) {
     for (const auto& [key, value] : spec.items()) has("`" + key + "`");
   };

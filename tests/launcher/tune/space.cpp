@@ -100,6 +100,35 @@ TEST_CASE("spaces are nested, conditional and computed") {
   CHECK(drawn(again, 3) == drawn(space, 3));
 }
 
+TEST_CASE("a parameter is there when all of its conditions hold") {
+  const SearchSpace space = space_of(R"({
+    "optimizer": {"choice": ["sgd", "adam", "lion"]}, "nesterov": {"choice": [true, false]},
+    "layers": {"randint": [1, 5]},
+    "values": {"uniform": [0, 1], "when": {"optimizer": ["sgd", "adam"], "nesterov": true}},
+    "list": {"uniform": [0, 1], "when": ["layers > 2", {"optimizer": "sgd"}]},
+    "group": {"when": "layers < 4", "deep": {"uniform": [0, 1], "when": "nesterov"}},
+    "of_list": {"constant": 3, "when": "list > 0.5"}})");
+  const SearchSpace again = space_of(space.to_json().dump());
+  std::map<std::string, int> counts;
+  for (std::uint64_t trial = 0; trial < 300; ++trial) {
+    const Params params = drawn(space, trial);
+    const std::string optimizer = params.at("optimizer");
+    const bool nesterov = params.at("nesterov");
+    const int layers = params.at("layers");
+    CHECK(params.contains("values") == (optimizer != "lion" && nesterov));
+    CHECK(params.contains("list") == (layers > 2 && optimizer == "sgd"));
+    CHECK(params.contains("group.deep") == (layers < 4 && nesterov));
+    // One of what is not there does not hold.
+    CHECK(params.contains("of_list") == (params.contains("list") && params.at("list") > 0.5));
+    CHECK(drawn(again, trial) == params);
+    for (const auto& [name, value] : params) ++counts[name];
+  }
+  for (const char* name : {"values", "list", "group.deep", "of_list"}) {
+    CAPTURE(name);
+    CHECK((counts[name] > 10 && counts[name] < 290));
+  }
+}
+
 TEST_CASE("a failed expression names its parameter") {
   const SearchSpace space = space_of(R"({"a": 0, "b": {"sample_from": "1 / a"}})");
   try {
@@ -143,6 +172,36 @@ TEST_CASE("all that is wrong with a space is said at once") {
         "space.a.b: is there twice, nested and with a dot\n");
   CHECK(problems_of_space(R"({"a": 1, "b": {"uniform": [0, 1], "when": "uniform(0, 1) > a"}})") ==
         "space.b.when: a condition cannot draw numbers\n");
+}
+
+TEST_CASE("a space has limits") {
+  nlohmann::json wide = nlohmann::json::object();
+  for (int i = 0; i < 1'000; ++i) wide["p" + std::to_string(i)] = 1;
+  CHECK(problems_of_space(wide.dump()).empty());
+  wide["q0"] = wide["q1"] = 1;
+  CHECK(problems_of_space(wide.dump()) == "space.q0: a space has at most 1000 parameters\n");
+
+  const auto nested_in = [](int spaces) {
+    nlohmann::json json = 1;
+    for (int i = 0; i <= spaces; ++i) {
+      nlohmann::json outer = nlohmann::json::object();
+      outer["a"] = std::move(json);
+      json = std::move(outer);
+    }
+    return json.dump();
+  };
+  CHECK(problems_of_space(nested_in(16)).empty());
+  const std::string deep = problems_of_space(nested_in(17));
+  CHECK(deep.find(".a: is nested deeper than 16\n") != std::string::npos);
+
+  nlohmann::json grid = nlohmann::json::object();
+  for (const char* name : {"a", "b", "c"}) {
+    for (int i = 0; i < 100; ++i) grid[name]["grid_search"].push_back(i);
+  }
+  CHECK(space_of(grid.dump()).grid_size() == 1'000'000);
+  grid["d"]["grid_search"] = {1, 2};
+  CHECK(problems_of_space(grid.dump()) ==
+        "space.d: grid_search makes more than 1000000 combinations\n");
 }
 
 TEST_CASE("a grid is each combination once, the first name fastest") {

@@ -87,6 +87,26 @@ TEST_CASE("a search is what the configurations say, and nothing else") {
   CHECK(all.at("checkpoint") ==
         json({{"num_to_keep", 2}, {"score_attribute", "loss"}, {"score_order", "max"}}));
   CHECK(all.at("storage_path") == "/s");
+  CHECK(all.at("name") == "n");
+  CHECK(all.at("metric") == "loss");
+  CHECK(all.at("mode") == "min");
+  CHECK(all.at("num_samples") == 30);
+  CHECK(all.at("nproc_per_node") == 2);
+  CHECK(all.at("stop") == json({{"loss", "<= 0.1"}}));
+}
+
+TEST_CASE("domains are written as docs/search_yaml.md has them") {
+  CHECK(tune::choice({"a", 2, true}) == json::parse(R"({"choice": ["a", 2, true]})"));
+  CHECK(tune::grid_search({1, 2}) == json::parse(R"({"grid_search": [1, 2]})"));
+  CHECK(tune::uniform(0, 1) == json::parse(R"({"uniform": [0, 1]})"));
+  CHECK(tune::quniform(0, 1, 0.1) == json::parse(R"({"quniform": [0, 1, 0.1]})"));
+  CHECK(tune::loguniform(1e-4, 1) == json::parse(R"({"loguniform": [1e-4, 1]})"));
+  CHECK(tune::qloguniform(0.1, 10, 0.1) == json::parse(R"({"qloguniform": [0.1, 10, 0.1]})"));
+  CHECK(tune::randn() == json::parse(R"({"randn": [0, 1]})"));
+  CHECK(tune::randn(5, 2) == json::parse(R"({"randn": [5, 2]})"));
+  CHECK(tune::randint(1, 9) == json::parse(R"({"randint": [1, 9]})"));
+  CHECK(tune::lograndint(1, 1000) == json::parse(R"({"lograndint": [1, 1000]})"));
+  CHECK(tune::sample_from("layers * 32") == json::parse(R"({"sample_from": "layers * 32"})"));
 }
 
 TEST_CASE("texts in a space are themselves, whatever they look like") {

@@ -289,6 +289,7 @@ TEST_CASE("asha that promotes pauses trials, and the best go on from their check
     if (trial.state == State::stopped) CHECK(trial.reason.starts_with("it stays behind"));
   }
   CHECK(several > 0);
+  CHECK(world.count(State::stopped) > 0);
   const Trial* best = world.search.best();
   REQUIRE(best != nullptr);
   CHECK(best->state == State::complete);

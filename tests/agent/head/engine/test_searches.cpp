@@ -353,6 +353,11 @@ TEST_CASE("a head that dies after whatever happened loses no trial, and decides 
       programs.run();
       CHECK(programs.state() == "succeeded");
       whole = told(programs.trials());
+      int legs = 0;
+      for (const json& trial : programs.trials()) {
+        legs += static_cast<int>(trial.at("legs").size());
+      }
+      CHECK((legs > static_cast<int>(programs.trials().size())) == checkpoints);
     }
     for (const bool lossy : {false, true}) {
       CAPTURE(lossy);
@@ -377,6 +382,45 @@ TEST_CASE("a head that dies after whatever happened loses no trial, and decides 
       CHECK(legs.size() == world.engine->jobs().at("jobs").size());
     }
   }
+}
+
+TEST_CASE("trials that run are shown first, then those that wait, then the others") {
+  World world;
+  Programs programs(world, 1);  // one runs at a time
+  programs.submit(R"({"num_samples": 4, "max_concurrent": 2, "scheduler": {"algorithm": "asha",
+      "max_t": 4, "reduction_factor": 2, "form": "promote"}})");
+  const auto begun = [&](int trials) {
+    world.until([&] { return programs.summary().at("begun") == trials; });
+  };
+  const auto begin = [&](std::size_t trial) {
+    const JobId job(programs.trials().at(trial).at("job").get<std::string>());
+    world.started("node-0", job, 1);
+    world.start_ranks("node-0", job, 1, 0, 1);
+    return job;
+  };
+  const auto pause = [&](std::size_t trial, double accuracy) {
+    const JobId job = begin(trial);
+    json line = {{"type", "metrics"}, {"step", 1}};
+    line["metrics"]["accuracy"] = accuracy;
+    world.say("node-0", job, 1, wire::RankReport{0, line});
+    world.until([&] { return world.stops("node-0", job, 1) > 0; });
+    world.exit_rank("node-0", job, 1, 0, 0, true);
+    world.finish("node-0", job, 1, Outcome::stopped);
+  };
+  begun(2);
+  pause(0, 0.9);
+  begun(3);
+  pause(1, 0.5);
+  begin(2);
+  // The first is promoted, and its job is behind that of the third.
+  world.until([&] { return programs.trials().at(0).at("legs").size() == 2; });
+  world.settle();
+  const json trials = programs.view().at("trials");
+  std::vector<std::pair<int, std::string>> shown;
+  for (const json& trial : trials) shown.emplace_back(trial.at("trial"), trial.at("state"));
+  CHECK(shown ==
+        std::vector<std::pair<int, std::string>>{{2, "running"}, {0, "waiting"}, {1, "paused"}});
+  CHECK(programs.view(1).at("trials") == json::array({trials.at(0)}));
 }
 
 TEST_CASE("a promoted trial goes on from its checkpoint as a job that resumes the one before") {
@@ -692,6 +736,110 @@ TEST_CASE("a time budget is over by the clock, also under another head") {
   CHECK(programs.state() == "succeeded");
   CHECK(programs.summary().at("reason") == "its time_budget_s, 60 s, is over");
   CHECK(programs.trials().at(0).at("state") == "stopped");
+}
+
+TEST_CASE("a time budget counts anew when a search that was stopped goes on") {
+  World world;
+  Programs programs(world);
+  programs.checkpoints = true;
+  const SearchId id =
+      programs.submit(R"({"num_samples": 100, "max_concurrent": 2, "time_budget_s": 60})");
+  const auto pass = [&](int seconds) {
+    for (; seconds > 0; seconds -= 10) {
+      world.engine->heard(NodeId("node-0"));
+      world.advance(std::chrono::seconds(std::min(seconds, 10)));
+    }
+  };
+  for (int i = 0; i < 5; ++i) programs.step();
+  pass(50);
+  world.engine->stop_search(id, std::nullopt, nullptr);
+  programs.run();
+  REQUIRE(programs.state() == "stopped");
+  pass(100);
+  CHECK(programs.state() == "stopped");
+  programs.ask([&](Engine::Answer done) { world.engine->resume_search(id, {}, std::move(done)); });
+  for (int i = 0; i < 5; ++i) programs.step();
+  pass(59);
+  CHECK(programs.state() == "running");
+  pass(2);
+  CHECK(programs.state() == "stopping");
+  programs.run();
+  CHECK(programs.state() == "succeeded");
+  CHECK(programs.summary().at("reason") == "its time_budget_s, 60 s, is over");
+}
+
+TEST_CASE("what ranks but 0 report is no value of their trial") {
+  World world;
+  Programs programs(world);
+  programs.submit(R"({"num_samples": 1, "stop": {"accuracy": 0.9},
+                      "job": {"nproc_per_node": 2}})");
+  world.until([&] { return programs.summary().at("begun") == 1; });
+  const JobId job(programs.trials().at(0).at("job").get<std::string>());
+  world.started("node-0", job, 1);
+  world.start_ranks("node-0", job, 1, 0, 2);
+  const auto report = [&](int rank, int step, double accuracy) {
+    json line = {{"type", "metrics"}, {"step", step}};
+    line["metrics"]["accuracy"] = accuracy;
+    world.say("node-0", job, 1, wire::RankReport{rank, line});
+  };
+  report(1, 500, 0.99);
+  report(0, 1, 0.2);
+  report(1, 501, 0.98);
+  report(0, 2, 0.3);
+  world.settle();
+  const auto trial = [&] { return programs.trials().at(0); };
+  CHECK(trial().at("state") == "running");
+  CHECK(trial().at("value") == 0.3);
+  CHECK(trial().at("best") == 0.3);
+  CHECK(trial().at("iteration") == 2);
+  CHECK(trial().at("step") == 2);
+  CHECK(trial().at("metrics").at("accuracy") == 0.3);
+  CHECK(world.metrics(job).size() == 4);
+  CHECK(world.stops("node-0", job, 1) == 0);
+  report(0, 3, 0.95);
+  world.until([&] { return world.stops("node-0", job, 1) > 0; });
+}
+
+TEST_CASE("jobs of a search that has ended go by retention, the search stays until it is removed") {
+  World world;
+  Programs programs(world);
+  programs.checkpoints = true;
+  const auto jobs_left = [&] { return world.engine->jobs().at("jobs").size(); };
+  const auto until_left = [&](std::size_t count, std::uint64_t retention_size) {
+    world.engine->set_storage({.retention_size = retention_size});
+    world.until([&] {
+      world.advance(std::chrono::milliseconds(1));
+      return jobs_left() == count;
+    });
+  };
+  const JobId other = world.submit(World::spec());
+  programs.programs[other].finished = true;
+  world.run_through("node-0", other, 1, 0);
+  world.until([&] { return world.state(other) == "succeeded"; });
+  fs::create_directories(world.options.root.storage(other));
+  std::ofstream(world.options.root.storage(other) / "model") << "much";
+  const SearchId id = programs.submit(R"({"num_samples": 3, "max_concurrent": 1})");
+  while (programs.trials().size() < 2) programs.step();
+  world.settle();
+  // Those of one that runs stay, also of trials that have ended.
+  until_left(2, 1);
+  CHECK(world.state(JobId(programs.trials().at(0).at("job").get<std::string>())) == "succeeded");
+  CHECK(refusal([&] { world.engine->job(other); }) == ErrorCode::not_found);
+  programs.run();
+  const json before = programs.trials();
+  const json best = programs.summary().at("best");
+  until_left(0, 2);
+  for (const bool again : {false, true}) {
+    if (again) world.restart();
+    const json after = programs.trials();
+    REQUIRE(after.size() == 3);
+    CHECK(told(after) == told(before));
+    CHECK(after.at(0).at("job") == before.at(0).at("job"));
+    CHECK(after.at(0).at("job_state").is_null());
+    CHECK(programs.summary().at("best") == best);
+  }
+  programs.ask([&](Engine::Answer done) { world.engine->remove_search(id, std::move(done)); });
+  CHECK(world.engine->searches(std::nullopt).at("searches").empty());
 }
 
 TEST_CASE("as many trials wait as run, and two at least") {
