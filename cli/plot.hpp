@@ -35,8 +35,8 @@ std::string gnuplot_script(const std::vector<Chart>& charts, PlotKind kind,
                            const std::string& output, std::pair<int, int> size);
 
 // Its parts, for other pictures: the terminal and the file for so many pictures, one below the
-// other
-// (`charts_end` closes that), the range of an axis, a text and a number as gnuplot reads them.
+// other (`charts_end` closes that), the range of an axis, a text and a number as gnuplot reads
+// them.
 std::string charts_begin(PlotKind kind, const std::string& output, std::pair<int, int> size,
                          std::size_t count);
 std::string charts_end(PlotKind kind, std::size_t count);
