@@ -206,6 +206,10 @@ TEST_CASE("a line for each event") {
         "trial 4 stopped after 3 iterations, acc 0.25: asha: below 0.3\\x1b[2J");
   CHECK(news_line(*news.best(search_of({})), "acc", false) ==
         "best so far: trial 1, acc 0.75: lr 0.1");
+  // C1 controls, which drive terminals too, are in no list either.
+  json listed = trial_row(5, "running");
+  listed["params"] = {{"layers", json::array({"\u009b2J", 3})}};
+  CHECK(holds(news_line(*news.trial(listed), "acc", false), R"(layers ["\xc2\x9b2J",3])"));
 }
 
 TEST_CASE("the picture keeps within the terminal, and shows what runs and the best") {
@@ -222,6 +226,15 @@ TEST_CASE("the picture keeps within the terminal, and shows what runs and the be
       CHECK(lines.size() <= rows);  // the last is empty: the cursor's
       for (const std::string& line : lines) CHECK(display_width(line) < columns);
     }
+  }
+  // A reason is one line more, and not as wide as a tab would make it.
+  json waits = search;
+  waits["reason"] = "waits for room:\tno node has 4 GPUs";
+  for (std::size_t rows = 1; rows < 14; ++rows) {
+    const std::string small = search_picture(waits, 60, rows, false);
+    CAPTURE(small);
+    CHECK(split(small, '\n').size() <= rows);
+    CHECK(!holds(small, "\t"));
   }
   const std::string text = search_picture(search, 120, 24, false);
   CHECK(holds(text, "m-abc234  running  40 of 100 trials"));

@@ -1,6 +1,7 @@
 // `dtrain tune` against a head that says what a test wants it to say.
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 
@@ -8,6 +9,7 @@
 #include <future>
 #include <mutex>
 
+#include "launcher/core/pipe.hpp"
 #include "launcher/core/process_exit.hpp"
 #include "launcher/core/text.hpp"
 #include "tests/cli/house.hpp"
@@ -22,9 +24,11 @@ struct FakeSearch {
   std::atomic<int> looks{0};
   int last = 4;  // the look at which it has ended; -1: it does not
   std::string end = "succeeded";
+  std::string reason;
   json submitted;
   json spec = json::object();
-  std::vector<std::string> asked;  // other than to look
+  std::vector<std::string> asked;   // other than to look
+  std::vector<std::string> looked;  // what about the search was asked for
   json posted;
 
   json trial(int number, int at) const {
@@ -51,7 +55,7 @@ struct FakeSearch {
   json search(int at) const {
     const bool ended = last >= 0 && at >= last;
     json all = {{"search", "s-abc234"}, {"name", "s"},      {"state", ended ? end : "running"},
-                {"reason", ""},         {"metric", "acc"},  {"mode", "max"},
+                {"reason", reason},     {"metric", "acc"},  {"mode", "max"},
                 {"scheduler", "asha"},  {"total", 3},       {"begun", begun(at)},
                 {"created", ""},        {"ended", nullptr}, {"best", nullptr},
                 {"spec", spec}};
@@ -101,6 +105,7 @@ struct FakeSearch {
                         {"count", 3}}
                        .dump()};
     }
+    if (target.starts_with("/v1/searches/")) looked.push_back(target);
     const int at = looks++;
     json all = search(at);
     if (has(target, "?trials=")) all["trials"] = trials(*this, at, 0);
@@ -214,6 +219,45 @@ TEST_CASE("tune --json: an event a line") {
   CHECK(last == "end");
 }
 
+TEST_CASE("tune -q says nothing but why it failed, and asks for no more than it needs") {
+  SearchHouse house;
+  house.search.end = "failed";
+  house.search.reason = "3 trials failed";
+  const Captured ran = house.run(tune_words({"-q"}));
+  CHECK(ran.exit.code == 1);
+  CHECK(ran.out == "");
+  CHECK(ran.err == "dtrain: s-abc234 failed: 3 trials failed\n");
+  CHECK(house.search.looked.size() >= 4);
+  for (const std::string& target : house.search.looked) {
+    CHECK(target == "/v1/searches/s-abc234?trials=1");
+  }
+}
+
+TEST_CASE("tune: a reader that has stopped keeps nobody from leaving") {
+  SearchHouse house;
+  house.search.last = -1;
+  house.search.reason = std::string(std::size_t{1} << 20, 'x');  // more than a pipe holds
+  SpawnOptions options = house.options(tune_words());
+  auto [reader, writer] = make_pipe();
+  const UniqueFd err = open_file(house.work / "err", O_RDWR | O_CREAT);
+  options.stdout_fd = writer.get();
+  options.stderr_fd = err.get();
+  const pid_t pid = spawn(options);
+  writer.reset();
+  // It writes, and soon nobody takes it.
+  pollfd polled{reader.get(), POLLIN, 0};
+  REQUIRE(::poll(&polled, 1, static_cast<int>(std::chrono::milliseconds(kLimit).count())) == 1);
+  ::kill(pid, SIGTERM);
+  const auto left = wait_until(pid, std::chrono::steady_clock::now() + kLimit);
+  if (!left) {
+    ::kill(pid, SIGKILL);
+    wait(pid);
+  }
+  REQUIRE(left);
+  CHECK(left->code == 128 + SIGTERM);
+  CHECK(has(read_file(house.work / "err"), "detached; s-abc234 goes on"));
+}
+
 TEST_CASE("tune: a head that knows nothing of searches is an older one") {
   House house;
   house.serve([](const FakeHead::Request& request) -> FakeHead::Response {
@@ -300,8 +344,10 @@ TEST_CASE("tune stop waits for the end, resume goes on with its secrets, rm want
   }
   CHECK(house.search.asked.empty());
   CHECK(house.run({"tune", "--json", "status"}).exit.code == 0);
+  house.search.looked.clear();
   const Captured stopped = house.run({"tune", "stop", "--grace-s", "1"});
   CHECK(stopped.exit.code == 0);
+  CHECK(house.search.looked.back() == "/v1/searches/s-abc234?trials=1");
   CHECK(stopped.out == "s-abc234 stopped\n");
   CHECK(has(stopped.err, "dtrain tune resume -c c s-abc234"));
   CHECK(house.search.asked == std::vector<std::string>{"POST /v1/searches/s-abc234/stop"});
