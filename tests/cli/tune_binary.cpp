@@ -97,6 +97,9 @@ struct FakeSearch {
     if (target == "/v1/jobs/s-2") {
       return {200, R"({"best_checkpoint":{"number":0,"step":2,"path":"/ckpt/0"}})"};
     }
+    if (has(target, "/metrics?")) {
+      return {200, R"({"metrics":[{"rank":0,"step":1,"metrics":{"acc":0.5}}]})"};
+    }
     if (target == "/v1/searches")
       return {200, json{{"searches", json::array({search(looks)})}}.dump()};
     if (has(target, "/trials?")) {
@@ -392,4 +395,31 @@ TEST_CASE("tune best, result, list and status of one that has ended") {
   CHECK(has(house.run({"tune", "status", "no"}).err, "there is no search \"no\""));
   const json params = json::parse(house.run({"tune", "plot", "--kind", "params", "--json"}).out);
   CHECK(params["parameters"][0]["points"].size() == 3);
+  const json curves = json::parse(house.run({"tune", "plot", "--json"}).out)["curves"];
+  CHECK(curves[2] == json::parse(R"({"trial": 2, "points": [[1.0, 0.5]]})"));
+  CHECK(house.run({"tune", "plot", "--trials", "1001"}).exit.code == 2);
+}
+
+TEST_CASE("tune plot: what it draws is written whole, or it is an error") {
+  if (std::system("command -v gnuplot >/dev/null 2>&1") != 0) {
+    MESSAGE("gnuplot is not installed");
+    return;
+  }
+  SearchHouse house;
+  house.search.looks = 10;
+  CHECK(house.run({"tune", "plot", "-o", "a.svg"}).out == "wrote a.svg\n");
+  CHECK(has(read_file(house.work / "a.svg"), "</svg>"));
+  // Both: the file, and what is in it.
+  CHECK(json::parse(house.run({"tune", "plot", "-o", "b.svg", "--json"}).out)["kind"] == "curves");
+  CHECK(has(read_file(house.work / "b.svg"), "</svg>"));
+  const Captured nowhere = house.run({"tune", "plot", "-o", "no/c.svg"});
+  CHECK(nowhere.exit.code == 2);
+  CHECK(nowhere.out == "");
+  SpawnOptions options = house.options({"tune", "plot"});
+  const UniqueFd full = open_file("/dev/full", O_WRONLY);
+  const UniqueFd err = open_file(house.work / "err", O_RDWR | O_CREAT);
+  options.stdout_fd = full.get();
+  options.stderr_fd = err.get();
+  CHECK(wait(spawn(options)).code == 1);
+  CHECK(has(read_file(house.work / "err"), "No space left"));
 }
