@@ -261,6 +261,20 @@ TEST_CASE("csv: a row for each trial, flat, quoted, numbers to the last bit") {
         "1,failed,3,,,3,m-1,\"a,\"\"b\"\"\",0.1,1,,,\"exit code 1\nboom\"\n");
 }
 
+TEST_CASE(
+    "csv: the metric's value though its job says nothing of it, and no two columns of a name") {
+  // Its newest job has not reported yet, or was removed.
+  std::vector<json> trials = {trial_row(0, "waiting", 0.5), trial_row(1, "complete", 0.25)};
+  trials[0]["metrics"] = json::object();
+  trials[1]["metrics"] = {{"config/lr", 7}, {"metrics/step", 8}, {"step", 9}};
+  const std::vector<std::string> lines = split(trials_csv(search_of(trials)), '\n');
+  CHECK(lines[0] ==
+        "trial,state,iteration,step,best,best_iteration,job,config/kind,config/lr,"
+        "config/model.layers,acc,metrics/config/lr,metrics/step,metrics/metrics/step,reason");
+  CHECK(lines[1].ends_with(",0,0.5,,,,"));
+  CHECK(lines[2].ends_with(",1,0.25,7,8,9,"));
+}
+
 TEST_CASE("the command that trains a trial again") {
   const auto words = [](const json& search, const std::string& folder = "/w") {
     return shell_join(train_again(search, trial_row(2, "complete", 0.5), folder).words);

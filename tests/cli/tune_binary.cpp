@@ -25,6 +25,7 @@ struct FakeSearch {
   int last = 4;  // the look at which it has ended; -1: it does not
   std::string end = "succeeded";
   std::string reason;
+  bool removed = false;  // the best trial's job
   json submitted;
   json spec = json::object();
   std::vector<std::string> asked;   // other than to look
@@ -93,6 +94,9 @@ struct FakeSearch {
       asked.push_back(request.method + " " + target);
       posted = request.body.empty() ? json() : json::parse(request.body);
       return {200, search(looks).dump()};
+    }
+    if (target == "/v1/jobs/s-2" && removed) {
+      return {404, R"({"error":{"code":"not_found","message":"there is no job s-2"}})"};
     }
     if (target == "/v1/jobs/s-2") {
       return {200, R"({"best_checkpoint":{"number":0,"step":2,"path":"/ckpt/0"}})"};
@@ -383,6 +387,14 @@ TEST_CASE("tune best, result, list and status of one that has ended") {
   CHECK(json::parse(house.run({"tune", "best", "--scope", "all", "--json"}).out)["trial"] == 0);
   CHECK(house.run({"tune", "best", "--scope", "some"}).exit.code == 2);
   CHECK(house.run({"tune", "best", "-q"}).out == "s-2\n");
+  CHECK(as_json["checkpoint"].contains("metrics"));
+  house.search.removed = true;
+  const Captured gone = house.run({"tune", "best"});
+  CHECK(has(gone.out, "step 3  it is not there any more"));
+  CHECK(!has(gone.out, "dtrain pull"));
+  CHECK(json::parse(house.run({"tune", "best", "--json"}).out)["checkpoint"] ==
+        json::parse(R"({"job": "s-2", "number": 1, "step": 3, "path": null, "metrics": null})"));
+  house.search.removed = false;
   const std::string csv = house.run({"tune", "result", "--csv"}).out;
   CHECK(split(csv, '\n').size() == 5);
   CHECK(has(csv, "config/lr"));
