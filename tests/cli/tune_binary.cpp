@@ -349,6 +349,13 @@ TEST_CASE("tune stop waits for the end, resume goes on with its secrets, rm want
     CHECK(ran.exit.code == 2);
     CHECK(has(ran.err, "belongs to dtrain tune, not to dtrain tune stop"));
   }
+  // Nor behind --: the one search that there is would be meant, whatever its name.
+  for (const char* verb : {"rm", "stop", "resume"}) {
+    const Captured ran = house.run({"tune", verb, "--", "other"});
+    CHECK(ran.exit.code == 2);
+    CHECK(has(ran.err, "takes nothing after --"));
+    CHECK(has(ran.err, std::string("dtrain tune ") + verb + " other"));
+  }
   CHECK(house.search.asked.empty());
   CHECK(house.run({"tune", "--json", "status"}).exit.code == 0);
   house.search.looked.clear();
