@@ -162,8 +162,7 @@ TunePicture family_picture(const json& search, const std::vector<json>& trials, 
 int run_tune_plot(Context& context, const TunePlotFlags& options) {
   const PlotKind kind = plot_kind(options.output);
   const wire::ApiClient client = context.client();
-  const std::string id =
-      wire::get_string(find_search(client, options.search, DefaultJob::newest), "search");
+  const std::string id = find_search_id(client, options.search);
   TunePicture picture;
   if (options.kind == "curves") {
     picture = curves_picture(context, client, id, options, kind);

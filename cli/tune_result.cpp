@@ -33,8 +33,7 @@ struct TuneResultFlags {
 
 int run_tune_result(Context& context, const TuneResultFlags& options) {
   const wire::ApiClient client = context.client();
-  const std::string id =
-      wire::get_string(find_search(client, options.search, DefaultJob::newest), "search");
+  const std::string id = find_search_id(client, options.search);
   const bool whole = options.csv || context.globals.json;
   json search =
       client.get(search_target(id, whole ? "" : "?trials=" + std::to_string(kShownResults)));
@@ -91,8 +90,7 @@ json checkpoint_of(const wire::ApiClient& client, const json& trial) {
 
 int run_tune_best(Context& context, const TuneBestFlags& options) {
   const wire::ApiClient client = context.client();
-  const std::string id =
-      wire::get_string(find_search(client, options.search, DefaultJob::newest), "search");
+  const std::string id = find_search_id(client, options.search);
   const json search = client.get(search_target(id));
   const std::string metric = text_or(search, "metric");
   const bool last = options.scope == "last";

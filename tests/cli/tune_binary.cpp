@@ -203,6 +203,13 @@ TEST_CASE("tune: by YAML, with flags over it, and a job's YAML with parameters")
   CHECK(wrong.exit.code == 2);
   CHECK(has(wrong.err, "wrong.yaml:2:"));
   CHECK(has(house.run({"tune", "statsu"}).err, "dtrain tune status"));
+  // What cannot be looked at may be there.
+  fs::create_symlink("loop.yaml", house.work / "loop.yaml");
+  for (const char* verb : {"tune", "submit"}) {
+    const Captured loop = house.run({verb, "loop.yaml"});
+    CHECK(loop.exit.code == 1);
+    CHECK(has(loop.err, "Too many levels of symbolic links"));
+  }
   const Captured dry = house.run(tune_words({"--dry-run"}));
   CHECK(dry.exit.code == 0);
   CHECK(has(dry.out, "would start at once"));
