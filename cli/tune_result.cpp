@@ -297,6 +297,7 @@ Verb add_tune_best(CLI::App& tune) {
   CLI::App* app = add_verb(
       tune, "best", "Show the best trial: parameters, checkpoint, and how to train it again",
       "  dtrain tune best\n"
+      "  dtrain tune best --scope all    by the best that a trial ever reported\n"
       "  dtrain tune best mnist --json | jq .checkpoint.path\n"
       "  dtrain pull $(dtrain tune best -q) --best -o model    -q: the job of its checkpoint\n");
   add_search_argument(*app, options->search);
