@@ -72,12 +72,16 @@ int run_tune_stop(Context& context, const TuneStopFlags& options) {
   if (options.grace_s) body["grace_s"] = *options.grace_s;
   json summary = client.post(search_target(id, "/stop"), body);
   if (!options.detach && !job_ended(text_or(summary, "state"))) {
-    const FollowedSearch result = follow_search(context, client, id, true);
+    FollowedSearch result = follow_search(context, client, id, true);
     if (result.interrupted != 0) {
       context.warn("not waiting any more; " + id + " is being stopped");
       return 128 + result.interrupted;
     }
-    summary = find_search(client, id);
+    // Not asked for anew: the way to the head may be another one by now.
+    summary = std::move(result.search);
+    for (const char* more : {"spec", "scheduler_state", "exploitations", "trials"}) {
+      summary.erase(more);
+    }
   }
   if (context.globals.json) {
     context.print_json(summary);

@@ -373,6 +373,11 @@ TEST_CASE("tune stop waits for the end, resume goes on with its secrets, rm want
   CHECK(has(stopped.err, "dtrain tune resume -c c s-abc234"));
   CHECK(house.search.asked == std::vector<std::string>{"POST /v1/searches/s-abc234/stop"});
   CHECK(house.search.posted == json{{"grace_s", 1}});
+  house.search.looks = 0;
+  const json summary = json::parse(house.run({"tune", "stop", "--json"}).out);
+  CHECK(summary["state"] == "stopped");
+  CHECK(!summary.contains("trials"));
+  CHECK(!summary.contains("spec"));
   CHECK(house.run({"tune", "resume", "s", "-d"}).exit.code == 0);
   CHECK(house.search.asked.back() == "POST /v1/searches/s-abc234/resume");
   CHECK(house.search.posted["secrets"]["TOKEN"] == "very-secret");
