@@ -55,15 +55,19 @@ std::string path_of_verb(const CLI::App& app) {
   return before + (before.empty() ? "" : " ") + app.get_name();
 }
 
+// Whether a verb runs what stands after `--`.
+bool takes_program(const std::string& verb) {
+  return verb == "submit" || verb == "tune" || verb == "exec";
+}
+
 // "dtrain submit job.yaml -- python3 fit.py --lr 1": where the program's own options begin. Absent
 // for other verbs, and where no program stands before them.
 std::optional<std::string> with_separator(const CLI::App& app,
                                           const std::vector<std::string>& words,
                                           const std::string& unknown) {
   const std::string verb = path_of_verb(app);
-  const bool runs_job = verb == "submit" || verb == "tune";
-  const CLI::Option* words_of = app.get_option_no_throw(runs_job ? "file" : "command");
-  if (words_of == nullptr || (!runs_job && verb != "exec")) return std::nullopt;
+  const CLI::Option* words_of = app.get_option_no_throw(verb == "exec" ? "command" : "file");
+  if (words_of == nullptr || !takes_program(verb)) return std::nullopt;
   for (const std::string& word : words_of->results()) {
     if (word.ends_with(".yaml") || word.ends_with(".yml")) continue;
     const auto at = std::find(words.begin(), words.end(), word);
@@ -72,6 +76,14 @@ std::optional<std::string> with_separator(const CLI::App& app,
            shell_join(started_words({at, words.end()}));
   }
   return std::nullopt;
+}
+
+// They would be passed over silently, and a verb without a name take another one than is meant.
+void check_no_tail(const CLI::App& root, const std::optional<std::vector<std::string>>& tail) {
+  const std::string verb = path_of_verb(chosen(root));
+  if (!tail || tail->empty() || takes_program(verb)) return;
+  throw Error(ErrorCode::usage, "dtrain " + verb + " takes nothing after --")
+      .with_hint("dtrain " + verb + " " + shell_join(*tail));
 }
 
 // CLI11's complaint as ours: what is wrong, the nearest known word, where the help is.
@@ -224,6 +236,7 @@ int run(int argc, char** argv) {
     for (const Verb& verb : line.verbs) {
       if (!verb.app->parsed()) continue;
       error_code = verb.error_code;
+      check_no_tail(*line.app, context.tail);
       return verb.run(context);
     }
     throw Error(ErrorCode::internal, "a command without a body");

@@ -26,6 +26,13 @@ bool is_shell_line(const std::string& word) {
   return word.find_first_of(" \t\n|&;<>$`") != std::string::npos;
 }
 
+bool is_file(const std::string& word) {
+  std::error_code failed;
+  const bool there = fs::exists(word, failed);
+  if (failed && !is_shell_line(word)) throw errno_error("cannot look at " + word, failed.value());
+  return there;
+}
+
 bool looks_like_program(const std::string& file) {
   if (file.ends_with(".yaml") || file.ends_with(".yml")) return false;
   std::error_code none;

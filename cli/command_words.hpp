@@ -21,6 +21,9 @@ std::optional<CommandWords> command_words(const std::optional<std::vector<std::s
 // A word that only a shell makes sense of: it has blanks or operators in it.
 bool is_shell_line(const std::string& word);
 
+// Whether there is a file of that name. Throws Error where nobody can tell, but for such a line.
+bool is_file(const std::string& word);
+
 // Whether a file is meant as a program rather than as a YAML: by its name, its mode, its beginning.
 bool looks_like_program(const std::string& file);
 

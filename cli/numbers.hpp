@@ -23,6 +23,18 @@ inline CLI::Validator at_least(int least) {
       "");
 }
 
+// The same, and not more than `most`.
+inline CLI::Validator from_to(int least, int most) {
+  return CLI::Validator(
+      [least, most](const std::string& text) {
+        const auto value = number_from<int>(text);
+        if (value && *value >= least && *value <= most) return std::string();
+        return "must be a whole number from " + std::to_string(least) + " to " +
+               std::to_string(most) + ", not " + text;
+      },
+      "");
+}
+
 // One of these words, which the option's type names.
 inline CLI::Validator one_of(std::vector<std::string> words) {
   return CLI::Validator(

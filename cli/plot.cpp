@@ -1,5 +1,6 @@
 #include "cli/plot.hpp"
 
+#include <fcntl.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@
 #include "cli/context.hpp"
 #include "cli/jobs.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/files.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/process_exit.hpp"
 #include "launcher/wire/json.hpp"
@@ -24,6 +26,7 @@ namespace {
 
 constexpr int kPoints = 2000;  // of each curve of a picture
 constexpr std::size_t kNamedCurves = 12;
+constexpr std::size_t kLargestPicture = std::size_t{1} << 30;
 
 struct PlotFlags {
   std::vector<std::string> jobs;
@@ -45,6 +48,9 @@ int run_plot(Context& context, const PlotFlags& options) {
     jobs.emplace_back(id, client.get(job_target(id, "/metrics") + "?rank=0" + most));
   }
   const std::vector<Chart> charts = charts_of(jobs, options.metrics);
+  if (!context.globals.json || kind != PlotKind::terminal) {
+    draw_picture(gnuplot_script(charts, kind, plot_size()), options.output);
+  }
   if (context.globals.json) {
     nlohmann::json all = nlohmann::json::array();
     for (const Chart& chart : charts) {
@@ -55,11 +61,16 @@ int run_plot(Context& context, const PlotFlags& options) {
       all.push_back({{"metric", chart.metric}, {"curves", curves}});
     }
     context.print_json({{"charts", all}});
-    return 0;
+  } else if (kind != PlotKind::terminal) {
+    context.print("wrote " + options.output + "\n");
   }
-  run_gnuplot(gnuplot_script(charts, kind, options.output, plot_size()));
-  if (kind != PlotKind::terminal) context.print("wrote " + options.output + "\n");
   return 0;
+}
+
+UniqueFd memory_file() {
+  UniqueFd file(::memfd_create("plot", MFD_CLOEXEC));
+  if (!file) throw errno_error("cannot hold the plot in memory", errno);
+  return file;
 }
 
 }  // namespace
@@ -105,18 +116,22 @@ std::string axis_range(const char* axis, const std::vector<double>& values) {
          gnuplot_number(*most + margin) + "]\n";
 }
 
-// Between double quotes of gnuplot, where enhanced text is off. There, backquotes run commands.
+// Between double quotes of gnuplot, where enhanced text is off. There, backquotes run commands. In
+// place of a control, also of U+0080 to U+009F, is a blank: it would come to the terminal.
 std::string gnuplot_text(const std::string& text) {
   std::string result = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') result += '\\';
-    result += static_cast<unsigned char>(c) < 0x20 ? ' ' : c == '`' ? '\'' : c;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const bool c1 =
+        byte == 0xC2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xA0;
+    if (c1) ++i;
+    if (byte == '"' || byte == '\\') result += '\\';
+    result += c1 || byte < 0x20 || byte == 0x7F ? ' ' : byte == '`' ? '\'' : text[i];
   }
   return result + "\"";
 }
 
-std::string charts_begin(PlotKind kind, const std::string& output, std::pair<int, int> size,
-                         std::size_t count) {
+std::string charts_begin(PlotKind kind, std::pair<int, int> size, std::size_t count) {
   std::string script;
   if (kind == PlotKind::svg) {
     script = "set terminal svg noenhanced size 800," + std::to_string(400 * count) +
@@ -128,7 +143,6 @@ std::string charts_begin(PlotKind kind, const std::string& output, std::pair<int
              std::to_string(size.second) + "\n";
   }
   if (kind != PlotKind::terminal) {
-    script += "set output " + gnuplot_text(output) + "\n";
     if (count > 1) script += "set multiplot layout " + std::to_string(count) + ",1\n";
     script += "set grid\n";
   }
@@ -180,8 +194,8 @@ std::vector<Chart> charts_of(const std::vector<std::pair<std::string, nlohmann::
 }
 
 std::string gnuplot_script(const std::vector<Chart>& charts, PlotKind kind,
-                           const std::string& output, std::pair<int, int> size) {
-  std::string script = charts_begin(kind, output, size, charts.size());
+                           std::pair<int, int> size) {
+  std::string script = charts_begin(kind, size, charts.size());
   script += "set xlabel 'step'\n";
   for (const Chart& chart : charts) {
     // Of very many nobody finds one by its name.
@@ -210,27 +224,39 @@ std::string gnuplot_script(const std::vector<Chart>& charts, PlotKind kind,
   return script + charts_end(kind, charts.size());
 }
 
-void run_gnuplot(const std::string& script) {
-  UniqueFd file(::memfd_create("plot", MFD_CLOEXEC));
-  if (!file ||
-      ::write(file.get(), script.data(), script.size()) != static_cast<ssize_t>(script.size())) {
-    throw Error(ErrorCode::io, "cannot hold the plot in memory");
-  }
-  ::lseek(file.get(), 0, SEEK_SET);
+void draw_picture(const std::string& script, const std::string& output) {
+  const UniqueFd told = memory_file();
+  write_all(told.get(), script);
+  ::lseek(told.get(), 0, SEEK_SET);
+  // Where gnuplot itself cannot write all, it does not say so.
+  const UniqueFd drawn = memory_file();
   SpawnOptions options;
   options.argv = {"gnuplot", "-"};
-  options.stdin_fd = file.get();
-  options.stdout_fd = STDOUT_FILENO;
+  options.stdin_fd = told.get();
+  options.stdout_fd = drawn.get();
   options.stderr_fd = STDERR_FILENO;
   pid_t pid = 0;
   try {
     pid = spawn(options);
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::not_found) throw;
     throw Error(ErrorCode::not_found,
                 "plots are drawn by gnuplot, which is not installed: apt-get install gnuplot-nox");
   }
   if (const ProcessExit ended = wait(pid); !ended.ok()) {
     throw Error(ErrorCode::failed, "gnuplot failed: " + ended.str());
+  }
+  const std::string picture =
+      read_file("/proc/self/fd/" + std::to_string(drawn.get()), kLargestPicture);
+  if (output.empty()) {
+    write_all(STDOUT_FILENO, picture);
+    return;
+  }
+  try {
+    write_all(open_file(output, O_WRONLY | O_CREAT | O_TRUNC, 0666).get(), picture);
+  } catch (Error& error) {
+    error.while_doing("writing " + output);
+    throw;
   }
 }
 

@@ -32,13 +32,11 @@ std::vector<Chart> charts_of(const std::vector<std::pair<std::string, nlohmann::
 
 // What gnuplot is told: one chart below the other. `size`: columns and rows of the terminal.
 std::string gnuplot_script(const std::vector<Chart>& charts, PlotKind kind,
-                           const std::string& output, std::pair<int, int> size);
+                           std::pair<int, int> size);
 
-// Its parts, for other pictures: the terminal and the file for so many pictures, one below the
-// other
+// Its parts, for other pictures: the terminal for so many pictures, one below the other
 // (`charts_end` closes that), the range of an axis, a text and a number as gnuplot reads them.
-std::string charts_begin(PlotKind kind, const std::string& output, std::pair<int, int> size,
-                         std::size_t count);
+std::string charts_begin(PlotKind kind, std::pair<int, int> size, std::size_t count);
 std::string charts_end(PlotKind kind, std::size_t count);
 std::string axis_range(const char* axis, const std::vector<double>& values);
 std::string gnuplot_text(const std::string& text);
@@ -50,7 +48,8 @@ PlotKind plot_kind(const std::string& output);
 // Columns and rows that a picture has in our terminal.
 std::pair<int, int> plot_size();
 
-// Runs gnuplot with our stdout. Throws Error, in one line, when it is not installed or fails.
-void run_gnuplot(const std::string& script);
+// Runs gnuplot, and writes what it has drawn to a file, or to our stdout where `output` is empty.
+// Throws Error, in one line, when it is not installed, or fails, or not all could be written.
+void draw_picture(const std::string& script, const std::string& output);
 
 }  // namespace dtrain::cli

@@ -147,8 +147,7 @@ std::string span(const std::string& start, const std::string& end) {
 
 std::string number(const nlohmann::json& value) {
   if (value.is_string()) return printable(value.get<std::string>(), false);
-  if (value.is_number_integer()) return value.dump();
-  if (!value.is_number()) return value.dump();
+  if (!value.is_number_float()) return printable(value.dump(), false);
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.4g", value.get<double>());
   return text.data();

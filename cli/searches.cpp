@@ -23,6 +23,12 @@ void flatten(const nlohmann::json& object, const std::string& prefix,
   }
 }
 
+// "12 of "; empty where all have begun.
+std::string of_total(const nlohmann::json& search) {
+  const long long begun = number_or(search, "begun");
+  return begun == number_or(search, "total") ? "" : std::to_string(begun) + " of ";
+}
+
 }  // namespace
 
 nlohmann::json asked_of_searches(const std::function<nlohmann::json()>& ask) {
@@ -41,10 +47,14 @@ nlohmann::json all_searches(const wire::ApiClient& client) {
   return asked_of_searches([&] { return client.get("/v1/searches"); });
 }
 
-nlohmann::json find_search(const wire::ApiClient& client, const std::string& reference,
-                           DefaultJob fallback) {
+nlohmann::json find_search(const wire::ApiClient& client, const std::string& reference) {
   const nlohmann::json answer = all_searches(client);
-  return resolve_job(wire::member(answer, "searches"), reference, fallback, kListedSearches);
+  return resolve_job(wire::member(answer, "searches"), reference, DefaultJob::newest,
+                     kListedSearches);
+}
+
+std::string find_search_id(const wire::ApiClient& client, const std::string& reference) {
+  return wire::get_string(find_search(client, reference), kListedSearches.key);
 }
 
 std::string search_target(const std::string& id, const std::string& rest) {
@@ -113,14 +123,16 @@ std::string best_line(const nlohmann::json& search) {
          params_line(child(best, "params"));
 }
 
+std::string trials_text(std::uint64_t count) {
+  return std::to_string(count) + (count == 1 ? " trial" : " trials");
+}
+
 std::string begun_text(const nlohmann::json& search) {
-  const long long total = number_or(search, "total");
-  const long long begun = number_or(search, "begun");
-  return (begun == total ? "" : std::to_string(begun) + " of ") + std::to_string(total);
+  return of_total(search) + std::to_string(number_or(search, "total"));
 }
 
 std::string begun_line(const nlohmann::json& search) {
-  return begun_text(search) + (number_or(search, "total") == 1 ? " trial" : " trials");
+  return of_total(search) + trials_text(static_cast<std::uint64_t>(number_or(search, "total")));
 }
 
 Color trial_color(const std::string& state) noexcept {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <utility>
@@ -22,9 +23,10 @@ inline constexpr Listed kListedSearches{"search", "search", "searches", "dtrain 
 nlohmann::json asked_of_searches(const std::function<nlohmann::json()>& ask);
 // {"searches": [summary…]}, the newest first.
 nlohmann::json all_searches(const wire::ApiClient& client);
-// As find_job(), of searches.
-nlohmann::json find_search(const wire::ApiClient& client, const std::string& reference,
-                           DefaultJob fallback);
+// As find_job(), of searches, for verbs that take the newest where none is named: its summary, its
+// id alone.
+nlohmann::json find_search(const wire::ApiClient& client, const std::string& reference);
+std::string find_search_id(const wire::ApiClient& client, const std::string& reference);
 // "/v1/searches/ID" and what follows.
 std::string search_target(const std::string& id, const std::string& rest = "");
 
@@ -44,6 +46,8 @@ std::string params_line(const nlohmann::json& params);
 std::string counts_line(const nlohmann::json& counts);
 // "trial 4, val_accuracy 0.91: lr 0.01"; empty while there is no best.
 std::string best_line(const nlohmann::json& search);
+// "1 trial", "30 trials"
+std::string trials_text(std::uint64_t count);
 // "12 of 30", and with " trials"
 std::string begun_text(const nlohmann::json& search);
 std::string begun_line(const nlohmann::json& search);

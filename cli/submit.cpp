@@ -82,8 +82,7 @@ Wanted wanted(Context& context, const SubmitFlags& options) {
         .with_hint("dtrain submit JOB.yaml, or dtrain submit -- PROGRAM ARGS");
   }
   const std::string& first = files.front();
-  std::error_code unreadable;
-  const bool there = fs::exists(first, unreadable);
+  const bool there = is_file(first);
   if (!there && files.size() == 1 && is_shell_line(first)) {
     return {"", command_words(context.tail, files)};
   }

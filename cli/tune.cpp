@@ -34,17 +34,18 @@ struct TuneFlags {
   TorchrunFlags torchrun;
 };
 
-struct Searched {
+// What the words before and after `--` say.
+struct SearchWords {
   std::string yaml;  // a search's, or a job's; empty: none
   std::optional<CommandWords> command;
 };
 
-// The rule of `submit`.
-Searched searched(const Context& context, const TuneFlags& options,
-                  const std::vector<std::string>& names_of_verbs) {
+// By the rule of `submit`.
+SearchWords search_words(const Context& context, const TuneFlags& options,
+                         const std::vector<std::string>& names_of_verbs) {
   const std::vector<std::string>& files = options.files;
   if (files.empty()) {
-    Searched command{"", command_words(context.tail, {})};
+    SearchWords command{"", command_words(context.tail, {})};
     if (command.command) return command;
     throw Error(ErrorCode::usage, "what is to be searched?")
         .with_hint(
@@ -52,8 +53,7 @@ Searched searched(const Context& context, const TuneFlags& options,
             "--metric NAME --mode max -- PROGRAM --lr {lr}");
   }
   const std::string& first = files.front();
-  std::error_code unreadable;
-  const bool there = fs::exists(first, unreadable);
+  const bool there = is_file(first);
   if (!there && files.size() == 1 && is_shell_line(first)) {
     return {"", command_words(context.tail, files)};
   }
@@ -83,9 +83,9 @@ Searched searched(const Context& context, const TuneFlags& options,
   return {first, command_words(context.tail, words)};
 }
 
-// With what its YAML has to say.
+// The spec, its YAML's warnings said.
 template <typename Spec>
-Spec told(const Context& context, Read<Spec> read) {
+Spec heed_warnings(const Context& context, Read<Spec> read) {
   for (const Warning& warning : read.warnings) {
     context.note(warning.location.str() + ": " + warning.message);
   }
@@ -93,13 +93,13 @@ Spec told(const Context& context, Read<Spec> read) {
 }
 
 tune::SearchSpec read_search(const Context& context, const TuneFlags& options,
-                             const Searched& what) {
+                             const SearchWords& what) {
   const Lookup environment = process_environment();
   tune::SearchSpec spec;
   if (!what.yaml.empty() && tune::looks_like_search_yaml(what.yaml)) {
-    spec = told(context, tune::read_search_yaml(what.yaml, environment));
+    spec = heed_warnings(context, tune::read_search_yaml(what.yaml, environment));
   } else if (!what.yaml.empty()) {
-    spec.job = told(context, read_job_yaml(what.yaml, environment));
+    spec.job = heed_warnings(context, read_job_yaml(what.yaml, environment));
   }
   apply_job_flags(spec.job, options.job, what.command, here(), environment);
   return with_search_flags(spec, options.search);
@@ -107,20 +107,16 @@ tune::SearchSpec read_search(const Context& context, const TuneFlags& options,
 
 // Ids in place of names and beginnings.
 void find_named(const wire::ApiClient& client, tune::SearchSpec& spec) {
-  for (std::string& reference : spec.warm_start) {
-    reference =
-        wire::get_string(find_search(client, reference, DefaultJob::newest), kListedSearches.key);
-  }
+  for (std::string& reference : spec.warm_start) reference = find_search_id(client, reference);
 }
 
 int show_search_plan(const Context& context, const tune::SearchSpec& spec,
                      const nlohmann::json& plan) {
   const int code = show_plan(context, spec.name, plan);
   if (context.globals.json) return code;
-  const std::uint64_t trials = spec.trials();
   const std::string params = params_line(child(plan, "params"));
-  context.print(std::to_string(trials) + (trials == 1 ? " trial" : " trials") +
-                (params.empty() ? "" : ", the first with " + params) + "\n");
+  context.print(trials_text(spec.trials()) + (params.empty() ? "" : ", the first with " + params) +
+                "\n");
   return code;
 }
 
@@ -130,7 +126,8 @@ int run_tune(Context& context, const TuneFlags& options,
   if (!options.job.after.empty()) {
     throw Error(ErrorCode::usage, "--after: a search comes after no job");
   }
-  tune::SearchSpec spec = read_search(context, options, searched(context, options, names_of_verbs));
+  tune::SearchSpec spec =
+      read_search(context, options, search_words(context, options, names_of_verbs));
   const std::map<std::string, std::string> secrets = read_secrets(spec.job, process_environment());
   if (options.local) use_local(context);
   const wire::ApiClient client = context.client();

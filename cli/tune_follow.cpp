@@ -1,9 +1,12 @@
 #include "cli/tune_follow.hpp"
 
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <climits>
 #include <set>
 #include <stop_token>
 
@@ -12,6 +15,7 @@
 #include "cli/searches.hpp"
 #include "cli/signals.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/files.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -29,6 +33,8 @@ constexpr std::size_t kMostDrawn = 500;  // trials of one look, beside those tha
 constexpr std::size_t kMoreThanLast = 20;
 
 enum class Form : std::uint8_t { live, plain, json, none };
+
+struct Detached {};
 
 Form form_of(const Context& context, bool silent) {
   if (silent) return Form::none;
@@ -62,6 +68,9 @@ class SearchFollower {
   void look();
   void draw();
   void tell(const json& event);
+  void print(std::string_view text);
+  void print_json(const json& event) { print(wire::dump(event) + "\n"); }
+  void follow();
   // Waits; false when a signal came that detaches us.
   bool wait(milliseconds pause);
   bool reconnect();
@@ -79,7 +88,7 @@ class SearchFollower {
 
 void SearchFollower::tell(const json& event) {
   if (form_ == Form::json) {
-    context_.print_json(event);
+    print_json(event);
     return;
   }
   const long long trial = number_or(event, "trial");
@@ -95,7 +104,28 @@ void SearchFollower::tell(const json& event) {
       told_.insert(trial);
     }
   }
-  context_.print(news_line(event, text_or(result_.search, "metric"), known) + "\n");
+  print(news_line(event, text_or(result_.search, "metric"), known) + "\n");
+}
+
+// To stdout; a reader that has stopped does not keep us from being told to go: throws Detached.
+void SearchFollower::print(std::string_view text) {
+  while (!text.empty()) {
+    std::array<pollfd, 2> polled{{{STDOUT_FILENO, POLLOUT, 0}, {signals_.fd(), POLLIN, 0}}};
+    ::poll(polled.data(), polled.size(), -1);
+    if (polled[0].revents != 0) {
+      // A pipe that takes any takes so much, and whole.
+      const std::string_view piece = text.substr(0, PIPE_BUF);
+      write_all(STDOUT_FILENO, piece);
+      text.remove_prefix(piece.size());
+      continue;
+    }
+    const int signal = signals_.next();
+    if (signal == SIGWINCH) drawn_ = 0;
+    if (signal == 0 || signal == SIGWINCH) continue;
+    result_.interrupted = signal;
+    result_.torn = true;
+    throw Detached();
+  }
 }
 
 void SearchFollower::look() {
@@ -104,7 +134,8 @@ void SearchFollower::look() {
   const auto open =
       static_cast<std::size_t>(number_or(counts, "running") + number_or(counts, "waiting"));
   const std::size_t more = form_ == Form::live ? stdout_size().ws_row : kMoreThanLast;
-  const std::size_t most = form_ == Form::none ? 0 : std::min(open + more, kMostDrawn);
+  // With none of them the head gives what else there is, however much.
+  const std::size_t most = form_ == Form::none ? 1 : std::min(open + more, kMostDrawn);
   result_.search = client_.get(search_target(search_, "?trials=" + std::to_string(most)));
   if (form_ == Form::live) return draw();
   if (form_ == Form::none) return;
@@ -132,7 +163,7 @@ void SearchFollower::draw() {
   std::string out;
   if (drawn_ > 0) out = "\x1b[" + std::to_string(drawn_) + "A\x1b[J";
   drawn_ = static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
-  context_.print(out + text);
+  print(out + text);
 }
 
 bool SearchFollower::wait(milliseconds pause) {
@@ -145,7 +176,7 @@ bool SearchFollower::wait(milliseconds pause) {
     if (signal == SIGWINCH) {
       // What the terminal has made of the old picture is not known: the new one stands below it.
       drawn_ = 0;
-      if (form_ == Form::live) draw();
+      if (form_ == Form::live && !result_.search.is_null()) draw();
       continue;
     }
     result_.interrupted = signal;
@@ -190,30 +221,36 @@ bool SearchFollower::reconnect() {
   }
 }
 
-FollowedSearch SearchFollower::run() {
+void SearchFollower::follow() {
   while (true) {
     const auto begin = std::chrono::steady_clock::now();
-    if (!reconnect()) break;
+    if (!reconnect()) return;
     if (job_ended(text_or(result_.search, "state"))) break;
     const auto took = std::chrono::ceil<milliseconds>(std::chrono::steady_clock::now() - begin);
-    if (!wait(std::clamp(took * 10, kLookEvery, kLookAtLeastEvery))) break;
+    if (!wait(std::clamp(took * 10, kLookEvery, kLookAtLeastEvery))) return;
   }
-  if (form_ == Form::json && result_.interrupted == 0) {
+  if (form_ == Form::json) {
     json end = {{"type", "end"}, {"search", search_}};
     for (const char* key : {"state", "reason", "counts", "best"}) {
       end[key] = result_.search.contains(key) ? result_.search[key] : json();
     }
-    context_.print_json(end);
+    print_json(end);
   }
-  if (form_ == Form::plain && result_.interrupted == 0) {
+  if (form_ == Form::plain) {
     const std::string reason = printable(text_or(result_.search, "reason"), false);
-    context_.print(search_ + " " + text_or(result_.search, "state") + ", " +
-                   begun_line(result_.search) + ": " +
-                   counts_line(child(result_.search, "counts")) +
-                   (reason.empty() ? "" : ": " + reason) + "\n");
+    print(search_ + " " + text_or(result_.search, "state") + ", " + begun_line(result_.search) +
+          ": " + counts_line(child(result_.search, "counts")) +
+          (reason.empty() ? "" : ": " + reason) + "\n");
     if (const std::string best = best_line(result_.search); !best.empty()) {
-      context_.print("best: " + best + "\n");
+      print("best: " + best + "\n");
     }
+  }
+}
+
+FollowedSearch SearchFollower::run() {
+  try {
+    follow();
+  } catch (const Detached&) {  // by the signal that is noted
   }
   return std::move(result_);
 }
@@ -230,13 +267,16 @@ int finish_search(const Context& context, const std::string& search, const Follo
   const std::string option = context.cluster_option();
   const std::string state = text_or(result.search, "state");
   if (result.interrupted != 0) {
-    if (context.globals.json) {
+    if (context.globals.json && !result.torn) {
       context.print_json({{"type", "detached"}, {"search", search}, {"state", state}});
     } else {
       context.warn("detached; " + search + " goes on. Back to it: dtrain tune status -f" + option +
                    " " + search + "; end it: dtrain tune stop" + option + " " + search);
     }
     return 128 + result.interrupted;
+  }
+  if (state == "failed" && context.globals.quiet && !context.globals.json) {
+    context.warn(search + " failed: " + text_or(result.search, "reason"));
   }
   if (!child(result.search, "best").is_null()) {
     context.note("the best: dtrain tune best" + option + " " + search +

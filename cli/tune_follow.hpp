@@ -53,6 +53,7 @@ bool trial_ended(const std::string& state) noexcept;
 struct FollowedSearch {
   nlohmann::json search;  // as it was seen last
   int interrupted = 0;    // the signal that detached us; 0: followed to the end
+  bool torn = false;      // within a line, whose reader has stopped
 };
 // A table that is drawn over in place, else a line for what has changed, until the search's end.
 // `silent`: nothing of that. When the head goes away under it, waits for it. Ctrl-C detaches.

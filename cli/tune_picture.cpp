@@ -149,7 +149,10 @@ std::string search_picture(const json& search, std::size_t columns, std::size_t 
   std::string text;
   std::size_t lines = 0;
   const auto add = [&](const std::string& line, Color with) {
-    text += paint(cut_line(printable(line, false)), with, color) + "\n";
+    if (rows > 0 && lines + 1 >= rows) return;  // the last row is the cursor's
+    std::string shown = printable(line, false);
+    std::replace(shown.begin(), shown.end(), '\t', ' ');
+    text += paint(cut_line(shown), with, color) + "\n";
     ++lines;
   };
   const std::string reason = text_or(search, "reason");
@@ -173,7 +176,9 @@ std::string search_picture(const json& search, std::size_t columns, std::size_t 
   if (shown.empty() && waiting.empty() && ended.empty()) return text;
   if (rows > 0) {
     // Beside those lines an empty one, the table's head, a count of the others, and the cursor's.
-    const std::size_t room = rows > lines + 5 ? rows - lines - 4 : 1;
+    const std::size_t beside = lines + 4;
+    if (rows <= beside) return text;
+    const std::size_t room = rows - beside;
     const std::size_t beside_ended = room - std::min(room, ended.size());
     shown.resize(std::min(shown.size(), std::max(beside_ended, (room + 1) / 2)));
     ended.resize(std::min(ended.size(), room - shown.size()));

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <set>
+#include <optional>
 
 #include <CLI/CLI.hpp>
 
@@ -22,6 +22,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int kPointsOfTrial = 500;
+constexpr int kMostCurves = 1000;  // as many trials as the head tells of at once
 constexpr double kLittleExplained = 0.1;
 
 struct TunePlotFlags {
@@ -30,6 +31,16 @@ struct TunePlotFlags {
   std::string output;
   int trials = 20;
 };
+
+// A member that may be missing.
+std::optional<double> finite_at(const json& object, const char* key) {
+  const auto found = object.find(key);
+  return found == object.end() ? std::nullopt : finite(*found);
+}
+
+Error none_reported(const std::string& metric) {
+  return Error(ErrorCode::not_found, "no trial has reported " + printable(metric, false));
+}
 
 // What all of its legs reported, by step: of a step that came twice the last.
 Curve curve_of(const wire::ApiClient& client, const json& trial, const std::string& metric,
@@ -47,10 +58,7 @@ Curve curve_of(const wire::ApiClient& client, const json& trial, const std::stri
     }
     for (const json& row : child(answer, "metrics")) {
       if (number_or(row, "rank") != 0) continue;
-      const json& values = child(row, "metrics");
-      const auto found = values.find(metric);
-      if (found == values.end()) continue;
-      if (const auto number = finite(*found)) {
+      if (const auto number = finite_at(child(row, "metrics"), metric.c_str())) {
         points[static_cast<double>(number_or(row, "step"))] = *number;
       }
     }
@@ -69,31 +77,25 @@ TunePicture curves_picture(const Context& context, const wire::ApiClient& client
   const json search = client.get(search_target(id, "?trials=" + std::to_string(options.trials)));
   Chart chart;
   chart.metric = text_or(search, "metric");
+  json curves = json::array();
   for (const json& trial : child(search, "trials")) {
     Curve curve = curve_of(client, trial, chart.metric, context.globals.json);
-    if (!curve.points.empty()) chart.curves.push_back(std::move(curve));
+    if (curve.points.empty()) continue;
+    curves.push_back({{"trial", number_or(trial, "trial")}, {"points", curve.points}});
+    chart.curves.push_back(std::move(curve));
   }
-  if (chart.curves.empty()) {
-    throw Error(ErrorCode::not_found, "no trial has reported " + printable(chart.metric, false));
-  }
+  if (chart.curves.empty()) throw none_reported(chart.metric);
   TunePicture picture;
-  json curves = json::array();
-  for (const Curve& curve : chart.curves) {
-    curves.push_back({{"trial", curve.label}, {"points", curve.points}});
-  }
   picture.data["metric"] = chart.metric;
   picture.data["curves"] = std::move(curves);
-  picture.script = gnuplot_script({chart}, kind, options.output, plot_size());
+  picture.script = gnuplot_script({chart}, kind, plot_size());
   return picture;
 }
 
-TunePicture parameters_picture(const json& search, const std::vector<json>& trials,
-                               const TunePlotFlags& options, PlotKind kind) {
+TunePicture parameters_picture(const json& search, const std::vector<json>& trials, PlotKind kind) {
   const std::string metric = text_or(search, "metric");
   const std::vector<ParameterChart> charts = parameter_charts(space_of(search), trials);
-  if (charts.empty()) {
-    throw Error(ErrorCode::not_found, "no trial has reported " + printable(metric, false));
-  }
+  if (charts.empty()) throw none_reported(metric);
   TunePicture picture;
   json parameters = json::array();
   for (const ParameterChart& chart : charts) {
@@ -104,17 +106,16 @@ TunePicture parameters_picture(const json& search, const std::vector<json>& tria
   }
   picture.data["metric"] = metric;
   picture.data["parameters"] = std::move(parameters);
-  picture.script = parameters_script(charts, metric, kind, options.output, plot_size());
+  picture.script = parameters_script(charts, metric, kind, plot_size());
   return picture;
 }
 
-TunePicture importance_picture(const json& search, const std::vector<json>& trials,
-                               const TunePlotFlags& options, PlotKind kind) {
+TunePicture importance_picture(const json& search, const std::vector<json>& trials, PlotKind kind) {
   const tune::SearchSpace space = space_of(search);
   std::vector<tune::Params> params;
   std::vector<double> values;
   for (const json& trial : trials) {
-    const auto value = trial.contains("value") ? finite(trial["value"]) : std::nullopt;
+    const auto value = finite_at(trial, "value");
     if (!value || text_or(trial, "state") == "failed") continue;
     params.push_back(flat_params(child(trial, "params"), space));
     values.push_back(*value);
@@ -135,7 +136,7 @@ TunePicture importance_picture(const json& search, const std::vector<json>& tria
   if (kind == PlotKind::terminal) {
     picture.text = printable(title, false) + "\n" + importance_lines(found, terminal_columns());
   } else {
-    picture.script = importance_script(found, title, kind, options.output, plot_size());
+    picture.script = importance_script(found, title, kind, plot_size());
   }
   if (found.explained < kLittleExplained) {
     picture.text += "too little is explained for that to say much: more trials\n";
@@ -143,8 +144,7 @@ TunePicture importance_picture(const json& search, const std::vector<json>& tria
   return picture;
 }
 
-TunePicture family_picture(const json& search, const std::vector<json>& trials,
-                           const TunePlotFlags& options, PlotKind kind) {
+TunePicture family_picture(const json& search, const std::vector<json>& trials, PlotKind kind) {
   const json& exploitations = child(search, "exploitations");
   if (exploitations.empty()) {
     throw Error(ErrorCode::not_found,
@@ -154,16 +154,15 @@ TunePicture family_picture(const json& search, const std::vector<json>& trials,
   }
   TunePicture picture;
   picture.data["exploitations"] = exploitations;
-  picture.script = family_script(exploitations, trials, text_or(search, "metric"), kind,
-                                 options.output, plot_size());
+  picture.script =
+      family_script(exploitations, trials, text_or(search, "metric"), kind, plot_size());
   return picture;
 }
 
 int run_tune_plot(Context& context, const TunePlotFlags& options) {
   const PlotKind kind = plot_kind(options.output);
   const wire::ApiClient client = context.client();
-  const std::string id =
-      wire::get_string(find_search(client, options.search, DefaultJob::newest), "search");
+  const std::string id = find_search_id(client, options.search);
   TunePicture picture;
   if (options.kind == "curves") {
     picture = curves_picture(context, client, id, options, kind);
@@ -172,15 +171,16 @@ int run_tune_plot(Context& context, const TunePlotFlags& options) {
     const auto make = options.kind == "params"       ? parameters_picture
                       : options.kind == "importance" ? importance_picture
                                                      : family_picture;
-    picture = make(search, all_trials(client, id), options, kind);
+    picture = make(search, all_trials(client, id), kind);
   }
+  const bool draws = !context.globals.json || kind != PlotKind::terminal;
+  if (draws && !picture.script.empty()) draw_picture(picture.script, options.output);
   if (context.globals.json) {
     picture.data["search"] = id;
     picture.data["kind"] = options.kind;
     context.print_json(picture.data);
     return 0;
   }
-  if (!picture.script.empty()) run_gnuplot(picture.script);
   context.print(picture.text);
   if (kind != PlotKind::terminal) context.print("wrote " + options.output + "\n");
   return 0;
@@ -206,10 +206,9 @@ std::string log_range(const std::vector<double>& values) {
 
 std::vector<ParameterChart> parameter_charts(const tune::SearchSpace& space,
                                              const std::vector<json>& trials) {
-  std::map<std::string, ParameterChart> charts;
   std::map<std::string, std::vector<std::pair<json, double>>> values;
   for (const json& trial : trials) {
-    const auto value = trial.contains("value") ? finite(trial["value"]) : std::nullopt;
+    const auto value = finite_at(trial, "value");
     if (!value) continue;
     for (const auto& [name, given] : flat_params(child(trial, "params"), space)) {
       values[name].emplace_back(given, *value);
@@ -224,15 +223,17 @@ std::vector<ParameterChart> parameter_charts(const tune::SearchSpace& space,
     const bool numbers = std::all_of(pairs.begin(), pairs.end(),
                                      [](const auto& each) { return each.first.is_number(); });
     chart.logarithmic = numbers && parameter != nullptr && parameter->domain.logarithmic();
-    std::set<std::string> words;
-    for (const auto& [given, value] : pairs) words.insert(tune::word_of(given));
-    if (!numbers) chart.words.assign(words.begin(), words.end());
+    std::map<std::string, double> places;  // of words
+    if (!numbers) {
+      for (const auto& [given, value] : pairs) places[tune::word_of(given)] = 0;
+      for (auto& [word, place] : places) {
+        place = static_cast<double>(chart.words.size());
+        chart.words.push_back(word);
+      }
+    }
     for (const auto& [given, value] : pairs) {
-      const double at =
-          numbers
-              ? given.get<double>()
-              : static_cast<double>(std::distance(words.begin(), words.find(tune::word_of(given))));
-      chart.points.emplace_back(at, value);
+      chart.points.emplace_back(numbers ? given.get<double>() : places.at(tune::word_of(given)),
+                                value);
     }
     result.push_back(std::move(chart));
   }
@@ -240,8 +241,8 @@ std::vector<ParameterChart> parameter_charts(const tune::SearchSpace& space,
 }
 
 std::string parameters_script(const std::vector<ParameterChart>& charts, const std::string& metric,
-                              PlotKind kind, const std::string& output, std::pair<int, int> size) {
-  std::string script = charts_begin(kind, output, size, charts.size());
+                              PlotKind kind, std::pair<int, int> size) {
+  std::string script = charts_begin(kind, size, charts.size());
   script += "set key off\nset ylabel " + gnuplot_text(metric) + "\n";
   for (const ParameterChart& chart : charts) {
     std::vector<double> xs;
@@ -265,8 +266,8 @@ std::string parameters_script(const std::vector<ParameterChart>& charts, const s
 }
 
 std::string importance_script(const tune::Importances& importances, const std::string& title,
-                              PlotKind kind, const std::string& output, std::pair<int, int> size) {
-  std::string script = charts_begin(kind, output, size, 1);
+                              PlotKind kind, std::pair<int, int> size) {
+  std::string script = charts_begin(kind, size, 1);
   script += "set key off\nset title " + gnuplot_text(title) +
             "\nset style fill solid 0.6\nset boxwidth 0.6\nset yrange [0:*]\nset ylabel '%'\n"
             "set xtics rotate by -30\n$shares << END\n";
@@ -298,24 +299,21 @@ std::string importance_lines(const tune::Importances& importances, std::size_t c
 }
 
 std::string family_script(const json& exploitations, const std::vector<json>& trials,
-                          const std::string& title, PlotKind kind, const std::string& output,
-                          std::pair<int, int> size) {
-  std::string script = charts_begin(kind, output, size, 1);
+                          const std::string& title, PlotKind kind, std::pair<int, int> size) {
+  std::string script = charts_begin(kind, size, 1);
   std::string lines;
   long long last = 0;
   double end = 0;
   for (const json& trial : trials) {
     const std::string number_text = std::to_string(number_or(trial, "trial"));
-    const double time = trial.contains("time") ? finite(trial["time"]).value_or(0) : 0;
+    const double time = finite_at(trial, "time").value_or(0);
     lines += "0 " + number_text + "\n" + gnuplot_number(time) + " " + number_text + "\n\n";
     last = std::max(last, number_or(trial, "trial"));
     end = std::max(end, time);
   }
   std::string arrows;
   for (const json& each : exploitations) {
-    const auto at = [&](const char* key) {
-      return each.contains(key) ? finite(each[key]).value_or(0) : 0.0;
-    };
+    const auto at = [&](const char* key) { return finite_at(each, key).value_or(0); };
     end = std::max(end, at("time"));
     arrows += gnuplot_number(at("donor_time")) + " " + gnuplot_number(at("donor")) + " " +
               gnuplot_number(at("time") - at("donor_time")) + " " +
@@ -347,7 +345,7 @@ Verb add_tune_plot(CLI::App& tune) {
       ->check(one_of({"curves", "params", "importance", "family"}));
   app->add_option("--trials", options->trials,
                   "Curves of how many: those that run, and the best (default: 20)")
-      ->check(at_least(1))
+      ->check(from_to(1, kMostCurves))
       ->type_name("N");
   app->add_option("-o,--output", options->output,
                   "A file that ends in .svg or .png (default: drawn in the terminal)")

@@ -24,13 +24,13 @@ std::vector<ParameterChart> parameter_charts(const tune::SearchSpace& space,
                                              const std::vector<nlohmann::json>& trials);
 
 std::string parameters_script(const std::vector<ParameterChart>& charts, const std::string& metric,
-                              PlotKind kind, const std::string& output, std::pair<int, int> size);
+                              PlotKind kind, std::pair<int, int> size);
 std::string importance_script(const tune::Importances& importances, const std::string& title,
-                              PlotKind kind, const std::string& output, std::pair<int, int> size);
+                              PlotKind kind, std::pair<int, int> size);
 // pbt's: a line for each trial over its time, an arrow from whom it took its checkpoint.
 std::string family_script(const nlohmann::json& exploitations,
                           const std::vector<nlohmann::json>& trials, const std::string& title,
-                          PlotKind kind, const std::string& output, std::pair<int, int> size);
+                          PlotKind kind, std::pair<int, int> size);
 // Bars of letters, for a terminal.
 std::string importance_lines(const tune::Importances& importances, std::size_t columns);
 

@@ -33,14 +33,14 @@ struct TuneResultFlags {
 
 int run_tune_result(Context& context, const TuneResultFlags& options) {
   const wire::ApiClient client = context.client();
-  const std::string id =
-      wire::get_string(find_search(client, options.search, DefaultJob::newest), "search");
+  const std::string id = find_search_id(client, options.search);
   const bool whole = options.csv || context.globals.json;
   json search =
       client.get(search_target(id, whole ? "" : "?trials=" + std::to_string(kShownResults)));
   if (whole || options.all) search["trials"] = all_trials(client, id);
   if (options.csv) {
-    context.print(trials_csv(search));
+    const std::string text = trials_csv(search);
+    context.print(context.terminal.out ? printable(text) : text);
   } else if (context.globals.json) {
     context.print_json(search);
   } else {
@@ -69,10 +69,12 @@ json best_of_all(const wire::ApiClient& client, const std::string& id, bool grea
 }
 
 // The best checkpoint of the job that made the trial's newest one, as its `checkpoint` keys rank
-// them: without a score that is the newest.
+// them: without a score that is the newest. `path` and `metrics` are null where it is not there any
+// more.
 json checkpoint_of(const wire::ApiClient& client, const json& trial) {
   json checkpoint = child(trial, "checkpoint");
   if (checkpoint.is_null()) return checkpoint;
+  checkpoint["path"] = checkpoint["metrics"] = nullptr;
   try {
     const json job = client.get(job_target(wire::get_string(checkpoint, "job")));
     const json& best = child(job, "best_checkpoint");
@@ -88,8 +90,7 @@ json checkpoint_of(const wire::ApiClient& client, const json& trial) {
 
 int run_tune_best(Context& context, const TuneBestFlags& options) {
   const wire::ApiClient client = context.client();
-  const std::string id =
-      wire::get_string(find_search(client, options.search, DefaultJob::newest), "search");
+  const std::string id = find_search_id(client, options.search);
   const json search = client.get(search_target(id));
   const std::string metric = text_or(search, "metric");
   const bool last = options.scope == "last";
@@ -144,8 +145,10 @@ int run_tune_best(Context& context, const TuneBestFlags& options) {
     const std::string path = text_or(checkpoint, "path");
     rows.push_back({"checkpoint", "step " + std::to_string(number_or(checkpoint, "step")) + "  " +
                                       (path.empty() ? "it is not there any more" : path)});
-    rows.push_back({"to have it", "dtrain pull" + context.cluster_option() + " " +
-                                      text_or(checkpoint, "job") + " --best"});
+    if (!path.empty()) {
+      rows.push_back({"to have it", "dtrain pull" + context.cluster_option() + " " +
+                                        text_or(checkpoint, "job") + " --best"});
+    }
   }
   rows.push_back({"to train it again", shell_join(again.words)});
   if (number_or(trial, "exploits") > 0) {
@@ -203,6 +206,7 @@ std::string trials_csv(const json& search) {
   const std::vector<const char*> fixed = {"trial", "state",          "iteration", "step",
                                           "best",  "best_iteration", "job"};
   const tune::SearchSpace space = space_of(search);
+  const std::string objective = text_or(search, "metric");
   std::set<std::string> params;
   std::set<std::string> metrics;
   for (const json& trial : child(search, "trials")) {
@@ -210,13 +214,16 @@ std::string trials_csv(const json& search) {
       params.insert(name);
     }
     for (const auto& [name, value] : child(trial, "metrics").items()) metrics.insert(name);
+    if (!csv_value(trial, "value").empty()) metrics.insert(objective);
   }
   std::vector<std::string> cells(fixed.begin(), fixed.end());
   for (const std::string& name : params) cells.push_back("config/" + name);
+  std::set<std::string> taken(cells.begin(), cells.end());
+  taken.insert("reason");
   for (const std::string& name : metrics) {
-    const bool taken =
-        name == "reason" || std::find(fixed.begin(), fixed.end(), name) != fixed.end();
-    cells.push_back(taken ? "metrics/" + name : name);
+    std::string column = name;
+    while (!taken.insert(column).second) column.insert(0, "metrics/");
+    cells.push_back(column);
   }
   cells.emplace_back("reason");
   std::string text = csv_line(cells);
@@ -228,8 +235,11 @@ std::string trials_csv(const json& search) {
       const auto found = own.find(name);
       cells.push_back(found == own.end() ? "" : tune::word_of(found->second));
     }
+    // What the search goes by it tells itself, also where the newest job has not reported.
+    const std::string value = csv_value(trial, "value");
     for (const std::string& name : metrics) {
-      cells.push_back(csv_value(child(trial, "metrics"), name.c_str()));
+      const std::string last = csv_value(child(trial, "metrics"), name.c_str());
+      cells.push_back(name == objective && !value.empty() ? value : last);
     }
     cells.push_back(csv_value(trial, "reason"));
     text += csv_line(cells);
@@ -287,6 +297,7 @@ Verb add_tune_best(CLI::App& tune) {
   CLI::App* app = add_verb(
       tune, "best", "Show the best trial: parameters, checkpoint, and how to train it again",
       "  dtrain tune best\n"
+      "  dtrain tune best --scope all    by the best that a trial ever reported\n"
       "  dtrain tune best mnist --json | jq .checkpoint.path\n"
       "  dtrain pull $(dtrain tune best -q) --best -o model    -q: the job of its checkpoint\n");
   add_search_argument(*app, options->search);

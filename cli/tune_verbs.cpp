@@ -1,5 +1,7 @@
 #include "cli/tune_verbs.hpp"
 
+#include <algorithm>
+
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
@@ -27,8 +29,7 @@ struct TuneStatusFlags {
 
 int run_tune_status(Context& context, const TuneStatusFlags& options) {
   const wire::ApiClient client = context.client();
-  const std::string id =
-      wire::get_string(find_search(client, options.search, DefaultJob::newest), "search");
+  const std::string id = find_search_id(client, options.search);
   if (options.follow) return finish_search(context, id, follow_search(context, client, id));
   const bool all = options.all || context.globals.json;
   json search = client.get(search_target(id, all ? "" : "?trials=" + std::to_string(kShownTrials)));
@@ -71,12 +72,16 @@ int run_tune_stop(Context& context, const TuneStopFlags& options) {
   if (options.grace_s) body["grace_s"] = *options.grace_s;
   json summary = client.post(search_target(id, "/stop"), body);
   if (!options.detach && !job_ended(text_or(summary, "state"))) {
-    const FollowedSearch result = follow_search(context, client, id, true);
+    FollowedSearch result = follow_search(context, client, id, true);
     if (result.interrupted != 0) {
       context.warn("not waiting any more; " + id + " is being stopped");
       return 128 + result.interrupted;
     }
-    summary = find_search(client, id, DefaultJob::newest);
+    // Not asked for anew: the way to the head may be another one by now.
+    summary = std::move(result.search);
+    for (const char* more : {"spec", "scheduler_state", "exploitations", "trials"}) {
+      summary.erase(more);
+    }
   }
   if (context.globals.json) {
     context.print_json(summary);
@@ -96,8 +101,7 @@ struct TuneResumeFlags {
 
 int run_tune_resume(Context& context, const TuneResumeFlags& options) {
   const wire::ApiClient client = context.client();
-  const std::string id =
-      wire::get_string(find_search(client, options.search, DefaultJob::newest), "search");
+  const std::string id = find_search_id(client, options.search);
   const json search = client.get(search_target(id));
   json body = json::object();
   const JobSpec job = job_spec_from_json(wire::member(wire::member(search, "spec"), "job"));

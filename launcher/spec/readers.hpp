@@ -44,8 +44,8 @@ auto scalar_value(Mapping& mapping, const char* name, Report& report, Parse pars
 
 // The keys of a job, at the top of a file whose table has those of job_table(), and perhaps more.
 JobSpec read_job_keys(Mapping& top, Source source);
-std::string explain_job_key(
-    const std::string& key);  // a hint for one that is not known; or nothing
+// A hint for a key that is not known; or nothing.
+std::string explain_job_key(const std::string& key);
 
 // The text of a file, as read_job_yaml() takes it.
 std::string read_text(const std::string& path);

@@ -56,10 +56,11 @@ TEST_CASE("charts: rank 0's finite values by step, each job a curve") {
 
 TEST_CASE("names in a script cannot be commands of gnuplot") {
   Chart chart{"lo\"ss\n", {{"a\\`id`", {{1, 2}}}}};
-  const std::string script = gnuplot_script({chart}, PlotKind::svg, "x\".svg", {80, 24});
+  const std::string script = gnuplot_script({chart}, PlotKind::svg, {80, 24});
   CHECK(script.find("set title \"lo\\\"ss \"") != std::string::npos);
   CHECK(script.find("\"a\\\\'id'\"") != std::string::npos);
-  CHECK(script.find("set output \"x\\\".svg\"") != std::string::npos);
+  CHECK(script.find("set output") == std::string::npos);  // gnuplot is told no file's name at all
+  CHECK(gnuplot_text("a\x7f\u009b2J\u00e4") == "\"a  2J\u00e4\"");
 }
 
 TEST_CASE("files by their endings") {
@@ -75,11 +76,23 @@ TEST_CASE("gnuplot draws it") {
   }
   const testing::TemporaryFolder folder;
   const std::string file = (folder.path() / "plot.svg").string();
-  run_gnuplot(gnuplot_script(charts_of(two_jobs(), {"loss", "lr"}), PlotKind::svg, file, {80, 24}));
+  const std::string script =
+      gnuplot_script(charts_of(two_jobs(), {"loss", "lr"}), PlotKind::svg, {80, 24});
+  draw_picture(script, file);
   std::ostringstream text;
   text << std::ifstream(file).rdbuf();
   CHECK(text.str().find("<svg") != std::string::npos);
   CHECK(text.str().find("b-2") != std::string::npos);
+  const fs::path odd = folder.path() / "x\"`id`.svg";
+  draw_picture(script, odd);
+  CHECK(fs::file_size(odd) == text.str().size());
+
+  // What cannot be written is not said to be.
+  const fs::path full = folder.path() / "full.svg";
+  fs::create_symlink("/dev/full", full);
+  CHECK_THROWS_WITH_AS(draw_picture(script, full), doctest::Contains("No space left"), Error);
+  CHECK_THROWS_WITH_AS(draw_picture(script, folder.path() / "no" / "x.svg"),
+                       doctest::Contains("No such file"), Error);
 }
 
 TEST_CASE("without gnuplot one line says what to install") {
@@ -87,7 +100,7 @@ TEST_CASE("without gnuplot one line says what to install") {
   ::setenv("PATH", "/nonexistent", 1);
   std::string message;
   try {
-    run_gnuplot("");
+    draw_picture("", "");
   } catch (const Error& error) {
     message = error.what();
   }

@@ -206,6 +206,10 @@ TEST_CASE("a line for each event") {
         "trial 4 stopped after 3 iterations, acc 0.25: asha: below 0.3\\x1b[2J");
   CHECK(news_line(*news.best(search_of({})), "acc", false) ==
         "best so far: trial 1, acc 0.75: lr 0.1");
+  // C1 controls, which drive terminals too, are in no list either.
+  json listed = trial_row(5, "running");
+  listed["params"] = {{"layers", json::array({"\u009b2J", 3})}};
+  CHECK(holds(news_line(*news.trial(listed), "acc", false), R"(layers ["\xc2\x9b2J",3])"));
 }
 
 TEST_CASE("the picture keeps within the terminal, and shows what runs and the best") {
@@ -222,6 +226,15 @@ TEST_CASE("the picture keeps within the terminal, and shows what runs and the be
       CHECK(lines.size() <= rows);  // the last is empty: the cursor's
       for (const std::string& line : lines) CHECK(display_width(line) < columns);
     }
+  }
+  // A reason is one line more, and not as wide as a tab would make it.
+  json waits = search;
+  waits["reason"] = "waits for room:\tno node has 4 GPUs";
+  for (std::size_t rows = 1; rows < 14; ++rows) {
+    const std::string small = search_picture(waits, 60, rows, false);
+    CAPTURE(small);
+    CHECK(split(small, '\n').size() <= rows);
+    CHECK(!holds(small, "\t"));
   }
   const std::string text = search_picture(search, 120, 24, false);
   CHECK(holds(text, "m-abc234  running  40 of 100 trials"));
@@ -246,6 +259,20 @@ TEST_CASE("csv: a row for each trial, flat, quoted, numbers to the last bit") {
         "config/model.layers,acc,metrics/step,reason\n"
         "0,complete,3,,0.30000000000000004,3,m-0,\"a,\"\"b\"\"\",0.0001,0,0.30000000000000004,1,\n"
         "1,failed,3,,,3,m-1,\"a,\"\"b\"\"\",0.1,1,,,\"exit code 1\nboom\"\n");
+}
+
+TEST_CASE(
+    "csv: the metric's value though its job says nothing of it, and no two columns of a name") {
+  // Its newest job has not reported yet, or was removed.
+  std::vector<json> trials = {trial_row(0, "waiting", 0.5), trial_row(1, "complete", 0.25)};
+  trials[0]["metrics"] = json::object();
+  trials[1]["metrics"] = {{"config/lr", 7}, {"metrics/step", 8}, {"step", 9}};
+  const std::vector<std::string> lines = split(trials_csv(search_of(trials)), '\n');
+  CHECK(lines[0] ==
+        "trial,state,iteration,step,best,best_iteration,job,config/kind,config/lr,"
+        "config/model.layers,acc,metrics/config/lr,metrics/step,metrics/metrics/step,reason");
+  CHECK(lines[1].ends_with(",0,0.5,,,,"));
+  CHECK(lines[2].ends_with(",1,0.25,7,8,9,"));
 }
 
 TEST_CASE("the command that trains a trial again") {
@@ -342,18 +369,15 @@ TEST_CASE("pictures of parameters, importance and descent are what gnuplot draws
   }
   const testing::TemporaryFolder folder;
   const auto drawn = [&](const std::string& name, const std::string& script) {
-    run_gnuplot(script);
+    draw_picture(script, folder.path() / name);
     return text_of(folder.path() / name);
   };
-  const auto file = [&](const char* name) { return (folder.path() / name).string(); };
   const std::string params =
-      drawn("p.svg", parameters_script(charts, "acc", PlotKind::svg, file("p.svg"), {80, 24}));
+      drawn("p.svg", parameters_script(charts, "acc", PlotKind::svg, {80, 24}));
   CHECK(holds(params, "<svg"));
   CHECK(holds(params, "model.layers"));
-  CHECK(holds(drawn("i.svg",
-                    importance_script(importances, "what", PlotKind::svg, file("i.svg"), {80, 24})),
+  CHECK(holds(drawn("i.svg", importance_script(importances, "what", PlotKind::svg, {80, 24})),
               "model.layers"));
-  CHECK(holds(
-      drawn("f.svg", family_script(moved, trials, "acc", PlotKind::svg, file("f.svg"), {80, 24})),
-      "trial"));
+  CHECK(
+      holds(drawn("f.svg", family_script(moved, trials, "acc", PlotKind::svg, {80, 24})), "trial"));
 }

@@ -1,6 +1,7 @@
 // `dtrain tune` against a head that says what a test wants it to say.
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 
@@ -8,6 +9,7 @@
 #include <future>
 #include <mutex>
 
+#include "launcher/core/pipe.hpp"
 #include "launcher/core/process_exit.hpp"
 #include "launcher/core/text.hpp"
 #include "tests/cli/house.hpp"
@@ -22,9 +24,12 @@ struct FakeSearch {
   std::atomic<int> looks{0};
   int last = 4;  // the look at which it has ended; -1: it does not
   std::string end = "succeeded";
+  std::string reason;
+  bool removed = false;  // the best trial's job
   json submitted;
   json spec = json::object();
-  std::vector<std::string> asked;  // other than to look
+  std::vector<std::string> asked;   // other than to look
+  std::vector<std::string> looked;  // what about the search was asked for
   json posted;
 
   json trial(int number, int at) const {
@@ -51,7 +56,7 @@ struct FakeSearch {
   json search(int at) const {
     const bool ended = last >= 0 && at >= last;
     json all = {{"search", "s-abc234"}, {"name", "s"},      {"state", ended ? end : "running"},
-                {"reason", ""},         {"metric", "acc"},  {"mode", "max"},
+                {"reason", reason},     {"metric", "acc"},  {"mode", "max"},
                 {"scheduler", "asha"},  {"total", 3},       {"begun", begun(at)},
                 {"created", ""},        {"ended", nullptr}, {"best", nullptr},
                 {"spec", spec}};
@@ -90,8 +95,14 @@ struct FakeSearch {
       posted = request.body.empty() ? json() : json::parse(request.body);
       return {200, search(looks).dump()};
     }
+    if (target == "/v1/jobs/s-2" && removed) {
+      return {404, R"({"error":{"code":"not_found","message":"there is no job s-2"}})"};
+    }
     if (target == "/v1/jobs/s-2") {
       return {200, R"({"best_checkpoint":{"number":0,"step":2,"path":"/ckpt/0"}})"};
+    }
+    if (has(target, "/metrics?")) {
+      return {200, R"({"metrics":[{"rank":0,"step":1,"metrics":{"acc":0.5}}]})"};
     }
     if (target == "/v1/searches")
       return {200, json{{"searches", json::array({search(looks)})}}.dump()};
@@ -101,6 +112,7 @@ struct FakeSearch {
                         {"count", 3}}
                        .dump()};
     }
+    if (target.starts_with("/v1/searches/")) looked.push_back(target);
     const int at = looks++;
     json all = search(at);
     if (has(target, "?trials=")) all["trials"] = trials(*this, at, 0);
@@ -191,6 +203,13 @@ TEST_CASE("tune: by YAML, with flags over it, and a job's YAML with parameters")
   CHECK(wrong.exit.code == 2);
   CHECK(has(wrong.err, "wrong.yaml:2:"));
   CHECK(has(house.run({"tune", "statsu"}).err, "dtrain tune status"));
+  // What cannot be looked at may be there.
+  fs::create_symlink("loop.yaml", house.work / "loop.yaml");
+  for (const char* verb : {"tune", "submit"}) {
+    const Captured loop = house.run({verb, "loop.yaml"});
+    CHECK(loop.exit.code == 1);
+    CHECK(has(loop.err, "Too many levels of symbolic links"));
+  }
   const Captured dry = house.run(tune_words({"--dry-run"}));
   CHECK(dry.exit.code == 0);
   CHECK(has(dry.out, "would start at once"));
@@ -212,6 +231,45 @@ TEST_CASE("tune --json: an event a line") {
   CHECK(types == std::map<std::string, int>{
                      {"submitted", 1}, {"state", 1}, {"trial", 6}, {"best", 3}, {"end", 1}});
   CHECK(last == "end");
+}
+
+TEST_CASE("tune -q says nothing but why it failed, and asks for no more than it needs") {
+  SearchHouse house;
+  house.search.end = "failed";
+  house.search.reason = "3 trials failed";
+  const Captured ran = house.run(tune_words({"-q"}));
+  CHECK(ran.exit.code == 1);
+  CHECK(ran.out == "");
+  CHECK(ran.err == "dtrain: s-abc234 failed: 3 trials failed\n");
+  CHECK(house.search.looked.size() >= 4);
+  for (const std::string& target : house.search.looked) {
+    CHECK(target == "/v1/searches/s-abc234?trials=1");
+  }
+}
+
+TEST_CASE("tune: a reader that has stopped keeps nobody from leaving") {
+  SearchHouse house;
+  house.search.last = -1;
+  house.search.reason = std::string(std::size_t{1} << 20, 'x');  // more than a pipe holds
+  SpawnOptions options = house.options(tune_words());
+  auto [reader, writer] = make_pipe();
+  const UniqueFd err = open_file(house.work / "err", O_RDWR | O_CREAT);
+  options.stdout_fd = writer.get();
+  options.stderr_fd = err.get();
+  const pid_t pid = spawn(options);
+  writer.reset();
+  // It writes, and soon nobody takes it.
+  pollfd polled{reader.get(), POLLIN, 0};
+  REQUIRE(::poll(&polled, 1, static_cast<int>(std::chrono::milliseconds(kLimit).count())) == 1);
+  ::kill(pid, SIGTERM);
+  const auto left = wait_until(pid, std::chrono::steady_clock::now() + kLimit);
+  if (!left) {
+    ::kill(pid, SIGKILL);
+    wait(pid);
+  }
+  REQUIRE(left);
+  CHECK(left->code == 128 + SIGTERM);
+  CHECK(has(read_file(house.work / "err"), "detached; s-abc234 goes on"));
 }
 
 TEST_CASE("tune: a head that knows nothing of searches is an older one") {
@@ -298,14 +356,28 @@ TEST_CASE("tune stop waits for the end, resume goes on with its secrets, rm want
     CHECK(ran.exit.code == 2);
     CHECK(has(ran.err, "belongs to dtrain tune, not to dtrain tune stop"));
   }
+  // Nor behind --: the one search that there is would be meant, whatever its name.
+  for (const char* verb : {"rm", "stop", "resume"}) {
+    const Captured ran = house.run({"tune", verb, "--", "other"});
+    CHECK(ran.exit.code == 2);
+    CHECK(has(ran.err, "takes nothing after --"));
+    CHECK(has(ran.err, std::string("dtrain tune ") + verb + " other"));
+  }
   CHECK(house.search.asked.empty());
   CHECK(house.run({"tune", "--json", "status"}).exit.code == 0);
+  house.search.looked.clear();
   const Captured stopped = house.run({"tune", "stop", "--grace-s", "1"});
   CHECK(stopped.exit.code == 0);
+  CHECK(house.search.looked.back() == "/v1/searches/s-abc234?trials=1");
   CHECK(stopped.out == "s-abc234 stopped\n");
   CHECK(has(stopped.err, "dtrain tune resume -c c s-abc234"));
   CHECK(house.search.asked == std::vector<std::string>{"POST /v1/searches/s-abc234/stop"});
   CHECK(house.search.posted == json{{"grace_s", 1}});
+  house.search.looks = 0;
+  const json summary = json::parse(house.run({"tune", "stop", "--json"}).out);
+  CHECK(summary["state"] == "stopped");
+  CHECK(!summary.contains("trials"));
+  CHECK(!summary.contains("spec"));
   CHECK(house.run({"tune", "resume", "s", "-d"}).exit.code == 0);
   CHECK(house.search.asked.back() == "POST /v1/searches/s-abc234/resume");
   CHECK(house.search.posted["secrets"]["TOKEN"] == "very-secret");
@@ -334,6 +406,14 @@ TEST_CASE("tune best, result, list and status of one that has ended") {
   CHECK(json::parse(house.run({"tune", "best", "--scope", "all", "--json"}).out)["trial"] == 0);
   CHECK(house.run({"tune", "best", "--scope", "some"}).exit.code == 2);
   CHECK(house.run({"tune", "best", "-q"}).out == "s-2\n");
+  CHECK(as_json["checkpoint"].contains("metrics"));
+  house.search.removed = true;
+  const Captured gone = house.run({"tune", "best"});
+  CHECK(has(gone.out, "step 3  it is not there any more"));
+  CHECK(!has(gone.out, "dtrain pull"));
+  CHECK(json::parse(house.run({"tune", "best", "--json"}).out)["checkpoint"] ==
+        json::parse(R"({"job": "s-2", "number": 1, "step": 3, "path": null, "metrics": null})"));
+  house.search.removed = false;
   const std::string csv = house.run({"tune", "result", "--csv"}).out;
   CHECK(split(csv, '\n').size() == 5);
   CHECK(has(csv, "config/lr"));
@@ -346,4 +426,31 @@ TEST_CASE("tune best, result, list and status of one that has ended") {
   CHECK(has(house.run({"tune", "status", "no"}).err, "there is no search \"no\""));
   const json params = json::parse(house.run({"tune", "plot", "--kind", "params", "--json"}).out);
   CHECK(params["parameters"][0]["points"].size() == 3);
+  const json curves = json::parse(house.run({"tune", "plot", "--json"}).out)["curves"];
+  CHECK(curves[2] == json::parse(R"({"trial": 2, "points": [[1.0, 0.5]]})"));
+  CHECK(house.run({"tune", "plot", "--trials", "1001"}).exit.code == 2);
+}
+
+TEST_CASE("tune plot: what it draws is written whole, or it is an error") {
+  if (std::system("command -v gnuplot >/dev/null 2>&1") != 0) {
+    MESSAGE("gnuplot is not installed");
+    return;
+  }
+  SearchHouse house;
+  house.search.looks = 10;
+  CHECK(house.run({"tune", "plot", "-o", "a.svg"}).out == "wrote a.svg\n");
+  CHECK(has(read_file(house.work / "a.svg"), "</svg>"));
+  // Both: the file, and what is in it.
+  CHECK(json::parse(house.run({"tune", "plot", "-o", "b.svg", "--json"}).out)["kind"] == "curves");
+  CHECK(has(read_file(house.work / "b.svg"), "</svg>"));
+  const Captured nowhere = house.run({"tune", "plot", "-o", "no/c.svg"});
+  CHECK(nowhere.exit.code == 2);
+  CHECK(nowhere.out == "");
+  SpawnOptions options = house.options({"tune", "plot"});
+  const UniqueFd full = open_file("/dev/full", O_WRONLY);
+  const UniqueFd err = open_file(house.work / "err", O_RDWR | O_CREAT);
+  options.stdout_fd = full.get();
+  options.stderr_fd = err.get();
+  CHECK(wait(spawn(options)).code == 1);
+  CHECK(has(read_file(house.work / "err"), "No space left"));
 }
