@@ -15,7 +15,8 @@ void train_func(const nlohmann::json& config) {
   const std::int64_t images = config.value("images", 0);
   const Mlp net(MlpOptions{.hidden = {config.value("hidden", 128)}});
   auto model = prepare_model(net);
-  const auto optimizer = prepare_optimizer(sgd(*net, {.lr = config.at("lr"), .momentum = 0.9}));
+  const auto optimizer = prepare_optimizer(
+      sgd(*net, {.lr = config.at("lr"), .momentum = config.value("momentum", 0.9)}));
   const DataLoader train = prepare_data_loader(
       fashion_mnist(data, images, {.batch_size = config.value("batch", 64), .shuffle = true}));
   const DataLoader test = prepare_data_loader(

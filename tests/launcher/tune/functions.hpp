@@ -2,13 +2,16 @@
 
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <numbers>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "launcher/tune/sampler.hpp"
+#include "tests/launcher/tune/support.hpp"
 
 // The functions that record.py lets Optuna minimise, and one search of ours over them.
 namespace dtrain::tune::test {
@@ -58,6 +61,18 @@ inline double rosenbrock(const Params& params) {
   return value + 10 * z * z;
 }
 
+// The error of recorded trainings, of that with the nearest rate.
+inline double perceptron(const Params& params) {
+  static const nlohmann::json kTrainings = recorded("trainings").at("accuracy");
+  const auto rate = std::lround((std::log10(params.at("lr").get<double>()) + 4) * 6);
+  const auto& [momentum, batch, hidden] =
+      std::tie(params.at("momentum"), params.at("batch"), params.at("hidden"));
+  char row[64];
+  std::snprintf(row, sizeof row, "%g %d %d", momentum.get<double>(), batch.get<int>(),
+                hidden.get<int>());
+  return 1 - kTrainings.at(row).at(static_cast<std::size_t>(rate)).get<double>();
+}
+
 inline const std::vector<Function>& functions() {
   static const std::vector<Function> kFunctions = {
       {"branin", R"({"x": {"uniform": [-5, 10]}, "y": {"uniform": [0, 15]}})", branin},
@@ -69,7 +84,11 @@ inline const std::vector<Function>& functions() {
        R"({"x": {"uniform": [-2, 2]}, "y": {"uniform": [-1, 3]},
            "kind": {"choice": ["flat", "tilted"]},
            "z": {"uniform": [-1, 1], "when": {"kind": "tilted"}}})",
-       rosenbrock}};
+       rosenbrock},
+      {"perceptron",
+       R"({"lr": {"loguniform": [1e-4, 1]}, "momentum": {"choice": [0, 0.5, 0.9, 0.95]},
+           "batch": {"choice": [32, 64, 128]}, "hidden": {"choice": [64, 128, 256]}})",
+       perceptron}};
   return kFunctions;
 }
 
