@@ -18,10 +18,8 @@ constexpr std::size_t kLongestSubmission = 256;
 Error error_of(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
-  } catch (const Error& error) {
-    return error;
   } catch (const std::exception& error) {
-    return Error(ErrorCode::internal, error.what());
+    return as_defect(error);
   }
 }
 

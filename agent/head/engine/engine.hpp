@@ -20,12 +20,12 @@
 #include "launcher/wire/node.hpp"
 #include "launcher/wire/node_types.hpp"
 
-// What the head decides. The engine has no sockets: it is told what happened and says what is to be
-// done. It runs on one thread, the head's main one; the store's thread calls back by `post`.
 namespace dtrain::tune {
 struct SearchSpec;
 }
 
+// What the head decides. The engine has no sockets: it is told what happened and says what is to be
+// done. It runs on one thread, the head's main one; the store's thread calls back by `post`.
 namespace dtrain::head {
 
 class Store;

@@ -176,7 +176,10 @@ std::optional<SearchRecord> Search::resumed() {
   record.text = resumption->reason;
   // The scheduler has been asked; replayed, it is asked in apply().
   ++next_seq_;
-  go_on(trials_.at(static_cast<std::size_t>(resumption->trial)), resumption->reason);
+  Trial& trial = trials_.at(static_cast<std::size_t>(resumption->trial));
+  trial.goes_on = true;
+  trial.reason = resumption->reason;
+  sort(trial);
   return record;
 }
 
@@ -264,14 +267,9 @@ void Search::apply(const SearchRecord& record) {
     apply_leg_end(trial, record);
   } else {  // resumed
     (void)scheduler_->resume();
-    go_on(trial, record.text);
+    trial.goes_on = true;
+    trial.reason = record.text;
   }
-  sort(trial);
-}
-
-void Search::go_on(Trial& trial, const std::string& why) {
-  trial.goes_on = true;
-  trial.reason = why;
   sort(trial);
 }
 

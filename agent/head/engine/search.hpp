@@ -147,7 +147,6 @@ class Search {
   void apply_report(Trial& trial, const SearchRecord& record);
   void apply_checkpoint(Trial& trial, const SearchRecord& record);
   void apply_leg_end(Trial& trial, const SearchRecord& record);
-  void go_on(Trial& trial, const std::string& why);
   void apply_continued();
   void apply_end(const SearchRecord& record);
   void decide(Trial& trial, const tune::Decision& decision);

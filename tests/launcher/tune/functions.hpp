@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <numbers>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -65,11 +64,9 @@ inline double rosenbrock(const Params& params) {
 inline double perceptron(const Params& params) {
   static const nlohmann::json kTrainings = recorded("trainings").at("accuracy");
   const auto rate = std::lround((std::log10(params.at("lr").get<double>()) + 4) * 6);
-  const auto& [momentum, batch, hidden] =
-      std::tie(params.at("momentum"), params.at("batch"), params.at("hidden"));
   char row[64];
-  std::snprintf(row, sizeof row, "%g %d %d", momentum.get<double>(), batch.get<int>(),
-                hidden.get<int>());
+  std::snprintf(row, sizeof row, "%g %d %d", params.at("momentum").get<double>(),
+                params.at("batch").get<int>(), params.at("hidden").get<int>());
   return 1 - kTrainings.at(row).at(static_cast<std::size_t>(rate)).get<double>();
 }
 
