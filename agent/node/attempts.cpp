@@ -228,8 +228,9 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
               [self = shared_from_this(), mine] { return self->write_out(mine); }, asio::detached);
         }
         co_await read_in(socket, mine);
-        if (mine != generation_ || owner_ == nullptr || done()) co_return;
+        if (mine != generation_ || owner_ == nullptr) co_return;
         socket_.reset();
+        if (done()) co_return;
       }
       // Not there: it has not opened its socket yet, or it has ended.
       if (look_for_end()) co_return;

@@ -114,6 +114,16 @@ struct AttemptsWorld {
       return event != nullptr && std::holds_alternative<wire::RanksStarted>(event->event.body);
     });
   }
+  // The event that its node has finished.
+  const wire::AttemptEvent* finished() const {
+    for (const wire::NodeMessage& message : told) {
+      const auto* event = std::get_if<wire::FromSupervisor>(&message);
+      if (event != nullptr && std::holds_alternative<wire::NodeFinished>(event->event.body)) {
+        return &event->event;
+      }
+    }
+    return nullptr;
+  }
   std::string ranks() const { return read_file_if_there(folder / "ranks").value_or(""); }
 };
 
@@ -218,15 +228,33 @@ TEST_CASE("a supervisor whose end nobody will acknowledge goes with its job") {
   world.begin();
   world.attempts->start(world.start);
   const pid_t pid = world.supervisor();
-  world.run_until([&] {
-    return std::any_of(world.told.begin(), world.told.end(), [](const wire::NodeMessage& message) {
-      const auto* event = std::get_if<wire::FromSupervisor>(&message);
-      return event != nullptr && std::holds_alternative<wire::NodeFinished>(event->event.body);
-    });
-  });
+  world.run_until([&] { return world.finished() != nullptr; });
   CHECK_FALSE(has_ended(pid));
   world.attempts->forget(kJob);
   world.run_until([&] { return has_ended(pid); });
+}
+
+// A node may have run ten thousand of them before their jobs are removed.
+TEST_CASE("an attempt that is over holds no connection") {
+  const auto sockets = [] {
+    int count = 0;
+    for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+      std::error_code closed;
+      count += fs::read_symlink(entry, closed).string().starts_with("socket:") ? 1 : 0;
+    }
+    return count;
+  };
+  AttemptsWorld world("");
+  world.start.spec.command = {"true"};
+  world.begin();
+  const int before = sockets();
+  world.attempts->start(world.start);
+  (void)world.supervisor();
+  world.run_until([&] { return world.finished() != nullptr; });
+  CHECK(sockets() == before + 1);
+  world.attempts->command({kJob, 1, wire::EventAck{world.finished()->seq, std::nullopt}});
+  world.run_until([&] { return sockets() == before; });
+  CHECK(world.attempts->unfinished().empty());
 }
 
 TEST_CASE("one that dies before it has said a word is lost at once") {
