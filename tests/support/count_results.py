@@ -1,7 +1,8 @@
 """Adds up what meson's test logs say and prints it as "N passed, N failed[, N skipped]".
 
-A doctest or unittest program counts as many tests as it has cases, any other as one. Exits with 1
-when anything failed or when nothing ran.
+A doctest or unittest program counts as many tests as it has cases, any other as one. Before that
+line stands what failed, each with the end of what it printed: the last page of a long log is often
+all that is kept of it. Exits with 1 when anything failed or when nothing ran.
 """
 
 import json
@@ -36,17 +37,32 @@ def count(test):
     return passed, failed, skipped
 
 
+def tell(test, lines=60):
+    """Prints the end of what a failed test printed."""
+    output = (test.get("stdout") or "") + (test.get("stderr") or "")
+    kept = output.rstrip().splitlines()[-lines:]
+    print(f"--- {test['name']}: {test['result']} after {test['duration']:.0f} s", *kept, sep="\n")
+
+
 def main():
     totals = [0, 0, 0]
+    failures = []
     for path in sys.argv[1:]:
         try:
             with open(path, encoding="utf-8") as log:
                 records = [json.loads(line) for line in log if line.strip()]
         except FileNotFoundError:
             print(f"no test log {path}: its tests did not run")
-            records = [{"result": "FAIL"}]
+            records = [{"result": "FAIL", "name": path, "duration": 0}]
         for record in records:
-            totals = [a + b for a, b in zip(totals, count(record))]
+            counted = count(record)
+            totals = [a + b for a, b in zip(totals, counted)]
+            if counted[1]:
+                failures.append(record)
+    for record in failures[:10]:
+        tell(record)
+    if len(failures) > 10:
+        print("--- and", ", ".join(record["name"] for record in failures[10:]))
     passed, failed, skipped = totals
     print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
     sys.exit(1 if failed or not passed else 0)
