@@ -46,11 +46,12 @@ class Follower {
       : context_(context),
         client_(client),
         options_(options),
-        screen_(context.terminal, options.follow && options.states && !context.globals.json &&
-                                      !context.globals.quiet),
+        signals_{SIGINT, SIGTERM, SIGHUP, SIGWINCH},
+        screen_(context.terminal,
+                options.follow && options.states && !context.globals.json && !context.globals.quiet,
+                &signals_),
         printer_(screen_,
                  {options.prefix, context.globals.json, options.setup == SetupOutput::alone}),
-        signals_{SIGINT, SIGTERM, SIGHUP, SIGWINCH},
         begin_(std::chrono::steady_clock::now()) {}
 
   FollowResult run();
@@ -58,6 +59,7 @@ class Follower {
  private:
   enum class Ended : std::uint8_t { end, closed, interrupted };
 
+  void follow();
   std::string target(std::optional<int> attempt, bool follow, bool events, bool tail) const;
   Ended pump(wire::ApiStream& stream, bool only_logs);
   wire::ApiStream open_first();
@@ -76,9 +78,9 @@ class Follower {
   const Context& context_;
   wire::ApiClient client_;
   const FollowOptions& options_;
+  Signals signals_;
   Screen screen_;
   LogPrinter printer_;
-  Signals signals_;
   Monotonic begin_;
 
   FollowResult result_;
@@ -403,6 +405,17 @@ bool Follower::reconnect(std::optional<wire::ApiStream>& stream) {
 }
 
 FollowResult Follower::run() {
+  try {
+    follow();
+  } catch (const Interrupted& left) {
+    result_.interrupted = left.signal;
+    result_.torn = true;
+  }
+  result_.any_output = printer_.any();
+  return result_;
+}
+
+void Follower::follow() {
   std::optional<wire::ApiStream> stream = open_first();
   while (true) {
     const Ended ended = pump(*stream, false);
@@ -410,11 +423,12 @@ FollowResult Follower::run() {
     if (ended == Ended::interrupted) break;
     if (!reconnect(stream)) break;
   }
-  if (result_.interrupted != 0) printer_.finish();
+  if (result_.interrupted != 0) {
+    ::raise(result_.interrupted);  // for the screen: what a reader does not take now is dropped
+    printer_.finish();
+  }
   screen_.live({});
   screen_.flush();
-  result_.any_output = printer_.any();
-  return result_;
 }
 
 }  // namespace

@@ -30,6 +30,7 @@ struct FollowResult {
   std::optional<int> exit_code;  // of the rank that was the root cause
   bool any_output = false;       // of ranks, or of setup
   int interrupted = 0;           // the signal that detached us; 0: followed to the end
+  bool torn = false;             // within a line, whose reader has stopped
 };
 
 // Prints what a job says until its end (or, without `follow`, what there is). When the head goes

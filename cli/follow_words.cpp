@@ -66,7 +66,7 @@ bool other_wait(const std::string& before, const std::string& now) {
 int finish_following(const Context& context, const std::string& job, const FollowResult& result) {
   if (result.interrupted != 0) {
     const std::string option = context.cluster_option();
-    if (context.globals.json) {
+    if (context.globals.json && !result.torn) {
       context.print_json({{"type", "detached"}, {"job", job}, {"state", result.state}});
     } else {
       context.warn("detached; " + job + " goes on. Back to it: dtrain logs -f" + option + " " +

@@ -64,8 +64,8 @@ class RemoteRun {
   RemoteRun(const Context& context, const RemoteCommand& command)
       : context_(context),
         command_(command),
-        screen_(context.terminal, false),
-        signals_{SIGINT, SIGTERM, SIGHUP, SIGWINCH} {}
+        signals_{SIGINT, SIGTERM, SIGHUP, SIGWINCH},
+        screen_(context.terminal, false, &signals_) {}
 
   int run();
 
@@ -83,8 +83,8 @@ class RemoteRun {
 
   const Context& context_;
   const RemoteCommand& command_;
-  Screen screen_;
   Signals signals_;
+  Screen screen_;
   std::map<std::pair<std::string, bool>, Source> sources_;
   std::optional<nlohmann::json> header_;
   bool one_ = true;  // one node: our stdin is its stdin, and no prefix
@@ -117,7 +117,7 @@ void RemoteRun::signal(wire::ApiStream& stream, int number) {
     stream.send_text(frame.dump());
     return;
   }
-  // The first Ctrl-C is for the command; the second for us.
+  // The first Ctrl-C is for the command, unless our reader has stopped; the second for us.
   if (number == SIGINT && ++interrupts_ == 1) {
     stream.send_text(R"({"type":"signal","signal":"INT"})");
     return;
@@ -240,6 +240,7 @@ int RemoteRun::run() {
         break;
     }
   }
+  ::raise(left_by_);  // for the screen: what a reader does not take now is dropped
   finish();
   return 128 + left_by_;
 }
@@ -247,7 +248,11 @@ int RemoteRun::run() {
 }  // namespace
 
 int run_remote(const Context& context, const RemoteCommand& command) {
-  return RemoteRun(context, command).run();
+  try {
+    return RemoteRun(context, command).run();
+  } catch (const Interrupted& left) {
+    return 128 + left.signal;
+  }
 }
 
 }  // namespace dtrain::cli

@@ -6,9 +6,10 @@
 
 namespace dtrain::cli {
 
-Screen::Screen(const Terminal& terminal, bool live, int out_fd, int err_fd)
+Screen::Screen(const Terminal& terminal, bool live, Signals* signals, int out_fd, int err_fd)
     : terminal_(terminal),
       live_wanted_(live && terminal.err && !terminal.dumb),
+      signals_(signals),
       out_fd_(out_fd),
       err_fd_(err_fd) {}
 
@@ -17,6 +18,7 @@ Screen::~Screen() {
     live_.clear();
     flush();
   } catch (const Error&) {  // nobody is left to tell
+  } catch (const Interrupted&) {
   }
 }
 
@@ -52,7 +54,7 @@ void Screen::flush() {
   std::string wanted = fit(live_, terminal_columns() - 1);
   if (wanted == shown_) return;
   erase_live();
-  write_all(err_fd_, paint(wanted, Color::dim, terminal_.color_err));
+  put(err_fd_, paint(wanted, Color::dim, terminal_.color_err));
   shown_ = std::move(wanted);
 }
 
@@ -64,14 +66,27 @@ void Screen::flush_text() {
 void Screen::write(int fd, std::string& text) {
   if (text.empty()) return;
   if (fd == err_fd_ ? terminal_.err : terminal_.out) erase_live();
-  write_all(fd, text);
+  put(fd, text);
   text.clear();
+}
+
+void Screen::put(int fd, std::string_view text) {
+  if (signals_ == nullptr) return write_all(fd, text);
+  try {
+    write_interruptible(fd, text, *signals_);
+  } catch (const Interrupted&) {
+    out_.clear();
+    err_.clear();
+    live_.clear();
+    if (fd == err_fd_) shown_.clear();
+    throw;
+  }
 }
 
 void Screen::erase_live() {
   if (shown_.empty()) return;
   shown_.clear();
-  write_all(err_fd_, "\r\x1b[K");
+  put(err_fd_, "\r\x1b[K");
 }
 
 }  // namespace dtrain::cli

@@ -5,17 +5,20 @@
 #include <string_view>
 
 #include "cli/render.hpp"
+#include "cli/signals.hpp"
 
 namespace dtrain::cli {
 
 // stdout, stderr and one live line at the foot of the terminal, kept apart: the live line is taken
 // off before anything is written to the terminal and drawn again after. Output is gathered and
 // written by flush(), or when much is waiting. One thread. Throws Error(io) when stdout cannot be
-// written (a full disk); a reader that went away ends us by SIGPIPE, as it should.
+// written (a full disk); a reader that went away ends us by SIGPIPE, as it should; with `signals`,
+// one that has stopped reading can be left: throws Interrupted, and what waited is dropped.
 class Screen {
  public:
   // `live`: a live line is wanted; shown only when stderr is a terminal that can erase.
-  Screen(const Terminal& terminal, bool live, int out_fd = 1, int err_fd = 2);
+  Screen(const Terminal& terminal, bool live, Signals* signals = nullptr, int out_fd = 1,
+         int err_fd = 2);
   ~Screen();
   Screen(const Screen&) = delete;
   Screen& operator=(const Screen&) = delete;
@@ -40,10 +43,12 @@ class Screen {
 
   void flush_text();
   void write(int fd, std::string& text);
+  void put(int fd, std::string_view text);
   void erase_live();
 
   Terminal terminal_;
   bool live_wanted_;
+  Signals* signals_;
   int out_fd_;
   int err_fd_;
   std::string out_;

@@ -7,9 +7,11 @@
 
 #include <array>
 #include <cerrno>
+#include <climits>
 #include <utility>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/files.hpp"
 
 namespace dtrain::cli {
 
@@ -44,6 +46,25 @@ int Signals::wait(int milliseconds) {
   pollfd polled{fd_.get(), POLLIN, 0};
   ::poll(&polled, 1, milliseconds);
   return next();
+}
+
+void write_interruptible(int fd, std::string_view text, Signals& signals) {
+  bool resized = false;
+  while (!text.empty()) {
+    std::array<pollfd, 2> polled{{{fd, POLLOUT, 0}, {signals.fd(), POLLIN, 0}}};
+    ::poll(polled.data(), polled.size(), -1);
+    if (polled[0].revents != 0) {
+      // A pipe that takes any takes so much, and whole.
+      const std::string_view piece = text.substr(0, PIPE_BUF);
+      write_all(fd, piece);
+      text.remove_prefix(piece.size());
+      continue;
+    }
+    const int signal = signals.next();
+    if (signal == SIGWINCH) resized = true;
+    if (signal != 0 && signal != SIGWINCH) throw Interrupted{signal};
+  }
+  if (resized) ::raise(SIGWINCH);
 }
 
 LetThrough::LetThrough(const Signals& signals) {

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <initializer_list>
+#include <string_view>
 #include <thread>
 
 #include "launcher/core/unique_fd.hpp"
@@ -30,6 +31,15 @@ class Signals {
   sigset_t before_{};
   UniqueFd fd_;
 };
+
+// A signal that came while a reader that has stopped kept us from writing.
+struct Interrupted {
+  int signal;
+};
+
+// As write_all(fd, text) of core/files; but throws Interrupted, the rest unwritten, when one of
+// `signals` comes before `fd` takes more. That the window changed does not count and is not taken.
+void write_interruptible(int fd, std::string_view text, Signals& signals);
 
 // While it lives, signals do to this thread what they did before: usually, they end the process.
 class LetThrough {

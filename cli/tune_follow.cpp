@@ -1,12 +1,9 @@
 #include "cli/tune_follow.hpp"
 
-#include <poll.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <climits>
 #include <set>
 #include <stop_token>
 
@@ -15,7 +12,6 @@
 #include "cli/searches.hpp"
 #include "cli/signals.hpp"
 #include "launcher/core/error.hpp"
-#include "launcher/core/files.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -33,8 +29,6 @@ constexpr std::size_t kMostDrawn = 500;  // trials of one look, beside those tha
 constexpr std::size_t kMoreThanLast = 20;
 
 enum class Form : std::uint8_t { live, plain, json, none };
-
-struct Detached {};
 
 Form form_of(const Context& context, bool silent) {
   if (silent) return Form::none;
@@ -68,7 +62,7 @@ class SearchFollower {
   void look();
   void draw();
   void tell(const json& event);
-  void print(std::string_view text);
+  void print(std::string_view text) { write_interruptible(STDOUT_FILENO, text, signals_); }
   void print_json(const json& event) { print(wire::dump(event) + "\n"); }
   void follow();
   // Waits; false when a signal came that detaches us.
@@ -105,27 +99,6 @@ void SearchFollower::tell(const json& event) {
     }
   }
   print(news_line(event, text_or(result_.search, "metric"), known) + "\n");
-}
-
-// To stdout; a reader that has stopped does not keep us from being told to go: throws Detached.
-void SearchFollower::print(std::string_view text) {
-  while (!text.empty()) {
-    std::array<pollfd, 2> polled{{{STDOUT_FILENO, POLLOUT, 0}, {signals_.fd(), POLLIN, 0}}};
-    ::poll(polled.data(), polled.size(), -1);
-    if (polled[0].revents != 0) {
-      // A pipe that takes any takes so much, and whole.
-      const std::string_view piece = text.substr(0, PIPE_BUF);
-      write_all(STDOUT_FILENO, piece);
-      text.remove_prefix(piece.size());
-      continue;
-    }
-    const int signal = signals_.next();
-    if (signal == SIGWINCH) drawn_ = 0;
-    if (signal == 0 || signal == SIGWINCH) continue;
-    result_.interrupted = signal;
-    result_.torn = true;
-    throw Detached();
-  }
 }
 
 void SearchFollower::look() {
@@ -250,7 +223,9 @@ void SearchFollower::follow() {
 FollowedSearch SearchFollower::run() {
   try {
     follow();
-  } catch (const Detached&) {  // by the signal that is noted
+  } catch (const Interrupted& left) {
+    result_.interrupted = left.signal;
+    result_.torn = true;
   }
   return std::move(result_);
 }

@@ -19,7 +19,7 @@ struct Stage {
   explicit Stage(Terminal terminal = {}, LogStyle style = {})
       : out(open_file(folder / "out", O_RDWR | O_CREAT)),
         err(open_file(folder / "err", O_RDWR | O_CREAT)),
-        screen(terminal, false, out.get(), err.get()),
+        screen(terminal, false, nullptr, out.get(), err.get()),
         printer(screen, style) {}
 
   void piece(int rank, std::uint64_t offset, std::string_view bytes, bool is_err = false) {

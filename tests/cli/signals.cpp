@@ -1,12 +1,16 @@
 #include "cli/signals.hpp"
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <pty.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
+#include <climits>
 #include <cstdlib>
 #include <thread>
 
@@ -70,6 +74,41 @@ TEST_CASE("signals that are watched end nothing, unless they are let through") {
           { const LetThrough through(signals); }
           ::kill(::getpid(), SIGINT);
         }) == 0);
+}
+
+TEST_CASE(
+    "a reader that has stopped is left when a signal comes; a window that changed is told later") {
+  std::array<int, 2> ends_of_pipe{};
+  REQUIRE(::pipe2(ends_of_pipe.data(), O_CLOEXEC) == 0);
+  const UniqueFd reader(ends_of_pipe[0]);
+  UniqueFd writer(ends_of_pipe[1]);
+  Signals signals({SIGINT, SIGWINCH});
+  write_interruptible(writer.get(), "all of it", signals);
+  const auto room = static_cast<std::size_t>(::fcntl(writer.get(), F_GETPIPE_SZ));
+  const std::string much(2 * room, 'x');
+  ::raise(SIGWINCH);
+  ::raise(SIGINT);
+  try {
+    write_interruptible(writer.get(), much, signals);
+    FAIL("nobody reads");
+  } catch (const Interrupted& left) {
+    CHECK(left.signal == SIGINT);
+  }
+  // The first of it is there, and whole pages of it.
+  int held = 0;
+  REQUIRE(::ioctl(reader.get(), FIONREAD, &held) == 0);
+  CHECK(held > 9);
+  CHECK((held - 9) % PIPE_BUF == 0);
+
+  std::jthread reading([&] {
+    std::string got(room, '\0');
+    while (::read(reader.get(), got.data(), got.size()) > 0) {
+    }
+  });
+  ::raise(SIGWINCH);
+  write_interruptible(writer.get(), much, signals);
+  CHECK(signals.next() == SIGWINCH);
+  writer.reset();
 }
 
 TEST_CASE("Ctrl-C where up asks before it makes machines ends it, and nothing is made") {

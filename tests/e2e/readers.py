@@ -1,6 +1,7 @@
 """What readers get, however many or slow they are: all of it, or an error."""
 
 import resource
+import select
 import socket
 
 from harness import *
@@ -262,6 +263,28 @@ class SlowReaders(ClusterCase):
         self.assertEqual(process.returncode, 0)
         self.assertIn("said\n", out)
         self.assertIn("left behind", err)
+
+    def test_ctrl_c_leaves_a_reader_that_has_stopped(self):
+        much = "yes | head -c 1000000; exec sleep 1000"
+        job = self.submit(much)
+
+        def leave(*verb):
+            read, write = os.pipe()
+            self.addCleanup(os.close, read)
+            self.addCleanup(os.close, write)
+            process = self.start(*verb, stdout=write, stderr=subprocess.PIPE)
+            eventually(lambda: not select.select([], [write], [], 0)[1], "the pipe is full")
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=DEADLINE)
+            self.assertEqual(process.returncode, 130, err)
+            return err
+
+        self.assertIn(f"detached; {job} goes on", leave("logs", "-f", job))
+        self.assertIn(f"detached; {job} goes on", leave("logs", "-f", "--json", job))
+        self.ok("stop", job)
+        self.assertIn("end it: dtrain stop", leave("submit", "--", "sh", "-c", much))
+        self.ok("stop")
+        leave("exec", "--", "sh", "-c", much)
 
     def test_a_stopped_follower_is_not_queued_for(self):
         count, names = 250, 250  # 8 MB
