@@ -57,7 +57,10 @@ class Searches(SearchCase):
         self.assertEqual(self.trials(name), listed)
 
     def test_pbt_begins_trials_from_checkpoints_of_others(self):
+        # So far apart that the worst is the worst, whoever is some steps ahead.
+        points = [{"lr": lr} for lr in (0.3, 0.5, 0.7, 0.95)]
         name = self.begin(self.spec(last=12, pause=0.05, keeps=True, num_samples=4, max_concurrent=4,
+                                    search={"seed": 1, "points_to_evaluate": points},
                                     job={"checkpoint": {"num_to_keep": 1}, "env": {"MEET": "4"}},
                                     scheduler={"algorithm": "pbt", "perturbation_interval": 2}))
         eventually(lambda: any(t["exploits"] for t in self.trials(name)), "a trial is moved")

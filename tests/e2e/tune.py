@@ -218,12 +218,14 @@ class Tune(ClusterCase):
         self.assertIn("TRIAL", pictures[-1])
 
     def test_pbt_has_a_family(self):
-        done = self.run_dtrain(*self.flags(
-            "--scheduler", "pbt:perturbation_interval=2", "--max-concurrent", "4", "--num-to-keep", "1",
-            last=20, trials=4, words=["keep"]))
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        family = self.json("tune", "plot", "--kind", "family")
-        self.assertTrue(family["exploitations"])
+        name = self.ok(*self.flags(
+            "-d", "--scheduler", "pbt:perturbation_interval=2", "--max-concurrent", "4", "--num-to-keep", "1",
+            last=LONG, trials=4, words=["keep"])).strip()
+        eventually(lambda: self.run_dtrain("tune", "plot", "--kind", "family", "--json").returncode == 0,
+                   "a trial is moved")
+        (self.folder / "go").touch()
+        self.assertIn(f"{name} succeeded", self.ok("tune", "status", "-f"))
+        self.assertTrue(self.json("tune", "plot", "--kind", "family")["exploitations"])
         if shutil.which("gnuplot"):
             self.ok("tune", "plot", "--kind", "family", "-o", "family.svg")
             self.assertIn("<svg", (self.folder / "family.svg").read_text())
