@@ -130,7 +130,8 @@ TEST_CASE("importance: too few trials, and none that differ, are said") {
   CHECK(flat.importance().explained == 0);
 }
 
-TEST_CASE("importance: ten thousand trials, and a thousand parameters, take seconds at most") {
+TEST_CASE("importance: ten thousand trials, and a thousand parameters, take seconds at most" *
+          doctest::test_suite("workload")) {
   json of = json::object();
   for (int i = 0; i < 1000; ++i) of["p" + std::to_string(i)] = {{"uniform", {0, 1}}};
   const Tried wide(of, 300, [](const Params& p) { return at(p, "p17"); });

@@ -157,7 +157,7 @@ TEST_CASE("our scrambled points keep what makes Sobol's sequence one") {
   CHECK(std::all_of(counts.begin(), counts.end(), [](int count) { return count == 4; }));
 }
 
-TEST_CASE("TPE finds at least as good values as Optuna") {
+TEST_CASE("TPE finds at least as good values as Optuna" * doctest::test_suite("workload")) {
   const nlohmann::json data = recorded("tpe");
   REQUIRE(data["of"] == "optuna 5.0.0");
   for (const Function& function : functions()) {
@@ -402,7 +402,8 @@ TEST_CASE("suggestions are the same on every machine, and for ever") {
   CHECK(sum_of(R"({"algorithm": "tpe", "seed": 11})") == "ff547c6aa7dbb073");
 }
 
-TEST_CASE("tpe draws so much for a suggestion that it takes parts of a second, however large") {
+TEST_CASE("tpe draws so much for a suggestion that it takes parts of a second, however large" *
+          doctest::test_suite("workload")) {
   nlohmann::json json = nlohmann::json::object();
   for (int i = 0; i < 1'000; ++i) {
     json["p" + std::to_string(i)] = nlohmann::json::parse(R"({"uniform": [0, 1]})");

@@ -279,7 +279,8 @@ TEST_CASE("median stopping says when a trial is next compared") {
   CHECK(rule->reported({0, 102, 1}).reason == "only 0 others came as far, and 3 are wanted");
 }
 
-TEST_CASE("median stopping costs little where no two times are the same, or trials come late") {
+TEST_CASE("median stopping costs little where no two times are the same, or trials come late" *
+          doctest::test_suite("workload")) {
   for (const bool seconds : {true, false}) {
     CAPTURE(seconds);
     const auto rule = scheduler_of("\"median_stopping\"", Mode::max);
@@ -512,7 +513,7 @@ TEST_CASE("what does not go together is said") {
         "scheduler: pbt_replay runs one trial, not 2\n");
 }
 
-TEST_CASE("ten thousand trials: a report costs little") {
+TEST_CASE("ten thousand trials: a report costs little" * doctest::test_suite("workload")) {
   const SearchSpace space = space_of(kPbtSpace);
   for (const char* json : {R"({"algorithm": "asha", "max_t": 1000})",
                            R"({"algorithm": "asha", "max_t": 1000, "form": "promote"})",
