@@ -123,8 +123,12 @@ std::vector<std::string> rank_environment(const wire::AttemptSpec& spec,
                                           const RankPlace& place) {
   Environment env = beneath(spec, surroundings);
   put_launcher(env, place.of_launcher);
-  // Several ranks of one machine share its CPUs.
-  if (std::max(spec.machine_ranks, spec.nproc) > 1) env.emplace("OMP_NUM_THREADS", "1");
+  // Several ranks of one machine share its CPUs, and so do jobs that ask for some of them.
+  if (spec.rank_threads > 0) {
+    env.emplace("OMP_NUM_THREADS", std::to_string(spec.rank_threads));
+  } else if (std::max(spec.machine_ranks, spec.nproc) > 1) {
+    env.emplace("OMP_NUM_THREADS", "1");
+  }
   put_attempt(env, spec, surroundings.base, surroundings.master_port);
   const std::string rank = std::to_string(spec.first_rank + place.local_rank);
   env["RANK"] = rank;

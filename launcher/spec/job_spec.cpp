@@ -332,6 +332,11 @@ int JobSpec::bound_cpus() const {
   return cpu_bind == CpuBind::none ? 0 : static_cast<int>(resources.cpu.value_or(0));
 }
 
+int JobSpec::rank_threads() const {
+  if (!resources.cpu && !trial) return 0;
+  return std::max(1, static_cast<int>(resources.cpu.value_or(1)));
+}
+
 std::uint64_t JobSpec::kept_log() const {
   return log_limit.value_or(limits::kLog);
 }

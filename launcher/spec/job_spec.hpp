@@ -183,6 +183,9 @@ struct JobSpec {
 
   std::uint64_t kept_log() const;  // log_limit, or what it is when absent
   int bound_cpus() const;          // CPUs of each rank's own; 0: ranks are not bound
+  // Whole CPUs of a rank that asks for them, 1 at least; a trial asks for 1 if it does not say. 0:
+  // any that there are.
+  int rank_threads() const;
   bool is_leg() const { return trial && trial->leg > 0; }  // of a search's trial
   bool operator==(const JobSpec&) const = default;
 };

@@ -44,7 +44,7 @@ void fields(Is<AttemptSpec> auto& m, auto&& f) {
     "on_head_lost", m.on_head_lost, "lease_ms", or_default(m.lease, {1, kMostLease}), "content",
     if_set(m.content), "rank_memory", if_set(m.rank_memory), "library_path", if_set(m.library_path),
     "srun", if_set(m.srun), "beats", if_set(m.beats), "log_limit", if_set(m.log_limit), "rank_cpus",
-    if_set(m.rank_cpus));
+    if_set(m.rank_cpus), "rank_threads", if_set(m.rank_threads));
 }
 
 BOOST_DESCRIBE_ENUM(NodeFinished::Outcome, succeeded, failed, stopped)

@@ -77,6 +77,7 @@ struct AttemptSpec {
   bool beats = false;             // node and head know RankBeats
   std::uint64_t log_limit = 0;    // bytes that are kept of each stream of a rank; 0: all
   int rank_cpus = 0;              // CPUs of each rank's own; 0: ranks are not bound
+  int rank_threads = 0;           // OMP_NUM_THREADS; 0: 1 where a machine has several ranks
 };
 
 // ---- Supervisor to head, in order, each with a sequence number from 1. The supervisor keeps an

@@ -559,6 +559,7 @@ void Engine::Impl::send_start(Job& job, Attempt& attempt, Share& share) {
   spec.gpus_assigned = share.row.gpus_assigned;
   spec.rank_memory = job.spec.resources.memory.value_or(0);
   spec.rank_cpus = job.spec.bound_cpus();
+  spec.rank_threads = job.spec.rank_threads();
   spec.log_limit = job.spec.kept_log();
   spec.max_restarts = job.spec.max_restarts;
   spec.stop_grace = job.spec.stop_grace;

@@ -141,14 +141,19 @@ TEST_CASE("what torchrun sets only by default is the job's to set") {
   CHECK(environment(spec)["PYTHONUNBUFFERED"].empty());
 }
 
-TEST_CASE("OMP_NUM_THREADS is ours only where it was unset and there are several ranks") {
+TEST_CASE("OMP_NUM_THREADS, where nobody set it: the CPUs asked for, else 1 of several ranks") {
   wire::AttemptSpec spec = two_by_two();
   CHECK(environment(spec)["OMP_NUM_THREADS"] == "1");
   CHECK(environment(spec, {{{"OMP_NUM_THREADS", "8"}}, {}, 0})["OMP_NUM_THREADS"] == "8");
   spec.env["OMP_NUM_THREADS"] = "4";
   CHECK(environment(spec)["OMP_NUM_THREADS"] == "4");
   spec.env.clear();
+  spec.rank_threads = 3;
+  CHECK(environment(spec)["OMP_NUM_THREADS"] == "3");
+  CHECK(environment(spec, {{{"OMP_NUM_THREADS", "8"}}, {}, 0})["OMP_NUM_THREADS"] == "8");
   spec.nproc = 1;
+  CHECK(environment(spec)["OMP_NUM_THREADS"] == "3");
+  spec.rank_threads = 0;
   CHECK(environment(spec).count("OMP_NUM_THREADS") == 0);
 }
 

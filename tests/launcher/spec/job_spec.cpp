@@ -64,6 +64,19 @@ std::vector<std::string> job_problems_after(Change change) {
 
 }  // namespace
 
+TEST_CASE("threads of a rank: its CPUs, of a trial one, else any") {
+  JobSpec spec;
+  CHECK(spec.rank_threads() == 0);
+  spec.trial = TrialOfSearch{};
+  CHECK(spec.rank_threads() == 1);
+  spec.resources.cpu = 0.25;
+  CHECK(spec.rank_threads() == 1);
+  spec.trial.reset();
+  CHECK(spec.rank_threads() == 1);
+  spec.resources.cpu = 3.5;
+  CHECK(spec.rank_threads() == 3);
+}
+
 TEST_CASE("a job survives its JSON") {
   for (const JobSpec& spec : {good(), full(), JobSpec{}}) {
     const json sent = json::parse(to_json(spec).dump());

@@ -102,6 +102,12 @@ wire::AttemptSpec bound_spec() {
   return spec;
 }
 
+wire::AttemptSpec threads_spec() {
+  wire::AttemptSpec spec = full_spec();
+  spec.rank_threads = 2;
+  return spec;
+}
+
 wire::RankBeats full_beats() {
   wire::RankBeats all;
   all.beats.push_back(
@@ -180,6 +186,7 @@ std::map<std::string, Golden> all_messages() {
       {"spec_beats", {wire::to_json(beats_spec()), read_spec}},
       {"spec_limited", {wire::to_json(limited_spec()), read_spec}},
       {"spec_bound", {wire::to_json(bound_spec()), read_spec}},
+      {"spec_threads", {wire::to_json(threads_spec()), read_spec}},
       {"event_master_ready", event(1, wire::MasterReady{29500})},
       {"event_setup_started", event(2, wire::SetupStarted{})},
       {"event_ranks_started", event(3, wire::RanksStarted{{{0, 4001}, {1, 4002}}, kTime})},

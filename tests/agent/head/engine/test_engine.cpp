@@ -264,7 +264,9 @@ TEST_CASE("CPUs of its own are asked of the node, and of an older one said not t
   JobSpec spec = World::spec();
   spec.resources.cpu = 2;
   spec.resources_given = true;
-  CHECK(world.started("node-0", world.submit(spec), 1).rank_cpus == 0);
+  const wire::AttemptSpec unbound = world.started("node-0", world.submit(spec), 1);
+  CHECK(unbound.rank_cpus == 0);
+  CHECK(unbound.rank_threads == 2);
   spec.cpu_bind = CpuBind::cores;
   const JobId id = world.submit(spec);
   CHECK(world.started("node-0", id, 1).rank_cpus == 2);
