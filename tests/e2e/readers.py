@@ -171,6 +171,7 @@ class Forward(ClusterCase):
         port = int(re.search(r"localhost:(\d+)", forward.stdout.readline())[1])
         client = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE)
         self.addCleanup(client.close)
+        listener.settimeout(DEADLINE)
         served, _ = listener.accept()
         self.addCleanup(served.close)
         served.sendall(b"the first part")
@@ -187,6 +188,7 @@ class Forward(ClusterCase):
         port = int(re.search(r"localhost:(\d+)", forward.stdout.readline())[1])
         client = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE)
         self.addCleanup(client.close)
+        listener.settimeout(DEADLINE)
         served, _ = listener.accept()  # which neither reads nor ends
         self.addCleanup(served.close)
         client.setblocking(False)

@@ -227,9 +227,8 @@ std::span<const Api::StreamRoute> Api::stream_routes() {
       {"/v1/forward",
        [](Api& api, Socket& socket, const Request& of, const std::string&) {
          ExecHub& execs = api.parts_.execs;
-         auto [node, port] = forward_query(of.query);
-         if (node.str().empty()) node = execs.nodes_of("head").front();
-         if (!api.parts_.nodes.takes_commands(node)) {
+         const auto [node, port] = forward_query(of.query);
+         if (!node.str().empty() && !api.parts_.nodes.connected(node)) {
            throw Error(ErrorCode::not_found, "node " + node.str() + " is not connected")
                .with_hint("`dtrain status` lists the nodes");
          }

@@ -97,7 +97,7 @@ std::set<NodeId> ExecHub::nodes() const {
 }
 
 // A node that has just joined opens its bulk connection a moment later.
-asio::awaitable<void> ExecHub::wait_for_bulk() {
+asio::awaitable<std::vector<NodeId>> ExecHub::nodes_that_joined(json wanted) {
   const auto until = std::chrono::steady_clock::now() + kBulkLimit;
   while (nodes_.opens_bulk() && std::chrono::steady_clock::now() < until) {
     asio::steady_timer timer(context_, until);
@@ -106,6 +106,7 @@ asio::awaitable<void> ExecHub::wait_for_bulk() {
     co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
     waiting_.erase(&timer);
   }
+  co_return nodes_of(wanted);
 }
 
 asio::awaitable<void> ExecHub::serve(wire::FrameStreamPtr stream) {
@@ -113,8 +114,7 @@ asio::awaitable<void> ExecHub::serve(wire::FrameStreamPtr stream) {
   try {
     const wire::Frame first = co_await stream->read();
     json request = wire::parse_json(first.bytes, "the request");
-    co_await wait_for_bulk();
-    const std::vector<NodeId> nodes = nodes_of(wire::member(request, "nodes"));
+    const std::vector<NodeId> nodes = co_await nodes_that_joined(wire::member(request, "nodes"));
     for (const NodeId& node : nodes) {
       const std::string exec = random_hex(8);
       request["exec"] = exec;
@@ -140,12 +140,23 @@ asio::awaitable<void> ExecHub::serve(wire::FrameStreamPtr stream) {
 asio::awaitable<void> ExecHub::forward(wire::FrameStreamPtr stream, NodeId node, int port) {
   const auto client = std::make_shared<Client>(stream);
   client->raw = true;
-  const std::string exec = random_hex(8);
-  client->execs[exec] = 0;
-  running_[exec] = {client, node};
-  nodes_.send_bulk(node, wire::StartForward{exec, port});
   try {
+    json wanted = "head";
+    if (!node.str().empty()) wanted = json::array({node.str()});
+    const std::vector<NodeId> nodes = co_await nodes_that_joined(std::move(wanted));
+    node = nodes.front();
+    const std::string exec = random_hex(8);
+    client->execs[exec] = 0;
+    running_[exec] = {client, node};
+    nodes_.send_bulk(node, wire::StartForward{exec, port});
     co_await pass_on(client);
+  } catch (const Error& error) {
+    if (stream->is_open()) {
+      json end = wire::error_to_json(error);
+      end["type"] = "end";
+      client->send(end);
+      stream->close();
+    }
   } catch (const std::exception& error) {
     log::debug("a forward's client is gone", {{"reason", error.what()}});
     stream->abort();

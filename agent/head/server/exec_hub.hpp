@@ -8,6 +8,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "agent/head/server/node_connections.hpp"
 #include "launcher/wire/frames.hpp"
@@ -20,17 +21,14 @@ class ExecHub {
  public:
   ExecHub(boost::asio::io_context& context, NodeConnections& nodes);
 
-  // A list of names, "all", or "head": those that are connected. Throws Error(not_found), or
-  // Error(unreachable) when none is.
-  std::vector<NodeId> nodes_of(const nlohmann::json& wanted) const;
-
   // Those on which something of a client's runs, or a port is forwarded.
   std::set<NodeId> nodes() const;
   void on_end(std::function<void()> end) { end_ = std::move(end); }  // of one of these
 
   // One client, from its first frame to the end (docs/api.md, Exec).
   boost::asio::awaitable<void> serve(wire::FrameStreamPtr client);
-  // One client whose binary frames are a connection to a port of a node's loopback (Forward).
+  // One client whose binary frames are a connection to a port of a node's loopback (Forward). An
+  // empty name is the head's node.
   boost::asio::awaitable<void> forward(wire::FrameStreamPtr client, NodeId node, int port);
 
  private:
@@ -39,7 +37,11 @@ class ExecHub {
     std::shared_ptr<Client> client;
     NodeId node;
   };
-  boost::asio::awaitable<void> wait_for_bulk();
+  // A list of names, "all", or "head": those that are connected. Throws Error(not_found), or
+  // Error(unreachable) when none is.
+  std::vector<NodeId> nodes_of(const nlohmann::json& wanted) const;
+  // The same, once those that have just joined can be told something.
+  boost::asio::awaitable<std::vector<NodeId>> nodes_that_joined(nlohmann::json wanted);
   void from_node(const NodeId& node, const wire::BulkMessage& message, std::string& bytes);
   // Passes on what the client says until it goes away.
   boost::asio::awaitable<void> pass_on(std::shared_ptr<Client> client);

@@ -2,14 +2,17 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
+#include <boost/asio/redirect_error.hpp>
 #include <boost/asio/ssl/context.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
 #include "agent/head/server/content_server.hpp"
+#include "agent/head/server/exec_hub.hpp"
 #include "agent/head/server/joins.hpp"
 #include "agent/head/server/preparations.hpp"
 #include "agent/head/setup.hpp"
@@ -359,6 +362,79 @@ TEST_CASE("a checkpoint goes to no node but those of the job's attempt") {
   ends.until([&] { return !ends.prepared.empty(); });
   REQUIRE(ends.prepared[0].error);
   CHECK(ends.prepared[0].error->message() == "the head has no such checkpoint for node-0");
+}
+
+namespace {
+
+// A client of the head's API that says nothing and hears what it is told.
+class SilentClient : public wire::FrameStream {
+ public:
+  explicit SilentClient(asio::io_context& context) : silence_(context, 1h) {}
+
+  asio::awaitable<wire::Frame> read() override {
+    boost::system::error_code stopped;
+    co_await silence_.async_wait(asio::redirect_error(asio::use_awaitable, stopped));
+    throw Error(ErrorCode::unreachable, "the client is gone");
+  }
+  void send(wire::Frame frame) override { heard.push_back(std::move(frame)); }
+  asio::awaitable<void> queue_below(std::size_t) override { co_return; }
+  void close() override { open_ = false; }
+  void abort() override {
+    open_ = false;
+    silence_.cancel();
+  }
+  bool is_open() const override { return open_; }
+  std::string local_address() const override { return ""; }
+  bool peer_is_here() const override { return true; }
+
+  std::vector<wire::Frame> heard;
+
+ private:
+  asio::steady_timer silence_;
+  bool open_ = true;
+};
+
+}  // namespace
+
+TEST_CASE("a port of a node that has just joined is forwarded once its bulk connection is open") {
+  BothEnds ends;
+  head::ExecHub hub(ends.context, *ends.nodes);
+  asio::co_spawn(ends.context, ends.join_control(wire::kNodeFeatures),
+                 [](const std::exception_ptr&) {});
+  ends.until([&] { return ends.nodes->connected(kFarNode) && !ends.streams.empty(); });
+  CHECK_FALSE(ends.nodes->takes_commands(kFarNode));
+  const auto named = std::make_shared<SilentClient>(ends.context);
+  const auto of_head = std::make_shared<SilentClient>(ends.context);
+  const auto wrong = std::make_shared<SilentClient>(ends.context);
+  int over = 0;
+  const auto ended = [&](const std::exception_ptr&) { ++over; };
+  asio::co_spawn(ends.context, hub.forward(named, kFarNode, 6006), ended);
+  asio::co_spawn(ends.context, hub.forward(of_head, NodeId(""), 6007), ended);
+  asio::co_spawn(ends.context, hub.forward(wrong, NodeId("node-7"), 6008), ended);
+  std::vector<int> ports;
+  const auto listen = [](BothEnds& on, std::vector<int>& told) -> asio::awaitable<void> {
+    const wire::FrameStreamPtr bulk = co_await on.dial("/v1/node/bulk");
+    on.streams.push_back(bulk);
+    while (true) {
+      const wire::Frame frame = co_await bulk->read();
+      const auto message = wire::bulk_message_from_json(wire::parse_json(frame.bytes, "a message"));
+      told.push_back(std::get<wire::StartForward>(message).port);
+    }
+  };
+  asio::co_spawn(ends.context, listen(ends, ports), [](const std::exception_ptr&) {});
+  ends.until([&] { return ports.size() == 2 && over == 1; });
+  std::sort(ports.begin(), ports.end());
+  CHECK(ports == std::vector<int>{6006, 6007});
+  CHECK(named->heard.empty());
+  CHECK(of_head->heard.empty());
+  REQUIRE(wrong->heard.size() == 1);
+  const nlohmann::json end = nlohmann::json::parse(wrong->heard[0].bytes);
+  CHECK(end["type"] == "end");
+  CHECK(end["error"]["message"] == "node node-7 is not connected");
+  CHECK_FALSE(wrong->is_open());
+  named->abort();
+  of_head->abort();
+  ends.until([&] { return over == 3; });
 }
 
 // Of NodeConnections alone.
