@@ -5,7 +5,7 @@ import random
 
 from harness import *
 
-# Waits at step GATE for the file `go`, at its first one for MEET trials to come as far. Reports an
+# Waits at step GATE for the file GO (`go`), at its first one for MEET trials to come as far. Reports an
 # accuracy that depends on lr, each with a checkpoint if it is asked for; goes on from one. A report
 # that is not acknowledged is not made again: the head that dies has it from the node. Ranks but 0
 # report better ones that are not so, of later steps.
@@ -30,7 +30,7 @@ while step < last:
     time.sleep(pause)
     if rank == 0:
         open("at-%s-%d" % (os.environ["DTRAIN_TRIAL"], step), "w")
-    while step == int(os.environ.get("GATE", -1)) and not os.path.exists("go"):
+    while step == int(os.environ.get("GATE", -1)) and not os.path.exists(os.environ.get("GO", "go")):
         time.sleep(0.01)
     while step == 1 and len([f for f in os.listdir() if f.startswith("at-")]) < int(os.environ.get("MEET", 0)):
         time.sleep(0.01)

@@ -5,6 +5,7 @@ import shutil
 import socket
 import threading
 
+import search_harness
 from ssh_harness import *
 
 MLP = BUILD / "examples" / "mnist_mlp" / "mnist_mlp"
@@ -73,6 +74,43 @@ class Spares(HostsCase):
         self.assertEqual((after.st_ino, after.st_mtime_ns), (before.st_ino, before.st_mtime_ns))
         eventually(lambda: self.ok("logs", job).count("brought") >= 2, "both ranks have read it")
         self.ok("stop", job)
+
+
+class Searches(HostsCase):
+    def test_pbt(self):
+        """Trials on hosts that meet the head and not each other; those that are moved begin from checkpoints of others."""
+        self.up()
+        work = self.folder / "work"
+        work.mkdir()
+        (work / "train.py").write_text(search_harness.TRAIN)
+        last, gate = 30, 24
+        (self.folder / "search.yaml").write_text(json.dumps({
+            "name": "count", "command": ["python3", "train.py", "{lr}", str(last), "0.05", "keeps"], "workdir": "work",
+            "resources": {"CPU": os.cpu_count() / 2}, "env": {"GATE": str(gate), "GO": f"/home/{USER}/go"},
+            # So far apart that the worst is the worst, whoever is some steps ahead.
+            "space": {"lr": {"uniform": [0, 1]}}, "search": {"points_to_evaluate": [{"lr": lr} for lr in (0.3, 0.5, 0.7, 0.95)]},
+            "metric": "accuracy", "mode": "max", "num_samples": 4,
+            "scheduler": {"algorithm": "pbt", "perturbation_interval": 2}}))
+        name = self.json("tune", "-d", self.folder / "search.yaml")["search"]
+        trials = lambda: self.json("tune", "result")["trials"]  # noqa: E731
+        eventually(lambda: all(trial["iteration"] >= gate - 1 or trial["exploits"] for trial in trials()), "all have come as far")
+        for host in self.lab:
+            host.path("~/go").touch()
+        self.assertIn(f"{name} succeeded", self.ok("tune", "status", "-f"))
+        result = trials()
+        self.assertEqual([(trial["state"], trial["iteration"]) for trial in result], [("complete", last)] * 4)
+        moved = [leg for trial in result if trial["exploits"] for leg in trial["legs"][1:]]
+        self.assertTrue(moved)
+        for leg in moved:
+            self.assertRegex(self.ok("logs", leg), r"began at [1-9]")
+        nodes = {node["node"] for trial in result for leg in trial["legs"]
+                 for attempt in self.job(leg)["attempts"] for node in attempt["nodes"]}
+        self.assertEqual(nodes, {"h0", "h1"})
+        best = self.ok("tune", "best", "-q").strip()
+        self.ok("pull", best, "--best", "-o", self.folder / "pulled")
+        [step] = (self.folder / "pulled").rglob("step")
+        self.assertEqual(step.read_text(), str(last))
+        self.ok("tune", "rm", "-y", name)
 
 
 class Jobs(HostsCase):
