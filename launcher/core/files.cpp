@@ -18,6 +18,10 @@ namespace dtrain {
 
 namespace {
 
+// To make a folder in one that others remove while it is empty: each is lost only to somebody who
+// removes it just then.
+constexpr int kTries = 100;
+
 // Invalid, and errno says why.
 UniqueFd try_open(const fs::path& path, int flags, mode_t mode) {
   int fd = -1;
@@ -108,10 +112,12 @@ void write_file_atomic(const fs::path& path, std::string_view content, mode_t mo
 
 void make_folders(const fs::path& folder) {
   std::error_code unseen;  // then mkdir says why
-  if (folder.empty() || fs::is_directory(folder, unseen)) return;
-  make_folders(folder.parent_path());
-  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
-    throw errno_error("cannot make folder " + folder.string(), errno);
+  for (int tries = 1; !folder.empty() && !fs::is_directory(folder, unseen); ++tries) {
+    make_folders(folder.parent_path());
+    if (::mkdir(folder.c_str(), 0700) == 0 || errno == EEXIST) return;
+    if (errno != ENOENT || tries == kTries) {
+      throw errno_error("cannot make folder " + folder.string(), errno);
+    }
   }
 }
 
@@ -128,6 +134,17 @@ void make_private_folder(const fs::path& folder) {
   }
   if ((status.st_mode & 077) != 0 && ::chmod(folder.c_str(), 0700) != 0) {
     throw errno_error("cannot chmod " + folder.string(), errno);
+  }
+}
+
+void make_private_subfolder(const fs::path& folder) {
+  for (int tries = 1;; ++tries) {
+    try {
+      make_private_folder(folder.parent_path());
+      return make_private_folder(folder);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::not_found || tries == kTries) throw;
+    }
   }
 }
 

@@ -42,6 +42,9 @@ void make_folders(const fs::path& folder);
 // A folder for sockets and the like under /tmp: ours (lstat: a folder, our uid, not a link), 0700,
 // made when missing. Throws Error(denied) when it is somebody else's.
 void make_private_folder(const fs::path& folder);
+// That, and the same of what it lies in, which others may remove (rmdir) at any moment in which it
+// is empty: then it is made again.
+void make_private_subfolder(const fs::path& folder);
 
 // What lies in a folder, by name; nothing where it is not there.
 std::vector<fs::path> entries_of(const fs::path& folder);

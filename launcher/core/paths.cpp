@@ -111,13 +111,15 @@ fs::path socket_folder(const fs::path& root) {
   fs::path folder = socket_folder_name(root);
   if (folder != linked_folder(root)) {
     if (taken_by_another(folder.parent_path())) folder = hidden_folder();
-    make_private_folder(folder.parent_path());
+    make_private_subfolder(folder);
     const fs::path chosen = lead_to(folder, root);
-    if (chosen != folder) ::rmdir(folder.parent_path().c_str());  // if it was one of chance
+    if (chosen != folder) {  // this one was of chance
+      ::rmdir(folder.c_str());
+      ::rmdir(folder.parent_path().c_str());
+    }
     folder = chosen;
   }
-  make_private_folder(folder.parent_path());
-  make_private_folder(folder);
+  make_private_subfolder(folder);
   std::error_code none;
   if (fs::is_directory(root, none)) {
     const fs::path whole = fs::absolute(root).lexically_normal();

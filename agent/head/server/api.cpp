@@ -144,8 +144,7 @@ asio::awaitable<void> Api::keep_door() {
     log::warn("the API's socket was taken away; it is made again");
     acceptor_.close(ignored);
     try {
-      make_private_folder(socket_path_.parent_path().parent_path());
-      make_private_folder(socket_path_.parent_path());
+      make_private_subfolder(socket_path_.parent_path());
       open_door();
     } catch (const Error& error) {
       log::error(error.what());

@@ -3,8 +3,10 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <array>
+#include <thread>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/side_by_side.hpp"
@@ -77,6 +79,22 @@ TEST_CASE("a private folder is ours, no link, and closed to others") {
   CHECK_THROWS_AS(make_private_folder(folder / "link"), Error);
   write_file_atomic(folder / "f", "");
   CHECK_THROWS_AS(make_private_folder(folder / "f"), Error);
+}
+
+TEST_CASE("folders are made in one that others remove while it is empty") {
+  const TemporaryFolder folder;
+  const std::jthread other([&](const std::stop_token& stop) {
+    while (!stop.stop_requested()) ::rmdir((folder / "shared").c_str());
+  });
+  for (int round = 0; round < 2000; ++round) {
+    REQUIRE_NOTHROW(make_private_subfolder(folder / "shared/mine"));
+    fs::remove(folder / "shared/mine");
+    REQUIRE_NOTHROW(make_folders(folder / "shared/mine"));
+    fs::remove(folder / "shared/mine");
+  }
+  write_file_atomic(folder / "file", "");
+  CHECK_THROWS_AS(make_private_subfolder(folder / "file/mine"), Error);
+  CHECK_THROWS_AS(make_private_subfolder(folder / "none/shared/mine"), Error);
 }
 
 TEST_CASE("a tree is removed without following links") {
