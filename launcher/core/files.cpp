@@ -18,8 +18,7 @@ namespace dtrain {
 
 namespace {
 
-// To make a folder in one that others remove while it is empty: each is lost only to somebody who
-// removes it just then.
+// Where others remove what is made or removed here: each is lost only to somebody who was quicker.
 constexpr int kTries = 100;
 
 // Invalid, and errno says why.
@@ -165,7 +164,6 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
 void remove_tree(const fs::path& path) {
   // Others may remove it as well, as hosts that share a home do: what one of them was quicker with
   // is an error of remove_all().
-  constexpr int kTries = 100;
   std::error_code failed;
   for (int i = 0; i < kTries; ++i) {
     fs::remove_all(path, failed);
