@@ -77,8 +77,13 @@ class Spares(HostsCase):
 
 
 class Searches(HostsCase):
+    def trials(self):
+        return self.json("tune", "result")["trials"]
+
     def test_pbt(self):
         """Trials on hosts that meet the head and not each other; those that are moved begin from checkpoints of others."""
+        for host in self.lab:
+            host.in_network("nft", "-f", "-", input=FIREWALL)
         self.up()
         work = self.folder / "work"
         work.mkdir()
@@ -86,18 +91,18 @@ class Searches(HostsCase):
         last, gate = 30, 24
         (self.folder / "search.yaml").write_text(json.dumps({
             "name": "count", "command": ["python3", "train.py", "{lr}", str(last), "0.05", "keeps"], "workdir": "work",
-            "resources": {"CPU": os.cpu_count() / 2}, "env": {"GATE": str(gate), "GO": f"/home/{USER}/go"},
+            "resources": {"CPU": len(os.sched_getaffinity(0)) / 2}, "env": {"GATE": str(gate), "GO": f"/home/{USER}/go"},
             # So far apart that the worst is the worst, whoever is some steps ahead.
             "space": {"lr": {"uniform": [0, 1]}}, "search": {"points_to_evaluate": [{"lr": lr} for lr in (0.3, 0.5, 0.7, 0.95)]},
             "metric": "accuracy", "mode": "max", "num_samples": 4,
             "scheduler": {"algorithm": "pbt", "perturbation_interval": 2}}))
         name = self.json("tune", "-d", self.folder / "search.yaml")["search"]
-        trials = lambda: self.json("tune", "result")["trials"]  # noqa: E731
-        eventually(lambda: all(trial["iteration"] >= gate - 1 or trial["exploits"] for trial in trials()), "all have come as far")
+        eventually(lambda: sum(trial["iteration"] >= gate - 1 or trial["exploits"] > 0 for trial in self.trials()) == 4,
+                   "all have come as far")
         for host in self.lab:
             host.path("~/go").touch()
         self.assertIn(f"{name} succeeded", self.ok("tune", "status", "-f"))
-        result = trials()
+        result = self.trials()
         self.assertEqual([(trial["state"], trial["iteration"]) for trial in result], [("complete", last)] * 4)
         moved = [leg for trial in result if trial["exploits"] for leg in trial["legs"][1:]]
         self.assertTrue(moved)
