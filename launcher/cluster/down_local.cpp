@@ -72,7 +72,7 @@ std::size_t remove_sockets(const fs::path& folder) {
   std::error_code failed;
   for (const fs::path& root : roots_below(folder)) {
     clear_cgroups({root});
-    const fs::path sockets = paths::socket_folder_name(root);
+    const fs::path sockets = paths::socket_folder(root);
     for (const auto& entry : fs::directory_iterator(sockets, failed)) {
       if (entry.is_socket(failed)) ++count;
     }
