@@ -40,6 +40,12 @@ int punch(int fd, std::uint64_t begin, std::uint64_t bytes) {
   return failed;
 }
 
+// Whether anything before `end` takes room on the disk.
+bool holds_any(int fd, std::uint64_t end) {
+  const off_t data = ::lseek(fd, 0, SEEK_DATA);
+  return data >= 0 && static_cast<std::uint64_t>(data) < end;
+}
+
 // Behind the next end of a line, if one is near and its line may go.
 std::uint64_t line_from(int fd, const fs::path& log, std::uint64_t point, std::uint64_t safe) {
   // One byte earlier, so that a line that begins there is found too.
@@ -116,16 +122,22 @@ Release hold_to_limit(const fs::path& log, std::uint64_t limit, std::uint64_t sa
   const auto size = static_cast<std::uint64_t>(status.st_size);
   if (limit == 0 || size <= limit) return {};
   const std::uint64_t released = released_of(log);
-  const std::uint64_t point = release_point(size, released, safe, limit);
-  if (point == released) return {};
-  // Tried where nothing is, so that nothing is called released where that cannot be.
-  if (const int failed =
-          released == 0 ? punch(fd.get(), size / kBlock * kBlock + kBehind, kBlock) : 0;
-      failed != 0) {
-    return {Release::What::impossible, std::strerror(failed)};
+  std::uint64_t point = release_point(size, released, safe, limit);
+  if (point == released) {
+    // Of what is marked, one who was killed then has left what was to go.
+    point = released / kBlock * kBlock;
+    const bool more_than_limit = static_cast<std::uint64_t>(status.st_blocks) * 512 > limit;
+    if (!more_than_limit || !holds_any(fd.get(), point)) return {};
+  } else {
+    // Tried where nothing is, so that nothing is called released where that cannot be.
+    if (const int failed =
+            released == 0 ? punch(fd.get(), size / kBlock * kBlock + kBehind, kBlock) : 0;
+        failed != 0) {
+      return {Release::What::impossible, std::strerror(failed)};
+    }
+    mark_released(log, line_from(fd.get(), log, point, safe));
   }
-  mark_released(log, line_from(fd.get(), log, point, safe));
-  // From the beginning on: also what one left who was killed behind the mark.
+  // From the beginning on: what was left goes too.
   if (const int failed = punch(fd.get(), 0, point); failed != 0) {
     return {Release::What::impossible, std::strerror(failed)};
   }
