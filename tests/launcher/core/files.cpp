@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <thread>
 
 #include "launcher/core/error.hpp"
@@ -83,12 +84,18 @@ TEST_CASE("a private folder is ours, no link, and closed to others") {
 
 TEST_CASE("folders are made in one that others remove while it is empty") {
   const TemporaryFolder folder;
+  std::atomic<int> removals = 0;
   const std::jthread other([&](const std::stop_token& stop) {
-    while (!stop.stop_requested()) ::rmdir((folder / "shared").c_str());
+    while (!stop.stop_requested()) {
+      if (removals > 0 && ::rmdir((folder / "shared").c_str()) == 0) --removals;
+    }
   });
+  constexpr int kFewerThanTries = 90;
   for (int round = 0; round < 2000; ++round) {
+    removals = kFewerThanTries;
     REQUIRE_NOTHROW(make_private_subfolder(folder / "shared/mine"));
     fs::remove(folder / "shared/mine");
+    removals = kFewerThanTries;
     REQUIRE_NOTHROW(make_folders(folder / "shared/mine"));
     fs::remove(folder / "shared/mine");
   }
