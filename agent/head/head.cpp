@@ -93,7 +93,9 @@ MachineKeeper::Hooks keeper_hooks(asio::io_context& context, asio::steady_timer&
   };
   hooks.leaves = [&](const NodeId& node) { return engine.leaves(node); };
   hooks.is_drained = [&](const NodeId& node) { return engine.is_drained(node); };
-  hooks.drain = [&](const NodeId& node, bool undo) { engine.drain(node, undo); };
+  hooks.drain = [&](const NodeId& node, bool undo) {
+    engine.drain(node, undo, [](const nlohmann::json&) {});
+  };
   hooks.remove = [&, presence](const NodeId& node, const std::string& why) {
     const Engine::Answer told = [node](const nlohmann::json& answer) {
       if (answer.contains("error")) {

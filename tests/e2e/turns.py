@@ -68,6 +68,14 @@ class Turns(ClusterCase):
         self.assertEqual(done.returncode, 2)
         self.assertIn("there is no node node-7", done.stderr)
 
+    def test_a_drain_that_was_answered_is_not_forgotten(self):
+        for undo, state in (((), "drained"), (("--undo",), "ready")):
+            [head] = self.agents("head")
+            self.ok("drain", "-d", "node-1", *undo)
+            os.kill(head, signal.SIGKILL)
+            eventually(lambda: set(self.agents("head")) - {head}, "the head is back")
+            eventually(lambda: self.node_state("node-1") == state, f"node-1 is {state}")
+
     def test_a_name_means_the_newest_job_of_it(self):
         old = self.submit("sleep 1000", "--name", "mnist")
         new = self.submit("sleep 1000", "--name", "mnist")

@@ -15,6 +15,14 @@ bool drains(const Node& node) {
   return node.row.state == NodeState::draining || node.row.state == NodeState::drained;
 }
 
+// What is answered of it as it is now.
+std::function<void()> answer_of(const Node& node, Engine::Answer done) {
+  return [done = std::move(done), answer = nlohmann::json{{"node", node.row.node.str()},
+                                                          {"state", shown(node.row.state)}}] {
+    done(answer);
+  };
+}
+
 std::string removal_of(const NodeId& id, const std::string& why) {
   return id.str() + " was removed from the cluster" + (why.empty() ? "" : ": " + why);
 }
@@ -60,21 +68,20 @@ void Engine::Impl::settle_drains() {
   }
 }
 
-nlohmann::json Engine::Impl::drain(const NodeId& id, bool undo) {
+void Engine::Impl::drain(const NodeId& id, bool undo, Answer done) {
   Node& node = known_node(id);
   const bool has_left = node.row.state == NodeState::left;
   if (undo && (has_left || !node.leaves.empty())) {
     throw Error(ErrorCode::conflict, id.str() + (has_left ? " has left: " + node.row.reason
                                                           : " is about to leave: " + node.leaves));
   }
-  if (has_left) return {{"node", id.str()}, {"state", shown(NodeState::left)}};
   Tx tx;
   if (undo) {
     const bool was_drained = drains(node);
     if (was_drained) set_node(tx, node, NodeEvent::resume, "");
     if (was_drained && !node.connected)
       set_node(tx, node, NodeEvent::disconnect, "it is not connected");
-  } else {
+  } else if (!has_left) {  // which gets no ranks as it is
     if (!next(node.row.state, NodeEvent::drain)) {
       throw Error(ErrorCode::conflict,
                   id.str() + " is " + to_string(node.row.state) + " and cannot be drained")
@@ -82,10 +89,10 @@ nlohmann::json Engine::Impl::drain(const NodeId& id, bool undo) {
     }
     set_node(tx, node, NodeEvent::drain, "it gets no new ranks, and is drained when none run");
   }
+  tx.when_durable.push_back(answer_of(node, std::move(done)));
   commit_node(std::move(tx));
   schedule();
   rearm();
-  return {{"node", id.str()}, {"state", to_string(nodes.at(id).row.state)}};
 }
 
 void Engine::Impl::remove_node(const NodeId& id, bool force, Answer done, const std::string& why) {
@@ -114,8 +121,9 @@ void Engine::Impl::remove_node(const NodeId& id, bool force, Answer done, const 
                     guard = std::weak_ptr<int>(alive)](const std::optional<Error>& failed) {
                      if (!guard.lock()) return;
                      nodes.at(id).being_removed = false;
-                     if (failed) schedule();
-                     done(failed ? wire::error_to_json(*failed) : removed(id, counted, why));
+                     if (!failed) return removed(id, counted, why, done);
+                     schedule();
+                     done(wire::error_to_json(*failed));
                    });
 }
 
@@ -138,19 +146,19 @@ void Engine::Impl::fail_attempts_on(
   }
 }
 
-nlohmann::json Engine::Impl::removed(const NodeId& id, bool counted, const std::string& why) {
+void Engine::Impl::removed(const NodeId& id, bool counted, const std::string& why, Answer done) {
   Node& node = nodes.at(id);
   lose_shares(node, removal_of(id, why));
   node.connected = false;
   node.leftovers.clear();
   Tx tx;
   set_node(tx, node, NodeEvent::remove, "it was removed from the cluster");
+  tx.when_durable.push_back(answer_of(node, std::move(done)));
   commit_node(std::move(tx));
   nodes_out.give_up(id);
   if (counted) options.expected_nodes = std::max(1, options.expected_nodes - 1);
   schedule();
   rearm();
-  return {{"node", id.str()}, {"state", to_string(NodeState::gone)}};
 }
 
 void Engine::Impl::leaving(const NodeId& id, const std::string& told, bool over,
@@ -237,8 +245,8 @@ void Engine::Impl::explain(const NodeId& id, const std::string& told, bool taken
   }
 }
 
-nlohmann::json Engine::drain(const NodeId& node, bool undo) {
-  return impl_->drain(node, undo);
+void Engine::drain(const NodeId& node, bool undo, Answer done) {
+  impl_->drain(node, undo, std::move(done));
 }
 
 void Engine::remove_node(const NodeId& node, bool force, Answer done, const std::string& why) {

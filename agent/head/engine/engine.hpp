@@ -211,7 +211,7 @@ class Engine {
   // The node gets no new ranks, and is "drained" when none run there; `undo` takes it back.
   // Error(not_found); one that has left answers so. Error(conflict) when it is lost, or is to be
   // taken back and leaves by itself.
-  nlohmann::json drain(const NodeId& node, bool undo);
+  void drain(const NodeId& node, bool undo, Answer done);
   // The node leaves: its certificate is worth nothing from now on. With ranks on it an
   // Error(conflict), unless `force`: then they are ended, and their attempts fail.
   // `why`: beside that it was removed.

@@ -553,14 +553,14 @@ struct Engine::Impl {
   Node& known_node(const NodeId& id);  // Error(not_found)
   std::map<NodeId, std::string> nodes_in_use() const;
   void settle_drains();
-  nlohmann::json drain(const NodeId& id, bool undo);
+  void drain(const NodeId& id, bool undo, Answer done);
   void remove_node(const NodeId& id, bool force, Answer done, const std::string& why);
   // Those that have ranks there: all of their ranks but the node's own are stopped. `failed` is
   // told of each, and whether its start had been sent to the node.
   void fail_attempts_on(
       const NodeId& id, const std::string& reason,
       const std::function<void(const JobId& job, int attempt, bool sent)>& failed);
-  nlohmann::json removed(const NodeId& id, bool counted, const std::string& why);
+  void removed(const NodeId& id, bool counted, const std::string& why, Answer done);
   void leaving(const NodeId& id, const std::string& reason, bool over, std::function<void()> left);
   void explain(const NodeId& id, const std::string& told, bool taken_back);
   bool was_taken_back(const NodeId& id) const;

@@ -148,8 +148,9 @@ std::span<const Api::Route> Api::routes() {
          api.parts_.engine.remove_search(SearchId(id), std::move(done));
        }},
       {"POST", "/v1/nodes/{}/drain",
-       [](Api& api, const Request& of, const std::string& id) {
-         return api.parts_.engine.drain(NodeId(id), wire::get_bool(of.body(), "undo", false));
+       [](Api& api, const Request& of, const std::string& id, Engine::Answer done) {
+         const bool undo = wire::get_bool(of.body(), "undo", false);
+         api.parts_.engine.drain(NodeId(id), undo, std::move(done));
        }},
       {"POST", "/v1/nodes/{}/remove",
        [](Api& api, const Request& of, const std::string& id, Engine::Answer done) {

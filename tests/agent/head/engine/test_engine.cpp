@@ -597,7 +597,7 @@ TEST_CASE("a node where attempts fail that do not fail elsewhere is set aside") 
     CHECK(state() == "drained");
     CHECK(any_has(world.messages(id), "node-0 is set aside: attempts 1 and 2 of " + id.str() +
                                           " failed there, attempt 3 does not without it"));
-    CHECK(world.engine->drain(NodeId("node-0"), true).at("state") == "ready");
+    CHECK(world.drain("node-0", true).at("state") == "ready");
   }
   SUBCASE("another job does well there: that is no node's fault") {
     const JobId other = world.submit(World::spec("other"));

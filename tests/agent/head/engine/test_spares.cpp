@@ -394,7 +394,7 @@ TEST_CASE(
   world.until([&] { return world.said("node-2 is ready as a spare"); });
   CHECK(world.engine->job(world.job).at("spare_reason") == "");
   world.join("node-3");
-  world.engine->drain(NodeId("node-2"), false);
+  world.drain("node-2");
   world.until([&] { return world.said("node-3 is ready as a spare"); });
   CHECK(world.said("node-2 is no spare any more"));
   CHECK(world.engine->is_drained(NodeId("node-2")));
@@ -407,9 +407,9 @@ TEST_CASE(
 TEST_CASE("a head that is started anew has the same spares, before anybody else gets them") {
   Spared world(4);
   world.until([&] { return world.said("node-2 is ready as a spare"); });
-  world.engine->drain(NodeId("node-2"), false);
+  world.drain("node-2");
   world.until([&] { return world.said("node-3 is ready as a spare"); });
-  world.engine->drain(NodeId("node-2"), true);
+  world.drain("node-2", true);
   world.settle();
   const JobId other = world.submit(whole_nodes(2, 0));
   world.settle();
@@ -432,7 +432,7 @@ TEST_CASE("a spare that cannot be prepared is said, and replaced") {
   Spared world(3);
   world.pairs_pass = false;
   world.until([&] { return world.said("node-2 is ready as a spare"); });
-  world.engine->drain(NodeId("node-2"), false);
+  world.drain("node-2");
   world.join("node-3");
   world.until([&] { return world.pair_tests.size() == 3; });
   world.engine->pairs_checked(

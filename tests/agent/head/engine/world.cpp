@@ -310,6 +310,13 @@ JobId World::submit(const JobSpec& job, const std::string& submission_id,
   return JobId(answer->at("job").get<std::string>());
 }
 
+nlohmann::json World::drain(const std::string& node, bool undo) {
+  nlohmann::json answer;
+  engine->drain(NodeId(node), undo, [&](nlohmann::json a) { answer = std::move(a); });
+  until([&] { return !answer.is_null(); });
+  return answer;
+}
+
 std::string World::state(const JobId& job) {
   return engine->job(job).at("state").get<std::string>();
 }

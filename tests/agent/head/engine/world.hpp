@@ -87,6 +87,7 @@ class World : public Nodes {
   JobId submit(const JobSpec& spec, const std::string& submission_id = "",
                const std::map<std::string, std::string>& secrets = {});
   nlohmann::json answer_to_submit(const JobSpec& spec, const std::string& submission_id = "");
+  nlohmann::json drain(const std::string& node, bool undo = false);  // its answer
   std::string state(const JobId& job);
   // Waits for a start on the node and gives its spec.
   wire::AttemptSpec started(const std::string& node, const JobId& job, int attempt);
