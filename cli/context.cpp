@@ -55,15 +55,15 @@ const fs::path& Context::head_socket(const std::string& cluster_name,
 wire::ApiClient Context::new_client(const std::stop_token& stop) const {
   door_.reset();
   const std::string name = cluster();
-  return {head_socket(name, stop), name};
+  return wire::ApiClient(head_socket(name, stop), name).stopped_by(stop);
 }
 
-wire::ApiClient Context::client() const {
+wire::ApiClient Context::client(const std::stop_token& stop) const {
   const std::string name = cluster();
-  wire::ApiClient client(head_socket(name, {}), name);
+  wire::ApiClient client = wire::ApiClient(head_socket(name, stop), name).stopped_by(stop);
   // A head that was killed is back in a moment, if its watch lives: not worth an error.
   const auto until = std::chrono::steady_clock::now() + kRestartLimit;
-  while (!client.answers() && living_watch(paths::cluster_state(name)) &&
+  while (!client.answers() && living_watch(paths::cluster_state(name)) && !stop.stop_requested() &&
          std::chrono::steady_clock::now() < until) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }

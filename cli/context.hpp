@@ -43,8 +43,8 @@ class Context {
   std::string cluster_option() const;
   std::string other_cluster() const;  // its name, where it is not the current one; else empty
   // To the head of the chosen cluster; throws Error(unreachable) when it is not up. With a cluster
-  // of hosts the first call logs in, and the login is kept.
-  wire::ApiClient client() const;
+  // of hosts the first call logs in, and the login is kept. `stop` ends the login and each request.
+  wire::ApiClient client(const std::stop_token& stop = {}) const;
   // The same by a way found anew, where the old one may have broken; waits for no head that starts.
   wire::ApiClient new_client(const std::stop_token& stop = {}) const;
   // Who may be asked for passphrases and about host keys: the terminal, or nobody.

@@ -52,17 +52,30 @@ int finish(const Context& context, const std::string& name, const std::string& s
 }
 
 int run_drain(Context& context, const DrainFlags& options) {
-  const wire::ApiClient client = context.client();
+  const wire::ApiClient reached = context.client();
   Signals signals({SIGINT, SIGTERM});
+  const StopOnSignal stop(signals);
+  const wire::ApiClient client = reached.stopped_by(stop.token());
   const std::string back =
       "dtrain drain" + context.cluster_option() + " " + options.node + " --undo";
-  const nlohmann::json answer = client.post(
-      "/v1/nodes/" + wire::percent_encode(options.node) + "/drain", {{"undo", options.undo}});
+  nlohmann::json answer;
+  try {
+    answer = client.post("/v1/nodes/" + wire::percent_encode(options.node) + "/drain",
+                         {{"undo", options.undo}});
+  } catch (const Error&) {
+    const int number = signals.next();
+    if (number == 0) throw;
+    context.warn("the head has not answered; whether " + options.node +
+                 (options.undo ? " is taken back" : " drains") + " is said by dtrain status" +
+                 context.cluster_option());
+    return 128 + number;
+  }
   std::vector<std::string> told;
   std::string state = text_or(answer, "state");
   std::optional<std::chrono::steady_clock::time_point> away_since;  // of the head
   const auto given_up = [&](int signal) {
-    context.warn("not waiting any more; " + options.node + " goes on draining; back: " + back);
+    context.warn("not waiting any more; " + options.node +
+                 (options.undo ? " was taken back" : " goes on draining; back: " + back));
     return 128 + signal;
   };
   while (true) {

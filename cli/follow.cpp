@@ -4,7 +4,6 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <stop_token>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -44,9 +43,9 @@ class Follower {
  public:
   Follower(const Context& context, const wire::ApiClient& client, const FollowOptions& options)
       : context_(context),
-        client_(client),
         options_(options),
         signals_{SIGINT, SIGTERM, SIGHUP, SIGWINCH},
+        client_(client.stopped_by(stop_.token())),
         screen_(context.terminal,
                 options.follow && options.states && !context.globals.json && !context.globals.quiet,
                 &signals_),
@@ -76,9 +75,10 @@ class Follower {
   bool interrupted(int signal);
 
   const Context& context_;
-  wire::ApiClient client_;
   const FollowOptions& options_;
   Signals signals_;
+  StopOnSignal stop_{signals_};
+  wire::ApiClient client_;
   Screen screen_;
   LogPrinter printer_;
   Monotonic begin_;
@@ -392,10 +392,8 @@ bool Follower::reconnect(std::optional<wire::ApiStream>& stream) {
     if (interrupted(signals_.wait(static_cast<int>(pause.count())))) return false;
     // Nobody there at all: the way to the head may be what broke.
     if (said && !client_.answers()) {
-      std::stop_source stop;
-      const OnSignal interrupt(signals_, [&] { stop.request_stop(); });
       try {
-        client_ = context_.new_client(stop.get_token());
+        client_ = context_.new_client(stop_.token());
       } catch (const Error&) {  // not yet
       }
       if (interrupted(signals_.next())) return false;
@@ -416,8 +414,13 @@ FollowResult Follower::run() {
 }
 
 void Follower::follow() {
-  std::optional<wire::ApiStream> stream = open_first();
-  while (true) {
+  std::optional<wire::ApiStream> stream;
+  try {
+    stream = open_first();
+  } catch (const Error&) {
+    if (!interrupted(signals_.next_ending())) throw;
+  }
+  while (stream) {
     const Ended ended = pump(*stream, false);
     if (ended == Ended::end) break;
     if (ended == Ended::interrupted) break;

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <list>
 #include <mutex>
+#include <stop_token>
 #include <thread>
 
 #include <CLI/CLI.hpp>
@@ -21,6 +22,7 @@
 #include "cli/jobs.hpp"
 #include "cli/signals.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/no_signals.hpp"
 #include "launcher/core/number.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/json.hpp"
@@ -130,8 +132,8 @@ int run_forward(Context& context, const std::vector<std::string>& texts) {
   if (forwards.empty()) {
     throw Error(ErrorCode::usage, "which port?").with_hint("dtrain forward 6006:NODE:6006");
   }
-  Signals signals({SIGINT, SIGTERM});
   const Forwarding forwarding(context, std::move(forwards));
+  Signals signals({SIGINT, SIGTERM});
   for (const Forward& forward : forwarding.forwards()) {
     context.print("forwarding " + forward.text() + "\n");
   }
@@ -179,6 +181,7 @@ struct Forwarding::Impl {
   std::vector<Forward> forwards;
   std::vector<UniqueFd> listeners;
   UniqueFd over{::eventfd(0, EFD_CLOEXEC)};
+  std::stop_source ending;     // and of connections that are being made
   std::list<Carried> carried;  // the listening thread's, and after it the destructor's
   std::thread thread;
 
@@ -209,7 +212,7 @@ struct Forwarding::Impl {
         wire::ApiStream stream = open(forward);
         carry(stream, mine.fd.get(), over.get());
       } catch (const std::exception& error) {
-        context.note(forward.text() + ": " + error.what());
+        if (!ending.stop_requested()) context.note(forward.text() + ": " + error.what());
         reset(mine.fd.get());
       }
       ::shutdown(mine.fd.get(), SHUT_RDWR);
@@ -248,7 +251,8 @@ struct Forwarding::Impl {
     for (int attempt = 1;; ++attempt) {
       try {
         const std::lock_guard lock(opening);
-        return (attempt == 1 ? context.client() : context.new_client()).open(target);
+        const std::stop_token stop = ending.get_token();
+        return (attempt == 1 ? context.client(stop) : context.new_client(stop)).open(target);
       } catch (const Error& error) {
         if (error.code() != ErrorCode::unreachable || attempt == kConnectionTries) throw;
         if (is_over_within(pause)) throw;
@@ -267,17 +271,13 @@ Forwarding::Forwarding(const Context& context, std::vector<Forward> forwards) {
     forward.local = port_of(my.listeners.back().get());
   }
   my.forwards = std::move(forwards);
-  // Signals are for the thread that waits for them.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  const NoSignals none;  // nor in the threads of connections
   my.thread = std::thread([&my] { my.run(); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 Forwarding::~Forwarding() {
   ::eventfd_write(impl_->over.get(), 1);
+  impl_->ending.request_stop();
   impl_->thread.join();
   for (Impl::Carried& each : impl_->carried) {
     ::shutdown(each.fd.get(), SHUT_RDWR);

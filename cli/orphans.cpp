@@ -3,7 +3,6 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <stop_token>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -80,9 +79,8 @@ int take_orphans_away(Context& context, const std::string& region, bool yes) {
   }
   if (to_go > 0) {
     context.note("giving them back");
-    std::stop_source stop;
-    const OnSignal interrupt(signals, [&] { stop.request_stop(); });
-    there->take_away(orphans, stop.get_token());
+    const StopOnSignal stop(signals);
+    there->take_away(orphans, stop.token());
   }
   const bool complete = std::all_of(orphans.begin(), orphans.end(), [](const Orphan& each) {
     return each.thing.gone || each.thing.kept;

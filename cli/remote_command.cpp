@@ -75,6 +75,7 @@ class RemoteRun {
     std::string prefix;
   };
 
+  std::optional<wire::ApiStream> open();
   nlohmann::json opening() const;
   void signal(wire::ApiStream& stream, int number);
   void output(const nlohmann::json& header, std::string_view bytes);
@@ -195,10 +196,23 @@ void RemoteRun::finish() {
   screen_.flush();
 }
 
+// Absent when a signal came first.
+std::optional<wire::ApiStream> RemoteRun::open() {
+  const StopOnSignal stop(signals_);
+  try {
+    return context_.client(stop.token()).open("/v1/exec");
+  } catch (const Error&) {
+    left_by_ = signals_.next_ending();
+    if (left_by_ == 0) throw;
+    return std::nullopt;
+  }
+}
+
 int RemoteRun::run() {
-  const wire::ApiClient client = context_.client();
+  std::optional<wire::ApiStream> opened = open();
+  if (!opened) return 128 + left_by_;
+  wire::ApiStream& stream = *opened;
   one_ = command_.nodes.size() <= 1 && !command_.all;
-  wire::ApiStream stream = client.open("/v1/exec");
   stream.send_text(opening().dump());
   std::optional<RawTerminal> raw;
   if (command_.tty && ::isatty(STDIN_FILENO) == 1) raw.emplace();

@@ -14,14 +14,27 @@
 #include "launcher/core/files.hpp"
 
 namespace dtrain::cli {
+namespace {
+
+int next_of(int signals) {
+  signalfd_siginfo info{};
+  return ::read(signals, &info, sizeof info) == static_cast<ssize_t>(sizeof info)
+             ? static_cast<int>(info.ssi_signo)
+             : 0;
+}
+
+}  // namespace
 
 Signals::Signals(std::initializer_list<int> numbers) {
   sigset_t set;
   sigemptyset(&set);
   for (const int number : numbers) sigaddset(&set, number);
+  sigset_t ending = set;
+  sigdelset(&ending, SIGWINCH);
   ::pthread_sigmask(SIG_BLOCK, &set, &before_);
   fd_.reset(::signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC));
-  if (!fd_) {
+  if (fd_) ending_.reset(::signalfd(-1, &ending, SFD_NONBLOCK | SFD_CLOEXEC));
+  if (!ending_) {
     const int error = errno;
     ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
     throw errno_error("cannot watch signals", error);
@@ -36,10 +49,11 @@ Signals::~Signals() {
 }
 
 int Signals::next() {
-  signalfd_siginfo info{};
-  return ::read(fd_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)
-             ? static_cast<int>(info.ssi_signo)
-             : 0;
+  return next_of(fd_.get());
+}
+
+int Signals::next_ending() {
+  return next_of(ending_.get());
 }
 
 int Signals::wait(int milliseconds) {
@@ -49,9 +63,8 @@ int Signals::wait(int milliseconds) {
 }
 
 void write_interruptible(int fd, std::string_view text, Signals& signals) {
-  bool resized = false;
   while (!text.empty()) {
-    std::array<pollfd, 2> polled{{{fd, POLLOUT, 0}, {signals.fd(), POLLIN, 0}}};
+    std::array<pollfd, 2> polled{{{fd, POLLOUT, 0}, {signals.ending_fd(), POLLIN, 0}}};
     ::poll(polled.data(), polled.size(), -1);
     if (polled[0].revents != 0) {
       // A pipe that takes any takes so much, and whole.
@@ -60,11 +73,8 @@ void write_interruptible(int fd, std::string_view text, Signals& signals) {
       text.remove_prefix(piece.size());
       continue;
     }
-    const int signal = signals.next();
-    if (signal == SIGWINCH) resized = true;
-    if (signal != 0 && signal != SIGWINCH) throw Interrupted{signal};
+    if (const int signal = signals.next_ending(); signal != 0) throw Interrupted{signal};
   }
-  if (resized) ::raise(SIGWINCH);
 }
 
 LetThrough::LetThrough(const Signals& signals) {
@@ -77,12 +87,13 @@ LetThrough::~LetThrough() {
 
 OnSignal::OnSignal(const Signals& signals, std::function<void()> then)
     : over_(::eventfd(0, EFD_CLOEXEC)) {
-  thread_ = std::thread([fds = std::array{signals.fd(), over_.get()}, then = std::move(then)] {
-    std::array<pollfd, 2> polled{{{fds[0], POLLIN, 0}, {fds[1], POLLIN, 0}}};
-    while (::poll(polled.data(), polled.size(), -1) < 0 && errno == EINTR) {
-    }
-    if (polled[0].revents != 0) then();
-  });
+  thread_ =
+      std::thread([fds = std::array{signals.ending_fd(), over_.get()}, then = std::move(then)] {
+        std::array<pollfd, 2> polled{{{fds[0], POLLIN, 0}, {fds[1], POLLIN, 0}}};
+        while (::poll(polled.data(), polled.size(), -1) < 0 && errno == EINTR) {
+        }
+        if (polled[0].revents != 0) then();
+      });
 }
 
 OnSignal::~OnSignal() {

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <initializer_list>
+#include <stop_token>
 #include <string_view>
 #include <thread>
 
@@ -23,6 +24,9 @@ class Signals {
   int fd() const noexcept { return fd_.get(); }
   // The next one that came; 0: none.
   int next();
+  // The same of those that are to end something: all but that the window changed.
+  int ending_fd() const noexcept { return ending_.get(); }
+  int next_ending();
   // Waits for one at most so long; 0: none came.
   int wait(int milliseconds);
 
@@ -30,6 +34,7 @@ class Signals {
   friend class LetThrough;
   sigset_t before_{};
   UniqueFd fd_;
+  UniqueFd ending_;
 };
 
 // A signal that came while a reader that has stopped kept us from writing.
@@ -53,8 +58,8 @@ class LetThrough {
   sigset_t blocked_{};
 };
 
-// While it lives, a signal that comes calls `then`, once, in a thread of its own. The signal stays
-// there to be taken.
+// While it lives, a signal that is to end something calls `then`, once, in a thread of its own. The
+// signal stays there to be taken.
 class OnSignal {
  public:
   OnSignal(const Signals& signals, std::function<void()> then);
@@ -65,6 +70,18 @@ class OnSignal {
  private:
   UniqueFd over_;  // an eventfd
   std::thread thread_;
+};
+
+// Requests a stop instead.
+class StopOnSignal {
+ public:
+  explicit StopOnSignal(const Signals& signals)
+      : on_signal_(signals, [this] { stop_.request_stop(); }) {}
+  std::stop_token token() const { return stop_.get_token(); }
+
+ private:
+  std::stop_source stop_;
+  OnSignal on_signal_;
 };
 
 }  // namespace dtrain::cli

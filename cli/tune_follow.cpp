@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <set>
-#include <stop_token>
 
 #include "cli/follow.hpp"
 #include "cli/render.hpp"
@@ -51,10 +50,10 @@ class SearchFollower {
   SearchFollower(const Context& context, const wire::ApiClient& client, const std::string& search,
                  bool silent)
       : context_(context),
-        client_(client),
         search_(search),
         form_(form_of(context, silent)),
-        signals_{SIGINT, SIGTERM, SIGHUP, SIGWINCH} {}
+        signals_{SIGINT, SIGTERM, SIGHUP, SIGWINCH},
+        client_(client.stopped_by(stop_.token())) {}
 
   FollowedSearch run();
 
@@ -70,10 +69,11 @@ class SearchFollower {
   bool reconnect();
 
   const Context& context_;
-  wire::ApiClient client_;
   const std::string search_;
   Form form_;
   Signals signals_;
+  StopOnSignal stop_{signals_};
+  wire::ApiClient client_;
   FollowedSearch result_;
   SearchNews news_;
   std::set<long long> told_;  // open trials whose parameters a line has told
@@ -183,10 +183,8 @@ bool SearchFollower::reconnect() {
     if (!wait(pause)) return false;
     // Nobody there at all: the way to the head may be what broke.
     if (said && !client_.answers()) {
-      std::stop_source stop;
-      const OnSignal interrupt(signals_, [&] { stop.request_stop(); });
       try {
-        client_ = context_.new_client(stop.get_token());
+        client_ = context_.new_client(stop_.token());
       } catch (const Error&) {  // not yet
       }
     }

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -15,6 +14,7 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/kept_log.hpp"
+#include "launcher/core/no_signals.hpp"
 #include "launcher/core/pipe.hpp"
 
 namespace dtrain::supervise {
@@ -164,11 +164,6 @@ struct Output::Pump {
 };
 
 void Output::Pump::run() {
-  // Signals are the main thread's; a file size limit is an error here and no signal.
-  sigset_t all;
-  sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, nullptr);
-
   std::vector<Stream> streams;
   std::vector<pollfd> polled;
   std::vector<char> buffer(kBuffer);
@@ -240,6 +235,7 @@ int Output::add(UniqueFd pipe, UniqueFd file) {
     pump->shared = shared_;
     std::packaged_task<void()> task([pump] { pump->run(); });
     auto done = task.get_future();
+    const NoSignals none;  // a file size limit is an error there
     workers_.push_back({pump, std::thread(std::move(task)), std::move(done)});
   }
   Pump& pump = *workers_[index].pump;

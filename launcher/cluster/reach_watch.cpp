@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "launcher/core/no_signals.hpp"
 #include "launcher/core/text.hpp"
 
 namespace dtrain {
@@ -31,6 +32,7 @@ void ReachWatch::reaching(const NodeId& node, const std::optional<ReachTry>& las
     return;
   }
   if (!thread_.joinable()) {
+    const NoSignals none;
     thread_ = std::jthread([this](const std::stop_token& over) { watch(over); });
   }
   has_new_ = true;

@@ -14,11 +14,14 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <optional>
 #include <string_view>
+#include <utility>
 
 #include "launcher/core/cgroup.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
+#include "launcher/core/no_signals.hpp"
 #include "launcher/core/number.hpp"
 #include "launcher/core/open_files.hpp"
 #include "launcher/core/pipe.hpp"
@@ -179,17 +182,14 @@ pid_t cgroup::spawn(const SpawnOptions& options, int procs) {
   const int highest = highest_open_fd(options);
   const pid_t parent = ::getpid();
 
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::optional<NoSignals> none(std::in_place);
   const pid_t pid = ::fork();
   const int fork_error = errno;
   if (pid == 0) {
     become(options, procs, program.c_str(), argv.data(), envp.data(), writer.get(), parent,
            highest);
   }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  none.reset();
   if (pid < 0) throw errno_error("cannot start " + program, fork_error);
 
   writer.reset();

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "launcher/core/join_streams.hpp"
+#include "launcher/core/no_signals.hpp"
 #include "launcher/core/pipe.hpp"
 #include "launcher/core/unix_socket.hpp"
 
@@ -24,6 +25,7 @@ ChannelServer::ChannelServer(fs::path path, std::function<std::unique_ptr<Channe
   auto [ended, ends_all] = make_pipe();
   ended_ = std::move(ended);
   ends_all_ = std::move(ends_all);
+  const NoSignals none;  // nor in the threads of connections
   thread_ = std::thread([this] { accept(); });
 }
 

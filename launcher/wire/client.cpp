@@ -225,13 +225,19 @@ bool ApiStream::send_below(std::size_t bytes, std::chrono::milliseconds silence)
 ApiClient::ApiClient(fs::path socket, std::string cluster)
     : socket_(std::move(socket)), cluster_(std::move(cluster)) {}
 
+ApiClient ApiClient::stopped_by(std::stop_token stop) const {
+  ApiClient client = *this;
+  client.stop_ = std::move(stop);
+  return client;
+}
+
 bool ApiClient::answers() const {
   return static_cast<bool>(dial_unix(socket_));
 }
 
 nlohmann::json ApiClient::request(int verb, const std::string& target, const std::string& body,
                                   std::chrono::milliseconds limit) const {
-  Exchange exchange(socket_, cluster_, limit);
+  Exchange exchange(socket_, cluster_, {limit, stop_});
   auto request = make_request(static_cast<http::verb>(verb), target, body);
   exchange.run_or_throw(
       [&](auto done) { http::async_write(exchange.socket(), request, std::move(done)); });
@@ -267,10 +273,10 @@ ApiStream ApiClient::open(const std::string& target, std::chrono::milliseconds l
     outcome.done = true;
     outcome.error = error;
   });
-  if (!run_until(impl->io, outcome.done, std::chrono::steady_clock::now() + limit)) {
+  const Patience patience{limit, stop_};
+  if (!run_until(impl->io, outcome.done, patience)) {
     impl.reset();  // runs the aborted handler while `outcome` lives
-    throw Error(ErrorCode::timeout, "the head of cluster " + cluster_ + " took longer than " +
-                                        std::to_string(limit.count() / 1000) + " s to answer");
+    throw given_up(cluster_, patience);
   }
   if (outcome.error) {
     // Only then is there an answer: Beast puts 500 into `response` before anything has come.

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <string_view>
 
@@ -71,9 +72,13 @@ class ApiClient {
   ApiClient(fs::path socket, std::string cluster);
 
   const fs::path& socket() const noexcept { return socket_; }
+  // The same for requests that end when `stop` is requested, from any thread. Streams that are open
+  // go on: they can watch.
+  ApiClient stopped_by(std::stop_token stop) const;
 
   // Each throws the head's own Error, Error(unreachable) when nobody answers at the socket or the
-  // connection breaks, Error(timeout) when the answer takes longer than `limit`.
+  // connection breaks, Error(timeout) when the answer takes longer than `limit` or is not wanted
+  // any more.
   nlohmann::json get(const std::string& target, std::chrono::milliseconds limit = kLimit) const;
   nlohmann::json post(const std::string& target, const nlohmann::json& body,
                       std::chrono::milliseconds limit = kLimit) const;
@@ -92,6 +97,7 @@ class ApiClient {
 
   fs::path socket_;
   std::string cluster_;
+  std::stop_token stop_;
 };
 
 // A path or query part with everything but unreserved characters as %XX; '/' stays with

@@ -1,14 +1,15 @@
 #pragma once
 
 #include <chrono>
+#include <stop_token>
 #include <string>
+#include <utility>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http.hpp>
 
-#include "launcher/core/clock.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
 
@@ -26,8 +27,15 @@ inline constexpr std::size_t kAnswerLimit = std::size_t{64} << 20;
 Error unreachable(const std::string& cluster, const std::string& why);
 Socket connect_or_throw(asio::io_context& io, const fs::path& path, const std::string& cluster);
 
-// Runs what was started on `io` until `done`; false when the time is over first.
-bool run_until(asio::io_context& io, const bool& done, Monotonic deadline);
+// How long an answer is waited for.
+struct Patience {
+  std::chrono::milliseconds limit;  // of each step
+  std::stop_token stop;             // nobody wants it any more
+};
+
+// Runs what was started on `io` until `done`; false when patience ends first.
+bool run_until(asio::io_context& io, const bool& done, const Patience& patience);
+Error given_up(const std::string& cluster, const Patience& patience);
 
 // What an asynchronous operation left behind. Outlives the operation: the socket is closed and the
 // io_context is drained before it goes.
@@ -46,8 +54,10 @@ inline auto into(Outcome& outcome) {
 // One exchange over a connection of its own.
 class Exchange {
  public:
-  Exchange(const fs::path& path, const std::string& cluster, std::chrono::milliseconds limit)
-      : cluster_(cluster), limit_(limit), socket_(connect_or_throw(io_, path, cluster)) {}
+  Exchange(const fs::path& path, const std::string& cluster, Patience patience)
+      : cluster_(cluster),
+        patience_(std::move(patience)),
+        socket_(connect_or_throw(io_, path, cluster)) {}
   ~Exchange() {
     error_code ignored;
     socket_.close(ignored);
@@ -61,13 +71,12 @@ class Exchange {
   error_code run(Start start) {
     Outcome outcome;
     start(into(outcome));
-    if (!run_until(io_, outcome.done, std::chrono::steady_clock::now() + limit_)) {
+    if (!run_until(io_, outcome.done, patience_)) {
       error_code ignored;
       socket_.close(ignored);
       io_.restart();
       io_.poll();
-      throw Error(ErrorCode::timeout, "the head of cluster " + cluster_ + " took longer than " +
-                                          std::to_string(limit_.count() / 1000) + " s to answer");
+      throw given_up(cluster_, patience_);
     }
     return outcome.error;
   }
@@ -83,7 +92,7 @@ class Exchange {
  private:
   asio::io_context io_{1};
   std::string cluster_;
-  std::chrono::milliseconds limit_;
+  Patience patience_;
   Socket socket_;
 };
 

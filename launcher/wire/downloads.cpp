@@ -27,7 +27,7 @@ std::uint64_t first_of_range(std::string_view header) {
 
 struct Downloads::Connection {
   Connection(const fs::path& socket, const std::string& cluster, std::chrono::milliseconds limit)
-      : exchange(socket, cluster, limit) {}
+      : exchange(socket, cluster, {limit, {}}) {}
 
   Exchange exchange;
   beast::flat_buffer buffer;

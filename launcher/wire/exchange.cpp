@@ -3,6 +3,7 @@
 #include <cstring>
 #include <optional>
 
+#include <boost/asio/post.hpp>
 #include <nlohmann/json.hpp>
 
 #include "launcher/core/unix_socket.hpp"
@@ -25,13 +26,26 @@ Socket connect_or_throw(asio::io_context& io, const fs::path& path, const std::s
   return Socket(io, asio::local::stream_protocol(), fd.release());
 }
 
-bool run_until(asio::io_context& io, const bool& done, Monotonic deadline) {
+bool run_until(asio::io_context& io, const bool& done, const Patience& patience) {
+  const auto deadline = std::chrono::steady_clock::now() + patience.limit;
+  const std::stop_callback wake(patience.stop, [&io] { asio::post(io, [] {}); });
   while (!done) {
     if (io.stopped()) io.restart();
     io.run_one_until(deadline);
-    if (!done && std::chrono::steady_clock::now() >= deadline) return false;
+    if (done) break;
+    if (patience.stop.stop_requested() || std::chrono::steady_clock::now() >= deadline) {
+      return false;
+    }
   }
   return true;
+}
+
+Error given_up(const std::string& cluster, const Patience& patience) {
+  if (patience.stop.stop_requested()) {
+    return {ErrorCode::timeout, "the head of cluster " + cluster + " was not waited for"};
+  }
+  return {ErrorCode::timeout, "the head of cluster " + cluster + " took longer than " +
+                                  std::to_string(patience.limit.count() / 1000) + " s to answer"};
 }
 
 http::request<http::string_body> make_request(http::verb verb, const std::string& target,

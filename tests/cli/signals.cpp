@@ -7,6 +7,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <array>
@@ -20,6 +21,7 @@
 #include "launcher/cluster/state.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/unique_fd.hpp"
+#include "launcher/remote/ssh/prompter.hpp"
 #include "tests/support/fake_cloud.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -29,7 +31,7 @@ using namespace dtrain::cli;
 namespace {
 
 // How a process of its own ends that does `body`, and then leaves with 0. `type` is typed at its
-// terminal once `prompt` stands there.
+// terminal once `prompt` stands there. What is typed after it is shown.
 int ends(const std::function<void()>& body, const std::string& prompt = "",
          const std::string& type = "") {
   int terminal = -1;
@@ -51,6 +53,9 @@ int ends(const std::function<void()>& body, const std::string& prompt = "",
   }
   int status = 0;
   ::waitpid(pid, &status, 0);
+  termios left{};
+  REQUIRE(::tcgetattr(terminal, &left) == 0);
+  CHECK((left.c_lflag & ECHO) != 0);
   ::close(terminal);
   INFO(said);
   CHECK(said.find(prompt) != std::string::npos);
@@ -109,6 +114,29 @@ TEST_CASE(
   write_interruptible(writer.get(), much, signals);
   CHECK(signals.next() == SIGWINCH);
   writer.reset();
+}
+
+TEST_CASE("Ctrl-C where a passphrase is asked for ends the asking, or all") {
+  const auto ask = [] { return terminal_prompter()->ask("Passphrase: ", false); };
+  CHECK(ends([&] { ::_exit(ask() == "secret" ? 7 : 1); }, "Passphrase: ", "secret\n") == 7);
+  CHECK(ends(ask, "Passphrase: ", "secr\x03") == 128 + SIGINT);
+  const auto watched = [&] {
+    Signals signals({SIGINT});
+    ::_exit(!ask() && signals.next() == SIGINT ? 7 : 1);
+  };
+  CHECK(ends(watched, "Passphrase: ", "secr\x03") == 7);
+}
+
+TEST_CASE("a window that changed ends nothing") {
+  Signals signals({SIGINT, SIGWINCH});
+  const StopOnSignal stop(signals);
+  ::raise(SIGWINCH);
+  CHECK(signals.next_ending() == 0);
+  CHECK(signals.next() == SIGWINCH);
+  CHECK_FALSE(stop.token().stop_requested());
+  ::kill(::getpid(), SIGINT);
+  while (!stop.token().stop_requested()) std::this_thread::yield();
+  CHECK(signals.next_ending() == SIGINT);
 }
 
 TEST_CASE("Ctrl-C where up asks before it makes machines ends it, and nothing is made") {

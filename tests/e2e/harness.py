@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 from pathlib import Path
@@ -160,13 +161,62 @@ class ClusterCase(unittest.TestCase):
         verb, *rest = args
         return json.loads(self.ok(verb, "--json", *rest, **more))
 
-    def start(self, *args, **more):
+    def start(self, *args, env=None, **more):
         """Starts dtrain in the background."""
         more = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT,
                 "text": True, **more}
-        process = subprocess.Popen([str(DTRAIN), *map(str, args)], env=self.env, cwd=self.folder, **more)
+        process = subprocess.Popen([str(DTRAIN), *map(str, args)], env={**self.env, **(env or {})},
+                                   cwd=self.folder, **more)
         self.started.append(process)
         return process
+
+    def silent_head(self, target):
+        """The environment of a dtrain for which the head never answers requests of such a target; and an event that
+        one of them has come."""
+        head = self.door().path
+        listener = socket.socket(socket.AF_UNIX)
+        path = str(self.folder / f"silent-{os.urandom(4).hex()}")
+        listener.bind(path)
+        listener.listen()
+        self.addCleanup(listener.close)
+        asked = threading.Event()
+
+        def carry(source, sink):
+            with contextlib.suppress(OSError):
+                while data := source.recv(1 << 16):
+                    sink.sendall(data)
+                sink.shutdown(socket.SHUT_WR)
+
+        def serve(caller):
+            with caller, socket.socket(socket.AF_UNIX) as there:
+                request = b""
+                while b"\r\n" not in request and (data := caller.recv(1 << 16)):
+                    request += data
+                if target.encode() in request.split(b"\r\n")[0]:
+                    asked.set()
+                    carry(caller, there)  # until it hangs up
+                    return
+                there.connect(head)
+                there.sendall(request)
+                threading.Thread(target=carry, args=(caller, there), daemon=True).start()
+                carry(there, caller)
+
+        def accept():
+            with contextlib.suppress(OSError):
+                while True:
+                    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        return {"DTRAIN_HEAD_SOCKET": path}, asked
+
+    def leaves_at_once(self, process, code=130):
+        """By Ctrl-C, long before a request would have been given up. Gives what it said."""
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=DEADLINE)
+        self.assertEqual(process.returncode, code, out + (err or ""))
+        self.assertLess(time.monotonic() - began, 25)
+        return out + (err or "")
 
     def submit(self, script, *flags, **more):
         """Submits a shell script, detached; returns the job's id."""

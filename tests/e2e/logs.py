@@ -51,6 +51,17 @@ class Logs(ClusterCase):
             out = self.ok("submit", "--", "/bin/sh", "-c", "seq 1 2000")
             self.assertEqual(len(re.findall(r"(?m)\b\d+$", out.split("succeeded")[0])) >= 2000, True)
 
+    def test_ctrl_c_beside_a_head_that_does_not_answer(self):
+        job = self.submit("sleep 1000")
+        silent, asked = self.silent_head("/follow")
+        follower = self.start("logs", "-f", job, env=silent)
+        self.assertTrue(asked.wait(DEADLINE))
+        self.assertIn(f"detached; {job} goes on", self.leaves_at_once(follower))
+        silent, asked = self.silent_head("/v1/exec")
+        command = self.start("exec", "--", "true", env=silent)
+        self.assertTrue(asked.wait(DEADLINE))
+        self.assertEqual(self.leaves_at_once(command), "")
+
     def test_jobs_are_named_by_prefix(self):
         job = self.submit("echo this one", "--name", "zebra")
         self.wait_state(job, "succeeded")

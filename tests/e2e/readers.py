@@ -199,6 +199,15 @@ class Forward(ClusterCase):
         self.assertEqual(forward.wait(DEADLINE), 0)
 
 
+    def test_it_ends_though_the_head_does_not_answer(self):
+        silent, asked = self.silent_head("/v1/forward")
+        forward = self.start("forward", "0:node-0:80", env=silent, stderr=subprocess.PIPE)
+        port = int(re.search(r"localhost:(\d+)", forward.stdout.readline())[1])
+        with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE):
+            self.assertTrue(asked.wait(DEADLINE))
+            self.leaves_at_once(forward, 0)
+
+
 class Pull(ClusterCase):
     def test_a_checkpoint_of_many_small_files_is_pulled_in_linear_time(self):
         count = 8000

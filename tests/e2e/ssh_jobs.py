@@ -130,6 +130,9 @@ class Jobs(HostsCase):
         follower.kill()
         self.wait_state(job, "running")
         follower = self.start("logs", "-f", job)
+        follower.stdout.readline()
+        self.assertIn(f"detached; {job} goes on", self.leaves_at_once(follower))
+        follower = self.start("logs", "-f", job)
         said = []
         reader = threading.Thread(target=lambda: said.append(follower.stdout.read()))
         reader.start()
@@ -209,7 +212,7 @@ assert answer["ok"], answer
             terminal.read_until(f"{name}-is-here")
             terminal.read_until("33 101")
             terminal.resize(40, 120)
-            terminal.type("sleep 0.2; stty size\n")
+            terminal.type('until [ "$(stty size)" = "40"" 120" ]; do sleep 0.02; done; stty size\n')
             terminal.read_until("40 120")
             terminal.type("exit 6\n")
             self.assertEqual(terminal.end(), 6)

@@ -164,6 +164,13 @@ class Tune(ClusterCase):
         self.assertEqual(again.returncode, 0, out)
         self.assertIn(f"{name} succeeded, 4 trials: 4 complete", out)
 
+    def test_ctrl_c_beside_a_head_that_does_not_answer(self):
+        name = self.ok(*self.flags("-d", last=LONG, trials=2)).strip()
+        silent, asked = self.silent_head("?trials=")
+        follower = self.start("tune", "status", "-f", name, env=silent)
+        self.assertTrue(asked.wait(DEADLINE))
+        self.assertIn(f"detached; {name} goes on", self.leaves_at_once(follower))
+
     def test_stop_and_resume_and_a_trial_that_a_person_stops(self):
         name = self.ok(*self.flags("-d", "--max-concurrent", "2", last=LONG, trials=3, words=["keep"])).strip()
         eventually(lambda: self.search()["counts"]["running"] == 2, "two run")

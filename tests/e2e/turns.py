@@ -76,6 +76,12 @@ class Turns(ClusterCase):
             eventually(lambda: set(self.agents("head")) - {head}, "the head is back")
             eventually(lambda: self.node_state("node-1") == state, f"node-1 is {state}")
 
+    def test_ctrl_c_ends_a_drain_that_the_head_does_not_answer(self):
+        silent, asked = self.silent_head("/drain")
+        drain = self.start("drain", "node-1", env=silent)
+        self.assertTrue(asked.wait(DEADLINE))
+        self.assertIn("whether node-1 drains is said by dtrain status", self.leaves_at_once(drain))
+
     def test_a_name_means_the_newest_job_of_it(self):
         old = self.submit("sleep 1000", "--name", "mnist")
         new = self.submit("sleep 1000", "--name", "mnist")

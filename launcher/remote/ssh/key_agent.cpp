@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "launcher/core/error.hpp"
+#include "launcher/core/no_signals.hpp"
 #include "launcher/core/pipe.hpp"
 #include "launcher/remote/ssh/blob.hpp"
 
@@ -91,6 +92,7 @@ AgentStandIn::AgentStandIn(UniqueFd agent, std::vector<AgentKey> shown)
   auto [ours, theirs] = make_socket_pair();
   ours_ = std::move(ours);
   theirs_ = std::move(theirs);
+  const NoSignals none;
   thread_ = std::thread([this] { serve(); });
 }
 

@@ -2,13 +2,13 @@
 
 #include <libssh/server.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 
+#include "launcher/core/no_signals.hpp"
 #include "launcher/core/text.hpp"
 
 namespace dtrain::ssh {
@@ -39,12 +39,8 @@ Loop::~Loop() {
 }
 
 void Loop::start() {
-  thread_ = std::thread([this] {
-    sigset_t all;
-    sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, nullptr);
-    run();
-  });
+  const NoSignals none;
+  thread_ = std::thread([this] { run(); });
 }
 
 void Loop::wake() const {

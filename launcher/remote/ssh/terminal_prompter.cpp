@@ -1,6 +1,12 @@
 #include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/signalfd.h>
 #include <termios.h>
 #include <unistd.h>
+
+#include <array>
+#include <cerrno>
 
 #include "launcher/core/files.hpp"
 #include "launcher/core/text.hpp"
@@ -33,18 +39,47 @@ class Silence {
   bool changed_ = false;
 };
 
+// A signal that comes while somebody types ends the wait for that, and does what it does when the
+// terminal is as it was.
+class Interruption {
+ public:
+  Interruption() {
+    sigset_t ending;
+    sigemptyset(&ending);
+    for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) sigaddset(&ending, number);
+    ::pthread_sigmask(SIG_BLOCK, &ending, &before_);
+    came_.reset(::signalfd(-1, &ending, SFD_CLOEXEC));
+  }
+  ~Interruption() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  Interruption(const Interruption&) = delete;
+  Interruption& operator=(const Interruption&) = delete;
+
+  // Until a line was typed; false when a signal came first.
+  bool wait_for(int terminal) const {
+    std::array<pollfd, 2> polled{{{terminal, POLLIN, 0}, {came_.get(), POLLIN, 0}}};
+    while (::poll(polled.data(), polled.size(), -1) < 0 && errno == EINTR) {
+    }
+    return polled[1].revents == 0;
+  }
+
+ private:
+  sigset_t before_{};
+  UniqueFd came_;
+};
+
 class TerminalPrompter final : public Prompter {
  public:
   std::optional<std::string> ask(const std::string& prompt, bool echo) override {
     const UniqueFd terminal(::open("/dev/tty", O_RDWR | O_CLOEXEC | O_NOCTTY));
     if (!terminal) return std::nullopt;
-    write_all(terminal.get(), printable(prompt));
+    const Interruption interruption;
     const Silence silence(terminal.get(), echo);
+    write_all(terminal.get(), printable(prompt));
     std::string answer;
     char c = 0;
     while (answer.size() < kLongestAnswer) {
-      const ssize_t got = ::read(terminal.get(), &c, 1);
-      if (got <= 0) return std::nullopt;  // Ctrl-D, or a signal that the program waits for
+      if (!interruption.wait_for(terminal.get())) return std::nullopt;
+      if (::read(terminal.get(), &c, 1) <= 0) return std::nullopt;  // Ctrl-D
       if (c == '\n') return answer;
       answer += c;
     }
