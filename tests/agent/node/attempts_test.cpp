@@ -15,6 +15,7 @@
 #include "agent/supervise/record.hpp"
 #include "launcher/core/process_exit.hpp"
 #include "launcher/core/process_table.hpp"
+#include "tests/support/patience.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -85,7 +86,7 @@ struct AttemptsWorld {
   }
 
   void run_until(const std::function<bool()>& ready) {
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    const auto until = std::chrono::steady_clock::now() + dtrain::testing::kPatience;
     while (!ready()) {
       REQUIRE(std::chrono::steady_clock::now() < until);
       context.run_one_for(std::chrono::milliseconds(5));

@@ -17,6 +17,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/files/sha256.hpp"
 #include "tests/support/identities.hpp"
+#include "tests/support/patience.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -67,7 +68,8 @@ struct TransferWorld {
     while (true) {
       asio::ip::tcp::socket socket = co_await acceptor.async_accept(asio::use_awaitable);
       const auto tls = wire::tls_context(folder / "head", wire::PeerName::Role::head);
-      wire::AcceptedPeer peer = co_await wire::accept_tls(std::move(socket), tls, 20s);
+      wire::AcceptedPeer peer =
+          co_await wire::accept_tls(std::move(socket), tls, dtrain::testing::kPatience);
       const wire::FrameStreamPtr stream = peer.stream;
       streams.push_back(stream);
       heard.push_back(co_await link::hear(stream));
@@ -86,7 +88,7 @@ struct TransferWorld {
   template <typename Ready>
   void run_until(Ready ready) {
     while (!ready()) {
-      REQUIRE(context.run_one_for(20s) == 1);
+      REQUIRE(context.run_one_for(dtrain::testing::kPatience) == 1);
     }
   }
 

@@ -1,4 +1,5 @@
 #include "agent/node/departure.hpp"
+#include "tests/support/patience.hpp"
 
 #include <doctest/doctest.h>
 
@@ -45,7 +46,8 @@ struct World {
   // Until it gives up; how long that took.
   std::chrono::steady_clock::duration give_up() {
     const auto begun = std::chrono::steady_clock::now();
-    while (!gave_up && std::chrono::steady_clock::now() - begun < 20s) context.run_one_for(100ms);
+    while (!gave_up && std::chrono::steady_clock::now() - begun < dtrain::testing::kPatience)
+      context.run_one_for(100ms);
     CHECK(gave_up);
     return std::chrono::steady_clock::now() - begun;
   }

@@ -12,6 +12,7 @@
 #include "launcher/core/process.hpp"
 #include "launcher/core/process_table.hpp"
 #include "launcher/wire/json.hpp"
+#include "tests/support/patience.hpp"
 
 using namespace dtrain;
 using namespace std::chrono_literals;
@@ -96,7 +97,7 @@ class Bench {
   }
   void input(const std::string& bytes) { execs.message(wire::ExecInput{"x", bytes.size()}, bytes); }
   bool run_until(const std::function<bool()>& condition) {
-    const auto until = std::chrono::steady_clock::now() + 20s;
+    const auto until = std::chrono::steady_clock::now() + dtrain::testing::kPatience;
     while (!condition() && std::chrono::steady_clock::now() < until) context.run_one_for(1s);
     return condition();
   }

@@ -8,6 +8,7 @@
 #include "agent/node/preparing.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
+#include "tests/support/patience.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -42,7 +43,7 @@ struct Machine {
   }
 
   void until_done(const std::string& key) {
-    const auto limit = std::chrono::steady_clock::now() + 60s;
+    const auto limit = std::chrono::steady_clock::now() + dtrain::testing::kPatience;
     while (std::none_of(said.begin(), said.end(),
                         [&](const auto& each) { return each.done && each.key == key; })) {
       REQUIRE(std::chrono::steady_clock::now() < limit);
@@ -52,7 +53,7 @@ struct Machine {
   }
   // The processes that have begun, a line each.
   void until_began(const std::string& lines) {
-    const auto limit = std::chrono::steady_clock::now() + 60s;
+    const auto limit = std::chrono::steady_clock::now() + dtrain::testing::kPatience;
     while (read_file_if_there(folder / "root/began").value_or("") != lines) {
       REQUIRE(std::chrono::steady_clock::now() < limit);
       context.restart();

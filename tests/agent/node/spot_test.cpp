@@ -18,6 +18,7 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
+#include "tests/support/patience.hpp"
 #include "tests/support/temporary_folder.hpp"
 #include "tests/support/variable_is.hpp"
 
@@ -126,7 +127,7 @@ struct Instance {
   }
   template <typename Condition>
   void until(Condition is_so) {
-    const auto limit = std::chrono::steady_clock::now() + 60s;
+    const auto limit = std::chrono::steady_clock::now() + dtrain::testing::kPatience;
     while (!is_so() && std::chrono::steady_clock::now() < limit) context.run_one_for(100ms);
     REQUIRE(is_so());
   }

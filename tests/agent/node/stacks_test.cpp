@@ -10,6 +10,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
 #include "launcher/core/text.hpp"
+#include "tests/support/patience.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -60,7 +61,7 @@ struct Profiled {
     return lines;
   }
   wire::StacksTaken until_taken() {
-    const auto limit = std::chrono::steady_clock::now() + 60s;
+    const auto limit = std::chrono::steady_clock::now() + dtrain::testing::kPatience;
     while (said.empty()) {
       REQUIRE(std::chrono::steady_clock::now() < limit);
       context.restart();

@@ -17,16 +17,13 @@
 #include "launcher/core/process_table.hpp"
 #include "launcher/core/unix_socket.hpp"
 #include "launcher/wire/json.hpp"
+#include "tests/support/patience.hpp"
 
 namespace dtrain::testing {
-namespace {
-
-constexpr std::chrono::seconds kDeadline{20};
-
-}  // namespace
+namespace {}  // namespace
 
 void wait_until(const char* what, const std::function<bool()>& holds) {
-  const auto until = std::chrono::steady_clock::now() + kDeadline;
+  const auto until = std::chrono::steady_clock::now() + dtrain::testing::kPatience;
   while (!holds()) {
     if (std::chrono::steady_clock::now() > until) FAIL("in vain waited for: ", what);
     std::this_thread::sleep_for(std::chrono::milliseconds(2));

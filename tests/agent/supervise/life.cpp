@@ -13,6 +13,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/unix_socket.hpp"
 #include "tests/agent/supervise/driver.hpp"
+#include "tests/support/patience.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -312,7 +313,7 @@ TEST_CASE("a spec that cannot be read is recorded as the attempt's end") {
   options.argv = {SUPERVISE_PROCESS, driver.node.root.string(), driver.spec.job.str(), "1", "1"};
   // A rank that was just being started may have the dead one's lock for a moment.
   std::optional<supervise::FinishedRecord> record;
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  const auto deadline = std::chrono::steady_clock::now() + dtrain::testing::kPatience;
   while (!record && std::chrono::steady_clock::now() < deadline) {
     CHECK(wait(spawn(options)).code == 1);
     record = supervise::read_exit(driver.root);

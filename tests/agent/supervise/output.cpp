@@ -9,6 +9,7 @@
 
 #include "launcher/core/files.hpp"
 #include "launcher/core/kept_log.hpp"
+#include "tests/support/patience.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -158,7 +159,7 @@ TEST_CASE("bytes on their way to a slow file are told from a pipe that is only h
     if (got.size() < 200000) CHECK(output.busy());
   }
   // The write that has returned is noticed; the writer still holds its end.
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto until = std::chrono::steady_clock::now() + dtrain::testing::kPatience;
   while (output.busy()) REQUIRE(std::chrono::steady_clock::now() < until);
   CHECK(output.take_notes().empty());
   pipe.writer.reset();

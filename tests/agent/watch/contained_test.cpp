@@ -17,14 +17,13 @@
 #include "launcher/core/process_table.hpp"
 #include "launcher/wire/json.hpp"
 #include "tests/agent/watch/eventually.hpp"
+#include "tests/support/patience.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
 using namespace std::chrono_literals;
 
 namespace {
-
-constexpr auto kDeadline = 30s;
 
 // A contained watch in a process of its own, over children that are shell scripts. What they write
 // is in files of the folder.
@@ -68,7 +67,8 @@ struct Contained {
     REQUIRE(eventually([&] { return read(name) == text; }));
   }
   ProcessExit end() {
-    const auto exit = wait_until(pid, std::chrono::steady_clock::now() + kDeadline);
+    const auto exit =
+        wait_until(pid, std::chrono::steady_clock::now() + dtrain::testing::kPatience);
     REQUIRE(exit.has_value());
     pid = 0;
     CHECK_FALSE(fs::exists(folder / "watch.pid"));
@@ -119,7 +119,7 @@ TEST_CASE("all that descends from a process is ended and reaped, however it was 
                         "while :; do sleep 0.01; done\" &); (true &); exit 0"};
     spawn(options);
     fs::current_path(folder.path());
-    const auto until = std::chrono::steady_clock::now() + kDeadline;
+    const auto until = std::chrono::steady_clock::now() + dtrain::testing::kPatience;
     while (!fs::exists(folder / "up")) {
       if (std::chrono::steady_clock::now() > until) ::_exit(1);
       std::this_thread::yield();
@@ -130,7 +130,7 @@ TEST_CASE("all that descends from a process is ended and reaped, however it was 
     while (leftovers.end(fs::exists("asked") && passed() > 200ms)) {
       while (try_wait_any()) {
       }
-      if (passed() > kDeadline) ::_exit(2);
+      if (passed() > dtrain::testing::kPatience) ::_exit(2);
       std::this_thread::yield();
     }
     ::_exit(read_file("/proc/self/task/" + std::to_string(::getpid()) + "/children").empty() ? 0
@@ -298,7 +298,7 @@ TEST_CASE("a reader of its lines that stands still does not hold a contained wat
     for (int i = 0; i < 2000; ++i) watch::say(std::string(1000, 'x'));
     ::_exit(0);
   }
-  const auto exit = wait_until(pid, std::chrono::steady_clock::now() + kDeadline);
+  const auto exit = wait_until(pid, std::chrono::steady_clock::now() + dtrain::testing::kPatience);
   if (!exit) {
     ::kill(pid, SIGKILL);
     (void)wait(pid);

@@ -15,6 +15,7 @@
 #include "launcher/wire/client.hpp"
 #include "tests/launcher/remote/session_support.hpp"
 #include "tests/support/fake_cloud.hpp"
+#include "tests/support/patience.hpp"
 
 // Clusters of machines that are made: a cloud in memory whose machines are all this one, with real
 // agents, in a home of the test's own.
@@ -100,7 +101,7 @@ class Awaited {
   // False when it took too long.
   bool wait() {
     std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, std::chrono::seconds(60), [&] { return left_ <= 0; });
+    return changed_.wait_for(lock, dtrain::testing::kPatience, [&] { return left_ <= 0; });
   }
 
  private:

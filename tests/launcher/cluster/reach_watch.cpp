@@ -1,4 +1,5 @@
 #include "launcher/cluster/reach_watch.hpp"
+#include "tests/support/patience.hpp"
 
 #include <doctest/doctest.h>
 
@@ -35,7 +36,7 @@ TEST_CASE("only what is not reached in time is told of, and no more when that is
     watch.reaching(NodeId(name), ReachTry{"refused", 3, now - 6s, now + 24s});
   }
   std::unique_lock lock(mutex);
-  REQUIRE(changed.wait_for(lock, 60s, [&] { return told.size() == 2; }));
+  REQUIRE(changed.wait_for(lock, dtrain::testing::kPatience, [&] { return told.size() == 2; }));
   CHECK(told[0].node == NodeId("slow"));
   CHECK(told[1].node == NodeId("slower"));
   CHECK(told[0].state == NodeProgress::State::waiting);

@@ -9,6 +9,7 @@
 #include "launcher/core/files.hpp"
 #include "launcher/provider/slurm/job_transport.hpp"
 #include "launcher/remote/local.hpp"
+#include "tests/support/patience.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 // A job of a real Slurm, reached by steps beside it: tests/support/slurm.py runs this.
@@ -28,7 +29,7 @@ struct RunningJob {
   ~RunningJob() { client.cancel({id}); }
 
   void wait_for(const std::string& state) {
-    const auto end = std::chrono::steady_clock::now() + 60s;
+    const auto end = std::chrono::steady_clock::now() + dtrain::testing::kPatience;
     while (true) {
       for (const slurm::Job& job : client.jobs("one", "test ")) {
         if (job.id == id && job.state == state) return;

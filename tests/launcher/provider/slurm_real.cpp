@@ -11,6 +11,7 @@
 #include "launcher/core/files.hpp"
 #include "launcher/provider/slurm/machines.hpp"
 #include "launcher/remote/local.hpp"
+#include "tests/support/patience.hpp"
 #include "tests/support/temporary_folder.hpp"
 #include "tests/support/variable_is.hpp"
 
@@ -22,7 +23,7 @@ using Strings = std::vector<std::string>;
 namespace {
 
 void wait_until(const char* what, const std::function<bool()>& holds) {
-  const auto end = std::chrono::steady_clock::now() + 60s;
+  const auto end = std::chrono::steady_clock::now() + dtrain::testing::kPatience;
   while (!holds()) {
     REQUIRE_MESSAGE(std::chrono::steady_clock::now() < end, "not so: ", what);
     std::this_thread::sleep_for(10ms);

@@ -7,6 +7,8 @@
 
 #include <doctest/doctest.h>
 
+#include "tests/support/patience.hpp"
+
 namespace dtrain::head::testing {
 
 class PostQueue {
@@ -133,7 +135,7 @@ void World::restart() {
 }
 
 void World::until(const std::function<bool()>& done) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto deadline = std::chrono::steady_clock::now() + dtrain::testing::kPatience;
   while (!done()) {
     if (const auto task = queue_->take(std::chrono::milliseconds(100))) task();
     REQUIRE(std::chrono::steady_clock::now() < deadline);

@@ -40,7 +40,7 @@ class World : public Nodes {
 
   // The head dies and is started anew over the same database.
   void restart();
-  // Runs what is posted until `done`; fails the test after 20 s of the real clock.
+  // Runs what is posted until `done`; fails the test after kPatience of the real clock.
   void until(const std::function<bool()>& done);
   // Until everything that was committed is durable, and what followed from it too.
   void settle();

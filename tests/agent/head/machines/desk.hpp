@@ -13,6 +13,7 @@
 #include "launcher/core/text.hpp"
 #include "tests/support/asked_machines.hpp"
 #include "tests/support/fake_clock.hpp"
+#include "tests/support/patience.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 // A keeper of machines, with all that is around it in memory.
@@ -189,7 +190,8 @@ struct Desk {
       std::function<void()> work;
       {
         std::unique_lock lock(mutex);
-        REQUIRE(changed.wait_for(lock, 60s, [&] { return !posted.empty(); }));
+        REQUIRE(
+            changed.wait_for(lock, dtrain::testing::kPatience, [&] { return !posted.empty(); }));
         work = std::move(posted.front());
         posted.pop_front();
       }

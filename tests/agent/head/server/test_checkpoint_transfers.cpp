@@ -22,6 +22,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/files/sha256.hpp"
 #include "launcher/wire/json.hpp"
+#include "tests/support/patience.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -210,12 +211,12 @@ struct BothEnds {
   }
   template <typename Ready>
   void until(Ready ready) {
-    while (!ready()) REQUIRE(context.run_one_for(20s) == 1);
+    while (!ready()) REQUIRE(context.run_one_for(dtrain::testing::kPatience) == 1);
   }
   // For what another thread does with files.
   template <typename Ready>
   void until_on_disk(Ready ready) {
-    const auto end = std::chrono::steady_clock::now() + 20s;
+    const auto end = std::chrono::steady_clock::now() + dtrain::testing::kPatience;
     while (!ready()) {
       REQUIRE(std::chrono::steady_clock::now() < end);
       context.run_for(1ms);

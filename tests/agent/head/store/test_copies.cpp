@@ -12,6 +12,7 @@
 #include "agent/head/store/journal.hpp"
 #include "agent/head/store/store.hpp"
 #include "tests/agent/head/store/sample_rows.hpp"
+#include "tests/support/patience.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -23,7 +24,6 @@ using dtrain::testing::TemporaryFolder;
 namespace {
 
 constexpr int kJobs = 150;
-constexpr std::chrono::seconds kPatience{20};
 
 std::string job_name(int number) {
   return "job-" + std::to_string(number);
@@ -158,7 +158,7 @@ class Damage {
   }
   std::string wait() {
     std::unique_lock lock(mutex_);
-    REQUIRE(wake_.wait_for(lock, kPatience, [&] { return !why_.empty(); }));
+    REQUIRE(wake_.wait_for(lock, dtrain::testing::kPatience, [&] { return !why_.empty(); }));
     return why_;
   }
 
@@ -267,7 +267,7 @@ TEST_CASE("a copy comes by itself after a change, and without one it does not") 
   const TemporaryFolder folder;
   const fs::path path = folder / "head.db";
   const auto store = open_store({.path = path, .copy_after = std::chrono::milliseconds(1)});
-  const auto until = std::chrono::steady_clock::now() + kPatience;
+  const auto until = std::chrono::steady_clock::now() + dtrain::testing::kPatience;
   const auto settled = [&] {
     while (store->copy().behind || !store->copy().time) {
       REQUIRE(std::chrono::steady_clock::now() < until);

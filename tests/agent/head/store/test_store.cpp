@@ -7,6 +7,7 @@
 #include "agent/head/store/sqlite.hpp"
 #include "agent/head/store/store.hpp"
 #include "tests/agent/head/store/sample_rows.hpp"
+#include "tests/support/patience.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -28,7 +29,8 @@ class Outcomes {
   }
   std::vector<std::pair<std::string, bool>> wait(std::size_t count) {
     std::unique_lock lock(mutex_);
-    REQUIRE(wake_.wait_for(lock, std::chrono::seconds(20), [&] { return told_.size() >= count; }));
+    REQUIRE(
+        wake_.wait_for(lock, dtrain::testing::kPatience, [&] { return told_.size() >= count; }));
     return told_;
   }
 

@@ -16,6 +16,7 @@
 #include "launcher/core/paths.hpp"
 #include "launcher/core/process_table.hpp"
 #include "launcher/remote/ssh/transport.hpp"
+#include "tests/support/patience.hpp"
 #include "tests/support/ssh_server.hpp"
 
 using namespace dtrain;
@@ -186,7 +187,7 @@ TEST_CASE("exec: a program that nobody wants any more is ended") {
     REQUIRE(::recv(channel->fd(), up, sizeof up, MSG_WAITALL) == 3);
   }
   const pid_t pid = std::stoi(read_file(pid_file));
-  const auto until = std::chrono::steady_clock::now() + seconds(20);
+  const auto until = std::chrono::steady_clock::now() + dtrain::testing::kPatience;
   while (start_time(pid) && std::chrono::steady_clock::now() < until) ::poll(nullptr, 0, 20);
   CHECK_FALSE(start_time(pid));
 }
