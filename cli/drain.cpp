@@ -73,9 +73,10 @@ int run_drain(Context& context, const DrainFlags& options) {
   std::vector<std::string> told;
   std::string state = text_or(answer, "state");
   std::optional<std::chrono::steady_clock::time_point> away_since;  // of the head
+  const std::string on =
+      options.node + (options.undo ? " was taken back" : " goes on draining; back: " + back);
   const auto given_up = [&](int signal) {
-    context.warn("not waiting any more; " + options.node +
-                 (options.undo ? " was taken back" : " goes on draining; back: " + back));
+    context.warn("not waiting any more; " + on);
     return 128 + signal;
   };
   while (true) {
@@ -84,13 +85,14 @@ int run_drain(Context& context, const DrainFlags& options) {
       node = node_of(client, options.node);
       away_since.reset();
     } catch (Error& error) {
+      if (const int number = signals.next(); number != 0) return given_up(number);
       // A head that is started again: the node goes on draining.
       const auto now = std::chrono::steady_clock::now();
       if (!away_since) away_since = now;
       const bool away =
           error.code() == ErrorCode::unreachable || error.code() == ErrorCode::timeout;
       if (!away || now - *away_since > kAwayLimit) {
-        throw error.with_hint(options.node + " goes on draining; back: " + back);
+        throw error.with_hint(on);
       }
       if (const int number = signals.wait(kLookEveryMs); number != 0) return given_up(number);
       continue;

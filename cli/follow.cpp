@@ -377,6 +377,7 @@ bool Follower::reconnect(std::optional<wire::ApiStream>& stream) {
       reconnected_ = true;
       return true;
     } catch (Error& error) {
+      if (interrupted(signals_.next_ending())) return false;
       const bool away =
           error.code() == ErrorCode::unreachable || error.code() == ErrorCode::timeout;
       if (!away || std::chrono::steady_clock::now() > until) {

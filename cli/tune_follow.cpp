@@ -64,6 +64,7 @@ class SearchFollower {
   void print(std::string_view text) { write_interruptible(STDOUT_FILENO, text, signals_); }
   void print_json(const json& event) { print(wire::dump(event) + "\n"); }
   void follow();
+  bool interrupted(int signal);
   // Waits; false when a signal came that detaches us.
   bool wait(milliseconds pause);
   bool reconnect();
@@ -139,6 +140,11 @@ void SearchFollower::draw() {
   print(out + text);
 }
 
+bool SearchFollower::interrupted(int signal) {
+  result_.interrupted = signal;
+  return signal != 0;
+}
+
 bool SearchFollower::wait(milliseconds pause) {
   const auto until = std::chrono::steady_clock::now() + pause;
   while (true) {
@@ -152,8 +158,7 @@ bool SearchFollower::wait(milliseconds pause) {
       if (form_ == Form::live && !result_.search.is_null()) draw();
       continue;
     }
-    result_.interrupted = signal;
-    return false;
+    return !interrupted(signal);
   }
 }
 
@@ -168,6 +173,7 @@ bool SearchFollower::reconnect() {
       if (said) context_.note("the head is back");
       return true;
     } catch (Error& error) {
+      if (interrupted(signals_.next_ending())) return false;
       const bool away =
           error.code() == ErrorCode::unreachable || error.code() == ErrorCode::timeout;
       if (!away || std::chrono::steady_clock::now() > until) {

@@ -89,7 +89,7 @@ class Login {
 
   std::optional<std::string> ask(const std::string& prompt, bool echo) {
     std::chrono::milliseconds waited{0};
-    auto answer = options_.shared->ask(prompt, echo, waited);
+    auto answer = options_.shared->ask(prompt, echo, options_.stop, waited);
     deadline_.extend(waited);
     return answer;
   }

@@ -247,7 +247,7 @@ void check_host_key(const HostKey& key, const Settings& settings, const KnownKey
       milliseconds waited{0};
       yes = options.shared->confirm(
           "The host key of " + at + " is not known" + note + ":\n  " + print + "\nIs it right?",
-          waited);
+          options.stop, waited);
       deadline.extend(waited);
     }
     if (!yes) {

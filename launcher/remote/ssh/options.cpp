@@ -20,20 +20,22 @@ SshShared::SshShared(std::shared_ptr<Prompter> prompter, LoginGate::Limits limit
 SshShared::~SshShared() = default;
 
 std::optional<std::string> SshShared::ask(const std::string& prompt, bool echo,
+                                          const std::stop_token& stop,
                                           std::chrono::milliseconds& waited) {
   if (!prompter_) return std::nullopt;
   const auto start = steady_clock::now();
   const std::lock_guard guard(asking_);
-  auto answer = prompter_->ask(prompt, echo);
+  auto answer = prompter_->ask(prompt, echo, stop);
   waited = since(start);
   return answer;
 }
 
-bool SshShared::confirm(const std::string& text, std::chrono::milliseconds& waited) {
+bool SshShared::confirm(const std::string& text, const std::stop_token& stop,
+                        std::chrono::milliseconds& waited) {
   if (!prompter_) return false;
   const auto start = steady_clock::now();
   const std::lock_guard guard(asking_);
-  const bool yes = prompter_->confirm(text);
+  const bool yes = prompter_->confirm(text, stop);
   waited = since(start);
   return yes;
 }

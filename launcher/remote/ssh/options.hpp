@@ -34,9 +34,10 @@ class SshShared {
   ssh::Keyring& keys() { return *keys_; }
   // One at a time over all threads. `waited` gets the time that it took, waiting included, so that
   // a deadline can leave it out.
-  std::optional<std::string> ask(const std::string& prompt, bool echo,
+  std::optional<std::string> ask(const std::string& prompt, bool echo, const std::stop_token& stop,
                                  std::chrono::milliseconds& waited);
-  bool confirm(const std::string& text, std::chrono::milliseconds& waited);
+  bool confirm(const std::string& text, const std::stop_token& stop,
+               std::chrono::milliseconds& waited);
   bool anybody() const { return prompter_ != nullptr; }
 
   // The connection to a jump host named `key`, which all that go through it share; `make` makes it

@@ -1,12 +1,14 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/signalfd.h>
 #include <termios.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <functional>
 
 #include "launcher/core/files.hpp"
 #include "launcher/core/text.hpp"
@@ -40,10 +42,11 @@ class Silence {
 };
 
 // A signal that comes while somebody types ends the wait for that, and does what it does when the
-// terminal is as it was.
+// terminal is as it was. So does a stop, whose requester may have taken the signal.
 class Interruption {
  public:
-  Interruption() {
+  explicit Interruption(const std::stop_token& stop)
+      : on_stop_(stop, [this] { ::eventfd_write(stopped_.get(), 1); }) {
     sigset_t ending;
     sigemptyset(&ending);
     for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) sigaddset(&ending, number);
@@ -54,25 +57,29 @@ class Interruption {
   Interruption(const Interruption&) = delete;
   Interruption& operator=(const Interruption&) = delete;
 
-  // Until a line was typed; false when a signal came first.
+  // Until a line was typed; false when one of them came first.
   bool wait_for(int terminal) const {
-    std::array<pollfd, 2> polled{{{terminal, POLLIN, 0}, {came_.get(), POLLIN, 0}}};
+    std::array<pollfd, 3> polled{
+        {{terminal, POLLIN, 0}, {came_.get(), POLLIN, 0}, {stopped_.get(), POLLIN, 0}}};
     while (::poll(polled.data(), polled.size(), -1) < 0 && errno == EINTR) {
     }
-    return polled[1].revents == 0;
+    return polled[1].revents == 0 && polled[2].revents == 0;
   }
 
  private:
   sigset_t before_{};
   UniqueFd came_;
+  UniqueFd stopped_{::eventfd(0, EFD_CLOEXEC)};
+  std::stop_callback<std::function<void()>> on_stop_;
 };
 
 class TerminalPrompter final : public Prompter {
  public:
-  std::optional<std::string> ask(const std::string& prompt, bool echo) override {
+  std::optional<std::string> ask(const std::string& prompt, bool echo,
+                                 const std::stop_token& stop) override {
     const UniqueFd terminal(::open("/dev/tty", O_RDWR | O_CLOEXEC | O_NOCTTY));
     if (!terminal) return std::nullopt;
-    const Interruption interruption;
+    const Interruption interruption(stop);
     const Silence silence(terminal.get(), echo);
     write_all(terminal.get(), printable(prompt));
     std::string answer;
@@ -86,8 +93,8 @@ class TerminalPrompter final : public Prompter {
     return std::nullopt;
   }
 
-  bool confirm(const std::string& text) override {
-    const auto answer = ask(text + " (yes/no) ", true);
+  bool confirm(const std::string& text, const std::stop_token& stop) override {
+    const auto answer = ask(text + " (yes/no) ", true, stop);
     return answer == "yes" || answer == "y";
   }
 };

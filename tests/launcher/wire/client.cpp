@@ -35,10 +35,10 @@ std::string why(const std::function<void()>& request) {
 }  // namespace
 
 TEST_CASE("client: a head that says nothing is waited for no longer than is wanted") {
-  const SilentHead head;
   const auto get = [](const wire::ApiClient& client) { client.get("/v1/status"); };
   const auto open = [](const wire::ApiClient& client) { client.open("/v1/exec"); };
   for (const std::function<void(const wire::ApiClient&)>& request : {std::function(get), {open}}) {
+    const SilentHead head;
     std::stop_source stop;
     const wire::ApiClient stopped = head.client.stopped_by(stop.get_token());
     const std::jthread other([&] {
@@ -53,6 +53,7 @@ TEST_CASE("client: a head that says nothing is waited for no longer than is want
     // Nor the next one.
     CHECK(why([&] { request(stopped); }) == "the head of cluster lab was not waited for");
   }
+  const SilentHead head;
   CHECK(why([&] { head.client.get("/v1/status", std::chrono::milliseconds(1)); }) ==
         "the head of cluster lab took longer than 0 s to answer");
 }

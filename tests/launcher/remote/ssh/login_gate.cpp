@@ -71,13 +71,15 @@ TEST_CASE("gate: a stop ends the wait") {
 TEST_CASE("shared: one person is asked one thing at a time") {
   class Counting final : public Prompter {
    public:
-    std::optional<std::string> ask(const std::string&, bool) override {
+    std::optional<std::string> ask(const std::string&, bool, const std::stop_token&) override {
       CHECK(++inside == 1);
       std::this_thread::yield();
       --inside;
       return "x";
     }
-    bool confirm(const std::string& text) override { return ask(text, true).has_value(); }
+    bool confirm(const std::string& text, const std::stop_token& stop) override {
+      return ask(text, true, stop).has_value();
+    }
     std::atomic<int> inside{0};
   };
   SshShared shared(std::make_shared<Counting>());

@@ -41,12 +41,12 @@ class Answers final : public Prompter {
   bool yes = false;
   std::vector<std::string> asked;
 
-  std::optional<std::string> ask(const std::string& prompt, bool) override {
+  std::optional<std::string> ask(const std::string& prompt, bool, const std::stop_token&) override {
     asked.push_back(prompt);
     if (secret.empty()) return std::nullopt;
     return secret;
   }
-  bool confirm(const std::string& text) override {
+  bool confirm(const std::string& text, const std::stop_token&) override {
     asked.push_back(text);
     return yes;
   }
