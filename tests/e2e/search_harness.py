@@ -134,7 +134,10 @@ class SearchCase(ClusterCase):
             self.assertLessEqual(t["iteration"], last)
             if not resumed:
                 self.assertEqual(len(t["legs"]), 1, t)
-                self.assertEqual([step for step, _ in self.rows(t["job"])], list(range(1, t["step"] + 1)), t)
+                reported = [step for step, _ in self.rows(t["job"])]
+                self.assertEqual(reported, list(range(1, len(reported) + 1)), t)
+                # What is stopped may say more until it hears that, which takes longer where the head dies meanwhile.
+                self.assertTrue(len(reported) == t["step"] or t["state"] == "stopped", (reported, t))
         return listed
 
     def command_of(self, pid):

@@ -8,6 +8,7 @@
 
 #include "launcher/core/kept_log.hpp"
 #include "launcher/wire/json.hpp"
+#include "tests/support/patience.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -56,7 +57,7 @@ struct LimitsWorld {
   }
   template <typename Ready>
   void run_until(Ready ready) {
-    while (!ready()) REQUIRE(context.run_one_for(std::chrono::seconds(20)) == 1);
+    while (!ready()) REQUIRE(context.run_one_for(dtrain::testing::kPatience) == 1);
   }
   // Whole looks that begin from now on.
   void look(int times = 2) {

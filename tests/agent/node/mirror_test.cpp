@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "launcher/core/kept_log.hpp"
+#include "tests/support/patience.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -45,7 +46,7 @@ struct MirrorWorld {
   }
   template <typename Ready>
   void run_until(Ready ready) {
-    while (!ready()) REQUIRE(context.run_one_for(std::chrono::seconds(20)) == 1);
+    while (!ready()) REQUIRE(context.run_one_for(dtrain::testing::kPatience) == 1);
   }
 };
 
@@ -86,7 +87,7 @@ TEST_CASE("logs: an attempt's end waits for what it wrote, not for others") {
   world.mirror.connected(true);
   world.mirror.follow(kAttempt);
   bool over = false;
-  world.mirror.drain(kAttempt, std::chrono::seconds(20), [&](bool whole) { over = whole; });
+  world.mirror.drain(kAttempt, dtrain::testing::kPatience, [&](bool whole) { over = whole; });
   world.run_until([&] { return world.got[log_of(0)].size() == 10; });
   CHECK_FALSE(over);
   world.take(log_of(0));
@@ -112,7 +113,7 @@ TEST_CASE("logs: a head that knows nothing of an attempt has not its logs") {
   world.mirror.connected(true);
   world.mirror.follow(kAttempt);
   std::optional<bool> over;
-  world.mirror.drain(kAttempt, std::chrono::seconds(20), [&](bool whole) { over = whole; });
+  world.mirror.drain(kAttempt, dtrain::testing::kPatience, [&](bool whole) { over = whole; });
   world.run_until([&] { return !world.got.empty(); });
   world.mirror.message(wire::LogRefused{{kAttempt.first, kAttempt.second, log_of(0)}});
   world.run_until([&] { return over.has_value(); });
@@ -144,7 +145,7 @@ TEST_CASE("logs: where a head has lost what is released here, the copy begins be
   mirror.connected(true);
   mirror.follow(kAttempt);
   std::optional<bool> whole;
-  mirror.drain(kAttempt, std::chrono::seconds(20), [&](bool all) { whole = all; });
+  mirror.drain(kAttempt, dtrain::testing::kPatience, [&](bool all) { whole = all; });
   world.run_until([&] { return !sent.empty(); });
   CHECK(sent.front().offset == kHole);
   CHECK(sent.front().released);

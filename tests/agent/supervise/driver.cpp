@@ -20,10 +20,8 @@
 #include "tests/support/patience.hpp"
 
 namespace dtrain::testing {
-namespace {}  // namespace
-
 void wait_until(const char* what, const std::function<bool()>& holds) {
-  const auto until = std::chrono::steady_clock::now() + dtrain::testing::kPatience;
+  const auto until = std::chrono::steady_clock::now() + kPatience;
   while (!holds()) {
     if (std::chrono::steady_clock::now() > until) FAIL("in vain waited for: ", what);
     std::this_thread::sleep_for(std::chrono::milliseconds(2));

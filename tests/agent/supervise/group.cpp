@@ -15,6 +15,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/process_table.hpp"
 #include "tests/agent/supervise/driver.hpp"
+#include "tests/support/patience.hpp"
 
 using namespace dtrain;
 using dtrain::testing::Driver;
@@ -31,7 +32,7 @@ const std::string kGroup = "dtrain-" + testing::cluster_of_tests() + "-node-0-jo
 bool real_groups() {
   const auto own = cgroup::own();
   const fs::path probe = own.value_or("/proc") / ("dtrain-test-" + random_hex(8));
-  if (::mkdir(probe.c_str(), 0755) == 0) return cgroup::remove(probe, std::chrono::seconds(20));
+  if (::mkdir(probe.c_str(), 0755) == 0) return cgroup::remove(probe, dtrain::testing::kPatience);
   MESSAGE("skipped: no cgroup v2 can be made here");
   return false;
 }
@@ -396,5 +397,5 @@ TEST_CASE("group: systemd is asked for a scope of the attempt's own") {
     CHECK(cgroup::lists(scope / "cgroup.subtree_control", "memory") ==
           cgroup::lists(scope / "cgroup.controllers", "memory"));
   }
-  if (granted) CHECK(cgroup::remove(scope, std::chrono::seconds(20)));
+  if (granted) CHECK(cgroup::remove(scope, dtrain::testing::kPatience));
 }

@@ -112,7 +112,7 @@ struct BothEnds {
     const auto tls = wire::tls_context(node_root.identity(), wire::PeerName::Role::node);
     co_return co_await wire::dial_tls("127.0.0.1", static_cast<std::uint16_t>(door->port()), tls,
                                       wire::PeerName::Role::head, ClusterId("lab-abcdef"), path,
-                                      20s);
+                                      dtrain::testing::kPatience);
   }
   asio::awaitable<void> join_control(std::vector<std::string> features) {
     const wire::FrameStreamPtr control = co_await dial("/v1/node/control");

@@ -20,6 +20,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/files/sha256.hpp"
 #include "tests/support/identities.hpp"
+#include "tests/support/patience.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -123,7 +124,8 @@ struct ManyNodes {
     while (true) {
       asio::ip::tcp::socket socket = co_await acceptor.async_accept(asio::use_awaitable);
       const auto tls = wire::tls_context(folder / "head", wire::PeerName::Role::head);
-      wire::AcceptedPeer peer = co_await wire::accept_tls(std::move(socket), tls, 20s);
+      wire::AcceptedPeer peer =
+          co_await wire::accept_tls(std::move(socket), tls, dtrain::testing::kPatience);
       const auto guest = std::make_shared<head::Guest>(
           head::Guest{peer.name.node, context.get_executor(), peer.stream, false, {}});
       asio::co_spawn(context, serve(guest),
@@ -167,7 +169,7 @@ struct ManyNodes {
                          ? wire::tls_context(folder / node, wire::PeerName::Role::node)
                          : wire::tls_pair_context(folder / node);
     co_return co_await wire::dial_tls("127.0.0.1", static_cast<std::uint16_t>(port), tls, role,
-                                      kLab, path, 20s);
+                                      kLab, path, dtrain::testing::kPatience);
   }
   int port() const { return acceptor.local_endpoint().port(); }
 
