@@ -184,7 +184,6 @@ void BlobWriter::finish() {
     throw Error(ErrorCode::failed,
                 "the content " + sha256_.substr(0, 12) + "… arrived damaged: its sum is another");
   }
-  seal(fd_.get(), path_);
   if (offset_ >= kSyncFrom && ::fsync(fd_.get()) != 0) {
     throw errno_error("cannot write " + path_.string(), errno);
   }
@@ -194,8 +193,11 @@ void BlobWriter::finish() {
   if (::rename(path_.c_str(), blob.c_str()) != 0) {
     throw errno_error("cannot rename " + path_.string(), errno);
   }
-  failpoint("blob.rename.after");
   done_ = true;
+  failpoint("blob.rename.after");
+  // Not before: what is in incoming, another one who brings the same must be able to open. Whoever
+  // finds it unsealed until then sums it.
+  seal(fd_.get(), blob);
 }
 
 // ---- Room
