@@ -87,12 +87,12 @@ TEST_CASE("shared: one person is asked one thing at a time") {
   for (int i = 0; i < 8; ++i) {
     threads.emplace_back([&] {
       milliseconds waited{0};
-      for (int n = 0; n < 50; ++n) shared.ask("?", false, waited);
+      for (int n = 0; n < 50; ++n) shared.ask("?", false, {}, waited);
     });
   }
   for (auto& thread : threads) thread.join();
   SshShared alone;
   milliseconds waited{0};
-  CHECK_FALSE(alone.ask("?", false, waited));
-  CHECK_FALSE(alone.confirm("?", waited));
+  CHECK_FALSE(alone.ask("?", false, {}, waited));
+  CHECK_FALSE(alone.confirm("?", {}, waited));
 }
