@@ -36,7 +36,8 @@ class Access(ClusterCase):
             victim = next(p for p in self.agents("node")
                           if b"node-1" in Path(f"/proc/{p}/cmdline").read_bytes())
             os.kill(victim, signal.SIGKILL)
-            eventually(lambda: self.run_dtrain("exec", "--node", "node-1", "--", "/bin/true").returncode == 0, "it answers")
+            eventually(lambda: self.run_dtrain("exec", "--node", "node-1", "--", "/bin/true",
+                                               deadline=20).returncode == 0, "it answers")
 
     def test_exec_input_waits_for_the_command(self):
         """A command that does not read: what is sent to it does not pile up in our processes."""
@@ -82,7 +83,7 @@ class Access(ClusterCase):
     def test_the_sockets_are_made_again(self):
         for path in self.sockets():
             path.unlink()
-        eventually(lambda: self.run_dtrain("status").returncode == 0, "it answers again")
+        eventually(lambda: self.run_dtrain("status").returncode == 0, "it answers again", 20)
 
     def test_attach_is_a_terminal(self):
         pid, fd = pty.fork()
@@ -93,7 +94,7 @@ class Access(ClusterCase):
 
         def read_until(text):
             nonlocal seen
-            until = time.monotonic() + DEADLINE
+            until = time.monotonic() + 30
             while text not in seen:
                 self.assertLess(time.monotonic(), until, seen)
                 if select.select([fd], [], [], 0.1)[0]:

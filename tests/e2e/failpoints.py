@@ -91,7 +91,7 @@ class PointsCase(FailingCase):
 
     def asked(self, verb, *args):
         """What is only asked may be asked again, while who answers has just crashed."""
-        done = eventually(lambda: (d := self.run_dtrain(verb, *args)).returncode == 0 and d, f"{verb} is answered")
+        done = eventually(lambda: (d := self.run_dtrain(verb, *args)).returncode == 0 and d, f"{verb} is answered", 60)
         return done.stdout
 
     def jobs(self):
@@ -115,7 +115,7 @@ class PointsCase(FailingCase):
         self.check(result)
         self.assertEqual([each["step"] for each in result["checkpoints"]], [2, 3])
         kept = [Path(each["path"]) for each in result["checkpoints"]]
-        eventually(lambda: sorted(kept) == sorted(kept[0].parent.glob("checkpoint_*")), "no other folder is left")
+        eventually(lambda: sorted(kept) == sorted(kept[0].parent.glob("checkpoint_*")), "no other folder is left", 30)
         for path in kept:
             self.assertTrue((path / "manifest.json").exists())
         self.assertEqual(result["metrics"]["loss"], 1 / 3)
@@ -137,8 +137,8 @@ class PointsCase(FailingCase):
         self.assertEqual(broken(seen), [], result)
 
     def remove(self, job):
-        eventually(lambda: self.run_dtrain("rm", "-y", job).returncode in (0, 2), f"{job} is removed")
-        eventually(lambda: not [path for path in below(self.root(), job)], f"no folder of {job} is left")
+        eventually(lambda: self.run_dtrain("rm", "-y", job).returncode in (0, 2), f"{job} is removed", 60)
+        eventually(lambda: not [path for path in below(self.root(), job)], f"no folder of {job} is left", 60)
 
     def remove_all(self):
         """Of a case that failed, so that the next has its cluster to itself."""

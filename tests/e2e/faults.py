@@ -52,7 +52,7 @@ class Faults(ClusterCase):
         self.wait_state(job, "running")
         stop.touch()
         self.wait_state(job, "failed")
-        follower.wait(DEADLINE)
+        follower.wait(60)
         reader.join()
         self.assertEqual(follower.returncode, 1, collected[0][-500:])
         self.assert_whole(collected[0])
@@ -89,7 +89,7 @@ class Faults(ClusterCase):
         eventually(lambda: len(processes_with_environment(env)) >= 6, "the children are there")
         for pid in self.agents("supervise"):
             os.kill(pid, signal.SIGKILL)
-        eventually(lambda: not processes_with_environment(env), "nothing is left")
+        eventually(lambda: not processes_with_environment(env), "nothing is left", 5)
         self.wait_state(job, "failed")
         self.assertIn("supervisor", self.job(job)["error"]["message"])
 
@@ -205,7 +205,7 @@ sys.exit(1)
         eventually(lambda: any(j["state"] == "running" for j in self.json("status")["jobs"]),
                    "it runs")
         follower.send_signal(signal.SIGINT)
-        out, _ = follower.communicate(timeout=DEADLINE)
+        out, _ = follower.communicate(timeout=30)
         self.assertEqual(follower.returncode, 130)
         self.assertIn("dtrain logs -f", out)
         self.assertEqual(self.json("status")["jobs"][0]["state"], "running")

@@ -100,7 +100,7 @@ class Search(Driver):
         (self.folder / "search.yaml").write_text(json.dumps(
             {"command": self.command(), "space": {"lr": 0.1, "epochs": 2, "images": 256, "data": DATA},
              "metric": "accuracy", "mode": "max"}))
-        self.ok("tune", self.folder / "search.yaml", deadline=DEADLINE)
+        self.ok("tune", self.folder / "search.yaml", deadline=120)
         self.assertEqual(self.json("tune", "best")["iteration"], 2)
 
     def test_trials_that_fail_are_the_error(self):

@@ -26,7 +26,7 @@ class Multinode(ClusterCase):
         self.wait_state(job, "running")
         os.kill(self.agents("supervise")[0], signal.SIGKILL)
         self.wait_state(job, "failed")
-        eventually(lambda: not processes_with_environment(f"DTRAIN_JOB_ID={job}"), "all gone")
+        eventually(lambda: not processes_with_environment(f"DTRAIN_JOB_ID={job}"), "all gone", 5)
 
     def test_elastic_range_takes_what_is_there(self):
         out = self.ok("submit", "--nnodes", "2:9", "--", "/bin/sh", "-c", "echo w$WORLD_SIZE")

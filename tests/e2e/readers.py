@@ -198,7 +198,6 @@ class Forward(ClusterCase):
         forward.send_signal(signal.SIGINT)
         self.assertEqual(forward.wait(DEADLINE), 0)
 
-
     def test_it_ends_though_the_head_does_not_answer(self):
         silent, asked = self.silent_head("/v1/forward")
         forward = self.start("forward", "0:node-0:80", env=silent, stderr=subprocess.PIPE)

@@ -48,7 +48,7 @@ class SmallThings(ClusterCase):
         self.assertEqual(self.json("status")["jobs"], [])
 
     def test_forward_to_a_node_that_is_not_there(self):
-        done = self.run_dtrain("forward", "0:node-7:80")
+        done = self.run_dtrain("forward", "0:node-7:80", deadline=20)
         self.assertEqual(done.returncode, 2)
         self.assertIn("there is no node node-7", done.stderr)
         self.assertIn("node-0", done.stderr)

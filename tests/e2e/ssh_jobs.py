@@ -262,7 +262,7 @@ assert answer["ok"], answer
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
         self.start("forward", f"{port}:h1:8000")
-        eventually(lambda: self.answers(port), "the answer comes through")
+        eventually(lambda: self.answers(port), "the answer comes through", 20)
         self.assertTrue(self.answers(port))
 
     def test_ports_come_along_with_a_command(self):

@@ -60,7 +60,7 @@ class Lab(HostsCase):
                                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         process.stdout.readline()
         self.lab[0].drop_connections()
-        self.assertEqual(process.wait(DEADLINE), 255)
+        self.assertEqual(process.wait(10), 255)
         process.stdout.close()
         self.assertEqual(len(self.lab[0].processes(UID, "sleep 1000")), 1)
         self.said(0, "true")
@@ -118,7 +118,7 @@ class Alone(HostsCase):
         self.assertTrue(processes_with("lab-init"))
         process.kill()
         process.wait()
-        eventually(lambda: not processes_with("lab-init") and not processes_with("sshd_config"), "all gone")
+        eventually(lambda: not processes_with("lab-init") and not processes_with("sshd_config"), "all gone", 10)
         self.assertEqual(Path("/proc/mounts").read_text(), mounts)
 
 

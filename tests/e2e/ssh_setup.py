@@ -44,7 +44,7 @@ class Setup(HostsCase):
         up = self.start("up", self.yaml)
         eventually(lambda: all("begin" in self.lines(i, "~/log") for i in (0, 1)), "the command runs")
         up.send_signal(signal.SIGINT)
-        up.communicate(timeout=DEADLINE)
+        up.communicate(timeout=20)
         self.assertNotEqual(up.returncode, 0)
         self.go()
         self.up()

@@ -146,7 +146,7 @@ class Python(ClusterCase):
         base = {k: v for k, v in os.environ.items() if not k.startswith("DTRAIN_")}
         subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
                         str(probe), str(self.folder / "torchrun.")], env={**base, **self.torch}, check=True,
-                       capture_output=True, timeout=DEADLINE)
+                       capture_output=True, timeout=120)
         self.ok("submit", "--nproc-per-node", "2", *self.flags, "--", sys.executable, probe,
                 self.folder / "dtrain.")
         for rank in (0, 1):
