@@ -62,9 +62,9 @@ int run_drain(Context& context, const DrainFlags& options) {
   try {
     answer = client.post("/v1/nodes/" + wire::percent_encode(options.node) + "/drain",
                          {{"undo", options.undo}});
-  } catch (const Error&) {
+  } catch (const Error& error) {
     const int number = signals.next();
-    if (number == 0) throw;
+    if (number == 0 || error.code() != ErrorCode::timeout) throw;
     context.warn("the head has not answered; whether " + options.node +
                  (options.undo ? " is taken back" : " drains") + " is said by dtrain status" +
                  context.cluster_option());

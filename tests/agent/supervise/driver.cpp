@@ -20,6 +20,7 @@
 #include "tests/support/patience.hpp"
 
 namespace dtrain::testing {
+
 void wait_until(const char* what, const std::function<bool()>& holds) {
   const auto until = std::chrono::steady_clock::now() + kPatience;
   while (!holds()) {
