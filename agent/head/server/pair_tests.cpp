@@ -16,6 +16,8 @@ constexpr std::size_t kEachWithEach = 8;
 constexpr auto kDoorLimit = 15s;
 constexpr auto kDialLimit = 5s;
 constexpr auto kTestLimit = 10s;
+// In which the end of a node is heard of that was killed while it was dialled.
+constexpr auto kGoneLimit = 1s;
 
 }  // namespace
 
@@ -80,13 +82,11 @@ void PairTests::start(const JobId& job, int attempt, std::vector<Nodes::PairMemb
     at = same ? tests_.erase(at) : std::next(at);
   }
   auto test = std::make_unique<Test>(
-      Test{random_hex(8), job, attempt, {}, {}, false, asio::steady_timer(context_, kTestLimit)});
+      Test{random_hex(8), job, attempt, {}, {}, false, asio::steady_timer(context_)});
   for (Nodes::PairMember& each : members) {
     test->members.push_back({each.node, std::move(each.address), random_hex(16), 0, false, false});
   }
-  test->limit.async_wait([this, name = test->name](boost::system::error_code stopped) {
-    if (!stopped) give_up(name);
-  });
+  give_up_after(*test, kTestLimit);
   Test& started = *test;
   tests_[started.name] = std::move(test);
   for (const Test::Member& each : started.members) {
@@ -137,8 +137,17 @@ void PairTests::dialled(const NodeId& node, const wire::PairResult& message) {
   }
   if (std::all_of(test->members.begin(), test->members.end(),
                   [](const Test::Member& each) { return each.dialled; })) {
+    // Where one has gone it is no fault of the way, and gone() drops the test.
+    if (!test->broken.empty()) return give_up_after(*test, kGoneLimit);
     finish(message.test);
   }
+}
+
+void PairTests::give_up_after(Test& test, std::chrono::seconds time) {
+  test.limit.expires_after(time);
+  test.limit.async_wait([this, name = test.name](boost::system::error_code stopped) {
+    if (!stopped) give_up(name);
+  });
 }
 
 // Who has not answered is what is wrong.

@@ -2,6 +2,7 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -38,6 +39,7 @@ class PairTests {
   struct Test;
   void dial(Test& test);
   void finish(const std::string& name);
+  void give_up_after(Test& test, std::chrono::seconds time);
   void give_up(const std::string& name);
   void close(const Test& test);
   Test* find(const std::string& name);
