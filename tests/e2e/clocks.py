@@ -85,7 +85,8 @@ class Clocks(FailingCase):
         self.wait_state(self.waits, "succeeded")
         result = self.job(self.works)
         self.assertEqual([attempt["attempt"] for attempt in result["attempts"]], [1])
-        self.assertEqual(self.steps(), list(range(1, len(self.steps()) + 1)))
+        steps = self.steps()
+        self.assertEqual(steps, list(range(1, len(steps) + 1)))
         for text in (said, self.ok("logs", "--json", self.works)):
             self.assertNotIn('"error":{', text)
             for rank in range(2):

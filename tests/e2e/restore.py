@@ -101,7 +101,8 @@ class Restore(RestoreCase):
         self.wait_state(job, "running")
         self.assertEqual(self.agents("supervise"), supervisors)
         eventually(lambda: len(self.steps(job)) > len(committed), "checkpoints are committed")
-        self.assertEqual(self.steps(job), list(range(1, len(self.steps(job)) + 1)))
+        steps = self.steps(job)
+        self.assertEqual(steps, list(range(1, len(steps) + 1)))
         stop.touch()
         self.wait_state(job, "succeeded")
         self.assertEqual([a["attempt"] for a in self.job(job)["attempts"]], [1])
@@ -146,7 +147,8 @@ class Restore(RestoreCase):
         self.assertEqual(said.read_text(), f"began at {newest}\n")
         stop.touch()
         self.wait_state(job, "succeeded")
-        self.assertEqual(self.steps(job), list(range(1, len(self.steps(job)) + 1)))
+        steps = self.steps(job)
+        self.assertEqual(steps, list(range(1, len(steps) + 1)))
 
     def test_what_can_still_be_read_is_not_lost(self):
         self.back_up()
