@@ -151,7 +151,8 @@ class Machine(Host):
             self.script = subprocess.Popen(
                 self.inside("/bin/sh", "-c", 'cd /; for part in /var/lib/cloud/scripts/*; do [ ! -e "$part" ] || "$part"; done'),
                 stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True,
-                env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"})
+                env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root",
+                     "OMP_WAIT_POLICY": "passive"})  # as in hosts.py
 
     def asked(self):
         return asked_of(self.metadata.path).read_text().splitlines()

@@ -160,6 +160,8 @@ class Host:
         path.write_text("\n".join([
             "HostKey /etc/ssh/ssh_host_ed25519_key", "UsePAM no", "PasswordAuthentication no",
             "PermitRootLogin prohibit-password", "UseDNS no", "PidFile /run/sshd.pid",
+            # Hosts share this machine's processors: OpenMP's idle threads sleep, they do not spin.
+            "SetEnv OMP_WAIT_POLICY=passive",
             "Subsystem sftp internal-sftp", *self.options["sshd"], *more, ""]))
         ports = [line.split()[1] for line in [*self.options["sshd"], *more] if line.startswith("Port ")]
         self.port = int(ports[0]) if ports else 22
