@@ -522,9 +522,9 @@ TEST_CASE("down asks first when jobs run, also those of trials and of an older h
           return {400, R"({"error":{"code":"invalid","message":"a status takes jobs=N"}})"};
         }
         if (request.target != "/v1/jobs") return {200, R"({"jobs":[]})"};
-        return {200, json{{"jobs",
-                           {summary("job-aaaaaa", "running"), summary("job-bbbbbb", "stopped")}}}
-                         .dump()};
+        return {200,
+                json{{"jobs", {summary("job-aaaaaa", "running"), summary("job-bbbbbb", "stopped")}}}
+                    .dump()};
       },
       [](FakeHead::Connection&) {});
   const Captured asked = house.run({"down"});
