@@ -41,7 +41,10 @@ std::string gzip_of(std::string_view content) {
   });
   std::string all;
   for (const std::string& member : members) {
-    if (member.empty()) throw Error(ErrorCode::exhausted, "no memory to compress the agent");
+    if (member.empty()) {
+      throw Error(ErrorCode::exhausted,
+                  "no memory to compress " + std::to_string(content.size()) + " bytes");
+    }
     all += member;
   }
   return all;
