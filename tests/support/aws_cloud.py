@@ -137,8 +137,10 @@ class Cloud:
             self._faults.append([action, kind, times, after])
 
     def add_image(self, name):
-        """One more, which is like another; its id."""
+        """One more, which is like another, and newer than all; its id."""
         image = copy.copy(self.backend.amis[self.image])
+        # EC2 tells whole seconds, and moto's own images are each of that in which it came to it.
+        image.creation_date = max(each.creation_date for each in self.backend.amis.values()) + datetime.timedelta(seconds=1)
         image.id, image.name = f"ami-{len(self.backend.amis):017x}", name
         self.backend.amis[image.id] = image
         return image.id
