@@ -102,10 +102,6 @@ class Contained(ClusterCase):
         found.pop(self.first, None)
         return found
 
-    @staticmethod
-    def parent(pid):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
     def tell(self, number=signal.SIGTERM):
         os.kill(self.first, number)
 
@@ -196,7 +192,7 @@ class Contained(ClusterCase):
         # Two forks make a daemon whose parent PID 1 is: one lives on, one has ended.
         self.ok("exec", "--node", "node-1", "--", "/bin/sh", "-c",
                 "(setsid sleep 1000 >/dev/null 2>&1 </dev/null &); (setsid true >/dev/null 2>&1 &); exit 0")
-        eventually(lambda: any(self.parent(pid) == self.first and b"1000" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        eventually(lambda: any(parent_of(pid) == self.first and b"1000" in Path(f"/proc/{pid}/cmdline").read_bytes()
                                for pid in self.inside()), "the daemon is a child of PID 1")
         eventually(lambda: "Z" not in self.inside().values(), "no zombie stays in the box")
         self.tell()
@@ -208,7 +204,7 @@ class Contained(ClusterCase):
         self.ok("exec", "--node", "node-1", "--", "/bin/sh", "-c",
                 "(setsid sh -c 'echo $$ >\"$0\"; exec sleep 1000' \"$0\" </dev/null >/dev/null 2>&1 &)", file)
         pid = int(eventually(lambda: file.exists() and file.read_text(), "there is a daemon"))
-        eventually(lambda: self.parent(pid) == self.first, "it is left to the watch")
+        eventually(lambda: parent_of(pid) == self.first, "it is left to the watch")
         self.tell()
         self.assertEqual(self.end(), 0, self.said())
         self.assertFalse(Path(f"/proc/{pid}").exists())

@@ -67,6 +67,13 @@ def processes_with_environment(entry):
     return found
 
 
+def parent_of(pid):
+    """None: it has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return None
+
+
 def below(folder, pattern="*"):
     """Paths of that name in a tree in which others come and go, which rglob() does not stand."""
     return [Path(parent, name) for parent, folders, files in os.walk(folder)
@@ -314,6 +321,6 @@ def main():
     unittest.main(argv=[sys.argv[0], *sys.argv[1:]], verbosity=2)
 
 
-__all__ = ["BUILD", "DEADLINE", "SOURCE", "DTRAIN", "ClusterCase", "below", "contextlib", "eventually", "main", "processes_with",
-           "processes_with_environment", "json", "os", "re", "signal", "subprocess", "sys", "time",
+__all__ = ["BUILD", "DEADLINE", "SOURCE", "DTRAIN", "ClusterCase", "below", "contextlib", "eventually", "main", "parent_of",
+           "processes_with", "processes_with_environment", "json", "os", "re", "signal", "subprocess", "sys", "time",
            "unittest", "Path"]

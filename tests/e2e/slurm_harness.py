@@ -88,10 +88,7 @@ class SlurmCase(ClusterCase):
     def fail_node(self, name):
         """The machine is dead: nothing of it runs any more, nor says so; slurmctld notices."""
         daemon = int((self.slurm.folder / f"slurmd-{name}.pid").read_text())
-        steps = set()
-        for pid in processes_with_environment(f"SLURMD_NODENAME={name}"):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
-                steps.add(int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]))
+        steps = {parent_of(pid) for pid in processes_with_environment(f"SLURMD_NODENAME={name}")} - {None}
         # All at once: none sees another die and has a word to say about it.
         for sent in (signal.SIGSTOP, signal.SIGKILL):
             for pid in [daemon, *steps, *processes_with_environment(f"SLURMD_NODENAME={name}")]:

@@ -12,12 +12,6 @@ def setUpModule():
     start_slurm(nodes=4, gpus=2)
 
 
-def parent_of(pid):
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-    return 0
-
-
 class HeadCase(SlurmCase):
     def setUp(self):
         super().setUp()
