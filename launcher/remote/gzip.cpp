@@ -10,6 +10,7 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/side_by_side.hpp"
+#include "launcher/core/text.hpp"
 
 namespace dtrain {
 namespace {
@@ -42,8 +43,7 @@ std::string gzip_of(std::string_view content) {
   std::string all;
   for (const std::string& member : members) {
     if (member.empty()) {
-      throw Error(ErrorCode::exhausted,
-                  "no memory to compress " + std::to_string(content.size()) + " bytes");
+      throw Error(ErrorCode::exhausted, "no memory to compress " + human_bytes(content.size()));
     }
     all += member;
   }

@@ -18,6 +18,7 @@
 
 namespace dtrain::head::testing {
 
+// What search_spec_of() is told, for each kind of search.
 inline constexpr const char* kAsha = R"({"num_samples": 9, "max_concurrent": 3,
     "scheduler": {"algorithm": "asha", "max_t": 9, "reduction_factor": 3}})";
 inline constexpr const char* kPromoting = R"({"num_samples": 9, "max_concurrent": 3,
@@ -32,7 +33,7 @@ inline constexpr const char* kTpe = R"({"num_samples": 8, "max_concurrent": 2,
 tune::SearchSpec search_spec_of(const std::string& more);
 
 // What a search's trials run: one rank each on node-0, told what happens by hand. What a head has
-// not acknowledged is told to the next one again, as supervisors do.
+// not acknowledged is told to the next one again, as supervisors do. `world` outlives it.
 class SearchPrograms {
  public:
   explicit SearchPrograms(World& world, int cpus = 4) : world_(world) {
@@ -75,6 +76,7 @@ class SearchPrograms {
     return now != "running" && now != "stopping";
   }
 
+  // The head; the next one hears what this one has not acknowledged.
   void die();
 
   // Takes what was started and stopped. Then one of those that run gets one step further.

@@ -1,3 +1,4 @@
+#include <chrono>
 #include <fstream>
 
 #include "agent/head/store/sqlite.hpp"
