@@ -289,13 +289,7 @@ struct Running : World {
     settle();
   }
   std::string reason() { return engine->job(id).at("reason").get<std::string>(); }
-  int count(const std::string& part) {
-    int found = 0;
-    for (const std::string& message : messages(id)) {
-      if (message.find(part) != std::string::npos) ++found;
-    }
-    return found;
-  }
+  int said(const std::string& part) { return World::said(id, part); }
 };
 
 void ten_seconds(JobSpec& job) {
@@ -419,16 +413,16 @@ TEST_CASE("on_hang report: which rank lags is said once, and that it goes on") {
     for (const int rank : {0, 1, 2}) world.beat(rank, 1, inside(8));
     world.beat(3, 1, out_of(7));
   }
-  CHECK(world.count("hang: ") == 1);
+  CHECK(world.said("hang: ") == 1);
   CHECK(world.asked.size() == 2);
   CHECK(world.stops("node-0", world.id, 1) == 0);
   CHECK_FALSE(world.reason().empty());
   world.beat(3, 1, inside(8));
   world.settle();
   CHECK(world.reason().empty());
-  CHECK(world.count("it goes on, after 2 m 10 s without progress") == 1);
+  CHECK(world.said("it goes on, after 2 m 10 s without progress") == 1);
   world.advance(seconds(10));
-  CHECK(world.count("hang: ") == 2);
+  CHECK(world.said("hang: ") == 2);
   CHECK(world.reason().find("all 4 ranks wait in all_reduce #8") != std::string::npos);
 }
 
@@ -442,9 +436,9 @@ TEST_CASE("where the limit is short, a rank that turns out to be silent is named
   world.advance(seconds(10));
   CHECK(world.reason().find("rank 3 on node-1 (step 1) has not been heard of since") !=
         std::string::npos);
-  CHECK(world.count("hang: ") == 2);
+  CHECK(world.said("hang: ") == 2);
   world.advance(minutes(2));
-  CHECK(world.count("hang: ") == 2);
+  CHECK(world.said("hang: ") == 2);
 }
 
 TEST_CASE("on_hang restart: the attempt fails for it, and the next one begins") {
@@ -470,10 +464,10 @@ TEST_CASE("on_hang restart: the attempt fails for it, and the next one begins") 
   world.kept("node-1", Error(ErrorCode::not_found, "there is no dtrain-profiler"));
   CHECK(world.stops("node-0", world.id, 1) == 1);
   CHECK(world.stops("node-1", world.id, 1) == 1);
-  CHECK(world.count("the stacks of its ranks are kept: dtrain stack --kept " + world.id.str() +
-                    "; not all: node-1: there is no dtrain-profiler") == 1);
+  CHECK(world.said("the stacks of its ranks are kept: dtrain stack --kept " + world.id.str() +
+                   "; not all: node-1: there is no dtrain-profiler") == 1);
   world.advance(minutes(1));
-  CHECK(world.count("hang: ") == 1);
+  CHECK(world.said("hang: ") == 1);
   for (int rank = 0; rank < 4; ++rank) {
     world.exit_rank(rank < 2 ? "node-0" : "node-1", world.id, 1, rank, 143, true);
   }
@@ -495,8 +489,8 @@ TEST_CASE("on_hang restart: nodes that do not say what their ranks do are waited
   CHECK(world.stops("node-0", world.id, 1) == 0);
   world.advance(seconds(1));
   CHECK(world.stops("node-0", world.id, 1) == 1);
-  CHECK(world.count("all 4 ranks wait") == 1);
-  CHECK(world.count(
+  CHECK(world.said("all 4 ranks wait") == 1);
+  CHECK(world.said(
             "the stacks of its ranks are not kept: node-0: it has not answered, and 1 more") == 1);
 }
 
@@ -536,7 +530,7 @@ TEST_CASE("on_hang restart: a job that goes on while its stacks are taken is lef
   world.all(2, inside(9));
   world.settle();
   CHECK(world.reason().empty());
-  CHECK(world.count("it goes on, after 10.0 s without progress") == 1);
+  CHECK(world.said("it goes on, after 10.0 s without progress") == 1);
   world.kept("node-0");
   world.kept("node-1");
   CHECK(world.stops("node-0", world.id, 1) == 0);
@@ -559,7 +553,7 @@ TEST_CASE("on_hang restart: an attempt that ends while its stacks are taken has 
   const auto failed = hanging();
   failed->exit_rank("node-0", failed->id, 1, 0, 3);
   for (const char* node : {"node-0", "node-1"}) failed->kept(node);
-  CHECK(failed->count("the stacks of its ranks are kept") == 1);
+  CHECK(failed->said("the stacks of its ranks are kept") == 1);
   for (const int rank : {1, 2, 3}) {
     failed->exit_rank(rank < 2 ? "node-0" : "node-1", failed->id, 1, rank, 143, true);
   }
@@ -571,7 +565,7 @@ TEST_CASE("on_hang restart: an attempt that ends while its stacks are taken has 
   const auto stopped = hanging();
   stopped->engine->stop(stopped->id, std::nullopt, [](const nlohmann::json&) {});
   for (const char* node : {"node-0", "node-1"}) stopped->kept(node);
-  CHECK(stopped->count("hang: ") == 0);
+  CHECK(stopped->said("hang: ") == 0);
   CHECK(stopped->reason().find("hang") == std::string::npos);
 }
 
@@ -597,10 +591,10 @@ TEST_CASE("on_hang nothing, and jobs of which nothing is known, are left alone")
   });
   silent.all(1, inside(8));
   silent.advance(std::chrono::hours(5));
-  CHECK(silent.count("hang: ") == 0);
+  CHECK(silent.said("hang: ") == 0);
   Running plain;
   plain.advance(std::chrono::hours(5));
-  CHECK(plain.count("hang: ") == 0);
+  CHECK(plain.said("hang: ") == 0);
   // Unless somebody has said how long.
   Running asked(ten_seconds);
   asked.advance(seconds(10));
@@ -619,9 +613,9 @@ TEST_CASE("any report of any rank is progress, and steps make a limit by themsel
   world.advance(minutes(4));
   world.all(21, out_of(21));
   world.advance(seconds(59));
-  CHECK(world.count("hang: ") == 0);
+  CHECK(world.said("hang: ") == 0);
   world.advance(minutes(4));
-  CHECK(world.count("hang: ") == 1);
+  CHECK(world.said("hang: ") == 1);
 }
 
 TEST_CASE("a node that is away, and a head that is started anew, begin the time anew") {
@@ -629,15 +623,15 @@ TEST_CASE("a node that is away, and a head that is started anew, begin the time 
   world.all(1, inside(8));
   world.engine->gone(NodeId("node-1"));
   world.advance(seconds(15));
-  CHECK(world.count("hang: ") == 0);
+  CHECK(world.said("hang: ") == 0);
   world.join("node-1", {{world.id, 1}});
   world.advance(seconds(9));
-  CHECK(world.count("hang: ") == 0);
+  CHECK(world.said("hang: ") == 0);
   world.restart();
   world.join("node-0", {{world.id, 1}});
   world.join("node-1", {{world.id, 1}});
   world.advance(seconds(9));
-  CHECK(world.count("hang: ") == 0);
+  CHECK(world.said("hang: ") == 0);
   world.advance(seconds(1));
-  CHECK(world.count("hang: no rank has reported anything since ") == 1);
+  CHECK(world.said("hang: no rank has reported anything since ") == 1);
 }

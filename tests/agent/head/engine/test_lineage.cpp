@@ -86,13 +86,6 @@ ErrorCode refusal(World& world, const JobSpec& spec) {
   return ErrorCode::internal;
 }
 
-bool has(const std::vector<std::string>& lines, const std::string& part) {
-  for (const std::string& line : lines) {
-    if (line.find(part) != std::string::npos) return true;
-  }
-  return false;
-}
-
 void break_checkpoints(World& world, const JobId& id) {
   const nlohmann::json job = world.engine->job(id);
   for (const nlohmann::json& each : job.at("checkpoints")) {
@@ -113,8 +106,8 @@ TEST_CASE("a resumed job goes on with checkpoints, numbers, metrics and step") {
   const std::string path = world.started("node-0", id, 1).checkpoint.value_or("");
   CHECK(path == checkpoint_folder(world.options.root.storage(id), 1).string());
   CHECK(weights(path) == "six");
-  CHECK(has(world.messages(id), "goes on with " + old.str() + " from step 6"));
-  CHECK(has(world.messages(id), "from checkpoint_000001 (step 6)"));
+  CHECK(world.said(id, "goes on with " + old.str() + " from step 6"));
+  CHECK(world.said(id, "from checkpoint_000001 (step 6)"));
 
   nlohmann::json job = world.engine->job(id);
   CHECK(job.at("resumed_from") == old.str());
@@ -184,7 +177,7 @@ TEST_CASE("what cannot be resumed is refused, with the reason") {
   // One without a checkpoint begins at the start, and says so.
   const JobId again = world.submit(resumed(id));
   CHECK_FALSE(world.started("node-0", again, 1).checkpoint.has_value());
-  CHECK(has(world.messages(again), "has no checkpoint"));
+  CHECK(world.said(again, "has no checkpoint"));
 }
 
 TEST_CASE("a resume whose checkpoints cannot be taken over leaves no job and no files") {

@@ -47,12 +47,6 @@ nlohmann::json store_of(const World& world) {
   return world.engine->status()["cluster"]["store"];
 }
 
-int count(const std::vector<std::string>& messages, const std::string& part) {
-  return static_cast<int>(
-      std::count_if(messages.begin(), messages.end(),
-                    [&](const std::string& each) { return each.find(part) != std::string::npos; }));
-}
-
 // With the folders of jobs that it has.
 void join(World& world, const std::string& node, std::vector<std::pair<JobId, int>> attempts,
           std::vector<JobId> jobs) {
@@ -107,7 +101,7 @@ TEST_CASE("restored: an attempt that ran in the copy, and runs, goes on") {
   world.exit_rank("node-1", job, 1, 0, 0);
   world.finish("node-1", job, 1, Outcome::succeeded);
   world.until([&] { return world.state(job) == "succeeded"; });
-  CHECK(count(world.messages(job), "was restored from a copy") == 1);
+  CHECK(world.said(job, "was restored from a copy") == 1);
 }
 
 TEST_CASE("restored: an attempt that the copy does not know is ended, and its number not used") {
@@ -136,7 +130,7 @@ TEST_CASE("restored: an attempt that the copy does not know is ended, and its nu
   CHECK(world.engine->job(job)["attempt"] == 1008);
   world.restart();
   CHECK(store_of(world)["restored"]["settled"] == true);
-  CHECK(count(world.messages(job), "was restored from a copy") == 1);
+  CHECK(world.said(job, "was restored from a copy") == 1);
 }
 
 TEST_CASE("restored: a job waits for the lease anew when the head dies meanwhile") {
@@ -151,7 +145,7 @@ TEST_CASE("restored: a job waits for the lease anew when the head dies meanwhile
   CHECK(world.starts.empty());
   pass(world, std::chrono::seconds(10));
   world.started("node-1", job, 1001);
-  CHECK(count(world.messages(job), "was restored from a copy") == 1);
+  CHECK(world.said(job, "was restored from a copy") == 1);
   // What is submitted from now on waits for nothing.
   CHECK(world.started("node-1", world.submit(World::spec()), 1).nproc == 1);
 }
@@ -270,7 +264,7 @@ TEST_CASE("restored: checkpoints of after the copy are found, and none is overwr
   const std::uint64_t said = world.seqs.at({"node-1", job.str(), 1});
   lose_database(world);
   world.until([&] { return world.engine->job(job)["checkpoints"].size() == 2; });
-  CHECK(count(world.messages(job), "was found in the storage") == 1);
+  CHECK(world.said(job, "was found in the storage") == 1);
   join(world, "node-1", {{job, 1}}, {job});
   SUBCASE("its report is said again") {
     wire::RankReport report;

@@ -1,7 +1,5 @@
 #include <doctest/doctest.h>
 
-#include <algorithm>
-
 #include "agent/head/engine/queue.hpp"
 #include "agent/head/engine/spares.hpp"
 #include "tests/agent/head/engine/world.hpp"
@@ -85,12 +83,7 @@ struct Spared : World {
     }
     return all;
   }
-  bool said(const std::string& what) {
-    const auto all = messages(job);
-    return std::any_of(all.begin(), all.end(), [&](const std::string& message) {
-      return message.find(what) != std::string::npos;
-    });
-  }
+  int said(const std::string& part) { return World::said(job, part); }
   // The node says that it leaves: no lease is waited for.
   void take_away(const std::string& node, int attempt) {
     engine->leaving(NodeId(node), "its container was told to end", false);

@@ -344,12 +344,7 @@ struct SteppingJob : World {
         steps, 0.5 * each, data * each, 0.1 * each, 0.0, (0.4 - data) * each, 0.5, 0.6, 0.7};
     say(rank < 2 ? "node-0" : "node-1", id, 1, wire::RankBeats{{beat}});
   }
-  int count(const std::string& part) {
-    const Words all = messages(id);
-    return static_cast<int>(std::count_if(all.begin(), all.end(), [&](const std::string& text) {
-      return text.find(part) != std::string::npos;
-    }));
-  }
+  int said(const std::string& part) { return World::said(id, part); }
 };
 
 }  // namespace
@@ -361,9 +356,9 @@ TEST_CASE("a slow rank is an event of its job, and the job shows the times of al
     world.advance(seconds(1));
   }
   world.settle();
-  CHECK(world.count("rank 2 on node-1 is slow: 450 ms a step of its own over the last 20, the "
-                    "median is 150 ms; the difference is data (300 ms of 300 ms)") == 1);
-  CHECK(world.count(" is slow: ") == 1);
+  CHECK(world.said("rank 2 on node-1 is slow: 450 ms a step of its own over the last 20, the "
+                   "median is 150 ms; the difference is data (300 ms of 300 ms)") == 1);
+  CHECK(world.said(" is slow: ") == 1);
   const nlohmann::json ranks = world.engine->job(world.id).at("attempts")[0].at("ranks");
   const nlohmann::json& slow = ranks[2].at("step_times");
   CHECK(slow.at("slow") == true);

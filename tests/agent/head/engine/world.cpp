@@ -1,5 +1,6 @@
 #include "tests/agent/head/engine/world.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -384,6 +385,13 @@ std::vector<std::string> World::messages(const JobId& job) {
     all.push_back(event.at("message").get<std::string>());
   }
   return all;
+}
+
+int World::said(const JobId& job, const std::string& part) {
+  const std::vector<std::string> all = messages(job);
+  return static_cast<int>(std::count_if(all.begin(), all.end(), [&](const std::string& message) {
+    return message.find(part) != std::string::npos;
+  }));
 }
 
 nlohmann::json World::metrics(const JobId& job) {
