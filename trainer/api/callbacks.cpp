@@ -4,12 +4,21 @@
 #include <c10/core/GradMode.h>
 
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "trainer/api/functions.hpp"
 #include "trainer/api/trainer.hpp"
 #include "trainer/core/error.hpp"
 
 namespace dtrain::train {
+
+ModelCheckpoint::ModelCheckpoint(Options options) : options_(std::move(options)) {
+  if (options_.save_top_k == -1) options_.save_top_k.reset();
+  if (options_.save_top_k && *options_.save_top_k < 1) {
+    throw Error("ModelCheckpoint: save_top_k is -1 (all) or at least 1");
+  }
+}
 
 void EarlyStopping::look(Trainer& trainer) {
   const Metrics& metrics = trainer.callback_metrics();
@@ -75,16 +84,23 @@ Metrics ThroughputMonitor::step_metrics(Trainer& trainer) {
 
 void EmaWeights::on_fit_start(Trainer& /*trainer*/, Module& module) {
   std::unordered_map<c10::TensorImpl*, at::Tensor> averages;
+  std::vector<std::pair<at::Tensor, at::Tensor>> of_parameters;
   for (const auto& item : module.named_parameters()) {
     at::Tensor& average = averages[item.value().unsafeGetTensorImpl()];
     if (!average.defined()) {
       average = item.value().detach().clone();
       names_.push_back(item.key());
+      of_parameters.emplace_back(average, item.value());
     }
     average_.emplace(item.key(), average);
   }
   // The tensors themselves, which outlive this callback if the session does.
-  session().keep_tensors("ema", [average = average_] { return average; });
+  session().keep_tensors(
+      "ema", [average = average_] { return average; }, /*alike=*/true,
+      [of_parameters] {
+        const c10::NoGradGuard no_grad;
+        for (const auto& [average, parameter] : of_parameters) average.copy_(parameter);
+      });
 }
 
 void EmaWeights::on_step_end(Trainer& /*trainer*/, Module& module) {

@@ -43,7 +43,8 @@ class Callback {
   virtual void load_state(const nlohmann::json&) {}
 };
 
-// Checkpoints: after each epoch's validation, and every so many steps. Where they go is the
+// Checkpoints: after each epoch's validation, and every so many steps. Each has the means (of an
+// epoch, of a validation) that were taken at its very step, and no older ones. Where they go is the
 // Trainer's default_root_dir, or dtrain's storage. Under dtrain the job's `checkpoint:` says which
 // are kept; else these options do.
 class ModelCheckpoint final : public Callback {
@@ -51,12 +52,13 @@ class ModelCheckpoint final : public Callback {
   struct Options {
     std::int64_t every_n_epochs = 1;       // 0: none at the end of epochs
     std::int64_t every_n_train_steps = 0;  // 0: none between
-    std::optional<int> save_top_k;         // by `monitor`, else the newest; all if unset
-    std::string monitor;                   // a metric
+    std::optional<int> save_top_k;         // by `monitor`, else the newest; all if unset or -1
+    std::string monitor;                   // a metric; what has no value of it is the worst
     Best mode = Best::min;
   };
   ModelCheckpoint() : ModelCheckpoint(Options{}) {}
-  explicit ModelCheckpoint(Options options) : options_(std::move(options)) {}
+  // Throws Error where save_top_k is neither -1 nor at least 1.
+  explicit ModelCheckpoint(Options options);
 
   std::string name() const override { return "model_checkpoint"; }
   const Options& options() const { return options_; }

@@ -117,17 +117,28 @@ void Module::validation_step(const Batch& /*batch*/, std::int64_t /*batch_index*
   throw Error("the module has a val_dataloader but no validation_step");
 }
 
-void Module::log(const std::string& name, double value, const LogOptions& options) {
+LogOptions Module::log_options(const std::string& name, LogOptions options) const {
   if (log_ == nullptr) throw Error("log('" + name + "'): no Trainer runs this module");
-  log_->add(name, value, samples_, options);
+  if (!in_epoch_hook_) return options;
+  if (options.on_step.value_or(false) || !options.on_epoch.value_or(true)) {
+    throw Error("log('" + name + "'): in a hook of an epoch there is no step: on_epoch alone");
+  }
+  options.on_step = false;
+  options.on_epoch = true;
+  return options;
+}
+
+void Module::log(const std::string& name, double value, const LogOptions& options) {
+  const LogOptions its = log_options(name, options);
+  log_->add(name, value, samples_, its);
 }
 
 void Module::log(const std::string& name, const at::Tensor& value, const LogOptions& options) {
-  if (log_ == nullptr) throw Error("log('" + name + "'): no Trainer runs this module");
+  const LogOptions its = log_options(name, options);
   if (!value.defined() || value.numel() != 1) {
     throw Error("log('" + name + "'): the tensor is not one number");
   }
-  log_->add(name, value, samples_, options);
+  log_->add(name, value, samples_, its);
 }
 
 std::vector<NamedParameter> Module::trained_parameters() const {

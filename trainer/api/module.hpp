@@ -75,7 +75,8 @@ class Optimizers {
 };
 
 struct LogOptions {
-  // Unset: on_step in training, on_epoch in validation.
+  // Unset: on_step in training, on_epoch in validation and in the hooks of an epoch, where on_step
+  // is an Error.
   std::optional<bool> on_step = std::nullopt;
   std::optional<bool> on_epoch = std::nullopt;  // the mean over the epoch, by the samples
   bool sync_dist = false;                       // over all ranks; else rank 0's own is what is kept
@@ -209,7 +210,8 @@ class Module : public torch::nn::Module {
     return {*this, optimizer};
   }
 
-  // From training_step and validation_step (and, for values that are ready, the epoch hooks). A
+  // From training_step, validation_step and the epoch hooks; what on_validation_epoch_end and
+  // on_train_epoch_end log is there for callbacks, plateaus and the epoch's checkpoint. A
   // tensor has one number; it is copied where it is, and read when somebody wants to see it, at the
   // latest after log_every_n_steps. Throws Error when no Trainer runs this module.
   void log(const std::string& name, double value, const LogOptions& options = {});
@@ -224,8 +226,11 @@ class Module : public torch::nn::Module {
 
  private:
   friend class Trainer;
+  LogOptions log_options(const std::string& name, LogOptions options) const;  // for where it runs
+
   Trainer* trainer_ = nullptr;
   MetricLog* log_ = nullptr;  // of the phase that runs
+  bool in_epoch_hook_ = false;
   std::int64_t samples_ = 1;  // of the batch that runs
 };
 

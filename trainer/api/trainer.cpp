@@ -34,6 +34,7 @@ TrainerOptions checked(TrainerOptions o) {
     o.check_val_every_n_epoch = 1;
     o.log_every_n_steps = 1;
     o.enable_checkpointing = false;
+    o.default_root_dir.reset();
     o.loggers.clear();
     o.metrics_file.reset();
     o.tensorboard.reset();
@@ -144,7 +145,11 @@ void Trainer::State::begin(Trainer& trainer, std::shared_ptr<Module> its_module)
         {options.tensorboard.has_value(), "tensorboard"},
         {!options.hyperparameters.empty(), "hyperparameters"},
         {options.stop_on_bad_loss, "stop_on_bad_loss"},
-        {options.default_root_dir && !session().can_checkpoint(), "default_root_dir"}};
+        {options.default_root_dir && !session().can_checkpoint(), "default_root_dir"},
+        // Under dtrain it is the job's.
+        {checkpoints != nullptr && checkpoints->save_top_k &&
+             !context().environment().report_socket,
+         "retention"}};
     for (const auto& [is_given, name] : unheard) {
       if (!is_given) continue;
       throw Error("trainer: init() was called before, and its session has the '" +
@@ -209,23 +214,26 @@ void Trainer::State::begin(Trainer& trainer, std::shared_ptr<Module> its_module)
                     .alike = true});
   }
   keep_loop();
-  place = get_checkpoint().value_or(Place{});
+  if (!options.fast_dev_run) place = get_checkpoint().value_or(Place{});
   if (place.step > 0) checkpointed_at = place.step;
 }
 
 // Callbacks decide by metrics: after a resume they must see what they would have seen.
 void Trainer::State::keep_loop() {
-  session().keep("trainer", {.save =
-                                 [its = kept] {
-                                   return nlohmann::json{{"metrics", metrics_to_json(its->metrics)},
-                                                         {"validation_due", its->validation_due}};
-                                 },
-                             .load =
-                                 [its = kept](const nlohmann::json& state) {
-                                   its->metrics = metrics_from_json(state.at("metrics"));
-                                   its->validation_due = state.at("validation_due").get<bool>();
-                                 },
-                             .alike = true});
+  session().keep("trainer",
+                 {.save =
+                      [its = kept] {
+                        return nlohmann::json{{"metrics", metrics_to_json(its->metrics)},
+                                              {"means", its->means},
+                                              {"validation_due", its->validation_due}};
+                      },
+                  .load =
+                      [its = kept](const nlohmann::json& state) {
+                        its->metrics = metrics_from_json(state.at("metrics"));
+                        state.value("means", nlohmann::json::object()).get_to(its->means);
+                        its->validation_due = state.at("validation_due").get<bool>();
+                      },
+                  .alike = true});
   // Metrics that are not synced, and sums, are each rank's own.
   session().keep("trainer_rank", {.save =
                                       [its = kept] {

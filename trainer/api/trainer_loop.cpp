@@ -148,8 +148,32 @@ bool Trainer::State::checkpoint_due() const {
 void Trainer::State::checkpoint(const Place& at) {
   train_log.late().read();  // a loss that ends the training does so before it is kept
   if (checkpoints == nullptr) return;
-  report(metrics, at);
+  report(metrics_of_step(), at);
   checkpointed_at = place.step;
+}
+
+void Trainer::State::take_means(MetricLog& log) {
+  for (const auto& [name, value] : log.take_epoch(context())) {
+    metrics[name] = value;
+    kept->means[name] = place.step;
+  }
+}
+
+Metrics Trainer::State::metrics_of_step() const {
+  Metrics its = metrics;
+  for (const auto& [name, step] : kept->means) {
+    if (step != place.step) its.erase(name);
+  }
+  return its;
+}
+
+Metrics Trainer::State::means_of_step() const {
+  Metrics its;
+  for (const auto& [name, step] : kept->means) {
+    const auto found = metrics.find(name);  // the steps are rank 0's, the metrics each rank's own
+    if (step == place.step && found != metrics.end()) its.insert(*found);
+  }
+  return its;
 }
 
 bool Trainer::State::validate(Trainer& trainer, bool may_leave) {
@@ -160,9 +184,10 @@ bool Trainer::State::validate(Trainer& trainer, bool may_leave) {
   bool told = false;
   if (options.ddp.broadcast_buffers) ddp->sync_buffers();
   module->eval();
-  module->on_validation_epoch_start();
-  each([&](Callback& callback) { callback.on_validation_start(trainer, *module); });
-  module->log_ = &val_log;
+  call_epoch_hooks(val_log, [&] {
+    module->on_validation_epoch_start();
+    each([&](Callback& callback) { callback.on_validation_start(trainer, *module); });
+  });
   {
     const c10::NoGradGuard no_grad;
     const std::unique_ptr<Autocast> in_precision = autocast();
@@ -178,18 +203,22 @@ bool Trainer::State::validate(Trainer& trainer, bool may_leave) {
       }
     }
   }
-  const Metrics means = val_log.take_epoch(context());
   // Ranks have different numbers of batches, so that they agree here only.
   if (context().all_reduce_sum(told ? 1.0 : 0.0) > 0) {
+    val_log.take_epoch(context());
     each([&](Callback& callback) { callback.on_validation_broken_off(trainer, *module); });
     set_generator_state(generators, context().device());
     modes.restore(*module);
     module->log_ = &train_log;
     return false;
   }
-  for (const auto& [name, value] : means) metrics[name] = value;
-  module->on_validation_epoch_end();
-  each([&](Callback& callback) { callback.on_validation_end(trainer, *module); });
+  take_means(val_log);
+  call_epoch_hooks(val_log, [&] { module->on_validation_epoch_end(); });
+  take_means(val_log);
+  call_epoch_hooks(val_log, [&] {
+    each([&](Callback& callback) { callback.on_validation_end(trainer, *module); });
+  });
+  take_means(val_log);
   module->log_ = &train_log;
   modes.restore(*module);
   agree_to_stop();
@@ -210,11 +239,13 @@ void Trainer::State::run_epoch(Trainer& trainer) {
   const std::int64_t began_at = place.position;
   std::int64_t index = batches_done();
   const bool begins = index == 0;
-  module->log_ = &train_log;
   if (begins) {
-    module->on_train_epoch_start();
-    each([&](Callback& callback) { callback.on_train_epoch_start(trainer, *module); });
+    call_epoch_hooks(train_log, [&] {
+      module->on_train_epoch_start();
+      each([&](Callback& callback) { callback.on_train_epoch_start(trainer, *module); });
+    });
   }
+  module->log_ = &train_log;
   const bool validates_now =
       val_every > 0 && val_batches > 0 && (place.epoch + 1) % options.check_val_every_n_epoch == 0;
   std::int64_t validated_at = -1;
@@ -248,6 +279,10 @@ void Trainer::State::run_epoch(Trainer& trainer) {
     if (validates_now && index / val_every > (index - done.batches) / val_every) {
       if (!validate(trainer, /*may_leave=*/true)) return leave_for_validation();
       validated_at = index;
+      // Within an epoch, where neither its end nor a checkpoint tells of it.
+      if (index < train_batches && !checkpoint_due()) {
+        session().report(place.step, means_of_step(), place.epoch);
+      }
     }
     if (session().preempted()) {
       preempted = true;
@@ -269,20 +304,22 @@ void Trainer::State::run_epoch(Trainer& trainer) {
     if (!validate(trainer, /*may_leave=*/true)) return leave_for_validation();
     validated_at = index;
   }
-  if (any || begins || whole) {
-    for (const auto& [name, value] : train_log.take_epoch(context())) metrics[name] = value;
-  }
+  if (any || begins || whole) take_means(train_log);
   if (train_data->skipped()) {
     metrics["skipped_samples"] =
         all_reduce_sum(static_cast<double>(train_data->skipped()->count()));
   }
   if (whole) {
+    call_epoch_hooks(train_log, [&] { module->on_train_epoch_end(); });
+    take_means(train_log);
     if (automatic) {
       if (moving[0].scheduler) moving[0].scheduler->after_epoch();
       look_for_plateaus(Scheduler::Per::epoch, place.epoch + 1);
     }
-    module->on_train_epoch_end();
-    each([&](Callback& callback) { callback.on_train_epoch_end(trainer, *module); });
+    call_epoch_hooks(train_log, [&] {
+      each([&](Callback& callback) { callback.on_train_epoch_end(trainer, *module); });
+    });
+    take_means(train_log);
     agree_to_stop();
   }
   module->log_ = nullptr;
@@ -294,7 +331,7 @@ void Trainer::State::run_epoch(Trainer& trainer) {
   if ((whole && (by_epoch || by_step)) || preempted) {
     checkpoint(next);
   } else if (!metrics.empty() && (whole || validated_at >= 0)) {
-    session().report(place.step, metrics, place.epoch);
+    session().report(place.step, metrics_of_step(), place.epoch);
   }
   place = next;
 }

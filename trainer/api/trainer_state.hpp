@@ -2,8 +2,10 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "trainer/api/trainer.hpp"
 #include "trainer/report/step_times.hpp"
@@ -47,7 +49,9 @@ struct Trainer::State {
   struct Kept {
     MetricLog train_log{true, false};  // and the losses of steps, in its late values
     Metrics metrics;                   // callback_metrics
-    bool validation_due = false;       // one was broken off: it comes before the next step
+    // Which of them are means over an epoch or a validation, and the step that these ended at.
+    std::map<std::string, std::int64_t> means;
+    bool validation_due = false;  // one was broken off: it comes before the next step
   };
   const std::shared_ptr<Kept> kept = std::make_shared<Kept>();
   MetricLog& train_log = kept->train_log;
@@ -91,6 +95,24 @@ struct Trainer::State {
   void end_window(Trainer& trainer, std::int64_t batches);
   LrFinderResult find_lr(const LrFinderOptions& its);
   void keep_loop();
+  // The hooks of an epoch's begin and end, the module's and the callbacks': log() in them is for
+  // the whole epoch.
+  template <typename Hooks>
+  void call_epoch_hooks(MetricLog& log, Hooks hooks) {
+    struct In {
+      bool& hook;
+      ~In() { hook = false; }
+    } const in{module->in_epoch_hook_ = true};
+    module->log_ = &log;
+    module->samples_ = 1;
+    hooks();
+  }
+  // The means of what was logged since the last call go into the metrics. Collective.
+  void take_means(MetricLog& log);
+  // The metrics without means that were taken at another step: weights that have changed since are
+  // not what was measured.
+  Metrics metrics_of_step() const;
+  Metrics means_of_step() const;  // those that were taken at it, alone
   // False if it was broken off, on all ranks, because one of them was told to go and it may leave.
   bool validate(Trainer& trainer, bool may_leave);
   void leave_for_validation();

@@ -41,13 +41,13 @@ void check_size(const fs::path& folder, const FileRecord& file) {
     throw DamagedCheckpoint(path.string() + ": is missing");
   }
   if (status.type() == fs::file_type::none) {
-    throw Error("cannot stat " + path.string() + ": " + error.message());
+    throw errno_error("cannot stat " + path.string(), error.value());
   }
   if (status.type() != fs::file_type::regular) {
     throw DamagedCheckpoint(path.string() + ": not a regular file");
   }
   const std::uintmax_t size = fs::file_size(path, error);
-  if (error) throw Error("cannot stat " + path.string() + ": " + error.message());
+  if (error) throw errno_error("cannot stat " + path.string(), error.value());
   if (size != file.size) {
     throw DamagedCheckpoint(path.string() + ": has " + std::to_string(size) +
                             " bytes, its record says " + std::to_string(file.size));
@@ -222,8 +222,12 @@ void verify_checkpoint(const Checkpoint& checkpoint, int part, int parts) {
 
 std::vector<Checkpoint> list_checkpoints(const fs::path& storage, const Warn& warn) {
   std::vector<Checkpoint> checkpoints;
+  const fs::path folder = checkpoints_folder(storage);
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(checkpoints_folder(storage), error)) {
+  fs::directory_iterator entries(folder, error);
+  if (error == std::errc::no_such_file_or_directory) return checkpoints;
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
+    const fs::directory_entry& entry = *entries;
     const auto number = checkpoint_number(entry.path().filename().string());
     if (!number) continue;
     try {
@@ -233,9 +237,12 @@ std::vector<Checkpoint> list_checkpoints(const fs::path& storage, const Warn& wa
         throw Error(entry.path().string() + ": its manifest has another number");
       }
     } catch (const Error& problem) {
+      const int why = problem.error_number();
+      if (why != 0 && why != ENOENT && why != ENOTDIR) throw;
       warn(std::string("passed over a checkpoint that is not whole: ") + problem.what());
     }
   }
+  if (error) throw errno_error("cannot read " + folder.string(), error.value());
   std::sort(checkpoints.begin(), checkpoints.end(),
             [](const auto& a, const auto& b) { return a.manifest.number < b.manifest.number; });
   return checkpoints;
@@ -281,8 +288,13 @@ std::vector<std::int64_t> checkpoints_to_remove(const std::vector<Checkpoint>& c
 
 void remove_checkpoints(const fs::path& storage, const Retention& retention,
                         std::optional<std::int64_t> in_use, const Warn& warn) {
-  for (const std::int64_t number :
-       checkpoints_to_remove(list_checkpoints(storage, warn), retention, in_use)) {
+  std::vector<std::int64_t> numbers;
+  try {
+    numbers = checkpoints_to_remove(list_checkpoints(storage, warn), retention, in_use);
+  } catch (const Error& problem) {
+    warn(std::string("no checkpoint is removed: ") + problem.what());
+  }
+  for (const std::int64_t number : numbers) {
     const fs::path folder = checkpoints_folder(storage) / checkpoint_name(number);
     std::error_code error;
     // The manifest goes first: half removed must not look whole.

@@ -93,7 +93,8 @@ void verify_checkpoint(const Checkpoint& checkpoint, int part = 0, int parts = 1
 // again.
 inline constexpr const char* kBadSuffix = ".bad";
 
-// All whole checkpoints, by number. What is not whole is passed over and told to `warn`.
+// All whole checkpoints, by number; none where there is no folder of them. What is not whole is
+// passed over and told to `warn`. Throws Error where the folder, or a manifest, cannot be read.
 using Warn = std::function<void(const std::string& message)>;
 std::vector<Checkpoint> list_checkpoints(const std::filesystem::path& storage, const Warn& warn);
 
@@ -114,6 +115,7 @@ std::vector<Checkpoint> best_first(std::vector<Checkpoint> checkpoints, const Re
 std::vector<std::int64_t> checkpoints_to_remove(const std::vector<Checkpoint>& checkpoints,
                                                 const Retention& retention,
                                                 std::optional<std::int64_t> in_use = std::nullopt);
+// What cannot be removed, or looked at, is told to `warn`, and stays.
 void remove_checkpoints(const std::filesystem::path& storage, const Retention& retention,
                         std::optional<std::int64_t> in_use, const Warn& warn);
 

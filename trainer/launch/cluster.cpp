@@ -68,6 +68,9 @@ void check(const RunConfig& run) {
   if (run.failure_config.max_failures < -1) {
     throw Error("FailureConfig: max_failures is -1 (without end) or more");
   }
+  if (run.checkpoint_config.num_to_keep.value_or(1) < 1) {
+    throw Error("CheckpointConfig: num_to_keep must be at least 1");
+  }
   const std::string& order = run.checkpoint_config.score_order;
   if (order != "max" && order != "min") {
     throw Error("CheckpointConfig: score_order is max or min, not '" + order + "'");

@@ -24,6 +24,8 @@ class LrScheduler {
   // For the checkpoint. load_state throws Error when the state is that of another one.
   virtual nlohmann::json state() const = 0;
   virtual void load_state(const nlohmann::json& state) = 0;
+  // At a resume from a checkpoint that has no state of it.
+  virtual void begin_anew() {}
 
  protected:
   explicit LrScheduler(Optimizer& optimizer);
@@ -52,6 +54,8 @@ class Scheduler final : public LrScheduler {
   nlohmann::json state() const override;
   // Throws Error when the schedule was another one.
   void load_state(const nlohmann::json& state) override;
+  // The rate of step 0 takes the place of the checkpoint's.
+  void begin_anew() override { apply(); }
 
  private:
   void apply();

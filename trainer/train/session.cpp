@@ -37,6 +37,9 @@ Session::Session(Context& context, Options options)
       options_(std::move(options)),
       exceptions_at_birth_(std::uncaught_exceptions()) {
   const Environment& env = context.environment();
+  if (options_.retention.num_to_keep.value_or(1) < 1) {
+    throw Error("session: retention.num_to_keep must be at least 1");
+  }
   storage_ = env.storage_path ? env.storage_path : options_.storage;
   if (env.report_socket) {
     reporter_ = std::make_unique<Reporter>(*env.report_socket);
@@ -87,10 +90,10 @@ void Session::keep(const std::string& name, Kept kept) {
   }
 }
 
-void Session::keep_tensors(const std::string& name, std::function<TensorMap()> tensors,
-                           bool alike) {
+void Session::keep_tensors(const std::string& name, std::function<TensorMap()> tensors, bool alike,
+                           std::function<void()> begin) {
   if (!is_plain_path(name) || name == "model" || name == "optimizer" ||
-      !tensors_.emplace(name, KeptTensorMap{std::move(tensors), alike}).second) {
+      !tensors_.emplace(name, KeptTensorMap{std::move(tensors), alike, std::move(begin)}).second) {
     throw Error("session: '" + name + "' cannot be a name of tensors to keep");
   }
 }

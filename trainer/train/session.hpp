@@ -67,7 +67,8 @@ class Session {
   // by report() and resume(), and must stay good as long as the session: let them own what they
   // use.
   void keep(const std::string& name, Kept kept);
-  void keep_tensors(const std::string& name, std::function<TensorMap()> tensors, bool alike = true);
+  void keep_tensors(const std::string& name, std::function<TensorMap()> tensors, bool alike = true,
+                    std::function<void()> begin = nullptr);
 
   // Loads the newest checkpoint, if there is one: DTRAIN_CHECKPOINT, else, without dtrain, the
   // newest one in the storage. Restores model, optimizer, what is kept and this rank's generators,

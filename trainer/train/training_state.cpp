@@ -63,6 +63,7 @@ void load_states(const json& saved, const KeptStates& states, bool alike, const 
       kept.load(saved.at(name));
     } else {
       warn("the checkpoint has no state '" + name + "': it begins anew");
+      if (kept.begin) kept.begin();
     }
   }
   for (const auto& [name, value] : saved.items()) {
@@ -108,6 +109,7 @@ void load_kept_tensors(const Checkpoint& checkpoint, const KeptTensors& all, con
     const TensorMap mine = kept.tensors();
     if (saved.empty() && !mine.empty()) {
       warn("the checkpoint has no tensors '" + name + "': they begin anew");
+      if (kept.begin) kept.begin();
     } else {
       load_tensors(name, mine, saved);
     }

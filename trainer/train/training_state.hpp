@@ -31,20 +31,23 @@ void set_generator_state(const at::Tensor& state, c10::Device device);
 // What a training remembers beside model and optimizer: a scheduler, a scaler, how an iterable data
 // set stands. `alike`: the same on every rank, and kept once; else each rank's own, which is there
 // again only for the same number of ranks. Both functions are called on every rank, and may be
-// collective.
+// collective. `begin`, if there is one, is called in place of `load` where a checkpoint has no such
+// state, once model and optimizer are loaded: what a schedule says of the rate is not theirs.
 struct Kept {
   std::function<nlohmann::json()> save;
   std::function<void(const nlohmann::json&)> load;
   bool alike = true;
+  std::function<void()> begin = nullptr;
 };
 using KeptStates = std::map<std::string, Kept>;
 
 // Tensors beside model and optimizer: they are copied from at a checkpoint, and into at a resume.
 // `alike`: the same on every rank (averaged weights); else each rank's own (its batch norms'
-// statistics), which come back only for the same number of ranks.
+// statistics), which come back only for the same number of ranks. `begin` as for Kept.
 struct KeptTensorMap {
   std::function<TensorMap()> tensors;
   bool alike = true;
+  std::function<void()> begin = nullptr;
 };
 using KeptTensors = std::map<std::string, KeptTensorMap>;
 

@@ -128,6 +128,88 @@ TEST_CASE("loggers get the hyperparameters, all metrics by step and epoch, and t
   shutdown();
 }
 
+TEST_CASE("what hooks of an epoch log is there at once, for callbacks, plateaus and checkpoints") {
+  class Hooks final : public SmallModule {
+   public:
+    Hooks() : SmallModule({}) {}
+    void on_validation_epoch_start() override { log("val_begun", ++validations); }
+    void on_validation_epoch_end() override { log("val_f1", validations); }
+    void on_train_epoch_start() override { log("begun", at::full({}, ++epochs)); }
+    void on_train_epoch_end() override {
+      log("done", epochs);
+      CHECK(contains(message_of<Error>([&] { log("x", 1.0, {.on_step = true}); }), "on_epoch"));
+      CHECK(contains(message_of<Error>([&] { log("x", 1.0, {.on_epoch = false}); }), "on_epoch"));
+    }
+    Optimizers configure_optimizers() override {
+      return {std::make_shared<Sgd>(trained_parameters(), SgdOptions{.lr = 0.1}),
+              Plateau{.monitor = "done"}};
+    }
+    double validations = 0;
+    double epochs = 0;
+  };
+  class Looking final : public Callback {
+   public:
+    std::string name() const override { return "looking"; }
+    void on_validation_end(Trainer& trainer, Module& module) override {
+      seen.push_back(trainer.callback_metrics().at("val_f1"));
+      CHECK(trainer.callback_metrics().at("val_begun") == seen.back());
+      module.log("looked", static_cast<double>(seen.size()));
+    }
+    void on_train_epoch_end(Trainer& trainer, Module&) override {
+      CHECK(trainer.callback_metrics().at("done") == trainer.callback_metrics().at("begun"));
+      CHECK(trainer.callback_metrics().at("looked") == static_cast<double>(seen.size()));
+    }
+    std::vector<double> seen;
+  };
+  const TemporaryFolder folder;
+  const auto looking = std::make_shared<Looking>();
+  EarlyStopping::Options better{.monitor = "val_f1", .mode = Best::max, .patience = 1};
+  TrainerOptions options;
+  options.max_epochs = 3;
+  options.default_root_dir = folder / "storage";
+  options.callbacks = {std::make_shared<EarlyStopping>(better), looking};
+  Trainer(options).fit(std::make_shared<Hooks>());
+  CHECK(looking->seen == std::vector<double>{1, 2, 3});
+  double epoch = 0;
+  for (const Checkpoint& each : list_checkpoints(folder / "storage", [](const auto&) {})) {
+    ++epoch;
+    for (const char* name : {"val_begun", "val_f1", "begun", "done", "looked"}) {
+      CAPTURE(name);
+      CHECK(each.manifest.metrics.at(name) == epoch);
+    }
+  }
+  CHECK(epoch == 3);
+}
+
+TEST_CASE(
+    "a validation within an epoch is reported at its step, and not again at the epoch's end") {
+  class Validations final : public Logger {
+   public:
+    std::string name() const override { return "validations"; }
+    void log_metrics(std::int64_t step, std::optional<std::int64_t>,
+                     const Metrics& metrics) override {
+      if (metrics.contains("val_loss")) steps.push_back(step);
+    }
+    std::vector<std::int64_t> steps;
+  };
+  const TemporaryFolder folder;
+  TrainerOptions options;
+  options.val_check_interval = 4;  // of 10 batches
+  options.max_epochs = 2;
+  const auto run = [&] {
+    const auto told = std::make_shared<Validations>();
+    options.loggers = {told};
+    Trainer(options).fit(std::make_shared<SmallModule>(SmallModule::Options{}));
+    return told->steps;
+  };
+  CHECK(run() == std::vector<std::int64_t>{4, 8, 14, 18});
+  // With a checkpoint there, it is the checkpoint's report.
+  options.default_root_dir = folder / "storage";
+  options.callbacks = {
+      std::make_shared<ModelCheckpoint>(ModelCheckpoint::Options{.every_n_train_steps = 4})};
+  CHECK(run() == std::vector<std::int64_t>{4, 8, 14, 18});
+}
+
 TEST_CASE("settings of the device: what contradicts itself or is not known is refused") {
   const auto problem = [](auto change) {
     TrainerOptions options;

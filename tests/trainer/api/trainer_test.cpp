@@ -191,6 +191,16 @@ TEST_CASE("how long, and how much of the data") {
     CHECK(!std::filesystem::exists(folder.path() / "metrics"));
     CHECK(!std::filesystem::exists(folder.path() / "storage/checkpoints/checkpoint_000000"));
   }
+  SUBCASE("one batch of each, also where there is a checkpoint") {
+    const TemporaryFolder folder;
+    options.default_root_dir = folder.path() / "storage";
+    run(options);
+    CHECK(std::filesystem::exists(folder.path() / "storage/checkpoints/checkpoint_000000"));
+    options.fast_dev_run = true;
+    const auto counter = run(options);
+    CHECK(counter->batches == 1);
+    CHECK(counter->validated_at == std::vector<std::int64_t>{1});
+  }
 }
 
 TEST_CASE("options that make no sense are refused with their names") {
@@ -224,6 +234,18 @@ TEST_CASE("options that make no sense are refused with their names") {
                    o.callbacks = {std::make_shared<EarlyStopping>(stopping)};
                  }),
                  "no metric 'no_such'"));
+  for (const int count : {0, -2}) {
+    const std::string words =
+        message_of<Error>([&] { ModelCheckpoint(ModelCheckpoint::Options{.save_top_k = count}); });
+    CHECK(words == "ModelCheckpoint: save_top_k is -1 (all) or at least 1");
+  }
+  init();
+  CHECK(contains(problem([](auto& o) {
+                   o.callbacks = {std::make_shared<ModelCheckpoint>(
+                       ModelCheckpoint::Options{.save_top_k = 2})};
+                 }),
+                 "its session has the 'retention'"));
+  shutdown();
   CHECK((strategy_of("horovod") == strategy_of("ring")));
 }
 
@@ -279,6 +301,91 @@ TEST_CASE("the best checkpoints are kept, by what is monitored") {
   }
   CHECK(kept >= 2);
   CHECK(kept <= 3);  // the two best, and the newest if it is not among them
+}
+
+TEST_CASE("a checkpoint has a validation's metrics only where its weights were validated") {
+  const TemporaryFolder folder;
+  ModelCheckpoint::Options keep;
+  keep.every_n_train_steps = 3;
+  keep.monitor = "val_loss";
+  const auto run = [&](std::int64_t steps) {
+    TrainerOptions options;
+    options.max_epochs = -1;
+    options.max_steps = steps;
+    options.default_root_dir = folder / "storage";
+    options.callbacks = {std::make_shared<ModelCheckpoint>(keep)};
+    Trainer(options).fit(small());
+  };
+  const auto steps = [&](bool validated) {
+    std::vector<std::int64_t> found;
+    for (const Checkpoint& each : list_checkpoints(folder / "storage", [](const auto&) {})) {
+      if (each.manifest.metrics.contains("val_loss") == validated) {
+        found.push_back(each.manifest.step);
+      }
+    }
+    return found;
+  };
+  SUBCASE("all of them, also after a resume") {
+    keep.save_top_k = -1;
+    run(17);
+    CHECK(steps(true) == std::vector<std::int64_t>{10});
+    CHECK(steps(false) == std::vector<std::int64_t>{3, 6, 9, 12, 15, 17});
+    run(20);
+    CHECK(steps(true) == std::vector<std::int64_t>{10, 20});
+    CHECK(steps(false) == std::vector<std::int64_t>{3, 6, 9, 12, 15, 17, 18});
+  }
+  SUBCASE("the best is one that was validated") {
+    keep.save_top_k = 1;
+    run(17);
+    CHECK(steps(true) == std::vector<std::int64_t>{10});
+    CHECK(steps(false) == std::vector<std::int64_t>{17});  // the newest
+  }
+}
+
+TEST_CASE("what a checkpoint knows nothing of begins at the weights that it has") {
+  const TemporaryFolder folder;
+  const auto fit = [&](bool plain, std::vector<std::shared_ptr<Callback>> callbacks) {
+    TrainerOptions options;
+    options.max_epochs = 1;
+    options.default_root_dir = folder / "storage";
+    options.callbacks = std::move(callbacks);
+    auto trainer = std::make_unique<Trainer>(options);
+    auto module = small(plain);
+    trainer->fit(module);
+    return std::pair(std::move(trainer), std::move(module));
+  };
+  auto trained = fit(true, {}).second;
+  const auto ema = std::make_shared<EmaWeights>(0.999);
+  const auto again = fit(true, {ema});
+  CHECK(again.first->global_step() == 10);
+  CHECK(near(*again.second, *trained));
+  for (const auto& [name, average] : ema->average()) {
+    CHECK(average.equal(again.second->named_parameters()[name]));
+  }
+}
+
+TEST_CASE("a schedule that a checkpoint knows nothing of begins at its own rate") {
+  class Rated final : public SmallModule {
+   public:
+    Rated(double lr, SchedulePtr schedule)
+        : SmallModule({}), lr_(lr), schedule_(std::move(schedule)) {}
+    Optimizers configure_optimizers() override {
+      return {std::make_shared<Sgd>(trained_parameters(), SgdOptions{.lr = lr_}), schedule_};
+    }
+
+   private:
+    double lr_;
+    SchedulePtr schedule_;
+  };
+  const TemporaryFolder folder;
+  TrainerOptions options;
+  options.max_epochs = 1;
+  options.default_root_dir = folder / "storage";
+  Trainer(options).fit(std::make_shared<Rated>(0.1, nullptr));
+  Trainer again(options);
+  again.fit(std::make_shared<Rated>(1e-3, exponential_schedule(0.5)));
+  CHECK(again.global_step() == 10);
+  CHECK(again.optimizer().lr() == 1e-3);
 }
 
 TEST_CASE("averaged weights are validated with, and trained weights stay") {

@@ -170,6 +170,32 @@ TEST_CASE("the newest whole checkpoint is taken, a broken one passed over with a
   CHECK(commit(storage.path(), 40).filename() == "checkpoint_000003");
 }
 
+TEST_CASE("what cannot be read is an error, and no reason to take another") {
+  const TemporaryFolder storage;
+  Warnings warnings;
+  commit(storage.path(), 10);
+  const fs::path second = commit(storage.path(), 20);
+  const auto look = [&] {
+    return message_of<Error>([&] { list_checkpoints(storage.path(), warnings.sink()); });
+  };
+  SUBCASE("a manifest") {
+    fs::remove(second / "manifest.json");
+    fs::create_directory(second / "manifest.json");
+    CHECK(contains(look(), "checkpoint_000001/manifest.json: Is a directory"));
+    // Training goes on: nothing is removed.
+    remove_checkpoints(storage.path(), {.num_to_keep = 1, .score_attribute = {}}, {},
+                       warnings.sink());
+    REQUIRE(warnings.list.size() == 1);
+    CHECK(contains(warnings.list[0], "no checkpoint is removed: "));
+    CHECK(fs::exists(storage / "checkpoints/checkpoint_000000/manifest.json"));
+  }
+  SUBCASE("the folder of them") {
+    fs::rename(storage / "checkpoints", storage / "elsewhere");
+    write_file(storage / "checkpoints", "");
+    CHECK(contains(look(), "cannot read " + (storage / "checkpoints").string() + ": Not a dir"));
+  }
+}
+
 TEST_CASE("a flipped bit is found by the sums") {
   const TemporaryFolder storage;
   const fs::path folder = commit(storage.path(), 10);

@@ -112,6 +112,8 @@ TEST_CASE("a job is submitted with what the configurations say, and nothing else
   CHECK_THROWS_WITH(submit_words({}, {.checkpoint_config = {.score_order = "up"}}, {1, 1}, {"t"}),
                     "CheckpointConfig: score_order is max or min, not 'up'");
   CHECK_THROWS_AS(submit_words({}, {.failure_config = {.max_failures = -2}}, {1, 1}, {"t"}), Error);
+  CHECK_THROWS_WITH_AS(submit_words({}, {.checkpoint_config = {.num_to_keep = 0}}, {1, 1}, {"t"}),
+                       "CheckpointConfig: num_to_keep must be at least 1", Error);
 }
 
 TEST_CASE("a result has the metrics, the checkpoints with the best first, and the cause") {

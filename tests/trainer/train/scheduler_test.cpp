@@ -68,6 +68,12 @@ TEST_CASE("a schedule goes on from its state, and refuses another's") {
   scheduler.after_step();
   CHECK(other->lr() == optimizer->lr());
 
+  const auto third = sgd();
+  Scheduler fresh(*third, make());
+  third->set_lr(3);  // of a checkpoint that has no schedule
+  fresh.begin_anew();
+  CHECK(third->lr() == 0.5);
+
   Scheduler stranger(*other, cosine_schedule(101));
   CHECK(contains(message_of<Error>([&] { stranger.load_state(state); }), "\"steps\":100"));
   CHECK(contains(message_of<Error>([&] { resumed.load_state({{"done", 1}}); }), "not its state"));

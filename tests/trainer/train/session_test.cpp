@@ -331,9 +331,24 @@ TEST_CASE("what is kept beside model and optimizer comes back") {
   average.zero_();
   Session session(context, quiet(storage.path()));
   keep(session, "counter");
+  // What the checkpoint has nothing of begins when model and optimizer are loaded.
+  at::Tensor newer = at::zeros({3});
+  std::string begun;
+  session.keep("newer", {.save = [] { return json(1); },
+                         .load = [&](const json&) { begun += "loaded"; },
+                         .alike = true,
+                         .begin = [&] { begun += "state" + std::to_string(optimizer.lr()); }});
+  session.keep_tensors(
+      "newer",
+      [&] {
+        return TensorMap{{"w", newer}};
+      },
+      /*alike=*/true, [&] { begun += "tensors"; });
+  optimizer.set_lr(77);
   session.resume(*model, optimizer);
   CHECK(counter == 41 + 42);
   CHECK(average.eq(2.5).all().item<bool>());
+  CHECK(begun == "tensorsstate" + std::to_string(AdamOptions{}.lr));
 }
 
 TEST_CASE("a loss that is no number is named with step and rank") {
