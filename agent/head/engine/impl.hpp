@@ -253,6 +253,10 @@ struct Node {
   bool taken_back = false;  // by its provider
 };
 
+inline bool drains(const Node& node) {
+  return node.row.state == NodeState::draining || node.row.state == NodeState::drained;
+}
+
 // One thing that happened, on its way to the store.
 struct Tx {
   Changes changes;
@@ -549,6 +553,7 @@ struct Engine::Impl {
   void lose_node(Node& node);
   void look_at_lease(Job& job);
   void set_node(Tx& tx, Node& node, NodeEvent event, const std::string& reason);
+  void set_joined(Tx& tx, Node& node);
   void commit_node(Tx tx);
   Node& known_node(const NodeId& id);  // Error(not_found)
   std::map<NodeId, std::string> nodes_in_use() const;

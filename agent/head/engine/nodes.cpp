@@ -25,7 +25,19 @@ void Engine::Impl::set_node(Tx& tx, Node& node, NodeEvent event, const std::stri
   }
   node.row.state = *state;
   node.row.reason = reason;
+  if (event == NodeEvent::drain) node.row.drain = reason;
+  if (event == NodeEvent::resume || event == NodeEvent::leave || event == NodeEvent::remove) {
+    node.row.drain.clear();
+  }
   tx.changes.nodes.push_back(node.row);
+}
+
+// It is here, and gets nothing new if that was so before it was lost.
+void Engine::Impl::set_joined(Tx& tx, Node& node) {
+  set_node(tx, node, NodeEvent::join, drains(node) ? node.row.reason : "");
+  if (!node.row.drain.empty() && !drains(node)) {
+    set_node(tx, node, NodeEvent::drain, std::string(node.row.drain));
+  }
 }
 
 void Engine::Impl::stop_leftover(const NodeId& node, const JobId& job, int attempt) {
@@ -68,7 +80,7 @@ void Engine::Impl::joined(const NodeInfo& info) {
   node.unprepared = !info.preparing.empty();
   node.heard = clock.now();
   Tx tx;
-  set_node(tx, node, NodeEvent::join, "");
+  set_joined(tx, node);
   commit_node(std::move(tx));
 
   // What lives there and should not. Where the end is known, only its acknowledgement is missing;
@@ -167,7 +179,7 @@ void Engine::Impl::heard(const NodeId& id) {
   if (node.row.state != NodeState::lost || !node.connected) return;
   // It was only slow, and the connection held: what was given up there is ended.
   Tx tx;
-  set_node(tx, node, NodeEvent::join, "");
+  set_joined(tx, node);
   commit_node(std::move(tx));
   const std::set<std::pair<JobId, int>> leftovers = node.leftovers;
   for (const auto& [job, attempt] : leftovers) stop_leftover(id, job, attempt);
