@@ -579,6 +579,10 @@ struct Engine::Impl {
   void add_word(const NodeId& id, std::string& reason) const;
   void lose_ranks(Tx& tx, Attempt& attempt, const Share& share);
   void lose_shares(Node& node, const std::string& reason);
+  void lose_share_on(Node& node, Job& job, Attempt& attempt, Share& share,
+                     const std::string& reason);
+  // Those whose nodes are not there any more, of an attempt that is durable.
+  void lose_shares_on_lost(Job& job, Attempt& attempt);
   // Its node was heard last then.
   void lose_share(Job& job, Attempt& attempt, Share& share, const std::string& reason,
                   Monotonic heard);

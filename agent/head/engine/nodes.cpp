@@ -6,6 +6,13 @@
 
 // Nodes come, go silent, come back; supervisors are lost.
 namespace dtrain::head {
+namespace {
+
+std::string was_lost(const NodeId& node, const std::string& why) {
+  return node.str() + " was lost: " + why;
+}
+
+}  // namespace
 
 void Engine::Impl::commit_node(Tx tx) {
   const bool awaited = !tx.when_durable.empty();
@@ -216,7 +223,7 @@ void Engine::Impl::lose_node(Node& node) {
   log::warn("a node is lost", {{"node", id.str()}, {"why", silence}});
 
   nodes_out.give_up(id);
-  lose_shares(node, id.str() + " was lost: " + silence);
+  lose_shares(node, was_lost(id, silence));
 }
 
 void Engine::Impl::lose_ranks(Tx& tx, Attempt& attempt, const Share& share) {
@@ -235,14 +242,29 @@ void Engine::Impl::lose_shares(Node& node, const std::string& reason) {
   for (const JobId& job_id : jobs_on(id)) {
     Job* job = find(job_id);
     Attempt* attempt = job == nullptr ? nullptr : job->live_attempt();
+    // One that is not durable yet loses it when it is.
     Share* share = attempt == nullptr || !attempt->durable ? nullptr : attempt->share(id);
-    if (share == nullptr || !share->live()) continue;
-    node.leftovers.insert({job_id, attempt->row.attempt});
-    node.ended.insert({job_id, attempt->row.attempt});
-    // Its ranks may run until then; two attempts never run at once.
-    const Monotonic lease_end = node.heard + options.lease;
-    job->not_before = std::max(job->not_before.value_or(lease_end), lease_end);
-    lose_share(*job, *attempt, *share, reason, node.heard);
+    if (share != nullptr && share->live()) lose_share_on(node, *job, *attempt, *share, reason);
+  }
+}
+
+void Engine::Impl::lose_share_on(Node& node, Job& job, Attempt& attempt, Share& share,
+                                 const std::string& reason) {
+  node.leftovers.insert({job.row.id, attempt.row.attempt});
+  node.ended.insert({job.row.id, attempt.row.attempt});
+  // Its ranks may run until then; two attempts never run at once.
+  const Monotonic lease_end = node.heard + options.lease;
+  job.not_before = std::max(job.not_before.value_or(lease_end), lease_end);
+  lose_share(job, attempt, share, reason, node.heard);
+}
+
+void Engine::Impl::lose_shares_on_lost(Job& job, Attempt& attempt) {
+  for (Share& share : attempt.shares) {
+    const auto node = nodes.find(share.row.node);
+    if (!share.live() || node == nodes.end()) continue;
+    const NodeRow& row = node->second.row;
+    if (row.state != NodeState::lost && counts(row.state)) continue;
+    lose_share_on(node->second, job, attempt, share, was_lost(row.node, row.reason));
   }
 }
 
