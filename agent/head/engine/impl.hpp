@@ -71,6 +71,7 @@ struct Collecting {
     bool placed = false;
     bool waits = false;  // for room, with the rest
   };
+  int order = 0;  // of its first report, among the steps of its attempt
   int shards = 1;
   nlohmann::json metrics = nlohmann::json::object();
   std::map<int, Shard> reported;
@@ -109,6 +110,9 @@ struct Attempt {
   mutable std::unordered_map<NodeId, std::size_t> places;  // of those that were looked for
   std::map<int, RankRow> ranks;                            // those that have started or ended
   std::map<std::int64_t, Collecting> collecting;           // by step
+  int last_order = 0;                                      // of a Collecting
+  int newest_order = 0;                                    // of those that are committed
+  std::int64_t newest_step = 0;                            // its step
   std::map<std::int64_t, Adopted> adopted;                 // the same
   int file_work = 0;                                       // tasks of its checkpoints at the worker
   int warnings = 0;
@@ -134,6 +138,8 @@ struct Attempt {
   const Share* share(const NodeId& node) const;
   bool ending() const { return row.state == AttemptState::stopping; }
   bool waits_for_room() const;
+  // The step of one that was reported after that, and is or is being committed.
+  std::optional<std::int64_t> overtaker(const Collecting& of) const;
   void lose(const NodeId& node, Monotonic heard);
 };
 
