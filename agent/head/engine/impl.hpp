@@ -284,6 +284,9 @@ PastAttempts past_of(const Job& job);
 PlacedShare placed(const Job& job, const Share& share);
 
 struct Engine::Impl {
+  // Jobs that others need, by name, and why.
+  using Holds = std::map<JobId, std::string>;
+
   Impl(EngineOptions o, const Clock& c, Nodes& n, Hooks h, std::unique_ptr<Store> s);
   ~Impl();
 
@@ -401,7 +404,7 @@ struct Engine::Impl {
   void stop(Job& job, std::optional<std::chrono::seconds> grace, StopCause cause,
             const std::string& reason, Answer done);
   // `reason`: why it goes by itself; empty: somebody asked for it.
-  void remove(Job& job, const std::string& reason, Answer done);
+  void remove(Job& job, const std::string& reason, const Holds& held, Answer done);
   // What is left of a job goes here and on these nodes, and its id never comes again.
   void forget(const JobId& id, const std::set<NodeId>& on, const std::string& reason, Answer done);
   void remove_unknown(const JobId& id, Answer done);
@@ -531,14 +534,15 @@ struct Engine::Impl {
   void arm();
 
   // storage.cpp
-  std::optional<std::string> held_by(const JobId& id) const;
+  Holds holds() const;
+  std::optional<std::string> held_by(const Job& job, const Holds& holds) const;
   void finish_deletions();
   void clear_forgotten(const NodeId& node, const std::vector<JobId>& on_disk);
   nlohmann::json forgotten_lately() const;
   void pulled(const Job& job, const std::set<int>& numbers, Answer done);
   void look_at_disk();
   void housekeeping();
-  void forget_by_setting(const Forgetting& what);
+  void forget_by_setting(const Forgetting& what, const Holds& held);
   void set_storage(const StorageSpec& settings);
 
   // clocks.cpp
