@@ -676,6 +676,7 @@ struct Engine::Impl {
   // view.cpp
   nlohmann::json status(std::optional<std::size_t> most_jobs, bool trials) const;
   std::vector<std::string> warnings() const;
+  nlohmann::json state_json(const Job& job) const;
   nlohmann::json summary(const Job& job) const;
   nlohmann::json details(const Job& job) const;
   nlohmann::json plan(const JobSpec& spec) const;
