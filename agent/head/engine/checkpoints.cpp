@@ -274,7 +274,9 @@ void Engine::Impl::shard_placed(const JobId& id, int number, std::int64_t step, 
     const Collecting::Shard answered = reported->at(shard);
     nlohmann::json answer = {{"ok", true}, {"path", result.known.string()}};
     Tx tx;
-    if (result.error) {
+    if (!result.error) {
+      attempt->is_committed(found->second, step);
+    } else {
       const std::string why = result.error->what();
       answer = nlohmann::json::object({{"error", why}});
       warn(tx, *job, *attempt,
@@ -302,6 +304,12 @@ void Engine::Impl::shard_placed(const JobId& id, int number, std::int64_t step, 
   } else {
     check_end(id);
   }
+}
+
+void Attempt::is_committed(const Collecting& which, std::int64_t step) {
+  if (which.order < newest_order) return;
+  newest_order = which.order;
+  newest_step = step;
 }
 
 std::optional<std::int64_t> Attempt::overtaker(const Collecting& of) const {
@@ -431,10 +439,7 @@ void Engine::Impl::committed(const JobId& id, int number, std::int64_t step, Com
            " (" + human_bytes(row.size) + ")");
 
   const auto found = attempt->collecting.find(step);
-  if (found != attempt->collecting.end() && found->second.order > attempt->newest_order) {
-    attempt->newest_order = found->second.order;
-    attempt->newest_step = step;
-  }
+  if (found != attempt->collecting.end()) attempt->is_committed(found->second, step);
   // Those that wait for room need not come any more: start_commit() would drop them.
   std::vector<std::int64_t> late;
   for (const auto& [other, collecting] : attempt->collecting) {

@@ -140,6 +140,7 @@ struct Attempt {
   bool waits_for_room() const;
   // The step of one that was reported after that, and is or is being committed.
   std::optional<std::int64_t> overtaker(const Collecting& of) const;
+  void is_committed(const Collecting& which, std::int64_t step);
   void lose(const NodeId& node, Monotonic heard);
 };
 
