@@ -54,11 +54,13 @@ std::string octal(mode_t mode) {
   return text;
 }
 
+// By name: whoever closes a descriptor of the head's database ends the locks that the head holds on
+// it.
 void make_private(const fs::path& path) {
-  const UniqueFd fd = open_file(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
   struct stat status {};
-  if (::fstat(fd.get(), &status) != 0 ||
-      ::fchmod(fd.get(), status.st_mode & 07777 & ~mode_t{077}) != 0) {
+  if (::lstat(path.c_str(), &status) != 0 ||
+      ::fchmodat(AT_FDCWD, path.c_str(), status.st_mode & 07777 & ~mode_t{077},
+                 AT_SYMLINK_NOFOLLOW) != 0) {
     throw errno_error("cannot chmod " + printable_path(path), errno);
   }
 }

@@ -28,13 +28,18 @@ class Loops(ClusterCase):
     def test_a_long_history_of_metrics_is_read(self):
         job = self.succeeded()
         rows = 45000
-        with sqlite3.connect(self.root() / "head" / "head.db", timeout=30) as database:
+        head = self.agents("head")
+        path = self.root() / "head" / "head.db"
+        with sqlite3.connect(path, timeout=30) as database:
             database.executemany(
                 "INSERT INTO metrics VALUES (?, 1, ?, ?, ?, ?, ?)",
                 ((job, rank, seq, seq, 1700000000000 + seq,
                   '{"accuracy":0.5}' if seq % 1000 == 0 else '{"loss":0.25}')
                  for rank in (0, 1) for seq in range(1, rows + 1)))
         database.close()
+        self.assertTrue(Path(f"{path}-wal").exists())
+        self.succeeded()  # the head writes on
+        self.assertEqual(self.agents("head"), head)
         drawn = {c["metric"]: c["curves"][0]["points"] for c in self.json("plot", job)["charts"]}
         self.assertEqual(len(drawn["loss"]) + len(drawn["accuracy"]), rows)
         self.assertEqual(drawn["accuracy"][-1][0], rows)

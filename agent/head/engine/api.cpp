@@ -288,13 +288,13 @@ void Engine::Impl::stop(Job& job, std::optional<std::chrono::seconds> grace, Sto
   rearm();
 }
 
-void Engine::Impl::remove(Job& job, const std::string& reason, Answer done) {
+void Engine::Impl::remove(Job& job, const std::string& reason, const Holds& held, Answer done) {
   const JobId id = job.row.id;
   if (!is_final(job.shown.state)) {
     throw Error(ErrorCode::conflict, id.str() + " is " + to_string(job.shown.state))
         .with_hint("dtrain stop " + id.str() + " ends it");
   }
-  if (const auto why = held_by(id)) throw Error(ErrorCode::conflict, *why);
+  if (const auto why = held_by(job, held)) throw Error(ErrorCode::conflict, *why);
   std::set<NodeId> used;
   for (const Attempt& attempt : job.attempts) {
     for (const Share& share : attempt.shares) used.insert(share.row.node);

@@ -94,6 +94,7 @@ void Engine::Impl::checkpoint_report(Job& job, Attempt& attempt, Share& share, s
       return;
     }
     found = attempt.collecting.emplace(step, Collecting{}).first;
+    found->second.order = ++attempt.last_order;
     found->second.shards = shards;
   }
   Collecting& collecting = found->second;
@@ -273,7 +274,9 @@ void Engine::Impl::shard_placed(const JobId& id, int number, std::int64_t step, 
     const Collecting::Shard answered = reported->at(shard);
     nlohmann::json answer = {{"ok", true}, {"path", result.known.string()}};
     Tx tx;
-    if (result.error) {
+    if (!result.error) {
+      attempt->is_committed(found->second, step);
+    } else {
       const std::string why = result.error->what();
       answer = nlohmann::json::object({{"error", why}});
       warn(tx, *job, *attempt,
@@ -303,8 +306,33 @@ void Engine::Impl::shard_placed(const JobId& id, int number, std::int64_t step, 
   }
 }
 
+void Attempt::is_committed(const Collecting& which, std::int64_t step) {
+  if (which.order < newest_order) return;
+  newest_order = which.order;
+  newest_step = step;
+}
+
+std::optional<std::int64_t> Attempt::overtaker(const Collecting& of) const {
+  if (newest_order > of.order) return newest_step;
+  for (const auto& [step, other] : collecting) {
+    if (other.committing && other.order > of.order) return step;
+  }
+  return std::nullopt;
+}
+
+// The newest is the one with the highest number, and num_to_keep goes by it: what was reported
+// earlier never gets a higher one. Steps say nothing of that: a program may go back.
 void Engine::Impl::start_commit(Job& job, Attempt& attempt, std::int64_t step) {
   Collecting& collecting = attempt.collecting.at(step);
+  if (const auto later = attempt.overtaker(collecting)) {
+    Tx tx;
+    drop_collecting(tx, job, attempt, step,
+                    "that of step " + std::to_string(*later) +
+                        ", which was reported after it, was here before it");
+    commit(job, std::move(tx), Urgency::now);
+    check_end(job.row.id);
+    return;
+  }
   collecting.committing = true;
   CommitRequest request;
   request.job = job.row.id;
@@ -360,6 +388,7 @@ void Engine::Impl::wait_for_room(Job& job, Attempt& attempt, std::int64_t step,
 }
 
 void Engine::Impl::look_for_room(Job& job, Attempt& attempt) {
+  std::vector<std::int64_t> placed;
   for (auto& [step, collecting] : attempt.collecting) {
     if (!collecting.again || *collecting.again > clock.now()) continue;
     collecting.again.reset();
@@ -370,7 +399,10 @@ void Engine::Impl::look_for_room(Job& job, Attempt& attempt) {
       if (!std::exchange(shard.waits, false) || share == nullptr) continue;
       bring_shard(job, attempt, *share, shard.report);
     }
-    if (all_placed) start_commit(job, attempt, step);
+    if (all_placed) placed.push_back(step);
+  }
+  for (const std::int64_t step : placed) {
+    if (attempt.collecting.contains(step)) start_commit(job, attempt, step);
   }
 }
 
@@ -406,11 +438,15 @@ void Engine::Impl::committed(const JobId& id, int number, std::int64_t step, Com
        fs::path(row.path).filename().string() + " committed at step " + std::to_string(row.step) +
            " (" + human_bytes(row.size) + ")");
 
-  // The newest is the one with the highest number: an older step must not come behind it.
+  const auto found = attempt->collecting.find(step);
+  if (found != attempt->collecting.end()) attempt->is_committed(found->second, step);
+  // Those that wait for room need not come any more: start_commit() would drop them.
   std::vector<std::int64_t> late;
   for (const auto& [other, collecting] : attempt->collecting) {
-    if (other < step && !collecting.no_room.empty() && !collecting.committing)
+    if (other != step && collecting.order < attempt->newest_order && !collecting.no_room.empty() &&
+        !collecting.committing) {
       late.push_back(other);
+    }
   }
   for (const std::int64_t other : late) {
     drop_collecting(tx, *job, *attempt, other,
@@ -418,7 +454,6 @@ void Engine::Impl::committed(const JobId& id, int number, std::int64_t step, Com
   }
   set_suspect_aside(tx, *job, *attempt);
   retain_checkpoints(tx, *job, attempt);
-  const auto found = attempt->collecting.find(step);
   if (found != attempt->collecting.end()) {
     const nlohmann::json answer = {{"ok", true}, {"path", row.path}};
     for (const auto& [shard, reported] : found->second.reported) {

@@ -114,10 +114,8 @@ void Engine::Impl::tick() {
            "it ran longer than timeout_s (" + std::to_string(job->spec.timeout->count()) + " s)",
            nullptr);
     }
-    if (Attempt* attempt = job->live_attempt()) {
-      look_for_room(*job, *attempt);
-      look_for_hang(*job, *attempt);
-    }
+    if (Attempt* attempt = job->live_attempt()) look_for_room(*job, *attempt);
+    if (Attempt* attempt = job->live_attempt()) look_for_hang(*job, *attempt);
   }
   const std::map<SearchId, SearchOf*> open_searches = live_searches;
   for (const auto& [id, search] : open_searches) {

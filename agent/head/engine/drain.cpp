@@ -11,10 +11,6 @@
 namespace dtrain::head {
 namespace {
 
-bool drains(const Node& node) {
-  return node.row.state == NodeState::draining || node.row.state == NodeState::drained;
-}
-
 // What is answered of it as it is now.
 std::function<void()> answer_of(const Node& node, Engine::Answer done) {
   return [done = std::move(done), answer = nlohmann::json{{"node", node.row.node.str()},
@@ -81,6 +77,10 @@ void Engine::Impl::drain(const NodeId& id, bool undo, Answer done) {
     if (was_drained) set_node(tx, node, NodeEvent::resume, "");
     if (was_drained && !node.connected)
       set_node(tx, node, NodeEvent::disconnect, "it is not connected");
+    if (!node.row.drain.empty()) {  // it is lost
+      node.row.drain.clear();
+      tx.changes.nodes.push_back(node.row);
+    }
   } else if (!has_left) {  // which gets no ranks as it is
     if (!next(node.row.state, NodeEvent::drain)) {
       throw Error(ErrorCode::conflict,

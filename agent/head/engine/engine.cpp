@@ -296,7 +296,7 @@ void Engine::remove(const JobId& id, Answer done) {
   if (!impl_->jobs.contains(id) && impl_->unknown.contains(id)) {
     impl_->remove_unknown(id, std::move(done));
   } else {
-    impl_->remove(impl_->known(id), "", std::move(done));
+    impl_->remove(impl_->known(id), "", impl_->holds(), std::move(done));
   }
 }
 

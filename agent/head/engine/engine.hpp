@@ -171,6 +171,8 @@ class Engine {
   std::vector<std::string> warnings() const;
   nlohmann::json jobs() const;
   nlohmann::json job(const JobId& id) const;  // Error(not_found)
+  // Its state, reason and exit_code alone, for who asks often. Error(not_found)
+  nlohmann::json job_state(const JobId& id) const;
   // Of GET …/metrics: of each rank and set of names at most so many rows, evenly over the steps and
   // the newest among them. Without `points` all.
   struct MetricsQuery {

@@ -71,6 +71,7 @@ struct Collecting {
     bool placed = false;
     bool waits = false;  // for room, with the rest
   };
+  int order = 0;  // of its first report, among the steps of its attempt
   int shards = 1;
   nlohmann::json metrics = nlohmann::json::object();
   std::map<int, Shard> reported;
@@ -109,6 +110,9 @@ struct Attempt {
   mutable std::unordered_map<NodeId, std::size_t> places;  // of those that were looked for
   std::map<int, RankRow> ranks;                            // those that have started or ended
   std::map<std::int64_t, Collecting> collecting;           // by step
+  int last_order = 0;                                      // of a Collecting
+  int newest_order = 0;                                    // of those that are committed
+  std::int64_t newest_step = 0;                            // its step
   std::map<std::int64_t, Adopted> adopted;                 // the same
   int file_work = 0;                                       // tasks of its checkpoints at the worker
   int warnings = 0;
@@ -134,6 +138,9 @@ struct Attempt {
   const Share* share(const NodeId& node) const;
   bool ending() const { return row.state == AttemptState::stopping; }
   bool waits_for_room() const;
+  // The step of one that was reported after that, and is or is being committed.
+  std::optional<std::int64_t> overtaker(const Collecting& of) const;
+  void is_committed(const Collecting& which, std::int64_t step);
   void lose(const NodeId& node, Monotonic heard);
 };
 
@@ -253,6 +260,10 @@ struct Node {
   bool taken_back = false;  // by its provider
 };
 
+inline bool drains(const Node& node) {
+  return node.row.state == NodeState::draining || node.row.state == NodeState::drained;
+}
+
 // One thing that happened, on its way to the store.
 struct Tx {
   Changes changes;
@@ -274,6 +285,9 @@ PastAttempts past_of(const Job& job);
 PlacedShare placed(const Job& job, const Share& share);
 
 struct Engine::Impl {
+  // Jobs that others need, by name, and why.
+  using Holds = std::map<JobId, std::string>;
+
   Impl(EngineOptions o, const Clock& c, Nodes& n, Hooks h, std::unique_ptr<Store> s);
   ~Impl();
 
@@ -391,7 +405,7 @@ struct Engine::Impl {
   void stop(Job& job, std::optional<std::chrono::seconds> grace, StopCause cause,
             const std::string& reason, Answer done);
   // `reason`: why it goes by itself; empty: somebody asked for it.
-  void remove(Job& job, const std::string& reason, Answer done);
+  void remove(Job& job, const std::string& reason, const Holds& held, Answer done);
   // What is left of a job goes here and on these nodes, and its id never comes again.
   void forget(const JobId& id, const std::set<NodeId>& on, const std::string& reason, Answer done);
   void remove_unknown(const JobId& id, Answer done);
@@ -521,14 +535,15 @@ struct Engine::Impl {
   void arm();
 
   // storage.cpp
-  std::optional<std::string> held_by(const JobId& id) const;
+  Holds holds() const;
+  std::optional<std::string> held_by(const Job& job, const Holds& holds) const;
   void finish_deletions();
   void clear_forgotten(const NodeId& node, const std::vector<JobId>& on_disk);
   nlohmann::json forgotten_lately() const;
   void pulled(const Job& job, const std::set<int>& numbers, Answer done);
   void look_at_disk();
   void housekeeping();
-  void forget_by_setting(const Forgetting& what);
+  void forget_by_setting(const Forgetting& what, const Holds& held);
   void set_storage(const StorageSpec& settings);
 
   // clocks.cpp
@@ -549,6 +564,7 @@ struct Engine::Impl {
   void lose_node(Node& node);
   void look_at_lease(Job& job);
   void set_node(Tx& tx, Node& node, NodeEvent event, const std::string& reason);
+  void set_joined(Tx& tx, Node& node);
   void commit_node(Tx tx);
   Node& known_node(const NodeId& id);  // Error(not_found)
   std::map<NodeId, std::string> nodes_in_use() const;
@@ -574,6 +590,10 @@ struct Engine::Impl {
   void add_word(const NodeId& id, std::string& reason) const;
   void lose_ranks(Tx& tx, Attempt& attempt, const Share& share);
   void lose_shares(Node& node, const std::string& reason);
+  void lose_share_on(Node& node, Job& job, Attempt& attempt, Share& share,
+                     const std::string& reason);
+  // Those whose nodes are not there any more, of an attempt that is durable.
+  void lose_shares_on_lost(Job& job, Attempt& attempt);
   // Its node was heard last then.
   void lose_share(Job& job, Attempt& attempt, Share& share, const std::string& reason,
                   Monotonic heard);
@@ -657,6 +677,7 @@ struct Engine::Impl {
   // view.cpp
   nlohmann::json status(std::optional<std::size_t> most_jobs, bool trials) const;
   std::vector<std::string> warnings() const;
+  nlohmann::json state_json(const Job& job) const;
   nlohmann::json summary(const Job& job) const;
   nlohmann::json details(const Job& job) const;
   nlohmann::json plan(const JobSpec& spec) const;

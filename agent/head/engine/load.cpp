@@ -147,10 +147,13 @@ void Engine::Impl::load() {
   }
   look_for_unknown();
   clear_old_secrets();
-  // Attempts whose last event was kept, but not what followed from it.
+  // Attempts whose last event, or the loss of a node, was kept, but not what followed from it.
   post([this] {
     const std::map<JobId, Job*> now = live;
-    for (const auto& [id, job] : now) check_end(id);
+    for (const auto& [id, job] : now) {
+      if (Attempt* attempt = job->live_attempt()) lose_shares_on_lost(*job, *attempt);
+      check_end(id);
+    }
     schedule();
     tick();
   });

@@ -6,6 +6,13 @@
 
 // Nodes come, go silent, come back; supervisors are lost.
 namespace dtrain::head {
+namespace {
+
+std::string was_lost(const NodeId& node, const std::string& why) {
+  return node.str() + " was lost: " + why;
+}
+
+}  // namespace
 
 void Engine::Impl::commit_node(Tx tx) {
   const bool awaited = !tx.when_durable.empty();
@@ -25,7 +32,19 @@ void Engine::Impl::set_node(Tx& tx, Node& node, NodeEvent event, const std::stri
   }
   node.row.state = *state;
   node.row.reason = reason;
+  if (event == NodeEvent::drain) node.row.drain = reason;
+  if (event == NodeEvent::resume || event == NodeEvent::leave || event == NodeEvent::remove) {
+    node.row.drain.clear();
+  }
   tx.changes.nodes.push_back(node.row);
+}
+
+// It is here, and gets nothing new if that was so before it was lost.
+void Engine::Impl::set_joined(Tx& tx, Node& node) {
+  set_node(tx, node, NodeEvent::join, drains(node) ? node.row.reason : "");
+  if (!node.row.drain.empty() && !drains(node)) {
+    set_node(tx, node, NodeEvent::drain, std::string(node.row.drain));
+  }
 }
 
 void Engine::Impl::stop_leftover(const NodeId& node, const JobId& job, int attempt) {
@@ -68,7 +87,7 @@ void Engine::Impl::joined(const NodeInfo& info) {
   node.unprepared = !info.preparing.empty();
   node.heard = clock.now();
   Tx tx;
-  set_node(tx, node, NodeEvent::join, "");
+  set_joined(tx, node);
   commit_node(std::move(tx));
 
   // What lives there and should not. Where the end is known, only its acknowledgement is missing;
@@ -167,7 +186,7 @@ void Engine::Impl::heard(const NodeId& id) {
   if (node.row.state != NodeState::lost || !node.connected) return;
   // It was only slow, and the connection held: what was given up there is ended.
   Tx tx;
-  set_node(tx, node, NodeEvent::join, "");
+  set_joined(tx, node);
   commit_node(std::move(tx));
   const std::set<std::pair<JobId, int>> leftovers = node.leftovers;
   for (const auto& [job, attempt] : leftovers) stop_leftover(id, job, attempt);
@@ -204,7 +223,7 @@ void Engine::Impl::lose_node(Node& node) {
   log::warn("a node is lost", {{"node", id.str()}, {"why", silence}});
 
   nodes_out.give_up(id);
-  lose_shares(node, id.str() + " was lost: " + silence);
+  lose_shares(node, was_lost(id, silence));
 }
 
 void Engine::Impl::lose_ranks(Tx& tx, Attempt& attempt, const Share& share) {
@@ -223,14 +242,29 @@ void Engine::Impl::lose_shares(Node& node, const std::string& reason) {
   for (const JobId& job_id : jobs_on(id)) {
     Job* job = find(job_id);
     Attempt* attempt = job == nullptr ? nullptr : job->live_attempt();
+    // One that is not durable yet loses it when it is.
     Share* share = attempt == nullptr || !attempt->durable ? nullptr : attempt->share(id);
-    if (share == nullptr || !share->live()) continue;
-    node.leftovers.insert({job_id, attempt->row.attempt});
-    node.ended.insert({job_id, attempt->row.attempt});
-    // Its ranks may run until then; two attempts never run at once.
-    const Monotonic lease_end = node.heard + options.lease;
-    job->not_before = std::max(job->not_before.value_or(lease_end), lease_end);
-    lose_share(*job, *attempt, *share, reason, node.heard);
+    if (share != nullptr && share->live()) lose_share_on(node, *job, *attempt, *share, reason);
+  }
+}
+
+void Engine::Impl::lose_share_on(Node& node, Job& job, Attempt& attempt, Share& share,
+                                 const std::string& reason) {
+  node.leftovers.insert({job.row.id, attempt.row.attempt});
+  node.ended.insert({job.row.id, attempt.row.attempt});
+  // Its ranks may run until then; two attempts never run at once.
+  const Monotonic lease_end = node.heard + options.lease;
+  job.not_before = std::max(job.not_before.value_or(lease_end), lease_end);
+  lose_share(job, attempt, share, reason, node.heard);
+}
+
+void Engine::Impl::lose_shares_on_lost(Job& job, Attempt& attempt) {
+  for (Share& share : attempt.shares) {
+    const auto node = nodes.find(share.row.node);
+    if (!share.live() || node == nodes.end()) continue;
+    const NodeRow& row = node->second.row;
+    if (row.state != NodeState::lost && counts(row.state)) continue;
+    lose_share_on(node->second, job, attempt, share, was_lost(row.node, row.reason));
   }
 }
 

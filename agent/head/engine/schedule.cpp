@@ -492,6 +492,8 @@ void Engine::Impl::prepared(const JobId& id, const std::string& token, Prepared 
     Attempt* started_attempt = ready == nullptr ? nullptr : ready->live_attempt();
     if (started_attempt == nullptr || started_attempt->row.attempt != number) return;
     started_attempt->durable = true;
+    // Nodes may have been lost while it was written; of one that is being ended nothing was sent.
+    if (!started_attempt->ending()) lose_shares_on_lost(*ready, *started_attempt);
     advance(*ready, *started_attempt);
   });
   commit(job, std::move(tx), Urgency::now);

@@ -65,12 +65,6 @@ SearchOf* Engine::Impl::search_of(const Job& job) {
 }
 
 std::optional<std::string> Engine::Impl::held_by_search(const Job& job) const {
-  for (const auto& [id, search] : live_searches) {
-    const auto& start = search->state->spec().job.start;
-    if (start && start->job == job.row.id.str()) {
-      return "trials of " + id.str() + ", which has not ended, start from " + start->job;
-    }
-  }
   if (!job.spec.is_leg()) return std::nullopt;
   const auto found = live_searches.find(SearchId(job.spec.trial->search));
   if (found == live_searches.end()) return std::nullopt;

@@ -252,16 +252,17 @@ void Engine::Impl::remove_search(SearchOf& search, Answer done) {
     throw Error(ErrorCode::conflict, id.str() + " is " + to_string(search.row.state))
         .with_hint("dtrain tune stop " + id.str() + " ends it");
   }
+  const Holds held = holds();
   std::vector<Job*> legs;
   for (auto& [job_id, job] : jobs) {
     if (!job.spec.is_leg() || job.spec.trial->search != id.str()) continue;
     if (!is_final(job.shown.state)) {
       throw Error(ErrorCode::conflict, job_id.str() + " is " + to_string(job.shown.state));
     }
-    if (const auto why = held_by(job_id)) throw Error(ErrorCode::conflict, *why);
+    if (const auto why = held_by(job, held)) throw Error(ErrorCode::conflict, *why);
     legs.push_back(&job);
   }
-  for (Job* job : legs) remove(*job, "", nullptr);
+  for (Job* job : legs) remove(*job, "", held, nullptr);
   search_submissions.erase(search.row.submission_id);
   searches.erase(id);
   Changes changes;

@@ -115,28 +115,36 @@ void Engine::pulled(const JobId& id, const std::set<int>& numbers, Answer done) 
   impl_->pulled(impl_->known(id), numbers, std::move(done));
 }
 
-// Why the job cannot be removed now: another needs it, or its files.
-std::optional<std::string> Engine::Impl::held_by(const JobId& id) const {
-  if (const auto found = jobs.find(id); found != jobs.end()) {
-    if (auto why = held_by_search(found->second)) return why;
-  }
-  const auto comes_after = [&](const Job& job) {
-    const std::vector<std::string>& after = job.spec.after;
-    return std::find(after.begin(), after.end(), id.str()) != after.end();
-  };
-  for (const auto& [other, job] : live) {
-    if (comes_after(*job)) return other.str() + " waits to come after " + id.str();
-  }
-  for (const JobId& other : submitting) {
-    if (comes_after(jobs.at(other))) return other.str() + " waits to come after " + id.str();
-  }
-  for (const JobId& other : submitting) {
-    const JobSpec& taking = jobs.at(other).spec;
-    if (taking.resumes == id.str() || (taking.start && taking.start->job == id.str())) {
-      return other.str() + " is being submitted and takes over from it";
+// In one walk over what is open, for any number of jobs that have ended.
+Engine::Impl::Holds Engine::Impl::holds() const {
+  Holds all;
+  for (const auto& [id, search] : live_searches) {
+    if (const auto& start = search->state->spec().job.start) {
+      all.emplace(start->job,
+                  "trials of " + id.str() + ", which has not ended, start from " + start->job);
     }
   }
-  return std::nullopt;
+  const auto comes_after = [&](const JobId& id, const Job& job) {
+    for (const std::string& before : job.spec.after) {
+      all.emplace(before, id.str() + " waits to come after " + before);
+    }
+  };
+  for (const auto& [id, job] : live) comes_after(id, *job);
+  for (const JobId& id : submitting) {
+    const Job& job = jobs.at(id);
+    comes_after(id, job);
+    const std::string why = id.str() + " is being submitted and takes over from it";
+    if (!job.spec.resumes.empty()) all.emplace(job.spec.resumes, why);
+    if (job.spec.start) all.emplace(job.spec.start->job, why);
+  }
+  return all;
+}
+
+// Why the job cannot be removed now: another needs it, or its files.
+std::optional<std::string> Engine::Impl::held_by(const Job& job, const Holds& holds) const {
+  if (auto why = held_by_search(job)) return why;
+  const auto found = holds.find(job.row.id);
+  return found == holds.end() ? std::nullopt : std::optional(found->second);
 }
 
 void Engine::Impl::look_at_disk() {
@@ -160,10 +168,12 @@ void Engine::Impl::housekeeping() {
     fs::path storage;
     fs::path mirror;
   };
+  const bool may_forget = options.storage.retention_days || options.storage.retention_size;
+  const Holds held = may_forget ? holds() : Holds();
   std::vector<Folder> ended;
   for (const auto& [id, job] : jobs) {
     if (!is_final(job.shown.state) || !job.row.ended) continue;
-    ended.push_back({{id, *job.row.ended, 0, held_by(id).has_value()},
+    ended.push_back({{id, *job.row.ended, 0, may_forget && held_by(job, held)},
                      options.root.storage(id),
                      options.root.mirror(id)});
   }
@@ -193,15 +203,17 @@ void Engine::Impl::housekeeping() {
           return;
         }
         disk.ended_jobs = found.bytes;
-        for (const Forgetting& each : found.old) forget_by_setting(each);
+        if (found.old.empty()) return;
+        const Holds held_now = holds();
+        for (const Forgetting& each : found.old) forget_by_setting(each, held_now);
       });
 }
 
-void Engine::Impl::forget_by_setting(const Forgetting& what) {
+void Engine::Impl::forget_by_setting(const Forgetting& what, const Holds& held) {
   Job* job = find(what.job);
   if (job == nullptr) return;
   try {
-    remove(*job, what.reason, nullptr);
+    remove(*job, what.reason, held, nullptr);
     log::warn("a job is forgotten, as `retention` says",
               {{"job", what.job.str()}, {"why", what.reason}});
   } catch (const Error& error) {

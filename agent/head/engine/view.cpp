@@ -236,6 +236,13 @@ nlohmann::json Engine::Impl::status(std::optional<std::size_t> most_jobs, bool t
           {"search_counts", search_counts}};
 }
 
+nlohmann::json Engine::Impl::state_json(const Job& job) const {
+  const std::optional<int>& code = job.shown.exit_code;
+  return {{"state", to_string(job.shown.state)},
+          {"reason", reason_of(job)},
+          {"exit_code", code ? nlohmann::json(*code) : nlohmann::json()}};
+}
+
 nlohmann::json Engine::Impl::summary(const Job& job) const {
   const Job::Shown& shown = job.shown;
   nlohmann::json node_names = nlohmann::json::array();
@@ -376,6 +383,10 @@ nlohmann::json Engine::jobs() const {
 
 nlohmann::json Engine::job(const JobId& id) const {
   return impl_->details(impl_->known(id));
+}
+
+nlohmann::json Engine::job_state(const JobId& id) const {
+  return impl_->state_json(impl_->known(id));
 }
 
 void Engine::job_metrics(const JobId& id, const MetricsQuery& query, Answer done) const {

@@ -67,7 +67,7 @@ FollowQuery parse_follow_query(const std::string& query) {
 FollowSnapshot follow_snapshot(const Engine& engine, const JobId& job, const FollowQuery& query,
                                int first) {
   FollowSnapshot now;
-  now.summary = engine.job(job);
+  now.job = engine.job_state(job);
   now.newest_attempt = engine.newest_attempt(job);
   now.may_write = engine.may_write(job);
   const int last = std::min(query.attempt.value_or(now.newest_attempt), now.newest_attempt);
@@ -82,6 +82,11 @@ FollowSnapshot follow_snapshot(const Engine& engine, const JobId& job, const Fol
     }
   }
   return now;
+}
+
+bool changes_unsaid(const FollowSnapshot& now) {
+  const std::string state = now.job.value("state", "");
+  return state != "queued" && state != "restarting";
 }
 
 int first_attempt_of(const FollowQuery& query, int newest, bool may_write, int start) {

@@ -32,7 +32,7 @@ struct FollowSnapshot {
     NodeId node;
     fs::path path;
   };
-  nlohmann::json summary;
+  nlohmann::json job;  // its state, reason and exit_code
   int newest_attempt = 0;
   bool may_write = true;
   std::vector<Engine::LogSource> sources;
@@ -42,6 +42,10 @@ struct FollowSnapshot {
 // With the logs of the attempts from `first` on. Error(not_found).
 FollowSnapshot follow_snapshot(const Engine& engine, const JobId& job, const FollowQuery& query,
                                int first);
+
+// Whether what a snapshot has may change without a word on the job's state: while it waits nothing
+// of it lives, so that nothing does.
+bool changes_unsaid(const FollowSnapshot& now);
 
 // The attempt whose logs come first, of a job with `newest` of them; `start` is the one from which
 // the client wants to go on, 0 if it did not say.

@@ -32,6 +32,7 @@ constexpr std::size_t kFollowerQueue = std::size_t{1} << 20;
 constexpr std::chrono::milliseconds kFollowerPoll{15};        // while ranks write
 constexpr std::chrono::microseconds kFollowerPollStream{50};  // and so much longer for each stream
 constexpr std::chrono::milliseconds kFollowerWait{250};       // while nothing runs
+constexpr std::chrono::seconds kFollowerAsk{5};  // the engine, where all changes are told anyway
 constexpr int kNoRank = -1;
 
 // One stream of one rank of one attempt, or what its setup wrote on a node, as far as it has been
@@ -80,7 +81,13 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
   void open_setups();
   KeptBytes read(FollowerTail& tail);
   bool is_old(const FollowerTail& tail) const { return tail.attempt < now_.newest_attempt; }
-  bool ranks_write() const { return query_.logs && now_.summary.value("state", "") == "running"; }
+  // Whether the newest snapshot holds, as no news of the job's state were heard. The engine is not
+  // to be asked by thousands of followers of jobs that wait.
+  bool holds() const {
+    const bool is_told = !query_.logs || !changes_unsaid(now_);
+    return ranks_write() || (is_told && std::chrono::steady_clock::now() < asked_ + kFollowerAsk);
+  }
+  bool ranks_write() const { return query_.logs && now_.job.value("state", "") == "running"; }
   std::chrono::microseconds look_again_after() const {
     if (!ranks_write()) return kFollowerWait;
     return kFollowerPoll + kFollowerPollStream * static_cast<int>(tails_.size());
@@ -109,6 +116,7 @@ class LogServer::Follower : public std::enable_shared_from_this<LogServer::Follo
   bool choice_checked_ = false;
   bool first_pass_ = true;
   std::chrono::steady_clock::time_point next_look_;  // at the files
+  std::chrono::steady_clock::time_point asked_;      // the engine, the last time
   bool look_back_ = true;  // at attempts before the newest, whose last bytes may still come
   bool gone_ = false;
 };
@@ -217,6 +225,7 @@ asio::awaitable<void> LogServer::Follower::ask(bool events) {
     error_code ignored;
     co_await wake_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
   }
+  asked_ = std::chrono::steady_clock::now();
   if (ask_failed_) std::rethrow_exception(ask_failed_);
 }
 
@@ -241,8 +250,8 @@ void LogServer::Follower::send(const json& frame) {
 void LogServer::Follower::send_state() {
   send({{"type", "state"},
         {"job", job_.str()},
-        {"state", now_.summary.value("state", "")},
-        {"reason", now_.summary.value("reason", "")},
+        {"state", now_.job.value("state", "")},
+        {"reason", now_.job.value("reason", "")},
         {"attempt", now_.newest_attempt},
         {"time", rfc3339(std::chrono::system_clock::now())}});
 }
@@ -270,8 +279,8 @@ void LogServer::Follower::send_piece(FollowerTail& tail, KeptBytes piece) {
 }
 
 void LogServer::Follower::send_end() {
-  json end = {{"type", "end"}, {"state", now_.summary.value("state", "")}};
-  end["exit_code"] = now_.summary.contains("exit_code") ? now_.summary["exit_code"] : json();
+  json end = {{"type", "end"}, {"state", now_.job.value("state", "")}};
+  end["exit_code"] = now_.job.contains("exit_code") ? now_.job["exit_code"] : json();
   send(end);
 }
 
@@ -414,7 +423,7 @@ asio::awaitable<void> LogServer::Follower::follow() {
     }
     if (!stale_) {
       if (news_.empty()) co_await pause();
-      if (ranks_write()) continue;
+      if (holds()) continue;
     }
     co_await ask(false);
     // What was written before the engine said so is on disk: one more pass reads all of it.

@@ -128,6 +128,12 @@ const std::vector<Migration>& migrations() {
             "iteration INTEGER NOT NULL, step INTEGER, time REAL, value REAL, best REAL, "
             "job TEXT NOT NULL, text TEXT NOT NULL, PRIMARY KEY (search, seq)) WITHOUT ROWID");
       },
+      [](Database& database) {
+        database.run("ALTER TABLE nodes ADD COLUMN drain TEXT NOT NULL DEFAULT ''");
+        database.run(
+            "UPDATE nodes SET drain = CASE reason WHEN '' THEN 'it gets no new ranks' "
+            "ELSE reason END WHERE state IN ('draining', 'drained')");
+      },
   };
   return steps;
 }

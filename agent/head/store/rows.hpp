@@ -146,6 +146,7 @@ struct NodeRow {
   std::string reason;
   bool joined = false;  // by itself, with a join credential: no `up` logs in to it
   std::string type;     // what a node that joined was said to be; empty: nothing
+  std::string drain;    // why it is to get nothing new, lost or not; empty: it may
 
   bool operator==(const NodeRow&) const = default;
 };

@@ -50,7 +50,8 @@ CREATE TABLE nodes (
   node TEXT PRIMARY KEY, address TEXT NOT NULL, boot_id TEXT NOT NULL, machine TEXT NOT NULL,
   version TEXT NOT NULL, root TEXT NOT NULL, log TEXT NOT NULL, cpus INTEGER NOT NULL,
   gpus INTEGER NOT NULL, memory INTEGER NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL,
-  joined INTEGER NOT NULL DEFAULT 0, type TEXT NOT NULL DEFAULT '') WITHOUT ROWID;
+  joined INTEGER NOT NULL DEFAULT 0, type TEXT NOT NULL DEFAULT '',
+  drain TEXT NOT NULL DEFAULT '') WITHOUT ROWID;
 CREATE TABLE events (
   event INTEGER PRIMARY KEY, job TEXT NOT NULL, attempt INTEGER NOT NULL, time INTEGER NOT NULL,
   kind INTEGER NOT NULL, level INTEGER NOT NULL, message TEXT NOT NULL);
@@ -202,7 +203,7 @@ void columns(wire::Is<RankRow> auto& r, auto&& f) {
 }
 void columns(wire::Is<NodeRow> auto& r, auto&& f) {
   f(r.node, r.address, r.boot_id, r.machine, r.version, r.root, r.log, r.cpus, r.gpus, r.memory,
-    r.state, r.reason, r.joined, r.type);
+    r.state, r.reason, r.joined, r.type, r.drain);
 }
 void columns(wire::Is<EventRow> auto& r, auto&& f) {
   f(r.id, r.job, r.attempt, r.time, r.kind, r.level, r.message);
@@ -325,7 +326,7 @@ struct Writer::Statements {
                 "INSERT OR REPLACE INTO attempts VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),
         share(db, "INSERT OR REPLACE INTO shares VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),
         rank(db, "INSERT OR REPLACE INTO ranks VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),
-        node(db, "INSERT OR REPLACE INTO nodes VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),
+        node(db, "INSERT OR REPLACE INTO nodes VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"),
         event(db, "INSERT INTO events VALUES (?,?,?,?,?,?,?)"),
         metrics(db, "INSERT OR IGNORE INTO metrics VALUES (?,?,?,?,?,?,?)"),
         inherit(db,

@@ -2,6 +2,9 @@
 
 #include <fcntl.h>
 #include <sqlite3.h>
+#include <unistd.h>
+
+#include <cerrno>
 
 namespace dtrain::head {
 namespace {
@@ -22,6 +25,16 @@ ErrorCode kind_of(int code) {
     default:
       return ErrorCode::io;
   }
+}
+
+// By us, so that nobody else may read it; SQLite gives its -wal and -shm the same mode. One that is
+// there is never opened here: whoever closes a descriptor of a file ends all POSIX locks that its
+// process holds on it (fcntl(2)), those of its open connections too.
+void make_if_missing(const fs::path& path) {
+  const UniqueFd made(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (made) return;
+  if (errno == EEXIST && ::access(path.c_str(), R_OK | W_OK) == 0) return;
+  throw errno_error("cannot open " + path.string(), errno);
 }
 
 }  // namespace
@@ -106,8 +119,7 @@ void Statement::check(int code) const {
 }
 
 Database::Database(const fs::path& path, bool read_only) {
-  // Made by us, so that nobody else may read it; SQLite gives its -wal and -shm the same mode.
-  if (!read_only) open_file(path, O_RDWR | O_CREAT, 0600);
+  if (!read_only) make_if_missing(path);
   const int flags = (read_only ? SQLITE_OPEN_READONLY : SQLITE_OPEN_READWRITE) |
                     SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_EXRESCODE;
   const int code = sqlite3_open_v2(path.c_str(), &db_, flags, nullptr);

@@ -170,6 +170,26 @@ TEST_CASE("doctor: what is open to others is named, and closed only when it is t
   CHECK(mode_of(key) == 0600);
 }
 
+TEST_CASE("doctor: closing a file to others leaves the locks that this process holds on it") {
+  const TemporaryFolder folder;
+  const fs::path database = folder / "head.db";
+  write_file_atomic(database, "", 0600);
+  fs::permissions(database, fs::perms(0640));
+  const UniqueFd holder = open_file(database, O_RDWR);
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  REQUIRE(::fcntl(holder.get(), F_SETLK, &lock) == 0);
+  Findings fixed;
+  link::check_private({database}, true, fixed);
+  CHECK(only(fixed).fixed);
+  CHECK(mode_of(database) == 0600);
+  const UniqueFd other = open_file(database, O_RDWR);
+  struct flock found {};
+  found.l_type = F_WRLCK;
+  REQUIRE(::fcntl(other.get(), F_OFD_GETLK, &found) == 0);
+  CHECK(found.l_type == F_WRLCK);
+}
+
 TEST_CASE("doctor: a link in a private file's place is not followed") {
   const TemporaryFolder folder;
   write_file_atomic(folder / "others", "", 0600);

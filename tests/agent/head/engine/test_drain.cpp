@@ -50,6 +50,60 @@ TEST_CASE("a drain is answered when a head that is started anew would know it") 
   }
 }
 
+TEST_CASE("a drained node that was lost comes back as one, until its drain is taken back") {
+  Far world(2);
+  const auto silent = [&] {
+    for (int i = 0; i < 4; ++i) {
+      world.advance(10s);
+      world.engine->heard(NodeId("node-1"));
+    }
+    CHECK(state_of(world, "node-0") == "lost");
+  };
+  world.drain("node-0");
+  world.until([&] { return state_of(world, "node-0") == "drained"; });
+  const std::string reason = row_of(world, "node-0").at("reason");
+  SUBCASE("by a connection that held") {
+    silent();
+    world.engine->heard(NodeId("node-0"));
+  }
+  SUBCASE("by a new connection") {
+    world.engine->gone(NodeId("node-0"));
+    silent();
+    world.join("node-0");
+  }
+  SUBCASE("to a head that was started anew") {
+    world.engine->gone(NodeId("node-0"));
+    silent();
+    world.settle();
+    world.restart();
+    world.join("node-0");
+    world.join("node-1");
+  }
+  SUBCASE("taken back while it is lost") {
+    world.engine->gone(NodeId("node-0"));
+    silent();
+    CHECK(world.drain("node-0", true).at("state") == "lost");
+    world.restart();
+    world.join("node-0");
+    CHECK(state_of(world, "node-0") == "ready");
+    return;
+  }
+  SUBCASE("removed, and let in again") {
+    nlohmann::json answer;
+    world.engine->remove_node(NodeId("node-0"), false, [&](nlohmann::json a) { answer = a; });
+    world.revoking(std::nullopt);
+    world.until([&] { return !answer.is_null(); });
+    world.join("node-0");
+    CHECK(state_of(world, "node-0") == "ready");
+    return;
+  }
+  world.until([&] { return state_of(world, "node-0") == "drained"; });
+  CHECK(row_of(world, "node-0").at("reason") == reason);
+  const JobId id = world.submit(World::spec());
+  world.started("node-1", id, 1);
+  CHECK(world.drain("node-0", true).at("state") == "ready");
+}
+
 TEST_CASE("a removed node is let in no more, and its ranks are given up") {
   Far world(2);
   JobSpec spec = World::spec();

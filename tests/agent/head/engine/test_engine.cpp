@@ -325,6 +325,24 @@ TEST_CASE("stop: waiting, running, and racing the end") {
   }
 }
 
+TEST_CASE("a job's state alone is what its details say of it") {
+  World world;
+  const JobId id = world.submit(World::spec());
+  const auto check = [&] {
+    const nlohmann::json all = world.engine->job(id);
+    CHECK(world.engine->job_state(id) == nlohmann::json{{"state", all.at("state")},
+                                                        {"reason", all.at("reason")},
+                                                        {"exit_code", all.at("exit_code")}});
+  };
+  check();
+  world.join("node-0");
+  world.run_through("node-0", id, 1, 7);
+  world.until([&] { return world.state(id) == "failed"; });
+  check();
+  CHECK(world.engine->job_state(id).at("exit_code") == 7);
+  CHECK_THROWS_AS(world.engine->job_state(JobId("other-abcdef")), Error);
+}
+
 TEST_CASE("a stop while the start is being written") {
   World world;
   world.join("node-0");

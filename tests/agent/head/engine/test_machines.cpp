@@ -328,6 +328,67 @@ TEST_CASE("a checkpoint that waits for room does not come behind a later one") {
   CHECK(world.engine->job(id).at("checkpoints").size() == 1);
 }
 
+TEST_CASE("a checkpoint whose files are here after a later one's does not come behind it") {
+  Far world(1);
+  JobSpec spec = World::spec();
+  int first = 100;
+  int second = 200;
+  bool is_committed = true;
+  SUBCASE("all are kept") {}
+  SUBCASE("which is being committed") {
+    is_committed = false;
+  }
+  SUBCASE("the newest is kept") {
+    spec.checkpoint.num_to_keep = 1;
+  }
+  SUBCASE("of a program that went back") {
+    std::swap(first, second);
+  }
+  const JobId id = world.submit(spec);
+  world.begin(id);
+  for (const int step : {first, second}) {
+    world.say("node-0", id, 1,
+              wire::RankReport{
+                  0, {{"type", "checkpoint"}, {"step", step}, {"path", "/there"}, {"ack", true}}});
+  }
+  world.until([&] { return world.fetches.size() == 2; });
+  const World::Fetch earlier = world.fetches[0];
+  const World::Fetch later = world.fetches[1];
+  REQUIRE(earlier.ask.step == first);
+  world.deliver(later);
+  if (is_committed) {
+    world.until([&] { return world.engine->job(id).at("checkpoints").size() == 1; });
+  }
+  world.deliver(earlier);
+  world.until([&] { return world.answer("node-0", id, 1, 3).has_value(); });
+  world.settle();
+  CHECK(world.answer("node-0", id, 1, 4)->at("ok") == true);
+  CHECK(world.answer("node-0", id, 1, 3)->at("error") ==
+        "that of step " + std::to_string(second) +
+            ", which was reported after it, was here before it");
+  const nlohmann::json checkpoints = world.engine->job(id).at("checkpoints");
+  REQUIRE(checkpoints.size() == 1);
+  CHECK(checkpoints[0].at("step") == second);
+}
+
+TEST_CASE("checkpoints that are here in the order of their reports are all committed") {
+  Far world(1);
+  const JobId id = world.submit(World::spec());
+  world.begin(id);
+  for (const int step : {200, 100}) {
+    world.say("node-0", id, 1,
+              wire::RankReport{
+                  0, {{"type", "checkpoint"}, {"step", step}, {"path", "/there"}, {"ack", true}}});
+  }
+  world.until([&] { return world.fetches.size() == 2; });
+  const std::vector<World::Fetch> fetches = world.fetches;
+  for (const World::Fetch& each : fetches) world.deliver(each);
+  world.until([&] { return world.answer("node-0", id, 1, 4).has_value(); });
+  const nlohmann::json checkpoints = world.engine->job(id).at("checkpoints");
+  REQUIRE(checkpoints.size() == 2);
+  CHECK(checkpoints[1].at("step") == 100);
+}
+
 TEST_CASE("a node whose ranks have ended is in use until its checkpoint is here") {
   Far world(1);
   const NodeId node("node-0");

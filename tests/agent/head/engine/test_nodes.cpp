@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include "agent/head/store/sqlite.hpp"
 #include "tests/agent/head/engine/world.hpp"
 
 using namespace dtrain;
@@ -40,6 +41,61 @@ TEST_CASE("a lost node: restarted elsewhere after its lease, the old epoch stopp
   world.finish("node-0", id, 1, Outcome::stopped, "given up");
   CHECK(world.engine->status().at("nodes")[0].at("reason") == "");
   CHECK(world.state(id) == "starting");
+}
+
+TEST_CASE("a node that is lost while the start is being written ends the attempt once it is") {
+  World world(1);
+  const JobId id = world.submit(World::spec());
+  world.settle();
+  world.shut_door();
+  world.join("node-0");
+  world.until([&] { return world.waiting_at_door("starting"); });
+  world.engine->gone(NodeId("node-0"));
+  world.advance(31s);
+  CHECK(world.engine->status().at("nodes")[0].at("state") == "lost");
+  SUBCASE("it begins anew when the node is back") {
+    world.open_door();
+    world.until([&] { return world.state(id) == "restarting"; });
+    const nlohmann::json attempt = world.engine->job(id).at("attempts")[0];
+    CHECK(attempt.at("state") == "lost");
+    CHECK(attempt.at("reason").get<std::string>().starts_with("node-0 was lost: not heard of"));
+    world.join("node-0");
+    world.started("node-0", id, 2);
+  }
+  SUBCASE("or was stopped meanwhile") {
+    world.engine->stop(id, std::nullopt, [](const nlohmann::json&) {});
+    world.open_door();
+    world.until([&] { return world.state(id) == "stopped"; });
+  }
+  CHECK_FALSE(world.was_started(id, 1));
+}
+
+TEST_CASE("a head that died when only the loss of a node was kept ends what ran there") {
+  World world(2);
+  world.join("node-0");
+  world.join("node-1");
+  const JobId id = world.submit(World::spec());
+  world.started("node-0", id, 1);
+  world.say("node-0", id, 1, wire::MasterReady{29500});
+  world.start_ranks("node-0", id, 1, 0, 1);
+  world.settle();
+  world.engine.reset();
+  Database(world.options.root.database())
+      .run(
+          "UPDATE nodes SET state = 'lost', reason = 'not heard of for 31 s' WHERE node = "
+          "'node-0'");
+  world.restart();
+  world.join("node-1");
+  world.until([&] { return world.state(id) == "restarting"; });
+  CHECK(world.engine->job(id).at("attempts")[0].at("reason") ==
+        "node-0 was lost: not heard of for 31 s");
+  for (int i = 0; i < 6; ++i) {  // its ranks may run until its lease is over
+    world.advance(9s);
+    world.engine->heard(NodeId("node-1"));
+    CHECK_FALSE(world.was_started(id, 2));
+  }
+  world.advance(7s);
+  world.started("node-1", id, 2);
 }
 
 TEST_CASE("of two lost nodes the one that is back does not end the wait for the other's lease") {

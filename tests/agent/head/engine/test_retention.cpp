@@ -98,6 +98,9 @@ TEST_CASE("what the user has set is forgotten, a job that another waits for is n
   next.after = {old.str()};
   next.nnodes = {7, 7};
   const JobId waits = world.submit(next);
+  CHECK_THROWS_WITH_AS(
+      world.engine->remove(old, nullptr),
+      doctest::Contains((waits.str() + " waits to come after " + old.str()).c_str()), Error);
   world.engine->set_storage({.retention_days = 30});
   world.advance(31 * kDay);
   world.advance(2h);

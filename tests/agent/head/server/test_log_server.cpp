@@ -40,6 +40,17 @@ TEST_CASE("a follower's query is read strictly") {
   }
 }
 
+TEST_CASE("of a job that waits nothing changes but what its followers are told") {
+  for (const char* state : {"queued", "staging", "starting", "running", "restarting", "stopping",
+                            "succeeded", "failed", "stopped"}) {
+    CAPTURE(state);
+    head::FollowSnapshot now;
+    now.job = {{"state", state}};
+    const bool waits = std::string(state) == "queued" || std::string(state) == "restarting";
+    CHECK(head::changes_unsaid(now) == !waits);
+  }
+}
+
 TEST_CASE("the last lines of a file are found from its end") {
   const testing::TemporaryFolder folder;
   const fs::path path = folder / "log";

@@ -74,8 +74,9 @@ inline Changes sample_changes() {
   rank.clock_uncertain = 250000;
   rank.heard = 1767323045123456789;
   changes.ranks.push_back(rank);
-  NodeRow node{NodeId("node-1"),       "10.0.0.1",          "boot", "m",  "0.1", "/r", "/l", 8, 2,
-               std::uint64_t{1} << 36, NodeState::draining, "why",  true, "gpu"};
+  NodeRow node{
+      NodeId("node-1"),       "10.0.0.1",          "boot", "m",  "0.1", "/r",     "/l", 8, 2,
+      std::uint64_t{1} << 36, NodeState::draining, "why",  true, "gpu", "because"};
   changes.nodes.push_back(node);
   CheckpointRow checkpoint{JobId("a"), 3, 2, 470, "/p", R"({"acc":1})", from_millis(8), 99, true};
   changes.checkpoints.push_back(checkpoint);

@@ -1,8 +1,11 @@
 #include <doctest/doctest.h>
+#include <fcntl.h>
 #include <sys/mount.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <condition_variable>
 #include <fstream>
 #include <future>
@@ -166,6 +169,56 @@ class Damage {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::string why_;
+};
+
+// Another process that opens the database when it is told to, reads it and closes it. It is made
+// before this one opens it: what SQLite knows of open files does not bear a fork.
+class Onlooker {
+ public:
+  explicit Onlooker(const fs::path& database) {
+    int ends[2];
+    REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+    const UniqueFd told(ends[0]);
+    tell_ = UniqueFd(ends[1]);
+    pid_ = ::fork();
+    REQUIRE(pid_ >= 0);
+    if (pid_ > 0) return;
+    tell_.reset();
+    char word = 0;
+    bool has_seen = false;
+    if (::read(told.get(), &word, 1) == 1) {
+      try {
+        has_seen = Database(database).integer("SELECT count(*) FROM jobs") > 0;
+      } catch (const std::exception&) {
+        has_seen = false;
+      }
+    }
+    ::_exit(has_seen ? 0 : 1);
+  }
+  ~Onlooker() {
+    if (pid_ > 0) (void)end();
+  }
+  Onlooker(const Onlooker&) = delete;
+  Onlooker& operator=(const Onlooker&) = delete;
+
+  // Gives whether it has seen jobs, once it has ended.
+  bool looks() {
+    write_all(tell_.get(), "x");
+    return end() == 0;
+  }
+
+ private:
+  int end() {
+    tell_.reset();
+    int status = -1;
+    while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+    }
+    pid_ = -1;
+    return status;
+  }
+
+  UniqueFd tell_;
+  pid_t pid_ = -1;
 };
 
 // Larger than what SQLite keeps in memory, so that what is on the disk is read again.
@@ -556,6 +609,23 @@ TEST_CASE("a file that vanishes under a running head: nobody is told, and nothin
   CHECK(all.restored);
   CHECK(names(all.jobs).contains("later"));
   CHECK(names(all.jobs).contains("told-nobody"));
+}
+
+TEST_CASE("another program that looks at the database takes nothing from a running head") {
+  const TemporaryFolder folder;
+  const fs::path path = killed().lay(folder);
+  Onlooker onlooker(path);
+  std::promise<std::string> outcome;  // of the commit: written, or the damage that was found
+  const auto store = open_store(
+      {.path = path, .on_damage = [&](const std::string& why) { outcome.set_value(why); }});
+  CHECK(onlooker.looks());
+  CHECK(fs::exists(journal_of(path)));
+  store->commit(
+      whole_job("after", 9000), Urgency::now, OnFailure::retry,
+      [&](std::exception_ptr failure) { outcome.set_value(failure ? "refused" : "written"); });
+  CHECK(outcome.get_future().get() == "written");
+  CHECK(store->trouble().empty());
+  CHECK(names(store->load().jobs).contains("after"));
 }
 
 TEST_CASE("pages that are damaged under a running head") {

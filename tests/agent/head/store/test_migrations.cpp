@@ -167,6 +167,24 @@ TEST_CASE("golden databases of each version become one of today, and keep their 
   }
 }
 
+TEST_CASE("what an older database had drained stays so when its node is lost and comes back") {
+  const TemporaryFolder folder;
+  const fs::path path = folder / "head.db";
+  fs::copy_file(golden(9), path);
+  std::string reason;
+  SUBCASE("with its reason") {
+    reason = "why";
+  }
+  SUBCASE("which a head has forgotten") {
+    Database(path).run("UPDATE nodes SET state = 'drained', reason = ''");
+    reason = "it gets no new ranks";
+  }
+  SUBCASE("but not what was only ready") {
+    Database(path).run("UPDATE nodes SET state = 'ready'");
+  }
+  CHECK(open_store({.path = path})->load().nodes.at(0).drain == reason);
+}
+
 TEST_CASE("an older database is copied, then brought forward step by step") {
   const TemporaryFolder folder;
   const fs::path path = folder / "head.db";
