@@ -127,6 +127,11 @@ fs::path recorded_cgroup(const fs::path& attempt, const std::string& boot) {
 
 }  // namespace
 
+bool is_mark(std::string_view entry) {
+  const std::string_view name = entry.substr(0, entry.find('='));
+  return name == "DTRAIN_ATTEMPT_TOKEN" || name == "DTRAIN_EXEC_ROOT" || name == kSetupMark;
+}
+
 bool is_role(const FoundProcess& process) {
   return process.what == "head" || process.what == "node";
 }

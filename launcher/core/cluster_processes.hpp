@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "launcher/core/files.hpp"
@@ -18,6 +19,11 @@ namespace dtrain {
 inline constexpr const char* kSetupMark = "DTRAIN_SETUP_ROOT";
 // Set by a watch for its children: where it runs.
 inline constexpr const char* kWatchRoot = "DTRAIN_WATCH_ROOT";
+
+// Whether a name, or NAME=VALUE, is such a mark: by it what an attempt, a command of `exec` or a
+// setup list has left running is found and ended. Agents never carry one, whoever started them:
+// they outlive it.
+bool is_mark(std::string_view entry);
 
 struct FoundProcess {
   pid_t pid = 0;

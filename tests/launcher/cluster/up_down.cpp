@@ -10,6 +10,7 @@
 #include "launcher/core/paths.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/process_exit.hpp"
+#include "launcher/core/process_table.hpp"
 #include "tests/support/end_processes.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -116,6 +117,22 @@ TEST_CASE("down ends what an attempt left behind, and nothing that only looks at
   CHECK(!try_wait(looking));
   ::kill(looking, SIGKILL);
   wait(looking);
+}
+
+TEST_CASE("agents carry no mark of what up was typed in") {
+  const char* const marks[] = {"DTRAIN_ATTEMPT_TOKEN", "DTRAIN_EXEC_ROOT", "DTRAIN_SETUP_ROOT"};
+  House house;
+  for (const char* mark : marks) ::setenv(mark, "/of/another", 1);
+  up(house.spec, house.options);
+  for (const char* mark : marks) ::unsetenv(mark);
+  const std::vector<FoundProcess> agents = cluster_processes(house.state());
+  CHECK(agents.size() == 4);
+  for (const FoundProcess& agent : agents) {
+    const std::string env = environment_of(agent.pid).value_or("");
+    CHECK(env.find("XDG_STATE_HOME=") != std::string::npos);
+    for (const char* mark : marks) CHECK_MESSAGE(env.find(mark) == std::string::npos, agent.what);
+  }
+  CHECK(down("c", {}).complete);
 }
 
 TEST_CASE("a step that fails is named, and what was built is cleared away") {
