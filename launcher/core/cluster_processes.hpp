@@ -39,9 +39,9 @@ struct FoundProcess {
 bool is_role(const FoundProcess& process);
 
 // This user's processes that belong to what lies below `folder`, be it all of a cluster or one
-// node's root: agents with a path below it in their arguments, and what an attempt or a setup list
-// of its nodes started, known by its environment. A pager or editor that shows one of its files is
-// not among them.
+// node's root: agents with a path below it in their arguments, and what an attempt, its ranks or
+// its job's `setup`, or a setup list of its nodes started, known by its environment. A pager or
+// editor that shows one of its files is not among them.
 std::vector<FoundProcess> cluster_processes(const fs::path& folder);
 
 // The control groups of a node's attempts, as their supervisors wrote them down in this boot: kills
