@@ -214,9 +214,14 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
     while (mine == generation_ && owner_ != nullptr) {
       auto socket = std::make_shared<UnixSocket>(owner_->executor_);
       error_code failed;
-      const asio::local::stream_protocol::endpoint endpoint(
-          paths::supervisor_socket(owner_->root_.root, key_.first, key_.second).string());
-      co_await socket->async_connect(endpoint, asio::redirect_error(asio::use_awaitable, failed));
+      try {
+        const asio::local::stream_protocol::endpoint endpoint(
+            paths::supervisor_socket(owner_->root_.root, key_.first, key_.second).string());
+        co_await socket->async_connect(endpoint, asio::redirect_error(asio::use_awaitable, failed));
+      } catch (const std::exception& error) {
+        log::debug("a supervisor's socket cannot be met", {{"why", error.what()}});
+        failed = asio::error::not_found;
+      }
       if (mine != generation_ || owner_ == nullptr) co_return;
       if (!failed) {
         socket_ = socket;

@@ -13,6 +13,7 @@
 #include "launcher/core/log.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/shard.hpp"
+#include "launcher/wire/json.hpp"
 
 namespace dtrain::node {
 
@@ -40,6 +41,22 @@ void look_at_token(const wire::PrepareAttempt& request) {
       .with_hint(
           "storage_path must be a folder that all nodes share; without it the head's own is "
           "used");
+}
+
+// As it was committed, by its list and the sizes of its files: a machine that lost its power may
+// have kept less of it.
+bool is_whole(const fs::path& checkpoint) {
+  try {
+    const auto text = read_file_if_there(checkpoint / "manifest.json", kShardListLimit);
+    if (!text) return false;
+    const nlohmann::json json = wire::parse_json(*text, "its manifest.json", kShardListLimit);
+    verify_sizes(checkpoint, file_entries_from_json(wire::member(json, "files")));
+    return true;
+  } catch (const Error& error) {
+    log::warn("a checkpoint here is not whole and is brought again",
+              {{"checkpoint", checkpoint.string()}, {"why", error.what()}});
+    return false;
+  }
 }
 
 void remove_or_warn(const fs::path& path, const std::string& what) {
@@ -97,6 +114,7 @@ struct CheckpointTransfers::Fetch {
   fs::path place;  // empty: there is none to go on from
   bool stop = false;
   wire::FrameStreamPtr head = nullptr;  // while it is asked
+  std::vector<FileEntry> files = {};    // as the head listed them, whoever gives them
 
   void check() const {
     if (stop) throw Error(ErrorCode::conflict, "it is not wanted any more");
@@ -168,12 +186,16 @@ asio::awaitable<void> CheckpointTransfers::look(std::shared_ptr<Fetch> fetch) {
     for (const auto& entry : fs::directory_iterator(place.parent_path(), none)) {
       if (entry.path() != place && entry.path() != link::part_of(place)) remove_tree(entry.path());
     }
-    dials = !place.empty() && !fs::exists(place / "manifest.json", none);
+    dials = !place.empty() && !is_whole(place);
     const std::function<void()> check = [fetch] { fetch->check(); };
     const Talk talk = [this, fetch](wire::FrameStreamPtr stream) {
       return bring(fetch, std::move(stream));
     };
-    if (dials) co_await over_connections(root_, kPath, check, talk, connection_broke);
+    if (dials) {
+      co_await over_connections(root_, kPath, check, talk, connection_broke);
+      fsync_tree(place, fetch->files);
+      fsync_folder(place.parent_path());
+    }
   } catch (const std::exception& error) {
     failed = as_error(error);
     if (dials) failed->while_doing("bringing the checkpoint from the head");
@@ -197,8 +219,8 @@ asio::awaitable<void> CheckpointTransfers::bring(std::shared_ptr<Fetch> fetch,
   const auto* listed = std::get_if<wire::ContentFiles>(&message);
   if (listed == nullptr) throw Error(ErrorCode::invalid, "the head did not list the checkpoint");
   fetch->check();
-  // The list is the head's, whoever gives the files.
-  const std::vector<FileEntry>& files = listed->files;
+  fetch->files = listed->files;
+  const std::vector<FileEntry>& files = fetch->files;
   const std::function<void()> check = [fetch] { fetch->check(); };
   const link::Progress progress = [fetch](std::uint64_t) { fetch->check(); };
   const Bring bring_parts = [&](wire::FrameStreamPtr stream) -> asio::awaitable<void> {

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "launcher/core/capture.hpp"
+#include "launcher/core/cluster_processes.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/number.hpp"
 #include "launcher/core/process.hpp"
@@ -153,7 +154,7 @@ std::string capture_environment(const paths::NodeRoot& root) {
   if (!text) throw Error(ErrorCode::failed, "no shell gives its environment");
   std::string kept;
   for (const std::string& entry : split(*text, '\0')) {
-    if (!of_the_shell(entry)) kept += entry + '\0';
+    if (!of_the_shell(entry) && !is_mark(entry)) kept += entry + '\0';
   }
   make_folders(root.root);
   write_file_atomic(root.login_env(), kept, 0600);

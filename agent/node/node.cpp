@@ -531,11 +531,12 @@ class Agent {
     } else if (const auto* unstage = std::get_if<wire::Unstage>(&message)) {
       staging_.give_up(unstage->job, unstage->attempt);
     } else if (const auto* forget = std::get_if<wire::ForgetJob>(&message)) {
-      staging_.forget(forget->job);
-      transfers_.forget(forget->job);
-      attempts_.forget(forget->job);
-      mirror_.forget(forget->job);
-      log_limits_.forget(forget->job);
+      staging_.forget(forget->job, [this, job = forget->job] {
+        transfers_.forget(job);
+        attempts_.forget(job);
+        mirror_.forget(job);
+        log_limits_.forget(job);
+      });
     } else if (const auto* prepare = std::get_if<wire::PrepareAttempt>(&message)) {
       prepare_attempt(*prepare);
     } else if (const auto* open = std::get_if<wire::OpenPair>(&message)) {

@@ -1,5 +1,6 @@
 #include "agent/node/staging.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
@@ -82,6 +83,7 @@ struct Staging::Work : std::enable_shared_from_this<Staging::Work> {
 
   // ----
   std::thread thread;
+  bool running = false;  // until its thread is joined
   std::optional<Error> failure;
   bool done = false;
   bool asked = false;  // the head wants to hear of it
@@ -146,11 +148,10 @@ struct Staging::Work : std::enable_shared_from_this<Staging::Work> {
     make_copy(store, tree, folder, stop.get());
   }
 
-  void end() {
+  void tell_to_stop() {
     stop->store(true);
     // Not stop(): a context that is about to begin must see it too.
     if (context) asio::post(*context, [this] { context->stop(); });
-    if (thread.joinable()) thread.join();
   }
 };
 
@@ -163,14 +164,16 @@ Staging::Staging(asio::any_io_executor executor, paths::NodeRoot root, NodeConfi
       say_(std::move(say)) {}
 
 Staging::~Staging() {
-  for (const auto& [key, work] : works_) work->end();
+  for (const auto& [key, work] : works_) stop(work);
+  for (const auto& work : ending_) {
+    if (work->thread.joinable()) work->thread.join();
+  }
 }
 
 std::shared_ptr<Staging::Work> Staging::begin(const Key& key, const JobContent& content) {
   auto& found = works_[key];
   // One that failed is tried again when it is asked for again.
   if (found && !(found->done && found->failure)) return found;
-  if (found) found->end();
   found = std::make_shared<Work>(relay_);
   std::shared_ptr<Work> work = found;
   work->key = key;
@@ -189,32 +192,70 @@ std::shared_ptr<Staging::Work> Staging::begin(const Key& key, const JobContent& 
       say_(wire::Staging{living->key.first, living->key.second, done, total, false});
     });
   };
-  const auto bring = [this, work, executor = executor_] {
-    std::optional<Error> failure;
-    try {
-      work->run();
-    } catch (const std::exception& error) {
-      failure = as_defect(error);
-    }
-    asio::post(executor, [this, weak = std::weak_ptr<Work>(work), failure] {
-      const auto living = weak.lock();
-      if (!living || living->stop->load()) return;
-      living->failure = failure;
-      living->done = true;
-      ended(living);
-    });
-  };
-  try {
-    work->thread = std::thread(bring);
-  } catch (const std::system_error& error) {
-    work->failure = Error(ErrorCode::exhausted, std::string("no thread for it: ") + error.what());
-    work->done = true;
-  }
+  once_ended(key.first, [this, weak = std::weak_ptr<Work>(work)] {
+    if (const auto living = weak.lock()) start(living);
+  });
   return work;
 }
 
-void Staging::ended(const std::shared_ptr<Work>& work) {
+void Staging::start(const std::shared_ptr<Work>& work) {
+  const auto tell = [this, weak = std::weak_ptr<Work>(work),
+                     executor = executor_](const std::optional<Error>& failure) {
+    asio::post(executor, [this, weak, failure] {
+      if (const auto living = weak.lock()) thread_ended(living, failure);
+    });
+  };
+  work->running = true;
+  try {
+    work->thread = std::thread([work, tell] {
+      std::optional<Error> failure;
+      try {
+        work->run();
+      } catch (const std::exception& error) {
+        failure = as_defect(error);
+      }
+      tell(failure);
+    });
+  } catch (const std::system_error& error) {
+    tell(Error(ErrorCode::exhausted, std::string("no thread for it: ") + error.what()));
+  }
+}
+
+void Staging::thread_ended(const std::shared_ptr<Work>& work, const std::optional<Error>& failure) {
   if (work->thread.joinable()) work->thread.join();
+  work->running = false;
+  if (!work->stop->load()) {
+    work->failure = failure;
+    work->done = true;
+    return ended(work);
+  }
+  std::erase(ending_, work);
+  const JobId& job = work->key.first;
+  if (is_ending(job)) return;
+  const auto waited = waiting_.extract(job);
+  if (!waited) return;
+  for (const auto& each : waited.mapped()) each();
+}
+
+void Staging::stop(const std::shared_ptr<Work>& work) {
+  work->tell_to_stop();
+  if (work->running) ending_.push_back(work);
+}
+
+bool Staging::is_ending(const JobId& job) const {
+  return std::any_of(ending_.begin(), ending_.end(),
+                     [&](const auto& work) { return work->key.first == job; });
+}
+
+void Staging::once_ended(const JobId& job, std::function<void()> then) {
+  if (is_ending(job)) {
+    waiting_[job].push_back(std::move(then));
+  } else {
+    then();
+  }
+}
+
+void Staging::ended(const std::shared_ptr<Work>& work) {
   work->context.reset();  // and its descriptors; that it is done is remembered as long as its job
   const auto& [job, attempt] = work->key;
   std::vector<std::function<void()>> then = std::move(work->then);
@@ -279,15 +320,16 @@ std::set<std::string> Staging::trees() const {
 void Staging::give_up(const JobId& job, int attempt) {
   const auto found = works_.find({job, attempt});
   if (found == works_.end()) return;
-  found->second->end();
+  stop(found->second);
   works_.erase(found);
 }
 
-void Staging::forget(const JobId& job) {
+void Staging::forget(const JobId& job, std::function<void()> then) {
   for (auto at = works_.lower_bound({job, 0}); at != works_.end() && at->first.first == job;) {
-    at->second->end();
+    stop(at->second);
     at = works_.erase(at);
   }
+  once_ended(job, std::move(then));
 }
 
 }  // namespace dtrain::node

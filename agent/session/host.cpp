@@ -12,6 +12,7 @@
 
 #include "agent/node/facts.hpp"
 #include "launcher/core/clock.hpp"
+#include "launcher/core/cluster_processes.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/text.hpp"
@@ -210,7 +211,8 @@ void forget_login() {
   for (const std::string& entry : current_environment()) {
     const std::string name = entry.substr(0, entry.find('='));
     if (name.starts_with("SSH_") || name.starts_with("XDG_SESSION_") ||
-        name == "DBUS_SESSION_BUS_ADDRESS" || name == "KRB5CCNAME" || name == "MAIL") {
+        name == "DBUS_SESSION_BUS_ADDRESS" || name == "KRB5CCNAME" || name == "MAIL" ||
+        is_mark(name)) {
       names.push_back(name);
     }
   }

@@ -21,7 +21,8 @@ bool is_network_filesystem(std::uint64_t magic) noexcept;
 bool logind_kills(const fs::path& root, const std::string& user);
 
 // Takes out of the environment what belongs to this login alone and must not go on into agents,
-// which outlive it: where it came from, and the keys that it may have been lent.
+// which outlive it: where it came from, the keys that it may have been lent, and the marks by which
+// what a cluster started is ended with it.
 void forget_login();
 
 // HOME, else from /etc/passwd; Error(invalid) without either.

@@ -1,7 +1,6 @@
 #include "agent/supervise/control.hpp"
 
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -10,11 +9,11 @@
 
 #include <boost/asio/posix/stream_descriptor.hpp>
 
+#include "agent/supervise/listener.hpp"
 #include "agent/supervise/outbox.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/failpoint.hpp"
 #include "launcher/core/log.hpp"
-#include "launcher/core/unix_socket.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::supervise {
@@ -44,31 +43,20 @@ struct Control::Impl : std::enable_shared_from_this<Control::Impl> {
   Impl(asio::io_context& context, const fs::path& socket_path, std::string hello_line,
        const Outbox& events, Hooks callbacks)
       : io(context),
-        path(socket_path),
         hello(std::move(hello_line)),
         outbox(events),
         hooks(std::move(callbacks)),
-        listener(context, listen_unix(socket_path).release()) {}
+        listener(context, socket_path, [this] { accept(); }) {}
 
   asio::io_context& io;
-  fs::path path;
   std::string hello;
   const Outbox& outbox;
   Hooks hooks;
-  Descriptor listener;
+  Listener listener;
   std::shared_ptr<Session> session;
 
-  void wait_accept() {
-    listener.async_wait(Descriptor::wait_read,
-                        [self = shared_from_this()](boost::system::error_code failed) {
-                          if (failed) return;
-                          self->accept();
-                          self->wait_accept();
-                        });
-  }
-
   void accept() {
-    while (auto fd = accept_own(listener.native_handle())) {
+    while (auto fd = listener.accept()) {
       if (session) close(session);
       const auto made = std::make_shared<Session>(io, fd->release());
       session = made;
@@ -175,15 +163,12 @@ struct Control::Impl : std::enable_shared_from_this<Control::Impl> {
 
 Control::Control(asio::io_context& io, const fs::path& path, std::string hello,
                  const Outbox& outbox, Hooks hooks)
-    : impl_(std::make_shared<Impl>(io, path, std::move(hello), outbox, std::move(hooks))) {
-  impl_->wait_accept();
-}
+    : impl_(std::make_shared<Impl>(io, path, std::move(hello), outbox, std::move(hooks))) {}
 
 Control::~Control() {
   impl_->hooks.changed = [] {};
   impl_->listener.close();
   if (impl_->session) impl_->close(impl_->session);
-  ::unlink(impl_->path.c_str());
 }
 
 void Control::kick() {

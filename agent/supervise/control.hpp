@@ -13,9 +13,9 @@ namespace dtrain::supervise {
 
 class Outbox;
 
-// The supervisor's socket. One client at a time, a new one takes the place of the one before: it
-// gets the hello line, every event that is not acknowledged, then new ones as they come. What a
-// client sends wrong ends that connection and nothing more.
+// The supervisor's socket, made again where somebody takes it away. One client at a time, a new one
+// takes the place of the one before: it gets the hello line, every event that is not acknowledged,
+// then new ones as they come. What a client sends wrong ends that connection and nothing more.
 class Control {
  public:
   struct Hooks {

@@ -51,9 +51,9 @@ void put_launcher(Environment& env, const Environment& given) {
 }
 
 // What all processes of the attempt on this node get.
-// `base`: what this node has, whatever the job says.
-void put_attempt(Environment& env, const wire::AttemptSpec& spec, const Environment& base,
-                 int master_port) {
+void put_attempt(Environment& env, const wire::AttemptSpec& spec,
+                 const Surroundings& surroundings) {
+  const Environment& base = surroundings.base;  // what this node has, whatever the job says
   env["WORLD_SIZE"] = std::to_string(spec.world_size);
   env["LOCAL_WORLD_SIZE"] = std::to_string(spec.nproc);
   env["GROUP_RANK"] = std::to_string(spec.node_rank);
@@ -62,7 +62,7 @@ void put_attempt(Environment& env, const wire::AttemptSpec& spec, const Environm
   env["ROLE_NAME"] = "default";
   env["ROLE_WORLD_SIZE"] = std::to_string(spec.world_size);
   env["MASTER_ADDR"] = spec.master_addr;
-  env["MASTER_PORT"] = std::to_string(master_port);
+  env["MASTER_PORT"] = std::to_string(surroundings.master_port);
   env["TORCHELASTIC_RUN_ID"] = spec.job.str();
   env["TORCHELASTIC_RESTART_COUNT"] = std::to_string(spec.attempt - 1);
   env["TORCHELASTIC_MAX_RESTARTS"] = std::to_string(spec.max_restarts);
@@ -71,6 +71,7 @@ void put_attempt(Environment& env, const wire::AttemptSpec& spec, const Environm
   env["DTRAIN_JOB_ID"] = spec.job.str();
   env["DTRAIN_ATTEMPT"] = std::to_string(spec.attempt);
   env["DTRAIN_ATTEMPT_TOKEN"] = spec.token;
+  env["DTRAIN_ATTEMPT_ROOT"] = surroundings.attempt_root;
   env["DTRAIN_NODE_IPS"] = join(spec.node_ips, "\n");
   env["DTRAIN_STORAGE_PATH"] = spec.storage_path;
   if (spec.gpus_assigned) {
@@ -129,7 +130,7 @@ std::vector<std::string> rank_environment(const wire::AttemptSpec& spec,
   } else if (std::max(spec.machine_ranks, spec.nproc) > 1) {
     env.emplace("OMP_NUM_THREADS", "1");
   }
-  put_attempt(env, spec, surroundings.base, surroundings.master_port);
+  put_attempt(env, spec, surroundings);
   const std::string rank = std::to_string(spec.first_rank + place.local_rank);
   env["RANK"] = rank;
   env["ROLE_RANK"] = rank;
@@ -152,7 +153,7 @@ std::vector<std::string> rank_environment(const wire::AttemptSpec& spec,
 std::vector<std::string> setup_environment(const wire::AttemptSpec& spec,
                                            const Surroundings& surroundings) {
   Environment env = beneath(spec, surroundings);
-  put_attempt(env, spec, surroundings.base, surroundings.master_port);
+  put_attempt(env, spec, surroundings);
   return entries(env);
 }
 

@@ -26,6 +26,7 @@ struct Surroundings {
   Environment base;     // the node's login environment
   Environment secrets;  // of the job
   int master_port = 0;
+  std::string attempt_root = {};  // the attempt's folder
 };
 
 // Whether a name, or NAME=VALUE, is of those that Slurm puts into a task's environment.

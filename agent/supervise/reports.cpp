@@ -1,7 +1,6 @@
 #include "agent/supervise/reports.hpp"
 
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -14,9 +13,9 @@
 
 #include <boost/asio/posix/stream_descriptor.hpp>
 
+#include "agent/supervise/listener.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/failpoint.hpp"
-#include "launcher/core/unix_socket.hpp"
 #include "launcher/wire/attempt.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -64,10 +63,10 @@ struct Reports::Impl : std::enable_shared_from_this<Reports::Impl> {
       : io(context), clock(clock_of), hooks(std::move(callbacks)) {}
 
   struct Rank {
-    Rank(asio::io_context& io, int fd) : listener(io, fd) {}
+    Rank(asio::io_context& io, const fs::path& path, std::function<void()> come)
+        : listener(io, path, std::move(come)) {}
 
-    Descriptor listener;
-    fs::path path;
+    Listener listener;
     std::vector<std::shared_ptr<Connection>> connections;
     std::optional<Monotonic> warned;
     std::uint64_t silent_warnings = 0;  // not said, for there were too many
@@ -85,18 +84,9 @@ struct Reports::Impl : std::enable_shared_from_this<Reports::Impl> {
   std::map<std::uint64_t, Waiting> waiting;
   bool paused = false;
 
-  void wait_accept(int rank) {
-    ranks.at(rank).listener.async_wait(
-        Descriptor::wait_read, [self = shared_from_this(), rank](boost::system::error_code failed) {
-          if (failed) return;
-          self->accept(rank);
-          self->wait_accept(rank);
-        });
-  }
-
   void accept(int rank) {
     Rank& of = ranks.at(rank);
-    while (auto fd = accept_own(of.listener.native_handle())) {
+    while (auto fd = of.listener.accept()) {
       if (of.connections.size() >= kConnectionsMax) {
         warn(rank, "a connection for reports was refused: there are " +
                        std::to_string(kConnectionsMax) + " already");
@@ -274,16 +264,14 @@ Reports::Reports(asio::io_context& io, const Clock& clock, Hooks hooks)
 Reports::~Reports() {
   for (auto& [rank, of] : impl_->ranks) {
     of.listener.close();
-    ::unlink(of.path.c_str());
     const auto connections = of.connections;
     for (const auto& connection : connections) impl_->close(connection);
   }
 }
 
 void Reports::listen(int rank, const fs::path& path) {
-  const auto added = impl_->ranks.try_emplace(rank, impl_->io, listen_unix(path).release()).first;
-  added->second.path = path;
-  impl_->wait_accept(rank);
+  impl_->ranks.try_emplace(rank, impl_->io, path,
+                           [impl = impl_.get(), rank] { impl->accept(rank); });
 }
 
 void Reports::set_paused(bool paused) {

@@ -108,6 +108,7 @@ void Supervisor::begin() {
   make_folders(root_.ranks());
   make_folders(root_.errors());
   group_.make();
+  surroundings_.attempt_root = root_.root.string();
   if (spec_.node_rank == 0) {
     master_ = bind_master(spec_.master_port);
     surroundings_.master_port = master_.port;

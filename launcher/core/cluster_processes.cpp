@@ -64,12 +64,17 @@ std::optional<std::pair<std::string, std::string>> role_in(const std::vector<std
   return std::nullopt;
 }
 
-// The folder of its attempt, ATTEMPT/errors/R.json being its error file; empty: it is no rank.
+// The folder of its attempt; empty: it is of none. Of a supervisor that did not set the mark yet,
+// ATTEMPT/errors/R.json is a rank's error file, which programs may set anew for what they start.
 std::string attempt_of(const std::vector<std::string>& env, const std::string& folder) {
   bool token = false;
   std::string file;
+  static constexpr std::string_view kRoot = "DTRAIN_ATTEMPT_ROOT=";
   static constexpr std::string_view kFile = "TORCHELASTIC_ERROR_FILE=";
   for (const std::string& entry : env) {
+    if (entry.starts_with(kRoot) && below(entry.substr(kRoot.size()), folder)) {
+      return entry.substr(kRoot.size());
+    }
     if (entry.starts_with("DTRAIN_ATTEMPT_TOKEN=")) token = true;
     if (entry.starts_with(kFile)) file = entry.substr(kFile.size());
   }
@@ -126,6 +131,12 @@ fs::path recorded_cgroup(const fs::path& attempt, const std::string& boot) {
 }
 
 }  // namespace
+
+bool is_mark(std::string_view entry) {
+  const std::string_view name = entry.substr(0, entry.find('='));
+  return name == "DTRAIN_ATTEMPT_TOKEN" || name == "DTRAIN_ATTEMPT_ROOT" ||
+         name == "DTRAIN_EXEC_ROOT" || name == kSetupMark;
+}
 
 bool is_role(const FoundProcess& process) {
   return process.what == "head" || process.what == "node";

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "launcher/core/files.hpp"
@@ -18,6 +19,11 @@ namespace dtrain {
 inline constexpr const char* kSetupMark = "DTRAIN_SETUP_ROOT";
 // Set by a watch for its children: where it runs.
 inline constexpr const char* kWatchRoot = "DTRAIN_WATCH_ROOT";
+
+// Whether a name, or NAME=VALUE, is such a mark: by it what an attempt, a command of `exec` or a
+// setup list has left running is found and ended. Agents never carry one, whoever started them:
+// they outlive it.
+bool is_mark(std::string_view entry);
 
 struct FoundProcess {
   pid_t pid = 0;
@@ -33,9 +39,9 @@ struct FoundProcess {
 bool is_role(const FoundProcess& process);
 
 // This user's processes that belong to what lies below `folder`, be it all of a cluster or one
-// node's root: agents with a path below it in their arguments, and what an attempt or a setup list
-// of its nodes started, known by its environment. A pager or editor that shows one of its files is
-// not among them.
+// node's root: agents with a path below it in their arguments, and what an attempt, its ranks or
+// its job's `setup`, or a setup list of its nodes started, known by its environment. A pager or
+// editor that shows one of its files is not among them.
 std::vector<FoundProcess> cluster_processes(const fs::path& folder);
 
 // The control groups of a node's attempts, as their supervisors wrote them down in this boot: kills

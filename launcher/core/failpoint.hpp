@@ -108,7 +108,7 @@ class Failpoint {
 };
 
 using ReachedFailpoint = void (*)(Failpoint point, std::string_view detail);
-extern ReachedFailpoint reached_failpoint;  // set before main(), or never
+extern ReachedFailpoint reached_failpoint;  // set before a thread that passes one, or never
 
 inline void failpoint(Failpoint point, std::string_view detail = {}) {
   if (reached_failpoint != nullptr) reached_failpoint(point, detail);

@@ -1,6 +1,7 @@
 #include "launcher/remote/local.hpp"
 
 #include "launcher/core/capture.hpp"
+#include "launcher/core/cluster_processes.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/process.hpp"
@@ -54,6 +55,7 @@ void LocalTransport::put(std::string_view content, const fs::path& path, mode_t 
 void LocalTransport::start_detached(const std::vector<std::string>& argv) {
   SpawnOptions options;
   options.argv = argv;
+  std::erase_if(options.env, is_mark);  // `up` may be typed in a shell of another cluster's node
   options.workdir = "/";  // a cluster must not keep the folder busy in which `up` was typed
   options.new_session = true;
   spawn(options);

@@ -7,7 +7,7 @@
 namespace dtrain::contract {
 
 // Of every process of an attempt.
-inline constexpr std::array<std::string_view, 20> kOfAttempt{
+inline constexpr std::array<std::string_view, 21> kOfAttempt{
     "WORLD_SIZE",
     "LOCAL_WORLD_SIZE",
     "GROUP_RANK",
@@ -25,6 +25,7 @@ inline constexpr std::array<std::string_view, 20> kOfAttempt{
     "DTRAIN_JOB_ID",
     "DTRAIN_ATTEMPT",
     "DTRAIN_ATTEMPT_TOKEN",
+    "DTRAIN_ATTEMPT_ROOT",
     "DTRAIN_NODE_IPS",
     "DTRAIN_STORAGE_PATH",
     // Where the node has GPUs.

@@ -81,9 +81,16 @@ class Access(ClusterCase):
                           if "dtrain" not in Path(f"/proc/{p}/cmdline").read_text()], [])
 
     def test_the_sockets_are_made_again(self):
+        job = self.submit("sleep 1000")
+        self.wait_state(job, "running")
         for path in self.sockets():
             path.unlink()
         eventually(lambda: self.run_dtrain("status").returncode == 0, "it answers again", 20)
+        # A node agent that is started again finds its supervisor.
+        for pid in self.agents("node"):
+            os.kill(pid, signal.SIGKILL)
+        self.ok("stop", job)
+        self.wait_state(job, "stopped")
 
     def test_attach_is_a_terminal(self):
         pid, fd = pty.fork()

@@ -98,16 +98,17 @@ struct TransferWorld {
   std::vector<FileEntry> checkpoint() const {
     write(folder / "stored/shard/weights", weights);
     write(folder / "stored/shard/same", weights);
-    write(folder / "stored/manifest.json", "{}");
-    std::vector<FileEntry> files{
-        {"shard/weights", 0, {}}, {"shard/same", 0, {}}, {"manifest.json", 0, {}}};
-    for (FileEntry& file : files) {
-      const FileSum sum = sum_file(folder / "stored" / file.path);
-      file.size = sum.size;
-      file.sha256 = sum.sha256;
-    }
+    const auto entry = [this](const std::string& path) {
+      const FileSum sum = sum_file(folder / "stored" / path);
+      return FileEntry{path, sum.size, sum.sha256};
+    };
+    std::vector<FileEntry> files{entry("shard/weights"), entry("shard/same")};
+    const nlohmann::json list = {{"files", to_json(files)}};
+    write(folder / "stored/manifest.json", list.dump());
+    files.push_back(entry("manifest.json"));
     return files;
   }
+  std::string manifest() const { return read_file(folder / "stored/manifest.json"); }
   asio::awaitable<void> give(wire::FrameStreamPtr stream) {
     const std::vector<FileEntry> files = checkpoint();
     link::say(stream, wire::ContentFiles{files});
@@ -156,12 +157,40 @@ TEST_CASE("a checkpoint is brought once, however often the head asks") {
   CHECK(std::get<wire::CheckpointAsk>(world.heard.at(0)).number == 3);
   CHECK(read_file(world.place() / "shard/weights") == world.weights);
   CHECK(read_file(world.place() / "shard/same") == world.weights);
-  CHECK(read_file(world.place() / "manifest.json") == "{}");
+  CHECK(read_file(world.place() / "manifest.json") == world.manifest());
   CHECK(std::distance(fs::directory_iterator(world.place().parent_path()), {}) == 1);
   // What is there is not brought again.
   world.transfers.prepare(world.request(2, 3));
   world.run_until([&] { return world.prepared.size() == 2; });
   CHECK(world.heard.size() == 1);
+}
+
+TEST_CASE("a checkpoint that is not whole any more is brought again") {
+  TransferWorld world;
+  world.talks = {world.gives(), world.gives()};
+  world.transfers.prepare(world.request(1, 3));
+  world.run_until([&] { return world.prepared.size() == 1; });
+  // What a machine that lost its power may have kept.
+  const fs::path manifest = world.place() / "manifest.json";
+  SUBCASE("an empty list") {
+    fs::resize_file(manifest, 0);
+  }
+  SUBCASE("a list that ends in the middle") {
+    fs::resize_file(manifest, world.manifest().size() / 2);
+  }
+  SUBCASE("an empty file") {
+    fs::resize_file(world.place() / "shard/same", 0);
+  }
+  SUBCASE("a file less") {
+    fs::remove(world.place() / "shard/weights");
+  }
+  world.transfers.prepare(world.request(2, 3));
+  world.run_until([&] { return world.prepared.size() == 2; });
+  CHECK_FALSE(world.prepared[1].error);
+  CHECK(world.heard.size() == 2);
+  CHECK(read_file(world.place() / "shard/weights") == world.weights);
+  CHECK(read_file(world.place() / "shard/same") == world.weights);
+  CHECK(read_file(manifest) == world.manifest());
 }
 
 TEST_CASE("a checkpoint whose connection is cut goes on where it was") {
@@ -252,7 +281,7 @@ TEST_CASE("a newer attempt's checkpoint takes the place of what an older one wai
   world.transfers.prepare({JobId("other"), 1, 7, {}, {}});
   world.run_until([&] { return world.heard.size() == 3; });
   CHECK(world.prepared.size() == 1);
-  CHECK(read_file(world.place() / "manifest.json") == "{}");
+  CHECK(read_file(world.place() / "manifest.json") == world.manifest());
 
   world.transfers.forget(JobId("other"));
   world.transfers.prepare(world.request(3));

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "launcher/core/cluster_processes.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/wire/identity.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -88,6 +89,7 @@ TEST_CASE("the login shell's environment is kept, noise and all around it left o
   const fs::path shell = folder / "shell";
   make_shell(shell,
              "echo welcome to this machine\nFROM_LOGIN='two\nlines' ; export FROM_LOGIN\n"
+             "export DTRAIN_ATTEMPT_TOKEN=t DTRAIN_EXEC_ROOT=/r DTRAIN_SETUP_ROOT=/r\n"
              "echo more noise; shift; exec /bin/sh \"$@\"\n");
   const ShellIs set(shell.string());
   CHECK(node::capture_environment({folder.path()}).empty());
@@ -95,6 +97,8 @@ TEST_CASE("the login shell's environment is kept, noise and all around it left o
   CHECK(has(env, "FROM_LOGIN=two\nlines"));
   CHECK(std::none_of(env.begin(), env.end(),
                      [](const std::string& entry) { return entry.rfind("PWD=", 0) == 0; }));
+  // Where `up` was typed in a shell of another node: what carries these is ended with that one.
+  CHECK(std::none_of(env.begin(), env.end(), is_mark));
   struct stat status {};
   REQUIRE(::stat((folder / "login_env").c_str(), &status) == 0);
   CHECK((status.st_mode & 077) == 0);

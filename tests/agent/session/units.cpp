@@ -1,4 +1,7 @@
 #include <doctest/doctest.h>
+#include <stdlib.h>
+
+#include <cstdlib>
 
 #include "agent/session/host.hpp"
 #include "agent/session/setup.hpp"
@@ -55,6 +58,17 @@ TEST_CASE("bases: absolute or below the home") {
     CAPTURE(wrong);
     CHECK_THROWS_AS(expand_base(wrong, "/home/ada"), Error);
   }
+}
+
+TEST_CASE("what belongs to a login alone, or is to end with another cluster, does not go on") {
+  for (const char* name : {"SSH_CONNECTION", "DTRAIN_EXEC_ROOT", "DTRAIN_SETUP_ROOT"}) {
+    ::setenv(name, "x", 1);
+  }
+  forget_login();
+  CHECK(std::getenv("SSH_CONNECTION") == nullptr);
+  CHECK(std::getenv("DTRAIN_EXEC_ROOT") == nullptr);
+  CHECK(std::getenv("DTRAIN_SETUP_ROOT") == nullptr);
+  CHECK(std::getenv("PATH") != nullptr);
 }
 
 TEST_CASE("a command's hash is of it and all before it") {

@@ -42,8 +42,10 @@ Environment environment(const wire::AttemptSpec& spec, const supervise::Surround
 TEST_CASE("a rank's environment, all of it") {
   supervise::Surroundings around;
   around.master_port = 29500;
+  around.attempt_root = "/node/jobs/mnist-abcdef/attempt-3";
   const Environment expected{{"CUDA_VISIBLE_DEVICES", "0,3"},
                              {"DTRAIN_ATTEMPT", "3"},
+                             {"DTRAIN_ATTEMPT_ROOT", "/node/jobs/mnist-abcdef/attempt-3"},
                              {"DTRAIN_ATTEMPT_TOKEN", "token"},
                              {"DTRAIN_CHECKPOINT", "/storage/checkpoint_000001"},
                              {"DTRAIN_CPUS", "2-3"},
@@ -178,10 +180,13 @@ TEST_CASE("nothing of an outer attempt shows through") {
 TEST_CASE("setup has what the ranks have but what is one rank's") {
   wire::AttemptSpec spec = two_by_two();
   spec.env["MINE"] = "1";
+  supervise::Surroundings around;
+  around.attempt_root = "/attempt-3";
   std::string all;
-  for (const std::string& entry : supervise::setup_environment(spec, {})) all += "\n" + entry;
-  for (const char* there : {"\nMINE=1", "\nWORLD_SIZE=4", "\nNODE_RANK=1",
-                            "\nDTRAIN_ATTEMPT_TOKEN=token", "\nDTRAIN_JOB_ID=mnist-abcdef"}) {
+  for (const std::string& entry : supervise::setup_environment(spec, around)) all += "\n" + entry;
+  for (const char* there :
+       {"\nMINE=1", "\nWORLD_SIZE=4", "\nNODE_RANK=1", "\nDTRAIN_ATTEMPT_TOKEN=token",
+        "\nDTRAIN_ATTEMPT_ROOT=/attempt-3", "\nDTRAIN_JOB_ID=mnist-abcdef"}) {
     CHECK(all.find(there) != std::string::npos);
   }
   for (const char* absent : {"\nRANK=", "\nLOCAL_RANK=", "\nROLE_RANK=", "_ERROR_FILE=",

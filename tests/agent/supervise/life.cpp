@@ -271,6 +271,32 @@ TEST_CASE("events wait for a client, and what is not acknowledged is sent again"
   CHECK(driver.finish().outcome == Outcome::succeeded);
 }
 
+TEST_CASE("sockets that are taken away are made again, and who is there stays") {
+  Driver driver;
+  driver.shell("mkfifo f; read x <f; true");
+  driver.start_and_connect();
+  driver.until<wire::RanksStarted>();
+  const fs::path control = paths::supervisor_socket(driver.node.root, driver.spec.job, 1);
+  const UniqueFd before = driver.report_connection(0);
+  const fs::path away = control.parent_path().string() + ".away";
+  fs::rename(control.parent_path(), away);
+  remove_tree(away);
+  wait_until("the supervisor's socket", [&] { return fs::exists(control); });
+  // Who came before is heard as before, and others may come again.
+  const auto reports = [&](const UniqueFd& rank, int step) {
+    write_all(rank.get(), "{\"type\":\"metrics\",\"step\":" + std::to_string(step) +
+                              ",\"metrics\":{\"loss\":0.5}}\n");
+    return driver.until<wire::RankReport>().body["step"] == step;
+  };
+  CHECK(reports(before, 1));
+  const UniqueFd after = driver.report_connection(0);
+  CHECK(reports(after, 2));
+  driver.disconnect();
+  driver.connect();
+  driver.send(wire::StopRanks{});
+  CHECK(driver.finish().outcome == Outcome::stopped);
+}
+
 TEST_CASE("without a client it lingers, then goes; exit.json says it all") {
   Driver driver;
   driver.linger_ms = 1;

@@ -10,6 +10,7 @@
 #include "launcher/core/paths.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/process_exit.hpp"
+#include "launcher/core/process_table.hpp"
 #include "tests/support/end_processes.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -101,21 +102,53 @@ TEST_CASE("down without a head kills what is left and says so") {
 TEST_CASE("down ends what an attempt left behind, and nothing that only looks at its files") {
   House house;
   up(house.spec, house.options);
-  SpawnOptions rank;
-  rank.argv = {"/bin/sleep", "1000"};
-  rank.env = {"DTRAIN_ATTEMPT_TOKEN=t",
-              "TORCHELASTIC_ERROR_FILE=" + (house.state() / "nodes/node-0/errors/0.json").string()};
-  rank.new_session = true;
-  const pid_t left_over = spawn(rank);
+  const std::string attempt = (house.state() / "nodes/node-0/jobs/j/attempt-1").string();
+  const std::vector<std::vector<std::string>> environments{
+      // A rank of a supervisor that sets no folder.
+      {"DTRAIN_ATTEMPT_TOKEN=t", "TORCHELASTIC_ERROR_FILE=" + attempt + "/errors/0.json"},
+      // What `setup` left running.
+      {"DTRAIN_ATTEMPT_TOKEN=t", "DTRAIN_ATTEMPT_ROOT=" + attempt},
+      // A worker of a torchrun that a rank has started.
+      {"DTRAIN_ATTEMPT_TOKEN=t", "TORCHELASTIC_ERROR_FILE=/tmp/torchelastic/0/error.json",
+       "DTRAIN_ATTEMPT_ROOT=" + attempt}};
+  std::vector<pid_t> left_over;
+  for (const std::vector<std::string>& env : environments) {
+    SpawnOptions process;
+    process.argv = {"/bin/sleep", "1000"};
+    process.env = env;
+    process.new_session = true;
+    process.death_signal = SIGKILL;
+    left_over.push_back(spawn(process));
+  }
   SpawnOptions pager;
   pager.argv = {"/usr/bin/tail", "-f", (house.state() / "cluster.json").string()};
   const pid_t looking = spawn(pager);
-  CHECK(house.running("rank") == 1);
+  REQUIRE(house.running("rank") == left_over.size());
+  for (const FoundProcess& process : cluster_processes(house.state())) {
+    if (process.what == "rank") CHECK(process.attempt == attempt);
+  }
   CHECK(down("c", {}).complete);
-  CHECK(wait(left_over).signal == SIGKILL);
+  for (const pid_t pid : left_over) CHECK(wait(pid).signal == SIGKILL);
   CHECK(!try_wait(looking));
   ::kill(looking, SIGKILL);
   wait(looking);
+}
+
+TEST_CASE("agents carry no mark of what up was typed in") {
+  const char* const marks[] = {"DTRAIN_ATTEMPT_TOKEN", "DTRAIN_ATTEMPT_ROOT", "DTRAIN_EXEC_ROOT",
+                               "DTRAIN_SETUP_ROOT"};
+  House house;
+  for (const char* mark : marks) ::setenv(mark, "/of/another", 1);
+  up(house.spec, house.options);
+  for (const char* mark : marks) ::unsetenv(mark);
+  const std::vector<FoundProcess> agents = cluster_processes(house.state());
+  CHECK(agents.size() == 4);
+  for (const FoundProcess& agent : agents) {
+    const std::string env = environment_of(agent.pid).value_or("");
+    CHECK(env.find("XDG_STATE_HOME=") != std::string::npos);
+    for (const char* mark : marks) CHECK_MESSAGE(env.find(mark) == std::string::npos, agent.what);
+  }
+  CHECK(down("c", {}).complete);
 }
 
 TEST_CASE("a step that fails is named, and what was built is cleared away") {

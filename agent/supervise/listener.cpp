@@ -1,0 +1,110 @@
+#include "agent/supervise/listener.hpp"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <chrono>
+#include <exception>
+#include <utility>
+
+#include "launcher/core/log.hpp"
+#include "launcher/core/unix_socket.hpp"
+
+namespace dtrain::supervise {
+namespace {
+
+namespace asio = boost::asio;
+using Descriptor = asio::posix::stream_descriptor;
+
+constexpr std::chrono::seconds kLookEvery{1};
+
+}  // namespace
+
+struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
+  Impl(asio::io_context& io, fs::path at, std::function<void()> callback)
+      : path(std::move(at)), come(std::move(callback)), socket(io), timer(io) {
+    open();
+  }
+
+  fs::path path;
+  std::function<void()> come;
+  Descriptor socket;
+  asio::steady_timer timer;
+  struct stat made {};  // of the path, when it was bound
+  int generation = 0;   // of the socket; who waited for an older one is passed over
+  bool told = false;    // that it cannot be made again
+  bool closed = false;
+
+  void open() {
+    UniqueFd fd = listen_unix(path);
+    if (::stat(path.c_str(), &made) != 0) made = {};  // seen at the next look
+    socket.close();
+    socket.assign(fd.release());
+    ++generation;
+  }
+
+  bool is_there() const {
+    struct stat now {};
+    return ::stat(path.c_str(), &now) == 0 && now.st_dev == made.st_dev &&
+           now.st_ino == made.st_ino;
+  }
+
+  void wait() {
+    socket.async_wait(Descriptor::wait_read, [self = shared_from_this(),
+                                              mine = generation](boost::system::error_code failed) {
+      if (failed || self->closed || mine != self->generation) return;
+      self->come();
+      self->wait();
+    });
+  }
+
+  void look_again() {
+    timer.expires_after(kLookEvery);
+    timer.async_wait([self = shared_from_this()](boost::system::error_code failed) {
+      if (failed || self->closed) return;
+      if (!self->is_there()) self->make_again();
+      self->look_again();
+    });
+  }
+
+  void make_again() {
+    try {
+      make_private_subfolder(path.parent_path());
+      come();  // who waits at the old one
+      open();
+      wait();
+      told = false;
+      log::warn("a socket was taken away; it is made again", {{"socket", path.string()}});
+    } catch (const std::exception& error) {
+      if (!std::exchange(told, true)) {
+        log::error("a socket was taken away and cannot be made again", {{"why", error.what()}});
+      }
+    }
+  }
+};
+
+Listener::Listener(asio::io_context& io, const fs::path& path, std::function<void()> come)
+    : impl_(std::make_shared<Impl>(io, path, std::move(come))) {
+  impl_->wait();
+  impl_->look_again();
+}
+
+Listener::~Listener() {
+  close();
+}
+
+std::optional<UniqueFd> Listener::accept() {
+  return accept_own(impl_->socket.native_handle());
+}
+
+void Listener::close() {
+  if (std::exchange(impl_->closed, true)) return;
+  impl_->come = {};
+  impl_->timer.cancel();
+  impl_->socket.close();
+  ::unlink(impl_->path.c_str());
+}
+
+}  // namespace dtrain::supervise
