@@ -494,6 +494,52 @@ TEST_CASE("exec: stdin goes there, output comes back, the largest exit code wins
   CHECK(opening["shell"] == true);
 }
 
+TEST_CASE("exec --json: characters in two frames come whole, and what is not UTF-8 as base64") {
+  House house;
+  house.serve(
+      [](const FakeHead::Request&) -> FakeHead::Response { return {}; },
+      [](FakeHead::Connection& connection) {
+        connection.read();
+        const auto output = [&](const std::string& node, const std::string& bytes,
+                                const std::string& stream = "out") {
+          connection.text(
+              json{{"type", "output"}, {"node", node}, {"stream", stream}, {"bytes", bytes.size()}}
+                  .dump());
+          connection.binary(bytes);
+        };
+        output("node-0", "a\xe2");
+        output("node-1", "b\xc3");
+        output("node-0", "\x82");
+        output("node-0", "\xc3", "err");
+        output("node-0", "\xac\n");
+        output("node-1", "\xa4\n");
+        output("node-1", "\xff\n");
+        output("node-0", "\xf0\x9f");
+        connection.text(R"({"type":"exit","node":"node-0","exit_code":0})");
+        connection.text(R"({"type":"exit","node":"node-1","exit_code":0})");
+        connection.text(R"({"type":"end"})");
+        connection.close();
+      });
+  const Captured ran = house.run({"exec", "--json", "--all", "--", "x"});
+  CHECK(ran.exit.code == 0);
+  std::vector<std::string> seen;
+  for (const std::string& line : split(ran.out, '\n')) {
+    if (line.empty()) continue;
+    const json event = json::parse(line);
+    const std::string type = event["type"];
+    const bool is_text = event.contains("text");
+    seen.push_back(type == "exit"
+                       ? "exit " + std::string(event["node"])
+                       : std::string(event["node"]) + " " + std::string(event["stream"]) +
+                             (is_text ? " " : " base64 ") +
+                             std::string(event[is_text ? "text" : "base64"]));
+  }
+  CHECK(seen == std::vector<std::string>{"node-0 out a", "node-1 out b", "node-0 out €\n",
+                                         "node-1 out ä\n",
+                                         "node-1 out base64 /wo=", "node-0 out base64 8J8=",
+                                         "node-0 err base64 ww==", "exit node-0", "exit node-1"});
+}
+
 TEST_CASE("without a cluster: down is done, others say how to begin") {
   House house;
   SpawnOptions options = house.options({"down"});
