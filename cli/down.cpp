@@ -65,6 +65,10 @@ std::string question_of(const DownSurvey& survey, const std::string& name, bool 
             " " + (one_job ? survey.checkpoint_jobs.front() : "JOB of each") +
             ", or down --keep-files\n";
   }
+  if (!survey.checkpoints_unknown.empty() && !keep_files) {
+    text += "which checkpoints nobody has pulled is not known: " +
+            printable(survey.checkpoints_unknown, false) + "\n";
+  }
   return text;
 }
 
@@ -179,7 +183,8 @@ int stays_up(const Context& context, const DownSurvey& survey, const std::string
   const std::string name = context.cluster();
   context.warn("cluster " + name + " stays up; to give it back: dtrain down -c " + name);
   // Whoever follows a job that runs gives it back.
-  return survey.head_answers && survey.checkpoints == 0 ? 0 : 1;
+  const bool nothing_lost = survey.checkpoints == 0 && survey.checkpoints_unknown.empty();
+  return survey.head_answers && nothing_lost ? 0 : 1;
 }
 
 int run_down(Context& context, const DownFlags& options) {

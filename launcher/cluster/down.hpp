@@ -22,6 +22,7 @@ struct DownSurvey {
   int checkpoints = 0;
   std::uint64_t checkpoint_bytes = 0;
   std::vector<std::string> checkpoint_jobs;  // whose they are
+  std::string checkpoints_unknown;           // why they could not be counted; empty: they are
   std::shared_ptr<Provider> provider;        // with the connections that were made, for `down`
 };
 

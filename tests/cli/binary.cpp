@@ -580,6 +580,21 @@ TEST_CASE("down asks first when jobs run, also those of trials and of an older h
   CHECK(fs::exists(head_root));
 }
 
+TEST_CASE("down asks where checkpoints cannot be counted") {
+  House house;
+  const fs::path head_root = house.work / "state/dtrain/clusters/c/head";
+  const fs::path folder = head_root / "storage/a-aaaaaa/checkpoints";
+  fs::create_directories(folder.parent_path());
+  fs::create_symlink("checkpoints", folder);
+  const Captured asked = house.run({"down"});
+  CHECK(asked.exit.code == 1);
+  CHECK(has(asked.err, "which checkpoints nobody has pulled is not known: cannot list "));
+  CHECK(has(asked.err, "dtrain down -y"));
+  CHECK(fs::exists(head_root));
+  CHECK(house.run({"down", "-y"}).exit.code == 0);
+  CHECK_FALSE(fs::exists(head_root));
+}
+
 TEST_CASE("up finds what is missing here before it reaches for a host") {
   House house;
   const std::string file = (house.work / "c.yaml").string();

@@ -385,6 +385,34 @@ TEST_CASE("a down without notes gives back what its first list has missed") {
   CHECK(report.complete);
 }
 
+TEST_CASE("a survey before a down: checkpoints that cannot be counted are not taken for none") {
+  House house;
+  REQUIRE(house.up_now().complete);
+  const auto survey_with = [&](const fs::path& agent) {
+    DownOptions how;
+    how.agent = agent;
+    how.provider = house.options().provider;
+    return survey_down("c", how);
+  };
+  CHECK(survey_with(DTRAIN_AGENT_BINARY).checkpoints_unknown.empty());
+
+  // Nobody who could count them.
+  const DownSurvey uncounted = survey_with(house.home.path() / "none");
+  CHECK(uncounted.head_answers);
+  CHECK_FALSE(uncounted.checkpoints_unknown.empty());
+
+  // A folder that cannot be listed, not even by root.
+  const paths::HeadRoot head{load_cluster("c").value().head_root};
+  const fs::path folder = head.storage() / "a-aaaaaa/checkpoints";
+  make_folders(folder.parent_path());
+  fs::create_symlink("checkpoints", folder);
+  const DownSurvey unlisted = survey_with(DTRAIN_AGENT_BINARY);
+  CHECK(unlisted.head_answers);
+  CHECK(unlisted.checkpoints_unknown.find("a-aaaaaa/checkpoints: ") != std::string::npos);
+  // Whoever does not ask takes it down all the same.
+  CHECK(house.down_now().complete);
+}
+
 TEST_CASE("nodes that leave drain together, and each is given back when it is done") {
   House house;
   house.workers(2);
