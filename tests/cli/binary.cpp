@@ -6,6 +6,8 @@
 
 #include <atomic>
 #include <future>
+#include <mutex>
+#include <set>
 
 #include <nlohmann/json.hpp>
 
@@ -538,6 +540,51 @@ TEST_CASE("exec --json: characters in two frames come whole, and what is not UTF
                                          "node-1 out ä\n",
                                          "node-1 out base64 /wo=", "node-0 out base64 8J8=",
                                          "node-0 err base64 ww==", "exit node-0", "exit node-1"});
+}
+
+TEST_CASE("sync: by default down from the head's node, up to all that have not gone") {
+  House house;
+  fs::create_directories(house.work / "code");
+  json nodes = {{{"node", "10.0.0.1"}, {"state", "ready"}},
+                {{"node", "10.0.0.2"}, {"state", "drained"}},
+                {{"node", "10.0.0.3"}, {"state", "gone"}},
+                {{"node", "10.0.0.9"}, {"state", "ready"}}};
+  SUBCASE("as the head says it") {
+    for (json& node : nodes) node["head"] = node["node"] == "10.0.0.9";
+  }
+  SUBCASE("as it is remembered here, where the head does not say") {
+    const json machine = {{"node", "10.0.0.9"}, {"address", "10.0.0.9"}, {"root", "/x"}};
+    const fs::path folder = house.work / "state/dtrain/clusters/c";
+    fs::create_directories(folder);
+    write_file_atomic(folder / "cluster.json", json{{"name", "c"},
+                                                    {"id", "c-abcdef"},
+                                                    {"provider", "ssh"},
+                                                    {"nodes", {machine}},
+                                                    {"head_root", "/x"},
+                                                    {"agent", ""},
+                                                    {"spec", json::object()}}
+                                                   .dump());
+  }
+  std::mutex mutex;
+  std::set<std::string> asked;
+  house.serve(
+      [&](const FakeHead::Request&) -> FakeHead::Response {
+        return {200, json{{"cluster", {{"provider", "ssh"}}}, {"nodes", nodes}}.dump()};
+      },
+      [&](FakeHead::Connection& connection) {
+        const json opening = json::parse(connection.read().value_or("{}"));
+        {
+          const std::lock_guard lock(mutex);
+          for (const json& node : opening.at("nodes")) asked.insert(node.get<std::string>());
+        }
+        connection.text(R"({"error":{"code":"failed","message":"not today"}})");
+        connection.close();
+      });
+  CHECK(house.run({"sync", "down", "~/results", "results"}).exit.code == 1);
+  CHECK(asked == std::set<std::string>{"10.0.0.9"});
+  asked.clear();
+  CHECK(house.run({"sync", "up", "code", "~/code"}).exit.code == 1);
+  CHECK(asked == std::set<std::string>{"10.0.0.1", "10.0.0.2", "10.0.0.9"});
 }
 
 TEST_CASE("without a cluster: down is done, others say how to begin") {
