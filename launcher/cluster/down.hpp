@@ -38,6 +38,7 @@ struct DownOptions {
   int max_parallel = kMaxParallel;
   ProgressSink progress = [](const NodeProgress&) {};
   bool workers_only = false;  // the head stays, and with it all that it keeps
+  bool searched = false;      // by its YAML: what machines elsewhere have is in cluster.json
 };
 
 DownSurvey survey_down(const std::string& name, const DownOptions& options);
