@@ -65,11 +65,16 @@ std::string question_of(const DownSurvey& survey, const std::string& name, bool 
             " " + (one_job ? survey.checkpoint_jobs.front() : "JOB of each") +
             ", or down --keep-files\n";
   }
+  if (!survey.checkpoints_unknown.empty() && !keep_files) {
+    text += "which checkpoints nobody has pulled is not known: " +
+            printable(survey.checkpoints_unknown, false) + "\n";
+  }
   return text;
 }
 
-// Ctrl-C during a `down` of machines ends it between two steps, with a word about what is still
-// there; the next one goes on from there. On this machine it ends at once, as it always did.
+// Ctrl-C, or a terminal that is closed, during a `down` of machines ends it between two steps, with
+// a word about what is still there; the next one goes on from there. On this machine it ends at
+// once, as it always did.
 class Interruptible {
  public:
   explicit Interruptible(const std::string& cluster) {
@@ -78,7 +83,7 @@ class Interruptible {
       state = load_cluster(cluster);
     } catch (const Error&) {  // taken for one of this machine
     }
-    if (state && !is_here(state->provider)) signals_.emplace({SIGINT, SIGTERM});
+    if (state && !is_here(state->provider)) signals_.emplace({SIGINT, SIGTERM, SIGHUP});
   }
   std::stop_token token() const { return stop_.get_token(); }
 
@@ -179,12 +184,17 @@ int stays_up(const Context& context, const DownSurvey& survey, const std::string
   const std::string name = context.cluster();
   context.warn("cluster " + name + " stays up; to give it back: dtrain down -c " + name);
   // Whoever follows a job that runs gives it back.
-  return survey.head_answers && survey.checkpoints == 0 ? 0 : 1;
+  const bool nothing_lost = survey.checkpoints == 0 && survey.checkpoints_unknown.empty();
+  return survey.head_answers && nothing_lost ? 0 : 1;
 }
 
 int run_down(Context& context, const DownFlags& options) {
   if (options.all_orphans) return take_orphans_away(context, options.region, options.yes);
-  if (!options.file.empty()) choose_by_yaml(context, options.file, true);
+  DownOptions how;
+  if (!options.file.empty()) {
+    const ClusterSpec spec = choose_by_yaml(context, options.file, true);
+    how.searched = !traits_of(spec.provider.kind).here;
+  }
   std::string name;
   try {
     name = context.cluster();
@@ -209,7 +219,6 @@ int run_down(Context& context, const DownFlags& options) {
   }
   // Before any thread is started, so that all of them leave the signals to this one.
   Interruptible interruptible(name);
-  DownOptions how;
   how.keep_files = options.keep_files;
   how.workers_only = options.workers_only;
   how.say = [&](const std::string& text) { context.note(text); };

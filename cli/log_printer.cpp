@@ -26,6 +26,14 @@ std::string base64(std::string_view bytes) {
 
 }  // namespace
 
+void set_text(nlohmann::json& event, std::string_view bytes) {
+  if (is_utf8(bytes)) {
+    event["text"] = bytes;
+  } else {
+    event["base64"] = base64(bytes);
+  }
+}
+
 void LogPrinter::piece(const LogPiece& piece) {
   const Key key{piece.attempt, piece.rank, piece.err,
                 piece.setup ? std::string(piece.node) : std::string()};
@@ -101,11 +109,7 @@ void LogPrinter::print(const Key& key, Stream& stream, std::string_view line, bo
       event["rank"] = nullptr;
       event["stream"] = "setup";
     }
-    if (is_utf8(line)) {
-      event["text"] = line;
-    } else {
-      event["base64"] = base64(line);
-    }
+    set_text(event, line);
     if (!whole) event["partial"] = true;
     stream.line_at += line.size() + (whole ? 1 : 0);
     screen_.out(wire::dump(event) + "\n");

@@ -13,6 +13,9 @@
 
 namespace dtrain::cli {
 
+// What was written, as the events of --json have it: `text`, or `base64` where it is not UTF-8.
+void set_text(nlohmann::json& event, std::string_view bytes);
+
 // Which bytes of a rank these are.
 struct LogPiece {
   int attempt = 1;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -15,6 +16,7 @@
 #include "cli/input_window.hpp"
 #include "cli/jobs.hpp"
 #include "cli/lines.hpp"
+#include "cli/log_printer.hpp"
 #include "cli/screen.hpp"
 #include "cli/signals.hpp"
 #include "launcher/core/error.hpp"
@@ -70,15 +72,19 @@ class RemoteRun {
   int run();
 
  private:
+  using Key = std::pair<std::string, bool>;  // node, stderr
   struct Source {
     LineAssembler lines;
     std::string prefix;
+    std::string open;  // with --json: what may be the beginning of a character
   };
 
   std::optional<wire::ApiStream> open();
   nlohmann::json opening() const;
   void signal(wire::ApiStream& stream, int number);
   void output(const nlohmann::json& header, std::string_view bytes);
+  void event(const Key& key, std::string_view bytes);
+  void finish_events(const Key& key);
   void ended(const nlohmann::json& frame);
   void finish();
 
@@ -86,7 +92,7 @@ class RemoteRun {
   const RemoteCommand& command_;
   Signals signals_;
   Screen screen_;
-  std::map<std::pair<std::string, bool>, Source> sources_;
+  std::map<Key, Source> sources_;
   std::optional<nlohmann::json> header_;
   bool one_ = true;  // one node: our stdin is its stdin, and no prefix
   int interrupts_ = 0;
@@ -130,9 +136,12 @@ void RemoteRun::output(const nlohmann::json& header, std::string_view bytes) {
   const std::string node = text_or(header, "node");
   const bool err = text_or(header, "stream") == "err";
   if (context_.globals.json) {
-    nlohmann::json event = {
-        {"type", "output"}, {"node", node}, {"stream", err ? "err" : "out"}, {"text", bytes}};
-    screen_.out(wire::dump(event) + "\n");
+    // Frames end anywhere: a character's bytes may come in two of them.
+    std::string& open = sources_[{node, err}].open;
+    open += bytes;
+    const std::string_view whole = whole_characters(open);
+    event({node, err}, whole);
+    open.erase(0, whole.size());
     return;
   }
   if (one_) {
@@ -159,9 +168,27 @@ void RemoteRun::output(const nlohmann::json& header, std::string_view bytes) {
   });
 }
 
+void RemoteRun::event(const Key& key, std::string_view bytes) {
+  if (bytes.empty()) return;
+  nlohmann::json event = {
+      {"type", "output"}, {"node", key.first}, {"stream", key.second ? "err" : "out"}};
+  set_text(event, bytes);
+  screen_.out(wire::dump(event) + "\n");
+}
+
+// What never became a whole character.
+void RemoteRun::finish_events(const Key& key) {
+  const auto found = sources_.find(key);
+  if (found != sources_.end()) event(key, std::exchange(found->second.open, {}));
+}
+
 void RemoteRun::ended(const nlohmann::json& frame) {
-  if (context_.globals.json) screen_.out(wire::dump(frame) + "\n");
   const std::string node = text_or(frame, "node");
+  if (context_.globals.json) {
+    finish_events({node, false});
+    finish_events({node, true});
+    screen_.out(wire::dump(frame) + "\n");
+  }
   if (frame.contains("error") && frame["error"].is_object()) {
     code_ = std::max(code_, kOwnTrouble);
     if (!context_.globals.json) {
@@ -184,6 +211,7 @@ void RemoteRun::ended(const nlohmann::json& frame) {
 
 void RemoteRun::finish() {
   for (auto& [key, source] : sources_) {
+    finish_events(key);
     source.lines.finish([this, &from = source, err = key.second](std::string_view line, bool) {
       const std::string text = from.prefix + printable(line, false) + "\n";
       if (err) {

@@ -28,7 +28,13 @@ int next_of(int signals) {
 Signals::Signals(std::initializer_list<int> numbers) {
   sigset_t set;
   sigemptyset(&set);
-  for (const int number : numbers) sigaddset(&set, number);
+  for (const int number : numbers) {
+    struct sigaction now {};
+    // While it is blocked it would come all the same.
+    const bool is_ignored =
+        number == SIGHUP && ::sigaction(number, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
+    if (!is_ignored) sigaddset(&set, number);
+  }
   sigset_t ending = set;
   sigdelset(&ending, SIGWINCH);
   ::pthread_sigmask(SIG_BLOCK, &set, &before_);

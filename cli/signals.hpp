@@ -13,7 +13,7 @@
 namespace dtrain::cli {
 
 // Signals as a descriptor that can be polled, for its lifetime; they do not interrupt anything
-// meanwhile. One at a time, in the main thread.
+// meanwhile. One at a time, in the main thread. SIGHUP stays ignored where it was, as by nohup.
 class Signals {
  public:
   explicit Signals(std::initializer_list<int> numbers);

@@ -1,5 +1,6 @@
 #include "cli/sync.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <mutex>
 
@@ -24,17 +25,25 @@ namespace {
 
 struct Cluster {
   bool local = false;
-  std::vector<std::string> nodes;  // that can be reached, the head's first
+  std::vector<std::string> nodes;  // that have not gone, the head's first
 };
 
-Cluster look_at(const wire::ApiClient& client) {
+Cluster look_at(const Context& context, const wire::ApiClient& client) {
   const nlohmann::json status = client.get("/v1/status");
   Cluster cluster;
   cluster.local = text_or(child(status, "cluster"), "provider") == "local";
+  std::string head;
   for (const nlohmann::json& node : child(status, "nodes")) {
-    const std::string state = text_or(node, "state");
-    if (state != "gone" && state != "drained") cluster.nodes.push_back(text_or(node, "node"));
+    const std::string name = text_or(node, "node");
+    if (text_or(node, "state") != "gone") cluster.nodes.push_back(name);
+    if (head.empty() && wire::get_bool(node, "head", false)) head = name;
   }
+  if (head.empty()) {  // an older head does not say, nor does one whose own node is away
+    const auto state = load_cluster(context.cluster());
+    if (state && !state->nodes.empty()) head = state->nodes.front().node.str();
+  }
+  std::stable_partition(cluster.nodes.begin(), cluster.nodes.end(),
+                        [&](const std::string& node) { return node == head; });
   if (cluster.nodes.empty()) {
     throw Error(ErrorCode::unreachable, "the cluster has no node that could be reached");
   }
@@ -100,7 +109,7 @@ int sync_up(Context& context, const SyncRequest& options) {
     mount.overwrite = options.overwrite;
   }
   const wire::ApiClient client = context.client();
-  const Cluster cluster = look_at(client);
+  const Cluster cluster = look_at(context, client);
   std::vector<std::string> nodes = options.nodes.empty() ? cluster.nodes : options.nodes;
   if (cluster.local) {
     context.note("the nodes of this cluster are this machine: the files go to your own home");
@@ -132,7 +141,7 @@ int sync_down(Context& context, const SyncRequest& options) {
     throw Error(ErrorCode::usage, "sync down takes files of one node at a time");
   }
   const wire::ApiClient client = context.client();
-  const Cluster cluster = look_at(client);
+  const Cluster cluster = look_at(context, client);
   Transfers transfers;
   transfers.push_back(std::make_unique<Transfer>());
   transfers.back()->node = options.nodes.empty() ? cluster.nodes.front() : options.nodes.front();

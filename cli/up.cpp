@@ -268,11 +268,12 @@ UpReport bring_up(const Context& context, const ClusterSpec& spec, UpOptions opt
   for (const PromisedNode& node : spec.promised()) {
     if (!node.node.empty()) nodes.push_back(node.node);
   }
-  // Ctrl-C ends it cleanly: what is done stays, and the next `up` goes on from there. Before any
-  // thread is started, so that all of them leave the signal to this one.
+  // Ctrl-C, or a terminal that is closed, ends it cleanly: what is done stays, and the next `up`
+  // goes on from there. Before any thread is started, so that all of them leave the signal to this
+  // one.
   std::stop_source stop;
   options.access.stop = stop.get_token();
-  Signals signals({SIGINT, SIGTERM});
+  Signals signals({SIGINT, SIGTERM, SIGHUP});
   // Nothing is made while that is asked: Ctrl-C ends all.
   options.may_make = [&, ask = std::move(options.may_make)](const ClusterPlan& plan) {
     const LetThrough through(signals);

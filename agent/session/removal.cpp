@@ -29,10 +29,14 @@ std::vector<fs::path> roots_of(const NodePlace& place, bool head) {
 }
 
 void count_checkpoints(const NodePlace& place, wire::SurveyReport& report) {
-  for (const StoredCheckpoints& job : unpulled_checkpoints(place.head().storage())) {
-    report.checkpoints += job.count;
-    report.checkpoint_bytes += static_cast<std::int64_t>(job.bytes);
-    report.checkpoint_jobs.push_back(job.job);
+  try {
+    for (const StoredCheckpoints& job : unpulled_checkpoints(place.head().storage())) {
+      report.checkpoints += job.count;
+      report.checkpoint_bytes += static_cast<std::int64_t>(job.bytes);
+      report.checkpoint_jobs.push_back(job.job);
+    }
+  } catch (const Error& error) {  // the rest of the survey serves whoever removes it all the same
+    report.checkpoints_unknown = error.what();
   }
   std::error_code none;
   for (const auto& job : fs::directory_iterator(place.head().storage(), none)) {

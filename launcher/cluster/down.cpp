@@ -24,9 +24,7 @@ std::unique_ptr<DownWay> way_of(const std::string& name, const DownOptions& opti
   std::optional<ClusterState> state;
   try {
     state = load_cluster(name);
-    if (state && is_here(state->provider)) state.reset();
   } catch (Error& error) {
-    state.reset();
     // Only of machines elsewhere are there host keys: they would be forgotten, and go on.
     const fs::path keys = paths::cluster_state(name) / "known_hosts";
     if (read_file_if_there(keys)) {
@@ -34,8 +32,10 @@ std::unique_ptr<DownWay> way_of(const std::string& name, const DownOptions& opti
           "it is of machines elsewhere: with that file removed, dtrain down CLUSTER.yaml finds "
           "them");
     }
+    return local_down(name, options);
   }
-  if (state) return hosts_down(*state, options);
+  if (!state && !options.searched) refuse_unnoted(name);
+  if (state && !is_here(state->provider)) return hosts_down(*state, options);
   return local_down(name, options);
 }
 

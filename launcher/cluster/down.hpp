@@ -22,6 +22,7 @@ struct DownSurvey {
   int checkpoints = 0;
   std::uint64_t checkpoint_bytes = 0;
   std::vector<std::string> checkpoint_jobs;  // whose they are
+  std::string checkpoints_unknown;           // why they could not be counted; empty: they are
   std::shared_ptr<Provider> provider;        // with the connections that were made, for `down`
 };
 
@@ -37,6 +38,7 @@ struct DownOptions {
   int max_parallel = kMaxParallel;
   ProgressSink progress = [](const NodeProgress&) {};
   bool workers_only = false;  // the head stays, and with it all that it keeps
+  bool searched = false;      // by its YAML: what machines elsewhere have is in cluster.json
 };
 
 DownSurvey survey_down(const std::string& name, const DownOptions& options);

@@ -76,6 +76,9 @@ class HostsDown final : public DownWay {
     reach_all();
     try {
       survey_jobs(HeadDoor::open(state_, *provider_).socket(), state_.name, survey);
+    } catch (const Error&) {  // the survey says that the head does not answer
+    }
+    try {
       const Machine& head = machines_.front();
       const std::unique_ptr<Transport> transport = provider_->reach(head);
       AgentSession session = AgentSession::open(*transport, AgentBinary::load(options_.agent));
@@ -84,7 +87,9 @@ class HostsDown final : public DownWay {
       survey.checkpoints = found.checkpoints;
       survey.checkpoint_bytes = static_cast<std::uint64_t>(found.checkpoint_bytes);
       survey.checkpoint_jobs = found.checkpoint_jobs;
-    } catch (const Error&) {  // `down` itself will say which machine cannot be reached
+      survey.checkpoints_unknown = found.checkpoints_unknown;
+    } catch (const Error& error) {
+      survey.checkpoints_unknown = error.what();
     }
   }
 

@@ -118,11 +118,15 @@ class LocalDown final : public DownWay {
   void survey(DownSurvey& survey) override {
     survey.head_answers = cluster_processes(folder_).empty();  // nothing runs that it could tell of
     survey_jobs(socket(), name_, survey);
-    for (const StoredCheckpoints& job :
-         unpulled_checkpoints(paths::HeadRoot{folder_ / "head"}.storage())) {
-      survey.checkpoints += job.count;
-      survey.checkpoint_bytes += job.bytes;
-      survey.checkpoint_jobs.push_back(job.job);
+    try {
+      for (const StoredCheckpoints& job :
+           unpulled_checkpoints(paths::HeadRoot{folder_ / "head"}.storage())) {
+        survey.checkpoints += job.count;
+        survey.checkpoint_bytes += job.bytes;
+        survey.checkpoint_jobs.push_back(job.job);
+      }
+    } catch (const Error& error) {
+      survey.checkpoints_unknown = error.what();
     }
   }
 

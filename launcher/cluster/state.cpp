@@ -16,6 +16,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/names.hpp"
 #include "launcher/core/paths.hpp"
+#include "launcher/core/text.hpp"
 #include "launcher/spec/host_fields.hpp"
 
 namespace dtrain {
@@ -31,6 +32,10 @@ fs::path state_file(const std::string& name) {
 
 fs::path temporary_mark(const std::string& name) {
   return paths::cluster_state(name) / "temporary";
+}
+
+fs::path unnoted_mark(const std::string& name) {
+  return paths::cluster_state(name) / "unnoted";
 }
 
 Error no_cluster() {
@@ -144,6 +149,25 @@ void set_temporary(const std::string& name, bool temporary) {
   } else if (is_temporary(name)) {
     fs::remove(temporary_mark(name));
   }
+}
+
+void set_unnoted(const std::string& name, const std::string& source) {
+  write_file_atomic(unnoted_mark(name), source);
+}
+
+void clear_unnoted(const std::string& name) {
+  std::error_code ignored;
+  fs::remove(unnoted_mark(name), ignored);
+}
+
+void refuse_unnoted(const std::string& name) {
+  const auto source = read_file_if_there(unnoted_mark(name));
+  if (!source) return;
+  throw Error(ErrorCode::conflict, "an up of cluster " + name +
+                                       " on machines elsewhere was cut off: what it has left there "
+                                       "is not known here")
+      .with_hint("dtrain down " + (source->empty() ? "CLUSTER.yaml" : shell_quote(*source)) +
+                 " finds it");
 }
 
 ClusterLock ClusterLock::take(const std::string& name, const std::function<void()>& waiting,

@@ -54,6 +54,13 @@ void clear_current_cluster(const std::string& name);  // if it is that one
 bool is_temporary(const std::string& name);
 void set_temporary(const std::string& name, bool temporary);
 
+// That an `up` touches machines elsewhere of which cluster.json does not tell yet; `source` is its
+// YAML, by which alone they are found when it is cut off. Gone with the cluster's folder.
+void set_unnoted(const std::string& name, const std::string& source);
+void clear_unnoted(const std::string& name);
+// Throws Error(conflict) when one was cut off so. Only where there is no cluster.json.
+void refuse_unnoted(const std::string& name);
+
 // Held by up and down of one cluster. Waits for its turn; `waiting` is called once if it must, and
 // Error(failed) thrown when `stop` is asked for meanwhile.
 class ClusterLock {

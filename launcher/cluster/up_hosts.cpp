@@ -55,6 +55,10 @@ class HostsUp final : public UpWay {
     }
     // Also when it failed: its logs can be read, and what is there can be taken down.
     if (head) save(*head);
+    const bool has_roots =
+        std::any_of(run_.report.each.begin(), run_.report.each.end(),
+                    [](const NodeUp& node) { return !node.machine.root.empty(); });
+    if (head || !has_roots) clear_unnoted(run_.spec.cluster_name);
     if (!is_there) {
       run_.report.action = UpAction::change;
       run_.report.complete = false;
@@ -141,7 +145,13 @@ class HostsUp final : public UpWay {
   std::vector<MachineOutcome> asked_machines() {
     const bool makes =
         has_action(run_.plan, NodeAction::create) || has_action(run_.plan, NodeAction::start);
-    if (makes && !run_.before) save_cluster(remembered(run_.spec, run_.plan.cluster));
+    if (!run_.before) {
+      if (makes) {
+        save_cluster(remembered(run_.spec, run_.plan.cluster));
+      } else {  // which cluster it is, their head's machine says
+        set_unnoted(run_.spec.cluster_name, run_.spec.source);
+      }
+    }
     std::vector<MachineOutcome> asked = ask_for_wanted(run_);
     if (makes) note(asked);
     return asked;

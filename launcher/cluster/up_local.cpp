@@ -148,11 +148,12 @@ nlohmann::json shape(const nlohmann::json& spec) {
 UpPlan plan_up(const ClusterSpec& wanted, const UpObserved& observed) {
   if (!observed.state) return {UpAction::build, "there is none yet"};
   const ClusterState& state = *observed.state;
-  if (!state.prepared) return {UpAction::build, "an earlier up did not come to its end"};
-  const auto asked = static_cast<std::size_t>(wanted.promised_nodes());
+  // Also of what is half made: building anew would forget machines that are elsewhere.
   if (state.provider != to_string(wanted.provider.kind)) {
     return {UpAction::refuse, "it is up with provider " + state.provider};
   }
+  if (!state.prepared) return {UpAction::build, "an earlier up did not come to its end"};
+  const auto asked = static_cast<std::size_t>(wanted.promised_nodes());
   if (asked != state.nodes.size()) {
     return {UpAction::refuse, "it is up with " + std::to_string(state.nodes.size()) +
                                   (state.nodes.size() == 1 ? " node" : " nodes") + ", not " +

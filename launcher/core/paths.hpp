@@ -15,6 +15,7 @@
 //     clusters/NAME/                       a long name is cut, see short_name()
 //       lock                                 held by up and down
 //       cluster.json                         what is up: cluster id, provider, head, nodes
+//       unnoted                              an `up` has begun on machines that are not in it yet
 //       nodes/NODE/, head/                   provider local only: the roots
 //
 // A node's root, ~/.dtrain/CLUSTER_ID/NODE_ID/ (local: as above):

@@ -240,6 +240,18 @@ std::string_view cut(std::string_view text, std::size_t bytes) {
   return text.substr(0, end);
 }
 
+std::string_view whole_characters(std::string_view text) noexcept {
+  for (std::size_t back = 1; back <= 3 && back <= text.size(); ++back) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
+    if ((byte & 0xC0) == 0x80) continue;
+    std::size_t length = 1;
+    if (byte >= 0xC2 && byte <= 0xF4) length = byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : 4;
+    if (length > back) text.remove_suffix(back);
+    break;
+  }
+  return text;
+}
+
 std::string trimmed(std::string_view text) {
   constexpr std::string_view kSpace = " \t\r\n\f\v";
   const std::size_t begin = text.find_first_not_of(kSpace);

@@ -49,6 +49,9 @@ std::string number_text(double value);
 // The first `bytes` of it at most, less what would be left of a character.
 std::string_view cut(std::string_view text, std::size_t bytes);
 
+// Less the 3 bytes at most at its end that may be the beginning of a character.
+std::string_view whole_characters(std::string_view text) noexcept;
+
 // Without white space at both ends, line ends included.
 std::string trimmed(std::string_view text);
 

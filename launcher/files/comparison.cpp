@@ -147,6 +147,7 @@ void Comparison::compare_file(std::uint32_t index, const struct stat* there) {
   const bool regular = S_ISREG(there->st_mode);
   const bool same_size = regular && static_cast<std::uint64_t>(there->st_size) == entry.size;
   const bool ours = known != nullptr && is_unchanged(*known, *there);
+  item.same_mode = (there->st_mode & 0777) == entry.mode;
   if (ours && known->kind == EntryKind::file) {
     const bool as_written = static_cast<std::uint64_t>(there->st_size) == known->size;
     // After a crash of the machine the content itself must be looked at.
@@ -154,7 +155,7 @@ void Comparison::compare_file(std::uint32_t index, const struct stat* there) {
                                       sum_file(files_->shown(entry.path)).sha256 == known->sha256);
     if (!whole || known->size != entry.size) return;
     if (known->mtime_ns == entry.mtime_ns) {
-      item.action = known->mode == entry.mode ? Action::same : Action::mode;
+      item.action = item.same_mode ? Action::same : Action::mode;
       return;
     }
     if (known->sha256.empty()) return;
@@ -196,8 +197,16 @@ void Comparison::answer(const std::vector<std::string>& sums) {
       }
     }
     if (!sums[i].empty() && sums[i] == there) {
-      // A file of ours that somebody made equal to the source is ours again.
-      item.action = ours || item.known != nullptr ? Action::touch : Action::foreign;
+      // A file of ours that somebody made equal to the source is ours again; somebody else's is
+      // ours once we have set its mode.
+      if (item.known != nullptr || (!item.same_mode && item.replaceable)) {
+        item.action = Action::touch;
+        item.sha256 = there;
+      } else if (item.same_mode) {
+        item.action = Action::foreign;
+      } else {
+        leave(item, "has another mode there");
+      }
     } else if (item.replaceable) {
       item.action = Action::want;
     } else {

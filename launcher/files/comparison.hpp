@@ -61,6 +61,8 @@ class Comparison {
     Expect expect;
     const Written* known = nullptr;
     bool replaceable = false;   // when the content turns out to differ
+    bool same_mode = false;     // files: what is there has the source's
+    std::string sha256;         // of what is touched
     bool remove_first = false;  // something of another kind is in its place, and is ours
     const char* reason = "";
   };

@@ -110,7 +110,7 @@ class Comparison::JournalWriter {
       }
       case Action::touch:
         add_step(attributes_, operation, Operation::Kind::touch);
-        now.disk_mtime_ns = entry.mtime_ns;
+        set_content(now, item.sha256, entry.mtime_ns);
         break;
       case Action::mode:
         add_step(entry.kind == EntryKind::folder ? modes_ : attributes_, operation,

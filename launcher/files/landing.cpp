@@ -197,7 +197,8 @@ bool Landing::is_intact() {
         break;
       case EntryKind::file:
         if (!S_ISREG(there->st_mode) || identity_of(*there).mtime_ns != entry.disk_mtime_ns ||
-            static_cast<std::uint64_t>(there->st_size) != entry.size) {
+            static_cast<std::uint64_t>(there->st_size) != entry.size ||
+            (there->st_mode & 0777) != entry.mode) {
           return false;
         }
         break;

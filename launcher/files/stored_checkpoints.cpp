@@ -35,6 +35,18 @@ void for_each_file(const fs::path& folder, Use use) {
   }
 }
 
+// Each entry of a folder; of none that is there, none.
+template <typename Use>
+void for_each_entry(const fs::path& folder, Use use) {
+  std::error_code failed;
+  fs::directory_iterator it(folder, failed);
+  for (; !failed && it != fs::directory_iterator(); it.increment(failed)) use(it->path());
+  if (failed && failed != std::errc::no_such_file_or_directory &&
+      failed != std::errc::not_a_directory) {
+    throw errno_error("cannot list " + folder.string(), failed.value());
+  }
+}
+
 }  // namespace
 
 std::uint64_t folder_bytes(const fs::path& folder) {
@@ -86,25 +98,23 @@ void mark_pulled(const fs::path& checkpoints, const std::set<int>& numbers) {
 
 std::vector<StoredCheckpoints> unpulled_checkpoints(const fs::path& storage) {
   std::vector<StoredCheckpoints> jobs;
-  std::error_code none;
-  for (const auto& job : fs::directory_iterator(storage, none)) {
-    const fs::path folder = job.path() / "checkpoints";
+  for_each_entry(storage, [&](const fs::path& job) {
+    const fs::path folder = job / "checkpoints";
     std::set<int> pulled;
     try {
       pulled = pulled_checkpoints(folder);
     } catch (const Error& error) {
       log::debug("which checkpoints were pulled is not known", {{"why", error.what()}});
     }
-    StoredCheckpoints stored{job.path().filename().string()};
-    std::error_code unreadable;
-    for (const auto& entry : fs::directory_iterator(folder, unreadable)) {
-      const auto number = checkpoint_number(entry.path().filename().string());
-      if (!number || pulled.contains(*number)) continue;
+    StoredCheckpoints stored{job.filename().string()};
+    for_each_entry(folder, [&](const fs::path& entry) {
+      const auto number = checkpoint_number(entry.filename().string());
+      if (!number || pulled.contains(*number)) return;
       ++stored.count;
-      stored.bytes += folder_bytes(entry.path());
-    }
+      stored.bytes += folder_bytes(entry);
+    });
     if (stored.count > 0) jobs.push_back(std::move(stored));
-  }
+  });
   std::sort(jobs.begin(), jobs.end(),
             [](const StoredCheckpoints& a, const StoredCheckpoints& b) { return a.job < b.job; });
   return jobs;

@@ -22,7 +22,7 @@ struct StoredCheckpoints {
 };
 
 // Those that nobody has pulled whole, by job, sorted. A list of pulled ones that cannot be read
-// counts as none: better asked once too often.
+// counts as none: better asked once too often. Throws Error where a folder cannot be listed.
 std::vector<StoredCheckpoints> unpulled_checkpoints(const fs::path& storage);
 
 // Adds to the list of one job's; `checkpoints` is its folder. Durable when it returns. Throws

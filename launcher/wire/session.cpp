@@ -47,7 +47,8 @@ BOOST_DESCRIBE_STRUCT(AgentsStarted, (), (changed, how, agents, warning))
 BOOST_DESCRIBE_STRUCT(StopReport, (), (found, killed, left))
 BOOST_DESCRIBE_STRUCT(SurveyReport, (),
                       (processes, sockets, port, port_open, files, bytes, checkpoints,
-                       checkpoint_bytes, checkpoint_jobs, uncommitted, unit, paths))
+                       checkpoint_bytes, checkpoint_jobs, checkpoints_unknown, uncommitted, unit,
+                       paths))
 BOOST_DESCRIBE_STRUCT(RemoveReport, (), (kept, left, changed))
 BOOST_DESCRIBE_STRUCT(PersistReport, (), (on, warning))
 BOOST_DESCRIBE_STRUCT(ProbeResult, (), (exit_code, timed_out, tail, out))

@@ -286,9 +286,10 @@ struct SurveyReport {
   int checkpoints = 0;  // committed, in the head's own storage
   std::int64_t checkpoint_bytes = 0;
   std::vector<std::string> checkpoint_jobs;
-  std::int64_t uncommitted = 0;    // shards that no checkpoint holds yet, here
-  bool unit = false;               // of systemd
-  std::vector<std::string> paths;  // the folders that are there
+  std::string checkpoints_unknown;  // why they could not be counted; empty: they are
+  std::int64_t uncommitted = 0;     // shards that no checkpoint holds yet, here
+  bool unit = false;                // of systemd
+  std::vector<std::string> paths;   // the folders that are there
 };
 struct RemoveReport {
   std::string kept;                  // with keep_files: where

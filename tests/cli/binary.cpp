@@ -6,6 +6,8 @@
 
 #include <atomic>
 #include <future>
+#include <mutex>
+#include <set>
 
 #include <nlohmann/json.hpp>
 
@@ -494,6 +496,97 @@ TEST_CASE("exec: stdin goes there, output comes back, the largest exit code wins
   CHECK(opening["shell"] == true);
 }
 
+TEST_CASE("exec --json: characters in two frames come whole, and what is not UTF-8 as base64") {
+  House house;
+  house.serve(
+      [](const FakeHead::Request&) -> FakeHead::Response { return {}; },
+      [](FakeHead::Connection& connection) {
+        connection.read();
+        const auto output = [&](const std::string& node, const std::string& bytes,
+                                const std::string& stream = "out") {
+          connection.text(
+              json{{"type", "output"}, {"node", node}, {"stream", stream}, {"bytes", bytes.size()}}
+                  .dump());
+          connection.binary(bytes);
+        };
+        output("node-0", "a\xe2");
+        output("node-1", "b\xc3");
+        output("node-0", "\x82");
+        output("node-0", "\xc3", "err");
+        output("node-0", "\xac\n");
+        output("node-1", "\xa4\n");
+        output("node-1", "\xff\n");
+        output("node-0", "\xf0\x9f");
+        connection.text(R"({"type":"exit","node":"node-0","exit_code":0})");
+        connection.text(R"({"type":"exit","node":"node-1","exit_code":0})");
+        connection.text(R"({"type":"end"})");
+        connection.close();
+      });
+  const Captured ran = house.run({"exec", "--json", "--all", "--", "x"});
+  CHECK(ran.exit.code == 0);
+  std::vector<std::string> seen;
+  for (const std::string& line : split(ran.out, '\n')) {
+    if (line.empty()) continue;
+    const json event = json::parse(line);
+    const std::string type = event["type"];
+    const bool is_text = event.contains("text");
+    seen.push_back(type == "exit"
+                       ? "exit " + std::string(event["node"])
+                       : std::string(event["node"]) + " " + std::string(event["stream"]) +
+                             (is_text ? " " : " base64 ") +
+                             std::string(event[is_text ? "text" : "base64"]));
+  }
+  CHECK(seen == std::vector<std::string>{"node-0 out a", "node-1 out b", "node-0 out €\n",
+                                         "node-1 out ä\n",
+                                         "node-1 out base64 /wo=", "node-0 out base64 8J8=",
+                                         "node-0 err base64 ww==", "exit node-0", "exit node-1"});
+}
+
+TEST_CASE("sync: by default down from the head's node, up to all that have not gone") {
+  House house;
+  fs::create_directories(house.work / "code");
+  json nodes = {{{"node", "10.0.0.1"}, {"state", "ready"}},
+                {{"node", "10.0.0.2"}, {"state", "drained"}},
+                {{"node", "10.0.0.3"}, {"state", "gone"}},
+                {{"node", "10.0.0.9"}, {"state", "ready"}}};
+  SUBCASE("as the head says it") {
+    for (json& node : nodes) node["head"] = node["node"] == "10.0.0.9";
+  }
+  SUBCASE("as it is remembered here, where the head does not say") {
+    const json machine = {{"node", "10.0.0.9"}, {"address", "10.0.0.9"}, {"root", "/x"}};
+    const fs::path folder = house.work / "state/dtrain/clusters/c";
+    fs::create_directories(folder);
+    write_file_atomic(folder / "cluster.json", json{{"name", "c"},
+                                                    {"id", "c-abcdef"},
+                                                    {"provider", "ssh"},
+                                                    {"nodes", {machine}},
+                                                    {"head_root", "/x"},
+                                                    {"agent", ""},
+                                                    {"spec", json::object()}}
+                                                   .dump());
+  }
+  std::mutex mutex;
+  std::set<std::string> asked;
+  house.serve(
+      [&](const FakeHead::Request&) -> FakeHead::Response {
+        return {200, json{{"cluster", {{"provider", "ssh"}}}, {"nodes", nodes}}.dump()};
+      },
+      [&](FakeHead::Connection& connection) {
+        const json opening = json::parse(connection.read().value_or("{}"));
+        {
+          const std::lock_guard lock(mutex);
+          for (const json& node : opening.at("nodes")) asked.insert(node.get<std::string>());
+        }
+        connection.text(R"({"error":{"code":"failed","message":"not today"}})");
+        connection.close();
+      });
+  CHECK(house.run({"sync", "down", "~/results", "results"}).exit.code == 1);
+  CHECK(asked == std::set<std::string>{"10.0.0.9"});
+  asked.clear();
+  CHECK(house.run({"sync", "up", "code", "~/code"}).exit.code == 1);
+  CHECK(asked == std::set<std::string>{"10.0.0.1", "10.0.0.2", "10.0.0.9"});
+}
+
 TEST_CASE("without a cluster: down is done, others say how to begin") {
   House house;
   SpawnOptions options = house.options({"down"});
@@ -532,6 +625,21 @@ TEST_CASE("down asks first when jobs run, also those of trials and of an older h
   CHECK(has(asked.err, "1 job runs on c: job-aaaaaa"));
   CHECK(has(asked.err, "dtrain down -y"));
   CHECK(fs::exists(head_root));
+}
+
+TEST_CASE("down asks where checkpoints cannot be counted") {
+  House house;
+  const fs::path head_root = house.work / "state/dtrain/clusters/c/head";
+  const fs::path folder = head_root / "storage/a-aaaaaa/checkpoints";
+  fs::create_directories(folder.parent_path());
+  fs::create_symlink("checkpoints", folder);
+  const Captured asked = house.run({"down"});
+  CHECK(asked.exit.code == 1);
+  CHECK(has(asked.err, "which checkpoints nobody has pulled is not known: cannot list "));
+  CHECK(has(asked.err, "dtrain down -y"));
+  CHECK(fs::exists(head_root));
+  CHECK(house.run({"down", "-y"}).exit.code == 0);
+  CHECK_FALSE(fs::exists(head_root));
 }
 
 TEST_CASE("up finds what is missing here before it reaches for a host") {

@@ -64,6 +64,18 @@ int ends(const std::function<void()>& body, const std::string& prompt = "",
 
 }  // namespace
 
+TEST_CASE("a closed terminal is heard of, but not by what nohup has started") {
+  for (const bool nohup : {false, true}) {
+    CAPTURE(nohup);
+    CHECK(ends([nohup] {
+            ::signal(SIGHUP, nohup ? SIG_IGN : SIG_DFL);
+            Signals signals({SIGINT, SIGHUP});
+            ::kill(::getpid(), SIGHUP);
+            ::_exit(signals.next() == (nohup ? 0 : SIGHUP) ? 3 : 4);
+          }) == 3);
+  }
+}
+
 TEST_CASE("signals that are watched end nothing, unless they are let through") {
   CHECK(ends([] {
           const Signals signals({SIGINT});

@@ -289,6 +289,23 @@ assert answer["ok"], answer
         self.ok("sync", "down", "--node", "h2", "~/synced", self.folder / "back")
         self.assertEqual((self.folder / "back" / "deep" / "file").read_text(), "there and back\n")
 
+    def test_sync_knows_the_head_and_reaches_drained_nodes(self):
+        self.write([2, 0, 1])
+        self.up()
+        self.assertEqual([n["node"] for n in self.json("status")["nodes"] if n["head"]], ["h2"])
+        for index in range(3):
+            self.ok("exec", "--node", f"h{index}", f"mkdir ~/results && echo h{index} >~/results/who")
+        self.ok("sync", "down", "~/results", self.folder / "results")
+        self.assertEqual((self.folder / "results" / "who").read_text(), "h2\n")
+        self.ok("drain", "h1")
+        self.assertEqual(self.states()["h1"], "drained")
+        source = self.folder / "source"
+        source.mkdir()
+        (source / "file").write_text("also there\n")
+        self.ok("sync", "up", source, "~/synced")
+        for index in range(3):
+            self.assertEqual(self.lines(index, "~/synced/file"), ["also there"], f"h{index}")
+
 
 class Old(HostsCase):
     """A system of 2021 with glibc 2.31, no Python, rsync, tar or C++ runtime."""

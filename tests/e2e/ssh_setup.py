@@ -53,6 +53,18 @@ class Setup(HostsCase):
             self.assertEqual(self.lines(index, "~/log").count("first"), 1)
             self.assertIn("end", self.lines(index, "~/log"))
 
+    def test_down_after_an_up_that_was_killed(self):
+        self.write(setup_commands=[WAITING])
+        up = self.start("up", self.yaml)
+        eventually(lambda: all("begin" in self.lines(i, "~/log") for i in (0, 1)), "the command runs")
+        up.kill()
+        up.communicate(timeout=20)
+        self.go()
+        said = self.refused("down", "-y", "-c", self.name())
+        self.assertIn(f"dtrain down {self.yaml}", said)
+        self.ok("down", "-y", self.yaml)
+        self.assert_clean(0, 1)
+
     def test_a_failure_names_node_step_command_code_and_last_lines(self):
         self.write(setup_commands=["true", "seq 1 300; [ $(hostname) = h0 ] || { echo the reason >&2; exit 17; }"])
         said = self.refused("up", self.yaml)

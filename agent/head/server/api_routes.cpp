@@ -80,6 +80,10 @@ std::span<const Api::Route> Api::routes() {
          if (api.parts_.succession != nullptr) {
            status["cluster"]["head"]["succession"] = api.parts_.succession->view();
          }
+         for (json& node : status["nodes"]) {
+           const NodeId id(node["node"].get<std::string>());
+           node["head"] = api.parts_.nodes.shares_machine(id);
+         }
          status["machines"] = api.parts_.machines.view();
          status["costs"] = api.parts_.machines.cost_view();
          status["cluster"]["down_when_idle"] = api.parts_.idle.view();

@@ -422,6 +422,11 @@ bool NodeConnections::has_feature(const NodeId& node, const std::string& feature
   return found != connections_.end() && found->second.features.contains(feature);
 }
 
+bool NodeConnections::shares_machine(const NodeId& node) const {
+  const auto found = connections_.find(node);
+  return found != connections_.end() && found->second.same_machine;
+}
+
 bool NodeConnections::takes_commands(const NodeId& node) const {
   const auto found = connections_.find(node);
   return found != connections_.end() && found->second.bulk && found->second.bulk->is_open();

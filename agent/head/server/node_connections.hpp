@@ -66,6 +66,7 @@ class NodeConnections final : public Nodes {
   void tell(const NodeId& node, const wire::HeadMessage& message);
   bool connected(const NodeId& node) const;
   bool has_feature(const NodeId& node, const std::string& feature) const;
+  bool shares_machine(const NodeId& node) const;  // it is connected, and the head's machine is its
   // The nodes that can run a command now: both connections are open. Those that share this machine
   // come first.
   bool takes_commands(const NodeId& node) const;

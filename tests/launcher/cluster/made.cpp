@@ -385,6 +385,34 @@ TEST_CASE("a down without notes gives back what its first list has missed") {
   CHECK(report.complete);
 }
 
+TEST_CASE("a survey before a down: checkpoints that cannot be counted are not taken for none") {
+  House house;
+  REQUIRE(house.up_now().complete);
+  const auto survey_with = [&](const fs::path& agent) {
+    DownOptions how;
+    how.agent = agent;
+    how.provider = house.options().provider;
+    return survey_down("c", how);
+  };
+  CHECK(survey_with(DTRAIN_AGENT_BINARY).checkpoints_unknown.empty());
+
+  // Nobody who could count them.
+  const DownSurvey uncounted = survey_with(house.home.path() / "none");
+  CHECK(uncounted.head_answers);
+  CHECK_FALSE(uncounted.checkpoints_unknown.empty());
+
+  // A folder that cannot be listed, not even by root.
+  const paths::HeadRoot head{load_cluster("c").value().head_root};
+  const fs::path folder = head.storage() / "a-aaaaaa/checkpoints";
+  make_folders(folder.parent_path());
+  fs::create_symlink("checkpoints", folder);
+  const DownSurvey unlisted = survey_with(DTRAIN_AGENT_BINARY);
+  CHECK(unlisted.head_answers);
+  CHECK(unlisted.checkpoints_unknown.find("a-aaaaaa/checkpoints: ") != std::string::npos);
+  // Whoever does not ask takes it down all the same.
+  CHECK(house.down_now().complete);
+}
+
 TEST_CASE("nodes that leave drain together, and each is given back when it is done") {
   House house;
   house.workers(2);
@@ -650,7 +678,7 @@ TEST_CASE("of two clusters of one name none is taken over, and down gives both b
 namespace {
 
 // Hosts that a YAML lists, all of them this machine.
-class ListedHosts final : public Provider {
+class ListedHosts : public Provider {
  public:
   ListedHosts(std::vector<HostSpec> hosts, std::set<NodeId> silent)
       : hosts_(std::move(hosts)), silent_(std::move(silent)) {}
@@ -710,6 +738,38 @@ TEST_CASE("a host that leaves and cannot be cleaned: up is not complete until it
   REQUIRE(cleaned.removed.size() == 1);
   CHECK(cleaned.removed[0].find("files removed") != std::string::npos);
   CHECK(up_with({}).removed == Lines{});
+  DownOptions end;
+  end.agent = DTRAIN_AGENT_BINARY;
+  end.provider = how.provider;
+  CHECK(down("c", end).complete);
+}
+
+TEST_CASE("an up of hosts is noted before any is touched, until their head tells of the cluster") {
+  House house;
+  ClusterSpec spec;
+  spec.cluster_name = "c";
+  spec.source = "/my/cluster.yaml";
+  spec.provider.kind = ProviderKind::ssh;
+  HostSpec& host = spec.provider.hosts.emplace_back();
+  host.host = "a";
+  host.node = NodeId("a");
+  // What a `down` would say, were the `up` killed when it reaches the host.
+  class Watched final : public ListedHosts {
+   public:
+    using ListedHosts::ListedHosts;
+    std::unique_ptr<Transport> reach(const Machine& machine) override {
+      if (!load_cluster("c")) CHECK_THROWS_AS(refuse_unnoted("c"), Error);
+      return ListedHosts::reach(machine);
+    }
+  };
+  UpOptions how;
+  how.agent = DTRAIN_AGENT_BINARY;
+  how.provider = std::make_shared<Watched>(spec.provider.hosts, std::set<NodeId>{host.node});
+  CHECK(!up(spec, how).complete);
+  CHECK_NOTHROW(refuse_unnoted("c"));  // nothing was reached
+  how.provider = std::make_shared<Watched>(spec.provider.hosts, std::set<NodeId>{});
+  REQUIRE(up(spec, how).complete);
+  CHECK_NOTHROW(refuse_unnoted("c"));
   DownOptions end;
   end.agent = DTRAIN_AGENT_BINARY;
   end.provider = how.provider;

@@ -69,6 +69,16 @@ TEST_CASE("plan_up: another shape is refused with the reason") {
   CHECK(plan_up(commands, seen).action == UpAction::nothing);
 }
 
+TEST_CASE("plan_up: what another provider has half made is refused too, not built anew") {
+  UpObserved seen{state_of(local(2))};
+  seen.state->provider = "aws";
+  CHECK(plan_up(local(2), seen).action == UpAction::refuse);
+  seen.state->prepared = false;
+  const UpPlan plan = plan_up(local(2), seen);
+  CHECK(plan.action == UpAction::refuse);
+  CHECK(plan.reason == "it is up with provider aws");
+}
+
 TEST_CASE("cluster.json: what is saved is what is read; damage names the file") {
   const testing::TemporaryFolder folder;
   ::setenv("XDG_STATE_HOME", folder.path().c_str(), 1);

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "launcher/cluster/down.hpp"
+#include "launcher/cluster/state.hpp"
 #include "launcher/cluster/up.hpp"
 #include "launcher/core/cluster_processes.hpp"
 #include "launcher/core/error.hpp"
@@ -68,6 +69,27 @@ TEST_CASE("up builds, a second up finds it, down leaves nothing") {
   CHECK(cluster_processes(house.state()).empty());
   CHECK(!fs::exists(house.state()));
   CHECK(!down("c", {}).was_there);
+}
+
+TEST_CASE("of an up elsewhere that was cut off nothing is forgotten, nor said to be gone") {
+  House house;
+  make_folders(house.state());
+  set_unnoted("c", "/my/cluster.yaml");
+  try {
+    down("c", {});
+    FAIL("it was taken down");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::conflict);
+    CHECK(error.hint().find("dtrain down /my/cluster.yaml") == 0);
+  }
+  CHECK_THROWS_AS(survey_down("c", {}), Error);
+  CHECK_THROWS_AS(up(house.spec, house.options), Error);
+  CHECK_THROWS_AS(refuse_unnoted("c"), Error);
+  // By its YAML nothing was found.
+  DownOptions searched;
+  searched.searched = true;
+  CHECK(down("c", searched).complete);
+  CHECK(!fs::exists(house.state()));
 }
 
 TEST_CASE("a killed watch is started again, its children are let be") {

@@ -72,6 +72,21 @@ TEST_CASE("what is cut ends with a whole character") {
   CHECK(cut("€", 2).empty());
 }
 
+TEST_CASE("the beginning of a character is no whole one") {
+  for (const char* character : {"a", "é", "€", "😀"}) {
+    const std::string text = "x" + std::string(character);
+    CHECK(whole_characters(text) == text);
+    for (std::size_t bytes = 1; bytes < text.size(); ++bytes) {
+      CHECK(whole_characters(std::string_view(text).substr(0, bytes)) == "x");
+    }
+  }
+  CHECK(whole_characters("").empty());
+  CHECK(whole_characters("\xe2\x82").empty());
+  for (const char* never : {"\x80\x80\x80", "a\xff", "\xc0", "€\x82"}) {
+    CHECK(whole_characters(never) == never);
+  }
+}
+
 TEST_CASE("what is quoted, a shell reads back") {
   CHECK(shell_quote("plain-1.0/x") == "plain-1.0/x");
   CHECK(shell_quote("") == "''");

@@ -191,6 +191,65 @@ TEST_CASE("a file of ours that was changed there") {
   }
 }
 
+TEST_CASE("a file that became what the source has is known by that content") {
+  SyncWorld world;
+  world.write("f", "one");
+  world.sync();
+  world.write("f", "two");
+  world.write_there("f", "two");
+  CHECK(world.sync().complete());
+  world.write("f", "one");
+  CHECK(world.sync().complete());
+  CHECK(world.read_there("f") == "one");
+}
+
+TEST_CASE("a file of another mode than the source's") {
+  SyncWorld world;
+  world.write("tool", "#!/bin/sh\n");
+  fs::permissions(world.source() / "tool", fs::perms(0755));
+  const auto mode_there = [&] { return fs::status(world.target() / "tool").permissions(); };
+  SUBCASE("that no sync wrote") {
+    world.write_there("tool", "#!/bin/sh\n");
+    fs::permissions(world.target() / "tool", fs::perms(0644));
+    const SyncOutcome outcome = world.sync();
+    CHECK_FALSE(outcome.complete());
+    REQUIRE(outcome.mounts[0].left.size() == 1);
+    CHECK(outcome.mounts[0].left[0].path == "tool");
+    CHECK(outcome.mounts[0].left[0].reason == "has another mode there");
+    CHECK(mode_there() == fs::perms(0644));
+    world.mount.overwrite = true;
+    const SyncOutcome mended = world.sync();
+    CHECK(mended.complete());
+    CHECK(mended.mounts[0].touched == 1);
+    CHECK(mended.mounts[0].files == 0);
+    world.mount.overwrite = false;
+    // It is ours from now on.
+    world.write("tool", "#!/bin/bash\n");
+    CHECK(world.sync().complete());
+    CHECK(world.read_there("tool") == "#!/bin/bash\n");
+  }
+  SUBCASE("of ours, and nothing changed here") {
+    world.sync();
+    fs::permissions(world.target() / "tool", fs::perms(0600));
+    const SyncOutcome outcome = world.sync();
+    CHECK(outcome.complete());
+    CHECK(outcome.mounts[0].touched == 1);
+    CHECK(outcome.mounts[0].files == 0);
+  }
+  SUBCASE("of ours, and something else changed here") {
+    world.sync();
+    fs::permissions(world.target() / "tool", fs::perms(0600));
+    world.write("other", "1");
+    const SyncOutcome outcome = world.sync();
+    CHECK(outcome.complete());
+    CHECK(outcome.mounts[0].touched == 1);
+    CHECK(outcome.mounts[0].files == 1);
+  }
+  CHECK(mode_there() == fs::perms(0755));
+  CHECK(picture(world.source()) == picture(world.target()));
+  CHECK(world.sync().mounts[0].nothing_done());
+}
+
 TEST_CASE("a changed file there is noticed though nothing changed here") {
   SyncWorld world;
   world.write("f", "one");

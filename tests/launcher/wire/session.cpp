@@ -129,6 +129,7 @@ std::map<std::string, Case> session_messages() {
   survey.checkpoints = 2;
   survey.checkpoint_bytes = 2000;
   survey.checkpoint_jobs = {"mnist-abcdef"};
+  survey.checkpoints_unknown = "cannot list /x: Permission denied";
   survey.uncommitted = 1;
   survey.unit = true;
   survey.paths = {"/home/ada/.dtrain/lab-abcdef/node-1"};
