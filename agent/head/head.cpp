@@ -116,6 +116,7 @@ MachineKeeper::Hooks keeper_hooks(asio::io_context& context, asio::steady_timer&
   };
   hooks.capacity = [&](const NodeId& node) { return engine.capacity(node); };
   hooks.broken = [&](const NodeId& node) { return engine.broken(node); };
+  hooks.is_prepared = [&](const NodeId& node) { return engine.is_prepared(node); };
   return hooks;
 }
 

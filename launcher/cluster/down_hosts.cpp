@@ -360,7 +360,7 @@ class HostsDown final : public DownWay {
     head_answered_ = true;
     const nlohmann::json machines = status->value("machines", nlohmann::json::object());
     const bool head_asks = machines.contains("wanted") && !machines["wanted"].is_null();
-    if (head_asks) ask_for_no_more(socket);
+    if (head_asks) ask_for_no_more(socket, machines["wanted"]);
     for (const nlohmann::json& machine : machines.value("machines", nlohmann::json::array())) {
       asked_for_[wire::get_string(machine, "node")] = {wire::get_string(machine, "id"),
                                                        wire::get_string(machine, "state")};
@@ -379,11 +379,17 @@ class HostsDown final : public DownWay {
     }
   }
 
-  void ask_for_no_more(const fs::path& socket) {
+  // A head that stays knows all else that it was told: its provider, when it goes down by itself,
+  // how its successor is asked for.
+  void ask_for_no_more(const fs::path& socket, nlohmann::json wanted) {
+    if (options_.workers_only) {
+      wanted["types"] = nlohmann::json::array();
+    } else {
+      wanted = wire::to_json(wire::WantedMachines{});
+    }
     try {
-      wire::ApiClient(socket, state_.name)
-          .post("/v1/machines", wire::to_json(wire::WantedMachines{}), options_.stop_limit);
-    } catch (const Error& error) {  // it ends soon
+      wire::ApiClient(socket, state_.name).post("/v1/machines", wanted, options_.stop_limit);
+    } catch (const Error& error) {
       options_.say("the head asks for machines still: " + error.message());
     }
   }
@@ -409,9 +415,12 @@ class HostsDown final : public DownWay {
                      const auto found = joined_.find(workers[i]);
                      if (found != joined_.end())
                        found->second = wire::get_bool(answer, "told", false);
-                   } catch (const std::exception& error) {  // the others are asked all the same
+                   } catch (const std::exception& thrown) {  // the others are asked all the same
+                     const Error error = as_defect(thrown);
+                     // The head is giving it back by itself, as it is to keep none.
+                     if (error.code() == ErrorCode::conflict) return;
                      const std::lock_guard lock(mutex);
-                     trouble = as_defect(error).what();
+                     trouble = error.what();
                    }
                  });
     return trouble;

@@ -32,12 +32,13 @@ const char* wanted(Ec2Member::Kind kind) {
   return "?";
 }
 
-// A number or a truth value where a text is wanted is that text; and the other way round.
+// A text that is a number or a truth value is one where that is wanted, and a whole number is the
+// text that it was; how any other number or a truth value was written is not known any more.
 bool fits(const json& value, Ec2Member::Kind kind) {
   const std::string text = value.is_string() ? value.get<std::string>() : "";
   switch (kind) {
     case Ec2Member::Kind::text:
-      return value.is_string() || value.is_number() || value.is_boolean();
+      return value.is_string() || value.is_number_integer();
     case Ec2Member::Kind::whole:
       return value.is_number_integer() || number_from<std::int64_t>(text).has_value();
     case Ec2Member::Kind::number:
@@ -87,7 +88,9 @@ class Ec2Checker {
 
   void one(const json& value, const Ec2Member& member, const Path& path) {
     if (!fits(value, member.kind)) {
-      problems_.push_back({path, std::string("must be ") + wanted(member.kind), ""});
+      const bool was_text = member.kind == Ec2Member::Kind::text && value.is_primitive();
+      problems_.push_back({path, std::string("must be ") + wanted(member.kind),
+                           was_text && !value.is_null() ? "put quotes around it" : ""});
     } else if (member.kind == Ec2Member::Kind::structure) {
       structure(value, member.inner, path);
     }

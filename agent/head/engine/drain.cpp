@@ -296,6 +296,11 @@ std::string Engine::broken(const NodeId& id) const {
   return what.starts_with(wire::kCannotBePrepared) ? what : "";
 }
 
+bool Engine::is_prepared(const NodeId& id) const {
+  const auto found = impl_->nodes.find(id);
+  return found != impl_->nodes.end() && !found->second.unprepared;
+}
+
 bool Engine::leaves(const NodeId& id) const {
   const auto found = impl_->nodes.find(id);
   return found != impl_->nodes.end() && !found->second.leaves.empty();

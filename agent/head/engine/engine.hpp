@@ -260,6 +260,7 @@ class Engine {
   std::map<NodeId, std::string> nodes_in_use() const;
   std::optional<NodeCapacity> capacity(const NodeId& node) const;  // with nothing on it
   std::string broken(const NodeId& node) const;  // why it cannot be prepared; empty: it can
+  bool is_prepared(const NodeId& node) const;    // or was, when it was heard of last
   bool is_drained(const NodeId& node) const;     // or is to be, when its ranks have ended
   bool leaves(const NodeId& node) const;         // it is here, and has said that it leaves
 

@@ -114,6 +114,8 @@ bool MachineAccount::see(const std::vector<Machine>& machines, bool all, WallTim
     unpriced_ += entry.price ? 0 : 1;
     entry.over = true;
     entry.seen = now;
+    // What was told is all that is known once nobody is asked any more.
+    std::erase_if(told_->machines, [&gone = id](const auto& each) { return each.id == gone; });
     changed = true;
   }
   changed = std::erase_if(entries_,

@@ -30,7 +30,7 @@ class MachineFailures {
 
   // Those of one look, or of one request, are one.
   void add(const std::string& type, const Error& why, int count);
-  // One that came then is here: if it stays they can be had again.
+  // One that came then takes ranks, or did: if it stays they can be had again.
   void forgive(const std::string& type, Monotonic came);
   void clear() { failures_.clear(); }
   bool may_ask(const std::string& type, int count) const;

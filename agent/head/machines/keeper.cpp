@@ -311,7 +311,7 @@ void MachineKeeper::seen(const std::vector<Machine>& list) {
     } else if (is_here(node)) {  // is there, whatever the source says
       const auto came = came_.find(node);
       lost_.erase(node);
-      if (machine != there.end() && came != came_.end())
+      if (machine != there.end() && came != came_.end() && hooks_.is_prepared(node))
         failures_.forgive(machine->second.type, came->second);
     } else if (machine == there.end()) {
       const auto ended = over.find(node);
@@ -408,8 +408,10 @@ void MachineKeeper::ended(const NodeId& node, const std::string& type, const std
     fail(type, Error(ErrorCode::failed, node.str() + " did not join: " + why));
   } else if (clock_.now() - came->second < MachineFailures::kShortLife) {
     fail(type, Error(ErrorCode::failed, node.str() + " ended as soon as it had come: " + why));
-  } else {
+  } else if (hooks_.is_prepared(node)) {
     failures_.forgive(type, came->second);
+  } else if (!broken_.contains(node)) {  // of that it has been told
+    fail(type, Error(ErrorCode::failed, node.str() + " ended before it was prepared: " + why));
   }
 }
 

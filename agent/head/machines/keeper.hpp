@@ -60,6 +60,7 @@ class MachineKeeper {
     std::function<Growth(const MachinesToCome&)> expect_machines;
     std::function<std::optional<NodeCapacity>(const NodeId&)> capacity;
     std::function<std::string(const NodeId&)> broken;  // why it takes no ranks; empty: it does
+    std::function<bool(const NodeId&)> is_prepared;    // or was, when it was heard of last
     std::function<void(const wire::WantedMachines&)> wants;  // from now on; durable
   };
   // `file`: where what is wanted is kept; `costs`: what that costs. What cannot be read, or asked

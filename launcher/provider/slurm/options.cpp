@@ -94,6 +94,8 @@ bool is_option(std::string_view name) {
          name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-") == std::string_view::npos;
 }
 
+constexpr const char* kQuotes = "put quotes around it";
+
 // As sbatch takes it; absent: the option has none.
 std::optional<std::string> value_of(const std::string& type, const std::string& option,
                                     const json& value) {
@@ -101,12 +103,18 @@ std::optional<std::string> value_of(const std::string& type, const std::string& 
   std::string text;
   if (value.is_array()) {
     std::vector<std::string> parts;
-    for (const json& each : value) parts.push_back(value_of(type, option, each).value_or(""));
+    for (const json& each : value) {
+      const auto part = value_of(type, option, each);
+      if (!part) throw wrong(type, option, "has true or false in its list").with_hint(kQuotes);
+      parts.push_back(*part);
+    }
     text = join(parts, ",");
   } else if (value.is_string()) {
     text = value.get<std::string>();
-  } else if (value.is_number()) {
+  } else if (value.is_number_integer()) {
     text = value.dump();
+  } else if (value.is_number()) {  // it is not known any more how it was written
+    throw wrong(type, option, "must be a text or a whole number").with_hint(kQuotes);
   } else {
     throw wrong(type, option, "is no text, number, list or true");
   }

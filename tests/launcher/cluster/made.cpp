@@ -13,6 +13,7 @@
 #include "launcher/core/paths.hpp"
 #include "launcher/spec/job_spec.hpp"
 #include "launcher/wire/client.hpp"
+#include "launcher/wire/machines.hpp"
 #include "tests/launcher/remote/session_support.hpp"
 #include "tests/support/fake_cloud.hpp"
 #include "tests/support/patience.hpp"
@@ -536,6 +537,33 @@ TEST_CASE("a down of the workers alone ends, though their head asks for more all
   });
   CHECK(is_said);
   house.cloud->on_step = nullptr;
+  CHECK(house.down_now().complete);
+}
+
+TEST_CASE("a down of the workers alone takes from what the head was told only what it asks for") {
+  House house;
+  REQUIRE(house.up_now().complete);
+  wire::WantedMachines told;
+  told.provider = "aws";
+  told.scaler = (house.home.path() / "no-scaler").string();  // nothing is made
+  told.types = {{"gpu", 0, "one", {}}};
+  told.types.front().max_workers = 4;
+  told.environment = {"NAME=value"};
+  told.head = {{"--time=60"}, "#!/bin/sh\n"};
+  told.down_when_idle = {std::chrono::hours(2), false};
+  const auto head = [&](const nlohmann::json& wanted) {
+    const HeadDoor door = HeadDoor::open(load_cluster("c").value(), *house.options().provider);
+    const wire::ApiClient client(door.socket(), "c");
+    if (!wanted.is_null()) client.post("/v1/machines", wanted);
+    return client.get("/v1/status");
+  };
+  head(wire::to_json(told));
+  const DownReport report = house.down_now({}, true);
+  CHECK(not_gone(report) == Lines{});
+  const nlohmann::json status = head(nullptr);
+  told.types.clear();
+  CHECK(wire::wanted_machines_from_json(status["machines"]["wanted"]) == told);
+  CHECK(status["cluster"]["down_when_idle"]["after_ms"] == 2 * 3600 * 1000);
   CHECK(house.down_now().complete);
 }
 

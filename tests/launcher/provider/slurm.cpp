@@ -160,6 +160,8 @@ TEST_CASE("node_config is sbatch's long options") {
                  {"exclusive", true},
                  {"spread-job", false}}) ==
         Strings{"--exclusive", "--gpus-per-node=4", "--time=08:00:00", kWarns});
+  CHECK(options({{"exclusive", true}, {"mem", 0}, {"reservation", "2024.10"}}) ==
+        Strings{"--exclusive", "--mem=0", "--reservation=2024.10", kWarns});
   CHECK(options({{"constraint", "a100&nvlink"}, {"exclude", {"n1", "n2"}}, {"cpus-per-task", 8}}) ==
         Strings{"--constraint=a100&nvlink", "--cpus-per-task=8", "--exclude=n1,n2", kWarns});
 }
@@ -228,6 +230,10 @@ TEST_CASE("what sbatch would not take, or is dtrain's to say, is refused by name
         where + "gpus_per_node is none of sbatch's long options");
   CHECK(refused({{"time", "a\nb"}}) == where + "time has a value that sbatch does not take");
   CHECK(refused({{"time", ""}}) == where + "time has a value that sbatch does not take");
+  CHECK(refused({{"reservation", 2024.10}}) ==
+        where + "reservation must be a text or a whole number");
+  CHECK(refused({{"exclude", {"n1", 2.5}}}) == where + "exclude must be a text or a whole number");
+  CHECK(refused({{"exclude", {"n1", true}}}) == where + "exclude has true or false in its list");
   CHECK(refused({{"time", {{"a", 1}}}}) == where + "time is no text, number, list or true");
 }
 

@@ -249,7 +249,8 @@ available_node_types:
       SubnetIds: [subnet-1, subnet-2]
       MaxCount: 4
       BlockDeviceMappings: [{DeviceName: /dev/sda1, Ebs: {VolumeSize: "100", Encrypted: true}}]
-      InstanceMarketOptions: {MarketType: spot, SpotOptions: {MaxPrice: 1.5}}
+      InstanceMarketOptions: {MarketType: spot, SpotOptions: {MaxPrice: "1.50"}}
+      TagSpecifications: [{ResourceType: instance, Tags: [{Key: number, Value: 12}, {Key: "007", Value: 007}]}]
       NetworkInterfaces: [{DeviceIndex: 0, Groups: [sg-1]}]
       CpuOptions: null
 )";
@@ -294,6 +295,25 @@ worker_nodes:
           "12:41 head_node.BlockDeviceMappings[0].Ebs.Encrypted: must be true or false",
           "13:12 head_node.BlockDeviceMappings[1].Ebs: must be a mapping",
           "17:21 worker_nodes.SecurityGroupIds: must be a list, each a text"});
+}
+
+TEST_CASE("aws: what EC2 would not get as it was written is an error at its place") {
+  const auto problems = [](const std::string& value) {
+    return cluster_problems(
+        "provider: {type: aws}\nhead_node_type: h\navailable_node_types:\n  h:\n    node_config:\n"
+        "      InstanceType: m5.large\n      TagSpecifications:\n      - Tags: [{Key: k, Value: " +
+        value + "}]\n");
+  };
+  for (const char* value : {"1.10", "NO", "on", "1234e5", "100000000000000000000"}) {
+    CHECK_MESSAGE(problems(value) ==
+                      Lines{"8:32 available_node_types.h.node_config.TagSpecifications[0].Tags[0]."
+                            "Value: must be a text [put quotes around it]"},
+                  value);
+    CHECK_MESSAGE(problems("\"" + std::string(value) + "\"").empty(), value);
+  }
+  CHECK(problems("[1]") ==
+        Lines{"8:25 available_node_types.h.node_config.TagSpecifications[0].Tags[0].Value: must be "
+              "a text"});
 }
 
 TEST_CASE("aws: what a type may say besides, and what its machines start with") {

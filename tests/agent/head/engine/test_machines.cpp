@@ -541,12 +541,15 @@ TEST_CASE("a node that is not prepared yet gets nothing; one that is prepared an
   const auto reason = [&] { return row_of(world, "joined-1").at("reason").get<std::string>(); };
   CHECK(reason() == "cannot be prepared: setup");
   CHECK_FALSE(world.was_started(id, 1));
+  CHECK_FALSE(world.engine->is_prepared(info.node));
   world.engine->preparing(info.node, "", false);
+  CHECK(world.engine->is_prepared(info.node));
   CHECK(state_of(world, "joined-1") == "ready");
   world.started("joined-1", id, 1);
   world.engine->preparing(info.node, "is being prepared: files", false);
   CHECK(state_of(world, "joined-1") == "ready");
   CHECK(reason() == "is being prepared: files");
+  CHECK(world.engine->is_prepared(info.node));
   world.engine->preparing(NodeId("joined-9"), "nobody's", true);
 }
 

@@ -173,6 +173,9 @@ struct Desk {
     };
     hooks.capacity = [this](const NodeId&) { return capacity; };
     hooks.broken = [this](const NodeId& node) { return broken.contains(node) ? "is broken" : ""; };
+    hooks.is_prepared = [this](const NodeId& node) {
+      return !preparing.contains(node) && !broken.contains(node);
+    };
     keeper.emplace(ClusterId("lab-id"), folder.path() / "machines.json",
                    folder.path() / "costs.json", clock, hooks);
   }
@@ -276,6 +279,7 @@ struct Desk {
   Growth growth;
   std::optional<NodeCapacity> capacity;
   std::set<NodeId> broken;
+  std::set<NodeId> preparing;
   nlohmann::json answer;
   std::optional<std::pair<std::chrono::milliseconds, std::function<void()>>> due;
   std::mutex mutex;

@@ -484,6 +484,61 @@ TEST_CASE("machines: another of one that cannot be prepared is not asked for at 
   CHECK(desk.clock.now() - begun >= MachineFailures::kFirstRetry);
 }
 
+TEST_CASE("machines: as long as none gets prepared they are asked for ever less often") {
+  Desk desk;
+  std::function<void(const NodeId&)> fail;
+  std::string said;
+  SUBCASE("for its setup commands fail") {
+    fail = [&](const NodeId& node) { desk.broken.insert(node); };
+    said = " is broken";
+  }
+  SUBCASE("for its machine ends before") {
+    fail = [&](const NodeId& node) {
+      desk.nodes[node] = Presence::away;
+      desk.site.set(std::to_string(desk.site.jobs), MachineState::gone);
+    };
+    said = " ended before it was prepared: its machine is gone";
+  }
+  const auto ask = [&] {
+    desk.growth = {};
+    desk.growth.gangs = {{JobId("a"), "gpu", 1}};
+    const int asked = desk.site.jobs;
+    desk.look();
+    while (desk.site.jobs == asked) desk.tick();
+    const NodeId node = desk.site.machines.back().node;
+    desk.growth = {};
+    desk.growth.needed = {node};
+    return node;
+  };
+  const auto come = [&](const NodeId& node) {
+    desk.site.set(std::to_string(desk.site.jobs), MachineState::running);
+    desk.look();
+    desk.come(node.str());
+  };
+  desk.want(on_demand(100));
+  NodeId next = ask();
+  const auto begun = desk.clock.now();
+  while (desk.clock.now() - begun < 3h) {
+    const NodeId node = next;
+    desk.preparing.insert(node);
+    come(node);
+    for (int i = 0; i < 2; ++i) {
+      desk.clock.advance(1min);
+      desk.look();
+    }
+    fail(node);
+    next = ask();
+    CHECK(desk.error() == node.str() + said);
+  }
+  CHECK(desk.site.jobs < 25);
+  // Until one is prepared, and stays.
+  come(next);
+  desk.clock.advance(1min);
+  CHECK(desk.to_come.types.front().failed);
+  desk.look();
+  CHECK_FALSE(desk.to_come.types.front().failed);
+}
+
 TEST_CASE("machines: a cluster that goes down: the others first, and the head's machine last") {
   Desk desk;
   desk.have(1);

@@ -82,6 +82,39 @@ TEST_CASE("machines: what they cost, and the bound of it, outlive the head") {
   CHECK(desk.error() == "");
 }
 
+TEST_CASE(
+    "machines: one that an up has told of, and that is gone, does not come back to cost again") {
+  Desk desk;
+  wire::ClusterCosts costs;
+  costs.types = {{"head", {1.0, 1.0}, {}}, {"gpu", {4.0, 4.0}, {}}};
+  costs.machines = {{NodeId("node-0"), "1", "head", "", true, false, desk.clock.wall()},
+                    {NodeId("node-1"), "2", "gpu", "", false, false, desk.clock.wall()}};
+  for (const auto& each : costs.machines) {
+    Machine& machine = desk.site.machines.emplace_back(made(each.node.str(), each.id, each.type));
+    machine.head = each.head;
+    machine.joins = false;
+    machine.cluster = ClusterId("lab-id");
+    machine.created = each.created;
+  }
+  desk.keeper->costs(wire::to_json(costs), [](const nlohmann::json&) {});
+  desk.settle();
+  desk.want(on_demand(4));
+  desk.clock.advance(1h);
+  desk.site.set("2", MachineState::gone);
+  desk.look();
+  CHECK(desk.keeper->cost_view()["per_hour"] == 1.0);
+  desk.clock.advance(2 * MachineAccount::kRemembered);
+  desk.look();
+  // Nobody is asked any more.
+  SUBCASE("the same head") {}
+  SUBCASE("one that is started anew") {
+    desk.again();
+  }
+  desk.want({});
+  CHECK(desk.keeper->cost_view()["per_hour"] == 1.0);
+  CHECK(desk.keeper->cost_view()["spent"].get<double>() == doctest::Approx(3 + 4));
+}
+
 TEST_CASE("machines: an account that cannot be read is told, and begun anew") {
   Desk desk;
   desk.keeper.reset();
