@@ -15,6 +15,7 @@
 #include "launcher/provider/aws/cloud.hpp"
 #include "launcher/provider/aws/efa.hpp"
 #include "launcher/provider/aws/images.hpp"
+#include "launcher/provider/aws/launch_template.hpp"
 #include "launcher/remote/ssh/blob.hpp"
 #include "launcher/remote/ssh/keyring.hpp"
 #include "launcher/remote/ssh/new_key.hpp"
@@ -243,6 +244,17 @@ Launch AwsProvider::prepare(const NodeType& type, const ClusterId& cluster_id) {
   if (kinds.front().empty() && (!has_template || type.efa)) {
     throw Error(ErrorCode::invalid, "node type " + printable(type.name, false) +
                                         " does not say which InstanceType it is");
+  }
+  try {
+    look_at_template(cloud.client, config);
+  } catch (const ApiError& error) {  // who may not look goes on without
+    if (error.code() != ErrorCode::denied) throw;
+    if (access_.warn) {
+      access_.warn("node type " + printable(type.name, false) +
+                   ": nobody sees whether its LaunchTemplate asks for persistent spot requests, "
+                   "which make a machine anew for each that is given back: " +
+                   error.message());
+    }
   }
   std::vector<json> own;
   for (const std::string& kind : kinds) own.push_back(own_config(type, config, kind));

@@ -60,6 +60,25 @@ class Refused(ProviderCase):
         self.assert_refused("m5.lagre", at="c.yaml:2:", head={"InstanceType": "m5.lagre"})
         self.assert_refused("there is no subnet in us-west-2z", at="c.yaml:2:", provider={"availability_zone": "us-west-2z"})
 
+    def test_a_template_that_asks_for_persistent_spot_requests(self):
+        def options(kind):
+            return {"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": {"SpotInstanceType": kind}}}
+
+        def named(**more):
+            return {"LaunchTemplate": {"LaunchTemplateName": "theirs", **more}}
+        data = {"InstanceType": "p3.2xlarge", "ImageId": self.cloud.image}
+        self.assert_refused("does not exist", gpu=named())
+        template = self.cloud.backend.create_launch_template("theirs", "", {**data, **options("persistent")}, {})
+        template.create_version({**data, **options("one-time")}, "")
+        for more in ({}, {"Version": "$Default"}, {"Version": 1}):
+            self.assert_refused("version 1 of theirs has the SpotInstanceType persistent", gpu=named(**more))
+        # Machines are of the version that was looked at, whatever is the latest later.
+        self.op("create", gpu=named(Version="$Latest"))
+        self.assertEqual(self.sent(**{"LaunchTemplate.LaunchTemplateName": "theirs"})["LaunchTemplate.Version"], "2")
+        self.cloud.fault("DescribeLaunchTemplateVersions", "UnauthorizedOperation", times=9)
+        said = "".join(self.op("create", gpu=named(Version="2"))["warnings"])
+        self.assertIn("node type gpu: nobody sees whether its LaunchTemplate asks for persistent spot requests", said)
+
     def test_who_may_not_ask_about_types_goes_on_without(self):
         self.cloud.fault("DescribeInstanceTypes", "UnauthorizedOperation", times=9)
         self.op("create", gpu=GPU)
