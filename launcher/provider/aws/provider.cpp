@@ -426,7 +426,7 @@ std::vector<Belonging> AwsProvider::clear_up(const ClusterId&) {
       Belonging& thing = each.thing;
       if (!known.emplace(thing.what, thing.id).second) continue;
       is_new = true;
-      take_away(cloud.client, thing);
+      take_away(cloud.client, each);
       std::erase_if(found, [&](const Belonging& before) {  // it was attached then
         return before.what == thing.what && before.id == thing.id;
       });

@@ -20,7 +20,7 @@ class ProviderCase(CloudCase):
         self.addCleanup(lambda: self.assertEqual(self.cloud.problems, []))
 
     def op(self, op, gpu=None, head=None, provider=None, nodes=None, code=0, env=None, **more):
-        """Of a cluster `lab`: its head, and `gpu` (a node type, or a node_config)."""
+        """Of a cluster, `lab`: its head, and `gpu` (a node type, or a node_config)."""
         types = {"head": {"node_config": head or HEAD}}
         if gpu:
             types["gpu"] = gpu if "node_config" in gpu else {"node_config": gpu}
@@ -29,7 +29,7 @@ class ProviderCase(CloudCase):
         top = {"cluster_name": "lab", "provider": {"type": "aws", "region": "us-west-2", **(provider or {})},
                "head_node_type": "head", "max_workers": 8, **more}
         text = "{" + json.dumps(top)[1:-1] + ', "available_node_types": {\n' + lines + "}}\n"
-        return self.tool("provider", self.folder, code=code, env=env, given={
+        return self.tool("provider", f"{self.folder}/{top['cluster_name']}", code=code, env=env, given={
             "op": op, "yaml": text, "nodes": nodes or {"node-0": "head", **({"node-1": "gpu"} if gpu else {})}})
 
     def tool(self, *words, env=None, **more):
@@ -99,6 +99,28 @@ class Inside(ProviderCase):
         ranges = [rule.ip_range["CidrIp"] for rule in group.ingress_rules if rule.ip_range]
         self.assertEqual(ranges, [self.cloud.backend.get_default_vpc().cidr_block])
         self.assertEqual(self.sent()["SecurityGroupId.1"], group.id)
+
+
+class Pairs(ProviderCase):
+    def end(self, cluster):
+        """All its machines, and then what it has besides: what became of its key pair, {} where it has none."""
+        there = self.ec2.describe_instances(Filters=[{"Name": "tag:dtrain-cluster", "Values": [cluster]}])
+        self.ec2.terminate_instances(InstanceIds=[each for one in there["Reservations"] for each in self.ids(one)])
+        rows = self.op("clear_up", cluster_name=cluster)["outcomes"]
+        return next(({"gone": row["gone"], "kept": row["kept"], "note": row["note"]} for row in rows if row["what"] == "key pair"), {})
+
+    def test_one_by_which_another_cluster_launches_stays(self):
+        team = {"key_pair": {"key_name": "team"}}
+        for name in ("lab", "other"):
+            self.op("create", provider=team, cluster_name=name)
+        self.assertEqual(self.cloud.count("ImportKeyPair"), 1)
+        self.assertEqual(self.end("lab"), {"gone": False, "kept": True, "note": "cluster other launches by it"})
+        (made,) = self.op("create", provider=team, cluster_name="other", gpu=GPU, nodes={"node-1": "gpu"})["outcomes"]
+        self.assertNotIn("error", made)
+        self.assertEqual(self.sent()["KeyName"], "team")
+        self.assertEqual(self.end("other"), {})  # it is not of its making
+        self.assertEqual(self.end("lab"), {"gone": True, "kept": False, "note": ""})
+        self.assertEqual(self.cloud.instances(), [])
 
 
 if __name__ == "__main__":
