@@ -7,6 +7,7 @@
 #include "launcher/core/number.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/provider/aws/head_role.hpp"
+#include "launcher/provider/aws/instances.hpp"
 #include "launcher/remote/ssh/blob.hpp"
 
 namespace dtrain::aws {
@@ -25,13 +26,14 @@ struct Kind {
   const char* busy;    // EC2's words where it is in use,
   const char* absent;  // and where there is none
 };
+constexpr const char* kKeyPair = "key pair";
 constexpr Kind kKinds[] = {
     {"security group", "DescribeSecurityGroups", "securityGroupInfo", "groupId",
      "DeleteSecurityGroup", "GroupId", "DependencyViolation", "InvalidGroup.NotFound"},
     {"placement group", "DescribePlacementGroups", "placementGroupSet", "groupName",
      "DeletePlacementGroup", "GroupName", "InvalidPlacementGroup.InUse",
      "InvalidPlacementGroup.Unknown"},
-    {"key pair", "DescribeKeyPairs", "keySet", "keyName", "DeleteKeyPair", "KeyName", "",
+    {kKeyPair, "DescribeKeyPairs", "keySet", "keyName", "DeleteKeyPair", "KeyName", "",
      "InvalidKeyPair.NotFound"},
 };
 
@@ -48,6 +50,22 @@ Belonging volume_of(const Xml& volume, Prices& prices) {
 // Whose filter it is; empty: of any cluster.
 std::string cluster_of(const Form& filter) {
   return filter == of_any_cluster() ? "" : filter.at(1).second;
+}
+
+// The other cluster whose machines have this key pair, and whose head may ask for more by it;
+// empty: none. EC2 deletes it all the same.
+std::string other_user(Client& client, const std::string& pair, const std::string& cluster_name) {
+  Form form = of_any_cluster();
+  form.emplace_back("Filter.2.Name", "key-name");
+  form.emplace_back("Filter.2.Value.1", pair);
+  std::string user;
+  for_each_instance(client, form, [&](const Xml& instance) {
+    const std::string state = instance.at("instanceState/name");
+    const std::string cluster = tag_of(instance, kClusterTag);
+    const bool goes = state == "terminated" || state == "shutting-down";
+    if (!goes && cluster != cluster_name) user = cluster;
+  });
+  return user;
 }
 
 }  // namespace
@@ -161,7 +179,8 @@ std::vector<Belonging> await_detached(Client& client, const Form& filter) {
   }
 }
 
-void take_away(Client& client, Belonging& thing) {
+void take_away(Client& client, Orphan& found) {
+  Belonging& thing = found.thing;
   if (thing.kept) return;
   if (thing.what == kInstanceRole) {
     const bool is_known = !thing.id.empty();  // else nobody could look whether there is one
@@ -171,6 +190,13 @@ void take_away(Client& client, Belonging& thing) {
   const auto kind = std::find_if(std::begin(kKinds), std::end(kKinds),
                                  [&](const Kind& each) { return thing.what == each.what; });
   if (kind == std::end(kKinds)) return;
+  if (thing.what == kKeyPair) {
+    if (const std::string user = other_user(client, thing.id, found.cluster); !user.empty()) {
+      thing.kept = true;
+      thing.note = "cluster " + printable(user, false) + " launches by it";
+      return;
+    }
+  }
   CallOptions options;
   options.deadline = kUntilUnused;
   options.again = [&](const std::string& code) { return code == kind->busy; };

@@ -48,8 +48,9 @@ std::vector<Orphan> belongings(Client& client, const Form& filter, Prices& price
 std::vector<Belonging> await_detached(Client& client, const Form& filter);
 inline constexpr std::chrono::seconds kDetached{30};
 
-// Deletes it, unless it is kept; again for two minutes where that is in use, as by instances that
-// have just gone. Where it stays its note says why.
-void take_away(Client& client, Belonging& thing);
+// Deletes it, unless it is kept, as a key pair is by which another cluster launches; again for two
+// minutes where that is in use, as by instances that have just gone. Where it stays its note says
+// why.
+void take_away(Client& client, Orphan& found);
 
 }  // namespace dtrain::aws

@@ -69,7 +69,7 @@ class RegionsOrphans final : public Orphans {
     for (auto& [cluster, of_it] : machines) give_back(cluster, of_it, stop);
     for (Orphan& each : orphans) {
       if (stop.stop_requested()) return;
-      if (each.thing.what != kMachine && !each.thing.kept) aws::take_away(client_, each.thing);
+      if (each.thing.what != kMachine && !each.thing.kept) aws::take_away(client_, each);
     }
     // Volumes that their machines have left.
     for (const auto& [cluster, of_it] : machines) {

@@ -15,6 +15,7 @@
 #include "launcher/provider/aws/cloud.hpp"
 #include "launcher/provider/aws/efa.hpp"
 #include "launcher/provider/aws/images.hpp"
+#include "launcher/provider/aws/launch_template.hpp"
 #include "launcher/remote/ssh/blob.hpp"
 #include "launcher/remote/ssh/keyring.hpp"
 #include "launcher/remote/ssh/new_key.hpp"
@@ -244,6 +245,17 @@ Launch AwsProvider::prepare(const NodeType& type, const ClusterId& cluster_id) {
     throw Error(ErrorCode::invalid, "node type " + printable(type.name, false) +
                                         " does not say which InstanceType it is");
   }
+  try {
+    look_at_template(cloud.client, config);
+  } catch (const ApiError& error) {  // who may not look goes on without
+    if (error.code() != ErrorCode::denied) throw;
+    if (access_.warn) {
+      access_.warn("node type " + printable(type.name, false) +
+                   ": nobody sees whether its LaunchTemplate asks for persistent spot requests, "
+                   "which make a machine anew for each that is given back: " +
+                   error.message());
+    }
+  }
   std::vector<json> own;
   for (const std::string& kind : kinds) own.push_back(own_config(type, config, kind));
   if (!has_template && !config.contains("MetadataOptions")) {
@@ -414,7 +426,7 @@ std::vector<Belonging> AwsProvider::clear_up(const ClusterId&) {
       Belonging& thing = each.thing;
       if (!known.emplace(thing.what, thing.id).second) continue;
       is_new = true;
-      take_away(cloud.client, thing);
+      take_away(cloud.client, each);
       std::erase_if(found, [&](const Belonging& before) {  // it was attached then
         return before.what == thing.what && before.id == thing.id;
       });

@@ -25,28 +25,71 @@ constexpr std::size_t kNamed = 3;  // nodes, in an error
 // what it says goes to the allocation's log. One that ends, or fails, leaves the others alone. What
 // they start with is theirs alone, and goes before the job does. Slurm's signals go to all
 // processes of a step, ranks too: that the time is nearly over is told to the first of each alone.
+// A step has as many GPUs on each of its nodes, so those that have other numbers of them are other
+// steps; scontrol says "Nodes=n[1-2] CPU_IDs=0-7 Mem=0 GRES=gpu:a100:4(IDX:0-3)" of nodes alike.
 constexpr const char* kBatchScript = R"sh(#!/bin/sh
 # The nodes of a dtrain cluster: each runs the file of its number in the folder that is named here.
 boot=@BOOT@
+gpus=@GPUS@
 [ -r "$boot/0" ] || { echo "$boot cannot be read on $(hostname): it must be on storage that all nodes share"; exit 1; }
-each() {
-srun --overlap --no-kill --kill-on-bad-exit=0 --wait=0 --export=ALL --ntasks="$SLURM_JOB_NUM_NODES" \
-  --ntasks-per-node=1 --cpu-bind=none @GPUS@ sh -c "$1" "$boot" </dev/null &
+# "FIRST COUNT GPUS NODES": the numbers of those nodes begin at FIRST; empty where all are alike.
+kinds=
+[ "$gpus" = all ] && kinds=$(scontrol --details show job "$SLURM_JOB_ID" |
+  sed -n 's/^ *Nodes=\([^ ]*\) .* GRES=\([^ ]*\).*/\1 \2/p' |
+  while read -r nodes gres; do
+    n=0
+    for some in $(echo "$gres" | tr , '\n' |
+        sed -n 's/(CNT:/:/; s/^gpu:\([^(]*:\)\{0,1\}\([0-9][0-9]*\)[()].*/\2/p'); do n=$((n + some)); done
+    scontrol show hostnames "$nodes" | sed "s/^/$n /"
+  done |
+  awk -v all="$SLURM_JOB_NUM_NODES" '
+    !($1 in count) { kind[++kinds] = $1 }
+    { count[$1]++; nodes[$1] = nodes[$1] (count[$1] > 1 ? "," : "") $2 }
+    END {
+      if (kinds < 2 || NR != all) exit
+      first = 0
+      for (i = 1; i <= kinds; i++) {
+        print first, count[kind[i]], kind[i], nodes[kind[i]]
+        first += count[kind[i]]
+      }
+    }')
+# run COMMAND FIRST COUNT OPTION...
+run() {
+command=$1 first=$2 count=$3
+shift 3
+srun --overlap --no-kill --kill-on-bad-exit=0 --wait=0 --export=ALL --ntasks="$count" \
+  --ntasks-per-node=1 --cpu-bind=none "$@" sh -c "$command" "$boot" "$first" </dev/null &
+steps="$steps $!"
 }
-trap 'each "kill -USR1 \$(cat \"\$0/pid.\$SLURM_NODEID\")"' USR1
-each 'echo $$ >"$0/pid.$SLURM_NODEID"; exec sh "$0/$SLURM_NODEID"'
-step=$!
-wait $step
-status=$?
-while kill -0 $step 2>/dev/null; do
+each() {
+steps=
+if [ -z "$kinds" ]; then
+  run "$1" 0 "$SLURM_JOB_NUM_NODES" ${gpus:+${SLURM_GPUS_ON_NODE:+--gres=gpu:$SLURM_GPUS_ON_NODE}}
+  return
+fi
+while read -r first count some nodes; do
+  run "$1" "$first" "$count" --nodes="$count" --nodelist="$nodes" --gres=gpu:"$some"
+done <<END
+$kinds
+END
+}
+trap '(each "kill -USR1 \$(cat \"\$0/pid.\$((\$1 + SLURM_NODEID))\")")' USR1
+each 'n=$(($1 + SLURM_NODEID)); echo $$ >"$0/pid.$n"; exec sh "$0/$n"'
+status=0
+for step in $steps; do
   wait $step
-  status=$?
+  code=$?
+  while kill -0 $step 2>/dev/null; do
+    wait $step
+    code=$?
+  done
+  [ $code = 0 ] || status=$code
 done
 cd "$boot" && rm -f [0-9]* pid.*
 exit $status
 )sh";
-// Of a node that is had whole without a word about its GPUs.
-constexpr const char* kAllGpus = "${SLURM_GPUS_ON_NODE:+--gres=gpu:$SLURM_GPUS_ON_NODE}";
+// Of nodes that are had whole without a word about their GPUs.
+constexpr const char* kAllGpus = "all";
 std::string machine_id(const std::string& job, std::size_t number) {
   return job + "/" + std::to_string(number);
 }

@@ -17,10 +17,10 @@
 #include "launcher/provider/slurm/client.hpp"
 
 // Machines of one cluster that are nodes of Slurm's allocations. Those of one request are one
-// allocation, a Slurm job named dtrain-CLUSTER whose comment says whose and what they are; the k-th
-// machine of it is its k-th node, and its id JOB/k. Nobody logs in to them: the allocation's batch
-// script starts on each what its request has as `boot`, in a step of Slurm's, and the allocation is
-// over when all of these have ended. One thread at a time.
+// allocation, a Slurm job named dtrain-CLUSTER whose comment says whose and what they are; the id
+// of the k-th machine of it is JOB/k. Nobody logs in to them: the allocation's batch script starts
+// on each what its request has as `boot`, in a step of Slurm's, or one for each number of GPUs that
+// nodes have, and the allocation is over when all of these have ended. One thread at a time.
 namespace dtrain::slurm {
 
 class Machines {

@@ -4,6 +4,7 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
+#include "launcher/core/text.hpp"
 #include "launcher/provider/slurm/client.hpp"
 #include "launcher/provider/slurm/job_transport.hpp"
 #include "launcher/provider/slurm/machines.hpp"
@@ -258,4 +259,81 @@ TEST_CASE("a program that a signal ended was ended with its job, where that runs
   CHECK_THROWS_AS(there.run({"true"}, {}, 60s), Error);
   says("srun", "echo 'srun: error: n1: task 0: Exited with exit code 3' >&2; exit 3\n");
   CHECK(there.run({"true"}, {}, 60s).exit.code == 3);
+}
+
+TEST_CASE("each node of an allocation has all of its GPUs, however many others have") {
+  const testing::TemporaryFolder folder;
+  const std::string here = folder.path().native();
+  const auto says = [&](const std::string& program, const std::string& script) {
+    write_file_atomic(folder / program, "#!/bin/sh\n" + script, 0700);
+  };
+  says("sbatch", "for each; do case $each in --comment=*) echo \"${each#*=}\" >'" + here +
+                     "/comment';; --test-only) exit;; esac; done; cat >'" + here +
+                     "/script'; echo 12\n");
+  says("squeue",
+       "echo \"12|RUNNING|None|gpu|1700000000|N/A|name|$(cat '" + here + "/comment')\"\n");
+  says("scontrol", "case $* in '--details show job 12') cat '" + here +
+                       "/details';; 'show hostnames '*) echo \"$3\" | tr , '\\n';; esac\n");
+  // A step's tasks, one after the other.
+  says("srun", R"sh(gres= nodes= i=0 status=0
+while :; do
+  case $1 in
+    --gres=*) gres=${1#*=} ;;
+    --nodelist=*) nodes=${1#*=} ;;
+    --ntasks=*) count=${1#*=} ;;
+    --*) ;;
+    *) break ;;
+  esac
+  shift
+done
+while [ $i -lt "$count" ]; do
+  SLURM_NODEID=$i SEEN="$gres of $nodes" "$@" || status=$?
+  i=$((i + 1))
+done
+exit $status
+)sh");
+  const std::string path = "PATH=" + here + ":/usr/sbin:/usr/bin:/sbin:/bin";
+  LocalTransport local;
+  const auto seen = [&](const std::string& details, const Strings& options, int code = 0) {
+    write_file_atomic(folder / "details", details);
+    fs::remove(folder / "comment");  // no job is there yet
+    slurm::Machines machines(slurm::Client(std::make_shared<LocalTransport>(), {path}), "lab",
+                             folder / "boot", [&](const std::string&) { return options; });
+    Request wanted;
+    wanted.type = "gpu";
+    wanted.cluster = ClusterId("lab-abcdef");
+    for (int i = 1; i <= 4; ++i) wanted.nodes.emplace_back("node-" + std::to_string(i));
+    wanted.boot = [&](const NodeId& node) {
+      const std::string status = node == NodeId("node-1") ? std::to_string(code) : "0";
+      return "echo \"$SEEN\" >'" + (folder / node.str()).native() + "'; exit " + status + "\n";
+    };
+    machines.create({wanted}, [](const MachineOutcome& each) { CHECK_FALSE(each.error); });
+    const Captured ran = local.run({"env", path, "SLURM_JOB_ID=12", "SLURM_JOB_NUM_NODES=4",
+                                    "SLURM_GPUS_ON_NODE=2", "sh", (folder / "script").native()},
+                                   {}, 60s);
+    CHECK_MESSAGE(ran.exit.code == code, ran.err);
+    Strings said;
+    for (const NodeId& node : wanted.nodes) {
+      said.push_back(trimmed(read_file(folder / node.str())));
+      fs::remove(folder / node.str());
+    }
+    return said;
+  };
+  const Strings whole{"--exclusive", "--mem=0"};
+  const std::string first =
+      "JobId=12 JobName=dtrain-lab\n   NodeList=n[1-4] BatchHost=n1\n   JOB_GRES=gpu:8\n"
+      "     Nodes=n1,n3 CPU_IDs=0-1 Mem=0 GRES=gpu:2(IDX:0-1)\n";
+  CHECK(seen(first + "     Nodes=n2 CPU_IDs=0-3 Mem=0 GRES=gpu:a100:1(IDX:0),gpu:v100:3(IDX:1,3-4),"
+                     "shard:5(IDX:1)\n     Nodes=n4 CPU_IDs=0-1 Mem=0 GRES=\n",
+             whole) == Strings{"gpu:2 of n1,n3", "gpu:2 of n1,n3", "gpu:4 of n2", "gpu:0 of n4"});
+  const Strings all(4, "gpu:2 of");
+  const std::string alike = "     Nodes=n2,n4 CPU_IDs=0-3 Mem=0 GRES=gpu:a100(CNT:2)\n";
+  CHECK(seen(first + alike, whole) == all);
+  // What Slurm does not say, or not of all, is as it is on the first.
+  CHECK(seen("", whole) == all);
+  const std::string other = "     Nodes=n2 CPU_IDs=0-3 Mem=0 GRES=gpu:4(IDX:0-3)\n";
+  CHECK(seen(first + other, whole) == all);
+  // A step has what was asked for by itself.
+  CHECK(seen(first + other, {"--gres=gpu:1"}) == Strings(4, "of"));
+  seen(first + "     Nodes=n2,n4 CPU_IDs=0-3 Mem=0 GRES=gpu:4(IDX:0-3)\n", whole, 3);
 }

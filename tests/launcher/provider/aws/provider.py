@@ -20,7 +20,7 @@ class ProviderCase(CloudCase):
         self.addCleanup(lambda: self.assertEqual(self.cloud.problems, []))
 
     def op(self, op, gpu=None, head=None, provider=None, nodes=None, code=0, env=None, **more):
-        """Of a cluster `lab`: its head, and `gpu` (a node type, or a node_config)."""
+        """Of a cluster, `lab`: its head, and `gpu` (a node type, or a node_config)."""
         types = {"head": {"node_config": head or HEAD}}
         if gpu:
             types["gpu"] = gpu if "node_config" in gpu else {"node_config": gpu}
@@ -29,7 +29,7 @@ class ProviderCase(CloudCase):
         top = {"cluster_name": "lab", "provider": {"type": "aws", "region": "us-west-2", **(provider or {})},
                "head_node_type": "head", "max_workers": 8, **more}
         text = "{" + json.dumps(top)[1:-1] + ', "available_node_types": {\n' + lines + "}}\n"
-        return self.tool("provider", self.folder, code=code, env=env, given={
+        return self.tool("provider", f"{self.folder}/{top['cluster_name']}", code=code, env=env, given={
             "op": op, "yaml": text, "nodes": nodes or {"node-0": "head", **({"node-1": "gpu"} if gpu else {})}})
 
     def tool(self, *words, env=None, **more):
@@ -60,6 +60,25 @@ class Refused(ProviderCase):
         self.assert_refused("m5.lagre", at="c.yaml:2:", head={"InstanceType": "m5.lagre"})
         self.assert_refused("there is no subnet in us-west-2z", at="c.yaml:2:", provider={"availability_zone": "us-west-2z"})
 
+    def test_a_template_that_asks_for_persistent_spot_requests(self):
+        def options(kind):
+            return {"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": {"SpotInstanceType": kind}}}
+
+        def named(**more):
+            return {"LaunchTemplate": {"LaunchTemplateName": "theirs", **more}}
+        data = {"InstanceType": "p3.2xlarge", "ImageId": self.cloud.image}
+        self.assert_refused("does not exist", gpu=named())
+        template = self.cloud.backend.create_launch_template("theirs", "", {**data, **options("persistent")}, {})
+        template.create_version({**data, **options("one-time")}, "")
+        for more in ({}, {"Version": "$Default"}, {"Version": 1}):
+            self.assert_refused("version 1 of theirs has the SpotInstanceType persistent", gpu=named(**more))
+        # Machines are of the version that was looked at, whatever is the latest later.
+        self.op("create", gpu=named(Version="$Latest"))
+        self.assertEqual(self.sent(**{"LaunchTemplate.LaunchTemplateName": "theirs"})["LaunchTemplate.Version"], "2")
+        self.cloud.fault("DescribeLaunchTemplateVersions", "UnauthorizedOperation", times=9)
+        said = "".join(self.op("create", gpu=named(Version="2"))["warnings"])
+        self.assertIn("node type gpu: nobody sees whether its LaunchTemplate asks for persistent spot requests", said)
+
     def test_who_may_not_ask_about_types_goes_on_without(self):
         self.cloud.fault("DescribeInstanceTypes", "UnauthorizedOperation", times=9)
         self.op("create", gpu=GPU)
@@ -80,6 +99,28 @@ class Inside(ProviderCase):
         ranges = [rule.ip_range["CidrIp"] for rule in group.ingress_rules if rule.ip_range]
         self.assertEqual(ranges, [self.cloud.backend.get_default_vpc().cidr_block])
         self.assertEqual(self.sent()["SecurityGroupId.1"], group.id)
+
+
+class Pairs(ProviderCase):
+    def end(self, cluster):
+        """All its machines, and then what it has besides: what became of its key pair, {} where it has none."""
+        there = self.ec2.describe_instances(Filters=[{"Name": "tag:dtrain-cluster", "Values": [cluster]}])
+        self.ec2.terminate_instances(InstanceIds=[each for one in there["Reservations"] for each in self.ids(one)])
+        rows = self.op("clear_up", cluster_name=cluster)["outcomes"]
+        return next(({"gone": row["gone"], "kept": row["kept"], "note": row["note"]} for row in rows if row["what"] == "key pair"), {})
+
+    def test_one_by_which_another_cluster_launches_stays(self):
+        team = {"key_pair": {"key_name": "team"}}
+        for name in ("lab", "other"):
+            self.op("create", provider=team, cluster_name=name)
+        self.assertEqual(self.cloud.count("ImportKeyPair"), 1)
+        self.assertEqual(self.end("lab"), {"gone": False, "kept": True, "note": "cluster other launches by it"})
+        (made,) = self.op("create", provider=team, cluster_name="other", gpu=GPU, nodes={"node-1": "gpu"})["outcomes"]
+        self.assertNotIn("error", made)
+        self.assertEqual(self.sent()["KeyName"], "team")
+        self.assertEqual(self.end("other"), {})  # it is not of its making
+        self.assertEqual(self.end("lab"), {"gone": True, "kept": False, "note": ""})
+        self.assertEqual(self.cloud.instances(), [])
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ json head_role(aws::Client& client, const json& input) {
   json out = json::array();
   for (Orphan& each : aws::belongings(
            client, cluster.empty() ? aws::of_any_cluster() : aws::of_cluster(cluster), prices)) {
-    if (input.at("op") == "take_away") aws::take_away(client, each.thing);
+    if (input.at("op") == "take_away") aws::take_away(client, each);
     out.push_back(told(each));
   }
   return out;
