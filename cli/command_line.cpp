@@ -24,10 +24,6 @@ void add_globals(CLI::App& app, Globals& globals) {
                  "The cluster (else $DTRAIN_CLUSTER, else that of the last up)")
       ->group(kGlobalGroup)
       ->type_name("NAME");
-  // Ray's short name, where nothing else has it.
-  if (app.get_parent() != nullptr && app.get_option_no_throw("-n") == nullptr) {
-    app.add_option("-n", globals.cluster)->group("");
-  }
   app.add_flag("--json", globals.json, "One JSON document, or one JSON line per event")
       ->group(kGlobalGroup);
   app.add_flag("-q,--quiet", globals.quiet, "Only results and errors")->group(kGlobalGroup);
@@ -112,6 +108,9 @@ Error usage_error(const CLI::App& root, const CLI::ParseError& error,
                 printable(first, false);
       const std::string bare = first.substr(0, first.find('='));
       if (const auto near = nearest(bare, known)) hint = *near + ", or dtrain" + verb + " --help";
+      // Ray's --cluster-name; no short form of it, for elsewhere -n is a dry run.
+      if (option && first.starts_with("-n"))
+        hint = "-c NAME for the cluster, or dtrain" + verb + " --help";
       if (const auto separated = option ? with_separator(app, words, first) : std::nullopt) {
         hint = "a program's own options come after --: " + *separated;
       }

@@ -343,6 +343,22 @@ TEST_CASE("global options stand before or after the verb") {
   CHECK(json::parse(house.run({"-c", "c", "status", "--json"}).out)["cluster"]["name"] == "c");
 }
 
+TEST_CASE("-n names no cluster: elsewhere it is a dry run") {
+  const House house;
+  const fs::path head_root = house.work / "state/dtrain/clusters/n1/head";
+  fs::create_directories(head_root);
+  for (const std::vector<std::string>& words : {std::vector<std::string>{"down", "-y", "-n", "n1"},
+                                                {"down", "-y", "-nn1"},
+                                                {"status", "-n", "n1"},
+                                                {"tune", "list", "-n", "n1"}}) {
+    const Captured done = house.run(words);
+    CHECK(done.exit.code == 2);
+    CHECK(has(done.err, "unknown option -n"));
+    CHECK(has(done.err, "try: -c NAME for the cluster"));
+  }
+  CHECK(fs::exists(head_root));
+}
+
 TEST_CASE("logs: queries, the prefix, and the exit code only with -f") {
   House house;
   std::vector<std::string> targets;
