@@ -173,7 +173,7 @@ CommandLine::CommandLine() : app(std::make_unique<CLI::App>()) {
   app->get_formatter()->column_width(32);
   app->footer(
       "Examples:\n"
-      "  dtrain up configs/local.yaml\n"
+      "  dtrain up\n"
       "  dtrain submit train_job.yaml\n"
       "  dtrain submit --local --nproc-per-node 2 -- ./train --epochs 3\n"
       "  dtrain down\n");

@@ -35,7 +35,7 @@ fs::path temporary_mark(const std::string& name) {
 
 Error no_cluster() {
   return Error(ErrorCode::unreachable, "no cluster is up")
-      .with_hint("dtrain up configs/local.yaml, or for one job: dtrain submit --local …");
+      .with_hint("dtrain up, or for one job: dtrain submit --local …");
 }
 
 }  // namespace
