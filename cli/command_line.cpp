@@ -12,6 +12,7 @@
 #include "launcher/core/files.hpp"
 #include "launcher/core/open_files.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/spec/table.hpp"
 
 namespace dtrain::cli {
 namespace {
@@ -74,6 +75,16 @@ std::optional<std::string> with_separator(const CLI::App& app,
   return std::nullopt;
 }
 
+// "--restart" of submit and tune: the key of a job YAML that is meant.
+std::optional<std::string> job_key(const CLI::App& app, const std::string& option) {
+  const std::string verb = path_of_verb(app);
+  if ((verb != "submit" && verb != "tune") || !option.starts_with("--")) return std::nullopt;
+  std::string name = option.substr(2);
+  std::replace(name.begin(), name.end(), '-', '_');
+  if (spec::job_table().find(name) == nullptr) return std::nullopt;
+  return name;
+}
+
 // They would be passed over silently, and a verb without a name take another one than is meant.
 void check_no_tail(const CLI::App& root, const std::optional<std::vector<std::string>>& tail) {
   const std::string verb = path_of_verb(chosen(root));
@@ -107,7 +118,12 @@ Error usage_error(const CLI::App& root, const CLI::ParseError& error,
                                  : "too many arguments: ") +
                 printable(first, false);
       const std::string bare = first.substr(0, first.find('='));
-      if (const auto near = nearest(bare, known)) hint = *near + ", or dtrain" + verb + " --help";
+      const auto near = nearest(bare, known);
+      if (near) hint = *near + ", or dtrain" + verb + " --help";
+      // --secrets is a misspelt --secret; --restart is no --start.
+      if (const auto key = job_key(app, bare); key && !(near && bare.starts_with(*near))) {
+        hint = *key + ": in a job YAML, no flag has this name";
+      }
       // Ray's --cluster-name; no short form of it, for elsewhere -n is a dry run.
       if (option && first.starts_with("-n"))
         hint = "-c NAME for the cluster, or dtrain" + verb + " --help";

@@ -315,6 +315,12 @@ TEST_CASE("errors: exit codes, three lines, and JSON on stdout") {
   const Captured option = house.run({"submit", "--nproc-per-nod", "2", "--", "x"});
   CHECK(option.exit.code == 2);
   CHECK(has(option.err, "try: --nproc-per-node"));
+  CHECK(has(house.run({"submit", "--secrets", "A", "--", "x"}).err, "try: --secret, or "));
+  for (const char* verb : {"submit", "tune"}) {
+    const Captured key = house.run({verb, "--restart", "3", "--", "x"});
+    CHECK(key.exit.code == 2);
+    CHECK(has(key.err, "try: restart: in a job YAML, no flag has this name"));
+  }
   write_file_atomic(house.work / "bad.yaml", "command: [x]\nnnodes: many\nnproc_per_nod: 2\n");
   const Captured yaml = house.run({"submit", "bad.yaml"});
   CHECK(yaml.exit.code == 2);
