@@ -20,13 +20,13 @@ namespace {
 constexpr const char* kGlobalGroup = "Everywhere";
 
 // The same four on the program and on every verb, so that they may stand before or after it.
-void add_globals(CLI::App& app, Globals& globals) {
+void add_globals(CLI::App& app, Globals& globals, bool json = true) {
   app.add_option("-c,--cluster,--cluster-name", globals.cluster,
                  "The cluster (else $DTRAIN_CLUSTER, else that of the last up)")
       ->group(kGlobalGroup)
       ->type_name("NAME");
   app.add_flag("--json", globals.json, "One JSON document, or one JSON line per event")
-      ->group(kGlobalGroup);
+      ->group(json ? kGlobalGroup : "");
   app.add_flag("-q,--quiet", globals.quiet, "Only results and errors")->group(kGlobalGroup);
   app.add_flag("-v,--verbose", globals.verbose, "More of everything")->group(kGlobalGroup);
 }
@@ -202,7 +202,7 @@ CommandLine::CommandLine() : app(std::make_unique<CLI::App>()) {
         add_sync,    add_rsync_up,     add_rsync_down, add_get_head_ip, add_get_worker_ips,
         add_monitor, add_completion,   add_man,        add_version}) {
     verbs.push_back(add(*app));
-    add_globals(*verbs.back().app, globals);
+    add_globals(*verbs.back().app, globals, verbs.back().json);
     // Also of verbs behind verbs.
     for (CLI::App* sub : verbs.back().app->get_subcommands({})) add_globals(*sub, globals);
   }
@@ -252,6 +252,9 @@ int run(int argc, char** argv) {
       if (!verb.app->parsed()) continue;
       error_code = verb.error_code;
       check_no_tail(*line.app, context.tail);
+      if (context.globals.json && !verb.json) {
+        throw Error(ErrorCode::usage, verb.app->get_name() + " knows no --json");
+      }
       return verb.run(context);
     }
     throw Error(ErrorCode::internal, "a command without a body");

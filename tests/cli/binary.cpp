@@ -349,6 +349,38 @@ TEST_CASE("global options stand before or after the verb") {
   CHECK(json::parse(house.run({"-c", "c", "status", "--json"}).out)["cluster"]["name"] == "c");
 }
 
+TEST_CASE("--json is refused, and not offered, where there is nothing for programs to read") {
+  const House house;
+  for (const auto& expected :
+       {std::pair{"forward", 2}, std::pair{"attach", 255}, std::pair{"completion", 2}}) {
+    const std::string verb = expected.first;
+    CAPTURE(verb);
+    CHECK(!has(house.run({verb, "--help"}).out, "--json"));
+    for (const bool before : {true, false}) {
+      std::vector<std::string> words = {verb};
+      words.insert(before ? words.begin() : words.end(), "--json");
+      if (verb == "completion") words.emplace_back("bash");
+      const Captured refused = house.run(words);
+      CHECK(refused.exit.code == expected.second);
+      CHECK(json::parse(refused.out)["error"]["message"] == verb + " knows no --json");
+    }
+  }
+  CHECK(has(house.run({"status", "--help"}).out, "--json"));
+}
+
+TEST_CASE("exec, attach and monitor without a cluster: 255 is dtrain's own trouble") {
+  House house;
+  SpawnOptions options = house.options({});
+  options.env = {"PATH=/usr/bin:/bin", "XDG_STATE_HOME=" + house.work.string()};
+  for (const auto& expected :
+       {std::pair{"monitor", 255}, std::pair{"exec", 255}, std::pair{"status", 4}}) {
+    CAPTURE(expected.first);
+    options.argv = {DTRAIN_BIN, expected.first};
+    if (std::string(expected.first) == "exec") options.argv.emplace_back("true");
+    CHECK(capture(options, {}, kLimit).exit.code == expected.second);
+  }
+}
+
 TEST_CASE("-n names no cluster: elsewhere it is a dry run") {
   const House house;
   const fs::path head_root = house.work / "state/dtrain/clusters/n1/head";
