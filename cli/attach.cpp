@@ -26,7 +26,6 @@ int run_attach(Context& context, const AttachFlags& options) {
   if (::isatty(STDIN_FILENO) != 1) {
     throw Error(ErrorCode::usage, "attach needs a terminal").with_hint("dtrain exec -- COMMAND");
   }
-  if (context.globals.json) throw Error(ErrorCode::usage, "attach knows no --json");
   RemoteCommand command;
   command.tty = true;
   if (options.multiplexer.wanted()) command.command = options.multiplexer.attach();
@@ -51,7 +50,8 @@ Verb add_attach(CLI::App& root) {
   app->add_flag("--start", options->start, "Bring the YAML's cluster up first if it is not");
   add_port_forward(*app, options->ports);
   add_ray_flags(*app);
-  return {app, [options](Context& context) { return run_attach(context, *options); }, kOwnTrouble};
+  return {app, [options](Context& context) { return run_attach(context, *options); }, kOwnTrouble,
+          false};
 }
 
 }  // namespace dtrain::cli

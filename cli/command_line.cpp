@@ -12,6 +12,7 @@
 #include "launcher/core/files.hpp"
 #include "launcher/core/open_files.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/spec/table.hpp"
 
 namespace dtrain::cli {
 namespace {
@@ -19,17 +20,13 @@ namespace {
 constexpr const char* kGlobalGroup = "Everywhere";
 
 // The same four on the program and on every verb, so that they may stand before or after it.
-void add_globals(CLI::App& app, Globals& globals) {
+void add_globals(CLI::App& app, Globals& globals, bool json = true) {
   app.add_option("-c,--cluster,--cluster-name", globals.cluster,
                  "The cluster (else $DTRAIN_CLUSTER, else that of the last up)")
       ->group(kGlobalGroup)
       ->type_name("NAME");
-  // Ray's short name, where nothing else has it.
-  if (app.get_parent() != nullptr && app.get_option_no_throw("-n") == nullptr) {
-    app.add_option("-n", globals.cluster)->group("");
-  }
   app.add_flag("--json", globals.json, "One JSON document, or one JSON line per event")
-      ->group(kGlobalGroup);
+      ->group(json ? kGlobalGroup : "");
   app.add_flag("-q,--quiet", globals.quiet, "Only results and errors")->group(kGlobalGroup);
   app.add_flag("-v,--verbose", globals.verbose, "More of everything")->group(kGlobalGroup);
 }
@@ -78,6 +75,16 @@ std::optional<std::string> with_separator(const CLI::App& app,
   return std::nullopt;
 }
 
+// "--restart" of submit and tune: the key of a job YAML that is meant.
+std::optional<std::string> job_key(const CLI::App& app, const std::string& option) {
+  const std::string verb = path_of_verb(app);
+  if ((verb != "submit" && verb != "tune") || !option.starts_with("--")) return std::nullopt;
+  std::string name = option.substr(2);
+  std::replace(name.begin(), name.end(), '-', '_');
+  if (spec::job_table().find(name) == nullptr) return std::nullopt;
+  return name;
+}
+
 // They would be passed over silently, and a verb without a name take another one than is meant.
 void check_no_tail(const CLI::App& root, const std::optional<std::vector<std::string>>& tail) {
   const std::string verb = path_of_verb(chosen(root));
@@ -111,7 +118,15 @@ Error usage_error(const CLI::App& root, const CLI::ParseError& error,
                                  : "too many arguments: ") +
                 printable(first, false);
       const std::string bare = first.substr(0, first.find('='));
-      if (const auto near = nearest(bare, known)) hint = *near + ", or dtrain" + verb + " --help";
+      const auto near = nearest(bare, known);
+      if (near) hint = *near + ", or dtrain" + verb + " --help";
+      // --secrets is a misspelt --secret; --restart is no --start.
+      if (const auto key = job_key(app, bare); key && !(near && bare.starts_with(*near))) {
+        hint = *key + ": in a job YAML, no flag has this name";
+      }
+      // Ray's --cluster-name; no short form of it, for elsewhere -n is a dry run.
+      if (option && first.starts_with("-n"))
+        hint = "-c NAME for the cluster, or dtrain" + verb + " --help";
       if (const auto separated = option ? with_separator(app, words, first) : std::nullopt) {
         hint = "a program's own options come after --: " + *separated;
       }
@@ -174,7 +189,7 @@ CommandLine::CommandLine() : app(std::make_unique<CLI::App>()) {
   app->get_formatter()->column_width(32);
   app->footer(
       "Examples:\n"
-      "  dtrain up configs/local.yaml\n"
+      "  dtrain up\n"
       "  dtrain submit train_job.yaml\n"
       "  dtrain submit --local --nproc-per-node 2 -- ./train --epochs 3\n"
       "  dtrain down\n");
@@ -187,7 +202,7 @@ CommandLine::CommandLine() : app(std::make_unique<CLI::App>()) {
         add_sync,    add_rsync_up,     add_rsync_down, add_get_head_ip, add_get_worker_ips,
         add_monitor, add_completion,   add_man,        add_version}) {
     verbs.push_back(add(*app));
-    add_globals(*verbs.back().app, globals);
+    add_globals(*verbs.back().app, globals, verbs.back().json);
     // Also of verbs behind verbs.
     for (CLI::App* sub : verbs.back().app->get_subcommands({})) add_globals(*sub, globals);
   }
@@ -237,6 +252,9 @@ int run(int argc, char** argv) {
       if (!verb.app->parsed()) continue;
       error_code = verb.error_code;
       check_no_tail(*line.app, context.tail);
+      if (context.globals.json && !verb.json) {
+        throw Error(ErrorCode::usage, verb.app->get_name() + " knows no --json");
+      }
       return verb.run(context);
     }
     throw Error(ErrorCode::internal, "a command without a body");

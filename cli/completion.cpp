@@ -17,7 +17,7 @@ Verb add_completion(CLI::App& root) {
             context.print(completion_script(*app->get_parent(), *shell));
             return 0;
           },
-          std::nullopt};
+          std::nullopt, false};
 }
 
 }  // namespace dtrain::cli

@@ -76,6 +76,8 @@ struct Verb {
   std::function<int(Context&)> run;
   // The exit code when `run` throws; absent: by the kind of error.
   std::optional<int> error_code;
+  // Whether it has anything for programs to read; --json is an error where it has not.
+  bool json = true;
 };
 
 Verb add_up(CLI::App& root);

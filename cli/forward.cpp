@@ -126,7 +126,6 @@ void carry(wire::ApiStream& stream, int fd, int over) {
 }
 
 int run_forward(Context& context, const std::vector<std::string>& texts) {
-  if (context.globals.json) throw Error(ErrorCode::usage, "forward knows no --json");
   std::vector<Forward> forwards;
   for (const std::string& text : texts) forwards.push_back(parse_forward(text));
   if (forwards.empty()) {
@@ -314,7 +313,8 @@ Verb add_forward(CLI::App& root) {
                            "It lasts until Ctrl-C, and goes on when a connection was lost.\n");
   app->add_option("forward", *texts, "LOCAL:NODE:PORT; again for more")
       ->type_name("LOCAL:NODE:PORT...");
-  return {app, [texts](Context& context) { return run_forward(context, *texts); }, std::nullopt};
+  return {app, [texts](Context& context) { return run_forward(context, *texts); }, std::nullopt,
+          false};
 }
 
 }  // namespace dtrain::cli

@@ -99,8 +99,6 @@ void add_job_flags(CLI::App& app, JobFlags& flags) {
   option("--launcher", flags.launcher, "srun: ranks are tasks of Slurm's srun with PMIx, for MPI",
          "direct|srun");
   option("--cpu-bind", flags.cpu_bind, "cores: each rank on --cpus CPUs of its own", "none|cores");
-  option("--after", flags.after, "Start when that job has succeeded", "JOB")
-      ->allow_extra_args(false);
 }
 
 void apply_job_flags(JobSpec& spec, const JobFlags& flags,

@@ -45,7 +45,6 @@ struct JobFlags {
   std::optional<std::string> log_limit;
   std::optional<std::string> launcher;
   std::optional<std::string> cpu_bind;
-  std::vector<std::string> after;  // as typed: ids or beginnings of ids
 };
 
 void add_job_flags(CLI::App& app, JobFlags& flags);

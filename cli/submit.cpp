@@ -39,6 +39,7 @@ struct SubmitFlags {
   bool yes = false;
   std::string on;      // a cluster YAML; empty: not given
   std::string output;  // where --on and --stop bring results; empty: a folder named by the job
+  std::vector<std::string> after;  // as typed: names, ids or beginnings of ids
   bool no_prefix = false;
   std::vector<int> ports;
   JobFlags flags;
@@ -179,7 +180,7 @@ Queued queue_job(Context& context, const SubmitFlags& options, JobCluster& job_c
       read_secrets(queued.spec, process_environment());
   if (!resumed) start();
   const wire::ApiClient client = context.client();
-  for (const std::string& reference : options.flags.after) {
+  for (const std::string& reference : options.after) {
     queued.spec.after.push_back(
         wire::get_string(find_job(client, reference, DefaultJob::newest), "job"));
   }
@@ -282,6 +283,9 @@ Verb add_submit(CLI::App& root) {
   app->add_flag("-n,--dry-run", options->dry_run, "Only say whether, where and when it would run");
   app->add_flag("--wait", options->wait,
                 "Queue it though it can never run on the nodes that there are: others will come");
+  app->add_option("--after", options->after, "Start when that job has succeeded; again for more")
+      ->type_name("JOB")
+      ->allow_extra_args(false);
   app->add_flag("--local", options->local, "On this machine; brings its cluster up if it is not");
   app->add_flag("--start", options->start, "Bring the cluster of a cluster YAML up first");
   app->add_flag("--stop", options->stop,

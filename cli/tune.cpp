@@ -123,9 +123,6 @@ int show_search_plan(const Context& context, const tune::SearchSpec& spec,
 int run_tune(Context& context, const TuneFlags& options,
              const std::vector<std::string>& names_of_verbs) {
   heed_torchrun_flags(context, options.torchrun);
-  if (!options.job.after.empty()) {
-    throw Error(ErrorCode::usage, "--after: a search comes after no job");
-  }
   tune::SearchSpec spec =
       read_search(context, options, search_words(context, options, names_of_verbs));
   const std::map<std::string, std::string> secrets = read_secrets(spec.job, process_environment());

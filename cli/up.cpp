@@ -320,8 +320,8 @@ ClusterSpec choose_and_start(Context& context, const std::string& path, bool sta
 Verb add_up(CLI::App& root) {
   auto options = std::make_shared<UpFlags>();
   CLI::App* app = add_verb(root, "up", "Bring a cluster up: its nodes, an agent on each, a head",
-                           "  dtrain up configs/local.yaml\n"
-                           "  dtrain up                      again, as last time\n");
+                           "  dtrain up cluster.yaml\n"
+                           "  dtrain up                this machine, or again as last time\n");
   app->add_option("file", options->file, "The cluster YAML")->type_name("CLUSTER.yaml");
   app->add_flag("-y,--yes", options->yes,
                 "Ask nothing: machines are made whatever they cost, unknown host keys are refused");

@@ -40,7 +40,7 @@ fs::path unnoted_mark(const std::string& name) {
 
 Error no_cluster() {
   return Error(ErrorCode::unreachable, "no cluster is up")
-      .with_hint("dtrain up configs/local.yaml, or for one job: dtrain submit --local …");
+      .with_hint("dtrain up, or for one job: dtrain submit --local …");
 }
 
 }  // namespace

@@ -382,15 +382,17 @@ const Table& cluster_table() {
                                        nullptr, "Where the nodes come from."))),
                   "provider: {type: local}"),
           expands(key("auth", Shape::mapping(auth_table()), nullptr, "How to log in to nodes.")),
-          example(key("available_node_types", Shape::mappings(node_type_table()), json::object(),
-                      "The kinds of nodes there may be."),
-                  "available_node_types: {head: {node_config: {}}}"),
+          example(
+              key("available_node_types", Shape::mappings(node_type_table()), json::object(),
+                  "The kinds of nodes there may be. An error with local and ssh, whose machines "
+                  "exist and have none."),
+              "available_node_types: {head: {node_config: {}}}"),
           example(key("head_node_type", Shape::text(), nullptr,
                       "Which of `available_node_types` the head is. Absent: Ray's default, where "
                       "there is a type of that name: `ray.head.default` with aws and azure, "
                       "`ray_head_default` with gcp, `head_node` with kubernetes. With slurm the "
                       "head is in allocations of such nodes, one after the other; absent: on the "
-                      "login node."),
+                      "login node. An error with local and ssh."),
                   "head_node_type: head"),
           example(expands(key("file_mounts", text_map(), json::object(),
                               "Files and folders to copy to all nodes: path there: path here.")),
@@ -427,10 +429,11 @@ const Table& cluster_table() {
                       "for the next one. Absent: 10 % of the disk there."),
                   "content_cache_size: 20GiB"),
           example(key("head_node", Shape::open(), nullptr,
-                      "Ray's old form: `node_config` of the head, `resources` within."),
+                      "Ray's old form: `node_config` of the head, `resources` within. An "
+                      "error with local and ssh."),
                   "head_node: {InstanceType: m5.large}"),
           example(key("worker_nodes", Shape::open(), nullptr,
-                      "Ray's old form: the same for all others."),
+                      "Ray's old form: the same for all others. An error with local and ssh."),
                   "worker_nodes: {InstanceType: m5.large}"),
           example(
               key("min_workers", nodes(), nullptr, "Ray's old form: how many there are at least."),

@@ -124,9 +124,12 @@ std::string keys_markdown(const std::string& heading, const std::vector<Key>& ke
 }
 
 std::string job_keys_markdown() {
-  return keys_markdown("The file", job_table().keys) +
-         keys_markdown("`resources`", job_resources_table().keys) +
-         keys_markdown("`checkpoint`", job_checkpoint_table().keys);
+  std::string text = keys_markdown("The file", job_table().keys);
+  for (const Key& key : job_table().keys) {
+    if (key.shape.kind != Shape::Kind::mapping) continue;
+    text += keys_markdown("`" + key.name + "`", key.shape.table->keys);
+  }
+  return text;
 }
 
 std::string cluster_keys_markdown() {

@@ -108,7 +108,8 @@ std::vector<spec::Key> search_keys() {
                   "them do, where none has ended well."),
               "fail_fast: true"),
       example(key("warm_start", Shape::special("list of searches", texts()), nullptr,
-                  "Ids of searches that have ended, from which `tpe` learns before it begins."),
+                  "Ids of 100 searches at most that have ended, from which `tpe` learns before it "
+                  "begins."),
               "warm_start: [mnist-abc234]"),
   };
 }

@@ -317,6 +317,12 @@ TEST_CASE("errors: exit codes, three lines, and JSON on stdout") {
   const Captured option = house.run({"submit", "--nproc-per-nod", "2", "--", "x"});
   CHECK(option.exit.code == 2);
   CHECK(has(option.err, "try: --nproc-per-node"));
+  CHECK(has(house.run({"submit", "--secrets", "A", "--", "x"}).err, "try: --secret, or "));
+  for (const char* verb : {"submit", "tune"}) {
+    const Captured key = house.run({verb, "--restart", "3", "--", "x"});
+    CHECK(key.exit.code == 2);
+    CHECK(has(key.err, "try: restart: in a job YAML, no flag has this name"));
+  }
   write_file_atomic(house.work / "bad.yaml", "command: [x]\nnnodes: many\nnproc_per_nod: 2\n");
   const Captured yaml = house.run({"submit", "bad.yaml"});
   CHECK(yaml.exit.code == 2);
@@ -343,6 +349,54 @@ TEST_CASE("global options stand before or after the verb") {
   });
   CHECK(house.run({"--json", "status"}).out == house.run({"status", "--json"}).out);
   CHECK(json::parse(house.run({"-c", "c", "status", "--json"}).out)["cluster"]["name"] == "c");
+}
+
+TEST_CASE("--json is refused, and not offered, where there is nothing for programs to read") {
+  const House house;
+  for (const auto& expected :
+       {std::pair{"forward", 2}, std::pair{"attach", 255}, std::pair{"completion", 2}}) {
+    const std::string verb = expected.first;
+    CAPTURE(verb);
+    CHECK(!has(house.run({verb, "--help"}).out, "--json"));
+    for (const bool before : {true, false}) {
+      std::vector<std::string> words = {verb};
+      words.insert(before ? words.begin() : words.end(), "--json");
+      if (verb == "completion") words.emplace_back("bash");
+      const Captured refused = house.run(words);
+      CHECK(refused.exit.code == expected.second);
+      CHECK(json::parse(refused.out)["error"]["message"] == verb + " knows no --json");
+    }
+  }
+  CHECK(has(house.run({"status", "--help"}).out, "--json"));
+}
+
+TEST_CASE("exec, attach and monitor without a cluster: 255 is dtrain's own trouble") {
+  House house;
+  SpawnOptions options = house.options({});
+  options.env = {"PATH=/usr/bin:/bin", "XDG_STATE_HOME=" + house.work.string()};
+  for (const auto& expected :
+       {std::pair{"monitor", 255}, std::pair{"exec", 255}, std::pair{"status", 4}}) {
+    CAPTURE(expected.first);
+    options.argv = {DTRAIN_BIN, expected.first};
+    if (std::string(expected.first) == "exec") options.argv.emplace_back("true");
+    CHECK(capture(options, {}, kLimit).exit.code == expected.second);
+  }
+}
+
+TEST_CASE("-n names no cluster: elsewhere it is a dry run") {
+  const House house;
+  const fs::path head_root = house.work / "state/dtrain/clusters/n1/head";
+  fs::create_directories(head_root);
+  for (const std::vector<std::string>& words : {std::vector<std::string>{"down", "-y", "-n", "n1"},
+                                                {"down", "-y", "-nn1"},
+                                                {"status", "-n", "n1"},
+                                                {"tune", "list", "-n", "n1"}}) {
+    const Captured done = house.run(words);
+    CHECK(done.exit.code == 2);
+    CHECK(has(done.err, "unknown option -n"));
+    CHECK(has(done.err, "try: -c NAME for the cluster"));
+  }
+  CHECK(fs::exists(head_root));
 }
 
 TEST_CASE("logs: queries, the prefix, and the exit code only with -f") {
@@ -595,7 +649,8 @@ TEST_CASE("without a cluster: down is done, others say how to begin") {
   options.argv = {DTRAIN_BIN, "logs"};
   const Captured logs = capture(options, {}, kLimit);
   CHECK(logs.exit.code == 4);
-  CHECK(has(logs.err, "dtrain up"));
+  // What works in any folder.
+  CHECK(has(logs.err, "try: dtrain up, or for one job: dtrain submit --local …\n"));
   options.argv = {DTRAIN_BIN, "up", DTRAIN_SOURCE_ROOT "/configs/gcp.yaml"};
   const Captured gcp = capture(options, {}, kLimit);
   CHECK(gcp.exit.code == 2);

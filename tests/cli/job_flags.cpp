@@ -2,8 +2,15 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include <CLI/CLI.hpp>
+
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
+#include "launcher/spec/table.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -101,6 +108,32 @@ TEST_CASE("flags win over the YAML, key by key") {
   CHECK(merged.checkpoint.num_to_keep == 2);
   CHECK(merged.checkpoint.score_attribute == "loss");
   CHECK(merged.checkpoint.score_order == ScoreOrder::min);
+}
+
+TEST_CASE("each key of a job YAML is a flag but two, and each flag is of a key") {
+  JobFlags flags;
+  CLI::App app;
+  add_job_flags(app, flags);
+  // Flags that are named otherwise than their keys, and those of keys within a key.
+  const std::map<std::string, std::string> keys = {
+      {"secret", "secrets"},         {"cpus", "resources"},
+      {"gpus", "resources"},         {"memory", "resources"},
+      {"resource", "resources"},     {"num_to_keep", "checkpoint"},
+      {"score_order", "checkpoint"}, {"score_attribute", "checkpoint"}};
+  std::set<std::string> without;
+  for (const spec::Key& key : spec::job_table().keys) without.insert(key.name);
+  without.erase("command");  // it stands behind --
+  for (const CLI::Option* option : app.get_options()) {
+    for (std::string name : option->get_lnames()) {
+      if (name == "help") continue;
+      std::replace(name.begin(), name.end(), '-', '_');
+      const std::string key = keys.contains(name) ? keys.at(name) : name;
+      CAPTURE(name);
+      CHECK(spec::job_table().find(key) != nullptr);
+      without.erase(key);
+    }
+  }
+  CHECK(without == std::set<std::string>{"bundle", "restart"});  // as docs/cli.md says
 }
 
 TEST_CASE("a program alone gets a name and this folder") {

@@ -382,6 +382,11 @@ TEST_CASE("the examples in configs/ are fine") {
     const bool of_ray = entry.path().filename().string().starts_with("ray-");
     CHECK(read.warnings.size() == (of_ray ? 2U : 0U));
     CHECK(looks_like_cluster_yaml(entry.path().string()));
+    // Whoever puts hosts of theirs in has none of our folders.
+    for (const FileMount& mount : read.spec.file_mounts) {
+      CAPTURE(mount.local);
+      CHECK(std::filesystem::exists(mount.local));
+    }
     ++count;
   }
   CHECK(count >= 8);

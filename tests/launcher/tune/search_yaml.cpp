@@ -9,6 +9,7 @@
 
 #include "launcher/core/text.hpp"
 #include "launcher/tune/expression_functions.hpp"
+#include "launcher/tune/sobol.hpp"
 #include "tests/launcher/spec/yaml_support.hpp"
 
 using namespace dtrain;
@@ -155,4 +156,23 @@ TEST_CASE("the page has every domain, every function, and every key of an algori
     has("`" + std::string(tune::to_string(scheduler.algorithm)) + "`");
     has_keys(tune::to_json(scheduler));
   }
+}
+
+TEST_CASE("the page has the limits of a search") {
+  const std::string page = text_of(kRoot / "docs/search_yaml.md");
+  const auto has = [&](std::uint64_t limit, const std::string& before, const std::string& behind) {
+    std::string number = std::to_string(limit);
+    for (std::size_t at = number.size(); at > 3;) number.insert(at -= 3, ",");
+    CAPTURE(before + number + behind);
+    CHECK(page.find(before + number + behind) != std::string::npos);
+  };
+  has(tune::Domain::kMostValues, "one of a list of 1 to ", ", all different");
+  has(tune::Domain::kMostValues, "each of them, 1 to ", ", ");
+  has(tune::SearchSpace::kMostParameters, "at most ", " parameters");
+  has(tune::SearchSpace::kMostGrid, "", " combinations of `grid_search`");
+  has(tune::Sobol::kMostDimensions, "", " parameters at most");
+  has(tune::SamplerSpec::kMostPoints, "for the first trials, ", " at most");
+  has(tune::SamplerSpec::kMostDraws, "", " at most");
+  has(tune::SchedulerSpec::kMostBrackets, "1 to ", ", of which each begins a rung later");
+  has(SearchSpec::kMostWarmStarts, "Ids of ", " searches at most");
 }
