@@ -183,19 +183,34 @@ class Content(ClusterCase):
         self.assertEqual(out.count(name), 3)
 
     def test_a_node_that_dies_while_it_fetches_goes_on(self):
-        folder = self.workdir("work")
-        (folder / "big").write_bytes(os.urandom(300 << 20))
-        want = hashlib.sha256((folder / "big").read_bytes()).hexdigest()
-        job = self.submit("sha256sum big", "--workdir", folder)
         incoming = self.node_content(0) / "incoming"
+        node, size = self.node_pid(0), 300 << 20
 
         def on_its_way():
             with contextlib.suppress(FileNotFoundError):  # it has just come
-                return any(p.stat().st_size > (1 << 20) for p in incoming.glob("*"))
+                return any(1 << 20 < p.stat().st_size < size for p in incoming.glob("*"))
+            return False
 
-        eventually(on_its_way, "the file is on its way")
+        def caught():
+            """The node stands still amid the file; or it has all of it."""
+            if on_its_way():
+                os.kill(node, signal.SIGSTOP)
+                if on_its_way():
+                    return "midway"
+                os.kill(node, signal.SIGCONT)
+            return want in self.blobs(self.node_content(0)) and "past"
+
+        # Again with another file where a busy machine let one come before it was seen.
+        for number in range(5):
+            folder = self.workdir(f"work{number}")
+            (folder / "big").write_bytes(os.urandom(size))
+            want = hashlib.sha256((folder / "big").read_bytes()).hexdigest()
+            job = self.submit("sha256sum big", "--workdir", folder)
+            if eventually(caught, "the file is on its way") == "midway":
+                break
+            self.wait_state(job, "succeeded")
         self.assertEqual(self.state(job), "staging")
-        os.kill(self.node_pid(0), signal.SIGKILL)
+        os.kill(node, signal.SIGKILL)
         self.wait_state(job, "succeeded")
         self.assertIn(want, self.rank_output(job, 0).read_text())
         self.assertEqual(list(incoming.glob("*")), [])

@@ -61,11 +61,16 @@ class Doctor(DoctorCase):
 
     def test_jobs_that_come_and_go_are_nothing_wrong(self):
         """Asked at any moment of a job's life, none of it is called a stray."""
-        jobs = [self.submit("(setsid sleep 1000 &) ; sleep 0.2", "--nnodes", "2") for _ in range(6)]
+        jobs = [self.submit("(setsid sleep 1000 &) ; sleep 0.2", "--nnodes", "2") for _ in range(5)]
+        # The last one stays until it has been looked at twice.
+        seen = self.folder / "seen"
+        jobs.append(self.submit(f"(setsid sleep 1000 &) ; while [ ! -e '{seen}' ]; do sleep 0.05; done", "--nnodes", "2"))
         looks = 0
         while any(self.state(job) not in ("succeeded", "failed") for job in jobs):
             self.assertEqual(self.examine()[0], [])
             looks += 1
+            if looks == 2:
+                seen.touch()
         self.assertGreater(looks, 1)
         self.assertEqual(self.examine()[0], [])
 

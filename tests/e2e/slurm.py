@@ -512,6 +512,7 @@ class NodeFails(SlurmCase):
                           "--env", f"COUNT={count}")
         counts = [Path(f"{count}.{rank}") for rank in (0, 1)]
         eventually(lambda: all(each.exists() and int(each.read_text() or 0) > 10 for each in counts), "lines")
+        eventually(lambda: len(self.written(job, rank=1, attempts=[1])) > 5, "lines are at the head")
         [allocation] = self.queue()
         [nodes] = sh("squeue", "-h", "-j", allocation, "-o", "%N").split()
         self.fail_node(sh("scontrol", "show", "hostnames", nodes).split()[1])

@@ -398,11 +398,11 @@ class Host:
         """Ends every SSH session: the connections break, what they started does not get a signal."""
         listener = int(self.path_in_memory("/run/sshd.pid").read_text())
         for pid in self.processes(text="sshd"):
-            status = Path(f"/proc/{pid}/status").read_text()
-            inner = int(next(row for row in status.split("\n") if row.startswith("NSpid:")).split()[-1])
-            name = Path(f"/proc/{pid}/comm").read_text().strip()
-            if inner not in (1, listener) and name.startswith("sshd"):
-                with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                status = Path(f"/proc/{pid}/status").read_text()
+                inner = int(next(row for row in status.split("\n") if row.startswith("NSpid:")).split()[-1])
+                name = Path(f"/proc/{pid}/comm").read_text().strip()
+                if inner not in (1, listener) and name.startswith("sshd"):
                     os.kill(pid, 9)
 
     def path_in_memory(self, path):

@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/process_table.hpp"
@@ -28,6 +30,7 @@ const std::string kForever = "mkfifo f$RANK; echo $$ >up$RANK; read x <f$RANK";
 
 TEST_CASE("the first rank that fails is told first, the others are stopped at once") {
   Driver driver;
+  driver.spec.stop_grace = std::chrono::hours(1);  // which nothing here waits for
   driver.shell(
       "if [ $RANK = 1 ]; then until [ -e up0 ]; do :; done; "
       "echo why >&2; exit 3; fi; " +
@@ -35,7 +38,6 @@ TEST_CASE("the first rank that fails is told first, the others are stopped at on
       3);
   driver.start_and_connect();
   const auto first = driver.until<wire::RankExited>();
-  const auto begun = steady_clock::now();
   CHECK(first.rank == 1);
   CHECK(first.exit == ProcessExit{3, 0});
   CHECK_FALSE(first.stopped);
@@ -48,7 +50,6 @@ TEST_CASE("the first rank that fails is told first, the others are stopped at on
   const auto finished = driver.finish();
   CHECK(finished.outcome == Outcome::failed);
   CHECK(finished.reason == "rank 1 on node-0: exit code 3");
-  CHECK(steady_clock::now() - begun < std::chrono::seconds(5));
 }
 
 TEST_CASE("a rank killed by a signal, and torchrun's error file") {
@@ -265,11 +266,10 @@ TEST_CASE("leases") {
   driver.spec.lease = std::chrono::milliseconds(500);
   SUBCASE("on_head_lost stop: the ranks are gone before the lease is over") {
     driver.spec.on_head_lost = OnHeadLost::stop;
+    driver.spec.stop_grace = std::chrono::hours(1);  // longer than the lease: not waited for
     driver.shell("trap '' TERM; " + kForever);
     driver.start_and_connect();
-    const auto begun = steady_clock::now();
     const auto exited = driver.until<wire::RankExited>();
-    CHECK(steady_clock::now() - begun < std::chrono::milliseconds(1500));
     CHECK(exited.stopped);
     const auto finished = driver.finish();
     CHECK(finished.outcome == Outcome::failed);
@@ -277,15 +277,16 @@ TEST_CASE("leases") {
   }
   SUBCASE("renewed in time, they go on") {
     driver.spec.on_head_lost = OnHeadLost::stop;
+    // Longer than a busy machine lets anyone wait between two renewals.
+    driver.spec.lease = std::chrono::seconds(10);
     driver.shell(kForever);
     driver.start_and_connect();
-    driver.wait_for_line("work/up0");
-    // Three leases long.
-    const auto until = steady_clock::now() + driver.spec.lease * 3;
-    wait_until("three leases", [&] {
+    const auto until = steady_clock::now() + driver.spec.lease + std::chrono::seconds(1);
+    while (steady_clock::now() < until) {
       driver.send(wire::RenewLease{});
-      return steady_clock::now() > until;
-    });
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    driver.wait_for_line("work/up0");
     driver.send(wire::StopRanks{});
     CHECK(driver.finish().outcome == Outcome::stopped);
   }

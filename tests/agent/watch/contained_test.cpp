@@ -219,7 +219,7 @@ TEST_CASE("the exit code of a contained watch") {
   SUBCASE("is 0 when the others had to be told that a node agent has left") {
     Contained contained({{"node", "while ! [ -s up ]; do sleep 0.01; done; exit 0"},
                          {"other", node("cat <&3 >other; exit 0")}},
-                        8s);
+                        40s);
     CHECK(contained.end().code == 0);
     CHECK(contained.read("other") == "node has left, which shares its container");
   }

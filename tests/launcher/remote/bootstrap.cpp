@@ -232,16 +232,22 @@ TEST_CASE("bootstrap: other machines are refused by name before anything is sent
 TEST_CASE("bootstrap: a shell that says nothing, or ends") {
   const Home home;
   AgentSessionOptions options;
-  options.open_limit = milliseconds(300);
   SUBCASE("waits for ever") {
     ShellTransport login("/bin/sh", "echo please wait; exec sleep 1000; ");
-    try {
-      AgentSession::open(login, Home::binary(), options);
-      FAIL("it answered");
-    } catch (const Error& error) {
-      CHECK(error.code() == ErrorCode::timeout);
-      CHECK(error.message().find("please wait") != std::string::npos);
+    bool said = false;
+    // Again with more time where a busy machine did not let it begin.
+    for (const int limit_ms : {300, 3000, 30000}) {
+      options.open_limit = milliseconds(limit_ms);
+      try {
+        AgentSession::open(login, Home::binary(), options);
+        FAIL("it answered");
+      } catch (const Error& error) {
+        CHECK(error.code() == ErrorCode::timeout);
+        said = error.message().find("please wait") != std::string::npos;
+      }
+      if (said) break;
     }
+    CHECK(said);
   }
   SUBCASE("ends with a reason") {
     ShellTransport login("/bin/sh", "echo this account is not available >&2; exit 1; ");

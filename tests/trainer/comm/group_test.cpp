@@ -245,36 +245,48 @@ TEST_CASE("two groups of the same processes do not disturb each other") {
 }
 
 TEST_CASE("a rank that dies is named by the others in under a second") {
+  const std::string too_slow = "too slow";
+  // A busy machine may stand still for so long, but not in each of five tries.
+  constexpr int kTries = 5;
   for (const int spins : {0, 2000}) {
-    const auto ranks = fork_ranks(3, [spins](const Rank& rank) {
-      SharedGroup::Options options;
-      options.spins = spins;
-      const auto group = rank.join(options);
-      group->barrier();
-      if (rank.rank == 1) ::raise(SIGKILL);
-      const auto began = std::chrono::steady_clock::now();
-      std::string message;
-      try {
-        float one = 1;
-        group->all_reduce(&one, 1, Element::f32, Reduction::sum);
-      } catch (const CollectiveError& error) {
-        message = error.what();
-      }
-      require(std::chrono::steady_clock::now() - began < std::chrono::seconds(1), "too slow");
-      // It is seen by this rank, or said by another that has seen it.
-      require(contains(message, "rank 1 died") && contains(message, "all_reduce #3"), message);
-      std::string again;
-      try {
+    bool again = true;
+    for (int number = 1; again; ++number) {
+      const auto ranks = fork_ranks(3, [&](const Rank& rank) {
+        SharedGroup::Options options;
+        options.spins = spins;
+        const auto group = rank.join(options);
         group->barrier();
-      } catch (const CollectiveError& error) {
-        again = error.what();
+        if (rank.rank == 1) ::raise(SIGKILL);
+        const auto began = std::chrono::steady_clock::now();
+        std::string message;
+        try {
+          float one = 1;
+          group->all_reduce(&one, 1, Element::f32, Reduction::sum);
+        } catch (const CollectiveError& error) {
+          message = error.what();
+        }
+        const auto took = std::chrono::steady_clock::now() - began;
+        // It is seen by this rank, or said by another that has seen it.
+        require(contains(message, "rank 1 died") && contains(message, "all_reduce #3"), message);
+        std::string later;
+        try {
+          group->barrier();
+        } catch (const CollectiveError& error) {
+          later = error.what();
+        }
+        require(later == message, "a broken group stays broken");
+        require(took < std::chrono::seconds(1), too_slow);
+      });
+      CHECK(ranks[1].code == 128 + SIGKILL);
+      again = false;
+      for (const std::size_t rank : {0U, 2U}) {
+        if (number < kTries && ranks[rank].error == too_slow) {
+          again = true;
+          continue;
+        }
+        CHECK(ranks[rank].error == "");
+        CHECK(ranks[rank].code == 0);
       }
-      require(again == message, "a broken group stays broken");
-    });
-    CHECK(ranks[1].code == 128 + SIGKILL);
-    for (const std::size_t rank : {0U, 2U}) {
-      CHECK(ranks[rank].error == "");
-      CHECK(ranks[rank].code == 0);
     }
   }
 }
@@ -332,7 +344,7 @@ TEST_CASE("calls that differ throw on all ranks and name both") {
 TEST_CASE("a rank that does not come is named with its last call and step") {
   const auto ranks = fork_ranks(3, [](const Rank& rank) {
     SharedGroup::Options options;
-    options.timeout = std::chrono::milliseconds(300);
+    options.timeout = std::chrono::seconds(10);
     options.name = "gradients";
     const auto group = rank.join(options);
     group->set_step(40 + rank.rank);
@@ -349,7 +361,7 @@ TEST_CASE("a rank that does not come is named with its last call and step") {
     CHECK(ranks[rank].code == 1);
     const std::string& error = ranks[rank].error;
     CHECK(contains(error, "all_reduce #3 (sum of 1 f32)"));
-    if (contains(error, "of group 'gradients' timed out after 0.3 s on rank")) ++timed_out;
+    if (contains(error, "of group 'gradients' timed out after 10 s on rank")) ++timed_out;
     CHECK(contains(error, "rank 2 has not come: its last call was broadcast #2"));
     CHECK(contains(error, "it is at step 42"));
   }
