@@ -435,7 +435,7 @@ class Killed(AwsCase):
         self.cloud.unknown_for = 12
         self.cloud.fault("RunInstances", "lose", times=9)
         up = self.start("up", "-y", self.yaml)
-        eventually(lambda: self.cloud.count("RunInstances") > 1, "it has asked")
+        eventually(lambda: self.cloud.count("RunInstances") > 1, "it has asked", pause=0.005)
         up.kill()
         up.wait()
         self.cloud.settle()

@@ -212,7 +212,7 @@ class OnOtherMachines(LimitCase):
             self.open_gate(part)
             victims = self.agents("node") if part % 2 == 0 else self.agents("head")
             eventually(lambda: len(self.files(job, 1)) == 2 and self.files(job, 1)[1].stat().st_size > part * 8 * MIB,
-                       "some of it came")
+                       "some of it came", pause=0.005)
             self.kill(victims)
         self.wait_state(job, "succeeded")
         size = 32 * MIB
