@@ -28,6 +28,9 @@ class AwsCase(HostsCase):
 
     def prepare(self, machine):
         """What its image has besides, before it boots."""
+        if self.agents_on == "all":
+            for program in (AGENT, AGENT.with_name("dtrain-scaler")):
+                machine.put_program(program)
 
     def name(self):
         return "lab"

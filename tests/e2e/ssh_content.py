@@ -18,6 +18,7 @@ print(stream.makefile().readline())
 class Content(HostsCase):
     count = COUNT
     options = {"disk": "150m"}
+    agents_on = "all"
 
     def setUp(self):
         super().setUp()

@@ -25,6 +25,9 @@ FIREWALL = ("add table inet lab\n"
             "add rule inet lab in tcp flags & (syn | ack) == syn tcp dport != { 22, 28500-28599 } drop\n")
 
 
+AGENT = BUILD / "agent" / "dtrain-agent"
+
+
 class HostsCase(ClusterCase):
     """Tests beside `count` hosts of their own, made once for the class: self.lab[0] is the head of
     self.yaml. After each test the hosts are as they were."""
@@ -32,6 +35,7 @@ class HostsCase(ClusterCase):
     count = 2
     options = {}  # of all hosts, see Hosts
     only = {}     # of some
+    agents_on = ()  # the hosts that have dtrain's agent before each test, as after an `up`: indexes, or "all"
     nodes = 0
 
     @classmethod
@@ -51,6 +55,9 @@ class HostsCase(ClusterCase):
         if self.reason:
             self.skipTest(self.reason)
         super().setUp()
+        for host in self.lab:
+            if self.agents_on == "all" or host.index in self.agents_on:
+                host.put_program(AGENT)
         self.env["HOME"] = os.environ["HOME"]  # the laboratory's, which ssh looks at
         self.yaml = self.folder / "cluster.yaml"
 
@@ -188,6 +195,6 @@ def main():
     sys.exit(0 if result.wasSuccessful() else 1)
 
 
-__all__ = ["BUILD", "DEADLINE", "FIREWALL", "SOURCE", "DTRAIN", "HostsCase", "Hosts", "UID", "USER", "write_yaml", "contextlib", "eventually",
+__all__ = ["AGENT", "BUILD", "DEADLINE", "FIREWALL", "SOURCE", "DTRAIN", "HostsCase", "Hosts", "UID", "USER", "write_yaml", "contextlib", "eventually",
            "known_hosts", "laboratory", "main", "json", "old_system", "os", "re", "signal", "subprocess", "sys", "time",
            "unittest", "Path"]

@@ -17,6 +17,7 @@ class Training(HostsCase):
 
     count = 4
     options = {"disk": "2g"}
+    agents_on = "all"
 
     @classmethod
     def unavailable(cls):
@@ -49,6 +50,7 @@ class Training(HostsCase):
 
 class Spares(HostsCase):
     count = 3
+    agents_on = "all"
 
     def test_a_spare_has_the_content_before_it_takes_the_place_of_a_lost_host(self):
         self.up()
@@ -77,6 +79,8 @@ class Spares(HostsCase):
 
 
 class Searches(HostsCase):
+    agents_on = "all"
+
     def trials(self):
         return self.json("tune", "result")["trials"]
 
@@ -120,6 +124,7 @@ class Searches(HostsCase):
 
 class Jobs(HostsCase):
     count = 3
+    agents_on = "all"
 
     def test_the_laptop_may_close_its_lid(self):
         self.up()

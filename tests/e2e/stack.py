@@ -80,6 +80,7 @@ class Hosts(HostsCase):
 
     count = 2
     options = {"share": [TARGET.parent]}
+    agents_on = "all"
 
     def test_one_that_does_something_else(self):
         self.up()
