@@ -5,7 +5,7 @@ from harness import ClusterCase
 
 TARGET = BUILD / "tests" / "agent" / "profiler" / "profiler_target"
 # Rank 2 does something else than the others, which have it as a child.
-SCRIPT = f'if [ $RANK = 2 ]; then exec sleep 1000; fi; sleep 1000 | {TARGET}'
+SCRIPT = f'if [ $RANK = 2 ]; then exec sleep 1000; fi; sleep 1000 | RESTS=1 {TARGET}'
 
 
 def main_thread(process):
