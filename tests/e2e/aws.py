@@ -609,8 +609,7 @@ class RayForm(AwsCase):
     def test_training_that_grows(self):
         """From the head alone to four nodes for a gang, and back; as printed there are two workers at most, as Ray has
         it."""
-        images = self.folder / "images"
-        shutil.copytree("/usr/share/datasets/fashion-mnist", images)
+        images = first_images(4000, self.folder / "images")
         printed = SEED.replace("/path1/on/local/machine", str(images))
         train = ("--", MLP, "--limit", "4000", "--epochs", "1", "--batch-size-per-worker", "32", "--data", "/path1/on/remote/machine")
         self.yaml.write_text(printed)

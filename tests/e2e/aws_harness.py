@@ -93,5 +93,5 @@ def main():
     run()
 
 
-__all__ = ["BUILD", "DEADLINE", "SOURCE", "DTRAIN", "AwsCase", "LOGIN", "aws_roles", "contextlib", "eventually", "main",
+__all__ = ["BUILD", "DEADLINE", "SOURCE", "DTRAIN", "AwsCase", "LOGIN", "aws_roles", "contextlib", "eventually", "first_images", "main",
            "json", "os", "re", "signal", "subprocess", "sys", "time", "unittest", "Path"]

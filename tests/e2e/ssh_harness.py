@@ -3,6 +3,8 @@ them as a person at a laptop would. Without root or namespaces every test is ski
 reason, and counted as skipped."""
 
 import fcntl
+import gzip
+import math
 import pty
 import select
 import struct
@@ -24,8 +26,19 @@ FIREWALL = ("add table inet lab\n"
             "add chain inet lab in { type filter hook input priority 0; }\n"
             "add rule inet lab in tcp flags & (syn | ack) == syn tcp dport != { 22, 28500-28599 } drop\n")
 
-
 AGENT = BUILD / "agent" / "dtrain-agent"
+
+
+def first_images(count, folder):
+    """A folder with as many of Fashion-MNIST's images for training, and for testing: what `--limit` takes of it."""
+    folder.mkdir()
+    for file in Path("/usr/share/datasets/fashion-mnist").glob("*.gz"):
+        with gzip.open(file) as whole, gzip.open(folder / file.name, "wb", compresslevel=1) as first:
+            words = ">4I" if "images" in file.name else ">2I"
+            kind, _, *sizes = struct.unpack(words, whole.read(struct.calcsize(words)))
+            first.write(struct.pack(words, kind, count, *sizes))
+            first.write(whole.read(count * math.prod(sizes)))
+    return folder
 
 
 class HostsCase(ClusterCase):
@@ -196,5 +209,5 @@ def main():
 
 
 __all__ = ["AGENT", "BUILD", "DEADLINE", "FIREWALL", "SOURCE", "DTRAIN", "HostsCase", "Hosts", "UID", "USER", "write_yaml", "contextlib", "eventually",
-           "known_hosts", "laboratory", "main", "json", "old_system", "os", "re", "signal", "subprocess", "sys", "time",
+           "first_images", "known_hosts", "laboratory", "main", "json", "old_system", "os", "re", "signal", "subprocess", "sys", "time",
            "unittest", "Path"]

@@ -9,7 +9,6 @@ import search_harness
 from ssh_harness import *
 
 MLP = BUILD / "examples" / "mnist_mlp" / "mnist_mlp"
-IMAGES = Path("/usr/share/datasets/fashion-mnist")
 
 
 class Training(HostsCase):
@@ -24,7 +23,7 @@ class Training(HostsCase):
         return None if MLP.exists() else "the examples are not built (trainer disabled)"
 
     def test_ddp_over_four_hosts(self):
-        self.write(file_mounts={"~/images": str(IMAGES)})
+        self.write(file_mounts={"~/images": str(first_images(4000, self.folder / "images"))})
         self.up()
         for host in self.lab:
             self.assertFalse(list(host.root.rglob("libtorch_cpu.so")))
