@@ -115,6 +115,8 @@ class Keys(AwsCase):
 class Kinds(AwsCase):
     """What a node type may say of its machines."""
 
+    agents_on = "all"
+
     def test_spot_where_there_is_some(self):
         spot = {"InstanceType": "p3.2xlarge", "InstanceMarketOptions": {"MarketType": "spot"}}
         types = two_types(2)
@@ -272,6 +274,8 @@ class Kinds(AwsCase):
 class Said(AwsCase):
     """What node_config and provider may say of network, images and templates, and what EC2 is then asked for."""
 
+    agents_on = "all"
+
     def private_subnets(self):
         """One of each zone; from now on none gives its machines public addresses."""
         subnets = [next(iter(self.cloud.backend.subnets[zone].values())) for zone in ("us-west-2a", "us-west-2b")]
@@ -408,6 +412,8 @@ class Said(AwsCase):
 class Killed(AwsCase):
     """Whatever is killed, nothing is made twice, and nothing stays."""
 
+    agents_on = "all"
+
     def kill_after(self, process, requests):
         """Once the cloud has had so many requests more, or when it has ended by itself."""
         until = len(self.cloud.asked) + requests
@@ -435,7 +441,7 @@ class Killed(AwsCase):
         self.cloud.unknown_for = 12
         self.cloud.fault("RunInstances", "lose", times=9)
         up = self.start("up", "-y", self.yaml)
-        eventually(lambda: self.cloud.count("RunInstances") > 1, "it has asked")
+        eventually(lambda: self.cloud.count("RunInstances") > 1, "it has asked", pause=0.005)
         up.kill()
         up.wait()
         self.cloud.settle()
@@ -529,6 +535,8 @@ class Killed(AwsCase):
 
 
 class Orphans(AwsCase):
+    agents_on = "all"
+
     def test_what_has_no_head_is_found_and_given_back(self):
         types = two_types(2)
         types["gpu"]["node_config"]["BlockDeviceMappings"] = [
@@ -561,6 +569,8 @@ class Orphans(AwsCase):
 
 
 class Page(AwsCase):
+    agents_on = "all"
+
     def test_the_page_works_as_written(self):
         text = (SOURCE / "docs" / "aws.md").read_text()
         env = {**self.env, "PATH": f"{DTRAIN.parent}:{os.environ['PATH']}"}
@@ -582,8 +592,10 @@ class RayForm(AwsCase):
     """A YAML of Ray's old form, as it stands in print."""
 
     options = {"disk": "2g"}
+    agents_on = "all"
 
     def prepare(self, machine):
+        super().prepare(machine)
         machine.path("/path1").mkdir()
         os.chown(machine.path("/path1"), 2001, 2001)
         pip = machine.path("/usr/local/bin/pip")
@@ -597,8 +609,7 @@ class RayForm(AwsCase):
     def test_training_that_grows(self):
         """From the head alone to four nodes for a gang, and back; as printed there are two workers at most, as Ray has
         it."""
-        images = self.folder / "images"
-        shutil.copytree("/usr/share/datasets/fashion-mnist", images)
+        images = first_images(4000, self.folder / "images")
         printed = SEED.replace("/path1/on/local/machine", str(images))
         train = ("--", MLP, "--limit", "4000", "--epochs", "1", "--batch-size-per-worker", "32", "--data", "/path1/on/remote/machine")
         self.yaml.write_text(printed)

@@ -18,6 +18,8 @@ assert json.loads(s.makefile().readline())["ok"]
 
 
 class Growth(AwsCase):
+    agents_on = "all"
+
     def grown(self):
         """Nodes whose machines the head has asked for."""
         return sorted(node for node in self.by_node() if not node.startswith("node-"))
@@ -33,6 +35,7 @@ class Growth(AwsCase):
         self.assert_nothing_left()
 
     def test_a_gang_comes_and_goes(self):
+        self.agents_on = ()  # each is brought, or fetches, all that it needs
         self.write(two_types(1, max_workers=3, idle_timeout_s=2))
         self.assertIn("2 nodes ready, more come when jobs need them", self.up())
         self.assert_ready("node-0", "node-1")

@@ -28,6 +28,9 @@ class AwsCase(HostsCase):
 
     def prepare(self, machine):
         """What its image has besides, before it boots."""
+        if self.agents_on == "all":
+            for program in (AGENT, AGENT.with_name("dtrain-scaler")):
+                machine.put_program(program)
 
     def name(self):
         return "lab"
@@ -90,5 +93,5 @@ def main():
     run()
 
 
-__all__ = ["BUILD", "DEADLINE", "SOURCE", "DTRAIN", "AwsCase", "LOGIN", "aws_roles", "contextlib", "eventually", "main",
+__all__ = ["BUILD", "DEADLINE", "SOURCE", "DTRAIN", "AwsCase", "LOGIN", "aws_roles", "contextlib", "eventually", "first_images", "main",
            "json", "os", "re", "signal", "subprocess", "sys", "time", "unittest", "Path"]

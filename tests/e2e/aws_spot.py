@@ -40,6 +40,8 @@ print(s.makefile().readline(), flush=True)
 
 
 class Spot(AwsCase):
+    agents_on = "all"
+
     def setUp(self):
         super().setUp()
         (self.folder / "counts.py").write_text(COUNTS)

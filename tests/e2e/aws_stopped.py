@@ -10,6 +10,8 @@ def head_only(**more):
 
 
 class StoppedCase(AwsCase):
+    agents_on = "all"
+
     def state_of(self, instance_id):
         return self.cloud.backend.get_instance(instance_id).state
 

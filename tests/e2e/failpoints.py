@@ -101,6 +101,8 @@ class PointsCase(FailingCase):
         """Its result, once it has ended: submitted once, and there once."""
         before = self.jobs()
         job = self.json("submit", "-d", *flags)["job"]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.run_dtrain("logs", "-f", job, deadline=60)  # until it ends, or this has crashed too
         ended = {"succeeded", "failed", "stopped"}
         result = eventually(lambda: (r := json.loads(self.asked("result", "--json", job)))["state"] in ended and r,
                             f"{job} ends", 60)

@@ -39,7 +39,7 @@ class Fit(Driver):
     nodes = 2
 
     def test_it_submits_itself_and_returns_the_result(self):
-        done = self.run_program(DATA, "256")
+        done = self.run_program(DATA, "128")
         result = self.json("result")
         self.assertEqual((result["name"], result["state"], result["attempts"][0]["world_size"]),
                          ("fashion-mnist", "succeeded", 2))
@@ -74,7 +74,7 @@ class Fit(Driver):
                 env = {**self.env, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
                        "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held.getsockname()[1]),
                        "OMP_NUM_THREADS": "1"}
-                ranks.append(subprocess.Popen(self.command(DATA, "256"), env=env, cwd=self.folder, text=True,
+                ranks.append(subprocess.Popen(self.command(DATA, "128"), env=env, cwd=self.folder, text=True,
                                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
             self.started += ranks
             outputs = [process.communicate(timeout=600)[0] for process in ranks]
@@ -123,7 +123,7 @@ class FirstCluster(Driver):
         return "local"
 
     def test_the_local_cluster_is_brought_up(self):
-        done = self.run_program(DATA, "256")
+        done = self.run_program(DATA, "128")
         self.assertIn("no cluster is up: the local one is brought up", done.stderr)
         self.assertEqual(self.json("result")["state"], "succeeded")
 

@@ -28,10 +28,12 @@ DEADLINE = 180
 HANDLER_LIMIT_MS = 50
 
 
-def eventually(condition, what, deadline=DEADLINE, pause=0.005):
+def eventually(condition, what, deadline=DEADLINE, pause=None):
     """Waits for condition() to be true and returns its value. Looks a third of the time at most: what is waited for
-    needs the processors too."""
-    until = time.monotonic() + deadline
+    needs the processors too. The longer it has waited, the more seldom it looks; what is true for a moment alone wants
+    a `pause` of its own, which does not grow."""
+    start = time.monotonic()
+    until = start + deadline
     while True:
         began = time.monotonic()
         value = condition()
@@ -40,7 +42,8 @@ def eventually(condition, what, deadline=DEADLINE, pause=0.005):
         now = time.monotonic()
         if now > until:
             raise AssertionError(f"not within {deadline} s: {what}")
-        time.sleep(max(pause, min(2 * (now - began), 1)))
+        least = max(0.005, min(0.05 * (now - start), 2)) if pause is None else pause
+        time.sleep(max(least, min(2 * (now - began), 1)))
 
 
 def processes_with(text):

@@ -37,6 +37,8 @@ def fetching(script):
 class JoinCase(HostsCase):
     """h0 is the head and the only host of the YAML; the others are machines that nobody logs in to."""
 
+    agents_on = (0,)
+
     def setUp(self):
         super().setUp()
         self.write([0])

@@ -7,9 +7,9 @@ from harness import *
 MIB = 1 << 20
 LIMIT = 16 * MIB
 STEP = MIB
-WIDTH = 128  # bytes of a line
+WIDTH = 1024  # bytes of a line
 
-# Prints the lines of a part once its gate is there, 64 lines at a time; the last part has no gate behind it.
+# Prints the lines of a part once its gate is there, 8 lines at a time; the last part has no gate behind it.
 WRITER = f"""
 import os, sys, time
 folder, parts, lines = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -20,7 +20,7 @@ for part in range(parts):
         time.sleep(0.01)
     end = (part + 1) * lines
     while number < end:
-        some = range(number, min(number + 64, end))
+        some = range(number, min(number + 8, end))
         os.write(1, "".join(f"{{rank}}:{{i}}".ljust({WIDTH} - 1, ".") + "\\n" for i in some).encode())
         number += len(some)
 """
@@ -81,24 +81,26 @@ class LimitCase(ClusterCase):
         events = [json.loads(each) for each in done.stdout.splitlines()]
         return [each["message"] for each in events if each["type"] == "event" and "log_limit" in each["message"]]
 
-    def read_events(self, text, rank, size):
-        """The stream's events: each line once where it was written, or counted as released; and how much that is."""
-        at = released = 0
+    def read_events(self, text, size, ranks=1):
+        """The events of each rank's stream: each line once where it was written, or counted as released; and how much
+        that is, rank by rank."""
+        at, released = [0] * ranks, [0] * ranks
         for each in map(json.loads, text.splitlines()):
-            if each["type"] not in ("log", "released") or each["rank"] != rank or each["stream"] != "out":
+            if each["type"] not in ("log", "released") or each["stream"] != "out":
                 continue
-            self.assertEqual(each["offset"], at)
+            rank = each["rank"]
+            self.assertEqual(each["offset"], at[rank])
             if each["type"] == "released":
-                released += each["bytes"]
-                at += each["bytes"]
+                released[rank] += each["bytes"]
+                at[rank] += each["bytes"]
                 continue
             if each.get("partial"):  # the rest of it was released
-                self.assertTrue(line(rank, at // WIDTH)[at % WIDTH:].startswith(each["text"]))
-                at += len(each["text"])
+                self.assertTrue(line(rank, at[rank] // WIDTH)[at[rank] % WIDTH:].startswith(each["text"]))
+                at[rank] += len(each["text"])
             else:
-                self.assertEqual(each["text"], line(rank, at // WIDTH))
-                at += WIDTH
-        self.assertEqual(at, size)
+                self.assertEqual(each["text"], line(rank, at[rank] // WIDTH))
+                at[rank] += WIDTH
+        self.assertEqual(at, [size] * ranks)
         return released
 
 
@@ -136,7 +138,7 @@ class OnTheHeadsMachine(LimitCase):
         size = 40 * MIB
         self.assert_kept(job, 1, size)
         self.assertEqual(follower.wait(DEADLINE), 0)
-        self.read_events(self.followed().read_text(), 0, size)
+        self.read_events(self.followed().read_text(), size)
 
         said = self.ok("logs", job)
         lines = said.splitlines()
@@ -146,7 +148,7 @@ class OnTheHeadsMachine(LimitCase):
         self.assertEqual(lines[1:], [line(0, i) for i in range(count // WIDTH, size // WIDTH)])
         self.assertLessEqual(size - count, LIMIT)
         self.assertGreater(size - count, LIMIT - 2 * STEP)
-        self.assertEqual(self.read_events(self.ok("logs", "--json", job), 0, size), count)
+        self.assertEqual(self.read_events(self.ok("logs", "--json", job), size), [count])
 
         # Of those that are kept no mark is needed; of more there is one.
         last = size // WIDTH
@@ -184,7 +186,7 @@ class OnTheHeadsMachine(LimitCase):
         os.kill(follower.pid, signal.SIGCONT)
         self.open_gate(1)
         self.assertEqual(follower.wait(DEADLINE), 0, follower.stderr.read())
-        self.assertGreater(self.read_events(self.followed().read_text(), 0, 48 * MIB), 0)
+        self.assertGreater(self.read_events(self.followed().read_text(), 48 * MIB)[0], 0)
         self.assertEqual(self.state(job), "succeeded")
         self.assertEqual(len(self.warnings(job)), 1, self.warnings(job))
 
@@ -195,7 +197,7 @@ class OnTheHeadsMachine(LimitCase):
         job = self.start_writer(1, 24, limit="0")
         self.open_gate(0)
         self.wait_state(job, "succeeded")
-        self.assertEqual(self.read_events(self.ok("logs", "--json", job), 0, 24 * MIB), 0)
+        self.assertEqual(self.read_events(self.ok("logs", "--json", job), 24 * MIB), [0])
         self.assertEqual(self.warnings(job), [])
 
 
@@ -212,18 +214,18 @@ class OnOtherMachines(LimitCase):
             self.open_gate(part)
             victims = self.agents("node") if part % 2 == 0 else self.agents("head")
             eventually(lambda: len(self.files(job, 1)) == 2 and self.files(job, 1)[1].stat().st_size > part * 8 * MIB,
-                       "some of it came")
+                       "some of it came", pause=0.005)
             self.kill(victims)
         self.wait_state(job, "succeeded")
         size = 32 * MIB
         self.assertEqual(follower.wait(DEADLINE), 0, follower.stderr.read())
+        self.read_events(self.followed().read_text(), size, ranks=2)
         for rank in range(2):
-            self.read_events(self.followed().read_text(), rank, size)
             self.assertEqual(len(self.files(job, rank)), 2)
         self.assert_kept(job, 2, size)
         kept = self.ok("logs", "--json", job)
-        for rank in range(2):
-            self.assertGreater(self.read_events(kept, rank, size), size - LIMIT - 1)
+        for released in self.read_events(kept, size, ranks=2):
+            self.assertGreater(released, size - LIMIT - 1)
         self.assertEqual(len(self.warnings(job)), 1, self.warnings(job))
 
     def test_a_head_without_its_copies_gets_what_is_kept(self):
@@ -241,7 +243,7 @@ class OnOtherMachines(LimitCase):
         self.ok("up", self.folder / "cluster.yaml")
         self.open_gate(1)
         self.wait_state(job, "succeeded")
-        self.assertGreater(self.read_events(self.ok("logs", "--json", job), 0, 40 * MIB), 40 * MIB - LIMIT - 1)
+        self.assertGreater(self.read_events(self.ok("logs", "--json", job), 40 * MIB)[0], 40 * MIB - LIMIT - 1)
         self.assert_kept(job, 1, 40 * MIB)
 
 

@@ -444,7 +444,8 @@ class TimeLimit(Counting):
     options = "exclusive: true, time: 4"
 
     def test_it_is_nearly_over(self):
-        eventually(lambda: self.json("result", self.job_id)["attempts"][-1]["attempt"] == 2, "a new attempt", 300)
+        eventually(lambda: self.json("result", self.job_id)["attempts"][-1]["attempt"] == 2, "a new attempt", 300,
+                   pause=1)
         # Long before Slurm would have ended it, which would be TIMEOUT.
         eventually(lambda: self.queue("-t", "all")[self.allocation] == "COMPLETED", "it is given back")
         self.goes_on(rf"Slurm job {self.allocation} was told that its time is nearly over")

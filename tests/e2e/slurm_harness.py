@@ -13,8 +13,12 @@ from slurm import SKIPPED, Slurm, missing, sh  # noqa: E402
 # Counts its lines over all attempts, and keeps the count where the ranks' files are not.
 COUNTS = """
 n=$(cat "$COUNT" 2>/dev/null || echo 0)
-trap 'exit 0' TERM
-while [ ! -e "$COUNT.end" ]; do n=$((n+1)); echo line $n; echo $n >"$COUNT.new"; mv "$COUNT.new" "$COUNT"; sleep 0.02; done
+keep() { echo $n >"$COUNT.new"; mv "$COUNT.new" "$COUNT"; }
+trap 'keep; exit 0' TERM
+while [ ! -e "$COUNT.end" ]; do
+for i in 1 2 3 4 5 6 7 8 9 10; do echo line $((n+1)); n=$((n+1)); done
+keep; sleep 0.2
+done
 echo done
 """
 

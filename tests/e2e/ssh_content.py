@@ -18,6 +18,7 @@ print(stream.makefile().readline())
 class Content(HostsCase):
     count = COUNT
     options = {"disk": "150m"}
+    agents_on = "all"
 
     def setUp(self):
         super().setUp()
@@ -61,7 +62,8 @@ class Content(HostsCase):
         before = self.sent()
         job = self.json("submit", "-d", "--workdir", self.work, "--nnodes", COUNT, "--", "cksum", "large")["job"]
         giver = eventually(lambda: next((host for host, then in zip(self.lab[1:], before[1:])
-                                         if host.sent() - then > SIZE / 4), None), "another than the head gives")
+                                         if host.sent() - then > SIZE / 4), None), "another than the head gives",
+                           pause=0.005)
         for pid in giver.processes(text="dtrain-agent node"):
             os.kill(pid, signal.SIGKILL)
         self.succeeded(job)

@@ -24,6 +24,7 @@ if os.environ["RANK"] == "1":
 class Faults(HostsCase):
     count = 3
     options = {"disk": "300m"}
+    agents_on = "all"
 
     def test_a_full_disk_of_the_head_costs_no_job_and_no_checkpoint(self):
         self.write([0, 1])
@@ -48,6 +49,7 @@ class Faults(HostsCase):
         self.wait_state(self.submit("true"), "succeeded")
 
     def test_a_full_disk_is_named(self):
+        self.lab[1].wipe()  # there is no room for the agent
         self.lab[1].fill()
         said = self.refused("up", self.write())
         self.assertIn("h1", said)

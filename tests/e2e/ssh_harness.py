@@ -3,6 +3,8 @@ them as a person at a laptop would. Without root or namespaces every test is ski
 reason, and counted as skipped."""
 
 import fcntl
+import gzip
+import math
 import pty
 import select
 import struct
@@ -24,6 +26,20 @@ FIREWALL = ("add table inet lab\n"
             "add chain inet lab in { type filter hook input priority 0; }\n"
             "add rule inet lab in tcp flags & (syn | ack) == syn tcp dport != { 22, 28500-28599 } drop\n")
 
+AGENT = BUILD / "agent" / "dtrain-agent"
+
+
+def first_images(count, folder):
+    """A folder with as many of Fashion-MNIST's images for training, and for testing: what `--limit` takes of it."""
+    folder.mkdir()
+    for file in Path("/usr/share/datasets/fashion-mnist").glob("*.gz"):
+        with gzip.open(file) as whole, gzip.open(folder / file.name, "wb", compresslevel=1) as first:
+            words = ">4I" if "images" in file.name else ">2I"
+            kind, _, *sizes = struct.unpack(words, whole.read(struct.calcsize(words)))
+            first.write(struct.pack(words, kind, count, *sizes))
+            first.write(whole.read(count * math.prod(sizes)))
+    return folder
+
 
 class HostsCase(ClusterCase):
     """Tests beside `count` hosts of their own, made once for the class: self.lab[0] is the head of
@@ -32,6 +48,7 @@ class HostsCase(ClusterCase):
     count = 2
     options = {}  # of all hosts, see Hosts
     only = {}     # of some
+    agents_on = ()  # the hosts that have dtrain's agent before each test, as after an `up`: indexes, or "all"
     nodes = 0
 
     @classmethod
@@ -51,6 +68,9 @@ class HostsCase(ClusterCase):
         if self.reason:
             self.skipTest(self.reason)
         super().setUp()
+        for host in self.lab:
+            if self.agents_on == "all" or host.index in self.agents_on:
+                host.put_program(AGENT)
         self.env["HOME"] = os.environ["HOME"]  # the laboratory's, which ssh looks at
         self.yaml = self.folder / "cluster.yaml"
 
@@ -188,6 +208,6 @@ def main():
     sys.exit(0 if result.wasSuccessful() else 1)
 
 
-__all__ = ["BUILD", "DEADLINE", "FIREWALL", "SOURCE", "DTRAIN", "HostsCase", "Hosts", "UID", "USER", "write_yaml", "contextlib", "eventually",
-           "known_hosts", "laboratory", "main", "json", "old_system", "os", "re", "signal", "subprocess", "sys", "time",
+__all__ = ["AGENT", "BUILD", "DEADLINE", "FIREWALL", "SOURCE", "DTRAIN", "HostsCase", "Hosts", "UID", "USER", "write_yaml", "contextlib", "eventually",
+           "first_images", "known_hosts", "laboratory", "main", "json", "old_system", "os", "re", "signal", "subprocess", "sys", "time",
            "unittest", "Path"]

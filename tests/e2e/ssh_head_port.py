@@ -8,6 +8,7 @@ HOLDER = ("import socket, sys\ns = socket.create_server(('', int(sys.argv[1])))\
 
 class HeadPort(HostsCase):
     count = 2
+    agents_on = "all"
 
     def port(self):
         return self.json("status")["cluster"]["head"]["port"]

@@ -29,6 +29,7 @@ print("nodes", os.environ["DTRAIN_NODE_IPS"].split("\\n"), flush=True)
 class Ipv6(HostsCase):
     count = 3
     options = {"ipv6": True}
+    agents_on = "all"
 
     def test_up_submit_logs_exec_sync_down(self):
         self.assertIn(":", self.lab[0].address)

@@ -9,7 +9,6 @@ import search_harness
 from ssh_harness import *
 
 MLP = BUILD / "examples" / "mnist_mlp" / "mnist_mlp"
-IMAGES = Path("/usr/share/datasets/fashion-mnist")
 
 
 class Training(HostsCase):
@@ -17,13 +16,14 @@ class Training(HostsCase):
 
     count = 4
     options = {"disk": "2g"}
+    agents_on = "all"
 
     @classmethod
     def unavailable(cls):
         return None if MLP.exists() else "the examples are not built (trainer disabled)"
 
     def test_ddp_over_four_hosts(self):
-        self.write(file_mounts={"~/images": str(IMAGES)})
+        self.write(file_mounts={"~/images": str(first_images(4000, self.folder / "images"))})
         self.up()
         for host in self.lab:
             self.assertFalse(list(host.root.rglob("libtorch_cpu.so")))
@@ -49,6 +49,7 @@ class Training(HostsCase):
 
 class Spares(HostsCase):
     count = 3
+    agents_on = "all"
 
     def test_a_spare_has_the_content_before_it_takes_the_place_of_a_lost_host(self):
         self.up()
@@ -77,6 +78,8 @@ class Spares(HostsCase):
 
 
 class Searches(HostsCase):
+    agents_on = "all"
+
     def trials(self):
         return self.json("tune", "result")["trials"]
 
@@ -120,6 +123,7 @@ class Searches(HostsCase):
 
 class Jobs(HostsCase):
     count = 3
+    agents_on = "all"
 
     def test_the_laptop_may_close_its_lid(self):
         self.up()

@@ -194,6 +194,7 @@ class Many(HostsCase):
 
     count = 32
     options = {"disk": "100m"}
+    agents_on = "all"
 
     def test_all_of_32_hosts_come_up(self):
         self.write()

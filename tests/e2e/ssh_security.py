@@ -53,6 +53,7 @@ print(got)
 
 class Security(HostsCase):
     count = 3
+    agents_on = "all"
 
     def from_host(self, index, program, *arguments):
         return self.lab[index].in_network(sys.executable, "-c", program, *arguments).strip()

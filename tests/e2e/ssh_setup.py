@@ -8,6 +8,7 @@ WAITING = 'echo begin >>~/log; while [ ! -e ~/go ]; do sleep 0.02; done; echo en
 
 class Setup(HostsCase):
     count = 2
+    agents_on = "all"
 
     def go(self):
         for host in self.lab:

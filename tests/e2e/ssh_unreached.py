@@ -8,6 +8,7 @@ CLOSER = "import socket\ns = socket.create_server(('', 22), backlog=64)\nprint('
 
 class Unreached(HostsCase):
     count = 2
+    agents_on = "all"
 
     def close_at_once(self, index):
         """From now on the host's port 22 does so; its sshd is another's to find."""

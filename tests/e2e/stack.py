@@ -5,7 +5,7 @@ from harness import ClusterCase
 
 TARGET = BUILD / "tests" / "agent" / "profiler" / "profiler_target"
 # Rank 2 does something else than the others, which have it as a child.
-SCRIPT = f'if [ $RANK = 2 ]; then exec sleep 1000; fi; sleep 1000 | {TARGET}'
+SCRIPT = f'if [ $RANK = 2 ]; then exec sleep 1000; fi; sleep 1000 | RESTS=1 {TARGET}'
 
 
 def main_thread(process):
@@ -80,6 +80,7 @@ class Hosts(HostsCase):
 
     count = 2
     options = {"share": [TARGET.parent]}
+    agents_on = "all"
 
     def test_one_that_does_something_else(self):
         self.up()

@@ -89,7 +89,7 @@ class Sync(ClusterCase):
                 file.write(os.urandom(1 << 20))
         process = self.start("sync", "up", source, self.target())
         eventually(lambda: list(self.home.glob("there/.dtrain-sync-*/*")) or
-                   process.poll() is not None, "it is on its way")
+                   process.poll() is not None, "it is on its way", pause=0.005)
         process.kill()
         process.wait()
         eventually(lambda: not list(self.home.glob("there/.dtrain-sync-*")), "it is cleaned up")

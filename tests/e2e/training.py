@@ -116,11 +116,12 @@ class Examples(ClusterCase):
         for form in ("cifar10", "idx"):
             subprocess.run([tool, "make", form, self.folder / form, "--samples", "64", "--test", "16"],
                            check=True, stdout=subprocess.DEVNULL)
-        for name, form in (("mnist_mlp", "idx"), ("fashion_mnist_resnet18", "idx"),
-                           ("cifar10_resnet18", "cifar10"), ("cifar10_vit", "cifar10")):
+        for name, form, images, batch, more in (
+                ("mnist_mlp", "idx", 16, 4, []), ("fashion_mnist_resnet18", "idx", 16, 4, []),
+                ("cifar10_resnet18", "cifar10", 16, 4, ["--epochs", "1"]), ("cifar10_vit", "cifar10", 4, 2, [])):
             for shape in (("--nproc-per-node", "2"), ("--nnodes", "2")):
                 out = self.ok("submit", *shape, "--", BUILD / "examples" / name / name, "--data",
-                              self.folder / form, "--limit", "16", "--batch-size-per-worker", "4",
+                              self.folder / form, "--limit", images, "--batch-size-per-worker", batch, *more,
                               deadline=120)
                 self.assertIn("images with 2 ranks", out, name)
                 self.assertIn("accuracy", self.json("result")["metrics"], name)

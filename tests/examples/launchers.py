@@ -15,8 +15,8 @@ PYTHON_TORCH = os.environ.get("DTRAIN_PYTHON_TORCH", "").split()
 EXAMPLES = {  # name: (data, images, batch size of a rank, other flags)
     "mnist_mlp": ("mnist", 64, 16, []),
     "fashion_mnist_resnet18": ("mnist", 32, 8, []),
-    "cifar10_resnet18": ("cifar10", 16, 4, []),
-    "cifar10_vit": ("cifar10", 8, 2, ["--precision", "bf16"]),
+    "cifar10_resnet18": ("cifar10", 16, 4, ["--epochs", 1]),
+    "cifar10_vit": ("cifar10", 4, 2, ["--precision", "bf16"]),
 }
 # Not from where this test was started.
 FOREIGN = re.compile(r"^(RANK|WORLD_SIZE|LOCAL_|MASTER_|DTRAIN_|TORCHELASTIC_|SLURM_)")

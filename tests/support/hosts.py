@@ -16,6 +16,8 @@ home, no /opt, no /usr/local; or a bare Debian 11 (`lower=old_system()`).
 import argparse
 import concurrent.futures
 import contextlib
+import functools
+import hashlib
 import json
 import os
 import shutil
@@ -72,6 +74,12 @@ BOOT = textwrap.dedent("""\
     cd /
     exec /usr/local/bin/lab-init -- /usr/sbin/sshd -D -e -f /etc/ssh/sshd_config
     """)
+
+
+@functools.cache
+def sum_of(file):
+    """SHA-256 of a file that does not change."""
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def shaped(rate):
@@ -273,6 +281,15 @@ class Host:
                         shutil.rmtree(entry)
                     else:
                         entry.unlink()
+
+    def put_program(self, program):
+        """The agent, or another of dtrain's programs, where and as an `up` brings it (launcher/remote/bootstrap.cpp)."""
+        folder = self.path("~/.dtrain/agents") / sum_of(program)
+        folder.mkdir(parents=True)
+        shutil.copyfile(program, folder / program.name)
+        for path in (folder / program.name, folder, folder.parent, folder.parent.parent):
+            path.chmod(0o700)
+            os.chown(path, UID, UID)
 
     def kill_user(self):
         """All of them, and what they start again while they die."""

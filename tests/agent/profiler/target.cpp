@@ -19,9 +19,12 @@ void is_there() {
   there.notify_all();
 }
 
-__attribute__((noinline)) void computes(std::atomic<long>& sum) {
+__attribute__((noinline)) void computes(std::atomic<long>& sum, bool rests) {
   is_there();
-  while (!over) ++sum;
+  while (!over) {
+    ++sum;
+    if (rests) ::usleep(1000);
+  }
 }
 
 __attribute__((noinline)) void waits_for_a_lock() {
@@ -48,7 +51,8 @@ __attribute__((noinline)) void deep(int levels) {
 
 }  // namespace
 
-// With CHILD it has one, which calls itself rank 0; with THREADS others begin and end all the time.
+// With CHILD it has one, which calls itself rank 0; with THREADS others begin and end all the time;
+// with RESTS what computes leaves the processor to others.
 int main() {
   std::atomic<long> sum{0};
   if (::getenv("CHILD") != nullptr && ::fork() == 0) {
@@ -59,7 +63,8 @@ int main() {
     return 127;
   }
   taken.lock();
-  std::thread busy([&] { computes(sum); });
+  const bool rests = ::getenv("RESTS") != nullptr;
+  std::thread busy([&] { computes(sum, rests); });
   std::thread locked(waits_for_a_lock);
   std::thread turns;
   if (::getenv("THREADS") != nullptr) {
