@@ -206,7 +206,7 @@ class Content(ClusterCase):
             (folder / "big").write_bytes(os.urandom(size))
             want = hashlib.sha256((folder / "big").read_bytes()).hexdigest()
             job = self.submit("sha256sum big", "--workdir", folder)
-            if eventually(caught, "the file is on its way") == "midway":
+            if eventually(caught, "the file is on its way", pause=0.005) == "midway":
                 break
             self.wait_state(job, "succeeded")
         self.assertEqual(self.state(job), "staging")
