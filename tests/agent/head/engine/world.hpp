@@ -99,7 +99,7 @@ class World : public Nodes {
   std::uint64_t acknowledged(const std::string& node, const JobId& job, int attempt) const;
   std::vector<std::string> messages(const JobId& job);
   int said(const JobId& job, const std::string& part);  // how many messages have it in them
-  nlohmann::json metrics(const JobId& job);  // what the API's list has
+  nlohmann::json metrics(const JobId& job);             // what the API's list has
 
   dtrain::testing::TemporaryFolder folder;
   dtrain::testing::FakeClock clock;
