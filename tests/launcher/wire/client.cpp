@@ -1,6 +1,7 @@
 #include "launcher/wire/client.hpp"
 
 #include <doctest/doctest.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <thread>
@@ -9,6 +10,7 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/unix_socket.hpp"
+#include "tests/support/patience.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -42,6 +44,8 @@ TEST_CASE("client: a head that says nothing is waited for no longer than is want
     std::stop_source stop;
     const wire::ApiClient stopped = head.client.stopped_by(stop.get_token());
     const std::jthread other([&] {
+      pollfd come{head.listener.get(), POLLIN, 0};
+      CHECK(::poll(&come, 1, static_cast<int>(testing::kPatience.count()) * 1000) == 1);
       const UniqueFd asking(::accept(head.listener.get(), nullptr, nullptr));
       char byte = 0;
       CHECK(::recv(asking.get(), &byte, 1, MSG_PEEK) == 1);
